@@ -1,0 +1,398 @@
+package bridge
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/cloudevents/sdk-go/v2/types"
+)
+
+// The types of CloudEvents. The part behind the prefix is the change, or what happened to the bridge.
+const (
+	EventPrefix  = "dev.forewarn.scheduledevent."
+	BridgePrefix = "dev.forewarn.bridge."
+
+	BridgeStarted         = BridgePrefix + "started"
+	BridgeStopping        = BridgePrefix + "stopping"
+	BridgeTest            = BridgePrefix + "test"
+	BridgeHeartbeat       = BridgePrefix + "heartbeat"
+	IMDSUnavailable       = BridgePrefix + "imds.unavailable"
+	IMDSRecovered         = BridgePrefix + "imds.recovered"
+	SinkBlocked           = BridgePrefix + "sink.blocked"
+	SinkRecovered         = BridgePrefix + "sink.recovered"
+	DeliveryDeadLettered  = BridgePrefix + "delivery.deadlettered"
+	DeliveryDropped       = BridgePrefix + "delivery.dropped"
+	SettingsLoaded        = BridgePrefix + "settings.loaded"
+	maxString             = 16 << 10 // of a string in data
+	maxAttribute          = 1 << 10  // of a CloudEvents attribute
+	shortFreeze           = 10       // seconds; a Freeze of known length up to this is no reason to wake anybody
+	timestampInIDs        = "20060102T150405"
+	azureManagement       = "https://management.azure.com"
+	unknownHostInSourceID = "unknown"
+)
+
+// DataSchema is the URI of Schema, and every CloudEvent's dataschema.
+const DataSchema = "https://forewarn.dev/schema/v1.json"
+
+// Schema is the JSON Schema (2020-12) of the data of all our CloudEvents.
+//
+//go:embed schema.json
+var Schema []byte
+
+// Outcome is how an Azure event ended, as far as this endpoint lets one know.
+type Outcome string
+
+// The outcomes. Unknown is common: after Scheduled-then-gone the service does not say whether it took place.
+const (
+	OutcomeCompleted Outcome = "completed"
+	OutcomeCanceled  Outcome = "canceled"
+	OutcomeUnknown   Outcome = "unknown"
+)
+
+// Data is the data of a CloudEvent about an Azure event. What is unknown is absent.
+type Data struct {
+	Change              ChangeKind      `json:"change"`
+	Event               json.RawMessage `json:"event"`
+	Previous            json.RawMessage `json:"previous,omitempty"`
+	Changed             []string        `json:"changed,omitempty"`
+	Outcome             Outcome         `json:"outcome,omitempty"`
+	NotBefore           time.Time       `json:"notBefore,omitzero"`
+	DocumentIncarnation json.RawMessage `json:"documentIncarnation,omitempty"`
+	AffectsSelf         *bool           `json:"affectsSelf,omitempty"`
+	WhileAway           bool            `json:"whileAway"`
+	NotEarlierThan      time.Time       `json:"notEarlierThan,omitzero"`
+	Back                time.Time       `json:"back,omitzero"`
+	LongestPause        float64         `json:"longestPause,omitzero"` // seconds
+	Truncated           []string        `json:"truncated,omitempty"`
+	Observer            Observer        `json:"observer"`
+}
+
+// Circumstances are what a CloudEvent says beside the change itself.
+type Circumstances struct {
+	Observer       Observer
+	Source         string    // "" derives it from the observer
+	Time           time.Time // when the change was first observed
+	Incarnation    string    // of the document that showed it
+	WhileAway      bool
+	NotEarlierThan time.Time // the last valid answer before a gap; zero if there was none
+	Repeat         int       // how often this change was told before and is remembered; 0 for the first time
+	End            End       // of a Vanished
+}
+
+// End is what is known about the end of an event.
+type End struct {
+	Outcome      Outcome
+	Back         time.Time     // boot of the observer during the event; zero if it did not boot
+	LongestPause time.Duration // between two polls while the event was open
+}
+
+// ChangeID is the id of the CloudEvent for a change that was never told before. A change always has the same one,
+// after any crash and on every VM.
+func ChangeID(c Change) string {
+	id := c.Event.ID + "-" + string(c.Kind)
+	if c.Kind == Updated {
+		id += "-" + c.Event.Hash()
+	}
+	return id
+}
+
+// Wrap says a change as a CloudEvent.
+func Wrap(c Change, in Circumstances) (event.Event, error) {
+	e, o := c.Event, in.Observer
+	ce := event.New(event.CloudEventsVersionV1)
+	id := ChangeID(c)
+	if in.Repeat > 0 {
+		id += "-r" + strconv.Itoa(in.Repeat+1)
+	}
+	ce.SetID(id)
+	ce.SetType(EventPrefix + string(c.Kind))
+	if in.Source == "" {
+		in.Source = o.source(true)
+	}
+	ce.SetSource(in.Source)
+	ce.SetSubject(e.ID)
+	ce.SetTime(in.Time.UTC())
+	ce.SetDataSchema(DataSchema)
+
+	set := func(name, value string) {
+		if value = attribute(value); value != "" {
+			ce.SetExtension(name, value)
+		}
+	}
+	set("azeventtype", e.Type)
+	set("azeventstatus", e.Status)
+	set("azeventsource", e.Source)
+	set("azresources", strings.Join(e.Resources, ","))
+	set("observer", o.Name)
+	ce.SetExtension("azduration", int32(e.Duration))
+	if !e.NotBefore.IsZero() {
+		ce.SetExtension("aznotbefore", types.Timestamp{Time: e.NotBefore})
+	}
+	setSeverity(&ce, severity(c))
+
+	d := Data{
+		Change: c.Kind, Changed: nil, Outcome: in.End.Outcome, NotBefore: e.NotBefore,
+		WhileAway: in.WhileAway, NotEarlierThan: in.NotEarlierThan.UTC(),
+		Back: in.End.Back.UTC(), LongestPause: math.Round(in.End.LongestPause.Seconds()*10) / 10,
+		Observer: o,
+	}
+	if o.Name != "" {
+		self := e.Affects(o.Name)
+		d.AffectsSelf = &self
+		ce.SetExtension("azself", self)
+	}
+	if in.Incarnation != "" {
+		d.DocumentIncarnation = compactJSON(in.Incarnation)
+		if _, err := strconv.ParseInt(in.Incarnation, 10, 64); err == nil {
+			d.DocumentIncarnation = json.RawMessage(in.Incarnation)
+		}
+	}
+	cut := make(map[string]bool)
+	d.Event = cutStrings(e.Raw, cut)
+	if c.Kind == Updated {
+		d.Changed = c.Fields
+	}
+	if c.Previous != nil {
+		d.Previous = cutStrings(c.Previous.Raw, cut)
+	}
+	d.Truncated = slices.Sorted(maps.Keys(cut))
+	setData(&ce, d)
+	return ce, ce.Validate()
+}
+
+// WrapBridge says something about the bridge itself as a CloudEvent. data becomes the event's data beside the
+// observer; its values are plain. No two CloudEvents of one bridge may have the same time and type.
+func WrapBridge(typ string, data map[string]any, o Observer, at time.Time) (event.Event, error) {
+	ce := event.New(event.CloudEventsVersionV1)
+	at = at.UTC()
+	kind := strings.TrimPrefix(typ, BridgePrefix)
+	who := o.VMID
+	if who == "" {
+		who = o.Name
+	}
+	ce.SetID(idToken(who) + "-" + strings.ReplaceAll(kind, ".", "-") + "-" +
+		at.Format(timestampInIDs) + fmt.Sprintf("%09dZ", at.Nanosecond()))
+	ce.SetType(typ)
+	ce.SetSource(o.source(false))
+	if s := attribute(o.Name); s != "" {
+		ce.SetSubject(s)
+		ce.SetExtension("observer", s)
+	}
+	ce.SetTime(at)
+	ce.SetDataSchema(DataSchema)
+	switch typ {
+	case SinkBlocked, DeliveryDeadLettered, IMDSUnavailable:
+		setSeverity(&ce, severityError)
+	default:
+		setSeverity(&ce, severityInfo)
+	}
+	full := map[string]any{"change": kind, "observer": o}
+	maps.Copy(full, data)
+	setData(&ce, full)
+	return ce, ce.Validate()
+}
+
+// setData bypasses the SDK's codec, which would escape the data for HTML.
+func setData(ce *event.Event, data any) {
+	ce.SetDataContentType(event.ApplicationJSON)
+	ce.DataEncoded = compactJSON(data)
+}
+
+// Severities in OpenTelemetry's numbers, lower bound of each range, as the CloudEvents severity extension has them.
+const (
+	severityInfo  = 9
+	severityWarn  = 13
+	severityError = 17
+)
+
+func setSeverity(ce *event.Event, n int32) {
+	ce.SetExtension("severitynumber", n)
+	ce.SetExtension("severitytext", map[int32]string{severityInfo: "INFO", severityWarn: "WARN", severityError: "ERROR"}[n])
+}
+
+func severity(c Change) int32 {
+	e := c.Event
+	switch {
+	case c.Kind == Vanished:
+		return severityInfo
+	case e.Type == "Preempt":
+		return severityError
+	case e.Type == "Terminate":
+		return severityWarn
+	case e.Source == "User":
+		return severityInfo
+	case e.Type == "Reboot" || e.Type == "Redeploy":
+		return severityError
+	case e.Type == "Freeze" && e.Duration >= 0 && e.Duration <= shortFreeze:
+		return severityInfo
+	}
+	return severityWarn
+}
+
+// source is the CloudEvents source: for Azure's events the scale set if the VM is in one, so that all its VMs say the
+// same, else the VM.
+func (o Observer) source(shared bool) string {
+	path := o.ResourceID
+	if shared && o.ScaleSet != "" && o.SubscriptionID != "" && o.ResourceGroup != "" {
+		path = "/subscriptions/" + o.SubscriptionID + "/resourceGroups/" + o.ResourceGroup +
+			"/providers/Microsoft.Compute/virtualMachineScaleSets/" + o.ScaleSet
+	}
+	if path == "" {
+		name := o.Name
+		if name == "" {
+			name = unknownHostInSourceID
+		}
+		return "urn:forewarn:" + url.PathEscape(name)
+	}
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	for i, p := range parts {
+		parts[i] = url.PathEscape(p)
+	}
+	return azureManagement + "/" + strings.Join(parts, "/")
+}
+
+// attribute makes a string fit for a CloudEvents attribute: no control characters, at most 1 KiB.
+func attribute(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r >= 0xFDD0 && r <= 0xFDEF || r&0xFFFE == 0xFFFE {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\ufffd"))
+	return strings.TrimSpace(cutRunes(s, maxAttribute))
+}
+
+// idToken makes a string fit for an id.
+func idToken(s string) string {
+	if s == "" {
+		return unknownHostInSourceID
+	}
+	return strings.Map(func(r rune) rune {
+		if r < utf8.RuneSelf && (r == '-' || unicode.IsLetter(r) || unicode.IsDigit(r)) {
+			return r
+		}
+		return '-'
+	}, s)
+}
+
+// cutRunes shortens s to at most n bytes without cutting a rune.
+func cutRunes(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
+
+// cutStrings shortens every string in the JSON object raw to 16 KiB and notes the top-level fields in which it did.
+// The order of keys, and everything that is not too long, stays as Azure sent it; lone surrogates become U+FFFD.
+func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
+	if len(raw) <= maxString && !bytes.Contains(raw, []byte(`\u`)) {
+		return raw
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var out bytes.Buffer
+	var field string             // the top-level field we are in
+	var open []json.Delim        // the objects and arrays we are in
+	var first, key = true, false // of the innermost one; key: an object's key comes next
+	for {
+		t, err := d.Token()
+		if err != nil {
+			return out.Bytes()
+		}
+		if delim, ok := t.(json.Delim); ok && (delim == '}' || delim == ']') {
+			out.WriteByte(byte(delim))
+			open = open[:len(open)-1]
+			first, key = false, len(open) > 0 && open[len(open)-1] == '{'
+			continue
+		}
+		if key && !first || !key && !first && len(open) > 0 && open[len(open)-1] == '[' {
+			out.WriteByte(',')
+		}
+		first = false
+		if s, ok := t.(string); ok {
+			if key && len(open) == 1 {
+				field = s
+			}
+			if len(s) > maxString {
+				s = cutRunes(s, maxString)
+				cut[field] = true
+			}
+			t = s
+		}
+		if delim, ok := t.(json.Delim); ok {
+			out.WriteByte(byte(delim))
+			open = append(open, delim)
+			first, key = true, delim == '{'
+			continue
+		}
+		out.Write(compactJSON(t))
+		if key {
+			out.WriteByte(':')
+			key = false
+		} else {
+			key = len(open) > 0 && open[len(open)-1] == '{'
+		}
+	}
+}
+
+// Fields is what filters and templates see of a CloudEvent: every attribute by its name, data as decoded JSON, and
+// change, severity, duration, notice (seconds from its time to NotBefore, 0 when begun or unknown), resources and
+// first. Every name is always there, with its zero value where the CloudEvent has none.
+func Fields(ce event.Event) map[string]any {
+	f := map[string]any{
+		"specversion": ce.SpecVersion(), "id": ce.ID(), "source": ce.Source(), "type": ce.Type(), "subject": ce.Subject(),
+		"time": ce.Time().Format(time.RFC3339Nano), "datacontenttype": ce.DataContentType(), "dataschema": ce.DataSchema(),
+		"azeventtype": "", "azeventstatus": "", "azeventsource": "", "azresources": "", "aznotbefore": "",
+		"azself": false, "azduration": -1, "observer": "", "severitytext": "", "severitynumber": 0,
+		"data": map[string]any{}, "resources": []string{}, "notice": 0.0, "first": false,
+	}
+	for name, v := range ce.Extensions() {
+		switch v := v.(type) {
+		case int32:
+			f[name] = int(v)
+		case types.Timestamp:
+			f[name] = v.Format(time.RFC3339)
+		default:
+			f[name] = v
+		}
+	}
+	f["severity"], f["duration"] = f["severitynumber"], f["azduration"]
+	f["change"] = strings.TrimPrefix(strings.TrimPrefix(ce.Type(), EventPrefix), BridgePrefix)
+
+	var data map[string]any
+	if json.Unmarshal(ce.Data(), &data) != nil {
+		return f
+	}
+	f["data"] = data
+	azure, _ := data["event"].(map[string]any)
+	if list, ok := azure["Resources"].([]any); ok {
+		names := make([]string, 0, len(list))
+		for _, v := range list {
+			if s, ok := v.(string); ok {
+				names = append(names, s)
+			}
+		}
+		f["resources"] = names
+	}
+	if at, err := time.Parse(time.RFC3339, f["aznotbefore"].(string)); err == nil && f["azeventstatus"] != statusStarted {
+		f["notice"] = max(0, at.Sub(ce.Time()).Seconds())
+	}
+	f["first"] = f["change"] == string(Scheduled) || f["change"] == string(Started) && data["previous"] == nil
+	return f
+}

@@ -1,0 +1,95 @@
+package bridge
+
+import "slices"
+
+// ChangeKind says what was learned about an event between two documents.
+type ChangeKind string
+
+// The four changes. Azure has no status for an end: an event that is over, or was cancelled, leaves the document.
+const (
+	Scheduled ChangeKind = "scheduled" // first seen, not Started
+	Updated   ChangeKind = "updated"   // a field differs
+	Started   ChangeKind = "started"   // first seen as Started, or now Started
+	Vanished  ChangeKind = "vanished"  // no longer listed
+)
+
+// A Change is one difference between two documents.
+type Change struct {
+	Kind     ChangeKind
+	Event    Event    // as it is now; on Vanished as it was last seen
+	Previous *Event   // as it was before; nil when first seen and on Vanished
+	Fields   []string // the fields that differ, sorted; nil when first seen and on Vanished
+}
+
+// Diff tells what turns the events known so far into those of the document: the changes of listed events in the
+// document's order, then what vanished in the order it was known. It is pure, and linear in the number of events.
+//
+// Content alone counts; the incarnation number is not looked at, because Azure starts it over and some hosts change
+// the content under one number. A partial document makes nothing vanish. Neither does one that was asked with an
+// api-version that cannot show the event's type, and a field that the version of one side cannot hold is no
+// difference.
+func Diff(known []Event, knownVersion string, doc Document) []Change {
+	before := make(map[string]*Event, len(known))
+	for i := range known {
+		before[known[i].ID] = &known[i]
+	}
+	var changes []Change
+	listed := make(map[string]bool, len(doc.Events))
+	for _, now := range doc.Events {
+		listed[now.ID] = true
+		was, ok := before[now.ID]
+		if !ok {
+			kind := Scheduled
+			if now.Status == statusStarted {
+				kind = Started
+			}
+			changes = append(changes, Change{Kind: kind, Event: now})
+			continue
+		}
+		if string(was.Raw) == string(now.Raw) {
+			continue
+		}
+		fields := differing(*was, now)
+		if knownVersion != doc.APIVersion {
+			fields = slices.DeleteFunc(fields, func(f string) bool {
+				return !holdsField(knownVersion, f) || !holdsField(doc.APIVersion, f)
+			})
+		}
+		if len(fields) == 0 {
+			continue
+		}
+		kind := Updated
+		if now.Status == statusStarted && was.Status != statusStarted {
+			kind = Started
+		}
+		changes = append(changes, Change{Kind: kind, Event: now, Previous: was, Fields: fields})
+	}
+	if doc.Partial {
+		return changes
+	}
+	for _, was := range known {
+		if !listed[was.ID] && showsType(doc.APIVersion, was.Type) {
+			changes = append(changes, Change{Kind: Vanished, Event: was})
+		}
+	}
+	return changes
+}
+
+const (
+	statusScheduled = "Scheduled"
+	statusStarted   = "Started"
+)
+
+// since holds the api-version that first served each later field and event type.
+// Source: Azure Scheduled Events, "Version and Region Availability".
+var since = map[string]string{
+	"Preempt":           "2017-11-01",
+	"Terminate":         "2019-01-01",
+	"Description":       "2019-04-01",
+	"EventSource":       "2019-08-01",
+	"DurationInSeconds": "2020-07-01",
+}
+
+// holdsField and showsType compare versions as dates, which their form allows; an unknown version holds everything.
+func holdsField(version, field string) bool { return version == "" || version >= since[field] }
+func showsType(version, typ string) bool    { return version == "" || version >= since[typ] }

@@ -1,0 +1,313 @@
+package bridge
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A Document is one valid answer of the Scheduled Events endpoint.
+type Document struct {
+	// Incarnation is the DocumentIncarnation as text, "" when the answer has none. It tells that something
+	// changed, never in which direction: Azure starts it over (compare with != only).
+	Incarnation string
+	Events      []Event // in Azure's order, every ID once
+	// Partial says that an entry's EventId could not be read. Nothing may be taken for gone on its word.
+	Partial bool
+	// Problems names what could not be understood, one sentence each. Everything else was.
+	Problems []string
+	// APIVersion is the version that was asked; it decides which fields and types the answer can hold at all.
+	APIVersion string
+}
+
+// An Event is one entry of a document. The typed fields are what could be read; Raw is what Azure sent.
+type Event struct {
+	// ID is the EventId in upper case, which is how events are told apart. One that is no plain token (Azure
+	// sends GUIDs) becomes a token of [A-Z0-9-] with a hash of its whole text.
+	ID           string
+	Status       string // Scheduled, Started, or whatever Azure sent
+	Type         string // Freeze, Reboot, Redeploy, Preempt, Terminate, or whatever Azure sent
+	ResourceType string
+	Resources    []string  // Azure VM names, never host names
+	NotBefore    time.Time // UTC; zero when there is none or it could not be read
+	Description  string
+	Source       string // Platform, User; "" when Azure did not send it
+	Duration     int    // seconds of interruption that Azure expects; -1 unknown
+	// Raw is the entry as Azure sent it, unknown fields included, as compact JSON in valid UTF-8.
+	Raw json.RawMessage
+
+	fields map[string]json.RawMessage // of Raw
+}
+
+// ErrNoDocument is wrapped by what DecodeDocument returns for a body that is not a Scheduled Events document.
+var ErrNoDocument = errors.New("not a scheduled events document")
+
+// errNullEvents marks a document whose Events is null: no events, if the next poll says so too.
+var errNullEvents = errors.New("events is null")
+
+// DecodeDocument reads the body of an answer. It decodes event by event: one that is malformed neither drops the
+// others nor disappears itself. It fails, with ErrNoDocument, only when the body as a whole is not a document: broken
+// JSON, another type of value, no Events.
+func DecodeDocument(body []byte) (Document, error) {
+	body = bytes.ToValidUTF8(bytes.TrimPrefix(body, []byte("\ufeff")), []byte("\ufffd"))
+	var envelope map[string]json.RawMessage
+	if err := json.Unmarshal(body, &envelope); err != nil {
+		return Document{}, fmt.Errorf("%w: %v, it begins %.60q", ErrNoDocument, err, bytes.TrimSpace(body))
+	}
+	list, ok := envelope["Events"]
+	if !ok {
+		return Document{}, fmt.Errorf("%w: it has no Events", ErrNoDocument)
+	}
+	var d Document
+	if raw, ok := envelope["DocumentIncarnation"]; ok {
+		if d.Incarnation, ok = scalar(raw); !ok {
+			d.problem("DocumentIncarnation %.40s is neither a number nor a string", raw)
+		}
+	}
+	if string(list) == "null" {
+		return d, errNullEvents
+	}
+	var entries []json.RawMessage
+	if err := json.Unmarshal(list, &entries); err != nil {
+		return Document{}, fmt.Errorf("%w: Events is no array", ErrNoDocument)
+	}
+
+	last := make(map[string]int, len(entries)) // ID → its place in d.Events
+	for i, raw := range entries {
+		e, problems := decodeEvent(raw)
+		if e.ID == "" {
+			d.Partial = true
+			d.problem("entry %d has no EventId that can be read: %.80s", i, raw)
+			continue
+		}
+		for _, p := range problems {
+			d.problem("event %s: %s", e.ID, p)
+		}
+		if at, twice := last[e.ID]; twice {
+			d.problem("event %s is listed twice, the last entry counts", e.ID)
+			d.Events[at] = e
+			continue
+		}
+		last[e.ID] = len(d.Events)
+		d.Events = append(d.Events, e)
+	}
+	return d, nil
+}
+
+func (d *Document) problem(format string, args ...any) {
+	d.Problems = append(d.Problems, fmt.Sprintf(format, args...))
+}
+
+// decodeEvent reads one entry. Its ID is empty when the entry has none that can be read; the problems name every
+// other field that is not what it should be.
+func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
+	e = Event{Duration: -1}
+	if json.Unmarshal(raw, &e.fields) != nil {
+		return e, nil
+	}
+	text := func(key string, into *string) {
+		if v, ok := e.fields[key]; ok && json.Unmarshal(v, into) != nil {
+			problems = append(problems, fmt.Sprintf("%s is no string: %.40s", key, v))
+		}
+	}
+	var id, notBefore string
+	text("EventId", &id)
+	if strings.TrimSpace(id) == "" {
+		return e, nil
+	}
+	e.ID = eventID(id)
+	text("EventStatus", &e.Status)
+	text("EventType", &e.Type)
+	text("ResourceType", &e.ResourceType)
+	text("Description", &e.Description)
+	text("EventSource", &e.Source)
+	text("NotBefore", &notBefore)
+	if v, ok := e.fields["Resources"]; ok && json.Unmarshal(v, &e.Resources) != nil {
+		e.Resources = nil
+		problems = append(problems, fmt.Sprintf("Resources is no list of strings: %.40s", v))
+	}
+	if v, ok := e.fields["DurationInSeconds"]; ok {
+		s, _ := scalar(v)
+		if n, err := strconv.ParseInt(s, 10, 32); err == nil && n >= 0 {
+			e.Duration = int(n)
+		} else if err != nil && s != "" || s == "" && string(v) != "null" {
+			problems = append(problems, fmt.Sprintf("DurationInSeconds is no number of seconds: %.40s", v))
+		}
+	}
+	if strings.TrimSpace(notBefore) != "" {
+		var err error
+		if e.NotBefore, err = ParseNotBefore(notBefore); err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, raw); err != nil { // cannot be: raw was decoded above
+		return Event{}, nil
+	}
+	e.Raw = compact.Bytes()
+	return e, problems
+}
+
+// UnmarshalEvent reads back an Event from its Raw, as the outbox keeps it.
+func UnmarshalEvent(raw json.RawMessage) (Event, error) {
+	e, _ := decodeEvent(raw)
+	if e.ID == "" {
+		return Event{}, fmt.Errorf("stored event has no EventId: %.80s", raw)
+	}
+	return e, nil
+}
+
+// eventID is how an EventId is written everywhere: upper case, and of characters that every protocol takes.
+func eventID(id string) string {
+	id = strings.ToUpper(id)
+	plain := len(id) <= 64
+	token := strings.Map(func(r rune) rune {
+		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' {
+			return r
+		}
+		plain = false
+		return '-'
+	}, id[:min(len(id), 64)])
+	if plain {
+		return token
+	}
+	sum := sha256.Sum256([]byte(id))
+	return token[:min(len(token), 40)] + "-" + strings.ToUpper(hex.EncodeToString(sum[:8]))
+}
+
+// scalar is the text of a JSON number or string.
+func scalar(raw json.RawMessage) (string, bool) {
+	var n json.Number // takes both, but a string only if it holds a number
+	if json.Unmarshal(raw, &n) == nil {
+		return n.String(), true
+	}
+	var s string
+	err := json.Unmarshal(raw, &s)
+	return s, err == nil
+}
+
+// notBeforeLayouts are the forms of NotBefore that were seen or documented. A one-digit day may be padded or not; the
+// zone is handled apart, because time.Parse would take any abbreviation for UTC.
+var notBeforeLayouts = []string{
+	"Mon, _2 Jan 2006 15:04:05",
+	"_2 Jan 2006 15:04:05",
+	"Monday, 02-Jan-06 15:04:05",
+}
+
+// ParseNotBefore reads a NotBefore: RFC 1123 in GMT or UTC, as Azure sends it, or ISO 8601 with a zone. The weekday
+// is not looked at, since Microsoft's own examples have wrong ones. The time is UTC.
+func ParseNotBefore(s string) (time.Time, error) {
+	text := strings.TrimSuffix(strings.TrimSpace(s), ".")
+	if t, err := time.Parse(time.RFC3339, text); err == nil {
+		return t.UTC(), nil
+	}
+	if clock, zone, ok := cutLast(text, " "); ok {
+		switch strings.ToUpper(zone) {
+		case "GMT", "UTC", "+0000":
+			for _, layout := range notBeforeLayouts {
+				if t, err := time.ParseInLocation(layout, clock, time.UTC); err == nil {
+					return t, nil
+				}
+			}
+		}
+	}
+	return time.Time{}, fmt.Errorf("NotBefore %.60q is no time in GMT", s)
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+// Affects says whether vm is one of the event's Resources: whole names, whatever their case. The preview versions of
+// the service put an underscore before the names of single VMs.
+func (e Event) Affects(vm string) bool {
+	return vm != "" && slices.ContainsFunc(e.Resources, func(r string) bool { return sameVM(r, vm) })
+}
+
+// LedBy says whether vm comes first in the event's Resources.
+func (e Event) LedBy(vm string) bool {
+	return vm != "" && len(e.Resources) > 0 && sameVM(e.Resources[0], vm)
+}
+
+func sameVM(resource, vm string) bool {
+	return strings.EqualFold(strings.TrimPrefix(resource, "_"), strings.TrimPrefix(vm, "_"))
+}
+
+// Hash is the first 8 hex digits of SHA-256 over the event as compact JSON with sorted keys, EventId in upper case
+// and NotBefore as RFC 3339 in UTC: the same for the same content, whichever way it was written.
+func (e Event) Hash() string {
+	h := sha256.New()
+	h.Write([]byte{'{'})
+	for i, key := range slices.Sorted(maps.Keys(e.fields)) {
+		if i > 0 {
+			h.Write([]byte{','})
+		}
+		h.Write(compactJSON(key))
+		h.Write([]byte{':'})
+		h.Write(e.canonical(key))
+	}
+	h.Write([]byte{'}'})
+	return hex.EncodeToString(h.Sum(nil))[:8]
+}
+
+// canonical is a field's value in the one form that is compared and hashed, nil when the event has no such field.
+func (e Event) canonical(key string) []byte {
+	raw, ok := e.fields[key]
+	switch {
+	case !ok:
+		return nil
+	case key == "EventId":
+		var id string
+		if json.Unmarshal(raw, &id) == nil {
+			return compactJSON(strings.ToUpper(id))
+		}
+	case key == "NotBefore" && !e.NotBefore.IsZero():
+		return compactJSON(e.NotBefore.Format(time.RFC3339))
+	}
+	var v any
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber() // a number stays as it was written
+	if d.Decode(&v) != nil {
+		return raw
+	}
+	return compactJSON(v)
+}
+
+// differing names the fields that are not the same in both events, sorted.
+func differing(a, b Event) []string {
+	var names []string
+	for key := range a.fields {
+		if string(a.fields[key]) != string(b.fields[key]) && !bytes.Equal(a.canonical(key), b.canonical(key)) {
+			names = append(names, key)
+		}
+	}
+	for key := range b.fields {
+		if _, ok := a.fields[key]; !ok {
+			names = append(names, key)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// compactJSON is v as JSON with sorted keys and nothing escaped for HTML. v holds only what JSON can.
+func compactJSON(v any) []byte {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic(fmt.Sprintf("encode %T: %v", v, err))
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
+}

@@ -1,0 +1,15 @@
+package bridge
+
+// Observer is the VM the bridge runs on, as instance metadata describes it. What is unknown is "".
+type Observer struct {
+	Name           string `json:"name,omitempty"` // the Azure VM name, as in an event's Resources
+	VMID           string `json:"vmId,omitempty"`
+	ResourceID     string `json:"resourceId,omitempty"` // /subscriptions/…
+	SubscriptionID string `json:"subscriptionId,omitempty"`
+	ResourceGroup  string `json:"resourceGroup,omitempty"`
+	Location       string `json:"location,omitempty"`
+	Zone           string `json:"zone,omitempty"`
+	ScaleSet       string `json:"scaleSet,omitempty"`
+	Priority       string `json:"priority,omitempty"`       // Regular, Spot
+	EvictionPolicy string `json:"evictionPolicy,omitempty"` // Delete, Deallocate
+}

@@ -1,0 +1,45 @@
+// Package sinks holds the destinations: one file each, and the table that names them. A sink makes single attempts as
+// bridge.Sink asks; whether, when and how often is the bridge's business.
+package sinks
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// A Kind is a kind of destination: how to open one, and the terms it comes with.
+type Kind struct {
+	// Open builds a sink from its section of the settings and checks whatever can be checked without touching the
+	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError. The secrets are
+	// the files whose change means new credentials.
+	Open  func(decode func(any) error, h Host) (sink bridge.Sink, secrets []string, err error)
+	Terms bridge.Terms
+}
+
+// Kinds are all kinds of destination by their key in the settings file.
+var Kinds = map[string]Kind{}
+
+// Host is what the program lends to its sinks, so that they neither read the environment nor write to its streams.
+type Host struct {
+	Getenv func(string) string
+	Stdout io.Writer
+	Proxy  func(*http.Request) (*url.URL, error) // the environment's proxy
+	Log    *slog.Logger
+	Agent  string // User-Agent, such as forewarn/1.2.0
+}
+
+// KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file.
+type KeyError struct {
+	Key string
+	Err error
+}
+
+func (e *KeyError) Error() string { return e.Key + ": " + e.Err.Error() }
+func (e *KeyError) Unwrap() error { return e.Err }
+
+const week = 7 * 24 * time.Hour
