@@ -146,18 +146,12 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 		Change: c.Kind, Changed: nil, Outcome: in.End.Outcome, NotBefore: e.NotBefore,
 		WhileAway: in.WhileAway, NotEarlierThan: in.NotEarlierThan.UTC(),
 		Back: in.End.Back.UTC(), LongestPause: math.Round(in.End.LongestPause.Seconds()*10) / 10,
-		Observer: o,
+		DocumentIncarnation: incarnationJSON(in.Incarnation), Observer: o,
 	}
 	if o.Name != "" {
 		self := e.Affects(o.Name)
 		d.AffectsSelf = &self
 		ce.SetExtension("azself", self)
-	}
-	if in.Incarnation != "" {
-		d.DocumentIncarnation = compactJSON(in.Incarnation)
-		if _, err := strconv.ParseInt(in.Incarnation, 10, 64); err == nil {
-			d.DocumentIncarnation = json.RawMessage(in.Incarnation)
-		}
 	}
 	cut := make(map[string]bool)
 	d.Event = cutStrings(e.Raw, cut)
@@ -202,6 +196,17 @@ func WrapBridge(typ string, data map[string]any, o Observer, at time.Time) (even
 	maps.Copy(full, data)
 	setData(&ce, full)
 	return ce, ce.Validate()
+}
+
+// incarnationJSON is the number, as which Azure sends it, or else the text; nil when there is none.
+func incarnationJSON(s string) json.RawMessage {
+	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
+		return strconv.AppendInt(nil, n, 10)
+	}
+	if s == "" {
+		return nil
+	}
+	return compactJSON(s)
 }
 
 // setData bypasses the SDK's codec, which would escape the data for HTML.

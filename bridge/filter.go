@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -90,93 +89,89 @@ const (
 	Undecided
 )
 
-// Decision is the answer of a Filter for one change.
-type Decision struct {
-	Event  Verdict // for the Azure event as a whole
-	Change bool    // whether this very change is among those the route wants
-	Key    string  // the settings key that refused, such as "only.types"; "" otherwise
-	Err    error   // a When that failed; the event is accepted, better twice than never
-}
-
-// Decide asks the filter about a change, whose CloudEvent has the fields. self is the observer's name, "" if not
-// known. unnamed says that a missing name must count as a match, because waiting for it is over.
-func (f Filter) Decide(c Change, fields map[string]any, self string, unnamed bool) Decision {
-	d := Decision{Event: Accepted, Change: true}
-	refuse := func(key string) {
-		d.Event, d.Key = Refused, key
-	}
+// Event asks whether the route wants the Azure event of the change. fields are those of the change's CloudEvent, self
+// is the observer's name ("" if not known); unnamed says that waiting for a name is over, and a missing one counts as a
+// match. When it refuses, key names the settings key that did, such as only.types. An error is that of a When which
+// failed; it counts as true, because better twice than never.
+func (f Filter) Event(c Change, fields map[string]any, self string, unnamed bool) (v Verdict, key string, err error) {
+	e := c.Event
 	vms := f.Only.VMs
 	if vms == "" {
 		vms = "self"
 	}
-	e := c.Event
-	switch only := hits(vms, e, self); {
-	case only == Refused:
-		refuse("only.vms")
-		return d
-	case only == Undecided && !unnamed:
-		d.Event = Undecided
-	}
-	for _, m := range []struct {
-		key    string
-		values []string
-		value  string
-		known  []string
-	}{
-		{"types", f.Only.Types, e.Type, TypesValues},
-		{"sources", f.Only.Sources, e.Source, SourcesValues},
-	} {
-		if len(m.values) > 0 && m.value != "" && has(m.known, m.value) && !has(m.values, m.value) {
-			refuse("only." + m.key)
-			return d
-		}
+	v = hits(vms, e, self, unnamed)
+	switch {
+	case v == Refused:
+		return Refused, "only.vms", nil
+	case !passes(f.Only.Types, e.Type, TypesValues):
+		return Refused, "only.types", nil
+	case !passes(f.Only.Sources, e.Source, SourcesValues):
+		return Refused, "only.sources", nil
 	}
 	if f.When != nil {
-		ok, err := f.When.holds(fields)
-		if err != nil {
-			d.Err = fmt.Errorf("when: %w", err)
-		} else if !ok {
-			refuse("when")
-			return d
+		ok, failed := f.When.holds(fields)
+		if failed == nil && !ok {
+			return Refused, "when", nil
+		}
+		err = failed
+	}
+	if len(f.Except.Changes) == 0 {
+		switch f.Except.matches(e, self, unnamed) {
+		case Accepted:
+			return Refused, "except", err
+		case Undecided:
+			v = Undecided
 		}
 	}
-	if x := f.Except; x.VMs != "" || len(x.Types) > 0 || len(x.Sources) > 0 || len(x.Changes) > 0 {
-		// Left out only if everything that is asked for is known to match.
-		match := (len(x.Types) == 0 || has(x.Types, e.Type)) && (len(x.Sources) == 0 || has(x.Sources, e.Source))
-		if match && x.VMs != "" {
-			if hit := hits(x.VMs, e, self); hit == Undecided && !unnamed {
-				d.Event = Undecided
-			} else if hit != Accepted || len(e.Resources) == 0 {
-				match = false
-			}
-		}
-		switch {
-		case match && len(x.Changes) > 0:
-			d.Change = !wants(x.Changes, c)
-		case match && d.Event == Accepted:
-			refuse("except")
-			return d
-		}
+	return v, "", err
+}
+
+// Change asks whether the route wants this very change of an event that it wants. When it does not, key names the
+// settings key.
+func (f Filter) Change(c Change, self string) (ok bool, key string) {
+	x := f.Except
+	switch {
+	case len(f.Only.Changes) > 0 && !wants(f.Only.Changes, c):
+		return false, "only.changes"
+	case len(x.Changes) > 0 && wants(x.Changes, c) && (x.VMs+strings.Join(slices.Concat(x.Types, x.Sources), "") == "" ||
+		x.matches(c.Event, self, true) == Accepted):
+		return false, "except.changes"
 	}
-	if !d.Change {
-		d.Key = "except.changes"
+	return true, ""
+}
+
+// matches says whether everything that m asks of an event, beside changes, is known to hold.
+func (m Match) matches(e Event, self string, unnamed bool) Verdict {
+	switch {
+	case m.VMs == "" && len(m.Types) == 0 && len(m.Sources) == 0,
+		len(m.Types) > 0 && !has(m.Types, e.Type),
+		len(m.Sources) > 0 && !has(m.Sources, e.Source):
+		return Refused
+	case m.VMs == "":
+		return Accepted
+	case len(e.Resources) == 0, self == "" && unnamed:
+		return Refused
 	}
-	if len(f.Only.Changes) > 0 && !wants(f.Only.Changes, c) {
-		d.Change, d.Key = false, "only.changes"
-	}
-	return d
+	return hits(m.VMs, e, self, unnamed)
+}
+
+// passes says whether values allow v. What Azure did not send, and what nobody knows, passes.
+func passes(values []string, v string, known []string) bool {
+	return len(values) == 0 || v == "" || !has(known, v) || has(values, v)
 }
 
 // hits says whether the event hits what vms asks for.
-func hits(vms string, e Event, self string) Verdict {
+func hits(vms string, e Event, self string, unnamed bool) Verdict {
 	switch {
 	case strings.EqualFold(vms, "all"):
+		return Accepted
+	case len(e.Resources) == 0: // Azure did not say whom it hits
+		return Accepted
+	case self == "" && unnamed:
 		return Accepted
 	case self == "":
 		return Undecided
 	case strings.EqualFold(vms, "leader") && e.LedBy(self), strings.EqualFold(vms, "self") && e.Affects(self):
-		return Accepted
-	case len(e.Resources) == 0: // Azure did not say whom it hits: better twice than never
 		return Accepted
 	}
 	return Refused

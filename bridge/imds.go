@@ -1,0 +1,294 @@
+package bridge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// DefaultEndpoint is where Azure serves instance metadata, and DefaultAPIVersion what is asked of it.
+const (
+	DefaultEndpoint   = "http://169.254.169.254"
+	DefaultAPIVersion = "2020-07-01"
+
+	maxBody       = 4 << 20
+	preferredWait = time.Hour // how long an older api-version is used before the configured one is tried again
+)
+
+// fallbacks are the api-versions tried, in this order, when a host refuses the configured one. Some hosts know only
+// the oldest.
+var fallbacks = []string{"2019-08-01", "2017-08-01"}
+
+// instanceVersions are those of /metadata/instance, which has a list of its own.
+var instanceVersions = []string{"2021-02-01", "2019-06-04", "2017-08-01"}
+
+// A Client asks the instance metadata service. It uses no proxy and follows no redirect. Poll is for one goroutine;
+// everything else is safe for concurrent use.
+type Client struct {
+	endpoint  string
+	preferred string
+	http      *http.Client
+	log       *slog.Logger
+
+	mu       sync.Mutex
+	version  string    // in use
+	fellBack time.Time // when an older one came into use
+}
+
+// NewClient makes a client of the service at endpoint, which may hold a path. transport is nil but in tests.
+func NewClient(endpoint, apiVersion string, log *slog.Logger, transport http.RoundTripper) *Client {
+	if transport == nil {
+		dialer := net.Dialer{Timeout: 10 * time.Second}
+		transport = &http.Transport{ // Proxy is nil: the service must never be reached through one
+			DialContext: dialer.DialContext, DisableCompression: true, MaxIdleConns: 2, IdleConnTimeout: 90 * time.Second,
+		}
+	}
+	return &Client{
+		endpoint: strings.TrimSuffix(endpoint, "/"), preferred: apiVersion, version: apiVersion, log: log,
+		http: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse
+		}},
+	}
+}
+
+// Endpoint is the address that is asked.
+func (c *Client) Endpoint() string { return c.endpoint }
+
+// APIVersion is the version in use for scheduled events.
+func (c *Client) APIVersion() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.version
+}
+
+// PollClass says what an answer is worth.
+type PollClass int
+
+// The classes. Only a document, an unchanged one, and an empty answer that the next one confirms, are valid.
+const (
+	PollDocument  PollClass = iota
+	PollUnchanged           // 304: as the ETag says
+	PollEmpty               // 200 without a body, or with null for Events
+	PollRetry               // try again soon
+	PollSettings            // it will be the same until somebody acts: try again slowly
+)
+
+// Poll is the result of asking for the document once.
+type Poll struct {
+	Class      PollClass
+	Document   Document
+	Body       []byte        // as received
+	ETag       string        // "" if there was none
+	RetryAfter time.Duration // what the service asked for; 0 if nothing
+	Err        error         // of PollRetry and PollSettings
+}
+
+// Poll asks for the document, conditionally if etag is not empty. When the host refuses the api-version, older ones
+// are tried in the same call.
+func (c *Client) Poll(ctx context.Context, etag string) Poll {
+	c.mu.Lock()
+	current := c.version
+	if current != c.preferred && time.Since(c.fellBack) > preferredWait {
+		current = c.preferred
+	}
+	inUse := c.version
+	c.mu.Unlock()
+
+	versions := []string{current}
+	for _, v := range slices.Concat([]string{inUse}, fallbacks) {
+		if v < current && !slices.Contains(versions, v) {
+			versions = append(versions, v)
+		}
+	}
+	var p Poll
+	for _, v := range versions {
+		if v != inUse {
+			etag = ""
+		}
+		var refused bool
+		p, refused = c.poll(ctx, v, etag)
+		if refused {
+			continue
+		}
+		if v != inUse && p.Err == nil {
+			c.use(v)
+		}
+		return p
+	}
+	c.mu.Lock()
+	c.fellBack = time.Now()
+	c.mu.Unlock()
+	return p
+}
+
+// use notes which version answered, and says what that loses.
+func (c *Client) use(version string) {
+	c.mu.Lock()
+	c.version, c.fellBack = version, time.Now()
+	c.mu.Unlock()
+	if version == c.preferred {
+		c.log.Info("the host takes the configured api-version again", "apiVersion", version)
+		return
+	}
+	var lost []string
+	for _, name := range slices.Sorted(maps.Keys(since)) {
+		if since[name] > version {
+			lost = append(lost, name)
+		}
+	}
+	c.log.Warn("the host refuses the configured api-version; an older one is used, which cannot show these",
+		"configured", c.preferred, "used", version, "missing", strings.Join(lost, ", "))
+}
+
+// poll asks once. refused says that the host does not know the api-version.
+func (c *Client) poll(ctx context.Context, version, etag string) (p Poll, refused bool) {
+	resp, err := c.get(ctx, "/metadata/scheduledevents", version, etag)
+	if err != nil {
+		return Poll{Class: PollRetry, Err: err}, false
+	}
+	defer resp.Body.Close()
+	p.ETag = resp.Header.Get("ETag")
+	p.RetryAfter = seconds(resp.Header.Get("Retry-After"))
+
+	if resp.StatusCode == http.StatusNotModified {
+		if etag == "" {
+			return Poll{Class: PollRetry, Err: errors.New("304 Not Modified to an unconditional request")}, false
+		}
+		p.Class = PollUnchanged
+		return p, false
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
+	p.Body = body
+	fail := func(class PollClass, format string, args ...any) (Poll, bool) {
+		p.Class, p.Err = class, fmt.Errorf(format, args...)
+		return p, false
+	}
+	switch code := resp.StatusCode; {
+	case code == http.StatusBadRequest && refusesVersion(body):
+		p, _ = fail(PollSettings, "%s refuses api-version %s and all that could stand in for it: %s", c.endpoint, version, excerpt(body))
+		return p, true
+	case code == http.StatusNotFound, code == http.StatusRequestTimeout, code == http.StatusGone,
+		code == http.StatusTooManyRequests, code >= 500:
+		return fail(PollRetry, "%s: %s", resp.Status, excerpt(body))
+	case code != http.StatusOK:
+		return fail(PollSettings, "%s: %s", resp.Status, excerpt(body))
+	case err != nil:
+		return fail(PollRetry, "read the answer: %w", err)
+	case len(body) > maxBody:
+		return fail(PollRetry, "the answer is larger than %d MiB", maxBody>>20)
+	case resp.ContentLength < 0 && len(resp.TransferEncoding) == 0:
+		return fail(PollRetry, "the answer has no length, so it may have been cut")
+	}
+	if len(body) > 0 {
+		p.Document, err = DecodeDocument(body)
+	}
+	p.Document.APIVersion = version
+	switch {
+	case len(body) == 0, errors.Is(err, errNullEvents):
+		p.Class = PollEmpty
+	case err != nil:
+		return fail(PollRetry, "%s answered something else: %w", c.endpoint, err)
+	}
+	return p, false
+}
+
+// refusesVersion says whether the body of a 400 is about the api-version.
+func refusesVersion(body []byte) bool {
+	s := strings.ToLower(string(body))
+	return strings.Contains(s, "api-version") || strings.Contains(s, "newest-versions")
+}
+
+// get makes a request as the service demands it. Its errors do not repeat the address.
+func (c *Client) get(ctx context.Context, path, version, etag string) (*http.Response, error) {
+	u := c.endpoint + path + "?" + url.Values{"api-version": {version}}.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Metadata", "true")
+	if etag != "" {
+		req.Header["If-None-Match"] = []string{etag}
+	}
+	resp, err := c.http.Do(req)
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		err = ue.Err
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return resp, err
+}
+
+// answerError is an answer of /metadata/instance that is none.
+type answerError struct{ status, text string }
+
+func (e *answerError) Error() string { return e.status + ": " + e.text }
+
+// Instance asks who this VM is.
+func (c *Client) Instance(ctx context.Context) (Observer, error) {
+	for i, version := range instanceVersions {
+		resp, err := c.get(ctx, "/metadata/instance", version, "")
+		if err != nil {
+			return Observer{}, err
+		}
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+		resp.Body.Close()
+		switch {
+		case err != nil:
+			return Observer{}, err
+		case resp.StatusCode == http.StatusBadRequest && i+1 < len(instanceVersions):
+			continue
+		case resp.StatusCode != http.StatusOK:
+			return Observer{}, &answerError{resp.Status, excerpt(body)}
+		}
+		var answer struct {
+			Compute struct {
+				Name, VMID, ResourceID, SubscriptionID, ResourceGroupName, Location, Zone, VMScaleSetName, Priority, EvictionPolicy string
+			}
+		}
+		if err := json.Unmarshal(body, &answer); err != nil {
+			return Observer{}, &answerError{resp.Status, "not instance metadata: " + excerpt(body)}
+		}
+		a := answer.Compute
+		if a.Name == "" && a.VMID == "" {
+			return Observer{}, &answerError{resp.Status, "instance metadata without a name: " + excerpt(body)}
+		}
+		return Observer{
+			Name: a.Name, VMID: a.VMID, ResourceID: a.ResourceID, SubscriptionID: a.SubscriptionID,
+			ResourceGroup: a.ResourceGroupName, Location: a.Location, Zone: a.Zone, ScaleSet: a.VMScaleSetName,
+			Priority: a.Priority, EvictionPolicy: a.EvictionPolicy,
+		}, nil
+	}
+	panic("unreachable: the last version returns")
+}
+
+// excerpt is the beginning of a body, fit for a line of a log.
+func excerpt(body []byte) string {
+	s := attribute(cutRunes(string(body), 200))
+	if s == "" {
+		return "no text"
+	}
+	return s
+}
+
+// seconds reads a Retry-After in seconds, which is the only form this service might send. It is at most an hour.
+func seconds(s string) time.Duration {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		return 0
+	}
+	return min(time.Duration(n)*time.Second, time.Hour)
+}

@@ -1,0 +1,90 @@
+package imdstest
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/google/uuid"
+)
+
+const (
+	jsonType = "application/json; charset=utf-8"
+	textType = "text/plain; charset=utf-8"
+)
+
+// An answer is what goes back to the VM, and how.
+type answer struct {
+	status     int
+	kind       string // Content-Type
+	etag       string
+	body       []byte
+	retryAfter string
+
+	cut      int  // bytes after which the connection breaks, when not 0
+	noLength bool // the body ends with the connection
+	length   int  // said instead of the body's, when not 0
+}
+
+func ok(kind string, body []byte) answer {
+	return answer{status: http.StatusOK, kind: kind, body: body}
+}
+
+// refused is the service's own form of a refusal. Some name the api-versions that would be accepted.
+func refused(text string, newest ...string) answer {
+	body := struct {
+		Error  string   `json:"error"`
+		Newest []string `json:"newest-versions,omitempty"`
+	}{"Bad request. " + text, newest}
+	return answer{status: http.StatusBadRequest, kind: jsonType, body: marshal(body)}
+}
+
+func notFound(r *http.Request) answer {
+	text := fmt.Sprintf("API is not found: Path=%q, Method=%q", r.URL.Path, r.Method)
+	return answer{status: http.StatusNotFound, kind: textType, body: []byte(text)}
+}
+
+func notAllowed(r *http.Request) answer {
+	text := fmt.Sprintf("Http method is not allowed: Path=%q", r.URL.Path)
+	return answer{status: http.StatusMethodNotAllowed, kind: textType, body: []byte(text)}
+}
+
+func tooMany() answer {
+	return answer{status: http.StatusTooManyRequests, kind: textType, body: []byte("Too many requests")}
+}
+
+// write sends the answer. One whose body is shorter than the length it says ends with the connection.
+func (a answer) write(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Server", "IMDS/150.870.65.1854")
+	h.Set("x-ms-request-id", uuid.NewString())
+	if a.etag != "" {
+		h["ETag"] = []string{a.etag}
+	}
+	if a.retryAfter != "" {
+		h.Set("Retry-After", a.retryAfter)
+	}
+	if a.status == http.StatusNotModified || a.status == http.StatusNoContent {
+		w.WriteHeader(a.status)
+		return
+	}
+	if a.kind != "" {
+		h.Set("Content-Type", a.kind)
+	}
+	switch {
+	case a.noLength:
+		h.Set("Transfer-Encoding", "identity") // net/http's way to say: until the connection ends
+	case a.length != 0:
+		h.Set("Content-Length", strconv.Itoa(a.length))
+	default:
+		h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	}
+	w.WriteHeader(a.status)
+	if a.cut > 0 && a.cut < len(a.body) {
+		a.body = a.body[:a.cut]
+	}
+	if a.length > 0 && a.length < len(a.body) {
+		a.body = a.body[:a.length]
+	}
+	w.Write(a.body)
+}

@@ -1,0 +1,90 @@
+package imdstest
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// An Approval is one EventId of an accepted POST.
+type Approval struct {
+	Time    time.Time `json:"time"`
+	VM      string    `json:"vm"` // who approved, on behalf of all in Resources
+	EventID string    `json:"eventId"`
+}
+
+// Approvals returns what was approved, the oldest first. One event may be approved many times; only the first has an
+// effect.
+func (s *Server) Approvals() []Approval {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.approvals)
+}
+
+// approve answers a POST. Either all events it names are approved or, when one is not there and that is refused, none.
+func (s *Server) approve(c *call) answer {
+	ids, ok := startRequests(c.body)
+	if !ok {
+		return refused("StartRequests is missing or malformed")
+	}
+	shown := s.shown()
+	missing := func(id string) bool {
+		return !slices.ContainsFunc(shown, func(other string) bool { return strings.EqualFold(id, other) })
+	}
+	if s.opts.UnknownApproval != http.StatusOK && slices.ContainsFunc(ids, missing) {
+		return answer{status: s.opts.UnknownApproval, kind: jsonType, body: refused("EventId is unknown").body}
+	}
+	now := s.opts.Now()
+	for _, id := range slices.DeleteFunc(ids, missing) {
+		s.approvals = append(s.approvals, Approval{Time: now, VM: c.vm, EventID: id})
+		if i := s.index(id); i >= 0 && s.events[i].approved.IsZero() {
+			s.events[i].approved = now.Add(s.approveDelay)
+		}
+	}
+	s.settle()
+	return answer{status: http.StatusOK}
+}
+
+// startRequests returns the ids that the body of a POST names, in any of the forms that Azure's texts show:
+// with or without DocumentIncarnation, which may be a number or a string.
+func startRequests(body []byte) (ids []string, ok bool) {
+	var list struct {
+		DocumentIncarnation any
+		StartRequests       []struct {
+			EventID *string `json:"EventId"`
+		}
+	}
+	if json.Unmarshal(body, &list) != nil || len(list.StartRequests) == 0 {
+		return nil, false
+	}
+	for _, r := range list.StartRequests {
+		if r.EventID == nil {
+			return nil, false
+		}
+		ids = append(ids, *r.EventID)
+	}
+	return ids, true
+}
+
+// shown returns the EventIds of the document that is served.
+func (s *Server) shown() []string {
+	var ids []string
+	if s.document == nil {
+		for _, e := range s.events {
+			ids = append(ids, e.ID)
+		}
+		return ids
+	}
+	var d struct {
+		Events []struct {
+			EventID string `json:"EventId"`
+		}
+	}
+	_ = json.Unmarshal(s.document, &d) // what cannot be read cannot be approved
+	for _, e := range d.Events {
+		ids = append(ids, e.EventID)
+	}
+	return ids
+}

@@ -1,0 +1,5 @@
+package imdstest
+
+import "net/http"
+
+func (s *Server) Control() http.Handler { return http.NotFoundHandler() }

@@ -1,0 +1,174 @@
+package imdstest
+
+import (
+	"context"
+	"net/http"
+	"time"
+)
+
+// The endpoints that a fault can spoil, one fault each.
+const (
+	ScheduledEvents = "scheduledevents" // GET of the document
+	Approvals       = "approvals"       // POST to it
+	InstanceFacts   = "instance"
+	Identity        = "identity"
+)
+
+// A Fault spoils the answers of one endpoint while it lasts. The zero Fault spoils nothing; what is set is combined
+// where that makes sense: {Status: 502, HTML: true} is a proxy's page, {Delay: 2 * time.Minute, Times: 1} the slow
+// first answer.
+type Fault struct {
+	// Path is the endpoint; ScheduledEvents when "".
+	Path string `json:"path,omitempty"`
+
+	// For ends the fault by the clock; 0 lasts until ClearFaults.
+	For time.Duration `json:"for,omitempty"`
+	// Times ends it after so many answers; 0 spoils all.
+	Times int `json:"times,omitempty"`
+
+	// Hang gives no answer until the client goes away.
+	Hang bool `json:"hang,omitempty"`
+	// Delay gives the answer late, as it is then.
+	Delay time.Duration `json:"delay,omitempty"`
+
+	// Status answers with that code instead, and with the body that the service sends with it, if one is known.
+	Status int `json:"status,omitempty"`
+	// RetryAfter is the Retry-After header as it is.
+	RetryAfter string `json:"retryAfter,omitempty"`
+	// Body is sent instead of the answer's.
+	Body string `json:"body,omitempty"`
+	// Empty sends no body at all with Content-Length 0.
+	Empty bool `json:"empty,omitempty"`
+	// HTML sends the page of a proxy instead.
+	HTML bool `json:"html,omitempty"`
+	// ISODates writes NotBefore as ISO 8601.
+	ISODates bool `json:"isoDates,omitempty"`
+
+	// Truncate breaks the connection off after so many bytes of the body; 0 sends all. The Content-Length stays.
+	Truncate int `json:"truncate,omitempty"`
+	// NoLength sends neither Content-Length nor chunks: the body ends with the connection, so that one cut by
+	// Truncate looks whole.
+	NoLength bool `json:"noLength,omitempty"`
+	// ContentLength is sent as the body's length instead of the true one; 0 sends the true one.
+	ContentLength int `json:"contentLength,omitempty"`
+
+	// Incarnation starts the count of the document over at that number, once, when the fault is set.
+	Incarnation int `json:"incarnation,omitempty"`
+}
+
+// fault is a Fault that is set.
+type fault struct {
+	Fault
+	until time.Time // zero when it does not end by the clock
+	left  int       // answers still to spoil, when Times says so
+}
+
+// SetFault replaces the fault of f's endpoint.
+func (s *Server) SetFault(f Fault) {
+	f.For, f.Delay = scale(f.For, s.opts.Speed), scale(f.Delay, s.opts.Speed)
+	s.setFault(f)
+}
+
+// setFault is SetFault for a fault whose durations are scaled.
+func (s *Server) setFault(f Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle()
+	if f.Path == "" {
+		f.Path = ScheduledEvents
+	}
+	set := &fault{Fault: f, left: f.Times}
+	if f.For > 0 {
+		set.until = s.opts.Now().Add(f.For)
+	}
+	s.faults[f.Path] = set
+	if f.Incarnation != 0 {
+		s.incarnation = f.Incarnation
+	}
+}
+
+// ClearFaults ends all faults. An answer that hangs goes on hanging until its client goes away.
+func (s *Server) ClearFaults() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.faults)
+}
+
+// fault returns the fault that spoils the next answer of that endpoint, and counts it.
+func (s *Server) fault(endpoint string) Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expire()
+	f, ok := s.faults[endpoint]
+	if !ok {
+		return Fault{}
+	}
+	if f.Times > 0 {
+		f.left--
+	}
+	return f.Fault
+}
+
+// expire forgets the faults that are over.
+func (s *Server) expire() {
+	now := s.opts.Now()
+	for endpoint, f := range s.faults {
+		byClock := !f.until.IsZero() && !now.Before(f.until)
+		byCount := f.Times > 0 && f.left == 0
+		if byClock || byCount {
+			delete(s.faults, endpoint)
+		}
+	}
+}
+
+// wait holds the answer back as the fault wants. It fails when the client goes away before that is over.
+func (f Fault) wait(ctx context.Context) error {
+	if f.Hang {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if f.Delay <= 0 {
+		return nil
+	}
+	t := time.NewTimer(f.Delay)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// replaces reports whether nothing of the true answer is left.
+func (f Fault) replaces() bool {
+	return f.Status != 0 || f.Body != "" || f.HTML || f.Empty
+}
+
+// instead returns the answer that is given in place of the true one.
+func (f Fault) instead() answer {
+	a := answer{status: f.Status, kind: jsonType, body: []byte(f.Body)}
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	switch {
+	case f.Empty:
+		a.body = nil
+	case f.HTML && f.Body == "":
+		a.body = []byte("<html><head><title>Proxy</title></head><body><h1>The page is not available</h1></body></html>\n")
+	case f.Body == "" && f.Status == http.StatusTooManyRequests:
+		return tooMany()
+	}
+	if f.HTML {
+		a.kind = "text/html; charset=utf-8"
+	}
+	return a
+}
+
+// spoil alters the answer as it goes over the wire.
+func (f Fault) spoil(a *answer) {
+	a.retryAfter = f.RetryAfter
+	a.cut = f.Truncate
+	a.noLength = f.NoLength
+	a.length = f.ContentLength
+}

@@ -1,0 +1,80 @@
+package imdstest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Running is a Server that listens.
+type Running struct {
+	*Server
+	URL        string // of the metadata endpoint, without a final slash
+	ControlURL string // of the control API; "" when it is not served
+
+	servers []*http.Server
+	serving sync.WaitGroup
+}
+
+// Listen serves the metadata endpoint and the control API at these addresses until Close. Port 0 takes a free one; an
+// empty control address serves no control API.
+func (s *Server) Listen(metadata, control string) (*Running, error) {
+	r := &Running{Server: s}
+	var err error
+	if r.URL, err = r.listen(metadata, s.Metadata()); err != nil {
+		return nil, err
+	}
+	if control == "" {
+		return r, nil
+	}
+	if r.ControlURL, err = r.listen(control, s.Control()); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+func (r *Running) listen(address string, h http.Handler) (url string, err error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", fmt.Errorf("emulate metadata service: %w", err)
+	}
+	server := &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
+	}
+	r.servers = append(r.servers, server)
+	r.serving.Go(func() { _ = server.Serve(l) }) // until Close
+	return "http://" + l.Addr().String(), nil
+}
+
+// Close stops listening and breaks off what is being answered.
+func (r *Running) Close() error {
+	var errs []error
+	for _, server := range r.servers {
+		errs = append(errs, server.Close())
+	}
+	r.serving.Wait()
+	return errors.Join(errs...)
+}
+
+// Serve listens on free local ports until the test is over. A *testing.T is a TB.
+func Serve(t TB, o Options) *Running {
+	t.Helper()
+	r, err := New(o).Listen("127.0.0.1:0", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+// TB is what Serve wants of a testing.TB; this package is part of a program that has no tests in it.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Fatalf(format string, args ...any)
+}

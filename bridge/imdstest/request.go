@@ -1,0 +1,41 @@
+package imdstest
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+)
+
+// maxRequests bounds what Requests remembers.
+const maxRequests = 10_000
+
+// A Request is one that the metadata endpoint has seen, whatever it was answered.
+type Request struct {
+	Time   time.Time   `json:"time"`
+	Method string      `json:"method"`
+	Path   string      `json:"path"`
+	Query  url.Values  `json:"query"`
+	Header http.Header `json:"header"`
+	Body   string      `json:"body,omitempty"`
+}
+
+// Requests returns the requests that the metadata endpoint has seen, the oldest first: the last 10,000.
+func (s *Server) Requests() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.requests)
+}
+
+func (s *Server) record(r *http.Request, body []byte) {
+	q := Request{
+		Time: s.opts.Now(), Method: r.Method, Path: r.URL.Path, Query: r.URL.Query(), Header: r.Header.Clone(),
+		Body: string(body[:min(len(body), 4096)]),
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.requests) == maxRequests {
+		s.requests = slices.Delete(s.requests, 0, maxRequests/10)
+	}
+	s.requests = append(s.requests, q)
+}

@@ -1,0 +1,149 @@
+package bridge
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Status is what the bridge shows of itself, as status.json. Times are UTC; a zero time is absent.
+type Status struct {
+	Version   string    `json:"version"`
+	StartedAt time.Time `json:"startedAt"`
+	// Ready says that the endpoint was asked with success and that nothing would be lost in a crash; Reasons says
+	// why it is not.
+	Ready    bool          `json:"ready"`
+	Reasons  []string      `json:"reasons"`
+	Observer Observer      `json:"observer"`
+	IMDS     IMDSStatus    `json:"imds"`
+	Events   []EventStatus `json:"events"`
+	Sinks    []SinkStatus  `json:"sinks"`
+	Outbox   OutboxStatus  `json:"outbox"`
+	Settings SettingsInfo  `json:"settings"`
+}
+
+// IMDSStatus is how the endpoint answers.
+type IMDSStatus struct {
+	Endpoint    string          `json:"endpoint"`
+	APIVersion  string          `json:"apiVersion"`
+	Incarnation json.RawMessage `json:"incarnation,omitempty"` // a number as a rule
+	LastAnswer  time.Time       `json:"lastAnswer,omitzero"`   // valid
+	LastError   string          `json:"lastError"`             // "" while it answers
+}
+
+// EventStatus is an event that is not over.
+type EventStatus struct {
+	Event       json.RawMessage `json:"event"` // as Azure sent it
+	NotBefore   time.Time       `json:"notBefore,omitzero"`
+	SecondsLeft float64         `json:"secondsLeft"` // to NotBefore; 0 when it has come, or there is none
+	AffectsSelf bool            `json:"affectsSelf"`
+}
+
+// SinkStatus is one route.
+type SinkStatus struct {
+	Name                 string    `json:"name"`
+	Kind                 string    `json:"kind"`
+	State                string    `json:"state"` // ok, retrying, blocked, orphaned
+	Pending              int       `json:"pending"`
+	OldestPendingSeconds float64   `json:"oldestPendingSeconds"`
+	Delivered            int       `json:"delivered"` // since the start
+	DeadLetters          int       `json:"deadLetters"`
+	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
+	LastError            string    `json:"lastError"`
+	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
+}
+
+// OutboxStatus is the durable memory.
+type OutboxStatus struct {
+	Durable     bool   `json:"durable"`
+	Bytes       int64  `json:"bytes"` // of the file
+	Pending     int    `json:"pending"`
+	DeadLetters int    `json:"deadLetters"`
+	Error       string `json:"error,omitempty"`
+}
+
+// The states of a sink.
+const (
+	SinkOK        = "ok"
+	SinkRetrying  = "retrying"
+	SinkIsBlocked = "blocked"
+	SinkOrphaned  = "orphaned"
+)
+
+// Alive is nil while the poll loop comes round, and otherwise says since when it has not.
+func (b *Bridge) Alive() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if since := later(b.began, b.imds.turned); time.Since(since) > firstPatience+slowRetry {
+		return fmt.Errorf("the poll loop hangs since %s", since.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// Status tells how things are.
+func (b *Bridge) Status() Status {
+	now := time.Now()
+	events, states, answer := b.Outbox.known()
+	stats := b.Outbox.stats()
+	durable := b.Outbox.Durable()
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := Status{
+		Version: b.Version, StartedAt: b.began.UTC(), Reasons: []string{}, Observer: b.observer,
+		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: incarnationJSON(answer.Incarnation),
+			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
+		Events: []EventStatus{}, Sinks: []SinkStatus{},
+		Outbox: OutboxStatus{Durable: durable == nil, Bytes: b.Outbox.store.size()}, Settings: b.Settings,
+	}
+	switch {
+	case b.imds.lastAnswer.IsZero() && b.imds.lastErr == "":
+		s.Reasons = append(s.Reasons, "the endpoint has not answered yet")
+	case b.imds.lastAnswer.IsZero():
+		s.Reasons = append(s.Reasons, "the endpoint has not answered yet: "+b.imds.lastErr)
+	}
+	if durable != nil {
+		s.Outbox.Error = durable.Error()
+		s.Reasons = append(s.Reasons, "the outbox cannot be written: "+durable.Error())
+	}
+	s.Ready = len(s.Reasons) == 0
+
+	for _, e := range events {
+		s.Events = append(s.Events, EventStatus{
+			Event: states[e.ID].Event, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
+			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
+		})
+	}
+	for name, st := range stats {
+		s.Outbox.Pending += st.pending
+		s.Outbox.DeadLetters += st.dead
+		sink := SinkStatus{Name: name, State: SinkOK, Pending: st.pending, Delivered: st.delivered, DeadLetters: st.dead, LastAccepted: st.accepted.UTC()}
+		if st.pending > 0 {
+			sink.OldestPendingSeconds = max(0, now.Sub(st.oldest).Round(time.Millisecond).Seconds())
+		}
+		c := b.workers[name]
+		switch {
+		case !st.gone.IsZero():
+			if st.pending == 0 && st.dead == 0 {
+				continue
+			}
+			sink.State = SinkOrphaned
+		case c != nil:
+			w := c.snapshot()
+			sink.Kind, sink.LastError = c.route.Kind, w.lastErr
+			if w.blocked {
+				sink.State = SinkIsBlocked
+			} else if w.failing > 0 {
+				sink.State = SinkRetrying
+			}
+			if st.pending > 0 && !w.nextTry.IsZero() {
+				sink.NextAttempt = w.nextTry.UTC()
+			}
+		}
+		s.Sinks = append(s.Sinks, sink)
+	}
+	slices.SortFunc(s.Sinks, func(a, b SinkStatus) int { return strings.Compare(a.Name, b.Name) })
+	return s
+}
