@@ -34,7 +34,9 @@ func (s *Server) approve(c *call) answer {
 		return !slices.ContainsFunc(shown, func(other string) bool { return strings.EqualFold(id, other) })
 	}
 	if s.opts.UnknownApproval != http.StatusOK && slices.ContainsFunc(ids, missing) {
-		return answer{status: s.opts.UnknownApproval, kind: jsonType, body: refused("EventId is unknown").body}
+		a := refused("EventId is unknown")
+		a.status = s.opts.UnknownApproval
+		return a
 	}
 	now := s.opts.Now()
 	for _, id := range slices.DeleteFunc(ids, missing) {

@@ -1,5 +1,213 @@
 package imdstest
 
-import "net/http"
+import (
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+)
 
-func (s *Server) Control() http.Handler { return http.NotFoundHandler() }
+// Control returns the API that scripts the server from outside, in JSON:
+//
+//	GET    /state              incarnation, vms, events, document, faults and approvals
+//	POST   /events             Azure's fields, missing ones are filled → the event
+//	PATCH  /events/{id}        the fields to change → the event
+//	DELETE /events/{id}        the event is over
+//	POST   /events/{id}/start  → the event
+//	PUT    /document           the body is served as it is; DELETE goes back to the events
+//	PUT    /faults             a Fault; DELETE ends all
+//	POST   /reset              see Reset
+//	GET    /requests           what the metadata endpoint has seen
+//
+// What it does not understand is refused with {"error": …}. It has no passwords: it answers only to local names and
+// addresses and to no web page of another origin.
+func (s *Server) Control() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /state", s.getState)
+	mux.HandleFunc("POST /events", s.postEvent)
+	mux.HandleFunc("PATCH /events/{id}", s.patchEvent)
+	mux.HandleFunc("DELETE /events/{id}", func(w http.ResponseWriter, r *http.Request) {
+		if !s.End(r.PathValue("id")) {
+			noEvent(w, r)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("POST /events/{id}/start", func(w http.ResponseWriter, r *http.Request) {
+		s.Start(r.PathValue("id"))
+		s.replyEvent(w, r)
+	})
+	mux.HandleFunc("PUT /document", func(w http.ResponseWriter, r *http.Request) {
+		if body, ok := read(w, r); ok {
+			s.SetDocument(body)
+			w.WriteHeader(http.StatusNoContent)
+		}
+	})
+	mux.HandleFunc("DELETE /document", do(func() { s.SetDocument(nil) }))
+	mux.HandleFunc("PUT /faults", s.putFault)
+	mux.HandleFunc("DELETE /faults", do(s.ClearFaults))
+	mux.HandleFunc("POST /reset", do(s.Reset))
+	mux.HandleFunc("GET /requests", func(w http.ResponseWriter, r *http.Request) {
+		reply(w, http.StatusOK, append([]Request{}, s.Requests()...))
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		refuse(w, http.StatusNotFound, fmt.Errorf("no such call: %s %s", r.Method, r.URL.Path))
+	})
+
+	sameOrigin := http.NewCrossOriginProtection()
+	sameOrigin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		refuse(w, http.StatusForbidden, fmt.Errorf("origin %s is not this server", r.Header.Get("Origin")))
+	}))
+	return sameOrigin.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !local(r.Host) {
+			refuse(w, http.StatusForbidden, fmt.Errorf("host %s is not local", r.Host))
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
+}
+
+// state is what GET /state answers.
+type state struct {
+	Incarnation int         `json:"incarnation"`
+	VMs         []string    `json:"vms"`
+	Events      []wireEvent `json:"events"`
+	Document    *string     `json:"document,omitempty"`
+	Faults      []Fault     `json:"faults"`
+	Approvals   []Approval  `json:"approvals"`
+}
+
+func (s *Server) getState(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	s.settle()
+	s.expire()
+	st := state{
+		Incarnation: s.incarnation, VMs: slices.Clone(s.vms),
+		Events: []wireEvent{}, Faults: []Fault{}, Approvals: append([]Approval{}, s.approvals...),
+	}
+	for _, e := range s.events {
+		st.Events = append(st.Events, e.clone().wire(newest, http.TimeFormat))
+	}
+	for _, endpoint := range slices.Sorted(maps.Keys(s.faults)) {
+		st.Faults = append(st.Faults, s.faults[endpoint].Fault)
+	}
+	if s.document != nil {
+		st.Document = new(string(s.document))
+	}
+	s.mu.Unlock()
+	reply(w, http.StatusOK, st)
+}
+
+func (s *Server) postEvent(w http.ResponseWriter, r *http.Request) {
+	var fields wireEvent
+	var e Event
+	if !readInto(w, r, &fields) {
+		return
+	}
+	if err := fields.apply(&e); err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	reply(w, http.StatusCreated, s.Schedule(e).wire(newest, http.TimeFormat))
+}
+
+func (s *Server) patchEvent(w http.ResponseWriter, r *http.Request) {
+	var fields wireEvent
+	if !readInto(w, r, &fields) {
+		return
+	}
+	id := r.PathValue("id")
+	if fields.EventID != nil && !strings.EqualFold(*fields.EventID, id) {
+		refuse(w, http.StatusBadRequest, wrong([]string{"EventId"}, "expected %s, an event keeps its id", id))
+		return
+	}
+	if err := fields.apply(new(Event)); err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	fields.EventID = nil
+	s.Update(id, func(e *Event) { _ = fields.apply(e) }) // it went well above
+	s.replyEvent(w, r)
+}
+
+func (s *Server) putFault(w http.ResponseWriter, r *http.Request) {
+	var f Fault
+	if !readInto(w, r, &f) {
+		return
+	}
+	if err := f.check(); err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	s.SetFault(f)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Server) replyEvent(w http.ResponseWriter, r *http.Request) {
+	e, ok := s.Event(r.PathValue("id"))
+	if !ok {
+		noEvent(w, r)
+		return
+	}
+	reply(w, http.StatusOK, e.wire(newest, http.TimeFormat))
+}
+
+func noEvent(w http.ResponseWriter, r *http.Request) {
+	refuse(w, http.StatusNotFound, fmt.Errorf("no event %s", r.PathValue("id")))
+}
+
+func do(change func()) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		change()
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// read returns the body of a request. When it is too long it says so to the client.
+func read(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		refuse(w, http.StatusBadRequest, fmt.Errorf("read body: %w", err))
+		return nil, false
+	}
+	return body, true
+}
+
+func readInto(w http.ResponseWriter, r *http.Request, into any) bool {
+	body, ok := read(w, r)
+	if !ok {
+		return false
+	}
+	if err := decode(body, into); err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return false
+	}
+	return true
+}
+
+func reply(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", jsonType)
+	w.WriteHeader(status)
+	_, _ = w.Write(append(marshal(v), '\n'))
+}
+
+func refuse(w http.ResponseWriter, status int, err error) {
+	reply(w, status, map[string]string{"error": err.Error()})
+}
+
+// local reports whether a Host header is one that no web page can have been given by its author's DNS: localhost, a
+// name without a dot (a container's), or an address that is not public.
+func local(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.Trim(host, "[]")
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.IsLoopback() || ip.IsPrivate() || ip.IsLinkLocalUnicast()
+	}
+	return !strings.Contains(host, ".") || strings.HasSuffix(strings.ToLower(host), ".localhost")
+}

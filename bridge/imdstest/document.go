@@ -120,8 +120,8 @@ func parseDate(text string) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return at, fmt.Errorf("NotBefore %q: expected a date such as %q or %q", text,
-			"Mon, 19 Sep 2016 18:29:47 GMT", "2016-09-19T18:29:47Z")
+		return at, wrong([]string{"NotBefore"}, "expected a date such as %q or %q, got %q",
+			"Mon, 19 Sep 2016 18:29:47 GMT", "2016-09-19T18:29:47Z", text)
 	}
 	return at, nil
 }

@@ -2,7 +2,9 @@ package imdstest
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
+	"slices"
 	"time"
 )
 
@@ -54,6 +56,52 @@ type Fault struct {
 
 	// Incarnation starts the count of the document over at that number, once, when the fault is set.
 	Incarnation int `json:"incarnation,omitempty"`
+}
+
+// MarshalJSON writes the fault as UnmarshalJSON and the control API take it.
+func (f Fault) MarshalJSON() ([]byte, error) {
+	type plain Fault
+	text := func(d time.Duration) string {
+		if d == 0 {
+			return ""
+		}
+		return d.String()
+	}
+	return json.Marshal(struct {
+		plain
+		For   string `json:"for,omitempty"`
+		Delay string `json:"delay,omitempty"`
+	}{plain(f), text(f.For), text(f.Delay)})
+}
+
+// UnmarshalJSON reads a fault strictly; its durations are texts such as "30s".
+func (f *Fault) UnmarshalJSON(data []byte) error {
+	if err := decode(data, f); err != nil {
+		return err
+	}
+	return f.check()
+}
+
+// check returns a keyError for a value that cannot be served.
+func (f Fault) check() error {
+	endpoints := []string{"", ScheduledEvents, Approvals, InstanceFacts, Identity}
+	if !slices.Contains(endpoints, f.Path) {
+		return wrong([]string{"path"}, "expected %s, %s, %s or %s, got %q", ScheduledEvents, Approvals, InstanceFacts, Identity, f.Path)
+	}
+	if f.Status != 0 && (f.Status < 200 || f.Status > 599) {
+		return wrong([]string{"status"}, "expected a code from 200 to 599, got %d", f.Status)
+	}
+	for _, n := range []struct {
+		key   string
+		value int
+	}{
+		{"times", f.Times}, {"truncate", f.Truncate}, {"contentLength", f.ContentLength}, {"incarnation", f.Incarnation},
+	} {
+		if n.value < 0 {
+			return wrong([]string{n.key}, "expected a number that is not negative, got %d", n.value)
+		}
+	}
+	return nil
 }
 
 // fault is a Fault that is set.
@@ -127,43 +175,33 @@ func (f Fault) wait(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	if f.Delay <= 0 {
-		return nil
-	}
-	t := time.NewTimer(f.Delay)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return sleep(ctx, f.Delay)
 }
 
-// replaces reports whether nothing of the true answer is left.
-func (f Fault) replaces() bool {
-	return f.Status != 0 || f.Body != "" || f.HTML || f.Empty
-}
-
-// instead returns the answer that is given in place of the true one.
-func (f Fault) instead() answer {
-	a := answer{status: f.Status, kind: jsonType, body: []byte(f.Body)}
-	if a.status == 0 {
-		a.status = http.StatusOK
+// instead returns the answer that is given in place of the true one, when nothing of that is left.
+func (f Fault) instead() (a answer, ok bool) {
+	if f.Status == 0 && f.Body == "" && !f.HTML && !f.Empty {
+		return answer{}, false
 	}
+	a = answer{status: f.Status, kind: jsonType, body: []byte(f.Body)}
 	switch {
 	case f.Empty:
 		a.body = nil
-	case f.HTML && f.Body == "":
-		a.body = []byte("<html><head><title>Proxy</title></head><body><h1>The page is not available</h1></body></html>\n")
+	case f.Body == "" && f.HTML:
+		a.body = []byte(proxyPage)
 	case f.Body == "" && f.Status == http.StatusTooManyRequests:
-		return tooMany()
+		a = tooMany()
 	}
 	if f.HTML {
 		a.kind = "text/html; charset=utf-8"
 	}
-	return a
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	return a, true
 }
+
+const proxyPage = "<html><head><title>Proxy</title></head><body><h1>This page is not available</h1></body></html>\n"
 
 // spoil alters the answer as it goes over the wire.
 func (f Fault) spoil(a *answer) {

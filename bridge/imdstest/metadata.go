@@ -24,8 +24,8 @@ func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 	if err := f.wait(r.Context()); err != nil {
 		panic(http.ErrAbortHandler) // the client is gone: say nothing
 	}
-	a := f.instead()
-	if !f.replaces() {
+	a, replaced := f.instead()
+	if !replaced {
 		a = s.answer(c, f.ISODates)
 	}
 	f.spoil(&a)

@@ -1,0 +1,145 @@
+package imdstest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Play runs the scenario's steps at their times and returns when the last one is done, or with ctx's error when that
+// ends first. Speed divides every duration of the scenario; 0 is the Server's own speed.
+//
+// An event that no step of the scenario starts does so when its NotBefore has come; any event starts when it is
+// approved. Two plays of one scenario have the same EventIds.
+func (s *Server) Play(ctx context.Context, sc Scenario, speed float64) error {
+	if err := sc.check(); err != nil {
+		return fmt.Errorf("scenario %s: %w", sc.Name, err)
+	}
+	if speed <= 0 {
+		speed = s.opts.Speed
+	}
+	p := &play{Server: s, Scenario: sc, speed: speed, ids: make(map[string]string)}
+	p.cast()
+	begin := s.opts.Now()
+	for _, step := range sc.Steps {
+		if err := sleep(ctx, begin.Add(scale(step.At, speed)).Sub(s.opts.Now())); err != nil {
+			return err
+		}
+		p.perform(step)
+	}
+	return nil
+}
+
+// play is a scenario under way.
+type play struct {
+	*Server
+	Scenario
+	speed float64
+	parts map[string]string // by the scenario's name for a VM: the Server's
+	ids   map[string]string // by label: the EventId
+}
+
+// cast gives the scenario's parts to the Server's VMs. One that was given no names has the scenario's; one that has
+// too few gets the rest.
+func (p *play) cast() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ApproveDelay > 0 {
+		p.approveDelay = scale(p.ApproveDelay, p.speed)
+	}
+	if len(p.opts.VMs) == 0 && len(p.Scenario.VMs) > 0 {
+		p.vms = slices.Clone(p.Scenario.VMs)
+	}
+	p.parts = make(map[string]string)
+	given := len(p.vms)
+	for i, name := range p.Scenario.VMs {
+		if i < given {
+			p.parts[name] = p.vms[i]
+		} else if _, there := p.vm(name); !there {
+			p.vms = append(p.vms, name)
+		}
+	}
+}
+
+func (p *play) perform(step Step) {
+	switch {
+	case step.Schedule != nil:
+		p.schedule(*step.Schedule)
+	case step.Update != nil:
+		p.Update(p.ids[step.Update.Event], func(e *Event) { p.alter(e, *step.Update) })
+	case step.Start != "":
+		p.Start(p.ids[step.Start])
+	case step.End != "":
+		p.End(p.ids[step.End])
+	case step.Fault != nil:
+		f := *step.Fault
+		f.For, f.Delay = scale(f.For, p.speed), scale(f.Delay, p.speed)
+		p.setFault(f)
+	case step.Reset:
+		p.Reset()
+	}
+}
+
+func (p *play) schedule(c Change) {
+	e := Event{ID: c.ID, Type: "Reboot", Status: Scheduled}
+	if e.ID == "" {
+		e.ID = strings.ToUpper(named("scenario " + p.Name + " " + c.Event))
+	}
+	p.ids[c.Event] = e.ID
+	if c.Notice == nil {
+		if c.Type != "" {
+			e.Type = c.Type
+		}
+		c.Notice = new(Notice(e.Type))
+	}
+	p.alter(&e, c)
+	started := slices.ContainsFunc(p.Steps, func(step Step) bool { return step.Start == c.Event })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.settle()
+	p.Server.schedule(e, !started)
+}
+
+// alter sets in e what c says. NotBefore belongs to events that are still to come.
+func (p *play) alter(e *Event, c Change) {
+	set := func(field *string, value string) {
+		if value != "" {
+			*field = value
+		}
+	}
+	set(&e.Type, c.Type)
+	set(&e.Status, c.Status)
+	set(&e.Source, c.Source)
+	if c.Description != nil {
+		e.Description = *c.Description
+	}
+	if c.Duration != nil {
+		e.Duration = new(*c.Duration)
+	}
+	if c.Notice != nil && e.Status == Scheduled {
+		e.NotBefore = p.opts.Now().Add(scale(*c.Notice, p.speed))
+	}
+	if c.Resources != nil {
+		e.Resources = slices.Clone(c.Resources)
+		for i, name := range e.Resources {
+			set(&e.Resources[i], p.parts[name])
+		}
+	}
+}
+
+// sleep waits for d. It fails when ctx is done before.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
