@@ -59,7 +59,7 @@ func (a answer) write(w http.ResponseWriter) {
 	h.Set("Server", "IMDS/150.870.65.1854")
 	h.Set("x-ms-request-id", uuid.NewString())
 	if a.etag != "" {
-		h["ETag"] = []string{a.etag}
+		h.Set("ETag", a.etag)
 	}
 	if a.retryAfter != "" {
 		h.Set("Retry-After", a.retryAfter)
@@ -86,5 +86,5 @@ func (a answer) write(w http.ResponseWriter) {
 	if a.length > 0 && a.length < len(a.body) {
 		a.body = a.body[:a.length]
 	}
-	w.Write(a.body)
+	_, _ = w.Write(a.body) // the client may be gone
 }

@@ -33,7 +33,7 @@ type Fault struct {
 	// Delay gives the answer late, as it is then.
 	Delay time.Duration `json:"delay,omitempty"`
 
-	// Status answers with that code instead, and with the body that the service sends with it, if one is known.
+	// Status answers with that code instead, without a body; a 429 has the real one's text.
 	Status int `json:"status,omitempty"`
 	// RetryAfter is the Retry-After header as it is.
 	RetryAfter string `json:"retryAfter,omitempty"`
@@ -86,7 +86,8 @@ func (f *Fault) UnmarshalJSON(data []byte) error {
 func (f Fault) check() error {
 	endpoints := []string{"", ScheduledEvents, Approvals, InstanceFacts, Identity}
 	if !slices.Contains(endpoints, f.Path) {
-		return wrong([]string{"path"}, "expected %s, %s, %s or %s, got %q", ScheduledEvents, Approvals, InstanceFacts, Identity, f.Path)
+		return wrong([]string{"path"}, "expected %s, %s, %s or %s, got %q",
+			ScheduledEvents, Approvals, InstanceFacts, Identity, f.Path)
 	}
 	if f.Status != 0 && (f.Status < 200 || f.Status > 599) {
 		return wrong([]string{"status"}, "expected a code from 200 to 599, got %d", f.Status)

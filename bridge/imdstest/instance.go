@@ -67,7 +67,8 @@ func (i Instance) compute(vm string) map[string]any {
 	if id == "" {
 		id = named(vm)
 	}
-	resource := fmt.Sprintf("/subscriptions/%s/resourceGroups/%s/providers/Microsoft.Compute/", i.SubscriptionID, i.ResourceGroup)
+	resource := fmt.Sprintf("/subscriptions/%s/resourceGroups/%s/providers/Microsoft.Compute/",
+		i.SubscriptionID, i.ResourceGroup)
 	if number, uniform := strings.CutPrefix(vm, i.ScaleSet+"_"); uniform && i.ScaleSet != "" {
 		resource += "virtualMachineScaleSets/" + i.ScaleSet + "/virtualMachines/" + number
 	} else {
@@ -110,7 +111,7 @@ func (s *Server) instance(c *call) answer {
 	switch v := value.(type) {
 	case string:
 		if !asText {
-			return refused("Requested API version supports only text format for this value")
+			return refused("Only the text format is supported for this value")
 		}
 		return ok(textType, []byte(v))
 	case map[string]any:

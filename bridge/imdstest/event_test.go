@@ -1,0 +1,145 @@
+package imdstest
+
+import (
+	"regexp"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// What is missing in an event is what Azure would have said.
+func TestScheduleFillsWhatIsMissing(t *testing.T) {
+	now := time.Date(2026, 11, 21, 4, 10, 0, 0, time.UTC)
+	s := New(Options{VMs: []string{"web-1", "web-2"}, Now: func() time.Time { return now }})
+	for kind, notice := range map[string]time.Duration{
+		"Freeze": 15 * time.Minute, "Reboot": 15 * time.Minute, "Redeploy": 10 * time.Minute,
+		"Terminate": 5 * time.Minute, "Preempt": 30 * time.Second, "Unheard": 15 * time.Minute,
+	} {
+		e := s.Schedule(Event{Type: kind})
+		if !regexp.MustCompile(`^[0-9A-F]{8}(-[0-9A-F]{4}){3}-[0-9A-F]{12}$`).MatchString(e.ID) {
+			t.Errorf("ID %q, want a GUID in upper case", e.ID)
+		}
+		if e.Status != Scheduled || e.ResourceType != "VirtualMachine" || e.Source != "Platform" || *e.Duration != -1 ||
+			!slices.Equal(e.Resources, []string{"web-1"}) || !e.NotBefore.Equal(now.Add(notice)) {
+			t.Errorf("%s: %+v", kind, e)
+		}
+	}
+	if e := s.Schedule(Event{Status: Started}); !e.NotBefore.IsZero() {
+		t.Errorf("NotBefore of a started event is %v, want none", e.NotBefore)
+	}
+	e := s.Schedule(Event{Resources: []string{}, Duration: new(0)})
+	if len(e.Resources) != 0 || *e.Duration != 0 {
+		t.Errorf("%+v, want what was given", e)
+	}
+}
+
+// An event with the ID of one that is there takes its place.
+func TestScheduleReplacesTheSameEvent(t *testing.T) {
+	s := New(Options{})
+	s.Schedule(Event{ID: "A"})
+	s.Schedule(Event{ID: "B"})
+	s.Schedule(Event{ID: "a", Type: "Freeze"})
+	if got := s.Events(); len(got) != 2 || got[0].Type != "Freeze" || s.Incarnation() != 4 {
+		t.Errorf("incarnation %d, %+v", s.Incarnation(), got)
+	}
+}
+
+// Nothing that was handed out or taken in is shared with the server.
+func TestEventsAreCopies(t *testing.T) {
+	s := New(Options{})
+	names := []string{"vm_0"}
+	e := s.Schedule(Event{ID: "A", Resources: names})
+	names[0], e.Resources[0], *e.Duration = "x", "x", 5
+	s.Events()[0].Resources[0] = "x"
+	if got, _ := s.Event("A"); got.Resources[0] != "vm_0" || *got.Duration != -1 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// NotBefore passes without effect, unless the server is told to start events by themselves.
+func TestEventStartsByItselfOnlyWhenTold(t *testing.T) {
+	for _, auto := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := New(Options{AutoStart: auto, Speed: 10})
+			e := s.Schedule(Event{Type: "Redeploy"})
+			time.Sleep(time.Minute - 1)
+			if got, _ := s.Event(e.ID); got.Status != Scheduled {
+				t.Errorf("%s before NotBefore", got.Status)
+			}
+			time.Sleep(time.Nanosecond)
+			if got, _ := s.Event(e.ID); (got.Status == Started) != auto {
+				t.Errorf("%s at NotBefore, told %v", got.Status, auto)
+			}
+		})
+	}
+}
+
+// What names an event that is not there changes nothing and says so.
+func TestUnknownEventsAreReported(t *testing.T) {
+	s := New(Options{})
+	if s.Start("A") || s.End("A") || s.Update("A", func(*Event) { t.Error("called") }) {
+		t.Error("want false")
+	}
+	if _, ok := s.Event("A"); ok || s.Incarnation() != 1 {
+		t.Errorf("incarnation %d", s.Incarnation())
+	}
+}
+
+// After a reset the server is as new, but for its VMs.
+func TestResetForgetsAllButTheVMs(t *testing.T) {
+	s := New(Options{VMs: []string{"a", "b"}})
+	s.Schedule(Event{})
+	s.SetFault(Fault{Status: 503})
+	ask(s, "GET", eventsURL, "")
+	s.Reset()
+	if got := len(s.Requests()) + len(s.Approvals()) + len(s.Events()); got != 0 || s.Incarnation() != 1 {
+		t.Errorf("%d things are left, incarnation %d", got, s.Incarnation())
+	}
+	if got := document(s, "2020-07-01"); got != none || len(s.VMs()) != 2 {
+		t.Errorf("%s, VMs %v", got, s.VMs())
+	}
+}
+
+// The count can start over while the events stay.
+func TestIncarnationStartsOver(t *testing.T) {
+	s := New(Options{})
+	s.Schedule(Event{ID: "A"})
+	s.ResetIncarnation()
+	if len(s.Events()) != 1 || s.Incarnation() != 1 {
+		t.Errorf("incarnation %d, %d events", s.Incarnation(), len(s.Events()))
+	}
+	s.Start("A")
+	if got := s.Incarnation(); got != 2 {
+		t.Errorf("incarnation %d, want 2", got)
+	}
+}
+
+// A server can be scripted, asked and watched by many at once.
+func TestServerIsSafeForConcurrentUse(t *testing.T) {
+	s := New(Options{AutoStart: true, RateLimit: 5})
+	sc := Scenario{Name: "quick", Steps: []Step{{Schedule: &Change{Event: "A"}}, {End: "A"}, {Fault: &Fault{Status: 503, Times: 1}}}}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 20 {
+				e := s.Schedule(Event{})
+				s.Update(e.ID, func(e *Event) { e.Resources = append(e.Resources, "vm_1") })
+				ask(s, "POST", eventsURL, `{"StartRequests":[{"EventId":"`+e.ID+`"}]}`)
+				document(s, newest)
+				control(s, "GET", "/state", "")
+				if err := s.Play(t.Context(), sc, 1); err != nil {
+					t.Error(err)
+				}
+				s.End(e.ID)
+				s.SetDocument(nil)
+				s.ClearFaults()
+			}
+		})
+	}
+	all.Wait()
+	if got := s.Events(); len(got) != 0 {
+		t.Errorf("%d events are left", len(got))
+	}
+}

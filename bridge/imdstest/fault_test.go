@@ -1,0 +1,144 @@
+package imdstest
+
+import (
+	"encoding/json"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Each fault spoils the document in its own way.
+func TestFaultsSpoilTheDocument(t *testing.T) {
+	at := time.Date(2016, 9, 19, 18, 29, 47, 0, time.UTC)
+	for _, tt := range []struct {
+		name   string
+		fault  Fault
+		status int
+		kind   string
+		body   string
+	}{
+		{"status", Fault{Status: 503}, 503, jsonType, ""},
+		{"status and body", Fault{Status: 410, Body: "gone"}, 410, jsonType, "gone"},
+		{"the limiter's", Fault{Status: 429}, 429, textType, "Too many requests"},
+		{"body", Fault{Body: "!!!{}"}, 200, jsonType, "!!!{}"},
+		{"empty", Fault{Empty: true}, 200, jsonType, ""},
+		{"a proxy's page", Fault{Status: 502, HTML: true}, 502, "text/html; charset=utf-8", proxyPage},
+		{"a page that looks well", Fault{HTML: true}, 200, "text/html; charset=utf-8", proxyPage},
+		{"ISO dates", Fault{ISODates: true}, 200, jsonType,
+			`{"DocumentIncarnation":2,"Events":[{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot",` +
+				`"ResourceType":"VirtualMachine","Resources":["vm_0"],"NotBefore":"2016-09-19T18:29:47Z"}]}`},
+		{"count", Fault{Incarnation: 7}, 200, jsonType,
+			`{"DocumentIncarnation":7,"Events":[{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot",` +
+				`"ResourceType":"VirtualMachine","Resources":["vm_0"],"NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}]}`},
+	} {
+		s := New(Options{})
+		s.Schedule(Event{ID: "A", NotBefore: at})
+		s.SetFault(tt.fault)
+		resp := ask(s, "GET", "/metadata/scheduledevents?api-version=2017-08-01", "")
+		body, kind := text(resp), resp.Header.Get("Content-Type")
+		if resp.StatusCode != tt.status || kind != tt.kind || body != tt.body {
+			t.Errorf("%s: %d %s %s\nwant %d %s %s", tt.name, resp.StatusCode, kind, body, tt.status, tt.kind, tt.body)
+		}
+	}
+}
+
+// A fault spoils one endpoint and leaves the others as they are.
+func TestFaultIsOfOneEndpoint(t *testing.T) {
+	const (
+		instance = "/metadata/instance?api-version=2021-02-01"
+		token    = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x"
+	)
+	for _, endpoint := range []string{ScheduledEvents, Approvals, InstanceFacts, Identity} {
+		s := New(Options{})
+		e := s.Schedule(Event{})
+		s.SetFault(Fault{Path: endpoint, Status: 500, RetryAfter: "soon"})
+		for _, tt := range []struct{ endpoint, method, path, body string }{
+			{ScheduledEvents, "GET", eventsURL, ""},
+			{Approvals, "POST", eventsURL, `{"StartRequests":[{"EventId":"` + e.ID + `"}]}`},
+			{InstanceFacts, "GET", instance, ""},
+			{Identity, "GET", token, ""},
+		} {
+			resp := ask(s, tt.method, tt.path, tt.body)
+			spoilt := resp.StatusCode == 500 && resp.Header.Get("Retry-After") == "soon"
+			if spoilt != (tt.endpoint == endpoint) {
+				t.Errorf("fault of %s: %s answers %d", endpoint, tt.endpoint, resp.StatusCode)
+			}
+		}
+		if approved := len(s.Approvals()) == 1; approved == (endpoint == Approvals) {
+			t.Errorf("fault of %s: approved %v", endpoint, approved)
+		}
+	}
+}
+
+// A fault ends by the clock, after so many answers or when it is cleared, whichever comes first.
+func TestFaultEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Options{Speed: 2})
+		want := func(when string, status int) {
+			t.Helper()
+			if resp := ask(s, "GET", eventsURL, ""); resp.StatusCode != status {
+				t.Errorf("%s: %d, want %d", when, resp.StatusCode, status)
+			}
+		}
+		s.SetFault(Fault{Status: 503, For: time.Minute})
+		want("at once", 503)
+		time.Sleep(30*time.Second - 1)
+		want("shortly before its end", 503)
+		time.Sleep(time.Nanosecond)
+		want("at its end", 200)
+
+		s.SetFault(Fault{Status: 503, Times: 2})
+		want("first", 503)
+		want("second", 503)
+		want("third", 200)
+
+		s.SetFault(Fault{Status: 503})
+		want("set", 503)
+		s.SetFault(Fault{Status: 500})
+		want("replaced", 500)
+		s.ClearFaults()
+		want("cleared", 200)
+	})
+}
+
+// The first answer may be late; it is the document as it is then.
+func TestDelayedAnswerIsTheNewest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Options{})
+		s.SetFault(Fault{Delay: 2 * time.Minute, Times: 1})
+		time.AfterFunc(time.Minute, func() { s.SetIncarnation(9) })
+		began := time.Now()
+		resp, err := s.RoundTripper().RoundTrip(request(t, t.Context(), "GET", eventsURL))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if took := time.Since(began); err != nil || took != 2*time.Minute || string(body) != `{"DocumentIncarnation":9,"Events":[]}` {
+			t.Errorf("%s, %v after %v", body, err, took)
+		}
+		began = time.Now()
+		ask(s, "GET", eventsURL, "")
+		if took := time.Since(began); took != 0 {
+			t.Errorf("the second answer took %v", took)
+		}
+	})
+}
+
+// A fault is read back as it was written.
+func TestFaultIsTheSameInJSON(t *testing.T) {
+	f := Fault{Path: Identity, For: 90 * time.Second, Delay: time.Second, Status: 503, RetryAfter: "1", Times: 3, NoLength: true}
+	data, err := json.Marshal(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"path":"identity","times":3,"status":503,"retryAfter":"1","noLength":true,"for":"1m30s","delay":"1s"}`
+	var back Fault
+	if err := json.Unmarshal(data, &back); err != nil || string(data) != want || back != f {
+		t.Errorf("%s became %+v, %v, want %s", data, back, err, want)
+	}
+	if err := json.Unmarshal([]byte(`{"status":99}`), &back); err == nil {
+		t.Error("status 99 was taken")
+	}
+}
