@@ -4,188 +4,490 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/imdstest"
 )
 
-// A stage is an emulated Azure, an outbox on disk, and bridges that run one after the other, all in a synctest bubble.
-type stage struct {
-	t     *testing.T
-	azure *imdstest.Server
-	dir   string
-	opts  Options // Client, Outbox and Routes are filled in by start
-	log   *lines
-}
-
-func newStage(t *testing.T) *stage {
-	t.Helper()
-	return &stage{
-		t: t, dir: t.TempDir(), log: &lines{},
-		azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
-	}
-}
-
-// running is a bridge that runs. end stops it as SIGTERM does; crash as kill -9 does, as far as one process can: what
-// is not on disk is lost.
-type running struct {
-	*Bridge
-	s      *stage
-	cancel context.CancelFunc
-	done   chan error
-}
-
-func (s *stage) start(routes ...Route) *running {
-	s.t.Helper()
-	log := slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	o := s.opts
-	outbox, err := OpenOutbox(s.dir, log)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	o.Client = NewClient("http://azure.test", DefaultAPIVersion, log, s.azure.RoundTripper())
-	o.Outbox, o.Routes, o.Log, o.Host, o.Version = outbox, routes, log, "host-0", "test"
-	r := &running{Bridge: New(o), s: s, done: make(chan error, 1)}
-	ctx, cancel := context.WithCancel(s.t.Context())
-	r.cancel = cancel
-	go func() { r.done <- r.Run(ctx) }()
-	return r
-}
-
-func (r *running) end() {
-	r.s.t.Helper()
-	r.cancel()
-	if err := <-r.done; err != nil {
-		r.s.t.Errorf("Run = %v", err)
-	}
-}
-
-// lines is a log that can be searched.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// An ear is a sink that remembers what it was told and answers as it is told to.
-type ear struct {
-	mu     sync.Mutex
-	heard  []heard // accepted
-	tries  []heard
-	answer func(Delivery) error // nil accepts
-	reply  Answer
-}
-
-type heard struct {
-	Delivery
-	at time.Time
-}
-
-func (e *ear) Deliver(ctx context.Context, batch []Delivery) (Answer, error) {
-	e.mu.Lock()
-	answer := e.answer
-	for _, d := range batch {
-		e.tries = append(e.tries, heard{d, time.Now()})
-	}
-	reply := e.reply
-	e.mu.Unlock()
-	for _, d := range batch {
-		if answer == nil {
-			break
+// The whole life of an event is told: scheduled, updated, started and vanished, once each and in order.
+func TestTheWholeLifeOfAnEventIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(time.Minute)
+		all := e.accepted()
+		if len(all) != 4 {
+			t.Fatalf("told %v", e.ids())
 		}
-		if err := answer(d); err != nil {
-			if errors.Is(err, errHang) {
-				<-ctx.Done()
-				return reply, ctx.Err()
+		update := all[1].Event.ID()
+		wantIDs(t, e.ids(), idA+"-scheduled", update, idA+"-started", idA+"-vanished")
+		if d := dataIn(t, all[1].Event); !strings.HasPrefix(update, idA+"-updated-") || !slices.Equal(d.Changed, []string{"NotBefore"}) {
+			t.Errorf("a moved NotBefore is told as %s, changed %v", update, d.Changed)
+		}
+		for _, h := range all {
+			if d := dataIn(t, h.Event); d.WhileAway || !d.NotEarlierThan.IsZero() {
+				t.Errorf("%s says that nobody watched", h.Event.ID())
 			}
-			return reply, err
+		}
+		b.end()
+	})
+}
+
+// At the first document of all, what is open is told once, as found while away, and no one can say since when.
+func TestTheFirstStartTellsWhatIsOpen(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.reboot(idA)
+		s.azure.Schedule(imdstest.Event{ID: idB, Status: imdstest.Started, Type: "Freeze"})
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(time.Minute)
+		wantIDs(t, e.ids(), idB+"-started", idA+"-scheduled") // what has begun comes first
+		for _, h := range e.accepted() {
+			if d := dataIn(t, h.Event); !d.WhileAway || !d.NotEarlierThan.IsZero() {
+				t.Errorf("%s: whileAway %v, notEarlierThan %v; want true and none", h.Event.ID(), d.WhileAway, d.NotEarlierThan)
+			}
+		}
+		b.end()
+	})
+}
+
+// A restart tells nothing of events that are as they were, and with the gap what changed meanwhile.
+func TestARestartTellsWhatChangedMeanwhile(t *testing.T) {
+	for _, tt := range []struct {
+		claim     string
+		meanwhile func(*imdstest.Server)
+		want      []string
+	}{
+		{"nothing happened", func(*imdstest.Server) {}, nil},
+		{"one came", func(a *imdstest.Server) { a.Schedule(imdstest.Event{ID: idB}) }, []string{idB + "-scheduled"}},
+		{"one was moved", func(a *imdstest.Server) {
+			a.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		}, []string{idA + "-updated-*"}},
+		{"one began", func(a *imdstest.Server) { a.Start(idA) }, []string{idA + "-started"}},
+		{"one ended", func(a *imdstest.Server) { a.End(idA) }, []string{idA + "-vanished"}},
+		{"one ended and another came", func(a *imdstest.Server) { a.End(idA); a.Schedule(imdstest.Event{ID: idB}) },
+			[]string{idB + "-scheduled", idA + "-vanished"}},
+		{"the number started over", func(a *imdstest.Server) { a.ResetIncarnation() }, nil},
+	} {
+		for _, crash := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, crash %v", tt.claim, crash), func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					e := &ear{}
+					b := s.start(e.all("a"))
+					pause(2 * time.Second)
+					s.reboot(idA)
+					pause(20 * time.Second)
+					last := time.Now()
+					if crash {
+						b.crash()
+					} else {
+						b.end()
+					}
+					pause(time.Minute)
+					tt.meanwhile(s.azure)
+					again := &ear{}
+					b = s.start(again.all("a"))
+					pause(10 * time.Second)
+					var ids []string
+					for _, h := range again.accepted() {
+						id := h.Event.ID()
+						if i := strings.Index(id, "-updated-"); i > 0 {
+							id = id[:i+len("-updated-")] + "*"
+						}
+						ids = append(ids, id)
+						d := dataIn(t, h.Event)
+						if !d.WhileAway || d.NotEarlierThan.After(last) || last.Sub(d.NotEarlierThan) > touchEvery {
+							t.Errorf("%s: whileAway %v, notEarlierThan %v; want the last answer before, about %v", id, d.WhileAway, d.NotEarlierThan, last)
+						}
+					}
+					wantIDs(t, ids, tt.want...)
+					b.end()
+				})
+			})
 		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, d := range batch {
-		e.heard = append(e.heard, heard{d, time.Now()})
-	}
-	return reply, nil
 }
 
-// errHang makes an ear hang until its attempt ends.
-var errHang = errors.New("hang")
-
-func (e *ear) say(answer func(Delivery) error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.answer = answer
-}
-
-func always(err error) func(Delivery) error { return func(Delivery) error { return err } }
-
-// ids are those of what was accepted, in order.
-func (e *ear) ids() []string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	list := []string{}
-	for _, h := range e.heard {
-		list = append(list, h.Event.ID())
-	}
-	return list
-}
-
-// all routes everything about all VMs to the ear.
-func (e *ear) all(name string) Route {
-	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Match{VMs: "all"}}, Terms: Terms{Timeout: 10 * time.Second, Late: LateSend}}
-}
-
-func wantIDs(t *testing.T, got []string, want ...string) {
-	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("got  %s\nwant %s", strings.Join(got, "\n     "), strings.Join(want, "\n     "))
+// More than a minute without a valid answer is as long as a restart: what is found then was found late.
+func TestWhatIsFoundAfterALongGapSaysSo(t *testing.T) {
+	for _, tt := range []struct {
+		gap  time.Duration
+		away bool
+	}{{30 * time.Second, false}, {2 * time.Minute, true}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(10500 * time.Millisecond)
+			last := time.Now()
+			s.azure.SetFault(imdstest.Fault{Status: 503, For: tt.gap})
+			s.reboot(idA)
+			pause(tt.gap + 20*time.Second)
+			if len(e.ids()) != 1 {
+				t.Fatalf("told %v", e.ids())
+			}
+			d := dataIn(t, e.accepted()[0].Event)
+			if d.WhileAway != tt.away || tt.away && last.Sub(d.NotEarlierThan) > time.Second || !tt.away && !d.NotEarlierThan.IsZero() {
+				t.Errorf("after %v without an answer: whileAway %v, notEarlierThan %v", tt.gap, d.WhileAway, d.NotEarlierThan)
+			}
+			b.end()
+		})
 	}
 }
 
-const idA, idB = "AAAAAAAA-0000-4000-8000-000000000001", "BBBBBBBB-0000-4000-8000-000000000002"
-
-// settle lets everything that can happen now happen, and a poll with it.
-func pause(d time.Duration) {
-	time.Sleep(d)
-	synctest.Wait()
+// An event that comes back after it vanished, and an update that recurs, have ids of their own, also across a restart.
+func TestWhatHappensAgainHasAnotherID(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		at := time.Now().Add(time.Hour)
+		move := func(d time.Duration) {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = at.Add(d) })
+			pause(2 * time.Second)
+		}
+		pause(2 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: at})
+		pause(2 * time.Second)
+		move(time.Minute)
+		move(0)
+		move(time.Minute)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		b = s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: at})
+		pause(2 * time.Second)
+		move(time.Minute)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		b.end()
+		got := e.ids()
+		if len(got) != 10 {
+			t.Fatalf("told %v", got)
+		}
+		later, sooner := got[1], got[2]
+		wantIDs(t, got, idA+"-scheduled", later, sooner, later+"-r2", idA+"-vanished",
+			idA+"-scheduled-r2", later+"-r3", idA+"-started-r2", idA+"-vanished-r2", idA+"-scheduled-r3")
+	})
 }
 
-func TestAReboot(t *testing.T) {
-	t.Run("is told as scheduled, started and vanished, once each and in order", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			s := newStage(t)
+// The same change has the same id: told again after a crash, after the outbox is lost, and by another VM.
+func TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.reboot(idA)
+		tell := func(s *stage) []string {
 			e := &ear{}
 			b := s.start(e.all("a"))
 			pause(2 * time.Second)
-			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot"})
+			at := time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = at })
 			pause(2 * time.Second)
-			s.azure.Start(idA)
-			pause(2 * time.Second)
-			s.azure.End(idA)
-			pause(2 * time.Second)
-			wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
-			b.end()
-			if t.Failed() {
-				fmt.Println(s.log)
+			b.crash()
+			return e.ids()
+		}
+		first := tell(s)
+		if err := os.Remove(filepath.Join(s.dir, "outbox.db")); err != nil {
+			t.Fatal(err)
+		}
+		s.azure.End(idA)
+		s.reboot(idA)
+		wantIDs(t, tell(s), first...)
+
+		other := newStage(t)
+		other.azure, other.vm = s.azure, "vm-1"
+		s.azure.End(idA)
+		s.reboot(idA)
+		wantIDs(t, tell(other), first...)
+	})
+}
+
+// A crash after the destination accepted and before that was noted repeats the delivery, with the same id.
+func TestACrashRepeatsWhatWasNotNotedWithTheSameID(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		image := filepath.Join(t.TempDir(), "image")
+		e := &ear{}
+		var b *running
+		e.say(func(d Delivery) error {
+			if d.Event.ID() == idA+"-started" {
+				b.snapshot(image)
 			}
+			return nil
 		})
+		b = s.start(e.all("a"))
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		b.end()
+		copyFile(t, image, filepath.Join(s.dir, "outbox.db"))
+		e.say(nil)
+		b = s.start(e.all("a"))
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started", idA+"-started")
+		b.end()
+	})
+}
+
+// When a delivery is made, it, and what was seen, is on disk.
+func TestADeliveryIsOwedBeforeItIsSent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		var b *running
+		checked := 0
+		e.say(func(d Delivery) error {
+			dir := t.TempDir()
+			b.snapshot(filepath.Join(dir, "outbox.db"))
+			o, err := ReadOutbox(dir)
+			if err != nil {
+				t.Error(err)
+				return nil
+			}
+			defer o.Close()
+			owed := slices.ContainsFunc(o.List(Selection{Sink: "a", State: StatePending}), func(e Entry) bool { return e.ID == d.Event.ID() })
+			_, states := o.known()
+			open := states[idA].Event != nil
+			if want := d.Event.Type() != EventPrefix+"vanished"; !owed || open != want {
+				t.Errorf("when %s is sent, the disk has it owed: %v, and the event open: %v", d.Event.ID(), owed, open)
+			}
+			if ce, err := o.cloudEvent(o.List(Selection{Sink: "a"})[0].seq); err != nil || ce.ID() != d.Event.ID() {
+				t.Errorf("the disk has %v, %v; want the CloudEvent", ce.ID(), err)
+			}
+			checked++
+			return nil
+		})
+		b = s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		if checked != 3 {
+			t.Errorf("%d deliveries were looked at, want 3", checked)
+		}
+		b.end()
+	})
+}
+
+// A destination that hangs, and one that is dead, delay neither another one nor the polling.
+func TestASlowSinkDelaysNeitherOthersNorPolling(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		hung, dead, well := &ear{answer: always(errHang)}, &ear{answer: always(errDown)}, &ear{}
+		b := s.start(hung.all("hung"), dead.all("dead"), well.all("well"))
+		pause(1500 * time.Millisecond)
+		before := s.polls()
+		scheduled := time.Now()
+		s.reboot(idA)
+		pause(time.Minute)
+		s.azure.Start(idA)
+		began := time.Now()
+		pause(time.Minute)
+		wantIDs(t, well.ids(), idA+"-scheduled", idA+"-started")
+		for i, from := range []time.Time{scheduled, began} {
+			if d := well.accepted()[i].at.Sub(from); d > time.Second {
+				t.Errorf("%s was heard after %v, want a second at most", well.ids()[i], d)
+			}
+		}
+		if n := s.polls() - before; n != 120 {
+			t.Errorf("%d polls in two minutes, want 120", n)
+		}
+		hung.say(nil)
+		dead.say(nil)
+		pause(5 * time.Minute)
+		wantIDs(t, hung.ids(), idA+"-scheduled", idA+"-started")
+		wantIDs(t, dead.ids(), idA+"-scheduled", idA+"-started")
+		b.end()
+	})
+}
+
+// A stop finishes what is under way, for five seconds at most, tries what is new, and keeps the rest.
+func TestAStopFinishesWhatIsUnderWay(t *testing.T) {
+	for _, tt := range []struct {
+		takes time.Duration // an attempt
+		stop  time.Duration // the bridge, at most
+		kept  int
+	}{
+		{0, 0, 0},
+		{3 * time.Second, 3 * time.Second, 0},
+		{8 * time.Second, stopPatience, 1},
+	} {
+		t.Run(fmt.Sprint(tt.takes), func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e := &ear{}
+				slow := e.all("a")
+				slow.Sink = slowSink{e, tt.takes}
+				down := (&ear{answer: always(errDown)}).all("down")
+				b := s.start(slow, down)
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(600 * time.Millisecond) // and the attempt is under way
+				began := time.Now()
+				b.end()
+				if took := time.Since(began); took > tt.stop {
+					t.Errorf("the stop took %v, want at most %v", took, tt.stop)
+				}
+				o := stored(t, s.dir)
+				if n := len(o.List(Selection{Sink: "a", State: StatePending})); n != tt.kept {
+					t.Errorf("%d deliveries are kept, want %d", n, tt.kept)
+				}
+				if n := len(o.List(Selection{Sink: "down", State: StatePending})); n != 1 {
+					t.Errorf("%d deliveries to the sink that is down are kept, want 1", n)
+				}
+			})
+		})
+	}
+}
+
+// slowSink takes its time, and comes back when its attempt is over.
+type slowSink struct {
+	Sink
+	takes time.Duration
+}
+
+func (s slowSink) Deliver(ctx context.Context, batch []Delivery) (Answer, error) {
+	select {
+	case <-time.After(s.takes):
+	case <-ctx.Done():
+		return Answer{}, ctx.Err()
+	}
+	return s.Sink.Deliver(ctx, batch)
+}
+
+// An attempt that is accepted although it was cut off counts.
+func TestWhatWasAcceptedWhileBeingCutOffIsNotRepeated(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		r := e.all("a")
+		r.Sink = stubborn{e}
+		b := s.start(r)
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		b.end()
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		if list := stored(t, s.dir).List(Selection{}); len(list) != 0 {
+			t.Errorf("it is still owed: %v", list)
+		}
+	})
+}
+
+// stubborn delivers only when it is told to stop.
+type stubborn struct{ Sink }
+
+func (s stubborn) Deliver(ctx context.Context, batch []Delivery) (Answer, error) {
+	<-ctx.Done()
+	return s.Sink.Deliver(context.WithoutCancel(ctx), batch)
+}
+
+// Run returns also when a sink does not, and when nothing ever answered.
+func TestRunReturnsWhateverSinksDo(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		release := make(chan struct{})
+		r := (&ear{}).all("a")
+		r.Sink = deaf{release}
+		b := s.start(r)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		began := time.Now()
+		b.end()
+		if took := time.Since(began); took > stopPatience+cutPatience {
+			t.Errorf("Run took %v to return", took)
+		}
+		close(release)
+	})
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Hang: true})
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		b := s.start((&ear{}).all("a"))
+		pause(time.Minute)
+		began := time.Now()
+		b.end()
+		if took := time.Since(began); took > 0 {
+			t.Errorf("Run took %v to return", took)
+		}
+	})
+}
+
+// deaf does not return when its attempt is over, though every sink must.
+type deaf struct{ release chan struct{} }
+
+func (d deaf) Deliver(context.Context, []Delivery) (Answer, error) {
+	<-d.release
+	return Answer{}, errors.New("released")
+}
+
+// A sink that can be closed is, once its route has ended: after a reload and at the end.
+func TestSinksAreClosedWhenTheirRouteHasEnded(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		var first, second, other atomic.Int32
+		route := func(name string, n *atomic.Int32) Route {
+			r := (&ear{}).all(name)
+			r.Sink = closing{r.Sink, n}
+			return r
+		}
+		b := s.start(route("a", &first), route("b", &other))
+		pause(2 * time.Second)
+		b.Reload([]Route{route("a", &second)}, SettingsInfo{})
+		pause(2 * time.Second)
+		if first.Load() != 1 || other.Load() != 1 || second.Load() != 0 {
+			t.Errorf("closed %d %d %d times after the reload, want the old ones, once", first.Load(), other.Load(), second.Load())
+		}
+		b.end()
+		if first.Load() != 1 || other.Load() != 1 || second.Load() != 1 {
+			t.Errorf("closed %d %d %d times after the end, want each once", first.Load(), other.Load(), second.Load())
+		}
+	})
+}
+
+type closing struct {
+	Sink
+	closed *atomic.Int32
+}
+
+func (c closing) Close() error { c.closed.Add(1); return nil }
+
+// What a sink is given to guard, and what it must not say, the bridge never prints: it looks at secret files from
+// outside only.
+func TestTheBridgePrintsNoSecret(t *testing.T) {
+	const secret = "hunter2-and-more"
+	bubble(t, func(t *testing.T, s *stage) {
+		file := filepath.Join(t.TempDir(), "token")
+		if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e := &ear{answer: always(ErrBlocked)}
+		r := e.all("a")
+		r.Secrets = []string{file}
+		b := s.start(r)
+		s.reboot(idA)
+		pause(2 * time.Minute)
+		if err := os.WriteFile(file, []byte(secret+secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e.say(always(ErrRejected))
+		pause(time.Minute)
+		shown := s.log.String() + string(compactJSON(b.Status())) + string(compactJSON(b.Outbox.List(Selection{})))
+		b.end()
+		if data, err := os.ReadFile(b.Outbox.Path()); err != nil || strings.Contains(shown+string(data), secret) {
+			t.Errorf("a secret is in the log, the status or the outbox (%v)", err)
+		}
 	})
 }

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -82,6 +83,7 @@ type Data struct {
 // Circumstances are what a CloudEvent says beside the change itself.
 type Circumstances struct {
 	Observer       Observer
+	Host           string    // stands in the source while the observer has no name
 	Source         string    // "" derives it from the observer
 	Time           time.Time // when the change was first observed
 	Incarnation    string    // of the document that showed it
@@ -119,7 +121,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 	ce.SetID(id)
 	ce.SetType(EventPrefix + string(c.Kind))
 	if in.Source == "" {
-		in.Source = o.source(true)
+		in.Source = o.source(true, in.Host)
 	}
 	ce.SetSource(in.Source)
 	ce.SetSubject(e.ID)
@@ -134,7 +136,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 	set("azeventtype", e.Type)
 	set("azeventstatus", e.Status)
 	set("azeventsource", e.Source)
-	set("azresources", strings.Join(e.Resources, ","))
+	set("azresources", joinNames(e.Resources))
 	set("observer", o.Name)
 	ce.SetExtension("azduration", int32(e.Duration))
 	if !e.NotBefore.IsZero() {
@@ -148,7 +150,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 		Back: in.End.Back.UTC(), LongestPause: math.Round(in.End.LongestPause.Seconds()*10) / 10,
 		DocumentIncarnation: incarnationJSON(in.Incarnation), Observer: o,
 	}
-	if o.Name != "" {
+	if o.Name != "" && len(e.Resources) > 0 {
 		self := e.Affects(o.Name)
 		d.AffectsSelf = &self
 		ce.SetExtension("azself", self)
@@ -179,7 +181,7 @@ func WrapBridge(typ string, data map[string]any, o Observer, at time.Time) (even
 	ce.SetID(idToken(who) + "-" + strings.ReplaceAll(kind, ".", "-") + "-" +
 		at.Format(timestampInIDs) + fmt.Sprintf("%09dZ", at.Nanosecond()))
 	ce.SetType(typ)
-	ce.SetSource(o.source(false))
+	ce.SetSource(o.source(false, ""))
 	if s := attribute(o.Name); s != "" {
 		ce.SetSubject(s)
 		ce.SetExtension("observer", s)
@@ -247,19 +249,15 @@ func severity(c Change) int32 {
 }
 
 // source is the CloudEvents source: for Azure's events the scale set if the VM is in one, so that all its VMs say the
-// same, else the VM.
-func (o Observer) source(shared bool) string {
+// same, else the VM. host names a VM that has no name yet.
+func (o Observer) source(shared bool, host string) string {
 	path := o.ResourceID
 	if shared && o.ScaleSet != "" && o.SubscriptionID != "" && o.ResourceGroup != "" {
 		path = "/subscriptions/" + o.SubscriptionID + "/resourceGroups/" + o.ResourceGroup +
 			"/providers/Microsoft.Compute/virtualMachineScaleSets/" + o.ScaleSet
 	}
 	if path == "" {
-		name := o.Name
-		if name == "" {
-			name = unknownHostInSourceID
-		}
-		return "urn:forewarn:" + url.PathEscape(name)
+		return "urn:forewarn:" + url.PathEscape(cmp.Or(o.Name, host, unknownHostInSourceID))
 	}
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	for i, p := range parts {
@@ -277,6 +275,18 @@ func attribute(s string) string {
 		return r
 	}, strings.ToValidUTF8(s, "\ufffd"))
 	return strings.TrimSpace(cutRunes(s, maxAttribute))
+}
+
+// joinNames joins names by commas, as many as fit into an attribute. None is cut short, because that would read as
+// another VM's.
+func joinNames(names []string) string {
+	s := strings.Join(names, ",")
+	if len(s) > maxAttribute {
+		if i := strings.LastIndexByte(s[:maxAttribute+1], ','); i > 0 {
+			return s[:i]
+		}
+	}
+	return s
 }
 
 // idToken makes a string fit for an id.
@@ -331,11 +341,12 @@ func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 		}
 		first = false
 		if s, ok := t.(string); ok {
+			long := len(s) > maxString
+			s = cutRunes(s, maxString)
 			if key && len(open) == 1 {
 				field = s
 			}
-			if len(s) > maxString {
-				s = cutRunes(s, maxString)
+			if long {
 				cut[field] = true
 			}
 			t = s
@@ -372,7 +383,7 @@ func Fields(ce event.Event) map[string]any {
 		case int32:
 			f[name] = int(v)
 		case types.Timestamp:
-			f[name] = v.Format(time.RFC3339)
+			f[name] = v.String()
 		default:
 			f[name] = v
 		}
@@ -395,7 +406,8 @@ func Fields(ce event.Event) map[string]any {
 		}
 		f["resources"] = names
 	}
-	if at, err := time.Parse(time.RFC3339, f["aznotbefore"].(string)); err == nil && f["azeventstatus"] != statusStarted {
+	notBefore, _ := f["aznotbefore"].(string)
+	if at, err := time.Parse(time.RFC3339, notBefore); err == nil && f["azeventstatus"] != statusStarted {
 		f["notice"] = max(0, at.Sub(ce.Time()).Seconds())
 	}
 	f["first"] = f["change"] == string(Scheduled) || f["change"] == string(Started) && data["previous"] == nil

@@ -26,9 +26,10 @@ type Change struct {
 //
 // Content alone counts; the incarnation number is not looked at, because Azure starts it over and some hosts change
 // the content under one number. A partial document makes nothing vanish. Neither does one that was asked with an
-// api-version that cannot show the event's type, and a field that the version of one side cannot hold is no
-// difference.
-func Diff(known []Event, knownVersion string, doc Document) []Change {
+// api-version that cannot show the event's type. A field that a later version brought is no difference when one side
+// lacks it: each known event is as it was last told, whichever version, older or newer than the last one asked, showed
+// it then.
+func Diff(known []Event, doc Document) []Change {
 	before := make(map[string]*Event, len(known))
 	for i := range known {
 		before[known[i].ID] = &known[i]
@@ -49,12 +50,9 @@ func Diff(known []Event, knownVersion string, doc Document) []Change {
 		if string(was.Raw) == string(now.Raw) {
 			continue
 		}
-		fields := differing(*was, now)
-		if knownVersion != doc.APIVersion {
-			fields = slices.DeleteFunc(fields, func(f string) bool {
-				return !holdsField(knownVersion, f) || !holdsField(doc.APIVersion, f)
-			})
-		}
+		fields := slices.DeleteFunc(differing(*was, now), func(f string) bool {
+			return since[f] != "" && (was.fields[f] == nil || now.fields[f] == nil)
+		})
 		if len(fields) == 0 {
 			continue
 		}
@@ -90,6 +88,5 @@ var since = map[string]string{
 	"DurationInSeconds": "2020-07-01",
 }
 
-// holdsField and showsType compare versions as dates, which their form allows; an unknown version holds everything.
-func holdsField(version, field string) bool { return version == "" || version >= since[field] }
-func showsType(version, typ string) bool    { return version == "" || version >= since[typ] }
+// showsType compares versions as dates, which their form allows; an unknown version shows everything.
+func showsType(version, typ string) bool { return version == "" || version >= since[typ] }

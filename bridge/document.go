@@ -22,7 +22,7 @@ type Document struct {
 	Events      []Event // in Azure's order, every ID once
 	// Partial says that an entry's EventId could not be read. Nothing may be taken for gone on its word.
 	Partial bool
-	// Problems names what could not be understood, one sentence each. Everything else was.
+	// Problems names what could not be understood, one sentence each; of very many only the first. Everything else was.
 	Problems []string
 	// APIVersion is the version that was asked; it decides which fields and types the answer can hold at all.
 	APIVersion string
@@ -50,6 +50,11 @@ type Event struct {
 // ErrNoDocument is wrapped by what DecodeDocument returns for a body that is not a Scheduled Events document.
 var ErrNoDocument = errors.New("not a scheduled events document")
 
+const (
+	maxIncarnation = 64  // characters; a longer DocumentIncarnation is none
+	maxProblems    = 100 // of a document that are named
+)
+
 // errNullEvents marks a document whose Events is null: no events, if the next poll says so too.
 var errNullEvents = errors.New("events is null")
 
@@ -68,8 +73,9 @@ func DecodeDocument(body []byte) (Document, error) {
 	}
 	var d Document
 	if raw, ok := envelope["DocumentIncarnation"]; ok {
-		if d.Incarnation, ok = scalar(raw); !ok {
-			d.problem("DocumentIncarnation %.40s is neither a number nor a string", raw)
+		if d.Incarnation, ok = scalar(raw); !ok || len(d.Incarnation) > maxIncarnation {
+			d.Incarnation = ""
+			d.problem("DocumentIncarnation %.40s is neither a number nor a short string", raw)
 		}
 	}
 	if string(list) == "null" {
@@ -81,6 +87,7 @@ func DecodeDocument(body []byte) (Document, error) {
 	}
 
 	last := make(map[string]int, len(entries)) // ID → its place in d.Events
+	said := make(map[string]bool)
 	for i, raw := range entries {
 		e, problems := decodeEvent(raw)
 		if e.ID == "" {
@@ -91,9 +98,11 @@ func DecodeDocument(body []byte) (Document, error) {
 		for _, p := range problems {
 			d.problem("event %s: %s", e.ID, p)
 		}
-		if at, twice := last[e.ID]; twice {
-			d.problem("event %s is listed twice, the last entry counts", e.ID)
-			d.Events[at] = e
+		if at, again := last[e.ID]; again {
+			if !said[e.ID] {
+				d.problem("event %s is listed more than once, the last entry counts", e.ID)
+			}
+			said[e.ID], d.Events[at] = true, e
 			continue
 		}
 		last[e.ID] = len(d.Events)
@@ -103,7 +112,12 @@ func DecodeDocument(body []byte) (Document, error) {
 }
 
 func (d *Document) problem(format string, args ...any) {
-	d.Problems = append(d.Problems, fmt.Sprintf(format, args...))
+	switch n := len(d.Problems); {
+	case n < maxProblems:
+		d.Problems = append(d.Problems, fmt.Sprintf(format, args...))
+	case n == maxProblems:
+		d.Problems = append(d.Problems, "there are more problems than these")
+	}
 }
 
 // decodeEvent reads one entry. Its ID is empty when the entry has none that can be read; the problems name every
@@ -203,10 +217,10 @@ var notBeforeLayouts = []string{
 }
 
 // ParseNotBefore reads a NotBefore: RFC 1123 in GMT or UTC, as Azure sends it, or ISO 8601 with a zone. The weekday
-// is not looked at, since Microsoft's own examples have wrong ones. The time is UTC.
+// is not looked at, since Microsoft's own examples have wrong ones. The time is UTC and can be written as RFC 3339.
 func ParseNotBefore(s string) (time.Time, error) {
 	text := strings.TrimSuffix(strings.TrimSpace(s), ".")
-	if t, err := time.Parse(time.RFC3339, text); err == nil {
+	if t, err := time.Parse(time.RFC3339, text); err == nil && t.UTC().Year() >= 0 && t.UTC().Year() <= 9999 {
 		return t.UTC(), nil
 	}
 	if clock, zone, ok := cutLast(text, " "); ok {
@@ -273,7 +287,7 @@ func (e Event) canonical(key string) []byte {
 			return compactJSON(strings.ToUpper(id))
 		}
 	case key == "NotBefore" && !e.NotBefore.IsZero():
-		return compactJSON(e.NotBefore.Format(time.RFC3339))
+		return compactJSON(e.NotBefore.Format(time.RFC3339Nano))
 	}
 	var v any
 	d := json.NewDecoder(bytes.NewReader(raw))

@@ -147,7 +147,7 @@ func (m Match) matches(e Event, self string, unnamed bool) Verdict {
 		len(m.Types) > 0 && !has(m.Types, e.Type),
 		len(m.Sources) > 0 && !has(m.Sources, e.Source):
 		return Refused
-	case m.VMs == "":
+	case m.VMs == "", strings.EqualFold(m.VMs, "all"):
 		return Accepted
 	case len(e.Resources) == 0, self == "" && unnamed:
 		return Refused

@@ -44,7 +44,7 @@ type Client struct {
 
 	mu       sync.Mutex
 	version  string    // in use
-	fellBack time.Time // when an older one came into use
+	fellBack time.Time // when an older one came into use, or the configured one was last tried in vain
 }
 
 // NewClient makes a client of the service at endpoint, which may hold a path. transport is nil but in tests.
@@ -99,11 +99,10 @@ type Poll struct {
 // are tried in the same call.
 func (c *Client) Poll(ctx context.Context, etag string) Poll {
 	c.mu.Lock()
-	current := c.version
-	if current != c.preferred && time.Since(c.fellBack) > preferredWait {
-		current = c.preferred
+	current, inUse := c.version, c.version
+	if inUse != c.preferred && time.Since(c.fellBack) >= preferredWait {
+		current, c.fellBack = c.preferred, time.Now() // whatever comes of it, not with every poll
 	}
-	inUse := c.version
 	c.mu.Unlock()
 
 	versions := []string{current}
@@ -128,8 +127,9 @@ func (c *Client) Poll(ctx context.Context, etag string) Poll {
 		return p
 	}
 	c.mu.Lock()
-	c.fellBack = time.Now()
+	c.version = c.preferred // the next poll begins anew
 	c.mu.Unlock()
+	p.Err = fmt.Errorf("%s refuses api-version %s and all that could stand in for it: %s", c.endpoint, c.preferred, excerpt(p.Body))
 	return p
 }
 
@@ -144,7 +144,7 @@ func (c *Client) use(version string) {
 	}
 	var lost []string
 	for _, name := range slices.Sorted(maps.Keys(since)) {
-		if since[name] > version {
+		if since[name] > version && since[name] <= c.preferred {
 			lost = append(lost, name)
 		}
 	}
@@ -177,7 +177,7 @@ func (c *Client) poll(ctx context.Context, version, etag string) (p Poll, refuse
 	}
 	switch code := resp.StatusCode; {
 	case code == http.StatusBadRequest && refusesVersion(body):
-		p, _ = fail(PollSettings, "%s refuses api-version %s and all that could stand in for it: %s", c.endpoint, version, excerpt(body))
+		p, _ = fail(PollSettings, "%s refuses api-version %s: %s", c.endpoint, version, excerpt(body))
 		return p, true
 	case code == http.StatusNotFound, code == http.StatusRequestTimeout, code == http.StatusGone,
 		code == http.StatusTooManyRequests, code >= 500:

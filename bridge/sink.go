@@ -14,7 +14,8 @@ import (
 // Deliver makes one attempt to hand over the whole batch and returns when every delivery of it is accepted, when
 // one is not, or when ctx is done; it must not go on in the background after that. A batch is accepted whole or not
 // at all, holds at most Terms.Batch deliveries, oldest first, and is never empty. Deliver never retries: order,
-// schedule, deadline and memory belong to the bridge, which calls it from one goroutine at a time.
+// schedule, deadline and memory belong to the bridge, which calls it from one goroutine at a time, or from
+// Terms.Parallel.
 //
 // The error says what becomes of the batch:
 //
@@ -85,6 +86,12 @@ type Terms struct {
 	Late    Late
 	Bridge  Level // which CloudEvents about the bridge it hears
 	Batch   int   // the most deliveries one call of Deliver takes; 0 counts as 1
+
+	// Parallel is how many calls of Deliver may be under way, each about another Azure event; 0 counts as 1.
+	Parallel int
+	// Sync puts each settled delivery on the disk before the next attempt, for a sink that must not repeat even the few
+	// that a crash else could.
+	Sync bool
 }
 
 // A Route is a named sink with its filter and terms. The name is what deliveries belong to: a route that returns
@@ -99,4 +106,10 @@ type Route struct {
 	// Secrets are the files that hold the route's credentials. When one changes, a blocked or waiting route is
 	// tried again at once.
 	Secrets []string
+}
+
+// A Renderer is a Sink that can show what a delivery would make leave. Render touches no destination; secrets stand in
+// it as [secret].
+type Renderer interface {
+	Render(d Delivery) (string, error)
 }

@@ -76,7 +76,7 @@ const (
 func (b *Bridge) Alive() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if since := later(b.began, b.imds.turned); time.Since(since) > firstPatience+slowRetry {
+	if since := later(b.began, b.imds.turned); !since.IsZero() && time.Since(since) > firstPatience+slowRetry {
 		return fmt.Errorf("the poll loop hangs since %s", since.UTC().Format(time.RFC3339))
 	}
 	return nil
@@ -85,25 +85,21 @@ func (b *Bridge) Alive() error {
 // Status tells how things are.
 func (b *Bridge) Status() Status {
 	now := time.Now()
-	events, states, answer := b.Outbox.known()
+	events, states := b.Outbox.known()
 	stats := b.Outbox.stats()
 	durable := b.Outbox.Durable()
+	answer := b.Outbox.lastAnswer()
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := Status{
-		Version: b.Version, StartedAt: b.began.UTC(), Reasons: []string{}, Observer: b.observer,
+		Version: b.Version, StartedAt: b.began.UTC(), Observer: b.observer,
 		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: incarnationJSON(answer.Incarnation),
 			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
 		Events: []EventStatus{}, Sinks: []SinkStatus{},
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: b.Outbox.store.size()}, Settings: b.Settings,
 	}
-	switch {
-	case b.imds.lastAnswer.IsZero() && b.imds.lastErr == "":
-		s.Reasons = append(s.Reasons, "the endpoint has not answered yet")
-	case b.imds.lastAnswer.IsZero():
-		s.Reasons = append(s.Reasons, "the endpoint has not answered yet: "+b.imds.lastErr)
-	}
+	s.Reasons = b.imds.reasons()
 	if durable != nil {
 		s.Outbox.Error = durable.Error()
 		s.Reasons = append(s.Reasons, "the outbox cannot be written: "+durable.Error())
@@ -119,31 +115,54 @@ func (b *Bridge) Status() Status {
 	for name, st := range stats {
 		s.Outbox.Pending += st.pending
 		s.Outbox.DeadLetters += st.dead
-		sink := SinkStatus{Name: name, State: SinkOK, Pending: st.pending, Delivered: st.delivered, DeadLetters: st.dead, LastAccepted: st.accepted.UTC()}
-		if st.pending > 0 {
-			sink.OldestPendingSeconds = max(0, now.Sub(st.oldest).Round(time.Millisecond).Seconds())
+		if st.gone.IsZero() || st.pending+st.dead > 0 {
+			s.Sinks = append(s.Sinks, b.sinkStatus(name, st, now))
 		}
-		c := b.workers[name]
-		switch {
-		case !st.gone.IsZero():
-			if st.pending == 0 && st.dead == 0 {
-				continue
-			}
-			sink.State = SinkOrphaned
-		case c != nil:
-			w := c.snapshot()
-			sink.Kind, sink.LastError = c.route.Kind, w.lastErr
-			if w.blocked {
-				sink.State = SinkIsBlocked
-			} else if w.failing > 0 {
-				sink.State = SinkRetrying
-			}
-			if st.pending > 0 && !w.nextTry.IsZero() {
-				sink.NextAttempt = w.nextTry.UTC()
-			}
-		}
-		s.Sinks = append(s.Sinks, sink)
 	}
 	slices.SortFunc(s.Sinks, func(a, b SinkStatus) int { return strings.Compare(a.Name, b.Name) })
+	return s
+}
+
+// reasons say why the endpoint is not one to rely on.
+func (i imdsState) reasons() []string {
+	switch {
+	case i.lastAnswer.IsZero() && i.lastErr == "":
+		return []string{"the endpoint has not answered yet"}
+	case i.lastAnswer.IsZero():
+		return []string{"the endpoint has not answered yet: " + i.lastErr}
+	case i.told:
+		return []string{"the endpoint has given no valid answer since " + i.lastAnswer.UTC().Format(time.RFC3339) + ": " + i.lastErr}
+	}
+	return []string{}
+}
+
+// sinkStatus is that of one route. mu is held.
+func (b *Bridge) sinkStatus(name string, st routeStats, now time.Time) SinkStatus {
+	s := SinkStatus{Name: name, State: SinkOK, Pending: st.pending, Delivered: st.delivered, DeadLetters: st.dead, LastAccepted: st.accepted.UTC()}
+	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
+		s.Kind = b.routes[i].Kind
+	}
+	if st.pending > 0 {
+		s.OldestPendingSeconds = max(0, now.Sub(st.oldest).Round(time.Millisecond).Seconds())
+	}
+	c := b.workers[name]
+	switch {
+	case !st.gone.IsZero():
+		s.State = SinkOrphaned
+		return s
+	case c == nil:
+		return s
+	}
+	w := c.snapshot()
+	s.LastError = w.lastErr
+	switch {
+	case w.blocked:
+		s.State = SinkIsBlocked
+	case w.failing:
+		s.State = SinkRetrying
+	}
+	if st.pending > 0 {
+		s.NextAttempt = w.nextTry.UTC()
+	}
 	return s
 }

@@ -2,6 +2,8 @@ package bridge
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 )
 
@@ -19,6 +21,12 @@ const (
 type deadNews struct {
 	told    time.Time
 	entries []Entry
+}
+
+// gap is a time between two valid answers.
+type gap struct {
+	From time.Time `json:"from,omitzero"`
+	To   time.Time `json:"to,omitzero"`
 }
 
 // tellBridge commits a CloudEvent about the bridge to the routes that hear such, except the one concerned.
@@ -44,32 +52,35 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 	_ = b.Outbox.Commit(Commit{Owed: []Owed{{CloudEvent: ce, To: to}}}, now) // the store says when it cannot write
 }
 
-// blocked is told by a worker that its route is blocked (why), or accepts again (nil).
-func (b *Bridge) blocked(route string, why error) {
-	st := b.Outbox.stats()[route]
+// trouble is told by a worker that its route is blocked (why), or that it accepts (nil).
+func (b *Bridge) trouble(route string, why error) {
 	b.mu.Lock()
-	told := b.told[route]
-	c := b.workers[route]
-	// Only what is owed about Azure's events counts: an event about the bridge never causes another.
-	news := why != nil && !told && !st.azure.IsZero() || why == nil && told
-	if news {
-		b.told[route] = why != nil
-	}
+	told, c := b.troubled[route], b.workers[route]
 	b.mu.Unlock()
-	if !news || c == nil {
+	if c == nil || told == (why != nil) {
 		return
+	}
+	st := b.Outbox.stats()[route]
+	if why != nil && st.azure.IsZero() {
+		return // only about the bridge, and that never causes another
+	}
+	b.mu.Lock()
+	told = b.troubled[route]
+	b.troubled[route] = why != nil
+	b.mu.Unlock()
+	if told == (why != nil) {
+		return // somebody else was faster
 	}
 	data := map[string]any{"sink": route, "kind": c.route.Kind, "pending": st.pending}
-	if why == nil {
-		b.tellBridge(SinkRecovered, data, route)
-		return
+	typ := SinkRecovered
+	if why != nil {
+		typ, data["since"], data["error"] = SinkBlocked, st.azure, why.Error()
 	}
-	data["since"], data["error"] = st.oldest, why.Error()
-	b.tellBridge(SinkBlocked, data, route)
+	b.tellBridge(typ, data, route)
 }
 
 // deadLettered is told of each dead letter by the outbox.
-func (b *Bridge) deadLettered(e Entry, _ any) {
+func (b *Bridge) deadLettered(e Entry) {
 	b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", e.Key, "sink", e.Sink, "id", e.ID, "reason", e.Reason, "err", e.Error)
 	if e.Event == "" {
 		return // about the bridge: never causes another
@@ -84,18 +95,16 @@ func (b *Bridge) deadLettered(e Entry, _ any) {
 	b.mu.Unlock()
 }
 
-// tellDead tells of dead letters: the first at once, more of the same route together, once a minute.
-func (b *Bridge) tellDead(now time.Time) {
+// tellDead tells of dead letters: the first of a route at once, more of it together, after a while.
+func (b *Bridge) tellDead(now time.Time, while time.Duration) {
 	b.mu.Lock()
 	var due []map[string]any
 	for sink, n := range b.dead {
-		if len(n.entries) == 0 {
-			if now.Sub(n.told) > deadNewsEvery {
-				delete(b.dead, sink)
-			}
+		if now.Sub(n.told) < while {
 			continue
 		}
-		if now.Sub(n.told) < deadNewsEvery {
+		if len(n.entries) == 0 {
+			delete(b.dead, sink)
 			continue
 		}
 		var list []map[string]any
@@ -124,9 +133,12 @@ func (b *Bridge) housekeep(ctx context.Context) {
 		case <-tick.C:
 		}
 		now := time.Now()
-		b.decideHeld(now)
-		b.tellDead(now)
-		b.tellSilent(now)
+		if b.Outbox.pendingCount() > 0 {
+			b.decideHeld(now)
+			b.tellSilent(now)
+			b.Outbox.dropOrphans(now)
+		}
+		b.tellDead(now, deadNewsEvery)
 		b.tellUnavailable(now)
 		if b.Outbox.Durable() != nil {
 			b.Outbox.forgetSettled()
@@ -142,41 +154,48 @@ func (b *Bridge) housekeep(ctx context.Context) {
 
 // tellSilent tells of routes that accept nothing though something is owed to them.
 func (b *Bridge) tellSilent(now time.Time) {
+	b.mu.Lock()
+	began := b.began
+	b.mu.Unlock()
 	for route, st := range b.Outbox.stats() {
+		since := later(later(st.azure, st.accepted), began)
+		if st.azure.IsZero() || !st.gone.IsZero() || now.Sub(since) < silentFor {
+			continue
+		}
 		b.mu.Lock()
 		c := b.workers[route]
 		b.mu.Unlock()
-		if c == nil || st.azure.IsZero() {
+		if c == nil {
 			continue
 		}
-		since := later(later(st.azure, st.accepted), b.began)
-		status := c.snapshot()
-		if status.failing > 0 && now.Sub(since) >= silentFor {
-			b.blocked(route, errorText(status.lastErr))
+		if why := c.silent(now); why != nil {
+			b.trouble(route, why)
 		}
 	}
 }
 
-type errorText string
-
-func (e errorText) Error() string { return string(e) }
+// silent says why a worker's route accepts nothing, nil when it is only busy.
+func (w *worker) silent(now time.Time) error {
+	st := w.snapshot()
+	switch over := st.since.Add(w.terms.Timeout + time.Second); {
+	case st.failing:
+		return errors.New(st.lastErr)
+	case w.terms.Timeout > 0 && !st.since.IsZero() && now.After(over):
+		return fmt.Errorf("the attempt of %s does not end", st.since.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
 
 // tellUnavailable tells that the endpoint has given no valid answer for long.
 func (b *Bridge) tellUnavailable(now time.Time) {
-	b.mu.Lock()
 	limit := noAnswerFor
-	_, _, before := b.Outbox.known()
-	if before.At.IsZero() {
+	if b.Outbox.lastAnswer().At.IsZero() {
 		limit = noFirstFor
 	}
+	b.mu.Lock()
 	since := later(b.began, b.imds.lastAnswer)
 	news := !b.imds.told && now.Sub(since) >= limit
-	if news {
-		b.imds.told = true
-		if b.imds.failing.IsZero() {
-			b.imds.failing = since
-		}
-	}
+	b.imds.told = b.imds.told || news
 	lastErr := b.imds.lastErr
 	b.mu.Unlock()
 	if !news {
@@ -187,4 +206,28 @@ func (b *Bridge) tellUnavailable(now time.Time) {
 	}
 	b.Log.Error("the endpoint has given no valid answer for long: changes may go unnoticed", "endpoint", b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
 	b.tellBridge(IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(), "since": since.UTC(), "error": lastErr}, "")
+}
+
+// tellRecovered tells that the endpoint answers again, and since when it had not.
+func (b *Bridge) tellRecovered(before, now time.Time) {
+	b.mu.Lock()
+	if before.IsZero() {
+		before = b.began
+	}
+	b.mu.Unlock()
+	b.tellBridge(IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(), "gap": gap{before.UTC(), now.UTC()}}, "")
+}
+
+// tellStarted tells that the bridge began to watch.
+func (b *Bridge) tellStarted(before, now time.Time) {
+	b.mu.Lock()
+	data := map[string]any{"version": b.Version, "settingsHash": b.Settings.Hash, "apiVersion": b.Client.APIVersion()}
+	b.mu.Unlock()
+	if !b.Booted.IsZero() {
+		data["bootTime"] = b.Booted.UTC()
+	}
+	if !before.IsZero() {
+		data["gap"] = gap{before.UTC(), now.UTC()}
+	}
+	b.tellBridge(BridgeStarted, data, "")
 }

@@ -1,0 +1,407 @@
+package bridge
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// captured is a document of testdata/documents, as the api-version of today showed it.
+func captured(t *testing.T, name string) Document {
+	t.Helper()
+	body, err := os.ReadFile("testdata/documents/" + name + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := decoded(t, string(body))
+	d.APIVersion = DefaultAPIVersion
+	return d
+}
+
+// inWords says changes one a line: the change, the event, the status before and the fields that differ.
+func inWords(changes []Change) []string {
+	list := []string{}
+	for _, c := range changes {
+		s := string(c.Kind) + " " + c.Event.ID
+		if c.Previous != nil {
+			s += " was " + c.Previous.Status
+		}
+		if c.Fields != nil {
+			s += ": " + strings.Join(c.Fields, ", ")
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+func wantChanges(t *testing.T, got []Change, want ...string) {
+	t.Helper()
+	if !slices.Equal(inWords(got), want) && len(got)+len(want) > 0 {
+		t.Errorf("got  %s\nwant %s", strings.Join(inWords(got), "\n     "), strings.Join(want, "\n     "))
+	}
+}
+
+// What the real service showed, one document after the other, is told as people would tell it.
+func TestCapturedSequencesAreTold(t *testing.T) {
+	for _, tt := range []struct {
+		claim     string
+		documents []string
+		want      []string
+	}{
+		{"a user's reboot whose beginning nobody saw", []string{"f01-reboot-user-flatcar-1", "f01-reboot-user-flatcar-2", "f01-reboot-user-flatcar-3"}, []string{
+			"scheduled 4CAEA225-A741-474D-A72E-428C86FCD853",
+			"vanished 4CAEA225-A741-474D-A72E-428C86FCD853",
+		}},
+		{"a live migration", []string{"f02-freeze-live-migration-1", "f02-freeze-live-migration-2", "f02-freeze-live-migration-3", "f02-freeze-live-migration-4"}, []string{
+			"scheduled C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+			"started C7061BAC-AFDC-4513-B24B-AA5F13A16123 was Scheduled: EventStatus, NotBefore",
+			"vanished C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+		}},
+		{"one event gone and another there in one document", []string{"f03-aks-vmss-1", "f03-aks-vmss-2"}, []string{
+			"started D3D9DFEC-1DCA-4B49-97AA-780E02F45DFE",
+			"scheduled FA298C74-AE95-4154-8EBF-303EED382DB6",
+			"vanished D3D9DFEC-1DCA-4B49-97AA-780E02F45DFE",
+		}},
+		{"the same document again and again", []string{"f04-freeze-started-spot", "f04-freeze-started-spot", "f04-freeze-started-spot"}, []string{
+			"started 32504B35-D66B-4D0A-8C64-C9DDBBD0EA13",
+		}},
+		{"two reboots at once", []string{"f01-reboot-user-flatcar-1", "f10-two-reboots-six-fields"}, []string{
+			"scheduled 28512AF7-C957-4500-9BC4-842D6FB531E4",
+			"scheduled A626E37F-793E-44E1-89B5-99AE0B96044C",
+		}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			var known []Event
+			var told []Change
+			for _, name := range tt.documents {
+				d := captured(t, name)
+				told = append(told, Diff(known, d)...)
+				known = d.Events
+			}
+			wantChanges(t, told, tt.want...)
+		})
+	}
+}
+
+// Each way in which one event can differ between two documents.
+func TestChangeOfOneEvent(t *testing.T) {
+	const scheduled = `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","Resources":["vm-0","vm-1"],"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","Description":"d","DurationInSeconds":5}`
+	const started = `{"EventId":"A","EventStatus":"Started","EventType":"Reboot","Resources":["vm-0","vm-1"],"NotBefore":"","Description":"d","DurationInSeconds":5}`
+	with := func(entry string, pairs ...string) string { return strings.NewReplacer(pairs...).Replace(entry) }
+	for _, tt := range []struct {
+		claim       string
+		before, now string
+		want        string
+	}{
+		{"first seen Scheduled is scheduled", "", scheduled, "scheduled A"},
+		{"first seen Started is started alone", "", started, "started A"},
+		{"first seen with an unknown status is scheduled", "", with(scheduled, "Scheduled", "Advisory"), "scheduled A"},
+		{"first seen without a status is scheduled", "", `{"EventId":"A"}`, "scheduled A"},
+		{"no longer listed is vanished", scheduled, "", "vanished A"},
+		{"no longer listed is vanished after Started too", started, "", "vanished A"},
+		{"nothing new is nothing", scheduled, scheduled, ""},
+
+		{"Scheduled, then Started is started", scheduled, started, "started A was Scheduled: EventStatus, NotBefore"},
+		{"Scheduled, then Started is started even if other fields moved", scheduled, with(started, `,"vm-1"`, "", `:5`, `:9`),
+			"started A was Scheduled: DurationInSeconds, EventStatus, NotBefore, Resources"},
+		{"Advisory, then Started is started", with(scheduled, "Scheduled", "Advisory"), started, "started A was Advisory: EventStatus, NotBefore"},
+		{"Started, then Scheduled is updated", started, scheduled, "updated A was Started: EventStatus, NotBefore"},
+		{"Started with other fields is updated", started, with(started, `:5`, `:9`), "updated A was Started: DurationInSeconds"},
+		{"an unknown status is updated", scheduled, with(scheduled, "Scheduled", "Paused"), "updated A was Scheduled: EventStatus"},
+		{"a status that is gone is updated", scheduled, with(scheduled, `"EventStatus":"Scheduled",`, ""), "updated A was Scheduled: EventStatus"},
+
+		{"a moved NotBefore is one updated", scheduled, with(scheduled, "22:26", "22:41"), "updated A was Scheduled: NotBefore"},
+		{"a NotBefore that is gone is updated", scheduled, with(scheduled, `Mon, 11 Apr 2022 22:26:58 GMT`, ""), "updated A was Scheduled: NotBefore"},
+		{"two fields are one updated", scheduled, with(scheduled, "22:26", "22:41", `,"vm-1"`, ""), "updated A was Scheduled: NotBefore, Resources"},
+		{"the order of Resources counts, because the first leads", scheduled, with(scheduled, `"vm-0","vm-1"`, `"vm-1","vm-0"`), "updated A was Scheduled: Resources"},
+		{"another type is updated", scheduled, with(scheduled, "Reboot", "Redeploy"), "updated A was Scheduled: EventType"},
+		{"a new unknown field is updated", scheduled, with(scheduled, `{`, `{"Impact":{"x":1},`), "updated A was Scheduled: Impact"},
+		{"an unknown field that is gone is updated", with(scheduled, `{`, `{"Impact":null,`), scheduled, "updated A was Scheduled: Impact"},
+		{"a change deep in an unknown field is updated", with(scheduled, `{`, `{"Impact":{"x":[1]},`), with(scheduled, `{`, `{"Impact":{"x":[2]},`), "updated A was Scheduled: Impact"},
+		{"a NotBefore that cannot be read counts as it is written", with(scheduled, "GMT", "PST"), with(scheduled, "22:26:58 GMT", "22:41:58 PST"), "updated A was Scheduled: NotBefore"},
+
+		{"EventId in another case is the same event", scheduled, with(scheduled, `"A"`, `"a"`), ""},
+		{"NotBefore as ISO 8601 is no change", scheduled, with(scheduled, "Mon, 11 Apr 2022 22:26:58 GMT", "2022-04-11T22:26:58Z"), ""},
+		{"NotBefore in another zone is no change", scheduled, with(scheduled, "Mon, 11 Apr 2022 22:26:58 GMT", "2022-04-12T00:26:58+02:00"), ""},
+		{"NotBefore with another weekday is no change", scheduled, with(scheduled, "Mon", "Fri"), ""},
+		{"another order of the keys is no change", scheduled, `{"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","EventId":"A","DurationInSeconds":5,"Description":"d","Resources":["vm-0","vm-1"],"EventType":"Reboot","EventStatus":"Scheduled"}`, ""},
+		{"another order of keys deep inside is no change", with(scheduled, `{`, `{"Impact":{"x":1,"y":2},`), with(scheduled, `{`, `{"Impact":{"y":2,"x":1},`), ""},
+		{"other escapes are no change", with(scheduled, `"d"`, `"<ü>"`), with(scheduled, `"d"`, `"\u003c\u00fc\u003e"`), ""},
+		{"white space is no change", scheduled, with(scheduled, `,"`, ",\r\n  \"", `":`, `" : `), ""},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			document := func(entry string) Document {
+				d := Document{APIVersion: DefaultAPIVersion}
+				if entry != "" {
+					d = decoded(t, listing(entry))
+					d.APIVersion = DefaultAPIVersion
+				}
+				return d
+			}
+			got := Diff(document(tt.before).Events, document(tt.now))
+			if tt.want == "" {
+				wantChanges(t, got)
+			} else {
+				wantChanges(t, got, tt.want)
+			}
+		})
+	}
+}
+
+// The number of a document says nothing: equal ones may differ, different ones be equal, and it starts over.
+func TestIncarnationIsNotLookedAt(t *testing.T) {
+	known := decoded(t, listing(`{"EventId":"A"}`)).Events
+	for _, incarnation := range []string{"", "7", "8", "1", "-3", "seven"} {
+		same, other := decoded(t, listing(`{"EventId":"A"}`)), decoded(t, listing(`{"EventId":"B"}`))
+		same.Incarnation, other.Incarnation = incarnation, incarnation
+		wantChanges(t, Diff(known, same))
+		wantChanges(t, Diff(known, other), "scheduled B", "vanished A")
+	}
+}
+
+// Listed events come in the document's order, then what vanished in the order it was known.
+func TestChangesComeInOrder(t *testing.T) {
+	known := decoded(t, listing(`{"EventId":"Z"}`, `{"EventId":"M","X":1}`, `{"EventId":"B"}`)).Events
+	now := decoded(t, listing(`{"EventId":"Y"}`, `{"EventId":"M","X":2}`, `{"EventId":"C","EventStatus":"Started"}`))
+	wantChanges(t, Diff(known, now), "scheduled Y", "updated M was : X", "started C", "vanished Z", "vanished B")
+}
+
+// On the word of a document with an entry that cannot be read nothing vanishes; all else is told.
+func TestPartialDocumentMakesNothingVanish(t *testing.T) {
+	known := decoded(t, listing(`{"EventId":"A"}`, `{"EventId":"B","X":1}`)).Events
+	now := decoded(t, listing(`{"EventId":"B","X":2}`, `{"EventType":"Reboot"}`, `{"EventId":"C"}`))
+	wantChanges(t, Diff(known, now), "updated B was : X", "scheduled C")
+}
+
+// Another api-version shows other fields and types. What it cannot show is neither gone nor changed, in whichever order
+// versions come and however long ago an event was last told.
+func TestOtherAPIVersionMakesNoChange(t *testing.T) {
+	full := `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","NotBefore":"x","Description":"d","EventSource":"User","DurationInSeconds":9}`
+	middle := `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","NotBefore":"x","Description":"d","EventSource":"User"}`
+	six := `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","NotBefore":"x"}`
+	preempt, terminate := `{"EventId":"P","EventType":"Preempt"}`, `{"EventId":"T","EventType":"Terminate"}`
+	for _, tt := range []struct {
+		claim         string
+		known         []string
+		before, asked string // api-versions
+		now           []string
+		want          []string
+	}{
+		{"an older version lacks fields", []string{full}, "2020-07-01", "2017-08-01", []string{six}, nil},
+		{"it lacks them the next time too", []string{full}, "2017-08-01", "2017-08-01", []string{six}, nil},
+		{"a newer version has more fields", []string{six}, "2017-08-01", "2020-07-01", []string{full}, nil},
+		{"it has them the next time too", []string{six}, "2020-07-01", "2020-07-01", []string{full}, nil},
+		{"one field more or less", []string{full}, "2020-07-01", "2019-08-01", []string{middle}, nil},
+		{"what both sides have is compared", []string{full}, "2020-07-01", "2019-08-01",
+			[]string{strings.Replace(middle, `"d"`, `"e"`, 1)}, []string{"updated A was Scheduled: Description"}},
+		{"what every version has is compared", []string{full}, "2020-07-01", "2017-08-01",
+			[]string{strings.Replace(six, `"x"`, `"y"`, 1)}, []string{"updated A was Scheduled: NotBefore"}},
+		{"a beginning is told whatever the version", []string{full}, "2020-07-01", "2017-08-01",
+			[]string{strings.Replace(six, "Scheduled", "Started", 1)}, []string{"started A was Scheduled: EventStatus"}},
+		{"a field of no version is compared", []string{full}, "2020-07-01", "2017-08-01",
+			[]string{strings.Replace(six, `{`, `{"New":1,`, 1)}, []string{"updated A was Scheduled: New"}},
+
+		{"2017-08-01 shows neither Preempt nor Terminate", []string{full, preempt, terminate}, "2020-07-01", "2017-08-01", nil, []string{"vanished A"}},
+		{"nor does it later", []string{preempt, terminate}, "2017-08-01", "2017-08-01", nil, nil},
+		{"2017-11-01 shows Preempt", []string{preempt, terminate}, "2020-07-01", "2017-11-01", nil, []string{"vanished P"}},
+		{"2019-01-01 shows both", []string{preempt, terminate}, "2020-07-01", "2019-01-01", nil, []string{"vanished P", "vanished T"}},
+		{"a type of no version vanishes from every one", []string{`{"EventId":"N","EventType":"New"}`}, "2020-07-01", "2017-08-01", nil, []string{"vanished N"}},
+		{"a version that is not known shows all", []string{preempt}, "2020-07-01", "", nil, []string{"vanished P"}},
+		{"a version before the first counts as the oldest", []string{preempt, full}, "", "2017-03-01", nil, []string{"vanished A"}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			now := decoded(t, listing(tt.now...))
+			now.APIVersion = tt.asked
+			wantChanges(t, Diff(decoded(t, listing(tt.known...)).Events, now), tt.want...)
+		})
+	}
+}
+
+// apply is what a listener knows after it heard the changes.
+func apply(known []Event, changes []Change) map[string]Event {
+	events := map[string]Event{}
+	for _, e := range known {
+		events[e.ID] = e
+	}
+	for _, c := range changes {
+		if c.Kind == Vanished {
+			delete(events, c.Event.ID)
+		} else {
+			events[c.Event.ID] = c.Event
+		}
+	}
+	return events
+}
+
+// meaning is an event's content with nothing left of how it was written.
+func meaning(t *testing.T, e Event) map[string]any {
+	t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal(e.Raw, &m); err != nil {
+		t.Fatalf("%s: %v", e.Raw, err)
+	}
+	m["EventId"] = e.ID
+	if !e.NotBefore.IsZero() {
+		m["NotBefore"] = e.NotBefore.Unix()
+	}
+	return m
+}
+
+// Whoever applies the changes between two documents to the first has the second: nothing is left out, nothing said
+// that is not so, whatever the documents. The seed is fixed.
+func TestChangesTurnOneDocumentIntoTheOther(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	pool := map[string][]Event{} // versions of events, by ID
+	pick := func(values ...string) string { return values[r.IntN(len(values))] }
+	for id := range 8 {
+		for range 40 {
+			fields := []string{fmt.Sprintf(`"EventId":"%s%d"`, pick("e", "E"), id)}
+			for _, f := range []string{
+				`"EventStatus":` + pick(`"Scheduled"`, `"Scheduled"`, `"Started"`, `"Started"`, `"Advisory"`),
+				`"EventType":` + pick(`"Reboot"`, `"Freeze"`, `"Preempt"`, `"New"`, `7`),
+				`"Resources":` + pick(`["a"]`, `["a","b"]`, `["b","a"]`, `[]`, `null`),
+				`"NotBefore":` + pick(`"Mon, 11 Apr 2022 22:26:58 GMT"`, `"2022-04-11T22:26:58Z"`, `"Mon, 11 Apr 2022 22:41:58 GMT"`, `""`, `"soon"`),
+				`"Impact":` + pick(`{"x":1,"y":2}`, `{"y":2,"x":1}`, `[]`),
+			} {
+				if r.IntN(5) > 0 {
+					fields = append(fields, f)
+				}
+			}
+			r.Shuffle(len(fields), reflect.Swapper(fields))
+			e := azureEvent(t, "{"+strings.Join(fields, ",")+"}")
+			pool[e.ID] = append(pool[e.ID], e)
+		}
+	}
+	means := map[string]map[string]any{} // by Raw
+	for _, versions := range pool {
+		for _, e := range versions {
+			means[string(e.Raw)] = meaning(t, e)
+		}
+	}
+	ids := slices.Sorted(maps.Keys(pool))
+	document := func() Document {
+		d := Document{Incarnation: strconv.Itoa(r.IntN(3)), APIVersion: DefaultAPIVersion, Partial: r.IntN(10) == 0}
+		for _, i := range r.Perm(len(ids))[:r.IntN(len(ids)+1)] {
+			d.Events = append(d.Events, pool[ids[i]][r.IntN(40)])
+		}
+		return d
+	}
+	for range 10_000 {
+		old, now := document(), document()
+		changes := Diff(old.Events, now)
+		got := apply(old.Events, changes)
+		want := apply(nil, Diff(nil, now))
+		if now.Partial {
+			for _, e := range old.Events {
+				if _, ok := want[e.ID]; !ok {
+					want[e.ID] = e
+				}
+			}
+		}
+		if len(got) != len(want) {
+			t.Fatalf("from %v to %v: %d events, want %d", old, now, len(got), len(want))
+		}
+		for id, e := range want {
+			if !reflect.DeepEqual(means[string(got[id].Raw)], means[string(e.Raw)]) {
+				t.Fatalf("%s is %s, want %s", id, got[id].Raw, e.Raw)
+			}
+		}
+		told := map[string]bool{}
+		for _, c := range changes {
+			wantHonest(t, c, old.Events)
+			if told[c.Event.ID] {
+				t.Fatalf("two changes of %s in one document: %q", c.Event.ID, inWords(changes))
+			}
+			told[c.Event.ID] = true
+		}
+		wantChanges(t, Diff(now.Events, now))
+	}
+}
+
+// wantHonest holds what is true of every change from the known events.
+func wantHonest(t *testing.T, c Change, known []Event) {
+	t.Helper()
+	i := slices.IndexFunc(known, func(e Event) bool { return e.ID == c.Event.ID })
+	begun := c.Event.Status == statusStarted
+	ok := false
+	switch c.Kind {
+	case Scheduled:
+		ok = i < 0 && !begun && c.Previous == nil && c.Fields == nil
+	case Started:
+		ok = begun && (i < 0 && c.Previous == nil && c.Fields == nil ||
+			i >= 0 && known[i].Status != statusStarted && c.Previous != nil && slices.Contains(c.Fields, "EventStatus"))
+	case Updated:
+		ok = i >= 0 && c.Previous != nil && len(c.Fields) > 0 && (!begun || known[i].Status == statusStarted)
+	case Vanished:
+		ok = i >= 0 && c.Previous == nil && c.Fields == nil && string(c.Event.Raw) == string(known[i].Raw)
+	}
+	if ok && c.Previous != nil {
+		ok = string(c.Previous.Raw) == string(known[i].Raw) && slices.IsSorted(c.Fields)
+	}
+	if !ok {
+		t.Fatalf("%q is not so: known %d, now %s", inWords([]Change{c}), i, c.Event.Raw)
+	}
+}
+
+// Whatever two documents hold, their changes turn the one into the other, but for fields that the api-version decides.
+func FuzzDiff(f *testing.F) {
+	f.Add([]byte(listing(`{"EventId":"A","NotBefore":"x"}`, `{"EventId":"B"}`)), []byte(listing(`{"EventId":"a"}`, `{"EventId":"C"}`)))
+	f.Add([]byte(listing(`{"EventId":"A","X":{"a":1,"b":[1e2]}}`)), []byte(listing(`{"X":{"b":[1e2],"a":1},"EventId":"A"}`)))
+	f.Add([]byte(listing(`{"EventId":"A","Description":"d"}`, `{}`)), []byte(listing(`{"EventId":"A"}`, `7`)))
+	f.Fuzz(func(t *testing.T, before, after []byte) {
+		old, err := DecodeDocument(before)
+		if err != nil {
+			return
+		}
+		now, err := DecodeDocument(after)
+		if err != nil {
+			return
+		}
+		changes := Diff(old.Events, now)
+		for _, c := range changes {
+			wantHonest(t, c, old.Events)
+		}
+		got := apply(old.Events, changes)
+		for _, e := range now.Events {
+			for _, field := range differing(got[e.ID], e) {
+				if since[field] == "" {
+					t.Errorf("%s of %s differs: %s, want %s", field, e.ID, got[e.ID].Raw, e.Raw)
+				}
+			}
+		}
+		if !now.Partial && len(got) != len(now.Events) {
+			t.Errorf("%d events, want %d", len(got), len(now.Events))
+		}
+		wantChanges(t, Diff(now.Events, now))
+	})
+}
+
+// The time for an event is to be the same however many there are.
+func BenchmarkDiff(b *testing.B) {
+	for _, n := range []int{1, 100, 10_000} {
+		old := decoded(b, manyEvents(n, 0))
+		for _, changed := range []int{0, n} {
+			name := fmt.Sprintf("%d/unchanged", n)
+			if changed > 0 {
+				name = fmt.Sprintf("%d/changed", n)
+			}
+			now := decoded(b, manyEvents(n, changed))
+			b.Run(name, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if got := len(Diff(old.Events, now)); got != changed {
+						b.Fatalf("%d changes, want %d", got, changed)
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/event")
+			})
+		}
+	}
+}

@@ -1,0 +1,495 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// decoded is the document that body holds.
+func decoded(t testing.TB, body string) Document {
+	t.Helper()
+	d, err := DecodeDocument([]byte(body))
+	if err != nil {
+		t.Fatalf("DecodeDocument(%.200s): %v", body, err)
+	}
+	return d
+}
+
+// listing is the body of a document with these entries.
+func listing(entries ...string) string {
+	return `{"DocumentIncarnation":7,"Events":[` + strings.Join(entries, ",") + `]}`
+}
+
+// azureEvent is the event whose entry is raw.
+func azureEvent(t testing.TB, raw string) Event {
+	t.Helper()
+	e, err := UnmarshalEvent(json.RawMessage(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// A NotBefore is read in every form that was seen or documented, and is UTC. One whose zone is not known is no time:
+// better none than one that is hours wrong.
+func TestNotBeforeIsReadAsUTCOrNotAtAll(t *testing.T) {
+	summer := time.Date(2016, 9, 19, 18, 29, 47, 0, time.UTC)
+	first := time.Date(2026, 8, 1, 8, 18, 16, 0, time.UTC)
+	none := time.Time{}
+	for _, tt := range []struct {
+		claim string
+		text  string
+		want  time.Time
+	}{
+		{"RFC 1123 in GMT is what Azure sends", "Mon, 19 Sep 2016 18:29:47 GMT", summer},
+		{"the weekday is not checked", "Fri, 19 Sep 2016 18:29:47 GMT", summer},
+		{"UTC is GMT", "Mon, 19 Sep 2016 18:29:47 UTC", summer},
+		{"a zone in small letters is one", "Mon, 19 Sep 2016 18:29:47 gmt", summer},
+		{"no offset is GMT", "Mon, 19 Sep 2016 18:29:47 +0000", summer},
+		{"a trailing full stop is not part of it", "Mon, 19 Sep 2016 18:29:47 GMT.", summer},
+		{"spaces around it are not part of it", "  Mon, 19 Sep 2016 18:29:47 GMT ", summer},
+		{"a one-digit day may stand alone", "Sat, 1 Aug 2026 08:18:16 GMT", first},
+		{"a one-digit day may have a space before it", "Sat,  1 Aug 2026 08:18:16 GMT", first},
+		{"a one-digit day may have a zero before it", "Sat, 01 Aug 2026 08:18:16 GMT", first},
+		{"the weekday may be missing", "1 Aug 2026 08:18:16 GMT", first},
+		{"RFC 850 is read", "Monday, 19-Sep-16 18:29:47 GMT", summer},
+		{"ISO 8601 is what the documentation of 2017 has", "2016-09-19T18:29:47Z", summer},
+		{"ISO 8601 may have a fraction", "2016-09-19T18:29:47.0000000Z", summer},
+		{"ISO 8601 may have an offset", "2016-09-19T20:29:47+02:00", summer},
+		{"ISO 8601 may have a full stop too", "2016-09-19T18:29:47Z.", summer},
+
+		{"PST is refused, though Go would take it for UTC", "Mon, 19 Sep 2016 18:29:47 PST", none},
+		{"another offset is refused", "Mon, 19 Sep 2016 18:29:47 +0200", none},
+		{"no zone is refused", "Mon, 19 Sep 2016 18:29:47", none},
+		{"ISO 8601 without a zone is refused", "2016-09-19T18:29:47", none},
+		{"a day that is none is refused", "Mon, 31 Sep 2016 18:29:47 GMT", none},
+		{"a date alone is refused", "2016-09-19", none},
+		{"a zone alone is refused", "GMT", none},
+		{"words are refused", "soon", none},
+		{"nothing is refused", "", none},
+		{"a year that RFC 3339 cannot write is refused", "9999-12-31T23:59:59-01:00", none},
+		{"a year before all years is refused", "0000-01-01T00:00:00+01:00", none},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			got, err := ParseNotBefore(tt.text)
+			if !got.Equal(tt.want) || got.Location() != time.UTC || (err == nil) != !tt.want.IsZero() {
+				t.Errorf("ParseNotBefore(%q) = %v, %v, want %v", tt.text, got, err, tt.want)
+			}
+		})
+	}
+}
+
+// On a machine whose own zone calls itself GMT at another offset, GMT means what Azure means by it. It runs in a
+// process of its own, because time.Local belongs to all of one.
+func TestNotBeforeIsNotReadInTheZoneOfTheMachine(t *testing.T) {
+	const child = "FOREWARN_TEST_ZONE"
+	if os.Getenv(child) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), child+"=1", "GORACE=atexit_sleep_ms=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	time.Local = time.FixedZone("GMT", -7*60*60)
+	for _, text := range []string{"Mon, 19 Sep 2016 18:29:47 GMT", "Monday, 19-Sep-16 18:29:47 GMT", "2016-09-19T18:29:47Z"} {
+		got, err := ParseNotBefore(text)
+		if err != nil || got.Format(time.RFC3339) != "2016-09-19T18:29:47Z" {
+			t.Errorf("ParseNotBefore(%q) = %v, %v", text, got, err)
+		}
+	}
+}
+
+// DocumentIncarnation is a number in every capture and a string in Microsoft's older samples. Whatever it is, the
+// events are read.
+func TestIncarnationIsTextWhateverItWas(t *testing.T) {
+	for _, tt := range []struct {
+		member   string
+		want     string
+		problems int
+	}{
+		{`"DocumentIncarnation":7,`, "7", 0},
+		{`"DocumentIncarnation":"7",`, "7", 0},
+		{`"DocumentIncarnation":-1,`, "-1", 0},
+		{`"DocumentIncarnation":12345678901234567890123,`, "12345678901234567890123", 0},
+		{`"DocumentIncarnation":"seven",`, "seven", 0},
+		{`"DocumentIncarnation":"",`, "", 0},
+		{`"DocumentIncarnation":null,`, "", 0},
+		{``, "", 0},
+		{`"DocumentIncarnation":true,`, "", 1},
+		{`"DocumentIncarnation":[7],`, "", 1},
+		{`"DocumentIncarnation":{"n":7},`, "", 1},
+		{`"DocumentIncarnation":"` + strings.Repeat("7", 1<<20) + `",`, "", 1},
+	} {
+		d := decoded(t, `{`+tt.member+`"Events":[{"EventId":"A"}]}`)
+		if d.Incarnation != tt.want || len(d.Problems) != tt.problems || len(d.Events) != 1 {
+			t.Errorf("%.60s: incarnation %q, problems %.200q, %d events, want %q, %d problems, 1 event",
+				tt.member, d.Incarnation, d.Problems, len(d.Events), tt.want, tt.problems)
+		}
+	}
+}
+
+// An entry that cannot be read neither drops the others nor lets an event be taken for gone, and somebody hears of it.
+func TestEntryWithoutAnEventIDIsReportedAndDropsNoOther(t *testing.T) {
+	for _, entry := range []string{
+		`{}`, `{"EventType":"Reboot"}`, `{"EventId":""}`, `{"EventId":"  "}`, `{"EventId":null}`, `{"EventId":7}`,
+		`{"EventId":["A"]}`, `{"EventId":{"id":"A"}}`, `{"eventid":"A"}`, `null`, `7`, `"A"`, `true`, `[]`, `[{"EventId":"A"}]`,
+	} {
+		d := decoded(t, listing(`{"EventId":"before"}`, entry, `{"EventId":"after"}`))
+		if !d.Partial || len(d.Problems) != 1 || len(d.Events) != 2 || d.Events[0].ID != "BEFORE" || d.Events[1].ID != "AFTER" {
+			t.Errorf("with %s: partial %v, problems %q, events %v", entry, d.Partial, d.Problems, d.Events)
+		}
+	}
+	if d := decoded(t, listing(`{"EventId":"A"}`)); d.Partial || len(d.Problems) > 0 {
+		t.Errorf("with nothing wrong: partial %v, problems %q", d.Partial, d.Problems)
+	}
+}
+
+// A field of another type than Azure documents costs that field alone, and is reported; the event and all that Azure
+// sent stay.
+func TestFieldOfAnotherTypeCostsThatFieldAlone(t *testing.T) {
+	for _, tt := range []struct {
+		field    string
+		value    string
+		problems int
+		holds    func(Event) bool
+	}{
+		{"EventStatus", `1`, 1, func(e Event) bool { return e.Status == "" }},
+		{"EventType", `["Reboot"]`, 1, func(e Event) bool { return e.Type == "" }},
+		{"ResourceType", `{}`, 1, func(e Event) bool { return e.ResourceType == "" }},
+		{"Resources", `"vm-0"`, 1, func(e Event) bool { return e.Resources == nil }},
+		{"Resources", `["vm-0",7]`, 1, func(e Event) bool { return e.Resources == nil }},
+		{"Resources", `[]`, 0, func(e Event) bool { return len(e.Resources) == 0 }},
+		{"Resources", `null`, 0, func(e Event) bool { return len(e.Resources) == 0 }},
+		{"NotBefore", `1474309787`, 1, func(e Event) bool { return e.NotBefore.IsZero() }},
+		{"NotBefore", `"tomorrow"`, 1, func(e Event) bool { return e.NotBefore.IsZero() }},
+		{"NotBefore", `""`, 0, func(e Event) bool { return e.NotBefore.IsZero() }},
+		{"NotBefore", `null`, 0, func(e Event) bool { return e.NotBefore.IsZero() }},
+		{"NotBefore", `"0001-01-01T00:00:00Z"`, 0, func(e Event) bool { return e.NotBefore.IsZero() }}, // .NET's way to say none
+		{"Description", `false`, 1, func(e Event) bool { return e.Description == "" }},
+		{"EventSource", `0`, 1, func(e Event) bool { return e.Source == "" }},
+		{"DurationInSeconds", `5`, 0, func(e Event) bool { return e.Duration == 5 }},
+		{"DurationInSeconds", `0`, 0, func(e Event) bool { return e.Duration == 0 }},
+		{"DurationInSeconds", `"5"`, 0, func(e Event) bool { return e.Duration == 5 }},
+		{"DurationInSeconds", `-1`, 0, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `-90`, 0, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `null`, 0, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `7.5`, 1, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `99999999999`, 1, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `"long"`, 1, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `""`, 1, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `true`, 1, func(e Event) bool { return e.Duration == -1 }},
+		{"DurationInSeconds", `[5]`, 1, func(e Event) bool { return e.Duration == -1 }},
+	} {
+		t.Run(tt.field+" may be "+tt.value, func(t *testing.T) {
+			raw := fmt.Sprintf(`{"EventId":"a-1",%q:%s,"New":1}`, tt.field, tt.value)
+			d := decoded(t, listing(raw, `{"EventId":"B"}`))
+			if len(d.Events) != 2 || d.Partial || len(d.Problems) != tt.problems {
+				t.Fatalf("%d events, partial %v, problems %q, want %d problems", len(d.Events), d.Partial, d.Problems, tt.problems)
+			}
+			if e := d.Events[0]; e.ID != "A-1" || !tt.holds(e) || string(e.Raw) != raw {
+				t.Errorf("got %+v", e)
+			}
+			for _, p := range d.Problems {
+				if !strings.Contains(p, "A-1") || !strings.Contains(p, tt.field) {
+					t.Errorf("problem %q names not both the event and the field", p)
+				}
+			}
+		})
+	}
+	if e := azureEvent(t, `{"EventId":"A"}`); e.Duration != -1 {
+		t.Errorf("duration of an event without one = %d, want -1", e.Duration)
+	}
+}
+
+// Of entries with one EventId, in whatever case, the last counts. It is said once.
+func TestLastOfEntriesWithOneEventIDCounts(t *testing.T) {
+	d := decoded(t, listing(`{"EventId":"a-1","EventType":"Freeze"}`, `{"EventId":"B"}`,
+		`{"EventId":"A-1","EventType":"Reboot"}`, `{"EventId":"a-1","EventType":"Redeploy"}`))
+	if len(d.Events) != 2 || d.Events[0].ID != "A-1" || d.Events[0].Type != "Redeploy" || d.Events[1].ID != "B" {
+		t.Errorf("events %+v", d.Events)
+	}
+	if d.Partial || len(d.Problems) != 1 || !strings.Contains(d.Problems[0], "A-1") {
+		t.Errorf("partial %v, problems %q", d.Partial, d.Problems)
+	}
+}
+
+// What nobody knows yet is read like the rest, and kept as Azure sent it.
+func TestUnknownFieldsTypesAndStatusesSurvive(t *testing.T) {
+	raw := `{"EventId":"A","Impact":{"b":[1.50,1E+2,null],"a":"<&>"},"EventStatus":"Advisory","EventType":"SpotRebalanceRecommendation","Resources":["x"]}`
+	d := decoded(t, listing(raw))
+	e := d.Events[0]
+	if len(d.Problems) > 0 || e.Status != "Advisory" || e.Type != "SpotRebalanceRecommendation" || string(e.Raw) != raw {
+		t.Errorf("problems %q, status %s, type %s, raw %s", d.Problems, e.Status, e.Type, e.Raw)
+	}
+	spaced := decoded(t, "{\n \"Events\" : [ {\n\t\"EventId\" : \"A\" ,\r\n \"Description\": \"a  b\" } ] }\n")
+	if got := string(spaced.Events[0].Raw); got != `{"EventId":"A","Description":"a  b"}` {
+		t.Errorf("raw = %s", got)
+	}
+}
+
+// A body that is no document is an error, never a document without events.
+func TestBodyThatIsNoDocumentIsAnError(t *testing.T) {
+	for _, tt := range []struct{ claim, body string }{
+		{"nothing", ""},
+		{"a blank", " \n"},
+		{"JSON without Events", `{"DocumentIncarnation":7}`},
+		{"an empty object", `{}`},
+		{"events in small letters", `{"events":[]}`},
+		{"an array", `[]`},
+		{"an array of events", `[{"EventId":"A"}]`},
+		{"null", `null`},
+		{"a number", `7`},
+		{"a string", `"Events"`},
+		{"Events as an object", `{"Events":{}}`},
+		{"Events as a string", `{"Events":""}`},
+		{"Events as false", `{"Events":false}`},
+		{"HTML", "<!DOCTYPE html><html><body>502 Bad Gateway</body></html>"},
+		{"a refusal", `{"error":"Bad request. Required metadata header not specified"}`},
+		{"a truncated document", `{"DocumentIncarnation":7,"Events":[{"EventId":"A"}`},
+		{"a document cut before its last brace", `{"DocumentIncarnation":7,"Events":[]`},
+		{"a document cut within a word", `{"DocumentIncarnation":7,"Events":[{"EventId":"A","Eve`},
+		{"text before the document", `!!!{"Events":[]}`},
+		{"text after the document", `{"Events":[]}!`},
+		{"two documents", `{"Events":[]}{"Events":[]}`},
+		{"a trailing comma", `{"Events":[],}`},
+		{"single quotes", `{'Events':[]}`},
+		{"a raw control character", "{\"Events\":[{\"EventId\":\"A\x01\"}]}"},
+		{"UTF-16", "\xff\xfe{\x00\"\x00E\x00"},
+		{"nesting without an end", `{"Events":` + strings.Repeat("[", 100_000)},
+	} {
+		t.Run(tt.claim+" is refused", func(t *testing.T) {
+			d, err := DecodeDocument([]byte(tt.body))
+			if !errors.Is(err, ErrNoDocument) {
+				t.Errorf("DecodeDocument = %+v, %v, want ErrNoDocument", d, err)
+			}
+			if err != nil && (len(err.Error()) > 500 || strings.ContainsAny(err.Error(), "\n\x00")) {
+				t.Errorf("the error does not fit a line: %q", err)
+			}
+		})
+	}
+	t.Run("null for Events is an error of its own", func(t *testing.T) {
+		d, err := DecodeDocument([]byte(`{"DocumentIncarnation":7,"Events":null}`))
+		if !errors.Is(err, errNullEvents) || errors.Is(err, ErrNoDocument) || len(d.Events) > 0 {
+			t.Errorf("DecodeDocument = %+v, %v", d, err)
+		}
+	})
+}
+
+// Bytes and characters that are not quite right cost nothing.
+func TestOddTextIsRead(t *testing.T) {
+	long := strings.Repeat("Wartung ü ", 1<<20/11)
+	for _, tt := range []struct {
+		claim       string
+		body        string
+		description string
+	}{
+		{"a byte order mark", "\ufeff" + listing(`{"EventId":"A","Description":"x"}`), "x"},
+		{"invalid UTF-8", listing("{\"EventId\":\"A\",\"Description\":\"a\xffb\xc3\"}"), "a\ufffdb\ufffd"},
+		{"escaped control characters", listing(`{"EventId":"A","Description":"a\u0000b\nc\u001b"}`), "a\x00b\nc\x1b"},
+		{"lone surrogates", listing(`{"EventId":"A","Description":"a\ud800b\udc00"}`), "a\ufffdb\ufffd"},
+		{"a pair of surrogates", listing(`{"EventId":"A","Description":"\ud83d\ude00"}`), "😀"},
+		{"a description of 1 MiB", listing(`{"EventId":"A","Description":"` + long + `"}`), long},
+		{"unknown members beside Events", `{"Next":{"Events":null},"Events":[{"EventId":"A","Description":"x"}],"Zone":1}`, "x"},
+	} {
+		t.Run(tt.claim+" is read", func(t *testing.T) {
+			d := decoded(t, tt.body)
+			if len(d.Events) != 1 || d.Partial || len(d.Problems) > 0 {
+				t.Fatalf("%d events, partial %v, problems %.200q", len(d.Events), d.Partial, d.Problems)
+			}
+			if e := d.Events[0]; e.ID != "A" || e.Description != tt.description || !json.Valid(e.Raw) {
+				t.Errorf("id %s, description %.80q, raw %.80s", e.ID, e.Description, e.Raw)
+			}
+		})
+	}
+}
+
+// A document that is wrong all over is not all over the log.
+func TestVeryManyProblemsAreNotAllNamed(t *testing.T) {
+	d := decoded(t, listing(slices.Repeat([]string{`{}`}, 10_000)...))
+	if !d.Partial || len(d.Problems) != maxProblems+1 || !strings.Contains(d.Problems[maxProblems], "more") {
+		t.Errorf("partial %v, %d problems", d.Partial, len(d.Problems))
+	}
+}
+
+// What was stored and is no event is an error.
+func TestStoredEventWithoutAnEventIDIsAnError(t *testing.T) {
+	for _, raw := range []string{``, `{}`, `null`, `{"EventId":`, `{"EventId":7}`, `[]`} {
+		if e, err := UnmarshalEvent(json.RawMessage(raw)); err == nil {
+			t.Errorf("UnmarshalEvent(%s) = %+v", raw, e)
+		}
+	}
+}
+
+// Ten thousand events are as many.
+func TestLargeDocumentIsReadWhole(t *testing.T) {
+	d := decoded(t, manyEvents(10_000, 0))
+	if len(d.Events) != 10_000 || d.Partial || len(d.Problems) > 0 {
+		t.Fatalf("%d events, partial %v, problems %.200q", len(d.Events), d.Partial, d.Problems)
+	}
+	if first, last := d.Events[0].ID, d.Events[9_999].ID; first != "00000000-0000-4000-8000-000000000000" || last != "00000000-0000-4000-8000-000000009999" {
+		t.Errorf("from %s to %s", first, last)
+	}
+}
+
+// manyEvents is a document with n events, of which the number that changed have another NotBefore.
+func manyEvents(n, changed int) string {
+	entries := make([]string, n)
+	for i := range entries {
+		minute := 26
+		if i < changed {
+			minute = 41
+		}
+		entries[i] = fmt.Sprintf(`{"EventId":"00000000-0000-4000-8000-%012d","EventStatus":"Scheduled","EventType":"Reboot",`+
+			`"ResourceType":"VirtualMachine","Resources":["vm-%d"],"NotBefore":"Mon, 11 Apr 2022 22:%d:58 GMT",`+
+			`"Description":"Host server is undergoing maintenance.","EventSource":"Platform","DurationInSeconds":-1}`, i, i, minute)
+	}
+	return listing(entries...)
+}
+
+var token = regexp.MustCompile(`^[A-Z0-9-]+$`)
+
+// An EventId tells events apart whatever its case, and is a token that every protocol takes. What is no plain token
+// becomes one, another for another.
+func TestEventIDIsATokenInUpperCase(t *testing.T) {
+	seen := map[string]string{}
+	for _, id := range []string{
+		"602d9444-d2cd-49c7-8624-8643e7171297", "{602D9444-D2CD-49C7-8624-8643E7171297}", "a b", "a.b", "a/b", "a*b", "ä", "ö", "..", ">",
+		"a\x00b", " a b", strings.Repeat("a", 64), strings.Repeat("a", 65), strings.Repeat("a", 66), strings.Repeat("ü", 1<<10),
+	} {
+		raw, _ := json.Marshal(id)
+		upper, _ := json.Marshal(strings.ToUpper(id))
+		got := azureEvent(t, `{"EventId":`+string(raw)+`}`).ID
+		if !token.MatchString(got) || len(got) > 64 {
+			t.Errorf("%.80q becomes %q", id, got)
+		}
+		if same := azureEvent(t, `{"EventId":`+string(upper)+`}`).ID; same != got {
+			t.Errorf("%.80q becomes %s, in upper case %s", id, got, same)
+		}
+		if other, ok := seen[got]; ok {
+			t.Errorf("%.80q and %.80q both become %s", id, other, got)
+		}
+		seen[got] = id
+	}
+	if got := azureEvent(t, `{"EventId":"602d9444-d2cd-49c7-8624-8643e7171297"}`).ID; got != "602D9444-D2CD-49C7-8624-8643E7171297" {
+		t.Errorf("a GUID becomes %s", got)
+	}
+}
+
+// A name is whole or it is another's, in whatever case; the preview's underscore is not part of it.
+func TestResourcesAreMatchedByWholeNames(t *testing.T) {
+	e := azureEvent(t, `{"EventId":"A","Resources":["web10","DB_0","_mysrv"]}`)
+	for _, tt := range []struct {
+		vm           string
+		affects, led bool
+	}{
+		{"web10", true, true}, {"WEB10", true, true}, {"web1", false, false}, {"db_0", true, false}, {"db", false, false},
+		{"mysrv", true, false}, {"_MySrv", true, false}, {"", false, false},
+	} {
+		if e.Affects(tt.vm) != tt.affects || e.LedBy(tt.vm) != tt.led {
+			t.Errorf("%q: affects %v, leads %v, want %v, %v", tt.vm, e.Affects(tt.vm), e.LedBy(tt.vm), tt.affects, tt.led)
+		}
+	}
+	if none := azureEvent(t, `{"EventId":"A"}`); none.Affects("vm-0") || none.LedBy("vm-0") {
+		t.Error("an event without Resources affects a VM")
+	}
+}
+
+// Every capture of the real service is read without a problem, as written down in testdata/documents.golden.
+func TestCapturedDocumentsAreRead(t *testing.T) {
+	files, _ := filepath.Glob("testdata/documents/*.json")
+	if len(files) == 0 {
+		t.Fatal("there are no captures")
+	}
+	var b bytes.Buffer
+	for _, file := range files {
+		body, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := decoded(t, string(body))
+		fmt.Fprintf(&b, "%s: incarnation %q\n", filepath.Base(file), d.Incarnation)
+		for _, e := range d.Events {
+			notBefore := "-"
+			if !e.NotBefore.IsZero() {
+				notBefore = e.NotBefore.Format(time.RFC3339)
+			}
+			fmt.Fprintf(&b, "  %s %s %s %s %q not before %s source %q duration %d hash %s\n    %q\n", e.ID, e.Status, e.Type,
+				e.ResourceType, e.Resources, notBefore, e.Source, e.Duration, e.Hash(), e.Description)
+		}
+		if d.Partial || len(d.Problems) > 0 {
+			t.Errorf("%s: partial %v, problems %q", file, d.Partial, d.Problems)
+		}
+	}
+	wantGolden(t, "testdata/documents.golden", b.Bytes())
+}
+
+// Whatever a body holds, reading it does not panic, and what it gives can be stored and read back.
+func FuzzDecodeDocument(f *testing.F) {
+	files, _ := filepath.Glob("testdata/documents/*.json")
+	for _, file := range files {
+		body, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(body)
+	}
+	for _, s := range []string{
+		"", "{}", `{"Events":null}`, "\ufeff" + listing(`{"EventId":"a"}`, `{"EventId":"A"}`, `{}`, `null`, `7`),
+		listing(`{"EventId":"ü \ud800","NotBefore":"9999-12-31T23:59:59-01:00","DurationInSeconds":"5"}`),
+		listing("{\"EventId\":\"\xff\",\"Resources\":[\"\\u0000\",\"<&>\"],\"X\":{\"b\":[1e400,{}],\"a\":[]}}"),
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		d, err := DecodeDocument(body)
+		if err != nil {
+			if len(d.Events) > 0 {
+				t.Errorf("events beside the error %v", err)
+			}
+			return
+		}
+		var ids []string
+		for _, e := range d.Events {
+			ids = append(ids, e.ID)
+			if !token.MatchString(e.ID) {
+				t.Errorf("id %q", e.ID)
+			}
+			if e.NotBefore.Location() != time.UTC || e.Duration < -1 {
+				t.Errorf("not before %v, duration %d", e.NotBefore, e.Duration)
+			}
+			back, err := UnmarshalEvent(e.Raw)
+			if err != nil {
+				t.Fatalf("%s cannot be read back: %v", e.Raw, err)
+			}
+			if back.ID != e.ID || back.Hash() != e.Hash() || !bytes.Equal(back.Raw, e.Raw) || len(differing(e, back)) > 0 {
+				t.Errorf("%s is read back as %s, %s is %s", e.Raw, back.Raw, e.ID, back.ID)
+			}
+			ce, err := Wrap(Change{Kind: Scheduled, Event: e}, Circumstances{Time: commitTime, Incarnation: d.Incarnation})
+			if err != nil {
+				t.Fatalf("%s cannot be said: %v", e.Raw, err)
+			}
+			var data Data
+			if err := json.Unmarshal(ce.Data(), &data); err != nil {
+				t.Errorf("data %s: %v", ce.Data(), err)
+			}
+			if said, err := UnmarshalEvent(data.Event); err != nil || len(data.Truncated) == 0 && said.ID != e.ID {
+				t.Errorf("data has event %s, %v, want %s", data.Event, err, e.Raw)
+			}
+		}
+		slices.Sort(ids)
+		if len(slices.Compact(ids)) != len(d.Events) {
+			t.Errorf("ids are not unique: %q", ids)
+		}
+	})
+}

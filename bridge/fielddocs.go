@@ -1,0 +1,30 @@
+package bridge
+
+// FieldDocs says what each name of Fields is, for people.
+var FieldDocs = map[string]string{
+	"specversion":     "version of CloudEvents, 1.0",
+	"id":              "of the CloudEvent: the EventId and the change",
+	"source":          "the scale set, else the VM, as a URL of Azure's management API",
+	"type":            "dev.forewarn.scheduledevent. and the change",
+	"subject":         "the EventId in upper case",
+	"time":            "when the change was first observed, RFC 3339",
+	"datacontenttype": "application/json",
+	"dataschema":      "URI of the schema of data",
+	"azeventtype":     "Freeze, Reboot, Redeploy, Preempt, Terminate, or what Azure sent",
+	"azeventstatus":   "Scheduled, Started, or what Azure sent",
+	"azeventsource":   "Platform or User",
+	"azduration":      "seconds of interruption that Azure expects, -1 unknown",
+	"aznotbefore":     "when it begins at the earliest, RFC 3339",
+	"azself":          "whether this VM is hit",
+	"azresources":     "the VMs that are hit, joined by commas, at most 1 KiB",
+	"observer":        "the VM that forewarn runs on",
+	"severitytext":    "INFO, WARN or ERROR",
+	"severitynumber":  "9, 13 or 17",
+	"data":            "the data of the CloudEvent",
+	"change":          "scheduled, updated, started or vanished",
+	"severity":        "the same as severitynumber",
+	"duration":        "the same as azduration",
+	"notice":          "seconds from time to aznotbefore, 0 when begun or unknown",
+	"resources":       "the VMs that are hit",
+	"first":           "whether this is the first change of its Azure event",
+}

@@ -1,0 +1,110 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// How long things wait until it is known which VM this is.
+const (
+	nameForFirst   = 3 * time.Second  // the first document
+	nameForBacklog = 10 * time.Second // the same, where the outbox may turn out to be another VM's
+	nameForFilters = time.Minute      // filters
+)
+
+// setObserver merges what was learnt with what is set. mu is held, or nobody else knows b.
+func (b *Bridge) setObserver(o Observer) {
+	if o != (Observer{}) {
+		b.observer = o
+	}
+	if b.VMName != "" {
+		b.observer.Name = b.VMName
+	}
+}
+
+// self is the observer as CloudEvents about the bridge name it.
+func (b *Bridge) self() Observer {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.observer
+	if o.Name == "" {
+		o.Name = b.Host
+	}
+	return o
+}
+
+// identify asks who this VM is until it is known.
+func (b *Bridge) identify(ctx context.Context) {
+	answered := sync.OnceFunc(func() { close(b.identified) })
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		o, err := b.askInstance(ctx)
+		if err == nil {
+			b.learn(o)
+			answered()
+			return
+		}
+		var answer *answerError
+		if errors.As(err, &answer) {
+			answered()
+		}
+		b.Log.Debug("instance metadata does not say who this VM is", "err", err)
+		select {
+		case <-time.After(wait/2 + rand.N(wait/2)):
+		case <-b.identity:
+			wait = time.Second / 2
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (b *Bridge) askInstance(ctx context.Context) (Observer, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
+	defer cancel()
+	return b.Client.Instance(ctx)
+}
+
+// awaitName waits until instance metadata has said who this VM is, but not for ever: it may be out of reach just when
+// what is owed matters. It returns how long that took.
+func (b *Bridge) awaitName(ctx context.Context) time.Duration {
+	began := time.Now()
+	limit := nameForFirst
+	if _, owner := b.Outbox.stored(); owner != "" && b.Outbox.openCount()+b.Outbox.pendingCount() > 0 {
+		limit = nameForBacklog
+	}
+	select {
+	case b.identity <- struct{}{}:
+	default:
+	}
+	select {
+	case <-b.identified:
+	case <-ctx.Done():
+	case <-time.After(limit):
+		b.Log.Warn("instance metadata does not answer; going on without knowing for sure which VM this is")
+	}
+	return time.Since(began)
+}
+
+// learn takes what instance metadata says.
+func (b *Bridge) learn(o Observer) {
+	b.deciding.Lock()
+	fresh, err := b.Outbox.Own(o.VMID)
+	b.deciding.Unlock()
+	if err != nil {
+		b.Log.Error("the outbox could not be made this VM's own", "err", err)
+	}
+	b.mu.Lock()
+	before := b.observer
+	b.setObserver(o)
+	now := b.observer
+	b.mu.Unlock()
+	if now != before || fresh {
+		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
+		_ = b.Outbox.Commit(Commit{Observer: &now}, time.Now()) // the store says when it cannot write
+	}
+	b.decideHeld(time.Now())
+}

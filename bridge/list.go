@@ -1,0 +1,89 @@
+package bridge
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Selection picks entries of the outbox; empty fields pick all.
+type Selection struct {
+	Sink, State, Event string // Event also by a prefix
+}
+
+// List gives the selected entries, pending before dead, each by age.
+func (o *Outbox) List(s Selection) []Entry {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	entries := []Entry{}
+	add := func(e *Entry) {
+		if (s.Sink == "" || s.Sink == e.Sink) && (s.State == "" || s.State == e.State) &&
+			strings.HasPrefix(e.Event, strings.ToUpper(s.Event)) {
+			entries = append(entries, *e)
+		}
+	}
+	for _, sh := range o.shelves {
+		for _, e := range sh.entries {
+			add(e)
+		}
+	}
+	for _, e := range o.dead {
+		add(e)
+	}
+	slices.SortFunc(entries, func(a, b Entry) int {
+		return cmp.Or(-cmp.Compare(a.State, b.State), cmp.Compare(a.seq, b.seq), cmp.Compare(a.Sink, b.Sink))
+	})
+	return entries
+}
+
+// Show gives one entry and its CloudEvent in the JSON format; found is false when there is no such key.
+func (o *Outbox) Show(key string) (e Entry, body json.RawMessage, found bool, err error) {
+	for _, e := range o.List(Selection{}) {
+		if e.Key == key {
+			body, err := o.store.get(bucketEvents, seqKey(e.seq))
+			return e, body, true, err
+		}
+	}
+	return Entry{}, nil, false, nil
+}
+
+// routeStats is what the outbox knows of a route.
+type routeStats struct {
+	pending, dead, delivered int
+	oldest, accepted, gone   time.Time
+	azure                    time.Time // when the oldest delivery about an Azure event was owed
+}
+
+// stats are those of every route, by name.
+func (o *Outbox) stats() map[string]routeStats {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := make(map[string]routeStats, len(o.shelves))
+	for name, sh := range o.shelves {
+		st := routeStats{pending: len(sh.entries), delivered: sh.delivered, accepted: sh.accepted, gone: sh.gone}
+		for _, e := range sh.entries {
+			if st.oldest.IsZero() || e.Owed.Before(st.oldest) {
+				st.oldest = e.Owed
+			}
+			if e.Event != "" && e.Held.IsZero() && (st.azure.IsZero() || e.Owed.Before(st.azure)) {
+				st.azure = e.Owed
+			}
+		}
+		all[name] = st
+	}
+	for _, e := range o.dead {
+		st := all[e.Sink]
+		st.dead++
+		all[e.Sink] = st
+	}
+	return all
+}
+
+// pendingCount is how many deliveries are owed.
+func (o *Outbox) pendingCount() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.pending.n
+}

@@ -1,0 +1,42 @@
+package bridge
+
+import (
+	"log/slog"
+	"testing"
+
+	"forewarn/bridge/imdstest"
+)
+
+// A poll that finds nothing new: answered with 304, and with the same document again. It includes the request over
+// loopback to the emulated service and that service's own work.
+func BenchmarkUnchangedPoll(b *testing.B) {
+	for _, tt := range []struct {
+		name string
+		etag bool
+	}{{"304", true}, {"200", false}} {
+		b.Run(tt.name, func(b *testing.B) {
+			azure := imdstest.Serve(b, imdstest.Options{})
+			azure.Schedule(imdstest.Event{Type: "Reboot"})
+			log := slog.New(slog.DiscardHandler)
+			outbox, err := OpenOutbox(b.TempDir(), log)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer outbox.Close()
+			br := New(Options{Client: NewClient(azure.URL, DefaultAPIVersion, log, nil), Outbox: outbox, Log: log})
+			close(br.identified)
+			w := watcher{Bridge: br, ctx: b.Context()}
+			w.poll()
+			b.ResetTimer()
+			for range b.N {
+				if !tt.etag {
+					w.full = w.full.Add(-2 * fullPoll)
+				}
+				w.poll()
+			}
+			if w.failures > 0 {
+				b.Fatal("a poll failed")
+			}
+		})
+	}
+}

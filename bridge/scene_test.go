@@ -1,0 +1,553 @@
+package bridge
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// How an event ended is said as far as one can know, and unknown otherwise.
+func TestTheOutcomeIsHonest(t *testing.T) {
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	later, sooner := now.Add(time.Minute), now.Add(-time.Minute)
+	scheduled := func(typ string, notBefore time.Time) Event {
+		return Event{ID: idA, Status: "Scheduled", Type: typ, Resources: []string{"vm-0"}, NotBefore: notBefore}
+	}
+	for _, tt := range []struct {
+		claim string
+		event Event
+		op    Open
+		self  string
+		want  Outcome
+	}{
+		{"it had begun", Event{Status: "Started", Type: "Reboot"}, Open{Started: sooner}, "vm-0", OutcomeCompleted},
+		{"it had begun, and there was a gap", Event{Status: "Started", Type: "Reboot"}, Open{Started: sooner, Gap: true}, "vm-0", OutcomeCompleted},
+		{"it had begun, and was scheduled again", scheduled("Reboot", later), Open{Started: sooner}, "vm-0", OutcomeCompleted},
+		{"a Preempt had begun", Event{Status: "Started", Type: "Preempt"}, Open{Started: sooner}, "vm-0", OutcomeCompleted},
+		{"this VM rebooted in the gap", scheduled("Reboot", sooner), Open{Gap: true, Rebooted: true}, "VM-0", OutcomeCompleted},
+		{"this VM rebooted, and the event is another's", scheduled("Reboot", sooner), Open{Gap: true, Rebooted: true}, "vm-1", OutcomeUnknown},
+		{"this VM rebooted, and has no name", scheduled("Reboot", sooner), Open{Gap: true, Rebooted: true}, "", OutcomeUnknown},
+		{"its time had not come", scheduled("Reboot", later), Open{}, "vm-0", OutcomeCanceled},
+		{"its time had not come, for another VM", scheduled("Freeze", later), Open{}, "vm-1", OutcomeCanceled},
+		{"its time had come", scheduled("Reboot", sooner), Open{}, "vm-0", OutcomeUnknown},
+		{"nobody watched for a while", scheduled("Reboot", later), Open{Gap: true}, "vm-0", OutcomeUnknown},
+		{"it had no time", scheduled("Reboot", time.Time{}), Open{}, "vm-0", OutcomeUnknown},
+		{"a Preempt before its time", scheduled("Preempt", later), Open{}, "vm-0", OutcomeUnknown},
+		{"a Terminate before its time", scheduled("Terminate", later), Open{}, "vm-0", OutcomeUnknown},
+		{"a status nobody knows", Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, Open{}, "vm-0", OutcomeUnknown},
+	} {
+		if got := end(tt.event, tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
+			t.Errorf("%s: outcome is %s, want %s", tt.claim, got, tt.want)
+		}
+	}
+}
+
+// A reboot that happened while nobody watched is told as completed, with the time at which the VM was back.
+func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
+	for _, booted := range []bool{false, true} {
+		for _, started := range []bool{false, true} {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Booted = time.Now().Add(-time.Hour)
+				e := &ear{}
+				b := s.start(e.all("a"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(5 * time.Second)
+				if started {
+					s.azure.Start(idA)
+					pause(5 * time.Second)
+				}
+				b.crash()
+				pause(30 * time.Second)
+				if booted {
+					s.opts.Booted = time.Now()
+				}
+				pause(20 * time.Second)
+				s.azure.End(idA)
+				b = s.start(e.all("a"))
+				pause(5 * time.Second)
+				all := e.accepted()
+				d := dataIn(t, all[len(all)-1].Event)
+				want := OutcomeUnknown
+				if booted || started {
+					want = OutcomeCompleted
+				}
+				if d.Change != Vanished || d.Outcome != want || booted && !d.Back.Equal(s.opts.Booted) || !booted && !d.Back.IsZero() {
+					t.Errorf("booted %v, started %v: told %s, outcome %s, back %v; want %s", booted, started, d.Change, d.Outcome, d.Back, want)
+				}
+				b.end()
+			})
+		}
+	}
+}
+
+// An event that goes before its time was cancelled, if the bridge watched all along.
+func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T) {
+	for _, tt := range []struct {
+		gap  time.Duration
+		want Outcome
+	}{{0, OutcomeCanceled}, {2 * time.Second, OutcomeCanceled}, {30 * time.Second, OutcomeUnknown}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.reboot(idA)
+			pause(2 * time.Second)
+			if tt.gap > 0 {
+				s.azure.SetFault(imdstest.Fault{Status: 503, For: tt.gap})
+				pause(tt.gap + 20*time.Second)
+			}
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			b.end()
+			all := e.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Outcome != tt.want {
+				t.Errorf("after %v without an answer: outcome %s, want %s", tt.gap, d.Outcome, tt.want)
+			}
+		})
+	}
+}
+
+// The longest pause is that between two polls: what a freeze looks like from inside. An endpoint that fails is no pause.
+func TestTheLongestPauseIsWhatAFreezeLooksLike(t *testing.T) {
+	for _, tt := range []struct {
+		fault       imdstest.Fault
+		least, most float64
+	}{
+		{imdstest.Fault{}, 1, 1},
+		{imdstest.Fault{Delay: 7 * time.Second, Times: 1}, 7, 8.1},
+		{imdstest.Fault{Status: 503, For: 10 * time.Minute}, 1, 17},
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
+			pause(2 * time.Second)
+			s.azure.Start(idA)
+			pause(2 * time.Second)
+			s.azure.SetFault(tt.fault)
+			pause(tt.fault.For + 30*time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			b.end()
+			all := e.accepted()
+			if d := dataIn(t, all[len(all)-1].Event); d.Change != Vanished || d.LongestPause < tt.least || d.LongestPause > tt.most {
+				t.Errorf("%+v: %s, longestPause %v, want %v to %v", tt.fault, d.Change, d.LongestPause, tt.least, tt.most)
+			}
+		})
+	}
+}
+
+// self is a route of events that name this VM.
+func (e *ear) self(name string) Route {
+	r := e.all(name)
+	r.Filter.Only.VMs = ""
+	return r
+}
+
+// A filter decides once per Azure event: a sink that heard the beginning hears the end, whatever becomes of the event,
+// of the bridge and of the filter. Only changes is asked each time.
+func TestAFilterDecidesOncePerEvent(t *testing.T) {
+	for _, how := range []string{"running", "restarted", "crashed", "reloaded"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				self, ends, never := &ear{}, &ear{}, &ear{}
+				routes := func(vms string) []Route {
+					a, b, c := self.self("self"), ends.self("ends"), never.self("never")
+					a.Filter.Only.VMs, b.Filter.Only.VMs = vms, vms
+					b.Filter.Only.Changes = []string{"vanished"}
+					c.Filter.Only.Types = []string{"Freeze"}
+					return []Route{a, b, c}
+				}
+				b := s.start(routes("self")...)
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(2 * time.Second)
+				switch how {
+				case "restarted":
+					b.end()
+					b = s.start(routes("leader")...)
+				case "crashed":
+					b.crash()
+					b = s.start(routes("leader")...)
+				case "reloaded":
+					b.Reload(routes("leader"), SettingsInfo{})
+				}
+				pause(2 * time.Second)
+				s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })
+				pause(2 * time.Second)
+				s.azure.Start(idA)
+				pause(2 * time.Second)
+				s.azure.End(idA)
+				pause(2 * time.Second)
+				b.end()
+				if got := strings.Join(self.types(), " "); got != "scheduled updated started vanished" {
+					t.Errorf("the sink that wants this VM's events heard %s", got)
+				}
+				if got := strings.Join(ends.types(), " "); got != "vanished" {
+					t.Errorf("the sink that wants their ends heard %s", got)
+				}
+				wantIDs(t, never.ids())
+			})
+		})
+	}
+}
+
+// An event that a filter refused is asked about again at its next change: from the first that it accepts on, the sink
+// hears all.
+func TestAFilterIsAskedUntilItAccepts(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.self("a"))
+		pause(2 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+		pause(2 * time.Second)
+		wantIDs(t, e.ids())
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1", "vm-0"} })
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		if got := strings.Join(e.types(), " "); got != "updated vanished" {
+			t.Errorf("heard %s, want updated vanished", got)
+		}
+		b.end()
+	})
+}
+
+// While nobody knows this VM's name, filters that need it wait, in order, for a minute; a Preempt cannot.
+func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
+	unknown := imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true}
+	const passes = "this VM's name is not known, so the event passes"
+	t.Run("and let pass when it does not come, and say so", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(unknown)
+			self, all := &ear{}, &ear{}
+			began := time.Now()
+			b := s.start(self.self("self"), all.all("all"))
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+			pause(10 * time.Second)
+			s.azure.Start(idA)
+			pause(5 * time.Second)
+			wantIDs(t, all.ids(), idA+"-scheduled", idA+"-started")
+			wantIDs(t, self.ids())
+			if strings.Contains(s.log.String(), passes) {
+				t.Error("it passed at once")
+			}
+			pause(time.Minute)
+			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started")
+			if d := self.accepted()[0].at.Sub(began); d < nameForFilters || d > nameForFilters+2*time.Second {
+				t.Errorf("waited for %v, want a minute", d)
+			}
+			s.wantLogged(passes)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			s.reboot(idB)
+			pause(2 * time.Second)
+			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished", idB+"-scheduled")
+			b.end()
+		})
+	})
+	t.Run("and decide when it comes", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			unknown.For = 30 * time.Second
+			s.azure.SetFault(unknown)
+			self, leader := &ear{}, &ear{}
+			lead := leader.self("leader")
+			lead.Filter.Only.VMs = "leader"
+			b := s.start(self.self("self"), lead)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1", "vm-0"}})
+			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}})
+			pause(10 * time.Second)
+			s.azure.Start(idA)
+			pause(2 * time.Second)
+			s.azure.End(idB)
+			pause(2 * time.Second)
+			wantIDs(t, self.ids())
+			pause(50 * time.Second)
+			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started")
+			wantIDs(t, leader.ids())
+			s.azure.End(idA)
+			pause(2 * time.Second)
+			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+			wantIDs(t, leader.ids())
+			if list := b.Outbox.List(Selection{}); len(list) != 0 {
+				t.Errorf("what the filters refused is still owed: %v", list)
+			}
+			b.end()
+		})
+	})
+	t.Run("across a restart", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			self := &ear{}
+			b := s.start(self.self("self"))
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}})
+			pause(10 * time.Second)
+			b.crash()
+			wantIDs(t, self.ids())
+			s.azure.ClearFaults()
+			b = s.start(self.self("self"))
+			pause(10 * time.Second)
+			wantIDs(t, self.ids(), idA+"-scheduled")
+			b.end()
+		})
+	})
+	t.Run("but not with a Preempt", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+			self := &ear{}
+			b := s.start(self.self("self"))
+			pause(10 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Preempt", Resources: []string{"vm-1"}})
+			pause(1500 * time.Millisecond)
+			wantIDs(t, self.ids(), idA+"-scheduled")
+			b.end()
+		})
+	})
+	t.Run("of which the first one that is accepted counts", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 30 * time.Second})
+			self := &ear{}
+			b := s.start(self.self("self"))
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+			pause(5 * time.Second)
+			s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0"} })
+			pause(time.Minute)
+			if got := strings.Join(self.types(), " "); got != "updated" {
+				t.Errorf("heard %q, want the change since which this VM is named", got)
+			}
+			b.end()
+		})
+	})
+}
+
+// The name of this VM that was learnt last is kept, and one that is set is not asked for.
+func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).self("a"))
+		pause(2 * time.Second)
+		b.end()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		e := &ear{}
+		b = s.start(e.self("a"))
+		pause(10 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idB+"-scheduled")
+		b.end()
+	})
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.VMName = "vm-1"
+		e := &ear{}
+		b := s.start(e.self("a"))
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+		pause(10 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		if o := b.Status().Observer; o.Name != "vm-1" || o.VMID == "" {
+			t.Errorf("the observer is %+v, want the name that was set and the vmId that was learnt", o)
+		}
+		b.end()
+	})
+}
+
+// What the bridge knows of itself when nobody tells it stands in the CloudEvents' source.
+func TestTheHostStandsInForAName(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		e := &ear{}
+		b := s.start(e.all("a").with(func(x *Terms) { x.Bridge = LevelAll }))
+		s.reboot(idA)
+		pause(10 * time.Second)
+		for _, h := range e.accepted() {
+			if got := h.Event.Source(); got != "urn:forewarn:host-0" {
+				t.Errorf("the source of %s is %s", h.Event.ID(), got)
+			}
+		}
+		if len(e.ids()) != 2 {
+			t.Errorf("heard %v", e.ids())
+		}
+		b.end()
+	})
+}
+
+// A route that was never there is owed the newest change of every event that is open, and what comes.
+func TestANewRouteHearsWhatIsOpen(t *testing.T) {
+	for _, how := range []string{"restart", "reload"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				first, second, mine := &ear{}, &ear{}, &ear{}
+				b := s.start(first.all("first"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(2 * time.Second)
+				s.azure.Start(idA)
+				s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}})
+				pause(2 * time.Second)
+				s.azure.Schedule(imdstest.Event{ID: "over"})
+				pause(2 * time.Second)
+				s.azure.End("over")
+				pause(2 * time.Second)
+				n := len(first.ids())
+				routes := []Route{first.all("first"), second.all("second"), mine.self("mine")}
+				if how == "restart" {
+					b.end()
+					b = s.start(routes...)
+				} else {
+					b.Reload(routes, SettingsInfo{})
+				}
+				pause(2 * time.Second)
+				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled")
+				wantIDs(t, mine.ids(), idA+"-started")
+				if len(first.ids()) != n {
+					t.Errorf("the route that was there heard %v again", first.ids()[n:])
+				}
+				s.azure.End(idA)
+				s.azure.End(idB)
+				pause(2 * time.Second)
+				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled", idA+"-vanished", idB+"-vanished")
+				wantIDs(t, mine.ids(), idA+"-started", idA+"-vanished")
+				b.end()
+			})
+		})
+	}
+}
+
+// Reloads under load, with a destination that comes and goes, lose nothing and reorder nothing of an event.
+func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		fails := 0
+		e.say(func(d Delivery) error {
+			if fails++; fails%3 == 0 {
+				return errDown
+			}
+			return nil
+		})
+		slow := e.all("a")
+		slow.Sink = slowSink{e, 300 * time.Millisecond}
+		b := s.start(slow)
+		pause(2 * time.Second)
+		want := map[string][]string{}
+		for i := range 40 {
+			id := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
+			s.azure.Schedule(imdstest.Event{ID: id})
+			want[id] = []string{id + "-scheduled", id + "-started", id + "-vanished"}
+			if i >= 2 {
+				s.azure.Start(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i-2))
+			}
+			if i >= 4 {
+				s.azure.End(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i-4))
+			}
+			pause(1100 * time.Millisecond)
+			if i%3 == 0 {
+				b.Reload([]Route{slow}, SettingsInfo{})
+			}
+		}
+		for i := 36; i < 40; i++ {
+			s.azure.Start(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
+		}
+		pause(2 * time.Second)
+		for i := 36; i < 40; i++ {
+			s.azure.End(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
+		}
+		e.say(nil)
+		pause(6 * time.Minute)
+		got := map[string][]string{}
+		for _, h := range e.accepted() {
+			got[h.Event.Subject()] = append(got[h.Event.Subject()], h.Event.ID())
+		}
+		for id, ids := range want {
+			wantIDs(t, got[id], ids...)
+		}
+		b.end()
+	})
+}
+
+// A reload while the bridge still waits for the name of its VM starts each route once.
+func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		down := &ear{answer: always(errDown)}
+		b := s.start(down.all("a"))
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.end()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		e := &ear{}
+		r := e.all("a")
+		r.Sink = slowSink{e, time.Second}
+		b = s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		b.Reload([]Route{r}, SettingsInfo{Hash: "new"})
+		pause(time.Minute)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		if h := b.Status().Settings.Hash; h != "new" {
+			t.Errorf("the settings are %q", h)
+		}
+		b.end()
+	})
+}
+
+// A reload whose old attempt hangs waits with that route only, and until the attempt's time is over.
+func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		hung, well := &ear{answer: always(errHang)}, &ear{}
+		b := s.start(hung.all("hung"), well.all("well"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		began := time.Now()
+		now, alsoNow := &ear{}, &ear{}
+		b.Reload([]Route{now.all("hung"), alsoNow.all("well")}, SettingsInfo{})
+		if d := time.Since(began); d > 0 {
+			t.Errorf("Reload took %v", d)
+		}
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		wantIDs(t, alsoNow.ids(), idA+"-started")
+		wantIDs(t, now.ids())
+		pause(10 * time.Second)
+		wantIDs(t, now.ids(), idA+"-scheduled", idA+"-started")
+		b.end()
+	})
+}
+
+// A name that is gone from the settings keeps its backlog for a day, for the case that it returns.
+func TestANameThatIsGoneKeepsItsBacklogForADay(t *testing.T) {
+	for _, tt := range []struct {
+		away     time.Duration
+		returned bool
+	}{{23 * time.Hour, true}, {25 * time.Hour, false}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.Interval = time.Minute
+			e := &ear{answer: always(errDown)}
+			other := &ear{}
+			b := s.start(e.all("a"), other.all("other"))
+			s.reboot(idA)
+			pause(2 * time.Minute)
+			b.Reload([]Route{other.all("other")}, SettingsInfo{})
+			pause(tt.away - 2*time.Second)
+			st := b.Status().Sinks[0]
+			if tt.returned && (st.Name != "a" || st.State != SinkOrphaned || st.Pending != 1) {
+				t.Errorf("after %v status shows %+v, want the orphaned backlog", tt.away, st)
+			}
+			dead := b.Outbox.List(Selection{State: StateDead})
+			if !tt.returned && (len(dead) != 1 || dead[0].Reason != ReasonRemoved) {
+				t.Errorf("after %v the dead letters are %v", tt.away, dead)
+			}
+			e.say(nil)
+			b.Reload([]Route{e.all("a"), other.all("other")}, SettingsInfo{})
+			pause(2 * time.Second)
+			wantIDs(t, e.ids(), idA+"-scheduled") // from the backlog, or because it is open and the name is new
+			if st := b.Status().Sinks[0]; st.State != SinkOK || st.Pending != 0 {
+				t.Errorf("back after %v, status shows %+v", tt.away, st)
+			}
+			b.end()
+		})
+	}
+}

@@ -1,0 +1,393 @@
+package bridge
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/imdstest"
+)
+
+const idA, idB = "AAAAAAAA-0000-4000-8000-000000000001", "BBBBBBBB-0000-4000-8000-000000000002"
+
+// A stage is an emulated Azure, an outbox on disk, and bridges that run one after the other, all in a synctest bubble.
+type stage struct {
+	t     *testing.T
+	azure *imdstest.Server
+	vm    string // the VM the bridge runs on; "" is the first
+	dir   string
+	opts  Options // Client, Outbox and Routes are filled in by start
+	log   *lines
+	proxy func(http.RoundTripper) http.RoundTripper // between the bridge and Azure, nil for nothing
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{
+		t: t, dir: t.TempDir(), log: &lines{},
+		azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log:\n%s", s.log)
+		}
+	})
+	return s
+}
+
+// bubble runs f on a stage in a synctest bubble, which also holds that no goroutine is left behind.
+func bubble(t *testing.T, f func(t *testing.T, s *stage)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, newStage(t)) })
+}
+
+// running is a bridge that runs. end stops it as SIGTERM does; crash as kill -9 does: what is not on disk is lost.
+type running struct {
+	*Bridge
+	s      *stage
+	cancel context.CancelFunc
+	done   chan error
+	killed bool // with mu of the stage's log; its sinks are out of reach
+	mu     sync.Mutex
+}
+
+func (s *stage) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func (s *stage) start(routes ...Route) *running {
+	s.t.Helper()
+	outbox, err := OpenOutbox(s.dir, s.logger())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.startWith(outbox, routes...)
+}
+
+func (s *stage) startWith(outbox *Outbox, routes ...Route) *running {
+	s.t.Helper()
+	r := &running{s: s, done: make(chan error, 1)}
+	o := s.opts
+	endpoint := "http://azure.test"
+	if s.vm != "" {
+		endpoint += "/vm/" + s.vm
+	}
+	var transport http.RoundTripper = s.azure.RoundTripper()
+	if s.proxy != nil {
+		transport = s.proxy(transport)
+	}
+	o.Client = NewClient(endpoint, DefaultAPIVersion, s.logger(), transport)
+	o.Outbox, o.Routes, o.Log, o.Host, o.Version = outbox, r.mortal(routes), s.logger(), "host-0", "test"
+	r.Bridge = New(o)
+	ctx, cancel := context.WithCancel(s.t.Context())
+	r.cancel = cancel
+	go func() { r.done <- r.Run(ctx) }()
+	return r
+}
+
+func (r *running) end() {
+	r.s.t.Helper()
+	r.cancel()
+	if err := <-r.done; err != nil {
+		r.s.t.Errorf("Run = %v", err)
+	}
+}
+
+// crash kills the bridge: the file stays as it is now, and no destination hears of it again.
+func (r *running) crash() {
+	r.s.t.Helper()
+	image := filepath.Join(r.s.t.TempDir(), "image")
+	r.mu.Lock()
+	r.killed = true
+	r.mu.Unlock()
+	r.snapshot(image)
+	r.cancel()
+	<-r.done
+	if err := os.Rename(image, r.Outbox.Path()); err != nil {
+		r.s.t.Fatal(err)
+	}
+}
+
+// snapshot copies the outbox's file between two transactions: what a crash now would leave.
+func (r *running) snapshot(to string) {
+	r.s.t.Helper()
+	r.Outbox.store.file.Lock()
+	defer r.Outbox.store.file.Unlock()
+	copyFile(r.s.t, r.Outbox.Path(), to)
+}
+
+func copyFile(t testing.TB, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(to, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mortal puts the routes' sinks out of reach when the bridge is killed.
+func (r *running) mortal(routes []Route) []Route {
+	routes = slices.Clone(routes)
+	for i := range routes {
+		routes[i].Sink = mortal{routes[i].Sink, r}
+	}
+	return routes
+}
+
+type mortal struct {
+	Sink
+	r *running
+}
+
+func (m mortal) Deliver(ctx context.Context, batch []Delivery) (Answer, error) {
+	m.r.mu.Lock()
+	killed := m.r.killed
+	m.r.mu.Unlock()
+	if killed {
+		return Answer{}, errors.New("killed")
+	}
+	return m.Sink.Deliver(ctx, batch)
+}
+
+func (m mortal) Close() error {
+	if c, ok := m.Sink.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// lines is a log that can be searched.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (s *stage) wantLogged(words string) {
+	s.t.Helper()
+	if !strings.Contains(s.log.String(), words) {
+		s.t.Errorf("the log does not say %q", words)
+	}
+}
+
+// An ear is a sink that remembers what it was told and answers as it is told to.
+type ear struct {
+	mu     sync.Mutex
+	heard  []heard // accepted
+	tries  []heard
+	calls  [][]string           // the ids of each batch
+	answer func(Delivery) error // nil accepts
+	reply  Answer
+}
+
+type heard struct {
+	Delivery
+	at time.Time
+}
+
+func (e *ear) Deliver(ctx context.Context, batch []Delivery) (Answer, error) {
+	e.mu.Lock()
+	answer := e.answer
+	var ids []string
+	for _, d := range batch {
+		e.tries = append(e.tries, heard{d, time.Now()})
+		ids = append(ids, d.Event.ID())
+	}
+	e.calls = append(e.calls, ids)
+	reply := e.reply
+	e.mu.Unlock()
+	for _, d := range batch {
+		if answer == nil {
+			break
+		}
+		if err := answer(d); err != nil {
+			if errors.Is(err, errHang) {
+				<-ctx.Done()
+				return reply, ctx.Err()
+			}
+			return reply, err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, d := range batch {
+		e.heard = append(e.heard, heard{d, time.Now()})
+	}
+	return reply, nil
+}
+
+// errHang makes an ear hang until its attempt ends; errDown is a destination that does not answer.
+var (
+	errHang = errors.New("hang")
+	errDown = errors.New("connection refused")
+)
+
+func (e *ear) say(answer func(Delivery) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.answer = answer
+}
+
+func always(err error) func(Delivery) error { return func(Delivery) error { return err } }
+
+// ids are those of what was accepted, in order.
+func (e *ear) ids() []string { return idsOf(e.accepted()) }
+
+func (e *ear) accepted() []heard {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.heard)
+}
+
+func (e *ear) tried() []heard {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.tries)
+}
+
+func idsOf(list []heard) []string {
+	ids := []string{}
+	for _, h := range list {
+		ids = append(ids, h.Event.ID())
+	}
+	return ids
+}
+
+// types are the types of what was accepted, without their prefix.
+func (e *ear) types() []string {
+	list := []string{}
+	for _, h := range e.accepted() {
+		list = append(list, strings.TrimPrefix(strings.TrimPrefix(h.Event.Type(), EventPrefix), BridgePrefix))
+	}
+	return list
+}
+
+// all routes everything about all VMs to the ear.
+func (e *ear) all(name string) Route {
+	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Match{VMs: "all"}}, Terms: Terms{Timeout: 10 * time.Second, Late: LateSend}}
+}
+
+// with is a route with other terms.
+func (r Route) with(change func(*Terms)) Route {
+	change(&r.Terms)
+	return r
+}
+
+func wantIDs(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) && len(got)+len(want) > 0 {
+		t.Errorf("got  %s\nwant %s", strings.Join(got, "\n     "), strings.Join(want, "\n     "))
+	}
+}
+
+// dataIn decodes what a CloudEvent holds about an Azure event.
+func dataIn(t *testing.T, ce event.Event) (d Data) {
+	t.Helper()
+	if err := json.Unmarshal(ce.Data(), &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// tellingOf decodes what a CloudEvent holds about the bridge.
+func tellingOf(t *testing.T, ce event.Event) (data map[string]any) {
+	t.Helper()
+	if err := json.Unmarshal(ce.Data(), &data); err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// pause lets time pass, and everything happen that is due.
+func pause(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// reboot schedules a reboot of vm-0.
+func (s *stage) reboot(id string) { s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot"}) }
+
+// conditions are the If-None-Match of each request for the document, "" where there is none.
+func (s *stage) conditions() []string {
+	list := []string{}
+	for _, r := range s.azure.Requests() {
+		if strings.HasSuffix(r.Path, "/scheduledevents") {
+			list = append(list, r.Header.Get("If-None-Match"))
+		}
+	}
+	return list
+}
+
+// polls is how often the document was asked for.
+func (s *stage) polls() int { return len(s.conditions()) }
+
+// stored reads the outbox that lies in dir while nobody has it.
+func stored(t *testing.T, dir string) *Outbox {
+	t.Helper()
+	o, err := ReadOutbox(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.Close() })
+	return o
+}
+
+// asides are the files that were set aside in dir, by why.
+func asides(t *testing.T, dir, why string) []string {
+	t.Helper()
+	list, err := filepath.Glob(filepath.Join(dir, "outbox.db."+why+"-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func sameFile(t *testing.T, a, b string) bool {
+	t.Helper()
+	x, err := os.ReadFile(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := os.ReadFile(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Equal(x, y)
+}
+
+// notADirectory is a path below a regular file, where no directory can be made.
+func notADirectory(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(file, "state")
+}

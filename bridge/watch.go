@@ -1,0 +1,204 @@
+package bridge
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// The timing of the poll loop.
+const (
+	DefaultInterval = time.Second
+	firstPatience   = 150 * time.Second // for the first answer: Azure may take two minutes to switch events on
+	patience        = 10 * time.Second  // for later ones
+	slowRetry       = 30 * time.Second  // after an answer that will be the same until somebody acts
+	longestRetry    = time.Minute       // whatever the endpoint asks for: a Spot VM has half a minute's notice
+	fullPoll        = time.Minute       // how often a poll is unconditional whatever the ETag
+	gapAbove        = 10 * time.Second  // between valid answers
+	awayAbove       = time.Minute       // without a valid answer; what is found then was found late
+	slowFirst       = 10 * time.Second  // without an answer: say why that may be
+)
+
+// pollBackoff are the waits after failed polls, with jitter; the last one stays.
+var pollBackoff = []time.Duration{1 * time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second}
+
+// watch polls until ctx is done.
+func (b *Bridge) watch(ctx context.Context) {
+	w := watcher{Bridge: b, ctx: ctx}
+	slow := time.AfterFunc(slowFirst, func() {
+		b.Log.Info("no answer yet: the first one can take Azure two minutes", "endpoint", b.Client.Endpoint())
+	})
+	defer slow.Stop()
+	for ctx.Err() == nil {
+		began := time.Now()
+		wait := w.poll()
+		b.mu.Lock()
+		b.imds.turned = time.Now()
+		b.mu.Unlock()
+		if !w.last.IsZero() {
+			slow.Stop()
+		}
+		select {
+		case <-time.After(wait - time.Since(began)):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// A watcher is the state of the poll loop, and belongs to its goroutine.
+type watcher struct {
+	*Bridge
+	ctx context.Context
+
+	waited   bool      // for the observer's name
+	polled   time.Time // when the last poll ended, however
+	last     time.Time // the last valid answer since the start
+	full     time.Time // the last unconditional poll
+	empty    bool      // the last answer was empty
+	failures int
+	problems map[string]bool // of the last document
+
+	body   [sha256.Size]byte // of the last document
+	number string            // its incarnation
+	done   bool              // what it changes is committed, and nothing else was read since
+	clean  bool              // it was wholly understood
+	etag   string            // its own, if it is done and clean; for the next poll
+}
+
+// poll asks once and draws the conclusions. It returns the time to the next poll, from the beginning of this one.
+func (w *watcher) poll() time.Duration {
+	limit := patience
+	if w.last.IsZero() {
+		limit = firstPatience
+	}
+	if w.Outbox.reloaded.Swap(false) {
+		w.done, w.etag = false, ""
+	}
+	etag := w.etag
+	if time.Since(w.full) >= fullPoll {
+		etag = ""
+	}
+	ctx, cancel := context.WithTimeoutCause(w.ctx, limit, fmt.Errorf("no answer within %v", limit))
+	defer cancel()
+	p := w.Client.Poll(ctx, etag)
+	if w.ctx.Err() != nil {
+		return 0
+	}
+	now := time.Now()
+	w.pause(now)
+	if etag == "" && p.Err == nil {
+		w.full = now
+	}
+	wasEmpty := w.empty
+	w.empty = p.Class == PollEmpty
+	switch {
+	case p.Err != nil:
+		w.etag = ""
+		return w.failed(p)
+	case w.empty && !wasEmpty:
+		w.etag = "" // it counts when the next one says so too
+		return w.Interval
+	case w.last.IsZero() && !w.waited:
+		w.waited = true
+		if w.awaitName(w.ctx) > w.Interval {
+			return 0 // asked again, because the answer is old now
+		}
+	}
+	w.answered(p, now)
+	return w.Interval
+}
+
+// pause notes how long no poll came round: this is what a freeze looks like from inside.
+func (w *watcher) pause(now time.Time) {
+	since := w.polled
+	if since.IsZero() {
+		since = w.Outbox.lastAnswer().At
+	}
+	if !since.IsZero() {
+		w.Outbox.polled(elapsed(since, now))
+	}
+	w.polled = now
+}
+
+// failed notes a failed poll, which changes nothing else.
+func (w *watcher) failed(p Poll) time.Duration {
+	w.failures++
+	w.mu.Lock()
+	news := w.imds.lastErr != p.Err.Error()
+	w.imds.lastErr = p.Err.Error()
+	w.mu.Unlock()
+	if news {
+		hint := "trying again"
+		if w.last.IsZero() {
+			hint = "is this an Azure VM? To see what forewarn does elsewhere: forewarn demo"
+		}
+		w.Log.Warn("the endpoint gave no valid answer; what is known stays", "endpoint", w.Client.Endpoint(), "err", p.Err, "hint", hint)
+	}
+	if p.Class == PollSettings {
+		return slowRetry
+	}
+	d := pollBackoff[min(w.failures, len(pollBackoff))-1]
+	return max(d/2+rand.N(d/2), min(p.RetryAfter, longestRetry))
+}
+
+// answered takes a valid answer.
+func (w *watcher) answered(p Poll, now time.Time) {
+	first := w.last.IsZero()
+	w.last = now
+	w.mu.Lock()
+	unavailable := w.imds.told
+	w.imds = imdsState{lastAnswer: now, turned: w.imds.turned}
+	w.mu.Unlock()
+	if w.failures > 0 {
+		w.Log.Info("the endpoint answers again", "after", w.failures)
+		w.failures = 0
+	}
+
+	before := w.Outbox.lastAnswer()
+	next := lastAnswer{At: now, Incarnation: before.Incarnation}
+	if p.Class == PollDocument {
+		next.Incarnation = p.Document.Incarnation
+	}
+	w.Outbox.answered(next, !before.At.IsZero() && w.Booted.After(before.At))
+	if first {
+		w.tellStarted(before.At, now)
+	}
+	if unavailable {
+		w.tellRecovered(before.At, now)
+	}
+	if p.Class != PollUnchanged {
+		w.document(p, moment{now: now, before: before.At, away: first || sinceAnswer(before, now) > awayAbove})
+	}
+}
+
+// document takes what a valid answer holds.
+func (w *watcher) document(p Poll, m moment) {
+	sum := sha256.Sum256(p.Body)
+	if sum != w.body || !w.done {
+		if sum != w.body && p.Document.Incarnation == w.number && w.number != "" && len(p.Body) > 0 {
+			w.Log.Warn("the document changed under one incarnation", "incarnation", w.number)
+		}
+		w.report(p.Document.Problems)
+		w.body, w.number = sum, p.Document.Incarnation
+		w.clean = p.Class == PollDocument && len(p.Document.Problems) == 0
+		w.done = w.handle(p.Document, m)
+	}
+	w.etag = ""
+	if w.done && w.clean {
+		w.etag = p.ETag
+	}
+}
+
+// report logs the problems of a document that the one before did not have.
+func (w *watcher) report(problems []string) {
+	seen := make(map[string]bool, len(problems))
+	for _, p := range problems {
+		if !w.problems[p] {
+			w.Log.Warn("the document holds something that cannot be understood", "problem", p)
+		}
+		seen[p] = true
+	}
+	w.problems = seen
+}

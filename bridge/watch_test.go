@@ -1,0 +1,391 @@
+package bridge
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// Whatever the endpoint answers for a minute, unless it is a valid document, what is known stays: nothing is told, and
+// what happens afterwards is told as if nothing had been.
+func TestAFailedPollChangesNothing(t *testing.T) {
+	body := func(s string) imdstest.Fault { return imdstest.Fault{Body: s} }
+	for _, tt := range []struct {
+		claim string
+		fault imdstest.Fault
+	}{
+		{"an error of the service", imdstest.Fault{Status: 500}},
+		{"a service that is being restarted", imdstest.Fault{Status: 503}},
+		{"too many requests", imdstest.Fault{Status: 429}},
+		{"no such page", imdstest.Fault{Status: 404}},
+		{"gone", imdstest.Fault{Status: 410}},
+		{"forbidden", imdstest.Fault{Status: 403}},
+		{"a redirect", imdstest.Fault{Status: 302}},
+		{"no content", imdstest.Fault{Status: 204}},
+		{"a proxy's page", imdstest.Fault{HTML: true}},
+		{"a proxy's page with an error status", imdstest.Fault{Status: 502, HTML: true}},
+		{"a body that was cut", imdstest.Fault{Truncate: 30}},
+		{"a body that was cut and looks whole", imdstest.Fault{Truncate: 30, NoLength: true}},
+		{"an empty body ended by the connection", imdstest.Fault{Empty: true, NoLength: true}},
+		{"a body ended by the connection", imdstest.Fault{Body: `{"DocumentIncarnation":9,"Events":[]}`, NoLength: true}},
+		{"a body shorter than it says", imdstest.Fault{ContentLength: 5000}},
+		{"no answer", imdstest.Fault{Hang: true}},
+		{"an answer that comes too late", imdstest.Fault{Delay: 15 * time.Second}},
+		{"JSON of something else", body(`{"error":"Internal Server Error"}`)},
+		{"Events that are no list", body(`{"DocumentIncarnation":9,"Events":"none"}`)},
+		{"a list", body(`[]`)},
+		{"a word", body(`"ok"`)},
+		{"null", body(`null`)},
+		{"an entry without EventId", body(`{"DocumentIncarnation":9,"Events":[{"EventType":"Reboot"}]}`)},
+		{"an EventId that is no text", body(`{"DocumentIncarnation":9,"Events":[{"EventId":7}]}`)},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e := &ear{}
+				b := s.start(e.all("a"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(2 * time.Second)
+				tt.fault.For = time.Minute
+				s.azure.SetFault(tt.fault)
+				pause(100 * time.Second)
+				wantIDs(t, e.ids(), idA+"-scheduled")
+				s.azure.Start(idA)
+				pause(2 * time.Second)
+				s.azure.End(idA)
+				pause(2 * time.Second)
+				wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+				b.end()
+			})
+		})
+	}
+}
+
+// A failed poll is followed by another soon, and the waits stay short: half a minute is all the notice some events give.
+func TestAFailingEndpointIsAskedAgainSoon(t *testing.T) {
+	for _, tt := range []struct {
+		fault   imdstest.Fault
+		atLeast int // polls in five minutes
+		atMost  int
+	}{
+		{imdstest.Fault{Status: 503}, 18, 60},
+		{imdstest.Fault{Status: 403}, 9, 12}, // the same until somebody acts
+		{imdstest.Fault{Status: 429, RetryAfter: "20"}, 14, 17},
+		{imdstest.Fault{Status: 503, RetryAfter: "3600"}, 5, 7},
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := s.start((&ear{}).all("a"))
+			pause(10 * time.Second)
+			before := s.polls()
+			s.azure.SetFault(tt.fault)
+			pause(5 * time.Minute)
+			if n := s.polls() - before; n < tt.atLeast || n > tt.atMost {
+				t.Errorf("%d polls in five minutes of %+v, want %d to %d", n, tt.fault, tt.atLeast, tt.atMost)
+			}
+			b.end()
+		})
+	}
+}
+
+// An empty answer, or null for Events, means no events when the next answer says so too.
+func TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt(t *testing.T) {
+	empty := imdstest.Fault{Empty: true}
+	null := imdstest.Fault{Body: `{"DocumentIncarnation":9,"Events":null}`}
+	failed := imdstest.Fault{Status: 503}
+	for _, tt := range []struct {
+		claim   string
+		answers []imdstest.Fault
+		over    bool
+	}{
+		{"one empty answer", []imdstest.Fault{empty}, false},
+		{"two", []imdstest.Fault{empty, empty}, true},
+		{"one null", []imdstest.Fault{null}, false},
+		{"two", []imdstest.Fault{null, null}, true},
+		{"one of each", []imdstest.Fault{empty, null}, true},
+		{"two with a document between", []imdstest.Fault{empty, {}, empty}, false},
+		{"two with a failure between", []imdstest.Fault{empty, failed, empty}, false},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e := &ear{}
+				b := s.start(e.all("a"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(1500 * time.Millisecond)
+				for _, answer := range tt.answers {
+					before := s.polls()
+					answer.Times = 1
+					s.azure.SetFault(answer)
+					for s.polls() == before {
+						pause(100 * time.Millisecond)
+					}
+					s.azure.ClearFaults()
+				}
+				pause(100 * time.Millisecond)
+				want := []string{idA + "-scheduled"}
+				if tt.over {
+					want = append(want, idA+"-vanished")
+				}
+				wantIDs(t, e.ids(), want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// The endpoint is healthy and empty for hours by way of empty answers: that is not trouble.
+func TestEmptyAnswersAreAnswers(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Empty: true})
+		e := &ear{}
+		b := s.start(e.all("a").with(func(x *Terms) { x.Bridge = LevelTrouble }))
+		pause(20 * time.Minute)
+		if st := b.Status(); !st.Ready || st.IMDS.LastError != "" {
+			t.Errorf("status is %v %v", st.Ready, st.IMDS.LastError)
+		}
+		wantIDs(t, e.ids())
+		for _, c := range s.conditions() {
+			if c != "" {
+				t.Errorf("If-None-Match %q, and there never was a document", c)
+				break
+			}
+		}
+		b.end()
+	})
+}
+
+// What is in a document counts, and not its number: that starts over, and stays the same while the content changes.
+func TestTheIncarnationNumberIsNotLookedAt(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		s.reboot(idB)
+		pause(2 * time.Second)
+		s.azure.ResetIncarnation()
+		pause(65 * time.Second)
+		s.azure.End(idB)
+		s.azure.SetIncarnation(s.azure.Incarnation() - 1)
+		pause(65 * time.Second) // the ETag says that nothing changed, until the poll that does not ask so
+		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled", idB+"-vanished")
+		b.end()
+	})
+}
+
+// A document holding an entry that cannot be read makes nothing vanish, and what can be read in it counts.
+func TestAPartialDocumentMakesNothingVanish(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":9,"Events":[{"EventType":"Freeze"},{"EventId":%q,"EventStatus":"Scheduled","EventType":"Freeze"}]}`, idB))
+		pause(2 * time.Minute)
+		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled")
+		if n := strings.Count(s.log.String(), "no EventId that can be read"); n != 1 {
+			t.Errorf("the log names the problem %d times, want once", n)
+		}
+		b.end()
+	})
+}
+
+// If-None-Match is sent with the ETag of the document that is committed and understood, and left out when that could
+// hide something.
+func TestIfNoneMatch(t *testing.T) {
+	// polls of the next seconds, after what do does.
+	after := func(s *stage, do func(), d time.Duration) []string {
+		n := s.polls()
+		do()
+		pause(d)
+		return s.conditions()[n:]
+	}
+	want := func(t *testing.T, got []string, want ...string) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("If-None-Match %q, want %q", got, want)
+		}
+	}
+	start := func(s *stage) *running {
+		b := s.start((&ear{}).all("a"))
+		pause(3500 * time.Millisecond)
+		return b
+	}
+
+	t.Run("is sent from the second poll on, and never kept for the next start", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := s.start((&ear{}).all("a"))
+			pause(2500 * time.Millisecond)
+			b.end()
+			want(t, s.conditions(), "", "1", "1")
+			got := after(s, func() { b = s.start((&ear{}).all("a")) }, 2500*time.Millisecond)
+			want(t, got, "", "1", "1")
+			b.end()
+		})
+	})
+	t.Run("is left out once a minute", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := s.start((&ear{}).all("a"))
+			pause(4*time.Minute + 500*time.Millisecond)
+			left := 0
+			for _, c := range s.conditions() {
+				if c == "" {
+					left++
+				}
+			}
+			if left != 5 || s.polls() != 241 {
+				t.Errorf("left out in %d of %d polls of four minutes, want 5 of 241", left, s.polls())
+			}
+			b.end()
+		})
+	})
+	t.Run("is left out after a failed poll", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := start(s)
+			got := after(s, func() { s.azure.SetFault(imdstest.Fault{Status: 503, Times: 1}) }, 3500*time.Millisecond)
+			want(t, got[:3], "1", "", "1")
+			b.end()
+		})
+	})
+	t.Run("is left out after an empty answer", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := start(s)
+			pause(time.Minute)
+			got := after(s, func() { s.azure.SetFault(imdstest.Fault{Empty: true, Times: 1}) }, 3*time.Second)
+			want(t, got, "1", "", "1")
+			b.end()
+		})
+	})
+	t.Run("is left out after a reload", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := start(s)
+			got := after(s, func() { b.Reload([]Route{(&ear{}).all("b")}, SettingsInfo{}) }, 2*time.Second)
+			want(t, got, "", "1")
+			b.end()
+		})
+	})
+	t.Run("is never of a document that was not understood", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := start(s)
+			document := func() {
+				s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":7,"Events":[{"EventId":%q,"NotBefore":"tomorrow"}]}`, idA))
+			}
+			got := after(s, document, 4*time.Second)
+			want(t, got, "1", "", "", "")
+			got = after(s, func() { s.azure.SetDocument(nil) }, 2*time.Second)
+			want(t, got, "", "1")
+			b.end()
+		})
+	})
+	t.Run("is that of the newest document", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			b := start(s)
+			got := after(s, func() { s.reboot(idA) }, 2*time.Second)
+			want(t, got, "1", "2")
+			b.end()
+		})
+	})
+	t.Run("is left out while the outbox is not on disk", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.dir = notADirectory(t)
+			b := s.start((&ear{}).all("a"))
+			s.reboot(idA)
+			pause(10 * time.Second)
+			for i, c := range s.conditions() {
+				if c != "" {
+					t.Errorf("poll %d has If-None-Match %q, and nothing was ever committed", i, c)
+				}
+			}
+			b.cancel()
+			<-b.done
+		})
+	})
+}
+
+// The first document waits for the name of this VM, but for three seconds at most, and longer only where the outbox
+// may turn out to be another VM's.
+func TestTheFirstDocumentWaitsForTheNameButNotLong(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		fault imdstest.Fault
+		wait  time.Duration
+	}{
+		{"metadata answers", imdstest.Fault{}, 0},
+		{"metadata answers late", imdstest.Fault{Delay: 2 * time.Second}, 2 * time.Second},
+		{"metadata hangs", imdstest.Fault{Hang: true}, 3 * time.Second},
+		{"metadata has no answer", imdstest.Fault{Status: 404}, 0},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				tt.fault.Path = imdstest.InstanceFacts
+				s.azure.SetFault(tt.fault)
+				s.reboot(idA)
+				e := &ear{}
+				began := time.Now()
+				b := s.start(e.all("a"))
+				pause(12 * time.Second)
+				if h := e.accepted(); len(h) != 1 || h[0].at.Sub(began).Round(100*time.Millisecond) != tt.wait {
+					t.Errorf("heard %v, want it after %v", h, tt.wait)
+				}
+				b.end()
+			})
+		})
+	}
+	t.Run("the endpoint comes up a minute after the start, and metadata with it", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 70 * time.Second})
+			s.azure.SetFault(imdstest.Fault{Status: 503, For: 70 * time.Second})
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}})
+			s.proxy = func(next http.RoundTripper) http.RoundTripper {
+				return refusing{next, time.Now().Add(70 * time.Second)}
+			}
+			self, all := &ear{}, &ear{}
+			r := self.all("self")
+			r.Filter.Only.VMs = ""
+			b := s.start(r, all.all("all"))
+			pause(2 * time.Minute)
+			wantIDs(t, all.ids(), idA+"-scheduled")
+			wantIDs(t, self.ids()) // it is known by then that this is vm-0
+			b.end()
+		})
+	})
+}
+
+// refusing refuses connections for a while.
+type refusing struct {
+	http.RoundTripper
+	until time.Time
+}
+
+func (r refusing) RoundTrip(req *http.Request) (*http.Response, error) {
+	if time.Now().Before(r.until) {
+		return nil, errDown
+	}
+	return r.RoundTripper.RoundTrip(req)
+}
+
+// The bridge asks the endpoint and nothing else: it approves nothing by itself, whatever happens.
+func TestTheBridgeNeverActsOnTheMachine(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User"})
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		for _, r := range s.azure.Requests() {
+			if r.Method != http.MethodGet {
+				t.Errorf("the bridge made a %s to %s", r.Method, r.Path)
+			}
+		}
+	})
+}

@@ -1,0 +1,366 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// The waits are those of the contract, a random part of each.
+func TestWaitsGrowToFiveMinutes(t *testing.T) {
+	for failures, want := range []int{1, 2, 4, 8, 15, 30, 60, 120, 240, 300, 300, 300} {
+		if got := backoff(failures+1, 1); got != time.Duration(want)*time.Second {
+			t.Errorf("after %d failures at most %v, want %d s", failures+1, got, want)
+		}
+		if got := backoff(failures+1, 0); got != 0 {
+			t.Errorf("after %d failures at least %v, want 0", failures+1, got)
+		}
+	}
+}
+
+// A sink that refuses for 20 seconds gets everything once it is back, in order.
+func TestASinkThatIsBackGetsEverything(t *testing.T) {
+	for _, trouble := range []error{errDown, errHang, fmt.Errorf("%w: 401", ErrBlocked)} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e, other := &ear{answer: always(trouble)}, &ear{}
+			b := s.start(e.all("a"), other.all("b"))
+			pause(1500 * time.Millisecond)
+			s.reboot(idA)
+			pause(10 * time.Second)
+			s.azure.Start(idA)
+			pause(10 * time.Second)
+			s.azure.End(idA)
+			e.say(nil)
+			pause(2 * time.Minute)
+			wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+			wantIDs(t, other.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+			for i, h := range other.accepted() {
+				if late := h.at.Sub(h.Event.Time()); late > time.Second {
+					t.Errorf("delivery %d to the other sink came %v late", i, late)
+				}
+			}
+			b.end()
+		})
+	}
+}
+
+// What is due in less than 15 minutes is tried at once, however deep the sink is in its waits, or blocked.
+func TestUrgencyBeatsTheSchedule(t *testing.T) {
+	for _, trouble := range []error{errDown, fmt.Errorf("%w: 401", ErrBlocked)} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{answer: always(trouble)}
+			b := s.start(e.all("a"))
+			pause(1500 * time.Millisecond)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
+			pause(20 * time.Minute)
+			before := len(e.tried())
+			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Preempt", NotBefore: time.Now().Add(15 * time.Second)})
+			came := time.Now()
+			pause(2 * time.Second)
+			tried := e.tried()[before:]
+			if len(tried) == 0 || tried[0].Event.ID() != idB+"-scheduled" || tried[0].at.Sub(came) > time.Second {
+				t.Errorf("with %v, tried within 2 s: %s; want the eviction first", trouble, idsOf(tried))
+			}
+			b.end()
+		})
+	}
+}
+
+// Urgent deliveries to a sink that waits come at most every five seconds, and never before a Retry-After ends.
+func TestUrgencyHasItsLimits(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(&RetryAfter{After: 30 * time.Second, Err: errors.New("503")})}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		first := e.tried()[0].at
+		s.reboot(idB)
+		pause(20 * time.Second)
+		if n := len(e.tried()); n != 1 {
+			t.Errorf("%d attempts before the Retry-After ended, want 1", n)
+		}
+		e.say(nil)
+		pause(20 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled")
+		if wait := e.accepted()[0].at.Sub(first); wait < 30*time.Second || wait > 32*time.Second {
+			t.Errorf("came back after %v, want 30 s", wait)
+		}
+		b.end()
+	})
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(fmt.Errorf("%w: 403", ErrBlocked))}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Minute) // blocked by now
+		before := len(e.tried())
+		for i := range 10 {
+			s.azure.Schedule(imdstest.Event{ID: fmt.Sprintf("EVENT-%d", i), Type: "Preempt"})
+			pause(time.Second)
+		}
+		if n := len(e.tried()) - before; n < 2 || n > 4 {
+			t.Errorf("%d attempts in 10 s of urgent deliveries, want one every 5 s and perhaps a probe", n)
+		}
+		b.end()
+	})
+}
+
+// A Retry-After of days is taken for an hour.
+func TestARetryAfterIsAtMostAnHour(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(&RetryAfter{After: 72 * time.Hour, Err: errors.New("429")})}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		e.say(nil)
+		pause(57 * time.Minute)
+		wantIDs(t, e.ids())
+		pause(5 * time.Minute)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
+
+// Three blocked answers over thirty seconds block a sink: it is probed once a minute, the events in turn; the first
+// acceptance ends that, and an event that is still refused waits alone.
+func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(fmt.Errorf("%w: 404", ErrBlocked))}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		far := time.Now().Add(72 * time.Hour)
+		for _, id := range []string{idA, idB} {
+			s.azure.Schedule(imdstest.Event{ID: id, Type: "Redeploy", NotBefore: far})
+		}
+		pause(10 * time.Minute)
+		if st := b.Status().Sinks[0]; st.State != SinkIsBlocked || st.Pending != 2 || !strings.Contains(st.LastError, "404") {
+			t.Errorf("the sink is %+v", st)
+		}
+		before := len(e.tried())
+		pause(10 * time.Minute)
+		probes := idsOf(e.tried()[before:])
+		if len(probes) < 9 || len(probes) > 11 {
+			t.Errorf("%d probes in 10 minutes, want one a minute", len(probes))
+		}
+		for i := 1; i < len(probes); i++ {
+			if probes[i] == probes[i-1] {
+				t.Errorf("probes %d and %d are both of %s; want the events in turn", i-1, i, probes[i])
+			}
+		}
+		e.say(func(d Delivery) error {
+			if d.Event.Subject() == idA {
+				return fmt.Errorf("%w: 404", ErrBlocked)
+			}
+			return nil
+		})
+		pause(3 * time.Minute)
+		wantIDs(t, e.ids(), idB+"-scheduled")
+		s.azure.Start(idB)
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idB+"-scheduled", idB+"-started") // nothing waits for the one that is refused
+		e.say(nil)
+		pause(6 * time.Minute)
+		wantIDs(t, e.ids(), idB+"-scheduled", idB+"-started", idA+"-scheduled")
+		b.end()
+	})
+}
+
+// Of two blocked answers within a second nobody concludes that a sink is blocked.
+func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(fmt.Errorf("%w: 401", ErrBlocked))}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(20 * time.Second)
+		if st := b.Status().Sinks[0]; st.State != SinkRetrying {
+			t.Errorf("after 20 s the sink is %s, want retrying", st.State)
+		}
+		b.end()
+	})
+}
+
+// What a destination refuses for good is a dead letter, and what follows is delivered.
+func TestWhatIsRejectedIsKept(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: func(d Delivery) error {
+			if strings.HasSuffix(d.Event.ID(), "-scheduled") {
+				return fmt.Errorf("%w: 422 no such field", ErrRejected)
+			}
+			return nil
+		}}
+		b := s.start(e.all("a").with(func(t *Terms) { t.Batch = 10 }))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idA+"-started")
+		dead := b.Outbox.List(Selection{State: StateDead})
+		if len(dead) != 1 || dead[0].Reason != ReasonRejected || !strings.Contains(dead[0].Error, "422") || dead[0].Attempts != 1 {
+			t.Errorf("dead letters are %+v", dead)
+		}
+		b.end()
+	})
+}
+
+// A batch that is rejected is tried one by one, so that only what is to blame is given up.
+func TestARejectedBatchIsTakenApart(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(errDown)}
+		b := s.start(e.all("a").with(func(t *Terms) { t.Batch = 10 }))
+		pause(1500 * time.Millisecond)
+		for _, id := range []string{idA, "BAD", idB} {
+			s.reboot(id)
+		}
+		pause(2 * time.Second)
+		e.say(func(d Delivery) error {
+			if d.Event.Subject() == "BAD" {
+				return ErrRejected
+			}
+			return nil
+		})
+		pause(time.Minute)
+		if got := e.ids(); len(got) != 2 {
+			t.Errorf("accepted were %s, want both good ones once", got)
+		}
+		wantIDs(t, deadIDs(b.Outbox), "BAD-scheduled")
+		b.end()
+	})
+}
+
+// What is older than max_age becomes a dead letter once it was tried; with 0 it never does.
+func TestOldDeliveriesExpire(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e, patient := &ear{answer: always(errDown)}, &ear{answer: always(errDown)}
+		b := s.start(e.all("a").with(func(t *Terms) { t.MaxAge = time.Hour }), patient.all("b"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(50 * time.Minute)
+		wantIDs(t, deadIDs(b.Outbox))
+		pause(20 * time.Minute)
+		dead := b.Outbox.List(Selection{State: StateDead})
+		if len(dead) != 1 || dead[0].Sink != "a" || dead[0].Reason != ReasonExpired {
+			t.Errorf("dead letters are %+v", dead)
+		}
+		b.end()
+	})
+}
+
+// late says what becomes of a change that a newer one has overtaken.
+func TestLateIsAsTheRouteSays(t *testing.T) {
+	for _, tt := range []struct {
+		late   Late
+		heard  []string
+		missed int
+		dead   []string
+	}{
+		{LateSend, []string{"-scheduled", "-started", "-vanished"}, 0, nil},
+		{LateLatest, []string{"-vanished"}, 2, nil},
+		{LateDrop, []string{"-vanished"}, 0, []string{"-scheduled", "-started"}},
+	} {
+		t.Run(string(tt.late), func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e := &ear{answer: always(errDown)}
+				b := s.start(e.all("a").with(func(t *Terms) { t.Late = tt.late }))
+				pause(1500 * time.Millisecond)
+				s.reboot(idA)
+				pause(2 * time.Second)
+				s.azure.Start(idA)
+				pause(2 * time.Second)
+				s.azure.End(idA)
+				pause(2 * time.Second)
+				e.say(nil)
+				pause(time.Minute)
+				var heard, dead []string
+				for _, id := range e.ids() {
+					heard = append(heard, strings.TrimPrefix(id, idA))
+				}
+				for _, id := range deadIDs(b.Outbox) {
+					dead = append(dead, strings.TrimPrefix(id, idA))
+				}
+				wantIDs(t, heard, tt.heard...)
+				wantIDs(t, dead, tt.dead...)
+				all := e.accepted()
+				if n := len(all[len(all)-1].Missed); n != tt.missed {
+					t.Errorf("the last one stood for %d others, want %d", n, tt.missed)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// A receipt comes back with the next delivery about the same event, also one given beside an error.
+func TestReceiptsComeBack(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{reply: Answer{Receipt: []byte("posted")}, answer: always(errDown)}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(500 * time.Millisecond)
+		e.say(nil)
+		pause(10 * time.Second)
+		s.reboot(idB)
+		pause(2 * time.Second)
+		tried := e.tried()
+		if got := string(tried[len(tried)-2].Receipt); got != "posted" || tried[0].Receipt != nil {
+			t.Errorf("the receipts were %q first and %q then", tried[0].Receipt, got)
+		}
+		if got := tried[len(tried)-1].Receipt; got != nil {
+			t.Errorf("another event came with the receipt %q", got)
+		}
+		b.end()
+	})
+}
+
+// A sink that panics is a failed attempt, not the end.
+func TestAPanicInASinkIsAFailedAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		n := 0
+		e := &ear{answer: func(Delivery) error {
+			if n++; n == 1 {
+				panic("a bug")
+			}
+			return nil
+		}}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(5 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
+
+// A secret file that changes begins the times anew.
+func TestANewSecretIsTriedAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		secret := filepath.Join(t.TempDir(), "token")
+		if err := os.WriteFile(secret, []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e := &ear{answer: always(fmt.Errorf("%w: 401", ErrBlocked))}
+		r := e.all("a")
+		r.Secrets = []string{secret}
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Redeploy", NotBefore: time.Now().Add(72 * time.Hour)})
+		pause(30*time.Minute + 10*time.Second)
+		e.say(nil)
+		if err := os.WriteFile(secret, []byte("a new one"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		pause(5 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
