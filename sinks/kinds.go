@@ -16,13 +16,17 @@ import (
 type Kind struct {
 	// Open builds a sink from its section of the settings and checks whatever can be checked without touching the
 	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError. The secrets are
-	// the files whose change means new credentials.
+	// the files whose change means new credentials. A sink that is an io.Closer is closed when nothing more will be
+	// delivered to it.
 	Open  func(decode func(any) error, h Host) (sink bridge.Sink, secrets []string, err error)
 	Terms bridge.Terms
 }
 
 // Kinds are all kinds of destination by their key in the settings file.
-var Kinds = map[string]Kind{}
+var Kinds = map[string]Kind{
+	"file":    {openFile, fileTerms},
+	"webhook": {openWebhook, webhookTerms},
+}
 
 // Host is what the program lends to its sinks, so that they neither read the environment nor write to its streams.
 type Host struct {
@@ -33,7 +37,8 @@ type Host struct {
 	Agent  string // User-Agent, such as forewarn/1.2.0
 }
 
-// KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file.
+// KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file; the items of
+// lists count from 0, as in signing_secrets.0.
 type KeyError struct {
 	Key string
 	Err error

@@ -1,0 +1,259 @@
+package sinks
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// credentials are the values of a webhook's settings that may be secret. They are read at the moment of use.
+type credentials struct {
+	url      source
+	bearer   source
+	username string // of basic
+	password source
+	headers  []headerSource // by name
+	signing  []source
+	secure   bool // the URL has to be https
+	getenv   func(string) string
+}
+
+type headerSource struct {
+	source
+	name string
+}
+
+// access is what credentials say at one moment, and the veil that covers it.
+type access struct {
+	url    *url.URL
+	host   string // "" for that of the URL
+	header http.Header
+	keys   [][]byte // to sign with
+	veil   *veil
+}
+
+// newCredentials checks the settings and reads all values once.
+func newCredentials(s webhookSettings, h Host) (credentials, error) {
+	c := credentials{
+		url:    spelled("url", s.URL, s.URLFile, s.URLEnv),
+		bearer: spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
+		secure: s.TLS != tlsSettings{},
+		getenv: h.Getenv,
+	}
+	if b := s.Basic; b != nil {
+		c.username, c.password = b.Username, spelled("basic.password", b.Password, b.PasswordFile, b.PasswordEnv)
+		if b.Username == "" || strings.Contains(b.Username, ":") || !validHeaderValue(b.Username) {
+			return c, &KeyError{"basic.username", errors.New("expected a name without a colon")}
+		}
+		if !c.password.given() {
+			return c, &KeyError{"basic.password", errors.New("missing; expected password, password_file or password_env")}
+		}
+		if c.bearer.given() {
+			return c, &KeyError{"basic", errors.New("bearer is given too; expected only one of them")}
+		}
+	}
+	if !c.url.given() {
+		return c, &KeyError{"url", errors.New("missing; expected url, url_file or url_env")}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
+		c.headers = append(c.headers, headerSource{nested("headers."+name, s.Headers[name]), name})
+	}
+	if err := c.checkNames(); err != nil {
+		return c, err
+	}
+	for i, v := range s.Signing {
+		c.signing = append(c.signing, nested("signing_secrets."+strconv.Itoa(i), v))
+	}
+	for _, s := range c.sources() {
+		if err := s.check(); err != nil {
+			return c, err
+		}
+	}
+	_, err := c.read()
+	return c, err
+}
+
+// sources are all values that are given.
+func (c credentials) sources() []source {
+	all := []source{c.url, c.bearer, c.password}
+	for _, h := range c.headers {
+		all = append(all, h.source)
+	}
+	return slices.DeleteFunc(append(all, c.signing...), func(s source) bool { return !s.given() })
+}
+
+// files are the files whose change means new credentials.
+func (c credentials) files() []string {
+	var names []string
+	for _, s := range c.sources() {
+		if s.File != "" {
+			names = append(names, s.File)
+		}
+	}
+	return names
+}
+
+// checkNames refuses names of headers that are none, stand twice, or are not the settings' to choose.
+func (c credentials) checkNames() error {
+	seen := make(map[string]bool)
+	for _, h := range c.headers {
+		name := http.CanonicalHeaderKey(h.name)
+		if err := refusedHeader(h.name); err != nil {
+			return &KeyError{h.key, err}
+		}
+		if seen[name] {
+			return &KeyError{h.key, errors.New("stands twice; the case of a header's name does not count")}
+		}
+		seen[name] = true
+		if name == "Authorization" && (c.bearer.given() || c.password.given()) {
+			return &KeyError{h.key, errors.New("bearer or basic is given too; expected only one of them")}
+		}
+	}
+	return nil
+}
+
+// read gets all values as they are now. Its errors are *KeyError and hold no secret.
+func (c credentials) read() (access, error) {
+	a := access{header: make(http.Header), veil: new(veil)}
+	if err := c.readURL(&a); err != nil {
+		return a, err
+	}
+	for _, h := range c.headers {
+		value, err := h.read(c.getenv)
+		if err != nil {
+			return a, err
+		}
+		if !validHeaderValue(value) {
+			return a, h.wrong(errControl)
+		}
+		if http.CanonicalHeaderKey(h.name) == "Host" { // no secret, and likely the URL's
+			a.host = value
+			continue
+		}
+		a.header.Set(h.name, value)
+		a.veil.hideHeader(value)
+		if h.Text.text == nil {
+			a.veil.hide(value)
+		}
+	}
+	authorization, err := c.readAuthorization(a.veil)
+	if err != nil {
+		return a, err
+	}
+	if authorization != "" {
+		a.header.Set("Authorization", authorization)
+	}
+	if user := a.url.User; user != nil {
+		if a.header.Get("Authorization") != "" {
+			return a, c.url.wrong(errors.New("holds a user, and there are other credentials too; expected only one of them"))
+		}
+		password, _ := user.Password()
+		a.header.Set("Authorization", basic(user.Username(), password))
+	}
+	for _, s := range c.signing {
+		secret, err := s.read(c.getenv)
+		if err != nil {
+			return a, err
+		}
+		a.veil.hide(secret, strings.TrimPrefix(secret, signingPrefix))
+		key, err := signingKey(secret)
+		if err != nil {
+			return a, s.wrong(err)
+		}
+		a.keys = append(a.keys, key)
+	}
+	return a, nil
+}
+
+func (c credentials) readURL(a *access) error {
+	raw, err := c.url.read(c.getenv)
+	if err != nil {
+		return err
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") { // err would show it
+		return c.url.wrong(errors.New("is no address; expected one such as https://example.com/hook"))
+	}
+	if c.secure && u.Scheme != "https" {
+		return c.url.wrong(errors.New("is not https, and tls is given"))
+	}
+	a.url = u
+	a.veil.hideURL(u)
+	return nil
+}
+
+// readAuthorization is the value of Authorization, "" when neither bearer nor basic is given.
+func (c credentials) readAuthorization(v *veil) (string, error) {
+	switch {
+	case c.bearer.given():
+		token, err := c.bearer.read(c.getenv)
+		if err != nil {
+			return "", err
+		}
+		v.hide(token)
+		if !validHeaderValue(token) {
+			return "", c.bearer.wrong(errControl)
+		}
+		return "Bearer " + token, nil
+	case c.password.given():
+		password, err := c.password.read(c.getenv)
+		if err != nil {
+			return "", err
+		}
+		v.hideBasic(c.username, password)
+		return basic(c.username, password), nil
+	}
+	return "", nil
+}
+
+var errControl = errors.New("holds a line break or another control character, which no header can")
+
+func basic(username, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(username+":"+password))
+}
+
+// ownHeaders are the headers that the settings cannot choose, and why.
+var ownHeaders = map[string]string{
+	"Content-Type":        "it follows from mode, or from content_type beside body_text",
+	"Content-Length":      "it follows from the body",
+	"Idempotency-Key":     "it is the CloudEvent's id",
+	"Connection":          "it belongs to the connection",
+	"Keep-Alive":          "it belongs to the connection",
+	"Te":                  "it belongs to the connection",
+	"Trailer":             "it belongs to the connection",
+	"Transfer-Encoding":   "it belongs to the connection",
+	"Upgrade":             "it belongs to the connection",
+	"Expect":              "it belongs to the connection",
+	"Proxy-Authorization": "the proxy's credentials stand in its URL",
+	"Proxy-Connection":    "it belongs to the connection",
+}
+
+// refusedHeader says why a header cannot have the name, nil if it can.
+func refusedHeader(name string) error {
+	if !validHeaderName(name) {
+		return fmt.Errorf("%q is no name of a header", name)
+	}
+	canonical := http.CanonicalHeaderKey(name)
+	if why, ok := ownHeaders[canonical]; ok {
+		return fmt.Errorf("cannot be set: %s", why)
+	}
+	if strings.HasPrefix(canonical, "Ce-") || strings.HasPrefix(canonical, "Webhook-") {
+		return errors.New("cannot be set: names that begin with ce- and webhook- belong to CloudEvents and signatures")
+	}
+	return nil
+}
+
+// validHeaderName and validHeaderValue hold to RFC 9110, section 5.
+func validHeaderName(name string) bool {
+	return name != "" && strings.Trim(name, "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+}
+
+func validHeaderValue(value string) bool {
+	return !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F })
+}

@@ -1,0 +1,274 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// fileSettings are the keys of a file.
+type fileSettings struct {
+	Path        string        `yaml:"path"`         // - for standard output
+	MaxSize     size          `yaml:"max_size"`     // a file that would grow over it is rotated first
+	RotateEvery time.Duration `yaml:"rotate_every"` // and one whose last line is of an earlier period, counted in UTC
+	Keep        int           `yaml:"keep"`         // how many rotated files stay; 0 for all
+}
+
+// fileTerms: a file is for the record, which holds everything, however late.
+var fileTerms = bridge.Terms{
+	Timeout: 10 * time.Second, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 256,
+}
+
+func openFile(decode func(any) error, h Host) (bridge.Sink, []string, error) {
+	var s fileSettings
+	if err := decode(&s); err != nil {
+		return nil, nil, err
+	}
+	r := rotation{max: int64(s.MaxSize), every: s.RotateEvery, keep: s.Keep}
+	switch {
+	case s.Path == "":
+		return nil, nil, &KeyError{"path", errors.New("missing; expected the path of a file, or - for standard output")}
+	case s.RotateEvery != 0 && s.RotateEvery < time.Minute:
+		return nil, nil, &KeyError{"rotate_every", errors.New("expected at least 1m")}
+	case s.Keep < 0:
+		return nil, nil, &KeyError{"keep", errors.New("expected how many rotated files stay, or 0 for all")}
+	case s.Keep > 0 && !r.on():
+		return nil, nil, &KeyError{"keep", errors.New("is about rotated files; expected max_size or rotate_every too")}
+	case s.Path == "-" && r.on():
+		key := "max_size"
+		if r.max == 0 {
+			key = "rotate_every"
+		}
+		return nil, nil, &KeyError{key, errors.New("standard output cannot be rotated")}
+	case s.Path == "-":
+		return &stream{w: h.Stdout}, nil, nil
+	case os.IsPathSeparator(s.Path[len(s.Path)-1]):
+		return nil, nil, &KeyError{"path", fmt.Errorf("%s is a directory; expected the path of a file", s.Path)}
+	}
+	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write}
+	return f, nil, nil
+}
+
+// stream writes one CloudEvent a line to a stream that is somebody else's.
+type stream struct {
+	w    io.Writer
+	torn bool // the last line was not written to its end
+}
+
+// Deliver writes the batch at once. A write that has begun is not ended by ctx.
+func (s *stream) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	lines, err := jsonLines(batch)
+	if err != nil {
+		return bridge.Answer{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return bridge.Answer{}, err
+	}
+	if s.torn {
+		lines = append([]byte{'\n'}, lines...)
+	}
+	n, err := s.w.Write(lines)
+	s.torn = n < len(lines) && (n > 0 || s.torn)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("standard output: %w", err)
+	}
+	return bridge.Answer{Status: "written"}, nil
+}
+
+// Render shows the line.
+func (s *stream) Render(d bridge.Delivery) (string, error) { return renderLine(d) }
+
+// Render shows the line.
+func (f *file) Render(d bridge.Delivery) (string, error) { return renderLine(d) }
+
+func renderLine(d bridge.Delivery) (string, error) {
+	line, err := jsonLines([]bridge.Delivery{d})
+	return string(line), err
+}
+
+// file appends one CloudEvent a line to a file. Between two deliveries it holds nothing open, so that the file may be
+// renamed, rotated by others or taken away at any time.
+type file struct {
+	path     string
+	rotation rotation
+	log      *slog.Logger
+	now      func() time.Time
+	write    func(*os.File, []byte) (int, error)
+	stuck    string // why the last rotation failed
+}
+
+// Deliver appends the batch and returns when it is on disk. Work that has begun is not ended by ctx. A batch that
+// could not be written whole is taken back.
+func (f *file) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	lines, err := jsonLines(batch)
+	if err != nil {
+		return bridge.Answer{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return bridge.Answer{}, err
+	}
+	if err := f.append(lines); err != nil {
+		return bridge.Answer{}, classOfFile(err)
+	}
+	return bridge.Answer{Status: "written"}, nil
+}
+
+// errIrregular refuses what would not keep what is written to it, such as a directory, a pipe or a device.
+var errIrregular = errors.New("is no regular file")
+
+func (f *file) append(lines []byte) error {
+	switch info, err := os.Stat(f.path); {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := makeDir(filepath.Dir(f.path)); err != nil {
+			return err
+		}
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s %w", f.path, errIrregular)
+	case f.rotation.due(info.Size(), int64(len(lines)), info.ModTime(), f.now()):
+		f.rotate()
+	}
+	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o640)
+	if err != nil {
+		return err
+	}
+	if err := f.appendTo(file, lines); err != nil {
+		file.Close()
+		return err
+	}
+	return file.Close()
+}
+
+func (f *file) appendTo(file *os.File, lines []byte) error {
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if old := info.Size(); old == 0 {
+		if err := syncDir(filepath.Dir(f.path)); err != nil { // it may be new
+			return err
+		}
+	} else {
+		var last [1]byte
+		if _, err := file.ReadAt(last[:], old-1); err != nil {
+			return err
+		}
+		if last[0] != '\n' { // a crash left half a line, or another program is writing one
+			lines = append([]byte{'\n'}, lines...)
+		}
+	}
+	n, err := f.write(file, lines)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err == nil {
+		return nil
+	}
+	if left := takeBack(file, info.Size(), int64(n)); left != nil {
+		return fmt.Errorf("%w, and part of it stays: %w", err, left)
+	}
+	return err
+}
+
+// takeBack cuts off the last n bytes of what was old bytes long before, unless another program has written meanwhile.
+// It opens the file a second time, because not every system cuts a file that was opened for appending.
+func takeBack(file *os.File, old, n int64) error {
+	if n <= 0 {
+		return nil
+	}
+	again, err := os.OpenFile(file.Name(), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer again.Close()
+	before, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	now, err := again.Stat()
+	if err != nil || !os.SameFile(before, now) || now.Size() != old+n {
+		return err
+	}
+	return again.Truncate(old)
+}
+
+// makeDir makes a directory and those above it, where they are missing.
+func makeDir(path string) error {
+	above := filepath.Dir(path)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) || above == path {
+		return err
+	}
+	if err := makeDir(above); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return syncDir(above)
+}
+
+// syncDir makes the names in a directory durable, where the system can. Some file systems cannot, and say so.
+func syncDir(path string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	d, err := os.Open(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil // one may write to a directory that one may not read
+	}
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return nil
+}
+
+// classOfFile says what a failure means: those that somebody has to end are blocked, a full or broken disk may mend.
+func classOfFile(err error) error {
+	remedy := ""
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		remedy = "let the user that forewarn runs as read and write there"
+	case errors.Is(err, syscall.EROFS):
+		remedy = "mount it writable, or name it in ReadWritePaths= of the unit"
+	case errors.Is(err, syscall.EISDIR), errors.Is(err, errIrregular):
+		remedy = "path has to name a file, - is standard output"
+	case errors.Is(err, syscall.ENOTDIR):
+		remedy = "what path says is a directory is a file"
+	default:
+		return err
+	}
+	return fmt.Errorf("%w: %w: %s", bridge.ErrBlocked, err, remedy)
+}
+
+// jsonLines are the CloudEvents of a batch in structured mode, one a line.
+func jsonLines(batch []bridge.Delivery) ([]byte, error) {
+	var b bytes.Buffer
+	for _, d := range batch {
+		text, err := d.Event.MarshalJSON()
+		if err == nil {
+			err = json.Compact(&b, text)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s as JSON: %w", bridge.ErrRejected, d.Event.ID(), err)
+		}
+		b.WriteByte('\n')
+	}
+	return b.Bytes(), nil
+}

@@ -1,0 +1,206 @@
+package sinks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"forewarn/bridge"
+)
+
+const (
+	maxAnswer   = 64 << 10         // bytes of a response that are read, and of its header
+	connectTime = 10 * time.Second // to connect, and again to shake hands
+	idleTime    = 30 * time.Second // after which a connection is closed
+)
+
+// A caller makes the HTTP requests of one sink. It has a transport of its own, made at the first request and made anew
+// when a TLS file has changed. It uses no http.Client, because all that one adds is redirects and cookies.
+type caller struct {
+	tls   tlsSettings
+	proxy func(*http.Request) (*url.URL, error)
+
+	mu        sync.Mutex // for what follows: Close may come while a request is given up
+	transport *http.Transport
+	stamp     string // of the TLS files when transport was made
+}
+
+// newCaller checks the settings. proxy is empty for that of the environment, none, or a URL.
+func newCaller(t tlsSettings, proxy Secret, h Host) (*caller, error) {
+	c := &caller{tls: t, proxy: h.Proxy}
+	if _, err := t.load(); err != nil {
+		return nil, err
+	}
+	if proxy.text == nil || *proxy.text == "" {
+		return c, nil
+	}
+	if *proxy.text == "none" {
+		c.proxy = nil
+		return c, nil
+	}
+	u, err := url.Parse(*proxy.text)
+	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https", "socks5", "socks5h") {
+		return nil, &KeyError{"proxy", errors.New("is no address of a proxy; expected none or one such as http://proxy.example.com:3128")}
+	}
+	c.proxy = http.ProxyURL(u)
+	return c, nil
+}
+
+// Close ends the connections that are kept for the next request.
+func (c *caller) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closeIdle()
+	return nil
+}
+
+func (c *caller) closeIdle() {
+	if c.transport != nil {
+		c.transport.CloseIdleConnections()
+	}
+}
+
+// current is the transport for the TLS files as they are now.
+func (c *caller) current() (*http.Transport, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	stamp, err := c.tls.stamp()
+	if err != nil {
+		return nil, err
+	}
+	if c.transport != nil && stamp == c.stamp {
+		return c.transport, nil
+	}
+	config, err := c.tls.load()
+	if err != nil {
+		return nil, err
+	}
+	c.closeIdle()
+	c.stamp = stamp
+	c.transport = &http.Transport{
+		Proxy:                  c.proxy,
+		DialContext:            (&net.Dialer{Timeout: connectTime}).DialContext,
+		TLSClientConfig:        config,
+		TLSHandshakeTimeout:    connectTime,
+		ForceAttemptHTTP2:      true,
+		DisableCompression:     true,
+		MaxIdleConns:           1,
+		IdleConnTimeout:        idleTime,
+		MaxResponseHeaderBytes: maxAnswer,
+		OnProxyConnectResponse: proxyAnswer,
+	}
+	return c.transport, nil
+}
+
+// do makes one request and judges how it ended. What it says went through the veil.
+func (c *caller) do(req *http.Request, v *veil) (bridge.Answer, error) {
+	transport, err := c.current()
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	origin := req.URL.Scheme + "://" + req.URL.Host
+	if c.proxy != nil {
+		p, err := c.proxy(req)
+		if err != nil { // its text may hold the proxy's password
+			return bridge.Answer{}, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", bridge.ErrBlocked)
+		}
+		if p != nil {
+			v.hideURL(p)
+		}
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		// Nothing is left behind in the background, and the next attempt does not meet the same dead connection.
+		c.Close()
+		if ended := req.Context().Err(); ended != nil {
+			return bridge.Answer{}, fmt.Errorf("no answer from %s: %w", v.over(origin), ended)
+		}
+		return bridge.Answer{}, say(classOfFailure(err), v.line(origin+": "+err.Error(), false, 500))
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // what there is of it by the end of ctx
+	cut := err != nil || len(body) == maxAnswer
+	return judge(response{resp.StatusCode, resp.Header, string(body), cut}, origin, v)
+}
+
+// A response is what judge looks at.
+type response struct {
+	status int
+	header http.Header
+	body   string // or its beginning, if cut
+	cut    bool
+}
+
+// judge says what becomes of a CloudEvent that was answered so.
+func judge(r response, origin string, v *veil) (bridge.Answer, error) {
+	answer := bridge.Answer{Status: statusLine(r.status), ID: v.line(requestID(r.header), false, 128)}
+	if r.status >= 200 && r.status <= 299 {
+		return answer, nil
+	}
+	text := answer.Status + " from " + v.over(origin)
+	if to, err := url.Parse(r.header.Get("Location")); err == nil && to.Host != "" && r.status/100 == 3 {
+		text += ", redirected to " + v.line(to.Scheme+"://"+to.Host, false, 200) + ", which is not followed"
+	}
+	if excerpt := v.line(r.body, r.cut, 200); excerpt != "" {
+		text += ": " + excerpt
+	}
+	err := say(classOfStatus(r.status), text)
+	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
+		err = &bridge.RetryAfter{After: after, Err: err}
+	}
+	return answer, err
+}
+
+// say makes an error of a class, or one to try again when class is nil. It wraps nothing else, because the text of a
+// wrapped error may hold what the veil took out.
+func say(class error, text string) error {
+	if class == nil {
+		return errors.New(text)
+	}
+	return fmt.Errorf("%w: %s", class, text)
+}
+
+// proxyAnswer refuses a proxy's answer to CONNECT by its status. Whatever a proxy says, it says nothing about the
+// CloudEvent, so nothing is ever rejected because of it.
+func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Response) error {
+	if resp.StatusCode == http.StatusOK {
+		return nil
+	}
+	class := classOfStatus(resp.StatusCode)
+	if class != nil {
+		class = bridge.ErrBlocked
+	}
+	return &proxyError{class, "the proxy answered " + statusLine(resp.StatusCode)}
+}
+
+type proxyError struct {
+	class error
+	text  string
+}
+
+func (e *proxyError) Error() string { return e.text }
+func (e *proxyError) Unwrap() error { return e.class }
+
+// statusLine is a status with its registered name. What the destination calls it may be anything.
+func statusLine(status int) string {
+	if name := http.StatusText(status); name != "" {
+		return fmt.Sprintf("%d %s", status, name)
+	}
+	return fmt.Sprintf("%d", status)
+}
+
+// requestID is the id that the destination gave the request, to find it again in its logs.
+func requestID(h http.Header) string {
+	for _, name := range []string{"X-Request-Id", "Request-Id", "X-Ms-Request-Id", "X-Amzn-Requestid", "X-Correlation-Id"} {
+		if id := h.Get(name); id != "" {
+			return id
+		}
+	}
+	return ""
+}

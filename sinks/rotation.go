@@ -1,0 +1,155 @@
+package sinks
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A rotation says when a file is set aside under another name, and how many of those stay.
+type rotation struct {
+	max   int64 // bytes; 0 for no limit
+	every time.Duration
+	keep  int // 0 for all
+}
+
+func (r rotation) on() bool { return r.max > 0 || r.every > 0 }
+
+// due says whether a file of size bytes that was written to last at a time is to be rotated before more is added. An
+// empty one never is: a line that is longer than the limit has to go somewhere.
+func (r rotation) due(size, more int64, last, now time.Time) bool {
+	if size == 0 {
+		return false
+	}
+	return r.max > 0 && size+more > r.max || r.every > 0 && period(last, r.every).Before(period(now, r.every))
+}
+
+// period is when the period of t began. Periods are counted in UTC from a Monday, so that days begin at midnight.
+func period(t time.Time, every time.Duration) time.Time { return t.UTC().Truncate(every) }
+
+// rotate sets the file aside and deletes the oldest of those set aside before. If it cannot, the lines go on into the
+// old file: a file that grows too large is better than one that stays empty.
+func (f *file) rotate() {
+	err := setAside(f.path, f.now())
+	if err == nil && f.rotation.keep > 0 {
+		err = deleteOldest(f.path, f.rotation.keep)
+	}
+	switch {
+	case err != nil && err.Error() != f.stuck:
+		f.stuck = err.Error()
+		f.log.Warn("file not rotated", "path", f.path, "err", err)
+	case err == nil && f.stuck != "":
+		f.stuck = ""
+		f.log.Info("file rotated again", "path", f.path)
+	}
+}
+
+const rotatedAt = "20060102T150405Z"
+
+// setAside renames the file to one that does not exist yet: audit.jsonl to audit-20261121T041000Z.jsonl, or to
+// audit-20261121T041000Z-2.jsonl. A file that is gone already needs no rotation.
+func setAside(path string, now time.Time) error {
+	stem, ext := splitName(path)
+	base := stem + "-" + now.UTC().Format(rotatedAt)
+	name := base + ext
+	for n := 2; ; n++ {
+		reserved, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
+		if err == nil {
+			reserved.Close()
+			break
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		name = base + "-" + strconv.Itoa(n) + ext
+	}
+	if err := os.Rename(path, name); err != nil {
+		os.Remove(name) // nothing but the reservation
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return nil
+}
+
+// deleteOldest deletes what setAside made of the file in the past, except for the newest keep of them.
+func deleteOldest(path string, keep int) error {
+	dir := filepath.Dir(path)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	stem, ext := splitName(filepath.Base(path))
+	type aside struct {
+		name, at string
+		n        int
+	}
+	var all []aside
+	for _, e := range entries {
+		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
+			all = append(all, aside{e.Name(), at, n})
+		}
+	}
+	slices.SortFunc(all, func(a, b aside) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	var failed error
+	for _, a := range all[:max(0, len(all)-keep)] {
+		failed = errors.Join(failed, os.Remove(filepath.Join(dir, a.name)))
+	}
+	return failed
+}
+
+// rotatedName reads a name that setAside gave: the time in it, and its number among those of that second.
+func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
+	name, ok = strings.CutPrefix(name, stem+"-")
+	if !ok {
+		return "", 0, false
+	}
+	if name, ok = strings.CutSuffix(name, ext); !ok {
+		return "", 0, false
+	}
+	at, number, numbered := strings.Cut(name, "-")
+	if n = 1; numbered {
+		var err error
+		if n, err = strconv.Atoi(number); err != nil || n < 2 || strconv.Itoa(n) != number {
+			return "", 0, false
+		}
+	}
+	t, err := time.Parse(rotatedAt, at)
+	return at, n, err == nil && t.Format(rotatedAt) == at
+}
+
+// splitName cuts a path in front of its extension. A name that is all extension, such as .audit, has none.
+func splitName(path string) (stem, ext string) {
+	ext = filepath.Ext(path)
+	if stem = strings.TrimSuffix(path, ext); stem == "" || os.IsPathSeparator(stem[len(stem)-1]) {
+		return path, ""
+	}
+	return stem, ext
+}
+
+// size is a number of bytes in the settings: 1048576, 100MB (decimal) or 64MiB (binary).
+type size int64
+
+var units = map[string]int64{
+	"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+}
+
+// UnmarshalText reads a size. Zero and less is no size.
+func (s *size) UnmarshalText(text []byte) error {
+	digits := strings.TrimRight(string(text), "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+	unit, known := units[strings.ToUpper(strings.TrimSpace(string(text[len(digits):])))]
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || !known || n <= 0 || n > (1<<62)/unit {
+		return fmt.Errorf("%q is no size; expected one such as 100MB, 64MiB or a number of bytes", text)
+	}
+	*s = size(n * unit)
+	return nil
+}

@@ -1,0 +1,180 @@
+package sinks
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A file is rotated before it would grow over its limit, or when its last line is of an earlier period, and never when
+// it is empty.
+func TestRotationIsDue(t *testing.T) {
+	day := 24 * time.Hour
+	for _, tt := range []struct {
+		rotation   rotation
+		size, more int64
+		last, now  time.Time
+		want       bool
+	}{
+		{rotation{}, 1 << 40, 1, monday, monday.Add(day), false},
+		{rotation{max: 100}, 50, 50, monday, monday, false},
+		{rotation{max: 100}, 50, 51, monday, monday, true},
+		{rotation{max: 100}, 0, 200, monday, monday, false}, // it has to go somewhere
+		{rotation{every: day}, 1, 1, monday, monday.Add(11*time.Hour + 59*time.Minute), false},
+		{rotation{every: day}, 1, 1, monday, monday.Add(12 * time.Hour), true},                                   // midnight
+		{rotation{every: day}, 1, 1, monday.In(time.FixedZone("", 9*3600)), monday.Add(12*time.Hour - 1), false}, // in UTC
+		{rotation{every: day}, 0, 1, monday, monday.Add(day), false},                                             // empty
+		{rotation{every: day}, 1, 1, monday.Add(day), monday, false},                                             // the clock went back
+		{rotation{every: 7 * day}, 1, 1, monday.Add(6 * day), monday.Add(6*day + 11*time.Hour), false},           // Sunday
+		{rotation{every: 7 * day}, 1, 1, monday.Add(6 * day), monday.Add(6*day + 12*time.Hour), true},            // Monday
+		{rotation{every: time.Hour}, 1, 1, monday.Add(59 * time.Minute), monday.Add(60 * time.Minute), true},     //
+		{rotation{max: 100, every: time.Hour}, 50, 60, monday, monday, true},                                     //
+		{rotation{max: 100, every: time.Hour}, 1, 1, monday, monday.Add(time.Hour), true},                        //
+	} {
+		if got := tt.rotation.due(tt.size, tt.more, tt.last, tt.now); got != tt.want {
+			t.Errorf("%+v due(%d, %d, %v, %v) = %v, want %v", tt.rotation, tt.size, tt.more, tt.last, tt.now, got, tt.want)
+		}
+	}
+}
+
+// Rotation by size keeps every line, in files named after the time; two in one second have different names.
+func TestFileRotatesBySize(t *testing.T) {
+	dir := t.TempDir()
+	s := mustOpen(t, "file", "path: "+filepath.Join(dir, "audit.jsonl")+"\nmax_size: 2KB", testHost(t)).(*file)
+	s.now = func() time.Time { return monday }
+	for i := range 4 {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[i:i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for _, name := range []string{"audit-20261123T120000Z.jsonl", "audit-20261123T120000Z-2.jsonl", "audit-20261123T120000Z-3.jsonl", "audit.jsonl"} {
+		got = append(got, idsIn(t, read(t, filepath.Join(dir, name)))...)
+	}
+	var want []string
+	for _, d := range deliveries(t)[:4] {
+		want = append(want, d.Event.ID())
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the files hold %q, want %q", got, want)
+	}
+}
+
+// Rotation by time looks at when the last line was written, also by an earlier run.
+func TestFileRotatesByTime(t *testing.T) {
+	path := writeFile(t, "audit", "{}\n")
+	if err := os.Chtimes(path, monday, monday); err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, "file", "path: "+path+"\nrotate_every: 24h", testHost(t)).(*file)
+	for _, tt := range []struct {
+		now   time.Time
+		files int
+	}{
+		{monday.Add(time.Hour), 1},
+		{monday.Add(24 * time.Hour), 2},
+	} {
+		s.now = func() time.Time { return tt.now }
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, tt.now, tt.now); err != nil {
+			t.Fatal(err)
+		}
+		if names := list(t, filepath.Dir(path)); len(names) != tt.files {
+			t.Errorf("at %v there are %q, want %d files", tt.now, names, tt.files)
+		}
+	}
+	if got := len(bytes.Split(read(t, filepath.Join(filepath.Dir(path), "audit-20261124T120000Z")), []byte("\n"))) - 1; got != 2 {
+		t.Errorf("the rotated file holds %d lines, want 2", got)
+	}
+}
+
+// Only the newest rotated files stay; what has another name is nobody's to delete.
+func TestFileKeepsTheNewest(t *testing.T) {
+	dir := t.TempDir()
+	rotated := []string{
+		"audit-20260101T000000Z.jsonl", "audit-20260101T000000Z-2.jsonl", "audit-20260101T000000Z-10.jsonl",
+		"audit-20251231T235959Z.jsonl", "audit-20260102T000000Z.jsonl",
+	}
+	others := []string{
+		"audit-20260101T000000Z.jsonl.gz", "audit-20260101T000000Z-1.jsonl", "audit-20260101T000000Z-02.jsonl",
+		"audit-20261301T000000Z.jsonl", "audit-old.jsonl", "auditor-20260101T000000Z.jsonl", "audit-2026-01-01.jsonl",
+	}
+	for _, name := range slices.Concat(rotated, others) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("{}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "audit-20250101T000000Z.jsonl"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, "file", "path: "+filepath.Join(dir, "audit.jsonl")+"\nmax_size: 1\nkeep: 3", testHost(t)).(*file)
+	s.now = func() time.Time { return monday }
+	for range 2 {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := slices.Concat(others, []string{
+		"audit.jsonl", "audit-20250101T000000Z.jsonl",
+		"audit-20260101T000000Z-10.jsonl", "audit-20260102T000000Z.jsonl", "audit-20261123T120000Z.jsonl",
+	})
+	slices.Sort(want)
+	if got := list(t, dir); !slices.Equal(got, want) {
+		t.Errorf("there are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// A rotation that fails keeps no CloudEvent out of the file, and is said once.
+func TestFileGrowsWhenItCannotRotate(t *testing.T) {
+	var log bytes.Buffer
+	path := filepath.Join(t.TempDir(), strings.Repeat("long", 62)+".jsonl") // no room for a time in the name
+	s := mustOpen(t, "file", "path: "+path+"\nmax_size: 1", logTo(t, &log))
+	for range 3 {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := idsIn(t, read(t, path)); len(got) != 3 {
+		t.Errorf("the file holds %q, want three", got)
+	}
+	if got := strings.Count(log.String(), "file not rotated"); got != 1 || !strings.Contains(log.String(), "level=WARN") {
+		t.Errorf("said %d times, want once:\n%s", got, &log)
+	}
+}
+
+// Sizes are read in bytes, decimal and binary units.
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]size{
+		"1": 1, "1048576": 1 << 20, "100MB": 100e6, "64MiB": 64 << 20, "1kB": 1000, "2 GiB": 2 << 30, "3gb": 3e9, "7B": 7, "1TiB": 1 << 40,
+	} {
+		var got size
+		if err := got.UnmarshalText([]byte(text)); err != nil || got != want {
+			t.Errorf("%s = %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "0", "-1", "MB", "1.5MB", "1XB", "9999999999TB", "99999999999999999999", "1 M B", "1e3"} {
+		var got size
+		if err := got.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q = %d, want it refused", text, got)
+		}
+	}
+}
+
+func list(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}

@@ -1,0 +1,185 @@
+package sinks
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+)
+
+// A Secret does not show itself, however it is printed, encoded or logged, and wherever it is kept.
+func TestSecretNeverShowsItself(t *testing.T) {
+	const text = "s3cr3t-token"
+	secret := NewSecret(text)
+	type settings struct {
+		Key    Secret
+		Keys   []Value
+		hidden Secret
+	}
+	all := settings{secret, []Value{{Text: secret}}, secret}
+	var said bytes.Buffer
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t", "%p", "%10.3s"} {
+		fmt.Fprintf(&said, verb+" "+verb+" "+verb+"\n", secret, &secret, all)
+	}
+	fmt.Fprintln(&said, secret, secret.String(), all)
+	for _, marshal := range []func(any) ([]byte, error){json.Marshal, yaml.Marshal} {
+		out, err := marshal(all)
+		if err != nil {
+			t.Error(err)
+		}
+		said.Write(out)
+	}
+	slog.New(slog.NewTextHandler(&said, nil)).Info("x", "secret", secret, "all", all, "value", all.Keys[0])
+	slog.New(slog.NewJSONHandler(&said, nil)).Info("x", "secret", secret, "all", all)
+	for _, form := range []string{text, fmt.Sprintf("%x", text), fmt.Sprintf("%X", text), text[:3], "115 51"} {
+		if strings.Contains(said.String(), form) {
+			t.Errorf("%q is in\n%s", form, &said)
+		}
+	}
+	if out, err := json.Marshal(secret); err != nil || string(out) != `"[secret]"` {
+		t.Errorf("as JSON it is %s, %v; want [secret]", out, err)
+	}
+	if got := fmt.Sprint(secret); got != "[secret]" {
+		t.Errorf("printed it is %s, want [secret]", got)
+	}
+}
+
+// The veil hides a secret in every form in which it commonly comes back, and leaves everything else as it was.
+func TestVeilHidesEveryForm(t *testing.T) {
+	const secret = `p&ss "w/rd" <é>`
+	v := new(veil)
+	v.hide(secret)
+	for _, form := range []string{
+		secret, strings.ToUpper(secret[:len(secret)-4]) + secret[len(secret)-4:], url.PathEscape(secret), url.QueryEscape(secret), strings.ToLower(url.QueryEscape(secret)),
+		`p&ss \"w/rd\" <é>`, `p\u0026ss \"w/rd\" \u003cé\u003e`, `p&amp;ss &#34;w/rd&#34; &lt;é&gt;`,
+		base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret)),
+	} {
+		if got := v.over("a " + form + " z"); !strings.HasPrefix(got, "a [secret]") || !strings.HasSuffix(got, " z") {
+			t.Errorf("%s becomes %s, want it hidden", form, got)
+		}
+	}
+	for _, text := range []string{"", "nothing of it", "p&ss", "[secret]"} {
+		if got := v.over(text); got != text {
+			t.Errorf("%q becomes %q", text, got)
+		}
+	}
+	v.hide("secret", "aa")
+	for text, want := range map[string]string{
+		"my secret": "my [secret]", "aaaa": "[secret]", "baab": "b[secret]b", "secretaa": "[secret]",
+	} {
+		if got := v.over(text); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}
+
+// An excerpt is one line, cut at a character, and its end is no beginning of a secret.
+func TestExcerptsAreOneLine(t *testing.T) {
+	v := new(veil)
+	v.hide("s3cr3t-token")
+	for _, tt := range []struct {
+		text string
+		cut  bool
+		n    int
+		want string
+	}{
+		{"  two\r\n\tlines\x00\u202e ", false, 100, "two lines"},
+		{"ééééé", false, 8, "éé…"},
+		{"éééé", false, 8, "éééé"},
+		{"\xff\xfe", false, 8, ""},
+		{"it is s3cr3t-token!", false, 100, "it is [secret]!"},
+		{"0123456789 s3cr3t-to", true, 100, "0123"},
+		{"s3cr3t\x00-token", false, 100, "[secret]"},
+	} {
+		if got := v.line(tt.text, tt.cut, tt.n); got != tt.want {
+			t.Errorf("line(%q, %v, %d) = %q, want %q", tt.text, tt.cut, tt.n, got, tt.want)
+		}
+	}
+}
+
+// webhookSecrets puts a secret in every place of a webhook, before destinations that say back all they are told.
+func webhookSecrets(t *testing.T) []secretPlace {
+	const secret, user = `s3cr3t-t0ken`, "azure-user"
+	code := base64.StdEncoding.EncodeToString([]byte(user + ":" + secret))
+	signing := base64.StdEncoding.EncodeToString([]byte("s3cr3t-signing-key-of-32-bytes-!"))
+	file, env := writeFile(t, "secret", secret+"\n"), map[string]string{"SECRET": secret}
+	urlFile := writeFile(t, "url", "http://127.0.0.1:1/"+secret+"\n")
+
+	var places []secretPlace
+	add := func(place, settings string, secrets ...string) {
+		places = append(places, secretPlace{place, settings, append(secrets, secret), env})
+	}
+	for _, status := range []int{200, 302, 401, 422, 503} {
+		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { sayBack(w, r, status) }))
+		at := func(what string) string { return fmt.Sprintf("%s, answered %d", what, status) }
+		plain := "url: " + srv.URL + "\n"
+		withUser := strings.Replace(srv.URL, "://", "://"+user+":"+secret+"@", 1)
+
+		add(at("path"), "url: "+srv.URL+"/hooks/"+secret)
+		add(at("escaped path"), "url: "+srv.URL+"/hooks/s3cr3t%2Dt0ken%2F%C3%A9", "s3cr3t%2dt0ken")
+		add(at("query"), "url: "+srv.URL+"/?sig="+secret)
+		add(at("escaped query"), "url: "+srv.URL+"/?sig=s3cr3t%2Dt0ken", "s3cr3t%2dt0ken")
+		add(at("userinfo"), "url: "+withUser, user, code)
+		add(at("url_env"), "url_env: URL")
+		places[len(places)-1].env = map[string]string{"URL": srv.URL + "/" + secret}
+		add(at("header"), plain+"headers: {X-Api-Key: "+secret+"}")
+		add(at("header file"), plain+"headers: {X-Api-Key: {file: "+file+"}}")
+		add(at("header env"), plain+"headers: {X-Api-Key: {env: SECRET}}")
+		add(at("authorization"), plain+"headers: {Authorization: Token "+secret+"}")
+		add(at("authorization basic"), plain+"headers: {Authorization: Basic "+code+"}", code, user)
+		add(at("cookie"), plain+"headers: {Cookie: a=b; session="+secret+"}")
+		add(at("bearer"), plain+"bearer: "+secret)
+		add(at("bearer_file"), plain+"bearer_file: "+file)
+		add(at("bearer_env"), plain+"bearer_env: SECRET")
+		add(at("password"), plain+"basic: {username: "+user+", password: "+secret+"}", code)
+		add(at("password_file"), plain+"basic: {username: "+user+", password_file: "+file+"}", code)
+		add(at("signing secret"), plain+"signing_secrets: [whsec_"+signing+"]", signing)
+		proxy := strings.Replace(srv.URL, "://", "://"+user+":"+secret+"@", 1)
+		add(at("proxy"), "url: http://destination.example\nproxy: "+proxy, code)
+		add(at("proxy, tunnel"), "url: https://destination.example\nproxy: "+proxy, code)
+	}
+	for what, address := range map[string]string{"nobody listens": "http://127.0.0.1:1", "no tls": "https://" + talk(t, secret)} {
+		add("path, "+what, "url: "+address+"/"+secret)
+		add("userinfo, "+what, "url: "+strings.Replace(address, "://", "://"+user+":"+secret+"@", 1))
+		add("proxy, "+what, "url: http://destination.example\nproxy: "+strings.Replace(address, "://", "://"+user+":"+secret+"@", 1))
+	}
+	add("url_file", "url_file: "+urlFile)
+
+	add("wrong url", "url: 'http://a b.example/"+secret+"'")
+	add("wrong port", "url: http://"+secret+":x@a.example:port/"+secret)
+	add("wrong scheme", "url: ftp://a.example/"+secret)
+	add("wrong userinfo", "{url: 'http://u:"+secret+"@a.example', bearer: abc}")
+	add("wrong header", "{url: http://a.example, headers: {X-A: \""+secret+"\\n\"}}")
+	add("wrong bearer", "{url: http://a.example, bearer: \""+secret+"\\n\"}")
+	add("wrong signing", "{url: http://a.example, signing_secrets: ["+secret+"]}")
+	add("wrong signing, not base64", "{url: http://a.example, signing_secrets: ['whsec_"+secret+"']}")
+	add("wrong proxy", "{url: http://a.example, proxy: 'http://u:"+secret+"@:port'}")
+	add("wrong mode", "{url: http://a.example, bearer: "+secret+", mode: x}")
+	return places
+}
+
+// sayBack answers with all that is known about a request, in several spellings.
+func sayBack(w http.ResponseWriter, r *http.Request, status int) {
+	body, _ := io.ReadAll(r.Body)
+	said := r.RequestURI + " " + r.URL.Path + " " + r.URL.RawQuery + " " + r.URL.Query().Get("sig")
+	for _, h := range []string{"Authorization", "Proxy-Authorization", "X-Api-Key", "Cookie", "Webhook-Signature"} {
+		said += " " + r.Header.Get(h)
+	}
+	for _, h := range []string{"Authorization", "Proxy-Authorization"} {
+		plain, _ := base64.StdEncoding.DecodeString(strings.TrimPrefix(r.Header.Get(h), "Basic "))
+		said += " " + string(plain)
+	}
+	quoted, _ := json.Marshal(said)
+	w.Header().Set("X-Request-Id", said)
+	w.Header().Set("Location", "https://elsewhere.example/"+url.PathEscape(said))
+	w.WriteHeader(status)
+	fmt.Fprintf(w, "%s\n%s\n%s", said, quoted, body)
+}

@@ -1,0 +1,43 @@
+package sinks
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// signingPrefix marks a secret of Standard Webhooks (https://www.standardwebhooks.com).
+const signingPrefix = "whsec_"
+
+// signingKey reads a signing secret: whsec_ and 24 to 64 bytes in base64.
+func signingKey(secret string) ([]byte, error) {
+	text, ok := strings.CutPrefix(secret, signingPrefix)
+	if !ok {
+		return nil, errors.New("does not begin with " + signingPrefix)
+	}
+	key, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return nil, errors.New("is not " + signingPrefix + " and base64") // err would show where and what
+	}
+	if len(key) < 24 || len(key) > 64 {
+		return nil, errors.New("holds " + strconv.Itoa(len(key)) + " bytes; expected 24 to 64")
+	}
+	return key, nil
+}
+
+// sign is the webhook-signature of body for each of the keys. A receiver is content with one that it knows, which is
+// how keys are changed without a gap.
+func sign(keys [][]byte, id string, at time.Time, body []byte) string {
+	signatures := make([]string, len(keys))
+	for i, key := range keys {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(id + "." + strconv.FormatInt(at.Unix(), 10) + "."))
+		mac.Write(body)
+		signatures[i] = "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	}
+	return strings.Join(signatures, " ")
+}

@@ -1,0 +1,302 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/goccy/go-yaml"
+
+	"forewarn/bridge"
+)
+
+// A trial is how the promises of all sinks are tried on one kind.
+type trial struct {
+	// accepts gives settings of a destination that accepts everything, and the ids of what it got.
+	accepts func(t *testing.T) (settings string, got func() []string)
+	// hangs gives settings of destinations that take a delivery and never answer; began is closed when one has.
+	hangs func(t *testing.T) map[string]hung
+	// secrets gives settings with a secret in every place where one can stand, of destinations that say back
+	// whatever they are told, or cannot be reached, or whose settings are wrong.
+	secrets func(t *testing.T) []secretPlace
+}
+
+type hung struct {
+	settings string
+	began    <-chan struct{}
+}
+
+type secretPlace struct {
+	place    string
+	settings string
+	secrets  []string // none of which may be seen
+	env      map[string]string
+}
+
+// trials has a row for each kind.
+var trials = map[string]trial{
+	"file":    {accepts: fileAccepts},
+	"webhook": {accepts: webhookAccepts, hangs: webhookHangs, secrets: webhookSecrets},
+}
+
+// A sink hands over a CloudEvent once and says so.
+func TestSinkAcceptsOnce(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		settings, got := trial.accepts(t)
+		s := mustOpen(t, kind, settings, testHost(t))
+		answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		if err != nil {
+			t.Fatalf("Deliver = %v", err)
+		}
+		if answer.Status == "" || strings.Contains(answer.Status, "\n") {
+			t.Errorf("Answer.Status = %q, want a line for people", answer.Status)
+		}
+		if got, want := got(), []string{deliveries(t)[0].Event.ID()}; !slices.Equal(got, want) {
+			t.Errorf("the destination got %q, want %q", got, want)
+		}
+	})
+}
+
+// A sink that is told to stop makes no attempt.
+func TestSinkMakesNoAttemptAfterTheEnd(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		settings, got := trial.accepts(t)
+		s := mustOpen(t, kind, settings, testHost(t))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := s.Deliver(ctx, deliveries(t)[:1]); !errors.Is(err, context.Canceled) {
+			t.Errorf("Deliver = %v, want %v", err, context.Canceled)
+		}
+		if got := got(); len(got) > 0 {
+			t.Errorf("the destination got %q, want nothing", got)
+		}
+	})
+}
+
+// A destination that never answers holds a sink no longer than its context lasts.
+func TestHungDestinationEndsWithContext(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		if trial.hangs == nil {
+			t.Skip("a local file cannot be made to hang")
+		}
+		for name, h := range trial.hangs(t) {
+			t.Run(name, func(t *testing.T) {
+				s := mustOpen(t, kind, h.settings, testHost(t))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				go func() {
+					<-h.began
+					cancel()
+				}()
+				_, err := s.Deliver(ctx, deliveries(t)[:1])
+				if !errors.Is(err, context.Canceled) || errors.Is(err, bridge.ErrBlocked) || errors.Is(err, bridge.ErrRejected) {
+					t.Errorf("Deliver = %v, want %v and to be tried again", err, context.Canceled)
+				}
+			})
+		}
+	})
+}
+
+// No secret is in an error, an answer or a log line, wherever it stands and whatever the destination says back.
+func TestNoSecretIsEverShown(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		if trial.secrets == nil {
+			t.Skip("it has no secrets")
+		}
+		for _, p := range trial.secrets(t) {
+			var log bytes.Buffer
+			h := testHost(t)
+			h.Getenv = func(name string) string { return p.env[name] }
+			h.Log = slog.New(slog.NewTextHandler(&log, nil))
+			s, _, err := open(kind, p.settings, h)
+			var answer bridge.Answer
+			var tried bool
+			if err == nil {
+				answer, err = s.Deliver(t.Context(), deliveries(t)[:1])
+				closeSink(s)
+				tried = true
+			}
+			said := fmt.Sprintf("%v\n%+v\n%#v\n%v\n%s\n%v", err, err, err, answer, &log, s)
+			for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+				said += fmt.Sprintf("\n%v\n%+v\n%#v", cause, cause, cause)
+			}
+			for _, secret := range p.secrets {
+				if strings.Contains(strings.ToLower(said), strings.ToLower(secret)) {
+					t.Errorf("%s: %q is in what the sink says:\n%s", p.place, secret, said)
+				}
+			}
+			if !tried && !strings.HasPrefix(p.place, "wrong") {
+				t.Errorf("%s: %v", p.place, err)
+			}
+		}
+	})
+}
+
+// The process-wide HTTP client belongs to nobody: no sink uses it or changes it.
+func TestDefaultHTTPClientIsLeftAlone(t *testing.T) {
+	client, transport := http.DefaultClient, http.DefaultTransport
+	trap := roundTrip(func(r *http.Request) (*http.Response, error) {
+		t.Errorf("the default transport was asked for %s", r.URL.Redacted())
+		return nil, errors.New("trapped")
+	})
+	http.DefaultClient, http.DefaultTransport = &http.Client{Transport: trap}, trap
+	defer func() { http.DefaultClient, http.DefaultTransport = client, transport }()
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		settings, _ := trial.accepts(t)
+		s := mustOpen(t, kind, settings, testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+			t.Errorf("Deliver = %v", err)
+		}
+		_, ok := http.DefaultTransport.(roundTrip)
+		_, still := http.DefaultClient.Transport.(roundTrip)
+		if c := http.DefaultClient; !ok || !still || c.Timeout != 0 || c.Jar != nil || c.CheckRedirect != nil {
+			t.Error("the default client or transport was changed")
+		}
+	})
+}
+
+// A sink that is closed leaves no goroutine behind, not even after an attempt that was broken off.
+func TestClosedSinkLeavesNothingRunning(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		before := runtime.NumGoroutine()
+		t.Run("deliveries", func(t *testing.T) { // whose cleanups end the destinations
+			settings, _ := trial.accepts(t)
+			s := mustOpen(t, kind, settings, testHost(t))
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+				t.Errorf("Deliver = %v", err)
+			}
+			if trial.hangs == nil {
+				return
+			}
+			for _, h := range trial.hangs(t) {
+				s := mustOpen(t, kind, h.settings, testHost(t))
+				ctx, cancel := context.WithCancel(t.Context())
+				go func() {
+					<-h.began
+					cancel()
+				}()
+				s.Deliver(ctx, deliveries(t)[:1])
+			}
+		})
+		deadline := time.After(10 * time.Second)
+		for runtime.NumGoroutine() > before {
+			select {
+			case <-deadline:
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines, want %d:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+}
+
+// An unknown key is refused, whatever the kind.
+func TestUnknownKeyIsRefused(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		settings, _ := trial.accepts(t)
+		if _, _, err := open(kind, settings+"\nno_such_key: 1\n", testHost(t)); err == nil {
+			t.Error("open with no_such_key gave no error")
+		}
+	})
+}
+
+// eachKind runs f on every kind there is.
+func eachKind(t *testing.T, f func(t *testing.T, kind string, trial trial)) {
+	t.Helper()
+	for kind := range Kinds {
+		trial, ok := trials[kind]
+		if !ok {
+			t.Errorf("kind %s has no trial; give it a row in trials", kind)
+			continue
+		}
+		t.Run(kind, func(t *testing.T) { f(t, kind, trial) })
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// testHost lends nothing of the real host.
+func testHost(t *testing.T) Host {
+	return Host{
+		Getenv: func(string) string { return "" },
+		Stdout: io.Discard,
+		Log:    slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Agent:  "forewarn/test",
+	}
+}
+
+// open opens a sink from its section of the settings.
+func open(kind, settings string, h Host) (bridge.Sink, []string, error) {
+	return Kinds[kind].Open(func(to any) error {
+		return yaml.UnmarshalWithOptions([]byte(settings), to, yaml.Strict())
+	}, h)
+}
+
+func mustOpen(t *testing.T, kind, settings string, h Host) bridge.Sink {
+	t.Helper()
+	s, _, err := open(kind, settings, h)
+	if err != nil {
+		t.Fatalf("open %s: %v\n%s", kind, err, settings)
+	}
+	t.Cleanup(func() { closeSink(s) })
+	return s
+}
+
+func closeSink(s bridge.Sink) {
+	if c, ok := s.(io.Closer); ok {
+		c.Close()
+	}
+}
+
+// deliveries are those of testdata/events.jsonl: an event that is scheduled, updated, started and vanished, and one of
+// an unheard-of type that is scheduled and vanished. They are as the outbox keeps them.
+func deliveries(t *testing.T) []bridge.Delivery {
+	t.Helper()
+	var all []bridge.Delivery
+	for line := range bytes.Lines(read(t, "testdata/events.jsonl")) {
+		var ce event.Event
+		if err := json.Unmarshal(line, &ce); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, bridge.Delivery{Event: ce, Attempt: 1})
+	}
+	return all
+}
+
+// idsIn are the ids of the CloudEvents in a text that has one a line.
+func idsIn(t *testing.T, text []byte) []string {
+	t.Helper()
+	var ids []string
+	for line := range bytes.Lines(text) {
+		var ce event.Event
+		if err := json.Unmarshal(line, &ce); err != nil || line[len(line)-1] != '\n' {
+			t.Errorf("line %q is no CloudEvent: %v", line, err)
+			continue
+		}
+		ids = append(ids, ce.ID())
+	}
+	return ids
+}
+
+// wrongKey checks that opening fails at a key, for a reason.
+func wrongKey(t *testing.T, kind, settings, key, reason string) {
+	t.Helper()
+	_, _, err := open(kind, settings, testHost(t))
+	e, ok := errors.AsType[*KeyError](err)
+	if !ok || e.Key != key || !strings.Contains(err.Error(), reason) {
+		t.Errorf("open of\n%s\ngave %v; want it to be about %s: …%s…", settings, err, key, reason)
+	}
+}

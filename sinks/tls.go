@@ -1,0 +1,80 @@
+package sinks
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// tlsSettings are the key tls of every destination that is reached over TLS. The destination's certificate is always
+// verified; there is no key that says otherwise.
+type tlsSettings struct {
+	CAFile     string `yaml:"ca_file"`     // authorities to trust instead of the system's
+	CertFile   string `yaml:"cert_file"`   // own certificate, with key_file
+	KeyFile    string `yaml:"key_file"`    // and its private key
+	ServerName string `yaml:"server_name"` // the name to verify, if it is not the URL's
+}
+
+// files are the files that stand in the settings.
+func (s tlsSettings) files() []string {
+	var names []string
+	for _, f := range []string{s.CAFile, s.CertFile, s.KeyFile} {
+		if f != "" {
+			names = append(names, f)
+		}
+	}
+	return names
+}
+
+// stamp tells how the files look. It differs once one of them has changed.
+func (s tlsSettings) stamp() (string, error) {
+	var b strings.Builder
+	for _, f := range s.files() {
+		info, err := os.Stat(f)
+		if err != nil {
+			return "", fmt.Errorf("tls: %w", err)
+		}
+		fmt.Fprintln(&b, info.ModTime().UnixNano(), info.Size())
+	}
+	return b.String(), nil
+}
+
+// load reads the files. Its errors are *KeyError.
+func (s tlsSettings) load() (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName}
+	if s.CAFile != "" {
+		pem, err := readSmall(s.CAFile)
+		if err != nil {
+			return nil, &KeyError{"tls.ca_file", err}
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, &KeyError{"tls.ca_file", fmt.Errorf("%s holds no certificate in PEM form", s.CAFile)}
+		}
+	}
+	switch {
+	case s.CertFile == "" && s.KeyFile == "":
+		return config, nil
+	case s.CertFile == "":
+		return nil, &KeyError{"tls.key_file", errors.New("needs cert_file beside it")}
+	case s.KeyFile == "":
+		return nil, &KeyError{"tls.cert_file", errors.New("needs key_file beside it")}
+	}
+	cert, err := readSmall(s.CertFile)
+	if err != nil {
+		return nil, &KeyError{"tls.cert_file", err}
+	}
+	key, err := readSmall(s.KeyFile)
+	if err != nil {
+		return nil, &KeyError{"tls.key_file", err}
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, &KeyError{"tls.cert_file", fmt.Errorf("%s with key_file %s: %w", s.CertFile, s.KeyFile, err)}
+	}
+	config.Certificates = []tls.Certificate{pair}
+	return config, nil
+}

@@ -1,0 +1,157 @@
+package sinks
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"html"
+	"net/url"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// A veil takes the secrets in use out of texts that come from outside: of the network, and of destinations that repeat
+// what they were sent.
+type veil struct {
+	forms   []string // what is hidden, in ASCII lower case
+	longest int      // of the forms
+}
+
+// hide makes the veil cover secrets, in every form in which they commonly come back.
+func (v *veil) hide(secrets ...string) {
+	for _, s := range secrets {
+		if s == "" {
+			continue
+		}
+		forms := []string{s, url.PathEscape(s), url.QueryEscape(s), html.EscapeString(s)}
+		for _, quoted := range []string{strconv.Quote(s), strconv.QuoteToASCII(s), jsonText(s)} {
+			forms = append(forms, quoted[1:len(quoted)-1])
+		}
+		for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+			forms = append(forms, enc.EncodeToString([]byte(s))) // a prefix of the padded form
+		}
+		for _, f := range forms {
+			v.forms = append(v.forms, asciiLower(f))
+			v.longest = max(v.longest, len(f))
+		}
+	}
+}
+
+// hidePart covers what is part of a secret, or may be one: short ones are ordinary words, such as the v1 of a path.
+func (v *veil) hidePart(parts ...string) {
+	for _, p := range parts {
+		if len(p) >= 4 {
+			v.hide(p)
+		}
+	}
+}
+
+// hideURL covers all of a URL but scheme and host.
+func (v *veil) hideURL(u *url.URL) {
+	v.hidePart(u.Path, u.EscapedPath(), u.RequestURI(), u.RawQuery, u.Fragment)
+	v.hidePart(strings.Split(u.Path, "/")...)
+	v.hidePart(strings.Split(u.EscapedPath(), "/")...)
+	for name, values := range u.Query() {
+		v.hidePart(name)
+		v.hidePart(values...)
+	}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		v.hidePart(u.User.String())
+		v.hideBasic(u.User.Username(), password)
+	}
+}
+
+// hideHeader covers the value of a header and what it is made of: the token behind Bearer, each cookie.
+func (v *veil) hideHeader(value string) {
+	v.hidePart(value)
+	v.hidePart(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t,;=", r) })...)
+	if scheme, code, _ := strings.Cut(value, " "); strings.EqualFold(scheme, "basic") {
+		plain, _ := base64.StdEncoding.DecodeString(code)
+		username, password, _ := strings.Cut(string(plain), ":")
+		v.hideBasic(username, password)
+	}
+}
+
+// hideBasic covers a password, and with it the user name, alone and as they are sent.
+func (v *veil) hideBasic(username, password string) {
+	v.hide(password)
+	v.hidePart(username)
+	v.hide(base64.StdEncoding.EncodeToString([]byte(username + ":" + password)))
+}
+
+// over is text with every covered part replaced by [secret], whatever its case.
+func (v *veil) over(text string) string {
+	lower := asciiLower(text)
+	covered := make([]bool, len(text))
+	found := false
+	for _, form := range v.forms {
+		for from := 0; ; {
+			i := strings.Index(lower[from:], form)
+			if i < 0 {
+				break
+			}
+			for j := from + i; j < from+i+len(form); j++ {
+				covered[j] = true
+			}
+			found = true
+			from += i + 1
+		}
+	}
+	if !found {
+		return text
+	}
+	var b strings.Builder
+	for i := range len(text) {
+		switch {
+		case !covered[i]:
+			b.WriteByte(text[i])
+		case i == 0 || !covered[i-1]:
+			b.WriteString(hidden)
+		}
+	}
+	return b.String()
+}
+
+// line makes what a destination sent fit to be shown: without secrets, one line of printable characters, at most n
+// bytes. cut says that text is only the beginning of what was sent, and may end inside a secret.
+func (v *veil) line(text string, cut bool, n int) string {
+	text = v.over(text)
+	if cut {
+		text = text[:max(0, len(text)-v.longest)]
+	}
+	text = strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case unicode.IsPrint(r) && r != utf8.RuneError:
+			return r
+		}
+		return -1
+	}, text)
+	text = v.over(strings.Join(strings.Fields(text), " ")) // what was taken away may have stood inside a secret
+	if len(text) <= n {
+		return text
+	}
+	n -= len("…")
+	for n > 0 && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return text[:n] + "…"
+}
+
+func asciiLower(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	return string(b)
+}
+
+func jsonText(s string) string {
+	b, _ := json.Marshal(s) // a string always can be
+	return string(b)
+}

@@ -1,0 +1,247 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"mime"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
+type webhookSettings struct {
+	URL          Secret           `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
+	URLFile      string           `yaml:"url_file"`
+	URLEnv       string           `yaml:"url_env"`
+	Mode         string           `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
+	BodyText     string           `yaml:"body_text"`       // template of a body to send instead of a CloudEvent
+	BodyTextFile string           `yaml:"body_text_file"`  // the same in a file, read when the settings are
+	ContentType  string           `yaml:"content_type"`    // of that body; application/json by default
+	Headers      map[string]Value `yaml:"headers"`         // to send too
+	Bearer       Secret           `yaml:"bearer"`          // token for Authorization: Bearer
+	BearerFile   string           `yaml:"bearer_file"`     //
+	BearerEnv    string           `yaml:"bearer_env"`      //
+	Basic        *basicSettings   `yaml:"basic"`           // user name and password for Authorization: Basic
+	Signing      []Value          `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
+	TLS          tlsSettings      `yaml:"tls"`
+	Proxy        Secret           `yaml:"proxy"` // none, or a URL; by default that of the environment
+}
+
+type basicSettings struct {
+	Username     string `yaml:"username"`
+	Password     Secret `yaml:"password"`
+	PasswordFile string `yaml:"password_file"`
+	PasswordEnv  string `yaml:"password_env"`
+}
+
+// webhookTerms: a webhook is for machines, which want every change.
+var webhookTerms = bridge.Terms{
+	Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 1,
+}
+
+// webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents has it, or as a body made by a template.
+type webhook struct {
+	caller  *caller
+	secrets credentials
+	agent   string
+	binary  bool
+	body    *template.Template // nil for a CloudEvent
+	content string             // media type of body
+	now     func() time.Time
+}
+
+func openWebhook(decode func(any) error, h Host) (bridge.Sink, []string, error) {
+	var s webhookSettings
+	if err := decode(&s); err != nil {
+		return nil, nil, err
+	}
+	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", now: time.Now}
+	if !oneOf(s.Mode, "", "structured", "binary") {
+		return nil, nil, &KeyError{"mode", fmt.Errorf("%q is unknown; expected structured or binary", s.Mode)}
+	}
+	var err error
+	if w.secrets, err = newCredentials(s, h); err != nil {
+		return nil, nil, err
+	}
+	if w.binary && len(s.Signing) > 0 {
+		return nil, nil, &KeyError{"signing_secrets", errors.New("a signature covers the body only, and in binary mode the " +
+			"CloudEvent's attributes are headers; expected mode structured")}
+	}
+	if err := w.openBody(s); err != nil {
+		return nil, nil, err
+	}
+	if w.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
+		return nil, nil, err
+	}
+	return w, append(w.secrets.files(), s.TLS.files()...), nil
+}
+
+// openBody parses the template of the body and tries it on a CloudEvent of every change.
+func (w *webhook) openBody(s webhookSettings) error {
+	key, text := "body_text", s.BodyText
+	switch {
+	case s.BodyText != "" && s.BodyTextFile != "":
+		return &KeyError{"body_text_file", errors.New("body_text is given too; expected only one of them")}
+	case s.BodyTextFile != "":
+		key = "body_text_file"
+		file, err := readSmall(s.BodyTextFile)
+		if err != nil {
+			return &KeyError{key, err}
+		}
+		text = string(file)
+	case s.BodyText == "" && s.ContentType != "":
+		return &KeyError{"content_type", errors.New("is for body_text; a CloudEvent's is fixed by its mode")}
+	case s.BodyText == "":
+		return nil
+	}
+	if s.Mode != "" {
+		return &KeyError{"mode", errors.New("is how a CloudEvent is sent, and body_text replaces it; expected one or the other")}
+	}
+	w.content = "application/json"
+	if s.ContentType != "" {
+		w.content = s.ContentType
+	}
+	if _, _, err := mime.ParseMediaType(w.content); err != nil || !validHeaderValue(w.content) {
+		return &KeyError{"content_type", fmt.Errorf("%q is no media type; expected one such as text/plain; charset=utf-8", w.content)}
+	}
+	var err error
+	if w.body, err = templates.Parse(key, text); err != nil {
+		return &KeyError{key, err}
+	}
+	events, err := samples()
+	if err != nil {
+		return err
+	}
+	for _, ce := range events {
+		if _, err := w.render(ce); err != nil {
+			return &KeyError{key, fmt.Errorf("with a sample CloudEvent of type %s: %w", ce.Type(), err)}
+		}
+	}
+	return nil
+}
+
+// render makes the body of one CloudEvent. One that claims to be JSON is checked to be so.
+func (w *webhook) render(ce event.Event) ([]byte, error) {
+	var b bytes.Buffer
+	if err := w.body.Execute(&b, bridge.Fields(ce)); err != nil {
+		return nil, err
+	}
+	if isJSON(w.content) {
+		var value json.RawMessage
+		if err := json.Unmarshal(b.Bytes(), &value); err != nil {
+			return nil, fmt.Errorf("the body is not JSON, as %s has to be: %w; put values in with {{json .name}}", w.content, err)
+		}
+	}
+	return b.Bytes(), nil
+}
+
+// isJSON says whether a media type is one of JSON.
+func isJSON(content string) bool {
+	t, _, _ := mime.ParseMediaType(content)
+	return oneOf(t, "application/json", "text/json") || strings.HasSuffix(t, "+json")
+}
+
+// Deliver posts the CloudEvent of the batch, which holds one.
+func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return bridge.Answer{}, err
+	}
+	a, err := w.secrets.read()
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	req, err := w.request(ctx, a, batch[0].Event)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+	}
+	return w.caller.do(req, a.veil)
+}
+
+// Render shows the request that Deliver would make. The address and the headers of the settings are secret.
+func (w *webhook) Render(d bridge.Delivery) (string, error) {
+	a, err := w.secrets.read()
+	if err != nil {
+		return "", err
+	}
+	req, err := w.request(context.Background(), a, d.Event)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s://%s/[secret]\n", req.Method, a.url.Scheme, a.url.Host)
+	for _, name := range slices.Sorted(maps.Keys(req.Header)) {
+		value := req.Header.Get(name)
+		if a.header.Get(name) != "" {
+			value = "[secret]"
+		}
+		fmt.Fprintf(&b, "%s: %s\n", name, value)
+	}
+	body, err := io.ReadAll(req.Body)
+	fmt.Fprintf(&b, "\n%s\n", body)
+	return b.String(), err
+}
+
+// Close ends the connections that are kept for the next delivery.
+func (w *webhook) Close() error { return w.caller.Close() }
+
+// request is the whole request for a CloudEvent, signed for this attempt.
+func (w *webhook) request(ctx context.Context, a access, ce event.Event) (*http.Request, error) {
+	header := a.header.Clone()
+	body, err := w.message(ce, header)
+	if err != nil {
+		return nil, err
+	}
+	if header.Get("User-Agent") == "" {
+		header.Set("User-Agent", w.agent)
+	}
+	header.Set("Idempotency-Key", ce.ID()) // also lets net/http repeat a request that met a dead connection
+	if len(a.keys) > 0 {
+		now := w.now()
+		header.Set("webhook-id", ce.ID())
+		header.Set("webhook-timestamp", strconv.FormatInt(now.Unix(), 10))
+		header.Set("webhook-signature", sign(a.keys, ce.ID(), now, body))
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.URL, req.Host, req.Header = a.url, a.host, header
+	return req, nil
+}
+
+// message is the body for a CloudEvent; the headers that belong to it are added to header.
+func (w *webhook) message(ce event.Event, header http.Header) ([]byte, error) {
+	switch {
+	case w.body != nil:
+		header.Set("Content-Type", w.content)
+		return w.render(ce)
+	case w.binary:
+		all, err := attributes(ce)
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range all {
+			header.Set("ce-"+a.name, encodeAttribute(a.value))
+		}
+		if ce.DataContentType() != "" {
+			header.Set("Content-Type", ce.DataContentType())
+		}
+		return ce.Data(), nil
+	}
+	header.Set("Content-Type", structuredType)
+	return ce.MarshalJSON()
+}
