@@ -1,0 +1,209 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// controlPaths are where the control socket may be, best first.
+func controlPaths(s *settings, getenv func(string) string) []string {
+	if s.Control != "" {
+		return []string{s.Control}
+	}
+	paths := []string{filepath.Join(s.State, "control.sock")}
+	if dir := getenv("RUNTIME_DIRECTORY"); dir != "" {
+		paths = append(paths, filepath.Join(filepath.SplitList(dir)[0], "control.sock"))
+	}
+	return paths
+}
+
+// listenControl opens the control socket, for this user only.
+func listenControl(s *settings, getenv func(string) string) (net.Listener, error) {
+	var errs []error
+	for _, path := range controlPaths(s, getenv) {
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			c.Close()
+			errs = append(errs, fmt.Errorf("%s: another forewarn answers there", path))
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by a crash
+			errs = append(errs, err)
+			continue
+		}
+		l, err := net.Listen("unix", path)
+		if err == nil {
+			if err = os.Chmod(path, 0o600); err == nil {
+				return l, nil
+			}
+			l.Close()
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", path, reason(err)))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// control serves what commands ask a running bridge.
+func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
+	mux := http.NewServeMux()
+	answer := func(w http.ResponseWriter, v any) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = printJSON(w, v)
+	}
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, b.Status()) })
+	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		answer(w, o.List(bridge.Selection{Sink: q.Get("sink"), State: q.Get("state"), Event: q.Get("event")}))
+	})
+	mux.HandleFunc("GET /outbox/entry", func(w http.ResponseWriter, r *http.Request) {
+		e, body, found, err := o.Show(r.URL.Query().Get("key"))
+		switch {
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		case !found:
+			http.Error(w, "no such key", http.StatusNotFound)
+		default:
+			answer(w, shownEntry{e, body})
+		}
+	})
+	mux.HandleFunc("GET /history", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		since, _ := time.Parse(time.RFC3339, q.Get("since"))
+		lives, err := o.History(bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		answer(w, lives)
+	})
+	mux.HandleFunc("GET /tail", func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) })
+	change := func(do func(m mutation) ([]bridge.Entry, error)) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			var m mutation
+			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 32<<20)).Decode(&m); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			m.find(o)
+			entries, err := do(m)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusConflict)
+				return
+			}
+			answer(w, append([]bridge.Entry{}, entries...))
+		}
+	}
+	mux.HandleFunc("POST /outbox/replay", change(func(m mutation) ([]bridge.Entry, error) { return b.Replay(m.Keys, m.To, m.By) }))
+	mux.HandleFunc("POST /outbox/drop", change(func(m mutation) ([]bridge.Entry, error) { return b.Drop(m.Keys, m.By) }))
+	return mux
+}
+
+// tail streams the CloudEvents that are committed from now on, one a line.
+func tail(w http.ResponseWriter, r *http.Request, o *bridge.Outbox) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Time{})
+	_ = rc.SetReadDeadline(time.Time{})
+	events, stop := o.Follow()
+	defer stop()
+	w.Header().Set("Content-Type", "application/jsonl")
+	_ = rc.Flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case body, ok := <-events:
+			if !ok {
+				return // it was too slow
+			}
+			if _, err := w.Write(append(body, '\n')); err != nil || rc.Flush() != nil {
+				return
+			}
+		}
+	}
+}
+
+// errNoBridge says that no bridge answers on its control socket.
+var errNoBridge = errors.New("no forewarn runs with these settings")
+
+// askControl gets path from the running bridge into v.
+func (p *program) askControl(ctx context.Context, s *settings, path string, query url.Values, v any) error {
+	return p.callControl(ctx, s, http.MethodGet, path+"?"+query.Encode(), nil, func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(v)
+	})
+}
+
+// tellControl posts a request to the running bridge, and takes the answer into v.
+func (p *program) tellControl(ctx context.Context, s *settings, path string, request, v any) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	return p.callControl(ctx, s, http.MethodPost, path, body, func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(v)
+	})
+}
+
+// callControl makes a request of the running bridge and gives the body of its answer to read.
+func (p *program) callControl(ctx context.Context, s *settings, method, path string, body []byte, read func(io.Reader) error) error {
+	var refused error
+	for _, socket := range controlPaths(s, p.getenv) {
+		c := &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true, ResponseHeaderTimeout: 10 * time.Second,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				var d net.Dialer
+				return d.DialContext(ctx, "unix", socket)
+			},
+		}}
+		req, err := http.NewRequestWithContext(ctx, method, "http://forewarn"+path, bytes.NewReader(body))
+		if err != nil {
+			return err
+		}
+		resp, err := c.Do(req)
+		if err != nil {
+			if errors.Is(err, fs.ErrPermission) {
+				refused = fmt.Errorf("control socket %s: permission denied; try sudo", socket)
+			}
+			continue
+		}
+		defer resp.Body.Close()
+		switch resp.StatusCode {
+		case http.StatusOK:
+			return read(resp.Body)
+		case http.StatusNotFound:
+			return errUnknownKey
+		}
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return errors.New(strings.TrimSpace(string(text)))
+	}
+	if refused != nil {
+		return exit(exitUnavailable, refused)
+	}
+	return exit(exitUnavailable, fmt.Errorf("%w (looked for %s); start it with forewarn run, or name its settings with --config",
+		errNoBridge, strings.Join(controlPaths(s, p.getenv), ", ")))
+}
+
+// user is who asks, for the record.
+func (p *program) user() string {
+	name := "somebody"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if sudo := p.getenv("SUDO_USER"); sudo != "" && sudo != name {
+		name += " (" + sudo + ")"
+	}
+	return printable(name)
+}

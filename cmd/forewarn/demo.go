@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"text/template"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imdstest"
+	"forewarn/templates"
+)
+
+//go:embed demo.yaml
+var demoScenario []byte
+
+func (p *program) demoCommand() *cobra.Command {
+	var speed float64
+	c := &cobra.Command{
+		Use: "demo", Short: "Show a reboot and a freeze, from announced to over, on any machine",
+		Long: `Runs an emulated Azure, a bridge and a console in one process and shows what an administrator would be told when a VM
+is rebooted and another time frozen. It needs no Azure, asks nothing of the network and leaves nothing behind.`,
+		Example: "  forewarn demo\n  forewarn demo --speed 5",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if speed <= 0 || speed > 20 {
+				return exit(exitUsage, fmt.Errorf("--speed %v: expected a number above 0, at most 20", speed))
+			}
+			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return p.demo(ctx, speed)
+		},
+	}
+	c.Flags().Float64Var(&speed, "speed", 1, "how many times as fast it goes")
+	return c
+}
+
+// demo plays the scenario to a bridge whose only sink is the console.
+func (p *program) demo(ctx context.Context, speed float64) (err error) {
+	scenario, err := imdstest.ParseScenario("demo.yaml", demoScenario)
+	if err != nil {
+		return err
+	}
+	azure := imdstest.New(imdstest.Options{VMs: scenario.VMs})
+	served, err := azure.Listen("127.0.0.1:0", "")
+	if err != nil {
+		return exit(exitUnavailable, fmt.Errorf("emulate Azure: %w", err))
+	}
+	defer served.Close()
+	state, err := os.MkdirTemp("", "forewarn-demo-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(state)
+
+	console, err := newConsole(p.out, colourful(p.out, p.getenv))
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.DiscardHandler) // the console says it all
+	outbox, err := bridge.OpenOutbox(state, log)
+	if err != nil {
+		return err
+	}
+	b := bridge.New(bridge.Options{
+		Client: bridge.NewClient(served.URL, bridge.DefaultAPIVersion, log, nil), Outbox: outbox, Log: log,
+		Interval: time.Duration(float64(time.Second) / max(1, speed)), Version: programVersion(),
+		Routes: []bridge.Route{{Name: "console", Kind: "console", Sink: console, Terms: bridge.Terms{Timeout: time.Minute}}},
+	})
+	steps := len(scenario.Steps)
+	console.line("", "An emulated Azure will announce, begin and end a reboot and a freeze of %s, with minutes made seconds.", scenario.VMs[0])
+	console.line("", "Below is what an administrator is told, and the CloudEvent by which every sink hears of it.\n")
+
+	began := time.Now()
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- b.Run(running) }()
+	played := azure.Play(ctx, scenario, speed)
+	for played == nil && console.count() < steps && time.Since(began) < time.Minute {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			played = ctx.Err()
+		}
+	}
+	stop()
+	if err := errors.Join(<-done, console.failed()); err != nil {
+		return err
+	}
+	told := console.count()
+	switch {
+	case errors.Is(played, context.Canceled):
+		console.line("", "stopped after %d of %d changes", told, steps)
+		return nil
+	case played != nil:
+		return played
+	case told != steps:
+		return fmt.Errorf("%d of %d changes were told", told, steps)
+	}
+	console.line("", "2 events, %d changes, %d CloudEvents told once each and in order, in %s. Next: forewarn run --help",
+		steps, told, span(time.Since(began)))
+	return nil
+}
+
+// A console is a sink that shows changes to a person.
+type console struct {
+	text   *template.Template
+	colour bool
+
+	mu  sync.Mutex
+	out io.Writer
+	n   int
+	err error
+}
+
+func newConsole(out io.Writer, colour bool) (*console, error) {
+	text, err := template.New("console").Funcs(templates.Funcs()).Funcs(template.FuncMap{
+		"clock": func(s string) (string, error) {
+			t, err := time.Parse(time.RFC3339, s)
+			return t.Format(time.TimeOnly) + " UTC", err
+		},
+		"span": func(seconds any) string {
+			var n float64
+			_, _ = fmt.Sscan(fmt.Sprint(seconds), &n)
+			return span(time.Duration(n * float64(time.Second)))
+		},
+	}).Parse(templates.Console)
+	return &console{text: text, colour: colour, out: out}, err
+}
+
+// Deliver shows one change.
+func (c *console) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	ce := batch[0].Event
+	var told strings.Builder
+	if err := c.text.Execute(&told, bridge.Fields(ce)); err != nil {
+		return bridge.Answer{}, c.fail(fmt.Errorf("%w: %w", bridge.ErrRejected, err))
+	}
+	head, rest, _ := strings.Cut(told.String(), "\n")
+	var data bridge.Data
+	if err := json.Unmarshal(ce.Data(), &data); err != nil {
+		return bridge.Answer{}, c.fail(fmt.Errorf("%w: %w", bridge.ErrRejected, err))
+	}
+	style := map[bridge.ChangeKind]string{bridge.Scheduled: "1;33", bridge.Updated: "1;33", bridge.Started: "1;31", bridge.Vanished: "1;32"}[data.Change]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.print("2", "%s  ", ce.Time().Format(time.TimeOnly))
+	c.print(style, "%s\n", printable(head))
+	for line := range strings.Lines(rest) {
+		c.print("", "          %s\n", printable(strings.TrimSpace(line)))
+	}
+	c.print("2", "          %s  id %s\n\n", ce.Type(), ce.ID())
+	c.n++
+	return bridge.Answer{Status: "shown"}, c.err
+}
+
+// line shows a line of the demo's own.
+func (c *console) line(style, format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.print(style, format+"\n", args...)
+}
+
+// print writes in an SGR style. mu is held.
+func (c *console) print(style, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if c.colour && style != "" {
+		text = "\x1b[" + style + "m" + text + "\x1b[0m"
+	}
+	if _, err := io.WriteString(c.out, text); err != nil && c.err == nil {
+		c.err = err
+	}
+}
+
+func (c *console) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n
+}
+
+func (c *console) fail(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = err
+	return err
+}
+
+func (c *console) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// colourful says whether out is a terminal that wants colour (no-color.org).
+func colourful(out io.Writer, getenv func(string) string) bool {
+	f, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd())) && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
+}

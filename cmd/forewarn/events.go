@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+)
+
+func (p *program) eventsCommand() *cobra.Command {
+	var endpoint string
+	c := &cobra.Command{
+		Use: "events", Short: "Ask the endpoint and print the document as Azure sent it",
+		Long: `Asks the metadata endpoint once and prints the Scheduled Events document as it was received. Asking switches scheduled
+events on for this VM and its set, as run does.`,
+		Example: "  forewarn events\n  forewarn events --endpoint http://127.0.0.1:8254",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := p.places()
+			if err != nil {
+				return err
+			}
+			if endpoint != "" {
+				if !isEndpoint(endpoint) {
+					return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, bridge.DefaultEndpoint))
+				}
+				s.IMDS.Endpoint = endpoint
+			}
+			const limit = 150 * time.Second // the first answer may take Azure two minutes
+			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("no answer within %v", limit))
+			defer cancel()
+			slow := time.AfterFunc(10*time.Second, func() {
+				fmt.Fprintln(p.err, "forewarn: waiting; the first answer can take Azure two minutes")
+			})
+			defer slow.Stop()
+			poll := bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil).Poll(ctx, "")
+			switch {
+			case poll.Err != nil:
+				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; is this an Azure VM?", s.IMDS.Endpoint, poll.Err))
+			case len(poll.Body) == 0:
+				fmt.Fprintln(p.err, "forewarn: the answer is empty, which means no events")
+				return nil
+			}
+			_, err = fmt.Fprintf(p.out, "%s\n", poll.Body)
+			return err
+		},
+	}
+	c.Flags().StringVar(&endpoint, "endpoint", "", "address of the metadata service instead of that of the settings")
+	return c
+}

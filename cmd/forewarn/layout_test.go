@@ -1,0 +1,319 @@
+package main_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// An arrow says which packages of the module one of them may import; its tests may import those of inTests too.
+type arrow struct {
+	may, inTests []string
+}
+
+// arrows has a row for each package of the module. One without a row is refused: a new one is argued for here.
+var arrows = map[string]arrow{
+	"bridge":          {inTests: []string{"bridge/imdstest"}},
+	"bridge/imdstest": {inTests: []string{"bridge"}},
+	"bridge/relay":    {may: []string{"bridge", "templates"}, inTests: []string{"bridge/imdstest"}},
+	"sinks":           {may: []string{"bridge", "templates"}, inTests: []string{"bridge/imdstest"}},
+	"templates":       {inTests: []string{"bridge"}},
+	"cmd/forewarn":    {may: []string{"bridge", "bridge/imdstest", "bridge/relay", "sinks", "templates"}},
+}
+
+// The arrows between the packages hold: bridge knows no sink, templates knows nothing of ours, only cmd knows all.
+func TestPackagesImportOnlyWhatTheLayoutAllows(t *testing.T) {
+	for _, f := range sources(t) {
+		if f.in("examples") {
+			continue // what operators copy stands on its own; see below
+		}
+		from, ok := arrows[f.pkg]
+		if !ok {
+			t.Errorf("%s: package %s is not in the layout; give it a row in layout_test.go", f.name, f.pkg)
+			continue
+		}
+		for _, spec := range f.syntax.Imports {
+			own, ok := ownPackage(spec)
+			if !ok || slices.Contains(from.may, own) {
+				continue
+			}
+			if f.test && (own == f.pkg || slices.Contains(from.inTests, own)) {
+				continue
+			}
+			t.Errorf("%s: %s imports %s, the layout allows it %s",
+				f.at(spec), f.pkg, own, list(from.may, "nothing of ours"))
+		}
+	}
+}
+
+// What an operator copies from examples builds without forewarn's packages.
+func TestExamplesImportNothingOfOurs(t *testing.T) {
+	for _, f := range sources(t) {
+		if !f.in("examples") || f.test {
+			continue
+		}
+		for _, spec := range f.syntax.Imports {
+			if own, ok := ownPackage(spec); ok {
+				t.Errorf("%s: an example imports %s; it must build where it is copied to", f.at(spec), own)
+			}
+		}
+	}
+}
+
+// NATS is known to its sink and to the relay, and to tests that start a server.
+func TestOnlySinksAndRelayKnowNATS(t *testing.T) {
+	for _, f := range sources(t) {
+		if f.in("sinks") || f.in("bridge/relay") || f.in("examples") || f.test && f.in("cmd") {
+			continue
+		}
+		for _, spec := range f.syntax.Imports {
+			if strings.HasPrefix(importPath(spec), "github.com/nats-io/") {
+				t.Errorf("%s: %s imports %s; only sinks and bridge/relay know NATS", f.at(spec), f.pkg, importPath(spec))
+			}
+		}
+	}
+}
+
+// Only the command ends the process, reads the environment or serves HTTP; the emulated metadata service may serve too.
+func TestOnlyCommandExitsReadsEnvironmentAndServes(t *testing.T) {
+	exits := []string{"os.Exit", "log.Fatal", "log.Fatalf", "log.Fatalln"}
+	environment := []string{"os.Getenv", "os.LookupEnv", "os.Environ", "os.ExpandEnv", "syscall.Getenv", "syscall.Environ"}
+	// Serve is a method of http.Server: whoever does not name the type cannot call it.
+	serves := []string{"net/http.ListenAndServe", "net/http.ListenAndServeTLS", "net/http.Serve", "net/http.ServeTLS",
+		"net/http.Server", "net/http/httptest.NewServer", "net/http/httptest.NewTLSServer",
+		"net/http/httptest.NewUnstartedServer"}
+	for _, f := range sources(t) {
+		if f.test || f.in("cmd") || f.in("examples") {
+			continue
+		}
+		refused := slices.Concat(exits, environment)
+		if !f.in("bridge/imdstest") {
+			refused = append(refused, serves...)
+		}
+		f.eachUse(func(n ast.Node, name string) {
+			if slices.Contains(refused, name) {
+				t.Errorf("%s: %s uses %s; only cmd exits, reads the environment or serves HTTP", f.at(n), f.pkg, name)
+			}
+		})
+	}
+}
+
+// Each HTTP client is its owner's: the process-wide one follows redirects and the proxy of the environment, never
+// times out, and is shared by whoever changes it.
+func TestNobodyUsesTheDefaultHTTPClient(t *testing.T) {
+	refused := []string{"net/http.Get", "net/http.Head", "net/http.Post", "net/http.PostForm",
+		"net/http.DefaultClient", "net/http.DefaultTransport"}
+	for _, f := range sources(t) {
+		if f.test || f.in("examples") {
+			continue
+		}
+		f.eachUse(func(n ast.Node, name string) {
+			if slices.Contains(refused, name) {
+				t.Errorf("%s: %s uses %s; make a client of its own", f.at(n), f.pkg, name)
+			}
+		})
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			literal, ok := n.(*ast.CompositeLit)
+			if ok && f.named(literal.Type) == "net/http.Client" && !setsField(literal, "Transport") {
+				t.Errorf("%s: http.Client without a Transport uses the default one", f.at(n))
+			}
+			return true
+		})
+	}
+}
+
+// Nothing happens at import: there is no func init.
+func TestNoPackageHasInit(t *testing.T) {
+	for _, f := range sources(t) {
+		for _, d := range f.syntax.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
+				t.Errorf("%s: func init in %s; build the value where it is used", f.at(fn), f.pkg)
+			}
+		}
+	}
+}
+
+// The top level of the repository is fixed.
+func TestTopLevelHoldsTheAllowedNames(t *testing.T) {
+	required := []string{".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "bridge", "cmd",
+		"go.mod", "go.sum", "sinks", "templates"}
+	optional := []string{".git", "SECURITY.md", "examples"}
+
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+		if !slices.Contains(required, e.Name()) && !slices.Contains(optional, e.Name()) && !ignored(t, e.Name()) {
+			t.Errorf("the top level holds %s, want only %s", e.Name(), list(slices.Concat(required, optional[1:]), ""))
+		}
+	}
+	for _, want := range required {
+		if !slices.Contains(got, want) {
+			t.Errorf("the top level lacks %s", want)
+		}
+	}
+}
+
+// root is the top of the repository, seen from this package.
+const root = "../.."
+
+// module is the path that our own imports begin with.
+const module = "forewarn"
+
+// A source is one Go file of the repository.
+type source struct {
+	name   string // from the top of the repository, with slashes
+	pkg    string // its folder, named likewise
+	test   bool
+	set    *token.FileSet
+	syntax *ast.File
+	locals map[string]string // the name a file knows an import by → its path
+}
+
+// sources parses every Go file of the repository for every platform, except in folders that the go command skips.
+func sources(t *testing.T) []source {
+	t.Helper()
+	var all []source
+	set := token.NewFileSet()
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, file)
+		if err != nil {
+			return err
+		}
+		name = filepath.ToSlash(name)
+		if d.IsDir() {
+			skipped := d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") || strings.HasPrefix(d.Name(), "_")
+			if name != "." && skipped {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if path.Ext(name) != ".go" {
+			return nil
+		}
+		syntax, err := parser.ParseFile(set, file, nil, 0)
+		if err != nil {
+			return err
+		}
+		f := source{
+			name:   name,
+			pkg:    path.Dir(name),
+			test:   strings.HasSuffix(name, "_test.go"),
+			set:    set,
+			syntax: syntax,
+			locals: map[string]string{},
+		}
+		for _, spec := range syntax.Imports {
+			local := path.Base(importPath(spec))
+			if spec.Name != nil {
+				local = spec.Name.Name
+			}
+			if local == "." {
+				t.Errorf("%s: a dot import hides what is used from where", f.at(spec))
+			}
+			f.locals[local] = importPath(spec)
+		}
+		all = append(all, f)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) == 0 {
+		t.Fatalf("no Go file under %s", root)
+	}
+	return all
+}
+
+// in tells whether the file lies in folder or below it.
+func (s source) in(folder string) bool {
+	return s.pkg == folder || strings.HasPrefix(s.pkg, folder+"/")
+}
+
+// at says where n is, as file:line.
+func (s source) at(n ast.Node) string {
+	return s.name + ":" + strconv.Itoa(s.set.Position(n.Pos()).Line)
+}
+
+// eachUse calls f with everything the file uses from another package, named by import path: "net/http.Get".
+func (s source) eachUse(f func(n ast.Node, name string)) {
+	ast.Inspect(s.syntax, func(n ast.Node) bool {
+		if e, ok := n.(ast.Expr); ok {
+			if name := s.named(e); name != "" {
+				f(n, name)
+			}
+		}
+		return true
+	})
+}
+
+// named is what e names in another package, or "" when it is anything else, such as a field of a variable.
+func (s source) named(e ast.Expr) string {
+	selector, ok := e.(*ast.SelectorExpr)
+	if !ok {
+		return ""
+	}
+	// The parser resolves what a file declares itself; the name of an import stays unresolved.
+	x, ok := selector.X.(*ast.Ident)
+	if !ok || x.Obj != nil || s.locals[x.Name] == "" {
+		return ""
+	}
+	return s.locals[x.Name] + "." + selector.Sel.Name
+}
+
+func importPath(spec *ast.ImportSpec) string {
+	p, _ := strconv.Unquote(spec.Path.Value) // the parser has checked it
+	return p
+}
+
+// ownPackage is the package of this module that spec imports, named from the top of the repository.
+func ownPackage(spec *ast.ImportSpec) (string, bool) {
+	return strings.CutPrefix(importPath(spec), module+"/")
+}
+
+func setsField(literal *ast.CompositeLit, field string) bool {
+	return slices.ContainsFunc(literal.Elts, func(e ast.Expr) bool {
+		pair, ok := e.(*ast.KeyValueExpr)
+		if !ok {
+			return false
+		}
+		key, ok := pair.Key.(*ast.Ident)
+		return ok && key.Name == field
+	})
+}
+
+// ignored tells whether .gitignore names a file at the top level: what was built here is not part of the layout.
+func ignored(t *testing.T, name string) bool {
+	t.Helper()
+	patterns, err := os.ReadFile(filepath.Join(root, ".gitignore"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pattern := range strings.Lines(string(patterns)) {
+		if ok, err := path.Match(strings.Trim(pattern, "/\n"), name); ok && err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func list(names []string, none string) string {
+	if len(names) == 0 {
+		return none
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,221 @@
+// Forewarn tells people and systems what Azure is about to do to a virtual machine. It polls the VM's Scheduled Events
+// document, says each change as a CloudEvent, and gets that CloudEvent to every configured destination.
+//
+// This package is the command: one file a subcommand, and the only wiring of the other packages. It alone reads the
+// environment, starts servers and exits.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	_ "time/tzdata" // a minimal image has no zones
+
+	"github.com/spf13/cobra"
+
+	"forewarn/sinks"
+)
+
+// Exit codes; but for the first three they are those of sysexits.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitData        = 65 // bad input data
+	exitUnavailable = 69
+	exitTryAgain    = 75
+	exitSettings    = 78
+)
+
+// version is set by the linker for a release.
+var version = ""
+
+func main() { os.Exit(run(context.Background(), process())) }
+
+// world is what the program takes from outside.
+type world struct {
+	args   []string
+	out    io.Writer
+	err    io.Writer
+	getenv func(string) string
+}
+
+func process() world {
+	return world{args: os.Args[1:], out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
+}
+
+// exitError is an error with the exit code that it means.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func exit(code int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &exitError{code, err}
+}
+
+// run runs the command and returns its exit code.
+func run(ctx context.Context, w world) int {
+	p := &program{world: w}
+	root := p.root()
+	root.SetArgs(w.args)
+	root.SetOut(w.out)
+	root.SetErr(w.err)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var e *exitError
+	switch {
+	case errors.As(err, &e):
+	case p.started:
+		e = &exitError{exitFailed, err}
+	default: // cobra did not get as far as the command
+		e = &exitError{exitUsage, fmt.Errorf("%w; see forewarn --help", err)}
+	}
+	fmt.Fprintf(w.err, "forewarn: %v\n", e)
+	return e.code
+}
+
+// program holds the flags that every command has.
+type program struct {
+	world
+	started   bool // the flags and arguments were right
+	config    string
+	output    string
+	logFormat string
+	logLevel  string
+}
+
+func (p *program) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "forewarn",
+		Short: "Tells people and systems what Azure is about to do to this virtual machine",
+		Long: `forewarn polls the VM's Azure Scheduled Events, says each change as a CloudEvent, and delivers it to every
+configured destination: at least once, in order, across crashes and outages.`,
+		Example: `  forewarn demo                       see what it does, on any machine
+  forewarn check                      look at the settings before they count
+  forewarn run                        watch this VM
+  forewarn status                     ask the forewarn that runs`,
+		SilenceUsage: true, SilenceErrors: true,
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			p.started = true
+			forms := []string{"", "text", "json"}
+			if c.Name() == "history" {
+				forms = append(forms, "csv")
+			}
+			return p.checkFlags(forms)
+		},
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&p.config, "config", "", "settings file (default: "+defaultSettingsPath(runtime.GOOS, p.getenv)+")")
+	f.StringVar(&p.logFormat, "log-format", "text", "form of the log on standard error: text or json")
+	f.StringVar(&p.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
+	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(), p.sendCommand(),
+		p.eventsCommand(), p.statusCommand(), p.tailCommand(), p.historyCommand(), p.outboxCommand(), p.schemaCommand(), p.versionCommand(), p.fieldsTopic())
+	return root
+}
+
+// outputFlag gives a command the flag -o.
+func (p *program) outputFlag(c *cobra.Command) *cobra.Command {
+	c.Flags().StringVarP(&p.output, "output", "o", "text", "form of the data on standard output: text or json")
+	return c
+}
+
+// checkFlags refuses values that a flag does not know; forms are those of the command's output.
+func (p *program) checkFlags(forms []string) error {
+	for _, f := range []struct {
+		name, value string
+		allowed     []string
+	}{
+		{"--output", p.output, forms},
+		{"--log-format", p.logFormat, []string{"text", "json"}},
+		{"--log-level", p.logLevel, []string{"debug", "info", "warn", "error"}},
+	} {
+		ok := false
+		for _, a := range f.allowed {
+			ok = ok || a == f.value
+		}
+		if !ok {
+			return exit(exitUsage, fmt.Errorf("%s %s: expected one of %s", f.name, f.value, strings.TrimPrefix(strings.Join(f.allowed, ", "), ", ")))
+		}
+	}
+	return nil
+}
+
+// log is the logger of the flags.
+func (p *program) log() *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(p.logLevel)) // checked by checkFlags
+	o := &slog.HandlerOptions{Level: level}
+	if p.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(p.err, o))
+	}
+	return slog.New(slog.NewTextHandler(p.err, o))
+}
+
+// loader reads settings as this process can.
+func (p *program) loader(log *slog.Logger) loader {
+	return loader{
+		Kinds: sinks.Kinds, GOOS: runtime.GOOS, Euid: os.Geteuid(),
+		Host: sinks.Host{Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion()},
+	}
+}
+
+// settings loads the settings file; an error means exit 78.
+func (p *program) settings(log *slog.Logger) (*settings, error) {
+	s, err := p.loader(log).load(p.config)
+	return s, exit(exitSettings, err)
+}
+
+// places loads the settings without their sinks: whoever asks the running forewarn need not be able to read secrets.
+func (p *program) places() (*settings, error) {
+	l := p.loader(p.log())
+	l.Kinds = nil
+	s, err := l.load(p.config)
+	return s, exit(exitSettings, err)
+}
+
+// programVersion is the release, or what the build says of itself.
+func programVersion() string {
+	if version != "" {
+		return version
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "devel"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return "devel-" + s.Value[:min(12, len(s.Value))]
+		}
+	}
+	return "devel"
+}
+
+func (p *program) versionCommand() *cobra.Command {
+	return p.outputFlag(&cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		Example: "  forewarn version -o json",
+		RunE: func(*cobra.Command, []string) error {
+			if p.output == "json" {
+				return printJSON(p.out, map[string]string{"version": programVersion(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
+			}
+			_, err := fmt.Fprintf(p.out, "forewarn %s %s %s/%s\n", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			return err
+		},
+	})
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/url"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+)
+
+var errUnknownKey = errors.New("there is no such delivery; forewarn outbox list shows the keys")
+
+// shownEntry is a delivery with its CloudEvent.
+type shownEntry struct {
+	bridge.Entry
+	CloudEvent json.RawMessage `json:"cloudEvent"`
+}
+
+func (p *program) outboxCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "outbox", Short: "Look at what is owed, and at dead letters",
+		Example: "  forewarn outbox list --state dead\n  forewarn outbox replay --all --sink ops",
+	}
+	c.AddCommand(p.outboxListCommand(), p.outboxShowCommand(), p.outboxReplayCommand(), p.outboxDropCommand())
+	return c
+}
+
+func (p *program) outboxListCommand() *cobra.Command {
+	var sel bridge.Selection
+	c := p.outputFlag(&cobra.Command{
+		Use: "list", Short: "List deliveries that are owed or were given up",
+		Long:    "Lists deliveries that are owed or were given up, of the running forewarn, or of the outbox's file when none runs.",
+		Example: "  forewarn outbox list --sink ops-chat\n  forewarn outbox list --state dead -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if sel.State != "" && sel.State != bridge.StatePending && sel.State != bridge.StateDead {
+				return exit(exitUsage, fmt.Errorf("--state %s: expected pending or dead", sel.State))
+			}
+			s, err := p.places()
+			if err != nil {
+				return err
+			}
+			var entries []bridge.Entry
+			q := url.Values{"sink": {sel.Sink}, "state": {sel.State}, "event": {sel.Event}}
+			err = p.askControl(c.Context(), s, "/outbox", q, &entries)
+			if errors.Is(err, errNoBridge) {
+				err = readOutbox(s, func(o *bridge.Outbox) error {
+					entries = o.List(sel)
+					return nil
+				})
+			}
+			if err != nil {
+				return err
+			}
+			if p.output == "json" {
+				return printJSON(p.out, entries)
+			}
+			if len(entries) == 0 {
+				fmt.Fprintln(p.err, "nothing is owed, and there are no dead letters")
+				return nil
+			}
+			t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(t, "KEY\tSTATE\tCLOUDEVENT\tATTEMPTS\tNEXT\tERROR")
+			for _, e := range entries {
+				state, next := e.State, "-"
+				if e.Reason != "" {
+					state += " (" + e.Reason + ")"
+				}
+				if !e.Next.IsZero() {
+					next = e.Next.Format(time.TimeOnly + " UTC")
+				}
+				fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Key, state, e.ID, e.Attempts, next, printable(e.Error))
+			}
+			return t.Flush()
+		},
+	})
+	c.Flags().StringVar(&sel.Sink, "sink", "", "only this sink's")
+	c.Flags().StringVar(&sel.State, "state", "", "only pending or dead ones")
+	c.Flags().StringVar(&sel.Event, "event", "", "only those about the Azure event whose id begins so")
+	return c
+}
+
+func (p *program) outboxShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "show KEY", Short: "Show one delivery and its CloudEvent, as JSON",
+		Example: "  forewarn outbox show audit/1795244400000000",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := p.places()
+			if err != nil {
+				return err
+			}
+			var shown shownEntry
+			err = p.askControl(c.Context(), s, "/outbox/entry", url.Values{"key": args}, &shown)
+			if errors.Is(err, errNoBridge) {
+				err = readOutbox(s, func(o *bridge.Outbox) error {
+					e, body, found, err := o.Show(args[0])
+					if err == nil && !found {
+						err = errUnknownKey
+					}
+					shown = shownEntry{e, body}
+					return err
+				})
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			return printJSON(p.out, shown)
+		},
+	}
+}
+
+func (p *program) outboxReplayCommand() *cobra.Command {
+	var m mutation
+	c := p.outputFlag(&cobra.Command{
+		Use: "replay KEY… | --all", Short: "Make dead letters owed again",
+		Long: `Makes dead letters owed again, to their own sink or, with --to, to another. Through the running forewarn, or on the
+outbox's file when none runs. Prints what is owed again.`,
+		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
+		RunE: func(c *cobra.Command, args []string) error {
+			m.Keys = args
+			return p.mutate(c, "/outbox/replay", m, func(o *bridge.Outbox, m mutation) ([]bridge.Entry, error) { return o.Replay(m.Keys, m.To) })
+		},
+	})
+	c.Flags().StringVar(&m.To, "to", "", "make them owed to this sink instead")
+	return m.flags(c)
+}
+
+func (p *program) outboxDropCommand() *cobra.Command {
+	var m mutation
+	return m.flags(p.outputFlag(&cobra.Command{
+		Use: "drop KEY… | --all", Short: "Give deliveries up for good",
+		Long: `Gives deliveries up for good: dead letters, or by their keys also ones that are still owed. Who dropped them stays on
+record. Through the running forewarn, or on the outbox's file when none runs. Prints what was dropped.`,
+		Example: "  forewarn outbox drop ops/1795244400000000\n  forewarn outbox drop --all --sink ops",
+		RunE: func(c *cobra.Command, args []string) error {
+			m.Keys = args
+			return p.mutate(c, "/outbox/drop", m, func(o *bridge.Outbox, m mutation) ([]bridge.Entry, error) { return o.Drop(m.Keys, m.By) })
+		},
+	}))
+}
+
+// A mutation is what replay and drop ask for. All stands for all dead letters, of one sink if it is named.
+type mutation struct {
+	Keys []string `json:"keys"`
+	All  bool     `json:"all"`
+	Sink string   `json:"sink"`
+	To   string   `json:"to"`
+	By   string   `json:"by"`
+}
+
+func (m *mutation) flags(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVar(&m.All, "all", false, "all dead letters")
+	c.Flags().StringVar(&m.Sink, "sink", "", "with --all: only this sink's")
+	return c
+}
+
+// find fills in the keys that --all stands for.
+func (m *mutation) find(o *bridge.Outbox) {
+	if m.All {
+		for _, e := range o.List(bridge.Selection{Sink: m.Sink, State: bridge.StateDead}) {
+			m.Keys = append(m.Keys, e.Key)
+		}
+	}
+}
+
+// mutate has the running bridge do it, or does it on the file.
+func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*bridge.Outbox, mutation) ([]bridge.Entry, error)) error {
+	switch {
+	case m.All == (len(m.Keys) > 0):
+		return exit(exitUsage, errors.New("expected either keys or --all"))
+	case m.Sink != "" && !m.All:
+		return exit(exitUsage, errors.New("--sink goes with --all; a key names its sink"))
+	}
+	s, err := p.places()
+	if err != nil {
+		return err
+	}
+	m.By = p.user()
+	var entries []bridge.Entry
+	err = p.tellControl(c.Context(), s, path, m, &entries)
+	if errors.Is(err, errNoBridge) {
+		err = openOutbox(s, p.log(), func(o *bridge.Outbox) (err error) {
+			m.find(o)
+			entries, err = do(o, m)
+			return err
+		})
+	}
+	if err != nil {
+		return err
+	}
+	if p.output == "json" {
+		return printJSON(p.out, append([]bridge.Entry{}, entries...))
+	}
+	for _, e := range entries {
+		fmt.Fprintf(p.out, "%s  %s\n", e.Key, e.ID)
+	}
+	if len(entries) == 0 {
+		fmt.Fprintln(p.err, "there are no dead letters")
+	}
+	return nil
+}
+
+// openOutbox opens the outbox's file to change it, while no bridge has it.
+func openOutbox(s *settings, log *slog.Logger, f func(*bridge.Outbox) error) error {
+	if err := readOutbox(s, func(*bridge.Outbox) error { return nil }); err != nil {
+		return err
+	}
+	o, err := bridge.OpenOutbox(s.State, log)
+	if err != nil {
+		return exit(exitTryAgain, err)
+	}
+	return errors.Join(f(o), o.Close())
+}
+
+// readOutbox opens the outbox's file while no bridge has it.
+func readOutbox(s *settings, f func(*bridge.Outbox) error) error {
+	o, err := bridge.ReadOutbox(s.State)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return exit(exitUnavailable, fmt.Errorf("no forewarn runs, and there is no outbox in %s; name the settings with --config", s.State))
+	case errors.Is(err, bridge.ErrLocked):
+		return exit(exitTryAgain, fmt.Errorf("a forewarn holds the outbox in %s but does not answer on its control socket", s.State))
+	case err != nil:
+		return err
+	}
+	return errors.Join(f(o), o.Close())
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"forewarn/sinks"
+)
+
+// codeBlocks are the code blocks of a section of README.
+func codeBlocks(t *testing.T, section string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(text), "\n"+section+"\n")
+	if !ok {
+		t.Fatalf("README has no section %q", section)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	var blocks []string
+	for _, m := range regexp.MustCompile("(?s)```[a-z]*\n(.*?)```").FindAllStringSubmatch(rest, -1) {
+		blocks = append(blocks, m[1])
+	}
+	return blocks
+}
+
+// README's "Try it" works, line by line, with free ports in the place of the ones it names.
+func TestReadmeTryIt(t *testing.T) {
+	for _, tool := range []string{"bash", "curl"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed, and README's lines need it", tool)
+		}
+	}
+	blocks := codeBlocks(t, "## Try it")
+	if len(blocks) != 1 {
+		t.Fatalf("Try it has %d code blocks, want 1", len(blocks))
+	}
+	script := blocks[0]
+	build := "go build -o forewarn ./cmd/forewarn\n"
+	if !strings.HasPrefix(script, build) {
+		t.Fatalf("Try it does not begin with %q", build)
+	}
+	dir := t.TempDir()
+	bin, err := exec.LookPath("forewarn") // this test binary under that name: built already
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(bin, filepath.Join(dir, "forewarn")); err != nil {
+		t.Fatal(err)
+	}
+	script = strings.TrimPrefix(script, build)
+	endpoint, control := freePort(t), freePort(t)
+	emulate := "./forewarn emulate "
+	if !strings.Contains(script, emulate) {
+		t.Fatalf("Try it has no %q", emulate)
+	}
+	script = strings.Replace(script, emulate, emulate+"--listen 127.0.0.1:"+endpoint+" --control 127.0.0.1:"+control+" ", 1)
+	script = strings.NewReplacer("127.0.0.1:8254", "127.0.0.1:"+endpoint, "127.0.0.1:8255", "127.0.0.1:"+control).Replace(script)
+
+	c := exec.Command("bash", "-e", "-m", "-c", script)
+	c.Dir = dir
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{
+		"try.yaml: ok", `"DocumentIncarnation":`, "vm_0  ready", `"EventType":"Preempt"`,
+		"Reboot of vm_0, by platform: completed", "record: accepted", "record  accepted", "-test-20",
+	} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the output has no %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%s", out)
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+// Every sample of settings in README and examples loads; the files of secrets that it names are made first.
+func TestSettingsSamplesLoad(t *testing.T) {
+	samples := map[string]string{}
+	for _, section := range []string{"### webhook", "### file"} {
+		for _, block := range codeBlocks(t, section) {
+			samples["README "+section] = block
+		}
+	}
+	files, err := filepath.Glob(filepath.Join("..", "..", "examples", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		samples[f] = string(text)
+	}
+	if len(samples) < 3 {
+		t.Fatalf("only %d samples were found", len(samples))
+	}
+	dir := t.TempDir()
+	for name, text := range samples {
+		text = regexp.MustCompile(`/etc/forewarn/[a-z-]+`).ReplaceAllStringFunc(text, func(path string) string {
+			file := filepath.Join(dir, filepath.Base(path))
+			if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return file
+		})
+		l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, GOOS: "linux"}
+		s, err := l.parse(name, []byte(text))
+		if err != nil {
+			t.Errorf("%v", err)
+		} else if len(s.Routes) == 0 {
+			t.Errorf("%s has no sinks", name)
+		}
+	}
+}

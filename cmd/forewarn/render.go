@@ -1,0 +1,143 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+)
+
+// rendered is what would leave through one sink.
+type rendered struct {
+	Sink string `json:"sink"`
+	ID   string `json:"id"` // of the CloudEvent
+	Text string `json:"text"`
+}
+
+func (p *program) renderCommand() *cobra.Command {
+	var names []string
+	var sample, document, change string
+	c := p.outputFlag(&cobra.Command{
+		Use: "render", Short: "Print exactly what would leave for a sample, or for a document of your own",
+		Long: `Prints what each sink would send, secrets hidden, without sending it: for a sample, or for every event of a Scheduled
+Events document. A document's events are taken as first seen, or as --change says.`,
+		Example: "  forewarn render --sink ops --sample preempt\n  forewarn events | forewarn render --document - --change vanished",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := p.settings(p.log())
+			if err != nil {
+				return err
+			}
+			routes, err := chosen(s.Routes, names)
+			if err != nil {
+				return err
+			}
+			o := p.observer(c.Context(), s)
+			samples, err := p.samples(sample, document, change, o.Name)
+			if err != nil {
+				return err
+			}
+			return p.render(routes, samples, o)
+		},
+	})
+	f := c.Flags()
+	f.StringArrayVar(&names, "sink", nil, "only this sink; repeat it for more (default all)")
+	f.StringVar(&sample, "sample", "reboot", "which message: "+strings.Join(bridge.SampleNames, ", "))
+	f.StringVar(&document, "document", "", "render the events of this Scheduled Events document instead; - for standard input")
+	f.StringVar(&change, "change", "", "with --document: scheduled, started, updated or vanished, for all its events")
+	return c
+}
+
+// samples are the changes to render.
+func (p *program) samples(name, document, change, vm string) ([]bridge.Sample, error) {
+	if document == "" {
+		if change != "" {
+			return nil, exit(exitUsage, errors.New("--change goes with --document; a sample has its own"))
+		}
+		s, ok := bridge.NewSample(name, vm, time.Now())
+		if !ok {
+			return nil, exit(exitUsage, unknownSample(name))
+		}
+		return []bridge.Sample{s}, nil
+	}
+	in := os.Stdin
+	if document != "-" {
+		f, err := os.Open(document)
+		if err != nil {
+			return nil, exit(exitData, err)
+		}
+		defer f.Close()
+		in = f
+	}
+	body, err := io.ReadAll(io.LimitReader(in, 4<<20))
+	if err != nil {
+		return nil, exit(exitData, err)
+	}
+	doc, err := bridge.DecodeDocument(body)
+	if err != nil {
+		return nil, exit(exitData, fmt.Errorf("%s: %w", document, err))
+	}
+	for _, problem := range doc.Problems {
+		fmt.Fprintf(p.err, "forewarn: %s: %s\n", document, printable(problem))
+	}
+	var samples []bridge.Sample
+	for _, c := range bridge.Diff(nil, doc) {
+		s := bridge.Sample{Name: c.Event.ID, Change: c}
+		switch kind := bridge.ChangeKind(change); kind {
+		case "":
+		case bridge.Vanished:
+			s.Change.Kind, s.End.Outcome = kind, bridge.OutcomeUnknown
+		case bridge.Scheduled, bridge.Started, bridge.Updated:
+			s.Change.Kind = kind
+		default:
+			return nil, exit(exitUsage, fmt.Errorf("--change %s: expected one of scheduled, started, updated, vanished", change))
+		}
+		samples = append(samples, s)
+	}
+	if len(samples) == 0 {
+		fmt.Fprintln(p.err, "forewarn: the document has no events")
+	}
+	return samples, nil
+}
+
+func (p *program) render(routes []bridge.Route, samples []bridge.Sample, o bridge.Observer) error {
+	all := []rendered{}
+	for _, s := range samples {
+		ce, err := s.CloudEvent(o, time.Now())
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			shown, ok := r.Sink.(bridge.Renderer)
+			if !ok {
+				return fmt.Errorf("sink %s: a %s cannot show what it sends", r.Name, r.Kind)
+			}
+			text, err := shown.Render(bridge.Delivery{Event: ce, Attempt: 1})
+			if err != nil {
+				return fmt.Errorf("sink %s: %w", r.Name, err)
+			}
+			all = append(all, rendered{r.Name, ce.ID(), text})
+		}
+	}
+	if p.output == "json" {
+		return printJSON(p.out, all)
+	}
+	for i, r := range all {
+		if len(all) > 1 {
+			if i > 0 {
+				fmt.Fprintln(p.out)
+			}
+			fmt.Fprintf(p.out, "== %s: %s\n", r.Sink, r.ID)
+		}
+		if _, err := io.WriteString(p.out, r.Text); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	stdlog "log"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+)
+
+// firstWord is the first line of every run's log: what asking for scheduled events brings about.
+const firstWord = "asking for scheduled events switches them on: from now on a restart or redeploy of this VM, or of any VM of its set, " +
+	"from the portal or CLI waits about 15 minutes until it is approved; this ends a day after forewarn was removed"
+
+func (p *program) runCommand() *cobra.Command {
+	var dry bool
+	c := p.outputFlag(&cobra.Command{
+		Use: "run", Short: "Watch this VM and deliver what Azure announces",
+		Long: `Watches this VM's scheduled events and delivers every change to the sinks of the settings file, until SIGTERM or
+SIGINT. SIGHUP reads the settings again; if they are wrong, the old ones stay in force.
+
+Without a settings file the changes go to standard output, one CloudEvent a line.`,
+		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			signal.Ignore(syscall.SIGPIPE) // a reader of standard output that goes away must not end us
+			if dry {
+				return p.dryRun(ctx)
+			}
+			return p.bridge(ctx)
+		},
+	})
+	c.Flags().BoolVar(&dry, "dry-run", false, "poll and print what would go where; send and store nothing")
+	c.Flags().Lookup("output").Usage = "with --dry-run, form of the data on standard output: text or json (one value a line)"
+	return c
+}
+
+// bridge runs the bridge of the settings file until ctx is done.
+func (p *program) bridge(ctx context.Context) error {
+	log := p.log()
+	s, err := p.settings(log)
+	if err != nil {
+		return err
+	}
+	from := s.Path
+	if from == "" {
+		from = "none: the defaults, and every change of this VM to standard output"
+	}
+	stdlog.SetOutput(io.Discard) // net/http writes there what destinations sent unasked, secrets they echo included
+	log.Info(firstWord, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
+
+	outbox, err := bridge.OpenOutbox(s.State, log)
+	if errors.Is(err, bridge.ErrLocked) {
+		return exit(exitTryAgain, fmt.Errorf("another forewarn holds the outbox in %s; stop it, or set another state directory", s.State))
+	} else if err != nil {
+		return err
+	}
+	b := bridge.New(p.bridgeOptions(s, outbox, log))
+
+	if s.Listen != "" {
+		l, err := net.Listen("tcp", s.Listen)
+		if err != nil {
+			return errors.Join(exit(exitUnavailable, fmt.Errorf("listen on %s: %w; stop what uses it, or set another address with listen (\"\" for none)", s.Listen, reason(err))), outbox.Close())
+		}
+		defer serve(l, page(b, s.Listen), log)()
+	}
+	if l, err := listenControl(s, p.getenv); err != nil {
+		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err)
+	} else {
+		defer serve(l, control(b, outbox), log)()
+	}
+
+	hup := make(chan os.Signal, 1)
+	if len(hangup) > 0 { // none would mean all
+		signal.Notify(hup, hangup...)
+	}
+	defer signal.Stop(hup)
+	go func() {
+		for {
+			select {
+			case <-hup:
+				p.reload(b, s, log)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return b.Run(ctx)
+}
+
+// bridgeOptions are what the settings and this machine make of a bridge.
+func (p *program) bridgeOptions(s *settings, outbox *bridge.Outbox, log *slog.Logger) bridge.Options {
+	host, _ := os.Hostname()
+	booted, err := bootTime()
+	if err != nil {
+		log.Warn("the boot time of this machine is not known, so a reboot cannot be told from a pause", "err", err)
+	}
+	return bridge.Options{
+		Client: bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
+		Outbox: outbox, Routes: s.Routes, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
+		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()}, Log: log,
+	}
+}
+
+// reload reads the settings again. On any error the old ones stay.
+func (p *program) reload(b *bridge.Bridge, old *settings, log *slog.Logger) {
+	s, err := p.loader(log).load(p.config)
+	if err != nil {
+		log.Error("the settings were not reloaded, the old ones stay in force", "err", err)
+		b.SettingsFailed(err)
+		return
+	}
+	for _, fixed := range []struct {
+		key      string
+		was, now string
+	}{
+		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", old.State, s.State}, {"control", old.Control, s.Control},
+		{"listen", old.Listen, s.Listen}, {"cloudevents_source", old.Source, s.Source},
+	} {
+		if fixed.was != fixed.now {
+			log.Warn("this setting changes at the next start only", "key", fixed.key)
+		}
+	}
+	b.Reload(s.Routes, bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()})
+	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
+}
+
+// serve serves h on l until the function it returns is called.
+func serve(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
+	srv := &http.Server{
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("a server ended", "address", l.Addr(), "err", err)
+		}
+	}()
+	return func() {
+		srv.Close()
+		<-done
+	}
+}
+
+// reason is the bare cause of an error of the network.
+func reason(err error) error {
+	var e *os.SyscallError
+	if errors.As(err, &e) {
+		return e.Err
+	}
+	return err
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+	"forewarn/sinks"
+)
+
+func (p *program) schemaCommand() *cobra.Command {
+	var ofSettings bool
+	c := &cobra.Command{
+		Use: "schema", Short: "Print the JSON Schema of the data of our CloudEvents, or of the settings file",
+		Example: "  forewarn schema > forewarn-v1.json\n  forewarn schema --settings > forewarn-settings.json   # for an editor",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if ofSettings {
+				return printJSON(p.out, settingsSchema(sinks.Kinds))
+			}
+			_, err := p.out.Write(bridge.Schema)
+			return err
+		},
+	}
+	c.Flags().BoolVar(&ofSettings, "settings", false, "that of the settings file")
+	return c
+}
+
+// settingsSchema is the JSON Schema of the settings file, read off the structs that it is decoded into. It knows keys
+// and types; what else must hold is checked by check.
+func settingsSchema(kinds map[string]sinks.Kind) map[string]any {
+	root := schemaOf(reflect.TypeFor[settings]())
+	root["$schema"], root["title"] = "https://json-schema.org/draft/2020-12/schema", "forewarn settings"
+	sink := schemaOf(reflect.TypeFor[sinkSettings]())
+	props := sink["properties"].(map[string]any)
+	var oneKind []any
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		// A kind shows the type of its settings by what it wants decoded.
+		_, _, _ = kinds[name].Open(func(to any) error {
+			props[name] = schemaOf(reflect.TypeOf(to).Elem())
+			return errors.ErrUnsupported
+		}, sinks.Host{})
+		oneKind = append(oneKind, map[string]any{"required": []string{name}})
+	}
+	sink["required"], sink["oneOf"] = []string{"name"}, oneKind
+	for key, values := range map[string][]string{"types": bridge.TypesValues, "sources": bridge.SourcesValues, "changes": bridge.ChangesValues} {
+		for _, match := range []string{"only", "except"} {
+			list := props[match].(map[string]any)["properties"].(map[string]any)
+			list[key] = map[string]any{"type": "array", "items": map[string]any{"enum": values}}
+			list["vms"] = map[string]any{"enum": bridge.VMsValues}
+		}
+	}
+	props["late"] = map[string]any{"enum": []bridge.Late{bridge.LateSend, bridge.LateLatest, bridge.LateDrop}}
+	props["bridge"] = map[string]any{"enum": []bridge.Level{bridge.LevelNone, bridge.LevelTrouble, bridge.LevelAll}}
+	root["properties"].(map[string]any)["sinks"] = map[string]any{"type": "array", "items": sink}
+	return root
+}
+
+// schemaOf is the schema of what decodes into a t.
+func schemaOf(t reflect.Type) map[string]any {
+	pointer := reflect.PointerTo(t)
+	switch {
+	case t.Kind() == reflect.Pointer:
+		return schemaOf(t.Elem())
+	case pointer.Implements(reflect.TypeFor[interface{ UnmarshalYAML(func(any) error) error }]()):
+		return map[string]any{"type": []string{"string", "number", "object"}} // a text, or {file: …}, or {env: …}
+	case t == reflect.TypeFor[time.Duration]():
+		return map[string]any{"type": []string{"string", "number"}, "description": "a duration such as 500ms, 30s, 5m, 2h or 7d"}
+	case pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()), t.Kind() == reflect.String:
+		return map[string]any{"type": []string{"string", "number"}}
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return map[string]any{"type": "boolean"}
+	case reflect.Slice:
+		return map[string]any{"type": "array", "items": schemaOf(t.Elem())}
+	case reflect.Map:
+		return map[string]any{"type": "object", "additionalProperties": schemaOf(t.Elem())}
+	case reflect.Struct:
+		props := map[string]any{}
+		fields := map[string]reflect.Value{}
+		for _, key := range collect(reflect.New(t).Elem(), fields) {
+			props[key] = schemaOf(fields[key].Type())
+		}
+		return map[string]any{"type": "object", "properties": props, "additionalProperties": false}
+	}
+	return map[string]any{"type": "integer"}
+}
+
+// fieldsTopic is what help fields prints: the names that when and templates see.
+func (p *program) fieldsTopic() *cobra.Command {
+	c := &cobra.Command{Use: "fields", Short: "The names that when and the templates of the settings see"}
+	c.SetHelpFunc(func(*cobra.Command, []string) {
+		fmt.Fprintln(p.out, "In when, and in templates with a dot before them, these names are known. Every one is always there; what a CloudEvent\n"+
+			"lacks is empty, false, 0 or, for durations, -1.")
+		fmt.Fprintln(p.out)
+		t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+		fields := bridge.Fields(event.New())
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
+			fmt.Fprintf(t, "%s\t%s\t%s\n", name, kindOf(fields[name]), bridge.FieldDocs[name])
+		}
+		t.Flush()
+		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.")
+	})
+	return c
+}
+
+func kindOf(v any) string {
+	switch v.(type) {
+	case string:
+		return "text"
+	case bool:
+		return "boolean"
+	case int, float64:
+		return "number"
+	case []string:
+		return "list"
+	}
+	return "map"
+}

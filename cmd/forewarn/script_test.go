@@ -1,0 +1,386 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"forewarn/bridge/imdstest"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"forewarn": main})
+}
+
+// The stories in testdata/script run the real command against an emulated Azure and a real webhook receiver. Beside
+// testscript's own verbs they have these; an event is called by a label.
+//
+//	azure schedule LABEL TYPE [NOTICE]   announce an event
+//	azure move LABEL NOTICE              change its NotBefore
+//	azure start|end LABEL
+//	azure document FILE                  serve these bytes instead
+//	azure fault JSON                     spoil the answers; {} ends that
+//	azure incarnation N                  count from there
+//	hook up|refuse|hang|CODE             how the receiver answers from now on
+//	hears [LABEL.change ...]             the receiver accepted exactly these, in this order (waits for it)
+//	tried LABEL.change                   the receiver saw an attempt (waits for it)
+//	start NAME COMMAND ARGS …            start forewarn; its output is NAME.out, its log NAME.log
+//	signal NAME TERM|KILL|HUP            send it that, and for the first two wait for its end, which must be orderly
+//	logged FILE REGEXP                   the file has it (waits for it)
+//	polls                                two more polls were answered from now on
+//	settings FILE                        expand $AZURE, $HOOK, $PORT (a free one) and $WORK in a file
+//	exits CODE COMMAND ARGS …            the command ends with this exit code
+//	get PORT/PATH STATUS REGEXP          what is answered over HTTP (waits for it)
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:   filepath.Join("testdata", "script"),
+		Setup: setUp,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"azure": azureVerb, "hook": hookVerb, "hears": hearsVerb, "tried": triedVerb, "logged": loggedVerb,
+			"polls": pollsVerb, "settings": settingsVerb, "exits": exitsVerb, "get": getVerb,
+			"start": startVerb, "signal": signalVerb,
+		},
+	})
+}
+
+// patience is how long a story waits for what must come. It is long, because machines are slow, and costs nothing.
+const patience = 20 * time.Second
+
+// setting is what a story happens in.
+type setting struct {
+	azure   *imdstest.Running
+	hook    *receiver
+	running map[string]*exec.Cmd
+}
+
+func setUp(e *testscript.Env) error {
+	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}).Listen("127.0.0.1:0", "")
+	if err != nil {
+		return err
+	}
+	hook, err := newReceiver()
+	if err != nil {
+		return err
+	}
+	s := &setting{azure, hook, map[string]*exec.Cmd{}}
+	e.Defer(func() {
+		for _, fw := range s.running {
+			_ = fw.Process.Kill()
+			_ = fw.Wait()
+		}
+		azure.Close()
+		hook.close()
+	})
+	e.Setenv("AZURE", azure.URL)
+	e.Setenv("HOOK", hook.url)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	e.Setenv("PORT", port)
+	e.Setenv("HOME", e.WorkDir)
+	if err := free.Close(); err != nil {
+		return err
+	}
+	e.Values["setting"] = s
+	return nil
+}
+
+func in(ts *testscript.TestScript) *setting { return ts.Value("setting").(*setting) }
+
+// eventID is the EventId behind a label.
+func eventID(label string) string {
+	return strings.ToUpper(uuid.NewSHA1(uuid.NameSpaceOID, []byte(label)).String())
+}
+
+// cloudEventID is the id of LABEL.change; LABEL.updated stands for any update.
+func cloudEventID(ts *testscript.TestScript, what string) string {
+	label, change, ok := strings.Cut(what, ".")
+	if !ok {
+		ts.Fatalf("%s: expected LABEL.change", what)
+	}
+	return eventID(label) + "-" + change
+}
+
+func azureVerb(ts *testscript.TestScript, neg bool, args []string) {
+	azure := in(ts).azure
+	switch {
+	case neg || len(args) < 2:
+		ts.Fatalf("usage: azure schedule|move|start|end|document|fault|incarnation …")
+	case args[0] == "schedule":
+		e := imdstest.Event{ID: eventID(args[1]), Type: args[2]}
+		if len(args) > 3 {
+			e.NotBefore = time.Now().Add(duration(ts, args[3]))
+		}
+		azure.Schedule(e)
+	case args[0] == "move":
+		azure.Update(eventID(args[1]), func(e *imdstest.Event) { e.NotBefore = time.Now().Add(duration(ts, args[2])) })
+	case args[0] == "start":
+		azure.Start(eventID(args[1]))
+	case args[0] == "end":
+		azure.End(eventID(args[1]))
+	case args[0] == "document":
+		azure.SetDocument([]byte(ts.ReadFile(args[1])))
+	case args[0] == "fault":
+		var f imdstest.Fault
+		ts.Check(json.Unmarshal([]byte(args[1]), &f))
+		azure.SetFault(f)
+	case args[0] == "incarnation":
+		var n int
+		fmt.Sscan(args[1], &n)
+		azure.SetIncarnation(n)
+	default:
+		ts.Fatalf("azure %s: unknown", args[0])
+	}
+}
+
+func duration(ts *testscript.TestScript, s string) time.Duration {
+	d, err := time.ParseDuration(s)
+	ts.Check(err)
+	return d
+}
+
+func hookVerb(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(in(ts).hook.answer(args[0]))
+}
+
+func hearsVerb(ts *testscript.TestScript, _ bool, args []string) {
+	want := []string{}
+	for _, a := range args {
+		want = append(want, cloudEventID(ts, a))
+	}
+	var got []string
+	eventually(ts, func() bool {
+		got = in(ts).hook.accepted()
+		return slices.EqualFunc(got, want, func(g, w string) bool {
+			return g == w || strings.HasSuffix(w, "-updated") && strings.HasPrefix(g, w)
+		})
+	}, func() string { return fmt.Sprintf("the receiver heard %q, not %q", got, want) })
+}
+
+func triedVerb(ts *testscript.TestScript, _ bool, args []string) {
+	want := cloudEventID(ts, args[0])
+	eventually(ts, func() bool { return slices.Contains(in(ts).hook.seen(), want) },
+		func() string { return "the receiver saw no attempt of " + want })
+}
+
+func loggedVerb(ts *testscript.TestScript, _ bool, args []string) {
+	re, err := regexp.Compile(args[1])
+	ts.Check(err)
+	var text string
+	eventually(ts, func() bool {
+		b, _ := os.ReadFile(ts.MkAbs(args[0]))
+		text = string(b)
+		return re.MatchString(text)
+	}, func() string { return fmt.Sprintf("%s has no %s:\n%s", args[0], re, text) })
+}
+
+func pollsVerb(ts *testscript.TestScript, _ bool, _ []string) {
+	azure := in(ts).azure
+	before := len(azure.Requests())
+	eventually(ts, func() bool { return len(azure.Requests()) >= before+3 }, func() string { return "the endpoint is not polled" })
+}
+
+func settingsVerb(ts *testscript.TestScript, _ bool, args []string) {
+	text := os.Expand(ts.ReadFile(args[0]), ts.Getenv)
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
+}
+
+func startVerb(ts *testscript.TestScript, _ bool, args []string) {
+	fw := exec.Command("forewarn", args[1:]...)
+	out, err := os.Create(ts.MkAbs(args[0] + ".out"))
+	ts.Check(err)
+	defer out.Close()
+	log, err := os.Create(ts.MkAbs(args[0] + ".log"))
+	ts.Check(err)
+	defer log.Close()
+	fw.Dir, fw.Stdout, fw.Stderr = ts.MkAbs("."), out, log
+	fw.Env = append(os.Environ(), "HOME="+ts.Getenv("HOME"))
+	ts.Check(fw.Start())
+	in(ts).running[args[0]] = fw
+}
+
+func signalVerb(ts *testscript.TestScript, _ bool, args []string) {
+	name := args[0]
+	fw := in(ts).running[name]
+	if fw == nil {
+		ts.Fatalf("%s does not run", name)
+	}
+	sig := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL, "HUP": syscall.SIGHUP}[args[1]]
+	ts.Check(fw.Process.Signal(sig))
+	if sig == syscall.SIGHUP {
+		return
+	}
+	delete(in(ts).running, name)
+	began := time.Now()
+	err := fw.Wait()
+	if sig == syscall.SIGTERM && (err != nil || time.Since(began) > patience) {
+		ts.Fatalf("%s ended with %v after %v:\n%s", name, err, time.Since(began), ts.ReadFile(name+".log"))
+	}
+}
+
+func exitsVerb(ts *testscript.TestScript, neg bool, args []string) {
+	err := ts.Exec(args[1], args[2:]...)
+	code := 0
+	var e *exec.ExitError
+	if errors.As(err, &e) {
+		code = e.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if neg || fmt.Sprint(code) != args[0] {
+		ts.Fatalf("exit code %d, not %s", code, args[0])
+	}
+}
+
+func getVerb(ts *testscript.TestScript, _ bool, args []string) {
+	re, err := regexp.Compile(args[2])
+	ts.Check(err)
+	var got string
+	eventually(ts, func() bool {
+		resp, err := http.Get("http://127.0.0.1:" + args[0])
+		if err != nil {
+			got = err.Error()
+			return false
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		got = fmt.Sprint(resp.StatusCode, " ", string(body))
+		return fmt.Sprint(resp.StatusCode) == args[1] && re.Match(body)
+	}, func() string { return "answered " + got })
+}
+
+// eventually waits until ok, and fails with the reason when that takes too long.
+func eventually(ts *testscript.TestScript, ok func() bool, reason func() string) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s", reason())
+		}
+	}
+}
+
+// A receiver is a webhook's other end. It can refuse connections, hang, or answer with any status.
+type receiver struct {
+	url  string
+	addr string
+
+	mu     sync.Mutex
+	server *http.Server
+	status int           // 0 hangs
+	hung   chan struct{} // closed when hanging ends
+	took   []string      // ids of accepted CloudEvents
+	tried  []string      // of all
+	bodies [][]byte      // of accepted ones
+	at     map[string]time.Time
+}
+
+func newReceiver() (*receiver, error) {
+	r := &receiver{status: http.StatusNoContent, hung: make(chan struct{}), at: map[string]time.Time{}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	r.addr = l.Addr().String()
+	r.url = "http://" + r.addr + "/hook"
+	r.serve(l)
+	return r, nil
+}
+
+func (r *receiver) serve(l net.Listener) {
+	r.server = &http.Server{Handler: r}
+	go r.server.Serve(l)
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	arrived := time.Now()
+	body, _ := io.ReadAll(req.Body)
+	var ce struct{ ID string }
+	_ = json.Unmarshal(body, &ce)
+	r.mu.Lock()
+	status, hung := r.status, r.hung
+	r.tried = append(r.tried, ce.ID)
+	if status >= 200 && status < 300 {
+		r.took, r.bodies = append(r.took, ce.ID), append(r.bodies, body)
+		r.at[ce.ID] = arrived
+	}
+	r.mu.Unlock()
+	if status == 0 {
+		select {
+		case <-hung:
+		case <-req.Context().Done():
+		}
+		status = http.StatusServiceUnavailable
+	}
+	w.WriteHeader(status)
+}
+
+// answer sets how requests are answered: up, refuse, hang or a status.
+func (r *receiver) answer(how string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status == 0 {
+		close(r.hung)
+		r.hung = make(chan struct{})
+	}
+	if how == "refuse" {
+		return r.server.Close()
+	}
+	switch how {
+	case "up":
+		r.status = http.StatusNoContent
+	case "hang":
+		r.status = 0
+	default:
+		if _, err := fmt.Sscan(how, &r.status); err != nil {
+			return err
+		}
+	}
+	l, err := net.Listen("tcp", r.addr)
+	if err == nil {
+		r.serve(l) // it had been closed
+	}
+	return nil
+}
+
+func (r *receiver) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.server.Close()
+}
+
+func (r *receiver) accepted() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.took)
+}
+
+func (r *receiver) seen() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.tried)
+}
+
+// forewarn starts the real command, which is this test binary under its name.
+func forewarn(t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.Command("forewarn", args...) // testscript.Main put it on the path
+	c.Env = append(os.Environ(), "HOME="+t.TempDir())
+	return c
+}

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/expr-lang/expr/file"
+
+	"forewarn/bridge"
+	"forewarn/sinks"
+)
+
+// settings are the settings file, checked, with its destinations built.
+type settings struct {
+	Path string // "" when there is no file and the defaults count
+	Hash string // the first 12 hex digits of the file's SHA-256
+
+	IMDS struct {
+		Endpoint   string        `yaml:"endpoint"` // may hold a path, has no slash at its end
+		APIVersion string        `yaml:"api_version"`
+		Interval   time.Duration `yaml:"interval"`
+		VMName     string        `yaml:"vm_name"` // "" asks the endpoint
+	} `yaml:"imds"`
+	State    string         `yaml:"state"`    // the directory of the outbox
+	Control  string         `yaml:"control"`  // the control socket; "" finds a place for it
+	Listen   string         `yaml:"listen"`   // host:port of the page; "" is off
+	Zone     string         `yaml:"timezone"` // the name of Timezone
+	Source   string         `yaml:"cloudevents_source"`
+	Timezone *time.Location // shown beside UTC
+	Routes   []bridge.Route // the sinks, in the file's order
+}
+
+// sinkSettings are the keys that a sink may have beside the one of its kind.
+type sinkSettings struct {
+	Name    string        `yaml:"name"`
+	Only    bridge.Match  `yaml:"only"`
+	Except  bridge.Match  `yaml:"except"`
+	When    string        `yaml:"when"`
+	Bridge  string        `yaml:"bridge"`
+	Timeout time.Duration `yaml:"timeout"`
+	MaxAge  time.Duration `yaml:"max_age"`
+	Late    string        `yaml:"late"`
+}
+
+// builtin is what counts where there is no settings file: every default, and the CloudEvents on standard output.
+const builtin = `sinks: [{name: stdout, file: {path: "-"}}]`
+
+// A loader turns a settings file into settings. Its fields are all that it takes from the world around it.
+type loader struct {
+	Kinds map[string]sinks.Kind // nil leaves the sinks unread
+	Host  sinks.Host
+	GOOS  string // as runtime.GOOS
+	Euid  int    // as os.Geteuid
+}
+
+// load reads the settings from the file at path. Without a path it looks in the default place, and takes the built-in
+// settings if nothing is there; a file that was named must exist.
+func (l loader) load(path string) (*settings, error) {
+	named := path != ""
+	if !named {
+		path = defaultSettingsPath(l.GOOS, l.Host.Getenv)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		missing := errors.Is(err, fs.ErrNotExist)
+		if missing && !named {
+			return l.parse("", []byte(builtin))
+		}
+		if missing {
+			err = fmt.Errorf("%w; create it, or leave out --config to run with the defaults", err)
+		}
+		return nil, fmt.Errorf("settings: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("settings: %w", err)
+	}
+	return l.parse(path, data)
+}
+
+// parse checks the settings and builds the sinks. The path only names the file in errors. Nothing is read but what the
+// kinds read when they open, the files of secrets.
+func (l loader) parse(path string, data []byte) (*settings, error) {
+	doc, err := parseDocument(path, data)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(data)
+	s := &settings{Path: path, Hash: hex.EncodeToString(sum[:6])}
+	s.IMDS.Endpoint = "http://169.254.169.254"
+	s.IMDS.APIVersion = "2020-07-01"
+	s.IMDS.Interval = time.Second
+	s.State = defaultState(l.GOOS, l.Euid, l.Host.Getenv)
+	s.Listen = "127.0.0.1:8169"
+	s.Zone = "UTC"
+	if err := doc.decode(doc.root, s, "", "sinks"); err != nil {
+		return nil, err
+	}
+	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
+	s.Timezone, err = time.LoadLocation(s.Zone)
+	for _, check := range []struct {
+		key  string
+		ok   bool
+		want string
+	}{
+		{"imds.endpoint", isEndpoint(s.IMDS.Endpoint), "http or https, a host and perhaps a path, such as http://169.254.169.254"},
+		{"imds.api_version", apiVersion.MatchString(s.IMDS.APIVersion), "a date such as 2020-07-01"},
+		{"imds.interval", s.IMDS.Interval >= 100*time.Millisecond, "100ms or more"},
+		{"state", s.State != "", "a directory such as /var/lib/forewarn"},
+		{"listen", s.Listen == "" || isListen(s.Listen), `host:port such as 127.0.0.1:8169, or "" to serve no page`},
+		{"timezone", err == nil && s.Zone != "" && s.Zone != "Local", "an IANA name such as UTC or Europe/Berlin"},
+		{"cloudevents_source", s.Source == "" || isURI(s.Source), "an absolute URI without spaces, such as " +
+			"https://management.azure.com/subscriptions/... or urn:example:web"},
+	} {
+		if !check.ok {
+			e, _ := doc.root.find(check.key)
+			return nil, doc.refuse(e.value, check.key, check.want)
+		}
+	}
+	if l.Kinds == nil {
+		return s, nil // only the rest was asked for
+	}
+	s.Routes, err = l.routes(doc)
+	return s, err
+}
+
+// routes builds the sinks in their order.
+func (l loader) routes(doc *document) ([]bridge.Route, error) {
+	list, ok := doc.root.find("sinks")
+	if !ok || list.value.kind == nothing {
+		return nil, doc.errorAt(list.pos, "no sinks, so nobody would be told; expected at least one below the key sinks, "+
+			"or sinks: [] if the status page and the metrics are enough")
+	}
+	if list.value.kind != aList {
+		return nil, doc.wrongKind(list.value, "sinks", aList)
+	}
+	var routes []bridge.Route
+	lines := make(map[string]int) // in which a name stands
+	for _, n := range list.value.items {
+		r, err := l.route(doc, n)
+		if err != nil {
+			return nil, err
+		}
+		name, _ := n.find("name")
+		if line := lines[r.Name]; line > 0 {
+			return nil, doc.errorAt(name.value.pos, "name: %s is taken by the sink in line %d; expected a name of its own",
+				doc.name(r.Name, name.value.pos), line)
+		}
+		lines[r.Name] = name.line
+		routes = append(routes, r)
+	}
+	return routes, nil
+}
+
+// route builds one sink.
+func (l loader) route(doc *document, n *node) (r bridge.Route, err error) {
+	known := slices.Sorted(maps.Keys(l.Kinds))
+	found := slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return !slices.Contains(known, e.key) })
+	if len(found) == 0 { // nothing to build, but something else may be wrong before that
+		found = []entry{{}}
+	}
+	section, kind := found[0], l.Kinds[found[0].key]
+	terms := kind.Terms
+	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late)}
+	if n.kind != aTable {
+		return r, doc.wrongKind(n, "a sink", aTable)
+	}
+	if err := checkValues(doc, n); err != nil {
+		return r, err
+	}
+	if err := doc.decode(n, &in, "", known...); err != nil {
+		return r, err
+	}
+	name, _ := n.find("name")
+	switch {
+	case in.Name == "":
+		return r, doc.errorAt(name.pos, "a sink without a name; expected one such as name: ops-chat")
+	case !sinkName.MatchString(in.Name):
+		return r, doc.refuse(name.value, "name", "only letters, digits, dots, dashes and underscores")
+	case kind.Open == nil:
+		return r, doc.errorAt(n.pos, "a sink without a destination; expected one of the keys %s", strings.Join(known, ", "))
+	case len(found) > 1:
+		return r, doc.errorAt(found[1].pos, "%s is a second destination in one sink, after %s in line %d; expected a sink for each",
+			found[1].key, section.key, section.line)
+	}
+	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
+		return r, doc.refuse(e.value, "timeout", "more than 0")
+	}
+	r.Name, r.Kind, r.Terms = in.Name, section.key, terms
+	r.Terms.Timeout, r.Terms.MaxAge = in.Timeout, in.MaxAge
+	r.Terms.Bridge, r.Terms.Late = bridge.Level(strings.ToLower(in.Bridge)), bridge.Late(strings.ToLower(in.Late))
+	r.Filter.Only, r.Filter.Except = in.Only, in.Except
+	if when, ok := n.find("when"); ok {
+		if r.Filter.When, err = parseWhen(doc, when.value); err != nil {
+			return r, err
+		}
+	}
+	open := func(to any) error { return doc.decode(section.value, to, section.key) }
+	r.Sink, r.Secrets, err = kind.Open(open, l.Host)
+	return r, doc.wrongKey(section, err)
+}
+
+var (
+	sinkName   = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+	apiVersion = regexp.MustCompile(`^\d{4}-\d{2}-\d{2}(-preview)?$`)
+)
+
+// checkValues refuses words that the common keys of the sink n do not know.
+func checkValues(doc *document, n *node) error {
+	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
+	lates := []string{string(bridge.LateSend), string(bridge.LateLatest), string(bridge.LateDrop)}
+	for _, list := range []struct {
+		key     string
+		allowed []string
+	}{
+		{"only.vms", bridge.VMsValues}, {"except.vms", []string{"self", "leader"}}, // except all would leave nothing
+		{"only.types", bridge.TypesValues}, {"except.types", bridge.TypesValues},
+		{"only.sources", bridge.SourcesValues}, {"except.sources", bridge.SourcesValues},
+		{"only.changes", bridge.ChangesValues}, {"except.changes", bridge.ChangesValues},
+		{"bridge", levels}, {"late", lates},
+	} {
+		e, ok := n.find(list.key)
+		if !ok {
+			continue
+		}
+		want := "one of " + strings.Join(list.allowed, ", ")
+		if list.key == "except.vms" {
+			want += ", as all would leave nothing to tell"
+		}
+		for _, v := range append([]*node{e.value}, e.value.items...) {
+			known := slices.ContainsFunc(list.allowed, func(a string) bool { return strings.EqualFold(a, v.text) })
+			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
+				return doc.refuse(v, list.key, want)
+			}
+		}
+	}
+	return nil
+}
+
+// exprWords has our words for what the compiler of conditions says, and those of its language for Go's types.
+var exprWords = strings.NewReplacer("unexpected token EOF", "the condition ends too early",
+	`unexpected token Operator("=")`, `unexpected "="; expected "==" to compare`, "unexpected token ", "unexpected ",
+	"map[string]interface {}", "map", "[]interface {}", "array", "[]string", "array", "interface {}", "any", "float64", "float")
+
+// parseWhen compiles a sink's condition; an error stands at its place inside the expression.
+func parseWhen(doc *document, n *node) (*bridge.When, error) {
+	if strings.TrimSpace(n.text) == "" {
+		return nil, doc.refuse(n, "when", "a condition such as duration > 10, or no when at all")
+	}
+	when, err := bridge.ParseWhen(n.text)
+	if err == nil {
+		return when, nil
+	}
+	e, ok := errors.AsType[*file.Error](err)
+	if !ok || mask(n.text) != n.text { // the compiler quotes what it reads
+		return nil, doc.refuse(n, "when", "a condition that is true or false, such as duration > 10")
+	}
+	what, at := exprWords.Replace(e.Message), doc.inside(n, e.Line, e.Column)
+	if name, ok := strings.CutPrefix(what, "unknown name "); ok {
+		fields := slices.Sorted(maps.Keys(bridge.Fields(event.New())))
+		what = "unknown name " + doc.name(name, at) + "; " + suggestion(name, fields)
+	}
+	return nil, doc.errorAt(at, "when: %s", what)
+}
+
+func isEndpoint(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" &&
+		u.User == nil && u.RawQuery == "" && !u.ForceQuery && u.Fragment == ""
+}
+
+func isListen(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	_, portErr := strconv.ParseUint(port, 10, 16)
+	return err == nil && portErr == nil && !strings.ContainsAny(host, "/@ ")
+}
+
+func isURI(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && u.IsAbs() && len(s) > len(u.Scheme+"://") &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
+}
+
+// defaultSettingsPath is where the settings file is looked for when none is named.
+func defaultSettingsPath(goos string, getenv func(string) string) string {
+	if goos == "windows" {
+		return getenv("ProgramData") + `\forewarn\forewarn.yaml`
+	}
+	return "/etc/forewarn/forewarn.yaml"
+}
+
+// defaultState is the directory of the outbox: the system's for root, the user's own for anybody else who has one.
+func defaultState(goos string, euid int, getenv func(string) string) string {
+	dir, home := getenv("XDG_STATE_HOME"), getenv("HOME")
+	switch {
+	case goos == "windows":
+		return getenv("ProgramData") + `\forewarn`
+	case euid != 0 && filepath.IsAbs(dir):
+		return filepath.Join(dir, "forewarn")
+	case euid != 0 && filepath.IsAbs(home):
+		return filepath.Join(home, ".local", "state", "forewarn")
+	}
+	return "/var/lib/forewarn"
+}

@@ -1,0 +1,474 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	_ "time/tzdata"
+
+	"forewarn/bridge"
+	"forewarn/sinks"
+)
+
+var update = flag.Bool("update", false, "write the golden files of testdata anew")
+
+// Every mistake in testdata/settings is answered with the words beside it.
+func TestMistakesInSettingsAreExplained(t *testing.T) {
+	files, err := filepath.Glob("testdata/settings/bad-*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("Glob = %v, %v, want the bad files", files, err)
+	}
+	for _, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = testLoader().parse("forewarn.yaml", data)
+		if err == nil {
+			t.Errorf("%s is taken, want an error", name)
+			continue
+		}
+		var placed *settingsError
+		if !errors.As(err, &placed) {
+			t.Errorf("%s: the error is a %T, want one with its place: %v", name, err, err)
+		}
+		golden := strings.TrimSuffix(name, ".yaml") + ".txt"
+		got := err.Error() + "\n"
+		if *update {
+			if err := os.WriteFile(golden, []byte(got), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != string(want) {
+			t.Errorf("%s: got\n%swant\n%s", name, got, want)
+		}
+	}
+}
+
+// A file with one sink has the defaults for everything else.
+func TestAbsentKeysHaveTheirDefaults(t *testing.T) {
+	s := parseGood(t, "good-shortest.yaml")
+	got := []any{s.Path, s.Hash, s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, s.State, s.Control,
+		s.Listen, s.Timezone, s.Source, len(s.Routes)}
+	want := []any{"good-shortest.yaml", "9d3f15142640", "http://169.254.169.254", "2020-07-01", time.Second, "",
+		"/var/lib/forewarn", "", "127.0.0.1:8169", time.UTC, "", 1}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("settings are\n%v, want\n%v", got, want)
+	}
+	r := s.Routes[0]
+	if got, want := r.Terms, testKinds["file"].Terms; got != want {
+		t.Errorf("terms are %+v, want the kind's %+v", got, want)
+	}
+	if got := r.Filter; !reflect.DeepEqual(got, bridge.Filter{}) {
+		t.Errorf("filter is %+v, want the empty one", got)
+	}
+}
+
+// Every key of the file arrives where it belongs.
+func TestSettingsHoldWhatTheFileSays(t *testing.T) {
+	s := parseGood(t, "good-full.yaml")
+	got := []any{s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, s.State, s.Control, s.Listen,
+		s.Timezone.String(), s.Source}
+	want := []any{"http://127.0.0.1:8254/vm/vm_0", "2019-08-01", 1500 * time.Millisecond, "007", "/tmp/state",
+		"/run/forewarn.sock", "", "Europe/Berlin", "urn:example:web"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("settings are\n%v, want\n%v", got, want)
+	}
+	if len(s.Routes) != 3 {
+		t.Fatalf("%d routes, want 3", len(s.Routes))
+	}
+	chat, audit, hook := s.Routes[0], s.Routes[1], s.Routes[2]
+	wantFilter := bridge.Filter{
+		Only:   bridge.Match{VMs: "leader", Types: []string{"reboot", "Redeploy"}, Sources: []string{"Platform"}},
+		Except: bridge.Match{Changes: []string{"updated"}},
+		When:   chat.Filter.When,
+	}
+	if !reflect.DeepEqual(chat.Filter, wantFilter) || chat.Filter.When == nil {
+		t.Errorf("ops-chat has the filter %+v, want %+v with a condition", chat.Filter, wantFilter)
+	}
+	if want := (bridge.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Bridge: "all", Batch: 1}); chat.Terms != want {
+		t.Errorf("ops-chat has the terms %+v, want %+v", chat.Terms, want)
+	}
+	if got, want := *chat.Sink.(*testSink), (testSink{Token: "xoxb", Channel: "#ops"}); !reflect.DeepEqual(got, want) {
+		t.Errorf("ops-chat is %+v, want %+v", got, want)
+	}
+	if audit.Kind != "file" || audit.Filter.Only.VMs != "all" || audit.Terms.Bridge != "all" || audit.Terms.MaxAge != 0 {
+		t.Errorf("audit is %+v, want a file sink for all VMs and everything about the bridge, for ever", audit)
+	}
+	wantHook := testSink{
+		URL: "https://example.com/hook", Mode: "binary", Keep: 3, Tags: []string{"a", "b"}, Wait: 7 * 24 * time.Hour,
+		Headers: map[string]testSecret{"X-Team": "blue", "Authorization": "file:/etc/token"},
+		Signing: []testSecret{"whsec_1", "env:SECRET"}, TLS: &testTLS{CAFile: "/etc/ca.pem"},
+	}
+	if got := *hook.Sink.(*testSink); !reflect.DeepEqual(got, wantHook) {
+		t.Errorf("hook is\n%+v, want\n%+v", got, wantHook)
+	}
+	if got, want := hook.Secrets, []string{"/etc/token"}; !slices.Equal(got, want) {
+		t.Errorf("hook has the secret files %v, want %v", got, want)
+	}
+}
+
+// Anchors, aliases and merge keys mean what YAML says; what stands in a section counts more than what is merged in.
+func TestAnchorsAndMergesAreFollowed(t *testing.T) {
+	s := parseGood(t, "good-anchors.yaml")
+	var got []string
+	for _, r := range s.Routes {
+		got = append(got, fmt.Sprintf("%s %v %v %s", r.Name, r.Filter.Only.Types, r.Terms.Timeout, r.Sink.(*testSink).Channel))
+	}
+	want := []string{"a [Reboot Freeze] 5s #ops", "b [Reboot Freeze] 9s #ops", "c [Freeze] 5s #dev"}
+	if !slices.Equal(got, want) {
+		t.Errorf("routes are %v, want %v", got, want)
+	}
+}
+
+// A file from Windows, with a byte order mark and CRLF, is as good as any.
+func TestSettingsFromWindowsAreRead(t *testing.T) {
+	s, err := testLoader().parse("x", []byte("\ufefftimezone: Europe/Berlin\r\nsinks:\r\n  - name: a\r\n    file: {path: x}\r\n"))
+	if err != nil || s.Zone != "Europe/Berlin" {
+		t.Errorf("parse = %+v, %v, want the time zone", s, err)
+	}
+}
+
+// What is no settings file at all is refused in one line.
+func TestFilesThatAreNoSettingsAreRefused(t *testing.T) {
+	for name, tt := range map[string]struct{ text, want string }{
+		"empty":         {"", "f: the file is empty; expected at least the key sinks"},
+		"only comments": {"# a\n---\n# b\n", "f: the file is empty; expected at least the key sinks"},
+		"10 MB":         {strings.Repeat("# aaaaaaa\n", 1<<20), "f: larger than 1 MiB; expected a settings file"},
+		"many words":    {strings.Repeat("- a\n", 15_000), "f: more than 20000 words and signs; expected a settings file"},
+		"Latin-1":       {"# caf\xe9\n", "f:1:6: not text in UTF-8; expected a file saved as UTF-8"},
+		"UTF-16":        {"\xff\xfes\x00i\x00", "f:1:1: not text in UTF-8; expected a file saved as UTF-8"},
+		"binary":        {"a: b\n\x00\x01\x02", "f:2:1: not text in UTF-8; expected a file saved as UTF-8"},
+		"text":          {"hello", "f:1:1: settings: expected a section of keys, got text"},
+		"a list":        {"- a", "f:1:1: settings: expected a section of keys, got a list"},
+	} {
+		_, err := testLoader().parse("f", []byte(tt.text))
+		if got, _, _ := strings.Cut(fmt.Sprint(err), "\n"); got != tt.want {
+			t.Errorf("%s: got %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// Nesting is neither an endless recursion nor an endless wait.
+func TestDeepNestingEnds(t *testing.T) {
+	for _, text := range []string{"[", "{a: ", "- ", "? ", "&a ", "!a ", "a: &a [*a, "} {
+		for _, n := range []int{100, 4_000} {
+			if _, err := testLoader().parse("f", []byte(strings.Repeat(text, n))); err == nil {
+				t.Errorf("%d times %q is taken, want an error", n, text)
+			}
+		}
+	}
+	laughs := "a: &a [x, x]\n"
+	for c := 'b'; c < 'z'; c++ {
+		laughs += fmt.Sprintf("%c: &%[1]c [*%[2]c, *%[2]c, *%[2]c, *%[2]c, *%[2]c]\n", c, c-1)
+	}
+	if _, err := testLoader().parse("f", []byte(laughs)); err == nil {
+		t.Error("a file of aliases of aliases is taken, want an error")
+	}
+}
+
+// Durations are Go's, with days in front; a number without a unit is none, but 0.
+func TestDurationsMayHaveDays(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		want time.Duration
+		ok   bool
+	}{
+		{"0", 0, true}, {"90s", 90 * time.Second, true}, {"7d", 168 * time.Hour, true}, {"1d12h30m", 36*time.Hour + 30*time.Minute, true},
+		{"1.5h", 90 * time.Minute, true}, {"0d", 0, true}, {"99999d", 99999 * 24 * time.Hour, true},
+		{"", 0, false}, {"5", 0, false}, {"-1s", 0, false}, {"1d-1h", 0, false}, {"d", 0, false}, {"1dd", 0, false}, {"5 minutes", 0, false},
+		{"99999d2000000h", 0, false}, {"9999999d", 0, false}, {"12h1d", 0, false},
+	} {
+		if d, ok := parseDuration(tt.text); ok != tt.ok || ok && d != tt.want {
+			t.Errorf("parseDuration(%q) = %v, %v, want %v, %v", tt.text, d, ok, tt.want, tt.ok)
+		}
+	}
+}
+
+// Without a file the bridge runs on its defaults and tells standard output about its own VM.
+func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
+	s, err := testLoader().parse("", []byte(builtin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := s.Routes[0]
+	if s.Path != "" || len(s.Routes) != 1 || r.Name != "stdout" || r.Kind != "file" || r.Terms.Bridge != bridge.LevelNone ||
+		r.Filter.Only.VMs != "" || r.Sink.(*testSink).Path != "-" {
+		t.Errorf("settings are %+v, want one file sink named stdout on -", s)
+	}
+	real := testLoader()
+	real.Kinds = sinks.Kinds
+	if _, err := real.parse("", []byte(builtin)); err != nil {
+		t.Errorf("the real kinds refuse the built-in settings: %v", err)
+	}
+}
+
+// A settings file that was named must be there, one in the default place need not.
+func TestNamedFileMustExist(t *testing.T) {
+	l := testLoader()
+	l.GOOS = "windows" // where the default place can be moved into a test
+	dir := t.TempDir()
+	l.Host.Getenv = func(string) string { return dir }
+	if s, err := l.load(""); err != nil || s.Path != "" {
+		t.Errorf("load with no file = %+v, %v, want the built-in settings", s, err)
+	}
+	place := defaultSettingsPath(l.GOOS, l.Host.Getenv)
+	if err := os.WriteFile(place, []byte(builtin), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := l.load(""); err != nil || s.Path != place {
+		t.Errorf("load = %+v, %v, want the file %s", s, err, place)
+	}
+	missing := filepath.Join(dir, "forewarn.yml")
+	_, err := l.load(missing)
+	remedy := "create it, or leave out --config to run with the defaults"
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) || !strings.HasSuffix(err.Error(), remedy) {
+		t.Errorf("load of a missing file = %v, want an error that names it and ends in %s", err, remedy)
+	}
+	if _, err := l.load(dir); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("load of a directory = %v, want an error that names it", err)
+	}
+}
+
+// Whoever only asks where the bridge runs need not be able to build its sinks.
+func TestWithoutKindsTheSinksStayUnread(t *testing.T) {
+	l := testLoader()
+	l.Kinds = nil
+	s, err := l.parse("f", []byte("state: /s\nsinks: [{name: a, webhook: {url_file: /no/such/file}}]"))
+	if err != nil || s.State != "/s" || s.Routes != nil {
+		t.Errorf("parse = %+v, %v, want the state and no routes", s, err)
+	}
+}
+
+// The outbox is the system's for root and the user's own for everybody else.
+func TestStateHasADefaultForEveryUser(t *testing.T) {
+	for _, tt := range []struct {
+		goos string
+		euid int
+		env  map[string]string
+		want string
+	}{
+		{"linux", 0, map[string]string{"HOME": "/root", "XDG_STATE_HOME": "/root/s"}, "/var/lib/forewarn"},
+		{"linux", 1000, map[string]string{"HOME": "/home/a", "XDG_STATE_HOME": "/home/a/s"}, "/home/a/s/forewarn"},
+		{"linux", 1000, map[string]string{"HOME": "/home/a", "XDG_STATE_HOME": "s"}, "/home/a/.local/state/forewarn"},
+		{"linux", 1000, map[string]string{"HOME": "/home/a"}, "/home/a/.local/state/forewarn"},
+		{"linux", 1000, nil, "/var/lib/forewarn"},
+		{"windows", -1, map[string]string{"ProgramData": `C:\ProgramData`}, `C:\ProgramData\forewarn`},
+	} {
+		if got := defaultState(tt.goos, tt.euid, func(k string) string { return tt.env[k] }); got != tt.want {
+			t.Errorf("defaultState(%s, %d, %v) = %s, want %s", tt.goos, tt.euid, tt.env, got, tt.want)
+		}
+	}
+}
+
+// The secrets of the fuzz test, in all places that an excerpt may show.
+var secretPlaces = []string{
+	"url: https://hunter2hunter2/",
+	"webhook_url: hunter2hunter2, hunter2hunter2}",
+	"token: hunter2hunter2",
+	"token : \"x\\\"hunter2hunter2\"",
+	"'token':\n  hunter2hunter2\n",
+	"\"password\": 'it''s hunter2hunter2",
+	"{\"password\":\"hunter2hunter2\"",
+	"bearer: |\n  x\n\n  hunter2hunter2: hunter2hunter2\n",
+	"{mode: a, bearer: hunter2hunter2, b: c",
+	"{token: {file: hunter2hunter2}, b: c}",
+	"secret: &a hunter2hunter2",
+	"? secret\n: hunter2hunter2\n",
+	"headers:\n  A: hunter2hunter2\n  B: [hunter2hunter2]\n  C: >\n    D: hunter2hunter2\n",
+	"headers: {A: hunter2hunter2, B: 'hunter2hunter2', C: hunter2hunter2",
+	"signing_secrets: [hunter2hunter2, {env: hunter2hunter2}, hunter2hunter2: x]",
+	"signing_secrets:\n- hunter2hunter2\n- hunter2hunter2: x\n",
+	" tokn: hunter2hunter2",
+	" passwrod: hunter2hunter2",
+	"token:hunter2hunter2",
+	"proxy: http://me:hunter2hunter2@example.com/",
+	"webhook: https://example.com/hunter2hunter2?hunter2hunter2",
+	"# token: hunter2hunter2",
+}
+
+// Whatever stands around it, no text makes the parser panic and no error shows a secret or the name of a Go type.
+func FuzzSettings(f *testing.F) {
+	files, err := filepath.Glob("testdata/settings/*.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for i, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(data), uint8(i), "")
+	}
+	for i := range secretPlaces {
+		for _, around := range [][2]string{
+			{"", ""}, {"state: [\n", "\nimds: ]"}, {"sinks:\n- name: a\n  webhook: {", "}"}, {"sinks: [{name: a, webhook: {", ", x: y}}]"},
+			{"sinks: [{name: a, webhook: ", "}]"}, {"a:\n\t", "\n: b"}, {"\"", "\": x"}, {"- ", ""}, {"\x00", "\xff"},
+			{"sinks:\n  - name: a\n    webhook:\n      mode: x\n      ", "\n      b: c"},
+		} {
+			f.Add(around[0], uint8(i), around[1])
+		}
+	}
+	for _, around := range [][2]string{ // each once showed a secret
+		{"|", "{"}, {"sinks: [{name: a, webhook: ", "]"}, {"sinks: [{name:#a, webhook: ", "}]"}, {"x: {y: z}h6\n", "?\x9a"},
+		{"sinks:\n- name: a\n  webhook: {", "\x97"}, {"imds:\n endpoint: ://0\n  -     ", "!"},
+		{"sinks:\n  - name: a\n    file: {}\n    when: |\n      severity > '=h {pat", "@ @"},
+	} {
+		for i := range secretPlaces {
+			f.Add(around[0], uint8(i), around[1])
+		}
+	}
+	l := testLoader()
+	f.Fuzz(func(t *testing.T, before string, place uint8, after string) {
+		if strings.Contains(before+after, "hunter2") {
+			return
+		}
+		for _, text := range []string{before, before + secretPlaces[int(place)%len(secretPlaces)] + after} {
+			s, err := l.parse("f", []byte(text))
+			if err == nil {
+				if s.Timezone == nil || s.State == "" {
+					t.Errorf("%q gives %+v, want complete settings", text, s)
+				}
+				continue
+			}
+			if strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("%q gives an error that shows the secret:\n%v", text, err)
+			}
+			for _, name := range []string{"bridge.", "main.", "ast.", "reflect", "interface {}"} {
+				if strings.Contains(err.Error(), name) && !strings.Contains(text, name) {
+					t.Errorf("%q gives an error that shows %s:\n%v", text, name, err)
+				}
+			}
+		}
+	})
+}
+
+func parseGood(t *testing.T, name string) *settings {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata/settings", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := testLoader().parse(name, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func testLoader() loader {
+	return loader{Kinds: testKinds, Host: sinks.Host{Getenv: func(string) string { return "" }}, GOOS: "linux"}
+}
+
+// A testSink is settings of every type that a kind may have.
+type testSink struct {
+	URL     testSecret            `yaml:"url"`
+	Mode    string                `yaml:"mode"`
+	Headers map[string]testSecret `yaml:"headers"`
+	Signing []testSecret          `yaml:"signing_secrets"`
+	TLS     *testTLS              `yaml:"tls"`
+	Token   testSecret            `yaml:"token"`
+	Channel string                `yaml:"channel"`
+	Path    string                `yaml:"path"`
+	Keep    int                   `yaml:"keep"`
+	Gzip    bool                  `yaml:"gzip"`
+	Tags    []string              `yaml:"tags"`
+	Wait    time.Duration         `yaml:"wait"`
+	Size    testSize              `yaml:"size"`
+}
+
+type testTLS struct {
+	CAFile string `yaml:"ca_file"`
+	Mode   string `yaml:"mode"`
+}
+
+// A testSecret is text, {file: PATH} or {env: NAME}.
+type testSecret string
+
+func (s *testSecret) UnmarshalYAML(decode func(any) error) error {
+	var text string
+	if decode(&text) == nil {
+		*s = testSecret(text)
+		return nil
+	}
+	var from struct {
+		File string `yaml:"file"`
+		Env  string `yaml:"env"`
+	}
+	if err := decode(&from); err != nil {
+		return err
+	}
+	if from.File != "" {
+		*s = testSecret("file:" + from.File)
+	} else {
+		*s = testSecret("env:" + from.Env)
+	}
+	return nil
+}
+
+type testSize int
+
+func (s *testSize) UnmarshalText(b []byte) error {
+	_, err := fmt.Sscanf(string(b), "%dMB", (*int)(s))
+	if err != nil {
+		return errors.New("not a size; expected one such as 100MB")
+	}
+	return nil
+}
+
+func (s *testSink) Deliver(context.Context, []bridge.Delivery) (bridge.Answer, error) {
+	return bridge.Answer{}, nil
+}
+
+var testKinds = map[string]sinks.Kind{
+	"webhook": {Open: openTestWebhook, Terms: terms(bridge.LateSend, bridge.LevelNone, 0)},
+	"slack":   {Open: openTestSink, Terms: terms(bridge.LateLatest, bridge.LevelTrouble, 1)},
+	"file":    {Open: openTestSink, Terms: terms(bridge.LateSend, bridge.LevelNone, 100)},
+}
+
+func terms(late bridge.Late, level bridge.Level, batch int) bridge.Terms {
+	return bridge.Terms{Timeout: 10 * time.Second, Late: late, Bridge: level, Batch: batch}
+}
+
+func openTestSink(decode func(any) error, _ sinks.Host) (bridge.Sink, []string, error) {
+	s := &testSink{}
+	return s, nil, decode(s)
+}
+
+func openTestWebhook(decode func(any) error, _ sinks.Host) (bridge.Sink, []string, error) {
+	s := &testSink{}
+	if err := decode(s); err != nil {
+		return nil, nil, fmt.Errorf("read settings: %w", err)
+	}
+	if s.URL == "" {
+		return nil, nil, &sinks.KeyError{Key: "url", Err: errors.New("missing; expected the address that takes the CloudEvents")}
+	}
+	if s.Mode != "" && s.Mode != "binary" && s.Mode != "structured" {
+		return nil, nil, &sinks.KeyError{Key: "mode", Err: fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
+	}
+	if s.TLS != nil && s.TLS.CAFile == "" {
+		return nil, nil, &sinks.KeyError{Key: "tls.ca_file", Err: errors.New("missing")}
+	}
+	if s.Channel != "" {
+		return nil, nil, errors.New("a webhook has no channel")
+	}
+	var files []string
+	for _, h := range s.Headers {
+		if f, ok := strings.CutPrefix(string(h), "file:"); ok {
+			files = append(files, f)
+		}
+	}
+	return s, files, nil
+}
