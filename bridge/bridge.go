@@ -81,7 +81,7 @@ func New(o Options) *Bridge {
 		o.Interval = DefaultInterval
 	}
 	b := &Bridge{
-		Options: o, routes: o.Routes, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
+		Options: o, began: time.Now(), routes: o.Routes, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
 	}
 	b.observer, _ = o.Outbox.stored()

@@ -76,7 +76,7 @@ const (
 func (b *Bridge) Alive() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if since := later(b.began, b.imds.turned); !since.IsZero() && time.Since(since) > firstPatience+slowRetry {
+	if since := later(b.began, b.imds.turned); time.Since(since) > firstPatience+slowRetry {
 		return fmt.Errorf("the poll loop hangs since %s", since.UTC().Format(time.RFC3339))
 	}
 	return nil

@@ -151,6 +151,8 @@ func TestADamagedFileIsReadOrSetAside(t *testing.T) {
 			return data
 		})
 		damaged(fmt.Sprintf("page %d with noise behind its header", page), func(data []byte) []byte { noise(at(data)[16:80]); return data })
+		damaged(fmt.Sprintf("page %d without an end", page), func(data []byte) []byte { at(data)[14] = 0x7f; return data })
+		damaged(fmt.Sprintf("page %d with too much in it", page), func(data []byte) []byte { at(data)[11] = 0xff; return data })
 	}
 	for range 60 {
 		n := random.IntN(used * size)

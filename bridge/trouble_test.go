@@ -2,144 +2,307 @@ package bridge
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"forewarn/bridge/imdstest"
 )
 
-// hearing is a route that hears about the bridge.
-func (e *ear) hearing(name string, level Level) Route {
-	return e.all(name).with(func(t *Terms) { t.Bridge = level })
+// trouble is a route of what administrators must know, and of no Azure event.
+func (e *ear) trouble(name string) Route {
+	r := e.all(name)
+	r.Filter.Only.Types = []string{"None"}
+	r.Filter.Only.VMs = "leader"
+	r.Terms.Bridge = LevelTrouble
+	return r
 }
 
-// A blocked sink is told to the others, once, and so is that it accepts again; never to itself.
+var errRefused = fmt.Errorf("%w: 401 Unauthorized", ErrBlocked)
+
+// notSelf schedules an event of another VM, so that only routes of all VMs hear of it.
+func (s *stage) notSelf(id string) {
+	s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: []string{"vm-1"}})
+}
+
+// A sink that is blocked is told to the others, once, with what it says and what waits; so is that it accepts again.
+// The sink concerned does not hear of itself.
 func TestABlockedSinkIsToldToTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		sick, ops, deaf := &ear{answer: always(fmt.Errorf("%w: 401 token refused", ErrBlocked))}, &ear{}, &ear{}
-		b := s.start(sick.hearing("sick", LevelTrouble), ops.hearing("ops", LevelTrouble), deaf.hearing("deaf", LevelNone))
+		admin, down := &ear{}, &ear{answer: always(errRefused)}
+		concerned := down.all("down").with(func(x *Terms) { x.Bridge = LevelTrouble })
+		b := s.start(admin.trouble("admin"), concerned)
 		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(4 * time.Minute)
-		wantTypes(t, ops, "scheduled", "sink.blocked")
-		wantTypes(t, deaf, "scheduled")
-		told := tellingOf(t, ops.accepted()[1].Event)
-		if told["sink"] != "sick" || told["kind"] != "ear" || told["pending"] != 1.0 || told["error"] == "" {
-			t.Errorf("sink.blocked holds %v", told)
+		s.notSelf(idA)
+		pause(3 * time.Minute)
+		if got := strings.Join(admin.types(), " "); got != "sink.blocked" {
+			t.Fatalf("told %q, want sink.blocked", got)
 		}
-		sick.say(nil)
-		pause(2 * time.Minute)
-		wantTypes(t, ops, "scheduled", "sink.blocked", "sink.recovered")
-		wantTypes(t, sick, "scheduled")
-		b.end()
-	})
-}
-
-// A sink that has accepted nothing for five minutes, while something about an Azure event is owed, counts as blocked.
-func TestASinkThatAcceptsNothingForFiveMinutesIsTold(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		down, ops := &ear{answer: always(errDown)}, &ear{}
-		b := s.start(down.hearing("down", LevelAll), ops.hearing("ops", LevelTrouble))
+		data := tellingOf(t, admin.accepted()[0].Event)
+		if data["sink"] != "down" || data["kind"] != "ear" || data["pending"] != 1.0 || !strings.Contains(fmt.Sprint(data["error"]), "401") {
+			t.Errorf("it says %v", data)
+		}
 		pause(20 * time.Minute)
-		wantTypes(t, ops) // only something about the bridge is owed, which never causes another
-		s.reboot(idA)
-		pause(4 * time.Minute)
-		wantTypes(t, ops, "scheduled")
+		down.say(nil)
 		pause(2 * time.Minute)
-		wantTypes(t, ops, "scheduled", "sink.blocked")
+		if got := strings.Join(admin.types(), " "); got != "sink.blocked sink.recovered" {
+			t.Errorf("told %q, want that it recovered", got)
+		}
+		if data := tellingOf(t, admin.accepted()[1].Event); data["sink"] != "down" || data["pending"] != 0.0 {
+			t.Errorf("it says %v", data)
+		}
+		wantIDs(t, down.ids(), idA+"-scheduled")
 		b.end()
 	})
 }
 
-// An endpoint without a valid answer for five minutes is told, and when it answers again, with the gap.
-func TestAnUnavailableEndpointIsTold(t *testing.T) {
+// A sink that accepts nothing for five minutes, though something is owed, counts as blocked, whatever it answers, and
+// even when it never does.
+func TestASinkThatAcceptsNothingForFiveMinutesIsToldOf(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	for _, tt := range []struct {
+		claim  string
+		answer error
+		says   string
+	}{
+		{"it is down", errDown, "connection refused"},
+		{"it hangs", errHang, "no answer within"},
+		{"it rejects nothing and accepts nothing", &RetryAfter{After: time.Hour, Err: errDown}, "asks for 1h"},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				admin, down := &ear{}, &ear{answer: always(tt.answer)}
+				b := s.start(admin.trouble("admin"), down.all("down"))
+				pause(1500 * time.Millisecond)
+				s.notSelf(idA)
+				pause(4*time.Minute + 50*time.Second)
+				wantIDs(t, admin.types())
+				pause(30 * time.Second)
+				wantIDs(t, admin.types(), "sink.blocked")
+				if data := tellingOf(t, admin.accepted()[0].Event); !strings.Contains(fmt.Sprint(data["error"]), tt.says) {
+					t.Errorf("it says %v, want %s", data, tt.says)
+				}
+				down.say(nil)
+				pause(65 * time.Minute)
+				wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
+				b.end()
+			})
+		})
+	}
+	t.Run("it never returns", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			admin, release := &ear{}, make(chan struct{})
+			r := (&ear{}).all("down")
+			r.Sink = deaf{release}
+			b := s.start(admin.trouble("admin"), r)
+			pause(1500 * time.Millisecond)
+			s.notSelf(idA)
+			pause(6 * time.Minute)
+			wantIDs(t, admin.types(), "sink.blocked")
+			close(release)
+			pause(time.Second)
+			b.end()
+		})
+	})
+	t.Run("but not one that is only slow", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			admin, slow := &ear{}, &ear{}
+			r := slow.all("slow").with(func(x *Terms) { x.Timeout = 15 * time.Minute })
+			r.Sink = slowSink{slow, 10 * time.Minute}
+			b := s.start(admin.trouble("admin"), r)
+			pause(1500 * time.Millisecond)
+			s.notSelf(idA)
+			pause(12 * time.Minute)
+			wantIDs(t, slow.ids(), idA+"-scheduled")
+			wantIDs(t, admin.types())
+			b.end()
+		})
+	})
+}
+
+// That a sink accepts again is told also when settings were reloaded meanwhile.
+func TestRecoveryIsToldAcrossAReload(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		ops := &ear{}
-		b := s.start(ops.hearing("ops", LevelTrouble))
-		pause(5 * time.Second)
+		admin, down := &ear{}, &ear{answer: always(errRefused)}
+		routes := []Route{admin.trouble("admin"), down.all("down")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.notSelf(idA)
+		pause(3 * time.Minute)
+		down.say(nil)
+		b.Reload(routes, SettingsInfo{})
+		pause(10 * time.Second)
+		wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
+		b.end()
+	})
+}
+
+// What is said about the bridge never causes more of it: two administrators that are out of reach are not told of each
+// other, for ever.
+func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = 10 * time.Second
+		one, two := &ear{answer: always(errRefused)}, &ear{answer: always(ErrRejected)}
+		all := &ear{}
+		b := s.start(one.trouble("one"), two.trouble("two"), all.trouble("all").with(func(x *Terms) { x.Bridge = LevelAll }))
+		pause(time.Minute)
+		s.azure.SetFault(imdstest.Fault{Status: 503, For: 10 * time.Minute})
+		pause(time.Hour)
+		wantIDs(t, all.types(), "started", "imds.unavailable", "imds.recovered")
+		b.end()
+	})
+}
+
+// That the endpoint gives no valid answer is told after five minutes, and when it is over, with the gap.
+func TestAnEndpointThatIsAwayIsToldOf(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin := &ear{}
+		b := s.start(admin.trouble("admin"))
+		pause(10500 * time.Millisecond)
+		last := time.Now().Add(-500 * time.Millisecond)
 		s.azure.SetFault(imdstest.Fault{Status: 503})
-		pause(4*time.Minute + 50*time.Second)
-		wantTypes(t, ops)
-		pause(30 * time.Second)
-		wantTypes(t, ops, "imds.unavailable")
+		pause(4*time.Minute + 55*time.Second)
+		wantIDs(t, admin.types())
+		pause(10 * time.Second)
+		wantIDs(t, admin.types(), "imds.unavailable")
+		if data := tellingOf(t, admin.accepted()[0].Event); !strings.Contains(fmt.Sprint(data["error"]), "503") || data["endpoint"] != "http://azure.test" {
+			t.Errorf("it says %v", data)
+		}
+		if st := b.Status(); st.Ready || !strings.Contains(strings.Join(st.Reasons, " "), "no valid answer since") {
+			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
+		}
+		pause(10 * time.Minute)
 		s.azure.ClearFaults()
-		pause(30 * time.Second)
-		wantTypes(t, ops, "imds.unavailable", "imds.recovered")
-		gap, _ := tellingOf(t, ops.accepted()[1].Event)["gap"].(map[string]any)
-		if gap["from"] == nil || gap["to"] == nil {
-			t.Errorf("imds.recovered has the gap %v", gap)
+		pause(20 * time.Second)
+		wantIDs(t, admin.types(), "imds.unavailable", "imds.recovered")
+		gap, _ := tellingOf(t, admin.accepted()[1].Event)["gap"].(map[string]any)
+		if gap["from"] != last.UTC().Format(time.RFC3339Nano) {
+			t.Errorf("the gap is %v, want it from the last valid answer, %v", gap, last.UTC())
+		}
+		if st := b.Status(); !st.Ready {
+			t.Errorf("not ready: %v", st.Reasons)
 		}
 		b.end()
 	})
 }
 
-// Before the very first answer that takes ten minutes, because Azure may need some to switch events on.
-func TestAnEndpointThatNeverAnsweredIsToldLater(t *testing.T) {
+// At the very first start Azure is given ten minutes.
+func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Status: 503})
-		ops := &ear{}
-		b := s.start(ops.hearing("ops", LevelTrouble))
-		pause(9*time.Minute + 30*time.Second)
-		wantTypes(t, ops)
-		pause(time.Minute)
-		wantTypes(t, ops, "imds.unavailable")
+		admin := &ear{}
+		b := s.start(admin.trouble("admin"))
+		pause(9*time.Minute + 55*time.Second)
+		wantIDs(t, admin.types())
+		pause(10 * time.Second)
+		wantIDs(t, admin.types(), "imds.unavailable")
+		b.end()
+	})
+	bubble(t, func(t *testing.T, s *stage) { // and five at the second
+		b := s.start()
+		pause(10 * time.Second)
+		b.end()
+		pause(time.Hour)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		admin := &ear{}
+		b = s.start(admin.trouble("admin"))
+		pause(5*time.Minute + 10*time.Second)
+		wantIDs(t, admin.types(), "imds.unavailable")
 		b.end()
 	})
 }
 
-// Dead letters are told: the first at once, many of one sink together.
+// The first dead letter of a sink is told at once, more of them together once a minute, and none are left at the end.
 func TestDeadLettersAreToldTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		strict, ops := &ear{answer: always(ErrRejected)}, &ear{}
-		b := s.start(strict.all("strict"), ops.hearing("ops", LevelTrouble))
+		admin, strict := &ear{}, &ear{answer: always(ErrRejected)}
+		b := s.start(admin.trouble("admin"), strict.all("strict").with(func(x *Terms) { x.Bridge = LevelTrouble }))
 		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(5 * time.Second)
-		wantTypes(t, ops, "scheduled", "delivery.deadlettered")
-		for i := range 20 {
-			s.reboot(fmt.Sprintf("EVENT-%d", i))
-		}
-		pause(2 * time.Minute)
-		n := 0
-		for _, typ := range ops.types() {
-			if typ == "delivery.deadlettered" {
-				n++
+		told := func() (counts []int) {
+			for _, h := range admin.accepted() {
+				data := tellingOf(t, h.Event)
+				if data["sink"] != "strict" || len(data["deliveries"].([]any)) != int(data["count"].(float64)) {
+					t.Errorf("it says %v", data)
+				}
+				counts = append(counts, int(data["count"].(float64)))
 			}
+			return counts
 		}
-		if n != 2 {
-			t.Errorf("21 dead letters were told in %d CloudEvents, want 2", n)
+		s.notSelf("A")
+		pause(2500 * time.Millisecond)
+		if got := told(); !slices.Equal(got, []int{1}) {
+			t.Errorf("told %v, want the first at once", got)
 		}
-		all := ops.accepted()
-		if got := tellingOf(t, all[len(all)-1].Event)["count"]; got != 20.0 {
-			t.Errorf("the second tells of %v, want 20", got)
+		for _, id := range []string{"B", "C", "D"} {
+			s.notSelf(id)
+			pause(2 * time.Second)
 		}
+		if got := told(); !slices.Equal(got, []int{1}) {
+			t.Errorf("told %v, want no more within a minute", got)
+		}
+		pause(time.Minute)
+		if got := told(); !slices.Equal(got, []int{1, 3}) {
+			t.Errorf("told %v, want the others together", got)
+		}
+		wantIDs(t, admin.types(), "delivery.deadlettered", "delivery.deadlettered")
+		s.notSelf("E")
+		pause(2 * time.Second)
 		b.end()
+		if got := told(); !slices.Equal(got, []int{1, 3, 1}) {
+			t.Errorf("told %v, want what was left at the end", got)
+		}
+		wantIDs(t, strict.ids())
 	})
 }
 
-// Who hears all about the bridge hears that it started, with the gap, and that it stops.
-func TestStartAndStopAreTold(t *testing.T) {
+// A sink hears as much about the bridge as its level says.
+func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		all := &ear{}
-		b := s.start(all.hearing("all", LevelAll))
+		ears := map[Level]*ear{LevelNone: {}, "": {}, LevelTrouble: {}, LevelAll: {}}
+		routes := []Route{(&ear{answer: always(errDown)}).all("down")}
+		for level, e := range ears {
+			routes = append(routes, e.trouble("level-"+string(level)).with(func(x *Terms) { x.Bridge = level }))
+		}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.notSelf(idA)
+		pause(6 * time.Minute)
+		b.Reload(routes, SettingsInfo{Hash: "h2"})
 		pause(2 * time.Second)
 		b.end()
-		wantTypes(t, all, "started", "stopping")
-		if gap := tellingOf(t, all.accepted()[0].Event)["gap"]; gap != nil {
-			t.Errorf("the first start has the gap %v", gap)
-		}
-		pause(time.Hour)
-		b = s.start(all.hearing("all", LevelAll))
-		pause(2 * time.Second)
-		b.end()
-		wantTypes(t, all, "started", "stopping", "started", "stopping")
-		if gap := tellingOf(t, all.accepted()[2].Event)["gap"]; gap == nil {
-			t.Error("the second start has no gap")
-		}
+		wantIDs(t, ears[LevelNone].types())
+		wantIDs(t, ears[""].types())
+		wantIDs(t, ears[LevelTrouble].types(), "sink.blocked")
+		wantIDs(t, ears[LevelAll].types(), "started", "sink.blocked", "settings.loaded", "stopping")
 	})
 }
 
-func wantTypes(t *testing.T, e *ear, want ...string) {
-	t.Helper()
-	wantIDs(t, e.types(), want...)
+// The start is told with the gap since the last valid answer, and everything needed to tell two of them apart.
+func TestTheStartIsToldWithTheGap(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Settings.Hash, s.opts.Booted = "h1", time.Now().Add(-time.Hour)
+		e := &ear{}
+		r := e.trouble("a").with(func(x *Terms) { x.Bridge = LevelAll })
+		b := s.start(r)
+		pause(5500 * time.Millisecond)
+		b.end()
+		last := time.Now().Add(-500 * time.Millisecond)
+		pause(time.Minute)
+		b = s.start(r)
+		now := time.Now()
+		pause(5 * time.Second)
+		b.end()
+		wantIDs(t, e.types(), "started", "stopping", "started", "stopping")
+		first, second := tellingOf(t, e.accepted()[0].Event), tellingOf(t, e.accepted()[2].Event)
+		if first["gap"] != nil || first["version"] != "test" || first["settingsHash"] != "h1" || first["apiVersion"] != DefaultAPIVersion ||
+			first["bootTime"] != s.opts.Booted.UTC().Format(time.RFC3339Nano) {
+			t.Errorf("the first start says %v", first)
+		}
+		gap, _ := second["gap"].(map[string]any)
+		if gap["from"] != last.UTC().Format(time.RFC3339Nano) || gap["to"] != now.UTC().Format(time.RFC3339Nano) {
+			t.Errorf("the second start says %v, want the gap from %v to %v", second, last, now)
+		}
+	})
 }

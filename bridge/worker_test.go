@@ -240,6 +240,7 @@ func TestARejectedBatchIsTakenApart(t *testing.T) {
 // What is older than max_age becomes a dead letter once it was tried; with 0 it never does.
 func TestOldDeliveriesExpire(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = 10 * time.Second
 		e, patient := &ear{answer: always(errDown)}, &ear{answer: always(errDown)}
 		b := s.start(e.all("a").with(func(t *Terms) { t.MaxAge = time.Hour }), patient.all("b"))
 		pause(1500 * time.Millisecond)
@@ -290,8 +291,18 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 				wantIDs(t, heard, tt.heard...)
 				wantIDs(t, dead, tt.dead...)
 				all := e.accepted()
-				if n := len(all[len(all)-1].Missed); n != tt.missed {
-					t.Errorf("the last one stood for %d others, want %d", n, tt.missed)
+				missed := all[len(all)-1].Missed
+				if len(missed) != tt.missed {
+					t.Fatalf("the last one stood for %d others, want %d", len(missed), tt.missed)
+				}
+				for i, want := range []string{"scheduled", "started"}[:tt.missed] {
+					if m := missed[i]; m.Change != want || time.Since(m.Time) > 2*time.Minute || time.Since(m.Time) < time.Minute {
+						t.Errorf("it stood for %+v, want %s, when it was seen", m, want)
+					}
+				}
+				lives, err := b.Outbox.History(Period{})
+				if err != nil || tt.late == LateLatest && lives[0].Changes[0].Deliveries[0].State != settledSuperseded {
+					t.Errorf("the history says %+v, %v", lives, err)
 				}
 				b.end()
 			})
@@ -362,5 +373,183 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 		pause(5 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		b.end()
+	})
+}
+
+// The waits between attempts are those of the contract, as far as a random part of each can be.
+func TestAttemptsAreSpacedByTheSchedule(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = 10 * time.Second
+		e := &ear{answer: always(errDown)}
+		b := s.start(e.all("a"))
+		pause(5 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(72 * time.Hour)})
+		pause(40 * time.Minute)
+		tried := e.tried()
+		for i, h := range tried {
+			if h.Attempt != i+1 {
+				t.Errorf("attempt %d says that it is %d", i+1, h.Attempt)
+			}
+			if i == 0 {
+				continue
+			}
+			if wait, most := h.at.Sub(tried[i-1].at), waits[min(i, len(waits))-1]; wait > most {
+				t.Errorf("attempt %d came after %v, want %v at most", i+1, wait, most)
+			}
+		}
+		if len(tried) < 12 {
+			t.Errorf("%d attempts in 40 minutes", len(tried))
+		}
+		b.end()
+		n := len(tried)
+		b = s.start(e.all("a")) // which begins the times anew, and goes on counting
+		pause(5 * time.Second)
+		if tried = e.tried()[n:]; len(tried) < 2 || tried[0].Attempt != n+1 {
+			t.Errorf("after the restart %d attempts within 5 s, the first is number %d, want %d", len(tried), tried[0].Attempt, n+1)
+		}
+		b.end()
+	})
+}
+
+// A delivery that is too old is tried once after a start all the same: perhaps nothing but the bridge was down.
+func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{answer: always(errDown)}
+			r := e.all("a").with(func(x *Terms) { x.MaxAge, x.Late = time.Hour, LateLatest })
+			b := s.start(r)
+			s.reboot(idA)
+			pause(5 * time.Second)
+			s.azure.Start(idA)
+			pause(5 * time.Second)
+			b.end()
+			pause(3 * time.Hour)
+			if !down {
+				e.say(nil)
+			}
+			b = s.start(r)
+			pause(5 * time.Second)
+			if down {
+				wantIDs(t, e.ids())
+				wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled", idA+"-started") // what the newest stood for goes with it
+			} else {
+				wantIDs(t, e.ids(), idA+"-started")
+				wantIDs(t, deadIDs(b.Outbox))
+			}
+			b.end()
+		})
+	}
+}
+
+// An attempt ends with its time, and that is a failure that says so.
+func TestAnAttemptEndsWithItsTime(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(errHang)}
+		b := s.start(e.all("a").with(func(x *Terms) { x.Timeout = 4 * time.Second }))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(9 * time.Second)
+		if tried := e.tried(); len(tried) < 2 || tried[1].at.Sub(tried[0].at) < 4*time.Second || tried[1].at.Sub(tried[0].at) > 5*time.Second {
+			t.Errorf("tried at %v", tried)
+		}
+		if got := b.Outbox.List(Selection{})[0].Error; !strings.Contains(got, "no answer within 4s") {
+			t.Errorf("the error is %q", got)
+		}
+		b.end()
+	})
+}
+
+// With drop, a scheduled that could not be told before its time is a dead letter; nobody runs a runbook for the past.
+func TestWhatIsTooLateIsDropped(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(errDown)}
+		b := s.start(e.all("a").with(func(x *Terms) { x.Late = LateDrop }))
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Minute)})
+		pause(50 * time.Second)
+		wantIDs(t, deadIDs(b.Outbox))
+		pause(2 * time.Minute)
+		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled")
+		if reason := b.Outbox.List(Selection{})[0].Reason; reason != ReasonLate {
+			t.Errorf("the reason is %s", reason)
+		}
+		b.end()
+	})
+}
+
+// What a sink gives back beside a rejection counts too: the next change of the event may need it.
+func TestAReceiptBesideARejectionComesBack(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{reply: Answer{Receipt: []byte("posted")}, answer: always(ErrRejected)}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		e.say(nil)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		if tried := e.tried(); len(tried) != 2 || string(tried[1].Receipt) != "posted" {
+			t.Errorf("tried %v, want the second with the receipt", tried)
+		}
+		b.end()
+	})
+}
+
+// A route may have several events under way at once, and one run of each.
+func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		r := e.all("a").with(func(x *Terms) { x.Parallel, x.Timeout = 3, time.Minute })
+		r.Sink = slowSink{e, 10 * time.Second}
+		b := s.start(r)
+		pause(1500 * time.Millisecond)
+		ids := []string{"A", "B", "C", "D"}
+		for _, id := range ids {
+			s.reboot(id)
+		}
+		pause(2 * time.Second)
+		for _, id := range ids {
+			s.azure.Start(id)
+		}
+		pause(9 * time.Second)
+		if n := len(e.ids()); n != 3 {
+			t.Errorf("%d were done at once, want 3", n)
+		}
+		pause(30 * time.Second)
+		last := map[string]string{}
+		for _, h := range e.accepted() {
+			id := h.Event.Subject()
+			if h.Event.Type() == EventPrefix+"started" && last[id] != EventPrefix+"scheduled" {
+				t.Errorf("%s was told before its scheduled", h.Event.ID())
+			}
+			last[id] = h.Event.Type()
+		}
+		if n := len(e.ids()); n != 8 {
+			t.Errorf("%d were told, want 8", n)
+		}
+		b.end()
+	})
+}
+
+// A sink that must repeat nothing has each delivery settled on disk before the next.
+func TestASinkThatMustNotRepeatIsNeverAheadOfTheDisk(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		image := filepath.Join(t.TempDir(), "image")
+		r := e.all("a").with(func(x *Terms) { x.Sync = true })
+		b := s.start(r)
+		s.reboot(idA)
+		s.reboot(idB)
+		n := 0
+		e.say(func(d Delivery) error {
+			if n++; n == 2 {
+				b.snapshot(image)
+			}
+			return nil
+		})
+		pause(2 * time.Second)
+		b.end()
+		copyFile(t, image, filepath.Join(s.dir, "outbox.db"))
+		wantIDs(t, pendingIDs(stored(t, s.dir), "a"), idB+"-scheduled")
 	})
 }

@@ -1,0 +1,146 @@
+package bridge
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// Status shows what the contract names, with the words of the contract.
+func TestStatusShowsHowThingsAre(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Settings = SettingsInfo{Hash: "h1", LoadedAt: time.Now()}
+		well, down, refusing, strict, gone := &ear{}, &ear{answer: always(errDown)}, &ear{answer: always(errRefused)}, &ear{answer: always(ErrRejected)}, &ear{answer: always(errDown)}
+		routes := []Route{well.all("well"), down.all("down"), refusing.all("refusing"), strict.all("strict")}
+		began := time.Now()
+		b := s.start(append(routes, gone.all("gone"))...)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}, Status: imdstest.Started})
+		pause(90 * time.Second)
+		b.Reload(routes, b.Settings)
+		b.SettingsFailed(errors.New("line 7: no such key"))
+		pause(90 * time.Second)
+		st := b.Status()
+
+		if st.Version != "test" || !st.StartedAt.Equal(began) || !st.Ready || len(st.Reasons) != 0 || st.Observer.Name != "vm-0" ||
+			st.Settings.Hash != "h1" || st.Settings.LastError != "line 7: no such key" {
+			t.Errorf("status is %+v", st)
+		}
+		if i := st.IMDS; i.Endpoint != "http://azure.test" || i.APIVersion != DefaultAPIVersion || string(i.Incarnation) != "3" ||
+			time.Since(i.LastAnswer) > time.Second || i.LastError != "" {
+			t.Errorf("imds is %+v", i)
+		}
+		if len(st.Events) != 2 {
+			t.Fatalf("events are %+v", st.Events)
+		}
+		a, other := st.Events[0], st.Events[1]
+		if left := time.Until(a.NotBefore).Seconds(); !a.AffectsSelf || a.SecondsLeft < left-1 || a.SecondsLeft > left+1 || !strings.Contains(string(a.Event), idA) {
+			t.Errorf("the first event is %+v", a)
+		}
+		if other.AffectsSelf || other.SecondsLeft != 0 || !other.NotBefore.IsZero() {
+			t.Errorf("the second event is %+v", other)
+		}
+		sinks := map[string]SinkStatus{}
+		for _, s := range st.Sinks {
+			sinks[s.Name] = s
+		}
+		if got := slices.Sorted(maps.Keys(sinks)); !slices.Equal(got, []string{"down", "gone", "refusing", "strict", "well"}) {
+			t.Errorf("sinks are %v", got)
+		}
+		for name, want := range map[string]SinkStatus{
+			"well":     {Name: "well", Kind: "ear", State: SinkOK, Delivered: 2},
+			"down":     {Name: "down", Kind: "ear", State: SinkRetrying, Pending: 2, LastError: errDown.Error()},
+			"refusing": {Name: "refusing", Kind: "ear", State: SinkIsBlocked, Pending: 2, LastError: errRefused.Error()},
+			"strict":   {Name: "strict", Kind: "ear", State: SinkOK, DeadLetters: 2},
+			"gone":     {Name: "gone", State: SinkOrphaned, Pending: 2},
+		} {
+			got := sinks[name]
+			if want.Pending > 0 && (got.OldestPendingSeconds < 178 || got.OldestPendingSeconds > 181) {
+				t.Errorf("%s: the oldest waits %v s", name, got.OldestPendingSeconds)
+			}
+			if waiting := want.State == SinkRetrying || want.State == SinkIsBlocked; waiting == got.NextAttempt.IsZero() || waiting && time.Until(got.NextAttempt) > 5*time.Minute {
+				t.Errorf("%s: the next attempt is at %v", name, got.NextAttempt)
+			}
+			if accepted := want.Delivered > 0; accepted == got.LastAccepted.IsZero() {
+				t.Errorf("%s: last accepted at %v", name, got.LastAccepted)
+			}
+			got.OldestPendingSeconds, got.NextAttempt, got.LastAccepted = 0, time.Time{}, time.Time{}
+			if got != want {
+				t.Errorf("%s is %+v, want %+v", name, got, want)
+			}
+		}
+		if o := st.Outbox; !o.Durable || o.Bytes == 0 || o.Pending != 6 || o.DeadLetters != 2 || o.Error != "" {
+			t.Errorf("the outbox is %+v", o)
+		}
+		var shown map[string]json.RawMessage
+		if err := json.Unmarshal(compactJSON(st), &shown); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := slices.Sorted(maps.Keys(shown)), []string{"events", "imds", "observer", "outbox", "ready", "reasons", "settings", "sinks", "startedAt", "version"}; !slices.Equal(got, want) {
+			t.Errorf("status.json has %v, want %v", got, want)
+		}
+		b.end()
+	})
+}
+
+// A bridge that is just starting is alive and not ready; its status can be asked for before it runs.
+func TestStatusBeforeTheFirstAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		o := openTest(t, s.dir, nil)
+		b := New(Options{Client: NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper()), Outbox: o, Log: s.logger()})
+		st := b.Status()
+		if st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "not answered yet") || b.Alive() != nil {
+			t.Errorf("ready %v: %v, alive %v", st.Ready, st.Reasons, b.Alive())
+		}
+		if text := string(compactJSON(st)); !strings.Contains(text, `"events":[]`) || !strings.Contains(text, `"sinks":[]`) || !st.StartedAt.Equal(time.Now()) {
+			t.Errorf("status.json is %s", text)
+		}
+		o.Close()
+	})
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		b := s.start((&ear{}).all("a"))
+		pause(5 * time.Second)
+		if st := b.Status(); st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "503") {
+			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
+		}
+		s.azure.ClearFaults()
+		pause(20 * time.Second)
+		if st := b.Status(); !st.Ready {
+			t.Errorf("not ready: %v", st.Reasons)
+		}
+		b.end()
+	})
+}
+
+// The poll loop counts as alive while it comes round, however the endpoint answers, also when that takes two minutes or
+// it asks to be left alone for an hour.
+func TestAliveMeansThatThePollLoopComesRound(t *testing.T) {
+	for _, fault := range []imdstest.Fault{
+		{Hang: true}, {Status: 503}, {Status: 403}, {Status: 429, RetryAfter: "3600"}, {Delay: 2 * time.Minute},
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(fault)
+			b := s.start((&ear{}).all("a"))
+			for range 15 {
+				pause(time.Minute)
+				if err := b.Alive(); err != nil {
+					t.Errorf("%+v: Alive = %v", fault, err)
+				}
+			}
+			b.cancel()
+			<-b.done
+			pause(time.Hour)
+			if b.Alive() == nil {
+				t.Errorf("%+v: a loop that has ended counts as alive", fault)
+			}
+		})
+	}
+}
