@@ -66,13 +66,13 @@ type imdsState struct {
 	told       bool // that it is unavailable
 }
 
-// crew is a worker and how to stop it.
+// crew is a worker and how to end it. What ends it may be called again.
 type crew struct {
 	*worker
-	halt func() // to stop in order; may be called again
-	stop <-chan struct{}
-	cut  context.CancelFunc
-	done chan struct{}
+	stop  func() // when the program ends
+	leave func() // when another takes over
+	cut   func() // at once
+	done  chan struct{}
 }
 
 // New makes a Bridge. It does nothing before Run.
@@ -121,7 +121,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.mu.Lock()
 	b.stopping = true
 	for _, c := range b.workers {
-		c.halt()
+		c.stop()
 	}
 	b.mu.Unlock()
 	b.running.Wait()
@@ -144,7 +144,7 @@ func (b *Bridge) Reload(routes []Route, s SettingsInfo) {
 
 	b.mu.Lock()
 	for _, c := range b.workers {
-		c.halt()
+		c.leave()
 	}
 	if b.delivering && !b.stopping {
 		for _, r := range routes {
@@ -181,11 +181,11 @@ func (b *Bridge) startWorkers(ctx context.Context) {
 // startWorker begins the deliveries of a route, after those of its name that are under way. mu is held.
 func (b *Bridge) startWorker(r Route) {
 	ctx, cut := context.WithCancel(b.hard)
-	stop := make(chan struct{})
+	stop, leave := make(chan struct{}), make(chan struct{})
 	before := b.workers[r.Name]
 	c := &crew{
-		worker: newWorker(r, b.Outbox, b.Log, b.trouble), done: make(chan struct{}),
-		stop: stop, halt: sync.OnceFunc(func() { close(stop) }), cut: cut,
+		worker: newWorker(r, b.Outbox, b.Log, b.trouble), done: make(chan struct{}), cut: cut,
+		stop: sync.OnceFunc(func() { close(stop) }), leave: sync.OnceFunc(func() { close(leave) }),
 	}
 	b.workers[r.Name] = c
 	b.running.Go(func() {
@@ -194,7 +194,7 @@ func (b *Bridge) startWorker(r Route) {
 		if before != nil {
 			before.end()
 		}
-		c.run(ctx, c.stop)
+		c.run(ctx, stop, leave)
 		if closer, ok := r.Sink.(io.Closer); ok {
 			if err := closer.Close(); err != nil {
 				c.log.Debug("sink not closed properly", "err", err)
@@ -203,7 +203,7 @@ func (b *Bridge) startWorker(r Route) {
 	})
 }
 
-// end waits for a worker that was told to stop, and cuts it off when its attempt goes on although its time is over.
+// end waits for a worker that was told to end, and cuts it off when its attempt goes on although its time is over.
 func (c *crew) end() {
 	select {
 	case <-c.done:

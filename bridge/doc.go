@@ -15,18 +15,20 @@
 //     first byte leaves; a delivery is settled when the destination has accepted it.
 //     TestADeliveryIsOwedBeforeItIsSent, TestSettlingIsGrouped
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, and from every VM.
-//     TestWhatIsCommittedSurvivesACrash, TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM
+//     TestNoChangeIsLost, TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM
 //  4. In order, per destination and Azure event; another event's changes wait at most for the attempt under way.
-//     TestASinkThatIsBackGetsEverything, TestAReloadUnderLoadLosesAndReordersNothing
+//     TestLanesDoNotWaitForEachOther, TestASinkThatIsBackGetsEverything, TestAReloadUnderLoadLosesAndReordersNothing
 //  5. A slow, hung or dead destination delays no other, nor the polling.
 //     TestASlowSinkDelaysNeitherOthersNorPolling
 //  6. Nothing disappears silently: what is given up is a dead letter, what was delivered is on record, and every loss of
 //     fidelity is logged.
-//     TestWhatIsRejectedIsKept, TestOldDeliveriesExpire, TestOverItsBoundsTheOldestOfTheFullestGoes
+//     TestWhatIsRejectedIsKept, TestOldDeliveriesExpire, TestOverItsBoundsTheOldestOfTheFullestGoes,
+//     TestDeadLettersAreToldTogether
 //  7. The whole life of an event is told, also what changed while nobody watched, with the gap stated.
 //     TestTheWholeLifeOfAnEventIsTold, TestARestartTellsWhatChangedMeanwhile, TestTheOutcomeIsHonest
 //  8. A full or broken disk does not silence it: it goes on from memory, says so, and is not ready.
-//     TestAFailingDiskStopsNothing, TestAHangingDiskDelaysOnce, TestWithoutADiskTheProgramWorksFromMemory
+//     TestAFullDiskSilencesNobody, TestAHangingDiskDelaysOnce, TestADamagedFileIsReadOrSetAside,
+//     TestWithoutADiskTheProgramWorksFromMemory
 //  9. It never acts on the machine.
 //     TestTheBridgeNeverActsOnTheMachine
 //  10. No secret is ever printed.
@@ -35,6 +37,7 @@
 // # Who owns what
 //
 // The poll loop, the question who this VM is, the housekeeping and each route's worker are a goroutine each, started and
-// waited for by Run; the store of an Outbox has one more, which alone writes the file. Locks are taken in the order
-// Bridge.deciding, Bridge.mu, store.file, Outbox.mu, store.mu, as far as one holds several.
+// waited for by Run; the worker alone touches its schedule, and has a goroutine for each attempt under way. The store of
+// an Outbox has one more, which alone writes the file. No lock is held while a sink or the endpoint is called. Locks are
+// taken in the order Bridge.deciding, Bridge.mu, store.file, Outbox.mu, store.mu, as far as one holds several.
 package bridge

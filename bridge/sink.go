@@ -113,3 +113,9 @@ type Route struct {
 type Renderer interface {
 	Render(d Delivery) (string, error)
 }
+
+// A Connecter is a Sink that can reach its destination, and show its credentials there, without sending anything. The
+// answer is a line for people; the errors are those of Deliver.
+type Connecter interface {
+	Connect(ctx context.Context) (answer string, err error)
+}

@@ -117,9 +117,7 @@ func (r *running) crash() {
 	r.snapshot(image)
 	r.cancel()
 	<-r.done
-	if err := os.Rename(image, r.Outbox.Path()); err != nil {
-		r.s.t.Fatal(err)
-	}
+	copyFile(r.s.t, image, r.Outbox.Path())
 }
 
 // snapshot copies the outbox's file between two transactions: what a crash now would leave.

@@ -52,6 +52,7 @@ const (
 	groupWait    = 50 * time.Millisecond // how long a write may wait for others
 	diskPatience = 5 * time.Second       // how long a commit waits for the disk before it goes on from memory
 	diskRetry    = 5 * time.Second
+	newerRetry   = time.Minute // of a file that will stay as it is until somebody acts
 )
 
 // ErrLocked is wrapped by the error of opening an outbox that another process holds.
@@ -295,7 +296,10 @@ func (s *store) writer() {
 			return
 		}
 		retry.Stop()
-		if err != nil {
+		switch {
+		case errors.Is(err, errNewer):
+			retry.Reset(newerRetry)
+		case err != nil:
 			retry.Reset(diskRetry)
 		}
 	}

@@ -60,14 +60,18 @@ func newWorker(r Route, o *Outbox, log *slog.Logger, trouble func(string, error)
 }
 
 // run delivers until stop is closed; then it finishes what is under way, makes the first attempts that are due, and
-// returns. When ctx is done, it returns as soon as what is under way does, which is at once.
-func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
+// returns. When leave is closed, because another worker takes over, it only finishes what is under way. When ctx is done,
+// it returns as soon as what is under way does, which is at once.
+func (w *worker) run(ctx context.Context, stop, leave <-chan struct{}) {
 	more := w.outbox.attach(w.route.Name)
 	done := make(chan result, max(1, w.terms.Parallel))
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	stopping := false
+	stopping, leaving := false, false
 	for {
+		if closed(leave) {
+			leaving, leave = true, nil
+		}
 		now := time.Now()
 		for _, e := range w.outbox.take(w.route.Name) {
 			w.add(e, now)
@@ -76,8 +80,11 @@ func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
 			w.outbox.giveUp(late, ReasonLate, nil)
 		}
 		w.lookAtSecrets(now)
-		wake := w.attempts(ctx, now, stopping, done)
-		if stopping && w.under == 0 {
+		var wake time.Time
+		if !leaving {
+			wake = w.attempts(ctx, now, stopping, done)
+		}
+		if (stopping || leaving) && w.under == 0 {
 			return
 		}
 		timer.Stop()
@@ -94,10 +101,20 @@ func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
 			w.settle(r, time.Now())
 		case <-stop:
 			stopping, stop = true, nil
+		case <-leave:
 		case <-ctx.Done():
 			w.cutOff(done)
 			return
 		}
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 

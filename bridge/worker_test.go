@@ -12,18 +12,6 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// The waits are those of the contract, a random part of each.
-func TestWaitsGrowToFiveMinutes(t *testing.T) {
-	for failures, want := range []int{1, 2, 4, 8, 15, 30, 60, 120, 240, 300, 300, 300} {
-		if got := backoff(failures+1, 1); got != time.Duration(want)*time.Second {
-			t.Errorf("after %d failures at most %v, want %d s", failures+1, got, want)
-		}
-		if got := backoff(failures+1, 0); got != 0 {
-			t.Errorf("after %d failures at least %v, want 0", failures+1, got)
-		}
-	}
-}
-
 // A sink that refuses for 20 seconds gets everything once it is back, in order.
 func TestASinkThatIsBackGetsEverything(t *testing.T) {
 	for _, trouble := range []error{errDown, errHang, fmt.Errorf("%w: 401", ErrBlocked)} {
@@ -108,23 +96,6 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 		if n := len(e.tried()) - before; n < 2 || n > 4 {
 			t.Errorf("%d attempts in 10 s of urgent deliveries, want one every 5 s and perhaps a probe", n)
 		}
-		b.end()
-	})
-}
-
-// A Retry-After of days is taken for an hour.
-func TestARetryAfterIsAtMostAnHour(t *testing.T) {
-	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(&RetryAfter{After: 72 * time.Hour, Err: errors.New("429")})}
-		b := s.start(e.all("a"))
-		pause(1500 * time.Millisecond)
-		s.reboot(idA)
-		pause(2 * time.Second)
-		e.say(nil)
-		pause(57 * time.Minute)
-		wantIDs(t, e.ids())
-		pause(5 * time.Minute)
-		wantIDs(t, e.ids(), idA+"-scheduled")
 		b.end()
 	})
 }

@@ -1,0 +1,145 @@
+package bridge
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// smallDisk mounts a file system of a megabyte.
+func smallDisk(t *testing.T) (dir string, remount func(flags uintptr)) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); errors.Is(err, syscall.EPERM) {
+		t.Skip("only root may mount a small disk")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir, func(flags uintptr) {
+		t.Helper()
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fill takes all that is left of the disk, and gives it back.
+func fill(t *testing.T, dir string) (free func()) {
+	t.Helper()
+	path := filepath.Join(dir, "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, size := range []int{64 << 10, 4 << 10, 1} {
+		for err = nil; err == nil; {
+			_, err = f.Write(bytes.Repeat([]byte("x"), size))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		if err := os.Remove(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A disk that is full, when the program starts or later, does not silence it: it goes on from memory, is not ready and
+// says why; and when there is room again everything is on disk.
+func TestAFullDiskSilencesNobody(t *testing.T) {
+	for _, atStart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("at the start %v", atStart), func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.dir, _ = smallDisk(t)
+				var free func()
+				if atStart {
+					free = fill(t, s.dir)
+				}
+				e, down := &ear{}, &ear{answer: always(errDown)}
+				b := s.start(e.all("a"), down.all("down"))
+				b.Outbox.limit(func(x *bounds) { x.inMemory = 50 })
+				pause(1500 * time.Millisecond)
+				s.reboot("FIRST")
+				pause(2 * time.Second)
+				if !atStart {
+					free = fill(t, s.dir)
+				}
+				for i := range 60 { // more than the file's own slack
+					s.reboot(fmt.Sprintf("EVENT-%02d", i))
+					pause(1100 * time.Millisecond)
+				}
+				if n := len(e.ids()); n != 61 {
+					t.Errorf("%d were told, want 61", n)
+				}
+				st := b.Status()
+				if err := b.Outbox.Durable(); !errors.Is(err, syscall.ENOSPC) || st.Ready || !strings.Contains(strings.Join(st.Reasons, " "), "no space left") {
+					t.Errorf("Durable = %v, ready %v: %v", err, st.Ready, st.Reasons)
+				}
+				free()
+				pause(diskRetry + time.Second)
+				if err := b.Outbox.Durable(); err != nil {
+					t.Errorf("with room again Durable = %v", err)
+				}
+				b.crash()
+				o := stored(t, s.dir)
+				if n, m := len(pendingIDs(o, "down")), len(deadIDs(o)); n+m != 61 || atStart && m == 0 {
+					t.Errorf("on disk are %d owed and %d dead letters, want 61 in all", n, m)
+				}
+				if events, _ := o.known(); len(events) != 61 {
+					t.Errorf("%d events are open on disk, want 61", len(events))
+				}
+				if n := len(asides(t, s.dir, "*")); n != 0 {
+					t.Errorf("%d files were set aside", n)
+				}
+			})
+		})
+	}
+}
+
+// From a disk that can only be read the backlog is delivered, and what was open is known; when it can be written again,
+// that goes on as if nothing had been.
+func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		dir, remount := smallDisk(t)
+		s.dir = dir
+		e := &ear{answer: always(errDown)}
+		b := s.start(e.all("a"))
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.end()
+		remount(syscall.MS_RDONLY)
+		e.say(nil)
+		b = s.start(e.all("a"))
+		pause(5 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		s.azure.Start(idA)
+		pause(20 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
+		if err := b.Outbox.Durable(); !errors.Is(err, errReadOnly) {
+			t.Errorf("Durable = %v, want that it can only be read", err)
+		}
+		remount(0)
+		pause(diskRetry + time.Second)
+		if err := b.Outbox.Durable(); err != nil {
+			t.Errorf("Durable = %v", err)
+		}
+		b.crash()
+		if list := stored(t, s.dir).List(Selection{}); len(list) != 0 {
+			t.Errorf("on disk is still owed %v", list)
+		}
+	})
+}

@@ -1,0 +1,231 @@
+package bridge
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// A route that was never there is owed the newest change of every event that is open, and what comes.
+func TestANewRouteHearsWhatIsOpen(t *testing.T) {
+	for _, how := range []string{"restart", "reload"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				first, second, mine := &ear{}, &ear{}, &ear{}
+				b := s.start(first.all("first"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(2 * time.Second)
+				s.azure.Start(idA)
+				s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-1"}})
+				pause(2 * time.Second)
+				s.azure.Schedule(imdstest.Event{ID: "over"})
+				pause(2 * time.Second)
+				s.azure.End("over")
+				pause(2 * time.Second)
+				n := len(first.ids())
+				routes := []Route{first.all("first"), second.all("second"), mine.self("mine")}
+				if how == "restart" {
+					b.end()
+					b = s.start(routes...)
+				} else {
+					b.Reload(routes, SettingsInfo{})
+				}
+				pause(2 * time.Second)
+				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled")
+				wantIDs(t, mine.ids(), idA+"-started")
+				if len(first.ids()) != n {
+					t.Errorf("the route that was there heard %v again", first.ids()[n:])
+				}
+				s.azure.End(idA)
+				s.azure.End(idB)
+				pause(2 * time.Second)
+				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled", idA+"-vanished", idB+"-vanished")
+				wantIDs(t, mine.ids(), idA+"-started", idA+"-vanished")
+				b.end()
+			})
+		})
+	}
+}
+
+// Reloads under load, with a destination that comes and goes, lose nothing and reorder nothing of an event.
+func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		fails := 0
+		e.say(func(d Delivery) error {
+			if fails++; fails%3 == 0 {
+				return errDown
+			}
+			return nil
+		})
+		slow := e.all("a")
+		slow.Sink = slowSink{e, 300 * time.Millisecond}
+		b := s.start(slow)
+		pause(2 * time.Second)
+		want := map[string][]string{}
+		for i := range 40 {
+			id := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
+			s.azure.Schedule(imdstest.Event{ID: id})
+			want[id] = []string{id + "-scheduled", id + "-started", id + "-vanished"}
+			if i >= 2 {
+				s.azure.Start(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i-2))
+			}
+			if i >= 4 {
+				s.azure.End(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i-4))
+			}
+			pause(1100 * time.Millisecond)
+			if i%3 == 0 {
+				b.Reload([]Route{slow}, SettingsInfo{})
+			}
+		}
+		for i := 36; i < 40; i++ {
+			s.azure.Start(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
+		}
+		pause(2 * time.Second)
+		for i := 36; i < 40; i++ {
+			s.azure.End(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
+		}
+		e.say(nil)
+		pause(6 * time.Minute)
+		got := map[string][]string{}
+		for _, h := range e.accepted() {
+			got[h.Event.Subject()] = append(got[h.Event.Subject()], h.Event.ID())
+		}
+		for id, ids := range want {
+			wantIDs(t, got[id], ids...)
+		}
+		b.end()
+	})
+}
+
+// A reload while the bridge still waits for the name of its VM starts each route once.
+func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		down := &ear{answer: always(errDown)}
+		b := s.start(down.all("a"))
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.end()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		e := &ear{}
+		r := e.all("a")
+		r.Sink = slowSink{e, time.Second}
+		b = s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		b.Reload([]Route{r}, SettingsInfo{Hash: "new"})
+		pause(time.Minute)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		if h := b.Status().Settings.Hash; h != "new" {
+			t.Errorf("the settings are %q", h)
+		}
+		b.end()
+	})
+}
+
+// A reload whose old attempt hangs waits with that route only, and until the attempt's time is over.
+func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		hung, well := &ear{answer: always(errHang)}, &ear{}
+		b := s.start(hung.all("hung"), well.all("well"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		began := time.Now()
+		now, alsoNow := &ear{}, &ear{}
+		b.Reload([]Route{now.all("hung"), alsoNow.all("well")}, SettingsInfo{})
+		if d := time.Since(began); d > 0 {
+			t.Errorf("Reload took %v", d)
+		}
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		wantIDs(t, alsoNow.ids(), idA+"-started")
+		wantIDs(t, now.ids())
+		pause(10 * time.Second)
+		wantIDs(t, now.ids(), idA+"-scheduled", idA+"-started")
+		b.end()
+	})
+}
+
+// A name that is gone from the settings keeps its backlog for a day, for the case that it returns.
+func TestANameThatIsGoneKeepsItsBacklogForADay(t *testing.T) {
+	for _, tt := range []struct {
+		away time.Duration
+		kept bool
+	}{{23 * time.Hour, true}, {25 * time.Hour, false}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e, other := &ear{answer: always(errDown)}, &ear{}
+			b := s.start(e.all("a"), other.all("other"))
+			s.reboot(idA)
+			pause(10 * time.Second)
+			b.Reload([]Route{other.all("other")}, SettingsInfo{})
+			pause(10 * time.Second)
+			if st := b.Status().Sinks[0]; st.Name != "a" || st.State != SinkOrphaned || st.Pending != 1 {
+				t.Errorf("status shows %+v, want the orphaned backlog", st)
+			}
+			b.end()
+			pause(tt.away)
+			b = s.start(other.all("other"))
+			pause(5 * time.Second)
+			dead := b.Outbox.List(Selection{State: StateDead})
+			if tt.kept && len(dead) != 0 || !tt.kept && (len(dead) != 1 || dead[0].Reason != ReasonRemoved) {
+				t.Errorf("after %v the dead letters are %v", tt.away, dead)
+			}
+			e.say(nil)
+			tries := len(e.tried())
+			b.Reload([]Route{e.all("a"), other.all("other")}, SettingsInfo{})
+			pause(2 * time.Second)
+			wantIDs(t, e.ids(), idA+"-scheduled") // from the backlog, or because it is open and the name is new
+			if st := b.Status().Sinks[0]; st.State != SinkOK || st.Pending != 0 {
+				t.Errorf("back after %v, status shows %+v", tt.away, st)
+			}
+			if attempt := e.tried()[tries].Attempt; tt.kept == (attempt == 1) {
+				t.Errorf("back after %v, it is attempt %d", tt.away, attempt)
+			}
+			b.end()
+		})
+	}
+}
+
+// The backlog of a name that is gone goes while the bridge runs, too, as soon as its day is over.
+func TestABacklogNobodyWantsGoesAfterADay(t *testing.T) {
+	o := openTest(t, t.TempDir(), nil)
+	now := time.Now()
+	o.setRoutes([]string{"a", "b"}, now)
+	mustOwe(t, o, Scheduled, idA, "a", "b")
+	o.setRoutes([]string{"b"}, now)
+	o.dropOrphans(now.Add(24 * time.Hour))
+	wantIDs(t, pendingIDs(o, "a"), idA+"-scheduled")
+	o.dropOrphans(now.Add(24*time.Hour + time.Second))
+	wantIDs(t, pendingIDs(o, "a"))
+	wantIDs(t, pendingIDs(o, "b"), idA+"-scheduled")
+	wantIDs(t, deadIDs(o), idA+"-scheduled")
+	if added := o.setRoutes([]string{"a", "b"}, now); !slices.Equal(added, []string{"a"}) {
+		t.Errorf("new routes are %v, want a", added)
+	}
+}
+
+// The backlog of a name goes to its new destination: the old one finishes what is under way, and gets no more.
+func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		before, after := &ear{}, &ear{}
+		slow := before.all("a")
+		slow.Sink = slowSink{before, 3 * time.Second}
+		b := s.start(slow)
+		pause(1500 * time.Millisecond)
+		for i := range 10 {
+			s.reboot(fmt.Sprintf("EVENT-%d", i))
+		}
+		pause(5 * time.Second) // one was delivered, another is under way
+		b.Reload([]Route{after.all("a")}, SettingsInfo{})
+		b.Reload([]Route{after.all("a")}, SettingsInfo{}) // and nothing is confused by two of them
+		pause(10 * time.Second)
+		if n, m := len(before.ids()), len(after.ids()); n != 2 || m != 8 {
+			t.Errorf("the old destination got %d and the new one %d, want 2 and 8", n, m)
+		}
+		b.end()
+	})
+}
