@@ -31,34 +31,34 @@ var fileTerms = bridge.Terms{
 	Timeout: 10 * time.Second, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 256,
 }
 
-func openFile(decode func(any) error, h Host) (bridge.Sink, []string, error) {
+func openFile(decode func(any) error, h Host) (Opened, error) {
 	var s fileSettings
 	if err := decode(&s); err != nil {
-		return nil, nil, err
+		return Opened{}, err
 	}
 	r := rotation{max: int64(s.MaxSize), every: s.RotateEvery, keep: s.Keep}
 	switch {
 	case s.Path == "":
-		return nil, nil, &KeyError{"path", errors.New("missing; expected the path of a file, or - for standard output")}
+		return Opened{}, &KeyError{"path", errors.New("missing; expected the path of a file, or - for standard output")}
 	case s.RotateEvery != 0 && s.RotateEvery < time.Minute:
-		return nil, nil, &KeyError{"rotate_every", errors.New("expected at least 1m")}
+		return Opened{}, &KeyError{"rotate_every", errors.New("expected at least 1m")}
 	case s.Keep < 0:
-		return nil, nil, &KeyError{"keep", errors.New("expected how many rotated files stay, or 0 for all")}
+		return Opened{}, &KeyError{"keep", errors.New("expected how many rotated files stay, or 0 for all")}
 	case s.Keep > 0 && !r.on():
-		return nil, nil, &KeyError{"keep", errors.New("is about rotated files; expected max_size or rotate_every too")}
+		return Opened{}, &KeyError{"keep", errors.New("is about rotated files; expected max_size or rotate_every too")}
 	case s.Path == "-" && r.on():
 		key := "max_size"
 		if r.max == 0 {
 			key = "rotate_every"
 		}
-		return nil, nil, &KeyError{key, errors.New("standard output cannot be rotated")}
+		return Opened{}, &KeyError{key, errors.New("standard output cannot be rotated")}
 	case s.Path == "-":
-		return &stream{w: h.Stdout}, nil, nil
+		return Opened{Sink: &stream{w: h.Stdout}}, nil
 	case os.IsPathSeparator(s.Path[len(s.Path)-1]):
-		return nil, nil, &KeyError{"path", fmt.Errorf("%s is a directory; expected the path of a file", s.Path)}
+		return Opened{}, &KeyError{"path", fmt.Errorf("%s is a directory; expected the path of a file", s.Path)}
 	}
 	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write}
-	return f, nil, nil
+	return Opened{Sink: f}, nil
 }
 
 // stream writes one CloudEvent a line to a stream that is somebody else's.

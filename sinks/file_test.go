@@ -275,7 +275,7 @@ func TestFileSettingsAreChecked(t *testing.T) {
 	} {
 		wrongKey(t, "file", tt.settings, tt.key, tt.reason)
 	}
-	if _, _, err := open("file", `{path: a, max_size: 1 parsec}`, testHost(t)); err == nil {
+	if _, err := open("file", `{path: a, max_size: 1 parsec}`, testHost(t)); err == nil {
 		t.Error("max_size of a parsec gave no error")
 	}
 }

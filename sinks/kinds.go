@@ -15,11 +15,17 @@ import (
 // A Kind is a kind of destination: how to open one, and the terms it comes with.
 type Kind struct {
 	// Open builds a sink from its section of the settings and checks whatever can be checked without touching the
-	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError. The secrets are
-	// the files whose change means new credentials. A sink that is an io.Closer is closed when nothing more will be
-	// delivered to it.
-	Open  func(decode func(any) error, h Host) (sink bridge.Sink, secrets []string, err error)
+	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError.
+	Open  func(decode func(any) error, h Host) (Opened, error)
 	Terms bridge.Terms
+}
+
+// Opened is a sink and what the program must know of its settings.
+type Opened struct {
+	Sink     bridge.Sink // closed when nothing more will be delivered to it, if it is an io.Closer
+	Secrets  []string    // files whose change means new credentials
+	Parallel int         // instead of that of the kind's terms, unless 0
+	Notes    []string    // what an operator may not expect of these settings; check prints them
 }
 
 // Kinds are all kinds of destination by their key in the settings file.
@@ -30,11 +36,14 @@ var Kinds = map[string]Kind{
 
 // Host is what the program lends to its sinks, so that they neither read the environment nor write to its streams.
 type Host struct {
-	Getenv func(string) string
-	Stdout io.Writer
-	Proxy  func(*http.Request) (*url.URL, error) // the environment's proxy
-	Log    *slog.Logger
-	Agent  string // User-Agent, such as forewarn/1.2.0
+	Name     string // of the sink that is opened
+	Getenv   func(string) string
+	Stdout   io.Writer
+	Proxy    func(*http.Request) (*url.URL, error) // the environment's proxy
+	Log      *slog.Logger
+	Agent    string         // User-Agent, such as forewarn/1.2.0
+	Zone     *time.Location // of the texts for people; nil is UTC
+	Endpoint string         // of the metadata service, without a slash at its end
 }
 
 // KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file; the items of

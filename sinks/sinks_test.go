@@ -119,7 +119,8 @@ func TestNoSecretIsEverShown(t *testing.T) {
 			h := testHost(t)
 			h.Getenv = func(name string) string { return p.env[name] }
 			h.Log = slog.New(slog.NewTextHandler(&log, nil))
-			s, _, err := open(kind, p.settings, h)
+			opened, err := open(kind, p.settings, h)
+			s := opened.Sink
 			var answer bridge.Answer
 			var tried bool
 			if err == nil {
@@ -205,7 +206,7 @@ func TestClosedSinkLeavesNothingRunning(t *testing.T) {
 func TestUnknownKeyIsRefused(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
 		settings, _ := trial.accepts(t)
-		if _, _, err := open(kind, settings+"\nno_such_key: 1\n", testHost(t)); err == nil {
+		if _, err := open(kind, settings+"\nno_such_key: 1\n", testHost(t)); err == nil {
 			t.Error("open with no_such_key gave no error")
 		}
 	})
@@ -239,7 +240,7 @@ func testHost(t *testing.T) Host {
 }
 
 // open opens a sink from its section of the settings.
-func open(kind, settings string, h Host) (bridge.Sink, []string, error) {
+func open(kind, settings string, h Host) (Opened, error) {
 	return Kinds[kind].Open(func(to any) error {
 		return yaml.UnmarshalWithOptions([]byte(settings), to, yaml.Strict())
 	}, h)
@@ -247,12 +248,12 @@ func open(kind, settings string, h Host) (bridge.Sink, []string, error) {
 
 func mustOpen(t *testing.T, kind, settings string, h Host) bridge.Sink {
 	t.Helper()
-	s, _, err := open(kind, settings, h)
+	opened, err := open(kind, settings, h)
 	if err != nil {
 		t.Fatalf("open %s: %v\n%s", kind, err, settings)
 	}
-	t.Cleanup(func() { closeSink(s) })
-	return s
+	t.Cleanup(func() { closeSink(opened.Sink) })
+	return opened.Sink
 }
 
 func closeSink(s bridge.Sink) {
@@ -294,7 +295,7 @@ func idsIn(t *testing.T, text []byte) []string {
 // wrongKey checks that opening fails at a key, for a reason.
 func wrongKey(t *testing.T, kind, settings, key, reason string) {
 	t.Helper()
-	_, _, err := open(kind, settings, testHost(t))
+	_, err := open(kind, settings, testHost(t))
 	e, ok := errors.AsType[*KeyError](err)
 	if !ok || e.Key != key || !strings.Contains(err.Error(), reason) {
 		t.Errorf("open of\n%s\ngave %v; want it to be about %s: …%s…", settings, err, key, reason)

@@ -112,10 +112,11 @@ func TestRenewedCertificatesArePickedUp(t *testing.T) {
 	install(first)
 	urlFile := writeFile(t, "url", server(first).URL)
 	settings := "url_file: " + urlFile + "\ntls: {ca_file: " + caFile + ", cert_file: " + certFile + ", key_file: " + keyFile + "}"
-	s, secrets, err := open("webhook", settings, testHost(t))
-	if err != nil || len(secrets) != 4 {
-		t.Fatalf("open = %q, %v; want the four files to watch", secrets, err)
+	opened, err := open("webhook", settings, testHost(t))
+	if err != nil || len(opened.Secrets) != 4 {
+		t.Fatalf("open = %q, %v; want the four files to watch", opened.Secrets, err)
 	}
+	s := opened.Sink
 	defer closeSink(s)
 	deliver := func(when, want string) {
 		t.Helper()

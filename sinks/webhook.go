@@ -64,30 +64,30 @@ type webhook struct {
 	now     func() time.Time
 }
 
-func openWebhook(decode func(any) error, h Host) (bridge.Sink, []string, error) {
+func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	var s webhookSettings
 	if err := decode(&s); err != nil {
-		return nil, nil, err
+		return Opened{}, err
 	}
 	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", now: time.Now}
 	if !oneOf(s.Mode, "", "structured", "binary") {
-		return nil, nil, &KeyError{"mode", fmt.Errorf("%q is unknown; expected structured or binary", s.Mode)}
+		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected structured or binary", s.Mode)}
 	}
 	var err error
 	if w.secrets, err = newCredentials(s, h); err != nil {
-		return nil, nil, err
+		return Opened{}, err
 	}
 	if w.binary && len(s.Signing) > 0 {
-		return nil, nil, &KeyError{"signing_secrets", errors.New("a signature covers the body only, and in binary mode the " +
+		return Opened{}, &KeyError{"signing_secrets", errors.New("a signature covers the body only, and in binary mode the " +
 			"CloudEvent's attributes are headers; expected mode structured")}
 	}
 	if err := w.openBody(s); err != nil {
-		return nil, nil, err
+		return Opened{}, err
 	}
 	if w.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
-		return nil, nil, err
+		return Opened{}, err
 	}
-	return w, append(w.secrets.files(), s.TLS.files()...), nil
+	return Opened{Sink: w, Secrets: append(w.secrets.files(), s.TLS.files()...)}, nil
 }
 
 // openBody parses the template of the body and tries it on a CloudEvent of every change.

@@ -167,10 +167,11 @@ func TestWebhookReadsSecretsOnEachUse(t *testing.T) {
 	var r recorder
 	path := writeFile(t, "token", "first\n")
 	settings := "url: " + serve(t, &r).URL + "\nbearer_file: " + path
-	s, files, err := open("webhook", settings, testHost(t))
-	if err != nil || !slices.Equal(files, []string{path}) {
-		t.Fatalf("open = %v, %v; want the secret file", files, err)
+	opened, err := open("webhook", settings, testHost(t))
+	if err != nil || !slices.Equal(opened.Secrets, []string{path}) {
+		t.Fatalf("open = %v, %v; want the secret file", opened.Secrets, err)
 	}
+	s := opened.Sink
 	defer closeSink(s)
 	for _, tt := range []struct {
 		text string
@@ -286,7 +287,7 @@ func TestWebhookSettingsAreChecked(t *testing.T) {
 // The value of a header is a text, the name of a file or the name of a variable, and nothing else.
 func TestWebhookHeaderValuesAreStrict(t *testing.T) {
 	for _, value := range []string{"{fil: /x}", "[a]", "{}", "{file: ''}", "{file: /x, more: 1}"} {
-		if _, _, err := open("webhook", "{url: http://a.example, headers: {X-A: "+value+"}}", testHost(t)); err == nil {
+		if _, err := open("webhook", "{url: http://a.example, headers: {X-A: "+value+"}}", testHost(t)); err == nil {
 			t.Errorf("the header value %s gave no error", value)
 		}
 	}

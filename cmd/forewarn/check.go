@@ -55,7 +55,7 @@ sink would be told, or the key of the settings that keeps it out. Wrong settings
 
 // check asks the filters of every sink about every sample, for this VM and for another of its set.
 func check(s *settings, now time.Time) (checked, error) {
-	c := checked{Settings: s.Path, Hash: s.Hash, State: s.State, Endpoint: s.IMDS.Endpoint, Sinks: []string{}, Notes: []string{}}
+	c := checked{Settings: s.Path, Hash: s.Hash, State: s.State, Endpoint: s.IMDS.Endpoint, Sinks: []string{}, Notes: append([]string{}, s.Notes...)}
 	self := s.IMDS.VMName
 	if self == "" {
 		self = "this-vm"

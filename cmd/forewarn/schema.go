@@ -45,7 +45,7 @@ func settingsSchema(kinds map[string]sinks.Kind) map[string]any {
 	var oneKind []any
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
 		// A kind shows the type of its settings by what it wants decoded.
-		_, _, _ = kinds[name].Open(func(to any) error {
+		_, _ = kinds[name].Open(func(to any) error {
 			props[name] = schemaOf(reflect.TypeOf(to).Elem())
 			return errors.ErrUnsupported
 		}, sinks.Host{})

@@ -43,6 +43,7 @@ type settings struct {
 	Source   string         `yaml:"cloudevents_source"`
 	Timezone *time.Location // shown beside UTC
 	Routes   []bridge.Route // the sinks, in the file's order
+	Notes    []string       // what an operator may not expect of them
 }
 
 // sinkSettings are the keys that a sink may have beside the one of its kind.
@@ -136,12 +137,12 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 	if l.Kinds == nil {
 		return s, nil // only the rest was asked for
 	}
-	s.Routes, err = l.routes(doc)
+	s.Routes, err = l.routes(doc, s)
 	return s, err
 }
 
 // routes builds the sinks in their order.
-func (l loader) routes(doc *document) ([]bridge.Route, error) {
+func (l loader) routes(doc *document, s *settings) ([]bridge.Route, error) {
 	list, ok := doc.root.find("sinks")
 	if !ok || list.value.kind == nothing {
 		return nil, doc.errorAt(list.pos, "no sinks, so nobody would be told; expected at least one below the key sinks, "+
@@ -153,7 +154,7 @@ func (l loader) routes(doc *document) ([]bridge.Route, error) {
 	var routes []bridge.Route
 	lines := make(map[string]int) // in which a name stands
 	for _, n := range list.value.items {
-		r, err := l.route(doc, n)
+		r, err := l.route(doc, n, s)
 		if err != nil {
 			return nil, err
 		}
@@ -169,7 +170,7 @@ func (l loader) routes(doc *document) ([]bridge.Route, error) {
 }
 
 // route builds one sink.
-func (l loader) route(doc *document, n *node) (r bridge.Route, err error) {
+func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err error) {
 	known := slices.Sorted(maps.Keys(l.Kinds))
 	found := slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return !slices.Contains(known, e.key) })
 	if len(found) == 0 { // nothing to build, but something else may be wrong before that
@@ -212,8 +213,20 @@ func (l loader) route(doc *document, n *node) (r bridge.Route, err error) {
 		}
 	}
 	open := func(to any) error { return doc.decode(section.value, to, section.key) }
-	r.Sink, r.Secrets, err = kind.Open(open, l.Host)
-	return r, doc.wrongKey(section, err)
+	host := l.Host
+	host.Name, host.Zone, host.Endpoint = r.Name, s.Timezone, s.IMDS.Endpoint
+	opened, err := kind.Open(open, host)
+	if err != nil {
+		return r, doc.wrongKey(section, err)
+	}
+	r.Sink, r.Secrets = opened.Sink, opened.Secrets
+	if opened.Parallel > 0 {
+		r.Terms.Parallel = opened.Parallel
+	}
+	for _, note := range opened.Notes {
+		s.Notes = append(s.Notes, r.Name+": "+note)
+	}
+	return r, nil
 }
 
 var (

@@ -442,27 +442,27 @@ func terms(late bridge.Late, level bridge.Level, batch int) bridge.Terms {
 	return bridge.Terms{Timeout: 10 * time.Second, Late: late, Bridge: level, Batch: batch}
 }
 
-func openTestSink(decode func(any) error, _ sinks.Host) (bridge.Sink, []string, error) {
+func openTestSink(decode func(any) error, _ sinks.Host) (sinks.Opened, error) {
 	s := &testSink{}
-	return s, nil, decode(s)
+	return sinks.Opened{Sink: s}, decode(s)
 }
 
-func openTestWebhook(decode func(any) error, _ sinks.Host) (bridge.Sink, []string, error) {
+func openTestWebhook(decode func(any) error, _ sinks.Host) (sinks.Opened, error) {
 	s := &testSink{}
 	if err := decode(s); err != nil {
-		return nil, nil, fmt.Errorf("read settings: %w", err)
+		return sinks.Opened{}, fmt.Errorf("read settings: %w", err)
 	}
 	if s.URL == "" {
-		return nil, nil, &sinks.KeyError{Key: "url", Err: errors.New("missing; expected the address that takes the CloudEvents")}
+		return sinks.Opened{}, &sinks.KeyError{Key: "url", Err: errors.New("missing; expected the address that takes the CloudEvents")}
 	}
 	if s.Mode != "" && s.Mode != "binary" && s.Mode != "structured" {
-		return nil, nil, &sinks.KeyError{Key: "mode", Err: fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
+		return sinks.Opened{}, &sinks.KeyError{Key: "mode", Err: fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
 	}
 	if s.TLS != nil && s.TLS.CAFile == "" {
-		return nil, nil, &sinks.KeyError{Key: "tls.ca_file", Err: errors.New("missing")}
+		return sinks.Opened{}, &sinks.KeyError{Key: "tls.ca_file", Err: errors.New("missing")}
 	}
 	if s.Channel != "" {
-		return nil, nil, errors.New("a webhook has no channel")
+		return sinks.Opened{}, errors.New("a webhook has no channel")
 	}
 	var files []string
 	for _, h := range s.Headers {
@@ -470,5 +470,5 @@ func openTestWebhook(decode func(any) error, _ sinks.Host) (bridge.Sink, []strin
 			files = append(files, f)
 		}
 	}
-	return s, files, nil
+	return sinks.Opened{Sink: s, Secrets: files}, nil
 }
