@@ -56,11 +56,12 @@ func (o *Outbox) Commit(c Commit, now time.Time) error {
 		if owed.Event != "" {
 			latest[owed.Event] = seq
 		}
+		azureType, _ := owed.CloudEvent.Extensions()["azeventtype"].(string)
 		for i, name := range slices.Concat(owed.To, owed.Undecided) {
 			e := &Entry{
 				Key: name + "/" + seqKey(seq), Sink: name, ID: owed.CloudEvent.ID(), Type: owed.CloudEvent.Type(),
 				Event: owed.Event, State: StatePending, Bytes: len(body), Owed: now.UTC(), Change: owed.Change,
-				NotBefore: owed.NotBefore, seq: seq, uncommitted: true,
+				AzureType: azureType, NotBefore: owed.NotBefore, seq: seq, uncommitted: true,
 			}
 			if i >= len(owed.To) {
 				e.Held = owed.HeldUntil

@@ -29,6 +29,7 @@ type Entry struct {
 	Tried     time.Time  `json:"tried,omitzero"`
 	Held      time.Time  `json:"held,omitzero"` // waits until then for the observer's name to decide a filter
 	Change    ChangeKind `json:"change,omitempty"`
+	AzureType string     `json:"azureType,omitempty"`
 	NotBefore time.Time  `json:"notBefore,omitzero"`
 	DeadSince time.Time  `json:"deadSince,omitzero"`
 
@@ -174,7 +175,9 @@ func (o *Outbox) settle(batch, superseded []*Entry, a Answer, now time.Time, atO
 	sh := o.shelf(route)
 	sh.delivered += len(batch)
 	sh.accepted = now
-	o.keepReceipt(batch[0], a.Receipt)
+	for _, e := range batch {
+		o.keepReceipt(e, a.Receipt)
+	}
 	o.ahead[route] += len(batch) + len(superseded)
 	wait := atOnce || o.ahead[route] >= settleAhead
 	o.mu.Unlock()
@@ -199,8 +202,8 @@ func (o *Outbox) failed(batch []*Entry, cause error, receipt []byte, now, next t
 		if !e.gone {
 			o.store.write(bucketPending, e.Key, compactJSON(e))
 		}
+		o.keepReceipt(e, receipt)
 	}
-	o.keepReceipt(batch[0], receipt)
 	o.mu.Unlock()
 	o.syncIf(false)
 }

@@ -15,6 +15,8 @@ const (
 	blockedOver   = 30 * time.Second // … over at least this
 	probeEvery    = time.Minute      // while blocked
 	maxRetryAfter = time.Hour
+	dueSoon       = 2 * time.Minute // less notice than this waits for no group
+	maxGroup      = 500             // deliveries in one
 )
 
 // waits are how long to wait after the first, second, … attempt that failed; the last one stays.
@@ -39,6 +41,7 @@ type lane struct {
 	failures int       // in a row
 	alone    bool      // it had its chance after the route accepted others, so the trouble is its own
 	tried    time.Time // when the last attempt began
+	gathered time.Time // the group is complete that it waits for
 }
 
 // A schedule says what a route is owed and when which of it may be tried. It knows no sink and touches no disk but to
@@ -56,6 +59,19 @@ type schedule struct {
 	probe    time.Time // the next one, while blocked
 	override time.Time // the last attempt that beat the schedule
 	single   int       // deliveries to make one by one, because a batch of them was rejected
+	waves    map[wave]*gathering
+}
+
+// A wave is what messages of a group have in common.
+type wave struct {
+	azureType string
+	change    ChangeKind
+}
+
+// gathering is what came lately of one wave.
+type gathering struct {
+	came []time.Time // at most so many as do not make a group yet, the latest
+	done time.Time   // when those that wait now become one batch
 }
 
 // attempt is one call of Deliver: a batch, and for late: latest the entries that its only delivery stands for.
@@ -79,7 +95,44 @@ func (s *schedule) add(e *Entry, now time.Time) {
 	if n := len(l.owed); n > 1 && l.owed[n-2].seq > e.seq { // replayed
 		slices.SortFunc(l.owed, bySeq)
 	}
+	l.gathered = s.gather(e, now)
 	l.urgent = l.urgent || e.Event != "" && (e.NotBefore.IsZero() || e.NotBefore.Sub(now) < urgentNotice)
+}
+
+// gather counts what came of a wave. It gives the time until which the entry waits for others; zero if it does not.
+func (s *schedule) gather(e *Entry, now time.Time) time.Time {
+	if s.terms.Group.Above <= 0 || s.terms.Late != LateLatest || e.Event == "" {
+		return time.Time{}
+	}
+	of := e.wave()
+	g := s.waves[of]
+	if g == nil {
+		if s.waves == nil {
+			s.waves = make(map[wave]*gathering)
+		}
+		g = &gathering{}
+		s.waves[of] = g
+	}
+	g.came = slices.DeleteFunc(g.came, func(at time.Time) bool { return now.Sub(at) >= s.terms.Group.Within })
+	if len(g.came) < s.terms.Group.Above {
+		g.came = append(g.came, now)
+		return time.Time{}
+	}
+	g.came = append(g.came[1:], now)
+	if e.dueSoon(now) {
+		return time.Time{}
+	}
+	if !g.done.After(now) {
+		g.done = now.Add(s.terms.Group.Within)
+	}
+	return g.done
+}
+
+func (e *Entry) wave() wave { return wave{e.AzureType, e.Change} }
+
+// dueSoon says whether people have no time to lose: the event lies ahead, and begins soon or nobody knows when.
+func (e *Entry) dueSoon(now time.Time) bool {
+	return (e.Change == Scheduled || e.Change == Updated) && e.NotBefore.Sub(now) < dueSoon
 }
 
 // overtaken takes out what the route does not want any more because something newer is owed, or its time has passed.
@@ -117,6 +170,9 @@ func (s *schedule) next(now time.Time, stopping bool) (attempt, time.Time) {
 		for len(l.owed) > 0 && !s.owed(l.owed[0]) {
 			l.owed = l.owed[1:]
 		}
+		if stopping {
+			l.gathered = time.Time{}
+		}
 		at := s.due(l)
 		switch {
 		case len(l.owed) == 0:
@@ -146,7 +202,7 @@ func (s *schedule) due(l *lane) time.Time {
 	if l.urgent {
 		at = earlier(at, s.override.Add(urgentEvery))
 	}
-	return later(at, s.floor)
+	return later(later(at, l.gathered), s.floor)
 }
 
 // planned is when the lane's turn comes, urgent or not.
@@ -184,12 +240,17 @@ func (s *schedule) pick(ready []*lane) attempt {
 	if s.single > 0 || s.blocked {
 		limit = 1
 	}
-	if first := ready[0]; s.terms.Late == LateLatest && first.event != "" {
-		owed := slices.DeleteFunc(slices.Clone(first.owed), func(e *Entry) bool { return !s.owed(e) })
-		n := max(0, len(owed)-1)
-		return attempt{batch: owed[n:], superseded: owed[:n], lanes: ready[:1]}
-	}
 	var a attempt
+	if first := ready[0]; s.terms.Late == LateLatest && first.event != "" {
+		for _, l := range s.group(first) {
+			owed := slices.DeleteFunc(slices.Clone(l.owed), func(e *Entry) bool { return !s.owed(e) })
+			if n := len(owed) - 1; n >= 0 {
+				a.batch, a.superseded = append(a.batch, owed[n]), append(a.superseded, owed[:n]...)
+				a.lanes = append(a.lanes, l)
+			}
+		}
+		return a
+	}
 	for _, l := range ready {
 		if len(a.batch) == limit {
 			break
@@ -205,6 +266,26 @@ func (s *schedule) pick(ready []*lane) attempt {
 	return a
 }
 
+// group are the lanes of which one message is made, the first of which may be tried now: itself alone, or all of its wave.
+func (s *schedule) group(first *lane) []*lane {
+	above := s.terms.Group.Above
+	if above <= 0 || s.single > 0 || s.blocked || first.alone {
+		return []*lane{first}
+	}
+	of := first.newest().wave()
+	lanes := []*lane{first}
+	for _, l := range s.lanes {
+		if l != first && l.event != "" && !l.busy && !l.alone && len(l.owed) > 0 && l.newest().wave() == of {
+			lanes = append(lanes, l)
+		}
+	}
+	if len(lanes) <= above && first.gathered.IsZero() {
+		return lanes[:1]
+	}
+	slices.SortFunc(lanes, s.before)
+	return lanes[:min(len(lanes), maxGroup)]
+}
+
 // begin notes that the attempt is under way.
 func (s *schedule) begin(a attempt, now time.Time) {
 	first := a.lanes[0]
@@ -216,7 +297,7 @@ func (s *schedule) begin(a attempt, now time.Time) {
 	}
 	s.under++
 	for _, l := range a.lanes {
-		l.busy, l.urgent, l.tried = true, false, now // what comes from now on is not in this attempt
+		l.busy, l.urgent, l.tried, l.gathered = true, false, now, time.Time{} // what comes from now on is not in this attempt
 	}
 }
 

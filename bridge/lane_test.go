@@ -25,6 +25,8 @@ type plan struct {
 	now  time.Time
 	seq  uint64
 	gone map[*Entry]bool
+
+	azureType string // of what is owed
 }
 
 func newPlan(terms Terms) *plan {
@@ -36,7 +38,7 @@ func newPlan(terms Terms) *plan {
 // owe adds a change of the event whose NotBefore is so far away; 0 is none.
 func (p *plan) owe(event string, kind ChangeKind, notice time.Duration) *Entry {
 	p.seq++
-	e := &Entry{Event: event, Change: kind, ID: fmt.Sprintf("%s-%s", event, kind), Sink: "a", seq: p.seq}
+	e := &Entry{Event: event, Change: kind, ID: fmt.Sprintf("%s-%s", event, kind), Sink: "a", AzureType: p.azureType, seq: p.seq}
 	if notice != 0 {
 		e.NotBefore = p.now.Add(notice)
 	}

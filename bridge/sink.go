@@ -13,7 +13,7 @@ import (
 //
 // Deliver makes one attempt to hand over the whole batch and returns when every delivery of it is accepted, when
 // one is not, or when ctx is done; it must not go on in the background after that. A batch is accepted whole or not
-// at all, holds at most Terms.Batch deliveries, oldest first, and is never empty. Deliver never retries: order,
+// at all, holds at most Terms.Batch deliveries, oldest first, or those of a Terms.Group, nearest first, and is never empty. Deliver never retries: order,
 // schedule, deadline and memory belong to the bridge, which calls it from one goroutine at a time, or from
 // Terms.Parallel.
 //
@@ -24,7 +24,8 @@ import (
 //   - wraps ErrBlocked: nothing will be taken until somebody acts (credentials, address, certificate); all is kept.
 //   - anything else: try again later. A *RetryAfter anywhere in the chain carries the destination's own wish.
 //
-// The Answer counts beside an error too: its receipt is stored and comes back with the next attempt. Errors and
+// The Answer counts beside an error too: its receipt is stored, for every Azure event of the batch, and comes back with
+// the next attempt. Errors and
 // answers never hold credentials.
 type Sink interface {
 	Deliver(ctx context.Context, batch []Delivery) (Answer, error)
@@ -92,6 +93,17 @@ type Terms struct {
 	// Sync puts each settled delivery on the disk before the next attempt, for a sink that must not repeat even the few
 	// that a crash else could.
 	Sync bool
+	// Group makes one batch of the deliveries about many Azure events. It takes Late to be LateLatest.
+	Group Group
+}
+
+// A Group says when what is owed about many Azure events is handed over as one batch, so that a wave of them does not
+// fill a channel. When more than Above events of one type and change wait, they become one batch. When more than Above
+// came within Within, the next ones wait until Within has passed since the first of those, and become one batch then; but
+// what is due in less than two minutes never waits. The zero Group makes none.
+type Group struct {
+	Above  int
+	Within time.Duration
 }
 
 // A Route is a named sink with its filter and terms. The name is what deliveries belong to: a route that returns

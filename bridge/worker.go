@@ -175,7 +175,8 @@ func (w *worker) deliver(ctx context.Context, a attempt) (r result) {
 		batch[i] = Delivery{Event: ce, Attempt: e.Attempts + 1, Receipt: w.outbox.receipt(e)}
 	}
 	for _, e := range a.superseded {
-		batch[0].Missed = append(batch[0].Missed, Missed{Change: string(e.Change), Time: e.Owed})
+		i := slices.IndexFunc(a.batch, func(newer *Entry) bool { return newer.Event == e.Event })
+		batch[i].Missed = append(batch[i].Missed, Missed{Change: string(e.Change), Time: e.Owed})
 	}
 	r.answer, r.err = w.route.Sink.Deliver(ctx, batch)
 	if r.err != nil && ctx.Err() != nil && !errors.Is(r.err, ErrRejected) && !errors.Is(r.err, ErrBlocked) {

@@ -56,6 +56,15 @@ type sinkSettings struct {
 	Timeout time.Duration `yaml:"timeout"`
 	MaxAge  time.Duration `yaml:"max_age"`
 	Late    string        `yaml:"late"`
+	Group   groupSettings `yaml:"group"`
+}
+
+func (s sinkSettings) lateness() bridge.Late { return bridge.Late(strings.ToLower(s.Late)) }
+
+// groupSettings say when messages about many events become one; see bridge.Group.
+type groupSettings struct {
+	Above  int           `yaml:"above"`  // events of one type; 0 never makes a group
+	Within time.Duration `yaml:"within"` // which they come
 }
 
 // builtin is what counts where there is no settings file: every default, and the CloudEvents on standard output.
@@ -178,7 +187,8 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	}
 	section, kind := found[0], l.Kinds[found[0].key]
 	terms := kind.Terms
-	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late)}
+	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late),
+		Group: groupSettings(terms.Group)}
 	if n.kind != aTable {
 		return r, doc.wrongKind(n, "a sink", aTable)
 	}
@@ -203,9 +213,16 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
 		return r, doc.refuse(e.value, "timeout", "more than 0")
 	}
+	if err := checkGroup(doc, n, in, section.key, terms); err != nil {
+		return r, err
+	}
 	r.Name, r.Kind, r.Terms = in.Name, section.key, terms
 	r.Terms.Timeout, r.Terms.MaxAge = in.Timeout, in.MaxAge
-	r.Terms.Bridge, r.Terms.Late = bridge.Level(strings.ToLower(in.Bridge)), bridge.Late(strings.ToLower(in.Late))
+	r.Terms.Bridge, r.Terms.Late = bridge.Level(strings.ToLower(in.Bridge)), in.lateness()
+	r.Terms.Group = bridge.Group(in.Group)
+	if r.Terms.Late != bridge.LateLatest {
+		r.Terms.Group = bridge.Group{}
+	}
 	r.Filter.Only, r.Filter.Except = in.Only, in.Except
 	if when, ok := n.find("when"); ok {
 		if r.Filter.When, err = parseWhen(doc, when.value); err != nil {
@@ -227,6 +244,31 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 		s.Notes = append(s.Notes, r.Name+": "+note)
 	}
 	return r, nil
+}
+
+// checkGroup refuses a group where none can be made.
+func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms bridge.Terms) error {
+	e, given := n.find("group")
+	if !given {
+		return nil
+	}
+	at := func(key string) *node {
+		if e, ok := n.find(key); ok {
+			return e.value
+		}
+		return e.value
+	}
+	switch {
+	case terms.Group == bridge.Group{}:
+		return doc.errorAt(e.pos, "group: a %s takes each event on its own; expected no such key here", kind)
+	case in.Group.Above < 0:
+		return doc.refuse(at("group.above"), "group.above", "a number of events, or 0 to make no groups")
+	case in.Group.Above > 0 && (in.Group.Within <= 0 || in.Group.Within > time.Minute):
+		return doc.refuse(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s")
+	case in.Group.Above > 0 && in.lateness() != bridge.LateLatest:
+		return doc.errorAt(e.pos, "group: tells only the newest of each event; expected late: latest beside it")
+	}
+	return nil
 }
 
 var (

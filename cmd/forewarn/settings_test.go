@@ -434,12 +434,17 @@ func (s *testSink) Deliver(context.Context, []bridge.Delivery) (bridge.Answer, e
 
 var testKinds = map[string]sinks.Kind{
 	"webhook": {Open: openTestWebhook, Terms: terms(bridge.LateSend, bridge.LevelNone, 0)},
-	"slack":   {Open: openTestSink, Terms: terms(bridge.LateLatest, bridge.LevelTrouble, 1)},
+	"slack":   {Open: openTestSink, Terms: withGroups(terms(bridge.LateLatest, bridge.LevelTrouble, 1))},
 	"file":    {Open: openTestSink, Terms: terms(bridge.LateSend, bridge.LevelNone, 100)},
 }
 
 func terms(late bridge.Late, level bridge.Level, batch int) bridge.Terms {
 	return bridge.Terms{Timeout: 10 * time.Second, Late: late, Bridge: level, Batch: batch}
+}
+
+func withGroups(t bridge.Terms) bridge.Terms {
+	t.Group = bridge.Group{Above: 5, Within: 20 * time.Second}
+	return t
 }
 
 func openTestSink(decode func(any) error, _ sinks.Host) (sinks.Opened, error) {
