@@ -98,6 +98,47 @@ func renderLine(d bridge.Delivery) (string, error) {
 	return string(line), err
 }
 
+// Connect reaches nothing: there is nothing to reach.
+func (s *stream) Connect(context.Context) (string, error) { return "standard output", nil }
+
+// Connect opens the file as a delivery would, or tries whether it can be made, and leaves all as it was.
+func (f *file) Connect(context.Context) (string, error) {
+	if err := f.writable(); err != nil {
+		return "", classOfFile(err)
+	}
+	return f.path + " can be written to", nil
+}
+
+func (f *file) writable() error {
+	info, err := os.Stat(f.path)
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		return fmt.Errorf("%s %w", f.path, errIrregular)
+	case err == nil:
+		file, err := os.OpenFile(f.path, os.O_RDWR|os.O_APPEND, 0)
+		if err != nil {
+			return err
+		}
+		return file.Close()
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	dir := filepath.Dir(f.path)
+	for !exists(dir) && filepath.Dir(dir) != dir { // what is missing, a delivery makes
+		dir = filepath.Dir(dir)
+	}
+	file, err := os.CreateTemp(dir, ".forewarn-check-*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(file.Close(), os.Remove(file.Name()))
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
 // file appends one CloudEvent a line to a file. Between two deliveries it holds nothing open, so that the file may be
 // renamed, rotated by others or taken away at any time.
 type file struct {

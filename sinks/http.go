@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -127,6 +128,57 @@ func (c *caller) do(req *http.Request, v *veil) (bridge.Answer, error) {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // what there is of it by the end of ctx
 	cut := err != nil || len(body) == maxAnswer
 	return judge(response{resp.StatusCode, resp.Header, string(body), cut}, origin, v)
+}
+
+// connect reaches the destination, and agrees on TLS with it, without a request. Behind a proxy it only reaches that.
+func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, error) {
+	transport, err := c.current()
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	at, secure := to, to.Scheme == "https"
+	if c.proxy != nil {
+		p, err := c.proxy(&http.Request{URL: to})
+		if err != nil { // its text may hold the proxy's password
+			return "", fmt.Errorf("%w: the proxy in the environment is no address of a proxy", bridge.ErrBlocked)
+		}
+		if p != nil {
+			v.hideURL(p)
+			at, secure = p, false
+		}
+	}
+	origin := at.Scheme + "://" + at.Host
+	conn, err := transport.DialContext(ctx, "tcp", dialed(at))
+	if err == nil {
+		defer conn.Close()
+		if secure {
+			config := transport.TLSClientConfig.Clone()
+			if config.ServerName == "" {
+				config.ServerName = to.Hostname()
+			}
+			err = tls.Client(conn, config).HandshakeContext(ctx)
+		}
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return "", fmt.Errorf("no answer from %s: %w", v.over(origin), context.Cause(ctx))
+	case err != nil:
+		return "", say(classOfFailure(err), v.line(origin+": "+err.Error(), false, 500))
+	case at != to:
+		return v.over("reached the proxy " + at.Host + "; what is behind it was not tried"), nil
+	case secure:
+		return v.over("reached " + origin + ", its certificate is valid"), nil
+	}
+	return v.over("reached " + origin), nil
+}
+
+// dialed is the host and port of a URL.
+func dialed(u *url.URL) string {
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
+	}
+	return net.JoinHostPort(u.Hostname(), port)
 }
 
 // A response is what judge looks at.

@@ -68,6 +68,24 @@ func TestSinkAcceptsOnce(t *testing.T) {
 	})
 }
 
+// A sink can be reached without anything being delivered, and says so in a line.
+func TestConnectDeliversNothing(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		settings, got := trial.accepts(t)
+		s, ok := mustOpen(t, kind, settings, testHost(t)).(bridge.Connecter)
+		if !ok {
+			t.Fatal("it is no bridge.Connecter")
+		}
+		answer, err := s.Connect(t.Context())
+		if err != nil || answer == "" || strings.Contains(answer, "\n") {
+			t.Errorf("Connect = %q, %v; want a line for people", answer, err)
+		}
+		if got := got(); len(got) > 0 {
+			t.Errorf("the destination got %q, want nothing", got)
+		}
+	})
+}
+
 // A sink that is told to stop makes no attempt.
 func TestSinkMakesNoAttemptAfterTheEnd(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
@@ -123,12 +141,17 @@ func TestNoSecretIsEverShown(t *testing.T) {
 			s := opened.Sink
 			var answer bridge.Answer
 			var tried bool
+			var reached, shown string
+			var unreached, unshown error
 			if err == nil {
 				answer, err = s.Deliver(t.Context(), deliveries(t)[:1])
+				reached, unreached = s.(bridge.Connecter).Connect(t.Context())
+				shown, unshown = s.(bridge.Renderer).Render(deliveries(t)[0])
 				closeSink(s)
 				tried = true
 			}
 			said := fmt.Sprintf("%v\n%+v\n%#v\n%v\n%s\n%v", err, err, err, answer, &log, s)
+			said += fmt.Sprintf("\n%s\n%+v\n%s\n%+v", reached, unreached, shown, unshown)
 			for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 				said += fmt.Sprintf("\n%v\n%+v\n%#v", cause, cause, cause)
 			}

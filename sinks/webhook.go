@@ -195,6 +195,15 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 	return b.String(), err
 }
 
+// Connect reaches the URL's host without a request.
+func (w *webhook) Connect(ctx context.Context) (string, error) {
+	a, err := w.secrets.read()
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	return w.caller.connect(ctx, a.url, a.veil)
+}
+
 // Close ends the connections that are kept for the next delivery.
 func (w *webhook) Close() error { return w.caller.Close() }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -20,6 +21,7 @@ type checked struct {
 	Sinks    []string    `json:"sinks"`
 	Samples  []sampleRow `json:"samples"`
 	Notes    []string    `json:"notes"`
+	Connect  []reached   `json:"connect,omitempty"` // with --connect
 }
 
 // sampleRow is one sample event and what each sink would make of it.
@@ -30,13 +32,15 @@ type sampleRow struct {
 }
 
 func (p *program) checkCommand() *cobra.Command {
-	return p.outputFlag(&cobra.Command{
+	var reach bool
+	c := p.outputFlag(&cobra.Command{
 		Use: "check", Short: "Check the settings, and show which events which sink would hear of",
 		Long: `Checks the settings file without touching the endpoint or any destination, and prints for sample events whether each
-sink would be told, or the key of the settings that keeps it out. Wrong settings: exit 78.`,
-		Example: "  forewarn check --config forewarn.yaml",
+sink would be told, or the key of the settings that keeps it out. Wrong settings: exit 78. With --connect it also reaches each
+destination and shows it the credentials, without sending anything. One that cannot be reached: exit 69.`,
+		Example: "  forewarn check --config forewarn.yaml\n  forewarn check --connect",
 		Args:    cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := p.settings(p.log())
 			if err != nil {
 				return err
@@ -45,12 +49,24 @@ sink would be told, or the key of the settings that keeps it out. Wrong settings
 			if err != nil {
 				return err
 			}
-			if p.output == "json" {
-				return printJSON(p.out, c)
+			if reach {
+				c.Connect = connect(cmd.Context(), s.Routes)
 			}
-			return p.printCheck(c)
+			show := p.printCheck
+			if p.output == "json" {
+				show = func(c checked) error { return printJSON(p.out, c) }
+			}
+			if err := show(c); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(c.Connect, func(r reached) bool { return r.Result == "unreachable" }) {
+				return errUnreachable
+			}
+			return nil
 		},
 	})
+	c.Flags().BoolVar(&reach, "connect", false, "reach each destination too, without sending anything")
+	return c
 }
 
 // check asks the filters of every sink about every sample, for this VM and for another of its set.
@@ -76,13 +92,13 @@ func check(s *settings, now time.Time) (checked, error) {
 				hit = self + "-neighbour"
 			}
 			sample, _ := bridge.NewSample(name, hit, now)
-			ce, err := sample.CloudEvent(bridge.Observer{Name: self}, now)
-			if err != nil {
-				return c, err
-			}
 			row := sampleRow{Sample: name, VM: vm, Sinks: map[string]string{}}
 			for _, r := range s.Routes {
-				row.Sinks[r.Name] = told(r.Filter, sample.Change, bridge.Fields(ce), self)
+				word, err := told(r.Filter, sample, bridge.Observer{Name: self}, now)
+				if err != nil {
+					return c, err
+				}
+				row.Sinks[r.Name] = word
 			}
 			c.Samples = append(c.Samples, row)
 		}
@@ -96,19 +112,27 @@ func check(s *settings, now time.Time) (checked, error) {
 	return c, nil
 }
 
-// told is the word for what a filter makes of a change.
-func told(f bridge.Filter, change bridge.Change, fields map[string]any, self string) string {
-	verdict, key, err := f.Event(change, fields, self, true)
+// told is the word for what a filter makes of a sample. One that is no event's first change is told when that was.
+func told(f bridge.Filter, s bridge.Sample, o bridge.Observer, now time.Time) (string, error) {
+	first := s
+	if k := s.Change.Kind; k == bridge.Updated || k == bridge.Vanished {
+		first = bridge.Sample{Name: s.Name, Change: bridge.Change{Kind: bridge.Scheduled, Event: s.Change.Event}}
+	}
+	ce, err := first.CloudEvent(o, now)
+	if err != nil {
+		return "", err
+	}
+	verdict, key, err := f.Event(first.Change, bridge.Fields(ce), o.Name, true)
 	switch {
 	case verdict == bridge.Refused:
-		return "no: " + key
+		return "no: " + key, nil
 	case err != nil:
-		return "told (when fails: " + err.Error() + ")"
+		return "told (when fails: " + err.Error() + ")", nil
 	}
-	if ok, key := f.Change(change, self); !ok {
-		return "no: " + key
+	if ok, key := f.Change(s.Change, o.Name); !ok {
+		return "no: " + key, nil
 	}
-	return "told"
+	return "told", nil
 }
 
 func (p *program) printCheck(c checked) error {
@@ -135,6 +159,9 @@ func (p *program) printCheck(c checked) error {
 	}
 	for _, note := range c.Notes {
 		fmt.Fprintf(p.out, "\nnote: %s\n", note)
+	}
+	if c.Connect != nil {
+		return p.printReached(c.Connect)
 	}
 	return nil
 }
