@@ -16,6 +16,7 @@ type Options struct {
 	Client   *Client
 	Outbox   *Outbox
 	Routes   []Route
+	Rules    []Rule        // of approval; the first that approves counts
 	Interval time.Duration // between polls; 0 is DefaultInterval
 	VMName   string        // the observer's name, when it is not to be asked from instance metadata
 	Host     string        // names the observer in CloudEvents while Azure has not
@@ -42,9 +43,11 @@ type Bridge struct {
 	began      time.Time
 	observer   Observer
 	routes     []Route
-	workers    map[string]*crew // by route, also of routes that are gone but not done
-	delivering bool             // workers were started
-	stopping   bool             // no more are
+	rules      []Rule
+	rulings    map[string]string // why an event is not approved, by its id
+	workers    map[string]*crew  // by route, also of routes that are gone but not done
+	delivering bool              // workers were started
+	stopping   bool              // no more are
 	imds       imdsState
 	troubled   map[string]bool // routes whose trouble was told
 	dead       map[string]*deadNews
@@ -81,7 +84,7 @@ func New(o Options) *Bridge {
 		o.Interval = DefaultInterval
 	}
 	b := &Bridge{
-		Options: o, began: time.Now(), routes: o.Routes, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
+		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
 	}
 	b.observer, _ = o.Outbox.stored()
@@ -111,6 +114,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Go(func() { b.identify(ctx) })
 	loops.Go(func() { b.startWorkers(ctx) })
 	loops.Go(func() { b.housekeep(ctx) })
+	loops.Go(func() { b.approve(ctx) })
 	b.watch(ctx)
 	loops.Wait()
 
@@ -128,15 +132,15 @@ func (b *Bridge) Run(ctx context.Context) error {
 	return b.Outbox.Close()
 }
 
-// Reload swaps the routes for others, each of which takes up what is owed to its name. It does not wait for attempts
+// Reload swaps the routes and rules for others. Each route of which takes up what is owed to its name. It does not wait for attempts
 // under way: each is finished, and only then does the name's new route begin. A Sink that is an io.Closer is closed
 // when its route has ended, so it must not be used again.
-func (b *Bridge) Reload(routes []Route, s SettingsInfo) {
+func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
 	b.deciding.Lock() // so that each change is asked of the old routes or of the new ones
 	b.mu.Lock()
-	b.routes, b.Settings = routes, s
+	b.routes, b.rules, b.Settings = routes, rules, s
 	b.mu.Unlock()
 	b.setRoutes(routes, time.Now())
 	b.deciding.Unlock()

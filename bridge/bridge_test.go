@@ -445,7 +445,7 @@ func TestSinksAreClosedWhenTheirRouteHasEnded(t *testing.T) {
 		}
 		b := s.start(route("a", &first), route("b", &other))
 		pause(2 * time.Second)
-		b.Reload([]Route{route("a", &second)}, SettingsInfo{})
+		b.Reload([]Route{route("a", &second)}, nil, SettingsInfo{})
 		pause(2 * time.Second)
 		if first.Load() != 1 || other.Load() != 1 || second.Load() != 0 {
 			t.Errorf("closed %d %d %d times after the reload, want the old ones, once", first.Load(), other.Load(), second.Load())

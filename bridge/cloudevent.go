@@ -76,6 +76,8 @@ type Data struct {
 	NotEarlierThan      time.Time       `json:"notEarlierThan,omitzero"`
 	Back                time.Time       `json:"back,omitzero"`
 	LongestPause        float64         `json:"longestPause,omitzero"` // seconds
+	Approval            *Approval       `json:"approval,omitempty"`
+	Lead                string          `json:"lead,omitempty"`
 	Truncated           []string        `json:"truncated,omitempty"`
 	Observer            Observer        `json:"observer"`
 }
@@ -91,6 +93,7 @@ type Circumstances struct {
 	NotEarlierThan time.Time // the last valid answer before a gap; zero if there was none
 	Repeat         int       // how often this change was told before and is remembered; 0 for the first time
 	End            End       // of a Vanished
+	Approval       *Approval // of an Approved
 }
 
 // End is what is known about the end of an event.
@@ -104,8 +107,11 @@ type End struct {
 // after any crash and on every VM.
 func ChangeID(c Change) string {
 	id := c.Event.ID + "-" + string(c.Kind)
-	if c.Kind == Updated {
+	switch c.Kind {
+	case Updated:
 		id += "-" + c.Event.Hash()
+	case Reminder:
+		id += "-" + leadText(c.Lead) + "-" + c.Event.NotBefore.UTC().Format(timestampInIDs) + "Z"
 	}
 	return id
 }
@@ -115,7 +121,10 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 	e, o := c.Event, in.Observer
 	ce := event.New(event.CloudEventsVersionV1)
 	id := ChangeID(c)
-	if in.Repeat > 0 {
+	switch {
+	case c.Kind == Approved:
+		id += "-" + strconv.Itoa(in.Repeat+1)
+	case in.Repeat > 0:
 		id += "-r" + strconv.Itoa(in.Repeat+1)
 	}
 	ce.SetID(id)
@@ -148,12 +157,15 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 		Change: c.Kind, Changed: nil, Outcome: in.End.Outcome, NotBefore: e.NotBefore,
 		WhileAway: in.WhileAway, NotEarlierThan: in.NotEarlierThan.UTC(),
 		Back: in.End.Back.UTC(), LongestPause: math.Round(in.End.LongestPause.Seconds()*10) / 10,
-		DocumentIncarnation: incarnationJSON(in.Incarnation), Observer: o,
+		DocumentIncarnation: incarnationJSON(in.Incarnation), Approval: in.Approval, Observer: o,
 	}
 	if o.Name != "" && len(e.Resources) > 0 {
 		self := e.Affects(o.Name)
 		d.AffectsSelf = &self
 		ce.SetExtension("azself", self)
+	}
+	if c.Kind == Reminder {
+		d.Lead = leadText(c.Lead)
 	}
 	cut := make(map[string]bool)
 	d.Event = cutStrings(e.Raw, cut)

@@ -218,6 +218,13 @@ func spoken(t *testing.T) map[string]event.Event {
 	azure("vanished-unknown", Change{Kind: Vanished, Event: scheduled}, Circumstances{Incarnation: "9", WhileAway: true, NotEarlierThan: answer,
 		End: End{Outcome: OutcomeUnknown, LongestPause: 26 * time.Hour}})
 
+	asked := Approval{Result: ResultApproved, By: "rule 1", Decided: commitTime.Add(-2 * time.Second), After: 64.5, Attempts: 1, Status: "200 OK"}
+	azure("approved", Change{Kind: Approved, Event: scheduled}, Circumstances{Approval: &asked})
+	refused := Approval{Result: ResultRefused, By: "root (alice)", Decided: commitTime, After: 3, Attempts: 1, Status: "400 Bad Request",
+		Error: "Azure refuses the approval: 400 Bad Request: EventId is unknown"}
+	azure("approved-refused", Change{Kind: Approved, Event: scheduled}, Circumstances{Approval: &refused, Repeat: 1})
+	azure("reminder", Change{Kind: Reminder, Event: scheduled, Lead: time.Hour}, Circumstances{})
+
 	n := 0
 	bridge := func(typ string, data map[string]any) {
 		t.Helper()
@@ -472,7 +479,7 @@ func TestARunningBridgeKeepsToTheSchemas(t *testing.T) {
 		pause(time.Minute)
 		s.azure.End(idA)
 		pause(time.Minute)
-		b.Reload(routes, SettingsInfo{Hash: "5f0b1c2d"})
+		b.Reload(routes, nil, SettingsInfo{Hash: "5f0b1c2d"})
 		pause(time.Minute)
 		b.end()
 

@@ -53,7 +53,7 @@ func (o *Outbox) Commit(c Commit, now time.Time) error {
 			o.store.write(bucketEvents, seqKey(seq), body)
 			bodies = append(bodies, body)
 		}
-		if owed.Event != "" {
+		if owed.Event != "" && owed.Change.azures() {
 			latest[owed.Event] = seq
 		}
 		azureType, _ := owed.CloudEvent.Extensions()["azeventtype"].(string)

@@ -1,6 +1,10 @@
 package bridge
 
-import "slices"
+import (
+	"slices"
+	"strings"
+	"time"
+)
 
 // ChangeKind says what was learned about an event between two documents.
 type ChangeKind string
@@ -11,7 +15,25 @@ const (
 	Updated   ChangeKind = "updated"   // a field differs
 	Started   ChangeKind = "started"   // first seen as Started, or now Started
 	Vanished  ChangeKind = "vanished"  // no longer listed
+
+	Approved ChangeKind = "approved" // not Azure's: what came of approving it
+	Reminder ChangeKind = "reminder" // not Azure's: how long is left
 )
+
+// azures says whether it is something that Azure's document showed.
+func (k ChangeKind) azures() bool { return k != Approved && k != Reminder }
+
+// leadText is a lead as people write it: 24h, 90m, 1h30m.
+func leadText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
 
 // A Change is one difference between two documents.
 type Change struct {
@@ -19,6 +41,8 @@ type Change struct {
 	Event    Event    // as it is now; on Vanished as it was last seen
 	Previous *Event   // as it was before; nil when first seen and on Vanished
 	Fields   []string // the fields that differ, sorted; nil when first seen and on Vanished
+
+	Lead time.Duration // of a Reminder: how long before NotBefore it is due
 }
 
 // Diff tells what turns the events known so far into those of the document: the changes of listed events in the

@@ -37,6 +37,13 @@ func (b *Bridge) self() Observer {
 	return o
 }
 
+// observerName is this VM's name in events, "" while it is not known.
+func (b *Bridge) observerName() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.observer.Name
+}
+
 // identify asks who this VM is until it is known.
 func (b *Bridge) identify(ctx context.Context) {
 	answered := sync.OnceFunc(func() { close(b.identified) })

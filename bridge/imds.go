@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -210,14 +211,21 @@ func refusesVersion(body []byte) bool {
 	return strings.Contains(s, "api-version") || strings.Contains(s, "newest-versions")
 }
 
-// get makes a request as the service demands it. Its errors do not repeat the address.
 func (c *Client) get(ctx context.Context, path, version, etag string) (*http.Response, error) {
+	return c.do(ctx, http.MethodGet, path, version, etag, nil)
+}
+
+// do makes a request as the service demands it. Its errors do not repeat the address.
+func (c *Client) do(ctx context.Context, method, path, version, etag string, body []byte) (*http.Response, error) {
 	u := c.endpoint + path + "?" + url.Values{"api-version": {version}}.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	req, err := http.NewRequestWithContext(ctx, method, u, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Metadata", "true")
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	if etag != "" {
 		req.Header["If-None-Match"] = []string{etag}
 	}
@@ -230,6 +238,56 @@ func (c *Client) get(ctx context.Context, path, version, etag string) (*http.Res
 		err = context.Cause(ctx)
 	}
 	return resp, err
+}
+
+// Document asks for the newest document, whatever was read before.
+func (c *Client) Document(ctx context.Context) (Document, error) {
+	p, _ := c.poll(ctx, c.APIVersion(), "")
+	switch {
+	case p.Err != nil:
+		return Document{}, p.Err
+	case p.Class != PollDocument:
+		return Document{}, errors.New("the answer is empty")
+	}
+	return p.Document, nil
+}
+
+// RefusedError is Azure's no to an approval.
+type RefusedError struct {
+	Status string // such as "400 Bad Request"
+	Text   string
+}
+
+func (e *RefusedError) Error() string {
+	return "Azure refuses the approval: " + e.Status + ": " + e.Text
+}
+
+// Approve asks Azure to begin an event of the document at once. It returns the status of the answer, such as "200 OK". A
+// no is a *RefusedError; after any other error nobody knows, and it may be sent again. Approving what was approved
+// before does no harm.
+func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status string, err error) {
+	i := slices.IndexFunc(doc.Events, func(other Event) bool { return other.ID == e.ID })
+	if i < 0 {
+		return "", fmt.Errorf("the document has no event %s", e.ID)
+	}
+	request := map[string]any{"StartRequests": []any{map[string]json.RawMessage{"EventId": doc.Events[i].fields["EventId"]}}}
+	if doc.APIVersion <= "2017-03-01" {
+		request["DocumentIncarnation"] = doc.Incarnation // later versions do not ask for it
+	}
+	resp, err := c.do(ctx, http.MethodPost, "/metadata/scheduledevents", doc.APIVersion, "", compactJSON(request))
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	switch code := resp.StatusCode; {
+	case code >= 200 && code <= 299:
+		return resp.Status, nil
+	case code == http.StatusNotFound, code == http.StatusRequestTimeout, code == http.StatusGone,
+		code == http.StatusTooManyRequests, code >= 500:
+		return "", fmt.Errorf("%s: %s", resp.Status, excerpt(text))
+	}
+	return "", &RefusedError{resp.Status, excerpt(text)}
 }
 
 // answerError is an answer of /metadata/instance that is none.

@@ -145,6 +145,9 @@ func (s *schedule) overtaken(now time.Time) (late []*Entry) {
 			continue
 		}
 		n := len(l.owed) - 1
+		for n > 0 && !l.owed[n].Change.azures() { // which overtakes nothing
+			n--
+		}
 		if e := l.owed[n]; e.Change == Scheduled && !e.NotBefore.IsZero() && now.After(e.NotBefore) {
 			n++
 		}

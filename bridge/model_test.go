@@ -151,7 +151,7 @@ func follow(t *testing.T, script []byte) {
 				s.azure.SetFault(imdstest.Fault{Status: 503})
 			}
 		case 13:
-			b.Reload(b.mortal(routes), SettingsInfo{})
+			b.Reload(b.mortal(routes), nil, SettingsInfo{})
 			settle(wait)
 		case 14:
 			pause(time.Duration(op>>4) * 5 * time.Second)

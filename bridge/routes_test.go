@@ -32,7 +32,7 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 					b.end()
 					b = s.start(routes...)
 				} else {
-					b.Reload(routes, SettingsInfo{})
+					b.Reload(routes, nil, SettingsInfo{})
 				}
 				pause(2 * time.Second)
 				wantIDs(t, second.ids(), idA+"-started", idB+"-scheduled")
@@ -79,7 +79,7 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 			}
 			pause(1100 * time.Millisecond)
 			if i%3 == 0 {
-				b.Reload([]Route{slow}, SettingsInfo{})
+				b.Reload([]Route{slow}, nil, SettingsInfo{})
 			}
 		}
 		for i := 36; i < 40; i++ {
@@ -116,7 +116,7 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 		r.Sink = slowSink{e, time.Second}
 		b = s.start((&ear{}).all("a"))
 		pause(2 * time.Second)
-		b.Reload([]Route{r}, SettingsInfo{Hash: "new"})
+		b.Reload([]Route{r}, nil, SettingsInfo{Hash: "new"})
 		pause(time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		if h := b.Status().Settings.Hash; h != "new" {
@@ -136,7 +136,7 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		began := time.Now()
 		now, alsoNow := &ear{}, &ear{}
-		b.Reload([]Route{now.all("hung"), alsoNow.all("well")}, SettingsInfo{})
+		b.Reload([]Route{now.all("hung"), alsoNow.all("well")}, nil, SettingsInfo{})
 		if d := time.Since(began); d > 0 {
 			t.Errorf("Reload took %v", d)
 		}
@@ -161,7 +161,7 @@ func TestANameThatIsGoneKeepsItsBacklogForADay(t *testing.T) {
 			b := s.start(e.all("a"), other.all("other"))
 			s.reboot(idA)
 			pause(10 * time.Second)
-			b.Reload([]Route{other.all("other")}, SettingsInfo{})
+			b.Reload([]Route{other.all("other")}, nil, SettingsInfo{})
 			pause(10 * time.Second)
 			if st := b.Status().Sinks[0]; st.Name != "a" || st.State != SinkOrphaned || st.Pending != 1 {
 				t.Errorf("status shows %+v, want the orphaned backlog", st)
@@ -176,7 +176,7 @@ func TestANameThatIsGoneKeepsItsBacklogForADay(t *testing.T) {
 			}
 			e.say(nil)
 			tries := len(e.tried())
-			b.Reload([]Route{e.all("a"), other.all("other")}, SettingsInfo{})
+			b.Reload([]Route{e.all("a"), other.all("other")}, nil, SettingsInfo{})
 			pause(2 * time.Second)
 			wantIDs(t, e.ids(), idA+"-scheduled") // from the backlog, or because it is open and the name is new
 			if st := b.Status().Sinks[0]; st.State != SinkOK || st.Pending != 0 {
@@ -220,8 +220,8 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 			s.reboot(fmt.Sprintf("EVENT-%d", i))
 		}
 		pause(5 * time.Second) // one was delivered, another is under way
-		b.Reload([]Route{after.all("a")}, SettingsInfo{})
-		b.Reload([]Route{after.all("a")}, SettingsInfo{}) // and nothing is confused by two of them
+		b.Reload([]Route{after.all("a")}, nil, SettingsInfo{})
+		b.Reload([]Route{after.all("a")}, nil, SettingsInfo{}) // and nothing is confused by two of them
 		pause(10 * time.Second)
 		if n, m := len(before.ids()), len(after.ids()); n != 2 || m != 8 {
 			t.Errorf("the old destination got %d and the new one %d, want 2 and 8", n, m)

@@ -3,6 +3,7 @@ package bridge
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -85,6 +86,12 @@ func (s scene) add(c *Commit, change Change, op Open) error {
 	if s.away {
 		in.NotEarlierThan = s.before
 	}
+	if change.Kind == Vanished && op.Approval.owed() {
+		s.addApproval(c, e, op, Approval{
+			Result: ResultMoot, By: fmt.Sprintf("rule %d", op.Approval.Rule), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts,
+			After: s.now.Sub(op.First).Round(100 * time.Millisecond).Seconds(), Error: "the event is no longer listed",
+		})
+	}
 	if change.Kind == Vanished {
 		in.End = end(e, op, s.observer.Name, s.booted, s.now)
 	}
@@ -163,7 +170,7 @@ func end(e Event, op Open, self string, booted, now time.Time) End {
 	switch {
 	case !op.Started.IsZero(), op.Rebooted && e.Affects(self):
 		x.Outcome = OutcomeCompleted
-	case e.Status == statusScheduled && now.Before(e.NotBefore) && !op.Gap && e.Type != "Preempt" && e.Type != "Terminate":
+	case e.Status == statusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" && e.Type != "Terminate":
 		x.Outcome = OutcomeCanceled
 	}
 	return x

@@ -174,7 +174,7 @@ func TestAFilterDecidesOncePerEvent(t *testing.T) {
 					b.crash()
 					b = s.start(routes("leader")...)
 				case "reloaded":
-					b.Reload(routes("leader"), SettingsInfo{})
+					b.Reload(routes("leader"), nil, SettingsInfo{})
 				}
 				pause(2 * time.Second)
 				s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-1"} })

@@ -93,6 +93,9 @@ type Terms struct {
 	// Sync puts each settled delivery on the disk before the next attempt, for a sink that must not repeat even the few
 	// that a crash else could.
 	Sync bool
+	// Acts says that a delivery does something rather than tells of it. Such a route hears of approvals and reminders
+	// only when its filter names them.
+	Acts bool
 	// Group makes one batch of the deliveries about many Azure events. It takes Late to be LateLatest.
 	Group Group
 }

@@ -265,7 +265,7 @@ func TestIfNoneMatch(t *testing.T) {
 	t.Run("is left out after a reload", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			b := start(s)
-			got := after(s, func() { b.Reload([]Route{(&ear{}).all("b")}, SettingsInfo{}) }, 2*time.Second)
+			got := after(s, func() { b.Reload([]Route{(&ear{}).all("b")}, nil, SettingsInfo{}) }, 2*time.Second)
 			want(t, got, "", "1")
 			b.end()
 		})

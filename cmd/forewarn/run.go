@@ -134,7 +134,7 @@ func (p *program) reload(b *bridge.Bridge, old *settings, log *slog.Logger) {
 			log.Warn("this setting changes at the next start only", "key", fixed.key)
 		}
 	}
-	b.Reload(s.Routes, bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()})
+	b.Reload(s.Routes, s.Rules, bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()})
 	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
 }
 

@@ -42,6 +42,7 @@ type settings struct {
 	Zone     string         `yaml:"timezone"` // the name of Timezone
 	Source   string         `yaml:"cloudevents_source"`
 	Timezone *time.Location // shown beside UTC
+	Rules    []bridge.Rule  // of approval
 	Routes   []bridge.Route // the sinks, in the file's order
 	Notes    []string       // what an operator may not expect of them
 }

@@ -1,0 +1,326 @@
+package bridge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// approveEvery is how often the rules are asked.
+const approveEvery = time.Second
+
+// The results of an approval.
+const (
+	ResultApproved = "approved" // Azure took it
+	ResultRefused  = "refused"  // Azure did not
+	ResultMoot     = "moot"     // the event changed, began or ended before it was sent, or before the answer came
+)
+
+// An Approval is on record of an event that was approved, or was to be.
+type Approval struct {
+	Result   string    `json:"result"`
+	By       string    `json:"by"`               // "rule 1", or who asked for it by hand
+	Decided  time.Time `json:"decided"`          // UTC
+	After    float64   `json:"after"`            // seconds from when the event was first seen to the answer
+	Attempts int       `json:"attempts"`         // to send it
+	Status   string    `json:"status,omitempty"` // what Azure answered, such as "200 OK"
+	Error    string    `json:"error,omitempty"`  // why not
+}
+
+// decision is an approval that is owed: kept with the event until it is sent or moot.
+type decision struct {
+	Seq      uint64    `json:"seq"` // of the change that it was decided about
+	Rule     int       `json:"rule"`
+	Decided  time.Time `json:"decided"`
+	Attempts int       `json:"attempts"`
+	Next     time.Time `json:"next,omitzero"`
+	Done     bool      `json:"done,omitempty"`
+}
+
+// owed says whether the approval is still to be sent.
+func (d *decision) owed() bool { return d != nil && !d.Done }
+
+// approve asks the rules, and sends what they decide, until ctx is done.
+func (b *Bridge) approve(ctx context.Context) {
+	tick := time.NewTicker(approveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		events, states := b.Outbox.known()
+		b.mu.Lock()
+		rules := b.rules
+		maps.DeleteFunc(b.rulings, func(id, _ string) bool { _, open := states[id]; return !open })
+		b.mu.Unlock()
+		for _, e := range events {
+			if op := states[e.ID]; len(rules) > 0 || op.Approval.owed() {
+				b.approveEvent(ctx, rules, e, op)
+			}
+		}
+	}
+}
+
+// approveEvent takes the next step towards the approval of one event, if there is any.
+func (b *Bridge) approveEvent(ctx context.Context, rules []Rule, e Event, op Open) {
+	now := time.Now()
+	if d := op.Approval; d != nil && d.Seq == op.Latest && (d.Done || now.Before(d.Next)) {
+		return
+	}
+	if !op.Approval.owed() {
+		rule, why := b.ruling(rules, e, op, now)
+		b.noteRuling(e.ID, why)
+		if rule == 0 {
+			return
+		}
+		if !b.keepDecision(e.ID, op.Latest, &decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}) {
+			return
+		}
+		b.Log.Info("an event will be approved", "event", e.ID, "rule", rule)
+		_, states := b.Outbox.known()
+		op = states[e.ID]
+	}
+	b.sendApproval(ctx, rules, e, op)
+}
+
+// ruling is the number of the first rule that approves, counted from 1, or 0 and why none does.
+func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int, why string) {
+	if err := b.Outbox.Durable(); err != nil {
+		return 0, "the outbox is not durable: " + err.Error()
+	}
+	ce, err := b.Outbox.cloudEvent(op.Latest)
+	if err != nil {
+		return 0, err.Error()
+	}
+	told := func(route string) acceptance { return b.Outbox.acceptance(route, op.Latest) }
+	self := b.observerName()
+	var reasons []string
+	for i, r := range rules {
+		said := r.rule(e, Fields(ce), self, told, ce.Time(), now)
+		if said.approve {
+			return i + 1, ""
+		}
+		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, said.why))
+	}
+	return 0, strings.Join(reasons, "; ")
+}
+
+// noteRuling keeps why an event is not approved, for status, and logs it when it is news.
+func (b *Bridge) noteRuling(id, why string) {
+	b.mu.Lock()
+	news := b.rulings[id] != why
+	b.rulings[id] = why
+	b.mu.Unlock()
+	if news && why != "" {
+		b.Log.Info("an event is not approved", "event", id, "why", why)
+	}
+}
+
+// sendApproval sends what was decided, after another look at the document. The attempt is on disk before it is made, so
+// that nobody takes the event for one that was never approved.
+func (b *Bridge) sendApproval(ctx context.Context, rules []Rule, e Event, op Open) {
+	d := *op.Approval
+	by := fmt.Sprintf("rule %d", d.Rule)
+	if d.Seq != op.Latest || e.Status != statusScheduled {
+		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the event changed"})
+		return
+	}
+	if d.Rule > len(rules) || !rules[d.Rule-1].picks(e, b.fields(op.Latest), b.observerName()).approve {
+		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
+	defer cancel()
+	doc, err := b.Client.Document(ctx)
+	if err == nil {
+		if changedSince(e, doc) != "" {
+			return // the poll loop finds it too, and this ends then
+		}
+		d.Attempts++
+		if !b.keepDecision(e.ID, op.Latest, &d) {
+			return
+		}
+		var status string
+		status, err = b.Client.Approve(ctx, doc, e)
+		var refused *RefusedError
+		switch {
+		case err == nil:
+			b.endApproval(e, op, d, by, Approval{Result: ResultApproved, Status: status})
+			return
+		case errors.As(err, &refused):
+			b.endApproval(e, op, d, by, Approval{Result: ResultRefused, Status: refused.Status, Error: err.Error()})
+			return
+		}
+	}
+	wait := pollBackoff[min(d.Attempts+1, len(pollBackoff))-1]
+	d.Next = time.Now().Add(wait/2 + rand.N(wait/2)).UTC()
+	b.Log.Warn("an approval could not be sent, will be tried again", "event", e.ID, "err", err, "next", d.Next)
+	b.keepDecision(e.ID, op.Latest, &d)
+}
+
+// changedSince says how the document differs from the event as it was decided about; "" if it does not.
+func changedSince(e Event, doc Document) string {
+	i := slices.IndexFunc(doc.Events, func(other Event) bool { return other.ID == e.ID })
+	switch {
+	case i < 0:
+		return "it is not listed any more"
+	case doc.Events[i].Status != statusScheduled:
+		return "it is " + doc.Events[i].Status
+	case len(Diff([]Event{e}, Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) > 0:
+		return "it changed"
+	}
+	return ""
+}
+
+// keepDecision puts a decision on disk, if the event is still as it was. It returns false if it is not, or if the disk
+// does not take it.
+func (b *Bridge) keepDecision(id string, latest uint64, d *decision) bool {
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	_, states := b.Outbox.known()
+	op, ok := states[id]
+	if !ok || op.Latest != latest {
+		return false
+	}
+	op.Approval, op.Approved = d, op.Approved || d.Attempts > 0
+	if err := b.Outbox.Commit(Commit{Open: map[string]*Open{id: &op}}, time.Now()); err != nil {
+		b.Log.Error("an approval waits for the disk", "event", id, "err", err)
+		return false
+	}
+	return true
+}
+
+// endApproval records how an approval ended, and tells of it.
+func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval) {
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	now := time.Now()
+	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts, now.Sub(op.First).Round(100*time.Millisecond).Seconds()
+	c := Commit{Open: map[string]*Open{}, Told: map[string]told{}}
+	_, states := b.Outbox.known()
+	if current, ok := states[e.ID]; ok {
+		op = current
+		d.Done = true
+		op.Approval = &d
+		c.Open[e.ID] = &op
+	}
+	b.scene(moment{now: now}).addApproval(&c, e, op, a)
+	_ = b.Outbox.Commit(c, now) // the store says when it cannot write
+}
+
+// ApproveNow approves an event that somebody wants to begin now, whatever the rules. by is who; it goes on record. e is
+// the event as the document shows it. The Bridge need not run: what came of it then waits in the outbox.
+func (b *Bridge) ApproveNow(ctx context.Context, e Event, by string) Approval {
+	_, states := b.Outbox.known()
+	op, known := states[e.ID]
+	if !known {
+		op.First = time.Now()
+	}
+	d := decision{Seq: op.Latest, Decided: time.Now().UTC(), Attempts: 1}
+	if known {
+		b.keepDecision(e.ID, op.Latest, &d) // a disk that is full does not keep people from approving
+	}
+	a := approveNow(ctx, b.Client, e)
+	b.endApproval(e, op, d, by, a)
+	return a
+}
+
+// approveNow looks at the document once more and sends the approval.
+func approveNow(ctx context.Context, c *Client, e Event) Approval {
+	doc, err := c.Document(ctx)
+	if err != nil {
+		return Approval{Result: ResultRefused, Error: err.Error()}
+	}
+	if moot := changedSince(e, doc); moot != "" {
+		return Approval{Result: ResultMoot, Error: moot}
+	}
+	status, err := c.Approve(ctx, doc, e)
+	var refused *RefusedError
+	switch {
+	case errors.As(err, &refused):
+		return Approval{Result: ResultRefused, Status: refused.Status, Error: err.Error()}
+	case err != nil:
+		return Approval{Result: ResultRefused, Error: err.Error()}
+	}
+	return Approval{Result: ResultApproved, Status: status}
+}
+
+// addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that are
+// owed the event; one that Azure refused also to those that hear of trouble.
+func (s scene) addApproval(c *Commit, e Event, op Open, a Approval) {
+	change := Change{Kind: Approved, Event: e}
+	base := ChangeID(change)
+	times := s.told(base).Times + 1
+	ce, err := Wrap(change, Circumstances{
+		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation, Repeat: times - 1, Approval: &a,
+	})
+	if err != nil {
+		s.log.Error("an approval cannot be told", "event", e.ID, "err", err)
+		return
+	}
+	owed := Owed{CloudEvent: ce, Event: e.ID, Change: Approved, NotBefore: e.NotBefore}
+	for _, r := range s.routes {
+		owesEvent := slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name)
+		if owesEvent || a.Result == ResultRefused && r.Terms.Bridge.hears(SinkBlocked) {
+			owed.To = append(owed.To, r.Name)
+		}
+	}
+	s.log.Info("azure event", "change", Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By, "status", a.Status,
+		"err", a.Error, "id", ce.ID(), "owedTo", strings.Join(owed.To, ","))
+	c.Owed = append(c.Owed, owed)
+	c.Told[base] = told{Times: times, Event: e.ID, At: s.now}
+}
+
+// hears says whether the route, which is owed the event, wants what is said about it beside its own changes. One that
+// acts does only when its filter names it.
+func (r Route) hears(c Change, self string) bool {
+	if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
+		return false
+	}
+	ok, _ := r.Filter.Change(c, self)
+	return ok
+}
+
+// acceptance is what became of telling a route of a change.
+func (o *Outbox) acceptance(route string, seq uint64) acceptance {
+	key := route + "/" + seqKey(seq)
+	o.mu.Lock()
+	sh := o.shelves[route]
+	owed := sh != nil && sh.entries[seq] != nil
+	dead := o.dead[key] != nil
+	o.mu.Unlock()
+	switch {
+	case owed:
+		return acceptance{state: stillOwed}
+	case dead:
+		return acceptance{state: wasGivenUp}
+	}
+	v, err := o.store.get(bucketSettled, seqKey(seq)+"/"+route)
+	var s Settled
+	switch {
+	case err != nil || v != nil && json.Unmarshal(v, &s) != nil:
+		return acceptance{state: wasGivenUp}
+	case v == nil:
+		return acceptance{state: neverOwed}
+	case s.How == settledAccepted || s.How == settledSuperseded: // by a reminder of the same
+		return acceptance{state: wasAccepted, at: s.At}
+	}
+	return acceptance{state: wasGivenUp}
+}
+
+// fields are those of a change that was committed; without any when it cannot be read.
+func (b *Bridge) fields(seq uint64) map[string]any {
+	ce, err := b.Outbox.cloudEvent(seq)
+	if err != nil {
+		return nil
+	}
+	return Fields(ce)
+}

@@ -1,0 +1,363 @@
+package bridge
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// userReboot schedules a reboot of vm-0 that a user asked for.
+func (s *stage) userReboot(id string) {
+	s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(15 * time.Minute)})
+}
+
+// beginsLate makes an Azure that begins nothing within an hour of its approval.
+func (s *stage) beginsLate() {
+	s.azure = imdstest.New(imdstest.Options{VMs: s.azure.VMs(), ApproveDelay: time.Hour})
+}
+
+// approvals are the ids of what Azure was asked to begin.
+func (s *stage) approvals() (ids []string) {
+	for _, a := range s.azure.Approvals() {
+		ids = append(ids, strings.ToUpper(a.EventID))
+	}
+	return ids
+}
+
+// drainRule approves what users asked for, once the route drain has taken it.
+var drainRule = Rule{Filter: Filter{Only: Match{Sources: []string{"User"}}}, After: []string{"drain"}, Wait: 5 * time.Second}
+
+// What a rule names is approved when the sinks have accepted that it waits for, and not before; the approval is told and
+// on record.
+func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []Rule{drainRule}
+		drain, audit := &ear{answer: always(errDown)}, &ear{}
+		b := s.start(drain.all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(20 * time.Second)
+		wantIDs(t, s.approvals())
+		drain.say(nil)
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-started")
+		a := dataIn(t, audit.accepted()[1].Event).Approval
+		if a == nil || a.Result != ResultApproved || a.By != "rule 1" || a.Status != "200 OK" || a.Attempts != 1 || a.After < 25 {
+			t.Errorf("the approval is told as %+v", a)
+		}
+		s.azure.End(idA)
+		pause(3 * time.Second)
+		b.end()
+	})
+}
+
+// A sink that rejects what it is told, such as a drain that failed, keeps the event from being approved.
+func TestAFailedDrainMeansNoApproval(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []Rule{drainRule}
+		drain, audit := &ear{answer: always(ErrRejected)}, &ear{}
+		b := s.start(drain.all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Minute)
+		wantIDs(t, s.approvals())
+		wantIDs(t, audit.ids(), idA+"-scheduled")
+		s.wantLogged("rule 1: drain did not take what it was told")
+		b.end()
+	})
+}
+
+// What the sink took is what is approved: an event that changes is approved only when the sink has taken the change.
+func TestAChangedEventIsDecidedAnew(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []Rule{drainRule}
+		drain := &ear{}
+		b := s.start(drain.all("drain"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		drain.say(always(errDown))
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(20 * time.Minute) })
+		pause(time.Minute)
+		wantIDs(t, s.approvals())
+		drain.say(nil)
+		pause(6 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
+// meddler lets a test see, hold up and answer the approvals that are sent.
+type meddler struct {
+	next   http.RoundTripper
+	before func() error // of the approval
+	after  func(*http.Response) error
+}
+
+func (m meddler) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodPost {
+		return m.next.RoundTrip(r)
+	}
+	if m.before != nil {
+		if err := m.before(); err != nil {
+			return nil, err
+		}
+	}
+	resp, err := m.next.RoundTrip(r)
+	if err == nil && m.after != nil {
+		if err := m.after(resp); err != nil {
+			resp.Body.Close()
+			return nil, err
+		}
+	}
+	return resp, err
+}
+
+// An approval that does not get through is sent again; one that Azure refuses is not, and people hear of it.
+func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
+	for _, tt := range []struct {
+		claim   string
+		status  int
+		tries   int
+		result  string
+		trouble bool
+	}{
+		{"it is refused", 400, 1, ResultRefused, true},
+		{"Azure has a bad moment", 503, 3, ResultApproved, false},
+		{"it is throttled", 429, 3, ResultApproved, false},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				tries := 0
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, after: func(resp *http.Response) error {
+						if tries++; tries < 3 {
+							resp.StatusCode, resp.Status = tt.status, fmt.Sprint(tt.status, " ", http.StatusText(tt.status))
+						}
+						return nil
+					}}
+				}
+				s.beginsLate()
+				s.opts.Rules = []Rule{{}}
+				audit, chat := &ear{}, &ear{}
+				b := s.start(audit.all("audit"), chat.all("chat").with(func(terms *Terms) { terms.Bridge = LevelTrouble }).only("Freeze"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(time.Minute)
+				if tries != tt.tries {
+					t.Errorf("it was sent %d times, want %d", tries, tt.tries)
+				}
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				if a := dataIn(t, audit.accepted()[1].Event).Approval; a.Result != tt.result {
+					t.Errorf("the approval is told as %+v, want it %s", a, tt.result)
+				}
+				want := []string{}
+				if tt.trouble {
+					want = append(want, idA+"-approved-1")
+				}
+				wantIDs(t, chat.ids(), want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// only is a route that takes one type of events.
+func (r Route) only(types ...string) Route {
+	r.Filter.Only.Types = types
+	return r
+}
+
+// kill -9 at each step never loses the approval and never makes one that the rule forbids.
+func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
+	for _, step := range []string{"before the decision", "after the decision", "after the POST", "while the rule is taken away"} {
+		t.Run(step, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []Rule{drainRule}
+				crash := make(chan struct{}, 1)
+				hold := func() error { crash <- struct{}{}; time.Sleep(2 * time.Second); return http.ErrServerClosed }
+				crashed := false
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					m := meddler{next: next}
+					switch {
+					case crashed:
+					case step == "after the decision", step == "while the rule is taken away":
+						m.before = hold
+					case step == "after the POST":
+						m.after = func(*http.Response) error { return hold() }
+					}
+					return m
+				}
+				drain, audit := &ear{}, &ear{}
+				routes := []Route{drain.all("drain"), audit.all("audit")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				if step == "before the decision" {
+					pause(3 * time.Second)
+				} else {
+					<-crash
+				}
+				b.crash()
+				crashed = true
+				sent := len(s.approvals())
+				if step == "while the rule is taken away" {
+					s.opts.Rules = nil
+				}
+				b = s.start(routes...)
+				pause(time.Minute)
+				switch got := s.approvals(); {
+				case step == "while the rule is taken away" && len(got) != 0:
+					t.Errorf("approved %v, want nothing without a rule", got)
+				case step != "while the rule is taken away" && len(got) != sent+1:
+					t.Errorf("approved %v, want one more than the %d before the crash", got, sent)
+				}
+				want := ResultApproved
+				if step == "while the rule is taken away" {
+					want = ResultMoot
+				}
+				if all := audit.accepted(); len(all) < 2 || dataIn(t, all[len(all)-1].Event).Approval.Result != want {
+					t.Errorf("told %s, want the approval at the end, %s", idsOf(all), want)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// An event that changes, begins or ends while its approval is under way is not approved after that, and the record says
+// so.
+func TestAnApprovalBecomesMoot(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		change func(s *stage)
+	}{
+		{"it moved", func(s *stage) {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(time.Hour) })
+		}},
+		{"it began", func(s *stage) { s.azure.Start(idA) }},
+		{"it ended", func(s *stage) { s.azure.End(idA) }},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				drain, audit := &ear{}, &ear{}
+				down := true
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, before: func() error {
+						if down {
+							return errDown
+						}
+						return nil
+					}}
+				}
+				s.opts.Rules = []Rule{drainRule}
+				b := s.start(drain.all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(8 * time.Second)
+				drain.say(always(errDown)) // so that the change is not approved
+				tt.change(s)
+				pause(2 * time.Second)
+				down = false
+				pause(time.Minute)
+				wantIDs(t, s.approvals())
+				var results []string
+				for _, h := range audit.accepted() {
+					if a := dataIn(t, h.Event).Approval; a != nil {
+						results = append(results, a.Result)
+					}
+				}
+				wantIDs(t, results, ResultMoot)
+				b.end()
+			})
+		})
+	}
+}
+
+// Two VMs of one set that both run with a rule for the leader approve once.
+func TestOnlyTheLeaderApproves(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		leader := Rule{Filter: Filter{Only: Match{VMs: "leader"}}, Others: true}
+		s.opts.Rules = []Rule{leader}
+		s.beginsLate()
+		first := s.start((&ear{}).all("a"))
+		other := newStage(t)
+		other.azure, other.vm, other.opts.Rules = s.azure, "vm-1", []Rule{leader}
+		second := other.start((&ear{}).all("a"))
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0", "vm-1"}, NotBefore: time.Now().Add(15 * time.Minute)})
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		if by := s.azure.Approvals()[0].VM; by != "vm-0" {
+			t.Errorf("%s approved, want the first in the event", by)
+		}
+		first.end()
+		second.end()
+	})
+}
+
+// What was approved here and then left the list was not cancelled.
+func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{{}}
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Second)
+		s.azure.End(idA)
+		pause(3 * time.Second)
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
+		if d := dataIn(t, audit.accepted()[2].Event); d.Outcome != OutcomeUnknown {
+			t.Errorf("the outcome is %s, want %s", d.Outcome, OutcomeUnknown)
+		}
+		b.end()
+	})
+}
+
+// While the outbox is not durable nothing is approved.
+func TestWithoutADiskNothingIsApproved(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		outbox, err := OpenOutbox(s.dir, s.logger())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fail := spoil(outbox)
+		fail(errFull)
+		s.opts.Rules = []Rule{{}}
+		b := s.startWith(outbox, (&ear{}).all("a"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(time.Minute)
+		wantIDs(t, s.approvals())
+		s.wantLogged("the outbox is not durable")
+		fail(nil)
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
+// A sink that acts hears of an approval only when its filter names it; others hear of it with the rest of the event.
+func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
+	for _, tt := range []struct {
+		acts    bool
+		changes []string
+		hears   bool
+	}{
+		{false, nil, true}, {false, []string{"scheduled"}, false}, {false, []string{"approved"}, true},
+		{true, nil, false}, {true, []string{"scheduled"}, false}, {true, []string{"scheduled", "approved"}, true},
+	} {
+		r := Route{Terms: Terms{Acts: tt.acts}, Filter: Filter{Only: Match{Changes: tt.changes}}}
+		if got := r.hears(Change{Kind: Approved}, "vm-0"); got != tt.hears {
+			t.Errorf("a sink that acts: %v, with changes %v, hears of an approval: %v, want %v", tt.acts, tt.changes, got, tt.hears)
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package bridge
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Rule says which events are approved, so that Azure need not wait out their notice. Unlike a Filter, which lets pass
+// what it does not know, it takes every doubt for a no: approving is the one thing that cannot be taken back.
+type Rule struct {
+	// Filter picks the events. Its VMs are self or leader; its Changes are not asked. What Azure did not send, a type
+	// that nobody knows and a When that fails are a no.
+	Filter Filter
+	// After are the routes that must have been owed the event's newest change and have accepted it.
+	After []string
+	// Wait is the time from the last of those acceptances, or from the change when After is empty.
+	Wait time.Duration
+	// Others says that an event may be approved though it also names VMs whose sinks this observer does not see.
+	Others bool
+}
+
+// A ruling is what a rule says about an event at a moment.
+type ruling struct {
+	approve bool
+	final   bool   // no, until the event changes
+	why     string // not, or not yet
+}
+
+func no(format string, args ...any) ruling {
+	return ruling{final: true, why: fmt.Sprintf(format, args...)}
+}
+
+func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
+
+// acceptance is what became of a delivery that a Rule waits for.
+type acceptance struct {
+	state acceptState
+	at    time.Time // of accepted
+}
+
+type acceptState int
+
+const (
+	neverOwed acceptState = iota
+	stillOwed
+	wasAccepted
+	wasGivenUp
+)
+
+// rule applies the rule to an event. told gives what became of telling a route of its newest change, which was observed
+// at a time.
+func (r Rule) rule(e Event, fields map[string]any, self string, told func(route string) acceptance, observed, now time.Time) ruling {
+	if verdict := r.picks(e, fields, self); !verdict.approve {
+		return verdict
+	}
+	from := observed
+	for _, route := range r.After {
+		switch a := told(route); a.state {
+		case neverOwed:
+			return no("%s was not told of the event as it is now", route)
+		case wasGivenUp:
+			return no("%s did not take what it was told", route)
+		case stillOwed:
+			return notYet("waits for %s", route)
+		default:
+			from = later(from, a.at)
+		}
+	}
+	if wait := r.Wait - now.Sub(from); wait > 0 {
+		return notYet("waits until %s", now.Add(wait).UTC().Format(time.RFC3339))
+	}
+	return ruling{approve: true}
+}
+
+// picks says whether the event is one for the rule at all.
+func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
+	only, except := r.Filter.Only, r.Filter.Except
+	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return sameVM(vm, self) })
+	switch {
+	case e.Status != statusScheduled:
+		return no("it is not Scheduled but %q", e.Status)
+	case self == "":
+		return notYet("the name of this VM is not known")
+	case len(e.Resources) == 0:
+		return no("Azure does not say whom it hits")
+	case !e.Affects(self):
+		return no("it does not hit this VM")
+	case strings.EqualFold(only.VMs, "leader") && !e.LedBy(self):
+		return no("only.vms: this VM is not the first in it")
+	case len(others) > 0 && !r.Others:
+		return no("it also hits %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
+	case len(only.Types) > 0 && !has(only.Types, e.Type):
+		return no("only.types: it is a %s", e.Type)
+	case len(only.Sources) > 0 && !has(only.Sources, e.Source):
+		return no("only.sources: it comes from %q", e.Source)
+	case r.excepts(except, e, self):
+		return no("except")
+	}
+	if r.Filter.When != nil {
+		switch ok, err := r.Filter.When.holds(fields); {
+		case err != nil:
+			return no("when fails: %v", err)
+		case !ok:
+			return no("when")
+		}
+	}
+	return ruling{approve: true}
+}
+
+// excepts says whether the event is, or may be, one that except names.
+func (r Rule) excepts(except Match, e Event, self string) bool {
+	if except.VMs == "" && len(except.Types) == 0 && len(except.Sources) == 0 {
+		return false
+	}
+	return (len(except.Types) == 0 || has(except.Types, e.Type)) &&
+		(len(except.Sources) == 0 || e.Source == "" || has(except.Sources, e.Source)) &&
+		(!strings.EqualFold(except.VMs, "leader") || e.LedBy(self))
+}

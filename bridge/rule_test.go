@@ -1,0 +1,88 @@
+package bridge
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Every doubt means no: an approval is given only to what the rule names, when all are told that it waits for.
+func TestEveryDoubtMeansNo(t *testing.T) {
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	event := func(change func(*Event)) Event {
+		e := Event{ID: idA, Status: "Scheduled", Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, Duration: -1}
+		change(&e)
+		return e
+	}
+	as := func(*Event) {}
+	user := Rule{Filter: Filter{Only: Match{VMs: "self", Types: []string{"Reboot", "Redeploy"}, Sources: []string{"user"}}}}
+	with := func(change func(*Rule)) Rule {
+		r := user
+		change(&r)
+		return r
+	}
+	accepted := func(ago time.Duration) func(string) acceptance {
+		return func(string) acceptance { return acceptance{wasAccepted, now.Add(-ago)} }
+	}
+	state := func(s acceptState) func(string) acceptance { return func(string) acceptance { return acceptance{state: s} } }
+	after := func(r *Rule) { r.After, r.Wait = []string{"drain"}, 30*time.Second }
+	for _, tt := range []struct {
+		claim string
+		rule  Rule
+		event Event
+		self  string
+		told  func(string) acceptance
+		why   string // "" approves
+		final bool
+	}{
+		{"all is as the rule says", user, event(as), "vm-0", nil, "", false},
+		{"names ignore case and the preview's underscore", user, event(func(e *Event) { e.Resources = []string{"_VM-0"} }), "vm-0", nil, "", false},
+		{"this VM's name is not known", user, event(as), "", nil, "name of this VM", false},
+		{"nobody knows whom it hits", user, event(func(e *Event) { e.Resources = nil }), "vm-0", nil, "whom it hits", true},
+		{"it hits another VM", user, event(func(e *Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit this VM", true},
+		{"it hits another VM too", user, event(func(e *Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "also hits vm-1", true},
+		{"others are allowed", with(func(r *Rule) { r.Others = true }), event(func(e *Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "", false},
+		{"others are allowed, and it does not hit this VM", with(func(r *Rule) { r.Others = true }), event(func(e *Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit", true},
+		{"the leader approves", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "", false},
+		{"the second does not", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "not the first", true},
+		{"it has begun", user, event(func(e *Event) { e.Status = "Started" }), "vm-0", nil, "not Scheduled", true},
+		{"its status is unheard of", user, event(func(e *Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
+		{"its type is another", user, event(func(e *Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},
+		{"its type is unheard of", user, event(func(e *Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
+		{"its source is another", user, event(func(e *Event) { e.Source = "Platform" }), "vm-0", nil, "only.sources", true},
+		{"Azure did not send its source", user, event(func(e *Event) { e.Source = "" }), "vm-0", nil, "only.sources", true},
+		{"it is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"reboot"} }), event(as), "vm-0", nil, "except", true},
+		{"something else is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"Freeze"} }), event(as), "vm-0", nil, "", false},
+		{"it may be excepted", Rule{Filter: Filter{Except: Match{Sources: []string{"Platform"}}}}, event(func(e *Event) { e.Source = "" }), "vm-0", nil, "except", true},
+		{"when holds", with(func(r *Rule) { r.Filter.When = when(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
+		{"when does not hold", with(func(r *Rule) { r.Filter.When = when(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
+		{"when fails", with(func(r *Rule) { r.Filter.When = when(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
+		{"the sink accepted long enough ago", with(after), event(as), "vm-0", accepted(30 * time.Second), "", false},
+		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 2026-11-21T04:00:01Z", false},
+		{"the sink was not told yet", with(after), event(as), "vm-0", state(stillOwed), "waits for drain", false},
+		{"the sink was never owed it", with(after), event(as), "vm-0", state(neverOwed), "was not told", true},
+		{"the sink refused it", with(after), event(as), "vm-0", state(wasGivenUp), "did not take", true},
+	} {
+		fields := map[string]any{"duration": -1, "data": map[string]any{}}
+		got := tt.rule.rule(tt.event, fields, tt.self, tt.told, now.Add(-time.Hour), now)
+		if got.approve != (tt.why == "") || got.final != tt.final || !strings.Contains(got.why, tt.why) {
+			t.Errorf("%s: %+v, want approval %v, final %v, because of %q", tt.claim, got, tt.why == "", tt.final, tt.why)
+		}
+	}
+	waits := Rule{Wait: time.Minute}
+	if got := waits.rule(event(as), nil, "vm-0", nil, now.Add(-30*time.Second), now); got.approve || got.final {
+		t.Errorf("30 s after the change, with a wait of a minute and nobody to wait for: %+v, want not yet", got)
+	}
+}
+
+func when(t *testing.T, src string) *When {
+	t.Helper()
+	w, err := ParseWhen(src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (r ruling) String() string { return fmt.Sprintf("{%v %v %q}", r.approve, r.final, r.why) }
