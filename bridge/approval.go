@@ -198,8 +198,8 @@ func (b *Bridge) keepDecision(id string, latest uint64, d *decision) bool {
 	return true
 }
 
-// endApproval records how an approval ended, and tells of it.
-func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval) {
+// endApproval records how an approval ended, and tells of it. It returns what is on record.
+func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval) Approval {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	now := time.Now()
@@ -214,43 +214,43 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 	}
 	b.scene(moment{now: now}).addApproval(&c, e, op, a)
 	_ = b.Outbox.Commit(c, now) // the store says when it cannot write
-}
-
-// ApproveNow approves an event that somebody wants to begin now, whatever the rules. by is who; it goes on record. e is
-// the event as the document shows it. The Bridge need not run: what came of it then waits in the outbox.
-func (b *Bridge) ApproveNow(ctx context.Context, e Event, by string) Approval {
-	_, states := b.Outbox.known()
-	op, known := states[e.ID]
-	if !known {
-		op.First = time.Now()
-	}
-	d := decision{Seq: op.Latest, Decided: time.Now().UTC(), Attempts: 1}
-	if known {
-		b.keepDecision(e.ID, op.Latest, &d) // a disk that is full does not keep people from approving
-	}
-	a := approveNow(ctx, b.Client, e)
-	b.endApproval(e, op, d, by, a)
 	return a
 }
 
-// approveNow looks at the document once more and sends the approval.
-func approveNow(ctx context.Context, c *Client, e Event) Approval {
-	doc, err := c.Document(ctx)
+// ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. by is who; it
+// goes on record. The Bridge need not run: what came of it then waits in the outbox.
+func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
+	_, states := b.Outbox.known()
+	op, known := states[id]
+	d := decision{Seq: op.Latest, Decided: time.Now().UTC()}
+	doc, err := b.Client.Document(ctx)
 	if err != nil {
-		return Approval{Result: ResultRefused, Error: err.Error()}
+		return Approval{Result: ResultRefused, By: by, Decided: d.Decided, Error: err.Error()}
 	}
-	if moot := changedSince(e, doc); moot != "" {
-		return Approval{Result: ResultMoot, Error: moot}
-	}
-	status, err := c.Approve(ctx, doc, e)
-	var refused *RefusedError
+	i := slices.IndexFunc(doc.Events, func(e Event) bool { return e.ID == id })
 	switch {
-	case errors.As(err, &refused):
-		return Approval{Result: ResultRefused, Status: refused.Status, Error: err.Error()}
-	case err != nil:
-		return Approval{Result: ResultRefused, Error: err.Error()}
+	case i < 0:
+		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not listed any more"}
+	case doc.Events[i].Status == statusStarted:
+		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
 	}
-	return Approval{Result: ResultApproved, Status: status}
+	e := doc.Events[i]
+	d.Attempts = 1
+	if known {
+		b.keepDecision(id, op.Latest, &d) // a disk that is full does not keep people from approving
+	} else {
+		op.First = d.Decided
+	}
+	a := Approval{Result: ResultApproved}
+	a.Status, err = b.Client.Approve(ctx, doc, e)
+	if err != nil {
+		var refused *RefusedError
+		if errors.As(err, &refused) {
+			a.Status = refused.Status
+		}
+		a.Result, a.Error = ResultRefused, err.Error()
+	}
+	return b.endApproval(e, op, d, by, a)
 }
 
 // addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that are

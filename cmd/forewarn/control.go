@@ -109,6 +109,7 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 	}
 	mux.HandleFunc("POST /outbox/replay", change(func(m mutation) ([]bridge.Entry, error) { return b.Replay(m.Keys, m.To, m.By) }))
 	mux.HandleFunc("POST /outbox/drop", change(func(m mutation) ([]bridge.Entry, error) { return b.Drop(m.Keys, m.By) }))
+	mux.HandleFunc("POST /approve", serveApproval(b))
 	return mux
 }
 

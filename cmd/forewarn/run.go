@@ -110,7 +110,7 @@ func (p *program) bridgeOptions(s *settings, outbox *bridge.Outbox, log *slog.Lo
 	}
 	return bridge.Options{
 		Client: bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
-		Outbox: outbox, Routes: s.Routes, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
+		Outbox: outbox, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
 		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()}, Log: log,
 	}
 }

@@ -129,6 +129,9 @@ func azureVerb(ts *testscript.TestScript, neg bool, args []string) {
 		if len(args) > 3 {
 			e.NotBefore = time.Now().Add(duration(ts, args[3]))
 		}
+		if len(args) > 4 { // who asked for it, and whom it hits
+			e.Source, e.Resources = args[4], args[5:]
+		}
 		azure.Schedule(e)
 	case args[0] == "move":
 		azure.Update(eventID(args[1]), func(e *imdstest.Event) { e.NotBefore = time.Now().Add(duration(ts, args[2])) })

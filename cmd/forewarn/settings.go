@@ -120,7 +120,7 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 	s.State = defaultState(l.GOOS, l.Euid, l.Host.Getenv)
 	s.Listen = "127.0.0.1:8169"
 	s.Zone = "UTC"
-	if err := doc.decode(doc.root, s, "", "sinks"); err != nil {
+	if err := doc.decode(doc.root, s, "", "sinks", "approve"); err != nil {
 		return nil, err
 	}
 	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
@@ -147,7 +147,10 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 	if l.Kinds == nil {
 		return s, nil // only the rest was asked for
 	}
-	s.Routes, err = l.routes(doc, s)
+	if s.Routes, err = l.routes(doc, s); err != nil {
+		return s, err
+	}
+	s.Rules, err = l.rules(doc, s)
 	return s, err
 }
 

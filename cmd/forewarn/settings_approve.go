@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// ruleSettings are one item of approve. Approval is off without any.
+type ruleSettings struct {
+	Only   bridge.Match  `yaml:"only"`
+	Except bridge.Match  `yaml:"except"`
+	When   string        `yaml:"when"`
+	After  []string      `yaml:"after"`  // sinks that must have accepted the event's newest change
+	Wait   time.Duration `yaml:"wait"`   // counted from the last of those acceptances
+	Others bool          `yaml:"others"` // also events that name other VMs besides this one
+}
+
+// rules reads what may be approved. The sinks are those of s.
+func (l loader) rules(doc *document, s *settings) ([]bridge.Rule, error) {
+	list, ok := doc.root.find("approve")
+	if !ok || list.value.kind == nothing {
+		return nil, nil
+	}
+	if list.value.kind != aList {
+		return nil, doc.wrongKind(list.value, "approve", aList)
+	}
+	var rules []bridge.Rule
+	for i, n := range list.value.items {
+		if n.kind != aTable {
+			return nil, doc.wrongKind(n, "a rule of approve", aTable)
+		}
+		r, err := rule(doc, n, s)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, r)
+		if r.Others {
+			s.Notes = append(s.Notes, fmt.Sprintf("approve: rule %d has others: true, so it also approves for VMs whose runbooks this one does not see", i+1))
+		}
+	}
+	return rules, nil
+}
+
+func rule(doc *document, n *node, s *settings) (r bridge.Rule, err error) {
+	if err := checkValues(doc, n); err != nil {
+		return r, err
+	}
+	var in ruleSettings
+	if err := doc.decode(n, &in, ""); err != nil {
+		return r, err
+	}
+	for _, key := range []string{"only", "except"} {
+		if e, ok := n.find(key + ".changes"); ok {
+			return r, doc.errorAt(e.pos, "%s.changes: an event is approved or not, whatever changed last; expected no such key here", key)
+		}
+	}
+	if e, ok := n.find("only.vms"); ok && strings.EqualFold(in.Only.VMs, "all") {
+		return r, doc.errorAt(e.value.pos, "only.vms: all would approve for machines that this one knows nothing of; expected self or leader")
+	}
+	if e, ok := n.find("after"); ok {
+		for i, name := range in.After {
+			if !slices.ContainsFunc(s.Routes, func(r bridge.Route) bool { return r.Name == name }) {
+				at := e.value
+				if i < len(e.value.items) {
+					at = e.value.items[i]
+				}
+				return r, doc.refuse(at, "after", "the name of a sink")
+			}
+		}
+	}
+	r = bridge.Rule{Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait, Others: in.Others}
+	if when, ok := n.find("when"); ok {
+		if r.Filter.When, err = parseWhen(doc, when.value); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
