@@ -209,7 +209,7 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 	if current, ok := states[e.ID]; ok {
 		op = current
 		d.Done = true
-		op.Approval = &d
+		op.Approval, op.Said = &d, now
 		c.Open[e.ID] = &op
 	}
 	b.scene(moment{now: now}).addApproval(&c, e, op, a)

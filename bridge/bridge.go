@@ -51,7 +51,8 @@ type Bridge struct {
 	imds       imdsState
 	troubled   map[string]bool // routes whose trouble was told
 	dead       map[string]*deadNews
-	stamp      time.Time // of the last CloudEvent about the bridge
+	beats      map[string]time.Time // the last heartbeat, by route
+	stamp      time.Time            // of the last CloudEvent about the bridge
 
 	reloading  sync.Mutex    // one reload after the other
 	deciding   sync.Mutex    // held while filters are asked and the answer is stored; taken before mu
@@ -84,7 +85,7 @@ func New(o Options) *Bridge {
 		o.Interval = DefaultInterval
 	}
 	b := &Bridge{
-		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
+		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
 	}
 	b.observer, _ = o.Outbox.stored()

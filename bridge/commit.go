@@ -28,7 +28,8 @@ type Owed struct {
 	To         []string
 	Undecided  []string // routes whose filter waits for the observer's name
 	HeldUntil  time.Time
-	Again      uint64 // the sequence number of a CloudEvent that was committed before; 0 for a new one
+	Due        map[string]time.Time // when a route is to be told, if not at once
+	Again      uint64               // the sequence number of a CloudEvent that was committed before; 0 for a new one
 }
 
 // Commit makes everything owed that is to be, in one transaction, and returns when it is on disk. An error says that
@@ -56,6 +57,7 @@ func (o *Outbox) Commit(c Commit, now time.Time) error {
 		if owed.Event != "" && owed.Change.azures() {
 			latest[owed.Event] = seq
 		}
+		o.overtake(owed, now)
 		azureType, _ := owed.CloudEvent.Extensions()["azeventtype"].(string)
 		for i, name := range slices.Concat(owed.To, owed.Undecided) {
 			e := &Entry{
@@ -66,6 +68,8 @@ func (o *Outbox) Commit(c Commit, now time.Time) error {
 			if i >= len(owed.To) {
 				e.Held = owed.HeldUntil
 			}
+			e.Due = owed.Due[name]
+			e.Next = e.Due
 			if sh := o.shelf(name); sh.entries[seq] == nil {
 				e.write = o.store.write(bucketPending, e.Key, compactJSON(e))
 				o.put(sh, e)

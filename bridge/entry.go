@@ -31,6 +31,9 @@ type Entry struct {
 	Change    ChangeKind `json:"change,omitempty"`
 	AzureType string     `json:"azureType,omitempty"`
 	NotBefore time.Time  `json:"notBefore,omitzero"`
+	Due       time.Time  `json:"due,omitzero"`      // waits until then, because its route has a lead
+	Instead   *Instead   `json:"instead,omitempty"` // why it is owed to this route: another could not tell it
+	FellBack  bool       `json:"fellBack,omitempty"`
 	DeadSince time.Time  `json:"deadSince,omitzero"`
 
 	seq         uint64
@@ -76,8 +79,8 @@ const settleAhead = 32
 // errLost says that a CloudEvent is not in the outbox, or cannot be understood.
 var errLost = errors.New("lost")
 
-// waits says whether the worker must not have the entry yet.
-func (e *Entry) waits() bool { return e.uncommitted || !e.Held.IsZero() }
+// waits says whether the worker must not have the entry yet: it is not on disk, or its time has not come.
+func (e *Entry) waits() bool { return e.uncommitted || !e.Held.IsZero() || !e.Due.IsZero() }
 
 // attach begins the work of a route's worker: take gives it all that is owed, and the channel tells when there is more.
 func (o *Outbox) attach(route string) <-chan struct{} {
@@ -158,6 +161,10 @@ func (o *Outbox) settle(batch, superseded []*Entry, a Answer, now time.Time, atO
 		}
 		if !e.gone {
 			o.remove(e)
+		}
+		if e.Type == BridgeHeartbeat { // no history needs those
+			o.store.write(bucketEvents, seqKey(e.seq), nil)
+			return
 		}
 		s := Settled{At: now.UTC(), How: how, ID: e.ID, Event: e.Event, Attempts: attempts}
 		if how == settledAccepted {

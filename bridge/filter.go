@@ -23,7 +23,7 @@ type Match struct {
 	VMs     string   `yaml:"vms"`     // self, leader or all; "" is self in Only and nothing in Except
 	Types   []string `yaml:"types"`   // of Azure's event types
 	Sources []string `yaml:"sources"` // Platform, User
-	Changes []string `yaml:"changes"` // scheduled, updated, started, vanished, first, approved
+	Changes []string `yaml:"changes"` // scheduled, updated, started, vanished, first, approved, reminder
 }
 
 // The values that a Match knows.
@@ -31,7 +31,7 @@ var (
 	VMsValues     = []string{"self", "leader", "all"}
 	TypesValues   = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 	SourcesValues = []string{"Platform", "User"}
-	ChangesValues = []string{"scheduled", "updated", "started", "vanished", "first", "approved"}
+	ChangesValues = []string{"scheduled", "updated", "started", "vanished", "first", "approved", "reminder"}
 )
 
 // Level says which CloudEvents about the bridge a route hears.

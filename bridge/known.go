@@ -25,6 +25,7 @@ type Open struct {
 	Latest    uint64          `json:"latest"`             // the sequence number of its newest change
 	Routes    []string        `json:"routes,omitempty"`   // whose filter accepted it
 	Undecided []string        `json:"undecided,omitempty"`
+	Said      time.Time       `json:"said,omitzero"`      // when something was told about it last
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
 	Approved  bool            `json:"approved,omitempty"` // an approval was sent, or may have been
 

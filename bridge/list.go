@@ -67,7 +67,7 @@ func (o *Outbox) stats() map[string]routeStats {
 			if st.oldest.IsZero() || e.Owed.Before(st.oldest) {
 				st.oldest = e.Owed
 			}
-			if e.Event != "" && e.Held.IsZero() && (st.azure.IsZero() || e.Owed.Before(st.azure)) {
+			if e.Event != "" && !e.waits() && (st.azure.IsZero() || e.Owed.Before(st.azure)) {
 				st.azure = e.Owed
 			}
 		}

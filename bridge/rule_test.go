@@ -25,7 +25,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 	accepted := func(ago time.Duration) func(string) acceptance {
 		return func(string) acceptance { return acceptance{wasAccepted, now.Add(-ago)} }
 	}
-	state := func(s acceptState) func(string) acceptance { return func(string) acceptance { return acceptance{state: s} } }
+	state := func(s acceptState) func(string) acceptance {
+		return func(string) acceptance { return acceptance{state: s} }
+	}
 	after := func(r *Rule) { r.After, r.Wait = []string{"drain"}, 30*time.Second }
 	for _, tt := range []struct {
 		claim string

@@ -119,7 +119,7 @@ func (s scene) add(c *Commit, change Change, op Open) error {
 		c.Open[e.ID] = nil
 		return nil
 	}
-	op.Event, op.event = e.Raw, e
+	op.Event, op.event, op.Said = e.Raw, e, s.now
 	c.Open[e.ID] = &op
 	return nil
 }
@@ -127,6 +127,12 @@ func (s scene) add(c *Commit, change Change, op Open) error {
 // decide asks a route's filter, and notes in op and owed what it said.
 func (s scene) decide(r Route, change Change, fields map[string]any, op *Open, owed *Owed) {
 	wanted, _ := r.Filter.Change(change, s.observer.Name)
+	if due := r.dueFor(change, s.now); wanted && !due.IsZero() {
+		if owed.Due == nil {
+			owed.Due = make(map[string]time.Time)
+		}
+		owed.Due[r.Name] = due
+	}
 	switch {
 	case slices.Contains(op.Routes, r.Name):
 		if wanted {

@@ -34,9 +34,13 @@ type Sink interface {
 // A Delivery is one CloudEvent owed to one route, as a sink sees it.
 type Delivery struct {
 	Event   event.Event // fixed when it was committed; shared, not to be changed
-	Attempt int         // 1 for the first, counted across restarts
-	Receipt []byte      // the newest receipt this sink returned for the same Azure event, nil if none
-	Missed  []Missed    // older changes of the same Azure event that this one stands for; only with LateLatest
+	Instead *Instead    // which route could not tell it, and why, when this one is its fallback; else nil
+	// NotBefore is that of the Azure event as far as it is known now: with Terms.Lead it may have moved since the
+	// CloudEvent was committed. Zero when it has none.
+	NotBefore time.Time
+	Attempt   int      // 1 for the first, counted across restarts
+	Receipt   []byte   // the newest receipt this sink returned for the same Azure event, nil if none
+	Missed    []Missed // older changes of the same Azure event that this one stands for; only with LateLatest
 }
 
 // Missed is a change that was never told because a newer one overtook it.
@@ -95,7 +99,11 @@ type Terms struct {
 	Sync bool
 	// Acts says that a delivery does something rather than tells of it. Such a route hears of approvals and reminders
 	// only when its filter names them.
-	Acts bool
+	Acts      bool
+	Remind    []time.Duration // how long before NotBefore an event is told of again; none for never
+	Lead      time.Duration   // how long before NotBefore scheduled and updated are due; 0 for at once
+	Fallback  Fallback        // who is told what this route cannot tell
+	Heartbeat time.Duration   // how often a sign of life is sent; 0 for never
 	// Group makes one batch of the deliveries about many Azure events. It takes Late to be LateLatest.
 	Group Group
 }

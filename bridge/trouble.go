@@ -82,6 +82,7 @@ func (b *Bridge) trouble(route string, why error) {
 // deadLettered is told of each dead letter by the outbox.
 func (b *Bridge) deadLettered(e Entry) {
 	b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", e.Key, "sink", e.Sink, "id", e.ID, "reason", e.Reason, "err", e.Error)
+	b.gaveUpTo(e)
 	if e.Event == "" {
 		return // about the bridge: never causes another
 	}
@@ -137,7 +138,11 @@ func (b *Bridge) housekeep(ctx context.Context) {
 			b.decideHeld(now)
 			b.tellSilent(now)
 			b.Outbox.dropOrphans(now)
+			b.Outbox.release(now)
+			b.fallBack(now)
 		}
+		b.remind(now)
+		b.beat(now)
 		b.tellDead(now, deadNewsEvery)
 		b.tellUnavailable(now)
 		if b.Outbox.Durable() != nil {

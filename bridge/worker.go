@@ -172,7 +172,7 @@ func (w *worker) deliver(ctx context.Context, a attempt) (r result) {
 			}
 			return r
 		}
-		batch[i] = Delivery{Event: ce, Attempt: e.Attempts + 1, Receipt: w.outbox.receipt(e)}
+		batch[i] = Delivery{Event: ce, Attempt: e.Attempts + 1, Receipt: w.outbox.receipt(e), Instead: e.Instead, NotBefore: e.NotBefore}
 	}
 	for _, e := range a.superseded {
 		i := slices.IndexFunc(a.batch, func(newer *Entry) bool { return newer.Event == e.Event })

@@ -68,7 +68,7 @@ func TestAbsentKeysHaveTheirDefaults(t *testing.T) {
 		t.Errorf("settings are\n%v, want\n%v", got, want)
 	}
 	r := s.Routes[0]
-	if got, want := r.Terms, testKinds["file"].Terms; got != want {
+	if got, want := r.Terms, testKinds["file"].Terms; !reflect.DeepEqual(got, want) {
 		t.Errorf("terms are %+v, want the kind's %+v", got, want)
 	}
 	if got := r.Filter; !reflect.DeepEqual(got, bridge.Filter{}) {
@@ -98,7 +98,7 @@ func TestSettingsHoldWhatTheFileSays(t *testing.T) {
 	if !reflect.DeepEqual(chat.Filter, wantFilter) || chat.Filter.When == nil {
 		t.Errorf("ops-chat has the filter %+v, want %+v with a condition", chat.Filter, wantFilter)
 	}
-	if want := (bridge.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Bridge: "all", Batch: 1}); chat.Terms != want {
+	if want := (bridge.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Bridge: "all", Batch: 1}); !reflect.DeepEqual(chat.Terms, want) {
 		t.Errorf("ops-chat has the terms %+v, want %+v", chat.Terms, want)
 	}
 	if got, want := *chat.Sink.(*testSink), (testSink{Token: "xoxb", Channel: "#ops"}); !reflect.DeepEqual(got, want) {

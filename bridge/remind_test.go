@@ -1,0 +1,307 @@
+package bridge
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// seldom is how often stories of many hours poll.
+const seldom = 9 * time.Second
+
+// reminds is a route that wants reminders.
+func (e *ear) reminds(name string, leads ...time.Duration) Route {
+	return e.all(name).with(func(t *Terms) { t.Remind = leads })
+}
+
+func (s *stage) redeploy(id string, notice time.Duration) {
+	s.azure.Schedule(imdstest.Event{ID: id, Type: "Redeploy", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(notice)})
+}
+
+// A route hears again how long is left, once for each of its leads; another route does not.
+func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		chat, audit := &ear{}, &ear{}
+		b := s.start(chat.reminds("chat", 3*time.Hour, time.Hour), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 4*time.Hour)
+		at := time.Now().Add(4 * time.Hour)
+		pause(3*time.Hour + 30*time.Minute)
+		stamp := at.UTC().Truncate(time.Second).Format(timestampInIDs) + "Z"
+		wantIDs(t, chat.ids(), idA+"-scheduled", idA+"-reminder-3h-"+stamp, idA+"-reminder-1h-"+stamp)
+		wantIDs(t, audit.ids(), idA+"-scheduled")
+		if got := at.Sub(chat.accepted()[1].at); got < 3*time.Hour-5*time.Second || got > 3*time.Hour+time.Second {
+			t.Errorf("the first reminder came %v before, want 3h", got)
+		}
+		b.end()
+	})
+}
+
+// A reminder is left out where it would say nothing new: right after another message, for a lead that was over when the
+// event was first seen, and after a restart for what was told before.
+func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		chat := &ear{}
+		route := chat.reminds("chat", 24*time.Hour, time.Hour)
+		b := s.start(route)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 65*time.Minute) // an hour before is in five minutes
+		pause(30 * time.Minute)
+		wantIDs(t, chat.ids(), idA+"-scheduled")
+		s.redeploy(idB, 2*time.Hour)
+		pause(70 * time.Minute)
+		n := len(chat.ids())
+		if kinds := chat.types(); !slices.Contains(kinds, "reminder") {
+			t.Errorf("told %v, want a reminder of the second event", kinds)
+		}
+		b.crash()
+		b = s.start(route)
+		pause(5 * time.Minute)
+		if got := chat.types(); len(got) != n {
+			t.Errorf("after a restart told %v, want nothing more than the %d before", got, n)
+		}
+		b.end()
+	})
+}
+
+// An event that moved is reminded of for its new time; one that began or is over is not, even when the reminder was owed
+// to a sink that was down.
+func TestARemindersEventMustStillLieAhead(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		change func(s *stage)
+		want   []string
+	}{
+		{"it began", func(s *stage) { s.azure.Start(idA) }, []string{"scheduled", "started"}},
+		{"it is over", func(s *stage) { s.azure.End(idA) }, []string{"scheduled", "vanished"}},
+		{"it moved", func(s *stage) {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(3 * time.Hour) })
+		}, []string{"scheduled", "updated", "reminder"}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Interval = seldom
+				chat := &ear{}
+				b := s.start(chat.reminds("chat", time.Hour))
+				pause(1500 * time.Millisecond)
+				s.redeploy(idA, 2*time.Hour)
+				pause(50 * time.Minute)
+				chat.say(always(errDown))
+				pause(20 * time.Minute) // the reminder is owed
+				tt.change(s)
+				pause(10 * time.Second)
+				chat.say(nil)
+				pause(170 * time.Minute)
+				wantIDs(t, chat.types(), tt.want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// leads is a route that is told shortly before an event begins, as a drain is.
+func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
+	r := e.all(name).with(func(t *Terms) { t.Lead, t.Late = lead, LateDrop })
+	r.Filter.Only.Changes = changes
+	return r
+}
+
+// With a lead, scheduled is due so long before the event begins: at once when less is left, moved when the event moves,
+// across a restart, and never when the event began or ended before.
+func TestALeadWaitsForItsTime(t *testing.T) {
+	const notice, lead = 3 * time.Hour, 10 * time.Minute
+	for _, tt := range []struct {
+		claim  string
+		notice time.Duration
+		change func(s *stage, b *running) *running // an hour before it is due
+		due    time.Duration                       // after it was scheduled; 0 never
+	}{
+		{"nothing happens", notice, nil, notice - lead},
+		{"less is left than the lead", 5 * time.Minute, nil, time.Second},
+		{"it moves away", notice, func(s *stage, b *running) *running {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(2 * time.Hour) })
+			return b
+		}, notice + 2*time.Hour - lead},
+		{"it moves near", notice, func(s *stage, b *running) *running {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
+			return b
+		}, 1*time.Hour + 50*time.Minute + time.Second},
+		{"it begins early", notice, func(s *stage, b *running) *running { s.azure.Start(idA); return b }, 0},
+		{"it is cancelled", notice, func(s *stage, b *running) *running { s.azure.End(idA); return b }, 0},
+		{"the program restarts", notice, func(s *stage, b *running) *running {
+			b.crash()
+			return s.start(b.routes...)
+		}, notice - lead},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Interval = seldom
+				drain := &ear{}
+				route := drain.leads("drain", lead, "scheduled")
+				b := s.start(route)
+				pause(1500 * time.Millisecond)
+				began := time.Now()
+				s.redeploy(idA, tt.notice)
+				if tt.change != nil {
+					pause(notice - lead - time.Hour)
+					wantIDs(t, drain.ids())
+					b.routes = []Route{route}
+					b = tt.change(s, b)
+				}
+				pause(5 * time.Hour)
+				all := drain.accepted()
+				switch {
+				case tt.due == 0 && len(all) > 0:
+					t.Errorf("told %s after %v, want never", idsOf(all), all[0].at.Sub(began))
+				case tt.due > 0 && len(all) != 1:
+					t.Errorf("told %s, want it once", idsOf(all))
+				case tt.due > 0:
+					if got := all[0].at.Sub(began); got < tt.due-2*time.Second || got > tt.due+seldom+3*time.Second {
+						t.Errorf("told after %v, want %v", got, tt.due)
+					}
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// A delivery that waited says when the event begins as far as it is known now, though its CloudEvent was fixed before.
+func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		drain := &ear{}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(time.Minute)
+		var moved time.Time
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour); moved = e.NotBefore })
+		pause(2 * time.Hour)
+		if all := drain.accepted(); len(all) != 1 || !all[0].NotBefore.Equal(moved.Truncate(time.Second)) {
+			t.Errorf("told %v, want once, with NotBefore %v", all, moved)
+		}
+		b.end()
+	})
+}
+
+// A route whose lead has not come is not taken for one that does not answer.
+func TestWaitingForALeadIsNoTrouble(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		drain, chat := &ear{}, &ear{}
+		b := s.start(drain.leads("drain", 10*time.Minute), chat.all("chat").with(func(t *Terms) { t.Bridge = LevelTrouble }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 10*time.Hour)
+		pause(time.Hour)
+		wantIDs(t, chat.types(), "scheduled")
+		b.end()
+	})
+}
+
+// What a sink cannot take for long, or rejects, is owed to its fallback with the reason, once; what the fallback was
+// told anyway is not told again, and nothing falls back twice.
+func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		answer error
+		after  time.Duration
+	}{
+		{"it is down", errDown, 61 * time.Second},
+		{"it hangs", errHang, 61 * time.Second},
+		{"it rejects", ErrRejected, time.Second},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				chat, mail, last := &ear{answer: always(tt.answer)}, &ear{answer: always(errDown)}, &ear{}
+				fallback := func(to string) func(*Terms) {
+					return func(t *Terms) { t.Fallback = Fallback{Sink: to, After: time.Minute} }
+				}
+				routes := []Route{chat.all("chat").with(fallback("mail")), mail.all("mail").only("Preempt").with(fallback("last")), last.all("last").only("Preempt")}
+				b := s.start(routes...)
+				pause(1500 * time.Millisecond)
+				began := time.Now()
+				s.redeploy(idA, 5*time.Hour)
+				pause(50 * time.Second)
+				if tt.answer != ErrRejected {
+					wantIDs(t, idsOf(mail.tried()))
+				}
+				pause(5 * time.Minute)
+				mail.say(nil)
+				pause(5 * time.Minute)
+				wantIDs(t, mail.ids(), idA+"-scheduled")
+				first := mail.tried()[0]
+				if got := first.at.Sub(began); got > tt.after+3*time.Second {
+					t.Errorf("the fallback was tried after %v, want %v", got, tt.after)
+				}
+				if first.Instead == nil || first.Instead.Sink != "chat" || first.Instead.Why == "" {
+					t.Errorf("it is told %+v as the reason", first.Instead)
+				}
+				wantIDs(t, last.ids())
+				chat.say(nil)
+				b.crash()
+				b = s.start(routes...)
+				pause(10 * time.Minute)
+				wantIDs(t, mail.ids(), idA+"-scheduled")
+				b.end()
+			})
+		})
+	}
+}
+
+// A fallback that is owed the event anyway is not told of it twice.
+func TestAFallbackThatKnowsIsNotToldAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		chat, mail := &ear{answer: always(errDown)}, &ear{}
+		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Hour)
+		pause(10 * time.Minute)
+		wantIDs(t, mail.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
+
+// Heartbeats come while all is well, and stop when the endpoint does not answer; they leave no history, and do not pile
+// up at a sink that is down.
+func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		watch, down := &ear{}, &ear{answer: always(errDown)}
+		beats := func(t *Terms) { t.Heartbeat = 5 * time.Minute }
+		b := s.start(watch.all("watch").with(beats), down.all("down").with(beats))
+		pause(21*time.Minute + 2*time.Second)
+		if got := watch.types(); len(got) != 5 || slices.ContainsFunc(got, func(k string) bool { return k != "heartbeat" }) {
+			t.Errorf("heard %v in 21 minutes, want five heartbeats", got)
+		}
+		if n := len(b.Outbox.List(Selection{Sink: "down"})); n != 1 {
+			t.Errorf("%d heartbeats are owed to the sink that is down, want the newest", n)
+		}
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(20 * time.Minute)
+		if got := watch.types(); len(got) > 6 {
+			t.Errorf("heard %v, want no heartbeat while the endpoint fails", got)
+		}
+		s.azure.ClearFaults()
+		pause(7 * time.Minute)
+		if got := watch.types(); len(got) < 6 {
+			t.Errorf("heard %v, want them again", got)
+		}
+		b.end()
+		if n := len(b.Outbox.keys(bucketSettled)); n != 0 {
+			t.Errorf("%d deliveries are on record, want none of heartbeats", n)
+		}
+	})
+}
+
+// Leads are written as people do.
+func TestLeadsAreWrittenAsPeopleDo(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		24 * time.Hour: "24h", time.Hour: "1h", 90 * time.Minute: "1h30m", 10 * time.Minute: "10m", 30 * time.Second: "30s", 100 * time.Second: "1m40s",
+	} {
+		if got := leadText(d); got != want {
+			t.Errorf("%v is written %s, want %s", d, got, want)
+		}
+	}
+}
