@@ -58,6 +58,17 @@ type sinkSettings struct {
 	MaxAge  time.Duration `yaml:"max_age"`
 	Late    string        `yaml:"late"`
 	Group   groupSettings `yaml:"group"`
+
+	Remind    []time.Duration  `yaml:"remind"`    // how long before an event begins it is told of again
+	Lead      time.Duration    `yaml:"lead"`      // scheduled and updated are due only so long before it begins
+	Fallback  fallbackSettings `yaml:"fallback"`  // who is told what this sink cannot tell
+	Heartbeat time.Duration    `yaml:"heartbeat"` // how often a sign of life is sent
+}
+
+// fallbackSettings name another sink; see bridge.Fallback.
+type fallbackSettings struct {
+	Sink  string        `yaml:"sink"`
+	After time.Duration `yaml:"after"` // how long this sink may try, 1m by default
 }
 
 func (s sinkSettings) lateness() bridge.Late { return bridge.Late(strings.ToLower(s.Late)) }
@@ -179,7 +190,7 @@ func (l loader) routes(doc *document, s *settings) ([]bridge.Route, error) {
 		lines[r.Name] = name.line
 		routes = append(routes, r)
 	}
-	return routes, nil
+	return routes, l.checkFallbacks(doc, list.value, routes)
 }
 
 // route builds one sink.
@@ -192,7 +203,7 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	section, kind := found[0], l.Kinds[found[0].key]
 	terms := kind.Terms
 	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late),
-		Group: groupSettings(terms.Group)}
+		Group: groupSettings(terms.Group), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
 	if n.kind != aTable {
 		return r, doc.wrongKind(n, "a sink", aTable)
 	}
@@ -223,6 +234,13 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	r.Name, r.Kind, r.Terms = in.Name, section.key, terms
 	r.Terms.Timeout, r.Terms.MaxAge = in.Timeout, in.MaxAge
 	r.Terms.Bridge, r.Terms.Late = bridge.Level(strings.ToLower(in.Bridge)), in.lateness()
+	if err := checkTimes(doc, n, in); err != nil {
+		return r, err
+	}
+	r.Terms.Remind, r.Terms.Lead, r.Terms.Heartbeat = in.Remind, in.Lead, in.Heartbeat
+	if in.Fallback.Sink != "" {
+		r.Terms.Fallback = bridge.Fallback(in.Fallback)
+	}
 	r.Terms.Group = bridge.Group(in.Group)
 	if r.Terms.Late != bridge.LateLatest {
 		r.Terms.Group = bridge.Group{}
@@ -248,6 +266,48 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 		s.Notes = append(s.Notes, r.Name+": "+note)
 	}
 	return r, nil
+}
+
+// checkTimes refuses times that would never come, or come without end.
+func checkTimes(doc *document, n *node, in sinkSettings) error {
+	at := func(key string) *node {
+		e, _ := n.find(key)
+		return e.value
+	}
+	const longest = 30 * 24 * time.Hour
+	for i, d := range in.Remind {
+		if d < time.Minute || d > longest {
+			if e, ok := n.find("remind"); ok && i < len(e.value.items) {
+				return doc.refuse(e.value.items[i], "remind", "times from 1m to 30d, such as [24h, 1h]")
+			}
+		}
+	}
+	if _, given := n.find("lead"); given && (in.Lead < time.Second || in.Lead > longest) {
+		return doc.refuse(at("lead"), "lead", "a time from 1s to 30d, such as 10m")
+	}
+	if _, given := n.find("heartbeat"); given && in.Heartbeat != 0 && in.Heartbeat < 10*time.Second {
+		return doc.refuse(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none")
+	}
+	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" {
+		return doc.errorAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}")
+	}
+	return nil
+}
+
+// checkFallbacks refuses fallbacks to nowhere.
+func (l loader) checkFallbacks(doc *document, list *node, routes []bridge.Route) error {
+	for i, r := range routes {
+		to := r.Terms.Fallback.Sink
+		e, given := list.items[i].find("fallback.sink")
+		switch known := slices.ContainsFunc(routes, func(other bridge.Route) bool { return other.Name == to }); {
+		case !given:
+		case to == r.Name:
+			return doc.refuse(e.value, "fallback.sink", "the name of another sink")
+		case !known:
+			return doc.refuse(e.value, "fallback.sink", "the name of a sink")
+		}
+	}
+	return nil
 }
 
 // checkGroup refuses a group where none can be made.
