@@ -92,8 +92,8 @@ func (s *Server) getState(w http.ResponseWriter, _ *http.Request) {
 	for _, e := range s.events {
 		st.Events = append(st.Events, e.clone().wire(newest, http.TimeFormat))
 	}
-	for _, endpoint := range slices.Sorted(maps.Keys(s.faults)) {
-		st.Faults = append(st.Faults, s.faults[endpoint].Fault)
+	for _, place := range slices.Sorted(maps.Keys(s.faults)) {
+		st.Faults = append(st.Faults, s.faults[place].Fault)
 	}
 	if s.document != nil {
 		st.Document = new(string(s.document))
@@ -141,6 +141,10 @@ func (s *Server) putFault(w http.ResponseWriter, r *http.Request) {
 	}
 	if err := f.check(); err != nil {
 		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	if vms := s.VMs(); f.VM != "" && !slices.ContainsFunc(vms, func(vm string) bool { return strings.EqualFold(vm, f.VM) }) {
+		refuse(w, http.StatusBadRequest, wrong([]string{"vm"}, "expected one of %s, got %q", strings.Join(vms, ", "), f.VM))
 		return
 	}
 	s.SetFault(f)

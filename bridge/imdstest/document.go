@@ -24,6 +24,14 @@ const (
 	newest           = "2020-07-01" // added DurationInSeconds
 )
 
+// knownVersions returns the api-versions of an endpoint, the oldest first.
+func knownVersions(endpoint string) []string {
+	if endpoint == InstanceFacts || endpoint == Identity {
+		return instanceVersions
+	}
+	return versions
+}
+
 // shows reports whether a document of that version lists events of that type: older ones hide what was added later.
 // A type that Azure has not documented is listed by the newest alone.
 func shows(version, eventType string) bool {
@@ -32,7 +40,7 @@ func shows(version, eventType string) bool {
 		return true
 	case "Preempt":
 		return version >= addedPreempt
-	case "Terminate":
+	case terminate:
 		return version >= addedTerminate
 	}
 	return version >= newest

@@ -34,7 +34,7 @@ func Notice(eventType string) time.Duration {
 	switch eventType {
 	case "Redeploy":
 		return 10 * time.Minute
-	case "Terminate":
+	case terminate:
 		return 5 * time.Minute
 	case "Preempt":
 		return 30 * time.Second
@@ -49,16 +49,36 @@ type entry struct {
 	approved time.Time // then; zero when nobody approved it
 }
 
-// starts returns when the event starts by itself; zero when it does not.
-func (e *entry) starts() time.Time {
+// starts returns when an event starts by itself; zero when it does not.
+func (s *Server) starts(e *entry) time.Time {
 	if e.Status != Scheduled {
 		return time.Time{}
 	}
 	at := e.approved
+	if e.Type == terminate && !at.IsZero() {
+		at = s.allApproved()
+	}
 	if e.auto && !e.NotBefore.IsZero() && (at.IsZero() || e.NotBefore.Before(at)) {
 		at = e.NotBefore
 	}
 	return at
+}
+
+const terminate = "Terminate"
+
+// allApproved returns when the last of the deletions that are to come was approved; zero when one was not. A scale set
+// deletes its instances only when all of them are approved, or when their time has come.
+func (s *Server) allApproved() (last time.Time) {
+	for _, e := range s.events {
+		switch {
+		case e.Type != terminate || e.Status != Scheduled:
+		case e.approved.IsZero():
+			return time.Time{}
+		case e.approved.After(last):
+			last = e.approved
+		}
+	}
+	return last
 }
 
 func (e *Event) start() {
@@ -188,10 +208,14 @@ func (s *Server) index(id string) int {
 // settle starts the events whose time has come, each a new incarnation.
 func (s *Server) settle() {
 	now := s.opts.Now()
-	for _, e := range s.events {
-		if at := e.starts(); !at.IsZero() && !at.After(now) {
-			e.start()
-			s.incarnation++
+	for again := true; again; { // one that starts may be what another has waited for
+		again = false
+		for _, e := range s.events {
+			if at := s.starts(e); !at.IsZero() && !at.After(now) {
+				e.start()
+				s.incarnation++
+				again = true
+			}
 		}
 	}
 }

@@ -5,10 +5,11 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 )
 
-// The endpoints that a fault can spoil, one fault each.
+// The endpoints that a fault can spoil, one fault each and one for each VM.
 const (
 	ScheduledEvents = "scheduledevents" // GET of the document
 	Approvals       = "approvals"       // POST to it
@@ -22,6 +23,8 @@ const (
 type Fault struct {
 	// Path is the endpoint; ScheduledEvents when "".
 	Path string `json:"path,omitempty"`
+	// VM is the machine whose answers alone are spoilt, by this fault instead of the endpoint's; "" is all of them.
+	VM string `json:"vm,omitempty"`
 
 	// For ends the fault by the clock; 0 lasts until ClearFaults.
 	For time.Duration `json:"for,omitempty"`
@@ -45,6 +48,10 @@ type Fault struct {
 	HTML bool `json:"html,omitempty"`
 	// ISODates writes NotBefore as ISO 8601.
 	ISODates bool `json:"isoDates,omitempty"`
+	// NoETag sends the document without an ETag, and in full to whoever asks with one.
+	NoETag bool `json:"noETag,omitempty"`
+	// NewestVersion refuses every later api-version, as a host does that was not updated yet.
+	NewestVersion string `json:"newestVersion,omitempty"`
 
 	// Truncate breaks the connection off after so many bytes of the body; 0 sends all. The Content-Length stays.
 	Truncate int `json:"truncate,omitempty"`
@@ -89,6 +96,9 @@ func (f Fault) check() error {
 		return wrong([]string{"path"}, "expected %s, %s, %s or %s, got %q",
 			ScheduledEvents, Approvals, InstanceFacts, Identity, f.Path)
 	}
+	if known := knownVersions(f.Path); f.NewestVersion != "" && !slices.Contains(known, f.NewestVersion) {
+		return wrong([]string{"newestVersion"}, "expected one of %s, got %q", strings.Join(known, ", "), f.NewestVersion)
+	}
 	if f.Status != 0 && (f.Status < 200 || f.Status > 599) {
 		return wrong([]string{"status"}, "expected a code from 200 to 599, got %d", f.Status)
 	}
@@ -112,7 +122,10 @@ type fault struct {
 	left  int       // answers still to spoil, when Times says so
 }
 
-// SetFault replaces the fault of f's endpoint.
+// place is what only one fault can spoil at a time.
+func (f Fault) place() string { return strings.TrimSuffix(f.Path+" "+strings.ToLower(f.VM), " ") }
+
+// SetFault replaces the fault of f's endpoint, or that of its VM there.
 func (s *Server) SetFault(f Fault) {
 	f.For, f.Delay = scale(f.For, s.opts.Speed), scale(f.Delay, s.opts.Speed)
 	s.setFault(f)
@@ -130,7 +143,7 @@ func (s *Server) setFault(f Fault) {
 	if f.For > 0 {
 		set.until = s.opts.Now().Add(f.For)
 	}
-	s.faults[f.Path] = set
+	s.faults[f.place()] = set
 	if f.Incarnation != 0 {
 		s.incarnation = f.Incarnation
 	}
@@ -143,12 +156,15 @@ func (s *Server) ClearFaults() {
 	clear(s.faults)
 }
 
-// fault returns the fault that spoils the next answer of that endpoint, and counts it.
-func (s *Server) fault(endpoint string) Fault {
+// fault returns the fault that spoils the next answer of that endpoint to that VM, and counts it.
+func (s *Server) fault(endpoint, vm string) Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expire()
-	f, ok := s.faults[endpoint]
+	f, ok := s.faults[Fault{Path: endpoint, VM: vm}.place()]
+	if !ok {
+		f, ok = s.faults[endpoint]
+	}
 	if !ok {
 		return Fault{}
 	}
@@ -161,11 +177,11 @@ func (s *Server) fault(endpoint string) Fault {
 // expire forgets the faults that are over.
 func (s *Server) expire() {
 	now := s.opts.Now()
-	for endpoint, f := range s.faults {
+	for place, f := range s.faults {
 		byClock := !f.until.IsZero() && !now.Before(f.until)
 		byCount := f.Times > 0 && f.left == 0
 		if byClock || byCount {
-			delete(s.faults, endpoint)
+			delete(s.faults, place)
 		}
 	}
 }

@@ -55,7 +55,7 @@ var instanceVersions = []string{
 
 // refusedVersion names the three newest api-versions, as clients of the real service have learnt to read.
 func refusedVersion(known []string) answer {
-	newest := slices.Clone(known[len(known)-3:])
+	newest := slices.Clone(known[max(0, len(known)-3):])
 	slices.Reverse(newest)
 	return refused("api-version is invalid or was not specified in the request. "+
 		"For more information refer to aka.ms/azureimds", newest...)

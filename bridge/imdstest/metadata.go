@@ -20,13 +20,20 @@ func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(io.LimitReader(r.Body, maxBody)) // one cut short is refused as malformed
 	s.record(r, body)
 	c := s.route(r, body)
-	f := s.fault(c.endpoint)
+	if c.endpoint == Identity {
+		defer s.leave(c.vm)
+		if s.crowded(c.vm) {
+			tooMany().write(w)
+			return
+		}
+	}
+	f := s.fault(c.endpoint, c.vm)
 	if err := f.wait(r.Context()); err != nil {
 		panic(http.ErrAbortHandler) // the client is gone: say nothing
 	}
 	a, replaced := f.instead()
 	if !replaced {
-		a = s.answer(c, f.ISODates)
+		a = s.answer(c, f)
 	}
 	f.spoil(&a)
 	a.write(w)
@@ -87,15 +94,15 @@ func (s *Server) route(r *http.Request, body []byte) *call {
 	return c
 }
 
-// answer is what the service says when nothing spoils it.
-func (s *Server) answer(c *call, isoDates bool) answer {
+// answer is what the service says when nothing stands in its place. Of the fault it heeds what concerns the document.
+func (s *Server) answer(c *call, f Fault) answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settle()
 	switch {
 	case c.endpoint == nowhere:
 		return notFound(c.Request)
-	case c.endpoint != Identity && s.limited(c.vm):
+	case s.limited(c):
 		return tooMany()
 	case c.Method != http.MethodGet && c.endpoint != Approvals:
 		return notAllowed(c.Request)
@@ -106,16 +113,19 @@ func (s *Server) answer(c *call, isoDates bool) answer {
 		}
 		return refused(text)
 	}
-	known, asked := versions, c.endpoint != versionList
-	if c.endpoint == InstanceFacts || c.endpoint == Identity {
-		known = instanceVersions
+	known := knownVersions(c.endpoint)
+	if i := slices.Index(known, f.NewestVersion); i >= 0 {
+		known = known[:i+1]
 	}
-	if asked && !slices.Contains(known, c.version) {
+	if c.endpoint != versionList && !slices.Contains(known, c.version) {
 		return refusedVersion(known)
 	}
 	switch c.endpoint {
 	case ScheduledEvents:
-		body, etag := s.render(c.version, isoDates)
+		body, etag := s.render(c.version, f.ISODates)
+		if f.NoETag {
+			etag = ""
+		}
 		if unchanged(c.Header.Get("If-None-Match"), etag) {
 			return answer{status: http.StatusNotModified, etag: etag}
 		}
@@ -150,17 +160,41 @@ func (s *Server) refuses(c *call) string {
 	return ""
 }
 
-// limited counts a request of that VM and reports whether it is over the rate limit. Those refused count for nothing.
-func (s *Server) limited(vm string) bool {
-	if s.opts.RateLimit <= 0 {
+// The real service lets each VM have more tokens than other answers, but only so many at once.
+const (
+	tokensInASecond = 20
+	tokensAtOnce    = 5
+)
+
+// limited counts a request of a VM and reports whether it is over the rate limit. Those refused count for nothing.
+func (s *Server) limited(c *call) bool {
+	counter, limit := c.vm, s.opts.RateLimit
+	if limit <= 0 {
 		return false
 	}
+	if c.endpoint == Identity {
+		counter, limit = Identity+" "+c.vm, tokensInASecond
+	}
 	now := s.opts.Now()
-	recent := slices.DeleteFunc(s.recent[vm], func(t time.Time) bool { return now.Sub(t) >= time.Second })
-	over := len(recent) >= s.opts.RateLimit
+	recent := slices.DeleteFunc(s.recent[counter], func(t time.Time) bool { return now.Sub(t) >= time.Second })
+	over := len(recent) >= limit
 	if !over {
 		recent = append(recent, now)
 	}
-	s.recent[vm] = recent
+	s.recent[counter] = recent
 	return over
+}
+
+// crowded counts a request for a token, until leave, and reports whether the VM is answered too many at once already.
+func (s *Server) crowded(vm string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tokens[vm]++
+	return s.opts.RateLimit > 0 && s.tokens[vm] > tokensAtOnce
+}
+
+func (s *Server) leave(vm string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tokens[vm]--
 }

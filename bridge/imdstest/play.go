@@ -76,6 +76,9 @@ func (p *play) perform(step Step) {
 	case step.Fault != nil:
 		f := *step.Fault
 		f.For, f.Delay = scale(f.For, p.speed), scale(f.Delay, p.speed)
+		if part, ok := p.parts[f.VM]; ok {
+			f.VM = part
+		}
 		p.setFault(f)
 	case step.Reset:
 		p.Reset()

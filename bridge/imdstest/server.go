@@ -38,6 +38,7 @@ type Options struct {
 	// for Start. Events of a Scenario have their own rule, see Play.
 	AutoStart bool
 	// RateLimit is how many requests in a second each VM may make before it hears 429; 0 is no limit, Azure's is 5.
+	// With it, tokens have a limit of their own: 20 in a second and 5 at once.
 	RateLimit int
 	// Lax accepts requests without the Metadata header and those with X-Forwarded-For.
 	Lax bool
@@ -53,10 +54,11 @@ type Server struct {
 	incarnation  int
 	events       []*entry
 	document     []byte            // served instead of the events when not nil
-	faults       map[string]*fault // by endpoint
+	faults       map[string]*fault // by Fault.place
 	requests     []Request
 	approvals    []Approval
-	recent       map[string][]time.Time // by VM: the requests that the rate limit counts
+	recent       map[string][]time.Time // by VM, and apart for its tokens: the requests that the rate limit counts
+	tokens       map[string]int         // by VM: the requests for tokens that are being answered
 }
 
 // New returns a Server at incarnation 1 with no events. It does no I/O.
@@ -72,7 +74,9 @@ func New(o Options) *Server {
 	}
 	o.VMs = slices.Clone(o.VMs)
 	o.Instance = o.Instance.filled()
-	s := &Server{opts: o, vms: slices.Clone(o.VMs), approveDelay: scale(o.ApproveDelay, o.Speed)}
+	s := &Server{
+		opts: o, vms: slices.Clone(o.VMs), approveDelay: scale(o.ApproveDelay, o.Speed), tokens: make(map[string]int),
+	}
 	if len(s.vms) == 0 {
 		s.vms = []string{"vm_0"}
 	}
