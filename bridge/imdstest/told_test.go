@@ -1,0 +1,132 @@
+package imdstest_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imdstest"
+)
+
+// listener is a destination that writes down, in a few words each, the changes it is told.
+type listener struct {
+	mu   sync.Mutex
+	told []string
+}
+
+func (l *listener) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range batch {
+		change, ours := strings.CutPrefix(d.Event.Type(), bridge.EventPrefix)
+		if !ours {
+			continue
+		}
+		var data bridge.Data
+		if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
+			return bridge.Answer{}, err
+		}
+		ext := d.Event.Extensions()
+		words := []string{ext["azeventtype"].(string), ext["azresources"].(string), change}
+		if data.Outcome != "" {
+			words = append(words, string(data.Outcome))
+		}
+		l.told = append(l.told, strings.Join(append(words, data.Changed...), " "))
+	}
+	return bridge.Answer{}, nil
+}
+
+// tell plays a scenario to a bridge that asks once a second, and returns what the bridge told of it.
+func tell(t *testing.T, name string, speed float64) []string {
+	t.Helper()
+	sc, err := imdstest.Builtin(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	outbox, err := bridge.OpenOutbox(t.TempDir(), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	azure, ear := imdstest.New(imdstest.Options{}), &listener{}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	b := bridge.New(bridge.Options{
+		Client:   bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()),
+		Outbox:   outbox,
+		Interval: time.Second,
+		Routes: []bridge.Route{{
+			Name: "ear", Kind: "ear", Sink: ear, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}},
+			Terms: bridge.Terms{Timeout: 10 * time.Second, Late: bridge.LateSend},
+		}},
+		Host: "host", Version: "test", Log: log,
+	})
+	go func() { ended <- b.Run(ctx) }()
+	if err := azure.Play(ctx, sc, speed); err != nil {
+		t.Errorf("%s: %v", name, err)
+	}
+	time.Sleep(time.Minute)
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("%s: the bridge ended with %v", name, err)
+	}
+	return ear.told
+}
+
+// Each scenario that comes along makes the bridge tell the story that the scenario is about, with its end.
+func TestBridgeTellsEveryBuiltinScenario(t *testing.T) {
+	untold := imdstest.Names()
+	for _, tt := range []struct {
+		name  string
+		speed float64
+		want  []string
+	}{
+		{"reboot", 10, []string{"Reboot vm_0 scheduled", "Reboot vm_0 started", "Reboot vm_0 vanished completed"}},
+		{"user-reboot", 10, []string{"Reboot vm_0 scheduled", "Reboot vm_0 started", "Reboot vm_0 vanished completed"}},
+		{"redeploy", 10, []string{"Redeploy vm_0 scheduled", "Redeploy vm_0 started", "Redeploy vm_0 vanished completed"}},
+		{"freeze", 10, []string{"Freeze vm_0 scheduled", "Freeze vm_0 started", "Freeze vm_0 vanished completed"}},
+		{"preempt", 2, []string{"Preempt vm_0 scheduled", "Preempt vm_0 started", "Preempt vm_0 vanished completed"}},
+		{"terminate", 10, []string{"Terminate vm_0 scheduled", "Terminate vm_0 started", "Terminate vm_0 vanished completed"}},
+		{"canceled", 10, []string{"Reboot vm_0 scheduled", "Reboot vm_0 vanished canceled"}},
+		{"updated", 10, []string{
+			"Reboot vm_0 scheduled", "Reboot vm_0 updated NotBefore", "Reboot vm_0,vm_1 updated Resources",
+			"Reboot vm_0,vm_1 started", "Reboot vm_0,vm_1 vanished completed",
+		}},
+		{"hardware-failure", 10, []string{"Reboot vm_0 started", "Reboot vm_0 vanished completed"}},
+		{"degraded", 300, []string{"Redeploy vm_0 scheduled", "Redeploy vm_0 started", "Redeploy vm_0 vanished completed"}},
+		{"two-events", 10, []string{
+			"Reboot vm_0 scheduled", "Reboot vm_1 scheduled", "Reboot vm_0 started", "Reboot vm_1 started",
+			"Reboot vm_0 vanished completed", "Reboot vm_1 vanished completed",
+		}},
+		{"busy-week", 60, []string{
+			"Freeze vm_0,vm_1 scheduled", "Freeze vm_0,vm_1 started", "Freeze vm_0,vm_1 vanished completed",
+			"Reboot vm_1 scheduled", "Reboot vm_1 started", "Reboot vm_1 vanished completed",
+			"Reboot vm_2 scheduled", "Reboot vm_2 vanished canceled",
+			"Redeploy vm_0 scheduled",
+			"Reboot vm_1 started", "Reboot vm_1 vanished completed",
+			"Reboot vm_2 scheduled", "Reboot vm_2 updated NotBefore", "Reboot vm_2 started", "Reboot vm_2 vanished completed",
+			"Redeploy vm_0 started", "Redeploy vm_0 vanished completed",
+			"Terminate vm_2 scheduled", "Terminate vm_2 started", "Terminate vm_2 vanished completed",
+		}},
+	} {
+		untold = slices.DeleteFunc(untold, func(name string) bool { return name == tt.name })
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if got := tell(t, tt.name, tt.speed); !slices.Equal(got, tt.want) {
+					t.Errorf("told\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+				}
+			})
+		})
+	}
+	if len(untold) > 0 {
+		t.Errorf("nothing is known about %v", untold)
+	}
+}
