@@ -98,6 +98,9 @@ func TestControlSaysWhatItExpected(t *testing.T) {
 		{"PUT", "/faults", `{"hang":"yes"}`, 400, `hang: expected true or false, got "yes"`},
 		{"PUT", "/faults", `{"for":30}`, 400, "for: expected a duration such as 30s or 15m, not negative, got 30"},
 		{"PUT", "/faults", `{"for":"-1s"}`, 400, `for: expected a duration such as 30s or 15m, not negative, got "-1s"`},
+		{"PUT", "/faults", `{"vm":"vm_7"}`, 400, `vm: expected one of vm_0, got "vm_7"`},
+		{"PUT", "/faults", `{"path":"instance","newestVersion":"2017-11-01"}`, 400, "newestVersion: expected one of " +
+			strings.Join(instanceVersions, ", ") + `, got "2017-11-01"`},
 		{"PUT", "/faults", `{"status":99}`, 400, "status: expected a code from 200 to 599, got 99"},
 		{"PUT", "/faults", `{"times":-1}`, 400, "times: expected a number that is not negative, got -1"},
 		{"PUT", "/faults", `{"path":"else"}`, 400, `path: expected scheduledevents, approvals, instance or identity, got "else"`},

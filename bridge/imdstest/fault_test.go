@@ -71,6 +71,30 @@ func TestFaultIsOfOneEndpoint(t *testing.T) {
 	}
 }
 
+// The fault of one VM is beside that of all, stands before it, and ends by itself; a scenario's VM is the Server's.
+func TestFaultOfOneVM(t *testing.T) {
+	s := New(Options{VMs: []string{"a", "b"}})
+	want := func(when string, a, b int) {
+		t.Helper()
+		for vm, status := range map[string]int{"a": a, "B": b} {
+			resp := ask(s, "GET", "/vm/"+vm+"/metadata/scheduledevents?api-version=2020-07-01", "")
+			if resp.StatusCode != status {
+				t.Errorf("%s: %s hears %d, want %d", when, vm, resp.StatusCode, status)
+			}
+		}
+	}
+	s.SetFault(Fault{Status: 503})
+	s.SetFault(Fault{VM: "B", Status: 410, Times: 1})
+	want("both", 503, 410)
+	want("one is over", 503, 503)
+	s.ClearFaults()
+	sc := Scenario{Name: "x", VMs: []string{"vm_0", "vm_1"}, Steps: []Step{{Fault: &Fault{VM: "vm_1", Status: 500}}}}
+	if err := s.Play(t.Context(), sc, 1); err != nil {
+		t.Fatal(err)
+	}
+	want("played", 200, 500)
+}
+
 // A fault ends by the clock, after so many answers or when it is cleared, whichever comes first.
 func TestFaultEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

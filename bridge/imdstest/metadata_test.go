@@ -3,6 +3,7 @@ package imdstest
 import (
 	"encoding/json"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,6 +124,48 @@ func TestRateLimitIsOfEachVM(t *testing.T) {
 		want("/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x", 200)
 		time.Sleep(time.Second)
 		want(eventsURL, 200)
+	})
+}
+
+// With a rate limit a VM may have twenty tokens in a second and be answered five at once; another VM has its own limit.
+func TestTokensHaveALimitOfTheirOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const token = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x"
+		s := New(Options{VMs: []string{"a", "b"}, RateLimit: 5})
+		answers := func(n int) map[int]int {
+			var mu sync.Mutex
+			var all sync.WaitGroup
+			got := make(map[int]int) // by status
+			for range n {
+				all.Go(func() {
+					resp := ask(s, "GET", token, "")
+					mu.Lock()
+					defer mu.Unlock()
+					got[resp.StatusCode]++
+				})
+			}
+			all.Wait()
+			return got
+		}
+		for range 20 {
+			if got := answers(1); got[200] != 1 {
+				t.Fatalf("one at a time: %v", got)
+			}
+		}
+		if got := answers(1); got[429] != 1 {
+			t.Errorf("the 21st: %v, want a 429", got)
+		}
+		if resp := ask(s, "GET", "/vm/b"+token, ""); resp.StatusCode != 200 {
+			t.Errorf("another VM's first: %d", resp.StatusCode)
+		}
+		time.Sleep(time.Second)
+		s.SetFault(Fault{Path: Identity, Delay: time.Minute})
+		if got := answers(7); got[200] != 5 || got[429] != 2 {
+			t.Errorf("seven at once: %v, want five answered", got)
+		}
+		if got := answers(5); got[200] != 5 {
+			t.Errorf("five after that: %v", got)
+		}
 	})
 }
 
