@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -27,7 +30,7 @@ type emulated struct {
 func (p *program) emulateCommand() *cobra.Command {
 	var listen, control, scenario string
 	var speed float64
-	var vms []string
+	var o imdstest.Options
 	var leave bool
 	c := &cobra.Command{
 		Use: "emulate", Short: "Serve an emulated Azure metadata endpoint, to develop and test against",
@@ -35,19 +38,43 @@ func (p *program) emulateCommand() *cobra.Command {
 oddities, and plays a scenario if one is named. The first line on standard output says where, as JSON. It is for tests:
 it asks nobody who they are.
 
-Built-in scenarios: ` + strings.Join(imdstest.Names(), ", ") + `. A file holds one of your own.
+Each VM has an endpoint of its own at <endpoint>/vm/<name>, so that many bridges can run against one emulator. The first
+answers where none is named.
 
-Each VM has an endpoint of its own at <endpoint>/vm/<name>, so that many bridges can run against one emulator. The
-control address takes JSON: GET /state, POST /events, PATCH and DELETE /events/{id}, POST /events/{id}/start, PUT and
-DELETE /document, PUT and DELETE /faults, POST /reset, GET /requests.`,
+The control address takes JSON:
+  GET /state                        events, document, faults, approvals
+  POST /events                      announce an event: Azure's fields, missing ones are filled
+  PATCH, DELETE /events/{id}        change it; it is over
+  POST /events/{id}/start           begin it
+  PUT, DELETE /document             serve these bytes instead of the events
+  PUT, DELETE /faults               spoil the answers of one endpoint, of all VMs or of one
+  POST /reset                       as after a day without a request
+  GET /requests                     what was asked
+
+A fault has any of these keys:
+  path (scheduledevents, approvals, instance, identity), vm, for, times, hang, delay, status, retryAfter, body, empty,
+  html, isoDates, noETag, newestVersion, truncate, noLength, contentLength, incarnation
+
+Built-in scenarios:
+` + indented(imdstest.Names(), 100) + `
+
+A file holds one of your own; update, start, end, fault and reset are the other steps:
+  name: mine
+  vms: [vm_0, vm_1]
+  approve_delay: 20s
+  steps:
+    - {at: 10s, schedule: {event: A, type: Reboot, notice: 15m, resources: [vm_0], source: Platform, duration: -1}}
+    - {at: 5m, update: {event: A, notice: 20m}}
+    - {at: 6m, fault: {status: 503, for: 30s}}
+    - {at: 40m, end: A}`,
 		Example: `  forewarn emulate --scenario reboot --speed 60
   curl -s -H Metadata:true 'http://127.0.0.1:8254/metadata/scheduledevents?api-version=2020-07-01'
   curl -s -X POST http://127.0.0.1:8255/events -d '{"EventType":"Preempt"}'
   curl -s -X PUT http://127.0.0.1:8255/faults -d '{"status":503,"for":"30s"}'`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if speed <= 0 {
-				return exit(exitUsage, fmt.Errorf("--speed %v: expected a number above 0", speed))
+			if err := checkEmulated(listen, control, speed, o); err != nil {
+				return exit(exitUsage, err)
 			}
 			if leave && scenario == "" {
 				return exit(exitUsage, errors.New("--exit needs a --scenario whose end it can wait for"))
@@ -58,35 +85,90 @@ DELETE /document, PUT and DELETE /faults, POST /reset, GET /requests.`,
 			if err != nil {
 				return err
 			}
-			if len(vms) == 0 {
-				vms = sc.VMs
+			if len(o.VMs) == 0 {
+				o.VMs = sc.VMs
 			}
-			azure := imdstest.New(imdstest.Options{VMs: vms, Speed: speed, AutoStart: true})
-			return p.emulate(ctx, azure, sc, listen, control, speed, leave)
+			o.Speed, o.AutoStart = speed, true
+			return p.emulate(ctx, imdstest.New(o), sc, listen, control, speed, leave)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&listen, "listen", "127.0.0.1:8254", "address of the metadata endpoint; port 0 takes a free one")
-	f.StringVar(&control, "control", "127.0.0.1:8255", "address of the control API")
+	f.StringVar(&control, "control", "127.0.0.1:8255", "address of the control API; an empty one serves none")
 	f.StringVar(&scenario, "scenario", "", "a built-in scenario, or the file of one")
 	f.Float64Var(&speed, "speed", 1, "how many times as fast time goes, notices too")
-	f.StringArrayVar(&vms, "vm", nil, "name of a VM of the set; repeat it for more (default vm_0, or the scenario's)")
+	f.StringArrayVar(&o.VMs, "vm", nil, "name of a VM of the set; repeat it for more (default vm_0, or the scenario's)")
 	f.BoolVar(&leave, "exit", false, "end when the scenario is over")
+	f.IntVar(&o.RateLimit, "rate-limit", 0, "answer a VM's further requests in a second with 429; Azure's limit is 5 (default none)")
+	f.DurationVar(&o.ApproveDelay, "approve-delay", 0, "time from an approval to the start; a scenario may have its own")
+	f.IntVar(&o.UnknownApproval, "unknown-approval", 400, "status for the approval of an event that is not there: 400 or 200")
+	f.BoolVar(&o.Lax, "lax", false, "ask for no Metadata header and take forwarded requests")
 	return c
+}
+
+// checkEmulated says which flag is wrong.
+func checkEmulated(listen, control string, speed float64, o imdstest.Options) error {
+	for _, f := range []struct{ flag, address string }{{"listen", listen}, {"control", control}} {
+		if f.flag == "control" && f.address == "" {
+			continue
+		}
+		_, port, err := net.SplitHostPort(f.address)
+		if _, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil {
+			return fmt.Errorf("--%s %s: expected host:port, such as 127.0.0.1:8254", f.flag, f.address)
+		}
+	}
+	if !(speed >= 0.1 && speed <= 1e6) { // NaN is neither; the longest notice fits a Duration at the slowest
+		return fmt.Errorf("--speed %v: expected a number from 0.1 to 1000000, 1 is the real time", speed)
+	}
+	seen := make(map[string]bool)
+	for _, vm := range o.VMs {
+		switch {
+		case vm == "" || strings.ContainsAny(vm, "/?#"):
+			return fmt.Errorf("--vm %q: expected a name that can stand in a path", vm)
+		case seen[strings.ToLower(vm)]:
+			return fmt.Errorf("--vm %s is there already; names ignore case", vm)
+		}
+		seen[strings.ToLower(vm)] = true
+	}
+	switch {
+	case o.RateLimit < 0:
+		return fmt.Errorf("--rate-limit %d: expected a number of requests in a second, 0 for no limit", o.RateLimit)
+	case o.ApproveDelay < 0:
+		return fmt.Errorf("--approve-delay %v: expected a duration that is not negative, such as 30s", o.ApproveDelay)
+	case o.UnknownApproval != http.StatusOK && o.UnknownApproval != http.StatusBadRequest:
+		return fmt.Errorf("--unknown-approval %d: expected 400 or 200", o.UnknownApproval)
+	}
+	return nil
+}
+
+// indented lists words in lines of at most that width, two blanks before each.
+func indented(words []string, width int) string {
+	line, text := " ", ""
+	for i, word := range words {
+		if len(line)+len(word)+2 > width {
+			text, line = text+line+"\n", " "
+		}
+		if line += " " + word; i < len(words)-1 {
+			line += ","
+		}
+	}
+	return text + line
 }
 
 // emulate serves until ctx is done, or the scenario is over if it is to leave then.
 func (p *program) emulate(ctx context.Context, azure *imdstest.Server, sc imdstest.Scenario, listen, control string, speed float64, leave bool) error {
 	served, err := azure.Listen(listen, control)
 	if err != nil {
-		return exit(exitUnavailable, fmt.Errorf("serve: %w; stop what uses it, or set --listen and --control", err))
+		return exit(exitUnavailable, fmt.Errorf("%w; choose other addresses with --listen and --control, port 0 takes a free one", err))
 	}
 	defer served.Close()
 	if err := json.NewEncoder(p.out).Encode(emulated{served.URL, served.ControlURL, azure.VMs()}); err != nil {
 		return err
 	}
 	fmt.Fprintf(p.err, "see the document:   curl -s -H Metadata:true '%s/metadata/scheduledevents?api-version=2020-07-01'\n", served.URL)
-	fmt.Fprintf(p.err, "announce a reboot:  curl -s -X POST %s/events -d '{\"EventType\":\"Reboot\"}'\n", served.ControlURL)
+	if served.ControlURL != "" {
+		fmt.Fprintf(p.err, "announce a reboot:  curl -s -X POST %s/events -d '{\"EventType\":\"Reboot\"}'\n", served.ControlURL)
+	}
 	if len(sc.Steps) > 0 {
 		if err := azure.Play(ctx, sc, speed); err != nil && ctx.Err() == nil {
 			return err
@@ -110,9 +192,9 @@ func findScenario(name string) (imdstest.Scenario, error) {
 	}
 	data, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return imdstest.Scenario{}, exit(exitUsage, fmt.Errorf("--scenario %s: neither a file nor one of %s", name, strings.Join(imdstest.Names(), ", ")))
+		return imdstest.Scenario{}, exit(exitUsage, fmt.Errorf("--scenario %s: no such file, and the built-in ones are %s", name, strings.Join(imdstest.Names(), ", ")))
 	} else if err != nil {
-		return imdstest.Scenario{}, exit(exitData, err)
+		return imdstest.Scenario{}, exit(exitData, fmt.Errorf("--scenario: %w", err))
 	}
 	sc, err := imdstest.ParseScenario(name, data)
 	return sc, exit(exitData, err)
