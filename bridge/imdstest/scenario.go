@@ -161,6 +161,15 @@ func (sc Scenario) check() error {
 	if len(sc.Steps) == 0 {
 		return wrong([]string{"steps"}, "expected at least one")
 	}
+	for i, name := range sc.VMs {
+		at := []string{"vms", strconv.Itoa(i)}
+		if name == "" || strings.ContainsAny(name, "/?#") {
+			return wrong(at, "expected a name that can stand in a path, got %q", name)
+		}
+		if slices.ContainsFunc(sc.VMs[:i], func(other string) bool { return strings.EqualFold(other, name) }) {
+			return wrong(at, "%s is there already; names ignore case", name)
+		}
+	}
 	open := make(map[string]bool) // by label
 	var before time.Duration
 	for i, step := range sc.Steps {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -117,7 +118,7 @@ func checkEmulated(listen, control string, speed float64, o imdstest.Options) er
 			return fmt.Errorf("--%s %s: expected host:port, such as 127.0.0.1:8254", f.flag, f.address)
 		}
 	}
-	if !(speed >= 0.1 && speed <= 1e6) { // NaN is neither; the longest notice fits a Duration at the slowest
+	if math.IsNaN(speed) || speed < 0.1 || speed > 1e6 { // at the slowest the longest notice still fits a Duration
 		return fmt.Errorf("--speed %v: expected a number from 0.1 to 1000000, 1 is the real time", speed)
 	}
 	seen := make(map[string]bool)
