@@ -34,8 +34,9 @@ func (l *listener) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.A
 		if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
 			return bridge.Answer{}, err
 		}
-		ext := d.Event.Extensions()
-		words := []string{ext["azeventtype"].(string), ext["azresources"].(string), change}
+		kind, _ := d.Event.Extensions()["azeventtype"].(string)
+		names, _ := d.Event.Extensions()["azresources"].(string)
+		words := []string{kind, names, change}
 		if data.Outcome != "" {
 			words = append(words, string(data.Outcome))
 		}
