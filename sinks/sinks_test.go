@@ -46,6 +46,7 @@ type secretPlace struct {
 
 // trials has a row for each kind.
 var trials = map[string]trial{
+	"exec":    {accepts: execAccepts, hangs: execHangs, secrets: execSecrets},
 	"file":    {accepts: fileAccepts},
 	"webhook": {accepts: webhookAccepts, hangs: webhookHangs, secrets: webhookSecrets},
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/sinks"
 )
 
 // sent is what came of a test message at one sink.
@@ -43,6 +44,9 @@ not touched. Exit code: 0 when all accepted it, else that of the worst: 1 reject
 			if err != nil {
 				return err
 			}
+			if len(names) == 0 {
+				routes = p.withoutActing(routes)
+			}
 			o := p.observer(c.Context(), s)
 			picked, ok := bridge.NewSample(sample, o.Name, time.Now())
 			if !ok {
@@ -69,7 +73,7 @@ not touched. Exit code: 0 when all accepted it, else that of the worst: 1 reject
 			return nil
 		},
 	})
-	c.Flags().StringArrayVar(&names, "sink", nil, "only this sink; repeat it for more (default all)")
+	c.Flags().StringArrayVar(&names, "sink", nil, "only this sink; repeat it for more (default all but exec)")
 	c.Flags().StringVar(&sample, "sample", "reboot", "which message: "+strings.Join(bridge.SampleNames, ", "))
 	return c
 }
@@ -106,6 +110,17 @@ func chosen(routes []bridge.Route, names []string) ([]bridge.Route, error) {
 	return picked, nil
 }
 
+// withoutActing leaves out the sinks that do something rather than tell, and says so.
+func (p *program) withoutActing(routes []bridge.Route) []bridge.Route {
+	return slices.DeleteFunc(slices.Clone(routes), func(r bridge.Route) bool {
+		acts := sinks.Kinds[r.Kind].Acts
+		if acts {
+			fmt.Fprintf(p.err, "%s is left out, because %s does something; --sink %s runs it\n", r.Name, r.Kind, r.Name)
+		}
+		return acts
+	})
+}
+
 // observer is this VM as the running forewarn knows it, or else as far as the settings and the host tell.
 func (p *program) observer(ctx context.Context, s *settings) bridge.Observer {
 	var st bridge.Status
@@ -131,8 +146,11 @@ func sendTo(ctx context.Context, r bridge.Route, sample bridge.Sample, o bridge.
 		return sent{}, 0, err
 	}
 	result := sent{Sink: r.Name, WouldPass: strings.HasPrefix(word, "told")}
-	ctx, cancel := context.WithTimeoutCause(ctx, r.Terms.Timeout, fmt.Errorf("no answer within %v", r.Terms.Timeout))
-	defer cancel()
+	if r.Terms.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, r.Terms.Timeout, fmt.Errorf("no answer within %v", r.Terms.Timeout))
+		defer cancel()
+	}
 	answer, err := r.Sink.Deliver(ctx, []bridge.Delivery{{Event: ce, Attempt: 1}})
 	result.Seconds = time.Since(now).Round(time.Millisecond).Seconds()
 	switch {

@@ -1,0 +1,568 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+)
+
+// execSettings are the keys of a command.
+type execSettings struct {
+	Command   []string         `yaml:"command"`    // program and arguments, which everybody on the machine may see; no shell reads them
+	Dir       string           `yaml:"dir"`        // working directory; the root of the file system by default
+	User      string           `yaml:"user"`       // name of whom to run it as; only root may choose
+	Env       map[string]Value `yaml:"env"`        // variables to add; those from {file:} and {env:} are secret
+	Attempts  int              `yaml:"attempts"`   // the attempt from which on a failure is final; 75 and 78 never are
+	Parallel  int              `yaml:"parallel"`   // runs at once, each about another Azure event
+	StopGrace time.Duration    `yaml:"stop_grace"` // between SIGTERM and SIGKILL for a run that is out of time
+}
+
+// execTerms: a command acts on what is true now, so what is overtaken is dropped, and it must not act twice after a
+// crash. There is no timeout because the sink has one for each CloudEvent.
+var execTerms = bridge.Terms{
+	MaxAge: week, Late: bridge.LateDrop, Bridge: bridge.LevelNone, Batch: 1, Parallel: 4, Sync: true,
+}
+
+const (
+	maxRun      = 15 * time.Minute       // of one run, if NotBefore does not come first
+	cutGrace    = 300 * time.Millisecond // in place of a longer stop_grace when the bridge ends, which waits a second
+	outputWait  = 300 * time.Millisecond // for output that outlives the command
+	maxVariable = 16 << 10               // bytes of one environment variable that comes from a CloudEvent
+	maxEvent    = 64 << 10               // of all those of a CloudEvent; Linux takes 128 KiB at the very least
+	maxOwn      = 32 << 10               // of one variable of the settings
+	maxOutput   = 4 << 10                // of the output that is logged
+	keptOutput  = 8 << 10                // of its beginning, and of its end, before secrets are taken out
+)
+
+// command runs a program for each CloudEvent.
+//
+// It ends with everything that it has begun in its process group: a run leaves nothing behind but what has made itself a
+// session of its own. A run that is out of time gets SIGTERM, and SIGKILL after stop_grace; one that is cut off because
+// the bridge ends gets cutGrace instead, so that the bridge can note how it ended before it goes. On Linux a bridge that
+// is killed takes the program with it, though not the program's own children.
+type command struct {
+	name     string
+	args     []string
+	dir      string
+	user     account
+	env      []envSource // by name
+	attempts int
+	grace    time.Duration
+	getenv   func(string) string
+	log      *slog.Logger
+	now      func() time.Time
+}
+
+type envSource struct {
+	source
+	name string
+}
+
+func openExec(decode func(any) error, h Host) (Opened, error) {
+	s := execSettings{Attempts: 3, Parallel: execTerms.Parallel, StopGrace: 5 * time.Second}
+	if err := decode(&s); err != nil {
+		return Opened{}, err
+	}
+	if len(s.Command) == 0 {
+		return Opened{}, &KeyError{"command", errors.New("missing; expected a list of the program and its arguments, " +
+			"such as [/usr/local/bin/drain, --now]")}
+	}
+	for i, arg := range s.Command {
+		if strings.Contains(arg, "\x00") {
+			return Opened{}, &KeyError{"command." + strconv.Itoa(i), errors.New("holds a NUL byte, which no argument can")}
+		}
+	}
+	program := s.Command[0]
+	switch {
+	case program == "", !filepath.IsAbs(program) && filepath.Base(program) != program:
+		return Opened{}, &KeyError{"command.0", fmt.Errorf("%q is no program; expected an absolute path, or a name that is found in PATH", program)}
+	case s.Dir != "" && (!filepath.IsAbs(s.Dir) || strings.Contains(s.Dir, "\x00")):
+		return Opened{}, &KeyError{"dir", fmt.Errorf("%q is no absolute path; expected one such as /var/lib/drain", s.Dir)}
+	case s.Attempts < 1:
+		return Opened{}, &KeyError{"attempts", errors.New("expected 1 or more")}
+	case s.Parallel < 1:
+		return Opened{}, &KeyError{"parallel", errors.New("expected 1 or more")}
+	case s.StopGrace < 0:
+		return Opened{}, &KeyError{"stop_grace", errors.New("expected 0 or more")}
+	}
+	c := &command{
+		name: h.Name, args: s.Command, dir: s.Dir, attempts: s.Attempts, grace: s.StopGrace,
+		getenv: h.Getenv, log: h.Log, now: time.Now,
+	}
+	if c.dir == "" {
+		c.dir = string(filepath.Separator)
+	}
+	var err error
+	if c.user, err = findAccount(s.User); err != nil {
+		return Opened{}, &KeyError{"user", err}
+	}
+	var files []string
+	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
+		v := envSource{nested("env."+name, s.Env[name]), name}
+		if err := refusedVariable(name); err != nil {
+			return Opened{}, &KeyError{v.key, err}
+		}
+		if err := v.check(); err != nil {
+			return Opened{}, err
+		}
+		if v.File != "" {
+			files = append(files, v.File)
+		}
+		c.env = append(c.env, v)
+	}
+	if _, _, err := c.own(); err != nil {
+		return Opened{}, err
+	}
+	return Opened{Sink: c, Secrets: files, Parallel: s.Parallel}, nil
+}
+
+// refusedVariable says why an environment variable cannot have the name, nil if it can.
+func refusedVariable(name string) error {
+	const first = "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	if name == "" || strings.Trim(name, first+"0123456789") != "" || strings.Trim(name[:1], first) != "" {
+		return fmt.Errorf("%q is no name of a variable; expected letters, digits and underscores", name)
+	}
+	if upper := strings.ToUpper(name); strings.HasPrefix(upper, "CE_") || strings.HasPrefix(upper, "FOREWARN_") {
+		return errors.New("cannot be set: names that begin with CE_ and FOREWARN_ belong to the CloudEvent")
+	}
+	return nil
+}
+
+// A variable of the environment.
+type variable struct {
+	name, value string
+	secret      bool
+}
+
+// own are the variables of the settings as they are now, and the veil that covers those that are secret.
+func (c *command) own() ([]variable, *veil, error) {
+	v := new(veil)
+	var all []variable
+	for _, s := range c.env {
+		value := ""
+		if s.Text.text != nil { // which may be empty
+			value = *s.Text.text
+		} else {
+			var err error
+			if value, err = s.read(c.getenv); err != nil {
+				return nil, nil, err
+			}
+			v.hide(value)
+			v.hide(strings.Split(value, "\n")...)
+		}
+		switch {
+		case strings.Contains(value, "\x00"):
+			return nil, nil, s.wrong(errors.New("holds a NUL byte, which no variable can"))
+		case len(value) > maxOwn:
+			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxOwn>>10))
+		}
+		all = append(all, variable{s.name, value, s.Text.text == nil})
+	}
+	return all, v, nil
+}
+
+// environment is all that a run for d sees: a base that does not depend on who started the bridge, what the CloudEvent
+// says, and over both of them the variables of the settings.
+func (c *command) environment(d bridge.Delivery, own []variable) ([]variable, error) {
+	told, err := eventVariables(d, c.name, c.now())
+	if err != nil {
+		return nil, err
+	}
+	all := slices.Concat(baseVariables(c.user, c.getenv), told)
+	for _, v := range own {
+		all = slices.DeleteFunc(all, func(old variable) bool { return old.name == v.name })
+		all = append(all, v)
+	}
+	return all, nil
+}
+
+// eventVariables are what the environment says about a CloudEvent. Values lose their NUL bytes, which none can hold, and
+// what is over a bound that every kernel takes: standard input has all of it.
+func eventVariables(d bridge.Delivery, sink string, now time.Time) ([]variable, error) {
+	f := messageFields(d, time.UTC, now)
+	data, _ := f["data"].(map[string]any)
+	word := func(v any) string { s, _ := v.(string); return s }
+	left, _ := f["left"].(float64)
+	test := ""
+	if d.Event.Type() == bridge.BridgeTest {
+		test = "1"
+	}
+	all := []variable{
+		{name: "FOREWARN_SINK", value: sink},
+		{name: "FOREWARN_ATTEMPT", value: strconv.Itoa(d.Attempt)},
+		{name: "FOREWARN_CHANGE", value: word(f["change"])},
+		{name: "FOREWARN_OUTCOME", value: word(data["outcome"])},
+		{name: "FOREWARN_NOTICE_SECONDS", value: strconv.Itoa(int(left))},
+		{name: "FOREWARN_TEST", value: test},
+	}
+	attributes, err := attributes(d.Event)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range attributes {
+		all = append(all, variable{name: "CE_" + strings.ToUpper(a.name), value: a.value})
+	}
+	var names []string
+	switch r := f["resources"].(type) {
+	case []string:
+		names = r
+	case []any:
+		for _, name := range r {
+			names = append(names, word(name))
+		}
+	}
+	all = append(all, variable{name: "FOREWARN_RESOURCES", value: strings.Join(names, ",")})
+	rest := maxEvent
+	for i := range all {
+		v := &all[i]
+		v.value = strings.ToValidUTF8(strings.ReplaceAll(v.value, "\x00", ""), "\uFFFD")
+		limit := min(maxVariable, max(0, rest-len(v.name)))
+		if len(v.value) > limit {
+			v.value = strings.ToValidUTF8(v.value[:limit], "")
+			if v.name == "FOREWARN_RESOURCES" { // half a name may be another VM's
+				v.value = v.value[:max(0, strings.LastIndexByte(v.value, ','))]
+			}
+		}
+		rest -= len(v.name) + len(v.value) + 2
+	}
+	return all, nil
+}
+
+// Deliver runs the program on the CloudEvent of the batch, which holds one, and waits for its end.
+func (c *command) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return bridge.Answer{}, err
+	}
+	d := batch[0]
+	own, v, err := c.own()
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	input, env, err := c.message(d, own)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+	}
+	path, err := c.find(env)
+	if err != nil {
+		return bridge.Answer{}, classOfStart(err)
+	}
+	limit := c.limit(d.Event)
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %v", limit.Round(time.Second)))
+		defer cancel()
+	}
+	var out output
+	began := c.now()
+	state, err := c.run(ctx, path, env, input, &out)
+	if err != nil {
+		return bridge.Answer{}, classOfStart(err)
+	}
+	took := c.now().Sub(began).Round(10 * time.Millisecond)
+	if text := out.text(v); text != "" {
+		c.log.Info("output of the command", "sink", c.name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
+	}
+	return c.judge(ctx, d, state, out.last(v), took)
+}
+
+// judge says what becomes of a CloudEvent after a run. A run that was out of time failed, unless it was done all the
+// same; one that was cut off because the bridge ends did not even fail.
+func (c *command) judge(ctx context.Context, d bridge.Delivery, state *os.ProcessState, last string, took time.Duration) (bridge.Answer, error) {
+	how := strings.Replace(state.String(), "exit status", "exit", 1)
+	answer := bridge.Answer{Status: fmt.Sprintf("%s after %v", how, took)}
+	text := state.String()
+	if ctx.Err() != nil {
+		text = fmt.Sprintf("%v: %s", context.Cause(ctx), text)
+	}
+	if last != "" {
+		answer.Status += ": " + last
+		text += ": " + last
+	}
+	code := state.ExitCode()
+	switch {
+	case code == 0:
+		return answer, nil
+	case errors.Is(ctx.Err(), context.Canceled):
+		return answer, fmt.Errorf("%w: %s", context.Canceled, text)
+	case code == exitTempFail:
+		return answer, errors.New(text)
+	case code == exitConfig:
+		return answer, say(bridge.ErrBlocked, text)
+	case d.Attempt >= c.attempts:
+		return answer, say(bridge.ErrRejected, text)
+	}
+	return answer, errors.New(text)
+}
+
+// The exit codes that are no plain failure, as in sysexits.h.
+const (
+	exitTempFail = 75 // once more, later
+	exitConfig   = 78 // somebody has to act
+)
+
+// limit is how long a run for a CloudEvent may last: until NotBefore, because then it is too late to prepare for what
+// was announced, but no longer than maxRun, and that long when nothing lies ahead.
+func (c *command) limit(ce event.Event) time.Duration {
+	notBefore, _ := bridge.Fields(ce)["aznotbefore"].(string)
+	at, err := time.Parse(time.RFC3339, notBefore)
+	if left := at.Sub(c.now()); err == nil && left > 0 {
+		return min(left, maxRun)
+	}
+	return maxRun
+}
+
+// message is what a run gets to read, and its environment.
+func (c *command) message(d bridge.Delivery, own []variable) (input []byte, env []variable, err error) {
+	text, err := d.Event.MarshalJSON()
+	if err != nil {
+		return nil, nil, err
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, text); err != nil {
+		return nil, nil, err
+	}
+	b.WriteByte('\n')
+	env, err = c.environment(d, own)
+	return b.Bytes(), env, err
+}
+
+// find is the path of the program. A name is looked for in the PATH that the program will see.
+func (c *command) find(env []variable) (string, error) {
+	name := c.args[0]
+	if filepath.IsAbs(name) {
+		return exec.LookPath(name)
+	}
+	path := ""
+	for _, v := range env {
+		if v.name == "PATH" {
+			path = v.value
+		}
+	}
+	for _, dir := range filepath.SplitList(path) {
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		if found, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return found, nil
+		}
+	}
+	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, path)
+}
+
+// run starts the program and waits for its end, which the end of ctx brings about. Nothing of its process group is left
+// when it returns.
+//
+// The goroutine that starts the program keeps its thread until the program has ended: on Linux the program dies with the
+// thread that started it, and the Go runtime ends a thread when a goroutine that was locked to it returns.
+func (c *command) run(ctx context.Context, path string, env []variable, input []byte, out io.Writer) (*os.ProcessState, error) {
+	cmd := &exec.Cmd{
+		Path: path, Args: c.args, Dir: c.dir, Stdin: bytes.NewReader(input), Stdout: out, Stderr: out, WaitDelay: outputWait,
+		Env: make([]string, 0, len(env)), SysProcAttr: processAttributes(c.user),
+	}
+	for _, v := range env {
+		cmd.Env = append(cmd.Env, v.name+"="+v.value)
+	}
+	started, ended := make(chan *family, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if err != nil {
+			ended <- err
+			return
+		}
+		f := newFamily(cmd.Process)
+		started <- f
+		f.wait()
+		err = cmd.Wait()
+		f.close()
+		if cmd.ProcessState != nil {
+			err = nil // it tells more, and of the output enough was read
+		}
+		ended <- err
+	}()
+	var f *family
+	select {
+	case f = <-started:
+	case err := <-ended:
+		return nil, err
+	}
+	select {
+	case <-ctx.Done():
+	case err := <-ended:
+		return cmd.ProcessState, err
+	}
+	grace := c.grace
+	if errors.Is(ctx.Err(), context.Canceled) {
+		grace = min(grace, cutGrace)
+	}
+	f.terminate()
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		f.kill()
+		return cmd.ProcessState, <-ended
+	case err := <-ended:
+		return cmd.ProcessState, err
+	}
+}
+
+// classOfStart says what it means that a program did not even start.
+func classOfStart(err error) error {
+	err = fmt.Errorf("start the command: %w", err)
+	for _, lasting := range []error{
+		fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOEXEC, syscall.ENOTDIR, syscall.EISDIR, syscall.ELOOP,
+		syscall.ENAMETOOLONG, syscall.E2BIG,
+	} {
+		if errors.Is(err, lasting) {
+			return fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		}
+	}
+	return err
+}
+
+// Render shows what a run would be: the command line, the environment and what stands on standard input.
+func (c *command) Render(d bridge.Delivery) (string, error) {
+	own, _, err := c.own()
+	if err != nil {
+		return "", err
+	}
+	input, env, err := c.message(d, own)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for i, arg := range c.args {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(quoted(arg))
+	}
+	b.WriteString("\n\n")
+	for _, v := range env {
+		if v.secret {
+			v.value = hidden
+		}
+		fmt.Fprintf(&b, "%s=%s\n", v.name, quoted(v.value))
+	}
+	fmt.Fprintf(&b, "\n%s", input)
+	return b.String(), nil
+}
+
+// quoted is a text that may hold anything, in quotes if that is needed to see where it ends.
+func quoted(s string) string {
+	if s == "" || strings.ContainsAny(s, " '`$\\*?") || strconv.Quote(s) != `"`+s+`"` {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// Connect looks whether the program and its directory are there, and whether the program may be run. It runs nothing.
+func (c *command) Connect(context.Context) (string, error) {
+	own, _, err := c.own()
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	path, err := c.find(slices.Concat(baseVariables(c.user, c.getenv), own))
+	if err != nil {
+		return "", classOfStart(err)
+	}
+	info, err := os.Stat(c.dir)
+	if err == nil && !info.IsDir() {
+		err = &fs.PathError{Op: "chdir", Path: c.dir, Err: syscall.ENOTDIR}
+	}
+	if err == nil {
+		err = c.user.mayRun(path)
+	}
+	if err == nil {
+		err = c.user.mayRun(c.dir) // to enter a directory takes the same right
+	}
+	if err != nil {
+		return "", classOfStart(err)
+	}
+	return path + " is there and may be run", nil
+}
+
+// output keeps the beginning and the end of what a program says. It is for one goroutine at a time.
+type output struct {
+	head, tail []byte
+	lost       int // bytes between them
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n := len(p)
+	if room := keptOutput - len(o.head); room > 0 {
+		room = min(room, len(p))
+		o.head = append(o.head, p[:room]...)
+		p = p[room:]
+	}
+	if over := len(p) - keptOutput; over > 0 {
+		o.lost += over
+		p = p[over:]
+	}
+	if over := len(o.tail) + len(p) - keptOutput; over > 0 {
+		o.lost += over
+		o.tail = append(o.tail[:0], o.tail[over:]...)
+	}
+	o.tail = append(o.tail, p...)
+	return n, nil
+}
+
+// text is what of the output is logged: printable lines without secrets, at most maxOutput bytes.
+func (o *output) text(v *veil) string {
+	if o.lost == 0 {
+		all := lines(v, v.over(string(o.head)+string(o.tail)))
+		if len(all) <= maxOutput {
+			return all
+		}
+		return shorten(all, all)
+	}
+	head, tail := v.over(string(o.head)), v.over(string(o.tail))
+	// Where the output was cut, it may be inside a secret.
+	return shorten(lines(v, head[:max(0, len(head)-v.longest)]), lines(v, tail[min(len(tail), v.longest):]))
+}
+
+// last is the last line of the output that says anything.
+func (o *output) last(v *veil) string {
+	text := o.text(v)
+	return v.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
+}
+
+// shorten joins the beginning of one text and the end of another to maxOutput bytes at most.
+func shorten(head, tail string) string {
+	const gap, half = "\n…\n", maxOutput/2 - 8
+	head = strings.ToValidUTF8(head[:min(len(head), half)], "")
+	tail = strings.ToValidUTF8(tail[max(0, len(tail)-half):], "")
+	return head + gap + tail
+}
+
+// lines makes every line of a text fit to be shown, and leaves out the empty ones.
+func lines(v *veil, text string) string {
+	var all []string
+	for line := range strings.Lines(text) {
+		if line = v.line(line, false, len(text)); line != "" {
+			all = append(all, line)
+		}
+	}
+	return strings.Join(all, "\n")
+}

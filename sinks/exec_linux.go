@@ -1,0 +1,21 @@
+package sinks
+
+import (
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// processAttributes give the program a process group of its own, and make it die with the bridge.
+func processAttributes(a account) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Credential: a.credential, Pdeathsig: syscall.SIGKILL}
+}
+
+// wait returns when the program has ended and kills what is left of its group. The program is not reaped yet, so that
+// its id is still its own.
+func (f *family) wait() {
+	for unix.Waitid(unix.P_PID, f.pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	f.kill()
+	f.close()
+}

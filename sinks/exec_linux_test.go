@@ -1,0 +1,199 @@
+package sinks
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
+
+	"forewarn/bridge"
+)
+
+const sweeps = true // whether what a command leaves running is ended
+
+func performOnLinux(task string, args []string) int {
+	switch task {
+	case "daemon": // leaves a child in a session of its own behind that keeps its output open
+		child := exec.Command(os.Args[0], args[0])
+		child.Env = []string{"TASK=hang"}
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := child.Start(); err != nil {
+			return 1
+		}
+		return 0
+	case "whoami":
+		groups, _ := os.Getgroups()
+		fmt.Println(os.Getuid(), os.Getgid(), len(groups), os.Getenv("USER"), os.Getenv("HOME"))
+		return 1
+	case "bridge": // runs settings, and gives the error
+		var events bridge.Delivery
+		if err := events.Event.UnmarshalJSON([]byte(args[1])); err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		opened, err := openExec(func(to any) error { return yaml.Unmarshal([]byte(args[0]), to) }, Host{
+			Log: slog.New(slog.DiscardHandler), Getenv: os.Getenv,
+		})
+		if err == nil {
+			_, err = opened.Sink.Deliver(context.Background(), []bridge.Delivery{events})
+		}
+		fmt.Println(err)
+		return 0
+	}
+	return 2
+}
+
+// A child that made itself a session of its own lives on and holds nobody up, though it keeps the output open.
+func TestDaemonHoldsNobodyUp(t *testing.T) {
+	w := newWatch(t)
+	s := mustOpen(t, "exec", asCommand(t, "daemon", w.address()), testHost(t))
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+		t.Errorf("Deliver = %v", err)
+	}
+	conn := w.begun()
+	fmt.Fprintln(conn, 0) // it is still there to hear this, and ends
+	if _, err := io.ReadAll(conn); err != nil {
+		t.Errorf("the daemon is gone: %v", err)
+	}
+}
+
+// The command dies with the bridge, even when that is killed.
+func TestCommandDiesWithTheBridge(t *testing.T) {
+	w := newWatch(t)
+	ce, err := deliveries(t)[0].Event.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bridge := exec.Command(self, asCommand(t, "deaf", w.address()), string(ce))
+	bridge.Env = []string{"TASK=bridge"}
+	if err := bridge.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn := w.begun()
+	if err := bridge.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	bridge.Wait()
+	dies(t, conn, "the command")
+}
+
+// The command outlives the threads of the bridge, though the kernel would have it die with the one that started it.
+func TestCommandOutlivesThreads(t *testing.T) {
+	w := newWatch(t)
+	s := mustOpen(t, "exec", asCommand(t, "hang", w.address()), testHost(t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		ended <- err
+	}()
+	conn := w.begun()
+	for range 10 { // more threads than are idle, ended for good
+		var all sync.WaitGroup
+		together := make(chan struct{})
+		for range 20 {
+			all.Add(1)
+			go func() {
+				runtime.LockOSThread()
+				all.Done()
+				<-together
+			}()
+		}
+		all.Wait()
+		close(together)
+	}
+	fmt.Fprintln(conn, 0)
+	if err := <-ended; err != nil {
+		t.Errorf("Deliver = %v, want the command to end by itself", err)
+	}
+}
+
+// Root may run a command as another user, with the groups and the home of that one.
+func TestCommandRunsAsUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	self := publicCopy(t)
+	settings := fmt.Sprintf("command: [%s]\nuser: nobody\nenv: {TASK: whoami}\n", self)
+	a, err := findAccount("nobody")
+	if err != nil {
+		t.Skip(err)
+	}
+	s := mustOpen(t, "exec", settings, testHost(t))
+	_, err = s.Deliver(t.Context(), deliveries(t)[:1])
+	want := fmt.Sprintf("exit status 1: %d %d %d nobody %s", a.credential.Uid, a.credential.Gid, len(a.credential.Groups), a.home)
+	if err == nil || err.Error() != want {
+		t.Errorf("Deliver = %v, want %s", err, want)
+	}
+	if _, err := s.(bridge.Connecter).Connect(t.Context()); err != nil {
+		t.Errorf("Connect = %v", err)
+	}
+	if err := os.Chmod(self, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.(bridge.Connecter).Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "run as nobody") {
+		t.Errorf("Connect = %v, want nobody to be refused", err)
+	}
+}
+
+// Who is not root is refused another user when the settings are read, not when it matters.
+func TestOnlyRootChoosesTheUser(t *testing.T) {
+	const settings = "command: [/bin/true]\nuser: nobody\n"
+	if os.Geteuid() != 0 {
+		wrongKey(t, "exec", settings, "user", "only root")
+		return
+	}
+	ce, err := deliveries(t)[0].Event.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := findAccount("nobody")
+	if err != nil {
+		t.Skip(err)
+	}
+	other := exec.Command(publicCopy(t), settings, string(ce))
+	other.Env, other.Dir = []string{"TASK=bridge"}, "/"
+	other.SysProcAttr = &unix.SysProcAttr{Credential: a.credential}
+	out, err := other.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "user: only root") {
+		t.Errorf("open as nobody gave %s (%v), want user refused", out, err)
+	}
+}
+
+// publicCopy is the test binary where every user may run it.
+func publicCopy(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "forewarn-"+strconv.Itoa(os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "command")
+	if err := os.WriteFile(path, read(t, self), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

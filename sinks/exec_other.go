@@ -1,0 +1,14 @@
+//go:build unix && !linux
+
+package sinks
+
+import "syscall"
+
+// processAttributes give the program a process group of its own.
+func processAttributes(a account) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Credential: a.credential}
+}
+
+// wait returns at once: there is no way to see that the program has ended before its id is given free, so what it has
+// left running is left alone.
+func (f *family) wait() {}

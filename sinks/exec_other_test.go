@@ -1,0 +1,7 @@
+//go:build !linux
+
+package sinks
+
+const sweeps = false // whether what a command leaves running is ended
+
+func performOnLinux(string, []string) int { return 2 }

@@ -1,0 +1,572 @@
+package sinks
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+)
+
+// TestMain lets the test binary be the command that a test runs: TASK says which.
+func TestMain(m *testing.M) {
+	if task := os.Getenv("TASK"); task != "" {
+		os.Exit(perform(task, os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+// perform does a task of the test binary as a command. The result is its exit code.
+func perform(task string, args []string) int {
+	switch task {
+	case "post": // standard input to a URL
+		resp, err := http.Post(args[0], "application/json", os.Stdin)
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		resp.Body.Close()
+		return 0
+	case "exit": // with a code, after some lines
+		code, _ := strconv.Atoi(args[0])
+		for _, line := range args[1:] {
+			fmt.Println(line)
+		}
+		return code
+	case "shout": // more than anybody wants to hear
+		fmt.Println("first")
+		for range 100_000 {
+			fmt.Println("and again, and again")
+		}
+		fmt.Println("last")
+		return 1
+	case "environ": // says all that it was given
+		input, _ := io.ReadAll(os.Stdin)
+		dir, _ := os.Getwd()
+		json.NewEncoder(os.Stdout).Encode(given{os.Environ(), string(input), dir, os.Args[1:]})
+		return 1
+	case "leak": // says all that is in its environment, and ends with a code
+		fmt.Println(strings.Join(os.Environ(), "\n"))
+		code, _ := strconv.Atoi(args[0])
+		return code
+	case "hang": // tells an address that it lives, until it is told to end
+		return hang(args[0])
+	case "deaf":
+		signal.Ignore(syscall.SIGTERM)
+		return hang(args[0])
+	case "family": // has a child that does not end when it is asked to
+		child := exec.Command(os.Args[0], args[1])
+		child.Env = []string{"TASK=deaf"}
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		if err := child.Start(); err != nil {
+			return 1
+		}
+		return hang(args[0])
+	}
+	return performOnLinux(task, args)
+}
+
+// given is what the task environ says.
+type given struct {
+	Env   []string
+	Input string
+	Dir   string
+	Args  []string
+}
+
+func hang(address string) int {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return 1
+	}
+	if code, err := bufio.NewReader(conn).ReadString('\n'); err == nil {
+		n, _ := strconv.Atoi(strings.TrimSpace(code))
+		return n
+	}
+	return 1
+}
+
+// asCommand are settings that run a task.
+func asCommand(t *testing.T, task string, args ...string) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command, err := json.Marshal(append([]string{self}, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("command: %s\nenv:\n  GORACE: atexit_sleep_ms=0\n  TASK: %s\n", command, task)
+}
+
+// A watch hears of processes that live and die.
+type watch struct {
+	net.Listener
+	t *testing.T
+}
+
+func newWatch(t *testing.T) watch {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return watch{l, t}
+}
+
+func (w watch) address() string { return w.Addr().String() }
+
+// begun waits for a process to live; what it gives ends with the process, and ends it when it is closed.
+func (w watch) begun() net.Conn {
+	conn, err := w.Accept()
+	if err != nil {
+		w.t.Error(err)
+		return nil
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// dies checks that a process dies though nobody told it to.
+func dies(t *testing.T, process net.Conn, which string) {
+	t.Helper()
+	process.SetReadDeadline(time.Now().Add(20 * time.Second))
+	var ne net.Error
+	if _, err := process.Read(make([]byte, 1)); err == nil || errors.As(err, &ne) && ne.Timeout() {
+		t.Errorf("%s is still there (%v), want it gone", which, err)
+	}
+}
+
+func execAccepts(t *testing.T) (string, func() []string) {
+	var r recorder
+	srv := serve(t, &r)
+	return asCommand(t, "post", srv.URL), func() []string {
+		var ids []string
+		for _, req := range r.all() {
+			ids = append(ids, idsIn(t, []byte(req.body))...)
+		}
+		return ids
+	}
+}
+
+func execHangs(t *testing.T) map[string]hung {
+	places := make(map[string]hung)
+	for _, task := range []string{"hang", "deaf"} {
+		w, began := newWatch(t), make(chan struct{})
+		go func() {
+			defer close(began)
+			w.begun()
+		}()
+		places[task] = hung{asCommand(t, task, w.address()) + "stop_grace: 1h\n", began}
+	}
+	return places
+}
+
+func execSecrets(t *testing.T) []secretPlace {
+	file := writeFile(t, "token", "tok-from-a-file\nits second line\n")
+	return []secretPlace{
+		{"file", asCommand(t, "leak", "1") + "  TOKEN: {file: " + file + "}\n", []string{"tok-from-a-file", "its second line"}, nil},
+		{"environment", asCommand(t, "leak", "1") + "  TOKEN: {env: MINE}\n", []string{"tok-from-env"}, map[string]string{"MINE": "tok-from-env"}},
+		{"accepted", asCommand(t, "leak", "0") + "  TOKEN: {env: MINE}\n", []string{"tok-from-env"},
+			map[string]string{"MINE": "tok-from-env"}},
+		{"wrong", asCommand(t, "leak", "1") + "  TOKEN: {env: MINE}\n", []string{"nul-from-env"}, map[string]string{"MINE": "nul-from-env\x00"}},
+		{"wrong file", asCommand(t, "leak", "1") + "  TOKEN: {file: " + writeFile(t, "long", strings.Repeat("very-long", 10_000)) + "}\n",
+			[]string{"very-long"}, nil},
+	}
+}
+
+// The exit code says what becomes of the CloudEvent, and the last line of the output why.
+func TestExitCodeIsTheAnswer(t *testing.T) {
+	for _, tt := range []struct {
+		code, attempt int
+		class         error
+		text          string
+	}{
+		{0, 1, nil, ""},
+		{75, 1, nil, "exit status 75: because"},
+		{75, 99, nil, "exit status 75: because"}, // however often
+		{78, 1, bridge.ErrBlocked, "blocked: exit status 78: because"},
+		{78, 99, bridge.ErrBlocked, "blocked: exit status 78: because"},
+		{3, 1, nil, "exit status 3: because"},
+		{3, 2, nil, "exit status 3: because"},
+		{3, 3, bridge.ErrRejected, "rejected: exit status 3: because"}, // the last attempt
+	} {
+		s := mustOpen(t, "exec", asCommand(t, "exit", strconv.Itoa(tt.code), "something", "because", ""), testHost(t))
+		d := deliveries(t)[0]
+		d.Attempt = tt.attempt
+		answer, err := s.Deliver(t.Context(), []bridge.Delivery{d})
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != tt.text || tt.class != nil && !errors.Is(err, tt.class) {
+			t.Errorf("attempt %d with exit code %d: Deliver = %v, want %q of class %v", tt.attempt, tt.code, err, tt.text, tt.class)
+		}
+		if want := fmt.Sprintf("exit %d after ", tt.code); !strings.HasPrefix(answer.Status, want) || !strings.HasSuffix(answer.Status, ": because") {
+			t.Errorf("Answer.Status = %q, want %s…: because", answer.Status, want)
+		}
+	}
+}
+
+// told runs a task that says what it was given.
+func told(t *testing.T, settings string, h Host, d bridge.Delivery) (g given) {
+	t.Helper()
+	opened, err := open("exec", settings, h)
+	if err != nil {
+		t.Fatalf("open: %v\n%s", err, settings)
+	}
+	c := opened.Sink.(*command)
+	c.now = func() time.Time { return d.Event.Time() }
+	own, _, err := c.own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	input, env, err := c.message(d, own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	state, err := c.run(t.Context(), c.args[0], env, input, &out)
+	if err != nil || state.ExitCode() != 1 {
+		t.Fatalf("run = %v, %v\n%s", state, err, out.Bytes())
+	}
+	if err := json.Unmarshal(out.Bytes(), &g); err != nil {
+		t.Fatalf("%v\n%s", err, out.Bytes())
+	}
+	return g
+}
+
+// The command sees what the CloudEvent says and a base that never differs, and nothing of the bridge's own environment.
+func TestEnvironmentIsClean(t *testing.T) {
+	t.Setenv("LEAKED", "yes")
+	g := told(t, asCommand(t, "environ", "a b", "$HOME; *", `"`)+"  OWN: mine\n", testHost(t), deliveries(t)[0])
+	var names []string
+	values := make(map[string]string)
+	for _, v := range g.Env {
+		name, value, _ := strings.Cut(v, "=")
+		names, values[name] = append(names, name), value
+	}
+	slices.Sort(names)
+	want := []string{
+		"CE_AZDURATION", "CE_AZEVENTSOURCE", "CE_AZEVENTSTATUS", "CE_AZEVENTTYPE", "CE_AZNOTBEFORE", "CE_AZRESOURCES", "CE_AZSELF",
+		"CE_DATASCHEMA", "CE_ID", "CE_OBSERVER", "CE_SEVERITYNUMBER", "CE_SEVERITYTEXT", "CE_SOURCE", "CE_SPECVERSION", "CE_SUBJECT",
+		"CE_TIME", "CE_TYPE", "FOREWARN_ATTEMPT", "FOREWARN_CHANGE", "FOREWARN_NOTICE_SECONDS", "FOREWARN_OUTCOME",
+		"FOREWARN_RESOURCES", "FOREWARN_SINK", "FOREWARN_TEST", "GORACE", "HOME", "LANG", "LOGNAME", "OWN", "PATH", "TASK", "USER",
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("the variables are\n%q, want\n%q", names, want)
+	}
+	for name, want := range map[string]string{
+		"CE_ID": deliveries(t)[0].Event.ID(), "CE_AZSELF": "true", "CE_TIME": "2022-04-11T22:12:00Z", "FOREWARN_ATTEMPT": "1",
+		"FOREWARN_CHANGE": "scheduled", "FOREWARN_NOTICE_SECONDS": "898", "FOREWARN_RESOURCES": "vm-0,vm-1", "FOREWARN_OUTCOME": "",
+		"FOREWARN_TEST": "", "OWN": "mine", "LANG": "C.UTF-8",
+	} {
+		if values[name] != want {
+			t.Errorf("%s = %q, want %q", name, values[name], want)
+		}
+	}
+	if want := []string{"a b", "$HOME; *", `"`}; !slices.Equal(g.Args, want) {
+		t.Errorf("the arguments are %q, want %q", g.Args, want)
+	}
+	if g.Dir != "/" {
+		t.Errorf("the working directory is %s, want /", g.Dir)
+	}
+}
+
+// A CloudEvent may say anything: the command reads all of it on standard input, and the environment holds as much as every
+// kernel takes.
+func TestAnyTextReachesTheCommand(t *testing.T) {
+	for _, text := range []string{
+		"'\"`$(reboot)\\", "one\ntwo\r\n", "<script>alert(1)</script>", "\u202Eright to left\u200F", "=x; rm -rf /",
+		"nul\x00inside", "invalid\xff\xfeutf-8", strings.Repeat("long,", 20<<10),
+	} {
+		d := deliveries(t)[0]
+		ce := d.Event.Clone()
+		ce.SetSubject(text)
+		ce.SetExtension("azresources", text)
+		data := map[string]any{"change": "scheduled", "event": map[string]any{"Resources": []string{text}, "Description": text}}
+		if err := ce.SetData(event.ApplicationJSON, data); err != nil {
+			t.Fatal(err)
+		}
+		d.Event = ce
+		g := told(t, asCommand(t, "environ"), testHost(t), d)
+		var back event.Event
+		if err := json.Unmarshal([]byte(g.Input), &back); err != nil {
+			t.Errorf("standard input for %.40q is no CloudEvent: %v", text, err)
+			continue
+		}
+		if !bytes.Equal(back.Data(), ce.Data()) {
+			t.Errorf("standard input has data\n%.200s, want\n%.200s", back.Data(), ce.Data())
+		}
+		want := strings.ToValidUTF8(strings.ReplaceAll(ce.Subject(), "\x00", ""), "\uFFFD")
+		want = want[:min(len(want), maxVariable)]
+		if !slices.Contains(g.Env, "CE_SUBJECT="+want) {
+			t.Errorf("the environment lacks CE_SUBJECT=%.40q", want)
+		}
+		total := 0
+		for _, v := range g.Env {
+			total += len(v) + 1
+		}
+		if total > 100<<10 {
+			t.Errorf("the environment for %.40q has %d bytes, want less than the 128 KiB that every kernel takes", text, total)
+		}
+	}
+}
+
+// A list of VMs that is too long for a variable ends with a whole name.
+func TestNoHalfNameOfAVM(t *testing.T) {
+	var names []string
+	for i := range 5000 {
+		names = append(names, fmt.Sprintf("vm-%05d", i))
+	}
+	d := deliveries(t)[0]
+	d.Event = d.Event.Clone()
+	data := map[string]any{"change": "scheduled", "event": map[string]any{"EventId": "A", "EventStatus": "Scheduled", "Resources": names}}
+	if err := d.Event.SetData(event.ApplicationJSON, data); err != nil {
+		t.Fatal(err)
+	}
+	all, err := eventVariables(d, "x", monday)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(v variable) bool { return v.name == "FOREWARN_RESOURCES" })
+	got := strings.Split(all[i].value, ",")
+	if len(got) < 1000 || !slices.Equal(got, names[:len(got)]) {
+		t.Errorf("FOREWARN_RESOURCES has %d names, the last %q; want at least 1000 whole ones", len(got), got[len(got)-1])
+	}
+}
+
+// A command that reads nothing is no failure, however much there was to read.
+func TestCommandNeedNotRead(t *testing.T) {
+	d := deliveries(t)[0]
+	d.Event = d.Event.Clone()
+	if err := d.Event.SetData(event.ApplicationJSON, map[string]string{"long": strings.Repeat("x", 4<<20)}); err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, "exec", asCommand(t, "exit", "0"), testHost(t))
+	if _, err := s.Deliver(t.Context(), []bridge.Delivery{d}); err != nil {
+		t.Errorf("Deliver = %v", err)
+	}
+}
+
+// A run out of time ends with all that it has started: first asked, then forced.
+func TestRunOutOfTimeEndsAsAWhole(t *testing.T) {
+	one, other := newWatch(t), newWatch(t)
+	settings := asCommand(t, "family", one.address(), other.address()) + "stop_grace: 0s\nattempts: 1\n"
+	s := mustOpen(t, "exec", settings, testHost(t))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Deliver(expires{ctx}, deliveries(t)[:1])
+		ended <- err
+	}()
+	command, child := one.begun(), other.begun()
+	cancel(errors.New("no end within 1s"))
+	dies(t, command, "the command")
+	dies(t, child, "its child")
+	if err := <-ended; !errors.Is(err, bridge.ErrRejected) || !strings.Contains(err.Error(), "no end within 1s: signal: ") {
+		t.Errorf("Deliver = %v, want a failure that says no end within 1s", err)
+	}
+}
+
+// What a run has left in its process group ends with it, and holds nobody up though it keeps the output open.
+func TestRunLeavesNothingBehind(t *testing.T) {
+	if !sweeps {
+		t.Skip("what a command leaves running is left alone here")
+	}
+	one, other := newWatch(t), newWatch(t)
+	s := mustOpen(t, "exec", asCommand(t, "family", one.address(), other.address()), testHost(t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		ended <- err
+	}()
+	command, child := one.begun(), other.begun()
+	fmt.Fprintln(command, 0)
+	if err := <-ended; err != nil {
+		t.Errorf("Deliver = %v", err)
+	}
+	dies(t, child, "its child")
+}
+
+// expires is a context whose end is that of its time.
+type expires struct{ context.Context }
+
+func (e expires) Deadline() (time.Time, bool) { return time.Now().Add(time.Hour), true }
+func (e expires) Err() error {
+	if e.Context.Err() != nil {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// A run may last until NotBefore, but no longer than a quarter of an hour, and that long when nothing lies ahead.
+func TestRunLastsUntilNotBefore(t *testing.T) {
+	scheduled := deliveries(t)[0].Event
+	notBefore := time.Date(2022, 4, 11, 22, 26, 58, 0, time.UTC)
+	started := deliveries(t)[2].Event
+	for _, tt := range []struct {
+		ce   event.Event
+		now  time.Time
+		want time.Duration
+	}{
+		{scheduled, notBefore.Add(-time.Minute), time.Minute},
+		{scheduled, notBefore.Add(-time.Hour), maxRun},
+		{scheduled, notBefore, maxRun},
+		{scheduled, notBefore.Add(time.Hour), maxRun},
+		{started, notBefore.Add(-time.Minute), maxRun},
+	} {
+		c := command{now: func() time.Time { return tt.now }}
+		if got := c.limit(tt.ce); got != tt.want {
+			t.Errorf("limit of %s at %v = %v, want %v", tt.ce.ID(), tt.now, got, tt.want)
+		}
+	}
+}
+
+// A run may be under way for each of several Azure events.
+func TestRunsGoSideBySide(t *testing.T) {
+	w := newWatch(t)
+	opened, err := open("exec", asCommand(t, "hang", w.address())+"parallel: 2\n", testHost(t))
+	if err != nil || opened.Parallel != 2 {
+		t.Fatalf("open = %+v, %v, want parallel 2", opened, err)
+	}
+	ended := make(chan error, 2)
+	all := deliveries(t)
+	for _, d := range []bridge.Delivery{all[0], all[len(all)-1]} {
+		go func() {
+			_, err := opened.Sink.Deliver(t.Context(), []bridge.Delivery{d})
+			ended <- err
+		}()
+	}
+	for _, conn := range []net.Conn{w.begun(), w.begun()} { // neither has ended yet
+		fmt.Fprintln(conn, 0)
+	}
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Errorf("Deliver = %v", err)
+		}
+	}
+}
+
+// Of long output the log has the beginning and the end, in one record of bounded size.
+func TestLongOutputIsShortened(t *testing.T) {
+	var log bytes.Buffer
+	h := testHost(t)
+	h.Log = slog.New(slog.NewJSONHandler(&log, nil))
+	s := mustOpen(t, "exec", asCommand(t, "shout"), h)
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err == nil || err.Error() != "exit status 1: last" {
+		t.Errorf("Deliver = %v, want the last line", err)
+	}
+	var record struct{ Output string }
+	if err := json.Unmarshal(log.Bytes(), &record); err != nil {
+		t.Fatalf("%v in the log\n%s", err, &log)
+	}
+	o := record.Output
+	if !strings.HasPrefix(o, "first\n") || !strings.HasSuffix(o, "\nlast") || len(o) > maxOutput || len(o) < maxOutput/2 {
+		t.Errorf("the output in the log has %d bytes: %.50q…, want the beginning and the end", len(o), o)
+	}
+}
+
+// A secret that is cut in two by the bounds of the output shows neither half.
+func TestCutOutputShowsNoHalfSecret(t *testing.T) {
+	const secret = "s3cret-of-the-settings"
+	v := new(veil)
+	v.hide(secret)
+	for shift := range len(secret) {
+		var o output
+		io.WriteString(&o, strings.Repeat("x", keptOutput-shift)+secret)
+		io.WriteString(&o, strings.Repeat("y", 3*keptOutput))
+		io.WriteString(&o, secret+strings.Repeat("z", keptOutput-shift))
+		got := o.text(v)
+		for i := range len(secret) - 4 {
+			if strings.Contains(got, secret[i:i+5]) {
+				t.Fatalf("the output shows %q, a part of the secret", secret[i:i+5])
+			}
+		}
+	}
+}
+
+// A program that is not there, or may not be run, blocks the route: somebody has to act.
+func TestMissingProgramBlocks(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	plain := writeFile(t, "plain", "#!/bin/sh\n")
+	for _, settings := range []string{
+		"command: [" + missing + "]", "command: [no-such-program-anywhere]", "command: [" + plain + "]",
+		asCommand(t, "exit", "0") + "dir: " + missing,
+	} {
+		s := mustOpen(t, "exec", settings, testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, bridge.ErrBlocked) {
+			t.Errorf("Deliver = %v, want it blocked\n%s", err, settings)
+		}
+		if _, err := s.(bridge.Connecter).Connect(t.Context()); !errors.Is(err, bridge.ErrBlocked) {
+			t.Errorf("Connect = %v, want it blocked\n%s", err, settings)
+		}
+	}
+	s := mustOpen(t, "exec", asCommand(t, "exit", "0"), testHost(t))
+	if answer, err := s.(bridge.Connecter).Connect(t.Context()); err != nil || answer == "" {
+		t.Errorf("Connect = %q, %v, want a line", answer, err)
+	}
+}
+
+// What would be run is shown without secrets.
+func TestRenderShowsTheRun(t *testing.T) {
+	settings := "command: [/usr/local/bin/drain, --now, 'a b']\nenv: {MODE: soft, TOKEN: {env: MINE}}\n"
+	h := testHost(t)
+	h.Name, h.Getenv = "drain", func(string) string { return "s3cret" }
+	s := mustOpen(t, "exec", settings, h)
+	got, err := s.(bridge.Renderer).Render(deliveries(t)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"/usr/local/bin/drain --now \"a b\"\n\n", "\nMODE=soft\n", "\nTOKEN=[secret]\n", "\nFOREWARN_SINK=drain\n", "\n\n{\"specversion\":",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("Render lacks %q:\n%s", want, got)
+		}
+	}
+}
+
+// Each wrong key is refused with what was expected.
+func TestWrongCommandIsRefused(t *testing.T) {
+	for _, tt := range []struct{ settings, key, reason string }{
+		{"dir: /tmp", "command", "missing; expected a list"},
+		{"command: []", "command", "missing; expected a list"},
+		{"command: ['']", "command.0", "no program"},
+		{"command: [bin/drain]", "command.0", "expected an absolute path"},
+		{"command: [/bin/true, \"a\\0b\"]", "command.1", "NUL"},
+		{"command: [/bin/true]\ndir: here", "dir", "no absolute path"},
+		{"command: [/bin/true]\nattempts: 0", "attempts", "expected 1 or more"},
+		{"command: [/bin/true]\nparallel: 0", "parallel", "expected 1 or more"},
+		{"command: [/bin/true]\nstop_grace: -1s", "stop_grace", "expected 0 or more"},
+		{"command: [/bin/true]\nenv: {A-B: x}", "env.A-B", "no name of a variable"},
+		{"command: [/bin/true]\nenv: {1A: x}", "env.1A", "no name of a variable"},
+		{"command: [/bin/true]\nenv: {CE_ID: x}", "env.CE_ID", "belong to the CloudEvent"},
+		{"command: [/bin/true]\nenv: {A: {env: NONE}}", "env.A.env", "not set"},
+		{"command: [/bin/true]\nuser: no-such-user", "user", ""},
+	} {
+		wrongKey(t, "exec", tt.settings, tt.key, tt.reason)
+	}
+}
