@@ -20,6 +20,7 @@ type credentials struct {
 	password source
 	headers  []headerSource // by name
 	signing  []source
+	identity bool // a token of a managed identity comes to them
 	secure   bool // the URL has to be https
 	getenv   func(string) string
 }
@@ -41,10 +42,11 @@ type access struct {
 // newCredentials checks the settings and reads all values once.
 func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	c := credentials{
-		url:    spelled("url", s.URL, s.URLFile, s.URLEnv),
-		bearer: spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
-		secure: s.TLS != tlsSettings{},
-		getenv: h.Getenv,
+		url:      spelled("url", s.URL, s.URLFile, s.URLEnv),
+		bearer:   spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
+		identity: s.Identity != nil,
+		secure:   s.TLS != tlsSettings{},
+		getenv:   h.Getenv,
 	}
 	if b := s.Basic; b != nil {
 		c.username, c.password = b.Username, spelled("basic.password", b.Password, b.PasswordFile, b.PasswordEnv)
@@ -57,6 +59,9 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		if c.bearer.given() {
 			return c, &KeyError{"basic", errors.New("bearer is given too; expected only one of them")}
 		}
+	}
+	if c.identity && (c.bearer.given() || c.password.given()) {
+		return c, &KeyError{"azure_identity", errors.New("bearer or basic is given too; expected only one of them")}
 	}
 	if !c.url.given() {
 		return c, &KeyError{"url", errors.New("missing; expected url, url_file or url_env")}
@@ -114,6 +119,9 @@ func (c credentials) checkNames() error {
 		if name == "Authorization" && (c.bearer.given() || c.password.given()) {
 			return &KeyError{h.key, errors.New("bearer or basic is given too; expected only one of them")}
 		}
+		if name == "Authorization" && c.identity {
+			return &KeyError{h.key, errors.New("azure_identity is given too; expected only one of them")}
+		}
 	}
 	return nil
 }
@@ -150,7 +158,7 @@ func (c credentials) read() (access, error) {
 		a.header.Set("Authorization", authorization)
 	}
 	if user := a.url.User; user != nil {
-		if a.header.Get("Authorization") != "" {
+		if a.header.Get("Authorization") != "" || c.identity {
 			return a, c.url.wrong(errors.New("holds a user, and there are other credentials too; expected only one of them"))
 		}
 		password, _ := user.Password()

@@ -24,21 +24,22 @@ import (
 
 // webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
 type webhookSettings struct {
-	URL          Secret           `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
-	URLFile      string           `yaml:"url_file"`
-	URLEnv       string           `yaml:"url_env"`
-	Mode         string           `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
-	BodyText     string           `yaml:"body_text"`       // template of a body to send instead of a CloudEvent
-	BodyTextFile string           `yaml:"body_text_file"`  // the same in a file, read when the settings are
-	ContentType  string           `yaml:"content_type"`    // of that body; application/json by default
-	Headers      map[string]Value `yaml:"headers"`         // to send too
-	Bearer       Secret           `yaml:"bearer"`          // token for Authorization: Bearer
-	BearerFile   string           `yaml:"bearer_file"`     //
-	BearerEnv    string           `yaml:"bearer_env"`      //
-	Basic        *basicSettings   `yaml:"basic"`           // user name and password for Authorization: Basic
-	Signing      []Value          `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
-	TLS          tlsSettings      `yaml:"tls"`
-	Proxy        Secret           `yaml:"proxy"` // none, or a URL; by default that of the environment
+	URL          Secret            `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
+	URLFile      string            `yaml:"url_file"`
+	URLEnv       string            `yaml:"url_env"`
+	Mode         string            `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
+	BodyText     string            `yaml:"body_text"`       // template of a body to send instead of a CloudEvent
+	BodyTextFile string            `yaml:"body_text_file"`  // the same in a file, read when the settings are
+	ContentType  string            `yaml:"content_type"`    // of that body; application/json by default
+	Headers      map[string]Value  `yaml:"headers"`         // to send too
+	Bearer       Secret            `yaml:"bearer"`          // token for Authorization: Bearer
+	BearerFile   string            `yaml:"bearer_file"`     //
+	BearerEnv    string            `yaml:"bearer_env"`      //
+	Basic        *basicSettings    `yaml:"basic"`           // user name and password for Authorization: Basic
+	Identity     *identitySettings `yaml:"azure_identity"`  // token of a managed identity for Authorization: Bearer
+	Signing      []Value           `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
+	TLS          tlsSettings       `yaml:"tls"`
+	Proxy        Secret            `yaml:"proxy"` // none, or a URL; by default that of the environment
 }
 
 type basicSettings struct {
@@ -55,13 +56,14 @@ var webhookTerms = bridge.Terms{
 
 // webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents has it, or as a body made by a template.
 type webhook struct {
-	caller  *caller
-	secrets credentials
-	agent   string
-	binary  bool
-	body    *template.Template // nil for a CloudEvent
-	content string             // media type of body
-	now     func() time.Time
+	caller   *caller
+	secrets  credentials
+	identity *identity // nil without
+	agent    string
+	binary   bool
+	body     *template.Template // nil for a CloudEvent
+	content  string             // media type of body
+	now      func() time.Time
 }
 
 func openWebhook(decode func(any) error, h Host) (Opened, error) {
@@ -76,6 +78,11 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	var err error
 	if w.secrets, err = newCredentials(s, h); err != nil {
 		return Opened{}, err
+	}
+	if s.Identity != nil {
+		if w.identity, err = newIdentity(*s.Identity, h); err != nil {
+			return Opened{}, err
+		}
 	}
 	if w.binary && len(s.Signing) > 0 {
 		return Opened{}, &KeyError{"signing_secrets", errors.New("a signature covers the body only, and in binary mode the " +
@@ -156,6 +163,11 @@ func isJSON(content string) bool {
 }
 
 // Deliver posts the CloudEvent of the batch, which holds one.
+//
+// A token of a managed identity that the destination does not take is dropped, so that the next attempt has a new one.
+// The answer counts as blocked all the same: the bridge tries again soon until it has met several such answers, so a token
+// that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may stand in
+// it, and a new one costs little.
 func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return bridge.Answer{}, err
@@ -164,11 +176,23 @@ func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 	if err != nil {
 		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
 	}
+	if w.identity != nil {
+		token, err := w.identity.get(ctx)
+		if err != nil {
+			return bridge.Answer{}, err
+		}
+		a.veil.hide(token)
+		a.header.Set("Authorization", "Bearer "+token)
+	}
 	req, err := w.request(ctx, a, batch[0].Event)
 	if err != nil {
 		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
 	}
-	return w.caller.do(req, a.veil)
+	answer, err := w.caller.do(req, a.veil)
+	if w.identity != nil && errors.Is(err, bridge.ErrBlocked) {
+		w.identity.drop()
+	}
+	return answer, err
 }
 
 // Render shows the request that Deliver would make. The address and the headers of the settings are secret.
@@ -176,6 +200,9 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
 		return "", err
+	}
+	if w.identity != nil {
+		a.header.Set("Authorization", hidden) // a token is only got to be sent
 	}
 	req, err := w.request(context.Background(), a, d.Event)
 	if err != nil {

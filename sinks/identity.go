@@ -1,0 +1,180 @@
+package sinks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"forewarn/bridge"
+)
+
+// identitySettings name a managed identity of this VM and what its tokens are for.
+type identitySettings struct {
+	Resource string `yaml:"resource"`  // whom the token is for, such as https://eventgrid.azure.net
+	ClientID string `yaml:"client_id"` // of a user-assigned identity; needed when the VM has several
+}
+
+// renewBefore is how long before its end a token is no longer used.
+const renewBefore = 5 * time.Minute
+
+// An identity gets the tokens of a managed identity of this VM from the metadata service, which is never reached through
+// a proxy and never redirects. It keeps one in memory until shortly before its end.
+type identity struct {
+	settings  identitySettings
+	url       string
+	transport *http.Transport
+	now       func() time.Time
+
+	mu    sync.Mutex // for what follows
+	token Secret
+	until time.Time // when token is no longer used
+}
+
+// newIdentity checks the settings.
+func newIdentity(s identitySettings, h Host) (*identity, error) {
+	u, err := url.Parse(s.Resource)
+	if err != nil || s.Resource == "" || u.Scheme == "" && uuid.Validate(s.Resource) != nil {
+		return nil, &KeyError{"azure_identity.resource", fmt.Errorf("%q is no resource; expected the application id URI of the "+
+			"destination, such as https://eventgrid.azure.net", s.Resource)}
+	}
+	query := url.Values{"api-version": {"2018-02-01"}, "resource": {s.Resource}}
+	if s.ClientID != "" {
+		if uuid.Validate(s.ClientID) != nil {
+			return nil, &KeyError{"azure_identity.client_id", fmt.Errorf("%q is no client id; expected one such as "+
+				"0c0c0c0c-1111-2222-3333-444444444444", s.ClientID)}
+		}
+		query.Set("client_id", s.ClientID)
+	}
+	return &identity{
+		settings: s, now: time.Now,
+		url: h.Endpoint + "/metadata/identity/oauth2/token?" + query.Encode(),
+		// Without Proxy there is none. Connections are not kept, because tokens last for hours.
+		transport: &http.Transport{
+			DialContext: (&net.Dialer{Timeout: connectTime}).DialContext, DisableCompression: true, DisableKeepAlives: true,
+			MaxResponseHeaderBytes: maxAnswer,
+		},
+	}, nil
+}
+
+// get is a token that lasts.
+func (i *identity) get(ctx context.Context) (string, error) {
+	i.mu.Lock()
+	token, until := i.token, i.until
+	i.mu.Unlock()
+	if token.text != nil && i.now().Before(until) {
+		return *token.text, nil
+	}
+	fresh, life, err := i.ask(ctx)
+	if err != nil {
+		return "", err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.token, i.until = NewSecret(fresh), i.now().Add(life-renewBefore)
+	return fresh, nil
+}
+
+// drop forgets the token, so that the next attempt has a new one.
+func (i *identity) drop() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.token = Secret{}
+}
+
+// ask gets a new token, and how long it lasts.
+func (i *identity) ask(ctx context.Context) (token string, life time.Duration, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, i.url, nil)
+	if err != nil {
+		return "", 0, fmt.Errorf("%w: token of the managed identity: %w", bridge.ErrBlocked, err)
+	}
+	req.Header.Set("Metadata", "true")
+	resp, err := i.transport.RoundTrip(req)
+	if err != nil {
+		if ended := ctx.Err(); ended != nil {
+			err = ended
+		}
+		return "", 0, fmt.Errorf("token of the managed identity: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil && resp.StatusCode == http.StatusOK {
+		return "", 0, fmt.Errorf("token of the managed identity: read the answer: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		err := i.refused(resp.StatusCode, body)
+		if after, ok := retryAfter(resp.Header.Get("Retry-After"), sentAt(resp.Header)); ok {
+			err = &bridge.RetryAfter{After: after, Err: err}
+		}
+		return "", 0, err
+	}
+	return readToken(body, i.now())
+}
+
+// refused says what it means that there is no token. Of all refusals only those that the metadata service itself calls
+// passing are tried again; 410 is how it says that it is being updated.
+func (i *identity) refused(status int, body []byte) error {
+	var why struct {
+		Description string `json:"error_description"`
+	}
+	json.Unmarshal(body, &why) // a refusal need not be JSON
+	text := "token of the managed identity: " + statusLine(status)
+	if said := new(veil).line(why.Description, false, 300); said != "" {
+		text += ": " + said
+	}
+	if oneOf(status, 408, 410, 429) || status >= 500 {
+		return errors.New(text)
+	}
+	if status == http.StatusNotFound || strings.Contains(strings.ToLower(why.Description), "identity not found") {
+		text += "; this VM has no managed identity"
+		if i.settings.ClientID != "" {
+			text += " with the client id " + i.settings.ClientID
+		}
+		text += "; assign one to it, such as with az vm identity assign"
+	}
+	return say(bridge.ErrBlocked, text)
+}
+
+// readToken takes the token out of an answer. How long it lasts goes by the answer's own count of seconds, so that our
+// clock need not be right; without that, by the time of its end.
+func readToken(body []byte, now time.Time) (token string, life time.Duration, err error) {
+	var a struct {
+		Token string `json:"access_token"`
+		In    count  `json:"expires_in"`
+		On    count  `json:"expires_on"`
+	}
+	if json.Unmarshal(body, &a) != nil || a.Token == "" || !validHeaderValue(a.Token) { // the error may show it
+		return "", 0, errors.New("token of the managed identity: the metadata service answered something else")
+	}
+	switch {
+	case a.In > 0:
+		life = time.Duration(a.In) * time.Second
+	case a.On > 0:
+		life = time.Unix(int64(a.On), 0).Sub(now)
+	}
+	return a.Token, life, nil
+}
+
+// count is a number of seconds that is written as a text, and by some stand-ins as a number. What is neither, or is more
+// than any token lasts, is 0.
+type count int64
+
+// UnmarshalJSON takes both forms.
+func (c *count) UnmarshalJSON(text []byte) error {
+	n, err := strconv.ParseUint(strings.Trim(string(text), `"`), 10, 33)
+	if err != nil {
+		n = 0
+	}
+	*c = count(n)
+	return nil
+}
