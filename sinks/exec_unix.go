@@ -124,7 +124,7 @@ func (f *family) signal(s syscall.Signal) {
 	}
 }
 
-// close ends what is left of the group. Its number is not given anew as long as it has members.
+// close says that the program has ended and its id is given free.
 func (f *family) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

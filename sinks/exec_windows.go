@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/user"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -57,7 +58,9 @@ func processAttributes(account) *syscall.SysProcAttr {
 // A family is a program and all that it starts, held together by a job, which also ends with the bridge.
 type family struct {
 	process *os.Process
-	job     windows.Handle // 0 when there is none
+
+	mu  sync.Mutex
+	job windows.Handle // 0 when there is none, or none any more
 }
 
 func newFamily(p *os.Process) *family {
@@ -95,6 +98,8 @@ func assign(job windows.Handle, pid int) error {
 func (f *family) terminate() {}
 
 func (f *family) kill() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.job == 0 || windows.TerminateJobObject(f.job, 1) != nil {
 		f.process.Kill()
 	}
@@ -104,7 +109,10 @@ func (f *family) wait() {}
 
 // close ends the job, and with it what the program has left running.
 func (f *family) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.job != 0 {
 		windows.CloseHandle(f.job)
+		f.job = 0
 	}
 }
