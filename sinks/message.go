@@ -1,0 +1,58 @@
+package sinks
+
+import (
+	"time"
+
+	"forewarn/bridge"
+)
+
+// MessageDocs says what each name is that the templates of a message see beside those of bridge.Fields.
+var MessageDocs = map[string]string{
+	"now":     "when the message is made, RFC 3339; it differs from time when the message is late",
+	"zone":    "the setting timezone, such as Europe/Berlin",
+	"left":    "seconds from now to aznotbefore, 0 when begun or unknown",
+	"age":     "seconds from time to now",
+	"attempt": "1 for the first attempt to send it",
+	"missed":  "older changes that this message stands for, oldest first, each with change and time",
+	"test":    "whether it is a message of forewarn send; change is then that of the sample",
+	"group":   "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
+}
+
+// fields is what the templates of a message see: bridge.Fields, and what is known only when the message is made. The
+// batch holds one delivery, or those of a group.
+func fields(batch []bridge.Delivery, zone *time.Location, now time.Time) map[string]any {
+	group := make([]map[string]any, len(batch))
+	for i, d := range batch {
+		group[i] = messageFields(d, zone, now)
+	}
+	f := make(map[string]any, len(group[0])+1)
+	for name, v := range group[0] {
+		f[name] = v
+	}
+	f["group"] = group
+	return f
+}
+
+func messageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[string]any {
+	if zone == nil {
+		zone = time.UTC
+	}
+	f := bridge.Fields(d.Event)
+	f["test"] = d.Event.Type() == bridge.BridgeTest
+	if change, ok := f["data"].(map[string]any)["change"].(string); ok {
+		f["change"] = change
+	}
+	missed := make([]map[string]any, len(d.Missed))
+	for i, m := range d.Missed {
+		missed[i] = map[string]any{"change": m.Change, "time": m.Time.UTC().Format(time.RFC3339)}
+	}
+	left := 0.0
+	notBefore, _ := f["aznotbefore"].(string)
+	if at, err := time.Parse(time.RFC3339, notBefore); err == nil && f["azeventstatus"] != "Started" {
+		left = max(0, at.Sub(now).Seconds())
+	}
+	f["now"], f["zone"], f["left"] = now.UTC().Format(time.RFC3339), zone.String(), left
+	f["age"] = max(0, now.Sub(d.Event.Time()).Seconds())
+	f["attempt"], f["missed"] = d.Attempt, missed
+	return f
+}
