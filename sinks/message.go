@@ -15,6 +15,9 @@ var MessageDocs = map[string]string{
 	"attempt": "1 for the first attempt to send it",
 	"missed":  "older changes that this message stands for, oldest first, each with change and time",
 	"test":    "whether it is a message of forewarn send; change is then that of the sample",
+	"reply":   "in Slack, whether this text is a reply in the thread, not the notification of the root message",
+	"mention": "in Slack, whom the message mentions, such as <!here>; else empty",
+	"runbook": "in Slack, the URL of the runbook; else empty",
 	"group":   "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
 }
 
@@ -39,8 +42,12 @@ func messageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[st
 	}
 	f := bridge.Fields(d.Event)
 	f["test"] = d.Event.Type() == bridge.BridgeTest
-	if change, ok := f["data"].(map[string]any)["change"].(string); ok {
+	data := f["data"].(map[string]any)
+	if change, ok := data["change"].(string); ok {
 		f["change"] = change
+	}
+	if data["event"] == nil { // about the bridge; what templates look for in it is then missing, and no error
+		data["event"] = map[string]any{}
 	}
 	missed := make([]map[string]any, len(d.Missed))
 	for i, m := range d.Missed {
@@ -54,5 +61,6 @@ func messageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[st
 	f["now"], f["zone"], f["left"] = now.UTC().Format(time.RFC3339), zone.String(), left
 	f["age"] = max(0, now.Sub(d.Event.Time()).Seconds())
 	f["attempt"], f["missed"] = d.Attempt, missed
+	f["reply"], f["mention"], f["runbook"] = false, "", ""
 	return f
 }

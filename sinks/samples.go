@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -9,47 +10,139 @@ import (
 	"forewarn/bridge"
 )
 
-// sampleEvents are one Azure event as it is scheduled, moved and begun, and one of a kind that nobody knows yet and of
-// which Azure says next to nothing. The description holds what breaks a text that is put together without care.
-var sampleEvents = []string{
-	`{"EventId":"602d9444-d2cd-49c7-8624-8643e7171297","EventStatus":"Scheduled","EventType":"Reboot","ResourceType":"VirtualMachine",` +
-		`"Resources":["vm-0","vm-1"],"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","Description":"Say \"hello\"\n\\ & <wait>","EventSource":"Platform","DurationInSeconds":-1}`,
-	`{"EventId":"602d9444-d2cd-49c7-8624-8643e7171297","EventStatus":"Scheduled","EventType":"Reboot","ResourceType":"VirtualMachine",` +
-		`"Resources":["vm-0"],"NotBefore":"Mon, 11 Apr 2022 22:41:58 GMT","Description":"Say \"hello\"\n\\ & <wait>","EventSource":"Platform","DurationInSeconds":9}`,
-	`{"EventId":"602d9444-d2cd-49c7-8624-8643e7171297","EventStatus":"Started","EventType":"Reboot","ResourceType":"VirtualMachine",` +
-		`"Resources":["vm-0"],"NotBefore":"","Description":"Say \"hello\"\n\\ & <wait>","EventSource":"Platform","DurationInSeconds":9}`,
-	`{"EventId":"00000000-0000-0000-0000-000000000001","EventStatus":"Paused \"?\"","EventType":"Some \"New\" Type"}`,
+// sampleTypes are what samples are about; the last is of a kind that nobody knows yet.
+var sampleTypes = []string{"Reboot", "Redeploy", "Freeze", "Preempt", "Terminate", `Some "New" Type`}
+
+// sampleText holds what breaks a text that is put together without care.
+const sampleText = "Say \"hello\"\n\\ & <wait>"
+
+// sampleTime is when samples are seen.
+var sampleTime = time.Date(2022, 4, 11, 22, 12, 0, 0, time.UTC)
+
+// tryOut calls render with the fields of samples: every change of every type, what is about the bridge, a group, a late
+// one, a test, and ones that lack all that may be missing. It gives the first error, with what it was about.
+func tryOut(render func(fields map[string]any) error) error {
+	events, err := samples()
+	if err != nil {
+		return err
+	}
+	try := func(f map[string]any) error {
+		if err := render(f); err != nil {
+			return fmt.Errorf("with a sample CloudEvent of type %s: %w", f["type"], err)
+		}
+		return nil
+	}
+	for i, ce := range events {
+		d, now := bridge.Delivery{Event: ce, Attempt: 1}, sampleTime
+		if i%3 == 2 {
+			d.Attempt, now = 3, sampleTime.Add(time.Hour)
+			d.Missed = []bridge.Missed{{Change: "scheduled", Time: sampleTime}, {Change: "updated", Time: sampleTime}}
+		}
+		if err := try(fields([]bridge.Delivery{d}, time.UTC, now)); err != nil {
+			return err
+		}
+	}
+	group := make([]bridge.Delivery, 0, 6)
+	for _, ce := range events[:6] {
+		group = append(group, bridge.Delivery{Event: ce, Attempt: 1})
+	}
+	return try(fields(group, time.UTC, sampleTime))
 }
 
-// samples are CloudEvents of every change, to try templates on.
+// samples are the CloudEvents to try templates on.
 func samples() ([]event.Event, error) {
-	var azure []bridge.Event
-	for _, raw := range sampleEvents {
-		e, err := bridge.UnmarshalEvent([]byte(raw))
-		if err != nil {
-			return nil, err
-		}
-		azure = append(azure, e)
+	observer := bridge.Observer{
+		Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
+		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/Microsoft.Compute/virtualMachines/vm-0",
 	}
-	observer := bridge.Observer{Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope"}
 	var events []event.Event
-	for _, c := range []bridge.Change{
-		{Kind: bridge.Scheduled, Event: azure[0]},
-		{Kind: bridge.Updated, Event: azure[1], Previous: &azure[0], Fields: []string{"DurationInSeconds", "NotBefore", "Resources"}},
-		{Kind: bridge.Started, Event: azure[2], Previous: &azure[1], Fields: []string{"EventStatus", "NotBefore"}},
-		{Kind: bridge.Vanished, Event: azure[2]},
-		{Kind: bridge.Scheduled, Event: azure[3]},
-		{Kind: bridge.Vanished, Event: azure[3]},
-	} {
-		in := bridge.Circumstances{Observer: observer, Time: time.Date(2022, 4, 11, 22, 12, 0, 0, time.UTC), Incarnation: "1"}
-		if c.Kind == bridge.Vanished {
-			in.End.Outcome = bridge.OutcomeUnknown
-		}
-		ce, err := bridge.Wrap(c, in)
-		if err != nil {
-			return nil, fmt.Errorf("sample: %w", err)
-		}
+	var failed error
+	add := func(ce event.Event, err error) {
 		events = append(events, ce)
+		if err != nil && failed == nil {
+			failed = fmt.Errorf("sample: %w", err)
+		}
 	}
-	return events, nil
+	wrap := func(c bridge.Change, in bridge.Circumstances) {
+		in.Time, in.Incarnation = sampleTime, "1"
+		add(bridge.Wrap(c, in))
+	}
+	for i, typ := range sampleTypes {
+		source := []string{"Platform", "User", ""}[i%3]
+		was := sampleEvent(typ, source, "Scheduled", 15*time.Minute, -1, "vm-0", "vm-1")
+		moved := sampleEvent(typ, source, "Scheduled", 30*time.Minute, 9, "vm-0")
+		begun := sampleEvent(typ, source, "Started", 0, 9, "vm-0", "vm-1", "vm-2", "vm-3")
+		seen := bridge.Circumstances{Observer: observer}
+		away := bridge.Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
+		other := bridge.Circumstances{Observer: bridge.Observer{Name: "vm-9"}, WhileAway: true}
+		wrap(bridge.Change{Kind: bridge.Scheduled, Event: was}, seen)
+		wrap(bridge.Change{Kind: bridge.Updated, Event: moved, Previous: &was, Fields: []string{"DurationInSeconds", "NotBefore", "Resources"}}, seen)
+		wrap(bridge.Change{Kind: bridge.Started, Event: begun, Previous: &moved}, seen)
+		wrap(bridge.Change{Kind: bridge.Started, Event: begun}, other)
+		for _, end := range []bridge.End{
+			{Outcome: bridge.OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond},
+			{Outcome: bridge.OutcomeCanceled}, {Outcome: bridge.OutcomeUnknown},
+		} {
+			in := seen
+			if end.Outcome == bridge.OutcomeUnknown {
+				in = away
+			}
+			in.End = end
+			wrap(bridge.Change{Kind: bridge.Vanished, Event: was}, in)
+		}
+	}
+	bare, err := bridge.UnmarshalEvent([]byte(`{"EventId":"00000000-0000-0000-0000-000000000001"}`))
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range []bridge.ChangeKind{bridge.Scheduled, bridge.Updated, bridge.Started, bridge.Vanished} {
+		wrap(bridge.Change{Kind: kind, Event: bare}, bridge.Circumstances{Host: "vm-0"})
+	}
+	for _, name := range bridge.SampleNames {
+		s, _ := bridge.NewSample(name, "vm-0", sampleTime)
+		add(s.Test(observer, sampleTime))
+	}
+	for _, about := range sampleTroubles {
+		add(bridge.WrapBridge(about.typ, about.data, observer, sampleTime))
+		add(bridge.WrapBridge(about.typ, nil, bridge.Observer{}, sampleTime))
+	}
+	return events, failed
+}
+
+// sampleTroubles are what is said about the bridge.
+var sampleTroubles = []struct {
+	typ  string
+	data map[string]any
+}{
+	{bridge.SinkBlocked, map[string]any{"sink": "ops", "kind": "slack", "pending": 14, "since": sampleTime, "error": "blocked: invalid_auth"}},
+	{bridge.SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0}},
+	{bridge.IMDSUnavailable, map[string]any{"endpoint": "http://169.254.169.254", "since": sampleTime, "error": sampleText}},
+	{bridge.IMDSRecovered, map[string]any{"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": sampleTime, "to": sampleTime}}},
+	{bridge.DeliveryDeadLettered, map[string]any{"sink": "ops", "count": 1, "deliveries": []any{map[string]any{"reason": "rejected", "error": "422"}}}},
+	{bridge.DeliveryDropped, map[string]any{"sink": "ops", "key": "ops/1", "id": "x", "by": "root"}},
+	{bridge.BridgeStarted, map[string]any{"version": "1.2.0", "gap": map[string]any{"from": sampleTime, "to": sampleTime}}},
+	{bridge.BridgeStopping, map[string]any{"pending": 3}},
+	{bridge.SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
+	{bridge.BridgeHeartbeat, nil},
+}
+
+// sampleEvent is an event as Azure sends it, due after notice, or without a time when that is 0.
+func sampleEvent(typ, source, status string, notice time.Duration, length int, vms ...string) bridge.Event {
+	notBefore := ""
+	if notice > 0 {
+		notBefore = sampleTime.Add(notice).Format("Mon, 02 Jan 2006 15:04:05 GMT")
+	}
+	raw, err := json.Marshal(map[string]any{
+		"EventId": "602d9444-d2cd-49c7-8624-8643e7171297", "EventStatus": status, "EventType": typ,
+		"ResourceType": "VirtualMachine", "Resources": vms, "NotBefore": notBefore, "Description": sampleText,
+		"EventSource": source, "DurationInSeconds": length,
+	})
+	if err != nil {
+		panic(err) // texts and numbers only
+	}
+	e, err := bridge.UnmarshalEvent(raw)
+	if err != nil {
+		panic(err)
+	}
+	return e
 }

@@ -16,8 +16,6 @@ import (
 	"text/template"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
-
 	"forewarn/bridge"
 	"forewarn/templates"
 )
@@ -63,6 +61,7 @@ type webhook struct {
 	binary   bool
 	body     *template.Template // nil for a CloudEvent
 	content  string             // media type of body
+	zone     *time.Location
 	now      func() time.Time
 }
 
@@ -71,7 +70,7 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	if err := decode(&s); err != nil {
 		return Opened{}, err
 	}
-	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", now: time.Now}
+	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now}
 	if !oneOf(s.Mode, "", "structured", "binary") {
 		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected structured or binary", s.Mode)}
 	}
@@ -129,22 +128,16 @@ func (w *webhook) openBody(s webhookSettings) error {
 	if w.body, err = templates.Parse(key, text); err != nil {
 		return &KeyError{key, err}
 	}
-	events, err := samples()
-	if err != nil {
-		return err
-	}
-	for _, ce := range events {
-		if _, err := w.render(ce); err != nil {
-			return &KeyError{key, fmt.Errorf("with a sample CloudEvent of type %s: %w", ce.Type(), err)}
-		}
+	if err := tryOut(func(f map[string]any) error { _, err := w.render(f); return err }); err != nil {
+		return &KeyError{key, err}
 	}
 	return nil
 }
 
 // render makes the body of one CloudEvent. One that claims to be JSON is checked to be so.
-func (w *webhook) render(ce event.Event) ([]byte, error) {
+func (w *webhook) render(fields map[string]any) ([]byte, error) {
 	var b bytes.Buffer
-	if err := w.body.Execute(&b, bridge.Fields(ce)); err != nil {
+	if err := w.body.Execute(&b, fields); err != nil {
 		return nil, err
 	}
 	if isJSON(w.content) {
@@ -184,7 +177,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 		a.veil.hide(token)
 		a.header.Set("Authorization", "Bearer "+token)
 	}
-	req, err := w.request(ctx, a, batch[0].Event)
+	req, err := w.request(ctx, a, batch[0])
 	if err != nil {
 		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
 	}
@@ -204,7 +197,7 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 	if w.identity != nil {
 		a.header.Set("Authorization", hidden) // a token is only got to be sent
 	}
-	req, err := w.request(context.Background(), a, d.Event)
+	req, err := w.request(context.Background(), a, d)
 	if err != nil {
 		return "", err
 	}
@@ -235,9 +228,9 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 func (w *webhook) Close() error { return w.caller.Close() }
 
 // request is the whole request for a CloudEvent, signed for this attempt.
-func (w *webhook) request(ctx context.Context, a access, ce event.Event) (*http.Request, error) {
-	header := a.header.Clone()
-	body, err := w.message(ce, header)
+func (w *webhook) request(ctx context.Context, a access, d bridge.Delivery) (*http.Request, error) {
+	header, ce := a.header.Clone(), d.Event
+	body, err := w.message(d, header)
 	if err != nil {
 		return nil, err
 	}
@@ -260,11 +253,11 @@ func (w *webhook) request(ctx context.Context, a access, ce event.Event) (*http.
 }
 
 // message is the body for a CloudEvent; the headers that belong to it are added to header.
-func (w *webhook) message(ce event.Event, header http.Header) ([]byte, error) {
-	switch {
+func (w *webhook) message(d bridge.Delivery, header http.Header) ([]byte, error) {
+	switch ce := d.Event; {
 	case w.body != nil:
 		header.Set("Content-Type", w.content)
-		return w.render(ce)
+		return w.render(fields([]bridge.Delivery{d}, w.zone, w.now()))
 	case w.binary:
 		all, err := attributes(ce)
 		if err != nil {
@@ -279,5 +272,5 @@ func (w *webhook) message(ce event.Event, header http.Header) ([]byte, error) {
 		return ce.Data(), nil
 	}
 	header.Set("Content-Type", structuredType)
-	return ce.MarshalJSON()
+	return d.Event.MarshalJSON()
 }

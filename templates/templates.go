@@ -1,84 +1,79 @@
-// Package templates holds the functions that the templates of the settings may use, and later the texts that people
-// read. Nothing in it reads files, the environment or the network.
+// Package templates holds the texts that people read, the ready-made bodies of webhooks, and the functions that the
+// templates of the settings may use. Nothing in it reads files, the environment or the network.
 package templates
 
 import (
 	"bytes"
-	"encoding/json"
-	"fmt"
-	"reflect"
-	"strings"
+	_ "embed"
+	"errors"
+	htmltemplate "html/template"
+	"sync/atomic"
 	"text/template"
 )
 
-// Parse parses a template that may use Funcs. A field that is not there prints as <no value>, except through a
-// function, which takes it for empty. Errors name the template, the line and, where text/template knows it, the column.
+// The texts of the sinks for people, as they are unless the settings have their own. SlackText is the notification of a
+// root message or, with reply, what is said in its thread; SlackBlocks is the root message as a JSON array of blocks.
+var (
+	//go:embed slack-text.txt
+	SlackText string
+	//go:embed slack-blocks.json
+	SlackBlocks string
+	//go:embed email-subject.txt
+	EmailSubject string
+	//go:embed email-text.txt
+	EmailText string
+	//go:embed email.html
+	EmailHTML string
+)
+
+// words are the definitions that all texts share. A template of the settings may use them too, and define its own in
+// their place.
+//
+//go:embed words.txt
+var words string
+
+// Parse parses a template that may use Funcs and the words, as in {{template "headline" .}}. A field that is not there
+// prints as <no value>, except through a function, which takes it for empty. Errors name the template, the line and,
+// where text/template knows it, the column.
 func Parse(name, text string) (*template.Template, error) {
-	return template.New(name).Option("missingkey=default").Funcs(Funcs()).Parse(text)
-}
-
-// Funcs are the functions of templates, under the names and with the order of arguments that Alertmanager and sprig
-// have, so that the value comes last and can be piped. They take any value: what is missing is empty, what is no text is
-// printed.
-func Funcs() template.FuncMap {
-	return template.FuncMap{
-		"json":    toJSON,
-		"upper":   func(v any) string { return strings.ToUpper(text(v)) },
-		"lower":   func(v any) string { return strings.ToLower(text(v)) },
-		"join":    join,
-		"default": orDefault,
-		"replace": func(old, with string, v any) string { return strings.ReplaceAll(text(v), old, with) },
-		"trunc":   trunc,
+	t := template.New(name).Option("missingkey=default")
+	var depth atomic.Int32
+	t.Funcs(functions(func(define string, data any) (string, error) {
+		return captured(&depth, func(b *bytes.Buffer) error { return t.ExecuteTemplate(b, define, data) })
+	}))
+	if _, err := t.New("words").Parse(words); err != nil {
+		return nil, err
 	}
+	return t.Parse(text)
 }
 
-// toJSON is v as compact JSON, with nothing escaped for HTML.
-func toJSON(v any) (string, error) {
+// ParseHTML is Parse for HTML: what a template puts in is escaped for the place where it stands.
+func ParseHTML(name, text string) (*htmltemplate.Template, error) {
+	plain, err := Parse("words of "+name, "")
+	if err != nil {
+		return nil, err
+	}
+	t := htmltemplate.New(name).Option("missingkey=default")
+	var depth atomic.Int32
+	t.Funcs(functions(func(define string, data any) (string, error) { // as plain text, which is then escaped
+		return captured(&depth, func(b *bytes.Buffer) error { return plain.ExecuteTemplate(b, define, data) })
+	}))
+	if _, err := t.New("words").Parse(words); err != nil {
+		return nil, err
+	}
+	return t.Parse(text)
+}
+
+// captured is what a define prints. One that includes itself would else end the program.
+func captured(depth *atomic.Int32, execute func(*bytes.Buffer) error) (string, error) {
+	defer depth.Add(-1)
+	if depth.Add(1) > maxDepth {
+		return "", errors.New("include goes too deep")
+	}
 	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return "", err
-	}
-	return strings.TrimSuffix(b.String(), "\n"), nil
+	err := execute(&b)
+	return b.String(), err
 }
 
-// join puts sep between the items of a list. What is no list is its only item.
-func join(sep string, list any) string {
-	v := reflect.ValueOf(list)
-	if v.Kind() != reflect.Slice && v.Kind() != reflect.Array {
-		return text(list)
-	}
-	items := make([]string, v.Len())
-	for i := range items {
-		items[i] = text(v.Index(i).Interface())
-	}
-	return strings.Join(items, sep)
-}
-
-// orDefault is value, or instead when value is empty: missing, "", 0, false or a list of nothing.
-func orDefault(instead, value any) any {
-	if full, ok := template.IsTrue(value); ok && full {
-		return value
-	}
-	return instead
-}
-
-// trunc shortens a text to at most n characters, the last of which is then "…".
-func trunc(n int, v any) string {
-	runes := []rune(text(v))
-	if len(runes) <= n {
-		return string(runes)
-	}
-	if n <= 0 {
-		return ""
-	}
-	return string(runes[:n-1]) + "…"
-}
-
-func text(v any) string {
-	if v == nil {
-		return ""
-	}
-	return fmt.Sprint(v)
-}
+// maxDepth is how deep include may nest, over all uses of one template at a time.
+const maxDepth = 200
