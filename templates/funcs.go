@@ -207,10 +207,10 @@ func truth(v any) bool {
 
 // title begins every word with a capital.
 func title(v any) string {
-	before := ' '
+	between := true
 	return strings.Map(func(r rune) rune {
-		defer func() { before = r }()
-		if unicode.IsSpace(before) {
+		first := between
+		if between = unicode.IsSpace(r); first {
 			return unicode.ToTitle(r)
 		}
 		return r
@@ -365,13 +365,25 @@ func slackTime(t time.Time, layout, instead string) string {
 	if t.IsZero() {
 		return ""
 	}
-	clean := strings.NewReplacer("^", "", "|", "", ">", "", "<", "")
-	return fmt.Sprintf("<!date^%d^%s|%s>", t.Unix(), clean.Replace(layout), clean.Replace(instead))
+	clean := func(s string) string {
+		return strings.Map(func(r rune) rune {
+			if strings.ContainsRune("^|<>", r) {
+				return -1
+			}
+			return r
+		}, s)
+	}
+	return fmt.Sprintf("<!date^%d^%s|%s>", t.Unix(), clean(layout), clean(instead))
 }
 
 // slackEscape makes a text one in Slack's mrkdwn: it can mention nobody and link to nothing.
 func slackEscape(v any) string {
-	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(text(v))
+	s := text(v)
+	if !strings.ContainsAny(s, "&<>") {
+		return s
+	}
+	s = strings.ReplaceAll(s, "&", "&amp;")
+	return strings.ReplaceAll(strings.ReplaceAll(s, "<", "&lt;"), ">", "&gt;")
 }
 
 // longestInSlack is how much of one text is shown in Slack, which refuses long messages as a whole.
