@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"encoding/json"
 	"time"
 
 	"forewarn/bridge"
@@ -8,19 +9,21 @@ import (
 
 // MessageDocs says what each name is that the templates of a message see beside those of bridge.Fields.
 var MessageDocs = map[string]string{
-	"now":       "when the message is made, RFC 3339; it differs from time when the message is late",
-	"zone":      "the setting timezone, such as Europe/Berlin",
-	"left":      "seconds from now to aznotbefore, 0 when begun or unknown",
-	"age":       "seconds from time to now",
-	"attempt":   "1 for the first attempt to send it",
-	"missed":    "older changes that this message stands for, oldest first, each with change and time",
-	"test":      "whether it is a message of forewarn send; change is then that of the sample",
-	"announced": "when it was announced, RFC 3339, where a sink remembers it or it is among missed; else empty",
-	"begun":     "when it began, RFC 3339, where a sink remembers it or it is among missed; else empty",
-	"reply":     "in Slack, whether this text is a reply in the thread, not the notification of the root message",
-	"mention":   "in Slack, whom the message mentions, such as <!here>; else empty",
-	"runbook":   "in Slack, the URL of the runbook; else empty",
-	"group":     "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
+	"now":        "when the message is made, RFC 3339; it differs from time when the message is late",
+	"zone":       "the setting timezone, such as Europe/Berlin",
+	"left":       "seconds from now to aznotbefore, 0 when begun or unknown",
+	"age":        "seconds from time to now",
+	"attempt":    "1 for the first attempt to send it",
+	"missed":     "older changes that this message stands for, oldest first, each with change and time",
+	"test":       "whether it is a message of forewarn send; change is then that of the sample",
+	"announced":  "when it was announced, RFC 3339, where a sink remembers it or it is among missed; else empty",
+	"begun":      "when it began, RFC 3339, where a sink remembers it or it is among missed; else empty",
+	"reply":      "in Slack, whether this text is a reply in the thread, not the notification of the root message",
+	"mention":    "in Slack, whom the message mentions, such as <!here>; else empty",
+	"runbook":    "in Slack, the URL of the runbook; else empty",
+	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
+	"secret":     "in a webhook, the values of body_secrets by their names",
+	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
 }
 
 // fields is what the templates of a message see: bridge.Fields, and what is known only when the message is made. The
@@ -65,6 +68,10 @@ func messageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[st
 	f["attempt"], f["missed"] = d.Attempt, missed
 	f["reply"], f["mention"], f["runbook"] = false, "", ""
 	f["announced"], f["begun"] = "", ""
+	f["secret"] = map[string]string{}
+	if whole, err := d.Event.MarshalJSON(); err == nil {
+		f["cloudevent"] = json.RawMessage(whole)
+	}
 	for _, m := range d.Missed {
 		switch m.Change {
 		case string(bridge.Scheduled):

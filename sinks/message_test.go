@@ -20,7 +20,7 @@ func TestDefaultTextsSayEverySample(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := tryOut(func(f map[string]any) error {
+		if err := tryOn(true, func(f map[string]any) error {
 			var b bytes.Buffer
 			if err := parsed.Execute(&b, f); err != nil {
 				return err
@@ -40,7 +40,7 @@ func TestDefaultTextsSayEverySample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tryOut(func(f map[string]any) error { return html.Execute(io.Discard, f) }); err != nil {
+	if err := tryOn(true, func(f map[string]any) error { return html.Execute(io.Discard, f) }); err != nil {
 		t.Error(err)
 	}
 }

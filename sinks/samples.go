@@ -19,10 +19,14 @@ const sampleText = "Say \"hello\"\n\\ & <wait>"
 // sampleTime is when samples are seen.
 var sampleTime = time.Date(2022, 4, 11, 22, 12, 0, 0, time.UTC)
 
-// tryOut calls render with the fields of samples: every change of every type, what is about the bridge, a group, a late
-// one, a test, and ones that lack all that may be missing. It gives the first error, with what it was about.
-func tryOut(render func(fields map[string]any) error) error {
-	events, err := samples()
+// tryOut calls render with the fields of samples: every change, every type, what is about the bridge, a group, a late
+// one, a test, and ones that lack all that may be missing. It gives the first error, with what it was about. It takes a
+// few milliseconds of each start, so it is for the templates of the settings; the embedded ones are tried by tests.
+func tryOut(render func(fields map[string]any) error) error { return tryOn(false, render) }
+
+// tryOn is tryOut, and with all on every change of every type from every source.
+func tryOn(all bool, render func(fields map[string]any) error) error {
+	events, err := samples(all)
 	if err != nil {
 		return err
 	}
@@ -49,8 +53,9 @@ func tryOut(render func(fields map[string]any) error) error {
 	return try(fields(group, time.UTC, sampleTime))
 }
 
-// samples are the CloudEvents to try templates on.
-func samples() ([]event.Event, error) {
+// samples are the CloudEvents to try templates on: with all each change of each type from each source, else each change
+// of one type and each type once or twice.
+func samples(all bool) ([]event.Event, error) {
 	observer := bridge.Observer{
 		Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
 		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/Microsoft.Compute/virtualMachines/vm-0",
@@ -67,29 +72,37 @@ func samples() ([]event.Event, error) {
 		in.Time, in.Incarnation = sampleTime, "1"
 		add(bridge.Wrap(c, in))
 	}
-	for i, typ := range sampleTypes {
-		source := []string{"Platform", "User", ""}[i%3]
+	life := func(typ, source string, from, to int) {
 		was := sampleEvent(typ, source, "Scheduled", 15*time.Minute, -1, "vm-0", "vm-1")
 		moved := sampleEvent(typ, source, "Scheduled", 30*time.Minute, 9, "vm-0")
 		begun := sampleEvent(typ, source, "Started", 0, 9, "vm-0", "vm-1", "vm-2", "vm-3")
 		seen := bridge.Circumstances{Observer: observer}
 		away := bridge.Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
 		other := bridge.Circumstances{Observer: bridge.Observer{Name: "vm-9"}, WhileAway: true}
-		wrap(bridge.Change{Kind: bridge.Scheduled, Event: was}, seen)
-		wrap(bridge.Change{Kind: bridge.Updated, Event: moved, Previous: &was, Fields: []string{"DurationInSeconds", "NotBefore", "Resources"}}, seen)
-		wrap(bridge.Change{Kind: bridge.Started, Event: begun, Previous: &moved}, seen)
-		wrap(bridge.Change{Kind: bridge.Started, Event: begun}, other)
-		for _, end := range []bridge.End{
-			{Outcome: bridge.OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond},
-			{Outcome: bridge.OutcomeCanceled}, {Outcome: bridge.OutcomeUnknown},
-		} {
-			in := seen
-			if end.Outcome == bridge.OutcomeUnknown {
-				in = away
-			}
-			in.End = end
-			wrap(bridge.Change{Kind: bridge.Vanished, Event: was}, in)
+		ended := func(in bridge.Circumstances, end bridge.End) bridge.Circumstances { in.End = end; return in }
+		for _, c := range []struct {
+			change bridge.Change
+			in     bridge.Circumstances
+		}{
+			{bridge.Change{Kind: bridge.Scheduled, Event: was}, seen},
+			{bridge.Change{Kind: bridge.Started, Event: begun}, other},
+			{bridge.Change{Kind: bridge.Updated, Event: moved, Previous: &was, Fields: []string{"DurationInSeconds", "NotBefore", "Resources"}}, seen},
+			{bridge.Change{Kind: bridge.Started, Event: begun, Previous: &moved}, seen},
+			{bridge.Change{Kind: bridge.Vanished, Event: begun}, ended(seen, bridge.End{Outcome: bridge.OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond})},
+			{bridge.Change{Kind: bridge.Vanished, Event: was}, ended(seen, bridge.End{Outcome: bridge.OutcomeCanceled})},
+			{bridge.Change{Kind: bridge.Vanished, Event: was}, ended(away, bridge.End{Outcome: bridge.OutcomeUnknown})},
+		}[from:to] {
+			wrap(c.change, c.in)
 		}
+	}
+	life("Reboot", "Platform", 0, 7)
+	for i, typ := range sampleTypes[1:] {
+		for _, source := range []string{"Platform", "User", ""} {
+			if all {
+				life(typ, source, 0, 7)
+			}
+		}
+		life(typ, []string{"Platform", "User", ""}[i%3], 0, 2)
 	}
 	bare, err := bridge.UnmarshalEvent([]byte(`{"EventId":"00000000-0000-0000-0000-000000000001"}`))
 	if err != nil {
@@ -99,12 +112,17 @@ func samples() ([]event.Event, error) {
 		wrap(bridge.Change{Kind: kind, Event: bare}, bridge.Circumstances{Host: "vm-0"})
 	}
 	for _, name := range bridge.SampleNames {
+		if !all && name != "user-reboot" {
+			continue
+		}
 		s, _ := bridge.NewSample(name, "vm-0", sampleTime)
 		add(s.Test(observer, sampleTime))
 	}
 	for _, about := range sampleTroubles {
 		add(bridge.WrapBridge(about.typ, about.data, observer, sampleTime))
-		add(bridge.WrapBridge(about.typ, nil, bridge.Observer{}, sampleTime))
+		if all || about.typ == bridge.SinkBlocked {
+			add(bridge.WrapBridge(about.typ, nil, bridge.Observer{}, sampleTime))
+		}
 	}
 	return events, failed
 }

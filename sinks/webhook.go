@@ -22,22 +22,23 @@ import (
 
 // webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
 type webhookSettings struct {
-	URL          Secret            `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
-	URLFile      string            `yaml:"url_file"`
-	URLEnv       string            `yaml:"url_env"`
-	Mode         string            `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
-	BodyText     string            `yaml:"body_text"`       // template of a body to send instead of a CloudEvent
-	BodyTextFile string            `yaml:"body_text_file"`  // the same in a file, read when the settings are
-	ContentType  string            `yaml:"content_type"`    // of that body; application/json by default
-	Headers      map[string]Value  `yaml:"headers"`         // to send too
-	Bearer       Secret            `yaml:"bearer"`          // token for Authorization: Bearer
-	BearerFile   string            `yaml:"bearer_file"`     //
-	BearerEnv    string            `yaml:"bearer_env"`      //
-	Basic        *basicSettings    `yaml:"basic"`           // user name and password for Authorization: Basic
-	Identity     *identitySettings `yaml:"azure_identity"`  // token of a managed identity for Authorization: Bearer
-	Signing      []Value           `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
-	TLS          tlsSettings       `yaml:"tls"`
-	Proxy        Secret            `yaml:"proxy"` // none, or a URL; by default that of the environment
+	URL          Secret           `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
+	URLFile      string           `yaml:"url_file"`
+	URLEnv       string           `yaml:"url_env"`
+	Mode         string           `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
+	Body         string           `yaml:"body"`            // name of a ready-made body to send instead of a CloudEvent
+	BodyText     string           `yaml:"body_text"`       // template of such a body
+	BodyTextFile string           `yaml:"body_text_file"`  // the same in a file, read when the settings are
+	BodySecrets  map[string]Value `yaml:"body_secrets"`    // what the body needs and nobody is to see, as .secret.NAME
+	ContentType  string           `yaml:"content_type"`    // of that body; application/json by default
+	Headers      map[string]Value `yaml:"headers"`         // to send too
+	Bearer       Secret           `yaml:"bearer"`          // token for Authorization: Bearer
+	BearerFile   string           `yaml:"bearer_file"`     //
+	BearerEnv    string           `yaml:"bearer_env"`      //
+	Basic        *basicSettings   `yaml:"basic"`           // user name and password for Authorization: Basic
+	Signing      []Value          `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
+	TLS          tlsSettings      `yaml:"tls"`
+	Proxy        Secret           `yaml:"proxy"` // none, or a URL; by default that of the environment
 }
 
 type basicSettings struct {
@@ -54,15 +55,21 @@ var webhookTerms = bridge.Terms{
 
 // webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents has it, or as a body made by a template.
 type webhook struct {
-	caller   *caller
-	secrets  credentials
-	identity *identity // nil without
-	agent    string
-	binary   bool
-	body     *template.Template // nil for a CloudEvent
-	content  string             // media type of body
-	zone     *time.Location
-	now      func() time.Time
+	caller  *caller
+	secrets credentials
+	agent   string
+	binary  bool
+	body    *template.Template // nil for a CloudEvent
+	content string             // media type of body
+	hidden  []bodySecret       // that body needs
+	getenv  func(string) string
+	zone    *time.Location
+	now     func() time.Time
+}
+
+type bodySecret struct {
+	source
+	name string
 }
 
 func openWebhook(decode func(any) error, h Host) (Opened, error) {
@@ -70,18 +77,13 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	if err := decode(&s); err != nil {
 		return Opened{}, err
 	}
-	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now}
+	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, getenv: h.Getenv}
 	if !oneOf(s.Mode, "", "structured", "binary") {
 		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected structured or binary", s.Mode)}
 	}
 	var err error
 	if w.secrets, err = newCredentials(s, h); err != nil {
 		return Opened{}, err
-	}
-	if s.Identity != nil {
-		if w.identity, err = newIdentity(*s.Identity, h); err != nil {
-			return Opened{}, err
-		}
 	}
 	if w.binary && len(s.Signing) > 0 {
 		return Opened{}, &KeyError{"signing_secrets", errors.New("a signature covers the body only, and in binary mode the " +
@@ -93,45 +95,120 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	if w.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
 		return Opened{}, err
 	}
-	return Opened{Sink: w, Secrets: append(w.secrets.files(), s.TLS.files()...)}, nil
+	files := append(w.secrets.files(), s.TLS.files()...)
+	for _, b := range w.hidden {
+		if b.File != "" {
+			files = append(files, b.File)
+		}
+	}
+	return Opened{Sink: w, Secrets: files}, nil
 }
 
-// openBody parses the template of the body and tries it on a CloudEvent of every change.
+// openBody parses the template of the body and tries it on CloudEvents of every kind.
 func (w *webhook) openBody(s webhookSettings) error {
-	key, text := "body_text", s.BodyText
-	switch {
-	case s.BodyText != "" && s.BodyTextFile != "":
-		return &KeyError{"body_text_file", errors.New("body_text is given too; expected only one of them")}
-	case s.BodyTextFile != "":
-		key = "body_text_file"
-		file, err := readSmall(s.BodyTextFile)
-		if err != nil {
-			return &KeyError{key, err}
+	key, text, content, err := bodyText(s)
+	if err != nil {
+		return err
+	}
+	if key == "" {
+		switch {
+		case s.ContentType != "":
+			return &KeyError{"content_type", errors.New("is for body or body_text; a CloudEvent's is fixed by its mode")}
+		case len(s.BodySecrets) > 0:
+			return &KeyError{"body_secrets", errors.New("is for body or body_text; a CloudEvent holds no secret")}
 		}
-		text = string(file)
-	case s.BodyText == "" && s.ContentType != "":
-		return &KeyError{"content_type", errors.New("is for body_text; a CloudEvent's is fixed by its mode")}
-	case s.BodyText == "":
 		return nil
 	}
 	if s.Mode != "" {
-		return &KeyError{"mode", errors.New("is how a CloudEvent is sent, and body_text replaces it; expected one or the other")}
+		return &KeyError{"mode", fmt.Errorf("is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)}
 	}
-	w.content = "application/json"
+	if err := w.openBodySecrets(s.BodySecrets); err != nil {
+		return err
+	}
+	w.content = content
 	if s.ContentType != "" {
 		w.content = s.ContentType
 	}
 	if _, _, err := mime.ParseMediaType(w.content); err != nil || !validHeaderValue(w.content) {
 		return &KeyError{"content_type", fmt.Errorf("%q is no media type; expected one such as text/plain; charset=utf-8", w.content)}
 	}
-	var err error
 	if w.body, err = templates.Parse(key, text); err != nil {
 		return &KeyError{key, err}
 	}
-	if err := tryOut(func(f map[string]any) error { _, err := w.render(f); return err }); err != nil {
+	names := w.secretNames()
+	if err := tryOut(func(f map[string]any) error {
+		f["secret"] = names
+		_, err := w.render(f)
+		return err
+	}); err != nil {
 		return &KeyError{key, err}
 	}
 	return nil
+}
+
+// bodyText is the template of the body, its key and its content type; the key is "" when a CloudEvent is to be sent.
+func bodyText(s webhookSettings) (key, text, content string, err error) {
+	content = "application/json"
+	switch {
+	case s.Body != "" && s.BodyText != "":
+		err = &KeyError{"body_text", errors.New("body is given too; expected only one of them")}
+	case s.Body != "" && s.BodyTextFile != "":
+		err = &KeyError{"body_text_file", errors.New("body is given too; expected only one of them")}
+	case s.BodyText != "" && s.BodyTextFile != "":
+		err = &KeyError{"body_text_file", errors.New("body_text is given too; expected only one of them")}
+	case s.Body != "":
+		var ok bool
+		key = "body"
+		if text, content, ok = templates.Body(s.Body); !ok {
+			err = &KeyError{key, fmt.Errorf("%q is unknown; expected one of %s", s.Body, strings.Join(templates.BodyNames(), ", "))}
+		}
+	case s.BodyText != "":
+		key, text = "body_text", s.BodyText
+	case s.BodyTextFile != "":
+		var file []byte
+		key = "body_text_file"
+		if file, err = readSmall(s.BodyTextFile); err != nil {
+			err = &KeyError{key, err}
+		}
+		text = string(file)
+	}
+	return key, text, content, err
+}
+
+// openBodySecrets checks the secrets of the body and reads them once.
+func (w *webhook) openBodySecrets(secrets map[string]Value) error {
+	for _, name := range slices.Sorted(maps.Keys(secrets)) {
+		b := bodySecret{nested("body_secrets."+name, secrets[name]), name}
+		if err := b.check(); err != nil {
+			return err
+		}
+		w.hidden = append(w.hidden, b)
+	}
+	_, err := w.readBodySecrets(new(veil))
+	return err
+}
+
+// readBodySecrets gets the secrets of the body as they are now, and hides them.
+func (w *webhook) readBodySecrets(v *veil) (map[string]string, error) {
+	values := make(map[string]string, len(w.hidden))
+	for _, b := range w.hidden {
+		value, err := b.read(w.getenv)
+		if err != nil {
+			return nil, err
+		}
+		v.hide(value)
+		values[b.name] = value
+	}
+	return values, nil
+}
+
+// secretNames are the secrets of the body with nothing to see.
+func (w *webhook) secretNames() map[string]string {
+	values := make(map[string]string, len(w.hidden))
+	for _, b := range w.hidden {
+		values[b.name] = hidden
+	}
+	return values
 }
 
 // render makes the body of one CloudEvent. One that claims to be JSON is checked to be so.
@@ -156,11 +233,6 @@ func isJSON(content string) bool {
 }
 
 // Deliver posts the CloudEvent of the batch, which holds one.
-//
-// A token of a managed identity that the destination does not take is dropped, so that the next attempt has a new one.
-// The answer counts as blocked all the same: the bridge tries again soon until it has met several such answers, so a token
-// that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may stand in
-// it, and a new one costs little.
 func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return bridge.Answer{}, err
@@ -169,23 +241,15 @@ func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 	if err != nil {
 		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
 	}
-	if w.identity != nil {
-		token, err := w.identity.get(ctx)
-		if err != nil {
-			return bridge.Answer{}, err
-		}
-		a.veil.hide(token)
-		a.header.Set("Authorization", "Bearer "+token)
+	secrets, err := w.readBodySecrets(a.veil)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
 	}
-	req, err := w.request(ctx, a, batch[0])
+	req, err := w.request(ctx, a, secrets, batch[0])
 	if err != nil {
 		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
 	}
-	answer, err := w.caller.do(req, a.veil)
-	if w.identity != nil && errors.Is(err, bridge.ErrBlocked) {
-		w.identity.drop()
-	}
-	return answer, err
+	return w.caller.do(req, a.veil)
 }
 
 // Render shows the request that Deliver would make. The address and the headers of the settings are secret.
@@ -194,10 +258,7 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if w.identity != nil {
-		a.header.Set("Authorization", hidden) // a token is only got to be sent
-	}
-	req, err := w.request(context.Background(), a, d)
+	req, err := w.request(context.Background(), a, w.secretNames(), d)
 	if err != nil {
 		return "", err
 	}
@@ -215,22 +276,13 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 	return b.String(), err
 }
 
-// Connect reaches the URL's host without a request.
-func (w *webhook) Connect(ctx context.Context) (string, error) {
-	a, err := w.secrets.read()
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
-	}
-	return w.caller.connect(ctx, a.url, a.veil)
-}
-
 // Close ends the connections that are kept for the next delivery.
 func (w *webhook) Close() error { return w.caller.Close() }
 
 // request is the whole request for a CloudEvent, signed for this attempt.
-func (w *webhook) request(ctx context.Context, a access, d bridge.Delivery) (*http.Request, error) {
+func (w *webhook) request(ctx context.Context, a access, secrets map[string]string, d bridge.Delivery) (*http.Request, error) {
 	header, ce := a.header.Clone(), d.Event
-	body, err := w.message(d, header)
+	body, err := w.message(d, secrets, header)
 	if err != nil {
 		return nil, err
 	}
@@ -253,11 +305,13 @@ func (w *webhook) request(ctx context.Context, a access, d bridge.Delivery) (*ht
 }
 
 // message is the body for a CloudEvent; the headers that belong to it are added to header.
-func (w *webhook) message(d bridge.Delivery, header http.Header) ([]byte, error) {
+func (w *webhook) message(d bridge.Delivery, secrets map[string]string, header http.Header) ([]byte, error) {
 	switch ce := d.Event; {
 	case w.body != nil:
 		header.Set("Content-Type", w.content)
-		return w.render(fields([]bridge.Delivery{d}, w.zone, w.now()))
+		f := fields([]bridge.Delivery{d}, w.zone, w.now())
+		f["secret"] = secrets
+		return w.render(f)
 	case w.binary:
 		all, err := attributes(ce)
 		if err != nil {

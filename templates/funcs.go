@@ -63,6 +63,8 @@ func Funcs() template.FuncMap {
 			return no
 		},
 
+		"required": required,
+
 		// Times.
 		"toTime":           toTime,
 		"date":             func(layout, t any) string { return format(toTime(t), text(layout)) },
@@ -198,6 +200,14 @@ func coalesce(values ...any) any {
 		}
 	}
 	return nth(values, -1)
+}
+
+// required is the value, or ends the template when it is empty.
+func required(name, v any) (any, error) {
+	if !truth(v) {
+		return nil, fmt.Errorf("%s is missing", text(name))
+	}
+	return v, nil
 }
 
 func truth(v any) bool {

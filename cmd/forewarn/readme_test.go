@@ -106,7 +106,11 @@ func TestSettingsSamplesLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range files {
+	bodies, err := filepath.Glob(filepath.Join("..", "..", "examples", "bodies", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(files, bodies...) {
 		text, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)

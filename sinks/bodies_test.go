@@ -1,0 +1,128 @@
+package sinks
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// Every ready-made body has the shape that its service documents, whatever has happened.
+func TestBodiesHaveTheShapeTheirServiceDocuments(t *testing.T) {
+	if len(templates.BodyNames()) == 0 {
+		t.Fatal("there are no bodies")
+	}
+	for _, name := range templates.BodyNames() {
+		schema, err := jsonschema.NewCompiler().Compile(filepath.Join("testdata", "bodies", name+".schema.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _, _ := templates.Body(name)
+		parsed, err := templates.Parse(name, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tryOn(true, func(f map[string]any) error {
+			f["secret"] = map[string]string{"routing_key": "0123456789abcdef0123456789abcdef", "topic": "vms"}
+			var b bytes.Buffer
+			if err := parsed.Execute(&b, f); err != nil {
+				return err
+			}
+			value, err := jsonschema.UnmarshalJSON(&b)
+			if err != nil {
+				return err
+			}
+			return schema.Validate(value)
+		}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Each ready-made body says a reboot and its end as these files show.
+func TestBodiesOfAReboot(t *testing.T) {
+	for _, name := range templates.BodyNames() {
+		var r recorder
+		settings := "url: " + serve(t, &r).URL + "\nbody: " + name
+		switch name {
+		case "pagerduty":
+			settings += "\nbody_secrets: {routing_key: 0123456789abcdef}"
+		case "ntfy":
+			settings += "\nbody_secrets: {topic: vms}"
+		}
+		s := mustOpen(t, "webhook", settings, testHost(t)).(*webhook)
+		s.now = told.clock
+		for _, situation := range []string{"scheduled", "over"} {
+			if _, err := s.Deliver(t.Context(), situations()[situation].batch); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		var shown strings.Builder
+		for _, req := range r.all() {
+			if got := req.Header.Get("Content-Type"); got != "application/json" {
+				t.Errorf("%s: Content-Type is %q, want application/json", name, got)
+			}
+			var b bytes.Buffer
+			if err := json.Indent(&b, []byte(req.body), "", "  "); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			shown.WriteString(b.String())
+		}
+		golden(t, filepath.Join("bodies", name+".golden"), shown.String())
+	}
+}
+
+// What a body holds for its receiver alone is read on each use and shown to nobody else.
+func TestBodySecretsAreSentAndNeverShown(t *testing.T) {
+	var r recorder
+	path := writeFile(t, "key", "first-routing-key\n")
+	opened, err := open("webhook", "url: "+serve(t, &r).URL+"\nbody: pagerduty\nbody_secrets: {routing_key: {file: "+path+"}}", testHost(t))
+	if err != nil || len(opened.Secrets) != 1 || opened.Secrets[0] != path {
+		t.Fatalf("open = %v, %v; want the secret file", opened.Secrets, err)
+	}
+	defer closeSink(opened.Sink)
+	d := situations()["scheduled"].batch
+	shown, err := opened.Sink.(bridge.Renderer).Render(d[0])
+	if err != nil || strings.Contains(shown, "first-routing-key") || !strings.Contains(shown, `"routing_key":"[secret]"`) {
+		t.Errorf("Render = %v, with the key:\n%s", err, shown)
+	}
+	if err := os.WriteFile(path, []byte("second-routing-key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := opened.Sink.Deliver(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if body := r.all()[0].body; !strings.Contains(body, `"routing_key":"second-routing-key"`) {
+		t.Errorf("sent %s, want the second key in it", body)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := opened.Sink.Deliver(t.Context(), d); !errors.Is(err, bridge.ErrBlocked) {
+		t.Errorf("without the file: %v, want it blocked", err)
+	}
+}
+
+// Wrong keys of a body are refused by name, with what was expected.
+func TestWrongBodiesAreRefused(t *testing.T) {
+	for _, tt := range []struct{ settings, key, words string }{
+		{"body: team", "body", `"team" is unknown; expected one of azure-automation,`},
+		{"body: ../words", "body", "is unknown"},
+		{"body: teams\nbody_text: x", "body_text", "body is given too"},
+		{"body: teams\nbody_text_file: /x", "body_text_file", "body is given too"},
+		{"body: teams\nmode: binary", "mode", "body replaces it"},
+		{"body: pagerduty", "body", "body_secrets.routing_key is missing"},
+		{"body_secrets: {a: b}", "body_secrets", "is for body or body_text"},
+		{"body: pagerduty\nbody_secrets: {routing_key: {file: /nowhere}}", "body_secrets.routing_key.file", "/nowhere"},
+	} {
+		wrongKey(t, "webhook", "url: https://example.com\n"+tt.settings, tt.key, tt.words)
+	}
+}

@@ -1,0 +1,279 @@
+package sinks
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	_ "time/tzdata"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// moment is a time of the night of which the situations tell.
+type moment time.Time
+
+// told is when most messages of the situations are made.
+var told = at("03:55:29")
+
+func (m moment) clock() time.Time { return time.Time(m) }
+
+// at is a time of 21 November 2026 in UTC.
+func at(clock string) moment {
+	t, err := time.Parse(time.DateTime, "2026-11-21 "+clock)
+	if err != nil {
+		panic(err)
+	}
+	return moment(t)
+}
+
+// dbHost is the VM that most situations are told by, spotHost one that can be evicted.
+var (
+	dbHost = bridge.Observer{
+		Name: "vm-db-1", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", ResourceGroup: "prod-db", Location: "westeurope",
+		SubscriptionID: "8d10da13-8125-4ba9-a717-bf7490507b3d",
+		ResourceID:     "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod-db/providers/Microsoft.Compute/virtualMachines/vm-db-1",
+	}
+	spotHost = bridge.Observer{Name: "vm-spot-7", ResourceGroup: "prod-batch", Location: "westeurope", EvictionPolicy: "Delete"}
+)
+
+// azure is what Azure says of an event, the rest as in most situations.
+func azure(status, typ, notBefore string, more map[string]any) bridge.Event {
+	f := map[string]any{
+		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": status, "EventType": typ,
+		"ResourceType": "VirtualMachine", "Resources": []string{"vm-db-1", "vm-db-2", "vm-db-3"}, "NotBefore": "",
+		"Description": "Host server is undergoing maintenance.", "EventSource": "Platform", "DurationInSeconds": -1,
+	}
+	if notBefore != "" {
+		f["NotBefore"] = at(notBefore).clock().Format("Mon, 02 Jan 2006 15:04:05 GMT")
+	}
+	maps.Copy(f, more)
+	raw, err := json.Marshal(f)
+	if err != nil {
+		panic(err)
+	}
+	e, err := bridge.UnmarshalEvent(raw)
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
+// A situation is what a person may be told.
+type situation struct {
+	batch []bridge.Delivery
+	now   moment
+	reply bool // in Slack it is one
+	more  map[string]any
+}
+
+// situations are those that people are told of, by name.
+func situations() map[string]situation {
+	type circumstances = bridge.Circumstances
+	all := make(map[string]situation)
+	// tell adds a situation of which people hear at once.
+	tell := func(name, seen string, c bridge.Change, in circumstances, reply bool, more map[string]any) {
+		in.Time, in.Incarnation = at(seen).clock(), "7"
+		if in.Observer.Name == "" {
+			in.Observer = dbHost
+		}
+		all[name] = situation{delivery(bridge.Wrap(c, in)), at(seen), reply, more}
+	}
+	scheduled := func(e bridge.Event) bridge.Change { return bridge.Change{Kind: bridge.Scheduled, Event: e} }
+	vanished := func(e bridge.Event) bridge.Change { return bridge.Change{Kind: bridge.Vanished, Event: e} }
+	changed := func(was, is bridge.Event, fields ...string) bridge.Change {
+		return bridge.Change{Kind: bridge.Updated, Event: is, Previous: &was, Fields: fields}
+	}
+
+	reboot := azure("Scheduled", "Reboot", "04:10:00", nil)
+	begun := azure("Started", "Reboot", "", nil)
+	alone := map[string]any{"Resources": []string{"vm-db-1"}}
+	away := circumstances{WhileAway: true, NotEarlierThan: at("04:05:00").clock()}
+	remembered := map[string]any{"announced": "2026-11-21T03:55:29Z", "begun": "2026-11-21T04:10:04Z"}
+
+	tell("scheduled", "03:55:29", scheduled(reboot), circumstances{}, false, map[string]any{"runbook": "https://wiki.example.com/reboot"})
+	byUser := map[string]any{"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": "Virtual machine is going to be restarted as requested by authorized user."}
+	tell("scheduled-user", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", byUser)), circumstances{}, false, nil)
+	tell("scheduled-redeploy", "03:55:29", scheduled(azure("Scheduled", "Redeploy", "04:05:00", alone)), circumstances{}, false, nil)
+	tell("scheduled-freeze", "03:55:29", scheduled(azure("Scheduled", "Freeze", "04:10:00", map[string]any{"Resources": []string{"vm-db-1"}, "DurationInSeconds": 5})), circumstances{}, false, nil)
+	tell("scheduled-terminate", "03:55:29", scheduled(azure("Scheduled", "Terminate", "04:00:29", map[string]any{"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": ""})), circumstances{}, false, nil)
+	tell("scheduled-unknown-type", "03:55:29", scheduled(azure("Scheduled", "Defragment", "04:10:00", alone)), circumstances{}, false, nil)
+	tell("scheduled-bare", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{"Resources": []string{}, "Description": "", "EventSource": ""})), circumstances{}, false, nil)
+	tell("scheduled-others", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Resources": []string{"vm-db-2", "vm-db-3"}})), circumstances{}, false, nil)
+	var many []string
+	for i := range 400 {
+		many = append(many, fmt.Sprintf("web_%d", i))
+	}
+	tell("scheduled-many", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Resources": many})), circumstances{}, false, nil)
+	tell("scheduled-first-start", "03:55:29", scheduled(reboot), circumstances{WhileAway: true}, false, nil)
+	tell("scheduled-while-away", "04:08:00", scheduled(reboot), away, false, nil)
+	tell("scheduled-tomorrow", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{"NotBefore": "Sun, 22 Nov 2026 05:10:00 GMT"})), circumstances{}, false, nil)
+	tell("scheduled-late", "03:55:29", scheduled(reboot), circumstances{}, false, nil)
+	late := all["scheduled-late"]
+	late.now, late.batch[0].Attempt = at("04:53:30"), 40
+	all["scheduled-late"] = late
+	for policy, spot := range map[string]string{"": "-delete", "Deallocate": "-deallocate", "?": "-unknown"} {
+		host := spotHost
+		if policy != "" {
+			host.EvictionPolicy = strings.Trim(policy, "?")
+		}
+		tell("preempt"+spot, "19:01:30", scheduled(azure("Scheduled", "Preempt", "19:01:45", map[string]any{
+			"EventId": "218E4ED7-D2CD-49C7-8624-8643E7171297", "Resources": []string{"vm-spot-7"}, "Description": "",
+		})), circumstances{Observer: host}, false, map[string]any{"mention": "<!here>"})
+	}
+	tell("preempt-started", "19:01:44", bridge.Change{Kind: bridge.Started, Event: azure("Started", "Preempt", "", map[string]any{
+		"EventId": "218E4ED7-D2CD-49C7-8624-8643E7171297", "Resources": []string{"vm-spot-7"}, "Description": "",
+	})}, circumstances{Observer: spotHost}, true, nil)
+
+	tell("updated-time", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"), circumstances{}, true, nil)
+	tell("updated-vms", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", alone), "Resources"), circumstances{}, true, nil)
+	tell("updated-type", "04:00:00", changed(reboot, azure("Scheduled", "Redeploy", "04:25:00", nil), "EventType", "NotBefore"), circumstances{}, true, nil)
+	tell("updated-rest", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Description": "Something else.", "DurationInSeconds": 9}), "Description", "DurationInSeconds"), circumstances{}, true, nil)
+
+	tell("started", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, true, map[string]any{"announced": "2026-11-21T03:55:29Z"})
+	tell("started-unannounced", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun}, circumstances{}, false, nil)
+	tell("started-freeze", "04:10:04", bridge.Change{Kind: bridge.Started, Event: azure("Started", "Freeze", "", alone)}, circumstances{}, true, nil)
+	tell("started-while-away", "04:20:00", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, away, true, nil)
+	tell("started-late", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, false, nil)
+	late = all["started-late"]
+	late.now, late.batch[0].Attempt = at("04:53:30"), 40
+	late.batch[0].Missed = []bridge.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}, {Change: "updated", Time: at("04:00:00").clock()}}
+	all["started-late"] = late
+
+	over := circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, Back: at("04:12:40").clock(), LongestPause: 156 * time.Second}}
+	tell("over", "04:20:11", vanished(begun), over, true, remembered)
+	tell("over-others", "04:20:11", vanished(azure("Started", "Reboot", "", map[string]any{"Resources": []string{"vm-db-2"}})), over, true, nil)
+	tell("over-freeze", "04:20:11", vanished(azure("Started", "Freeze", "", alone)), circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, LongestPause: 7200 * time.Millisecond}}, true, nil)
+	tell("cancelled", "04:02:13", vanished(reboot), circumstances{End: bridge.End{Outcome: bridge.OutcomeCanceled}}, true, nil)
+	away.End.Outcome = bridge.OutcomeUnknown
+	tell("gone-while-away", "04:20:00", vanished(reboot), away, true, nil)
+	tell("gone", "04:20:00", vanished(reboot), circumstances{End: bridge.End{Outcome: bridge.OutcomeUnknown}}, true, nil)
+
+	var group []bridge.Delivery
+	for i := range 6 {
+		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{
+			"EventId": fmt.Sprintf("0000000%d-D2CD-49C7-8624-8643E7171297", i), "Resources": []string{fmt.Sprintf("vm-db-%d", i+1)},
+		})
+		in := circumstances{Observer: dbHost, Time: told.clock(), Incarnation: "7"}
+		group = append(group, delivery(bridge.Wrap(scheduled(e), in))...)
+	}
+	all["group"] = situation{batch: group, now: told}
+	for name, sample := range map[string]string{"test": "reboot", "test-cancelled": "canceled"} {
+		s, _ := bridge.NewSample(sample, "vm-db-1", told.clock())
+		all[name] = situation{batch: delivery(s.Test(dbHost, told.clock())), now: told}
+	}
+	for name, data := range map[string]map[string]any{
+		bridge.SinkBlocked:          {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(), "error": "token refused (invalid_auth)"},
+		bridge.SinkRecovered:        {"sink": "ops", "kind": "slack", "pending": 3},
+		bridge.IMDSUnavailable:      {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(), "error": "503 Service Unavailable"},
+		bridge.IMDSRecovered:        {"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": at("02:12:00").clock(), "to": at("03:55:00").clock()}},
+		bridge.DeliveryDeadLettered: {"sink": "hook", "count": 2, "deliveries": []any{map[string]any{"reason": "rejected", "error": "rejected: 422 Unprocessable Entity"}}},
+		bridge.DeliveryDropped:      {"sink": "hook", "key": "hook/1", "id": "602D9444-scheduled", "by": "root"},
+		bridge.BridgeStarted:        {"version": "1.2.0", "settingsHash": "5f0b1c2d", "gap": map[string]any{"from": at("02:12:00").clock(), "to": at("03:55:00").clock()}},
+		bridge.BridgeStopping:       {"pending": 3},
+		bridge.SettingsLoaded:       {"settingsHash": "5f0b1c2d"},
+		bridge.BridgeHeartbeat:      {},
+	} {
+		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: delivery(bridge.WrapBridge(name, data, dbHost, told.clock())), now: told}
+	}
+	return all
+}
+
+func delivery(ce event.Event, err error) []bridge.Delivery {
+	if err != nil {
+		panic(err)
+	}
+	return []bridge.Delivery{{Event: ce, Attempt: 1}}
+}
+
+// fieldsOf are what templates see of a situation.
+func fieldsOf(t *testing.T, s situation) map[string]any {
+	t.Helper()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fields(s.batch, berlin, s.now.clock())
+	maps.Copy(f, s.more)
+	return f
+}
+
+// texts renders the embedded texts.
+type texts struct {
+	slackText, slackBlocks, subject, text interface{ Execute(io.Writer, any) error }
+	html                                  interface{ Execute(io.Writer, any) error }
+}
+
+func newTexts(t *testing.T) texts {
+	t.Helper()
+	parse := func(text string) interface{ Execute(io.Writer, any) error } {
+		parsed, err := templates.Parse("text", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parsed
+	}
+	html, err := templates.ParseHTML("html", templates.EmailHTML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return texts{parse(templates.SlackText), parse(templates.SlackBlocks), parse(templates.EmailSubject), parse(templates.EmailText), html}
+}
+
+func render(t *testing.T, from interface{ Execute(io.Writer, any) error }, fields map[string]any) string {
+	t.Helper()
+	var b strings.Builder
+	if err := from.Execute(&b, fields); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// Every situation is told in Slack and by mail as its file shows, whole. They are read by a person, so review them as
+// one who is woken by them.
+func TestWhatPeopleAreTold(t *testing.T) {
+	all, say := situations(), newTexts(t)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		f := fieldsOf(t, all[name])
+		var b strings.Builder
+		fmt.Fprintf(&b, "-- slack: notification\n%s\n", render(t, say.slackText, f))
+		var blocks bytes.Buffer
+		if err := json.Indent(&blocks, []byte(render(t, say.slackBlocks, f)), "", "  "); err != nil {
+			t.Fatalf("%s: the blocks are not JSON: %v", name, err)
+		}
+		fmt.Fprintf(&b, "-- slack: root message\n%s\n", blocks.String())
+		if all[name].reply {
+			f["reply"] = true
+			fmt.Fprintf(&b, "-- slack: reply\n%s\n", render(t, say.slackText, f))
+			f["reply"] = false
+		}
+		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, say.subject, f), render(t, say.text, f), render(t, say.html, f))
+		golden(t, filepath.Join("told", name+".golden"), b.String())
+	}
+}
+
+// No text says vanished or blocked to a person, or shows a field that is not there.
+func TestPeopleNeverReadTheWordsOfMachines(t *testing.T) {
+	say := newTexts(t)
+	for name, s := range situations() {
+		f := fieldsOf(t, s)
+		for _, reply := range []bool{false, true} {
+			f["reply"] = reply
+			all := render(t, say.slackText, f) + render(t, say.slackBlocks, f) + render(t, say.subject, f) + render(t, say.text, f) + render(t, say.html, f)
+			for _, word := range []string{"vanished", "blocked", "<no value>", "0001", "%!"} {
+				if strings.Contains(strings.ToLower(all), word) {
+					t.Errorf("%s says %q:\n%s", name, word, all)
+				}
+			}
+		}
+	}
+}
