@@ -14,7 +14,6 @@ import (
 	"text/template"
 	"time"
 	"unicode"
-	"unicode/utf8"
 )
 
 // Funcs are the functions of templates, most under the names and with the order of arguments that Alertmanager and
@@ -227,18 +226,32 @@ func title(v any) string {
 	}, text(v))
 }
 
-// trunc shortens a text to at most n characters, the last of which is then "…".
+// trunc shortens a text to at most n characters, the last of which is then "…". It cuts no entity that slackEscape made.
 func trunc(n int, s string) string {
-	if n < 0 {
-		n = 0
+	count, cut := 0, 0 // cut is where n-1 characters end
+	for i := range s {
+		if count == n-1 {
+			cut = i
+		}
+		if count++; count > n {
+			break
+		}
 	}
-	if utf8.RuneCountInString(s) <= n {
+	switch {
+	case count <= n:
 		return s
-	}
-	if n == 0 {
+	case n <= 0:
 		return ""
 	}
-	return string([]rune(s)[:n-1]) + "…"
+	kept := s[:cut]
+	if i := strings.LastIndexByte(kept, '&'); i >= 0 && !strings.Contains(kept[i:], ";") {
+		for _, entity := range []string{"&amp;", "&lt;", "&gt;"} {
+			if strings.HasPrefix(s[i:], entity) {
+				kept = s[:i]
+			}
+		}
+	}
+	return kept + "…"
 }
 
 // indent begins every line with n spaces.
@@ -347,8 +360,8 @@ func (z *zones) clock(fields, v any, seconds bool) string {
 	if seconds {
 		layout, token = "15:04:05 MST", "{time_secs}"
 	}
-	if now := toTime(f["now"]); !now.IsZero() && z.in(now, zone).YearDay() != t.YearDay() {
-		layout, token = "Mon 2 Jan "+layout, "{date_short} "+token
+	if now := toTime(f["now"]); !now.IsZero() && z.in(now, zone).Format(time.DateOnly) != t.Format(time.DateOnly) {
+		layout, token = layout+" on Mon 2 Jan", token+" on {date_short}"
 	}
 	if f["markup"] == "slack" {
 		return slackTime(t, token, t.Format(layout))
@@ -442,15 +455,18 @@ func escapeAll(v any) any {
 	return v
 }
 
+// longestID is how long the id of a resource may be; Azure's own stay below it.
+const longestID = 1000
+
 // portalURL is the page of a resource in Azure's portal, "" for no resource.
 func portalURL(id any) string {
 	s := strings.Trim(line(id), "/")
-	if s == "" {
+	if s == "" || len(s) > longestID {
 		return ""
 	}
 	parts := strings.Split(s, "/")
 	for i, p := range parts {
-		parts[i] = url.PathEscape(p)
+		parts[i] = strings.ReplaceAll(url.PathEscape(p), "&", "%26")
 	}
 	return "https://portal.azure.com/#@/resource/" + strings.Join(parts, "/")
 }

@@ -2,9 +2,13 @@ package templates
 
 import (
 	"maps"
+	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+	_ "time/tzdata"
 )
 
 // Every function does what users of Alertmanager and sprig know it for, also with what is missing.
@@ -12,6 +16,7 @@ func TestFunctions(t *testing.T) {
 	fields := map[string]any{
 		"text": "Réboot <vm> & \"more\"", "list": []any{"a", 1.5}, "names": []string{"vm-0", "vm-1"}, "none": []string{},
 		"map": map[string]any{"b": 2, "a": "<x>"}, "n": 42, "no": false,
+		"at": map[string]any{"zone": "Europe/Berlin", "now": "2026-11-21T03:55:29Z"},
 	}
 	for _, tt := range []struct{ template, want string }{
 		{`{{json .text}}`, `"Réboot <vm> & \"more\""`},
@@ -38,6 +43,43 @@ func TestFunctions(t *testing.T) {
 		{`{{replace "vm-" "node " (join ", " .names)}}`, `node 0, node 1`},
 		{`{{replace "a" "b" .missing}}`, ``},
 		{`{{.missing}}`, `<no value>`},
+		{`{{title "réboot of vm-0"}}`, `Réboot Of Vm-0`},
+		{`{{trim " a b\n"}}`, `a b`},
+		{`{{"vm-0" | trimPrefix "vm-"}}{{trimSuffix "-0" "vm-0"}}`, `0vm`},
+		{`{{trimPrefix .missing .missing}}`, ``},
+		{`{{contains "vm" .text}} {{contains "xx" .text}} {{contains "" .missing}}`, `true false true`},
+		{`{{hasPrefix "R" .text}} {{hasSuffix "more\"" .text}} {{hasPrefix "a" .n}}`, `true true false`},
+		{`{{quote .text}}`, `"Réboot <vm> & \"more\""`},
+		{`{{indent 2 "a\nb"}}`, "  a\n  b"},
+		{`{{indent -1 "a"}}`, "a"},
+		{`{{line "a\r\n b\u202e\tc"}}`, "a b c"},
+		{`{{split "," "a,b" | last}}{{split "," .missing | first}}`, "b"},
+		{`{{first .names}} {{last .names}} {{first .n}}`, "vm-0 vm-1 42"},
+		{`{{first .none}}{{last .missing}}`, "<no value><no value>"},
+		{`{{list 1 "a" .missing | json}}`, `[1,"a",null]`},
+		{`{{dict "a" 1 "b" | json}}`, `{"a":1,"b":""}`},
+		{`{{dig "a" "-" .map}} {{dig "c" "-" .map}} {{dig "a" "b" "-" .map}} {{dig "a" "-" .missing}}`, `<x> - - -`},
+		{`{{without .names "VM-0" | json}} {{without .missing "x"}}`, `["vm-1"] []`},
+		{`{{names 1 .names}}; {{names 5 .names}}; {{names 0 .names}}; {{names 3 .missing}}`, `vm-0 and 1 more; vm-0, vm-1;  and 2 more; `},
+		{`{{coalesce .missing "" .none 0 "x" "y"}}`, `x`},
+		{`{{ternary "yes" "no" .names}} {{.no | ternary "yes" "no"}}`, `yes no`},
+		{`{{required "it" .n}}`, `42`},
+		{`{{humanizeDuration 14.9}}, {{humanizeDuration 119}}, {{humanizeDuration 871}}, {{humanizeDuration 7200}}, {{humanizeDuration 200000}}`, `14 s, 119 s, 14 min, 2 h 0 min, 2 days 7 h`},
+		{`{{humanizeDuration -90}} {{humanizeDuration "x"}} {{humanizeDuration .missing}}`, `-90 s 0 s 0 s`},
+		{`{{date "15:04" "2026-11-21T04:10:00Z"}} {{"Sat, 21 Nov 2026 04:10:00 GMT" | tz "Europe/Berlin" | date "Mon 15:04 MST"}} {{date "15:04" 1795234200}}`, `04:10 Sat 05:10 CET 04:10`},
+		{`{{date "15:04" .missing}}{{date "15:04" "soon"}}`, ``},
+		{`{{"2026-11-21T04:10:00Z" | tz "No/Where" | date "15:04 MST"}}`, `04:10 UTC`},
+		{`{{unixEpoch "2026-11-21T04:10:00Z"}}`, `1795234200`},
+		{`{{clock .at "2026-11-21T04:10:04Z"}}; {{clockSeconds .at "2026-11-21T04:10:04Z"}}; {{clock .at "2026-11-22T04:10:04Z"}}; {{clock .at ""}}`, `05:10 CET; 05:10:04 CET; 05:10 CET on Sun 22 Nov; `},
+		{`{{clock (slack .at) "2026-11-22T04:10:04Z"}}`, `<!date^1795320604^{time} on {date_short}|05:10 CET on Sun 22 Nov>`},
+		{`{{fullTime .at "2026-11-21T04:10:04Z"}}; {{fullTime .missing "2026-11-21T04:10:04Z"}}`, `Sat 21 Nov 2026 at 05:10 CET (04:10 UTC); Sat 21 Nov 2026 at 04:10 UTC`},
+		{`{{slackEscape .text}}`, `Réboot &lt;vm&gt; &amp; "more"`},
+		{`{{(slack .).list}} {{(slack .).map.a}} {{slack "<"}}`, `[a 1.5] &lt;x&gt; &lt;`},
+		{`{{slackEscape "a<b" | trunc 5}} {{trunc 7 "a &c; def"}}`, `a… a &c; …`},
+		{`{{slackTime "{time}" "a|b>" "2026-11-21T04:10:00Z"}}`, `<!date^1795234200^{time}|ab>`},
+		{`{{portalURL "/subscriptions/1/resourceGroups/a b|c"}} {{portalURL .missing}}`, `https://portal.azure.com/#@/resource/subscriptions/1/resourceGroups/a%20b%7Cc `},
+		{`{{activityLogURL "/subscriptions/1"}}{{activityLogURL ""}}`, `https://portal.azure.com/#@/resource/subscriptions/1/eventlogs`},
+		{`{{define "x"}}<{{.}}>{{end}}{{include "x" .n | json}}`, `"<42>"`},
 	} {
 		parsed, err := Parse("body", tt.template)
 		if err != nil {
@@ -75,6 +117,62 @@ func TestErrorsSayWhere(t *testing.T) {
 	err = parsed.Execute(new(strings.Builder), map[string]any{"list": []string{"a"}})
 	if err == nil || !strings.Contains(err.Error(), "body_text:2:2") {
 		t.Errorf("Execute = %v, want body_text:2:2 in it", err)
+	}
+}
+
+// A define that includes itself ends the template with an error, not the program.
+func TestIncludeDoesNotRunAway(t *testing.T) {
+	parsed, err := Parse("body", `{{define "x"}}{{include "x" .}}{{end}}{{include "x" .}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := parsed.Execute(new(strings.Builder), nil); err == nil || !strings.Contains(err.Error(), "too deep") {
+		t.Errorf("Execute = %v, want it too deep", err)
+	}
+}
+
+// No function panics, whatever it is given: a template of the settings may give it anything.
+func TestFunctionsTakeAnything(t *testing.T) {
+	values := []any{
+		nil, "", "text", -1, 1 << 40, 1.5, math.NaN(), math.Inf(-1), true, []any{nil, 1, "a"}, []string{"a"}, [2]int{}, map[string]any{"a": nil}, map[int]int{1: 1},
+		time.Time{}, time.Unix(1<<40, 0), []map[string]any{{"a": 1}, nil}, (*int)(nil), []map[string]any{},
+	}
+	for name, function := range functions(func(string, any) (string, error) { return "", nil }) {
+		f := reflect.ValueOf(function)
+		n := f.Type().NumIn()
+		if f.Type().IsVariadic() {
+			n += 2
+		}
+		for i := range len(values) * len(values) * n {
+			args := make([]reflect.Value, n)
+			for j := range args {
+				v := values[(i/(j+1)+j*i)%len(values)]
+				if args[j] = reflect.ValueOf(v); v == nil {
+					args[j] = reflect.Zero(reflect.TypeFor[any]())
+				}
+			}
+			func() {
+				defer func() {
+					if r := recover(); r != nil {
+						t.Errorf("%s(%v) panics: %v", name, args, r)
+					}
+				}()
+				f.Call(args)
+			}()
+		}
+	}
+}
+
+// The texts in HTML escape what they put in, the words too.
+func TestHTMLEscapesTheWords(t *testing.T) {
+	parsed, err := ParseHTML("mail", `<p>{{template "cause" .}}</p>{{include "cause" .}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	want := "<p>&lt;b&gt;</p>&lt;b&gt;"
+	if err := parsed.Execute(&got, map[string]any{"azeventsource": "<b>"}); err != nil || got.String() != want {
+		t.Errorf("Execute = %q, %v; want %q", got.String(), err, want)
 	}
 }
 

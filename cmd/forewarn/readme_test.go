@@ -124,7 +124,11 @@ func TestSettingsSamplesLoad(t *testing.T) {
 	for name, text := range samples {
 		text = regexp.MustCompile(`/etc/forewarn/[a-z-]+`).ReplaceAllStringFunc(text, func(path string) string {
 			file := filepath.Join(dir, filepath.Base(path))
-			if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
+			content := "secret\n"
+			if strings.HasSuffix(path, "-url") {
+				content = "https://example.com/secret\n"
+			}
+			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			return file

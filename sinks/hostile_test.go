@@ -1,0 +1,132 @@
+package sinks
+
+import (
+	"encoding/json"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"forewarn/bridge"
+)
+
+// Whatever stands in a text of Azure, it stays a text: in Slack it mentions nobody and links to nothing, in HTML it is
+// no markup, in a subject it is one line, and nothing grows without bound.
+func TestTextOfAzureStaysText(t *testing.T) {
+	say := newTexts(t)
+	for name, evil := range map[string]string{
+		"mentions":   `<!channel> <@U123> <!date^1^{time}|x> <https://evil.example|here> & &lt;`,
+		"script":     `<script>alert("1")</script><img src=x onerror=alert(1)>`,
+		"quotes":     `"' ` + "`" + `\ \n {{.id}} "},{"type":"section"`,
+		"newlines":   "one\r\nSubject: two\n\n\x00\x1b[31mthree\u2028four",
+		"directions": "abc\u202Edefg\u2066h\u200fi",
+		"long":       strings.Repeat("&<long> ", 100<<10/8),
+		"no UTF-8":   "a\xff\xfeb\xc3",
+		"one letter": strings.Repeat("x", 100<<10),
+	} {
+		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Description": evil, "Resources": []string{evil, "vm-db-1"}, "EventSource": evil})
+		unknown := azure("Scheduled", evil, "04:10:00", map[string]any{"Description": evil, "Resources": []string{evil}})
+		host := dbHost
+		host.ResourceGroup, host.Location, host.ResourceID = evil, evil, "/subscriptions/"+evil
+		stranger := host
+		stranger.Name = evil
+		in := func(o bridge.Observer) bridge.Circumstances {
+			return bridge.Circumstances{Observer: o, Time: told.clock(), Incarnation: "1"}
+		}
+		batches := [][]bridge.Delivery{
+			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: e}, in(host))),
+			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: unknown}, in(stranger))),
+			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Started, Event: unknown}, in(host))),
+			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Updated, Event: e, Previous: &unknown, Fields: []string{"Description", "EventType", "Resources"}}, in(host))),
+			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Vanished, Event: e}, in(stranger))),
+			delivery(bridge.WrapBridge(bridge.SinkBlocked, map[string]any{"sink": evil, "kind": evil, "pending": evil, "since": evil, "error": evil}, host, told.clock())),
+			delivery(bridge.WrapBridge(bridge.DeliveryDeadLettered, map[string]any{"sink": evil, "count": evil, "deliveries": []any{map[string]any{"error": evil}}}, stranger, told.clock())),
+			delivery(bridge.WrapBridge(bridge.DeliveryDropped, map[string]any{"sink": evil, "by": evil}, host, told.clock())),
+			delivery(bridge.WrapBridge(bridge.BridgeStarted, map[string]any{"gap": map[string]any{"from": evil, "to": evil}}, host, told.clock())),
+		}
+		batches = append(batches, slices.Concat(batches...))
+		for i, batch := range batches {
+			f := fieldsOf(t, situation{batch: batch, now: told})
+			text := render(t, say.slackText, f)
+			mrkdwn(t, name, i, text)
+			f["reply"] = true
+			mrkdwn(t, name, i, render(t, say.slackText, f))
+			var blocks []struct {
+				Type     string
+				Text     struct{ Text string }
+				Elements []struct{ Text string }
+			}
+			if err := json.Unmarshal([]byte(render(t, say.slackBlocks, f)), &blocks); err != nil {
+				t.Fatalf("%s %d: %v", name, i, err)
+			}
+			if len(blocks) < 2 || len(blocks) > 3 {
+				t.Errorf("%s %d: %d blocks", name, i, len(blocks))
+			}
+			for _, b := range blocks {
+				mrkdwn(t, name, i, b.Text.Text)
+				for _, e := range b.Elements {
+					mrkdwn(t, name, i, e.Text)
+				}
+			}
+			if subject := render(t, say.subject, f); len([]rune(subject)) > 200 || strings.ContainsFunc(subject, func(r rune) bool { return r < ' ' || r == 0x202e }) {
+				t.Errorf("%s %d: the subject is %q", name, i, subject)
+			}
+			if mail := render(t, say.text, f); !utf8.ValidString(mail) || len(mail) > 40<<10 || strings.Contains(mail, "\u202e") {
+				t.Errorf("%s %d: the mail is %.3000q", name, i, mail)
+			}
+			html := render(t, say.html, f)
+			if left := regexp.MustCompile(`</?(html|head|meta|body|p|b|br|a|code|!DOCTYPE)( [^<>]*)?>`).ReplaceAllString(html, ""); strings.ContainsAny(left, "<>") || !utf8.ValidString(html) {
+				t.Errorf("%s %d: markup is left in\n%.3000s", name, i, left)
+			}
+			for _, href := range regexp.MustCompile(`href="([^"]*)"`).FindAllStringSubmatch(html, -1) {
+				if !strings.HasPrefix(href[1], "https://portal.azure.com/#@/resource/") {
+					t.Errorf("%s %d: links to %s", name, i, href[1])
+				}
+			}
+		}
+	}
+}
+
+// mrkdwn fails for a text of Slack that is too long, or in which anything but our times and links is markup.
+func mrkdwn(t *testing.T, name string, i int, text string) {
+	t.Helper()
+	if n := len([]rune(text)); n > 3000 {
+		t.Errorf("%s %d: %d characters", name, i, n)
+	}
+	ours := regexp.MustCompile(`<!date\^\d+\^\{(time|time_secs)\}( on \{date_short\})?\|[^<>|]*>|<https://portal\.azure\.com/#@/resource/[^<>| ]*\|(VM|Who asked)>`)
+	left := ours.ReplaceAllString(text, "")
+	if strings.ContainsAny(left, "<>") || strings.Contains(regexp.MustCompile(`&(amp|lt|gt);`).ReplaceAllString(left, ""), "&") || !utf8.ValidString(text) {
+		t.Errorf("%s %d: markup is left in %.3000q", name, i, left)
+	}
+}
+
+// A group of many says as many as can be read, and how many more there are.
+func TestLargeGroupsAreBounded(t *testing.T) {
+	say := newTexts(t)
+	batch := slices.Repeat(situations()["scheduled-many"].batch, 200)
+	f := fieldsOf(t, situation{batch: batch, now: told})
+	for _, text := range []string{render(t, say.text, f), render(t, say.slackBlocks, f)} {
+		if !strings.Contains(text, "and 180 more") || len(text) > 8<<10 {
+			t.Errorf("%d bytes: %s", len(text), text)
+		}
+	}
+}
+
+// The texts need none of the fields of data: a CloudEvent that has lost them all is still told.
+func TestTextsNeedNothingOfData(t *testing.T) {
+	say := newTexts(t)
+	for name, s := range situations() {
+		f := fieldsOf(t, s)
+		for _, data := range []map[string]any{{}, {"event": 1.0, "observer": "x", "outcome": []any{}, "changed": true, "gap": 1.0, "deliveries": "x", "pending": nil}} {
+			g := maps.Clone(f)
+			g["data"] = data
+			for _, text := range []string{render(t, say.subject, g), render(t, say.text, g), render(t, say.html, g), render(t, say.slackText, g), render(t, say.slackBlocks, g)} {
+				if text == "" || strings.Contains(text, "<no value>") || strings.Contains(text, "%!") {
+					t.Errorf("%s without its data: %q", name, text)
+				}
+			}
+		}
+	}
+}
