@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
+
 	"forewarn/bridge"
 )
 
@@ -24,6 +26,11 @@ var MessageDocs = map[string]string{
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
 	"secret":     "in a webhook, the values of body_secrets by their names",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
+}
+
+// MessageFields are the fields of a message about nothing, to see their names and kinds.
+func MessageFields() map[string]any {
+	return fields([]bridge.Delivery{{Event: event.New()}}, nil, time.Time{})
 }
 
 // fields is what the templates of a message see: bridge.Fields, and what is known only when the message is made. The
@@ -69,9 +76,11 @@ func messageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[st
 	f["reply"], f["mention"], f["runbook"] = false, "", ""
 	f["announced"], f["begun"] = "", ""
 	f["secret"] = map[string]string{}
-	if whole, err := d.Event.MarshalJSON(); err == nil {
-		f["cloudevent"] = json.RawMessage(whole)
+	whole, err := d.Event.MarshalJSON()
+	if err != nil { // it was valid when it was committed
+		whole = []byte("null")
 	}
+	f["cloudevent"] = json.RawMessage(whole)
 	for _, m := range d.Missed {
 		switch m.Change {
 		case string(bridge.Scheduled):

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"net/url"
 	"reflect"
@@ -82,6 +83,9 @@ func Funcs() template.FuncMap {
 		"activityLogURL": activityLogURL,
 	}
 }
+
+// FuncNames are the names of all functions, sorted.
+func FuncNames() []string { return slices.Sorted(maps.Keys(functions(nil))) }
 
 // functions are Funcs and include.
 func functions(include func(define string, data any) (string, error)) template.FuncMap {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/sinks"
+	"forewarn/templates"
 )
 
 func (p *program) schemaCommand() *cobra.Command {
@@ -102,16 +104,56 @@ func (p *program) fieldsTopic() *cobra.Command {
 	c.SetHelpFunc(func(*cobra.Command, []string) {
 		fmt.Fprintln(p.out, "In when, and in templates with a dot before them, these names are known. Every one is always there; what a CloudEvent\n"+
 			"lacks is empty, false, 0 or, for durations, -1.")
-		fmt.Fprintln(p.out)
-		t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-		fields := bridge.Fields(event.New())
-		for _, name := range slices.Sorted(maps.Keys(fields)) {
-			fmt.Fprintf(t, "%s\t%s\t%s\n", name, kindOf(fields[name]), bridge.FieldDocs[name])
-		}
-		t.Flush()
-		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.")
+		p.printFields(fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs))
+		fmt.Fprintln(p.out, "\nTemplates see these too:")
+		p.printFields(fieldDocs(sinks.MessageFields(), sinks.MessageDocs))
+		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.\n"+
+			"Where it may be missing, dig is safe: {{dig \"event\" \"Description\" \"none\" .data}}.")
+		fmt.Fprintf(p.out, "\nBeside those of Go's templates there are these functions, most as in Alertmanager and sprig:\n%s\n",
+			wrapped(templates.FuncNames(), 110))
 	})
 	return c
+}
+
+// A fieldDoc explains a name.
+type fieldDoc struct{ name, kind, doc string }
+
+// fieldDocs are the explanations of the fields that have one in docs, by name.
+func fieldDocs(fields map[string]any, docs map[string]string) []fieldDoc {
+	var all []fieldDoc
+	for _, name := range slices.Sorted(maps.Keys(docs)) {
+		all = append(all, fieldDoc{name, kindOf(fields[name]), docs[name]})
+	}
+	return all
+}
+
+func (p *program) printFields(docs []fieldDoc) {
+	fmt.Fprintln(p.out)
+	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	for _, d := range docs {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", d.name, d.kind, d.doc)
+	}
+	t.Flush()
+}
+
+// wrapped is words in lines of at most width characters.
+func wrapped(words []string, width int) string {
+	var b strings.Builder
+	n := 0
+	for i, w := range words {
+		switch {
+		case i == 0:
+		case n+1+len(w) > width:
+			b.WriteString("\n")
+			n = 0
+		default:
+			b.WriteString(" ")
+			n++
+		}
+		b.WriteString(w)
+		n += len(w)
+	}
+	return b.String()
 }
 
 func kindOf(v any) string {
@@ -122,7 +164,7 @@ func kindOf(v any) string {
 		return "boolean"
 	case int, float64:
 		return "number"
-	case []string:
+	case []string, []map[string]any:
 		return "list"
 	}
 	return "map"

@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -70,8 +72,51 @@ func TestSettingsSchemaTellsRightFromWrong(t *testing.T) {
 
 // help fields explains every name that when and templates see, and no other.
 func TestEveryFieldIsExplained(t *testing.T) {
+	seen := bridge.Fields(event.New())
 	got := slices.Sorted(maps.Keys(bridge.FieldDocs))
-	if want := slices.Sorted(maps.Keys(bridge.Fields(event.New()))); !slices.Equal(got, want) {
+	if want := slices.Sorted(maps.Keys(seen)); !slices.Equal(got, want) {
 		t.Errorf("explained are %q\nthere are      %q", got, want)
+	}
+	more := sinks.MessageFields()
+	maps.DeleteFunc(more, func(name string, _ any) bool { _, ok := seen[name]; return ok })
+	got = slices.Sorted(maps.Keys(sinks.MessageDocs))
+	if want := slices.Sorted(maps.Keys(more)); !slices.Equal(got, want) {
+		t.Errorf("explained for messages are %q\nthere are                   %q", got, want)
+	}
+}
+
+// The tables of fields in README are those that help fields prints.
+func TestREADMEHasTheFieldsOfHelp(t *testing.T) {
+	const begin, end = "<!-- fields: written by go test -update -->\n", "<!-- end of fields -->"
+	path := filepath.Join("..", "..", "README.md")
+	readme, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(readme), begin)
+	if !ok {
+		t.Skip("README has no tables of fields")
+	}
+	got, after, ok := strings.Cut(rest, end)
+	if !ok {
+		t.Fatalf("README has no line %s", end)
+	}
+	marked := strings.NewReplacer("{{json .cloudevent}}", "`{{json .cloudevent}}`", "<!here>", "`<!here>`")
+	var want strings.Builder
+	for _, docs := range [][]fieldDoc{fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs), fieldDocs(sinks.MessageFields(), sinks.MessageDocs)} {
+		want.WriteString("\n| name | kind | what it is |\n| --- | --- | --- |\n")
+		for _, d := range docs {
+			fmt.Fprintf(&want, "| `%s` | %s | %s |\n", d.name, d.kind, marked.Replace(d.doc))
+		}
+	}
+	want.WriteString("\n")
+	if *update {
+		if err := os.WriteFile(path, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if got != want.String() {
+		t.Errorf("README has\n%s\nhelp fields has\n%s", got, want.String())
 	}
 }
