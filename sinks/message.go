@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
-
 	"forewarn/bridge"
 )
 
@@ -28,9 +26,9 @@ var MessageDocs = map[string]string{
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
 }
 
-// MessageFields are the fields of a message about nothing, to see their names and kinds.
-func MessageFields() map[string]any {
-	return fields([]bridge.Delivery{{Event: event.New()}}, nil, time.Time{})
+// MessageFields are what the templates of a message about one delivery see, whoever makes it.
+func MessageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[string]any {
+	return fields([]bridge.Delivery{d}, zone, now)
 }
 
 // fields is what the templates of a message see: bridge.Fields, and what is known only when the message is made. The

@@ -247,7 +247,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 	}
 	req, err := w.request(ctx, a, secrets, batch[0])
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+		return bridge.Answer{}, fmt.Errorf("%w: %s", bridge.ErrRejected, a.veil.over(err.Error()))
 	}
 	return w.caller.do(req, a.veil)
 }

@@ -3,7 +3,7 @@ package templates
 import _ "embed"
 
 // Console is the text that demo shows for a change on a terminal: the fact on the first line, what it means below. It
-// sees the fields of a CloudEvent and the functions clock (a time of day) and span (a number of seconds in words).
+// sees the fields of a message.
 //
 //go:embed console.txt
 var Console string

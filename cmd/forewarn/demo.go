@@ -21,6 +21,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
+	"forewarn/sinks"
 	"forewarn/templates"
 )
 
@@ -128,17 +129,7 @@ type console struct {
 }
 
 func newConsole(out io.Writer, colour bool) (*console, error) {
-	text, err := template.New("console").Funcs(templates.Funcs()).Funcs(template.FuncMap{
-		"clock": func(s string) (string, error) {
-			t, err := time.Parse(time.RFC3339, s)
-			return t.Format(time.TimeOnly) + " UTC", err
-		},
-		"span": func(seconds any) string {
-			var n float64
-			_, _ = fmt.Sscan(fmt.Sprint(seconds), &n)
-			return span(time.Duration(n * float64(time.Second)))
-		},
-	}).Parse(templates.Console)
+	text, err := templates.Parse("console", templates.Console)
 	return &console{text: text, colour: colour, out: out}, err
 }
 
@@ -146,7 +137,7 @@ func newConsole(out io.Writer, colour bool) (*console, error) {
 func (c *console) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
 	ce := batch[0].Event
 	var told strings.Builder
-	if err := c.text.Execute(&told, bridge.Fields(ce)); err != nil {
+	if err := c.text.Execute(&told, sinks.MessageFields(batch[0], time.UTC, time.Now())); err != nil {
 		return bridge.Answer{}, c.fail(fmt.Errorf("%w: %w", bridge.ErrRejected, err))
 	}
 	head, rest, _ := strings.Cut(told.String(), "\n")

@@ -106,13 +106,18 @@ func (p *program) fieldsTopic() *cobra.Command {
 			"lacks is empty, false, 0 or, for durations, -1.")
 		p.printFields(fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs))
 		fmt.Fprintln(p.out, "\nTemplates see these too:")
-		p.printFields(fieldDocs(sinks.MessageFields(), sinks.MessageDocs))
+		p.printFields(fieldDocs(messageFields(), sinks.MessageDocs))
 		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.\n"+
 			"Where it may be missing, dig is safe: {{dig \"event\" \"Description\" \"none\" .data}}.")
 		fmt.Fprintf(p.out, "\nBeside those of Go's templates there are these functions, most as in Alertmanager and sprig:\n%s\n",
 			wrapped(templates.FuncNames(), 110))
 	})
 	return c
+}
+
+// messageFields are the fields of a message about nothing, for their kinds.
+func messageFields() map[string]any {
+	return sinks.MessageFields(bridge.Delivery{Event: event.New()}, time.UTC, time.Time{})
 }
 
 // A fieldDoc explains a name.

@@ -77,7 +77,7 @@ func TestEveryFieldIsExplained(t *testing.T) {
 	if want := slices.Sorted(maps.Keys(seen)); !slices.Equal(got, want) {
 		t.Errorf("explained are %q\nthere are      %q", got, want)
 	}
-	more := sinks.MessageFields()
+	more := messageFields()
 	maps.DeleteFunc(more, func(name string, _ any) bool { _, ok := seen[name]; return ok })
 	got = slices.Sorted(maps.Keys(sinks.MessageDocs))
 	if want := slices.Sorted(maps.Keys(more)); !slices.Equal(got, want) {
@@ -103,7 +103,7 @@ func TestREADMEHasTheFieldsOfHelp(t *testing.T) {
 	}
 	marked := strings.NewReplacer("{{json .cloudevent}}", "`{{json .cloudevent}}`", "<!here>", "`<!here>`")
 	var want strings.Builder
-	for _, docs := range [][]fieldDoc{fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs), fieldDocs(sinks.MessageFields(), sinks.MessageDocs)} {
+	for _, docs := range [][]fieldDoc{fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs), fieldDocs(messageFields(), sinks.MessageDocs)} {
 		want.WriteString("\n| name | kind | what it is |\n| --- | --- | --- |\n")
 		for _, d := range docs {
 			fmt.Fprintf(&want, "| `%s` | %s | %s |\n", d.name, d.kind, marked.Replace(d.doc))
