@@ -19,6 +19,11 @@ const sampleText = "Say \"hello\"\n\\ & <wait>"
 // sampleTime is when samples are seen.
 var sampleTime = time.Date(2022, 4, 11, 22, 12, 0, 0, time.UTC)
 
+// sampleEndpoint is asked by the samples about the bridge, sampleGap is when it gave no answer.
+const sampleEndpoint = "http://169.254.169.254"
+
+var sampleGap = map[string]any{"from": sampleTime.Add(-time.Hour), "to": sampleTime}
+
 // tryOut calls render with the fields of samples: every change, every type, what is about the bridge, a group, a late
 // one, a test, and ones that lack all that may be missing. It gives the first error, with what it was about. It takes a
 // few milliseconds of each start, so it is for the templates of the settings; the embedded ones are tried by tests.
@@ -58,7 +63,8 @@ func tryOn(all bool, render func(fields map[string]any) error) error {
 func samples(all bool) ([]event.Event, error) {
 	observer := bridge.Observer{
 		Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
-		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/Microsoft.Compute/virtualMachines/vm-0",
+		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/" +
+			"Microsoft.Compute/virtualMachines/vm-0",
 	}
 	var events []event.Event
 	var failed error
@@ -77,20 +83,24 @@ func samples(all bool) ([]event.Event, error) {
 		moved := sampleEvent(typ, source, "Scheduled", 30*time.Minute, 9, "vm-0")
 		begun := sampleEvent(typ, source, "Started", 0, 9, "vm-0", "vm-1", "vm-2", "vm-3")
 		seen := bridge.Circumstances{Observer: observer}
-		away := bridge.Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
 		other := bridge.Circumstances{Observer: bridge.Observer{Name: "vm-9"}, WhileAway: true}
-		ended := func(in bridge.Circumstances, end bridge.End) bridge.Circumstances { in.End = end; return in }
+		over, cancelled := seen, seen
+		over.End = bridge.End{Outcome: bridge.OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond}
+		cancelled.End.Outcome = bridge.OutcomeCanceled
+		gone := bridge.Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
+		gone.End.Outcome = bridge.OutcomeUnknown
+		changed := []string{"DurationInSeconds", "NotBefore", "Resources"}
 		for _, c := range []struct {
 			change bridge.Change
 			in     bridge.Circumstances
 		}{
 			{bridge.Change{Kind: bridge.Scheduled, Event: was}, seen},
 			{bridge.Change{Kind: bridge.Started, Event: begun}, other},
-			{bridge.Change{Kind: bridge.Updated, Event: moved, Previous: &was, Fields: []string{"DurationInSeconds", "NotBefore", "Resources"}}, seen},
+			{bridge.Change{Kind: bridge.Updated, Event: moved, Previous: &was, Fields: changed}, seen},
 			{bridge.Change{Kind: bridge.Started, Event: begun, Previous: &moved}, seen},
-			{bridge.Change{Kind: bridge.Vanished, Event: begun}, ended(seen, bridge.End{Outcome: bridge.OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond})},
-			{bridge.Change{Kind: bridge.Vanished, Event: was}, ended(seen, bridge.End{Outcome: bridge.OutcomeCanceled})},
-			{bridge.Change{Kind: bridge.Vanished, Event: was}, ended(away, bridge.End{Outcome: bridge.OutcomeUnknown})},
+			{bridge.Change{Kind: bridge.Vanished, Event: begun}, over},
+			{bridge.Change{Kind: bridge.Vanished, Event: was}, cancelled},
+			{bridge.Change{Kind: bridge.Vanished, Event: was}, gone},
 		}[from:to] {
 			wrap(c.change, c.in)
 		}
@@ -132,13 +142,17 @@ var sampleTroubles = []struct {
 	typ  string
 	data map[string]any
 }{
-	{bridge.SinkBlocked, map[string]any{"sink": "ops", "kind": "slack", "pending": 14, "since": sampleTime, "error": "blocked: invalid_auth"}},
+	{bridge.SinkBlocked, map[string]any{
+		"sink": "ops", "kind": "slack", "pending": 14, "since": sampleTime, "error": "blocked: invalid_auth",
+	}},
 	{bridge.SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0}},
-	{bridge.IMDSUnavailable, map[string]any{"endpoint": "http://169.254.169.254", "since": sampleTime, "error": sampleText}},
-	{bridge.IMDSRecovered, map[string]any{"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": sampleTime, "to": sampleTime}}},
-	{bridge.DeliveryDeadLettered, map[string]any{"sink": "ops", "count": 1, "deliveries": []any{map[string]any{"reason": "rejected", "error": "422"}}}},
+	{bridge.IMDSUnavailable, map[string]any{"endpoint": sampleEndpoint, "since": sampleTime, "error": sampleText}},
+	{bridge.IMDSRecovered, map[string]any{"endpoint": sampleEndpoint, "gap": sampleGap}},
+	{bridge.DeliveryDeadLettered, map[string]any{
+		"sink": "ops", "count": 1, "deliveries": []any{map[string]any{"reason": "rejected", "error": "422"}},
+	}},
 	{bridge.DeliveryDropped, map[string]any{"sink": "ops", "key": "ops/1", "id": "x", "by": "root"}},
-	{bridge.BridgeStarted, map[string]any{"version": "1.2.0", "gap": map[string]any{"from": sampleTime, "to": sampleTime}}},
+	{bridge.BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},
 	{bridge.BridgeStopping, map[string]any{"pending": 3}},
 	{bridge.SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
 	{bridge.BridgeHeartbeat, nil},

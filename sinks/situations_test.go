@@ -100,23 +100,39 @@ func situations() map[string]situation {
 	away := circumstances{WhileAway: true, NotEarlierThan: at("04:05:00").clock()}
 	remembered := map[string]any{"announced": "2026-11-21T03:55:29Z", "begun": "2026-11-21T04:10:04Z"}
 
-	tell("scheduled", "03:55:29", scheduled(reboot), circumstances{}, false, map[string]any{"runbook": "https://wiki.example.com/reboot"})
-	byUser := map[string]any{"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": "Virtual machine is going to be restarted as requested by authorized user."}
+	tell("scheduled", "03:55:29", scheduled(reboot), circumstances{}, false, map[string]any{
+		"runbook": "https://wiki.example.com/reboot",
+	})
+	byUser := map[string]any{
+		"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": "Virtual machine is going to be restarted as requested by authorized user.",
+	}
 	tell("scheduled-user", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", byUser)), circumstances{}, false, nil)
 	tell("scheduled-redeploy", "03:55:29", scheduled(azure("Scheduled", "Redeploy", "04:05:00", alone)), circumstances{}, false, nil)
-	tell("scheduled-freeze", "03:55:29", scheduled(azure("Scheduled", "Freeze", "04:10:00", map[string]any{"Resources": []string{"vm-db-1"}, "DurationInSeconds": 5})), circumstances{}, false, nil)
-	tell("scheduled-terminate", "03:55:29", scheduled(azure("Scheduled", "Terminate", "04:00:29", map[string]any{"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": ""})), circumstances{}, false, nil)
+	tell("scheduled-freeze", "03:55:29", scheduled(azure("Scheduled", "Freeze", "04:10:00", map[string]any{
+		"Resources": []string{"vm-db-1"}, "DurationInSeconds": 5,
+	})), circumstances{}, false, nil)
+	tell("scheduled-terminate", "03:55:29", scheduled(azure("Scheduled", "Terminate", "04:00:29", map[string]any{
+		"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": "",
+	})), circumstances{}, false, nil)
 	tell("scheduled-unknown-type", "03:55:29", scheduled(azure("Scheduled", "Defragment", "04:10:00", alone)), circumstances{}, false, nil)
-	tell("scheduled-bare", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{"Resources": []string{}, "Description": "", "EventSource": ""})), circumstances{}, false, nil)
-	tell("scheduled-others", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Resources": []string{"vm-db-2", "vm-db-3"}})), circumstances{}, false, nil)
+	tell("scheduled-bare", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{
+		"Resources": []string{}, "Description": "", "EventSource": "",
+	})), circumstances{}, false, nil)
+	tell("scheduled-others", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{
+		"Resources": []string{"vm-db-2", "vm-db-3"},
+	})), circumstances{}, false, nil)
 	var many []string
 	for i := range 400 {
 		many = append(many, fmt.Sprintf("web_%d", i))
 	}
-	tell("scheduled-many", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Resources": many})), circumstances{}, false, nil)
+	tell("scheduled-many", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{
+		"Resources": many,
+	})), circumstances{}, false, nil)
 	tell("scheduled-first-start", "03:55:29", scheduled(reboot), circumstances{WhileAway: true}, false, nil)
 	tell("scheduled-while-away", "04:08:00", scheduled(reboot), away, false, nil)
-	tell("scheduled-tomorrow", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{"NotBefore": "Sun, 22 Nov 2026 05:10:00 GMT"})), circumstances{}, false, nil)
+	tell("scheduled-tomorrow", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{
+		"NotBefore": "Sun, 22 Nov 2026 05:10:00 GMT",
+	})), circumstances{}, false, nil)
 	tell("scheduled-late", "03:55:29", scheduled(reboot), circumstances{}, false, nil)
 	late := all["scheduled-late"]
 	late.now, late.batch[0].Attempt = at("04:53:30"), 40
@@ -137,9 +153,13 @@ func situations() map[string]situation {
 	tell("updated-time", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"), circumstances{}, true, nil)
 	tell("updated-vms", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", alone), "Resources"), circumstances{}, true, nil)
 	tell("updated-type", "04:00:00", changed(reboot, azure("Scheduled", "Redeploy", "04:25:00", nil), "EventType", "NotBefore"), circumstances{}, true, nil)
-	tell("updated-rest", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", map[string]any{"Description": "Something else.", "DurationInSeconds": 9}), "Description", "DurationInSeconds"), circumstances{}, true, nil)
+	tell("updated-rest", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", map[string]any{
+		"Description": "Something else.", "DurationInSeconds": 9,
+	}), "Description", "DurationInSeconds"), circumstances{}, true, nil)
 
-	tell("started", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, true, map[string]any{"announced": "2026-11-21T03:55:29Z"})
+	tell("started", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, true, map[string]any{
+		"announced": "2026-11-21T03:55:29Z",
+	})
 	tell("started-unannounced", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun}, circumstances{}, false, nil)
 	tell("started-freeze", "04:10:04", bridge.Change{Kind: bridge.Started, Event: azure("Started", "Freeze", "", alone)}, circumstances{}, true, nil)
 	tell("started-while-away", "04:20:00", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, away, true, nil)
@@ -151,7 +171,9 @@ func situations() map[string]situation {
 
 	over := circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, Back: at("04:12:40").clock(), LongestPause: 156 * time.Second}}
 	tell("over", "04:20:11", vanished(begun), over, true, remembered)
-	tell("over-others", "04:20:11", vanished(azure("Started", "Reboot", "", map[string]any{"Resources": []string{"vm-db-2"}})), over, true, nil)
+	tell("over-others", "04:20:11", vanished(azure("Started", "Reboot", "", map[string]any{
+		"Resources": []string{"vm-db-2"},
+	})), over, true, nil)
 	tell("over-freeze", "04:20:11", vanished(azure("Started", "Freeze", "", alone)), circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, LongestPause: 7200 * time.Millisecond}}, true, nil)
 	tell("cancelled", "04:02:13", vanished(reboot), circumstances{End: bridge.End{Outcome: bridge.OutcomeCanceled}}, true, nil)
 	away.End.Outcome = bridge.OutcomeUnknown
@@ -172,16 +194,22 @@ func situations() map[string]situation {
 		all[name] = situation{batch: delivery(s.Test(dbHost, told.clock())), now: told}
 	}
 	for name, data := range map[string]map[string]any{
-		bridge.SinkBlocked:          {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(), "error": "token refused (invalid_auth)"},
-		bridge.SinkRecovered:        {"sink": "ops", "kind": "slack", "pending": 3},
-		bridge.IMDSUnavailable:      {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(), "error": "503 Service Unavailable"},
-		bridge.IMDSRecovered:        {"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": at("02:12:00").clock(), "to": at("03:55:00").clock()}},
-		bridge.DeliveryDeadLettered: {"sink": "hook", "count": 2, "deliveries": []any{map[string]any{"reason": "rejected", "error": "rejected: 422 Unprocessable Entity"}}},
-		bridge.DeliveryDropped:      {"sink": "hook", "key": "hook/1", "id": "602D9444-scheduled", "by": "root"},
-		bridge.BridgeStarted:        {"version": "1.2.0", "settingsHash": "5f0b1c2d", "gap": map[string]any{"from": at("02:12:00").clock(), "to": at("03:55:00").clock()}},
-		bridge.BridgeStopping:       {"pending": 3},
-		bridge.SettingsLoaded:       {"settingsHash": "5f0b1c2d"},
-		bridge.BridgeHeartbeat:      {},
+		bridge.SinkBlocked:     {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(), "error": "token refused (invalid_auth)"},
+		bridge.SinkRecovered:   {"sink": "ops", "kind": "slack", "pending": 3},
+		bridge.IMDSUnavailable: {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(), "error": "503 Service Unavailable"},
+		bridge.IMDSRecovered: {"endpoint": "http://169.254.169.254", "gap": map[string]any{
+			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
+		}},
+		bridge.DeliveryDeadLettered: {"sink": "hook", "count": 2, "deliveries": []any{map[string]any{
+			"reason": "rejected", "error": "rejected: 422 Unprocessable Entity",
+		}}},
+		bridge.DeliveryDropped: {"sink": "hook", "key": "hook/1", "id": "602D9444-scheduled", "by": "root"},
+		bridge.BridgeStarted: {"version": "1.2.0", "settingsHash": "5f0b1c2d", "gap": map[string]any{
+			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
+		}},
+		bridge.BridgeStopping:  {"pending": 3},
+		bridge.SettingsLoaded:  {"settingsHash": "5f0b1c2d"},
+		bridge.BridgeHeartbeat: {},
 	} {
 		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: delivery(bridge.WrapBridge(name, data, dbHost, told.clock())), now: told}
 	}
@@ -207,15 +235,20 @@ func fieldsOf(t *testing.T, s situation) map[string]any {
 	return f
 }
 
-// texts renders the embedded texts.
+// An executer is a template of either package.
+type executer interface {
+	Execute(io.Writer, any) error
+}
+
+// texts are the embedded texts.
 type texts struct {
-	slackText, slackBlocks, subject, text interface{ Execute(io.Writer, any) error }
-	html                                  interface{ Execute(io.Writer, any) error }
+	slackText, slackBlocks, subject, text executer
+	html                                  executer
 }
 
 func newTexts(t *testing.T) texts {
 	t.Helper()
-	parse := func(text string) interface{ Execute(io.Writer, any) error } {
+	parse := func(text string) executer {
 		parsed, err := templates.Parse("text", text)
 		if err != nil {
 			t.Fatal(err)
@@ -229,7 +262,7 @@ func newTexts(t *testing.T) texts {
 	return texts{parse(templates.SlackText), parse(templates.SlackBlocks), parse(templates.EmailSubject), parse(templates.EmailText), html}
 }
 
-func render(t *testing.T, from interface{ Execute(io.Writer, any) error }, fields map[string]any) string {
+func render(t *testing.T, from executer, fields map[string]any) string {
 	t.Helper()
 	var b strings.Builder
 	if err := from.Execute(&b, fields); err != nil {
