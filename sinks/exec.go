@@ -39,7 +39,7 @@ type execSettings struct {
 // execTerms: a command acts on what is true now, so what is overtaken is dropped, and it must not act twice after a
 // crash. There is no timeout because the sink has one for each CloudEvent.
 var execTerms = bridge.Terms{
-	MaxAge: week, Late: bridge.LateDrop, Bridge: bridge.LevelNone, Batch: 1, Parallel: 4, Sync: true,
+	MaxAge: week, Late: bridge.LateDrop, Bridge: bridge.LevelNone, Batch: 1, Parallel: 4, Sync: true, Acts: true,
 }
 
 const (

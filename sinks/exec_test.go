@@ -229,8 +229,8 @@ func TestExitCodeIsTheAnswer(t *testing.T) {
 	}
 }
 
-// told runs a task that says what it was given.
-func told(t *testing.T, settings string, h Host, d bridge.Delivery) (g given) {
+// runWith runs a task that says what it was given.
+func runWith(t *testing.T, settings string, h Host, d bridge.Delivery) (g given) {
 	t.Helper()
 	opened, err := open("exec", settings, h)
 	if err != nil {
@@ -260,7 +260,7 @@ func told(t *testing.T, settings string, h Host, d bridge.Delivery) (g given) {
 // The command sees what the CloudEvent says and a base that never differs, and nothing of the bridge's own environment.
 func TestEnvironmentIsClean(t *testing.T) {
 	t.Setenv("LEAKED", "yes")
-	g := told(t, asCommand(t, "environ", "a b", "$HOME; *", `"`)+"  OWN: mine\n", testHost(t), deliveries(t)[0])
+	g := runWith(t, asCommand(t, "environ", "a b", "$HOME; *", `"`)+"  OWN: mine\n", testHost(t), deliveries(t)[0])
 	var names []string
 	values := make(map[string]string)
 	for _, v := range g.Env {
@@ -310,7 +310,7 @@ func TestAnyTextReachesTheCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Event = ce
-		g := told(t, asCommand(t, "environ"), testHost(t), d)
+		g := runWith(t, asCommand(t, "environ"), testHost(t), d)
 		var back event.Event
 		if err := json.Unmarshal([]byte(g.Input), &back); err != nil {
 			t.Errorf("standard input for %.40q is no CloudEvent: %v", text, err)

@@ -18,9 +18,6 @@ type Kind struct {
 	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError.
 	Open  func(decode func(any) error, h Host) (Opened, error)
 	Terms bridge.Terms
-	// Acts is for a kind that does something rather than tells: send runs it only when it is named, and check says so
-	// when it hears of every change.
-	Acts bool
 }
 
 // Opened is a sink and what the program must know of its settings.
@@ -33,7 +30,7 @@ type Opened struct {
 
 // Kinds are all kinds of destination by their key in the settings file.
 var Kinds = map[string]Kind{
-	"exec":    {Open: openExec, Terms: execTerms, Acts: true},
+	"exec":    {Open: openExec, Terms: execTerms},
 	"file":    {Open: openFile, Terms: fileTerms},
 	"webhook": {Open: openWebhook, Terms: webhookTerms},
 }

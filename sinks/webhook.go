@@ -22,23 +22,24 @@ import (
 
 // webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
 type webhookSettings struct {
-	URL          Secret           `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
-	URLFile      string           `yaml:"url_file"`
-	URLEnv       string           `yaml:"url_env"`
-	Mode         string           `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
-	Body         string           `yaml:"body"`            // name of a ready-made body to send instead of a CloudEvent
-	BodyText     string           `yaml:"body_text"`       // template of such a body
-	BodyTextFile string           `yaml:"body_text_file"`  // the same in a file, read when the settings are
-	BodySecrets  map[string]Value `yaml:"body_secrets"`    // what the body needs and nobody is to see, as .secret.NAME
-	ContentType  string           `yaml:"content_type"`    // of that body; application/json by default
-	Headers      map[string]Value `yaml:"headers"`         // to send too
-	Bearer       Secret           `yaml:"bearer"`          // token for Authorization: Bearer
-	BearerFile   string           `yaml:"bearer_file"`     //
-	BearerEnv    string           `yaml:"bearer_env"`      //
-	Basic        *basicSettings   `yaml:"basic"`           // user name and password for Authorization: Basic
-	Signing      []Value          `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
-	TLS          tlsSettings      `yaml:"tls"`
-	Proxy        Secret           `yaml:"proxy"` // none, or a URL; by default that of the environment
+	URL          Secret            `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
+	URLFile      string            `yaml:"url_file"`
+	URLEnv       string            `yaml:"url_env"`
+	Mode         string            `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
+	Body         string            `yaml:"body"`            // name of a ready-made body to send instead of a CloudEvent
+	BodyText     string            `yaml:"body_text"`       // template of such a body
+	BodyTextFile string            `yaml:"body_text_file"`  // the same in a file, read when the settings are
+	BodySecrets  map[string]Value  `yaml:"body_secrets"`    // what the body needs and nobody is to see, as .secret.NAME
+	ContentType  string            `yaml:"content_type"`    // of that body; application/json by default
+	Headers      map[string]Value  `yaml:"headers"`         // to send too
+	Bearer       Secret            `yaml:"bearer"`          // token for Authorization: Bearer
+	BearerFile   string            `yaml:"bearer_file"`     //
+	BearerEnv    string            `yaml:"bearer_env"`      //
+	Basic        *basicSettings    `yaml:"basic"`           // user name and password for Authorization: Basic
+	Identity     *identitySettings `yaml:"azure_identity"`  // token of a managed identity for Authorization: Bearer
+	Signing      []Value           `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
+	TLS          tlsSettings       `yaml:"tls"`
+	Proxy        Secret            `yaml:"proxy"` // none, or a URL; by default that of the environment
 }
 
 type basicSettings struct {
@@ -55,16 +56,17 @@ var webhookTerms = bridge.Terms{
 
 // webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents has it, or as a body made by a template.
 type webhook struct {
-	caller  *caller
-	secrets credentials
-	agent   string
-	binary  bool
-	body    *template.Template // nil for a CloudEvent
-	content string             // media type of body
-	hidden  []bodySecret       // that body needs
-	getenv  func(string) string
-	zone    *time.Location
-	now     func() time.Time
+	caller   *caller
+	secrets  credentials
+	identity *identity // nil without
+	agent    string
+	binary   bool
+	body     *template.Template // nil for a CloudEvent
+	content  string             // media type of body
+	hidden   []bodySecret       // that body needs
+	getenv   func(string) string
+	zone     *time.Location
+	now      func() time.Time
 }
 
 type bodySecret struct {
@@ -84,6 +86,11 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	var err error
 	if w.secrets, err = newCredentials(s, h); err != nil {
 		return Opened{}, err
+	}
+	if s.Identity != nil {
+		if w.identity, err = newIdentity(*s.Identity, h); err != nil {
+			return Opened{}, err
+		}
 	}
 	if w.binary && len(s.Signing) > 0 {
 		return Opened{}, &KeyError{"signing_secrets", errors.New("a signature covers the body only, and in binary mode the " +
@@ -233,6 +240,11 @@ func isJSON(content string) bool {
 }
 
 // Deliver posts the CloudEvent of the batch, which holds one.
+//
+// A token of a managed identity that the destination does not take is dropped, so that the next attempt has a new one.
+// The answer counts as blocked all the same: the bridge tries again soon until it has met several such answers, so a token
+// that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may stand in
+// it, and a new one costs little.
 func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return bridge.Answer{}, err
@@ -245,11 +257,23 @@ func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 	if err != nil {
 		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
 	}
+	if w.identity != nil {
+		token, err := w.identity.get(ctx)
+		if err != nil {
+			return bridge.Answer{}, err
+		}
+		a.veil.hide(token)
+		a.header.Set("Authorization", "Bearer "+token)
+	}
 	req, err := w.request(ctx, a, secrets, batch[0])
 	if err != nil {
 		return bridge.Answer{}, fmt.Errorf("%w: %s", bridge.ErrRejected, a.veil.over(err.Error()))
 	}
-	return w.caller.do(req, a.veil)
+	answer, err := w.caller.do(req, a.veil)
+	if w.identity != nil && errors.Is(err, bridge.ErrBlocked) {
+		w.identity.drop()
+	}
+	return answer, err
 }
 
 // Render shows the request that Deliver would make. The address and the headers of the settings are secret.
@@ -257,6 +281,9 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
 		return "", err
+	}
+	if w.identity != nil {
+		a.header.Set("Authorization", hidden) // a token is only got to be sent
 	}
 	req, err := w.request(context.Background(), a, w.secretNames(), d)
 	if err != nil {
@@ -274,6 +301,15 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 	body, err := io.ReadAll(req.Body)
 	fmt.Fprintf(&b, "\n%s\n", body)
 	return b.String(), err
+}
+
+// Connect reaches the URL's host without a request.
+func (w *webhook) Connect(ctx context.Context) (string, error) {
+	a, err := w.secrets.read()
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	return w.caller.connect(ctx, a.url, a.veil)
 }
 
 // Close ends the connections that are kept for the next delivery.

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
-	"forewarn/sinks"
 )
 
 // sent is what came of a test message at one sink.
@@ -113,11 +112,10 @@ func chosen(routes []bridge.Route, names []string) ([]bridge.Route, error) {
 // withoutActing leaves out the sinks that do something rather than tell, and says so.
 func (p *program) withoutActing(routes []bridge.Route) []bridge.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r bridge.Route) bool {
-		acts := sinks.Kinds[r.Kind].Acts
-		if acts {
+		if r.Terms.Acts {
 			fmt.Fprintf(p.err, "%s is left out, because %s does something; --sink %s runs it\n", r.Name, r.Kind, r.Name)
 		}
-		return acts
+		return r.Terms.Acts
 	})
 }
 

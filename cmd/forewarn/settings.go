@@ -262,7 +262,7 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	if opened.Parallel > 0 {
 		r.Terms.Parallel = opened.Parallel
 	}
-	if kind.Acts && len(in.Only.Changes) == 0 {
+	if terms.Acts && len(in.Only.Changes) == 0 {
 		s.Notes = append(s.Notes, r.Name+": without only.changes it runs for every change of an event; only: {changes: [first]} is once")
 	}
 	for _, note := range opened.Notes {
