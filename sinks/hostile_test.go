@@ -159,3 +159,37 @@ func TestTextsNeedNothingOfData(t *testing.T) {
 		}
 	}
 }
+
+// What the link to the runbook is made of cannot end the link.
+func TestRunbookLinkHoldsItsAddress(t *testing.T) {
+	f := fieldsOf(t, situations()["scheduled"])
+	f["runbook"] = "https://wiki.example.com/<!channel>|x\n\"&y"
+	blocks := render(t, newTexts(t).slackBlocks, f)
+	if want := `<https://wiki.example.com/&lt;!channel&gt;%7Cx \"&amp;y|Runbook>`; !strings.Contains(blocks, want) {
+		t.Errorf("the blocks are\n%s\nwant %s in them", blocks, want)
+	}
+}
+
+// Types of CloudEvents that a relay or an approval adds have their words too.
+func TestWordsForEveryType(t *testing.T) {
+	say := newTexts(t)
+	for _, tt := range []struct{ situation, typ, change, want string }{
+		{"scheduled", "dev.forewarn.scheduledevent.reminder", "reminder", "Reminder: vm-db-1 will reboot at 05:10 CET (in 14 min)"},
+		{"scheduled", "dev.forewarn.scheduledevent.approved", "approved", "vm-db-1: reboot approved, Azure may begin at once"},
+		{"scheduled", "dev.forewarn.scheduledevent.new", "new", "vm-db-1: reboot, new"},
+		{"bridge.started", "dev.forewarn.observer.silent", "silent", "forewarn on vm-db-1 is silent"},
+		{"bridge.started", "dev.forewarn.observer.back", "back", "forewarn on vm-db-1 is heard again"},
+		{"bridge.started", "dev.forewarn.bridge.new", "new", "forewarn on vm-db-1: new"},
+	} {
+		f := fieldsOf(t, situations()[tt.situation])
+		f["type"], f["change"] = tt.typ, tt.change
+		if got := render(t, say.subject, f); got != tt.want {
+			t.Errorf("%s: the subject is %q, want %q", tt.typ, got, tt.want)
+		}
+		for _, from := range []executer{say.text, say.html, say.slackText, say.slackBlocks} {
+			if render(t, from, f) == "" {
+				t.Errorf("%s is not told", tt.typ)
+			}
+		}
+	}
+}
