@@ -37,9 +37,7 @@ func (b *Bridge) watch(ctx context.Context) {
 		b.mu.Lock()
 		b.imds.turned = time.Now()
 		b.mu.Unlock()
-		if !w.last.IsZero() {
-			slow.Stop()
-		}
+		slow.Stop() // whatever the first poll brought is known now, and logged if it was an error
 		select {
 		case <-time.After(wait - time.Since(began)):
 		case <-ctx.Done():

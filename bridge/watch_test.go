@@ -389,3 +389,36 @@ func TestTheBridgeNeverActsOnTheMachine(t *testing.T) {
 		}
 	})
 }
+
+// A hint that the first answer takes Azure long is given while there is none of any kind, and not after an error.
+func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
+	const hint = "the first one can take Azure two minutes"
+	for _, tt := range []struct {
+		claim  string
+		fault  imdstest.Fault
+		hinted bool
+	}{
+		{"no answer at all", imdstest.Fault{Hang: true}, true},
+		{"an answer after 40 s", imdstest.Fault{Delay: 40 * time.Second}, true},
+		{"a refusal", imdstest.Fault{Status: 403}, false},
+		{"not found", imdstest.Fault{Status: 404}, false},
+		{"a page", imdstest.Fault{HTML: true}, false},
+		{"an answer", imdstest.Fault{}, false},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.azure.SetFault(tt.fault)
+				b := s.start((&ear{}).all("a"))
+				pause(9 * time.Second)
+				if strings.Contains(s.log.String(), hint) {
+					t.Error("hinted before 10 s")
+				}
+				pause(time.Minute)
+				if n := strings.Count(s.log.String(), hint); (n == 1) != tt.hinted || n > 1 {
+					t.Errorf("hinted %d times, want it %v", n, tt.hinted)
+				}
+				b.end()
+			})
+		})
+	}
+}

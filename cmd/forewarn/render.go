@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,8 +20,8 @@ type rendered struct {
 }
 
 func (p *program) renderCommand() *cobra.Command {
-	var names []string
-	var sample, document, change string
+	var ask asked
+	var document, change string
 	c := p.outputFlag(&cobra.Command{
 		Use: "render", Short: "Print exactly what would leave for a sample, or for a document of your own",
 		Long: `Prints what each sink would send, secrets hidden, without sending it: for a sample, or for every event of a Scheduled
@@ -30,41 +29,31 @@ Events document. A document's events are taken as first seen, or as --change say
 		Example: "  forewarn render --sink ops --sample preempt\n  forewarn events | forewarn render --document - --change vanished",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := p.settings(p.log())
+			routes, o, err := p.chosen(c.Context(), ask)
 			if err != nil {
 				return err
 			}
-			routes, err := chosen(s.Routes, names)
-			if err != nil {
-				return err
-			}
-			o := p.observer(c.Context(), s)
-			samples, err := p.samples(sample, document, change, o.Name)
+			samples, err := p.samples(ask, document, change, o)
 			if err != nil {
 				return err
 			}
 			return p.render(routes, samples, o)
 		},
 	})
-	f := c.Flags()
-	f.StringArrayVar(&names, "sink", nil, "only this sink; repeat it for more (default all)")
-	f.StringVar(&sample, "sample", "reboot", "which message: "+strings.Join(bridge.SampleNames, ", "))
+	f := ask.flags(c).Flags()
 	f.StringVar(&document, "document", "", "render the events of this Scheduled Events document instead; - for standard input")
 	f.StringVar(&change, "change", "", "with --document: scheduled, started, updated or vanished, for all its events")
 	return c
 }
 
 // samples are the changes to render.
-func (p *program) samples(name, document, change, vm string) ([]bridge.Sample, error) {
+func (p *program) samples(ask asked, document, change string, o bridge.Observer) ([]bridge.Sample, error) {
 	if document == "" {
 		if change != "" {
 			return nil, exit(exitUsage, errors.New("--change goes with --document; a sample has its own"))
 		}
-		s, ok := bridge.NewSample(name, vm, time.Now())
-		if !ok {
-			return nil, exit(exitUsage, unknownSample(name))
-		}
-		return []bridge.Sample{s}, nil
+		s, err := ask.newSample(o)
+		return []bridge.Sample{s}, err
 	}
 	in := os.Stdin
 	if document != "-" {

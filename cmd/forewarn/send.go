@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -25,8 +24,7 @@ type sent struct {
 }
 
 func (p *program) sendCommand() *cobra.Command {
-	var names []string
-	var sample string
+	var ask asked
 	c := p.outputFlag(&cobra.Command{
 		Use: "send", Short: "Send a message marked TEST through the real sinks",
 		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what the destinations
@@ -35,26 +33,21 @@ not touched. Exit code: 0 when all accepted it, else that of the worst: 1 reject
 		Example: "  forewarn send\n  forewarn send --sink ops --sample preempt -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := p.settings(p.log())
+			routes, o, err := p.chosen(c.Context(), ask)
 			if err != nil {
 				return err
 			}
-			routes, err := chosen(s.Routes, names)
+			sample, err := ask.newSample(o)
 			if err != nil {
 				return err
 			}
-			if len(names) == 0 {
+			if len(ask.sinks) == 0 {
 				routes = p.withoutActing(routes)
-			}
-			o := p.observer(c.Context(), s)
-			picked, ok := bridge.NewSample(sample, o.Name, time.Now())
-			if !ok {
-				return exit(exitUsage, unknownSample(sample))
 			}
 			results := []sent{}
 			worst := exitOK
 			for _, r := range routes {
-				result, code, err := sendTo(c.Context(), r, picked, o)
+				result, code, err := sendTo(c.Context(), r, sample, o)
 				if err != nil {
 					return err
 				}
@@ -63,7 +56,7 @@ not touched. Exit code: 0 when all accepted it, else that of the worst: 1 reject
 					worst = code
 				}
 			}
-			if err := p.printSent(results, sample); err != nil {
+			if err := p.printSent(results, ask.sample); err != nil {
 				return err
 			}
 			if worst != exitOK {
@@ -72,41 +65,12 @@ not touched. Exit code: 0 when all accepted it, else that of the worst: 1 reject
 			return nil
 		},
 	})
-	c.Flags().StringArrayVar(&names, "sink", nil, "only this sink; repeat it for more (default all but exec)")
-	c.Flags().StringVar(&sample, "sample", "reboot", "which message: "+strings.Join(bridge.SampleNames, ", "))
-	return c
+	return ask.flags(c)
 }
 
 // rank orders the exit codes of send by how bad they are.
 func rank(code int) int {
 	return slices.Index([]int{exitOK, exitTryAgain, exitUnavailable, exitFailed}, code)
-}
-
-func unknownSample(name string) error {
-	return fmt.Errorf("--sample %s: expected one of %s", name, strings.Join(bridge.SampleNames, ", "))
-}
-
-// chosen are the routes of those names, all without any.
-func chosen(routes []bridge.Route, names []string) ([]bridge.Route, error) {
-	if len(names) == 0 {
-		if len(routes) == 0 {
-			return nil, exit(exitSettings, errors.New("the settings have no sinks"))
-		}
-		return routes, nil
-	}
-	var picked []bridge.Route
-	for _, name := range names {
-		i := slices.IndexFunc(routes, func(r bridge.Route) bool { return r.Name == name })
-		if i < 0 {
-			known := make([]string, len(routes))
-			for i, r := range routes {
-				known[i] = r.Name
-			}
-			return nil, exit(exitUsage, fmt.Errorf("--sink %s: the settings have no such sink; they have %s", name, strings.Join(known, ", ")))
-		}
-		picked = append(picked, routes[i])
-	}
-	return picked, nil
 }
 
 // withoutActing leaves out the sinks that do something rather than tell, and says so.
@@ -117,19 +81,6 @@ func (p *program) withoutActing(routes []bridge.Route) []bridge.Route {
 		}
 		return r.Terms.Acts
 	})
-}
-
-// observer is this VM as the running forewarn knows it, or else as far as the settings and the host tell.
-func (p *program) observer(ctx context.Context, s *settings) bridge.Observer {
-	var st bridge.Status
-	if p.askControl(ctx, s, "/status", nil, &st) == nil && st.Observer.Name != "" {
-		return st.Observer
-	}
-	name := s.IMDS.VMName
-	if name == "" {
-		name, _ = os.Hostname()
-	}
-	return bridge.Observer{Name: name}
 }
 
 // sendTo makes one attempt. The code is the exit code of its result.

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+)
+
+// asked is which message send and render are asked for, and through which sinks.
+type asked struct {
+	sinks  []string // all of the settings without any
+	sample string
+}
+
+func (a *asked) flags(c *cobra.Command) *cobra.Command {
+	c.Flags().StringArrayVar(&a.sinks, "sink", nil, "only this sink; repeat it for more (default all)")
+	c.Flags().StringVar(&a.sample, "sample", "reboot", "which message: "+strings.Join(bridge.SampleNames, ", "))
+	return c
+}
+
+// newSample is the sample that is asked for, as it would hit o.
+func (a *asked) newSample(o bridge.Observer) (bridge.Sample, error) {
+	s, ok := bridge.NewSample(a.sample, o.Name, time.Now())
+	if !ok {
+		return s, exit(exitUsage, fmt.Errorf("--sample %s: expected one of %s", a.sample, strings.Join(bridge.SampleNames, ", ")))
+	}
+	return s, nil
+}
+
+// chosen are the routes of the settings that are asked for, and this VM.
+func (p *program) chosen(ctx context.Context, a asked) ([]bridge.Route, bridge.Observer, error) {
+	var o bridge.Observer
+	s, err := p.settings(p.log())
+	if err != nil {
+		return nil, o, err
+	}
+	if len(s.Routes) == 0 {
+		return nil, o, exit(exitSettings, errors.New("the settings have no sinks"))
+	}
+	known := make([]string, len(s.Routes))
+	for i, r := range s.Routes {
+		known[i] = r.Name
+	}
+	var picked []bridge.Route
+	for _, name := range a.sinks {
+		i := slices.Index(known, name)
+		if i < 0 {
+			return nil, o, exit(exitUsage, fmt.Errorf("--sink %s: the settings have no such sink; they have %s", name, strings.Join(known, ", ")))
+		}
+		picked = append(picked, s.Routes[i])
+	}
+	if len(a.sinks) == 0 {
+		picked = s.Routes
+	}
+	return picked, p.observer(ctx, s), nil
+}
+
+// observer is this VM as the running forewarn knows it, or else as far as the settings and the host tell.
+func (p *program) observer(ctx context.Context, s *settings) bridge.Observer {
+	var st bridge.Status
+	if p.askControl(ctx, s, "/status", nil, &st) == nil && st.Observer.Name != "" {
+		return st.Observer
+	}
+	name := s.IMDS.VMName
+	if name == "" {
+		name, _ = os.Hostname()
+	}
+	return bridge.Observer{Name: name}
+}

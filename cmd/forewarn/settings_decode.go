@@ -1,0 +1,140 @@
+package main
+
+import (
+	"cmp"
+	"encoding"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// decode fills the struct that to points at from n, strictly: every key must be one of its fields or among others,
+// which are left alone, and every value of its field's type. What the file does not name keeps its value. path names n
+// in errors.
+func (doc *document) decode(n *node, to any, path string, others ...string) error {
+	return doc.fill(n, reflect.ValueOf(to).Elem(), path, others...)
+}
+
+func (doc *document) fill(n *node, v reflect.Value, path string, others ...string) error {
+	to := v.Addr().Interface()
+	if u, ok := to.(interface{ UnmarshalYAML(func(any) error) error }); ok {
+		return doc.wrongKey(entry{n.pos, path, n}, u.UnmarshalYAML(func(to any) error { return doc.decode(n, to, path) }))
+	}
+	if v.Kind() == reflect.Pointer { // of a section that may be absent
+		v.Set(reflect.New(v.Type().Elem()))
+		return doc.fill(n, v.Elem(), path)
+	}
+	want := map[reflect.Kind]kind{
+		reflect.String: aText, reflect.Bool: aBoolean, reflect.Int: aWholeNumber, reflect.Int64: aWholeNumber,
+		reflect.Slice: aList, reflect.Map: aTable, reflect.Struct: aTable,
+	}[v.Kind()]
+	text, isText := to.(encoding.TextUnmarshaler)
+	duration, isDuration := to.(*time.Duration)
+	if isText {
+		want = aText
+	} else if isDuration {
+		want = aDuration
+	}
+	if want != "" && !n.is(want) {
+		return doc.wrongKind(n, path, want)
+	}
+	switch {
+	case isText:
+		return doc.wrongKey(entry{n.pos, path, n}, text.UnmarshalText([]byte(n.text)))
+	case isDuration:
+		d, ok := parseDuration(n.text)
+		if !ok {
+			return doc.refuse(n, path, "a number with its unit, such as 500ms, 30s, 5m, 2h or 7d")
+		}
+		*duration = d
+	case v.Kind() == reflect.Struct:
+		return doc.fillStruct(n, v, path, others)
+	case v.Kind() == reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		for _, e := range n.entries {
+			value := reflect.New(v.Type().Elem()).Elem()
+			if err := doc.fill(e.value, value, path); err != nil {
+				return err
+			}
+			v.SetMapIndex(reflect.ValueOf(e.key), value)
+		}
+	case v.Kind() == reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
+		for i, item := range n.items {
+			if err := doc.fill(item, v.Index(i), path); err != nil {
+				return err
+			}
+		}
+	case want == aText:
+		v.SetString(n.text)
+	case want == aBoolean:
+		v.SetBool(strings.EqualFold(n.text, "true"))
+	case want == aWholeNumber:
+		i, err := strconv.ParseInt(n.text, 10, v.Type().Bits())
+		if err != nil {
+			return doc.refuse(n, path, string(want))
+		}
+		v.SetInt(i)
+	default:
+		panic("settings cannot hold a " + v.Type().String())
+	}
+	return nil
+}
+
+// is tells whether the node can be read as k. A number is also text, and an absent value an empty list or section.
+func (n *node) is(k kind) bool {
+	switch n.kind {
+	case aNumber:
+		return k == aText || k == aDuration || k == aWholeNumber
+	case aText:
+		return k == aText || k == aDuration
+	case nothing:
+		return k == aList || k == aTable
+	}
+	return n.kind == k
+}
+
+func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []string) error {
+	fields := make(map[string]reflect.Value)
+	known := slices.Concat(collect(v, fields), others)
+	for _, e := range n.entries {
+		if field, ok := fields[e.key]; ok {
+			if err := doc.fill(e.value, field, join(path, e.key)); err != nil {
+				return err
+			}
+		} else if !slices.Contains(others, e.key) {
+			return doc.errorAt(e.pos, "unknown key %s; %s", doc.name(e.key, e.pos), suggestion(e.key, known))
+		}
+	}
+	return nil
+}
+
+// collect puts the fields of the struct v under their keys and returns these in order. A field without a yaml tag has
+// no key.
+func collect(v reflect.Value, fields map[string]reflect.Value) (keys []string) {
+	for f, value := range v.Fields() {
+		if key, ok := f.Tag.Lookup("yaml"); ok {
+			keys = append(keys, key)
+			fields[key] = value
+		}
+	}
+	return keys
+}
+
+func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
+
+var days = regexp.MustCompile(`^([0-9]{1,5})d(.*)$`)
+
+// parseDuration reads a duration as in Go, with days in front: 90s, 7d, 1d12h.
+func parseDuration(s string) (time.Duration, bool) {
+	var before time.Duration
+	if m := days.FindStringSubmatch(s); m != nil {
+		n, _ := strconv.Atoi(m[1])
+		before, s = time.Duration(n)*24*time.Hour, cmp.Or(m[2], "0")
+	}
+	d, err := time.ParseDuration(s)
+	return before + d, err == nil && d >= 0 && before+d >= 0
+}
