@@ -130,7 +130,7 @@ func (w *watcher) failed(p Poll) time.Duration {
 	if news {
 		hint := "trying again"
 		if w.last.IsZero() {
-			hint = "is this an Azure VM? To see what forewarn does elsewhere: forewarn demo"
+			hint = EndpointHint(w.Client.Endpoint())
 		}
 		w.Log.Warn("the endpoint gave no valid answer; what is known stays", "endpoint", w.Client.Endpoint(), "err", p.Err, "hint", hint)
 	}
@@ -139,6 +139,14 @@ func (w *watcher) failed(p Poll) time.Duration {
 	}
 	d := pollBackoff[min(w.failures, len(pollBackoff))-1]
 	return max(d/2+rand.N(d/2), min(p.RetryAfter, longestRetry))
+}
+
+// EndpointHint is what to look at when an endpoint gave no valid answer yet.
+func EndpointHint(endpoint string) string {
+	if endpoint == DefaultEndpoint {
+		return "is this an Azure VM? To see what forewarn does elsewhere: forewarn demo"
+	}
+	return "this is not Azure's own endpoint, " + DefaultEndpoint + ": is its address right, and does it run? See imds.endpoint in the settings"
 }
 
 // answered takes a valid answer.

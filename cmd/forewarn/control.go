@@ -32,10 +32,17 @@ func controlPaths(s *settings, getenv func(string) string) []string {
 	return paths
 }
 
+// longestSocket is how long the path of a socket may be on every system; some take a few bytes more.
+const longestSocket = 103
+
 // listenControl opens the control socket, for this user only.
 func listenControl(s *settings, getenv func(string) string) (net.Listener, error) {
 	var errs []error
 	for _, path := range controlPaths(s, getenv) {
+		if len(path) > longestSocket {
+			errs = append(errs, fmt.Errorf("%s: longer than the path of a socket may be, %d bytes", path, longestSocket))
+			continue
+		}
 		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			c.Close()
 			errs = append(errs, fmt.Errorf("%s: another forewarn answers there", path))

@@ -39,7 +39,7 @@ events on for this VM and its set, as run does.`,
 			poll := bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil).Poll(ctx, "")
 			switch {
 			case poll.Err != nil:
-				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; is this an Azure VM?", s.IMDS.Endpoint, poll.Err))
+				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, poll.Err, bridge.EndpointHint(s.IMDS.Endpoint)))
 			case len(poll.Body) == 0:
 				fmt.Fprintln(p.err, "forewarn: the answer is empty, which means no events")
 				return nil

@@ -84,7 +84,7 @@ func run(ctx context.Context, w world) int {
 	case p.started:
 		e = &exitError{exitFailed, err}
 	default: // cobra did not get as far as the command
-		e = &exitError{exitUsage, fmt.Errorf("%w; see forewarn --help", err)}
+		e = &exitError{exitUsage, err}
 	}
 	fmt.Fprintf(w.err, "forewarn: %v\n", e)
 	return e.code
@@ -126,6 +126,7 @@ configured destination: at least once, in order, across crashes and outages.`,
 	f.StringVar(&p.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(), p.sendCommand(),
 		p.eventsCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(), p.schemaCommand(), p.versionCommand(), p.fieldsTopic())
+	strict(root)
 	return root
 }
 

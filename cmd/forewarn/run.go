@@ -78,7 +78,8 @@ func (p *program) bridge(ctx context.Context) error {
 		defer serve(l, page(b, s.Listen), log)()
 	}
 	if l, err := listenControl(s, p.getenv); err != nil {
-		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err)
+		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err,
+			"hint", "the key control of the settings names another place for it")
 	} else {
 		defer serve(l, control(b, outbox), log)()
 	}

@@ -105,12 +105,16 @@ func (l loader) load(path string) (*settings, error) {
 		}
 		if missing {
 			err = fmt.Errorf("%w; create it, or leave out --config to run with the defaults", err)
+		} else if errors.Is(err, fs.ErrPermission) {
+			err = fmt.Errorf("%w; let the user that forewarn runs as read it, or try sudo", err)
 		}
 		return nil, fmt.Errorf("settings: %w", err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
+	if info, _ := f.Stat(); err != nil && info != nil && info.IsDir() {
+		return nil, fmt.Errorf("settings: %s is a directory; expected the file in it, such as %s", path, filepath.Join(path, "forewarn.yaml"))
+	} else if err != nil {
 		return nil, fmt.Errorf("settings: %w", err)
 	}
 	return l.parse(path, data)

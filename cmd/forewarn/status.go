@@ -20,20 +20,20 @@ import (
 )
 
 func (p *program) statusCommand() *cobra.Command {
-	var watch bool
+	var again bool
 	c := p.outputFlag(&cobra.Command{
 		Use: "status", Short: "Show how the running forewarn is doing",
 		Example: "  forewarn status\n  forewarn status --watch\n  forewarn status -o json | jq .sinks",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if watch && p.output == "json" {
+			if again && p.output == "json" {
 				return exit(exitUsage, errors.New("--watch is for people; without it, -o json prints one value"))
 			}
 			s, err := p.places()
 			if err != nil {
 				return err
 			}
-			if watch {
+			if again {
 				ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 				defer stop()
 				return p.watchStatus(ctx, s)
@@ -48,35 +48,25 @@ func (p *program) statusCommand() *cobra.Command {
 			return printStatus(p.out, st, time.Now())
 		},
 	})
-	c.Flags().BoolVar(&watch, "watch", false, "show it again every second, in place, until interrupted")
+	c.Flags().BoolVar(&again, "watch", false, "show it again every second, in place, until interrupted")
 	return c
 }
 
-// watchStatus shows the status again and again. On a terminal each replaces the one before.
+// watchStatus shows the status again and again, until ctx is done. There must be a bridge at first; then it may go away
+// and come back.
 func (p *program) watchStatus(ctx context.Context, s *settings) error {
 	f, ok := p.out.(*os.File)
-	inPlace := ok && term.IsTerminal(int(f.Fd()))
+	w := watch{out: p.out, inPlace: ok && term.IsTerminal(int(f.Fd()))}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		var st bridge.Status
-		var screen strings.Builder
-		if err := p.askControl(ctx, s, "/status", nil, &st); ctx.Err() != nil {
+		err := p.askControl(ctx, s, "/status", nil, &st)
+		if ctx.Err() != nil {
 			return nil
-		} else if err != nil && !inPlace {
+		} else if err != nil && w.last == "" {
 			return err
-		} else if err != nil {
-			fmt.Fprintf(&screen, "%v\n", err)
-		} else if err := printStatus(&screen, st, time.Now()); err != nil {
-			return err
-		}
-		text := screen.String()
-		if inPlace { // home, each line cleared to its end, then all below
-			text = "\x1b[H" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[J"
-		} else {
-			text += "\n"
-		}
-		if _, err := io.WriteString(p.out, text); err != nil {
+		} else if err := w.show(st, err, time.Now()); err != nil {
 			return err
 		}
 		select {
@@ -85,6 +75,49 @@ func (p *program) watchStatus(ctx context.Context, s *settings) error {
 			return nil
 		}
 	}
+}
+
+// A watch shows one status after the other. On a terminal each replaces the one before; elsewhere they follow each
+// other, and that a bridge is away is said once.
+type watch struct {
+	out     io.Writer
+	inPlace bool
+	last    string    // the last status
+	away    time.Time // since when there was none; zero while there is one
+}
+
+// show shows the status st, or, if err says that nobody answers, that and the status before.
+func (w *watch) show(st bridge.Status, err error, now time.Time) error {
+	var screen strings.Builder
+	switch wasAway := !w.away.IsZero(); {
+	case err == nil:
+		var status strings.Builder
+		if err := printStatus(&status, st, now); err != nil {
+			return err
+		}
+		w.last = status.String()
+		if wasAway {
+			fmt.Fprintf(&screen, "forewarn answers again, after %s\n\n", ago(now, w.away))
+		}
+		w.away = time.Time{}
+		screen.WriteString(w.last)
+	case wasAway && !w.inPlace:
+		return nil
+	default:
+		if !wasAway {
+			w.away = now
+		}
+		fmt.Fprintf(&screen, "FOREWARN DOES NOT ANSWER since %s: %v\n", w.away.UTC().Format("15:04:05 UTC"), err)
+		if w.inPlace {
+			fmt.Fprintf(&screen, "\nIts last status, %s old:\n\n%s", ago(now, w.away), w.last)
+		}
+	}
+	text := screen.String() + "\n"
+	if w.inPlace { // home, each line cleared to its end, then all below
+		text = "\x1b[H" + strings.ReplaceAll(screen.String(), "\n", "\x1b[K\n") + "\x1b[J"
+	}
+	_, err = io.WriteString(w.out, text)
+	return err
 }
 
 // printStatus shows the status to people.
