@@ -50,6 +50,12 @@ Without a settings file the changes go to standard output, one CloudEvent a line
 
 // bridge runs the bridge of the settings file until ctx is done.
 func (p *program) bridge(ctx context.Context) error {
+	hup := make(chan os.Signal, 1) // from now on, because a reload may be asked for at any time
+	if len(hangup) > 0 {           // none would mean all
+		signal.Notify(hup, hangup...)
+	}
+	defer signal.Stop(hup)
+
 	log := p.log()
 	s, err := p.settings(log)
 	if err != nil {
@@ -84,11 +90,6 @@ func (p *program) bridge(ctx context.Context) error {
 		defer serve(l, control(b, outbox), log)()
 	}
 
-	hup := make(chan os.Signal, 1)
-	if len(hangup) > 0 { // none would mean all
-		signal.Notify(hup, hangup...)
-	}
-	defer signal.Stop(hup)
 	go func() {
 		for {
 			select {
