@@ -45,7 +45,7 @@ audit file that a file sink has written, which knows the changes but not who was
 			}
 			switch p.output {
 			case "json":
-				return printJSON(p.out, lives)
+				return printJSON(p.out, append([]bridge.Life{}, lives...))
 			case "csv":
 				return printLivesCSV(p.out, lives)
 			}
@@ -113,6 +113,7 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 	}
 	var b bridge.Biographer
 	bad, good := 0, 0
+	half := false // the last line is bad
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -120,8 +121,10 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 			var ce event.Event
 			if json.Unmarshal(line, &ce) != nil || ce.Context == nil {
 				bad++
+				half = true
 			} else {
 				good++
+				half = false
 				b.Add(ce, nil)
 			}
 		}
@@ -131,70 +134,134 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 			return nil, exit(exitData, err)
 		}
 	}
-	if bad > 0 {
+	switch {
+	case bad > 0 && good == 0:
+		return nil, exit(exitData, fmt.Errorf("%s holds no CloudEvents; expected one a line, as a file sink writes them", path))
+	case bad == 1 && half:
+		fmt.Fprintf(p.err, "forewarn: %s: the last line is not complete and was passed over; %d were read\n", path, good)
+	case bad > 0:
 		fmt.Fprintf(p.err, "forewarn: %s: %d of %d lines are no CloudEvents and were passed over\n", path, bad, bad+good)
-		if good == 0 {
-			return nil, exit(exitData, fmt.Errorf("%s holds no CloudEvents; expected one a line, as a file sink writes them", path))
-		}
 	}
 	return b.Lives(period), nil
 }
 
-// livesText is what a person pastes into a post-mortem.
+// livesText is what a person pastes into a post-mortem, in words for people.
 func livesText(lives []bridge.Life) string {
 	var b strings.Builder
 	for i, l := range lives {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		outcome := "not over"
-		if l.Outcome != "" {
-			outcome = string(l.Outcome)
-		}
-		by := ""
-		if l.Source != "" {
-			by = ", by " + strings.ToLower(l.Source)
-		}
-		fmt.Fprintf(&b, "%s of %s%s: %s\n  event %s\n", printable(l.Type), printable(strings.Join(l.Resources, ", ")), printable(by), outcome, l.Event)
+		fmt.Fprintf(&b, "%s of %s%s: %s\nevent %s, all times UTC\n", printable(l.Type), printable(strings.Join(l.Resources, ", ")),
+			asker(l.Source), outcomeWords(l.Outcome), printable(l.Event))
+		width := 0 // of the longest sink's name
 		for _, c := range l.Changes {
-			fmt.Fprintf(&b, "  %s  %s", c.Time.Format("2006-01-02 15:04:05 UTC"), c.Change)
-			if len(c.Fields) > 0 {
-				fmt.Fprintf(&b, " (%s)", printable(strings.Join(c.Fields, ", ")))
-			}
-			if !c.NotBefore.IsZero() && c.Change != bridge.Vanished {
-				fmt.Fprintf(&b, ", not before %s", c.NotBefore.Format("15:04:05 UTC"))
-			}
-			if c.Observer != "" {
-				fmt.Fprintf(&b, ", seen by %s", printable(c.Observer))
-			}
-			if c.WhileAway {
-				b.WriteString(", found late")
-				if !c.NotEarlierThan.IsZero() {
-					fmt.Fprintf(&b, " (not earlier than %s)", c.NotEarlierThan.Format("15:04:05 UTC"))
-				}
-			}
-			b.WriteByte('\n')
 			for _, d := range c.Deliveries {
-				fmt.Fprintf(&b, "      %s: %s", d.Sink, d.State)
-				if d.Reason != "" {
-					fmt.Fprintf(&b, " (%s)", d.Reason)
-				}
-				if !d.At.IsZero() {
-					fmt.Fprintf(&b, " %s", d.At.UTC().Format("15:04:05 UTC"))
-				}
-				if d.Attempts > 1 {
-					fmt.Fprintf(&b, ", attempt %d", d.Attempts)
-				}
-				for _, s := range []string{d.Answer, d.AnswerID, d.Error} {
-					if s != "" {
-						fmt.Fprintf(&b, ", %s", printable(s))
-					}
-				}
-				b.WriteByte('\n')
+				width = max(width, len(d.Sink))
+			}
+		}
+		for _, c := range l.Changes {
+			fmt.Fprintf(&b, "  %s  %s\n", c.Time.UTC().Format(time.DateTime), changeWords(c, l.Outcome))
+			for _, d := range c.Deliveries {
+				fmt.Fprintf(&b, "    %-*s  %s\n", width, d.Sink, deliveryWords(d, c.Time))
 			}
 		}
 	}
 	return b.String()
+}
+
+// asker says whose doing an event is.
+func asker(source string) string {
+	switch strings.ToLower(source) {
+	case "":
+		return ""
+	case "platform":
+		return ", by Azure"
+	case "user":
+		return ", asked for by a user"
+	}
+	return ", by " + printable(source)
+}
+
+func outcomeWords(o bridge.Outcome) string {
+	switch o {
+	case "":
+		return "not over"
+	case bridge.OutcomeCompleted:
+		return "it took place and is over"
+	case bridge.OutcomeCanceled:
+		return "cancelled, it did not take place"
+	}
+	return "no longer on Azure's list; whether it took place is not known"
+}
+
+// changeWords says a change of an event that came out so.
+func changeWords(c bridge.LifeChange, o bridge.Outcome) string {
+	words := map[bridge.ChangeKind]string{
+		bridge.Scheduled: "announced", bridge.Updated: "changed", bridge.Started: "begun", bridge.Vanished: "no longer listed",
+	}[c.Change]
+	switch {
+	case words == "":
+		words = printable(string(c.Change))
+	case c.Change == bridge.Vanished && o == bridge.OutcomeCompleted:
+		words = "over"
+	case c.Change == bridge.Vanished && o == bridge.OutcomeCanceled:
+		words = "cancelled"
+	}
+	if len(c.Fields) > 0 {
+		words += " (" + printable(strings.Join(c.Fields, ", ")) + ")"
+	}
+	if !c.NotBefore.IsZero() && c.Change != bridge.Vanished {
+		words += ", for " + clock(c.NotBefore, c.Time) + " at the earliest"
+	}
+	if c.Observer != "" {
+		words += ", seen by " + printable(c.Observer)
+	}
+	if c.WhileAway {
+		words += ", found late"
+		if !c.NotEarlierThan.IsZero() {
+			words += ": it happened after " + clock(c.NotEarlierThan, c.Time)
+		}
+	}
+	return words
+}
+
+// deliveryWords says what became of telling a sink of a change of that time.
+func deliveryWords(d bridge.LifeDelivery, changed time.Time) string {
+	words := d.State
+	switch {
+	case d.State == "accepted":
+		words = "told"
+	case d.State == "superseded":
+		words = "left out for a newer change"
+	case d.State == bridge.StateDead:
+		words = "given up (" + d.Reason + ")"
+	case d.State == bridge.StatePending && d.Attempts == 0:
+		words = "not told yet"
+	case d.State == bridge.StatePending:
+		words = "not told yet, last tried"
+	}
+	if !d.At.IsZero() {
+		words += " " + clock(d.At, changed)
+	}
+	if d.Attempts > 1 {
+		words += fmt.Sprintf(", attempt %d", d.Attempts)
+	}
+	for _, s := range []string{d.Answer, d.AnswerID, d.Error} {
+		if s != "" {
+			words += ", " + printable(s)
+		}
+	}
+	return words
+}
+
+// clock is the time of day of t, with its date if that is not the day of beside.
+func clock(t, beside time.Time) string {
+	t, beside = t.UTC(), beside.UTC()
+	if t.Format(time.DateOnly) != beside.Format(time.DateOnly) {
+		return t.Format(time.DateTime)
+	}
+	return t.Format(time.TimeOnly)
 }
 
 // printLivesCSV prints one line a delivery, or a change that nobody was owed.
@@ -217,7 +284,11 @@ func printLivesCSV(w io.Writer, lives []bridge.Life) error {
 				deliveries = []bridge.LifeDelivery{{}}
 			}
 			for _, d := range deliveries {
-				rows = append(rows, append(row[:len(row):len(row)], d.Sink, d.State, when(d.At), strconv.Itoa(d.Attempts),
+				attempts := strconv.Itoa(d.Attempts)
+				if d.Sink == "" {
+					attempts = ""
+				}
+				rows = append(rows, append(row[:len(row):len(row)], d.Sink, d.State, when(d.At), attempts,
 					d.Answer, d.AnswerID, d.Reason, d.Error))
 			}
 		}

@@ -72,7 +72,7 @@ func TestReadmeTryIt(t *testing.T) {
 	}
 	for _, want := range []string{
 		"try.yaml: ok", `"DocumentIncarnation":`, "vm_0  ready", `"EventType":"Preempt"`,
-		"Reboot of vm_0, by platform: completed", "record: accepted", "record  accepted", "-test-20",
+		"Reboot of vm_0, by Azure: it took place and is over", "record  told ", "record  accepted", "-test-20",
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the output has no %q", want)
