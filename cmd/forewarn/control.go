@@ -137,7 +137,8 @@ func tail(w http.ResponseWriter, r *http.Request, o *bridge.Outbox) {
 			if !ok {
 				return // it was too slow
 			}
-			if _, err := w.Write(append(body, '\n')); err != nil || rc.Flush() != nil {
+			// Every follower has the same body, so it must not be appended to.
+			if _, err := fmt.Fprintf(w, "%s\n", body); err != nil || rc.Flush() != nil {
 				return
 			}
 		}
