@@ -32,6 +32,7 @@ type Opened struct {
 var Kinds = map[string]Kind{
 	"exec":    {Open: openExec, Terms: execTerms},
 	"file":    {Open: openFile, Terms: fileTerms},
+	"nats":    {Open: openNATS, Terms: natsTerms},
 	"webhook": {Open: openWebhook, Terms: webhookTerms},
 }
 

@@ -48,6 +48,7 @@ type secretPlace struct {
 var trials = map[string]trial{
 	"exec":    {accepts: execAccepts, hangs: execHangs, secrets: execSecrets},
 	"file":    {accepts: fileAccepts},
+	"nats":    {accepts: natsAccepts, hangs: natsHangs, secrets: natsSecrets},
 	"webhook": {accepts: webhookAccepts, hangs: webhookHangs, secrets: webhookSecrets},
 }
 

@@ -1,0 +1,276 @@
+package sinks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+)
+
+// natsSettings are the keys of nats. What is secret has three forms; see Value.
+type natsSettings struct {
+	URL          natsURLs       `yaml:"url"` // nats:// or tls://, one or a list; a user in it is secret
+	URLFile      string         `yaml:"url_file"`
+	URLEnv       string         `yaml:"url_env"`
+	Subject      string         `yaml:"subject"`    // template over the fields of a CloudEvent, see natsFields
+	Once         *bool          `yaml:"once"`       // copies are refused however old the first is; true by default
+	Core         bool           `yaml:"core"`       // plain NATS instead of JetStream
+	Mode         string         `yaml:"mode"`       // of the CloudEvent: binary (default) or structured
+	CredsFile    string         `yaml:"creds_file"` // user JWT and seed
+	NKeyFile     string         `yaml:"nkey_file"`  // seed
+	Username     string         `yaml:"username"`
+	Password     Secret         `yaml:"password"`
+	PasswordFile string         `yaml:"password_file"`
+	PasswordEnv  string         `yaml:"password_env"`
+	Token        Secret         `yaml:"token"`
+	TokenFile    string         `yaml:"token_file"`
+	TokenEnv     string         `yaml:"token_env"`
+	TLS          tlsSettings    `yaml:"tls"`       // when given, nothing is said before TLS
+	Provision    *natsProvision `yaml:"provision"` // create or update the stream; by default it has to be there
+}
+
+// natsTerms: a stream is for machines and for the record, which want every change, however late.
+var natsTerms = bridge.Terms{
+	Timeout: 10 * time.Second, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 1,
+}
+
+// natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents has it, and waits until
+// a stream has stored it. Deliver and Connect are called from one goroutine at a time.
+type natsSink struct {
+	credentials natsCredentials
+	subjects    natsSubjects
+	once        bool
+	core        bool
+	structured  bool
+	provision   *natsProvision
+	name        string // of the connection
+	log         *slog.Logger
+	known       []natsServer // servers that others told of
+
+	mu      sync.Mutex // for session: Close may come from another goroutine
+	session *natsSession
+}
+
+func openNATS(decode func(any) error, h Host) (Opened, error) {
+	var s natsSettings
+	if err := decode(&s); err != nil {
+		return Opened{}, err
+	}
+	n := &natsSink{
+		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured", provision: s.Provision,
+		name: strings.TrimSpace(h.Agent + " " + h.Name), log: h.Log,
+	}
+	switch {
+	case !oneOf(s.Mode, "", "binary", "structured"):
+		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
+	case s.Core && s.Once != nil && *s.Once:
+		return Opened{}, &KeyError{"once", errors.New("is what a stream does, and core sends to none; expected one or the other")}
+	case s.Core && s.Provision != nil:
+		return Opened{}, &KeyError{"provision", errors.New("is about a stream, and core sends to none; expected one or the other")}
+	}
+	var err error
+	if n.credentials, err = newNATSCredentials(s, h); err != nil {
+		return Opened{}, err
+	}
+	if n.subjects, err = newNATSSubjects(s.Subject, n.once); err != nil {
+		return Opened{}, err
+	}
+	if n.provision, err = s.Provision.check(n.subjects); err != nil {
+		return Opened{}, err
+	}
+	return Opened{Sink: n, Secrets: n.credentials.files(), Notes: n.notes()}, nil
+}
+
+func (n *natsSink) notes() []string {
+	switch {
+	case n.core:
+		return []string{"plain NATS keeps nothing: who is not connected when a CloudEvent is sent never hears of it"}
+	case n.provision != nil && n.provision.Replicas <= 1:
+		return []string{"a stream with one replica can lose what it acknowledged in the last two minutes when its server " +
+			"crashes, unless that has sync_interval: always"}
+	}
+	return nil
+}
+
+// Deliver publishes the CloudEvent of the batch, which holds one. A copy that the stream has already is accepted.
+func (n *natsSink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return bridge.Answer{}, err
+	}
+	msg, err := n.message(batch[0].Event)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+	}
+	var answer bridge.Answer
+	err = n.with(ctx, func(ctx context.Context, s *natsSession) error {
+		if n.core {
+			answer.Status, err = s.pass(ctx, msg)
+			return err
+		}
+		if err := n.provide(ctx, s); err != nil {
+			return err
+		}
+		answer, err = n.store(ctx, s, msg)
+		return err
+	})
+	return answer, err
+}
+
+// Render shows the message that Deliver would publish.
+func (n *natsSink) Render(d bridge.Delivery) (string, error) {
+	msg, err := n.message(d.Event)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	fmt.Fprintln(&b, msg.Subject)
+	for _, name := range slices.Sorted(maps.Keys(msg.Header)) {
+		fmt.Fprintf(&b, "%s: %s\n", name, msg.Header.Get(name))
+	}
+	fmt.Fprintf(&b, "\n%s\n", msg.Data)
+	return b.String(), nil
+}
+
+// Connect connects, logs in and looks for the stream. It creates and sends nothing.
+func (n *natsSink) Connect(ctx context.Context) (string, error) {
+	var answer string
+	err := n.with(ctx, func(ctx context.Context, s *natsSession) error {
+		answer = s.whereabouts()
+		if n.core {
+			return nil
+		}
+		found, err := n.stream(ctx, s)
+		answer += ", " + found
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return answer, nil
+}
+
+// Close ends the connection.
+func (n *natsSink) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.session != nil {
+		n.session.end()
+		n.session = nil
+	}
+	return nil
+}
+
+// with does something with a connection that was made with the credentials as they are now, and judges how it ended.
+// What it says went through the veil. A connection that gave no answer is not used again.
+func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSession) error) error {
+	if _, ok := ctx.Deadline(); !ok {
+		limited, cancel := context.WithTimeout(ctx, natsTerms.Timeout)
+		defer cancel()
+		ctx = limited
+	}
+	s, err := n.connected(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.during(ctx, func(ctx context.Context) error { return do(ctx, s) })
+	if err == nil {
+		return nil
+	}
+	v, host := s.access.veil, s.server.url.Host
+	if _, answered := errors.AsType[*jetstream.APIError](err); !answered {
+		n.forget(s)
+	}
+	if ended := ctx.Err(); ended != nil {
+		return fmt.Errorf("no answer from %s: %w", v.over(host), ended)
+	}
+	return say(classOfNATS(err), v.line(host+": "+err.Error(), false, 500))
+}
+
+// connected is the connection, a new one if there is none, if it broke, or if the credentials have changed.
+func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
+	a, err := n.credentials.read()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	n.mu.Lock()
+	s := n.session
+	n.mu.Unlock()
+	if s != nil {
+		if s.alive() && s.access.stamp == a.stamp {
+			return s, nil
+		}
+		if s.access.stamp != a.stamp {
+			n.known = nil // they may belong to servers that are left
+		}
+		n.forget(s)
+	}
+	s, err = dialNATS(ctx, n.name, a.servers, a, n.log)
+	if err != nil && ctx.Err() == nil && len(n.known) > 0 {
+		if other, failed := dialNATS(ctx, n.name, n.known, a, n.log); failed == nil {
+			s, err = other, nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.session = s
+	return s, nil
+}
+
+// forget ends a connection and keeps what it learnt of other servers.
+func (n *natsSink) forget(s *natsSession) {
+	if found := s.discovered(); len(found) > 0 {
+		n.known = found
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.session == s {
+		n.session = nil
+	}
+	s.end()
+}
+
+// message is the whole message for a CloudEvent.
+func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
+	subject, err := n.subjects.of(ce)
+	if err != nil {
+		return nil, err
+	}
+	msg := &nats.Msg{Subject: subject, Header: make(nats.Header)}
+	if !n.core {
+		msg.Header.Set(jetstream.MsgIDHeader, encodeAttribute(ce.ID()))
+	}
+	if n.once {
+		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
+	}
+	if n.structured {
+		msg.Header.Set("Content-Type", structuredType)
+		msg.Data, err = ce.MarshalJSON()
+		return msg, err
+	}
+	all, err := attributes(ce)
+	if err != nil {
+		return nil, err
+	}
+	if t := ce.DataContentType(); t != "" {
+		all = append(all, attribute{"datacontenttype", t})
+	}
+	for _, a := range all {
+		msg.Header.Set("ce-"+a.name, encodeAttribute(a.value))
+	}
+	msg.Data = ce.Data()
+	return msg, nil
+}

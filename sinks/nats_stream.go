@@ -1,0 +1,291 @@
+package sinks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+)
+
+// natsProvision is what a stream shall be like. A stream that is there already gets only what is given, and keeps its
+// other subjects and properties. Nothing that a new one holds goes away unless there is a limit; over a limit the oldest
+// goes first.
+type natsProvision struct {
+	Stream     string        `yaml:"stream"`     // its name
+	Subjects   []string      `yaml:"subjects"`   // that it takes; by default those that are sent to by default
+	Replicas   int           `yaml:"replicas"`   // 1 by default, at most 5
+	MaxAge     time.Duration `yaml:"max_age"`    // after which a message goes
+	MaxBytes   size          `yaml:"max_bytes"`  // of all messages
+	Duplicates time.Duration `yaml:"duplicates"` // how long ids are remembered; 24h by default, at most max_age
+}
+
+const natsDuplicates = 24 * time.Hour
+
+var natsDefaultSubjects = []string{"forewarn.events.>", "forewarn.bridge.>"}
+
+var natsStreamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
+
+// check gives p with what is not given filled in, nil if there is none.
+func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
+	if p == nil {
+		return nil, nil
+	}
+	full := *p
+	switch {
+	case !natsStreamName.MatchString(p.Stream):
+		return nil, &KeyError{"provision.stream", fmt.Errorf("%q is no name of a stream; expected A-Z, a-z, 0-9, _ and -", p.Stream)}
+	case len(p.Subjects) == 0 && s.custom:
+		return nil, &KeyError{"provision.subjects", errors.New("missing; expected the subjects of the stream, because subject is given")}
+	case p.Replicas < 0 || p.Replicas > 5:
+		return nil, &KeyError{"provision.replicas", fmt.Errorf("%d; expected 1 to 5", p.Replicas)}
+	case p.MaxAge < 0:
+		return nil, &KeyError{"provision.max_age", errors.New("expected a time after which messages go, or none")}
+	case p.Duplicates < 0 || p.MaxAge > 0 && p.Duplicates > p.MaxAge:
+		return nil, &KeyError{"provision.duplicates", errors.New("expected a time no longer than max_age")}
+	case len(p.Subjects) == 0:
+		full.Subjects = natsDefaultSubjects
+	}
+	all, err := natsSamples()
+	if err != nil {
+		return nil, err
+	}
+	for _, ce := range all {
+		subject, err := s.of(ce)
+		if err != nil {
+			return nil, &KeyError{"subject", err}
+		}
+		if !slices.ContainsFunc(full.Subjects, func(pattern string) bool { return takes(pattern, subject) }) {
+			return nil, &KeyError{"provision.subjects", fmt.Errorf("do not take %s, the subject of a sample CloudEvent of type %s; "+
+				"expected a subject with wildcards that does", subject, ce.Type())}
+		}
+	}
+	return &full, nil
+}
+
+// config is that of a new stream.
+func (p *natsProvision) config() jetstream.StreamConfig {
+	c := jetstream.StreamConfig{
+		Name: p.Stream, Subjects: p.Subjects, Retention: jetstream.LimitsPolicy, Storage: jetstream.FileStorage,
+		Discard: jetstream.DiscardOld, Replicas: max(p.Replicas, 1), MaxAge: p.MaxAge, MaxBytes: -1,
+		Duplicates: natsDuplicates, AllowDirect: true,
+	}
+	if p.MaxBytes > 0 {
+		c.MaxBytes = int64(p.MaxBytes)
+	}
+	if p.Duplicates > 0 {
+		c.Duplicates = p.Duplicates
+	}
+	if c.MaxAge > 0 {
+		c.Duplicates = min(c.Duplicates, c.MaxAge)
+	}
+	return c
+}
+
+// changed is the configuration of a stream that is there, with what is given, and the keys that differ.
+func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfig, []string) {
+	var keys []string
+	for _, subject := range p.Subjects {
+		covered := func(pattern string) bool { return pattern == subject || takes(pattern, subject) }
+		if !slices.ContainsFunc(c.Subjects, covered) {
+			c.Subjects = append(slices.Clone(c.Subjects), subject)
+			keys = append(keys, "subjects")
+		}
+	}
+	if p.Replicas > 0 && c.Replicas != p.Replicas {
+		c.Replicas, keys = p.Replicas, append(keys, "replicas")
+	}
+	if p.MaxAge > 0 && c.MaxAge != p.MaxAge {
+		c.MaxAge, keys = p.MaxAge, append(keys, "max_age")
+	}
+	if p.MaxBytes > 0 && c.MaxBytes != int64(p.MaxBytes) {
+		c.MaxBytes, keys = int64(p.MaxBytes), append(keys, "max_bytes")
+	}
+	if p.Duplicates > 0 && c.Duplicates != p.Duplicates {
+		c.Duplicates, keys = p.Duplicates, append(keys, "duplicates")
+	}
+	if c.MaxAge > 0 && c.Duplicates > c.MaxAge { // which the server refuses
+		c.Duplicates, keys = c.MaxAge, append(keys, "duplicates")
+	}
+	return c, slices.Compact(keys)
+}
+
+// provide creates or updates the stream, once for each connection, and says what it did.
+func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
+	if n.provision == nil || s.ready {
+		return nil
+	}
+	name := n.provision.Stream
+	stream, err := s.js.Stream(ctx, name)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		config := n.provision.config()
+		if _, err := s.js.CreateStream(ctx, config); err != nil {
+			return unprovided("create", name, err)
+		}
+		n.log.Info("stream created", "stream", name, "subjects", strings.Join(config.Subjects, " "), "replicas", config.Replicas,
+			"max_age", config.MaxAge, "max_bytes", config.MaxBytes, "duplicates", config.Duplicates)
+	case err != nil:
+		return fmt.Errorf("look for stream %s: %w", name, err)
+	default:
+		config, keys := n.provision.changed(stream.CachedInfo().Config)
+		if len(keys) == 0 {
+			break
+		}
+		if _, err := s.js.UpdateStream(ctx, config); err != nil {
+			return unprovided("update", name, err)
+		}
+		n.log.Info("stream updated", "stream", name, "changed", strings.Join(keys, " "))
+	}
+	s.ready = true
+	return nil
+}
+
+// unprovided is an error about a stream that could not be made as provision has it. What the servers are not able to do
+// now they may be later; what they refuse, such as more replicas than servers, somebody has to change.
+func unprovided(verb, name string, err error) error {
+	if e, ok := errors.AsType[*jetstream.APIError](err); ok && !oneOf(e.Code, 429, 503) {
+		return &natsVerdict{bridge.ErrBlocked, fmt.Sprintf("%s stream %s: %v", verb, name, err)}
+	}
+	return fmt.Errorf("%s stream %s: %w", verb, name, err)
+}
+
+// errNotStored is an answer that says nothing about what was sent.
+var errNotStored = errors.New("what answered is no stream; does another program answer on this subject?")
+
+// store publishes a message and waits until a stream has it.
+func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (bridge.Answer, error) {
+	ack, err := s.js.PublishMsg(ctx, msg)
+	switch {
+	case err == nil:
+		return n.stored(s, ack.Stream, ack.Sequence, ack.Duplicate), nil
+	case errors.Is(err, jetstream.ErrNoStreamResponse):
+		return bridge.Answer{}, n.missing(ctx, s, msg.Subject)
+	case errors.Is(err, jetstream.ErrInvalidJSAck):
+		return bridge.Answer{}, errNotStored
+	case isTaken(err):
+		return n.taken(ctx, s, msg)
+	}
+	return bridge.Answer{}, err
+}
+
+func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplicate bool) bridge.Answer {
+	verb := "stored"
+	if duplicate {
+		verb = "already stored"
+	}
+	stream = s.access.veil.line(stream, false, 100)
+	return bridge.Answer{
+		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence), ID: fmt.Sprintf("%s:%d", stream, sequence),
+	}
+}
+
+// isTaken says that a stream holds a message of the subject already. Streams with replicas have a code of their own for
+// it.
+func isTaken(err error) bool {
+	e, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}
+
+// taken looks at the message that has the subject already: a copy of this one, sent by this or another machine however
+// long ago, or another.
+func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (bridge.Answer, error) {
+	name, err := s.js.StreamNameBySubject(ctx, msg.Subject)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("look for the stream of %s: %w", msg.Subject, err)
+	}
+	stream, err := s.js.Stream(ctx, name)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("look at stream %s: %w", name, err)
+	}
+	stored, err := stream.GetLastMsgForSubject(ctx, msg.Subject)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
+	}
+	id := msg.Header.Get(jetstream.MsgIDHeader)
+	if other := stored.Header.Get(jetstream.MsgIDHeader); other != id {
+		return bridge.Answer{}, &natsVerdict{bridge.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, message %d with id %q",
+			name, msg.Subject, stored.Sequence, other)}
+	}
+	return n.stored(s, name, stored.Sequence, true), nil
+}
+
+// missing says why no stream answered: there is none, or it has no leader just now.
+func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) error {
+	name, err := s.js.StreamNameBySubject(ctx, subject)
+	switch {
+	case err == nil:
+		return fmt.Errorf("stream %s does not answer; it may have no leader just now", name)
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return n.noStream(subject)
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return fmt.Errorf("%w: enable JetStream for this account, or set core: true to send without a stream", err)
+	}
+	return fmt.Errorf("no stream answers on %s: %w", subject, err)
+}
+
+func (n *natsSink) noStream(subject string) error {
+	subjects := subject
+	if !n.subjects.custom {
+		subjects = strings.Join(natsDefaultSubjects, " and ")
+	}
+	return &natsVerdict{bridge.ErrBlocked, fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
+		"or set core: true to send without a stream", subject, subjects)}
+}
+
+// stream says which stream takes what will be sent.
+func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
+	all, err := natsSamples()
+	if err != nil {
+		return "", err
+	}
+	subject, err := n.subjects.of(all[0])
+	if err != nil {
+		return "", err
+	}
+	name, err := s.js.StreamNameBySubject(ctx, subject)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound) && n.provision != nil:
+		return fmt.Sprintf("stream %s is created with the first delivery", n.provision.Stream), nil
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return "", n.noStream(subject)
+	case err != nil:
+		return "", fmt.Errorf("look for the stream of %s: %w", subject, err)
+	}
+	stream, err := s.js.Stream(ctx, name)
+	if err != nil {
+		return "", fmt.Errorf("look at stream %s: %w", name, err)
+	}
+	text := fmt.Sprintf("stream %s takes %s", name, strings.Join(stream.CachedInfo().Config.Subjects, " "))
+	return s.access.veil.line(text, false, 300), nil
+}
+
+// pass publishes a message to whoever listens, and returns when the server has it. An error about the message comes
+// before the answer to what is asked behind it.
+func (s *natsSession) pass(ctx context.Context, msg *nats.Msg) (string, error) {
+	before := s.conn.LastError()
+	if err := s.conn.PublishMsg(msg); err != nil {
+		return "", err
+	}
+	if err := s.conn.FlushWithContext(ctx); err != nil {
+		return "", err
+	}
+	if err := s.conn.LastError(); err != before {
+		return "", err
+	}
+	return "taken by " + s.who(), nil
+}
+
+// whereabouts says which server this is.
+func (s *natsSession) whereabouts() string { return "connected to " + s.who() }
+
+func (s *natsSession) who() string {
+	return s.access.veil.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", false, 200)
+}

@@ -1,0 +1,252 @@
+package sinks
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"text/template"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// The subjects by default. What stands in them is of the Azure event or of its set, so that all VMs that see a change
+// give it one subject.
+const (
+	natsEventSubject  = "forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.azeventtype}}.{{.change}}.{{.id}}"
+	natsBridgeSubject = "forewarn.bridge.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.change}}.{{.id}}"
+)
+
+const (
+	maxToken   = 90   // of a subject; no name that Azure permits is longer
+	maxSubject = 1000 // the server takes subjects and what stands around them up to 4 KiB
+)
+
+// natsSubjects make the subject of a CloudEvent.
+type natsSubjects struct {
+	event, bridge *template.Template
+	custom        bool
+}
+
+// newNATSSubjects parses the template of the settings, "" for the subjects by default, and tries it on a CloudEvent of
+// every change. once says that each subject has to be that of one CloudEvent only.
+func newNATSSubjects(text string, once bool) (natsSubjects, error) {
+	s := natsSubjects{custom: text != ""}
+	ofEvent, ofBridge := natsEventSubject, natsBridgeSubject
+	if s.custom {
+		ofEvent, ofBridge = text, text
+	}
+	var err error
+	if s.event, err = templates.Parse("subject", ofEvent); err != nil {
+		return s, &KeyError{"subject", err}
+	}
+	if s.bridge, err = templates.Parse("subject", ofBridge); err != nil {
+		return s, &KeyError{"subject", err}
+	}
+	all, err := natsSamples()
+	if err != nil {
+		return s, err
+	}
+	for _, ce := range all {
+		raw, err := s.execute(ce)
+		if err != nil {
+			return s, &KeyError{"subject", fmt.Errorf("with a sample CloudEvent of type %s: %w", ce.Type(), err)}
+		}
+		subject := sanitised(raw)
+		switch {
+		case subject != raw || strings.Contains("."+raw+".", ".."):
+			return s, &KeyError{"subject", fmt.Errorf("%q for a sample CloudEvent of type %s is no subject; "+
+				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), maxToken)}
+		case once && !strings.HasSuffix(subject, "."+natsToken(ce.ID())):
+			return s, &KeyError{"subject", errors.New("does not end in the CloudEvent's id, so two CloudEvents could have one " +
+				"subject and once would take the second for a copy; expected .{{.id}} at its end, or once: false")}
+		}
+	}
+	return s, nil
+}
+
+// of is the subject of a CloudEvent.
+func (s natsSubjects) of(ce event.Event) (string, error) {
+	raw, err := s.execute(ce)
+	if err != nil {
+		return "", err
+	}
+	subject := sanitised(raw)
+	if len(subject) > maxSubject {
+		return "", fmt.Errorf("the subject has %d bytes; at most %d can be sent", len(subject), maxSubject)
+	}
+	return subject, nil
+}
+
+func (s natsSubjects) execute(ce event.Event) (string, error) {
+	f := natsFields(ce)
+	t := s.event
+	if !strings.HasPrefix(ce.Type(), bridge.EventPrefix) {
+		t = s.bridge
+	}
+	var b strings.Builder
+	err := t.Execute(&b, f)
+	return strings.TrimSpace(b.String()), err
+}
+
+// natsFields is what the template of a subject sees: bridge.Fields, and subscription, resourcegroup and set of the
+// machines that the CloudEvent is about. Every text in it is one token already, so that none can add a token, a wildcard
+// or a line to a subject. Nothing in it depends on when the CloudEvent is sent.
+func natsFields(ce event.Event) map[string]any {
+	f := bridge.Fields(ce)
+	if c, ok := f["change"].(string); ok {
+		f["change"] = strings.TrimPrefix(c, "dev.forewarn.")
+	}
+	where := natsPlaceOf(ce, f)
+	f["subscription"], f["resourcegroup"], f["set"] = where.subscription, where.group, where.set
+	return tokens(f).(map[string]any)
+}
+
+// A natsPlace is where a subject says that something happens. Azure takes names that differ in case for the same, and
+// writes a group's name differently on different machines; here they are in lower case.
+type natsPlace struct{ subscription, group, set string }
+
+// natsPlaceOf finds what all machines that see an Azure event agree on: the set that the CloudEvent's source names, the
+// observer's scale set, or else the first of the event's Resources, never the observer while the event names machines.
+// About the bridge it is the observer.
+func natsPlaceOf(ce event.Event, fields map[string]any) natsPlace {
+	data, _ := fields["data"].(map[string]any)
+	observer, _ := data["observer"].(map[string]any)
+	of := func(name string) string { s, _ := observer[name].(string); return s }
+	p := natsPlace{of("subscriptionId"), of("resourceGroup"), of("scaleSet")}
+	source, kind := resourceID(ce.Source())
+	if p.subscription == "" || p.group == "" {
+		p.subscription, p.group = source.subscription, source.group
+	}
+	resources, _ := fields["resources"].([]string)
+	machine := strings.EqualFold(kind, "virtualMachines") || kind == ""
+	switch {
+	case !strings.HasPrefix(ce.Type(), bridge.EventPrefix):
+		p.set = of("name")
+	case !machine:
+		p = source
+	case p.set == "" && len(resources) > 0:
+		p.set = resources[0]
+	case p.set == "":
+		p.set = of("name")
+	}
+	if p.set == "" {
+		p.set = source.set
+	}
+	return natsPlace{strings.ToLower(p.subscription), strings.ToLower(p.group), strings.ToLower(p.set)}
+}
+
+// resourceID reads an Azure resource id out of a CloudEvent's source: where it is, what it is called, and its kind, ""
+// when the source holds none.
+func resourceID(source string) (p natsPlace, kind string) {
+	_, path, found := strings.Cut(source, "/subscriptions/")
+	if !found {
+		return p, ""
+	}
+	parts := strings.Split(path, "/")
+	for i, part := range parts {
+		if plain, err := url.PathUnescape(part); err == nil {
+			parts[i] = plain
+		}
+	}
+	// <subscription> resourceGroups <group> providers <namespace> <kind> <name> [<kind> <name>]…
+	if len(parts) < 7 || len(parts)%2 == 0 || !strings.EqualFold(parts[1], "resourceGroups") {
+		return p, ""
+	}
+	return natsPlace{parts[0], parts[2], parts[len(parts)-1]}, parts[len(parts)-2]
+}
+
+// tokens are v with every text in it made a token.
+func tokens(v any) any {
+	switch v := v.(type) {
+	case string:
+		return natsToken(v)
+	case []string:
+		list := make([]string, len(v))
+		for i, s := range v {
+			list[i] = natsToken(s)
+		}
+		return list
+	case []any:
+		list := make([]any, len(v))
+		for i, item := range v {
+			list[i] = tokens(item)
+		}
+		return list
+	case map[string]any:
+		m := make(map[string]any, len(v))
+		for name, item := range v {
+			m[name] = tokens(item)
+		}
+		return m
+	}
+	return v
+}
+
+// sanitised makes every token of a subject fit.
+func sanitised(subject string) string {
+	parts := strings.Split(subject, ".")
+	for i, p := range parts {
+		parts[i] = natsToken(p)
+	}
+	return strings.Join(parts, ".")
+}
+
+// natsToken makes a text one token of a subject: letters, digits, _ and - stay, every other rune becomes _, nothing is
+// _ too. What is too long is cut and ends in a hash of the whole, so that two long ids stay two.
+func natsToken(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if b.Len() > maxToken {
+			break
+		}
+		switch {
+		case r < utf8.RuneSelf && ('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-'):
+			b.WriteRune(r)
+		default:
+			b.WriteByte('_')
+		}
+	}
+	switch {
+	case b.Len() == 0:
+		return "_"
+	case b.Len() <= maxToken:
+		return b.String()
+	}
+	sum := sha256.Sum256([]byte(s))
+	return b.String()[:maxToken-9] + "-" + hex.EncodeToString(sum[:4])
+}
+
+// natsSamples are CloudEvents of every change, and one about the bridge.
+func natsSamples() ([]event.Event, error) {
+	all, err := samples()
+	if err != nil {
+		return nil, err
+	}
+	about, err := bridge.WrapBridge(bridge.BridgeTest, nil, bridge.Observer{Name: "vm-0"}, time.Unix(0, 0))
+	if err != nil {
+		return nil, fmt.Errorf("sample: %w", err)
+	}
+	return append(all, about), nil
+}
+
+// takes says whether a stream's subject, which may hold wildcards, takes a subject.
+func takes(pattern, subject string) bool {
+	of, parts := strings.Split(pattern, "."), strings.Split(subject, ".")
+	for i, token := range of {
+		switch {
+		case token == ">" && i == len(of)-1:
+			return len(parts) > i
+		case i >= len(parts) || token != "*" && token != parts[i]:
+			return false
+		}
+	}
+	return len(of) == len(parts)
+}

@@ -1,0 +1,473 @@
+package sinks
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	cenats "github.com/cloudevents/sdk-go/protocol/nats_jetstream/v2"
+	"github.com/cloudevents/sdk-go/v2/binding"
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
+
+	"forewarn/bridge"
+)
+
+// natsServe starts a NATS server with JetStream that ends with the test. with changes its options, if not nil.
+func natsServe(t *testing.T, with func(*server.Options)) *server.Server {
+	t.Helper()
+	o := &server.Options{
+		ServerName: "nats-1", Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
+	}
+	if with != nil {
+		with(o)
+	}
+	s, err := server.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { natsStop(s) })
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the server takes no connections")
+	}
+	return s
+}
+
+func natsStop(s *server.Server) {
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+// natsClient is a connection of the test's own.
+func natsClient(t *testing.T, url string, options ...nats.Option) (*nats.Conn, jetstream.JetStream) {
+	t.Helper()
+	conn, err := nats.Connect(url, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn, js
+}
+
+// natsStream makes the stream FOREWARN. with changes its configuration, if not nil.
+func natsStream(t *testing.T, js jetstream.JetStream, with func(*jetstream.StreamConfig)) jetstream.Stream {
+	t.Helper()
+	config := jetstream.StreamConfig{Name: "FOREWARN", Subjects: []string{"forewarn.>"}}
+	if with != nil {
+		with(&config)
+	}
+	stream, err := js.CreateStream(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// natsStored are all messages of a stream.
+func natsStored(t *testing.T, stream jetstream.Stream) []*jetstream.RawStreamMsg {
+	t.Helper()
+	info, err := stream.Info(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*jetstream.RawStreamMsg
+	for i := uint64(1); i <= info.State.LastSeq; i++ {
+		msg, err := stream.GetMsg(context.Background(), i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, msg)
+	}
+	return all
+}
+
+func natsIDs(t *testing.T, stream jetstream.Stream) []string {
+	t.Helper()
+	var ids []string
+	for _, msg := range natsStored(t, stream) {
+		ids = append(ids, msg.Header.Get("ce-id"))
+	}
+	return ids
+}
+
+func natsAccepts(t *testing.T) (string, func() []string) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	stream := natsStream(t, js, nil)
+	return "url: " + srv.ClientURL(), func() []string { return natsIDs(t, stream) }
+}
+
+// natsFake is a server that says what it is told to, and then hears until the connection ends. heard is closed after the
+// first connection has got its say.
+func natsFake(t *testing.T, talk func(conn net.Conn, r *bufio.Reader)) (address string, heard <-chan struct{}) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for first := true; ; first = false {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r := bufio.NewReader(conn)
+			talk(conn, r)
+			if first {
+				close(said)
+			}
+			io.Copy(io.Discard, r)
+			conn.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-ended
+	})
+	return l.Addr().String(), said
+}
+
+const natsInfo = `INFO {"server_id":"X","server_name":"fake","version":"2.15.2","headers":true,"max_payload":1048576,"nonce":"abcdefghijkl"%s}` + "\r\n"
+
+// natsLet lets a client in and then does as talk says.
+func natsLet(talk func(conn net.Conn, r *bufio.Reader)) func(net.Conn, *bufio.Reader) {
+	return func(conn net.Conn, r *bufio.Reader) {
+		fmt.Fprintf(conn, natsInfo, "")
+		for {
+			line, err := r.ReadString('\n')
+			if err != nil {
+				return
+			}
+			if strings.HasPrefix(line, "PING") {
+				break
+			}
+		}
+		io.WriteString(conn, "PONG\r\n")
+		talk(conn, r)
+	}
+}
+
+func natsHangs(t *testing.T) map[string]hung {
+	silent, asked := natsFake(t, func(net.Conn, *bufio.Reader) {})
+	secure, shaking := natsFake(t, func(conn net.Conn, r *bufio.Reader) {
+		fmt.Fprintf(conn, natsInfo, `,"tls_required":true`)
+		r.ReadByte() // of the handshake, which is not answered
+	})
+	waits := func(command string) (string, <-chan struct{}) {
+		return natsFake(t, natsLet(func(_ net.Conn, r *bufio.Reader) {
+			for {
+				line, err := r.ReadString('\n')
+				if err != nil || strings.HasPrefix(line, command) {
+					return
+				}
+			}
+		}))
+	}
+	deaf, published := waits("HPUB")
+	plain, passed := waits("PING")
+	return map[string]hung{
+		"no greeting":       {"url: " + silent, asked},
+		"no handshake":      {"url: tls://" + secure, shaking},
+		"no acknowledgment": {"url: " + deaf, published},
+		"no pong":           {"url: " + plain + "\ncore: true", passed},
+	}
+}
+
+// natsUser makes a user's creds file, its seed, and the JWT.
+func natsUser(t *testing.T, account nkeys.KeyPair, expires time.Time) (file, seed, token string) {
+	t.Helper()
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := user.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims := jwt.NewUserClaims(public)
+	if !expires.IsZero() {
+		claims.Expires = expires.Unix()
+	}
+	if token, err = claims.Encode(account); err != nil {
+		t.Fatal(err)
+	}
+	text, err := user.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, err := jwt.FormatUserConfig(token, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return writeFile(t, "user.creds", string(creds)), string(text), token
+}
+
+func natsSeed(t *testing.T) (file, seed, public string) {
+	t.Helper()
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := user.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if public, err = user.PublicKey(); err != nil {
+		t.Fatal(err)
+	}
+	return writeFile(t, "nkey", string(text)+"\n"), string(text), public
+}
+
+func natsSecrets(t *testing.T) []secretPlace {
+	echo, _ := natsFake(t, func(conn net.Conn, r *bufio.Reader) { // says back what it was told
+		fmt.Fprintf(conn, natsInfo, "")
+		line, _ := r.ReadString('\n')
+		fmt.Fprintf(conn, "-ERR 'Authorization Violation of %s'\r\n", strings.TrimSpace(line))
+		conn.Close()
+	})
+	later, _ := natsFake(t, natsLet(func(conn net.Conn, r *bufio.Reader) { // and one that does so out of turn
+		io.WriteString(conn, "-ERR 'Permissions Violation for Publish to \"hunter2hunter2\"'\r\n")
+	}))
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	account, err := nkeys.CreateAccount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, seed, token := natsUser(t, account, time.Time{})
+	nkey, nkeySeed, _ := natsSeed(t)
+	const secret = "hunter2hunter2"
+	return []secretPlace{
+		{"password in the URL", "url: nats://azure:" + secret + "@" + echo, []string{secret}, nil},
+		{"password in the URL, not reached", "url: nats://azure:" + secret + "@" + gone.Addr().String(), []string{secret}, nil},
+		{"token in the URL", "url: [nats://" + secret + "@" + echo + "]", []string{secret}, nil},
+		{"URL in the environment", "url_env: URL", []string{secret}, map[string]string{"URL": "nats://x:" + secret + "@" + echo}},
+		{"wrong URL", "url: 'nats://x:" + secret + "@[::1'", []string{secret}, nil},
+		{"wrong scheme", "url: 'http://x:" + secret + "@127.0.0.1'", []string{secret}, nil},
+		{"password", "url: " + echo + "\nusername: azure\npassword: " + secret, []string{secret}, nil},
+		{"password, out of turn", "url: " + later + "\nusername: azure\npassword: " + secret, []string{secret}, nil},
+		{"token", "url: " + echo + "\ntoken: " + secret, []string{secret}, nil},
+		{"token, out of turn", "url: " + later + "\ncore: true\ntoken: " + secret, []string{secret}, nil},
+		{"token in a file", "url: " + echo + "\ntoken_file: " + writeFile(t, "token", secret+"\n"), []string{secret}, nil},
+		{"wrong, two logins", "url: " + echo + "\ntoken: " + secret + "\nusername: x\npassword: " + secret, []string{secret}, nil},
+		{"creds", "url: " + echo + "\ncreds_file: " + creds, []string{seed, token}, nil},
+		{"nkey", "url: " + echo + "\nnkey_file: " + nkey, []string{nkeySeed}, nil},
+		{"wrong creds", "url: " + echo + "\ncreds_file: " + nkey, []string{nkeySeed}, nil},
+		{"wrong nkey", "url: " + echo + "\nnkey_file: " + writeFile(t, "nkey", nkeySeed[:40]), []string{nkeySeed[:40]}, nil},
+	}
+}
+
+// Every CloudEvent leaves as the SDK's own decoder reads it, in both modes, once the percent-encoding is taken off its
+// attributes, which the specification asks for and the SDK leaves on.
+func TestNATSMessagesAreReadByTheSDK(t *testing.T) {
+	for _, mode := range []string{"binary", "structured"} {
+		srv := natsServe(t, nil)
+		_, js := natsClient(t, srv.ClientURL())
+		stream := natsStream(t, js, nil)
+		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nmode: "+mode, testHost(t))
+		for i, d := range deliveries(t) {
+			answer, err := s.Deliver(t.Context(), []bridge.Delivery{d})
+			if err != nil {
+				t.Fatalf("%s: Deliver = %v", mode, err)
+			}
+			if want := (bridge.Answer{Status: fmt.Sprintf("stored in stream FOREWARN, message %d", i+1), ID: fmt.Sprintf("FOREWARN:%d", i+1)}); answer.Status != want.Status || answer.ID != want.ID {
+				t.Errorf("%s: answer is %+v, want %+v", mode, answer, want)
+			}
+		}
+		for i, msg := range natsStored(t, stream) {
+			want := deliveries(t)[i].Event
+			if got := msg.Header.Get("Content-Type"); mode == "structured" && got != structuredType {
+				t.Errorf("Content-Type is %q, want %q", got, structuredType)
+			}
+			if got := msg.Header.Get("ce-datacontenttype"); mode == "binary" && got != "application/json" {
+				t.Errorf("ce-datacontenttype is %q", got)
+			}
+			for name, values := range msg.Header {
+				if strings.HasPrefix(name, "ce-") {
+					values[0] = decodeAttribute(t, values[0])
+				}
+			}
+			got, err := binding.ToEvent(t.Context(), cenats.NewMessage(&nats.Msg{Header: msg.Header, Data: msg.Data}))
+			if err != nil {
+				t.Fatalf("%s: the SDK says %v", mode, err)
+			}
+			if attributesOf(t, *got) != attributesOf(t, want) || string(got.Data()) != string(want.Data()) {
+				t.Errorf("%s: the SDK reads\n%s\nwant\n%s", mode, got, want)
+			}
+			if id := msg.Header.Get("Nats-Msg-Id"); id != want.ID() {
+				t.Errorf("Nats-Msg-Id is %q, want %q", id, want.ID())
+			}
+		}
+	}
+}
+
+// What render shows is what leaves.
+func TestNATSRendersWhatLeaves(t *testing.T) {
+	for name, tt := range map[string]struct {
+		settings string
+		delivery int
+	}{
+		"binary":     {"", 0},
+		"binary-odd": {"", 4},
+		"structured": {"mode: structured", 1},
+		"core":       {"core: true\nsubject: vms.{{.observer}}.{{.change}}", 2},
+		"again":      {"once: false\nsubject: 'vms.{{with .azeventtype}}{{lower .}}{{else}}other{{end}}'", 3},
+	} {
+		s := mustOpen(t, "nats", "url: nats://azure:hunter2@nats.example.com\n"+tt.settings, testHost(t))
+		got, err := s.(bridge.Renderer).Render(deliveries(t)[tt.delivery])
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "nats-"+name+".golden", got)
+	}
+}
+
+// natsObserved is what a VM says of a change.
+func natsObserved(t *testing.T, raw string, kind bridge.ChangeKind, o bridge.Observer, repeat int) event.Event {
+	t.Helper()
+	e, err := bridge.UnmarshalEvent([]byte(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ce, err := bridge.Wrap(bridge.Change{Kind: kind, Event: e}, bridge.Circumstances{Observer: o, Time: monday, Incarnation: "1", Repeat: repeat})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce
+}
+
+func natsEvent(id, kind string, resources ...string) string {
+	list, _ := json.Marshal(resources)
+	return fmt.Sprintf(`{"EventId":%q,"EventStatus":"Scheduled","EventType":%q,"ResourceType":"VirtualMachine","Resources":%s,`+
+		`"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","Description":"","EventSource":"Platform","DurationInSeconds":-1}`, id, kind, list)
+}
+
+const (
+	natsFirst  = "602D9444-D2CD-49C7-8624-8643E7171297"
+	natsSecond = "7A8B9444-D2CD-49C7-8624-8643E7171298"
+)
+
+// Copies of a change from other VMs of the set are stored once, even when the stream has long forgotten its id, and are
+// accepted all the same; a second event of the same VM, and one that comes back, are never taken for copies.
+func TestNATSStoresEachChangeOnce(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
+	set := bridge.Observer{SubscriptionID: "5D9B", ResourceGroup: "RG-Web", ScaleSet: "web"}
+	deliver := func(ce event.Event) string {
+		t.Helper()
+		s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t)) // each VM has its own
+		answer, err := s.Deliver(t.Context(), []bridge.Delivery{{Event: ce, Attempt: 1}})
+		if err != nil {
+			t.Fatalf("Deliver of %s = %v", ce.ID(), err)
+		}
+		return answer.Status
+	}
+	reboot := natsEvent(natsFirst, "Reboot", "web_0")
+	for i, vm := range []string{"web_0", "web_1", "web_2"} {
+		o := set
+		o.Name, o.VMID = vm, fmt.Sprint(i)
+		want := "already stored in stream FOREWARN, message 1"
+		if i == 0 {
+			want = "stored in stream FOREWARN, message 1"
+		} else {
+			natsForgets(t, js, i)
+		}
+		if got := deliver(natsObserved(t, reboot, bridge.Scheduled, o, 0)); got != want {
+			t.Errorf("%s: %q, want %q", vm, got, want)
+		}
+	}
+	o := set
+	o.Name = "web_0"
+	again := natsObserved(t, reboot, bridge.Scheduled, o, 1)
+	second := natsObserved(t, natsEvent(natsSecond, "Reboot", "web_0"), bridge.Scheduled, o, 0)
+	deliver(second)
+	deliver(again)
+	want := []string{natsFirst + "-scheduled", natsSecond + "-scheduled", natsFirst + "-scheduled-r2"}
+	if got := natsIDs(t, stream); !slices.Equal(got, want) {
+		t.Errorf("the stream holds %q, want %q", got, want)
+	}
+}
+
+// natsForgets returns when the stream of the test has forgotten the ids of before: it takes a probe of a known id as new.
+func natsForgets(t *testing.T, js jetstream.JetStream, round int) {
+	t.Helper()
+	probe, err := js.CreateOrUpdateStream(t.Context(), jetstream.StreamConfig{
+		Name: "PROBE", Subjects: []string{"probe"}, Duplicates: 100 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer js.DeleteStream(t.Context(), probe.CachedInfo().Config.Name)
+	for ; ; time.Sleep(5 * time.Millisecond) {
+		ack, err := js.Publish(t.Context(), "probe", nil, jetstream.WithMsgID(fmt.Sprint(round)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := probe.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ack.Duplicate && info.State.Msgs > 1 {
+			return
+		}
+	}
+}
+
+// Within the window a copy is told by its id alone, without once too, whatever its subject.
+func TestNATSCopyInTheWindowIsAccepted(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	stream := natsStream(t, js, nil)
+	for i, subject := range []string{"forewarn.one", "forewarn.two"} {
+		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nonce: false\nsubject: "+subject, testHost(t))
+		answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		if err != nil || strings.HasPrefix(answer.Status, "already") != (i == 1) {
+			t.Errorf("Deliver to %s = %+v, %v", subject, answer, err)
+		}
+	}
+	if got := natsIDs(t, stream); len(got) != 1 {
+		t.Errorf("the stream holds %q, want one message", got)
+	}
+}
+
+// A subject that holds another message is no copy: the CloudEvent is rejected, and that says so.
+func TestNATSAnotherMessageOfTheSubjectRejects(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	natsStream(t, js, nil)
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t)).(*natsSink)
+	msg, err := s.message(deliveries(t)[0].Event)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(t.Context(), msg.Subject, nil, jetstream.WithMsgID("other\x1b")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Deliver(t.Context(), deliveries(t)[:1])
+	if !errors.Is(err, bridge.ErrRejected) || !strings.Contains(err.Error(), `holds another message`) {
+		t.Errorf("Deliver = %v, want it rejected", err)
+	}
+}
