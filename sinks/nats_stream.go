@@ -133,7 +133,7 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 		n.log.Info("stream created", "stream", name, "subjects", strings.Join(config.Subjects, " "), "replicas", config.Replicas,
 			"max_age", config.MaxAge, "max_bytes", config.MaxBytes, "duplicates", config.Duplicates)
 	case err != nil:
-		return fmt.Errorf("look for stream %s: %w", name, err)
+		return unanswered("look for stream "+name, err)
 	default:
 		config, keys := n.provision.changed(stream.CachedInfo().Config)
 		if len(keys) == 0 {
@@ -155,6 +155,17 @@ func unprovided(verb, name string, err error) error {
 		return &natsVerdict{bridge.ErrBlocked, fmt.Sprintf("%s stream %s: %v", verb, name, err)}
 	}
 	return fmt.Errorf("%s stream %s: %w", verb, name, err)
+}
+
+// unanswered is an error of asking JetStream for something. When nobody answers there is no JetStream at all.
+func unanswered(doing string, err error) error {
+	for _, none := range []error{nats.ErrNoResponders, jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount} {
+		if errors.Is(err, none) {
+			return &natsVerdict{bridge.ErrBlocked, doing + ": there is no JetStream for this account; enable it, or set core: true to " +
+				"send without a stream"}
+		}
+	}
+	return fmt.Errorf("%s: %w", doing, err)
 }
 
 // errNotStored is an answer that says nothing about what was sent.
@@ -199,11 +210,11 @@ func isTaken(err error) bool {
 func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (bridge.Answer, error) {
 	name, err := s.js.StreamNameBySubject(ctx, msg.Subject)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("look for the stream of %s: %w", msg.Subject, err)
+		return bridge.Answer{}, unanswered("look for the stream of "+msg.Subject, err)
 	}
 	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("look at stream %s: %w", name, err)
+		return bridge.Answer{}, unanswered("look at stream "+name, err)
 	}
 	stored, err := stream.GetLastMsgForSubject(ctx, msg.Subject)
 	if err != nil {
@@ -225,10 +236,8 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 		return fmt.Errorf("stream %s does not answer; it may have no leader just now", name)
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return n.noStream(subject)
-	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
-		return fmt.Errorf("%w: enable JetStream for this account, or set core: true to send without a stream", err)
 	}
-	return fmt.Errorf("no stream answers on %s: %w", subject, err)
+	return unanswered("no stream answers on "+subject+", and to look for it", err)
 }
 
 func (n *natsSink) noStream(subject string) error {
@@ -257,11 +266,11 @@ func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return "", n.noStream(subject)
 	case err != nil:
-		return "", fmt.Errorf("look for the stream of %s: %w", subject, err)
+		return "", unanswered("look for the stream of "+subject, err)
 	}
 	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
-		return "", fmt.Errorf("look at stream %s: %w", name, err)
+		return "", unanswered("look at stream "+name, err)
 	}
 	text := fmt.Sprintf("stream %s takes %s", name, strings.Join(stream.CachedInfo().Config.Subjects, " "))
 	return s.access.veil.line(text, false, 300), nil

@@ -1,0 +1,556 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
+
+	"forewarn/bridge"
+)
+
+// natsPersists delivers until it is accepted, as the bridge would, and gives the failures before. None may be of a class
+// that ends or stops deliveries.
+func natsPersists(t *testing.T, s bridge.Sink, d bridge.Delivery) (failures []error) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		_, err := s.Deliver(ctx, []bridge.Delivery{d})
+		cancel()
+		if err == nil {
+			return failures
+		}
+		if classOf(err) != again {
+			t.Fatalf("Deliver = %v, want it to be tried again", err)
+		}
+		failures = append(failures, err)
+	}
+	t.Fatalf("never accepted: %v", failures[len(failures)-1])
+	return nil
+}
+
+// A server that is gone is tried again and gets, once it is back, what it missed: nothing twice, nothing that was not
+// accepted before.
+func TestNATSOutageAndRestart(t *testing.T) {
+	dir := t.TempDir()
+	port := -1
+	start := func() *server.Server {
+		srv := natsServe(t, func(o *server.Options) { o.StoreDir, o.Port = dir, port })
+		at, err := url.Parse(srv.ClientURL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Sscan(at.Port(), &port)
+		return srv
+	}
+	srv := start()
+	conn, js := natsClient(t, srv.ClientURL())
+	natsStream(t, js, nil)
+	conn.Close()
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t))
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+		t.Fatal(err)
+	}
+	natsStop(srv)
+	for range 3 {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[1:2]); classOf(err) != again {
+			t.Errorf("while it is down: %v, want it to be tried again", err)
+		}
+	}
+	srv = start()
+	if _, js = natsClient(t, srv.ClientURL()); natsPersists(t, s, deliveries(t)[1]) != nil {
+		t.Error("it is up, and an attempt failed")
+	}
+	stream, err := js.Stream(t.Context(), "FOREWARN")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := natsIDs(t, stream), natsOwed(t, 2); !slices.Equal(got, want) {
+		t.Errorf("the stream holds %q, want %q", got, want)
+	}
+}
+
+// natsOwed are the ids of the first deliveries.
+func natsOwed(t *testing.T, n int) []string {
+	t.Helper()
+	var ids []string
+	for _, d := range deliveries(t)[:n] {
+		ids = append(ids, d.Event.ID())
+	}
+	return ids
+}
+
+// natsCluster starts three servers that know of each other.
+func natsCluster(t *testing.T) []*server.Server {
+	t.Helper()
+	var ports []int
+	var routes []*url.URL
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
+		l.Close()
+	}
+	var all []*server.Server
+	for i, port := range ports {
+		all = append(all, natsStart(t, func(o *server.Options) {
+			o.ServerName = fmt.Sprint("nats-", i+1)
+			o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port}
+			o.Routes = routes
+		}))
+	}
+	for _, s := range all {
+		if !s.ReadyForConnections(20 * time.Second) {
+			t.Fatal("the cluster takes no connections")
+		}
+	}
+	return all
+}
+
+// In a cluster every change is stored once, in order, whichever server leads and whichever is gone; those that the
+// settings do not name are found.
+func TestNATSLeaderChange(t *testing.T) {
+	servers := natsCluster(t)
+	var urls []string
+	for _, s := range servers {
+		urls = append(urls, s.ClientURL())
+	}
+	conn, js := natsClient(t, strings.Join(urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	var stream jetstream.Stream
+	var err error
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) { // until there is a leader
+		stream, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "FOREWARN", Subjects: []string{"forewarn.>"}, Replicas: 3})
+		if err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, "nats", "url: "+servers[0].ClientURL(), testHost(t))
+	natsPersists(t, s, deliveries(t)[0])
+	if _, err := conn.Request("$JS.API.STREAM.LEADER.STEPDOWN.FOREWARN", nil, 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	natsPersists(t, s, deliveries(t)[1])
+	natsPersists(t, s, deliveries(t)[1])
+
+	other, err := s.(*natsSink).message(deliveries(t)[4].Event)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(t.Context(), other.Subject, nil, jetstream.WithMsgID("another"), jetstream.WithRetryAttempts(50)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Deliver(t.Context(), deliveries(t)[4:5]); classOf(err) != rejected {
+		t.Errorf("a subject that another message has: %v, want it rejected", err)
+	}
+
+	natsStop(servers[0]) // the only one in the settings
+	natsPersists(t, s, deliveries(t)[2])
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if _, err = stream.Info(t.Context()); err == nil {
+			break
+		}
+	}
+	if got, want := natsIDs(t, stream), natsOwed(t, 3); !slices.Equal(got, want) {
+		t.Errorf("the stream holds %q, want %q", got, want)
+	}
+}
+
+// What an operator has to mend blocks, with the words to mend it; what may mend itself is tried again; what will never be
+// stored is rejected.
+func TestNATSFailures(t *testing.T) {
+	for name, tt := range map[string]struct {
+		server   func(*server.Options)
+		stream   func(*jetstream.StreamConfig)
+		settings string
+		want     string
+		says     string
+	}{
+		"stream missing": {want: blocked,
+			says: "no stream takes forewarn.events._._.vm-0.Reboot.scheduled." + natsFirst + "-scheduled; create one with the " +
+				"subjects forewarn.events.> and forewarn.bridge.>, or let provision do it, or set core: true"},
+		"stream for other subjects": {
+			stream: func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.bridge.>"} }, want: blocked, says: "no stream takes",
+		},
+		"no JetStream": {server: func(o *server.Options) { o.JetStream = false }, want: blocked, says: "there is no JetStream for this account"},
+		"stream full": {
+			stream: func(c *jetstream.StreamConfig) { c.MaxBytes, c.Discard = 100, jetstream.DiscardNew }, want: again, says: "maximum bytes exceeded",
+		},
+		"stream full of messages": {
+			stream: func(c *jetstream.StreamConfig) {
+				c.Subjects, c.MaxMsgs, c.Discard = append(c.Subjects, "full"), 1, jetstream.DiscardNew
+			}, want: again, says: "maximum messages exceeded",
+		},
+		"larger than the stream takes": {
+			stream: func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 }, want: rejected, says: "message size exceeds maximum allowed",
+		},
+		"larger than the server takes": {server: func(o *server.Options) { o.MaxPayload = 100 }, want: rejected, says: "maximum payload exceeded"},
+		"may not publish": {
+			server: natsMay(&server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forewarn.>"}}}),
+			stream: func(*jetstream.StreamConfig) {}, want: blocked, says: `Permissions Violation for Publish to "forewarn.events.`,
+		},
+		"may not publish, core": {
+			server:   natsMay(&server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forewarn.>"}}}),
+			settings: "core: true", want: blocked, says: `Permissions Violation for Publish to "forewarn.events.`,
+		},
+		"may not hear answers": {
+			server: natsMay(&server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.>"}}}),
+			stream: func(*jetstream.StreamConfig) {}, want: blocked, says: `Permissions Violation for Subscription to "_INBOX.`,
+		},
+		"may not look for streams": {
+			server: natsMay(&server.Permissions{Publish: &server.SubjectPermission{Allow: []string{"forewarn.>"}}}), want: blocked,
+			says: `Permissions Violation for Publish to "$JS.API.STREAM.NAMES"`,
+		},
+		"too many connections": {server: func(o *server.Options) { o.MaxConn = 1 }, want: again}, // its words may be lost,
+	} {
+		t.Run(name, func(t *testing.T) {
+			srv := natsServe(t, tt.server)
+			_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
+			if tt.stream != nil {
+				natsStream(t, js, tt.stream)
+			}
+			if strings.Contains(name, "full of") {
+				if _, err := js.Publish(t.Context(), "full", nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			began := time.Now()
+			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\n"+tt.settings, testHost(t))
+			answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
+			if classOf(err) != tt.want || !strings.Contains(err.Error(), tt.says) || answer.Status != "" {
+				t.Errorf("Deliver = %v, want it %s: …%s…", err, tt.want, tt.says)
+			}
+			if took := time.Since(began); took > 8*time.Second {
+				t.Errorf("took %v, as if nobody had answered", took)
+			}
+		})
+	}
+}
+
+// natsMay makes a server let the user vm in with permissions, and the user test with all.
+func natsMay(p *server.Permissions) func(*server.Options) {
+	return func(o *server.Options) {
+		o.Users = []*server.User{{Username: "vm", Password: "hunter2", Permissions: p}, {Username: "test", Password: "test"}}
+	}
+}
+
+// Names that do not exist block, but only when no server of the list can be hoped for.
+func TestNATSAddresses(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	natsStream(t, js, nil)
+	gone := natsServe(t, nil)
+	natsStop(gone)
+	for settings, want := range map[string]string{
+		"url: nats://nowhere.invalid":                                blocked,
+		"url: " + gone.ClientURL():                                   again,
+		"url: [nats://nowhere.invalid, " + gone.ClientURL() + "]":    again,
+		"url: [nats://nowhere.invalid, " + srv.ClientURL() + "]":     accepted,
+		"url: 'nats://nowhere.invalid, " + srv.ClientURL() + "'":     accepted,
+		"url: tls://" + strings.TrimPrefix(srv.ClientURL(), "nats:"): blocked,
+	} {
+		settings = strings.Replace(settings, "tls:////", "tls://", 1)
+		for range 3 { // the order is random
+			s := mustOpen(t, "nats", settings, testHost(t))
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want {
+				t.Errorf("%s: %v, want it %s", settings, err, want)
+			}
+		}
+	}
+}
+
+// Each way to log in lets in who may, and blocks who may not.
+func TestNATSLogins(t *testing.T) {
+	account, err := nkeys.CreateAccount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	operated := natsOperator(t, account)
+	good, _, _ := natsUser(t, account, time.Time{})
+	expired, _, _ := natsUser(t, account, time.Now().Add(-time.Hour))
+	stranger, err := nkeys.CreateAccount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	strange, _, _ := natsUser(t, stranger, time.Time{})
+	seed, _, public := natsSeed(t)
+	otherSeed, _, _ := natsSeed(t)
+	users := natsServe(t, func(o *server.Options) { o.Username, o.Password = "azure", "hunter2" })
+	token := natsServe(t, func(o *server.Options) { o.Authorization = "hunter2" })
+	keys := natsServe(t, func(o *server.Options) { o.Nkeys = []*server.NkeyUser{{Nkey: public}} })
+	at := func(srv *server.Server, user string) string {
+		return "url: nats://" + user + strings.TrimPrefix(srv.ClientURL(), "nats://") + "\ncore: true\n"
+	}
+	for name, tt := range map[string]struct{ settings, want string }{
+		"password":        {at(users, "") + "username: azure\npassword: hunter2", accepted},
+		"wrong password":  {at(users, "") + "username: azure\npassword: hunter3", blocked},
+		"nothing":         {at(users, ""), blocked},
+		"in the URL":      {at(users, "azure:hunter2@"), accepted},
+		"wrong in it":     {at(users, "azure:hunter3@"), blocked},
+		"token":           {at(token, "") + "token: hunter2", accepted},
+		"wrong token":     {at(token, "") + "token: hunter3", blocked},
+		"token in it":     {at(token, "hunter2@"), accepted},
+		"nkey":            {at(keys, "") + "nkey_file: " + seed, accepted},
+		"another nkey":    {at(keys, "") + "nkey_file: " + otherSeed, blocked},
+		"nkey, no nonces": {at(token, "") + "nkey_file: " + seed, blocked},
+		"creds":           {at(operated, "") + "creds_file: " + good, accepted},
+		"expired creds":   {at(operated, "") + "creds_file: " + expired, blocked},
+		"strange creds":   {at(operated, "") + "creds_file: " + strange, blocked},
+	} {
+		s := mustOpen(t, "nats", tt.settings, testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != tt.want {
+			t.Errorf("%s: %v, want it %s", name, err, tt.want)
+		}
+	}
+}
+
+// natsOperator starts a server that trusts the users of an account.
+func natsOperator(t *testing.T, account nkeys.KeyPair) *server.Server {
+	t.Helper()
+	operator, err := nkeys.CreateOperator()
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := operator.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := account.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := jwt.NewAccountClaims(name).Encode(operator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resolver := &server.MemAccResolver{}
+	if err := resolver.Store(name, token); err != nil {
+		t.Fatal(err)
+	}
+	return natsServe(t, func(o *server.Options) {
+		o.JetStream, o.TrustedKeys, o.AccountResolver = false, []string{public}, resolver
+	})
+}
+
+// A server over TLS is verified, and gets the certificate and the login that it asks for.
+func TestNATSOverTLSWithLogin(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	srv := natsServe(t, func(o *server.Options) {
+		o.Username, o.Password, o.TLSVerify, o.TLSTimeout = "azure", "hunter2", true, 5
+		o.TLSConfig = &tls.Config{
+			Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
+			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool(),
+		}
+	})
+	host := strings.TrimPrefix(strings.TrimPrefix(srv.ClientURL(), "nats://"), "tls://")
+	cert := files(t, ca.issue(t, "vm-0", time.Hour))
+	_, js := natsClient(t, "tls://"+host, nats.UserInfo("azure", "hunter2"), nats.Secure(&tls.Config{
+		RootCAs: ca.pool(), Certificates: []tls.Certificate{ca.issue(t, "test", time.Hour)},
+	}))
+	stream := natsStream(t, js, nil)
+	for name, tt := range map[string]struct{ scheme, login, tls, want string }{
+		"all right":         {"tls", "hunter2", "tls: {ca_file: " + ca.file + cert + "}", accepted},
+		"by its own wish":   {"nats", "hunter2", "tls: {ca_file: " + ca.file + cert + "}", accepted},
+		"another authority": {"tls", "hunter2", "tls: {ca_file: " + other.file + cert + "}", blocked},
+		"the system's":      {"nats", "hunter2", "", blocked},
+		"no certificate":    {"tls", "hunter2", "tls: {ca_file: " + ca.file + "}", blocked},
+		"another's":         {"tls", "hunter2", "tls: {ca_file: " + ca.file + files(t, other.issue(t, "vm-0", time.Hour)) + "}", blocked},
+		"another name":      {"tls", "hunter2", "tls: {ca_file: " + ca.file + cert + ", server_name: nats.example.com}", blocked},
+	} {
+		s := mustOpen(t, "nats", "url: "+tt.scheme+"://"+host+"\nusername: azure\npassword: "+tt.login+"\n"+tt.tls, testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != tt.want {
+			t.Errorf("%s: %v, want it %s", name, err, tt.want)
+		}
+	}
+	if got, want := natsIDs(t, stream), natsOwed(t, 1); !slices.Equal(got, want) {
+		t.Errorf("the stream holds %q, want %q", got, want)
+	}
+}
+
+// Credentials that change in their file are used with the next delivery, on a new connection; while the file is broken
+// the sink is blocked, and one that is let in stays so as long as nothing changes.
+func TestNATSUsesChangedCredentials(t *testing.T) {
+	_, seed, public := natsSeed(t)
+	_, next, nextPublic := natsSeed(t)
+	srv := natsServe(t, func(o *server.Options) {
+		o.JetStream, o.Nkeys = false, []*server.NkeyUser{{Nkey: public}, {Nkey: nextPublic}}
+	})
+	path := writeFile(t, "nkey", seed)
+	opened, err := open("nats", "url: "+srv.ClientURL()+"\ncore: true\nnkey_file: "+path, testHost(t))
+	if err != nil || !slices.Equal(opened.Secrets, []string{path}) {
+		t.Fatalf("open = %q, %v; want the file to watch", opened.Secrets, err)
+	}
+	defer closeSink(opened.Sink)
+	var names []string
+	for _, tt := range []struct{ text, want string }{
+		{seed, accepted}, {seed, accepted}, {"half a se", blocked}, {next, accepted},
+	} {
+		if err := os.WriteFile(path, []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := opened.Sink.Deliver(t.Context(), deliveries(t)[:1])
+		if classOf(err) != tt.want || err != nil && !strings.Contains(err.Error(), "nkey_file: "+path) {
+			t.Errorf("Deliver = %v, want it %s", err, tt.want)
+		}
+		info, err := srv.Connz(&server.ConnzOptions{Username: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range info.Conns {
+			if c.Stop == nil && !slices.Contains(names, c.AuthorizedUser) {
+				names = append(names, c.AuthorizedUser)
+			}
+		}
+	}
+	if want := []string{public, nextPublic}; !slices.Equal(names, want) {
+		t.Errorf("connected as %q, want %q", names, want)
+	}
+}
+
+// Plain NATS passes a CloudEvent to who listens, and says that it keeps nothing. It settles nothing that the server has
+// not got.
+func TestNATSCore(t *testing.T) {
+	srv := natsServe(t, func(o *server.Options) { o.JetStream = false })
+	conn, _ := natsClient(t, srv.ClientURL())
+	heard, err := conn.SubscribeSync("forewarn.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := open("nats", "url: "+srv.ClientURL()+"\ncore: true", testHost(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeSink(opened.Sink)
+	if len(opened.Notes) != 1 || !strings.Contains(opened.Notes[0], "keeps nothing") {
+		t.Errorf("notes are %q, want one that plain NATS keeps nothing", opened.Notes)
+	}
+	answer, err := opened.Sink.Deliver(t.Context(), deliveries(t)[:1])
+	if err != nil || answer.Status != "taken by nats-1 ("+server.VERSION+")" {
+		t.Errorf("Deliver = %+v, %v", answer, err)
+	}
+	msg, err := heard.NextMsg(10 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := msg.Header.Get("ce-id"), deliveries(t)[0].Event.ID(); got != want || msg.Header.Get("Nats-Msg-Id") != "" {
+		t.Errorf("heard %v, want %s and nothing for a stream", msg.Header, want)
+	}
+	natsStop(srv)
+	if _, err := opened.Sink.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again {
+		t.Errorf("when the server is gone: %v, want it to be tried again", err)
+	}
+}
+
+// provision makes the stream as the settings have it, says what it did, and afterwards does nothing.
+func TestNATSProvision(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	for _, tt := range []struct {
+		name, provision, logged string
+		want                    jetstream.StreamConfig
+	}{
+		{"new", "{stream: FOREWARN}", `msg="stream created" stream=FOREWARN subjects="forewarn.events.> forewarn.bridge.>" replicas=1 ` +
+			"max_age=0s max_bytes=-1 duplicates=24h0m0s", jetstream.StreamConfig{
+			Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxBytes: -1, Duplicates: 24 * time.Hour,
+		}},
+		{"the same", "{stream: FOREWARN}", "", jetstream.StreamConfig{
+			Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxBytes: -1, Duplicates: 24 * time.Hour,
+		}},
+		{"with limits", "{stream: FOREWARN, max_age: 1h, max_bytes: 1MiB}", `msg="stream updated" stream=FOREWARN changed="max_age max_bytes duplicates"`,
+			jetstream.StreamConfig{
+				Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxAge: time.Hour, MaxBytes: 1 << 20, Duplicates: time.Hour,
+			}},
+		{"with a subject", "{stream: FOREWARN, subjects: [forewarn.>, more], duplicates: 10m}", "overlaps", jetstream.StreamConfig{}},
+		{"another, with others' subjects", "{stream: OTHER, subjects: [forewarn.events.>, forewarn.bridge.>]}", "overlap", jetstream.StreamConfig{}},
+		{"more replicas than servers", "{stream: FOREWARN, replicas: 3}", "replicas > 1 not supported in non-clustered mode", jetstream.StreamConfig{}},
+	} {
+		var log bytes.Buffer
+		h := testHost(t)
+		h.Log = slog.New(slog.NewTextHandler(&log, nil))
+		opened, err := open("nats", "url: "+srv.ClientURL()+"\nprovision: "+tt.provision, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = opened.Sink.Deliver(t.Context(), deliveries(t)[:1])
+		closeSink(opened.Sink)
+		if tt.want.Subjects == nil {
+			if classOf(err) != blocked || !strings.Contains(err.Error(), tt.logged) {
+				t.Errorf("%s: Deliver = %v, want it blocked: …%s…", tt.name, err, tt.logged)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: Deliver = %v", tt.name, err)
+			continue
+		}
+		if got := log.String(); !strings.Contains(got, tt.logged) || (tt.logged == "") != (got == "") {
+			t.Errorf("%s: logged %q, want %q", tt.name, got, tt.logged)
+		}
+		stream, err := js.Stream(t.Context(), "FOREWARN")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := stream.CachedInfo().Config, tt.want
+		if !slices.Equal(got.Subjects, want.Subjects) || got.Replicas != want.Replicas || got.MaxAge != want.MaxAge ||
+			got.MaxBytes != want.MaxBytes || got.Duplicates != want.Duplicates || got.Retention != jetstream.LimitsPolicy {
+			t.Errorf("%s: the stream is %+v, want %+v", tt.name, got, want)
+		}
+	}
+}
+
+// A connection is tried without sending or creating anything, and says where it led.
+func TestNATSConnect(t *testing.T) {
+	srv := natsServe(t, nil)
+	conn, js := natsClient(t, srv.ClientURL())
+	connect := func(settings string) (string, error) {
+		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\n"+settings, testHost(t))
+		return s.(bridge.Connecter).Connect(t.Context())
+	}
+	at := "connected to nats-1 (" + server.VERSION + ")"
+	if got, err := connect(""); !errors.Is(err, bridge.ErrBlocked) || !strings.Contains(err.Error(), "no stream takes") {
+		t.Errorf("without a stream: %q, %v", got, err)
+	}
+	if got, err := connect("core: true"); err != nil || got != at {
+		t.Errorf("core: %q, %v; want %q", got, err, at)
+	}
+	want := at + ", stream FOREWARN is created with the first delivery"
+	if got, err := connect("provision: {stream: FOREWARN}"); err != nil || got != want {
+		t.Errorf("with provision: %q, %v; want %q", got, err, want)
+	}
+	stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.Subjects = natsDefaultSubjects })
+	want = at + ", stream FOREWARN takes forewarn.events.> forewarn.bridge.>"
+	if got, err := connect(""); err != nil || got != want {
+		t.Errorf("with a stream: %q, %v; want %q", got, err, want)
+	}
+	if got := natsIDs(t, stream); len(got) > 0 {
+		t.Errorf("the stream holds %q, want nothing", got)
+	}
+	conn.Close()
+	natsStop(srv)
+	if got, err := connect(""); classOf(err) != again {
+		t.Errorf("without a server: %q, %v; want it to be tried again", got, err)
+	}
+}
