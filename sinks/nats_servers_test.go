@@ -376,6 +376,7 @@ func TestNATSOverTLSWithLogin(t *testing.T) {
 		"no certificate":    {"tls", "hunter2", "tls: {ca_file: " + ca.file + "}", blocked},
 		"another's":         {"tls", "hunter2", "tls: {ca_file: " + ca.file + files(t, other.issue(t, "vm-0", time.Hour)) + "}", blocked},
 		"another name":      {"tls", "hunter2", "tls: {ca_file: " + ca.file + cert + ", server_name: nats.example.com}", blocked},
+		"wrong login":       {"tls", "hunter3", "tls: {ca_file: " + ca.file + cert + "}", blocked},
 	} {
 		s := mustOpen(t, "nats", "url: "+tt.scheme+"://"+host+"\nusername: azure\npassword: "+tt.login+"\n"+tt.tls, testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != tt.want {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -223,6 +225,9 @@ func classOfNATS(err error) error {
 		if errors.Is(err, refusal) {
 			return bridge.ErrBlocked
 		}
+	}
+	if errors.Is(err, nats.ErrTLS) && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
+		return bridge.ErrBlocked // nats.go drops the refusal of a login when the end of a TLS connection comes with it
 	}
 	if errors.Is(err, nats.ErrMaxPayload) {
 		return bridge.ErrRejected

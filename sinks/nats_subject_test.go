@@ -1,0 +1,260 @@
+package sinks
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+)
+
+// All machines that see a change of an Azure event give it one subject: by their scale set, by the set that
+// cloudevents_source names, or else by the first machine that the event names, and never by the observer. Names that
+// differ only in case are one.
+func TestNATSSubjectIsTheSameFromEveryObserver(t *testing.T) {
+	const id = natsFirst + "-scheduled"
+	vm := func(name, group string) bridge.Observer {
+		return bridge.Observer{
+			Name: name, VMID: "id of " + name, SubscriptionID: "5D9B-44", ResourceGroup: group,
+			ResourceID: "/subscriptions/5D9B-44/resourceGroups/" + group + "/providers/Microsoft.Compute/virtualMachines/" + name,
+		}
+	}
+	inSet := func(name string) bridge.Observer {
+		o := vm(name, "rg")
+		o.ScaleSet = "Web"
+		return o
+	}
+	const availabilitySet = "https://management.azure.com/subscriptions/5D9B-44/resourceGroups/RG/providers/Microsoft.Compute/availabilitySets/Front%20End"
+	for name, tt := range map[string]struct {
+		observers []bridge.Observer
+		resources []string
+		source    string
+		want      string
+	}{
+		"scale set": {
+			[]bridge.Observer{inSet("web_0"), inSet("web_1")}, []string{"web_1"}, "",
+			"forewarn.events.5d9b-44.rg.web.Reboot.scheduled." + id,
+		},
+		"no set": {
+			[]bridge.Observer{vm("vm-0", "RG.One"), vm("vm-1", "rg.one"), vm("vm-2", "rg.one")}, []string{"VM-1", "vm-0"}, "",
+			"forewarn.events.5d9b-44.rg_one.vm-1.Reboot.scheduled." + id,
+		},
+		"availability set in the settings": {
+			[]bridge.Observer{vm("vm-0", "RG"), vm("vm-1", "rg")}, []string{"vm-1"}, availabilitySet,
+			"forewarn.events.5d9b-44.rg.front_end.Reboot.scheduled." + id,
+		},
+		"no machines named": {
+			[]bridge.Observer{vm("vm-0", "rg")}, nil, "", "forewarn.events.5d9b-44.rg.vm-0.Reboot.scheduled." + id,
+		},
+		"source of its own": {
+			[]bridge.Observer{vm("vm-0", "rg"), vm("vm-1", "rg")}, []string{"vm-1"}, "urn:my:set",
+			"forewarn.events.5d9b-44.rg.vm-1.Reboot.scheduled." + id,
+		},
+		"nothing known": {[]bridge.Observer{{}}, nil, "", "forewarn.events._._._.Reboot.scheduled." + id},
+	} {
+		for _, o := range tt.observers {
+			e, err := bridge.UnmarshalEvent([]byte(natsEvent(natsFirst, "Reboot", tt.resources...)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ce, err := bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: e},
+				bridge.Circumstances{Observer: o, Source: tt.source, Time: monday, Incarnation: "1"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := natsSubjectOf(t, ce); got != tt.want {
+				t.Errorf("%s, from %q: %s, want %s", name, o.Name, got, tt.want)
+			}
+		}
+	}
+}
+
+// A change that repeats, and another change, differ in the subject.
+func TestNATSSubjectEndsInTheID(t *testing.T) {
+	raw := natsEvent(natsFirst, "Freeze", "vm-0")
+	o := bridge.Observer{Name: "vm-0"}
+	for repeat, want := range []string{"-scheduled", "-scheduled-r2", "-scheduled-r3"} {
+		got := natsSubjectOf(t, natsObserved(t, raw, bridge.Scheduled, o, repeat))
+		if want = "forewarn.events._._.vm-0.Freeze.scheduled." + natsFirst + want; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// What is about the bridge goes to subjects of its own, by the machine it runs on.
+func TestNATSSubjectAboutTheBridge(t *testing.T) {
+	o := bridge.Observer{Name: "web_0", VMID: "13F5", SubscriptionID: "5d9b", ResourceGroup: "rg", ScaleSet: "web"}
+	ce, err := bridge.WrapBridge(bridge.SinkBlocked, nil, o, monday)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "forewarn.bridge.5d9b.rg.web_0.sink_blocked.13F5-sink-blocked-20261123T120000000000000Z"
+	if got := natsSubjectOf(t, ce); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	ce.SetType("dev.forewarn.observer.silent")
+	if got := natsSubjectOf(t, ce); !strings.HasPrefix(got, "forewarn.bridge.5d9b.rg.web_0.observer_silent.") {
+		t.Errorf("of a relay: %s", got)
+	}
+}
+
+func natsSubjectOf(t *testing.T, ce event.Event) string {
+	t.Helper()
+	s, err := newNATSSubjects("", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject, err := s.of(ce)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return subject
+}
+
+// Long texts are cut, and stay two when they were two.
+func TestNATSLongTokensStayApart(t *testing.T) {
+	long := strings.Repeat("x", 1000)
+	one, two := natsToken(long+"1"), natsToken(long+"2")
+	if len(one) != maxToken || len(two) != maxToken || one == two {
+		t.Errorf("tokens %q and %q, want two of %d", one, two, maxToken)
+	}
+	if whole := strings.Repeat("x", maxToken); natsToken(whole) != whole {
+		t.Errorf("a text of %d is cut", maxToken)
+	}
+}
+
+// Whatever Azure, the metadata service or a resource's owner writes, arrives as it is in the data, in headers that hold
+// to the specification, under a subject of harmless tokens.
+func TestNATSSendsBadInput(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	stream := natsStream(t, js, nil)
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t))
+	for i, bad := range []string{
+		`"quotes" & 'more'`, "two\r\nlines\nNats-Msg-Id: forged", "<script>alert(1)</script>", "\u202Eright to left\u2066", "forewarn.>.*. ",
+		strings.Repeat("x", 100<<10), "\xff\xfe invalid", "\x00\x1b[31m", "Größe 🚀", "%41", "",
+	} {
+		raw := fmt.Sprintf(`{"EventId":"%08d-D2CD-49C7-8624-8643E7171297","EventStatus":"Scheduled","EventType":%s,"Resources":[%s],"Description":%s}`,
+			i, jsonText(bad), jsonText(bad), jsonText(bad))
+		name := bad[:min(len(bad), 1000)] // it stands in the source, and the server takes no header over 64 KiB
+		ce := natsObserved(t, raw, bridge.Scheduled, bridge.Observer{Name: name, ResourceGroup: name, SubscriptionID: name}, 0)
+		answer, err := s.Deliver(t.Context(), []bridge.Delivery{{Event: ce, Attempt: 1}})
+		if err != nil {
+			t.Errorf("%.40q: Deliver = %v", bad, err)
+			continue
+		}
+		stored := natsStored(t, stream)
+		msg := stored[len(stored)-1]
+		if len(stored) != i+1 || string(msg.Data) != string(ce.Data()) {
+			t.Fatalf("%.40q: %s, data\n%.200s\nwant\n%.200s", bad, answer.Status, msg.Data, ce.Data())
+		}
+		natsHarmless(t, msg.Subject)
+		if got := len(strings.Split(msg.Subject, ".")); got != 8 {
+			t.Errorf("%.40q: subject %s has %d tokens, want 8", bad, msg.Subject, got)
+		}
+		all, err := attributes(ce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range all {
+			values := msg.Header.Values("ce-" + a.name)
+			if len(values) != 1 || decodeAttribute(t, values[0]) != a.value {
+				t.Errorf("%.40q: ce-%s is %.80q, want %.80q", bad, a.name, values, a.value)
+			}
+		}
+		if got := msg.Header.Values("Nats-Msg-Id"); len(got) != 1 || got[0] != ce.ID() {
+			t.Errorf("%.40q: Nats-Msg-Id is %q, want %q", bad, got, ce.ID())
+		}
+	}
+}
+
+// natsHarmless checks that every token of a subject is one.
+func natsHarmless(t *testing.T, subject string) {
+	t.Helper()
+	for token := range strings.SplitSeq(subject, ".") {
+		if token == "" || len(token) > maxToken ||
+			strings.Trim(token, "0123456789_-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" {
+			t.Errorf("%q of subject %.200q is no token", token, subject)
+		}
+	}
+}
+
+// Any text becomes one token, which stays as it is, and texts that are tokens already are left alone.
+func FuzzNATSToken(f *testing.F) {
+	for _, seed := range []string{"", "vm-0", "a.b", "*", ">", "a b", "\n", "\xff", "Ü", "$JS", strings.Repeat("é", 91), strings.Repeat("x", 90)} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		token := natsToken(s)
+		natsHarmless(t, token)
+		if strings.Contains(token, ".") || natsToken(token) != token {
+			t.Errorf("natsToken(%q) = %q, which is not one that stays", s, token)
+		}
+		fit := strings.Trim(s, "0123456789_-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+		if fit && s != "" && len(s) <= maxToken && token != s {
+			t.Errorf("natsToken(%q) = %q, want it unchanged", s, token)
+		}
+	})
+}
+
+// Settings that cannot be meant are refused at their key, with what is expected.
+func TestNATSRefusesWrongSettings(t *testing.T) {
+	seed, _, _ := natsSeed(t)
+	const at = "url: nats.example.com\n"
+	for settings, want := range map[string][2]string{
+		"mode: binary":                                               {"url", "missing"},
+		"url: []":                                                    {"url", "missing"},
+		"url: [nats://a, 'http://b']":                                {"url.1", "expected one such as nats://"},
+		"url: ''":                                                    {"url", "is empty"},
+		"url: nats://a/b":                                            {"url", "is no address"},
+		"url_env: NOWHERE":                                           {"url_env", "is not set"},
+		at + "url_env: X":                                            {"url_env", "only one of them"},
+		"url: [nats://a, nats://b]\nurl_file: X":                     {"url_file", "only one of them"},
+		at + "mode: batch":                                           {"mode", "expected binary or structured"},
+		at + "core: true\nonce: true":                                {"once", "expected one or the other"},
+		at + "core: true\nprovision: {stream: X}":                    {"provision", "expected one or the other"},
+		at + "subject: '{{.id'":                                      {"subject", "unclosed action"},
+		at + "subject: '{{template \"x\"}}'":                         {"subject", "with a sample CloudEvent"},
+		at + "subject: forewarn.{{.change}}":                         {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.{{.id}}.{{.change}}":                 {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.x{{.id}}":                            {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.*.{{.id}}":                           {"subject", "is no subject"},
+		at + "subject: forewarn..{{.id}}":                            {"subject", "is no subject"},
+		at + "subject: forewarn.{{.nothing}}.{{.id}}":                {"subject", "is no subject"},
+		at + "token: x\nnkey_file: " + seed:                          {"token", "nkey_file holds credentials too"},
+		"url: nats://u:p@h\ntoken: x":                                {"token", "url holds credentials too"},
+		at + "username: x":                                           {"username", "needs password"},
+		at + "password: x":                                           {"password", "needs username"},
+		at + "token: x\ntoken_env: X":                                {"token_env", "only one of them"},
+		at + "creds_file: " + seed:                                   {"creds_file", "holds no user JWT"},
+		at + "creds_file: /nowhere":                                  {"creds_file", "no such file"},
+		at + "nkey_file: " + writeFile(t, "nkey", "hello"):           {"nkey_file", "holds no seed"},
+		at + "tls: {cert_file: x}":                                   {"tls.cert_file", "needs key_file"},
+		at + "provision: {}":                                         {"provision.stream", "expected A-Z"},
+		at + "provision: {stream: a.b}":                              {"provision.stream", "expected A-Z"},
+		at + "provision: {stream: X, replicas: 6}":                   {"provision.replicas", "expected 1 to 5"},
+		at + "provision: {stream: X, max_age: -1s}":                  {"provision.max_age", "expected a time"},
+		at + "provision: {stream: X, max_age: 1h, duplicates: 2h}":   {"provision.duplicates", "no longer than max_age"},
+		at + "provision: {stream: X, subjects: [forewarn.events.>]}": {"provision.subjects", "do not take forewarn.bridge."},
+		at + "subject: vms.{{.id}}\nprovision: {stream: X}":          {"provision.subjects", "because subject is given"},
+	} {
+		wrongKey(t, "nats", settings, want[0], want[1])
+	}
+}
+
+// A stream's subject takes what NATS says that it takes.
+func TestNATSSubjectsWithWildcards(t *testing.T) {
+	for _, tt := range []struct {
+		pattern, subject string
+		want             bool
+	}{
+		{"a.b", "a.b", true}, {"a.b", "a.b.c", false}, {"a.b.c", "a.b", false}, {"a.*", "a.b", true}, {"a.*", "a", false},
+		{"a.*.c", "a.b.c", true}, {"a.*.c", "a.b.d", false}, {"a.>", "a.b.c", true}, {"a.>", "a", false}, {">", "a", true}, {"a.>.c", "a.b.c", false},
+	} {
+		if got := takes(tt.pattern, tt.subject); got != tt.want {
+			t.Errorf("takes(%s, %s) = %v, want %v", tt.pattern, tt.subject, got, tt.want)
+		}
+	}
+}
