@@ -23,7 +23,7 @@ type natsSettings struct {
 	URL          natsURLs       `yaml:"url"` // nats:// or tls://, one or a list; a user in it is secret
 	URLFile      string         `yaml:"url_file"`
 	URLEnv       string         `yaml:"url_env"`
-	Subject      string         `yaml:"subject"`    // template over the fields of a CloudEvent, see natsFields
+	Subject      string         `yaml:"subject"`    // template over bridge.FieldDocs and SubjectDocs
 	Once         *bool          `yaml:"once"`       // copies are refused however old the first is; true by default
 	Core         bool           `yaml:"core"`       // plain NATS instead of JetStream
 	Mode         string         `yaml:"mode"`       // of the CloudEvent: binary (default) or structured
@@ -188,7 +188,8 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 		return nil
 	}
 	v, host := s.access.veil, s.server.url.Host
-	if _, answered := errors.AsType[*jetstream.APIError](err); !answered {
+	_, answered := errors.AsType[*natsVerdict](err)
+	if _, api := errors.AsType[*jetstream.APIError](err); !answered && !api {
 		n.forget(s)
 	}
 	if ended := ctx.Err(); ended != nil {

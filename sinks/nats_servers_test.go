@@ -114,7 +114,7 @@ func natsCluster(t *testing.T) []*server.Server {
 		all = append(all, natsStart(t, func(o *server.Options) {
 			o.ServerName = fmt.Sprint("nats-", i+1)
 			o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port}
-			o.Routes = routes
+			o.Routes, o.Tags = routes, []string{o.ServerName}
 		}))
 	}
 	for _, s := range all {
@@ -164,8 +164,17 @@ func TestNATSLeaderChange(t *testing.T) {
 		t.Errorf("a subject that another message has: %v, want it rejected", err)
 	}
 
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "ALONE", Subjects: []string{"alone.>"}, Placement: &jetstream.Placement{Tags: []string{"nats-1"}},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	natsStop(servers[0]) // the only one in the settings
 	natsPersists(t, s, deliveries(t)[2])
+	s = mustOpen(t, "nats", "url: "+servers[1].ClientURL()+"\nsubject: alone.{{.id}}", testHost(t))
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "stream ALONE") {
+		t.Errorf("a stream without a leader: %v, want it to be tried again, and the name", err)
+	}
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err = stream.Info(t.Context()); err == nil {
 			break
@@ -244,6 +253,69 @@ func TestNATSFailures(t *testing.T) {
 				t.Errorf("took %v, as if nobody had answered", took)
 			}
 		})
+	}
+}
+
+// A user who may do no more than what the sink needs gets a change stored, and a copy accepted, however late.
+func TestNATSNeedsNoMorePermissions(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		srv := natsServe(t, natsMay(&server.Permissions{
+			Publish: &server.SubjectPermission{Allow: []string{
+				"forewarn.>", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.FOREWARN", "$JS.API.STREAM.MSG.GET.FOREWARN", "$JS.API.DIRECT.GET.FOREWARN.>",
+			}},
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
+		}))
+		_, js := natsClient(t, srv.ClientURL(), nats.UserInfo("test", "test"))
+		natsStream(t, js, func(c *jetstream.StreamConfig) { c.Duplicates, c.AllowDirect = 100*time.Millisecond, direct })
+		for i := range 2 {
+			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2", testHost(t))
+			answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
+			if err != nil || strings.HasPrefix(answer.Status, "already") != (i == 1) {
+				t.Errorf("Deliver, time %d = %+v, %v", i+1, answer, err)
+			}
+			natsForgets(t, js, i)
+		}
+	}
+}
+
+// Another program that answers on the subject is no stream: nothing is settled by what it says.
+func TestNATSAnswerOfAnotherProgram(t *testing.T) {
+	srv := natsServe(t, nil)
+	conn, _ := natsClient(t, srv.ClientURL())
+	if _, err := conn.Subscribe("forewarn.>", func(m *nats.Msg) { m.Respond([]byte("thanks")) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t))
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "is no stream") {
+		t.Errorf("Deliver = %v, want it to be tried again", err)
+	}
+}
+
+// A new stream has the limits that are given from the start, and one replica is said to be one.
+func TestNATSProvisionsWithLimits(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	opened, err := open("nats", "url: "+srv.ClientURL()+"\nprovision: {stream: FOREWARN, subjects: [forewarn.>], max_age: 1h, max_bytes: 1MB, duplicates: 30m}", testHost(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeSink(opened.Sink)
+	if len(opened.Notes) != 1 || !strings.Contains(opened.Notes[0], "one replica") {
+		t.Errorf("notes are %q, want one about the replica", opened.Notes)
+	}
+	if _, err := opened.Sink.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "FOREWARN")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := stream.CachedInfo().Config
+	if c.MaxAge != time.Hour || c.MaxBytes != 1e6 || c.Duplicates != 30*time.Minute || c.Discard != jetstream.DiscardOld {
+		t.Errorf("the stream is %+v", c)
 	}
 }
 

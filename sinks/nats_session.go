@@ -191,9 +191,9 @@ func (s *natsSession) discovered() []natsServer {
 	return all
 }
 
-// A natsVerdict is an error whose class is known from where it arose.
+// A natsVerdict is an answer whose class is known from what was asked.
 type natsVerdict struct {
-	class error
+	class error // bridge.ErrRejected, bridge.ErrBlocked, or nil for try again
 	text  string
 }
 

@@ -151,10 +151,15 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 // unprovided is an error about a stream that could not be made as provision has it. What the servers are not able to do
 // now they may be later; what they refuse, such as more replicas than servers, somebody has to change.
 func unprovided(verb, name string, err error) error {
-	if e, ok := errors.AsType[*jetstream.APIError](err); ok && !oneOf(e.Code, 429, 503) {
-		return &natsVerdict{bridge.ErrBlocked, fmt.Sprintf("%s stream %s: %v", verb, name, err)}
+	e, ok := errors.AsType[*jetstream.APIError](err)
+	if !ok {
+		return fmt.Errorf("%s stream %s: %w", verb, name, err)
 	}
-	return fmt.Errorf("%s stream %s: %w", verb, name, err)
+	var class error
+	if !oneOf(e.Code, 429, 503) {
+		class = bridge.ErrBlocked
+	}
+	return &natsVerdict{class, fmt.Sprintf("%s stream %s: %s (%d)", verb, name, e.Description, e.ErrorCode)}
 }
 
 // unanswered is an error of asking JetStream for something. When nobody answers there is no JetStream at all.
@@ -184,6 +189,9 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (br
 	case isTaken(err):
 		return n.taken(ctx, s, msg)
 	}
+	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
+		err = &natsVerdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description, e.ErrorCode)}
+	}
 	return bridge.Answer{}, err
 }
 
@@ -206,7 +214,8 @@ func isTaken(err error) bool {
 }
 
 // taken looks at the message that has the subject already: a copy of this one, sent by this or another machine however
-// long ago, or another.
+// long ago, or another. For that the user has to be let publish to $JS.API.STREAM.NAMES, $JS.API.STREAM.INFO.<stream> and,
+// as the stream is made, $JS.API.STREAM.MSG.GET.<stream> or $JS.API.DIRECT.GET.<stream>.>; else it blocks.
 func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (bridge.Answer, error) {
 	name, err := s.js.StreamNameBySubject(ctx, msg.Subject)
 	if err != nil {
@@ -233,7 +242,7 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	switch {
 	case err == nil:
-		return fmt.Errorf("stream %s does not answer; it may have no leader just now", name)
+		return &natsVerdict{nil, fmt.Sprintf("stream %s, which takes %s, does not answer; it may have no leader just now", name, subject)}
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return n.noStream(subject)
 	}

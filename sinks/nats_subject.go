@@ -96,8 +96,15 @@ func (s natsSubjects) execute(ce event.Event) (string, error) {
 	return strings.TrimSpace(b.String()), err
 }
 
-// natsFields is what the template of a subject sees: bridge.Fields, and subscription, resourcegroup and set of the
-// machines that the CloudEvent is about. Every text in it is one token already, so that none can add a token, a wildcard
+// SubjectDocs says what each name is that the template of a NATS subject sees beside those of bridge.Fields.
+var SubjectDocs = map[string]string{
+	"subscription":  "id of the subscription, in lower case",
+	"resourcegroup": "name of the resource group, in lower case",
+	"set": "name of the scale set, or of the set that cloudevents_source names, or else of the first VM in resources; " +
+		"about the bridge the VM's; in lower case",
+}
+
+// natsFields is what the template of a subject sees: bridge.Fields, and what SubjectDocs says. Every text in it is one token already, so that none can add a token, a wildcard
 // or a line to a subject. Nothing in it depends on when the CloudEvent is sent.
 func natsFields(ce event.Event) map[string]any {
 	f := bridge.Fields(ce)

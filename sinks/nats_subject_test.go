@@ -2,6 +2,8 @@ package sinks
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -111,6 +113,22 @@ func natsSubjectOf(t *testing.T, ce event.Event) string {
 		t.Fatal(err)
 	}
 	return subject
+}
+
+// What a subject's template sees is what the docs of the fields say, and the same with every attempt.
+func TestNATSSubjectFieldsAreDocumented(t *testing.T) {
+	for _, d := range deliveries(t) {
+		got := slices.Sorted(maps.Keys(natsFields(d.Event)))
+		want := slices.Sorted(maps.Keys(bridge.Fields(d.Event)))
+		for name, doc := range SubjectDocs {
+			if want = append(want, name); doc == "" {
+				t.Errorf("%s has no docs", name)
+			}
+		}
+		if slices.Sort(want); !slices.Equal(got, want) {
+			t.Errorf("a template sees %q, want %q", got, want)
+		}
+	}
 }
 
 // Long texts are cut, and stay two when they were two.
