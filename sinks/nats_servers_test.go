@@ -1,11 +1,13 @@
 package sinks
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/url"
@@ -291,6 +293,29 @@ func TestNATSAnswerOfAnotherProgram(t *testing.T) {
 	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "is no stream") {
 		t.Errorf("Deliver = %v, want it to be tried again", err)
+	}
+}
+
+// What a server says out of turn, and why a connection ended, is in the log for whoever looks for it, without secrets.
+func TestNATSLogsWhatIsSaidOutOfTurn(t *testing.T) {
+	at, _ := natsFake(t, natsLet(func(conn net.Conn, r *bufio.Reader) {
+		io.WriteString(conn, "-ERR 'Permissions Violation for Publish to \"of hunter2hunter2\"'\r\n-ERR 'User Authentication Expired'\r\n")
+		conn.Close()
+	}))
+	var log bytes.Buffer
+	h := testHost(t)
+	h.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	opened, err := open("nats", "url: "+at+"\nusername: azure\npassword: hunter2hunter2", h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := opened.Sink.Deliver(t.Context(), deliveries(t)[:1]); err == nil {
+		t.Error("Deliver was accepted")
+	}
+	closeSink(opened.Sink)
+	got := log.String()
+	if !strings.Contains(got, "level=DEBUG msg=nats server="+at) || !strings.Contains(got, "of [secret]") || strings.Contains(got, "hunter2") {
+		t.Errorf("logged\n%s\nwant what the server said, without the password", got)
 	}
 }
 
