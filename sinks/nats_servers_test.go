@@ -296,6 +296,29 @@ func TestNATSAnswerOfAnotherProgram(t *testing.T) {
 	}
 }
 
+// Whatever a server leaves unanswered, the end of the context ends the attempt, and not a timeout of its own.
+func TestNATSEndsAtOnce(t *testing.T) {
+	for name, h := range natsHangs(t) {
+		s := mustOpen(t, "nats", h.settings, testHost(t))
+		ctx, cancel := context.WithCancel(t.Context())
+		var end time.Time
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			<-h.began
+			end = time.Now()
+			cancel()
+		}()
+		_, err := s.Deliver(ctx, deliveries(t)[:1])
+		returned := time.Now()
+		<-ended
+		took := returned.Sub(end)
+		if !errors.Is(err, context.Canceled) || took > natsDial/2 {
+			t.Errorf("%s: %v, %v after the end", name, err, took)
+		}
+	}
+}
+
 // What a server says out of turn, and why a connection ended, is in the log for whoever looks for it, without secrets.
 func TestNATSLogsWhatIsSaidOutOfTurn(t *testing.T) {
 	at, _ := natsFake(t, natsLet(func(conn net.Conn, r *bufio.Reader) {
