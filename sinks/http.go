@@ -101,15 +101,23 @@ func (c *caller) current() (*http.Transport, error) {
 
 // do makes one request and judges how it ended. What it says went through the veil.
 func (c *caller) do(req *http.Request, v *veil) (bridge.Answer, error) {
+	r, err := c.fetch(req, v)
+	if err != nil {
+		return bridge.Answer{}, err
+	}
+	return judge(r, origin(req.URL), v)
+}
+
+// fetch makes one request. Its errors have a class and went through the veil; the response did not.
+func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 	transport, err := c.current()
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return response{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
 	}
-	origin := req.URL.Scheme + "://" + req.URL.Host
 	if c.proxy != nil {
 		p, err := c.proxy(req)
 		if err != nil { // its text may hold the proxy's password
-			return bridge.Answer{}, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", bridge.ErrBlocked)
+			return response{}, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", bridge.ErrBlocked)
 		}
 		if p != nil {
 			v.hideURL(p)
@@ -120,14 +128,14 @@ func (c *caller) do(req *http.Request, v *veil) (bridge.Answer, error) {
 		// Nothing is left behind in the background, and the next attempt does not meet the same dead connection.
 		c.Close()
 		if ended := req.Context().Err(); ended != nil {
-			return bridge.Answer{}, fmt.Errorf("no answer from %s: %w", v.over(origin), ended)
+			return response{}, fmt.Errorf("no answer from %s: %w", v.over(origin(req.URL)), ended)
 		}
-		return bridge.Answer{}, say(classOfFailure(err), v.line(origin+": "+err.Error(), false, 500))
+		return response{}, say(classOfFailure(err), v.line(origin(req.URL)+": "+err.Error(), false, 500))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // what there is of it by the end of ctx
 	cut := err != nil || len(body) == maxAnswer
-	return judge(response{resp.StatusCode, resp.Header, string(body), cut}, origin, v)
+	return response{resp.StatusCode, resp.Header, string(body), cut}, nil
 }
 
 // connect reaches the destination, and agrees on TLS with it, without a request. Behind a proxy it only reaches that.
@@ -147,7 +155,6 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 			at, secure = p, false
 		}
 	}
-	origin := at.Scheme + "://" + at.Host
 	conn, err := transport.DialContext(ctx, "tcp", dialed(at))
 	if err == nil {
 		defer conn.Close()
@@ -161,15 +168,15 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return "", fmt.Errorf("no answer from %s: %w", v.over(origin), context.Cause(ctx))
+		return "", fmt.Errorf("no answer from %s: %w", v.over(origin(at)), context.Cause(ctx))
 	case err != nil:
-		return "", say(classOfFailure(err), v.line(origin+": "+err.Error(), false, 500))
+		return "", say(classOfFailure(err), v.line(origin(at)+": "+err.Error(), false, 500))
 	case at != to:
 		return v.over("reached the proxy " + at.Host + "; what is behind it was not tried"), nil
 	case secure:
-		return v.over("reached " + origin + ", its certificate is valid"), nil
+		return v.over("reached " + origin(at) + ", its certificate is valid"), nil
 	}
-	return v.over("reached " + origin), nil
+	return v.over("reached " + origin(at)), nil
 }
 
 // dialed is the host and port of a URL.
@@ -180,6 +187,9 @@ func dialed(u *url.URL) string {
 	}
 	return net.JoinHostPort(u.Hostname(), port)
 }
+
+// origin is all of a URL that is no secret.
+func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
 // A response is what judge looks at.
 type response struct {

@@ -33,6 +33,7 @@ var Kinds = map[string]Kind{
 	"exec":    {Open: openExec, Terms: execTerms},
 	"file":    {Open: openFile, Terms: fileTerms},
 	"nats":    {Open: openNATS, Terms: natsTerms},
+	"slack":   {Open: openSlack, Terms: slackTerms},
 	"webhook": {Open: openWebhook, Terms: webhookTerms},
 }
 

@@ -233,7 +233,7 @@ func natsToken(s string) string {
 
 // natsSamples are CloudEvents of every change, and one about the bridge.
 func natsSamples() ([]event.Event, error) {
-	all, err := samples()
+	all, err := samples(false)
 	if err != nil {
 		return nil, err
 	}

@@ -49,6 +49,7 @@ var trials = map[string]trial{
 	"exec":    {accepts: execAccepts, hangs: execHangs, secrets: execSecrets},
 	"file":    {accepts: fileAccepts},
 	"nats":    {accepts: natsAccepts, hangs: natsHangs, secrets: natsSecrets},
+	"slack":   {accepts: slackAccepts, hangs: slackHangs, secrets: slackSecrets},
 	"webhook": {accepts: webhookAccepts, hangs: webhookHangs, secrets: webhookSecrets},
 }
 

@@ -111,6 +111,9 @@ func TestSettingsSamplesLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range append(files, bodies...) {
+		if filepath.Base(f) == "slack-app-manifest.yaml" {
+			continue // Slack's, not ours; it is tested beside the sink
+		}
 		text, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)

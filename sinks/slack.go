@@ -1,0 +1,718 @@
+package sinks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"text/template"
+	"time"
+
+	"github.com/slack-go/slack"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// slackSettings are the keys of a Slack sink: a bot token with a channel or, simpler and with less to it, an incoming
+// webhook. What is secret has three forms; see Value.
+type slackSettings struct {
+	Token          Secret         `yaml:"token"` // of a bot with the scope chat:write
+	TokenFile      string         `yaml:"token_file"`
+	TokenEnv       string         `yaml:"token_env"`
+	Channel        string         `yaml:"channel"`     // name or id
+	WebhookURL     Secret         `yaml:"webhook_url"` // of an incoming webhook, instead of token and channel
+	WebhookURLFile string         `yaml:"webhook_url_file"`
+	WebhookURLEnv  string         `yaml:"webhook_url_env"`
+	APIURL         string         `yaml:"api_url"`     // of the API, https://slack.com/api/ by default
+	Mention        *mentionOption `yaml:"mention"`     // whom a message mentions; nobody by default
+	Broadcast      []string       `yaml:"broadcast"`   // changes whose reply in the thread goes to the channel too
+	RunbookURL     string         `yaml:"runbook_url"` // template of a link for every message
+	RunbookURLFile string         `yaml:"runbook_url_file"`
+	Text           string         `yaml:"text"` // template of the notification and, with reply, of what the thread says
+	TextFile       string         `yaml:"text_file"`
+	Blocks         string         `yaml:"blocks"` // template of the message, a JSON array of blocks
+	BlocksFile     string         `yaml:"blocks_file"`
+	TLS            tlsSettings    `yaml:"tls"`
+	Proxy          Secret         `yaml:"proxy"` // none, or a URL; by default that of the environment
+}
+
+type mentionOption struct {
+	Text string `yaml:"text"` // as Slack writes it, such as <!here> or <@U024BE7LH>
+	From string `yaml:"from"` // the least severity: INFO, WARN or ERROR (default)
+}
+
+// slackTerms: Slack is for people, who want the state as it is now.
+var slackTerms = bridge.Terms{
+	Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateLatest, Bridge: bridge.LevelTrouble, Batch: 1,
+}
+
+// slackPace is how far apart messages to one channel have to be. Slack threatens to switch off an app that disregards
+// this for long.
+const slackPace = time.Second
+
+// slackSink tells people in a Slack channel. The first change of an Azure event posts a message, the root; later ones
+// make it show the state, and reply in its thread. An incoming webhook gets each change as a message of its own.
+//
+// Slack has nothing by which it knows a message that it has already: an answer that got lost after Slack took a message
+// makes it appear twice. Everything else that is done again leaves the same.
+type slackSink struct {
+	caller    *caller
+	secret    source // the token, or the webhook's URL
+	getenv    func(string) string
+	api       string // address of the API, with a slash at its end; "" for a webhook
+	channel   string // as in the settings
+	secure    bool   // the webhook's URL has to be https
+	agent     string
+	zone      *time.Location
+	log       *slog.Logger
+	mention   string
+	from      int      // the least severity number that mentions
+	broadcast []string // nil for the usual
+	runbook   *template.Template
+	text      *template.Template
+	blocks    *template.Template
+	pace      *pace
+	now       func() time.Time
+}
+
+func openSlack(decode func(any) error, h Host) (Opened, error) {
+	var s slackSettings
+	if err := decode(&s); err != nil {
+		return Opened{}, err
+	}
+	k := &slackSink{
+		getenv: h.Getenv, agent: h.Agent, zone: h.Zone, log: h.Log, channel: s.Channel, broadcast: s.Broadcast,
+		pace: &pace{every: slackPace}, now: time.Now,
+	}
+	if err := k.openAddress(s); err != nil {
+		return Opened{}, err
+	}
+	if _, err := k.open(nil); err != nil {
+		return Opened{}, err
+	}
+	if err := k.openChoices(s); err != nil {
+		return Opened{}, err
+	}
+	if err := k.openTexts(s); err != nil {
+		return Opened{}, err
+	}
+	var err error
+	if k.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
+		return Opened{}, err
+	}
+	opened := Opened{Sink: k, Secrets: s.TLS.files()}
+	if k.secret.File != "" {
+		opened.Secrets = append(opened.Secrets, k.secret.File)
+	}
+	if strings.HasPrefix(k.api, "http:") {
+		opened.Notes = append(opened.Notes, "api_url is not https: the token can be read on its way")
+	}
+	if k.api == "" {
+		opened.Notes = append(opened.Notes, "an incoming webhook can neither update a message nor reply in its thread: "+
+			"every change is a message of its own; a bot token with a channel can do both")
+	}
+	return opened, nil
+}
+
+// openAddress takes the one form or the other, and refuses what belongs to the other.
+func (k *slackSink) openAddress(s slackSettings) error {
+	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
+	hook := spelled("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
+	for _, given := range []source{token, hook} {
+		if err := given.check(); err != nil {
+			return err
+		}
+	}
+	tls := s.TLS != tlsSettings{}
+	switch {
+	case token.given() && hook.given():
+		return &KeyError{"webhook_url", errors.New("token is given too; expected only one of them")}
+	case hook.given():
+		for key, given := range map[string]bool{"channel": s.Channel != "", "api_url": s.APIURL != "", "broadcast": s.Broadcast != nil} {
+			if given {
+				return &KeyError{key, errors.New("is for a token; an incoming webhook has one channel, and no threads")}
+			}
+		}
+		k.secret, k.secure = hook, tls
+		return nil
+	case !token.given():
+		return &KeyError{"token", errors.New("missing; expected a bot token in token, token_file or token_env, or webhook_url")}
+	case strings.TrimSpace(s.Channel) == "":
+		return &KeyError{"channel", errors.New(`missing; expected a name such as "#ops", in quotes, or an id such as C024BE91L`)}
+	}
+	k.secret, k.api = token, slack.APIURL
+	if s.APIURL == "" {
+		return nil
+	}
+	u, err := url.Parse(s.APIURL)
+	if err != nil || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || !oneOf(u.Scheme, "http", "https") {
+		return &KeyError{"api_url", errors.New("is no address of an API; expected one such as https://slack.com/api/")}
+	}
+	if tls && u.Scheme != "https" {
+		return &KeyError{"api_url", errors.New("is not https, and tls is given")}
+	}
+	k.api = strings.TrimSuffix(s.APIURL, "/") + "/"
+	return nil
+}
+
+// broadcastable are the changes that broadcast may name.
+var broadcastable = []string{"scheduled", "updated", "started", "vanished", "canceled", "reminder", "approved"}
+
+// openChoices takes whom to mention and what to broadcast.
+func (k *slackSink) openChoices(s slackSettings) error {
+	for i, change := range s.Broadcast {
+		if change == "none" && len(s.Broadcast) == 1 {
+			k.broadcast = []string{}
+		} else if !slices.Contains(broadcastable, change) {
+			return &KeyError{fmt.Sprintf("broadcast.%d", i), fmt.Errorf("%q is unknown; expected %s, or none alone", change, strings.Join(broadcastable, ", "))}
+		}
+	}
+	if s.Mention == nil {
+		return nil
+	}
+	if strings.TrimSpace(s.Mention.Text) == "" {
+		return &KeyError{"mention.text", errors.New("missing; expected whom to mention, such as <!here>")}
+	}
+	levels := map[string]int{"INFO": 9, "WARN": 13, "": 17, "ERROR": 17}
+	from, ok := levels[s.Mention.From]
+	if !ok {
+		return &KeyError{"mention.from", fmt.Errorf("%q is unknown; expected INFO, WARN or ERROR", s.Mention.From)}
+	}
+	k.mention, k.from = s.Mention.Text, from
+	return nil
+}
+
+// openTexts parses the templates, and tries those of the settings on samples.
+func (k *slackSink) openTexts(s slackSettings) error {
+	for _, t := range []struct {
+		key, text, file, instead string
+		to                       **template.Template
+		try                      func(map[string]any) error
+	}{
+		{"runbook_url", s.RunbookURL, s.RunbookURLFile, "", &k.runbook, k.tryRunbook},
+		{"text", s.Text, s.TextFile, templates.SlackText, &k.text, k.tryText},
+		{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, &k.blocks, k.tryBlocks},
+	} {
+		key, text := t.key, t.text
+		switch {
+		case t.text != "" && t.file != "":
+			return &KeyError{t.key + "_file", fmt.Errorf("%s is given too; expected only one of them", t.key)}
+		case t.file != "":
+			key += "_file"
+			file, err := readSmall(t.file)
+			if err != nil {
+				return &KeyError{key, err}
+			}
+			text = string(file)
+		case t.text == "":
+			text = t.instead
+		}
+		var err error
+		if *t.to, err = templates.Parse(key, text); err != nil {
+			return &KeyError{key, err}
+		}
+		if t.text == "" && t.file == "" {
+			continue
+		}
+		if err := tryOut(t.try); err != nil {
+			return &KeyError{key, err}
+		}
+	}
+	return nil
+}
+
+func (k *slackSink) tryRunbook(f map[string]any) error {
+	_, err := k.runbookURL(f)
+	return err
+}
+
+func (k *slackSink) tryText(f map[string]any) error {
+	if _, err := k.notification(f); err != nil {
+		return err
+	}
+	f["reply"] = true
+	_, err := execute(k.text, f)
+	return err
+}
+
+func (k *slackSink) tryBlocks(f map[string]any) error {
+	text, err := execute(k.blocks, f)
+	if err == nil {
+		_, err = parseBlocks(text)
+	}
+	return err
+}
+
+// execute is what a template makes of fields.
+func execute(t *template.Template, fields map[string]any) (string, error) {
+	var b strings.Builder
+	err := t.Execute(&b, fields)
+	return b.String(), err
+}
+
+// runbookURL is the link to the runbook, "" for none.
+func (k *slackSink) runbookURL(f map[string]any) (string, error) {
+	text, err := execute(k.runbook, f)
+	if err != nil {
+		return "", err
+	}
+	text = strings.TrimSpace(text)
+	if text == "" {
+		return "", nil
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") || len(text) > maxSlackURL {
+		return "", fmt.Errorf("%.200q is no address; expected one such as https://example.com/runbook", text)
+	}
+	return strings.NewReplacer("<", "%3C", ">", "%3E", "|", "%7C", `"`, "%22", " ", "%20").Replace(text), nil
+}
+
+// open reads the secret as it is now; fetch is nil to reach the destination. Its errors are *KeyError and hold no
+// secret.
+func (k *slackSink) open(fetch func(*http.Request, *veil) (response, error)) (*slackAPI, error) {
+	secret, err := k.secret.read(k.getenv)
+	if err != nil {
+		return nil, err
+	}
+	if fetch == nil && k.caller != nil {
+		fetch = k.caller.fetch
+	}
+	a := &slackAPI{veil: new(veil), agent: k.agent, remedy: k.remedy, fetch: fetch}
+	if k.api == "" {
+		u, err := url.Parse(secret)
+		if err != nil || u.Hostname() == "" || u.User != nil || !oneOf(u.Scheme, "http", "https") { // err would show it
+			return nil, k.secret.wrong(errors.New("is no address of an incoming webhook; expected one such as https://hooks.slack.com/services/…"))
+		}
+		if k.secure && u.Scheme != "https" {
+			return nil, k.secret.wrong(errors.New("is not https, and tls is given"))
+		}
+		a.hook = u
+		a.veil.hideURL(u)
+		return a, nil
+	}
+	switch {
+	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
+		return nil, k.secret.wrong(errors.New("holds a space, a line break or another control character, which no token does"))
+	case strings.HasPrefix(secret, "xapp-"), strings.HasPrefix(secret, "https:"):
+		return nil, k.secret.wrong(errors.New("is no bot token; expected one that begins with xoxb-"))
+	}
+	a.veil.hide(secret)
+	a.client = slack.New(secret, slack.OptionHTTPClient(a), slack.OptionAPIURL(k.api))
+	return a, nil
+}
+
+// remedy says what the operator can do about an error of Slack, "" when nobody knows.
+func (k *slackSink) remedy(code string) string {
+	in := func(list []string) bool { return slices.Contains(list, code) }
+	switch {
+	case in(tokenErrors):
+		return "put a new token into " + k.secret.place()
+	case in(hookErrors):
+		return "make a new incoming webhook and put its URL into " + k.secret.place()
+	case in(scopeErrors):
+		return "give the app the scope chat:write and install it again"
+	case in(memberErrors):
+		return "invite the app into " + k.channel + " with /invite"
+	case in(unknownErrors) && k.api != "":
+		return "there is no " + k.channel + " that the app can see; if it is private, invite the app with /invite"
+	case in(archiveErrors):
+		return "the channel is archived; bring it back or choose another"
+	case in(addressErrors):
+		return "api_url is no address of Slack's API"
+	case in(teamErrors), strings.HasPrefix(code, "restricted_action"):
+		return "an administrator of the workspace has to allow it"
+	}
+	return ""
+}
+
+// place is where the value stands, for people.
+func (s source) place() string {
+	switch {
+	case s.File != "":
+		return s.File
+	case s.Env != "":
+		return "the environment variable " + s.Env
+	}
+	return s.key
+}
+
+// Close ends the connections that are kept for the next delivery.
+func (k *slackSink) Close() error { return k.caller.Close() }
+
+// Deliver tells people of the batch: one change, or several events at once as a group.
+func (k *slackSink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return bridge.Answer{}, err
+	}
+	a, err := k.open(nil)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	return k.tell(ctx, a, batch)
+}
+
+func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []bridge.Delivery) (bridge.Answer, error) {
+	r := k.receipt(batch)
+	f := k.fields(batch, r)
+	id := batch[0].Event.ID()
+	if k.api == "" || r.TS == "" {
+		return k.root(ctx, a, batch, f, r)
+	}
+	if !r.Group && r.Shown != id {
+		root, err := k.message(f)
+		if err != nil {
+			return bridge.Answer{}, err
+		}
+		err = k.attempt(root, func(m slackMessage) error { return a.update(ctx, r.Channel, r.TS, m) })
+		switch {
+		case hasCode(err, lostErrors...):
+			return k.root(ctx, a, batch, f, r)
+		case hasCode(err, fixedErrors...):
+			k.log.Warn("the workspace does not let messages be edited; a thread goes on below what is no longer so", "err", err)
+		case err != nil:
+			return bridge.Answer{}, err
+		}
+		r.Shown = id
+	}
+	f["reply"] = true
+	text, err := execute(k.text, f)
+	if err != nil {
+		return r.answer(""), fmt.Errorf("%w: text: %w", bridge.ErrRejected, err)
+	}
+	reply := slackMessage{text: cutMrkdwn(text, maxSlackText)}
+	if strings.TrimSpace(reply.text) == "" { // the settings want none
+		r.Shown = ""
+		return r.answer(r.TS), nil
+	}
+	p, err := k.post(ctx, a, r.Channel, reply, r.TS, k.ring(f))
+	switch {
+	case hasCode(err, lostErrors...), hasCode(err, threadErrors...):
+		return k.root(ctx, a, batch, f, r)
+	case err != nil:
+		return r.answer(""), err
+	case !p.threaded: // the root is gone, and Slack made the reply a message of the channel
+		r.Channel, r.TS, r.Group = p.channel, p.ts, len(batch) > 1
+	}
+	r.Shown = ""
+	return r.answer(p.ts), nil
+}
+
+// Errors of Slack that say that the root, or its thread, cannot be used any more; what is to be said is then posted anew.
+// Should the reason be another, posting has the same error.
+var (
+	lostErrors   = []string{"message_not_found", "thread_not_found", "cant_update_message", "channel_not_found", "is_archived"}
+	fixedErrors  = []string{"edit_window_closed"}
+	threadErrors = []string{"cannot_reply_to_message", "restricted_action_non_threadable_channel", "restricted_action_thread_locked"}
+)
+
+// root posts a message of its own.
+func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []bridge.Delivery, f map[string]any, r slackReceipt) (bridge.Answer, error) {
+	f["reply"] = false
+	m, err := k.message(f)
+	if err != nil {
+		return bridge.Answer{}, err
+	}
+	var p posted
+	err = k.attempt(m, func(m slackMessage) error {
+		var err error
+		p, err = k.post(ctx, a, k.channel, m, "", false)
+		return err
+	})
+	if err != nil {
+		return bridge.Answer{}, err
+	}
+	if k.api == "" || !isAzure(batch) {
+		return bridge.Answer{Status: "ok", ID: p.ts}, nil
+	}
+	r.To, r.Channel, r.TS, r.Group, r.Shown = k.channel, p.channel, p.ts, len(batch) > 1, ""
+	return r.answer(p.ts), nil
+}
+
+// post posts a message when the channel can take one.
+func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string, broadcast bool) (posted, error) {
+	if err := k.pace.wait(ctx); err != nil {
+		return posted{}, err
+	}
+	if k.api == "" {
+		return posted{}, a.postHook(ctx, m)
+	}
+	return a.post(ctx, channel, m, thread, broadcast)
+}
+
+// attempt makes a call, and makes it once more with the text alone when Slack does not take the blocks.
+func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error {
+	err := call(m)
+	if len(m.blocks) > 0 && hasCode(err, blocksErrors...) {
+		k.log.Warn("Slack does not take the blocks of a message; its text is sent alone", "err", err)
+		m.blocks = nil
+		err = call(m)
+	}
+	return err
+}
+
+// fields are what the templates see.
+func (k *slackSink) fields(batch []bridge.Delivery, r slackReceipt) map[string]any {
+	f := fields(batch, k.zone, k.now())
+	if len(batch) == 1 {
+		if f["announced"] == "" {
+			f["announced"] = r.Announced
+		}
+		if f["begun"] == "" {
+			f["begun"] = r.Begun
+		}
+	}
+	for _, one := range f["group"].([]map[string]any) {
+		if severity, _ := one["severitynumber"].(int); k.mention != "" && severity >= k.from {
+			f["mention"] = k.mention
+		}
+	}
+	runbook, err := k.runbookURL(f)
+	if err != nil {
+		k.log.Warn("the link to the runbook is left out", "err", err)
+	}
+	f["runbook"] = runbook
+	return f
+}
+
+// message is a root message for the fields. Blocks that the template cannot make are left out.
+func (k *slackSink) message(f map[string]any) (slackMessage, error) {
+	text, err := k.notification(f)
+	if err != nil {
+		return slackMessage{}, fmt.Errorf("%w: text: %w", bridge.ErrRejected, err)
+	}
+	m := slackMessage{text: text}
+	blocks, err := execute(k.blocks, f)
+	if err == nil {
+		m.blocks, err = parseBlocks(blocks)
+	}
+	if err != nil {
+		k.log.Warn("the blocks of a message cannot be made; its text is sent alone", "err", err)
+	}
+	return m, nil
+}
+
+// notification is the text of a root message, which Slack has in notifications and reads aloud.
+func (k *slackSink) notification(f map[string]any) (string, error) {
+	text, err := execute(k.text, f)
+	text = cutMrkdwn(strings.TrimSpace(text), maxSlackText)
+	if err == nil && text == "" {
+		err = errors.New("the template gives no text for the notification")
+	}
+	return text, err
+}
+
+// ring says whether a reply goes to the channel too, because edits and replies in a thread notify nobody.
+func (k *slackSink) ring(f map[string]any) bool {
+	return slices.ContainsFunc(f["group"].([]map[string]any), func(one map[string]any) bool {
+		return rings(one, k.broadcast)
+	})
+}
+
+// rings says whether a change is worth a notification: one of those chosen or, with nil, one by which somebody may have
+// to act. Nobody has to for a Freeze of known length up to 10 s.
+func rings(f map[string]any, chosen []string) bool {
+	change, _ := f["change"].(string)
+	data, _ := f["data"].(map[string]any)
+	canceled := change == string(bridge.Vanished) && data["outcome"] == string(bridge.OutcomeCanceled)
+	if chosen != nil {
+		return slices.Contains(chosen, change) || canceled && slices.Contains(chosen, "canceled")
+	}
+	if length, ok := f["duration"].(int); ok && f["azeventtype"] == "Freeze" && length >= 0 && length <= 10 {
+		return false
+	}
+	switch change {
+	case string(bridge.Scheduled), string(bridge.Started), "reminder":
+		return true
+	case string(bridge.Updated):
+		changed, _ := data["changed"].([]any)
+		return slices.ContainsFunc(changed, func(field any) bool {
+			return oneOf[any](field, "NotBefore", "EventType", "Resources")
+		})
+	}
+	return canceled
+}
+
+// slackReceipt is what the sink remembers of an Azure event.
+type slackReceipt struct {
+	To        string `json:"to"`                  // the channel in the settings when the root was posted
+	Channel   string `json:"channel"`             // its id at Slack
+	TS        string `json:"ts"`                  // of the root
+	Group     bool   `json:"group,omitempty"`     // the root is of several events, and stays as it is
+	Shown     string `json:"shown,omitempty"`     // CloudEvent that the root shows and whose reply is owed
+	Announced string `json:"announced,omitempty"` // when the event was scheduled
+	Begun     string `json:"begun,omitempty"`     // when it was started
+}
+
+// answer says that the root, or the reply to it, is at ts. A receipt without a root is none.
+func (r slackReceipt) answer(ts string) bridge.Answer {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // texts only
+	}
+	a := bridge.Answer{ID: ts, Receipt: raw}
+	if ts != "" {
+		a.Status = "ok"
+	}
+	return a
+}
+
+// receipt is that of a batch, with the times of its changes. It has no root when there is none in the channel of the
+// settings, or when those of a group differ.
+func (k *slackSink) receipt(batch []bridge.Delivery) slackReceipt {
+	var r slackReceipt
+	if !isAzure(batch) {
+		return r
+	}
+	for i, d := range batch {
+		var one slackReceipt
+		if d.Receipt == nil || json.Unmarshal(d.Receipt, &one) != nil || !validSlackID(one.Channel) || !validSlackID(one.TS) ||
+			one.To != k.channel || len(batch) > 1 && !one.Group {
+			one = slackReceipt{Announced: one.Announced, Begun: one.Begun}
+		}
+		if i == 0 {
+			r = one
+		} else if one.TS != r.TS || one.Channel != r.Channel {
+			r = slackReceipt{}
+			break
+		}
+	}
+	if len(batch) > 1 {
+		r.Shown, r.Announced, r.Begun = "", "", ""
+		return r
+	}
+	at := batch[0].Event.Time().UTC().Format(time.RFC3339)
+	note := func(change, at string) {
+		switch change {
+		case string(bridge.Scheduled):
+			r.Announced = at
+		case string(bridge.Started):
+			r.Begun = at
+		}
+	}
+	for _, m := range batch[0].Missed {
+		note(m.Change, m.Time.UTC().Format(time.RFC3339))
+	}
+	note(strings.TrimPrefix(batch[0].Event.Type(), bridge.EventPrefix), at)
+	return r
+}
+
+// isAzure says whether a batch is about Azure's events, which have a life, and not about the bridge.
+func isAzure(batch []bridge.Delivery) bool {
+	return strings.HasPrefix(batch[0].Event.Type(), bridge.EventPrefix)
+}
+
+// A pace keeps calls apart.
+type pace struct {
+	every time.Duration
+	mu    sync.Mutex // for next
+	next  time.Time
+}
+
+// wait returns when it is a call's turn, or when ctx is done.
+func (p *pace) wait(ctx context.Context) error {
+	p.mu.Lock()
+	now := time.Now()
+	at := now
+	if p.next.After(now) {
+		at = p.next
+	}
+	p.next = at.Add(p.every)
+	p.mu.Unlock()
+	if at == now {
+		return ctx.Err()
+	}
+	t := time.NewTimer(at.Sub(now))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Connect shows the token to Slack, which says whom it belongs to. Of an incoming webhook it only reaches the host: what
+// Slack makes of the rest of its URL only a message shows.
+func (k *slackSink) Connect(ctx context.Context) (string, error) {
+	a, err := k.open(nil)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	if k.api != "" {
+		return a.who(ctx)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodHead, origin(a.hook)+"/", nil)
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("User-Agent", k.agent)
+	r, err := a.fetch(req, a.veil)
+	if err != nil {
+		return "", err
+	}
+	if r.status == http.StatusProxyAuthRequired {
+		_, err := judge(r, origin(a.hook), a.veil)
+		return "", err
+	}
+	return "reached " + a.veil.over(origin(a.hook)) + "; whether it knows the webhook only a message shows", nil
+}
+
+// Render shows the requests that Deliver would make if Slack took each of them.
+func (k *slackSink) Render(d bridge.Delivery) (string, error) {
+	var b strings.Builder
+	a, err := k.open(func(req *http.Request, _ *veil) (response, error) { return k.show(&b, req) })
+	if err != nil {
+		return "", err
+	}
+	shown := *k
+	shown.pace = new(pace)
+	_, err = shown.tell(context.Background(), a, []bridge.Delivery{d})
+	return b.String(), err
+}
+
+// show writes down a request, and answers as Slack does.
+func (k *slackSink) show(b *strings.Builder, req *http.Request) (response, error) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return response{}, err
+	}
+	address, answer := req.URL.String(), "ok"
+	var shown any = json.RawMessage(body)
+	if k.api == "" {
+		address = origin(req.URL) + "/" + hidden
+	} else {
+		form, err := url.ParseQuery(string(body))
+		if err != nil {
+			return response{}, err
+		}
+		values := make(map[string]any, len(form))
+		for name := range form {
+			values[name] = form.Get(name)
+		}
+		values["token"] = hidden
+		if blocks := form.Get("blocks"); blocks != "" {
+			var list any // decoded, so that it is shown without the escapes of JSON
+			if err := json.Unmarshal([]byte(blocks), &list); err != nil {
+				return response{}, err
+			}
+			values["blocks"] = list
+		}
+		shown, answer = values, `{"ok":true,"channel":"C0","ts":"0.0","message":{"thread_ts":"0.0"}}`
+	}
+	if b.Len() > 0 {
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(b, "%s %s\n", req.Method, address)
+	enc := json.NewEncoder(b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return response{status: http.StatusOK, body: answer}, enc.Encode(shown)
+}
