@@ -25,6 +25,9 @@ type Options struct {
 	Version  string        // of the program
 	Settings SettingsInfo
 	Log      *slog.Logger
+
+	// Discovery looks for the endpoint that Client is to ask. Nil leaves it as it is.
+	Discovery *Discovery
 }
 
 // SettingsInfo says which settings are in force.
@@ -116,6 +119,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Go(func() { b.startWorkers(ctx) })
 	loops.Go(func() { b.housekeep(ctx) })
 	loops.Go(func() { b.approve(ctx) })
+	loops.Go(func() { b.seek(ctx) })
 	b.watch(ctx)
 	loops.Wait()
 

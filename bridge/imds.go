@@ -38,12 +38,12 @@ var instanceVersions = []string{"2021-02-01", "2019-06-04", "2017-08-01"}
 // A Client asks the instance metadata service. It uses no proxy and follows no redirect. Poll is for one goroutine;
 // everything else is safe for concurrent use.
 type Client struct {
-	endpoint  string
 	preferred string
 	http      *http.Client
 	log       *slog.Logger
 
 	mu       sync.Mutex
+	endpoint string
 	version  string    // in use
 	fellBack time.Time // when an older one came into use, or the configured one was last tried in vain
 }
@@ -65,7 +65,11 @@ func NewClient(endpoint, apiVersion string, log *slog.Logger, transport http.Rou
 }
 
 // Endpoint is the address that is asked.
-func (c *Client) Endpoint() string { return c.endpoint }
+func (c *Client) Endpoint() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.endpoint
+}
 
 // APIVersion is the version in use for scheduled events.
 func (c *Client) APIVersion() string {
@@ -130,7 +134,7 @@ func (c *Client) Poll(ctx context.Context, etag string) Poll {
 	c.mu.Lock()
 	c.version = c.preferred // the next poll begins anew
 	c.mu.Unlock()
-	p.Err = fmt.Errorf("%s refuses api-version %s and all that could stand in for it: %s", c.endpoint, c.preferred, excerpt(p.Body))
+	p.Err = fmt.Errorf("%s refuses api-version %s and all that could stand in for it: %s", c.Endpoint(), c.preferred, excerpt(p.Body))
 	return p
 }
 
@@ -178,7 +182,7 @@ func (c *Client) poll(ctx context.Context, version, etag string) (p Poll, refuse
 	}
 	switch code := resp.StatusCode; {
 	case code == http.StatusBadRequest && refusesVersion(body):
-		p, _ = fail(PollSettings, "%s refuses api-version %s: %s", c.endpoint, version, excerpt(body))
+		p, _ = fail(PollSettings, "%s refuses api-version %s: %s", c.Endpoint(), version, excerpt(body))
 		return p, true
 	case code == http.StatusNotFound, code == http.StatusRequestTimeout, code == http.StatusGone,
 		code == http.StatusTooManyRequests, code >= 500:
@@ -200,7 +204,7 @@ func (c *Client) poll(ctx context.Context, version, etag string) (p Poll, refuse
 	case len(body) == 0, errors.Is(err, errNullEvents):
 		p.Class = PollEmpty
 	case err != nil:
-		return fail(PollRetry, "%s answered something else: %w", c.endpoint, err)
+		return fail(PollRetry, "%s answered something else: %w", c.Endpoint(), err)
 	}
 	return p, false
 }
@@ -217,7 +221,10 @@ func (c *Client) get(ctx context.Context, path, version, etag string) (*http.Res
 
 // do makes a request as the service demands it. Its errors do not repeat the address.
 func (c *Client) do(ctx context.Context, method, path, version, etag string, body []byte) (*http.Response, error) {
-	u := c.endpoint + path + "?" + url.Values{"api-version": {version}}.Encode()
+	u := c.Endpoint() + path
+	if version != "" {
+		u += "?" + url.Values{"api-version": {version}}.Encode()
+	}
 	req, err := http.NewRequestWithContext(ctx, method, u, bytes.NewReader(body))
 	if err != nil {
 		return nil, err

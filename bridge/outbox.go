@@ -58,6 +58,7 @@ const (
 	metaOwner    = "owner"
 	metaObserver = "observer"
 	metaAnswer   = "answer"
+	metaEndpoint = "endpoint"
 )
 
 // migrations bring a file from the format of their index to the next; the newest format is their number. An empty
@@ -90,6 +91,7 @@ type Outbox struct {
 	owner     string           // vmId
 	observer  Observer         // the last one learnt
 	answer    lastAnswer       // the last valid answer of the endpoint
+	endpoint  string           // found by DHCP; "" when there is none but the fixed one
 	touched   time.Time        // when it was last given to the disk
 	open      map[string]*Open // by EventId
 	shelves   map[string]*shelf
@@ -153,7 +155,7 @@ func (o *Outbox) reset() {
 			e.gone = true
 		}
 	}
-	o.owner, o.observer, o.answer, o.touched = "", Observer{}, lastAnswer{}, time.Time{}
+	o.owner, o.observer, o.answer, o.endpoint, o.touched = "", Observer{}, lastAnswer{}, "", time.Time{}
 	o.open, o.dead = map[string]*Open{}, map[string]*Entry{}
 	o.pending, o.deadSize, o.volatile, o.ahead = tally{}, tally{}, 0, map[string]int{}
 	for name, sh := range o.shelves {
@@ -227,6 +229,8 @@ func (o *Outbox) load() error {
 				return json.Unmarshal(value, &o.observer)
 			case metaAnswer:
 				return json.Unmarshal(value, &stored)
+			case metaEndpoint:
+				o.endpoint = string(value)
 			}
 			return nil
 		}),
@@ -316,6 +320,9 @@ func (o *Outbox) rescue() {
 	add(bucketMeta, metaOwner, []byte(o.owner))
 	add(bucketMeta, metaObserver, compactJSON(o.observer))
 	add(bucketMeta, metaAnswer, compactJSON(o.answer))
+	if o.endpoint != "" {
+		add(bucketMeta, metaEndpoint, []byte(o.endpoint))
+	}
 	for id, op := range o.open {
 		add(bucketOpen, id, compactJSON(op))
 		body(op.Latest)

@@ -125,7 +125,7 @@ configured destination: at least once, in order, across crashes and outages.`,
 	f.StringVar(&p.logFormat, "log-format", "text", "form of the log on standard error: text or json")
 	f.StringVar(&p.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(), p.sendCommand(),
-		p.eventsCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(), p.schemaCommand(), p.versionCommand(), p.fieldsTopic())
+		p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(), p.schemaCommand(), p.versionCommand(), p.fieldsTopic())
 	strict(root)
 	return root
 }

@@ -110,10 +110,14 @@ func (p *program) bridgeOptions(s *settings, outbox *bridge.Outbox, log *slog.Lo
 	if err != nil {
 		log.Warn("the boot time of this machine is not known, so a reboot cannot be told from a pause", "err", err)
 	}
+	var look *bridge.Discovery
+	if s.IMDS.Discover {
+		look = p.discovery()
+	}
 	return bridge.Options{
 		Client: bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
 		Outbox: outbox, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
-		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()}, Log: log,
+		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()}, Log: log, Discovery: look,
 	}
 }
 

@@ -31,10 +31,11 @@ type settings struct {
 	Hash string // the first 12 hex digits of the file's SHA-256
 
 	IMDS struct {
-		Endpoint   string        `yaml:"endpoint"` // may hold a path, has no slash at its end
+		Endpoint   string        `yaml:"endpoint"` // may hold a path, has no slash at its end; see Discover
 		APIVersion string        `yaml:"api_version"`
 		Interval   time.Duration `yaml:"interval"`
 		VMName     string        `yaml:"vm_name"` // "" asks the endpoint
+		Discover   bool          // the file has endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds"`
 	State    string         `yaml:"state"`    // the directory of the outbox
 	Control  string         `yaml:"control"`  // the control socket; "" finds a place for it
@@ -138,6 +139,10 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 	if err := doc.decode(doc.root, s, "", "sinks", "approve"); err != nil {
 		return nil, err
 	}
+	if s.IMDS.Endpoint == "discover" {
+		s.IMDS.Discover, s.IMDS.Endpoint = true, bridge.DefaultEndpoint
+		s.Notes = append(s.Notes, "imds.endpoint: discover: run looks for the endpoint, at "+bridge.DefaultEndpoint+" first; forewarn discover does so now")
+	}
 	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
 	s.Timezone, err = time.LoadLocation(s.Zone)
 	for _, check := range []struct {
@@ -145,7 +150,7 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 		ok   bool
 		want string
 	}{
-		{"imds.endpoint", isEndpoint(s.IMDS.Endpoint), "http or https, a host and perhaps a path, such as http://169.254.169.254"},
+		{"imds.endpoint", isEndpoint(s.IMDS.Endpoint), "http or https, a host and perhaps a path, such as http://169.254.169.254, or discover"},
 		{"imds.api_version", apiVersion.MatchString(s.IMDS.APIVersion), "a date such as 2020-07-01"},
 		{"imds.interval", s.IMDS.Interval >= 100*time.Millisecond, "100ms or more"},
 		{"state", s.State != "", "a directory such as /var/lib/forewarn"},

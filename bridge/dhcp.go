@@ -1,0 +1,147 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+)
+
+// This is as much of DHCP (RFC 2131, 2132, 3396) as it takes to read one option of an offer that is never taken up. The
+// case is historic, and a bounded, fuzzed parser of one option is lighter than a library of the whole protocol.
+
+// The parts of a message.
+const (
+	dhcpFixed  = 236 // what stands before the cookie
+	dhcpCookie = "\x63\x82\x53\x63"
+	dhcpLeast  = 300 // bytes; some relays drop what is shorter
+
+	dhcpRequest, dhcpReply     = 1, 2
+	dhcpDiscover, dhcpOffer    = 1, 2
+	dhcpAck                    = 5
+	dhcpPad, dhcpEnd           = 0, 255
+	dhcpOverload, dhcpType     = 52, 53
+	dhcpWanted, dhcpAzure      = 55, 245
+	dhcpInFile, dhcpInName     = 1, 2 // values of overload; 3 is both
+	dhcpNameAt, dhcpFileAt     = 44, 108
+	dhcpXidAt, dhcpFlagsAt     = 4, 10
+	dhcpHardwareAt, dhcpMACLen = 28, 6
+)
+
+// A dhcpQuestion is what an answer has to match.
+type dhcpQuestion struct {
+	xid [4]byte
+	mac [dhcpMACLen]byte
+}
+
+// message is a discover that asks everybody for the option, and for an answer that does not need an address of ours.
+func (q dhcpQuestion) message() []byte {
+	m := make([]byte, dhcpFixed, dhcpLeast)
+	m[0], m[1], m[2] = dhcpRequest, 1, dhcpMACLen // on Ethernet
+	copy(m[dhcpXidAt:], q.xid[:])
+	m[dhcpFlagsAt] = 0x80 // answer by broadcast
+	copy(m[dhcpHardwareAt:], q.mac[:])
+	m = append(m, dhcpCookie...)
+	m = append(m, dhcpType, 1, dhcpDiscover, dhcpWanted, 1, dhcpAzure, dhcpEnd)
+	return m[:dhcpLeast]
+}
+
+// errNotOurs says that a packet is no answer to our question, but somebody else's business.
+var errNotOurs = errors.New("not an answer to this question")
+
+// endpoint reads from an answer the address that option 245 holds.
+func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
+	switch {
+	case len(packet) < dhcpFixed+len(dhcpCookie), packet[0] != dhcpReply,
+		!bytes.Equal(packet[dhcpXidAt:][:len(q.xid)], q.xid[:]),
+		!bytes.Equal(packet[dhcpHardwareAt:][:dhcpMACLen], q.mac[:]),
+		string(packet[dhcpFixed:][:len(dhcpCookie)]) != dhcpCookie:
+		return netip.Addr{}, errNotOurs
+	}
+	options, err := dhcpOptions(packet)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	kind, given := options[dhcpType]
+	if given && (len(kind) != 1 || kind[0] != dhcpOffer && kind[0] != dhcpAck) {
+		return netip.Addr{}, fmt.Errorf("it is no offer but of type %.4x", kind)
+	}
+	value, given := options[dhcpAzure]
+	if !given {
+		return netip.Addr{}, errors.New("it has no option 245")
+	}
+	addr, ok := netip.AddrFromSlice(value)
+	switch {
+	case len(value) != 4 || !ok:
+		return netip.Addr{}, fmt.Errorf("option 245 has %d bytes, not the 4 of an address", len(value))
+	case !isHost(addr):
+		return netip.Addr{}, fmt.Errorf("option 245 is %v, which is not the address of another host", addr)
+	}
+	return addr, nil
+}
+
+// isHost says whether the IPv4 address may be that of another host.
+func isHost(a netip.Addr) bool {
+	first := a.As4()[0]
+	return first != 0 && first < 240 && !a.IsLoopback() && !a.IsMulticast()
+}
+
+// dhcpOptions are the options of a message with a cookie: those after it, and those in the two fields that may hold more
+// of them. A code that comes again goes on where it ended, as a value of more than 255 bytes must.
+func dhcpOptions(packet []byte) (map[byte][]byte, error) {
+	options := map[byte][]byte{}
+	if err := addOptions(options, packet[dhcpFixed+len(dhcpCookie):]); err != nil {
+		return nil, err
+	}
+	overload := options[dhcpOverload]
+	if len(overload) == 0 {
+		return options, nil
+	}
+	where := overload[0]
+	if len(overload) != 1 || where < dhcpInFile || where > dhcpInFile|dhcpInName {
+		return nil, fmt.Errorf("option %d is %.4x, not 1, 2 or 3", dhcpOverload, overload)
+	}
+	if where&dhcpInFile != 0 {
+		if err := addOptions(options, packet[dhcpFileAt:dhcpFixed]); err != nil {
+			return nil, err
+		}
+	}
+	if where&dhcpInName != 0 {
+		if err := addOptions(options, packet[dhcpNameAt:dhcpFileAt]); err != nil {
+			return nil, err
+		}
+	}
+	return options, nil
+}
+
+// addOptions reads the options of one field. Its end option may be missing.
+func addOptions(options map[byte][]byte, field []byte) error {
+	for len(field) > 0 && field[0] != dhcpEnd {
+		code := field[0]
+		if code == dhcpPad {
+			field = field[1:]
+			continue
+		}
+		if len(field) < 2 || len(field) < 2+int(field[1]) {
+			return fmt.Errorf("option %d goes on after the end of its field", code)
+		}
+		end := 2 + int(field[1])
+		options[code] = append(options[code], field[2:end]...)
+		field = field[end:]
+	}
+	return nil
+}
+
+// canAsk says whether a question can be asked on an interface.
+func canAsk(i net.Interface) bool {
+	return i.Flags&net.FlagUp != 0 && i.Flags&net.FlagBroadcast != 0 && i.Flags&net.FlagLoopback == 0 && len(i.HardwareAddr) == dhcpMACLen
+}
+
+// question makes one for the interface, whose number nobody can guess.
+func question(i net.Interface, random uint32) dhcpQuestion {
+	q := dhcpQuestion{mac: [dhcpMACLen]byte(i.HardwareAddr)}
+	binary.BigEndian.PutUint32(q.xid[:], random)
+	return q
+}

@@ -1,0 +1,134 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// How often the question is asked, because a packet may be lost, and how long that takes in all.
+const (
+	dhcpAsks     = 3
+	dhcpPatience = 10 * time.Second
+)
+
+// AskDHCP asks on every interface at once which address has the endpoint, and takes the first answer that says so. It
+// takes no lease, so that the machine's own DHCP client is not disturbed. It needs the right to bind UDP port 68, and
+// leaves the firewall as it is.
+func AskDHCP(ctx context.Context) (netip.Addr, error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("DHCP: %w", err)
+	}
+	asked := slices.DeleteFunc(interfaces, func(i net.Interface) bool { return !canAsk(i) })
+	if len(asked) == 0 {
+		return netip.Addr{}, errors.New("DHCP: there is no interface to ask on")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		on   string
+		addr netip.Addr
+		err  error
+	}
+	answers := make(chan answer)
+	for _, i := range asked {
+		go func() {
+			addr, err := askOn(ctx, i)
+			answers <- answer{i.Name, addr, err}
+		}()
+	}
+	var found netip.Addr
+	failed := map[string][]string{} // interfaces by reason
+	for range asked {
+		a := <-answers
+		if a.err != nil {
+			failed[a.err.Error()] = append(failed[a.err.Error()], a.on)
+		} else if !found.IsValid() {
+			found = a.addr
+			cancel() // the others are not needed
+		}
+	}
+	if found.IsValid() {
+		return found, nil
+	}
+	var all reasons
+	for _, reason := range slices.Sorted(maps.Keys(failed)) {
+		slices.Sort(failed[reason])
+		all = append(all, fmt.Errorf("DHCP on %s: %s", strings.Join(failed[reason], ", "), reason))
+	}
+	return netip.Addr{}, all
+}
+
+// askOn asks on one interface until an answer names the endpoint or ctx is done.
+func askOn(ctx context.Context, i net.Interface) (netip.Addr, error) {
+	conn, err := listenDHCP(ctx, i.Name)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends the read
+	q := question(i, rand.Uint32())
+	last := errors.New("nobody answered; does a firewall drop what comes to UDP port 68?")
+	packet := make([]byte, 4096)
+	began := time.Now()
+	for n := range dhcpAsks {
+		if _, err := conn.WriteTo(q.message(), &net.UDPAddr{IP: net.IPv4bcast, Port: 67}); err != nil {
+			return netip.Addr{}, err
+		}
+		conn.SetReadDeadline(began.Add(time.Duration(n+1) * dhcpPatience / dhcpAsks))
+		for {
+			size, _, err := conn.ReadFrom(packet)
+			if err != nil {
+				break // time to ask again
+			}
+			addr, err := q.endpoint(packet[:size])
+			switch {
+			case err == nil:
+				return addr, nil
+			case !errors.Is(err, errNotOurs):
+				last = fmt.Errorf("an answer was of no use: %w", err)
+			}
+		}
+	}
+	return netip.Addr{}, last
+}
+
+// listenDHCP opens a client's end of DHCP on the interface.
+func listenDHCP(ctx context.Context, name string) (net.PacketConn, error) {
+	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		if e := raw.Control(func(fd uintptr) {
+			err = errors.Join(
+				syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1), // beside the machine's own client
+				syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_BROADCAST, 1),
+				syscall.BindToDevice(int(fd), name),
+			)
+		}); e != nil {
+			return e
+		}
+		return err
+	}}
+	conn, err := listen.ListenPacket(ctx, "udp4", ":68")
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		err = fmt.Errorf("%w; only root, or who has CAP_NET_BIND_SERVICE and CAP_NET_RAW, may bind UDP port 68", err)
+	case errors.Is(err, syscall.EADDRINUSE):
+		err = fmt.Errorf("%w; another program holds UDP port 68 for itself", err)
+	}
+	return conn, err
+}

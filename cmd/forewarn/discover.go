@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+)
+
+// storedBefore is the variable in which Azure's own discovery program leaves the address that it found.
+const storedBefore = "SCHEDULEDEVENTSIP"
+
+func (p *program) discoverCommand() *cobra.Command {
+	var endpoint string
+	var dhcp bool
+	c := p.outputFlag(&cobra.Command{
+		Use: "discover", Short: "Find the metadata endpoint of this VM and print its URL",
+		Long: `Looks for the metadata endpoint and prints its URL: first at 169.254.169.254, where every VM in a virtual network has it;
+then where it was found before (in the outbox, or in the variable ` + storedBefore + `); then by DHCP, whose option 245 names it
+for VMs outside a virtual network. Exit 69 when it is in none of these places.
+
+It does not ask for scheduled events, because asking switches them on. It changes and stores nothing; with imds.endpoint: discover
+in the settings, run looks in the same way, stores what it found, and looks again when that no longer answers.
+
+To ask by DHCP takes Linux, and root or the capabilities CAP_NET_BIND_SERVICE and CAP_NET_RAW. Elsewhere set imds.endpoint to
+http:// and the address in option 245 of the machine's DHCP lease.`,
+		Example: "  forewarn discover\n  forewarn discover --dhcp=false -o json\n  forewarn events --endpoint \"$(forewarn discover)\"",
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !isEndpoint(endpoint) {
+				return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, bridge.DefaultEndpoint))
+			}
+			s, err := p.places()
+			if err != nil {
+				return err
+			}
+			d := p.discovery()
+			d.Fixed = strings.TrimRight(endpoint, "/")
+			if !dhcp {
+				d.DHCP = nil
+			}
+			found, err := p.discover(c.Context(), d, s)
+			if err != nil {
+				return err
+			}
+			if p.output == "json" {
+				return printJSON(p.out, found)
+			}
+			_, err = fmt.Fprintln(p.out, found.Endpoint)
+			return err
+		},
+	})
+	c.Flags().StringVar(&endpoint, "endpoint", bridge.DefaultEndpoint, "address that is tried first")
+	c.Flags().BoolVar(&dhcp, "dhcp", true, "ask by DHCP when nothing else was found")
+	return c
+}
+
+// discovery is where run looks for the endpoint; the outbox adds what it remembers.
+func (p *program) discovery() *bridge.Discovery {
+	d := &bridge.Discovery{DHCP: bridge.AskDHCP}
+	if addr, err := netip.ParseAddr(p.getenv(storedBefore)); err == nil && addr.Is4() {
+		d.Stored = bridge.EndpointsAt(addr)
+	}
+	return d
+}
+
+// discover looks once, without a bridge.
+func (p *program) discover(ctx context.Context, d *bridge.Discovery, s *settings) (bridge.Found, error) {
+	if o, err := bridge.ReadOutbox(s.State); err != nil {
+		p.log().Debug("there is no outbox to remember an endpoint", "err", err)
+	} else {
+		if kept := o.Endpoint(); kept != "" {
+			d.Stored = append([]string{kept}, d.Stored...)
+		}
+		_ = o.Close() // it was only read
+	}
+	slow := time.AfterFunc(3*time.Second, func() {
+		fmt.Fprintln(p.err, "forewarn: looking for the endpoint; this can take half a minute")
+	})
+	defer slow.Stop()
+	found, err := d.Find(ctx)
+	return found, exit(exitUnavailable, err)
+}
