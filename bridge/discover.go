@@ -149,6 +149,7 @@ func (b *Bridge) seek(ctx context.Context) {
 		searched time.Time
 		searches int // since the last valid answer
 		lastErr  string
+		told     bool // that it was found
 		due      = time.Now()
 	)
 	for {
@@ -177,8 +178,8 @@ func (b *Bridge) seek(ctx context.Context) {
 				lastErr = err.Error()
 				b.Log.Warn("the endpoint was not found; trying again for as long as it takes", "polled", b.Client.Endpoint(), "err", err)
 			case err == nil:
-				lastErr = ""
-				b.moveTo(found)
+				b.moveTo(found, !told || lastErr != "")
+				told, lastErr = true, ""
 			}
 		}
 		select {
@@ -198,13 +199,15 @@ func (b *Bridge) find(ctx context.Context) (Found, error) {
 	return d.Find(ctx)
 }
 
-// moveTo uses the endpoint that was found from now on.
-func (b *Bridge) moveTo(found Found) {
-	if !b.Client.moveTo(found.Endpoint) {
-		b.Log.Debug("the endpoint is where it was", "endpoint", found.Endpoint, "how", found.How)
+// moveTo uses the endpoint that was found from now on. It says so if it is news that it was found, or where.
+func (b *Bridge) moveTo(found Found, news bool) {
+	moved := b.Client.moveTo(found.Endpoint)
+	if moved || news {
+		b.Log.Info("found the endpoint", "endpoint", found.Endpoint, "how", found.How)
+	}
+	if !moved {
 		return
 	}
-	b.Log.Info("found the endpoint", "endpoint", found.Endpoint, "how", found.How)
 	select {
 	case b.identity <- struct{}{}: // it can be asked who this VM is
 	default:
