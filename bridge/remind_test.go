@@ -116,24 +116,24 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
 		notice time.Duration
-		change func(s *stage, b *running) *running // an hour before it is due
-		due    time.Duration                       // after it was scheduled; 0 never
+		change func(s *stage, b *running, route Route) *running // an hour before it is due
+		due    time.Duration                                    // after it was scheduled; 0 never
 	}{
 		{"nothing happens", notice, nil, notice - lead},
 		{"less is left than the lead", 5 * time.Minute, nil, time.Second},
-		{"it moves away", notice, func(s *stage, b *running) *running {
+		{"it moves away", notice, func(s *stage, b *running, route Route) *running {
 			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(2 * time.Hour) })
 			return b
 		}, notice + 2*time.Hour - lead},
-		{"it moves near", notice, func(s *stage, b *running) *running {
+		{"it moves near", notice, func(s *stage, b *running, route Route) *running {
 			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
 			return b
 		}, 1*time.Hour + 50*time.Minute + time.Second},
-		{"it begins early", notice, func(s *stage, b *running) *running { s.azure.Start(idA); return b }, 0},
-		{"it is cancelled", notice, func(s *stage, b *running) *running { s.azure.End(idA); return b }, 0},
-		{"the program restarts", notice, func(s *stage, b *running) *running {
+		{"it begins early", notice, func(s *stage, b *running, route Route) *running { s.azure.Start(idA); return b }, 0},
+		{"it is cancelled", notice, func(s *stage, b *running, route Route) *running { s.azure.End(idA); return b }, 0},
+		{"the program restarts", notice, func(s *stage, b *running, route Route) *running {
 			b.crash()
-			return s.start(b.routes...)
+			return s.start(route)
 		}, notice - lead},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
@@ -148,8 +148,7 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 				if tt.change != nil {
 					pause(notice - lead - time.Hour)
 					wantIDs(t, drain.ids())
-					b.routes = []Route{route}
-					b = tt.change(s, b)
+					b = tt.change(s, b, route)
 				}
 				pause(5 * time.Hour)
 				all := drain.accepted()
