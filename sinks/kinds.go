@@ -30,6 +30,7 @@ type Opened struct {
 
 // Kinds are all kinds of destination by their key in the settings file.
 var Kinds = map[string]Kind{
+	"email":   {Open: openEmail, Terms: emailTerms},
 	"exec":    {Open: openExec, Terms: execTerms},
 	"file":    {Open: openFile, Terms: fileTerms},
 	"nats":    {Open: openNATS, Terms: natsTerms},
@@ -44,6 +45,7 @@ type Host struct {
 	Stdout   io.Writer
 	Proxy    func(*http.Request) (*url.URL, error) // the environment's proxy
 	Log      *slog.Logger
+	Hostname string         // of this machine, as it calls itself
 	Agent    string         // User-Agent, such as forewarn/1.2.0
 	Zone     *time.Location // of the texts for people; nil is UTC
 	Endpoint string         // of the metadata service, without a slash at its end
@@ -58,5 +60,11 @@ type KeyError struct {
 
 func (e *KeyError) Error() string { return e.Key + ": " + e.Err.Error() }
 func (e *KeyError) Unwrap() error { return e.Err }
+
+// What people want of a sink that tells them: to hear again how long is left, and of a wave of events at once.
+var (
+	peopleRemind = []time.Duration{24 * time.Hour, time.Hour}
+	peopleGroup  = bridge.Group{Above: 5, Within: 20 * time.Second}
+)
 
 const week = 7 * 24 * time.Hour

@@ -46,6 +46,7 @@ type secretPlace struct {
 
 // trials has a row for each kind.
 var trials = map[string]trial{
+	"email":   {accepts: emailAccepts, hangs: emailHangs, secrets: emailSecrets},
 	"exec":    {accepts: execAccepts, hangs: execHangs, secrets: execSecrets},
 	"file":    {accepts: fileAccepts},
 	"nats":    {accepts: natsAccepts, hangs: natsHangs, secrets: natsSecrets},

@@ -52,6 +52,7 @@ type mentionOption struct {
 // slackTerms: Slack is for people, who want the state as it is now.
 var slackTerms = bridge.Terms{
 	Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateLatest, Bridge: bridge.LevelTrouble, Batch: 1,
+	Remind: peopleRemind, Group: peopleGroup,
 }
 
 // slackPace is how far apart messages to one channel have to be. Slack threatens to switch off an app that disregards
@@ -201,25 +202,14 @@ func (k *slackSink) openTexts(s slackSettings) error {
 		{"text", s.Text, s.TextFile, templates.SlackText, &k.text, k.tryText},
 		{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, &k.blocks, k.tryBlocks},
 	} {
-		key, text := t.key, t.text
-		switch {
-		case t.text != "" && t.file != "":
-			return &KeyError{t.key + "_file", fmt.Errorf("%s is given too; expected only one of them", t.key)}
-		case t.file != "":
-			key += "_file"
-			file, err := readSmall(t.file)
-			if err != nil {
-				return &KeyError{key, err}
-			}
-			text = string(file)
-		case t.text == "":
-			text = t.instead
+		key, text, given, err := templateText(t.key, t.text, t.file, t.instead)
+		if err != nil {
+			return err
 		}
-		var err error
 		if *t.to, err = templates.Parse(key, text); err != nil {
 			return &KeyError{key, err}
 		}
-		if t.text == "" && t.file == "" {
+		if !given {
 			continue
 		}
 		if err := tryOut(t.try); err != nil {

@@ -170,9 +170,10 @@ func (p *program) log() *slog.Logger {
 
 // loader reads settings as this process can.
 func (p *program) loader(log *slog.Logger) loader {
+	host, _ := os.Hostname()
 	return loader{
 		Kinds: sinks.Kinds, GOOS: runtime.GOOS, Euid: os.Geteuid(),
-		Host: sinks.Host{Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion()},
+		Host: sinks.Host{Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion()},
 	}
 }
 

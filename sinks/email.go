@@ -1,0 +1,536 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	htmltemplate "html/template"
+	"io/fs"
+	"net"
+	"net/mail"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// emailSettings are the keys of mail. What is secret has three forms; see Value.
+type emailSettings struct {
+	Host         string   `yaml:"host"` // of the mail server
+	Port         int      `yaml:"port"` // 587 by default, 465 with tls.mode implicit, 25 with none
+	From         string   `yaml:"from"` // an address, or a name and an address
+	To           []string `yaml:"to"`
+	TLS          emailTLS `yaml:"tls"`
+	Auth         string   `yaml:"auth"` // auto (default), plain, login, scram-sha-256 or xoauth2
+	Username     string   `yaml:"username"`
+	Password     Secret   `yaml:"password"` // with xoauth2 the token
+	PasswordFile string   `yaml:"password_file"`
+	PasswordEnv  string   `yaml:"password_env"`
+	TokenCommand []string `yaml:"token_command"` // program and arguments whose first line of output is the token
+	Helo         string   `yaml:"helo"`          // how this host calls itself; its full name by default, else its address
+	Subject      string   `yaml:"subject"`       // template
+	SubjectFile  string   `yaml:"subject_file"`
+	Text         string   `yaml:"text"` // template of the plain part
+	TextFile     string   `yaml:"text_file"`
+	HTML         string   `yaml:"html"` // template of the HTML part
+	HTMLFile     string   `yaml:"html_file"`
+}
+
+type emailTLS struct {
+	Mode       string `yaml:"mode"`        // starttls (default), implicit or none
+	CAFile     string `yaml:"ca_file"`     // authorities to trust instead of the system's
+	ServerName string `yaml:"server_name"` // that the certificate must have; host by default
+}
+
+// emailTerms: mail is for people, who want the state as it is now, and to be reminded of it.
+var emailTerms = bridge.Terms{
+	Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateLatest, Bridge: bridge.LevelTrouble, Batch: 1,
+	Remind: peopleRemind, Group: peopleGroup,
+}
+
+const tokenPatience = 10 * time.Second // for token_command
+
+// email sends each change as a mail to every recipient, in one thread an Azure event. A mail has the same Message-ID
+// whenever it is sent, so that a reader that gets one twice can tell.
+type email struct {
+	name     string // of the sink
+	addr     string // host and port of the server
+	tls      tlsSettings
+	mode     string // starttls, implicit or none
+	from     mail.Address
+	to       []mail.Address
+	auth     string
+	username string
+	password source
+	command  []string // that prints the token
+	helo     string   // "" for the address of the connection
+	subject  *template.Template
+	text     *template.Template
+	html     *htmltemplate.Template
+	zone     *time.Location
+	getenv   func(string) string
+	now      func() time.Time
+}
+
+func openEmail(decode func(any) error, h Host) (Opened, error) {
+	var s emailSettings
+	if err := decode(&s); err != nil {
+		return Opened{}, err
+	}
+	m := &email{name: h.Name, zone: h.Zone, getenv: h.Getenv, now: time.Now}
+	for _, open := range []func(emailSettings, Host) error{m.openServer, m.openAddresses, m.openAuth, m.openTexts} {
+		if err := open(s, h); err != nil {
+			return Opened{}, err
+		}
+	}
+	opened := Opened{Sink: m, Secrets: m.tls.files()}
+	if m.password.File != "" {
+		opened.Secrets = append(opened.Secrets, m.password.File)
+	}
+	if m.mode == "none" {
+		opened.Notes = append(opened.Notes, "tls.mode is none: mail can be read and changed on its way")
+	}
+	return opened, nil
+}
+
+// openServer takes which server to talk to, and how.
+func (m *email) openServer(s emailSettings, h Host) error {
+	if s.Host == "" || strings.ContainsAny(s.Host, " /:@") && net.ParseIP(s.Host) == nil {
+		return &KeyError{"host", errors.New("expected the name of a mail server, such as smtp.example.com")}
+	}
+	ports := map[string]int{"": 587, "starttls": 587, "implicit": 465, "none": 25}
+	port, ok := ports[s.TLS.Mode]
+	if !ok {
+		return &KeyError{"tls.mode", fmt.Errorf("%q is unknown; expected starttls, implicit or none", s.TLS.Mode)}
+	}
+	if m.mode = s.TLS.Mode; m.mode == "" {
+		m.mode = "starttls"
+	}
+	if s.Port != 0 {
+		port = s.Port
+	}
+	if port < 1 || port > 65535 {
+		return &KeyError{"port", errors.New("expected a number from 1 to 65535")}
+	}
+	m.addr = net.JoinHostPort(s.Host, strconv.Itoa(port))
+	m.tls = tlsSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
+	if m.mode == "none" && m.tls != (tlsSettings{}) {
+		return &KeyError{"tls.mode", errors.New("none uses no certificates; expected starttls or implicit, or no other key of tls")}
+	}
+	if _, err := m.tls.load(); err != nil {
+		return err
+	}
+	m.helo = s.Helo
+	if m.helo == "" && strings.Contains(h.Hostname, ".") && !strings.HasPrefix(h.Hostname, "localhost") && isHelo(h.Hostname) {
+		m.helo = h.Hostname
+	}
+	if m.helo != "" && !isHelo(m.helo) {
+		return &KeyError{"helo", fmt.Errorf("%q is no name of a host; expected one such as vm-1.example.com", m.helo)}
+	}
+	return nil
+}
+
+// isHelo says whether a server takes s for the name of a host, or for an address literal.
+func isHelo(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7F }) && len(s) <= 255
+}
+
+// openAddresses takes who writes and to whom.
+func (m *email) openAddresses(s emailSettings, _ Host) error {
+	if s.From == "" {
+		return &KeyError{"from", errors.New("missing; expected an address such as azure@example.com")}
+	}
+	from, err := address(s.From)
+	if err != nil {
+		return &KeyError{"from", err}
+	}
+	m.from = from
+	if len(s.To) == 0 {
+		return &KeyError{"to", errors.New("missing; expected a list of addresses, such as [ops@example.com]")}
+	}
+	for i, text := range s.To {
+		key := "to." + strconv.Itoa(i)
+		to, err := address(text)
+		if err != nil {
+			return &KeyError{key, err}
+		}
+		if slices.ContainsFunc(m.to, func(other mail.Address) bool { return strings.EqualFold(other.Address, to.Address) }) {
+			return &KeyError{key, fmt.Errorf("%s stands twice", to.Address)}
+		}
+		m.to = append(m.to, to)
+	}
+	return nil
+}
+
+// address reads an address as the header of a mail has it. Only such are taken as every server knows.
+func address(text string) (mail.Address, error) {
+	a, err := mail.ParseAddress(text)
+	if err != nil {
+		return mail.Address{}, fmt.Errorf("%q is no address; expected one such as ops@example.com", text)
+	}
+	if strings.ContainsFunc(a.Address, func(r rune) bool { return r <= ' ' || r >= 0x7F || r == '<' || r == '>' || r == '"' }) {
+		return mail.Address{}, fmt.Errorf("%q has an address that many servers do not take; expected letters, digits and signs of ASCII", text)
+	}
+	return *a, nil
+}
+
+// openAuth takes how to log in.
+func (m *email) openAuth(s emailSettings, _ Host) error {
+	m.auth, m.username, m.command = s.Auth, s.Username, s.TokenCommand
+	m.password = spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
+	if err := m.password.check(); err != nil {
+		return err
+	}
+	if m.auth == "" {
+		m.auth = "auto"
+	}
+	if len(m.command) > 0 && m.auth == "auto" {
+		m.auth = "xoauth2"
+	}
+	switch {
+	case !oneOf(m.auth, "auto", "plain", "login", "scram-sha-256", "xoauth2"):
+		return &KeyError{"auth", fmt.Errorf("%q is unknown; expected auto, plain, login, scram-sha-256 or xoauth2", s.Auth)}
+	case len(m.command) > 0 && m.password.given():
+		return &KeyError{"token_command", errors.New("password is given too; expected only one of them")}
+	case len(m.command) > 0 && m.auth != "xoauth2":
+		return &KeyError{"token_command", fmt.Errorf("prints a token, and %s needs a password; expected auth: xoauth2", m.auth)}
+	case m.username == "" && (m.password.given() || len(m.command) > 0 || s.Auth != ""):
+		return &KeyError{"username", errors.New("missing; expected who logs in")}
+	case m.username == "":
+		return nil
+	case strings.ContainsFunc(m.username, func(r rune) bool { return r < ' ' || r == 0x7F }):
+		return &KeyError{"username", errors.New("holds a control character")}
+	case !m.password.given() && len(m.command) == 0:
+		return &KeyError{"password", errors.New("missing; expected password, password_file or password_env, or with xoauth2 token_command")}
+	case m.mode == "none":
+		return &KeyError{"tls.mode", errors.New("none would send the password in clear; expected starttls or implicit, or no username")}
+	case len(m.command) > 0:
+		return nil
+	}
+	_, err := m.password.read(m.getenv)
+	return err
+}
+
+// openTexts parses the templates, and tries those of the settings on samples.
+func (m *email) openTexts(s emailSettings, _ Host) error {
+	type part struct {
+		key, text, file, instead string
+		parse                    func(key, text string) error
+	}
+	plain := func(to **template.Template) func(string, string) error {
+		return func(key, text string) (err error) {
+			*to, err = templates.Parse(key, text)
+			return err
+		}
+	}
+	tried := ""
+	for _, p := range []part{
+		{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, plain(&m.subject)},
+		{"text", s.Text, s.TextFile, templates.EmailText, plain(&m.text)},
+		{"html", s.HTML, s.HTMLFile, templates.EmailHTML, func(key, text string) (err error) {
+			m.html, err = templates.ParseHTML(key, text)
+			return err
+		}},
+	} {
+		key, text, given, err := templateText(p.key, p.text, p.file, p.instead)
+		if err != nil {
+			return err
+		}
+		if err := p.parse(key, text); err != nil {
+			return &KeyError{key, err}
+		}
+		if given {
+			tried = key
+		}
+	}
+	if tried == "" {
+		return nil
+	}
+	if err := tryOut(func(f map[string]any) error {
+		_, err := m.parts(f)
+		return err
+	}); err != nil {
+		return &KeyError{tried, err}
+	}
+	return nil
+}
+
+// emailReceipt is what the sink remembers of an Azure event.
+type emailReceipt struct {
+	Mail      string   `json:"mail,omitempty"`      // Message-ID of the mail that some have and others not yet
+	Told      []string `json:"told,omitempty"`      // who have it
+	Announced string   `json:"announced,omitempty"` // when the event was scheduled
+	Begun     string   `json:"begun,omitempty"`     // when it was started
+}
+
+// receipt is that of a batch. The times of a single event are kept for what is told later.
+func (m *email) receipt(batch []bridge.Delivery, id string) (r emailReceipt) {
+	if batch[0].Receipt != nil {
+		_ = json.Unmarshal(batch[0].Receipt, &r) // one that cannot be read is none
+	}
+	if r.Mail != id {
+		r.Mail, r.Told = id, nil
+	}
+	if len(batch) > 1 || !isAzure(batch) {
+		r.Announced, r.Begun = "", ""
+		return r
+	}
+	at := batch[0].Event.Time().UTC().Format(time.RFC3339)
+	switch batch[0].Event.Type() {
+	case bridge.EventPrefix + string(bridge.Scheduled):
+		r.Announced = at
+	case bridge.EventPrefix + string(bridge.Started):
+		r.Begun = at
+	}
+	return r
+}
+
+// Deliver sends one mail to those who do not have it yet. What some recipients' servers refuse for now is sent to them
+// again; when all that is left is refused for good, the delivery is rejected.
+func (m *email) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return bridge.Answer{}, err
+	}
+	id := m.messageID(batch)
+	r := m.receipt(batch, id)
+	message, err := m.compose(batch, r, id)
+	if err != nil {
+		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+	}
+	var to []string
+	for _, a := range m.to {
+		if !slices.Contains(r.Told, a.Address) {
+			to = append(to, a.Address)
+		}
+	}
+	if len(to) == 0 {
+		return r.answer("250 all have it"), nil
+	}
+	v := new(veil)
+	s, err := m.connect(ctx, v)
+	if err != nil {
+		return bridge.Answer{}, err
+	}
+	defer s.quit()
+	refused, reply, err := s.send(ctx, m.from.Address, to, message)
+	if err != nil {
+		return bridge.Answer{}, m.failure(ctx, v, "", err)
+	}
+	for i, why := range refused {
+		if why == nil {
+			r.Told = append(r.Told, to[i])
+		}
+	}
+	answer := r.answer(v.line("250 "+reply, false, 200))
+	return answer, m.refusals(ctx, v, to, refused)
+}
+
+// answer holds the receipt.
+func (r emailReceipt) answer(status string) bridge.Answer {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // texts only
+	}
+	return bridge.Answer{Status: status, Receipt: raw}
+}
+
+// refusals is one error for what was refused, nil if nothing was. While one recipient may still be told the delivery is
+// tried again; else what somebody can put right counts before what never will be taken.
+func (m *email) refusals(ctx context.Context, v *veil, to []string, refused []error) error {
+	var errs []error
+	for i, why := range refused {
+		if why != nil {
+			errs = append(errs, m.failure(ctx, v, to[i], why))
+		}
+	}
+	rank := func(err error) int {
+		switch {
+		case errors.Is(err, bridge.ErrRejected):
+			return 2
+		case errors.Is(err, bridge.ErrBlocked):
+			return 1
+		}
+		return 0
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(errs, func(a, b error) int { return rank(a) - rank(b) })
+	texts := make([]string, len(errs))
+	for i, err := range errs {
+		texts[i] = strings.TrimPrefix(strings.TrimPrefix(err.Error(), bridge.ErrRejected.Error()+": "), bridge.ErrBlocked.Error()+": ")
+	}
+	class := []error{nil, bridge.ErrBlocked, bridge.ErrRejected}[rank(errs[0])]
+	return say(class, v.line(strings.Join(texts, "; "), false, 1000))
+}
+
+// failure is an error of a conversation, fit to be shown.
+func (m *email) failure(ctx context.Context, v *veil, about string, err error) error {
+	where := m.addr
+	if about != "" {
+		where += ", to " + about
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("no answer from %s%s: %w", where, m.hint(err), ctx.Err())
+	}
+	return say(classOfMail(err), v.line(where+": "+bare(err)+m.hint(err), false, 500))
+}
+
+// bare is the text of an error without the class that it wraps.
+func bare(err error) string { return strings.TrimPrefix(err.Error(), bridge.ErrBlocked.Error()+": ") }
+
+// hint explains what an administrator of Azure meets first.
+func (m *email) hint(err error) string {
+	var timeout net.Error
+	if _, port, _ := net.SplitHostPort(m.addr); port != "25" ||
+		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		return ""
+	}
+	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
+}
+
+// connect begins a conversation, and logs in.
+func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
+	secret, err := m.secret(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if m.mode == "none" {
+		s, err := startEmail(ctx, m.addr, m.helo, nil, false)
+		if err != nil {
+			return nil, m.failure(ctx, v, "", err)
+		}
+		return s, nil
+	}
+	config, err := m.tls.load()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	s, err := startEmail(ctx, m.addr, m.helo, config, m.mode == "implicit")
+	if err == nil && m.username != "" {
+		if err = s.login(ctx, m.auth, m.username, secret); err != nil {
+			s.close()
+		}
+	}
+	if err != nil {
+		return nil, m.failure(ctx, v, "", err)
+	}
+	return s, nil
+}
+
+// secret is the password or token as it is now, which the veil covers from then on.
+func (m *email) secret(ctx context.Context, v *veil) (secret string, err error) {
+	switch {
+	case m.username == "":
+		return "", nil
+	case len(m.command) > 0:
+		if secret, err = tokenOf(ctx, m.command); err != nil {
+			return "", err
+		}
+	default:
+		if secret, err = m.password.read(m.getenv); err != nil {
+			return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		}
+	}
+	v.hide(secret, "\x00"+m.username+"\x00"+secret, "user="+m.username+"\x01auth=Bearer "+secret+"\x01\x01")
+	return secret, nil
+}
+
+// tokenOf runs a command that prints a token. What else it prints is not shown, because it may hold another.
+func tokenOf(ctx context.Context, command []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, tokenPatience)
+	defer cancel()
+	c := exec.CommandContext(ctx, command[0], command[1:]...)
+	c.WaitDelay = time.Second
+	var out bytes.Buffer
+	c.Stdout = &bounded{&out, 64 << 10}
+	err := c.Run()
+	token, _, _ := strings.Cut(out.String(), "\n")
+	token = strings.TrimSpace(token)
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return "", fmt.Errorf("%w: token_command: %w", bridge.ErrBlocked, err)
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("token_command: %w", ctx.Err())
+	case err != nil:
+		return "", fmt.Errorf("token_command: %w", err)
+	case token == "":
+		return "", errors.New("token_command: it printed no token")
+	}
+	return token, nil
+}
+
+// bounded takes only so many bytes, and no others, without an error.
+type bounded struct {
+	b    *bytes.Buffer
+	left int
+}
+
+func (w *bounded) Write(p []byte) (int, error) {
+	n := min(len(p), w.left)
+	w.b.Write(p[:n])
+	w.left -= n
+	return len(p), nil
+}
+
+// Connect talks to the server up to the point where a mail would begin.
+func (m *email) Connect(ctx context.Context) (string, error) {
+	v := new(veil)
+	s, err := m.connect(ctx, v)
+	if err != nil {
+		return "", err
+	}
+	defer s.quit()
+	answer := "reached " + m.addr
+	if version := s.tlsVersion(); version != "" {
+		answer += " with " + version
+	}
+	if m.username != "" {
+		answer += ", logged in as " + m.username + " by " + s.mechanism
+	}
+	return v.line(answer, false, 300), nil
+}
+
+// Render shows the mail as it would leave.
+func (m *email) Render(d bridge.Delivery) (string, error) {
+	batch := []bridge.Delivery{d}
+	id := m.messageID(batch)
+	message, err := m.compose(batch, m.receipt(batch, id), id)
+	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
+}
+
+// messageID is the same for the same message at every attempt: of the CloudEvent, or of all of a group, and the sink.
+func (m *email) messageID(batch []bridge.Delivery) string {
+	id := token(batch[0].Event.ID())
+	if len(batch) > 1 {
+		h := sha256.New()
+		for _, d := range batch {
+			h.Write([]byte(d.Event.ID() + "\n"))
+		}
+		id = "group-" + hex.EncodeToString(h.Sum(nil)[:12])
+	}
+	return id + "." + m.scope()
+}
+
+// threadID is what all mails about an Azure event refer to, whichever came first: no mail has it.
+func (m *email) threadID(eventID string) string { return token(eventID) + "." + m.scope() }
+
+// scope tells the mails of one sink from those of others.
+func (m *email) scope() string {
+	sum := sha256.Sum256([]byte(m.name + "\x00" + m.from.Address))
+	return hex.EncodeToString(sum[:4]) + "@" + m.domain()
+}
+
+func (m *email) domain() string {
+	_, domain, _ := strings.Cut(m.from.Address, "@")
+	return domain
+}

@@ -1,0 +1,221 @@
+package sinks
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/textproto"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/wneessen/go-mail/smtp"
+
+	"forewarn/bridge"
+)
+
+// classOfReply says what a reply of an SMTP server other than success means: nil for try again (RFC 5321, section
+// 4.2.1), bridge.ErrBlocked for what is wrong with the client and not with the mail (RFC 4954, section 6, and the
+// enhanced codes X.7.Z of RFC 3463), else bridge.ErrRejected.
+func classOfReply(e *textproto.Error) error {
+	switch {
+	case e.Code < 500 || e.Code > 599:
+		return nil
+	case oneOf(e.Code, 530, 534, 535, 538), securityReply.MatchString(e.Msg):
+		return bridge.ErrBlocked
+	}
+	return bridge.ErrRejected
+}
+
+var securityReply = regexp.MustCompile(`^5\.7\.[0-9]{1,3}(\s|$)`)
+
+// classOfMail says what a failure of a conversation means.
+func classOfMail(err error) error {
+	if e, ok := errors.AsType[*textproto.Error](err); ok {
+		return classOfReply(e)
+	}
+	return classOfFailure(err)
+}
+
+const leavePatience = time.Second // for the answer to QUIT
+
+// An emailSession is one conversation with an SMTP server. It ends with its context at any point.
+type emailSession struct {
+	client    *smtp.Client
+	conn      net.Conn
+	stop      func() bool
+	host      string // of the server
+	mechanism string // by which it logged in
+}
+
+// startEmail connects, says EHLO and begins TLS. A nil config is for a conversation in clear; without a helo it is the
+// address of this end of the connection.
+func startEmail(ctx context.Context, addr, helo string, config *tls.Config, implicit bool) (*emailSession, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	// A deadline in the past ends every read and write, those of TLS too.
+	s := &emailSession{conn: conn, stop: context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })}
+	if err := s.greet(ctx, addr, helo, config, implicit); err != nil {
+		s.close()
+		return nil, s.cause(ctx, err)
+	}
+	return s, nil
+}
+
+func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls.Config, implicit bool) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return err
+	}
+	s.host = host
+	if helo == "" {
+		helo = addressLiteral(s.conn.LocalAddr())
+	}
+	if config != nil {
+		config = config.Clone()
+		if config.ServerName == "" {
+			config.ServerName = host
+		}
+	}
+	if implicit {
+		secured := tls.Client(s.conn, config)
+		if err := secured.HandshakeContext(ctx); err != nil {
+			return err
+		}
+		s.conn = secured
+	}
+	if s.client, err = smtp.NewClient(s.conn, host); err != nil {
+		return err
+	}
+	s.client.SkipSMTPUTF8(true)
+	if err := s.client.Hello(helo); err != nil {
+		return err
+	}
+	if config == nil || implicit {
+		return nil
+	}
+	if ok, _ := s.client.Extension("STARTTLS"); !ok {
+		return fmt.Errorf("%w: %s offers no STARTTLS, which tls.mode starttls requires", bridge.ErrBlocked, addr)
+	}
+	return s.client.StartTLS(config)
+}
+
+// addressLiteral is an address as RFC 5321, section 4.1.3, has it for a host without a name.
+func addressLiteral(a net.Addr) string {
+	host, _, _ := net.SplitHostPort(a.String())
+	host, _, _ = strings.Cut(host, "%")
+	if strings.Contains(host, ":") {
+		return "[IPv6:" + host + "]"
+	}
+	return "[" + host + "]"
+}
+
+// mechanisms are those that auto tries, best first.
+var mechanisms = []string{"SCRAM-SHA-256", "PLAIN", "LOGIN"}
+
+// login shows who is there, by the best mechanism that the server offers or by the one that is asked for.
+func (s *emailSession) login(ctx context.Context, auth, username, secret string) error {
+	_, line := s.client.Extension("AUTH")
+	offered := strings.Fields(strings.ToUpper(line))
+	wanted := mechanisms
+	if auth != "auto" {
+		wanted = []string{strings.ToUpper(auth)}
+	}
+	i := slices.IndexFunc(wanted, func(name string) bool { return slices.Contains(offered, name) })
+	if i < 0 {
+		return fmt.Errorf("%w: the server offers no %s to log in by, only %s", bridge.ErrBlocked,
+			strings.Join(wanted, ", "), strings.Join(offered, ", "))
+	}
+	s.mechanism = wanted[i]
+	err := s.client.Auth(map[string]smtp.Auth{
+		"SCRAM-SHA-256": smtp.ScramSHA256Auth(username, secret),
+		"PLAIN":         smtp.PlainAuth("", username, secret, s.host, false),
+		"LOGIN":         smtp.LoginAuth(username, secret, s.host, false),
+		"XOAUTH2":       smtp.XOAuth2Auth(username, secret),
+	}[s.mechanism])
+	if err == nil {
+		return nil
+	}
+	if reply, ok := errors.AsType[*textproto.Error](err); ok && reply.Code/100 == 3 {
+		return fmt.Errorf("%w: logging in by %s: the server went on asking", bridge.ErrBlocked, s.mechanism)
+	}
+	return fmt.Errorf("logging in by %s: %w", s.mechanism, s.cause(ctx, err))
+}
+
+// tlsVersion is that of the conversation, "" when it is in clear.
+func (s *emailSession) tlsVersion() string {
+	state, ok := s.client.TLSConnectionState()
+	if !ok {
+		return ""
+	}
+	return tls.VersionName(state.Version)
+}
+
+// errAtDot says that the whole mail was sent and no reply came: the server may have taken it.
+var errAtDot = errors.New("the connection was lost after the end of the mail; it may have been taken, and is sent " +
+	"again with the same Message-ID")
+
+// send hands over one mail and tells what became of each recipient, in their order: nil, or the server's refusal. No
+// error means that the server took the mail for every recipient without a refusal; reply is what it said to that.
+func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error, reply string, err error) {
+	if err := s.client.Mail("<" + from + ">"); err != nil {
+		return nil, "", s.cause(ctx, err)
+	}
+	refused = make([]error, len(to))
+	taken := 0
+	for i, address := range to {
+		err := s.client.Rcpt("<" + address + ">")
+		if _, ok := errors.AsType[*textproto.Error](err); err != nil && !ok {
+			return nil, "", s.cause(ctx, err)
+		}
+		if refused[i] = err; err == nil {
+			taken++
+		}
+	}
+	if taken == 0 {
+		return refused, "", nil
+	}
+	w, err := s.client.Data()
+	if err != nil {
+		return nil, "", s.cause(ctx, err)
+	}
+	if _, err := w.Write(mail); err != nil { // the dot was not sent: nothing is taken
+		return nil, "", s.cause(ctx, err)
+	}
+	err = w.Close()
+	if _, ok := errors.AsType[*textproto.Error](err); err != nil && !ok {
+		return nil, "", fmt.Errorf("%w: %w", errAtDot, s.cause(ctx, err))
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	if d, ok := w.(*smtp.DataCloser); ok {
+		reply = d.ServerResponse()
+	}
+	return refused, reply, nil
+}
+
+// cause is the end of the context rather than what the end did to the connection.
+func (s *emailSession) cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// quit takes leave, which matters to nobody any more, and ends.
+func (s *emailSession) quit() {
+	s.conn.SetDeadline(time.Now().Add(leavePatience))
+	_ = s.client.Quit()
+	s.close()
+}
+
+func (s *emailSession) close() {
+	s.stop()
+	s.conn.Close()
+}

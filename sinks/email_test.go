@@ -1,0 +1,662 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/pbkdf2"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"mime"
+	"mime/multipart"
+	"mime/quotedprintable"
+	"net"
+	"net/mail"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/emersion/go-sasl"
+	"github.com/emersion/go-smtp"
+
+	"forewarn/bridge"
+)
+
+// A mailbox is a real mail server that keeps what it takes, and refuses what it is told to.
+type mailbox struct {
+	mechanisms []string
+	refuse     map[string]error // by recipient
+	atDot      error
+
+	mu    sync.Mutex
+	mails []received
+	users []string // who logged in, by which mechanism
+}
+
+// received is a mail as it came.
+type received struct {
+	from string
+	to   []string
+	raw  []byte
+}
+
+const mailUser, mailPassword = "azure", "correct horse/battery+staple"
+
+func (b *mailbox) NewSession(*smtp.Conn) (smtp.Session, error) { return &mailSession{box: b}, nil }
+
+type mailSession struct {
+	box  *mailbox
+	mail received
+}
+
+func (s *mailSession) Reset()        { s.mail = received{} }
+func (s *mailSession) Logout() error { return nil }
+
+func (s *mailSession) Mail(from string, _ *smtp.MailOptions) error {
+	s.mail.from = from
+	return nil
+}
+
+func (s *mailSession) Rcpt(to string, _ *smtp.RcptOptions) error {
+	if err := s.box.refuse[to]; err != nil {
+		return err
+	}
+	s.mail.to = append(s.mail.to, to)
+	return nil
+}
+
+func (s *mailSession) Data(r io.Reader) (err error) {
+	if s.mail.raw, err = io.ReadAll(r); err != nil {
+		return err
+	}
+	s.box.mu.Lock()
+	defer s.box.mu.Unlock()
+	if s.box.atDot != nil {
+		return s.box.atDot
+	}
+	s.box.mails = append(s.box.mails, s.mail)
+	return nil
+}
+
+func (s *mailSession) AuthMechanisms() []string { return s.box.mechanisms }
+
+func (s *mailSession) Auth(mechanism string) (sasl.Server, error) {
+	ok := func(user, secret string) error {
+		if user != mailUser || secret != mailPassword {
+			return smtp.ErrAuthFailed
+		}
+		s.box.mu.Lock()
+		defer s.box.mu.Unlock()
+		s.box.users = append(s.box.users, user+" by "+mechanism)
+		return nil
+	}
+	switch mechanism {
+	case "PLAIN":
+		return sasl.NewPlainServer(func(_, user, password string) error { return ok(user, password) }), nil
+	case "LOGIN":
+		return &dialogue{steps: []func(in []byte) ([]byte, error){
+			func([]byte) ([]byte, error) { return []byte("Username:"), nil },
+			func([]byte) ([]byte, error) { return []byte("Password:"), nil },
+			nil,
+		}, end: func(said [][]byte) error { return ok(string(said[1]), string(said[2])) }}, nil
+	case "XOAUTH2":
+		return &dialogue{steps: []func(in []byte) ([]byte, error){nil}, end: func(said [][]byte) error {
+			user, rest, _ := strings.Cut(strings.TrimPrefix(string(said[0]), "user="), "\x01auth=Bearer ")
+			return ok(user, strings.TrimSuffix(rest, "\x01\x01"))
+		}}, nil
+	case "SCRAM-SHA-256":
+		return &scram{ok: ok}, nil
+	}
+	return nil, smtp.ErrAuthUnknownMechanism
+}
+
+// A dialogue is a mechanism that asks and listens in turn; the last step, which is nil, ends it.
+type dialogue struct {
+	steps []func(in []byte) ([]byte, error)
+	said  [][]byte
+	end   func(said [][]byte) error
+}
+
+func (d *dialogue) Next(in []byte) ([]byte, bool, error) {
+	d.said = append(d.said, in)
+	step := d.steps[len(d.said)-1]
+	if step == nil {
+		return nil, true, d.end(d.said)
+	}
+	out, err := step(in)
+	return out, false, err
+}
+
+// scram is the server's side of RFC 7677.
+type scram struct {
+	ok                func(user, secret string) error
+	user, first, mine string
+	done              bool
+}
+
+func (s *scram) Next(in []byte) ([]byte, bool, error) {
+	const salt, rounds = "salt of the test", 4096
+	mac := func(key []byte, text string) []byte {
+		h := hmac.New(sha256.New, key)
+		h.Write([]byte(text))
+		return h.Sum(nil)
+	}
+	switch {
+	case s.done:
+		return nil, true, nil
+	case s.first == "" && len(in) == 0:
+		return []byte{}, false, nil
+	case s.first == "":
+		s.first = strings.TrimPrefix(string(in), "n,,")
+		user, nonce, _ := strings.Cut(strings.TrimPrefix(s.first, "n="), ",r=")
+		s.user = user
+		s.mine = fmt.Sprintf("r=%sserver,s=%s,i=%d", nonce, base64.StdEncoding.EncodeToString([]byte(salt)), rounds)
+		return []byte(s.mine), false, nil
+	}
+	without, proof, _ := strings.Cut(string(in), ",p=")
+	salted, err := pbkdf2.Key(sha256.New, mailPassword, []byte(salt), rounds, sha256.Size)
+	if err != nil {
+		return nil, true, err
+	}
+	all := s.first + "," + s.mine + "," + without
+	key := mac(salted, "Client Key")
+	stored := sha256.Sum256(key)
+	signature := mac(stored[:], all)
+	for i := range key {
+		key[i] ^= signature[i]
+	}
+	if base64.StdEncoding.EncodeToString(key) != proof {
+		return nil, true, smtp.ErrAuthFailed
+	}
+	s.done = true
+	if err := s.ok(s.user, mailPassword); err != nil {
+		return nil, true, err
+	}
+	return []byte("v=" + base64.StdEncoding.EncodeToString(mac(mac(salted, "Server Key"), all))), false, nil
+}
+
+// serveMail starts the server; mode is as in the settings. It gives the settings of its address and TLS.
+func serveMail(t *testing.T, b *mailbox, mode string, ca authority, cert tls.Certificate) string {
+	t.Helper()
+	srv := smtp.NewServer(b)
+	srv.Domain, srv.ErrorLog = "mail.test", log.New(io.Discard, "", 0)
+	config := &tls.Config{Certificates: []tls.Certificate{cert}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	settings := "host: 127.0.0.1\nport: " + port + "\nfrom: Azure <azure@example.com>\n"
+	switch mode {
+	case "starttls":
+		srv.TLSConfig = config
+		settings += "tls: {ca_file: " + ca.file + "}\n"
+	case "implicit":
+		l = tls.NewListener(l, config)
+		settings += "tls: {mode: implicit, ca_file: " + ca.file + "}\n"
+	case "none":
+		settings += "tls: {mode: none}\n"
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); srv.Serve(l) }()
+	t.Cleanup(func() { srv.Close(); <-ended })
+	return settings
+}
+
+// plainMail is a server without TLS, for what has nothing to do with it.
+func plainMail(t *testing.T, b *mailbox) string {
+	return serveMail(t, b, "none", authority{}, tls.Certificate{})
+}
+
+func (b *mailbox) all() []received {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.mails)
+}
+
+// letter is a mail as a reader takes it apart.
+type letter struct {
+	mail.Header
+	subject, text, html string
+}
+
+func readMail(t *testing.T, raw []byte) letter {
+	t.Helper()
+	m, err := mail.ReadMessage(bytes.NewReader(raw))
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, raw)
+	}
+	l := letter{Header: m.Header}
+	if l.subject, err = new(mime.WordDecoder).DecodeHeader(m.Header.Get("Subject")); err != nil {
+		t.Errorf("Subject: %v", err)
+	}
+	kind, params, err := mime.ParseMediaType(m.Header.Get("Content-Type"))
+	if err != nil || kind != "multipart/alternative" {
+		t.Fatalf("Content-Type is %q, %v; want multipart/alternative", kind, err)
+	}
+	var kinds []string
+	for parts := multipart.NewReader(m.Body, params["boundary"]); ; {
+		p, err := parts.NextRawPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if encoding := p.Header.Get("Content-Transfer-Encoding"); encoding != "quoted-printable" {
+			t.Errorf("a part is encoded as %q", encoding)
+		}
+		body, err := io.ReadAll(quotedprintable.NewReader(p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind, params, _ := mime.ParseMediaType(p.Header.Get("Content-Type"))
+		if !strings.EqualFold(params["charset"], "utf-8") {
+			t.Errorf("a part has the charset %q", params["charset"])
+		}
+		kinds = append(kinds, kind)
+		if text := strings.ReplaceAll(string(body), "\r\n", "\n"); kind == "text/html" {
+			l.html = text
+		} else {
+			l.text = text
+		}
+	}
+	if !slices.Equal(kinds, []string{"text/plain", "text/html"}) {
+		t.Errorf("the parts are %v, want the text first and HTML last", kinds)
+	}
+	return l
+}
+
+func emailAccepts(t *testing.T) (string, func() []string) {
+	b := &mailbox{}
+	return plainMail(t, b) + "to: [ops@example.com]\n", func() []string {
+		ids := []string{}
+		for _, m := range b.all() {
+			id, _, _ := strings.Cut(strings.TrimPrefix(readMail(t, m.raw).Get("Message-ID"), "<"), ".")
+			ids = append(ids, id)
+		}
+		return ids
+	}
+}
+
+func emailHangs(t *testing.T) map[string]hung {
+	all := map[string]hung{}
+	for _, at := range []string{"greeting", "EHLO", "MAIL", "RCPT", "DATA", "."} {
+		answers := map[string]string{"greeting": "220 hi"}
+		answers[at] = "hang"
+		addr, began := smtpScript(t, answers)
+		host, port, _ := net.SplitHostPort(addr)
+		all["at "+at] = hung{"{host: " + host + ", port: " + port + ", from: a@example.com, to: [b@example.com], tls: {mode: none}}", began}
+	}
+	return all
+}
+
+func emailSecrets(t *testing.T) []secretPlace {
+	ca := newAuthority(t)
+	cert := ca.issue(t, "127.0.0.1", time.Hour)
+	to := "to: [ops@example.com]\nusername: azure\n"
+	const secret = "s3cr3t/of+the=mail"
+	says := func(code int, with string) error {
+		return &smtp.SMTPError{Code: code, EnhancedCode: smtp.EnhancedCodeNotSet, Message: "you said " + with}
+	}
+	plain := base64.StdEncoding.EncodeToString([]byte("\x00azure\x00" + secret))
+	echo := serveMail(t, &mailbox{mechanisms: []string{"PLAIN"}}, "starttls", ca, cert)
+	echoes := serveMail(t, &mailbox{mechanisms: []string{"XOAUTH2"}}, "implicit", ca, cert)
+	known := base64.StdEncoding.EncodeToString([]byte("\x00azure\x00" + mailPassword))
+	repeats := serveMail(t, &mailbox{mechanisms: []string{"PLAIN"}, refuse: map[string]error{"ops@example.com": says(550, known+" and "+mailPassword)}},
+		"starttls", ca, cert)
+	gone := "host: 127.0.0.1\nport: 1\nfrom: a@example.com\n"
+	return []secretPlace{
+		{"password", echo + to + "password: " + secret, []string{secret, plain}, nil},
+		{"password_file", echo + to + "password_file: " + writeFile(t, "p", secret+"\n"), []string{secret, plain}, nil},
+		{"password_env", echo + to + "password_env: PASSWORD", []string{secret}, map[string]string{"PASSWORD": secret}},
+		{"token", echoes + to + "auth: xoauth2\npassword: " + secret, []string{secret}, nil},
+		{"unreachable", gone + to + "password: " + secret, []string{secret}, nil},
+		{"said back", repeats + to + "password: '" + mailPassword + "'", []string{mailPassword, known}, nil},
+		{"wrong auth", gone + to + "auth: cram-md5\npassword: " + secret, []string{secret}, nil},
+		{"wrong mode", "host: h\nfrom: a@example.com\ntls: {mode: none}\n" + to + "password: " + secret, []string{secret}, nil},
+	}
+}
+
+// The mails about an Azure event are one thread: each its own Message-ID, the same reference, and what filters and
+// absence notes want to know. Subject, text and HTML say what happened.
+func TestMailsAboutAnEventAreOneThread(t *testing.T) {
+	b := &mailbox{}
+	s := mustOpen(t, "email", plainMail(t, b)+"to: [ops@example.com, 'Night Shift <night@example.com>']\n", testHost(t))
+	var receipt []byte
+	for _, d := range deliveries(t)[:4] {
+		d.Receipt = receipt
+		answer, err := s.Deliver(t.Context(), []bridge.Delivery{d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		receipt = answer.Receipt
+	}
+	ids := map[string]bool{}
+	for i, m := range b.all() {
+		l := readMail(t, m.raw)
+		ids[l.Get("Message-ID")] = true
+		if m.from != "azure@example.com" || !slices.Equal(m.to, []string{"ops@example.com", "night@example.com"}) {
+			t.Errorf("mail %d goes from %s to %v", i, m.from, m.to)
+		}
+		want := "<" + deliveries(t)[0].Event.Subject() + "."
+		if ref := l.Get("References"); !strings.HasPrefix(ref, want) || ref != l.Get("In-Reply-To") || !strings.HasSuffix(ref, "@example.com>") {
+			t.Errorf("mail %d refers to %q and replies to %q, want %s… both times", i, ref, l.Get("In-Reply-To"), want)
+		}
+		for header, want := range map[string]string{
+			"From": `"Azure" <azure@example.com>`, "To": `<ops@example.com>, "Night Shift" <night@example.com>`,
+			"Auto-Submitted": "auto-generated", "X-Auto-Response-Suppress": "All", "List-Id": "forewarn <.forewarn.example.com>",
+			"User-Agent": "", "X-Mailer": "", "X-Forewarn-Event": deliveries(t)[0].Event.Subject(), "X-Forewarn-Type": deliveries(t)[i].Event.Type(),
+		} {
+			if got := l.Get(header); got != want {
+				t.Errorf("mail %d has %s: %q, want %q", i, header, got, want)
+			}
+		}
+		if _, err := l.Date(); err != nil {
+			t.Errorf("mail %d has no date: %v", i, err)
+		}
+		if l.subject == "" || l.text == "" || !strings.Contains(l.html, "<html") {
+			t.Errorf("mail %d says %q, %q, %q", i, l.subject, l.text, l.html)
+		}
+	}
+	if len(ids) != 4 {
+		t.Errorf("%d different Message-IDs, want 4", len(ids))
+	}
+}
+
+// A mail that is sent again has the Message-ID that it had, and goes only to those who do not have it: what one
+// recipient's server refuses for now is tried again, what it refuses for good rejects the delivery, and what is wrong
+// with us blocks it.
+func TestOnlyThoseWhoLackAMailGetIt(t *testing.T) {
+	later := &smtp.SMTPError{Code: 450, EnhancedCode: smtp.EnhancedCode{4, 2, 0}, Message: "busy"}
+	never := &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCode{5, 1, 1}, Message: "no such user"}
+	us := &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCode{5, 7, 1}, Message: "not from you"}
+	for _, tt := range []struct {
+		claim  string
+		refuse map[string]error
+		want   string
+		names  []string
+	}{
+		{"all take it", nil, accepted, nil},
+		{"one is busy", map[string]error{"b@example.com": later}, again, []string{"b@example.com", "busy"}},
+		{"one is unknown", map[string]error{"b@example.com": never}, rejected, []string{"b@example.com", "no such user"}},
+		{"one is busy and one unknown", map[string]error{"a@example.com": never, "b@example.com": later}, again, []string{"a@example.com", "b@example.com"}},
+		{"we are not welcome", map[string]error{"a@example.com": us, "b@example.com": us, "c@example.com": us}, blocked, []string{"not from you"}},
+		{"one does not like us, one is unknown", map[string]error{"a@example.com": us, "b@example.com": never}, blocked, []string{"not from you"}},
+	} {
+		b := &mailbox{refuse: tt.refuse}
+		s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com, b@example.com, c@example.com]\n", testHost(t))
+		d := deliveries(t)[:1]
+		answer, err := s.Deliver(t.Context(), d)
+		if classOf(err) != tt.want {
+			t.Errorf("%s: %v, want it %s", tt.claim, err, tt.want)
+		}
+		for _, name := range tt.names {
+			if err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %v does not name %s", tt.claim, err, name)
+			}
+		}
+		b.refuse = nil
+		d[0].Receipt = answer.Receipt
+		if _, err := s.Deliver(t.Context(), d); err != nil {
+			t.Errorf("%s, again: %v", tt.claim, err)
+		}
+		var told []string
+		seen := map[string]bool{}
+		for _, m := range b.all() {
+			told = append(told, m.to...)
+			seen[readMail(t, m.raw).Get("Message-ID")] = true
+		}
+		slices.Sort(told)
+		if !slices.Equal(told, []string{"a@example.com", "b@example.com", "c@example.com"}) || len(seen) != 1 {
+			t.Errorf("%s: %v have it, under %d Message-IDs; want each of the three once, under one", tt.claim, told, len(seen))
+		}
+	}
+}
+
+// What the server says to the whole mail has a class of its own.
+func TestMailThatIsRefusedAtItsEnd(t *testing.T) {
+	for code, want := range map[int]string{451: again, 554: rejected, 552: rejected} {
+		b := &mailbox{atDot: &smtp.SMTPError{Code: code, EnhancedCode: smtp.NoEnhancedCode, Message: "said the server"}}
+		s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com]\n", testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want || !strings.Contains(err.Error(), "said the server") {
+			t.Errorf("%d: %v, want it %s with the server's words", code, err, want)
+		}
+	}
+}
+
+// It logs in by every mechanism, over both kinds of TLS, and says how; with a wrong password it is blocked. In clear it
+// never does.
+func TestMailLogsIn(t *testing.T) {
+	ca := newAuthority(t)
+	cert := ca.issue(t, "127.0.0.1", time.Hour)
+	all := []string{"LOGIN", "PLAIN", "SCRAM-SHA-256", "XOAUTH2"}
+	for _, mode := range []string{"starttls", "implicit"} {
+		for _, tt := range []struct {
+			offered []string
+			auth    string
+			by      string // "" for none
+		}{
+			{all, "", "SCRAM-SHA-256"}, {[]string{"LOGIN", "PLAIN"}, "auto", "PLAIN"}, {[]string{"LOGIN"}, "", "LOGIN"},
+			{all, "plain", "PLAIN"}, {all, "login", "LOGIN"}, {all, "scram-sha-256", "SCRAM-SHA-256"}, {all, "xoauth2", "XOAUTH2"},
+			{[]string{"XOAUTH2"}, "", ""}, {[]string{"PLAIN"}, "login", ""}, {nil, "", ""},
+		} {
+			b := &mailbox{mechanisms: tt.offered}
+			settings := serveMail(t, b, mode, ca, cert) + "to: [a@example.com]\nusername: azure\n"
+			if tt.auth != "" {
+				settings += "auth: " + tt.auth + "\n"
+			}
+			s := mustOpen(t, "email", settings+"password: '"+mailPassword+"'\n", testHost(t))
+			_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+			want := accepted
+			if tt.by == "" {
+				want = blocked
+			}
+			if classOf(err) != want {
+				t.Errorf("%s, %s of %v: %v, want it %s", mode, tt.auth, tt.offered, err, want)
+			}
+			if tt.by == "" {
+				continue
+			}
+			if by := mailUser + " by " + tt.by; len(b.users) != 1 || b.users[0] != by || len(b.all()) != 1 {
+				t.Errorf("%s, %s of %v: logged in %v, %d mails; want %s and one mail", mode, tt.auth, tt.offered, b.users, len(b.all()), by)
+			}
+			answer, err := s.(bridge.Connecter).Connect(t.Context())
+			if err != nil || !strings.Contains(answer, "TLS 1.3, logged in as azure by "+tt.by) {
+				t.Errorf("Connect = %q, %v", answer, err)
+			}
+			s = mustOpen(t, "email", settings+"password: wrong\n", testHost(t))
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked || strings.Contains(err.Error(), "wrong") {
+				t.Errorf("%s, %s, with a wrong password: %v, want it %s", mode, tt.by, err, blocked)
+			}
+		}
+	}
+}
+
+// A certificate that is out of date, of somebody else or of an unknown authority blocks, however TLS begins.
+func TestMailServersCertificateIsVerified(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	for _, mode := range []string{"starttls", "implicit"} {
+		for claim, cert := range map[string]tls.Certificate{
+			"out of date": ca.issue(t, "127.0.0.1", -time.Hour), "of another host": ca.issue(t, "mail.example.com", time.Hour),
+			"of an unknown authority": other.issue(t, "127.0.0.1", time.Hour),
+		} {
+			b := &mailbox{}
+			s := mustOpen(t, "email", serveMail(t, b, mode, ca, cert)+"to: [a@example.com]\n", testHost(t))
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked || len(b.all()) > 0 {
+				t.Errorf("%s, %s: %v and %d mails, want it %s", mode, claim, err, len(b.all()), blocked)
+			}
+		}
+	}
+}
+
+// A token can come from a command, which is asked each time.
+func TestMailTokenComesFromACommand(t *testing.T) {
+	ca := newAuthority(t)
+	b := &mailbox{mechanisms: []string{"XOAUTH2"}}
+	server := serveMail(t, b, "starttls", ca, ca.issue(t, "127.0.0.1", time.Hour)) + "to: [a@example.com]\nusername: azure\n"
+	token := writeFile(t, "token", mailPassword+"\nand more\n")
+	s := mustOpen(t, "email", server+"token_command: [cat, "+token+"]\n", testHost(t))
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil || len(b.all()) != 1 {
+		t.Errorf("Deliver = %v, %d mails", err, len(b.all()))
+	}
+	if err := os.WriteFile(token, []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "printed no token") {
+		t.Errorf("without a token: %v, want it %s", err, again)
+	}
+	for command, want := range map[string]string{"[/no/such/program]": blocked, "[no-such-program-anywhere]": blocked, "[cat, /no/such/file]": again} {
+		s := mustOpen(t, "email", server+"token_command: "+command+"\n", testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want || !strings.Contains(err.Error(), "token_command") {
+			t.Errorf("%s: %v, want it %s", command, err, want)
+		}
+	}
+}
+
+// Whatever an event's text holds, it cannot add a header, an address or a part, and it comes out as text.
+func TestHostileTextStaysTextInMail(t *testing.T) {
+	for _, text := range []string{
+		"a\r\nBcc: thief@example.com\r\n\r\n<script>", "--boundary\n.\nQUIT", "<b>&\"'</b>", "\u202eevil", strings.Repeat("long ", 20000),
+		"bad \xff\xfe utf-8", "=?utf-8?q?=41?=", "日本語のホスト",
+	} {
+		b := &mailbox{}
+		s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com]\n", testHost(t))
+		d := deliveries(t)[:1]
+		ce := d[0].Event.Clone()
+		ce.SetExtension("azeventtype", oneLine(strings.ToValidUTF8(text, "?"), 300))
+		data := map[string]any{"change": "scheduled", "event": map[string]any{"Resources": []string{text}, "EventType": text, "Description": text},
+			"whileAway": false, "observer": map[string]any{"name": text, "resourceId": "/subscriptions/" + text}}
+		if err := ce.SetData("application/json", data); err != nil {
+			t.Fatal(err)
+		}
+		d[0].Event = ce
+		if _, err := s.Deliver(t.Context(), d); err != nil {
+			t.Errorf("%.30q: %v", text, err)
+			continue
+		}
+		m := b.all()[0]
+		l := readMail(t, m.raw)
+		if !slices.Equal(m.to, []string{"a@example.com"}) || l.Get("Bcc") != "" || strings.Contains(l.html, "<script>") || strings.Contains(l.html, "<b>&\"") {
+			t.Errorf("%.30q: to %v, Bcc %q, html %.200q", text, m.to, l.Get("Bcc"), l.html)
+		}
+		if strings.ContainsAny(l.subject, "\r\n\u202e\ufffd") || len([]rune(l.subject)) > maxHeadline {
+			t.Errorf("%.30q: the subject is %q", text, l.subject)
+		}
+		for line := range bytes.Lines(m.raw) {
+			if len(line) > 1000 {
+				t.Errorf("%.30q: a line of %d bytes, of which RFC 5321 allows 1000", text, len(line))
+			}
+		}
+	}
+}
+
+// Many events of a group are one mail of no thread, the same at every attempt.
+func TestAGroupIsOneMail(t *testing.T) {
+	b := &mailbox{}
+	s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com]\n", testHost(t))
+	all := deliveries(t)
+	batch := []bridge.Delivery{all[0], all[4]}
+	for range 2 {
+		if _, err := s.Deliver(t.Context(), batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.Deliver(t.Context(), all[:1]); err != nil {
+		t.Fatal(err)
+	}
+	mails := b.all()
+	first, second, single := readMail(t, mails[0].raw), readMail(t, mails[1].raw), readMail(t, mails[2].raw)
+	if id := first.Get("Message-ID"); id != second.Get("Message-ID") || id == single.Get("Message-ID") || first.Get("References") != "" {
+		t.Errorf("the group is %s, again %s, one of it alone %s; it refers to %q", id, second.Get("Message-ID"), single.Get("Message-ID"), first.Get("References"))
+	}
+}
+
+// A server on port 25 that does not answer is explained, because Azure is the reason as a rule.
+func TestPort25IsExplained(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for port, explained := range map[string]bool{"25": true, "587": false} {
+		s := mustOpen(t, "email", "{host: 127.0.0.1, port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t)).(*email)
+		err := s.failure(ctx, new(veil), "", context.DeadlineExceeded)
+		if got := strings.Contains(err.Error(), "use a relay on port 587"); got != explained {
+			t.Errorf("port %s: %v", port, err)
+		}
+	}
+}
+
+// What cannot work is refused with the key, and what was expected.
+func TestEmailSettingsAreChecked(t *testing.T) {
+	good := "host: h\nfrom: a@example.com\nto: [b@example.com]\n"
+	for _, tt := range []struct{ settings, key, reason string }{
+		{"from: a@example.com", "host", "name of a mail server"},
+		{good + "tls: {mode: maybe}", "tls.mode", "starttls, implicit or none"},
+		{good + "port: 70000", "port", "1 to 65535"},
+		{"host: h\nto: [b@example.com]", "from", "missing"},
+		{"host: h\nfrom: nobody\nto: [b@example.com]", "from", "is no address"},
+		{"host: h\nfrom: a@example.com", "to", "missing"},
+		{"host: h\nfrom: a@example.com\nto: [b@example.com, c]", "to.1", "is no address"},
+		{"host: h\nfrom: a@example.com\nto: [b@example.com, B@example.com]", "to.1", "stands twice"},
+		{"host: h\nfrom: a@example.com\nto: [\"ü@example.com\"]", "to.0", "ASCII"},
+		{good + "auth: ntlm", "auth", "expected auto, plain"},
+		{good + "password: x", "username", "who logs in"},
+		{good + "username: u", "password", "missing"},
+		{good + "username: u\npassword: x\npassword_env: P", "password_env", "given too"},
+		{good + "username: u\npassword: x\ntls: {mode: none}", "tls.mode", "in clear"},
+		{good + "username: u\npassword: x\ntoken_command: [t]", "token_command", "password is given too"},
+		{good + "username: u\nauth: plain\ntoken_command: [t]", "token_command", "expected auth: xoauth2"},
+		{good + "tls: {mode: none, server_name: x}", "tls.mode", "no certificates"},
+		{good + "tls: {ca_file: /no/such}", "tls.ca_file", "no such file"},
+		{good + "helo: 'a b'", "helo", "no name of a host"},
+		{good + "subject: '{{'", "subject", "subject:1"},
+		{good + "subject: ' '", "subject", "empty"},
+		{good + "html: '{{template \"nothing\"}}'", "html", "nothing"},
+		{good + "text: a\ntext_file: b", "text_file", "given too"},
+	} {
+		wrongKey(t, "email", tt.settings, tt.key, tt.reason)
+	}
+}
+
+// A host without a full name says its address.
+func TestHostsWithoutANameSayTheirAddress(t *testing.T) {
+	for addr, want := range map[string]string{"10.0.0.4:40000": "[10.0.0.4]", "[fe80::1%eth0]:40000": "[IPv6:fe80::1]"} {
+		if got := addressLiteral(fixedAddr(addr)); got != want {
+			t.Errorf("%s: %s, want %s", addr, got, want)
+		}
+	}
+	for name, want := range map[string]string{"vm-1.example.com": "vm-1.example.com", "vm-1": "", "localhost.localdomain": "", "": ""} {
+		h := testHost(t)
+		h.Hostname = name
+		if got := mustOpen(t, "email", "{host: h, from: a@example.com, to: [b@example.com]}", h).(*email).helo; got != want {
+			t.Errorf("the host %q says %q, want %q", name, got, want)
+		}
+	}
+}
+
+type fixedAddr string
+
+func (a fixedAddr) Network() string { return "tcp" }
+func (a fixedAddr) String() string  { return string(a) }
+
+// The whole mail is as its golden file shows.
+func TestEmailRender(t *testing.T) {
+	h := testHost(t)
+	h.Name = "ops-mail"
+	s := mustOpen(t, "email", "{host: h, from: 'Azure <azure@example.com>', to: [ops@example.com]}", h).(*email)
+	s.now = func() time.Time { return time.Date(2022, 4, 11, 22, 13, 0, 0, time.UTC) }
+	text, err := s.Render(deliveries(t)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, boundary, _ := strings.Cut(text, "boundary=")
+	boundary, _, _ = strings.Cut(boundary, "\n")
+	golden(t, "email-render.golden", strings.ReplaceAll(text, boundary, "BOUNDARY"))
+}
