@@ -18,6 +18,7 @@ var MessageDocs = map[string]string{
 	"test":       "whether it is a message of forewarn send; change is then that of the sample",
 	"announced":  "when it was announced, RFC 3339, where a sink remembers it or it is among missed; else empty",
 	"begun":      "when it began, RFC 3339, where a sink remembers it or it is among missed; else empty",
+	"instead":    "when another sink should have told it and could not: its name in sink, the reason in why; else nil",
 	"reply":      "in Slack, whether this text is a reply in the thread, not the notification of the root message",
 	"mention":    "in Slack, whom the message mentions, such as <!here>; else empty",
 	"runbook":    "in Slack, the URL of the runbook; else empty",
@@ -71,6 +72,10 @@ func messageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[st
 	f["now"], f["zone"], f["left"] = now.UTC().Format(time.RFC3339), zone.String(), left
 	f["age"] = max(0, now.Sub(d.Event.Time()).Seconds())
 	f["attempt"], f["missed"] = d.Attempt, missed
+	f["instead"] = map[string]any(nil)
+	if d.Instead != nil {
+		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": d.Instead.Why}
+	}
 	f["reply"], f["mention"], f["runbook"] = false, "", ""
 	f["announced"], f["begun"] = "", ""
 	f["secret"] = map[string]string{}

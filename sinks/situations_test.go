@@ -189,6 +189,19 @@ func situations() map[string]situation {
 		group = append(group, delivery(bridge.Wrap(scheduled(e), in))...)
 	}
 	all["group"] = situation{batch: group, now: told}
+	asked := bridge.Approval{Result: bridge.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5, Attempts: 1, Status: "200 OK"}
+	refused, moot := asked, asked
+	refused.Result, refused.By, refused.Status, refused.Error = bridge.ResultRefused, "root (alice)", "400 Bad Request",
+		"Azure refuses the approval: 400 Bad Request: EventId is unknown"
+	moot.Result, moot.Attempts, moot.Status, moot.Error = bridge.ResultMoot, 0, "", "the event changed"
+	for name, a := range map[string]bridge.Approval{"approved": asked, "approved-refused": refused, "approved-moot": moot} {
+		tell(name, "03:56:33", bridge.Change{Kind: bridge.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
+	}
+	tell("reminder", "03:10:00", bridge.Change{Kind: bridge.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true, nil)
+	instead := all["scheduled"]
+	instead.batch = slices.Clone(instead.batch)
+	instead.batch[0].Instead = &bridge.Instead{Sink: "ops-chat", Why: "blocked: token refused (invalid_auth)"}
+	all["scheduled-instead"] = instead
 	for name, sample := range map[string]string{"test": "reboot", "test-cancelled": "canceled"} {
 		s, _ := bridge.NewSample(sample, "vm-db-1", told.clock())
 		all[name] = situation{batch: delivery(s.Test(dbHost, told.clock())), now: told}

@@ -256,7 +256,7 @@ func (p *program) printApprovals(results []approval) error {
 		return errors.New("not every event was approved")
 	}
 	if slices.ContainsFunc(results, func(r approval) bool { return r.Effect == "none" }) {
-		return exit(exitTryAgain, errors.New("Azure took the approval, but has not begun the event yet; forewarn status shows when it does"))
+		return exit(exitTryAgain, errors.New("the approval was taken, but the event has not begun yet; forewarn status shows when it does"))
 	}
 	return nil
 }
