@@ -207,7 +207,7 @@ func serveMail(t *testing.T, b *mailbox, mode string, ca authority, cert tls.Cer
 	}
 	ended := make(chan struct{})
 	go func() { defer close(ended); srv.Serve(l) }()
-	t.Cleanup(func() { srv.Close(); <-ended })
+	t.Cleanup(func() { srv.Close(); l.Close(); <-ended }) // Serve may not have come to know of l
 	return settings
 }
 
