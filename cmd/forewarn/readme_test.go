@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -8,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/nats-io/nkeys"
 
 	"forewarn/sinks"
 )
@@ -24,6 +27,9 @@ func codeBlocks(t *testing.T, section string) []string {
 		t.Fatalf("README has no section %q", section)
 	}
 	rest, _, _ = strings.Cut(rest, "\n## ")
+	if strings.HasPrefix(section, "### ") {
+		rest, _, _ = strings.Cut(rest, "\n### ")
+	}
 	var blocks []string
 	for _, m := range regexp.MustCompile("(?s)```[a-z]*\n(.*?)```").FindAllStringSubmatch(rest, -1) {
 		blocks = append(blocks, m[1])
@@ -94,12 +100,54 @@ func freePort(t *testing.T) string {
 	return port
 }
 
+// natsCreds are the credentials of a NATS user that nobody knows.
+func natsCreds(t *testing.T) string {
+	t.Helper()
+	user, err := nkeys.CreateUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed, err := user.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "-----BEGIN NATS USER JWT-----\na.b.c\n------END NATS USER JWT------\n\n" +
+		"-----BEGIN USER NKEY SEED-----\n" + string(seed) + "\n------END USER NKEY SEED------\n"
+}
+
+// README tells of every key of every kind.
+func TestREADMEHasEveryKey(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	props := func(schema map[string]any) map[string]any { return schema["properties"].(map[string]any) }
+	sink := props(settingsSchema(sinks.Kinds))["sinks"].(map[string]any)["items"].(map[string]any)
+	for key, section := range props(sink) {
+		about := string(text)
+		if _, kind := sinks.Kinds[key]; kind {
+			_, about, _ = strings.Cut(about, "\n### "+key+"\n")
+			about, _, _ = strings.Cut(about, "\n## ")
+			about, _, _ = strings.Cut(about, "\n### ")
+			for name := range props(section.(map[string]any)) {
+				plain := strings.TrimSuffix(strings.TrimSuffix(name, "_file"), "_env")
+				if !strings.Contains(about, "`"+name+"`") && !strings.Contains(about, "`"+plain+"`") && !strings.Contains(about, "`"+plain+":") {
+					t.Errorf("README's section on %s does not name %s", key, name)
+				}
+			}
+		}
+		if !strings.Contains(about, "`"+key) && !strings.Contains(about, key+":") {
+			t.Errorf("README does not name %s", key)
+		}
+	}
+}
+
 // Every sample of settings in README and examples loads; the files of secrets that it names are made first.
 func TestSettingsSamplesLoad(t *testing.T) {
 	samples := map[string]string{}
-	for _, section := range []string{"### webhook", "### file"} {
-		for _, block := range codeBlocks(t, section) {
-			samples["README "+section] = block
+	for kind := range sinks.Kinds {
+		for i, block := range codeBlocks(t, "### "+kind) {
+			samples[fmt.Sprintf("README, %s, block %d", kind, i)] = block
 		}
 	}
 	files, err := filepath.Glob(filepath.Join("..", "..", "examples", "*.yaml"))
@@ -130,6 +178,9 @@ func TestSettingsSamplesLoad(t *testing.T) {
 			content := "secret\n"
 			if strings.HasSuffix(path, "-url") {
 				content = "https://example.com/secret\n"
+			}
+			if strings.HasSuffix(path, "-creds") {
+				content = natsCreds(t)
 			}
 			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 				t.Fatal(err)

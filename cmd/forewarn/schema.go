@@ -107,6 +107,8 @@ func (p *program) fieldsTopic() *cobra.Command {
 		p.printFields(fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs))
 		fmt.Fprintln(p.out, "\nTemplates see these too:")
 		p.printFields(fieldDocs(messageFields(), sinks.MessageDocs))
+		fmt.Fprintln(p.out, "\nThe subject of nats sees, beside the first, texts that are one token each:")
+		p.printFields(fieldDocs(nil, sinks.SubjectDocs))
 		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.\n"+
 			"Where it may be missing, dig is safe: {{dig \"event\" \"Description\" \"none\" .data}}.")
 		fmt.Fprintf(p.out, "\nBeside those of Go's templates there are these functions, most as in Alertmanager and sprig:\n%s\n",
