@@ -108,7 +108,7 @@ func (p *program) fieldsTopic() *cobra.Command {
 		fmt.Fprintln(p.out, "\nTemplates see these too:")
 		p.printFields(fieldDocs(messageFields(), sinks.MessageDocs))
 		fmt.Fprintln(p.out, "\nThe subject of nats sees, beside the first, texts that are one token each:")
-		p.printFields(fieldDocs(nil, sinks.SubjectDocs))
+		p.printFields(fieldDocs(subjectFields(), sinks.SubjectDocs))
 		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.\n"+
 			"Where it may be missing, dig is safe: {{dig \"event\" \"Description\" \"none\" .data}}.")
 		fmt.Fprintf(p.out, "\nBeside those of Go's templates there are these functions, most as in Alertmanager and sprig:\n%s\n",
@@ -120,6 +120,15 @@ func (p *program) fieldsTopic() *cobra.Command {
 // messageFields are the fields of a message about nothing, for their kinds.
 func messageFields() map[string]any {
 	return sinks.MessageFields(bridge.Delivery{Event: event.New()}, time.UTC, time.Time{})
+}
+
+// subjectFields are what only a subject sees: texts.
+func subjectFields() map[string]any {
+	f := make(map[string]any, len(sinks.SubjectDocs))
+	for name := range sinks.SubjectDocs {
+		f[name] = ""
+	}
+	return f
 }
 
 // A fieldDoc explains a name.
