@@ -139,7 +139,7 @@ func (o *Outbox) receipt(e *Entry) []byte {
 	}
 	v, err := o.store.get(bucketReceipts, e.Event+"/"+e.Sink)
 	if err != nil {
-		o.log.Error("a receipt cannot be read", "sink", e.Sink, "event", e.Event, "err", err)
+		o.unread("a receipt cannot be read", "sink", e.Sink, "event", e.Event, "err", err)
 	}
 	return v
 }

@@ -102,7 +102,7 @@ func (b *Bridge) learn(o Observer) {
 	fresh, err := b.Outbox.Own(o.VMID)
 	b.deciding.Unlock()
 	if err != nil {
-		b.Log.Error("the outbox could not be made this VM's own", "err", err)
+		b.Outbox.unread("the outbox could not be made this VM's own", "err", err)
 	}
 	b.mu.Lock()
 	before := b.observer

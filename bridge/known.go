@@ -2,7 +2,9 @@ package bridge
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
+	"log/slog"
 	"slices"
 	"time"
 )
@@ -128,9 +130,18 @@ func (o *Outbox) told(id string) (t told) {
 		err = json.Unmarshal(v, &t)
 	}
 	if err != nil {
-		o.log.Error("what was told before cannot be read", "id", id, "err", err)
+		o.unread("what was told before cannot be read", "id", id, "err", err)
 	}
 	return t
+}
+
+// unread says that something cannot be read, loudly unless the whole file is known to be out of reach.
+func (o *Outbox) unread(msg string, args ...any) {
+	level := slog.LevelError
+	if o.Durable() != nil {
+		level = slog.LevelDebug
+	}
+	o.log.Log(context.Background(), level, msg, args...)
 }
 
 // stored is the observer learnt last, and the vmId of the outbox.

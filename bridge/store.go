@@ -2,11 +2,13 @@ package bridge
 
 import (
 	"errors"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -262,11 +264,24 @@ func (s *store) wake() {
 	}
 }
 
+// diskHint is what an operator can do about a file that cannot be written.
+func diskHint(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return "let the user that forewarn runs as write there, or name another directory with the key state"
+	case errors.Is(err, syscall.ENOSPC):
+		return "make room on the disk; it is tried again by itself"
+	case errors.Is(err, syscall.EROFS):
+		return "mount it writable, or name another directory with the key state"
+	}
+	return "it is tried again by itself"
+}
+
 // failed notes how the last try to write ended, and says so when that is news. mu is held.
 func (s *store) failed(err error) {
 	switch {
 	case err != nil && s.err == nil:
-		s.log.Error("the outbox cannot be written: going on from memory, which a crash would lose", "file", s.path, "err", err)
+		s.log.Error("the outbox cannot be written: going on from memory, which a crash would lose", "file", s.path, "err", err, "hint", diskHint(err))
 	case err == nil && s.err != nil:
 		s.log.Info("the outbox is written again, nothing is missing", "file", s.path)
 	}

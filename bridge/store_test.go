@@ -58,6 +58,9 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 			t.Errorf("status is ready %v, durable %v, reasons %v", st.Ready, st.Outbox.Durable, st.Reasons)
 		}
 		s.wantLogged("going on from memory")
+		if n := strings.Count(s.log.String(), "level=ERROR"); n != 1 {
+			t.Errorf("%d errors are logged, want the one that says so", n)
+		}
 
 		if err := os.Remove(filepath.Dir(s.dir)); err != nil {
 			t.Fatal(err)

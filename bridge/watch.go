@@ -58,11 +58,12 @@ type watcher struct {
 	failures int
 	problems map[string]bool // of the last document
 
-	body   [sha256.Size]byte // of the last document
-	number string            // its incarnation
-	done   bool              // what it changes is committed, and nothing else was read since
-	clean  bool              // it was wholly understood
-	etag   string            // its own, if it is done and clean; for the next poll
+	body    [sha256.Size]byte // of the last document
+	number  string            // its incarnation
+	version string            // the api-version it was asked with
+	done    bool              // what it changes is committed, and nothing else was read since
+	clean   bool              // it was wholly understood
+	etag    string            // its own, if it is done and clean; for the next poll
 }
 
 // poll asks once and draws the conclusions. It returns the time to the next poll, from the beginning of this one.
@@ -183,11 +184,11 @@ func (w *watcher) answered(p Poll, now time.Time) {
 func (w *watcher) document(p Poll, m moment) {
 	sum := sha256.Sum256(p.Body)
 	if sum != w.body || !w.done {
-		if sum != w.body && p.Document.Incarnation == w.number && w.number != "" && len(p.Body) > 0 {
+		if sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" && len(p.Body) > 0 {
 			w.Log.Warn("the document changed under one incarnation", "incarnation", w.number)
 		}
 		w.report(p.Document.Problems)
-		w.body, w.number = sum, p.Document.Incarnation
+		w.body, w.number, w.version = sum, p.Document.Incarnation, p.Document.APIVersion
 		w.clean = p.Class == PollDocument && len(p.Document.Problems) == 0
 		w.done = w.handle(p.Document, m)
 	}

@@ -422,3 +422,24 @@ func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
 		})
 	}
 }
+
+// A host that goes back to the configured api-version shows more of the same document; nobody is alarmed by that, and
+// nothing counts as updated.
+func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{NewestVersion: "2019-08-01"})
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(5 * time.Hour)})
+		pause(time.Minute)
+		s.azure.ClearFaults()
+		pause(preferredWait)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		s.wantLogged("takes the configured api-version again")
+		if strings.Contains(s.log.String(), "changed under one incarnation") {
+			t.Error("the log says that the document changed under one incarnation")
+		}
+		b.end()
+	})
+}
