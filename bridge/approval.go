@@ -62,7 +62,7 @@ func (b *Bridge) approve(ctx context.Context) {
 		maps.DeleteFunc(b.rulings, func(id, _ string) bool { _, open := states[id]; return !open })
 		b.mu.Unlock()
 		for _, e := range events {
-			if op := states[e.ID]; len(rules) > 0 || op.Approval.owed() {
+			if op := states[e.ID]; len(rules) > 0 && e.Status == statusScheduled || op.Approval.owed() {
 				b.approveEvent(ctx, rules, e, op)
 			}
 		}
@@ -76,8 +76,8 @@ func (b *Bridge) approveEvent(ctx context.Context, rules []Rule, e Event, op Ope
 		return
 	}
 	if !op.Approval.owed() {
-		rule, why := b.ruling(rules, e, op, now)
-		b.noteRuling(e.ID, why)
+		rule, why, final := b.ruling(rules, e, op, now)
+		b.noteRuling(e.ID, why, final)
 		if rule == 0 {
 			return
 		}
@@ -91,36 +91,43 @@ func (b *Bridge) approveEvent(ctx context.Context, rules []Rule, e Event, op Ope
 	b.sendApproval(ctx, rules, e, op)
 }
 
-// ruling is the number of the first rule that approves, counted from 1, or 0 and why none does.
-func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int, why string) {
+// ruling is the number of the first rule that approves, counted from 1, or 0 and why none does; final says that none
+// will, as long as the event stays as it is.
+func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int, why string, final bool) {
 	if err := b.Outbox.Durable(); err != nil {
-		return 0, "the outbox is not durable: " + err.Error()
+		return 0, "the outbox is not durable: " + err.Error(), false
 	}
 	ce, err := b.Outbox.cloudEvent(op.Latest)
 	if err != nil {
-		return 0, err.Error()
+		return 0, err.Error(), true
 	}
 	told := func(route string) acceptance { return b.Outbox.acceptance(route, op.Latest) }
 	self := b.observerName()
 	var reasons []string
+	final = true
 	for i, r := range rules {
 		said := r.rule(e, Fields(ce), self, told, ce.Time(), now)
 		if said.approve {
-			return i + 1, ""
+			return i + 1, "", true
 		}
+		final = final && said.final
 		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, said.why))
 	}
-	return 0, strings.Join(reasons, "; ")
+	return 0, strings.Join(reasons, "; "), final
 }
 
 // noteRuling keeps why an event is not approved, for status, and logs it when it is news.
-func (b *Bridge) noteRuling(id, why string) {
+func (b *Bridge) noteRuling(id, why string, final bool) {
 	b.mu.Lock()
 	news := b.rulings[id] != why
 	b.rulings[id] = why
 	b.mu.Unlock()
-	if news && why != "" {
+	switch {
+	case !news || why == "":
+	case final:
 		b.Log.Info("an event is not approved", "event", id, "why", why)
+	default:
+		b.Log.Info("an event is not approved yet", "event", id, "why", why)
 	}
 }
 

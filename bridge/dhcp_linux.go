@@ -33,7 +33,8 @@ func AskDHCP(ctx context.Context) (netip.Addr, error) {
 	if len(asked) == 0 {
 		return netip.Addr{}, errors.New("DHCP: there is no interface to ask on")
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	outer := ctx
+	ctx, cancel := context.WithCancel(outer)
 	defer cancel()
 	type answer struct {
 		on   string
@@ -58,8 +59,11 @@ func AskDHCP(ctx context.Context) (netip.Addr, error) {
 			cancel() // the others are not needed
 		}
 	}
-	if found.IsValid() {
+	switch {
+	case found.IsValid():
 		return found, nil
+	case outer.Err() != nil:
+		return netip.Addr{}, fmt.Errorf("DHCP: %w", context.Cause(outer))
 	}
 	var all reasons
 	for _, reason := range slices.Sorted(maps.Keys(failed)) {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"forewarn/bridge/imdstest"
 )
@@ -161,15 +160,11 @@ func TestDHCPAnswersOfNoUseAreNamed(t *testing.T) {
 	dhcpServer(t, func(_ int, q dhcpQuestion) [][]byte {
 		return [][]byte{reply(q, option(53, 2), option(245, 1, 2), []byte{255})}
 	})
-	began := time.Now()
 	_, err := AskDHCP(t.Context())
 	const want = "DHCP on eth0: an answer was of no use: option 245 has 2 bytes, not the 4 of an address; " +
 		"DHCP on azure0: nobody answered; does a firewall drop what comes to UDP port 68?"
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
-	}
-	if took := time.Since(began); took > dhcpPatience+5*time.Second {
-		t.Errorf("it took %v", took)
 	}
 }
 
@@ -180,9 +175,8 @@ func TestDHCPEndsWhenItIsToldTo(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	dhcpServer(t, func(int, dhcpQuestion) [][]byte { cancel(); return nil })
-	began := time.Now()
-	if addr, err := AskDHCP(ctx); err == nil || time.Since(began) > dhcpPatience/dhcpAsks {
-		t.Errorf("%v, %v after %v", addr, err, time.Since(began))
+	if addr, err := AskDHCP(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("AskDHCP = %v, %v; want %v", addr, err, context.Canceled)
 	}
 	conn, err := net.ListenPacket("udp4", ":68")
 	if err != nil {

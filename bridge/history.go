@@ -30,6 +30,8 @@ type LifeChange struct {
 	WhileAway      bool           `json:"whileAway,omitempty"`
 	NotEarlierThan time.Time      `json:"notEarlierThan,omitzero"`
 	Observer       string         `json:"observer,omitempty"`
+	Approval       *Approval      `json:"approval,omitempty"` // of an approved
+	Lead           string         `json:"lead,omitempty"`     // of a reminder
 	Deliveries     []LifeDelivery `json:"deliveries"`
 }
 
@@ -121,7 +123,8 @@ func (b *Biographer) Add(ce event.Event, told []LifeDelivery) {
 	slices.SortFunc(told, func(a, b LifeDelivery) int { return strings.Compare(a.Sink, b.Sink) })
 	life.Changes = append(life.Changes, LifeChange{
 		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, Fields: d.Changed,
-		WhileAway: d.WhileAway, NotEarlierThan: d.NotEarlierThan, Observer: d.Observer.Name, Deliveries: told,
+		WhileAway: d.WhileAway, NotEarlierThan: d.NotEarlierThan, Observer: d.Observer.Name,
+		Approval: d.Approval, Lead: d.Lead, Deliveries: told,
 	})
 }
 

@@ -39,6 +39,7 @@ type EventStatus struct {
 	NotBefore   time.Time       `json:"notBefore,omitzero"`
 	SecondsLeft float64         `json:"secondsLeft"` // to NotBefore; 0 when it has come, or there is none
 	AffectsSelf bool            `json:"affectsSelf"`
+	Approval    string          `json:"approval,omitempty"` // why it is not approved, or not yet; "" without rules
 }
 
 // SinkStatus is one route.
@@ -108,7 +109,7 @@ func (b *Bridge) Status() Status {
 
 	for _, e := range events {
 		s.Events = append(s.Events, EventStatus{
-			Event: states[e.ID].Event, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
+			Event: states[e.ID].Event, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name), Approval: b.rulings[e.ID],
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}

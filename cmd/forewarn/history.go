@@ -201,6 +201,10 @@ func changeWords(c bridge.LifeChange, o bridge.Outcome) string {
 		bridge.Scheduled: "announced", bridge.Updated: "changed", bridge.Started: "begun", bridge.Vanished: "no longer listed",
 	}[c.Change]
 	switch {
+	case c.Approval != nil:
+		return approvalWords(*c.Approval)
+	case c.Lead != "":
+		words = "reminded of, " + printable(c.Lead) + " before"
 	case words == "":
 		words = printable(string(c.Change))
 	case c.Change == bridge.Vanished && o == bridge.OutcomeCompleted:
@@ -224,6 +228,18 @@ func changeWords(c bridge.LifeChange, o bridge.Outcome) string {
 		}
 	}
 	return words
+}
+
+// approvalWords says what came of an approval.
+func approvalWords(a bridge.Approval) string {
+	by := printable(a.By)
+	switch a.Result {
+	case bridge.ResultApproved:
+		return "approved by " + by + ", Azure answered " + printable(a.Status)
+	case bridge.ResultRefused:
+		return "approval by " + by + " refused: " + printable(a.Error)
+	}
+	return "approval by " + by + " came to nothing: " + printable(a.Error)
 }
 
 // deliveryWords says what became of telling a sink of a change of that time.

@@ -120,6 +120,13 @@ func (w *watch) show(st bridge.Status, err error, now time.Time) error {
 	return err
 }
 
+// shownID is the EventId of an event as Azure sent it.
+func shownID(raw json.RawMessage) string {
+	var a struct{ EventID string }
+	_ = json.Unmarshal(raw, &a) // one of another type stays empty
+	return a.EventID
+}
+
 // printStatus shows the status to people.
 func printStatus(w io.Writer, s bridge.Status, now time.Time) error {
 	var b strings.Builder
@@ -174,6 +181,11 @@ func printStatus(w io.Writer, s bridge.Status, now time.Time) error {
 			fmt.Fprintf(t, "%.8s\t%s\t%s\t%s\t%s\n", printable(a.EventID), printable(a.EventType), printable(a.EventStatus), when, printable(machines))
 		}
 		t.Flush()
+		for _, e := range s.Events {
+			if e.Approval != "" {
+				fmt.Fprintf(&b, "%.8s is not approved: %s\n", printable(shownID(e.Event)), printable(e.Approval))
+			}
+		}
 	}
 	b.WriteByte('\n')
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
