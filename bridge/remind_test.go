@@ -51,8 +51,8 @@ func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 		s.redeploy(idA, 65*time.Minute) // an hour before is in five minutes
 		pause(30 * time.Minute)
 		wantIDs(t, chat.ids(), idA+"-scheduled")
-		s.redeploy(idB, 2*time.Hour)
-		pause(70 * time.Minute)
+		s.redeploy(idB, 75*time.Minute)
+		pause(25 * time.Minute)
 		n := len(chat.ids())
 		if kinds := chat.types(); !slices.Contains(kinds, "reminder") {
 			t.Errorf("told %v, want a reminder of the second event", kinds)
@@ -78,23 +78,23 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 		{"it began", func(s *stage) { s.azure.Start(idA) }, []string{"scheduled", "started"}},
 		{"it is over", func(s *stage) { s.azure.End(idA) }, []string{"scheduled", "vanished"}},
 		{"it moved", func(s *stage) {
-			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(3 * time.Hour) })
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
 		}, []string{"scheduled", "updated", "reminder"}},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Interval = seldom
 				chat := &ear{}
-				b := s.start(chat.reminds("chat", time.Hour))
+				b := s.start(chat.reminds("chat", 20*time.Minute))
 				pause(1500 * time.Millisecond)
-				s.redeploy(idA, 2*time.Hour)
-				pause(50 * time.Minute)
+				s.redeploy(idA, 40*time.Minute)
+				pause(15 * time.Minute)
 				chat.say(always(errDown))
-				pause(20 * time.Minute) // the reminder is owed
+				pause(10 * time.Minute) // the reminder is owed
 				tt.change(s)
 				pause(10 * time.Second)
 				chat.say(nil)
-				pause(170 * time.Minute)
+				pause(40 * time.Minute)
 				wantIDs(t, chat.types(), tt.want...)
 				b.end()
 			})
@@ -112,23 +112,23 @@ func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
 // With a lead, scheduled is due so long before the event begins: at once when less is left, moved when the event moves,
 // across a restart, and never when the event began or ended before.
 func TestALeadWaitsForItsTime(t *testing.T) {
-	const notice, lead = 3 * time.Hour, 10 * time.Minute
+	const notice, lead = 70 * time.Minute, 10 * time.Minute
 	for _, tt := range []struct {
 		claim  string
 		notice time.Duration
-		change func(s *stage, b *running, route Route) *running // an hour before it is due
+		change func(s *stage, b *running, route Route) *running // half an hour before it is due
 		due    time.Duration                                    // after it was scheduled; 0 never
 	}{
 		{"nothing happens", notice, nil, notice - lead},
 		{"less is left than the lead", 5 * time.Minute, nil, time.Second},
 		{"it moves away", notice, func(s *stage, b *running, route Route) *running {
-			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(2 * time.Hour) })
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
 			return b
-		}, notice + 2*time.Hour - lead},
+		}, notice + 30*time.Minute - lead},
 		{"it moves near", notice, func(s *stage, b *running, route Route) *running {
 			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
 			return b
-		}, 1*time.Hour + 50*time.Minute + time.Second},
+		}, 30*time.Minute + time.Second},
 		{"it begins early", notice, func(s *stage, b *running, route Route) *running { s.azure.Start(idA); return b }, 0},
 		{"it is cancelled", notice, func(s *stage, b *running, route Route) *running { s.azure.End(idA); return b }, 0},
 		{"the program restarts", notice, func(s *stage, b *running, route Route) *running {
@@ -146,11 +146,11 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 				began := time.Now()
 				s.redeploy(idA, tt.notice)
 				if tt.change != nil {
-					pause(notice - lead - time.Hour)
+					pause(notice - lead - 30*time.Minute)
 					wantIDs(t, drain.ids())
 					b = tt.change(s, b, route)
 				}
-				pause(5 * time.Hour)
+				pause(110 * time.Minute)
 				all := drain.accepted()
 				switch {
 				case tt.due == 0 && len(all) > 0:
