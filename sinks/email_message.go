@@ -2,6 +2,8 @@ package sinks
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"strings"
 	"unicode"
@@ -76,7 +78,7 @@ func token(s string) string {
 	}, s[:min(len(s), 200)])
 }
 
-// compose makes the mail. Nothing of it but the boundary between its parts depends on chance, and its Date on the clock.
+// compose makes the mail. Nothing of it depends on chance, and only its Date on the clock.
 func (m *email) compose(batch []bridge.Delivery, r emailReceipt, id string) ([]byte, error) {
 	f := fields(batch, m.zone, m.now())
 	if len(batch) == 1 {
@@ -92,6 +94,8 @@ func (m *email) compose(batch []bridge.Delivery, r emailReceipt, id string) ([]b
 		return nil, err
 	}
 	msg := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithEncoding(gomail.EncodingQP), gomail.WithCharset(gomail.CharsetUTF8))
+	sum := sha256.Sum256([]byte(id + parts.text + parts.html))
+	msg.SetBoundary("forewarn-" + hex.EncodeToString(sum[:16])) // which no part can hold, as it is made of them
 	msg.FromMailAddress(&m.from)
 	for _, to := range m.to {
 		msg.AddToMailAddress(&to)

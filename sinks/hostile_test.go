@@ -65,18 +65,29 @@ func TestTextOfAzureStaysText(t *testing.T) {
 			var blocks []struct {
 				Type     string
 				Text     struct{ Text string }
-				Elements []struct{ Text string }
+				Elements []struct {
+					Text json.RawMessage
+					URL  string
+				}
 			}
 			if err := json.Unmarshal([]byte(render(t, say.slackBlocks, f)), &blocks); err != nil {
 				t.Fatalf("%s %d: %v", name, i, err)
 			}
-			if len(blocks) < 2 || len(blocks) > 3 {
+			if len(blocks) < 2 || len(blocks) > 4 {
 				t.Errorf("%s %d: %d blocks", name, i, len(blocks))
 			}
 			for _, b := range blocks {
 				mrkdwn(t, name, i, b.Text.Text)
 				for _, e := range b.Elements {
-					mrkdwn(t, name, i, e.Text)
+					var text string
+					if b.Type == "actions" { // a button, whose label is ours
+						if !strings.HasPrefix(e.URL, "https://portal.azure.com/#@/resource/") {
+							t.Errorf("%s %d: a button goes to %s", name, i, e.URL)
+						}
+					} else if err := json.Unmarshal(e.Text, &text); err != nil {
+						t.Errorf("%s %d: %v", name, i, err)
+					}
+					mrkdwn(t, name, i, text)
 				}
 			}
 			subject := render(t, say.subject, f)
@@ -160,12 +171,12 @@ func TestTextsNeedNothingOfData(t *testing.T) {
 	}
 }
 
-// What the link to the runbook is made of cannot end the link.
-func TestRunbookLinkHoldsItsAddress(t *testing.T) {
+// The address of the runbook is all that its button goes to.
+func TestRunbookButtonHoldsItsAddress(t *testing.T) {
 	f := fieldsOf(t, situations()["scheduled"])
 	f["runbook"] = "https://wiki.example.com/<!channel>|x\n\"&y"
 	blocks := render(t, newTexts(t).slackBlocks, f)
-	if want := `<https://wiki.example.com/&lt;!channel&gt;%7Cx \"&amp;y|Runbook>`; !strings.Contains(blocks, want) {
+	if want := `"text":"Runbook"},"url":"https://wiki.example.com/<!channel>|x \"&y"`; !strings.Contains(blocks, want) {
 		t.Errorf("the blocks are\n%s\nwant %s in them", blocks, want)
 	}
 }
