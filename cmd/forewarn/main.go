@@ -45,6 +45,7 @@ type world struct {
 	out    io.Writer
 	err    io.Writer
 	getenv func(string) string
+	events func(slog.Level, string) error // writes to the Event Log, which takes the place of err for the log; nil for none
 }
 
 func process() world {
@@ -125,7 +126,8 @@ configured destination: at least once, in order, across crashes and outages.`,
 	f.StringVar(&p.logFormat, "log-format", "text", "form of the log on standard error: text or json")
 	f.StringVar(&p.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(), p.sendCommand(),
-		p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(), p.schemaCommand(), p.versionCommand(), p.fieldsTopic())
+		p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(),
+		p.serviceCommand(), p.schemaCommand(), p.versionCommand(), p.fieldsTopic())
 	strict(root)
 	return root
 }
@@ -161,6 +163,9 @@ func (p *program) checkFlags(forms []string) error {
 func (p *program) log() *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(p.logLevel)) // checked by checkFlags
+	if p.events != nil {
+		return slog.New(newEventLog(level, p.logFormat == "json", p.events))
+	}
 	o := &slog.HandlerOptions{Level: level}
 	if p.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(p.err, o))

@@ -34,13 +34,21 @@ Without a settings file the changes go to standard output, one CloudEvent a line
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if !dry && managed() {
+				return p.runManaged()
+			}
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			signal.Ignore(syscall.SIGPIPE) // a reader of standard output that goes away must not end us
 			if dry {
 				return p.dryRun(ctx)
 			}
-			return p.bridge(ctx)
+			hup := make(chan os.Signal, 1) // from now on, because a reload may be asked for at any time
+			if len(hangup) > 0 {           // none would mean all
+				signal.Notify(hup, hangup...)
+			}
+			defer signal.Stop(hup)
+			return p.bridge(ctx, host{ready: func() {}, reload: hup})
 		},
 	})
 	c.Flags().BoolVar(&dry, "dry-run", false, "poll and print what would go where; send and store nothing")
@@ -49,13 +57,7 @@ Without a settings file the changes go to standard output, one CloudEvent a line
 }
 
 // bridge runs the bridge of the settings file until ctx is done.
-func (p *program) bridge(ctx context.Context) error {
-	hup := make(chan os.Signal, 1) // from now on, because a reload may be asked for at any time
-	if len(hangup) > 0 {           // none would mean all
-		signal.Notify(hup, hangup...)
-	}
-	defer signal.Stop(hup)
-
+func (p *program) bridge(ctx context.Context, h host) error {
 	log := p.log()
 	s, err := p.settings(log)
 	if err != nil {
@@ -68,6 +70,9 @@ func (p *program) bridge(ctx context.Context) error {
 	stdlog.SetOutput(io.Discard) // net/http writes there what destinations sent unasked, secrets they echo included
 	log.Info(firstWord, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
 
+	if err := makeState(s.State); err != nil { // the outbox says what is wrong if it cannot do without
+		log.Warn("the state directory could not be closed to other users", "state", s.State, "err", err)
+	}
 	outbox, err := bridge.OpenOutbox(s.State, log)
 	if errors.Is(err, bridge.ErrLocked) {
 		return exit(exitTryAgain, fmt.Errorf("another forewarn holds the outbox in %s; stop it, or set another state directory", s.State))
@@ -93,13 +98,14 @@ func (p *program) bridge(ctx context.Context) error {
 	go func() {
 		for {
 			select {
-			case <-hup:
+			case <-h.reload:
 				p.reload(b, s, log)
 			case <-ctx.Done():
 				return
 			}
 		}
 	}()
+	h.ready()
 	return b.Run(ctx)
 }
 

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The command line of the service is split by Windows into what it was made of, whatever is in the paths, and its
+// program is always quoted.
+func TestServiceCommandLineIsSplitIntoWhatItWasMadeOf(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{`C:\forewarn\forewarn.exe`, "run"}, `"C:\forewarn\forewarn.exe" run`},
+		{
+			[]string{`C:\Program Files\forewarn\forewarn.exe`, "run", "--config", `D:\my settings\forewarn.yaml`},
+			`"C:\Program Files\forewarn\forewarn.exe" run --config "D:\my settings\forewarn.yaml"`,
+		},
+		{[]string{`x`, `a b\`, `c\\ d`, `e\`, `\\server\share`}, `"x" "a b\\" "c\\ d" e\ \\server\share`},
+		{[]string{`x`, `say "hi"`, `\"`, ``, "tab\there", `Grüße aus Köln`}, `"x" "say \"hi\"" "\\\"" "" "tab` + "\t" + `here" "Grüße aus Köln"`},
+	} {
+		got := commandLine(tt.args)
+		if got != tt.want {
+			t.Errorf("commandLine(%q) = %s, want %s", tt.args, got, tt.want)
+		}
+		if split := windowsArguments(got); !slices.Equal(split, tt.args) {
+			t.Errorf("Windows splits %s into %q, want %q", got, split, tt.args)
+		}
+	}
+}
+
+// windowsArguments splits a command line by the rules of CommandLineToArgvW: in the program, a quote ends what a quote
+// began; in arguments, 2n backslashes in front of a quote are n, and one more makes it part of the argument.
+func windowsArguments(line string) []string {
+	program, rest, _ := strings.Cut(strings.TrimPrefix(line, `"`), `"`)
+	args := []string{program}
+	var arg []byte
+	begun, quoted := false, false
+	for i := 0; i < len(rest); i++ {
+		slashes := 0
+		for ; i < len(rest) && rest[i] == '\\'; i++ {
+			slashes++
+		}
+		if i == len(rest) || rest[i] != '"' {
+			arg = append(arg, strings.Repeat(`\`, slashes)...)
+		} else {
+			arg = append(arg, strings.Repeat(`\`, slashes/2)...)
+		}
+		begun = begun || slashes > 0
+		switch {
+		case i == len(rest):
+		case rest[i] == '"' && slashes%2 == 1:
+			arg = append(arg, '"')
+		case rest[i] == '"':
+			begun, quoted = true, !quoted
+		case !quoted && (rest[i] == ' ' || rest[i] == '\t'):
+			if begun {
+				args = append(args, string(arg))
+			}
+			arg, begun = nil, false
+		default:
+			arg, begun = append(arg, rest[i]), true
+		}
+	}
+	if begun {
+		args = append(args, string(arg))
+	}
+	return args
+}
+
+// The service starts with Windows, under an account of its own, and again after every failure; a shutdown waits for it
+// longer than its own stop takes.
+func TestServiceIsPlannedToRunAlways(t *testing.T) {
+	plan := planService(`C:\f w\forewarn.exe`, serviceArguments(`C:\s t\forewarn.yaml`, "json", "debug"))
+	if want := `"C:\f w\forewarn.exe" run --config "C:\s t\forewarn.yaml" --log-format json --log-level debug`; plan.Command != want {
+		t.Errorf("it runs %s, want %s", plan.Command, want)
+	}
+	if got := serviceArguments("x", "text", "info"); !slices.Equal(got, []string{"run", "--config", "x"}) {
+		t.Errorf("with the default log flags it runs with %q", got)
+	}
+	if plan.Account != `NT SERVICE\`+plan.Name {
+		t.Errorf("service %s runs as %s, want the virtual account of that name", plan.Name, plan.Account)
+	}
+	if want := []time.Duration{5 * time.Second, 30 * time.Second, time.Minute}; !slices.Equal(plan.Restarts, want) {
+		t.Errorf("it starts again after %v, want %v", plan.Restarts, want)
+	}
+	if plan.Preshutdown <= serviceStopLimit {
+		t.Errorf("a shutdown waits %v, and a stop may take %v", plan.Preshutdown, serviceStopLimit)
+	}
+}
+
+// A service's SID is the one that Windows derives from its name, in whatever case.
+func TestServiceSIDIsTheOneOfWindows(t *testing.T) {
+	for name, want := range map[string]string{ // those of every Windows
+		"TrustedInstaller": "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464",
+		"trustedinstaller": "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464",
+		"WinDefend":        "S-1-5-80-1913148863-3492339771-4165695881-2087618961-4109116736",
+	} {
+		if got := serviceSID(name); got != want {
+			t.Errorf("serviceSID(%s) = %s, want %s", name, got, want)
+		}
+	}
+}
+
+// The state directory inherits nothing, and lets in Windows, administrators, the service, which may not change the list,
+// and a user only when one is named.
+func TestStateDirectoryIsClosedToOthers(t *testing.T) {
+	service := serviceSID("forewarn")
+	common := "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;0x1301bf;;;" + service + ")"
+	for user, want := range map[string]string{
+		"":                   "O:BA" + common,
+		"S-1-5-21-1-2-3-500": common + "(A;OICI;FA;;;S-1-5-21-1-2-3-500)",
+		service:              common,
+	} {
+		if got := directoryAccess(user); got != want {
+			t.Errorf("directoryAccess(%q) = %s, want %s", user, got, want)
+		}
+	}
+	const changeList, changeOwner = 0x40000, 0x80000
+	if rights := 0x1301bf; rights&(changeList|changeOwner) != 0 {
+		t.Errorf("the service may change the access list: %#x", rights)
+	}
+}
+
+// What somebody else than an administrator has put in place is not taken over, and the refusal says how it can be.
+func TestServiceTrustsOnlyWhatAdministratorsOwn(t *testing.T) {
+	const path = `C:\ProgramData\forewarn`
+	for _, tt := range []struct {
+		place place
+		want  placeType
+		says  string
+	}{
+		{place{}, aDirectory, ""},
+		{place{Type: aDirectory, Owner: "S-1-5-18"}, aDirectory, ""},
+		{place{Type: aDirectory, Owner: "S-1-5-32-544"}, aDirectory, ""},
+		{place{Type: aFile, Owner: serviceSID("forewarn")}, aFile, ""},
+		{place{Type: aFile, Owner: "S-1-5-32-544"}, aDirectory, "is a file, expected a directory"},
+		{place{Type: aLink, Owner: "S-1-5-32-544"}, aDirectory, "is a link, expected a directory"},
+		{
+			place{Type: aDirectory, Owner: "S-1-5-21-1-2-3-1001", OwnerName: `VM\mallory`}, aDirectory,
+			`belongs to VM\mallory, who need not be an administrator and decides what the service finds there; look at it, ` +
+				`then give it to the administrators: icacls "C:\ProgramData\forewarn" /setowner *S-1-5-32-544 /T`,
+		},
+	} {
+		err := checkPlace(path, tt.place, tt.want)
+		if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
+			t.Errorf("checkPlace(%+v) = %v, want %q", tt.place, err, tt.says)
+		}
+	}
+}
+
+// A program that the service could not start, or that its user may exchange, is not installed.
+func TestServiceProgramIsWhereServicesMayReadIt(t *testing.T) {
+	for exe, ok := range map[string]bool{
+		`C:\Program Files\forewarn\forewarn.exe`:   true,
+		`D:\tools\forewarn.exe`:                    true,
+		`\\?\C:\forewarn\forewarn.exe`:             true,
+		`C:\Users\alice2\forewarn.exe`:             true, // not alice's
+		`c:\users\ALICE\Downloads\forewarn.exe`:    false,
+		`\\fileserver\tools\forewarn\forewarn.exe`: false,
+	} {
+		err := checkExecutable(exe, `C:\Users\alice`)
+		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), `C:\Program Files\forewarn`) {
+			t.Errorf("checkExecutable(%s) = %v, want ok %v and a remedy", exe, err, ok)
+		}
+	}
+	if err := checkExecutable(`C:\forewarn.exe`, ""); err != nil {
+		t.Errorf("without a profile: %v", err)
+	}
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A tended service is one that a test plays the service manager for.
+type tended struct {
+	controls chan serviceControl
+	host     chan host // what the run was given
+	end      chan error
+	asked    chan struct{} // closed when the run was asked to stop
+	ended    chan error    // what attend returned
+
+	mu   sync.Mutex
+	told []report
+}
+
+// tend starts a service whose run ends with what is sent on end.
+func tend() *tended {
+	s := &tended{
+		controls: make(chan serviceControl), host: make(chan host, 1), end: make(chan error, 1),
+		asked: make(chan struct{}), ended: make(chan error, 1),
+	}
+	go func() {
+		s.ended <- attend(s.controls, func(r report) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.told = append(s.told, r)
+		}, func(ctx context.Context, h host) error {
+			s.host <- h
+			context.AfterFunc(ctx, func() { close(s.asked) })
+			return <-s.end
+		})
+	}()
+	return s
+}
+
+// states are those that were told, each once, however often it was repeated.
+func (s *tended) states() string {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var words []string
+	for _, r := range s.told {
+		words = append(words, r.State.word())
+	}
+	return strings.Join(slices.Compact(words), " ")
+}
+
+func (s *tended) last() report {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.told[len(s.told)-1]
+}
+
+// asks says whether the run was asked to stop.
+func (s *tended) asks() bool {
+	synctest.Wait()
+	select {
+	case <-s.asked:
+		return true
+	default:
+		return false
+	}
+}
+
+// A service starts, takes controls only once it is ready, stops in order on any of the three ways to ask it to, and says
+// so at each step.
+func TestServiceGoesThroughItsStates(t *testing.T) {
+	for _, how := range []serviceControl{controlStop, controlShutdown, controlPreshutdown} {
+		t.Run(fmt.Sprint(how), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := tend()
+				if got := s.last(); got.State != serviceStartPending || got.Accepts != 0 {
+					t.Errorf("before it is ready it tells %+v, want it starting and to accept nothing", got)
+				}
+				(<-s.host).ready()
+				if got, want := s.last(), (report{State: serviceRunning, Accepts: 0x10d}); got != want {
+					t.Errorf("when it is ready it tells %+v, want %+v", got, want)
+				}
+				if s.asks() {
+					t.Error("the run is asked to stop although nobody asked for it")
+				}
+				s.controls <- how
+				if !s.asks() {
+					t.Error("the run is not asked to stop")
+				}
+				s.controls <- controlStop // again, by somebody without patience
+				s.end <- nil
+				if err := <-s.ended; err != nil {
+					t.Errorf("it ends with %v", err)
+				}
+				if got, want := s.states(), "starting running stopping"; got != want {
+					t.Errorf("it was %s, want %s", got, want)
+				}
+				if got := s.last(); got.Accepts != 0 {
+					t.Errorf("while it stops it accepts %#x, want nothing", got.Accepts)
+				}
+			})
+		})
+	}
+}
+
+// While it starts or stops, the next report always comes before the last one's promise is broken, and says that it goes
+// on; while it runs, there is nothing to report.
+func TestServiceSaysThatItGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tend()
+		time.Sleep(serviceWithin)
+		starting := s.last()
+		if starting.State != serviceStartPending || starting.Progress == 0 || serviceBeat >= starting.Within {
+			t.Errorf("after a long start it tells %+v, want progress, promised for more than %v", starting, serviceBeat)
+		}
+		(<-s.host).ready()
+		running := s.last()
+		time.Sleep(time.Hour)
+		if got := s.last(); got != running || running.Within != 0 {
+			t.Errorf("while it runs it tells %+v and then %+v", running, got)
+		}
+		s.controls <- controlStop
+		time.Sleep(serviceBeat + 1)
+		if got := s.last(); got.State != serviceStopPending || got.Progress != 1 {
+			t.Errorf("during a stop it tells %+v, want progress", got)
+		}
+		s.end <- nil
+		<-s.ended
+	})
+}
+
+// A run that does not stop is left after a time that is shorter than what a shutdown waits, and until then the service
+// manager is answered.
+func TestServiceStopsWithinItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tend()
+		(<-s.host).ready()
+		synctest.Wait()
+		began := time.Now()
+		s.controls <- controlPreshutdown
+		time.Sleep(5 * time.Second)
+		s.controls <- controlInterrogate
+		if got := s.last(); got.State != serviceStopPending {
+			t.Errorf("asked during a stop it tells %+v", got)
+		}
+		if err := <-s.ended; !errors.Is(err, errStopTooSlow) {
+			t.Errorf("it ends with %v, want %v", err, errStopTooSlow)
+		}
+		if took, limit := time.Since(began), planService("x", nil).Preshutdown; took >= limit {
+			t.Errorf("it took %v, and Windows waits %v", took, limit)
+		}
+		s.end <- nil
+	})
+}
+
+// ParamChange reads the settings again, once for all that come before it has begun, and never blocks the manager.
+func TestServiceReloadsOnParamChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tend()
+		h := <-s.host
+		h.ready()
+		for range 3 {
+			s.controls <- controlParamChange
+		}
+		synctest.Wait()
+		got := []os.Signal{<-h.reload}
+		select {
+		case again := <-h.reload:
+			got = append(got, again)
+		default:
+		}
+		if len(got) != 1 {
+			t.Errorf("three controls before it reads are %v, want one", got)
+		}
+		s.controls <- controlParamChange
+		<-h.reload
+		if s.last().State != serviceRunning || s.asks() {
+			t.Errorf("after a reload it tells %+v", s.last())
+		}
+		s.end <- nil
+		<-s.ended
+	})
+}
+
+// A start that fails ends the service with the exit code of the command, without it ever having run.
+func TestServiceThatCannotStartEndsWithItsExitCode(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		code int
+	}{
+		{exit(exitSettings, errors.New("settings: no")), exitSettings},
+		{fmt.Errorf("outbox: %w", exit(exitTryAgain, errors.New("locked"))), exitTryAgain},
+		{errors.New("something else"), exitFailed},
+		{errStopTooSlow, exitFailed},
+		{nil, exitOK},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := tend()
+			s.end <- tt.err
+			err := <-s.ended
+			if got := exitCode(err); got != tt.code {
+				t.Errorf("%v ends it with exit code %d, want %d", tt.err, got, tt.code)
+			}
+			if got := s.states(); got != "starting" {
+				t.Errorf("it was %s, want only starting", got)
+			}
+		})
+	}
+}
+
+// A service that becomes ready only after it was asked to stop does not run again.
+func TestServiceStopsAlsoWhileItStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := tend()
+		s.controls <- controlShutdown
+		if !s.asks() {
+			t.Error("the run is not asked to stop")
+		}
+		(<-s.host).ready()
+		if got, want := s.states(), "starting stopping"; got != want {
+			t.Errorf("it was %s, want %s", got, want)
+		}
+		s.end <- nil
+		<-s.ended
+	})
+}
