@@ -57,7 +57,7 @@ func openFile(decode func(any) error, h Host) (Opened, error) {
 	case os.IsPathSeparator(s.Path[len(s.Path)-1]):
 		return Opened{}, &KeyError{"path", fmt.Errorf("%s is a directory; expected the path of a file", s.Path)}
 	}
-	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write}
+	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write, rename: renameNew}
 	return Opened{Sink: f}, nil
 }
 
@@ -147,7 +147,8 @@ type file struct {
 	log      *slog.Logger
 	now      func() time.Time
 	write    func(*os.File, []byte) (int, error)
-	stuck    string // why the last rotation failed
+	rename   func(path, name string) error // renameNew
+	stuck    string                        // why the last rotation failed
 }
 
 // Deliver appends the batch and returns when it is on disk. Work that has begun is not ended by ctx. A batch that
@@ -249,7 +250,11 @@ func takeBack(file *os.File, old, n int64) error {
 // makeDir makes a directory and those above it, where they are missing.
 func makeDir(path string) error {
 	above := filepath.Dir(path)
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) || above == path {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && !info.IsDir(): // Windows says no more than that what is below it does not exist
+		return &fs.PathError{Op: "mkdir", Path: path, Err: syscall.ENOTDIR}
+	case !errors.Is(err, fs.ErrNotExist), above == path:
 		return err
 	}
 	if err := makeDir(above); err != nil {

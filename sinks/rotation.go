@@ -35,9 +35,10 @@ func (r rotation) due(size, more int64, last, now time.Time) bool {
 func period(t time.Time, every time.Duration) time.Time { return t.UTC().Truncate(every) }
 
 // rotate sets the file aside and deletes the oldest of those set aside before. If it cannot, the lines go on into the
-// old file: a file that grows too large is better than one that stays empty.
+// old file, and the next delivery tries again: a file that grows too large is better than one that stays empty. On
+// Windows that is so as long as another program has the file open and did not allow for that.
 func (f *file) rotate() {
-	err := setAside(f.path, f.now())
+	err := setAside(f.path, f.now(), f.rename)
 	if err == nil && f.rotation.keep > 0 {
 		err = deleteOldest(f.path, f.rotation.keep)
 	}
@@ -54,30 +55,32 @@ func (f *file) rotate() {
 const rotatedAt = "20060102T150405Z"
 
 // setAside renames the file to one that does not exist yet: audit.jsonl to audit-20261121T041000Z.jsonl, or to
-// audit-20261121T041000Z-2.jsonl. A file that is gone already needs no rotation.
-func setAside(path string, now time.Time) error {
+// audit-20261121T041000Z-2.jsonl. A file that is gone already needs no rotation. The error is without the new name, which
+// is another one each time.
+func setAside(path string, now time.Time, rename func(path, name string) error) error {
 	stem, ext := splitName(path)
 	base := stem + "-" + now.UTC().Format(rotatedAt)
 	name := base + ext
 	for n := 2; ; n++ {
-		reserved, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
-		if err == nil {
-			reserved.Close()
-			break
-		}
-		if !errors.Is(err, fs.ErrExist) {
-			return err
+		switch err := rename(path, name); {
+		case err == nil, errors.Is(err, fs.ErrNotExist):
+			return nil
+		case !errors.Is(err, fs.ErrExist):
+			return nameless(err)
 		}
 		name = base + "-" + strconv.Itoa(n) + ext
 	}
-	if err := os.Rename(path, name); err != nil {
-		os.Remove(name) // nothing but the reservation
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return err
+}
+
+// nameless is what went wrong, without the names of the files.
+func nameless(err error) error {
+	if e, ok := errors.AsType[*os.LinkError](err); ok {
+		return e.Err
 	}
-	return nil
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
 }
 
 // deleteOldest deletes what setAside made of the file in the past, except for the newest keep of them.

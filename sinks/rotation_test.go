@@ -2,6 +2,9 @@ package sinks
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -177,4 +180,62 @@ func list(t *testing.T, dir string) []string {
 		names = append(names, e.Name())
 	}
 	return names
+}
+
+// A file that cannot be renamed, which on Windows is one that another program has open, goes on to take the lines: that
+// is said once, however often it is tried, and the file is rotated as soon as it can be.
+func TestFileThatIsHeldOpenGoesOnAndIsRotatedLater(t *testing.T) {
+	dir := t.TempDir()
+	var log bytes.Buffer
+	h := testHost(t)
+	h.Log = slog.New(slog.NewTextHandler(&log, nil))
+	s := mustOpen(t, "file", "path: "+filepath.Join(dir, "audit.jsonl")+"\nmax_size: 10", h).(*file)
+	held := errors.New("the file is being used by another process")
+	rename, free, now := s.rename, false, monday
+	s.now = func() time.Time { return now }
+	s.rename = func(path, name string) error {
+		if free {
+			return rename(path, name)
+		}
+		return &os.LinkError{Op: "rename", Old: path, New: name, Err: held}
+	}
+	for i := range 5 {
+		free = i == 4
+		if _, err := s.Deliver(t.Context(), deliveries(t)[i:i+1]); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(time.Hour)
+	}
+	if got := list(t, dir); !slices.Equal(got, []string{"audit-20261123T160000Z.jsonl", "audit.jsonl"}) {
+		t.Errorf("there are %q, want one rotated file", got)
+	}
+	if n := len(idsIn(t, read(t, filepath.Join(dir, "audit-20261123T160000Z.jsonl")))); n != 4 {
+		t.Errorf("the rotated file has %d lines, want the 4 of the time when it could not be renamed", n)
+	}
+	if text := log.String(); strings.Count(text, "file not rotated") != 1 || strings.Count(text, "file rotated again") != 1 {
+		t.Errorf("the log is\n%s\nwant the failure and its end, once each", text)
+	}
+}
+
+// A name that is taken is never given again, nor is anything made when there is nothing to rename.
+func TestRenamingReplacesNothing(t *testing.T) {
+	dir := t.TempDir()
+	taken := filepath.Join(dir, "taken")
+	for _, name := range []string{"old", "taken"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := renameNew(filepath.Join(dir, "old"), taken); !errors.Is(err, fs.ErrExist) || string(read(t, taken)) != "taken" {
+		t.Errorf("renameNew to a name that is taken = %v, and it holds %q", err, read(t, taken))
+	}
+	if err := renameNew(filepath.Join(dir, "none"), filepath.Join(dir, "new")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("renameNew of nothing = %v", err)
+	}
+	if err := renameNew(filepath.Join(dir, "old"), filepath.Join(dir, "new")); err != nil {
+		t.Errorf("renameNew = %v", err)
+	}
+	if got := list(t, dir); !slices.Equal(got, []string{"new", "taken"}) {
+		t.Errorf("there are %q, want new and taken", got)
+	}
 }
