@@ -230,16 +230,13 @@ func (s *store) compact() error {
 	if err != nil {
 		return err
 	}
-	info, err := os.Stat(s.path)
-	if err != nil || info.Size() < compactAbove {
-		return err
-	}
+	// The end of what bbolt has ever used counts, not the size of the file: on Windows that is a power of two above it.
 	stats, end := db.Stats(), int64(0)
 	if err := guard(func() error { return db.View(func(tx *bolt.Tx) error { end = tx.Size(); return nil }) }); err != nil {
 		return err
 	}
 	used := end - int64(stats.FreePageN+stats.PendingPageN)*int64(db.Info().PageSize)
-	if used*2 > info.Size() {
+	if end < compactAbove || used*2 > end {
 		return nil
 	}
 	small := s.path + ".compact"
@@ -253,7 +250,9 @@ func (s *store) compact() error {
 	if err := guard(db.Close); err != nil {
 		s.log.Warn("the outbox was not closed properly", "err", err)
 	}
-	err = os.Rename(small, s.path)
+	if err = os.Rename(small, s.path); err != nil { // on Windows because another program, such as a backup, reads it
+		os.Remove(small)
+	}
 	s.db, s.fd, s.dbErr = openBolt(s.path, false)
 	return errors.Join(err, s.dbErr)
 }

@@ -393,3 +393,28 @@ func TestAFileThatIsMostlyEmptyIsMadeSmaller(t *testing.T) {
 	again := openTest(t, filepath.Dir(o.Path()), nil)
 	wantIDs(t, pendingIDs(again, "a"), kept, idB+"-scheduled")
 }
+
+// A file that is larger than what was ever used of it is not rewritten for that: on Windows every file is, because the
+// mapping gives it its size.
+func TestOutboxIsNotCompactedForTheSizeOfItsFile(t *testing.T) {
+	dir := t.TempDir()
+	o := openTest(t, dir, nil)
+	mustOwe(t, o, Scheduled, idA, "a")
+	o.Close()
+	if err := os.Truncate(o.Path(), 4*compactAbove); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(o.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o = openTest(t, dir, nil)
+	if err := o.maintain(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(o.Path())
+	if err != nil || !os.SameFile(before, after) {
+		t.Errorf("the file was rewritten, or is gone: %v", err)
+	}
+	wantIDs(t, pendingIDs(o, "a"), idA+"-scheduled")
+}
