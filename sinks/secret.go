@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -142,7 +143,8 @@ func trimNewline(s string) string { return strings.TrimSuffix(strings.TrimSuffix
 
 const maxSmall = 1 << 20
 
-// readSmall reads a file of the settings. It refuses what is no regular file, because reading a pipe would not end.
+// readSmall reads a text file of the settings, without the mark that some editors begin it with. It refuses what is no
+// regular file, because reading a pipe would not end, and what PowerShell's > makes of a text.
 func readSmall(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -163,5 +165,8 @@ func readSmall(path string) ([]byte, error) {
 	if len(text) > maxSmall {
 		return nil, fmt.Errorf("%s is larger than 1 MiB", path)
 	}
-	return text, nil
+	if bytes.HasPrefix(text, []byte("\xff\xfe")) || bytes.HasPrefix(text, []byte("\xfe\xff")) {
+		return nil, fmt.Errorf("%s is in UTF-16; expected UTF-8, which in PowerShell Set-Content -Encoding ascii writes", path)
+	}
+	return bytes.TrimPrefix(text, []byte("\ufeff")), nil
 }

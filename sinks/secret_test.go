@@ -183,3 +183,24 @@ func sayBack(w http.ResponseWriter, r *http.Request, status int) {
 	w.WriteHeader(status)
 	fmt.Fprintf(w, "%s\n%s\n%s", said, quoted, body)
 }
+
+// A secret's file is read as it was meant, whichever editor of Windows wrote it; what PowerShell's > makes of a text is
+// refused with what to do instead, and not sent as a wrong password.
+func TestSecretFilesOfWindowsAreReadOrRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"token\r\n":                "token",
+		"\ufefftoken\r\n":          "token",
+		"\xff\xfet\x00o\x00\r\x00": "",
+		"\xfe\xff\x00t\x00o":       "",
+		"\ufeff":                   "",
+	} {
+		path := writeFile(t, "token", text)
+		got, err := readSecret(path)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("the secret in %q is %q, %v; want %q", text, got, err, want)
+		}
+		if err != nil && (!strings.Contains(err.Error(), path) || strings.ContainsAny(err.Error(), "\x00\ufeff")) {
+			t.Errorf("the error of %q is %q", text, err)
+		}
+	}
+}
