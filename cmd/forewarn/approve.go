@@ -206,7 +206,7 @@ func (p *program) approveAlone(ctx context.Context, client *bridge.Client, id st
 	}
 	outbox, err := bridge.OpenOutbox(s.State, quiet)
 	if err != nil {
-		return bridge.Approval{}, fmt.Errorf("%w; try sudo, because what is approved goes on record there", err)
+		return bridge.Approval{}, fmt.Errorf("%w; %s, because what is approved goes on record there", err, tryElevated)
 	}
 	o := p.bridgeOptions(s, outbox, quiet)
 	o.Client = client

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -35,7 +36,8 @@ func controlPaths(s *settings, getenv func(string) string) []string {
 // longestSocket is how long the path of a socket may be on every system; some take a few bytes more.
 const longestSocket = 103
 
-// listenControl opens the control socket, for this user only.
+// listenControl opens the control socket, for this user only. Windows has no modes: there it is open to whom the access
+// list of its directory lets write.
 func listenControl(s *settings, getenv func(string) string) (net.Listener, error) {
 	var errs []error
 	for _, path := range controlPaths(s, getenv) {
@@ -54,7 +56,10 @@ func listenControl(s *settings, getenv func(string) string) (net.Listener, error
 		}
 		l, err := net.Listen("unix", path)
 		if err == nil {
-			if err = os.Chmod(path, 0o600); err == nil {
+			if runtime.GOOS != "windows" {
+				err = os.Chmod(path, 0o600)
+			}
+			if err == nil {
 				return l, nil
 			}
 			l.Close()
@@ -184,7 +189,7 @@ func (p *program) callControl(ctx context.Context, s *settings, method, path str
 		resp, err := c.Do(req)
 		if err != nil {
 			if errors.Is(err, fs.ErrPermission) {
-				refused = fmt.Errorf("control socket %s: permission denied; try sudo", socket)
+				refused = fmt.Errorf("control socket %s: permission denied; %s", socket, tryElevated)
 			}
 			continue
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -107,7 +108,7 @@ func (l loader) load(path string) (*settings, error) {
 		if missing {
 			err = fmt.Errorf("%w; create it, or leave out --config to run with the defaults", err)
 		} else if errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w; let the user that forewarn runs as read it, or try sudo", err)
+			err = fmt.Errorf("%w; let the user that forewarn runs as read it, or %s", err, tryElevated)
 		}
 		return nil, fmt.Errorf("settings: %w", err)
 	}
@@ -431,9 +432,14 @@ func isURI(s string) bool {
 // defaultSettingsPath is where the settings file is looked for when none is named.
 func defaultSettingsPath(goos string, getenv func(string) string) string {
 	if goos == "windows" {
-		return getenv("ProgramData") + `\forewarn\forewarn.yaml`
+		return programData(getenv) + `\forewarn\forewarn.yaml`
 	}
 	return "/etc/forewarn/forewarn.yaml"
+}
+
+// programData is where Windows keeps what programs store for all users.
+func programData(getenv func(string) string) string {
+	return cmp.Or(getenv("ProgramData"), `C:\ProgramData`)
 }
 
 // defaultState is the directory of the outbox: the system's for root, the user's own for anybody else who has one.
@@ -441,7 +447,7 @@ func defaultState(goos string, euid int, getenv func(string) string) string {
 	dir, home := getenv("XDG_STATE_HOME"), getenv("HOME")
 	switch {
 	case goos == "windows":
-		return getenv("ProgramData") + `\forewarn`
+		return programData(getenv) + `\forewarn`
 	case euid != 0 && filepath.IsAbs(dir):
 		return filepath.Join(dir, "forewarn")
 	case euid != 0 && filepath.IsAbs(home):

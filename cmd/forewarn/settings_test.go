@@ -266,6 +266,7 @@ func TestStateHasADefaultForEveryUser(t *testing.T) {
 		{"linux", 1000, map[string]string{"HOME": "/home/a"}, "/home/a/.local/state/forewarn"},
 		{"linux", 1000, nil, "/var/lib/forewarn"},
 		{"windows", -1, map[string]string{"ProgramData": `C:\ProgramData`}, `C:\ProgramData\forewarn`},
+		{"windows", -1, nil, `C:\ProgramData\forewarn`},
 	} {
 		if got := defaultState(tt.goos, tt.euid, func(k string) string { return tt.env[k] }); got != tt.want {
 			t.Errorf("defaultState(%s, %d, %v) = %s, want %s", tt.goos, tt.euid, tt.env, got, tt.want)
