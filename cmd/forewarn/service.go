@@ -177,6 +177,9 @@ func (p *program) secureDirectories(m machine, state string) error {
 		if err != nil {
 			return err
 		}
+		if below(path, own) && there.Type == aDirectory {
+			continue // it has the list of the one above
+		}
 		if path != own && there.Type != nothingThere {
 			fmt.Fprintf(p.err, "%s is left as it is; let the service write there, if it may not: icacls \"%s\" /grant *%s:(OI)(CI)M\n",
 				path, path, serviceSID(serviceName))

@@ -156,17 +156,19 @@ func checkPlace(path string, p place, want placeType) error {
 		`then give it to the administrators: icacls "%s" /setowner *%s /T`, path, p.OwnerName, path, sidAdministrators)
 }
 
+// below says whether a path of Windows leads into the directory.
+func below(path, dir string) bool {
+	dir = strings.TrimRight(dir, `\`)
+	return dir != "" && len(path) > len(dir) && strings.EqualFold(path[:len(dir)], dir) && path[len(dir)] == '\\'
+}
+
 // checkExecutable refuses a program in a place where the service cannot start it, or where its user may exchange it.
 func checkExecutable(exe, profile string) error {
-	under := func(dir string) bool {
-		dir = strings.TrimRight(dir, `\`)
-		return dir != "" && len(exe) > len(dir) && strings.EqualFold(exe[:len(dir)], dir) && exe[len(dir)] == '\\'
-	}
 	const remedy = `; copy it to C:\Program Files\forewarn, and install it from there`
 	switch {
 	case strings.HasPrefix(exe, `\\`) && !strings.HasPrefix(exe, `\\?\`):
 		return fmt.Errorf("%s is on a share, which a service may not reach when Windows starts%s", exe, remedy)
-	case under(profile):
+	case below(exe, profile):
 		return errors.New(exe + " is in a user's own directory, which the service cannot read" + remedy)
 	}
 	return nil

@@ -174,6 +174,20 @@ func TestServiceInstallLeavesForeignDirectoriesAlone(t *testing.T) {
 	}
 }
 
+// A state directory below forewarn's own needs nothing: it has the access list of that one.
+func TestServiceInstallKnowsItsOwnDirectories(t *testing.T) {
+	m, p, own := aWindows(t)
+	state := own + `\state`
+	settle(t, p, state)
+	m.places[state] = place{Type: aDirectory, Owner: serviceSID("forewarn")}
+	if err := p.serviceInstall(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	if text := said(p); len(m.secured) != 1 || m.secured[own] == "" || strings.Contains(text, "icacls") {
+		t.Errorf("access lists were given: %q, and install says %q", m.secured, text)
+	}
+}
+
 // What cannot be a safe service is refused before anything is changed.
 func TestServiceInstallRefusesBeforeItChangesAnything(t *testing.T) {
 	for claim, tt := range map[string]struct {

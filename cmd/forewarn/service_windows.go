@@ -109,8 +109,8 @@ type windowsMachine struct{}
 
 func newMachine() (machine, error) { return windowsMachine{}, nil }
 
-// open opens the service with these rights, errNoService if there is none. What it returns is to be closed with close.
-func open(rights uint32) (*mgr.Service, error) {
+// openService opens the service with these rights, errNoService if there is none.
+func openService(rights uint32) (*mgr.Service, error) {
 	m, err := openManager(windows.SC_MANAGER_CONNECT)
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func denied(what string, err error) error {
 }
 
 func (windowsMachine) look() (service, error) {
-	s, err := open(windows.SERVICE_QUERY_STATUS | windows.SERVICE_QUERY_CONFIG)
+	s, err := openService(windows.SERVICE_QUERY_STATUS | windows.SERVICE_QUERY_CONFIG)
 	if err != nil {
 		return service{}, err
 	}
@@ -176,7 +176,7 @@ func (windowsMachine) look() (service, error) {
 }
 
 func (windowsMachine) write(plan servicePlan) error {
-	s, err := open(windows.SERVICE_ALL_ACCESS)
+	s, err := openService(windows.SERVICE_ALL_ACCESS)
 	fresh := errors.Is(err, errNoService)
 	if fresh {
 		s, err = create(plan)
@@ -244,7 +244,7 @@ func configure(s *mgr.Service, plan servicePlan) error {
 }
 
 func (windowsMachine) remove() error {
-	s, err := open(windows.DELETE)
+	s, err := openService(windows.DELETE)
 	if err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (windowsMachine) remove() error {
 }
 
 func (windowsMachine) start() error {
-	s, err := open(windows.SERVICE_START)
+	s, err := openService(windows.SERVICE_START)
 	if err != nil {
 		return err
 	}
@@ -277,7 +277,7 @@ func (windowsMachine) control(c serviceControl) error {
 	if c == controlParamChange {
 		right = windows.SERVICE_PAUSE_CONTINUE
 	}
-	s, err := open(right)
+	s, err := openService(right)
 	if err != nil {
 		return err
 	}
