@@ -30,7 +30,7 @@ func TestTheFixedAddressIsFound(t *testing.T) {
 		forewarn events --config forewarn.yaml
 		timeout 60 forewarn run --config forewarn.yaml 2>log & started="$started $!"
 		n=0
-		until forewarn status --config forewarn.yaml 2>/dev/null | grep 'answered'; do
+		until forewarn status --config forewarn.yaml 2>/dev/null | grep ', answered'; do
 			n=$((n+1)); [ $n -lt 200 ] || exit 1; sleep 0.05
 		done
 	`)
