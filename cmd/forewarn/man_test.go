@@ -1,0 +1,224 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// The man page is made from the commands when a package is built, by the test below, so that nothing of it is in the
+// binary. cobra's own generator would take two more modules, and make a page of each subcommand.
+var manFile = flag.String("man", "", "write the man page to this file")
+
+// manNow and manVersion are what a page says of itself; empty, it says nothing.
+var (
+	manNow     = flag.String("man-date", "", "date on the man page")
+	manVersion = flag.String("man-version", "", "version on the man page")
+)
+
+// The man page tells of every command and every flag, with its examples, and of what else an operator looks up there.
+// With mandoc or groff on the machine, it has no mistakes in its language.
+func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
+	root := (&program{world: world{getenv: func(string) string { return "" }}}).root()
+	page := manPage(root, *manNow, *manVersion)
+	if *manFile != "" {
+		if err := os.WriteFile(*manFile, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(text string) {
+		t.Helper()
+		if !strings.Contains(page, text) {
+			t.Errorf("the man page has no %q", text)
+		}
+	}
+	for _, section := range []string{"NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "SIGNALS", "EXIT STATUS", "ENVIRONMENT", "FILES", "SEE ALSO"} {
+		has("\n.SH " + roff(section) + "\n")
+	}
+	told := 0
+	eachCommand(root, func(c *cobra.Command) {
+		told++
+		has("\n.SS " + roff(strings.TrimPrefix(c.CommandPath(), "forewarn ")) + "\n")
+		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { has(roff("--" + f.Name)) })
+		for line := range strings.Lines(c.Example) {
+			has(roff(strings.TrimSpace(line)))
+		}
+	})
+	if told < 15 {
+		t.Errorf("%d commands were found, which cannot be all", told)
+	}
+	for _, code := range []int{exitOK, exitFailed, exitUsage, exitData, exitUnavailable, exitTryAgain, exitSettings} {
+		has(fmt.Sprintf("\n.TP\n.B %d\n", code))
+	}
+	if t.Failed() {
+		return
+	}
+	file := filepath.Join(t.TempDir(), "forewarn.1")
+	if err := os.WriteFile(file, []byte(page), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, lint := range [][]string{{"mandoc", "-T", "lint", "-W", "warning", file}, {"groff", "-man", "-ww", "-z", file}} {
+		if _, err := exec.LookPath(lint[0]); err != nil {
+			continue
+		}
+		if out, err := exec.Command(lint[0], lint[1:]...).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", lint[0], err, out)
+		}
+	}
+}
+
+// What begins a line with a dot or a quote, or holds a backslash, is text and no command to roff.
+func TestManPageTextIsNoRoff(t *testing.T) {
+	for text, want := range map[string]string{
+		".SH evil":    `\&.SH evil`,
+		"'quoted'":    `\&'quoted'`,
+		`C:\forewarn`: `C:\eforewarn`,
+		"--dry-run":   `\-\-dry\-run`,
+		"a\n.b\n":     "a\n\\&.b\n",
+		"5 · 6":       `5 \[u00B7] 6`,
+	} {
+		if got := roff(text); got != want {
+			t.Errorf("roff(%q) = %q, want %q", text, got, want)
+		}
+	}
+}
+
+// Every shell gets completions that know the commands.
+func TestCompletionsKnowTheCommands(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		out, err := forewarn(t, "completion", shell).Output()
+		if err != nil || !strings.Contains(string(out), "__complete") {
+			t.Errorf("completion %s: %v, %d bytes, want a script that asks forewarn __complete", shell, err, len(out))
+		}
+	}
+	out, err := forewarn(t, "__complete", "").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"run\t", "check\t", "status\t", "approve\t", "outbox\t"} {
+		if !strings.Contains("\n"+string(out), "\n"+want) {
+			t.Errorf("completing nothing offers no %s:\n%s", strings.TrimSpace(want), out)
+		}
+	}
+}
+
+// eachCommand visits the commands below root that help shows, in its order.
+func eachCommand(root *cobra.Command, visit func(*cobra.Command)) {
+	for _, c := range root.Commands() {
+		if c.Hidden || c.Name() == "help" {
+			continue
+		}
+		visit(c)
+		eachCommand(c, visit)
+	}
+}
+
+// manPage is the page forewarn(1) in the language of man.
+func manPage(root *cobra.Command, date, version string) string {
+	var b strings.Builder
+	section := func(name string) { fmt.Fprintf(&b, ".SH %s\n", roff(name)) }
+	item := func(term, text string) { fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(term), roff(text)) }
+	flags := func(set *pflag.FlagSet) {
+		set.VisitAll(func(f *pflag.Flag) {
+			if f.Hidden || f.Name == "help" {
+				return
+			}
+			name, text := pflag.UnquoteUsage(f)
+			term := strings.TrimRight("--"+f.Name+" "+name, " ")
+			if f.Shorthand != "" {
+				term = "-" + f.Shorthand + ", " + term
+			}
+			if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "[]" && f.DefValue != "0" {
+				text += fmt.Sprintf(" (default %s)", f.DefValue)
+			}
+			item(term, text)
+		})
+	}
+
+	fmt.Fprintf(&b, ".TH FOREWARN 1 \"%s\" \"%s\" \"\"\n", date, strings.TrimSpace("forewarn "+version))
+	section("NAME")
+	fmt.Fprintf(&b, "forewarn \\- %s\n", roff(strings.ToLower(root.Short[:1])+root.Short[1:]))
+	section("SYNOPSIS")
+	fmt.Fprintf(&b, ".B forewarn\n.I command\n.RI [ options ]\n")
+	section("DESCRIPTION")
+	b.WriteString(roff(paragraphs(root.Long)) + "\n")
+	section("OPTIONS")
+	flags(root.PersistentFlags())
+	section("COMMANDS")
+	eachCommand(root, func(c *cobra.Command) {
+		fmt.Fprintf(&b, ".SS %s\n.B %s\n.PP\n", roff(strings.TrimPrefix(c.CommandPath(), "forewarn ")), roff(c.UseLine()))
+		text := c.Long
+		if text == "" {
+			text = c.Short + "."
+		}
+		b.WriteString(roff(paragraphs(text)) + "\n")
+		flags(c.LocalNonPersistentFlags())
+		if c.Example != "" {
+			b.WriteString(".PP\n.EX\n" + roff(c.Example) + "\n.EE\n")
+		}
+	})
+	section("SIGNALS")
+	item("SIGTERM, SIGINT", "End run: it finishes what is under way, within 5 seconds, and keeps the rest.")
+	item("SIGHUP", "Read the settings again. If they are wrong, the old ones stay in force.")
+	section("EXIT STATUS")
+	for _, e := range []struct {
+		code int
+		text string
+	}{
+		{exitOK, "It is done."},
+		{exitFailed, "It failed."},
+		{exitUsage, "The command line is wrong."},
+		{exitData, "The input data is wrong."},
+		{exitUnavailable, "What it takes cannot be reached: the endpoint, a sink, the forewarn that runs, a port."},
+		{exitTryAgain, "Not now: another forewarn holds the outbox, or what was asked for had no effect in time."},
+		{exitSettings, "The settings are wrong."},
+	} {
+		item(fmt.Sprint(e.code), e.text)
+	}
+	section("ENVIRONMENT")
+	item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "The proxy of sinks that name none. The endpoint is never asked through one.")
+	item("XDG_STATE_HOME", "Where the state is, in forewarn, for a user other than root.")
+	item("RUNTIME_DIRECTORY", "Where the control socket is if it cannot be in the state directory.")
+	section("FILES")
+	item("/etc/forewarn/forewarn.yaml", "The settings. Without them, changes that hit this VM go to standard output.")
+	item("/var/lib/forewarn", "The state: the outbox, and the control socket.")
+	section("SEE ALSO")
+	b.WriteString(".BR systemctl (1),\n.BR journalctl (1)\n")
+	return b.String()
+}
+
+// paragraphs puts the command for a new one between the paragraphs of a text, in a form that roff lets through.
+func paragraphs(text string) string {
+	return regexp.MustCompile(`\n\n+`).ReplaceAllString(strings.TrimSpace(text), "\n"+newParagraph+"\n")
+}
+
+// newParagraph stands for a command in text that roff makes harmless.
+const newParagraph = "\x01"
+
+// roff is text for a man page: nothing in it is a command, and all of it is ASCII, whatever the locale.
+func roff(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		switch {
+		case r == '\\':
+			b.WriteString(`\e`)
+		case r == '-':
+			b.WriteString(`\-`)
+		case r > '~':
+			fmt.Fprintf(&b, `\[u%04X]`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	text = b.String()
+	text = regexp.MustCompile(`(?m)^([.'])`).ReplaceAllString(text, `\&$1`)
+	return strings.ReplaceAll(text, newParagraph, ".PP")
+}
