@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -109,7 +112,44 @@ func check(s *settings, now time.Time) (checked, error) {
 	if len(s.Routes) == 0 {
 		c.Notes = append(c.Notes, "there are no sinks, so nobody is told")
 	}
+	if runtime.GOOS != "windows" { // which has lists of rights instead of these
+		for _, r := range s.Routes {
+			c.Notes = append(c.Notes, looseSecrets(r)...)
+		}
+	}
 	return c, nil
+}
+
+// looseSecrets names the files of a route's secrets that others on this machine can read, or its group can change. That
+// the group reads them is how secrets are shared with a service that does not own them. Certificates are no secrets.
+func looseSecrets(r bridge.Route) []string {
+	var notes []string
+	for _, file := range r.Secrets {
+		info, err := os.Stat(file)
+		if err != nil || onlyCertificates(file) {
+			continue // what cannot be read was an error before
+		}
+		var who string
+		switch mode := info.Mode().Perm(); {
+		case mode&0o004 != 0:
+			who = "everybody on this machine can read"
+		case mode&0o002 != 0:
+			who = "everybody on this machine can change"
+		case mode&0o020 != 0:
+			who = "its group can change"
+		default:
+			continue
+		}
+		notes = append(notes, fmt.Sprintf("%s: %s the secret in %s (mode %04o); chmod 0400 leaves it to its owner, who must be whom forewarn runs as",
+			r.Name, who, file, info.Mode().Perm()))
+	}
+	return notes
+}
+
+// onlyCertificates tells whether a file is in PEM form and holds no private key.
+func onlyCertificates(file string) bool {
+	text, err := os.ReadFile(file)
+	return err == nil && bytes.Contains(text, []byte("-----BEGIN CERTIFICATE-----")) && !bytes.Contains(text, []byte("PRIVATE KEY-----"))
 }
 
 // told is the word for what a filter makes of a sample. One that is no event's first change is told when that was.
