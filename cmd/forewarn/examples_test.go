@@ -1,0 +1,296 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"forewarn/sinks"
+)
+
+// example reads a file of examples.
+func example(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", filepath.FromSlash(name)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// loads loads settings as they stand in an example, with the files of secrets that they name in a directory of the test.
+func loads(t *testing.T, name, text string) *settings {
+	t.Helper()
+	dir := t.TempDir()
+	text = regexp.MustCompile(`/etc/forewarn/[a-z/-]+`).ReplaceAllStringFunc(text, func(path string) string {
+		file := filepath.Join(dir, filepath.Base(path))
+		if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	})
+	l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, GOOS: "linux"}
+	s, err := l.parse(name, []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Routes) == 0 {
+		t.Fatalf("%s has no sinks", name)
+	}
+	return s
+}
+
+// The unit says its score, alone and with the drop-in for exec sinks, and it is the one that systemd 252 counts; another
+// version, which counts other things, must find it good too.
+func TestUnitSaysItsSecurityScore(t *testing.T) {
+	needsSystemd(t)
+	version, err := exec.Command("systemd-analyze", "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	judge := strings.HasPrefix(string(version), "systemd 252 ")
+	unit := example(t, "systemd/forewarn.service")
+	for _, tt := range []struct{ file, dropIn string }{
+		{"systemd/forewarn.service", ""},
+		{"systemd/forewarn.service.d/exec.conf", example(t, "systemd/forewarn.service.d/exec.conf")},
+	} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "forewarn.service")
+		write(t, file, unit)
+		if tt.dropIn != "" {
+			write(t, filepath.Join(dir, "forewarn.service.d", "exec.conf"), tt.dropIn)
+		}
+		out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--no-pager", file).CombinedOutput()
+		if err != nil {
+			t.Skipf("systemd-analyze here cannot judge a unit that is not installed: %v\n%s", err, out)
+		}
+		score := regexp.MustCompile(`Overall exposure level for forewarn.service: (\S+ \S+)`)
+		stated := regexp.MustCompile(`(?m)^# systemd-analyze security: (.*)$`)
+		got, want := score.FindStringSubmatch(string(out)), stated.FindStringSubmatch(example(t, tt.file))
+		if !judge && got != nil && strings.HasSuffix(got[1], " OK") {
+			t.Logf("%s: %s here", tt.file, got[1])
+			continue
+		}
+		if got == nil || want == nil || got[1] != want[1] {
+			t.Errorf("%s: systemd-analyze says %q, the file %q\n%s", tt.file, got, want, out)
+		}
+	}
+}
+
+// systemd understands every line of the units.
+func TestUnitsAreUnderstood(t *testing.T) {
+	needsSystemd(t)
+	dir := t.TempDir()
+	programs := strings.NewReplacer("/usr/bin/forewarn", "/bin/true", "/usr/local/sbin/drain", "/bin/true")
+	for from, to := range map[string]string{
+		"systemd/forewarn.service":                "forewarn.service",
+		"systemd/forewarn.service.d/exec.conf":    "forewarn.service.d/exec.conf",
+		"systemd/runbook/forewarn-drain@.service": "forewarn-drain@.service",
+	} {
+		write(t, filepath.Join(dir, filepath.FromSlash(to)), programs.Replace(example(t, from)))
+	}
+	for _, unit := range []string{"forewarn.service", "forewarn-drain@.service"} {
+		out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(dir, unit)).CombinedOutput()
+		if err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), "forewarn") {
+			t.Errorf("systemd-analyze verify %s: %v\n%s", unit, err, out)
+		}
+	}
+}
+
+// What the unit must say whatever its score: no rights, no start limit, a watchdog that outlasts a freeze, and the order
+// that starts it before what waits for the network.
+func TestUnitKeepsItsWord(t *testing.T) {
+	unit := "\n" + example(t, "systemd/forewarn.service")
+	for _, line := range []string{
+		"User=forewarn", "StateDirectory=forewarn", "CapabilityBoundingSet=", "AmbientCapabilities=", "NoNewPrivileges=yes",
+		"ProtectSystem=strict", "SystemCallFilter=@system-service", "Restart=always", "StartLimitIntervalSec=0",
+		"WatchdogSec=2min", "Before=network-online.target", "KillMode=mixed",
+	} {
+		if !strings.Contains(unit, "\n"+line+"\n") {
+			t.Errorf("forewarn.service has no line %s", line)
+		}
+	}
+	if !strings.Contains(example(t, "systemd/forewarn.sysusers"), "\nu forewarn ") {
+		t.Error("forewarn.sysusers makes no user forewarn")
+	}
+}
+
+// The runbook's settings, unit and rule speak of the same unit.
+func TestRunbookHoldsTogether(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the runbook is one of systemd")
+	}
+	text := example(t, "systemd/runbook/forewarn.yaml")
+	loads(t, "runbook/forewarn.yaml", text)
+	if want := `start "forewarn-drain@$CE_SUBJECT.service"`; !strings.Contains(text, want) {
+		t.Errorf("the settings do not %s", want)
+	}
+	rule := example(t, "systemd/runbook/50-forewarn-drain.rules")
+	pattern := regexp.MustCompile(`/(\^forewarn-drain@.*\$)/\.test`).FindStringSubmatch(rule)
+	if pattern == nil {
+		t.Fatal("the rule has no pattern of the unit")
+	}
+	for unit, want := range map[string]bool{
+		"forewarn-drain@602D9444-D2CD-49C7-8624-8643E7171297.service":   true,
+		"forewarn-drain@x.service":                                      false,
+		"forewarn-drain@602D9444-D2CD-49C7-8624-8643E7171297.service.d": false,
+		"ssh.service": false,
+		"x-forewarn-drain@602D9444-D2CD-49C7-8624-8643E7171297.service":            false,
+		"forewarn-drain@602D9444-D2CD-49C7-8624-8643E7171297.service\nssh.service": false,
+	} {
+		if got := regexp.MustCompile(pattern[1]).MatchString(unit); got != want {
+			t.Errorf("the rule lets forewarn start %q: %v, want %v", unit, got, want)
+		}
+	}
+}
+
+// The DaemonSet has the network of the host and no other right: not root, no capabilities, nothing to write but its own
+// directories, no token. What it mounts is where its settings look.
+func TestDaemonSetHasLeastRights(t *testing.T) {
+	objects := map[string]any{}
+	for document := range strings.SplitSeq(example(t, "kubernetes/forewarn.yaml"), "\n---\n") {
+		var object map[string]any
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		objects[fmt.Sprint(object["kind"])] = object
+	}
+	if got, want := slices.Sorted(maps.Keys(objects)), []string{"ConfigMap", "DaemonSet", "Namespace", "ServiceAccount"}; !slices.Equal(got, want) {
+		t.Fatalf("the manifest has %v, want %v", got, want)
+	}
+	at := func(object string, path ...any) any {
+		v := objects[object]
+		for _, p := range path {
+			switch in := v.(type) {
+			case map[string]any:
+				v = in[fmt.Sprint(p)]
+			case []any:
+				i, ok := p.(int)
+				if !ok || i >= len(in) {
+					return nil
+				}
+				v = in[i]
+			default:
+				return nil
+			}
+		}
+		return v
+	}
+	pod := []any{"spec", "template", "spec"}
+	container := append(slices.Clone(pod), "containers", 0)
+	for _, tt := range []struct {
+		path []any
+		want string
+	}{
+		{append(slices.Clone(pod), "hostNetwork"), "true"},
+		{append(slices.Clone(pod), "hostPID"), "null"},
+		{append(slices.Clone(pod), "automountServiceAccountToken"), "false"},
+		{append(slices.Clone(pod), "securityContext", "runAsNonRoot"), "true"},
+		{append(slices.Clone(pod), "securityContext", "seccompProfile", "type"), `"RuntimeDefault"`},
+		{append(slices.Clone(container), "securityContext", "readOnlyRootFilesystem"), "true"},
+		{append(slices.Clone(container), "securityContext", "allowPrivilegeEscalation"), "false"},
+		{append(slices.Clone(container), "securityContext", "privileged"), "false"},
+		{append(slices.Clone(container), "securityContext", "capabilities"), `{"drop":["ALL"]}`},
+	} {
+		if got, err := json.Marshal(at("DaemonSet", tt.path...)); err != nil || string(got) != tt.want {
+			t.Errorf("%v is %s, want %s", tt.path, got, tt.want)
+		}
+	}
+	volumes := map[string]bool{}
+	all, _ := at("DaemonSet", append(slices.Clone(pod), "volumes")...).([]any)
+	for _, v := range all {
+		volume, _ := v.(map[string]any)
+		volumes[fmt.Sprint(volume["name"])] = true
+		if volume["hostPath"] != nil {
+			t.Errorf("volume %v is a directory of the host", volume["name"])
+		}
+	}
+	var mounts []string
+	all, _ = at("DaemonSet", append(slices.Clone(container), "volumeMounts")...).([]any)
+	for _, v := range all {
+		mount, _ := v.(map[string]any)
+		if !volumes[fmt.Sprint(mount["name"])] {
+			t.Errorf("%v is mounted and no volume", mount["name"])
+		}
+		if mount["subPath"] != nil {
+			t.Errorf("%v is mounted by subPath, and would never be renewed", mount["name"])
+		}
+		mounts = append(mounts, fmt.Sprint(mount["mountPath"]))
+	}
+	if want := []string{"/etc/forewarn/settings", "/etc/forewarn/secrets", "/var/lib/forewarn"}; !slices.Equal(mounts, want) {
+		t.Errorf("mounts are %v, want %v", mounts, want)
+	}
+
+	text := fmt.Sprint(at("ConfigMap", "data", "forewarn.yaml"))
+	if s := loads(t, "kubernetes/forewarn.yaml", text); s.State != "/var/lib/forewarn" || s.Listen != "127.0.0.1:8169" {
+		t.Errorf("state %s and listen %s, want what is mounted and what is probed", s.State, s.Listen)
+	}
+	for _, file := range regexp.MustCompile(`/etc/forewarn/\S+`).FindAllString(text, -1) {
+		if filepath.Dir(file) != "/etc/forewarn/secrets" {
+			t.Errorf("the settings name %s, want secrets in /etc/forewarn/secrets", file)
+		}
+	}
+	file := example(t, "container/Containerfile")
+	for _, want := range []string{
+		"\nFROM scratch\n", fmt.Sprintf("\nUSER %v:%v\n", at("DaemonSet", append(slices.Clone(pod), "securityContext", "runAsUser")...),
+			at("DaemonSet", append(slices.Clone(pod), "securityContext", "runAsGroup")...)), "\nENTRYPOINT [\"/forewarn\"]\n",
+	} {
+		if !strings.Contains(file, want) {
+			t.Errorf("the Containerfile has no line %q", strings.TrimSpace(want))
+		}
+	}
+}
+
+// The snippet for cloud-init is one of cloud-init's, writes settings that load, and holds no secret.
+func TestCloudInitSnippetLoads(t *testing.T) {
+	text := example(t, "cloud-init/forewarn.yaml")
+	if !strings.HasPrefix(text, "#cloud-config\n") {
+		t.Error("the first line is not #cloud-config, so cloud-init takes it for something else")
+	}
+	var snippet struct {
+		WriteFiles []struct{ Path, Permissions, Content string } `yaml:"write_files"`
+		Runcmd     [][]string
+	}
+	if err := yaml.UnmarshalWithOptions([]byte(text), &snippet, yaml.Strict()); err != nil {
+		t.Fatal(err)
+	}
+	if len(snippet.WriteFiles) != 1 || snippet.WriteFiles[0].Path != "/etc/forewarn/forewarn.yaml" {
+		t.Fatalf("it writes %v, want the settings", snippet.WriteFiles)
+	}
+	settings := snippet.WriteFiles[0].Content
+	loads(t, "cloud-init/forewarn.yaml", settings)
+	if regexp.MustCompile(`(?m)(bearer|token|password|secret|_file)\w*:`).MatchString(settings) {
+		t.Errorf("custom data holds or names a secret:\n%s", settings)
+	}
+	last := snippet.Runcmd[len(snippet.Runcmd)-1]
+	if got := strings.Join(last, " "); got != "systemctl enable --now forewarn" {
+		t.Errorf("it ends with %q, want the service enabled and started", got)
+	}
+}
+
+func needsSystemd(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Skip("systemd-analyze is not installed, and judges the units")
+	}
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
