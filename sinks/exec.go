@@ -20,8 +20,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
-
 	"forewarn/bridge"
 )
 
@@ -201,7 +199,6 @@ func eventVariables(d bridge.Delivery, sink string, now time.Time) ([]variable, 
 	f := messageFields(d, time.UTC, now)
 	data, _ := f["data"].(map[string]any)
 	word := func(v any) string { s, _ := v.(string); return s }
-	left, _ := f["left"].(float64)
 	test := ""
 	if d.Event.Type() == bridge.BridgeTest {
 		test = "1"
@@ -211,7 +208,7 @@ func eventVariables(d bridge.Delivery, sink string, now time.Time) ([]variable, 
 		{name: "FOREWARN_ATTEMPT", value: strconv.Itoa(d.Attempt)},
 		{name: "FOREWARN_CHANGE", value: word(f["change"])},
 		{name: "FOREWARN_OUTCOME", value: word(data["outcome"])},
-		{name: "FOREWARN_NOTICE_SECONDS", value: strconv.Itoa(int(left))},
+		{name: "FOREWARN_NOTICE_SECONDS", value: strconv.Itoa(int(max(0, begins(d).Sub(now)).Seconds()))},
 		{name: "FOREWARN_TEST", value: test},
 	}
 	attributes, err := attributes(d.Event)
@@ -265,7 +262,7 @@ func (c *command) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 	if err != nil {
 		return bridge.Answer{}, classOfStart(err)
 	}
-	limit := c.limit(d.Event)
+	limit := c.limit(d)
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %v", limit.Round(time.Second)))
@@ -319,15 +316,28 @@ const (
 	exitConfig   = 78 // somebody has to act
 )
 
-// limit is how long a run for a CloudEvent may last: until NotBefore, because then it is too late to prepare for what
-// was announced, but no longer than maxRun, and that long when nothing lies ahead.
-func (c *command) limit(ce event.Event) time.Duration {
-	notBefore, _ := bridge.Fields(ce)["aznotbefore"].(string)
-	at, err := time.Parse(time.RFC3339, notBefore)
-	if left := at.Sub(c.now()); err == nil && left > 0 {
+// limit is how long a run for a delivery may last: until NotBefore, because then it is too late to prepare for what was
+// announced, but no longer than maxRun, and that long when nothing lies ahead.
+func (c *command) limit(d bridge.Delivery) time.Duration {
+	if left := begins(d).Sub(c.now()); left > 0 {
 		return min(left, maxRun)
 	}
 	return maxRun
+}
+
+// begins is when the Azure event of a delivery begins, as far as it is known now: with a lead that may have moved since
+// the CloudEvent was committed. It is zero when nobody knows, and for what has begun.
+func begins(d bridge.Delivery) time.Time {
+	f := bridge.Fields(d.Event)
+	if f["azeventstatus"] == "Started" {
+		return time.Time{}
+	}
+	if !d.NotBefore.IsZero() {
+		return d.NotBefore
+	}
+	notBefore, _ := f["aznotbefore"].(string)
+	at, _ := time.Parse(time.RFC3339, notBefore) // zero if it is none
+	return at
 }
 
 // message is what a run gets to read, and its environment.

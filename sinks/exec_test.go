@@ -422,25 +422,43 @@ func (e expires) Err() error {
 	return nil
 }
 
-// A run may last until NotBefore, but no longer than a quarter of an hour, and that long when nothing lies ahead.
+// A run may last until NotBefore, but no longer than a quarter of an hour, and that long when nothing lies ahead. It is
+// told how long it has, and both count from NotBefore as it is known now: while a delivery waits for its lead it may move.
 func TestRunLastsUntilNotBefore(t *testing.T) {
-	scheduled := deliveries(t)[0].Event
+	scheduled, started := deliveries(t)[0], deliveries(t)[2]
 	notBefore := time.Date(2022, 4, 11, 22, 26, 58, 0, time.UTC)
-	started := deliveries(t)[2].Event
+	moved := func(d bridge.Delivery, to time.Time) bridge.Delivery {
+		d.NotBefore = to
+		return d
+	}
 	for _, tt := range []struct {
-		ce   event.Event
-		now  time.Time
-		want time.Duration
+		claim  string
+		d      bridge.Delivery
+		now    time.Time
+		want   time.Duration
+		notice string
 	}{
-		{scheduled, notBefore.Add(-time.Minute), time.Minute},
-		{scheduled, notBefore.Add(-time.Hour), maxRun},
-		{scheduled, notBefore, maxRun},
-		{scheduled, notBefore.Add(time.Hour), maxRun},
-		{started, notBefore.Add(-time.Minute), maxRun},
+		{"a minute before", scheduled, notBefore.Add(-time.Minute), time.Minute, "60"},
+		{"an hour before", scheduled, notBefore.Add(-time.Hour), maxRun, "3600"},
+		{"at it", scheduled, notBefore, maxRun, "0"},
+		{"after it", scheduled, notBefore.Add(time.Hour), maxRun, "0"},
+		{"started", started, notBefore.Add(-time.Minute), maxRun, "0"},
+		{"unmoved", moved(scheduled, notBefore), notBefore.Add(-time.Minute), time.Minute, "60"},
+		{"moved back", moved(scheduled, notBefore.Add(4*time.Minute)), notBefore.Add(-time.Minute), 5 * time.Minute, "300"},
+		{"moved forward", moved(scheduled, notBefore.Add(-time.Hour)), notBefore.Add(-61 * time.Minute), time.Minute, "60"},
+		{"started, with a time", moved(started, notBefore), notBefore.Add(-time.Minute), maxRun, "0"},
 	} {
 		c := command{now: func() time.Time { return tt.now }}
-		if got := c.limit(tt.ce); got != tt.want {
-			t.Errorf("limit of %s at %v = %v, want %v", tt.ce.ID(), tt.now, got, tt.want)
+		if got := c.limit(tt.d); got != tt.want {
+			t.Errorf("%s: the limit is %v, want %v", tt.claim, got, tt.want)
+		}
+		told, err := eventVariables(tt.d, "drain", tt.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(told, func(v variable) bool { return v.name == "FOREWARN_NOTICE_SECONDS" })
+		if got := told[i].value; got != tt.notice {
+			t.Errorf("%s: the notice is %s seconds, want %s", tt.claim, got, tt.notice)
 		}
 	}
 }
