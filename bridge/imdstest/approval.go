@@ -1,6 +1,7 @@
 package imdstest
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -24,10 +25,14 @@ func (s *Server) Approvals() []Approval {
 }
 
 // approve answers a POST. Either all events it names are approved or, when one is not there and that is refused, none.
-func (s *Server) approve(c *call) answer {
+// Of the fault it heeds what becomes of approvals.
+func (s *Server) approve(c *call, f Fault) answer {
 	ids, ok := startRequests(c.body)
 	if !ok {
 		return refused("StartRequests is missing or malformed")
+	}
+	if f.Approve == ApproveRefuse {
+		return refused("StartRequests is refused")
 	}
 	shown := s.shown()
 	missing := func(id string) bool {
@@ -38,11 +43,11 @@ func (s *Server) approve(c *call) answer {
 		a.status = s.opts.UnknownApproval
 		return a
 	}
-	now := s.opts.Now()
+	now, delay := s.opts.Now(), cmp.Or(f.ApproveDelay, s.approveDelay)
 	for _, id := range slices.DeleteFunc(ids, missing) {
 		s.approvals = append(s.approvals, Approval{Time: now, VM: c.vm, EventID: id})
-		if i := s.index(id); i >= 0 && s.events[i].approved.IsZero() {
-			s.events[i].approved = now.Add(s.approveDelay)
+		if i := s.index(id); i >= 0 && s.events[i].approved.IsZero() && f.Approve != ApproveIgnore {
+			s.events[i].approved = now.Add(delay)
 		}
 	}
 	s.settle()

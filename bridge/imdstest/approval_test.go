@@ -8,8 +8,15 @@ import (
 	"time"
 )
 
-// Every form of StartRequests that Azure's texts show approves; anything else is refused and approves nothing.
+// Every form of StartRequests that Azure's texts show approves, in every version; anything else is refused and approves
+// nothing.
 func TestApprovalsTakeEveryFormOfTheTexts(t *testing.T) {
+	for _, version := range versions {
+		t.Run(version, func(t *testing.T) { approveInEveryForm(t, "/metadata/scheduledevents?api-version="+version) })
+	}
+}
+
+func approveInEveryForm(t *testing.T, url string) {
 	const id = "602D9444-D2CD-49C7-8624-8643E7171297"
 	for _, tt := range []struct {
 		body   string
@@ -31,7 +38,7 @@ func TestApprovalsTakeEveryFormOfTheTexts(t *testing.T) {
 	} {
 		s := New(Options{})
 		s.Schedule(Event{ID: id})
-		resp := ask(s, "POST", eventsURL, tt.body, "Content-Type", "application/x-www-form-urlencoded")
+		resp := ask(s, "POST", url, tt.body, "Content-Type", "application/x-www-form-urlencoded")
 		body := text(resp)
 		if resp.StatusCode != tt.status || (body == "") != (tt.status == 200) {
 			t.Errorf("%s: %d %q, want %d", tt.body, resp.StatusCode, body, tt.status)
@@ -108,6 +115,22 @@ func TestEventsOfASetDocumentCanBeApproved(t *testing.T) {
 	for id, status := range map[string]int{"a": 200, "B": 400} {
 		if resp := ask(s, "POST", eventsURL, `{"StartRequests":[{"EventId":"`+id+`"}]}`); resp.StatusCode != status {
 			t.Errorf("%s: %d, want %d", id, resp.StatusCode, status)
+		}
+	}
+}
+
+// What becomes of approvals is said only of approvals, and in words that are known.
+func TestWrongFatesOfApprovalsAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"path":"approvals","approve":"never"}`:         `approve: expected refuse, ignore, late, got "never"`,
+		`{"approve":"refuse"}`:                           `approve: expected path approvals beside it, got ""`,
+		`{"path":"identity","approveDelay":"1s"}`:        `approveDelay: expected path approvals beside it, got "identity"`,
+		`{"path":"approvals","approveDelay":"-1s"}`:      `approveDelay: expected a duration`,
+		`{"path":"approvals","approveDelay":"tomorrow"}`: `approveDelay: expected a duration`,
+	} {
+		var f Fault
+		if err := f.UnmarshalJSON([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}
 }

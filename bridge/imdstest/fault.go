@@ -61,9 +61,23 @@ type Fault struct {
 	// ContentLength is sent as the body's length instead of the true one; 0 sends the true one.
 	ContentLength int `json:"contentLength,omitempty"`
 
+	// Approve is what becomes of approvals, with the Path Approvals: one of the words below; "" takes them.
+	Approve string `json:"approve,omitempty"`
+	// ApproveDelay is the time from an approval to Started, instead of the server's; 0 is the server's.
+	ApproveDelay time.Duration `json:"approveDelay,omitempty"`
+
 	// Incarnation starts the count of the document over at that number, once, when the fault is set.
 	Incarnation int `json:"incarnation,omitempty"`
 }
+
+// What can become of an approval.
+const (
+	ApproveRefuse = "refuse" // it is answered as a malformed one is
+	ApproveIgnore = "ignore" // it is accepted and shortens nothing, as when other tenants of the host do not agree
+	// ApproveLate: it counts when it comes, and the rest of the fault is for the answer: late with Delay, lost with Hang,
+	// or another one with Status.
+	ApproveLate = "late"
+)
 
 // MarshalJSON writes the fault as UnmarshalJSON and the control API take it.
 func (f Fault) MarshalJSON() ([]byte, error) {
@@ -76,9 +90,10 @@ func (f Fault) MarshalJSON() ([]byte, error) {
 	}
 	return json.Marshal(struct {
 		plain
-		For   string `json:"for,omitempty"`
-		Delay string `json:"delay,omitempty"`
-	}{plain(f), text(f.For), text(f.Delay)})
+		For          string `json:"for,omitempty"`
+		Delay        string `json:"delay,omitempty"`
+		ApproveDelay string `json:"approveDelay,omitempty"`
+	}{plain(f), text(f.For), text(f.Delay), text(f.ApproveDelay)})
 }
 
 // UnmarshalJSON reads a fault strictly; its durations are texts such as "30s".
@@ -98,6 +113,14 @@ func (f Fault) check() error {
 	}
 	if known := knownVersions(f.Path); f.NewestVersion != "" && !slices.Contains(known, f.NewestVersion) {
 		return wrong([]string{"newestVersion"}, "expected one of %s, got %q", strings.Join(known, ", "), f.NewestVersion)
+	}
+	if words := []string{"", ApproveRefuse, ApproveIgnore, ApproveLate}; !slices.Contains(words, f.Approve) {
+		return wrong([]string{"approve"}, "expected %s, got %q", strings.Join(words[1:], ", "), f.Approve)
+	}
+	for key, given := range map[string]bool{"approve": f.Approve != "", "approveDelay": f.ApproveDelay != 0} {
+		if given && f.Path != Approvals {
+			return wrong([]string{key}, "expected path %s beside it, got %q", Approvals, f.Path)
+		}
 	}
 	if f.Status != 0 && (f.Status < 200 || f.Status > 599) {
 		return wrong([]string{"status"}, "expected a code from 200 to 599, got %d", f.Status)
@@ -127,8 +150,13 @@ func (f Fault) place() string { return strings.TrimSuffix(f.Path+" "+strings.ToL
 
 // SetFault replaces the fault of f's endpoint, or that of its VM there.
 func (s *Server) SetFault(f Fault) {
-	f.For, f.Delay = scale(f.For, s.opts.Speed), scale(f.Delay, s.opts.Speed)
-	s.setFault(f)
+	s.setFault(f.scaled(s.opts.Speed))
+}
+
+// scaled is the fault at that speed.
+func (f Fault) scaled(speed float64) Fault {
+	f.For, f.Delay, f.ApproveDelay = scale(f.For, speed), scale(f.Delay, speed), scale(f.ApproveDelay, speed)
+	return f
 }
 
 // setFault is SetFault for a fault whose durations are scaled.

@@ -152,12 +152,13 @@ func TestDelayedAnswerIsTheNewest(t *testing.T) {
 
 // A fault is read back as it was written.
 func TestFaultIsTheSameInJSON(t *testing.T) {
-	f := Fault{Path: Identity, For: 90 * time.Second, Delay: time.Second, Status: 503, RetryAfter: "1", Times: 3, NoLength: true}
+	f := Fault{Path: Approvals, Approve: ApproveLate, ApproveDelay: time.Minute, For: 90 * time.Second, Delay: time.Second, Status: 503, RetryAfter: "1", Times: 3, NoLength: true}
 	data, err := json.Marshal(f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"path":"identity","times":3,"status":503,"retryAfter":"1","noLength":true,"for":"1m30s","delay":"1s"}`
+	want := `{"path":"approvals","times":3,"status":503,"retryAfter":"1","noLength":true,"approve":"late",` +
+		`"for":"1m30s","delay":"1s","approveDelay":"1m0s"}`
 	var back Fault
 	if err := json.Unmarshal(data, &back); err != nil || string(data) != want || back != f {
 		t.Errorf("%s became %+v, %v, want %s", data, back, err, want)

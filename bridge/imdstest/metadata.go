@@ -28,11 +28,16 @@ func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	f := s.fault(c.endpoint, c.vm)
+	var a answer
+	if f.Approve == ApproveLate {
+		a = s.answer(c, f)
+	}
 	if err := f.wait(r.Context()); err != nil {
 		panic(http.ErrAbortHandler) // the client is gone: say nothing
 	}
-	a, replaced := f.instead()
-	if !replaced {
+	if instead, replaced := f.instead(); replaced {
+		a = instead
+	} else if f.Approve != ApproveLate {
 		a = s.answer(c, f)
 	}
 	f.spoil(&a)
@@ -131,7 +136,7 @@ func (s *Server) answer(c *call, f Fault) answer {
 		}
 		return answer{status: http.StatusOK, kind: jsonType, etag: etag, body: body}
 	case Approvals:
-		return s.approve(c)
+		return s.approve(c, f)
 	case InstanceFacts:
 		return s.instance(c)
 	case Identity:

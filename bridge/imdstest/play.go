@@ -74,8 +74,7 @@ func (p *play) perform(step Step) {
 	case step.End != "":
 		p.End(p.ids[step.End])
 	case step.Fault != nil:
-		f := *step.Fault
-		f.For, f.Delay = scale(f.For, p.speed), scale(f.Delay, p.speed)
+		f := step.Fault.scaled(p.speed)
 		if part, ok := p.parts[f.VM]; ok {
 			f.VM = part
 		}

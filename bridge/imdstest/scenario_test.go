@@ -68,7 +68,7 @@ func TestScenarioErrorsNameThePlace(t *testing.T) {
 		{"vms: [a, b/c]\nsteps:\n  - {at: 1s, reset: true}", `s.yaml:1:10: vms.1: expected a name that can stand in a path, got "b/c"`},
 		{"vms: [a, b, A]\nsteps:\n  - {at: 1s, reset: true}", `s.yaml:1:13: vms.2: A is there already; names ignore case`},
 		{head + "  - {at: 1s, fault: {status: 7}}", "s.yaml:3:30: steps.0.fault.status: expected a code from 200 to 599, got 7"},
-		{head + "  - {at: 1s, fault: {hung: true}}", "s.yaml:3:28: steps.0.fault.hung: unknown key, expected one of body,"},
+		{head + "  - {at: 1s, fault: {hung: true}}", "s.yaml:3:28: steps.0.fault.hung: unknown key, expected one of approve,"},
 		{head + "  - {at: 2s, reset: true}\n  - {at: 1s, reset: true}", "s.yaml:4:10: steps.1.at: 1s is before the step above it, at 2s"},
 		{head + "  - {at: 1s, schedule: {event: A}}\n  - {at: 1s, schedule: {event: A}}", "s.yaml:4:32: steps.1.schedule.event: event A is scheduled already"},
 		{head + "  - {at: 1s, schedule: {event: A}}\n  - {at: 1s, reset: true}\n  - {at: 1s, end: A}", "s.yaml:5:19: "},

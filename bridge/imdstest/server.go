@@ -26,8 +26,8 @@ type Options struct {
 	Instance Instance
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
-	// Speed divides every duration that the server counts: the notice it fills in, ApproveDelay, a fault's For and
-	// Delay. 0 means 1.
+	// Speed divides every duration that the server counts: the notice it fills in, ApproveDelay, a fault's For,
+	// Delay and ApproveDelay. 0 means 1.
 	Speed float64
 	// ApproveDelay is the time from an approval to Started.
 	ApproveDelay time.Duration
