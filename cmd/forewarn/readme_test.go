@@ -2,11 +2,13 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -158,7 +160,11 @@ func TestSettingsSamplesLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range append(files, bodies...) {
+	runbooks, err := filepath.Glob(filepath.Join("..", "..", "examples", "runbooks", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range slices.Concat(files, bodies, runbooks) {
 		if filepath.Base(f) == "slack-app-manifest.yaml" {
 			continue // Slack's, not ours; it is tested beside the sink
 		}
@@ -171,28 +177,35 @@ func TestSettingsSamplesLoad(t *testing.T) {
 	if len(samples) < 3 {
 		t.Fatalf("only %d samples were found", len(samples))
 	}
-	dir := t.TempDir()
 	for name, text := range samples {
-		text = regexp.MustCompile(`/etc/forewarn/[a-z-]+`).ReplaceAllStringFunc(text, func(path string) string {
-			file := filepath.Join(dir, filepath.Base(path))
-			content := "secret\n"
-			if strings.HasSuffix(path, "-url") {
-				content = "https://example.com/secret\n"
-			}
-			if strings.HasSuffix(path, "-creds") {
-				content = natsCreds(t)
-			}
-			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			return file
-		})
-		l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, GOOS: "linux"}
-		s, err := l.parse(name, []byte(text))
-		if err != nil {
-			t.Errorf("%v", err)
-		} else if len(s.Routes) == 0 {
+		if s := loadSample(t, name, text, "https://example.com"); len(s.Routes) == 0 {
 			t.Errorf("%s has no sinks", name)
 		}
 	}
+}
+
+// loadSample loads settings that name files of secrets, which are made first. The addresses among those are at a server.
+func loadSample(t *testing.T, name, text, server string) *settings {
+	t.Helper()
+	dir := t.TempDir()
+	text = regexp.MustCompile(`/etc/forewarn/[a-z-]+`).ReplaceAllStringFunc(text, func(path string) string {
+		file := filepath.Join(dir, filepath.Base(path))
+		content := "secret\n"
+		if strings.HasSuffix(path, "-url") {
+			content = server + "/secret\n"
+		}
+		if strings.HasSuffix(path, "-creds") {
+			content = natsCreds(t)
+		}
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	})
+	host := sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout, Log: slog.New(slog.DiscardHandler)}
+	s, err := loader{Kinds: sinks.Kinds, Host: host, GOOS: "linux"}.parse(name, []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

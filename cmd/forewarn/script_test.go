@@ -43,6 +43,7 @@ func TestMain(m *testing.M) {
 //	start NAME COMMAND ARGS …            start forewarn; its output is NAME.out, its log NAME.log
 //	signal NAME TERM|INT|KILL|HUP        send it that, and but for HUP wait for its end, which must be orderly
 //	logged FILE REGEXP                   the file has it (waits for it)
+//	approvals [LABEL ...]                Azure was asked to begin exactly these, in this order (waits for it)
 //	polls                                two more polls were answered from now on
 //	settings FILE                        expand $AZURE, $HOOK, $PORT (a free one) and $WORK in a file
 //	exits CODE COMMAND ARGS …            the command ends with this exit code
@@ -59,7 +60,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"azure": azureVerb, "hook": hookVerb, "hears": hearsVerb, "tried": triedVerb, "logged": loggedVerb,
-			"polls": pollsVerb, "settings": settingsVerb, "exits": exitsVerb, "get": getVerb,
+			"approvals": approvalsVerb, "polls": pollsVerb, "settings": settingsVerb, "exits": exitsVerb, "get": getVerb,
 			"start": startVerb, "signal": signalVerb,
 		},
 	})
@@ -102,6 +103,11 @@ func setUp(e *testscript.Env) error {
 	_, port, _ := net.SplitHostPort(free.Addr().String())
 	e.Setenv("PORT", port)
 	e.Setenv("HOME", e.WorkDir)
+	examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))
+	if err != nil {
+		return err
+	}
+	e.Setenv("EXAMPLES", examples)
 	if err := free.Close(); err != nil {
 		return err
 	}
@@ -199,6 +205,21 @@ func loggedVerb(ts *testscript.TestScript, _ bool, args []string) {
 		text = string(b)
 		return re.MatchString(text)
 	}, func() string { return fmt.Sprintf("%s has no %s:\n%s", args[0], re, text) })
+}
+
+func approvalsVerb(ts *testscript.TestScript, _ bool, args []string) {
+	want := []string{}
+	for _, label := range args {
+		want = append(want, eventID(label))
+	}
+	var got []string
+	eventually(ts, func() bool {
+		got = nil
+		for _, a := range in(ts).azure.Approvals() {
+			got = append(got, strings.ToUpper(a.EventID))
+		}
+		return slices.Equal(got, want)
+	}, func() string { return fmt.Sprintf("Azure was asked to begin %q, not %q", got, want) })
 }
 
 func pollsVerb(ts *testscript.TestScript, _ bool, _ []string) {
