@@ -1,0 +1,272 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// A killing is a real forewarn with a rule of approval that is killed at some step of an approval.
+type killing struct {
+	*testing.T
+	azure    *imdstest.Running
+	hook     *receiver // which the rule waits for
+	dir      string
+	process  *exec.Cmd
+	log      string // file of the process that runs
+	restarts int
+}
+
+// The one event that is to be approved.
+var killedEvent = eventID("killed")
+
+func newKilling(t *testing.T) *killing {
+	t.Helper()
+	hook, err := newReceiver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(hook.close)
+	k := &killing{T: t, hook: hook, dir: t.TempDir()}
+	k.azure = imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}, ApproveDelay: time.Hour})
+	k.settings("approve:\n  - {only: {sources: [User]}, after: [drain], wait: 1s}\n")
+	t.Cleanup(func() {
+		if k.process != nil {
+			k.kill()
+		}
+	})
+	return k
+}
+
+// settings writes the settings file with what it says about approval.
+func (k *killing) settings(approve string) {
+	k.Helper()
+	text := fmt.Sprintf(`
+imds: {endpoint: %q, interval: 100ms}
+state: %q
+listen: ""
+sinks:
+  - {name: drain, only: {changes: [scheduled, updated]}, webhook: {url: %q}}
+  - {name: audit, only: {vms: all}, file: {path: %q}}
+`, k.azure.URL, filepath.Join(k.dir, "state"), k.hook.url, k.path("audit.jsonl"))
+	if err := os.WriteFile(k.path("forewarn.yaml"), []byte(text+approve), 0o600); err != nil {
+		k.Fatal(err)
+	}
+}
+
+func (k *killing) path(name string) string { return filepath.Join(k.dir, name) }
+
+func (k *killing) start() {
+	k.Helper()
+	k.restarts++
+	k.log = k.path(fmt.Sprint("log", k.restarts))
+	log, err := os.Create(k.log)
+	if err != nil {
+		k.Fatal(err)
+	}
+	defer log.Close()
+	k.process = forewarn(k, "run", "--config", k.path("forewarn.yaml"))
+	k.process.Stderr = log
+	if err := k.process.Start(); err != nil {
+		k.Fatal(err)
+	}
+}
+
+func (k *killing) kill() {
+	kill(k.T, k.process.Process)
+	_ = k.process.Wait()
+	k.process = nil
+}
+
+// until waits for what must come.
+func (k *killing) until(what string, ok func() bool) {
+	k.Helper()
+	for deadline := time.Now().Add(3 * patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			k.Fatalf("%s: it did not come to that\n%s", what, k.text(k.log))
+		}
+	}
+}
+
+func (k *killing) text(path string) string {
+	text, _ := os.ReadFile(path) // it need not be there yet
+	return string(text)
+}
+
+func (k *killing) logged(text string) func() bool {
+	return func() bool { return strings.Contains(k.text(k.log), text) }
+}
+
+// posts counts the approvals that were sent, taken or not.
+func (k *killing) posts() (n int) {
+	for _, r := range k.azure.Requests() {
+		if r.Method == http.MethodPost {
+			n++
+		}
+	}
+	return n
+}
+
+// results are those of the approvals in the audit file, each CloudEvent once.
+func (k *killing) results() (all []string) {
+	seen := map[string]bool{}
+	for line := range strings.Lines(k.text(k.path("audit.jsonl"))) {
+		var ce struct {
+			ID   string
+			Data struct{ Approval struct{ Result string } }
+		}
+		if json.Unmarshal([]byte(line), &ce) == nil && strings.Contains(ce.ID, "-approved-") && !seen[ce.ID] {
+			seen[ce.ID] = true
+			all = append(all, ce.Data.Approval.Result)
+		}
+	}
+	return all
+}
+
+// looksAround waits until the rules must have been asked again: that is done every second, and Azure ten times as often.
+func (k *killing) looksAround() {
+	k.Helper()
+	before := documents(k.azure.Requests())
+	k.until("more polls", func() bool { return documents(k.azure.Requests()) >= before+25 })
+}
+
+// killSteps bring a forewarn that runs, and an event that was announced to it, to a step of its approval.
+var killSteps = []struct {
+	name  string
+	owed  bool // the approval is, so that what becomes of it is told
+	reach func(k *killing)
+}{
+	{"before the drain", false, func(k *killing) {
+		k.until("an attempt to tell the drain", func() bool { return len(k.hook.seen()) > 0 })
+	}},
+	{"before the decision", false, func(k *killing) {
+		k.until("an attempt to tell the drain", func() bool { return len(k.hook.seen()) > 0 })
+		k.up()
+		k.until("the drain", func() bool { return len(k.hook.accepted()) > 0 })
+	}},
+	{"after the decision", true, func(k *killing) {
+		k.until("an attempt to tell the drain", func() bool { return len(k.hook.seen()) > 0 })
+		k.azure.SetFault(imdstest.Fault{Status: http.StatusServiceUnavailable})
+		k.up()
+		k.until("the decision", k.logged("an event will be approved"))
+	}},
+	{"while it is sent", true, func(k *killing) {
+		k.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Hang: true})
+		k.up()
+		k.until("the POST", func() bool { return k.posts() > 0 })
+	}},
+	{"after the POST", true, func(k *killing) {
+		k.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: imdstest.ApproveLate, Hang: true})
+		k.up()
+		k.until("the approval", func() bool { return len(k.azure.Approvals()) > 0 })
+	}},
+	{"before the answer is stored", true, func(k *killing) {
+		k.up()
+		k.until("the approval", func() bool { return len(k.azure.Approvals()) > 0 }) // and the answer comes any moment
+	}},
+}
+
+func (k *killing) up() {
+	k.Helper()
+	if err := k.hook.answer("up"); err != nil {
+		k.Fatal(err)
+	}
+}
+
+// kill -9 at each step of an approval never loses it: after the start it is sent, if it may not have been, and told. It
+// is never sent when it may not be any more: because the event changed and the drain does not take that, or because the
+// rule is gone.
+func TestKillDuringAnApproval(t *testing.T) {
+	var all sync.WaitGroup // they wait most of the time, so they do it together
+	for _, step := range killSteps {
+		for _, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone"} {
+			all.Go(func() {
+				t.Run(step.name+", "+then, func(t *testing.T) {
+					k := newKilling(t)
+					if err := k.hook.answer("503"); err != nil {
+						t.Fatal(err)
+					}
+					k.start()
+					k.until("the first answer", func() bool { return documents(k.azure.Requests()) > 1 })
+					k.azure.Schedule(imdstest.Event{
+						ID: killedEvent, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(time.Hour),
+					})
+					step.reach(k)
+					k.kill()
+					sent, told := k.posts(), len(k.results())
+					k.azure.ClearFaults()
+					if then == "it is still wanted" {
+						k.isSent(sent)
+						return
+					}
+					if then == "the rule is gone" {
+						k.settings("")
+						k.up()
+					} else {
+						k.azure.Update(killedEvent, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(2 * time.Hour) })
+						if err := k.hook.answer("422"); err != nil {
+							t.Fatal(err)
+						}
+					}
+					k.isNotSent(sent, told, step.owed)
+				})
+			})
+		}
+	}
+	all.Wait()
+}
+
+// isSent starts again, and wants the approval sent, unless that was done, and told once as approved.
+func (k *killing) isSent(before int) {
+	k.Helper()
+	k.up()
+	k.start()
+	k.until("the record of the approval", func() bool { return len(k.results()) > 0 })
+	k.looksAround()
+	if n := k.posts(); n == 0 || n > before+1 || len(k.azure.Approvals()) == 0 {
+		k.Errorf("it was sent %d times, %d before the kill, and counted %d times; want at most one more", n, before, len(k.azure.Approvals()))
+	}
+	if got := k.results(); len(got) != 1 || got[0] != "approved" {
+		k.Errorf("it is told as %q, want approved, once", got)
+	}
+	k.end()
+}
+
+// isNotSent starts again, and wants nothing sent. An approval that was owed, and not told before, is told as moot.
+func (k *killing) isNotSent(before, told int, owed bool) {
+	k.Helper()
+	k.start()
+	if owed {
+		k.until("the record of the approval", func() bool { return len(k.results()) > 0 })
+	}
+	k.looksAround()
+	if n := k.posts(); n != before {
+		k.Errorf("it was sent %d times, %d before the kill; want no more", n, before)
+	}
+	switch got := k.results(); {
+	case !owed && len(got) > 0:
+		k.Errorf("it is told as %q, want nothing", got)
+	case owed && (len(got) != 1 || told == 0 && got[0] != "moot" && got[0] != "approved"):
+		k.Errorf("it is told as %q, want once what became of it", got)
+	}
+	k.end()
+}
+
+func (k *killing) end() {
+	k.Helper()
+	_ = k.process.Process.Signal(syscall.SIGTERM)
+	if err := k.process.Wait(); err != nil {
+		k.Errorf("the last run ended with %v", err)
+	}
+	k.process = nil
+}
