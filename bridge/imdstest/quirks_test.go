@@ -452,6 +452,7 @@ func (q quirk) differs(t *testing.T) (what string) {
 		}
 		for i, see := range q.sees {
 			time.Sleep(see.after)
+			synctest.Wait() // what a scenario does at this very moment is done
 			status, got := see.look(t, s)
 			if status != see.status || !regexp.MustCompile(see.shows).MatchString(got) {
 				what = fmt.Sprintf("request %d: %d\n%s\nwant %d and %s", i+1, status, got, see.status, see.shows)
