@@ -97,16 +97,10 @@ func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int
 	if err := b.Outbox.Durable(); err != nil {
 		return 0, "the outbox is not durable: " + err.Error(), false
 	}
-	ce, err := b.Outbox.cloudEvent(op.Latest)
-	if err != nil {
-		return 0, err.Error(), true
-	}
-	told := func(route string) acceptance { return b.Outbox.acceptance(route, op.Latest) }
-	self := b.observerName()
 	var reasons []string
 	final = true
 	for i, r := range rules {
-		said := r.rule(e, Fields(ce), self, told, ce.Time(), now)
+		said := b.says(r, e, op, now)
 		if said.approve {
 			return i + 1, "", true
 		}
@@ -114,6 +108,16 @@ func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int
 		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, said.why))
 	}
 	return 0, strings.Join(reasons, "; "), final
+}
+
+// says is what a rule says about an event as it is now.
+func (b *Bridge) says(r Rule, e Event, op Open, now time.Time) ruling {
+	ce, err := b.Outbox.cloudEvent(op.Latest)
+	if err != nil {
+		return no("%v", err)
+	}
+	told := func(route string) acceptance { return b.Outbox.acceptance(route, op.Latest) }
+	return r.rule(e, Fields(ce), b.observerName(), told, ce.Time(), now)
 }
 
 // noteRuling keeps why an event is not approved, for status, and logs it when it is news.
@@ -140,7 +144,7 @@ func (b *Bridge) sendApproval(ctx context.Context, rules []Rule, e Event, op Ope
 		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the event changed"})
 		return
 	}
-	if d.Rule > len(rules) || !rules[d.Rule-1].picks(e, b.fields(op.Latest), b.observerName()).approve {
+	if d.Rule > len(rules) || !b.says(rules[d.Rule-1], e, op, time.Now()).approve {
 		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
 		return
 	}
@@ -321,13 +325,4 @@ func (o *Outbox) acceptance(route string, seq uint64) acceptance {
 		return acceptance{state: wasAccepted, at: s.At}
 	}
 	return acceptance{state: wasGivenUp}
-}
-
-// fields are those of a change that was committed; without any when it cannot be read.
-func (b *Bridge) fields(seq uint64) map[string]any {
-	ce, err := b.Outbox.cloudEvent(seq)
-	if err != nil {
-		return nil
-	}
-	return Fields(ce)
 }

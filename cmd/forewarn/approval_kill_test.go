@@ -184,12 +184,12 @@ func (k *killing) up() {
 }
 
 // kill -9 at each step of an approval never loses it: after the start it is sent, if it may not have been, and told. It
-// is never sent when it may not be any more: because the event changed and the drain does not take that, or because the
-// rule is gone.
+// is never sent when it may not be any more: because the event changed and the drain does not take that, because the
+// rule is gone, or because it waits for another sink too.
 func TestKillDuringAnApproval(t *testing.T) {
 	var all sync.WaitGroup // they wait most of the time, so they do it together
 	for _, step := range killSteps {
-		for _, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone"} {
+		for _, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone", "the rule asks for more"} {
 			all.Go(func() {
 				t.Run(step.name+", "+then, func(t *testing.T) {
 					k := newKilling(t)
@@ -209,10 +209,15 @@ func TestKillDuringAnApproval(t *testing.T) {
 						k.isSent(sent)
 						return
 					}
-					if then == "the rule is gone" {
+					switch then {
+					case "the rule is gone":
 						k.settings("")
 						k.up()
-					} else {
+					case "the rule asks for more":
+						k.settings("  - {name: other, only: {vms: all}, webhook: {url: \"http://127.0.0.1:9\"}}\n" +
+							"approve:\n  - {only: {sources: [User]}, after: [other]}\n")
+						k.up()
+					default:
 						k.azure.Update(killedEvent, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(2 * time.Hour) })
 						if err := k.hook.answer("422"); err != nil {
 							t.Fatal(err)
