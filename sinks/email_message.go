@@ -106,8 +106,8 @@ func (m *email) compose(batch []bridge.Delivery, r emailReceipt, id string) ([]b
 	msg.SetMessageIDWithValue(id)
 	if isAzure(batch) && len(batch) == 1 {
 		thread := "<" + m.threadID(ce.Subject()) + ">"
-		msg.SetGenHeaderPreformatted("In-Reply-To", thread)
-		msg.SetGenHeaderPreformatted("References", thread)
+		msg.SetGenHeader("In-Reply-To", thread)
+		msg.SetGenHeader("References", thread)
 		msg.SetGenHeader("X-Forewarn-Event", token(ce.Subject()))
 	}
 	msg.SetGenHeader("X-Forewarn-Type", oneLine(ce.Type(), 100))
