@@ -56,6 +56,7 @@ func (b *Bridge) approve(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		b.turned(&b.approving)
 		events, states := b.Outbox.known()
 		b.mu.Lock()
 		rules := b.rules
@@ -64,6 +65,7 @@ func (b *Bridge) approve(ctx context.Context) {
 		for _, e := range events {
 			if op := states[e.ID]; len(rules) > 0 && e.Status == statusScheduled || op.Approval.owed() {
 				b.approveEvent(ctx, rules, e, op)
+				b.turned(&b.approving)
 			}
 		}
 	}

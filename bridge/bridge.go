@@ -25,6 +25,8 @@ type Options struct {
 	Version  string        // of the program
 	Settings SettingsInfo
 	Log      *slog.Logger
+	Meter    Meter  // nil counts nothing
+	Turned   func() // called each time the poll loop comes round, by that loop; nil for nobody
 
 	// Discovery looks for the endpoint that Client is to ask. Nil leaves it as it is.
 	Discovery *Discovery
@@ -56,6 +58,8 @@ type Bridge struct {
 	dead       map[string]*deadNews
 	beats      map[string]time.Time // the last heartbeat, by route
 	stamp      time.Time            // of the last CloudEvent about the bridge
+	keptHouse  time.Time            // when housekeeping last came round
+	approving  time.Time            // when the approval loop did
 
 	reloading  sync.Mutex    // one reload after the other
 	deciding   sync.Mutex    // held while filters are asked and the answer is stored; taken before mu
@@ -87,13 +91,19 @@ func New(o Options) *Bridge {
 	if o.Interval == 0 {
 		o.Interval = DefaultInterval
 	}
+	if o.Meter == nil {
+		o.Meter = noMeter{}
+	}
+	if o.Turned == nil {
+		o.Turned = func() {}
+	}
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
 	}
 	b.observer, _ = o.Outbox.stored()
 	b.setObserver(Observer{})
-	o.Outbox.gaveUp = b.deadLettered
+	o.Outbox.gaveUp, o.Outbox.meter = b.deadLettered, o.Meter
 	return b
 }
 
@@ -193,7 +203,7 @@ func (b *Bridge) startWorker(r Route) {
 	stop, leave := make(chan struct{}), make(chan struct{})
 	before := b.workers[r.Name]
 	c := &crew{
-		worker: newWorker(r, b.Outbox, b.Log, b.trouble), done: make(chan struct{}), cut: cut,
+		worker: newWorker(r, b.Outbox, b.Log, b.Meter, b.trouble), done: make(chan struct{}), cut: cut,
 		stop: sync.OnceFunc(func() { close(stop) }), leave: sync.OnceFunc(func() { close(leave) }),
 	}
 	b.workers[r.Name] = c

@@ -53,6 +53,7 @@ func (o *Outbox) Commit(c Commit, now time.Time) error {
 			seq = o.last
 			o.store.write(bucketEvents, seqKey(seq), body)
 			bodies = append(bodies, body)
+			o.meter.Committed(owed.CloudEvent.Type())
 		}
 		if owed.Event != "" && owed.Change.azures() {
 			latest[owed.Event] = seq
@@ -201,6 +202,7 @@ func (o *Outbox) boundDead() {
 		o.exhume(e)
 		dropped++
 	}
+	o.meter.Forgot(ForgotDeadLetter, dropped)
 	o.log.Error("too many dead letters, the oldest were dropped", "dropped", dropped, "kept", len(o.dead))
 }
 

@@ -38,6 +38,7 @@ func (o *Outbox) maintain(now time.Time) error {
 	for _, e := range slices.Collect(maps.Values(o.dead)) {
 		if now.Sub(e.DeadSince) > keepDead {
 			o.log.Warn("a dead letter is as old as can be and is dropped", "key", e.Key, "id", e.ID)
+			o.meter.Forgot(ForgotDeadLetter, 1)
 			o.exhume(e)
 		}
 	}
@@ -127,6 +128,7 @@ func (o *Outbox) forgetSettled() {
 	n := o.store.discard(bucketEvents, limit, func(key string) bool { return !inUse[key] }) +
 		o.store.discard(bucketSettled, limit, func(string) bool { return true })
 	if n > 0 {
+		o.meter.Forgot(ForgotHistory, n)
 		o.log.Warn("history was dropped, because the outbox cannot be written", "records", n)
 	}
 }

@@ -103,6 +103,7 @@ type Outbox struct {
 	ahead     map[string]int // settled deliveries that no disk has, by route
 	followers map[chan json.RawMessage]bool
 	gaveUp    func(e Entry) // told of each dead letter, without mu
+	meter     Meter
 }
 
 // tally counts entries and their bytes.
@@ -133,7 +134,7 @@ func ReadOutbox(dir string) (*Outbox, error) {
 }
 
 func newOutbox(dir string, readOnly bool, log *slog.Logger) *Outbox {
-	o := &Outbox{log: log, bounds: defaultBounds(), gaveUp: func(Entry) {}}
+	o := &Outbox{log: log, bounds: defaultBounds(), gaveUp: func(Entry) {}, meter: noMeter{}}
 	o.reset()
 	o.store = &store{path: filepath.Join(dir, "outbox.db"), readOnly: readOnly, log: log,
 		admit: o.admit, opened: o.load, rescue: o.rescue, synced: o.synced,

@@ -73,14 +73,37 @@ const (
 	SinkOrphaned  = "orphaned"
 )
 
-// Alive is nil while the poll loop comes round, and otherwise says since when it has not.
+// The longest that a loop takes to come round, whatever the endpoint, the disk or a destination does.
+const (
+	longestTurn = firstPatience + longestRetry + patience // of the poll loop; a watchdog must be patient for longer
+	longestRest = 5 * time.Minute                         // of the others, which may have to tidy the outbox
+)
+
+// Alive is nil while all loops come round, and otherwise says which has not, and since when.
 func (b *Bridge) Alive() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if since := later(b.began, b.imds.turned); time.Since(since) > firstPatience+slowRetry {
-		return fmt.Errorf("the poll loop hangs since %s", since.UTC().Format(time.RFC3339))
+	for _, l := range []struct {
+		name   string
+		turned time.Time
+		limit  time.Duration
+	}{
+		{"poll loop", b.imds.turned, longestTurn},
+		{"housekeeping", b.keptHouse, longestRest},
+		{"approval loop", b.approving, longestRest},
+	} {
+		if since := later(b.began, l.turned); time.Since(since) > l.limit {
+			return fmt.Errorf("the %s hangs since %s", l.name, since.UTC().Format(time.RFC3339))
+		}
 	}
 	return nil
+}
+
+// turned notes in at, a field of b, that a loop came round.
+func (b *Bridge) turned(at *time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	*at = time.Now()
 }
 
 // Status tells how things are.

@@ -82,6 +82,7 @@ func (b *Bridge) trouble(route string, why error) {
 // deadLettered is told of each dead letter by the outbox.
 func (b *Bridge) deadLettered(e Entry) {
 	b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", e.Key, "sink", e.Sink, "id", e.ID, "reason", e.Reason, "err", e.Error)
+	b.Meter.Failed(e.Sink, e.Reason)
 	b.gaveUpTo(e)
 	if e.Event == "" {
 		return // about the bridge: never causes another
@@ -133,6 +134,7 @@ func (b *Bridge) housekeep(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
+		b.turned(&b.keptHouse)
 		now := time.Now()
 		if b.Outbox.pendingCount() > 0 {
 			b.decideHeld(now)

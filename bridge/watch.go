@@ -34,9 +34,8 @@ func (b *Bridge) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		wait := w.poll()
-		b.mu.Lock()
-		b.imds.turned = time.Now()
-		b.mu.Unlock()
+		b.turned(&b.imds.turned)
+		b.Turned()
 		slow.Stop() // whatever the first poll brought is known now, and logged if it was an error
 		select {
 		case <-time.After(wait - time.Since(began)):
@@ -85,6 +84,7 @@ func (w *watcher) poll() time.Duration {
 	if w.ctx.Err() != nil {
 		return 0
 	}
+	w.Meter.Polled(p.Class)
 	now := time.Now()
 	w.pause(now)
 	if etag == "" && p.Err == nil {

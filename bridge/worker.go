@@ -23,6 +23,7 @@ type worker struct {
 	route  Route
 	outbox *Outbox
 	log    *slog.Logger
+	meter  Meter
 	// trouble is told when the route becomes blocked (with why), and when it accepts (nil).
 	trouble func(route string, why error)
 
@@ -50,12 +51,13 @@ type result struct {
 	answer Answer
 	err    error
 	began  time.Time
+	took   time.Duration
 }
 
-func newWorker(r Route, o *Outbox, log *slog.Logger, trouble func(string, error)) *worker {
+func newWorker(r Route, o *Outbox, log *slog.Logger, meter Meter, trouble func(string, error)) *worker {
 	return &worker{
 		schedule: schedule{terms: r.Terms, owed: o.owed, lanes: map[string]*lane{}},
-		route:    r, outbox: o, log: log.With("sink", r.Name), trouble: trouble,
+		route:    r, outbox: o, log: log.With("sink", r.Name), meter: meter, trouble: trouble,
 	}
 }
 
@@ -153,10 +155,11 @@ func (w *worker) deliver(ctx context.Context, a attempt) (r result) {
 	r = result{attempt: a, began: time.Now()}
 	if w.terms.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, w.terms.Timeout, fmt.Errorf("no answer within %v", w.terms.Timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, w.terms.Timeout, fmt.Errorf("%w within %v", errNoAnswer, w.terms.Timeout))
 		defer cancel()
 	}
 	defer func() {
+		r.took = time.Since(r.began)
 		if p := recover(); p != nil {
 			r.err = fmt.Errorf("the sink panicked: %v", p)
 			w.log.Error("a sink panicked; this is a bug of forewarn", "panic", p, "stack", string(debug.Stack()))
@@ -188,6 +191,7 @@ func (w *worker) deliver(ctx context.Context, a attempt) (r result) {
 // settle draws the conclusions from an attempt.
 func (w *worker) settle(r result, now time.Time) {
 	w.end(r.attempt)
+	w.measure(r)
 	switch {
 	case r.err == nil:
 		w.outbox.settle(r.batch, r.superseded, r.answer, now, w.terms.Sync)

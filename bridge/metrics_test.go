@@ -1,0 +1,293 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// A counting Meter remembers what it was told, in words, and how often.
+type counting struct {
+	mu   sync.Mutex
+	n    map[string]int
+	lags []time.Duration
+	took map[string]time.Duration // the last attempt, by sink
+}
+
+func (c *counting) add(n int, words ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n, c.took = map[string]int{}, map[string]time.Duration{}
+	}
+	if n != 0 {
+		c.n[strings.TrimSpace(fmt.Sprintln(words...))] += n
+	}
+}
+
+func (c *counting) Polled(class PollClass)         { c.add(1, "polled", class) }
+func (c *counting) Committed(ceType string)        { c.add(1, "committed", ceType) }
+func (c *counting) Superseded(sink string, n int)  { c.add(n, sink, "superseded") }
+func (c *counting) Failed(sink, reason string)     { c.add(1, sink, reason) }
+func (c *counting) Forgot(what string, number int) { c.add(number, "forgot", what) }
+
+func (c *counting) Accepted(sink string, lag time.Duration) {
+	c.add(1, sink, "accepted")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lags = append(c.lags, lag)
+}
+
+func (c *counting) Attempted(sink string, took time.Duration) {
+	c.add(1, sink, "attempted")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.took[sink] = took
+}
+
+// of are the counts whose words begin with the prefix, without it.
+func (c *counting) of(prefix string) map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := map[string]int{}
+	for words, n := range c.n {
+		if rest, ok := strings.CutPrefix(words, prefix+" "); ok {
+			list[rest] = n
+		}
+	}
+	return list
+}
+
+func (c *counting) want(t *testing.T, prefix string, want map[string]int) {
+	t.Helper()
+	if got := c.of(prefix); !maps.Equal(got, want) {
+		t.Errorf("of %s the meter was told %v, want %v", prefix, got, want)
+	}
+}
+
+// The meter is told of each attempt, of each delivery that it got accepted or left to be tried again and why, and of
+// each that was given up, once.
+func TestTheMeterIsToldOfEveryAttempt(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		m := &counting{}
+		s.opts.Meter = m
+		slow := errors.New("slow")
+		b := s.start(
+			(&ear{}).all("well"),
+			(&ear{answer: always(errRefused)}).all("refusing"),
+			(&ear{answer: always(&RetryAfter{After: time.Hour, Err: errDown})}).all("busy"),
+			(&ear{answer: always(errHang)}).all("hanging"),
+			(&ear{answer: always(slow)}).all("down"),
+			(&ear{answer: always(ErrRejected)}).all("strict"),
+			(&ear{answer: always(errHang)}).all("old").with(func(t *Terms) { t.MaxAge = time.Second }),
+		)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(500 * time.Millisecond) // until the poll: every first attempt is over but those that hang
+		m.want(t, "well", map[string]int{"attempted": 1, "accepted": 1})
+		m.want(t, "refusing", map[string]int{"attempted": 1, FailedBlocked: 1})
+		m.want(t, "busy", map[string]int{"attempted": 1, FailedRateLimited: 1})
+		m.want(t, "strict", map[string]int{"attempted": 1, ReasonRejected: 1})
+		m.want(t, "hanging", map[string]int{})
+		pause(10 * time.Second)
+		m.want(t, "old", map[string]int{"attempted": 1, FailedTimeout: 1, ReasonExpired: 1})
+		if got := m.of("hanging"); got[FailedTimeout] != 1 || got["attempted"] != 1 || got[FailedAgain] != 0 {
+			t.Errorf("of the one that hangs the meter was told %v, want one timeout", got)
+		}
+		if got := m.of("down"); got["attempted"] < 2 || got["attempted"] != got[FailedAgain] {
+			t.Errorf("of the one that is down the meter was told %v, want as many failures as attempts", got)
+		}
+		if got := m.took["hanging"]; got != 10*time.Second {
+			t.Errorf("the attempt that hung took %v, want 10s", got)
+		}
+		b.end()
+	})
+}
+
+// The lag counts from when a delivery was due to the answer that accepted it, through all attempts.
+func TestTheLagCountsFromWhenADeliveryWasDue(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		m := &counting{}
+		s.opts.Meter = m
+		e := &ear{answer: always(errHang)}
+		b := s.start(e.all("a"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(5 * time.Second)
+		e.say(nil)
+		pause(30 * time.Second)
+		if got := m.lags; len(got) != 1 || got[0] < 10*time.Second || got[0] > 20*time.Second {
+			t.Errorf("the lags are %v, want one of the 10 s of the first attempt and the wait after it", got)
+		}
+		b.end()
+	})
+}
+
+// A batch that is rejected is no loss yet, because its deliveries are tried one by one; what one message stood for is
+// counted apart from what was delivered.
+func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		m := &counting{}
+		s.opts.Meter = m
+		batches := &ear{answer: always(errDown)}
+		latest := &ear{answer: always(errDown)}
+		b := s.start(
+			batches.all("batches").with(func(t *Terms) { t.Batch = 10 }),
+			latest.all("latest").with(func(t *Terms) { t.Late = LateLatest }),
+		)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		s.azure.Start(idA)
+		pause(10 * time.Minute)
+		before := m.of("batches")[FailedAgain]
+		batches.say(func(d Delivery) error {
+			if strings.HasSuffix(d.Event.ID(), "scheduled") {
+				return ErrRejected
+			}
+			return nil
+		})
+		latest.say(nil)
+		pause(10 * time.Minute)
+		got := m.of("batches")
+		if got[ReasonRejected] != 1 || got["accepted"] != 1 || got[FailedAgain] != before+2 {
+			t.Errorf("of batches the meter was told %v, want 1 rejected, 1 accepted, and %d to try again", got, before+2)
+		}
+		if got := m.of("latest"); got["accepted"] != 1 || got["superseded"] != 1 {
+			t.Errorf("of latest the meter was told %v, want 1 accepted and 1 superseded", got)
+		}
+		b.end()
+	})
+}
+
+// The meter is told of each answer of the endpoint by its class, and of each CloudEvent once, however many hear it.
+func TestTheMeterIsToldOfPollsAndCloudEvents(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		m := &counting{}
+		s.opts.Meter = m
+		turns := 0
+		s.opts.Turned = func() { turns++ }
+		b := s.start((&ear{}).all("a"), (&ear{}).all("b"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(time.Second)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(time.Minute)
+		s.azure.ClearFaults()
+		s.azure.End(idA)
+		pause(20 * time.Second)
+		b.end()
+		polls := m.of("polled")
+		for _, class := range []PollClass{PollDocument, PollUnchanged, PollRetry} {
+			if polls[fmt.Sprint(class)] == 0 {
+				t.Errorf("the meter was told of %v, want some of class %d", polls, class)
+			}
+		}
+		sum := 0
+		for _, n := range polls {
+			sum += n
+		}
+		if got := s.polls(); sum != got || turns < sum {
+			t.Errorf("the meter was told of %d polls, and of %d turns of their loop, want %d and as many at least", sum, turns, got)
+		}
+		m.want(t, "committed", map[string]int{
+			EventPrefix + "scheduled": 1, EventPrefix + "vanished": 1, BridgeStarted: 1, BridgeStopping: 1,
+		})
+	})
+}
+
+// What is forgotten for want of room is told: dead letters, and history while the disk fails.
+func TestTheMeterIsToldWhatIsForgotten(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		m := &counting{}
+		s.opts.Meter = m
+		o := openTest(t, s.dir, nil)
+		o.bounds.dead, o.bounds.inMemory = 2, 1
+		b := s.startWith(o, (&ear{answer: always(ErrRejected)}).all("strict"))
+		pause(1500 * time.Millisecond)
+		for i := range 5 {
+			s.reboot(fmt.Sprintf("AAAAAAAA-0000-4000-8000-00000000001%d", i))
+		}
+		pause(5 * time.Second)
+		m.want(t, "forgot", map[string]int{ForgotDeadLetter: 3})
+		b.end()
+	})
+}
+
+// Every reason is told by a name of its own, and every type of CloudEvent is in the list from which series are made.
+func TestFailuresHaveTheirNames(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("post: %w", ErrBlocked), FailedBlocked},
+		{fmt.Errorf("%w: %w", ErrBlocked, &RetryAfter{time.Minute, errDown}), FailedBlocked}, // who waits does not help
+		{fmt.Errorf("429: %w", &RetryAfter{time.Minute, errDown}), FailedRateLimited},
+		{&RetryAfter{Err: errDown}, FailedAgain},
+		{fmt.Errorf("%w within 10s (EOF)", errNoAnswer), FailedTimeout},
+		{context.DeadlineExceeded, FailedTimeout},
+		{&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, FailedTimeout},
+		{&net.OpError{Op: "dial", Err: errDown}, FailedAgain},
+		{errDown, FailedAgain},
+	} {
+		if got := failure(tt.err); got != tt.want {
+			t.Errorf("failure(%v) = %s, want %s", tt.err, got, tt.want)
+		}
+	}
+	for _, list := range [][]string{CloudEventTypes, FailureReasons} {
+		if sorted := slices.Compact(slices.Sorted(slices.Values(list))); len(sorted) != len(list) {
+			t.Errorf("%q has something twice", list)
+		}
+	}
+}
+
+// Housekeeping and the approval loop count for being alive as the poll loop does.
+func TestAliveMeansThatEveryLoopComesRound(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		for _, tt := range []struct {
+			loop   string
+			turned *time.Time
+		}{{"housekeeping", &b.keptHouse}, {"approval loop", &b.approving}} {
+			pause(longestRest + time.Minute)
+			if err := b.Alive(); err != nil {
+				t.Errorf("Alive = %v", err)
+			}
+			b.mu.Lock()
+			*tt.turned = time.Now().Add(-longestRest - time.Second)
+			b.mu.Unlock()
+			if err := b.Alive(); err == nil || !strings.Contains(err.Error(), tt.loop) {
+				t.Errorf("Alive = %v, want that the %s hangs", err, tt.loop)
+			}
+		}
+		b.end()
+	})
+}
+
+// An endpoint that asks for the longest wait and then gives no answer makes the longest turn; the poll loop counts as
+// alive all through it.
+func TestTheLongestTurnIsAlive(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Status: 429, RetryAfter: "3600"})
+		b := s.start((&ear{}).all("a"))
+		pause(time.Second)
+		s.azure.SetFault(imdstest.Fault{Hang: true})
+		for range 300 {
+			pause(time.Second)
+			if err := b.Alive(); err != nil {
+				t.Fatalf("Alive = %v", err)
+			}
+		}
+		b.end()
+	})
+}
