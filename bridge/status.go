@@ -40,6 +40,7 @@ type EventStatus struct {
 	SecondsLeft float64         `json:"secondsLeft"` // to NotBefore; 0 when it has come, or there is none
 	AffectsSelf bool            `json:"affectsSelf"`
 	Approval    string          `json:"approval,omitempty"` // why it is not approved, or not yet; "" without rules
+	Known       Event           `json:"-"`                  // the same, decoded
 }
 
 // SinkStatus is one route.
@@ -75,7 +76,7 @@ const (
 
 // The longest that a loop takes to come round, whatever the endpoint, the disk or a destination does.
 const (
-	longestTurn = firstPatience + longestRetry + patience // of the poll loop; a watchdog must be patient for longer
+	LongestTurn = firstPatience + longestRetry + patience // of the poll loop: a watchdog must be patient for longer
 	longestRest = 5 * time.Minute                         // of the others, which may have to tidy the outbox
 )
 
@@ -88,7 +89,7 @@ func (b *Bridge) Alive() error {
 		turned time.Time
 		limit  time.Duration
 	}{
-		{"poll loop", b.imds.turned, longestTurn},
+		{"poll loop", b.imds.turned, LongestTurn},
 		{"housekeeping", b.keptHouse, longestRest},
 		{"approval loop", b.approving, longestRest},
 	} {
@@ -132,9 +133,14 @@ func (b *Bridge) Status() Status {
 
 	for _, e := range events {
 		s.Events = append(s.Events, EventStatus{
-			Event: states[e.ID].Event, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name), Approval: b.rulings[e.ID],
+			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name), Approval: b.rulings[e.ID],
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
+	}
+	for _, r := range b.routes { // also before the outbox has heard of them
+		if _, ok := stats[r.Name]; !ok {
+			stats[r.Name] = routeStats{}
+		}
 	}
 	for name, st := range stats {
 		s.Outbox.Pending += st.pending

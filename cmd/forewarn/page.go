@@ -9,9 +9,10 @@ import (
 	"forewarn/bridge"
 )
 
-// page serves what may be seen on TCP: health and status. Nothing here changes anything.
-func page(b *bridge.Bridge, listen string) http.Handler {
+// probes serves what machines ask for: health and metrics.
+func probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		var reasons []string
 		if err := b.Alive(); err != nil {
@@ -20,6 +21,12 @@ func page(b *bridge.Bridge, listen string) http.Handler {
 		health(w, reasons)
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { health(w, b.Status().Reasons) })
+	return mux
+}
+
+// page serves what may be seen on TCP: health, metrics and status. Nothing here changes anything.
+func page(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
+	mux := probes(b, metrics)
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = printJSON(w, b.Status())

@@ -80,14 +80,27 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	} else if err != nil {
 		return err
 	}
-	b := bridge.New(p.bridgeOptions(s, outbox, log))
+	counters := newMetrics()
+	o := p.bridgeOptions(s, outbox, log)
+	o.Meter = counters
+	b := bridge.New(o)
 
-	if s.Listen != "" {
-		l, err := net.Listen("tcp", s.Listen)
-		if err != nil {
-			return errors.Join(exit(exitUnavailable, fmt.Errorf("listen on %s: %w; stop what uses it, or set another address with listen (\"\" for none)", s.Listen, reason(err))), outbox.Close())
+	metrics := counters.handler(b.Status, log)
+	for _, listener := range []struct {
+		key, address string
+		handler      http.Handler
+	}{
+		{"listen", s.Listen, page(b, metrics, s.Listen)}, {"metrics", s.Metrics, probes(b, metrics)},
+	} {
+		if listener.address == "" {
+			continue
 		}
-		defer serve(l, page(b, s.Listen), log)()
+		l, err := net.Listen("tcp", listener.address)
+		if err != nil {
+			return errors.Join(exit(exitUnavailable, fmt.Errorf("listen on %s: %w; stop what uses it, or set another address with %s (\"\" for none)",
+				listener.address, reason(err), listener.key)), outbox.Close())
+		}
+		defer serve(l, listener.handler, log)()
 	}
 	if l, err := listenControl(s, p.getenv); err != nil {
 		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err,
@@ -141,7 +154,7 @@ func (p *program) reload(b *bridge.Bridge, old *settings, log *slog.Logger) {
 		was, now string
 	}{
 		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", old.State, s.State}, {"control", old.Control, s.Control},
-		{"listen", old.Listen, s.Listen}, {"cloudevents_source", old.Source, s.Source},
+		{"listen", old.Listen, s.Listen}, {"metrics", old.Metrics, s.Metrics}, {"cloudevents_source", old.Source, s.Source},
 	} {
 		if fixed.was != fixed.now {
 			log.Warn("this setting changes at the next start only", "key", fixed.key)

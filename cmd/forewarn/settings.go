@@ -41,6 +41,7 @@ type settings struct {
 	State    string         `yaml:"state"`    // the directory of the outbox
 	Control  string         `yaml:"control"`  // the control socket; "" finds a place for it
 	Listen   string         `yaml:"listen"`   // host:port of the page; "" is off
+	Metrics  string         `yaml:"metrics"`  // host:port of another listener, for metrics and health only; "" is off
 	Zone     string         `yaml:"timezone"` // the name of Timezone
 	Source   string         `yaml:"cloudevents_source"`
 	Timezone *time.Location // shown beside UTC
@@ -156,6 +157,7 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 		{"imds.interval", s.IMDS.Interval >= 100*time.Millisecond, "100ms or more"},
 		{"state", s.State != "", "a directory such as /var/lib/forewarn"},
 		{"listen", s.Listen == "" || isListen(s.Listen), `host:port such as 127.0.0.1:8169, or "" to serve no page`},
+		{"metrics", s.Metrics == "" || isListen(s.Metrics), `host:port such as 0.0.0.0:9169, or "" to serve them with the page only`},
 		{"timezone", err == nil && s.Zone != "" && s.Zone != "Local", "an IANA name such as UTC or Europe/Berlin"},
 		{"cloudevents_source", s.Source == "" || isURI(s.Source), "an absolute URI without spaces, such as " +
 			"https://management.azure.com/subscriptions/... or urn:example:web"},
