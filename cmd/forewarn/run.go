@@ -80,10 +80,11 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	} else if err != nil {
 		return err
 	}
-	counters := newMetrics()
+	counters, manager := newMetrics(), newNotifier(p.getenv, log)
 	o := p.bridgeOptions(s, outbox, log)
-	o.Meter = counters
+	o.Meter, o.Turned = counters, manager.turned
 	b := bridge.New(o)
+	manager.bridge = b
 
 	metrics := counters.handler(b.Status, log)
 	for _, listener := range []struct {
@@ -113,13 +114,18 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		for {
 			select {
 			case <-h.reload:
+				manager.reloading()
 				p.reload(b, s, log)
+				manager.ready()
 			case <-ctx.Done():
+				manager.stopping()
 				return
 			}
 		}
 	}()
 	h.ready()
+	manager.ready()          // nothing that could still fail ends the program; the first answer may take minutes
+	defer manager.stopping() // if it was not said before
 	return b.Run(ctx)
 }
 

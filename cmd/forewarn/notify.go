@@ -1,0 +1,134 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"forewarn/bridge"
+)
+
+// stateEvery is how often the service manager is told in words how it goes.
+const stateEvery = 10 * time.Second
+
+// A notifier tells the service manager, systemd as a rule, what the bridge is about: that it is ready, reloads, stops,
+// and, on each turn of the poll loop, that it lives. Without a manager that wants to know, it is silent.
+type notifier struct {
+	bridge  *bridge.Bridge // set before anything else happens
+	log     *slog.Logger
+	silent  bool
+	watched bool // the manager restarts what gives no sign of life
+
+	mu    sync.Mutex // one message after the other
+	said  string     // the words
+	asked time.Time  // when they were last looked for
+	over  bool       // stopping was said
+	lost  bool       // a message could not be sent, which was logged
+}
+
+func newNotifier(getenv func(string) string, log *slog.Logger) *notifier {
+	n := &notifier{log: log, silent: getenv("NOTIFY_SOCKET") == ""}
+	if n.silent {
+		return n
+	}
+	patience, err := daemon.SdWatchdogEnabled(false)
+	if err != nil {
+		log.Warn("the watchdog of the service manager is not understood, so it is not fed", "err", err)
+	}
+	n.watched = patience > 0
+	if n.watched && patience <= bridge.LongestTurn {
+		log.Warn("the watchdog of the service manager is less patient than the endpoint may be slow, and may end forewarn for no reason",
+			"WatchdogSec", patience, "want", "more than "+bridge.LongestTurn.String())
+	}
+	return n
+}
+
+// turned is called by the poll loop each time it comes round. A watchdog is fed by nothing else, so that it bites when
+// the loop hangs; and not while another loop does.
+func (n *notifier) turned() {
+	if n.silent {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.over {
+		return
+	}
+	if n.watched && n.bridge.Alive() == nil {
+		n.send(daemon.SdNotifyWatchdog)
+	}
+	if time.Since(n.asked) >= stateEvery {
+		if before := n.said; n.words() != before {
+			n.send("STATUS=" + n.said)
+		}
+	}
+}
+
+// ready says that the program runs: the outbox is open and somebody listens. That Azure answers is not part of it,
+// because the first answer may take two minutes, and a restart would not make it faster.
+func (n *notifier) ready() { n.tell(daemon.SdNotifyReady) }
+
+// reloading says that settings are read; ready ends it.
+func (n *notifier) reloading() {
+	n.tell(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, monotonic().Microseconds()))
+}
+
+// stopping says that the program is about to end. Nothing is said after that.
+func (n *notifier) stopping() {
+	n.tell(daemon.SdNotifyStopping)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.over = true
+}
+
+// tell says what happens, and how it goes.
+func (n *notifier) tell(what string) {
+	if n.silent {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.over {
+		n.send(what + "\nSTATUS=" + n.words())
+	}
+}
+
+// words say in a line how it goes. mu is held.
+func (n *notifier) words() string {
+	n.asked = time.Now()
+	n.said = stateWords(n.bridge.Status())
+	return n.said
+}
+
+// stateWords are a status in a line.
+func stateWords(s bridge.Status) string {
+	var words []string
+	if !s.Ready {
+		words = append(words, "not ready: "+strings.Join(s.Reasons, "; "))
+	}
+	words = append(words, fmt.Sprintf("%d events open, %d deliveries owed", len(s.Events), s.Outbox.Pending))
+	for _, k := range s.Sinks {
+		if k.State == bridge.SinkIsBlocked {
+			words = append(words, k.Name+" is blocked")
+		}
+	}
+	if s.Outbox.DeadLetters > 0 {
+		words = append(words, fmt.Sprintf("%d dead letters", s.Outbox.DeadLetters))
+	}
+	if s.Settings.LastError != "" {
+		words = append(words, "newer settings were refused")
+	}
+	return printable(strings.Join(words, "; "))
+}
+
+// send sends a message. mu is held.
+func (n *notifier) send(message string) {
+	if _, err := daemon.SdNotify(false, message); err != nil && !n.lost {
+		n.lost = true
+		n.log.Warn("the service manager cannot be told how it goes", "err", err)
+	}
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package main
+
+import "time"
+
+// monotonic is of use to systemd only, which other systems have not.
+func monotonic() time.Duration { return 0 }
