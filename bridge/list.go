@@ -64,7 +64,7 @@ func (o *Outbox) stats() map[string]routeStats {
 	for name, sh := range o.shelves {
 		st := routeStats{pending: len(sh.entries), delivered: sh.delivered, accepted: sh.accepted, gone: sh.gone}
 		for _, e := range sh.entries {
-			if st.oldest.IsZero() || e.Owed.Before(st.oldest) {
+			if e.Due.IsZero() && (st.oldest.IsZero() || e.Owed.Before(st.oldest)) { // what waits for its time is not late
 				st.oldest = e.Owed
 			}
 			if e.Event != "" && !e.waits() && (st.azure.IsZero() || e.Owed.Before(st.azure)) {

@@ -170,6 +170,26 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 	})
 }
 
+// What waits for its time, because its route has a lead, is owed and not late; its lag counts from that time too.
+func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		m := &counting{}
+		s.opts.Meter = m
+		b := s.start((&ear{}).all("a").with(func(t *Terms) { t.Lead = 5 * time.Minute }))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA) // in 15 minutes
+		pause(9 * time.Minute)
+		if st := b.Status().Sinks[0]; st.Pending != 1 || st.OldestPendingSeconds != 0 {
+			t.Errorf("%d deliveries are owed, the oldest for %v s; want 1 for 0 s", st.Pending, st.OldestPendingSeconds)
+		}
+		pause(2 * time.Minute)
+		if len(m.lags) != 1 || m.lags[0] > time.Minute {
+			t.Errorf("the lags are %v, want one of less than a minute", m.lags)
+		}
+		b.end()
+	})
+}
+
 // The meter is told of each answer of the endpoint by its class, and of each CloudEvent once, however many hear it.
 func TestTheMeterIsToldOfPollsAndCloudEvents(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -172,7 +172,7 @@ func (b *Bridge) sinkStatus(name string, st routeStats, now time.Time) SinkStatu
 	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
 		s.Kind = b.routes[i].Kind
 	}
-	if st.pending > 0 {
+	if !st.oldest.IsZero() {
 		s.OldestPendingSeconds = max(0, now.Sub(st.oldest).Round(time.Millisecond).Seconds())
 	}
 	c := b.workers[name]
