@@ -238,6 +238,9 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 	if err == nil {
 		_, err = parseBlocks(text)
 	}
+	if err == nil {
+		err = checkBlocks(text)
+	}
 	return err
 }
 
@@ -295,7 +298,7 @@ func (k *slackSink) open(fetch func(*http.Request, *veil) (response, error)) (*s
 		return nil, k.secret.wrong(errors.New("is no bot token; expected one that begins with xoxb-"))
 	}
 	a.veil.hide(secret)
-	a.client = slack.New(secret, slack.OptionHTTPClient(a), slack.OptionAPIURL(k.api))
+	a.url, a.token = k.api, secret
 	return a, nil
 }
 

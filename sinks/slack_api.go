@@ -6,24 +6,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
-	"path"
 	"slices"
 	"strings"
-
-	"github.com/slack-go/slack"
 
 	"forewarn/bridge"
 )
 
-// slackAPI are the calls of Slack that the sink makes, with the credentials of one attempt. Nothing else knows slack-go,
-// which changes often: it writes the requests, and what Slack answers is judged here before slack-go sees it, because
-// it takes {"ok":false} for success and an answer with a block that it does not know for a failure.
+// slackAPI are the calls of Slack that the sink makes, with the credentials of one attempt. slack-go knows what blocks
+// are; its client is left out, because the linker keeps all of its hundreds of methods, and because it takes {"ok":false}
+// for success and an answer with a block that it does not know for a failure.
 type slackAPI struct {
-	client *slack.Client
-	hook   *url.URL // instead of client
+	url    string // of the API, with a slash at its end
+	token  string
+	hook   *url.URL // instead of url and token
 	fetch  func(*http.Request, *veil) (response, error)
 	veil   *veil
 	agent  string
@@ -44,30 +41,43 @@ type posted struct {
 
 // post posts a message, into the thread of another if that is given.
 func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thread string, broadcast bool) (posted, error) {
-	options := append(m.options(), slack.MsgOptionDisableLinkUnfurl(), slack.MsgOptionDisableMediaUnfurl())
+	form, err := m.form(channel)
+	if err != nil {
+		return posted{}, err
+	}
+	form.Set("unfurl_links", "false")
+	form.Set("unfurl_media", "false")
 	if thread != "" {
-		options = append(options, slack.MsgOptionTS(thread))
+		form.Set("thread_ts", thread)
 	}
 	if broadcast {
-		options = append(options, slack.MsgOptionBroadcast())
+		form.Set("reply_broadcast", "true")
 	}
-	channel, ts, message, err := a.client.PostMessageWithResponseContext(ctx, channel, options...)
-	return posted{channel, ts, message.ThreadTimestamp != ""}, err
+	r, err := a.call(ctx, "chat.postMessage", form)
+	var message struct {
+		ThreadTS string `json:"thread_ts"`
+	}
+	_ = json.Unmarshal(r.Message, &message) // says only in which thread it is
+	return posted{r.Channel, r.TS, message.ThreadTS != ""}, err
 }
 
 // update makes a message show something else. Without blocks it takes away those that it had.
 func (a *slackAPI) update(ctx context.Context, channel, ts string, m slackMessage) error {
-	options := m.options()
-	if len(m.blocks) == 0 {
-		options = append(options, slack.MsgOptionBlocks())
+	form, err := m.form(channel)
+	if err != nil {
+		return err
 	}
-	_, _, _, err := a.client.UpdateMessageContext(ctx, channel, ts, options...)
+	if len(m.blocks) == 0 {
+		form.Set("blocks", "[]")
+	}
+	form.Set("ts", ts)
+	_, err = a.call(ctx, "chat.update", form)
 	return err
 }
 
 // who says whom the token belongs to.
 func (a *slackAPI) who(ctx context.Context) (string, error) {
-	r, err := a.client.AuthTestContext(ctx)
+	r, err := a.call(ctx, "auth.test", url.Values{})
 	if err != nil {
 		return "", err
 	}
@@ -77,22 +87,41 @@ func (a *slackAPI) who(ctx context.Context) (string, error) {
 	return a.veil.line("as @"+r.User+" in "+r.Team, false, 200), nil
 }
 
-func (m slackMessage) options() []slack.MsgOption {
-	options := []slack.MsgOption{slack.MsgOptionText(m.text, false)}
-	for _, b := range m.blocks {
-		options = append(options, slack.MsgOptionBlocks(rawBlock(b)))
+func (m slackMessage) form(channel string) (url.Values, error) {
+	form := url.Values{"channel": {channel}, "text": {m.text}}
+	if len(m.blocks) > 0 {
+		blocks, err := compact(m.blocks)
+		if err != nil {
+			return nil, err
+		}
+		form.Set("blocks", string(blocks))
 	}
-	return options
+	return form, nil
 }
 
-// rawBlock is a block as it is.
-type rawBlock json.RawMessage
-
-func (rawBlock) BlockType() slack.MessageBlockType { return "" }
-func (rawBlock) ID() string                        { return "" }
-
-// MarshalJSON is the block.
-func (b rawBlock) MarshalJSON() ([]byte, error) { return b, nil }
+// call calls a method of the API. It gives an answer only when Slack did what it was asked.
+func (a *slackAPI) call(ctx context.Context, method string, form url.Values) (slackReply, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+method, strings.NewReader(form.Encode()))
+	if err != nil {
+		return slackReply{}, err
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	req.Header.Set("Authorization", "Bearer "+a.token)
+	req.Header.Set("User-Agent", a.agent)
+	r, err := a.fetch(req, a.veil)
+	if err != nil {
+		return slackReply{}, err
+	}
+	var reply slackReply
+	if json.Unmarshal([]byte(r.body), &reply) != nil {
+		reply = slackReply{} // no answer of Slack's
+	}
+	chat := strings.HasPrefix(method, "chat.")
+	if r.status != http.StatusOK || !reply.OK || chat && (!a.mayKeep(reply.Channel) || !a.mayKeep(reply.TS)) {
+		return slackReply{}, a.judge(req, r, reply)
+	}
+	return reply, nil
+}
 
 // postHook posts a message to an incoming webhook.
 func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
@@ -137,35 +166,6 @@ type slackReply struct {
 	User    string          `json:"user,omitempty"`
 	Message json.RawMessage `json:"message,omitempty"`
 	Meta    json.RawMessage `json:"response_metadata,omitempty"`
-}
-
-// Do makes a request of slack-go. It gives an answer only when Slack did what it was asked, and of that no more than
-// slack-go has to read.
-func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
-	req.Header.Set("User-Agent", a.agent)
-	r, err := a.fetch(req, a.veil)
-	if err != nil {
-		return nil, err
-	}
-	var reply slackReply
-	if json.Unmarshal([]byte(r.body), &reply) != nil {
-		reply = slackReply{} // no answer of Slack's
-	}
-	chat := strings.HasPrefix(path.Base(req.URL.Path), "chat.")
-	if r.status != http.StatusOK || !reply.OK || chat && (!a.mayKeep(reply.Channel) || !a.mayKeep(reply.TS)) {
-		return nil, a.judge(req, r, reply)
-	}
-	var message struct {
-		ThreadTS string `json:"thread_ts"`
-	}
-	_ = json.Unmarshal(reply.Message, &message) // says only in which thread it is
-	body, err := json.Marshal(map[string]any{
-		"ok": true, "channel": reply.Channel, "ts": reply.TS, "team": reply.Team, "user": reply.User, "message": message,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(body))}, nil
 }
 
 // mayKeep says whether an id can be one, and holds nothing that nobody may see.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/slack-go/slack"
 )
 
 // What Slack takes, in characters where nothing else is said. A message over one of these is refused as a whole, so
@@ -91,6 +93,25 @@ func compact(v any) (json.RawMessage, error) {
 	enc.SetEscapeHTML(false)
 	err := enc.Encode(v)
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// checkBlocks says what slack-go finds wrong in blocks.
+func checkBlocks(text string) error {
+	var blocks slack.Blocks
+	if err := json.Unmarshal([]byte(text), &blocks); err != nil {
+		return fmt.Errorf("are no blocks of Slack: %w", err)
+	}
+	for i, b := range blocks.BlockSet {
+		if b.BlockType() == "" {
+			return fmt.Errorf("block %d has no type", i)
+		}
+		if v, ok := b.(interface{ Validate() error }); ok {
+			if err := v.Validate(); err != nil {
+				return fmt.Errorf("block %d: %w", i, err)
+			}
+		}
+	}
+	return nil
 }
 
 // fitBlock cuts the texts of a block; left is how much all blocks may still hold. It is false for a block that has

@@ -87,6 +87,7 @@ func (w *workspace) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	}
 	form, _ := url.ParseQuery(string(body))
 	w.forms[method] = form
+	form.Set("token", strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
 	answer := w.call(method, form)
 	w.calls = append(w.calls, method+fmt.Sprintf(" %v", answer["ok"]))
 	json.NewEncoder(out).Encode(answer)
@@ -920,6 +921,8 @@ func TestSlackSettingsAreChecked(t *testing.T) {
 		{"token: a", "channel", "missing"},
 		{"{token: a, channel: ' '}", "channel", "in quotes"},
 		{"{token: '', channel: C1}", "token", "empty"},
+		{`{token: a, channel: C1, blocks: '[{"type":"section","text":"no object"}]'}`, "blocks", "no blocks of Slack"},
+		{`{token: a, channel: C1, blocks: '[{"text":{"type":"mrkdwn","text":"x"}}]'}`, "blocks", "has no type"},
 		{"{token: 'a b', channel: C1}", "token", "space"},
 		{"{token: xapp-1, channel: C1}", "token", "xoxb-"},
 		{"{token: 'https://hooks.slack.com/x', channel: C1}", "token", "xoxb-"},
