@@ -7,8 +7,10 @@ import (
 	_ "embed"
 	"errors"
 	htmltemplate "html/template"
+	"sync"
 	"sync/atomic"
 	"text/template"
+	"text/template/parse"
 )
 
 // The texts of the sinks for people, as they are unless the settings have their own. SlackText is the notification of a
@@ -32,6 +34,20 @@ var (
 //go:embed words.txt
 var words string
 
+// wordTrees are the words as parsed, by their names. They are by far the largest part of every template, so all share
+// them: nothing that executes a text template changes its tree.
+var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
+	t, err := template.New("words").Funcs(functions(nil)).Parse(words)
+	if err != nil {
+		return nil, err
+	}
+	trees := make(map[string]*parse.Tree)
+	for _, define := range t.Templates() {
+		trees[define.Name()] = define.Tree
+	}
+	return trees, nil
+})
+
 // Parse parses a template that may use Funcs and the words, as in {{template "headline" .}}. A field that is not there
 // prints as <no value>, except through a function, which takes it for empty. Errors name the template, the line and,
 // where text/template knows it, the column.
@@ -41,8 +57,14 @@ func Parse(name, text string) (*template.Template, error) {
 	t.Funcs(functions(func(define string, data any) (string, error) {
 		return captured(&depth, func(b *bytes.Buffer) error { return t.ExecuteTemplate(b, define, data) })
 	}))
-	if _, err := t.New("words").Parse(words); err != nil {
+	trees, err := wordTrees()
+	if err != nil {
 		return nil, err
+	}
+	for name, tree := range trees {
+		if _, err := t.AddParseTree(name, tree); err != nil {
+			return nil, err
+		}
 	}
 	return t.Parse(text)
 }
@@ -58,8 +80,14 @@ func ParseHTML(name, text string) (*htmltemplate.Template, error) {
 	t.Funcs(functions(func(define string, data any) (string, error) { // as plain text, which is then escaped
 		return captured(&depth, func(b *bytes.Buffer) error { return plain.ExecuteTemplate(b, define, data) })
 	}))
-	if _, err := t.New("words").Parse(words); err != nil {
+	trees, err := wordTrees()
+	if err != nil {
 		return nil, err
+	}
+	for name, tree := range trees {
+		if _, err := t.AddParseTree(name, tree.Copy()); err != nil { // which escaping changes
+			return nil, err
+		}
 	}
 	return t.Parse(text)
 }
