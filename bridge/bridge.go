@@ -38,6 +38,8 @@ type SettingsInfo struct {
 	LoadedAt time.Time `json:"loadedAt"`
 	// LastError is why newer settings were not taken, "" if there is no such thing.
 	LastError string `json:"lastError"`
+	// Timezone is shown beside UTC to people; nil is UTC.
+	Timezone *time.Location `json:"-"`
 }
 
 // A Bridge watches one VM's scheduled events and delivers every change to its routes.

@@ -55,6 +55,9 @@ type SinkStatus struct {
 	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
 	LastError            string    `json:"lastError"`
 	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
+
+	// OldestPending is what OldestPendingSeconds counts from; zero when nothing is owed.
+	OldestPending time.Time `json:"-"`
 }
 
 // OutboxStatus is the durable memory.
@@ -173,6 +176,7 @@ func (b *Bridge) sinkStatus(name string, st routeStats, now time.Time) SinkStatu
 		s.Kind = b.routes[i].Kind
 	}
 	if !st.oldest.IsZero() {
+		s.OldestPending = st.oldest.UTC()
 		s.OldestPendingSeconds = max(0, now.Sub(st.oldest).Round(time.Millisecond).Seconds())
 	}
 	c := b.workers[name]

@@ -65,13 +65,16 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			if want.Pending > 0 && (got.OldestPendingSeconds < 178 || got.OldestPendingSeconds > 181) {
 				t.Errorf("%s: the oldest waits %v s", name, got.OldestPendingSeconds)
 			}
+			if want.Pending > 0 && time.Since(got.OldestPending).Seconds() != got.OldestPendingSeconds {
+				t.Errorf("%s: the oldest waits %v s, since %v", name, got.OldestPendingSeconds, got.OldestPending)
+			}
 			if waiting := want.State == SinkRetrying || want.State == SinkIsBlocked; waiting == got.NextAttempt.IsZero() || waiting && time.Until(got.NextAttempt) > 5*time.Minute {
 				t.Errorf("%s: the next attempt is at %v", name, got.NextAttempt)
 			}
 			if accepted := want.Delivered > 0; accepted == got.LastAccepted.IsZero() {
 				t.Errorf("%s: last accepted at %v", name, got.LastAccepted)
 			}
-			got.OldestPendingSeconds, got.NextAttempt, got.LastAccepted = 0, time.Time{}, time.Time{}
+			got.OldestPendingSeconds, got.OldestPending, got.NextAttempt, got.LastAccepted = 0, time.Time{}, time.Time{}, time.Time{}
 			if got != want {
 				t.Errorf("%s is %+v, want %+v", name, got, want)
 			}

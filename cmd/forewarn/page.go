@@ -24,13 +24,14 @@ func probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 	return mux
 }
 
-// page serves what may be seen on TCP: health, metrics and status. Nothing here changes anything.
+// page serves what may be seen on TCP: the page for people, health, metrics and status. Nothing here changes anything.
 func page(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
 	mux := probes(b, metrics)
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = printJSON(w, b.Status())
 	})
+	newPage(bridgeFacts(b)).routes(mux)
 	name, _, _ := net.SplitHostPort(listen)
 	return localHost(mux, name)
 }
@@ -47,6 +48,17 @@ func health(w http.ResponseWriter, reasons []string) {
 	fmt.Fprintln(w, strings.Join(reasons, "\n"))
 }
 
+// safety are the headers of every answer: a browser loads nothing from elsewhere, runs nothing that is written into the
+// page, shows it in nobody's frame and gives it to no other site.
+var safety = map[string]string{
+	"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; " +
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+	"X-Content-Type-Options":       "nosniff",
+	"Referrer-Policy":              "no-referrer",
+	"Cross-Origin-Resource-Policy": "same-origin",
+	"Cross-Origin-Opener-Policy":   "same-origin",
+}
+
 // localHost refuses requests under a name that a web page could have rebound to this address.
 func localHost(h http.Handler, listen string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -58,7 +70,9 @@ func localHost(h http.Handler, listen string) http.Handler {
 			http.Error(w, "unknown host", http.StatusMisdirectedRequest)
 			return
 		}
-		w.Header().Set("X-Content-Type-Options", "nosniff")
+		for name, value := range safety {
+			w.Header().Set(name, value)
+		}
 		h.ServeHTTP(w, r)
 	})
 }

@@ -143,7 +143,7 @@ func (p *program) bridgeOptions(s *settings, outbox *bridge.Outbox, log *slog.Lo
 	return bridge.Options{
 		Client: bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
 		Outbox: outbox, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
-		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()}, Log: log, Discovery: look,
+		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}, Log: log, Discovery: look,
 	}
 }
 
@@ -166,7 +166,7 @@ func (p *program) reload(b *bridge.Bridge, old *settings, log *slog.Logger) {
 			log.Warn("this setting changes at the next start only", "key", fixed.key)
 		}
 	}
-	b.Reload(s.Routes, s.Rules, bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC()})
+	b.Reload(s.Routes, s.Rules, bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone})
 	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
 }
 

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"strconv"
+	"sync"
+	text "text/template"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// pageFiles are the template of the page and what it loads. Nothing is loaded from elsewhere.
+//
+//go:embed page
+var pageFiles embed.FS
+
+// pageParts are the parts of the page that are sent anew when they change, by the ids of their elements and the names of
+// their templates.
+var pageParts = []string{"summary", "trouble", "open", "timeline", "sinks", "foot"}
+
+// How the page is kept up to date.
+const (
+	maxStreams     = 16              // browsers at a time; more are asked to come back
+	streamEvery    = time.Second     // how often it is looked whether something changed
+	streamQuiet    = 5 * time.Second // after which the browser is told that nothing did
+	streamPatience = 10 * time.Second
+)
+
+// A webPage is the page for people. It holds no goroutine: each browser that follows it has the one of its request,
+// which ends with the connection and with the server.
+type webPage struct {
+	look  func() pageFacts
+	build string // of the files, so that a browser can see that it has old ones
+
+	parsed func() (pageTexts, error) // once, and not before somebody looks
+
+	mu      sync.Mutex
+	streams int
+	parts   map[string]string // as they were at the time made
+	title   string
+	made    time.Time
+}
+
+// pageTexts are the parsed templates.
+type pageTexts struct {
+	words *text.Template
+	page  *template.Template
+}
+
+// newPage is the page that shows what look finds.
+func newPage(look func() pageFacts) *webPage {
+	sum := sha256.New()
+	_ = fs.WalkDir(pageFiles, ".", func(path string, d fs.DirEntry, err error) error { // cannot fail: it is in the binary
+		if err == nil && !d.IsDir() {
+			body, _ := pageFiles.ReadFile(path)
+			sum.Write(body)
+		}
+		return nil
+	})
+	return &webPage{look: look, build: hex.EncodeToString(sum.Sum(nil)[:6]), parsed: sync.OnceValues(parsePage)}
+}
+
+func parsePage() (pageTexts, error) {
+	words, err := templates.Parse("page", "")
+	if err != nil {
+		return pageTexts{}, err
+	}
+	page, err := template.ParseFS(pageFiles, "page/page.html.tmpl")
+	return pageTexts{words, page}, err
+}
+
+// bridgeFacts looks at a bridge. The history is read again only when something has changed, and never so often that
+// reading it would take more than a small part of the time.
+func bridgeFacts(b *bridge.Bridge) func() pageFacts {
+	var mu sync.Mutex
+	var lives []bridge.Life
+	var failed error
+	var known string
+	var read time.Time
+	var took time.Duration
+	return func() pageFacts {
+		f := pageFacts{Status: b.Status()}
+		if f.Status.Outbox.DeadLetters > 0 {
+			f.Dead = b.Outbox.List(bridge.Selection{State: bridge.StateDead})
+		}
+		state := fmt.Sprint(f.Status.Outbox.Pending, f.Status.Outbox.DeadLetters)
+		for _, e := range f.Status.Events {
+			state += string(e.Event)
+		}
+		for _, k := range f.Status.Sinks {
+			state += fmt.Sprint(" ", k.Delivered)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		now := time.Now()
+		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
+			lives, failed = b.Outbox.History(bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)})
+			known, read, took = state, now, time.Since(now)
+		}
+		f.Lives, f.Err = lives, failed
+		return f
+	}
+}
+
+// routes adds the page to mux.
+func (p *webPage) routes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /{$}", p.whole)
+	mux.HandleFunc("GET /events", p.stream)
+	for path, kind := range map[string]string{
+		"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
+	} {
+		body, err := pageFiles.ReadFile("page/" + path)
+		if err != nil {
+			continue // a test loads them all
+		}
+		sum := sha256.Sum256(body)
+		tag := strconv.Quote(hex.EncodeToString(sum[:8]))
+		mux.HandleFunc("GET /"+path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", kind)
+			w.Header().Set("Cache-Control", "no-cache") // ask, and hear 304
+			w.Header().Set("ETag", tag)
+			http.ServeContent(w, r, path, time.Time{}, bytes.NewReader(body))
+		})
+	}
+}
+
+// view is the page as things are now.
+func (p *webPage) view(live bool) (pageTexts, pageView, error) {
+	t, err := p.parsed()
+	if err != nil {
+		return t, pageView{}, err
+	}
+	f := p.look()
+	zone := f.Status.Settings.Timezone
+	if zone == nil {
+		zone = time.UTC
+	}
+	v := pageWriter{words: t.words, now: time.Now(), zone: zone, live: live}.view(f)
+	v.Build = p.build
+	return t, v, nil
+}
+
+// whole answers with the page, which is complete without any script.
+func (p *webPage) whole(w http.ResponseWriter, _ *http.Request) {
+	t, v, err := p.view(false)
+	var b bytes.Buffer
+	if err == nil {
+		err = t.page.ExecuteTemplate(&b, "page", v)
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	if err != nil {
+		http.Error(w, "the page cannot be shown: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write(b.Bytes()) // a browser that went away needs nothing
+}
+
+// now gives the parts as they are, made at most once in a while for however many browsers. What passes with time is left
+// to their scripts, so that a part changes only when something did.
+func (p *webPage) now() (parts map[string]string, title string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.made) < streamEvery/2 {
+		return p.parts, p.title, nil
+	}
+	t, v, err := p.view(true)
+	if err != nil {
+		return nil, "", err
+	}
+	parts = make(map[string]string, len(pageParts))
+	for _, name := range pageParts {
+		var b bytes.Buffer
+		if err := t.page.ExecuteTemplate(&b, name, v); err != nil {
+			return nil, "", err
+		}
+		parts[name] = b.String()
+	}
+	p.parts, p.title, p.made = parts, v.Title, time.Now()
+	return parts, v.Title, nil
+}
+
+// pageNews is one message to a browser.
+type pageNews struct {
+	Now   int64             `json:"now"` // Unix milliseconds
+	Build string            `json:"build"`
+	Title string            `json:"title"`
+	Parts map[string]string `json:"parts,omitempty"` // those that changed
+}
+
+// stream sends a browser what changes, as server-sent events, until it goes away or the server ends.
+func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
+	if !p.enter() {
+		w.Header().Set("Retry-After", "10")
+		http.Error(w, "too many browsers follow this page; reload it instead", http.StatusServiceUnavailable)
+		return
+	}
+	defer p.leave()
+	conn := http.NewResponseController(w)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	sent, last := map[string]string{}, time.Time{}
+	tick := time.NewTicker(streamEvery)
+	defer tick.Stop()
+	for {
+		parts, title, err := p.now()
+		if err != nil {
+			return // the page itself says why
+		}
+		news := pageNews{Now: time.Now().UnixMilli(), Build: p.build, Title: title, Parts: map[string]string{}}
+		for name, part := range parts {
+			if sent[name] != part {
+				news.Parts[name], sent[name] = part, part
+			}
+		}
+		if len(news.Parts) > 0 || time.Since(last) >= streamQuiet {
+			body, err := json.Marshal(news)
+			if err != nil {
+				return
+			}
+			_ = conn.SetWriteDeadline(time.Now().Add(streamPatience)) // a browser that does not read is let go
+			if _, err := fmt.Fprintf(w, "data: %s\n\n", body); err != nil {
+				return
+			}
+			if err := conn.Flush(); err != nil {
+				return
+			}
+			last = time.Now()
+		}
+		select {
+		case <-tick.C:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// enter counts a browser in, unless there are too many.
+func (p *webPage) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.streams >= maxStreams {
+		return false
+	}
+	p.streams++
+	return true
+}
+
+func (p *webPage) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.streams--
+}

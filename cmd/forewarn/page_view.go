@@ -1,0 +1,559 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/sinks"
+)
+
+// pageFacts are what the page shows, as it is known at one moment.
+type pageFacts struct {
+	Status bridge.Status
+	Lives  []bridge.Life  // of at least the last 30 days, the oldest first
+	Dead   []bridge.Entry // dead letters, the oldest first
+	Err    error          // why lives are not known
+}
+
+// pageView is the page in words and times, ready for its template.
+type pageView struct {
+	Live  bool // a script fills in the times that pass
+	Build string
+	Title string
+	Name  string // of the VM
+	Place string
+	Now   moment
+	Needs string // in one line, what needs somebody
+	Plans string // in one line, what Azure announces; "" when that is not known
+
+	Troubles  []troubleView
+	Dead      []deadView
+	MoreDead  int // dead letters that Dead leaves out
+	Events    []eventView
+	More      int    // events that Events leaves out
+	Note      string // why there are none, or how old they are
+	Timeline  timelineView
+	Sinks     []sinkView
+	Started   moment
+	Version   string
+	Endpoint  string
+	Answering string
+	Outbox    string
+	Settings  string
+	Loaded    moment
+}
+
+// A moment is a time for people and machines.
+type moment struct {
+	Machine string // RFC 3339, "" for no time
+	Text    string
+}
+
+// A passing is a time from now that the script counts; without one it stands as it was when the page was made.
+type passing struct {
+	Until, Since int64 // Unix milliseconds; one of them is set, or none
+	Text         string
+}
+
+// A troubleView is something that somebody should see to.
+type troubleView struct {
+	What string
+	Do   []piece
+}
+
+// A piece is a part of a text, a command or not.
+type piece struct {
+	Text    string
+	Command bool
+}
+
+// A deadView is a dead letter.
+type deadView struct {
+	Key, What, Why string
+	Since          moment
+}
+
+// An eventView is an event that is not over.
+type eventView struct {
+	ID, ShortID, Class, Headline, State string
+
+	Begun   bool
+	Count   passing // to NotBefore, or since it began
+	When    moment
+	NoTime  string // what is said when there is no NotBefore
+	Why     string
+	Effect  string
+	HowLong string
+	VMs     []vmView
+	MoreVMs int
+	YouCan  string
+	Command string // that has it at once; "" for none
+	Cannot  string
+	// Approval is what came of approving it, or why it is not approved; "" without rules.
+	Approval string
+	Seen     moment
+}
+
+// A vmView is a machine that an event hits.
+type vmView struct {
+	Name string
+	Self bool
+}
+
+// A sinkView is one sink.
+type sinkView struct {
+	Name, Kind, Class, State, Error string
+
+	Pending     int
+	Oldest      passing
+	Delivered   int
+	DeadLetters int
+	Accepted    moment
+	Next        passing
+}
+
+// statusStarted is EventStatus of an event that has begun.
+const statusStarted = "Started"
+
+// How much the page shows of lists that may be long.
+const (
+	shownDead   = 10
+	shownEvents = 50
+	shownVMs    = 20
+)
+
+// A pageWriter turns facts into words: those that all other texts use too.
+type pageWriter struct {
+	words *template.Template
+	now   time.Time
+	zone  *time.Location
+	live  bool
+}
+
+// view is the page that shows f.
+func (p pageWriter) view(f pageFacts) pageView {
+	s := f.Status
+	v := pageView{
+		Live: p.live, Name: p.name(s.Observer.Name), Now: p.moment(p.now), Version: printable(s.Version), Started: p.moment(s.StartedAt),
+		Endpoint: printable(s.IMDS.Endpoint) + ", api-version " + printable(s.IMDS.APIVersion),
+		Outbox:   fmt.Sprintf("%d KiB", s.Outbox.Bytes>>10), Settings: printable(s.Settings.Hash), Loaded: p.moment(s.Settings.LoadedAt),
+	}
+	var place []string
+	for _, part := range []string{s.Observer.ResourceGroup, s.Observer.ScaleSet, s.Observer.Location} {
+		if part != "" {
+			place = append(place, printable(part))
+		}
+	}
+	v.Place = strings.Join(place, " · ")
+	v.Answering = "Azure answers"
+	switch {
+	case s.IMDS.LastAnswer.IsZero():
+		v.Answering = "Azure has not answered yet"
+	case s.IMDS.LastError != "":
+		v.Answering = "Azure does not answer; it did last at " + p.moment(s.IMDS.LastAnswer).Text
+	}
+	v.Troubles = p.troubles(f)
+	for _, e := range slices.Backward(f.Dead) { // the newest first
+		if len(v.Dead) == shownDead {
+			v.MoreDead = len(f.Dead) - shownDead
+			break
+		}
+		v.Dead = append(v.Dead, p.dead(e))
+	}
+	for _, e := range s.Events {
+		v.Events = append(v.Events, p.event(e, s.Observer, f.Lives))
+	}
+	slices.SortStableFunc(v.Events, func(a, b eventView) int { // what has begun first, then the nearest
+		return cmp.Or(-cmp.Compare(truth(a.Begun), truth(b.Begun)), cmp.Compare(soon(a), soon(b)))
+	})
+	v.More = max(0, len(v.Events)-shownEvents)
+	v.Events = v.Events[:len(v.Events)-v.More]
+	v.Note = p.note(s)
+	v.Timeline = p.timeline(f)
+	for _, k := range s.Sinks {
+		v.Sinks = append(v.Sinks, p.sink(k))
+	}
+	v.Needs, v.Plans = needs(s, len(f.Dead), len(v.Troubles)), p.plans(s)
+	v.Title = v.Name + " · forewarn"
+	if n := len(s.Events); n > 0 {
+		v.Title = plural(n, "event", "events") + " · " + v.Title
+	}
+	if len(v.Troubles)+len(v.Dead) > 0 {
+		v.Title = "needs you · " + v.Title
+	}
+	return v
+}
+
+func truth(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// soon is when an event is due; one without a time comes last.
+func soon(e eventView) string { return cmp.Or(e.When.Machine, "~") }
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+func (p pageWriter) name(vm string) string {
+	return cmp.Or(printable(vm), "This VM")
+}
+
+// needs says in one line what needs somebody, the worst first.
+func needs(s bridge.Status, dead, troubles int) string {
+	var parts []string
+	if !s.Ready {
+		parts = append(parts, "Not ready")
+	}
+	switch {
+	case troubles == 0 && dead == 0:
+		parts = append(parts, "Nothing needs you")
+	case troubles > 0:
+		parts = append(parts, plural(troubles, "thing needs you", "things need you"))
+	}
+	if dead > 0 {
+		parts = append(parts, plural(dead, "message was given up", "messages were given up"))
+	}
+	return strings.Join(parts, ". ") + "."
+}
+
+// plans says in one line what Azure announces and when the next of it is due.
+func (p pageWriter) plans(s bridge.Status) string {
+	if len(s.Events) == 0 {
+		if s.Ready {
+			return "Azure announces nothing."
+		}
+		return ""
+	}
+	var next time.Time
+	for _, e := range s.Events {
+		if e.NotBefore.After(p.now) && (next.IsZero() || e.NotBefore.Before(next)) {
+			next = e.NotBefore
+		}
+	}
+	text := "Azure announces " + plural(len(s.Events), "event", "events")
+	switch {
+	case next.IsZero():
+	case len(s.Events) == 1:
+		text += ", for " + p.moment(next).Text
+	default:
+		text += ", the next for " + p.moment(next).Text
+	}
+	return text + "."
+}
+
+// note says why no event is shown, or of when those are: that there is none is known only from an answer.
+func (p pageWriter) note(s bridge.Status) string {
+	switch last := p.moment(s.IMDS.LastAnswer).Text; {
+	case s.IMDS.LastAnswer.IsZero() && len(s.Events) > 0:
+		return "Azure has not answered yet. This is what it announced before forewarn started."
+	case s.IMDS.LastAnswer.IsZero():
+		return "Azure has not answered yet, so nothing is known of its plans."
+	case s.IMDS.LastError != "" && len(s.Events) > 0:
+		return "Azure does not answer. This is what it announced when it last did, at " + last + "."
+	case s.IMDS.LastError != "":
+		return "Azure does not answer. When it last did, at " + last + ", it announced nothing for this VM."
+	case len(s.Events) == 0:
+		return "Azure announces nothing for this VM."
+	}
+	return ""
+}
+
+// troubles are what somebody should see to, the worst first. Dead letters are shown apart.
+func (p pageWriter) troubles(f pageFacts) []troubleView {
+	s := f.Status
+	var all []troubleView
+	add := func(what, do string) { all = append(all, troubleView{What: what, Do: prose(do)}) }
+	for _, reason := range s.Reasons {
+		add("Not ready: "+printable(reason)+".", "Until this is over, maintenance of this VM may go untold. More in forewarn's log.")
+	}
+	if s.Settings.LastError != "" {
+		add("The newest settings were refused; older ones are in force.", printable(s.Settings.LastError))
+	}
+	for _, k := range s.Sinks {
+		switch k.State {
+		case bridge.SinkIsBlocked:
+			about := map[string]any{
+				"type": bridge.SinkBlocked, "observer": s.Observer.Name,
+				"data": map[string]any{"sink": k.Name, "kind": k.Kind, "pending": k.Pending, "error": k.LastError},
+			}
+			add(capital(p.say("destination", about))+" needs you.", p.say("advice", about))
+		case bridge.SinkOrphaned:
+			if k.Pending > 0 {
+				add("The sink "+printable(k.Name)+" is gone from the settings, and "+plural(k.Pending, "message is", "messages are")+" still owed to it.",
+					"They are kept for 24 hours, and sent if it returns under its name; then they are given up.")
+			}
+		}
+	}
+	if f.Err != nil {
+		add("The history cannot be read: "+printable(f.Err.Error())+".", "What is announced and who is told of it does not depend on it.")
+	}
+	return all
+}
+
+// say is one of the words of package templates.
+func (p pageWriter) say(define string, fields map[string]any) string {
+	fields["zone"], fields["now"] = p.zone.String(), p.now.UTC().Format(time.RFC3339)
+	var b bytes.Buffer
+	if err := p.words.ExecuteTemplate(&b, define, fields); err != nil {
+		return "(" + define + " cannot be said)"
+	}
+	return b.String()
+}
+
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}
+
+// event is an event that is not over.
+func (p pageWriter) event(e bridge.EventStatus, o bridge.Observer, lives []bridge.Life) eventView {
+	azure, err := bridge.UnmarshalEvent(e.Event)
+	if err != nil { // it was understood when it was stored
+		return eventView{Headline: "An event that cannot be read"}
+	}
+	var seen, begun time.Time // unknown while the history is
+	var approval string
+	if i := slices.IndexFunc(lives, func(l bridge.Life) bool { return l.Event == azure.ID }); i >= 0 {
+		l := story(lives[i])
+		seen, begun = l.announced, l.begun
+		for _, c := range lives[i].Changes {
+			if c.Approval != nil {
+				approval = capital(approvalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
+			}
+		}
+	}
+	change := bridge.Change{Kind: bridge.Scheduled, Event: azure}
+	if azure.Status == statusStarted {
+		change.Kind = bridge.Started
+	}
+	ce, _ := bridge.Wrap(change, bridge.Circumstances{Observer: o, Time: p.now}) // what is not valid in it is shown all the same
+	f := sinks.MessageFields(bridge.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
+
+	v := eventView{
+		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f), State: "Announced",
+		When: p.moment(e.NotBefore), Why: p.say("why", f), Effect: p.say("effect", f), HowLong: p.say("howLong", f), Approval: approval, Seen: p.moment(seen),
+	}
+	if approval == "" && e.Approval != "" && azure.Status != statusStarted {
+		v.Approval = "Not approved: " + printable(e.Approval) + "."
+	}
+	switch {
+	case azure.Status == statusStarted:
+		v.Begun, v.State = true, "Has begun"
+		v.Headline = p.say("who", f) + ": " + p.say("what", f) + " has begun"
+		v.When = p.moment(begun)
+		v.Count = p.since(begun)
+	case e.NotBefore.IsZero():
+		v.NoTime = "Azure does not say when."
+	default:
+		v.Count = p.until(e.NotBefore)
+	}
+	for _, name := range azure.Resources {
+		if len(v.VMs) == shownVMs {
+			v.MoreVMs = len(azure.Resources) - shownVMs
+			break
+		}
+		self := o.Name != "" && bridge.Event{Resources: []string{name}}.Affects(o.Name)
+		v.VMs = append(v.VMs, vmView{Name: printable(name), Self: self})
+	}
+	if !v.Begun {
+		if v.YouCan = p.say("youCan", f); v.YouCan != "" {
+			v.Command, v.Cannot = p.say("approval", f), p.say("cannot", f)
+		} else if v.Class == "preempt" {
+			v.YouCan = "Nothing can stop it."
+		}
+	}
+	return v
+}
+
+// sink is one sink in words.
+func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
+	v := sinkView{
+		Name: printable(k.Name), Kind: printable(k.Kind), Class: k.State, Error: errorWords(k.LastError), Pending: k.Pending, Delivered: k.Delivered,
+		DeadLetters: k.DeadLetters, Accepted: p.moment(k.LastAccepted),
+	}
+	switch k.State {
+	case bridge.SinkOK:
+		v.State = "Works"
+		if k.LastAccepted.IsZero() {
+			v.State = "Ready, nothing sent yet"
+		}
+		if k.Pending > 0 {
+			v.State = "Sending"
+		}
+	case bridge.SinkRetrying:
+		v.State = "Trying again"
+	case bridge.SinkIsBlocked:
+		v.State = "Needs you"
+	case bridge.SinkOrphaned:
+		v.State = "Gone from the settings"
+	default:
+		v.State = printable(k.State)
+	}
+	v.Oldest = p.since(k.OldestPending)
+	if !k.NextAttempt.IsZero() && k.LastError != "" {
+		v.Next = p.until(k.NextAttempt)
+	}
+	return v
+}
+
+// dead is one dead letter in words.
+func (p pageWriter) dead(e bridge.Entry) deadView {
+	v := deadView{Key: printable(e.Key), Since: p.moment(e.DeadSince)}
+	v.What = printable(strings.TrimPrefix(e.Type, bridge.BridgePrefix)) + ", about forewarn itself"
+	if e.Event != "" {
+		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(printable(e.AzureType), "Event"), changeWord(e.Change, ""), e.Event)
+	}
+	v.Why = map[string]string{
+		bridge.ReasonRejected: "refused by the destination", bridge.ReasonExpired: "too old", bridge.ReasonLate: "overtaken by a newer change",
+		bridge.ReasonOverflow: "too much was waiting", bridge.ReasonRemoved: "the sink is gone from the settings",
+		bridge.ReasonLost: "its text can no longer be read",
+	}[e.Reason]
+	v.Why = cmp.Or(v.Why, printable(e.Reason))
+	if e.Error != "" {
+		v.Why += ": " + errorWords(e.Error)
+	}
+	return v
+}
+
+// errorWords is what a sink says of a failure, without the class, which is said in words beside it.
+func errorWords(s string) string {
+	for _, class := range []error{bridge.ErrBlocked, bridge.ErrRejected} {
+		s = strings.TrimPrefix(s, class.Error()+": ")
+	}
+	return printable(s)
+}
+
+// prose is a text with commands between backticks.
+func prose(s string) []piece {
+	var all []piece
+	for i, part := range strings.Split(s, "`") {
+		if part != "" {
+			all = append(all, piece{part, i%2 == 1})
+		}
+	}
+	return all
+}
+
+// changeWord says a change in a word.
+func changeWord(c bridge.ChangeKind, o bridge.Outcome) string {
+	switch c {
+	case bridge.Scheduled:
+		return "announced"
+	case bridge.Updated:
+		return "changed"
+	case bridge.Started:
+		return "begun"
+	case bridge.Vanished:
+		switch o {
+		case bridge.OutcomeCompleted:
+			return "over"
+		case bridge.OutcomeCanceled:
+			return "cancelled"
+		}
+		return "no longer listed"
+	}
+	return printable(string(c))
+}
+
+// typeClass is the class that a type of event is drawn with.
+func typeClass(typ string) string {
+	switch typ = strings.ToLower(typ); typ {
+	case "reboot", "redeploy", "freeze", "preempt", "terminate":
+		return typ
+	}
+	return "other"
+}
+
+// moment is a time in the zone of the settings and in UTC, with its day if that is not today.
+func (p pageWriter) moment(t time.Time) moment {
+	if t.IsZero() {
+		return moment{}
+	}
+	local, now, utc := t.In(p.zone), p.now.In(p.zone), t.UTC()
+	layout := "15:04:05 MST"
+	if local.Year() != now.Year() {
+		layout = "2 Jan 2006, " + layout
+	} else if local.YearDay() != now.YearDay() {
+		layout = "Mon 2 Jan, " + layout
+	}
+	text := local.Format(layout)
+	if _, offset := local.Zone(); offset != 0 {
+		text += utc.Format(" (15:04:05 UTC)")
+	}
+	return moment{Machine: utc.Format(time.RFC3339), Text: text}
+}
+
+// until counts down to t.
+func (p pageWriter) until(t time.Time) passing {
+	if t.IsZero() {
+		return passing{}
+	}
+	c := passing{Until: t.UnixMilli()}
+	switch left := t.Sub(p.now).Round(time.Second); {
+	case p.live:
+	case left <= 0:
+		c.Text = "due now"
+	default:
+		c.Text = "in " + span(left)
+	}
+	return c
+}
+
+// since says how long ago t was.
+func (p pageWriter) since(t time.Time) passing {
+	if t.IsZero() {
+		return passing{}
+	}
+	c := passing{Since: t.UnixMilli()}
+	if !p.live {
+		c.Text = ago(p.now, t) + " ago"
+	}
+	return c
+}
+
+// A lifeStory is when a life's turns came, as far as they are known.
+type lifeStory struct {
+	announced, begun, over time.Time
+	told                   []string // sinks that accepted at least one change
+	observer               string
+	whileAway              bool // its last change was found late
+}
+
+func story(l bridge.Life) lifeStory {
+	var s lifeStory
+	for i, c := range l.Changes {
+		if i == 0 {
+			s.announced = c.Time
+		}
+		s.observer, s.whileAway = cmp.Or(c.Observer, s.observer), c.WhileAway
+		switch c.Change {
+		case bridge.Started:
+			s.begun, s.over = c.Time, time.Time{}
+		case bridge.Vanished:
+			s.over = c.Time
+		default:
+			s.over = time.Time{} // it came back
+		}
+		for _, d := range c.Deliveries {
+			if d.State == "accepted" && !slices.Contains(s.told, d.Sink) {
+				s.told = append(s.told, d.Sink)
+			}
+		}
+	}
+	return s
+}
