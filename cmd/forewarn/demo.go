@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"strings"
@@ -30,11 +32,13 @@ var demoScenario []byte
 
 func (p *program) demoCommand() *cobra.Command {
 	var speed float64
+	var listen string
 	c := &cobra.Command{
 		Use: "demo", Short: "Show a reboot and a freeze, from announced to over, on any machine",
 		Long: `Runs an emulated Azure, a bridge and a console in one process and shows what an administrator would be told when a VM
-is rebooted and another time frozen. It needs no Azure, asks nothing of the network and leaves nothing behind.`,
-		Example: "  forewarn demo\n  forewarn demo --speed 5",
+is rebooted and another time frozen; the same is on a page for a browser. It needs no Azure, asks nothing of the network
+and leaves nothing behind.`,
+		Example: "  forewarn demo\n  forewarn demo --speed 5\n  forewarn demo --listen 127.0.0.1:8169",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if speed <= 0 || speed > 20 {
@@ -42,15 +46,16 @@ is rebooted and another time frozen. It needs no Azure, asks nothing of the netw
 			}
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return p.demo(ctx, speed)
+			return p.demo(ctx, speed, listen)
 		},
 	}
 	c.Flags().Float64Var(&speed, "speed", 1, "how many times as fast it goes")
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "where the page is; port 0 takes a free one")
 	return c
 }
 
-// demo plays the scenario to a bridge whose only sink is the console.
-func (p *program) demo(ctx context.Context, speed float64) (err error) {
+// demo plays the scenario to a bridge whose only sink is the console, and shows it on a page too.
+func (p *program) demo(ctx context.Context, speed float64, listen string) (err error) {
 	scenario, err := imdstest.ParseScenario("demo.yaml", demoScenario)
 	if err != nil {
 		return err
@@ -81,9 +86,15 @@ func (p *program) demo(ctx context.Context, speed float64) (err error) {
 		Interval: time.Duration(float64(time.Second) / max(1, speed)), Version: programVersion(),
 		Routes: []bridge.Route{{Name: "console", Kind: "console", Sink: console, Terms: bridge.Terms{Timeout: time.Minute}}},
 	})
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, reason(err)), outbox.Close()))
+	}
+	defer serve(l, page(b, http.NotFoundHandler(), listen), log)()
 	steps := len(scenario.Steps)
 	console.line("", "An emulated Azure will announce, begin and end a reboot and a freeze of %s, with minutes made seconds.", scenario.VMs[0])
-	console.line("", "Below is what an administrator is told, and the CloudEvent by which every sink hears of it.\n")
+	console.line("", "Below is what an administrator is told, and the CloudEvent by which every sink hears of it.")
+	console.line("", "While it lasts, the same is on a page for your browser: http://%s/\n", l.Addr())
 
 	began := time.Now()
 	running, stop := context.WithCancel(ctx)
