@@ -639,10 +639,18 @@ func (c *chatServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
-	json.NewEncoder(w).Encode(c.answer(strings.TrimPrefix(r.URL.Path, "/api/"), form))
+	json.NewEncoder(w).Encode(c.answer(strings.TrimPrefix(r.URL.Path, "/api/"), chatSecret(r, form), form))
 }
 
-func (c *chatServer) answer(method string, form url.Values) map[string]any {
+// chatSecret is the token of a call, in either of the two places that Slack takes it from.
+func chatSecret(r *http.Request, form url.Values) string {
+	if bearer, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
+		return bearer
+	}
+	return form.Get("token")
+}
+
+func (c *chatServer) answer(method, token string, form url.Values) map[string]any {
 	no := func(what string) map[string]any { return map[string]any{"ok": false, "error": what} }
 	const channel = "C024BE91L"
 	blocks := form.Get("blocks")
@@ -652,7 +660,7 @@ func (c *chatServer) answer(method string, form url.Values) map[string]any {
 	switch {
 	case c.no != "":
 		return no(c.no)
-	case form.Get("token") != chatToken:
+	case token != chatToken:
 		return no("invalid_auth")
 	case method == "auth.test":
 		return map[string]any{"ok": true, "team": "Example Ltd", "user": "forewarn"}
