@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -22,6 +23,9 @@ import (
 // firstWord is the first line of every run's log: what asking for scheduled events brings about.
 const firstWord = "asking for scheduled events switches them on: from now on a restart or redeploy of this VM, or of any VM of its set, " +
 	"from the portal or CLI waits about 15 minutes until it is approved; this ends a day after forewarn was removed"
+
+// settled is how long after its start forewarn gives back the memory that only the start needed.
+const settled = 5 * time.Second
 
 func (p *program) runCommand() *cobra.Command {
 	var dry bool
@@ -124,8 +128,10 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		}
 	}()
 	h.ready()
-	manager.ready()          // nothing that could still fail ends the program; the first answer may take minutes
-	defer manager.stopping() // if it was not said before
+	manager.ready()                                     // nothing that could still fail ends the program; the first answer may take minutes
+	defer manager.stopping()                            // if it was not said before
+	tidy := time.AfterFunc(settled, debug.FreeOSMemory) // what reading settings and trying templates took
+	defer tidy.Stop()
 	return b.Run(ctx)
 }
 
