@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -19,15 +20,19 @@ import (
 	"time"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/sinks"
 )
 
-// The bounds of the program's size at rest. What is measured is printed each time, so that a log shows the drift. The
-// aims for memory are 20 and 4 MiB; with every kind of sink connected it takes more, and these keep that from growing.
+// The budgets of the program's size at rest. What is measured is printed each time, so that a log shows the drift.
 const (
 	maxBinary    = 22_000_000 // bytes, stripped, linux/amd64
-	maxRSS       = 26 << 20   // bytes
-	maxAnonymous = 7 << 20    // bytes: what cannot be given back to the binary's file
+	maxRSS       = 21 << 20   // bytes: the budget of 20 MiB, and what differs from run to run
+	maxAnonymous = 4 << 20    // bytes: what cannot be given back to the binary's file
 	maxCPU       = 2.0        // times a bare poll loop
+
+	// With a receiver of every kind connected the budgets of memory are not met; these keep it from growing.
+	everyRSS       = 26 << 20
+	everyAnonymous = 7 << 20
 )
 
 // The stripped binary for linux/amd64 stays within its budget.
@@ -42,37 +47,47 @@ func TestBudgetBinary(t *testing.T) {
 	}
 }
 
-// Polling once a second with nothing to tell, and with every sink configured, forewarn stays small.
+// Polling once a second with nothing to tell, forewarn stays small.
 func TestBudgetMemory(t *testing.T) {
 	onLinux(t)
 	const idle = 15 * time.Second
+	binary := build(t, ".")
+	for _, tt := range []struct {
+		sinks          string
+		kinds          []string
+		rss, anonymous int
+	}{
+		{"a file and a webhook", []string{"file", "webhook"}, maxRSS, maxAnonymous},
+		{"every kind", slices.Sorted(maps.Keys(sinks.Kinds)), everyRSS, everyAnonymous},
+	} {
+		t.Run(tt.sinks, func(t *testing.T) {
+			cloud := emulate(t)
+			six := everyKind(t)
+			pid := start(t, binary, "run", "--config", writeSettings(t, cloud.url, time.Second, six, tt.kinds))
+			cloud.wait(t, 1)
+			time.Sleep(idle) // the real time of a real process: there is nothing to wait for
 
-	cloud := emulate(t)
-	six := everyKind(t)
-	pid := start(t, build(t, "."), "run", "--config", writeSettings(t, cloud.url, time.Second, six))
-	cloud.wait(t, 1)
-	time.Sleep(idle) // the real time of a real process: there is nothing to wait for
-
-	rss, anonymous := memory(t, pid)
-	t.Logf("memory after %v of polling once a second: RSS %.2f MiB, budget %d; anonymous %.2f MiB, budget %d",
-		idle, mebi(rss), maxRSS>>20, mebi(anonymous), maxAnonymous>>20)
-	if rss > maxRSS {
-		t.Errorf("RSS is %d bytes, want at most %d", rss, maxRSS)
-	}
-	if anonymous > maxAnonymous {
-		t.Errorf("anonymous memory is %d bytes, want at most %d", anonymous, maxAnonymous)
-	}
-	// What sleeps, or never told a sink anything, is small for the wrong reason.
-	if polls := cloud.polls.Load(); polls < 12 {
-		t.Errorf("forewarn polled %d times in %v, want once a second", polls, idle)
-	}
-	for name, ids := range six.heard() {
-		if len(ids) == 0 && name != "exec" { // a command is not told about the bridge
-			t.Errorf("%s heard nothing, want to be told that the bridge started", name)
-		}
-	}
-	if len(six.chat.all()) == 0 {
-		t.Error("Slack heard nothing, want to be told that the bridge started")
+			rss, anonymous := memory(t, pid)
+			t.Logf("memory after %v of polling once a second: RSS %.2f MiB, bound %d; anonymous %.2f MiB, bound %d",
+				idle, mebi(rss), tt.rss>>20, mebi(anonymous), tt.anonymous>>20)
+			if int(rss) > tt.rss {
+				t.Errorf("RSS is %d bytes, want at most %d", rss, tt.rss)
+			}
+			if int(anonymous) > tt.anonymous {
+				t.Errorf("anonymous memory is %d bytes, want at most %d", anonymous, tt.anonymous)
+			}
+			// What sleeps, or never told a sink anything, is small for the wrong reason.
+			if polls := cloud.polls.Load(); polls < 12 {
+				t.Errorf("forewarn polled %d times in %v, want once a second", polls, idle)
+			}
+			heard := six.heard()
+			for _, kind := range tt.kinds {
+				told := len(heard[kind]) > 0 || kind == "slack" && len(six.chat.all()) > 0
+				if !told && kind != "exec" { // a command is not told about the bridge
+					t.Errorf("%s heard nothing, want to be told that the bridge started", kind)
+				}
+			}
+		})
 	}
 }
 
@@ -86,7 +101,7 @@ func TestBudgetCPU(t *testing.T) {
 	)
 	ours, bare := emulate(t), emulate(t)
 	forewarn, barepoll := build(t, "."), build(t, "./testdata/barepoll")
-	ours.pid = start(t, forewarn, "run", "--config", writeSettings(t, ours.url, interval, everyKind(t)))
+	ours.pid = start(t, forewarn, "run", "--config", writeSettings(t, ours.url, interval, everyKind(t), slices.Sorted(maps.Keys(sinks.Kinds))))
 	bare.pid = start(t, barepoll, bare.url+"/metadata/scheduledevents?api-version=2020-07-01", interval.String())
 	ours.wait(t, 20) // past the start, which is paid once
 	bare.wait(t, 20)
@@ -130,14 +145,18 @@ func build(t *testing.T, pkg string, env ...string) string {
 	return binary
 }
 
-// writeSettings writes a settings file with a sink of every kind, all told that the bridge started, and says where it is.
-func writeSettings(t *testing.T, endpoint string, interval time.Duration, six *six) string {
+// writeSettings writes a settings file with a sink of each of the kinds, all told that the bridge started, and says where it is.
+func writeSettings(t *testing.T, endpoint string, interval time.Duration, six *six, kinds []string) string {
 	t.Helper()
 	var text strings.Builder
 	fmt.Fprintf(&text, "imds: {endpoint: %q, interval: %v}\n", endpoint, interval)
 	fmt.Fprintf(&text, "state: %s\nlisten: 127.0.0.1:0\nsinks:\n", filepath.Join(t.TempDir(), "state"))
-	for kind, section := range six.sections() {
-		fmt.Fprintf(&text, "  - {name: %s, only: {vms: all}, bridge: all, %[1]s: %s}\n", kind, section)
+	sections := six.sections()
+	for _, kind := range kinds {
+		if sections[kind] == "" {
+			t.Errorf("there is no receiver of kind %s", kind)
+		}
+		fmt.Fprintf(&text, "  - {name: %s, only: {vms: all}, bridge: all, %[1]s: %s}\n", kind, sections[kind])
 	}
 	if err := os.WriteFile(six.config, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)

@@ -386,7 +386,7 @@ func (s *six) sections() map[string]string {
 		"email": fmt.Sprintf("{host: 127.0.0.1, port: %s, from: azure@example.com, to: [ops@example.com], tls: {mode: none}}",
 			s.post.port()),
 		"file": fmt.Sprintf("{path: %q}", s.audit),
-		"exec": fmt.Sprintf(`{command: [/bin/sh, -c, 'cat >>"$0"; echo >>"$0"', %q]}`, s.ran),
+		"exec": fmt.Sprintf(`{command: [/bin/sh, -c, 'cat >>"$0"; echo >>"$0"', %q], parallel: 1}`, s.ran), // two at once would write into each other's lines
 	}
 	for kind := range sinks.Kinds {
 		if all[kind] == "" {
