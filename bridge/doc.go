@@ -29,15 +29,15 @@
 //  8. A full or broken disk does not silence it: it goes on from memory, says so, and is not ready.
 //     TestAFullDiskSilencesNobody, TestAHangingDiskDelaysOnce, TestADamagedFileIsReadOrSetAside,
 //     TestWithoutADiskTheProgramWorksFromMemory
-//  9. It never acts on the machine.
-//     TestTheBridgeNeverActsOnTheMachine
+//  9. It never acts on the machine unless told to: without rules nothing is approved, and every doubt means no.
+//     TestTheBridgeNeverActsOnTheMachine, TestEveryDoubtMeansNo, TestAnApprovalSurvivesACrashAtEachStep
 //  10. No secret is ever printed.
 //     TestTheBridgePrintsNoSecret
 //
 // # Who owns what
 //
-// The poll loop, the question who this VM is, the housekeeping and each route's worker are a goroutine each, started and
-// waited for by Run; the worker alone touches its schedule, and has a goroutine for each attempt under way. The store of
+// The poll loop, the question who this VM is, the housekeeping, the approvals and each route's worker are a
+// goroutine each, started and waited for by Run; the worker alone touches its schedule, and has a goroutine for each attempt under way. The store of
 // an Outbox has one more, which alone writes the file. No lock is held while a sink or the endpoint is called. Locks are
 // taken in the order Bridge.deciding, Bridge.mu, store.file, Outbox.mu, store.mu, as far as one holds several.
 package bridge
