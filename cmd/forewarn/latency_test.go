@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"sync"
 	"testing"
@@ -22,14 +23,14 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 	azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
 	var mu sync.Mutex
 	var answered time.Time // the last answer that had a body
-	front := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		azure.Metadata().ServeHTTP(w, r)
 		_ = http.NewResponseController(w).Flush()
 		mu.Lock()
 		answered = time.Now()
 		mu.Unlock()
-	})}
-	endpoint := listen(b, front)
+	}))
+	b.Cleanup(front.Close)
 	hook, err := newReceiver()
 	if err != nil {
 		b.Fatal(err)
@@ -48,7 +49,7 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 	}
 	s.Routes[0].Terms.Timeout = kind.Terms.Timeout
 	bridged := bridge.New(bridge.Options{
-		Client: bridge.NewClient(endpoint, bridge.DefaultAPIVersion, slog.New(slog.DiscardHandler), nil),
+		Client: bridge.NewClient(front.URL, bridge.DefaultAPIVersion, slog.New(slog.DiscardHandler), nil),
 		Outbox: outbox, Routes: s.Routes, Interval: 5 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, stop := context.WithCancel(b.Context())
@@ -98,16 +99,4 @@ func (r *receiver) wait(b *testing.B, id string) time.Time {
 			b.Fatalf("the receiver never heard %s", id)
 		}
 	}
-}
-
-// listen serves on a free local port until the benchmark ends, and returns the address.
-func listen(b *testing.B, s *http.Server) string {
-	b.Helper()
-	r, err := newReceiver()
-	if err != nil {
-		b.Fatal(err)
-	}
-	r.server.Handler = s.Handler
-	b.Cleanup(r.close)
-	return "http://" + r.addr
 }

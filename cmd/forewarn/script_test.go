@@ -312,7 +312,7 @@ type receiver struct {
 	addr string
 
 	mu     sync.Mutex
-	server *http.Server
+	shut   func()
 	status int           // 0 hangs
 	hung   chan struct{} // closed when hanging ends
 	took   []string      // ids of accepted CloudEvents
@@ -334,8 +334,9 @@ func newReceiver() (*receiver, error) {
 }
 
 func (r *receiver) serve(l net.Listener) {
-	r.server = &http.Server{Handler: r}
-	go r.server.Serve(l)
+	srv := &http.Server{Handler: r}
+	go srv.Serve(l)
+	r.shut = func() { srv.Close(); l.Close() } // Serve may not have come to know of l
 }
 
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -370,7 +371,8 @@ func (r *receiver) answer(how string) error {
 		r.hung = make(chan struct{})
 	}
 	if how == "refuse" {
-		return r.server.Close()
+		r.shut()
+		return nil
 	}
 	switch how {
 	case "up":
@@ -392,7 +394,7 @@ func (r *receiver) answer(how string) error {
 func (r *receiver) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.server.Close()
+	r.shut()
 }
 
 func (r *receiver) accepted() []string {

@@ -729,9 +729,9 @@ func (c *chatServer) refuse(no string) {
 type postOffice struct {
 	addr string
 
-	mu     sync.Mutex
-	server *smtp.Server
-	mails  [][]byte
+	mu    sync.Mutex
+	close func()
+	mails [][]byte
 }
 
 // A letter is a mail taken apart.
@@ -757,14 +757,14 @@ func (p *postOffice) listen(t *testing.T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.addr = l.Addr().String()
-	p.server = smtp.NewServer(smtp.BackendFunc(func(*smtp.Conn) (smtp.Session, error) { return counter{p}, nil }))
-	p.server.ErrorLog = log.New(io.Discard, "", 0)
-	srv := p.server
+	srv := smtp.NewServer(smtp.BackendFunc(func(*smtp.Conn) (smtp.Session, error) { return counter{p}, nil }))
+	srv.ErrorLog = log.New(io.Discard, "", 0)
 	go srv.Serve(l)
+	p.close = func() { srv.Close(); l.Close() } // Serve may not have come to know of l
 }
 
 // stop lets connections be refused until listen.
-func (p *postOffice) stop() { p.server.Close() }
+func (p *postOffice) stop() { p.close() }
 
 func (p *postOffice) port() string {
 	_, port, _ := net.SplitHostPort(p.addr)
