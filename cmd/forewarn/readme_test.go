@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nkeys"
 
@@ -37,6 +38,94 @@ func codeBlocks(t *testing.T, section string) []string {
 		blocks = append(blocks, m[1])
 	}
 	return blocks
+}
+
+// What running any client of scheduled events does to restarts comes before all else that README and the packages say,
+// with what to do about it. The .deb and the .rpm run the same script, which says it at an installation, not at an upgrade.
+func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := strings.SplitN(string(text), "\n## ", 3)
+	if title := strings.TrimSpace(sections[0]); title != "# forewarn" {
+		t.Errorf("README says before its first section: %q", title)
+	}
+	first := "## " + sections[1]
+	if strings.Contains(first, "```") {
+		t.Error("README's first section has commands to copy")
+	}
+	for who, said := range map[string]string{
+		"README": first, "the .deb": installMessage(t, "configure", ""), "the .rpm": installMessage(t, "1"),
+	} {
+		said = strings.Join(strings.Fields(strings.NewReplacer("*", "", "#", "").Replace(said)), " ")
+		rest, begins := strings.CutPrefix(said, "Restarts will wait")
+		if !begins {
+			t.Errorf("%s begins with %.40q, want what happens to restarts", who, said)
+		}
+		for _, want := range []string{
+			"a restart or redeploy that somebody asks for (portal, CLI, API) begins about 15 minutes later", "every VM of",
+			"unless it is approved before", "sudo forewarn approve", "rule", "Any client of", "It ends about a day after the last",
+		} {
+			if !strings.Contains(rest, want) {
+				t.Errorf("%s says %q, without %q", who, said, want)
+			}
+		}
+	}
+	if !strings.Contains(first, "(#approval-and-runbooks)") {
+		t.Error("README's first section has no link to Approval")
+	}
+	for _, upgrade := range [][]string{{"configure", "0.1.0"}, {"2"}} {
+		if said := installMessage(t, upgrade...); said != "" {
+			t.Errorf("postinstall %v says %q at an upgrade", upgrade, said)
+		}
+	}
+}
+
+// installMessage is what the script after the installation of a package says. What it does besides is left out.
+func installMessage(t *testing.T, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath("sh"); err != nil {
+		t.Skip("sh is not installed, and the packages' scripts need it")
+	}
+	bin := t.TempDir()
+	for _, tool := range []string{"getent", "chgrp", "chmod", "systemctl"} {
+		if err := os.WriteFile(filepath.Join(bin, tool), []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := exec.Command("sh", append([]string{filepath.Join("..", "..", ".ci", "packaging", "postinstall")}, args...)...)
+	c.Env = append(os.Environ(), "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("postinstall %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// README's Start is five commands, and its settings are right without a word to add: check has no note about them. A
+// machine of its own runs them; see .ci/machine.
+func TestReadmeStart(t *testing.T) {
+	blocks := codeBlocks(t, "## Start")
+	if len(blocks) != 1 {
+		t.Fatalf("Start has %d code blocks, want 1", len(blocks))
+	}
+	before, rest, _ := strings.Cut(blocks[0], " <<'END'\n")
+	text, after, ok := strings.Cut(rest, "\nEND\n")
+	if !ok {
+		t.Fatalf("Start writes no settings:\n%s", blocks[0])
+	}
+	commands := strings.Split(strings.TrimSpace(before+"\n"+after), "\n")
+	if len(commands) != 5 {
+		t.Errorf("Start has %d commands, want 5: %q", len(commands), commands)
+	}
+	checked, err := check(loadSample(t, "README, Start", text, ""), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(checked.Notes) > 0 {
+		t.Errorf("check says of Start's settings: %q", checked.Notes)
+	}
 }
 
 // README's "Try it" works, line by line, with free ports in the place of the ones it names.
