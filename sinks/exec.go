@@ -397,6 +397,7 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		if err != nil {
+			started <- nil
 			ended <- err
 			return
 		}
@@ -410,11 +411,9 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 		}
 		ended <- err
 	}()
-	var f *family
-	select {
-	case f = <-started:
-	case err := <-ended:
-		return nil, err
+	f := <-started // by itself: of a short run the end may be here too
+	if f == nil {
+		return nil, <-ended
 	}
 	select {
 	case <-ctx.Done():
@@ -431,7 +430,8 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	select {
 	case <-timer.C:
 		f.kill()
-		return cmd.ProcessState, <-ended
+		err := <-ended
+		return cmd.ProcessState, err
 	case err := <-ended:
 		return cmd.ProcessState, err
 	}
