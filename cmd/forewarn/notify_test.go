@@ -113,7 +113,7 @@ func notifySettings(t *testing.T, endpoint string) string {
 // loop, a reload with its beginning and end, also one that is refused, and the stop.
 func TestServiceManagerHearsTheWholeLife(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
-	azure.SetFault(imdstest.Fault{Hang: true})
+	azure.SetFault(imdstest.Fault{Status: 503})
 	m, config := newManager(t), notifySettings(t, azure.URL)
 	m.starts(config, "WATCHDOG_USEC=240000000")
 
