@@ -53,7 +53,7 @@ type SinkStatus struct {
 	Delivered            int       `json:"delivered"` // since the start
 	DeadLetters          int       `json:"deadLetters"`
 	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
-	LastError            string    `json:"lastError"`
+	LastError            string    `json:"lastError"`             // of what waits, or was given up last
 	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
 
 	// OldestPending is what OldestPendingSeconds counts from; zero when nothing is owed.

@@ -9,7 +9,7 @@ import (
 
 // When trouble is told.
 const (
-	silentFor     = 5 * time.Minute  // a route that accepted nothing for so long counts as blocked
+	SilentFor     = 5 * time.Minute  // a route that accepted nothing for so long counts as blocked
 	noAnswerFor   = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
 	noFirstFor    = 10 * time.Minute // before the very first one
 	deadNewsEvery = time.Minute      // dead letters of one route are told at most so often
@@ -166,7 +166,7 @@ func (b *Bridge) tellSilent(now time.Time) {
 	b.mu.Unlock()
 	for route, st := range b.Outbox.stats() {
 		since := later(later(st.azure, st.accepted), began)
-		if st.azure.IsZero() || !st.gone.IsZero() || now.Sub(since) < silentFor {
+		if st.azure.IsZero() || !st.gone.IsZero() || now.Sub(since) < SilentFor {
 			continue
 		}
 		b.mu.Lock()

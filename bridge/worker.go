@@ -28,7 +28,7 @@ type worker struct {
 	trouble func(route string, why error)
 
 	failed  int       // attempts since the last acceptance, but for those whose trouble is their own
-	lastErr string    // of what waits
+	lastErr string    // of what waits, or was given up last; "" after an acceptance when nothing else waits
 	secrets string    // how the secret files looked
 	looked  time.Time // at them
 
@@ -208,6 +208,9 @@ func (w *worker) settle(r result, now time.Time) {
 		}
 		w.outbox.giveUp(r.all(), ReasonRejected, r.err)
 		r.drop(r.all())
+		if !w.failing() {
+			w.lastErr = r.err.Error()
+		}
 	default:
 		w.refused(r, now)
 	}

@@ -172,8 +172,14 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(2 * time.Second)
+		if st := b.Status().Sinks[0]; st.State != SinkOK || !strings.Contains(st.LastError, "422") {
+			t.Errorf("the sink is %s, its last error %q; want it ok, and to say why it gave up the last", st.State, st.LastError)
+		}
 		s.azure.Start(idA)
 		pause(2 * time.Second)
+		if st := b.Status().Sinks[0]; st.LastError != "" {
+			t.Errorf("when it accepts again, its last error is %q", st.LastError)
+		}
 		wantIDs(t, e.ids(), idA+"-started")
 		dead := b.Outbox.List(Selection{State: StateDead})
 		if len(dead) != 1 || dead[0].Reason != ReasonRejected || !strings.Contains(dead[0].Error, "422") || dead[0].Attempts != 1 {
