@@ -484,15 +484,8 @@ func (p pageWriter) moment(t time.Time) moment {
 	if t.IsZero() {
 		return moment{}
 	}
-	local, now, utc := t.In(p.zone), p.now.In(p.zone), t.UTC()
-	layout := "15:04:05 MST"
-	if local.Year() != now.Year() {
-		layout = "2 Jan 2006, " + layout
-	} else if local.YearDay() != now.YearDay() {
-		layout = "Mon 2 Jan, " + layout
-	}
-	text := local.Format(layout)
-	if _, offset := local.Zone(); offset != 0 {
+	text, utc := clockTime(t, p.now, p.zone), t.UTC()
+	if _, offset := t.In(p.zone).Zone(); offset != 0 {
 		text += utc.Format(" (15:04:05 UTC)")
 	}
 	return moment{Machine: utc.Format(time.RFC3339), Text: text}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -45,7 +47,9 @@ func (p *program) statusCommand() *cobra.Command {
 			if p.output == "json" {
 				return printJSON(p.out, st)
 			}
-			return printStatus(p.out, st, time.Now())
+			now := time.Now()
+			_, err = io.WriteString(p.out, statusText(st, now, now, s.Timezone))
+			return err
 		},
 	})
 	c.Flags().BoolVar(&again, "watch", false, "show it again every second, in place, until interrupted")
@@ -53,10 +57,19 @@ func (p *program) statusCommand() *cobra.Command {
 }
 
 // watchStatus shows the status again and again, until ctx is done. There must be a bridge at first; then it may go away
-// and come back.
+// and come back. On a terminal it takes the screen, gives it back at the end, and leaves the last status there.
 func (p *program) watchStatus(ctx context.Context, s *settings) error {
-	f, ok := p.out.(*os.File)
-	w := watch{out: p.out, inPlace: ok && term.IsTerminal(int(f.Fd()))}
+	w := watch{out: p.out, zone: s.Timezone}
+	if f, ok := p.out.(*os.File); ok && p.getenv("TERM") != "dumb" && obeysControls(f) {
+		w.size = func() (int, int) {
+			width, height, err := term.GetSize(int(f.Fd()))
+			if err != nil || width < 1 || height < 1 {
+				return 80, 24
+			}
+			return width, height
+		}
+	}
+	defer w.leave()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -64,7 +77,7 @@ func (p *program) watchStatus(ctx context.Context, s *settings) error {
 		err := p.askControl(ctx, s, "/status", nil, &st)
 		if ctx.Err() != nil {
 			return nil
-		} else if err != nil && w.last == "" {
+		} else if err != nil && w.heard.IsZero() {
 			return err
 		} else if err := w.show(st, err, time.Now()); err != nil {
 			return err
@@ -80,134 +93,330 @@ func (p *program) watchStatus(ctx context.Context, s *settings) error {
 // A watch shows one status after the other. On a terminal each replaces the one before; elsewhere they follow each
 // other, and that a bridge is away is said once.
 type watch struct {
-	out     io.Writer
-	inPlace bool
-	last    string    // the last status
-	away    time.Time // since when there was none; zero while there is one
+	out  io.Writer
+	zone *time.Location
+	size func() (width, height int) // of the terminal; nil when out is none
+
+	last  bridge.Status
+	heard time.Time // when the last status was; zero before the first
+	away  time.Time // since when there was none; zero while there is one
+	held  bool      // the screen
 }
+
+// The screen is taken as editors do, so that what stood there comes back; a line too long for it is not wrapped.
+const (
+	takeScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+	giveScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+)
 
 // show shows the status st, or, if err says that nobody answers, that and the status before.
 func (w *watch) show(st bridge.Status, err error, now time.Time) error {
-	var screen strings.Builder
+	var text strings.Builder
 	switch wasAway := !w.away.IsZero(); {
 	case err == nil:
-		var status strings.Builder
-		if err := printStatus(&status, st, now); err != nil {
-			return err
-		}
-		w.last = status.String()
 		if wasAway {
-			fmt.Fprintf(&screen, "forewarn answers again, after %s\n\n", ago(now, w.away))
+			fmt.Fprintf(&text, "forewarn answers again, after %s\n\n", ago(now, w.away))
 		}
-		w.away = time.Time{}
-		screen.WriteString(w.last)
-	case wasAway && !w.inPlace:
+		w.last, w.heard, w.away = st, now, time.Time{}
+		text.WriteString(statusText(st, now, now, w.zone))
+	case wasAway && w.size == nil:
 		return nil
 	default:
 		if !wasAway {
 			w.away = now
 		}
-		fmt.Fprintf(&screen, "FOREWARN DOES NOT ANSWER since %s: %v\n", w.away.UTC().Format("15:04:05 UTC"), err)
-		if w.inPlace {
-			fmt.Fprintf(&screen, "\nIts last status, %s old:\n\n%s", ago(now, w.away), w.last)
+		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n", clockTime(w.away, now, w.zone), err)
+		if w.size != nil {
+			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s", ago(now, w.heard), statusText(w.last, w.heard, now, w.zone))
 		}
 	}
-	text := screen.String() + "\n"
-	if w.inPlace { // home, each line cleared to its end, then all below
-		text = "\x1b[H" + strings.ReplaceAll(screen.String(), "\n", "\x1b[K\n") + "\x1b[J"
+	if w.size == nil {
+		_, err = fmt.Fprintln(w.out, text.String())
+		return err
 	}
-	_, err = io.WriteString(w.out, text)
+	width, height := w.size()
+	lines := fit(text.String(), width, height)
+	lines = append(lines, make([]string, height-len(lines))...)
+	screen := "\x1b[H\x1b[K" + strings.Join(lines, "\r\n\x1b[K") // from the top, each line cleared before it is written
+	if !w.held {
+		screen, w.held = takeScreen+screen, true
+	}
+	_, err = io.WriteString(w.out, screen)
 	return err
 }
 
-// shownID is the EventId of an event as Azure sent it.
-func shownID(raw json.RawMessage) string {
-	var a struct{ EventID string }
-	_ = json.Unmarshal(raw, &a) // one of another type stays empty
-	return a.EventID
+// leave gives the screen back and leaves the last status on it, in full.
+func (w *watch) leave() {
+	if !w.held {
+		return
+	}
+	w.held = false
+	_, _ = io.WriteString(w.out, giveScreen+statusText(w.last, w.heard, w.heard, w.zone))
 }
 
-// printStatus shows the status to people.
-func printStatus(w io.Writer, s bridge.Status, now time.Time) error {
+// fit gives the lines of text that a screen shows. Details, which are indented, are wrapped if there is room for all of
+// them; else every line is cut, and if there are still too many, the last says so.
+func fit(text string, width, height int) []string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	var wrapped, short []string
+	for _, line := range lines {
+		short = append(short, cut(line, width))
+		if strings.HasPrefix(line, " ") {
+			wrapped = append(wrapped, wrap(line, width)...)
+		} else {
+			wrapped = append(wrapped, cut(line, width))
+		}
+	}
+	switch {
+	case len(wrapped) <= height:
+		return wrapped
+	case len(short) <= height:
+		return short
+	}
+	more := fmt.Sprintf("and %s; a higher window or forewarn status shows all", plural(len(short)-height+1, "line more", "lines more"))
+	return append(short[:height-1], cut(more, width))
+}
+
+// wrap breaks a line at blanks, or within a word that is longer than the width. What follows is as indented as the line.
+func wrap(line string, width int) []string {
+	indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+	if len(indent) > width/2 {
+		return []string{cut(line, width)}
+	}
+	var all []string
+	rest := []rune(line)
+	for len(rest) > width {
+		end := width
+		for i := width; i > len(indent); i-- {
+			if rest[i] == ' ' {
+				end = i
+				break
+			}
+		}
+		all = append(all, string(rest[:end]))
+		rest = []rune(indent + strings.TrimLeft(string(rest[end:]), " "))
+	}
+	return append(all, string(rest))
+}
+
+// A shownEvent is what people are shown of an event as Azure sent it.
+type shownEvent struct {
+	EventID, EventType, EventStatus string
+	Resources                       []string
+}
+
+func readEvent(raw json.RawMessage) (e shownEvent) {
+	_ = json.Unmarshal(raw, &e) // a field of another type stays empty
+	return e
+}
+
+// statusText is a status for people, as it was heard; that its events come nearer until now is seen. What concerns one
+// thing stands indented below it. Those who need somebody, and events that are near, come first.
+func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) string {
 	var b strings.Builder
+	detail := func(format string, args ...any) { fmt.Fprintf(&b, "          "+format+"\n", args...) }
 	ready := "ready"
 	if !s.Ready {
-		ready = "NOT READY: " + strings.Join(s.Reasons, "; ")
+		ready = "NOT READY"
 	}
-	name := s.Observer.Name
-	if name == "" {
-		name = "(this VM's name is not known yet)"
+	needing := 0
+	for _, k := range s.Sinks {
+		if needsSomebody(k, heard) {
+			needing++
+		}
 	}
-	fmt.Fprintf(&b, "%s  %s, forewarn %s, up %s\n", name, ready, s.Version, ago(now, s.StartedAt))
+	if needing > 0 {
+		ready += ", " + plural(needing, "SINK NEEDS YOU", "SINKS NEED YOU")
+	}
+	name := "(this VM's name is not known yet)"
+	if s.Observer.Name != "" {
+		name = printable(s.Observer.Name)
+	}
+	fmt.Fprintf(&b, "%s  %s, forewarn %s, up %s\n", name, ready, printable(s.Version), ago(heard, s.StartedAt))
+	for _, reason := range s.Reasons {
+		detail("%s", printable(reason))
+	}
 	answered := "has not answered yet"
 	if !s.IMDS.LastAnswer.IsZero() {
-		answered = "answered " + ago(now, s.IMDS.LastAnswer) + " ago"
+		answered = "answered " + ago(heard, s.IMDS.LastAnswer) + " ago"
 	}
-	fmt.Fprintf(&b, "endpoint  %s, api-version %s, %s", s.IMDS.Endpoint, s.IMDS.APIVersion, answered)
+	fmt.Fprintf(&b, "endpoint  %s, %s, api-version %s\n", answered, printable(s.IMDS.Endpoint), printable(s.IMDS.APIVersion))
 	if s.IMDS.LastError != "" {
-		fmt.Fprintf(&b, "; now: %s", s.IMDS.LastError)
+		detail("now: %s", printable(s.IMDS.LastError))
 	}
-	fmt.Fprintf(&b, "\noutbox    %d owed, %d dead letters, %d KiB", s.Outbox.Pending, s.Outbox.DeadLetters, s.Outbox.Bytes>>10)
+	fmt.Fprintf(&b, "outbox    %d owed, %d given up, %d KiB\n", s.Outbox.Pending, s.Outbox.DeadLetters, s.Outbox.Bytes>>10)
 	if !s.Outbox.Durable {
-		fmt.Fprintf(&b, "; NOT ON DISK: %s", s.Outbox.Error)
+		detail("NOT ON DISK: %s", printable(s.Outbox.Error))
 	}
 	if s.Settings.LastError != "" {
-		fmt.Fprintf(&b, "\nsettings  the newest were refused, older ones are in force: %s", s.Settings.LastError)
-	}
-	b.WriteString("\n\n")
-
-	if len(s.Events) == 0 {
-		b.WriteString("Azure has announced nothing.\n")
-	} else {
-		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "EVENT\tTYPE\tSTATE\tNOT BEFORE\tMACHINES")
-		for _, e := range s.Events {
-			var a struct {
-				EventID, EventType, EventStatus string
-				Resources                       []string
-			}
-			_ = json.Unmarshal(e.Event, &a) // a field of another type stays empty
-			when := "-"
-			if !e.NotBefore.IsZero() {
-				when = e.NotBefore.Format("2006-01-02 15:04:05 UTC")
-				if e.SecondsLeft > 0 {
-					when += " (in " + span(time.Duration(e.SecondsLeft*float64(time.Second))) + ")"
-				}
-			}
-			machines := strings.Join(a.Resources, ", ")
-			if e.AffectsSelf {
-				machines += "  <- this VM"
-			}
-			fmt.Fprintf(t, "%.8s\t%s\t%s\t%s\t%s\n", printable(a.EventID), printable(a.EventType), printable(a.EventStatus), when, printable(machines))
-		}
-		t.Flush()
-		for _, e := range s.Events {
-			if e.Approval != "" {
-				fmt.Fprintf(&b, "%.8s is not approved: %s\n", printable(shownID(e.Event)), printable(e.Approval))
-			}
-		}
+		b.WriteString("settings  the newest were refused, older ones are in force\n")
+		detail("%s", printable(s.Settings.LastError))
 	}
 	b.WriteByte('\n')
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SINK\tKIND\tSTATE\tOWED\tDELIVERED\tDEAD\tLAST ACCEPTED\tERROR")
-	for _, k := range s.Sinks {
-		accepted := "-"
+	b.WriteString(eventsText(s, now, zone))
+	b.WriteByte('\n')
+	b.WriteString(sinksText(s, heard))
+	return b.String()
+}
+
+// eventsText are the events that are not over, those that have begun first, then the nearest.
+func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
+	if len(s.Events) == 0 {
+		if s.IMDS.LastAnswer.IsZero() {
+			return "What Azure announces is not known yet.\n"
+		}
+		return "Azure announces nothing.\n"
+	}
+	rows := []string{"EVENT\tTYPE\tSTATE\tDUE\tNOT BEFORE\tMACHINES"}
+	var details []string
+	for _, e := range byUrgency(s.Events) {
+		a := readEvent(e.Event)
+		due, when := "-", "-"
+		if !e.NotBefore.IsZero() {
+			due, when = "due now", clockTime(e.NotBefore, now, zone)
+			if left := e.NotBefore.Sub(now); left >= time.Second {
+				due = "in " + span(left)
+			}
+		}
+		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", printable(a.EventID), printable(a.EventType), printable(a.EventStatus), due, when,
+			printable(machines(a.Resources, s.Observer.Name))))
+		detail := ""
+		if e.Approval != "" {
+			detail = "not approved: " + printable(e.Approval)
+		}
+		details = append(details, detail)
+	}
+	return table(rows, details)
+}
+
+// machines names those that an event hits, this VM first.
+func machines(all []string, self string) string {
+	var names []string
+	for _, name := range all {
+		if self != "" && (bridge.Event{Resources: []string{name}}).Affects(self) {
+			names = slices.Insert(names, 0, "this VM")
+		} else {
+			names = append(names, name)
+		}
+	}
+	if more := len(names) - shownVMs; more > 0 {
+		names = append(names[:shownVMs], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(names, ", ")
+}
+
+// sinksText are the sinks, those that need somebody first.
+func sinksText(s bridge.Status, heard time.Time) string {
+	if len(s.Sinks) == 0 {
+		return "No sink is configured, so nobody is told.\n"
+	}
+	rows := []string{"SINK\tSTATE\tOWED\tLAST TOLD\tTOLD\tGIVEN UP\tKIND"}
+	var details []string
+	for _, k := range byNeed(s.Sinks, heard) {
+		state, class := sinkState(k, heard)
+		if class == bridge.SinkIsBlocked {
+			state = strings.ToUpper(state)
+		}
+		told := "-"
 		if !k.LastAccepted.IsZero() {
-			accepted = ago(now, k.LastAccepted) + " ago"
+			told = ago(heard, k.LastAccepted) + " ago"
 		}
 		owed := fmt.Sprint(k.Pending)
 		if k.Pending > 0 {
-			owed += " (oldest " + span(time.Duration(k.OldestPendingSeconds*float64(time.Second))) + ")"
+			owed += ", for " + span(time.Duration(k.OldestPendingSeconds*float64(time.Second)))
 		}
-		failed := printable(k.LastError)
-		if !k.NextAttempt.IsZero() {
-			failed += "; next try in " + span(k.NextAttempt.Sub(now))
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s", printable(k.Name), state, owed, told, k.Delivered, k.DeadLetters, printable(k.Kind)))
+		detail := errorWords(k.LastError)
+		switch {
+		case detail == "" || k.Pending == 0:
+		case k.NextAttempt.IsZero():
+			detail = "trying now; before: " + detail
+		default:
+			detail = "next try in " + span(k.NextAttempt.Sub(heard)) + ": " + detail
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", k.Name, k.Kind, k.State, owed, k.Delivered, k.DeadLetters, accepted, strings.TrimPrefix(failed, "; "))
+		details = append(details, detail)
 	}
+	return table(rows, details)
+}
+
+// table aligns rows, the first of which is their heading, and puts the details of each of the others below it.
+func table(rows, details []string) string {
+	var aligned strings.Builder
+	t := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, strings.Join(rows, "\n"))
 	t.Flush()
-	_, err := io.WriteString(w, b.String())
-	return err
+	var b strings.Builder
+	for i, line := range strings.Split(aligned.String(), "\n") {
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		if i > 0 && details[i-1] != "" {
+			b.WriteString("  " + details[i-1] + "\n")
+		}
+	}
+	return b.String()
+}
+
+// byUrgency are the events in the order in which they matter: those that have begun, then the nearest.
+func byUrgency(events []bridge.EventStatus) []bridge.EventStatus {
+	rank := func(e bridge.EventStatus) int {
+		switch {
+		case readEvent(e.Event).EventStatus == statusStarted:
+			return 0
+		case !e.NotBefore.IsZero():
+			return 1
+		}
+		return 2
+	}
+	return slices.SortedStableFunc(slices.Values(events), func(a, b bridge.EventStatus) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore))
+	})
+}
+
+// byNeed are the sinks in the order in which they matter: those that need somebody, then those that may soon.
+func byNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
+	rank := func(k bridge.SinkStatus) int {
+		_, class := sinkState(k, now)
+		return slices.Index([]string{bridge.SinkIsBlocked, bridge.SinkRetrying, bridge.SinkOrphaned, bridge.SinkOK}, class)
+	}
+	return slices.SortedStableFunc(slices.Values(sinks), func(a, b bridge.SinkStatus) int { return cmp.Compare(rank(a), rank(b)) })
+}
+
+// sinkState says in words how a sink is, and like which state that is to be seen: one that has accepted nothing for
+// long needs somebody, whatever it answers.
+func sinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
+	switch {
+	case needsSomebody(k, now):
+		return "needs you", bridge.SinkIsBlocked
+	case k.State == bridge.SinkRetrying:
+		return "trying again", k.State
+	case k.State == bridge.SinkOrphaned:
+		return "not in the settings", k.State
+	case k.Pending > 0:
+		return "sending", bridge.SinkOK
+	case k.LastError != "":
+		return "gave up the last", bridge.SinkRetrying
+	case k.LastAccepted.IsZero():
+		return "ready", bridge.SinkOK
+	}
+	return "works", bridge.SinkOK
+}
+
+// needsSomebody says whether a sink is blocked, or has accepted nothing for so long that other sinks tell of it too.
+func needsSomebody(k bridge.SinkStatus, now time.Time) bool {
+	owed := time.Duration(k.OldestPendingSeconds * float64(time.Second))
+	return k.State == bridge.SinkIsBlocked ||
+		k.State == bridge.SinkRetrying && min(owed, now.Sub(k.LastAccepted)) >= bridge.SilentFor
+}
+
+// clockTime is a time in zone, with its day if that is not today.
+func clockTime(t, now time.Time, zone *time.Location) string {
+	t, now = t.In(zone), now.In(zone)
+	layout := "15:04:05 MST"
+	if t.Year() != now.Year() {
+		layout = "2 Jan 2006, " + layout
+	} else if t.YearDay() != now.YearDay() {
+		layout = "Mon 2 Jan, " + layout
+	}
+	return t.Format(layout)
 }
 
 func ago(now, t time.Time) string { return span(now.Sub(t)) }

@@ -1,53 +1,159 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"forewarn/bridge"
 )
 
-// status --watch on a terminal begins each time at the top and leaves nothing of what stood there; elsewhere one status
-// follows the other. Both say when the bridge goes away and comes back.
+// statusOf is the status of the sample page, as it comes from a running forewarn, with the texts of its sinks replaced
+// by long ones.
+func statusOf(t *testing.T, now time.Time) bridge.Status {
+	t.Helper()
+	sent := sampleFacts(now).Status
+	for i := range sent.Sinks {
+		k := &sent.Sinks[i]
+		if !k.OldestPending.IsZero() {
+			k.OldestPendingSeconds = now.Sub(k.OldestPending).Seconds()
+		}
+	}
+	body, err := json.Marshal(sent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var heard bridge.Status
+	if err := json.Unmarshal(body, &heard); err != nil {
+		t.Fatal(err)
+	}
+	return heard
+}
+
+// A screen is what a terminal shows of what is written to it. It knows the sequences that a watch uses, and no others.
+type screen struct {
+	t             *testing.T
+	width, height int
+	rows          []string // of the other screen while one is taken
+	taken, cursor bool
+	at            int    // the row
+	below         string // what the screen shows that is there again at the end
+}
+
+func (s *screen) Write(b []byte) (int, error) {
+	rest := string(b)
+	for rest != "" {
+		switch next := func(p string) (found bool) { rest, found = strings.CutPrefix(rest, p); return found }; {
+		case next(takeScreen):
+			s.taken, s.cursor, s.rows, s.at = true, false, make([]string, s.height), 0
+		case next(giveScreen):
+			s.taken, s.cursor = false, true
+		case next("\x1b[H"):
+			s.at = 0
+		case next("\x1b[K"):
+			s.rows[s.at] = ""
+		case next("\r\n") && s.taken:
+			if s.at++; s.at == s.height {
+				s.t.Fatalf("more than %d lines are written, so the screen scrolls", s.height)
+			}
+		default:
+			line := rest
+			if i := strings.IndexAny(rest, "\x1b\r\n"); i > 0 {
+				line = rest[:i]
+			} else if i == 0 && s.taken {
+				s.t.Fatalf("the screen is sent %.20q", rest)
+			} else if i == 0 {
+				line = rest[:1]
+			}
+			rest = rest[len(line):]
+			if !s.taken {
+				s.below += line
+				continue
+			}
+			if s.rows[s.at] += line; utf8.RuneCountInString(s.rows[s.at]) > s.width {
+				s.t.Errorf("a line is wider than %d: %q", s.width, s.rows[s.at])
+			}
+		}
+	}
+	return len(b), nil
+}
+
+func (s *screen) text() string { return strings.TrimRight(strings.Join(s.rows, "\n"), "\n") }
+
+// status --watch takes the screen and fits it, however small it is and becomes: nothing scrolls, nothing is wrapped, what
+// does not fit is said to be missing. At the end the screen is as it was, with its cursor and the whole last status.
+func TestWatchFitsItsScreen(t *testing.T) {
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	st := statusOf(t, now)
+	st.Sinks[1].LastError = "blocked: " + strings.Repeat("the token of the workspace was refused ", 6) + "THE END"
+	whole := statusText(st, now, now, time.UTC)
+	s := &screen{t: t}
+	w := watch{out: s, zone: time.UTC, size: func() (int, int) { return s.width, s.height }}
+	for _, size := range []struct {
+		width, height int
+		end, more     bool // whether the end of the long text is seen, and that there is more
+	}{{120, 40, true, false}, {80, 24, true, false}, {80, 14, false, false}, {60, 8, false, true}, {20, 1, false, true}, {80, 24, true, false}} {
+		s.width, s.height = size.width, size.height
+		s.rows, s.at = slices.Repeat([]string{"left over"}, s.height), 0 // as a terminal may show it that changed its size
+		if err := w.show(st, nil, now); err != nil {
+			t.Fatal(err)
+		}
+		got := s.text()
+		if !s.taken || s.cursor || strings.Contains(got, "left over") {
+			t.Errorf("on %dx%d: taken %v, cursor %v:\n%s", size.width, size.height, s.taken, s.cursor, got)
+		}
+		if end, more := strings.Contains(got, "THE END"), strings.Contains(got, "more"); end != size.end || more != size.more {
+			t.Errorf("on %dx%d the end is seen: %v, want %v; that there is more: %v, want %v:\n%s", size.width, size.height, end, size.end, more, size.more, got)
+		}
+	}
+	w.leave()
+	if s.taken || !s.cursor || s.below != whole {
+		t.Errorf("at the end: taken %v, cursor %v, and it shows\n%s\nwant\n%s", s.taken, s.cursor, s.below, whole)
+	}
+}
+
+// status --watch says when the bridge goes away, that it tries again, and when the bridge comes back. On a terminal the
+// last status stays, and its events still come nearer; elsewhere no control sequence is written.
 func TestWatchSaysWhenTheBridgeIsAway(t *testing.T) {
 	began := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	st := bridge.Status{Version: "v0.1.0", StartedAt: began, Ready: true, Observer: bridge.Observer{Name: "vm-0"}}
-	st.IMDS.Endpoint, st.IMDS.APIVersion, st.IMDS.LastAnswer = "http://azure.test", "2020-07-01", began.Add(time.Minute)
-	st.Outbox.Durable, st.Outbox.Bytes = true, 64<<10
+	st := statusOf(t, began) // with an event due at 04:14:12
 	gone := errors.New("no forewarn runs with these settings")
+	const away = "FOREWARN DOES NOT ANSWER since 04:00:01 UTC, trying again: no forewarn runs"
+	const ready = "vm-db-1  ready, "
 	moments := []struct {
 		after time.Duration
 		err   error
 		want  []string // the lines that begin so, in this order, of what is shown; no lines: nothing is shown
-		there []string // the same in place
+		there []string // the same on a terminal
+		due   string
 	}{
-		{60 * time.Second, nil, []string{"vm-0  ready, "}, []string{"vm-0  ready, "}},
-		{61 * time.Second, gone, []string{"FOREWARN DOES NOT ANSWER since 04:01:01 UTC: no forewarn runs"},
-			[]string{"FOREWARN DOES NOT ANSWER since 04:01:01 UTC: no forewarn runs", "Its last status, 0 s old:", "vm-0  ready, "}},
-		{65 * time.Second, gone, nil,
-			[]string{"FOREWARN DOES NOT ANSWER since 04:01:01 UTC: no forewarn runs", "Its last status, 4 s old:", "vm-0  ready, "}},
-		{70 * time.Second, nil, []string{"forewarn answers again, after 9 s", "vm-0  ready, "}, []string{"forewarn answers again, after 9 s", "vm-0  ready, "}},
-		{71 * time.Second, nil, []string{"vm-0  ready, "}, []string{"vm-0  ready, "}},
+		{0, nil, []string{ready}, []string{ready}, "in 14 min 12 s"},
+		{time.Second, gone, []string{away}, []string{away, "Its last status, 1 s old:", ready}, "in 14 min 11 s"},
+		{5 * time.Second, gone, nil, []string{away, "Its last status, 5 s old:", ready}, "in 14 min 7 s"},
+		{10 * time.Second, nil, []string{"forewarn answers again, after 9 s", ready}, []string{"forewarn answers again, after 9 s", ready}, "in 14 min 2 s"},
+		{11 * time.Second, nil, []string{ready}, []string{ready}, "in 14 min 1 s"},
 	}
-	for _, inPlace := range []bool{false, true} {
+	for _, terminal := range []bool{false, true} {
 		var out strings.Builder
-		w := watch{out: &out, inPlace: inPlace}
+		w := watch{out: &out, zone: time.UTC}
+		shown := func() string { return out.String() }
+		if terminal {
+			s := &screen{t: t, width: 100, height: 30}
+			w.out, w.size, shown = s, func() (int, int) { return s.width, s.height }, s.text
+		}
 		for _, m := range moments {
 			out.Reset()
 			if err := w.show(st, m.err, began.Add(m.after)); err != nil {
 				t.Fatal(err)
 			}
-			got, want := out.String(), m.want
-			if inPlace {
+			got, want := shown(), m.want
+			if terminal {
 				want = m.there
-				body, home := strings.CutPrefix(got, "\x1b[H")
-				body, below := strings.CutSuffix(body, "\x1b[J")
-				if !home || !below || strings.Count(body, "\n") != strings.Count(body, "\x1b[K\n") {
-					t.Errorf("after %v on a terminal: got %q, want it from the top, every line and all below cleared", m.after, got)
-				}
-				got = strings.ReplaceAll(body, "\x1b[K", "")
 			} else if strings.Contains(got, "\x1b") {
 				t.Errorf("after %v: got %q, want no control sequences", m.after, got)
 			}
@@ -59,9 +165,91 @@ func TestWatchSaysWhenTheBridgeIsAway(t *testing.T) {
 					}
 				}
 			}
-			if strings.Join(known, "\n") != strings.Join(want, "\n") || len(want) == 0 && got != "" {
-				t.Errorf("after %v, in place %v: got\n%s\nwant the lines %q", m.after, inPlace, got, want)
+			if !slices.Equal(known, want) || len(want) == 0 && got != "" || slices.Contains(want, ready) && !strings.Contains(got, m.due) {
+				t.Errorf("after %v, terminal %v: got\n%s\nwant the lines %q and an event due %s", m.after, terminal, got, want, m.due)
 			}
 		}
+	}
+}
+
+// A status says what people need first: sinks that need somebody, with the reason in full, events that have begun, then the
+// nearest, and this VM before the others that an event hits. Text from outside stays on its line.
+func TestStatusText(t *testing.T) {
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := statusOf(t, now)
+	slices.Reverse(st.Events)
+	due := now.Add(72 * time.Hour)
+	far := bridge.EventStatus{Event: azureEvent(eventID("far"), "Redeploy", "Platform", "", due, -1, "vm-db-2", "vm-db-1", "vm-db-3"), NotBefore: due}
+	st.Events = append([]bridge.EventStatus{far}, st.Events...)
+	st.Events[1].Approval = "it waits for ops-chat"
+	st.Sinks = append(st.Sinks,
+		bridge.SinkStatus{Name: "silent", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 301, LastError: "timeout"},
+		bridge.SinkStatus{Name: "shaky", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 299, LastError: "bad\nline\x1b[2J", NextAttempt: now.Add(3 * time.Second)},
+		bridge.SinkStatus{Name: "picky", State: bridge.SinkOK, DeadLetters: 2, LastError: "rejected: 422"},
+		bridge.SinkStatus{Name: "fresh", State: bridge.SinkOK},
+	)
+	want := `vm-db-1  ready, 2 SINKS NEED YOU, forewarn 1.0.0, up 9 d 0 h
+endpoint  answered 0 s ago, http://169.254.169.254, api-version 2020-07-01
+outbox    3 owed, 1 given up, 96 KiB
+
+EVENT     TYPE      STATE      DUE             NOT BEFORE                MACHINES
+%.8[1]s  Freeze    Started    -               -                         vm-db-3
+%.8[2]s  Reboot    Scheduled  in 14 min 12 s  05:14:12 CET              this VM, vm-db-2
+  not approved: it waits for ops-chat
+%.8[3]s  Redeploy  Scheduled  in 3 d 0 h      Tue 24 Nov, 05:00:00 CET  this VM, vm-db-2, vm-db-3
+
+SINK      STATE             OWED              LAST TOLD     TOLD  GIVEN UP  KIND
+ops-chat  NEEDS YOU         3, for 2 h 0 min  9 h 0 min ago  21    0         slack
+  next try in 31 s: invalid_auth
+silent    NEEDS YOU         1, for 5 min 1 s  -              0     0
+  trying now; before: timeout
+shaky     trying again      1, for 4 min 59 s  -              0     0
+  next try in 3 s: bad line [2J
+picky     gave up the last  0                  -              0     2
+  422
+audit     works             0                  48 s ago       34    0         file
+runbook   works             0                  47 s ago       12    1         webhook
+fresh     ready             0                  -              0     0
+`
+	// How wide a column is does not matter here.
+	squeeze := func(s string) string {
+		var lines []string
+		for line := range strings.Lines(s) {
+			lines = append(lines, strings.Join(strings.Fields(line), " "))
+		}
+		return strings.Join(lines, "\n")
+	}
+	want = fmt.Sprintf(want, eventID("freeze"), eventID("reboot"), eventID("far"))
+	if got := statusText(st, now, now, berlin); squeeze(got) != squeeze(want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// A status names what is wrong with forewarn itself, each on a line of its own, and claims nothing that is not known.
+func TestStatusTextInTrouble(t *testing.T) {
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	st := bridge.Status{Version: "v1", StartedAt: now, Reasons: []string{"the endpoint has not answered yet: timeout", "the outbox cannot be written: disk full"}}
+	st.IMDS = bridge.IMDSStatus{Endpoint: "http://azure.test", APIVersion: "2020-07-01", LastError: "timeout"}
+	st.Outbox.Error, st.Settings.LastError = "disk full", "line 3"
+	want := `(this VM's name is not known yet)  NOT READY, forewarn v1, up 0 s
+          the endpoint has not answered yet: timeout
+          the outbox cannot be written: disk full
+endpoint  has not answered yet, http://azure.test, api-version 2020-07-01
+          now: timeout
+outbox    0 owed, 0 given up, 0 KiB
+          NOT ON DISK: disk full
+settings  the newest were refused, older ones are in force
+          line 3
+
+What Azure announces is not known yet.
+
+No sink is configured, so nobody is told.
+`
+	if got := statusText(st, now, now, time.UTC); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
