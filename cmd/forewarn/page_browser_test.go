@@ -301,6 +301,16 @@ func TestPageFitsEveryScreen(t *testing.T) {
 						t.Errorf("on a screen %d wide a %s has no name: %q", width, role, names[role])
 					}
 				}
+				// A phone shows of each sink only what there is to say; a screen reader still hears of every column.
+				if seen := ask[bool](b, `Array.from(document.querySelectorAll('#sinks td.none')).some((td) => td.offsetHeight > 1)`); seen != (width > 700) {
+					t.Errorf("on a screen %d wide, that a sink has nothing to say of a column is seen: %v", width, seen)
+				}
+				if thin := ask[string](b, `Array.from(document.querySelectorAll('td:not(.none)')).find((td) => td.offsetWidth < innerWidth / 2)?.innerText || ''`); width < 700 && thin != "" {
+					t.Errorf("on a screen %d wide a cell takes less than half of it: %q", width, thin)
+				}
+				if n, want := len(names["gridcell"])+len(names["cell"]), ask[int](b, `document.querySelectorAll('td').length`); n != want {
+					t.Errorf("on a screen %d wide there are %d cells, want %d", width, n, want)
+				}
 				if n := len(names["table"]); n != night.tables {
 					t.Errorf("on a screen %d wide there are %d tables, want %d", width, n, night.tables)
 				}

@@ -26,7 +26,7 @@ var pageFiles embed.FS
 
 // pageParts are the parts of the page that are sent anew when they change, by the ids of their elements and the names of
 // their templates.
-var pageParts = []string{"summary", "trouble", "open", "timeline", "sinks", "foot"}
+var pageParts = []string{"summary", "trouble", "open", "timeline", "sinks", "dead", "foot"}
 
 // How the page is kept up to date.
 const (

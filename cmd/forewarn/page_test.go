@@ -54,7 +54,8 @@ func shown(t *testing.T, f pageFacts) string {
 }
 
 // Without any script the page says everything: what needs somebody first, then what is announced, with the countdown as
-// it was and the time in both zones, then the past, then who is told.
+// it was and the time in both zones, then the past, then who is told, those that need somebody first. What was given up
+// comes last: however much it is, it does not hide what is ahead.
 func TestPageIsCompleteWithoutScript(t *testing.T) {
 	now := time.Now()
 	text := shown(t, sampleFacts(now))
@@ -64,12 +65,12 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 	for _, want := range []string{
 		"1 thing needs you. 1 message was given up. Azure announces 2 events, the next for " + due.In(berlin).Format("15:04:05 MST"),
 		"Slack (ops-chat) needs you.", "Reason: invalid_auth. Nothing is lost yet: 3 messages are kept",
-		"Given up", "runbook/812", "Freeze announced", "refused by the destination: 422 Unprocessable Entity",
 		"Has begun", "vm-db-3: pause has begun", "about 5 s, says Azure.",
 		"Announced", "vm-db-1 will reboot", "in 14 min 1", due.In(berlin).Format("15:04:05 MST"), due.UTC().Format("(15:04:05 UTC)"), "at the earliest",
 		`Azure maintenance: "Host server is undergoing maintenance."`, "vm-db-1 (this VM)", "vm-db-2", "sudo forewarn approve",
 		"The last 30 days", "Reboot, 3 events", "vm-db-1: reboot cancelled, nothing happened", "vm-db-1: reboot is over", "Redeploy, 1 event", "Freeze, 6 events",
-		"Who is told", "audit file Works", "ops-chat slack Needs you 3, the first owed 2 h 0 min ago", "invalid_auth. Next try in 3",
+		"Who is told", "ops-chat slack Needs you 3, oldest 2 h 0 min ago", "invalid_auth. Next try in 3", "audit file Works",
+		"Given up These", "runbook/812", "Freeze announced", "refused by the destination: 422 Unprocessable Entity",
 		"forewarn 1.0.0, started",
 	} {
 		i := strings.Index(rest, want)
@@ -121,6 +122,15 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 		{"no history", bridge.Status{Ready: true, IMDS: answered}, errors.New("database not open"), "The history cannot be read: database not open.", "Nothing is on record"},
 		{"refused settings", bridge.Status{Ready: true, IMDS: answered, Settings: bridge.SettingsInfo{LastError: "line 3"}}, nil,
 			"The newest settings were refused; older ones are in force. line 3", "Nothing needs you"},
+		{"a sink that is silent", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
+			Name: "hook", Kind: "webhook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 301, LastError: "timeout"}}}, nil,
+			"1 thing needs you. Azure announces nothing. Needs you The webhook hook needs you. Reason: timeout.", "Trying again"},
+		{"a sink that is not silent yet", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
+			Name: "hook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 7200, LastAccepted: now.Add(-299 * time.Second)}}}, nil,
+			"hook Trying again", "1 thing needs you"},
+		{"a sink that refused the last", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
+			Name: "hook", State: bridge.SinkOK, DeadLetters: 1, LastError: "rejected: 422 Unprocessable Entity"}}}, nil,
+			"hook Gave up the last 0 0 1 not since start 422 Unprocessable Entity", "Ready"},
 		{"a sink that is gone", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{Name: "old", State: bridge.SinkOrphaned, Pending: 2}}}, nil,
 			"The sink old is gone from the settings, and 2 messages are still owed to it.", "Nothing needs you"},
 	} {
@@ -387,6 +397,19 @@ func TestPageTimes(t *testing.T) {
 		if got := (pageWriter{now: now, zone: tt.zone}).moment(tt.at); got.Text != tt.want {
 			t.Errorf("%v in %v reads %q, want %q", tt.at, tt.zone, got.Text, tt.want)
 		}
+	}
+}
+
+// Of the machines of an event this VM is named first, so that it is never among those that are left out.
+func TestPageNamesThisVMFirst(t *testing.T) {
+	f := calmFacts(time.Now())
+	var vms []string
+	for i := range shownVMs + 5 {
+		vms = append(vms, fmt.Sprint("vm-", i))
+	}
+	f.Status.Events[0].Event = azureEvent(eventID("reboot"), "Reboot", "Platform", "", f.Status.Events[0].NotBefore, -1, append(vms, "vm-db-1")...)
+	if text := shown(t, f); !strings.Contains(text, "Machines vm-db-1 (this VM) vm-0 vm-1 ") || !strings.Contains(text, "vm-18 and 6 more") {
+		t.Errorf("the page says:\n%s\nwant this VM before the others, and how many are left out", text)
 	}
 }
 

@@ -29,7 +29,9 @@ type pageView struct {
 	Name  string // of the VM
 	Place string
 	Now   moment
-	Needs string // in one line, what needs somebody
+	Ready bool
+	Needs string // in a few words, how many troubles there are; "" for none
+	Lost  string // how many dead letters; "" for none
 	Plans string // in one line, what Azure announces; "" when that is not known
 
 	Troubles  []troubleView
@@ -176,10 +178,16 @@ func (p pageWriter) view(f pageFacts) pageView {
 	v.Events = v.Events[:len(v.Events)-v.More]
 	v.Note = p.note(s)
 	v.Timeline = p.timeline(f)
-	for _, k := range s.Sinks {
+	for _, k := range byNeed(s.Sinks, p.now) {
 		v.Sinks = append(v.Sinks, p.sink(k))
 	}
-	v.Needs, v.Plans = needs(s, len(f.Dead), len(v.Troubles)), p.plans(s)
+	v.Ready, v.Plans = s.Ready, p.plans(s)
+	if n := len(v.Troubles); n > 0 {
+		v.Needs = plural(n, "thing needs you", "things need you")
+	}
+	if n := len(f.Dead); n > 0 {
+		v.Lost = plural(n, "message was given up", "messages were given up")
+	}
 	v.Title = v.Name + " · forewarn"
 	if n := len(s.Events); n > 0 {
 		v.Title = plural(n, "event", "events") + " · " + v.Title
@@ -209,24 +217,6 @@ func plural(n int, one, many string) string {
 
 func (p pageWriter) name(vm string) string {
 	return cmp.Or(printable(vm), "This VM")
-}
-
-// needs says in one line what needs somebody, the worst first.
-func needs(s bridge.Status, dead, troubles int) string {
-	var parts []string
-	if !s.Ready {
-		parts = append(parts, "Not ready")
-	}
-	switch {
-	case troubles == 0 && dead == 0:
-		parts = append(parts, "Nothing needs you")
-	case troubles > 0:
-		parts = append(parts, plural(troubles, "thing needs you", "things need you"))
-	}
-	if dead > 0 {
-		parts = append(parts, plural(dead, "message was given up", "messages were given up"))
-	}
-	return strings.Join(parts, ". ") + "."
 }
 
 // plans says in one line what Azure announces and when the next of it is due.
@@ -283,18 +273,16 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 		add("The newest settings were refused; older ones are in force.", printable(s.Settings.LastError))
 	}
 	for _, k := range s.Sinks {
-		switch k.State {
-		case bridge.SinkIsBlocked:
+		switch {
+		case needsSomebody(k, p.now):
 			about := map[string]any{
 				"type": bridge.SinkBlocked, "observer": s.Observer.Name,
 				"data": map[string]any{"sink": k.Name, "kind": k.Kind, "pending": k.Pending, "error": k.LastError},
 			}
 			add(capital(p.say("destination", about))+" needs you.", p.say("advice", about))
-		case bridge.SinkOrphaned:
-			if k.Pending > 0 {
-				add("The sink "+printable(k.Name)+" is gone from the settings, and "+plural(k.Pending, "message is", "messages are")+" still owed to it.",
-					"They are kept for 24 hours, and sent if it returns under its name; then they are given up.")
-			}
+		case k.State == bridge.SinkOrphaned && k.Pending > 0:
+			add("The sink "+printable(k.Name)+" is gone from the settings, and "+plural(k.Pending, "message is", "messages are")+" still owed to it.",
+				"They are kept for 24 hours, and sent if it returns under its name; then they are given up.")
 		}
 	}
 	if f.Err != nil {
@@ -362,14 +350,16 @@ func (p pageWriter) event(e bridge.EventStatus, o bridge.Observer, lives []bridg
 	default:
 		v.Count = p.until(e.NotBefore)
 	}
-	for _, name := range azure.Resources {
-		if len(v.VMs) == shownVMs {
-			v.MoreVMs = len(azure.Resources) - shownVMs
-			break
+	for _, name := range azure.Resources { // this VM first, so that it is never one of those left out
+		vm := vmView{Name: printable(name), Self: bridge.Event{Resources: []string{name}}.Affects(o.Name)}
+		if vm.Self {
+			v.VMs = slices.Insert(v.VMs, 0, vm)
+		} else {
+			v.VMs = append(v.VMs, vm)
 		}
-		self := o.Name != "" && bridge.Event{Resources: []string{name}}.Affects(o.Name)
-		v.VMs = append(v.VMs, vmView{Name: printable(name), Self: self})
 	}
+	v.MoreVMs = max(0, len(v.VMs)-shownVMs)
+	v.VMs = v.VMs[:len(v.VMs)-v.MoreVMs]
 	if !v.Begun {
 		if v.YouCan = p.say("youCan", f); v.YouCan != "" {
 			v.Command, v.Cannot = p.say("approval", f), p.say("cannot", f)
@@ -382,27 +372,10 @@ func (p pageWriter) event(e bridge.EventStatus, o bridge.Observer, lives []bridg
 
 // sink is one sink in words.
 func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
+	state, class := sinkState(k, p.now)
 	v := sinkView{
-		Name: printable(k.Name), Kind: printable(k.Kind), Class: k.State, Error: errorWords(k.LastError), Pending: k.Pending, Delivered: k.Delivered,
-		DeadLetters: k.DeadLetters, Accepted: p.moment(k.LastAccepted),
-	}
-	switch k.State {
-	case bridge.SinkOK:
-		v.State = "Works"
-		if k.LastAccepted.IsZero() {
-			v.State = "Ready, nothing sent yet"
-		}
-		if k.Pending > 0 {
-			v.State = "Sending"
-		}
-	case bridge.SinkRetrying:
-		v.State = "Trying again"
-	case bridge.SinkIsBlocked:
-		v.State = "Needs you"
-	case bridge.SinkOrphaned:
-		v.State = "Gone from the settings"
-	default:
-		v.State = printable(k.State)
+		Name: printable(k.Name), Kind: printable(k.Kind), Class: class, State: capital(state), Error: errorWords(k.LastError), Pending: k.Pending,
+		Delivered: k.Delivered, DeadLetters: k.DeadLetters, Accepted: p.moment(k.LastAccepted),
 	}
 	v.Oldest = p.since(k.OldestPending)
 	if !k.NextAttempt.IsZero() && k.LastError != "" {

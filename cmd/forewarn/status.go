@@ -293,7 +293,7 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 func machines(all []string, self string) string {
 	var names []string
 	for _, name := range all {
-		if self != "" && (bridge.Event{Resources: []string{name}}).Affects(self) {
+		if (bridge.Event{Resources: []string{name}}).Affects(self) {
 			names = slices.Insert(names, 0, "this VM")
 		} else {
 			names = append(names, name)
