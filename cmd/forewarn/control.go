@@ -188,8 +188,11 @@ func (p *program) callControl(ctx context.Context, s *settings, method, path str
 		}
 		resp, err := c.Do(req)
 		if err != nil {
+			var absent *net.OpError
 			if errors.Is(err, fs.ErrPermission) {
 				refused = fmt.Errorf("control socket %s: permission denied; %s", socket, tryElevated)
+			} else if !errors.As(err, &absent) || absent.Op != "dial" {
+				refused = fmt.Errorf("a forewarn listens on %s but does not answer: %w", socket, errors.Unwrap(err)) // without the URL
 			}
 			continue
 		}

@@ -109,6 +109,8 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 			"Azure has not answered yet, so nothing is known of its plans.", "announces nothing"},
 		{"no answer any more", bridge.Status{IMDS: bridge.IMDSStatus{LastAnswer: now, LastError: "timeout"}}, nil,
 			"Azure does not answer. When it last did, at " + now.UTC().Format("15:04:05 UTC"), "Azure announces nothing"},
+		{"a failed answer", bridge.Status{Ready: true, IMDS: bridge.IMDSStatus{LastAnswer: now, LastError: "timeout"}}, nil,
+			"Nothing needs you. Azure does not answer; it had announced nothing.", "Azure announces nothing"},
 		{"no answer any more", bridge.Status{IMDS: bridge.IMDSStatus{LastAnswer: now, LastError: "timeout"}, Events: sampleFacts(now).Status.Events}, nil,
 			"This is what it announced when it last did, at " + now.UTC().Format("15:04:05 UTC"), "announces nothing"},
 		{"not answered since the start", bridge.Status{Events: sampleFacts(now).Status.Events}, nil,

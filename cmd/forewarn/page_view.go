@@ -219,13 +219,19 @@ func (p pageWriter) name(vm string) string {
 	return cmp.Or(printable(vm), "This VM")
 }
 
-// plans says in one line what Azure announces and when the next of it is due.
+// plans says in one line what Azure announces, or did when it last answered, and when the next of it is due.
 func (p pageWriter) plans(s bridge.Status) string {
-	if len(s.Events) == 0 {
-		if s.Ready {
-			return "Azure announces nothing."
-		}
+	text := "Azure announces "
+	switch {
+	case s.IMDS.LastAnswer.IsZero() && len(s.Events) == 0:
 		return ""
+	case s.IMDS.LastAnswer.IsZero():
+		text = "Azure has not answered yet; it had announced "
+	case s.IMDS.LastError != "":
+		text = "Azure does not answer; it had announced "
+	}
+	if len(s.Events) == 0 {
+		return text + "nothing."
 	}
 	var next time.Time
 	for _, e := range s.Events {
@@ -233,7 +239,7 @@ func (p pageWriter) plans(s bridge.Status) string {
 			next = e.NotBefore
 		}
 	}
-	text := "Azure announces " + plural(len(s.Events), "event", "events")
+	text += plural(len(s.Events), "event", "events")
 	switch {
 	case next.IsZero():
 	case len(s.Events) == 1:

@@ -262,8 +262,11 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 // eventsText are the events that are not over, those that have begun first, then the nearest.
 func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	if len(s.Events) == 0 {
-		if s.IMDS.LastAnswer.IsZero() {
+		switch {
+		case s.IMDS.LastAnswer.IsZero():
 			return "What Azure announces is not known yet.\n"
+		case s.IMDS.LastError != "":
+			return "Azure does not answer; it had announced nothing.\n"
 		}
 		return "Azure announces nothing.\n"
 	}
