@@ -110,14 +110,14 @@ func stateWords(s bridge.Status) string {
 	if !s.Ready {
 		words = append(words, "not ready: "+strings.Join(s.Reasons, "; "))
 	}
-	words = append(words, fmt.Sprintf("%d events open, %d deliveries owed", len(s.Events), s.Outbox.Pending))
+	words = append(words, plural(len(s.Events), "event open", "events open")+", "+plural(s.Outbox.Pending, "delivery owed", "deliveries owed"))
 	for _, k := range s.Sinks {
-		if k.State == bridge.SinkIsBlocked {
-			words = append(words, k.Name+" is blocked")
+		if needsSomebody(k, time.Now()) {
+			words = append(words, k.Name+" needs you")
 		}
 	}
 	if s.Outbox.DeadLetters > 0 {
-		words = append(words, fmt.Sprintf("%d dead letters", s.Outbox.DeadLetters))
+		words = append(words, plural(s.Outbox.DeadLetters, "message given up", "messages given up"))
 	}
 	if s.Settings.LastError != "" {
 		words = append(words, "newer settings were refused")

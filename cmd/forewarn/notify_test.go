@@ -225,10 +225,11 @@ func TestStateWords(t *testing.T) {
 	}{
 		{bridge.Status{Ready: true}, "0 events open, 0 deliveries owed"},
 		{bridge.Status{Reasons: []string{"one\ntwo", "three"}}, "not ready: one two; three; 0 events open, 0 deliveries owed"},
-		{bridge.Status{Ready: true, Events: make([]bridge.EventStatus, 2), Outbox: bridge.OutboxStatus{Pending: 3, DeadLetters: 1},
-			Sinks:    []bridge.SinkStatus{{Name: "a", State: bridge.SinkIsBlocked}, {Name: "b", State: bridge.SinkRetrying}},
+		{bridge.Status{Ready: true, Events: make([]bridge.EventStatus, 1), Outbox: bridge.OutboxStatus{Pending: 3, DeadLetters: 1},
+			Sinks: []bridge.SinkStatus{{Name: "a", State: bridge.SinkIsBlocked}, {Name: "b", State: bridge.SinkRetrying},
+				{Name: "c", State: bridge.SinkRetrying, OldestPendingSeconds: bridge.SilentFor.Seconds()}},
 			Settings: bridge.SettingsInfo{LastError: "x"}},
-			"2 events open, 3 deliveries owed; a is blocked; 1 dead letters; newer settings were refused"},
+			"1 event open, 3 deliveries owed; a needs you; c needs you; 1 message given up; newer settings were refused"},
 	} {
 		if got := stateWords(tt.status); got != tt.want {
 			t.Errorf("got  %q\nwant %q", got, tt.want)

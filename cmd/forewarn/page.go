@@ -29,7 +29,6 @@ func page(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
 	mux := probes(b, metrics)
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Cache-Control", "no-store")
 		_ = printJSON(w, b.Status())
 	})
 	newPage(bridgeFacts(b)).routes(mux)
