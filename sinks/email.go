@@ -64,6 +64,7 @@ const tokenPatience = 10 * time.Second // for token_command
 type email struct {
 	name     string // of the sink
 	addr     string // host and port of the server
+	dial     Dialer
 	tls      tlsSettings
 	mode     string // starttls, implicit or none
 	from     mail.Address
@@ -86,7 +87,7 @@ func openEmail(decode func(any) error, h Host) (Opened, error) {
 	if err := decode(&s); err != nil {
 		return Opened{}, err
 	}
-	m := &email{name: h.Name, zone: h.Zone, getenv: h.Getenv, now: time.Now}
+	m := &email{name: h.Name, zone: h.Zone, getenv: h.Getenv, now: time.Now, dial: h.dialer(0)}
 	for _, open := range []func(emailSettings, Host) error{m.openServer, m.openAddresses, m.openAuth, m.openTexts} {
 		if err := open(s, h); err != nil {
 			return Opened{}, err
@@ -405,7 +406,7 @@ func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
 		return nil, err
 	}
 	if m.mode == "none" {
-		s, err := startEmail(ctx, m.addr, m.helo, nil, false)
+		s, err := startEmail(ctx, m.dial, m.addr, m.helo, nil, false)
 		if err != nil {
 			return nil, m.failure(ctx, v, "", err)
 		}
@@ -415,7 +416,7 @@ func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
 	}
-	s, err := startEmail(ctx, m.addr, m.helo, config, m.mode == "implicit")
+	s, err := startEmail(ctx, m.dial, m.addr, m.helo, config, m.mode == "implicit")
 	if err == nil && m.username != "" {
 		if err = s.login(ctx, m.auth, m.username, secret); err != nil {
 			s.close()

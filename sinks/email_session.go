@@ -53,8 +53,8 @@ type emailSession struct {
 
 // startEmail connects, says EHLO and begins TLS. A nil config is for a conversation in clear; without a helo it is the
 // address of this end of the connection.
-func startEmail(ctx context.Context, addr, helo string, config *tls.Config, implicit bool) (*emailSession, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls.Config, implicit bool) (*emailSession, error) {
+	conn, err := dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}

@@ -90,7 +90,7 @@ func smtpScript(t *testing.T, answers map[string]string) (addr string, hung <-ch
 }
 
 func converse(ctx context.Context, addr string, to ...string) ([]error, error) {
-	s, err := startEmail(ctx, addr, "[127.0.0.1]", nil, false)
+	s, err := startEmail(ctx, Host{}.dialer(0), addr, "[127.0.0.1]", nil, false)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func TestSilentMailServerEndsWithContext(t *testing.T) {
 // A server that offers no TLS where it is required is not talked to in clear.
 func TestMailWithoutSTARTTLSIsBlocked(t *testing.T) {
 	addr, _ := smtpScript(t, map[string]string{"greeting": "220 hi", "STARTTLS": "220 go on"})
-	s, err := startEmail(t.Context(), addr, "[127.0.0.1]", &tls.Config{}, false)
+	s, err := startEmail(t.Context(), Host{}.dialer(0), addr, "[127.0.0.1]", &tls.Config{}, false)
 	if err == nil {
 		s.close()
 	}

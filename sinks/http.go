@@ -26,6 +26,7 @@ const (
 type caller struct {
 	tls   tlsSettings
 	proxy func(*http.Request) (*url.URL, error)
+	dial  Dialer
 
 	mu        sync.Mutex // for what follows: Close may come while a request is given up
 	transport *http.Transport
@@ -34,7 +35,7 @@ type caller struct {
 
 // newCaller checks the settings. proxy is empty for that of the environment, none, or a URL.
 func newCaller(t tlsSettings, proxy Secret, h Host) (*caller, error) {
-	c := &caller{tls: t, proxy: h.Proxy}
+	c := &caller{tls: t, proxy: h.Proxy, dial: h.dialer(connectTime)}
 	if _, err := t.load(); err != nil {
 		return nil, err
 	}
@@ -86,7 +87,7 @@ func (c *caller) current() (*http.Transport, error) {
 	c.stamp = stamp
 	c.transport = &http.Transport{
 		Proxy:                  c.proxy,
-		DialContext:            (&net.Dialer{Timeout: connectTime}).DialContext,
+		DialContext:            c.dial,
 		TLSClientConfig:        config,
 		TLSHandshakeTimeout:    connectTime,
 		ForceAttemptHTTP2:      true,

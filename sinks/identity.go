@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -61,7 +60,7 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 		url: h.Endpoint + "/metadata/identity/oauth2/token?" + query.Encode(),
 		// Without Proxy there is none. Connections are not kept, because tokens last for hours.
 		transport: &http.Transport{
-			DialContext: (&net.Dialer{Timeout: connectTime}).DialContext, DisableCompression: true, DisableKeepAlives: true,
+			DialContext: h.dialer(connectTime), DisableCompression: true, DisableKeepAlives: true,
 			MaxResponseHeaderBytes: maxAnswer,
 		},
 	}, nil

@@ -3,8 +3,10 @@
 package sinks
 
 import (
+	"context"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -49,6 +51,19 @@ type Host struct {
 	Agent    string         // User-Agent, such as forewarn/1.2.0
 	Zone     *time.Location // of the texts for people; nil is UTC
 	Endpoint string         // of the metadata service, without a slash at its end
+
+	Dial Dialer // nil is the network
+}
+
+// A Dialer connects to an address, as net.Dialer.DialContext does.
+type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// dialer is Dial, or the network's, which is given so long for a connection; 0 sets no limit.
+func (h Host) dialer(limit time.Duration) Dialer {
+	if h.Dial != nil {
+		return h.Dial
+	}
+	return (&net.Dialer{Timeout: limit}).DialContext
 }
 
 // KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file; the items of

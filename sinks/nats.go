@@ -55,6 +55,7 @@ type natsSink struct {
 	structured  bool
 	provision   *natsProvision
 	name        string // of the connection
+	dial        Dialer
 	log         *slog.Logger
 	known       []natsServer // servers that others told of
 
@@ -69,7 +70,7 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 	}
 	n := &natsSink{
 		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured", provision: s.Provision,
-		name: strings.TrimSpace(h.Agent + " " + h.Name), log: h.Log,
+		name: strings.TrimSpace(h.Agent + " " + h.Name), dial: h.dialer(natsDial), log: h.Log,
 	}
 	switch {
 	case !oneOf(s.Mode, "", "binary", "structured"):
@@ -216,9 +217,9 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 		}
 		n.forget(s)
 	}
-	s, err = dialNATS(ctx, n.name, a.servers, a, n.log)
+	s, err = dialNATS(ctx, n.dial, n.name, a.servers, a, n.log)
 	if err != nil && ctx.Err() == nil && len(n.known) > 0 {
-		if other, failed := dialNATS(ctx, n.name, n.known, a, n.log); failed == nil {
+		if other, failed := dialNATS(ctx, n.dial, n.name, n.known, a, n.log); failed == nil {
 			s, err = other, nil
 		}
 	}

@@ -45,14 +45,14 @@ type natsSession struct {
 
 // dialNATS connects to one of the servers, in random order, or says why none of them would have it: that is blocked
 // only if it is so at each. When ctx ends it returns at once and leaves nothing behind.
-func dialNATS(ctx context.Context, name string, servers []natsServer, a natsAccess, log *slog.Logger) (*natsSession, error) {
+func dialNATS(ctx context.Context, dial Dialer, name string, servers []natsServer, a natsAccess, log *slog.Logger) (*natsSession, error) {
 	servers = slices.Clone(servers)
 	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
 	var texts []string
 	blocked := true
 	for _, server := range servers {
 		s := &natsSession{access: a, server: server, log: log, closed: make(chan struct{})}
-		err := s.dial(ctx, name)
+		err := s.dial(ctx, dial, name)
 		if err == nil {
 			return s, nil
 		}
@@ -69,7 +69,7 @@ func dialNATS(ctx context.Context, name string, servers []natsServer, a natsAcce
 	return nil, say(class, strings.Join(texts, "; "))
 }
 
-func (s *natsSession) dial(ctx context.Context, name string) error {
+func (s *natsSession) dial(ctx context.Context, dial Dialer, name string) error {
 	o := nats.GetDefaultOptions()
 	o.Servers, o.Name = []string{s.server.url.String()}, name
 	o.AllowReconnect, o.SkipHostLookup = false, true
@@ -90,7 +90,7 @@ func (s *natsSession) dial(ctx context.Context, name string) error {
 	var refused error // nats.go forgets why a connection was refused
 	var keep []func() bool
 	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
-		conn, err := (&net.Dialer{Timeout: natsDial}).DialContext(ctx, network, address)
+		conn, err := dial(ctx, network, address)
 		if err != nil {
 			refused = err
 			return nil, err

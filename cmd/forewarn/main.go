@@ -46,6 +46,7 @@ type world struct {
 	err    io.Writer
 	getenv func(string) string
 	events func(slog.Level, string) error // writes to the Event Log, which takes the place of err for the log; nil for none
+	dial   sinks.Dialer                   // reaches destinations; nil is the network
 }
 
 func process() world {
@@ -178,7 +179,7 @@ func (p *program) loader(log *slog.Logger) loader {
 	host, _ := os.Hostname()
 	return loader{
 		Kinds: sinks.Kinds, GOOS: runtime.GOOS, Euid: os.Geteuid(),
-		Host: sinks.Host{Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion()},
+		Host: sinks.Host{Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion(), Dial: p.dial},
 	}
 }
 
