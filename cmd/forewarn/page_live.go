@@ -34,6 +34,7 @@ const (
 	streamEvery    = time.Second     // how often it is looked whether something changed
 	streamQuiet    = 5 * time.Second // after which the browser is told that nothing did
 	streamPatience = 10 * time.Second
+	pageMemory     = 2 * time.Minute // how long what was read is kept for another look
 )
 
 // A webPage is the page for people. It holds no goroutine: each browser that follows it has the one of its request,
@@ -80,7 +81,8 @@ func parsePage() (pageTexts, error) {
 }
 
 // bridgeFacts looks at a bridge. The history is read again only when something has changed, and never so often that
-// reading it would take more than a small part of the time.
+// reading it would take more than a small part of the time. It grows with the events of a month, so it is let go when
+// nobody looks any more.
 func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	var mu sync.Mutex
 	var lives []bridge.Life
@@ -88,6 +90,11 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	var known string
 	var read time.Time
 	var took time.Duration
+	forget := time.AfterFunc(pageMemory, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		lives, failed, known, read = nil, nil, "", time.Time{}
+	})
 	return func() pageFacts {
 		f := pageFacts{Status: b.Status()}
 		if f.Status.Outbox.DeadLetters > 0 {
@@ -103,6 +110,7 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 		mu.Lock()
 		defer mu.Unlock()
 		now := time.Now()
+		forget.Reset(pageMemory)
 		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
 			lives, failed = b.Outbox.History(bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)})
 			known, read, took = state, now, time.Since(now)
@@ -256,8 +264,11 @@ func (p *webPage) enter() bool {
 	return true
 }
 
+// leave counts it out. The last one leaves nothing behind.
 func (p *webPage) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.streams--
+	if p.streams--; p.streams == 0 {
+		p.parts, p.title, p.made = nil, "", time.Time{}
+	}
 }

@@ -2,23 +2,29 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"html"
 	"io"
+	"log/slog"
 	"math"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
+	"weak"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imdstest"
 )
 
 // pageOf is the handler of a page that shows what look finds.
@@ -355,6 +361,60 @@ func TestPageStreamsAreBoundedAndEnd(t *testing.T) {
 	if _, err := io.Copy(io.Discard, all[1].Body); err == nil {
 		t.Log("the stream was ended in order") // either way it has ended
 	}
+}
+
+// The history of a month is in memory only as long as somebody looks at it.
+func TestPageForgetsTheHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
+		log := slog.New(slog.DiscardHandler)
+		outbox, err := bridge.OpenOutbox(t.TempDir(), log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := bridge.New(bridge.Options{
+			Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: outbox, Log: log,
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.Run(ctx) }()
+		azure.Schedule(imdstest.Event{Type: "Reboot"})
+		time.Sleep(2 * time.Second)
+
+		look := bridgeFacts(b)
+		seen := func() weak.Pointer[bridge.Life] {
+			f := look()
+			if f.Err != nil || len(f.Lives) == 0 {
+				t.Fatalf("the page knows of %d events, %v; want the one that is announced", len(f.Lives), f.Err)
+			}
+			return weak.Make(&f.Lives[0])
+		}
+		first := seen()
+		runtime.GC()
+		if first.Value() == nil {
+			t.Error("the history is gone at once, want it kept for the next look")
+		}
+		time.Sleep(pageMemory)
+		synctest.Wait()
+		runtime.GC()
+		if first.Value() != nil {
+			t.Errorf("the history is in memory %v after the last look, want it gone", pageMemory)
+		}
+		seen() // and read again
+
+		p := newPage(look)
+		if parts, _, err := p.now(); err != nil || len(parts) == 0 || !p.enter() {
+			t.Fatalf("the page has %d parts: %v", len(parts), err)
+		}
+		p.leave()
+		if len(p.parts) > 0 {
+			t.Error("the last browser went away, and the page is still in memory")
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A server that gives every request little time lets the stream go on.
