@@ -183,7 +183,7 @@ func (f *file) append(lines []byte) error {
 	case f.rotation.due(info.Size(), int64(len(lines)), info.ModTime(), f.now()):
 		f.rotate()
 	}
-	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o640)
+	file, err := f.open()
 	if err != nil {
 		return err
 	}
@@ -192,6 +192,22 @@ func (f *file) append(lines []byte) error {
 		return err
 	}
 	return file.Close()
+}
+
+// open opens the file, or makes it. One that root makes belongs to the owner of its directory: root sends a test, and
+// then the service, which is not root, has to append. What a link leads to is not given away: O_EXCL follows none.
+func (f *file) open() (*os.File, error) {
+	const how = os.O_RDWR | os.O_CREATE | os.O_APPEND
+	file, err := os.OpenFile(f.path, how|os.O_EXCL, 0o640)
+	if errors.Is(err, fs.ErrExist) {
+		return os.OpenFile(f.path, how, 0o640)
+	}
+	if err == nil && os.Geteuid() == 0 { // it is -1 on Windows
+		if err := giveToOwner(file, filepath.Dir(f.path)); err != nil { // a share may refuse, and is written to all the same
+			f.log.Warn("file not given to the owner of its directory", "path", f.path, "err", err)
+		}
+	}
+	return file, err
 }
 
 func (f *file) appendTo(file *os.File, lines []byte) error {
