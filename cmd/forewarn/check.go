@@ -108,11 +108,31 @@ func check(s *settings, now time.Time) (checked, error) {
 		c.Notes = append(c.Notes, "there are no sinks, so nobody is told")
 	}
 	if runtime.GOOS != "windows" { // which has lists of rights instead of these
+		c.Notes = append(c.Notes, looseSettings(s)...)
 		for _, r := range s.Routes {
 			c.Notes = append(c.Notes, looseSecrets(r)...)
 		}
 	}
 	return c, nil
+}
+
+// looseSettings says that others on this machine can change the settings, which name commands and destinations, or can
+// read the secrets that are written out in them.
+func looseSettings(s *settings) []string {
+	info, err := os.Stat(s.Path)
+	if err != nil {
+		return nil // there is no file, and the defaults count
+	}
+	var notes []string
+	mode := info.Mode().Perm()
+	if mode&0o002 != 0 {
+		notes = append(notes, fmt.Sprintf("everybody on this machine can change %s (mode %04o), and so what forewarn does; chmod o-w prevents that", s.Path, mode))
+	}
+	if mode&0o004 != 0 && len(s.Written) > 0 {
+		notes = append(notes, fmt.Sprintf("everybody on this machine can read the secret in %s (mode %04o): %s; chmod 0640 leaves it to its owner and its group, "+
+			"which must be that of whom forewarn runs as", s.Path, mode, strings.Join(s.Written, ", ")))
+	}
+	return notes
 }
 
 // looseSecrets names the files of a route's secrets that others on this machine can read, or its group can change. That

@@ -48,6 +48,7 @@ type settings struct {
 	Rules    []bridge.Rule  // of approval
 	Routes   []bridge.Route // the sinks, in the file's order
 	Notes    []string       // what an operator may not expect of them
+	Written  []string       // secrets that stand in the file itself, such as hook.bearer
 }
 
 // sinkSettings are the keys that a sink may have beside the one of its kind.
@@ -271,6 +272,9 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 		return r, doc.wrongKey(section, err)
 	}
 	r.Sink, r.Secrets = opened.Sink, opened.Secrets
+	for _, key := range writtenSecrets(section.value) {
+		s.Written = append(s.Written, r.Name+"."+key)
+	}
 	if opened.Parallel > 0 {
 		r.Terms.Parallel = opened.Parallel
 	}
@@ -281,6 +285,26 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 		s.Notes = append(s.Notes, r.Name+": "+note)
 	}
 	return r, nil
+}
+
+// writtenSecrets are the keys below a section whose secrets are written out there, and not read from a file or the
+// environment. Addresses and headers may be secret too, but mostly are not.
+func writtenSecrets(n *node) (keys []string) {
+	text := func(n *node) bool { return n.text != "" }
+	for _, e := range n.entries {
+		switch e.key {
+		case "bearer", "password", "token", "webhook_url", "signing_secrets", "body_secrets":
+			if text(e.value) || slices.ContainsFunc(e.value.items, text) ||
+				slices.ContainsFunc(e.value.entries, func(e entry) bool { return text(e.value) }) {
+				keys = append(keys, e.key)
+			}
+		default:
+			for _, key := range writtenSecrets(e.value) {
+				keys = append(keys, e.key+"."+key)
+			}
+		}
+	}
+	return keys
 }
 
 // checkTimes refuses times that would never come, or come without end.
