@@ -41,7 +41,7 @@ func codeBlocks(t *testing.T, section string) []string {
 }
 
 // What running any client of scheduled events does to restarts comes before all else that README and the packages say,
-// with what to do about it. The .deb and the .rpm run the same script, which says it at an installation, not at an upgrade.
+// with what to do about it. The .deb and the .rpm run the same script, which says it to all who have not enabled the service.
 func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
 	if err != nil {
@@ -56,7 +56,8 @@ func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
 		t.Error("README's first section has commands to copy")
 	}
 	for who, said := range map[string]string{
-		"README": first, "the .deb": installMessage(t, "configure", ""), "the .rpm": installMessage(t, "1"),
+		"README": first, "the .deb": installMessage(t, false, "configure", ""), "the .rpm": installMessage(t, false, "1"),
+		"the .deb that was removed before": installMessage(t, false, "configure", "0.1.0"),
 	} {
 		said = strings.Join(strings.Fields(strings.NewReplacer("*", "", "#", "").Replace(said)), " ")
 		rest, begins := strings.CutPrefix(said, "Restarts will wait")
@@ -76,21 +77,26 @@ func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
 		t.Error("README's first section has no link to Approval")
 	}
 	for _, upgrade := range [][]string{{"configure", "0.1.0"}, {"2"}} {
-		if said := installMessage(t, upgrade...); said != "" {
+		if said := installMessage(t, true, upgrade...); said != "" {
 			t.Errorf("postinstall %v says %q at an upgrade", upgrade, said)
 		}
 	}
 }
 
-// installMessage is what the script after the installation of a package says. What it does besides is left out.
-func installMessage(t *testing.T, args ...string) string {
+// installMessage is what the script after the installation of a package says, where the service is enabled or not. What
+// it does besides is left out.
+func installMessage(t *testing.T, enabled bool, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath("sh"); err != nil {
 		t.Skip("sh is not installed, and the packages' scripts need it")
 	}
 	bin := t.TempDir()
 	for _, tool := range []string{"getent", "chgrp", "chmod", "systemctl"} {
-		if err := os.WriteFile(filepath.Join(bin, tool), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		script := "#!/bin/sh\n"
+		if !enabled {
+			script += "[ \"$1\" != is-enabled ]\n"
+		}
+		if err := os.WriteFile(filepath.Join(bin, tool), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
