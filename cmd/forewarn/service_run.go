@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -58,7 +60,8 @@ const (
 var errStopTooSlow = errors.New("the stop took too long and was cut off; what was under way is sent again after the next start")
 
 // attend runs a service between the controls that Windows sends and what is told in answer, until run returns, or does
-// not although it was asked to. tell is never called at the same time twice; that it stopped, the caller says.
+// not although it was asked to. tell is never called at the same time twice; that it stopped, the caller says. Once it
+// was asked to stop, every error has the exit code 0: Windows takes any other for a failure, and starts the service again.
 func attend(controls <-chan serviceControl, tell func(report), run func(context.Context, host) error) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -71,6 +74,12 @@ func attend(controls <-chan serviceControl, tell func(report), run func(context.
 	beat := time.NewTicker(serviceBeat)
 	defer beat.Stop()
 	started, limit := (<-chan struct{})(ready), (<-chan time.Time)(nil)
+	finish := func(err error) error {
+		if now.State == serviceStopPending {
+			return exit(exitOK, err)
+		}
+		return err
+	}
 	for {
 		select {
 		case <-started:
@@ -103,11 +112,32 @@ func attend(controls <-chan serviceControl, tell func(report), run func(context.
 				tell(now)
 			}
 		case <-limit:
-			return errStopTooSlow
+			return finish(errStopTooSlow)
 		case err := <-ended:
-			return err
+			return finish(err)
 		}
 	}
+}
+
+// keepCrash has what the runtime says of a crash written to the file, because a service has no standard error, and
+// returns what the last run left there.
+func keepCrash(path string) (last string, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close() // the runtime has a handle of its own
+	text, err := io.ReadAll(io.LimitReader(f, eventLimit))
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err == nil {
+		err = debug.SetCrashOutput(f, debug.CrashOptions{})
+	}
+	return string(text), err
 }
 
 // exitCode is the one that err means.

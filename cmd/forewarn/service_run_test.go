@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -139,7 +142,7 @@ func TestServiceSaysThatItGoesOn(t *testing.T) {
 }
 
 // A run that does not stop is left after a time that is shorter than what a shutdown waits, and until then the service
-// manager is answered.
+// manager is answered. It ends as if all were well: of another exit code Windows would start what was just stopped.
 func TestServiceStopsWithinItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()
@@ -154,12 +157,59 @@ func TestServiceStopsWithinItsTime(t *testing.T) {
 		}
 		if err := <-s.ended; !errors.Is(err, errStopTooSlow) {
 			t.Errorf("it ends with %v, want %v", err, errStopTooSlow)
+		} else if code := exitCode(err); code != exitOK {
+			t.Errorf("it ends with exit code %d, want %d", code, exitOK)
 		}
 		if took, limit := time.Since(began), planService("x", nil).Preshutdown; took >= limit {
 			t.Errorf("it took %v, and Windows waits %v", took, limit)
 		}
 		s.end <- nil
 	})
+}
+
+// A service that fails while it stops has stopped, and says why.
+func TestServiceThatFailsToStopInOrderStaysStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, broken := tend(), exit(exitTryAgain, errors.New("the outbox cannot be closed"))
+		(<-s.host).ready()
+		s.controls <- controlStop
+		s.end <- broken
+		if err := <-s.ended; !errors.Is(err, broken) || exitCode(err) != exitOK {
+			t.Errorf("it ends with %v, exit code %d; want %v and %d", err, exitCode(err), broken, exitOK)
+		}
+	})
+}
+
+// What the runtime says of a crash is there at the next start, once.
+func TestCrashIsKeptForTheNextStart(t *testing.T) {
+	const file = "FOREWARN_TEST_CRASH"
+	if path := os.Getenv(file); path != "" {
+		if _, err := keepCrash(path); err != nil {
+			t.Fatal(err)
+		}
+		go panic("the poll loop fell over")
+		select {}
+	}
+	path := filepath.Join(t.TempDir(), "crash.txt")
+	for range 2 { // the second one replaces the first
+		crash := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		crash.Env = append(os.Environ(), file+"="+path)
+		if out, err := crash.CombinedOutput(); err == nil {
+			t.Fatalf("it did not crash: %s", out)
+		}
+		left, err := os.ReadFile(path)
+		if err != nil || strings.Count(string(left), "panic: the poll loop fell over") != 1 {
+			t.Errorf("a crash leaves %q, %v; want one trace", left, err)
+		}
+	}
+	for _, want := range []int{1, 0} {
+		if last, err := keepCrash(path); err != nil || strings.Count(last, "panic: ") != want {
+			t.Errorf("a start finds %q, %v; want %d traces", last, err, want)
+		}
+	}
+	if err := debug.SetCrashOutput(nil, debug.CrashOptions{}); err != nil {
+		t.Error(err)
+	}
 }
 
 // ParamChange reads the settings again, once for all that come before it has begun, and never blocks the manager.

@@ -45,6 +45,13 @@ func (p *program) runManaged() error {
 		p.events = func(level slog.Level, text string) error { return writeEvent(events, level, text) }
 	}
 	log := p.log()
+	last, err := keepCrash(filepath.Join(ownDirectory(p.getenv), "crash.txt"))
+	if last != "" {
+		log.Error("the last run crashed:\r\n" + last)
+	}
+	if err != nil {
+		log.Warn("a crash would leave no trace", "err", err)
+	}
 	m := &attended{run: p.bridge, ended: func(err error) {
 		if err != nil {
 			log.Error("forewarn has ended: "+err.Error(), "exitCode", exitCode(err))
