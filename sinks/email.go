@@ -408,7 +408,7 @@ func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
 	if m.mode == "none" {
 		s, err := startEmail(ctx, m.dial, m.addr, m.helo, nil, false)
 		if err != nil {
-			return nil, m.failure(ctx, v, "", err)
+			return nil, m.failure(ctx, v, "", aboutUs(err))
 		}
 		return s, nil
 	}
@@ -423,7 +423,7 @@ func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
 		}
 	}
 	if err != nil {
-		return nil, m.failure(ctx, v, "", err)
+		return nil, m.failure(ctx, v, "", aboutUs(err))
 	}
 	return s, nil
 }

@@ -9,6 +9,7 @@ import (
 	"net/textproto"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,13 +35,26 @@ var securityReply = regexp.MustCompile(`^5\.7\.[0-9]{1,3}(\s|$)`)
 
 // classOfMail says what a failure of a conversation means.
 func classOfMail(err error) error {
-	if e, ok := errors.AsType[*textproto.Error](err); ok {
+	if e, ok := errors.AsType[*textproto.Error](err); ok && !errors.Is(err, bridge.ErrBlocked) {
 		return classOfReply(e)
 	}
 	return classOfFailure(err)
 }
 
-const leavePatience = time.Second // for the answer to QUIT
+// aboutUs is an error from before a mail begins. What a server refuses there for good it refuses whatever is to be sent,
+// so that it says nothing about the CloudEvent.
+func aboutUs(err error) error {
+	if errors.Is(classOfMail(err), bridge.ErrRejected) {
+		return fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	}
+	return err
+}
+
+const (
+	leavePatience   = time.Second // for the answer to QUIT
+	maxConversation = 1 << 20     // bytes that a server says, of TLS too
+	maxRounds       = 1 << 21     // of the hash that SCRAM makes of a password: about a second; servers ask for thousands
+)
 
 // An emailSession is one conversation with an SMTP server. It ends with its context at any point.
 type emailSession struct {
@@ -58,6 +72,7 @@ func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls
 	if err != nil {
 		return nil, err
 	}
+	conn = &briefConn{Conn: conn, left: maxConversation}
 	// A deadline in the past ends every read and write, those of TLS too.
 	s := &emailSession{conn: conn, stop: context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })}
 	if err := s.greet(ctx, addr, helo, config, implicit); err != nil {
@@ -65,6 +80,21 @@ func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls
 		return nil, s.cause(ctx, err)
 	}
 	return s, nil
+}
+
+// A briefConn is a connection on which only so much is listened to: a reply has no end until its server says so.
+type briefConn struct {
+	net.Conn
+	left int
+}
+
+func (c *briefConn) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, fmt.Errorf("the server says more than %d KiB", maxConversation>>10)
+	}
+	n, err := c.Conn.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
 }
 
 func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls.Config, implicit bool) error {
@@ -133,7 +163,7 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 	}
 	s.mechanism = wanted[i]
 	err := s.client.Auth(map[string]smtp.Auth{
-		"SCRAM-SHA-256": smtp.ScramSHA256Auth(username, secret),
+		"SCRAM-SHA-256": briefScram{smtp.ScramSHA256Auth(username, secret)},
 		"PLAIN":         smtp.PlainAuth("", username, secret, s.host, false),
 		"LOGIN":         smtp.LoginAuth(username, secret, s.host, false),
 		"XOAUTH2":       smtp.XOAuth2Auth(username, secret),
@@ -144,7 +174,23 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 	if reply, ok := errors.AsType[*textproto.Error](err); ok && reply.Code/100 == 3 {
 		return fmt.Errorf("%w: logging in by %s: the server went on asking", bridge.ErrBlocked, s.mechanism)
 	}
+	if errors.Is(err, bridge.ErrBlocked) {
+		return fmt.Errorf("%w: logging in by %s: %s", bridge.ErrBlocked, s.mechanism, bare(err))
+	}
 	return fmt.Errorf("logging in by %s: %w", s.mechanism, s.cause(ctx, err))
+}
+
+// briefScram is SCRAM with a bound on the work that the server may ask for, which the end of no context ends.
+type briefScram struct{ smtp.Auth }
+
+func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
+	for field := range strings.SplitSeq(string(said), ",") {
+		rounds, ok := strings.CutPrefix(field, "i=")
+		if n, err := strconv.Atoi(rounds); ok && err == nil && n > maxRounds {
+			return nil, fmt.Errorf("%w: the server asks for %d rounds of its hash, and at most %d are made", bridge.ErrBlocked, n, maxRounds)
+		}
+	}
+	return a.Auth.Next(said, more)
 }
 
 // tlsVersion is that of the conversation, "" when it is in clear.
@@ -208,10 +254,12 @@ func (s *emailSession) cause(ctx context.Context, err error) error {
 	return err
 }
 
-// quit takes leave, which matters to nobody any more, and ends.
+// quit takes leave, which matters to nobody any more, and ends. It does not wait when the context is done.
 func (s *emailSession) quit() {
-	s.conn.SetDeadline(time.Now().Add(leavePatience))
-	_ = s.client.Quit()
+	if s.stop() {
+		s.conn.SetDeadline(time.Now().Add(leavePatience))
+		_ = s.client.Quit()
+	}
 	s.close()
 }
 

@@ -148,3 +148,63 @@ func TestMailWithoutSTARTTLSIsBlocked(t *testing.T) {
 		t.Errorf("startEmail = %v, want it %s", err, blocked)
 	}
 }
+
+// A server that falls silent at the end is not waited for once the context is done.
+func TestQuitDoesNotOutliveTheContext(t *testing.T) {
+	addr, hung := smtpScript(t, map[string]string{"greeting": "220 hi", "QUIT": "hang"})
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err := startEmail(ctx, Host{}.dialer(0), addr, "[127.0.0.1]", nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	s.conn.Read(make([]byte, 1)) // returns when the end has reached the connection
+	s.quit()
+	select {
+	case <-hung:
+		t.Error("it took leave and waited for the answer")
+	default:
+	}
+}
+
+// A reply without an end is not read to its end.
+func TestMailServerIsHeardOnlySoFar(t *testing.T) {
+	for name, reply := range map[string]string{"one line": "220 hi\r\n250-", "many lines": "220 hi\r\n" + strings.Repeat("250-more\r\n", 100)} {
+		said := &endless{text: reply}
+		dial := func(context.Context, string, string) (net.Conn, error) { return said, nil }
+		s, err := startEmail(t.Context(), dial, "mail.example.com:25", "[127.0.0.1]", nil, false)
+		if err == nil {
+			s.close()
+			t.Fatalf("%s: it was taken for a reply", name)
+		}
+		if !strings.Contains(err.Error(), "more than 1024 KiB") || said.read > 2<<20 || !said.closed {
+			t.Errorf("%s: %v after %d bytes, closed %t; want an end after 1 MiB", name, err, said.read, said.closed)
+		}
+	}
+}
+
+// endless is a server that says a text, repeats what is behind its first line for ever, and does not listen.
+type endless struct {
+	net.Conn
+	text   string
+	read   int
+	closed bool
+}
+
+func (c *endless) Read(p []byte) (int, error) {
+	head := strings.IndexByte(c.text, '\n') + 1
+	for i := range p {
+		at := c.read + i
+		if at >= len(c.text) {
+			at = head + (at-head)%(len(c.text)-head)
+		}
+		p[i] = c.text[at]
+	}
+	c.read += len(p)
+	return len(p), nil
+}
+
+func (c *endless) Write(p []byte) (int, error) { return len(p), nil }
+func (c *endless) Close() error                { c.closed = true; return nil }
+func (c *endless) SetDeadline(time.Time) error { return nil }
+func (c *endless) LocalAddr() net.Addr         { return fixedAddr("127.0.0.1:25") }

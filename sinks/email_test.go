@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/pbkdf2"
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math"
 	"mime"
 	"mime/multipart"
 	"mime/quotedprintable"
@@ -35,6 +37,7 @@ type mailbox struct {
 	mechanisms []string
 	refuse     map[string]error // by recipient
 	atDot      error
+	rounds     int // of SCRAM; 4096 when 0
 
 	mu    sync.Mutex
 	mails []received
@@ -113,7 +116,7 @@ func (s *mailSession) Auth(mechanism string) (sasl.Server, error) {
 			return ok(user, strings.TrimSuffix(rest, "\x01\x01"))
 		}}, nil
 	case "SCRAM-SHA-256":
-		return &scram{ok: ok}, nil
+		return &scram{ok: ok, rounds: cmp.Or(s.box.rounds, 4096)}, nil
 	}
 	return nil, smtp.ErrAuthUnknownMechanism
 }
@@ -138,12 +141,13 @@ func (d *dialogue) Next(in []byte) ([]byte, bool, error) {
 // scram is the server's side of RFC 7677.
 type scram struct {
 	ok                func(user, secret string) error
+	rounds            int
 	user, first, mine string
 	done              bool
 }
 
 func (s *scram) Next(in []byte) ([]byte, bool, error) {
-	const salt, rounds = "salt of the test", 4096
+	const salt = "salt of the test"
 	mac := func(key []byte, text string) []byte {
 		h := hmac.New(sha256.New, key)
 		h.Write([]byte(text))
@@ -158,11 +162,11 @@ func (s *scram) Next(in []byte) ([]byte, bool, error) {
 		s.first = strings.TrimPrefix(string(in), "n,,")
 		user, nonce, _ := strings.Cut(strings.TrimPrefix(s.first, "n="), ",r=")
 		s.user = user
-		s.mine = fmt.Sprintf("r=%sserver,s=%s,i=%d", nonce, base64.StdEncoding.EncodeToString([]byte(salt)), rounds)
+		s.mine = fmt.Sprintf("r=%sserver,s=%s,i=%d", nonce, base64.StdEncoding.EncodeToString([]byte(salt)), s.rounds)
 		return []byte(s.mine), false, nil
 	}
 	without, proof, _ := strings.Cut(string(in), ",p=")
-	salted, err := pbkdf2.Key(sha256.New, mailPassword, []byte(salt), rounds, sha256.Size)
+	salted, err := pbkdf2.Key(sha256.New, mailPassword, []byte(salt), s.rounds, sha256.Size)
 	if err != nil {
 		return nil, true, err
 	}
@@ -477,6 +481,31 @@ func TestMailLogsIn(t *testing.T) {
 			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked || strings.Contains(err.Error(), "wrong") {
 				t.Errorf("%s, %s, with a wrong password: %v, want it %s", mode, tt.by, err, blocked)
 			}
+		}
+	}
+}
+
+// A server cannot make it hash a password for hours, which no timeout would end.
+func TestMailServerCannotAskForAnyWork(t *testing.T) {
+	ca := newAuthority(t)
+	b := &mailbox{mechanisms: []string{"SCRAM-SHA-256"}, rounds: math.MaxInt32}
+	s := mustOpen(t, "email", serveMail(t, b, "implicit", ca, ca.issue(t, "127.0.0.1", time.Hour))+
+		"to: [a@example.com]\nusername: azure\npassword: '"+mailPassword+"'\n", testHost(t))
+	_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	if classOf(err) != blocked || !strings.Contains(err.Error(), "SCRAM-SHA-256: the server asks for 2147483647 rounds") {
+		t.Errorf("Deliver = %v, want it %s because of the rounds", err, blocked)
+	}
+}
+
+// What a server refuses before it was told of a mail says nothing about the mail, which is kept.
+func TestRefusalBeforeAMailBlocks(t *testing.T) {
+	for at, want := range map[string]string{"greeting": blocked, "EHLO": blocked, "MAIL": rejected} {
+		answers := map[string]string{"greeting": "220 hi", "HELO": "554 not you", at: "554 not you"}
+		addr, _ := smtpScript(t, answers)
+		host, port, _ := net.SplitHostPort(addr)
+		s := mustOpen(t, "email", "{host: "+host+", port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want || !strings.Contains(err.Error(), "not you") {
+			t.Errorf("554 at %s: %v, want it %s with the server's words", at, err, want)
 		}
 	}
 }
