@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 )
 
 // A reply is temporary, or is about the mail, or is about the client: then somebody has to do something first.
@@ -208,3 +210,93 @@ func (c *endless) Write(p []byte) (int, error) { return len(p), nil }
 func (c *endless) Close() error                { c.closed = true; return nil }
 func (c *endless) SetDeadline(time.Time) error { return nil }
 func (c *endless) LocalAddr() net.Addr         { return fixedAddr("127.0.0.1:25") }
+
+// said is a connection to a server that says all that it ever will at once, and does not listen.
+type said struct {
+	net.Conn
+	*strings.Reader
+	closed bool
+}
+
+func (c *said) Read(p []byte) (int, error)  { return c.Reader.Read(p) }
+func (c *said) Write(p []byte) (int, error) { return len(p), nil }
+func (c *said) Close() error                { c.closed = true; return nil }
+func (c *said) SetDeadline(time.Time) error { return nil }
+func (c *said) LocalAddr() net.Addr         { return fixedAddr("127.0.0.1:25") }
+
+// Whatever a mail server replies, the conversation ends and its connection with it, the mail counts as taken only when
+// the server said so, nothing is rejected before there was a mail, and what is said about it is one line without a secret.
+func FuzzSMTPReplies(f *testing.F) {
+	const secret = "s3cr3t-passw0rd"
+	plain := base64.StdEncoding.EncodeToString([]byte("\x00azure\x00" + secret))
+	const all = "220 hi\r\n250-me\r\n250 AUTH PLAIN LOGIN XOAUTH2 SCRAM-SHA-256\r\n"
+	const taken = "250 ok\r\n250 ok\r\n550 5.1.1 no\r\n354 go on\r\n250 queued as 7\r\n221 bye\r\n"
+	for _, replies := range []string{
+		"", "220", "220 hi\r\n502 what\r\n250 me\r\n" + taken, "554 no service\r\n", "220-\r\n220\x00\r\n",
+		all + "235 2.7.0 in\r\n" + taken, all + "535 5.7.8 no: " + plain + "\r\n", all + "334 !\r\n334 \r\n334 \r\n",
+		all + "334 \r\n334 VXNlcm5hbWU6\r\n235 in\r\n" + taken, all + "334 cj14LHM9LGk9OTk5OTk5OTk5OQ==\r\n",
+		all + "334 eyJzdGF0dXMiOiI0MDEifQ==\r\n535 no " + secret + "\r\n", all + "235 in\r\n550 5.7.60 " + secret + "\r\n",
+		all + "235 in\r\n250 ok\r\n452 full\r\n550-5.1.1 no\r\n550 " + plain + "\r\n", all + "235 in\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go on\r\n",
+		all + "235 in\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go on\r\n250 " + secret + "\r\n", "-01 a\r\n99999999999 b\r\n250\n250 \n",
+	} {
+		for auth := range uint8(5) {
+			f.Add(auth, replies)
+		}
+	}
+	opened, err := open("email", "{host: localhost, port: 25, from: a@example.com, to: [b@example.com, c@example.com], username: azure, password: "+
+		secret+"}", Host{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	m := opened.Sink.(*email)
+	f.Fuzz(func(t *testing.T, auth uint8, replies string) {
+		v := new(veil)
+		if _, err := m.secret(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+		conn := &said{Reader: strings.NewReader(replies)}
+		dial := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
+		s, err := startEmail(t.Context(), dial, m.addr, "vm.example.com", nil, false)
+		if err == nil {
+			if by := []string{"auto", "plain", "login", "scram-sha-256", "xoauth2"}; int(auth) < len(by) { // else nobody logs in
+				err = s.login(t.Context(), by[auth], m.username, secret)
+			}
+			if err != nil {
+				s.close()
+			}
+		}
+		var reply string
+		if err != nil {
+			err = m.failure(t.Context(), v, "", aboutUs(err))
+			if classOf(err) == rejected {
+				t.Errorf("%q, before a mail: %v", replies, err)
+			}
+		} else {
+			to := []string{"b@example.com", "c@example.com"}
+			var refused []error
+			refused, reply, err = s.send(t.Context(), m.from.Address, to, []byte("Subject: x\r\n\r\nx\r\n"))
+			s.quit()
+			if err != nil {
+				err = m.failure(t.Context(), v, "", err)
+			} else {
+				err = m.refusals(t.Context(), v, to, refused)
+			}
+			if err == nil && (!strings.Contains(replies, "354") || !strings.Contains(replies, "250")) {
+				t.Errorf("%q was taken for a yes", replies)
+			}
+			reply = v.line("250 "+reply, false, 200)
+		}
+		text := fmt.Sprintf("%s\n%v", reply, err)
+		if reply, why, _ := strings.Cut(text, "\n"); len(text) > 1500 || strings.ContainsFunc(reply+why, unicode.IsControl) {
+			t.Errorf("%q: said %q", replies, text)
+		}
+		for _, hidden := range []string{secret, plain} {
+			if strings.Contains(strings.ToLower(text), strings.ToLower(hidden)) {
+				t.Errorf("%q: %s is in %q", replies, hidden, text)
+			}
+		}
+		if !conn.closed {
+			t.Errorf("%q: the connection is left open", replies)
+		}
+	})
+}
