@@ -303,6 +303,16 @@ func emailHangs(t *testing.T) map[string]hung {
 	return all
 }
 
+func emailFails(t *testing.T) map[string]string {
+	all := map[string]string{}
+	for class, reply := range map[string]string{again: "451 later", blocked: "530 5.7.0 log in", rejected: "554 no"} {
+		addr, _ := smtpScript(t, map[string]string{"greeting": "220 hi", "RCPT": reply})
+		host, port, _ := net.SplitHostPort(addr)
+		all[class] = "{host: " + host + ", port: " + port + ", from: a@example.com, to: [b@example.com], tls: {mode: none}}"
+	}
+	return all
+}
+
 func emailSecrets(t *testing.T) []secretPlace {
 	ca := newAuthority(t)
 	cert := ca.issue(t, "127.0.0.1", time.Hour)
@@ -317,12 +327,15 @@ func emailSecrets(t *testing.T) []secretPlace {
 	known := base64.StdEncoding.EncodeToString([]byte("\x00azure\x00" + mailPassword))
 	repeats := serveMail(t, &mailbox{mechanisms: []string{"PLAIN"}, refuse: map[string]error{"ops@example.com": says(550, known+" and "+mailPassword)}},
 		"starttls", ca, cert)
+	printed := writeFile(t, "token", secret+"\nand its s3cond line\n")
 	gone := "host: 127.0.0.1\nport: 1\nfrom: a@example.com\n"
 	return []secretPlace{
 		{"password", echo + to + "password: " + secret, []string{secret, plain}, nil},
 		{"password_file", echo + to + "password_file: " + writeFile(t, "p", secret+"\n"), []string{secret, plain}, nil},
 		{"password_env", echo + to + "password_env: PASSWORD", []string{secret}, map[string]string{"PASSWORD": secret}},
 		{"token", echoes + to + "auth: xoauth2\npassword: " + secret, []string{secret}, nil},
+		{"token_command", echoes + to + "token_command: [cat, " + printed + "]", []string{secret, "s3cond"}, nil},
+		{"token_command that fails", echoes + to + "token_command: [cat, " + printed + ", /no/such/file]", []string{secret, "s3cond"}, nil},
 		{"unreachable", gone + to + "password: " + secret, []string{secret}, nil},
 		{"said back", repeats + to + "password: '" + mailPassword + "'", []string{mailPassword, known}, nil},
 		{"wrong auth", gone + to + "auth: cram-md5\npassword: " + secret, []string{secret}, nil},

@@ -183,6 +183,13 @@ func execHangs(t *testing.T) map[string]hung {
 	return places
 }
 
+func execFails(t *testing.T) map[string]string {
+	return map[string]string{
+		again: asCommand(t, "exit", "75", "why"), blocked: asCommand(t, "exit", "78", "why"),
+		rejected: asCommand(t, "exit", "1", "why") + "attempts: 1\n",
+	}
+}
+
 func execSecrets(t *testing.T) []secretPlace {
 	file := writeFile(t, "token", "tok-from-a-file\nits second line\n")
 	return []secretPlace{

@@ -218,6 +218,10 @@ func TestFileFailuresHaveClasses(t *testing.T) {
 	}
 }
 
+func fileFails(t *testing.T) map[string]string {
+	return map[string]string{blocked: "path: " + t.TempDir()}
+}
+
 // Path - is standard output; a line that was torn there is not continued by the next.
 func TestFileWritesToStandardOutput(t *testing.T) {
 	var out tornWriter

@@ -246,6 +246,15 @@ func natsSeed(t *testing.T) (file, seed, public string) {
 	return writeFile(t, "nkey", string(text)+"\n"), string(text), public
 }
 
+func natsFails(t *testing.T) map[string]string {
+	narrow := natsServe(t, nil)
+	_, js := natsClient(t, narrow.ClientURL())
+	natsStream(t, js, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 10 })
+	return map[string]string{
+		again: "url: nats://127.0.0.1:1", blocked: "url: " + natsServe(t, nil).ClientURL(), rejected: "url: " + narrow.ClientURL(),
+	}
+}
+
 func natsSecrets(t *testing.T) []secretPlace {
 	echo, _ := natsFake(t, func(conn net.Conn, r *bufio.Reader) { // says back what it was told
 		fmt.Fprintf(conn, natsInfo, "")

@@ -27,10 +27,15 @@ type trial struct {
 	accepts func(t *testing.T) (settings string, got func() []string)
 	// hangs gives settings of destinations that take a delivery and never answer; began is closed when one has.
 	hangs func(t *testing.T) map[string]hung
+	// fails gives settings of destinations by what their failure means.
+	fails func(t *testing.T) map[string]string
 	// secrets gives settings with a secret in every place where one can stand, of destinations that say back
 	// whatever they are told, or cannot be reached, or whose settings are wrong.
 	secrets func(t *testing.T) []secretPlace
 }
+
+// identityToken is the token of the machine's identity, wherever one asks for it.
+const identityToken = "s3cr3t-of-the-identity"
 
 type hung struct {
 	settings string
@@ -46,12 +51,12 @@ type secretPlace struct {
 
 // trials has a row for each kind.
 var trials = map[string]trial{
-	"email":   {accepts: emailAccepts, hangs: emailHangs, secrets: emailSecrets},
-	"exec":    {accepts: execAccepts, hangs: execHangs, secrets: execSecrets},
-	"file":    {accepts: fileAccepts},
-	"nats":    {accepts: natsAccepts, hangs: natsHangs, secrets: natsSecrets},
-	"slack":   {accepts: slackAccepts, hangs: slackHangs, secrets: slackSecrets},
-	"webhook": {accepts: webhookAccepts, hangs: webhookHangs, secrets: webhookSecrets},
+	"email":   {accepts: emailAccepts, hangs: emailHangs, fails: emailFails, secrets: emailSecrets},
+	"exec":    {accepts: execAccepts, hangs: execHangs, fails: execFails, secrets: execSecrets},
+	"file":    {accepts: fileAccepts, fails: fileFails},
+	"nats":    {accepts: natsAccepts, hangs: natsHangs, fails: natsFails, secrets: natsSecrets},
+	"slack":   {accepts: slackAccepts, hangs: slackHangs, fails: slackFails, secrets: slackSecrets},
+	"webhook": {accepts: webhookAccepts, hangs: webhookHangs, fails: webhookFails, secrets: webhookSecrets},
 }
 
 // A sink hands over a CloudEvent once and says so.
@@ -130,8 +135,48 @@ func TestHungDestinationEndsWithContext(t *testing.T) {
 	})
 }
 
+// A destination that never answers holds a sink no longer than an attempt may last, and says nothing about the CloudEvent.
+func TestHungDestinationEndsAtTheTimeout(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		if trial.hangs == nil {
+			t.Skip("a local file cannot be made to hang")
+		}
+		for name, h := range trial.hangs(t) {
+			t.Run(name, func(t *testing.T) {
+				granted := strings.NewReplacer("stop_grace: 1h", "stop_grace: 0s") // a command gets it on top
+				s := mustOpen(t, kind, granted.Replace(h.settings), testHost(t))
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				if _, err := s.Deliver(ctx, deliveries(t)[:1]); classOf(err) != again || ctx.Err() == nil {
+					t.Errorf("Deliver = %v, want the end of the time and to be tried again", err)
+				}
+			})
+		}
+	})
+}
+
+// A failure says what it means: that it may pass, that somebody must act, or that this CloudEvent never will be taken.
+func TestFailuresOfEveryKindHaveClasses(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		all := trial.fails(t)
+		for class, settings := range all {
+			s := mustOpen(t, kind, settings, testHost(t))
+			_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+			if classOf(err) != class || strings.Contains(fmt.Sprint(err), "\n") {
+				t.Errorf("%s: Deliver = %v, want it %s in one line", class, err, class)
+			}
+		}
+		if len(all) != 3 && kind != "file" { // which takes every CloudEvent, when it takes one
+			t.Errorf("%d classes are tried, want all three", len(all))
+		}
+	})
+}
+
 // No secret is in an error, an answer or a log line, wherever it stands and whatever the destination says back.
 func TestNoSecretIsEverShown(t *testing.T) {
+	tokens := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"access_token":%q,"expires_in":"3600"}`, identityToken)
+	})).URL
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
 		if trial.secrets == nil {
 			t.Skip("it has no secrets")
@@ -140,7 +185,8 @@ func TestNoSecretIsEverShown(t *testing.T) {
 			var log bytes.Buffer
 			h := testHost(t)
 			h.Getenv = func(name string) string { return p.env[name] }
-			h.Log = slog.New(slog.NewTextHandler(&log, nil))
+			h.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			h.Endpoint = tokens
 			opened, err := open(kind, p.settings, h)
 			s := opened.Sink
 			var answer bridge.Answer

@@ -273,6 +273,15 @@ func slackHangs(t *testing.T) map[string]hung {
 	return all
 }
 
+func slackFails(t *testing.T) map[string]string {
+	all := map[string]string{}
+	for class, code := range map[string]string{again: "fatal_error", blocked: "invalid_auth", rejected: "msg_too_long"} {
+		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, `{"ok":false,"error":%q}`, code) }))
+		all[class] = "{token: xoxb-1, channel: C1, api_url: '" + srv.URL + "'}"
+	}
+	return all
+}
+
 func slackSecrets(t *testing.T) []secretPlace {
 	const secret = `s3cr3t-t0ken`
 	env := map[string]string{"SECRET": secret}

@@ -346,3 +346,11 @@ func decodeAttribute(t *testing.T, s string) string {
 	}
 	return text
 }
+
+func webhookFails(t *testing.T) map[string]string {
+	all := map[string]string{}
+	for class, status := range map[string]int{again: 503, blocked: 403, rejected: 422} {
+		all[class] = "url: " + serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })).URL
+	}
+	return all
+}
