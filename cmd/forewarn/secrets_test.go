@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// No secret of the settings leaves the program but to its destination: not in its log, on its page, in metrics or in what
+// its commands print, nor is it in its state, while destinations say back whatever they were told.
+func TestNoSecretIsSeenAnywhere(t *testing.T) {
+	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		status := http.StatusServiceUnavailable
+		fmt.Sscanf(r.URL.Path, "/%d/", &status)
+		said := fmt.Sprintf("%s %v %s", r.URL, r.Header, body)
+		w.Header().Set("X-Request-Id", said)
+		w.WriteHeader(status)
+		io.WriteString(w, said)
+	}))
+	t.Cleanup(echo.Close)
+	const secret = "s3cr3t-"
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	file, creds := write("token", secret+"of-a-file\n"), natsCreds(t)
+	port := freePort(t)
+	s := &six{t: t, config: write("forewarn.yaml", strings.NewReplacer(
+		"AZURE", azure.URL, "STATE", filepath.Join(dir, "state"), "PORT", port, "ECHO", echo.URL, "FILE", file,
+		"USER", strings.Replace(echo.URL, "://", "://s3cr3t-user:s3cr3t-password@", 1), "CREDS", write("creds", creds),
+		"AUDIT", filepath.Join(dir, "audit.jsonl"),
+	).Replace(`
+imds: {endpoint: "AZURE", interval: 100ms, vm_name: vm-0}
+state: "STATE"
+listen: 127.0.0.1:PORT
+sinks:
+  - {name: rejects, webhook: {url: "USER/422/s3cr3t-path?sig=s3cr3t-query", headers: {X-Key: s3cr3t-header}}}
+  - {name: blocks, webhook: {url: "ECHO/403/", bearer_file: "FILE"}}
+  - {name: again, webhook: {url: "ECHO/503/", body_text: '{{json .secret.k}}', body_secrets: {k: s3cr3t-body}}}
+  - {name: identity, webhook: {url: "ECHO/422/", azure_identity: {resource: "https://eventgrid.azure.net"}}}
+  - {name: proxied, webhook: {url: "http://a.example/", proxy: "USER"}}
+  - {name: hook, bridge: none, slack: {webhook_url: "ECHO/404/services/s3cr3t-hook"}}
+  - {name: chat, bridge: none, slack: {token: s3cr3t-bot, channel: C1, api_url: "ECHO/200/"}}
+  - {name: mail, bridge: none, email: {host: 127.0.0.1, port: 1, from: a@example.com, to: [b@example.com], username: u, password: s3cr3t-mail}}
+  - {name: stream, nats: {url: "nats://s3cr3t-user:s3cr3t-password@127.0.0.1:1"}}
+  - {name: jwt, nats: {url: "nats://127.0.0.1:1", creds_file: "CREDS"}}
+  - {name: command, exec: {command: [/bin/sh, -c, 'echo "$T"; exit 1'], attempts: 1, env: {T: {file: "FILE"}}}}
+  - {name: record, bridge: all, file: {path: "AUDIT"}}
+`)), log: filepath.Join(dir, "log")}
+	log, err := os.Create(s.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	fw := forewarn(t, "run", "--log-level", "debug", "--config", s.config)
+	fw.Stderr = log
+	if err := fw.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- fw.Wait() }()
+	defer fw.Process.Kill()
+	azure.Schedule(imdstest.Event{ID: eventID("secret"), Type: "Reboot"})
+
+	var status struct {
+		Sinks []struct{ Name, LastError string }
+	}
+	s.until("every sink but one to have failed", func() bool {
+		got, err := http.Get("http://127.0.0.1:" + port + "/status.json")
+		if err != nil {
+			return false
+		}
+		defer got.Body.Close()
+		if json.NewDecoder(got.Body).Decode(&status) != nil {
+			return false
+		}
+		failed := 0
+		for _, sink := range status.Sinks {
+			if sink.LastError != "" {
+				failed++
+			}
+		}
+		return failed == 11
+	})
+	said := map[string][]byte{}
+	for _, path := range []string{"/", "/metrics", "/status.json", "/healthz", "/readyz"} {
+		got, err := http.Get("http://127.0.0.1:" + port + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said[path], _ = io.ReadAll(got.Body)
+		got.Body.Close()
+	}
+	for command, code := range map[string]int{
+		"status": exitOK, "history -o json": exitOK, "outbox list -o json": exitOK,
+		"check --connect -o json": exitUnavailable, "send -o json --sink rejects --sink command --sink chat": exitFailed, "render": exitOK,
+	} {
+		said[command] = s.command(code, strings.Fields(command)...)
+	}
+	if err := fw.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(2 * patience):
+		t.Fatal("it does not end")
+	}
+	for _, path := range []string{s.log, filepath.Join(dir, "audit.jsonl"), filepath.Join(dir, "state", "outbox.db")} {
+		if said[path], err = os.ReadFile(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, seed, _ := strings.Cut(creds, "-----BEGIN USER NKEY SEED-----\n")
+	seed, _, _ = strings.Cut(seed, "\n")
+	code := base64.RawStdEncoding.EncodeToString([]byte("s3cr3t-user:s3cr3t-password"))
+	for what, text := range said {
+		if len(text) == 0 {
+			t.Errorf("%s says nothing", what)
+		}
+		for _, hidden := range []string{secret, code, seed, "Bearer emulated"} {
+			if i := bytes.Index(bytes.ToLower(text), []byte(strings.ToLower(hidden))); i >= 0 {
+				t.Errorf("%s shows %s: …%q…", what, hidden, text[max(0, i-100):min(len(text), i+100)])
+			}
+		}
+	}
+}
