@@ -20,6 +20,7 @@ import (
 	"net"
 	"net/mail"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -562,6 +563,27 @@ func TestMailTokenComesFromACommand(t *testing.T) {
 			t.Errorf("%s: %v, want it %s", command, err, want)
 		}
 	}
+}
+
+// Whatever a command prints, a token is one line that is not empty, or there is an error that does not show it.
+func FuzzTokenCommand(f *testing.F) {
+	for _, printed := range []string{"s3cr3t", "s3cr3t\r\nmore", "\n s3cr3t", " \t\n", "s3cr3t\x00\x01\xff", strings.Repeat("s3cr3t", 20_000)} {
+		f.Add(printed)
+	}
+	cat, err := exec.LookPath("cat")
+	if err != nil {
+		f.Skip("there is no cat")
+	}
+	f.Fuzz(func(t *testing.T, printed string) {
+		token, err := tokenOf(t.Context(), []string{cat, writeFile(t, "token", printed)})
+		first, _, _ := strings.Cut(printed, "\n")
+		if (err == nil) != (strings.TrimSpace(first) != "") || len(token) > 64<<10 || token != strings.TrimSpace(token) || !strings.Contains(first, token) {
+			t.Errorf("%.100q gave the token %.100q and %v", printed, token, err)
+		}
+		if err != nil && (classOf(err) != again || strings.Contains(err.Error(), "s3cr3t")) {
+			t.Errorf("%.100q gave %v, want it to be tried again, without what was printed", printed, err)
+		}
+	})
 }
 
 // Whatever an event's text holds, it cannot add a header, an address or a part, and it comes out as text.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
@@ -194,4 +195,35 @@ func TestWrongIdentityIsRefused(t *testing.T) {
 	} {
 		wrongKey(t, "webhook", tt.settings, tt.key, tt.reason)
 	}
+}
+
+// Whatever the metadata service answers, there is a token that a header can hold, or an error that does not show it.
+func FuzzIdentityAnswer(f *testing.F) {
+	f.Add(200, `{"access_token":"s3cr3t-token","expires_in":"3599"}`)
+	f.Add(200, `{"access_token":"s3cr3t-token\r\nX: y","expires_on":1e99}`)
+	f.Add(200, `{"access_token":["s3cr3t-token"]}`)
+	f.Add(400, `{"error":"invalid_request","error_description":"Identity not found\n\u202e"}`)
+	f.Add(429, `<html>`)
+	i, err := newIdentity(identitySettings{Resource: resource}, Host{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, status int, body string) {
+		var token string
+		var err error
+		if status == http.StatusOK {
+			token, _, err = readToken([]byte(body), monday)
+		} else {
+			err = i.refused(status, []byte(body))
+		}
+		switch {
+		case err == nil && (token == "" || !validHeaderValue(token)):
+			t.Errorf("%q gave the token %q", body, token)
+		case err == nil:
+		case classOf(err) == rejected || len(err.Error()) > 1000 || strings.ContainsFunc(err.Error(), unicode.IsControl):
+			t.Errorf("%d %q: %v", status, body, err)
+		case status == http.StatusOK && strings.Contains(err.Error(), "s3cr3t"):
+			t.Errorf("%q: %v shows the token", body, err)
+		}
+	})
 }

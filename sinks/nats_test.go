@@ -9,9 +9,12 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unicode"
 
 	cenats "github.com/cloudevents/sdk-go/protocol/nats_jetstream/v2"
 	"github.com/cloudevents/sdk-go/v2/binding"
@@ -478,5 +481,77 @@ func TestNATSAnotherMessageOfTheSubjectRejects(t *testing.T) {
 	_, err = s.Deliver(t.Context(), deliveries(t)[:1])
 	if !errors.Is(err, bridge.ErrRejected) || !strings.Contains(err.Error(), `holds another message`) {
 		t.Errorf("Deliver = %v, want it rejected", err)
+	}
+}
+
+// Whatever answers a message, the attempt ends, counts as done only when a stream says that it has it, and what is said
+// about it is one line without a secret.
+func FuzzNATSAnswers(f *testing.F) {
+	const secret = "s3cr3t-token"
+	for _, answer := range []string{
+		`{"stream":"FOREWARN","seq":7}`, `{"stream":"s3cr3t-token\n","seq":18446744073709551615,"duplicate":true}`, `{}`, `+OK`, "", `{"seq":1}`,
+		`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"}}`,
+		`{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded s3cr3t-token"}}`,
+		`{"error":{"code":-1,"err_code":10054,"description":"\u202e\n"}}`, `{"error":7}`, `[]`, "\xff\x00",
+	} {
+		f.Add(answer)
+	}
+	var answer atomic.Value // of the server to whatever is asked
+	dial := func(context.Context, string, string) (net.Conn, error) {
+		here, there := net.Pipe()
+		go natsAnswers(there, func() string { return answer.Load().(string) })
+		return here, nil
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		answer.Store(text)
+		h := testHost(t)
+		h.Dial = dial
+		s := mustOpen(t, "nats", "{url: 'nats://127.0.0.1:4222', token: "+secret+"}", h)
+		got, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		said := fmt.Sprint(got.Status, got.ID, err)
+		if len(said) > 1000 || strings.ContainsFunc(said, unicode.IsControl) || strings.Contains(strings.ToLower(said), secret) {
+			t.Errorf("%q: said %q", text, said)
+		}
+		var yes struct{ Stream string }
+		if err == nil && (json.Unmarshal([]byte(text), &yes) != nil || yes.Stream == "") {
+			t.Errorf("%q was taken for a yes: %+v", text, got)
+		}
+	})
+}
+
+// natsAnswers is a server that answers every message that asks for it with the same text.
+func natsAnswers(conn net.Conn, answer func() string) {
+	defer conn.Close()
+	r, replies := bufio.NewReader(conn), make(chan string, 100)
+	defer close(replies)
+	go func() { // a pipe holds nothing, and the client does not read while it writes
+		for reply := range replies {
+			if _, err := io.WriteString(conn, reply); err != nil {
+				break
+			}
+		}
+		for range replies {
+		}
+	}()
+	replies <- fmt.Sprintf(natsInfo, "")
+	subscription := ""
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return
+		}
+		switch words := strings.Fields(line); {
+		case len(words) == 0:
+		case words[0] == "PING":
+			replies <- "PONG\r\n"
+		case words[0] == "SUB":
+			subscription = words[len(words)-1]
+		case words[0] == "PUB", words[0] == "HPUB":
+			size, _ := strconv.Atoi(words[len(words)-1])
+			if _, err := r.Discard(size + len("\r\n")); err != nil {
+				return
+			}
+			replies <- fmt.Sprintf("MSG %s %s %d\r\n%s\r\n", words[2], subscription, len(answer()), answer())
+		}
 	}
 }
