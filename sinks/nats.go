@@ -23,7 +23,8 @@ type natsSettings struct {
 	URL          natsURLs       `yaml:"url"` // nats:// or tls://, one or a list; a user in it is secret
 	URLFile      string         `yaml:"url_file"`
 	URLEnv       string         `yaml:"url_env"`
-	Subject      string         `yaml:"subject"`    // template over bridge.FieldDocs and SubjectDocs
+	Subject      string         `yaml:"subject"` // template over bridge.FieldDocs and SubjectDocs
+	SubjectFile  string         `yaml:"subject_file"`
 	Once         *bool          `yaml:"once"`       // copies are refused however old the first is; true by default
 	Core         bool           `yaml:"core"`       // plain NATS instead of JetStream
 	Mode         string         `yaml:"mode"`       // of the CloudEvent: binary (default) or structured
@@ -84,7 +85,17 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 	if n.credentials, err = newNATSCredentials(s, h); err != nil {
 		return Opened{}, err
 	}
-	if n.subjects, err = newNATSSubjects(s.Subject, n.once); err != nil {
+	key, subject, given, err := templateText("subject", s.Subject, s.SubjectFile, "")
+	if err != nil {
+		return Opened{}, err
+	}
+	if given && strings.TrimSpace(subject) == "" {
+		return Opened{}, &KeyError{key, errors.New("is empty")}
+	}
+	if n.subjects, err = newNATSSubjects(subject, n.once); err != nil {
+		if e, ok := errors.AsType[*KeyError](err); ok {
+			e.Key = key
+		}
 		return Opened{}, err
 	}
 	if n.provision, err = s.Provision.check(n.subjects); err != nil {

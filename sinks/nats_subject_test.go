@@ -217,46 +217,58 @@ func FuzzNATSToken(f *testing.F) {
 	})
 }
 
+// The subject's template may stand in a file, as any editor leaves it.
+func TestNATSSubjectFromAFile(t *testing.T) {
+	s := mustOpen(t, "nats", "url: nats.example.com\nsubject_file: "+writeFile(t, "subject", "azure.{{.change}}.{{.id}}\n"), testHost(t))
+	msg, err := s.(*natsSink).message(deliveries(t)[0].Event)
+	if want := "azure.scheduled." + deliveries(t)[0].Event.ID(); err != nil || msg.Subject != want {
+		t.Errorf("the subject is %q, %v; want %q", msg.Subject, err, want)
+	}
+}
+
 // Settings that cannot be meant are refused at their key, with what is expected.
 func TestNATSRefusesWrongSettings(t *testing.T) {
 	seed, _, _ := natsSeed(t)
 	const at = "url: nats.example.com\n"
 	for settings, want := range map[string][2]string{
-		"mode: binary":                                               {"url", "missing"},
-		"url: []":                                                    {"url", "missing"},
-		"url: [nats://a, 'http://b']":                                {"url.1", "expected one such as nats://"},
-		"url: ''":                                                    {"url", "is empty"},
-		"url: nats://a/b":                                            {"url", "is no address"},
-		"url_env: NOWHERE":                                           {"url_env", "is not set"},
-		at + "url_env: X":                                            {"url_env", "only one of them"},
-		"url: [nats://a, nats://b]\nurl_file: X":                     {"url_file", "only one of them"},
-		at + "mode: batch":                                           {"mode", "expected binary or structured"},
-		at + "core: true\nonce: true":                                {"once", "expected one or the other"},
-		at + "core: true\nprovision: {stream: X}":                    {"provision", "expected one or the other"},
-		at + "subject: '{{.id'":                                      {"subject", "unclosed action"},
-		at + "subject: '{{template \"x\"}}'":                         {"subject", "with a sample CloudEvent"},
-		at + "subject: forewarn.{{.change}}":                         {"subject", "does not end in the CloudEvent's id"},
-		at + "subject: forewarn.{{.id}}.{{.change}}":                 {"subject", "does not end in the CloudEvent's id"},
-		at + "subject: forewarn.x{{.id}}":                            {"subject", "does not end in the CloudEvent's id"},
-		at + "subject: forewarn.*.{{.id}}":                           {"subject", "is no subject"},
-		at + "subject: forewarn..{{.id}}":                            {"subject", "is no subject"},
-		at + "subject: forewarn.{{.nothing}}.{{.id}}":                {"subject", "is no subject"},
-		at + "token: x\nnkey_file: " + seed:                          {"token", "nkey_file holds credentials too"},
-		"url: nats://u:p@h\ntoken: x":                                {"token", "url holds credentials too"},
-		at + "username: x":                                           {"username", "needs password"},
-		at + "password: x":                                           {"password", "needs username"},
-		at + "token: x\ntoken_env: X":                                {"token_env", "only one of them"},
-		at + "creds_file: " + seed:                                   {"creds_file", "holds no user JWT"},
-		at + "creds_file: /nowhere":                                  {"creds_file", "no such file"},
-		at + "nkey_file: " + writeFile(t, "nkey", "hello"):           {"nkey_file", "holds no seed"},
-		at + "tls: {cert_file: x}":                                   {"tls.cert_file", "needs key_file"},
-		at + "provision: {}":                                         {"provision.stream", "expected A-Z"},
-		at + "provision: {stream: a.b}":                              {"provision.stream", "expected A-Z"},
-		at + "provision: {stream: X, replicas: 6}":                   {"provision.replicas", "expected 1 to 5"},
-		at + "provision: {stream: X, max_age: -1s}":                  {"provision.max_age", "expected a time"},
-		at + "provision: {stream: X, max_age: 1h, duplicates: 2h}":   {"provision.duplicates", "no longer than max_age"},
-		at + "provision: {stream: X, subjects: [forewarn.events.>]}": {"provision.subjects", "do not take forewarn.bridge."},
-		at + "subject: vms.{{.id}}\nprovision: {stream: X}":          {"provision.subjects", "because subject is given"},
+		"mode: binary":                                                 {"url", "missing"},
+		"url: []":                                                      {"url", "missing"},
+		"url: [nats://a, 'http://b']":                                  {"url.1", "expected one such as nats://"},
+		"url: ''":                                                      {"url", "is empty"},
+		"url: nats://a/b":                                              {"url", "is no address"},
+		"url_env: NOWHERE":                                             {"url_env", "is not set"},
+		at + "url_env: X":                                              {"url_env", "only one of them"},
+		"url: [nats://a, nats://b]\nurl_file: X":                       {"url_file", "only one of them"},
+		at + "mode: batch":                                             {"mode", "expected binary or structured"},
+		at + "core: true\nonce: true":                                  {"once", "expected one or the other"},
+		at + "core: true\nprovision: {stream: X}":                      {"provision", "expected one or the other"},
+		at + "subject: '{{.id'":                                        {"subject", "unclosed action"},
+		at + "subject: '{{template \"x\"}}'":                           {"subject", "with a sample CloudEvent"},
+		at + "subject: forewarn.{{.change}}":                           {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.{{.id}}.{{.change}}":                   {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.x{{.id}}":                              {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.*.{{.id}}":                             {"subject", "is no subject"},
+		at + "subject: forewarn..{{.id}}":                              {"subject", "is no subject"},
+		at + "subject: forewarn.{{.nothing}}.{{.id}}":                  {"subject", "is no subject"},
+		at + "subject: a\nsubject_file: b":                             {"subject_file", "only one of them"},
+		at + "subject_file: " + writeFile(t, "none", "\n"):             {"subject_file", "is empty"},
+		at + "subject_file: " + writeFile(t, "loose", "a.{{.change}}"): {"subject_file", "does not end in the CloudEvent's id"},
+		at + "token: x\nnkey_file: " + seed:                            {"token", "nkey_file holds credentials too"},
+		"url: nats://u:p@h\ntoken: x":                                  {"token", "url holds credentials too"},
+		at + "username: x":                                             {"username", "needs password"},
+		at + "password: x":                                             {"password", "needs username"},
+		at + "token: x\ntoken_env: X":                                  {"token_env", "only one of them"},
+		at + "creds_file: " + seed:                                     {"creds_file", "holds no user JWT"},
+		at + "creds_file: /nowhere":                                    {"creds_file", "no such file"},
+		at + "nkey_file: " + writeFile(t, "nkey", "hello"):             {"nkey_file", "holds no seed"},
+		at + "tls: {cert_file: x}":                                     {"tls.cert_file", "needs key_file"},
+		at + "provision: {}":                                           {"provision.stream", "expected A-Z"},
+		at + "provision: {stream: a.b}":                                {"provision.stream", "expected A-Z"},
+		at + "provision: {stream: X, replicas: 6}":                     {"provision.replicas", "expected 1 to 5"},
+		at + "provision: {stream: X, max_age: -1s}":                    {"provision.max_age", "expected a time"},
+		at + "provision: {stream: X, max_age: 1h, duplicates: 2h}":     {"provision.duplicates", "no longer than max_age"},
+		at + "provision: {stream: X, subjects: [forewarn.events.>]}":   {"provision.subjects", "do not take forewarn.bridge."},
+		at + "subject: vms.{{.id}}\nprovision: {stream: X}":            {"provision.subjects", "because subject is given"},
 	} {
 		wrongKey(t, "nats", settings, want[0], want[1])
 	}
