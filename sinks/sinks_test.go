@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -273,6 +274,29 @@ func TestClosedSinkLeavesNothingRunning(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What the settings need not say: machines hear every change however late, people the state as it is now, and a command
+// what is true now.
+func TestTermsByDefault(t *testing.T) {
+	machine := bridge.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 1}
+	people := bridge.Terms{
+		Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateLatest, Bridge: bridge.LevelTrouble, Batch: 1,
+		Remind: []time.Duration{24 * time.Hour, time.Hour}, Group: bridge.Group{Above: 5, Within: 20 * time.Second},
+	}
+	record := machine
+	record.MaxAge = 0 // never
+	file := record
+	file.Batch = 256
+	want := map[string]bridge.Terms{
+		"webhook": machine, "nats": record, "file": file, "slack": people, "email": people,
+		"exec": {MaxAge: week, Late: bridge.LateDrop, Bridge: bridge.LevelNone, Batch: 1, Parallel: 4, Sync: true, Acts: true},
+	}
+	for kind := range Kinds {
+		if got := Kinds[kind].Terms; !reflect.DeepEqual(got, want[kind]) {
+			t.Errorf("%s has by default %+v, want %+v", kind, got, want[kind])
+		}
+	}
 }
 
 // An unknown key is refused, whatever the kind.

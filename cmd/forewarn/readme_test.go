@@ -218,6 +218,8 @@ func TestREADMEHasEveryKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, tls, _ := strings.Cut(string(text), "\n`tls` is ")
+	tls, _, _ = strings.Cut(tls, "\n\n")
 	props := func(schema map[string]any) map[string]any { return schema["properties"].(map[string]any) }
 	sink := props(settingsSchema(sinks.Kinds))["sinks"].(map[string]any)["items"].(map[string]any)
 	for key, section := range props(sink) {
@@ -226,7 +228,18 @@ func TestREADMEHasEveryKey(t *testing.T) {
 			_, about, _ = strings.Cut(about, "\n### "+key+"\n")
 			about, _, _ = strings.Cut(about, "\n## ")
 			about, _, _ = strings.Cut(about, "\n### ")
-			for name := range props(section.(map[string]any)) {
+			for name, value := range props(section.(map[string]any)) {
+				inner, _ := value.(map[string]any)["properties"].(map[string]any)
+				for below := range inner {
+					told := about
+					if name == "tls" {
+						told += tls
+					}
+					plain := strings.TrimSuffix(strings.TrimSuffix(below, "_file"), "_env")
+					if !regexp.MustCompile(`\b(` + below + "|" + plain + `)\b`).MatchString(told) {
+						t.Errorf("README's section on %s does not name %s.%s", key, name, below)
+					}
+				}
 				plain := strings.TrimSuffix(strings.TrimSuffix(name, "_file"), "_env")
 				if !strings.Contains(about, "`"+name+"`") && !strings.Contains(about, "`"+plain+"`") && !strings.Contains(about, "`"+plain+":") {
 					t.Errorf("README's section on %s does not name %s", key, name)
