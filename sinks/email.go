@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/mail"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -450,11 +451,11 @@ func (m *email) secret(ctx context.Context, v *veil) (secret string, err error) 
 func tokenOf(ctx context.Context, command []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenPatience)
 	defer cancel()
-	c := exec.CommandContext(ctx, command[0], command[1:]...)
-	c.WaitDelay = time.Second
+	c := exec.Command(command[0], command[1:]...)
+	c.SysProcAttr, c.WaitDelay = processAttributes(account{}), outputWait
 	var out bytes.Buffer
 	c.Stdout = &bounded{&out, 64 << 10}
-	err := c.Run()
+	err := runUntil(ctx, c)
 	token, _, _ := strings.Cut(out.String(), "\n")
 	token = strings.TrimSpace(token)
 	switch {
@@ -468,6 +469,19 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 		return "", errors.New("token_command: it printed no token")
 	}
 	return token, nil
+}
+
+// runUntil runs a command to its end, which the end of ctx brings about for all of its process group.
+func runUntil(ctx context.Context, c *exec.Cmd) error {
+	runtime.LockOSThread() // with which the command would die
+	defer runtime.UnlockOSThread()
+	if err := c.Start(); err != nil {
+		return err
+	}
+	f := newFamily(c.Process)
+	defer f.close()
+	defer context.AfterFunc(ctx, f.kill)()
+	return c.Wait()
 }
 
 // bounded takes only so many bytes, and no others, without an error.

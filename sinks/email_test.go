@@ -565,6 +565,30 @@ func TestMailTokenComesFromACommand(t *testing.T) {
 	}
 }
 
+// A command that gives no token is ended with all that it has started, and is not waited for.
+func TestTokenCommandEndsAsAWhole(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TASK", "family")
+	one, other := newWatch(t), newWatch(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := tokenOf(ctx, []string{self, one.address(), other.address()})
+		ended <- err
+	}()
+	command, child := one.begun(), other.begun()
+	cancel()
+	dies(t, command, "the command")
+	dies(t, child, "its child")
+	if err := <-ended; !errors.Is(err, context.Canceled) || classOf(err) != again {
+		t.Errorf("tokenOf = %v, want %v", err, context.Canceled)
+	}
+}
+
 // Whatever a command prints, a token is one line that is not empty, or there is an error that does not show it.
 func FuzzTokenCommand(f *testing.F) {
 	for _, printed := range []string{"s3cr3t", "s3cr3t\r\nmore", "\n s3cr3t", " \t\n", "s3cr3t\x00\x01\xff", strings.Repeat("s3cr3t", 20_000)} {
