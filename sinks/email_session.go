@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/textproto"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,13 +24,20 @@ func classOfReply(e *textproto.Error) error {
 	switch {
 	case e.Code < 500 || e.Code > 599:
 		return nil
-	case oneOf(e.Code, 530, 534, 535, 538), securityReply.MatchString(e.Msg):
+	case oneOf(e.Code, 530, 534, 535, 538), isSecurityStatus(e.Msg):
 		return bridge.ErrBlocked
 	}
 	return bridge.ErrRejected
 }
 
-var securityReply = regexp.MustCompile(`^5\.7\.[0-9]{1,3}(\s|$)`)
+// isSecurityStatus says whether a reply begins with an enhanced status code 5.7.Z.
+func isSecurityStatus(reply string) bool {
+	detail, found := strings.CutPrefix(reply, "5.7.")
+	detail, _, _ = strings.Cut(detail, "\n")
+	detail, _, _ = strings.Cut(detail, " ")
+	_, err := strconv.ParseUint(detail, 10, 16)
+	return found && err == nil && len(detail) <= 3
+}
 
 // classOfMail says what a failure of a conversation means.
 func classOfMail(err error) error {

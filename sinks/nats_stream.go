@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,11 +26,12 @@ type natsProvision struct {
 	Duplicates time.Duration `yaml:"duplicates"` // how long ids are remembered; 24h by default, at most max_age
 }
 
-const natsDuplicates = 24 * time.Hour
+const (
+	natsDuplicates = 24 * time.Hour
+	maxStreamName  = 255 // it is the name of a directory too
+)
 
 var natsDefaultSubjects = []string{"forewarn.events.>", "forewarn.bridge.>"}
-
-var natsStreamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
 
 // check gives p with what is not given filled in, nil if there is none.
 func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
@@ -40,8 +40,8 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	}
 	full := *p
 	switch {
-	case !natsStreamName.MatchString(p.Stream):
-		return nil, &KeyError{"provision.stream", fmt.Errorf("%q is no name of a stream; expected A-Z, a-z, 0-9, _ and -", p.Stream)}
+	case p.Stream == "" || len(p.Stream) > maxStreamName || strings.ContainsFunc(p.Stream, func(r rune) bool { return !inToken(r) }):
+		return nil, &KeyError{"provision.stream", fmt.Errorf("%q is no name of a stream; expected A-Z, a-z, 0-9, _ and -, at most %d", p.Stream, maxStreamName)}
 	case len(p.Subjects) == 0 && s.custom:
 		return nil, &KeyError{"provision.subjects", errors.New("missing; expected the subjects of the stream, because subject is given")}
 	case p.Replicas < 0 || p.Replicas > 5:
@@ -51,7 +51,8 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	case p.Duplicates < 0 || p.MaxAge > 0 && p.Duplicates > p.MaxAge:
 		return nil, &KeyError{"provision.duplicates", errors.New("expected a time no longer than max_age")}
 	case len(p.Subjects) == 0:
-		full.Subjects = natsDefaultSubjects
+		full.Subjects = natsDefaultSubjects // which take the subjects by default: a test tries them
+		return &full, nil
 	}
 	all, err := natsSamples()
 	if err != nil {

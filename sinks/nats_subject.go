@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
-	"text/template"
 	"time"
-	"unicode/utf8"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
@@ -31,12 +29,12 @@ const (
 
 // natsSubjects make the subject of a CloudEvent.
 type natsSubjects struct {
-	event, bridge *template.Template
+	event, bridge *templates.Template
 	custom        bool
 }
 
-// newNATSSubjects parses the template of the settings, "" for the subjects by default, and tries it on a CloudEvent of
-// every change. once says that each subject has to be that of one CloudEvent only.
+// newNATSSubjects parses the template of the settings, "" for the subjects by default, and tries that of the settings on a
+// CloudEvent of every change; a test tries the others. once says that each subject has to be that of one CloudEvent only.
 func newNATSSubjects(text string, once bool) (natsSubjects, error) {
 	s := natsSubjects{custom: text != ""}
 	ofEvent, ofBridge := natsEventSubject, natsBridgeSubject
@@ -50,26 +48,37 @@ func newNATSSubjects(text string, once bool) (natsSubjects, error) {
 	if s.bridge, err = templates.Parse("subject", ofBridge); err != nil {
 		return s, &KeyError{"subject", err}
 	}
+	if !s.custom {
+		return s, nil
+	}
+	if err := s.try(once); err != nil {
+		return s, &KeyError{"subject", err}
+	}
+	return s, nil
+}
+
+// try makes the subjects of samples.
+func (s natsSubjects) try(once bool) error {
 	all, err := natsSamples()
 	if err != nil {
-		return s, err
+		return err
 	}
 	for _, ce := range all {
 		raw, err := s.execute(ce)
 		if err != nil {
-			return s, &KeyError{"subject", fmt.Errorf("with a sample CloudEvent of type %s: %w", ce.Type(), err)}
+			return fmt.Errorf("with a sample CloudEvent of type %s: %w", ce.Type(), err)
 		}
 		subject := sanitised(raw)
 		switch {
 		case subject != raw || strings.Contains("."+raw+".", ".."):
-			return s, &KeyError{"subject", fmt.Errorf("%q for a sample CloudEvent of type %s is no subject; "+
-				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), maxToken)}
+			return fmt.Errorf("%q for a sample CloudEvent of type %s is no subject; "+
+				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), maxToken)
 		case once && !strings.HasSuffix(subject, "."+natsToken(ce.ID())):
-			return s, &KeyError{"subject", errors.New("does not end in the CloudEvent's id, so two CloudEvents could have one " +
-				"subject and once would take the second for a copy; expected .{{.id}} at its end, or once: false")}
+			return errors.New("does not end in the CloudEvent's id, so two CloudEvents could have one " +
+				"subject and once would take the second for a copy; expected .{{.id}} at its end, or once: false")
 		}
 	}
-	return s, nil
+	return nil
 }
 
 // of is the subject of a CloudEvent.
@@ -214,12 +223,10 @@ func natsToken(s string) string {
 		if b.Len() > maxToken {
 			break
 		}
-		switch {
-		case r < utf8.RuneSelf && ('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-'):
-			b.WriteRune(r)
-		default:
-			b.WriteByte('_')
+		if !inToken(r) {
+			r = '_'
 		}
+		b.WriteRune(r)
 	}
 	switch {
 	case b.Len() == 0:
@@ -229,6 +236,11 @@ func natsToken(s string) string {
 	}
 	sum := sha256.Sum256([]byte(s))
 	return b.String()[:maxToken-9] + "-" + hex.EncodeToString(sum[:4])
+}
+
+// inToken says whether a rune may stand in a token.
+func inToken(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '-'
 }
 
 // natsSamples are CloudEvents of every change, and one about the bridge.

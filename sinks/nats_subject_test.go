@@ -115,6 +115,30 @@ func natsSubjectOf(t *testing.T, ce event.Event) string {
 	return subject
 }
 
+// The subjects by default are ones for every sample, end in its id, and are taken by a stream made by default.
+func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
+	s, err := newNATSSubjects("", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.try(true); err != nil {
+		t.Error(err)
+	}
+	all, err := natsSamples()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ce := range all {
+		subject, err := s.of(ce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(natsDefaultSubjects, func(pattern string) bool { return takes(pattern, subject) }) {
+			t.Errorf("no stream made by default takes %s", subject)
+		}
+	}
+}
+
 // What a subject's template sees is what the docs of the fields say, and the same with every attempt.
 func TestNATSSubjectFieldsAreDocumented(t *testing.T) {
 	for _, d := range deliveries(t) {
