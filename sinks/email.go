@@ -8,7 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	htmltemplate "html/template"
+	"io"
 	"io/fs"
 	"net"
 	"net/mail"
@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/template"
 	"time"
 
 	"forewarn/bridge"
@@ -75,9 +74,9 @@ type email struct {
 	password source
 	command  []string // that prints the token
 	helo     string   // "" for the address of the connection
-	subject  *template.Template
-	text     *template.Template
-	html     *htmltemplate.Template
+	subject  *templates.Template
+	text     *templates.Template
+	html     *templates.Template
 	zone     *time.Location
 	getenv   func(string) string
 	now      func() time.Time
@@ -224,47 +223,26 @@ func (m *email) openAuth(s emailSettings, _ Host) error {
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (m *email) openTexts(s emailSettings, _ Host) error {
-	type part struct {
-		key, text, file, instead string
-		parse                    func(key, text string) error
-	}
-	plain := func(to **template.Template) func(string, string) error {
-		return func(key, text string) (err error) {
-			*to, err = templates.Parse(key, text)
-			return err
-		}
-	}
-	tried := ""
-	for _, p := range []part{
-		{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, plain(&m.subject)},
-		{"text", s.Text, s.TextFile, templates.EmailText, plain(&m.text)},
-		{"html", s.HTML, s.HTMLFile, templates.EmailHTML, func(key, text string) (err error) {
-			m.html, err = templates.ParseHTML(key, text)
-			return err
-		}},
+	for _, k := range []templateKey{
+		{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, templates.Parse, m.trySubject, &m.subject},
+		{"text", s.Text, s.TextFile, templates.EmailText, templates.Parse, m.tryText, &m.text},
+		{"html", s.HTML, s.HTMLFile, templates.EmailHTML, templates.ParseHTML, m.tryHTML, &m.html},
 	} {
-		key, text, given, err := templateText(p.key, p.text, p.file, p.instead)
-		if err != nil {
+		if err := k.open(); err != nil {
 			return err
 		}
-		if err := p.parse(key, text); err != nil {
-			return &KeyError{key, err}
-		}
-		if given {
-			tried = key
-		}
-	}
-	if tried == "" {
-		return nil
-	}
-	if err := tryOut(func(f map[string]any) error {
-		_, err := m.parts(f)
-		return err
-	}); err != nil {
-		return &KeyError{tried, err}
 	}
 	return nil
 }
+
+func (m *email) trySubject(f map[string]any) error {
+	_, err := m.subjectOf(f)
+	return err
+}
+
+func (m *email) tryText(f map[string]any) error { return m.text.Execute(io.Discard, f) }
+
+func (m *email) tryHTML(f map[string]any) error { return m.html.Execute(io.Discard, f) }
 
 // emailReceipt is what the sink remembers of an Azure event.
 type emailReceipt struct {

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
+	"errors"
 	"strings"
 	"unicode"
 
@@ -23,22 +23,29 @@ type mailText struct{ subject, text, html string }
 
 // parts is what the templates make of fields.
 func (m *email) parts(f map[string]any) (t mailText, err error) {
-	if t.subject, err = execute(m.subject, f); err != nil {
+	if t.subject, err = m.subjectOf(f); err != nil {
 		return t, err
 	}
 	if t.text, err = execute(m.text, f); err != nil {
 		return t, err
 	}
-	var html strings.Builder
-	if err = m.html.Execute(&html, f); err != nil {
+	if t.html, err = execute(m.html, f); err != nil {
 		return t, err
 	}
-	t.subject = oneLine(t.subject, maxHeadline)
-	t.text, t.html = bounds(t.text), bounds(html.String())
-	if t.subject == "" {
-		return t, fmt.Errorf("the subject is empty")
-	}
+	t.text, t.html = bounds(t.text), bounds(t.html)
 	return t, nil
+}
+
+// subjectOf is the subject on one line.
+func (m *email) subjectOf(f map[string]any) (string, error) {
+	subject, err := execute(m.subject, f)
+	if err != nil {
+		return "", err
+	}
+	if subject = oneLine(subject, maxHeadline); subject == "" {
+		return "", errors.New("the subject is empty")
+	}
+	return subject, nil
 }
 
 // oneLine is s without what breaks a header or turns its letters around, and at most n characters.

@@ -707,6 +707,7 @@ func TestEmailSettingsAreChecked(t *testing.T) {
 		{good + "subject: '{{'", "subject", "subject:1"},
 		{good + "subject: ' '", "subject", "empty"},
 		{good + "html: '{{template \"nothing\"}}'", "html", "nothing"},
+		{good + "subject: '{{template \"nothing\"}}'\nhtml: fine", "subject", "nothing"}, // not the last one given
 		{good + "text: a\ntext_file: b", "text_file", "given too"},
 	} {
 		wrongKey(t, "email", tt.settings, tt.key, tt.reason)

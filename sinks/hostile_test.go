@@ -10,12 +10,12 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge"
+	"forewarn/templates"
 )
 
 // Whatever stands in a text of Azure, it stays a text: in Slack it mentions nobody and links to nothing, in HTML it is
 // no markup, in a subject it is one line, and nothing grows without bound.
 func TestTextOfAzureStaysText(t *testing.T) {
-	say := newTexts(t)
 	for name, evil := range map[string]string{
 		"mentions":   `<!channel> <@U123> <!date^1^{time}|x> <https://evil.example|here> & &lt;`,
 		"script":     `<script>alert("1")</script><img src=x onerror=alert(1)>`,
@@ -58,10 +58,10 @@ func TestTextOfAzureStaysText(t *testing.T) {
 		batches = append(batches, slices.Concat(batches...))
 		for i, batch := range batches {
 			f := fieldsOf(t, situation{batch: batch, now: told})
-			text := render(t, say.slackText, f)
+			text := render(t, texts.slackText, f)
 			mrkdwn(t, name, i, text)
 			f["reply"] = true
-			mrkdwn(t, name, i, render(t, say.slackText, f))
+			mrkdwn(t, name, i, render(t, texts.slackText, f))
 			var blocks []struct {
 				Type     string
 				Text     struct{ Text string }
@@ -70,7 +70,7 @@ func TestTextOfAzureStaysText(t *testing.T) {
 					URL  string
 				}
 			}
-			if err := json.Unmarshal([]byte(render(t, say.slackBlocks, f)), &blocks); err != nil {
+			if err := json.Unmarshal([]byte(render(t, texts.slackBlocks, f)), &blocks); err != nil {
 				t.Fatalf("%s %d: %v", name, i, err)
 			}
 			if len(blocks) < 2 || len(blocks) > 4 {
@@ -90,16 +90,16 @@ func TestTextOfAzureStaysText(t *testing.T) {
 					mrkdwn(t, name, i, text)
 				}
 			}
-			subject := render(t, say.subject, f)
+			subject := render(t, texts.subject, f)
 			unfit := func(r rune) bool { return r < ' ' || r == 0x202e }
 			if len([]rune(subject)) > 200 || strings.ContainsFunc(subject, unfit) {
 				t.Errorf("%s %d: the subject is %q", name, i, subject)
 			}
-			mail := render(t, say.text, f)
+			mail := render(t, texts.text, f)
 			if !utf8.ValidString(mail) || len(mail) > 40<<10 || strings.Contains(mail, "\u202e") {
 				t.Errorf("%s %d: the mail is %.3000q", name, i, mail)
 			}
-			html := render(t, say.html, f)
+			html := render(t, texts.html, f)
 			if left := markup.ReplaceAllString(html, ""); strings.ContainsAny(left, "<>") || !utf8.ValidString(html) {
 				t.Errorf("%s %d: markup is left in\n%.3000s", name, i, left)
 			}
@@ -140,10 +140,9 @@ func mrkdwn(t *testing.T, name string, i int, text string) {
 
 // A group of many says as many as can be read, and how many more there are.
 func TestLargeGroupsAreBounded(t *testing.T) {
-	say := newTexts(t)
 	batch := slices.Repeat(situations()["scheduled-many"].batch, 200)
 	f := fieldsOf(t, situation{batch: batch, now: told})
-	for _, text := range []string{render(t, say.text, f), render(t, say.slackBlocks, f)} {
+	for _, text := range []string{render(t, texts.text, f), render(t, texts.slackBlocks, f)} {
 		if !strings.Contains(text, "and 180 more") || len(text) > 8<<10 {
 			t.Errorf("%d bytes: %s", len(text), text)
 		}
@@ -152,7 +151,6 @@ func TestLargeGroupsAreBounded(t *testing.T) {
 
 // The texts need none of the fields of data: a CloudEvent that has lost them all is still told.
 func TestTextsNeedNothingOfData(t *testing.T) {
-	say := newTexts(t)
 	for name, s := range situations() {
 		f := fieldsOf(t, s)
 		odd := map[string]any{
@@ -161,7 +159,7 @@ func TestTextsNeedNothingOfData(t *testing.T) {
 		for _, data := range []map[string]any{{}, odd} {
 			g := maps.Clone(f)
 			g["data"] = data
-			for _, from := range []executer{say.subject, say.text, say.html, say.slackText, say.slackBlocks} {
+			for _, from := range []*templates.Template{texts.subject, texts.text, texts.html, texts.slackText, texts.slackBlocks} {
 				text := render(t, from, g)
 				if text == "" || strings.Contains(text, "<no value>") || strings.Contains(text, "%!") {
 					t.Errorf("%s without its data: %q", name, text)
@@ -175,7 +173,7 @@ func TestTextsNeedNothingOfData(t *testing.T) {
 func TestRunbookButtonHoldsItsAddress(t *testing.T) {
 	f := fieldsOf(t, situations()["scheduled"])
 	f["runbook"] = "https://wiki.example.com/<!channel>|x\n\"&y"
-	blocks := render(t, newTexts(t).slackBlocks, f)
+	blocks := render(t, texts.slackBlocks, f)
 	if want := `"text":"Runbook"},"url":"https://wiki.example.com/<!channel>|x \"&y"`; !strings.Contains(blocks, want) {
 		t.Errorf("the blocks are\n%s\nwant %s in them", blocks, want)
 	}
@@ -183,7 +181,6 @@ func TestRunbookButtonHoldsItsAddress(t *testing.T) {
 
 // Types of CloudEvents that a relay or an approval adds have their words too.
 func TestWordsForEveryType(t *testing.T) {
-	say := newTexts(t)
 	for _, tt := range []struct{ situation, typ, change, want string }{
 		{"scheduled", "dev.forewarn.scheduledevent.reminder", "reminder", "Reminder: vm-db-1 will reboot at 05:10 CET (in 14 min)"},
 		{"scheduled", "dev.forewarn.scheduledevent.approved", "approved", "vm-db-1: reboot approved, Azure may begin at once"},
@@ -194,10 +191,10 @@ func TestWordsForEveryType(t *testing.T) {
 	} {
 		f := fieldsOf(t, situations()[tt.situation])
 		f["type"], f["change"] = tt.typ, tt.change
-		if got := render(t, say.subject, f); got != tt.want {
+		if got := render(t, texts.subject, f); got != tt.want {
 			t.Errorf("%s: the subject is %q, want %q", tt.typ, got, tt.want)
 		}
-		for _, from := range []executer{say.text, say.html, say.slackText, say.slackBlocks} {
+		for _, from := range []*templates.Template{texts.text, texts.html, texts.slackText, texts.slackBlocks} {
 			if render(t, from, f) == "" {
 				t.Errorf("%s is not told", tt.typ)
 			}

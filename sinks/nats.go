@@ -85,11 +85,11 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 	if n.credentials, err = newNATSCredentials(s, h); err != nil {
 		return Opened{}, err
 	}
-	key, subject, given, err := templateText("subject", s.Subject, s.SubjectFile, "")
+	subject, key, err := givenText("subject", s.Subject, s.SubjectFile)
 	if err != nil {
 		return Opened{}, err
 	}
-	if given && strings.TrimSpace(subject) == "" {
+	if key != "" && strings.TrimSpace(subject) == "" {
 		return Opened{}, &KeyError{key, errors.New("is empty")}
 	}
 	if n.subjects, err = newNATSSubjects(subject, n.once); err != nil {

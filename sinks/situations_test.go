@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -248,34 +247,12 @@ func fieldsOf(t *testing.T, s situation) map[string]any {
 	return f
 }
 
-// An executer is a template of either package.
-type executer interface {
-	Execute(io.Writer, any) error
+// texts are those that come with forewarn.
+var texts = struct{ slackText, slackBlocks, subject, text, html *templates.Template }{
+	templates.SlackText, templates.SlackBlocks, templates.EmailSubject, templates.EmailText, templates.EmailHTML,
 }
 
-// texts are the embedded texts.
-type texts struct {
-	slackText, slackBlocks, subject, text executer
-	html                                  executer
-}
-
-func newTexts(t *testing.T) texts {
-	t.Helper()
-	parse := func(text string) executer {
-		parsed, err := templates.Parse("text", text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return parsed
-	}
-	html, err := templates.ParseHTML("html", templates.EmailHTML)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return texts{parse(templates.SlackText), parse(templates.SlackBlocks), parse(templates.EmailSubject), parse(templates.EmailText), html}
-}
-
-func render(t *testing.T, from executer, fields map[string]any) string {
+func render(t *testing.T, from *templates.Template, fields map[string]any) string {
 	t.Helper()
 	var b strings.Builder
 	if err := from.Execute(&b, fields); err != nil {
@@ -287,34 +264,33 @@ func render(t *testing.T, from executer, fields map[string]any) string {
 // Every situation is told in Slack and by mail as its file shows, whole. They are read by a person, so review them as
 // one who is woken by them.
 func TestWhatPeopleAreTold(t *testing.T) {
-	all, say := situations(), newTexts(t)
+	all := situations()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		f := fieldsOf(t, all[name])
 		var b strings.Builder
-		fmt.Fprintf(&b, "-- slack: notification\n%s\n", render(t, say.slackText, f))
+		fmt.Fprintf(&b, "-- slack: notification\n%s\n", render(t, texts.slackText, f))
 		var blocks bytes.Buffer
-		if err := json.Indent(&blocks, []byte(render(t, say.slackBlocks, f)), "", "  "); err != nil {
+		if err := json.Indent(&blocks, []byte(render(t, texts.slackBlocks, f)), "", "  "); err != nil {
 			t.Fatalf("%s: the blocks are not JSON: %v", name, err)
 		}
 		fmt.Fprintf(&b, "-- slack: root message\n%s\n", blocks.String())
 		if all[name].reply {
 			f["reply"] = true
-			fmt.Fprintf(&b, "-- slack: reply\n%s\n", render(t, say.slackText, f))
+			fmt.Fprintf(&b, "-- slack: reply\n%s\n", render(t, texts.slackText, f))
 			f["reply"] = false
 		}
-		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, say.subject, f), render(t, say.text, f), render(t, say.html, f))
+		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, texts.subject, f), render(t, texts.text, f), render(t, texts.html, f))
 		golden(t, filepath.Join("told", name+".golden"), b.String())
 	}
 }
 
 // No text says vanished or blocked to a person, or shows a field that is not there.
 func TestPeopleNeverReadTheWordsOfMachines(t *testing.T) {
-	say := newTexts(t)
 	for name, s := range situations() {
 		f := fieldsOf(t, s)
 		for _, reply := range []bool{false, true} {
 			f["reply"] = reply
-			all := render(t, say.slackText, f) + render(t, say.slackBlocks, f) + render(t, say.subject, f) + render(t, say.text, f) + render(t, say.html, f)
+			all := render(t, texts.slackText, f) + render(t, texts.slackBlocks, f) + render(t, texts.subject, f) + render(t, texts.text, f) + render(t, texts.html, f)
 			for _, word := range []string{"vanished", "blocked", "<no value>", "0001", "%!"} {
 				if strings.Contains(strings.ToLower(all), word) {
 					t.Errorf("%s says %q:\n%s", name, word, all)

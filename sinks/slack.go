@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"text/template"
 	"time"
 
 	"github.com/slack-go/slack"
@@ -75,11 +74,11 @@ type slackSink struct {
 	zone      *time.Location
 	log       *slog.Logger
 	mention   string
-	from      int      // the least severity number that mentions
-	broadcast []string // nil for the usual
-	runbook   *template.Template
-	text      *template.Template
-	blocks    *template.Template
+	from      int                 // the least severity number that mentions
+	broadcast []string            // nil for the usual
+	runbook   *templates.Template // nil for none
+	text      *templates.Template
+	blocks    *templates.Template
 	pace      *pace
 	now       func() time.Time
 }
@@ -193,27 +192,13 @@ func (k *slackSink) openChoices(s slackSettings) error {
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (k *slackSink) openTexts(s slackSettings) error {
-	for _, t := range []struct {
-		key, text, file, instead string
-		to                       **template.Template
-		try                      func(map[string]any) error
-	}{
-		{"runbook_url", s.RunbookURL, s.RunbookURLFile, "", &k.runbook, k.tryRunbook},
-		{"text", s.Text, s.TextFile, templates.SlackText, &k.text, k.tryText},
-		{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, &k.blocks, k.tryBlocks},
+	for _, t := range []templateKey{
+		{"runbook_url", s.RunbookURL, s.RunbookURLFile, nil, templates.Parse, k.tryRunbook, &k.runbook},
+		{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
+		{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
 	} {
-		key, text, given, err := templateText(t.key, t.text, t.file, t.instead)
-		if err != nil {
+		if err := t.open(); err != nil {
 			return err
-		}
-		if *t.to, err = templates.Parse(key, text); err != nil {
-			return &KeyError{key, err}
-		}
-		if !given {
-			continue
-		}
-		if err := tryOut(t.try); err != nil {
-			return &KeyError{key, err}
 		}
 	}
 	return nil
@@ -245,7 +230,7 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 }
 
 // execute is what a template makes of fields.
-func execute(t *template.Template, fields map[string]any) (string, error) {
+func execute(t *templates.Template, fields map[string]any) (string, error) {
 	var b strings.Builder
 	err := t.Execute(&b, fields)
 	return b.String(), err
@@ -253,6 +238,9 @@ func execute(t *template.Template, fields map[string]any) (string, error) {
 
 // runbookURL is the link to the runbook, "" for none.
 func (k *slackSink) runbookURL(f map[string]any) (string, error) {
+	if k.runbook == nil {
+		return "", nil
+	}
 	text, err := execute(k.runbook, f)
 	if err != nil {
 		return "", err

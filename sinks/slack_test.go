@@ -21,7 +21,6 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"forewarn/bridge"
-	"forewarn/templates"
 )
 
 // A workspace behaves as Slack's API does, for one channel: what it keeps can be updated, replied to and deleted.
@@ -918,8 +917,7 @@ func TestSlackBlocksAreMadeToFit(t *testing.T) {
 
 // The texts that come with forewarn pass what those of the settings have to pass.
 func TestSlackOwnTextsPass(t *testing.T) {
-	text, blocks := writeFile(t, "text", templates.SlackText), writeFile(t, "blocks", templates.SlackBlocks)
-	mustOpen(t, "slack", "{token: a, channel: C1, text_file: "+text+", blocks_file: "+blocks+", runbook_url: 'https://a.example/{{.azeventtype | urlquery}}'}", testHost(t))
+	mustOpen(t, "slack", "{token: a, channel: C1, text_file: ../templates/slack-text.txt, blocks_file: ../templates/slack-blocks.json, runbook_url: 'https://a.example/{{.azeventtype | urlquery}}'}", testHost(t))
 }
 
 // Settings that cannot work are refused when they are read, at their key, with the reason.

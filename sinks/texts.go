@@ -2,23 +2,48 @@ package sinks
 
 import (
 	"fmt"
+
+	"forewarn/templates"
 )
 
-// templateText is the text of a template that the settings have under a key or in a file, else the one instead. The key
-// is the one to name in an error; given says that the settings have one.
-func templateText(key, text, file, instead string) (_, _ string, given bool, err error) {
+// givenText is the text that the settings have under a key or in a file. given is the key that has it, "" when neither
+// does.
+func givenText(key, text, file string) (_, given string, err error) {
 	switch {
 	case text != "" && file != "":
-		return "", "", true, &KeyError{key + "_file", fmt.Errorf("%s is given too; expected only one of them", key)}
+		return "", "", &KeyError{key + "_file", fmt.Errorf("%s is given too; expected only one of them", key)}
 	case file != "":
-		key += "_file"
 		read, err := readSmall(file)
 		if err != nil {
-			return "", "", true, &KeyError{key, err}
+			return "", "", &KeyError{key + "_file", err}
 		}
-		return key, string(read), true, nil
+		return string(read), key + "_file", nil
 	case text != "":
-		return key, text, true, nil
+		return text, key, nil
 	}
-	return key, instead, false, nil
+	return "", "", nil
+}
+
+// A templateKey is a template that the settings may have under a key or in a file, and what to do with it.
+type templateKey struct {
+	key, text, file string
+	own             *templates.Template // what stands there without one of the settings
+	parse           func(key, text string) (*templates.Template, error)
+	try             func(fields map[string]any) error // uses the template, once it is at to
+	to              **templates.Template
+}
+
+// open parses the template of the settings, and tries it on samples.
+func (k templateKey) open() error {
+	text, given, err := givenText(k.key, k.text, k.file)
+	if *k.to = k.own; err != nil || given == "" {
+		return err
+	}
+	if *k.to, err = k.parse(given, text); err == nil {
+		err = tryOut(k.try)
+	}
+	if err != nil {
+		return &KeyError{given, err}
+	}
+	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/template"
 	"time"
 
 	"forewarn/bridge"
@@ -61,9 +60,9 @@ type webhook struct {
 	identity *identity // nil without
 	agent    string
 	binary   bool
-	body     *template.Template // nil for a CloudEvent
-	content  string             // media type of body
-	hidden   []bodySecret       // that body needs
+	body     *templates.Template // nil for a CloudEvent
+	content  string              // media type of body
+	hidden   []bodySecret        // that body needs
 	getenv   func(string) string
 	zone     *time.Location
 	now      func() time.Time

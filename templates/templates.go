@@ -4,29 +4,36 @@ package templates
 
 import (
 	"bytes"
-	_ "embed"
+	"embed"
 	"errors"
 	htmltemplate "html/template"
-	"sync"
+	"io"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"text/template"
 	"text/template/parse"
 )
 
-// The texts of the sinks for people, as they are unless the settings have their own. SlackText is the notification of a
-// root message or, with reply, what is said in its thread; SlackBlocks is the root message as a JSON array of blocks.
+// The texts of the sinks for people, as they are unless the settings have their own; they see the fields of a message.
+// SlackText is the notification of a root message or, with reply, what is said in its thread; SlackBlocks is the root
+// message as a JSON array of blocks.
 var (
-	//go:embed slack-text.txt
-	SlackText string
-	//go:embed slack-blocks.json
-	SlackBlocks string
-	//go:embed email-subject.txt
-	EmailSubject string
-	//go:embed email-text.txt
-	EmailText string
-	//go:embed email.html
-	EmailHTML string
+	SlackText    = own("slack-text.txt")
+	SlackBlocks  = own("slack-blocks.json")
+	EmailSubject = own("email-subject.txt")
+	EmailText    = own("email-text.txt")
+	EmailHTML    = &Template{parsed: forgetful[executor]{make: func() (executor, error) {
+		text, err := files.ReadFile("email.html")
+		if err != nil {
+			return nil, err
+		}
+		return parseHTML("email.html", string(text))
+	}}}
 )
+
+//go:embed slack-text.txt slack-blocks.json email-subject.txt email-text.txt email.html
+var files embed.FS
 
 // words are the definitions that all texts share. A template of the settings may use them too, and define its own in
 // their place.
@@ -36,7 +43,7 @@ var words string
 
 // wordTrees are the words as parsed, by their names. They are by far the largest part of every template, so all share
 // them: nothing that executes a text template changes its tree.
-var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
+var wordTrees = forgetful[map[string]*parse.Tree]{make: func() (map[string]*parse.Tree, error) {
 	t, err := template.New("words").Funcs(functions(nil)).Parse(words)
 	if err != nil {
 		return nil, err
@@ -46,50 +53,178 @@ var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
 		trees[define.Name()] = define.Tree
 	}
 	return trees, nil
-})
+}}
+
+// ownTexts are the words and the texts of the sinks, in one set.
+var ownTexts = forgetful[*template.Template]{make: func() (*template.Template, error) {
+	set := newSet("")
+	if err := addWords(set); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"slack-text.txt", "slack-blocks.json", "email-subject.txt", "email-text.txt"} {
+		text, err := files.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := set.New(name).Parse(string(text)); err != nil {
+			return nil, err
+		}
+	}
+	return set, nil
+}}
+
+// A Template is a text that is parsed when it is used, and forgotten when it is not: a few are used in a month, and they
+// take more memory than all else that waits with them. It may be executed by several goroutines at once.
+type Template struct{ parsed forgetful[executor] }
+
+// An executor is a template of text/template or of html/template.
+type executor interface{ Execute(io.Writer, any) error }
+
+// Execute writes what the template makes of fields. An error is one of executing it.
+func (t *Template) Execute(w io.Writer, fields any) error {
+	parsed, err := t.parsed.get()
+	if err != nil {
+		return err
+	}
+	return (*parsed).Execute(w, fields)
+}
+
+// own is one of the texts of the sinks.
+func own(name string) *Template {
+	return &Template{parsed: forgetful[executor]{make: func() (executor, error) {
+		set, err := ownTexts.get()
+		if err != nil {
+			return nil, err
+		}
+		return (*set).Lookup(name), nil
+	}}}
+}
+
+// Say writes what one of the words says of fields.
+func Say(w io.Writer, word string, fields any) error {
+	set, err := ownTexts.get()
+	if err != nil {
+		return err
+	}
+	return (*set).ExecuteTemplate(w, word, fields)
+}
 
 // Parse parses a template that may use Funcs and the words, as in {{template "headline" .}}. A field that is not there
 // prints as <no value>, except through a function, which takes it for empty. Errors name the template, the line and,
 // where text/template knows it, the column.
-func Parse(name, text string) (*template.Template, error) {
-	t := template.New(name).Option("missingkey=default")
-	var depth atomic.Int32
-	t.Funcs(functions(func(define string, data any) (string, error) {
-		return captured(&depth, func(b *bytes.Buffer) error { return t.ExecuteTemplate(b, define, data) })
-	}))
-	trees, err := wordTrees()
-	if err != nil {
-		return nil, err
-	}
-	for name, tree := range trees {
-		if _, err := t.AddParseTree(name, tree); err != nil {
-			return nil, err
-		}
-	}
-	return t.Parse(text)
+func Parse(name, text string) (*Template, error) {
+	return parsed(func() (executor, error) { return parseText(name, text) })
 }
 
-// ParseHTML is Parse for HTML: what a template puts in is escaped for the place where it stands.
-func ParseHTML(name, text string) (*htmltemplate.Template, error) {
-	plain, err := Parse("words of "+name, "")
-	if err != nil {
+// ParseHTML is Parse for HTML: what a template puts in is escaped for the place where it stands. A word that is included
+// is made as plain text, and then escaped.
+func ParseHTML(name, text string) (*Template, error) {
+	return parsed(func() (executor, error) { return parseHTML(name, text) })
+}
+
+// parsed is a template that could be parsed once.
+func parsed(parse func() (executor, error)) (*Template, error) {
+	t := &Template{parsed: forgetful[executor]{make: parse}}
+	if _, err := t.parsed.get(); err != nil {
 		return nil, err
 	}
+	return t, nil
+}
+
+func parseText(name, text string) (*template.Template, error) {
+	t := newSet(name)
+	if _, err := t.Parse(text); err != nil {
+		return nil, err
+	}
+	var trees []*parse.Tree
+	for _, define := range t.Templates() {
+		trees = append(trees, define.Tree)
+	}
+	if asks, err := askForWords(trees); err != nil || !asks && !strings.Contains(text, "include") {
+		return t, err
+	}
+	return t, addWords(t)
+}
+
+func parseHTML(name, text string) (*htmltemplate.Template, error) {
 	t := htmltemplate.New(name).Option("missingkey=default")
 	var depth atomic.Int32
-	t.Funcs(functions(func(define string, data any) (string, error) { // as plain text, which is then escaped
-		return captured(&depth, func(b *bytes.Buffer) error { return plain.ExecuteTemplate(b, define, data) })
+	t.Funcs(functions(func(define string, data any) (string, error) {
+		return captured(&depth, func(b *bytes.Buffer) error { return Say(b, define, data) })
 	}))
-	trees, err := wordTrees()
+	if _, err := t.Parse(text); err != nil {
+		return nil, err
+	}
+	var trees []*parse.Tree
+	for _, define := range t.Templates() {
+		trees = append(trees, define.Tree)
+	}
+	if asks, err := askForWords(trees); err != nil || !asks {
+		return t, err
+	}
+	words, err := wordTrees.get()
 	if err != nil {
 		return nil, err
 	}
-	for name, tree := range trees {
-		if _, err := t.AddParseTree(name, tree.Copy()); err != nil { // which escaping changes
+	for define, tree := range *words {
+		if t.Lookup(define) != nil {
+			continue // it is the text's own
+		}
+		if _, err := t.AddParseTree(define, tree.Copy()); err != nil { // which escaping changes
 			return nil, err
 		}
 	}
-	return t.Parse(text)
+	return t, nil
+}
+
+// newSet is an empty template of text/template that knows the functions.
+func newSet(name string) *template.Template {
+	t := template.New(name).Option("missingkey=default")
+	var depth atomic.Int32
+	return t.Funcs(functions(func(define string, data any) (string, error) {
+		return captured(&depth, func(b *bytes.Buffer) error { return t.ExecuteTemplate(b, define, data) })
+	}))
+}
+
+// addWords adds to t the words that it does not define itself.
+func addWords(t *template.Template) error {
+	trees, err := wordTrees.get()
+	if err != nil {
+		return err
+	}
+	for define, tree := range *trees {
+		if t.Lookup(define) != nil {
+			continue
+		}
+		if _, err := t.AddParseTree(define, tree); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// askForWords says whether one of the trees calls a word, as in {{template "headline" .}}. A text that calls none goes
+// without them all, and takes little memory.
+func askForWords(trees []*parse.Tree) (bool, error) {
+	for _, tree := range trees {
+		if tree == nil {
+			continue
+		}
+		text := tree.Root.String() // with the spaces and the quotes of text/template
+		if !strings.Contains(text, "{{template ") {
+			continue
+		}
+		words, err := wordTrees.get()
+		if err != nil {
+			return false, err
+		}
+		for word := range *words {
+			if strings.Contains(text, "{{template "+strconv.Quote(word)) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
 
 // captured is what a define prints. One that includes itself would else end the program.
@@ -104,4 +239,4 @@ func captured(depth *atomic.Int32, execute func(*bytes.Buffer) error) (string, e
 }
 
 // maxDepth is how deep include may nest, over all uses of one template at a time.
-const maxDepth = 200
+const maxDepth = 2000

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"text/template"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -130,7 +129,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string) (err e
 
 // A console is a sink that shows changes to a person.
 type console struct {
-	text   *template.Template
+	text   *templates.Template
 	colour bool
 
 	mu  sync.Mutex

@@ -12,11 +12,9 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	text "text/template"
 	"time"
 
 	"forewarn/bridge"
-	"forewarn/templates"
 )
 
 // pageFiles are the template of the page and what it loads. Nothing is loaded from elsewhere.
@@ -43,19 +41,13 @@ type webPage struct {
 	look  func() pageFacts
 	build string // of the files, so that a browser can see that it has old ones
 
-	parsed func() (pageTexts, error) // once, and not before somebody looks
+	parsed func() (*template.Template, error) // once, and not before somebody looks
 
 	mu      sync.Mutex
 	streams int
 	parts   map[string]string // as they were at the time made
 	title   string
 	made    time.Time
-}
-
-// pageTexts are the parsed templates.
-type pageTexts struct {
-	words *text.Template
-	page  *template.Template
 }
 
 // newPage is the page that shows what look finds.
@@ -71,13 +63,8 @@ func newPage(look func() pageFacts) *webPage {
 	return &webPage{look: look, build: hex.EncodeToString(sum.Sum(nil)[:6]), parsed: sync.OnceValues(parsePage)}
 }
 
-func parsePage() (pageTexts, error) {
-	words, err := templates.Parse("page", "")
-	if err != nil {
-		return pageTexts{}, err
-	}
-	page, err := template.ParseFS(pageFiles, "page/page.html.tmpl")
-	return pageTexts{words, page}, err
+func parsePage() (*template.Template, error) {
+	return template.ParseFS(pageFiles, "page/page.html.tmpl")
 }
 
 // bridgeFacts looks at a bridge. The history is read again only when something has changed, and never so often that
@@ -143,27 +130,27 @@ func (p *webPage) routes(mux *http.ServeMux) {
 }
 
 // view is the page as things are now.
-func (p *webPage) view(live bool) (pageTexts, pageView, error) {
-	t, err := p.parsed()
+func (p *webPage) view(live bool) (*template.Template, pageView, error) {
+	page, err := p.parsed()
 	if err != nil {
-		return t, pageView{}, err
+		return nil, pageView{}, err
 	}
 	f := p.look()
 	zone := f.Status.Settings.Timezone
 	if zone == nil {
 		zone = time.UTC
 	}
-	v := pageWriter{words: t.words, now: time.Now(), zone: zone, live: live}.view(f)
+	v := pageWriter{now: time.Now(), zone: zone, live: live}.view(f)
 	v.Build = p.build
-	return t, v, nil
+	return page, v, nil
 }
 
 // whole answers with the page, which is complete without any script.
 func (p *webPage) whole(w http.ResponseWriter, _ *http.Request) {
-	t, v, err := p.view(false)
+	page, v, err := p.view(false)
 	var b bytes.Buffer
 	if err == nil {
-		err = t.page.ExecuteTemplate(&b, "page", v)
+		err = page.ExecuteTemplate(&b, "page", v)
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	if err != nil {
@@ -182,14 +169,14 @@ func (p *webPage) now() (parts map[string]string, title string, err error) {
 	if time.Since(p.made) < streamEvery/2 {
 		return p.parts, p.title, nil
 	}
-	t, v, err := p.view(true)
+	page, v, err := p.view(true)
 	if err != nil {
 		return nil, "", err
 	}
 	parts = make(map[string]string, len(pageParts))
 	for _, name := range pageParts {
 		var b bytes.Buffer
-		if err := t.page.ExecuteTemplate(&b, name, v); err != nil {
+		if err := page.ExecuteTemplate(&b, name, v); err != nil {
 			return nil, "", err
 		}
 		parts[name] = b.String()

@@ -501,11 +501,7 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 		f.Lives = append(f.Lives, sampleLife(now, fmt.Sprint(i), "Reboot", ago, 15*time.Minute, time.Duration(i%40)*time.Hour+16*time.Minute,
 			bridge.OutcomeCompleted, "vm-0"))
 	}
-	text, err := parsePage()
-	if err != nil {
-		t.Fatal(err)
-	}
-	v := pageWriter{words: text.words, now: now, zone: time.UTC}.timeline(f)
+	v := pageWriter{now: now, zone: time.UTC}.timeline(f)
 	if len(v.Rows) != 1 || len(v.Rows[0].Bars) != timelineBars || v.Older != 30 {
 		t.Fatalf("there are %d rows and %d older events, want 1 row of %d bars and 30 older", len(v.Rows), v.Older, timelineBars)
 	}

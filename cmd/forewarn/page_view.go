@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"text/template"
 	"time"
 
 	"forewarn/bridge"
 	"forewarn/sinks"
+	"forewarn/templates"
 )
 
 // pageFacts are what the page shows, as it is known at one moment.
@@ -132,10 +132,9 @@ const (
 
 // A pageWriter turns facts into words: those that all other texts use too.
 type pageWriter struct {
-	words *template.Template
-	now   time.Time
-	zone  *time.Location
-	live  bool
+	now  time.Time
+	zone *time.Location
+	live bool
 }
 
 // view is the page that shows f.
@@ -301,7 +300,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 func (p pageWriter) say(define string, fields map[string]any) string {
 	fields["zone"], fields["now"] = p.zone.String(), p.now.UTC().Format(time.RFC3339)
 	var b bytes.Buffer
-	if err := p.words.ExecuteTemplate(&b, define, fields); err != nil {
+	if err := templates.Say(&b, define, fields); err != nil {
 		return "(" + define + " cannot be said)"
 	}
 	return b.String()
