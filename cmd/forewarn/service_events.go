@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"regexp"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -65,7 +64,7 @@ func (l *eventLog) WithGroup(name string) slog.Handler {
 }
 
 // placeholder is what the Event Viewer replaces in the text of an entry, such as the zone in fe80::1%4.
-var placeholder = regexp.MustCompile(`%+[0-9!]`)
+var placeholder = lazily(`%+[0-9!]`)
 
 // eventLimit keeps an entry below the 31,839 characters that Windows takes.
 const eventLimit = 30_000
@@ -73,7 +72,7 @@ const eventLimit = 30_000
 // eventText makes a text one that Windows takes as an entry, and shows as it is.
 func eventText(s string) string {
 	s = strings.TrimSpace(strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD"))
-	s = placeholder.ReplaceAllStringFunc(s, func(p string) string { return p[:len(p)-1] + " " + p[len(p)-1:] })
+	s = placeholder().ReplaceAllStringFunc(s, func(p string) string { return p[:len(p)-1] + " " + p[len(p)-1:] })
 	if len(s) <= eventLimit {
 		return s
 	}

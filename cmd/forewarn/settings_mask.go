@@ -4,16 +4,18 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
+// What mask looks for.
 var (
-	anyKey      = regexp.MustCompile(`([\w.-]+)["']?\s*:`)
-	beforeValue = regexp.MustCompile(`^[ \t]*([&!]\S*[ \t]+)*`)
-	quotedOrIn  = regexp.MustCompile(`"(?:[^"\\]|\\.)*"?|'(?:[^']|'')*'?|[\[{\]}]`)
-	flowEnd     = regexp.MustCompile(`(?m)\s*(,\s*["']?[\w.-]+["']?\s*:(\s|$)|[\]}][\]},\s]*(#.*)?$)`)
-	content     = regexp.MustCompile(`\S([^\n]*\S)?`)
-	headerName  = regexp.MustCompile(`^["']?[\w-]+["']?:\s`)
-	urlSecrets  = regexp.MustCompile(`://(\S*@)?[^\s/?#"',\]}]*[/?#]?([^\s"',\]}]*)`)
+	anyKey      = lazily(`([\w.-]+)["']?\s*:`)
+	beforeValue = lazily(`^[ \t]*([&!]\S*[ \t]+)*`)
+	quotedOrIn  = lazily(`"(?:[^"\\]|\\.)*"?|'(?:[^']|'')*'?|[\[{\]}]`)
+	flowEnd     = lazily(`(?m)\s*(,\s*["']?[\w.-]+["']?\s*:(\s|$)|[\]}][\]},\s]*(#.*)?$)`)
+	content     = lazily(`\S([^\n]*\S)?`)
+	headerName  = lazily(`^["']?[\w-]+["']?:\s`)
+	urlSecrets  = lazily(`://(\S*@)?[^\s/?#"',\]}]*[/?#]?([^\s"',\]}]*)`)
 )
 
 // mask returns text with zeros for every byte that may belong to a secret: the values of secret keys, whatever they
@@ -21,24 +23,24 @@ var (
 // and in doubt it hides more.
 func mask(text string) string {
 	out := []byte(text)
-	for _, m := range anyKey.FindAllStringSubmatchIndex(text, -1) {
+	for _, m := range anyKey().FindAllStringSubmatchIndex(text, -1) {
 		key := text[m[2]:m[3]]
 		if !isSecret(key) {
 			continue
 		}
 		end := secretEnd(text, m[0], m[1])
 		column := 0 // of the names of headers, which are shown
-		for _, c := range content.FindAllStringIndex(text[m[1]:end], -1) {
+		for _, c := range content().FindAllStringIndex(text[m[1]:end], -1) {
 			from, to := m[1]+c[0], m[1]+c[1]
 			line := strings.LastIndexByte(text[:from], '\n')
 			if key == "headers" && line >= m[1] && (column == 0 || column == from-line) {
 				column = from - line
-				from += len(headerName.FindString(text[from:to]))
+				from += len(headerName().FindString(text[from:to]))
 			}
 			clear(out[from:to])
 		}
 	}
-	for _, m := range urlSecrets.FindAllStringSubmatchIndex(text, -1) {
+	for _, m := range urlSecrets().FindAllStringSubmatchIndex(text, -1) {
 		clear(out[max(m[2], 0):max(m[3], 0)])
 		clear(out[m[4]:m[5]])
 	}
@@ -59,14 +61,14 @@ func isSecret(key string) bool {
 // flow before the next key, everything else after the last line that is indented deeper than the key's. If nothing but a
 // wrong indentation can be why there is no value behind the key, what follows counts as the value.
 func secretEnd(text string, key, colon int) int {
-	end := colon + len(beforeValue.FindString(text[colon:]))
+	end := colon + len(beforeValue().FindString(text[colon:]))
 	if end < len(text) && strings.ContainsRune(`"'[{`, rune(text[end])) {
 		end += closing(text[end:])
 	}
 	line := strings.LastIndexByte(text[:key], '\n') + 1
 	misplaced := strings.HasPrefix(strings.TrimLeft(text[end:], "|>-+0123456789 \t"), "\n")
 	if !misplaced && strings.ContainsAny(text[line:key], "{[") {
-		if m := flowEnd.FindStringIndex(text[end:]); m != nil {
+		if m := flowEnd().FindStringIndex(text[end:]); m != nil {
 			return end + m[0]
 		}
 		return len(text)
@@ -91,7 +93,7 @@ func secretEnd(text string, key, colon int) int {
 // closing is where the quote or bracket that text begins with is closed, or its end.
 func closing(text string) int {
 	depth := 0
-	for _, m := range quotedOrIn.FindAllStringIndex(text, -1) {
+	for _, m := range quotedOrIn().FindAllStringIndex(text, -1) {
 		switch text[m[0]] {
 		case '[', '{':
 			depth++
@@ -103,4 +105,9 @@ func closing(text string) int {
 		}
 	}
 	return len(text)
+}
+
+// lazily compiles a regular expression at its first use, which for most is an error that is shown.
+func lazily(expression string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
 }
