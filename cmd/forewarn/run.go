@@ -24,8 +24,9 @@ import (
 const firstWord = "asking for scheduled events switches them on: from now on a restart or redeploy of this VM, or of any VM of its set, " +
 	"from the portal or CLI waits about 15 minutes until it is approved; this ends a day after forewarn was removed"
 
-// settled is how long after its start forewarn gives back the memory that only the start needed.
-const settled = 5 * time.Second
+// tidyEvery is how often forewarn gives back the memory that it does not use. Polling leaves so little garbage that the
+// collector would let 4 MiB of it gather first, as much as all that forewarn needs.
+const tidyEvery = time.Minute
 
 func (p *program) runCommand() *cobra.Command {
 	var dry bool
@@ -114,6 +115,8 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		defer serve(l, control(b, outbox), log)()
 	}
 
+	tidy := time.NewTicker(tidyEvery)
+	defer tidy.Stop()
 	go func() {
 		for {
 			select {
@@ -121,6 +124,8 @@ func (p *program) bridge(ctx context.Context, h host) error {
 				manager.reloading()
 				p.reload(b, s, log)
 				manager.ready()
+			case <-tidy.C:
+				debug.FreeOSMemory()
 			case <-ctx.Done():
 				manager.stopping()
 				return
@@ -128,10 +133,8 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		}
 	}()
 	h.ready()
-	manager.ready()                                     // nothing that could still fail ends the program; the first answer may take minutes
-	defer manager.stopping()                            // if it was not said before
-	tidy := time.AfterFunc(settled, debug.FreeOSMemory) // what reading settings and trying templates took
-	defer tidy.Stop()
+	manager.ready()          // nothing that could still fail ends the program; the first answer may take minutes
+	defer manager.stopping() // if it was not said before
 	return b.Run(ctx)
 }
 
