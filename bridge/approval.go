@@ -33,10 +33,11 @@ type Approval struct {
 	Error    string    `json:"error,omitempty"`  // why not
 }
 
-// decision is an approval that is owed: kept with the event until it is sent or moot.
+// decision is an approval that is owed: kept with the event until it is sent or moot. One by hand is not owed, because
+// whoever asked waits for the answer; it is kept once it is done.
 type decision struct {
-	Seq      uint64    `json:"seq"` // of the change that it was decided about
-	Rule     int       `json:"rule"`
+	Seq      uint64    `json:"seq"`  // of the change that it was decided about
+	Rule     int       `json:"rule"` // counted from 1; 0 by hand
 	Decided  time.Time `json:"decided"`
 	Attempts int       `json:"attempts"`
 	Next     time.Time `json:"next,omitzero"`
@@ -59,10 +60,13 @@ func (b *Bridge) approve(ctx context.Context) {
 		b.turned(&b.approving)
 		events, states := b.Outbox.known()
 		b.mu.Lock()
-		rules := b.rules
+		rules, byHand := b.rules, maps.Clone(b.byHand)
 		maps.DeleteFunc(b.rulings, func(id, _ string) bool { _, open := states[id]; return !open })
 		b.mu.Unlock()
 		for _, e := range events {
+			if byHand[e.ID] > 0 {
+				continue // if that does not succeed, it comes to the rules after all
+			}
 			if op := states[e.ID]; len(rules) > 0 && e.Status == statusScheduled || op.Approval.owed() {
 				b.approveEvent(ctx, rules, e, op)
 				b.turned(&b.approving)
@@ -146,7 +150,7 @@ func (b *Bridge) sendApproval(ctx context.Context, rules []Rule, e Event, op Ope
 		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the event changed"})
 		return
 	}
-	if d.Rule > len(rules) || !b.says(rules[d.Rule-1], e, op, time.Now()).approve {
+	if d.Rule < 1 || d.Rule > len(rules) || !b.says(rules[d.Rule-1], e, op, time.Now()).approve {
 		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
 		return
 	}
@@ -196,6 +200,12 @@ func changedSince(e Event, doc Document) string {
 // keepDecision puts a decision on disk, if the event is still as it was. It returns false if it is not, or if the disk
 // does not take it.
 func (b *Bridge) keepDecision(id string, latest uint64, d *decision) bool {
+	return b.keep(id, latest, func(op *Open) { op.Approval, op.Approved = d, op.Approved || d.Attempts > 0 })
+}
+
+// keep puts what change makes of an open event on disk, if it is still as it was. It returns false if it is not, or if the
+// disk does not take it.
+func (b *Bridge) keep(id string, latest uint64, change func(*Open)) bool {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	_, states := b.Outbox.known()
@@ -203,7 +213,7 @@ func (b *Bridge) keepDecision(id string, latest uint64, d *decision) bool {
 	if !ok || op.Latest != latest {
 		return false
 	}
-	op.Approval, op.Approved = d, op.Approved || d.Attempts > 0
+	change(&op)
 	if err := b.Outbox.Commit(Commit{Open: map[string]*Open{id: &op}}, time.Now()); err != nil {
 		b.Log.Error("an approval waits for the disk", "event", id, "err", err)
 		return false
@@ -211,7 +221,8 @@ func (b *Bridge) keepDecision(id string, latest uint64, d *decision) bool {
 	return true
 }
 
-// endApproval records how an approval ended, and tells of it. It returns what is on record.
+// endApproval records how an approval ended, and tells of it. It returns what is on record. One by hand that did not succeed
+// leaves to the rules what they decided.
 func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval) Approval {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
@@ -221,8 +232,11 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 	_, states := b.Outbox.known()
 	if current, ok := states[e.ID]; ok {
 		op = current
-		d.Done = true
-		op.Approval, op.Said = &d, now
+		if d.Rule != 0 || a.Result != ResultRefused {
+			d.Done = true
+			op.Approval = &d
+		}
+		op.Said = now
 		c.Open[e.ID] = &op
 	}
 	b.scene(moment{now: now}).addApproval(&c, e, op, a)
@@ -249,8 +263,9 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
 	}
 	e := doc.Events[i]
 	d.Attempts = 1
-	if known {
-		b.keepDecision(id, op.Latest, &d) // a disk that is full does not keep people from approving
+	defer b.attend(id)()
+	if known { // a disk that is full does not keep people from approving
+		b.keep(id, op.Latest, func(op *Open) { op.Approved = true })
 	} else {
 		op.First = d.Decided
 	}
@@ -264,6 +279,19 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
 		a.Result, a.Error = ResultRefused, err.Error()
 	}
 	return b.endApproval(e, op, d, by, a)
+}
+
+// attend keeps the rules from an event that somebody approves by hand, until it is undone.
+func (b *Bridge) attend(id string) (undo func()) {
+	add := func(n int) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.byHand[id] += n; b.byHand[id] == 0 {
+			delete(b.byHand, id)
+		}
+	}
+	add(1)
+	return func() { add(-1) }
 }
 
 // addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that are

@@ -231,6 +231,107 @@ func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 	}
 }
 
+// An approval by hand that takes long is nobody else's meanwhile, and goes to Azure once, whether a rule wants it too or
+// there is none.
+func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
+	for name, rules := range map[string][]Rule{"without rules": nil, "with a rule": {{}}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, before: func() error { pause(5 * time.Second); return nil }}
+				}
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				b.Reload(b.Routes, rules, SettingsInfo{})
+				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved || a.By != "root" || a.Attempts != 1 {
+					t.Errorf("ApproveNow = %+v, want it approved", a)
+				}
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				b.end()
+			})
+		})
+	}
+}
+
+// An approval by hand that fails, or that a crash interrupts, leaves the event to the rules, which approve it then.
+func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
+	for _, crash := range []bool{false, true} {
+		t.Run(fmt.Sprintf("crash %v", crash), func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				failing := true
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, before: func() error {
+						if failing {
+							pause(3 * time.Second)
+							return errDown
+						}
+						return nil
+					}}
+				}
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				asked := make(chan Approval, 1)
+				go func() { asked <- b.ApproveNow(t.Context(), idA, "root") }()
+				pause(time.Second)
+				want := []string{idA + "-scheduled", idA + "-approved-1"}
+				if crash {
+					b.crash()
+					<-asked // of a process that is no more
+					b = s.start(audit.all("audit"))
+					pause(10 * time.Second) // there is nobody to approve it
+					wantIDs(t, audit.ids(), want[:1]...)
+				} else if a := <-asked; a.Result != ResultRefused {
+					t.Errorf("ApproveNow = %+v, want it refused", a)
+				} else {
+					want = append(want, idA+"-approved-2")
+				}
+				failing = false
+				b.Reload(b.Routes, []Rule{{}}, SettingsInfo{})
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), want...)
+				if all := audit.accepted(); dataIn(t, all[len(all)-1].Event).Approval.By != "rule 1" {
+					t.Errorf("the last word is %s, want the rule's approval", idsOf(all))
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// A decision in the outbox that names no rule there is never ends the program.
+func TestADecisionOfNoRuleIsMoot(t *testing.T) {
+	for _, rule := range []int{-1, 0, 2, 1 << 40} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.beginsLate()
+			audit := &ear{}
+			b := s.start(audit.all("audit"))
+			pause(1500 * time.Millisecond)
+			s.userReboot(idA)
+			pause(1500 * time.Millisecond)
+			_, states := b.Outbox.known()
+			b.keepDecision(idA, states[idA].Latest, &decision{Seq: states[idA].Latest, Rule: rule, Decided: time.Now()})
+			b.Reload(b.Routes, []Rule{{Filter: Filter{Only: Match{Sources: []string{"Platform"}}}}}, SettingsInfo{})
+			pause(10 * time.Second)
+			wantIDs(t, s.approvals())
+			if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != ResultMoot {
+				t.Errorf("told %s, want the approval, moot", idsOf(all))
+			}
+			b.end()
+		})
+	}
+}
+
 // An event that changes, begins or ends while its approval is under way is not approved after that, and the record says
 // so.
 func TestAnApprovalBecomesMoot(t *testing.T) {

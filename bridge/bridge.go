@@ -52,6 +52,7 @@ type Bridge struct {
 	routes     []Route
 	rules      []Rule
 	rulings    map[string]string // why an event is not approved, by its id
+	byHand     map[string]int    // how many approve the event by hand at the moment, by its id
 	workers    map[string]*crew  // by route, also of routes that are gone but not done
 	delivering bool              // workers were started
 	stopping   bool              // no more are
@@ -100,7 +101,7 @@ func New(o Options) *Bridge {
 		o.Turned = func() {}
 	}
 	b := &Bridge{
-		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
+		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, byHand: map[string]int{}, beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
 	}
 	b.observer, _ = o.Outbox.stored()
