@@ -175,8 +175,13 @@ func execHangs(t *testing.T) map[string]hung {
 	for _, task := range []string{"hang", "deaf"} {
 		w, began := newWatch(t), make(chan struct{})
 		go func() {
-			defer close(began)
-			w.begun()
+			conn, err := w.Accept()
+			close(began)
+			if err != nil {
+				return // the attempt was over before the command had begun
+			}
+			<-t.Context().Done()
+			conn.Close()
 		}()
 		places[task] = hung{asCommand(t, task, w.address()) + "stop_grace: 1h\n", began}
 	}

@@ -87,9 +87,13 @@ func setUp(e *testscript.Env) error {
 	}
 	s := &setting{azure, hook, map[string]*exec.Cmd{}}
 	e.Defer(func() {
-		for _, fw := range s.running {
+		failed := e.T().(interface{ Failed() bool }).Failed()
+		for name, fw := range s.running {
 			_ = fw.Process.Kill()
 			_ = fw.Wait()
+			if log, err := os.ReadFile(filepath.Join(e.WorkDir, name+".log")); failed {
+				e.T().Log(name, "said:", string(log), err)
+			}
 		}
 		azure.Close()
 		hook.close()
