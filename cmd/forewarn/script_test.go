@@ -77,7 +77,8 @@ type setting struct {
 }
 
 func setUp(e *testscript.Env) error {
-	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}).Listen("127.0.0.1:0", "")
+	// What is approved begins some time after the answer, so that the two are not told in either order.
+	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}, ApproveDelay: time.Second}).Listen("127.0.0.1:0", "")
 	if err != nil {
 		return err
 	}
