@@ -101,21 +101,13 @@ func setUp(e *testscript.Env) error {
 	})
 	e.Setenv("AZURE", azure.URL)
 	e.Setenv("HOOK", hook.url)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	_, port, _ := net.SplitHostPort(free.Addr().String())
-	e.Setenv("PORT", port)
+	e.Setenv("PORT", freePort(e.T()))
 	e.Setenv("HOME", e.WorkDir)
 	examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))
 	if err != nil {
 		return err
 	}
 	e.Setenv("EXAMPLES", examples)
-	if err := free.Close(); err != nil {
-		return err
-	}
 	e.Values["setting"] = s
 	return nil
 }
