@@ -37,7 +37,10 @@ const (
 // version is set by the linker for a release.
 var version = ""
 
-func main() { os.Exit(run(context.Background(), process())) }
+func main() {
+	fewProcessors(os.Getenv)
+	os.Exit(run(context.Background(), process()))
+}
 
 // world is what the program takes from outside.
 type world struct {

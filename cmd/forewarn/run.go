@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -23,10 +22,6 @@ import (
 // firstWord is the first line of every run's log: what asking for scheduled events brings about.
 const firstWord = "asking for scheduled events switches them on: from now on a restart or redeploy of this VM, or of any VM of its set, " +
 	"from the portal or CLI waits about 15 minutes until it is approved; this ends a day after forewarn was removed"
-
-// tidyEvery is how often forewarn gives back the memory that it does not use. Polling leaves so little garbage that the
-// collector would let 4 MiB of it gather first, as much as all that forewarn needs.
-const tidyEvery = time.Minute
 
 func (p *program) runCommand() *cobra.Command {
 	var dry bool
@@ -115,7 +110,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		defer serve(l, control(b, outbox), log)()
 	}
 
-	tidy := time.NewTicker(tidyEvery)
+	tidy := time.NewTimer(tidyFirst)
 	defer tidy.Stop()
 	go func() {
 		for {
@@ -125,7 +120,8 @@ func (p *program) bridge(ctx context.Context, h host) error {
 				p.reload(b, s, log)
 				manager.ready()
 			case <-tidy.C:
-				debug.FreeOSMemory()
+				giveBack()
+				tidy.Reset(tidyEvery)
 			case <-ctx.Done():
 				manager.stopping()
 				return
