@@ -52,7 +52,8 @@ type Host struct {
 	Zone     *time.Location // of the texts for people; nil is UTC
 	Endpoint string         // of the metadata service, without a slash at its end
 
-	Dial Dialer // nil is the network
+	Dial       Dialer      // nil is the network
+	SlackTurns *SlackTurns // of all sinks that may share a channel; nil is the sink's own
 }
 
 // A Dialer connects to an address, as net.Dialer.DialContext does.

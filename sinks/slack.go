@@ -1,12 +1,14 @@
 package sinks
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -54,7 +56,7 @@ var slackTerms = bridge.Terms{
 	Remind: peopleRemind, Group: peopleGroup,
 }
 
-// slackPace is how far apart messages to one channel have to be. Slack threatens to switch off an app that disregards
+// slackPace is how far apart messages to one channel are. Slack threatens to switch off an app that disregards
 // this for long.
 const slackPace = time.Second
 
@@ -79,7 +81,7 @@ type slackSink struct {
 	runbook   *templates.Template // nil for none
 	text      *templates.Template
 	blocks    *templates.Template
-	pace      *pace
+	turns     *SlackTurns // nil to wait for none
 	now       func() time.Time
 }
 
@@ -90,7 +92,7 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 	}
 	k := &slackSink{
 		getenv: h.Getenv, agent: h.Agent, zone: h.Zone, log: h.Log, channel: s.Channel, broadcast: s.Broadcast,
-		pace: &pace{every: slackPace}, now: time.Now,
+		turns: cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
 	}
 	if err := k.openAddress(s); err != nil {
 		return Opened{}, err
@@ -419,7 +421,11 @@ func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []bridge.Delive
 
 // post posts a message when the channel can take one.
 func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string, broadcast bool) (posted, error) {
-	if err := k.pace.wait(ctx); err != nil {
+	place := k.api + k.channel // as the settings name it, by whatever id Slack knows it
+	if k.api == "" {
+		place = a.hook.String()
+	}
+	if err := k.turns.wait(ctx, place); err != nil {
 		return posted{}, err
 	}
 	if k.api == "" {
@@ -590,24 +596,31 @@ func isAzure(batch []bridge.Delivery) bool {
 	return strings.HasPrefix(batch[0].Event.Type(), bridge.EventPrefix)
 }
 
-// A pace keeps calls apart.
-type pace struct {
-	every time.Duration
-	mu    sync.Mutex // for next
-	next  time.Time
+// SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero value
+// is ready to use, by several goroutines at once.
+type SlackTurns struct {
+	mu   sync.Mutex
+	next map[string]time.Time // when a channel can take a message again, by its place
 }
 
-// wait returns when it is a call's turn, or when ctx is done.
-func (p *pace) wait(ctx context.Context) error {
-	p.mu.Lock()
-	now := time.Now()
-	at := now
-	if p.next.After(now) {
-		at = p.next
+// wait returns when it is a message's turn in the channel, or when ctx is done.
+func (s *SlackTurns) wait(ctx context.Context, place string) error {
+	if s == nil {
+		return ctx.Err()
 	}
-	p.next = at.Add(p.every)
-	p.mu.Unlock()
-	if at == now {
+	s.mu.Lock()
+	now := time.Now()
+	maps.DeleteFunc(s.next, func(_ string, at time.Time) bool { return !at.After(now) })
+	at, taken := s.next[place]
+	if !taken {
+		at = now
+	}
+	if s.next == nil {
+		s.next = map[string]time.Time{}
+	}
+	s.next[place] = at.Add(slackPace)
+	s.mu.Unlock()
+	if !taken {
 		return ctx.Err()
 	}
 	t := time.NewTimer(at.Sub(now))
@@ -654,7 +667,7 @@ func (k *slackSink) Render(d bridge.Delivery) (string, error) {
 		return "", err
 	}
 	shown := *k
-	shown.pace = new(pace)
+	shown.turns = nil
 	_, err = shown.tell(context.Background(), a, []bridge.Delivery{d})
 	return b.String(), err
 }

@@ -202,7 +202,7 @@ func (w *workspace) settings(more string) string {
 func openSlackSink(t *testing.T, settings string) *slackSink {
 	t.Helper()
 	k := mustOpen(t, "slack", settings, testHost(t)).(*slackSink)
-	k.pace = new(pace)
+	k.turns = nil
 	return k
 }
 
@@ -984,48 +984,56 @@ func TestSlackReadsTheTokenOnEachUse(t *testing.T) {
 	}
 }
 
-// Messages to a channel are a second apart; the wait ends with the context.
+// Messages to a channel are a second apart, those to another do not wait for them; the wait ends with the context.
 func TestSlackKeepsPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, began := &pace{every: slackPace}, time.Now()
+		turns, began := new(SlackTurns), time.Now()
 		for i := range 3 {
-			if err := p.wait(t.Context()); err != nil || time.Since(began) != time.Duration(i)*time.Second {
+			if err := turns.wait(t.Context(), "#ops"); err != nil || time.Since(began) != time.Duration(i)*time.Second {
 				t.Errorf("turn %d came after %v, %v; want %d s", i, time.Since(began), err, i)
 			}
 		}
+		if err := turns.wait(t.Context(), "#dev"); err != nil || time.Since(began) != 2*time.Second {
+			t.Errorf("in another channel the turn came after %v, %v; want it at once", time.Since(began), err)
+		}
 		time.Sleep(time.Minute)
 		began = time.Now()
-		if err := p.wait(t.Context()); err != nil || time.Since(began) != 0 {
+		if err := turns.wait(t.Context(), "#ops"); err != nil || time.Since(began) != 0 {
 			t.Errorf("after a minute the turn came after %v, %v; want it at once", time.Since(began), err)
+		}
+		if len(turns.next) != 1 {
+			t.Errorf("%d channels are remembered, want the one that was told of last", len(turns.next))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if err := p.wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if err := turns.wait(ctx, "#ops"); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("wait = %v, want %v", err, context.DeadlineExceeded)
 		}
 	})
 }
 
-// A message waits for its turn in the channel, and what is only shown does not.
+// A message waits for its turn in the channel, also for those of other sinks, and what is only shown does not.
 func TestSlackMessagesWaitForTheirTurn(t *testing.T) {
 	w := newWorkspace(t)
 	for _, settings := range []string{w.settings(""), "webhook_url: " + w.url + "/services/T/B/X"} {
-		k := mustOpen(t, "slack", settings, testHost(t)).(*slackSink)
-		if k.pace.every != time.Second {
-			t.Errorf("messages are %v apart, want %v", k.pace.every, time.Second)
+		h := testHost(t)
+		h.SlackTurns = new(SlackTurns)
+		first, second := mustOpen(t, "slack", settings, h), mustOpen(t, "slack", settings, h)
+		if _, err := first.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+			t.Fatal(err)
 		}
-		k.pace.next = time.Now().Add(time.Hour)
-		if _, err := k.Render(deliveries(t)[0]); err != nil {
+		before := len(w.asked())
+		if _, err := second.(bridge.Renderer).Render(deliveries(t)[0]); err != nil {
 			t.Errorf("Render = %v", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if _, err := k.Deliver(ctx, deliveries(t)[:1]); !errors.Is(err, context.DeadlineExceeded) || classOf(err) != again {
+		if _, err := second.Deliver(ctx, deliveries(t)[:1]); !errors.Is(err, context.DeadlineExceeded) || classOf(err) != again {
 			t.Errorf("Deliver = %v, want %v", err, context.DeadlineExceeded)
 		}
-	}
-	if got := w.asked(); len(got) > 0 {
-		t.Errorf("Slack was asked %q before the turn", got)
+		if got := w.asked()[before:]; len(got) > 0 {
+			t.Errorf("Slack was asked %q before the turn", got)
+		}
 	}
 }
 
@@ -1132,7 +1140,7 @@ func FuzzSlackAnswer(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, status int, body, after string) {
 		for _, k := range all {
-			k.pace = new(pace)
+			k.turns = nil
 			a, err := k.open(func(*http.Request, *veil) (response, error) {
 				return response{status, http.Header{"Retry-After": {after}}, body, false}, nil
 			})

@@ -103,6 +103,7 @@ type program struct {
 	output    string
 	logFormat string
 	logLevel  string
+	turns     sinks.SlackTurns // through every reload
 }
 
 func (p *program) root() *cobra.Command {
@@ -182,7 +183,10 @@ func (p *program) loader(log *slog.Logger) loader {
 	host, _ := os.Hostname()
 	return loader{
 		Kinds: sinks.Kinds, GOOS: runtime.GOOS, Euid: os.Geteuid(),
-		Host: sinks.Host{Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion(), Dial: p.dial},
+		Host: sinks.Host{
+			Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion(),
+			Dial: p.dial, SlackTurns: &p.turns,
+		},
 	}
 }
 
