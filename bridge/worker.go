@@ -182,8 +182,8 @@ func (w *worker) deliver(ctx context.Context, a attempt) (r result) {
 		batch[i].Missed = append(batch[i].Missed, Missed{Change: string(e.Change), Time: e.Owed})
 	}
 	r.answer, r.err = w.route.Sink.Deliver(ctx, batch)
-	if r.err != nil && ctx.Err() != nil && !errors.Is(r.err, ErrRejected) && !errors.Is(r.err, ErrBlocked) {
-		r.err = fmt.Errorf("%w (%w)", context.Cause(ctx), r.err)
+	if cause := context.Cause(ctx); r.err != nil && cause != nil && !errors.Is(r.err, cause) && !errors.Is(r.err, ErrRejected) && !errors.Is(r.err, ErrBlocked) {
+		r.err = fmt.Errorf("%w (%w)", cause, r.err)
 	}
 	return r
 }

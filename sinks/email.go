@@ -360,7 +360,7 @@ func (m *email) failure(ctx context.Context, v *veil, about string, err error) e
 		where += ", to " + about
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("no answer from %s%s: %w", where, m.hint(err), ctx.Err())
+		return fmt.Errorf("no answer from %s%s: %w", where, m.hint(err), context.Cause(ctx))
 	}
 	return say(classOfMail(err), v.line(where+": "+bare(err)+m.hint(err), false, 500))
 }

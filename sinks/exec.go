@@ -287,27 +287,26 @@ func (c *command) judge(ctx context.Context, d bridge.Delivery, state *os.Proces
 	how := strings.Replace(state.String(), "exit status", "exit", 1)
 	answer := bridge.Answer{Status: fmt.Sprintf("%s after %v", how, took)}
 	text := state.String()
-	if ctx.Err() != nil {
-		text = fmt.Sprintf("%v: %s", context.Cause(ctx), text)
-	}
 	if last != "" {
 		answer.Status += ": " + last
 		text += ": " + last
+	}
+	failed := errors.New(text)
+	if ctx.Err() != nil {
+		failed = fmt.Errorf("%w: %s", context.Cause(ctx), text)
 	}
 	code := state.ExitCode()
 	switch {
 	case code == 0:
 		return answer, nil
-	case errors.Is(ctx.Err(), context.Canceled):
-		return answer, fmt.Errorf("%w: %s", context.Canceled, text)
-	case code == exitTempFail:
-		return answer, errors.New(text)
+	case errors.Is(ctx.Err(), context.Canceled), code == exitTempFail:
+		return answer, failed
 	case code == exitConfig:
-		return answer, say(bridge.ErrBlocked, text)
+		return answer, say(bridge.ErrBlocked, failed.Error())
 	case d.Attempt >= c.attempts:
-		return answer, say(bridge.ErrRejected, text)
+		return answer, say(bridge.ErrRejected, failed.Error())
 	}
-	return answer, errors.New(text)
+	return answer, failed
 }
 
 // The exit codes that are no plain failure, as in sysexits.h.

@@ -128,7 +128,7 @@ func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 	if err != nil {
 		// Nothing is left behind in the background, and the next attempt does not meet the same dead connection.
 		c.Close()
-		if ended := req.Context().Err(); ended != nil {
+		if ended := context.Cause(req.Context()); ended != nil {
 			return response{}, fmt.Errorf("no answer from %s: %w", v.over(origin(req.URL)), ended)
 		}
 		return response{}, say(classOfFailure(err), v.line(origin(req.URL)+": "+err.Error(), false, 500))

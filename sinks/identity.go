@@ -100,7 +100,7 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 	req.Header.Set("Metadata", "true")
 	resp, err := i.transport.RoundTrip(req)
 	if err != nil {
-		if ended := ctx.Err(); ended != nil {
+		if ended := context.Cause(ctx); ended != nil {
 			err = ended
 		}
 		return "", 0, fmt.Errorf("token of the managed identity: %w", err)

@@ -204,7 +204,7 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 	if _, api := errors.AsType[*jetstream.APIError](err); !answered && !api {
 		n.forget(s)
 	}
-	if ended := ctx.Err(); ended != nil {
+	if ended := context.Cause(ctx); ended != nil {
 		return fmt.Errorf("no answer from %s: %w", v.over(host), ended)
 	}
 	return say(classOfNATS(err), v.line(host+": "+err.Error(), false, 500))

@@ -56,7 +56,7 @@ func dialNATS(ctx context.Context, dial Dialer, name string, servers []natsServe
 		if err == nil {
 			return s, nil
 		}
-		if ended := ctx.Err(); ended != nil {
+		if ended := context.Cause(ctx); ended != nil {
 			return nil, fmt.Errorf("no answer from %s: %w", a.veil.over(server.url.Host), ended)
 		}
 		blocked = blocked && errors.Is(classOfNATS(err), bridge.ErrBlocked)

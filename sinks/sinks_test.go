@@ -146,10 +146,11 @@ func TestHungDestinationEndsAtTheTimeout(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				granted := strings.NewReplacer("stop_grace: 1h", "stop_grace: 0s") // a command gets it on top
 				s := mustOpen(t, kind, granted.Replace(h.settings), testHost(t))
-				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				over := errors.New("the time is over")
+				ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, over)
 				defer cancel()
-				if _, err := s.Deliver(ctx, deliveries(t)[:1]); classOf(err) != again || ctx.Err() == nil {
-					t.Errorf("Deliver = %v, want the end of the time and to be tried again", err)
+				if _, err := s.Deliver(ctx, deliveries(t)[:1]); classOf(err) != again || !errors.Is(err, over) {
+					t.Errorf("Deliver = %v, want that the time is over, and to be tried again", err)
 				}
 			})
 		}

@@ -188,7 +188,7 @@ func (e *slackError) Unwrap() error { return e.class }
 
 // judge says what it means that Slack did not do what it was asked.
 func (a *slackAPI) judge(req *http.Request, r response, reply slackReply) error {
-	if ended := req.Context().Err(); ended != nil && r.cut {
+	if ended := context.Cause(req.Context()); ended != nil && r.cut {
 		return fmt.Errorf("no answer from %s: %w", a.veil.over(origin(req.URL)), ended)
 	}
 	code := reply.Error
