@@ -38,7 +38,7 @@ const (
 var version = ""
 
 func main() {
-	fewProcessors(os.Getenv)
+	oneProcessor(os.Getenv)
 	os.Exit(run(context.Background(), process()))
 }
 

@@ -14,14 +14,11 @@ const (
 	tidyEvery = time.Minute
 )
 
-// maxProcessors is how many processors forewarn uses at once, unless GOMAXPROCS says more. It waits more than it
-// computes, and the runtime keeps memory for each.
-const maxProcessors = 2
-
-// fewProcessors holds the program to maxProcessors.
-func fewProcessors(getenv func(string) string) {
+// oneProcessor keeps the program to one processor, unless GOMAXPROCS says otherwise: it waits more than it computes, and
+// the runtime keeps memory for each.
+func oneProcessor(getenv func(string) string) {
 	if getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), maxProcessors))
+		runtime.GOMAXPROCS(1)
 	}
 }
 
