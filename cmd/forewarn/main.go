@@ -80,6 +80,10 @@ func run(ctx context.Context, w world) int {
 	root.SetOut(w.out)
 	root.SetErr(w.err)
 	err := root.ExecuteContext(ctx)
+	root = nil // all the commands, which nothing needs any more
+	if err == nil && p.then != nil {
+		err = p.then()
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -103,6 +107,7 @@ type program struct {
 	output    string
 	logFormat string
 	logLevel  string
+	then      func() error     // what a command does for years, once the command line is done with
 	turns     sinks.SlackTurns // through every reload
 }
 

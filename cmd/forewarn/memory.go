@@ -6,13 +6,9 @@ import (
 	"time"
 )
 
-// When forewarn gives back the memory that it does not use: once the start is over, which needs the most, and from then
-// on every so often. Polling leaves so little garbage that the collector alone would let 4 MiB of it gather first, as
-// much as all that forewarn needs.
-const (
-	tidyFirst = 10 * time.Second
-	tidyEvery = time.Minute
-)
+// tidyEvery is how often forewarn gives back the memory that it does not use. Polling leaves so little garbage that the
+// collector alone would let 4 MiB of it gather first, as much as all that forewarn needs.
+const tidyEvery = 30 * time.Second
 
 // oneProcessor keeps the program to one processor, unless GOMAXPROCS says otherwise: it waits more than it computes, and
 // the runtime keeps memory for each.

@@ -35,26 +35,33 @@ Without a settings file the changes go to standard output, one CloudEvent a line
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if !dry && managed() {
-				return p.runManaged()
-			}
-			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			signal.Ignore(syscall.SIGPIPE) // a reader of standard output that goes away must not end us
-			if dry {
-				return p.dryRun(ctx)
-			}
-			hup := make(chan os.Signal, 1) // from now on, because a reload may be asked for at any time
-			if len(hangup) > 0 {           // none would mean all
-				signal.Notify(hup, hangup...)
-			}
-			defer signal.Stop(hup)
-			return p.bridge(ctx, host{ready: func() {}, reload: hup})
+			ctx := c.Context()
+			p.then = func() error { return p.run(ctx, dry) }
+			return nil
 		},
 	})
 	c.Flags().BoolVar(&dry, "dry-run", false, "poll and print what would go where; send and store nothing")
 	c.Flags().Lookup("output").Usage = "with --dry-run, form of the data on standard output: text or json (one value a line)"
 	return c
+}
+
+// run runs until a signal comes.
+func (p *program) run(ctx context.Context, dry bool) error {
+	if !dry && managed() {
+		return p.runManaged()
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	signal.Ignore(syscall.SIGPIPE) // a reader of standard output that goes away must not end us
+	if dry {
+		return p.dryRun(ctx)
+	}
+	hup := make(chan os.Signal, 1) // from now on, because a reload may be asked for at any time
+	if len(hangup) > 0 {           // none would mean all
+		signal.Notify(hup, hangup...)
+	}
+	defer signal.Stop(hup)
+	return p.bridge(ctx, host{ready: func() {}, reload: hup})
 }
 
 // bridge runs the bridge of the settings file until ctx is done.
@@ -64,6 +71,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	if err != nil {
 		return err
 	}
+	giveBack() // reading the settings takes the most, and what is made from now on stays
 	from := s.Path
 	if from == "" {
 		from = "none: the defaults, and every change of this VM to standard output"
@@ -110,7 +118,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		defer serve(l, control(b, outbox), log)()
 	}
 
-	tidy := time.NewTimer(tidyFirst)
+	tidy := time.NewTicker(tidyEvery)
 	defer tidy.Stop()
 	go func() {
 		for {
@@ -121,7 +129,6 @@ func (p *program) bridge(ctx context.Context, h host) error {
 				manager.ready()
 			case <-tidy.C:
 				giveBack()
-				tidy.Reset(tidyEvery)
 			case <-ctx.Done():
 				manager.stopping()
 				return
