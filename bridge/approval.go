@@ -17,9 +17,10 @@ const approveEvery = time.Second
 
 // The results of an approval.
 const (
-	ResultApproved = "approved" // Azure took it
-	ResultRefused  = "refused"  // Azure did not
-	ResultMoot     = "moot"     // the event changed, began or ended before it was sent, or before the answer came
+	ResultApproved   = "approved"   // Azure took it
+	ResultRefused    = "refused"    // Azure did not
+	ResultUnanswered = "unanswered" // it was sent by hand, and nobody knows whether Azure took it
+	ResultMoot       = "moot"       // the event changed, began or ended before it was sent, or before the answer came
 )
 
 // An Approval is on record of an event that was approved, or was to be.
@@ -47,6 +48,9 @@ type decision struct {
 // owed says whether the approval is still to be sent.
 func (d *decision) owed() bool { return d != nil && !d.Done }
 
+// by names the rule that decided.
+func (d *decision) by() string { return fmt.Sprintf("rule %d", d.Rule) }
+
 // approve asks the rules, and sends what they decide, until ctx is done.
 func (b *Bridge) approve(ctx context.Context) {
 	tick := time.NewTicker(approveEvery)
@@ -60,41 +64,58 @@ func (b *Bridge) approve(ctx context.Context) {
 		b.turned(&b.approving)
 		events, states := b.Outbox.known()
 		b.mu.Lock()
-		rules, byHand := b.rules, maps.Clone(b.byHand)
 		maps.DeleteFunc(b.rulings, func(id, _ string) bool { _, open := states[id]; return !open })
 		b.mu.Unlock()
 		for _, e := range events {
-			if byHand[e.ID] > 0 {
-				continue // if that does not succeed, it comes to the rules after all
-			}
-			if op := states[e.ID]; len(rules) > 0 && e.Status == statusScheduled || op.Approval.owed() {
-				b.approveEvent(ctx, rules, e, op)
-				b.turned(&b.approving)
-			}
+			b.approveEvent(ctx, e.ID)
+			b.turned(&b.approving)
 		}
 	}
 }
 
-// approveEvent takes the next step towards the approval of one event, if there is any.
-func (b *Bridge) approveEvent(ctx context.Context, rules []Rule, e Event, op Open) {
-	now := time.Now()
-	if d := op.Approval; d != nil && d.Seq == op.Latest && (d.Done || now.Before(d.Next)) {
+// approveEvent takes the next step towards the approval of one event, if there is any. It goes by what is known and wanted
+// now: Azure may have been long about the event before it.
+func (b *Bridge) approveEvent(ctx context.Context, id string) {
+	e, op, open := b.Outbox.knownEvent(id)
+	rules, byHand := b.approvers(id)
+	if !open || byHand { // if that does not succeed, it comes to the rules after all
 		return
 	}
-	if !op.Approval.owed() {
-		rule, why, final := b.ruling(rules, e, op, now)
-		b.noteRuling(e.ID, why, final)
-		if rule == 0 {
-			return
-		}
-		if !b.keepDecision(e.ID, op.Latest, &decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}) {
-			return
-		}
-		b.Log.Info("an event will be approved", "event", e.ID, "rule", rule)
-		_, states := b.Outbox.known()
-		op = states[e.ID]
+	d, now := op.Approval, time.Now()
+	switch {
+	case d.owed() && (d.Seq != op.Latest || e.Status != statusScheduled):
+		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the event changed"})
+		return
+	case !d.owed() && (len(rules) == 0 || e.Status != statusScheduled):
+		return
+	case d != nil && d.Seq == op.Latest && (d.Done || now.Before(d.Next)):
+		return
 	}
-	b.sendApproval(ctx, rules, e, op)
+	rule, why, final := b.ruling(rules, e, op, now)
+	b.noteRuling(id, why, final)
+	switch {
+	case rule == 0 && d.owed() && final:
+		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
+	case rule == 0:
+	case !d.owed():
+		d = &decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
+		if !b.keepDecision(id, op.Latest, d) {
+			return
+		}
+		b.Log.Info("an event will be approved", "event", id, "rule", rule)
+		b.sendApproval(ctx, e, op, *d)
+	default:
+		again := *d
+		again.Rule = rule // a reload may have moved it
+		b.sendApproval(ctx, e, op, again)
+	}
+}
+
+// approvers are who may approve the event now: the rules, unless somebody does by hand.
+func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.rules, b.byHand[id] > 0
 }
 
 // ruling is the number of the first rule that approves, counted from 1, or 0 and why none does; final says that none
@@ -141,25 +162,19 @@ func (b *Bridge) noteRuling(id, why string, final bool) {
 	}
 }
 
-// sendApproval sends what was decided, after another look at the document. The attempt is on disk before it is made, so
-// that nobody takes the event for one that was never approved.
-func (b *Bridge) sendApproval(ctx context.Context, rules []Rule, e Event, op Open) {
-	d := *op.Approval
-	by := fmt.Sprintf("rule %d", d.Rule)
-	if d.Seq != op.Latest || e.Status != statusScheduled {
-		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the event changed"})
-		return
-	}
-	if d.Rule < 1 || d.Rule > len(rules) || !b.says(rules[d.Rule-1], e, op, time.Now()).approve {
-		b.endApproval(e, op, d, by, Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
-		return
-	}
+// sendApproval sends what was decided, after another look at the document, and at the rules, because that look may take
+// long. The attempt is on disk before it is made, so that nobody takes the event for one that was never approved.
+func (b *Bridge) sendApproval(ctx context.Context, e Event, op Open, d decision) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
 	if err == nil {
 		if changedSince(e, doc) != "" {
 			return // the poll loop finds it too, and this ends then
+		}
+		rules, byHand := b.approvers(e.ID)
+		if rule, _, _ := b.ruling(rules, e, op, time.Now()); rule != d.Rule || byHand {
+			return // the next turn finds out what that means
 		}
 		d.Attempts++
 		if !b.keepDecision(e.ID, op.Latest, &d) {
@@ -170,10 +185,10 @@ func (b *Bridge) sendApproval(ctx context.Context, rules []Rule, e Event, op Ope
 		var refused *RefusedError
 		switch {
 		case err == nil:
-			b.endApproval(e, op, d, by, Approval{Result: ResultApproved, Status: status})
+			b.endApproval(e, op, d, d.by(), Approval{Result: ResultApproved, Status: status})
 			return
 		case errors.As(err, &refused):
-			b.endApproval(e, op, d, by, Approval{Result: ResultRefused, Status: refused.Status, Error: err.Error()})
+			b.endApproval(e, op, d, d.by(), Approval{Result: ResultRefused, Status: refused.Status, Error: err.Error()})
 			return
 		}
 	}
@@ -197,23 +212,27 @@ func changedSince(e Event, doc Document) string {
 	return ""
 }
 
-// keepDecision puts a decision on disk, if the event is still as it was. It returns false if it is not, or if the disk
-// does not take it.
+// keepDecision puts a decision on disk, if the event is still as it was and nobody approved it meanwhile. It returns false
+// if not, or if the disk does not take it.
 func (b *Bridge) keepDecision(id string, latest uint64, d *decision) bool {
-	return b.keep(id, latest, func(op *Open) { op.Approval, op.Approved = d, op.Approved || d.Attempts > 0 })
+	return b.keep(id, latest, func(op *Open) bool {
+		if was := op.Approval; was != nil && was.Done && was.Seq == latest {
+			return false
+		}
+		op.Approval, op.Approved = d, op.Approved || d.Attempts > 0
+		return true
+	})
 }
 
-// keep puts what change makes of an open event on disk, if it is still as it was. It returns false if it is not, or if the
-// disk does not take it.
-func (b *Bridge) keep(id string, latest uint64, change func(*Open)) bool {
+// keep puts what change makes of an open event on disk, if it is still as it was and change wants it. It returns false if
+// not, or if the disk does not take it.
+func (b *Bridge) keep(id string, latest uint64, change func(*Open) bool) bool {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
-	_, states := b.Outbox.known()
-	op, ok := states[id]
-	if !ok || op.Latest != latest {
+	_, op, ok := b.Outbox.knownEvent(id)
+	if !ok || op.Latest != latest || !change(&op) {
 		return false
 	}
-	change(&op)
 	if err := b.Outbox.Commit(Commit{Open: map[string]*Open{id: &op}}, time.Now()); err != nil {
 		b.Log.Error("an approval waits for the disk", "event", id, "err", err)
 		return false
@@ -229,14 +248,13 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 	now := time.Now()
 	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts, now.Sub(op.First).Round(100*time.Millisecond).Seconds()
 	c := Commit{Open: map[string]*Open{}, Told: map[string]told{}}
-	_, states := b.Outbox.known()
-	if current, ok := states[e.ID]; ok {
+	if _, current, ok := b.Outbox.knownEvent(e.ID); ok {
 		op = current
-		if d.Rule != 0 || a.Result != ResultRefused {
+		if d.Rule != 0 || a.Result == ResultApproved || a.Result == ResultMoot {
 			d.Done = true
 			op.Approval = &d
 		}
-		op.Said = now
+		op.Said, op.Approved = now, op.Approved || d.Attempts > 0
 		c.Open[e.ID] = &op
 	}
 	b.scene(moment{now: now}).addApproval(&c, e, op, a)
@@ -247,8 +265,7 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 // ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. by is who; it
 // goes on record. The Bridge need not run: what came of it then waits in the outbox.
 func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
-	_, states := b.Outbox.known()
-	op, known := states[id]
+	_, op, known := b.Outbox.knownEvent(id)
 	d := decision{Seq: op.Latest, Decided: time.Now().UTC()}
 	doc, err := b.Client.Document(ctx)
 	if err != nil {
@@ -265,18 +282,18 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
 	d.Attempts = 1
 	defer b.attend(id)()
 	if known { // a disk that is full does not keep people from approving
-		b.keep(id, op.Latest, func(op *Open) { op.Approved = true })
+		b.keep(id, op.Latest, func(op *Open) bool { op.Approved = true; return true })
 	} else {
 		op.First = d.Decided
 	}
 	a := Approval{Result: ResultApproved}
 	a.Status, err = b.Client.Approve(ctx, doc, e)
-	if err != nil {
-		var refused *RefusedError
-		if errors.As(err, &refused) {
-			a.Status = refused.Status
-		}
-		a.Result, a.Error = ResultRefused, err.Error()
+	var refused *RefusedError
+	switch {
+	case errors.As(err, &refused):
+		a.Result, a.Status, a.Error = ResultRefused, refused.Status, err.Error()
+	case err != nil:
+		a.Result, a.Error = ResultUnanswered, err.Error()
 	}
 	return b.endApproval(e, op, d, by, a)
 }

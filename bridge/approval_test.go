@@ -290,8 +290,8 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 					b = s.start(audit.all("audit"))
 					pause(10 * time.Second) // there is nobody to approve it
 					wantIDs(t, audit.ids(), want[:1]...)
-				} else if a := <-asked; a.Result != ResultRefused {
-					t.Errorf("ApproveNow = %+v, want it refused", a)
+				} else if a := <-asked; a.Result != ResultUnanswered {
+					t.Errorf("ApproveNow = %+v, want it unanswered", a)
 				} else {
 					want = append(want, idA+"-approved-2")
 				}
@@ -460,5 +460,135 @@ func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
 		if got := r.hears(Change{Kind: Approved}, "vm-0"); got != tt.hears {
 			t.Errorf("a sink that acts: %v, with changes %v, hears of an approval: %v, want %v", tt.acts, tt.changes, got, tt.hears)
 		}
+	}
+}
+
+// While Azure is long about one event, people approve another one by hand, and settings take the rules away: what comes
+// next goes by that, and not by what was so when Azure was asked.
+func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		then  func(b *running)
+		want  []string
+	}{
+		{"nothing happens", func(*running) {}, []string{idA, idB}},
+		{"the rules go", func(b *running) { b.Reload(b.Routes, nil, SettingsInfo{}) }, []string{idA}},
+		{"the second is approved by hand", func(b *running) { b.ApproveNow(b.s.t.Context(), idB, "root") }, []string{idB, idA}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				slow := true
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, before: func() error {
+						if slow {
+							slow = false
+							pause(5 * time.Second)
+						}
+						return nil
+					}}
+				}
+				s.beginsLate()
+				s.opts.Rules = []Rule{{}}
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				s.userReboot(idB)
+				pause(3 * time.Second) // the first is being approved
+				tt.then(b)
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), tt.want...)
+				b.end()
+			})
+		})
+	}
+}
+
+// Rules that go while the document is looked at for the last time approve nothing.
+func TestARuleThatGoesDuringTheLastLookApprovesNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		b := s.start((&ear{}).all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		s.azure.SetFault(imdstest.Fault{Delay: 4 * time.Second})
+		b.Reload(b.Routes, []Rule{{}}, SettingsInfo{})
+		pause(2 * time.Second)
+		b.Reload(b.Routes, nil, SettingsInfo{})
+		pause(time.Minute)
+		wantIDs(t, s.approvals())
+		b.end()
+	})
+}
+
+// A reload that puts another rule before the one that decided does not lose what is owed, and one that makes it wait longer
+// only delays it.
+func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
+	platform := Rule{Filter: Filter{Only: Match{Sources: []string{"Platform"}}}}
+	for claim, tt := range map[string]struct {
+		rules []Rule
+		by    string
+	}{
+		"another rule comes before": {[]Rule{platform, {}}, "rule 2"},
+		"the rule waits longer":     {[]Rule{{Wait: time.Minute}}, "rule 1"},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []Rule{{}}
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(5 * time.Second)
+				b.Reload(b.Routes, tt.rules, SettingsInfo{})
+				pause(20 * time.Second)
+				s.azure.ClearFaults()
+				pause(2 * time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				if all := audit.accepted(); dataIn(t, all[len(all)-1].Event).Approval.By != tt.by {
+					t.Errorf("approved as %+v, want by %s", dataIn(t, all[len(all)-1].Event).Approval, tt.by)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// An approval by hand whose answer is lost is not told as refused: Azure may have taken it. Nor is the event, when it goes,
+// told as canceled, even if the bridge had not seen it yet when it was approved.
+func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
+	for name, seen := range map[string]bool{"of an event that is known": true, "of one that is not": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errDown }}
+				}
+				s.beginsLate()
+				s.opts.Interval = 3 * time.Second
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(4 * time.Second)
+				s.userReboot(idA)
+				if seen {
+					pause(4 * time.Second)
+				}
+				a := b.ApproveNow(t.Context(), idA, "root")
+				if a.Result != ResultUnanswered || a.Error != errDown.Error() {
+					t.Errorf("ApproveNow = %+v, want it unanswered", a)
+				}
+				s.azure.End(idA)
+				pause(10 * time.Second)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
+				all := audit.accepted()
+				if d := dataIn(t, all[len(all)-1].Event); d.Outcome != OutcomeUnknown {
+					t.Errorf("outcome = %s, want unknown", d.Outcome)
+				}
+				b.end()
+			})
+		})
 	}
 }

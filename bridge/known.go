@@ -64,15 +64,31 @@ func (o *Outbox) known() ([]Event, map[string]Open) {
 	states := make(map[string]Open, len(o.open))
 	events := make([]Event, 0, len(o.open))
 	for id, op := range o.open {
-		state := *op
-		state.Routes, state.Undecided = slices.Clone(op.Routes), slices.Clone(op.Undecided)
-		states[id] = state
+		states[id] = op.copy()
 		events = append(events, op.event)
 	}
 	slices.SortFunc(events, func(a, b Event) int {
 		return cmp.Or(states[a.ID].First.Compare(states[b.ID].First), cmp.Compare(a.ID, b.ID))
 	})
 	return events, states
+}
+
+// knownEvent is one of them; ok is false when it is not open.
+func (o *Outbox) knownEvent(id string) (e Event, state Open, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	op, ok := o.open[id]
+	if !ok {
+		return Event{}, Open{}, false
+	}
+	return op.event, op.copy(), true
+}
+
+// copy is a state that may be kept and changed.
+func (op *Open) copy() Open {
+	state := *op
+	state.Routes, state.Undecided = slices.Clone(op.Routes), slices.Clone(op.Undecided)
+	return state
 }
 
 // openCount is how many events are open.

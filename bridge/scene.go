@@ -3,7 +3,6 @@ package bridge
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -88,7 +87,7 @@ func (s scene) add(c *Commit, change Change, op Open) error {
 	}
 	if change.Kind == Vanished && op.Approval.owed() {
 		s.addApproval(c, e, op, Approval{
-			Result: ResultMoot, By: fmt.Sprintf("rule %d", op.Approval.Rule), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts,
+			Result: ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts,
 			After: s.now.Sub(op.First).Round(100 * time.Millisecond).Seconds(), Error: "the event is no longer listed",
 		})
 	}

@@ -189,11 +189,14 @@ func situations() map[string]situation {
 	}
 	all["group"] = situation{batch: group, now: told}
 	asked := bridge.Approval{Result: bridge.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5, Attempts: 1, Status: "200 OK"}
-	refused, moot := asked, asked
+	refused, unanswered, moot := asked, asked, asked
 	refused.Result, refused.By, refused.Status, refused.Error = bridge.ResultRefused, "root (alice)", "400 Bad Request",
 		"Azure refuses the approval: 400 Bad Request: EventId is unknown"
+	unanswered.Result, unanswered.By, unanswered.Status, unanswered.Error = bridge.ResultUnanswered, "root (alice)", "", "no answer within 8s"
 	moot.Result, moot.Attempts, moot.Status, moot.Error = bridge.ResultMoot, 0, "", "the event changed"
-	for name, a := range map[string]bridge.Approval{"approved": asked, "approved-refused": refused, "approved-moot": moot} {
+	for name, a := range map[string]bridge.Approval{
+		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
+	} {
 		tell(name, "03:56:33", bridge.Change{Kind: bridge.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
 	}
 	tell("reminder", "03:10:00", bridge.Change{Kind: bridge.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true, nil)

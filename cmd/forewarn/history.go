@@ -238,6 +238,8 @@ func approvalWords(a bridge.Approval) string {
 		return "approved by " + by + ", Azure answered " + printable(a.Status)
 	case bridge.ResultRefused:
 		return "approval by " + by + " refused: " + printable(a.Error)
+	case bridge.ResultUnanswered:
+		return "approval by " + by + " sent, nobody knows whether Azure took it: " + printable(a.Error)
 	}
 	return "approval by " + by + " came to nothing: " + printable(a.Error)
 }
