@@ -10,8 +10,10 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -30,7 +32,7 @@ const (
 // approval is what came of approving one event.
 type approval struct {
 	Event   string  `json:"event"`
-	Result  string  `json:"result"` // approved, refused, moot
+	Result  string  `json:"result"` // approved, refused, unanswered, moot
 	Status  string  `json:"status,omitempty"`
 	Error   string  `json:"error,omitempty"`
 	Effect  string  `json:"effect"`  // started, gone, none
@@ -50,11 +52,15 @@ func (p *program) approveCommand() *cobra.Command {
 		Use: "approve EVENT-ID...", Short: "Have Azure begin an event now, instead of when its notice is over",
 		Long: `Shows the events whose ids begin as given, asks, and approves them: Azure then begins them at once, for every VM that they
 name. It cannot be taken back. An event that has begun is refused, and so is one that does not name this VM, unless
---any-vm says otherwise. Who approved is on record. Exit code: 0 when the document shows the effect, 1 refused, 65 no such
-event, 69 no answer from the endpoint, 75 no effect in time.`,
+--any-vm says otherwise. Who approved is on record. When Azure does not answer, it may have taken the approval all the same,
+so the effect is waited for then too. Exit code: 0 when the document shows the effect, 1 refused, 65 no such event, 69 no
+answer from the endpoint, 75 no effect in time.`,
 		Example: "  forewarn approve 602d9444\n  forewarn approve 602d9444 --yes --timeout 3m -o json",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, ids []string) error {
+			if timeout < 0 {
+				return exit(exitUsage, fmt.Errorf("--timeout %v: expected no less than 0", timeout))
+			}
 			s, err := p.places()
 			if err != nil {
 				return err
@@ -74,13 +80,15 @@ event, 69 no answer from the endpoint, 75 no effect in time.`,
 				return err
 			}
 			p.printAsked(events)
-			if err := p.confirmed(yes); err != nil {
-				return err
+			if !yes {
+				if err := p.confirmed(); err != nil {
+					return err
+				}
+				if err := unchanged(c.Context(), client, events); err != nil {
+					return err
+				}
 			}
-			results := []approval{}
-			for _, e := range events {
-				results = append(results, p.approveEvent(c.Context(), s, client, e, timeout))
-			}
+			results := p.approveEvents(c.Context(), s, client, events, timeout)
 			return p.printApprovals(results)
 		},
 	})
@@ -130,8 +138,8 @@ func (p *program) mayApprove(ctx context.Context, s *settings, client *bridge.Cl
 		case strings.EqualFold(e.Status, "Started"):
 			return fmt.Errorf("%s: refused: it has begun already", e.ID)
 		case !anyVM && !e.Affects(self):
-			return fmt.Errorf("%s: refused: it hits %s, not this VM (%s); if that is what you want, give --any-vm",
-				e.ID, printable(named(e.Resources)), printable(self))
+			return fmt.Errorf("%s: refused: it does not hit this VM (%s), it names %s; if that is what you want, give --any-vm",
+				e.ID, printable(self), printable(named(e.Resources)))
 		}
 	}
 	return nil
@@ -140,7 +148,7 @@ func (p *program) mayApprove(ctx context.Context, s *settings, client *bridge.Cl
 // named are names for a sentence.
 func named(vms []string) string {
 	if len(vms) == 0 {
-		return "nobody knows which VM"
+		return "no VM"
 	}
 	return strings.Join(vms, ", ")
 }
@@ -159,11 +167,8 @@ func (p *program) printAsked(events []bridge.Event) {
 	t.Flush()
 }
 
-// confirmed asks, unless yes.
-func (p *program) confirmed(yes bool) error {
-	if yes {
-		return nil
-	}
+// confirmed asks.
+func (p *program) confirmed() error {
 	if !term.IsTerminal(int(os.Stdin.Fd())) {
 		return exit(exitUsage, errors.New("there is no terminal to ask; give --yes to approve without a question"))
 	}
@@ -175,24 +180,72 @@ func (p *program) confirmed(yes bool) error {
 	return nil
 }
 
-// approveEvent has the running bridge approve, or does it itself where none runs, and waits for the effect.
-func (p *program) approveEvent(ctx context.Context, s *settings, client *bridge.Client, e bridge.Event, timeout time.Duration) approval {
-	var a bridge.Approval
+// unchanged refuses events that are not any more what was shown while somebody thought about them.
+func unchanged(ctx context.Context, client *bridge.Client, events []bridge.Event) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
+	defer cancel()
+	doc, err := client.Document(ctx)
+	if err != nil {
+		return exit(exitUnavailable, fmt.Errorf("not approved, because nobody knows whether it is still as shown: %w", err))
+	}
+	for _, e := range events {
+		now := doc
+		now.Partial, now.Events = false, slices.DeleteFunc(slices.Clone(doc.Events), func(other bridge.Event) bool { return other.ID != e.ID })
+		if len(bridge.Diff([]bridge.Event{e}, now)) > 0 {
+			return fmt.Errorf("%s: not approved: it is not as shown any more; ask again", e.ID)
+		}
+	}
+	return nil
+}
+
+// approveEvents approves one event after the other, and then waits until the document shows that each has begun. An
+// interrupt ends the wait, not the record.
+func (p *program) approveEvents(ctx context.Context, s *settings, client *bridge.Client, events []bridge.Event, timeout time.Duration) []approval {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	began := time.Now()
+	results := make([]approval, len(events))
+	for i, e := range events {
+		results[i] = p.approveEvent(ctx, s, client, e)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for i, r := range results {
+		if r.Result == bridge.ResultApproved || r.Result == bridge.ResultUnanswered {
+			results[i].Effect = effect(ctx, client, r.Event)
+		}
+		results[i].Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
+	}
+	return results
+}
+
+// approveEvent has the running bridge approve, or does it itself where none runs.
+func (p *program) approveEvent(ctx context.Context, s *settings, client *bridge.Client, e bridge.Event) approval {
+	if ctx.Err() != nil {
+		return approval{Event: e.ID, Result: bridge.ResultRefused, Error: "not sent, because of the interrupt", Effect: "none"}
+	}
+	var a bridge.Approval
 	err := p.tellControl(ctx, s, "/approve", approvalRequest{e.ID, p.user()}, &a)
 	if errors.Is(err, errNoBridge) {
 		a, err = p.approveAlone(ctx, client, e.ID)
 	}
-	result := approval{Event: e.ID, Result: a.Result, Status: a.Status, Error: a.Error, Effect: "none"}
-	if err != nil {
-		result.Result, result.Error = bridge.ResultRefused, err.Error()
+	switch {
+	case err != nil && a.Result == "" && ctx.Err() != nil:
+		a.Result, a.Error = bridge.ResultUnanswered, "interrupted"
+	case errors.Is(err, errSilentBridge):
+		a.Result, a.Error = bridge.ResultUnanswered, err.Error()
+	case err != nil && a.Result == "":
+		a.Result, a.Error = bridge.ResultRefused, err.Error()
+	case err != nil:
+		fmt.Fprintf(p.err, "forewarn: %s: what came of it is not on record: %v\n", e.ID, err)
 	}
-	if result.Result == bridge.ResultApproved {
+	switch a.Result {
+	case bridge.ResultApproved:
 		fmt.Fprintf(p.err, "forewarn: %s: Azure took it (%s), waiting for the effect\n", e.ID, printable(a.Status))
-		result.Effect = effect(ctx, client, e.ID, timeout)
+	case bridge.ResultUnanswered:
+		fmt.Fprintf(p.err, "forewarn: %s: Azure may have taken it (%s), waiting for the effect\n", e.ID, printable(a.Error))
 	}
-	result.Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
-	return result
+	return approval{Event: e.ID, Result: a.Result, Status: a.Status, Error: a.Error, Effect: "none"}
 }
 
 // approveAlone approves where no bridge runs. What came of it goes into the outbox, if there is one.
@@ -215,9 +268,7 @@ func (p *program) approveAlone(ctx context.Context, client *bridge.Client, id st
 }
 
 // effect waits until the document shows that the event began or is gone: started, gone, or none in time.
-func effect(ctx context.Context, client *bridge.Client, id string, timeout time.Duration) string {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+func effect(ctx context.Context, client *bridge.Client, id string) string {
 	for {
 		doc, err := client.Document(ctx)
 		if err == nil {
@@ -252,11 +303,14 @@ func (p *program) printApprovals(results []approval) error {
 			return err
 		}
 	}
-	if slices.ContainsFunc(results, func(r approval) bool { return r.Result != bridge.ResultApproved }) {
+	which := func(is func(r approval) bool) bool { return slices.ContainsFunc(results, is) }
+	switch {
+	case which(func(r approval) bool { return r.Result == bridge.ResultRefused || r.Result == bridge.ResultMoot }):
 		return errors.New("not every event was approved")
-	}
-	if slices.ContainsFunc(results, func(r approval) bool { return r.Effect == "none" }) {
-		return exit(exitTryAgain, errors.New("the approval was taken, but the event has not begun yet; forewarn status shows when it does"))
+	case which(func(r approval) bool { return r.Result == bridge.ResultUnanswered && r.Effect == "none" }):
+		return exit(exitTryAgain, errors.New("nobody knows whether Azure took the approval, and the document shows no effect; to approve again does no harm"))
+	case which(func(r approval) bool { return r.Effect == "none" }):
+		return exit(exitTryAgain, errors.New("the approval was taken, but the event has not begun yet; forewarn events shows when it does"))
 	}
 	return nil
 }
@@ -269,7 +323,9 @@ func serveApproval(b *bridge.Bridge) http.HandlerFunc {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		ctx, cancel := context.WithTimeoutCause(r.Context(), controlLimit, fmt.Errorf("no answer within %v", controlLimit))
+		ctx, leave := context.WithCancelCause(context.WithoutCancel(r.Context()))
+		defer context.AfterFunc(r.Context(), func() { leave(errors.New("whoever asked went away before the answer")) })()
+		ctx, cancel := context.WithTimeoutCause(ctx, controlLimit, fmt.Errorf("no answer within %v", controlLimit))
 		defer cancel()
 		a := b.ApproveNow(ctx, request.Event, request.By)
 		w.Header().Set("Content-Type", "application/json")

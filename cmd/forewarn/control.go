@@ -153,6 +153,9 @@ func tail(w http.ResponseWriter, r *http.Request, o *bridge.Outbox) {
 // errNoBridge says that no bridge answers on its control socket.
 var errNoBridge = errors.New("no forewarn runs with these settings")
 
+// errSilentBridge says that one has the request and nobody knows what it makes of it.
+var errSilentBridge = errors.New("does not answer")
+
 // askControl gets path from the running bridge into v.
 func (p *program) askControl(ctx context.Context, s *settings, path string, query url.Values, v any) error {
 	return p.callControl(ctx, s, http.MethodGet, path+"?"+query.Encode(), nil, func(body io.Reader) error {
@@ -192,7 +195,7 @@ func (p *program) callControl(ctx context.Context, s *settings, method, path str
 			if errors.Is(err, fs.ErrPermission) {
 				refused = fmt.Errorf("control socket %s: permission denied; %s", socket, tryElevated)
 			} else if !errors.As(err, &absent) || absent.Op != "dial" {
-				refused = fmt.Errorf("a forewarn listens on %s but does not answer: %w", socket, errors.Unwrap(err)) // without the URL
+				refused = fmt.Errorf("a forewarn listens on %s but %w: %w", socket, errSilentBridge, errors.Unwrap(err)) // without the URL
 			}
 			continue
 		}
