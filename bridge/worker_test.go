@@ -445,7 +445,7 @@ func TestWhatIsTooLateIsDropped(t *testing.T) {
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Minute)})
 		pause(50 * time.Second)
 		wantIDs(t, deadIDs(b.Outbox))
-		pause(2 * time.Minute)
+		pause(6 * time.Minute) // longer than it ever waits between two attempts
 		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled")
 		if reason := b.Outbox.List(Selection{})[0].Reason; reason != ReasonLate {
 			t.Errorf("the reason is %s", reason)
