@@ -1,6 +1,8 @@
 package bridge
 
 import (
+	"cmp"
+	"slices"
 	"time"
 )
 
@@ -54,7 +56,7 @@ func (b *Bridge) instead(e Entry, sink string) {
 	}
 }
 
-// overdue are a route's deliveries that have been owed since before a time, and did not fall back yet.
+// overdue are a route's deliveries that have been owed since before a time, and did not fall back yet, oldest first.
 func (o *Outbox) overdue(route string, before time.Time) (list []Entry) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -63,6 +65,7 @@ func (o *Outbox) overdue(route string, before time.Time) (list []Entry) {
 			list = append(list, *e)
 		}
 	}
+	slices.SortFunc(list, func(a, b Entry) int { return cmp.Compare(a.seq, b.seq) })
 	return list
 }
 

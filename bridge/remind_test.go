@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -259,6 +260,28 @@ func TestAFallbackThatKnowsIsNotToldAgain(t *testing.T) {
 		s.redeploy(idA, 5*time.Hour)
 		pause(10 * time.Minute)
 		wantIDs(t, mail.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
+
+// What falls back at the same time comes in the order in which it happened.
+func TestWhatFallsBackComesInOrder(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = 50 * time.Millisecond
+		chat, mail := &ear{answer: always(errDown)}, &ear{}
+		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail").only("Preempt"))
+		pause(1550 * time.Millisecond)
+		s.redeploy(idA, 5*time.Hour)
+		for i := range 8 {
+			pause(100 * time.Millisecond)
+			s.azure.Update(idA, func(e *imdstest.Event) { e.Description = strconv.Itoa(i) })
+		}
+		pause(5 * time.Minute)
+		var want []string
+		for _, e := range b.Outbox.List(Selection{Sink: "chat"}) {
+			want = append(want, e.ID)
+		}
+		wantIDs(t, mail.ids(), want...)
 		b.end()
 	})
 }
