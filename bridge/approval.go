@@ -86,9 +86,10 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case d.owed() && (d.Seq != op.Latest || e.Status != statusScheduled):
 		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the event changed"})
 		return
-	case !d.owed() && (len(rules) == 0 || e.Status != statusScheduled):
+	case !d.owed() && (len(rules) == 0 || e.Status != statusScheduled || d != nil && d.Seq == op.Latest):
+		b.noteRuling(id, "", true) // there is nothing left to decide
 		return
-	case d != nil && d.Seq == op.Latest && (d.Done || now.Before(d.Next)):
+	case d.owed() && now.Before(d.Next):
 		return
 	}
 	rule, why, final := b.ruling(rules, e, op, now)

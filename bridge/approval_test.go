@@ -592,3 +592,33 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 		})
 	}
 }
+
+// Why an event is not approved is told while that is so: not of one that was approved by hand meanwhile, has begun, or that
+// no rule is left for.
+func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
+	for claim, then := range map[string]func(b *running){
+		"it was approved by hand": func(b *running) { b.ApproveNow(b.s.t.Context(), idA, "root") },
+		"it has begun":            func(b *running) { b.s.azure.Start(idA) },
+		"the rules are gone":      func(b *running) { b.Reload(b.Routes, nil, SettingsInfo{}) },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.opts.Rules = []Rule{drainRule}
+				b := s.start((&ear{answer: always(errDown)}).all("drain"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(3 * time.Second)
+				if got := b.Status().Events[0].Approval; got != "rule 1: waits for drain" {
+					t.Errorf("told %q", got)
+				}
+				then(b)
+				pause(3 * time.Second)
+				if got := b.Status().Events[0].Approval; got != "" {
+					t.Errorf("still told %q", got)
+				}
+				b.end()
+			})
+		})
+	}
+}
