@@ -65,12 +65,15 @@ answer from the endpoint, 75 no effect in time.`,
 			if err != nil {
 				return err
 			}
+			if err := p.endpoint(c.Context(), s); err != nil {
+				return err
+			}
 			client := bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil)
 			ctx, cancel := context.WithTimeoutCause(c.Context(), approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 			defer cancel()
 			doc, err := client.Document(ctx)
 			if err != nil {
-				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; is this an Azure VM?", s.IMDS.Endpoint, err))
+				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, err, bridge.EndpointHint(s.IMDS.Endpoint)))
 			}
 			events, err := chosenEvents(doc, ids)
 			if err != nil {

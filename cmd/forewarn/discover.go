@@ -69,9 +69,27 @@ func (p *program) discovery() *bridge.Discovery {
 	return d
 }
 
-// discover looks once, without a bridge.
+// endpoint finds the one that the settings ask to discover, and puts it into them.
+func (p *program) endpoint(ctx context.Context, s *settings) error {
+	if !s.IMDS.Discover {
+		return nil
+	}
+	found, err := p.discover(ctx, p.discovery(), s)
+	if err != nil {
+		return err
+	}
+	s.IMDS.Endpoint = found.Endpoint
+	return nil
+}
+
+// discover looks once. What a running bridge has found it holds, and its outbox too.
 func (p *program) discover(ctx context.Context, d *bridge.Discovery, s *settings) (bridge.Found, error) {
-	if o, err := bridge.ReadOutbox(s.State); err != nil {
+	var running bridge.Status
+	if p.askControl(ctx, s, "/status", nil, &running) == nil {
+		if kept := running.IMDS.Endpoint; kept != bridge.DefaultEndpoint {
+			d.Stored = append([]string{kept}, d.Stored...)
+		}
+	} else if o, err := bridge.ReadOutbox(s.State); err != nil {
 		p.log().Debug("there is no outbox to remember an endpoint", "err", err)
 	} else {
 		if kept := o.Endpoint(); kept != "" {

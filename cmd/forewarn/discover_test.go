@@ -1,8 +1,15 @@
 package main
 
 import (
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
 	"slices"
 	"testing"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imdstest"
 )
 
 // An address that Azure's own program left in the environment is tried at both ports; one that is none is not.
@@ -21,5 +28,24 @@ func TestAnAddressInTheEnvironmentIsTried(t *testing.T) {
 		if got := p.discovery().Stored; !slices.Equal(got, tt.want) {
 			t.Errorf("with %q it tries %q, want %q", tt.value, got, tt.want)
 		}
+	}
+}
+
+// Where a bridge runs, its outbox is its own; the endpoint that it has found is used all the same, to approve by hand and to
+// look at the events.
+func TestTheEndpointOfARunningBridgeIsTried(t *testing.T) {
+	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	running := bridge.Status{IMDS: bridge.IMDSStatus{Endpoint: azure.URL}}
+	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = printJSON(w, running) }))
+	p := &program{world: world{getenv: func(string) string { return "" }, err: io.Discard}}
+	found, err := p.discover(t.Context(), &bridge.Discovery{Fixed: "http://127.0.0.1:9"}, &settings{State: dir})
+	if err != nil || found.Endpoint != azure.URL || found.How != bridge.FoundStored {
+		t.Errorf("discover = %+v, %v, want %s, stored", found, err, azure.URL)
 	}
 }

@@ -28,12 +28,8 @@ events on for this VM and its set, as run does.`,
 					return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, bridge.DefaultEndpoint))
 				}
 				s.IMDS.Endpoint = endpoint
-			} else if s.IMDS.Discover {
-				found, err := p.discover(c.Context(), p.discovery(), s)
-				if err != nil {
-					return err
-				}
-				s.IMDS.Endpoint = found.Endpoint
+			} else if err := p.endpoint(c.Context(), s); err != nil {
+				return err
 			}
 			const limit = 150 * time.Second // the first answer may take Azure two minutes
 			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("no answer within %v", limit))
