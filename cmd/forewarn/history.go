@@ -237,7 +237,7 @@ func approvalWords(a bridge.Approval) string {
 	case bridge.ResultApproved:
 		return "approved by " + by + ", Azure answered " + printable(a.Status)
 	case bridge.ResultRefused:
-		return "approval by " + by + " refused: " + printable(a.Error)
+		return "approval by " + by + " refused: " + printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
 	case bridge.ResultUnanswered:
 		return "approval by " + by + " sent, nobody knows whether Azure took it: " + printable(a.Error)
 	}
