@@ -95,7 +95,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	rule, why, final := b.ruling(rules, e, op, now)
 	b.noteRuling(id, why, final)
 	switch {
-	case rule == 0 && d.owed() && final:
+	case rule == 0 && d.owed() && b.Outbox.Durable() == nil:
 		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
 	case rule == 0:
 	case !d.owed():
