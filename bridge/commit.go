@@ -165,6 +165,9 @@ func (o *Outbox) bury(e *Entry, reason string, cause error) Entry {
 	if cause != nil {
 		dead.Error = cause.Error()
 	}
+	if was := o.dead[e.Key]; was != nil { // it was owed again in another way than by a replay of its own
+		o.exhume(was)
+	}
 	dead.write = o.store.write(bucketDead, e.Key, compactJSON(dead))
 	o.dead[e.Key] = &dead
 	o.deadSize.add(&dead, 1)

@@ -156,7 +156,7 @@ func (o *Outbox) keepReceipt(e *Entry, receipt []byte) {
 func (o *Outbox) settle(batch, superseded []*Entry, a Answer, now time.Time, atOnce bool) {
 	o.mu.Lock()
 	how := func(e *Entry, how string, attempts int) {
-		if dead, ok := o.dead[e.Key]; ok && e.gone { // given up meanwhile: it was delivered after all
+		if dead, ok := o.dead[e.Key]; ok { // given up once: it was delivered after all
 			o.exhume(dead)
 		}
 		if !e.gone {

@@ -229,3 +229,30 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 		b.end()
 	})
 }
+
+// What is replayed to a sink that gave up the same CloudEvent before is one dead letter there at the end, or none when it
+// is taken.
+func TestADeadLetterIsCountedOnce(t *testing.T) {
+	for _, taken := range []bool{true, false} {
+		bubble(t, func(t *testing.T, s *stage) {
+			first, second := &ear{answer: always(ErrRejected)}, &ear{answer: always(ErrRejected)}
+			b := s.start(first.all("first"), second.all("second"))
+			pause(1500 * time.Millisecond)
+			s.reboot(idA)
+			pause(3 * time.Second)
+			want := 1
+			if taken {
+				second.say(nil)
+				want = 0
+			}
+			if _, err := b.Replay([]string{b.Outbox.List(Selection{Sink: "first"})[0].Key}, "second", "root"); err != nil {
+				t.Error(err)
+			}
+			pause(3 * time.Second)
+			b.end()
+			if left := b.Outbox.List(Selection{}); len(left) != want || b.Outbox.deadSize.n != want {
+				t.Errorf("left are %+v, counted as %d; want %d", left, b.Outbox.deadSize.n, want)
+			}
+		})
+	}
+}
