@@ -167,13 +167,16 @@ func (o *Outbox) stored() (Observer, string) {
 	return o.observer, o.owner
 }
 
-// setRoutes says which routes there are now. It returns those that were never there before.
-func (o *Outbox) setRoutes(names []string, now time.Time) (added []string) {
+// setRoutes says which routes there are now. It returns those of which nothing is known, and those that were away.
+func (o *Outbox) setRoutes(names []string, now time.Time) (added, back []string) {
 	o.mu.Lock()
 	for _, name := range names {
 		sh := o.shelf(name)
-		if !sh.known {
+		switch {
+		case !sh.known:
 			added = append(added, name)
+		case !sh.gone.IsZero():
+			back = append(back, name)
 		}
 		sh.known, sh.gone = true, time.Time{}
 		o.store.write(bucketRoutes, name, goneText(sh.gone))
@@ -186,5 +189,5 @@ func (o *Outbox) setRoutes(names []string, now time.Time) (added []string) {
 	}
 	o.mu.Unlock()
 	o.syncIf(false)
-	return added
+	return added, back
 }

@@ -172,7 +172,7 @@ func TestWhatIsCommittedSurvivesACrash(t *testing.T) {
 		if err != nil || len(lives) != 1 || len(lives[0].Changes) != 2 || lives[0].Changes[0].Deliveries[0].Answer != "204" {
 			t.Errorf("the history is %+v, %v", lives, err)
 		}
-		if added := c.setRoutes([]string{"a", "b", "c"}, now); !slices.Equal(added, []string{"c"}) {
+		if added, _ := c.setRoutes([]string{"a", "b", "c"}, now); !slices.Equal(added, []string{"c"}) {
 			t.Errorf("new routes are %v, want c", added)
 		}
 	})

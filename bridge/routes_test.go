@@ -51,6 +51,42 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	}
 }
 
+// A route whose name returns is owed the newest change of every event that is open, if it was not owed it before.
+func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		audit, ops := &ear{}, &ear{}
+		both, one := []Route{audit.all("audit"), ops.all("ops")}, []Route{audit.all("audit")}
+		b := s.start(both...)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		b.Reload(one, nil, SettingsInfo{})
+		pause(2 * time.Second)
+		b.Reload(both, nil, SettingsInfo{})
+		pause(2 * time.Second)
+		wantIDs(t, ops.ids(), idA+"-scheduled") // it missed nothing
+
+		b.Reload(one, nil, SettingsInfo{})
+		s.reboot(idB)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		b.Reload(both, nil, SettingsInfo{})
+		pause(2 * time.Second)
+		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled")
+
+		b.end() // and when it is away from one start to the next
+		b = s.start(one...)
+		pause(1500 * time.Millisecond)
+		s.azure.Start(idB)
+		pause(2 * time.Second)
+		b.end()
+		b = s.start(both...)
+		pause(3 * time.Second)
+		wantIDs(t, ops.ids(), idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-started")
+		b.end()
+	})
+}
+
 // Reloads under load, with a destination that comes and goes, lose nothing and reorder nothing of an event.
 func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -203,7 +239,7 @@ func TestABacklogNobodyWantsGoesAfterADay(t *testing.T) {
 	wantIDs(t, pendingIDs(o, "a"))
 	wantIDs(t, pendingIDs(o, "b"), idA+"-scheduled")
 	wantIDs(t, deadIDs(o), idA+"-scheduled")
-	if added := o.setRoutes([]string{"a", "b"}, now); !slices.Equal(added, []string{"a"}) {
+	if added, _ := o.setRoutes([]string{"a", "b"}, now); !slices.Equal(added, []string{"a"}) {
 		t.Errorf("new routes are %v, want a", added)
 	}
 }

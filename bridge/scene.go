@@ -181,14 +181,17 @@ func end(e Event, op Open, self string, booted, now time.Time) End {
 	return x
 }
 
-// setRoutes tells the outbox which routes there are. One that was never there before is owed the newest change of every
-// open event. deciding is held.
+// setRoutes tells the outbox which routes there are. One that is new, or returns, is owed the newest change of every open
+// event, unless it was owed it already. deciding is held.
 func (b *Bridge) setRoutes(routes []Route, now time.Time) {
-	added := b.Outbox.setRoutes(names(routes), now)
-	if len(added) == 0 {
+	added, back := b.Outbox.setRoutes(names(routes), now)
+	missed := func(r Route, seq uint64) bool {
+		return slices.Contains(added, r.Name) ||
+			slices.Contains(back, r.Name) && b.Outbox.acceptance(r.Name, seq).state == neverOwed
+	}
+	if len(added)+len(back) == 0 {
 		return
 	}
-	routes = slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !slices.Contains(added, r.Name) })
 	events, states := b.Outbox.known()
 	c := Commit{Open: map[string]*Open{}}
 	s := b.scene(moment{now: now})
@@ -202,7 +205,9 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time) {
 		change := changeOf(ce)
 		owed := Owed{CloudEvent: ce, Event: e.ID, Change: change.Kind, NotBefore: e.NotBefore, HeldUntil: s.heldUntil, Again: op.Latest}
 		for _, r := range routes {
-			s.decide(r, change, Fields(ce), &op, &owed)
+			if missed(r, op.Latest) {
+				s.decide(r, change, Fields(ce), &op, &owed)
+			}
 		}
 		c.Open[e.ID] = &op
 		c.Owed = append(c.Owed, owed)
