@@ -11,7 +11,8 @@ import (
 // The timing of the poll loop.
 const (
 	DefaultInterval = time.Second
-	firstPatience   = 150 * time.Second // for the first answer: Azure may take two minutes to switch events on
+	firstPatience   = 150 * time.Second // for the first answer: Azure may take two minutes to switch events on,
+	switchedOff     = day               // which it switches off when nobody asks for so long
 	patience        = 10 * time.Second  // for later ones
 	slowRetry       = 30 * time.Second  // after an answer that will be the same until somebody acts
 	longestRetry    = time.Minute       // whatever the endpoint asks for: a Spot VM has half a minute's notice
@@ -68,7 +69,7 @@ type watcher struct {
 // poll asks once and draws the conclusions. It returns the time to the next poll, from the beginning of this one.
 func (w *watcher) poll() time.Duration {
 	limit := patience
-	if w.last.IsZero() {
+	if w.last.IsZero() && sinceAnswer(w.Outbox.lastAnswer(), time.Now()) > switchedOff {
 		limit = firstPatience
 	}
 	if w.Outbox.reloaded.Swap(false) {

@@ -443,3 +443,39 @@ func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 		b.end()
 	})
 }
+
+// A start while the endpoint hangs waits as long for it as any poll does when events were switched on already, and as long
+// as switching them on may take when they were not, or nobody has asked for them for a day.
+func TestAStartWaitsLongOnlyForTheVeryFirstAnswer(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		before bool          // it ran
+		away   time.Duration // since
+		late   bool
+	}{
+		"the first start":          {false, 0, true},
+		"a restart":                {true, time.Minute, false},
+		"a restart after two days": {true, 48 * time.Hour, true},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				audit := &ear{}
+				if tt.before {
+					b := s.start(audit.all("audit"))
+					pause(5 * time.Second)
+					b.end()
+					pause(tt.away)
+				}
+				s.azure.SetFault(imdstest.Fault{Hang: true, Times: 1})
+				s.reboot(idA)
+				b := s.start(audit.all("audit"))
+				pause(20 * time.Second)
+				if late := len(audit.ids()) == 0; late != tt.late {
+					t.Errorf("after 20 s it has heard %s, want nothing yet: %t", audit.ids(), tt.late)
+				}
+				pause(3 * time.Minute)
+				wantIDs(t, audit.ids(), idA+"-scheduled")
+				b.end()
+			})
+		})
+	}
+}
