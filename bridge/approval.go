@@ -99,12 +99,12 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
 	case rule == 0:
 	case !d.owed():
-		d = &decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
-		if !b.keepDecision(id, op.Latest, d) {
+		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
+		if !b.keepDecision(e, decided) {
 			return
 		}
 		b.Log.Info("an event will be approved", "event", id, "rule", rule)
-		b.sendApproval(ctx, e, op, *d)
+		b.sendApproval(ctx, e, op, decided)
 	default:
 		again := *d
 		again.Rule = rule // a reload may have moved it
@@ -173,13 +173,9 @@ func (b *Bridge) sendApproval(ctx context.Context, e Event, op Open, d decision)
 		if changedSince(e, doc) != "" {
 			return // the poll loop finds it too, and this ends then
 		}
-		rules, byHand := b.approvers(e.ID)
-		if rule, _, _ := b.ruling(rules, e, op, time.Now()); rule != d.Rule || byHand {
-			return // the next turn finds out what that means
-		}
 		d.Attempts++
-		if !b.keepDecision(e.ID, op.Latest, &d) {
-			return
+		if !b.keepDecision(e, d) {
+			return // the next turn finds out what that means
 		}
 		var status string
 		status, err = b.Client.Approve(ctx, doc, e)
@@ -196,7 +192,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e Event, op Open, d decision)
 	wait := pollBackoff[min(d.Attempts+1, len(pollBackoff))-1]
 	d.Next = time.Now().Add(wait/2 + rand.N(wait/2)).UTC()
 	b.Log.Warn("an approval could not be sent, will be tried again", "event", e.ID, "err", err, "next", d.Next)
-	b.keepDecision(e.ID, op.Latest, &d)
+	b.keepDecision(e, d)
 }
 
 // changedSince says how the document differs from the event as it was decided about; "" if it does not.
@@ -213,25 +209,29 @@ func changedSince(e Event, doc Document) string {
 	return ""
 }
 
-// keepDecision puts a decision on disk, if the event is still as it was and nobody approved it meanwhile. It returns false
-// if not, or if the disk does not take it.
-func (b *Bridge) keepDecision(id string, latest uint64, d *decision) bool {
-	return b.keep(id, latest, func(op *Open) bool {
-		if was := op.Approval; was != nil && was.Done && was.Seq == latest {
+// keepDecision puts a decision on disk, if the event is as it was, the rules still decide so, and nobody approves it by hand
+// or did so meanwhile. It returns false if not, or if the disk does not take it.
+func (b *Bridge) keepDecision(e Event, d decision) bool {
+	return b.keep(e.ID, func(op *Open) bool {
+		rules, byHand := b.approvers(e.ID)
+		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
 			return false
 		}
-		op.Approval, op.Approved = d, op.Approved || d.Attempts > 0
+		if rule, _, _ := b.ruling(rules, e, *op, time.Now()); rule != d.Rule {
+			return false
+		}
+		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
 		return true
 	})
 }
 
-// keep puts what change makes of an open event on disk, if it is still as it was and change wants it. It returns false if
-// not, or if the disk does not take it.
-func (b *Bridge) keep(id string, latest uint64, change func(*Open) bool) bool {
-	b.deciding.Lock()
+// keep puts what change makes of an open event on disk, if change wants it. It returns false if not, if the event is over,
+// or if the disk does not take it.
+func (b *Bridge) keep(id string, change func(*Open) bool) bool {
+	b.deciding.Lock() // so that neither the event nor the rules change meanwhile
 	defer b.deciding.Unlock()
 	_, op, ok := b.Outbox.knownEvent(id)
-	if !ok || op.Latest != latest || !change(&op) {
+	if !ok || !change(&op) {
 		return false
 	}
 	if err := b.Outbox.Commit(Commit{Open: map[string]*Open{id: &op}}, time.Now()); err != nil {
@@ -251,6 +251,9 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 	c := Commit{Open: map[string]*Open{}, Told: map[string]told{}}
 	if _, current, ok := b.Outbox.knownEvent(e.ID); ok {
 		op = current
+		if d.Rule == 0 {
+			d.Seq = op.Latest // Azure was asked about the event as it is now
+		}
 		if d.Rule != 0 || a.Result == ResultApproved || a.Result == ResultMoot {
 			d.Done = true
 			op.Approval = &d
@@ -266,8 +269,12 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 // ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. by is who; it
 // goes on record. The Bridge need not run: what came of it then waits in the outbox.
 func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
-	_, op, known := b.Outbox.knownEvent(id)
-	d := decision{Seq: op.Latest, Decided: time.Now().UTC()}
+	d := decision{Decided: time.Now().UTC()}
+	ctx, undo, ok := b.attend(ctx, id)
+	if !ok {
+		return Approval{Result: ResultRefused, By: by, Decided: d.Decided, Error: errStopping.Error()}
+	}
+	defer undo()
 	doc, err := b.Client.Document(ctx)
 	if err != nil {
 		return Approval{Result: ResultRefused, By: by, Decided: d.Decided, Error: err.Error()}
@@ -280,13 +287,13 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
 		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
 	}
 	e := doc.Events[i]
-	d.Attempts = 1
-	defer b.attend(id)()
-	if known { // a disk that is full does not keep people from approving
-		b.keep(id, op.Latest, func(op *Open) bool { op.Approved = true; return true })
-	} else {
+	_, op, known := b.Outbox.knownEvent(id)
+	if !known {
 		op.First = d.Decided
 	}
+	d.Attempts = 1
+	// A disk that is full does not keep people from approving.
+	b.keep(id, func(op *Open) bool { op.Approved = true; return true })
 	a := Approval{Result: ResultApproved}
 	a.Status, err = b.Client.Approve(ctx, doc, e)
 	var refused *RefusedError
@@ -299,17 +306,34 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
 	return b.endApproval(e, op, d, by, a)
 }
 
-// attend keeps the rules from an event that somebody approves by hand, until it is undone.
-func (b *Bridge) attend(id string) (undo func()) {
-	add := func(n int) {
+// errStopping says why nothing is approved any more.
+var errStopping = errors.New("forewarn is stopping")
+
+// attend keeps the rules from an event that somebody approves by hand, until it is undone. The outbox stays open until
+// then, so that it takes the record; ctx ends when that would take too long. A Bridge that is stopping attends to nobody.
+func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context, undo func(), ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.stopping {
+		return parent, nil, false
+	}
+	ctx, cancel := context.WithCancelCause(parent)
+	attached := func() bool { return true }
+	if b.hard != nil { // it runs
+		attached = context.AfterFunc(b.hard, func() { cancel(errStopping) })
+	}
+	b.running.Add(1)
+	b.byHand[id]++
+	return ctx, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.byHand[id] += n; b.byHand[id] == 0 {
+		if b.byHand[id]--; b.byHand[id] == 0 {
 			delete(b.byHand, id)
 		}
-	}
-	add(1)
-	return func() { add(-1) }
+		attached()
+		cancel(nil)
+		b.running.Done()
+	}, true
 }
 
 // addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that are

@@ -1,9 +1,11 @@
 package bridge
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -319,8 +321,10 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
 			pause(1500 * time.Millisecond)
-			_, states := b.Outbox.known()
-			b.keepDecision(idA, states[idA].Latest, &decision{Seq: states[idA].Latest, Rule: rule, Decided: time.Now()})
+			b.keep(idA, func(op *Open) bool {
+				op.Approval = &decision{Seq: op.Latest, Rule: rule, Decided: time.Now()}
+				return true
+			})
 			b.Reload(b.Routes, []Rule{{Filter: Filter{Only: Match{Sources: []string{"Platform"}}}}}, SettingsInfo{})
 			pause(10 * time.Second)
 			wantIDs(t, s.approvals())
@@ -615,6 +619,197 @@ func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
 				pause(3 * time.Second)
 				if got := b.Status().Events[0].Approval; got != "" {
 					t.Errorf("still told %q", got)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// An event that ends between the decision to approve it and the approval is approved by nobody, and ends nothing else.
+func TestAnEventThatEndsAtItsDecision(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []Rule{{}}
+		audit := &ear{}
+		var b *running
+		var ended atomic.Bool
+		s.logged = func(words string) {
+			if words == "an event will be approved" {
+				s.azure.End(idA)
+				ended.Store(b.handle(Document{APIVersion: DefaultAPIVersion}, moment{now: time.Now()}))
+			}
+		}
+		b = s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(10 * time.Second)
+		if !ended.Load() {
+			t.Error("the event did not end at its decision")
+		}
+		wantIDs(t, s.approvals())
+		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
+		b.end()
+	})
+}
+
+// What is decided about an event is decided by the rules of now, however long it takes to ask for it or for another one: a
+// rule that is taken away approves nothing any more once the reload is through.
+func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
+	for _, slow := range []string{http.MethodGet, http.MethodPost} {
+		t.Run("a slow "+slow, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				var holds atomic.Bool
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return roundTrip(func(r *http.Request) (*http.Response, error) {
+						if holds.Load() && r.Method == slow {
+							time.Sleep(5 * time.Second)
+						}
+						return next.RoundTrip(r)
+					})
+				}
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				s.userReboot(idB)
+				pause(1500 * time.Millisecond)
+				holds.Store(true)
+				b.Reload(b.Routes, []Rule{{}}, SettingsInfo{})
+				pause(2 * time.Second)
+				b.Reload(b.Routes, nil, SettingsInfo{})
+				pause(time.Minute)
+				want := []string{} // but for what was on its way
+				if slow == http.MethodPost {
+					want = append(want, idA)
+				}
+				wantIDs(t, s.approvals(), want...)
+				b.end()
+			})
+		})
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Nobody hears that an event was called off that somebody approved by hand, although it changed, or was found, only while
+// that was under way.
+func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
+	for claim, late := range map[string]string{"it moved": http.MethodGet, "it was found": http.MethodPost} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				audit := &ear{}
+				var holds atomic.Bool
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return roundTrip(func(r *http.Request) (*http.Response, error) {
+						if r.Method == late && holds.CompareAndSwap(true, false) {
+							time.Sleep(3 * time.Second) // and the poll does not
+						}
+						return next.RoundTrip(r)
+					})
+				}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				if claim == "it moved" {
+					pause(1500 * time.Millisecond)
+					time.AfterFunc(time.Second, func() {
+						s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
+					})
+				}
+				holds.Store(true)
+				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved {
+					t.Errorf("ApproveNow = %+v, want it approved", a)
+				}
+				s.azure.End(idA)
+				pause(3 * time.Second)
+				all := audit.accepted()
+				if last := dataIn(t, all[len(all)-1].Event); last.Outcome != OutcomeUnknown {
+					t.Errorf("told %s, the outcome %q, want it unknown", idsOf(all), last.Outcome)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// An event that was approved before anything else knew of it, with no bridge running, is not called off either.
+func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		b.end()
+		s.userReboot(idA)
+		outbox, err := OpenOutbox(s.dir, s.logger())
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := b.Options
+		o.Outbox = outbox
+		if a := New(o).ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved {
+			t.Errorf("ApproveNow = %+v, want it approved", a)
+		}
+		if err := outbox.Close(); err != nil {
+			t.Error(err)
+		}
+		b = s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.azure.End(idA)
+		pause(3 * time.Second)
+		all := audit.accepted()
+		if last := dataIn(t, all[len(all)-1].Event); last.Outcome != OutcomeUnknown {
+			t.Errorf("told %s, the outcome %q, want it unknown", idsOf(all), last.Outcome)
+		}
+		b.end()
+	})
+}
+
+// An approval by hand that is under way at SIGTERM is on record before the outbox is closed; one that would take too long
+// is given up, and that is on record. A bridge that has stopped approves nothing.
+func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
+	for _, tt := range []struct {
+		takes  time.Duration
+		result string
+	}{{3 * time.Second, ResultApproved}, {time.Hour, ResultUnanswered}} {
+		t.Run(tt.result, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return roundTrip(func(r *http.Request) (*http.Response, error) {
+						if r.Method == http.MethodPost {
+							select {
+							case <-time.After(tt.takes):
+							case <-r.Context().Done():
+								return nil, context.Cause(r.Context())
+							}
+						}
+						return next.RoundTrip(r)
+					})
+				}
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				asked := make(chan Approval, 1)
+				go func() { asked <- b.ApproveNow(t.Context(), idA, "root") }()
+				pause(time.Second)
+				b.end()
+				if a := <-asked; a.Result != tt.result {
+					t.Errorf("ApproveNow = %+v, want it %s", a, tt.result)
+				}
+				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultRefused {
+					t.Errorf("ApproveNow of a bridge that has stopped = %+v, want it refused", a)
+				}
+				b = s.start(audit.all("audit"))
+				pause(5 * time.Second)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != tt.result {
+					t.Errorf("told %s, want the approval at the end, %s", idsOf(all), tt.result)
 				}
 				b.end()
 			})

@@ -69,7 +69,7 @@ type Bridge struct {
 	identified chan struct{} // closed when instance metadata answered anything at all
 	identity   chan struct{} // asks for it at once
 	hard       context.Context
-	running    sync.WaitGroup // workers
+	running    sync.WaitGroup // workers, and approvals by hand
 }
 
 // imdsState is how the endpoint answers.

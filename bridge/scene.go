@@ -71,7 +71,8 @@ func (b *Bridge) handle(doc Document, m moment) bool {
 func (s scene) add(c *Commit, change Change, op Open) error {
 	e := change.Event
 	if op.Event == nil { // new
-		op = Open{Life: s.told(e.ID).Times + 1, First: s.now}
+		approved := s.told(ChangeID(Change{Kind: Approved, Event: e})).Times > 0 // somebody by hand was faster than the poll
+		op = Open{Life: s.told(e.ID).Times + 1, First: s.now, Approved: approved}
 	}
 	if e.Status == statusStarted && op.Started.IsZero() {
 		op.Started = s.now

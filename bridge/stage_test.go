@@ -33,6 +33,8 @@ type stage struct {
 	opts  Options // Client, Outbox and Routes are filled in by start
 	log   *lines
 	proxy func(http.RoundTripper) http.RoundTripper // between the bridge and Azure, nil for nothing
+
+	logged func(words string) // what is to happen when these are logged, nil for nothing
 }
 
 func newStage(t *testing.T) *stage {
@@ -66,7 +68,20 @@ type running struct {
 }
 
 func (s *stage) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	return slog.New(listener{slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}), s.logged})
+}
+
+// A listener does something before a line is logged.
+type listener struct {
+	slog.Handler
+	logged func(words string)
+}
+
+func (l listener) Handle(ctx context.Context, r slog.Record) error {
+	if l.logged != nil {
+		l.logged(r.Message)
+	}
+	return l.Handler.Handle(ctx, r)
 }
 
 func (s *stage) start(routes ...Route) *running {
