@@ -1,0 +1,251 @@
+package bridge
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// An approval by hand that takes long is nobody else's meanwhile, and goes to Azure once, whether a rule wants it too or
+// there is none.
+func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
+	for name, rules := range map[string][]Rule{"without rules": nil, "with a rule": {{}}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, before: func() error { pause(5 * time.Second); return nil }}
+				}
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				b.Reload(b.Routes, rules, SettingsInfo{})
+				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved || a.By != "root" || a.Attempts != 1 {
+					t.Errorf("ApproveNow = %+v, want it approved", a)
+				}
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				b.end()
+			})
+		})
+	}
+}
+
+// An approval by hand that fails, or that a crash interrupts, leaves the event to the rules, which approve it then.
+func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
+	for _, crash := range []bool{false, true} {
+		t.Run(fmt.Sprintf("crash %v", crash), func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				failing := true
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, before: func() error {
+						if failing {
+							pause(3 * time.Second)
+							return errDown
+						}
+						return nil
+					}}
+				}
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				asked := make(chan Approval, 1)
+				go func() { asked <- b.ApproveNow(t.Context(), idA, "root") }()
+				pause(time.Second)
+				want := []string{idA + "-scheduled", idA + "-approved-1"}
+				if crash {
+					b.crash()
+					<-asked // of a process that is no more
+					b = s.start(audit.all("audit"))
+					pause(10 * time.Second) // there is nobody to approve it
+					wantIDs(t, audit.ids(), want[:1]...)
+				} else if a := <-asked; a.Result != ResultUnanswered {
+					t.Errorf("ApproveNow = %+v, want it unanswered", a)
+				} else {
+					want = append(want, idA+"-approved-2")
+				}
+				failing = false
+				b.Reload(b.Routes, []Rule{{}}, SettingsInfo{})
+				pause(time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), want...)
+				if all := audit.accepted(); dataIn(t, all[len(all)-1].Event).Approval.By != "rule 1" {
+					t.Errorf("the last word is %s, want the rule's approval", idsOf(all))
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// An approval by hand whose answer is lost is not told as refused: Azure may have taken it. Nor is the event, when it goes,
+// told as canceled, even if the bridge had not seen it yet when it was approved.
+func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
+	for name, seen := range map[string]bool{"of an event that is known": true, "of one that is not": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errDown }}
+				}
+				s.beginsLate()
+				s.opts.Interval = 3 * time.Second
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(4 * time.Second)
+				s.userReboot(idA)
+				if seen {
+					pause(4 * time.Second)
+				}
+				a := b.ApproveNow(t.Context(), idA, "root")
+				if a.Result != ResultUnanswered || a.Error != errDown.Error() {
+					t.Errorf("ApproveNow = %+v, want it unanswered", a)
+				}
+				s.azure.End(idA)
+				pause(10 * time.Second)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
+				all := audit.accepted()
+				if d := dataIn(t, all[len(all)-1].Event); d.Outcome != OutcomeUnknown {
+					t.Errorf("outcome = %s, want unknown", d.Outcome)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// Nobody hears that an event was called off that somebody approved by hand, although it changed, or was found, only while
+// that was under way.
+func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
+	for claim, late := range map[string]string{"it moved": http.MethodGet, "it was found": http.MethodPost} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				audit := &ear{}
+				var holds atomic.Bool
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return roundTrip(func(r *http.Request) (*http.Response, error) {
+						if r.Method == late && holds.CompareAndSwap(true, false) {
+							time.Sleep(3 * time.Second) // and the poll does not
+						}
+						return next.RoundTrip(r)
+					})
+				}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				if claim == "it moved" {
+					pause(1500 * time.Millisecond)
+					time.AfterFunc(time.Second, func() {
+						s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
+					})
+				}
+				holds.Store(true)
+				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved {
+					t.Errorf("ApproveNow = %+v, want it approved", a)
+				}
+				s.endsUnknown(audit)
+				b.end()
+			})
+		})
+	}
+}
+
+// An event that was approved before anything else knew of it, with no bridge running, is not called off either.
+func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		b.end()
+		s.userReboot(idA)
+		outbox, err := OpenOutbox(s.dir, s.logger())
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := b.Options
+		o.Outbox = outbox
+		if a := New(o).ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved {
+			t.Errorf("ApproveNow = %+v, want it approved", a)
+		}
+		if err := outbox.Close(); err != nil {
+			t.Error(err)
+		}
+		b = s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.endsUnknown(audit)
+		b.end()
+	})
+}
+
+// An approval by hand that is under way at SIGTERM is on record before the outbox is closed; one that would take too long
+// is given up, and that is on record. A bridge that has stopped approves nothing.
+func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
+	for _, tt := range []struct {
+		takes  time.Duration
+		result string
+	}{{3 * time.Second, ResultApproved}, {time.Hour, ResultUnanswered}} {
+		t.Run(tt.result, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				s.proxy = func(next http.RoundTripper) http.RoundTripper {
+					return roundTrip(func(r *http.Request) (*http.Response, error) {
+						if r.Method == http.MethodPost {
+							select {
+							case <-time.After(tt.takes):
+							case <-r.Context().Done():
+								return nil, context.Cause(r.Context())
+							}
+						}
+						return next.RoundTrip(r)
+					})
+				}
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				asked := make(chan Approval, 1)
+				go func() { asked <- b.ApproveNow(t.Context(), idA, "root") }()
+				pause(time.Second)
+				b.end()
+				if a := <-asked; a.Result != tt.result {
+					t.Errorf("ApproveNow = %+v, want it %s", a, tt.result)
+				}
+				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultRefused {
+					t.Errorf("ApproveNow of a bridge that has stopped = %+v, want it refused", a)
+				}
+				b = s.start(audit.all("audit"))
+				pause(5 * time.Second)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != tt.result {
+					t.Errorf("told %s, want the approval at the end, %s", idsOf(all), tt.result)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// endsUnknown ends the event, and checks that the last word of it is not that it was called off.
+func (s *stage) endsUnknown(audit *ear) {
+	s.t.Helper()
+	s.azure.End(idA)
+	pause(3 * time.Second)
+	all := audit.accepted()
+	if last := dataIn(s.t, all[len(all)-1].Event); last.Outcome != OutcomeUnknown {
+		s.t.Errorf("told %s, the outcome %q, want it unknown", idsOf(all), last.Outcome)
+	}
+}
