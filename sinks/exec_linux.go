@@ -6,9 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processAttributes give the program a process group of its own, and make it die with the bridge.
+// processAttributes give the program a session of its own, and make it die with the bridge. The session is a process
+// group too, and has no terminal: whoever the program runs as cannot type into that of whoever started the bridge.
 func processAttributes(a account) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Credential: a.credential, Pdeathsig: syscall.SIGKILL}
+	return &syscall.SysProcAttr{Setsid: true, Credential: a.credential, Pdeathsig: syscall.SIGKILL}
 }
 
 // wait returns when the program has ended and kills what is left of its group. The program is not reaped yet, so that

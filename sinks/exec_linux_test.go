@@ -38,6 +38,10 @@ func performOnLinux(task string, args []string) int {
 		groups, _ := os.Getgroups()
 		fmt.Println(os.Getuid(), os.Getgid(), len(groups), os.Getenv("USER"), os.Getenv("HOME"))
 		return 1
+	case "session": // says whether it leads the session that it is in
+		id, err := unix.Getsid(0)
+		fmt.Println("leads its session:", id == os.Getpid(), err)
+		return 0
 	case "bridge": // runs settings, and gives the error
 		var events bridge.Delivery
 		if err := events.Event.UnmarshalJSON([]byte(args[1])); err != nil {
@@ -54,6 +58,16 @@ func performOnLinux(task string, args []string) int {
 		return 0
 	}
 	return 2
+}
+
+// A command leads a session of its own, which has no terminal, so that it cannot type into the one that forewarn was
+// started from.
+func TestCommandHasASessionOfItsOwn(t *testing.T) {
+	s := mustOpen(t, "exec", asCommand(t, "session"), testHost(t))
+	answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	if want := "leads its session: true <nil>"; err != nil || !strings.HasSuffix(answer.Status, want) {
+		t.Errorf("Deliver = %q, %v, want an end of %q", answer.Status, err, want)
+	}
 }
 
 // A child that made itself a session of its own lives on and holds nobody up, though it keeps the output open.

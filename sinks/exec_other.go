@@ -4,9 +4,9 @@ package sinks
 
 import "syscall"
 
-// processAttributes give the program a process group of its own.
+// processAttributes give the program a session of its own, which is a process group too and has no terminal.
 func processAttributes(a account) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Credential: a.credential}
+	return &syscall.SysProcAttr{Setsid: true, Credential: a.credential}
 }
 
 // wait returns at once: there is no way to see that the program has ended before its id is given free, so what it has

@@ -52,7 +52,9 @@ func (p *program) run(ctx context.Context, dry bool) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	signal.Ignore(syscall.SIGPIPE) // a reader of standard output that goes away must not end us
+	// A reader of standard output that goes away must not end us. A signal that is caught, unlike one that is ignored, is
+	// as usual again in the commands of exec sinks: they count on ending when their reader does.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if dry {
 		return p.dryRun(ctx)
 	}
