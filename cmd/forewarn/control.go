@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"os/user"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -36,9 +36,9 @@ func controlPaths(s *settings, getenv func(string) string) []string {
 // longestSocket is how long the path of a socket may be on every system; some take a few bytes more.
 const longestSocket = 103
 
-// listenControl opens the control socket, for this user only. Windows has no modes: there it is open to whom the access
-// list of its directory lets write.
-func listenControl(s *settings, getenv func(string) string) (net.Listener, error) {
+// listenControl opens the control socket, for root and this user only. Windows has no modes: there it is open to whom the
+// access list of its directory lets write.
+func listenControl(s *settings, getenv func(string) string, log *slog.Logger) (net.Listener, error) {
 	var errs []error
 	for _, path := range controlPaths(s, getenv) {
 		if len(path) > longestSocket {
@@ -54,15 +54,9 @@ func listenControl(s *settings, getenv func(string) string) (net.Listener, error
 			errs = append(errs, err)
 			continue
 		}
-		l, err := net.Listen("unix", path)
+		l, err := listenPrivate(path, log)
 		if err == nil {
-			if runtime.GOOS != "windows" {
-				err = os.Chmod(path, 0o600)
-			}
-			if err == nil {
-				return l, nil
-			}
-			l.Close()
+			return l, nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", path, reason(err)))
 	}

@@ -113,7 +113,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		}
 		defer serve(l, listener.handler, log)()
 	}
-	if l, err := listenControl(s, p.getenv); err != nil {
+	if l, err := listenControl(s, p.getenv, log); err != nil {
 		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err,
 			"hint", "the key control of the settings names another place for it")
 	} else {

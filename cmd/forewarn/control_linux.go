@@ -1,0 +1,74 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenPrivate listens on a Unix socket that only root and this user can reach. It has mode 0600 from its first moment:
+// the kernel takes the mode of a socket's file from the descriptor that is bound, so nothing has to be narrowed later,
+// and no umask, which other goroutines would share.
+func listenPrivate(path string, log *slog.Logger) (net.Listener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
+	}}
+	l, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return &privateListener{UnixListener: l.(*net.UnixListener), log: log}, nil
+}
+
+// A privateListener closes connections of other users, whatever the mode of its socket has become.
+type privateListener struct {
+	*net.UnixListener
+	log    *slog.Logger
+	warned bool // only Accept uses it
+}
+
+// Accept waits for a connection of root or of this user.
+func (l *privateListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		uid, err := peerUser(c)
+		if err == nil && mayControl(uid, uint32(os.Geteuid())) {
+			return c, nil
+		}
+		c.Close()
+		if !l.warned {
+			l.warned = true
+			l.log.Warn("another user was refused on the control socket; expected its mode to be 0600", "socket", l.Addr(), "uid", uid, "err", err)
+		}
+	}
+}
+
+// mayControl says whether a user may use the control socket of a forewarn that runs as own.
+func mayControl(uid, own uint32) bool { return uid == 0 || uid == own }
+
+// peerUser is who made the connection, as the kernel noted then.
+func peerUser(c *net.UnixConn) (uid uint32, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	if controlErr := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); controlErr != nil {
+		return 0, controlErr
+	}
+	if err != nil {
+		return 0, err
+	}
+	return peer.Uid, nil
+}
