@@ -68,6 +68,7 @@ type Bridge struct {
 	deciding   sync.Mutex    // held while filters are asked and the answer is stored; taken before mu
 	identified chan struct{} // closed when instance metadata answered anything at all
 	identity   chan struct{} // asks for it at once
+	pulse      pulse         // tells standstills of this machine
 	hard       context.Context
 	running    sync.WaitGroup // workers, and approvals by hand
 }
@@ -103,6 +104,7 @@ func New(o Options) *Bridge {
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, byHand: map[string]int{}, beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
+		pulse: pulse{every: min(o.Interval, DefaultInterval)},
 	}
 	b.observer, _ = o.Outbox.stored()
 	b.setObserver(Observer{})
@@ -117,7 +119,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	hard, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	b.mu.Lock()
-	b.began, b.hard = now, hard
+	b.began, b.pulse.last, b.hard = now, now, hard
 	routes := b.routes
 	b.mu.Unlock()
 	if err := b.Outbox.maintain(now); err != nil {
@@ -133,6 +135,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Go(func() { b.housekeep(ctx) })
 	loops.Go(func() { b.approve(ctx) })
 	loops.Go(func() { b.seek(ctx) })
+	loops.Go(func() { b.feelPulse(ctx) })
 	b.watch(ctx)
 	loops.Wait()
 

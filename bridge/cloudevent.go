@@ -100,7 +100,7 @@ type Circumstances struct {
 type End struct {
 	Outcome      Outcome
 	Back         time.Time     // boot of the observer during the event; zero if it did not boot
-	LongestPause time.Duration // between two polls while the event was open
+	LongestPause time.Duration // for which the program stood still while the event was open
 }
 
 // ChangeID is the id of the CloudEvent for a change that was never told before. A change always has the same one,

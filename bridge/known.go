@@ -23,7 +23,7 @@ type Open struct {
 	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
 	Gap       bool            `json:"gap,omitempty"`      // nobody watched for a while
 	Rebooted  bool            `json:"rebooted,omitempty"` // the observer, between two answers
-	Pause     time.Duration   `json:"pause,omitempty"`    // the longest between two polls
+	Pause     time.Duration   `json:"pause,omitempty"`    // the longest time the program stood still
 	Latest    uint64          `json:"latest"`             // the sequence number of its newest change
 	Routes    []string        `json:"routes,omitempty"`   // whose filter accepted it
 	Undecided []string        `json:"undecided,omitempty"`
@@ -98,8 +98,8 @@ func (o *Outbox) openCount() int {
 	return len(o.open)
 }
 
-// polled notes how long the machine gave no sign of life, as far as its own polls tell, for the events that are open.
-func (o *Outbox) polled(pause time.Duration) {
+// paused notes for the events that are open how long the program stood still.
+func (o *Outbox) paused(pause time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, op := range o.open {

@@ -110,34 +110,69 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 	}
 }
 
-// The longest pause is that between two polls: what a freeze looks like from inside. An endpoint that fails is no pause.
-func TestTheLongestPauseIsWhatAFreezeLooksLike(t *testing.T) {
+// An endpoint that fails, is slow or does not answer is no pause of this machine, and neither is a restart.
+func TestOnlyAStandstillIsAPause(t *testing.T) {
 	for _, tt := range []struct {
-		fault       imdstest.Fault
-		least, most float64
+		claim   string
+		fault   imdstest.Fault
+		restart bool
 	}{
-		{imdstest.Fault{}, 1, 1},
-		{imdstest.Fault{Delay: 7 * time.Second, Times: 1}, 7, 8.1},
-		{imdstest.Fault{Status: 503, For: 10 * time.Minute}, 1, 17},
+		{"nothing", imdstest.Fault{}, false},
+		{"one slow answer", imdstest.Fault{Delay: 7 * time.Second, Times: 1}, false},
+		{"an endpoint that fails", imdstest.Fault{Status: 503, For: 10 * time.Minute}, false},
+		{"an endpoint that refuses", imdstest.Fault{Status: 403, For: 10 * time.Minute}, false},
+		{"an endpoint that hangs", imdstest.Fault{Hang: true, For: 10 * time.Minute}, false},
+		{"a restart", imdstest.Fault{}, true},
 	} {
-		bubble(t, func(t *testing.T, s *stage) {
-			e := &ear{}
-			b := s.start(e.all("a"))
-			pause(2 * time.Second)
-			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
-			pause(2 * time.Second)
-			s.azure.Start(idA)
-			pause(2 * time.Second)
-			s.azure.SetFault(tt.fault)
-			pause(tt.fault.For + 30*time.Second)
-			s.azure.End(idA)
-			pause(2 * time.Second)
-			b.end()
-			all := e.accepted()
-			if d := dataIn(t, all[len(all)-1].Event); d.Change != Vanished || d.LongestPause < tt.least || d.LongestPause > tt.most {
-				t.Errorf("%+v: %s, longestPause %v, want %v to %v", tt.fault, d.Change, d.LongestPause, tt.least, tt.most)
-			}
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				e := &ear{}
+				b := s.start(e.all("a"))
+				pause(2 * time.Second)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
+				pause(2 * time.Second)
+				s.azure.Start(idA)
+				pause(2 * time.Second)
+				s.azure.SetFault(tt.fault)
+				pause(tt.fault.For + 30*time.Second)
+				if tt.restart {
+					b.end()
+					pause(time.Minute)
+					b = s.start(e.all("a"))
+					pause(5 * time.Second)
+				}
+				s.azure.End(idA)
+				pause(2 * time.Second)
+				b.end()
+				all := e.accepted()
+				if d := dataIn(t, all[len(all)-1].Event); d.Change != Vanished || d.LongestPause != 0 {
+					t.Errorf("%s, longestPause %v, want vanished and none", d.Change, d.LongestPause)
+				}
+			})
 		})
+	}
+}
+
+// A standstill is what passed since the last sign of life beyond the usual time between two, by the clock that went
+// furthest: while a VM is frozen its monotonic clock may stand still, and the wall clock is set afterwards.
+func TestAStandstillIsMeasuredByTheClockThatWentFurthest(t *testing.T) {
+	start := time.Now()
+	for _, tt := range []struct {
+		claim string
+		after time.Time
+		want  time.Duration
+	}{
+		{"in time", start.Add(time.Second), 0},
+		{"a little late", start.Add(1400 * time.Millisecond), 0},
+		{"half a second late", start.Add(1500 * time.Millisecond), 500 * time.Millisecond},
+		{"both clocks went on", start.Add(8200 * time.Millisecond), 7200 * time.Millisecond},
+		{"only the wall clock did", start.Round(0).Add(8200 * time.Millisecond), 7200 * time.Millisecond},
+		{"the wall clock was set back", start.Round(0).Add(-time.Hour), 0},
+	} {
+		p := pulse{every: time.Second, last: start}
+		if got := p.stoodStill(tt.after); got != tt.want {
+			t.Errorf("%s: stood still for %v, want %v", tt.claim, got, tt.want)
+		}
 	}
 }
 

@@ -51,7 +51,6 @@ type watcher struct {
 	ctx context.Context
 
 	waited   bool      // for the observer's name
-	polled   time.Time // when the last poll ended, however
 	last     time.Time // the last valid answer since the start
 	full     time.Time // the last unconditional poll
 	empty    bool      // the last answer was empty
@@ -87,7 +86,7 @@ func (w *watcher) poll() time.Duration {
 	}
 	w.Meter.Polled(p.Class)
 	now := time.Now()
-	w.pause(now)
+	w.notePause()
 	if etag == "" && p.Err == nil {
 		w.full = now
 	}
@@ -108,18 +107,6 @@ func (w *watcher) poll() time.Duration {
 	}
 	w.answered(p, now)
 	return w.Interval
-}
-
-// pause notes how long no poll came round: this is what a freeze looks like from inside.
-func (w *watcher) pause(now time.Time) {
-	since := w.polled
-	if since.IsZero() {
-		since = w.Outbox.lastAnswer().At
-	}
-	if !since.IsZero() {
-		w.Outbox.polled(elapsed(since, now))
-	}
-	w.polled = now
 }
 
 // failed notes a failed poll, which changes nothing else.

@@ -41,7 +41,8 @@ func TestMain(m *testing.M) {
 //	hears [LABEL.change ...]             the receiver accepted exactly these, in this order (waits for it)
 //	tried LABEL.change                   the receiver saw an attempt (waits for it)
 //	start NAME COMMAND ARGS …            start forewarn; its output is NAME.out, its log NAME.log
-//	signal NAME TERM|INT|KILL|HUP        send it that, and but for HUP wait for its end, which must be orderly
+//	signal NAME TERM|INT|KILL            send it that and wait for its end, which must be orderly
+//	signal NAME HUP|STOP|CONT            send it that
 //	logged FILE REGEXP                   the file has it (waits for it)
 //	approvals [LABEL ...]                Azure was asked to begin exactly these, in this order (waits for it)
 //	polls                                two more polls were answered from now on
@@ -250,9 +251,10 @@ func signalVerb(ts *testscript.TestScript, _ bool, args []string) {
 	if fw == nil {
 		ts.Fatalf("%s does not run", name)
 	}
-	sig := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL, "HUP": syscall.SIGHUP, "INT": syscall.SIGINT}[args[1]]
+	sig := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL, "INT": syscall.SIGINT,
+		"HUP": syscall.SIGHUP, "STOP": sigStop, "CONT": sigContinue}[args[1]]
 	ts.Check(fw.Process.Signal(sig))
-	if sig == syscall.SIGHUP {
+	if slices.Contains([]syscall.Signal{syscall.SIGHUP, sigStop, sigContinue}, sig) {
 		return
 	}
 	delete(in(ts).running, name)
