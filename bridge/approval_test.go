@@ -29,8 +29,11 @@ func (s *stage) approvals() (ids []string) {
 	return ids
 }
 
+// rebootRule approves every reboot of this VM alone, at once.
+var rebootRule = Rule{Filter: Filter{Only: Match{Types: []string{"Reboot"}}}}
+
 // drainRule approves what users asked for, once the route drain has taken it.
-var drainRule = Rule{Filter: Filter{Only: Match{Sources: []string{"User"}}}, After: []string{"drain"}, Wait: 5 * time.Second}
+var drainRule = Rule{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"User"}}}, After: []string{"drain"}, Wait: 5 * time.Second}
 
 // What a rule names is approved when the sinks have accepted that it waits for, and not before; the approval is told and
 // on record.
@@ -71,6 +74,33 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 		s.wantLogged("rule 1: drain did not take what it was told")
 		b.end()
 	})
+}
+
+// A delivery that somebody dropped was not accepted: no drain ran, so the event is not approved, whether the delivery was
+// still pending or a dead letter.
+func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
+	for claim, answer := range map[string]error{"pending": errDown, "a dead letter": ErrRejected} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Rules = []Rule{drainRule}
+				b := s.start((&ear{answer: always(answer)}).all("drain"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(10 * time.Second)
+				entries := b.Outbox.List(Selection{Sink: "drain", Event: idA})
+				if len(entries) != 1 {
+					t.Fatalf("the outbox has %d deliveries for drain, want 1", len(entries))
+				}
+				if _, err := b.Drop([]string{entries[0].Key}, "root"); err != nil {
+					t.Fatal(err)
+				}
+				pause(10 * time.Minute)
+				wantIDs(t, s.approvals())
+				s.wantLogged("rule 1: drain did not take what it was told")
+				b.end()
+			})
+		})
+	}
 }
 
 // What the sink took is what is approved: an event that changes is approved only when the sink has taken the change.
@@ -144,7 +174,7 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 					}}
 				}
 				s.beginsLate()
-				s.opts.Rules = []Rule{{}}
+				s.opts.Rules = []Rule{rebootRule}
 				audit, chat := &ear{}, &ear{}
 				b := s.start(audit.all("audit"), chat.all("chat").with(func(terms *Terms) { terms.Bridge = LevelTrouble }).only("Freeze"))
 				pause(1500 * time.Millisecond)
@@ -246,7 +276,7 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 				op.Approval = &decision{Seq: op.Latest, Rule: rule, Decided: time.Now()}
 				return true
 			})
-			b.Reload(b.Routes, []Rule{{Filter: Filter{Only: Match{Sources: []string{"Platform"}}}}}, SettingsInfo{})
+			b.Reload(b.Routes, []Rule{{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}}, SettingsInfo{})
 			pause(10 * time.Second)
 			wantIDs(t, s.approvals())
 			if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != ResultMoot {
@@ -309,7 +339,7 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 // Two VMs of one set that both run with a rule for the leader approve once.
 func TestOnlyTheLeaderApproves(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		leader := Rule{Filter: Filter{Only: Match{VMs: "leader"}}, Others: true}
+		leader := Rule{Filter: Filter{Only: Match{VMs: "leader", Types: TypesValues}}, Others: true}
 		s.opts.Rules = []Rule{leader}
 		s.beginsLate()
 		first := s.start((&ear{}).all("a"))
@@ -332,7 +362,7 @@ func TestOnlyTheLeaderApproves(t *testing.T) {
 func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()
-		s.opts.Rules = []Rule{{}}
+		s.opts.Rules = []Rule{rebootRule}
 		audit := &ear{}
 		b := s.start(audit.all("audit"))
 		pause(1500 * time.Millisecond)
@@ -357,7 +387,7 @@ func TestWithoutADiskNothingIsApproved(t *testing.T) {
 		}
 		fail := spoil(outbox)
 		fail(errFull)
-		s.opts.Rules = []Rule{{}}
+		s.opts.Rules = []Rule{rebootRule}
 		b := s.startWith(outbox, (&ear{}).all("a"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -413,7 +443,7 @@ func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
 					}}
 				}
 				s.beginsLate()
-				s.opts.Rules = []Rule{{}}
+				s.opts.Rules = []Rule{rebootRule}
 				b := s.start((&ear{}).all("audit"))
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
@@ -437,7 +467,7 @@ func TestARuleThatGoesDuringTheLastLookApprovesNothing(t *testing.T) {
 		s.userReboot(idA)
 		pause(1500 * time.Millisecond)
 		s.azure.SetFault(imdstest.Fault{Delay: 4 * time.Second})
-		b.Reload(b.Routes, []Rule{{}}, SettingsInfo{})
+		b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
 		pause(2 * time.Second)
 		b.Reload(b.Routes, nil, SettingsInfo{})
 		pause(time.Minute)
@@ -448,18 +478,18 @@ func TestARuleThatGoesDuringTheLastLookApprovesNothing(t *testing.T) {
 
 // A reload that puts another rule before the one that decided does not lose what is owed.
 func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
-	platform := Rule{Filter: Filter{Only: Match{Sources: []string{"Platform"}}}}
+	platform := Rule{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}
 	for claim, tt := range map[string]struct {
 		rules []Rule
 		by    string
 	}{
-		"nothing changes":           {[]Rule{{}}, "rule 1"},
-		"another rule comes before": {[]Rule{platform, {}}, "rule 2"},
+		"nothing changes":           {[]Rule{rebootRule}, "rule 1"},
+		"another rule comes before": {[]Rule{platform, rebootRule}, "rule 2"},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
-				s.opts.Rules = []Rule{{}}
+				s.opts.Rules = []Rule{rebootRule}
 				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
 				audit := &ear{}
 				b := s.start(audit.all("audit"))
@@ -514,7 +544,7 @@ func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
 // An event that ends between the decision to approve it and the approval is approved by nobody, and ends nothing else.
 func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		s.opts.Rules = []Rule{{}}
+		s.opts.Rules = []Rule{rebootRule}
 		audit := &ear{}
 		var b *running
 		var ended atomic.Bool
@@ -559,7 +589,7 @@ func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
 				s.userReboot(idB)
 				pause(1500 * time.Millisecond)
 				holds.Store(true)
-				b.Reload(b.Routes, []Rule{{}}, SettingsInfo{})
+				b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
 				pause(2 * time.Second)
 				b.Reload(b.Routes, nil, SettingsInfo{})
 				pause(time.Minute)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 // An approval by hand that takes long is nobody else's meanwhile, and goes to Azure once, whether a rule wants it too or
 // there is none.
 func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
-	for name, rules := range map[string][]Rule{"without rules": nil, "with a rule": {{}}} {
+	for name, rules := range map[string][]Rule{"without rules": nil, "with a rule": {rebootRule}} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.proxy = func(next http.RoundTripper) http.RoundTripper {
@@ -33,6 +34,41 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 				pause(time.Minute)
 				wantIDs(t, s.approvals(), idA)
 				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				b.end()
+			})
+		})
+	}
+}
+
+// An event that has begun, or is gone, is not approved by hand any more: Azure isn't asked, and nothing goes on record.
+func TestAnEventThatHasBegunIsNotApprovedByHand(t *testing.T) {
+	for claim, then := range map[string]func(s *stage){
+		"it has begun": func(s *stage) { s.azure.Start(idA) },
+		"it is gone":   func(s *stage) { s.azure.End(idA) },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				then(s)
+				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultMoot || a.Attempts != 0 {
+					t.Errorf("ApproveNow = %+v, want it moot", a)
+				}
+				pause(10 * time.Second)
+				for _, r := range s.azure.Requests() {
+					if r.Method == http.MethodPost {
+						t.Errorf("Azure was asked: %s %s", r.Method, r.Path)
+					}
+				}
+				for _, id := range audit.ids() {
+					if strings.Contains(id, "-approved-") {
+						t.Errorf("told %s, want no approval on record", id)
+					}
+				}
 				b.end()
 			})
 		})
@@ -76,7 +112,7 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 					want = append(want, idA+"-approved-2")
 				}
 				failing = false
-				b.Reload(b.Routes, []Rule{{}}, SettingsInfo{})
+				b.Reload(b.Routes, []Rule{rebootRule}, SettingsInfo{})
 				pause(time.Minute)
 				wantIDs(t, s.approvals(), idA)
 				wantIDs(t, audit.ids(), want...)

@@ -10,8 +10,9 @@ import (
 // A Rule says which events are approved, so that Azure need not wait out their notice. Unlike a Filter, which lets pass
 // what it does not know, it takes every doubt for a no: approving is the one thing that cannot be taken back.
 type Rule struct {
-	// Filter picks the events. Its VMs are self or leader; its Changes are not asked. What Azure did not send, a type
-	// that nobody knows and a When that fails are a no.
+	// Filter picks the events. Only the types that Only.Types names are approved, so none without it; a type that is
+	// not one of TypesValues never is. VMs are self or leader; Changes are not asked. What Azure did not send and a When
+	// that fails are a no.
 	Filter Filter
 	// After are the routes that must have been owed the event's newest change and have accepted it.
 	After []string
@@ -91,7 +92,7 @@ func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
 		return no("only.vms: this VM is not the first in it")
 	case len(others) > 0 && !r.Others:
 		return no("it also hits %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
-	case len(only.Types) > 0 && !has(only.Types, e.Type):
+	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
 		return no("only.types: it is a %s", e.Type)
 	case len(only.Sources) > 0 && !has(only.Sources, e.Source):
 		return no("only.sources: it comes from %q", e.Source)

@@ -28,6 +28,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 	state := func(s acceptState) func(string) acceptance {
 		return func(string) acceptance { return acceptance{state: s} }
 	}
+	types := func(types ...string) func(*Rule) { return func(r *Rule) { r.Filter.Only.Types = types } }
 	after := func(r *Rule) { r.After, r.Wait = []string{"drain"}, 30*time.Second }
 	for _, tt := range []struct {
 		claim string
@@ -52,11 +53,21 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"its status is unheard of", user, event(func(e *Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
 		{"its type is another", user, event(func(e *Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},
 		{"its type is unheard of", user, event(func(e *Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
+		{"it is the one type that the rule names", with(types("Reboot")), event(as), "vm-0", nil, "", false},
+		{"its type is not the one that the rule names", with(types("Redeploy")), event(as), "vm-0", nil, "only.types", true},
+		{"the rule names no types", with(types()), event(as), "vm-0", nil, "only.types", true},
+		{"the rule only says what it does not approve", with(func(r *Rule) {
+			r.Filter.Only.Types, r.Filter.Except.Types = nil, []string{"Freeze"}
+		}), event(as), "vm-0", nil, "only.types", true},
+		{"Azure did not send its type", with(types("", "Reboot")), event(func(e *Event) { e.Type = "" }), "vm-0", nil, "only.types", true},
+		{"the rule names a type that is unheard of", with(types("Levitate")), event(func(e *Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
 		{"its source is another", user, event(func(e *Event) { e.Source = "Platform" }), "vm-0", nil, "only.sources", true},
 		{"Azure did not send its source", user, event(func(e *Event) { e.Source = "" }), "vm-0", nil, "only.sources", true},
 		{"it is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"reboot"} }), event(as), "vm-0", nil, "except", true},
 		{"something else is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"Freeze"} }), event(as), "vm-0", nil, "", false},
-		{"it may be excepted", Rule{Filter: Filter{Except: Match{Sources: []string{"Platform"}}}}, event(func(e *Event) { e.Source = "" }), "vm-0", nil, "except", true},
+		{"it may be excepted", with(func(r *Rule) {
+			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
+		}), event(func(e *Event) { e.Source = "" }), "vm-0", nil, "except", true},
 		{"when holds", with(func(r *Rule) { r.Filter.When = when(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
 		{"when does not hold", with(func(r *Rule) { r.Filter.When = when(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
 		{"when fails", with(func(r *Rule) { r.Filter.When = when(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
@@ -72,7 +83,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 			t.Errorf("%s: %+v, want approval %v, final %v, because of %q", tt.claim, got, tt.why == "", tt.final, tt.why)
 		}
 	}
-	waits := Rule{Wait: time.Minute}
+	waits := with(func(r *Rule) { r.Wait = time.Minute })
 	if got := waits.rule(event(as), nil, "vm-0", nil, now.Add(-30*time.Second), now); got.approve || got.final {
 		t.Errorf("30 s after the change, with a wait of a minute and nobody to wait for: %+v, want not yet", got)
 	}

@@ -39,7 +39,7 @@ func newKilling(t *testing.T) *killing {
 	t.Cleanup(hook.close)
 	k := &killing{T: t, hook: hook, dir: t.TempDir()}
 	k.azure = imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}, ApproveDelay: time.Hour})
-	k.settings("approve:\n  - {only: {sources: [User]}, after: [drain], wait: 1s}\n")
+	k.settings("approve:\n  - {only: {types: [Reboot], sources: [User]}, after: [drain], wait: 1s}\n")
 	t.Cleanup(func() {
 		if k.process != nil {
 			k.kill()
@@ -215,7 +215,7 @@ func TestKillDuringAnApproval(t *testing.T) {
 						k.up()
 					case "the rule asks for more":
 						k.settings("  - {name: other, only: {vms: all}, webhook: {url: \"http://127.0.0.1:9\"}}\n" +
-							"approve:\n  - {only: {sources: [User]}, after: [other]}\n")
+							"approve:\n  - {only: {types: [Reboot], sources: [User]}, after: [other]}\n")
 						k.up()
 					default:
 						k.azure.Update(killedEvent, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(2 * time.Hour) })

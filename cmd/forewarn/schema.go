@@ -64,7 +64,11 @@ func settingsSchema(kinds map[string]sinks.Kind) map[string]any {
 	props["late"] = map[string]any{"enum": []bridge.Late{bridge.LateSend, bridge.LateLatest, bridge.LateDrop}}
 	props["bridge"] = map[string]any{"enum": []bridge.Level{bridge.LevelNone, bridge.LevelTrouble, bridge.LevelAll}}
 	rule := schemaOf(reflect.TypeFor[ruleSettings]())
-	rule["properties"].(map[string]any)["only"], rule["properties"].(map[string]any)["except"] = props["only"], props["except"]
+	ruleProps := rule["properties"].(map[string]any)
+	ruleProps["only"] = map[string]any{"allOf": []any{props["only"], map[string]any{
+		"required": []string{"types"}, "properties": map[string]any{"types": map[string]any{"minItems": 1}},
+	}}}
+	ruleProps["except"], rule["required"] = props["except"], []string{"only"}
 	root["properties"].(map[string]any)["sinks"] = map[string]any{"type": "array", "items": sink}
 	root["properties"].(map[string]any)["approve"] = map[string]any{"type": "array", "items": rule}
 	return root

@@ -61,6 +61,9 @@ func rule(doc *document, n *node, s *settings) (r bridge.Rule, err error) {
 	if e, ok := n.find("only.vms"); ok && strings.EqualFold(in.Only.VMs, "all") {
 		return r, doc.errorAt(e.value.pos, "only.vms: all would approve for machines that this one knows nothing of; expected self or leader")
 	}
+	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 {
+		return r, doc.errorAt(e.pos, "only.types: a rule approves only the types it names; expected a list such as [Reboot, Redeploy]")
+	}
 	if e, ok := n.find("after"); ok {
 		for i, name := range in.After {
 			if !slices.ContainsFunc(s.Routes, func(r bridge.Route) bool { return r.Name == name }) {
