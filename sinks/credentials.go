@@ -245,7 +245,7 @@ var ownHeaders = map[string]string{
 // refusedHeader says why a header cannot have the name, nil if it can.
 func refusedHeader(name string) error {
 	if !validHeaderName(name) {
-		return fmt.Errorf("%q is no name of a header", name)
+		return errors.New("no name of a header; expected letters, digits and dashes")
 	}
 	canonical := http.CanonicalHeaderKey(name)
 	if why, ok := ownHeaders[canonical]; ok {

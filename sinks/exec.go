@@ -28,7 +28,7 @@ type execSettings struct {
 	Command   []string         `yaml:"command"`    // program and arguments, which everybody on the machine may see; no shell reads them
 	Dir       string           `yaml:"dir"`        // working directory; the root of the file system by default
 	User      string           `yaml:"user"`       // name of whom to run it as; only root may choose
-	Env       map[string]Value `yaml:"env"`        // variables to add; those from {file:} and {env:} are secret
+	Env       map[string]Value `yaml:"env"`        // variables to add, which may be secrets
 	Attempts  int              `yaml:"attempts"`   // the attempt from which on a failure is final; 75 and 78 never are
 	Parallel  int              `yaml:"parallel"`   // runs at once, each about another Azure event
 	StopGrace time.Duration    `yaml:"stop_grace"` // between SIGTERM and SIGKILL for a run that is out of time
@@ -137,7 +137,7 @@ func openExec(decode func(any) error, h Host) (Opened, error) {
 func refusedVariable(name string) error {
 	const first = "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	if name == "" || strings.Trim(name, first+"0123456789") != "" || strings.Trim(name[:1], first) != "" {
-		return fmt.Errorf("%q is no name of a variable; expected letters, digits and underscores", name)
+		return errors.New("no name of a variable; expected letters, digits and underscores")
 	}
 	if upper := strings.ToUpper(name); strings.HasPrefix(upper, "CE_") || strings.HasPrefix(upper, "FOREWARN_") {
 		return errors.New("cannot be set: names that begin with CE_ and FOREWARN_ belong to the CloudEvent")
@@ -148,10 +148,11 @@ func refusedVariable(name string) error {
 // A variable of the environment.
 type variable struct {
 	name, value string
-	secret      bool
+	secret      bool // of the settings
 }
 
-// own are the variables of the settings as they are now, and the veil that covers those that are secret.
+// own are the variables of the settings as they are now, and the veil that covers them. Short ones that stand in the
+// settings are ordinary words, such as a level, and stay readable in the output of a command.
 func (c *command) own() ([]variable, *veil, error) {
 	v := new(veil)
 	var all []variable
@@ -159,6 +160,8 @@ func (c *command) own() ([]variable, *veil, error) {
 		value := ""
 		if s.Text.text != nil { // which may be empty
 			value = *s.Text.text
+			v.hidePart(value)
+			v.hidePart(strings.Split(value, "\n")...)
 		} else {
 			var err error
 			if value, err = s.read(c.getenv); err != nil {
@@ -173,7 +176,7 @@ func (c *command) own() ([]variable, *veil, error) {
 		case len(value) > maxOwn:
 			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxOwn>>10))
 		}
-		all = append(all, variable{s.name, value, s.Text.text == nil})
+		all = append(all, variable{s.name, value, true})
 	}
 	return all, v, nil
 }

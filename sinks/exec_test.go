@@ -571,7 +571,7 @@ func TestRenderShowsTheRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"/usr/local/bin/drain --now \"a b\"\n\n", "\nMODE=soft\n", "\nTOKEN=[secret]\n", "\nFOREWARN_SINK=drain\n", "\n\n{\"specversion\":",
+		"/usr/local/bin/drain --now \"a b\"\n\n", "\nMODE=[secret]\n", "\nTOKEN=[secret]\n", "\nFOREWARN_SINK=drain\n", "\n\n{\"specversion\":",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("Render lacks %q:\n%s", want, got)

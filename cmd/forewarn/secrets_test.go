@@ -62,7 +62,7 @@ sinks:
   - {name: mail, bridge: none, email: {host: 127.0.0.1, port: 1, from: a@example.com, to: [b@example.com], username: u, password: s3cr3t-mail}}
   - {name: stream, nats: {url: "nats://s3cr3t-user:s3cr3t-password@127.0.0.1:1"}}
   - {name: jwt, nats: {url: "nats://127.0.0.1:1", creds_file: "CREDS"}}
-  - {name: command, exec: {command: [/bin/sh, -c, 'echo "$T"; exit 1'], attempts: 1, env: {T: {file: "FILE"}}}}
+  - {name: command, exec: {command: [/bin/sh, -c, 'echo "$T $U"; exit 1'], attempts: 1, env: {T: {file: "FILE"}, U: s3cr3t-variable}}}
   - {name: record, bridge: all, file: {path: "AUDIT"}}
 `)), log: filepath.Join(dir, "log")}
 	log, err := os.Create(s.log)

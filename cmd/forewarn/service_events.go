@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"regexp"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -64,7 +65,7 @@ func (l *eventLog) WithGroup(name string) slog.Handler {
 }
 
 // placeholder is what the Event Viewer replaces in the text of an entry, such as the zone in fe80::1%4.
-var placeholder = lazily(`%+[0-9!]`)
+var placeholder = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`%+[0-9!]`) })
 
 // eventLimit keeps an entry below the 31,839 characters that Windows takes.
 const eventLimit = 30_000

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/expr-lang/expr/file"
@@ -197,8 +198,7 @@ func (l loader) routes(doc *document, s *settings) ([]bridge.Route, error) {
 		}
 		name, _ := n.find("name")
 		if line := lines[r.Name]; line > 0 {
-			return nil, doc.errorAt(name.value.pos, "name: %s is taken by the sink in line %d; expected a name of its own",
-				doc.name(r.Name, name.value.pos), line)
+			return nil, doc.errorAt(name.value.pos, "name: taken by the sink in line %d; expected a name of its own", line)
 		}
 		lines[r.Name] = name.line
 		routes = append(routes, r)
@@ -287,24 +287,28 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	return r, nil
 }
 
-// writtenSecrets are the keys below a section whose secrets are written out there, and not read from a file or the
-// environment. Addresses and headers may be secret too, but mostly are not.
+// writtenSecrets are the keys below a section that was decoded whose secrets are written out there, and not read from a
+// file or the environment.
 func writtenSecrets(n *node) (keys []string) {
-	text := func(n *node) bool { return n.text != "" }
+	written := func(n *node) bool { return n.secret && n.text != "" && !isBare(n.text) }
 	for _, e := range n.entries {
-		switch e.key {
-		case "bearer", "password", "token", "webhook_url", "signing_secrets", "body_secrets":
-			if text(e.value) || slices.ContainsFunc(e.value.items, text) ||
-				slices.ContainsFunc(e.value.entries, func(e entry) bool { return text(e.value) }) {
-				keys = append(keys, e.key)
-			}
-		default:
-			for _, key := range writtenSecrets(e.value) {
-				keys = append(keys, e.key+"."+key)
-			}
+		v := e.value
+		if written(v) || slices.ContainsFunc(v.items, written) ||
+			slices.ContainsFunc(v.entries, func(e entry) bool { return v.free && written(e.value) }) {
+			keys = append(keys, e.key)
+			continue
+		}
+		for _, key := range writtenSecrets(v) {
+			keys = append(keys, e.key+"."+key)
 		}
 	}
 	return keys
+}
+
+// isBare tells whether a value that may be secret is none: an address of nothing but a host, or no address at all.
+func isBare(text string) bool {
+	u, err := url.Parse(text)
+	return text == "none" || err == nil && u.Host != "" && u.User == nil && strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
 }
 
 // checkTimes refuses times that would never come, or come without end.
@@ -402,6 +406,7 @@ func checkValues(doc *document, n *node) error {
 			want += ", as all would leave nothing to tell"
 		}
 		for _, v := range append([]*node{e.value}, e.value.items...) {
+			v.open = true
 			known := slices.ContainsFunc(list.allowed, func(a string) bool { return strings.EqualFold(a, v.text) })
 			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
 				return doc.refuse(v, list.key, want)
@@ -426,15 +431,23 @@ func parseWhen(doc *document, n *node) (*bridge.When, error) {
 		return when, nil
 	}
 	e, ok := errors.AsType[*file.Error](err)
-	if !ok || mask(n.text) != n.text { // the compiler quotes what it reads
+	if !ok {
 		return nil, doc.refuse(n, "when", "a condition that is true or false, such as duration > 10")
 	}
 	what, at := exprWords.Replace(e.Message), doc.inside(n, e.Line, e.Column)
+	fields := slices.Sorted(maps.Keys(bridge.Fields(event.New())))
 	if name, ok := strings.CutPrefix(what, "unknown name "); ok {
-		fields := slices.Sorted(maps.Keys(bridge.Fields(event.New())))
-		what = "unknown name " + doc.name(name, at) + "; " + suggestion(name, fields)
+		what = unknown("name", name, fields, doc.showable(n))
+	} else if !doc.showable(n) && quotesOf(what, n.text, fields) {
+		what = "not a condition; expected one that is true or false, such as duration > 10"
 	}
 	return nil, doc.errorAt(at, "when: %s", what)
+}
+
+// quotesOf tells whether a message repeats a word of text that is not among those that are known.
+func quotesOf(message, text string, known []string) bool {
+	words := strings.FieldsFunc(message, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	return slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(known, w) && strings.Contains(text, w) })
 }
 
 func isEndpoint(s string) bool {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"forewarn/sinks"
 )
 
 // decode fills the struct that to points at from n, strictly: every key must be one of its fields or among others,
@@ -41,6 +43,11 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	if want != "" && !n.is(want) {
 		return doc.wrongKind(n, path, want)
 	}
+	if _, secret := to.(*sinks.Secret); secret {
+		n.secret = true
+	} else {
+		n.open = true
+	}
 	switch {
 	case isText:
 		return doc.wrongKey(entry{n.pos, path, n}, text.UnmarshalText([]byte(n.text)))
@@ -53,6 +60,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	case v.Kind() == reflect.Struct:
 		return doc.fillStruct(n, v, path, others)
 	case v.Kind() == reflect.Map:
+		n.free = true
 		v.Set(reflect.MakeMap(v.Type()))
 		for _, e := range n.entries {
 			value := reflect.New(v.Type().Elem()).Elem()
@@ -106,7 +114,7 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 				return err
 			}
 		} else if !slices.Contains(others, e.key) {
-			return doc.errorAt(e.pos, "unknown key %s; %s", doc.name(e.key, e.pos), suggestion(e.key, known))
+			return doc.errorAt(e.pos, "%s", strings.TrimPrefix(path+": ", ": ")+unknown("key", e.key, known, false))
 		}
 	}
 	return nil

@@ -7,40 +7,64 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"forewarn/sinks"
 )
 
-// A settingsError is what is wrong with a settings file, and where.
+// A settingsError is what is wrong with a settings file, and where. It shows no text of the file but values that
+// document.showable lets through: it goes to logs, the page and whoever asks the control socket.
 type settingsError struct {
 	Path         string
 	Line, Column int    // from 1, in characters; 0 when it is the file as a whole
 	Message      string // one line
-	Excerpt      string // the lines around the place, without secrets; "" without a place
 }
 
 func (e *settingsError) Error() string {
 	if e.Line == 0 {
 		return e.Path + ": " + e.Message
 	}
-	return fmt.Sprintf("%s:%d:%d: %s\n%s", e.Path, e.Line, e.Column, e.Message, e.Excerpt)
+	return fmt.Sprintf("%s:%d:%d: %s", e.Path, e.Line, e.Column, e.Message)
 }
 
 // errorAt is an error at a place of the file.
 func (doc *document) errorAt(at pos, format string, args ...any) error {
-	e := &settingsError{Path: doc.path, Line: at.line, Column: at.column}
-	e.Message = strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
-	if at.line > 0 {
-		e.Excerpt = doc.excerpt(at)
-	}
-	return e
+	message := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
+	return &settingsError{Path: doc.path, Line: at.line, Column: at.column, Message: message}
 }
 
 // refuse is an error about the value n of a key.
 func (doc *document) refuse(n *node, key, want string) error {
-	return doc.errorAt(n.pos, "%s: %s is not valid; expected %s", key, doc.name(n.text, n.pos), want)
+	value := "the value"
+	if doc.showable(n) {
+		value = quoted(n.text)
+	}
+	return doc.errorAt(n.pos, "%s: %s is not valid; expected %s", key, value, want)
+}
+
+// showable tells whether an error may show the value n: its key is known and not secret, and it stands on one line,
+// behind that key. A value of several lines may have swallowed the key of a secret that was misspelt, one inside an
+// anchor may be the value of other keys too, and an address with a user holds a password.
+func (doc *document) showable(n *node) bool {
+	if !n.open || n.secret || n.anchored || strings.Contains(n.text, "://") && strings.Contains(n.text, "@") {
+		return false
+	}
+	lines := strings.Split(doc.text, "\n")
+	if n.line < 1 || n.line > len(lines) {
+		return false
+	}
+	line := []rune(lines[n.line-1])
+	rest := string(line[max(0, min(n.column-1, len(line))):])
+	return strings.HasPrefix(strings.TrimLeft(rest, `"'`), n.text)
+}
+
+// quoted is a text in quotes, or its beginning if it is long.
+func quoted(s string) string {
+	const most = 80
+	if utf8.RuneCountInString(s) > most {
+		s = string([]rune(s)[:most]) + "…"
+	}
+	return strconv.Quote(s)
 }
 
 func (doc *document) wrongKind(n *node, key string, want kind) error {
@@ -67,36 +91,71 @@ func (doc *document) wrongKey(e entry, err error) error {
 	}
 	key := e.key
 	if k, ok := errors.AsType[*sinks.KeyError](err); ok {
+		key = join(key, namedPath(e.value, k.Key))
 		if below, _ := e.value.find(k.Key); below.value != e.value {
-			e.pos = below.pos
+			e = below
 		}
-		key, err = join(key, k.Key), k.Err
+		err = k.Err
 	}
 	if err == nil {
 		return nil
 	}
-	return doc.errorAt(e.pos, "%s: %v", key, err)
+	return doc.errorAt(e.pos, "%s: %s", key, doc.withoutValue(err.Error(), e.value))
 }
 
-// name shows in an error the key or value s from a place, if the excerpt shows it too.
-func (doc *document) name(s string, at pos) string {
-	if _, masked := doc.lines(); !strings.Contains(masked[at.line-1], s) {
-		return "•••"
+// namedPath is a dotted key below n as far as its names are known: those of headers and variables are the file's own,
+// and one that is misspelt may be a secret.
+func namedPath(n *node, dotted string) string {
+	path := ""
+	for key := range strings.SplitSeq(dotted, ".") {
+		if n.free {
+			break
+		}
+		path = join(path, key)
+		below, _ := n.find(key)
+		n = below.value
 	}
-	text, _ := show(s, s, 0)
-	return strconv.Quote(text)
+	return path
+}
+
+// withoutValue is what is wrong with the value n, without n where that must not be shown.
+func (doc *document) withoutValue(message string, n *node) string {
+	says := func(s string) bool {
+		return n.text != "" && (strings.Contains(s, n.text) || strings.Contains(s, strconv.Quote(n.text)))
+	}
+	if !says(message) || doc.showable(n) {
+		return message
+	}
+	if _, want, ok := strings.Cut(message, "; expected "); ok && !says(want) {
+		return "the value is not valid; expected " + want
+	}
+	return "the value is not valid"
+}
+
+// unknown says that a word is none of those that are known, and which one is meant, or all if none is near. Where it may
+// not be shown, because it may be a secret whose key was misspelt, it is only when it nearly is one that is known.
+func unknown(what, word string, known []string, showable bool) string {
+	if before, _, ok := strings.Cut(word, ":"); ok && slices.Contains(known, before) {
+		return fmt.Sprintf("unknown %s; expected a space after the colon of %s", what, before)
+	}
+	if _, near := nearest(word, known); near || showable {
+		what += " " + quoted(word)
+	}
+	return fmt.Sprintf("unknown %s; %s", what, suggestion(word, known))
 }
 
 // suggestion names the word that is meant, or all that are known if none is near.
 func suggestion(word string, known []string) string {
-	if word, _, ok := strings.Cut(word, ":"); ok && slices.Contains(known, word) {
-		return "expected a space after the colon"
-	}
-	near := slices.MinFunc(known, func(a, b string) int { return distance(word, a) - distance(word, b) })
-	if distance(word, near) <= min(2, 1+len(word)/5) {
+	if near, ok := nearest(word, known); ok {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
 	return "expected one of " + strings.Join(known, ", ")
+}
+
+// nearest is the word of those that are known that is likely meant.
+func nearest(word string, known []string) (near string, ok bool) {
+	near = slices.MinFunc(known, func(a, b string) int { return distance(word, a) - distance(word, b) })
+	return near, distance(word, near) <= min(2, 1+len(word)/5)
 }
 
 // distance counts the letters to insert, drop, change or swap to make b of a, whatever their case.
@@ -134,63 +193,4 @@ func (doc *document) inside(n *node, line, column int) pos {
 		}
 	}
 	return n.pos
-}
-
-// lines are those of the text, and what mask makes of them.
-func (doc *document) lines() (plain, masked []string) {
-	text := strings.TrimSuffix(doc.text, "\n")
-	return strings.Split(text, "\n"), strings.Split(mask(text), "\n")
-}
-
-// excerpt shows the line of a place between its neighbours, with a caret below the column.
-func (doc *document) excerpt(at pos) string {
-	lines, masked := doc.lines()
-	at.line = min(at.line, len(lines))
-	last := min(at.line+1, len(lines))
-	width := len(strconv.Itoa(last))
-	var out []string
-	for i := max(1, at.line-1); i <= last; i++ {
-		if i != at.line {
-			text, _ := show(lines[i-1], masked[i-1], 0)
-			out = append(out, fmt.Sprintf("  %*d | %s", width, i, text))
-			continue
-		}
-		text, caret := show(lines[i-1], masked[i-1], at.column)
-		out = append(out, fmt.Sprintf("> %*d | %s", width, i, text), fmt.Sprintf("  %*s | %*s", width, "", caret+1, "^"))
-	}
-	return strings.Join(out, "\n")
-}
-
-// show makes a line readable: ••• for what is masked, an arrow for a tab, and of a long line the part around the
-// column. It returns where the column went.
-func show(line, masked string, column int) (string, int) {
-	const most = 110
-	var out []rune
-	caret, n := -1, 0
-	for i, r := range line {
-		if masked[i] == 0 && i > 0 && masked[i-1] == 0 {
-			out = out[:len(out)-3] // still the same •••
-		}
-		if n++; n == column {
-			caret = len(out)
-		}
-		switch {
-		case masked[i] == 0:
-			out = append(out, '•', '•', '•')
-		case r == '\t':
-			out = append(out, '→')
-		case unicode.IsPrint(r):
-			out = append(out, r)
-		default:
-			out = append(out, utf8.RuneError)
-		}
-	}
-	if caret < 0 && column > 0 {
-		caret = len(out)
-	}
-	if len(out) > most {
-		from := max(0, min(caret-most/2, len(out)-most))
-		out, caret = append([]rune("…"), out[from:from+most]...), caret-from+1
-	}
-	return string(out), caret
 }

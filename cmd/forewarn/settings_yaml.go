@@ -30,6 +30,12 @@ type node struct {
 	text    string // of a scalar; a number as it was written
 	items   []*node
 	entries []entry
+
+	// What the values of the file are for is known once they are decoded; see document.showable.
+	open     bool // the value of a key that is known and not secret
+	secret   bool // the value of a secret key
+	free     bool // a section whose keys are the file's own, such as the names of headers
+	anchored bool // stands inside an anchor, so it may be the value of other keys too
 }
 
 // An entry is a key of a section, at its place, with its value.
@@ -95,7 +101,7 @@ func parseDocument(path string, data []byte) (*document, error) {
 		second := cmp.Or(docs[1].Start, docs[1].Body.GetToken())
 		return nil, doc.errorAt(posOf(second), "a second YAML document; expected one only")
 	}
-	doc.root, err = converter{doc, make(map[string]*node)}.node(docs[0].Body)
+	doc.root, err = converter{doc, make(map[string]*node), new(int)}.node(docs[0].Body)
 	return doc, err
 }
 
@@ -162,6 +168,7 @@ func (doc *document) syntaxError(err error) error {
 type converter struct {
 	doc     *document
 	anchors map[string]*node
+	inside  *int // how many anchors the node stands in
 }
 
 // node converts n.
@@ -169,10 +176,12 @@ func (c converter) node(n ast.Node) (*node, error) {
 	if n == nil {
 		return &node{kind: nothing}, nil
 	}
-	v := &node{pos: posOf(n.GetToken()), kind: nothing}
+	v := &node{pos: posOf(n.GetToken()), kind: nothing, anchored: *c.inside > 0}
 	switch n := n.(type) {
 	case *ast.AnchorNode:
+		*c.inside++
 		v, err := c.node(n.Value)
+		*c.inside--
 		c.anchors[n.Name.GetToken().Value] = v
 		return v, err
 	case *ast.AliasNode:
@@ -227,8 +236,7 @@ func (c converter) entries(v *node, n *ast.MappingNode) error {
 			return err
 		}
 		if i := v.index(e.key); i >= 0 {
-			return c.doc.errorAt(e.pos, "the key %s stands here twice, first in line %d; expected it once",
-				c.doc.name(e.key, e.pos), v.entries[i].line)
+			return c.doc.errorAt(e.pos, "this key stands here twice, first in line %d; expected it once", v.entries[i].line)
 		}
 		if !m.Key.IsMergeKey() {
 			v.entries = append(v.entries, e)
