@@ -39,7 +39,7 @@ func loads(t *testing.T, name, text string) *settings {
 		}
 		return file
 	})
-	l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, GOOS: "linux"}
+	l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, Defaults: linuxDefaults}
 	s, err := l.parse(name, []byte(text))
 	if err != nil {
 		t.Fatal(err)

@@ -42,7 +42,7 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 		b.Fatal(err)
 	}
 	kind := sinks.Kinds["webhook"]
-	l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Agent: "bench"}, GOOS: "linux"}
+	l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Agent: "bench"}, Defaults: linuxDefaults}
 	s, err := l.parse("bench.yaml", fmt.Appendf(nil, "sinks: [{name: hook, webhook: {url: %q}}]", hook.url))
 	if err != nil {
 		b.Fatal(err)

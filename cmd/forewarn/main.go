@@ -44,16 +44,20 @@ func main() {
 
 // world is what the program takes from outside.
 type world struct {
-	args   []string
-	out    io.Writer
-	err    io.Writer
-	getenv func(string) string
-	events func(slog.Level, string) error // writes to the Event Log, which takes the place of err for the log; nil for none
-	dial   sinks.Dialer                   // reaches destinations; nil is the network
+	args     []string
+	out      io.Writer
+	err      io.Writer
+	getenv   func(string) string
+	defaults defaults
+	events   func(slog.Level, string) error // writes to the Event Log, which takes the place of err for the log; nil for none
+	dial     sinks.Dialer                   // reaches destinations; nil is the network
 }
 
 func process() world {
-	return world{args: os.Args[1:], out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
+	return world{
+		args: os.Args[1:], out: os.Stdout, err: os.Stderr, getenv: os.Getenv,
+		defaults: systemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv),
+	}
 }
 
 // exitError is an error with the exit code that it means.
@@ -187,7 +191,7 @@ func (p *program) log() *slog.Logger {
 func (p *program) loader(log *slog.Logger) loader {
 	host, _ := os.Hostname()
 	return loader{
-		Kinds: sinks.Kinds, GOOS: runtime.GOOS, Euid: os.Geteuid(),
+		Kinds: sinks.Kinds, Defaults: p.defaults,
 		Host: sinks.Host{
 			Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion(),
 			Dial: p.dial, SlackTurns: &p.turns,

@@ -169,7 +169,7 @@ func TestReadmeTryIt(t *testing.T) {
 	script = strings.NewReplacer("127.0.0.1:8254", "127.0.0.1:"+endpoint, "127.0.0.1:8255", "127.0.0.1:"+control).Replace(script)
 
 	c := exec.Command("bash", "-e", "-m", "-c", script)
-	c.Dir = dir
+	c.Dir, c.Env = dir, append(os.Environ(), "HOME="+dir)
 	out, err := c.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -314,7 +314,7 @@ func loadSample(t *testing.T, name, text, server string) *settings {
 		return file
 	})
 	host := sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout, Log: slog.New(slog.DiscardHandler)}
-	s, err := loader{Kinds: sinks.Kinds, Host: host, GOOS: "linux"}.parse(name, []byte(text))
+	s, err := loader{Kinds: sinks.Kinds, Host: host, Defaults: linuxDefaults}.parse(name, []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,7 +26,30 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"forewarn": main})
+	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") != "forewarn" { // which gets its environment from a test
+		for _, name := range machineVariables {
+			os.Unsetenv(name)
+			os.Unsetenv(strings.ToLower(name))
+		}
+	}
+	testscript.Main(m, map[string]func(){"forewarn": command})
+}
+
+// machineVariables are what the environment may say about the machine that the tests run on. The program hears of them
+// only what a test sets.
+var machineVariables = []string{
+	"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUNTIME_DIRECTORY", "XDG_STATE_HOME", "SCHEDULEDEVENTSIP", "SUDO_USER",
+	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NO_COLOR",
+}
+
+// command is the program as the tests run it: its default places are below $HOME, because the machine may have a forewarn
+// of its own.
+func command() {
+	oneProcessor(os.Getenv)
+	w := process()
+	home := os.Getenv("HOME")
+	w.defaults = defaults{settings: filepath.Join(home, "etc", "forewarn.yaml"), state: filepath.Join(home, "var")}
+	os.Exit(run(context.Background(), w))
 }
 
 // The stories in testdata/script run the real command against an emulated Azure and a real webhook receiver. Beside

@@ -89,10 +89,20 @@ const builtin = `sinks: [{name: stdout, file: {path: "-"}}]`
 
 // A loader turns a settings file into settings. Its fields are all that it takes from the world around it.
 type loader struct {
-	Kinds map[string]sinks.Kind // nil leaves the sinks unread
-	Host  sinks.Host
-	GOOS  string // as runtime.GOOS
-	Euid  int    // as os.Geteuid
+	Kinds    map[string]sinks.Kind // nil leaves the sinks unread
+	Host     sinks.Host
+	Defaults defaults
+}
+
+// defaults are where things are when nothing says otherwise.
+type defaults struct {
+	settings string // the settings file; it need not be there
+	state    string // the directory of the outbox
+}
+
+// systemDefaults are those of an operating system for a user of it.
+func systemDefaults(goos string, euid int, getenv func(string) string) defaults {
+	return defaults{settings: defaultSettingsPath(goos, getenv), state: defaultState(goos, euid, getenv)}
 }
 
 // load reads the settings from the file at path. Without a path it looks in the default place, and takes the built-in
@@ -100,7 +110,7 @@ type loader struct {
 func (l loader) load(path string) (*settings, error) {
 	named := path != ""
 	if !named {
-		path = defaultSettingsPath(l.GOOS, l.Host.Getenv)
+		path = l.Defaults.settings
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -137,7 +147,7 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 	s.IMDS.Endpoint = "http://169.254.169.254"
 	s.IMDS.APIVersion = "2020-07-01"
 	s.IMDS.Interval = time.Second
-	s.State = defaultState(l.GOOS, l.Euid, l.Host.Getenv)
+	s.State = l.Defaults.state
 	s.Listen = "127.0.0.1:8169"
 	s.Zone = "UTC"
 	if err := doc.decode(doc.root, s, "", "sinks", "approve"); err != nil {

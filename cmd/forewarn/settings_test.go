@@ -218,13 +218,12 @@ func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
 // A settings file that was named must be there, one in the default place need not.
 func TestNamedFileMustExist(t *testing.T) {
 	l := testLoader()
-	l.GOOS = "windows" // where the default place can be moved into a test
 	dir := t.TempDir()
-	l.Host.Getenv = func(string) string { return dir }
+	place := filepath.Join(dir, "forewarn.yaml")
+	l.Defaults.settings = place
 	if s, err := l.load(""); err != nil || s.Path != "" {
 		t.Errorf("load with no file = %+v, %v, want the built-in settings", s, err)
 	}
-	place := defaultSettingsPath(l.GOOS, l.Host.Getenv)
 	if err := os.WriteFile(place, []byte(builtin), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -324,8 +323,12 @@ func parseGood(t *testing.T, name string) *settings {
 	return s
 }
 
+// linuxDefaults are the places where root has them on Linux. They are names here: a test that opens something names a
+// place of its own.
+var linuxDefaults = systemDefaults("linux", 0, func(string) string { return "" })
+
 func testLoader() loader {
-	return loader{Kinds: testKinds, Host: sinks.Host{Getenv: func(string) string { return "" }}, GOOS: "linux"}
+	return loader{Kinds: testKinds, Host: sinks.Host{Getenv: func(string) string { return "" }}, Defaults: linuxDefaults}
 }
 
 // A testSink is settings of every type that a kind may have.
