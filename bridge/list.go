@@ -3,6 +3,7 @@ package bridge
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -36,6 +37,28 @@ func (o *Outbox) List(s Selection) []Entry {
 		return cmp.Or(-cmp.Compare(a.State, b.State), cmp.Compare(a.seq, b.seq), cmp.Compare(a.Sink, b.Sink))
 	})
 	return entries
+}
+
+// Sinks are the names of all sinks that the outbox has heard of and not forgotten, sorted.
+func (o *Outbox) Sinks() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	names := slices.Collect(maps.Keys(o.shelves))
+	for _, e := range o.dead {
+		names = append(names, e.Sink)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Sinks are the names of all sinks that the settings or the outbox know, sorted.
+func (b *Bridge) Sinks() []string {
+	b.mu.Lock()
+	routes := names(b.routes)
+	b.mu.Unlock()
+	all := append(b.Outbox.Sinks(), routes...)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Show gives one entry and its CloudEvent in the JSON format; found is false when there is no such key.

@@ -21,7 +21,7 @@ func (o *Outbox) Replay(keys []string, to string) ([]Entry, error) {
 	o.mu.Lock()
 	dead, err := o.pick(keys, false)
 	if sh := o.shelves[to]; err == nil && to != "" && (sh == nil || !sh.known || !sh.gone.IsZero()) {
-		err = fmt.Errorf("there is no sink %s", to)
+		err = fmt.Errorf("the settings that forewarn last ran with have no sink %s", to)
 	}
 	if err != nil {
 		o.mu.Unlock()

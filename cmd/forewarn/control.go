@@ -73,6 +73,10 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, b.Status()) })
 	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
+		if err := checkSinks(b.Sinks(), q.Get("sink")); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 		answer(w, o.List(bridge.Selection{Sink: q.Get("sink"), State: q.Get("state"), Event: q.Get("event")}))
 	})
 	mux.HandleFunc("GET /outbox/entry", func(w http.ResponseWriter, r *http.Request) {
@@ -101,6 +105,10 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 		return func(w http.ResponseWriter, r *http.Request) {
 			var m mutation
 			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 32<<20)).Decode(&m); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			if err := checkSinks(b.Sinks(), m.Sink, m.To); err != nil {
 				http.Error(w, err.Error(), http.StatusBadRequest)
 				return
 			}

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/url"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -53,7 +55,7 @@ func (p *program) outboxListCommand() *cobra.Command {
 			if errors.Is(err, errNoBridge) {
 				err = readOutbox(s, func(o *bridge.Outbox) error {
 					entries = o.List(sel)
-					return nil
+					return checkSinks(append(o.Sinks(), s.Names...), sel.Sink)
 				})
 			}
 			if err != nil {
@@ -162,6 +164,30 @@ func (m *mutation) flags(c *cobra.Command) *cobra.Command {
 	return c
 }
 
+// checkSinks refuses a name that is none of the known sinks. An empty name is no name.
+func checkSinks(known []string, named ...string) error {
+	known = slices.Compact(slices.Sorted(slices.Values(known)))
+	for _, name := range named {
+		switch {
+		case name == "" || slices.Contains(known, name):
+		case len(known) == 0:
+			return fmt.Errorf("no sink is called %q; there are none", name)
+		default:
+			return fmt.Errorf("no sink is called %q; there are %s", name, listed(known))
+		}
+	}
+	return nil
+}
+
+// listed is a list in words.
+func listed(names []string) string {
+	last := len(names) - 1
+	if last == 0 {
+		return names[0]
+	}
+	return strings.Join(names[:last], ", ") + " and " + names[last]
+}
+
 // find fills in the keys that --all stands for.
 func (m *mutation) find(o *bridge.Outbox) {
 	if m.All {
@@ -188,6 +214,9 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*bri
 	err = p.tellControl(c.Context(), s, path, m, &entries)
 	if errors.Is(err, errNoBridge) {
 		err = openOutbox(s, p.log(), func(o *bridge.Outbox) (err error) {
+			if err := checkSinks(append(o.Sinks(), s.Names...), m.Sink, m.To); err != nil {
+				return err
+			}
 			m.find(o)
 			entries, err = do(o, m)
 			return err

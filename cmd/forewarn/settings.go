@@ -47,6 +47,7 @@ type settings struct {
 	Source   string         `yaml:"cloudevents_source"`
 	Timezone *time.Location // shown beside UTC
 	Rules    []bridge.Rule  // of approval
+	Names    []string       // of the sinks as they are written, also where the sinks themselves are not asked for
 	Routes   []bridge.Route // the sinks, in the file's order
 	Notes    []string       // what an operator may not expect of them
 	Written  []string       // secrets that stand in the file itself, such as hook.bearer
@@ -179,6 +180,7 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 			return nil, doc.refuse(e.value, check.key, check.want)
 		}
 	}
+	s.Names = sinkNames(doc)
 	if l.Kinds == nil {
 		return s, nil // only the rest was asked for
 	}
@@ -187,6 +189,20 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 	}
 	s.Rules, err = l.rules(doc, s)
 	return s, err
+}
+
+// sinkNames are the names of the sinks, as far as they have one.
+func sinkNames(doc *document) (names []string) {
+	list, ok := doc.root.find("sinks")
+	if !ok {
+		return nil
+	}
+	for _, n := range list.value.items {
+		if name, ok := n.find("name"); ok && name.value.text != "" {
+			names = append(names, name.value.text)
+		}
+	}
+	return names
 }
 
 // routes builds the sinks in their order.
