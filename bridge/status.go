@@ -12,8 +12,8 @@ import (
 type Status struct {
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"startedAt"`
-	// Ready says that the endpoint was asked with success and that nothing would be lost in a crash; Reasons says
-	// why it is not.
+	// Ready says that the endpoint was asked with success, that nothing would be lost in a crash, and that no sink refuses
+	// what it is sent while an event is due soon; Reasons says why it is not.
 	Ready    bool          `json:"ready"`
 	Reasons  []string      `json:"reasons"`
 	Observer Observer      `json:"observer"`
@@ -47,7 +47,7 @@ type EventStatus struct {
 type SinkStatus struct {
 	Name                 string    `json:"name"`
 	Kind                 string    `json:"kind"`
-	State                string    `json:"state"` // ok, retrying, blocked, orphaned
+	State                string    `json:"state"` // ok, retrying, blocked (while an event is due soon: at the first refusal), orphaned
 	Pending              int       `json:"pending"`
 	OldestPendingSeconds float64   `json:"oldestPendingSeconds"`
 	Delivered            int       `json:"delivered"` // since the start
@@ -132,9 +132,9 @@ func (b *Bridge) Status() Status {
 		s.Outbox.Error = durable.Error()
 		s.Reasons = append(s.Reasons, "the outbox cannot be written: "+durable.Error())
 	}
-	s.Ready = len(s.Reasons) == 0
-
+	soon := false
 	for _, e := range events {
+		soon = soon || e.Status != statusStarted && e.NotBefore.Sub(now) < urgentNotice
 		s.Events = append(s.Events, EventStatus{
 			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name), Approval: b.rulings[e.ID],
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
@@ -149,10 +149,16 @@ func (b *Bridge) Status() Status {
 		s.Outbox.Pending += st.pending
 		s.Outbox.DeadLetters += st.dead
 		if st.gone.IsZero() || st.pending+st.dead > 0 {
-			s.Sinks = append(s.Sinks, b.sinkStatus(name, st, now))
+			s.Sinks = append(s.Sinks, b.sinkStatus(name, st, soon, now))
 		}
 	}
 	slices.SortFunc(s.Sinks, func(a, b SinkStatus) int { return strings.Compare(a.Name, b.Name) })
+	for _, k := range s.Sinks {
+		if soon && k.State == SinkIsBlocked {
+			s.Reasons = append(s.Reasons, k.Refusal())
+		}
+	}
+	s.Ready = len(s.Reasons) == 0
 	return s
 }
 
@@ -169,8 +175,14 @@ func (i imdsState) reasons() []string {
 	return []string{}
 }
 
-// sinkStatus is that of one route. mu is held.
-func (b *Bridge) sinkStatus(name string, st routeStats, now time.Time) SinkStatus {
+// Refusal is the reason for which a blocked sink keeps the bridge from being ready while an event is due soon.
+func (k SinkStatus) Refusal() string {
+	return fmt.Sprintf("the sink %s refuses what it is sent: %s; an event is due within %d minutes",
+		k.Name, strings.TrimPrefix(k.LastError, ErrBlocked.Error()+": "), urgentNotice/time.Minute)
+}
+
+// sinkStatus is that of one route. While an event is due soon, its first refusal counts. mu is held.
+func (b *Bridge) sinkStatus(name string, st routeStats, soon bool, now time.Time) SinkStatus {
 	s := SinkStatus{Name: name, State: SinkOK, Pending: st.pending, Delivered: st.delivered, DeadLetters: st.dead, LastAccepted: st.accepted.UTC()}
 	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
 		s.Kind = b.routes[i].Kind
@@ -190,7 +202,7 @@ func (b *Bridge) sinkStatus(name string, st routeStats, now time.Time) SinkStatu
 	w := c.snapshot()
 	s.LastError = w.lastErr
 	switch {
-	case w.blocked:
+	case w.blocked, w.refused && w.failing && soon:
 		s.State = SinkIsBlocked
 	case w.failing:
 		s.State = SinkRetrying

@@ -12,6 +12,49 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
+// While an event is due within 15 minutes, a sink that refuses is called blocked with its first refusal, and makes the
+// bridge not ready, because there is no time to wait for a second one. A sink that is merely down is tried again, and
+// while the event is further away, a refusal is too. An event that has begun is no longer due.
+func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
+	for _, tt := range []struct {
+		claim   string
+		notice  time.Duration
+		status  string
+		answer  error
+		state   string
+		reasons []string
+	}{
+		{"14 minutes away", 14 * time.Minute, imdstest.Scheduled, errRefused, SinkIsBlocked,
+			[]string{"the sink refusing refuses what it is sent: 401 Unauthorized; an event is due within 15 minutes"}},
+		{"an hour away", time.Hour, imdstest.Scheduled, errRefused, SinkRetrying, []string{}},
+		{"it has begun", 14 * time.Minute, imdstest.Started, errRefused, SinkRetrying, []string{}},
+		{"the sink is down", 14 * time.Minute, imdstest.Scheduled, errDown, SinkRetrying, []string{}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				well, refusing := &ear{}, &ear{answer: always(tt.answer)}
+				b := s.start(well.all("well"), refusing.all("refusing"))
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Status: tt.status, NotBefore: time.Now().Add(tt.notice)})
+				pause(1500 * time.Millisecond)
+				st := b.Status()
+				if st.Sinks[0].State != tt.state || st.Sinks[1].State != SinkOK {
+					t.Errorf("the sinks are %+v, want refusing %s and well ok", st.Sinks, tt.state)
+				}
+				if st.Ready != (len(tt.reasons) == 0) || !slices.Equal(st.Reasons, tt.reasons) {
+					t.Errorf("ready is %v, reasons %q, want %q", st.Ready, st.Reasons, tt.reasons)
+				}
+				refusing.say(nil)
+				pause(10 * time.Second)
+				if st := b.Status(); !st.Ready || st.Sinks[0].State != SinkOK {
+					t.Errorf("once it accepts, ready is %v and the sinks are %+v", st.Ready, st.Sinks)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
 // Status shows what the contract names, with the words of the contract.
 func TestStatusShowsHowThingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
@@ -29,7 +72,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 		pause(90 * time.Second)
 		st := b.Status()
 
-		if st.Version != "test" || !st.StartedAt.Equal(began) || !st.Ready || len(st.Reasons) != 0 || st.Observer.Name != "vm-0" ||
+		if st.Version != "test" || !st.StartedAt.Equal(began) || st.Ready || len(st.Reasons) != 1 || st.Observer.Name != "vm-0" ||
 			st.Settings.Hash != "h1" || st.Settings.LastError != "line 7: no such key" {
 			t.Errorf("status is %+v", st)
 		}

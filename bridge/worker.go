@@ -40,6 +40,7 @@ type worker struct {
 type workerStatus struct {
 	blocked bool
 	failing bool      // something waits because it was refused
+	refused bool      // by an answer that only somebody can change, since the last acceptance
 	lastErr string    // why
 	nextTry time.Time // zero while an attempt is under way
 	since   time.Time // the oldest attempt under way
@@ -127,7 +128,10 @@ func (w *worker) attempts(ctx context.Context, now time.Time, stopping bool, don
 		a, wake := w.next(now, stopping)
 		if len(a.batch) == 0 {
 			w.mu.Lock()
-			w.status = workerStatus{blocked: w.blocked, failing: w.failing(), lastErr: w.lastErr, nextTry: wake, since: w.since()}
+			w.status = workerStatus{
+				blocked: w.blocked, failing: w.failing(), refused: w.refusals > 0,
+				lastErr: w.lastErr, nextTry: wake, since: w.since(),
+			}
 			w.mu.Unlock()
 			return wake
 		}

@@ -150,7 +150,7 @@ func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
 		e := &ear{answer: always(fmt.Errorf("%w: 401", ErrBlocked))}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
-		s.reboot(idA)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
 		pause(20 * time.Second)
 		if st := b.Status().Sinks[0]; st.State != SinkRetrying {
 			t.Errorf("after 20 s the sink is %s, want retrying", st.State)

@@ -45,7 +45,9 @@ func health(w http.ResponseWriter, reasons []string) {
 		return
 	}
 	w.WriteHeader(http.StatusServiceUnavailable)
-	fmt.Fprintln(w, strings.Join(reasons, "\n"))
+	for _, reason := range reasons {
+		fmt.Fprintln(w, printable(reason))
+	}
 }
 
 // safety are the headers of every answer: a browser loads nothing from elsewhere, runs nothing that is written into the

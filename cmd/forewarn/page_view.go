@@ -272,6 +272,9 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 	var all []troubleView
 	add := func(what, do string) { all = append(all, troubleView{What: what, Do: prose(do)}) }
 	for _, reason := range s.Reasons {
+		if slices.ContainsFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Refusal() == reason }) {
+			continue // said below, with what to do
+		}
 		add("Not ready: "+printable(reason)+".", "Until this is over, maintenance of this VM may go untold. More in forewarn's log.")
 	}
 	if s.Settings.LastError != "" {
