@@ -148,6 +148,24 @@ func (b *Bridge) says(r Rule, e Event, op Open, now time.Time) ruling {
 	return r.rule(e, Fields(ce), b.observerName(), told, ce.Time(), now)
 }
 
+// Foresee says what the rules, which need not be those of the Bridge, would decide about an open event as it is now.
+// It approves nothing. Of an event that is not open it says nothing.
+func (b *Bridge) Foresee(rules []Rule, id string) ([]Forecast, error) {
+	e, op, open := b.Outbox.knownEvent(id)
+	if !open {
+		return nil, nil
+	}
+	ce, err := b.Outbox.cloudEvent(op.Latest)
+	if err != nil {
+		return nil, err
+	}
+	told := func(sink string) bool {
+		s := b.Outbox.acceptance(sink, op.Latest).state
+		return s == stillOwed || s == wasAccepted
+	}
+	return Foresee(rules, e, Fields(ce), b.observerName(), told), nil
+}
+
 // noteRuling keeps why an event is not approved, for status, and logs it when it is news.
 func (b *Bridge) noteRuling(id, why string, final bool) {
 	b.mu.Lock()

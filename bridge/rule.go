@@ -75,6 +75,33 @@ func (r Rule) rule(e Event, fields map[string]any, self string, told func(route 
 	return ruling{approve: true}
 }
 
+// A Forecast is what a rule would decide about an event if every sink accepted what it is told of it.
+type Forecast struct {
+	Rule     int // counted from 1
+	Approves bool
+	After    []string // the sinks that it waits for
+	Wait     time.Duration
+	Why      string // it does not approve
+}
+
+// Foresee says what each of the rules would decide about an event on the VM self. fields are those of the CloudEvent of
+// its newest change, and told says whether a sink is told of that. It approves nothing.
+func Foresee(rules []Rule, e Event, fields map[string]any, self string, told func(sink string) bool) []Forecast {
+	var all []Forecast
+	now := time.Now()
+	accepts := func(sink string) acceptance {
+		if told(sink) {
+			return acceptance{wasAccepted, now}
+		}
+		return acceptance{state: neverOwed}
+	}
+	for i, r := range rules {
+		verdict := r.rule(e, fields, self, accepts, now, now.Add(r.Wait)) // its wait is over then
+		all = append(all, Forecast{Rule: i + 1, Approves: verdict.approve, After: r.After, Wait: r.Wait, Why: verdict.why})
+	}
+	return all
+}
+
 // picks says whether the event is one for the rule at all.
 func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except

@@ -40,7 +40,7 @@ Without a settings file the changes go to standard output, one CloudEvent a line
 			return nil
 		},
 	})
-	c.Flags().BoolVar(&dry, "dry-run", false, "poll and print what would go where; send and store nothing")
+	c.Flags().BoolVar(&dry, "dry-run", false, "poll, and print what would go where and be approved; send, store and approve nothing")
 	c.Flags().Lookup("output").Usage = "with --dry-run, form of the data on standard output: text or json (one value a line)"
 	return c
 }
