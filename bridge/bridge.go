@@ -34,6 +34,7 @@ type Options struct {
 
 // SettingsInfo says which settings are in force.
 type SettingsInfo struct {
+	// Hash tells settings apart. It must not depend on secrets, because it is shown and sent.
 	Hash     string    `json:"hash"`
 	LoadedAt time.Time `json:"loadedAt"`
 	// LastError is why newer settings were not taken, "" if there is no such thing.

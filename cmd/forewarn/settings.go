@@ -2,8 +2,6 @@ package main
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +28,7 @@ import (
 // settings are the settings file, checked, with its destinations built.
 type settings struct {
 	Path string // "" when there is no file and the defaults count
-	Hash string // the first 12 hex digits of the file's SHA-256
+	Hash string // of all but secrets; see document.hash
 
 	IMDS struct {
 		Endpoint   string        `yaml:"endpoint"` // may hold a path, has no slash at its end; see Discover
@@ -143,8 +141,7 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(data)
-	s := &settings{Path: path, Hash: hex.EncodeToString(sum[:6])}
+	s := &settings{Path: path}
 	s.IMDS.Endpoint = "http://169.254.169.254"
 	s.IMDS.APIVersion = "2020-07-01"
 	s.IMDS.Interval = time.Second
@@ -188,6 +185,7 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 		return s, err
 	}
 	s.Rules, err = l.rules(doc, s)
+	s.Hash = doc.hash()
 	return s, err
 }
 

@@ -177,7 +177,7 @@ func newTypist(t testing.TB) *typist {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { outbox.Close() })
-	if w.old, err = w.p.loader(log).parse("", []byte(builtin)); err != nil {
+	if w.old, err = w.p.loader(log).parse("", []byte("state: state\n"+builtin)); err != nil {
 		t.Fatal(err)
 	}
 	w.b = bridge.New(w.p.bridgeOptions(w.old, outbox, log))

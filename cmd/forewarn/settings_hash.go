@@ -1,0 +1,41 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// hash tells settings apart, once they are decoded: 12 hex digits of the SHA-256 of every key and of every value that is
+// not secret. Comments, quotes and the order of keys do not count, so equal machines have equal hashes. Nor do secrets,
+// addresses with what they hold among them: the hash is shown and sent, and short secrets could be guessed from it.
+func (doc *document) hash() string {
+	sum := sha256.New()
+	doc.root.writeOpen(sum)
+	return hex.EncodeToString(sum.Sum(nil)[:6])
+}
+
+// writeOpen writes all of n but secret values, so that two nodes that differ never write the same.
+func (n *node) writeOpen(w io.Writer) {
+	switch {
+	case n.kind == aTable:
+		entries := slices.SortedFunc(slices.Values(n.entries), func(a, b entry) int { return strings.Compare(a.key, b.key) })
+		fmt.Fprintf(w, "{%d", len(entries))
+		for _, e := range entries {
+			fmt.Fprintf(w, "%q:", e.key)
+			e.value.writeOpen(w)
+		}
+	case n.kind == aList:
+		fmt.Fprintf(w, "[%d", len(n.items))
+		for _, item := range n.items {
+			item.writeOpen(w)
+		}
+	case n.open && !n.secret:
+		fmt.Fprintf(w, "%q", n.text)
+	default:
+		io.WriteString(w, "-")
+	}
+}
