@@ -93,7 +93,7 @@ func aWindows(t *testing.T) (*fakeWindows, *program, string) {
 		t.Fatal(err)
 	}
 	p := &program{logFormat: "text", logLevel: "info", output: "text", config: filepath.Join(own, "forewarn.yaml")}
-	p.world = world{out: new(bytes.Buffer), err: new(bytes.Buffer), getenv: getenv}
+	p.world = world{out: new(bytes.Buffer), err: new(bytes.Buffer), getenv: getenv, defaults: systemDefaults("windows", -1, getenv)}
 	settle(t, p, own)
 	return &fakeWindows{
 		exe: `C:\Program Files\forewarn\forewarn.exe`, secured: map[string]string{},

@@ -170,7 +170,9 @@ func newTypist(t testing.TB) *typist {
 		}
 	}
 	w := &typist{t: t, path: filepath.Join(dir, "forewarn.yaml"), said: map[string]bool{}, log: new(bytes.Buffer)}
-	w.p = &program{world: world{getenv: func(string) string { return "" }, out: new(bytes.Buffer), err: w.log}, config: w.path, logLevel: "debug"}
+	w.p = &program{config: w.path, logLevel: "debug", world: world{
+		getenv: func(string) string { return "" }, defaults: linuxDefaults, out: new(bytes.Buffer), err: w.log,
+	}}
 	log := slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	outbox, err := bridge.OpenOutbox(filepath.Join(dir, "outbox"), log)
 	if err != nil {
