@@ -221,7 +221,9 @@ func (p *program) callControl(ctx context.Context, s *settings, method, path str
 // user is who asks, for the record.
 func (p *program) user() string {
 	name := "somebody"
-	if u, err := user.Current(); err == nil {
+	if p.actsFor != nil {
+		name = "root" // who has become another for it
+	} else if u, err := user.Current(); err == nil {
 		name = u.Username
 	}
 	if sudo := p.getenv("SUDO_USER"); sudo != "" && sudo != name {

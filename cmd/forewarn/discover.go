@@ -35,7 +35,7 @@ http:// and the address in option 245 of the machine's DHCP lease.`,
 			if !isEndpoint(endpoint) {
 				return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, bridge.DefaultEndpoint))
 			}
-			s, err := p.places()
+			s, err := p.rootPlaces() // who asks by DHCP
 			if err != nil {
 				return err
 			}
@@ -82,6 +82,18 @@ func (p *program) endpoint(ctx context.Context, s *settings) error {
 	return nil
 }
 
+// remembered is the outbox to be read. Root does not open that of another user.
+func (p *program) remembered(dir string) (*bridge.Outbox, error) {
+	o, found, err := stateOwner(dir)
+	switch {
+	case err != nil:
+		return nil, err
+	case found:
+		return nil, fmt.Errorf("it belongs to %s", o)
+	}
+	return bridge.ReadOutbox(dir)
+}
+
 // discover looks once. What a running bridge has found it holds, and its outbox too.
 func (p *program) discover(ctx context.Context, d *bridge.Discovery, s *settings) (bridge.Found, error) {
 	var running bridge.Status
@@ -89,7 +101,7 @@ func (p *program) discover(ctx context.Context, d *bridge.Discovery, s *settings
 		if kept := running.IMDS.Endpoint; kept != bridge.DefaultEndpoint {
 			d.Stored = append([]string{kept}, d.Stored...)
 		}
-	} else if o, err := bridge.ReadOutbox(s.State); err != nil {
+	} else if o, err := p.remembered(s.State); err != nil {
 		p.log().Debug("there is no outbox to remember an endpoint", "err", err)
 	} else {
 		if kept := o.Endpoint(); kept != "" {

@@ -113,6 +113,9 @@ type program struct {
 	logLevel  string
 	then      func() error     // what a command does for years, once the command line is done with
 	turns     sinks.SlackTurns // through every reload
+
+	askedOwner bool   // whose the state is; see giveUpRoot
+	actsFor    *owner // who root has become; nil when nobody was
 }
 
 func (p *program) root() *cobra.Command {
@@ -199,14 +202,32 @@ func (p *program) loader(log *slog.Logger) loader {
 	}
 }
 
-// settings loads the settings file; an error means exit 78.
+// settings loads the settings file; an error means exit 78. Root has become the owner of the state when the sinks open.
 func (p *program) settings(log *slog.Logger) (*settings, error) {
+	if s, err := p.rootPlaces(); err == nil { // what is wrong with them is said below
+		if err := p.giveUpRoot(s.State); err != nil {
+			return nil, err
+		}
+	}
 	s, err := p.loader(log).load(p.config)
+	if err != nil && p.actsFor != nil {
+		err = fmt.Errorf("as %s, whom the state belongs to: %w", p.actsFor, err)
+	}
 	return s, exit(exitSettings, err)
 }
 
 // places loads the settings without their sinks: whoever asks the running forewarn need not be able to read secrets.
+// Root becomes the owner of the state.
 func (p *program) places() (*settings, error) {
+	s, err := p.rootPlaces()
+	if err == nil {
+		err = p.giveUpRoot(s.State)
+	}
+	return s, err
+}
+
+// rootPlaces are places for a command that needs the rights of root. It must open nothing of another user.
+func (p *program) rootPlaces() (*settings, error) {
 	l := p.loader(p.log())
 	l.Kinds = nil
 	s, err := l.load(p.config)

@@ -92,7 +92,7 @@ func installMessage(t *testing.T, enabled bool, args ...string) string {
 		t.Skip("sh is not installed, and the packages' scripts need it")
 	}
 	bin := t.TempDir()
-	for _, tool := range []string{"getent", "chgrp", "chmod", "systemctl"} {
+	for _, tool := range []string{"getent", "chgrp", "chmod", "install", "systemctl"} {
 		script := "#!/bin/sh\n"
 		if !enabled {
 			script += "[ \"$1\" != is-enabled ]\n"

@@ -70,8 +70,15 @@ func (p *program) run(ctx context.Context, dry bool) error {
 func (p *program) bridge(ctx context.Context, h host) error {
 	log := p.log()
 	s, err := p.settings(log)
+	if errors.Is(err, errStaysRoot) { // no reason to tell nobody of anything
+		log.Warn("root goes on with another user's state, and what it makes there is not that user's", "err", err)
+		s, err = p.settings(log)
+	}
 	if err != nil {
 		return err
+	}
+	if p.actsFor != nil {
+		log.Info("root has become the user whom the state belongs to", "user", p.actsFor.String(), "state", s.State)
 	}
 	giveBack() // reading the settings takes the most, and what is made from now on stays
 	from := s.Path

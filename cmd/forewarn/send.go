@@ -29,9 +29,9 @@ func (p *program) sendCommand() *cobra.Command {
 		Use: "send", Short: "Send a message marked TEST through the real sinks",
 		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what the destinations
 answered. It is laid out as the real one for the sample would be; its type is ` + bridge.BridgeTest + `. The outbox is
-not touched. As the user that forewarn runs as (sudo -u forewarn) it tries what that user may. A file that a sink of
-root makes belongs to the owner of its directory. Exit code: 0 when all accepted it, else that of the worst: 1 rejected, 69 blocked, 75 to be tried again.`,
-		Example: "  sudo -u forewarn forewarn send\n  forewarn send --sink ops --sample preempt -o json",
+not touched. Run by root it becomes the user whom the state directory belongs to, and so tries what the service may do.
+Exit code: 0 when all accepted it, else that of the worst: 1 rejected, 69 blocked, 75 to be tried again.`,
+		Example: "  sudo forewarn send\n  forewarn send --sink ops --sample preempt -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			routes, o, err := p.chosen(c.Context(), ask)
