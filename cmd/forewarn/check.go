@@ -29,9 +29,11 @@ type checked struct {
 
 // sampleRow is one sample event and what each sink would make of it.
 type sampleRow struct {
-	Sample string            `json:"sample"`
-	VM     string            `json:"vm"` // this, other
-	Sinks  map[string]string `json:"sinks"`
+	Sample string `json:"sample"`
+	VM     string `json:"vm"` // this, other
+	// Approval says which rules of approve would approve it and after what, or why none would; "" without rules.
+	Approval string            `json:"approval,omitempty"`
+	Sinks    map[string]string `json:"sinks"`
 }
 
 func (p *program) checkCommand() *cobra.Command {
@@ -39,7 +41,7 @@ func (p *program) checkCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "check", Short: "Check the settings, and show which events which sink would hear of",
 		Long: `Checks the settings file without touching the endpoint or any destination, and prints for sample events whether each
-sink would be told, or the key of the settings that keeps it out. Wrong settings: exit 78. With --connect it also reaches each
+sink would be told, or the key of the settings that keeps it out, and whether a rule of approve would approve them. Wrong settings: exit 78. With --connect it also reaches each
 destination and shows it the credentials, without sending anything. One that cannot be reached: exit 69.`,
 		Example: "  forewarn check --config forewarn.yaml\n  forewarn check --connect",
 		Args:    cobra.NoArgs,
@@ -101,12 +103,20 @@ func check(s *settings, now time.Time) (checked, error) {
 				}
 				row.Sinks[r.Name] = word
 			}
+			if err := row.foresee(s.Rules, sample, self, now); err != nil {
+				return c, err
+			}
 			c.Samples = append(c.Samples, row)
 		}
 	}
 	if len(s.Routes) == 0 {
 		c.Notes = append(c.Notes, "there are no sinks, so nobody is told")
 	}
+	notes, err := approvalNotes(s, self, now)
+	if err != nil {
+		return c, err
+	}
+	c.Notes = append(c.Notes, notes...)
 	if runtime.GOOS != "windows" { // which has lists of rights instead of these
 		c.Notes = append(c.Notes, looseSettings(s)...)
 		for _, r := range s.Routes {
@@ -197,7 +207,12 @@ func (p *program) printCheck(c checked) error {
 	}
 	fmt.Fprintf(p.out, "%s: ok\nstate %s, endpoint %s\n\nWho would be told of what:\n", from, c.State, c.Endpoint)
 	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "EVENT\t"+strings.Join(c.Sinks, "\t"))
+	heads := append([]string{"EVENT"}, c.Sinks...)
+	rules := slices.ContainsFunc(c.Samples, func(row sampleRow) bool { return row.Approval != "" })
+	if rules {
+		heads = append(heads, "APPROVAL")
+	}
+	fmt.Fprintln(t, strings.Join(heads, "\t"))
 	for _, row := range c.Samples {
 		name := row.Sample
 		if row.VM == "other" {
@@ -206,6 +221,9 @@ func (p *program) printCheck(c checked) error {
 		cells := []string{name}
 		for _, sink := range c.Sinks {
 			cells = append(cells, printable(row.Sinks[sink]))
+		}
+		if rules {
+			cells = append(cells, printable(row.Approval))
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}

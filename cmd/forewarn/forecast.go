@@ -1,7 +1,10 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,4 +50,160 @@ func shortDuration(d time.Duration) string {
 		}
 	}
 	return s
+}
+
+// foresee notes what the rules would decide about the sample of the row, given who is told of it.
+func (row *sampleRow) foresee(rules []bridge.Rule, sample bridge.Sample, self string, now time.Time) error {
+	switch {
+	case len(rules) == 0:
+		return nil
+	case sample.Change.Kind == bridge.Vanished: // there is nothing left to approve
+		row.Approval = "-"
+		return nil
+	}
+	ce, err := sample.CloudEvent(bridge.Observer{Name: self}, now)
+	if err != nil {
+		return err
+	}
+	told := func(sink string) bool { return strings.HasPrefix(row.Sinks[sink], "told") }
+	row.Approval = forecastText(bridge.Foresee(rules, sample.Change.Event, bridge.Fields(ce), self, told))
+	return nil
+}
+
+// approvalNotes says what the rules approve that whoever wrote them may not expect, and what they never will because a
+// sink that they wait for isn't told of it.
+func approvalNotes(s *settings, self string, now time.Time) ([]string, error) {
+	var notes []string
+	note := func(rule int, format string, args ...any) {
+		notes = append(notes, fmt.Sprintf("approve: rule %d ", rule+1)+fmt.Sprintf(format, args...))
+	}
+	for i, r := range s.Rules {
+		samples, err := approvable(r, self, now)
+		if err != nil {
+			return nil, err
+		}
+		approves := func(is func(bridge.Event) bool) bool {
+			return slices.ContainsFunc(samples, func(s bridge.Sample) bool { return is(s.Change.Event) })
+		}
+		if approves(func(e bridge.Event) bool { return e.Source == "Platform" }) {
+			note(i, "approves Platform events, so maintenance begins sooner than Azure planned; sources: [User] leaves it alone")
+		}
+		if approves(func(e bridge.Event) bool { return e.Type == "Terminate" }) {
+			note(i, "approves Terminate events, so Azure deletes this VM without its notice")
+		}
+		if len(r.After) == 0 {
+			note(i, "has no after, so it approves whether or not anybody has been told")
+		}
+		if r.Others {
+			note(i, "has others: true, so it also approves for VMs whose runbooks this one does not see")
+		}
+		for _, route := range s.Routes {
+			if !slices.Contains(r.After, route.Name) {
+				continue
+			}
+			missed, all, err := untold(route.Filter, samples, self, now)
+			switch {
+			case err != nil:
+				return nil, err
+			case all:
+				note(i, "waits for %s, which is not told of any event that the rule is for (%s), so it approves none", route.Name, strings.Join(missed, ", "))
+			case len(missed) > 0:
+				note(i, "waits for %s, which is not told of %s, so those are not approved", route.Name, strings.Join(missed, ", "))
+			}
+		}
+	}
+	return notes, nil
+}
+
+// approvable are changes of every kind of event that the rule would approve if everybody were told: first scheduled, and
+// then moved.
+func approvable(r bridge.Rule, self string, now time.Time) ([]bridge.Sample, error) {
+	vms := [][]string{{self}}
+	if r.Others {
+		vms = append(vms, []string{self, self + "-neighbour"}, []string{self + "-neighbour", self})
+	}
+	events, err := everyEvent(vms, now)
+	if err != nil {
+		return nil, err
+	}
+	everybody := func(string) bool { return true }
+	var samples []bridge.Sample
+	for _, e := range events {
+		s := bridge.Sample{Change: bridge.Change{Kind: bridge.Scheduled, Event: e}}
+		ce, err := s.CloudEvent(bridge.Observer{Name: self}, now)
+		if err != nil {
+			return nil, err
+		}
+		if bridge.Foresee([]bridge.Rule{r}, e, bridge.Fields(ce), self, everybody)[0].Approves {
+			moved := bridge.Sample{Change: bridge.Change{Kind: bridge.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}}
+			samples = append(samples, s, moved)
+		}
+	}
+	return samples, nil
+}
+
+// everyEvent is an event of each type and source, for each set of VMs and with little, usual and much notice.
+func everyEvent(sets [][]string, now time.Time) (events []bridge.Event, err error) {
+	for _, typ := range bridge.TypesValues {
+		for _, source := range bridge.SourcesValues {
+			for _, vms := range sets {
+				for _, notice := range []time.Duration{30 * time.Second, 15 * time.Minute, 48 * time.Hour} {
+					e, err := scheduledEvent(typ, source, vms, now.Add(notice))
+					if err != nil {
+						return nil, err
+					}
+					events = append(events, e)
+				}
+			}
+		}
+	}
+	return events, nil
+}
+
+// scheduledEvent is an event as Azure would announce it.
+func scheduledEvent(typ, source string, vms []string, notBefore time.Time) (bridge.Event, error) {
+	raw, err := json.Marshal(map[string]any{
+		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": "Scheduled", "EventType": typ, "ResourceType": "VirtualMachine",
+		"Resources": vms, "NotBefore": notBefore.UTC().Format(http.TimeFormat), "EventSource": source, "DurationInSeconds": -1,
+	})
+	if err != nil {
+		return bridge.Event{}, err
+	}
+	return bridge.UnmarshalEvent(raw)
+}
+
+// untold names what a filter keeps out of the samples, with the key that does; all says that it is all of them, and then
+// the keys are enough.
+func untold(f bridge.Filter, samples []bridge.Sample, self string, now time.Time) (missed []string, all bool, err error) {
+	var keys []string
+	all = len(samples) > 0
+	for _, s := range samples {
+		word, err := told(f, s, bridge.Observer{Name: self}, now)
+		if err != nil {
+			return nil, false, err
+		}
+		key, kept := strings.CutPrefix(word, "no: ")
+		if !kept {
+			all = false
+			continue
+		}
+		e := s.Change.Event
+		what := e.Type + " events"
+		switch key {
+		case "only.vms":
+			what = "events that name another VM first"
+		case "only.sources":
+			what = e.Source + " events"
+		case "only.changes", "except.changes":
+			what = string(s.Change.Kind) + " events"
+		case "except":
+			what = e.Source + " " + what
+		}
+		missed, keys = append(missed, what+" ("+key+")"), append(keys, key)
+	}
+	if all {
+		missed = keys
+	}
+	slices.Sort(missed)
+	return slices.Compact(missed), all, nil
 }

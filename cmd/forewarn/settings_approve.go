@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -29,7 +28,7 @@ func (l loader) rules(doc *document, s *settings) ([]bridge.Rule, error) {
 		return nil, doc.wrongKind(list.value, "approve", aList)
 	}
 	var rules []bridge.Rule
-	for i, n := range list.value.items {
+	for _, n := range list.value.items {
 		if n.kind != aTable {
 			return nil, doc.wrongKind(n, "a rule of approve", aTable)
 		}
@@ -38,9 +37,6 @@ func (l loader) rules(doc *document, s *settings) ([]bridge.Rule, error) {
 			return nil, err
 		}
 		rules = append(rules, r)
-		if r.Others {
-			s.Notes = append(s.Notes, fmt.Sprintf("approve: rule %d has others: true, so it also approves for VMs whose runbooks this one does not see", i+1))
-		}
 	}
 	return rules, nil
 }
