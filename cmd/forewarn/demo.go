@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
@@ -71,7 +70,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string) (err e
 	}
 	defer os.RemoveAll(state)
 
-	console, err := newConsole(p.out, colourful(p.out, p.getenv))
+	console, err := newConsole(p.out, p.getenv)
 	if err != nil {
 		return err
 	}
@@ -138,9 +137,14 @@ type console struct {
 	err error
 }
 
-func newConsole(out io.Writer, colour bool) (*console, error) {
+// newConsole is a console that writes to out, in colour if that is a terminal that wants it (no-color.org).
+func newConsole(out io.Writer, getenv func(string) string) (*console, error) {
 	text, err := templates.Parse("console", templates.Console)
-	return &console{text: text, colour: colour, out: out}, err
+	c := &console{text: text, out: out}
+	if t, ok := out.(*terminal); ok && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb" {
+		c.out, c.colour = t.file, true
+	}
+	return c, err
 }
 
 // Deliver shows one change.
@@ -178,6 +182,9 @@ func (c *console) line(style, format string, args ...any) {
 // print writes in an SGR style. mu is held.
 func (c *console) print(style, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
+	if c.colour {
+		text = visible(text)
+	}
 	if c.colour && style != "" {
 		text = "\x1b[" + style + "m" + text + "\x1b[0m"
 	}
@@ -203,10 +210,4 @@ func (c *console) failed() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
-}
-
-// colourful says whether out is a terminal that wants colour (no-color.org).
-func colourful(out io.Writer, getenv func(string) string) bool {
-	f, ok := out.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd())) && getenv("NO_COLOR") == "" && getenv("TERM") != "dumb"
 }

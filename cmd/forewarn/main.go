@@ -55,7 +55,7 @@ type world struct {
 
 func process() world {
 	return world{
-		args: os.Args[1:], out: os.Stdout, err: os.Stderr, getenv: os.Getenv,
+		args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
 		defaults: systemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv),
 	}
 }

@@ -60,9 +60,10 @@ func (p *program) statusCommand() *cobra.Command {
 // and come back. On a terminal it takes the screen, gives it back at the end, and leaves the last status there.
 func (p *program) watchStatus(ctx context.Context, s *settings) error {
 	w := watch{out: p.out, zone: s.Timezone}
-	if f, ok := p.out.(*os.File); ok && p.getenv("TERM") != "dumb" && obeysControls(f) {
+	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && obeysControls(t.file) {
+		w.out = t.file
 		w.size = func() (int, int) {
-			width, height, err := term.GetSize(int(f.Fd()))
+			width, height, err := term.GetSize(int(t.file.Fd()))
 			if err != nil || width < 1 || height < 1 {
 				return 80, 24
 			}
@@ -135,7 +136,7 @@ func (w *watch) show(st bridge.Status, err error, now time.Time) error {
 		return err
 	}
 	width, height := w.size()
-	lines := fit(text.String(), width, height)
+	lines := fit(visible(text.String()), width, height)
 	lines = append(lines, make([]string, height-len(lines))...)
 	screen := "\x1b[H\x1b[K" + strings.Join(lines, "\r\n\x1b[K") // from the top, each line cleared before it is written
 	if !w.held {
@@ -151,7 +152,7 @@ func (w *watch) leave() {
 		return
 	}
 	w.held = false
-	_, _ = io.WriteString(w.out, giveScreen+statusText(w.last, w.heard, w.heard, w.zone))
+	_, _ = io.WriteString(w.out, giveScreen+visible(statusText(w.last, w.heard, w.heard, w.zone)))
 }
 
 // fit gives the lines of text that a screen shows. Details, which are indented, are wrapped if there is room for all of
