@@ -20,8 +20,10 @@ type credentials struct {
 	password source
 	headers  []headerSource // by name
 	signing  []source
-	identity bool // a token of a managed identity comes to them
-	secure   bool // the URL has to be https
+	identity bool     // a token of a managed identity comes to them
+	carried  []string // keys of what a request shows the destination
+	secure   bool     // the URL has to be https
+	insecure bool     // it may be http in spite of what is carried
 	getenv   func(string) string
 }
 
@@ -32,16 +34,18 @@ type headerSource struct {
 
 // access is what credentials say at one moment, and the veil that covers it.
 type access struct {
-	url    *url.URL
-	host   string // "" for that of the URL
-	header http.Header
-	keys   [][]byte // to sign with
-	veil   *veil
+	url     *url.URL
+	host    string // "" for that of the URL
+	header  http.Header
+	keys    [][]byte // to sign with
+	inClear string   // the key of credentials that go to an address of http, "" for none
+	veil    *veil
 }
 
 // newCredentials checks the settings and reads all values once.
 func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	c := credentials{
+		insecure: s.Insecure,
 		url:      spelled("url", s.URL, s.URLFile, s.URLEnv),
 		bearer:   spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
 		identity: s.Identity != nil,
@@ -80,8 +84,31 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 			return c, err
 		}
 	}
+	c.carried = carriedBy(c, s)
 	_, err := c.read()
 	return c, err
+}
+
+// carriedBy are the keys of what each request shows the destination, but for a user in the URL. A signature shows
+// nothing of its secret.
+func carriedBy(c credentials, s webhookSettings) (keys []string) {
+	for _, given := range []source{c.bearer, c.password} {
+		if given.given() {
+			keys = append(keys, given.from())
+		}
+	}
+	if c.identity {
+		keys = append(keys, "azure_identity")
+	}
+	for _, h := range c.headers {
+		if h.isCredential() {
+			keys = append(keys, h.from())
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.BodySecrets)) {
+		keys = append(keys, "body_secrets."+name)
+	}
+	return keys
 }
 
 // sources are all values that are given.
@@ -175,6 +202,16 @@ func (c credentials) read() (access, error) {
 			return a, s.wrong(err)
 		}
 		a.keys = append(a.keys, key)
+	}
+	keys := c.carried
+	if a.url.User != nil {
+		keys = append([]string{c.url.from()}, keys...)
+	}
+	if len(keys) > 0 && isExposed(a.url) {
+		a.inClear = keys[0]
+	}
+	if a.inClear != "" && !c.insecure {
+		return a, &KeyError{a.inClear, errInClear}
 	}
 	return a, nil
 }

@@ -185,13 +185,13 @@ func TestLifeOfAToken(t *testing.T) {
 func TestWrongIdentityIsRefused(t *testing.T) {
 	const good = "azure_identity: {resource: " + resource + "}\n"
 	for _, tt := range []struct{ settings, key, reason string }{
-		{"url: http://a.example\nazure_identity: {}", "azure_identity.resource", "expected the application id URI"},
-		{"url: http://a.example\nazure_identity: {resource: eventgrid}", "azure_identity.resource", "is no resource"},
-		{"url: http://a.example\nazure_identity: {resource: " + resource + ", client_id: me}", "azure_identity.client_id", "no client id"},
-		{"url: http://a.example\nbearer: x\n" + good, "azure_identity", "only one of them"},
-		{"url: http://a.example\nbasic: {username: a, password: b}\n" + good, "azure_identity", "only one of them"},
-		{"url: http://a.example\nheaders: {authorization: x}\n" + good, "headers.authorization", "only one of them"},
-		{"url: http://a:b@a.example\n" + good, "url", "only one of them"},
+		{"url: https://a.example\nazure_identity: {}", "azure_identity.resource", "expected the application id URI"},
+		{"url: https://a.example\nazure_identity: {resource: eventgrid}", "azure_identity.resource", "is no resource"},
+		{"url: https://a.example\nazure_identity: {resource: " + resource + ", client_id: me}", "azure_identity.client_id", "no client id"},
+		{"url: https://a.example\nbearer: x\n" + good, "azure_identity", "only one of them"},
+		{"url: https://a.example\nbasic: {username: a, password: b}\n" + good, "azure_identity", "only one of them"},
+		{"url: https://a.example\nheaders: {authorization: x}\n" + good, "headers.authorization", "only one of them"},
+		{"url: https://a:b@a.example\n" + good, "url", "only one of them"},
 	} {
 		wrongKey(t, "webhook", tt.settings, tt.key, tt.reason)
 	}

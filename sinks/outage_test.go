@@ -43,7 +43,7 @@ func (n *near) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Ans
 func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &workspace{fail: map[string][]slackNo{}, forms: map[string]url.Values{}, url: "http://slack.test"}
-		sink := &near{slackSink: openSlackSink(t, "token: "+slackToken+"\nchannel: '#ops'\napi_url: "+w.url+"/api\n"), to: w}
+		sink := &near{slackSink: openSlackSink(t, "token: "+slackToken+"\nchannel: '#ops'\ninsecure: true\napi_url: "+w.url+"/api\n"), to: w}
 		sink.down.Store(true)
 
 		azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})

@@ -114,6 +114,17 @@ func (s source) read(getenv func(string) string) (string, error) {
 	return *s.Text.text, nil
 }
 
+// from is the key that says where the value comes from.
+func (s source) from() string {
+	switch {
+	case s.File != "":
+		return s.fileKey
+	case s.Env != "":
+		return s.envKey
+	}
+	return s.key
+}
+
 // wrong is an error about the value, at the key that says where it comes from.
 func (s source) wrong(err error) error {
 	switch {

@@ -42,7 +42,8 @@ type slackSettings struct {
 	Blocks         string         `yaml:"blocks"` // template of the message, a JSON array of blocks
 	BlocksFile     string         `yaml:"blocks_file"`
 	TLS            tlsSettings    `yaml:"tls"`
-	Proxy          Secret         `yaml:"proxy"` // none, or a URL; by default that of the environment
+	Proxy          Secret         `yaml:"proxy"`    // none, or a URL; by default that of the environment
+	Insecure       bool           `yaml:"insecure"` // the token or the URL may be sent over http
 }
 
 type mentionOption struct {
@@ -72,6 +73,7 @@ type slackSink struct {
 	api       string // address of the API, with a slash at its end; "" for a webhook
 	channel   string // as in the settings
 	secure    bool   // the webhook's URL has to be https
+	insecure  bool   // it, or that of the API, may be http
 	agent     string
 	zone      *time.Location
 	log       *slog.Logger
@@ -92,12 +94,14 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 	}
 	k := &slackSink{
 		getenv: h.Getenv, agent: h.Agent, zone: h.Zone, log: h.Log, channel: s.Channel, broadcast: s.Broadcast,
-		turns: cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
+		insecure: s.Insecure,
+		turns:    cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
 	}
 	if err := k.openAddress(s); err != nil {
 		return Opened{}, err
 	}
-	if _, err := k.open(nil); err != nil {
+	a, err := k.open(nil)
+	if err != nil {
 		return Opened{}, err
 	}
 	if err := k.openChoices(s); err != nil {
@@ -106,7 +110,6 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 	if err := k.openTexts(s); err != nil {
 		return Opened{}, err
 	}
-	var err error
 	if k.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
 		return Opened{}, err
 	}
@@ -114,8 +117,8 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 	if k.secret.File != "" {
 		opened.Secrets = append(opened.Secrets, k.secret.File)
 	}
-	if strings.HasPrefix(k.api, "http:") {
-		opened.Notes = append(opened.Notes, "api_url is not https: the token can be read on its way")
+	if a.inClear {
+		opened.Notes = append(opened.Notes, noteInClear(k.secret.from()))
 	}
 	if k.api == "" {
 		opened.Notes = append(opened.Notes, "an incoming webhook can neither update a message nor reply in its thread: "+
@@ -279,7 +282,7 @@ func (k *slackSink) open(fetch func(*http.Request, *veil) (response, error)) (*s
 		}
 		a.hook = u
 		a.veil.hideURL(u)
-		return a, nil
+		return a, k.refuseInClear(a, u)
 	}
 	switch {
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
@@ -289,7 +292,19 @@ func (k *slackSink) open(fetch func(*http.Request, *veil) (response, error)) (*s
 	}
 	a.veil.hide(secret)
 	a.url, a.token = k.api, secret
-	return a, nil
+	u, err := url.Parse(k.api)
+	if err != nil {
+		return nil, &KeyError{"api_url", err}
+	}
+	return a, k.refuseInClear(a, u)
+}
+
+// refuseInClear refuses to show the secret to whoever is between here and an address of http, unless the settings accept it.
+func (k *slackSink) refuseInClear(a *slackAPI, u *url.URL) error {
+	if a.inClear = isExposed(u); a.inClear && !k.insecure {
+		return &KeyError{k.secret.from(), errInClear}
+	}
+	return nil
 }
 
 // remedy says what the operator can do about an error of Slack, "" when nobody knows.

@@ -25,6 +25,8 @@ type slackAPI struct {
 	veil   *veil
 	agent  string
 	remedy func(code string) string // what the operator can do about an error of Slack
+
+	inClear bool // anybody on the way can read the secret
 }
 
 // slackMessage is what a message shows.

@@ -295,7 +295,7 @@ func slackSecrets(t *testing.T) []secretPlace {
 		add(fmt.Sprint("token_file, echoed ", status), "{token_file: "+file+", channel: C1, api_url: '"+echo.URL+"'}")
 		add(fmt.Sprint("token_env, echoed ", status), "{token_env: SECRET, channel: C1, api_url: '"+echo.URL+"'}")
 		add(fmt.Sprint("webhook_url, echoed ", status), "webhook_url: '"+echo.URL+"/services/"+secret+"'")
-		add(fmt.Sprint("proxy, echoed ", status), "{webhook_url: 'http://destination.example', proxy: '"+
+		add(fmt.Sprint("proxy, echoed ", status), "{webhook_url: 'http://destination.example', insecure: true, proxy: '"+
 			strings.Replace(echo.URL, "://", "://u:"+secret+"@", 1)+"'}")
 	}
 	for name, body := range map[string]string{

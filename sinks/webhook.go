@@ -38,7 +38,8 @@ type webhookSettings struct {
 	Identity     *identitySettings `yaml:"azure_identity"`  // token of a managed identity for Authorization: Bearer
 	Signing      []Value           `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
 	TLS          tlsSettings       `yaml:"tls"`
-	Proxy        Secret            `yaml:"proxy"` // none, or a URL; by default that of the environment
+	Proxy        Secret            `yaml:"proxy"`    // none, or a URL; by default that of the environment
+	Insecure     bool              `yaml:"insecure"` // credentials may be sent over http
 }
 
 type basicSettings struct {
@@ -107,7 +108,11 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 			files = append(files, b.File)
 		}
 	}
-	return Opened{Sink: w, Secrets: files}, nil
+	opened := Opened{Sink: w, Secrets: files}
+	if a, err := w.secrets.read(); err == nil && a.inClear != "" {
+		opened.Notes = append(opened.Notes, noteInClear(a.inClear))
+	}
+	return opened, nil
 }
 
 // openBody parses the template of the body and tries it on CloudEvents of every kind.

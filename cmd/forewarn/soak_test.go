@@ -215,7 +215,7 @@ func (s *soak) configure(hour int) {
 	fmt.Fprintf(&b, "imds: {interval: %v}\nstate: %q\ntimezone: %s\nsinks:\n", soakPolls, filepath.Join(s.dir, "state"),
 		[]string{"UTC", "Europe/Berlin", "America/New_York"}[round%3])
 	fmt.Fprintf(&b, "  - {name: hook, only: {vms: all}, webhook: {url: http://hook/%d, proxy: none}}\n", round)
-	fmt.Fprintf(&b, "  - {name: chat, only: {vms: all}, bridge: all, remind: [10m], slack: {token: %s, channel: C024BE91L, api_url: http://chat/api/, proxy: none}}\n", chatToken)
+	fmt.Fprintf(&b, "  - {name: chat, only: {vms: all}, bridge: all, remind: [10m], slack: {token: %s, channel: C024BE91L, api_url: http://chat/api/, insecure: true, proxy: none}}\n", chatToken)
 	fmt.Fprintf(&b, "  - {name: post, only: {vms: all}, late: send, remind: [10m], email: {host: post, port: 25, helo: vm-0, tls: {mode: none}, "+
 		"from: azure@example.com, to: [ops@example.com]}}\n")
 	fmt.Fprintf(&b, "  - {name: stream, only: {vms: all}, nats: {url: nats://stream:4222}}\n")

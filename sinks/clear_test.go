@@ -1,0 +1,80 @@
+package sinks
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+)
+
+// Credentials that anybody on the way could read are refused when the settings are read, unless the destination is on
+// this machine or the settings accept it.
+func TestCredentialsNeverTravelInClear(t *testing.T) {
+	file := writeFile(t, "secret", "abc")
+	for _, tt := range []struct {
+		kind, settings, key string // key is where it is refused, "" for taken
+	}{
+		{"webhook", "url: 'http://a.example', bearer: x", "bearer"},
+		{"webhook", "url: 'http://a.example', bearer_file: " + file, "bearer_file"},
+		{"webhook", "url: 'http://10.0.0.1', basic: {username: a, password: b}", "basic.password"},
+		{"webhook", "url: 'http://a.example', azure_identity: {resource: 'https://eventgrid.azure.net'}", "azure_identity"},
+		{"webhook", "url: 'http://u:p@a.example'", "url"},
+		{"webhook", "url: 'http://a.example', headers: {Authorization: x}", "headers.Authorization"},
+		{"webhook", "url: 'http://a.example', headers: {cookie: x}", "headers.cookie"},
+		{"webhook", "url: 'http://a.example', headers: {X-Key: {file: " + file + "}}", "headers.X-Key.file"},
+		{"webhook", "url: 'http://a.example', body: ntfy, body_secrets: {topic: x}", "body_secrets.topic"},
+		{"webhook", "url: 'http://a.example'", ""},
+		{"webhook", "url: 'http://a.example', headers: {X-Team: blue}", ""},
+		{"webhook", "url: 'http://a.example', signing_secrets: [" + secretAZ + "]", ""}, // signs, and stays here
+		{"webhook", "url: 'https://a.example', bearer: x", ""},
+		{"webhook", "url: 'http://a.example', bearer: x, insecure: true", ""},
+		{"webhook", "url: 'http://127.0.0.1:8080', bearer: x", ""},
+		{"webhook", "url: 'http://[::1]', bearer: x", ""},
+		{"webhook", "url: 'http://localhost', bearer: x", ""},
+		{"webhook", "url: 'http://localhost.example', bearer: x", "bearer"},
+		{"webhook", "url: 'http://127.0.0.1.example', bearer: x", "bearer"},
+		{"slack", "webhook_url: 'http://a.example/x'", "webhook_url"},
+		{"slack", "webhook_url: 'http://a.example/x', insecure: true", ""},
+		{"slack", "webhook_url: 'http://127.0.0.1/x'", ""},
+		{"slack", "token_file: " + file + ", channel: C1, api_url: 'http://a.example'", "token_file"},
+		{"slack", "token: abc, channel: C1, api_url: 'http://a.example', insecure: true", ""},
+		{"slack", "token: abc, channel: C1, api_url: 'http://localhost:1'", ""},
+	} {
+		_, err := open(tt.kind, "{"+tt.settings+"}", testHost(t))
+		var wrong *KeyError
+		switch errors.As(err, &wrong); {
+		case tt.key == "" && err != nil:
+			t.Errorf("%s {%s} is refused: %v", tt.kind, tt.settings, err)
+		case tt.key != "" && (wrong == nil || wrong.Key != tt.key || !strings.Contains(err.Error(), "insecure: true")):
+			t.Errorf("%s {%s} gives %v, want an error at %s that says insecure: true", tt.kind, tt.settings, err, tt.key)
+		}
+	}
+}
+
+// Settings that accept it say so in the notes that check prints.
+func TestWhatTravelsInClearIsNoted(t *testing.T) {
+	for kind, settings := range map[string]string{
+		"webhook": "{url: 'http://a.example', bearer: x, insecure: true}",
+		"slack":   "{token: abc, channel: C1, api_url: 'http://a.example', insecure: true}",
+	} {
+		opened, err := open(kind, settings, testHost(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notes := strings.Join(opened.Notes, "\n"); !strings.Contains(notes, "unencrypted") || !strings.Contains(notes, "insecure") {
+			t.Errorf("%s notes %q, want that credentials travel unencrypted", kind, notes)
+		}
+	}
+}
+
+// A file of the URL that changes later is no way around it.
+func TestURLThatTurnsInsecureIsRefused(t *testing.T) {
+	file := writeFile(t, "url", "https://a.example")
+	s := mustOpen(t, "webhook", "{url_file: "+file+", bearer: x}", testHost(t))
+	if err := os.WriteFile(file, []byte("http://a.example"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err == nil || !strings.Contains(err.Error(), "unencrypted") {
+		t.Errorf("Deliver = %v, want it refused before anything is sent", err)
+	}
+}
