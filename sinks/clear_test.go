@@ -5,12 +5,21 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nkeys"
 )
 
 // Credentials that anybody on the way could read are refused when the settings are read, unless the destination is on
 // this machine or the settings accept it.
 func TestCredentialsNeverTravelInClear(t *testing.T) {
 	file := writeFile(t, "secret", "abc")
+	account, err := nkeys.CreateAccount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	creds, _, _ := natsUser(t, account, time.Time{})
+	nkey, _, _ := natsSeed(t)
 	for _, tt := range []struct {
 		kind, settings, key string // key is where it is refused, "" for taken
 	}{
@@ -39,6 +48,17 @@ func TestCredentialsNeverTravelInClear(t *testing.T) {
 		{"slack", "token_file: " + file + ", channel: C1, api_url: 'http://a.example'", "token_file"},
 		{"slack", "token: abc, channel: C1, api_url: 'http://a.example', insecure: true", ""},
 		{"slack", "token: abc, channel: C1, api_url: 'http://localhost:1'", ""},
+		{"nats", "url: 'nats://a.example', token: x", "token"},
+		{"nats", "url: a.example, username: u, password: x", "password"},
+		{"nats", "url: 'nats://u:p@a.example'", "url"},
+		{"nats", "url: 'nats://a.example', creds_file: " + creds, "creds_file"},
+		{"nats", "url: ['nats://127.0.0.1', 'nats://a.example'], token: x", "token"},
+		{"nats", "url: ['nats://127.0.0.1', 'nats://localhost'], token: x", ""},
+		{"nats", "url: 'nats://a.example', token: x, insecure: true", ""},
+		{"nats", "url: 'tls://a.example', token: x", ""},
+		{"nats", "url: 'nats://a.example', token: x, tls: {server_name: b.example}", ""},
+		{"nats", "url: 'nats://a.example'", ""},
+		{"nats", "url: 'nats://a.example', nkey_file: " + nkey, ""}, // only signs
 	} {
 		_, err := open(tt.kind, "{"+tt.settings+"}", testHost(t))
 		var wrong *KeyError
@@ -56,6 +76,7 @@ func TestWhatTravelsInClearIsNoted(t *testing.T) {
 	for kind, settings := range map[string]string{
 		"webhook": "{url: 'http://a.example', bearer: x, insecure: true}",
 		"slack":   "{token: abc, channel: C1, api_url: 'http://a.example', insecure: true}",
+		"nats":    "{url: 'nats://a.example', token: x, insecure: true}",
 	} {
 		opened, err := open(kind, settings, testHost(t))
 		if err != nil {

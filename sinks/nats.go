@@ -38,6 +38,7 @@ type natsSettings struct {
 	TokenFile    string         `yaml:"token_file"`
 	TokenEnv     string         `yaml:"token_env"`
 	TLS          tlsSettings    `yaml:"tls"`       // when given, nothing is said before TLS
+	Insecure     bool           `yaml:"insecure"`  // credentials may be sent without TLS
 	Provision    *natsProvision `yaml:"provision"` // create or update the stream; by default it has to be there
 }
 
@@ -101,7 +102,11 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 	if n.provision, err = s.Provision.check(n.subjects); err != nil {
 		return Opened{}, err
 	}
-	return Opened{Sink: n, Secrets: n.credentials.files(), Notes: n.notes()}, nil
+	opened := Opened{Sink: n, Secrets: n.credentials.files(), Notes: n.notes()}
+	if a, err := n.credentials.read(); err == nil && a.inClear != "" {
+		opened.Notes = append(opened.Notes, noteInClear(a.inClear))
+	}
+	return opened, nil
 }
 
 func (n *natsSink) notes() []string {

@@ -23,6 +23,7 @@ type natsCredentials struct {
 	username string
 	password source
 	token    source
+	insecure bool // credentials may be sent without TLS
 	tls      tlsSettings
 	getenv   func(string) string
 }
@@ -33,6 +34,8 @@ type natsAccess struct {
 	login   func(*nats.Options)
 	tls     *tls.Config
 	secure  bool   // nothing is said before TLS
+	away    bool   // a server is on another machine
+	inClear string // the key of credentials that go there without TLS, "" for none
 	stamp   string // differs once anything of it has changed
 	veil    *veil
 }
@@ -64,7 +67,7 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 // newNATSCredentials checks the settings and reads all values once.
 func newNATSCredentials(s natsSettings, h Host) (natsCredentials, error) {
 	c := natsCredentials{
-		creds: s.CredsFile, nkey: s.NKeyFile, username: s.Username, tls: s.TLS, getenv: h.Getenv,
+		creds: s.CredsFile, nkey: s.NKeyFile, username: s.Username, tls: s.TLS, getenv: h.Getenv, insecure: s.Insecure,
 		password: spelled("password", s.Password, s.PasswordFile, s.PasswordEnv),
 		token:    spelled("token", s.Token, s.TokenFile, s.TokenEnv),
 	}
@@ -167,7 +170,27 @@ func (c natsCredentials) read() (natsAccess, error) {
 		return a, err
 	}
 	a.stamp = string(sum.Sum(nil)) + looks
-	return a, nil
+	return a, c.refuseInClear(&a, logins)
+}
+
+// refuseInClear refuses to show what lets one in to whoever is between here and the servers. An nkey shows nothing: its
+// seed signs what the server asks, and stays here.
+func (c natsCredentials) refuseInClear(a *natsAccess, logins []string) error {
+	if a.secure || !a.away || len(logins) == 0 || logins[0] == "nkey_file" {
+		return nil
+	}
+	switch a.inClear = logins[0]; a.inClear {
+	case "url":
+		a.inClear = c.urls[0].from()
+	case "username":
+		a.inClear = c.password.from()
+	case "token":
+		a.inClear = c.token.from()
+	}
+	if c.insecure {
+		return nil
+	}
+	return &KeyError{a.inClear, errInClear}
 }
 
 // readURLs reads the servers. user says that one of them holds credentials.
@@ -182,6 +205,7 @@ func (c natsCredentials) readURLs(a *natsAccess) (user bool, err error) {
 			if err != nil {
 				return false, s.wrong(err)
 			}
+			a.away = a.away || !isLocal(u.Hostname())
 			if u.User != nil {
 				user = true
 				a.veil.hideURL(u)

@@ -356,7 +356,7 @@ func TestNATSRendersWhatLeaves(t *testing.T) {
 		"core":       {"core: true\nsubject: vms.{{.observer}}.{{.change}}", 2},
 		"again":      {"once: false\nsubject: 'vms.{{with .azeventtype}}{{lower .}}{{else}}other{{end}}'", 3},
 	} {
-		s := mustOpen(t, "nats", "url: nats://azure:hunter2@nats.example.com\n"+tt.settings, testHost(t))
+		s := mustOpen(t, "nats", "url: tls://azure:hunter2@nats.example.com\n"+tt.settings, testHost(t))
 		got, err := s.(bridge.Renderer).Render(deliveries(t)[tt.delivery])
 		if err != nil {
 			t.Fatal(err)
