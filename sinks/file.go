@@ -115,7 +115,7 @@ func (f *file) writable() error {
 	case err == nil && !info.Mode().IsRegular():
 		return fmt.Errorf("%s %w", f.path, errIrregular)
 	case err == nil:
-		file, err := os.OpenFile(f.path, os.O_RDWR|os.O_APPEND, 0)
+		file, err := openAt(f.path, os.O_RDWR|os.O_APPEND, 0, f.log)
 		if err != nil {
 			return err
 		}
@@ -170,6 +170,9 @@ func (f *file) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Ans
 // errIrregular refuses what would not keep what is written to it, such as a directory, a pipe or a device.
 var errIrregular = errors.New("is no regular file")
 
+// errForeign refuses what root finds in another user's directory and that user may not write to.
+var errForeign = errors.New("is not the directory owner's")
+
 func (f *file) append(lines []byte) error {
 	switch info, err := os.Stat(f.path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -183,7 +186,7 @@ func (f *file) append(lines []byte) error {
 	case f.rotation.due(info.Size(), int64(len(lines)), info.ModTime(), f.now()):
 		f.rotate()
 	}
-	file, err := f.open()
+	file, err := openAt(f.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o640, f.log)
 	if err != nil {
 		return err
 	}
@@ -192,22 +195,6 @@ func (f *file) append(lines []byte) error {
 		return err
 	}
 	return file.Close()
-}
-
-// open opens the file, or makes it. One that root makes belongs to the owner of its directory: root sends a test, and
-// then the service, which is not root, has to append. What a link leads to is not given away: O_EXCL follows none.
-func (f *file) open() (*os.File, error) {
-	const how = os.O_RDWR | os.O_CREATE | os.O_APPEND
-	file, err := os.OpenFile(f.path, how|os.O_EXCL, 0o640)
-	if errors.Is(err, fs.ErrExist) {
-		return os.OpenFile(f.path, how, 0o640)
-	}
-	if err == nil && os.Geteuid() == 0 { // it is -1 on Windows
-		if err := giveToOwner(file, filepath.Dir(f.path)); err != nil { // a share may refuse, and is written to all the same
-			f.log.Warn("file not given to the owner of its directory", "path", f.path, "err", err)
-		}
-	}
-	return file, err
 }
 
 func (f *file) appendTo(file *os.File, lines []byte) error {
@@ -309,6 +296,8 @@ func classOfFile(err error) error {
 		remedy = "let the user that forewarn runs as read and write there"
 	case errors.Is(err, syscall.EROFS):
 		remedy = "mount it writable, or name it in ReadWritePaths= of the unit"
+	case errors.Is(err, errForeign):
+		remedy = "root writes in another user's directory only to what is root's or that user's"
 	case errors.Is(err, syscall.EISDIR), errors.Is(err, errIrregular):
 		remedy = "path has to name a file, - is standard output"
 	case errors.Is(err, syscall.ENOTDIR):

@@ -3,46 +3,86 @@
 package sinks
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+
+	"forewarn/bridge"
 )
 
-// What root sends to a file that is not there yet does not lock out the service, whose directory it is: the file is the
-// directory's owner's. A file that is there already, and what a link leads to, keep their owner.
+// Root in a directory of the service's user: the file that it makes is that user's, so that the service can append. One
+// that is there already keeps its owner, and a link inside the directory is followed.
 func TestFileThatRootMakesIsTheDirectoryOwners(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root gives files to others")
-	}
-	const service, operators = 65532, 65533
-	dir := t.TempDir()
-	outside := filepath.Join(t.TempDir(), "outside")
-	path, old, link := filepath.Join(dir, "new"), filepath.Join(dir, "old"), filepath.Join(dir, "link")
-	if err := os.WriteFile(old, nil, 0o640); err != nil {
+	dir := serviceDirectory(t)
+	old := filepath.Join(dir, "old")
+	if err := errors.Join(os.WriteFile(old, nil, 0o640), os.Symlink("old", filepath.Join(dir, "link"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(outside, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(dir, service, operators); err != nil {
-		t.Fatal(err)
-	}
-	for sentTo, lies := range map[string]string{path: path, old: old, link: outside} {
-		s := mustOpen(t, "file", "path: "+sentTo, testHost(t))
+	for name, want := range map[string][2]uint32{"new": {service, operators}, "old": {0, uint32(os.Getegid())}, "link": {0, uint32(os.Getegid())}} {
+		s := mustOpen(t, "file", "path: "+filepath.Join(dir, name), testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
 			t.Fatal(err)
 		}
-		info, err := os.Stat(lies)
+		info, err := os.Stat(filepath.Join(dir, name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantUID, wantGID := uint32(0), uint32(os.Getegid())
-		if lies == path {
-			wantUID, wantGID = service, operators
-		}
-		if got := info.Sys().(*syscall.Stat_t); got.Uid != wantUID || got.Gid != wantGID {
-			t.Errorf("%s belongs to %d:%d, want %d:%d", lies, got.Uid, got.Gid, wantUID, wantGID)
+		if got := info.Sys().(*syscall.Stat_t); got.Uid != want[0] || got.Gid != want[1] {
+			t.Errorf("%s belongs to %d:%d, want %d", name, got.Uid, got.Gid, want)
 		}
 	}
+}
+
+// What the service's user puts in place of the file leads root nowhere else: not a link out of the directory, whether its
+// end is there or not, nor a second name of somebody's file. That blocks the sink, and nothing is written.
+func TestRootWritesOnlyWhatTheDirectoryOwnerMay(t *testing.T) {
+	for name, lay := range map[string]func(outside, path string) error{
+		"a link": os.Symlink,
+		"a link to what is not there": func(outside, path string) error {
+			return errors.Join(os.Remove(outside), os.Symlink(outside, path))
+		},
+		"a relative link": func(outside, path string) error {
+			rel, err := filepath.Rel(filepath.Dir(path), outside)
+			return errors.Join(err, os.Symlink(rel, path))
+		},
+		"a second name": os.Link,
+		"a third user's file": func(_, path string) error {
+			return errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, service+2, operators))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, outside := serviceDirectory(t), writeFile(t, "outside", "root's\n")
+			path := filepath.Join(dir, "audit.jsonl")
+			if err := lay(outside, path); err != nil {
+				t.Fatal(err)
+			}
+			s := mustOpen(t, "file", "path: "+path, testHost(t))
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, bridge.ErrBlocked) || !errors.Is(err, errForeign) {
+				t.Errorf("Deliver = %v, want it blocked, because the file is not the directory owner's", err)
+			}
+			if text, err := os.ReadFile(outside); err == nil && string(text) != "root's\n" {
+				t.Errorf("root wrote to %s: %q", outside, text)
+			} else if _, err := os.Stat(outside); err == nil && strings.HasSuffix(name, "not there") {
+				t.Errorf("root made %s", outside)
+			}
+		})
+	}
+}
+
+const service, operators = 65532, 65533 // a user and a group
+
+// serviceDirectory is a directory of the service's user.
+func serviceDirectory(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root gives files to others; CI runs this as root")
+	}
+	dir := t.TempDir()
+	if err := os.Chown(dir, service, operators); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
