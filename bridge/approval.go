@@ -284,9 +284,10 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 	return a
 }
 
-// ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. by is who; it
-// goes on record. The Bridge need not run: what came of it then waits in the outbox.
-func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
+// ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. shown is the
+// Digest of the event as that person saw it: an event that differs from it is not approved. by is who; it goes on record.
+// The Bridge need not run: what came of it then waits in the outbox.
+func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval {
 	d := decision{Decided: time.Now().UTC()}
 	ctx, undo, ok := b.attend(ctx, id)
 	if !ok {
@@ -303,6 +304,8 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, by string) Approval {
 		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not listed any more"}
 	case doc.Events[i].Status == statusStarted:
 		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
+	case doc.Events[i].Digest() != shown:
+		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not as it was shown any more"}
 	}
 	e := doc.Events[i]
 	_, op, known := b.Outbox.knownEvent(id)

@@ -428,7 +428,7 @@ func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {
 	}{
 		{"nothing happens", func(*running) {}, []string{idA, idB}},
 		{"the rules go", func(b *running) { b.Reload(b.Routes, nil, SettingsInfo{}) }, []string{idA}},
-		{"the second is approved by hand", func(b *running) { b.ApproveNow(b.s.t.Context(), idB, "root") }, []string{idB, idA}},
+		{"the second is approved by hand", func(b *running) { b.ApproveNow(b.s.t.Context(), idB, b.s.shown(idB), "root") }, []string{idB, idA}},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -515,7 +515,7 @@ func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 // no rule is left for.
 func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
 	for claim, then := range map[string]func(b *running){
-		"it was approved by hand": func(b *running) { b.ApproveNow(b.s.t.Context(), idA, "root") },
+		"it was approved by hand": func(b *running) { b.ApproveNow(b.s.t.Context(), idA, b.s.shown(idA), "root") },
 		"it has begun":            func(b *running) { b.s.azure.Start(idA) },
 		"the rules are gone":      func(b *running) { b.Reload(b.Routes, nil, SettingsInfo{}) },
 	} {

@@ -28,12 +28,72 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
 				b.Reload(b.Routes, rules, SettingsInfo{})
-				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved || a.By != "root" || a.Attempts != 1 {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultApproved || a.By != "root" || a.Attempts != 1 {
 					t.Errorf("ApproveNow = %+v, want it approved", a)
 				}
 				pause(time.Minute)
 				wantIDs(t, s.approvals(), idA)
 				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				b.end()
+			})
+		})
+	}
+}
+
+// shown is the digest of the event as somebody would be shown it now; "" when Azure doesn't list it.
+func (s *stage) shown(id string) string {
+	s.t.Helper()
+	doc, err := NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper()).Document(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, e := range doc.Events {
+		if e.ID == id {
+			return e.Digest()
+		}
+	}
+	return ""
+}
+
+// By hand, what is approved is what somebody was shown: an event that changed since is not, and neither is one that nobody
+// was shown.
+func TestByHandExactlyWhatWasShownIsApproved(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		change func(e *imdstest.Event)
+		shown  func(before string) string
+		result string
+	}{
+		{"nothing changes", nil, nil, ResultApproved},
+		{"it becomes another type for other VMs", func(e *imdstest.Event) { e.Type, e.Resources = "Terminate", []string{"vm-1", "vm-2"} }, nil, ResultMoot},
+		{"it names one more VM", func(e *imdstest.Event) { e.Resources = append(e.Resources, "vm-1") }, nil, ResultMoot},
+		{"it moves", func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) }, nil, ResultMoot},
+		{"nobody says what was shown", nil, func(string) string { return "" }, ResultMoot},
+		{"a part of the digest is no digest", nil, func(before string) string { return before[:8] }, ResultMoot},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				audit := &ear{}
+				b := s.start(audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(1500 * time.Millisecond)
+				shown := s.shown(idA)
+				if tt.change != nil {
+					s.azure.Update(idA, tt.change)
+				}
+				if tt.shown != nil {
+					shown = tt.shown(shown)
+				}
+				if a := b.ApproveNow(t.Context(), idA, shown, "root"); a.Result != tt.result {
+					t.Errorf("ApproveNow = %+v, want it %s", a, tt.result)
+				}
+				want := []string{}
+				if tt.result == ResultApproved {
+					want = append(want, idA)
+				}
+				wantIDs(t, s.approvals(), want...)
 				b.end()
 			})
 		})
@@ -55,7 +115,7 @@ func TestAnEventThatHasBegunIsNotApprovedByHand(t *testing.T) {
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
 				then(s)
-				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultMoot || a.Attempts != 0 {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultMoot || a.Attempts != 0 {
 					t.Errorf("ApproveNow = %+v, want it moot", a)
 				}
 				pause(10 * time.Second)
@@ -97,7 +157,7 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
 				asked := make(chan Approval, 1)
-				go func() { asked <- b.ApproveNow(t.Context(), idA, "root") }()
+				go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
 				pause(time.Second)
 				want := []string{idA + "-scheduled", idA + "-approved-1"}
 				if crash {
@@ -143,7 +203,7 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 				if seen {
 					pause(4 * time.Second)
 				}
-				a := b.ApproveNow(t.Context(), idA, "root")
+				a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
 				if a.Result != ResultUnanswered || a.Error != errDown.Error() {
 					t.Errorf("ApproveNow = %+v, want it unanswered", a)
 				}
@@ -164,7 +224,7 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 // Nobody hears that an event was called off that somebody approved by hand, although it changed, or was found, only while
 // that was under way.
 func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
-	for claim, late := range map[string]string{"it moved": http.MethodGet, "it was found": http.MethodPost} {
+	for _, claim := range []string{"it moved", "it was found"} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
@@ -172,7 +232,7 @@ func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
 				var holds atomic.Bool
 				s.proxy = func(next http.RoundTripper) http.RoundTripper {
 					return roundTrip(func(r *http.Request) (*http.Response, error) {
-						if r.Method == late && holds.CompareAndSwap(true, false) {
+						if r.Method == http.MethodPost && holds.CompareAndSwap(true, false) {
 							time.Sleep(3 * time.Second) // and the poll does not
 						}
 						return next.RoundTrip(r)
@@ -188,7 +248,7 @@ func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
 					})
 				}
 				holds.Store(true)
-				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultApproved {
 					t.Errorf("ApproveNow = %+v, want it approved", a)
 				}
 				s.endsUnknown(audit)
@@ -213,7 +273,7 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		}
 		o := b.Options
 		o.Outbox = outbox
-		if a := New(o).ApproveNow(t.Context(), idA, "root"); a.Result != ResultApproved {
+		if a := New(o).ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultApproved {
 			t.Errorf("ApproveNow = %+v, want it approved", a)
 		}
 		if err := outbox.Close(); err != nil {
@@ -254,13 +314,13 @@ func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
 				asked := make(chan Approval, 1)
-				go func() { asked <- b.ApproveNow(t.Context(), idA, "root") }()
+				go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
 				pause(time.Second)
 				b.end()
 				if a := <-asked; a.Result != tt.result {
 					t.Errorf("ApproveNow = %+v, want it %s", a, tt.result)
 				}
-				if a := b.ApproveNow(t.Context(), idA, "root"); a.Result != ResultRefused {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultRefused {
 					t.Errorf("ApproveNow of a bridge that has stopped = %+v, want it refused", a)
 				}
 				b = s.start(audit.all("audit"))

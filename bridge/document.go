@@ -258,9 +258,12 @@ func sameVM(resource, vm string) bool {
 	return strings.EqualFold(strings.TrimPrefix(resource, "_"), strings.TrimPrefix(vm, "_"))
 }
 
-// Hash is the first 8 hex digits of SHA-256 over the event as compact JSON with sorted keys, EventId in upper case
-// and NotBefore as RFC 3339 in UTC: the same for the same content, whichever way it was written.
-func (e Event) Hash() string {
+// Hash is the first 8 hex digits of the Digest.
+func (e Event) Hash() string { return e.Digest()[:8] }
+
+// Digest is SHA-256, in hex, over the event as compact JSON with sorted keys, EventId in upper case and NotBefore as
+// RFC 3339 in UTC: the same for the same content, whichever way it was written.
+func (e Event) Digest() string {
 	h := sha256.New()
 	h.Write([]byte{'{'})
 	for i, key := range slices.Sorted(maps.Keys(e.fields)) {
@@ -272,7 +275,7 @@ func (e Event) Hash() string {
 		h.Write(e.canonical(key))
 	}
 	h.Write([]byte{'}'})
-	return hex.EncodeToString(h.Sum(nil))[:8]
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // canonical is a field's value in the one form that is compared and hashed, nil when the event has no such field.

@@ -42,6 +42,7 @@ type approval struct {
 // approvalRequest is what the command asks of a running bridge.
 type approvalRequest struct {
 	Event string `json:"event"`
+	Shown string `json:"shown"` // the digest of the event as it was shown to whoever approves it
 	By    string `json:"by"`
 }
 
@@ -51,8 +52,8 @@ func (p *program) approveCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "approve EVENT-ID...", Short: "Have Azure begin an event now, instead of when its notice is over",
 		Long: `Shows the events whose ids begin as given, asks, and approves them: Azure then begins them at once, for every VM that they
-name. It cannot be taken back. An event that has begun is refused, and so is one that does not name this VM, unless
---any-vm says otherwise. Who approved is on record. When Azure does not answer, it may have taken the approval all the same,
+name. It cannot be taken back. An event that has begun is refused, and so is one that differs from what was shown, or that
+does not name this VM, unless --any-vm says otherwise. Who approved is on record. When Azure does not answer, it may have taken the approval all the same,
 so the effect is waited for then too. Exit code: 0 when the document shows the effect, 1 refused, 65 no such event, 69 no
 answer from the endpoint, 75 no effect in time.`,
 		Example: "  forewarn approve 602d9444\n  forewarn approve 602d9444 --yes --timeout 3m -o json",
@@ -79,15 +80,13 @@ answer from the endpoint, 75 no effect in time.`,
 			if err != nil {
 				return err
 			}
-			if err := p.mayApprove(ctx, s, client, events, anyVM); err != nil {
+			self, err := p.mayApprove(ctx, s, client, events, anyVM)
+			if err != nil {
 				return err
 			}
-			p.printAsked(events)
+			p.printAsked(events, self)
 			if !yes {
 				if err := p.confirmed(); err != nil {
-					return err
-				}
-				if err := unchanged(c.Context(), client, events); err != nil {
 					return err
 				}
 			}
@@ -126,26 +125,27 @@ func chosenEvents(doc bridge.Document, ids []string) (events []bridge.Event, err
 	return events, nil
 }
 
-// mayApprove refuses what has begun, and what does not concern this VM.
-func (p *program) mayApprove(ctx context.Context, s *settings, client *bridge.Client, events []bridge.Event, anyVM bool) error {
-	self := s.IMDS.VMName
-	if self == "" && !anyVM {
+// mayApprove refuses what has begun, and what does not concern this VM. It returns this VM's name, "" if that is not known
+// and --any-vm is given.
+func (p *program) mayApprove(ctx context.Context, s *settings, client *bridge.Client, events []bridge.Event, anyVM bool) (self string, err error) {
+	self = s.IMDS.VMName
+	if self == "" {
 		o, err := client.Instance(ctx)
-		if err != nil {
-			return fmt.Errorf("the name of this VM is not known, so nobody can tell whether the event names it: %w; set imds.vm_name, or give --any-vm", err)
+		if err != nil && !anyVM {
+			return "", fmt.Errorf("the name of this VM is not known, so nobody can tell whether the event names it: %w; set imds.vm_name, or give --any-vm", err)
 		}
 		self = o.Name
 	}
 	for _, e := range events {
 		switch {
 		case strings.EqualFold(e.Status, "Started"):
-			return fmt.Errorf("%s: refused: it has begun already", e.ID)
+			return "", fmt.Errorf("%s: refused: it has begun already", e.ID)
 		case !anyVM && !e.Affects(self):
-			return fmt.Errorf("%s: refused: it does not hit this VM (%s), it names %s; if that is what you want, give --any-vm",
+			return "", fmt.Errorf("%s: refused: it does not hit this VM (%s), it names %s; if that is what you want, give --any-vm",
 				e.ID, printable(self), printable(named(e.Resources)))
 		}
 	}
-	return nil
+	return self, nil
 }
 
 // named are names for a sentence.
@@ -156,8 +156,8 @@ func named(vms []string) string {
 	return strings.Join(vms, ", ")
 }
 
-// printAsked shows what will be approved.
-func (p *program) printAsked(events []bridge.Event) {
+// printAsked shows what will be approved, and which VMs other than self begin with it.
+func (p *program) printAsked(events []bridge.Event, self string) {
 	t := tabwriter.NewWriter(p.err, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "EVENT\tTYPE\tASKED FOR BY\tVMS\tNOT BEFORE")
 	for _, e := range events {
@@ -168,6 +168,14 @@ func (p *program) printAsked(events []bridge.Event) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, printable(e.Type), printable(cmp.Or(e.Source, "-")), printable(named(e.Resources)), notBefore)
 	}
 	t.Flush()
+	for _, e := range events {
+		others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool {
+			return (bridge.Event{Resources: []string{vm}}).Affects(self)
+		})
+		if len(others) > 0 {
+			fmt.Fprintf(p.err, "%.8s ALSO BEGINS ON: %s\n", e.ID, printable(named(others)))
+		}
+	}
 }
 
 // confirmed asks.
@@ -179,24 +187,6 @@ func (p *program) confirmed() error {
 	line, _ := bufio.NewReader(os.Stdin).ReadString('\n')
 	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
 		return errors.New("not approved")
-	}
-	return nil
-}
-
-// unchanged refuses events that are not any more what was shown while somebody thought about them.
-func unchanged(ctx context.Context, client *bridge.Client, events []bridge.Event) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
-	defer cancel()
-	doc, err := client.Document(ctx)
-	if err != nil {
-		return exit(exitUnavailable, fmt.Errorf("not approved, because nobody knows whether it is still as shown: %w", err))
-	}
-	for _, e := range events {
-		now := doc
-		now.Partial, now.Events = false, slices.DeleteFunc(slices.Clone(doc.Events), func(other bridge.Event) bool { return other.ID != e.ID })
-		if len(bridge.Diff([]bridge.Event{e}, now)) > 0 {
-			return fmt.Errorf("%s: not approved: it is not as shown any more; ask again", e.ID)
-		}
 	}
 	return nil
 }
@@ -228,9 +218,9 @@ func (p *program) approveEvent(ctx context.Context, s *settings, client *bridge.
 		return approval{Event: e.ID, Result: bridge.ResultRefused, Error: "not sent, because of the interrupt", Effect: "none"}
 	}
 	var a bridge.Approval
-	err := p.tellControl(ctx, s, "/approve", approvalRequest{e.ID, p.user()}, &a)
+	err := p.tellControl(ctx, s, "/approve", approvalRequest{e.ID, e.Digest(), p.user()}, &a)
 	if errors.Is(err, errNoBridge) {
-		a, err = p.approveAlone(ctx, client, e.ID)
+		a, err = p.approveAlone(ctx, client, e)
 	}
 	switch {
 	case err != nil && a.Result == "" && ctx.Err() != nil:
@@ -245,6 +235,8 @@ func (p *program) approveEvent(ctx context.Context, s *settings, client *bridge.
 	switch a.Result {
 	case bridge.ResultApproved:
 		fmt.Fprintf(p.err, "forewarn: %s: Azure took it (%s), waiting for the effect\n", e.ID, printable(a.Status))
+	case bridge.ResultMoot:
+		p.printDifference(ctx, client, e)
 	case bridge.ResultUnanswered:
 		fmt.Fprintf(p.err, "forewarn: %s: Azure may have taken it (%s), waiting for the effect\n", e.ID, printable(a.Error))
 	}
@@ -252,7 +244,7 @@ func (p *program) approveEvent(ctx context.Context, s *settings, client *bridge.
 }
 
 // approveAlone approves where no bridge runs. What came of it goes into the outbox, if there is one.
-func (p *program) approveAlone(ctx context.Context, client *bridge.Client, id string) (bridge.Approval, error) {
+func (p *program) approveAlone(ctx context.Context, client *bridge.Client, e bridge.Event) (bridge.Approval, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 	defer cancel()
 	quiet := slog.New(slog.DiscardHandler)
@@ -266,8 +258,34 @@ func (p *program) approveAlone(ctx context.Context, client *bridge.Client, id st
 	}
 	o := p.bridgeOptions(s, outbox, quiet)
 	o.Client = client
-	a := bridge.New(o).ApproveNow(ctx, id, p.user())
+	a := bridge.New(o).ApproveNow(ctx, e.ID, e.Digest(), p.user())
 	return a, outbox.Close()
+}
+
+// printDifference shows how an event differs from what was shown of it, which is why it was not approved.
+func (p *program) printDifference(ctx context.Context, client *bridge.Client, shown bridge.Event) {
+	ctx, cancel := context.WithTimeout(ctx, approvalLimit)
+	defer cancel()
+	doc, err := client.Document(ctx)
+	if err != nil {
+		return // that it differs is said all the same
+	}
+	doc.Events = slices.DeleteFunc(slices.Clone(doc.Events), func(e bridge.Event) bool { return e.ID != shown.ID })
+	for _, change := range bridge.Diff([]bridge.Event{shown}, doc) {
+		for _, field := range change.Fields {
+			fmt.Fprintf(p.err, "forewarn: %s: %s was shown as %s and is now %s\n", shown.ID, printable(field),
+				printable(fieldText(shown, field)), printable(fieldText(change.Event, field)))
+		}
+	}
+}
+
+// fieldText is the value of one of Azure's fields as it was sent.
+func fieldText(e bridge.Event, field string) string {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(e.Raw, &fields) != nil || fields[field] == nil {
+		return "nothing"
+	}
+	return string(fields[field])
 }
 
 // effect waits until the document shows that the event began or is gone: started, gone, or none in time.
@@ -330,7 +348,7 @@ func serveApproval(b *bridge.Bridge) http.HandlerFunc {
 		defer context.AfterFunc(r.Context(), func() { leave(errors.New("whoever asked went away before the answer")) })()
 		ctx, cancel := context.WithTimeoutCause(ctx, controlLimit, fmt.Errorf("no answer within %v", controlLimit))
 		defer cancel()
-		a := b.ApproveNow(ctx, request.Event, request.By)
+		a := b.ApproveNow(ctx, request.Event, request.Shown, request.By)
 		w.Header().Set("Content-Type", "application/json")
 		_ = printJSON(w, a)
 	}

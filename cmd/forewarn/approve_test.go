@@ -3,16 +3,17 @@ package main
 import (
 	"bytes"
 	"errors"
-	"io"
-	"log/slog"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
 )
 
@@ -61,41 +62,77 @@ func TestAnInterruptedApprovalIsOnRecord(t *testing.T) {
 	}
 }
 
-// An event that changes or begins while somebody thinks about what is shown is not approved; another one's change matters
-// to nobody.
-func TestWhatChangesWhileSomebodyThinksIsNotApproved(t *testing.T) {
+// An event that changes, begins or goes between what the command shows and the approval is not approved, and the command
+// shows how it differs, whether forewarn runs or not. Another event's change matters to nobody.
+func TestWhatChangesAfterItWasShownIsNotApproved(t *testing.T) {
 	for _, tt := range []struct {
-		claim  string
-		then   func(azure *imdstest.Server)
-		refuse bool
+		claim   string
+		running bool
+		then    func(azure *imdstest.Server)
+		says    string
+		refuse  bool
 	}{
-		{"nothing happens", func(*imdstest.Server) {}, false},
-		{"another event changes", func(azure *imdstest.Server) { azure.Start(eventID("B")) }, false},
-		{"it names another VM too", func(azure *imdstest.Server) {
-			azure.Update(eventID("A"), func(e *imdstest.Event) { e.Resources = append(e.Resources, "vm-1") })
-		}, true},
-		{"it begins", func(azure *imdstest.Server) { azure.Start(eventID("A")) }, true},
-		{"it goes", func(azure *imdstest.Server) { azure.End(eventID("A")) }, true},
+		{"nothing happens", false, func(*imdstest.Server) {}, "", false},
+		{"another event changes", false, func(azure *imdstest.Server) { azure.Start(eventID("B")) }, "", false},
+		{"it becomes another one", false, becomesAnother, "EventType was shown as \"Reboot\" and is now \"Terminate\"", true},
+		{"it becomes another one while forewarn runs", true, becomesAnother, "Resources was shown as [\"vm-0\"] and is now [\"vm-1\",\"vm-2\"]", true},
+		{"it begins", false, func(azure *imdstest.Server) { azure.Start(eventID("A")) }, "is now \"Started\"", true},
+		{"it goes", false, func(azure *imdstest.Server) { azure.End(eventID("A")) }, "", true},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
-			azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}})
+			t.Parallel()
+			azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
 			for _, label := range []string{"A", "B"} {
 				azure.Schedule(imdstest.Event{ID: eventID(label), Type: "Reboot", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(time.Hour)})
 			}
-			quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-			client := bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, quiet, azure.RoundTripper())
-			doc, err := client.Document(t.Context())
-			if err != nil {
+			// As soon as the command has the document it shows, that changes. A forewarn that runs asks for what is new.
+			var news, shown atomic.Bool
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				azure.Metadata().ServeHTTP(w, r)
+				if !strings.HasSuffix(r.URL.Path, "/scheduledevents") || r.Method != http.MethodGet {
+					return
+				}
+				switch asksForNews := r.Header.Get("If-None-Match") != ""; {
+				case asksForNews:
+					news.Store(true)
+				case tt.running && !news.Load(): // it starts
+				case shown.CompareAndSwap(false, true):
+					tt.then(azure)
+				}
+			}))
+			defer server.Close()
+			dir := t.TempDir()
+			path := filepath.Join(dir, "forewarn.yaml")
+			text := fmt.Sprintf("imds: {endpoint: %q, interval: 100ms, vm_name: vm-0}\nstate: %q\nlisten: ''\nsinks: []\n", server.URL, filepath.Join(dir, "state"))
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			shown, err := chosenEvents(doc, []string{eventID("A")[:8]})
-			if err != nil {
-				t.Fatal(err)
+			if tt.running {
+				fw := forewarn(t, "run", "--config", path)
+				if err := fw.Start(); err != nil {
+					t.Fatal(err)
+				}
+				defer fw.Wait()
+				defer fw.Process.Kill()
+				for deadline := time.Now().Add(patience); !news.Load(); time.Sleep(time.Millisecond) {
+					if time.Now().After(deadline) {
+						t.Fatal("forewarn does not poll")
+					}
+				}
 			}
-			tt.then(azure)
-			if err := unchanged(t.Context(), client, shown); (err != nil) != tt.refuse {
-				t.Errorf("unchanged = %v, want refused %v", err, tt.refuse)
+			said, err := forewarn(t, "approve", "--config", path, "--yes", "--timeout", "0s", eventID("A")[:8]).CombinedOutput()
+			if got := len(azure.Approvals()); (got == 0) != tt.refuse {
+				t.Errorf("Azure was asked %d times to begin it, want refused: %v\n%s", got, tt.refuse, said)
+			}
+			var e *exec.ExitError
+			if refused := errors.As(err, &e) && e.ExitCode() == exitFailed; refused != tt.refuse || !strings.Contains(string(said), tt.says) {
+				t.Errorf("the command ended with %v, want refused: %v, and to say %q:\n%s", err, tt.refuse, tt.says, said)
 			}
 		})
 	}
+}
+
+// becomesAnother makes of the event one of another type for other VMs.
+func becomesAnother(azure *imdstest.Server) {
+	azure.Update(eventID("A"), func(e *imdstest.Event) { e.Type, e.Resources = "Terminate", []string{"vm-1", "vm-2"} })
 }
