@@ -67,6 +67,7 @@ type Bridge struct {
 
 	reloading  sync.Mutex    // one reload after the other
 	deciding   sync.Mutex    // held while filters are asked and the answer is stored; taken before mu
+	routed     chan struct{} // closed when Run has set the routes
 	identified chan struct{} // closed when instance metadata answered anything at all
 	identity   chan struct{} // asks for it at once
 	pulse      pulse         // tells standstills of this machine
@@ -104,7 +105,7 @@ func New(o Options) *Bridge {
 	}
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, byHand: map[string]int{}, beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
-		identified: make(chan struct{}), identity: make(chan struct{}, 1),
+		routed: make(chan struct{}), identified: make(chan struct{}), identity: make(chan struct{}, 1),
 		pulse: pulse{every: min(o.Interval, DefaultInterval)},
 	}
 	b.observer, _ = o.Outbox.stored()
@@ -129,6 +130,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.deciding.Lock()
 	b.setRoutes(routes, now)
 	b.deciding.Unlock()
+	close(b.routed)
 
 	var loops sync.WaitGroup
 	loops.Go(func() { b.identify(ctx) })
@@ -154,10 +156,11 @@ func (b *Bridge) Run(ctx context.Context) error {
 	return b.Outbox.Close()
 }
 
-// Reload swaps the routes and rules for others. Each route of which takes up what is owed to its name. It does not wait for attempts
-// under way: each is finished, and only then does the name's new route begin. A Sink that is an io.Closer is closed
-// when its route has ended, so it must not be used again.
+// Reload swaps the routes and rules for others. Each route takes up what is owed to its name. Reload waits until Run has
+// set the routes of the start, but not for attempts under way: each is finished, and only then does the name's new route
+// begin. A Sink that is an io.Closer is closed when its route has ended, so it must not be used again.
 func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
+	<-b.routed
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
 	b.deciding.Lock() // so that each change is asked of the old routes or of the new ones

@@ -1,9 +1,11 @@
 package bridge
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/imdstest"
@@ -159,6 +161,44 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 			t.Errorf("the settings are %q", h)
 		}
 		b.end()
+	})
+}
+
+// A reload that is asked for before the start has set its routes waits for that: they would take the place of the new
+// ones, which then were owed what nobody delivers.
+func TestAReloadWaitsForTheStart(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		outbox, err := OpenOutbox(s.dir, s.logger())
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
+		before, after := &ear{}, &ear{}
+		b := New(Options{Client: client, Outbox: outbox, Routes: []Route{before.all("before")}, Log: s.logger()})
+		reloaded := false
+		go func() {
+			b.Reload([]Route{after.all("after")}, nil, SettingsInfo{})
+			reloaded = true
+		}()
+		synctest.Wait()
+		if reloaded {
+			t.Error("a reload took effect before the start")
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.Run(ctx) }()
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		wantIDs(t, before.ids())
+		wantIDs(t, after.ids(), idA+"-scheduled")
+		if sinks := b.Status().Sinks; len(sinks) != 1 || sinks[0].Name != "after" || sinks[0].State != SinkOK {
+			t.Errorf("the sinks are %+v, want only the new one, and it works", sinks)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	})
 }
 

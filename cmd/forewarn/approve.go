@@ -62,8 +62,11 @@ answer from the endpoint, 75 no effect in time.`,
 			if timeout < 0 {
 				return exit(exitUsage, fmt.Errorf("--timeout %v: expected no less than 0", timeout))
 			}
-			s, err := p.places()
+			s, err := p.runningPlaces()
 			if err != nil {
+				return err
+			}
+			if err := p.asRunning(c.Context(), s); err != nil {
 				return err
 			}
 			if err := p.endpoint(c.Context(), s); err != nil {

@@ -176,6 +176,33 @@ func (p *program) tellControl(ctx context.Context, s *settings, path string, req
 	})
 }
 
+// askOutbox gets path from the running bridge into v. Where none runs, read does the same on the outbox's file.
+func (p *program) askOutbox(ctx context.Context, path string, query url.Values, v any, read func(*bridge.Outbox, *settings) error) error {
+	s, err := p.runningPlaces()
+	if err != nil {
+		return err
+	}
+	err = p.askControl(ctx, s, path, query, v)
+	if errors.Is(err, errNoBridge) {
+		return readOutbox(s, func(o *bridge.Outbox) error { return read(o, s) })
+	}
+	return err
+}
+
+// tellOutbox posts a request to the running bridge, and takes the answer into v. Where none runs, change does the same on
+// the outbox's file.
+func (p *program) tellOutbox(ctx context.Context, path string, request, v any, change func(*bridge.Outbox, *settings) error) error {
+	s, err := p.runningPlaces()
+	if err != nil {
+		return err
+	}
+	err = p.tellControl(ctx, s, path, request, v)
+	if errors.Is(err, errNoBridge) {
+		return openOutbox(s, p.log(), func(o *bridge.Outbox) error { return change(o, s) })
+	}
+	return err
+}
+
 // callControl makes a request of the running bridge and gives the body of its answer to read.
 func (p *program) callControl(ctx context.Context, s *settings, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error

@@ -84,19 +84,12 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 
 // outboxHistory asks the running bridge, or reads the file of one that does not run.
 func (p *program) outboxHistory(c *cobra.Command, period bridge.Period) ([]bridge.Life, error) {
-	s, err := p.places()
-	if err != nil {
-		return nil, err
-	}
 	var lives []bridge.Life
 	q := url.Values{"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}}
-	err = p.askControl(c.Context(), s, "/history", q, &lives)
-	if errors.Is(err, errNoBridge) {
-		err = readOutbox(s, func(o *bridge.Outbox) (err error) {
-			lives, err = o.History(period)
-			return err
-		})
-	}
+	err := p.askOutbox(c.Context(), "/history", q, &lives, func(o *bridge.Outbox, _ *settings) (err error) {
+		lives, err = o.History(period)
+		return err
+	})
 	return lives, err
 }
 

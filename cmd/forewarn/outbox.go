@@ -45,19 +45,12 @@ func (p *program) outboxListCommand() *cobra.Command {
 			if sel.State != "" && sel.State != bridge.StatePending && sel.State != bridge.StateDead {
 				return exit(exitUsage, fmt.Errorf("--state %s: expected pending or dead", sel.State))
 			}
-			s, err := p.places()
-			if err != nil {
-				return err
-			}
 			var entries []bridge.Entry
 			q := url.Values{"sink": {sel.Sink}, "state": {sel.State}, "event": {sel.Event}}
-			err = p.askControl(c.Context(), s, "/outbox", q, &entries)
-			if errors.Is(err, errNoBridge) {
-				err = readOutbox(s, func(o *bridge.Outbox) error {
-					entries = o.List(sel)
-					return checkSinks(append(o.Sinks(), s.Names...), sel.Sink)
-				})
-			}
+			err := p.askOutbox(c.Context(), "/outbox", q, &entries, func(o *bridge.Outbox, s *settings) error {
+				entries = o.List(sel)
+				return checkSinks(append(o.Sinks(), s.Names...), sel.Sink)
+			})
 			if err != nil {
 				return err
 			}
@@ -95,22 +88,15 @@ func (p *program) outboxShowCommand() *cobra.Command {
 		Example: "  forewarn outbox show audit/1795244400000000",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			s, err := p.places()
-			if err != nil {
-				return err
-			}
 			var shown shownEntry
-			err = p.askControl(c.Context(), s, "/outbox/entry", url.Values{"key": args}, &shown)
-			if errors.Is(err, errNoBridge) {
-				err = readOutbox(s, func(o *bridge.Outbox) error {
-					e, body, found, err := o.Show(args[0])
-					if err == nil && !found {
-						err = errUnknownKey
-					}
-					shown = shownEntry{e, body}
-					return err
-				})
-			}
+			err := p.askOutbox(c.Context(), "/outbox/entry", url.Values{"key": args}, &shown, func(o *bridge.Outbox, _ *settings) error {
+				e, body, found, err := o.Show(args[0])
+				if err == nil && !found {
+					err = errUnknownKey
+				}
+				shown = shownEntry{e, body}
+				return err
+			})
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
@@ -205,23 +191,16 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*bri
 	case m.Sink != "" && !m.All:
 		return exit(exitUsage, errors.New("--sink goes with --all; a key names its sink"))
 	}
-	s, err := p.places()
-	if err != nil {
-		return err
-	}
 	m.By = p.user()
 	var entries []bridge.Entry
-	err = p.tellControl(c.Context(), s, path, m, &entries)
-	if errors.Is(err, errNoBridge) {
-		err = openOutbox(s, p.log(), func(o *bridge.Outbox) (err error) {
-			if err := checkSinks(append(o.Sinks(), s.Names...), m.Sink, m.To); err != nil {
-				return err
-			}
-			m.find(o)
-			entries, err = do(o, m)
+	err := p.tellOutbox(c.Context(), path, m, &entries, func(o *bridge.Outbox, s *settings) (err error) {
+		if err := checkSinks(append(o.Sinks(), s.Names...), m.Sink, m.To); err != nil {
 			return err
-		})
-	}
+		}
+		m.find(o)
+		entries, err = do(o, m)
+		return err
+	})
 	if err != nil {
 		return err
 	}

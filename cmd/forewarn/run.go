@@ -170,7 +170,7 @@ func (p *program) bridgeOptions(s *settings, outbox *bridge.Outbox, log *slog.Lo
 
 // reload reads the settings again. On any error the old ones stay.
 func (p *program) reload(b *bridge.Bridge, old *settings, log *slog.Logger) {
-	s, err := p.loader(log).load(p.config)
+	s, err := p.loader(log).reload(p.config)
 	if err != nil {
 		log.Error("the settings were not reloaded, the old ones stay in force", "err", err)
 		b.SettingsFailed(err)

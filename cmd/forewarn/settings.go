@@ -27,8 +27,9 @@ import (
 
 // settings are the settings file, checked, with its destinations built.
 type settings struct {
-	Path string // "" when there is no file and the defaults count
-	Hash string // of all but secrets; see document.hash
+	Path  string // "" when there is no file and the defaults count
+	Wrong error  // why they hold only placeKeys and defaults; nil when they are right
+	Hash  string // of all but secrets; see document.hash
 
 	IMDS struct {
 		Endpoint   string        `yaml:"endpoint"` // may hold a path, has no slash at its end; see Discover
@@ -108,30 +109,45 @@ func systemDefaults(goos string, euid int, getenv func(string) string) defaults 
 // settings if nothing is there; a file that was named must exist.
 func (l loader) load(path string) (*settings, error) {
 	named := path != ""
-	if !named {
-		path = l.Defaults.settings
+	path, data, err := l.read(path)
+	switch missing := errors.Is(err, fs.ErrNotExist); {
+	case missing && !named:
+		return l.parse("", []byte(builtin))
+	case missing:
+		return nil, fmt.Errorf("%w; create it, or leave out --config to run with the defaults", err)
+	case err != nil:
+		return nil, err
 	}
-	f, err := os.Open(path)
+	return l.parse(path, data)
+}
+
+// reload is load for a program that runs: the built-in settings do not take the place of a file that is gone.
+func (l loader) reload(path string) (*settings, error) {
+	path, data, err := l.read(path)
 	if err != nil {
-		missing := errors.Is(err, fs.ErrNotExist)
-		if missing && !named {
-			return l.parse("", []byte(builtin))
-		}
-		if missing {
-			err = fmt.Errorf("%w; create it, or leave out --config to run with the defaults", err)
-		} else if errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w; let the user that forewarn runs as read it, or %s", err, tryElevated)
-		}
-		return nil, fmt.Errorf("settings: %w", err)
+		return nil, err
+	}
+	return l.parse(path, data)
+}
+
+// read returns the file at path, without one that in the default place, and its path.
+func (l loader) read(path string) (string, []byte, error) {
+	path = cmp.Or(path, l.Defaults.settings)
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; let the user that forewarn runs as read it, or %s", err, tryElevated)
+	}
+	if err != nil {
+		return path, nil, fmt.Errorf("settings: %w", err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if info, _ := f.Stat(); err != nil && info != nil && info.IsDir() {
-		return nil, fmt.Errorf("settings: %s is a directory; expected the file in it, such as %s", path, filepath.Join(path, "forewarn.yaml"))
+		return path, nil, fmt.Errorf("settings: %s is a directory; expected the file in it, such as %s", path, filepath.Join(path, "forewarn.yaml"))
 	} else if err != nil {
-		return nil, fmt.Errorf("settings: %w", err)
+		return path, nil, fmt.Errorf("settings: %w", err)
 	}
-	return l.parse(path, data)
+	return path, data, nil
 }
 
 // parse checks the settings and builds the sinks. The path only names the file in errors. Nothing is read but what the

@@ -241,6 +241,22 @@ func TestNamedFileMustExist(t *testing.T) {
 	}
 }
 
+// A reload takes the file in the default place only if it is there: the built-in settings would end every sink.
+func TestAReloadNeedsAFile(t *testing.T) {
+	l := testLoader()
+	place := filepath.Join(t.TempDir(), "forewarn.yaml")
+	l.Defaults.settings = place
+	if s, err := l.reload(""); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), place) {
+		t.Errorf("reload with no file = %+v, %v, want an error that names %s", s, err, place)
+	}
+	if err := os.WriteFile(place, []byte(builtin), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := l.reload(""); err != nil || s.Path != place {
+		t.Errorf("reload = %+v, %v, want the file %s", s, err, place)
+	}
+}
+
 // Whoever only asks where the bridge runs need not be able to build its sinks.
 func TestWithoutKindsTheSinksStayUnread(t *testing.T) {
 	l := testLoader()

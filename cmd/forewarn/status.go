@@ -31,7 +31,7 @@ func (p *program) statusCommand() *cobra.Command {
 			if again && p.output == "json" {
 				return exit(exitUsage, errors.New("--watch is for people; without it, -o json prints one value"))
 			}
-			s, err := p.places()
+			s, err := p.runningPlaces()
 			if err != nil {
 				return err
 			}

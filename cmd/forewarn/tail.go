@@ -23,7 +23,7 @@ until it is interrupted.`,
 		Example: "  forewarn tail\n  forewarn tail --event 602d9444 | jq .type",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := p.places()
+			s, err := p.runningPlaces()
 			if err != nil {
 				return err
 			}
