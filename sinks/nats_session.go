@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -31,10 +29,10 @@ const (
 // connection makes one.
 type natsSession struct {
 	conn   *nats.Conn
-	raw    net.Conn
+	raw    *natsConn
 	js     jetstream.JetStream
 	access natsAccess
-	server natsServer
+	server *url.URL
 	log    *slog.Logger
 	closed chan struct{} // nats.go makes no call any more
 	ready  bool          // the stream was looked after
@@ -45,22 +43,22 @@ type natsSession struct {
 
 // dialNATS connects to one of the servers, in random order, or says why none of them would have it: that is blocked
 // only if it is so at each. When ctx ends it returns at once and leaves nothing behind.
-func dialNATS(ctx context.Context, dial Dialer, name string, servers []natsServer, a natsAccess, log *slog.Logger) (*natsSession, error) {
+func dialNATS(ctx context.Context, dial Dialer, first bool, name string, servers []*url.URL, a natsAccess, log *slog.Logger) (*natsSession, error) {
 	servers = slices.Clone(servers)
 	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
 	var texts []string
 	blocked := true
 	for _, server := range servers {
 		s := &natsSession{access: a, server: server, log: log, closed: make(chan struct{})}
-		err := s.dial(ctx, dial, name)
+		err := s.dial(ctx, dial, first, name)
 		if err == nil {
 			return s, nil
 		}
 		if ended := context.Cause(ctx); ended != nil {
-			return nil, fmt.Errorf("no answer from %s: %w", a.veil.over(server.url.Host), ended)
+			return nil, fmt.Errorf("no answer from %s: %w", a.veil.over(server.Host), ended)
 		}
 		blocked = blocked && errors.Is(classOfNATS(err), bridge.ErrBlocked)
-		texts = append(texts, a.veil.line(server.url.Host+": "+err.Error(), false, 300))
+		texts = append(texts, a.veil.line(server.Host+": "+err.Error(), false, 300))
 	}
 	var class error
 	if blocked {
@@ -69,16 +67,12 @@ func dialNATS(ctx context.Context, dial Dialer, name string, servers []natsServe
 	return nil, say(class, strings.Join(texts, "; "))
 }
 
-func (s *natsSession) dial(ctx context.Context, dial Dialer, name string) error {
+func (s *natsSession) dial(ctx context.Context, dial Dialer, first bool, name string) error {
 	o := nats.GetDefaultOptions()
-	o.Servers, o.Name = []string{s.server.url.String()}, name
+	o.Servers, o.Name = []string{s.server.String()}, name
 	o.AllowReconnect, o.SkipHostLookup = false, true
-	o.Timeout, o.PingInterval = natsDial, natsPing
-	o.Secure, o.TLSConfig = s.access.secure, s.access.tls
-	if o.TLSConfig.ServerName == "" && s.server.name != "" {
-		o.TLSConfig = o.TLSConfig.Clone()
-		o.TLSConfig.ServerName = s.server.name
-	}
+	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
+	o.IgnoreDiscoveredServers = true // anybody on the way could tell of one; the settings list the servers
 	s.access.login(&o)
 	o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) { s.trouble(err) }
 	o.DisconnectedErrCB = func(conn *nats.Conn, _ error) {
@@ -87,10 +81,11 @@ func (s *natsSession) dial(ctx context.Context, dial Dialer, name string) error 
 		}
 	}
 	o.ClosedCB = func(*nats.Conn) { close(s.closed) }
+	link := natsLink{dial: dial, config: s.access.tls, secure: s.access.secure, first: first}
 	var refused error // nats.go forgets why a connection was refused
 	var keep []func() bool
 	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
+		conn, err := link.connect(ctx, network, address)
 		if err != nil {
 			refused = err
 			return nil, err
@@ -124,7 +119,7 @@ func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(n
 // trouble hears what the server says out of turn. A refusal ends what is under way, which else would wait for an answer
 // that does not come.
 func (s *natsSession) trouble(err error) {
-	s.log.Debug("nats", "server", s.access.veil.over(s.server.url.Host), "err", s.access.veil.line(err.Error(), false, 500))
+	s.log.Debug("nats", "server", s.access.veil.over(s.server.Host), "err", s.access.veil.line(err.Error(), false, 500))
 	if !errors.Is(err, nats.ErrPermissionViolation) {
 		return
 	}
@@ -143,6 +138,7 @@ func (s *natsSession) during(ctx context.Context, do func(context.Context) error
 	defer s.setFail(nil)
 	stop := context.AfterFunc(inner, func() { s.raw.Close() })
 	defer stop()
+	s.raw.renew()
 	err := do(inner)
 	cause := context.Cause(inner)
 	switch {
@@ -168,27 +164,6 @@ func (s *natsSession) end() {
 	s.raw.Close() // so that nothing waits until it can be written
 	s.conn.Close()
 	<-s.closed
-}
-
-// discovered are the servers of the cluster that the server told of. What is right for it is right for them: the way to
-// log in, and the name to verify where they gave only an address.
-func (s *natsSession) discovered() []natsServer {
-	var all []natsServer
-	for _, text := range s.conn.DiscoveredServers() {
-		u, err := url.Parse(text)
-		if err != nil {
-			continue
-		}
-		found := natsServer{url: &url.URL{Scheme: s.server.url.Scheme, User: s.server.url.User, Host: u.Host}}
-		if net.ParseIP(u.Hostname()) != nil {
-			found.name = s.server.name
-			if net.ParseIP(s.server.url.Hostname()) == nil {
-				found.name = s.server.url.Hostname()
-			}
-		}
-		all = append(all, found)
-	}
-	return all
 }
 
 // A natsVerdict is an answer whose class is known from what was asked.
@@ -225,9 +200,6 @@ func classOfNATS(err error) error {
 		if errors.Is(err, refusal) {
 			return bridge.ErrBlocked
 		}
-	}
-	if errors.Is(err, nats.ErrTLS) && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
-		return bridge.ErrBlocked // nats.go drops the refusal of a login when the end of a TLS connection comes with it
 	}
 	if errors.Is(err, nats.ErrMaxPayload) {
 		return bridge.ErrRejected

@@ -164,17 +164,23 @@ const natsInfo = `INFO {"server_id":"X","server_name":"fake","version":"2.15.2",
 func natsLet(talk func(conn net.Conn, r *bufio.Reader)) func(net.Conn, *bufio.Reader) {
 	return func(conn net.Conn, r *bufio.Reader) {
 		fmt.Fprintf(conn, natsInfo, "")
-		for {
-			line, err := r.ReadString('\n')
-			if err != nil {
-				return
-			}
-			if strings.HasPrefix(line, "PING") {
-				break
-			}
+		if natsPongs(conn, r) {
+			talk(conn, r)
 		}
-		io.WriteString(conn, "PONG\r\n")
-		talk(conn, r)
+	}
+}
+
+// natsPongs answers the first PING, and says whether there was one.
+func natsPongs(conn net.Conn, r *bufio.Reader) bool {
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return false
+		}
+		if strings.HasPrefix(line, "PING") {
+			_, err := io.WriteString(conn, "PONG\r\n")
+			return err == nil
+		}
 	}
 }
 
@@ -522,7 +528,16 @@ func FuzzNATSAnswers(f *testing.F) {
 // natsAnswers is a server that answers every message that asks for it with the same text.
 func natsAnswers(conn net.Conn, answer func() string) {
 	defer conn.Close()
-	r, replies := bufio.NewReader(conn), make(chan string, 100)
+	r := bufio.NewReader(conn)
+	natsLet(func(conn net.Conn, r *bufio.Reader) {
+		natsAsked(conn, r, func(_, reply, sid string) string { return natsMessage(reply, sid, answer()) })
+	})(conn, r)
+}
+
+// natsAsked hears a client and says what answer gives for each of its requests: the subject, where to answer, and the
+// number of the subscription that hears it.
+func natsAsked(conn net.Conn, r *bufio.Reader, answer func(subject, reply, sid string) string) {
+	replies := make(chan string, 100)
 	defer close(replies)
 	go func() { // a pipe holds nothing, and the client does not read while it writes
 		for reply := range replies {
@@ -533,8 +548,7 @@ func natsAnswers(conn net.Conn, answer func() string) {
 		for range replies {
 		}
 	}()
-	replies <- fmt.Sprintf(natsInfo, "")
-	subscription := ""
+	sid := ""
 	for {
 		line, err := r.ReadString('\n')
 		if err != nil {
@@ -545,13 +559,15 @@ func natsAnswers(conn net.Conn, answer func() string) {
 		case words[0] == "PING":
 			replies <- "PONG\r\n"
 		case words[0] == "SUB":
-			subscription = words[len(words)-1]
+			sid = words[len(words)-1]
 		case words[0] == "PUB", words[0] == "HPUB":
 			size, _ := strconv.Atoi(words[len(words)-1])
 			if _, err := r.Discard(size + len("\r\n")); err != nil {
 				return
 			}
-			replies <- fmt.Sprintf("MSG %s %s %d\r\n%s\r\n", words[2], subscription, len(answer()), answer())
+			if (words[0] == "PUB") == (len(words) == 4) { // else it asks for no answer
+				replies <- answer(words[1], words[2], sid)
+			}
 		}
 	}
 }

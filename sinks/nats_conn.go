@@ -1,0 +1,247 @@
+package sinks
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// The most that a server may say. nats.go makes room for as many bytes as a server announces and keeps a line until it
+// ends, so everything is checked before nats.go reads it. A description of a stream takes forty times its size in memory.
+const (
+	natsMaxLine    = 64 << 10  // bytes of a protocol line
+	natsMaxHeader  = 64 << 10  // bytes of a message's header; JetStream stores no larger one
+	natsMaxMessage = 256 << 10 // bytes of a message with its header
+	natsMaxTalk    = 1 << 20   // bytes between two attempts
+	natsLineCost   = 128       // bytes that a line counts beside its own
+)
+
+// natsMaxPayload is what a server takes by default. Over TLS it stands in for what was said before the handshake, until
+// the server says it again.
+const natsMaxPayload = 1 << 20
+
+// A natsLink connects to servers for nats.go. It does TLS itself, so that what nats.go reads is bounded in both cases.
+type natsLink struct {
+	dial   Dialer
+	config *tls.Config
+	secure bool // nothing is sent before TLS
+	first  bool // the server waits for the handshake before it says anything
+}
+
+// connect reads the server's INFO and starts TLS if one of the two sides wants it. nats.go gets that INFO again without
+// what must not be believed: other servers, and the limits that somebody on the way could have changed before TLS.
+func (l natsLink) connect(ctx context.Context, network, address string) (*natsConn, error) {
+	limit := time.Now().Add(natsDial)
+	dialing, cancel := context.WithDeadline(ctx, limit)
+	defer cancel()
+	raw, err := l.dial(dialing, network, address)
+	if err != nil {
+		return nil, err
+	}
+	raw.SetDeadline(limit) // nats.go sets its own afterwards
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	defer stop()
+	conn, err := l.greet(ctx, raw, address)
+	if err != nil {
+		raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+func (l natsLink) greet(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
+	conn := newNATSConn(raw, raw)
+	if l.first {
+		var err error
+		if conn, err = l.handshake(ctx, raw, address); err != nil {
+			return nil, err
+		}
+	}
+	line, err := conn.readLine()
+	if err != nil {
+		if !l.first {
+			err = fmt.Errorf("no INFO: %w; a server that begins with TLS needs tls: {handshake_first: true}", err)
+		}
+		return nil, err
+	}
+	info, err := readInfo(line)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case l.first:
+	case info.TLSRequired, l.secure && info.TLSAvailable:
+		if conn.r.Buffered() > 0 {
+			return nil, errors.New("the server says more than INFO before TLS")
+		}
+		if conn, err = l.handshake(ctx, raw, address); err != nil {
+			return nil, err
+		}
+		info.MaxPayload = natsMaxPayload
+	case l.secure:
+		return nil, nats.ErrSecureConnWanted
+	}
+	info.TLSRequired, info.TLSAvailable, info.ConnectURLs = false, false, nil
+	text, err := json.Marshal(info)
+	if err != nil {
+		return nil, err
+	}
+	conn.ready = fmt.Appendf(nil, "INFO %s\r\n", text)
+	return conn, nil
+}
+
+func (l natsLink) handshake(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
+	config := l.config
+	if config.ServerName == "" {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		config = config.Clone()
+		config.ServerName = host
+	}
+	secured := tls.Client(raw, config)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		return nil, fmt.Errorf("TLS: %w", err)
+	}
+	return newNATSConn(secured, raw), nil
+}
+
+// A natsConn is a connection whose other end may be hostile. It hands on whole lines of the protocol once they are
+// checked, and ends itself when one breaks a bound.
+type natsConn struct {
+	net.Conn
+	raw     net.Conn // beneath TLS
+	r       *bufio.Reader
+	line    []byte // where lines are kept
+	ready   []byte // what is left to hand on of a line that was checked
+	payload int    // bytes of a message that come next
+	ending  bool   // behind them the message has to end
+	said    atomic.Int64
+}
+
+func newNATSConn(conn, raw net.Conn) *natsConn {
+	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn)}
+}
+
+// Close ends the connection at once. TLS would first say goodbye to a server that may not listen.
+func (c *natsConn) Close() error { return c.raw.Close() }
+
+// renew lets the server say as much again. It may be called while Read is.
+func (c *natsConn) renew() { c.said.Store(0) }
+
+// Read hands on what the server said. It is called from one goroutine at a time.
+func (c *natsConn) Read(p []byte) (int, error) {
+	if len(c.ready) == 0 && c.payload == 0 {
+		if err := c.next(); err != nil {
+			c.Close()
+			return 0, err
+		}
+	}
+	if len(c.ready) > 0 {
+		n := copy(p, c.ready)
+		c.ready = c.ready[n:]
+		return n, nil
+	}
+	n, err := c.r.Read(p[:min(len(p), c.payload)])
+	c.payload -= n
+	return n, err
+}
+
+// next reads a line and checks what it announces.
+func (c *natsConn) next() error {
+	line, err := c.readLine()
+	if err != nil {
+		return err
+	}
+	if c.ending {
+		if string(line) != "\r\n" {
+			return errors.New("a message does not end where the server said it would")
+		}
+		c.ready, c.ending = line, false
+		return nil
+	}
+	c.payload, c.ending, err = natsAnnounced(line)
+	if err != nil {
+		return err
+	}
+	if c.said.Add(int64(len(line)+c.payload+natsLineCost)) > natsMaxTalk {
+		return fmt.Errorf("the server said more than %d bytes unasked", natsMaxTalk)
+	}
+	c.ready = line
+	return nil
+}
+
+// readLine reads a line with its end. It is valid until the next call.
+func (c *natsConn) readLine() ([]byte, error) {
+	c.line = c.line[:0]
+	for {
+		part, err := c.r.ReadSlice('\n')
+		if len(c.line)+len(part) > natsMaxLine {
+			return nil, fmt.Errorf("the server said a line of more than %d bytes", natsMaxLine)
+		}
+		c.line = append(c.line, part...)
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return c.line, err
+		}
+	}
+}
+
+// readInfo reads the line with which a server begins, and repeats when something of it changes.
+func readInfo(line []byte) (info nats.ServerInfo, err error) {
+	text, ok := bytes.CutPrefix(line, []byte("INFO "))
+	if !ok {
+		return info, fmt.Errorf("the server said %.200q, which is no INFO", line)
+	}
+	if err := json.Unmarshal(text, &info); err != nil {
+		return info, fmt.Errorf("INFO of the server: %w", err)
+	}
+	if info.MaxPayload <= 0 { // nothing could be sent, and every delivery would be rejected
+		return info, fmt.Errorf("INFO of the server: max_payload is %d", info.MaxPayload)
+	}
+	return info, nil
+}
+
+// natsAnnounced checks a line, and says how many bytes follow it and whether they are a message. nats.go reads a number of a line as
+// this does: one that is more than digits is none.
+func natsAnnounced(line []byte) (size int, message bool, err error) {
+	words := strings.Split(strings.TrimRight(string(line), "\r\n"), " ")
+	number := func(fromEnd, most int) (int, error) {
+		if len(words) <= fromEnd {
+			return 0, fmt.Errorf("the server said %.200q", line)
+		}
+		word := words[len(words)-fromEnd]
+		n, err := strconv.ParseUint(word, 10, 63)
+		if err != nil || n > uint64(most) {
+			return 0, fmt.Errorf("the server announced %.30q bytes; at most %d are read", word, most)
+		}
+		return int(n), nil
+	}
+	switch words[0] {
+	case "PING", "PONG", "+OK", "-ERR":
+		return 0, false, nil
+	case "INFO":
+		_, err := readInfo(line)
+		return 0, false, err
+	case "HMSG":
+		if _, err := number(2, natsMaxHeader); err != nil {
+			return 0, false, err
+		}
+		fallthrough
+	case "MSG":
+		size, err := number(1, natsMaxMessage)
+		return size, err == nil, err
+	}
+	return 0, false, fmt.Errorf("the server said %.200q, which is not NATS", line)
+}
