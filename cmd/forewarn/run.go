@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/net/netutil"
 
 	"forewarn/bridge"
 )
@@ -191,16 +192,20 @@ func (p *program) reload(b *bridge.Bridge, old *settings, log *slog.Logger) {
 	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
 }
 
+// maxConnections is how many connections a listener has open; more wait in the kernel, where they take no file that a
+// sink, the outbox or the endpoint needs. Those that idle make room for others.
+const maxConnections = 64
+
 // serve serves h on l until the function it returns is called.
 func serve(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
-		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		IdleTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := srv.Serve(netutil.LimitListener(l, maxConnections)); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("a server ended", "address", l.Addr(), "err", err)
 		}
 	}()
