@@ -31,14 +31,14 @@ func stateOwner(dir string) (o owner, found bool, err error) {
 }
 
 // firstOwner follows path from the root of the file system to the first name that is not root's. What does not exist is
-// root's to make.
+// root's to make, and whoever opens a path through a file says what is wrong with it.
 func firstOwner(path string, links int) (o owner, found bool, err error) {
 	at, rest := "/", strings.Split(strings.TrimPrefix(filepath.Clean(path), "/"), "/")
 	for len(rest) > 0 {
 		at, rest = filepath.Join(at, rest[0]), rest[1:]
 		info, err := os.Lstat(at)
 		switch {
-		case errors.Is(err, fs.ErrNotExist):
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 			return o, false, nil
 		case err != nil:
 			return o, false, err
