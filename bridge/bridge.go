@@ -28,6 +28,9 @@ type Options struct {
 	Meter    Meter  // nil counts nothing
 	Turned   func() // called each time the poll loop comes round, by that loop; nil for nobody
 
+	// Warnings are for Status.Warnings; nil for none. It is called at any time, and must not call the Bridge.
+	Warnings func() []string
+
 	// Discovery looks for the endpoint that Client is to ask. Nil leaves it as it is.
 	Discovery *Discovery
 }
@@ -99,6 +102,9 @@ func New(o Options) *Bridge {
 	}
 	if o.Meter == nil {
 		o.Meter = noMeter{}
+	}
+	if o.Warnings == nil {
+		o.Warnings = func() []string { return nil }
 	}
 	if o.Turned == nil {
 		o.Turned = func() {}

@@ -14,8 +14,10 @@ type Status struct {
 	StartedAt time.Time `json:"startedAt"`
 	// Ready says that the endpoint was asked with success, that nothing would be lost in a crash, and that no sink refuses
 	// what it is sent while an event is due soon; Reasons says why it is not.
-	Ready    bool          `json:"ready"`
-	Reasons  []string      `json:"reasons"`
+	Ready   bool     `json:"ready"`
+	Reasons []string `json:"reasons"`
+	// Warnings are what somebody should see to although it keeps nobody from being told.
+	Warnings []string      `json:"warnings,omitempty"`
 	Observer Observer      `json:"observer"`
 	IMDS     IMDSStatus    `json:"imds"`
 	Events   []EventStatus `json:"events"`
@@ -124,7 +126,7 @@ func (b *Bridge) Status() Status {
 		Version: b.Version, StartedAt: b.began.UTC(), Observer: b.observer,
 		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: incarnationJSON(answer.Incarnation),
 			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
-		Events: []EventStatus{}, Sinks: []SinkStatus{},
+		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: b.Outbox.store.size()}, Settings: b.Settings,
 	}
 	s.Reasons = b.imds.reasons()

@@ -277,6 +277,9 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 		}
 		add("Not ready: "+printable(reason)+".", "Until this is over, maintenance of this VM may go untold. More in forewarn's log.")
 	}
+	for _, warning := range s.Warnings {
+		add("Warning: "+printable(warning)+".", "Maintenance of this VM is told all the same. More in forewarn's log.")
+	}
 	if s.Settings.LastError != "" {
 		add("The newest settings were refused; older ones are in force.", printable(s.Settings.LastError))
 	}

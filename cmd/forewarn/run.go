@@ -101,26 +101,16 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	counters, manager := newMetrics(), newNotifier(p.getenv, log)
 	o := p.bridgeOptions(s, outbox, log)
 	o.Meter, o.Turned = counters, manager.turned
+	pages := &listener{key: "listen", address: s.Listen, log: log}
+	probed := &listener{key: "metrics", address: s.Metrics, log: log}
+	o.Warnings = func() []string { return warnings([]*listener{pages, probed}) }
 	b := bridge.New(o)
 	manager.bridge = b
 
 	metrics := counters.handler(b.Status, log)
-	for _, listener := range []struct {
-		key, address string
-		handler      http.Handler
-	}{
-		{"listen", s.Listen, page(b, metrics, s.Listen)}, {"metrics", s.Metrics, probes(b, metrics)},
-	} {
-		if listener.address == "" {
-			continue
-		}
-		l, err := net.Listen("tcp", listener.address)
-		if err != nil {
-			return errors.Join(exit(exitUnavailable, fmt.Errorf("listen on %s: %w; stop what uses it, or set another address with %s (\"\" for none)",
-				listener.address, reason(err), listener.key)), outbox.Close())
-		}
-		defer serve(l, listener.handler, log)()
-	}
+	pages.handler, probed.handler = page(b, metrics, s.Listen), probes(b, metrics)
+	defer pages.start()()
+	defer probed.start()()
 	if l, err := listenControl(s, p.getenv, log); err != nil {
 		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err,
 			"hint", "the key control of the settings names another place for it")

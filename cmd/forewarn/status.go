@@ -237,6 +237,9 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	for _, reason := range s.Reasons {
 		detail("%s", printable(reason))
 	}
+	for _, warning := range s.Warnings {
+		detail("%s", printable(warning))
+	}
 	answered := "has not answered yet"
 	if !s.IMDS.LastAnswer.IsZero() {
 		answered = "answered " + ago(heard, s.IMDS.LastAnswer) + " ago"
