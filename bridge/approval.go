@@ -65,6 +65,7 @@ func (b *Bridge) approve(ctx context.Context) {
 		events, states := b.Outbox.known()
 		b.mu.Lock()
 		maps.DeleteFunc(b.rulings, func(id, _ string) bool { _, open := states[id]; return !open })
+		maps.DeleteFunc(b.waits, func(id string, _ wait) bool { _, open := states[id]; return !open })
 		b.mu.Unlock()
 		for _, e := range events {
 			b.approveEvent(ctx, e.ID)
@@ -93,6 +94,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 		return
 	}
 	rule, why, final := b.ruling(rules, e, op, now)
+	b.keepWaited(id, now)
 	b.noteRuling(id, why, final)
 	switch {
 	case rule == 0 && d.owed() && b.Outbox.Durable() == nil:
@@ -144,8 +146,14 @@ func (b *Bridge) says(r Rule, e Event, op Open, now time.Time) ruling {
 	if err != nil {
 		return no("%v", err)
 	}
-	told := func(route string) acceptance { return b.Outbox.acceptance(route, op.Latest) }
-	return r.rule(e, Fields(ce), b.observerName(), told, ce.Time(), now)
+	told := func(route string) acceptance {
+		a := b.Outbox.acceptance(route, op.Latest)
+		if a.state == wasAccepted {
+			a.since = b.since(e.ID, op, route, now)
+		}
+		return a
+	}
+	return r.rule(e, Fields(ce), b.observerName(), told, b.since(e.ID, op, "", now), now)
 }
 
 // Foresee says what the rules, which need not be those of the Bridge, would decide about an open event as it is now.
@@ -415,7 +423,7 @@ func (o *Outbox) acceptance(route string, seq uint64) acceptance {
 	case v == nil:
 		return acceptance{state: neverOwed}
 	case s.How == settledAccepted || s.How == settledSuperseded: // by a reminder of the same
-		return acceptance{state: wasAccepted, at: s.At}
+		return acceptance{state: wasAccepted}
 	}
 	return acceptance{state: wasGivenUp}
 }

@@ -56,6 +56,7 @@ type Bridge struct {
 	routes     []Route
 	rules      []Rule
 	rulings    map[string]string // why an event is not approved, by its id
+	waits      map[string]wait   // what the rules wait for, by the event's id
 	byHand     map[string]int    // how many approve the event by hand at the moment, by its id
 	workers    map[string]*crew  // by route, also of routes that are gone but not done
 	delivering bool              // workers were started
@@ -110,7 +111,9 @@ func New(o Options) *Bridge {
 		o.Turned = func() {}
 	}
 	b := &Bridge{
-		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules, rulings: map[string]string{}, byHand: map[string]int{}, beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
+		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
+		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
+		beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
 		routed: make(chan struct{}), identified: make(chan struct{}), identity: make(chan struct{}, 1),
 		pulse: pulse{every: min(o.Interval, DefaultInterval)},
 	}

@@ -29,6 +29,7 @@ type Open struct {
 	Undecided []string        `json:"undecided,omitempty"`
 	Said      time.Time       `json:"said,omitzero"`      // when something was told about it last
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
+	Waited    *waited         `json:"waited,omitempty"`   // by the rules; replaced, never changed
 	Approved  bool            `json:"approved,omitempty"` // an approval was sent, or may have been
 
 	event Event // of Event

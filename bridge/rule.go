@@ -38,7 +38,7 @@ func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(
 // acceptance is what became of a delivery that a Rule waits for.
 type acceptance struct {
 	state acceptState
-	at    time.Time // of accepted
+	since time.Time // it is known to be accepted, by the monotonic clock
 }
 
 type acceptState int
@@ -51,7 +51,7 @@ const (
 )
 
 // rule applies the rule to an event. told gives what became of telling a route of its newest change, which was observed
-// at a time.
+// at a time. All times are of the monotonic clock, which nobody can step.
 func (r Rule) rule(e Event, fields map[string]any, self string, told func(route string) acceptance, observed, now time.Time) ruling {
 	if verdict := r.picks(e, fields, self); !verdict.approve {
 		return verdict
@@ -66,11 +66,11 @@ func (r Rule) rule(e Event, fields map[string]any, self string, told func(route 
 		case stillOwed:
 			return notYet("waits for %s", route)
 		default:
-			from = later(from, a.at)
+			from = later(from, a.since)
 		}
 	}
-	if wait := r.Wait - now.Sub(from); wait > 0 {
-		return notYet("waits until %s", now.Add(wait).UTC().Format(time.RFC3339))
+	if now.Sub(from) < r.Wait {
+		return notYet("waits until %s", from.Add(r.Wait).UTC().Format(time.RFC3339))
 	}
 	return ruling{approve: true}
 }

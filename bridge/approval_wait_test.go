@@ -1,0 +1,123 @@
+package bridge
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// stepClock makes everything on record older by d, or younger, as it looks after the clock was stepped by d. Only time
+// that is counted by the monotonic clock stays as it is.
+func (b *running) stepClock(id string, d time.Duration) {
+	b.s.t.Helper()
+	_, op, ok := b.Outbox.knownEvent(id)
+	if !ok {
+		b.s.t.Fatalf("%s is not open", id)
+	}
+	for _, record := range []struct{ bucket, key, field string }{
+		{bucketSettled, seqKey(op.Latest) + "/drain", "at"}, {bucketEvents, seqKey(op.Latest), "time"},
+	} {
+		value, err := b.Outbox.store.get(record.bucket, record.key)
+		if err != nil || value == nil {
+			b.s.t.Fatalf("%s %s: %s, %v", record.bucket, record.key, value, err)
+		}
+		var fields map[string]any
+		if err := json.Unmarshal(value, &fields); err != nil {
+			b.s.t.Fatal(err)
+		}
+		at, err := time.Parse(time.RFC3339Nano, fields[record.field].(string))
+		if err != nil {
+			b.s.t.Fatal(err)
+		}
+		fields[record.field] = at.Add(-d)
+		b.Outbox.store.write(record.bucket, record.key, compactJSON(fields))
+	}
+}
+
+// A clock that is stepped makes the wait of a rule neither shorter nor longer.
+func TestASteppedClockChangesNoWait(t *testing.T) {
+	for claim, step := range map[string]time.Duration{"not at all": 0, "an hour forward": time.Hour, "an hour back": -time.Hour} {
+		for name, after := range map[string][]string{"after a sink": {"drain"}, "after nobody": nil} {
+			t.Run(claim+", "+name, func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					s.beginsLate()
+					rule := rebootRule
+					rule.After, rule.Wait = after, time.Minute
+					s.opts.Rules = []Rule{rule}
+					b := s.start((&ear{}).all("drain"))
+					pause(1500 * time.Millisecond)
+					s.userReboot(idA)
+					pause(3 * time.Second)
+					b.stepClock(idA, step)
+					pause(50 * time.Second)
+					wantIDs(t, s.approvals())
+					pause(15 * time.Second)
+					wantIDs(t, s.approvals(), idA)
+					b.end()
+				})
+			})
+		}
+	}
+}
+
+// After a restart the rest of the wait is counted from there: neither the time while nothing ran nor a clock that was
+// stepped meanwhile makes it shorter. After a crash up to a minute is counted once more.
+func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {
+	for _, tt := range []struct {
+		claim       string
+		stop        func(b *running)
+		step        time.Duration
+		least, most time.Duration // of the rest
+	}{
+		{"a stop", (*running).end, 0, 5 * time.Minute, 5*time.Minute + 5*time.Second},
+		{"a stop and a clock that was stepped forward", (*running).end, time.Hour, 5 * time.Minute, 5*time.Minute + 5*time.Second},
+		{"a crash", (*running).crash, 0, 5 * time.Minute, 6*time.Minute + 5*time.Second},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.beginsLate()
+				rule := rebootRule
+				rule.After, rule.Wait = []string{"drain"}, 10*time.Minute
+				s.opts.Rules = []Rule{rule}
+				drain := (&ear{}).all("drain")
+				b := s.start(drain)
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(5 * time.Minute)
+				if tt.step != 0 {
+					b.stepClock(idA, tt.step)
+				}
+				tt.stop(b)
+				pause(time.Minute)
+				b = s.start(drain)
+				pause(tt.least)
+				wantIDs(t, s.approvals())
+				pause(tt.most - tt.least)
+				wantIDs(t, s.approvals(), idA)
+				b.end()
+			})
+		})
+	}
+}
+
+// An event that changes is waited for anew.
+func TestAChangeBeginsTheWaitAnew(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.After, rule.Wait = []string{"drain"}, time.Minute
+		s.opts.Rules = []Rule{rule}
+		b := s.start((&ear{}).all("drain"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(45 * time.Second)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
+		pause(45 * time.Second)
+		wantIDs(t, s.approvals())
+		pause(20 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}

@@ -1,0 +1,60 @@
+package bridge
+
+import "time"
+
+// A wait says since when what a rule waits for is so, for one change of an event. Its times were read in this run, so they
+// have the monotonic clock in them, which nobody can step. The times of an acceptance on record do not.
+type wait struct {
+	seq   uint64               // of the change
+	since map[string]time.Time // by the route that accepted it; "" is the change itself
+}
+
+// waited is how long that was so, as it is kept for the next run, which counts on from there. It reaches the disk with
+// the event's next commit, within a minute, or at the end.
+type waited struct {
+	Seq uint64                   `json:"seq"`
+	For map[string]time.Duration `json:"for"`
+}
+
+// since is when the route's acceptance of the event's newest change was first seen, by the monotonic clock. What was
+// counted before a restart counts, the time while nothing ran does not.
+func (b *Bridge) since(id string, op Open, route string, now time.Time) time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w := b.waits[id]
+	if w.since == nil || w.seq != op.Latest {
+		w = wait{op.Latest, map[string]time.Time{}}
+		if op.Waited != nil && op.Waited.Seq == op.Latest {
+			for route, d := range op.Waited.For {
+				w.since[route] = now.Add(-d)
+			}
+		}
+		b.waits[id] = w
+	}
+	if w.since[route].IsZero() {
+		w.since[route] = now
+	}
+	return w.since[route]
+}
+
+// keepWaited notes in the outbox how long the rules have waited about the event.
+func (b *Bridge) keepWaited(id string, now time.Time) {
+	b.mu.Lock()
+	w, counts := b.waits[id]
+	kept := &waited{w.seq, make(map[string]time.Duration, len(w.since))}
+	for route, since := range w.since {
+		kept.For[route] = now.Sub(since)
+	}
+	b.mu.Unlock()
+	if counts {
+		b.Outbox.keepWaited(id, kept)
+	}
+}
+
+func (o *Outbox) keepWaited(id string, w *waited) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if op := o.open[id]; op != nil {
+		op.Waited = w
+	}
+}
