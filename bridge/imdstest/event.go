@@ -45,6 +45,7 @@ func Notice(eventType string) time.Duration {
 // An entry is an event and what will make it start by itself.
 type entry struct {
 	Event
+	formerly string    // the ID under which it was announced, when it has another since it started
 	auto     bool      // at NotBefore
 	approved time.Time // then; zero when nobody approved it
 }
@@ -81,10 +82,17 @@ func (s *Server) allApproved() (last time.Time) {
 	return last
 }
 
-func (e *Event) start() {
-	if e.Status != Started {
-		e.Status, e.NotBefore = Started, time.Time{}
+// start begins an event. While a fault says so, it goes on under another ID.
+func (s *Server) start(e *entry) {
+	if e.Status == Started {
+		return
 	}
+	e.Status, e.NotBefore = Started, time.Time{}
+	s.expire()
+	if f := s.faults[ScheduledEvents]; f != nil && f.NewID {
+		e.formerly, e.ID = e.ID, strings.ToUpper(uuid.NewString())
+	}
+	s.incarnation++
 }
 
 // clone returns the event with nothing shared.
@@ -159,7 +167,14 @@ func (s *Server) Update(id string, change func(*Event)) bool {
 // Start begins the event of that ID, its NotBefore becomes "", and reports whether there is one. One that has started
 // stays as it is.
 func (s *Server) Start(id string) bool {
-	return s.Update(id, (*Event).start)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle()
+	i := s.index(id)
+	if i >= 0 {
+		s.start(s.events[i])
+	}
+	return i >= 0
 }
 
 // End leaves the event of that ID out of the document from now on, which is how Azure says that it is over or
@@ -200,9 +215,12 @@ func (s *Server) Event(id string) (Event, bool) {
 	return Event{}, false
 }
 
-// index returns the place of the event of that ID, whatever its case; -1 when there is none.
+// index returns the place of the event of that ID, whatever its case; -1 when there is none. The one under which it was
+// announced finds it too.
 func (s *Server) index(id string) int {
-	return slices.IndexFunc(s.events, func(e *entry) bool { return strings.EqualFold(e.ID, id) })
+	return slices.IndexFunc(s.events, func(e *entry) bool {
+		return strings.EqualFold(e.ID, id) || strings.EqualFold(e.formerly, id)
+	})
 }
 
 // settle starts the events whose time has come, each a new incarnation.
@@ -212,8 +230,7 @@ func (s *Server) settle() {
 		again = false
 		for _, e := range s.events {
 			if at := s.starts(e); !at.IsZero() && !at.After(now) {
-				e.start()
-				s.incarnation++
+				s.start(e)
 				again = true
 			}
 		}

@@ -143,3 +143,32 @@ func TestServerIsSafeForConcurrentUse(t *testing.T) {
 		t.Errorf("%d events are left", len(got))
 	}
 }
+
+// While the fault newId is set, an event goes on under another ID when it starts, by hand or by itself. The one under
+// which it was announced still finds it, and neither the others nor one that has started change.
+func TestAnEventCanGetANewIDWhenItStarts(t *testing.T) {
+	s := New(Options{})
+	old, first, second := s.Schedule(Event{}), s.Schedule(Event{}), s.Schedule(Event{})
+	s.Start(old.ID)
+	s.SetFault(Fault{NewID: true})
+	s.Start(old.ID)
+	s.Start(first.ID)
+	ids := func() (list []string) {
+		for _, e := range s.Events() {
+			list = append(list, e.ID)
+		}
+		return list
+	}
+	now := ids()
+	if len(now) != 3 || now[0] != old.ID || now[1] == first.ID || now[2] != second.ID {
+		t.Errorf("the ids are %v, want only that of %s changed", now, first.ID)
+	}
+	if e, ok := s.Event(first.ID); !ok || e.ID != now[1] || e.Status != Started {
+		t.Errorf("under its old ID it is %+v, %v; want it started under its new one", e, ok)
+	}
+	s.ClearFaults()
+	s.Start(second.ID)
+	if !s.End(first.ID) || len(ids()) != 2 || ids()[1] != second.ID {
+		t.Errorf("the ids are %v, want the first gone by its old ID and the second unchanged", ids())
+	}
+}

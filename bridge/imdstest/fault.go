@@ -50,6 +50,8 @@ type Fault struct {
 	ISODates bool `json:"isoDates,omitempty"`
 	// NoETag sends the document without an ETag, and in full to whoever asks with one.
 	NoETag bool `json:"noETag,omitempty"`
+	// NewID gives an event another EventId when it starts, as Microsoft's own mock does.
+	NewID bool `json:"newId,omitempty"`
 	// NewestVersion refuses every later api-version, as a host does that was not updated yet.
 	NewestVersion string `json:"newestVersion,omitempty"`
 
@@ -121,6 +123,9 @@ func (f Fault) check() error {
 		if given && f.Path != Approvals {
 			return wrong([]string{key}, "expected path %s beside it, got %q", Approvals, f.Path)
 		}
+	}
+	if f.NewID && (f.Path != "" && f.Path != ScheduledEvents || f.VM != "") {
+		return wrong([]string{"newId"}, "expected path %s and no vm beside it: the document is that of all", ScheduledEvents)
 	}
 	if f.Status != 0 && (f.Status < 200 || f.Status > 599) {
 		return wrong([]string{"status"}, "expected a code from 200 to 599, got %d", f.Status)

@@ -7,6 +7,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -48,7 +49,15 @@ func (r *Running) listen(address string, h http.Handler) (url string, err error)
 	}
 	r.servers = append(r.servers, server)
 	r.serving.Go(func() { _ = server.Serve(l) }) // until Close
-	return "http://" + l.Addr().String(), nil
+	return "http://" + callable(l.Addr().(*net.TCPAddr)), nil
+}
+
+// callable is the address at which this machine reaches a listener: one on all addresses is reached on loopback.
+func callable(a *net.TCPAddr) string {
+	if a.IP.IsUnspecified() {
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(a.Port))
+	}
+	return a.String()
 }
 
 // Close stops listening and breaks off what is being answered.

@@ -54,7 +54,10 @@ The control address takes JSON:
 
 A fault has any of these keys:
   path (scheduledevents, approvals, instance, identity), vm, for, times, hang, delay, status, retryAfter, body, empty,
-  html, isoDates, noETag, newestVersion, truncate, noLength, contentLength, incarnation, approve, approveDelay
+  html, isoDates, noETag, newId, newestVersion, truncate, noLength, contentLength, incarnation, approve, approveDelay
+
+newId gives an event another EventId when it starts, as Microsoft's mock does. With the path instance, status 404 or 410
+is what a host answers that has no instance metadata.
 
 With the path approvals, approve says what becomes of them: refuse answers 400, ignore accepts them and begins nothing,
 late takes them and spoils the answer alone, by delay, hang or status. approveDelay is the time until the event begins.
