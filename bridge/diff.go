@@ -42,11 +42,16 @@ type Change struct {
 	Previous *Event   // as it was before; nil when first seen and on Vanished
 	Fields   []string // the fields that differ, sorted; nil when first seen and on Vanished
 
+	// Replaced, of a Vanished, says that the document lists another event of its type for one of its VMs instead: Azure's
+	// own mock gives an event a new id when it starts, so this one was not cancelled.
+	Replaced bool
+
 	Lead time.Duration // of a Reminder: how long before NotBefore it is due
 }
 
 // Diff tells what turns the events known so far into those of the document: the changes of listed events in the
-// document's order, then what vanished in the order it was known. It is pure, and linear in the number of events.
+// document's order, then what vanished in the order it was known. What vanished because another event took its place
+// comes before all. It is pure, and linear in the number of events.
 //
 // Content alone counts; the incarnation number is not looked at, because Azure starts it over and some hosts change
 // the content under one number. A partial document makes nothing vanish. Neither does one that was asked with an
@@ -89,12 +94,36 @@ func Diff(known []Event, doc Document) []Change {
 	if doc.Partial {
 		return changes
 	}
-	for _, was := range known {
-		if !listed[was.ID] && showsType(doc.APIVersion, was.Type) {
-			changes = append(changes, Change{Kind: Vanished, Event: was})
+	fresh := make(map[machineEvent]bool) // of the changes
+	for _, c := range changes {
+		if before[c.Event.ID] == nil {
+			for _, m := range machineEvents(c.Event) {
+				fresh[m] = true
+			}
 		}
 	}
-	return changes
+	var replaced, gone []Change
+	for _, was := range known {
+		switch {
+		case listed[was.ID] || !showsType(doc.APIVersion, was.Type):
+		case slices.ContainsFunc(machineEvents(was), func(m machineEvent) bool { return fresh[m] }):
+			replaced = append(replaced, Change{Kind: Vanished, Event: was, Replaced: true})
+		default:
+			gone = append(gone, Change{Kind: Vanished, Event: was})
+		}
+	}
+	return slices.Concat(replaced, changes, gone)
+}
+
+// A machineEvent is what happens to one machine. Two events that have one in common may be the same maintenance.
+type machineEvent struct{ typ, vm string }
+
+func machineEvents(e Event) []machineEvent {
+	list := make([]machineEvent, len(e.Resources))
+	for i, r := range e.Resources {
+		list[i] = machineEvent{strings.ToLower(e.Type), strings.ToLower(strings.TrimPrefix(r, "_"))}
+	}
+	return list
 }
 
 const (

@@ -90,6 +90,39 @@ func TestCapturedSequencesAreTold(t *testing.T) {
 	}
 }
 
+// What vanishes while another event of its type for one of its VMs is new may go on under that id: it comes first and
+// says so.
+func TestWhatAnotherTookThePlaceOfComesFirst(t *testing.T) {
+	const was = `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","Resources":["vm-0","_vm-1"]}`
+	const other = `{"EventId":"X","EventStatus":"Scheduled","EventType":"Freeze","Resources":["vm-0"]}`
+	for _, tt := range []struct {
+		claim    string
+		before   string
+		now      string
+		replaced bool
+		want     []string
+	}{
+		{"the same VM", was, `{"EventId":"B","EventStatus":"Started","EventType":"reboot","Resources":["VM-1"]}`, true, []string{"vanished A", "started B"}},
+		{"announced anew", was, `{"EventId":"B","EventStatus":"Scheduled","EventType":"Reboot","Resources":["vm-0"]}`, true, []string{"vanished A", "scheduled B"}},
+		{"another VM", was, `{"EventId":"B","EventStatus":"Started","EventType":"Reboot","Resources":["vm-2"]}`, false, []string{"started B", "vanished A"}},
+		{"another type", was, `{"EventId":"B","EventStatus":"Started","EventType":"Freeze","Resources":["vm-0"]}`, false, []string{"started B", "vanished A"}},
+		{"one that is not new", was + "," + other, strings.ReplaceAll(other, "Freeze", "Reboot"), false, []string{"updated X was Scheduled: EventType", "vanished A"}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			listing := func(events string) Document {
+				return decoded(t, `{"DocumentIncarnation":1,"Events":[`+events+`]}`)
+			}
+			changes := Diff(listing(tt.before).Events, listing(tt.now))
+			wantChanges(t, changes, tt.want...)
+			for _, c := range changes {
+				if c.Replaced != (tt.replaced && c.Kind == Vanished) {
+					t.Errorf("%s of %s: replaced is %v", c.Kind, c.Event.ID, c.Replaced)
+				}
+			}
+		})
+	}
+}
+
 // Each way in which one event can differ between two documents.
 func TestChangeOfOneEvent(t *testing.T) {
 	const scheduled = `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","Resources":["vm-0","vm-1"],"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","Description":"d","DurationInSeconds":5}`

@@ -93,7 +93,7 @@ func (s scene) add(c *Commit, change Change, op Open) error {
 		})
 	}
 	if change.Kind == Vanished {
-		in.End = end(e, op, s.observer.Name, s.booted, s.now)
+		in.End = end(change, op, s.observer.Name, s.booted, s.now)
 	}
 	ce, err := Wrap(change, in)
 	if err != nil {
@@ -168,7 +168,8 @@ func (s scene) decide(r Route, change Change, fields map[string]any, op *Open, o
 }
 
 // end is what can honestly be said about the end of an event.
-func end(e Event, op Open, self string, booted, now time.Time) End {
+func end(c Change, op Open, self string, booted, now time.Time) End {
+	e := c.Event
 	x := End{Outcome: OutcomeUnknown, LongestPause: op.Pause}
 	if booted.After(op.First) {
 		x.Back = booted
@@ -176,6 +177,7 @@ func end(e Event, op Open, self string, booted, now time.Time) End {
 	switch {
 	case !op.Started.IsZero(), op.Rebooted && e.Affects(self):
 		x.Outcome = OutcomeCompleted
+	case c.Replaced: // it may go on under the other id
 	case e.Status == statusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" && e.Type != "Terminate":
 		x.Outcome = OutcomeCanceled
 	}

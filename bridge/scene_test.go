@@ -38,7 +38,7 @@ func TestTheOutcomeIsHonest(t *testing.T) {
 		{"a Terminate before its time", scheduled("Terminate", later), Open{}, "vm-0", OutcomeUnknown},
 		{"a status nobody knows", Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, Open{}, "vm-0", OutcomeUnknown},
 	} {
-		if got := end(tt.event, tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
+		if got := end(Change{Event: tt.event}, tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
 			t.Errorf("%s: outcome is %s, want %s", tt.claim, got, tt.want)
 		}
 	}
