@@ -35,7 +35,8 @@ func newDrill(t *testing.T) drill {
 	d.program("sleep", `echo $(($(cat "$DRILL/clock") + $1 * 10)) >"$DRILL/clock"`)
 	d.program("ss", `if [ -e "$DRILL/broken" ]; then exit 1; fi; cat "$DRILL/listing"`)
 	// Its work is done when the clock has come to the number in the file work.
-	d.program("service", `echo "$1" >>"$DRILL/told"
+	d.program("service", `if [ "$1" = check ]; then echo "the pool is gone"; exec test ! -e "$DRILL/broken-check"; fi
+echo "$1" >>"$DRILL/told"
 if [ -e "$DRILL/broken-$1" ]; then exit 1; fi
 case $1 in
 busy) left=$(($(cat "$DRILL/work") - $(cat "$DRILL/clock"))); if [ $left -lt 0 ]; then left=0; fi; echo $left ;;
@@ -89,7 +90,8 @@ func (d drill) run(script string, arg []string, env ...string) (code int, last s
 	if err != nil {
 		d.t.Error(err)
 	}
-	c := exec.Command("sh", append([]string{path}, arg...)...)
+	// The umask is that of the packaged unit.
+	c := exec.Command("sh", append([]string{"-c", `umask 077 && exec sh "$0" "$@"`, path}, arg...)...)
 	c.Dir = d.dir
 	c.Env = append([]string{"PATH=" + d.dir + ":" + os.Getenv("PATH"), "DRILL=" + d.dir}, env...)
 	out, err := c.CombinedOutput()
@@ -237,7 +239,7 @@ func TestDrainsAndReturnsMeet(t *testing.T) {
 }
 
 // Nothing is done for a test or another change, no event's name leads out of the directory, and what is set up wrongly
-// is said with the code that blocks the sink.
+// is said with the code that blocks the sink, to a test too.
 func TestADrainDoesNoHarm(t *testing.T) {
 	d := newDrill(t)
 	for _, tt := range []struct {
@@ -247,6 +249,9 @@ func TestADrainDoesNoHarm(t *testing.T) {
 		says                 string
 	}{
 		{"a test", "scheduled", "A", []string{"FOREWARN_TEST=1"}, 0, "a test: nothing is done"},
+		{"a test without a service", "scheduled", "A", []string{"FOREWARN_TEST=1", "DRAIN_SERVICE="}, 78, `DRAIN_SERVICE is ""; expected a program`},
+		{"a test without a directory", "scheduled", "A", []string{"FOREWARN_TEST=1", "DRAIN_STATE=/none"}, 78,
+			`DRAIN_STATE is "/none"; expected a directory to write to`},
 		{"it has begun", "started", "A", nil, 0, "nothing to do when it is started"},
 		{"no event", "scheduled", "", nil, 78, "no event: forewarn runs this"},
 		{"no service", "scheduled", "A", []string{"DRAIN_SERVICE="}, 78, `DRAIN_SERVICE is ""; expected a program`},
@@ -258,6 +263,9 @@ func TestADrainDoesNoHarm(t *testing.T) {
 		code, last := d.hear(tt.change, tt.event, tt.env...)
 		d.want(tt.claim, code, last, tt.code, tt.says)
 	}
+	d.write("broken-check", "")
+	code, last := d.hear("scheduled", "A", "FOREWARN_TEST=1")
+	d.want("a test of a service that would fail", code, last, 78, filepath.Join(d.dir, "service")+" check: the pool is gone")
 	if got := d.read("told") + strings.Join(d.marks(), " "); got != "" {
 		t.Errorf("something was done all the same: %s", got)
 	}
@@ -277,6 +285,7 @@ func TestTheWebServerIsBusyUntilTheBalancerKnows(t *testing.T) {
 	}
 	d.write("healthy", "")
 	step("busy", 0, "0")
+	step("check", 0, "")
 	step("out", 0, "")
 	if _, err := os.Stat(filepath.Join(d.dir, "healthy")); err == nil {
 		t.Error("the file that the probe asks for is still there")
@@ -294,10 +303,15 @@ func TestTheWebServerIsBusyUntilTheBalancerKnows(t *testing.T) {
 		t.Error("it says how busy it is though the connections cannot be counted")
 	}
 	step("back", 0, "")
-	if _, err := os.Stat(filepath.Join(d.dir, "healthy")); err != nil {
+	if info, err := os.Stat(filepath.Join(d.dir, "healthy")); err != nil {
 		t.Error("the file that the probe asks for is not back")
+	} else if info.Mode().Perm() != 0o644 {
+		t.Errorf("the file that the probe asks for has mode %v, want one that the web server can read", info.Mode())
 	}
-	step("sideways", 64, "expected out, busy or back")
+	step("check", 1, "the connections to port 443 cannot be counted")
+	health = "WEB_HEALTH=" + filepath.Join(d.dir, "none", "healthy")
+	step("check", 1, filepath.Join(d.dir, "none")+": expected a directory to write to")
+	step("sideways", 64, "expected out, busy, back or check")
 }
 
 // The scripts are what a shell of every kind reads, and shellcheck, where it is installed, has nothing to say.

@@ -63,12 +63,13 @@ func TestUnitSaysItsSecurityScore(t *testing.T) {
 	for _, tt := range []struct{ file, dropIn string }{
 		{"systemd/forewarn.service", ""},
 		{"systemd/forewarn.service.d/exec.conf", example(t, "systemd/forewarn.service.d/exec.conf")},
+		{"systemd/forewarn.service.d/drain.conf", example(t, "systemd/forewarn.service.d/drain.conf")},
 	} {
 		dir := t.TempDir()
 		file := filepath.Join(dir, "forewarn.service")
 		write(t, file, unit)
 		if tt.dropIn != "" {
-			write(t, filepath.Join(dir, "forewarn.service.d", "exec.conf"), tt.dropIn)
+			write(t, filepath.Join(dir, "forewarn.service.d", filepath.Base(tt.file)), tt.dropIn)
 		}
 		out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--no-pager", file).CombinedOutput()
 		if err != nil {
@@ -95,6 +96,7 @@ func TestUnitsAreUnderstood(t *testing.T) {
 	for from, to := range map[string]string{
 		"systemd/forewarn.service":                "forewarn.service",
 		"systemd/forewarn.service.d/exec.conf":    "forewarn.service.d/exec.conf",
+		"systemd/forewarn.service.d/drain.conf":   "forewarn.service.d/drain.conf",
 		"systemd/runbook/forewarn-drain@.service": "forewarn-drain@.service",
 	} {
 		write(t, filepath.Join(dir, filepath.FromSlash(to)), programs.Replace(example(t, from)))

@@ -9,8 +9,9 @@
 # left alone if it did not go out for any.
 #
 # Set in the settings of forewarn, as env:
-#   DRAIN_SERVICE  a program that takes one word: out (take no more work), busy (print how much is under way, 0 is none)
-#                  or back (take work again); out and back may come twice. web.sh is one
+#   DRAIN_SERVICE  a program that takes one word: out (take no more work), busy (print how much is under way, 0 is none),
+#                  back (take work again) or check (do nothing, and fail if one of the others would: say why); out and
+#                  back may come twice. web.sh is one
 #   DRAIN_STATE    a directory that outlives a reboot and that only this user may write to: a file for each event
 #   DRAIN_LIMIT    seconds that a drain may last (600; forewarn ends a run after 900)
 #   DRAIN_RESERVE  seconds to be left when it ends (30)
@@ -68,9 +69,6 @@ return_to_service() {
 	) 9>"$DRAIN_STATE/lock"
 }
 
-if [ -n "${FOREWARN_TEST:-}" ]; then
-	end 0 "a test: nothing is done"
-fi
 notice=${FOREWARN_NOTICE_SECONDS:-0}
 limit=${DRAIN_LIMIT:-600}
 reserve=${DRAIN_RESERVE:-30}
@@ -89,6 +87,10 @@ if ! [ -d "${DRAIN_STATE:-}" ] || ! [ -w "$DRAIN_STATE" ]; then
 fi
 if ! command -v flock >/dev/null; then
 	end 78 "flock is not installed"
+fi
+if [ -n "${FOREWARN_TEST:-}" ]; then
+	why=$("$DRAIN_SERVICE" check 2>&1) || end 78 "$DRAIN_SERVICE check: ${why:-it failed}"
+	end 0 "a test: nothing is done"
 fi
 umask 077
 mark=$DRAIN_STATE/$event.event
