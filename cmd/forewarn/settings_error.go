@@ -43,10 +43,12 @@ func (doc *document) refuse(n *node, key, want string) error {
 }
 
 // showable tells whether an error may show the value n: its key is known and not secret, and it stands on one line,
-// behind that key. A value of several lines may have swallowed the key of a secret that was misspelt, one inside an
-// anchor may be the value of other keys too, and an address with a user holds a password.
+// behind that key. A value of several lines, or with a colon as behind a key, may have swallowed the neighbour that it
+// lacks a comma or an indentation to; one inside an anchor may be the value of other keys too; and an address with a user
+// holds a password.
 func (doc *document) showable(n *node) bool {
-	if !n.open || n.secret || n.anchored || strings.Contains(n.text, "://") && strings.Contains(n.text, "@") {
+	if !n.open || n.secret || n.anchored || strings.Contains(n.text, ": ") ||
+		strings.Contains(n.text, "://") && strings.Contains(n.text, "@") {
 		return false
 	}
 	lines := strings.Split(doc.text, "\n")
@@ -118,10 +120,11 @@ func namedPath(n *node, dotted string) string {
 	return path
 }
 
-// withoutValue is what is wrong with the value n, without n where that must not be shown.
+// withoutValue is what is wrong with the value n, without n where that must not be shown. A short text may stand in the
+// message by chance.
 func (doc *document) withoutValue(message string, n *node) string {
 	says := func(s string) bool {
-		return n.text != "" && (strings.Contains(s, n.text) || strings.Contains(s, strconv.Quote(n.text)))
+		return len(n.text) >= 8 && (strings.Contains(s, n.text) || strings.Contains(s, strconv.Quote(n.text)))
 	}
 	if !says(message) || doc.showable(n) {
 		return message

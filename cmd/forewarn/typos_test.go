@@ -41,6 +41,13 @@ func TestNoTypoShowsASecret(t *testing.T) {
 			t.Errorf("the settings are not right: %s", said["check"])
 		}
 	}
+	for _, once := range [][2]string{ // showed a secret
+		{"mode: binary, bearer", "mode: binary bearer"},
+	} {
+		for _, text := range files {
+			w.mustNotShow(t, strings.Replace(text, once[0], once[1], 1))
+		}
+	}
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range rounds {
 		w.mustNotShow(t, typo(files[i%len(files)], random))
