@@ -51,6 +51,9 @@ func newNATSSubjects(text string, once bool) (natsSubjects, error) {
 	if !s.custom {
 		return s, nil
 	}
+	if err := templates.CheckNames(text, subjectShape()); err != nil {
+		return s, &KeyError{"subject", err}
+	}
 	if err := s.try(once); err != nil {
 		return s, &KeyError{"subject", err}
 	}

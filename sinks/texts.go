@@ -40,6 +40,9 @@ func (k templateKey) open() error {
 		return err
 	}
 	if *k.to, err = k.parse(given, text); err == nil {
+		err = templates.CheckNames(text, messageShape(nil))
+	}
+	if err == nil {
 		err = tryOut(k.try)
 	}
 	if err != nil {

@@ -3,14 +3,11 @@
 package templates
 
 import (
-	"bytes"
 	"embed"
-	"errors"
 	htmltemplate "html/template"
 	"io"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"text/template"
 	"text/template/parse"
 )
@@ -26,7 +23,7 @@ var (
 	EmailHTML    = &Template{parsed: forgetful[executor]{make: func() (executor, error) {
 		text, err := files.ReadFile("email.html")
 		if err != nil {
-			return nil, err
+			return executor{}, err
 		}
 		return parseHTML("email.html", string(text))
 	}}}
@@ -44,49 +41,63 @@ var words string
 // wordTrees are the words as parsed, by their names. They are by far the largest part of every template, so all share
 // them: nothing that executes a text template changes its tree.
 var wordTrees = forgetful[map[string]*parse.Tree]{make: func() (map[string]*parse.Tree, error) {
-	t, err := template.New("words").Funcs(functions(nil)).Parse(words)
+	set, _ := newSet("words")
+	t, err := set.Parse(words)
 	if err != nil {
 		return nil, err
 	}
 	trees := make(map[string]*parse.Tree)
 	for _, define := range t.Templates() {
+		countSteps(define.Tree)
 		trees[define.Name()] = define.Tree
 	}
 	return trees, nil
 }}
 
 // ownTexts are the words and the texts of the sinks, in one set.
-var ownTexts = forgetful[*template.Template]{make: func() (*template.Template, error) {
-	set := newSet("")
+var ownTexts = forgetful[textSet]{make: func() (textSet, error) {
+	set, b := newSet("")
 	if err := addWords(set); err != nil {
-		return nil, err
+		return textSet{}, err
 	}
 	for _, name := range []string{"slack-text.txt", "slack-blocks.json", "email-subject.txt", "email-text.txt"} {
 		text, err := files.ReadFile(name)
 		if err != nil {
-			return nil, err
+			return textSet{}, err
 		}
-		if _, err := set.New(name).Parse(string(text)); err != nil {
-			return nil, err
+		t, err := set.New(name).Parse(string(text))
+		if err != nil {
+			return textSet{}, err
 		}
+		countSteps(t.Tree)
 	}
-	return set, nil
+	return textSet{set, b}, nil
 }}
 
+// A textSet is a set of templates, with the budget that its functions count in.
+type textSet struct {
+	*template.Template
+	budget *budget
+}
+
 // A Template is a text that is parsed when it is used, and forgotten when it is not: a few are used in a month, and they
-// take more memory than all else that waits with them. It may be executed by several goroutines at once.
+// take more memory than all else that waits with them. Several goroutines may execute it, one after the other.
 type Template struct{ parsed forgetful[executor] }
 
-// An executor is a template of text/template or of html/template.
-type executor interface{ Execute(io.Writer, any) error }
+// An executor is a template of text/template or of html/template, with the budget that its functions count in.
+type executor struct {
+	execute func(io.Writer, any) error
+	budget  *budget
+}
 
-// Execute writes what the template makes of fields. An error is one of executing it.
+// Execute writes what the template makes of fields. An error is one of executing it, also because it does not come to an
+// end.
 func (t *Template) Execute(w io.Writer, fields any) error {
 	parsed, err := t.parsed.get()
 	if err != nil {
 		return err
 	}
-	return (*parsed).Execute(w, fields)
+	return parsed.budget.use(w, func(w io.Writer) error { return parsed.execute(w, fields) })
 }
 
 // own is one of the texts of the sinks.
@@ -94,9 +105,9 @@ func own(name string) *Template {
 	return &Template{parsed: forgetful[executor]{make: func() (executor, error) {
 		set, err := ownTexts.get()
 		if err != nil {
-			return nil, err
+			return executor{}, err
 		}
-		return (*set).Lookup(name), nil
+		return executor{set.Lookup(name).Execute, set.budget}, nil
 	}}}
 }
 
@@ -106,7 +117,7 @@ func Say(w io.Writer, word string, fields any) error {
 	if err != nil {
 		return err
 	}
-	return (*set).ExecuteTemplate(w, word, fields)
+	return set.budget.use(w, func(w io.Writer) error { return set.ExecuteTemplate(w, word, fields) })
 }
 
 // Parse parses a template that may use Funcs and the words, as in {{template "headline" .}}. A field that is not there
@@ -131,59 +142,75 @@ func parsed(parse func() (executor, error)) (*Template, error) {
 	return t, nil
 }
 
-func parseText(name, text string) (*template.Template, error) {
-	t := newSet(name)
+func parseText(name, text string) (executor, error) {
+	t, b := newSet(name)
 	if _, err := t.Parse(text); err != nil {
-		return nil, err
+		return executor{}, err
 	}
 	var trees []*parse.Tree
 	for _, define := range t.Templates() {
 		trees = append(trees, define.Tree)
 	}
-	if asks, err := askForWords(trees); err != nil || !asks && !strings.Contains(text, "include") {
-		return t, err
+	asks, err := askForWords(trees)
+	if err != nil {
+		return executor{}, err
 	}
-	return t, addWords(t)
+	for _, tree := range trees {
+		countSteps(tree)
+	}
+	if asks || strings.Contains(text, "include") {
+		err = addWords(t)
+	}
+	return executor{t.Execute, b}, err
 }
 
-func parseHTML(name, text string) (*htmltemplate.Template, error) {
-	t := htmltemplate.New(name).Option("missingkey=default")
-	var depth atomic.Int32
-	t.Funcs(functions(func(define string, data any) (string, error) {
-		return captured(&depth, func(b *bytes.Buffer) error { return Say(b, define, data) })
-	}))
+func parseHTML(name, text string) (executor, error) {
+	t, b := htmltemplate.New(name).Option("missingkey=default"), new(budget)
+	t.Funcs(bounded(functions(func(define string, data any) (string, error) {
+		var said strings.Builder
+		err := Say(&said, define, data)
+		return said.String(), err
+	}), b))
 	if _, err := t.Parse(text); err != nil {
-		return nil, err
+		return executor{}, err
 	}
 	var trees []*parse.Tree
 	for _, define := range t.Templates() {
 		trees = append(trees, define.Tree)
 	}
-	if asks, err := askForWords(trees); err != nil || !asks {
-		return t, err
+	asks, err := askForWords(trees)
+	if err != nil {
+		return executor{}, err
+	}
+	for _, tree := range trees {
+		countSteps(tree)
+	}
+	if !asks {
+		return executor{t.Execute, b}, nil
 	}
 	words, err := wordTrees.get()
 	if err != nil {
-		return nil, err
+		return executor{}, err
 	}
 	for define, tree := range *words {
 		if t.Lookup(define) != nil {
 			continue // it is the text's own
 		}
 		if _, err := t.AddParseTree(define, tree.Copy()); err != nil { // which escaping changes
-			return nil, err
+			return executor{}, err
 		}
 	}
-	return t, nil
+	return executor{t.Execute, b}, nil
 }
 
-// newSet is an empty template of text/template that knows the functions.
-func newSet(name string) *template.Template {
-	t := template.New(name).Option("missingkey=default")
-	var depth atomic.Int32
-	return t.Funcs(functions(func(define string, data any) (string, error) {
-		return captured(&depth, func(b *bytes.Buffer) error { return t.ExecuteTemplate(b, define, data) })
-	}))
+// newSet is an empty template of text/template that knows the functions, and the budget that they count in.
+func newSet(name string) (*template.Template, *budget) {
+	t, b := template.New(name).Option("missingkey=default"), new(budget)
+	return t.Funcs(bounded(functions(func(define string, data any) (string, error) {
+		var said strings.Builder
+		err := t.ExecuteTemplate(&said, define, data)
+		return said.String(), err
+	}), b)), b
 }
 
 // addWords adds to t the words that it does not define itself.
@@ -226,17 +253,3 @@ func askForWords(trees []*parse.Tree) (bool, error) {
 	}
 	return false, nil
 }
-
-// captured is what a define prints. One that includes itself would else end the program.
-func captured(depth *atomic.Int32, execute func(*bytes.Buffer) error) (string, error) {
-	defer depth.Add(-1)
-	if depth.Add(1) > maxDepth {
-		return "", errors.New("include goes too deep")
-	}
-	var b bytes.Buffer
-	err := execute(&b)
-	return b.String(), err
-}
-
-// maxDepth is how deep include may nest, over all uses of one template at a time.
-const maxDepth = 2000

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/sinks"
+	"forewarn/templates"
 )
 
 // A settingsError is what is wrong with a settings file, and where. It shows no text of the file but values that
@@ -102,7 +103,19 @@ func (doc *document) wrongKey(e entry, err error) error {
 	if err == nil {
 		return nil
 	}
+	if u, ok := errors.AsType[*templates.UnknownName](err); ok {
+		return doc.unknownName(e, key, u)
+	}
 	return doc.errorAt(e.pos, "%s: %s", key, doc.withoutValue(err.Error(), e.value))
+}
+
+// unknownName is an error about a name in a template, at its place, which may be in a file of its own.
+func (doc *document) unknownName(e entry, key string, u *templates.UnknownName) error {
+	what := unknown("name", u.Name, u.Known, doc.showable(e.value))
+	if strings.HasSuffix(key, "_file") {
+		return doc.errorAt(e.pos, "%s: %s, line %d: %s", key, e.value.text, u.Line, what)
+	}
+	return doc.errorAt(doc.inside(e.value, u.Line, u.Rune-1), "%s: %s", key, what)
 }
 
 // namedPath is a dotted key below n as far as its names are known: those of headers and variables are the file's own,

@@ -1,0 +1,93 @@
+package sinks
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"sync"
+
+	"forewarn/bridge"
+	"forewarn/templates"
+)
+
+// messageShape is the shape of what fields gives, with the names of a webhook's body_secrets.
+func messageShape(secrets []string) *templates.Shape {
+	s := shapeOf(bridge.FieldDocs, MessageDocs)
+	s.Names["instead"] = names("sink", "why")
+	s.Names["missed"] = &templates.Shape{Items: names("change", "time")}
+	s.Names["secret"] = names(secrets...)
+	one := &templates.Shape{Names: maps.Clone(s.Names)}
+	delete(one.Names, "group")
+	s.Names["group"] = &templates.Shape{Items: one}
+	return s
+}
+
+// subjectShape is the shape of what natsFields gives.
+func subjectShape() *templates.Shape { return shapeOf(bridge.FieldDocs, SubjectDocs) }
+
+// shapeOf has all names that are explained in one of docs, and those in data.
+func shapeOf(docs ...map[string]string) *templates.Shape {
+	s := names()
+	for _, d := range docs {
+		for name := range d {
+			s.Names[name] = nil
+		}
+	}
+	s.Names["data"] = dataShape()
+	return s
+}
+
+func names(all ...string) *templates.Shape {
+	s := &templates.Shape{Names: make(map[string]*templates.Shape)}
+	for _, name := range all {
+		s.Names[name] = nil
+	}
+	return s
+}
+
+// A schema is what of the JSON Schema of our CloudEvents says which names there are.
+type schema struct {
+	Ref        string            `json:"$ref"`
+	Defs       map[string]schema `json:"$defs"`
+	Properties map[string]schema `json:"properties"`
+	Items      *schema           `json:"items"`
+}
+
+// UnmarshalJSON takes true and false too, which say nothing of names.
+func (s *schema) UnmarshalJSON(text []byte) error {
+	type plain schema
+	if text[0] != '{' {
+		return nil
+	}
+	return json.Unmarshal(text, (*plain)(s))
+}
+
+// dataShape is the shape of the data of a CloudEvent, whether it is about an event of Azure or about the bridge.
+var dataShape = sync.OnceValue(func() *templates.Shape {
+	var root schema
+	if err := json.Unmarshal(bridge.Schema, &root); err != nil {
+		panic(err) // it is embedded
+	}
+	var shape func(s schema) *templates.Shape
+	shape = func(s schema) *templates.Shape {
+		if name, ok := strings.CutPrefix(s.Ref, "#/$defs/"); ok {
+			s = root.Defs[name]
+		}
+		switch {
+		case s.Items != nil:
+			return &templates.Shape{Items: shape(*s.Items)}
+		case s.Properties == nil:
+			return nil
+		}
+		m := names()
+		for name, below := range s.Properties {
+			m.Names[name] = shape(below)
+		}
+		return m
+	}
+	all := shape(root)
+	for _, about := range []string{"aboutAnEvent", "aboutTheBridge"} {
+		maps.Copy(all.Names, shape(root.Defs[about]).Names)
+	}
+	return all
+})
