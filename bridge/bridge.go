@@ -53,6 +53,7 @@ type Bridge struct {
 	mu         sync.Mutex // taken before that of the outbox
 	began      time.Time
 	observer   Observer
+	nameless   nameless
 	routes     []Route
 	rules      []Rule
 	rulings    map[string]string // why an event is not approved, by its id

@@ -13,7 +13,8 @@ import (
 const (
 	nameForFirst   = 3 * time.Second  // the first document
 	nameForBacklog = 10 * time.Second // the same, where the outbox may turn out to be another VM's
-	nameForFilters = time.Minute      // filters
+	nameForFilters = time.Minute      // filters,
+	nameRefused    = 3 * time.Second  // unless so long it is said that there is none
 )
 
 // setObserver merges what was learnt with what is set. mu is held, or nobody else knows b.
@@ -47,6 +48,7 @@ func (b *Bridge) observerName() string {
 // identify asks who this VM is until it is known.
 func (b *Bridge) identify(ctx context.Context) {
 	answered := sync.OnceFunc(func() { close(b.identified) })
+	var refused time.Time // since when there is said to be no answer
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		o, err := b.askInstance(ctx)
 		if err == nil {
@@ -58,6 +60,12 @@ func (b *Bridge) identify(ctx context.Context) {
 		if errors.As(err, &answer) {
 			answered()
 		}
+		if answer == nil || !answer.lasting() {
+			refused = time.Time{}
+		} else if refused.IsZero() {
+			refused = time.Now()
+		}
+		b.unidentified(err, answer != nil && answer.final() || !refused.IsZero() && time.Since(refused) >= nameRefused)
 		b.Log.Debug("instance metadata does not say who this VM is", "err", err)
 		select {
 		case <-time.After(wait/2 + rand.N(wait/2)):
@@ -67,6 +75,45 @@ func (b *Bridge) identify(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// unidentified notes why it is not known which VM this is, and whether there is no use in waiting for that.
+func (b *Bridge) unidentified(err error, useless bool) {
+	b.mu.Lock()
+	news := useless && !b.nameless.useless
+	b.nameless = nameless{err.Error(), b.nameless.useless || useless}
+	unnamed := b.observer.Name == ""
+	b.mu.Unlock()
+	if news && unnamed {
+		b.Log.Warn("instance metadata does not say which VM this is, so sinks hear of every VM's events", "err", err, "hint", nameHint)
+		b.decideHeld(time.Now())
+	}
+}
+
+// nameHint is what helps while this VM's name is not known.
+const nameHint = "set imds.vm_name"
+
+// nameless is why this VM's name was not learnt.
+type nameless struct {
+	err     string // "" before the first answer
+	useless bool   // to wait for it
+}
+
+// unnamed says that filters no longer wait for this VM's name. mu is held.
+func (b *Bridge) unnamed(now time.Time) bool {
+	return b.nameless.useless || now.Sub(b.began) > nameForFilters
+}
+
+// nameWarning says what it means that this VM's name is not known; "" while that is nothing to speak of. mu is held.
+func (b *Bridge) nameWarning(now time.Time) string {
+	switch {
+	case b.observer.Name != "" || b.nameless.err == "":
+		return ""
+	case b.unnamed(now):
+		return "this VM's name is not known, so sinks hear of every VM's events; " + nameHint + ": " + b.nameless.err
+	}
+	return "waiting for this VM's name until " + b.began.Add(nameForFilters).UTC().Format(time.TimeOnly) +
+		" UTC; until then sinks that are told of its events only hear nothing; " + nameHint + ": " + b.nameless.err
 }
 
 func (b *Bridge) askInstance(ctx context.Context) (Observer, error) {

@@ -298,9 +298,22 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 }
 
 // answerError is an answer of /metadata/instance that is none.
-type answerError struct{ status, text string }
+type answerError struct {
+	code         int
+	status, text string
+}
 
 func (e *answerError) Error() string { return e.status + ": " + e.text }
+
+// final says that the same will be answered until somebody acts; lasting that it will if it was for some seconds. Not
+// found and Gone are what a host says for a moment after it moved a VM.
+func (e *answerError) final() bool {
+	return e.code >= 400 && e.code <= 499 && !e.lasting() && e.code != http.StatusRequestTimeout && e.code != http.StatusTooManyRequests
+}
+
+func (e *answerError) lasting() bool {
+	return e.code < 400 || e.code == http.StatusNotFound || e.code == http.StatusGone
+}
 
 // Instance asks who this VM is.
 func (c *Client) Instance(ctx context.Context) (Observer, error) {
@@ -317,7 +330,7 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 		case resp.StatusCode == http.StatusBadRequest && i+1 < len(instanceVersions):
 			continue
 		case resp.StatusCode != http.StatusOK:
-			return Observer{}, &answerError{resp.Status, excerpt(body)}
+			return Observer{}, &answerError{resp.StatusCode, resp.Status, excerpt(body)}
 		}
 		var answer struct {
 			Compute struct {
@@ -325,11 +338,11 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 			}
 		}
 		if err := json.Unmarshal(body, &answer); err != nil {
-			return Observer{}, &answerError{resp.Status, "not instance metadata: " + excerpt(body)}
+			return Observer{}, &answerError{resp.StatusCode, resp.Status, "not instance metadata: " + excerpt(body)}
 		}
 		a := answer.Compute
 		if a.Name == "" && a.VMID == "" {
-			return Observer{}, &answerError{resp.Status, "instance metadata without a name: " + excerpt(body)}
+			return Observer{}, &answerError{resp.StatusCode, resp.Status, "instance metadata without a name: " + excerpt(body)}
 		}
 		return Observer{
 			Name: a.Name, VMID: a.VMID, ResourceID: a.ResourceID, SubscriptionID: a.SubscriptionID,

@@ -39,7 +39,7 @@ func (b *Bridge) scene(m moment) scene {
 	defer b.mu.Unlock()
 	return scene{
 		moment: m, observer: b.observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
-		unnamed: time.Since(b.began) > nameForFilters, heldUntil: b.began.Add(nameForFilters),
+		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters),
 		told: b.Outbox.told, log: b.Log,
 	}
 }
@@ -153,7 +153,7 @@ func (s scene) decide(r Route, change Change, fields map[string]any, op *Open, o
 	switch verdict {
 	case Accepted:
 		if s.observer.Name == "" && !strings.EqualFold(r.Filter.Only.VMs, "all") {
-			s.log.Warn("this VM's name is not known, so the event passes", "sink", r.Name, "event", change.Event.ID)
+			s.log.Warn("this VM's name is not known, so the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
 		}
 		op.Routes = append(op.Routes, r.Name)
 		if wanted {
@@ -228,11 +228,11 @@ func (b *Bridge) decideHeld(now time.Time) {
 	}
 	defer b.deciding.Unlock()
 	b.mu.Lock()
-	self, routes := b.observer.Name, b.routes
+	self, routes, unnamed := b.observer.Name, b.routes, b.unnamed(now)
 	b.mu.Unlock()
 	for _, group := range b.Outbox.held() {
 		first := group[0]
-		over := now.After(first.Held)
+		over := unnamed || now.After(first.Held)
 		if self == "" && !over {
 			continue
 		}
@@ -241,7 +241,7 @@ func (b *Bridge) decideHeld(now time.Time) {
 			from = b.firstAccepted(routes[i], group, self)
 		}
 		if self == "" {
-			b.Log.Warn("this VM's name is not known, so the event passes", "sink", first.Sink, "event", first.Event)
+			b.Log.Warn("this VM's name is not known, so the event passes", "sink", first.Sink, "event", first.Event, "hint", nameHint)
 		}
 		b.Outbox.decide(first.Sink, first.Event, from)
 	}

@@ -359,6 +359,75 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 	})
 }
 
+// An answer that will stay the same ends the wait for this VM's name: a refusal at once, one that a host gives for a
+// moment after some seconds. Until then the status says what it waits for, then what that means, and what helps.
+func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
+	for _, tt := range []struct {
+		claim       string
+		fault       imdstest.Fault
+		least, most time.Duration
+	}{
+		{"a refusal", imdstest.Fault{Status: 403}, 0, 2 * time.Second},
+		{"a malformed request", imdstest.Fault{Status: 400}, 0, 2 * time.Second},
+		{"not found", imdstest.Fault{Status: 404}, 3 * time.Second, 10 * time.Second},
+		{"gone", imdstest.Fault{Status: 410}, 3 * time.Second, 10 * time.Second},
+		{"something else", imdstest.Fault{HTML: true}, 3 * time.Second, 10 * time.Second},
+		{"too many requests", imdstest.Fault{Status: 429}, time.Minute, 62 * time.Second},
+		{"an error of the service", imdstest.Fault{Status: 500}, time.Minute, 62 * time.Second},
+		{"no answer", imdstest.Fault{Hang: true}, time.Minute, 62 * time.Second},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				tt.fault.Path = imdstest.InstanceFacts
+				s.azure.SetFault(tt.fault)
+				self := &ear{}
+				began := time.Now()
+				b := s.start(self.self("self"))
+				s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+				if tt.least == time.Minute {
+					pause(30 * time.Second)
+					warned := strings.Join(b.Status().Warnings, " ")
+					if !strings.Contains(warned, "waiting for this VM's name until 00:01:00 UTC") || !strings.Contains(warned, "imds.vm_name") {
+						t.Errorf("the status warns of %q, want what it waits for", warned)
+					}
+				}
+				pause(70 * time.Second)
+				wantIDs(t, self.ids(), idA+"-scheduled")
+				if d := self.accepted()[0].at.Sub(began); d < tt.least || d > tt.most {
+					t.Errorf("it passed after %v, want %v to %v", d, tt.least, tt.most)
+				}
+				s.wantLogged("imds.vm_name")
+				if warned := strings.Join(b.Status().Warnings, " "); !strings.Contains(warned, "sinks hear of every VM's events") || !strings.Contains(warned, "imds.vm_name") {
+					t.Errorf("the status warns of %q, want what it means and what helps", warned)
+				}
+				s.azure.ClearFaults()
+				pause(2 * time.Minute)
+				if st := b.Status(); st.Observer.Name != "vm-0" || len(st.Warnings) != 0 {
+					t.Errorf("once it is answered the name is %q, with the warnings %q", st.Observer.Name, st.Warnings)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
+// A host that says for a moment that there is nothing, as after it moved a VM, is waited for.
+func TestFiltersWaitForANameThatComesSoon(t *testing.T) {
+	for _, fault := range []imdstest.Fault{{Status: 404}, {Status: 410}} {
+		bubble(t, func(t *testing.T, s *stage) {
+			fault.Path, fault.Times = imdstest.InstanceFacts, 2
+			s.azure.SetFault(fault)
+			self := &ear{}
+			b := s.start(self.self("self"))
+			s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+			s.azure.Schedule(imdstest.Event{ID: idB, Resources: []string{"vm-0"}})
+			pause(70 * time.Second)
+			wantIDs(t, self.ids(), idB+"-scheduled")
+			b.end()
+		})
+	}
+}
+
 // The name of this VM that was learnt last is kept, and one that is set is not asked for.
 func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

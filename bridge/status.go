@@ -130,6 +130,9 @@ func (b *Bridge) Status() Status {
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: b.Outbox.store.size()}, Settings: b.Settings,
 	}
 	s.Reasons = b.imds.reasons()
+	if w := b.nameWarning(now); w != "" {
+		s.Warnings = append(s.Warnings, w)
+	}
 	if durable != nil {
 		s.Outbox.Error = durable.Error()
 		s.Reasons = append(s.Reasons, "the outbox cannot be written: "+durable.Error())
