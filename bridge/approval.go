@@ -43,6 +43,11 @@ type decision struct {
 	Attempts int       `json:"attempts"`
 	Next     time.Time `json:"next,omitzero"`
 	Done     bool      `json:"done,omitempty"`
+
+	// How it ended, once it is done.
+	Result string    `json:"result,omitempty"`
+	By     string    `json:"by,omitempty"`
+	Ended  time.Time `json:"ended,omitzero"`
 }
 
 // owed says whether the approval is still to be sent.
@@ -121,8 +126,8 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 	return b.rules, b.byHand[id] > 0
 }
 
-// ruling is the number of the first rule that approves, counted from 1, or 0 and why none does; final says that none
-// will, as long as the event stays as it is.
+// ruling is the number of the first rule that approves, counted from 1, or 0 and why none does, "" if none is for the
+// event; final says that none will, as long as the event stays as it is.
 func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int, why string, final bool) {
 	if err := b.Outbox.Durable(); err != nil {
 		return 0, "the outbox is not durable: " + err.Error(), false
@@ -135,6 +140,9 @@ func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int
 			return i + 1, "", true
 		}
 		final = final && said.final
+		if said.notForIt {
+			continue
+		}
 		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, said.why))
 	}
 	return 0, strings.Join(reasons, "; "), final
@@ -281,7 +289,7 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 			d.Seq = op.Latest // Azure was asked about the event as it is now
 		}
 		if d.Rule != 0 || a.Result == ResultApproved || a.Result == ResultMoot {
-			d.Done = true
+			d.Done, d.Result, d.By, d.Ended = true, a.Result, by, now.UTC()
 			op.Approval = &d
 		}
 		op.Said, op.Approved = now, op.Approved || d.Attempts > 0

@@ -541,6 +541,61 @@ func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
 	}
 }
 
+// The status of an event that Azure was asked to begin says when and by whom it was approved, also after a restart, until
+// the event changes. One that Azure refused, or that nobody has approved, has no such thing.
+func TestStatusSaysWhatWasApproved(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		rules  []Rule
+		answer string // of Azure
+		by     string
+		why    string
+	}{
+		{"by a rule", []Rule{rebootRule}, imdstest.ApproveIgnore, "rule 1", ""},
+		{"by hand", nil, imdstest.ApproveIgnore, "root", ""},
+		{"refused", []Rule{rebootRule}, imdstest.ApproveRefuse, "", "rule 1: Azure refused the approval"},
+		{"no rule is for it", []Rule{{Filter: Filter{Only: Match{Types: []string{"Freeze"}}}}}, imdstest.ApproveIgnore, "", ""},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Approve: tt.answer})
+				s.opts.Rules = tt.rules
+				b := s.start((&ear{}).all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(3 * time.Second)
+				if tt.by == "root" {
+					b.ApproveNow(t.Context(), idA, s.shown(idA), tt.by)
+				}
+				check := func(when string) {
+					t.Helper()
+					got := b.Status().Events[0]
+					switch {
+					case got.Approval != tt.why:
+						t.Errorf("%s the status says %q, want %q", when, got.Approval, tt.why)
+					case (got.Approved == nil) != (tt.by == ""):
+						t.Errorf("%s the status says %+v, want it approved by %q", when, got.Approved, tt.by)
+					case got.Approved != nil && (got.Approved.By != tt.by || time.Since(got.Approved.At) > time.Minute):
+						t.Errorf("%s the status says %+v, want it approved by %s just now", when, got.Approved, tt.by)
+					}
+				}
+				check("then")
+				b.end()
+				s.opts.Rules = nil
+				b = s.start((&ear{}).all("audit"))
+				pause(3 * time.Second)
+				check("after a restart")
+				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
+				pause(3 * time.Second)
+				if got := b.Status().Events[0]; got.Approved != nil || got.Approval != "" {
+					t.Errorf("after a change the status says %+v %q, want nothing", got.Approved, got.Approval)
+				}
+				b.end()
+			})
+		})
+	}
+}
+
 // An event that ends between the decision to approve it and the approval is approved by nobody, and ends nothing else.
 func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

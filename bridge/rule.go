@@ -27,10 +27,18 @@ type ruling struct {
 	approve bool
 	final   bool   // no, until the event changes
 	why     string // not, or not yet
+
+	notForIt bool // the rule is for other events, so that nobody needs to hear why it does not approve this one
 }
 
 func no(format string, args ...any) ruling {
 	return ruling{final: true, why: fmt.Sprintf(format, args...)}
+}
+
+func notForIt(format string, args ...any) ruling {
+	r := no(format, args...)
+	r.notForIt = true
+	return r
 }
 
 func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
@@ -106,33 +114,39 @@ func Foresee(rules []Rule, e Event, fields map[string]any, self string, told fun
 func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return sameVM(vm, self) })
-	switch {
-	case e.Status != statusScheduled:
-		return no("it is not Scheduled but %q", e.Status)
-	case self == "":
-		return notYet("the name of this VM is not known")
-	case len(e.Resources) == 0:
-		return no("Azure does not say whom it hits")
-	case !e.Affects(self):
-		return no("it does not hit this VM")
-	case strings.EqualFold(only.VMs, "leader") && !e.LedBy(self):
-		return no("only.vms: this VM is not the first in it")
-	case len(others) > 0 && !r.Others:
-		return no("it also hits %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
+	switch { // first what the rule is for
 	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
-		return no("only.types: it is a %s", e.Type)
-	case len(only.Sources) > 0 && !has(only.Sources, e.Source):
-		return no("only.sources: it comes from %q", e.Source)
-	case r.excepts(except, e, self):
-		return no("except")
+		return notForIt("only.types: it is a %s", e.Type)
+	case len(only.Sources) > 0 && e.Source != "" && !has(only.Sources, e.Source):
+		return notForIt("only.sources: it comes from %q", e.Source)
+	case self != "" && len(e.Resources) > 0 && !e.Affects(self):
+		return notForIt("it does not hit this VM")
+	case r.excepts(except, e, self) && (e.Source != "" || len(except.Sources) == 0):
+		return notForIt("except")
 	}
 	if r.Filter.When != nil {
 		switch ok, err := r.Filter.When.holds(fields); {
 		case err != nil:
 			return no("when fails: %v", err)
 		case !ok:
-			return no("when")
+			return notForIt("when")
 		}
+	}
+	switch { // and then every doubt
+	case e.Status != statusScheduled:
+		return no("it is not Scheduled but %q", e.Status)
+	case self == "":
+		return notYet("the name of this VM is not known")
+	case len(e.Resources) == 0:
+		return no("Azure does not say whom it hits")
+	case strings.EqualFold(only.VMs, "leader") && !e.LedBy(self):
+		return no("only.vms: this VM is not the first in it")
+	case len(others) > 0 && !r.Others:
+		return no("it also hits %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
+	case len(only.Sources) > 0 && e.Source == "":
+		return no("only.sources: Azure does not say whether it comes from %s", strings.Join(only.Sources, " or "))
+	case r.excepts(except, e, self):
+		return no("except: Azure does not say whether it comes from %s", strings.Join(except.Sources, " or "))
 	}
 	return ruling{approve: true}
 }

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -86,6 +87,36 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 	waits := with(func(r *Rule) { r.Wait = time.Minute })
 	if got := waits.rule(event(as), nil, "vm-0", nil, now.Add(-30*time.Second), now); got.approve || got.final {
 		t.Errorf("30 s after the change, with a wait of a minute and nobody to wait for: %+v, want not yet", got)
+	}
+}
+
+// A rule for other events says nothing about this one; a rule that is for it says why it does not approve.
+func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
+	rule := Rule{Filter: Filter{Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: when(t, "duration < 0")}}
+	for _, tt := range []struct {
+		claim    string
+		event    Event
+		self     string
+		duration int
+		speaks   bool
+	}{
+		{"another type", Event{Type: "Freeze", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, false},
+		{"a type nobody knows, in a status nobody knows", Event{Type: "Levitate", Status: "Advisory", Source: "User"}, "", -1, false},
+		{"another source", Event{Source: "Platform", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, false},
+		{"other VMs", Event{Source: "User", Resources: []string{"vm-1"}}, "vm-0", -1, false},
+		{"excepted", Event{Source: "User", Resources: []string{"vm-0"}}, "vm-0", -1, false},
+		{"when does not hold", Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", 5, false},
+		{"no source", Event{Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
+		{"no VMs", Event{Source: "User"}, "vm-0", -1, true},
+		{"no name of this VM", Event{Source: "User", Resources: []string{"vm-0"}}, "", -1, true},
+		{"others too", Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
+		{"a status nobody knows", Event{Status: "Advisory", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
+	} {
+		tt.event.ID, tt.event.Type, tt.event.Status = idA, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
+		got := rule.picks(tt.event, map[string]any{"duration": tt.duration}, tt.self)
+		if got.approve || got.notForIt == tt.speaks {
+			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -41,8 +42,15 @@ type EventStatus struct {
 	NotBefore   time.Time       `json:"notBefore,omitzero"`
 	SecondsLeft float64         `json:"secondsLeft"` // to NotBefore; 0 when it has come, or there is none
 	AffectsSelf bool            `json:"affectsSelf"`
-	Approval    string          `json:"approval,omitempty"` // why it is not approved, or not yet; "" without rules
+	Approval    string          `json:"approval,omitempty"` // why it is not approved, or not yet; "" when no rule is for it
+	Approved    *ApprovedStatus `json:"approved,omitempty"` // that it is, as it is now
 	Known       Event           `json:"-"`                  // the same, decoded
+}
+
+// ApprovedStatus says when Azure was told that an event may begin, and by whom: "rule 1", or who did so by hand.
+type ApprovedStatus struct {
+	At time.Time `json:"at"`
+	By string    `json:"by"`
 }
 
 // SinkStatus is one route.
@@ -140,8 +148,10 @@ func (b *Bridge) Status() Status {
 	soon := false
 	for _, e := range events {
 		soon = soon || e.Status != statusStarted && e.NotBefore.Sub(now) < urgentNotice
+		approved, refused := states[e.ID].approval()
 		s.Events = append(s.Events, EventStatus{
-			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name), Approval: b.rulings[e.ID],
+			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
+			Approval: cmp.Or(refused, b.rulings[e.ID]), Approved: approved,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
@@ -165,6 +175,21 @@ func (b *Bridge) Status() Status {
 	}
 	s.Ready = len(s.Reasons) == 0
 	return s
+}
+
+// approval says whether the event is approved as it is now, or else why an approval was refused.
+func (op Open) approval() (approved *ApprovedStatus, refused string) {
+	d := op.Approval
+	if d == nil || !d.Done || d.Seq != op.Latest {
+		return nil, ""
+	}
+	switch d.Result {
+	case ResultApproved:
+		return &ApprovedStatus{At: d.Ended, By: d.By}, ""
+	case ResultRefused:
+		return nil, d.By + ": Azure refused the approval"
+	}
+	return nil, ""
 }
 
 // reasons say why the endpoint is not one to rely on.

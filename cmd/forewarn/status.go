@@ -278,14 +278,17 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	var details []string
 	for _, e := range byUrgency(s.Events) {
 		a := readEvent(e.Event)
-		due, when := "-", "-"
+		state, due, when := printable(a.EventStatus), "-", "-"
 		if !e.NotBefore.IsZero() {
 			due, when = "due now", clockTime(e.NotBefore, now, zone)
 			if left := e.NotBefore.Sub(now); left >= time.Second {
 				due = "in " + span(left)
 			}
 		}
-		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", printable(a.EventID), printable(a.EventType), printable(a.EventStatus), due, when,
+		if e.Approved != nil && a.EventStatus != statusStarted {
+			state, due = "approved "+ago(now, e.Approved.At)+" ago by "+printable(e.Approved.By), "any moment"
+		}
+		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", printable(a.EventID), printable(a.EventType), state, due, when,
 			printable(machines(a.Resources, s.Observer.Name))))
 		detail := ""
 		if e.Approval != "" {

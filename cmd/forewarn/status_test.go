@@ -186,8 +186,12 @@ func TestStatusText(t *testing.T) {
 	slices.Reverse(st.Events)
 	due := now.Add(72 * time.Hour)
 	far := bridge.EventStatus{Event: azureEvent(eventID("far"), "Redeploy", "Platform", "", due, -1, "vm-db-2", "vm-db-1", "vm-db-3"), NotBefore: due}
-	st.Events = append([]bridge.EventStatus{far}, st.Events...)
-	st.Events[1].Approval = "it waits for ops-chat"
+	allowed := bridge.EventStatus{
+		Event: azureEvent(eventID("allowed"), "Reboot", "User", "", now.Add(14*time.Minute), -1, "vm-db-1"), NotBefore: now.Add(14 * time.Minute),
+		Approved: &bridge.ApprovedStatus{At: now.Add(-3 * time.Second), By: "rule 1"},
+	}
+	st.Events = append([]bridge.EventStatus{far, allowed}, st.Events...)
+	st.Events[2].Approval = "it waits for ops-chat"
 	st.Sinks = append(st.Sinks,
 		bridge.SinkStatus{Name: "silent", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 301, LastError: "timeout"},
 		bridge.SinkStatus{Name: "shaky", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 299, LastError: "bad\nline\x1b[2J", NextAttempt: now.Add(3 * time.Second)},
@@ -200,6 +204,7 @@ outbox    3 owed, 1 given up, 96 KiB
 
 EVENT     TYPE      STATE      DUE             NOT BEFORE                MACHINES
 %.8[1]s  Freeze    Started    -               -                         vm-db-3
+%.8[4]s  Reboot    approved 3 s ago by rule 1  any moment  05:14:00 CET  this VM
 %.8[2]s  Reboot    Scheduled  in 14 min 12 s  05:14:12 CET              this VM, vm-db-2
   not approved: it waits for ops-chat
 %.8[3]s  Redeploy  Scheduled  in 3 d 0 h      Tue 24 Nov, 05:00:00 CET  this VM, vm-db-2, vm-db-3
@@ -225,7 +230,7 @@ fresh     ready             0                  -              0     0
 		}
 		return strings.Join(lines, "\n")
 	}
-	want = fmt.Sprintf(want, eventID("freeze"), eventID("reboot"), eventID("far"))
+	want = fmt.Sprintf(want, eventID("freeze"), eventID("reboot"), eventID("far"), eventID("allowed"))
 	if got := statusText(st, now, now, berlin); squeeze(got) != squeeze(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
