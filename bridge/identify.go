@@ -85,7 +85,8 @@ func (b *Bridge) unidentified(err error, useless bool) {
 	unnamed := b.observer.Name == ""
 	b.mu.Unlock()
 	if news && unnamed {
-		b.Log.Warn("instance metadata does not say which VM this is, so sinks hear of every VM's events", "err", err, "hint", nameHint)
+		b.Log.Warn("instance metadata does not say which VM this is, so sinks hear of every VM's events",
+			"err", err, "hint", nameHint)
 		b.decideHeld(time.Now())
 	}
 }

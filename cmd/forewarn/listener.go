@@ -74,7 +74,8 @@ func warnings(all []*listener) (list []string) {
 	for _, l := range all {
 		l.mu.Lock()
 		if l.problem != nil {
-			list = append(list, fmt.Sprintf("%s: %s cannot be listened on, trying again: %v", l.key, l.address, reason(l.problem)))
+			list = append(list, fmt.Sprintf("%s: %s cannot be listened on, trying again: %v",
+				l.key, l.address, reason(l.problem)))
 		}
 		l.mu.Unlock()
 	}

@@ -68,6 +68,7 @@ func (p *program) asRunning(ctx context.Context, s *settings) error {
 	} else if err != nil {
 		return err
 	}
-	s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.VMName = running.IMDS.Endpoint, running.IMDS.APIVersion, running.Observer.Name
+	s.IMDS.Endpoint, s.IMDS.APIVersion = running.IMDS.Endpoint, running.IMDS.APIVersion
+	s.IMDS.VMName = running.Observer.Name
 	return nil
 }
