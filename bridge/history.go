@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -55,9 +56,23 @@ type Period struct {
 }
 
 // History gives the lives of Azure's events that are on record, the oldest first.
-func (o *Outbox) History(p Period) ([]Life, error) {
+func (o *Outbox) History(p Period) ([]Life, error) { return o.history(p, "") }
+
+// RecentHistory is History of the newest n changes alone, however many there are; more says that there are older ones.
+// The first changes of the oldest of its lives may be missing.
+func (o *Outbox) RecentHistory(p Period, n int) (lives []Life, more bool, err error) {
+	about := []byte(`"type":"` + EventPrefix)
+	from, more, err := o.store.fromEnd(bucketEvents, n, func(value []byte) bool { return bytes.Contains(value, about) })
+	if err == nil {
+		lives, err = o.history(p, from)
+	}
+	return lives, more, err
+}
+
+// history is History without the CloudEvents before the key from.
+func (o *Outbox) history(p Period, from string) ([]Life, error) {
 	told := map[string][]LifeDelivery{} // by sequence number
-	err := o.store.walk(bucketSettled, func(key string, value []byte) error {
+	err := o.store.walkFrom(bucketSettled, from, func(key string, value []byte) error {
 		seq, route, _ := strings.Cut(key, "/")
 		var s Settled
 		if err := json.Unmarshal(value, &s); err != nil {
@@ -71,6 +86,9 @@ func (o *Outbox) History(p Period) ([]Life, error) {
 	}
 	for _, e := range o.List(Selection{}) {
 		_, seq, _ := cutLast(e.Key, "/")
+		if seq < from {
+			continue
+		}
 		d := LifeDelivery{Sink: e.Sink, State: e.State, At: e.Tried, Attempts: e.Attempts, Reason: e.Reason, Error: e.Error}
 		if e.State == StateDead {
 			d.At = e.DeadSince
@@ -78,7 +96,7 @@ func (o *Outbox) History(p Period) ([]Life, error) {
 		told[seq] = append(told[seq], d)
 	}
 	var b Biographer
-	err = o.store.walk(bucketEvents, func(key string, value []byte) error {
+	err = o.store.walkFrom(bucketEvents, from, func(key string, value []byte) error {
 		var ce event.Event
 		if json.Unmarshal(value, &ce) == nil {
 			b.Add(ce, told[key])

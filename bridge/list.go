@@ -18,25 +18,59 @@ type Selection struct {
 func (o *Outbox) List(s Selection) []Entry {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	entries := []Entry{}
+	return copies(o.selected(s))
+}
+
+// First gives the first n entries of List, and how many more there are.
+func (o *Outbox) First(s Selection, n int) (entries []Entry, more int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.selected(s)
+	more = max(0, len(all)-n)
+	return copies(all[:len(all)-more]), more
+}
+
+// Last gives the last n entries of List, and how many more there are.
+func (o *Outbox) Last(s Selection, n int) (entries []Entry, more int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.selected(s)
+	more = max(0, len(all)-n)
+	return copies(all[more:]), more
+}
+
+// selected are the entries that s picks, in the order of List. mu is held.
+func (o *Outbox) selected(s Selection) []*Entry {
+	var picked []*Entry
 	add := func(e *Entry) {
 		if (s.Sink == "" || s.Sink == e.Sink) && (s.State == "" || s.State == e.State) &&
 			strings.HasPrefix(e.Event, strings.ToUpper(s.Event)) {
-			entries = append(entries, *e)
+			picked = append(picked, e)
 		}
 	}
-	for _, sh := range o.shelves {
-		for _, e := range sh.entries {
-			add(e)
+	if s.State != StateDead {
+		for _, sh := range o.shelves {
+			for _, e := range sh.entries {
+				add(e)
+			}
 		}
 	}
 	for _, e := range o.dead {
 		add(e)
 	}
-	slices.SortFunc(entries, func(a, b Entry) int {
+	slices.SortFunc(picked, func(a, b *Entry) int {
 		return cmp.Or(-cmp.Compare(a.State, b.State), cmp.Compare(a.seq, b.seq), cmp.Compare(a.Sink, b.Sink))
 	})
-	return entries
+	return picked
+}
+
+// copies are entries that their reader may keep.
+func copies(entries []*Entry) []Entry {
+	all := make([]Entry, len(entries))
+	for i, e := range entries {
+		all[i] = *e
+	}
+	return all
 }
 
 // Sinks are the names of all sinks that the outbox has heard of and not forgotten, sorted.

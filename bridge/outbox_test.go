@@ -403,6 +403,35 @@ func TestTheHistoryIsBounded(t *testing.T) {
 	}
 }
 
+// The newest changes can be read without all the others, whether they are in the file or not yet, and whatever was told
+// about the bridge since.
+func TestRecentHistoryIsTheNewest(t *testing.T) {
+	o := openTest(t, t.TempDir(), nil)
+	for i := range 20 {
+		mustOwe(t, o, Scheduled, fmt.Sprintf("%08d-0000-4000-8000-000000000000", i), "a")
+	}
+	for range 10 {
+		ce, err := WrapBridge(BridgeHeartbeat, nil, Observer{Name: "vm-0"}, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Commit(Commit{Owed: []Owed{{CloudEvent: ce}}}, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ce, err := Wrap(Change{Kind: Scheduled, Event: Event{ID: idA, Raw: []byte(`{"EventId":"` + idA + `"}`)}}, Circumstances{Time: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.store.write(bucketEvents, seqKey(o.last+1), marshalEvent(ce)) // no disk has it
+	for n, want := range map[int]int{1: 1, 5: 5, 21: 21, 100: 21} {
+		lives, more, err := o.RecentHistory(Period{}, n)
+		if err != nil || len(lives) != want || more != (n < 21) || lives[want-1].Event != idA {
+			t.Errorf("the newest %d are %d, the last %s, more %v (%v); want %d up to %s", n, len(lives), lives[len(lives)-1].Event, more, err, want, idA)
+		}
+	}
+}
+
 // A delivery that was given up while its attempt was under way, and then was accepted after all, is no dead letter.
 func TestWhatWasAcceptedIsNoDeadLetter(t *testing.T) {
 	o := openTest(t, t.TempDir(), nil)

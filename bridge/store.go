@@ -128,12 +128,15 @@ func (s *store) get(bucket, key string) (value []byte, err error) {
 // walk calls f for every key of the bucket as reads see it, in order, until it fails. f must not use the store, nor
 // keep value.
 func (s *store) walk(bucket string, f func(key string, value []byte) error) error {
+	return s.walkFrom(bucket, "", f)
+}
+
+// walkFrom is walk without the keys before from.
+func (s *store) walkFrom(bucket, from string, f func(key string, value []byte) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	above := map[string][]byte{}
-	maps.Copy(above, s.under[bucket])
-	maps.Copy(above, s.ahead[bucket])
-	fresh := slices.Sorted(maps.Keys(above))
+	above := s.unwritten(bucket)
+	fresh := slices.DeleteFunc(slices.Sorted(maps.Keys(above)), func(key string) bool { return key < from })
 	// upTo gives f the keys of the layers below key, or all that are left.
 	upTo := func(key string, all bool) error {
 		for len(fresh) > 0 && (all || fresh[0] < key) {
@@ -153,22 +156,65 @@ func (s *store) walk(bucket string, f func(key string, value []byte) error) erro
 			if b == nil {
 				return nil
 			}
-			return b.ForEach(func(k, v []byte) error {
+			c := b.Cursor()
+			for k, v := c.Seek([]byte(from)); k != nil; k, v = c.Next() {
 				key := string(k)
 				if err := upTo(key, false); err != nil {
 					return err
 				}
 				if _, ok := above[key]; ok {
-					return nil
+					continue
 				}
-				return f(key, v)
-			})
+				if err := f(key, v); err != nil {
+					return err
+				}
+			}
+			return nil
 		})
 		if err != nil {
 			return err
 		}
 	}
 	return upTo("", true)
+}
+
+// unwritten is what is not yet in the file of a bucket, or no longer to be there. mu is held.
+func (s *store) unwritten(bucket string) map[string][]byte {
+	above := map[string][]byte{}
+	maps.Copy(above, s.under[bucket])
+	maps.Copy(above, s.ahead[bucket])
+	return above
+}
+
+// fromEnd finds the n-th last key of the bucket whose value counts, and whether another that counts stands before it.
+// With fewer of them it is "".
+func (s *store) fromEnd(bucket string, n int, counts func(value []byte) bool) (from string, more bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	above := s.unwritten(bucket)
+	newest := slices.DeleteFunc(slices.Collect(maps.Keys(above)), func(key string) bool {
+		return above[key] == nil || !counts(above[key])
+	})
+	if s.db != nil {
+		err = s.view(func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(bucket))
+			if b == nil {
+				return nil
+			}
+			c := b.Cursor()
+			for k, v := c.Last(); k != nil && len(newest) <= n+len(above); k, v = c.Prev() {
+				if _, ok := above[string(k)]; !ok && counts(v) {
+					newest = append(newest, string(k))
+				}
+			}
+			return nil
+		})
+	}
+	slices.Sort(newest)
+	if len(newest) <= n {
+		return "", false, err
+	}
+	return newest[len(newest)-n], true, err
 }
 
 // lastKey is the bucket's last, "" if it has none.

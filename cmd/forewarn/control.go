@@ -9,12 +9,14 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -77,7 +79,8 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		answer(w, o.List(bridge.Selection{Sink: q.Get("sink"), State: q.Get("state"), Event: q.Get("event")}))
+		entries, more := o.First(bridge.Selection{Sink: q.Get("sink"), State: q.Get("state"), Event: q.Get("event")}, limit(q))
+		answerRows(w, entries, more)
 	})
 	mux.HandleFunc("GET /outbox/entry", func(w http.ResponseWriter, r *http.Request) {
 		e, body, found, err := o.Show(r.URL.Query().Get("key"))
@@ -98,7 +101,8 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		answer(w, lives)
+		lives, more := newest(lives, limit(q))
+		answerRows(w, lives, more)
 	})
 	mux.HandleFunc("GET /tail", func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) })
 	change := func(do func(m mutation) ([]bridge.Entry, error)) http.HandlerFunc {
@@ -125,6 +129,37 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 	mux.HandleFunc("POST /outbox/drop", change(func(m mutation) ([]bridge.Entry, error) { return b.Drop(m.Keys, m.By) }))
 	mux.HandleFunc("POST /approve", serveApproval(b))
 	return mux
+}
+
+// rows are the answer to a question for a list: all of it, or as much as was asked for.
+type rows[T any] struct {
+	More int `json:"more"` // that were left out
+	Rows []T `json:"rows"`
+}
+
+// limit is how many rows are asked for; all of them without.
+func limit(q url.Values) int {
+	n, err := strconv.Atoi(q.Get("limit"))
+	if err != nil {
+		return math.MaxInt
+	}
+	return max(0, n)
+}
+
+// answerRows writes rows one after the other, because together they can be large.
+func answerRows[T any](w http.ResponseWriter, list []T, more int) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	fmt.Fprintf(w, `{"more":%d,"rows":[`, more)
+	for i, row := range list {
+		if i > 0 {
+			fmt.Fprint(w, ",")
+		}
+		if enc.Encode(row) != nil {
+			return // whoever asked went away
+		}
+	}
+	fmt.Fprint(w, "]}")
 }
 
 // tail streams the CloudEvents that are committed from now on, one a line.

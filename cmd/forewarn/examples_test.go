@@ -116,7 +116,7 @@ func TestUnitKeepsItsWord(t *testing.T) {
 	for _, line := range []string{
 		"User=forewarn", "StateDirectory=forewarn", "CapabilityBoundingSet=", "AmbientCapabilities=", "NoNewPrivileges=yes",
 		"ProtectSystem=strict", "SystemCallFilter=@system-service", "Restart=always", "StartLimitIntervalSec=0",
-		"WatchdogSec=4min", "Before=network-online.target", "KillMode=mixed",
+		"WatchdogSec=4min", "Before=network-online.target", "KillMode=mixed", "MemoryMax=512M",
 	} {
 		if !strings.Contains(unit, "\n"+line+"\n") {
 			t.Errorf("forewarn.service has no line %s", line)

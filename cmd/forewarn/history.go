@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/url"
 	"os"
 	"strconv"
@@ -34,11 +35,18 @@ audit file that a file sink has written, which knows the changes but not who was
 			if period.Since, err = parseSince(since, time.Now()); err != nil {
 				return exit(exitUsage, err)
 			}
+			n := math.MaxInt // data is printed whole
+			if p.output == "text" {
+				n = shownRows
+			}
 			var lives []bridge.Life
+			var older int
 			if file != "" {
-				lives, err = p.fileHistory(file, period)
+				if lives, err = p.fileHistory(file, period); err == nil {
+					lives, older = newest(lives, n)
+				}
 			} else {
-				lives, err = p.outboxHistory(c, period)
+				lives, older, err = p.outboxHistory(c, period, n)
 			}
 			if err != nil {
 				return err
@@ -53,7 +61,11 @@ audit file that a file sink has written, which knows the changes but not who was
 				fmt.Fprintln(p.err, "nothing is on record")
 				return nil
 			}
-			_, err = io.WriteString(p.out, livesText(lives))
+			text := livesText(lives)
+			if older > 0 {
+				text = fmt.Sprintf("%d older events are left out; --since, --event and --vm pick some, -o json prints all\n\n", older) + text
+			}
+			_, err = io.WriteString(p.out, text)
 			return err
 		},
 	}
@@ -82,15 +94,23 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("--since %s: expected a duration such as 7d, or a time such as 2026-11-21T04:00:00Z", s)
 }
 
-// outboxHistory asks the running bridge, or reads the file of one that does not run.
-func (p *program) outboxHistory(c *cobra.Command, period bridge.Period) ([]bridge.Life, error) {
-	var lives []bridge.Life
-	q := url.Values{"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}}
-	err := p.askOutbox(c.Context(), "/history", q, &lives, func(o *bridge.Outbox, _ *settings) (err error) {
-		lives, err = o.History(period)
+// newest are the newest n lives, and how many older ones there are.
+func newest(lives []bridge.Life, n int) ([]bridge.Life, int) {
+	older := max(0, len(lives)-n)
+	return lives[older:], older
+}
+
+// outboxHistory asks the running bridge, or reads the file of one that does not run. It gives the newest n lives, and how
+// many older ones there are.
+func (p *program) outboxHistory(c *cobra.Command, period bridge.Period, n int) ([]bridge.Life, int, error) {
+	var list rows[bridge.Life]
+	q := url.Values{"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}, "limit": {strconv.Itoa(n)}}
+	err := p.askOutbox(c.Context(), "/history", q, &list, func(o *bridge.Outbox, _ *settings) error {
+		lives, err := o.History(period)
+		list.Rows, list.More = newest(lives, n)
 		return err
 	})
-	return lives, err
+	return list.Rows, list.More, err
 }
 
 // fileHistory reads an audit file. Lines that are none, such as half a last one, are counted and passed over.

@@ -70,7 +70,7 @@ func newMetrics() *metrics {
 	gauge("poll_last_success_timestamp_seconds", "When the endpoint last gave a valid answer, 0 while it has not since the start.")
 	gauge("document_incarnation", "The incarnation of the document seen last, 0 while there is none.")
 	gauge("events_open", "Azure events that are announced or under way, of all machines of the document.")
-	gauge("event_seconds_to_not_before", "Seconds until an open Azure event may begin, 0 when it may have begun or nobody knows.",
+	gauge("event_seconds_to_not_before", "Seconds until an open Azure event may begin, 0 when it may have begun or nobody knows; of very many, the most urgent.",
 		"event", "type", "status", "affects_self")
 	gauge("outbox_bytes", "Size of the outbox on disk.")
 	gauge("outbox_durable", "1 while everything is on disk, 0 while the disk cannot be written and memory has to do.")
@@ -125,7 +125,7 @@ func (m *metrics) Accepted(sink string, lag time.Duration) {
 // handler serves the metrics, and what of the status is worth a graph.
 func (m *metrics) handler(status func() bridge.Status, log *slog.Logger) http.Handler {
 	r := prometheus.NewRegistry()
-	r.MustRegister(scrape{m, status}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(scrape{m, shared(statusAge, status)}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 5,
 	})
@@ -161,7 +161,7 @@ func (s scrape) Collect(ch chan<- prometheus.Metric) {
 	show("poll_last_success_timestamp_seconds", seconds(st.IMDS.LastAnswer))
 	show("document_incarnation", number(st.IMDS.Incarnation))
 	show("events_open", float64(len(st.Events)))
-	for _, e := range st.Events {
+	for _, e := range first(byUrgency(st.Events), shownSeries) {
 		show("event_seconds_to_not_before", e.SecondsLeft, e.Known.ID, label(e.Known.Type), label(e.Known.Status), strconv.FormatBool(e.AffectsSelf))
 	}
 	show("outbox_bytes", float64(st.Outbox.Bytes))

@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -45,25 +47,28 @@ func (p *program) outboxListCommand() *cobra.Command {
 			if sel.State != "" && sel.State != bridge.StatePending && sel.State != bridge.StateDead {
 				return exit(exitUsage, fmt.Errorf("--state %s: expected pending or dead", sel.State))
 			}
-			var entries []bridge.Entry
+			var list rows[bridge.Entry]
 			q := url.Values{"sink": {sel.Sink}, "state": {sel.State}, "event": {sel.Event}}
-			err := p.askOutbox(c.Context(), "/outbox", q, &entries, func(o *bridge.Outbox, s *settings) error {
-				entries = o.List(sel)
+			if p.output != "json" {
+				q.Set("limit", strconv.Itoa(shownRows))
+			}
+			err := p.askOutbox(c.Context(), "/outbox", q, &list, func(o *bridge.Outbox, s *settings) error {
+				list.Rows, list.More = o.First(sel, limit(q))
 				return checkSinks(append(o.Sinks(), s.Names...), sel.Sink)
 			})
 			if err != nil {
 				return err
 			}
 			if p.output == "json" {
-				return printJSON(p.out, entries)
+				return printJSON(p.out, list.Rows)
 			}
-			if len(entries) == 0 {
+			if len(list.Rows) == 0 {
 				fmt.Fprintln(p.err, "nothing is owed, and there are no dead letters")
 				return nil
 			}
 			t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(t, "KEY\tSTATE\tCLOUDEVENT\tATTEMPTS\tNEXT\tERROR")
-			for _, e := range entries {
+			for _, e := range list.Rows {
 				state, next := e.State, "-"
 				if e.Reason != "" {
 					state += " (" + e.Reason + ")"
@@ -73,7 +78,11 @@ func (p *program) outboxListCommand() *cobra.Command {
 				}
 				fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Key, state, e.ID, e.Attempts, next, printable(e.Error))
 			}
-			return t.Flush()
+			if err := t.Flush(); err != nil {
+				return err
+			}
+			_, err = io.WriteString(p.out, moreText(list.More, "forewarn outbox list -o json"))
+			return err
 		},
 	})
 	c.Flags().StringVar(&sel.Sink, "sink", "", "only this sink's")
@@ -159,14 +168,14 @@ func checkSinks(known []string, named ...string) error {
 		case len(known) == 0:
 			return fmt.Errorf("no sink is called %q; there are none", name)
 		default:
-			return fmt.Errorf("no sink is called %q; there are %s", name, listed(known))
+			return fmt.Errorf("no sink is called %q; there are %s", name, inWords(known))
 		}
 	}
 	return nil
 }
 
-// listed is a list in words.
-func listed(names []string) string {
+// inWords is a list in words.
+func inWords(names []string) string {
 	last := len(names) - 1
 	if last == 0 {
 		return names[0]

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,7 +12,7 @@ import (
 
 // probes serves what machines ask for: health and metrics.
 func probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
-	mux := http.NewServeMux()
+	mux, status := http.NewServeMux(), shared(statusAge, b.Status)
 	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		var reasons []string
@@ -20,16 +21,21 @@ func probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 		}
 		health(w, reasons)
 	})
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { health(w, b.Status().Reasons) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { health(w, status().Reasons) })
 	return mux
 }
 
 // page serves what may be seen on TCP: the page for people, health, metrics and status. Nothing here changes anything.
 func page(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
 	mux := probes(b, metrics)
+	status := shared(statusAge, func() []byte {
+		var body bytes.Buffer
+		_ = printJSON(&body, b.Status()) // a status can be said in JSON
+		return body.Bytes()
+	})
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = printJSON(w, b.Status())
+		_, _ = w.Write(status()) // whoever went away needs nothing
 	})
 	newPage(bridgeFacts(b)).routes(mux)
 	name, _, _ := net.SplitHostPort(listen)

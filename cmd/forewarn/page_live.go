@@ -42,6 +42,7 @@ type webPage struct {
 	build string // of the files, so that a browser can see that it has old ones
 
 	parsed func() (*template.Template, error) // once, and not before somebody looks
+	whole  func() wholePage
 
 	mu      sync.Mutex
 	streams int
@@ -60,12 +61,17 @@ func newPage(look func() pageFacts) *webPage {
 		}
 		return nil
 	})
-	return &webPage{look: look, build: hex.EncodeToString(sum.Sum(nil)[:6]), parsed: sync.OnceValues(parsePage)}
+	p := &webPage{look: look, build: hex.EncodeToString(sum.Sum(nil)[:6]), parsed: sync.OnceValues(parsePage)}
+	p.whole = shared(pageAge, p.render)
+	return p
 }
 
 func parsePage() (*template.Template, error) {
 	return template.ParseFS(pageFiles, "page/page.html.tmpl")
 }
+
+// pageChanges is how many changes of the past the page looks at. It shows fewer events than that.
+const pageChanges = 1000
 
 // bridgeFacts looks at a bridge. The history is read again only when something has changed, and never so often that
 // reading it would take more than a small part of the time. It grows with the events of a month, so it is let go when
@@ -73,43 +79,46 @@ func parsePage() (*template.Template, error) {
 func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	var mu sync.Mutex
 	var lives []bridge.Life
+	var more bool
 	var failed error
-	var known string
+	var known [sha256.Size]byte // what changes when the history does
 	var read time.Time
 	var took time.Duration
 	forget := time.AfterFunc(pageMemory, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		lives, failed, known, read = nil, nil, "", time.Time{}
+		lives, failed, read = nil, nil, time.Time{}
 	})
 	return func() pageFacts {
 		f := pageFacts{Status: b.Status()}
 		if f.Status.Outbox.DeadLetters > 0 {
-			f.Dead = b.Outbox.List(bridge.Selection{State: bridge.StateDead})
+			f.Dead, f.MoreDead = b.Outbox.Last(bridge.Selection{State: bridge.StateDead}, shownDead)
 		}
-		state := fmt.Sprint(f.Status.Outbox.Pending, f.Status.Outbox.DeadLetters)
+		sum := sha256.New()
+		fmt.Fprint(sum, f.Status.Outbox.Pending, f.Status.Outbox.DeadLetters)
 		for _, e := range f.Status.Events {
-			state += string(e.Event)
+			sum.Write(e.Event)
 		}
 		for _, k := range f.Status.Sinks {
-			state += fmt.Sprint(" ", k.Delivered)
+			fmt.Fprint(sum, " ", k.Delivered)
 		}
+		state := [sha256.Size]byte(sum.Sum(nil))
 		mu.Lock()
 		defer mu.Unlock()
 		now := time.Now()
 		forget.Reset(pageMemory)
 		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
-			lives, failed = b.Outbox.History(bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)})
+			lives, more, failed = b.Outbox.RecentHistory(bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}, pageChanges)
 			known, read, took = state, now, time.Since(now)
 		}
-		f.Lives, f.Err = lives, failed
+		f.Lives, f.MoreLives, f.Err = lives, more, failed
 		return f
 	}
 }
 
 // routes adds the page to mux.
 func (p *webPage) routes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /{$}", p.whole)
+	mux.HandleFunc("GET /{$}", p.show)
 	mux.HandleFunc("GET /events", p.stream)
 	for path, kind := range map[string]string{
 		"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
@@ -145,20 +154,32 @@ func (p *webPage) view(live bool) (*template.Template, pageView, error) {
 	return page, v, nil
 }
 
-// whole answers with the page, which is complete without any script.
-func (p *webPage) whole(w http.ResponseWriter, _ *http.Request) {
+// A wholePage is the page as it is sent, or why it cannot be made.
+type wholePage struct {
+	body []byte
+	err  error
+}
+
+// render makes the page, which is complete without any script.
+func (p *webPage) render() wholePage {
 	page, v, err := p.view(false)
 	var b bytes.Buffer
 	if err == nil {
 		err = page.ExecuteTemplate(&b, "page", v)
 	}
+	return wholePage{b.Bytes(), err}
+}
+
+// show answers with the page.
+func (p *webPage) show(w http.ResponseWriter, _ *http.Request) {
+	page := p.whole()
 	w.Header().Set("Cache-Control", "no-store")
-	if err != nil {
-		http.Error(w, "the page cannot be shown: "+err.Error(), http.StatusInternalServerError)
+	if page.err != nil {
+		http.Error(w, "the page cannot be shown: "+page.err.Error(), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(b.Bytes()) // a browser that went away needs nothing
+	_, _ = w.Write(page.body) // a browser that went away needs nothing
 }
 
 // now gives the parts as they are, made at most once in a while for however many browsers. What passes with time is left

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,6 +85,67 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 			t.Fatalf("the page lacks %q after %q; it says:\n%s", want, text[:len(text)-len(rest)], text)
 		}
 		rest = rest[i+len(want):]
+	}
+}
+
+// However many ask for the page at a time, it is made once for all of them; and whoever comes later gets a new one.
+func TestPageIsMadeOnceForAllWhoAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var made atomic.Int32
+		_, h := pageOf(func() pageFacts {
+			made.Add(1)
+			time.Sleep(time.Second) // a full outbox
+			return pageFacts{}
+		})
+		ask := func() {
+			var all sync.WaitGroup
+			for range 50 {
+				all.Go(func() {
+					if w := visit(t, h, "/"); w.Code != http.StatusOK || w.Body.Len() == 0 {
+						t.Errorf("GET / = %d with %d bytes", w.Code, w.Body.Len())
+					}
+				})
+			}
+			all.Wait()
+		}
+		ask()
+		ask()
+		if n := made.Load(); n != 1 {
+			t.Errorf("for two times 50 who ask, the page was made %d times, want 1", n)
+		}
+		time.Sleep(pageAge)
+		ask()
+		if n := made.Load(); n != 2 {
+			t.Errorf("with those who ask later, the page was made %d times, want 2", n)
+		}
+	})
+}
+
+// However much there is, the page shows some of it and says how much more there is.
+func TestPageOfAFullOutboxIsShort(t *testing.T) {
+	now := time.Now()
+	f := sampleFacts(now)
+	sample := f.Status.Events
+	f.Status.Events, f.Status.Sinks, f.MoreLives, f.MoreDead = nil, nil, true, 9_000
+	for i := range 10_000 {
+		e := sample[i%len(sample)]
+		e.NotBefore = now.Add(time.Duration(i) * time.Second)
+		f.Status.Events = append(f.Status.Events, e)
+	}
+	for i := range 500 {
+		f.Status.Sinks = append(f.Status.Sinks, bridge.SinkStatus{Name: fmt.Sprint("sink-", i), State: bridge.SinkOK})
+	}
+	text := shown(t, f)
+	for _, want := range []string{
+		"And 9950 more: sudo forewarn status", "And 300 more: sudo forewarn status", "Older events are left out: sudo forewarn history",
+		plural(len(f.Dead)+9_000, "message was given up", "messages were given up"),
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not say %q", want)
+		}
+	}
+	if len(text) > 100_000 {
+		t.Errorf("the page has %d characters of text", len(text))
 	}
 }
 
@@ -502,8 +564,8 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 			bridge.OutcomeCompleted, "vm-0"))
 	}
 	v := pageWriter{now: now, zone: time.UTC}.timeline(f)
-	if len(v.Rows) != 1 || len(v.Rows[0].Bars) != timelineBars || v.Older != 30 {
-		t.Fatalf("there are %d rows and %d older events, want 1 row of %d bars and 30 older", len(v.Rows), v.Older, timelineBars)
+	if len(v.Rows) != 1 || len(v.Rows[0].Bars) != timelineBars || v.Older != "30 older events are" {
+		t.Fatalf("there are %d rows and %q left out, want 1 row of %d bars and 30 older events", len(v.Rows), v.Older, timelineBars)
 	}
 	share := func(s string) float64 {
 		x, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)

@@ -22,7 +22,7 @@ type timelineView struct {
 	Tip    int // where details are shown
 	// TipHeight is how much room they have; on a narrow screen the style gives more.
 	TipHeight int
-	Older     int // events that are left out, because there are so many
+	Older     string // how many events are left out, because there are so many; "" for none
 }
 
 // A timelineRow is one type.
@@ -84,9 +84,13 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		s := story(l)
 		return !s.over.IsZero() && s.over.Before(from)
 	})
-	if len(lives) > timelineBars {
-		v.Older = len(lives) - timelineBars
-		lives = lives[v.Older:]
+	older := max(0, len(lives)-timelineBars)
+	lives = lives[older:]
+	switch {
+	case f.MoreLives:
+		v.Older = "Older events are"
+	case older > 0:
+		v.Older = plural(older, "older event is", "older events are")
 	}
 	for _, l := range lives {
 		b := p.bar(l, f.Status.Observer)

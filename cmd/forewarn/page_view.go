@@ -15,10 +15,12 @@ import (
 
 // pageFacts are what the page shows, as it is known at one moment.
 type pageFacts struct {
-	Status bridge.Status
-	Lives  []bridge.Life  // of at least the last 30 days, the oldest first
-	Dead   []bridge.Entry // dead letters, the oldest first
-	Err    error          // why lives are not known
+	Status    bridge.Status
+	Lives     []bridge.Life  // of at least the last 30 days, the oldest first
+	MoreLives bool           // there are more, which are older
+	Dead      []bridge.Entry // the newest dead letters, the oldest of them first
+	MoreDead  int            // dead letters that are older
+	Err       error          // why lives are not known
 }
 
 // pageView is the page in words and times, ready for its template.
@@ -42,6 +44,7 @@ type pageView struct {
 	Note      string // why there are none, or how old they are
 	Timeline  timelineView
 	Sinks     []sinkView
+	MoreSinks int // sinks that Sinks leaves out
 	Started   moment
 	Version   string
 	Endpoint  string
@@ -127,8 +130,18 @@ const statusStarted = "Started"
 const (
 	shownDead   = 10
 	shownEvents = 50
+	shownSinks  = 200
 	shownVMs    = 20
 )
+
+// How much lists in a terminal, and the metrics, show of what may be very long.
+const (
+	shownRows   = 300
+	shownSeries = 300
+)
+
+// first is all of the list, or the first n.
+func first[T any](list []T, n int) []T { return list[:min(n, len(list))] }
 
 // A pageWriter turns facts into words: those that all other texts use too.
 type pageWriter struct {
@@ -161,30 +174,28 @@ func (p pageWriter) view(f pageFacts) pageView {
 	}
 	v.Troubles = p.troubles(f)
 	for _, e := range slices.Backward(f.Dead) { // the newest first
-		if len(v.Dead) == shownDead {
-			v.MoreDead = len(f.Dead) - shownDead
-			break
-		}
 		v.Dead = append(v.Dead, p.dead(e))
 	}
-	for _, e := range s.Events {
+	v.Dead = first(v.Dead, shownDead)
+	v.MoreDead = f.MoreDead + len(f.Dead) - len(v.Dead)
+	for _, e := range first(byUrgency(s.Events), shownEvents) {
 		v.Events = append(v.Events, p.event(e, s.Observer, f.Lives))
 	}
 	slices.SortStableFunc(v.Events, func(a, b eventView) int { // what has begun first, then the nearest
 		return cmp.Or(-cmp.Compare(truth(a.Begun), truth(b.Begun)), cmp.Compare(soon(a), soon(b)))
 	})
-	v.More = max(0, len(v.Events)-shownEvents)
-	v.Events = v.Events[:len(v.Events)-v.More]
+	v.More = len(s.Events) - len(v.Events)
 	v.Note = p.note(s)
 	v.Timeline = p.timeline(f)
-	for _, k := range byNeed(s.Sinks, p.now) {
+	for _, k := range first(byNeed(s.Sinks, p.now), shownSinks) {
 		v.Sinks = append(v.Sinks, p.sink(k))
 	}
+	v.MoreSinks = len(s.Sinks) - len(v.Sinks)
 	v.Ready, v.Plans = s.Ready, p.plans(s)
 	if n := len(v.Troubles); n > 0 {
 		v.Needs = plural(n, "thing needs you", "things need you")
 	}
-	if n := len(f.Dead); n > 0 {
+	if n := len(f.Dead) + f.MoreDead; n > 0 {
 		v.Lost = plural(n, "message was given up", "messages were given up")
 	}
 	v.Title = v.Name + " · forewarn"

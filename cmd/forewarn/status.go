@@ -276,7 +276,7 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	}
 	rows := []string{"EVENT\tTYPE\tSTATE\tDUE\tNOT BEFORE\tMACHINES"}
 	var details []string
-	for _, e := range byUrgency(s.Events) {
+	for _, e := range first(byUrgency(s.Events), shownRows) {
 		a := readEvent(e.Event)
 		state, due, when := printable(a.EventStatus), "-", "-"
 		if !e.NotBefore.IsZero() {
@@ -296,7 +296,15 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 		}
 		details = append(details, detail)
 	}
-	return table(rows, details)
+	return table(rows, details) + moreText(len(s.Events)-len(details), "forewarn status -o json")
+}
+
+// moreText says how many rows a list leaves out, and what shows them; "" for none.
+func moreText(more int, command string) string {
+	if more <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("and %d more; %s shows all\n", more, command)
 }
 
 // machines names those that an event hits, this VM first.
@@ -322,7 +330,7 @@ func sinksText(s bridge.Status, heard time.Time) string {
 	}
 	rows := []string{"SINK\tSTATE\tOWED\tLAST TOLD\tTOLD\tGIVEN UP\tKIND"}
 	var details []string
-	for _, k := range byNeed(s.Sinks, heard) {
+	for _, k := range first(byNeed(s.Sinks, heard), shownRows) {
 		state, class := sinkState(k, heard)
 		if class == bridge.SinkIsBlocked {
 			state = strings.ToUpper(state)
@@ -346,7 +354,7 @@ func sinksText(s bridge.Status, heard time.Time) string {
 		}
 		details = append(details, detail)
 	}
-	return table(rows, details)
+	return table(rows, details) + moreText(len(s.Sinks)-len(details), "forewarn status -o json")
 }
 
 // table aligns rows, the first of which is their heading, and puts the details of each of the others below it.
@@ -367,18 +375,28 @@ func table(rows, details []string) string {
 
 // byUrgency are the events in the order in which they matter: those that have begun, then the nearest.
 func byUrgency(events []bridge.EventStatus) []bridge.EventStatus {
-	rank := func(e bridge.EventStatus) int {
+	type ranked struct {
+		bridge.EventStatus
+		rank int
+	}
+	all := make([]ranked, len(events))
+	for i, e := range events {
+		all[i] = ranked{e, 2}
 		switch {
 		case readEvent(e.Event).EventStatus == statusStarted:
-			return 0
+			all[i].rank = 0
 		case !e.NotBefore.IsZero():
-			return 1
+			all[i].rank = 1
 		}
-		return 2
 	}
-	return slices.SortedStableFunc(slices.Values(events), func(a, b bridge.EventStatus) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore))
+	slices.SortStableFunc(all, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), a.NotBefore.Compare(b.NotBefore))
 	})
+	sorted := make([]bridge.EventStatus, len(all))
+	for i, e := range all {
+		sorted[i] = e.EventStatus
+	}
+	return sorted
 }
 
 // byNeed are the sinks in the order in which they matter: those that need somebody, then those that may soon.

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// Lists for people show some hundreds of rows and say how many more there are; as data they are whole.
+func TestListsForPeopleAreShort(t *testing.T) {
+	t.Parallel()
+	const n = shownRows + 100
+	dir := t.TempDir()
+	settings := filepath.Join(dir, "forewarn.yaml")
+	if err := os.WriteFile(settings, fmt.Appendf(nil, "{state: %q, sinks: [{name: ops, file: {path: ops}}]}", dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	outbox, err := bridge.OpenOutbox(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c bridge.Commit
+	for i := range n {
+		e, err := bridge.UnmarshalEvent(fmt.Appendf(nil, `{"EventId": "%08d-0000-4000-8000-000000000000", "EventType": "Reboot"}`, i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		change := bridge.Change{Kind: bridge.Scheduled, Event: e}
+		ce, err := bridge.Wrap(change, bridge.Circumstances{Observer: bridge.Observer{Name: "vm-0"}, Time: time.Now()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Owed = append(c.Owed, bridge.Owed{CloudEvent: ce, Event: e.ID, Change: change.Kind, To: []string{"ops"}})
+	}
+	if err := outbox.Commit(c, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if err := outbox.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		command, more, row string
+	}{
+		{"outbox list", "and 100 more; forewarn outbox list -o json shows all\n", "\nops/"},
+		{"history", "100 older events are left out; --since, --event and --vm pick some, -o json prints all\n", "\nevent "},
+	} {
+		args := append(strings.Fields(tt.command), "--config", settings)
+		out, err := forewarn(t, args...).Output()
+		if err != nil || !strings.Contains(string(out), tt.more) || strings.Count("\n"+string(out), tt.row) != shownRows {
+			t.Errorf("%s shows %d rows (%v), want %d and %q:\n%.400s", tt.command, strings.Count("\n"+string(out), tt.row), err, shownRows, tt.more, out)
+		}
+		var all []json.RawMessage
+		out, err = forewarn(t, append(args, "-o", "json")...).Output()
+		if err != nil || json.Unmarshal(out, &all) != nil || len(all) != n {
+			t.Errorf("%s -o json prints %d rows (%v), want %d", tt.command, len(all), err, n)
+		}
+	}
+}
