@@ -301,8 +301,8 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 }
 
 // ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. shown is the
-// Digest of the event as that person saw it: an event that differs from it is not approved. by is who; it goes on record.
-// The Bridge need not run: what came of it then waits in the outbox.
+// Digest of the event as that person saw it: an event that differs is not approved. by is who; it goes on record. The
+// Bridge need not run: what came of it then waits in the outbox.
 func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval {
 	d := decision{Decided: time.Now().UTC()}
 	ctx, undo, ok := b.attend(ctx, id)

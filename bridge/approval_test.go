@@ -33,7 +33,9 @@ func (s *stage) approvals() (ids []string) {
 var rebootRule = Rule{Filter: Filter{Only: Match{Types: []string{"Reboot"}}}}
 
 // drainRule approves what users asked for, once the route drain has taken it.
-var drainRule = Rule{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"User"}}}, After: []string{"drain"}, Wait: 5 * time.Second}
+var drainRule = Rule{
+	Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"User"}}}, After: []string{"drain"}, Wait: 5 * time.Second,
+}
 
 // What a rule names is approved when the sinks have accepted that it waits for, and not before; the approval is told and
 // on record.
@@ -76,8 +78,8 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 	})
 }
 
-// A delivery that somebody dropped was not accepted: no drain ran, so the event is not approved, whether the delivery was
-// still pending or a dead letter.
+// A delivery that somebody dropped was not accepted: no drain ran, so the event is not approved, whether the delivery
+// was still pending or a dead letter.
 func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 	for claim, answer := range map[string]error{"pending": errDown, "a dead letter": ErrRejected} {
 		t.Run(claim, func(t *testing.T) {
@@ -541,8 +543,8 @@ func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
 	}
 }
 
-// The status of an event that Azure was asked to begin says when and by whom it was approved, also after a restart, until
-// the event changes. One that Azure refused, or that nobody has approved, has no such thing.
+// The status of an event that Azure was asked to begin says when and by whom it was approved, also after a restart,
+// until the event changes. One that Azure refused, or that nobody has approved, has no such thing.
 func TestStatusSaysWhatWasApproved(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string

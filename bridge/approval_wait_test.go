@@ -38,7 +38,8 @@ func (b *running) stepClock(id string, d time.Duration) {
 
 // A clock that is stepped makes the wait of a rule neither shorter nor longer.
 func TestASteppedClockChangesNoWait(t *testing.T) {
-	for claim, step := range map[string]time.Duration{"not at all": 0, "an hour forward": time.Hour, "an hour back": -time.Hour} {
+	steps := map[string]time.Duration{"not at all": 0, "an hour forward": time.Hour, "an hour back": -time.Hour}
+	for claim, step := range steps {
 		for name, after := range map[string][]string{"after a sink": {"drain"}, "after nobody": nil} {
 			t.Run(claim+", "+name, func(t *testing.T) {
 				bubble(t, func(t *testing.T, s *stage) {
@@ -72,7 +73,7 @@ func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {
 		least, most time.Duration // of the rest
 	}{
 		{"a stop", (*running).end, 0, 5 * time.Minute, 5*time.Minute + 5*time.Second},
-		{"a stop and a clock that was stepped forward", (*running).end, time.Hour, 5 * time.Minute, 5*time.Minute + 5*time.Second},
+		{"a stop and a clock that was stepped", (*running).end, time.Hour, 5 * time.Minute, 5*time.Minute + 5*time.Second},
 		{"a crash", (*running).crash, 0, 5 * time.Minute, 6*time.Minute + 5*time.Second},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {

@@ -43,7 +43,8 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 // shown is the digest of the event as somebody would be shown it now; "" when Azure doesn't list it.
 func (s *stage) shown(id string) string {
 	s.t.Helper()
-	doc, err := NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper()).Document(s.t.Context())
+	client := NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
+	doc, err := client.Document(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -55,8 +56,8 @@ func (s *stage) shown(id string) string {
 	return ""
 }
 
-// By hand, what is approved is what somebody was shown: an event that changed since is not, and neither is one that nobody
-// was shown.
+// By hand, what is approved is what somebody was shown: an event that changed since is not, and neither is one that
+// nobody was shown.
 func TestByHandExactlyWhatWasShownIsApproved(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
@@ -65,7 +66,9 @@ func TestByHandExactlyWhatWasShownIsApproved(t *testing.T) {
 		result string
 	}{
 		{"nothing changes", nil, nil, ResultApproved},
-		{"it becomes another type for other VMs", func(e *imdstest.Event) { e.Type, e.Resources = "Terminate", []string{"vm-1", "vm-2"} }, nil, ResultMoot},
+		{"it becomes another type for other VMs", func(e *imdstest.Event) {
+			e.Type, e.Resources = "Terminate", []string{"vm-1", "vm-2"}
+		}, nil, ResultMoot},
 		{"it names one more VM", func(e *imdstest.Event) { e.Resources = append(e.Resources, "vm-1") }, nil, ResultMoot},
 		{"it moves", func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) }, nil, ResultMoot},
 		{"nobody says what was shown", nil, func(string) string { return "" }, ResultMoot},

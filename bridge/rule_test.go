@@ -92,7 +92,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 
 // A rule for other events says nothing about this one; a rule that is for it says why it does not approve.
 func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
-	rule := Rule{Filter: Filter{Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: when(t, "duration < 0")}}
+	rule := Rule{Filter: Filter{
+		Only: Match{Types: []string{"Reboot"}, Sources: []string{"User"}}, Except: Match{VMs: "leader"}, When: when(t, "duration < 0"),
+	}}
 	for _, tt := range []struct {
 		claim    string
 		event    Event

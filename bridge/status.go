@@ -42,7 +42,7 @@ type EventStatus struct {
 	NotBefore   time.Time       `json:"notBefore,omitzero"`
 	SecondsLeft float64         `json:"secondsLeft"` // to NotBefore; 0 when it has come, or there is none
 	AffectsSelf bool            `json:"affectsSelf"`
-	Approval    string          `json:"approval,omitempty"` // why it is not approved, or not yet; "" when no rule is for it
+	Approval    string          `json:"approval,omitempty"` // why it is not, or not yet; "" when no rule is for it
 	Approved    *ApprovedStatus `json:"approved,omitempty"` // that it is, as it is now
 	Known       Event           `json:"-"`                  // the same, decoded
 }

@@ -2,15 +2,15 @@ package bridge
 
 import "time"
 
-// A wait says since when what a rule waits for is so, for one change of an event. Its times were read in this run, so they
-// have the monotonic clock in them, which nobody can step. The times of an acceptance on record do not.
+// A wait says since when each acceptance of one change of an event is known. Its times were read in this run, so they
+// hold the monotonic clock, which nobody can step. Those on record do not.
 type wait struct {
 	seq   uint64               // of the change
 	since map[string]time.Time // by the route that accepted it; "" is the change itself
 }
 
-// waited is how long that was so, as it is kept for the next run, which counts on from there. It reaches the disk with
-// the event's next commit, within a minute, or at the end.
+// waited is for how long each acceptance was known. It is kept for the next run, which counts on from there, and reaches
+// the disk with the event's next commit, within a minute, or at the end of the run.
 type waited struct {
 	Seq uint64                   `json:"seq"`
 	For map[string]time.Duration `json:"for"`

@@ -51,11 +51,11 @@ func (p *program) approveCommand() *cobra.Command {
 	var timeout time.Duration
 	c := p.outputFlag(&cobra.Command{
 		Use: "approve EVENT-ID...", Short: "Have Azure begin an event now, instead of when its notice is over",
-		Long: `Shows the events whose ids begin as given, asks, and approves them: Azure then begins them at once, for every VM that they
-name. It cannot be taken back. An event that has begun is refused, and so is one that differs from what was shown, or that
-does not name this VM, unless --any-vm says otherwise. Who approved is on record. When Azure does not answer, it may have taken the approval all the same,
-so the effect is waited for then too. Exit code: 0 when the document shows the effect, 1 refused, 65 no such event, 69 no
-answer from the endpoint, 75 no effect in time.`,
+		Long: `Shows the events whose ids begin as given, asks, and approves them: Azure then begins them at once, for every VM
+that they name. It cannot be taken back. Refused is an event that has begun, one that differs from what was shown, and one
+that does not name this VM, unless --any-vm says otherwise. Who approved is on record. When Azure does not answer, it may
+have taken the approval all the same, so the effect is waited for then too. Exit code: 0 when the document shows the
+effect, 1 refused, 65 no such event, 69 no answer from the endpoint, 75 no effect in time.`,
 		Example: "  forewarn approve 602d9444\n  forewarn approve 602d9444 --yes --timeout 3m -o json",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, ids []string) error {
@@ -128,14 +128,17 @@ func chosenEvents(doc bridge.Document, ids []string) (events []bridge.Event, err
 	return events, nil
 }
 
-// mayApprove refuses what has begun, and what does not concern this VM. It returns this VM's name, "" if that is not known
-// and --any-vm is given.
-func (p *program) mayApprove(ctx context.Context, s *settings, client *bridge.Client, events []bridge.Event, anyVM bool) (self string, err error) {
+// mayApprove refuses what has begun, and what does not concern this VM. It returns this VM's name, "" if that is not
+// known and --any-vm is given.
+func (p *program) mayApprove(
+	ctx context.Context, s *settings, client *bridge.Client, events []bridge.Event, anyVM bool,
+) (self string, err error) {
 	self = s.IMDS.VMName
 	if self == "" {
 		o, err := client.Instance(ctx)
 		if err != nil && !anyVM {
-			return "", fmt.Errorf("the name of this VM is not known, so nobody can tell whether the event names it: %w; set imds.vm_name, or give --any-vm", err)
+			return "", fmt.Errorf("the name of this VM is not known, so nobody can tell whether the event names it: %w; "+
+				"set imds.vm_name, or give --any-vm", err)
 		}
 		self = o.Name
 	}

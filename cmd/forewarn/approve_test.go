@@ -62,8 +62,8 @@ func TestAnInterruptedApprovalIsOnRecord(t *testing.T) {
 	}
 }
 
-// An event that changes, begins or goes between what the command shows and the approval is not approved, and the command
-// shows how it differs, whether forewarn runs or not. Another event's change matters to nobody.
+// An event that changes, begins or goes between what the command shows and the approval is not approved, and the
+// command shows how it differs, whether forewarn runs or not. Another event's change matters to nobody.
 func TestWhatChangesAfterItWasShownIsNotApproved(t *testing.T) {
 	for _, tt := range []struct {
 		claim   string

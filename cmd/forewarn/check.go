@@ -41,8 +41,9 @@ func (p *program) checkCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "check", Short: "Check the settings, and show which events which sink would hear of",
 		Long: `Checks the settings file without touching the endpoint or any destination, and prints for sample events whether each
-sink would be told, or the key of the settings that keeps it out, and whether a rule of approve would approve them. Wrong settings: exit 78. With --connect it also reaches each
-destination and shows it the credentials, without sending anything. One that cannot be reached: exit 69.`,
+sink would be told, or the key of the settings that keeps it out, and whether a rule of approve would approve them. Wrong
+settings: exit 78. With --connect it also reaches each destination and shows it the credentials, without sending anything.
+One that cannot be reached: exit 69.`,
 		Example: "  forewarn check --config forewarn.yaml\n  forewarn check --connect",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -65,7 +65,9 @@ type foretold struct {
 }
 
 // foretell prints what the rules would decide about each event that is scheduled or changes, until ctx is done.
-func (p *paper) foretell(ctx context.Context, b *bridge.Bridge, rules []bridge.Rule, changes <-chan json.RawMessage, log *slog.Logger) {
+func (p *paper) foretell(
+	ctx context.Context, b *bridge.Bridge, rules []bridge.Rule, changes <-chan json.RawMessage, log *slog.Logger,
+) {
 	for {
 		select {
 		case <-ctx.Done():

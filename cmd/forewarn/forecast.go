@@ -106,7 +106,8 @@ func approvalNotes(s *settings, self string, now time.Time) ([]string, error) {
 			case err != nil:
 				return nil, err
 			case all:
-				note(i, "waits for %s, which is not told of any event that the rule is for (%s), so it approves none", route.Name, strings.Join(missed, ", "))
+				note(i, "waits for %s, which is not told of any event that the rule is for (%s), so it approves none",
+					route.Name, strings.Join(missed, ", "))
 			case len(missed) > 0:
 				note(i, "waits for %s, which is not told of %s, so those are not approved", route.Name, strings.Join(missed, ", "))
 			}
@@ -115,8 +116,8 @@ func approvalNotes(s *settings, self string, now time.Time) ([]string, error) {
 	return notes, nil
 }
 
-// approvable are changes of every kind of event that the rule would approve if everybody were told: first scheduled, and
-// then moved.
+// approvable are changes of every kind of event that the rule would approve if everybody were told: first scheduled,
+// and then moved.
 func approvable(r bridge.Rule, self string, now time.Time) ([]bridge.Sample, error) {
 	vms := [][]string{{self}}
 	if r.Others {
@@ -135,8 +136,8 @@ func approvable(r bridge.Rule, self string, now time.Time) ([]bridge.Sample, err
 			return nil, err
 		}
 		if bridge.Foresee([]bridge.Rule{r}, e, bridge.Fields(ce), self, everybody)[0].Approves {
-			moved := bridge.Sample{Change: bridge.Change{Kind: bridge.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}}
-			samples = append(samples, s, moved)
+			moved := bridge.Change{Kind: bridge.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}
+			samples = append(samples, s, bridge.Sample{Change: moved})
 		}
 	}
 	return samples, nil
@@ -163,8 +164,9 @@ func everyEvent(sets [][]string, now time.Time) (events []bridge.Event, err erro
 // scheduledEvent is an event as Azure would announce it.
 func scheduledEvent(typ, source string, vms []string, notBefore time.Time) (bridge.Event, error) {
 	raw, err := json.Marshal(map[string]any{
-		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": "Scheduled", "EventType": typ, "ResourceType": "VirtualMachine",
-		"Resources": vms, "NotBefore": notBefore.UTC().Format(http.TimeFormat), "EventSource": source, "DurationInSeconds": -1,
+		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": "Scheduled", "EventType": typ,
+		"ResourceType": "VirtualMachine", "Resources": vms, "NotBefore": notBefore.UTC().Format(http.TimeFormat),
+		"EventSource": source, "DurationInSeconds": -1,
 	})
 	if err != nil {
 		return bridge.Event{}, err
@@ -172,9 +174,11 @@ func scheduledEvent(typ, source string, vms []string, notBefore time.Time) (brid
 	return bridge.UnmarshalEvent(raw)
 }
 
-// untold names what a filter keeps out of the samples, with the key that does; all says that it is all of them, and then
-// the keys are enough.
-func untold(f bridge.Filter, samples []bridge.Sample, self string, now time.Time) (missed []string, all bool, err error) {
+// untold names what a filter keeps out of the samples, with the key that does. all says that it is all of them, and
+// then only the keys are named.
+func untold(f bridge.Filter, samples []bridge.Sample, self string, now time.Time) (
+	missed []string, all bool, err error,
+) {
 	var keys []string
 	all = len(samples) > 0
 	for _, s := range samples {
