@@ -13,9 +13,9 @@ import (
 )
 
 // openAt opens a file as os.OpenFile does. In a directory of another user, who may have put anything there under that
-// name, root is careful: it follows no link out of the directory, and takes nothing that belongs to somebody else or has
-// a second name. What it makes there belongs to the owner of the directory, or a warning says that it does not: a share
-// may refuse that, and is written to all the same.
+// name, root is careful: it follows no link out of the directory, and takes nothing that belongs to somebody else or
+// has a second name. What it makes there belongs to the owner of the directory, or a warning says that it does not: a
+// share may refuse that, and is written to all the same.
 func openAt(path string, flag int, mode fs.FileMode, log *slog.Logger) (*os.File, error) {
 	if os.Geteuid() != 0 {
 		return os.OpenFile(path, flag, mode)

@@ -21,7 +21,8 @@ func TestFileThatRootMakesIsTheDirectoryOwners(t *testing.T) {
 	if err := errors.Join(os.WriteFile(old, nil, 0o640), os.Symlink("old", filepath.Join(dir, "link"))); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string][2]uint32{"new": {service, operators}, "old": {0, uint32(os.Getegid())}, "link": {0, uint32(os.Getegid())}} {
+	roots := [2]uint32{0, uint32(os.Getegid())}
+	for name, want := range map[string][2]uint32{"new": {service, operators}, "old": roots, "link": roots} {
 		s := mustOpen(t, "file", "path: "+filepath.Join(dir, name), testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
 			t.Fatal(err)
@@ -36,8 +37,8 @@ func TestFileThatRootMakesIsTheDirectoryOwners(t *testing.T) {
 	}
 }
 
-// What the service's user puts in place of the file leads root nowhere else: not a link out of the directory, whether its
-// end is there or not, nor a second name of somebody's file. That blocks the sink, and nothing is written.
+// What the service's user puts in place of the file leads root nowhere else: not a link out of the directory, whether
+// its end is there or not, nor a second name of somebody's file. That blocks the sink, and nothing is written.
 func TestRootWritesOnlyWhatTheDirectoryOwnerMay(t *testing.T) {
 	for name, lay := range map[string]func(outside, path string) error{
 		"a link": os.Symlink,
@@ -60,7 +61,8 @@ func TestRootWritesOnlyWhatTheDirectoryOwnerMay(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := mustOpen(t, "file", "path: "+path, testHost(t))
-			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, bridge.ErrBlocked) || !errors.Is(err, errForeign) {
+			_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+			if !errors.Is(err, bridge.ErrBlocked) || !errors.Is(err, errForeign) {
 				t.Errorf("Deliver = %v, want it blocked, because the file is not the directory owner's", err)
 			}
 			if text, err := os.ReadFile(outside); err == nil && string(text) != "root's\n" {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenPrivate listens on a Unix socket that only root and this user can reach. It has mode 0600 from its first moment:
-// the kernel takes the mode of a socket's file from the descriptor that is bound, so nothing has to be narrowed later,
-// and no umask, which other goroutines would share.
+// listenPrivate listens on a Unix socket that only root and this user can reach. It has mode 0600 from its first
+// moment: the kernel takes the mode of a socket's file from the descriptor that is bound. So nothing has to be narrowed
+// later, and no umask set, which other goroutines would share.
 func listenPrivate(path string, log *slog.Logger) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -47,7 +47,8 @@ func (l *privateListener) Accept() (net.Conn, error) {
 		c.Close()
 		if !l.warned {
 			l.warned = true
-			l.log.Warn("another user was refused on the control socket; expected its mode to be 0600", "socket", l.Addr(), "uid", uid, "err", err)
+			l.log.Warn("another user was refused on the control socket; expected its mode to be 0600",
+				"socket", l.Addr(), "uid", uid, "err", err)
 		}
 	}
 }

@@ -56,7 +56,8 @@ func TestControlSocketIsNeverOpenToOthers(t *testing.T) {
 		at += unix.SizeofInotifyEvent + int(event.Len)
 	}
 	if len(seen) != 1 || seen[0] != unix.IN_CREATE {
-		t.Errorf("the kernel saw %#x in the directory, want one file made (%#x) and its mode left alone", seen, unix.IN_CREATE)
+		t.Errorf("the kernel saw %#x in the directory, want one file made (%#x) and its mode left alone",
+			seen, unix.IN_CREATE)
 	}
 }
 
@@ -118,8 +119,10 @@ func TestControlSocketRefusesOtherUsers(t *testing.T) {
 	}
 	l.Close()
 	<-ended
-	if n := strings.Count(log.String(), "another user was refused on the control socket"); n != 1 || !strings.Contains(log.String(), "uid=65534") {
-		t.Errorf("the log says so %d times, want once, with the uid:\n%s", n, log.String())
+	said := log.String()
+	n := strings.Count(said, "another user was refused on the control socket")
+	if n != 1 || !strings.Contains(said, "uid=65534") {
+		t.Errorf("the log says so %d times, want once, with the uid:\n%s", n, said)
 	}
 }
 

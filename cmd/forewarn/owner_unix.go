@@ -63,8 +63,8 @@ func firstOwner(path string, links int) (o owner, found bool, err error) {
 	return o, false, nil
 }
 
-// isUser says whether a user exists in this user namespace. In a rootless container the files of the host's users seem to
-// belong to one that does not, whom nobody can become; to that container's root they are like its own.
+// isUser says whether a user exists in this user namespace. In a rootless container the files of the host's users seem
+// to belong to one that does not, whom nobody can become; to that container's root they are like its own.
 func isUser(uid int) bool {
 	ranges, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
