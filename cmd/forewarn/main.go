@@ -204,9 +204,11 @@ func (p *program) loader(log *slog.Logger) loader {
 
 // settings loads the settings file; an error means exit 78. Root has become the owner of the state when the sinks open.
 func (p *program) settings(log *slog.Logger) (*settings, error) {
-	if s, err := p.rootPlaces(); err == nil { // what is wrong with them is said below
-		if err := p.giveUpRoot(s.State); err != nil {
-			return nil, err
+	if os.Geteuid() == 0 {
+		if s, err := p.rootPlaces(); err == nil { // what is wrong with them is said below
+			if err := p.giveUpRoot(s.State); err != nil {
+				return nil, err
+			}
 		}
 	}
 	s, err := p.loader(log).load(p.config)
