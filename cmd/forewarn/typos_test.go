@@ -219,7 +219,10 @@ func (w *typist) says(text string) map[string]string {
 		all["check -o json"], all["render"] = w.command("check", "-o", "json"), w.command("render")
 	}
 	w.log.Reset()
-	w.p.reload(w.b, w.old, slog.New(slog.NewTextHandler(w.log, nil)))
+	log := slog.New(slog.NewTextHandler(w.log, nil))
+	if _, err := w.p.loader(log).load(w.path); err != nil { // right ones would be taken by a bridge that runs, and here none does
+		w.p.reload(w.b, w.old, log)
+	}
 	all["the log"] = w.log.String()
 	for _, path := range []string{"/", "/status.json", "/metrics"} {
 		got := httptest.NewRecorder()
@@ -232,6 +235,9 @@ func (w *typist) says(text string) map[string]string {
 // command is what a command prints.
 func (w *typist) command(args ...string) string {
 	var out bytes.Buffer
-	run(context.Background(), world{args: append(args, "--config", w.path), out: &out, err: &out, getenv: func(string) string { return "" }})
+	run(context.Background(), world{
+		args: append(args, "--config", w.path), out: &out, err: &out,
+		getenv: func(string) string { return "" }, defaults: linuxDefaults,
+	})
 	return out.String()
 }
