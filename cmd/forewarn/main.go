@@ -49,6 +49,7 @@ type world struct {
 	err      io.Writer
 	getenv   func(string) string
 	defaults defaults
+	become   func(owner) error              // makes this process that of another user, for good; nil when it is not the program's own
 	events   func(slog.Level, string) error // writes to the Event Log, which takes the place of err for the log; nil for none
 	dial     sinks.Dialer                   // reaches destinations; nil is the network
 }
@@ -56,7 +57,7 @@ type world struct {
 func process() world {
 	return world{
 		args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
-		defaults: systemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv),
+		defaults: systemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv), become: owner.become,
 	}
 }
 

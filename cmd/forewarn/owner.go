@@ -25,7 +25,7 @@ var errStaysRoot = errors.New("root cannot give up its rights here")
 // Nothing of that user's is opened before: what is made then belongs to the service, and a link that the service's user
 // laid leads nowhere where that user may not go. It happens once, for the state directory of the first settings.
 func (p *program) giveUpRoot(dir string) error {
-	if p.askedOwner {
+	if p.askedOwner || p.become == nil {
 		return nil
 	}
 	p.askedOwner = true
@@ -36,7 +36,7 @@ func (p *program) giveUpRoot(dir string) error {
 	if !found {
 		return nil
 	}
-	if err := o.become(); err != nil {
+	if err := p.become(o); err != nil {
 		return fmt.Errorf("the state in %s belongs to %s: %w: %w; run forewarn as %s", dir, o, errStaysRoot, err, o)
 	}
 	p.actsFor = &o
