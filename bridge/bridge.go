@@ -85,7 +85,9 @@ type imdsState struct {
 	turned     time.Time // when the poll loop last came round
 	lastAnswer time.Time // valid, since the start
 	lastErr    string
-	told       bool // that it is unavailable
+	told       bool     // that it is unavailable
+	problems   []string // of the last document
+	full       bool     // changes of it are left out for want of room
 }
 
 // crew is a worker and how to end it. What ends it may be called again.

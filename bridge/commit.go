@@ -52,6 +52,7 @@ func (o *Outbox) Commit(c Commit, now time.Time) error {
 			o.last = max(o.last+1, uint64(now.UnixMicro()))
 			seq = o.last
 			o.store.write(bucketEvents, seqKey(seq), body)
+			o.grown.n, o.grown.bytes = o.grown.n+1, o.grown.bytes+len(body)
 			bodies = append(bodies, body)
 			o.meter.Committed(owed.CloudEvent.Type())
 		}

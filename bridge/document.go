@@ -20,7 +20,8 @@ type Document struct {
 	// changed, never in which direction: Azure starts it over (compare with != only).
 	Incarnation string
 	Events      []Event // in Azure's order, every ID once
-	// Partial says that an entry's EventId could not be read. Nothing may be taken for gone on its word.
+	// Partial says that an entry's EventId could not be read, or that there were too many entries. Nothing may be taken for
+	// gone on its word.
 	Partial bool
 	// Problems names what could not be understood, one sentence each; of very many only the first. Everything else was.
 	Problems []string
@@ -51,8 +52,9 @@ type Event struct {
 var ErrNoDocument = errors.New("not a scheduled events document")
 
 const (
-	maxIncarnation = 64  // characters; a longer DocumentIncarnation is none
-	maxProblems    = 100 // of a document that are named
+	maxEvents      = 10_000 // of a document that are taken, and that may be open
+	maxIncarnation = 64     // characters; a longer DocumentIncarnation is none
+	maxProblems    = 100    // of a document that are named
 )
 
 // errNullEvents marks a document whose Events is null: no events, if the next poll says so too.
@@ -81,9 +83,13 @@ func DecodeDocument(body []byte) (Document, error) {
 	if string(list) == "null" {
 		return d, errNullEvents
 	}
-	var entries []json.RawMessage
-	if err := json.Unmarshal(list, &entries); err != nil {
+	entries, more, ok := firstEntries(list, maxEvents)
+	if !ok {
 		return Document{}, fmt.Errorf("%w: Events is no array", ErrNoDocument)
+	}
+	if more {
+		d.Partial = true
+		d.problem("it lists more than %d events, and only the first so many are taken", maxEvents)
 	}
 
 	last := make(map[string]int, len(entries)) // ID → its place in d.Events
@@ -109,6 +115,22 @@ func DecodeDocument(body []byte) (Document, error) {
 		d.Events = append(d.Events, e)
 	}
 	return d, nil
+}
+
+// firstEntries are the first n entries of a JSON array, and whether it has more; ok is false when it is none.
+func firstEntries(list json.RawMessage, n int) (entries []json.RawMessage, more, ok bool) {
+	dec := json.NewDecoder(bytes.NewReader(list))
+	if start, err := dec.Token(); err != nil || start != json.Delim('[') {
+		return nil, false, false
+	}
+	for len(entries) < n && dec.More() {
+		var entry json.RawMessage
+		if err := dec.Decode(&entry); err != nil { // cannot be: the list was decoded as part of the body
+			return nil, false, false
+		}
+		entries = append(entries, entry)
+	}
+	return entries, dec.More(), true
 }
 
 func (d *Document) problem(format string, args ...any) {

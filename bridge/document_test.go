@@ -493,3 +493,60 @@ func FuzzDecodeDocument(f *testing.F) {
 		}
 	})
 }
+
+// Of a document that lists more than 10,000 events the first 10,000 are taken. That is said first, and nothing counts as
+// gone on the word of such a document.
+func TestADocumentHasAtMostTenThousandEvents(t *testing.T) {
+	list := func(n int) []byte {
+		var b bytes.Buffer
+		b.WriteString(`{"DocumentIncarnation":1,"Events":[`)
+		for i := range n {
+			fmt.Fprintf(&b, `{"EventId":"%08d-0000-4000-8000-000000000000","NotBefore":"soon"},`, i)
+		}
+		return append(bytes.TrimSuffix(b.Bytes(), []byte(",")), "]}"...)
+	}
+	d, err := DecodeDocument(list(10_000))
+	if err != nil || len(d.Events) != 10_000 || d.Partial {
+		t.Fatalf("10,000 events are %d, partial %v, %v", len(d.Events), d.Partial, err)
+	}
+	d, err = DecodeDocument(list(10_001))
+	if err != nil || len(d.Events) != 10_000 || !d.Partial {
+		t.Fatalf("10,001 events are %d, partial %v, %v; want the first 10,000 and partial", len(d.Events), d.Partial, err)
+	}
+	if want := "it lists more than 10000 events, and only the first so many are taken"; d.Problems[0] != want {
+		t.Errorf("the first problem is %q, want %q", d.Problems[0], want)
+	}
+	last := Event{ID: "00010000-0000-4000-8000-000000000000"}
+	for _, c := range Diff([]Event{last}, d) {
+		if c.Kind == Vanished {
+			t.Errorf("the event that was not read counts as gone")
+		}
+	}
+}
+
+// However many new events documents list that make nothing vanish, at most 10,000 are open, and their texts are bounded
+// too. What ends makes room.
+func TestOpenEventsAreBounded(t *testing.T) {
+	event := func(i, size int) Event {
+		id := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
+		return Event{ID: id, Raw: fmt.Appendf(nil, `{"EventId":%q,"Description":"%s"}`, id, strings.Repeat("x", size))}
+	}
+	var known []Event
+	for i := range maxEvents {
+		known = append(known, event(i, 0))
+	}
+	first, second, ended := Change{Kind: Scheduled, Event: event(maxEvents, 0)}, Change{Kind: Scheduled, Event: event(maxEvents+1, 0)},
+		Change{Kind: Vanished, Event: known[0]}
+	longer := Change{Kind: Updated, Event: event(1, 100), Previous: &known[1]}
+	long := Change{Kind: Updated, Event: event(2, maxOpenBytes), Previous: &known[2]}
+	for _, tt := range []struct{ changes, want []Change }{
+		{[]Change{first}, nil},
+		{[]Change{first, second, ended}, []Change{first, ended}},
+		{[]Change{longer, long}, []Change{longer}},
+	} {
+		got := fitting(known, tt.changes)
+		if !slices.EqualFunc(got, tt.want, func(a, b Change) bool { return a.Kind == b.Kind && a.Event.ID == b.Event.ID }) {
+			t.Errorf("of %d changes %d are taken, want %d", len(tt.changes), len(got), len(tt.want))
+		}
+	}
+}

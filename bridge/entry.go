@@ -171,6 +171,7 @@ func (o *Outbox) settle(batch, superseded []*Entry, a Answer, now time.Time, atO
 			s.Status, s.AnswerID = a.Status, a.ID
 		}
 		o.store.write(bucketSettled, seqKey(e.seq)+"/"+e.Sink, compactJSON(s))
+		o.grown.n++ // their bytes are few
 	}
 	for _, e := range superseded {
 		how(e, settledSuperseded, e.Attempts)

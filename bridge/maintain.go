@@ -42,23 +42,58 @@ func (o *Outbox) maintain(now time.Time) error {
 			o.exhume(e)
 		}
 	}
-	inUse, limit := o.inUse(), o.bounds.history
 	o.mu.Unlock()
-
-	oldest := seqKey(uint64(now.Add(-keepHistory).UnixMicro()))
-	for _, bucket := range []string{bucketEvents, bucketSettled} { // whose keys sort by age
-		keys := o.keys(bucket)
-		for i, key := range keys {
-			if (key < oldest || i < len(keys)-limit) && !(bucket == bucketEvents && inUse[key]) {
-				o.store.write(bucket, key, nil)
-			}
-		}
-	}
+	o.boundHistory(now)
 	o.forgetVanished(now)
 	if err := o.store.sync(); err != nil {
 		return err
 	}
 	return o.store.compact()
+}
+
+// boundHistory drops the changes and settled deliveries that are too old or too many, or take too much room, the oldest
+// first. What something still refers to stays.
+func (o *Outbox) boundHistory(now time.Time) {
+	o.mu.Lock()
+	inUse, limit := o.inUse(), o.bounds
+	o.grown = tally{}
+	o.mu.Unlock()
+	tooOld := seqKey(uint64(now.Add(-keepHistory).UnixMicro()))
+	dropped := 0
+	for _, bucket := range []string{bucketEvents, bucketSettled} { // whose keys sort by age
+		type record struct {
+			key   string
+			bytes int
+		}
+		var records []record
+		o.read(bucket, func(key string, value []byte) { records = append(records, record{key, len(value)}) })
+		bytes := 0
+		for i, r := range slices.Backward(records) {
+			bytes += r.bytes
+			over := len(records)-i > limit.history || bytes > limit.historyBytes
+			if (r.key < tooOld || over) && !(bucket == bucketEvents && inUse[r.key]) {
+				o.store.write(bucket, r.key, nil)
+				if over {
+					dropped++
+				}
+			}
+		}
+	}
+	if dropped > 0 {
+		o.meter.Forgot(ForgotHistory, dropped)
+		o.log.Warn("the oldest history was dropped, because there is too much of it", "records", dropped,
+			"kept", limit.history, "keptBytes", limit.historyBytes)
+	}
+}
+
+// boundGrown bounds the history when it has grown so much that it may be over its bounds by a sixteenth.
+func (o *Outbox) boundGrown(now time.Time) {
+	o.mu.Lock()
+	much := o.grown.n > o.bounds.history/16 || o.grown.bytes > o.bounds.historyBytes/16
+	o.mu.Unlock()
+	if much {
+		o.boundHistory(now)
+	}
 }
 
 // forgetVanished drops the ids and receipts of events that are over for long.

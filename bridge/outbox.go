@@ -23,12 +23,13 @@ type bounds struct {
 	dead         int
 	deadBytes    int
 	history      int // changes, and settled deliveries
+	historyBytes int // of each of the two
 }
 
 func defaultBounds() bounds {
 	return bounds{
 		pending: 100_000, pendingBytes: 256 << 20, inMemory: 1_000,
-		dead: 10_000, deadBytes: 64 << 20, history: 100_000,
+		dead: 10_000, deadBytes: 64 << 20, history: 100_000, historyBytes: 128 << 20,
 	}
 }
 
@@ -98,6 +99,7 @@ type Outbox struct {
 	dead      map[string]*Entry // by key
 	pending   tally
 	deadSize  tally
+	grown     tally          // by how much the history has, since it was last bounded
 	saved     uint64         // the newest write that is on disk
 	volatile  int            // entries owed that no disk has
 	ahead     map[string]int // settled deliveries that no disk has, by route

@@ -376,31 +376,69 @@ func TestThePastIsForgottenInTime(t *testing.T) {
 	})
 }
 
-// The history is bounded by number too, and never cut where something refers to it.
+// The history is bounded by number and by size too, and never cut where something refers to it. What goes is said.
 func TestTheHistoryIsBounded(t *testing.T) {
-	o := openTest(t, t.TempDir(), nil)
-	o.limit(func(b *bounds) { b.history = 5 })
-	for i := range 20 {
-		route := "a"
-		if i == 0 {
-			route = "b" // which never takes it
+	for _, tt := range []struct {
+		claim string
+		limit func(b *bounds, change int)
+	}{
+		{"records", func(b *bounds, _ int) { b.history = 5 }},
+		{"bytes", func(b *bounds, change int) { b.historyBytes = 5*change + change/2 }},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			log := &lines{}
+			o := openTest(t, t.TempDir(), log)
+			for i := range 20 {
+				route := "a"
+				if i == 0 {
+					route = "b" // which never takes it
+				}
+				mustOwe(t, o, Vanished, fmt.Sprintf("%08d-0000-4000-8000-000000000000", i), route)
+			}
+			o.attach("a")
+			for _, e := range o.take("a") {
+				o.settle([]*Entry{e}, nil, Answer{}, time.Now(), false)
+			}
+			change := o.List(Selection{})[0].Bytes
+			o.limit(func(b *bounds) { tt.limit(b, change) })
+			if err := o.maintain(time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(o.keys(bucketEvents)); n != 6 {
+				t.Errorf("%d changes are kept, want 5 and the one that is owed", n)
+			}
+			if n := len(o.keys(bucketSettled)); n > 19 || tt.claim == "records" && n != 5 {
+				t.Errorf("%d settled deliveries are kept, want 5 of them when they are counted", n)
+			}
+			if !strings.Contains(log.String(), "the oldest history was dropped") {
+				t.Errorf("nothing says that history was dropped:\n%s", log)
+			}
+			o.attach("b")
+			if _, err := o.cloudEvent(o.take("b")[0].seq); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A bridge that runs bounds the history as it grows, and not once a day.
+func TestTheHistoryIsBoundedAllDayLong(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		b.Outbox.limit(func(x *bounds) { x.history = 5 })
+		pause(1500 * time.Millisecond)
+		for i := range 20 {
+			id := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
+			s.reboot(id)
+			pause(2 * time.Second)
+			s.azure.End(id)
+			pause(2 * time.Second)
 		}
-		mustOwe(t, o, Vanished, fmt.Sprintf("%08d-0000-4000-8000-000000000000", i), route)
-	}
-	o.attach("a")
-	for _, e := range o.take("a") {
-		o.settle([]*Entry{e}, nil, Answer{}, time.Now(), false)
-	}
-	if err := o.maintain(time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	if n, m := len(o.keys(bucketEvents)), len(o.keys(bucketSettled)); n != 6 || m != 5 {
-		t.Errorf("%d changes and %d settled deliveries are kept, want 5 and the one that is owed, and 5", n, m)
-	}
-	o.attach("b")
-	if _, err := o.cloudEvent(o.take("b")[0].seq); err != nil {
-		t.Error(err)
-	}
+		if n := len(b.Outbox.keys(bucketEvents)); n > 6 {
+			t.Errorf("%d changes are kept within a minute, want 5 and those of the last second", n)
+		}
+		b.end()
+	})
 }
 
 // The newest changes can be read without all the others, whether they are in the file or not yet, and whatever was told

@@ -49,21 +49,35 @@ func (b *Bridge) handle(doc Document, m moment) bool {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.Outbox.known()
-	changes := Diff(known, doc)
+	all := Diff(known, doc)
+	changes := fitting(known, all)
+	full := len(changes) < len(all)
+	b.noRoom(full)
 	if len(changes) == 0 {
-		return b.Outbox.Durable() == nil
+		return !full && b.Outbox.Durable() == nil
 	}
 	s := b.scene(m)
 	s.incarnation = doc.Incarnation
 	c := Commit{Open: map[string]*Open{}, Told: map[string]told{}}
-	all := true
+	whole := !full
 	for _, change := range changes {
 		if err := s.add(&c, change, states[change.Event.ID]); err != nil {
 			b.Log.Error("a change cannot be told", "event", change.Event.ID, "change", change.Kind, "err", err)
-			all = false
+			whole = false
 		}
 	}
-	return b.Outbox.Commit(c, time.Now()) == nil && all
+	return b.Outbox.Commit(c, time.Now()) == nil && whole
+}
+
+// noRoom notes whether changes are left out for want of room, and says so when that is news.
+func (b *Bridge) noRoom(full bool) {
+	b.mu.Lock()
+	news := full && !b.imds.full
+	b.imds.full = full
+	b.mu.Unlock()
+	if news {
+		b.Log.Error(leftOut)
+	}
 }
 
 // add says one change as a CloudEvent, decides who is owed it, and puts both into the commit. op is what is remembered

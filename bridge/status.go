@@ -34,6 +34,7 @@ type IMDSStatus struct {
 	Incarnation json.RawMessage `json:"incarnation,omitempty"` // a number as a rule
 	LastAnswer  time.Time       `json:"lastAnswer,omitzero"`   // valid
 	LastError   string          `json:"lastError"`             // "" while it answers
+	Problems    []string        `json:"problems,omitempty"`    // what of the last document was not understood, or not taken
 }
 
 // EventStatus is an event that is not over.
@@ -136,6 +137,10 @@ func (b *Bridge) Status() Status {
 			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
 		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: b.Outbox.store.size()}, Settings: b.Settings,
+	}
+	s.IMDS.Problems = slices.Clone(b.imds.problems)
+	if b.imds.full {
+		s.IMDS.Problems = append(s.IMDS.Problems, leftOut)
 	}
 	s.Reasons = b.imds.reasons()
 	if w := b.nameWarning(now); w != "" {

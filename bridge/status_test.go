@@ -3,6 +3,7 @@ package bridge
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -53,6 +54,39 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What of a document is not understood, or not taken because there is too much, is in the status as long as Azure sends
+// it, and makes nothing vanish.
+func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start()
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		var long strings.Builder
+		for i := range maxEvents + 1 {
+			fmt.Fprintf(&long, `{"EventId":"%08d-0000-4000-8000-000000000000"},`, i)
+		}
+		s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[` + strings.TrimSuffix(long.String(), ",") + `]}`))
+		pause(2 * time.Second)
+		st := b.Status()
+		if n := len(st.Events); n != maxEvents || !slices.ContainsFunc(st.Events, func(e EventStatus) bool { return e.Known.ID == idA }) {
+			t.Errorf("%d events are open, want %d, the one of before among them", n, maxEvents)
+		}
+		if want := []string{"it lists more than 10000 events, and only the first so many are taken", leftOut}; !slices.Equal(st.IMDS.Problems, want) {
+			t.Errorf("the problems are %q, want %q", st.IMDS.Problems, want)
+		}
+		if n := strings.Count(s.log.String(), leftOut); n != 1 {
+			t.Errorf("the log says %d times that changes are left out, want once", n)
+		}
+		s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[]}`))
+		pause(2 * time.Second)
+		if st := b.Status(); len(st.Events) != 0 || len(st.IMDS.Problems) != 0 {
+			t.Errorf("afterwards %d events are open, with problems %q", len(st.Events), st.IMDS.Problems)
+		}
+		b.end()
+	})
 }
 
 // Status shows what the contract names, with the words of the contract.

@@ -149,6 +149,8 @@ func (b *Bridge) housekeep(ctx context.Context) {
 		b.tellUnavailable(now)
 		if b.Outbox.Durable() != nil {
 			b.Outbox.forgetSettled()
+		} else {
+			b.Outbox.boundGrown(now)
 		}
 		if now.Sub(tidied) >= maintainEvery {
 			tidied = now

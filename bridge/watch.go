@@ -144,7 +144,7 @@ func (w *watcher) answered(p Poll, now time.Time) {
 	w.last = now
 	w.mu.Lock()
 	unavailable := w.imds.told
-	w.imds = imdsState{lastAnswer: now, turned: w.imds.turned}
+	w.imds = imdsState{lastAnswer: now, turned: w.imds.turned, problems: w.imds.problems, full: w.imds.full}
 	w.mu.Unlock()
 	if w.failures > 0 {
 		w.Log.Info("the endpoint answers again", "after", w.failures)
@@ -196,4 +196,7 @@ func (w *watcher) report(problems []string) {
 		seen[p] = true
 	}
 	w.problems = seen
+	w.mu.Lock()
+	w.imds.problems = problems
+	w.mu.Unlock()
 }

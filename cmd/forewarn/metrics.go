@@ -69,6 +69,7 @@ func newMetrics() *metrics {
 	gauge("build_info", "Always 1; which forewarn this is.", "version", "goversion")
 	gauge("poll_last_success_timestamp_seconds", "When the endpoint last gave a valid answer, 0 while it has not since the start.")
 	gauge("document_incarnation", "The incarnation of the document seen last, 0 while there is none.")
+	gauge("document_problems", "What of the document seen last was not understood or not taken: fields, entries, events above 10,000.")
 	gauge("events_open", "Azure events that are announced or under way, of all machines of the document.")
 	gauge("event_seconds_to_not_before", "Seconds until an open Azure event may begin, 0 when it may have begun or nobody knows; of very many, the most urgent.",
 		"event", "type", "status", "affects_self")
@@ -160,6 +161,7 @@ func (s scrape) Collect(ch chan<- prometheus.Metric) {
 	show("build_info", 1, st.Version, runtime.Version())
 	show("poll_last_success_timestamp_seconds", seconds(st.IMDS.LastAnswer))
 	show("document_incarnation", number(st.IMDS.Incarnation))
+	show("document_problems", float64(len(st.IMDS.Problems)))
 	show("events_open", float64(len(st.Events)))
 	for _, e := range first(byUrgency(st.Events), shownSeries) {
 		show("event_seconds_to_not_before", e.SecondsLeft, e.Known.ID, label(e.Known.Type), label(e.Known.Status), strconv.FormatBool(e.AffectsSelf))

@@ -139,7 +139,7 @@ func (m *measured) wants(want map[string]float64) (all map[string]float64) {
 func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 	m := measure(t, map[string]error{"a": nil, "b": nil})
 	want := map[string]float64{
-		`forewarn_poll_last_success_timestamp_seconds`: 0, `forewarn_document_incarnation`: 0, `forewarn_events_open`: 0,
+		`forewarn_poll_last_success_timestamp_seconds`: 0, `forewarn_document_incarnation`: 0, `forewarn_document_problems`: 0, `forewarn_events_open`: 0,
 		`forewarn_outbox_durable`: 1, `forewarn_config_last_reload_successful`: 1, `forewarn_config_hash{hash="abc"}`: 1,
 		`forewarn_config_last_reload_success_timestamp_seconds`: 1e9,
 		`forewarn_records_dropped_total{what="history"}`:        0, `forewarn_records_dropped_total{what="dead_letter"}`: 0,

@@ -294,6 +294,10 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 	if s.Settings.LastError != "" {
 		add("The newest settings were refused; older ones are in force.", printable(s.Settings.LastError))
 	}
+	if n := len(s.IMDS.Problems); n > 0 {
+		add(plural(n, "thing in Azure's document was", "things in Azure's document were")+" not understood.",
+			printable(s.IMDS.Problems[0])+". What was understood is told. See it all with `sudo forewarn events`.")
+	}
 	for _, k := range s.Sinks {
 		switch {
 		case needsSomebody(k, p.now):

@@ -248,6 +248,9 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	if s.IMDS.LastError != "" {
 		detail("now: %s", printable(s.IMDS.LastError))
 	}
+	if n := len(s.IMDS.Problems); n > 0 {
+		detail("%s in Azure's document: %s", plural(n, "problem", "problems"), printable(s.IMDS.Problems[0]))
+	}
 	fmt.Fprintf(&b, "outbox    %d owed, %d given up, %d KiB\n", s.Outbox.Pending, s.Outbox.DeadLetters, s.Outbox.Bytes>>10)
 	if !s.Outbox.Durable {
 		detail("NOT ON DISK: %s", printable(s.Outbox.Error))
