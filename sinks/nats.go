@@ -25,11 +25,13 @@ type natsSettings struct {
 	URLEnv       string         `yaml:"url_env"`
 	Subject      string         `yaml:"subject"` // template over bridge.FieldDocs and SubjectDocs
 	SubjectFile  string         `yaml:"subject_file"`
-	Once         *bool          `yaml:"once"`       // copies are refused however old the first is; true by default
-	Core         bool           `yaml:"core"`       // plain NATS instead of JetStream
-	Mode         string         `yaml:"mode"`       // of the CloudEvent: binary (default) or structured
-	CredsFile    string         `yaml:"creds_file"` // user JWT and seed
-	NKeyFile     string         `yaml:"nkey_file"`  // seed
+	Once         *bool          `yaml:"once"`         // copies are refused however old the first is; true by default
+	Core         bool           `yaml:"core"`         // plain NATS instead of JetStream
+	Domain       string         `yaml:"domain"`       // of JetStream; by default that of the account
+	InboxPrefix  string         `yaml:"inbox_prefix"` // of the subjects that answers come to; _INBOX by default
+	Mode         string         `yaml:"mode"`         // of the CloudEvent: binary (default) or structured
+	CredsFile    string         `yaml:"creds_file"`   // user JWT and seed
+	NKeyFile     string         `yaml:"nkey_file"`    // seed
 	Username     string         `yaml:"username"`
 	Password     Secret         `yaml:"password"`
 	PasswordFile string         `yaml:"password_file"`
@@ -57,7 +59,9 @@ type natsSink struct {
 	structured  bool
 	provision   *natsProvision
 	name        string // of the connection
-	dial        Dialer
+	domain      string // of JetStream
+	inbox       string // what the subjects of answers begin with, "" for _INBOX
+	link        Dialer
 	log         *slog.Logger
 
 	mu      sync.Mutex // for session: Close may come from another goroutine
@@ -71,13 +75,21 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 	}
 	n := &natsSink{
 		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured", provision: s.Provision,
-		name: strings.TrimSpace(h.Agent + " " + h.Name), dial: h.dialer(natsDial), log: h.Log,
+		name: strings.TrimSpace(h.Agent + " " + h.Name), link: h.dialer(natsDial), log: h.Log,
+		domain: s.Domain, inbox: s.InboxPrefix,
 	}
 	switch {
 	case !oneOf(s.Mode, "", "binary", "structured"):
 		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
 	case s.Core && s.Once != nil && *s.Once:
 		return Opened{}, &KeyError{"once", errors.New("is what a stream does, and core sends to none; expected one or the other")}
+	case s.Core && s.Domain != "":
+		return Opened{}, &KeyError{"domain", errors.New("is one of JetStream, and core does without; expected one or the other")}
+	case s.Domain != "" && natsToken(s.Domain) != s.Domain:
+		return Opened{}, &KeyError{"domain", fmt.Errorf("%q is no name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)}
+	case s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix:
+		return Opened{}, &KeyError{"inbox_prefix", fmt.Errorf("%q is no subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots "+
+			"between them, such as _INBOX_forewarn", s.InboxPrefix)}
 	case s.Core && s.Provision != nil:
 		return Opened{}, &KeyError{"provision", errors.New("is about a stream, and core sends to none; expected one or the other")}
 	}
@@ -179,16 +191,17 @@ func (n *natsSink) Connect(ctx context.Context) (string, error) {
 // Close ends the connection.
 func (n *natsSink) Close() error {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.session != nil {
-		n.session.end()
-		n.session = nil
+	s := n.session
+	n.session = nil
+	n.mu.Unlock()
+	if s != nil {
+		s.end()
 	}
 	return nil
 }
 
 // with does something with a connection that was made with the credentials as they are now, and judges how it ended.
-// What it says went through the veil. A connection that gave no answer is not used again.
+// What it says went through the veil.
 func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSession) error) error {
 	if _, ok := ctx.Deadline(); !ok {
 		limited, cancel := context.WithTimeout(ctx, natsTerms.Timeout)
@@ -199,22 +212,21 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 	if err != nil {
 		return err
 	}
-	err = s.during(ctx, func(ctx context.Context) error { return do(ctx, s) })
+	_, server, err := s.current()
+	if err == nil {
+		err = s.during(ctx, func(ctx context.Context) error { return do(ctx, s) })
+	}
 	if err == nil {
 		return nil
 	}
-	v, host := s.access.veil, s.server.Host
-	_, answered := errors.AsType[*natsVerdict](err)
-	if _, api := errors.AsType[*jetstream.APIError](err); !answered && !api {
-		n.forget(s)
-	}
+	v := s.access.veil
 	if ended := context.Cause(ctx); ended != nil {
-		return fmt.Errorf("no answer from %s: %w", v.over(host), ended)
+		return fmt.Errorf("no answer from %s: %w", v.over(server), ended)
 	}
-	return say(classOfNATS(err), v.line(host+": "+err.Error(), false, 500))
+	return say(classOfNATS(err), v.line(server+": "+err.Error(), false, 500))
 }
 
-// connected is the connection, a new one if there is none, if it broke, or if the credentials have changed.
+// connected is the session, a new one if there is none, if nats.go gave it up, or if the credentials have changed.
 func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	a, err := n.credentials.read()
 	if err != nil {
@@ -223,30 +235,17 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	n.mu.Lock()
 	s := n.session
 	n.mu.Unlock()
-	if s != nil {
-		if s.alive() && s.access.stamp == a.stamp {
-			return s, nil
-		}
-		n.forget(s)
+	if s != nil && !s.gone() && s.access.stamp == a.stamp {
+		return s, nil
 	}
-	s, err = dialNATS(ctx, n.dial, n.credentials.first, n.name, a.servers, a, n.log)
-	if err != nil {
+	n.Close()
+	if s, err = n.dial(ctx, a); err != nil {
 		return nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.session = s
 	return s, nil
-}
-
-// forget ends a connection.
-func (n *natsSink) forget(s *natsSession) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.session == s {
-		n.session = nil
-	}
-	s.end()
 }
 
 // message is the whole message for a CloudEvent.

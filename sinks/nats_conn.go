@@ -18,13 +18,14 @@ import (
 )
 
 // The most that a server may say. nats.go makes room for as many bytes as a server announces and keeps a line until it
-// ends, so everything is checked before nats.go reads it. A description of a stream takes forty times its size in memory.
+// ends, so everything is checked before nats.go reads it. A description of a stream takes forty times its size in
+// memory.
 const (
 	natsMaxLine    = 64 << 10  // bytes of a protocol line
 	natsMaxHeader  = 64 << 10  // bytes of a message's header; JetStream stores no larger one
 	natsMaxMessage = 256 << 10 // bytes of a message with its header
-	natsMaxTalk    = 1 << 20   // bytes between two attempts
-	natsLineCost   = 128       // bytes that a line counts beside its own
+	natsMaxTalk    = 1 << 20   // bytes between two attempts, or in a minute
+	natsLineCost   = 1 << 10   // bytes that a line counts beside its own
 )
 
 // natsMaxPayload is what a server takes by default. Over TLS it stands in for what was said before the handshake, until
@@ -129,6 +130,7 @@ type natsConn struct {
 	payload int    // bytes of a message that come next
 	ending  bool   // behind them the message has to end
 	said    atomic.Int64
+	since   time.Time // when said began anew, apart from attempts
 }
 
 func newNATSConn(conn, raw net.Conn) *natsConn {
@@ -176,6 +178,10 @@ func (c *natsConn) next() error {
 	if err != nil {
 		return err
 	}
+	if now := time.Now(); now.Sub(c.since) > time.Minute {
+		c.since = now
+		c.renew()
+	}
 	if c.said.Add(int64(len(line)+c.payload+natsLineCost)) > natsMaxTalk {
 		return fmt.Errorf("the server said more than %d bytes unasked", natsMaxTalk)
 	}
@@ -213,8 +219,8 @@ func readInfo(line []byte) (info nats.ServerInfo, err error) {
 	return info, nil
 }
 
-// natsAnnounced checks a line, and says how many bytes follow it and whether they are a message. nats.go reads a number of a line as
-// this does: one that is more than digits is none.
+// natsAnnounced checks a line, and says how many bytes follow it and whether they are a message. nats.go reads numbers
+// as this does: what holds more than digits is none.
 func natsAnnounced(line []byte) (size int, message bool, err error) {
 	words := strings.Split(strings.TrimRight(string(line), "\r\n"), " ")
 	number := func(fromEnd, most int) (int, error) {

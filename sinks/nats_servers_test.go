@@ -76,9 +76,8 @@ func TestNATSOutageAndRestart(t *testing.T) {
 		}
 	}
 	srv = start()
-	if _, js = natsClient(t, srv.ClientURL()); natsPersists(t, s, deliveries(t)[1]) != nil {
-		t.Error("it is up, and an attempt failed")
-	}
+	_, js = natsClient(t, srv.ClientURL())
+	natsPersists(t, s, deliveries(t)[1])
 	stream, err := js.Stream(t.Context(), "FOREWARN")
 	if err != nil {
 		t.Fatal(err)
@@ -210,6 +209,9 @@ func TestNATSFailures(t *testing.T) {
 		"stream missing": {want: blocked,
 			says: "no stream takes forewarn.events._._.vm-0.Reboot.scheduled." + natsFirst + "-scheduled; create one with the " +
 				"subjects forewarn.events.> and forewarn.bridge.>, or let provision do it, or set core: true"},
+		"stream missing for a template": {settings: "subject: zz.{{.azeventtype}}.{{.id}}", want: blocked, says: "create one with the subjects zz.>, or"},
+		"stream missing for a subject":  {settings: "subject: zz.all\nonce: false", want: blocked, says: "create one with the subjects zz.all, or"},
+		"stream missing for anything":   {settings: "subject: '{{.azeventtype}}.{{.id}}'", want: blocked, says: "create one with the subjects >, or"},
 		"stream for other subjects": {
 			stream: func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.bridge.>"} }, want: blocked, says: "no stream takes",
 		},
@@ -286,6 +288,28 @@ func TestNATSNeedsNoMorePermissions(t *testing.T) {
 				t.Errorf("Deliver, time %d = %+v, %v", i+1, answer, err)
 			}
 			natsForgets(t, js, i)
+		}
+	}
+}
+
+// JetStream of another domain is reached, with answers under a prefix, by a user who may do nothing else.
+func TestNATSDomainAndInboxPrefix(t *testing.T) {
+	srv := natsServe(t, func(o *server.Options) {
+		o.JetStreamDomain = "hub"
+		natsMay(&server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: []string{"forewarn.>", "$JS.hub.API.>", "$JS.API.>"}}, // the second becomes the third
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX_forewarn.>"}},
+		})(o)
+	})
+	for settings, want := range map[string]string{
+		"domain: hub\ninbox_prefix: _INBOX_forewarn":     accepted,
+		"domain: hub\ninbox_prefix: _INBOX_forewarn.vm0": accepted,
+		"domain: hub": blocked,
+		"domain: other\ninbox_prefix: _INBOX_forewarn": blocked,
+	} {
+		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\nprovision: {stream: FOREWARN}\n"+settings, testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want {
+			t.Errorf("%s: %v, want it %s", settings, err, want)
 		}
 	}
 }
@@ -663,6 +687,9 @@ func TestNATSConnect(t *testing.T) {
 	at := "connected to nats-1 (" + server.VERSION + ")"
 	if got, err := connect(""); !errors.Is(err, bridge.ErrBlocked) || !strings.Contains(err.Error(), "no stream takes") {
 		t.Errorf("without a stream: %q, %v", got, err)
+	}
+	if got, err := connect("subject: zz.{{.id}}"); !errors.Is(err, bridge.ErrBlocked) || !strings.Contains(err.Error(), "with the subjects zz.>") {
+		t.Errorf("without a stream for a template: %q, %v", got, err)
 	}
 	if got, err := connect("core: true"); err != nil || got != at {
 		t.Errorf("core: %q, %v; want %q", got, err, at)

@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,37 +20,38 @@ import (
 )
 
 const (
-	natsDial = 3 * time.Second  // for each server, so that one attempt gets to the third of a list
-	natsPing = 30 * time.Second // two that are not answered end a connection
+	natsDial   = 3 * time.Second  // for each server, so that one attempt gets to the third of a list
+	natsPing   = 30 * time.Second // two that are not answered end a connection
+	natsJitter = time.Second      // so that a thousand machines do not return in one moment
 )
 
-// A natsSession is one connection to a server, from connecting to its end. It never connects again by itself and keeps
-// nothing to send later: the bridge repeats what was not accepted, at its own pace, and each attempt that finds no
-// connection makes one.
+// A natsSession is a connection that nats.go keeps up, and makes anew when it is lost, with the credentials of one
+// moment. It keeps nothing to send later: what finds no connection fails at once, and the bridge repeats it.
 type natsSession struct {
 	conn   *nats.Conn
-	raw    *natsConn
 	js     jetstream.JetStream
 	access natsAccess
-	server *url.URL
 	log    *slog.Logger
-	closed chan struct{} // nats.go makes no call any more
-	ready  bool          // the stream was looked after
+	stop   context.CancelFunc // ends dialing
+	closed chan struct{}      // nats.go has given up, and makes no call any more
 
-	mu   sync.Mutex
-	fail context.CancelCauseFunc // ends what is under way, nil when nothing is
+	provided *natsConn // since when the stream was looked after; the server behind the next one may have lost it
+
+	mu     sync.Mutex
+	link   *natsConn
+	server string                  // that was dialed last
+	lost   error                   // why there is no connection, nil while there is one
+	fail   context.CancelCauseFunc // ends what is under way, nil when nothing is
 }
 
-// dialNATS connects to one of the servers, in random order, or says why none of them would have it: that is blocked
-// only if it is so at each. When ctx ends it returns at once and leaves nothing behind.
-func dialNATS(ctx context.Context, dial Dialer, first bool, name string, servers []*url.URL, a natsAccess, log *slog.Logger) (*natsSession, error) {
-	servers = slices.Clone(servers)
-	rand.Shuffle(len(servers), func(i, j int) { servers[i], servers[j] = servers[j], servers[i] })
+// dial connects to one of the servers, in random order, or says why none of them would have it: that is blocked only if
+// it is so at each. When ctx ends it returns at once and leaves nothing behind.
+func (n *natsSink) dial(ctx context.Context, a natsAccess) (*natsSession, error) {
 	var texts []string
 	blocked := true
-	for _, server := range servers {
-		s := &natsSession{access: a, server: server, log: log, closed: make(chan struct{})}
-		err := s.dial(ctx, dial, first, name)
+	for _, i := range rand.Perm(len(a.servers)) {
+		server := a.servers[i]
+		s, err := n.dialServer(ctx, a, server)
 		if err == nil {
 			return s, nil
 		}
@@ -67,48 +68,73 @@ func dialNATS(ctx context.Context, dial Dialer, first bool, name string, servers
 	return nil, say(class, strings.Join(texts, "; "))
 }
 
-func (s *natsSession) dial(ctx context.Context, dial Dialer, first bool, name string) error {
-	o := nats.GetDefaultOptions()
-	o.Servers, o.Name = []string{s.server.String()}, name
-	o.AllowReconnect, o.SkipHostLookup = false, true
-	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
-	o.IgnoreDiscoveredServers = true // anybody on the way could tell of one; the settings list the servers
-	s.access.login(&o)
-	o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) { s.trouble(err) }
-	o.DisconnectedErrCB = func(conn *nats.Conn, _ error) {
-		if err := conn.LastError(); err != nil {
-			s.trouble(err)
-		}
-	}
-	o.ClosedCB = func(*nats.Conn) { close(s.closed) }
-	link := natsLink{dial: dial, config: s.access.tls, secure: s.access.secure, first: first}
-	var refused error // nats.go forgets why a connection was refused
-	var keep []func() bool
-	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
-		conn, err := link.connect(ctx, network, address)
-		if err != nil {
-			refused = err
-			return nil, err
-		}
-		s.raw = conn
-		keep = append(keep, context.AfterFunc(ctx, func() { conn.Close() }))
-		return conn, nil
-	})
+// dialServer connects to a server. Once it has, nats.go may return to any of the servers.
+func (n *natsSink) dialServer(ctx context.Context, a natsAccess, server *url.URL) (*natsSession, error) {
+	life, stop := context.WithCancel(context.Background())
+	s := &natsSession{access: a, log: n.log, server: server.Host, stop: stop, closed: make(chan struct{})}
+	o := n.options(life, s)
+	o.Servers = []string{server.String()}
+	a.login(&o)
+
+	keep := context.AfterFunc(ctx, func() { stop(); s.hangUp() })
 	var err error
 	s.conn, err = o.Connect()
-	for _, stop := range keep {
-		stop()
+	if !keep() && err == nil {
+		s.end()
+		return nil, ctx.Err()
 	}
 	if err != nil {
-		if errors.Is(err, nats.ErrNoServers) && refused != nil {
-			return refused
-		}
-		return err
+		stop()
+		_, _, lost := s.current() // nats.go forgets why a connection was refused
+		return nil, cmp.Or(lost, err)
 	}
-	if s.js, err = jetstream.New(s.conn); err != nil {
+	if n.domain == "" {
+		s.js, err = jetstream.New(s.conn)
+	} else {
+		s.js, err = jetstream.NewWithDomain(s.conn, n.domain)
+	}
+	var all []string
+	for _, u := range a.servers {
+		all = append(all, u.String())
+	}
+	if err = cmp.Or(err, s.conn.SetServerPool(all)); err != nil {
 		s.end()
+		return nil, err
 	}
-	return err
+	return s, nil
+}
+
+// options are those of a session whose connections are made until life ends.
+func (n *natsSink) options(life context.Context, s *natsSession) nats.Options {
+	o := nats.GetDefaultOptions()
+	o.Name, o.InboxPrefix = n.name, n.inbox
+	o.IgnoreDiscoveredServers = true // anybody on the way could tell of one; the settings list the servers
+	o.SkipHostLookup = true
+	o.MaxReconnect, o.ReconnectBufSize, o.ReconnectJitter = -1, -1, natsJitter
+	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
+	link := natsLink{dial: n.link, config: s.access.tls, secure: s.access.secure, first: n.credentials.first}
+	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
+		conn, err := link.connect(life, network, address)
+		s.dialed(conn, address, err)
+		if err != nil {
+			return nil, err
+		}
+		if life.Err() != nil { // hangUp may not have seen it
+			conn.Close()
+		}
+		return conn, nil
+	})
+	o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) { s.trouble(err) }
+	o.DisconnectedErrCB = func(conn *nats.Conn, err error) {
+		if err == nil { // nats.go has closed it, and keeps the reason
+			err = cmp.Or(conn.LastError(), nats.ErrConnectionClosed)
+		}
+		s.down(err)
+	}
+	o.ReconnectErrCB = func(_ *nats.Conn, err error) { s.note(err) }
+	o.ReconnectedCB = func(*nats.Conn) { s.up() }
+	o.ClosedCB = func(*nats.Conn) { close(s.closed) }
+	return o
 }
 
 type natsDialer func(network, address string) (net.Conn, error)
@@ -116,52 +142,124 @@ type natsDialer func(network, address string) (net.Conn, error)
 // Dial makes a connection.
 func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
-// trouble hears what the server says out of turn. A refusal ends what is under way, which else would wait for an answer
-// that does not come.
-func (s *natsSession) trouble(err error) {
-	s.log.Debug("nats", "server", s.access.veil.over(s.server.Host), "err", s.access.veil.line(err.Error(), false, 500))
-	if !errors.Is(err, nats.ErrPermissionViolation) {
-		return
-	}
+// dialed takes over a connection, on which nats.go logs in next, or why there is none.
+func (s *natsSession) dialed(link *natsConn, server string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.server = server
+	if err != nil {
+		s.lost = err
+		return
+	}
+	s.link = link
+}
+
+// trouble hears what the server says out of turn, and why it refuses a new connection.
+func (s *natsSession) trouble(err error) {
+	s.note(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lost != nil {
+		s.lost = err
+	}
+	if s.fail != nil && errors.Is(err, nats.ErrPermissionViolation) {
+		s.fail(err) // the server answers nothing else
+	}
+}
+
+// down hears that the connection is lost, and ends what waits for an answer on it.
+func (s *natsSession) down(err error) {
+	s.note(err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lost == nil { // else the reason is known
+		s.lost = err
+	}
 	if s.fail != nil {
 		s.fail(err)
 	}
 }
 
-// during does something with the connection, which ends at once when ctx does; the connection is then lost too.
+// up hears that there is a connection again.
+func (s *natsSession) up() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost = nil
+}
+
+// note is for whoever looks for it: the log says at Debug what happens to the connection.
+func (s *natsSession) note(err error) {
+	if !s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may say much
+		return
+	}
+	_, server, _ := s.current()
+	s.log.Debug("nats", "server", s.access.veil.over(server), "err", s.access.veil.line(err.Error(), false, 500))
+}
+
+// current is the newest connection and its server, and why it was lost, if it was.
+func (s *natsSession) current() (link *natsConn, server string, lost error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.link, s.server, s.lost
+}
+
+// gone says that nats.go does not connect any more, as after a server has refused the credentials twice.
+func (s *natsSession) gone() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// during does something with the connection. It ends at once when ctx does, and when the connection is lost.
 func (s *natsSession) during(ctx context.Context, do func(context.Context) error) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s.setFail(cancel)
-	defer s.setFail(nil)
-	stop := context.AfterFunc(inner, func() { s.raw.Close() })
+	s.begin(cancel)
+	defer s.begin(nil)
+	stop := context.AfterFunc(ctx, s.hangUp)
 	defer stop()
-	s.raw.renew()
 	err := do(inner)
 	cause := context.Cause(inner)
 	switch {
 	case err == nil, cause == nil:
 		return err
 	case ctx.Err() != nil:
+		s.hangUp() // before anybody uses it again
 		return ctx.Err()
 	}
 	return cause
 }
 
-func (s *natsSession) setFail(fail context.CancelCauseFunc) {
+func (s *natsSession) begin(fail context.CancelCauseFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fail = fail
+	if s.fail = fail; fail != nil {
+		s.link.renew()
+	}
 }
 
-// alive says whether the connection can be used, as far as one knows.
-func (s *natsSession) alive() bool { return s.conn.IsConnected() }
+var errHungUp = errors.New("no connection: the last one gave no answer, and the next is being made")
 
-// end closes the connection and returns when nothing of it runs that could say something.
+// hangUp ends a connection that gives no answer. nats.go makes another.
+func (s *natsSession) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.link == nil {
+		return
+	}
+	s.link.Close()
+	if s.lost == nil {
+		s.lost = errHungUp
+	}
+}
+
+// end closes everything and returns when nothing of it runs that could say something.
 func (s *natsSession) end() {
-	s.raw.Close() // so that nothing waits until it can be written
+	s.stop()
+	s.hangUp() // so that nothing waits until it can be written
 	s.conn.Close()
 	<-s.closed
 }

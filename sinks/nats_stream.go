@@ -42,8 +42,8 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	switch {
 	case p.Stream == "" || len(p.Stream) > maxStreamName || strings.ContainsFunc(p.Stream, func(r rune) bool { return !inToken(r) }):
 		return nil, &KeyError{"provision.stream", fmt.Errorf("%q is no name of a stream; expected A-Z, a-z, 0-9, _ and -, at most %d", p.Stream, maxStreamName)}
-	case len(p.Subjects) == 0 && s.custom:
-		return nil, &KeyError{"provision.subjects", errors.New("missing; expected the subjects of the stream, because subject is given")}
+	case len(p.Subjects) == 0 && s.custom != "":
+		return nil, &KeyError{"provision.subjects", fmt.Errorf("missing; expected the subjects of the stream, such as [%s], because subject is given", s.patterns()[0])}
 	case p.Replicas < 0 || p.Replicas > 5:
 		return nil, &KeyError{"provision.replicas", fmt.Errorf("%d; expected 1 to 5", p.Replicas)}
 	case p.MaxAge < 0:
@@ -120,7 +120,8 @@ func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfi
 
 // provide creates or updates the stream, once for each connection, and says what it did.
 func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
-	if n.provision == nil || s.ready {
+	link, _, _ := s.current()
+	if n.provision == nil || s.provided == link {
 		return nil
 	}
 	name := n.provision.Stream
@@ -145,7 +146,7 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 		}
 		n.log.Info("stream updated", "stream", name, "changed", strings.Join(keys, " "))
 	}
-	s.ready = true
+	s.provided = link
 	return nil
 }
 
@@ -167,7 +168,7 @@ func unprovided(verb, name string, err error) error {
 func unanswered(doing string, err error) error {
 	for _, none := range []error{nats.ErrNoResponders, jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount} {
 		if errors.Is(err, none) {
-			return &natsVerdict{bridge.ErrBlocked, doing + ": there is no JetStream for this account; enable it, or set core: true to " +
+			return &natsVerdict{bridge.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; enable it, or set core: true to " +
 				"send without a stream"}
 		}
 	}
@@ -251,12 +252,8 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 }
 
 func (n *natsSink) noStream(subject string) error {
-	subjects := subject
-	if !n.subjects.custom {
-		subjects = strings.Join(natsDefaultSubjects, " and ")
-	}
 	return &natsVerdict{bridge.ErrBlocked, fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
-		"or set core: true to send without a stream", subject, subjects)}
+		"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
 }
 
 // stream says which stream takes what will be sent.

@@ -30,15 +30,27 @@ const (
 // natsSubjects make the subject of a CloudEvent.
 type natsSubjects struct {
 	event, bridge *templates.Template
-	custom        bool
+	custom        string // of the settings, "" for those by default
+}
+
+// patterns are what a stream has to take. Of a template they are the tokens before the first that is not fixed.
+func (s natsSubjects) patterns() []string {
+	if s.custom == "" {
+		return natsDefaultSubjects
+	}
+	fixed, _, varies := strings.Cut(s.custom, "{{")
+	if !varies {
+		return []string{s.custom}
+	}
+	return []string{fixed[:strings.LastIndex(fixed, ".")+1] + ">"}
 }
 
 // newNATSSubjects parses the template of the settings, "" for the subjects by default, and tries that of the settings on a
 // CloudEvent of every change; a test tries the others. once says that each subject has to be that of one CloudEvent only.
 func newNATSSubjects(text string, once bool) (natsSubjects, error) {
-	s := natsSubjects{custom: text != ""}
+	s := natsSubjects{custom: strings.TrimSpace(text)}
 	ofEvent, ofBridge := natsEventSubject, natsBridgeSubject
-	if s.custom {
+	if s.custom != "" {
 		ofEvent, ofBridge = text, text
 	}
 	var err error
@@ -48,7 +60,7 @@ func newNATSSubjects(text string, once bool) (natsSubjects, error) {
 	if s.bridge, err = templates.Parse("subject", ofBridge); err != nil {
 		return s, &KeyError{"subject", err}
 	}
-	if !s.custom {
+	if s.custom == "" {
 		return s, nil
 	}
 	if err := templates.CheckNames(text, subjectShape()); err != nil {
@@ -73,7 +85,7 @@ func (s natsSubjects) try(once bool) error {
 		}
 		subject := sanitised(raw)
 		switch {
-		case subject != raw || strings.Contains("."+raw+".", ".."):
+		case subject != raw:
 			return fmt.Errorf("%q for a sample CloudEvent of type %s is no subject; "+
 				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), maxToken)
 		case once && !strings.HasSuffix(subject, "."+natsToken(ce.ID())):

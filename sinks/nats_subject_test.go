@@ -273,7 +273,7 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "subject: forewarn.x{{.id}}":                              {"subject", "does not end in the CloudEvent's id"},
 		at + "subject: forewarn.*.{{.id}}":                             {"subject", "is no subject"},
 		at + "subject: forewarn..{{.id}}":                              {"subject", "is no subject"},
-		at + "subject: forewarn.{{.nothing}}.{{.id}}":                  {"subject", "is no subject"},
+		at + "subject: forewarn.{{.nothing}}.{{.id}}":                  {"subject", "unknown name"},
 		at + "subject: a\nsubject_file: b":                             {"subject_file", "only one of them"},
 		at + "subject_file: " + writeFile(t, "none", "\n"):             {"subject_file", "is empty"},
 		at + "subject_file: " + writeFile(t, "loose", "a.{{.change}}"): {"subject_file", "does not end in the CloudEvent's id"},
@@ -292,7 +292,11 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "provision: {stream: X, max_age: -1s}":                    {"provision.max_age", "expected a time"},
 		at + "provision: {stream: X, max_age: 1h, duplicates: 2h}":     {"provision.duplicates", "no longer than max_age"},
 		at + "provision: {stream: X, subjects: [forewarn.events.>]}":   {"provision.subjects", "do not take forewarn.bridge."},
-		at + "subject: vms.{{.id}}\nprovision: {stream: X}":            {"provision.subjects", "because subject is given"},
+		at + "subject: vms.{{.id}}\nprovision: {stream: X}":            {"provision.subjects", "such as [vms.>], because subject is given"},
+		at + "core: true\ndomain: hub":                                 {"domain", "expected one or the other"},
+		at + "domain: a.b":                                             {"domain", "expected A-Z"},
+		at + "inbox_prefix: _INBOX.>":                                  {"inbox_prefix", "is no subject"},
+		at + "inbox_prefix: _INBOX.":                                   {"inbox_prefix", "is no subject"},
 	} {
 		wrongKey(t, "nats", settings, want[0], want[1])
 	}
