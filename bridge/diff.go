@@ -131,7 +131,8 @@ func machineEvents(e Event) []machineEvent {
 const maxOpenBytes = 16 << 20
 
 // leftOut is what is said while changes do not fit.
-var leftOut = fmt.Sprintf("changes are left out, because %d events, or %d MiB of them, are open already", maxEvents, maxOpenBytes>>20)
+var leftOut = fmt.Sprintf("changes are left out, because %d events, or %d MiB of them, are open already",
+	maxEvents, maxOpenBytes>>20)
 
 // fitting leaves out the changes for which there is no room beside the known events. Documents that make nothing vanish
 // could otherwise open events without end.

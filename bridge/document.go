@@ -20,8 +20,8 @@ type Document struct {
 	// changed, never in which direction: Azure starts it over (compare with != only).
 	Incarnation string
 	Events      []Event // in Azure's order, every ID once
-	// Partial says that an entry's EventId could not be read, or that there were too many entries. Nothing may be taken for
-	// gone on its word.
+	// Partial says that an entry's EventId could not be read, or that there were too many entries. Nothing may be taken
+	// for gone on its word.
 	Partial bool
 	// Problems names what could not be understood, one sentence each; of very many only the first. Everything else was.
 	Problems []string

@@ -535,8 +535,9 @@ func TestOpenEventsAreBounded(t *testing.T) {
 	for i := range maxEvents {
 		known = append(known, event(i, 0))
 	}
-	first, second, ended := Change{Kind: Scheduled, Event: event(maxEvents, 0)}, Change{Kind: Scheduled, Event: event(maxEvents+1, 0)},
-		Change{Kind: Vanished, Event: known[0]}
+	first := Change{Kind: Scheduled, Event: event(maxEvents, 0)}
+	second := Change{Kind: Scheduled, Event: event(maxEvents+1, 0)}
+	ended := Change{Kind: Vanished, Event: known[0]}
 	longer := Change{Kind: Updated, Event: event(1, 100), Previous: &known[1]}
 	long := Change{Kind: Updated, Event: event(2, maxOpenBytes), Previous: &known[2]}
 	for _, tt := range []struct{ changes, want []Change }{

@@ -34,7 +34,7 @@ type IMDSStatus struct {
 	Incarnation json.RawMessage `json:"incarnation,omitempty"` // a number as a rule
 	LastAnswer  time.Time       `json:"lastAnswer,omitzero"`   // valid
 	LastError   string          `json:"lastError"`             // "" while it answers
-	Problems    []string        `json:"problems,omitempty"`    // what of the last document was not understood, or not taken
+	Problems    []string        `json:"problems,omitempty"`    // what of the last document was not understood or taken
 }
 
 // EventStatus is an event that is not over.
@@ -58,7 +58,7 @@ type ApprovedStatus struct {
 type SinkStatus struct {
 	Name                 string    `json:"name"`
 	Kind                 string    `json:"kind"`
-	State                string    `json:"state"` // ok, retrying, blocked (while an event is due soon: at the first refusal), orphaned
+	State                string    `json:"state"` // ok, retrying, blocked (at the first refusal while an event is due), orphaned
 	Pending              int       `json:"pending"`
 	OldestPendingSeconds float64   `json:"oldestPendingSeconds"`
 	Delivered            int       `json:"delivered"` // since the start

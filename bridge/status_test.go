@@ -71,10 +71,12 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[` + strings.TrimSuffix(long.String(), ",") + `]}`))
 		pause(2 * time.Second)
 		st := b.Status()
-		if n := len(st.Events); n != maxEvents || !slices.ContainsFunc(st.Events, func(e EventStatus) bool { return e.Known.ID == idA }) {
+		known := slices.ContainsFunc(st.Events, func(e EventStatus) bool { return e.Known.ID == idA })
+		if n := len(st.Events); n != maxEvents || !known {
 			t.Errorf("%d events are open, want %d, the one of before among them", n, maxEvents)
 		}
-		if want := []string{"it lists more than 10000 events, and only the first so many are taken", leftOut}; !slices.Equal(st.IMDS.Problems, want) {
+		want := []string{"it lists more than 10000 events, and only the first so many are taken", leftOut}
+		if !slices.Equal(st.IMDS.Problems, want) {
 			t.Errorf("the problems are %q, want %q", st.IMDS.Problems, want)
 		}
 		if n := strings.Count(s.log.String(), leftOut); n != 1 {

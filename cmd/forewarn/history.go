@@ -63,7 +63,8 @@ audit file that a file sink has written, which knows the changes but not who was
 			}
 			text := livesText(lives)
 			if older > 0 {
-				text = fmt.Sprintf("%d older events are left out; --since, --event and --vm pick some, -o json prints all\n\n", older) + text
+				const left = "%d older events are left out; --since, --event and --vm pick some, -o json prints all\n\n"
+				text = fmt.Sprintf(left, older) + text
 			}
 			_, err = io.WriteString(p.out, text)
 			return err
@@ -104,7 +105,9 @@ func newest(lives []bridge.Life, n int) ([]bridge.Life, int) {
 // many older ones there are.
 func (p *program) outboxHistory(c *cobra.Command, period bridge.Period, n int) ([]bridge.Life, int, error) {
 	var list rows[bridge.Life]
-	q := url.Values{"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}, "limit": {strconv.Itoa(n)}}
+	q := url.Values{
+		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}, "limit": {strconv.Itoa(n)},
+	}
 	err := p.askOutbox(c.Context(), "/history", q, &list, func(o *bridge.Outbox, _ *settings) error {
 		lives, err := o.History(period)
 		list.Rows, list.More = newest(lives, n)

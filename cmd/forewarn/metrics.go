@@ -69,9 +69,11 @@ func newMetrics() *metrics {
 	gauge("build_info", "Always 1; which forewarn this is.", "version", "goversion")
 	gauge("poll_last_success_timestamp_seconds", "When the endpoint last gave a valid answer, 0 while it has not since the start.")
 	gauge("document_incarnation", "The incarnation of the document seen last, 0 while there is none.")
-	gauge("document_problems", "What of the document seen last was not understood or not taken: fields, entries, events above 10,000.")
+	gauge("document_problems",
+		"What of the document seen last was not understood or not taken: fields, entries, events above 10,000.")
 	gauge("events_open", "Azure events that are announced or under way, of all machines of the document.")
-	gauge("event_seconds_to_not_before", "Seconds until an open Azure event may begin, 0 when it may have begun or nobody knows; of very many, the most urgent.",
+	gauge("event_seconds_to_not_before",
+		"Seconds until an open Azure event may begin, 0 when it may have begun or nobody knows; of very many, the most urgent.",
 		"event", "type", "status", "affects_self")
 	gauge("outbox_bytes", "Size of the outbox on disk.")
 	gauge("outbox_durable", "1 while everything is on disk, 0 while the disk cannot be written and memory has to do.")

@@ -8,8 +8,8 @@ const (
 	pageAge   = 500 * time.Millisecond
 )
 
-// shared gives what compute gives: computed once for all who ask at the same time, and again when it is older than age. Then
-// it is let go of, too, so that nothing is kept for nobody. The value must not be changed.
+// shared gives what compute gives: computed once for all who ask at the same time, and again when it is older than age.
+// Then it is let go of, too, so that nothing is kept for nobody. The value must not be changed.
 func shared[T any](age time.Duration, compute func() T) func() T {
 	var value T
 	var computed time.Time
