@@ -170,12 +170,6 @@ type typist struct {
 
 func newTypist(t testing.TB) *typist {
 	dir := t.TempDir()
-	t.Chdir(dir)
-	for name, text := range map[string]string{"header": "x", "key": "whsec_" + strings.Repeat("abcd", 8)} {
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	w := &typist{t: t, path: filepath.Join(dir, "forewarn.yaml"), said: map[string]bool{}, log: new(bytes.Buffer)}
 	w.p = &program{config: w.path, logLevel: "debug", world: world{
 		getenv: func(string) string { return "" }, defaults: linuxDefaults, out: new(bytes.Buffer), err: w.log,
