@@ -15,7 +15,7 @@
 //     first byte leaves; a delivery is settled when the destination has accepted it.
 //     TestADeliveryIsOwedBeforeItIsSent, TestSettlingIsGrouped
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, and from every VM.
-//     TestNoChangeIsLost, TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM
+//     TestSimulation, TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM
 //  4. In order, per destination and Azure event; another event's changes wait at most for the attempt under way.
 //     TestLanesDoNotWaitForEachOther, TestASinkThatIsBackGetsEverything, TestAReloadUnderLoadLosesAndReordersNothing
 //  5. A slow, hung or dead destination delays no other, nor the polling.

@@ -1,0 +1,267 @@
+package bridge_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// Everything that a simulation knows of the bridge's own types stands in this file.
+
+// A process is the real program, from its start to its end: client, diff, filters, outbox, delivery and approval.
+type process struct {
+	w      *world
+	bridge *bridge.Bridge
+	outbox *bridge.Outbox
+	disk   *disk
+	cancel context.CancelFunc
+	done   chan error
+}
+
+// start starts the program on the file in dir.
+func start(w *world, dir string) *process {
+	p := &process{w: w, done: make(chan error, 1)}
+	p.disk = &disk{w: w, path: filepath.Join(dir, "outbox.db"), lifted: make(chan struct{})}
+	outbox, err := bridge.OpenOutboxOn(dir, w.log, p.disk.transaction)
+	if err != nil {
+		panic(err)
+	}
+	p.outbox = outbox
+	p.bridge = bridge.New(bridge.Options{
+		Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
+		Outbox: outbox, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
+		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	p.cancel = cancel
+	go func() { p.done <- p.bridge.Run(ctx) }()
+	return p
+}
+
+// stop ends the program as SIGTERM does. It gives what the file holds then.
+func (p *process) stop() []byte {
+	p.cancel()
+	<-p.done
+	p.w.die()
+	p.disk.mu.Lock()
+	p.disk.keep()
+	p.disk.mu.Unlock()
+	p.bury()
+	return p.disk.image
+}
+
+// kill ends the program as kill -9 and a power cut do: what is in the file then is all that is left.
+func (p *process) kill() []byte {
+	p.disk.mu.Lock()
+	p.disk.keep()
+	p.disk.mu.Unlock()
+	p.cancel()
+	<-p.done
+	p.bury()
+	return p.disk.image
+}
+
+// bury lets go of what a program left open that ended while its disk hung.
+func (p *process) bury() {
+	close(p.disk.lifted)
+	_ = p.outbox.Close() // what it says was said before
+}
+
+// reload sets the routes up anew.
+func (p *process) reload(routes []routePlan) {
+	v := p.w.variant
+	p.bridge.Reload(v.routes(p.w, p.routes(routes)), v.rules(rules(p.w.plan.rules)), bridge.SettingsInfo{})
+}
+
+// An entry is a delivery that is pending, or a dead letter.
+type entry struct {
+	key, sink, id, event, change, reason, err string
+	dead                                      bool
+	attempts                                  int
+	due                                       time.Time // when it may be tried at the earliest; zero for at once
+	notBefore                                 time.Time
+}
+
+func (p *process) entries() (list []entry) {
+	for _, e := range p.outbox.List(bridge.Selection{}) {
+		list = append(list, entryOf(e))
+	}
+	return list
+}
+
+func entryOf(e bridge.Entry) entry {
+	return entry{
+		key: e.Key, sink: e.Sink, id: e.ID, event: e.Event, change: string(e.Change), reason: e.Reason, err: e.Error,
+		dead: e.State == bridge.StateDead, attempts: e.Attempts, due: e.Due, notBefore: e.NotBefore,
+	}
+}
+
+// pending is how many deliveries wait, but for those that wait for their time.
+func (p *process) pending() (n int) {
+	for _, e := range p.entries() {
+		if !e.dead && e.due.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *process) durable() bool { return p.bridge.Status().Outbox.Durable }
+
+// replay makes dead letters owed again; drop gives deliveries up.
+func (p *process) replay(keys []string) { p.bridge.Replay(keys, "", "the operator") }
+func (p *process) drop(keys []string)   { p.bridge.Drop(keys, "the operator") }
+
+// shown is what stands for an event as the program shows it to people; "" when it knows none.
+func (p *process) shown(id string) string {
+	for _, e := range p.bridge.Status().Events {
+		if e.Known.ID == id {
+			return e.Known.Digest()
+		}
+	}
+	return ""
+}
+
+// approve approves an event by hand, as it was shown.
+func (p *process) approve(id, shown string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	p.bridge.ApproveNow(ctx, id, shown, "the operator")
+}
+
+// A recorded is one delivery as the history has it.
+type recorded struct {
+	event, id, sink, state string
+	attempts               int
+}
+
+func (p *process) record() (list []recorded) {
+	lives, err := p.outbox.History(bridge.Period{})
+	if err != nil {
+		panic(err)
+	}
+	for _, l := range lives {
+		for _, c := range l.Changes {
+			for _, d := range c.Deliveries {
+				list = append(list, recorded{l.Event, c.ID, d.Sink, d.State, d.Attempts})
+			}
+		}
+	}
+	return list
+}
+
+// routes are the bridge's for a plan.
+func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
+	for _, r := range plans {
+		routes = append(routes, bridge.Route{
+			Name: r.name, Kind: "simulated", Sink: sink{destination{p.w, r.name}},
+			Filter: bridge.Filter{Only: bridge.Match{VMs: r.vms, Types: r.types, Sources: r.sources, Changes: r.changes}},
+			Terms: bridge.Terms{
+				Timeout: r.timeout, MaxAge: r.maxAge, Late: bridge.Late(r.late), Bridge: bridge.Level(cmp.Or(r.bridge, "none")),
+				Batch: r.batch, Parallel: r.parallel, Sync: r.sync, Acts: r.acts, Remind: r.remind, Lead: r.lead,
+				Fallback: bridge.Fallback{Sink: r.fallback, After: r.after}, Group: bridge.Group{Above: r.above, Within: r.within},
+			},
+		})
+	}
+	return routes
+}
+
+func rules(plans []rulePlan) (list []bridge.Rule) {
+	for _, r := range plans {
+		list = append(list, bridge.Rule{
+			Filter: bridge.Filter{Only: bridge.Match{VMs: "self", Types: r.types, Sources: r.sources}},
+			After:  r.after, Wait: r.wait, Others: r.others,
+		})
+	}
+	return list
+}
+
+// A sink is a destination as the bridge sees it.
+type sink struct{ destination }
+
+func (s sink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+	list := make([]handed, len(batch))
+	for i, d := range batch {
+		list[i] = handedOf(d)
+	}
+	v := s.deliver(ctx, list)
+	var err error
+	switch v.class {
+	case "":
+		return bridge.Answer{Status: "200 OK", Receipt: []byte(list[len(list)-1].id)}, nil
+	case "blocked":
+		err = fmt.Errorf("%w: 401 Unauthorized", bridge.ErrBlocked)
+	case "rejected":
+		err = fmt.Errorf("%w: 422", bridge.ErrRejected)
+	default:
+		err = cmp.Or(v.cause, errDown)
+	}
+	if v.after > 0 {
+		err = &bridge.RetryAfter{After: v.after, Err: err}
+	}
+	return bridge.Answer{}, err
+}
+
+func handedOf(d bridge.Delivery) handed {
+	h := handed{
+		id: d.Event.ID(), event: d.Event.Subject(), time: d.Event.Time(), attempt: d.Attempt, receipt: string(d.Receipt),
+		notBefore: d.NotBefore, body: string(d.Event.Data()),
+	}
+	kind, azures := strings.CutPrefix(d.Event.Type(), bridge.EventPrefix)
+	h.change = kind
+	if !azures {
+		h.event = ""
+	}
+	if d.Instead != nil {
+		h.instead = d.Instead.Sink
+	}
+	for _, m := range d.Missed {
+		h.missed = append(h.missed, m.Change)
+	}
+	var data struct {
+		Event     struct{ EventStatus string }
+		Outcome   string
+		WhileAway bool
+		Observer  struct{ Name string }
+	}
+	if azures && json.Unmarshal(d.Event.Data(), &data) == nil {
+		h.status, h.outcome = data.Event.EventStatus, data.Outcome
+		h.whileAway, h.observer = data.WhileAway, data.Observer.Name
+	}
+	return h
+}
+
+var (
+	errDown = errors.New("connection refused")
+	errDead = errors.New("the machine is dead")
+)
+
+// place writes the file that a program left to where the next one starts.
+func place(dir string, image []byte) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		panic(err)
+	}
+	if image == nil {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), image, 0o600); err != nil {
+		panic(err)
+	}
+}
+
+// quiet is a log that nobody reads.
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func loud(to io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}

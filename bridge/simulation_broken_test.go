@@ -1,0 +1,331 @@
+package bridge_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// A variant is the program broken in one way, by what stands between it and the world: it is set up in another way than
+// the operator wants, or what it hears and does is changed on the way. The zero variant is whole.
+type variant struct {
+	claim   string
+	promise string // that it breaks
+	seed    uint64 // of a simulation in which it was found
+
+	transportOf func(http.RoundTripper) http.RoundTripper
+	routesOf    func(*world, []bridge.Route) []bridge.Route
+	rulesOf     func([]bridge.Rule) []bridge.Rule
+	deliver     func(d destination, ctx context.Context, batch []handed) verdict
+	write       func(d *disk, write func() error) error
+	forgets     bool // its file
+	slower      int  // times that it polls
+}
+
+func (v variant) transport(t http.RoundTripper) http.RoundTripper {
+	if v.transportOf == nil {
+		return t
+	}
+	return v.transportOf(t)
+}
+
+func (v variant) routes(w *world, routes []bridge.Route) []bridge.Route {
+	if v.routesOf == nil {
+		return routes
+	}
+	return v.routesOf(w, routes)
+}
+
+func (v variant) rules(rules []bridge.Rule) []bridge.Rule {
+	if v.rulesOf == nil {
+		return rules
+	}
+	return v.rulesOf(rules)
+}
+
+// each changes every route.
+func each(change func(r *bridge.Route)) func(*world, []bridge.Route) []bridge.Route {
+	return func(_ *world, routes []bridge.Route) []bridge.Route {
+		for i := range routes {
+			change(&routes[i])
+		}
+		return routes
+	}
+}
+
+// rewrite changes what is handed to a destination.
+func rewrite(change func(h *handed)) func(destination, context.Context, []handed) verdict {
+	return func(d destination, ctx context.Context, batch []handed) verdict {
+		batch = slices.Clone(batch)
+		for i := range batch {
+			change(&batch[i])
+		}
+		return d.take(ctx, batch)
+	}
+}
+
+// rule changes every rule.
+func rule(change func(r *bridge.Rule)) func([]bridge.Rule) []bridge.Rule {
+	return func(rules []bridge.Rule) []bridge.Rule {
+		for i := range rules {
+			change(&rules[i])
+		}
+		return rules
+	}
+}
+
+// A tripper is an http.RoundTripper.
+type tripper func(*http.Request) (*http.Response, error)
+
+func (f tripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// answers changes the answers of the endpoint to who asks for the document.
+func answers(change func(*http.Response)) func(http.RoundTripper) http.RoundTripper {
+	return func(t http.RoundTripper) http.RoundTripper {
+		return tripper(func(r *http.Request) (*http.Response, error) {
+			resp, err := t.RoundTrip(r)
+			if err == nil && r.Method == http.MethodGet && !bytes.HasSuffix([]byte(r.URL.Path), []byte("/instance")) {
+				change(resp)
+			}
+			return resp, err
+		})
+	}
+}
+
+func setBody(resp *http.Response, body string) {
+	resp.StatusCode, resp.ContentLength, resp.Body = 200, int64(len(body)), io.NopCloser(bytes.NewReader([]byte(body)))
+}
+
+var brokenVariants = []variant{
+	// Promise 1.
+	{claim: "an error of the endpoint counts as a document without events", promise: "the same change has the same id",
+		seed: 10, transportOf: answers(func(resp *http.Response) {
+			if resp.StatusCode >= 400 {
+				setBody(resp, `{"DocumentIncarnation":0,"Events":[]}`)
+			}
+		})},
+	{claim: "an empty answer counts at once", promise: "the same change has the same id", seed: 301,
+		transportOf: answers(func(resp *http.Response) {
+			if resp.StatusCode == 200 && resp.ContentLength == 0 {
+				setBody(resp, `{"DocumentIncarnation":0,"Events":[]}`)
+			}
+		})},
+	{claim: "a document that did not change hides what did", promise: "isolation", seed: 5,
+		transportOf: answers(func(resp *http.Response) {
+			if resp.Request.Header.Get("If-None-Match") != "" {
+				resp.StatusCode = http.StatusNotModified
+			}
+		})},
+
+	// Promises 2 and 3.
+	{claim: "what is said to be on the disk is not", promise: "told once", seed: 15,
+		write: func(d *disk, write func() error) error {
+			if d.lies = !d.lies; d.lies {
+				return nil
+			}
+			return write()
+		}},
+	{claim: "a crash takes the last transaction with it", promise: "told once", seed: 11,
+		write: func(d *disk, write func() error) error {
+			d.before, _ = os.ReadFile(d.path)
+			return write()
+		}},
+	{claim: "a restart forgets everything", promise: "told once", seed: 5, forgets: true},
+	{claim: "a retry has an id of its own", promise: "the same change has the same id", seed: 10,
+		deliver: rewrite(func(h *handed) {
+			if h.attempt > 1 {
+				h.id += "-r2"
+			}
+		})},
+	{claim: "an error counts as an acceptance", promise: "nothing is lost", seed: 5,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			d.take(ctx, batch)
+			return verdict{}
+		}},
+	{claim: "an acceptance does not count", promise: "told once", seed: 5,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			v := d.take(ctx, batch)
+			if batch[0].attempt == 1 {
+				v.class = "again"
+			}
+			return v
+		}},
+	{claim: "everything is told twice", promise: "told once", seed: 5,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			d.take(ctx, batch)
+			return d.take(ctx, batch)
+		}},
+
+	// Promise 4.
+	{claim: "a batch is told from its end", promise: "in order", seed: 117,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			batch = slices.Clone(batch)
+			slices.Reverse(batch)
+			return d.take(ctx, batch)
+		}},
+	{claim: "a reminder overtakes what it reminds of", promise: "in order", seed: 16,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			switch batch[0].change {
+			case "scheduled", "updated":
+				return verdict{class: "again"}
+			case "reminder":
+				batch = slices.Clone(batch)
+				batch[0].missed = nil
+			}
+			return d.take(ctx, batch)
+		}},
+
+	// Promise 5, and the schedule.
+	{claim: "destinations wait for each other", promise: "isolation", seed: 20,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			d.w.turn <- struct{}{}
+			defer func() { <-d.w.turn }()
+			return d.take(ctx, batch)
+		}},
+	{claim: "polls are rare", promise: "polling", seed: 5, slower: 10},
+	{claim: "a hung destination is waited for without end", promise: "urgency", seed: 20,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Timeout = 0 })},
+	{claim: "a destination that asks to wait is not heard", promise: "retry", seed: 10,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			v := d.take(ctx, batch)
+			v.after = 0
+			return v
+		}},
+	{claim: "every refusal asks to wait for an hour", promise: "urgency", seed: 10,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			v := d.take(ctx, batch)
+			if v.class != "" {
+				v.after = time.Hour
+			}
+			return v
+		}},
+
+	// Promise 6.
+	{claim: "what a destination refuses for good is forgotten", promise: "nothing is lost", seed: 14,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			v := d.take(ctx, batch)
+			if v.class == "rejected" {
+				v.class = ""
+			}
+			return v
+		}},
+	{claim: "any refusal is for good", promise: "dead letters", seed: 10,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			v := d.take(ctx, batch)
+			if v.class == "again" {
+				v.class = "rejected"
+			}
+			return v
+		}},
+	{claim: "deliveries expire after a minute", promise: "dead letters", seed: 10,
+		routesOf: each(func(r *bridge.Route) { r.Terms.MaxAge = time.Minute })},
+	{claim: "a destination's acceptance is made up", promise: "the record is true", seed: 5,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			if batch[0].attempt > 2 {
+				return verdict{}
+			}
+			return d.take(ctx, batch)
+		}},
+
+	// Filters and terms.
+	{claim: "self is all", promise: "filters", seed: 5,
+		routesOf: each(func(r *bridge.Route) { r.Filter.Only.VMs = "all" })},
+	{claim: "leader is self", promise: "filters", seed: 14,
+		routesOf: each(func(r *bridge.Route) {
+			if r.Filter.Only.VMs == "leader" {
+				r.Filter.Only.VMs = "self"
+			}
+		})},
+	{claim: "types are not looked at", promise: "filters", seed: 10,
+		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Types = nil })},
+	{claim: "sources are not looked at", promise: "filters", seed: 20,
+		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Sources = nil })},
+	{claim: "changes are not looked at", promise: "filters", seed: 14,
+		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Changes = nil })},
+	{claim: "latest and drop are send", promise: "late", seed: 5,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Late = bridge.LateSend })},
+	{claim: "there is no lead", promise: "lead", seed: 5,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Lead = 0 })},
+	{claim: "a lead is half as long", promise: "lead", seed: 94,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Lead /= 2 })},
+	{claim: "only the first route falls back", promise: "fallback", seed: 14,
+		routesOf: func(_ *world, routes []bridge.Route) []bridge.Route {
+			for i := range routes[1:] {
+				routes[i+1].Terms.Fallback = bridge.Fallback{}
+			}
+			return routes
+		}},
+	{claim: "two reminders come five minutes apart", promise: "reminders", seed: 17,
+		routesOf: each(func(r *bridge.Route) {
+			for _, d := range r.Terms.Remind {
+				r.Terms.Remind = append(r.Terms.Remind, d-5*time.Minute)
+			}
+		})},
+	{claim: "nobody is reminded", promise: "reminders", seed: 61,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Remind = nil })},
+	{claim: "reminders do not name the VM", promise: "reminders", seed: 17,
+		deliver: rewrite(func(h *handed) {
+			if h.change == "reminder" {
+				h.observer = ""
+			}
+		})},
+	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 22,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Acts = false })},
+
+	// Promise 7.
+	{claim: "what was never seen to begin was canceled", promise: "the outcome is honest", seed: 41,
+		deliver: rewrite(func(h *handed) {
+			if h.outcome == "unknown" {
+				h.outcome = "canceled"
+			}
+		})},
+	{claim: "what is over took place", promise: "the outcome is honest", seed: 12,
+		deliver: rewrite(func(h *handed) {
+			if h.outcome == "canceled" {
+				h.outcome = "completed"
+			}
+		})},
+
+	// Promise 9.
+	{claim: "a rule that names one type approves every type", promise: "approval", seed: 51,
+		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Types = append(slices.Clone(azureTypes), "Levitate") })},
+	{claim: "a rule's sources are not looked at", promise: "approval", seed: 159,
+		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Sources = nil })},
+	{claim: "a rule waits for nobody", promise: "approval", seed: 396, rulesOf: rule(func(r *bridge.Rule) { r.After = nil })},
+	{claim: "a rule does not wait", promise: "approval", seed: 37, rulesOf: rule(func(r *bridge.Rule) { r.Wait = 0 })},
+	{claim: "a rule approves for others", promise: "approval", seed: 159, rulesOf: rule(func(r *bridge.Rule) { r.Others = true })},
+	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 34,
+		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			d.take(ctx, batch)
+			return verdict{}
+		}},
+}
+
+// Each way in which a promise can be broken is found. A variant that nothing finds is a hole in the oracle.
+//
+//	FOREWARN_SEEDS=1000 go test ./bridge -run TestTheOracleCatches    looks so long for each
+func TestTheOracleCatches(t *testing.T) {
+	seeds := number(t, "FOREWARN_SEEDS", 300)
+	for _, v := range brokenVariants {
+		t.Run(v.claim, func(t *testing.T) {
+			others := map[string]int{}
+			for seed := v.seed; seed < v.seed+seeds; seed++ {
+				for _, f := range play(t, planOf(seed), v, quiet()) {
+					if f.promise == v.promise {
+						t.Logf("seed %d: %v", seed, f)
+						return
+					}
+					others[f.promise]++
+				}
+			}
+			t.Errorf("in %d simulations nothing was found of %q, only %v", seeds, v.promise, others)
+		})
+	}
+}

@@ -1,0 +1,114 @@
+package bridge_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A disk is the seam through which every transaction of the outbox reaches its file. It can be full, hang, write and
+// lose the answer, and keep what a crash would leave.
+type disk struct {
+	w    *world
+	path string
+
+	mu     sync.Mutex // held during a transaction, so that no image is taken in its middle
+	lifted chan struct{}
+	crash  int    // transactions from now after which the machine crashes; 0 for none
+	kept   bool   // the machine crashed
+	image  []byte // the file at that moment
+	lies   bool   // in a broken variant
+	before []byte // what is left in its place, in a broken variant
+}
+
+// diskTrouble makes the disk fail for a while.
+type diskTrouble struct {
+	how string // full, hangs, loses the answer
+	end time.Duration
+}
+
+func (x diskTrouble) do(w *world) {
+	w.diskTrouble = x
+	w.ills = append(w.ills, interval{w.now(), x.end})
+}
+
+func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.how, short(x.end)) }
+
+// errIO is what a disk says that lost its answer.
+var errIO = errors.New("input/output error")
+
+// transaction makes one transaction of the outbox.
+func (d *disk) transaction(write func() error) error {
+	w := d.w
+	w.mu.Lock()
+	began := w.next()
+	how, left := "", w.diskTrouble.end-w.now()
+	if left > 0 && !w.dead {
+		how = w.diskTrouble.how
+	}
+	w.mu.Unlock()
+	switch how {
+	case "full":
+		return syscall.ENOSPC
+	case "hangs":
+		select {
+		case <-time.After(left):
+		case <-d.lifted:
+			return errIO
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.kept {
+		return errDead
+	}
+	if v := w.variant.write; v != nil {
+		plain := write
+		write = func() error { return v(d, plain) }
+	}
+	if err := write(); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.writes = append(w.writes, written{w.fact(), began})
+	w.mu.Unlock()
+	if d.crash > 0 {
+		if d.crash--; d.crash == 0 {
+			d.keep()
+		}
+	}
+	if how == "loses the answer" {
+		return errIO
+	}
+	return nil
+}
+
+// keep notes what a crash at this moment leaves. From now on the machine is dead. mu is held.
+func (d *disk) keep() {
+	if d.kept {
+		return
+	}
+	d.kept = true
+	var err error
+	if d.before != nil {
+		d.image = d.before
+	} else if d.image, err = os.ReadFile(d.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		panic(err)
+	}
+	d.w.die()
+}
+
+// diskSteps make up what goes wrong with the disk.
+func diskSteps(r *rand.Rand, length time.Duration) (steps []step) {
+	for range r.IntN(3) {
+		at := during(r, length)
+		steps = append(steps, step{at, diskTrouble{
+			how: pick(r, "full", "hangs", "loses the answer"), end: at + pick(r, 3*time.Second, time.Minute, 8*time.Minute),
+		}})
+	}
+	return steps
+}

@@ -1,0 +1,203 @@
+package bridge_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// An endpoint is the metadata service as the bridge's client reaches it. It is an http.RoundTripper.
+type endpoint struct{ w *world }
+
+// endpointTrouble makes the endpoint answer wrongly for a while.
+type endpointTrouble struct {
+	how string
+	end time.Duration
+}
+
+func (x endpointTrouble) do(w *world) { w.endpoint = x }
+func (x endpointTrouble) String() string {
+	return fmt.Sprintf("endpoint %s until %s", x.how, short(x.end))
+}
+
+var endpointTroubles = []string{
+	"503", "500", "404", "410", "429 with Retry-After", "401", "hangs", "is slow", "cuts the body", "gives no length",
+	"serves a page", "has no Events", "is empty", "has null for Events", "lists a broken entry", "lists an event twice",
+}
+
+// An answer is one request for the document, and what came back.
+type answer struct {
+	fact
+	asked       int // when it was asked, in the order of all facts
+	askedAt     time.Duration
+	conditional bool   // only the poll loop asks so
+	what        string // document, unchanged, empty, failed
+	events      map[string]azureEvent
+	partial     bool // it held an entry that cannot be told from others
+	version     int  // of what Azure lists
+}
+
+// A post is one request to start an event.
+type post struct {
+	fact
+	id     string
+	status int
+	listed azureEvent // as it was at that moment
+}
+
+func (e endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
+	w := e.w
+	switch {
+	case strings.HasSuffix(req.URL.Path, "/instance"):
+		return respond(req, 200, "", mustJSON(map[string]any{"compute": map[string]any{
+			"name": "vm-0", "vmId": "5d6c7b8a-0000-4000-8000-000000000001", "location": "westeurope",
+			"subscriptionId": "sub", "resourceGroupName": "group", "resourceId": "/subscriptions/sub/vm-0",
+		}})), nil
+	case req.Method == http.MethodPost:
+		return e.start(req)
+	}
+	w.mu.Lock()
+	a := &answer{asked: w.next(), askedAt: w.now(), conditional: req.Header.Get("If-None-Match") != "", what: "failed"}
+	how := ""
+	if w.endpoint.end > w.now() {
+		how = w.endpoint.how
+	}
+	w.mu.Unlock()
+
+	switch how {
+	case "hangs":
+		<-req.Context().Done()
+		w.answered(a)
+		return nil, req.Context().Err()
+	case "is slow":
+		select {
+		case <-time.After(4 * time.Second):
+		case <-req.Context().Done():
+			w.answered(a)
+			return nil, req.Context().Err()
+		}
+	}
+	w.mu.Lock()
+	body, etag := w.azure.document(), strconv.Itoa(w.azure.incarnation)
+	a.events, a.version = w.azure.events, w.azure.version
+	w.mu.Unlock()
+	resp := respond(req, 200, etag, body)
+	switch how {
+	case "":
+		if req.Header.Get("If-None-Match") == etag {
+			resp, a.what = respond(req, http.StatusNotModified, etag, nil), "unchanged"
+		} else {
+			a.what = "document"
+		}
+	case "is slow":
+		a.what = "document"
+	case "401", "404", "410", "500", "503":
+		code, _ := strconv.Atoi(how)
+		resp = respond(req, code, "", []byte("no"))
+	case "429 with Retry-After":
+		resp = respond(req, 429, "", []byte("Too many requests"))
+		resp.Header.Set("Retry-After", "20")
+	case "cuts the body":
+		resp.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body[:len(body)/2]), cutShort{}))
+	case "gives no length":
+		resp.ContentLength = -1
+	case "serves a page":
+		resp = respond(req, 200, etag, []byte("<html><body>Sign in</body></html>"))
+	case "has no Events":
+		resp = respond(req, 200, etag, []byte(`{"DocumentIncarnation":1}`))
+	case "is empty":
+		resp, a.what = respond(req, 200, etag, nil), "empty"
+	case "has null for Events":
+		resp, a.what = respond(req, 200, etag, []byte(`{"DocumentIncarnation":1,"Events":null}`)), "empty"
+	case "lists a broken entry":
+		resp = respond(req, 200, etag, added(body, `{"EventStatus":"Scheduled"}`, true))
+		a.what, a.partial = "document", true
+	case "lists an event twice": // of which the last counts
+		a.what = "document"
+		for id := range a.events {
+			resp = respond(req, 200, etag, added(body, `{"EventId":"`+id+`","EventStatus":"Started"}`, false))
+			break
+		}
+	default:
+		panic("no such trouble: " + how)
+	}
+	w.answered(a)
+	return resp, nil
+}
+
+// start takes a request to start an event, as Azure does: the event is Started in the next document.
+func (e endpoint) start(req *http.Request) (*http.Response, error) {
+	w := e.w
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	var order struct{ StartRequests []struct{ EventId string } }
+	if err := json.Unmarshal(body, &order); err != nil || len(order.StartRequests) != 1 {
+		return respond(req, 400, "", []byte("not a start request")), nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dead {
+		return nil, errDead
+	}
+	id := strings.ToUpper(order.StartRequests[0].EventId)
+	listed, ok := w.azure.events[id]
+	p := &post{fact: w.fact(), id: id, listed: listed, status: 200}
+	switch {
+	case w.endpoint.end > w.now() && w.endpoint.how == "503":
+		p.status = 503
+	case !ok:
+		p.status = 400
+	case listed.status == "Scheduled":
+		listed.status, listed.notBefore = "Started", -1
+		w.azure.put(listed, w.now(), false)
+	}
+	w.posts = append(w.posts, p)
+	return respond(req, p.status, "", nil), nil
+}
+
+// added puts an entry into a document, at its beginning or its end.
+func added(document []byte, entry string, last bool) []byte {
+	const empty = `"Events":[]`
+	if bytes.Contains(document, []byte(empty)) {
+		return bytes.Replace(document, []byte(empty), []byte(`"Events":[`+entry+`]`), 1)
+	}
+	if last {
+		return slices.Concat(bytes.TrimSuffix(document, []byte("]}")), []byte(","+entry+"]}"))
+	}
+	return bytes.Replace(document, []byte(`"Events":[`), []byte(`"Events":[`+entry+`,`), 1)
+}
+
+func respond(req *http.Request, code int, etag string, body []byte) *http.Response {
+	h := http.Header{"Content-Type": {"application/json; charset=utf-8"}}
+	if etag != "" {
+		h["Etag"] = []string{etag} // not quoted, as Azure has it
+	}
+	return &http.Response{
+		StatusCode: code, Status: fmt.Sprintf("%d %s", code, http.StatusText(code)), Proto: "HTTP/1.1", ProtoMajor: 1,
+		ProtoMinor: 1, Header: h, ContentLength: int64(len(body)), Body: io.NopCloser(bytes.NewReader(body)), Request: req,
+	}
+}
+
+// cutShort is the end of a body that was cut.
+type cutShort struct{}
+
+func (cutShort) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+// endpointSteps make up what goes wrong with the endpoint.
+func endpointSteps(r *rand.Rand, length time.Duration) (steps []step) {
+	for range r.IntN(6) {
+		at := during(r, length)
+		lasts := pick(r, 2*time.Second, 12*time.Second, time.Minute, 7*time.Minute)
+		steps = append(steps, step{at, endpointTrouble{pick(r, endpointTroubles...), at + lasts}})
+	}
+	return steps
+}

@@ -1,0 +1,182 @@
+package bridge_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// A rulePlan is a rule of approval as an operator sets it up.
+type rulePlan struct {
+	types, sources, after []string
+	wait                  time.Duration
+	others                bool
+}
+
+// What an operator does, and what happens to the machine. These acts need a program that runs; while there is none,
+// they are left out.
+
+// reload sets the routes up anew.
+type reload struct{ routes []string }
+
+func (x reload) operate(p *process) {
+	p.w.setRoutes(x.routes)
+	p.reload(p.w.routes)
+}
+
+func (x reload) String() string { return "reload with " + strings.Join(x.routes, ", ") }
+
+// replay makes all dead letters owed again.
+type replay struct{}
+
+func (replay) operate(p *process) {
+	var keys []string
+	for _, e := range p.entries() {
+		if e.dead {
+			keys = append(keys, e.key)
+			p.w.noteHand("replay", e)
+		}
+	}
+	p.replay(keys)
+}
+
+func (replay) String() string { return "replay all dead letters" }
+
+// drop gives up one delivery, if there is any.
+type drop struct{ which int }
+
+func (x drop) operate(p *process) {
+	list := p.entries()
+	if len(list) == 0 {
+		return
+	}
+	e := list[x.which%len(list)]
+	p.w.noteHand("drop", e)
+	p.drop([]string{e.key})
+}
+
+func (x drop) String() string { return fmt.Sprintf("drop delivery %d", x.which) }
+
+// approve approves the first event by hand, some time after it was shown.
+type approve struct{ after time.Duration }
+
+func (x approve) operate(p *process) {
+	p.w.mu.Lock()
+	ids, events := p.w.azure.order, p.w.azure.events
+	p.w.mu.Unlock()
+	if len(ids) == 0 {
+		return
+	}
+	id, shown := ids[0], p.shown(ids[0])
+	p.w.sleep(x.after)
+	p.w.noteHand("approve", entry{event: id})
+	p.w.noteShown(events[id])
+	p.approve(id, shown)
+}
+
+func (x approve) String() string {
+	return fmt.Sprintf("approve an event by hand %v after it was shown", x.after)
+}
+
+// restart ends the program, and starts it again some time later.
+type restart struct {
+	crash  bool
+	writes int           // the crash comes after so many more transactions; 0 at once
+	off    time.Duration // until the next start
+	step   time.Duration // of the clock meanwhile
+}
+
+func (x restart) operate(p *process) {
+	var image []byte
+	switch {
+	case !x.crash:
+		image = p.stop()
+	case x.writes > 0:
+		p.disk.mu.Lock()
+		p.disk.crash = x.writes
+		p.disk.mu.Unlock()
+		p.w.sleep(2 * time.Minute)
+		image = p.kill()
+	default:
+		image = p.kill()
+	}
+	p.w.end(x, image)
+}
+
+func (x restart) String() string {
+	how := "stop"
+	if x.crash {
+		how = "crash at once"
+	}
+	if x.writes > 0 {
+		how = fmt.Sprintf("crash after %d more transactions", x.writes)
+	}
+	if x.step != 0 {
+		how += fmt.Sprintf(", clock off by %v more", x.step)
+	}
+	return fmt.Sprintf("%s, start again after %v", how, x.off)
+}
+
+// A hand is what an operator did to one delivery.
+type hand struct {
+	fact
+	what             string
+	sink, id, event_ string
+	dead             bool
+	shown            azureEvent // what was approved
+}
+
+// operatorSteps make up what operators do, and what becomes of the machine.
+func operatorSteps(r *rand.Rand, routes []routePlan, length time.Duration) (steps []step) {
+	add := func(a act) { steps = append(steps, step{during(r, length), a}) }
+	for range r.IntN(4) {
+		x := restart{crash: r.IntN(4) > 0, off: pick(r, time.Second, 20*time.Second, 5*time.Minute, 30*time.Minute)}
+		if x.crash {
+			x.writes = r.IntN(6)
+		}
+		switch r.IntN(20) {
+		case 0:
+			x.off = 26 * time.Hour
+		case 1, 2:
+			x.step = pick(r, time.Hour, -time.Hour, -10*time.Minute, 48*time.Hour, -48*time.Hour)
+		}
+		add(x)
+	}
+	for range r.IntN(3) {
+		var names []string
+		for i, p := range routes {
+			if i == 0 || r.IntN(3) > 0 {
+				names = append(names, p.name)
+			}
+		}
+		add(reload{names})
+	}
+	if r.IntN(2) == 0 {
+		add(replay{})
+	}
+	if r.IntN(3) == 0 {
+		add(drop{r.IntN(100)})
+	}
+	if r.IntN(8) == 0 {
+		add(approve{pick(r, 0, 40*time.Second, 10*time.Minute)})
+	}
+	return steps
+}
+
+// someRules makes up rules of approval; most have none.
+func someRules(r *rand.Rand, routes []routePlan) (rules []rulePlan) {
+	if r.IntN(5) > 0 {
+		return nil
+	}
+	x := rulePlan{types: []string{"Reboot", pick(r, "Freeze", "Redeploy")}, wait: pick(r, 0, 30*time.Second), others: r.IntN(2) == 0}
+	if r.IntN(3) == 0 {
+		x.sources = []string{"User"}
+	}
+	for i, p := range routes {
+		if i > 0 && r.IntN(3) == 0 {
+			x.after = append(x.after, p.name)
+		}
+	}
+	return append(rules, x)
+}

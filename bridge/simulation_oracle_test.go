@@ -1,0 +1,265 @@
+package bridge_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A finding is a promise that was not kept in a simulation.
+type finding struct{ promise, what string }
+
+func (f finding) String() string { return f.promise + ": " + f.what }
+
+// An oracle knows what truly happened, and finds every promise that was not kept.
+type oracle struct {
+	*world
+	beliefs  map[string][]belief
+	taken    map[string]map[string][]taken // by event and sink, in order
+	tried    map[string]map[string][]taken // the same, of all that was tried, by when that began
+	findings []finding
+}
+
+// A taken is one delivery that a destination has taken.
+type taken struct {
+	handed
+	*attempt
+}
+
+// examine gives all promises that were not kept.
+func examine(w *world) []finding {
+	o := &oracle{world: w, beliefs: truthOf(w), taken: map[string]map[string][]taken{}, tried: map[string]map[string][]taken{}}
+	note := func(where map[string]map[string][]taken, h handed, a *attempt) {
+		if where[h.event] == nil {
+			where[h.event] = map[string][]taken{}
+		}
+		where[h.event][a.sink] = append(where[h.event][a.sink], taken{h, a})
+	}
+	for _, a := range w.attempts {
+		for _, h := range a.batch {
+			note(o.tried, h, a)
+		}
+	}
+	done := slices.DeleteFunc(slices.Clone(w.attempts), func(a *attempt) bool { return !a.ended })
+	slices.SortFunc(done, func(a, b *attempt) int { return a.seq - b.seq })
+	for _, a := range done {
+		for _, h := range a.batch[:a.taken] {
+			note(o.taken, h, a)
+		}
+	}
+	for id := range o.taken {
+		if id != "" && o.beliefs[id] == nil {
+			o.add("nothing is made up", "%s was told, and Azure never listed it", id)
+		}
+	}
+	for id, beliefs := range o.beliefs { // the program must be right by one of them
+		var best []finding
+		for i, b := range beliefs {
+			found := o.event(id, b)
+			if i == 0 || len(found) < len(best) {
+				best = found
+			}
+			if len(found) == 0 {
+				break
+			}
+		}
+		o.findings = append(o.findings, best...)
+	}
+	o.floors()
+	o.polls()
+	o.deadLetters()
+	o.leftBehind()
+	o.recordIsTrue()
+	return o.findings
+}
+
+func (o *oracle) add(promise, format string, args ...any) {
+	o.findings = append(o.findings, finding{promise, fmt.Sprintf(format, args...)})
+}
+
+// event checks what was told of one event against one belief.
+func (o *oracle) event(id string, b belief) []finding {
+	x := &oracle{world: o.world, taken: o.taken, tried: o.tried}
+	for _, r := range o.plan.routes {
+		told := slices.DeleteFunc(slices.Clone(o.taken[id][r.name]), func(t taken) bool { return !azures(t.change) })
+		x.nothingMore(b, r, told)
+		x.nothingLess(b, r, told)
+		x.once(r, told)
+		x.inOrder(b, r, told)
+		x.late(id, b, r)
+		x.lead(id, b, r)
+		x.leadIsKept(id, b, r)
+		x.urgent(id, b, r)
+		x.reminded(id, b, r)
+		x.reminders(id, b, r)
+		x.fallback(id, b, r)
+	}
+	x.isolation(b)
+	x.approvals(id, b)
+	x.outcome(id, b)
+	return x.findings
+}
+
+func azures(kind string) bool { return kind != "reminder" && kind != "approved" }
+
+// nothingMore: a sink is told only what it is owed, under the id of the change, and nothing that a crash made forget.
+func (o *oracle) nothingMore(b belief, r routePlan, told []taken) {
+	for _, t := range told {
+		owed, lost, known := false, true, false
+		for _, c := range b.changes {
+			if c.id != t.id {
+				continue
+			}
+			known = true
+			_, is := c.routes[r.name]
+			owed = owed || is
+			lost = lost && c.lost && !o.ill(c.at, t.at)
+		}
+		switch {
+		case !known:
+			o.add("the same change has the same id", "%s was told %s, which is the id of no change; those are %v", r.name, t.id, ids(b))
+		case !owed && t.instead == "":
+			o.add("filters", "%s was told %s, which it is not owed", r.name, t.id)
+		case lost:
+			o.add("owed before sent", "%s was told %s, which was not on the disk", r.name, t.id)
+		}
+	}
+}
+
+func ids(b belief) (list []string) {
+	for _, c := range b.changes {
+		s := c.id[len(c.event.id)+1:]
+		if c.lost {
+			s += " (lost)"
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// nothingLess: each change is told to each route that is owed it, or it is on record why not.
+func (o *oracle) nothingLess(b belief, r routePlan, told []taken) {
+	for i, c := range b.changes {
+		if !c.routes[r.name] || c.lost {
+			continue
+		}
+		has := slices.ContainsFunc(told, func(t taken) bool { return t.id == c.id })
+		covered := r.late == "latest" && slices.ContainsFunc(told, func(t taken) bool {
+			return t.seq > c.seq && slices.Contains(t.missed, c.kind)
+		})
+		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == r.name && e.id == c.id })
+		dropped := slices.ContainsFunc(o.hands, func(h hand) bool { return h.what == "drop" && h.sink == r.name && h.id == c.id })
+		if !has && !covered && !kept && !dropped && !o.overtaken(b, i, r) {
+			o.add("nothing is lost", "%s was never told %s, seen at %v", r.name, c.id, short(c.at))
+		}
+	}
+}
+
+// overtaken says whether a route with a lead need not be told a change, because a newer one came before its time.
+func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
+	c := b.changes[i]
+	if r.lead == 0 || c.kind != "scheduled" && c.kind != "updated" || c.event.notBefore < 0 {
+		return false
+	}
+	for _, later := range b.changes[i+1:] {
+		due := c.event.notBeforeTime().Add(-r.lead)
+		if began := o.boots[later.boot].began.clock; later.boot > c.boot && began.After(due) {
+			due = began // its time came while there was no program
+		}
+		_, owed := later.routes[r.name]
+		if (owed || later.kind == "started" || later.kind == "vanished") && later.clock.Before(due.Add(5*time.Second)) {
+			return true
+		}
+	}
+	return false
+}
+
+// once: a sink takes a delivery again only where an answer or a settle was lost, or somebody replayed it.
+func (o *oracle) once(r routePlan, told []taken) {
+	last := map[string]taken{}
+	for _, t := range told {
+		was, again := last[t.id]
+		last[t.id] = t
+		if again && was.settled && !o.replayed(t, was) && !o.unsettled(was, t.boot) && !o.returned(r, was.at, t.at) {
+			o.add("told once", "%s took %s twice, at %v and %v", r.name, t.id, short(was.at), short(t.at))
+		}
+	}
+}
+
+// replayed says whether somebody replayed a delivery between two times that it was told.
+func (o *oracle) replayed(t, was taken) bool {
+	return slices.ContainsFunc(o.hands, func(h hand) bool {
+		return h.what == "replay" && h.id == t.id && h.seq > was.seq && h.seq < t.seq
+	})
+}
+
+// unsettled says whether the program may have ended before it was on the disk that a delivery was taken.
+func (o *oracle) unsettled(was taken, now int) bool {
+	if was.boot == now {
+		return false
+	}
+	end := o.boots[was.boot]
+	if !end.how.crash {
+		return o.ill(end.ended.at-10*time.Second, end.ended.at)
+	}
+	return end.ended.at-was.at < 100*time.Millisecond || o.ill(was.at, end.ended.at)
+}
+
+// returned says whether a route was away for more than a day in between, and so counts as new.
+func (o *oracle) returned(r routePlan, from, to time.Duration) bool {
+	var gone time.Duration = -1
+	for _, s := range o.setups {
+		there := slices.ContainsFunc(s.routes, func(x routePlan) bool { return x.name == r.name })
+		switch {
+		case there && gone >= 0 && s.at-gone > 23*time.Hour && s.at > from && s.at < to:
+			return true
+		case there:
+			gone = -1
+		case gone < 0:
+			gone = s.at
+		}
+	}
+	return false
+}
+
+// inOrder: of one event, a sink hears the changes in their order.
+func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
+	place := map[string]int{}
+	for i, c := range b.changes {
+		if _, ok := place[c.id]; !ok {
+			place[c.id] = i
+		}
+	}
+	last, lastID := -1, ""
+	seen := map[string]bool{}
+	for _, t := range told {
+		if seen[t.id] || t.instead != "" || o.touched(t) {
+			continue
+		}
+		seen[t.id] = true
+		if place[t.id] < last {
+			o.add("in order", "%s was told %s after %s", r.name, t.id, lastID)
+			continue
+		}
+		last, lastID = place[t.id], t.id
+	}
+}
+
+// touched says whether somebody replayed a delivery, so that it has no place in the order any more.
+func (o *oracle) touched(t taken) bool {
+	return slices.ContainsFunc(o.hands, func(h hand) bool { return h.what == "replay" && h.id == t.id && h.sink == t.sink })
+}
+
+// describe gives a simulation's findings, each promise with some of them.
+func describe(found []finding) string {
+	var b strings.Builder
+	for i, f := range found {
+		if i == 10 {
+			fmt.Fprintf(&b, "\n  and %d more", len(found)-i)
+			break
+		}
+		fmt.Fprintf(&b, "\n  %v", f)
+	}
+	return b.String()
+}

@@ -1,0 +1,219 @@
+package bridge_test
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// A routePlan is a route as an operator sets it up.
+type routePlan struct {
+	name     string
+	vms      string // self, leader, all
+	types    []string
+	sources  []string
+	changes  []string
+	late     string
+	lead     time.Duration
+	timeout  time.Duration
+	maxAge   time.Duration
+	remind   []time.Duration
+	fallback string
+	after    time.Duration // of the fallback
+	batch    int
+	parallel int
+	sync     bool
+	acts     bool
+	above    int // of the group
+	within   time.Duration
+	bridge   string
+}
+
+// A handed is one delivery as it reached a destination.
+type handed struct {
+	id, event, change string
+	time              time.Time // of the CloudEvent
+	attempt           int
+	instead           string   // whose fallback this is
+	missed            []string // kinds of older changes that it stands for
+	receipt           string
+	notBefore         time.Time
+	status            string // of the Azure event, in data
+	outcome           string
+	whileAway         bool
+	observer          string
+	body              string
+}
+
+// An attempt is one call of a destination.
+type attempt struct {
+	fact    // when it ended
+	sink    string
+	in      int // the run of the program that made it
+	began   fact
+	start   time.Duration // true time
+	batch   []handed
+	taken   int    // how many the destination has taken
+	how     string // accepted, or the trouble
+	ended   bool   // false if the machine died before
+	settled bool   // the program was told that all of the batch is accepted
+}
+
+// sinkTrouble makes a destination fail for a while.
+type sinkTrouble struct {
+	sink  string
+	how   string
+	end   time.Duration
+	share int // of the deliveries, in percent
+}
+
+func (x sinkTrouble) do(w *world) { w.sinks[x.sink] = x }
+
+func (x sinkTrouble) String() string {
+	return fmt.Sprintf("sink %s %s until %s (%d %%)", x.sink, x.how, short(x.end), x.share)
+}
+
+var sinkTroubles = []string{
+	"is down", "hangs", "is blocked", "rejects", "asks to wait", "is slow", "loses the answer", "takes half", "panics",
+}
+
+// A verdict is what the bridge is told about an attempt.
+type verdict struct {
+	class string // "" accepted, again, blocked, rejected
+	after time.Duration
+	cause error // of ctx
+}
+
+// A destination is where a route's deliveries go.
+type destination struct {
+	w    *world
+	name string
+}
+
+// deliver is what the program calls.
+func (d destination) deliver(ctx context.Context, batch []handed) verdict {
+	if d.w.variant.deliver != nil {
+		return d.w.variant.deliver(d, ctx, batch)
+	}
+	return d.take(ctx, batch)
+}
+
+// take takes a batch as the destination does at the moment.
+func (d destination) take(ctx context.Context, batch []handed) verdict {
+	w := d.w
+	w.mu.Lock()
+	if w.dead {
+		w.mu.Unlock()
+		return verdict{class: "again"}
+	}
+	a := &attempt{sink: d.name, in: len(w.boots) - 1, began: w.fact(), start: w.now(), batch: batch, how: "accepted"}
+	w.attempts = append(w.attempts, a)
+	if t := w.sinks[d.name]; t.end > w.now() && chance(w.plan.seed, t.share, d.name, batch[0].id, batch[0].attempt) {
+		a.how = t.how
+	}
+	w.mu.Unlock()
+
+	// end notes how it ended, unless the machine is dead.
+	end := func(taken int, v verdict) verdict {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.dead {
+			return verdict{class: "again"}
+		}
+		a.fact, a.ended, a.taken, a.settled = w.fact(), true, taken, v.class == ""
+		return v
+	}
+	switch a.how {
+	case "accepted":
+		return end(len(batch), verdict{})
+	case "is slow":
+		select {
+		case <-time.After(slowness):
+			return end(len(batch), verdict{})
+		case <-ctx.Done():
+			return end(0, verdict{class: "again", cause: ctx.Err()})
+		}
+	case "is down":
+		return end(0, verdict{class: "again"})
+	case "hangs":
+		<-ctx.Done()
+		return end(0, verdict{class: "again", cause: ctx.Err()})
+	case "is blocked":
+		return end(0, verdict{class: "blocked"})
+	case "rejects":
+		return end(0, verdict{class: "rejected"})
+	case "asks to wait":
+		return end(0, verdict{class: "again", after: retryAfter})
+	case "loses the answer":
+		return end(len(batch), verdict{class: "again"})
+	case "takes half":
+		return end(len(batch)/2, verdict{class: "again"})
+	case "panics":
+		end(0, verdict{class: "again"})
+		panic("a destination that panics")
+	}
+	panic("no such trouble: " + a.how)
+}
+
+// slowness is how long a slow destination takes: 50 ms less than whole seconds, so that what it settles reaches the disk
+// just when the next document does.
+const slowness = 2950 * time.Millisecond
+
+// retryAfter is what a destination that asks to wait asks for.
+const retryAfter = 90 * time.Second
+
+// chance is the same for the same things in the same simulation.
+func chance(seed uint64, percent int, things ...any) bool {
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, things)
+	return int(h.Sum64()%100) < percent
+}
+
+// someRoutes makes up the routes of a simulation. The first is told everything, at once, and is always well.
+func someRoutes(r *rand.Rand) []routePlan {
+	all := []routePlan{
+		{name: "webhook", vms: "all", late: "send", timeout: 10 * time.Second, maxAge: pick(r, 0, 30*time.Minute)},
+		{name: "stream", vms: "all", late: "send", timeout: 10 * time.Second, batch: 3},
+		{name: "chat", vms: "self", late: "latest", timeout: 10 * time.Second, bridge: "trouble",
+			remind: []time.Duration{30 * time.Minute, 12 * time.Minute}},
+		{name: "mail", vms: "self", late: "latest", timeout: 20 * time.Second, above: pick(r, 0, 5), within: 10 * time.Second,
+			sources: []string{"Platform"}},
+		{name: "drain", vms: "self", late: "drop", timeout: 30 * time.Second, parallel: 3, sync: true, acts: true,
+			lead: pick(r, 0, 10*time.Minute), remind: []time.Duration{12 * time.Minute},
+			changes: pick(r, nil, []string{"scheduled", "updated", "vanished"})},
+		{name: "page", vms: "leader", late: "send", timeout: 10 * time.Second, types: []string{"Reboot", "Redeploy", "Preempt"},
+			changes: []string{"first", "vanished"}},
+	}
+	for i := range all {
+		if r.IntN(3) == 0 && all[i].name != "page" {
+			all[i].fallback, all[i].after = "page", 2*time.Minute
+		}
+	}
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	all = all[:1+r.IntN(len(all))]
+	for i := range all { // a fallback must be there
+		if !slices.ContainsFunc(all, func(p routePlan) bool { return p.name == all[i].fallback }) {
+			all[i].fallback, all[i].after = "", 0
+		}
+	}
+	well := routePlan{name: "well", vms: "all", late: "send", timeout: 10 * time.Second, bridge: "all"}
+	return append([]routePlan{well}, all...)
+}
+
+// sinkSteps make up what goes wrong with the destinations, but for the first.
+func sinkSteps(r *rand.Rand, routes []routePlan, length time.Duration) (steps []step) {
+	if len(routes) < 2 {
+		return nil
+	}
+	for range r.IntN(8) {
+		at := during(r, length)
+		steps = append(steps, step{at, sinkTrouble{
+			sink: routes[1+r.IntN(len(routes)-1)].name, how: pick(r, sinkTroubles...), share: pick(r, 100, 100, 60, 20),
+			end: at + pick(r, 5*time.Second, 40*time.Second, 4*time.Minute, 25*time.Minute),
+		}})
+	}
+	return steps
+}

@@ -1,0 +1,77 @@
+package bridge_test
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"testing"
+)
+
+// Whatever happens to Azure's events, the endpoint, the destinations, the disk, the machine and the settings: every
+// promise is kept. Each seed makes up another story.
+//
+//	FOREWARN_SEEDS=1000 go test ./bridge -run TestSimulation    tries so many
+//	FOREWARN_SEED=17    go test ./bridge -run TestSimulation    tries one again, and says what happened
+func TestSimulation(t *testing.T) {
+	first, n := uint64(1), number(t, "FOREWARN_SEEDS", 30)
+	again := number(t, "FOREWARN_SEED", 0)
+	if again != 0 {
+		first, n = again, 1
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // much is made, and little kept
+	failed := 0
+	for seed := first; seed < first+n && failed < 3; seed++ {
+		p := planOf(seed)
+		found := play(t, p, variant{}, quiet())
+		if len(found) == 0 {
+			continue
+		}
+		failed++
+		p = shrink(t, p, variant{}, found)
+		found = play(t, p, variant{}, quiet())
+		t.Errorf("seed %d:%s\nrepeat it with\n  FOREWARN_SEED=%d go test ./bridge -run TestSimulation\nwhat is left of it:\n%v",
+			seed, describe(found), seed, p)
+		if again != 0 {
+			play(t, p, variant{}, loud(os.Stderr))
+		}
+	}
+}
+
+// play lets a plan happen, and gives the promises that were not kept.
+func play(t *testing.T, p plan, v variant, log *slog.Logger) []finding {
+	t.Helper()
+	dir := scratch(t)
+	defer os.RemoveAll(dir)
+	return unknown(examine(simulate(t, p, v, dir, log)))
+}
+
+// scratch is a directory for one simulation, in memory where there is such a thing, because a disk takes its time to
+// sync.
+func scratch(t *testing.T) string {
+	t.Helper()
+	parent := "/dev/shm"
+	if _, err := os.Stat(parent); err != nil {
+		parent = t.TempDir()
+	}
+	dir, err := os.MkdirTemp(parent, "forewarn-simulation-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Clean(dir)
+}
+
+func number(t *testing.T, name string, otherwise uint64) uint64 {
+	t.Helper()
+	s := os.Getenv(name)
+	if s == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatal(fmt.Errorf("%s: %w", name, err))
+	}
+	return n
+}

@@ -1,0 +1,268 @@
+package bridge_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Times in a simulation are counted from its beginning, in true time. Machines may have a clock that is wrong.
+var epoch = time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// An azureEvent is one event as Azure lists it. Two that are equal have the same content.
+type azureEvent struct {
+	id        string // a GUID in upper case
+	status    string
+	kind      string        // EventType
+	source    string        // EventSource
+	text      string        // Description
+	machines  string        // Resources, joined by commas
+	notBefore time.Duration // below 0 for none
+	seconds   int           // DurationInSeconds
+}
+
+func (e azureEvent) notBeforeTime() time.Time {
+	if e.notBefore < 0 {
+		return time.Time{}
+	}
+	return epoch.Add(e.notBefore).Truncate(time.Second)
+}
+
+func (e azureEvent) resources() []string {
+	if e.machines == "" {
+		return []string{}
+	}
+	return strings.Split(e.machines, ",")
+}
+
+// fields are those of the JSON object that Azure sends.
+func (e azureEvent) fields() map[string]any {
+	f := map[string]any{
+		"EventId": e.id, "EventStatus": e.status, "EventType": e.kind, "ResourceType": "VirtualMachine",
+		"Resources": e.resources(), "NotBefore": "", "Description": e.text, "EventSource": e.source,
+		"DurationInSeconds": e.seconds,
+	}
+	if e.notBefore >= 0 {
+		f["NotBefore"] = e.notBeforeTime().Format("Mon, 02 Jan 2006 15:04:05 GMT")
+	}
+	return f
+}
+
+// azure is the truth: what Azure lists at the moment.
+type azure struct {
+	incarnation int
+	order       []string // ids, in the order of the document
+	events      map[string]azureEvent
+	other       bool                       // the same content is written in another way
+	begun       map[string][]time.Duration // when events were Started
+	version     int                        // counts changes of what would be served
+	body        []byte                     // of the document; nil when it is not made yet
+}
+
+func newAzure() *azure {
+	return &azure{incarnation: 1, events: map[string]azureEvent{}, begun: map[string][]time.Duration{}}
+}
+
+// put lists an event, or changes it. quiet leaves the incarnation as it is, which some hosts do.
+func (a *azure) put(e azureEvent, at time.Duration, quiet bool) {
+	if _, ok := a.events[e.id]; !ok {
+		a.order = append(a.order, e.id)
+	}
+	a.events = maps.Clone(a.events) // what was served before stays as it was
+	a.events[e.id] = e
+	if e.status == "Started" {
+		a.begun[e.id] = append(a.begun[e.id], at)
+	}
+	a.changed(quiet)
+}
+
+func (a *azure) remove(id string) {
+	a.order = slices.DeleteFunc(slices.Clone(a.order), func(s string) bool { return s == id })
+	a.events = maps.Clone(a.events)
+	delete(a.events, id)
+	a.changed(false)
+}
+
+func (a *azure) changed(quiet bool) {
+	a.version++
+	a.body = nil
+	if !quiet {
+		a.incarnation++
+	}
+}
+
+// document is what the endpoint serves.
+func (a *azure) document() []byte {
+	if a.body != nil {
+		return a.body
+	}
+	list := make([]map[string]any, 0, len(a.order))
+	for _, id := range a.order {
+		f := a.events[id].fields()
+		if a.other { // the EventId in another case, the time in another form
+			f["EventId"] = strings.ToLower(id)
+			if at := a.events[id].notBeforeTime(); !at.IsZero() {
+				f["NotBefore"] = at.Format(time.RFC3339)
+			}
+		}
+		list = append(list, f)
+	}
+	a.body = mustJSON(map[string]any{"DocumentIncarnation": a.incarnation, "Events": list})
+	return a.body
+}
+
+func mustJSON(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// The acts of Azure.
+
+// list makes Azure list an event, or change what it lists.
+type list struct {
+	event azureEvent
+	quiet bool // under the same incarnation
+}
+
+func (x list) do(w *world) { w.azure.put(x.event, w.now(), x.quiet) }
+
+func (x list) String() string {
+	e := x.event
+	notBefore := "no NotBefore"
+	if e.notBefore >= 0 {
+		notBefore = "NotBefore " + short(e.notBefore)
+	}
+	quiet := ""
+	if x.quiet {
+		quiet = ", same incarnation"
+	}
+	return fmt.Sprintf("Azure lists %s: %s %s of [%s], %s, from %s, %q%s",
+		name(e.id), e.status, e.kind, e.machines, notBefore, e.source, e.text, quiet)
+}
+
+// unlist ends an event.
+type unlist struct{ id string }
+
+func (x unlist) do(w *world) {
+	if _, ok := w.azure.events[x.id]; ok {
+		w.azure.remove(x.id)
+	}
+}
+
+func (x unlist) String() string { return "Azure no longer lists " + name(x.id) }
+
+// restyle makes Azure write the same content in another way.
+type restyle struct{}
+
+func (restyle) do(w *world)    { w.azure.other = !w.azure.other; w.azure.changed(true) }
+func (restyle) String() string { return "Azure writes the same in another way" }
+
+// reset makes Azure count incarnations anew.
+type reset struct{}
+
+func (reset) do(w *world)    { w.azure.incarnation = 0; w.azure.changed(false) }
+func (reset) String() string { return "Azure counts incarnations anew" }
+
+// name is the short form of an EventId.
+func name(id string) string { return strings.TrimLeft(id[len(id)-4:], "0") }
+
+func short(d time.Duration) string { return d.Round(time.Second).String() }
+
+// timeline makes up the lives of one simulation's events.
+func timeline(r *rand.Rand, length time.Duration) (steps []step) {
+	n := 1 + r.IntN(6)
+	switch x := r.IntN(1000); {
+	case x < 1:
+		n = 3000
+	case x < 30:
+		n = 30 + r.IntN(70)
+	}
+	wave := time.Duration(-1) // when all of them come at once
+	if n > 10 {
+		wave = during(r, length/2)
+	}
+	for i := range n {
+		at := wave
+		if wave < 0 {
+			at = during(r, length*3/4)
+		}
+		steps = append(steps, life(r, fmt.Sprintf("A0000000-0000-4000-8000-%012X", i+1), at, length, n > 10)...)
+	}
+	for range r.IntN(3) {
+		steps = append(steps, step{during(r, length), pick[act](r, reset{}, restyle{})})
+	}
+	return steps
+}
+
+// life is that of one event from when it is first listed. It may end before length, and come back.
+func life(r *rand.Rand, id string, at, length time.Duration, simple bool) (steps []step) {
+	e := azureEvent{
+		id: id, status: "Scheduled", text: "Host server is undergoing maintenance", seconds: pick(r, -1, 5, 9, 30),
+		kind:     pick(r, "Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Reboot", "Freeze", "Levitate"),
+		source:   pick(r, "Platform", "Platform", "User", ""),
+		machines: pick(r, "vm-0", "vm-0", "vm-0", "VM-0", "vm-1", "vm-0,vm-1", "vm-1,vm-0", ""),
+	}
+	say := func() { steps = append(steps, step{at, list{e, r.IntN(12) == 0}}) }
+	notice := pick(r, 30*time.Second, 10*time.Minute, 15*time.Minute, 40*time.Minute, 70*time.Minute)
+	e.notBefore = at + notice
+	if r.IntN(8) == 0 {
+		e.notBefore = -1
+	}
+	if r.IntN(10) == 0 {
+		e.status = "Started" // nobody saw it Scheduled
+	}
+	say()
+	if simple {
+		if r.IntN(3) == 0 {
+			at += during(r, length/4)
+			e.status = "Started"
+			say()
+		}
+		return append(steps, step{at + during(r, length/3), unlist{id}})
+	}
+	for range r.IntN(4) {
+		at += during(r, 15*time.Minute)
+		switch r.IntN(6) {
+		case 0:
+			e.text = pick(r, "moved", "moved again", "Host server is undergoing maintenance")
+		case 1:
+			e.machines = pick(r, "vm-0", "vm-1", "vm-0,vm-1")
+		case 2:
+			e.notBefore = -1
+		default:
+			e.notBefore = at + pick(r, time.Minute, 10*time.Minute, 40*time.Minute, 70*time.Minute)
+		}
+		say()
+	}
+	if r.IntN(3) > 0 { // it begins, most often at its time
+		at += time.Minute
+		if e.notBefore > at && r.IntN(4) > 0 {
+			at = e.notBefore
+		}
+		e.status, e.notBefore = "Started", -1
+		say()
+	}
+	if r.IntN(6) == 0 {
+		return steps // it never ends
+	}
+	at += during(r, 20*time.Minute)
+	steps = append(steps, step{at, unlist{id}})
+	if r.IntN(5) == 0 { // it comes back
+		steps = append(steps, life(r, id, at+during(r, 20*time.Minute), length, false)...)
+	}
+	return steps
+}
+
+// during is a time before d, never a whole second: polls are at those, and no step shall meet one.
+func during(r *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(max(d, 2*time.Second)/time.Second)))*time.Second + 137*time.Millisecond
+}
+
+func pick[T any](r *rand.Rand, choices ...T) T { return choices[r.IntN(len(choices))] }

@@ -1,0 +1,317 @@
+package bridge_test
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A plan is all that happens in a simulation, made up from its seed before it begins.
+type plan struct {
+	seed     uint64
+	interval time.Duration // of the polls
+	routes   []routePlan   // all that are ever set up
+	rules    []rulePlan
+	steps    []step // by time
+	length   time.Duration
+}
+
+// A step is something that happens at a time.
+type step struct {
+	at time.Duration
+	act
+}
+
+// An act is what happens: to the world around the program, or done with the program.
+type act interface{ String() string }
+
+type happening interface{ do(w *world) } // with the lock of w
+
+type operation interface{ operate(p *process) }
+
+// make up the plan of a seed. Each leaves some kinds of trouble out, so that each kind is seen in many company.
+func planOf(seed uint64) plan {
+	r := rand.New(rand.NewPCG(seed, 0))
+	p := plan{
+		seed: seed, interval: pick(r, time.Second, 2*time.Second, 5*time.Second),
+		length: pick(r, 10*time.Minute, 20*time.Minute, 45*time.Minute), routes: someRoutes(r),
+	}
+	p.rules = someRules(r, p.routes)
+	p.steps = timeline(r, p.length)
+	sometimes := func(steps []step) {
+		if r.IntN(3) > 0 {
+			p.steps = append(p.steps, steps...)
+		}
+	}
+	sometimes(endpointSteps(r, p.length))
+	sometimes(sinkSteps(r, p.routes, p.length))
+	sometimes(operatorSteps(r, p.routes, p.length))
+	if r.IntN(4) == 0 {
+		p.steps = append(p.steps, diskSteps(r, p.length)...)
+	}
+	slices.SortStableFunc(p.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
+	return p
+}
+
+func (p plan) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "polls every %v; routes", p.interval)
+	for _, r := range p.routes {
+		fmt.Fprintf(&b, " %s", r.name)
+	}
+	for i, r := range p.rules {
+		fmt.Fprintf(&b, "; rule %d: %+v", i+1, r)
+	}
+	for _, s := range p.steps {
+		fmt.Fprintf(&b, "\n%10s  %v", s.at.Round(time.Millisecond), s.act)
+	}
+	return b.String()
+}
+
+// A fact is when something happened.
+type fact struct {
+	seq   int           // in the order of all facts
+	at    time.Duration // true time
+	clock time.Time     // the machine's
+	boot  int           // of the machine
+}
+
+type interval struct{ from, to time.Duration }
+
+func (i interval) meets(from, to time.Duration) bool { return i.from <= to && from <= i.to }
+
+// A boot is one run of the program.
+type boot struct {
+	began, ended fact
+	how          restart // how it ended
+}
+
+// A setup is the routes that are set up from a moment on.
+type setup struct {
+	fact
+	routes []routePlan
+}
+
+// A written is a transaction that reached the file.
+type written struct {
+	fact      // when it was done
+	began int // in the order of all facts
+}
+
+// A world is all that surrounds the program in one simulation, and remembers all that truly happened.
+type world struct {
+	plan    plan
+	variant variant
+	dir     string
+	log     *slog.Logger
+
+	mu          sync.Mutex
+	azure       *azure
+	endpoint    endpointTrouble
+	sinks       map[string]sinkTrouble
+	diskTrouble diskTrouble
+	routes      []routePlan
+	dead        bool // the machine, so that nothing it does counts
+	died        chan struct{}
+
+	anchor time.Time     // a moment of the bubble's clock …
+	true   time.Duration // … in true time
+	skew   time.Duration // what the clock is off by
+	steps  []step        // to come
+	image  []byte        // of the outbox's file
+	over   bool
+	turn   chan struct{} // whose it is, in a broken variant
+
+	// What happened.
+	count    int
+	boots    []*boot
+	setups   []setup
+	answers  []*answer
+	posts    []*post
+	attempts []*attempt
+	writes   []written
+	hands    []hand
+	ills     []interval      // of the disk
+	skews    []time.Duration // what the clock was off by, in each run of the program
+	left     []entry         // in the end
+	record   []recorded
+}
+
+// simulate lets a plan happen, with the program as it is or in a broken variant.
+func simulate(t *testing.T, p plan, v variant, dir string, log *slog.Logger) *world {
+	w := &world{
+		plan: p, variant: v, dir: dir, log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
+	}
+	w.setRoutes(nil)
+	for !w.over { // each run of the program has its own bubble, so that its clock can be behind that of the one before
+		synctest.Test(t, w.run)
+	}
+	return w
+}
+
+// now is the true time. mu is held.
+func (w *world) now() time.Duration { return w.true + time.Since(w.anchor) }
+
+// next gives the place of something in the order of all facts. mu is held.
+func (w *world) next() int { w.count++; return w.count }
+
+// fact is one that happens now. mu is held.
+func (w *world) fact() fact {
+	return fact{seq: w.next(), at: w.now(), clock: time.Now(), boot: len(w.boots) - 1}
+}
+
+func (w *world) answered(a *answer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dead {
+		return
+	}
+	a.fact = w.fact()
+	w.answers = append(w.answers, a)
+}
+
+// setRoutes sets up the routes of these names, or all.
+func (w *world) setRoutes(names []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.routes = nil
+	for _, r := range w.plan.routes {
+		if names == nil || slices.Contains(names, r.name) {
+			w.routes = append(w.routes, r)
+		}
+	}
+	for i := range w.routes { // a fallback must be there
+		if !slices.ContainsFunc(w.routes, func(r routePlan) bool { return r.name == w.routes[i].fallback }) {
+			w.routes[i].fallback, w.routes[i].after = "", 0
+		}
+	}
+	if len(w.boots) > 0 {
+		w.setups = append(w.setups, setup{w.fact(), w.routes})
+	}
+}
+
+func (w *world) noteHand(what string, e entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hands = append(w.hands, hand{fact: w.fact(), what: what, sink: e.sink, id: e.id, event_: e.event, dead: e.dead})
+}
+
+// noteShown notes what somebody saw who approves it now.
+func (w *world) noteShown(e azureEvent) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hands[len(w.hands)-1].shown = e
+}
+
+// die ends the machine: nothing that the program does from now on counts.
+func (w *world) die() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.dead {
+		w.dead = true
+		w.boots[len(w.boots)-1].ended = w.fact()
+		close(w.died)
+	}
+}
+
+// sleep lets time pass, at most until the machine dies.
+func (w *world) sleep(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-w.died:
+	}
+}
+
+// run is one run of the program, in a bubble.
+func (w *world) run(*testing.T) {
+	time.Sleep(time.Until(epoch.Add(w.true + w.skew)))
+	w.mu.Lock()
+	w.anchor, w.dead, w.died = time.Now(), false, make(chan struct{})
+	w.turn = make(chan struct{}, 1)
+	for len(w.steps) > 0 && w.steps[0].at <= w.true { // what happened while there was no program
+		if x, ok := w.steps[0].act.(happening); ok {
+			x.do(w)
+		}
+		w.steps = w.steps[1:]
+	}
+	w.skews = append(w.skews, w.skew)
+	w.boots = append(w.boots, &boot{began: fact{boot: len(w.boots)}})
+	w.boots[len(w.boots)-1].began = w.fact()
+	w.setups = append(w.setups, setup{w.fact(), w.routes})
+	dir := filepath.Join(w.dir, fmt.Sprint(len(w.boots)))
+	w.mu.Unlock()
+
+	if w.variant.forgets {
+		w.image = nil
+	}
+	place(dir, w.image)
+	p := start(w, dir)
+	for len(w.steps) > 0 {
+		s := w.steps[0]
+		w.steps = w.steps[1:]
+		w.sleep(s.at - w.trueTime())
+		switch x := s.act.(type) {
+		case happening:
+			w.mu.Lock()
+			x.do(w)
+			w.mu.Unlock()
+		case operation:
+			x.operate(p)
+		}
+		if w.isDead() {
+			return
+		}
+	}
+	w.settle(p)
+	w.left, w.record = p.entries(), p.record()
+	p.stop()
+	w.over = true
+}
+
+// settle lets all trouble end, and waits until the program has done what it can.
+func (w *world) settle(p *process) {
+	w.mu.Lock()
+	w.endpoint, w.diskTrouble = endpointTrouble{}, diskTrouble{}
+	clear(w.sinks)
+	for i := range w.ills {
+		w.ills[i].to = min(w.ills[i].to, w.now())
+	}
+	w.mu.Unlock()
+	w.sleep(2 * time.Minute)
+	for range 20 {
+		if w.sleep(time.Minute); p.pending() == 0 && p.durable() {
+			break
+		}
+	}
+	w.sleep(time.Minute)
+	synctest.Wait()
+}
+
+func (w *world) isDead() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.dead
+}
+
+func (w *world) trueTime() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now()
+}
+
+// end notes how the run of the program ended, and when the next begins.
+func (w *world) end(how restart, image []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.boots[len(w.boots)-1].how = how
+	w.image, w.skew = image, w.skew+how.step
+	w.true = w.now() + how.off
+}
