@@ -31,8 +31,11 @@ type process struct {
 // start starts the program on the file in dir.
 func start(w *world, dir string) *process {
 	p := &process{w: w, done: make(chan error, 1)}
-	p.disk = &disk{w: w, path: filepath.Join(dir, "outbox.db"), lifted: make(chan struct{})}
-	outbox, err := bridge.OpenOutboxOn(dir, w.log, p.disk.transaction)
+	path := filepath.Join(dir, "outbox.db")
+	p.disk = &disk{w: w, content: func() any { return fileAt(path) }, lifted: make(chan struct{})}
+	outbox, err := bridge.OpenOutboxOn(dir, w.log, func(write func() error) error {
+		return p.disk.transaction(1, func(int) error { return write() })
+	})
 	if err != nil {
 		panic(err)
 	}
@@ -41,6 +44,7 @@ func start(w *world, dir string) *process {
 		Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
 		Outbox: outbox, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
+		Turned: w.turned,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
@@ -49,7 +53,7 @@ func start(w *world, dir string) *process {
 }
 
 // stop ends the program as SIGTERM does. It gives what the file holds then.
-func (p *process) stop() []byte {
+func (p *process) stop() any {
 	p.cancel()
 	<-p.done
 	p.w.die()
@@ -61,7 +65,7 @@ func (p *process) stop() []byte {
 }
 
 // kill ends the program as kill -9 and a power cut do: what is in the file then is all that is left.
-func (p *process) kill() []byte {
+func (p *process) kill() any {
 	p.disk.mu.Lock()
 	p.disk.keep()
 	p.disk.mu.Unlock()
@@ -246,17 +250,24 @@ var (
 	errDead = errors.New("the machine is dead")
 )
 
-// place writes the file that a program left to where the next one starts.
-func place(dir string, image []byte) {
+// place puts what a program left in its file where the next one starts.
+func place(dir string, image any) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		panic(err)
 	}
-	if image == nil {
-		return
+	if content, _ := image.([]byte); content != nil {
+		if err := os.WriteFile(filepath.Join(dir, "outbox.db"), content, 0o600); err != nil {
+			panic(err)
+		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), image, 0o600); err != nil {
+}
+
+func fileAt(path string) []byte {
+	content, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		panic(err)
 	}
+	return content
 }
 
 // quiet is a log that nobody reads.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -134,7 +133,7 @@ var brokenVariants = []variant{
 		}},
 	{claim: "a crash takes the last transaction with it", promise: "told once", seed: 11,
 		write: func(d *disk, write func() error) error {
-			d.before, _ = os.ReadFile(d.path)
+			d.before = d.content()
 			return write()
 		}},
 	{claim: "a restart forgets everything", promise: "told once", seed: 5, forgets: true},
@@ -234,6 +233,9 @@ var brokenVariants = []variant{
 			return d.take(ctx, batch)
 		}},
 
+	{claim: "nobody is told of dead letters", promise: "trouble", seed: 1,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelNone })},
+
 	// Filters and terms.
 	{claim: "self is all", promise: "filters", seed: 5,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.VMs = "all" })},
@@ -293,14 +295,21 @@ var brokenVariants = []variant{
 			}
 		})},
 
+	{claim: "what changed while nobody watched is told as if it had just happened", promise: "while away", seed: 1,
+		deliver: rewrite(func(h *handed) { h.whileAway = false })},
+	{claim: "everything is told as if nobody had watched", promise: "while away", seed: 1,
+		deliver: rewrite(func(h *handed) { h.whileAway = true })},
+
 	// Promise 9.
 	{claim: "a rule that names one type approves every type", promise: "approval", seed: 51,
 		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Types = append(slices.Clone(azureTypes), "Levitate") })},
 	{claim: "a rule's sources are not looked at", promise: "approval", seed: 159,
 		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Sources = nil })},
-	{claim: "a rule waits for nobody", promise: "approval", seed: 396, rulesOf: rule(func(r *bridge.Rule) { r.After = nil })},
+	{claim: "a rule waits for nobody", promise: "approval", seed: 396,
+		rulesOf: rule(func(r *bridge.Rule) { r.After = nil })},
 	{claim: "a rule does not wait", promise: "approval", seed: 37, rulesOf: rule(func(r *bridge.Rule) { r.Wait = 0 })},
-	{claim: "a rule approves for others", promise: "approval", seed: 159, rulesOf: rule(func(r *bridge.Rule) { r.Others = true })},
+	{claim: "a rule approves for others", promise: "approval", seed: 159,
+		rulesOf: rule(func(r *bridge.Rule) { r.Others = true })},
 	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 34,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			d.take(ctx, batch)

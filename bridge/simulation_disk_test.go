@@ -4,25 +4,24 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"syscall"
 	"time"
 )
 
-// A disk is the seam through which every transaction of the outbox reaches its file. It can be full, hang, write and
-// lose the answer, and keep what a crash would leave.
+// A disk is the seam through which all that the outbox writes reaches its file. It can be full, hang, write and lose
+// the answer, and keep what a crash would leave.
 type disk struct {
-	w    *world
-	path string
+	w       *world
+	content func() any // all that is in the file
 
 	mu     sync.Mutex // held during a transaction, so that no image is taken in its middle
 	lifted chan struct{}
-	crash  int    // transactions from now after which the machine crashes; 0 for none
-	kept   bool   // the machine crashed
-	image  []byte // the file at that moment
-	lies   bool   // in a broken variant
-	before []byte // what is left in its place, in a broken variant
+	crash  int  // batches from now after which the machine crashes; 0 for none
+	kept   bool // the machine crashed
+	image  any  // the file at that moment
+	lies   bool // in a broken variant
+	before any  // what a crash leaves in a broken variant
 }
 
 // diskTrouble makes the disk fail for a while.
@@ -41,8 +40,9 @@ func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.
 // errIO is what a disk says that lost its answer.
 var errIO = errors.New("input/output error")
 
-// transaction makes one transaction of the outbox.
-func (d *disk) transaction(write func() error) error {
+// transaction makes one transaction of the outbox, of so many batches. A crash in its middle leaves the first n of
+// them, which is what write is asked for.
+func (d *disk) transaction(batches int, write func(n int) error) error {
 	w := d.w
 	w.mu.Lock()
 	began := w.next()
@@ -66,18 +66,25 @@ func (d *disk) transaction(write func() error) error {
 	if d.kept {
 		return errDead
 	}
+	if d.crash > 0 && d.crash < batches {
+		if err := write(d.crash); err != nil {
+			return err
+		}
+		d.keep()
+		return errDead
+	}
 	if v := w.variant.write; v != nil {
 		plain := write
-		write = func() error { return v(d, plain) }
+		write = func(n int) error { return v(d, func() error { return plain(n) }) }
 	}
-	if err := write(); err != nil {
+	if err := write(batches); err != nil {
 		return err
 	}
 	w.mu.Lock()
 	w.writes = append(w.writes, written{w.fact(), began})
 	w.mu.Unlock()
 	if d.crash > 0 {
-		if d.crash--; d.crash == 0 {
+		if d.crash -= batches; d.crash == 0 {
 			d.keep()
 		}
 	}
@@ -93,11 +100,8 @@ func (d *disk) keep() {
 		return
 	}
 	d.kept = true
-	var err error
-	if d.before != nil {
-		d.image = d.before
-	} else if d.image, err = os.ReadFile(d.path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		panic(err)
+	if d.image = d.before; d.image == nil {
+		d.image = d.content()
 	}
 	d.w.die()
 }

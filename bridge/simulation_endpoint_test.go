@@ -37,11 +37,38 @@ type answer struct {
 	fact
 	asked       int // when it was asked, in the order of all facts
 	askedAt     time.Duration
-	conditional bool   // only the poll loop asks so
+	conditional bool // only the poll loop asks so
+	asker       asker
 	what        string // document, unchanged, empty, failed
 	events      map[string]azureEvent
 	partial     bool // it held an entry that cannot be told from others
 	version     int  // of what Azure lists
+}
+
+// An asker is who asked for the document.
+type asker int
+
+const (
+	perhaps asker = iota // the poll loop, or an approval that has another look
+	poller
+	approver
+)
+
+// turned is called when the poll loop has come round, so that one of the answers since the last time was its own.
+func (w *world) turned() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	own := w.round
+	if i := slices.IndexFunc(own, func(a *answer) bool { return a.conditional }); i >= 0 {
+		own = own[i : i+1]
+	}
+	if len(own) == 1 {
+		for _, a := range w.round {
+			a.asker = approver
+		}
+		own[0].asker = poller
+	}
+	w.round = nil
 }
 
 // A post is one request to start an event.

@@ -5,7 +5,7 @@ import "slices"
 // knownFaults are promises that the program is known to break, each with the reason. A finding of one fails no test; an
 // entry goes when its fault does.
 var knownFaults = []struct{ promise, why string }{
-	{"late with a lead", "what is being tried again is not overtaken by a newer change that waits for its lead, so both are told"},
+	{"late with a lead", "a newer change that waits for its lead does not overtake what is tried again: both are told"},
 }
 
 // unknown are the findings that are not known faults.

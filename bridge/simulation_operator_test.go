@@ -82,13 +82,13 @@ func (x approve) String() string {
 // restart ends the program, and starts it again some time later.
 type restart struct {
 	crash  bool
-	writes int           // the crash comes after so many more transactions; 0 at once
+	writes int           // the crash comes after so many more batches; 0 at once
 	off    time.Duration // until the next start
 	step   time.Duration // of the clock meanwhile
 }
 
 func (x restart) operate(p *process) {
-	var image []byte
+	var image any
 	switch {
 	case !x.crash:
 		image = p.stop()
@@ -110,7 +110,7 @@ func (x restart) String() string {
 		how = "crash at once"
 	}
 	if x.writes > 0 {
-		how = fmt.Sprintf("crash after %d more transactions", x.writes)
+		how = fmt.Sprintf("crash after %d more batches", x.writes)
 	}
 	if x.step != 0 {
 		how += fmt.Sprintf(", clock off by %v more", x.step)
@@ -169,7 +169,9 @@ func someRules(r *rand.Rand, routes []routePlan) (rules []rulePlan) {
 	if r.IntN(5) > 0 {
 		return nil
 	}
-	x := rulePlan{types: []string{"Reboot", pick(r, "Freeze", "Redeploy")}, wait: pick(r, 0, 30*time.Second), others: r.IntN(2) == 0}
+	x := rulePlan{
+		types: []string{"Reboot", pick(r, "Freeze", "Redeploy")}, wait: pick(r, 0, 30*time.Second), others: r.IntN(2) == 0,
+	}
 	if r.IntN(3) == 0 {
 		x.sources = []string{"User"}
 	}

@@ -29,7 +29,8 @@ type taken struct {
 
 // examine gives all promises that were not kept.
 func examine(w *world) []finding {
-	o := &oracle{world: w, beliefs: truthOf(w), taken: map[string]map[string][]taken{}, tried: map[string]map[string][]taken{}}
+	o := &oracle{world: w, beliefs: truthOf(w)}
+	o.taken, o.tried = map[string]map[string][]taken{}, map[string]map[string][]taken{}
 	note := func(where map[string]map[string][]taken, h handed, a *attempt) {
 		if where[h.event] == nil {
 			where[h.event] = map[string][]taken{}
@@ -71,6 +72,7 @@ func examine(w *world) []finding {
 	o.deadLetters()
 	o.leftBehind()
 	o.recordIsTrue()
+	o.troubleIsTold()
 	return o.findings
 }
 
@@ -98,6 +100,7 @@ func (o *oracle) event(id string, b belief) []finding {
 	x.isolation(b)
 	x.approvals(id, b)
 	x.outcome(id, b)
+	x.whileAway(id, b)
 	return x.findings
 }
 
@@ -118,7 +121,7 @@ func (o *oracle) nothingMore(b belief, r routePlan, told []taken) {
 		}
 		switch {
 		case !known:
-			o.add("the same change has the same id", "%s was told %s, which is the id of no change; those are %v", r.name, t.id, ids(b))
+			o.add("the same change has the same id", "%s was told %s, the id of no change: %v", r.name, t.id, ids(b))
 		case !owed && t.instead == "":
 			o.add("filters", "%s was told %s, which it is not owed", r.name, t.id)
 		case lost:
@@ -149,8 +152,7 @@ func (o *oracle) nothingLess(b belief, r routePlan, told []taken) {
 			return t.seq > c.seq && slices.Contains(t.missed, c.kind)
 		})
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == r.name && e.id == c.id })
-		dropped := slices.ContainsFunc(o.hands, func(h hand) bool { return h.what == "drop" && h.sink == r.name && h.id == c.id })
-		if !has && !covered && !kept && !dropped && !o.overtaken(b, i, r) {
+		if !has && !covered && !kept && !o.hand("drop", r.name, c.id) && !o.overtaken(b, i, r) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", r.name, c.id, short(c.at))
 		}
 	}
@@ -234,7 +236,7 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 	last, lastID := -1, ""
 	seen := map[string]bool{}
 	for _, t := range told {
-		if seen[t.id] || t.instead != "" || o.touched(t) {
+		if seen[t.id] || t.instead != "" || o.hand("replay", t.sink, t.id) { // a replayed one has no place any more
 			continue
 		}
 		seen[t.id] = true
@@ -246,9 +248,11 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 	}
 }
 
-// touched says whether somebody replayed a delivery, so that it has no place in the order any more.
-func (o *oracle) touched(t taken) bool {
-	return slices.ContainsFunc(o.hands, func(h hand) bool { return h.what == "replay" && h.id == t.id && h.sink == t.sink })
+// hand says whether an operator did this to a delivery; "" is anything.
+func (o *oracle) hand(what, sink, id string) bool {
+	return slices.ContainsFunc(o.hands, func(h hand) bool {
+		return (what == "" || h.what == what) && (sink == "" || h.sink == sink) && h.id == id
+	})
 }
 
 // describe gives a simulation's findings, each promise with some of them.

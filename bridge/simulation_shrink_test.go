@@ -6,17 +6,17 @@ import (
 )
 
 // shrink leaves out of a plan what it fails without: it drops steps, many at a time and then one by one, and routes, as
-// long as one of the same promises is not kept.
-func shrink(t *testing.T, p plan, v variant, found []finding) plan {
+// long as one of the same promises is not kept. It gives what was found last too.
+func shrink(t *testing.T, p plan, v variant, found []finding) (plan, []finding) {
 	t.Helper()
-	left := 200 // simulations
+	left, promise := 200, found[0].promise // left are simulations
 	fails := func(p plan) bool {
 		for range 2 { // jitter and goroutines are not in the plan, so it may fail only now and then
 			left--
-			for _, f := range play(t, p, v, quiet()) {
-				if slices.ContainsFunc(found, func(was finding) bool { return was.promise == f.promise }) {
-					return true
-				}
+			now := play(t, p, v, quiet())
+			if slices.ContainsFunc(now, func(f finding) bool { return f.promise == promise }) {
+				found = now
+				return true
 			}
 		}
 		return false
@@ -35,5 +35,5 @@ func shrink(t *testing.T, p plan, v variant, found []finding) plan {
 			break
 		}
 	}
-	return p
+	return p, found
 }

@@ -158,8 +158,8 @@ func (d destination) take(ctx context.Context, batch []handed) verdict {
 	panic("no such trouble: " + a.how)
 }
 
-// slowness is how long a slow destination takes: 50 ms less than whole seconds, so that what it settles reaches the disk
-// just when the next document does.
+// slowness is how long a slow destination takes: 50 ms less than whole seconds, so that what it settles reaches the
+// disk just when the next document does.
 const slowness = 2950 * time.Millisecond
 
 // retryAfter is what a destination that asks to wait asks for.
@@ -184,8 +184,8 @@ func someRoutes(r *rand.Rand) []routePlan {
 		{name: "drain", vms: "self", late: "drop", timeout: 30 * time.Second, parallel: 3, sync: true, acts: true,
 			lead: pick(r, 0, 10*time.Minute), remind: []time.Duration{12 * time.Minute},
 			changes: pick(r, nil, []string{"scheduled", "updated", "vanished"})},
-		{name: "page", vms: "leader", late: "send", timeout: 10 * time.Second, types: []string{"Reboot", "Redeploy", "Preempt"},
-			changes: []string{"first", "vanished"}},
+		{name: "page", vms: "leader", late: "send", timeout: 10 * time.Second,
+			types: []string{"Reboot", "Redeploy", "Preempt"}, changes: []string{"first", "vanished"}},
 	}
 	for i := range all {
 		if r.IntN(3) == 0 && all[i].name != "page" {

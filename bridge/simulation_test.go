@@ -30,10 +30,9 @@ func TestSimulation(t *testing.T) {
 			continue
 		}
 		failed++
-		p = shrink(t, p, variant{}, found)
-		found = play(t, p, variant{}, quiet())
-		t.Errorf("seed %d:%s\nrepeat it with\n  FOREWARN_SEED=%d go test ./bridge -run TestSimulation\nwhat is left of it:\n%v",
-			seed, describe(found), seed, p)
+		p, found = shrink(t, p, variant{}, found)
+		t.Errorf("seed %d:%s\nrepeat it with\n  %s=%d go test ./bridge -run TestSimulation\nwhat is left of it:\n%v",
+			seed, describe(found), "FOREWARN_SEED", seed, p)
 		if again != 0 {
 			play(t, p, variant{}, loud(os.Stderr))
 		}

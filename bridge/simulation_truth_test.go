@@ -25,6 +25,7 @@ type change struct {
 	first  bool            // nothing of the event was told before
 	routes map[string]bool // that are owed it; false if they may be told and need not
 	lost   bool            // a crash made the program forget it
+	away   *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
 
 // A belief is what the program may hold of one event.
@@ -58,7 +59,7 @@ func (b belief) key() string {
 		fmt.Fprint(&s, *b.seen)
 	}
 	for _, c := range b.changes {
-		fmt.Fprint(&s, c.id, c.lost, c.routes)
+		fmt.Fprint(&s, c.id, c.seq, c.lost, c.routes)
 	}
 	return s.String()
 }
@@ -71,10 +72,12 @@ type truth struct {
 	gone    map[string]time.Duration // routes that are not set up, and since when
 	empty   bool                     // the last answer was empty
 	version int                      // of the document last taken in, in this run of the program
+	valid   time.Duration            // when the last valid answer came, in this run of the program; below 0 for none
+	away    *bool                    // for the changes that the answer shows
 }
 
 func truthOf(w *world) map[string][]belief {
-	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, gone: map[string]time.Duration{}}
+	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]time.Duration{}}
 	setups, boots := w.setups, w.boots
 	for _, a := range w.answers {
 		for {
@@ -97,17 +100,26 @@ func truthOf(w *world) map[string][]belief {
 
 // answer takes in what the endpoint served.
 func (t *truth) answer(a *answer) {
+	if a.asker == approver {
+		return
+	}
 	empty := t.empty
 	t.empty = a.what == "empty"
 	listed := a.events
+	t.away = nil
+	if valid := a.what == "document" || a.what == "unchanged" || a.what == "empty" && empty; valid {
+		if away := t.valid < 0 || a.at-t.valid > time.Minute; a.asker == poller {
+			t.away = &away
+		}
+		t.valid = a.at
+	}
 	switch {
 	case a.what == "empty" && empty:
 		listed = nil
 	case a.what != "document", a.version == t.version:
 		return
 	}
-	// A look at the document before an approval is not the poll loop's, and nobody can tell.
-	unsure := !a.conditional && (len(t.w.plan.rules) > 0 || t.w.byHand(a.at))
+	unsure := a.asker == perhaps
 	if a.what == "document" && !a.partial && !unsure {
 		t.version = a.version
 	}
@@ -171,7 +183,7 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 	}
 	after = b.copy()
 	after.before = append(slices.Clone(b.before), checkpoint{a, b, len(b.changes)})
-	c := change{fact: a.fact, kind: kind, first: b.seen == nil, routes: map[string]bool{}}
+	c := change{fact: a.fact, kind: kind, first: b.seen == nil, away: t.away, routes: map[string]bool{}}
 	if now != nil {
 		c.event = *now
 	} else {
@@ -235,7 +247,8 @@ func (r routePlan) hears(c change) bool {
 	return len(r.changes) == 0 || slices.Contains(r.changes, c.kind) || c.first && slices.Contains(r.changes, "first")
 }
 
-// setup takes in which routes there are now. One that is new, or returns, is owed the newest change of every open event.
+// setup takes in which routes there are now. One that is new, or returns, is owed the newest change of every open
+// event.
 func (t *truth) setup(s setup) {
 	for _, r := range s.routes {
 		if slices.ContainsFunc(t.routes, func(was routePlan) bool { return was.name == r.name }) {
@@ -274,7 +287,7 @@ func (b belief) added(r routePlan) belief {
 
 // end takes in how a run of the program ended: what is not on the disk for sure may be forgotten.
 func (t *truth) end(e *boot) {
-	t.version, t.empty = -1, false
+	t.version, t.empty, t.valid = -1, false, -1
 	for id, beliefs := range t.beliefs {
 		var after []belief
 		for _, b := range beliefs {
@@ -304,7 +317,7 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 		return true
 	}
 	for _, next := range t.w.answers { // the poll loop asks again when it has committed the last answer
-		if next.boot != a.boot || next.asked < a.seq || !next.conditional && len(t.w.plan.rules) > 0 {
+		if next.boot != a.boot || next.asked < a.seq || next.asker != poller {
 			continue
 		}
 		if !t.w.ill(a.at, next.at) {
@@ -318,11 +331,6 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 		return false
 	}
 	return false
-}
-
-// byHand says whether somebody approved an event by hand just then.
-func (w *world) byHand(at time.Duration) bool {
-	return slices.ContainsFunc(w.hands, func(h hand) bool { return h.what == "approve" && h.at <= at && at < h.at+30*time.Second })
 }
 
 // ill says whether the disk had trouble in a time.

@@ -126,7 +126,7 @@ type world struct {
 	true   time.Duration // … in true time
 	skew   time.Duration // what the clock is off by
 	steps  []step        // to come
-	image  []byte        // of the outbox's file
+	image  any           // of the outbox's file
 	over   bool
 	turn   chan struct{} // whose it is, in a broken variant
 
@@ -135,6 +135,7 @@ type world struct {
 	boots    []*boot
 	setups   []setup
 	answers  []*answer
+	round    []*answer // since the poll loop last came round
 	posts    []*post
 	attempts []*attempt
 	writes   []written
@@ -175,7 +176,7 @@ func (w *world) answered(a *answer) {
 		return
 	}
 	a.fact = w.fact()
-	w.answers = append(w.answers, a)
+	w.answers, w.round = append(w.answers, a), append(w.round, a)
 }
 
 // setRoutes sets up the routes of these names, or all.
@@ -242,7 +243,7 @@ func (w *world) run(*testing.T) {
 		}
 		w.steps = w.steps[1:]
 	}
-	w.skews = append(w.skews, w.skew)
+	w.skews, w.round = append(w.skews, w.skew), nil
 	w.boots = append(w.boots, &boot{began: fact{boot: len(w.boots)}})
 	w.boots[len(w.boots)-1].began = w.fact()
 	w.setups = append(w.setups, setup{w.fact(), w.routes})
@@ -308,7 +309,7 @@ func (w *world) trueTime() time.Duration {
 }
 
 // end notes how the run of the program ended, and when the next begins.
-func (w *world) end(how restart, image []byte) {
+func (w *world) end(how restart, image any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.boots[len(w.boots)-1].how = how

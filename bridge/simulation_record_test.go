@@ -1,0 +1,212 @@
+package bridge_test
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// approvals: an event is approved only as the rules say, or by hand.
+func (o *oracle) approvals(id string, b belief) {
+	for _, p := range o.posts {
+		if p.id != id {
+			continue
+		}
+		if p.listed.status != "Scheduled" && p.listed.id != "" {
+			o.add("approval", "%s was approved at %v although it is %s", name(id), short(p.at), p.listed.status)
+		}
+		i := slices.IndexFunc(o.hands, func(h hand) bool {
+			return h.what == "approve" && h.event_ == id && p.at-h.at < 30*time.Second && p.at >= h.at
+		})
+		if i >= 0 {
+			if shown := o.hands[i].shown; shown != p.listed && p.listed.id != "" {
+				o.add("approval", "%s was approved by hand at %v, and was shown as %v", name(id), short(p.at), list{event: shown})
+			}
+			continue
+		}
+		if why := o.forbids(p, b); why != "" {
+			o.add("approval", "%s was approved at %v although %s", name(id), short(p.at), why)
+		}
+	}
+}
+
+// forbids says why the rules do not approve an event, "" if one does.
+func (o *oracle) forbids(p *post, b belief) (why string) {
+	why = "there is no rule"
+	last := -1
+	for i, c := range b.changes {
+		if c.seq < p.seq && !c.lost {
+			last = i
+		}
+	}
+	if last < 0 || b.changes[last].event != p.listed && p.listed.id != "" {
+		return "it is not as it was told"
+	}
+	c := b.changes[last]
+	for _, rule := range o.plan.rules {
+		vms := c.event.resources()
+		self := slices.ContainsFunc(vms, func(vm string) bool { return strings.EqualFold(vm, "vm-0") })
+		from := c.at
+		for _, sink := range rule.after {
+			if !c.routes[sink] {
+				why = sink + " was not owed it"
+			}
+			took := time.Duration(-1)
+			for _, t := range o.taken[c.event.id][sink] {
+				if t.id == c.id && t.settled && t.seq < p.seq {
+					took = t.at
+				}
+			}
+			if took < 0 {
+				why = sink + " has not taken it"
+				self = false
+			}
+			from = max(from, took)
+		}
+		switch {
+		case !slices.Contains(rule.types, c.event.kind):
+			why = "no rule names its type"
+		case len(rule.sources) > 0 && !slices.Contains(rule.sources, c.event.source):
+			why = "no rule names its source"
+		case !self:
+			why += ", or it does not hit this VM"
+		case len(vms) > 1 && !rule.others:
+			why = "it hits another VM"
+		case p.at-from < rule.wait-time.Second:
+			why = "its wait was not over"
+		case o.ill(p.at, p.at) && o.ill(p.at-time.Second, p.at-time.Second):
+			why = "the disk could not keep the decision"
+		default:
+			return ""
+		}
+	}
+	return why
+}
+
+// outcome: how an event ended is never said wrongly.
+func (o *oracle) outcome(id string, b belief) {
+	for i, c := range b.changes {
+		if c.kind != "vanished" {
+			continue
+		}
+		var from time.Duration // when the life before it ended
+		for _, was := range b.changes[:i] {
+			if was.kind == "vanished" && !was.lost {
+				from = was.at
+			}
+		}
+		truly := func(at time.Duration) bool { return at > from && at < c.at-10*time.Second } // so that it could be seen
+		seen := func(was change) bool { return was.at > from && was.event.status == "Started" }
+		began := slices.ContainsFunc(o.azure.begun[id], truly) || slices.ContainsFunc(b.changes[:i], seen)
+		for _, list := range o.taken[id] {
+			for _, t := range list {
+				if c.isOf(t) && (t.outcome == "canceled" && began || t.outcome == "completed" && !began) {
+					o.add("the outcome is honest", "%s says %s; that it began is %v", t.id, t.outcome, began)
+				}
+			}
+		}
+	}
+}
+
+// isOf says whether a delivery is of this change, and not of another with its id that a crash made the program forget.
+func (c change) isOf(t taken) bool { return t.id == c.id && t.time.Sub(c.clock).Abs() < 15*time.Second }
+
+// whileAway: what happened while nobody watched is told as that, and nothing else.
+func (o *oracle) whileAway(id string, b belief) {
+	for _, c := range b.changes {
+		if c.away == nil || slices.ContainsFunc(o.skews, func(d time.Duration) bool { return d != 0 }) {
+			continue
+		}
+		for sink, list := range o.taken[id] {
+			for _, t := range list {
+				if c.isOf(t) && t.whileAway != *c.away {
+					o.add("while away", "%s says that it was found while nobody watched: %v, to %s", t.id, t.whileAway, sink)
+				}
+			}
+		}
+	}
+}
+
+// troubleIsTold: each dead letter is told to who wants to hear of trouble, and never to the sink that it is about.
+func (o *oracle) troubleIsTold() {
+	var news strings.Builder
+	for sink, list := range o.taken[""] {
+		for _, t := range list {
+			if strings.Contains(t.body, `"sink":"`+sink+`"`) {
+				o.add("trouble", "%s was told of its own trouble: %s", sink, t.id)
+			}
+			if sink == "well" {
+				news.WriteString(t.body)
+			}
+		}
+	}
+	for _, e := range o.left {
+		if e.dead && e.event != "" && e.sink != "well" && len(o.boots) == 1 && len(o.ills) == 0 && len(o.hands) == 0 &&
+			len(o.left) <= 20 && !strings.Contains(news.String(), `"key":"`+e.key+`"`) {
+			o.add("trouble", "nobody was told that %s is a dead letter", e.key)
+		}
+	}
+}
+
+// deadLetters: what was given up was given up for the reason that is said.
+func (o *oracle) deadLetters() {
+	for _, e := range o.left {
+		if !e.dead {
+			continue
+		}
+		i := slices.IndexFunc(o.plan.routes, func(r routePlan) bool { return r.name == e.sink })
+		r := o.plan.routes[i]
+		tries := slices.DeleteFunc(slices.Clone(o.tried[e.event][e.sink]), func(t taken) bool { return t.id != e.id })
+		right := false
+		switch e.reason {
+		case "rejected":
+			right = slices.ContainsFunc(tries, func(t taken) bool { return t.how == "rejects" })
+		case "expired":
+			right = r.maxAge > 0 && len(tries) > 0 && tries[len(tries)-1].at-tries[0].start > r.maxAge-2*time.Minute
+		case "late":
+			right = r.late == "drop"
+		case "removed":
+			right = slices.ContainsFunc(o.boots, func(b *boot) bool { return max(b.how.off, b.how.step) > 20*time.Hour })
+		case "overflow":
+			right = len(o.ills) > 0
+		}
+		if !right {
+			o.add("dead letters", "%s of %s is one, reason %s, after %d attempts", e.id, e.sink, e.reason, len(tries))
+		}
+	}
+}
+
+// leftBehind: when all is well again, nothing waits any more but what waits for its time or its route.
+func (o *oracle) leftBehind() {
+	for _, e := range o.left {
+		there := slices.ContainsFunc(o.routes, func(r routePlan) bool { return r.name == e.sink })
+		if !e.dead && e.due.IsZero() && there {
+			o.add("nothing is left behind", "%s still owes %s after %d attempts: %s", e.sink, e.id, e.attempts, e.err)
+		}
+	}
+}
+
+// recordIsTrue: what the history says is what happened.
+func (o *oracle) recordIsTrue() {
+	recorded := map[string]string{}
+	for _, d := range o.record {
+		recorded[d.sink+" "+d.id] = d.state
+		took := slices.ContainsFunc(o.taken[d.event][d.sink], func(t taken) bool { return t.id == d.id && t.settled })
+		if d.state == "accepted" && !took {
+			o.add("the record is true", "it says that %s accepted %s", d.sink, d.id)
+		}
+		if d.state == "dropped" && !o.hand("drop", d.sink, d.id) {
+			o.add("the record is true", "it says that %s was dropped", d.id)
+		}
+	}
+	for event, sinks := range o.taken {
+		for sink, list := range sinks {
+			for _, t := range list {
+				state := recorded[sink+" "+t.id]
+				if event != "" && t.settled && state != "accepted" && !o.unsettled(t, len(o.boots)) && len(o.hands) == 0 {
+					o.add("the record is true", "%s took %s at %v, and it says %q", sink, t.id, short(t.at), state)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package bridge_test
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// late: latest never tells a change when a newer one waits; drop tells neither that nor a scheduled whose time has
+// passed.
+func (o *oracle) late(id string, b belief, r routePlan) {
+	if r.late == "send" {
+		return
+	}
+	for _, t := range o.tried[id][r.name] {
+		place := slices.IndexFunc(b.changes, func(c change) bool { return c.id == t.id })
+		if place < 0 || !azures(t.change) {
+			continue
+		}
+		c := b.changes[place]
+		if nb := c.event.notBeforeTime(); r.late == "drop" && c.kind == "scheduled" && !nb.IsZero() &&
+			t.began.clock.After(nb.Add(time.Second)) {
+			o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
+		}
+		for _, newer := range b.changes[place+1:] {
+			if !newer.routes[r.name] || newer.lost || newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
+				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) {
+				continue
+			}
+			waits := r.lead > 0 && newer.event.notBefore-r.lead-o.skews[t.in] > t.start && newer.kind != "vanished"
+			switch {
+			case !waits:
+				o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
+			case c.kind != "vanished":
+				o.add("late with a lead", "%s was told %s at %v though %s is due later", r.name, t.id, short(t.start), newer.id)
+			}
+		}
+	}
+}
+
+// doneBefore says whether a change no longer waited when an attempt began.
+func (o *oracle) doneBefore(c change, r routePlan, t taken) bool {
+	return slices.ContainsFunc(o.tried[c.event.id][r.name], func(x taken) bool {
+		return x.id == c.id && x.began.seq < t.began.seq
+	}) || o.hand("", r.name, c.id) ||
+		slices.ContainsFunc(o.left, func(e entry) bool { return e.dead && e.id == c.id && e.sink == r.name })
+}
+
+// lead: a route with a lead is told so long before the event begins, not earlier.
+func (o *oracle) lead(id string, b belief, r routePlan) {
+	if r.lead == 0 {
+		return
+	}
+	for _, t := range o.tried[id][r.name] {
+		i := slices.IndexFunc(b.changes, func(c change) bool { return c.id == t.id })
+		if i < 0 {
+			continue
+		}
+		c := b.changes[i]
+		due := c.event.notBeforeTime().Add(-r.lead)
+		if (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due.After(c.clock.Add(time.Second)) &&
+			t.began.clock.Before(due) && t.instead == "" {
+			o.add("lead", "%s was told %s at %v, before its lead", r.name, t.id, short(t.start))
+		}
+	}
+}
+
+// leadIsKept: a route with a lead that is well is told when its time has come.
+func (o *oracle) leadIsKept(id string, b belief, r routePlan) {
+	for i, c := range b.changes {
+		due := c.event.notBefore - r.lead - o.skews[c.boot]
+		limit := due + r.timeout + 10*time.Second
+		waits := r.lead > 0 && (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due >= c.at
+		calm := o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) && !o.ill(c.at, limit)
+		if !waits || !calm || o.everTroubled(r.name) || !c.routes[r.name] || c.lost {
+			continue
+		}
+		newer := slices.ContainsFunc(b.changes[i+1:], func(x change) bool { return x.at <= limit })
+		tried := slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool { return t.id == c.id && t.start <= limit })
+		if !newer && !tried && !o.hand("", "", c.id) {
+			o.add("lead", "%s was not told %s by %v", r.name, c.id, short(limit))
+		}
+	}
+}
+
+// everTroubled says whether a destination ever had trouble.
+func (o *oracle) everTroubled(sink string) bool {
+	return slices.ContainsFunc(o.plan.steps, func(s step) bool {
+		x, ok := s.act.(sinkTrouble)
+		return ok && x.sink == sink
+	})
+}
+
+// reminded: nobody who wants to be is not.
+func (o *oracle) reminded(id string, b belief, r routePlan) {
+	for i, c := range b.changes {
+		if c.lost || c.event.status != "Scheduled" || c.kind == "vanished" || c.event.notBefore < 0 || r.acts {
+			continue
+		}
+		for _, lead := range r.remind {
+			due := c.event.notBefore - lead - o.skews[c.boot]
+			from, limit := due-11*time.Minute, due+10*time.Second
+			told := slices.ContainsFunc(b.changes[:i+1], func(x change) bool { return x.at > from }) // of something else
+			newer := slices.ContainsFunc(b.changes[i+1:], func(x change) bool { return x.at <= limit })
+			approved := slices.ContainsFunc(o.posts, func(p *post) bool { return p.id == id })
+			owed := false
+			for _, x := range b.changes[:i+1] {
+				owed = owed && !x.first || x.routes[r.name] && !x.lost
+			}
+			if told || newer || !owed || approved || !o.running(c.boot, from, limit) || !o.setUp(r.name, from, limit) ||
+				len(o.ills) > 0 || o.everTroubled(r.name) {
+				continue
+			}
+			if !slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool {
+				l, _, _ := parseReminder(t.id)
+				return t.change == "reminder" && l == lead && t.start >= due-time.Second && t.start <= limit
+			}) {
+				o.add("reminders", "%s was not reminded of %s %v before its time", r.name, name(id), lead)
+			}
+		}
+	}
+}
+
+// reminders: one says truly how long is left, once for each lead, and not when something was told just before.
+func (o *oracle) reminders(id string, b belief, r routePlan) {
+	told := map[string]taken{}
+	for _, t := range o.tried[id][r.name] {
+		if t.change != "reminder" {
+			continue
+		}
+		lead, notBefore, ok := parseReminder(t.id)
+		switch at := t.time; {
+		case r.acts && !slices.Contains(r.changes, "reminder"):
+			o.add("reminders", "%s, which acts, was told %s", r.name, t.id)
+		case !ok || !slices.Contains(r.remind, lead):
+			o.add("reminders", "%s was told %s, and has the leads %v", r.name, t.id, r.remind)
+		case at.Before(notBefore.Add(-lead)) || at.After(notBefore):
+			o.add("reminders", "%s was told %s, which was made at %v", r.name, t.id, at)
+		case t.observer != "vm-0":
+			o.add("reminders", "%s names %q as this VM", t.id, t.observer)
+		}
+		current := -1
+		for i, c := range b.changes {
+			if !c.lost && !c.clock.After(t.time) && c.boot <= t.in {
+				current = i
+			}
+		}
+		if current < 0 {
+			continue
+		}
+		switch c := b.changes[current]; {
+		case c.event.status != "Scheduled" || c.kind == "vanished" || !c.event.notBeforeTime().Equal(notBefore):
+			o.add("reminders", "%s was told %s after %s", r.name, t.id, c.id)
+		case t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in:
+			o.add("reminders", "%s was told %s just after %s", r.name, t.id, c.id)
+		}
+		was, again := told[t.id]
+		if again && was.settled && !o.unsettled(was, t.in) && !o.replayed(t, was) && !o.returned(r, was.at, t.start) {
+			o.add("told once", "%s was reminded twice: %s", r.name, t.id)
+		}
+		told[t.id] = t
+	}
+	// What is owed is told in order, so no reminder comes before what it reminds of.
+	for _, t := range o.taken[id][r.name] {
+		if t.change != "reminder" {
+			continue
+		}
+		for _, c := range b.changes {
+			owed := c.kind == "scheduled" && c.routes[r.name] && !c.lost && c.clock.Before(t.time) && c.boot == t.in
+			if owed && !o.toldBefore(c, r, t) {
+				o.add("in order", "%s was reminded of %s before it was told of it", r.name, name(id))
+			}
+		}
+	}
+}
+
+// toldBefore says whether a change was told, or given up, before another delivery.
+func (o *oracle) toldBefore(c change, r routePlan, t taken) bool {
+	for _, x := range o.taken[c.event.id][r.name] {
+		if x.id == c.id && x.seq <= t.seq || slices.Contains(x.missed, c.kind) {
+			return true
+		}
+	}
+	return o.hand("", "", c.id) ||
+		slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == r.name })
+}
+
+// parseReminder reads the id of a reminder: …-reminder-30m-20010101T040000Z.
+func parseReminder(id string) (lead time.Duration, notBefore time.Time, ok bool) {
+	_, rest, _ := strings.Cut(id, "-reminder-")
+	words := strings.Split(rest, "-")
+	if len(words) < 2 {
+		return 0, time.Time{}, false
+	}
+	lead, err := time.ParseDuration(words[0])
+	notBefore, err2 := time.Parse("20060102T150405Z", words[1])
+	return lead, notBefore, err == nil && err2 == nil
+}
+
+// fallback: what a route cannot tell in time, its fallback tells, and nothing else.
+func (o *oracle) fallback(id string, b belief, r routePlan) {
+	for _, t := range o.tried[id][r.name] {
+		if t.instead == "" {
+			continue
+		}
+		i := slices.IndexFunc(o.plan.routes, func(x routePlan) bool { return x.name == t.instead })
+		if i < 0 || o.plan.routes[i].fallback != r.name {
+			o.add("fallback", "%s was told %s instead of %s, whose fallback it is not", r.name, t.id, t.instead)
+		}
+	}
+	if r.fallback == "" {
+		return
+	}
+	for _, c := range b.changes {
+		limit := c.at + r.after + 10*time.Second
+		if !c.routes[r.name] || c.lost || r.lead > 0 || o.ill(c.at, limit) || !o.running(c.boot, c.at, limit) ||
+			!o.setUp(r.name, c.at, limit) || !o.setUp(r.fallback, c.at, limit) || r.late != "send" {
+			continue
+		}
+		told := func(sink string) bool {
+			return slices.ContainsFunc(o.taken[id][sink], func(t taken) bool { return t.id == c.id && t.at <= limit })
+		}
+		tried := slices.ContainsFunc(o.tried[id][r.fallback], func(t taken) bool { return t.id == c.id })
+		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == r.fallback })
+		if !told(r.name) && !tried && !kept && !o.hand("", "", c.id) {
+			o.add("fallback", "%s could not tell %s by %v, and %s did not", r.name, c.id, short(limit), r.fallback)
+		}
+	}
+}
