@@ -1,0 +1,54 @@
+package delivery
+
+import "time"
+
+// past is a deadline that has come at any time.
+var past = time.Unix(0, 0)
+
+// deadline is when something in the lane will be late or fall back; zero for never.
+func (s *schedule) deadline(l *lane) (at time.Time) {
+	if s.terms.Fallback.Sink != "" {
+		for _, i := range l.items {
+			if i.fallsBack() {
+				at = earlier(at, i.since().Add(s.terms.Fallback.After))
+			}
+		}
+	}
+	if n := l.last(); s.dropsLate(l) && n >= 0 {
+		if n > 0 {
+			return past // it is overtaken already
+		}
+		at = earlier(at, l.items[n].lateAt())
+	}
+	return at
+}
+
+// dropsLate says whether late items of the lane are given up.
+func (s *schedule) dropsLate(l *lane) bool {
+	return s.terms.Late == LateDrop && l.group != "" && !l.busy
+}
+
+func (i *Item) fallsBack() bool { return i.Instead == nil && !i.FellBack && !i.Transient }
+
+// overdue takes out what is late, and gives what has to fall back by now.
+func (s *schedule) overdue(now time.Time) (late, fallback []*Item) {
+	s.advance(now)
+	for l := s.deadlines.top(); l != nil && !l.deadline.After(now); l = s.deadlines.top() {
+		if s.dropsLate(l) {
+			for _, i := range append([]*Item(nil), l.late(now)...) {
+				late = append(late, i)
+				s.take(l, i.Seq)
+			}
+		}
+		for n, i := range l.items {
+			if s.terms.Fallback.Sink != "" && i.fallsBack() && !i.since().Add(s.terms.Fallback.After).After(now) {
+				fallback = append(fallback, i)
+				fell := *i
+				fell.FellBack = true
+				l.items[n] = &fell
+			}
+		}
+		s.place(l, now)
+	}
+	return late, fallback
+}

@@ -1,0 +1,118 @@
+package delivery
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+var grouped = Terms{Late: LateLatest, Digest: Digest{Above: 5, Within: 20 * time.Second}}
+
+// wave owes so many events of one type at once.
+func (p *plan) wave(name string, n int, azureType string, notice time.Duration) {
+	p.azureType = azureType
+	for i := range n {
+		p.owe(fmt.Sprintf("%s%d", name, i), scheduled, notice)
+	}
+	p.azureType = ""
+}
+
+// More than five events of one type that wait become one batch, in the order in which they matter; five do not, and
+// other types and changes are told on their own.
+func TestManyEventsOfOneTypeBecomeOneBatch(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("A", 5, "Reboot", far)
+	for i := range 5 {
+		p.want(t, "five", p.try(), fmt.Sprintf("A%d-scheduled", i))
+	}
+
+	p = newPlan(grouped)
+	p.wave("B", 6, "Freeze", far)
+	p.owe("OTHER", scheduled, time.Hour)
+	p.owe("B0", "started", 0)
+	p.wave("NEAR", 1, "Freeze", time.Hour)
+	p.want(t, "what has begun", p.try(), "B0-started")
+	p.want(t, "another type", p.try(), "OTHER-scheduled")
+	p.want(t, "the wave", p.try(), "NEAR0-scheduled", "B1-scheduled", "B2-scheduled", "B3-scheduled", "B4-scheduled", "B5-scheduled")
+	p.want(t, "nothing more", p.try())
+}
+
+// Of an event in a group only the newest change is told, and the older ones are settled with it.
+func TestAGroupStandsForWhatItsEventsMissed(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("A", 6, "", far)
+	for i := range 6 {
+		p.owe(fmt.Sprintf("A%d", i), "started", 0)
+	}
+	a, _ := p.next()
+	if got, want := len(a.batch), 6; got != want {
+		t.Errorf("the batch holds %d, want %d", got, want)
+	}
+	if got, want := len(a.superseded), 6; got != want {
+		t.Errorf("it stands for %d older changes, want %d", got, want)
+	}
+}
+
+// Of events that come one by one, the first five are told at once. The next ones wait until 20 s have passed since the
+// first of them, and become one batch then. What is due in less than two minutes never waits.
+func TestATrickleIsGathered(t *testing.T) {
+	p := newPlan(grouped)
+	for i := range 5 {
+		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
+		p.want(t, "one of the first", p.try(), fmt.Sprintf("A%d-scheduled", i))
+		p.later(time.Second)
+	}
+	var want []string
+	for i := range 9 {
+		p.owe(fmt.Sprintf("B%d", i), scheduled, far)
+		want = append(want, fmt.Sprintf("B%d-scheduled", i))
+		p.want(t, "one of the next", p.try())
+		p.later(time.Second)
+	}
+	p.wave("EVICTED", 1, "Preempt", 90*time.Second)
+	p.want(t, "another type", p.try(), "EVICTED0-scheduled")
+	_, wake := p.next()
+	if in := wake.Sub(p.now); in != 11*time.Second {
+		t.Errorf("the batch is due in %v, want 11s", in)
+	}
+	p.later(11 * time.Second)
+	p.want(t, "the gathered", p.try(), want...)
+
+	p = newPlan(grouped)
+	for i := range 9 {
+		p.owe(fmt.Sprintf("NOW%d", i), scheduled, 90*time.Second)
+		p.want(t, "what is due soon", p.try(), fmt.Sprintf("NOW%d-scheduled", i))
+	}
+}
+
+// A stop tells what waits for a group, because nobody knows when the next start is.
+func TestAStopWaitsForNoGroup(t *testing.T) {
+	p := newPlan(grouped)
+	for i := range 5 {
+		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
+		p.try()
+	}
+	p.owe("B", scheduled, far)
+	p.want(t, "before the stop", p.try())
+	p.stop(p.now)
+	p.want(t, "at the stop", p.try(), "B-scheduled")
+}
+
+// A batch that is rejected is told one by one, because one of it is to blame; one that is refused is tried again as one.
+func TestAGroupThatIsRejectedIsToldOneByOne(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("A", 6, "Reboot", far)
+	if got := p.fails(false, 0); len(got) != 6 {
+		t.Errorf("attempted %v, want the six", got)
+	}
+	p.later(2 * time.Second)
+	a, _ := p.next()
+	if got := len(a.batch); got != 6 {
+		t.Errorf("attempted %d again, want the six", got)
+	}
+	p.end(a, nil, p.now)
+	p.single = len(a.batch)
+	for i := range 6 {
+		p.want(t, "one by one", p.try(), fmt.Sprintf("A%d-scheduled", i))
+	}
+}

@@ -1,0 +1,54 @@
+package delivery
+
+import "container/heap"
+
+// A laneHeap has the lane that comes first by less at its top. slot is the lane's place in it, so that a lane can be in
+// several heaps.
+type laneHeap struct {
+	lanes []*lane
+	less  func(a, b *lane) bool
+	slot  func(*lane) *int // 0 when the lane is not in this heap, else its index and one
+}
+
+func (h *laneHeap) Len() int           { return len(h.lanes) }
+func (h *laneHeap) Less(i, j int) bool { return h.less(h.lanes[i], h.lanes[j]) }
+
+func (h *laneHeap) Swap(i, j int) {
+	h.lanes[i], h.lanes[j] = h.lanes[j], h.lanes[i]
+	*h.slot(h.lanes[i]), *h.slot(h.lanes[j]) = i+1, j+1
+}
+
+func (h *laneHeap) Push(x any) {
+	l := x.(*lane)
+	h.lanes = append(h.lanes, l)
+	*h.slot(l) = len(h.lanes)
+}
+
+func (h *laneHeap) Pop() any {
+	last := len(h.lanes) - 1
+	l := h.lanes[last]
+	h.lanes[last] = nil
+	h.lanes = h.lanes[:last]
+	*h.slot(l) = 0
+	return l
+}
+
+// top is the first lane, nil when there is none.
+func (h *laneHeap) top() *lane {
+	if len(h.lanes) == 0 {
+		return nil
+	}
+	return h.lanes[0]
+}
+
+// keep has the lane in the heap, at its right place, or not in it.
+func (h *laneHeap) keep(l *lane, in bool) {
+	switch at := *h.slot(l); {
+	case in && at == 0:
+		heap.Push(h, l)
+	case in:
+		heap.Fix(h, at-1)
+	case at != 0:
+		heap.Remove(h, at-1)
+	}
+}

@@ -1,0 +1,196 @@
+package delivery
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// What an Item's Change may be, as far as the order of deliveries depends on it.
+const (
+	scheduled = "scheduled"
+	updated   = "updated"
+	vanished  = "vanished"
+	reminder  = "reminder"
+	approved  = "approved"
+)
+
+// A lane is what is pending about one group, in order. Lanes don't wait for each other. What is about the bridge has a
+// lane of its own, with group "".
+type lane struct {
+	group    string
+	items    []*Item   // by Seq
+	arrived  int       // how many of them, from the first, are due
+	busy     bool      // an attempt is under way
+	urgent   bool      // something came that beats the schedule
+	next     time.Time // attempt
+	failures int       // in a row
+	alone    bool      // it failed again after the route had accepted others, so the trouble is its own
+	tried    time.Time // when the last attempt began
+	gathered time.Time // when the digest that it waits for is complete
+	deadline time.Time // when something in it is late, or falls back
+	wave     wave      // under which the schedule finds it
+
+	wait time.Time // until then it is in the heap of waiting lanes
+
+	// Its places in the heaps of the schedule.
+	inArriving, inWaiting, inReady, inHurry, inDeadlines int
+}
+
+// A wave is what deliveries of one digest have in common.
+type wave struct{ azureType, change string }
+
+func (i *Item) wave() wave { return wave{i.AzureType, i.Change} }
+
+// supersedes says whether the item tells how the event is now, so that older ones of its group are out of date.
+func (i *Item) supersedes() bool { return i.Change != reminder && i.Change != approved }
+
+// urgent says whether a new delivery is one that beats the schedule.
+func (i *Item) urgent(now time.Time) bool {
+	return i.Group != "" && (i.NotBefore.IsZero() || i.NotBefore.Sub(now) < urgentNotice)
+}
+
+// soon says whether people have no time to lose: the event lies ahead, and begins soon or nobody knows when.
+func (i *Item) soon(now time.Time) bool {
+	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < soonNotice
+}
+
+// since is when the delivery could first be made: its age counts from then.
+func (i *Item) since() time.Time { return later(i.Pending, i.Due) }
+
+// put adds the item, or replaces the one with its number, which it returns.
+func (l *lane) put(i *Item, now time.Time) (was *Item) {
+	at, found := l.find(i.Seq)
+	if !found {
+		l.items = slices.Insert(l.items, at, i)
+		l.arrived = min(l.arrived, at)
+		return nil
+	}
+	was, l.items[at] = l.items[at], i
+	if i.Due.After(now) {
+		l.arrived = min(l.arrived, at)
+	}
+	return was
+}
+
+func (l *lane) find(seq uint64) (at int, found bool) {
+	return slices.BinarySearchFunc(l.items, seq, func(i *Item, seq uint64) int { return cmp.Compare(i.Seq, seq) })
+}
+
+// remove takes an item out and returns it, nil if it is not there.
+func (l *lane) remove(seq uint64) *Item {
+	at, found := l.find(seq)
+	if !found {
+		return nil
+	}
+	i := l.items[at]
+	if at == 0 { // the usual case, which must not move the others
+		l.items[0] = nil
+		l.items = l.items[1:]
+	} else {
+		l.items = slices.Delete(l.items, at, at+1)
+	}
+	if at < l.arrived {
+		l.arrived--
+	}
+	return i
+}
+
+// due are the items that may be attempted now.
+func (l *lane) due() []*Item { return l.items[:l.arrived] }
+
+// arrival is when the next item becomes due. There must be one.
+func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
+
+// newest is the last item that may be attempted. There must be one.
+func (l *lane) newest() *Item { return l.items[l.arrived-1] }
+
+// rank puts groups that still lie ahead before those that are over, and what is about the bridge last.
+func (l *lane) rank() int {
+	switch {
+	case l.group == "":
+		return 2
+	case l.newest().Change == vanished:
+		return 1
+	}
+	return 0
+}
+
+// before orders lanes by what matters first.
+func before(a, b *lane) int {
+	return cmp.Or(a.rank()-b.rank(), a.newest().NotBefore.Compare(b.newest().NotBefore), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
+}
+
+// inTurn orders lanes for probes: the urgent first, then the one that was tried longest ago.
+func inTurn(a, b *lane) int {
+	switch {
+	case a.urgent != b.urgent && a.urgent:
+		return -1
+	case a.urgent != b.urgent:
+		return 1
+	case a.urgent:
+		return before(a, b)
+	}
+	return cmp.Or(a.tried.Compare(b.tried), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
+}
+
+// late are the due items that a route with LateDrop no longer wants: those that a newer change overtook, and a scheduled
+// whose NotBefore has passed.
+func (l *lane) late(now time.Time) []*Item {
+	n := l.last()
+	if n < 0 {
+		return nil
+	}
+	if at := l.items[n].lateAt(); !at.IsZero() && !at.After(now) {
+		n++
+	}
+	return l.items[:n]
+}
+
+// last is the index of the newest due item that tells how the event is now, -1 if there is none.
+func (l *lane) last() int {
+	n := l.arrived - 1
+	for n > 0 && !l.items[n].supersedes() {
+		n--
+	}
+	return n
+}
+
+// lateAt is when the item alone becomes late, zero for never.
+func (i *Item) lateAt() time.Time {
+	if i.Change != scheduled {
+		return time.Time{}
+	}
+	return i.NotBefore
+}
+
+// part is the number of the batch that the lane must be attempted in, because that made progress; 0 for none.
+func (l *lane) part(late Late) uint64 {
+	for n, i := range l.due() {
+		if i.Batch != 0 && (n == 0 || late == LateLatest) {
+			return i.Batch
+		}
+	}
+	return 0
+}
+
+// split says which due items make up a batch, or the lane's share of it, and which older ones they stand for. part is
+// the batch that made progress, or 0.
+func (l *lane) split(late Late, part uint64) (batch, superseded []*Item) {
+	due := l.due()
+	if late == LateLatest && l.group != "" {
+		n := len(due) - 1
+		for n >= 0 && part != 0 && due[n].Batch != part {
+			n--
+		}
+		if n < 0 {
+			return nil, nil
+		}
+		return due[n : n+1], due[:n]
+	}
+	n := 0
+	for n < len(due) && due[n].Batch == part {
+		n++
+	}
+	return due[:n], nil
+}

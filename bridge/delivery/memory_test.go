@@ -1,0 +1,157 @@
+package delivery_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/delivery"
+)
+
+// memory is a Queue without a disk. It may be used by several goroutines.
+type memory struct {
+	mu       sync.Mutex
+	wake     chan struct{}
+	pending  map[uint64]*delivery.Item
+	changes  delivery.Changes
+	receipts map[string][]byte
+	lost     map[uint64]bool
+	unread   error // when not nil, nothing can be read for now
+
+	accepted, superseded, dead, fellBack []*delivery.Item
+	reports                              []delivery.Report
+}
+
+func newMemory() *memory {
+	return &memory{wake: make(chan struct{}, 1), pending: map[uint64]*delivery.Item{}, receipts: map[string][]byte{}, lost: map[uint64]bool{}}
+}
+
+// add makes items pending, or replaces them. Those without a Pending time are pending from now on.
+func (m *memory) add(items ...delivery.Item) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, i := range items {
+		if i.Pending.IsZero() {
+			i.Pending = time.Now()
+		}
+		if i.ID == "" {
+			i.ID = fmt.Sprintf("%s-%d", i.Group, i.Seq)
+		}
+		m.put(&i)
+	}
+	m.signal()
+}
+
+func (m *memory) put(i *delivery.Item) {
+	m.pending[i.Seq] = i
+	m.changes.Pending = append(m.changes.Pending, i)
+}
+
+func (m *memory) signal() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// remove takes pending items away, as somebody who drops them by hand does.
+func (m *memory) remove(seqs ...uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, seq := range seqs {
+		delete(m.pending, seq)
+		m.changes.Gone = append(m.changes.Gone, seq)
+		m.changes.Pending = slices.DeleteFunc(m.changes.Pending, func(i *delivery.Item) bool { return i.Seq == seq })
+	}
+	m.signal()
+}
+
+// restart has the next worker find all that is pending.
+func (m *memory) restart() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changes = delivery.Changes{Pending: slices.SortedFunc(maps.Values(m.pending), func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })}
+}
+
+func (m *memory) Changed() <-chan struct{} { return m.wake }
+
+func (m *memory) Changes() delivery.Changes {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.changes
+	m.changes = delivery.Changes{}
+	return c
+}
+
+func (m *memory) Read(i *delivery.Item) (event.Event, []byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ce := event.New()
+	ce.SetID(i.ID)
+	ce.SetType(i.Type)
+	switch {
+	case m.lost[i.Seq]:
+		return ce, nil, fmt.Errorf("%w: %d", delivery.ErrLost, i.Seq)
+	case m.unread != nil:
+		return ce, nil, m.unread
+	}
+	return ce, m.receipts[i.Group], nil
+}
+
+func (m *memory) Report(r delivery.Report) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reports = append(m.reports, r)
+	for _, i := range slices.Concat(r.Accepted, r.Superseded, r.Dead) {
+		delete(m.pending, i.Seq)
+	}
+	m.accepted, m.superseded = append(m.accepted, r.Accepted...), append(m.superseded, r.Superseded...)
+	m.dead, m.fellBack = append(m.dead, r.Dead...), append(m.fellBack, r.FellBack...)
+	for _, i := range slices.Concat(r.Accepted, r.Failed, r.Dead) {
+		if r.Answer.Receipt != nil && i.Group != "" {
+			m.receipts[i.Group] = r.Answer.Receipt
+		}
+	}
+	for _, i := range r.Failed {
+		m.change(i, func(i *delivery.Item) {
+			i.Attempts, i.Next, i.Error, i.Batch = i.Attempts+1, r.Next, r.Error, cmp.Or(r.Batch, i.Batch)
+			if r.Answer.Progress != nil {
+				i.Progress = r.Answer.Progress
+			}
+		})
+	}
+	for _, i := range r.FellBack {
+		m.change(i, func(i *delivery.Item) { i.FellBack = true })
+	}
+	if len(m.changes.Pending) > 0 {
+		m.signal()
+	}
+}
+
+func (m *memory) change(i *delivery.Item, f func(*delivery.Item)) {
+	if now := m.pending[i.Seq]; now != nil {
+		changed := *now
+		f(&changed)
+		m.put(&changed)
+	}
+}
+
+// ids are those of the items, in order.
+func ids(items []*delivery.Item) (list []string) {
+	for _, i := range items {
+		list = append(list, i.ID)
+	}
+	return list
+}
+
+// text is a value as JSON, for messages of tests.
+func text(v any) string {
+	b, _ := json.Marshal(v)
+	return string(b)
+}

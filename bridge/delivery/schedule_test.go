@@ -1,0 +1,436 @@
+package delivery
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// The waits grow as written down, and each is a random part of its bound.
+func TestBackoffIsBoundedWithFullJitter(t *testing.T) {
+	want := []time.Duration{1, 2, 4, 8, 15, 30, 60, 120, 240, 300, 300, 300}
+	for i, bound := range want {
+		for _, random := range []float64{0, 0.25, 0.5, 0.999} {
+			if got, want := backoff(i+1, random), time.Duration(random*float64(bound*time.Second)); got != want {
+				t.Errorf("backoff after %d failures at %v = %v, want %v", i+1, random, got, want)
+			}
+		}
+	}
+}
+
+// A plan is a schedule with a clock.
+type plan struct {
+	*schedule
+	now time.Time
+	seq uint64
+
+	azureType string // of what becomes pending
+}
+
+func newPlan(terms Terms) *plan {
+	return &plan{now: time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC), schedule: newSchedule(terms)}
+}
+
+// owe makes a change pending of the event whose NotBefore is so far away; 0 is none.
+func (p *plan) owe(event, change string, notice time.Duration) *Item {
+	p.seq++
+	i := &Item{Seq: p.seq, Group: event, Change: change, ID: event + "-" + change, AzureType: p.azureType, Pending: p.now}
+	if notice != 0 {
+		i.NotBefore = p.now.Add(notice)
+	}
+	p.put(i, p.now)
+	return i
+}
+
+// next is the attempt that is due, if any, and when to ask again.
+func (p *plan) next() (attempt, time.Time) { return p.attempt(p.now) }
+
+// try makes the attempt that is due and has it accepted, nil if none is.
+func (p *plan) try() []string {
+	a, _ := p.next()
+	if len(a.batch) == 0 {
+		return nil
+	}
+	p.accept(a, p.now)
+	return idsIn(a)
+}
+
+// fails makes the attempt that is due, which is refused; nil if none is.
+func (p *plan) fails(blocked bool, wish time.Duration) []string {
+	a, _ := p.next()
+	if len(a.batch) == 0 {
+		return nil
+	}
+	var r *RetryAfter
+	if wish > 0 {
+		r = &RetryAfter{After: wish}
+	}
+	p.refuse(a, nil, blocked, r, p.now)
+	return idsIn(a)
+}
+
+// wait sets when an event is tried next.
+func (p *plan) waits(event string, until time.Time) {
+	l := p.lanes[event]
+	l.next = until
+	p.place(l, p.now)
+}
+
+func idsIn(a attempt) (ids []string) {
+	for _, i := range a.batch {
+		ids = append(ids, i.ID)
+	}
+	return ids
+}
+
+// later moves the clock.
+func (p *plan) later(d time.Duration) { p.now = p.now.Add(d) }
+
+func (p *plan) want(t *testing.T, claim string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: attempted %v, want %v", claim, got, want)
+	}
+}
+
+const far = 2 * time.Hour // so far away that it is not urgent
+
+// What must be attempted first is what lies nearest ahead; what is over, and what is about the bridge, comes last.
+func TestTheNearestNotBeforeGoesFirst(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("", "", 0)
+	p.owe("OVER", vanished, -time.Hour)
+	p.owe("FAR", scheduled, 40*time.Minute)
+	p.owe("NEAR", scheduled, 20*time.Second)
+	p.owe("BEGUN", "started", 0)
+	p.owe("NEXT", scheduled, 30*time.Minute)
+	for _, want := range []string{"BEGUN-started", "NEAR-scheduled", "NEXT-scheduled", "FAR-scheduled", "OVER-vanished", "-"} {
+		p.want(t, "in order", p.try(), want)
+	}
+}
+
+// One event's changes go in order, one after the other, and a lane that waits holds up no other.
+func TestLanesDoNotWaitForEachOther(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, far)
+	p.want(t, "first", p.fails(false, 0), "A-scheduled")
+	p.waits("A", p.now.Add(time.Minute))
+	p.owe("A", updated, far)
+	p.want(t, "while it waits", p.try())
+	p.owe("B", scheduled, far)
+	p.want(t, "another event", p.try(), "B-scheduled")
+	p.want(t, "and its acceptance gives A another chance", p.try(), "A-scheduled")
+	p.want(t, "then", p.try(), "A-updated")
+}
+
+// A route is blocked after three refusals over at least thirty seconds, and not before.
+func TestARouteIsBlockedAfterThreeRefusalsOverThirtySeconds(t *testing.T) {
+	for _, tt := range []struct {
+		claim   string
+		at      []time.Duration // refusals
+		blocked bool
+	}{
+		{"two over a minute", []time.Duration{0, time.Minute}, false},
+		{"three over 29 seconds", []time.Duration{0, 10 * time.Second, 29 * time.Second}, false},
+		{"three over 30 seconds", []time.Duration{0, 10 * time.Second, 30 * time.Second}, true},
+		{"four, of which three are quick", []time.Duration{0, 1, 2, 31 * time.Second}, true},
+	} {
+		p := newPlan(Terms{})
+		p.owe("A", scheduled, far)
+		began := p.now
+		for _, at := range tt.at {
+			p.now = began.Add(at)
+			p.waits("A", p.now)
+			p.fails(true, 0)
+		}
+		if p.blocked != tt.blocked {
+			t.Errorf("%s: blocked is %v", tt.claim, p.blocked)
+		}
+	}
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, far)
+	for range 10 {
+		p.fails(false, 0)
+		p.later(10 * time.Minute)
+	}
+	if p.blocked {
+		t.Error("failures that are no refusals block")
+	}
+}
+
+// blockedPlan is blocked over the event A, and just probed.
+func blockedPlan(events ...string) *plan {
+	p := newPlan(Terms{Batch: 10})
+	for _, e := range events {
+		p.owe(e, scheduled, far)
+	}
+	for !p.blocked {
+		p.fails(true, 0)
+		p.later(10 * time.Second)
+		for _, e := range events {
+			p.waits(e, p.now)
+		}
+	}
+	return p
+}
+
+// A blocked route is probed once a minute with one delivery, by the heads of its events in turn; the first acceptance
+// lets all of them go.
+func TestABlockedRouteIsProbedInTurn(t *testing.T) {
+	p := blockedPlan("A", "B", "C")
+	var probed []string
+	began := p.now
+	for p.now.Before(began.Add(6*time.Minute + time.Second)) {
+		if got := p.fails(true, 0); got != nil {
+			if len(got) != 1 {
+				t.Errorf("a probe of %v", got)
+			}
+			probed = append(probed, got...)
+		}
+		p.later(time.Second)
+	}
+	if len(probed) != 6 || probed[0] == probed[1] || probed[1] == probed[2] || probed[0] == probed[2] || !slices.Equal(probed[:3], probed[3:]) {
+		t.Errorf("probes of six minutes were %v, want the three events in turn", probed)
+	}
+	p.later(time.Minute)
+	if got := p.try(); len(got) != 1 {
+		t.Errorf("the probe that succeeds is %v", got)
+	}
+	if got := p.try(); len(got) != 2 || p.blocked {
+		t.Errorf("after it %v goes, blocked %v; want the other two", got, p.blocked)
+	}
+}
+
+// An event that is still refused when the route works waits alone: it neither blocks the route again, nor is it tried
+// out of turn because others are accepted.
+func TestAnEventStillRefusedWaitsAlone(t *testing.T) {
+	p := blockedPlan("A", "B")
+	p.terms.Batch = 1
+	p.later(time.Minute)
+	p.lanes["A"].tried = p.now // so that B is probed
+	p.want(t, "the probe", p.try(), "B-scheduled")
+	p.want(t, "then the other has its chance", p.fails(true, 0), "A-scheduled")
+	tries, accepted := 0, 0
+	for i := range 3600 {
+		if i%60 == 0 {
+			p.owe(fmt.Sprint("EVENT-", i), scheduled, far)
+		}
+		for {
+			a, _ := p.next()
+			if len(a.batch) == 0 {
+				break
+			}
+			if a.batch[0].Group == "A" {
+				p.refuse(a, nil, true, nil, p.now)
+				tries++
+			} else {
+				p.accept(a, p.now)
+				accepted++
+			}
+		}
+		if p.blocked || accepted != i/60+1 {
+			t.Fatalf("after %d tries: blocked %v, %d others accepted; want none and %d", tries, p.blocked, accepted, i/60+1)
+		}
+		p.later(time.Second)
+	}
+	if tries < 10 || tries > 200 {
+		t.Errorf("it was tried %d times in an hour, want what the schedule gives", tries)
+	}
+}
+
+// What is urgent is attempted at once while the route waits or is blocked, at most every five seconds, and never before a
+// Retry-After ends. What is not urgent waits.
+func TestUrgentLanesGoAtOnce(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		kind   string
+		notice time.Duration
+		urgent bool
+	}{
+		{"a Preempt with 15 s of notice", scheduled, 15 * time.Second, true},
+		{"just less than 15 minutes", scheduled, 15*time.Minute - time.Second, true},
+		{"15 minutes", scheduled, 15 * time.Minute, false},
+		{"no time at all", "started", 0, true},
+		{"a time that has passed", updated, -time.Minute, true},
+		{"two hours", scheduled, far, false},
+	} {
+		for _, blocked := range []bool{false, true} {
+			claim := fmt.Sprintf("%s, blocked %v", tt.claim, blocked)
+			p := blockedPlan("A")
+			if !blocked {
+				p.blocked = false
+			}
+			p.waits("A", p.now.Add(5*time.Minute))
+			p.probe = p.now.Add(time.Minute)
+			p.owe("A", tt.kind, tt.notice)
+			want := []string(nil)
+			if tt.urgent {
+				want = []string{"A-scheduled"}
+				if !blocked {
+					want = append(want, "A-"+tt.kind)
+				}
+			}
+			p.want(t, claim, p.fails(true, 0), want...)
+			p.want(t, claim+", once", p.fails(true, 0))
+			if !tt.urgent {
+				continue
+			}
+			p.owe("A", updated, time.Minute)
+			p.later(4 * time.Second)
+			p.want(t, claim+", not within five seconds", p.fails(true, 0))
+			p.later(time.Second)
+			if p.fails(true, 0) == nil {
+				t.Errorf("%s: nothing was attempted after five seconds", claim)
+			}
+		}
+	}
+
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, far)
+	p.fails(false, 30*time.Second)
+	p.owe("B", scheduled, time.Minute)
+	p.later(29 * time.Second)
+	p.want(t, "before a Retry-After ends", p.try())
+	p.later(time.Second)
+	p.want(t, "when it ends", p.try(), "B-scheduled")
+}
+
+// An urgent delivery that comes while an attempt is under way is not forgotten when that one fails.
+func TestUrgencyThatComesDuringAnAttemptIsKept(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, far)
+	p.lanes["A"].failures = 9
+	a, _ := p.next()
+	p.owe("A", "started", 0)
+	p.refuse(a, nil, false, nil, p.now)
+	p.waits("A", p.now.Add(5*time.Minute))
+	p.want(t, "at once", p.fails(false, 0), "A-scheduled")
+}
+
+// A Retry-After is a floor for the whole route, of an hour at most, until something is accepted.
+func TestRetryAfterIsAFloor(t *testing.T) {
+	for _, tt := range []struct{ wish, floor time.Duration }{
+		{20 * time.Minute, 20 * time.Minute}, {time.Hour, time.Hour}, {24 * time.Hour, time.Hour},
+	} {
+		p := newPlan(Terms{})
+		p.owe("A", scheduled, far)
+		p.fails(false, tt.wish)
+		p.owe("B", scheduled, far)
+		p.later(tt.floor - time.Second)
+		p.want(t, "before it ends", p.try())
+		_, wake := p.next()
+		if !wake.Equal(p.now.Add(time.Second)) {
+			t.Errorf("the next look is at %v, want when it ends", wake)
+		}
+		p.later(time.Second)
+		if p.try() == nil {
+			t.Errorf("nothing after %v", tt.wish)
+		}
+	}
+}
+
+// A batch holds at most what the route takes, oldest first, and everything of one event in order.
+func TestBatchesAreBoundedAndInOrder(t *testing.T) {
+	p := newPlan(Terms{Batch: 4})
+	p.owe("A", scheduled, 30*time.Minute)
+	p.owe("B", scheduled, 20*time.Minute)
+	p.owe("A", updated, 30*time.Minute)
+	p.owe("B", "started", 0)
+	p.owe("C", scheduled, far)
+	p.want(t, "the first", p.try(), "A-scheduled", "B-scheduled", "A-updated", "B-started")
+	p.want(t, "the second", p.try(), "C-scheduled")
+	if p.next(); len(p.lanes) != 0 {
+		t.Errorf("%d lanes are left", len(p.lanes))
+	}
+}
+
+// With latest the newest stands for all of its event; with drop what it overtook goes, and a scheduled whose time has
+// passed.
+func TestLateChangesGoAsTheRouteWants(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest, Batch: 5})
+	p.owe("A", scheduled, far)
+	p.owe("A", updated, far)
+	p.owe("A", "started", 0)
+	p.owe("B", scheduled, far)
+	a, _ := p.next()
+	if got := idsIn(a); !slices.Equal(got, []string{"A-started"}) || len(a.superseded) != 2 || a.superseded[0].Change != scheduled {
+		t.Errorf("attempted %v for %d others, want the newest for two", got, len(a.superseded))
+	}
+
+	p = newPlan(Terms{Late: LateDrop})
+	first := p.owe("A", scheduled, far)
+	if late, _ := p.overdue(p.now); len(late) != 0 {
+		t.Errorf("dropped %v", late)
+	}
+	second := p.owe("A", updated, far)
+	gone := p.owe("B", scheduled, time.Minute)
+	p.owe("", "", 0)
+	p.later(2 * time.Minute)
+	if late, _ := p.overdue(p.now); !slices.Equal(late, []*Item{first, gone}) {
+		t.Errorf("dropped %v, want what was overtaken and what is too late", late)
+	}
+	p.want(t, "left is", p.try(), second.ID)
+
+	p = newPlan(Terms{Late: LateDrop})
+	under := p.owe("A", scheduled, far)
+	p.next()
+	p.owe("A", "started", 0)
+	if late, _ := p.overdue(p.now); len(late) != 0 {
+		t.Errorf("dropped %v, and %s is under way", late, under.ID)
+	}
+}
+
+// What is not owed any more is not attempted, wherever it stands.
+func TestWhatWasGivenUpIsNotAttempted(t *testing.T) {
+	for _, late := range []Late{LateSend, LateLatest} {
+		p := newPlan(Terms{Late: late, Batch: 10})
+		first, second, third := p.owe("A", scheduled, far), p.owe("A", updated, far), p.owe("A", "started", 0)
+		p.remove(first.Seq, p.now)
+		p.remove(third.Seq, p.now)
+		p.want(t, string(late), p.try(), second.ID)
+		if got := p.try(); got != nil {
+			t.Errorf("%s: then %v", late, got)
+		}
+	}
+}
+
+// A route with more than one attempt at a time makes them for different events only.
+func TestParallelAttemptsAreOfDifferentEvents(t *testing.T) {
+	p := newPlan(Terms{Parallel: 2})
+	p.owe("A", scheduled, far)
+	p.owe("A", "started", 0)
+	p.owe("B", scheduled, far)
+	p.owe("C", scheduled, far)
+	one, _ := p.next()
+	two, _ := p.next()
+	three, _ := p.next()
+	p.want(t, "first", idsIn(one), "A-scheduled")
+	p.want(t, "beside it", idsIn(two), "B-scheduled")
+	p.want(t, "and no third", idsIn(three))
+	p.accept(one, p.now)
+	p.want(t, "then", p.try(), "A-started")
+}
+
+// While stopping, only what was never refused is tried.
+func TestAStopTriesOnlyWhatIsNew(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, far)
+	p.fails(false, 0)
+	p.later(time.Hour)
+	p.owe("B", scheduled, far)
+	p.stop(p.now)
+	p.want(t, "first", p.try(), "B-scheduled")
+	p.want(t, "then", p.try())
+}
+
+// What is replayed goes before what is newer.
+func TestWhatIsReplayedGoesInOrder(t *testing.T) {
+	p := newPlan(Terms{})
+	old := &Item{Seq: 1, Group: "A", Change: scheduled, ID: "old"}
+	p.seq = 10
+	p.owe("A", "started", 0)
+	p.put(old, p.now)
+	p.want(t, "first", p.try(), "old")
+	p.want(t, "then", p.try(), "A-started")
+}

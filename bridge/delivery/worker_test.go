@@ -1,0 +1,353 @@
+package delivery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/delivery"
+)
+
+// A destination remembers each call and answers as it is told to.
+type destination struct {
+	mu     sync.Mutex
+	calls  [][]delivery.Delivery
+	answer func(batch []delivery.Delivery) (delivery.Answer, error) // nil accepts
+	hang   bool                                                     // until the attempt ends
+}
+
+func (d *destination) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	d.mu.Lock()
+	d.calls = append(d.calls, slices.Clone(batch))
+	answer, hang := d.answer, d.hang
+	d.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return delivery.Answer{}, ctx.Err()
+	}
+	if answer == nil {
+		return delivery.Answer{}, nil
+	}
+	return answer(batch)
+}
+
+func (d *destination) say(answer func([]delivery.Delivery) (delivery.Answer, error)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.answer = answer
+}
+
+func fails(err error) func([]delivery.Delivery) (delivery.Answer, error) {
+	return func([]delivery.Delivery) (delivery.Answer, error) { return delivery.Answer{}, err }
+}
+
+// made are the ids of each call so far.
+func (d *destination) made() (calls []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, batch := range d.calls {
+		var list []string
+		for _, one := range batch {
+			list = append(list, one.Event.ID())
+		}
+		calls = append(calls, strings.Join(list, " "))
+	}
+	return calls
+}
+
+// last is the last call.
+func (d *destination) last() []delivery.Delivery {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.calls[len(d.calls)-1]
+}
+
+// A route is a worker that runs, over a queue in memory.
+type route struct {
+	*memory
+	*destination
+	worker *delivery.Worker
+	stop   func()
+}
+
+// start runs a worker on the queue until the test ends, or stop is called.
+func start(t *testing.T, m *memory, d *destination, terms delivery.Terms) *route {
+	stop, done := make(chan struct{}), make(chan struct{})
+	r := &route{memory: m, destination: d, worker: delivery.NewWorker(delivery.Config{
+		Route: "a", Sink: d, Queue: m, Terms: terms, Log: slog.New(slog.DiscardHandler),
+	})}
+	r.stop = sync.OnceFunc(func() { close(stop); <-done })
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer close(done)
+		r.worker.Run(ctx, stop, nil)
+	}()
+	t.Cleanup(func() { cancel(); r.stop() })
+	return r
+}
+
+func bubble(t *testing.T, terms delivery.Terms, f func(t *testing.T, r *route)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, start(t, newMemory(), &destination{}, terms)) })
+}
+
+// pause lets time pass, and everything happen that is due.
+func pause(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func want(t *testing.T, claim string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s:\n got %q\nwant %q", claim, got, want)
+	}
+}
+
+func change(seq uint64, group, change string, notice time.Duration) delivery.Item {
+	return delivery.Item{Seq: seq, Group: group, Change: change, ID: group + "-" + change, AzureType: "Reboot", NotBefore: time.Now().Add(notice)}
+}
+
+var errDown = errors.New("connection refused")
+
+var digest = delivery.Terms{Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}
+
+// A batch that made progress is repeated with the same members and with its progress, whatever comes meanwhile, across a
+// restart too. What came meanwhile follows.
+func TestABatchThatMadeProgressIsRepeatedAsItWas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, d := newMemory(), &destination{}
+		r := start(t, m, d, digest)
+		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			return delivery.Answer{Progress: []byte("A has it")}, errors.New("B: 451 try again")
+		})
+		for n, id := range []string{"E1", "E2", "E3"} {
+			m.add(change(uint64(n+1), id, "scheduled", 2*time.Hour))
+		}
+		pause(time.Second)
+		want(t, "one batch", d.made()[:1], "E1-scheduled E2-scheduled E3-scheduled")
+
+		m.add(change(4, "E2", "started", 0), change(5, "E4", "scheduled", 2*time.Hour))
+		pause(time.Minute)
+		for _, call := range d.made()[1:] {
+			if call != "E1-scheduled E2-scheduled E3-scheduled" && call != "E4-scheduled" {
+				t.Errorf("attempted %q, want the batch as it was", call)
+			}
+		}
+		r.stop()
+		m.restart()
+		r = start(t, m, d, digest)
+		before := len(d.made())
+		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			if len(batch) == 3 && string(batch[0].Progress) != "A has it" {
+				return delivery.Answer{}, fmt.Errorf("%w: the progress is %q", delivery.ErrRejected, batch[0].Progress)
+			}
+			return delivery.Answer{}, nil
+		})
+		pause(5 * time.Minute)
+		calls := d.made()[before:]
+		slices.Sort(calls)
+		want(t, "after a restart", calls, "E1-scheduled E2-scheduled E3-scheduled", "E2-started", "E4-scheduled")
+		if len(m.dead) != 0 || len(m.pending) != 0 {
+			t.Errorf("%d dead letters and %d pending are left, want none", len(m.dead), len(m.pending))
+		}
+	})
+}
+
+// A batch without progress that is rejected is taken apart; one with progress is not, because some have it already.
+func TestARejectedBatchIsTakenApartUnlessSomebodyHasIt(t *testing.T) {
+	reject := func(batch []delivery.Delivery) (delivery.Answer, error) {
+		for _, d := range batch {
+			if d.Event.ID() == "E2-scheduled" {
+				return delivery.Answer{}, fmt.Errorf("%w: 400", delivery.ErrRejected)
+			}
+		}
+		return delivery.Answer{}, nil
+	}
+	for _, progress := range []bool{false, true} {
+		bubble(t, digest, func(t *testing.T, r *route) {
+			r.say(reject)
+			if progress {
+				first := true
+				r.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+					if first {
+						first = false
+						return delivery.Answer{Progress: []byte("A")}, errDown
+					}
+					return reject(batch)
+				})
+			}
+			for n, id := range []string{"E1", "E2", "E3"} {
+				r.add(change(uint64(n+1), id, "scheduled", 2*time.Hour))
+			}
+			pause(time.Minute)
+			if progress {
+				want(t, "calls with progress", r.made(), "E1-scheduled E2-scheduled E3-scheduled", "E1-scheduled E2-scheduled E3-scheduled")
+				want(t, "dead with progress", ids(r.dead), "E1-scheduled", "E2-scheduled", "E3-scheduled")
+				return
+			}
+			want(t, "calls", r.made(), "E1-scheduled E2-scheduled E3-scheduled", "E1-scheduled", "E2-scheduled", "E3-scheduled")
+			want(t, "dead", ids(r.dead), "E2-scheduled")
+			want(t, "accepted", ids(r.accepted), "E1-scheduled", "E3-scheduled")
+		})
+	}
+}
+
+// Nothing of a group overtakes what waits for its time, and what is moved is attempted at its new time only.
+func TestWhatWaitsForItsTimeIsNotOvertaken(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		began := time.Now()
+		waits := change(1, "E1", "scheduled", 2*time.Hour)
+		waits.Due = began.Add(time.Hour)
+		r.add(waits, change(2, "E1", "reminder", 2*time.Hour), change(3, "E2", "scheduled", 2*time.Hour))
+		pause(30 * time.Minute)
+		want(t, "before", r.made(), "E2-scheduled")
+		waits.Due = began.Add(3 * time.Hour)
+		r.add(waits)
+		pause(2 * time.Hour)
+		want(t, "at its old time", r.made(), "E2-scheduled")
+		pause(31 * time.Minute)
+		want(t, "at its new time", r.made(), "E2-scheduled", "E1-scheduled", "E1-reminder")
+		if lag := r.calls[1][0].Attempt; lag != 1 {
+			t.Errorf("it is attempt %d, want 1", lag)
+		}
+	})
+}
+
+// What becomes due while the route waits is urgent from then on.
+func TestWhatBecomesDueIsUrgentThen(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		waits := change(2, "E2", "scheduled", 2*time.Hour)
+		waits.Due = time.Now().Add(2*time.Hour - 30*time.Second).Add(500 * time.Millisecond)
+		r.add(waits)
+		pause(2*time.Hour - 30*time.Second)
+		before := len(r.made())
+		pause(time.Second)
+		if made := r.made()[before:]; !slices.Contains(made, "E2-scheduled") {
+			t.Errorf("within a second %q was attempted, want what became due", made)
+		}
+	})
+}
+
+// What was tried in vain for as long as the terms say falls back, once, also while an attempt at it hangs. Neither a
+// heartbeat does, nor what came as a fallback itself.
+func TestWhatIsTriedInVainFallsBackOnce(t *testing.T) {
+	for _, hang := range []bool{false, true} {
+		terms := delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}}
+		bubble(t, terms, func(t *testing.T, r *route) {
+			r.say(fails(errDown))
+			r.hang = hang
+			beat := delivery.Item{Seq: 2, ID: "beat", Transient: true}
+			foreign := change(3, "E2", "scheduled", time.Hour)
+			foreign.Instead = &delivery.Instead{Sink: "c"}
+			r.add(change(1, "E1", "scheduled", time.Hour), beat, foreign)
+			pause(10*time.Minute - time.Second)
+			want(t, "before", ids(r.fellBack))
+			pause(time.Second)
+			want(t, "then", ids(r.fellBack), "E1-scheduled")
+			pause(time.Hour)
+			want(t, "later", ids(r.fellBack), "E1-scheduled")
+		})
+	}
+}
+
+// A CloudEvent that can never be read again is a dead letter; the others of its batch are not, and one that can't be read
+// at the moment is tried again.
+func TestOnlyWhatIsLostIsGivenUp(t *testing.T) {
+	bubble(t, delivery.Terms{Batch: 10}, func(t *testing.T, r *route) {
+		r.lost[2] = true
+		r.unread = errors.New("input/output error")
+		r.add(change(1, "E1", "scheduled", time.Hour), change(2, "E2", "scheduled", time.Hour), change(3, "E3", "scheduled", time.Hour))
+		pause(time.Minute)
+		want(t, "dead", ids(r.dead), "E2-scheduled")
+		want(t, "calls while nothing can be read", r.made())
+		r.memory.mu.Lock()
+		r.unread = nil
+		r.memory.mu.Unlock()
+		pause(time.Minute)
+		want(t, "accepted", ids(r.accepted), "E1-scheduled", "E3-scheduled")
+	})
+}
+
+// A receipt comes back with the next delivery of its group, from whichever answer it came, and to no other group.
+func TestReceiptsBelongToTheirGroup(t *testing.T) {
+	for _, err := range []error{nil, errDown, fmt.Errorf("%w: 422", delivery.ErrRejected)} {
+		bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+			r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+				return delivery.Answer{Receipt: []byte("thread 1")}, err
+			})
+			r.add(change(1, "E1", "scheduled", time.Hour))
+			pause(time.Millisecond)
+			r.say(nil)
+			r.add(change(2, "E2", "scheduled", time.Hour))
+			pause(time.Minute)
+			if got := r.receipts["E2"]; got != nil {
+				t.Errorf("after %v E2 has the receipt %q", err, got)
+			}
+			r.add(change(3, "E1", "started", 0))
+			pause(time.Minute)
+			if got := string(r.last()[0].Receipt); got != "thread 1" {
+				t.Errorf("after %v the receipt is %q", err, got)
+			}
+		})
+	}
+}
+
+// What somebody takes away while it waits is attempted no more, and the worker goes on.
+func TestWhatIsTakenAwayIsAttemptedNoMore(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		r.say(fails(errDown))
+		r.add(change(1, "E1", "scheduled", time.Hour), change(2, "E1", "started", 0), change(3, "E2", "scheduled", time.Hour))
+		pause(30 * time.Second)
+		r.remove(1, 3)
+		before := len(r.made())
+		r.say(nil)
+		pause(10 * time.Minute)
+		want(t, "then", r.made()[before:], "E1-started")
+	})
+}
+
+// A sink that panics fails an attempt, and one that does not return holds up neither the stop nor the program.
+func TestASinkCannotEndTheWorker(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		r.say(func([]delivery.Delivery) (delivery.Answer, error) { panic("oh") })
+		r.add(change(1, "E1", "scheduled", time.Hour))
+		pause(time.Minute)
+		if st := r.worker.State(); !st.Failing || st.Error != "the sink panicked: oh" {
+			t.Errorf("the state is %s", text(st))
+		}
+		r.say(nil)
+		pause(10 * time.Minute)
+		want(t, "accepted", ids(r.accepted), "E1-scheduled")
+	})
+}
+
+// A route that acts on what is true now drops what a newer change overtook, and a scheduled whose time has come, even
+// while it is blocked. What it is doing at the moment it finishes.
+func TestWhatComesTooLateIsDropped(t *testing.T) {
+	bubble(t, delivery.Terms{Late: delivery.LateDrop}, func(t *testing.T, r *route) {
+		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
+		r.add(change(1, "E1", "scheduled", 3*time.Hour), change(2, "E2", "scheduled", 2*time.Hour))
+		pause(time.Hour)
+		r.add(change(3, "E1", "updated", 3*time.Hour))
+		pause(time.Millisecond)
+		want(t, "overtaken", ids(r.dead), "E1-scheduled")
+		pause(time.Hour)
+		want(t, "too late", ids(r.dead), "E1-scheduled", "E2-scheduled")
+		if got := r.reports[len(r.reports)-1]; got.Reason != delivery.ReasonLate {
+			t.Errorf("the reason is %q", got.Reason)
+		}
+		r.say(nil)
+		pause(time.Hour)
+		want(t, "accepted", ids(r.accepted), "E1-updated")
+	})
+}
