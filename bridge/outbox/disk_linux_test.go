@@ -1,0 +1,155 @@
+package outbox_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/outbox"
+)
+
+// smallDisk mounts a file system of a megabyte.
+func smallDisk(t *testing.T) (dir string, remount func(flags uintptr)) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); errors.Is(err, syscall.EPERM) {
+		t.Skip("only root may mount a small disk; CI runs this as root")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir, func(flags uintptr) {
+		t.Helper()
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fill takes all that is left of the disk, and gives it back.
+func fill(t *testing.T, dir string) (free func()) {
+	t.Helper()
+	path := filepath.Join(dir, "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, size := range []int{64 << 10, 4 << 10, 1} {
+		for err = nil; err == nil; {
+			_, err = f.Write(bytes.Repeat([]byte("x"), size))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		if err := os.Remove(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// On a disk that is full, when it is opened or later, the outbox works from memory and says why; when there is room
+// again, everything is on disk.
+func TestAFullDiskStopsNothing(t *testing.T) {
+	for _, atStart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("at the start %v", atStart), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir, _ := smallDisk(t)
+				var free func()
+				if atStart {
+					free = fill(t, dir)
+				}
+				o := open(t, dir, outbox.Options{})
+				_, _ = add(o, "FIRST", "scheduled", "a")
+				if !atStart {
+					free = fill(t, dir)
+				}
+				for i := range 200 { // more than the file's own slack
+					_, _ = add(o, fmt.Sprint("E", i), "scheduled", "a")
+					time.Sleep(time.Second)
+				}
+				if err := o.Durable(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "no space left") {
+					t.Errorf("Durable = %v", err)
+				}
+				if got, _ := changes(o.Queue("a")); len(got) != 201 {
+					t.Errorf("%d are to be delivered, want 201", len(got))
+				}
+				free()
+				time.Sleep(6 * time.Second)
+				if err := o.Durable(); err != nil {
+					t.Errorf("with room again Durable = %v", err)
+				}
+				o.Close()
+				o = open(t, dir, outbox.Options{})
+				if n, m := len(pending(o, "a")), len(o.Groups()); n != 201 || m != 201 {
+					t.Errorf("on disk are %d deliveries of %d groups, want 201", n, m)
+				}
+				if n := len(asides(t, dir, "*")); n != 0 {
+					t.Errorf("%d files were set aside", n)
+				}
+				o.Close()
+			})
+		})
+	}
+}
+
+// From a disk that can only be read all is known, also of the first format; when it can be written again, that goes on
+// as if nothing had been.
+func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
+	for _, first := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			dir, remount := smallDisk(t)
+			if first {
+				copyFile(t, filepath.Join(format1(t), "outbox.db"), filepath.Join(dir, "outbox.db"))
+			} else {
+				used(t, dir)
+			}
+			remount(syscall.MS_RDONLY)
+			var loaded atomic.Int32
+			o := open(t, dir, outbox.Options{Notify: outbox.Notify{Loaded: func() { loaded.Add(1) }}})
+			if err := o.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
+				t.Errorf("Durable = %v, want that it can only be read", err)
+			}
+			before := pending(o, "a")
+			q := o.Queue("a")
+			items := q.Changes().Pending
+			if ce, _, err := q.Read(items[0]); err != nil || ce.ID() != items[0].ID {
+				t.Errorf("Read = %v, %v", ce.ID(), err)
+			}
+			_, _ = o.Drop([]string{o.List(outbox.Selection{Route: "a"})[0].Key}, "x")
+			_, _ = add(o, "NEW", "scheduled", "a")
+			after := append(before[1:], "NEW-scheduled")
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			want(t, "pending while it can only be read", pending(o, "a"), after...)
+			if n := loaded.Load(); n != 0 {
+				t.Errorf("it was read again %d times", n)
+			}
+			remount(0)
+			time.Sleep(6 * time.Second)
+			synctest.Wait()
+			if err := o.Durable(); err != nil {
+				t.Errorf("Durable = %v", err)
+			}
+			want(t, "pending then", pending(o, "a"), after...)
+			o.Close()
+			o = open(t, dir, outbox.Options{})
+			want(t, "pending after a restart", pending(o, "a"), after...)
+			o.Close()
+		})
+	}
+}

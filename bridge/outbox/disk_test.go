@@ -1,0 +1,155 @@
+package outbox_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"forewarn/bridge/outbox"
+)
+
+// A disk is a Storage in memory that records every batch, and that fails and hangs on demand. Many outboxes may be
+// opened on it, one after the other: what was written is there again.
+type disk struct {
+	mu      sync.Mutex
+	data    map[string]map[string][]byte
+	batches [][]outbox.Write // all that were written, in order; what was written again because the answer was lost is one
+	lost    int              // how many of the last ones were written without an answer
+	writes  int              // transactions
+	open    bool
+	fail    error         // of every write, while it isn't nil
+	lose    bool          // writes are applied and fail
+	hang    chan struct{} // writes wait until it is closed
+	aside   []string      // why it was set aside
+}
+
+var errFull = errors.New("no space left on device")
+
+// diskOf is a disk that holds the batches.
+func diskOf(batches [][]outbox.Write) *disk {
+	d := &disk{data: map[string]map[string][]byte{}}
+	d.apply(batches)
+	return d
+}
+
+func (d *disk) apply(batches [][]outbox.Write) {
+	for _, writes := range batches {
+		for _, w := range writes {
+			b := d.data[w.Bucket]
+			if b == nil {
+				b = map[string][]byte{}
+				d.data[w.Bucket] = b
+			}
+			if w.Value == nil {
+				delete(b, w.Key)
+			} else {
+				b[w.Key] = slices.Clone(w.Value)
+			}
+		}
+	}
+	again := min(d.lost, len(batches))
+	if again > 0 {
+		d.batches = append(d.batches, slices.Concat(batches[:again]...))
+	}
+	d.batches = append(d.batches, batches[again:]...)
+	d.lost = 0
+}
+
+// set changes how the disk behaves.
+func (d *disk) set(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f()
+}
+
+// recorded are the batches so far.
+func (d *disk) recorded() [][]outbox.Write {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.batches)
+}
+
+// transactions is how often it was written to.
+func (d *disk) transactions() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.writes
+}
+
+func (d *disk) Open() (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	opened := !d.open
+	d.open = true
+	return opened, nil
+}
+
+func (d *disk) Write(batches [][]outbox.Write) error {
+	d.mu.Lock()
+	hang := d.hang
+	d.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.writes++
+	switch {
+	case d.lose:
+		d.apply(batches)
+		d.lost = len(batches)
+		return errors.New("no answer")
+	case d.fail != nil:
+		return d.fail
+	}
+	d.apply(batches)
+	return nil
+}
+
+func (d *disk) Read(bucket, key string) ([]byte, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.data[bucket][key]), nil
+}
+
+func (d *disk) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	d.mu.Lock()
+	b := maps.Clone(d.data[bucket])
+	d.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(b)) {
+		if key >= from {
+			if err := f(key, b[key]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (d *disk) SetAside(why string, _ error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.aside = append(d.aside, why)
+	d.data, d.open = map[string]map[string][]byte{}, false
+	return nil
+}
+
+func (d *disk) Compact() error { return nil }
+func (d *disk) Size() int64    { return 0 }
+
+func (d *disk) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open = false
+	return nil
+}
+
+// count is how many keys a bucket has.
+func (d *disk) count(bucket string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.data[bucket])
+}
+
+var _ outbox.Storage = (*disk)(nil)

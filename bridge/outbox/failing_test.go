@@ -1,0 +1,467 @@
+package outbox_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// notADirectory is where no outbox can be, because a file is in the way: the parent of the directory.
+func notADirectory(t testing.TB) (dir string) {
+	t.Helper()
+	parent := filepath.Join(t.TempDir(), "parent")
+	if err := os.WriteFile(parent, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(parent, "state")
+}
+
+// comes makes the directory, with the file in it unless that is "".
+func comes(t testing.TB, dir, file string) {
+	t.Helper()
+	synctest.Wait() // or the writer could find it half done
+	if err := errors.Join(os.Remove(filepath.Dir(dir)), os.MkdirAll(dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if file != "" {
+		copyFile(t, file, filepath.Join(dir, "outbox.db"))
+	}
+}
+
+// Where no file can be made the outbox works from memory and says so; when one can, everything is written.
+func TestWithoutADiskItWorksFromMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir, log := notADirectory(t), &lines{}
+		o := open(t, dir, outbox.Options{Log: log.logger()})
+		if o.Durable() == nil {
+			t.Error("Durable = nil")
+		}
+		q := o.Queue("a")
+		if _, err := add(o, "A", "scheduled", "a"); err == nil {
+			t.Error("it is said to be on disk")
+		}
+		ids, _ := changes(q)
+		want(t, "delivered from memory", ids, "A-scheduled")
+		if n := strings.Count(log.String(), "level=ERROR"); n != 1 {
+			t.Errorf("%d errors are logged, want the one that says so:\n%s", n, log)
+		}
+		comes(t, dir, "")
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if err := o.Durable(); err != nil || !strings.Contains(log.String(), "the outbox is written again") {
+			t.Errorf("Durable = %v, the log says %s", err, log)
+		}
+		if n := o.Totals().InMemory; n != 0 {
+			t.Errorf("%d count as in memory only", n)
+		}
+		o.Close()
+		o = open(t, dir, outbox.Options{})
+		want(t, "pending", pending(o, "a"), "A-scheduled")
+		o.Close()
+	})
+}
+
+// A file that comes late is older: what it holds and memory doesn't know is taken up, and what memory knows stays.
+func TestAFileThatComesLateOverwritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		older := t.TempDir()
+		o := open(t, older, outbox.Options{})
+		mustAdd(t, o, "A", "scheduled", "a")
+		first := mustAdd(t, o, "B", "scheduled", "a")
+		mustAdd(t, o, "C", "scheduled", "a")
+		if err := o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("old"), "z": []byte("old"),
+			"y": []byte("old")}}); err != nil {
+			t.Fatal(err)
+		}
+		o.Close()
+		time.Sleep(time.Minute)
+
+		dir := notADirectory(t)
+		var loaded atomic.Int32
+		o = open(t, dir, outbox.Options{})
+		o.Notify(outbox.Notify{Loaded: func() { loaded.Add(1) }})
+		q := o.Queue("a")
+		second, _ := add(o, "A", "started", "a")
+		_, _ = add(o, "C", "vanished")
+		_ = o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("new"), "z": nil},
+			Marks: map[string]outbox.Mark{"B-scheduled": {Times: 2, Group: "B", At: time.Now()}}})
+		comes(t, dir, filepath.Join(older, "outbox.db"))
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		check := func() {
+			t.Helper()
+			want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
+			g := o.Groups()
+			if len(g) != 2 || g["A"].Latest != second.Seq || string(g["A"].State) != "started" || g["B"].Latest != first.Seq {
+				t.Errorf("groups are %v", g)
+			}
+			if x, y, z := string(o.Value("x")), string(o.Value("y")), string(o.Value("z")); x != "new" || y != "old" || z != "" {
+				t.Errorf("values are %q, %q and %q", x, y, z)
+			}
+			if n := o.Mark("B-scheduled").Times; n != 2 {
+				t.Errorf("the mark is %d", n)
+			}
+		}
+		check()
+		ids, _ := changes(q)
+		want(t, "the reader hears", ids, "A-scheduled", "B-scheduled", "C-scheduled", "A-started")
+		if loaded.Load() != 1 || o.Durable() != nil {
+			t.Errorf("loaded %d times, Durable = %v", loaded.Load(), o.Durable())
+		}
+		o.Close()
+		o = open(t, dir, outbox.Options{})
+		check()
+		o.Close()
+	})
+}
+
+// A file that comes late and is another VM's is set aside, and nothing of it is taken up.
+func TestAForeignFileThatComesLateIsSetAside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		theirs := t.TempDir()
+		used(t, theirs)
+		dir := notADirectory(t)
+		o := open(t, dir, outbox.Options{})
+		if fresh, _ := o.Own("vmid-1"); fresh {
+			t.Error("it was another's before")
+		}
+		_, _ = add(o, "A", "scheduled", "a")
+		comes(t, dir, filepath.Join(theirs, "outbox.db"))
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if n := len(asides(t, dir, "foreign")); n != 1 || o.Durable() != nil {
+			t.Errorf("%d files were set aside, Durable = %v", n, o.Durable())
+		}
+		want(t, "pending", pending(o, "a"), "A-scheduled")
+		o.Close()
+		o = open(t, dir, outbox.Options{})
+		want(t, "pending", pending(o, "a"), "A-scheduled")
+		if o.Owner() != "vmid-1" {
+			t.Errorf("it belongs to %q", o.Owner())
+		}
+		o.Close()
+	})
+}
+
+// An outbox belongs to a VM. On a machine that was cloned it is set aside at once, and nothing of it counts any more,
+// not even what its readers have, nor what they report of it.
+func TestACloneStartsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		used(t, dir)
+		log := &lines{}
+		o := open(t, dir, outbox.Options{Log: log.logger()})
+		for _, same := range []string{"VMID-0", ""} {
+			if fresh, err := o.Own(same); fresh || err != nil {
+				t.Errorf("Own(%q) = %v, %v", same, fresh, err)
+			}
+		}
+		q := o.Queue("a")
+		items := q.Changes().Pending
+		if fresh, err := o.Own("vmid-1"); !fresh || err != nil {
+			t.Errorf("another VM: %v, %v; want fresh", fresh, err)
+		}
+		want(t, "pending", pending(o, "a"))
+		if _, gone := changes(q); len(gone) != len(items) {
+			t.Errorf("the reader is told that %d are gone, want %d", len(gone), len(items))
+		}
+		if _, _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrLost) {
+			t.Errorf("Read = %v, want ErrLost", err)
+		}
+		q.Report(delivery.Report{Now: time.Now(), Accepted: items[:1], Answer: delivery.Answer{Receipt: []byte("r")}})
+		if n := o.Stats(time.Now())["a"].Delivered; n != 0 {
+			t.Errorf("%d count as delivered", n)
+		}
+		if added, back := o.NewRoutes([]outbox.Route{{Name: "a"}}); len(added)+len(back) != 0 {
+			t.Errorf("the routes are forgotten: %v, %v", added, back)
+		}
+		if len(o.Groups()) != 0 || o.Mark("G00-scheduled").Times != 0 || len(o.List(outbox.Selection{})) != 0 {
+			t.Error("something of it is still known")
+		}
+		a := mustAdd(t, o, "A", "scheduled", "a")
+		if a.Seq <= items[len(items)-1].Seq {
+			t.Error("the sequence number went back")
+		}
+		if n := len(asides(t, dir, "foreign")); n != 1 || !strings.Contains(log.String(), "cloned") {
+			t.Errorf("%d files were set aside, the log says %s", n, log)
+		}
+		o.Close()
+		o = open(t, dir, outbox.Options{})
+		want(t, "pending", pending(o, "a"), "A-scheduled")
+		if o.Owner() != "vmid-1" || len(bodies(o)) != 1 {
+			t.Errorf("it belongs to %q and holds %v", o.Owner(), bodies(o))
+		}
+		if added, _ := o.NewRoutes([]outbox.Route{{Name: "a"}}); len(added) != 0 {
+			t.Error("the routes were not written")
+		}
+		o.Close()
+	})
+}
+
+// While the disk fails, what only memory has is bounded; what the disk had is not touched; and everything is on disk
+// when it is back.
+func TestAFailingDiskStopsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		var died []string
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 5}})
+		o.Notify(outbox.Notify{Dead: func(list []outbox.Delivery) { died = append(died, ids(list)...) }})
+		mustAdd(t, o, "", "ON-DISK", "down")
+		d.set(func() { d.fail = errFull })
+		q := o.Queue("a")
+		for i := range 8 {
+			if _, err := add(o, fmt.Sprint("E", i), "scheduled", "a", "down"); !errors.Is(err, errFull) {
+				t.Errorf("Apply = %v, want that the disk is full", err)
+			}
+			c := q.Changes()
+			if len(c.Pending) != 1 {
+				t.Fatalf("%d are to be delivered, want 1", len(c.Pending))
+			}
+			q.Report(delivery.Report{Now: time.Now(), Accepted: c.Pending})
+			time.Sleep(time.Second)
+		}
+		want(t, "pending", pending(o, "down"), "ON-DISK", "E4-scheduled", "E5-scheduled", "E6-scheduled", "E7-scheduled")
+		want(t, "dead", deadLetters(o, "down"), "E0-scheduled", "E1-scheduled", "E2-scheduled", "E3-scheduled")
+		want(t, "told of", died, "E0-scheduled", "E1-scheduled", "E2-scheduled", "E3-scheduled")
+		if n := o.Totals().InMemory; n != 4 { // and there was one for a
+			t.Errorf("%d are in memory only, want 4", n)
+		}
+		down := o.Queue("down")
+		down.Report(delivery.Report{Now: time.Now(), Failed: down.Changes().Pending, Error: "down"})
+		if n := o.Totals().InMemory; n != 4 {
+			t.Errorf("%d are in memory only after an attempt, want 4", n)
+		}
+		d.set(func() { d.fail = nil })
+		time.Sleep(6 * time.Second)
+		if err := o.Durable(); err != nil || o.Totals().InMemory != 0 {
+			t.Errorf("Durable = %v, %d in memory only", err, o.Totals().InMemory)
+		}
+		for i := range 8 { // memory has room again
+			mustAdd(t, o, fmt.Sprint("F", i), "scheduled", "down")
+		}
+		o.Close()
+		o = open(t, t.TempDir(), outbox.Options{Storage: diskOf(d.recorded())})
+		if n, m, k := len(pending(o, "down")), len(deadLetters(o, "down")), len(pending(o, "a")); n != 13 || m != 4 ||
+			k != 0 {
+			t.Errorf("on disk are %d pending and %d dead, and %d pending for the other; want 13, 4, 0", n, m, k)
+		}
+		o.Close()
+	})
+}
+
+// Dead letters and history that no disk has are bounded too, and what is pending keeps its CloudEvent.
+func TestWithoutADiskMemoryDoesNotFill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		forgot := map[string]int{}
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 10},
+			Notify: outbox.Notify{Forgot: func(what string, n int) { forgot[what] += n }}})
+		d.set(func() { d.fail = errFull })
+		open1, _ := add(o, "OPEN", "scheduled")
+		q := o.Queue("a")
+		for i := range 200 {
+			_, _ = add(o, fmt.Sprint("E", i), "vanished", "a")
+			report := delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending}
+			if i%2 == 0 {
+				report.Accepted, report.Dead, report.Reason = nil, report.Accepted, delivery.ReasonRejected
+			}
+			q.Report(report)
+		}
+		if n := len(deadLetters(o, "a")); n != 10 || forgot[outbox.ForgotDeadLetter] != 90 {
+			t.Errorf("%d dead letters are kept and %d forgotten, want 10 and 90", n, forgot[outbox.ForgotDeadLetter])
+		}
+		if n := len(bodies(o)); n > 10+2*10+40 || forgot[outbox.ForgotHistory] == 0 {
+			t.Errorf("%d CloudEvents are in memory, %d records of history were forgotten", n, forgot[outbox.ForgotHistory])
+		}
+		if _, err := o.Body(open1.Seq); err != nil {
+			t.Errorf("the newest change of what is open: %v", err)
+		}
+		for _, key := range o.List(outbox.Selection{}) {
+			if _, _, err := o.Show(key.Key); err != nil {
+				t.Errorf("%s: %v", key.Key, err)
+			}
+		}
+		d.set(func() { d.fail = nil })
+		time.Sleep(6 * time.Second)
+		o.Close()
+		o = open(t, t.TempDir(), outbox.Options{Storage: diskOf(d.recorded())})
+		if n := len(deadLetters(o, "a")); n != 10 {
+			t.Errorf("%d dead letters are on disk, want 10", n)
+		}
+		o.Close()
+	})
+}
+
+// A disk that hangs delays one change by its patience, and no look at anything at all; and what came meanwhile is
+// written when it is back.
+func TestAHangingDiskDelaysOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		mustAdd(t, o, "A", "scheduled", "a")
+		q := o.Queue("a")
+		changes(q)
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		began := time.Now()
+		wait := o.Submit(outbox.Batch{Now: began, Add: []outbox.Addition{addition(o, "B", "scheduled", "a")}})
+		synctest.Wait()
+		if got, _ := changes(q); len(got) != 0 {
+			t.Errorf("%v leave before they are on disk", got)
+		}
+		o.Groups()
+		o.Stats(began)
+		o.Totals()
+		o.Size()
+		o.Outcome("a", 1)
+		o.Mark("x")
+		o.List(outbox.Selection{})
+		o.Queue("other").Changes()
+		if _, err := o.Own("vmid-0"); err != nil || !time.Now().Equal(began) {
+			t.Errorf("Own = %v after %v", err, time.Since(began))
+		}
+		if err := wait(); err == nil || time.Since(began) != 5*time.Second {
+			t.Errorf("the change = %v after %v", err, time.Since(began))
+		}
+		got, _ := changes(q)
+		want(t, "delivered from memory", got, "B-scheduled")
+		if _, err := add(o, "C", "scheduled", "a"); err == nil || time.Since(began) != 5*time.Second {
+			t.Errorf("the next change = %v after %v", err, time.Since(began))
+		}
+		d.set(func() { d.hang = nil })
+		close(hang)
+		synctest.Wait()
+		if err := o.Durable(); err != nil || o.Totals().InMemory != 0 {
+			t.Errorf("Durable = %v, %d in memory only", err, o.Totals().InMemory)
+		}
+		o.Close()
+		o = open(t, t.TempDir(), outbox.Options{Storage: diskOf(d.recorded())})
+		want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
+		if o.Owner() != "vmid-0" {
+			t.Errorf("it belongs to %q", o.Owner())
+		}
+		o.Close()
+	})
+}
+
+// Close doesn't wait long for a disk that hangs, and says what is lost with it.
+func TestCloseSaysWhatIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o, err := outbox.Open(t.TempDir(), outbox.Options{Storage: d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustAdd(t, o, "A", "scheduled", "a")
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		_, _ = add(o, "B", "scheduled", "a")
+		began := time.Now()
+		if err := o.Close(); err == nil || !strings.Contains(err.Error(), "1 deliveries are lost") ||
+			time.Since(began) > 6*time.Second {
+			t.Errorf("Close = %v after %v", err, time.Since(began))
+		}
+		close(hang)
+	})
+	synctest.Test(t, func(t *testing.T) { // and a last try may save it
+		d := diskOf(nil)
+		o, _ := outbox.Open(t.TempDir(), outbox.Options{Storage: d})
+		d.set(func() { d.fail = errFull })
+		_, _ = add(o, "B", "scheduled", "a")
+		d.set(func() { d.fail = nil })
+		if err := o.Close(); err != nil {
+			t.Errorf("Close = %v", err)
+		}
+		if d.count("pending") != 1 {
+			t.Error("it isn't on disk")
+		}
+	})
+}
+
+// A worker may be 32 reported deliveries or 50 ms ahead of the disk, and one that must not be is never.
+func TestReportsAreGrouped(t *testing.T) {
+	for _, durable := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := diskOf(nil)
+			o := open(t, t.TempDir(), outbox.Options{Storage: d})
+			for i := range 100 {
+				mustAdd(t, o, fmt.Sprint("E", i), "scheduled", "a")
+			}
+			q := o.Queue("a")
+			before, most := d.transactions(), 0
+			for i, item := range q.Changes().Pending {
+				q.Report(delivery.Report{Now: time.Now(), Accepted: []*delivery.Item{item}, Durable: durable})
+				most = max(most, i+1-d.count("settled"))
+			}
+			if wantMost := 31; !durable && most != wantMost || durable && most != 0 {
+				t.Errorf("durable %v: %d were not on disk", durable, most)
+			}
+			if n := d.transactions() - before; !durable && n != 3 {
+				t.Errorf("%d transactions, want 3", n)
+			}
+			time.Sleep(50 * time.Millisecond)
+			synctest.Wait()
+			if n := d.count("settled"); n != 100 {
+				t.Errorf("%d are on disk after 50 ms, want 100", n)
+			}
+			o.Close()
+		})
+	}
+}
+
+// A change of many things reaches the disk as one batch, in one transaction.
+func TestOneChangeIsOneBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		step := func(claim string, f func() error) {
+			t.Helper()
+			synctest.Wait()
+			batches, writes := len(d.recorded()), d.transactions()
+			if err := f(); err != nil {
+				t.Errorf("%s: %v", claim, err)
+			}
+			time.Sleep(time.Second)
+			if n, m := len(d.recorded())-batches, d.transactions()-writes; n != 1 || m != 1 {
+				t.Errorf("%s: %d batches in %d transactions, want 1 in 1", claim, n, m)
+			}
+		}
+		step("routes", func() error {
+			_, _, err := o.SetRoutes([]outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b"}}, time.Now())
+			return err
+		})
+		step("2,000 events", func() error {
+			b := wave(o, 4000, "a", "b")
+			b.Values = map[string][]byte{"x": []byte("y")}
+			return o.Apply(b)
+		})
+		q := o.Queue("a")
+		items := q.Changes().Pending
+		step("500 fall back", func() error { q.Report(delivery.Report{Now: time.Now(), FellBack: items[:500]}); return nil })
+		step("500 die", func() error {
+			q.Report(delivery.Report{Now: time.Now(), Dead: items[:500], Reason: delivery.ReasonExpired})
+			return nil
+		})
+		var keys []string
+		for _, l := range o.List(outbox.Selection{State: outbox.StateDead}) {
+			keys = append(keys, l.Key)
+		}
+		step("500 are replayed", func() error { _, err := o.Replay(keys, ""); return err })
+		step("500 are dropped", func() error { _, err := o.Drop(keys, "x"); return err })
+		step("a route goes", func() error { _, _, err := o.SetRoutes([]outbox.Route{{Name: "b"}}, time.Now()); return err })
+		step("its backlog is given up", func() error { o.GiveUpOrphans(time.Now().Add(25 * time.Hour)); return nil })
+		if n := len(deadLetters(o, "a")); n != 1500 {
+			t.Errorf("%d dead letters, want 1,500", n)
+		}
+		o.Close()
+	})
+}

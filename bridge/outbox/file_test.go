@@ -1,0 +1,569 @@
+package outbox_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// asides are the files that were set aside in the directory, for that reason.
+func asides(t testing.TB, dir, why string) []string {
+	t.Helper()
+	list, err := filepath.Glob(filepath.Join(dir, "outbox.db."+why+"-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func copyFile(t testing.TB, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, data, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// edit changes the file while nobody has it open.
+func edit(t testing.TB, path string, f func(tx *bolt.Tx) error) {
+	t.Helper()
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Update(f), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// used makes an outbox that holds something of everything, and gives what is pending for a.
+func used(t testing.TB, dir string) []string {
+	t.Helper()
+	o := open(t, dir, outbox.Options{})
+	if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Own("vmid-0"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 30 {
+		mustAdd(t, o, fmt.Sprintf("G%02d", i), "scheduled", "a", "b")
+	}
+	q := o.Queue("b")
+	items := q.Changes().Pending
+	q.Report(delivery.Report{Now: time.Now(), Dead: items[:6], Reason: delivery.ReasonRejected, Error: "no"})
+	q.Report(delivery.Report{Now: time.Now(), Accepted: items[6:], Answer: delivery.Answer{Status: "204",
+		Receipt: []byte("r")}})
+	if err := o.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return pending(o, "a")
+}
+
+// works holds that the outbox takes, keeps and gives back.
+func works(t *testing.T, dir string, o *outbox.Outbox) {
+	t.Helper()
+	mustAdd(t, o, "NEW", "scheduled", "z")
+	if err := o.Close(); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+	again := open(t, dir, outbox.Options{})
+	want(t, "pending after a restart", pending(again, "z"), "NEW-scheduled")
+	again.Close()
+}
+
+// However the file is damaged while nobody has it open: the program doesn't end, and either all is still there, or the
+// file is set aside under a name with its date, an error is logged, and the outbox works again.
+func TestADamagedFileIsReadOrSetAside(t *testing.T) {
+	original := t.TempDir()
+	before := used(t, original)
+	whole, err := os.ReadFile(filepath.Join(original, "outbox.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := os.Getpagesize()
+	pages := min(len(whole)/size, 12)
+	random := rand.New(rand.NewPCG(1, 2))
+	noise := func(p []byte) {
+		for i := range p {
+			p[i] = byte(random.Uint32())
+		}
+	}
+	damaged := func(claim string, f func(data []byte) []byte) {
+		data := f(bytes.Clone(whole))
+		t.Run(claim, func(t *testing.T) { t.Parallel(); readOrSetAside(t, claim, data, before) })
+	}
+	for page := range pages {
+		at := func(data []byte) []byte { return data[page*size:][:size] }
+		damaged(fmt.Sprintf("cut to %d pages", page), func(data []byte) []byte { return data[:page*size] })
+		damaged(fmt.Sprintf("cut in page %d", page), func(data []byte) []byte { return data[:page*size+size/2] })
+		damaged(fmt.Sprintf("page %d zeroed", page), func(data []byte) []byte { clear(at(data)); return data })
+		damaged(fmt.Sprintf("page %d noise", page), func(data []byte) []byte { noise(at(data)); return data })
+		damaged(fmt.Sprintf("page %d all ones", page), func(data []byte) []byte {
+			copy(at(data), bytes.Repeat([]byte{0xff}, size))
+			return data
+		})
+		damaged(fmt.Sprintf("page %d of another", page), func(data []byte) []byte {
+			copy(at(data), data[random.IntN(pages)*size:][:size])
+			return data
+		})
+		damaged(fmt.Sprintf("page %d with noise behind its header", page),
+			func(data []byte) []byte { noise(at(data)[16:80]); return data })
+		damaged(fmt.Sprintf("page %d without an end", page), func(data []byte) []byte { at(data)[14] = 0x7f; return data })
+		damaged(fmt.Sprintf("page %d with too much in it", page),
+			func(data []byte) []byte { at(data)[11] = 0xff; return data })
+	}
+	for range 40 {
+		n := random.IntN(pages)*size + random.IntN(64) // where the page's structure is
+		damaged(fmt.Sprintf("bit at %d", n), func(data []byte) []byte { data[n] ^= 1 << random.IntN(8); return data })
+	}
+	damaged("no bbolt file", func([]byte) []byte { return []byte("this is the outbox\n") })
+	damaged("noise", func(data []byte) []byte { noise(data); return data })
+}
+
+func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := &lines{}
+	o := open(t, dir, outbox.Options{Log: log.logger()})
+	lost := !slices.Equal(pending(o, "a"), before)
+	if said := strings.Contains(log.String(), "level=ERROR") || strings.Contains(log.String(), "level=WARN"); lost &&
+		!said {
+		t.Errorf("%s: something is lost, and the log says nothing", claim)
+	}
+	if n := len(asides(t, dir, "damaged")); lost && n != 1 && !strings.Contains(claim, "cut to 0") &&
+		!strings.Contains(claim, "bit") {
+		t.Errorf("%s: something is lost, and %d files are set aside", claim, n)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "outbox.db.opening")); err == nil {
+		t.Errorf("%s: the marker is still there", claim)
+	}
+	works(t, dir, o)
+}
+
+// What ends the program while the file is verified is known at the next start; but once or twice it may have been
+// anything, such as a power cut.
+func TestAFileThatEndsTheProgramIsSetAside(t *testing.T) {
+	for starts, aside := range map[int]int{1: 0, 2: 0, 3: 1} {
+		dir := t.TempDir()
+		before := used(t, dir)
+		if err := os.WriteFile(filepath.Join(dir, "outbox.db.opening"), bytes.Repeat([]byte("."), starts),
+			0o600); err != nil {
+			t.Fatal(err)
+		}
+		o := open(t, dir, outbox.Options{})
+		if n := len(asides(t, dir, "damaged")); n != aside {
+			t.Errorf("after %d starts that ended early, %d files are set aside, want %d", starts, n, aside)
+		}
+		if aside == 0 {
+			want(t, "pending", pending(o, "a"), before...)
+		}
+		works(t, dir, o)
+	}
+}
+
+// A directory, or an empty file, in the file's place keeps nobody from starting.
+func TestWhatIsNoFileIsSetAside(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "outbox.db", "sub"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	log := &lines{}
+	works(t, dir, open(t, dir, outbox.Options{Log: log.logger()}))
+	if n := len(asides(t, dir, "damaged")); n != 1 || !strings.Contains(log.String(), "it is a directory") {
+		t.Errorf("%d were set aside, the log says %s", n, log)
+	}
+	dir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log = &lines{}
+	works(t, dir, open(t, dir, outbox.Options{Log: log.logger()}))
+	if !strings.Contains(log.String(), "an empty file") {
+		t.Errorf("the log says %s", log)
+	}
+}
+
+// An outbox that isn't there can't be read, and isn't made by trying.
+func TestReadingAnOutboxMakesNone(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := outbox.OpenReadOnly(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("OpenReadOnly = %v, want that there is none", err)
+	}
+	if list, _ := os.ReadDir(dir); len(list) != 0 {
+		t.Errorf("there is %v now", list)
+	}
+}
+
+// A record that can't be understood costs itself alone, and a CloudEvent that can't be understood is lost.
+func TestARecordThatCannotBeUnderstoodHidesNoOther(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	mustAdd(t, o, "A", "scheduled", "a")
+	mustAdd(t, o, "B", "scheduled", "a")
+	o.Close()
+	edit(t, o.Path(), func(tx *bolt.Tx) error {
+		var errs []error
+		for bucket, key := range map[string]string{"pending": "a/7", "dead": "odd", "groups": "X", "marks": "X",
+			"over": "X", "routes": "x", "settled": "x/a"} {
+			b, err := tx.CreateBucketIfNotExists([]byte(bucket))
+			errs = append(errs, err, b.Put([]byte(key), []byte("{")))
+		}
+		events := tx.Bucket([]byte("events"))
+		key, _ := events.Cursor().First()
+		return errors.Join(append(errs, events.Put(bytes.Clone(key), []byte(`{"id":`)))...)
+	})
+	log := &lines{}
+	o = open(t, dir, outbox.Options{Log: log.logger()})
+	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled")
+	if n := strings.Count(log.String(), "cannot be understood"); n != 7 {
+		t.Errorf("the log names %d records, want 7:\n%s", n, log)
+	}
+	q := o.Queue("a")
+	items := q.Changes().Pending
+	if _, _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrLost) {
+		t.Errorf("reading what can't be understood = %v, want ErrLost", err)
+	}
+	if ce, _, err := q.Read(items[1]); err != nil || ce.ID() != "B-scheduled" {
+		t.Errorf("Read = %v, %v", ce.ID(), err)
+	}
+	if _, err := o.Body(1); !errors.Is(err, delivery.ErrLost) {
+		t.Errorf("Body of what never was = %v, want ErrLost", err)
+	}
+}
+
+// A file of a newer format isn't touched. The outbox works from memory and says what to do.
+func TestANewerFormatIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir, kept := t.TempDir(), filepath.Join(t.TempDir(), "kept")
+		path := filepath.Join(dir, "outbox.db")
+		used(t, dir)
+		edit(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("99")) })
+		copyFile(t, path, kept)
+		o := open(t, dir, outbox.Options{})
+		if err := o.Durable(); err == nil || !strings.Contains(err.Error(), "install the newer version") {
+			t.Errorf("Durable = %v", err)
+		}
+		if _, err := add(o, "N", "scheduled", "a"); err == nil {
+			t.Error("a change is said to be on disk")
+		}
+		want(t, "pending", pending(o, "a"), "N-scheduled")
+		time.Sleep(2 * time.Minute)
+		if err := o.Close(); err == nil {
+			t.Error("Close = nil, and a delivery is lost")
+		}
+		one, _ := os.ReadFile(path)
+		two, _ := os.ReadFile(kept)
+		if !bytes.Equal(one, two) {
+			t.Error("the file isn't as it was")
+		}
+	})
+}
+
+// format1 puts a file of the first format into a new directory. It was made by the program that had it, and holds
+// something of everything.
+func format1(t testing.TB) (dir string) {
+	t.Helper()
+	f, err := os.Open("testdata/format1.db.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Everything that a file of the first format holds is there after it was migrated, and after the next start, and when
+// it is only looked at.
+func TestTheFirstFormatIsMigrated(t *testing.T) {
+	const a, b = "AAAAAAAA-0000-4000-8000-000000000001", "BBBBBBBB-0000-4000-8000-000000000002"
+	at := func(second int) time.Time { return time.Date(2000, 1, 1, 0, 0, second, 0, time.UTC) }
+	seq := func(second int) uint64 { return uint64(at(second).UnixMicro()) }
+	check := func(claim string, o *outbox.Outbox) {
+		t.Helper()
+		want(t, claim+": pending for a", pending(o, "a"), "CCCC-scheduled")
+		want(t, claim+": pending for b", pending(o, "b"), a+"-scheduled", "CCCC-scheduled", "DDDD-scheduled")
+		want(t, claim+": pending for gone", pending(o, "gone"), a+"-scheduled", "DDDD-scheduled")
+		want(t, claim+": dead for a", deadLetters(o, "a"), "DEAD-vanished")
+		list := o.List(outbox.Selection{})
+		find := func(route string, seq uint64) outbox.Delivery {
+			i := slices.IndexFunc(list, func(d outbox.Delivery) bool { return d.Route == route && d.Seq() == seq })
+			if i < 0 {
+				t.Fatalf("%s: %s has no %d", claim, route, seq)
+			}
+			return list[i]
+		}
+		if d := find("a", seq(4)); !d.Due.Equal(at(3004)) || !d.Next.Equal(d.Due) || !d.NotBefore.Equal(at(3604)) ||
+			d.AzureType != "Freeze" || d.Change != "scheduled" || d.Bytes != 693 || d.Group != "CCCC" || !d.Held.IsZero() {
+			t.Errorf("%s: what waits for its time is %+v", claim, d)
+		}
+		if d := find("b", seq(4)); !d.Held.Equal(at(7)) || !d.Due.Equal(at(7)) {
+			t.Errorf("%s: what is held is %+v", claim, d)
+		}
+		if d := find("b", seq(2)); d.Attempts != 1 || d.Error != "connection refused" || !d.Tried.Equal(at(2)) ||
+			!d.Next.Equal(at(62)) {
+			t.Errorf("%s: what failed is %+v", claim, d)
+		}
+		if d := find("b", seq(5)); d.Instead == nil || *d.Instead != (delivery.Instead{Sink: "gone",
+			Why: "connection refused"}) {
+			t.Errorf("%s: what came as a fallback is %+v", claim, d)
+		}
+		if d := find("gone", seq(5)); !d.FellBack {
+			t.Errorf("%s: what fell back is %+v", claim, d)
+		}
+		if d := find("a", seq(3)); d.Reason != delivery.ReasonRejected || !d.DeadSince.Equal(at(3)) || d.Error != "rejected" {
+			t.Errorf("%s: what is dead is %+v", claim, d)
+		}
+		if held := o.Held(); len(held) != 1 || len(held[0]) != 1 || held[0][0].Route != "b" || held[0][0].Group != "CCCC" {
+			t.Errorf("%s: held are %v", claim, held)
+		}
+		want(t, claim+": open", slices.Sorted(maps.Keys(o.Groups())), a, "CCCC", "DDDD")
+		if g := o.Groups()["CCCC"]; g.Latest != seq(4) || !strings.Contains(string(g.State), `"undecided":["b"]`) {
+			t.Errorf("%s: the group is %d %s", claim, g.Latest, g.State)
+		}
+		if got := o.Outcome("a", seq(2)); got.State != outbox.StateAccepted || !got.At.Equal(at(2)) {
+			t.Errorf("%s: the outcome is %+v", claim, got)
+		}
+		if m := o.Mark("CCCC"); m.Times != 2 || m.Group != "CCCC" || !m.At.Equal(at(4)) {
+			t.Errorf("%s: the mark is %+v", claim, m)
+		}
+		if got := string(o.Value("observer")); got != `{"name":"vm-0","vmId":"vmid-0"}` {
+			t.Errorf("%s: the observer is %s", claim, got)
+		}
+		if got := string(o.Value("answer")); !strings.Contains(got, `"incarnation":"7"`) {
+			t.Errorf("%s: the answer is %s", claim, got)
+		}
+		if o.Owner() != "vmid-0" {
+			t.Errorf("%s: it belongs to %q", claim, o.Owner())
+		}
+		if s := o.Stats(at(60)); !s["gone"].Gone.Equal(at(6)) || s["a"].Dead != 1 || s["b"].Pending != 3 {
+			t.Errorf("%s: stats are %+v", claim, s)
+		}
+		for _, i := range o.Queue("b").Changes().Pending {
+			ce, receipt, err := o.Queue("b").Read(i)
+			if err != nil || ce.ID() != i.ID {
+				t.Errorf("%s: Read = %s, %v", claim, ce.ID(), err)
+			}
+			if i.Group == a && string(receipt) != "half" {
+				t.Errorf("%s: the receipt is %q", claim, receipt)
+			}
+		}
+		var history []string
+		err := o.Walk(0, func(r outbox.Record) error {
+			for _, d := range r.Deliveries {
+				history = append(history, fmt.Sprint(r.Seq-seq(0), d.Route, d.State, d.Answer))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		want(t, claim+": history", history, "0aaccepted204 No Content", "0bsuperseded", "1000000aaccepted204 No Content",
+			"1000000baccepted250 OK", "2000000aaccepted200 OK", "2000000bpending", "2000000gonepending", "3000000adead",
+			"4000000apending", "4000000bpending", "5000000bpending", "5000000gonepending")
+		_ = b
+	}
+	dir := format1(t)
+	r, err := outbox.OpenReadOnly(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("looked at", r)
+	r.Close()
+	o := open(t, dir, outbox.Options{})
+	check("migrated", o)
+	if err := o.Close(); err != nil {
+		t.Fatal(err)
+	}
+	o = open(t, dir, outbox.Options{})
+	check("opened again", o)
+	if got := o.Reserve(time.Time{}); got <= seq(5) {
+		t.Errorf("the sequence number went back to %d", got)
+	}
+	if _, err := o.Replay([]string{"a/0946684803000000"}, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-o.Maintain(at(6).Add(29 * 24 * time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if o.Mark(b).Times != 1 {
+		t.Error("an event that is over for 29 days is forgotten")
+	}
+	if err := <-o.Maintain(at(6).Add(31 * 24 * time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if o.Mark(b).Times != 0 || o.Mark("CCCC").Times != 2 {
+		t.Error("after 31 days marks are wrong")
+	}
+	o.Close()
+	o = open(t, dir, outbox.Options{})
+	if list := o.List(outbox.Selection{Route: "a", Group: "dead"}); len(list) != 1 || list[0].ID != "DEAD-vanished" ||
+		list[0].Bytes != 601 {
+		t.Errorf("the replayed dead letter is %+v", list)
+	}
+}
+
+// A file that is damaged while it is in use, even one that is cut under the program, is set aside, and everything that
+// is known is in the next one.
+func TestDamageWhileRunningLosesNothingThatIsKnown(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("Windows does not let a mapped file be cut; CI runs this on Linux")
+	}
+	for claim, damage := range map[string]func(f *os.File, size int64) error{
+		"cut":         func(f *os.File, _ int64) error { return f.Truncate(2 * int64(os.Getpagesize())) },
+		"emptied":     func(f *os.File, _ int64) error { return f.Truncate(0) },
+		"overwritten": func(f *os.File, size int64) error { _, err := f.WriteAt(make([]byte, size-8192), 8192); return err },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				used(t, dir)
+				o := open(t, dir, outbox.Options{})
+				before := know(t, o, []string{"G00-scheduled"}, []string{"G07"})
+				f, err := os.OpenFile(o.Path(), os.O_RDWR, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				info, err := f.Stat()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(damage(f, info.Size()), f.Close()); err != nil {
+					t.Fatal(err)
+				}
+				_, _ = add(o, "NEW", "scheduled", "a")
+				time.Sleep(time.Minute)
+				if n := len(asides(t, dir, "damaged")); n != 1 {
+					t.Errorf("%d files were set aside, want 1", n)
+				}
+				if err := o.Durable(); err != nil {
+					t.Errorf("Durable = %v", err)
+				}
+				if err := o.Close(); err != nil {
+					t.Errorf("Close = %v", err)
+				}
+				o = open(t, dir, outbox.Options{})
+				after := know(t, o, []string{"G00-scheduled"}, []string{"G07"})
+				want(t, "pending", pending(o, "a"), append(ids30(), "NEW-scheduled")...)
+				if !maps.Equal(before.dead, after.dead) || !maps.Equal(before.marks, after.marks) || len(after.groups) != 31 ||
+					o.Owner() != "vmid-0" {
+					t.Errorf("it knew\n%s\nand knows\n%s", before, after)
+				}
+				o.Close()
+			})
+		})
+	}
+}
+
+func ids30() (ids []string) {
+	for i := range 30 {
+		ids = append(ids, fmt.Sprintf("G%02d-scheduled", i))
+	}
+	return ids
+}
+
+// A file that is mostly empty is made smaller, and what is in it stays, also for those who read meanwhile.
+func TestAFileThatIsMostlyEmptyIsMadeSmaller(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	kept := mustAdd(t, o, "A", "scheduled", "a")
+	o.Close()
+	edit(t, o.Path(), func(tx *bolt.Tx) error {
+		for i := range 24 {
+			if err := tx.Bucket([]byte("events")).Put(fmt.Appendf(nil, "%016d", i), make([]byte, 1<<20)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	o = open(t, dir, outbox.Options{})
+	before := o.Size()
+	stop, read := make(chan struct{}), make(chan error)
+	go func() {
+		defer close(read)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := o.Body(kept.Seq); err != nil {
+				read <- err
+				return
+			}
+		}
+	}()
+	if err := errors.Join(<-o.Maintain(time.Now()), <-o.Compact()); err != nil { // they are older than any history
+		t.Fatal(err)
+	}
+	close(stop)
+	if err := <-read; err != nil {
+		t.Errorf("a reader met %v", err)
+	}
+	if after := o.Size(); before < 16<<20 || after > before/4 {
+		t.Errorf("the file had %d bytes and has %d now", before, after)
+	}
+	mustAdd(t, o, "B", "scheduled", "a")
+	o.Close()
+	o = open(t, dir, outbox.Options{})
+	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled")
+}
+
+// A file that is larger than what was ever used of it isn't rewritten for that: on Windows every file is, because the
+// mapping gives it its size.
+func TestAFileIsNotRewrittenForItsSizeAlone(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	mustAdd(t, o, "A", "scheduled", "a")
+	o.Close()
+	if err := os.Truncate(o.Path(), 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(o.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o = open(t, dir, outbox.Options{})
+	if err := <-o.Compact(); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(o.Path())
+	if err != nil || !os.SameFile(before, after) {
+		t.Errorf("the file was rewritten, or is gone: %v", err)
+	}
+	want(t, "pending", pending(o, "a"), "A-scheduled")
+}

@@ -1,0 +1,571 @@
+package outbox_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// A model is what an outbox must know, kept in the simplest way.
+type model struct {
+	pending  map[ref]pendingModel
+	dead     map[ref]string // reason
+	settled  map[ref]string // how
+	groups   map[string]uint64
+	marks    map[string]int
+	values   map[string]string
+	receipts map[string]string // by group/route
+	routes   map[string]bool   // gone
+}
+
+type ref struct {
+	route string
+	seq   uint64
+}
+
+type pendingModel struct {
+	group    string
+	attempts int
+	progress string
+	due      time.Time
+	held     bool
+	instead  string
+	fellBack bool
+}
+
+func newModel() *model {
+	return &model{
+		pending: map[ref]pendingModel{}, dead: map[ref]string{}, settled: map[ref]string{}, groups: map[string]uint64{},
+		marks: map[string]int{}, values: map[string]string{}, receipts: map[string]string{}, routes: map[string]bool{},
+	}
+}
+
+// String is all of it, in order.
+func (m *model) String() string {
+	var b strings.Builder
+	byRef := func(x, y ref) int { return cmp.Or(cmp.Compare(x.seq, y.seq), cmp.Compare(x.route, y.route)) }
+	for _, r := range slices.SortedFunc(maps.Keys(m.pending), byRef) {
+		p := m.pending[r]
+		fmt.Fprintf(&b, "pending %s/%d %s attempts=%d progress=%q due=%d held=%v instead=%q fellBack=%v\n",
+			r.route, r.seq, p.group, p.attempts, p.progress, p.due.UnixMicro(), p.held, p.instead, p.fellBack)
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(m.dead), byRef) {
+		fmt.Fprintf(&b, "dead %s/%d %s\n", r.route, r.seq, m.dead[r])
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(m.settled), byRef) {
+		fmt.Fprintf(&b, "settled %s/%d %s\n", r.route, r.seq, m.settled[r])
+	}
+	for _, id := range slices.Sorted(maps.Keys(m.groups)) {
+		fmt.Fprintf(&b, "group %s %d\n", id, m.groups[id])
+	}
+	for _, id := range slices.Sorted(maps.Keys(m.marks)) {
+		fmt.Fprintf(&b, "mark %s %d\n", id, m.marks[id])
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.values)) {
+		fmt.Fprintf(&b, "value %s %s\n", name, m.values[name])
+	}
+	for _, key := range slices.Sorted(maps.Keys(m.receipts)) {
+		fmt.Fprintf(&b, "receipt %s %s\n", key, m.receipts[key])
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.routes)) {
+		fmt.Fprintf(&b, "route %s gone=%v\n", name, m.routes[name])
+	}
+	return b.String()
+}
+
+// know is what an outbox knows, as a model. Marks are those among ids, and receipts are those of open groups.
+func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
+	t.Helper()
+	m := newModel()
+	for _, d := range o.List(outbox.Selection{}) {
+		r := ref{d.Route, d.Seq()}
+		if d.State == outbox.StateDead {
+			m.dead[r] = d.Reason
+			continue
+		}
+		p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), due: d.Due,
+			held: !d.Held.IsZero(), fellBack: d.FellBack}
+		if d.Instead != nil {
+			p.instead = d.Instead.Sink
+		}
+		m.pending[r] = p
+	}
+	for id, g := range o.Groups() {
+		m.groups[id] = g.Latest
+	}
+	for _, id := range ids {
+		if n := o.Mark(id).Times; n > 0 {
+			m.marks[id] = n
+		}
+	}
+	for _, name := range []string{"x", "y"} {
+		if v := o.Value(name); v != nil {
+			m.values[name] = string(v)
+		}
+	}
+	for name, s := range o.Stats(time.Now()) {
+		m.routes[name] = !s.Gone.IsZero()
+		q := o.Queue(name)
+		for _, group := range groups {
+			// Read needs a CloudEvent that is there; any will do, because a receipt is the group's.
+			for seq := range bodies(o) {
+				if _, receipt, err := q.Read(&delivery.Item{Seq: seq, Group: group}); err == nil && receipt != nil {
+					m.receipts[group+"/"+name] = string(receipt)
+				}
+				break
+			}
+		}
+	}
+	err := o.Walk(0, func(r outbox.Record) error {
+		for _, d := range r.Deliveries {
+			switch d.State {
+			case outbox.StateAccepted, outbox.StateSuperseded, outbox.StateDropped:
+				m.settled[ref{d.Route, r.Seq}] = d.State
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// bodies are the sequence numbers of all CloudEvents that are kept.
+func bodies(o *outbox.Outbox) map[uint64]bool {
+	seqs := map[uint64]bool{}
+	_ = o.Walk(0, func(r outbox.Record) error { seqs[r.Seq] = true; return nil })
+	return seqs
+}
+
+// A player does random things to an outbox and to its model.
+type player struct {
+	t      *testing.T
+	script []byte
+	disk   *disk
+	o      *outbox.Outbox
+	m      *model
+	queues map[string]delivery.Queue
+	items  map[ref]*delivery.Item // as the readers know them
+	last   map[uint64]outbox.Addition
+	states []string // of the model, after each thing that was done
+	number uint64   // of batches with progress
+}
+
+var modelRoutes = []string{"a", "b", "c"}
+
+// next is the next byte of the script as a number below n; 0 when it is over.
+func (p *player) next(n int) int {
+	if len(p.script) == 0 {
+		return 0
+	}
+	x := int(p.script[0]) % n
+	p.script = p.script[1:]
+	return x
+}
+
+func (p *player) group() string { return fmt.Sprintf("G%d", p.next(3)) }
+func (p *player) route() string { return modelRoutes[p.next(len(modelRoutes))] }
+
+// start opens an outbox on the disk as it is.
+func (p *player) start() {
+	o, err := outbox.Open(p.t.TempDir(), outbox.Options{Storage: p.disk})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.o = o
+	p.items = map[ref]*delivery.Item{}
+	p.queues = map[string]delivery.Queue{}
+	for _, name := range modelRoutes {
+		p.queues[name] = o.Queue(name)
+	}
+	synctest.Wait()
+}
+
+// hear takes in what the readers are told, and holds that they know exactly what is pending.
+func (p *player) hear() {
+	for _, name := range modelRoutes {
+		c := p.queues[name].Changes()
+		for _, seq := range c.Gone {
+			delete(p.items, ref{name, seq})
+		}
+		for _, i := range c.Pending {
+			p.items[ref{name, i.Seq}] = i
+		}
+	}
+	for r := range p.items {
+		if _, ok := p.m.pending[r]; !ok {
+			p.t.Errorf("the reader of %s still has %d", r.route, r.seq)
+		}
+	}
+	for r, want := range p.m.pending {
+		i := p.items[r]
+		if i == nil {
+			p.t.Errorf("the reader of %s hears nothing of %d", r.route, r.seq)
+		} else if i.Attempts != want.attempts || !i.Due.Equal(want.due) || string(i.Progress) != want.progress ||
+			i.FellBack != want.fellBack {
+			p.t.Errorf("the reader of %s has %+v, want %+v", r.route, i, want)
+		}
+	}
+}
+
+// some picks pending deliveries of the route, in order.
+func (p *player) some(route string) []*delivery.Item {
+	var all []*delivery.Item
+	for r, i := range p.items {
+		if r.route == route {
+			all = append(all, i)
+		}
+	}
+	slices.SortFunc(all, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
+	return all[:min(len(all), p.next(4))]
+}
+
+// step does one thing.
+func (p *player) step() {
+	now := time.Now()
+	switch op := p.next(14); op {
+	case 0, 1, 2, 3: // a change of a group
+		p.change(now)
+	case 4: // two groups change in one batch, one of them is over
+		b := outbox.Batch{Now: now, Values: map[string][]byte{"x": fmt.Append(nil, p.next(9))},
+			Groups: map[string]*outbox.Group{p.group(): nil}}
+		p.m.values["x"] = string(b.Values["x"])
+		for id := range b.Groups {
+			delete(p.m.groups, id)
+		}
+		p.check(p.o.Apply(b))
+	case 5, 6:
+		p.accept(now)
+	case 7: // an attempt fails
+		route := p.route()
+		items := p.some(route)
+		p.number++
+		progress := []byte(nil)
+		if p.next(2) == 0 {
+			progress = fmt.Append(nil, "half ", p.number)
+		}
+		for _, i := range items {
+			m := p.m.pending[ref{route, i.Seq}]
+			m.attempts++
+			if progress != nil {
+				m.progress = string(progress)
+			}
+			p.m.pending[ref{route, i.Seq}] = m
+		}
+		p.queues[route].Report(delivery.Report{Now: now, Failed: items, Error: "down", Next: now.Add(time.Minute),
+			Answer: delivery.Answer{Progress: progress}, Batch: p.number})
+	case 8: // deliveries are given up
+		route := p.route()
+		items := p.some(route)
+		for _, i := range items {
+			p.die(ref{route, i.Seq}, delivery.ReasonRejected)
+		}
+		p.queues[route].Report(delivery.Report{Now: now, Dead: items, Reason: delivery.ReasonRejected, Error: "no"})
+	case 9:
+		p.byHand()
+	case 10: // pending deliveries are superseded, moved, and taken away
+		p.rearrange(now)
+	case 11: // routes come and go
+		var routes []outbox.Route
+		for i, name := range modelRoutes {
+			if p.next(4) > 0 {
+				r := outbox.Route{Name: name}
+				if i == 0 {
+					r.Fallback = "b"
+				}
+				routes = append(routes, r)
+			}
+		}
+		p.setRoutes(routes, now)
+	case 12: // the fallback gets it too
+		items := p.some("a")
+		for _, i := range items {
+			p.fellBack(ref{"a", i.Seq})
+		}
+		p.queues["a"].Report(delivery.Report{Now: now, FellBack: items})
+	case 13: // the disk fails or works
+		p.disk.set(func() {
+			switch p.next(4) {
+			case 0:
+				p.disk.fail, p.disk.lose = errFull, false
+			case 1:
+				p.disk.fail, p.disk.lose = nil, true
+			default:
+				p.disk.fail, p.disk.lose = nil, false
+			}
+		})
+	}
+	time.Sleep(100 * time.Millisecond)
+	synctest.Wait()
+	p.states = append(p.states, p.m.String())
+}
+
+func (p *player) check(err error) {
+	if err != nil && !errors.Is(err, errFull) && err.Error() != "no answer" {
+		p.t.Error(err)
+	}
+}
+
+var fallbackOfA = outbox.Route{Name: "a", Fallback: "b"}
+
+func (p *player) setRoutes(routes []outbox.Route, now time.Time) {
+	_, _, err := p.o.SetRoutes(routes, now)
+	p.check(err)
+	there := map[string]bool{}
+	for _, r := range routes {
+		there[r.Name] = true
+		p.m.routes[r.Name] = false
+	}
+	for name, gone := range p.m.routes {
+		if !there[name] && !gone {
+			p.m.routes[name] = true
+		}
+	}
+}
+
+func (p *player) change(now time.Time) {
+	group := p.group()
+	a := outbox.Addition{Seq: p.o.Reserve(now), ID: fmt.Sprint(group, "-", len(p.states)), Type: "t", Group: group}
+	a.Body = body(a.ID)
+	for _, name := range modelRoutes {
+		x := p.next(6)
+		if x == 0 {
+			continue
+		}
+		r := outbox.Recipient{Route: name}
+		if x > 3 {
+			r.Due, r.Held = now.Add(time.Hour), x == 5
+		}
+		a.To = append(a.To, r)
+		p.m.pending[ref{name, a.Seq}] = pendingModel{group: group, due: r.Due, held: r.Held}
+	}
+	p.last[a.Seq] = a
+	p.m.groups[group] = a.Seq
+	p.m.marks[a.ID] = 1
+	p.check(p.o.Apply(outbox.Batch{
+		Now: now, Add: []outbox.Addition{a}, Groups: map[string]*outbox.Group{group: {Latest: a.Seq}},
+		Marks: map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: now}},
+	}))
+}
+
+func (p *player) accept(now time.Time) {
+	route := p.route()
+	items := p.some(route)
+	receipt := []byte(nil)
+	if p.next(2) == 0 {
+		receipt = fmt.Append(nil, "receipt ", len(p.states))
+	}
+	report := delivery.Report{Now: now, Accepted: items, Answer: delivery.Answer{Status: "204", Receipt: receipt},
+		Durable: p.next(2) == 0}
+	if len(items) > 1 {
+		report.Superseded, report.Accepted = items[:1], items[1:]
+	}
+	for _, i := range report.Superseded {
+		p.settle(ref{route, i.Seq}, outbox.StateSuperseded)
+	}
+	for _, i := range report.Accepted {
+		if receipt != nil {
+			p.m.receipts[i.Group+"/"+route] = string(receipt)
+		}
+		p.settle(ref{route, i.Seq}, outbox.StateAccepted)
+	}
+	p.queues[route].Report(report)
+}
+
+func (p *player) settle(r ref, how string) {
+	delete(p.m.pending, r)
+	p.m.settled[r] = how
+}
+
+// die makes a dead letter, and hands it to b if it is a's.
+func (p *player) die(r ref, reason string) {
+	p.fallTo(r)
+	delete(p.m.pending, r)
+	delete(p.m.settled, r)
+	p.m.dead[r] = reason
+}
+
+func (p *player) fellBack(r ref) {
+	was := p.m.pending[r]
+	if was.fellBack {
+		return
+	}
+	p.fallTo(r)
+	was.fellBack = true
+	p.m.pending[r] = was
+}
+
+func (p *player) fallTo(r ref) {
+	to := ref{"b", r.seq}
+	was := p.m.pending[r]
+	_, isPending := p.m.pending[to]
+	_, isDead := p.m.dead[to]
+	_, isSettled := p.m.settled[to]
+	if gone, known := p.m.routes["a"]; r.route != "a" || !known || gone || was.instead != "" || isPending || isDead ||
+		isSettled {
+		return
+	}
+	p.m.pending[to] = pendingModel{group: was.group, instead: "a"}
+}
+
+// byHand replays or drops.
+func (p *player) byHand() {
+	var keys []string
+	for _, r := range slices.SortedFunc(maps.Keys(p.m.dead), func(a, b ref) int {
+		return cmp.Or(cmp.Compare(a.seq,
+			b.seq), cmp.Compare(a.route, b.route))
+	}) {
+		if p.next(2) == 0 {
+			keys = append(keys, fmt.Sprintf("%s/%016d", r.route, r.seq))
+		}
+	}
+	if p.next(2) == 0 {
+		_, err := p.o.Drop(keys, "somebody")
+		p.check(err)
+		for _, key := range keys {
+			r := parse(key)
+			delete(p.m.dead, r)
+			if _, ok := p.m.pending[r]; !ok {
+				p.m.settled[r] = outbox.StateDropped
+			}
+		}
+		return
+	}
+	replayed, err := p.o.Replay(keys, "")
+	p.check(err)
+	if len(replayed) != len(keys) {
+		p.t.Errorf("%d of %d were replayed", len(replayed), len(keys))
+	}
+	for _, d := range replayed {
+		r := ref{d.Route, d.Seq()}
+		delete(p.m.dead, r)
+		m := pendingModel{group: d.Group, progress: string(d.Progress), fellBack: d.FellBack, attempts: d.Attempts,
+			due: d.Due, held: !d.Held.IsZero()}
+		if d.Instead != nil {
+			m.instead = d.Instead.Sink
+		}
+		if _, ok := p.m.pending[r]; !ok && (m.attempts != 0 || !m.due.IsZero()) {
+			p.t.Errorf("the replayed %s isn't as new: %+v", d.Key, d)
+		}
+		p.m.pending[r] = m
+	}
+}
+
+func parse(key string) ref {
+	name, digits, _ := strings.Cut(key, "/")
+	var seq uint64
+	fmt.Sscan(strings.TrimLeft(digits, "0"), &seq)
+	return ref{name, seq}
+}
+
+func (p *player) rearrange(now time.Time) {
+	b := outbox.Batch{Now: now}
+	for _, d := range p.o.Pending(p.group()) {
+		r := ref{d.Route, d.Seq()}
+		switch at := (outbox.Ref{Route: d.Route, Seq: d.Seq()}); p.next(5) {
+		case 0:
+			b.Supersede = append(b.Supersede, at)
+			p.settle(r, outbox.StateSuperseded)
+		case 1:
+			b.Remove = append(b.Remove, at)
+			delete(p.m.pending, r)
+		case 2:
+			due := now.Add(2 * time.Hour)
+			b.Move = append(b.Move, outbox.Move{Ref: at, Due: due})
+			m := p.m.pending[r]
+			m.due, m.held = due, false
+			p.m.pending[r] = m
+		}
+	}
+	p.check(p.o.Apply(b))
+}
+
+// play follows the script to its end, and then looks at every crash that could have happened.
+func play(t *testing.T, script []byte) {
+	p := &player{t: t, script: script, disk: diskOf(nil), m: newModel(), last: map[uint64]outbox.Addition{}}
+	p.start()
+	routes := []outbox.Route{fallbackOfA, {Name: "b"}, {Name: "c"}}
+	p.setRoutes(routes, time.Now())
+	p.states = append(p.states, newModel().String(), p.m.String())
+	for len(p.script) > 0 && !t.Failed() {
+		p.step()
+		p.hear()
+	}
+	p.disk.set(func() { p.disk.fail, p.disk.lose = nil, false })
+	time.Sleep(10 * time.Second)
+	synctest.Wait()
+	if err := p.o.Durable(); err != nil {
+		t.Errorf("Durable = %v", err)
+	}
+	var ids []string
+	for _, a := range p.last {
+		ids = append(ids, a.ID)
+	}
+	groups := []string{"G0", "G1", "G2"}
+	same := func(claim string, o *outbox.Outbox, want string) {
+		t.Helper()
+		got := know(t, o, ids, groups)
+		for name := range got.routes {
+			if _, ok := p.m.routes[name]; !ok {
+				delete(got.routes, name)
+			}
+		}
+		if got := got.String(); got != want {
+			t.Errorf("%s it knows\n%s\nwant\n%s", claim, got, want)
+		}
+	}
+	same("At the end", p.o, p.m.String())
+	if err := p.o.Close(); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+
+	batches := p.disk.recorded()
+	at := 0
+	for n := 1; n <= len(batches) && !t.Failed(); n++ {
+		o, err := outbox.Open(t.TempDir(), outbox.Options{Storage: diskOf(batches[:n])})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := know(t, o, ids, groups).String()
+		o.Close()
+		for at < len(p.states) && p.states[at] != got {
+			at++
+		}
+		if at == len(p.states) {
+			t.Errorf("after %d of %d batches it knows what it never was:\n%s", n, len(batches), got)
+		}
+	}
+	if at < len(p.states) && p.states[at] != p.m.String() {
+		t.Errorf("after the last batch it knows\n%s\nwant\n%s", p.states[at], p.m)
+	}
+}
+
+// Whatever is done, memory knows what a simple model knows, and a crash leaves the state as it was after one of the
+// things that were done: never between, and never before what was already on disk.
+func FuzzACrashLeavesWholeBatches(f *testing.F) {
+	for seed := range uint64(8) {
+		script := make([]byte, 200)
+		random := rand.New(rand.NewPCG(seed, 1))
+		for i := range script {
+			script[i] = byte(random.Uint32())
+		}
+		f.Add(script)
+	}
+	f.Fuzz(func(t *testing.T, script []byte) {
+		if len(script) > 400 {
+			script = script[:400]
+		}
+		synctest.Test(t, func(t *testing.T) { play(t, script) })
+	})
+}

@@ -1,0 +1,220 @@
+package outbox_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// lines is a log to be looked at.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// open opens an outbox that is closed at the end of the test.
+func open(t testing.TB, dir string, options outbox.Options) *outbox.Outbox {
+	t.Helper()
+	o, err := outbox.Open(dir, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.Close() })
+	return o
+}
+
+// body is a CloudEvent in the JSON format.
+func body(id string) []byte {
+	return fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{}}`, id)
+}
+
+// addition is one CloudEvent about the group for the routes.
+func addition(o *outbox.Outbox, group, change string, to ...string) outbox.Addition {
+	id := strings.TrimPrefix(group+"-"+change, "-")
+	a := outbox.Addition{Seq: o.Reserve(time.Now()), Body: body(id), ID: id, Type: "t", Group: group, Change: change}
+	for _, name := range to {
+		a.To = append(a.To, outbox.Recipient{Route: name})
+	}
+	return a
+}
+
+// add commits a change of the group, whose newest it becomes.
+func add(o *outbox.Outbox, group, change string, to ...string) (outbox.Addition, error) {
+	a := addition(o, group, change, to...)
+	b := outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}}
+	if group != "" {
+		b.Groups = map[string]*outbox.Group{group: {State: []byte(change), Latest: a.Seq}}
+		b.Marks = map[string]outbox.Mark{a.ID: {Times: 1, Group: group, At: time.Now()}}
+		if change == "vanished" {
+			b.Groups[group] = nil
+		}
+	}
+	return a, o.Apply(b)
+}
+
+// mustAdd is add on a disk that works.
+func mustAdd(t testing.TB, o *outbox.Outbox, group, change string, to ...string) outbox.Addition {
+	t.Helper()
+	a, err := add(o, group, change, to...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// ids are those of deliveries.
+func ids(list []outbox.Delivery) []string {
+	all := []string{}
+	for _, d := range list {
+		all = append(all, d.ID)
+	}
+	return all
+}
+
+func pending(o *outbox.Outbox, route string) []string {
+	return ids(o.List(outbox.Selection{Route: route, State: outbox.StatePending}))
+}
+
+func deadLetters(o *outbox.Outbox, route string) []string {
+	return ids(o.List(outbox.Selection{Route: route, State: outbox.StateDead}))
+}
+
+func want(t testing.TB, what string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %q, want %q", what, got, want)
+	}
+}
+
+// changes are the ids of what became pending since the last call, and of what is gone the sequence numbers.
+func changes(q delivery.Queue) (ids []string, gone []uint64) {
+	c := q.Changes()
+	ids = []string{}
+	for _, i := range c.Pending {
+		ids = append(ids, i.ID)
+	}
+	return ids, c.Gone
+}
+
+// What is committed is there after a restart: pending, dead, groups, marks, values, receipts, and the CloudEvents.
+func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		o := open(t, dir, outbox.Options{})
+		now := time.Now()
+		if added, back, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, now); err != nil || len(added) != 2 ||
+			len(back) != 0 {
+			t.Fatal(added, back, err)
+		}
+		if fresh, err := o.Own("vmid-0"); fresh || err != nil {
+			t.Fatal(fresh, err)
+		}
+		first := mustAdd(t, o, "A", "scheduled", "a", "b")
+		second := mustAdd(t, o, "A", "started", "a", "b")
+		if err := o.Apply(outbox.Batch{Now: now, Values: map[string][]byte{"observer": []byte("vm-0")}}); err != nil {
+			t.Fatal(err)
+		}
+		qa, qb := o.Queue("a"), o.Queue("b")
+		a, b := qa.Changes().Pending, qb.Changes().Pending
+		qa.Report(delivery.Report{Now: now, Accepted: a[:1], Answer: delivery.Answer{Status: "204", ID: "x",
+			Receipt: []byte("thread")}})
+		qb.Report(delivery.Report{Now: now, Failed: b[:1], Error: "down", Next: now.Add(time.Second),
+			Answer: delivery.Answer{Progress: []byte("half")}, Batch: 7})
+		qb.Report(delivery.Report{Now: now, Dead: b[1:], Reason: delivery.ReasonRejected, Error: "no"})
+		if err := o.Close(); err != nil {
+			t.Fatal(err)
+		}
+
+		o = open(t, dir, outbox.Options{})
+		want(t, "pending for a", pending(o, "a"), "A-started")
+		want(t, "pending for b", pending(o, "b"), "A-scheduled")
+		want(t, "dead for b", deadLetters(o, "b"), "A-started")
+		if got := o.Outcome("a", second.Seq); got.State != outbox.StatePending {
+			t.Errorf("the newest is %v for a", got)
+		}
+		if got := o.Outcome("b", second.Seq); got.State != outbox.StateDead || !got.At.Equal(now) {
+			t.Errorf("the newest is %v for b", got)
+		}
+		if g := o.Groups()["A"]; string(g.State) != "started" || g.Latest != second.Seq {
+			t.Errorf("the group is %+v", g)
+		}
+		if m := o.Mark("A-scheduled"); m.Times != 1 || m.Group != "A" || !m.At.Equal(now) {
+			t.Errorf("the mark is %+v", m)
+		}
+		if v := o.Value("observer"); string(v) != "vm-0" {
+			t.Errorf("the value is %q", v)
+		}
+		if o.Owner() != "vmid-0" {
+			t.Errorf("it belongs to %q", o.Owner())
+		}
+		qa, qb = o.Queue("a"), o.Queue("b")
+		i := qa.Changes().Pending[0]
+		ce, receipt, err := qa.Read(i)
+		if err != nil || ce.ID() != "A-started" || string(receipt) != "thread" {
+			t.Errorf("Read = %v, %q, %v", ce.ID(), receipt, err)
+		}
+		i = qb.Changes().Pending[0]
+		if i.Seq != first.Seq || i.Attempts != 1 || i.Error != "down" || string(i.Progress) != "half" || i.Batch != 7 ||
+			!i.Next.Equal(now.Add(time.Second)) {
+			t.Errorf("the item is %+v", i)
+		}
+		if added, back := o.NewRoutes([]outbox.Route{{Name: "a"}, {Name: "c"}}); !slices.Equal(added, []string{"c"}) ||
+			back != nil {
+			t.Errorf("new routes are %v, back are %v", added, back)
+		}
+		if got := o.Reserve(now.Add(-time.Hour)); got <= second.Seq {
+			t.Errorf("the sequence number went back to %d", got)
+		}
+	})
+}
+
+// One process has an outbox at a time; while it does, nobody reads it.
+func TestAnOutboxBelongsToOneProcess(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	mustAdd(t, o, "A", "scheduled", "a")
+	if _, err := outbox.Open(dir, outbox.Options{}); !errors.Is(err, outbox.ErrLocked) {
+		t.Errorf("Open = %v, want ErrLocked", err)
+	}
+	if _, err := outbox.OpenReadOnly(dir); !errors.Is(err, outbox.ErrLocked) {
+		t.Errorf("OpenReadOnly = %v, want ErrLocked", err)
+	}
+	if err := o.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		r, err := outbox.OpenReadOnly(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, "pending", pending(r, "a"), "A-scheduled")
+		if err := r.Apply(outbox.Batch{}); err == nil {
+			t.Error("it can be changed")
+		}
+		defer r.Close()
+	}
+}

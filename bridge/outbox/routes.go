@@ -1,0 +1,179 @@
+package outbox
+
+import (
+	"slices"
+	"time"
+
+	"forewarn/bridge/delivery"
+)
+
+// A Route is a destination as the settings have it.
+type Route struct {
+	Name     string // has no slash
+	Fallback string // the route that takes over what this one can't deliver; "" for none
+}
+
+// keepOrphans is how long the backlog of a route is kept that is gone from the settings.
+const keepOrphans = 24 * time.Hour
+
+// SetRoutes says which routes there are from now on. It gives the names of those that are new to the outbox, and of
+// those that were away. Routes that are gone keep their backlog for 24 hours.
+//
+// Whoever has something to add for new routes does both in one Batch, after asking NewRoutes.
+func (o *Outbox) SetRoutes(routes []Route, now time.Time) (added, back []string, err error) {
+	if routes == nil {
+		routes = []Route{}
+	}
+	added, back = o.NewRoutes(routes)
+	return added, back, o.Apply(Batch{Now: now, Routes: routes})
+}
+
+// NewRoutes gives the names of the routes that are new to the outbox, and of those that were away. It changes nothing.
+func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, r := range routes {
+		switch was := o.routes[r.Name]; {
+		case was == nil || !was.known:
+			added = append(added, r.Name)
+		case !was.gone.IsZero():
+			back = append(back, r.Name)
+		}
+	}
+	return added, back
+}
+
+func (c *change) setRoutes(routes []Route) {
+	there := map[string]bool{}
+	for _, s := range routes {
+		r := c.route(s.Name)
+		there[s.Name] = true
+		r.fallback = s.Fallback
+		if !r.known || !r.gone.IsZero() {
+			r.known, r.gone = true, time.Time{}
+			c.writeRoute(r)
+		}
+	}
+	for name, r := range c.routes {
+		if there[name] || !r.gone.IsZero() || !r.known && len(r.pending) == 0 {
+			continue
+		}
+		r.fallback, r.known, r.gone = "", true, c.now.UTC()
+		c.writeRoute(r)
+	}
+}
+
+// writeRoute keeps since when the route is gone, "" while it is there.
+func (c *change) writeRoute(r *route) {
+	c.write(bucketRoutes, r.name, r.goneText())
+}
+
+func (r *route) goneText() []byte {
+	if r.gone.IsZero() {
+		return []byte{}
+	}
+	return []byte(r.gone.Format(time.RFC3339Nano))
+}
+
+// GiveUpOrphans makes dead letters of the backlog of routes that have been gone for 24 hours. It is cheap when there
+// are none; Maintain does it too.
+func (o *Outbox) GiveUpOrphans(now time.Time) {
+	o.change(now, func(c *change) { c.dropOrphans() })
+	o.syncSoon()
+}
+
+// Routes are the names of all routes that the outbox knows or keeps something of, sorted.
+func (o *Outbox) Routes() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var names []string
+	for name, r := range o.routes {
+		if r.known || len(r.pending) > 0 || r.dead > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (c *change) dropOrphans() {
+	for name, r := range c.routes {
+		if r.gone.IsZero() || c.now.Sub(r.gone) <= keepOrphans {
+			continue
+		}
+		for _, e := range inOrder(r.pending) {
+			c.giveUp(e, delivery.ReasonRemoved, "", false)
+		}
+		if r.known {
+			r.known = false
+			c.write(bucketRoutes, name, nil)
+		}
+		if r.dead == 0 && r.reader == nil {
+			delete(c.routes, name)
+		}
+	}
+}
+
+// fallBack makes what a route couldn't deliver pending for its fallback, unless that has or had it. What came as a
+// fallback doesn't fall back again, and what leaves no history isn't worth it.
+func (c *change) fallBack(e *entry, why string) bool {
+	to := e.route.fallback
+	if to == "" || e.item.Instead != nil || e.transient || c.outcome(to, e.seq).State != "" {
+		return false
+	}
+	if why == "" {
+		why = "no answer"
+	}
+	return c.pend(&entry{message: e.message, route: c.route(to), item: delivery.Item{
+		NotBefore: e.item.NotBefore, Pending: c.now.UTC(),
+		Instead: &delivery.Instead{Sink: e.route.name, Why: why},
+	}})
+}
+
+// Stats are what is known of a route.
+type Stats struct {
+	Pending   int
+	Dead      int
+	Delivered int // since the start
+	// Oldest is since when the oldest pending delivery could have been delivered, OldestOfGroup that of those about a
+	// group; zero when there is none. What waits for its time doesn't count.
+	Oldest        time.Time
+	OldestOfGroup time.Time
+	Accepted      time.Time // the last acceptance since the start
+	Gone          time.Time // when it went from the settings; zero while it is there
+}
+
+// Stats are those of every route that the outbox knows or keeps something of, by name.
+func (o *Outbox) Stats(now time.Time) map[string]Stats {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := make(map[string]Stats, len(o.routes))
+	for name, r := range o.routes {
+		s := Stats{Pending: len(r.pending), Dead: r.dead, Delivered: r.delivered, Accepted: r.accepted, Gone: r.gone}
+		if e, ok := r.ofGroups.first(); ok && !e.since().After(now) {
+			s.Oldest, s.OldestOfGroup = e.since(), e.since()
+		}
+		if e, ok := r.others.first(); ok && !e.since().After(now) && (s.Oldest.IsZero() || e.since().Before(s.Oldest)) {
+			s.Oldest = e.since()
+		}
+		all[name] = s
+	}
+	return all
+}
+
+// Totals are counts over all routes.
+type Totals struct {
+	Pending  int
+	Bytes    int // of the CloudEvents of pending deliveries, each counted once a delivery
+	InMemory int // pending deliveries that no disk has yet
+	Dead     int
+	Groups   int // that aren't over
+}
+
+// Totals counts.
+func (o *Outbox) Totals() Totals {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return Totals{Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: o.unstored, Dead: o.deadSize.n,
+		Groups: len(o.groups)}
+}

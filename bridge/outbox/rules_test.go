@@ -1,0 +1,706 @@
+package outbox_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// inBubble opens an outbox on a disk in memory, with fake time.
+func inBubble(t *testing.T, options outbox.Options, f func(t *testing.T, o *outbox.Outbox, d *disk)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		options.Storage = d
+		o := open(t, t.TempDir(), options)
+		f(t, o, d)
+		o.Close()
+	})
+}
+
+// Over its bounds the outbox gives up the oldest delivery of the route with most, and no more than it must.
+func TestOverItsBoundsTheOldestOfTheFullestGoes(t *testing.T) {
+	size := len(body("E00-scheduled"))
+	for claim, bounds := range map[string]outbox.Bounds{"deliveries": {Pending: 10}, "bytes": {PendingBytes: 10 * size}} {
+		var died []outbox.Delivery
+		options := outbox.Options{Bounds: bounds,
+			Notify: outbox.Notify{Dead: func(list []outbox.Delivery) { died = append(died, list...) }}}
+		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+			mustAdd(t, o, "E00", "scheduled", "few")
+			q := o.Queue("many")
+			for i := 1; i <= 12; i++ {
+				mustAdd(t, o, fmt.Sprintf("E%02d", i), "scheduled", "many")
+				if i == 4 {
+					changes(q)
+				}
+				time.Sleep(time.Second)
+			}
+			want(t, claim+": few", pending(o, "few"), "E00-scheduled")
+			if got := pending(o, "many"); len(got) != 9 || got[0] != "E04-scheduled" {
+				t.Errorf("%s: the fullest keeps %v", claim, got)
+			}
+			want(t, claim+": dead", ids(died), "E01-scheduled", "E02-scheduled", "E03-scheduled")
+			if died[0].Reason != delivery.ReasonOverflow {
+				t.Errorf("%s: the reason is %s", claim, died[0].Reason)
+			}
+			if got, gone := changes(q); len(got) != 8 || len(gone) != 3 {
+				t.Errorf("%s: the reader hears of %v, and that %v are gone", claim, got, gone)
+			}
+		})
+	}
+	// One change of more than fits keeps what fits.
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{Pending: 100}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		if err := o.Apply(wave(o, 1000, "a", "b")); err != nil {
+			t.Fatal(err)
+		}
+		if s := o.Stats(time.Now()); s["a"].Pending != 50 || s["b"].Pending != 50 || o.Totals().Dead != 900 {
+			t.Errorf("stats are %+v", s)
+		}
+	})
+}
+
+// Dead letters are bounded too: the oldest goes, and the log says so.
+func TestDeadLettersAreBounded(t *testing.T) {
+	size := len(body("E0-scheduled"))
+	for claim, bounds := range map[string]outbox.Bounds{"letters": {Dead: 5}, "bytes": {DeadBytes: 5 * size}} {
+		log, forgot := &lines{}, 0
+		options := outbox.Options{Log: log.logger(), Bounds: bounds, Notify: outbox.Notify{Forgot: func(what string,
+			n int) {
+			forgot += n
+		}}}
+		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+			for i := range 8 {
+				mustAdd(t, o, fmt.Sprint("E", i), "scheduled", "a")
+			}
+			q := o.Queue("a")
+			for _, i := range q.Changes().Pending {
+				q.Report(delivery.Report{Now: time.Now(), Dead: []*delivery.Item{i}, Reason: delivery.ReasonRejected})
+			}
+			want(t, claim, deadLetters(o, "a"), "E3-scheduled", "E4-scheduled", "E5-scheduled", "E6-scheduled", "E7-scheduled")
+			if n := strings.Count(log.String(), "dead letters were dropped"); n != 3 || forgot != 3 {
+				t.Errorf("%s: the log says so %d times, %d are counted, want 3", claim, n, forgot)
+			}
+		})
+	}
+}
+
+// What is delivered is kept for 90 days, dead letters too; marks and receipts for 30 days after their group is over.
+// What is open or pending is kept whatever its age.
+func TestThePastIsForgottenInTime(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		deliver := func(name string) {
+			q := o.Queue(name)
+			q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending,
+				Answer: delivery.Answer{Receipt: []byte("r")}})
+		}
+		mustAdd(t, o, "A", "scheduled", "a", "b") // stays open, and pending for b
+		mustAdd(t, o, "B", "scheduled", "a")      // is over
+		mustAdd(t, o, "B", "vanished", "a")
+		deliver("a")
+		mustAdd(t, o, "D", "vanished", "a")
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
+		check := func(days, marks, receipts, settled, events, dead int) {
+			t.Helper()
+			if err := <-o.Maintain(time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			got := []int{d.count("marks"), d.count("receipts"), d.count("settled"), d.count("events"), d.count("dead")}
+			if want := []int{marks, receipts, settled, events, dead}; !slices.Equal(got, want) {
+				t.Errorf("after %d days: marks, receipts, settled, events, dead = %v, want %v", days, got, want)
+			}
+		}
+		day := 24 * time.Hour
+		time.Sleep(time.Second)
+		check(0, 4, 2, 3, 4, 1)
+		time.Sleep(29 * day)
+		check(29, 4, 2, 3, 4, 1)
+		time.Sleep(2 * day)
+		check(31, 1, 1, 3, 4, 1)
+		time.Sleep(58 * day)
+		check(89, 1, 1, 3, 4, 1)
+		time.Sleep(2 * day)
+		check(91, 1, 1, 0, 1, 0)
+		mustAdd(t, o, "A", "vanished", "a", "b")
+		deliver("a")
+		want(t, "pending", pending(o, "b"), "A-scheduled", "A-vanished")
+		q = o.Queue("b")
+		for _, i := range q.Changes().Pending {
+			if _, _, err := q.Read(i); err != nil {
+				t.Errorf("what is pending for 91 days: %v", err)
+			}
+		}
+		if n := d.count("heads"); n != 2 {
+			t.Errorf("%d heads are kept, want 2", n)
+		}
+	})
+}
+
+// A group that comes back keeps what is remembered of it.
+func TestAGroupThatComesBackIsNotForgotten(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		mustAdd(t, o, "A", "scheduled")
+		mustAdd(t, o, "A", "vanished")
+		time.Sleep(20 * 24 * time.Hour)
+		mustAdd(t, o, "A", "again")
+		time.Sleep(20 * 24 * time.Hour)
+		if err := <-o.Maintain(time.Now()); err != nil || o.Mark("A-scheduled").Times != 1 || d.count("over") != 0 {
+			t.Errorf("Maintain = %v, the mark is %+v", err, o.Mark("A-scheduled"))
+		}
+	})
+}
+
+// The history is bounded by number too, and never cut where something refers to it.
+func TestTheHistoryIsBounded(t *testing.T) {
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 5}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		mustAdd(t, o, "FIRST", "vanished", "b") // which never takes it
+		for i := range 19 {
+			mustAdd(t, o, fmt.Sprint("E", i), "vanished", "a")
+		}
+		q := o.Queue("a")
+		for _, i := range q.Changes().Pending {
+			q.Report(delivery.Report{Now: time.Now(), Accepted: []*delivery.Item{i}})
+		}
+		time.Sleep(time.Second)
+		if err := <-o.Maintain(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if n, m := d.count("events"), d.count("settled"); n != 6 || m != 5 {
+			t.Errorf("%d CloudEvents and %d settled deliveries are kept, want 5 and the one that is pending, and 5", n, m)
+		}
+		q = o.Queue("b")
+		if _, _, err := q.Read(q.Changes().Pending[0]); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The sequence number never goes back: not when nothing is pending, nor the history kept, and the clock is set back.
+func TestTheSequenceNumberNeverGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		last := mustAdd(t, o, "A", "vanished", "a").Seq
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending})
+		if err := <-o.Maintain(time.Now().Add(91 * 24 * time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		o.Close()
+		if d.count("events") != 0 {
+			t.Fatal("there is still history")
+		}
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		for range 3 {
+			next := o.Reserve(time.Now().Add(-365 * 24 * time.Hour))
+			if next <= last {
+				t.Errorf("after %d comes %d", last, next)
+			}
+			last = next
+		}
+		o.Close()
+	})
+}
+
+// What was given up while its attempt was under way, and then was accepted after all, is no dead letter; nor is it
+// dropped.
+func TestWhatWasAcceptedIsNoDeadLetter(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		one, two := mustAdd(t, o, "A", "scheduled", "a"), mustAdd(t, o, "B", "scheduled", "a")
+		q := o.Queue("a")
+		items := q.Changes().Pending
+		q.Report(delivery.Report{Now: time.Now(), Dead: items[:1], Reason: delivery.ReasonLate})
+		if _, err := o.Drop([]string{o.List(outbox.Selection{Group: "B"})[0].Key}, "x"); err != nil {
+			t.Fatal(err)
+		}
+		q.Report(delivery.Report{Now: time.Now(), Failed: items, Error: "down"}) // changes nothing
+		want(t, "dead", deadLetters(o, "a"), "A-scheduled")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: items, Answer: delivery.Answer{Status: "204"}})
+		if list := o.List(outbox.Selection{}); len(list) != 0 {
+			t.Errorf("there are %v, want that they were delivered", list)
+		}
+		for _, a := range []outbox.Addition{one, two} {
+			if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+				t.Errorf("%s is %s", a.ID, got)
+			}
+		}
+		err := o.Walk(0, func(r outbox.Record) error {
+			if len(r.Deliveries) != 1 || r.Deliveries[0].State != outbox.StateAccepted || r.Deliveries[0].Answer != "204" {
+				t.Errorf("the history says %+v", r.Deliveries)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What became pending again beside its dead letter, and is given up again, is one dead letter.
+func TestADeliveryHasOneDeadLetter(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		a := mustAdd(t, o, "A", "scheduled", "a")
+		q := o.Queue("a")
+		for i := range 3 {
+			q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
+			if n := o.Totals().Dead; n != 1 || o.Stats(time.Now())["a"].Dead != 1 {
+				t.Errorf("%d dead letters, want 1", n)
+			}
+			if i == 2 {
+				break
+			}
+			again := a
+			again.Body = nil
+			if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{again}}); err != nil {
+				t.Fatal(err)
+			}
+			if got := o.Outcome("a", a.Seq).State; got != outbox.StatePending {
+				t.Errorf("it is %q", got)
+			}
+		}
+		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "x"); err != nil || o.Totals().Dead != 0 {
+			t.Errorf("Drop = %v, and %d are dead", err, o.Totals().Dead)
+		}
+		mustAdd(t, o, "A", "vanished")
+		if n := d.count("heads"); n != 0 {
+			t.Errorf("%d heads are left", n)
+		}
+	})
+}
+
+// A reader gets all that is pending, once and in order; only the latest reader of a route hears of more.
+func TestAReaderGetsWhatIsPendingOnceAndInOrder(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		mustAdd(t, o, "A", "scheduled", "a")
+		mustAdd(t, o, "B", "scheduled", "a")
+		first := o.Queue("a")
+		mustAdd(t, o, "A", "started", "a")
+		got, _ := changes(first)
+		want(t, "at first", got, "A-scheduled", "B-scheduled", "A-started")
+		got, _ = changes(first)
+		want(t, "then", got)
+
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		wait := o.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "A", "vanished", "a")}})
+		synctest.Wait()
+		second := o.Queue("a") // another reader begins while the disk works
+		got, _ = changes(second)
+		want(t, "the second reader", got, "A-scheduled", "B-scheduled", "A-started")
+		d.set(func() { d.hang = nil })
+		close(hang)
+		if err := wait(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-second.Changed():
+		default:
+			t.Error("the second reader isn't told that there is more")
+		}
+		got, _ = changes(second)
+		want(t, "the second reader then", got, "A-vanished")
+		got, _ = changes(first)
+		want(t, "the first reader then", got)
+	})
+}
+
+// What the owner moves, holds, supersedes and takes away is as it says, also when the reader has it already.
+func TestTheOwnerRearranges(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		now := time.Now()
+		a := addition(o, "A", "scheduled", "a", "b")
+		a.To[0].Held, a.To[0].Due = true, now.Add(3*time.Second)
+		a.To[1].Due = now.Add(time.Hour)
+		h := addition(o, "", "heartbeat", "a")
+		h.Transient = true
+		if err := o.Apply(outbox.Batch{Now: now, Add: []outbox.Addition{a, h}}); err != nil {
+			t.Fatal(err)
+		}
+		qa, qb := o.Queue("a"), o.Queue("b")
+		items := qa.Changes().Pending
+		if len(items) != 2 || !items[0].Due.Equal(now.Add(3*time.Second)) || !items[1].Transient {
+			t.Errorf("a has %+v", items)
+		}
+		qb.Changes()
+		if held := o.Held(); len(held) != 1 || len(held[0]) != 1 || held[0][0].Route != "a" {
+			t.Errorf("held are %v", held)
+		}
+		if s := o.Stats(now); !s["b"].Oldest.IsZero() || s["b"].Pending != 1 || !s["a"].OldestOfGroup.IsZero() ||
+			!s["a"].Oldest.Equal(now) {
+			t.Errorf("stats are %+v", s)
+		}
+		if s := o.Stats(now.Add(2 * time.Hour)); !s["b"].OldestOfGroup.Equal(now.Add(time.Hour)) {
+			t.Errorf("what waits for its time is late since %v", s["b"].OldestOfGroup)
+		}
+		time.Sleep(time.Second)
+		err := o.Apply(outbox.Batch{
+			Now: time.Now(), Remove: []outbox.Ref{{Route: "a", Seq: h.Seq}, {Route: "no", Seq: 1}},
+			Move: []outbox.Move{{Ref: outbox.Ref{Route: "a", Seq: a.Seq}, NotBefore: now.Add(2 * time.Hour), Restart: true},
+				{Ref: outbox.Ref{Route: "b", Seq: a.Seq}, Due: now.Add(30 * time.Minute)}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := qa.Changes()
+		if len(c.Pending) != 1 || !c.Pending[0].Due.IsZero() || !c.Pending[0].Pending.Equal(now.Add(time.Second)) ||
+			!c.Pending[0].NotBefore.Equal(now.Add(2*time.Hour)) || !slices.Equal(c.Gone, []uint64{h.Seq}) {
+			t.Errorf("a hears %+v", c)
+		}
+		if i := qb.Changes().Pending[0]; !i.Due.Equal(now.Add(30*time.Minute)) || !i.Pending.Equal(now) {
+			t.Errorf("b hears %+v", i)
+		}
+		if len(o.Held()) != 0 || bodies(o)[h.Seq] || d.count("heads") != 1 {
+			t.Error("something is still held, or the heartbeat is still there")
+		}
+		// A move that isn't on disk yet doesn't hide that the delivery is gone then.
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		o.Submit(outbox.Batch{Now: now, Move: []outbox.Move{{Ref: outbox.Ref{Route: "b", Seq: a.Seq}}}})
+		o.Submit(outbox.Batch{Now: now, Supersede: []outbox.Ref{{Route: "b", Seq: a.Seq}}})
+		if _, gone := changes(qb); !slices.Equal(gone, []uint64{a.Seq}) {
+			t.Errorf("gone are %v", gone)
+		}
+		d.set(func() { d.hang = nil })
+		close(hang)
+		synctest.Wait()
+		want(t, "pending for b", pending(o, "b"))
+	})
+}
+
+// Heartbeats leave no history.
+func TestWhatIsTransientLeavesNoHistory(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a", Fallback: "b"}}, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		h := addition(o, "", "heartbeat", "a", "b")
+		h.Transient = true
+		if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{h}}); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"a", "b"} {
+			q := o.Queue(name)
+			q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
+			if name == "a" && !bodies(o)[h.Seq] {
+				t.Error("its CloudEvent is gone before all have it")
+			}
+		}
+		if d.count("events")+d.count("settled")+d.count("heads")+d.count("pending") != 0 {
+			t.Error("something of it is left")
+		}
+	})
+}
+
+// A fallback gets what its route couldn't deliver, once, and what came as a fallback goes no further.
+func TestAFallbackGetsItOnce(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		routes := []outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b", Fallback: "c"}, {Name: "c", Fallback: "a"}}
+		if _, _, err := o.SetRoutes(routes, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"E0", "E1", "E2", "E3"} {
+			mustAdd(t, o, id, "scheduled", "a")
+		}
+		mustAdd(t, o, "E4", "scheduled", "a", "b")
+		qa, qb := o.Queue("a"), o.Queue("b")
+		items := qa.Changes().Pending
+		had := qb.Changes().Pending
+		qb.Report(delivery.Report{Now: time.Now(), Accepted: had}) // E4
+		now := time.Now()
+		qa.Report(delivery.Report{Now: now, Failed: items, Error: "down", FellBack: items[:1]})
+		qa.Report(delivery.Report{Now: now, Dead: items[1:2], Reason: delivery.ReasonLate})
+		qa.Report(delivery.Report{Now: now, Dead: items[2:3], Reason: delivery.ReasonExpired, Error: "too old"})
+		qa.Report(delivery.Report{Now: now, Dead: items[4:], Reason: delivery.ReasonRejected})
+		want(t, "pending for b", pending(o, "b"), "E0-scheduled", "E2-scheduled")
+		time.Sleep(time.Second)
+		c := qb.Changes()
+		if len(c.Pending) != 2 || *c.Pending[0].Instead != (delivery.Instead{Sink: "a", Why: "down"}) ||
+			c.Pending[1].Instead.Why != "too old" {
+			t.Errorf("b has %+v", c.Pending)
+		}
+		fell := qa.Changes().Pending
+		if i := fell[0]; !i.FellBack || i.Attempts != 1 {
+			t.Errorf("a has %+v", i)
+		}
+		qa.Report(delivery.Report{Now: now, Dead: fell[:1], Reason: delivery.ReasonExpired}) // b has it already
+		qb.Report(delivery.Report{Now: now, Dead: c.Pending, Reason: delivery.ReasonRejected})
+		want(t, "pending for b", pending(o, "b"))
+		want(t, "pending for c", pending(o, "c"))
+		want(t, "dead for b", deadLetters(o, "b"), "E0-scheduled", "E2-scheduled")
+		for _, d := range o.List(outbox.Selection{State: outbox.StateDead}) {
+			if d.ID == "E2-scheduled" && d.Route == "a" && (d.Attempts != 2 || d.Error != "too old") {
+				t.Errorf("the dead letter is %+v", d)
+			}
+			if d.ID == "E1-scheduled" && (d.Attempts != 1 || d.Error != "down") {
+				t.Errorf("the dead letter is %+v", d)
+			}
+		}
+	})
+}
+
+// Routes that go keep their backlog for a day; names that return take it up.
+func TestRoutesComeAndGo(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		set := func(names ...string) (added, back []string) {
+			t.Helper()
+			var routes []outbox.Route
+			for _, name := range names {
+				routes = append(routes, outbox.Route{Name: name})
+			}
+			added, back, err := o.SetRoutes(routes, time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return added, back
+		}
+		check := func(claim string, added, back []string, wantAdded, wantBack string) {
+			t.Helper()
+			if got := strings.Join(added, " ") + "|" + strings.Join(back, " "); got != wantAdded+"|"+wantBack {
+				t.Errorf("%s: new and back are %s, want %s|%s", claim, got, wantAdded, wantBack)
+			}
+		}
+		added, back := set("a", "b")
+		check("at first", added, back, "a b", "")
+		mustAdd(t, o, "A", "scheduled", "a", "b")
+		added, back = set("a")
+		check("b goes", added, back, "", "")
+		time.Sleep(23 * time.Hour)
+		o.GiveUpOrphans(time.Now())
+		want(t, "pending for b after 23 hours", pending(o, "b"), "A-scheduled")
+		added, back = set("a", "b")
+		check("b returns", added, back, "", "b")
+		time.Sleep(25 * time.Hour)
+		o.GiveUpOrphans(time.Now())
+		want(t, "pending for b, which is there", pending(o, "b"), "A-scheduled")
+		set("a")
+		time.Sleep(25 * time.Hour)
+		if err := <-o.Maintain(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "pending for b after 25 hours", pending(o, "b"))
+		if dead := o.List(outbox.Selection{Route: "b"}); len(dead) != 1 || dead[0].Reason != delivery.ReasonRemoved {
+			t.Errorf("dead are %v", dead)
+		}
+		want(t, "the routes", o.Routes(), "a", "b")
+		if _, err := o.Replay([]string{o.List(outbox.Selection{Route: "b"})[0].Key}, "b"); err == nil {
+			t.Error("it was replayed to a route that isn't there")
+		}
+		if added, _ := set("a", "b"); !slices.Equal(added, []string{"b"}) {
+			t.Errorf("new are %v, want b", added)
+		}
+	})
+}
+
+// Replay and Drop do all or nothing, and each key once.
+func TestReplayAndDropDoAllOrNothing(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		mustAdd(t, o, "A", "scheduled", "a")
+		mustAdd(t, o, "B", "scheduled", "a")
+		mustAdd(t, o, "C", "scheduled", "a")
+		q := o.Queue("a")
+		items := q.Changes().Pending
+		q.Report(delivery.Report{Now: time.Now(), Failed: items[:2], Error: "half",
+			Answer: delivery.Answer{Progress: []byte("p")}, Batch: 3})
+		q.Report(delivery.Report{Now: time.Now(), Dead: items[:2], Reason: delivery.ReasonRejected, Error: "no"})
+		q.Changes()
+		list := o.List(outbox.Selection{})
+		alive, dead := list[0].Key, []string{list[1].Key, list[2].Key}
+		for _, keys := range [][]string{{dead[0], "a/1"}, {dead[0], "odd"}, {dead[0], alive}} {
+			if got, err := o.Replay(keys, ""); err == nil || got != nil {
+				t.Errorf("Replay(%v) = %v, %v", keys, got, err)
+			}
+		}
+		if _, err := o.Drop([]string{alive, "a/1"}, "x"); !errors.Is(err, outbox.ErrUnknownKey) {
+			t.Errorf("Drop = %v, want ErrUnknownKey", err)
+		}
+		if _, err := o.Replay(dead, "nobody"); err == nil || !strings.Contains(err.Error(), "no sink nobody") {
+			t.Errorf("Replay to nobody = %v", err)
+		}
+		if got := o.List(outbox.Selection{}); len(got) != 3 || got[0].State != outbox.StatePending ||
+			got[1].State != outbox.StateDead {
+			t.Errorf("something was done: %v", got)
+		}
+		time.Sleep(time.Hour)
+		got, err := o.Replay([]string{dead[0], dead[0]}, "")
+		if err != nil || len(got) != 1 || got[0].Attempts != 0 || got[0].Error != "" || !got[0].Pending.Equal(time.Now()) ||
+			string(got[0].Progress) != "p" || got[0].Batch != 3 {
+			t.Errorf("Replay = %+v, %v", got, err)
+		}
+		if i := q.Changes().Pending; len(i) != 1 || i[0].ID != "A-scheduled" || i[0].Attempts != 0 {
+			t.Errorf("the reader hears %+v", i)
+		}
+		got, err = o.Replay(dead[1:], "b")
+		if err != nil || len(got) != 1 || got[0].Route != "b" || got[0].Progress != nil || got[0].Batch != 0 {
+			t.Errorf("Replay to b = %+v, %v", got, err)
+		}
+		want(t, "dead", deadLetters(o, ""))
+		if got, err := o.Drop([]string{alive, alive}, "somebody"); err != nil || len(got) != 1 {
+			t.Errorf("Drop = %v, %v", got, err)
+		}
+		var dropped []string
+		err = o.Walk(0, func(r outbox.Record) error {
+			for _, d := range r.Deliveries {
+				if d.State == outbox.StateDropped {
+					dropped = append(dropped, d.Route+" "+d.Answer)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		want(t, "dropped", dropped, "a by somebody")
+	})
+}
+
+// A selection picks by route, state and the beginning of the group; Show gives the CloudEvent too.
+func TestListPicksAndShowShows(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		mustAdd(t, o, "AAA", "scheduled", "a", "b")
+		mustAdd(t, o, "BBB", "scheduled", "a")
+		q := o.Queue("b")
+		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
+		for _, tt := range []struct {
+			sel  outbox.Selection
+			want []string
+		}{
+			{outbox.Selection{}, []string{"a AAA", "a BBB", "b AAA"}},
+			{outbox.Selection{Route: "a"}, []string{"a AAA", "a BBB"}},
+			{outbox.Selection{State: outbox.StateDead}, []string{"b AAA"}},
+			{outbox.Selection{Group: "bb"}, []string{"a BBB"}},
+			{outbox.Selection{Route: "b", Group: "bb"}, nil},
+			{outbox.Selection{Group: "AAAA"}, nil},
+		} {
+			var got []string
+			for _, d := range o.List(tt.sel) {
+				got = append(got, d.Route+" "+d.Group)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("%+v picks %v, want %v", tt.sel, got, tt.want)
+			}
+		}
+		for _, d := range o.List(outbox.Selection{}) {
+			got, ce, err := o.Show(d.Key)
+			if err != nil || got.ID != d.ID || !strings.Contains(string(ce), `"id":"`+d.ID+`"`) {
+				t.Errorf("Show(%s) = %v %s %v", d.Key, got.ID, ce, err)
+			}
+			var public struct {
+				Key, Sink, ID, Type, Event, State string
+				Attempts, Bytes                   *int
+			}
+			data, _ := json.Marshal(d)
+			if err := json.Unmarshal(data, &public); err != nil || public.Key == "" || public.Sink == "" || public.Event == "" ||
+				public.State == "" || public.Attempts == nil || *public.Bytes != len(ce) {
+				t.Errorf("as JSON it is %s", data)
+			}
+		}
+		if _, _, err := o.Show("a/0000000000000001"); !errors.Is(err, outbox.ErrUnknownKey) {
+			t.Errorf("Show of a key that is none = %v", err)
+		}
+	})
+}
+
+// A follower gets every CloudEvent that is added, and is cut off when it falls too far behind.
+func TestFollowersSeeWhatIsAdded(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		events, stop := o.Follow()
+		slow, _ := o.Follow()
+		mustAdd(t, o, "A", "scheduled", "a")
+		if got := <-events; !strings.Contains(string(got), "A-scheduled") {
+			t.Errorf("it sees %s", got)
+		}
+		stop()
+		if err := o.Apply(wave(o, 1200, "a")); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for range slow {
+			n++
+		}
+		if n != 1000 || len(events) != 0 {
+			t.Errorf("the slow one saw %d, the one that stopped %d", n, len(events))
+		}
+	})
+}
+
+// A new route gets the latest change of a group whose deliveries are all settled, also after a restart; and what became
+// of them is known as long as the group is open.
+func TestTheLatestChangeOfAnOpenGroupStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		a := mustAdd(t, o, "A", "scheduled", "a")
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending})
+		for range 2 {
+			if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+				t.Errorf("the outcome is %q", got)
+			}
+			if got := o.Outcome("b", a.Seq).State; got != "" {
+				t.Errorf("the outcome for another is %q", got)
+			}
+			o.Close()
+			o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		}
+		again := a
+		again.Body, again.To = nil, []outbox.Recipient{{Route: "new"}}
+		if err := o.Apply(outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "a"}, {Name: "new"}},
+			Add: []outbox.Addition{again}}); err != nil {
+			t.Fatal(err)
+		}
+		i := o.Queue("new").Changes().Pending[0]
+		if ce, _, err := o.Queue("new").Read(i); err != nil || ce.ID() != a.ID || i.ID != a.ID || i.Group != "A" {
+			t.Errorf("it reads %v, %v: %+v", ce.ID(), err, i)
+		}
+		if n := o.Totals().Bytes; n != len(a.Body) {
+			t.Errorf("%d bytes are pending, want %d", n, len(a.Body))
+		}
+		o.Close()
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		if i := o.Queue("new").Changes().Pending[0]; i.ID != a.ID || i.Type != a.Type || i.Change != a.Change {
+			t.Errorf("after a restart it is %+v", i)
+		}
+		mustAdd(t, o, "A", "vanished")
+		if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted { // it is still pending for new
+			t.Errorf("the outcome is %q", got)
+		}
+		o.Close()
+	})
+}
+
+// A stream of events that are new each time does not fill memory with what is remembered of them: beyond a quarter of the
+// history's bound the oldest groups that are over are forgotten, those that are open never.
+func TestWhatIsOverIsBounded(t *testing.T) {
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 40}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		mustAdd(t, o, "OPEN", "scheduled", "a")
+		for n := range 30 {
+			time.Sleep(time.Second)
+			mustAdd(t, o, fmt.Sprintf("OVER%02d", n), "vanished", "a")
+		}
+		if err := <-o.Maintain(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if n := d.count("over"); n != 10 {
+			t.Errorf("%d groups that are over are remembered, want 10", n)
+		}
+		for id, times := range map[string]int{"OPEN-scheduled": 1, "OVER29-vanished": 1, "OVER20-vanished": 1, "OVER19-vanished": 0} {
+			if got := o.Mark(id).Times; got != times {
+				t.Errorf("%s was used %d times, want %d", id, got, times)
+			}
+		}
+	})
+}

@@ -1,0 +1,156 @@
+package outbox
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// A Write is one key and what it gets; a nil Value deletes it.
+type Write struct {
+	Bucket, Key string
+	Value       []byte
+}
+
+// Storage is where batches are kept, and the only way to the disk. It is keys and values in buckets.
+//
+// Open, Write, Compact, SetAside and Close are called from one goroutine at a time. Read, Walk and Size may be called
+// beside them, and may fail at any time. Nothing is called under a lock that anybody else needs, so each may take its
+// time.
+type Storage interface {
+	// Open makes the storage usable, and does nothing if it is. It is called before anything else, and again after
+	// anything failed. opened says that it was not open before, so that other things may be in it than before. An error
+	// that wraps ErrLocked is final; with one that wraps ErrReadOnly, it can be read all the same.
+	Open() (opened bool, err error)
+	// Write applies batches in order, all in one transaction: if it fails, none of them counts.
+	Write(batches [][]Write) error
+	// Read gives a value, nil if there is none.
+	Read(bucket, key string) ([]byte, error)
+	// Walk calls f for every key of the bucket from the given one on, in order, until it fails. f must not keep value.
+	Walk(bucket, from string, f func(key string, value []byte) error) error
+	// SetAside puts all that is there where nobody reads it but people, under a name that says why. Open then begins
+	// anew.
+	SetAside(why string, cause error) error
+	// Compact makes the file smaller if that is worthwhile.
+	Compact() error
+	// Size is how many bytes it takes, as far as that is known without asking the disk.
+	Size() int64
+	Close() error
+}
+
+// The errors of a Storage that make a difference. Any other means: try again.
+var (
+	// ErrDamaged says that what is there can't be used. It is set aside, and what memory knows is written anew.
+	ErrDamaged = errors.New("damaged")
+	// ErrReadOnly says that it can be read and not be written.
+	ErrReadOnly = errors.New("read-only")
+
+	errNewer   = errors.New("written by a newer forewarn")
+	errForeign = errors.New("another VM's")
+)
+
+// The buckets. As a key, a sequence number has 16 digits.
+const (
+	bucketMeta     = "meta"     // name → what the outbox needs for itself
+	bucketValues   = "values"   // name → the owner's value
+	bucketGroups   = "groups"   // group → sequence number of the latest change, space, the owner's state
+	bucketOver     = "over"     // group → since when it is over
+	bucketMarks    = "marks"    // id → Mark
+	bucketEvents   = "events"   // seq → CloudEvent
+	bucketHeads    = "heads"    // seq → head, while something refers to the CloudEvent
+	bucketPending  = "pending"  // route/seq → pendingRecord
+	bucketDead     = "dead"     // route/seq → Delivery
+	bucketSettled  = "settled"  // seq/route → settlement
+	bucketReceipts = "receipts" // group/route → receipt
+	bucketRoutes   = "routes"   // route → when it went from the settings, "" while it is there
+
+	metaFormat = "format"
+	metaOwner  = "owner"
+	metaLast   = "last" // sequence number
+)
+
+// layer is writes by bucket and key.
+type layer map[string]map[string][]byte
+
+func layerOf(batches ...[]Write) layer {
+	l := layer{}
+	for _, writes := range batches {
+		for _, w := range writes {
+			if l[w.Bucket] == nil {
+				l[w.Bucket] = map[string][]byte{}
+			}
+			l[w.Bucket][w.Key] = w.Value
+		}
+	}
+	return l
+}
+
+// inKeyOrder are the writes of batches by bucket and key; of several to one key, the last.
+func inKeyOrder(batches [][]Write) []*Write {
+	var all []*Write
+	for _, writes := range batches {
+		for i := range writes {
+			all = append(all, &writes[i])
+		}
+	}
+	compare := func(a, b *Write) int {
+		return cmp.Or(strings.Compare(a.Bucket, b.Bucket), strings.Compare(a.Key, b.Key))
+	}
+	slices.SortStableFunc(all, compare)
+	last := all[:0]
+	for i, w := range all {
+		if i+1 == len(all) || compare(w, all[i+1]) != 0 {
+			last = append(last, w)
+		}
+	}
+	return last
+}
+
+// writes are those of the layer, by bucket and key.
+func (l layer) writes() []Write {
+	var all []Write
+	for _, bucket := range slices.Sorted(maps.Keys(l)) {
+		for _, key := range slices.Sorted(maps.Keys(l[bucket])) {
+			all = append(all, Write{bucket, key, l[bucket][key]})
+		}
+	}
+	return all
+}
+
+// has says whether something is written to the key, were it that it is deleted.
+func (l layer) has(bucket, key string) bool {
+	_, ok := l[bucket][key]
+	return ok
+}
+
+// walk calls f for every key of the bucket from the given one on, in order, as if the layer were written to s.
+func (l layer) walk(s Storage, bucket, from string, f func(key string, value []byte) error) error {
+	above := slices.Sorted(maps.Keys(l[bucket]))
+	n, _ := slices.BinarySearch(above, from)
+	above = above[n:]
+	// upTo gives f the layer's keys below key, or all that are left.
+	upTo := func(key string, all bool) error {
+		for len(above) > 0 && (all || above[0] < key) {
+			next := above[0]
+			above = above[1:]
+			if v := l[bucket][next]; v != nil {
+				if err := f(next, v); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	err := s.Walk(bucket, from, func(key string, value []byte) error {
+		if err := upTo(key, false); err != nil || l.has(bucket, key) {
+			return err
+		}
+		return f(key, value)
+	})
+	if err != nil {
+		return err
+	}
+	return upTo("", true)
+}

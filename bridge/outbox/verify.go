@@ -1,0 +1,115 @@
+package outbox
+
+import (
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync/atomic"
+	"unsafe"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// verify reads the whole file: bbolt checks a page only when it reads it, so damage would show when it is too late.
+//
+// Damage that none of this survives is known by a marker beside the file, which is there only meanwhile. When the
+// program ended several times in a row before it was taken away, the file is to blame. Once is no proof: a power cut
+// leaves it beside a sound file.
+func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
+	if readOnly {
+		return guard(func() error { return readAll(db, fd) })
+	}
+	marker := f.path + ".opening"
+	openings, _ := os.ReadFile(marker)
+	defer os.Remove(marker)
+	if len(openings) >= maxOpenings {
+		return fmt.Errorf("%w: the program ended %d times while the file was being verified", ErrDamaged, len(openings))
+	}
+	_ = os.WriteFile(marker, append(openings, '.'), 0o600) // without one it has to do
+	err := guard(func() error { return readAll(db, fd) })
+	if err != nil {
+		return err
+	}
+	// The free pages too must be right, or the next write destroys something. This runs in a goroutine of bbolt's, where a
+	// fault would end the program; readAll went before it to the same pages.
+	return guard(func() error {
+		return db.View(func(tx *bolt.Tx) error {
+			var first error
+			for err := range tx.Check() {
+				if first == nil {
+					first = fmt.Errorf("%w: %v", ErrDamaged, err)
+				}
+			}
+			return first
+		})
+	})
+}
+
+// readAll reads every key and value, and looks each key up again, so that every part of every page was used.
+func readAll(db *bolt.DB, fd *os.File) error {
+	return db.View(func(tx *bolt.Tx) error {
+		info, err := fd.Stat()
+		if err != nil {
+			return err
+		}
+		if info.Size() < tx.Size() {
+			return fmt.Errorf("%w: it was cut, it has %d of %d bytes", ErrDamaged, info.Size(), tx.Size())
+		}
+		for id, end := 2, int(tx.Size())/db.Info().PageSize; id < end; id++ {
+			page, err := tx.Page(id)
+			switch {
+			case err != nil:
+				return err
+			case page.Type == "free":
+			case page.OverflowCount >= end-id:
+				return fmt.Errorf("%w: page %d has no end", ErrDamaged, id)
+			default:
+				id += page.OverflowCount
+			}
+		}
+		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+			var sum byte
+			var before []byte
+			c := b.Cursor()
+			for k, v := c.First(); k != nil; k, v = c.Next() {
+				inline := b.Root() == 0 // a small bucket, of which bbolt may make a copy
+				if !inline && !(within(db, tx, k) && within(db, tx, v)) {
+					return fmt.Errorf("%w: a key or value of %q isn't in the file", ErrDamaged, name)
+				}
+				for _, x := range v {
+					sum ^= x
+				}
+				if before != nil && string(k) <= string(before) {
+					return fmt.Errorf("%w: the keys of %q are out of order", ErrDamaged, name)
+				}
+				if found := b.Get(k); v != nil && len(found) != len(v) {
+					return fmt.Errorf("%w: %q isn't found in %q", ErrDamaged, k, name)
+				}
+				before = k
+			}
+			used.Store(uint32(sum))
+			return nil
+		})
+	})
+}
+
+// within says whether the bytes lie in the mapped file: bbolt follows a position in a damaged page wherever it leads.
+func within(db *bolt.DB, tx *bolt.Tx, b []byte) bool {
+	begin := db.Info().Data
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	return len(b) == 0 || at >= begin && at-begin <= uintptr(tx.Size()) && uintptr(len(b)) <= uintptr(tx.Size())-(at-begin)
+}
+
+// used keeps the compiler from leaving out what readAll reads.
+var used atomic.Uint32
+
+// guard turns a panic, or a fault in the mapped file, into an error: bbolt panics over damaged pages.
+func guard(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrDamaged, r)
+		}
+	}()
+	return f()
+}
