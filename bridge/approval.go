@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -10,6 +9,10 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/outbox"
 )
 
 // approveEvery is how often the rules are asked.
@@ -67,13 +70,13 @@ func (b *Bridge) approve(ctx context.Context) {
 		case <-tick.C:
 		}
 		b.turned(&b.approving)
-		events, states := b.Outbox.known()
 		b.mu.Lock()
-		maps.DeleteFunc(b.rulings, func(id, _ string) bool { _, open := states[id]; return !open })
-		maps.DeleteFunc(b.waits, func(id string, _ wait) bool { _, open := states[id]; return !open })
+		rules := len(b.rules) > 0
+		maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || !b.events.open(id) })
+		maps.DeleteFunc(b.waits, func(id string, _ wait) bool { return !b.events.open(id) })
 		b.mu.Unlock()
-		for _, e := range events {
-			b.approveEvent(ctx, e.ID)
+		for _, id := range b.events.toApprove(rules) {
+			b.approveEvent(ctx, id)
 			b.turned(&b.approving)
 		}
 	}
@@ -82,7 +85,7 @@ func (b *Bridge) approve(ctx context.Context) {
 // approveEvent takes the next step towards the approval of one event, if there is any. It goes by what is known and wanted
 // now: Azure may have been long about the event before it.
 func (b *Bridge) approveEvent(ctx context.Context, id string) {
-	e, op, open := b.Outbox.knownEvent(id)
+	e, op, open := b.events.get(id)
 	rules, byHand := b.approvers(id)
 	if !open || byHand { // if that does not succeed, it comes to the rules after all
 		return
@@ -98,7 +101,8 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case d.owed() && now.Before(d.Next):
 		return
 	}
-	rule, why, final := b.ruling(rules, e, op, now)
+	ce := b.cloudEvent(op.Latest)
+	rule, why, final := b.ruling(rules, e, op, ce, now)
 	b.keepWaited(id, now)
 	b.noteRuling(id, why, final)
 	switch {
@@ -128,14 +132,17 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 
 // ruling is the number of the first rule that approves, counted from 1, or 0 and why none does, "" if none is for the
 // event; final says that none will, as long as the event stays as it is.
-func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int, why string, final bool) {
+func (b *Bridge) ruling(rules []Rule, e Event, op openEvent, ce *event.Event, now time.Time) (rule int, why string, final bool) {
 	if err := b.Outbox.Durable(); err != nil {
 		return 0, "the outbox is not durable: " + err.Error(), false
+	}
+	if ce == nil {
+		return 0, "its CloudEvent can't be read", true
 	}
 	var reasons []string
 	final = true
 	for i, r := range rules {
-		said := b.says(r, e, op, now)
+		said := b.says(r, e, op, *ce, now)
 		if said.approve {
 			return i + 1, "", true
 		}
@@ -149,13 +156,9 @@ func (b *Bridge) ruling(rules []Rule, e Event, op Open, now time.Time) (rule int
 }
 
 // says is what a rule says about an event as it is now.
-func (b *Bridge) says(r Rule, e Event, op Open, now time.Time) ruling {
-	ce, err := b.Outbox.cloudEvent(op.Latest)
-	if err != nil {
-		return no("%v", err)
-	}
+func (b *Bridge) says(r Rule, e Event, op openEvent, ce event.Event, now time.Time) ruling {
 	told := func(route string) acceptance {
-		a := b.Outbox.acceptance(route, op.Latest)
+		a := b.acceptance(route, op.Latest)
 		if a.state == wasAccepted {
 			a.since = b.since(e.ID, op, route, now)
 		}
@@ -167,19 +170,19 @@ func (b *Bridge) says(r Rule, e Event, op Open, now time.Time) ruling {
 // Foresee says what the rules, which need not be those of the Bridge, would decide about an open event as it is now.
 // It approves nothing. Of an event that is not open it says nothing.
 func (b *Bridge) Foresee(rules []Rule, id string) ([]Forecast, error) {
-	e, op, open := b.Outbox.knownEvent(id)
+	e, op, open := b.events.get(id)
 	if !open {
 		return nil, nil
 	}
-	ce, err := b.Outbox.cloudEvent(op.Latest)
-	if err != nil {
-		return nil, err
+	ce := b.cloudEvent(op.Latest)
+	if ce == nil {
+		return nil, errors.New("its CloudEvent can't be read")
 	}
 	told := func(sink string) bool {
-		s := b.Outbox.acceptance(sink, op.Latest).state
-		return s == stillOwed || s == wasAccepted
+		s := b.acceptance(sink, op.Latest).state
+		return s == stillPending || s == wasAccepted
 	}
-	return Foresee(rules, e, Fields(ce), b.observerName(), told), nil
+	return Foresee(rules, e, Fields(*ce), b.observerName(), told), nil
 }
 
 // noteRuling keeps why an event is not approved, for status, and logs it when it is news.
@@ -199,7 +202,7 @@ func (b *Bridge) noteRuling(id, why string, final bool) {
 
 // sendApproval sends what was decided, after another look at the document, and at the rules, because that look may take
 // long. The attempt is on disk before it is made, so that nobody takes the event for one that was never approved.
-func (b *Bridge) sendApproval(ctx context.Context, e Event, op Open, d decision) {
+func (b *Bridge) sendApproval(ctx context.Context, e Event, op openEvent, d decision) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
@@ -246,12 +249,12 @@ func changedSince(e Event, doc Document) string {
 // keepDecision puts a decision on disk, if the event is as it was, the rules still decide so, and nobody approves it by hand
 // or did so meanwhile. It returns false if not, or if the disk does not take it.
 func (b *Bridge) keepDecision(e Event, d decision) bool {
-	return b.keep(e.ID, func(op *Open) bool {
+	return b.keep(e.ID, func(op *openEvent, ce *event.Event) bool {
 		rules, byHand := b.approvers(e.ID)
 		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
 			return false
 		}
-		if rule, _, _ := b.ruling(rules, e, *op, time.Now()); rule != d.Rule {
+		if rule, _, _ := b.ruling(rules, e, *op, ce, time.Now()); rule != d.Rule {
 			return false
 		}
 		op.Approval, op.Approved = &d, op.Approved || d.Attempts > 0
@@ -260,15 +263,25 @@ func (b *Bridge) keepDecision(e Event, d decision) bool {
 }
 
 // keep puts what change makes of an open event on disk, if change wants it. It returns false if not, if the event is over,
-// or if the disk does not take it.
-func (b *Bridge) keep(id string, change func(*Open) bool) bool {
-	b.deciding.Lock() // so that neither the event nor the rules change meanwhile
-	defer b.deciding.Unlock()
-	_, op, ok := b.Outbox.knownEvent(id)
-	if !ok || !change(&op) {
+// or if the disk does not take it. change is given the CloudEvent of the newest change too, nil if it can't be read.
+func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) bool {
+	var wait func() error
+	need := func() []uint64 {
+		_, op, ok := b.events.get(id)
+		if !ok {
+			return nil
+		}
+		return []uint64{op.Latest}
+	}
+	b.decide(need, func(read cloudEvents) {
+		if _, op, ok := b.events.get(id); ok && change(&op, read[op.Latest]) {
+			wait = b.commit(commit{open: map[string]*openEvent{id: &op}}, time.Now())
+		}
+	})
+	if wait == nil {
 		return false
 	}
-	if err := b.Outbox.Commit(Commit{Open: map[string]*Open{id: &op}}, time.Now()); err != nil {
+	if err := wait(); err != nil {
 		b.Log.Error("an approval waits for the disk", "event", id, "err", err)
 		return false
 	}
@@ -277,13 +290,19 @@ func (b *Bridge) keep(id string, change func(*Open) bool) bool {
 
 // endApproval records how an approval ended, and tells of it. It returns what is on record. One by hand that did not succeed
 // leaves to the rules what they decided.
-func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval) Approval {
+func (b *Bridge) endApproval(e Event, op openEvent, d decision, by string, a Approval) Approval {
+	a, wait := b.submitApproval(e, op, d, by, a)
+	_ = wait() // the outbox says when it can't write
+	return a
+}
+
+func (b *Bridge) submitApproval(e Event, op openEvent, d decision, by string, a Approval) (Approval, func() error) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	now := time.Now()
 	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts, now.Sub(op.First).Round(100*time.Millisecond).Seconds()
-	c := Commit{Open: map[string]*Open{}, Told: map[string]told{}}
-	if _, current, ok := b.Outbox.knownEvent(e.ID); ok {
+	c := commit{open: map[string]*openEvent{}, marks: map[string]outbox.Mark{}}
+	if _, current, ok := b.events.get(e.ID); ok {
 		op = current
 		if d.Rule == 0 {
 			d.Seq = op.Latest // Azure was asked about the event as it is now
@@ -293,11 +312,18 @@ func (b *Bridge) endApproval(e Event, op Open, d decision, by string, a Approval
 			op.Approval = &d
 		}
 		op.Said, op.Approved = now, op.Approved || d.Attempts > 0
-		c.Open[e.ID] = &op
+		c.open[e.ID] = &op
 	}
 	b.scene(moment{now: now}).addApproval(&c, e, op, a)
-	_ = b.Outbox.Commit(c, now) // the store says when it cannot write
-	return a
+	return a, b.commit(c, now)
+}
+
+// mootApproval is on record of an approval that was decided by a rule and never sent.
+func mootApproval(op openEvent, now time.Time, why string) Approval {
+	return Approval{
+		Result: ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts, Error: why,
+		After: now.Sub(op.First).Round(100 * time.Millisecond).Seconds(),
+	}
 }
 
 // ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. shown is the
@@ -324,13 +350,13 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval 
 		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not as it was shown any more"}
 	}
 	e := doc.Events[i]
-	_, op, known := b.Outbox.knownEvent(id)
+	_, op, known := b.events.get(id)
 	if !known {
 		op.First = d.Decided
 	}
 	d.Attempts = 1
 	// A disk that is full does not keep people from approving.
-	b.keep(id, func(op *Open) bool { op.Approved = true; return true })
+	b.keep(id, func(op *openEvent, _ *event.Event) bool { op.Approved = true; return true })
 	a := Approval{Result: ResultApproved}
 	a.Status, err = b.Client.Approve(ctx, doc, e)
 	var refused *RefusedError
@@ -375,10 +401,10 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 
 // addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that are
 // owed the event; one that Azure refused also to those that hear of trouble.
-func (s scene) addApproval(c *Commit, e Event, op Open, a Approval) {
+func (s scene) addApproval(c *commit, e Event, op openEvent, a Approval) {
 	change := Change{Kind: Approved, Event: e}
 	base := ChangeID(change)
-	times := s.told(base).Times + 1
+	times := s.mark(base).Times + 1
 	ce, err := Wrap(change, Circumstances{
 		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation, Repeat: times - 1, Approval: &a,
 	})
@@ -386,17 +412,17 @@ func (s scene) addApproval(c *Commit, e Event, op Open, a Approval) {
 		s.log.Error("an approval cannot be told", "event", e.ID, "err", err)
 		return
 	}
-	owed := Owed{CloudEvent: ce, Event: e.ID, Change: Approved, NotBefore: e.NotBefore}
+	m := message{ce: ce, event: e.ID, change: Approved, notBefore: e.NotBefore}
 	for _, r := range s.routes {
 		owesEvent := slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name)
 		if owesEvent || a.Result == ResultRefused && r.Terms.Bridge.hears(SinkBlocked) {
-			owed.To = append(owed.To, r.Name)
+			m.to = append(m.to, r.Name)
 		}
 	}
 	s.log.Info("azure event", "change", Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By, "status", a.Status,
-		"err", a.Error, "id", ce.ID(), "owedTo", strings.Join(owed.To, ","))
-	c.Owed = append(c.Owed, owed)
-	c.Told[base] = told{Times: times, Event: e.ID, At: s.now}
+		"err", a.Error, "id", ce.ID(), "to", strings.Join(m.to, ","))
+	c.messages = append(c.messages, m)
+	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 }
 
 // hears says whether the route, which is owed the event, wants what is said about it beside its own changes. One that
@@ -410,27 +436,13 @@ func (r Route) hears(c Change, self string) bool {
 }
 
 // acceptance is what became of telling a route of a change.
-func (o *Outbox) acceptance(route string, seq uint64) acceptance {
-	key := route + "/" + seqKey(seq)
-	o.mu.Lock()
-	sh := o.shelves[route]
-	owed := sh != nil && sh.entries[seq] != nil
-	dead := o.dead[key] != nil
-	o.mu.Unlock()
-	switch {
-	case owed:
-		return acceptance{state: stillOwed}
-	case dead:
-		return acceptance{state: wasGivenUp}
-	}
-	v, err := o.store.get(bucketSettled, seqKey(seq)+"/"+route)
-	var s Settled
-	switch {
-	case err != nil || v != nil && json.Unmarshal(v, &s) != nil:
-		return acceptance{state: wasGivenUp}
-	case v == nil:
-		return acceptance{state: neverOwed}
-	case s.How == settledAccepted || s.How == settledSuperseded: // by a reminder of the same
+func (b *Bridge) acceptance(route string, seq uint64) acceptance {
+	switch o := b.Outbox.Outcome(route, seq); o.State {
+	case "":
+		return acceptance{state: neverTold}
+	case outbox.StatePending:
+		return acceptance{state: stillPending}
+	case outbox.StateAccepted, outbox.StateSuperseded: // by a reminder of the same
 		return acceptance{state: wasAccepted}
 	}
 	return acceptance{state: wasGivenUp}

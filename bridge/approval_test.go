@@ -8,7 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // userReboot schedules a reboot of vm-0 that a user asked for.
@@ -66,7 +70,7 @@ func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 func TestAFailedDrainMeansNoApproval(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []Rule{drainRule}
-		drain, audit := &ear{answer: always(ErrRejected)}, &ear{}
+		drain, audit := &ear{answer: always(delivery.ErrRejected)}, &ear{}
 		b := s.start(drain.all("drain"), audit.all("audit"))
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
@@ -81,7 +85,7 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 // A delivery that somebody dropped was not accepted: no drain ran, so the event is not approved, whether the delivery
 // was still pending or a dead letter.
 func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
-	for claim, answer := range map[string]error{"pending": errDown, "a dead letter": ErrRejected} {
+	for claim, answer := range map[string]error{"pending": errDown, "a dead letter": delivery.ErrRejected} {
 		t.Run(claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.opts.Rules = []Rule{drainRule}
@@ -89,7 +93,7 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(10 * time.Second)
-				entries := b.Outbox.List(Selection{Sink: "drain", Event: idA})
+				entries := b.Outbox.List(outbox.Selection{Route: "drain", Group: idA})
 				if len(entries) != 1 {
 					t.Fatalf("the outbox has %d deliveries for drain, want 1", len(entries))
 				}
@@ -274,7 +278,7 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 			pause(1500 * time.Millisecond)
 			s.userReboot(idA)
 			pause(1500 * time.Millisecond)
-			b.keep(idA, func(op *Open) bool {
+			b.keep(idA, func(op *openEvent, _ *event.Event) bool {
 				op.Approval = &decision{Seq: op.Latest, Rule: rule, Decided: time.Now()}
 				return true
 			})
@@ -383,20 +387,15 @@ func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
 // While the outbox is not durable nothing is approved.
 func TestWithoutADiskNothingIsApproved(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		outbox, err := OpenOutbox(s.dir, s.logger())
-		if err != nil {
-			t.Fatal(err)
-		}
-		fail := spoil(outbox)
-		fail(errFull)
 		s.opts.Rules = []Rule{rebootRule}
-		b := s.startWith(outbox, (&ear{}).all("a"))
+		b := s.start((&ear{}).all("a"))
+		s.disk.fail(errFull)
 		pause(1500 * time.Millisecond)
 		s.userReboot(idA)
 		pause(time.Minute)
 		wantIDs(t, s.approvals())
 		s.wantLogged("the outbox is not durable")
-		fail(nil)
+		s.disk.fail(nil)
 		pause(time.Minute)
 		wantIDs(t, s.approvals(), idA)
 		b.end()

@@ -1,40 +1,11 @@
 package bridge
 
 import (
-	"encoding/json"
 	"testing"
 	"time"
 
 	"forewarn/bridge/imdstest"
 )
-
-// stepClock makes everything on record older by d, or younger, as it looks after the clock was stepped by d. Only time
-// that is counted by the monotonic clock stays as it is.
-func (b *running) stepClock(id string, d time.Duration) {
-	b.s.t.Helper()
-	_, op, ok := b.Outbox.knownEvent(id)
-	if !ok {
-		b.s.t.Fatalf("%s is not open", id)
-	}
-	for _, record := range []struct{ bucket, key, field string }{
-		{bucketSettled, seqKey(op.Latest) + "/drain", "at"}, {bucketEvents, seqKey(op.Latest), "time"},
-	} {
-		value, err := b.Outbox.store.get(record.bucket, record.key)
-		if err != nil || value == nil {
-			b.s.t.Fatalf("%s %s: %s, %v", record.bucket, record.key, value, err)
-		}
-		var fields map[string]any
-		if err := json.Unmarshal(value, &fields); err != nil {
-			b.s.t.Fatal(err)
-		}
-		at, err := time.Parse(time.RFC3339Nano, fields[record.field].(string))
-		if err != nil {
-			b.s.t.Fatal(err)
-		}
-		fields[record.field] = at.Add(-d)
-		b.Outbox.store.write(record.bucket, record.key, compactJSON(fields))
-	}
-}
 
 // A clock that is stepped makes the wait of a rule neither shorter nor longer.
 func TestASteppedClockChangesNoWait(t *testing.T) {
@@ -51,7 +22,7 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 					pause(1500 * time.Millisecond)
 					s.userReboot(idA)
 					pause(3 * time.Second)
-					b.stepClock(idA, step)
+					s.step(step)
 					pause(50 * time.Second)
 					wantIDs(t, s.approvals())
 					pause(15 * time.Second)
@@ -88,7 +59,7 @@ func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {
 				s.userReboot(idA)
 				pause(5 * time.Minute)
 				if tt.step != 0 {
-					b.stepClock(idA, tt.step)
+					s.step(tt.step)
 				}
 				tt.stop(b)
 				pause(time.Minute)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // An approval by hand that takes long is nobody else's meanwhile, and goes to Azure once, whether a rule wants it too or
@@ -270,7 +271,7 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		pause(1500 * time.Millisecond)
 		b.end()
 		s.userReboot(idA)
-		outbox, err := OpenOutbox(s.dir, s.logger())
+		outbox, err := outbox.Open(s.dir, outbox.Options{Log: s.logger()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,11 +2,19 @@ package bridge
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 )
+
+// touchEvery is how old the last valid answer in the outbox may be.
+const touchEvery = time.Minute
 
 // stopPatience is what a stop leaves to attempts under way.
 const stopPatience = 5 * time.Second
@@ -14,7 +22,7 @@ const stopPatience = 5 * time.Second
 // Options are what a Bridge is made of.
 type Options struct {
 	Client   *Client
-	Outbox   *Outbox
+	Outbox   *outbox.Outbox
 	Routes   []Route
 	Rules    []Rule        // of approval; the first that approves counts
 	Interval time.Duration // between polls; 0 is DefaultInterval
@@ -50,10 +58,15 @@ type SettingsInfo struct {
 type Bridge struct {
 	Options
 
-	mu         sync.Mutex // taken before that of the outbox
+	events openEvents
+	reread atomic.Bool // the outbox found an older file, or there are other settings: the next poll is unconditional
+
+	mu         sync.Mutex // taken before that of events and of the outbox
 	began      time.Time
 	observer   Observer
 	nameless   nameless
+	answer     lastAnswer // the last valid one, of this run or of one before
+	touched    time.Time  // when it was last given to the outbox
 	routes     []Route
 	rules      []Rule
 	rulings    map[string]string // why an event is not approved, by its id
@@ -68,16 +81,19 @@ type Bridge struct {
 	beats      map[string]time.Time // the last heartbeat, by route
 	stamp      time.Time            // of the last CloudEvent about the bridge
 	keptHouse  time.Time            // when housekeeping last came round
-	approving  time.Time            // when the approval loop did
+	maintained time.Time            // when the outbox last was
+	compacted  time.Time            // when the outbox's file last was
+	approving  time.Time            // when the approval loop came round
 
-	reloading  sync.Mutex    // one reload after the other
-	deciding   sync.Mutex    // held while filters are asked and the answer is stored; taken before mu
-	routed     chan struct{} // closed when Run has set the routes
-	identified chan struct{} // closed when instance metadata answered anything at all
-	identity   chan struct{} // asks for it at once
-	pulse      pulse         // tells standstills of this machine
-	hard       context.Context
-	running    sync.WaitGroup // workers, and approvals by hand
+	reloading    sync.Mutex    // one reload after the other
+	deciding     sync.Mutex    // held while changes are derived from open events and handed over; taken before mu
+	nextReminder time.Time     // the next one may be due then; with deciding
+	routed       chan struct{} // closed when Run has set the routes
+	identified   chan struct{} // closed when instance metadata answered anything at all
+	identity     chan struct{} // asks for it at once
+	pulse        pulse         // tells standstills of this machine
+	hard         context.Context
+	running      sync.WaitGroup // workers, and approvals by hand
 }
 
 // imdsState is how the endpoint answers.
@@ -92,7 +108,8 @@ type imdsState struct {
 
 // crew is a worker and how to end it. What ends it may be called again.
 type crew struct {
-	*worker
+	*delivery.Worker
+	kind  string // of its route
 	stop  func() // when the program ends
 	leave func() // when another takes over
 	cut   func() // at once
@@ -120,10 +137,66 @@ func New(o Options) *Bridge {
 		routed: make(chan struct{}), identified: make(chan struct{}), identity: make(chan struct{}, 1),
 		pulse: pulse{every: min(o.Interval, DefaultInterval)},
 	}
-	b.observer, _ = o.Outbox.stored()
+	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.remember, Forgot: o.Meter.Forgot})
+	b.remember()
 	b.setObserver(Observer{})
-	o.Outbox.gaveUp, o.Outbox.meter = b.deadLettered, o.Meter
 	return b
+}
+
+// remember takes in what the outbox kept, beside what is known already: its file may have come late.
+func (b *Bridge) remember() {
+	var observer Observer
+	var answer lastAnswer
+	for name, v := range map[string]any{valueObserver: &observer, valueAnswer: &answer} {
+		if kept := b.Outbox.Value(name); kept != nil {
+			if err := json.Unmarshal(kept, v); err != nil {
+				b.Log.Error("the outbox holds something that can't be read", "name", name, "err", err)
+			}
+		}
+	}
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	b.mu.Lock()
+	var unwatched time.Duration
+	if !b.answer.At.IsZero() {
+		unwatched = answer.since(b.answer.At)
+	}
+	if answer.At.After(b.answer.At) {
+		b.answer = answer
+	}
+	if b.observer == (Observer{}) {
+		b.observer = observer
+	}
+	b.mu.Unlock()
+	b.events.load(b.Outbox.Groups(), unwatched, b.Log)
+	b.reread.Store(true)
+	b.nextReminder = time.Time{}
+}
+
+// lastAnswer is the last valid answer, of this run or of one before.
+func (b *Bridge) lastAnswer() lastAnswer {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.answer
+}
+
+// noteAnswer remembers a valid answer, and what the time since the last one means for the events that are open. The
+// answer alone reaches the outbox within a minute.
+func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	b.mu.Lock()
+	before, touched := b.answer, b.touched
+	b.answer = a
+	b.mu.Unlock()
+	groups := b.events.note(func(op *openEvent) bool { return op.unwatched(before.since(a.At), rebooted) })
+	if len(groups) == 0 && a.At.Sub(touched) < touchEvery {
+		return
+	}
+	b.mu.Lock()
+	b.touched = a.At
+	b.mu.Unlock()
+	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: compactJSON(a)}, Groups: groups})
 }
 
 // Run watches until ctx is done; then it stops in order: it finishes what is under way, within five seconds, keeps the
@@ -136,12 +209,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.began, b.pulse.last, b.hard = now, now, hard
 	routes := b.routes
 	b.mu.Unlock()
-	if err := b.Outbox.maintain(now); err != nil {
-		b.Log.Warn("the outbox could not be tidied", "err", err)
-	}
-	b.deciding.Lock()
-	b.setRoutes(routes, now)
-	b.deciding.Unlock()
+	b.setRoutes(routes, now, func() {})
 	close(b.routed)
 
 	var loops sync.WaitGroup
@@ -155,7 +223,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Wait()
 
 	b.tellDead(time.Now(), 0)
-	b.tellBridge(BridgeStopping, map[string]any{"pending": b.Outbox.pendingCount()}, "")
+	b.tellBridge(BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
 	cutter := time.AfterFunc(stopPatience, cut)
 	defer cutter.Stop()
 	b.mu.Lock()
@@ -165,6 +233,10 @@ func (b *Bridge) Run(ctx context.Context) error {
 	}
 	b.mu.Unlock()
 	b.running.Wait()
+	if a := b.lastAnswer(); !a.At.IsZero() {
+		waits := b.events.note(func(op *openEvent) bool { return op.Waited != nil })
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: compactJSON(a)}, Groups: waits})
+	}
 	return b.Outbox.Close()
 }
 
@@ -175,13 +247,13 @@ func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 	<-b.routed
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
-	b.deciding.Lock() // so that each change is asked of the old routes or of the new ones
-	b.mu.Lock()
-	b.routes, b.rules, b.Settings = routes, rules, s
-	b.mu.Unlock()
-	b.setRoutes(routes, time.Now())
-	b.deciding.Unlock()
-	b.Outbox.reloaded.Store(true) // the next poll is unconditional
+	wait := b.setRoutes(routes, time.Now(), func() { // so that each change is asked of the old routes or of the new ones
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.routes, b.rules, b.Settings = routes, rules, s
+	})
+	_ = wait() // the outbox says when it can't write
+	b.reread.Store(true)
 
 	b.mu.Lock()
 	for _, c := range b.workers {
@@ -205,7 +277,7 @@ func (b *Bridge) SettingsFailed(err error) {
 
 // startWorkers lets the routes begin. A backlog of before the start waits until it is known whose it is.
 func (b *Bridge) startWorkers(ctx context.Context) {
-	if b.Outbox.pendingCount() > 0 {
+	if b.Outbox.Totals().Pending > 0 {
 		b.awaitName(ctx)
 	}
 	b.mu.Lock()
@@ -225,7 +297,11 @@ func (b *Bridge) startWorker(r Route) {
 	stop, leave := make(chan struct{}), make(chan struct{})
 	before := b.workers[r.Name]
 	c := &crew{
-		worker: newWorker(r, b.Outbox, b.Log, b.Meter, b.trouble), done: make(chan struct{}), cut: cut,
+		Worker: delivery.NewWorker(delivery.Config{
+			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Secrets: r.Secrets, Log: b.Log, Meter: b.Meter,
+			Trouble: func(why error) { b.trouble(r.Name, why) },
+		}),
+		kind: r.Kind, done: make(chan struct{}), cut: cut,
 		stop: sync.OnceFunc(func() { close(stop) }), leave: sync.OnceFunc(func() { close(leave) }),
 	}
 	b.workers[r.Name] = c
@@ -235,29 +311,26 @@ func (b *Bridge) startWorker(r Route) {
 		if before != nil {
 			before.end()
 		}
-		c.run(ctx, stop, leave)
+		c.Run(ctx, stop, leave)
 		if closer, ok := r.Sink.(io.Closer); ok {
 			if err := closer.Close(); err != nil {
-				c.log.Debug("sink not closed properly", "err", err)
+				c.Log.Debug("sink not closed properly", "err", err)
 			}
 		}
 	})
 }
 
-// end waits for a worker that was told to end, and cuts it off when its attempt goes on although its time is over.
+// end waits for a worker that was told to end. When its attempt goes on although its time is over, it is cut off; an
+// attempt without a time limit is waited for.
 func (c *crew) end() {
+	var over <-chan time.Time
+	if c.Terms.Timeout > 0 {
+		over = time.After(c.Terms.Timeout + stopPatience)
+	}
 	select {
 	case <-c.done:
-	case <-time.After(c.terms.Timeout + stopPatience):
+	case <-over:
 		c.cut()
 		<-c.done
 	}
-}
-
-func names(routes []Route) []string {
-	list := make([]string, len(routes))
-	for i, r := range routes {
-		list[i] = r.Name
-	}
-	return list
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/types"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 )
 
@@ -251,7 +252,7 @@ func spoken(t *testing.T) map[string]event.Event {
 	bridge(SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0})
 	bridge(DeliveryDeadLettered, map[string]any{"sink": "ops", "count": 2, "deliveries": []map[string]any{{
 		"key": "ops/1763697329123456", "id": idC + "-scheduled", "type": EventPrefix + "scheduled", "event": idC,
-		"reason": ReasonRejected, "error": "rejected: 422 Unprocessable Entity", "attempts": 1,
+		"reason": delivery.ReasonRejected, "error": "rejected: 422 Unprocessable Entity", "attempts": 1,
 	}}})
 	bridge(DeliveryDropped, nil)
 	bridge(SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"})
@@ -459,7 +460,7 @@ func TestARunningBridgeKeepsToTheSchemas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)
 		s.opts.Interval = 10 * time.Second
-		all, strict, down := &ear{}, &ear{answer: always(ErrRejected)}, &ear{answer: always(ErrBlocked)}
+		all, strict, down := &ear{}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(delivery.ErrBlocked)}
 		listener := all.all("all")
 		listener.Terms.Bridge = LevelAll
 		routes := []Route{listener, strict.all("strict"), down.all("down")}

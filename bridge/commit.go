@@ -2,226 +2,110 @@ package bridge
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/outbox"
 )
 
-// A Commit is what one document, or one thing that happened to the bridge, changes.
-type Commit struct {
-	Observer *Observer
-	Open     map[string]*Open // nil: no longer open
-	Told     map[string]told
-	Owed     []Owed
+// The outbox's names of what the bridge keeps beside deliveries.
+const (
+	valueObserver = "observer"
+	valueAnswer   = "answer"
+	valueEndpoint = "endpoint"
+)
+
+// A commit is one change of what the bridge remembers: what a document changes, or what happened to the bridge itself. It
+// reaches the outbox as one batch.
+type commit struct {
+	values   map[string][]byte
+	open     map[string]*openEvent // nil: over
+	marks    map[string]outbox.Mark
+	messages []message
+	routes   []outbox.Route // those there are from now on; nil leaves them
+	move     []outbox.Move
+	remove   []outbox.Ref
 }
 
-// Owed is a CloudEvent and the routes it is owed to.
-type Owed struct {
-	CloudEvent event.Event
-	Event      string // EventId, "" if it is about the bridge
-	Change     ChangeKind
-	NotBefore  time.Time
-	To         []string
-	Undecided  []string // routes whose filter waits for the observer's name
-	HeldUntil  time.Time
-	Due        map[string]time.Time // when a route is to be told, if not at once
-	Again      uint64               // the sequence number of a CloudEvent that was committed before; 0 for a new one
+// A message is a CloudEvent and the routes that it is for.
+type message struct {
+	ce        event.Event
+	event     string // EventId, "" if it is about the bridge
+	change    ChangeKind
+	notBefore time.Time
+	to        []string
+	undecided []string // routes whose filter waits until heldUntil for the observer's name
+	heldUntil time.Time
+	due       map[string]time.Time // when a route is to be told, if not at once
+	again     uint64               // the sequence number of a CloudEvent that was committed before; 0 for a new one
+	transient bool                 // leaves no history
 }
 
-// Commit makes everything owed that is to be, in one transaction, and returns when it is on disk. An error says that
-// it is not: it is owed all the same, from memory. now is the time of the commit.
-func (o *Outbox) Commit(c Commit, now time.Time) error {
-	o.mu.Lock()
-	if c.Observer != nil {
-		o.observer = *c.Observer
-		o.store.write(bucketMeta, metaObserver, compactJSON(c.Observer))
-	}
-	for key, t := range c.Told {
-		o.store.write(bucketIDs, key, compactJSON(t))
-	}
-	latest := map[string]uint64{}
-	var fresh []*Entry
-	var bodies []json.RawMessage
-	for _, owed := range c.Owed {
-		body, seq := marshalEvent(owed.CloudEvent), owed.Again
+// commit hands the change to the outbox. wait returns when it is on disk; its error says that it is not, and that it
+// counts all the same, from memory. Whoever changes open events holds deciding, and waits without it.
+func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
+	batch := outbox.Batch{Now: now, Values: c.values, Marks: c.marks, Routes: c.routes, Move: c.move, Remove: c.remove}
+	for _, m := range c.messages {
+		seq := m.again
+		var body []byte
 		if seq == 0 {
-			o.last = max(o.last+1, uint64(now.UnixMicro()))
-			seq = o.last
-			o.store.write(bucketEvents, seqKey(seq), body)
-			o.grown.n, o.grown.bytes = o.grown.n+1, o.grown.bytes+len(body)
-			bodies = append(bodies, body)
-			o.meter.Committed(owed.CloudEvent.Type())
+			seq, body = b.Outbox.Reserve(now), marshalEvent(m.ce)
+			b.Meter.Committed(m.ce.Type())
 		}
-		if owed.Event != "" && owed.Change.azures() {
-			latest[owed.Event] = seq
-		}
-		o.overtake(owed, now)
-		azureType, _ := owed.CloudEvent.Extensions()["azeventtype"].(string)
-		for i, name := range slices.Concat(owed.To, owed.Undecided) {
-			e := &Entry{
-				Key: name + "/" + seqKey(seq), Sink: name, ID: owed.CloudEvent.ID(), Type: owed.CloudEvent.Type(),
-				Event: owed.Event, State: StatePending, Bytes: len(body), Owed: now.UTC(), Change: owed.Change,
-				AzureType: azureType, NotBefore: owed.NotBefore, seq: seq, uncommitted: true,
+		if m.event != "" && m.change.azures() {
+			if op := c.open[m.event]; op != nil {
+				op.Latest = seq
 			}
-			if i >= len(owed.To) {
-				e.Held = owed.HeldUntil
-			}
-			e.Due = owed.Due[name]
-			e.Next = e.Due
-			if sh := o.shelf(name); sh.entries[seq] == nil {
-				e.write = o.store.write(bucketPending, e.Key, compactJSON(e))
-				o.put(sh, e)
-				fresh = append(fresh, e)
+			if m.again == 0 {
+				superseded, moved := overtaken(b.Outbox.Pending(m.event), m, now)
+				batch.Supersede, batch.Move = append(batch.Supersede, superseded...), append(batch.Move, moved...)
 			}
 		}
+		batch.Add = append(batch.Add, m.addition(seq, body))
 	}
-	o.setOpen(c.Open, latest)
-	o.mu.Unlock()
-
-	err := o.store.sync() // nothing leaves before this
-
-	o.mu.Lock()
-	for _, e := range fresh {
-		e.uncommitted = false
-		if e.gone {
-			continue
-		}
-		if e.write > o.saved {
-			e.volatile = true
-			o.volatile++
-		}
-		o.shelf(e.Sink).offer(e)
+	batch.Groups = b.events.set(c.open)
+	if len(c.open) > 0 || c.routes != nil {
+		b.nextReminder = time.Time{}
 	}
-	for _, body := range bodies {
-		o.show(body)
-	}
-	given := o.bound()
-	o.mu.Unlock()
-	o.tell(given)
-	return err
+	return b.Outbox.Submit(batch)
 }
 
-// setOpen notes the states of events, nil for what is over, and the sequence numbers of their newest changes. mu is
-// held.
-func (o *Outbox) setOpen(states map[string]*Open, latest map[string]uint64) {
-	for id, op := range states {
-		if op == nil {
-			delete(o.open, id)
-			o.store.write(bucketOpen, id, nil)
-			continue
-		}
-		if seq := latest[id]; seq != 0 {
-			op.Latest = seq
-		}
-		if was := o.open[id]; was != nil { // what the poll loop noted meanwhile
-			op.Gap, op.Rebooted, op.Pause = op.Gap || was.Gap, op.Rebooted || was.Rebooted, max(op.Pause, was.Pause)
-		}
-		o.open[id] = op
-		o.store.write(bucketOpen, id, compactJSON(op))
+// addition is the message as the outbox takes it.
+func (m message) addition(seq uint64, body []byte) outbox.Addition {
+	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
+	a := outbox.Addition{
+		Seq: seq, Body: body, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.event, Change: string(m.change),
+		AzureType: azureType, NotBefore: m.notBefore, Transient: m.transient,
 	}
+	for _, route := range m.to {
+		a.To = append(a.To, outbox.Recipient{Route: route, Due: m.due[route]})
+	}
+	for _, route := range m.undecided {
+		a.To = append(a.To, outbox.Recipient{Route: route, Due: m.heldUntil, Held: true})
+	}
+	return a
 }
 
-// bound gives up what is too much: the oldest of the route with most. While the disk fails there is less room, for what
-// only memory has. mu is held.
-func (o *Outbox) bound() (given []Entry) {
-	full := func() bool { return o.pending.n > o.bounds.pending || o.pending.bytes > o.bounds.pendingBytes }
-	for full() || o.volatile > o.bounds.inMemory {
-		all := full()
-		var most []*Entry
-		for _, sh := range o.shelves {
-			var owed []*Entry
-			for _, e := range sh.entries {
-				if all && !e.uncommitted || e.volatile {
-					owed = append(owed, e)
-				}
-			}
-			if len(owed) > len(most) {
-				most = owed
-			}
-		}
-		if len(most) == 0 {
-			break // all of it is just being committed
-		}
-		slices.SortFunc(most, func(a, b *Entry) int { return cmp.Compare(a.seq, b.seq) })
-		for _, e := range most[:max(1, len(most)/100)] { // in steps, so that one look at everything serves for many
-			given = append(given, o.bury(e, ReasonOverflow, nil))
-			if !full() && o.volatile <= o.bounds.inMemory {
-				break
-			}
+// overtaken says what a newer change of an event means for what is pending about it. Reminders are out of date. What waits
+// for its time gives way to the change when its route gets that too, and when the event began or ended; else it moves with
+// NotBefore.
+func overtaken(pending []outbox.Delivery, m message, now time.Time) (superseded []outbox.Ref, moved []outbox.Move) {
+	for _, d := range pending {
+		waits := d.Due.After(now) && d.Held.IsZero()
+		ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
+		switch {
+		case d.Change != string(Reminder) && !waits:
+		case d.Change == string(Reminder), m.change == Started, m.change == Vanished, slices.Contains(m.to, d.Route):
+			superseded = append(superseded, ref)
+		default:
+			moved = append(moved, outbox.Move{Ref: ref, NotBefore: m.notBefore, Due: d.Due.Add(m.notBefore.Sub(d.NotBefore))})
 		}
 	}
-	o.boundDead()
-	return given
-}
-
-// bury makes a dead letter of an entry. mu is held; boundDead must be called, and tell when mu no longer is.
-func (o *Outbox) bury(e *Entry, reason string, cause error) Entry {
-	o.remove(e)
-	dead := *e
-	dead.State, dead.Reason, dead.DeadSince, dead.Next, dead.Held = StateDead, reason, time.Now().UTC(), time.Time{}, time.Time{}
-	if cause != nil {
-		dead.Error = cause.Error()
-	}
-	if was := o.dead[e.Key]; was != nil { // it was owed again in another way than by a replay of its own
-		o.exhume(was)
-	}
-	dead.write = o.store.write(bucketDead, e.Key, compactJSON(dead))
-	o.dead[e.Key] = &dead
-	o.deadSize.add(&dead, 1)
-	return dead
-}
-
-// boundDead drops the oldest dead letters when there are too many. mu is held.
-func (o *Outbox) boundDead() {
-	full := func() bool { return o.deadSize.n > o.bounds.dead || o.deadSize.bytes > o.bounds.deadBytes }
-	volatile := 0
-	if o.store.durable() != nil {
-		for _, e := range o.dead {
-			if e.write > o.saved {
-				volatile++
-			}
-		}
-	}
-	if !full() && volatile <= o.bounds.inMemory {
-		return
-	}
-	byAge := make([]*Entry, 0, len(o.dead))
-	for _, e := range o.dead {
-		byAge = append(byAge, e)
-	}
-	slices.SortFunc(byAge, func(a, b *Entry) int { return cmp.Or(cmp.Compare(a.seq, b.seq), cmp.Compare(a.Sink, b.Sink)) })
-	dropped := 0
-	for _, e := range byAge {
-		inMemory := e.write > o.saved
-		if !full() && (volatile <= o.bounds.inMemory || !inMemory) {
-			continue
-		}
-		if inMemory {
-			volatile--
-		}
-		o.exhume(e)
-		dropped++
-	}
-	o.meter.Forgot(ForgotDeadLetter, dropped)
-	o.log.Error("too many dead letters, the oldest were dropped", "dropped", dropped, "kept", len(o.dead))
-}
-
-// exhume forgets a dead letter. mu is held.
-func (o *Outbox) exhume(e *Entry) {
-	delete(o.dead, e.Key)
-	o.deadSize.add(e, -1)
-	o.store.write(bucketDead, e.Key, nil)
-}
-
-// tell passes dead letters on. mu is not held.
-func (o *Outbox) tell(given []Entry) {
-	for _, e := range given {
-		o.gaveUp(e)
-	}
+	return superseded, moved
 }
 
 // marshalEvent is the CloudEvent in the JSON format. It was validated when it was made.
@@ -231,4 +115,40 @@ func marshalEvent(ce event.Event) []byte {
 		panic(fmt.Sprintf("encode CloudEvent %s: %v", ce.ID(), err))
 	}
 	return b.Bytes()
+}
+
+// cloudEvents are CloudEvents by their sequence number, nil where one can't be read.
+type cloudEvents map[uint64]*event.Event
+
+// decide calls f with deciding held, and with the CloudEvents that need names, which were read without it: a disk that
+// hangs must not keep the poll loop waiting. need is called with deciding held, maybe several times.
+func (b *Bridge) decide(need func() []uint64, f func(read cloudEvents)) {
+	read := cloudEvents{}
+	for {
+		b.deciding.Lock()
+		missing := slices.DeleteFunc(need(), func(seq uint64) bool { _, ok := read[seq]; return ok })
+		if len(missing) == 0 {
+			break
+		}
+		b.deciding.Unlock()
+		for _, seq := range missing {
+			read[seq] = b.cloudEvent(seq)
+		}
+	}
+	defer b.deciding.Unlock()
+	f(read)
+}
+
+// cloudEvent reads back the CloudEvent with the sequence number, nil if that can't be done.
+func (b *Bridge) cloudEvent(seq uint64) *event.Event {
+	var ce event.Event
+	body, err := b.Outbox.Body(seq)
+	if err == nil {
+		err = json.Unmarshal(body, &ce)
+	}
+	if err != nil {
+		b.Log.Warn("a CloudEvent can't be read", "seq", seq, "err", err)
+		return nil
+	}
+	return &ce
 }

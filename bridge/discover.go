@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
 
 // The timing of a search for the endpoint.
@@ -161,7 +163,7 @@ func (b *Bridge) seek(ctx context.Context) {
 			due = answered.Add(seekAfter)
 			// An answer that was under way during the search may be another endpoint's.
 			if found.How == FoundDHCP && answered.Sub(searched) > patience {
-				b.Outbox.keepEndpoint(found.Endpoint)
+				b.keepEndpoint(found.Endpoint)
 			}
 		}
 		if now := time.Now(); !now.Before(due) {
@@ -193,7 +195,7 @@ func (b *Bridge) seek(ctx context.Context) {
 // find searches once, with what the outbox remembers.
 func (b *Bridge) find(ctx context.Context) (Found, error) {
 	d := *b.Discovery
-	if kept := b.Outbox.Endpoint(); kept != "" {
+	if kept := StoredEndpoint(b.Outbox); kept != "" {
 		d.Stored = append([]string{kept}, slices.DeleteFunc(slices.Clone(d.Stored), func(s string) bool { return s == kept })...)
 	}
 	return d.Find(ctx)
@@ -226,21 +228,12 @@ func (c *Client) moveTo(endpoint string) bool {
 	return true
 }
 
-// Endpoint is the one that was found by DHCP and then gave a valid answer, "" if there was none.
-func (o *Outbox) Endpoint() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.endpoint
-}
+// StoredEndpoint is the one that was found by DHCP and then gave a valid answer, "" if there was none.
+func StoredEndpoint(o *outbox.Outbox) string { return string(o.Value(valueEndpoint)) }
 
-// keepEndpoint stores it; a crash may forget it, which costs a search.
-func (o *Outbox) keepEndpoint(endpoint string) {
-	o.mu.Lock()
-	same := o.endpoint == endpoint
-	o.endpoint = endpoint
-	o.mu.Unlock()
-	if !same {
-		o.store.write(bucketMeta, metaEndpoint, []byte(endpoint))
-		o.store.syncSoon()
+// keepEndpoint stores it. A crash may forget it, which costs a search.
+func (b *Bridge) keepEndpoint(endpoint string) {
+	if StoredEndpoint(b.Outbox) != endpoint {
+		b.commit(commit{values: map[string][]byte{valueEndpoint: []byte(endpoint)}}, time.Now())
 	}
 }

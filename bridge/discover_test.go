@@ -229,7 +229,7 @@ func TestABridgeFindsItsEndpoint(t *testing.T) {
 			t.Errorf("DHCP was asked %d times more", n-asked)
 		}
 		b.end()
-		if got := stored(t, s.dir).Endpoint(); got != "http://168.63.129.16:8080" {
+		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "http://168.63.129.16:8080" {
 			t.Errorf("stored is %q", got)
 		}
 	})
@@ -249,7 +249,7 @@ func TestOnlyAnEndpointThatAnsweredIsStored(t *testing.T) {
 			t.Errorf("it polls %s", got)
 		}
 		b.end()
-		if got := stored(t, s.dir).Endpoint(); got != "" {
+		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "" {
 			t.Errorf("stored is %q, want nothing", got)
 		}
 	})

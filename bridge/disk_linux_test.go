@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
 
 // smallDisk mounts a file system of a megabyte.
@@ -70,8 +72,8 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 					free = fill(t, s.dir)
 				}
 				e, down := &ear{}, &ear{answer: always(errDown)}
+				s.bounds.InMemory = 50
 				b := s.start(e.all("a"), down.all("down"))
-				b.Outbox.limit(func(x *bounds) { x.inMemory = 50 })
 				pause(1500 * time.Millisecond)
 				s.reboot("FIRST")
 				pause(2 * time.Second)
@@ -99,8 +101,8 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 				if n, m := len(pendingIDs(o, "down")), len(deadIDs(o)); n+m != 61 || atStart && m == 0 {
 					t.Errorf("on disk are %d owed and %d dead letters, want 61 in all", n, m)
 				}
-				if events, _ := o.known(); len(events) != 61 {
-					t.Errorf("%d events are open on disk, want 61", len(events))
+				if n := len(o.Groups()); n != 61 {
+					t.Errorf("%d events are open on disk, want 61", n)
 				}
 				if n := len(asides(t, s.dir, "*")); n != 0 {
 					t.Errorf("%d files were set aside", n)
@@ -129,7 +131,7 @@ func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 		s.azure.Start(idA)
 		pause(20 * time.Second)
 		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
-		if err := b.Outbox.Durable(); !errors.Is(err, errReadOnly) {
+		if err := b.Outbox.Durable(); !errors.Is(err, outbox.ErrReadOnly) {
 			t.Errorf("Durable = %v, want that it can only be read", err)
 		}
 		remount(0)
@@ -138,7 +140,7 @@ func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 			t.Errorf("Durable = %v", err)
 		}
 		b.crash()
-		if list := stored(t, s.dir).List(Selection{}); len(list) != 0 {
+		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
 			t.Errorf("on disk is still owed %v", list)
 		}
 	})

@@ -1,6 +1,11 @@
 package bridge
 
-import "time"
+import (
+	"slices"
+	"time"
+
+	"forewarn/bridge/outbox"
+)
 
 // beat sends each route that wants it a sign of life, while all is well: the endpoint answers and the outbox is durable.
 // Whoever expects them learns by their absence that something is wrong. One that was not delivered yet gives way to the
@@ -18,34 +23,24 @@ func (b *Bridge) beat(now time.Time) {
 	if len(due) == 0 || b.Outbox.Durable() != nil {
 		return
 	}
-	b.Outbox.dropHeartbeats(due)
-	var c Commit
+	var c commit
 	for i, name := range due { // each has its own, which is forgotten as soon as it is delivered
 		ce, err := WrapBridge(BridgeHeartbeat, map[string]any{"version": b.Version}, b.self(), now.Add(time.Duration(i)))
 		if err != nil {
 			b.Log.Error("a heartbeat is not valid", "err", err)
 			return
 		}
-		c.Owed = append(c.Owed, Owed{CloudEvent: ce, To: []string{name}})
+		c.messages = append(c.messages, message{ce: ce, to: []string{name}, transient: true})
 	}
-	_ = b.Outbox.Commit(c, now) // the store says when it cannot write
+	for _, d := range b.Outbox.Pending("") {
+		if d.Transient && slices.Contains(due, d.Route) {
+			c.remove = append(c.remove, outbox.Ref{Route: d.Route, Seq: d.Seq()})
+		}
+	}
+	b.commit(c, now)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, name := range due {
 		b.beats[name] = now
-	}
-}
-
-// dropHeartbeats forgets those that were not delivered to the routes.
-func (o *Outbox) dropHeartbeats(routes []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, name := range routes {
-		for _, e := range o.shelf(name).entries {
-			if e.Type == BridgeHeartbeat {
-				o.remove(e)
-				o.store.write(bucketEvents, seqKey(e.seq), nil)
-			}
-		}
 	}
 }

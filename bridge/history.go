@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/outbox"
 )
 
 // A Life is what is on record of one Azure event.
@@ -55,55 +57,68 @@ type Period struct {
 	Since time.Time
 }
 
-// History gives the lives of Azure's events that are on record, the oldest first.
-func (o *Outbox) History(p Period) ([]Life, error) { return o.history(p, "") }
-
-// RecentHistory is History of the newest n changes alone, however many there are; more says that there are older ones.
-// The first changes of the oldest of its lives may be missing.
-func (o *Outbox) RecentHistory(p Period, n int) (lives []Life, more bool, err error) {
-	about := []byte(`"type":"` + EventPrefix)
-	from, more, err := o.store.fromEnd(bucketEvents, n, func(value []byte) bool { return bytes.Contains(value, about) })
-	if err == nil {
-		lives, err = o.history(p, from)
-	}
-	return lives, more, err
-}
-
-// history is History without the CloudEvents before the key from.
-func (o *Outbox) history(p Period, from string) ([]Life, error) {
-	told := map[string][]LifeDelivery{} // by sequence number
-	err := o.store.walkFrom(bucketSettled, from, func(key string, value []byte) error {
-		seq, route, _ := strings.Cut(key, "/")
-		var s Settled
-		if err := json.Unmarshal(value, &s); err != nil {
-			return nil // a record of the past that cannot be read must not hide the others
-		}
-		told[seq] = append(told[seq], LifeDelivery{Sink: route, State: s.How, At: s.At, Attempts: s.Attempts, Answer: s.Status, AnswerID: s.AnswerID})
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range o.List(Selection{}) {
-		_, seq, _ := cutLast(e.Key, "/")
-		if seq < from {
-			continue
-		}
-		d := LifeDelivery{Sink: e.Sink, State: e.State, At: e.Tried, Attempts: e.Attempts, Reason: e.Reason, Error: e.Error}
-		if e.State == StateDead {
-			d.At = e.DeadSince
-		}
-		told[seq] = append(told[seq], d)
-	}
+// History gives the lives of Azure's events that are on record in the outbox, the oldest first.
+func History(o *outbox.Outbox, p Period) ([]Life, error) {
 	var b Biographer
-	err = o.store.walkFrom(bucketEvents, from, func(key string, value []byte) error {
+	err := o.Walk(0, func(r outbox.Record) error {
 		var ce event.Event
-		if json.Unmarshal(value, &ce) == nil {
-			b.Add(ce, told[key])
+		if json.Unmarshal(r.Body, &ce) == nil { // a record of the past that can't be read must not hide the others
+			b.Add(ce, deliveries(r))
 		}
 		return nil
 	})
 	return b.Lives(p), err
+}
+
+// RecentHistory is History of the newest n changes alone, however many there are; more says that there are older ones.
+// The first changes of the oldest of its lives may be missing.
+func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (lives []Life, more bool, err error) {
+	about := []byte(`"type":"` + EventPrefix)
+	for span := 24 * time.Hour; ; span *= 4 {
+		var newest []outbox.Record
+		more = false
+		all := span > outbox.KeepHistory
+		from := uint64(0)
+		if !all {
+			from = uint64(max(0, now.Add(-span).UnixMicro()))
+		}
+		err := o.Walk(from, func(r outbox.Record) error {
+			if !bytes.Contains(r.Body, about) {
+				return nil
+			}
+			if newest = append(newest, r); len(newest) > 2*n {
+				more, newest = true, slices.Clone(newest[n:])
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, false, err
+		}
+		if !all && len(newest) <= n && !more {
+			continue // further back
+		}
+		if len(newest) > n {
+			more, newest = true, newest[len(newest)-n:]
+		}
+		var b Biographer
+		for _, r := range newest {
+			var ce event.Event
+			if json.Unmarshal(r.Body, &ce) == nil {
+				b.Add(ce, deliveries(r))
+			}
+		}
+		return b.Lives(p), more, nil
+	}
+}
+
+// deliveries are what became of a CloudEvent.
+func deliveries(r outbox.Record) (list []LifeDelivery) {
+	for _, d := range r.Deliveries {
+		list = append(list, LifeDelivery{
+			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID, Reason: d.Reason, Error: d.Error,
+		})
+	}
+	return list
 }
 
 // A Biographer puts lives together from CloudEvents, in whatever order they come. Repeats count once.

@@ -15,6 +15,7 @@ const (
 	nameForBacklog = 10 * time.Second // the same, where the outbox may turn out to be another VM's
 	nameForFilters = time.Minute      // filters,
 	nameRefused    = 3 * time.Second  // unless so long it is said that there is none
+	heldGrace      = 10 * time.Second // what a filter has to decide after that, before its deliveries go undecided
 )
 
 // setObserver merges what was learnt with what is set. mu is held, or nobody else knows b.
@@ -128,7 +129,7 @@ func (b *Bridge) askInstance(ctx context.Context) (Observer, error) {
 func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	began := time.Now()
 	limit := nameForFirst
-	if _, owner := b.Outbox.stored(); owner != "" && b.Outbox.openCount()+b.Outbox.pendingCount() > 0 {
+	if b.Outbox.Owner() != "" && b.events.count()+b.Outbox.Totals().Pending > 0 {
 		limit = nameForBacklog
 	}
 	select {
@@ -148,18 +149,25 @@ func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 func (b *Bridge) learn(o Observer) {
 	b.deciding.Lock()
 	fresh, err := b.Outbox.Own(o.VMID)
+	if fresh { // what was known was another VM's
+		b.events.clear()
+		b.reread.Store(true)
+	}
 	b.deciding.Unlock()
 	if err != nil {
-		b.Outbox.unread("the outbox could not be made this VM's own", "err", err)
+		b.Log.Debug("the outbox could not be made this VM's own", "err", err)
 	}
 	b.mu.Lock()
+	if fresh {
+		b.answer = lastAnswer{}
+	}
 	before := b.observer
 	b.setObserver(o)
 	now := b.observer
 	b.mu.Unlock()
 	if now != before || fresh {
 		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
-		_ = b.Outbox.Commit(Commit{Observer: &now}, time.Now()) // the store says when it cannot write
+		_ = b.commit(commit{values: map[string][]byte{valueObserver: compactJSON(now)}}, time.Now())() // the outbox says when it can't write
 	}
 	b.decideHeld(time.Now())
 }

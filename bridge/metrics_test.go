@@ -1,19 +1,18 @@
 package bridge
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // A counting Meter remembers what it was told, in words, and how often.
@@ -85,26 +84,26 @@ func TestTheMeterIsToldOfEveryAttempt(t *testing.T) {
 		b := s.start(
 			(&ear{}).all("well"),
 			(&ear{answer: always(errRefused)}).all("refusing"),
-			(&ear{answer: always(&RetryAfter{After: time.Hour, Err: errDown})}).all("busy"),
+			(&ear{answer: always(&delivery.RetryAfter{After: time.Hour, Err: errDown})}).all("busy"),
 			(&ear{answer: always(errHang)}).all("hanging"),
 			(&ear{answer: always(slow)}).all("down"),
-			(&ear{answer: always(ErrRejected)}).all("strict"),
+			(&ear{answer: always(delivery.ErrRejected)}).all("strict"),
 			(&ear{answer: always(errHang)}).all("old").with(func(t *Terms) { t.MaxAge = time.Second }),
 		)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(500 * time.Millisecond) // until the poll: every first attempt is over but those that hang
 		m.want(t, "well", map[string]int{"attempted": 1, "accepted": 1})
-		m.want(t, "refusing", map[string]int{"attempted": 1, FailedBlocked: 1})
-		m.want(t, "busy", map[string]int{"attempted": 1, FailedRateLimited: 1})
-		m.want(t, "strict", map[string]int{"attempted": 1, ReasonRejected: 1})
+		m.want(t, "refusing", map[string]int{"attempted": 1, delivery.FailedBlocked: 1})
+		m.want(t, "busy", map[string]int{"attempted": 1, delivery.FailedRateLimited: 1})
+		m.want(t, "strict", map[string]int{"attempted": 1, delivery.ReasonRejected: 1})
 		m.want(t, "hanging", map[string]int{})
 		pause(10 * time.Second)
-		m.want(t, "old", map[string]int{"attempted": 1, FailedTimeout: 1, ReasonExpired: 1})
-		if got := m.of("hanging"); got[FailedTimeout] != 1 || got["attempted"] != 1 || got[FailedAgain] != 0 {
+		m.want(t, "old", map[string]int{"attempted": 1, delivery.FailedTimeout: 1, delivery.ReasonExpired: 1})
+		if got := m.of("hanging"); got[delivery.FailedTimeout] != 1 || got["attempted"] != 1 || got[delivery.FailedAgain] != 0 {
 			t.Errorf("of the one that hangs the meter was told %v, want one timeout", got)
 		}
-		if got := m.of("down"); got["attempted"] < 2 || got["attempted"] != got[FailedAgain] {
+		if got := m.of("down"); got["attempted"] < 2 || got["attempted"] != got[delivery.FailedAgain] {
 			t.Errorf("of the one that is down the meter was told %v, want as many failures as attempts", got)
 		}
 		if got := m.took["hanging"]; got != 10*time.Second {
@@ -143,24 +142,24 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 		latest := &ear{answer: always(errDown)}
 		b := s.start(
 			batches.all("batches").with(func(t *Terms) { t.Batch = 10 }),
-			latest.all("latest").with(func(t *Terms) { t.Late = LateLatest }),
+			latest.all("latest").with(func(t *Terms) { t.Late = delivery.LateLatest }),
 		)
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
 		pause(1500 * time.Millisecond)
 		s.azure.Start(idA)
 		pause(10 * time.Minute)
-		before := m.of("batches")[FailedAgain]
-		batches.say(func(d Delivery) error {
+		before := m.of("batches")[delivery.FailedAgain]
+		batches.say(func(d delivery.Delivery) error {
 			if strings.HasSuffix(d.Event.ID(), "scheduled") {
-				return ErrRejected
+				return delivery.ErrRejected
 			}
 			return nil
 		})
 		latest.say(nil)
 		pause(10 * time.Minute)
 		got := m.of("batches")
-		if got[ReasonRejected] != 1 || got["accepted"] != 1 || got[FailedAgain] != before+2 {
+		if got[delivery.ReasonRejected] != 1 || got["accepted"] != 1 || got[delivery.FailedAgain] != before+2 {
 			t.Errorf("of batches the meter was told %v, want 1 rejected, 1 accepted, and %d to try again", got, before+2)
 		}
 		if got := m.of("latest"); got["accepted"] != 1 || got["superseded"] != 1 {
@@ -231,9 +230,8 @@ func TestTheMeterIsToldWhatIsForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
-		o := openTest(t, s.dir, nil)
-		o.bounds.dead, o.bounds.inMemory = 2, 1
-		b := s.startWith(o, (&ear{answer: always(ErrRejected)}).all("strict"))
+		s.bounds = outbox.Bounds{Dead: 2, InMemory: 1}
+		b := s.start((&ear{answer: always(delivery.ErrRejected)}).all("strict"))
 		pause(1500 * time.Millisecond)
 		for i := range 5 {
 			s.reboot(fmt.Sprintf("AAAAAAAA-0000-4000-8000-00000000001%d", i))
@@ -244,26 +242,8 @@ func TestTheMeterIsToldWhatIsForgotten(t *testing.T) {
 	})
 }
 
-// Every reason is told by a name of its own, and every type of CloudEvent is in the list from which series are made.
-func TestFailuresHaveTheirNames(t *testing.T) {
-	for _, tt := range []struct {
-		err  error
-		want string
-	}{
-		{fmt.Errorf("post: %w", ErrBlocked), FailedBlocked},
-		{fmt.Errorf("%w: %w", ErrBlocked, &RetryAfter{time.Minute, errDown}), FailedBlocked}, // who waits does not help
-		{fmt.Errorf("429: %w", &RetryAfter{time.Minute, errDown}), FailedRateLimited},
-		{&RetryAfter{Err: errDown}, FailedAgain},
-		{fmt.Errorf("%w within 10s (EOF)", errNoAnswer), FailedTimeout},
-		{context.DeadlineExceeded, FailedTimeout},
-		{&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, FailedTimeout},
-		{&net.OpError{Op: "dial", Err: errDown}, FailedAgain},
-		{errDown, FailedAgain},
-	} {
-		if got := failure(tt.err); got != tt.want {
-			t.Errorf("failure(%v) = %s, want %s", tt.err, got, tt.want)
-		}
-	}
+// Every reason and every type of CloudEvent stands once in the list from which series are made.
+func TestSeriesAreNamedOnce(t *testing.T) {
 	for _, list := range [][]string{CloudEventTypes, FailureReasons} {
 		if sorted := slices.Compact(slices.Sorted(slices.Values(list))); len(sorted) != len(list) {
 			t.Errorf("%q has something twice", list)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // A poll that finds nothing new: answered with 304, and with the same document again. It includes the request over
@@ -18,12 +19,12 @@ func BenchmarkUnchangedPoll(b *testing.B) {
 			azure := imdstest.Serve(b, imdstest.Options{})
 			azure.Schedule(imdstest.Event{Type: "Reboot"})
 			log := slog.New(slog.DiscardHandler)
-			outbox, err := OpenOutbox(b.TempDir(), log)
+			box, err := outbox.Open(b.TempDir(), outbox.Options{Log: log})
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer outbox.Close()
-			br := New(Options{Client: NewClient(azure.URL, DefaultAPIVersion, log, nil), Outbox: outbox, Log: log})
+			defer box.Close()
+			br := New(Options{Client: NewClient(azure.URL, DefaultAPIVersion, log, nil), Outbox: box, Log: log})
 			close(br.identified)
 			w := watcher{Bridge: br, ctx: b.Context()}
 			w.poll()

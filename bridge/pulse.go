@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
 
 // shortestPause is what a standstill has to last at least: a busy machine is late by less than that.
@@ -14,7 +16,7 @@ const shortestPause = 500 * time.Millisecond
 type pulse struct {
 	every time.Duration
 
-	mu   sync.Mutex // taken before that of the outbox
+	mu   sync.Mutex // taken before Bridge.deciding
 	last time.Time
 }
 
@@ -49,6 +51,20 @@ func (b *Bridge) notePause() {
 	b.pulse.mu.Lock()
 	defer b.pulse.mu.Unlock()
 	if d := b.pulse.stoodStill(time.Now()); d > 0 {
-		b.Outbox.paused(d)
+		b.notePaused(d)
+	}
+}
+
+// notePaused remembers with the open events for how long the program stood still.
+func (b *Bridge) notePaused(d time.Duration) {
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	groups := b.events.note(func(op *openEvent) bool {
+		longer := d > op.Pause
+		op.Pause = max(op.Pause, d)
+		return longer
+	})
+	if len(groups) > 0 {
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
 	}
 }

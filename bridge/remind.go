@@ -4,25 +4,51 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
+
+// remindAtLeast is how often the open events are looked at, at least.
+const remindAtLeast = time.Minute
 
 // remindAgain is how long after another message about an event a reminder would say nothing new.
 const remindAgain = 10 * time.Minute
 
-// remind tells the routes that want it how long is left before an event, once for each of their leads.
+// remind tells the routes that want it how long is left before an event, once for each of their leads. It looks at the
+// events only when the next reminder is due, or something changed.
 func (b *Bridge) remind(now time.Time) {
-	if !b.deciding.TryLock() { // it is called every second, so it waits for nobody
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	if b.nextReminder.After(now) {
 		return
 	}
-	defer b.deciding.Unlock()
-	events, states := b.Outbox.known()
 	s := b.scene(moment{now: now})
-	for _, e := range events {
-		op := states[e.ID]
-		for _, lead := range dueLeads(s.routes, op.Routes, e, now) {
-			s.remind(b.Outbox, e, op, lead)
+	next := now.Add(remindAtLeast)
+	if slices.ContainsFunc(s.routes, func(r Route) bool { return len(r.Terms.Remind) > 0 }) {
+		events, states := b.events.all()
+		for _, e := range events {
+			op := states[e.ID]
+			for _, lead := range dueLeads(s.routes, op.Routes, e, now) {
+				if c, due := s.reminder(e, op, lead); due {
+					b.commit(c, now)
+				}
+			}
+			next = nextLead(s.routes, e, now, next)
 		}
 	}
+	b.nextReminder = next
+}
+
+// nextLead is when the next reminder of the event may be due, if that comes before the time at.
+func nextLead(routes []Route, e Event, now, at time.Time) time.Time {
+	for _, r := range routes {
+		for _, lead := range r.Terms.Remind {
+			if due := e.NotBefore.Add(-lead); due.After(now) && due.Before(at) {
+				at = due
+			}
+		}
+	}
+	return at
 }
 
 // dueLeads are those for which a reminder of the event is due: of each route the shortest whose time has come.
@@ -49,32 +75,34 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 	return due
 }
 
-// remind commits one reminder, unless it was told before. One that would come close to another message is taken for told.
-func (s scene) remind(o *Outbox, e Event, op Open, lead time.Duration) {
+// reminder is the commit of one reminder; due is false when it was told before. One that would come close to another
+// message is taken for told.
+func (s scene) reminder(e Event, op openEvent, lead time.Duration) (c commit, due bool) {
 	change := Change{Kind: Reminder, Event: e, Lead: lead}
 	id := ChangeID(change)
-	if s.told(id).Times > 0 {
-		return
+	if s.mark(id).Times > 0 {
+		return commit{}, false
 	}
-	c := Commit{Told: map[string]told{id: {Times: 1, Event: e.ID, At: s.now}}, Open: map[string]*Open{}}
-	if s.now.Sub(op.Said) > remindAgain {
-		ce, err := Wrap(change, Circumstances{Observer: s.observer, Host: s.host, Source: s.source, Time: s.now})
-		if err != nil {
-			s.log.Error("a reminder cannot be told", "event", e.ID, "err", err)
-			return
-		}
-		owed := Owed{CloudEvent: ce, Event: e.ID, Change: Reminder, NotBefore: e.NotBefore}
-		for _, r := range s.routes {
-			if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name) {
-				owed.To = append(owed.To, r.Name)
-			}
-		}
-		if len(owed.To) > 0 {
-			s.log.Info("a reminder is due", "event", e.ID, "lead", leadText(lead), "id", id, "owedTo", strings.Join(owed.To, ","))
-			op.Said = s.now
-			c.Open[e.ID] = &op
-			c.Owed = append(c.Owed, owed)
+	c = commit{marks: map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}, open: map[string]*openEvent{}}
+	if s.now.Sub(op.Said) <= remindAgain {
+		return c, true
+	}
+	ce, err := Wrap(change, Circumstances{Observer: s.observer, Host: s.host, Source: s.source, Time: s.now})
+	if err != nil {
+		s.log.Error("a reminder can't be told", "event", e.ID, "err", err)
+		return commit{}, false
+	}
+	m := message{ce: ce, event: e.ID, change: Reminder, notBefore: e.NotBefore}
+	for _, r := range s.routes {
+		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name) {
+			m.to = append(m.to, r.Name)
 		}
 	}
-	_ = o.Commit(c, s.now) // the store says when it cannot write
+	if len(m.to) > 0 {
+		s.log.Info("a reminder is due", "event", e.ID, "lead", leadText(lead), "id", id, "to", strings.Join(m.to, ","))
+		op.Said = s.now
+		c.open[e.ID] = &op
+		c.messages = append(c.messages, m)
+	}
+	return c, true
 }

@@ -1,12 +1,15 @@
 package bridge
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // seldom is how often stories of many hours poll.
@@ -105,7 +108,7 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 
 // leads is a route that is told shortly before an event begins, as a drain is.
 func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
-	r := e.all(name).with(func(t *Terms) { t.Lead, t.Late = lead, LateDrop })
+	r := e.all(name).with(func(t *Terms) { t.Lead, t.Late = lead, delivery.LateDrop })
 	r.Filter.Only.Changes = changes
 	return r
 }
@@ -211,13 +214,13 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 	}{
 		{"it is down", errDown, 61 * time.Second},
 		{"it hangs", errHang, 61 * time.Second},
-		{"it rejects", ErrRejected, time.Second},
+		{"it rejects", delivery.ErrRejected, time.Second},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				chat, mail, last := &ear{answer: always(tt.answer)}, &ear{answer: always(errDown)}, &ear{}
 				fallback := func(to string) func(*Terms) {
-					return func(t *Terms) { t.Fallback = Fallback{Sink: to, After: time.Minute} }
+					return func(t *Terms) { t.Fallback = delivery.Fallback{Sink: to, After: time.Minute} }
 				}
 				routes := []Route{chat.all("chat").with(fallback("mail")), mail.all("mail").only("Preempt").with(fallback("last")), last.all("last").only("Preempt")}
 				b := s.start(routes...)
@@ -225,7 +228,7 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 				began := time.Now()
 				s.redeploy(idA, 5*time.Hour)
 				pause(50 * time.Second)
-				if tt.answer != ErrRejected {
+				if tt.answer != delivery.ErrRejected {
 					wantIDs(t, idsOf(mail.tried()))
 				}
 				pause(5 * time.Minute)
@@ -255,7 +258,7 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 func TestAFallbackThatKnowsIsNotToldAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		chat, mail := &ear{answer: always(errDown)}, &ear{}
-		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail"))
+		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail"))
 		pause(1500 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)
 		pause(10 * time.Minute)
@@ -269,7 +272,7 @@ func TestWhatFallsBackComesInOrder(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 50 * time.Millisecond
 		chat, mail := &ear{answer: always(errDown)}, &ear{}
-		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail").only("Preempt"))
+		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail").only("Preempt"))
 		pause(1550 * time.Millisecond)
 		s.redeploy(idA, 5*time.Hour)
 		for i := range 8 {
@@ -278,7 +281,7 @@ func TestWhatFallsBackComesInOrder(t *testing.T) {
 		}
 		pause(5 * time.Minute)
 		var want []string
-		for _, e := range b.Outbox.List(Selection{Sink: "chat"}) {
+		for _, e := range b.Outbox.List(outbox.Selection{Route: "chat"}) {
 			want = append(want, e.ID)
 		}
 		wantIDs(t, mail.ids(), want...)
@@ -297,7 +300,7 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 		if got := watch.types(); len(got) != 5 || slices.ContainsFunc(got, func(k string) bool { return k != "heartbeat" }) {
 			t.Errorf("heard %v in 21 minutes, want five heartbeats", got)
 		}
-		if n := len(b.Outbox.List(Selection{Sink: "down"})); n != 1 {
+		if n := len(b.Outbox.List(outbox.Selection{Route: "down"})); n != 1 {
 			t.Errorf("%d heartbeats are owed to the sink that is down, want the newest", n)
 		}
 		s.azure.SetFault(imdstest.Fault{Status: 503})
@@ -311,8 +314,14 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 			t.Errorf("heard %v, want them again", got)
 		}
 		b.end()
-		if n := len(b.Outbox.keys(bucketSettled)); n != 0 {
-			t.Errorf("%d deliveries are on record, want none of heartbeats", n)
+		recorded := func(r outbox.Record) error {
+			if len(r.Deliveries) > 0 && r.Deliveries[0].State != outbox.StatePending {
+				return fmt.Errorf("it keeps %s", r.Body)
+			}
+			return nil
+		}
+		if err := stored(t, s.dir).Walk(0, recorded); err != nil {
+			t.Errorf("heartbeats leave no history: %v", err)
 		}
 	})
 }

@@ -3,12 +3,13 @@ package bridge
 import (
 	"context"
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // A route that was never there is owed the newest change of every event that is open, and what comes.
@@ -94,7 +95,7 @@ func TestAReloadUnderLoadLosesAndReordersNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{}
 		fails := 0
-		e.say(func(d Delivery) error {
+		e.say(func(d delivery.Delivery) error {
 			if fails++; fails%3 == 0 {
 				return errDown
 			}
@@ -168,7 +169,7 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 // ones, which then were owed what nobody delivers.
 func TestAReloadWaitsForTheStart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		outbox, err := OpenOutbox(s.dir, s.logger())
+		outbox, err := outbox.Open(s.dir, outbox.Options{Log: s.logger()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,8 +247,8 @@ func TestANameThatIsGoneKeepsItsBacklogForADay(t *testing.T) {
 			pause(tt.away)
 			b = s.start(other.all("other"))
 			pause(5 * time.Second)
-			dead := b.Outbox.List(Selection{State: StateDead})
-			if tt.kept && len(dead) != 0 || !tt.kept && (len(dead) != 1 || dead[0].Reason != ReasonRemoved) {
+			dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+			if tt.kept && len(dead) != 0 || !tt.kept && (len(dead) != 1 || dead[0].Reason != delivery.ReasonRemoved) {
 				t.Errorf("after %v the dead letters are %v", tt.away, dead)
 			}
 			e.say(nil)
@@ -263,24 +264,6 @@ func TestANameThatIsGoneKeepsItsBacklogForADay(t *testing.T) {
 			}
 			b.end()
 		})
-	}
-}
-
-// The backlog of a name that is gone goes while the bridge runs, too, as soon as its day is over.
-func TestABacklogNobodyWantsGoesAfterADay(t *testing.T) {
-	o := openTest(t, t.TempDir(), nil)
-	now := time.Now()
-	o.setRoutes([]string{"a", "b"}, now)
-	mustOwe(t, o, Scheduled, idA, "a", "b")
-	o.setRoutes([]string{"b"}, now)
-	o.dropOrphans(now.Add(24 * time.Hour))
-	wantIDs(t, pendingIDs(o, "a"), idA+"-scheduled")
-	o.dropOrphans(now.Add(24*time.Hour + time.Second))
-	wantIDs(t, pendingIDs(o, "a"))
-	wantIDs(t, pendingIDs(o, "b"), idA+"-scheduled")
-	wantIDs(t, deadIDs(o), idA+"-scheduled")
-	if added, _ := o.setRoutes([]string{"a", "b"}, now); !slices.Equal(added, []string{"a"}) {
-		t.Errorf("new routes are %v, want a", added)
 	}
 }
 
@@ -311,7 +294,7 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 func TestADeadLetterIsCountedOnce(t *testing.T) {
 	for _, taken := range []bool{true, false} {
 		bubble(t, func(t *testing.T, s *stage) {
-			first, second := &ear{answer: always(ErrRejected)}, &ear{answer: always(ErrRejected)}
+			first, second := &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(delivery.ErrRejected)}
 			b := s.start(first.all("first"), second.all("second"))
 			pause(1500 * time.Millisecond)
 			s.reboot(idA)
@@ -321,13 +304,13 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 				second.say(nil)
 				want = 0
 			}
-			if _, err := b.Replay([]string{b.Outbox.List(Selection{Sink: "first"})[0].Key}, "second", "root"); err != nil {
+			if _, err := b.Replay([]string{b.Outbox.List(outbox.Selection{Route: "first"})[0].Key}, "second", "root"); err != nil {
 				t.Error(err)
 			}
 			pause(3 * time.Second)
 			b.end()
-			if left := b.Outbox.List(Selection{}); len(left) != want || b.Outbox.deadSize.n != want {
-				t.Errorf("left are %+v, counted as %d; want %d", left, b.Outbox.deadSize.n, want)
+			if left := b.Outbox.List(outbox.Selection{}); len(left) != want || b.Outbox.Totals().Dead != want {
+				t.Errorf("left are %+v, counted as %d; want %d", left, b.Outbox.Totals().Dead, want)
 			}
 		})
 	}

@@ -52,8 +52,8 @@ type acceptance struct {
 type acceptState int
 
 const (
-	neverOwed acceptState = iota
-	stillOwed
+	neverTold acceptState = iota
+	stillPending
 	wasAccepted
 	wasGivenUp
 )
@@ -67,11 +67,11 @@ func (r Rule) rule(e Event, fields map[string]any, self string, told func(route 
 	from := observed
 	for _, route := range r.After {
 		switch a := told(route); a.state {
-		case neverOwed:
+		case neverTold:
 			return no("%s was not told of the event as it is now", route)
 		case wasGivenUp:
 			return no("%s did not take what it was told", route)
-		case stillOwed:
+		case stillPending:
 			return notYet("waits for %s", route)
 		default:
 			from = later(from, a.since)
@@ -101,7 +101,7 @@ func Foresee(rules []Rule, e Event, fields map[string]any, self string, told fun
 		if told(sink) {
 			return acceptance{wasAccepted, now}
 		}
-		return acceptance{state: neverOwed}
+		return acceptance{state: neverTold}
 	}
 	for i, r := range rules {
 		verdict := r.rule(e, fields, self, accepts, now, now.Add(r.Wait)) // its wait is over then

@@ -74,8 +74,8 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"when fails", with(func(r *Rule) { r.Filter.When = when(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
 		{"the sink accepted long enough ago", with(after), event(as), "vm-0", accepted(30 * time.Second), "", false},
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 2026-11-21T04:00:01Z", false},
-		{"the sink was not told yet", with(after), event(as), "vm-0", state(stillOwed), "waits for drain", false},
-		{"the sink was never owed it", with(after), event(as), "vm-0", state(neverOwed), "was not told", true},
+		{"the sink was not told yet", with(after), event(as), "vm-0", state(stillPending), "waits for drain", false},
+		{"the sink was never owed it", with(after), event(as), "vm-0", state(neverTold), "was not told", true},
 		{"the sink refused it", with(after), event(as), "vm-0", state(wasGivenUp), "did not take", true},
 	} {
 		fields := map[string]any{"duration": -1, "data": map[string]any{}}

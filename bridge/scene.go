@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/outbox"
 )
 
 // moment is when a document was seen, and how that lies to the last valid answer.
@@ -29,7 +31,7 @@ type scene struct {
 	unnamed     bool      // filters have waited long enough for the observer's name
 	heldUntil   time.Time // they wait until then
 	booted      time.Time
-	told        func(id string) told
+	mark        func(id string) outbox.Mark // how often an id was used
 	log         *slog.Logger
 }
 
@@ -39,34 +41,40 @@ func (b *Bridge) scene(m moment) scene {
 	defer b.mu.Unlock()
 	return scene{
 		moment: m, observer: b.observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
-		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters),
-		told: b.Outbox.told, log: b.Log,
+		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters + heldGrace),
+		mark: b.Outbox.Mark, log: b.Log,
 	}
 }
 
 // handle commits what a document changes. It returns false when that is not all on disk.
 func (b *Bridge) handle(doc Document, m moment) bool {
+	wait, all := b.tellChanges(doc, m)
+	return wait() == nil && all
+}
+
+// tellChanges hands over what a document changes. all says that each change could be told.
+func (b *Bridge) tellChanges(doc Document, m moment) (wait func() error, all bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
-	known, states := b.Outbox.known()
-	all := Diff(known, doc)
-	changes := fitting(known, all)
-	full := len(changes) < len(all)
+	known, states := b.events.all()
+	found := Diff(known, doc)
+	changes := fitting(known, found)
+	full := len(changes) < len(found)
 	b.noRoom(full)
 	if len(changes) == 0 {
-		return !full && b.Outbox.Durable() == nil
+		return b.Outbox.Durable, !full
 	}
 	s := b.scene(m)
 	s.incarnation = doc.Incarnation
-	c := Commit{Open: map[string]*Open{}, Told: map[string]told{}}
-	whole := !full
+	c := commit{open: map[string]*openEvent{}, marks: map[string]outbox.Mark{}}
+	all = !full
 	for _, change := range changes {
 		if err := s.add(&c, change, states[change.Event.ID]); err != nil {
-			b.Log.Error("a change cannot be told", "event", change.Event.ID, "change", change.Kind, "err", err)
-			whole = false
+			b.Log.Error("a change can't be told", "event", change.Event.ID, "change", change.Kind, "err", err)
+			all = false
 		}
 	}
-	return b.Outbox.Commit(c, time.Now()) == nil && whole
+	return b.commit(c, time.Now()), all
 }
 
 // noRoom notes whether changes are left out for want of room, and says so when that is news.
@@ -80,19 +88,19 @@ func (b *Bridge) noRoom(full bool) {
 	}
 }
 
-// add says one change as a CloudEvent, decides who is owed it, and puts both into the commit. op is what is remembered
-// of the event, its zero value for a new one.
-func (s scene) add(c *Commit, change Change, op Open) error {
+// add says one change as a CloudEvent, decides which routes get it, and puts both into the commit. op is what is
+// remembered of the event, its zero value for a new one.
+func (s scene) add(c *commit, change Change, op openEvent) error {
 	e := change.Event
 	if op.Event == nil { // new
-		approved := s.told(ChangeID(Change{Kind: Approved, Event: e})).Times > 0 // somebody by hand was faster than the poll
-		op = Open{Life: s.told(e.ID).Times + 1, First: s.now, Approved: approved}
+		approved := s.mark(ChangeID(Change{Kind: Approved, Event: e})).Times > 0 // somebody by hand was faster than the poll
+		op = openEvent{Life: s.mark(e.ID).Times + 1, First: s.now, Approved: approved}
 	}
 	if e.Status == statusStarted && op.Started.IsZero() {
 		op.Started = s.now
 	}
 	base := ChangeID(change)
-	times := max(op.Life, s.told(base).Times+1)
+	times := max(op.Life, s.mark(base).Times+1)
 	in := Circumstances{
 		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
 		WhileAway: s.away, Repeat: times - 1,
@@ -100,62 +108,72 @@ func (s scene) add(c *Commit, change Change, op Open) error {
 	if s.away {
 		in.NotEarlierThan = s.before
 	}
-	if change.Kind == Vanished && op.Approval.owed() {
-		s.addApproval(c, e, op, Approval{
-			Result: ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts,
-			After: s.now.Sub(op.First).Round(100 * time.Millisecond).Seconds(), Error: "the event is no longer listed",
-		})
-	}
 	if change.Kind == Vanished {
+		if op.Approval.owed() {
+			s.addApproval(c, e, op, mootApproval(op, s.now, "the event is no longer listed"))
+		}
 		in.End = end(change, op, s.observer.Name, s.booted, s.now)
 	}
 	ce, err := Wrap(change, in)
 	if err != nil {
 		return err
 	}
-	owed := Owed{CloudEvent: ce, Event: e.ID, Change: change.Kind, NotBefore: e.NotBefore, HeldUntil: s.heldUntil}
-	var fields map[string]any
-	for _, r := range s.routes {
-		if r.Filter.When != nil && fields == nil {
-			fields = Fields(ce)
-		}
-		s.decide(r, change, fields, &op, &owed)
-	}
-	attrs := []any{"change", change.Kind, "event", e.ID, "type", e.Type, "resources", attribute(strings.Join(e.Resources, ",")), "id", ce.ID(), "owedTo", strings.Join(owed.To, ",")}
+	m := message{ce: ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil}
+	s.address(&m, change, &op)
+	attrs := []any{"change", change.Kind, "event", e.ID, "type", e.Type, "resources", attribute(strings.Join(e.Resources, ",")),
+		"id", ce.ID(), "to", strings.Join(m.to, ",")}
 	if !e.NotBefore.IsZero() {
 		attrs = append(attrs, "notBefore", e.NotBefore)
 	}
 	s.log.Info("azure event", attrs...)
-	c.Owed = append(c.Owed, owed)
-	c.Told[base] = told{Times: times, Event: e.ID, At: s.now}
-	c.Told[e.ID] = told{Times: op.Life, Event: e.ID, At: s.now}
+	c.messages = append(c.messages, m)
+	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
+	c.marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
 	if change.Kind == Vanished {
-		c.Open[e.ID] = nil
+		c.open[e.ID] = nil
 		return nil
 	}
 	op.Event, op.event, op.Said = e.Raw, e, s.now
-	c.Open[e.ID] = &op
+	c.open[e.ID] = &op
 	return nil
 }
 
-// decide asks a route's filter, and notes in op and owed what it said.
-func (s scene) decide(r Route, change Change, fields map[string]any, op *Open, owed *Owed) {
+// address asks the filter of every route whether it gets the message.
+func (s scene) address(m *message, change Change, op *openEvent) {
+	var fields map[string]any
+	for _, r := range s.routes {
+		if r.Filter.When != nil && fields == nil {
+			fields = Fields(m.ce)
+		}
+		s.decide(r, change, fields, op, m)
+	}
+}
+
+// decide asks a route's filter, and notes in op and m what it said.
+func (s scene) decide(r Route, change Change, fields map[string]any, op *openEvent, m *message) {
 	wanted, _ := r.Filter.Change(change, s.observer.Name)
 	if due := r.dueFor(change, s.now); wanted && !due.IsZero() {
-		if owed.Due == nil {
-			owed.Due = make(map[string]time.Time)
+		if m.due == nil {
+			m.due = make(map[string]time.Time)
 		}
-		owed.Due[r.Name] = due
+		m.due[r.Name] = due
 	}
 	switch {
 	case slices.Contains(op.Routes, r.Name):
 		if wanted {
-			owed.To = append(owed.To, r.Name)
+			m.to = append(m.to, r.Name)
 		}
 		return
-	case slices.Contains(op.Undecided, r.Name):
+	case slices.Contains(op.Undecided, r.Name) && !s.unnamed && s.observer.Name == "":
 		if wanted {
-			owed.Undecided = append(owed.Undecided, r.Name)
+			m.undecided = append(m.undecided, r.Name)
+		}
+		return
+	case slices.Contains(op.Undecided, r.Name): // the wait is over, and it got what it waited for
+		op.Undecided = slices.DeleteFunc(op.Undecided, func(name string) bool { return name == r.Name })
+		op.Routes = append(op.Routes, r.Name)
+		if wanted {
+			m.to = append(m.to, r.Name)
 		}
 		return
 	}
@@ -171,18 +189,18 @@ func (s scene) decide(r Route, change Change, fields map[string]any, op *Open, o
 		}
 		op.Routes = append(op.Routes, r.Name)
 		if wanted {
-			owed.To = append(owed.To, r.Name)
+			m.to = append(m.to, r.Name)
 		}
 	case Undecided:
 		op.Undecided = append(op.Undecided, r.Name)
 		if wanted {
-			owed.Undecided = append(owed.Undecided, r.Name)
+			m.undecided = append(m.undecided, r.Name)
 		}
 	}
 }
 
 // end is what can honestly be said about the end of an event.
-func end(c Change, op Open, self string, booted, now time.Time) End {
+func end(c Change, op openEvent, self string, booted, now time.Time) End {
 	e := c.Event
 	x := End{Outcome: OutcomeUnknown, LongestPause: op.Pause}
 	if booted.After(op.First) {
@@ -198,82 +216,137 @@ func end(c Change, op Open, self string, booted, now time.Time) End {
 	return x
 }
 
-// setRoutes tells the outbox which routes there are. One that is new, or returns, is owed the newest change of every open
-// event, unless it was owed it already. deciding is held.
-func (b *Bridge) setRoutes(routes []Route, now time.Time) {
-	added, back := b.Outbox.setRoutes(names(routes), now)
-	missed := func(r Route, seq uint64) bool {
-		return slices.Contains(added, r.Name) ||
-			slices.Contains(back, r.Name) && b.Outbox.acceptance(r.Name, seq).state == neverOwed
+// setRoutes has those routes from now on, with their rules and settings. A route that is new, or returns, gets the newest
+// change of every open event, unless it was pending for it already. It returns when that is handed over.
+func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func() error) {
+	there := []outbox.Route{}
+	for _, r := range routes {
+		there = append(there, outbox.Route{Name: r.Name, Fallback: r.Terms.Fallback.Sink})
 	}
-	if len(added)+len(back) == 0 {
+	need := func() []uint64 {
+		if added, back := b.Outbox.NewRoutes(there); len(added)+len(back) == 0 {
+			return nil
+		}
+		return b.events.latest()
+	}
+	b.decide(need, func(read cloudEvents) {
+		use()
+		added, back := b.Outbox.NewRoutes(there)
+		missed := func(r Route, seq uint64) bool {
+			return slices.Contains(added, r.Name) ||
+				slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
+		}
+		c := commit{open: map[string]*openEvent{}, routes: there}
+		s := b.scene(moment{now: now})
+		events, states := b.events.all()
+		for _, e := range events {
+			op := states[e.ID]
+			ce := read[op.Latest]
+			if ce == nil {
+				continue
+			}
+			change := changeOf(*ce)
+			m := message{ce: *ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, again: op.Latest}
+			for _, r := range routes {
+				if missed(r, op.Latest) {
+					s.decide(r, change, Fields(*ce), &op, &m)
+				}
+			}
+			c.open[e.ID] = &op
+			c.messages = append(c.messages, m)
+		}
+		wait = b.commit(c, now)
+	})
+	return wait
+}
+
+// decideHeld decides the filters that waited for the observer's name, if it is known or the wait is over.
+func (b *Bridge) decideHeld(now time.Time) {
+	b.mu.Lock()
+	self, routes, over := b.observer.Name, b.routes, b.unnamed(now)
+	b.mu.Unlock()
+	if self == "" && !over || len(b.Outbox.Held()) == 0 {
 		return
 	}
-	events, states := b.Outbox.known()
-	c := Commit{Open: map[string]*Open{}}
-	s := b.scene(moment{now: now})
-	for _, e := range events {
-		op := states[e.ID]
-		ce, err := b.Outbox.cloudEvent(op.Latest)
-		if err != nil {
-			b.Log.Warn("a new sink will not hear of an event that is open", "event", e.ID, "err", err)
-			continue
-		}
-		change := changeOf(ce)
-		owed := Owed{CloudEvent: ce, Event: e.ID, Change: change.Kind, NotBefore: e.NotBefore, HeldUntil: s.heldUntil, Again: op.Latest}
-		for _, r := range routes {
-			if missed(r, op.Latest) {
-				s.decide(r, change, Fields(ce), &op, &owed)
+	need := func() (seqs []uint64) {
+		for _, held := range b.Outbox.Held() {
+			for _, d := range held {
+				seqs = append(seqs, d.Seq())
 			}
 		}
-		c.Open[e.ID] = &op
-		c.Owed = append(c.Owed, owed)
+		return seqs
 	}
-	if len(c.Owed) > 0 {
-		_ = b.Outbox.Commit(c, now) // the store says when it cannot write
-	}
+	b.decide(need, func(read cloudEvents) {
+		c := commit{open: map[string]*openEvent{}}
+		for _, held := range b.Outbox.Held() {
+			b.decideHeldGroup(&c, held, read, routes, self, now)
+		}
+		b.commit(c, now)
+	})
 }
 
-// decideHeld decides the filters that waited for the observer's name, if it is known or the wait is over. It is called
-// every second, so it waits for nobody who decides right now.
-func (b *Bridge) decideHeld(now time.Time) {
-	if !b.deciding.TryLock() {
-		return
+// decideHeldGroup decides whether a route gets the changes of an event that waited for the observer's name: those from
+// the first that its filter accepts.
+func (b *Bridge) decideHeldGroup(c *commit, held []outbox.Delivery, read cloudEvents, routes []Route, self string, now time.Time) {
+	route, id := held[0].Route, held[0].Group
+	from, lead := 0, time.Duration(0)
+	if i := slices.IndexFunc(routes, func(r Route) bool { return r.Name == route }); i >= 0 {
+		from, lead = firstAccepted(routes[i], held, read, self), routes[i].Terms.Lead
 	}
-	defer b.deciding.Unlock()
-	b.mu.Lock()
-	self, routes, unnamed := b.observer.Name, b.routes, b.unnamed(now)
-	b.mu.Unlock()
-	for _, group := range b.Outbox.held() {
-		first := group[0]
-		over := unnamed || now.After(first.Held)
-		if self == "" && !over {
+	if self == "" {
+		b.Log.Warn("this VM's name is not known, so the event passes", "sink", route, "event", id, "hint", nameHint)
+	}
+	for n, d := range held {
+		ref := outbox.Ref{Route: route, Seq: d.Seq()}
+		if n < from {
+			c.remove = append(c.remove, ref)
 			continue
 		}
-		from := first.seq
-		if i := slices.IndexFunc(routes, func(r Route) bool { return r.Name == first.Sink }); i >= 0 {
-			from = b.firstAccepted(routes[i], group, self)
+		c.move = append(c.move, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: leadTime(lead, ChangeKind(d.Change), d.NotBefore, now)})
+	}
+	op := c.open[id]
+	if op == nil {
+		_, state, open := b.events.get(id)
+		if !open {
+			return
 		}
-		if self == "" {
-			b.Log.Warn("this VM's name is not known, so the event passes", "sink", first.Sink, "event", first.Event, "hint", nameHint)
-		}
-		b.Outbox.decide(first.Sink, first.Event, from)
+		op = &state
+		c.open[id] = op
+	}
+	op.Undecided = slices.DeleteFunc(op.Undecided, func(name string) bool { return name == route })
+	if from < len(held) {
+		op.Routes = append(op.Routes, route)
 	}
 }
 
-// firstAccepted is the sequence number of the first change that the route's filter accepts, 0 if it accepts none. A
-// missing name counts as a match, and so does a change that cannot be read.
-func (b *Bridge) firstAccepted(r Route, changes []Entry, self string) uint64 {
-	for _, e := range changes {
-		ce, err := b.Outbox.cloudEvent(e.seq)
-		if err != nil {
-			return e.seq
+// firstAccepted is the index of the first change that the route's filter accepts, their number if it accepts none. A
+// missing name counts as a match, and so does a change that can't be read.
+func firstAccepted(r Route, changes []outbox.Delivery, read cloudEvents, self string) int {
+	for n, d := range changes {
+		ce := read[d.Seq()]
+		if ce == nil {
+			return n
 		}
-		if verdict, _, _ := r.Filter.Event(changeOf(ce), Fields(ce), self, true); verdict != Refused {
-			return e.seq
+		if verdict, _, _ := r.Filter.Event(changeOf(*ce), Fields(*ce), self, true); verdict != Refused {
+			return n
 		}
 	}
-	return 0
+	return len(changes)
+}
+
+// dueFor is when a change is due at a route with a lead: that long before the event begins; zero for at once.
+func (r Route) dueFor(c Change, now time.Time) time.Time {
+	return leadTime(r.Terms.Lead, c.Kind, c.Event.NotBefore, now)
+}
+
+func leadTime(lead time.Duration, kind ChangeKind, notBefore, now time.Time) time.Time {
+	if lead <= 0 || kind != Scheduled && kind != Updated {
+		return time.Time{}
+	}
+	if due := notBefore.Add(-lead); due.After(now) {
+		return due
+	}
+	return time.Time{}
 }
 
 // changeOf reads a change back from its CloudEvent.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // How an event ended is said as far as one can know, and unknown otherwise.
@@ -18,25 +19,25 @@ func TestTheOutcomeIsHonest(t *testing.T) {
 	for _, tt := range []struct {
 		claim string
 		event Event
-		op    Open
+		op    openEvent
 		self  string
 		want  Outcome
 	}{
-		{"it had begun", Event{Status: "Started", Type: "Reboot"}, Open{Started: sooner}, "vm-0", OutcomeCompleted},
-		{"it had begun, and there was a gap", Event{Status: "Started", Type: "Reboot"}, Open{Started: sooner, Gap: true}, "vm-0", OutcomeCompleted},
-		{"it had begun, and was scheduled again", scheduled("Reboot", later), Open{Started: sooner}, "vm-0", OutcomeCompleted},
-		{"a Preempt had begun", Event{Status: "Started", Type: "Preempt"}, Open{Started: sooner}, "vm-0", OutcomeCompleted},
-		{"this VM rebooted in the gap", scheduled("Reboot", sooner), Open{Gap: true, Rebooted: true}, "VM-0", OutcomeCompleted},
-		{"this VM rebooted, and the event is another's", scheduled("Reboot", sooner), Open{Gap: true, Rebooted: true}, "vm-1", OutcomeUnknown},
-		{"this VM rebooted, and has no name", scheduled("Reboot", sooner), Open{Gap: true, Rebooted: true}, "", OutcomeUnknown},
-		{"its time had not come", scheduled("Reboot", later), Open{}, "vm-0", OutcomeCanceled},
-		{"its time had not come, for another VM", scheduled("Freeze", later), Open{}, "vm-1", OutcomeCanceled},
-		{"its time had come", scheduled("Reboot", sooner), Open{}, "vm-0", OutcomeUnknown},
-		{"nobody watched for a while", scheduled("Reboot", later), Open{Gap: true}, "vm-0", OutcomeUnknown},
-		{"it had no time", scheduled("Reboot", time.Time{}), Open{}, "vm-0", OutcomeUnknown},
-		{"a Preempt before its time", scheduled("Preempt", later), Open{}, "vm-0", OutcomeUnknown},
-		{"a Terminate before its time", scheduled("Terminate", later), Open{}, "vm-0", OutcomeUnknown},
-		{"a status nobody knows", Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, Open{}, "vm-0", OutcomeUnknown},
+		{"it had begun", Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner}, "vm-0", OutcomeCompleted},
+		{"it had begun, and there was a gap", Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner, Gap: true}, "vm-0", OutcomeCompleted},
+		{"it had begun, and was scheduled again", scheduled("Reboot", later), openEvent{Started: sooner}, "vm-0", OutcomeCompleted},
+		{"a Preempt had begun", Event{Status: "Started", Type: "Preempt"}, openEvent{Started: sooner}, "vm-0", OutcomeCompleted},
+		{"this VM rebooted in the gap", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "VM-0", OutcomeCompleted},
+		{"this VM rebooted, and the event is another's", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "vm-1", OutcomeUnknown},
+		{"this VM rebooted, and has no name", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "", OutcomeUnknown},
+		{"its time had not come", scheduled("Reboot", later), openEvent{}, "vm-0", OutcomeCanceled},
+		{"its time had not come, for another VM", scheduled("Freeze", later), openEvent{}, "vm-1", OutcomeCanceled},
+		{"its time had come", scheduled("Reboot", sooner), openEvent{}, "vm-0", OutcomeUnknown},
+		{"nobody watched for a while", scheduled("Reboot", later), openEvent{Gap: true}, "vm-0", OutcomeUnknown},
+		{"it had no time", scheduled("Reboot", time.Time{}), openEvent{}, "vm-0", OutcomeUnknown},
+		{"a Preempt before its time", scheduled("Preempt", later), openEvent{}, "vm-0", OutcomeUnknown},
+		{"a Terminate before its time", scheduled("Terminate", later), openEvent{}, "vm-0", OutcomeUnknown},
+		{"a status nobody knows", Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, openEvent{}, "vm-0", OutcomeUnknown},
 	} {
 		if got := end(Change{Event: tt.event}, tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
 			t.Errorf("%s: outcome is %s, want %s", tt.claim, got, tt.want)
@@ -308,7 +309,7 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			pause(2 * time.Second)
 			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
 			wantIDs(t, leader.ids())
-			if list := b.Outbox.List(Selection{}); len(list) != 0 {
+			if list := b.Outbox.List(outbox.Selection{}); len(list) != 0 {
 				t.Errorf("what the filters refused is still owed: %v", list)
 			}
 			b.end()

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 )
 
 // Everything that a simulation knows of the bridge's own types stands in this file.
@@ -22,27 +22,27 @@ import (
 type process struct {
 	w      *world
 	bridge *bridge.Bridge
-	outbox *bridge.Outbox
+	outbox *outbox.Outbox
 	disk   *disk
 	cancel context.CancelFunc
 	done   chan error
 }
 
-// start starts the program on the file in dir.
-func start(w *world, dir string) *process {
+// start starts the program on the file that the one before left.
+func start(w *world) *process {
 	p := &process{w: w, done: make(chan error, 1)}
-	path := filepath.Join(dir, "outbox.db")
-	p.disk = &disk{w: w, content: func() any { return fileAt(path) }, lifted: make(chan struct{})}
-	outbox, err := bridge.OpenOutboxOn(dir, w.log, func(write func() error) error {
-		return p.disk.transaction(1, func(int) error { return write() })
-	})
+	left, _ := w.image.(buckets)
+	file := newFile(left)
+	p.disk = &disk{w: w, content: file.content, lifted: make(chan struct{})}
+	file.disk = p.disk
+	box, err := outbox.Open("", outbox.Options{Log: w.log, Storage: file})
 	if err != nil {
 		panic(err)
 	}
-	p.outbox = outbox
+	p.outbox = box
 	p.bridge = bridge.New(bridge.Options{
 		Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
-		Outbox: outbox, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
+		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
 		Turned: w.turned,
 	})
@@ -97,16 +97,16 @@ type entry struct {
 }
 
 func (p *process) entries() (list []entry) {
-	for _, e := range p.outbox.List(bridge.Selection{}) {
+	for _, e := range p.outbox.List(outbox.Selection{}) {
 		list = append(list, entryOf(e))
 	}
 	return list
 }
 
-func entryOf(e bridge.Entry) entry {
+func entryOf(e outbox.Delivery) entry {
 	return entry{
-		key: e.Key, sink: e.Sink, id: e.ID, event: e.Event, change: string(e.Change), reason: e.Reason, err: e.Error,
-		dead: e.State == bridge.StateDead, attempts: e.Attempts, due: e.Due, notBefore: e.NotBefore,
+		key: e.Key, sink: e.Route, id: e.ID, event: e.Group, change: e.Change, reason: e.Reason, err: e.Error,
+		dead: e.State == outbox.StateDead, attempts: e.Attempts, due: e.Due, notBefore: e.NotBefore,
 	}
 }
 
@@ -150,7 +150,7 @@ type recorded struct {
 }
 
 func (p *process) record() (list []recorded) {
-	lives, err := p.outbox.History(bridge.Period{})
+	lives, err := bridge.History(p.outbox, bridge.Period{})
 	if err != nil {
 		panic(err)
 	}
@@ -171,9 +171,12 @@ func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 			Name: r.name, Kind: "simulated", Sink: sink{destination{p.w, r.name}},
 			Filter: bridge.Filter{Only: bridge.Match{VMs: r.vms, Types: r.types, Sources: r.sources, Changes: r.changes}},
 			Terms: bridge.Terms{
-				Timeout: r.timeout, MaxAge: r.maxAge, Late: bridge.Late(r.late), Bridge: bridge.Level(cmp.Or(r.bridge, "none")),
-				Batch: r.batch, Parallel: r.parallel, Sync: r.sync, Acts: r.acts, Remind: r.remind, Lead: r.lead,
-				Fallback: bridge.Fallback{Sink: r.fallback, After: r.after}, Group: bridge.Group{Above: r.above, Within: r.within},
+				Terms: delivery.Terms{
+					Timeout: r.timeout, MaxAge: r.maxAge, Late: delivery.Late(r.late), Batch: r.batch, Parallel: r.parallel,
+					Durable: r.sync, Fallback: delivery.Fallback{Sink: r.fallback, After: r.after},
+					Digest: delivery.Digest{Above: r.above, Within: r.within},
+				},
+				Bridge: bridge.Level(cmp.Or(r.bridge, "none")), Acts: r.acts, Remind: r.remind, Lead: r.lead,
 			},
 		})
 	}
@@ -193,7 +196,7 @@ func rules(plans []rulePlan) (list []bridge.Rule) {
 // A sink is a destination as the bridge sees it.
 type sink struct{ destination }
 
-func (s sink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (s sink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	list := make([]handed, len(batch))
 	for i, d := range batch {
 		list[i] = handedOf(d)
@@ -202,21 +205,21 @@ func (s sink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answ
 	var err error
 	switch v.class {
 	case "":
-		return bridge.Answer{Status: "200 OK", Receipt: []byte(list[len(list)-1].id)}, nil
+		return delivery.Answer{Status: "200 OK", Receipt: []byte(list[len(list)-1].id)}, nil
 	case "blocked":
-		err = fmt.Errorf("%w: 401 Unauthorized", bridge.ErrBlocked)
+		err = fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked)
 	case "rejected":
-		err = fmt.Errorf("%w: 422", bridge.ErrRejected)
+		err = fmt.Errorf("%w: 422", delivery.ErrRejected)
 	default:
 		err = cmp.Or(v.cause, errDown)
 	}
 	if v.after > 0 {
-		err = &bridge.RetryAfter{After: v.after, Err: err}
+		err = &delivery.RetryAfter{After: v.after, Err: err}
 	}
-	return bridge.Answer{}, err
+	return delivery.Answer{}, err
 }
 
-func handedOf(d bridge.Delivery) handed {
+func handedOf(d delivery.Delivery) handed {
 	h := handed{
 		id: d.Event.ID(), event: d.Event.Subject(), time: d.Event.Time(), attempt: d.Attempt, receipt: string(d.Receipt),
 		notBefore: d.NotBefore, body: string(d.Event.Data()),
@@ -249,26 +252,6 @@ var (
 	errDown = errors.New("connection refused")
 	errDead = errors.New("the machine is dead")
 )
-
-// place puts what a program left in its file where the next one starts.
-func place(dir string, image any) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		panic(err)
-	}
-	if content, _ := image.([]byte); content != nil {
-		if err := os.WriteFile(filepath.Join(dir, "outbox.db"), content, 0o600); err != nil {
-			panic(err)
-		}
-	}
-}
-
-func fileAt(path string) []byte {
-	content, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		panic(err)
-	}
-	return content
-}
 
 // quiet is a log that nobody reads.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // A variant is the program broken in one way, by what stands between it and the world: it is set up in another way than
@@ -252,7 +253,7 @@ var brokenVariants = []variant{
 	{claim: "changes are not looked at", promise: "filters", seed: 14,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Changes = nil })},
 	{claim: "latest and drop are send", promise: "late", seed: 5,
-		routesOf: each(func(r *bridge.Route) { r.Terms.Late = bridge.LateSend })},
+		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
 	{claim: "there is no lead", promise: "lead", seed: 5,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead = 0 })},
 	{claim: "a lead is half as long", promise: "lead", seed: 94,
@@ -260,7 +261,7 @@ var brokenVariants = []variant{
 	{claim: "only the first route falls back", promise: "fallback", seed: 14,
 		routesOf: func(_ *world, routes []bridge.Route) []bridge.Route {
 			for i := range routes[1:] {
-				routes[i+1].Terms.Fallback = bridge.Fallback{}
+				routes[i+1].Terms.Fallback = delivery.Fallback{}
 			}
 			return routes
 		}},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -247,14 +246,12 @@ func (w *world) run(*testing.T) {
 	w.boots = append(w.boots, &boot{began: fact{boot: len(w.boots)}})
 	w.boots[len(w.boots)-1].began = w.fact()
 	w.setups = append(w.setups, setup{w.fact(), w.routes})
-	dir := filepath.Join(w.dir, fmt.Sprint(len(w.boots)))
 	w.mu.Unlock()
 
 	if w.variant.forgets {
 		w.image = nil
 	}
-	place(dir, w.image)
-	p := start(w, dir)
+	p := start(w)
 	for len(w.steps) > 0 {
 		s := w.steps[0]
 		w.steps = w.steps[1:]

@@ -19,20 +19,24 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 const idA, idB = "AAAAAAAA-0000-4000-8000-000000000001", "BBBBBBBB-0000-4000-8000-000000000002"
 
 // A stage is an emulated Azure, an outbox on disk, and bridges that run one after the other, all in a synctest bubble.
 type stage struct {
-	t     *testing.T
-	azure *imdstest.Server
-	vm    string // the VM the bridge runs on; "" is the first
-	dir   string
-	opts  Options // Client, Outbox and Routes are filled in by start
-	log   *lines
-	proxy func(http.RoundTripper) http.RoundTripper // between the bridge and Azure, nil for nothing
+	t      *testing.T
+	azure  *imdstest.Server
+	vm     string // the VM the bridge runs on; "" is the first
+	dir    string
+	disk   *disk         // of the outbox that was opened last
+	bounds outbox.Bounds // of the next one
+	opts   Options       // Client, Outbox and Routes are filled in by start
+	log    *lines
+	proxy  func(http.RoundTripper) http.RoundTripper // between the bridge and Azure, nil for nothing
 
 	logged func(words string) // what is to happen when these are logged, nil for nothing
 }
@@ -86,14 +90,19 @@ func (l listener) Handle(ctx context.Context, r slog.Record) error {
 
 func (s *stage) start(routes ...Route) *running {
 	s.t.Helper()
-	outbox, err := OpenOutbox(s.dir, s.logger())
+	var step time.Duration
+	if s.disk != nil {
+		step = s.disk.step
+	}
+	s.disk = &disk{Storage: outbox.File(s.dir, s.logger()), step: step}
+	box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: s.disk, Bounds: s.bounds})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return s.startWith(outbox, routes...)
+	return s.startWith(box, routes...)
 }
 
-func (s *stage) startWith(outbox *Outbox, routes ...Route) *running {
+func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
 	s.t.Helper()
 	r := &running{s: s, done: make(chan error, 1)}
 	o := s.opts
@@ -106,7 +115,7 @@ func (s *stage) startWith(outbox *Outbox, routes ...Route) *running {
 		transport = s.proxy(transport)
 	}
 	o.Client = NewClient(endpoint, DefaultAPIVersion, s.logger(), transport)
-	o.Outbox, o.Routes, o.Log, o.Host, o.Version = outbox, r.mortal(routes), s.logger(), "host-0", "test"
+	o.Outbox, o.Routes, o.Log, o.Host, o.Version = box, r.mortal(routes), s.logger(), "host-0", "test"
 	r.Bridge = New(o)
 	ctx, cancel := context.WithCancel(s.t.Context())
 	r.cancel = cancel
@@ -138,8 +147,8 @@ func (r *running) crash() {
 // snapshot copies the outbox's file between two transactions: what a crash now would leave.
 func (r *running) snapshot(to string) {
 	r.s.t.Helper()
-	r.Outbox.store.file.Lock()
-	defer r.Outbox.store.file.Unlock()
+	r.s.disk.writing.Lock()
+	defer r.s.disk.writing.Unlock()
 	copyFile(r.s.t, r.Outbox.Path(), to)
 }
 
@@ -164,16 +173,16 @@ func (r *running) mortal(routes []Route) []Route {
 }
 
 type mortal struct {
-	Sink
+	delivery.Sink
 	r *running
 }
 
-func (m mortal) Deliver(ctx context.Context, batch []Delivery) (Answer, error) {
+func (m mortal) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	m.r.mu.Lock()
 	killed := m.r.killed
 	m.r.mu.Unlock()
 	if killed {
-		return Answer{}, errors.New("killed")
+		return delivery.Answer{}, errors.New("killed")
 	}
 	return m.Sink.Deliver(ctx, batch)
 }
@@ -215,17 +224,17 @@ type ear struct {
 	mu     sync.Mutex
 	heard  []heard // accepted
 	tries  []heard
-	calls  [][]string           // the ids of each batch
-	answer func(Delivery) error // nil accepts
-	reply  Answer
+	calls  [][]string                    // the ids of each batch
+	answer func(delivery.Delivery) error // nil accepts
+	reply  delivery.Answer
 }
 
 type heard struct {
-	Delivery
+	delivery.Delivery
 	at time.Time
 }
 
-func (e *ear) Deliver(ctx context.Context, batch []Delivery) (Answer, error) {
+func (e *ear) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	e.mu.Lock()
 	answer := e.answer
 	var ids []string
@@ -262,13 +271,15 @@ var (
 	errDown = errors.New("connection refused")
 )
 
-func (e *ear) say(answer func(Delivery) error) {
+func (e *ear) say(answer func(delivery.Delivery) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.answer = answer
 }
 
-func always(err error) func(Delivery) error { return func(Delivery) error { return err } }
+func always(err error) func(delivery.Delivery) error {
+	return func(delivery.Delivery) error { return err }
+}
 
 // ids are those of what was accepted, in order.
 func (e *ear) ids() []string { return idsOf(e.accepted()) }
@@ -304,7 +315,7 @@ func (e *ear) types() []string {
 
 // all routes everything about all VMs to the ear.
 func (e *ear) all(name string) Route {
-	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Match{VMs: "all"}}, Terms: Terms{Timeout: 10 * time.Second, Late: LateSend}}
+	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Match{VMs: "all"}}, Terms: Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
 }
 
 // with is a route with other terms.
@@ -362,9 +373,9 @@ func (s *stage) conditions() []string {
 func (s *stage) polls() int { return len(s.conditions()) }
 
 // stored reads the outbox that lies in dir while nobody has it.
-func stored(t *testing.T, dir string) *Outbox {
+func stored(t *testing.T, dir string) *outbox.Outbox {
 	t.Helper()
-	o, err := ReadOutbox(dir)
+	o, err := outbox.OpenReadOnly(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 )
 
 // Status is what the bridge shows of itself, as status.json. Times are UTC; a zero time is absent.
@@ -124,19 +127,19 @@ func (b *Bridge) turned(at *time.Time) {
 // Status tells how things are.
 func (b *Bridge) Status() Status {
 	now := time.Now()
-	events, states := b.Outbox.known()
-	stats := b.Outbox.stats()
+	events, states := b.events.all()
+	stats := b.Outbox.Stats(time.Now())
 	durable := b.Outbox.Durable()
-	answer := b.Outbox.lastAnswer()
+	bytes := b.Outbox.Size()
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := Status{
 		Version: b.Version, StartedAt: b.began.UTC(), Observer: b.observer,
-		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: incarnationJSON(answer.Incarnation),
+		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: incarnationJSON(b.answer.Incarnation),
 			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
 		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
-		Outbox: OutboxStatus{Durable: durable == nil, Bytes: b.Outbox.store.size()}, Settings: b.Settings,
+		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings,
 	}
 	s.IMDS.Problems = slices.Clone(b.imds.problems)
 	if b.imds.full {
@@ -152,7 +155,7 @@ func (b *Bridge) Status() Status {
 	}
 	soon := false
 	for _, e := range events {
-		soon = soon || e.Status != statusStarted && e.NotBefore.Sub(now) < urgentNotice
+		soon = soon || e.Status != statusStarted && e.NotBefore.Sub(now) < soonNotice
 		approved, refused := states[e.ID].approval()
 		s.Events = append(s.Events, EventStatus{
 			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
@@ -162,13 +165,13 @@ func (b *Bridge) Status() Status {
 	}
 	for _, r := range b.routes { // also before the outbox has heard of them
 		if _, ok := stats[r.Name]; !ok {
-			stats[r.Name] = routeStats{}
+			stats[r.Name] = outbox.Stats{}
 		}
 	}
 	for name, st := range stats {
-		s.Outbox.Pending += st.pending
-		s.Outbox.DeadLetters += st.dead
-		if st.gone.IsZero() || st.pending+st.dead > 0 {
+		s.Outbox.Pending += st.Pending
+		s.Outbox.DeadLetters += st.Dead
+		if st.Gone.IsZero() || st.Pending+st.Dead > 0 {
 			s.Sinks = append(s.Sinks, b.sinkStatus(name, st, soon, now))
 		}
 	}
@@ -183,7 +186,7 @@ func (b *Bridge) Status() Status {
 }
 
 // approval says whether the event is approved as it is now, or else why an approval was refused.
-func (op Open) approval() (approved *ApprovedStatus, refused string) {
+func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
 	d := op.Approval
 	if d == nil || !d.Done || d.Seq != op.Latest {
 		return nil, ""
@@ -210,40 +213,43 @@ func (i imdsState) reasons() []string {
 	return []string{}
 }
 
+// soonNotice is what leaves no time to wait for a sink's second refusal.
+const soonNotice = 15 * time.Minute
+
 // Refusal is the reason for which a blocked sink keeps the bridge from being ready while an event is due soon.
 func (k SinkStatus) Refusal() string {
 	return fmt.Sprintf("the sink %s refuses what it is sent: %s; an event is due within %d minutes",
-		k.Name, strings.TrimPrefix(k.LastError, ErrBlocked.Error()+": "), urgentNotice/time.Minute)
+		k.Name, strings.TrimPrefix(k.LastError, delivery.ErrBlocked.Error()+": "), soonNotice/time.Minute)
 }
 
 // sinkStatus is that of one route. While an event is due soon, its first refusal counts. mu is held.
-func (b *Bridge) sinkStatus(name string, st routeStats, soon bool, now time.Time) SinkStatus {
-	s := SinkStatus{Name: name, State: SinkOK, Pending: st.pending, Delivered: st.delivered, DeadLetters: st.dead, LastAccepted: st.accepted.UTC()}
+func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Time) SinkStatus {
+	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Delivered: st.Delivered, DeadLetters: st.Dead, LastAccepted: st.Accepted.UTC()}
 	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
 		s.Kind = b.routes[i].Kind
 	}
-	if !st.oldest.IsZero() {
-		s.OldestPending = st.oldest.UTC()
-		s.OldestPendingSeconds = max(0, now.Sub(st.oldest).Round(time.Millisecond).Seconds())
+	if !st.Oldest.IsZero() {
+		s.OldestPending = st.Oldest.UTC()
+		s.OldestPendingSeconds = max(0, now.Sub(st.Oldest).Round(time.Millisecond).Seconds())
 	}
 	c := b.workers[name]
 	switch {
-	case !st.gone.IsZero():
+	case !st.Gone.IsZero():
 		s.State = SinkOrphaned
 		return s
 	case c == nil:
 		return s
 	}
-	w := c.snapshot()
-	s.LastError = w.lastErr
+	w := c.State()
+	s.LastError = w.Error
 	switch {
-	case w.blocked, w.refused && w.failing && soon:
+	case w.Blocked, w.Refused && w.Failing && soon:
 		s.State = SinkIsBlocked
-	case w.failing:
+	case w.Failing:
 		s.State = SinkRetrying
 	}
-	if st.pending > 0 {
-		s.NextAttempt = w.nextTry.UTC()
+	if st.Pending > 0 {
+		s.NextAttempt = w.Next.UTC()
 	}
 	return s
 }

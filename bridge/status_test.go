@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // While an event is due within 15 minutes, a sink that refuses is called blocked with its first refusal, and makes the
@@ -95,7 +97,7 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 func TestStatusShowsHowThingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Settings = SettingsInfo{Hash: "h1", LoadedAt: time.Now()}
-		well, down, refusing, strict, gone := &ear{}, &ear{answer: always(errDown)}, &ear{answer: always(errRefused)}, &ear{answer: always(ErrRejected)}, &ear{answer: always(errDown)}
+		well, down, refusing, strict, gone := &ear{}, &ear{answer: always(errDown)}, &ear{answer: always(errRefused)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errDown)}
 		routes := []Route{well.all("well"), down.all("down"), refusing.all("refusing"), strict.all("strict")}
 		began := time.Now()
 		b := s.start(append(routes, gone.all("gone"))...)
@@ -175,7 +177,10 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 // A bridge that is just starting is alive and not ready; its status can be asked for before it runs.
 func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		o := openTest(t, s.dir, nil)
+		o, err := outbox.Open(s.dir, outbox.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
 		b := New(Options{Client: NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper()), Outbox: o, Log: s.logger()})
 		st := b.Status()
 		if st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "not answered yet") || b.Alive() != nil {

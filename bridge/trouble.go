@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"forewarn/bridge/outbox"
 )
 
 // When trouble is told.
@@ -13,14 +15,16 @@ const (
 	noAnswerFor   = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
 	noFirstFor    = 10 * time.Minute // before the very first one
 	deadNewsEvery = time.Minute      // dead letters of one route are told at most so often
-	maintainEvery = 24 * time.Hour
+	maintainEvery = 10 * time.Minute
+	compactEvery  = 24 * time.Hour
 	listedDead    = 20 // dead letters named in one CloudEvent
 )
 
 // deadNews are dead letters of a route that were not told yet.
 type deadNews struct {
-	told    time.Time
-	entries []Entry
+	told  time.Time
+	count int
+	first []outbox.Delivery // at most listedDead
 }
 
 // gap is a time between two valid answers.
@@ -49,7 +53,7 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 		b.Log.Error("a CloudEvent about the bridge is not valid", "type", typ, "err", err)
 		return
 	}
-	_ = b.Outbox.Commit(Commit{Owed: []Owed{{CloudEvent: ce, To: to}}}, now) // the store says when it cannot write
+	_ = b.commit(commit{messages: []message{{ce: ce, to: to}}}, now)() // the outbox says when it can't write
 }
 
 // trouble is told by a worker that its route is blocked (why), or that it accepts (nil).
@@ -60,8 +64,8 @@ func (b *Bridge) trouble(route string, why error) {
 	if c == nil || told == (why != nil) {
 		return
 	}
-	st := b.Outbox.stats()[route]
-	if why != nil && st.azure.IsZero() {
+	st := b.Outbox.Stats(time.Now())[route]
+	if why != nil && st.OldestOfGroup.IsZero() {
 		return // only about the bridge, and that never causes another
 	}
 	b.mu.Lock()
@@ -71,30 +75,34 @@ func (b *Bridge) trouble(route string, why error) {
 	if told == (why != nil) {
 		return // somebody else was faster
 	}
-	data := map[string]any{"sink": route, "kind": c.route.Kind, "pending": st.pending}
+	data := map[string]any{"sink": route, "kind": c.kind, "pending": st.Pending}
 	typ := SinkRecovered
 	if why != nil {
-		typ, data["since"], data["error"] = SinkBlocked, st.azure, why.Error()
+		typ, data["since"], data["error"] = SinkBlocked, st.OldestOfGroup, why.Error()
 	}
 	b.tellBridge(typ, data, route)
 }
 
-// deadLettered is told of each dead letter by the outbox.
-func (b *Bridge) deadLettered(e Entry) {
-	b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", e.Key, "sink", e.Sink, "id", e.ID, "reason", e.Reason, "err", e.Error)
-	b.Meter.Failed(e.Sink, e.Reason)
-	b.gaveUpTo(e)
-	if e.Event == "" {
-		return // about the bridge: never causes another
+// deadLettered is called by the outbox with new dead letters.
+func (b *Bridge) deadLettered(dead []outbox.Delivery) {
+	for _, d := range dead {
+		b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID, "reason", d.Reason, "err", d.Error)
+		b.Meter.Failed(d.Route, d.Reason)
+		if d.Group == "" {
+			continue // about the bridge: never causes another
+		}
+		b.mu.Lock()
+		n := b.dead[d.Route]
+		if n == nil {
+			n = &deadNews{}
+			b.dead[d.Route] = n
+		}
+		n.count++
+		if len(n.first) < listedDead {
+			n.first = append(n.first, d)
+		}
+		b.mu.Unlock()
 	}
-	b.mu.Lock()
-	n := b.dead[e.Sink]
-	if n == nil {
-		n = &deadNews{}
-		b.dead[e.Sink] = n
-	}
-	n.entries = append(n.entries, e)
-	b.mu.Unlock()
 }
 
 // tellDead tells of dead letters: the first of a route at once, more of it together, after a while.
@@ -105,17 +113,12 @@ func (b *Bridge) tellDead(now time.Time, while time.Duration) {
 		if now.Sub(n.told) < while {
 			continue
 		}
-		if len(n.entries) == 0 {
+		if n.count == 0 {
 			delete(b.dead, sink)
 			continue
 		}
-		var list []map[string]any
-		for _, e := range n.entries[:min(len(n.entries), listedDead)] {
-			list = append(list, map[string]any{"key": e.Key, "id": e.ID, "type": e.Type, "event": e.Event,
-				"reason": e.Reason, "error": e.Error, "attempts": e.Attempts})
-		}
-		due = append(due, map[string]any{"sink": sink, "count": len(n.entries), "deliveries": list})
-		n.told, n.entries = now, nil
+		due = append(due, map[string]any{"sink": sink, "count": n.count, "deliveries": named(n.first)})
+		*n = deadNews{told: now}
 	}
 	b.mu.Unlock()
 	for _, data := range due {
@@ -123,11 +126,19 @@ func (b *Bridge) tellDead(now time.Time, while time.Duration) {
 	}
 }
 
+// named are deliveries as a CloudEvent about the bridge names them.
+func named(deliveries []outbox.Delivery) (list []map[string]any) {
+	for _, d := range deliveries {
+		list = append(list, map[string]any{"key": d.Key, "id": d.ID, "type": d.Type, "event": d.Group,
+			"reason": d.Reason, "error": d.Error, "attempts": d.Attempts})
+	}
+	return list
+}
+
 // housekeep looks after what only time brings about.
 func (b *Bridge) housekeep(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	tidied := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -136,39 +147,47 @@ func (b *Bridge) housekeep(ctx context.Context) {
 		}
 		b.turned(&b.keptHouse)
 		now := time.Now()
-		if b.Outbox.pendingCount() > 0 {
-			b.decideHeld(now)
-			b.tellSilent(now)
-			b.Outbox.dropOrphans(now)
-			b.Outbox.release(now)
-			b.fallBack(now)
-		}
+		b.decideHeld(now)
+		b.tellSilent(now)
 		b.remind(now)
 		b.beat(now)
 		b.tellDead(now, deadNewsEvery)
 		b.tellUnavailable(now)
-		if b.Outbox.Durable() != nil {
-			b.Outbox.forgetSettled()
-		} else {
-			b.Outbox.boundGrown(now)
-		}
-		if now.Sub(tidied) >= maintainEvery {
-			tidied = now
-			if err := b.Outbox.maintain(now); err != nil {
-				b.Log.Warn("the outbox could not be tidied", "err", err)
-			}
-		}
+		b.tidy(now)
 	}
 }
 
-// tellSilent tells of routes that accept nothing though something is owed to them.
+// tidy has the outbox forget what is remembered no longer, and makes its file smaller: both for the first time after the
+// first valid answer, so that they don't delay it.
+func (b *Bridge) tidy(now time.Time) {
+	b.Outbox.GiveUpOrphans(now)
+	b.mu.Lock()
+	answered := !b.imds.lastAnswer.IsZero()
+	maintain := answered && (now.Sub(b.maintained) >= maintainEvery || b.Outbox.Grown())
+	compact := answered && now.Sub(b.compacted) >= compactEvery
+	if maintain {
+		b.maintained = now
+	}
+	if compact {
+		b.compacted = now
+	}
+	b.mu.Unlock()
+	if maintain {
+		b.Outbox.Maintain(now)
+	}
+	if compact {
+		b.Outbox.Compact()
+	}
+}
+
+// tellSilent tells of routes that accept nothing though something is pending for them.
 func (b *Bridge) tellSilent(now time.Time) {
 	b.mu.Lock()
 	began := b.began
 	b.mu.Unlock()
-	for route, st := range b.Outbox.stats() {
-		since := later(later(st.azure, st.accepted), began)
-		if st.azure.IsZero() || !st.gone.IsZero() || now.Sub(since) < SilentFor {
+	for route, st := range b.Outbox.Stats(time.Now()) {
+		since := later(later(st.OldestOfGroup, st.Accepted), began)
+		if st.OldestOfGroup.IsZero() || !st.Gone.IsZero() || now.Sub(since) < SilentFor {
 			continue
 		}
 		b.mu.Lock()
@@ -184,13 +203,12 @@ func (b *Bridge) tellSilent(now time.Time) {
 }
 
 // silent says why a worker's route accepts nothing, nil when it is only busy.
-func (w *worker) silent(now time.Time) error {
-	st := w.snapshot()
-	switch over := st.since.Add(w.terms.Timeout + time.Second); {
-	case st.failing:
-		return errors.New(st.lastErr)
-	case w.terms.Timeout > 0 && !st.since.IsZero() && now.After(over):
-		return fmt.Errorf("the attempt of %s does not end", st.since.UTC().Format(time.RFC3339))
+func (c *crew) silent(now time.Time) error {
+	switch st := c.State(); {
+	case st.Failing:
+		return errors.New(st.Error)
+	case c.Terms.Timeout > 0 && !st.Since.IsZero() && now.After(st.Since.Add(c.Terms.Timeout+time.Second)):
+		return fmt.Errorf("the attempt of %s does not end", st.Since.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
@@ -198,7 +216,7 @@ func (w *worker) silent(now time.Time) error {
 // tellUnavailable tells that the endpoint has given no valid answer for long.
 func (b *Bridge) tellUnavailable(now time.Time) {
 	limit := noAnswerFor
-	if b.Outbox.lastAnswer().At.IsZero() {
+	if b.lastAnswer().At.IsZero() {
 		limit = noFirstFor
 	}
 	b.mu.Lock()

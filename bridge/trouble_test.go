@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 )
 
@@ -19,7 +20,7 @@ func (e *ear) trouble(name string) Route {
 	return r
 }
 
-var errRefused = fmt.Errorf("%w: 401 Unauthorized", ErrBlocked)
+var errRefused = fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked)
 
 // notSelf schedules an event of another VM, so that only routes of all VMs hear of it.
 func (s *stage) notSelf(id string) {
@@ -67,7 +68,7 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsToldOf(t *testing.T) {
 	}{
 		{"it is down", errDown, "connection refused"},
 		{"it hangs", errHang, "no answer within"},
-		{"it asks for time", &RetryAfter{After: 8 * time.Minute, Err: errDown}, "asks for 8m"},
+		{"it asks for time", &delivery.RetryAfter{After: 8 * time.Minute, Err: errDown}, "asks for 8m"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -142,7 +143,7 @@ func TestRecoveryIsToldAcrossAReload(t *testing.T) {
 func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 10 * time.Second
-		one, two := &ear{answer: always(errRefused)}, &ear{answer: always(ErrRejected)}
+		one, two := &ear{answer: always(errRefused)}, &ear{answer: always(delivery.ErrRejected)}
 		all := &ear{}
 		b := s.start(one.trouble("one"), two.trouble("two"), all.trouble("all").with(func(x *Terms) { x.Bridge = LevelAll }))
 		pause(time.Minute)
@@ -215,7 +216,7 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 // The first dead letter of a sink is told at once, more of them together once a minute, and none are left at the end.
 func TestDeadLettersAreToldTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		admin, strict := &ear{}, &ear{answer: always(ErrRejected)}
+		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
 		b := s.start(admin.trouble("admin"), strict.all("strict").with(func(x *Terms) { x.Bridge = LevelTrouble }))
 		pause(1500 * time.Millisecond)
 		told := func() (counts []int) {

@@ -1,6 +1,10 @@
 package bridge
 
-import "time"
+import (
+	"time"
+
+	"forewarn/bridge/outbox"
+)
 
 // A wait says since when each acceptance of one change of an event is known. Its times were read in this run, so they
 // hold the monotonic clock, which nobody can step. Those on record do not.
@@ -18,7 +22,7 @@ type waited struct {
 
 // since is when the route's acceptance of the event's newest change was first seen, by the monotonic clock. What was
 // counted before a restart counts, the time while nothing ran does not.
-func (b *Bridge) since(id string, op Open, route string, now time.Time) time.Time {
+func (b *Bridge) since(id string, op openEvent, route string, now time.Time) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	w := b.waits[id]
@@ -37,7 +41,7 @@ func (b *Bridge) since(id string, op Open, route string, now time.Time) time.Tim
 	return w.since[route]
 }
 
-// keepWaited notes in the outbox how long the rules have waited about the event.
+// keepWaited remembers with the event how long the rules have waited about it. That reaches the outbox once a minute.
 func (b *Bridge) keepWaited(id string, now time.Time) {
 	b.mu.Lock()
 	w, counts := b.waits[id]
@@ -46,15 +50,16 @@ func (b *Bridge) keepWaited(id string, now time.Time) {
 		kept.For[route] = now.Sub(since)
 	}
 	b.mu.Unlock()
-	if counts {
-		b.Outbox.keepWaited(id, kept)
+	if !counts {
+		return
 	}
-}
-
-func (o *Outbox) keepWaited(id string, w *waited) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if op := o.open[id]; op != nil {
-		op.Waited = w
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	group := b.events.noteOne(id, func(op *openEvent) bool {
+		op.Waited = kept
+		return now.Sub(op.kept) >= touchEvery
+	})
+	if group != nil {
+		b.Outbox.Submit(outbox.Batch{Now: now, Groups: map[string]*outbox.Group{id: group}})
 	}
 }

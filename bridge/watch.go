@@ -12,7 +12,7 @@ import (
 const (
 	DefaultInterval = time.Second
 	firstPatience   = 150 * time.Second // for the first answer: Azure may take two minutes to switch events on,
-	switchedOff     = day               // which it switches off when nobody asks for so long
+	switchedOff     = 24 * time.Hour    // which it switches off when nobody asks for so long
 	patience        = 10 * time.Second  // for later ones
 	slowRetry       = 30 * time.Second  // after an answer that will be the same until somebody acts
 	longestRetry    = time.Minute       // whatever the endpoint asks for: a Spot VM has half a minute's notice
@@ -68,10 +68,10 @@ type watcher struct {
 // poll asks once and draws the conclusions. It returns the time to the next poll, from the beginning of this one.
 func (w *watcher) poll() time.Duration {
 	limit := patience
-	if w.last.IsZero() && sinceAnswer(w.Outbox.lastAnswer(), time.Now()) > switchedOff {
+	if w.last.IsZero() && w.lastAnswer().since(time.Now()) > switchedOff {
 		limit = firstPatience
 	}
-	if w.Outbox.reloaded.Swap(false) {
+	if w.reread.Swap(false) {
 		w.done, w.etag = false, ""
 	}
 	etag := w.etag
@@ -151,12 +151,12 @@ func (w *watcher) answered(p Poll, now time.Time) {
 		w.failures = 0
 	}
 
-	before := w.Outbox.lastAnswer()
+	before := w.lastAnswer()
 	next := lastAnswer{At: now, Incarnation: before.Incarnation}
 	if p.Class == PollDocument {
 		next.Incarnation = p.Document.Incarnation
 	}
-	w.Outbox.answered(next, !before.At.IsZero() && w.Booted.After(before.At))
+	w.noteAnswer(next, !before.At.IsZero() && w.Booted.After(before.At))
 	if first {
 		w.tellStarted(before.At, now)
 	}
@@ -164,7 +164,7 @@ func (w *watcher) answered(p Poll, now time.Time) {
 		w.tellRecovered(before.At, now)
 	}
 	if p.Class != PollUnchanged {
-		w.document(p, moment{now: now, before: before.At, away: first || sinceAnswer(before, now) > awayAbove})
+		w.document(p, moment{now: now, before: before.At, away: first || before.since(now) > awayAbove})
 	}
 }
 

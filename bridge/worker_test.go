@@ -9,12 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // A sink that refuses for 20 seconds gets everything once it is back, in order.
 func TestASinkThatIsBackGetsEverything(t *testing.T) {
-	for _, trouble := range []error{errDown, errHang, fmt.Errorf("%w: 401", ErrBlocked)} {
+	for _, trouble := range []error{errDown, errHang, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e, other := &ear{answer: always(trouble)}, &ear{}
 			b := s.start(e.all("a"), other.all("b"))
@@ -40,7 +42,7 @@ func TestASinkThatIsBackGetsEverything(t *testing.T) {
 
 // What is due in less than 15 minutes is tried at once, however deep the sink is in its waits, or blocked.
 func TestUrgencyBeatsTheSchedule(t *testing.T) {
-	for _, trouble := range []error{errDown, fmt.Errorf("%w: 401", ErrBlocked)} {
+	for _, trouble := range []error{errDown, fmt.Errorf("%w: 401", delivery.ErrBlocked)} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{answer: always(trouble)}
 			b := s.start(e.all("a"))
@@ -63,7 +65,7 @@ func TestUrgencyBeatsTheSchedule(t *testing.T) {
 // Urgent deliveries to a sink that waits come at most every five seconds, and never before a Retry-After ends.
 func TestUrgencyHasItsLimits(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(&RetryAfter{After: 30 * time.Second, Err: errors.New("503")})}
+		e := &ear{answer: always(&delivery.RetryAfter{After: 30 * time.Second, Err: errors.New("503")})}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -83,7 +85,7 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 		b.end()
 	})
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: 403", ErrBlocked))}
+		e := &ear{answer: always(fmt.Errorf("%w: 403", delivery.ErrBlocked))}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -104,7 +106,7 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 // acceptance ends that, and an event that is still refused waits alone.
 func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: 404", ErrBlocked))}
+		e := &ear{answer: always(fmt.Errorf("%w: 404", delivery.ErrBlocked))}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		far := time.Now().Add(72 * time.Hour)
@@ -126,9 +128,9 @@ func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 				t.Errorf("probes %d and %d are both of %s; want the events in turn", i-1, i, probes[i])
 			}
 		}
-		e.say(func(d Delivery) error {
+		e.say(func(d delivery.Delivery) error {
 			if d.Event.Subject() == idA {
-				return fmt.Errorf("%w: 404", ErrBlocked)
+				return fmt.Errorf("%w: 404", delivery.ErrBlocked)
 			}
 			return nil
 		})
@@ -147,7 +149,7 @@ func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
 // Of two blocked answers within a second nobody concludes that a sink is blocked.
 func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: always(fmt.Errorf("%w: 401", ErrBlocked))}
+		e := &ear{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
@@ -162,9 +164,9 @@ func TestASinkIsNotBlockedBeforeHalfAMinute(t *testing.T) {
 // What a destination refuses for good is a dead letter, and what follows is delivered.
 func TestWhatIsRejectedIsKept(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{answer: func(d Delivery) error {
+		e := &ear{answer: func(d delivery.Delivery) error {
 			if strings.HasSuffix(d.Event.ID(), "-scheduled") {
-				return fmt.Errorf("%w: 422 no such field", ErrRejected)
+				return fmt.Errorf("%w: 422 no such field", delivery.ErrRejected)
 			}
 			return nil
 		}}
@@ -181,8 +183,8 @@ func TestWhatIsRejectedIsKept(t *testing.T) {
 			t.Errorf("when it accepts again, its last error is %q", st.LastError)
 		}
 		wantIDs(t, e.ids(), idA+"-started")
-		dead := b.Outbox.List(Selection{State: StateDead})
-		if len(dead) != 1 || dead[0].Reason != ReasonRejected || !strings.Contains(dead[0].Error, "422") || dead[0].Attempts != 1 {
+		dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		if len(dead) != 1 || dead[0].Reason != delivery.ReasonRejected || !strings.Contains(dead[0].Error, "422") || dead[0].Attempts != 1 {
 			t.Errorf("dead letters are %+v", dead)
 		}
 		b.end()
@@ -199,9 +201,9 @@ func TestARejectedBatchIsTakenApart(t *testing.T) {
 			s.reboot(id)
 		}
 		pause(2 * time.Second)
-		e.say(func(d Delivery) error {
+		e.say(func(d delivery.Delivery) error {
 			if d.Event.Subject() == "BAD" {
-				return ErrRejected
+				return delivery.ErrRejected
 			}
 			return nil
 		})
@@ -225,8 +227,8 @@ func TestOldDeliveriesExpire(t *testing.T) {
 		pause(50 * time.Minute)
 		wantIDs(t, deadIDs(b.Outbox))
 		pause(20 * time.Minute)
-		dead := b.Outbox.List(Selection{State: StateDead})
-		if len(dead) != 1 || dead[0].Sink != "a" || dead[0].Reason != ReasonExpired {
+		dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		if len(dead) != 1 || dead[0].Route != "a" || dead[0].Reason != delivery.ReasonExpired {
 			t.Errorf("dead letters are %+v", dead)
 		}
 		b.end()
@@ -236,14 +238,14 @@ func TestOldDeliveriesExpire(t *testing.T) {
 // late says what becomes of a change that a newer one has overtaken.
 func TestLateIsAsTheRouteSays(t *testing.T) {
 	for _, tt := range []struct {
-		late   Late
+		late   delivery.Late
 		heard  []string
 		missed int
 		dead   []string
 	}{
-		{LateSend, []string{"-scheduled", "-started", "-vanished"}, 0, nil},
-		{LateLatest, []string{"-vanished"}, 2, nil},
-		{LateDrop, []string{"-vanished"}, 0, []string{"-scheduled", "-started"}},
+		{delivery.LateSend, []string{"-scheduled", "-started", "-vanished"}, 0, nil},
+		{delivery.LateLatest, []string{"-vanished"}, 2, nil},
+		{delivery.LateDrop, []string{"-vanished"}, 0, []string{"-scheduled", "-started"}},
 	} {
 		t.Run(string(tt.late), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -277,8 +279,8 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 						t.Errorf("it stood for %+v, want %s, when it was seen", m, want)
 					}
 				}
-				lives, err := b.Outbox.History(Period{})
-				if err != nil || tt.late == LateLatest && lives[0].Changes[0].Deliveries[0].State != settledSuperseded {
+				lives, err := History(b.Outbox, Period{})
+				if err != nil || tt.late == delivery.LateLatest && lives[0].Changes[0].Deliveries[0].State != outbox.StateSuperseded {
 					t.Errorf("the history says %+v, %v", lives, err)
 				}
 				b.end()
@@ -290,7 +292,7 @@ func TestLateIsAsTheRouteSays(t *testing.T) {
 // A receipt comes back with the next delivery about the same event, also one given beside an error.
 func TestReceiptsComeBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{reply: Answer{Receipt: []byte("posted")}, answer: always(errDown)}
+		e := &ear{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(errDown)}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -314,7 +316,7 @@ func TestReceiptsComeBack(t *testing.T) {
 func TestAPanicInASinkIsAFailedAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		n := 0
-		e := &ear{answer: func(Delivery) error {
+		e := &ear{answer: func(delivery.Delivery) error {
 			if n++; n == 1 {
 				panic("a bug")
 			}
@@ -336,7 +338,7 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 		if err := os.WriteFile(secret, []byte("old"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		e := &ear{answer: always(fmt.Errorf("%w: 401", ErrBlocked))}
+		e := &ear{answer: always(fmt.Errorf("%w: 401", delivery.ErrBlocked))}
 		r := e.all("a")
 		r.Secrets = []string{secret}
 		b := s.start(r)
@@ -393,7 +395,7 @@ func TestWhatIsTooOldIsTriedOnceAfterAStart(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{answer: always(errDown)}
-			r := e.all("a").with(func(x *Terms) { x.MaxAge, x.Late = time.Hour, LateLatest })
+			r := e.all("a").with(func(x *Terms) { x.MaxAge, x.Late = time.Hour, delivery.LateLatest })
 			b := s.start(r)
 			s.reboot(idA)
 			pause(5 * time.Second)
@@ -429,7 +431,7 @@ func TestAnAttemptEndsWithItsTime(t *testing.T) {
 		if tried := e.tried(); len(tried) < 2 || tried[1].at.Sub(tried[0].at) < 4*time.Second || tried[1].at.Sub(tried[0].at) > 5*time.Second {
 			t.Errorf("tried at %v", tried)
 		}
-		if got := b.Outbox.List(Selection{})[0].Error; strings.Count(got, "no answer within 4s") != 1 {
+		if got := b.Outbox.List(outbox.Selection{})[0].Error; strings.Count(got, "no answer within 4s") != 1 {
 			t.Errorf("the error is %q, want it to say once that there was no answer", got)
 		}
 		b.end()
@@ -440,14 +442,14 @@ func TestAnAttemptEndsWithItsTime(t *testing.T) {
 func TestWhatIsTooLateIsDropped(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{answer: always(errDown)}
-		b := s.start(e.all("a").with(func(x *Terms) { x.Late = LateDrop }))
+		b := s.start(e.all("a").with(func(x *Terms) { x.Late = delivery.LateDrop }))
 		pause(1500 * time.Millisecond)
 		s.azure.Schedule(imdstest.Event{ID: idA, NotBefore: time.Now().Add(time.Minute)})
 		pause(50 * time.Second)
 		wantIDs(t, deadIDs(b.Outbox))
 		pause(6 * time.Minute) // longer than it ever waits between two attempts
 		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled")
-		if reason := b.Outbox.List(Selection{})[0].Reason; reason != ReasonLate {
+		if reason := b.Outbox.List(outbox.Selection{})[0].Reason; reason != delivery.ReasonLate {
 			t.Errorf("the reason is %s", reason)
 		}
 		b.end()
@@ -457,7 +459,7 @@ func TestWhatIsTooLateIsDropped(t *testing.T) {
 // What a sink gives back beside a rejection counts too: the next change of the event may need it.
 func TestAReceiptBesideARejectionComesBack(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		e := &ear{reply: Answer{Receipt: []byte("posted")}, answer: always(ErrRejected)}
+		e := &ear{reply: delivery.Answer{Receipt: []byte("posted")}, answer: always(delivery.ErrRejected)}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
 		s.reboot(idA)
@@ -508,17 +510,23 @@ func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 	})
 }
 
+// waits bounds the waits after the first, second, … failure.
+var waits = []time.Duration{
+	1 * time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 15 * time.Second, 30 * time.Second,
+	60 * time.Second, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute,
+}
+
 // A sink that must repeat nothing has each delivery settled on disk before the next.
 func TestASinkThatMustNotRepeatIsNeverAheadOfTheDisk(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{}
 		image := filepath.Join(t.TempDir(), "image")
-		r := e.all("a").with(func(x *Terms) { x.Sync = true })
+		r := e.all("a").with(func(x *Terms) { x.Durable = true })
 		b := s.start(r)
 		s.reboot(idA)
 		s.reboot(idB)
 		n := 0
-		e.say(func(d Delivery) error {
+		e.say(func(d delivery.Delivery) error {
 			if n++; n == 2 {
 				b.snapshot(image)
 			}

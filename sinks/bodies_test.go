@@ -11,7 +11,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
 
@@ -90,7 +90,7 @@ func TestBodySecretsAreSentAndNeverShown(t *testing.T) {
 	}
 	defer closeSink(opened.Sink)
 	d := situations()["scheduled"].batch
-	shown, err := opened.Sink.(bridge.Renderer).Render(d[0])
+	shown, err := opened.Sink.(delivery.Renderer).Render(d[0])
 	if err != nil || strings.Contains(shown, "first-routing-key") || !strings.Contains(shown, `"routing_key":"[secret]"`) {
 		t.Errorf("Render = %v, with the key:\n%s", err, shown)
 	}
@@ -106,7 +106,7 @@ func TestBodySecretsAreSentAndNeverShown(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := opened.Sink.Deliver(t.Context(), d); !errors.Is(err, bridge.ErrBlocked) {
+	if _, err := opened.Sink.Deliver(t.Context(), d); !errors.Is(err, delivery.ErrBlocked) {
 		t.Errorf("without the file: %v, want it blocked", err)
 	}
 }

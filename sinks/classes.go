@@ -11,35 +11,35 @@ import (
 	"strings"
 	"time"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
-// classOfStatus says what an HTTP status other than 2xx means: bridge.ErrRejected, bridge.ErrBlocked, or nil for try
+// classOfStatus says what an HTTP status other than 2xx means: delivery.ErrRejected, delivery.ErrBlocked, or nil for try
 // again.
 func classOfStatus(status int) error {
 	switch {
 	case oneOf(status, 408, 425, 429), status >= 500, status < 300:
 		return nil
 	case status <= 399, oneOf(status, 401, 403, 404, 405, 407, 410):
-		return bridge.ErrBlocked
+		return delivery.ErrBlocked
 	}
-	return bridge.ErrRejected
+	return delivery.ErrRejected
 }
 
-// classOfFailure says what it means that there was no answer: bridge.ErrBlocked for a name that does not exist and for
+// classOfFailure says what it means that there was no answer: delivery.ErrBlocked for a name that does not exist and for
 // certificates that one side does not accept, else nil for try again.
 func classOfFailure(err error) error {
-	if errors.Is(err, bridge.ErrBlocked) {
-		return bridge.ErrBlocked
+	if errors.Is(err, delivery.ErrBlocked) {
+		return delivery.ErrBlocked
 	}
 	if e, ok := errors.AsType[*net.DNSError](err); ok && e.IsNotFound {
-		return bridge.ErrBlocked
+		return delivery.ErrBlocked
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return bridge.ErrBlocked
+		return delivery.ErrBlocked
 	}
 	if alert, ok := alertOf(err); ok && slices.Contains(lastingAlerts, alert) {
-		return bridge.ErrBlocked
+		return delivery.ErrBlocked
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
 
@@ -53,8 +54,8 @@ type emailTLS struct {
 
 // emailTerms: mail is for people, who want the state as it is now, and to be reminded of it.
 var emailTerms = bridge.Terms{
-	Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateLatest, Bridge: bridge.LevelTrouble, Batch: 1,
-	Remind: peopleRemind, Group: peopleGroup,
+	Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup},
+	Bridge: bridge.LevelTrouble, Remind: peopleRemind,
 }
 
 const tokenPatience = 10 * time.Second // for token_command
@@ -253,7 +254,7 @@ type emailReceipt struct {
 }
 
 // receipt is that of a batch. The times of a single event are kept for what is told later.
-func (m *email) receipt(batch []bridge.Delivery, id string) (r emailReceipt) {
+func (m *email) receipt(batch []delivery.Delivery, id string) (r emailReceipt) {
 	if batch[0].Receipt != nil {
 		_ = json.Unmarshal(batch[0].Receipt, &r) // one that cannot be read is none
 	}
@@ -276,15 +277,15 @@ func (m *email) receipt(batch []bridge.Delivery, id string) (r emailReceipt) {
 
 // Deliver sends one mail to those who do not have it yet. What some recipients' servers refuse for now is sent to them
 // again; when all that is left is refused for good, the delivery is rejected.
-func (m *email) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := ctx.Err(); err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	id := m.messageID(batch)
 	r := m.receipt(batch, id)
 	message, err := m.compose(batch, r, id)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
 	var to []string
 	for _, a := range m.to {
@@ -298,12 +299,12 @@ func (m *email) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.An
 	v := new(veil)
 	s, err := m.connect(ctx, v)
 	if err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	defer s.quit()
 	refused, reply, err := s.send(ctx, m.from.Address, to, message)
 	if err != nil {
-		return bridge.Answer{}, m.failure(ctx, v, "", err)
+		return delivery.Answer{}, m.failure(ctx, v, "", err)
 	}
 	for i, why := range refused {
 		if why == nil {
@@ -315,12 +316,12 @@ func (m *email) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.An
 }
 
 // answer holds the receipt.
-func (r emailReceipt) answer(status string) bridge.Answer {
+func (r emailReceipt) answer(status string) delivery.Answer {
 	raw, err := json.Marshal(r)
 	if err != nil {
 		panic(err) // texts only
 	}
-	return bridge.Answer{Status: status, Receipt: raw}
+	return delivery.Answer{Status: status, Receipt: raw}
 }
 
 // refusals is one error for what was refused, nil if nothing was. While one recipient may still be told the delivery is
@@ -334,9 +335,9 @@ func (m *email) refusals(ctx context.Context, v *veil, to []string, refused []er
 	}
 	rank := func(err error) int {
 		switch {
-		case errors.Is(err, bridge.ErrRejected):
+		case errors.Is(err, delivery.ErrRejected):
 			return 2
-		case errors.Is(err, bridge.ErrBlocked):
+		case errors.Is(err, delivery.ErrBlocked):
 			return 1
 		}
 		return 0
@@ -347,9 +348,9 @@ func (m *email) refusals(ctx context.Context, v *veil, to []string, refused []er
 	slices.SortStableFunc(errs, func(a, b error) int { return rank(a) - rank(b) })
 	texts := make([]string, len(errs))
 	for i, err := range errs {
-		texts[i] = strings.TrimPrefix(strings.TrimPrefix(err.Error(), bridge.ErrRejected.Error()+": "), bridge.ErrBlocked.Error()+": ")
+		texts[i] = strings.TrimPrefix(strings.TrimPrefix(err.Error(), delivery.ErrRejected.Error()+": "), delivery.ErrBlocked.Error()+": ")
 	}
-	class := []error{nil, bridge.ErrBlocked, bridge.ErrRejected}[rank(errs[0])]
+	class := []error{nil, delivery.ErrBlocked, delivery.ErrRejected}[rank(errs[0])]
 	return say(class, v.line(strings.Join(texts, "; "), false, 1000))
 }
 
@@ -366,7 +367,7 @@ func (m *email) failure(ctx context.Context, v *veil, about string, err error) e
 }
 
 // bare is the text of an error without the class that it wraps.
-func bare(err error) string { return strings.TrimPrefix(err.Error(), bridge.ErrBlocked.Error()+": ") }
+func bare(err error) string { return strings.TrimPrefix(err.Error(), delivery.ErrBlocked.Error()+": ") }
 
 // hint explains what an administrator of Azure meets first.
 func (m *email) hint(err error) string {
@@ -393,7 +394,7 @@ func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
 	}
 	config, err := m.tls.load()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	s, err := startEmail(ctx, m.dial, m.addr, m.helo, config, m.mode == "implicit")
 	if err == nil && m.username != "" {
@@ -418,7 +419,7 @@ func (m *email) secret(ctx context.Context, v *veil) (secret string, err error) 
 		}
 	default:
 		if secret, err = m.password.read(m.getenv); err != nil {
-			return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+			return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}
 	v.hide(secret, "\x00"+m.username+"\x00"+secret, "user="+m.username+"\x01auth=Bearer "+secret+"\x01\x01")
@@ -438,7 +439,7 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 	token = strings.TrimSpace(token)
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return "", fmt.Errorf("%w: token_command: %w", bridge.ErrBlocked, err)
+		return "", fmt.Errorf("%w: token_command: %w", delivery.ErrBlocked, err)
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("token_command: %w", ctx.Err())
 	case err != nil:
@@ -494,15 +495,15 @@ func (m *email) Connect(ctx context.Context) (string, error) {
 }
 
 // Render shows the mail as it would leave.
-func (m *email) Render(d bridge.Delivery) (string, error) {
-	batch := []bridge.Delivery{d}
+func (m *email) Render(d delivery.Delivery) (string, error) {
+	batch := []delivery.Delivery{d}
 	id := m.messageID(batch)
 	message, err := m.compose(batch, m.receipt(batch, id), id)
 	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
 }
 
 // messageID is the same for the same message at every attempt: of the CloudEvent, or of all of a group, and the sink.
-func (m *email) messageID(batch []bridge.Delivery) string {
+func (m *email) messageID(batch []delivery.Delivery) string {
 	id := token(batch[0].Event.ID())
 	if len(batch) > 1 {
 		h := sha256.New()

@@ -10,7 +10,7 @@ import (
 
 	gomail "github.com/wneessen/go-mail"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 const (
@@ -86,7 +86,7 @@ func token(s string) string {
 }
 
 // compose makes the mail. Nothing of it depends on chance, and only its Date on the clock.
-func (m *email) compose(batch []bridge.Delivery, r emailReceipt, id string) ([]byte, error) {
+func (m *email) compose(batch []delivery.Delivery, r emailReceipt, id string) ([]byte, error) {
 	f := fields(batch, m.zone, m.now())
 	if len(batch) == 1 {
 		if f["announced"] == "" {

@@ -14,20 +14,20 @@ import (
 
 	"github.com/wneessen/go-mail/smtp"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // classOfReply says what a reply of an SMTP server other than success means: nil for try again (RFC 5321, section
-// 4.2.1), bridge.ErrBlocked for what is wrong with the client and not with the mail (RFC 4954, section 6, and the
-// enhanced codes X.7.Z of RFC 3463), else bridge.ErrRejected.
+// 4.2.1), delivery.ErrBlocked for what is wrong with the client and not with the mail (RFC 4954, section 6, and the
+// enhanced codes X.7.Z of RFC 3463), else delivery.ErrRejected.
 func classOfReply(e *textproto.Error) error {
 	switch {
 	case e.Code < 500 || e.Code > 599:
 		return nil
 	case oneOf(e.Code, 530, 534, 535, 538), isSecurityStatus(e.Msg):
-		return bridge.ErrBlocked
+		return delivery.ErrBlocked
 	}
-	return bridge.ErrRejected
+	return delivery.ErrRejected
 }
 
 // isSecurityStatus says whether a reply begins with an enhanced status code 5.7.Z.
@@ -41,7 +41,7 @@ func isSecurityStatus(reply string) bool {
 
 // classOfMail says what a failure of a conversation means.
 func classOfMail(err error) error {
-	if e, ok := errors.AsType[*textproto.Error](err); ok && !errors.Is(err, bridge.ErrBlocked) {
+	if e, ok := errors.AsType[*textproto.Error](err); ok && !errors.Is(err, delivery.ErrBlocked) {
 		return classOfReply(e)
 	}
 	return classOfFailure(err)
@@ -50,8 +50,8 @@ func classOfMail(err error) error {
 // aboutUs is an error from before a mail begins. What a server refuses there for good it refuses whatever is to be sent,
 // so that it says nothing about the CloudEvent.
 func aboutUs(err error) error {
-	if errors.Is(classOfMail(err), bridge.ErrRejected) {
-		return fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+	if errors.Is(classOfMail(err), delivery.ErrRejected) {
+		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	return err
 }
@@ -136,7 +136,7 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 		return nil
 	}
 	if ok, _ := s.client.Extension("STARTTLS"); !ok {
-		return fmt.Errorf("%w: %s offers no STARTTLS, which tls.mode starttls requires", bridge.ErrBlocked, addr)
+		return fmt.Errorf("%w: %s offers no STARTTLS, which tls.mode starttls requires", delivery.ErrBlocked, addr)
 	}
 	return s.client.StartTLS(config)
 }
@@ -164,7 +164,7 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 	}
 	i := slices.IndexFunc(wanted, func(name string) bool { return slices.Contains(offered, name) })
 	if i < 0 {
-		return fmt.Errorf("%w: the server offers no %s to log in by, only %s", bridge.ErrBlocked,
+		return fmt.Errorf("%w: the server offers no %s to log in by, only %s", delivery.ErrBlocked,
 			strings.Join(wanted, ", "), strings.Join(offered, ", "))
 	}
 	s.mechanism = wanted[i]
@@ -178,10 +178,10 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 		return nil
 	}
 	if reply, ok := errors.AsType[*textproto.Error](err); ok && reply.Code/100 == 3 {
-		return fmt.Errorf("%w: logging in by %s: the server went on asking", bridge.ErrBlocked, s.mechanism)
+		return fmt.Errorf("%w: logging in by %s: the server went on asking", delivery.ErrBlocked, s.mechanism)
 	}
-	if errors.Is(err, bridge.ErrBlocked) {
-		return fmt.Errorf("%w: logging in by %s: %s", bridge.ErrBlocked, s.mechanism, bare(err))
+	if errors.Is(err, delivery.ErrBlocked) {
+		return fmt.Errorf("%w: logging in by %s: %s", delivery.ErrBlocked, s.mechanism, bare(err))
 	}
 	return fmt.Errorf("logging in by %s: %w", s.mechanism, s.cause(ctx, err))
 }
@@ -193,7 +193,7 @@ func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
 	for field := range strings.SplitSeq(string(said), ",") {
 		rounds, ok := strings.CutPrefix(field, "i=")
 		if n, err := strconv.Atoi(rounds); ok && err == nil && n > maxRounds {
-			return nil, fmt.Errorf("%w: the server asks for %d rounds of its hash, and at most %d are made", bridge.ErrBlocked, n, maxRounds)
+			return nil, fmt.Errorf("%w: the server asks for %d rounds of its hash, and at most %d are made", delivery.ErrBlocked, n, maxRounds)
 		}
 	}
 	return a.Auth.Next(said, more)

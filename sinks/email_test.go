@@ -30,7 +30,7 @@ import (
 	"github.com/emersion/go-sasl"
 	"github.com/emersion/go-smtp"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // A mailbox is a real mail server that keeps what it takes, and refuses what it is told to.
@@ -352,7 +352,7 @@ func TestMailsAboutAnEventAreOneThread(t *testing.T) {
 	var receipt []byte
 	for _, d := range deliveries(t)[:4] {
 		d.Receipt = receipt
-		answer, err := s.Deliver(t.Context(), []bridge.Delivery{d})
+		answer, err := s.Deliver(t.Context(), []delivery.Delivery{d})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -487,7 +487,7 @@ func TestMailLogsIn(t *testing.T) {
 			if by := mailUser + " by " + tt.by; len(b.users) != 1 || b.users[0] != by || len(b.all()) != 1 {
 				t.Errorf("%s, %s of %v: logged in %v, %d mails; want %s and one mail", mode, tt.auth, tt.offered, b.users, len(b.all()), by)
 			}
-			answer, err := s.(bridge.Connecter).Connect(t.Context())
+			answer, err := s.(delivery.Connecter).Connect(t.Context())
 			if err != nil || !strings.Contains(answer, "TLS 1.3, logged in as azure by "+tt.by) {
 				t.Errorf("Connect = %q, %v", answer, err)
 			}
@@ -652,7 +652,7 @@ func TestAGroupIsOneMail(t *testing.T) {
 	b := &mailbox{}
 	s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com]\n", testHost(t))
 	all := deliveries(t)
-	batch := []bridge.Delivery{all[0], all[4]}
+	batch := []delivery.Delivery{all[0], all[4]}
 	for range 2 {
 		if _, err := s.Deliver(t.Context(), batch); err != nil {
 			t.Fatal(err)

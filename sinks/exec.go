@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // execSettings are the keys of a command.
@@ -37,7 +38,8 @@ type execSettings struct {
 // execTerms: a command acts on what is true now, so what is overtaken is dropped, and it must not act twice after a
 // crash. There is no timeout because the sink has one for each CloudEvent.
 var execTerms = bridge.Terms{
-	MaxAge: week, Late: bridge.LateDrop, Bridge: bridge.LevelNone, Batch: 1, Parallel: 4, Sync: true, Acts: true,
+	Terms:  delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true},
+	Bridge: bridge.LevelNone, Acts: true,
 }
 
 const (
@@ -183,7 +185,7 @@ func (c *command) own() ([]variable, *veil, error) {
 
 // environment is all that a run for d sees: a base that does not depend on who started the bridge, what the CloudEvent
 // says, and over both of them the variables of the settings.
-func (c *command) environment(d bridge.Delivery, own []variable) ([]variable, error) {
+func (c *command) environment(d delivery.Delivery, own []variable) ([]variable, error) {
 	told, err := eventVariables(d, c.name, c.now())
 	if err != nil {
 		return nil, err
@@ -198,7 +200,7 @@ func (c *command) environment(d bridge.Delivery, own []variable) ([]variable, er
 
 // eventVariables are what the environment says about a CloudEvent. Values lose their NUL bytes, which none can hold, and
 // what is over a bound that every kernel takes: standard input has all of it.
-func eventVariables(d bridge.Delivery, sink string, now time.Time) ([]variable, error) {
+func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable, error) {
 	f := messageFields(d, time.UTC, now)
 	data, _ := f["data"].(map[string]any)
 	word := func(v any) string { s, _ := v.(string); return s }
@@ -248,22 +250,22 @@ func eventVariables(d bridge.Delivery, sink string, now time.Time) ([]variable, 
 }
 
 // Deliver runs the program on the CloudEvent of the batch, which holds one, and waits for its end.
-func (c *command) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := ctx.Err(); err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	d := batch[0]
 	own, v, err := c.own()
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	input, env, err := c.message(d, own)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
 	path, err := c.find(env)
 	if err != nil {
-		return bridge.Answer{}, classOfStart(err)
+		return delivery.Answer{}, classOfStart(err)
 	}
 	limit := c.limit(d)
 	if _, ok := ctx.Deadline(); !ok {
@@ -275,7 +277,7 @@ func (c *command) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 	began := c.now()
 	state, err := c.run(ctx, path, env, input, &out)
 	if err != nil {
-		return bridge.Answer{}, classOfStart(err)
+		return delivery.Answer{}, classOfStart(err)
 	}
 	took := c.now().Sub(began).Round(10 * time.Millisecond)
 	if text := out.text(v); text != "" {
@@ -286,9 +288,9 @@ func (c *command) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.
 
 // judge says what becomes of a CloudEvent after a run. A run that was out of time failed, unless it was done all the
 // same; one that was cut off because the bridge ends did not even fail.
-func (c *command) judge(ctx context.Context, d bridge.Delivery, state *os.ProcessState, last string, took time.Duration) (bridge.Answer, error) {
+func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string, took time.Duration) (delivery.Answer, error) {
 	how := strings.Replace(state.String(), "exit status", "exit", 1)
-	answer := bridge.Answer{Status: fmt.Sprintf("%s after %v", how, took)}
+	answer := delivery.Answer{Status: fmt.Sprintf("%s after %v", how, took)}
 	text := state.String()
 	if last != "" {
 		answer.Status += ": " + last
@@ -305,9 +307,9 @@ func (c *command) judge(ctx context.Context, d bridge.Delivery, state *os.Proces
 	case errors.Is(ctx.Err(), context.Canceled), code == exitTempFail:
 		return answer, failed
 	case code == exitConfig:
-		return answer, say(bridge.ErrBlocked, failed.Error())
+		return answer, say(delivery.ErrBlocked, failed.Error())
 	case d.Attempt >= c.attempts:
-		return answer, say(bridge.ErrRejected, failed.Error())
+		return answer, say(delivery.ErrRejected, failed.Error())
 	}
 	return answer, failed
 }
@@ -320,7 +322,7 @@ const (
 
 // limit is how long a run for a delivery may last: until NotBefore, because then it is too late to prepare for what was
 // announced, but no longer than maxRun, and that long when nothing lies ahead.
-func (c *command) limit(d bridge.Delivery) time.Duration {
+func (c *command) limit(d delivery.Delivery) time.Duration {
 	if left := begins(d).Sub(c.now()); left > 0 {
 		return min(left, maxRun)
 	}
@@ -329,7 +331,7 @@ func (c *command) limit(d bridge.Delivery) time.Duration {
 
 // begins is when the Azure event of a delivery begins, as far as it is known now: with a lead that may have moved since
 // the CloudEvent was committed. It is zero when nobody knows, and for what has begun.
-func begins(d bridge.Delivery) time.Time {
+func begins(d delivery.Delivery) time.Time {
 	f := bridge.Fields(d.Event)
 	if f["azeventstatus"] == "Started" {
 		return time.Time{}
@@ -343,7 +345,7 @@ func begins(d bridge.Delivery) time.Time {
 }
 
 // message is what a run gets to read, and its environment.
-func (c *command) message(d bridge.Delivery, own []variable) (input []byte, env []variable, err error) {
+func (c *command) message(d delivery.Delivery, own []variable) (input []byte, env []variable, err error) {
 	text, err := d.Event.MarshalJSON()
 	if err != nil {
 		return nil, nil, err
@@ -447,14 +449,14 @@ func classOfStart(err error) error {
 		syscall.ENAMETOOLONG, syscall.E2BIG,
 	} {
 		if errors.Is(err, lasting) {
-			return fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+			return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}
 	return err
 }
 
 // Render shows what a run would be: the command line, the environment and what stands on standard input.
-func (c *command) Render(d bridge.Delivery) (string, error) {
+func (c *command) Render(d delivery.Delivery) (string, error) {
 	own, _, err := c.own()
 	if err != nil {
 		return "", err
@@ -493,7 +495,7 @@ func quoted(s string) string {
 func (c *command) Connect(context.Context) (string, error) {
 	own, _, err := c.own()
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	path, err := c.find(slices.Concat(baseVariables(c.user, c.getenv), own))
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"golang.org/x/sys/unix"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 const sweeps = true // whether what a command leaves running is ended
@@ -43,7 +43,7 @@ func performOnLinux(task string, args []string) int {
 		fmt.Println("leads one of its own:", id == os.Getpid(), err)
 		return 0
 	case "bridge": // runs settings, and gives the error
-		var events bridge.Delivery
+		var events delivery.Delivery
 		if err := events.Event.UnmarshalJSON([]byte(args[1])); err != nil {
 			fmt.Println(err)
 			return 1
@@ -52,7 +52,7 @@ func performOnLinux(task string, args []string) int {
 			Log: slog.New(slog.DiscardHandler), Getenv: os.Getenv,
 		})
 		if err == nil {
-			_, err = opened.Sink.Deliver(context.Background(), []bridge.Delivery{events})
+			_, err = opened.Sink.Deliver(context.Background(), []delivery.Delivery{events})
 		}
 		fmt.Println(err)
 		return 0
@@ -155,13 +155,13 @@ func TestCommandRunsAsUser(t *testing.T) {
 	if err == nil || err.Error() != want {
 		t.Errorf("Deliver = %v, want %s", err, want)
 	}
-	if _, err := s.(bridge.Connecter).Connect(t.Context()); err != nil {
+	if _, err := s.(delivery.Connecter).Connect(t.Context()); err != nil {
 		t.Errorf("Connect = %v", err)
 	}
 	if err := os.Chmod(self, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.(bridge.Connecter).Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "run as nobody") {
+	if _, err := s.(delivery.Connecter).Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "run as nobody") {
 		t.Errorf("Connect = %v, want nobody to be refused", err)
 	}
 }

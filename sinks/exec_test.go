@@ -24,7 +24,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // TestMain lets the test binary be the command that a test runs: TASK says which.
@@ -218,16 +218,16 @@ func TestExitCodeIsTheAnswer(t *testing.T) {
 		{0, 1, nil, ""},
 		{75, 1, nil, "exit status 75: because"},
 		{75, 99, nil, "exit status 75: because"}, // however often
-		{78, 1, bridge.ErrBlocked, "blocked: exit status 78: because"},
-		{78, 99, bridge.ErrBlocked, "blocked: exit status 78: because"},
+		{78, 1, delivery.ErrBlocked, "blocked: exit status 78: because"},
+		{78, 99, delivery.ErrBlocked, "blocked: exit status 78: because"},
 		{3, 1, nil, "exit status 3: because"},
 		{3, 2, nil, "exit status 3: because"},
-		{3, 3, bridge.ErrRejected, "rejected: exit status 3: because"}, // the last attempt
+		{3, 3, delivery.ErrRejected, "rejected: exit status 3: because"}, // the last attempt
 	} {
 		s := mustOpen(t, "exec", asCommand(t, "exit", strconv.Itoa(tt.code), "something", "because", ""), testHost(t))
 		d := deliveries(t)[0]
 		d.Attempt = tt.attempt
-		answer, err := s.Deliver(t.Context(), []bridge.Delivery{d})
+		answer, err := s.Deliver(t.Context(), []delivery.Delivery{d})
 		text := ""
 		if err != nil {
 			text = err.Error()
@@ -242,7 +242,7 @@ func TestExitCodeIsTheAnswer(t *testing.T) {
 }
 
 // runWith runs a task that says what it was given.
-func runWith(t *testing.T, settings string, h Host, d bridge.Delivery) (g given) {
+func runWith(t *testing.T, settings string, h Host, d delivery.Delivery) (g given) {
 	t.Helper()
 	opened, err := open("exec", settings, h)
 	if err != nil {
@@ -377,7 +377,7 @@ func TestCommandNeedNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := mustOpen(t, "exec", asCommand(t, "exit", "0"), testHost(t))
-	if _, err := s.Deliver(t.Context(), []bridge.Delivery{d}); err != nil {
+	if _, err := s.Deliver(t.Context(), []delivery.Delivery{d}); err != nil {
 		t.Errorf("Deliver = %v", err)
 	}
 }
@@ -398,7 +398,7 @@ func TestRunOutOfTimeEndsAsAWhole(t *testing.T) {
 	cancel(errors.New("no end within 1s"))
 	dies(t, command, "the command")
 	dies(t, child, "its child")
-	if err := <-ended; !errors.Is(err, bridge.ErrRejected) || !strings.Contains(err.Error(), "no end within 1s: signal: ") {
+	if err := <-ended; !errors.Is(err, delivery.ErrRejected) || !strings.Contains(err.Error(), "no end within 1s: signal: ") {
 		t.Errorf("Deliver = %v, want a failure that says no end within 1s", err)
 	}
 }
@@ -439,13 +439,13 @@ func (e expires) Err() error {
 func TestRunLastsUntilNotBefore(t *testing.T) {
 	scheduled, started := deliveries(t)[0], deliveries(t)[2]
 	notBefore := time.Date(2022, 4, 11, 22, 26, 58, 0, time.UTC)
-	moved := func(d bridge.Delivery, to time.Time) bridge.Delivery {
+	moved := func(d delivery.Delivery, to time.Time) delivery.Delivery {
 		d.NotBefore = to
 		return d
 	}
 	for _, tt := range []struct {
 		claim  string
-		d      bridge.Delivery
+		d      delivery.Delivery
 		now    time.Time
 		want   time.Duration
 		notice string
@@ -484,9 +484,9 @@ func TestRunsGoSideBySide(t *testing.T) {
 	}
 	ended := make(chan error, 2)
 	all := deliveries(t)
-	for _, d := range []bridge.Delivery{all[0], all[len(all)-1]} {
+	for _, d := range []delivery.Delivery{all[0], all[len(all)-1]} {
 		go func() {
-			_, err := opened.Sink.Deliver(t.Context(), []bridge.Delivery{d})
+			_, err := opened.Sink.Deliver(t.Context(), []delivery.Delivery{d})
 			ended <- err
 		}()
 	}
@@ -547,15 +547,15 @@ func TestMissingProgramBlocks(t *testing.T) {
 		asCommand(t, "exit", "0") + "dir: " + missing,
 	} {
 		s := mustOpen(t, "exec", settings, testHost(t))
-		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, bridge.ErrBlocked) {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, delivery.ErrBlocked) {
 			t.Errorf("Deliver = %v, want it blocked\n%s", err, settings)
 		}
-		if _, err := s.(bridge.Connecter).Connect(t.Context()); !errors.Is(err, bridge.ErrBlocked) {
+		if _, err := s.(delivery.Connecter).Connect(t.Context()); !errors.Is(err, delivery.ErrBlocked) {
 			t.Errorf("Connect = %v, want it blocked\n%s", err, settings)
 		}
 	}
 	s := mustOpen(t, "exec", asCommand(t, "exit", "0"), testHost(t))
-	if answer, err := s.(bridge.Connecter).Connect(t.Context()); err != nil || answer == "" {
+	if answer, err := s.(delivery.Connecter).Connect(t.Context()); err != nil || answer == "" {
 		t.Errorf("Connect = %q, %v, want a line", answer, err)
 	}
 }
@@ -566,7 +566,7 @@ func TestRenderShowsTheRun(t *testing.T) {
 	h := testHost(t)
 	h.Name, h.Getenv = "drain", func(string) string { return "s3cret" }
 	s := mustOpen(t, "exec", settings, h)
-	got, err := s.(bridge.Renderer).Render(deliveries(t)[0])
+	got, err := s.(delivery.Renderer).Render(deliveries(t)[0])
 	if err != nil {
 		t.Fatal(err)
 	}

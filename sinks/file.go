@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // fileSettings are the keys of a file.
@@ -28,7 +29,8 @@ type fileSettings struct {
 
 // fileTerms: a file is for the record, which holds everything, however late.
 var fileTerms = bridge.Terms{
-	Timeout: 10 * time.Second, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 256,
+	Terms:  delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 256},
+	Bridge: bridge.LevelNone,
 }
 
 func openFile(decode func(any) error, h Host) (Opened, error) {
@@ -68,13 +70,13 @@ type stream struct {
 }
 
 // Deliver writes the batch at once. A write that has begun is not ended by ctx.
-func (s *stream) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (s *stream) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	lines, err := jsonLines(batch)
 	if err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	if s.torn {
 		lines = append([]byte{'\n'}, lines...)
@@ -82,19 +84,19 @@ func (s *stream) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.A
 	n, err := s.w.Write(lines)
 	s.torn = n < len(lines) && (n > 0 || s.torn)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("standard output: %w", err)
+		return delivery.Answer{}, fmt.Errorf("standard output: %w", err)
 	}
-	return bridge.Answer{Status: "written"}, nil
+	return delivery.Answer{Status: "written"}, nil
 }
 
 // Render shows the line.
-func (s *stream) Render(d bridge.Delivery) (string, error) { return renderLine(d) }
+func (s *stream) Render(d delivery.Delivery) (string, error) { return renderLine(d) }
 
 // Render shows the line.
-func (f *file) Render(d bridge.Delivery) (string, error) { return renderLine(d) }
+func (f *file) Render(d delivery.Delivery) (string, error) { return renderLine(d) }
 
-func renderLine(d bridge.Delivery) (string, error) {
-	line, err := jsonLines([]bridge.Delivery{d})
+func renderLine(d delivery.Delivery) (string, error) {
+	line, err := jsonLines([]delivery.Delivery{d})
 	return string(line), err
 }
 
@@ -153,18 +155,18 @@ type file struct {
 
 // Deliver appends the batch and returns when it is on disk. Work that has begun is not ended by ctx. A batch that
 // could not be written whole is taken back.
-func (f *file) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	lines, err := jsonLines(batch)
 	if err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	if err := f.append(lines); err != nil {
-		return bridge.Answer{}, classOfFile(err)
+		return delivery.Answer{}, classOfFile(err)
 	}
-	return bridge.Answer{Status: "written"}, nil
+	return delivery.Answer{Status: "written"}, nil
 }
 
 // errIrregular refuses what would not keep what is written to it, such as a directory, a pipe or a device.
@@ -305,11 +307,11 @@ func classOfFile(err error) error {
 	default:
 		return err
 	}
-	return fmt.Errorf("%w: %w: %s", bridge.ErrBlocked, err, remedy)
+	return fmt.Errorf("%w: %w: %s", delivery.ErrBlocked, err, remedy)
 }
 
 // jsonLines are the CloudEvents of a batch in structured mode, one a line.
-func jsonLines(batch []bridge.Delivery) ([]byte, error) {
+func jsonLines(batch []delivery.Delivery) ([]byte, error) {
 	var b bytes.Buffer
 	for _, d := range batch {
 		text, err := d.Event.MarshalJSON()
@@ -317,7 +319,7 @@ func jsonLines(batch []bridge.Delivery) ([]byte, error) {
 			err = json.Compact(&b, text)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: %s as JSON: %w", bridge.ErrRejected, d.Event.ID(), err)
+			return nil, fmt.Errorf("%w: %s as JSON: %w", delivery.ErrRejected, d.Event.ID(), err)
 		}
 		b.WriteByte('\n')
 	}

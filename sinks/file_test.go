@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"testing"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 func fileAccepts(t *testing.T) (string, func() []string) {
@@ -88,7 +88,7 @@ func TestFileTakesBackWhatItCouldNotWriteWhole(t *testing.T) {
 		before := read(t, path)
 		s.write = write
 		_, err := s.Deliver(t.Context(), deliveries(t)[1:])
-		if err == nil || errors.Is(err, bridge.ErrBlocked) || errors.Is(err, bridge.ErrRejected) {
+		if err == nil || errors.Is(err, delivery.ErrBlocked) || errors.Is(err, delivery.ErrRejected) {
 			t.Errorf("%s: Deliver = %v, want an error to try again", name, err)
 		}
 		if after := read(t, path); !bytes.Equal(after, before) {
@@ -185,7 +185,7 @@ func TestFileIsBlockedWhereItCannotBe(t *testing.T) {
 			}
 			s := mustOpen(t, "file", "path: "+path, testHost(t))
 			_, err := s.Deliver(t.Context(), deliveries(t)[:1])
-			if !errors.Is(err, bridge.ErrBlocked) || !strings.Contains(err.Error(), ": ") || strings.Contains(err.Error(), "\n") {
+			if !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), ": ") || strings.Contains(err.Error(), "\n") {
 				t.Errorf("Deliver = %v, want it blocked, in one line", err)
 			}
 		})
@@ -212,7 +212,7 @@ func TestFileFailuresHaveClasses(t *testing.T) {
 		{io.ErrShortWrite, false},
 	} {
 		err := classOfFile(&fs.PathError{Op: "open", Path: "/x/audit.jsonl", Err: tt.err})
-		if got := errors.Is(err, bridge.ErrBlocked); got != tt.blocked || !errors.Is(err, tt.err) || !strings.Contains(err.Error(), "/x/audit.jsonl") {
+		if got := errors.Is(err, delivery.ErrBlocked); got != tt.blocked || !errors.Is(err, tt.err) || !strings.Contains(err.Error(), "/x/audit.jsonl") {
 			t.Errorf("classOfFile(%v) = %v, blocked %v; want %v, and the path", tt.err, err, got, tt.blocked)
 		}
 	}
@@ -236,7 +236,7 @@ func TestFileWritesToStandardOutput(t *testing.T) {
 	}
 	out.Reset()
 	out.left = 10
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, io.ErrClosedPipe) || errors.Is(err, bridge.ErrBlocked) {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, io.ErrClosedPipe) || errors.Is(err, delivery.ErrBlocked) {
 		t.Fatalf("Deliver = %v, want %v and to be tried again", err, io.ErrClosedPipe)
 	}
 	out.left = 0
@@ -259,7 +259,7 @@ func TestFullStandardOutputIsTriedAgain(t *testing.T) {
 	h := testHost(t)
 	h.Stdout = full
 	s := mustOpen(t, "file", `path: "-"`, h)
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, syscall.ENOSPC) || errors.Is(err, bridge.ErrBlocked) {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, syscall.ENOSPC) || errors.Is(err, delivery.ErrBlocked) {
 		t.Errorf("Deliver = %v, want %v and to be tried again", err, syscall.ENOSPC)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
 
@@ -40,12 +41,12 @@ func TestTextOfAzureStaysText(t *testing.T) {
 		in := func(o bridge.Observer) bridge.Circumstances {
 			return bridge.Circumstances{Observer: o, Time: told.clock(), Incarnation: "1"}
 		}
-		batches := [][]bridge.Delivery{
-			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: e}, in(host))),
-			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: unknown}, in(stranger))),
-			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Started, Event: unknown}, in(host))),
-			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Updated, Event: e, Previous: &unknown, Fields: fields}, in(host))),
-			delivery(bridge.Wrap(bridge.Change{Kind: bridge.Vanished, Event: e}, in(stranger))),
+		batches := [][]delivery.Delivery{
+			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: e}, in(host))),
+			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: unknown}, in(stranger))),
+			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Started, Event: unknown}, in(host))),
+			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Updated, Event: e, Previous: &unknown, Fields: fields}, in(host))),
+			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Vanished, Event: e}, in(stranger))),
 			about(bridge.SinkBlocked, host, map[string]any{
 				"sink": evil, "kind": evil, "pending": evil, "since": evil, "error": evil,
 			}),
@@ -113,8 +114,8 @@ func TestTextOfAzureStaysText(t *testing.T) {
 }
 
 // about is the delivery of what the bridge says about itself.
-func about(typ string, o bridge.Observer, data map[string]any) []bridge.Delivery {
-	return delivery(bridge.WrapBridge(typ, data, o, told.clock()))
+func about(typ string, o bridge.Observer, data map[string]any) []delivery.Delivery {
+	return deliveryOf(bridge.WrapBridge(typ, data, o, told.clock()))
 }
 
 // markup and links are the elements of our HTML; times, pages and entities are what mrkdwn may hold.

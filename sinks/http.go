@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 const (
@@ -101,10 +101,10 @@ func (c *caller) current() (*http.Transport, error) {
 }
 
 // do makes one request and judges how it ended. What it says went through the veil.
-func (c *caller) do(req *http.Request, v *veil) (bridge.Answer, error) {
+func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
 	r, err := c.fetch(req, v)
 	if err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	return judge(r, origin(req.URL), v)
 }
@@ -113,12 +113,12 @@ func (c *caller) do(req *http.Request, v *veil) (bridge.Answer, error) {
 func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 	transport, err := c.current()
 	if err != nil {
-		return response{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return response{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	if c.proxy != nil {
 		p, err := c.proxy(req)
 		if err != nil { // its text may hold the proxy's password
-			return response{}, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", bridge.ErrBlocked)
+			return response{}, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
 		}
 		if p != nil {
 			v.hideURL(p)
@@ -143,13 +143,13 @@ func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, error) {
 	transport, err := c.current()
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	at, secure := to, to.Scheme == "https"
 	if c.proxy != nil {
 		p, err := c.proxy(&http.Request{URL: to})
 		if err != nil { // its text may hold the proxy's password
-			return "", fmt.Errorf("%w: the proxy in the environment is no address of a proxy", bridge.ErrBlocked)
+			return "", fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
 		}
 		if p != nil {
 			v.hideURL(p)
@@ -201,8 +201,8 @@ type response struct {
 }
 
 // judge says what becomes of a CloudEvent that was answered so.
-func judge(r response, origin string, v *veil) (bridge.Answer, error) {
-	answer := bridge.Answer{Status: statusLine(r.status), ID: v.line(requestID(r.header), false, 128)}
+func judge(r response, origin string, v *veil) (delivery.Answer, error) {
+	answer := delivery.Answer{Status: statusLine(r.status), ID: v.line(requestID(r.header), false, 128)}
 	if r.status >= 200 && r.status <= 299 {
 		return answer, nil
 	}
@@ -215,7 +215,7 @@ func judge(r response, origin string, v *veil) (bridge.Answer, error) {
 	}
 	err := say(classOfStatus(r.status), text)
 	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
-		err = &bridge.RetryAfter{After: after, Err: err}
+		err = &delivery.RetryAfter{After: after, Err: err}
 	}
 	return answer, err
 }
@@ -237,7 +237,7 @@ func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Resp
 	}
 	class := classOfStatus(resp.StatusCode)
 	if class != nil {
-		class = bridge.ErrBlocked
+		class = delivery.ErrBlocked
 	}
 	return &proxyError{class, "the proxy answered " + statusLine(resp.StatusCode)}
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // classes are what an error can mean.
@@ -29,9 +29,9 @@ func classOf(err error) string {
 	switch {
 	case err == nil:
 		return accepted
-	case errors.Is(err, bridge.ErrBlocked):
+	case errors.Is(err, delivery.ErrBlocked):
 		return blocked
-	case errors.Is(err, bridge.ErrRejected):
+	case errors.Is(err, delivery.ErrRejected):
 		return rejected
 	}
 	return again
@@ -241,7 +241,7 @@ func TestRetryAfterComesWithTheError(t *testing.T) {
 		if classOf(err) != want {
 			t.Errorf("%d: %v, want %s", status, err, want)
 		}
-		if e, ok := errors.AsType[*bridge.RetryAfter](err); want != accepted && (!ok || e.After != time.Minute) {
+		if e, ok := errors.AsType[*delivery.RetryAfter](err); want != accepted && (!ok || e.After != time.Minute) {
 			t.Errorf("%d: %v, want a RetryAfter of a minute", status, err)
 		}
 	}

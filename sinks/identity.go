@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // identitySettings name a managed identity of this VM and what its tokens are for.
@@ -95,7 +95,7 @@ func (i *identity) drop() {
 func (i *identity) ask(ctx context.Context) (token string, life time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, i.url, nil)
 	if err != nil {
-		return "", 0, fmt.Errorf("%w: token of the managed identity: %w", bridge.ErrBlocked, err)
+		return "", 0, fmt.Errorf("%w: token of the managed identity: %w", delivery.ErrBlocked, err)
 	}
 	req.Header.Set("Metadata", "true")
 	resp, err := i.transport.RoundTrip(req)
@@ -113,7 +113,7 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 	if resp.StatusCode != http.StatusOK {
 		err := i.refused(resp.StatusCode, body)
 		if after, ok := retryAfter(resp.Header.Get("Retry-After"), sentAt(resp.Header)); ok {
-			err = &bridge.RetryAfter{After: after, Err: err}
+			err = &delivery.RetryAfter{After: after, Err: err}
 		}
 		return "", 0, err
 	}
@@ -141,7 +141,7 @@ func (i *identity) refused(status int, body []byte) error {
 		}
 		text += "; assign one to it, such as with az vm identity assign"
 	}
-	return say(bridge.ErrBlocked, text)
+	return say(delivery.ErrBlocked, text)
 }
 
 // readToken takes the token out of an answer. How long it lasts goes by the answer's own count of seconds, so that our

@@ -12,7 +12,7 @@ import (
 	"time"
 	"unicode"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 )
 
@@ -87,7 +87,7 @@ func TestRefusedTokenIsRenewed(t *testing.T) {
 	}))
 	w, log := openIdentity(t, srv.URL, serve(t, azure.Metadata()).URL, "")
 	_, err := w.Deliver(t.Context(), deliveries(t)[:1])
-	if !errors.Is(err, bridge.ErrBlocked) {
+	if !errors.Is(err, delivery.ErrBlocked) {
 		t.Errorf("Deliver with a refused token = %v, want it blocked", err)
 	}
 	status = http.StatusNoContent
@@ -120,12 +120,12 @@ func TestRefusalsOfTheTokenEndpoint(t *testing.T) {
 		class error
 		text  string
 	}{
-		{imdstest.Fault{Status: 400, Body: notFound}, bridge.ErrBlocked, "this VM has no managed identity with the client id " + clientID + "; assign one"},
-		{imdstest.Fault{Status: 404}, bridge.ErrBlocked, "this VM has no managed identity"},
+		{imdstest.Fault{Status: 400, Body: notFound}, delivery.ErrBlocked, "this VM has no managed identity with the client id " + clientID + "; assign one"},
+		{imdstest.Fault{Status: 404}, delivery.ErrBlocked, "this VM has no managed identity"},
 		{imdstest.Fault{Status: 400, Body: `{"error":"invalid_resource","error_description":"AADSTS500011: no such\nresource"}`},
-			bridge.ErrBlocked, "400 Bad Request: AADSTS500011: no such resource"},
-		{imdstest.Fault{Status: 403, HTML: true}, bridge.ErrBlocked, "403 Forbidden"},
-		{imdstest.Fault{Status: 302}, bridge.ErrBlocked, "302 Found"},
+			delivery.ErrBlocked, "400 Bad Request: AADSTS500011: no such resource"},
+		{imdstest.Fault{Status: 403, HTML: true}, delivery.ErrBlocked, "403 Forbidden"},
+		{imdstest.Fault{Status: 302}, delivery.ErrBlocked, "302 Found"},
 		{imdstest.Fault{Status: 410}, nil, "410 Gone"},
 		{imdstest.Fault{Status: 429}, nil, "429 Too Many Requests"},
 		{imdstest.Fault{Status: 500}, nil, "500 Internal Server Error"},
@@ -139,7 +139,7 @@ func TestRefusalsOfTheTokenEndpoint(t *testing.T) {
 		var r recorder
 		w, _ := openIdentity(t, serve(t, &r).URL, serve(t, azure.Metadata()).URL, ", client_id: "+clientID)
 		_, err := w.Deliver(t.Context(), deliveries(t)[:1])
-		if err == nil || errors.Is(err, bridge.ErrBlocked) != (tt.class != nil) || errors.Is(err, bridge.ErrRejected) ||
+		if err == nil || errors.Is(err, delivery.ErrBlocked) != (tt.class != nil) || errors.Is(err, delivery.ErrRejected) ||
 			!strings.Contains(err.Error(), tt.text) {
 			t.Errorf("%+v: Deliver = %v, want class %v and …%s…", tt.fault, err, tt.class, tt.text)
 		}
@@ -155,7 +155,7 @@ func TestTokenEndpointMayAskForAPause(t *testing.T) {
 	azure.SetFault(imdstest.Fault{Path: imdstest.Identity, Status: 429, RetryAfter: "7"})
 	w, _ := openIdentity(t, "http://127.0.0.1:1", serve(t, azure.Metadata()).URL, "")
 	_, err := w.Deliver(t.Context(), deliveries(t)[:1])
-	if wish, ok := errors.AsType[*bridge.RetryAfter](err); !ok || wish.After != 7*time.Second {
+	if wish, ok := errors.AsType[*delivery.RetryAfter](err); !ok || wish.After != 7*time.Second {
 		t.Errorf("Deliver = %v, want a pause of 7 s", err)
 	}
 }

@@ -1,5 +1,5 @@
 // Package sinks holds the destinations: one file each, and the table that names them. A sink makes single attempts as
-// bridge.Sink asks; whether, when and how often is the bridge's business.
+// delivery.Sink asks; whether, when and how often is the bridge's business.
 package sinks
 
 import (
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // A Kind is a kind of destination: how to open one, and the terms it comes with.
@@ -24,10 +25,10 @@ type Kind struct {
 
 // Opened is a sink and what the program must know of its settings.
 type Opened struct {
-	Sink     bridge.Sink // closed when nothing more will be delivered to it, if it is an io.Closer
-	Secrets  []string    // files whose change means new credentials
-	Parallel int         // instead of that of the kind's terms, unless 0
-	Notes    []string    // what an operator may not expect of these settings; check prints them
+	Sink     delivery.Sink // closed when nothing more will be delivered to it, if it is an io.Closer
+	Secrets  []string      // files whose change means new credentials
+	Parallel int           // instead of that of the kind's terms, unless 0
+	Notes    []string      // what an operator may not expect of these settings; check prints them
 }
 
 // Kinds are all kinds of destination by their key in the settings file.
@@ -80,7 +81,7 @@ func (e *KeyError) Unwrap() error { return e.Err }
 // What people want of a sink that tells them: to hear again how long is left, and of a wave of events at once.
 var (
 	peopleRemind = []time.Duration{24 * time.Hour, time.Hour}
-	peopleGroup  = bridge.Group{Above: 5, Within: 20 * time.Second}
+	peopleGroup  = delivery.Digest{Above: 5, Within: 20 * time.Second}
 )
 
 const week = 7 * 24 * time.Hour

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // MessageDocs says what each name is that the templates of a message see beside those of bridge.Fields.
@@ -28,13 +29,13 @@ var MessageDocs = map[string]string{
 }
 
 // MessageFields are what the templates of a message about one delivery see, whoever makes it.
-func MessageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[string]any {
-	return fields([]bridge.Delivery{d}, zone, now)
+func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
+	return fields([]delivery.Delivery{d}, zone, now)
 }
 
 // fields is what the templates of a message see: bridge.Fields, and what is known only when the message is made. The
 // batch holds one delivery, or those of a group.
-func fields(batch []bridge.Delivery, zone *time.Location, now time.Time) map[string]any {
+func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
 		group[i] = messageFields(d, zone, now)
@@ -47,7 +48,7 @@ func fields(batch []bridge.Delivery, zone *time.Location, now time.Time) map[str
 	return f
 }
 
-func messageFields(d bridge.Delivery, zone *time.Location, now time.Time) map[string]any {
+func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	if zone == nil {
 		zone = time.UTC
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // natsSettings are the keys of nats. What is secret has three forms; see Value.
@@ -46,7 +47,8 @@ type natsSettings struct {
 
 // natsTerms: a stream is for machines and for the record, which want every change, however late.
 var natsTerms = bridge.Terms{
-	Timeout: 10 * time.Second, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 1,
+	Terms:  delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 1},
+	Bridge: bridge.LevelNone,
 }
 
 // natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents has it, and waits until
@@ -132,15 +134,15 @@ func (n *natsSink) notes() []string {
 }
 
 // Deliver publishes the CloudEvent of the batch, which holds one. A copy that the stream has already is accepted.
-func (n *natsSink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := ctx.Err(); err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	msg, err := n.message(batch[0].Event)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
-	var answer bridge.Answer
+	var answer delivery.Answer
 	err = n.with(ctx, func(ctx context.Context, s *natsSession) error {
 		if n.core {
 			answer.Status, err = s.pass(ctx, msg)
@@ -156,7 +158,7 @@ func (n *natsSink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge
 }
 
 // Render shows the message that Deliver would publish.
-func (n *natsSink) Render(d bridge.Delivery) (string, error) {
+func (n *natsSink) Render(d delivery.Delivery) (string, error) {
 	msg, err := n.message(d.Event)
 	if err != nil {
 		return "", err
@@ -230,7 +232,7 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	a, err := n.credentials.read()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	n.mu.Lock()
 	s := n.session

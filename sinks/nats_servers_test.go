@@ -24,16 +24,16 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // natsPersists delivers until it is accepted, as the bridge would, and gives the failures before. None may be of a class
 // that ends or stops deliveries.
-func natsPersists(t *testing.T, s bridge.Sink, d bridge.Delivery) (failures []error) {
+func natsPersists(t *testing.T, s delivery.Sink, d delivery.Delivery) (failures []error) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		_, err := s.Deliver(ctx, []bridge.Delivery{d})
+		_, err := s.Deliver(ctx, []delivery.Delivery{d})
 		cancel()
 		if err == nil {
 			return failures
@@ -682,13 +682,13 @@ func TestNATSConnect(t *testing.T) {
 	conn, js := natsClient(t, srv.ClientURL())
 	connect := func(settings string) (string, error) {
 		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\n"+settings, testHost(t))
-		return s.(bridge.Connecter).Connect(t.Context())
+		return s.(delivery.Connecter).Connect(t.Context())
 	}
 	at := "connected to nats-1 (" + server.VERSION + ")"
-	if got, err := connect(""); !errors.Is(err, bridge.ErrBlocked) || !strings.Contains(err.Error(), "no stream takes") {
+	if got, err := connect(""); !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), "no stream takes") {
 		t.Errorf("without a stream: %q, %v", got, err)
 	}
-	if got, err := connect("subject: zz.{{.id}}"); !errors.Is(err, bridge.ErrBlocked) || !strings.Contains(err.Error(), "with the subjects zz.>") {
+	if got, err := connect("subject: zz.{{.id}}"); !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), "with the subjects zz.>") {
 		t.Errorf("without a stream for a template: %q, %v", got, err)
 	}
 	if got, err := connect("core: true"); err != nil || got != at {

@@ -16,7 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 const (
@@ -58,12 +58,12 @@ func (n *natsSink) dial(ctx context.Context, a natsAccess) (*natsSession, error)
 		if ended := context.Cause(ctx); ended != nil {
 			return nil, fmt.Errorf("no answer from %s: %w", a.veil.over(server.Host), ended)
 		}
-		blocked = blocked && errors.Is(classOfNATS(err), bridge.ErrBlocked)
+		blocked = blocked && errors.Is(classOfNATS(err), delivery.ErrBlocked)
 		texts = append(texts, a.veil.line(server.Host+": "+err.Error(), false, 300))
 	}
 	var class error
 	if blocked {
-		class = bridge.ErrBlocked
+		class = delivery.ErrBlocked
 	}
 	return nil, say(class, strings.Join(texts, "; "))
 }
@@ -266,7 +266,7 @@ func (s *natsSession) end() {
 
 // A natsVerdict is an answer whose class is known from what was asked.
 type natsVerdict struct {
-	class error // bridge.ErrRejected, bridge.ErrBlocked, or nil for try again
+	class error // delivery.ErrRejected, delivery.ErrBlocked, or nil for try again
 	text  string
 }
 
@@ -288,7 +288,7 @@ const (
 	natsSealed         = 10109
 )
 
-// classOfNATS says what an error means: bridge.ErrRejected, bridge.ErrBlocked, or nil for try again. A full stream,
+// classOfNATS says what an error means: delivery.ErrRejected, delivery.ErrBlocked, or nil for try again. A full stream,
 // missing servers and missing leaders may mend.
 func classOfNATS(err error) error {
 	if e, ok := errors.AsType[*natsVerdict](err); ok {
@@ -296,18 +296,18 @@ func classOfNATS(err error) error {
 	}
 	for _, refusal := range natsRefusals {
 		if errors.Is(err, refusal) {
-			return bridge.ErrBlocked
+			return delivery.ErrBlocked
 		}
 	}
 	if errors.Is(err, nats.ErrMaxPayload) {
-		return bridge.ErrRejected
+		return delivery.ErrRejected
 	}
 	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
 		switch e.ErrorCode {
 		case jetstream.JSErrCodeStreamMessageExceedsMaximum, natsHeaderTooLarge:
-			return bridge.ErrRejected
+			return delivery.ErrRejected
 		case natsSealed:
-			return bridge.ErrBlocked
+			return delivery.ErrBlocked
 		}
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // natsProvision is what a stream shall be like. A stream that is there already gets only what is given, and keeps its
@@ -159,7 +159,7 @@ func unprovided(verb, name string, err error) error {
 	}
 	var class error
 	if !oneOf(e.Code, 429, 503) {
-		class = bridge.ErrBlocked
+		class = delivery.ErrBlocked
 	}
 	return &natsVerdict{class, fmt.Sprintf("%s stream %s: %s (%d)", verb, name, e.Description, e.ErrorCode)}
 }
@@ -168,7 +168,7 @@ func unprovided(verb, name string, err error) error {
 func unanswered(doing string, err error) error {
 	for _, none := range []error{nats.ErrNoResponders, jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount} {
 		if errors.Is(err, none) {
-			return &natsVerdict{bridge.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; enable it, or set core: true to " +
+			return &natsVerdict{delivery.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; enable it, or set core: true to " +
 				"send without a stream"}
 		}
 	}
@@ -179,31 +179,31 @@ func unanswered(doing string, err error) error {
 var errNotStored = errors.New("what answered is no stream; does another program answer on this subject?")
 
 // store publishes a message and waits until a stream has it.
-func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (bridge.Answer, error) {
+func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
 	ack, err := s.js.PublishMsg(ctx, msg)
 	switch {
 	case err == nil:
 		return n.stored(s, ack.Stream, ack.Sequence, ack.Duplicate), nil
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
-		return bridge.Answer{}, n.missing(ctx, s, msg.Subject)
+		return delivery.Answer{}, n.missing(ctx, s, msg.Subject)
 	case errors.Is(err, jetstream.ErrInvalidJSAck):
-		return bridge.Answer{}, errNotStored
+		return delivery.Answer{}, errNotStored
 	case isTaken(err):
 		return n.taken(ctx, s, msg)
 	}
 	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
 		err = &natsVerdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description, e.ErrorCode)}
 	}
-	return bridge.Answer{}, err
+	return delivery.Answer{}, err
 }
 
-func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplicate bool) bridge.Answer {
+func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplicate bool) delivery.Answer {
 	verb := "stored"
 	if duplicate {
 		verb = "already stored"
 	}
 	stream = s.access.veil.line(stream, false, 100)
-	return bridge.Answer{
+	return delivery.Answer{
 		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence), ID: fmt.Sprintf("%s:%d", stream, sequence),
 	}
 }
@@ -218,22 +218,22 @@ func isTaken(err error) bool {
 // taken looks at the message that has the subject already: a copy of this one, sent by this or another machine however
 // long ago, or another. For that the user has to be let publish to $JS.API.STREAM.NAMES, $JS.API.STREAM.INFO.<stream> and,
 // as the stream is made, $JS.API.STREAM.MSG.GET.<stream> or $JS.API.DIRECT.GET.<stream>.>; else it blocks.
-func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (bridge.Answer, error) {
+func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
 	name, err := s.js.StreamNameBySubject(ctx, msg.Subject)
 	if err != nil {
-		return bridge.Answer{}, unanswered("look for the stream of "+msg.Subject, err)
+		return delivery.Answer{}, unanswered("look for the stream of "+msg.Subject, err)
 	}
 	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
-		return bridge.Answer{}, unanswered("look at stream "+name, err)
+		return delivery.Answer{}, unanswered("look at stream "+name, err)
 	}
 	stored, err := stream.GetLastMsgForSubject(ctx, msg.Subject)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
+		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
 	}
 	id := msg.Header.Get(jetstream.MsgIDHeader)
 	if other := stored.Header.Get(jetstream.MsgIDHeader); other != id {
-		return bridge.Answer{}, &natsVerdict{bridge.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, message %d with id %q",
+		return delivery.Answer{}, &natsVerdict{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, message %d with id %q",
 			name, msg.Subject, stored.Sequence, other)}
 	}
 	return n.stored(s, name, stored.Sequence, true), nil
@@ -252,7 +252,7 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 }
 
 func (n *natsSink) noStream(subject string) error {
-	return &natsVerdict{bridge.ErrBlocked, fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
+	return &natsVerdict{delivery.ErrBlocked, fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
 		"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // All machines that see a change of an Azure event give it one subject: by their scale set, by the set that
@@ -182,7 +183,7 @@ func TestNATSSendsBadInput(t *testing.T) {
 			i, jsonText(bad), jsonText(bad), jsonText(bad))
 		name := bad[:min(len(bad), 1000)] // it stands in the source, and the server takes no header over 64 KiB
 		ce := natsObserved(t, raw, bridge.Scheduled, bridge.Observer{Name: name, ResourceGroup: name, SubscriptionID: name}, 0)
-		answer, err := s.Deliver(t.Context(), []bridge.Delivery{{Event: ce, Attempt: 1}})
+		answer, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: ce, Attempt: 1}})
 		if err != nil {
 			t.Errorf("%.40q: Deliver = %v", bad, err)
 			continue

@@ -26,6 +26,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // natsServe starts a NATS server with JetStream that ends with the test. with changes its options, if not nil.
@@ -315,11 +316,11 @@ func TestNATSMessagesAreReadByTheSDK(t *testing.T) {
 		stream := natsStream(t, js, nil)
 		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nmode: "+mode, testHost(t))
 		for i, d := range deliveries(t) {
-			answer, err := s.Deliver(t.Context(), []bridge.Delivery{d})
+			answer, err := s.Deliver(t.Context(), []delivery.Delivery{d})
 			if err != nil {
 				t.Fatalf("%s: Deliver = %v", mode, err)
 			}
-			if want := (bridge.Answer{Status: fmt.Sprintf("stored in stream FOREWARN, message %d", i+1), ID: fmt.Sprintf("FOREWARN:%d", i+1)}); answer.Status != want.Status || answer.ID != want.ID {
+			if want := (delivery.Answer{Status: fmt.Sprintf("stored in stream FOREWARN, message %d", i+1), ID: fmt.Sprintf("FOREWARN:%d", i+1)}); answer.Status != want.Status || answer.ID != want.ID {
 				t.Errorf("%s: answer is %+v, want %+v", mode, answer, want)
 			}
 		}
@@ -363,7 +364,7 @@ func TestNATSRendersWhatLeaves(t *testing.T) {
 		"again":      {"once: false\nsubject: 'vms.{{with .azeventtype}}{{lower .}}{{else}}other{{end}}'", 3},
 	} {
 		s := mustOpen(t, "nats", "url: tls://azure:hunter2@nats.example.com\n"+tt.settings, testHost(t))
-		got, err := s.(bridge.Renderer).Render(deliveries(t)[tt.delivery])
+		got, err := s.(delivery.Renderer).Render(deliveries(t)[tt.delivery])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -406,7 +407,7 @@ func TestNATSStoresEachChangeOnce(t *testing.T) {
 	deliver := func(ce event.Event) string {
 		t.Helper()
 		s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t)) // each VM has its own
-		answer, err := s.Deliver(t.Context(), []bridge.Delivery{{Event: ce, Attempt: 1}})
+		answer, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: ce, Attempt: 1}})
 		if err != nil {
 			t.Fatalf("Deliver of %s = %v", ce.ID(), err)
 		}
@@ -485,7 +486,7 @@ func TestNATSAnotherMessageOfTheSubjectRejects(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Deliver(t.Context(), deliveries(t)[:1])
-	if !errors.Is(err, bridge.ErrRejected) || !strings.Contains(err.Error(), `holds another message`) {
+	if !errors.Is(err, delivery.ErrRejected) || !strings.Contains(err.Error(), `holds another message`) {
 		t.Errorf("Deliver = %v, want it rejected", err)
 	}
 }

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // near is a Slack sink whose workspace is reached without a network, so that a story can last an hour.
@@ -23,7 +25,7 @@ type near struct {
 	down atomic.Bool
 }
 
-func (n *near) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (n *near) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	a, err := n.open(func(req *http.Request, _ *veil) (response, error) {
 		if n.down.Load() {
 			return response{}, errors.New("connection refused")
@@ -33,7 +35,7 @@ func (n *near) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Ans
 		return response{answer.Code, answer.Header(), answer.Body.String(), false}, nil
 	})
 	if err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	return n.tell(ctx, a, batch)
 }
@@ -48,14 +50,14 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 
 		azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
 		log := testHost(t).Log
-		outbox, err := bridge.OpenOutbox(t.TempDir(), log)
+		box, err := outbox.Open(t.TempDir(), outbox.Options{Log: log})
 		if err != nil {
 			t.Fatal(err)
 		}
 		terms := slackTerms
 		terms.Remind = nil
 		b := bridge.New(bridge.Options{
-			Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: outbox, Log: log,
+			Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
 			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink, Terms: terms, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
 		})
 		ctx, cancel := context.WithCancel(t.Context())

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // Root in a directory of the service's user: the file that it makes is that user's, so that the service can append. One
@@ -62,7 +62,7 @@ func TestRootWritesOnlyWhatTheDirectoryOwnerMay(t *testing.T) {
 			}
 			s := mustOpen(t, "file", "path: "+path, testHost(t))
 			_, err := s.Deliver(t.Context(), deliveries(t)[:1])
-			if !errors.Is(err, bridge.ErrBlocked) || !errors.Is(err, errForeign) {
+			if !errors.Is(err, delivery.ErrBlocked) || !errors.Is(err, errForeign) {
 				t.Errorf("Deliver = %v, want it blocked, because the file is not the directory owner's", err)
 			}
 			if text, err := os.ReadFile(outside); err == nil && string(text) != "root's\n" {

@@ -8,6 +8,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // sampleTypes are what samples are about; the last is of a kind that nobody knows yet.
@@ -42,18 +43,18 @@ func tryOn(all bool, render func(fields map[string]any) error) error {
 		return nil
 	}
 	for i, ce := range events {
-		d, now := bridge.Delivery{Event: ce, Attempt: 1}, sampleTime
+		d, now := delivery.Delivery{Event: ce, Attempt: 1}, sampleTime
 		if i%3 == 2 {
 			d.Attempt, now = 3, sampleTime.Add(time.Hour)
-			d.Missed = []bridge.Missed{{Change: "scheduled", Time: sampleTime}, {Change: "updated", Time: sampleTime}}
+			d.Missed = []delivery.Missed{{Change: "scheduled", Time: sampleTime}, {Change: "updated", Time: sampleTime}}
 		}
-		if err := try(fields([]bridge.Delivery{d}, time.UTC, now)); err != nil {
+		if err := try(fields([]delivery.Delivery{d}, time.UTC, now)); err != nil {
 			return err
 		}
 	}
-	group := make([]bridge.Delivery, 0, 6)
+	group := make([]delivery.Delivery, 0, 6)
 	for _, ce := range events[:6] {
-		group = append(group, bridge.Delivery{Event: ce, Attempt: 1})
+		group = append(group, delivery.Delivery{Event: ce, Attempt: 1})
 	}
 	return try(fields(group, time.UTC, sampleTime))
 }

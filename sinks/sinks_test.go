@@ -20,6 +20,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // A trial is how the promises of all sinks are tried on one kind.
@@ -82,9 +83,9 @@ func TestSinkAcceptsOnce(t *testing.T) {
 func TestConnectDeliversNothing(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
 		settings, got := trial.accepts(t)
-		s, ok := mustOpen(t, kind, settings, testHost(t)).(bridge.Connecter)
+		s, ok := mustOpen(t, kind, settings, testHost(t)).(delivery.Connecter)
 		if !ok {
-			t.Fatal("it is no bridge.Connecter")
+			t.Fatal("it is no delivery.Connecter")
 		}
 		answer, err := s.Connect(t.Context())
 		if err != nil || answer == "" || strings.Contains(answer, "\n") {
@@ -128,7 +129,7 @@ func TestHungDestinationEndsWithContext(t *testing.T) {
 					cancel()
 				}()
 				_, err := s.Deliver(ctx, deliveries(t)[:1])
-				if !errors.Is(err, context.Canceled) || errors.Is(err, bridge.ErrBlocked) || errors.Is(err, bridge.ErrRejected) {
+				if !errors.Is(err, context.Canceled) || errors.Is(err, delivery.ErrBlocked) || errors.Is(err, delivery.ErrRejected) {
 					t.Errorf("Deliver = %v, want %v and to be tried again", err, context.Canceled)
 				}
 			})
@@ -191,14 +192,14 @@ func TestNoSecretIsEverShown(t *testing.T) {
 			h.Endpoint = tokens
 			opened, err := open(kind, p.settings, h)
 			s := opened.Sink
-			var answer bridge.Answer
+			var answer delivery.Answer
 			var tried bool
 			var reached, shown string
 			var unreached, unshown error
 			if err == nil {
 				answer, err = s.Deliver(t.Context(), deliveries(t)[:1])
-				reached, unreached = s.(bridge.Connecter).Connect(t.Context())
-				shown, unshown = s.(bridge.Renderer).Render(deliveries(t)[0])
+				reached, unreached = s.(delivery.Connecter).Connect(t.Context())
+				shown, unshown = s.(delivery.Renderer).Render(deliveries(t)[0])
 				closeSink(s)
 				tried = true
 			}
@@ -280,19 +281,18 @@ func TestClosedSinkLeavesNothingRunning(t *testing.T) {
 // What the settings need not say: machines hear every change however late, people the state as it is now, and a command
 // what is true now.
 func TestTermsByDefault(t *testing.T) {
-	machine := bridge.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 1}
+	machine := bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}, Bridge: bridge.LevelNone}
 	people := bridge.Terms{
-		Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateLatest, Bridge: bridge.LevelTrouble, Batch: 1,
-		Remind: []time.Duration{24 * time.Hour, time.Hour}, Group: bridge.Group{Above: 5, Within: 20 * time.Second},
+		Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: delivery.Digest{Above: 5, Within: 20 * time.Second}},
+		Bridge: bridge.LevelTrouble, Remind: []time.Duration{24 * time.Hour, time.Hour},
 	}
 	record := machine
 	record.MaxAge = 0 // never
 	file := record
 	file.Batch = 256
 	want := map[string]bridge.Terms{
-		"webhook": machine, "nats": record, "file": file, "slack": people, "email": people,
-		"exec": {MaxAge: week, Late: bridge.LateDrop, Bridge: bridge.LevelNone, Batch: 1, Parallel: 4, Sync: true, Acts: true},
-	}
+	"webhook": machine, "nats": record, "file": file, "slack": people, "email": people, "exec": {Terms: delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}, Bridge: bridge.LevelNone, Acts: true},
+}
 	for kind := range Kinds {
 		if got := Kinds[kind].Terms; !reflect.DeepEqual(got, want[kind]) {
 			t.Errorf("%s has by default %+v, want %+v", kind, got, want[kind])
@@ -344,7 +344,7 @@ func open(kind, settings string, h Host) (Opened, error) {
 	}, h)
 }
 
-func mustOpen(t *testing.T, kind, settings string, h Host) bridge.Sink {
+func mustOpen(t *testing.T, kind, settings string, h Host) delivery.Sink {
 	t.Helper()
 	opened, err := open(kind, settings, h)
 	if err != nil {
@@ -354,7 +354,7 @@ func mustOpen(t *testing.T, kind, settings string, h Host) bridge.Sink {
 	return opened.Sink
 }
 
-func closeSink(s bridge.Sink) {
+func closeSink(s delivery.Sink) {
 	if c, ok := s.(io.Closer); ok {
 		c.Close()
 	}
@@ -362,15 +362,15 @@ func closeSink(s bridge.Sink) {
 
 // deliveries are those of testdata/events.jsonl: an event that is scheduled, updated, started and vanished, and one of
 // an unheard-of type that is scheduled and vanished. They are as the outbox keeps them.
-func deliveries(t *testing.T) []bridge.Delivery {
+func deliveries(t *testing.T) []delivery.Delivery {
 	t.Helper()
-	var all []bridge.Delivery
+	var all []delivery.Delivery
 	for line := range bytes.Lines(read(t, "testdata/events.jsonl")) {
 		var ce event.Event
 		if err := json.Unmarshal(line, &ce); err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, bridge.Delivery{Event: ce, Attempt: 1})
+		all = append(all, delivery.Delivery{Event: ce, Attempt: 1})
 	}
 	return all
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
 
@@ -69,7 +70,7 @@ func azure(status, typ, notBefore string, more map[string]any) bridge.Event {
 
 // A situation is what a person may be told.
 type situation struct {
-	batch []bridge.Delivery
+	batch []delivery.Delivery
 	now   moment
 	reply bool // in Slack it is one
 	more  map[string]any
@@ -85,7 +86,7 @@ func situations() map[string]situation {
 		if in.Observer.Name == "" {
 			in.Observer = dbHost
 		}
-		all[name] = situation{delivery(bridge.Wrap(c, in)), at(seen), reply, more}
+		all[name] = situation{deliveryOf(bridge.Wrap(c, in)), at(seen), reply, more}
 	}
 	scheduled := func(e bridge.Event) bridge.Change { return bridge.Change{Kind: bridge.Scheduled, Event: e} }
 	vanished := func(e bridge.Event) bridge.Change { return bridge.Change{Kind: bridge.Vanished, Event: e} }
@@ -165,7 +166,7 @@ func situations() map[string]situation {
 	tell("started-late", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, false, nil)
 	late = all["started-late"]
 	late.now, late.batch[0].Attempt = at("04:53:30"), 40
-	late.batch[0].Missed = []bridge.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}, {Change: "updated", Time: at("04:00:00").clock()}}
+	late.batch[0].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}, {Change: "updated", Time: at("04:00:00").clock()}}
 	all["started-late"] = late
 
 	over := circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, Back: at("04:12:40").clock(), LongestPause: 156 * time.Second}}
@@ -179,13 +180,13 @@ func situations() map[string]situation {
 	tell("gone-while-away", "04:20:00", vanished(reboot), away, true, nil)
 	tell("gone", "04:20:00", vanished(reboot), circumstances{End: bridge.End{Outcome: bridge.OutcomeUnknown}}, true, nil)
 
-	var group []bridge.Delivery
+	var group []delivery.Delivery
 	for i := range 6 {
 		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{
 			"EventId": fmt.Sprintf("0000000%d-D2CD-49C7-8624-8643E7171297", i), "Resources": []string{fmt.Sprintf("vm-db-%d", i+1)},
 		})
 		in := circumstances{Observer: dbHost, Time: told.clock(), Incarnation: "7"}
-		group = append(group, delivery(bridge.Wrap(scheduled(e), in))...)
+		group = append(group, deliveryOf(bridge.Wrap(scheduled(e), in))...)
 	}
 	all["group"] = situation{batch: group, now: told}
 	asked := bridge.Approval{Result: bridge.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5, Attempts: 1, Status: "200 OK"}
@@ -202,11 +203,11 @@ func situations() map[string]situation {
 	tell("reminder", "03:10:00", bridge.Change{Kind: bridge.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true, nil)
 	instead := all["scheduled"]
 	instead.batch = slices.Clone(instead.batch)
-	instead.batch[0].Instead = &bridge.Instead{Sink: "ops-chat", Why: "blocked: token refused (invalid_auth)"}
+	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "blocked: token refused (invalid_auth)"}
 	all["scheduled-instead"] = instead
 	for name, sample := range map[string]string{"test": "reboot", "test-cancelled": "canceled"} {
 		s, _ := bridge.NewSample(sample, "vm-db-1", told.clock())
-		all[name] = situation{batch: delivery(s.Test(dbHost, told.clock())), now: told}
+		all[name] = situation{batch: deliveryOf(s.Test(dbHost, told.clock())), now: told}
 	}
 	for name, data := range map[string]map[string]any{
 		bridge.SinkBlocked:     {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(), "error": "token refused (invalid_auth)"},
@@ -226,16 +227,16 @@ func situations() map[string]situation {
 		bridge.SettingsLoaded:  {"settingsHash": "5f0b1c2d"},
 		bridge.BridgeHeartbeat: {},
 	} {
-		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: delivery(bridge.WrapBridge(name, data, dbHost, told.clock())), now: told}
+		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: deliveryOf(bridge.WrapBridge(name, data, dbHost, told.clock())), now: told}
 	}
 	return all
 }
 
-func delivery(ce event.Event, err error) []bridge.Delivery {
+func deliveryOf(ce event.Event, err error) []delivery.Delivery {
 	if err != nil {
 		panic(err)
 	}
-	return []bridge.Delivery{{Event: ce, Attempt: 1}}
+	return []delivery.Delivery{{Event: ce, Attempt: 1}}
 }
 
 // fieldsOf are what templates see of a situation.

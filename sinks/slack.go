@@ -19,6 +19,7 @@ import (
 	"github.com/slack-go/slack"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
 
@@ -53,8 +54,8 @@ type mentionOption struct {
 
 // slackTerms: Slack is for people, who want the state as it is now.
 var slackTerms = bridge.Terms{
-	Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateLatest, Bridge: bridge.LevelTrouble, Batch: 1,
-	Remind: peopleRemind, Group: peopleGroup,
+	Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup},
+	Bridge: bridge.LevelTrouble, Remind: peopleRemind,
 }
 
 // slackPace is how far apart messages to one channel are. Slack threatens to switch off an app that disregards
@@ -346,18 +347,18 @@ func (s source) place() string {
 func (k *slackSink) Close() error { return k.caller.Close() }
 
 // Deliver tells people of the batch: one change, or several events at once as a group.
-func (k *slackSink) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := ctx.Err(); err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	a, err := k.open(nil)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	return k.tell(ctx, a, batch)
 }
 
-func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []bridge.Delivery) (bridge.Answer, error) {
+func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Delivery) (delivery.Answer, error) {
 	r := k.receipt(batch)
 	f := k.fields(batch, r)
 	id := batch[0].Event.ID()
@@ -367,7 +368,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []bridge.Delive
 	if !r.Group && r.Shown != id {
 		root, err := k.message(f)
 		if err != nil {
-			return bridge.Answer{}, err
+			return delivery.Answer{}, err
 		}
 		err = k.attempt(root, func(m slackMessage) error { return a.update(ctx, r.Channel, r.TS, m) })
 		switch {
@@ -376,14 +377,14 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []bridge.Delive
 		case hasCode(err, fixedErrors...):
 			k.log.Warn("the workspace does not let messages be edited; a thread goes on below what is no longer so", "err", err)
 		case err != nil:
-			return bridge.Answer{}, err
+			return delivery.Answer{}, err
 		}
 		r.Shown = id
 	}
 	f["reply"] = true
 	text, err := execute(k.text, f)
 	if err != nil {
-		return r.answer(""), fmt.Errorf("%w: text: %w", bridge.ErrRejected, err)
+		return r.answer(""), fmt.Errorf("%w: text: %w", delivery.ErrRejected, err)
 	}
 	reply := slackMessage{text: cutMrkdwn(text, maxSlackText)}
 	if strings.TrimSpace(reply.text) == "" { // the settings want none
@@ -412,11 +413,11 @@ var (
 )
 
 // root posts a message of its own.
-func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []bridge.Delivery, f map[string]any, r slackReceipt) (bridge.Answer, error) {
+func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any, r slackReceipt) (delivery.Answer, error) {
 	f["reply"] = false
 	m, err := k.message(f)
 	if err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	var p posted
 	err = k.attempt(m, func(m slackMessage) error {
@@ -425,10 +426,10 @@ func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []bridge.Delive
 		return err
 	})
 	if err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	if k.api == "" || !isAzure(batch) {
-		return bridge.Answer{Status: "ok", ID: p.ts}, nil
+		return delivery.Answer{Status: "ok", ID: p.ts}, nil
 	}
 	r.To, r.Channel, r.TS, r.Group, r.Shown = k.channel, p.channel, p.ts, len(batch) > 1, ""
 	return r.answer(p.ts), nil
@@ -461,7 +462,7 @@ func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error
 }
 
 // fields are what the templates see.
-func (k *slackSink) fields(batch []bridge.Delivery, r slackReceipt) map[string]any {
+func (k *slackSink) fields(batch []delivery.Delivery, r slackReceipt) map[string]any {
 	f := fields(batch, k.zone, k.now())
 	if len(batch) == 1 {
 		if f["announced"] == "" {
@@ -488,7 +489,7 @@ func (k *slackSink) fields(batch []bridge.Delivery, r slackReceipt) map[string]a
 func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 	text, err := k.notification(f)
 	if err != nil {
-		return slackMessage{}, fmt.Errorf("%w: text: %w", bridge.ErrRejected, err)
+		return slackMessage{}, fmt.Errorf("%w: text: %w", delivery.ErrRejected, err)
 	}
 	m := slackMessage{text: text}
 	blocks, err := execute(k.blocks, f)
@@ -554,12 +555,12 @@ type slackReceipt struct {
 }
 
 // answer says that the root, or the reply to it, is at ts. A receipt without a root is none.
-func (r slackReceipt) answer(ts string) bridge.Answer {
+func (r slackReceipt) answer(ts string) delivery.Answer {
 	raw, err := json.Marshal(r)
 	if err != nil {
 		panic(err) // texts only
 	}
-	a := bridge.Answer{ID: ts, Receipt: raw}
+	a := delivery.Answer{ID: ts, Receipt: raw}
 	if ts != "" {
 		a.Status = "ok"
 	}
@@ -568,7 +569,7 @@ func (r slackReceipt) answer(ts string) bridge.Answer {
 
 // receipt is that of a batch, with the times of its changes. It has no root when there is none in the channel of the
 // settings, or when those of a group differ.
-func (k *slackSink) receipt(batch []bridge.Delivery) slackReceipt {
+func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	var r slackReceipt
 	if !isAzure(batch) {
 		return r
@@ -607,7 +608,7 @@ func (k *slackSink) receipt(batch []bridge.Delivery) slackReceipt {
 }
 
 // isAzure says whether a batch is about Azure's events, which have a life, and not about the bridge.
-func isAzure(batch []bridge.Delivery) bool {
+func isAzure(batch []delivery.Delivery) bool {
 	return strings.HasPrefix(batch[0].Event.Type(), bridge.EventPrefix)
 }
 
@@ -653,7 +654,7 @@ func (s *SlackTurns) wait(ctx context.Context, place string) error {
 func (k *slackSink) Connect(ctx context.Context) (string, error) {
 	a, err := k.open(nil)
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	if k.api != "" {
 		return a.who(ctx)
@@ -675,7 +676,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 }
 
 // Render shows the requests that Deliver would make if Slack took each of them.
-func (k *slackSink) Render(d bridge.Delivery) (string, error) {
+func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	var b strings.Builder
 	a, err := k.open(func(req *http.Request, _ *veil) (response, error) { return k.show(&b, req) })
 	if err != nil {
@@ -683,7 +684,7 @@ func (k *slackSink) Render(d bridge.Delivery) (string, error) {
 	}
 	shown := *k
 	shown.turns = nil
-	_, err = shown.tell(context.Background(), a, []bridge.Delivery{d})
+	_, err = shown.tell(context.Background(), a, []delivery.Delivery{d})
 	return b.String(), err
 }
 

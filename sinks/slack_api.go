@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // slackAPI are the calls of Slack that the sink makes, with the credentials of one attempt. slack-go knows what blocks
@@ -221,7 +221,7 @@ func (a *slackAPI) judge(req *http.Request, r response, reply slackReply) error 
 	}
 	var err error = &slackError{code, class, say(class, text).Error()}
 	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
-		err = &bridge.RetryAfter{After: after, Err: err}
+		err = &delivery.RetryAfter{After: after, Err: err}
 	}
 	return err
 }
@@ -259,14 +259,14 @@ var (
 func classOfSlack(code string) (class error, known bool) {
 	for _, list := range [][]string{tokenErrors, teamErrors, scopeErrors, memberErrors, unknownErrors, archiveErrors, hookErrors, addressErrors} {
 		if slices.Contains(list, code) {
-			return bridge.ErrBlocked, true
+			return delivery.ErrBlocked, true
 		}
 	}
 	if strings.HasPrefix(code, "restricted_action") {
-		return bridge.ErrBlocked, true
+		return delivery.ErrBlocked, true
 	}
 	if slices.Contains(messageErrors, code) || slices.Contains(blocksErrors, code) {
-		return bridge.ErrRejected, true
+		return delivery.ErrRejected, true
 	}
 	return nil, false
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // A workspace behaves as Slack's API does, for one channel: what it keeps can be updated, replied to and deleted.
@@ -213,7 +214,7 @@ type teller struct {
 	receipts map[string][]byte
 }
 
-func (l *teller) tell(batch ...bridge.Delivery) (bridge.Answer, error) {
+func (l *teller) tell(batch ...delivery.Delivery) (delivery.Answer, error) {
 	l.t.Helper()
 	for i := range batch {
 		batch[i].Receipt = l.receipts[batch[i].Event.Subject()]
@@ -227,7 +228,7 @@ func (l *teller) tell(batch ...bridge.Delivery) (bridge.Answer, error) {
 	return a, err
 }
 
-func (l *teller) mustTell(batch ...bridge.Delivery) bridge.Answer {
+func (l *teller) mustTell(batch ...delivery.Delivery) delivery.Answer {
 	l.t.Helper()
 	a, err := l.tell(batch...)
 	if err != nil {
@@ -479,7 +480,7 @@ func TestSlackRemembersWhatWasTold(t *testing.T) {
 		all[i].Event.SetTime(clock)
 	}
 	l.mustTell(all[0])
-	all[3].Missed = []bridge.Missed{{Change: "started", Time: all[2].Event.Time()}}
+	all[3].Missed = []delivery.Missed{{Change: "started", Time: all[2].Event.Time()}}
 	l.mustTell(all[3])
 	want := "vanished 2022-04-11T22:12:00Z 2022-04-11T22:12:02Z 1\n  vanished 2022-04-11T22:12:00Z 2022-04-11T22:12:02Z 1 again\n"
 	if got := w.story(); got != want {
@@ -511,9 +512,9 @@ func TestSlackTellsOfTheBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		for _, d := range []bridge.Delivery{{Event: test}, {Event: about}} {
+		for _, d := range []delivery.Delivery{{Event: test}, {Event: about}} {
 			d.Receipt = []byte(`{"to":"#ops","channel":"` + slackChannelID + `","ts":"1700000000.000001"}`)
-			a, err := l.sink.Deliver(t.Context(), []bridge.Delivery{d})
+			a, err := l.sink.Deliver(t.Context(), []delivery.Delivery{d})
 			if err != nil || a.Receipt != nil || a.Status != "ok" {
 				t.Errorf("Deliver = %+v, %v; want no receipt", a, err)
 			}
@@ -575,7 +576,7 @@ func TestSlackBroadcastIsChosen(t *testing.T) {
 	} {
 		w := newWorkspace(t)
 		l := newTeller(t, w.settings(tt.settings))
-		for _, d := range []bridge.Delivery{all[0], all[1], all[2], all[3], short} {
+		for _, d := range []delivery.Delivery{all[0], all[1], all[2], all[3], short} {
 			l.mustTell(d)
 		}
 		want := "started\n  " + strings.ReplaceAll(tt.want, "|", "\n  ") + "\n"
@@ -626,8 +627,8 @@ func TestSlackMentionsFromASeverity(t *testing.T) {
 		w := newWorkspace(t)
 		k := openSlackSink(t, w.settings("mention: {text: <!here>, from: '"+from+"'}"))
 		var got []string
-		for _, d := range []bridge.Delivery{deliveries(t)[0], deliveries(t)[4], deliveries(t)[5]} {
-			if f := k.fields([]bridge.Delivery{d}, slackReceipt{}); f["mention"] == "<!here>" {
+		for _, d := range []delivery.Delivery{deliveries(t)[0], deliveries(t)[4], deliveries(t)[5]} {
+			if f := k.fields([]delivery.Delivery{d}, slackReceipt{}); f["mention"] == "<!here>" {
 				got = append(got, f["severitytext"].(string))
 			}
 		}
@@ -730,7 +731,7 @@ func TestSlackErrorsHaveClasses(t *testing.T) {
 	} {
 		w.refuse("chat.postMessage", tt.no)
 		a, err := l.tell(deliveries(t)[0])
-		var wish *bridge.RetryAfter
+		var wish *delivery.RetryAfter
 		var after time.Duration
 		if errors.As(err, &wish) {
 			after = wish.After
@@ -835,7 +836,7 @@ func TestSlackTakesEveryText(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Event.DataEncoded = data
-		if _, err := l.sink.Deliver(t.Context(), []bridge.Delivery{d}); err != nil {
+		if _, err := l.sink.Deliver(t.Context(), []delivery.Delivery{d}); err != nil {
 			t.Errorf("%.40q: %v", bad, err)
 			continue
 		}
@@ -1023,7 +1024,7 @@ func TestSlackMessagesWaitForTheirTurn(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := len(w.asked())
-		if _, err := second.(bridge.Renderer).Render(deliveries(t)[0]); err != nil {
+		if _, err := second.(delivery.Renderer).Render(deliveries(t)[0]); err != nil {
 			t.Errorf("Render = %v", err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -1068,10 +1069,10 @@ func TestSlackRenderShowsTheCalls(t *testing.T) {
 	var b strings.Builder
 	for _, tt := range []struct {
 		settings string
-		d        bridge.Delivery
+		d        delivery.Delivery
 	}{
 		{settings, deliveries(t)[0]},
-		{settings, bridge.Delivery{Event: deliveries(t)[1].Event, Receipt: []byte(`{"to":"#ops","channel":"C1","ts":"1.2"}`)}},
+		{settings, delivery.Delivery{Event: deliveries(t)[1].Event, Receipt: []byte(`{"to":"#ops","channel":"C1","ts":"1.2"}`)}},
 		{"webhook_url: https://hooks.slack.example/services/s3cr3t\ntext: '{{.change}} <&>'\nblocks: '[{\"type\":\"divider\"}]'", deliveries(t)[0]},
 	} {
 		k := openSlackSink(t, tt.settings)

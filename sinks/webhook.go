@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
 
@@ -51,7 +52,8 @@ type basicSettings struct {
 
 // webhookTerms: a webhook is for machines, which want every change.
 var webhookTerms = bridge.Terms{
-	Timeout: 10 * time.Second, MaxAge: week, Late: bridge.LateSend, Bridge: bridge.LevelNone, Batch: 1,
+	Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1},
+	Bridge: bridge.LevelNone,
 }
 
 // webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents has it, or as a body made by a template.
@@ -252,39 +254,39 @@ func isJSON(content string) bool {
 // The answer counts as blocked all the same: the bridge tries again soon until it has met several such answers, so a token
 // that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may stand in
 // it, and a new one costs little.
-func (w *webhook) Deliver(ctx context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := ctx.Err(); err != nil {
-		return bridge.Answer{}, err
+		return delivery.Answer{}, err
 	}
 	a, err := w.secrets.read()
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	secrets, err := w.readBodySecrets(a.veil)
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	if w.identity != nil {
 		token, err := w.identity.get(ctx)
 		if err != nil {
-			return bridge.Answer{}, err
+			return delivery.Answer{}, err
 		}
 		a.veil.hide(token)
 		a.header.Set("Authorization", "Bearer "+token)
 	}
 	req, err := w.request(ctx, a, secrets, batch[0])
 	if err != nil {
-		return bridge.Answer{}, fmt.Errorf("%w: %s", bridge.ErrRejected, a.veil.over(err.Error()))
+		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.veil.over(err.Error()))
 	}
 	answer, err := w.caller.do(req, a.veil)
-	if w.identity != nil && errors.Is(err, bridge.ErrBlocked) {
+	if w.identity != nil && errors.Is(err, delivery.ErrBlocked) {
 		w.identity.drop()
 	}
 	return answer, err
 }
 
 // Render shows the request that Deliver would make. The address and the headers of the settings are secret.
-func (w *webhook) Render(d bridge.Delivery) (string, error) {
+func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
 		return "", err
@@ -314,7 +316,7 @@ func (w *webhook) Render(d bridge.Delivery) (string, error) {
 func (w *webhook) Connect(ctx context.Context) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", bridge.ErrBlocked, err)
+		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	return w.caller.connect(ctx, a.url, a.veil)
 }
@@ -323,7 +325,7 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 func (w *webhook) Close() error { return w.caller.Close() }
 
 // request is the whole request for a CloudEvent, signed for this attempt.
-func (w *webhook) request(ctx context.Context, a access, secrets map[string]string, d bridge.Delivery) (*http.Request, error) {
+func (w *webhook) request(ctx context.Context, a access, secrets map[string]string, d delivery.Delivery) (*http.Request, error) {
 	header, ce := a.header.Clone(), d.Event
 	body, err := w.message(d, secrets, header)
 	if err != nil {
@@ -348,11 +350,11 @@ func (w *webhook) request(ctx context.Context, a access, secrets map[string]stri
 }
 
 // message is the body for a CloudEvent; the headers that belong to it are added to header.
-func (w *webhook) message(d bridge.Delivery, secrets map[string]string, header http.Header) ([]byte, error) {
+func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header http.Header) ([]byte, error) {
 	switch ce := d.Event; {
 	case w.body != nil:
 		header.Set("Content-Type", w.content)
-		f := fields([]bridge.Delivery{d}, w.zone, w.now())
+		f := fields([]delivery.Delivery{d}, w.zone, w.now())
 		f["secret"] = secrets
 		return w.render(f)
 	case w.binary:

@@ -21,7 +21,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/types"
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
-	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // Signing secrets: the letters a to z, and 32 times the letter x.
@@ -176,7 +176,7 @@ func TestWebhookReadsSecretsOnEachUse(t *testing.T) {
 	for _, tt := range []struct {
 		text string
 		want error
-	}{{"first\n", nil}, {"second", nil}, {"\n", bridge.ErrBlocked}, {"two\nlines\n", bridge.ErrBlocked}, {"third\r\n", nil}} {
+	}{{"first\n", nil}, {"second", nil}, {"\n", delivery.ErrBlocked}, {"two\nlines\n", delivery.ErrBlocked}, {"third\r\n", nil}} {
 		if err := os.WriteFile(path, []byte(tt.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +188,7 @@ func TestWebhookReadsSecretsOnEachUse(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, bridge.ErrBlocked) || !errors.Is(err, os.ErrNotExist) {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, delivery.ErrBlocked) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the file: %v, want it blocked", err)
 	}
 	var got []string
@@ -208,7 +208,7 @@ func TestWebhookBodyThatFailsIsRejected(t *testing.T) {
 	bad := deliveries(t)[0]
 	bad.Event = bad.Event.Clone()
 	bad.Event.SetID("BAD")
-	if _, err := s.Deliver(t.Context(), []bridge.Delivery{bad}); !errors.Is(err, bridge.ErrRejected) || !strings.Contains(err.Error(), "JSON") {
+	if _, err := s.Deliver(t.Context(), []delivery.Delivery{bad}); !errors.Is(err, delivery.ErrRejected) || !strings.Contains(err.Error(), "JSON") {
 		t.Errorf("Deliver = %v, want it rejected for not being JSON", err)
 	}
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
@@ -294,12 +294,12 @@ func TestWebhookHeaderValuesAreStrict(t *testing.T) {
 }
 
 // sentBy is the request by which a webhook delivers d.
-func sentBy(t *testing.T, settings string, d bridge.Delivery) recorded {
+func sentBy(t *testing.T, settings string, d delivery.Delivery) recorded {
 	t.Helper()
 	var r recorder
 	srv := serve(t, &r)
 	s := mustOpen(t, "webhook", "url: "+srv.URL+"\n"+settings, testHost(t))
-	if _, err := s.Deliver(t.Context(), []bridge.Delivery{d}); err != nil {
+	if _, err := s.Deliver(t.Context(), []delivery.Delivery{d}); err != nil {
 		t.Fatal(err)
 	}
 	return r.all()[0]

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // listener is a destination that writes down, in a few words each, the changes it is told.
@@ -22,7 +24,7 @@ type listener struct {
 	told []string
 }
 
-func (l *listener) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (l *listener) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range batch {
@@ -32,7 +34,7 @@ func (l *listener) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.A
 		}
 		var data bridge.Data
 		if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
-			return bridge.Answer{}, err
+			return delivery.Answer{}, err
 		}
 		kind, _ := d.Event.Extensions()["azeventtype"].(string)
 		names, _ := d.Event.Extensions()["azresources"].(string)
@@ -42,7 +44,7 @@ func (l *listener) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.A
 		}
 		l.told = append(l.told, strings.Join(append(words, data.Changed...), " "))
 	}
-	return bridge.Answer{}, nil
+	return delivery.Answer{}, nil
 }
 
 // tell plays a scenario to a bridge that asks once a second, and returns what the bridge told of it.
@@ -53,7 +55,7 @@ func tell(t *testing.T, name string, speed float64) []string {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	outbox, err := bridge.OpenOutbox(t.TempDir(), log)
+	box, err := outbox.Open(t.TempDir(), outbox.Options{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,11 +64,11 @@ func tell(t *testing.T, name string, speed float64) []string {
 	ended := make(chan error, 1)
 	b := bridge.New(bridge.Options{
 		Client:   bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()),
-		Outbox:   outbox,
+		Outbox:   box,
 		Interval: time.Second,
 		Routes: []bridge.Route{{
 			Name: "ear", Kind: "ear", Sink: ear, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}},
-			Terms: bridge.Terms{Timeout: 10 * time.Second, Late: bridge.LateSend},
+			Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}},
 		}},
 		Host: "host", Version: "test", Log: log,
 	})

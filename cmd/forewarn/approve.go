@@ -21,6 +21,7 @@ import (
 	"golang.org/x/term"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 const (
@@ -258,14 +259,14 @@ func (p *program) approveAlone(ctx context.Context, client *bridge.Client, e bri
 	if err != nil {
 		return bridge.Approval{}, err
 	}
-	outbox, err := bridge.OpenOutbox(s.State, quiet)
+	box, err := outbox.Open(s.State, outbox.Options{Log: quiet})
 	if err != nil {
 		return bridge.Approval{}, fmt.Errorf("%w; %s, because what is approved goes on record there", err, tryElevated)
 	}
-	o := p.bridgeOptions(s, outbox, quiet)
+	o := p.bridgeOptions(s, box, quiet)
 	o.Client = client
 	a := bridge.New(o).ApproveNow(ctx, e.ID, e.Digest(), p.user())
-	return a, outbox.Close()
+	return a, box.Close()
 }
 
 // printDifference shows how an event differs from what was shown of it, which is why it was not approved.

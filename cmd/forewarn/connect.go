@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // reached is whether a sink's destination could be reached.
@@ -31,7 +32,7 @@ func connect(ctx context.Context, routes []bridge.Route) []reached {
 }
 
 func connectTo(ctx context.Context, r bridge.Route) reached {
-	c, ok := r.Sink.(bridge.Connecter)
+	c, ok := r.Sink.(delivery.Connecter)
 	if !ok {
 		return reached{Sink: r.Name, Result: "untried", Answer: "a " + r.Kind + " has nothing to reach"}
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 // controlPaths are where the control socket may be, best first.
@@ -66,7 +67,7 @@ func listenControl(s *settings, getenv func(string) string, log *slog.Logger) (n
 }
 
 // control serves what commands ask a running bridge.
-func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
+func control(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, v any) {
 		w.Header().Set("Content-Type", "application/json")
@@ -79,16 +80,16 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		entries, more := o.First(bridge.Selection{Sink: q.Get("sink"), State: q.Get("state"), Event: q.Get("event")}, limit(q))
+		entries, more := o.First(outbox.Selection{Route: q.Get("sink"), State: q.Get("state"), Group: q.Get("event")}, limit(q))
 		answerRows(w, entries, more)
 	})
 	mux.HandleFunc("GET /outbox/entry", func(w http.ResponseWriter, r *http.Request) {
-		e, body, found, err := o.Show(r.URL.Query().Get("key"))
+		e, body, err := o.Show(r.URL.Query().Get("key"))
 		switch {
+		case errors.Is(err, outbox.ErrUnknownKey):
+			http.Error(w, "no such key", http.StatusNotFound)
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
-		case !found:
-			http.Error(w, "no such key", http.StatusNotFound)
 		default:
 			answer(w, shownEntry{e, body})
 		}
@@ -96,7 +97,7 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 	mux.HandleFunc("GET /history", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		since, _ := time.Parse(time.RFC3339, q.Get("since"))
-		lives, err := o.History(bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since})
+		lives, err := bridge.History(o, bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -105,7 +106,7 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 		answerRows(w, lives, more)
 	})
 	mux.HandleFunc("GET /tail", func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) })
-	change := func(do func(m mutation) ([]bridge.Entry, error)) http.HandlerFunc {
+	change := func(do func(m mutation) ([]outbox.Delivery, error)) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			var m mutation
 			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 32<<20)).Decode(&m); err != nil {
@@ -122,11 +123,11 @@ func control(b *bridge.Bridge, o *bridge.Outbox) http.Handler {
 				http.Error(w, err.Error(), http.StatusConflict)
 				return
 			}
-			answer(w, append([]bridge.Entry{}, entries...))
+			answer(w, append([]outbox.Delivery{}, entries...))
 		}
 	}
-	mux.HandleFunc("POST /outbox/replay", change(func(m mutation) ([]bridge.Entry, error) { return b.Replay(m.Keys, m.To, m.By) }))
-	mux.HandleFunc("POST /outbox/drop", change(func(m mutation) ([]bridge.Entry, error) { return b.Drop(m.Keys, m.By) }))
+	mux.HandleFunc("POST /outbox/replay", change(func(m mutation) ([]outbox.Delivery, error) { return b.Replay(m.Keys, m.To, m.By) }))
+	mux.HandleFunc("POST /outbox/drop", change(func(m mutation) ([]outbox.Delivery, error) { return b.Drop(m.Keys, m.By) }))
 	mux.HandleFunc("POST /approve", serveApproval(b))
 	return mux
 }
@@ -163,7 +164,7 @@ func answerRows[T any](w http.ResponseWriter, list []T, more int) {
 }
 
 // tail streams the CloudEvents that are committed from now on, one a line.
-func tail(w http.ResponseWriter, r *http.Request, o *bridge.Outbox) {
+func tail(w http.ResponseWriter, r *http.Request, o *outbox.Outbox) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(time.Time{})
 	_ = rc.SetReadDeadline(time.Time{})
@@ -212,28 +213,28 @@ func (p *program) tellControl(ctx context.Context, s *settings, path string, req
 }
 
 // askOutbox gets path from the running bridge into v. Where none runs, read does the same on the outbox's file.
-func (p *program) askOutbox(ctx context.Context, path string, query url.Values, v any, read func(*bridge.Outbox, *settings) error) error {
+func (p *program) askOutbox(ctx context.Context, path string, query url.Values, v any, read func(*outbox.Outbox, *settings) error) error {
 	s, err := p.runningPlaces()
 	if err != nil {
 		return err
 	}
 	err = p.askControl(ctx, s, path, query, v)
 	if errors.Is(err, errNoBridge) {
-		return readOutbox(s, func(o *bridge.Outbox) error { return read(o, s) })
+		return readOutbox(s, func(o *outbox.Outbox) error { return read(o, s) })
 	}
 	return err
 }
 
 // tellOutbox posts a request to the running bridge, and takes the answer into v. Where none runs, change does the same on
 // the outbox's file.
-func (p *program) tellOutbox(ctx context.Context, path string, request, v any, change func(*bridge.Outbox, *settings) error) error {
+func (p *program) tellOutbox(ctx context.Context, path string, request, v any, change func(*outbox.Outbox, *settings) error) error {
 	s, err := p.runningPlaces()
 	if err != nil {
 		return err
 	}
 	err = p.tellControl(ctx, s, path, request, v)
 	if errors.Is(err, errNoBridge) {
-		return openOutbox(s, p.log(), func(o *bridge.Outbox) error { return change(o, s) })
+		return openOutbox(s, p.log(), func(o *outbox.Outbox) error { return change(o, s) })
 	}
 	return err
 }

@@ -20,7 +20,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 	"forewarn/sinks"
 	"forewarn/templates"
 )
@@ -75,18 +77,18 @@ func (p *program) demo(ctx context.Context, speed float64, listen string) (err e
 		return err
 	}
 	log := slog.New(slog.DiscardHandler) // the console says it all
-	outbox, err := bridge.OpenOutbox(state, log)
+	box, err := outbox.Open(state, outbox.Options{Log: log})
 	if err != nil {
 		return err
 	}
 	b := bridge.New(bridge.Options{
-		Client: bridge.NewClient(served.URL, bridge.DefaultAPIVersion, log, nil), Outbox: outbox, Log: log,
+		Client: bridge.NewClient(served.URL, bridge.DefaultAPIVersion, log, nil), Outbox: box, Log: log,
 		Interval: time.Duration(float64(time.Second) / max(1, speed)), Version: programVersion(),
-		Routes: []bridge.Route{{Name: "console", Kind: "console", Sink: console, Terms: bridge.Terms{Timeout: time.Minute}}},
+		Routes: []bridge.Route{{Name: "console", Kind: "console", Sink: console, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Minute}}}},
 	})
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
-		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, reason(err)), outbox.Close()))
+		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, reason(err)), box.Close()))
 	}
 	defer serve(l, page(b, http.NotFoundHandler(), listen), log)()
 	steps := len(scenario.Steps)
@@ -148,16 +150,16 @@ func newConsole(out io.Writer, getenv func(string) string) (*console, error) {
 }
 
 // Deliver shows one change.
-func (c *console) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (c *console) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	ce := batch[0].Event
 	var told strings.Builder
 	if err := c.text.Execute(&told, sinks.MessageFields(batch[0], time.UTC, time.Now())); err != nil {
-		return bridge.Answer{}, c.fail(fmt.Errorf("%w: %w", bridge.ErrRejected, err))
+		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
 	}
 	head, rest, _ := strings.Cut(told.String(), "\n")
 	var data bridge.Data
 	if err := json.Unmarshal(ce.Data(), &data); err != nil {
-		return bridge.Answer{}, c.fail(fmt.Errorf("%w: %w", bridge.ErrRejected, err))
+		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
 	}
 	style := map[bridge.ChangeKind]string{bridge.Scheduled: "1;33", bridge.Updated: "1;33", bridge.Started: "1;31", bridge.Vanished: "1;32"}[data.Change]
 	c.mu.Lock()
@@ -169,7 +171,7 @@ func (c *console) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.An
 	}
 	c.print("2", "          %s  id %s\n\n", ce.Type(), ce.ID())
 	c.n++
-	return bridge.Answer{Status: "shown"}, c.err
+	return delivery.Answer{Status: "shown"}, c.err
 }
 
 // line shows a line of the demo's own.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 // storedBefore is the variable in which Azure's own discovery program leaves the address that it found.
@@ -83,7 +84,7 @@ func (p *program) endpoint(ctx context.Context, s *settings) error {
 }
 
 // remembered is the outbox to be read. Root does not open that of another user.
-func (p *program) remembered(dir string) (*bridge.Outbox, error) {
+func (p *program) remembered(dir string) (*outbox.Outbox, error) {
 	o, found, err := stateOwner(dir)
 	switch {
 	case err != nil:
@@ -91,7 +92,7 @@ func (p *program) remembered(dir string) (*bridge.Outbox, error) {
 	case found:
 		return nil, fmt.Errorf("it belongs to %s", o)
 	}
-	return bridge.ReadOutbox(dir)
+	return outbox.OpenReadOnly(dir)
 }
 
 // discover looks once. What a running bridge has found it holds, and its outbox too.
@@ -104,7 +105,7 @@ func (p *program) discover(ctx context.Context, d *bridge.Discovery, s *settings
 	} else if o, err := p.remembered(s.State); err != nil {
 		p.log().Debug("there is no outbox to remember an endpoint", "err", err)
 	} else {
-		if kept := o.Endpoint(); kept != "" {
+		if kept := bridge.StoredEndpoint(o); kept != "" {
 			d.Stored = append([]string{kept}, d.Stored...)
 		}
 		_ = o.Close() // it was only read

@@ -14,6 +14,8 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 )
 
 // dryRun polls, and prints what would go where and what the rules would decide. It has an outbox of its own, which is
@@ -30,7 +32,7 @@ func (p *program) dryRun(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(state)
-	outbox, err := bridge.OpenOutbox(state, log)
+	box, err := outbox.Open(state, outbox.Options{Log: log})
 	if err != nil {
 		return err
 	}
@@ -38,12 +40,12 @@ func (p *program) dryRun(ctx context.Context) error {
 	for i, r := range s.Routes {
 		s.Routes[i].Sink = note{paper, r.Name, r.Kind}
 	}
-	o := p.bridgeOptions(s, outbox, log)
+	o := p.bridgeOptions(s, box, log)
 	o.Rules = nil // so that nothing can be approved
 	b := bridge.New(o)
 	if len(s.Rules) > 0 {
 		var done sync.WaitGroup
-		changes, stop := outbox.Follow()
+		changes, stop := box.Follow()
 		defer stop()
 		done.Go(func() { paper.foretell(ctx, b, s.Rules, changes, log) })
 		defer done.Wait()
@@ -125,13 +127,13 @@ type note struct {
 	sink, kind string
 }
 
-func (n note) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.Answer, error) {
+func (n note) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, d := range batch {
 		ce, err := d.Event.MarshalJSON()
 		if err != nil {
-			return bridge.Answer{}, fmt.Errorf("%w: %w", bridge.ErrRejected, err)
+			return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 		}
 		if n.json {
 			err = json.NewEncoder(n.out).Encode(noted{n.sink, n.kind, ce})
@@ -139,8 +141,8 @@ func (n note) Deliver(_ context.Context, batch []bridge.Delivery) (bridge.Answer
 			_, err = fmt.Fprintf(n.out, "%s  %s (%s) would be told %s\n", d.Event.Time().Format(time.TimeOnly), n.sink, n.kind, d.Event.ID())
 		}
 		if err != nil {
-			return bridge.Answer{}, err
+			return delivery.Answer{}, err
 		}
 	}
-	return bridge.Answer{Status: "noted"}, nil
+	return delivery.Answer{Status: "noted"}, nil
 }

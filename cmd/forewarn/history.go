@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 func (p *program) historyCommand() *cobra.Command {
@@ -108,8 +109,8 @@ func (p *program) outboxHistory(c *cobra.Command, period bridge.Period, n int) (
 	q := url.Values{
 		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}, "limit": {strconv.Itoa(n)},
 	}
-	err := p.askOutbox(c.Context(), "/history", q, &list, func(o *bridge.Outbox, _ *settings) error {
-		lives, err := o.History(period)
+	err := p.askOutbox(c.Context(), "/history", q, &list, func(o *outbox.Outbox, _ *settings) error {
+		lives, err := bridge.History(o, period)
 		list.Rows, list.More = newest(lives, n)
 		return err
 	})
@@ -268,11 +269,11 @@ func deliveryWords(d bridge.LifeDelivery, changed time.Time) string {
 		words = "told"
 	case d.State == "superseded":
 		words = "left out for a newer change"
-	case d.State == bridge.StateDead:
+	case d.State == outbox.StateDead:
 		words = "given up (" + d.Reason + ")"
-	case d.State == bridge.StatePending && d.Attempts == 0:
+	case d.State == outbox.StatePending && d.Attempts == 0:
 		words = "not told yet"
-	case d.State == bridge.StatePending:
+	case d.State == outbox.StatePending:
 		words = "not told yet, last tried"
 	}
 	if !d.At.IsZero() {

@@ -13,6 +13,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 	"forewarn/sinks"
 )
 
@@ -37,7 +38,7 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 	}
 	b.Cleanup(hook.close)
 
-	outbox, err := bridge.OpenOutbox(b.TempDir(), slog.New(slog.DiscardHandler))
+	box, err := outbox.Open(b.TempDir(), outbox.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -50,7 +51,7 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 	s.Routes[0].Terms.Timeout = kind.Terms.Timeout
 	bridged := bridge.New(bridge.Options{
 		Client: bridge.NewClient(front.URL, bridge.DefaultAPIVersion, slog.New(slog.DiscardHandler), nil),
-		Outbox: outbox, Routes: s.Routes, Interval: 5 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
+		Outbox: box, Routes: s.Routes, Interval: 5 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 // Lists for people show some hundreds of rows and say how many more there are; as data they are whole.
@@ -22,11 +23,11 @@ func TestListsForPeopleAreShort(t *testing.T) {
 	if err := os.WriteFile(settings, fmt.Appendf(nil, "{state: %q, sinks: [{name: ops, file: {path: ops}}]}", dir), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	outbox, err := bridge.OpenOutbox(dir, slog.New(slog.DiscardHandler))
+	box, err := outbox.Open(dir, outbox.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var c bridge.Commit
+	batch := outbox.Batch{Now: time.Now()}
 	for i := range n {
 		e, err := bridge.UnmarshalEvent(fmt.Appendf(nil, `{"EventId": "%08d-0000-4000-8000-000000000000", "EventType": "Reboot"}`, i))
 		if err != nil {
@@ -37,12 +38,19 @@ func TestListsForPeopleAreShort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Owed = append(c.Owed, bridge.Owed{CloudEvent: ce, Event: e.ID, Change: change.Kind, To: []string{"ops"}})
+		body, err := json.Marshal(ce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch.Add = append(batch.Add, outbox.Addition{
+			Seq: box.Reserve(batch.Now), Body: body, ID: ce.ID(), Type: ce.Type(), Group: e.ID, Change: string(change.Kind),
+			To: []outbox.Recipient{{Route: "ops"}},
+		})
 	}
-	if err := outbox.Commit(c, time.Now()); err != nil {
+	if err := box.Apply(batch); err != nil {
 		t.Fatal(err)
 	}
-	if err := outbox.Close(); err != nil {
+	if err := box.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {

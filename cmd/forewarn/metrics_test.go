@@ -18,14 +18,16 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // answering is a sink that answers everything in one way.
 type answering struct{ err error }
 
-func (a answering) Deliver(context.Context, []bridge.Delivery) (bridge.Answer, error) {
-	return bridge.Answer{}, a.err
+func (a answering) Deliver(context.Context, []delivery.Delivery) (delivery.Answer, error) {
+	return delivery.Answer{}, a.err
 }
 
 // A measured bridge is one that runs, with its metrics.
@@ -45,13 +47,13 @@ func measure(t *testing.T, routes map[string]error) *measured {
 	}
 	t.Cleanup(func() { azure.Close() })
 	log := slog.New(slog.DiscardHandler)
-	outbox, err := bridge.OpenOutbox(t.TempDir(), log)
+	box, err := outbox.Open(t.TempDir(), outbox.Options{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	counters := newMetrics()
 	b := bridge.New(bridge.Options{
-		Client: bridge.NewClient(azure.URL, bridge.DefaultAPIVersion, log, nil), Outbox: outbox, Routes: routesOf(routes), Log: log,
+		Client: bridge.NewClient(azure.URL, bridge.DefaultAPIVersion, log, nil), Outbox: box, Routes: routesOf(routes), Log: log,
 		Interval: 100 * time.Millisecond, Version: "1.2.3", Meter: counters, Settings: bridge.SettingsInfo{Hash: "abc", LoadedAt: time.Unix(1e9, 0)},
 	})
 	server := httptest.NewServer(probes(b, counters.handler(b.Status, log)))
@@ -61,7 +63,7 @@ func measure(t *testing.T, routes map[string]error) *measured {
 
 func routesOf(answers map[string]error) (routes []bridge.Route) {
 	for _, name := range slices.Sorted(maps.Keys(answers)) {
-		routes = append(routes, bridge.Route{Name: name, Kind: "answering", Sink: answering{answers[name]}, Terms: bridge.Terms{Timeout: time.Second}})
+		routes = append(routes, bridge.Route{Name: name, Kind: "answering", Sink: answering{answers[name]}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Second}}})
 	}
 	return routes
 }
@@ -170,7 +172,7 @@ func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 // The metrics say what happened, and how things are. What happened stays through a reload; a sink that is new has its
 // series at once, one that is gone has no gauges when nothing is owed to it.
 func TestMetricsSayWhatHappened(t *testing.T) {
-	m := measure(t, map[string]error{"well": nil, "strict": bridge.ErrRejected, "busy": &bridge.RetryAfter{After: time.Hour, Err: errors.New("busy")}})
+	m := measure(t, map[string]error{"well": nil, "strict": delivery.ErrRejected, "busy": &delivery.RetryAfter{After: time.Hour, Err: errors.New("busy")}})
 	m.run()
 	id := eventID("A")
 	m.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})

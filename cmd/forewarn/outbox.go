@@ -16,14 +16,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 var errUnknownKey = errors.New("there is no such delivery; forewarn outbox list shows the keys")
 
 // shownEntry is a delivery with its CloudEvent.
 type shownEntry struct {
-	bridge.Entry
+	outbox.Delivery
 	CloudEvent json.RawMessage `json:"cloudEvent"`
 }
 
@@ -37,24 +37,24 @@ func (p *program) outboxCommand() *cobra.Command {
 }
 
 func (p *program) outboxListCommand() *cobra.Command {
-	var sel bridge.Selection
+	var sel outbox.Selection
 	c := p.outputFlag(&cobra.Command{
 		Use: "list", Short: "List deliveries that are owed or were given up",
 		Long:    "Lists deliveries that are owed or were given up, of the running forewarn, or of the outbox's file when none runs.",
 		Example: "  forewarn outbox list --sink ops-chat\n  forewarn outbox list --state dead -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if sel.State != "" && sel.State != bridge.StatePending && sel.State != bridge.StateDead {
+			if sel.State != "" && sel.State != outbox.StatePending && sel.State != outbox.StateDead {
 				return exit(exitUsage, fmt.Errorf("--state %s: expected pending or dead", sel.State))
 			}
-			var list rows[bridge.Entry]
-			q := url.Values{"sink": {sel.Sink}, "state": {sel.State}, "event": {sel.Event}}
+			var list rows[outbox.Delivery]
+			q := url.Values{"sink": {sel.Route}, "state": {sel.State}, "event": {sel.Group}}
 			if p.output != "json" {
 				q.Set("limit", strconv.Itoa(shownRows))
 			}
-			err := p.askOutbox(c.Context(), "/outbox", q, &list, func(o *bridge.Outbox, s *settings) error {
+			err := p.askOutbox(c.Context(), "/outbox", q, &list, func(o *outbox.Outbox, s *settings) error {
 				list.Rows, list.More = o.First(sel, limit(q))
-				return checkSinks(append(o.Sinks(), s.Names...), sel.Sink)
+				return checkSinks(append(o.Routes(), s.Names...), sel.Route)
 			})
 			if err != nil {
 				return err
@@ -85,9 +85,9 @@ func (p *program) outboxListCommand() *cobra.Command {
 			return err
 		},
 	})
-	c.Flags().StringVar(&sel.Sink, "sink", "", "only this sink's")
+	c.Flags().StringVar(&sel.Route, "sink", "", "only this sink's")
 	c.Flags().StringVar(&sel.State, "state", "", "only pending or dead ones")
-	c.Flags().StringVar(&sel.Event, "event", "", "only those about the Azure event whose id begins so")
+	c.Flags().StringVar(&sel.Group, "event", "", "only those about the Azure event whose id begins so")
 	return c
 }
 
@@ -98,12 +98,12 @@ func (p *program) outboxShowCommand() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			var shown shownEntry
-			err := p.askOutbox(c.Context(), "/outbox/entry", url.Values{"key": args}, &shown, func(o *bridge.Outbox, _ *settings) error {
-				e, body, found, err := o.Show(args[0])
-				if err == nil && !found {
+			err := p.askOutbox(c.Context(), "/outbox/entry", url.Values{"key": args}, &shown, func(o *outbox.Outbox, _ *settings) error {
+				d, body, err := o.Show(args[0])
+				if errors.Is(err, outbox.ErrUnknownKey) {
 					err = errUnknownKey
 				}
-				shown = shownEntry{e, body}
+				shown = shownEntry{d, body}
 				return err
 			})
 			if err != nil {
@@ -123,7 +123,7 @@ outbox's file when none runs. Prints what is owed again.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
-			return p.mutate(c, "/outbox/replay", m, func(o *bridge.Outbox, m mutation) ([]bridge.Entry, error) { return o.Replay(m.Keys, m.To) })
+			return p.mutate(c, "/outbox/replay", m, func(o *outbox.Outbox, m mutation) ([]outbox.Delivery, error) { return o.Replay(m.Keys, m.To) })
 		},
 	})
 	c.Flags().StringVar(&m.To, "to", "", "make them owed to this sink instead")
@@ -139,7 +139,7 @@ record. Through the running forewarn, or on the outbox's file when none runs. Pr
 		Example: "  forewarn outbox drop ops/1795244400000000\n  forewarn outbox drop --all --sink ops",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
-			return p.mutate(c, "/outbox/drop", m, func(o *bridge.Outbox, m mutation) ([]bridge.Entry, error) { return o.Drop(m.Keys, m.By) })
+			return p.mutate(c, "/outbox/drop", m, func(o *outbox.Outbox, m mutation) ([]outbox.Delivery, error) { return o.Drop(m.Keys, m.By) })
 		},
 	}))
 }
@@ -184,16 +184,16 @@ func inWords(names []string) string {
 }
 
 // find fills in the keys that --all stands for.
-func (m *mutation) find(o *bridge.Outbox) {
+func (m *mutation) find(o *outbox.Outbox) {
 	if m.All {
-		for _, e := range o.List(bridge.Selection{Sink: m.Sink, State: bridge.StateDead}) {
+		for _, e := range o.List(outbox.Selection{Route: m.Sink, State: outbox.StateDead}) {
 			m.Keys = append(m.Keys, e.Key)
 		}
 	}
 }
 
 // mutate has the running bridge do it, or does it on the file.
-func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*bridge.Outbox, mutation) ([]bridge.Entry, error)) error {
+func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*outbox.Outbox, mutation) ([]outbox.Delivery, error)) error {
 	switch {
 	case m.All == (len(m.Keys) > 0):
 		return exit(exitUsage, errors.New("expected either keys or --all"))
@@ -201,9 +201,9 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*bri
 		return exit(exitUsage, errors.New("--sink goes with --all; a key names its sink"))
 	}
 	m.By = p.user()
-	var entries []bridge.Entry
-	err := p.tellOutbox(c.Context(), path, m, &entries, func(o *bridge.Outbox, s *settings) (err error) {
-		if err := checkSinks(append(o.Sinks(), s.Names...), m.Sink, m.To); err != nil {
+	var entries []outbox.Delivery
+	err := p.tellOutbox(c.Context(), path, m, &entries, func(o *outbox.Outbox, s *settings) (err error) {
+		if err := checkSinks(append(o.Routes(), s.Names...), m.Sink, m.To); err != nil {
 			return err
 		}
 		m.find(o)
@@ -214,7 +214,7 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*bri
 		return err
 	}
 	if p.output == "json" {
-		return printJSON(p.out, append([]bridge.Entry{}, entries...))
+		return printJSON(p.out, append([]outbox.Delivery{}, entries...))
 	}
 	for _, e := range entries {
 		fmt.Fprintf(p.out, "%s  %s\n", e.Key, e.ID)
@@ -226,11 +226,11 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*bri
 }
 
 // openOutbox opens the outbox's file to change it, while no bridge has it.
-func openOutbox(s *settings, log *slog.Logger, f func(*bridge.Outbox) error) error {
-	if err := readOutbox(s, func(*bridge.Outbox) error { return nil }); err != nil {
+func openOutbox(s *settings, log *slog.Logger, f func(*outbox.Outbox) error) error {
+	if err := readOutbox(s, func(*outbox.Outbox) error { return nil }); err != nil {
 		return err
 	}
-	o, err := bridge.OpenOutbox(s.State, log)
+	o, err := outbox.Open(s.State, outbox.Options{Log: log})
 	if err != nil {
 		return exit(exitTryAgain, err)
 	}
@@ -238,12 +238,12 @@ func openOutbox(s *settings, log *slog.Logger, f func(*bridge.Outbox) error) err
 }
 
 // readOutbox opens the outbox's file while no bridge has it.
-func readOutbox(s *settings, f func(*bridge.Outbox) error) error {
-	o, err := bridge.ReadOutbox(s.State)
+func readOutbox(s *settings, f func(*outbox.Outbox) error) error {
+	o, err := outbox.OpenReadOnly(s.State)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return exit(exitUnavailable, fmt.Errorf("no forewarn runs, and there is no outbox in %s; name the settings with --config", s.State))
-	case errors.Is(err, bridge.ErrLocked):
+	case errors.Is(err, outbox.ErrLocked):
 		return exit(exitTryAgain, fmt.Errorf("a forewarn holds the outbox in %s but does not answer on its control socket", s.State))
 	case err != nil:
 		return err

@@ -26,6 +26,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // browserPatience is how long a browser may take to show something; it is long because machines that test are slow.
@@ -187,12 +188,12 @@ func TestPageShowsAnEventLive(t *testing.T) {
 	b := browse(t)
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	log := slog.New(slog.DiscardHandler)
-	outbox, err := bridge.OpenOutbox(t.TempDir(), log)
+	box, err := outbox.Open(t.TempDir(), outbox.Options{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	watcher := bridge.New(bridge.Options{
-		Client: bridge.NewClient(azure.URL, bridge.DefaultAPIVersion, log, nil), Outbox: outbox, Log: log, Interval: 100 * time.Millisecond,
+		Client: bridge.NewClient(azure.URL, bridge.DefaultAPIVersion, log, nil), Outbox: box, Log: log, Interval: 100 * time.Millisecond,
 	})
 	running, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

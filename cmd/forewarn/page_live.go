@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 // pageFiles are the template of the page and what it loads. Nothing is loaded from elsewhere.
@@ -92,7 +93,7 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	return func() pageFacts {
 		f := pageFacts{Status: b.Status()}
 		if f.Status.Outbox.DeadLetters > 0 {
-			f.Dead, f.MoreDead = b.Outbox.Last(bridge.Selection{State: bridge.StateDead}, shownDead)
+			f.Dead, f.MoreDead = b.Outbox.Last(outbox.Selection{State: outbox.StateDead}, shownDead)
 		}
 		sum := sha256.New()
 		fmt.Fprint(sum, f.Status.Outbox.Pending, f.Status.Outbox.DeadLetters)
@@ -108,7 +109,7 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 		now := time.Now()
 		forget.Reset(pageMemory)
 		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
-			lives, more, failed = b.Outbox.RecentHistory(bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}, pageChanges)
+			lives, more, failed = bridge.RecentHistory(b.Outbox, bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}, pageChanges, now)
 			known, read, took = state, now, time.Since(now)
 		}
 		f.Lives, f.MoreLives, f.Err = lives, more, failed

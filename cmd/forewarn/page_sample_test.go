@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 )
 
 // sampleObserver is the VM that the sample page is of.
@@ -93,9 +95,9 @@ func sampleFacts(now time.Time) pageFacts {
 			Outbox:   bridge.OutboxStatus{Durable: true, Bytes: 96 << 10, Pending: 3, DeadLetters: 1},
 			Settings: bridge.SettingsInfo{Hash: "0c0ffee00123", LoadedAt: now.Add(-3 * day), Timezone: berlin},
 		},
-		Dead: []bridge.Entry{{
-			Key: "runbook/812", Sink: "runbook", ID: freeze + "-scheduled", Type: bridge.EventPrefix + "scheduled", Event: freeze,
-			State: bridge.StateDead, Reason: bridge.ReasonRejected, Error: "rejected: 422 Unprocessable Entity", Change: bridge.Scheduled,
+		Dead: []outbox.Delivery{{
+			Key: "runbook/812", Route: "runbook", ID: freeze + "-scheduled", Type: bridge.EventPrefix + "scheduled", Group: freeze,
+			State: outbox.StateDead, Reason: delivery.ReasonRejected, Error: "rejected: 422 Unprocessable Entity", Change: "scheduled",
 			AzureType: "Freeze", DeadSince: now.Add(-14 * time.Minute),
 		}},
 	}
@@ -147,7 +149,7 @@ func hostileFacts(now time.Time) pageFacts {
 	}
 	for i := range f.Dead {
 		d := &f.Dead[i]
-		d.Key, d.Sink, d.Type, d.Error, d.AzureType, d.Reason = evil, evil, evil, evil, evil, evil
+		d.Key, d.Route, d.Type, d.Error, d.AzureType, d.Reason = evil, evil, evil, evil, evil, evil
 	}
 	return f
 }

@@ -26,6 +26,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // pageOf is the handler of a page that shows what look finds.
@@ -430,12 +431,12 @@ func TestPageForgetsTheHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
 		log := slog.New(slog.DiscardHandler)
-		outbox, err := bridge.OpenOutbox(t.TempDir(), log)
+		box, err := outbox.Open(t.TempDir(), outbox.Options{Log: log})
 		if err != nil {
 			t.Fatal(err)
 		}
 		b := bridge.New(bridge.Options{
-			Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: outbox, Log: log,
+			Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 	"forewarn/sinks"
 	"forewarn/templates"
 )
@@ -16,11 +18,11 @@ import (
 // pageFacts are what the page shows, as it is known at one moment.
 type pageFacts struct {
 	Status    bridge.Status
-	Lives     []bridge.Life  // of at least the last 30 days, the oldest first
-	MoreLives bool           // there are more, which are older
-	Dead      []bridge.Entry // the newest dead letters, the oldest of them first
-	MoreDead  int            // dead letters that are older
-	Err       error          // why lives are not known
+	Lives     []bridge.Life     // of at least the last 30 days, the oldest first
+	MoreLives bool              // there are more, which are older
+	Dead      []outbox.Delivery // the newest dead letters, the oldest of them first
+	MoreDead  int               // dead letters that are older
+	Err       error             // why lives are not known
 }
 
 // pageView is the page in words and times, ready for its template.
@@ -356,7 +358,7 @@ func (p pageWriter) event(e bridge.EventStatus, o bridge.Observer, lives []bridg
 		change.Kind = bridge.Started
 	}
 	ce, _ := bridge.Wrap(change, bridge.Circumstances{Observer: o, Time: p.now}) // what is not valid in it is shown all the same
-	f := sinks.MessageFields(bridge.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
+	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
 
 	v := eventView{
 		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f), State: "Announced",
@@ -411,16 +413,16 @@ func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
 }
 
 // dead is one dead letter in words.
-func (p pageWriter) dead(e bridge.Entry) deadView {
+func (p pageWriter) dead(e outbox.Delivery) deadView {
 	v := deadView{Key: printable(e.Key), Since: p.moment(e.DeadSince)}
 	v.What = printable(strings.TrimPrefix(e.Type, bridge.BridgePrefix)) + ", about forewarn itself"
-	if e.Event != "" {
-		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(printable(e.AzureType), "Event"), changeWord(e.Change, ""), e.Event)
+	if e.Group != "" {
+		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(printable(e.AzureType), "Event"), changeWord(bridge.ChangeKind(e.Change), ""), e.Group)
 	}
 	v.Why = map[string]string{
-		bridge.ReasonRejected: "refused by the destination", bridge.ReasonExpired: "too old", bridge.ReasonLate: "overtaken by a newer change",
-		bridge.ReasonOverflow: "too much was waiting", bridge.ReasonRemoved: "the sink is gone from the settings",
-		bridge.ReasonLost: "its text can no longer be read",
+		delivery.ReasonRejected: "refused by the destination", delivery.ReasonExpired: "too old", delivery.ReasonLate: "overtaken by a newer change",
+		delivery.ReasonOverflow: "too much was waiting", delivery.ReasonRemoved: "the sink is gone from the settings",
+		delivery.ReasonLost: "its text can no longer be read",
 	}[e.Reason]
 	v.Why = cmp.Or(v.Why, printable(e.Reason))
 	if e.Error != "" {
@@ -431,7 +433,7 @@ func (p pageWriter) dead(e bridge.Entry) deadView {
 
 // errorWords is what a sink says of a failure, without the class, which is said in words beside it.
 func errorWords(s string) string {
-	for _, class := range []error{bridge.ErrBlocked, bridge.ErrRejected} {
+	for _, class := range []error{delivery.ErrBlocked, delivery.ErrRejected} {
 		s = strings.TrimPrefix(s, class.Error()+": ")
 	}
 	return printable(s)

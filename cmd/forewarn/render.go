@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // rendered is what would leave through one sink.
@@ -103,11 +104,11 @@ func (p *program) render(routes []bridge.Route, samples []bridge.Sample, o bridg
 			return err
 		}
 		for _, r := range routes {
-			shown, ok := r.Sink.(bridge.Renderer)
+			shown, ok := r.Sink.(delivery.Renderer)
 			if !ok {
 				return fmt.Errorf("sink %s: a %s cannot show what it sends", r.Name, r.Kind)
 			}
-			text, err := shown.Render(bridge.Delivery{Event: ce, Attempt: 1})
+			text, err := shown.Render(delivery.Delivery{Event: ce, Attempt: 1})
 			if err != nil {
 				return fmt.Errorf("sink %s: %w", r.Name, err)
 			}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 )
 
 // firstWord is the first line of every run's log: what asking for scheduled events brings about.
@@ -92,14 +93,14 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	if err := makeState(s.State); err != nil { // the outbox says what is wrong if it cannot do without
 		log.Warn("the state directory could not be closed to other users", "state", s.State, "err", err)
 	}
-	outbox, err := bridge.OpenOutbox(s.State, log)
-	if errors.Is(err, bridge.ErrLocked) {
+	box, err := outbox.Open(s.State, outbox.Options{Log: log})
+	if errors.Is(err, outbox.ErrLocked) {
 		return exit(exitTryAgain, fmt.Errorf("another forewarn holds the outbox in %s; stop it, or set another state directory", s.State))
 	} else if err != nil {
 		return err
 	}
 	counters, manager := newMetrics(), newNotifier(p.getenv, log)
-	o := p.bridgeOptions(s, outbox, log)
+	o := p.bridgeOptions(s, box, log)
 	o.Meter, o.Turned = counters, manager.turned
 	pages := &listener{key: "listen", address: s.Listen, log: log}
 	probed := &listener{key: "metrics", address: s.Metrics, log: log}
@@ -115,7 +116,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err,
 			"hint", "the key control of the settings names another place for it")
 	} else {
-		defer serve(l, control(b, outbox), log)()
+		defer serve(l, control(b, box), log)()
 	}
 
 	tidy := time.NewTicker(tidyEvery)
@@ -142,7 +143,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 }
 
 // bridgeOptions are what the settings and this machine make of a bridge.
-func (p *program) bridgeOptions(s *settings, outbox *bridge.Outbox, log *slog.Logger) bridge.Options {
+func (p *program) bridgeOptions(s *settings, box *outbox.Outbox, log *slog.Logger) bridge.Options {
 	host, _ := os.Hostname()
 	booted, err := bootTime()
 	if err != nil {
@@ -154,7 +155,7 @@ func (p *program) bridgeOptions(s *settings, outbox *bridge.Outbox, log *slog.Lo
 	}
 	return bridge.Options{
 		Client: bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
-		Outbox: outbox, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
+		Outbox: box, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
 		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}, Log: log, Discovery: look,
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 func runbook(t *testing.T, name string) string {
@@ -85,7 +86,7 @@ func sentBy(t *testing.T, name string) (all []call) {
 		if err := json.Unmarshal(text, &ce); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		if _, err := routes[0].Sink.Deliver(t.Context(), []bridge.Delivery{{Event: ce, Attempt: 1}}); err != nil {
+		if _, err := routes[0].Sink.Deliver(t.Context(), []delivery.Delivery{{Event: ce, Attempt: 1}}); err != nil {
 			t.Fatalf("%s, %s: %v", name, file, err)
 		}
 		got.about = ce

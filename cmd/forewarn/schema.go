@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/sinks"
 	"forewarn/templates"
 )
@@ -61,7 +62,7 @@ func settingsSchema(kinds map[string]sinks.Kind) map[string]any {
 			list["vms"] = map[string]any{"enum": bridge.VMsValues}
 		}
 	}
-	props["late"] = map[string]any{"enum": []bridge.Late{bridge.LateSend, bridge.LateLatest, bridge.LateDrop}}
+	props["late"] = map[string]any{"enum": []delivery.Late{delivery.LateSend, delivery.LateLatest, delivery.LateDrop}}
 	props["bridge"] = map[string]any{"enum": []bridge.Level{bridge.LevelNone, bridge.LevelTrouble, bridge.LevelAll}}
 	rule := schemaOf(reflect.TypeFor[ruleSettings]())
 	ruleProps := rule["properties"].(map[string]any)
@@ -126,7 +127,7 @@ func (p *program) fieldsTopic() *cobra.Command {
 
 // messageFields are the fields of a message about nothing, for their kinds.
 func messageFields() map[string]any {
-	return sinks.MessageFields(bridge.Delivery{Event: event.New()}, time.UTC, time.Time{})
+	return sinks.MessageFields(delivery.Delivery{Event: event.New()}, time.UTC, time.Time{})
 }
 
 // subjectFields are what only a subject sees: texts.

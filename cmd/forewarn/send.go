@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 )
 
 // sent is what came of a test message at one sink.
@@ -101,16 +102,16 @@ func sendTo(ctx context.Context, r bridge.Route, sample bridge.Sample, o bridge.
 		ctx, cancel = context.WithTimeoutCause(ctx, r.Terms.Timeout, fmt.Errorf("no answer within %v", r.Terms.Timeout))
 		defer cancel()
 	}
-	answer, err := r.Sink.Deliver(ctx, []bridge.Delivery{{Event: ce, Attempt: 1}})
+	answer, err := r.Sink.Deliver(ctx, []delivery.Delivery{{Event: ce, Attempt: 1}})
 	result.Seconds = time.Since(now).Round(time.Millisecond).Seconds()
 	switch {
 	case err == nil:
 		result.Result, result.Answer = "accepted", answer.Status
 		return result, exitOK, nil
-	case errors.Is(err, bridge.ErrRejected):
+	case errors.Is(err, delivery.ErrRejected):
 		result.Result, result.Answer = "rejected", err.Error()
 		return result, exitFailed, nil
-	case errors.Is(err, bridge.ErrBlocked):
+	case errors.Is(err, delivery.ErrBlocked):
 		result.Result, result.Answer = "blocked", err.Error()
 		return result, exitUnavailable, nil
 	}

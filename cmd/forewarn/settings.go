@@ -22,6 +22,7 @@ import (
 	"github.com/expr-lang/expr/file"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/sinks"
 )
 
@@ -70,15 +71,15 @@ type sinkSettings struct {
 	Heartbeat time.Duration    `yaml:"heartbeat"` // how often a sign of life is sent
 }
 
-// fallbackSettings name another sink; see bridge.Fallback.
+// fallbackSettings name another sink; see delivery.Fallback.
 type fallbackSettings struct {
 	Sink  string        `yaml:"sink"`
 	After time.Duration `yaml:"after"` // how long this sink may try, 1m by default
 }
 
-func (s sinkSettings) lateness() bridge.Late { return bridge.Late(strings.ToLower(s.Late)) }
+func (s sinkSettings) lateness() delivery.Late { return delivery.Late(strings.ToLower(s.Late)) }
 
-// groupSettings say when messages about many events become one; see bridge.Group.
+// groupSettings say when messages about many events become one; see delivery.Digest.
 type groupSettings struct {
 	Above  int           `yaml:"above"`  // events of one type; 0 never makes a group
 	Within time.Duration `yaml:"within"` // which they come
@@ -256,7 +257,7 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	section, kind := found[0], l.Kinds[found[0].key]
 	terms := kind.Terms
 	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late),
-		Group: groupSettings(terms.Group), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
+		Group: groupSettings(terms.Digest), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
 	if n.kind != aTable {
 		return r, doc.wrongKind(n, "a sink", aTable)
 	}
@@ -292,11 +293,11 @@ func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err 
 	}
 	r.Terms.Remind, r.Terms.Lead, r.Terms.Heartbeat = in.Remind, in.Lead, in.Heartbeat
 	if in.Fallback.Sink != "" {
-		r.Terms.Fallback = bridge.Fallback(in.Fallback)
+		r.Terms.Fallback = delivery.Fallback(in.Fallback)
 	}
-	r.Terms.Group = bridge.Group(in.Group)
-	if r.Terms.Late != bridge.LateLatest {
-		r.Terms.Group = bridge.Group{}
+	r.Terms.Digest = delivery.Digest(in.Group)
+	if r.Terms.Late != delivery.LateLatest {
+		r.Terms.Digest = delivery.Digest{}
 	}
 	r.Filter.Only, r.Filter.Except = in.Only, in.Except
 	if when, ok := n.find("when"); ok {
@@ -406,13 +407,13 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 		return e.value
 	}
 	switch {
-	case terms.Group == bridge.Group{}:
+	case terms.Digest == delivery.Digest{}:
 		return doc.errorAt(e.pos, "group: a %s takes each event on its own; expected no such key here", kind)
 	case in.Group.Above < 0:
 		return doc.refuse(at("group.above"), "group.above", "a number of events, or 0 to make no groups")
 	case in.Group.Above > 0 && (in.Group.Within <= 0 || in.Group.Within > time.Minute):
 		return doc.refuse(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s")
-	case in.Group.Above > 0 && in.lateness() != bridge.LateLatest:
+	case in.Group.Above > 0 && in.lateness() != delivery.LateLatest:
 		return doc.errorAt(e.pos, "group: tells only the newest of each event; expected late: latest beside it")
 	}
 	return nil
@@ -426,7 +427,7 @@ var (
 // checkValues refuses words that the common keys of the sink n do not know.
 func checkValues(doc *document, n *node) error {
 	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
-	lates := []string{string(bridge.LateSend), string(bridge.LateLatest), string(bridge.LateDrop)}
+	lates := []string{string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)}
 	for _, list := range []struct {
 		key     string
 		allowed []string

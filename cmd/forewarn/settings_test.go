@@ -15,6 +15,7 @@ import (
 	_ "time/tzdata"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/sinks"
 )
 
@@ -98,7 +99,7 @@ func TestSettingsHoldWhatTheFileSays(t *testing.T) {
 	if !reflect.DeepEqual(chat.Filter, wantFilter) || chat.Filter.When == nil {
 		t.Errorf("ops-chat has the filter %+v, want %+v with a condition", chat.Filter, wantFilter)
 	}
-	if want := (bridge.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Bridge: "all", Batch: 1}); !reflect.DeepEqual(chat.Terms, want) {
+	if want := (bridge.Terms{Terms: delivery.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Batch: 1}, Bridge: "all"}); !reflect.DeepEqual(chat.Terms, want) {
 		t.Errorf("ops-chat has the terms %+v, want %+v", chat.Terms, want)
 	}
 	if got, want := *chat.Sink.(*testSink), (testSink{Token: written("xoxb"), Channel: "#ops"}); !reflect.DeepEqual(got, want) {
@@ -382,22 +383,22 @@ func (s *testSize) UnmarshalText(b []byte) error {
 	return nil
 }
 
-func (s *testSink) Deliver(context.Context, []bridge.Delivery) (bridge.Answer, error) {
-	return bridge.Answer{}, nil
+func (s *testSink) Deliver(context.Context, []delivery.Delivery) (delivery.Answer, error) {
+	return delivery.Answer{}, nil
 }
 
 var testKinds = map[string]sinks.Kind{
-	"webhook": {Open: openTestWebhook, Terms: terms(bridge.LateSend, bridge.LevelNone, 0)},
-	"slack":   {Open: openTestSink, Terms: withGroups(terms(bridge.LateLatest, bridge.LevelTrouble, 1))},
-	"file":    {Open: openTestSink, Terms: terms(bridge.LateSend, bridge.LevelNone, 100)},
+	"webhook": {Open: openTestWebhook, Terms: terms(delivery.LateSend, bridge.LevelNone, 0)},
+	"slack":   {Open: openTestSink, Terms: withGroups(terms(delivery.LateLatest, bridge.LevelTrouble, 1))},
+	"file":    {Open: openTestSink, Terms: terms(delivery.LateSend, bridge.LevelNone, 100)},
 }
 
-func terms(late bridge.Late, level bridge.Level, batch int) bridge.Terms {
-	return bridge.Terms{Timeout: 10 * time.Second, Late: late, Bridge: level, Batch: batch}
+func terms(late delivery.Late, level bridge.Level, batch int) bridge.Terms {
+	return bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: late, Batch: batch}, Bridge: level}
 }
 
 func withGroups(t bridge.Terms) bridge.Terms {
-	t.Group = bridge.Group{Above: 5, Within: 20 * time.Second}
+	t.Digest = delivery.Digest{Above: 5, Within: 20 * time.Second}
 	return t
 }
 

@@ -33,6 +33,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 const (
@@ -40,7 +41,7 @@ const (
 	soakRound  = 4                // hours, after which everything is quiet for a look
 	soakWarm   = 12               // hours, after which nothing new happens: how far each histogram and free list goes is known
 	soakPolls  = 10 * time.Second // 17,280 polls: those of every second would take most of the test's time
-	soakGrowth = 192 << 10        // bytes of live heap over those of the warm bridge; half of it is seen to come and go
+	soakGrowth = 512 << 10        // bytes of live heap over those of the warm bridge: ids are remembered for 30 days
 	soakPage   = "127.0.0.1:8169" // in the bubble's network
 )
 
@@ -185,12 +186,12 @@ func newSoak(t *testing.T) *soak {
 	if s.started, err = s.p.settings(log); err != nil {
 		t.Fatal(err)
 	}
-	outbox, err := bridge.OpenOutbox(s.started.State, log)
+	box, err := outbox.Open(s.started.State, outbox.Options{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	counters := newMetrics()
-	o := s.p.bridgeOptions(s.started, outbox, log)
+	o := s.p.bridgeOptions(s.started, box, log)
 	o.Meter, o.Booted = counters, time.Now().Add(-time.Hour)
 	o.Client = bridge.NewClient(s.started.IMDS.Endpoint, s.started.IMDS.APIVersion, log, &http.Transport{
 		DialContext: s.net.dial, DisableCompression: true, MaxIdleConns: 2, IdleConnTimeout: 90 * time.Second,
@@ -452,7 +453,7 @@ func (s *soak) measure() (f footprint) {
 	stacks = stacks[:runtime.Stack(stacks, true)]
 	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
 		head, _, _ := strings.Cut(stack, "\n")
-		if strings.Contains(stack, "bridge.(*worker).run(") {
+		if strings.Contains(stack, "delivery.(*Worker).Run(") {
 			workers++
 		}
 		if strings.Contains(head, "synctest bubble") {
@@ -530,12 +531,12 @@ func (s *soak) judge() {
 		judge(s.t, name, s.heard[name].all(s.t), audit)
 	}
 
-	outbox, err := bridge.ReadOutbox(filepath.Join(s.dir, "state"))
+	box, err := outbox.OpenReadOnly(filepath.Join(s.dir, "state"))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	defer outbox.Close()
-	lives, err := outbox.History(bridge.Period{})
+	defer box.Close()
+	lives, err := bridge.History(box, bridge.Period{})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"forewarn/bridge"
+	"forewarn/bridge/outbox"
 	"forewarn/sinks"
 )
 
@@ -175,15 +176,15 @@ func newTypist(t testing.TB) *typist {
 		getenv: func(string) string { return "" }, defaults: linuxDefaults, out: new(bytes.Buffer), err: w.log,
 	}}
 	log := slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	outbox, err := bridge.OpenOutbox(filepath.Join(dir, "outbox"), log)
+	box, err := outbox.Open(filepath.Join(dir, "outbox"), outbox.Options{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { outbox.Close() })
+	t.Cleanup(func() { box.Close() })
 	if w.old, err = w.p.loader(log).parse("", []byte("state: state\n"+builtin)); err != nil {
 		t.Fatal(err)
 	}
-	w.b = bridge.New(w.p.bridgeOptions(w.old, outbox, log))
+	w.b = bridge.New(w.p.bridgeOptions(w.old, box, log))
 	w.page = page(w.b, newMetrics().handler(w.b.Status, log), "127.0.0.1:8169")
 	return w
 }

@@ -1,45 +1,126 @@
 package bridge
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
 )
 
-// block makes the disk hang until the channel is closed.
-func block(o *Outbox) (release chan struct{}) {
-	release = make(chan struct{})
-	o.store.file.Lock()
-	defer o.store.file.Unlock()
-	o.store.disk = func(write func() error) error {
-		<-release
-		return write()
-	}
-	return release
+// A disk is the outbox's storage, which fails and hangs as a test wants.
+type disk struct {
+	outbox.Storage
+	writing sync.Mutex // held while the file is written
+	mu      sync.Mutex
+	err     error         // of every write
+	gate    chan struct{} // that every write waits for; nil for nothing
+	step    time.Duration // by which the clock was stepped: everything on record looks so much older
 }
 
-// spoil makes every write fail until it is called with nil.
-func spoil(o *Outbox) (with func(error)) {
-	var failing atomic.Pointer[error]
-	o.store.file.Lock()
-	defer o.store.file.Unlock()
-	o.store.disk = func(write func() error) error {
-		if err := failing.Load(); err != nil && *err != nil {
-			return *err
-		}
-		return write()
+// stamped are the times on record, by bucket.
+var stamped = map[string]string{"events": "time", "settled": "at"}
+
+// older is a record as it looks after the clock was stepped.
+func (d *disk) older(bucket string, value []byte) []byte {
+	d.mu.Lock()
+	step := d.step
+	d.mu.Unlock()
+	field := stamped[bucket]
+	if step == 0 || field == "" || value == nil {
+		return value
 	}
-	return func(err error) { failing.Store(&err) }
+	var fields map[string]any
+	if err := json.Unmarshal(value, &fields); err != nil {
+		return value
+	}
+	at, err := time.Parse(time.RFC3339Nano, fields[field].(string))
+	if err != nil {
+		return value
+	}
+	fields[field] = at.Add(-step)
+	return compactJSON(fields)
+}
+
+func (d *disk) Read(bucket, key string) ([]byte, error) {
+	value, err := d.Storage.Read(bucket, key)
+	return d.older(bucket, value), err
+}
+
+func (d *disk) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	return d.Storage.Walk(bucket, from, func(key string, value []byte) error { return f(key, d.older(bucket, value)) })
+}
+
+// step is what a step of the clock by d looks like: only time that is counted by the monotonic clock stays as it is.
+func (s *stage) step(d time.Duration) {
+	s.disk.mu.Lock()
+	defer s.disk.mu.Unlock()
+	s.disk.step = d
+}
+
+func (d *disk) Write(batches [][]outbox.Write) error {
+	d.mu.Lock()
+	gate, err := d.gate, d.err
+	d.mu.Unlock()
+	if gate != nil {
+		<-gate
+	}
+	if err != nil {
+		return err
+	}
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	return d.Storage.Write(batches)
+}
+
+// fail makes every write fail, until it is called with nil.
+func (d *disk) fail(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
+}
+
+// block makes every write hang until release is called.
+func (d *disk) block() (release func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gate := make(chan struct{})
+	d.gate = gate
+	return func() { close(gate) }
 }
 
 var errFull = errors.New("no space left on device")
+
+// diskRetry is how often the outbox tries a disk that failed, diskPatience how long it waits for one that hangs.
+const (
+	diskRetry    = 5 * time.Second
+	diskPatience = 5 * time.Second
+)
+
+// pendingIDs are the ids that are pending for the sink, in order.
+func pendingIDs(o *outbox.Outbox, sink string) []string {
+	ids := []string{}
+	for _, d := range o.List(outbox.Selection{Route: sink, State: outbox.StatePending}) {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
+func deadIDs(o *outbox.Outbox) (ids []string) {
+	for _, d := range o.List(outbox.Selection{State: outbox.StateDead}) {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
 
 // Where no file can be made the program works from memory, is not ready, says so, and catches up when it can.
 func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
@@ -57,7 +138,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 		if st.Ready || st.Outbox.Durable || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "outbox") {
 			t.Errorf("status is ready %v, durable %v, reasons %v", st.Ready, st.Outbox.Durable, st.Reasons)
 		}
-		s.wantLogged("going on from memory")
+		s.wantLogged("running from memory")
 		if n := strings.Count(s.log.String(), "level=ERROR"); n != 1 {
 			t.Errorf("%d errors are logged, want the one that says so", n)
 		}
@@ -124,7 +205,7 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 		s.azure.End(idA)
 		pause(2 * time.Second)
 		b.end()
-		if list := stored(t, s.dir).List(Selection{Sink: "a"}); len(list) != 0 {
+		if list := stored(t, s.dir).List(outbox.Selection{Route: "a"}); len(list) != 0 {
 			t.Errorf("still owed: %v", list)
 		}
 	})
@@ -159,17 +240,10 @@ func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 			t.Errorf("%d files were set aside, want 1", n)
 		}
 		b.end()
-		if _, owner := stored(t, s.dir).stored(); owner == "" {
+		if stored(t, s.dir).Owner() == "" {
 			t.Error("the outbox belongs to nobody")
 		}
 	})
-}
-
-func deadIDs(o *Outbox) (ids []string) {
-	for _, e := range o.List(Selection{State: StateDead}) {
-		ids = append(ids, e.ID)
-	}
-	return ids
 }
 
 // A disk that fails stops nothing. What only memory has is bounded; what the disk had is not touched; and everything is
@@ -177,13 +251,12 @@ func deadIDs(o *Outbox) (ids []string) {
 func TestAFailingDiskStopsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e, down := &ear{}, &ear{answer: always(errDown)}
+		s.bounds.InMemory = 5
 		b := s.start(e.all("a"), down.all("down"))
-		b.Outbox.limit(func(x *bounds) { x.inMemory = 5 })
 		pause(1500 * time.Millisecond)
 		s.reboot("ON-DISK")
 		pause(2 * time.Second)
-		fail := spoil(b.Outbox)
-		fail(errFull)
+		s.disk.fail(errFull)
 		want := []string{"ON-DISK-scheduled"}
 		for i := range 8 {
 			id := fmt.Sprintf("EVENT-%d", i)
@@ -199,11 +272,11 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 			t.Errorf("ready %v: %v", st.Ready, st.Reasons)
 		}
 		wantIDs(t, pendingIDs(b.Outbox, "down"), append([]string{"ON-DISK-scheduled"}, want[5:]...)...) // the other sink's is the fifth
-		dead := b.Outbox.List(Selection{State: StateDead})
-		if len(dead) != 4 || dead[0].Reason != ReasonOverflow || dead[0].ID != "EVENT-0-scheduled" {
+		dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		if len(dead) != 4 || dead[0].Reason != delivery.ReasonOverflow || dead[0].ID != "EVENT-0-scheduled" {
 			t.Errorf("dead letters are %v", dead)
 		}
-		fail(nil)
+		s.disk.fail(nil)
 		pause(diskRetry + time.Second)
 		if err := b.Outbox.Durable(); err != nil {
 			t.Errorf("Durable = %v", err)
@@ -226,7 +299,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		e := &ear{}
 		b := s.start(e.all("a"))
 		pause(1500 * time.Millisecond)
-		release := block(b.Outbox)
+		release := s.disk.block()
 		began := time.Now()
 		s.reboot(idA)
 		pause(7 * time.Second)
@@ -236,7 +309,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		if d := e.accepted()[0].at.Sub(began); d < diskPatience || d > diskPatience+time.Second {
 			t.Errorf("the first was sent after %v, want the disk's patience", d)
 		}
-		if err := b.Outbox.Durable(); !errors.Is(err, errSlowDisk) {
+		if err := b.Outbox.Durable(); err == nil || !strings.Contains(err.Error(), "too long") {
 			t.Errorf("Durable = %v, want that it is slow", err)
 		}
 		n := s.polls()
@@ -244,23 +317,23 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		if got := s.polls() - n; got != 10 {
 			t.Errorf("%d polls in ten seconds", got)
 		}
-		close(release)
+		release()
 		pause(time.Second)
 		if err := b.Outbox.Durable(); err != nil {
 			t.Errorf("Durable = %v", err)
 		}
-		if b.Outbox.volatile != 0 {
-			t.Errorf("%d deliveries count as in memory only", b.Outbox.volatile)
+		if n := b.Outbox.Totals().InMemory; n != 0 {
+			t.Errorf("%d deliveries count as in memory only", n)
 		}
 		b.crash()
-		if list := stored(t, s.dir).List(Selection{}); len(list) != 0 {
+		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
 			t.Errorf("owed are %v", list)
 		}
 	})
 	bubble(t, func(t *testing.T, s *stage) { // and a stop does not wait for it
 		b := s.start((&ear{answer: always(errDown)}).all("a"))
 		pause(1500 * time.Millisecond)
-		release := block(b.Outbox)
+		release := s.disk.block()
 		s.reboot(idA)
 		pause(7 * time.Second)
 		began := time.Now()
@@ -268,113 +341,102 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		if err := <-b.done; err == nil || time.Since(began) > 3*diskPatience {
 			t.Errorf("Run = %v after %v, want that a delivery is lost, soon", err, time.Since(began))
 		}
-		close(release)
+		release()
 	})
 }
 
-// A worker may be 32 settled deliveries or 50 ms ahead of the disk, and one that must not be is never.
-func TestSettlingIsGrouped(t *testing.T) {
-	for _, sync := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			dir := t.TempDir()
-			o := openTest(t, dir, nil)
-			for i := range 100 {
-				mustOwe(t, o, Scheduled, fmt.Sprintf("%08d-0000-4000-8000-000000000000", i), "a")
+// A file that is damaged while it is in use, even one that is cut under the program, is set aside, and everything that
+// is known is in the next one.
+func TestDamageWhileRunningLosesNothingThatIsKnown(t *testing.T) {
+	for _, tt := range []struct {
+		claim  string
+		damage func(f *os.File) error
+	}{
+		{"cut", func(f *os.File) error { return f.Truncate(2 * int64(os.Getpagesize())) }},
+		{"emptied", func(f *os.File) error { return f.Truncate(0) }},
+		{"overwritten", func(f *os.File) error {
+			info, err := f.Stat()
+			if err == nil {
+				_, err = f.WriteAt(make([]byte, info.Size()-2*int64(os.Getpagesize())), 2*int64(os.Getpagesize()))
 			}
-			ahead := func() int {
-				o.store.mu.Lock()
-				defer o.store.mu.Unlock()
-				return len(o.store.ahead[bucketSettled]) + len(o.store.under[bucketSettled])
+			return err
+		}},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			if runtime.GOOS == "windows" {
+				t.Skip("Windows does not let a mapped file be cut")
 			}
-			o.attach("a")
-			most := 0
-			for _, e := range o.take("a") {
-				o.settle([]*Entry{e}, nil, Answer{}, time.Now(), sync)
-				most = max(most, ahead())
-			}
-			if want := settleAhead - 1; !sync && most != want || sync && most != 0 {
-				t.Errorf("at once %v: %d settled deliveries were not on disk, want %d, or none", sync, most, want)
-			}
-			time.Sleep(groupWait)
-			synctest.Wait()
-			if n := ahead(); n != 0 {
-				t.Errorf("%d are not on disk after %v", n, groupWait)
-			}
-			o.Close()
+			bubble(t, func(t *testing.T, s *stage) {
+				down, e := &ear{answer: always(errDown)}, &ear{}
+				b := s.start(down.all("down"), e.all("a"))
+				pause(2 * time.Second)
+				s.reboot(idA)
+				pause(5 * time.Second)
+				f, err := os.OpenFile(b.Outbox.Path(), os.O_RDWR, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(tt.damage(f), f.Close()); err != nil {
+					t.Fatal(err)
+				}
+				s.azure.Start(idA)
+				pause(30 * time.Second)
+				wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
+				if n := len(asides(t, s.dir, "damaged")); n != 1 {
+					t.Errorf("%d files were set aside, want 1", n)
+				}
+				if err := b.Outbox.Durable(); err != nil {
+					t.Errorf("Durable = %v", err)
+				}
+				b.crash()
+				o := stored(t, s.dir)
+				if open := o.Groups(); len(open) != 1 {
+					t.Errorf("open are %v", open)
+				}
+				kept := slices.Concat(pendingIDs(o, "down"), deadIDs(o))
+				slices.Sort(kept)
+				wantIDs(t, kept, idA+"-scheduled", idA+"-started")
+				if o.Close(); len(pendingIDs(o, "a")) != 0 {
+					t.Errorf("a is owed %v", pendingIDs(o, "a"))
+				}
+				down.say(nil)
+				b = s.start(down.all("down"), e.all("a"))
+				pause(5 * time.Second)
+				heard := slices.Concat(down.ids(), deadIDs(b.Outbox))
+				slices.Sort(heard)
+				wantIDs(t, heard, idA+"-scheduled", idA+"-started") // what could not be read of it is a dead letter
+				b.end()
+			})
 		})
 	}
 }
 
-// While the disk fails, history is what memory is not filled with.
-func TestWithoutADiskTheHistoryIsShort(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := openTest(t, notADirectory(t), nil)
-		o.limit(func(x *bounds) { x.inMemory = 10 })
-		var open string
-		for i := range 100 {
-			kind := Vanished
-			if i == 0 {
-				kind = Scheduled
-			}
-			id, _ := owe(t, o, kind, fmt.Sprintf("%08d-0000-4000-8000-000000000000", i), "a")
-			if i == 0 {
-				open = id
-			}
-			o.attach("a")
-			o.settle(o.take("a"), nil, Answer{}, time.Now(), false)
-			o.forgetSettled()
+// Nothing of a clone's outbox is sent, not even what is open in it, and the new VM's events are told from the start.
+func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		down := &ear{answer: always(errDown)}
+		b := s.start(down.all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.end()
+		s.vm = "vm-1"
+		s.azure.End(idA)
+		s.reboot(idB)
+		e := &ear{}
+		b = s.start(e.all("a").with(func(x *Terms) { x.Bridge = LevelAll }))
+		pause(5 * time.Minute)
+		if got := strings.Join(e.types(), " "); got != "scheduled started" && got != "started scheduled" {
+			t.Errorf("heard %s, want that it started, and what is scheduled", got)
 		}
-		if n, m := len(o.keys(bucketEvents)), len(o.keys(bucketSettled)); n > 21 || m > 21 {
-			t.Errorf("memory holds %d changes and %d settled deliveries, want 20 or so", n, m)
-		}
-		_, states := o.known()
-		for _, op := range states {
-			if ce, err := o.cloudEvent(op.Latest); err != nil || ce.ID() != open {
-				t.Errorf("the newest change of what is open: %v", err)
+		for _, h := range e.accepted() {
+			if strings.Contains(h.Event.ID(), idA) {
+				t.Errorf("heard %s of the other VM", h.Event.ID())
 			}
 		}
-		o.Close()
-	})
-}
-
-// Watching and delivering go on while the file is written: what a poll shows is seen by readers at once.
-func TestReadsSeeWhatIsBeingWritten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := openTest(t, t.TempDir(), nil)
-		o.store.write("b", "1", []byte("on disk"))
-		o.store.write("b", "2", []byte("on disk"))
-		o.store.write("b", "3", []byte("on disk"))
-		if err := o.store.sync(); err != nil {
-			t.Fatal(err)
+		if st := b.Status(); st.Observer.Name != "vm-1" {
+			t.Errorf("this VM is %s", st.Observer.Name)
 		}
-		release := block(o)
-		o.store.write("b", "2", []byte("under way"))
-		o.store.write("b", "4", []byte("under way"))
-		o.store.wake()
-		synctest.Wait()
-		o.store.write("b", "4", nil)
-		o.store.write("b", "0", []byte("ahead"))
-		o.store.write("b", "3", []byte("ahead"))
-		see := func() string {
-			var all []string
-			o.read("b", func(key string, value []byte) {
-				all = append(all, key+" "+string(value))
-			})
-			for _, line := range all {
-				key, value, _ := strings.Cut(line, " ")
-				if got, err := o.store.get("b", key); err != nil || string(got) != value {
-					t.Errorf("get(%s) = %s, %v", key, got, err)
-				}
-			}
-			return strings.Join(all, ", ")
-		}
-		if got, want := see(), "0 ahead, 1 on disk, 2 under way, 3 ahead"; got != want {
-			t.Errorf("reads see %s, want %s", got, want)
-		}
-		if last, err := o.store.lastKey("b"); err != nil || last < "3" {
-			t.Errorf("the last key is %s, %v", last, err)
-		}
-		close(release)
-		o.Close()
+		b.end()
 	})
 }

@@ -1,0 +1,234 @@
+package bridge
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"forewarn/bridge/outbox"
+)
+
+// lastAnswer is what is remembered of the last valid answer of the endpoint.
+type lastAnswer struct {
+	At          time.Time `json:"at"`
+	Incarnation string    `json:"incarnation"`
+}
+
+// since is the time between the answer and now. When the machine was frozen, one of its clocks may have stood still.
+func (a lastAnswer) since(now time.Time) time.Duration { return elapsed(a.At, now) }
+
+func elapsed(from, to time.Time) time.Duration {
+	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
+}
+
+// later is the later of two times, of which a zero one counts as not set.
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// openEvent is what is remembered of an Azure event that is not over. The outbox keeps it as JSON.
+type openEvent struct {
+	Event     json.RawMessage `json:"event"`              // as it was last told
+	Life      int             `json:"life"`               // 1, more if it came back after it had vanished
+	First     time.Time       `json:"first"`              // when it was first seen
+	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
+	Gap       bool            `json:"gap,omitempty"`      // nobody watched for a while
+	Rebooted  bool            `json:"rebooted,omitempty"` // the observer, between two answers
+	Pause     time.Duration   `json:"pause,omitempty"`    // the longest time the program stood still
+	Latest    uint64          `json:"latest"`             // the sequence number of its newest change
+	Routes    []string        `json:"routes,omitempty"`   // whose filter accepted it
+	Undecided []string        `json:"undecided,omitempty"`
+	Said      time.Time       `json:"said,omitzero"`      // when something was told about it last
+	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
+	Approved  bool            `json:"approved,omitempty"` // an approval was sent, or may have been
+	Waited    *waited         `json:"waited,omitempty"`   // by the rules; replaced, never changed
+
+	event Event     // of Event
+	kept  time.Time // when it was last given to the outbox
+}
+
+// unwatched notes how long no valid answer came, and that the observer booted meanwhile. It says whether that is news.
+func (op *openEvent) unwatched(d time.Duration, rebooted bool) bool {
+	was := *op
+	op.Gap = op.Gap || d > gapAbove
+	op.Rebooted = op.Rebooted || rebooted
+	return op.Gap != was.Gap || op.Rebooted != was.Rebooted
+}
+
+// clone is a copy that may be kept and changed.
+func (op *openEvent) clone() openEvent {
+	c := *op
+	c.Routes, c.Undecided = slices.Clone(op.Routes), slices.Clone(op.Undecided)
+	return c
+}
+
+// group is the event as the outbox keeps it.
+func (op *openEvent) group() *outbox.Group {
+	op.kept = time.Now()
+	return &outbox.Group{State: compactJSON(op), Latest: op.Latest}
+}
+
+// openEvents are Azure's events that are not over. They may be used by several goroutines; whoever derives changes from
+// them holds Bridge.deciding, so that nobody else does meanwhile.
+type openEvents struct {
+	mu   sync.Mutex
+	byID map[string]*openEvent
+}
+
+// load takes in what the outbox kept, beside what is known already: its file may have come late. unwatched is the time
+// that passed since the file's last valid answer while nobody knew of these events.
+func (o *openEvents) load(groups map[string]outbox.Group, unwatched time.Duration, log *slog.Logger) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.byID == nil {
+		o.byID = map[string]*openEvent{}
+	}
+	for id, g := range groups {
+		if o.byID[id] != nil {
+			continue
+		}
+		op, err := decodeOpen(g)
+		if err != nil {
+			log.Error("an open event in the outbox can't be read", "event", id, "err", err)
+			continue
+		}
+		op.unwatched(unwatched, false)
+		o.byID[id] = op
+	}
+}
+
+func decodeOpen(g outbox.Group) (*openEvent, error) {
+	var op openEvent
+	if err := json.Unmarshal(g.State, &op); err != nil {
+		return nil, fmt.Errorf("open event: %w", err)
+	}
+	event, err := UnmarshalEvent(op.Event)
+	op.event, op.Latest = event, g.Latest
+	return &op, err
+}
+
+// clear forgets all.
+func (o *openEvents) clear() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	clear(o.byID)
+}
+
+// all are the open events, the first seen first, with what is remembered of each.
+func (o *openEvents) all() ([]Event, map[string]openEvent) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	states := make(map[string]openEvent, len(o.byID))
+	events := make([]Event, 0, len(o.byID))
+	for id, op := range o.byID {
+		states[id] = op.clone()
+		events = append(events, op.event)
+	}
+	slices.SortFunc(events, func(a, b Event) int {
+		return cmp.Or(states[a.ID].First.Compare(states[b.ID].First), cmp.Compare(a.ID, b.ID))
+	})
+	return events, states
+}
+
+// get is one of them; ok is false when it is not open.
+func (o *openEvents) get(id string) (e Event, state openEvent, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	op, ok := o.byID[id]
+	if !ok {
+		return Event{}, openEvent{}, false
+	}
+	return op.event, op.clone(), true
+}
+
+// open says whether the event is one of them.
+func (o *openEvents) open(id string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.byID[id] != nil
+}
+
+// toApprove are the ids of the events that the approval loop looks at, the first seen first: all of them when there are
+// rules, else those with an approval that was decided and not sent.
+func (o *openEvents) toApprove(rules bool) (ids []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for id, op := range o.byID {
+		if rules || op.Approval.owed() {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, func(a, b string) int {
+		return cmp.Or(o.byID[a].First.Compare(o.byID[b].First), cmp.Compare(a, b))
+	})
+	return ids
+}
+
+// latest are the sequence numbers of their newest changes.
+func (o *openEvents) latest() []uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	seqs := make([]uint64, 0, len(o.byID))
+	for _, op := range o.byID {
+		seqs = append(seqs, op.Latest)
+	}
+	return seqs
+}
+
+// count is how many there are.
+func (o *openEvents) count() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.byID)
+}
+
+// set takes in new states, nil for what is over, and gives each as the outbox is to keep it.
+func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	groups := make(map[string]*outbox.Group, len(states))
+	for id, op := range states {
+		if op == nil {
+			delete(o.byID, id)
+			groups[id] = nil
+			continue
+		}
+		if was := o.byID[id]; was != nil { // what the poll loop noted meanwhile
+			op.Gap, op.Rebooted, op.Pause = op.Gap || was.Gap, op.Rebooted || was.Rebooted, max(op.Pause, was.Pause)
+		}
+		o.byID[id] = op
+		groups[id] = op.group()
+	}
+	return groups
+}
+
+// note changes what the poll loop notes of every open event, and gives those for which that was news as the outbox is to
+// keep them.
+func (o *openEvents) note(change func(*openEvent) bool) map[string]*outbox.Group {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	groups := map[string]*outbox.Group{}
+	for id, op := range o.byID {
+		if change(op) {
+			groups[id] = op.group()
+		}
+	}
+	return groups
+}
+
+// noteOne changes what is remembered of one open event, and gives it as the outbox is to keep it when change says so.
+func (o *openEvents) noteOne(id string, change func(*openEvent) bool) *outbox.Group {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if op := o.byID[id]; op != nil && change(op) {
+		return op.group()
+	}
+	return nil
+}

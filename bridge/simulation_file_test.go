@@ -1,0 +1,96 @@
+package bridge_test
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"forewarn/bridge/outbox"
+)
+
+// A file is the outbox's storage in memory, with the disk of the simulation before it. What a crash leaves of it is a
+// copy: buckets of keys and values.
+type file struct {
+	disk *disk
+
+	mu      sync.Mutex
+	open    bool
+	buckets buckets
+}
+
+type buckets map[string]map[string][]byte
+
+// newFile is the file that an earlier program left, nil if there is none.
+func newFile(left buckets) *file { return &file{buckets: left.clone()} }
+
+func (b buckets) clone() buckets {
+	c := buckets{}
+	for name, keys := range b {
+		c[name] = maps.Clone(keys)
+	}
+	return c
+}
+
+// content is a copy of all that is in the file.
+func (f *file) content() any {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.buckets.clone()
+}
+
+func (f *file) Open() (opened bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	opened, f.open = !f.open, true
+	return opened, nil
+}
+
+func (f *file) Write(batches [][]outbox.Write) error {
+	return f.disk.transaction(len(batches), func(n int) error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, w := range slices.Concat(batches[:n]...) {
+			if f.buckets[w.Bucket] == nil {
+				f.buckets[w.Bucket] = map[string][]byte{}
+			}
+			if w.Value == nil {
+				delete(f.buckets[w.Bucket], w.Key)
+			} else {
+				f.buckets[w.Bucket][w.Key] = slices.Clone(w.Value)
+			}
+		}
+		return nil
+	})
+}
+
+func (f *file) Read(bucket, key string) ([]byte, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.buckets[bucket][key]), nil
+}
+
+func (f *file) Walk(bucket, from string, visit func(key string, value []byte) error) error {
+	f.mu.Lock()
+	keys := maps.Clone(f.buckets[bucket])
+	f.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		if key < from {
+			continue
+		}
+		if err := visit(key, keys[key]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *file) SetAside(string, error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.open, f.buckets = false, buckets{}
+	return nil
+}
+
+func (f *file) Compact() error { return nil }
+func (f *file) Size() int64    { return 0 }
+func (f *file) Close() error   { return nil }
