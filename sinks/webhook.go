@@ -149,8 +149,10 @@ func (w *webhook) openBody(s webhookSettings) error {
 		return &KeyError{key, err}
 	}
 	names := w.secretNames()
-	if err := templates.CheckNames(text, messageShape(slices.Collect(maps.Keys(names)))); err != nil {
-		return &KeyError{key, err}
+	if s.Body == "" { // a ready-made one says itself which secret it lacks
+		if err := templates.CheckNames(text, messageShape(slices.Collect(maps.Keys(names)))); err != nil {
+			return &KeyError{key, err}
+		}
 	}
 	if err := tryOut(func(f map[string]any) error {
 		f["secret"] = names
