@@ -142,12 +142,26 @@ func (m *memory) change(i *delivery.Item, f func(*delivery.Item)) {
 	}
 }
 
-// ids are those of the items, in order.
-func ids(items []*delivery.Item) (list []string) {
-	for _, i := range items {
+// ids are those of one of its lists, in order.
+func (m *memory) ids(items *[]*delivery.Item) (list []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, i := range *items {
 		list = append(list, i.ID)
 	}
 	return list
+}
+
+func (m *memory) receipt(group string) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.receipts[group]
+}
+
+func (m *memory) lastReport() delivery.Report {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reports[len(m.reports)-1]
 }
 
 // text is a value as JSON, for messages of tests.
