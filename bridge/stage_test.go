@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -391,19 +390,6 @@ func asides(t *testing.T, dir, why string) []string {
 		t.Fatal(err)
 	}
 	return list
-}
-
-func sameFile(t *testing.T, a, b string) bool {
-	t.Helper()
-	x, err := os.ReadFile(a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	y, err := os.ReadFile(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bytes.Equal(x, y)
 }
 
 // notADirectory is a path below a regular file, where no directory can be made.

@@ -291,8 +291,8 @@ func TestTermsByDefault(t *testing.T) {
 	file := record
 	file.Batch = 256
 	want := map[string]bridge.Terms{
-	"webhook": machine, "nats": record, "file": file, "slack": people, "email": people, "exec": {Terms: delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}, Bridge: bridge.LevelNone, Acts: true},
-}
+		"webhook": machine, "nats": record, "file": file, "slack": people, "email": people, "exec": {Terms: delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}, Bridge: bridge.LevelNone, Acts: true},
+	}
 	for kind := range Kinds {
 		if got := Kinds[kind].Terms; !reflect.DeepEqual(got, want[kind]) {
 			t.Errorf("%s has by default %+v, want %+v", kind, got, want[kind])

@@ -143,7 +143,7 @@ func TestABatchThatMadeProgressIsRepeatedAsItWas(t *testing.T) {
 		}
 		r.stop()
 		m.restart()
-		r = start(t, m, d, digest)
+		start(t, m, d, digest)
 		before := len(d.made())
 		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
 			if len(batch) == 3 && string(batch[0].Progress) != "A has it" {
