@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -126,11 +127,15 @@ func (b *Bridge) tellDead(now time.Time, while time.Duration) {
 	}
 }
 
-// named are deliveries as a CloudEvent about the bridge names them.
+// named are deliveries that were given up, as a CloudEvent about the bridge names them.
 func named(deliveries []outbox.Delivery) (list []map[string]any) {
 	for _, d := range deliveries {
-		list = append(list, map[string]any{"key": d.Key, "id": d.ID, "type": d.Type, "event": d.Group,
-			"reason": d.Reason, "error": d.Error, "attempts": d.Attempts})
+		one := map[string]any{"key": d.Key, "id": d.ID, "type": d.Type, "event": d.Group, "attempts": d.Attempts,
+			"reason": cmp.Or(d.Reason, outbox.StateDropped)}
+		if d.Error != "" {
+			one["error"] = d.Error
+		}
+		list = append(list, one)
 	}
 	return list
 }

@@ -9,6 +9,7 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // trouble is a route of what administrators must know, and of no Azure event.
@@ -303,5 +304,44 @@ func TestTheStartIsToldWithTheGap(t *testing.T) {
 		if gap["from"] != last.UTC().Format(time.RFC3339Nano) || gap["to"] != now.UTC().Format(time.RFC3339Nano) {
 			t.Errorf("the second start says %v, want the gap from %v to %v", second, last, now)
 		}
+	})
+}
+
+// What somebody drops together is told as one CloudEvent a sink, which keeps to the schema and names the first of many.
+func TestWhatIsDroppedTogetherIsToldTogether(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		down, audit := &ear{answer: always(errDown)}, &ear{}
+		b := s.start(down.all("down"), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
+		pause(1500 * time.Millisecond)
+		for n := range 30 {
+			s.reboot(fmt.Sprintf("%08d-0000-4000-8000-000000000000", n))
+		}
+		pause(3 * time.Second)
+		drop := func(list []outbox.Delivery) map[string]any {
+			t.Helper()
+			before := len(audit.accepted())
+			var keys []string
+			for _, d := range list {
+				keys = append(keys, d.Key)
+			}
+			if _, err := b.Drop(keys, "root"); err != nil {
+				t.Fatal(err)
+			}
+			pause(time.Second)
+			told := audit.accepted()[before:]
+			if len(told) != 1 || told[0].Event.Type() != DeliveryDropped {
+				t.Fatalf("told %s, want one CloudEvent", idsOf(told))
+			}
+			return tellingOf(t, told[0].Event)
+		}
+		pending := b.Outbox.List(outbox.Selection{Route: "down"})
+		if one := drop(pending[:1]); one["key"] != pending[0].Key || one["by"] != "root" || one["count"] != 1.0 {
+			t.Errorf("of one it tells %v", one)
+		}
+		many := drop(pending[1:])
+		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != listedDead {
+			t.Errorf("of 29 it tells %v", many)
+		}
+		b.end()
 	})
 }
