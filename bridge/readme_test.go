@@ -1,0 +1,37 @@
+package bridge
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// README explains every file of the heart, and no file that isn't there.
+func TestREADMEExplainsEveryFile(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := strings.Split(string(text), "\n## ")[1:]
+	for i, dir := range []string{".", "delivery", "outbox"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		explained := sections[i]
+		for _, f := range files {
+			name := filepath.Base(f)
+			switch {
+			case strings.HasSuffix(name, "_test.go"), name == "doc.go", strings.HasPrefix(name, "dhcp"):
+				continue
+			case !strings.Contains(explained, "`"+name+"`"):
+				t.Errorf("%s is not explained", f)
+			}
+			explained = strings.ReplaceAll(explained, "`"+name+"`", "")
+		}
+		if _, rest, more := strings.Cut(explained, ".go`"); more && !strings.Contains(explained, "`dhcp*.go`") {
+			t.Errorf("a file of %s is explained that isn't there, before %.40q", dir, rest)
+		}
+	}
+}
