@@ -140,6 +140,9 @@ func (p *process) shown(id string) string {
 func (p *process) approve(id, shown string) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	if p.w.variant.blind {
+		shown = p.shown(id)
+	}
 	p.bridge.ApproveNow(ctx, id, shown, "the operator")
 }
 

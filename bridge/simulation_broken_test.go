@@ -26,7 +26,8 @@ type variant struct {
 	deliver     func(d destination, ctx context.Context, batch []handed) verdict
 	write       func(d *disk, write func() error) error
 	forgets     bool // its file
-	slower      int  // times that it polls
+	slower      int  // than it should poll, so many times
+	blind       bool // to what was shown to who approves by hand
 }
 
 func (v variant) transport(t http.RoundTripper) http.RoundTripper {
@@ -106,18 +107,18 @@ func setBody(resp *http.Response, body string) {
 var brokenVariants = []variant{
 	// Promise 1.
 	{claim: "an error of the endpoint counts as a document without events", promise: "the same change has the same id",
-		seed: 10, transportOf: answers(func(resp *http.Response) {
+		seed: 4, transportOf: answers(func(resp *http.Response) {
 			if resp.StatusCode >= 400 {
 				setBody(resp, `{"DocumentIncarnation":0,"Events":[]}`)
 			}
 		})},
-	{claim: "an empty answer counts at once", promise: "the same change has the same id", seed: 301,
+	{claim: "an empty answer counts at once", promise: "the same change has the same id", seed: 16,
 		transportOf: answers(func(resp *http.Response) {
 			if resp.StatusCode == 200 && resp.ContentLength == 0 {
 				setBody(resp, `{"DocumentIncarnation":0,"Events":[]}`)
 			}
 		})},
-	{claim: "a document that did not change hides what did", promise: "isolation", seed: 5,
+	{claim: "a document that did not change hides what did", promise: "isolation", seed: 1,
 		transportOf: answers(func(resp *http.Response) {
 			if resp.Request.Header.Get("If-None-Match") != "" {
 				resp.StatusCode = http.StatusNotModified
@@ -125,20 +126,20 @@ var brokenVariants = []variant{
 		})},
 
 	// Promises 2 and 3.
-	{claim: "what is said to be on the disk is not", promise: "told once", seed: 15,
+	{claim: "what is said to be on the disk is not", promise: "told once", seed: 4,
 		write: func(d *disk, write func() error) error {
 			if d.lies = !d.lies; d.lies {
 				return nil
 			}
 			return write()
 		}},
-	{claim: "a crash takes the last transaction with it", promise: "told once", seed: 11,
+	{claim: "a crash takes the last transaction with it", promise: "told once", seed: 31,
 		write: func(d *disk, write func() error) error {
 			d.before = d.content()
 			return write()
 		}},
-	{claim: "a restart forgets everything", promise: "told once", seed: 5, forgets: true},
-	{claim: "a retry has an id of its own", promise: "the same change has the same id", seed: 10,
+	{claim: "a restart forgets everything", promise: "told once", seed: 4, forgets: true},
+	{claim: "a retry has an id of its own", promise: "the same change has the same id", seed: 4,
 		deliver: rewrite(func(h *handed) {
 			if h.attempt > 1 {
 				h.id += "-r2"
@@ -149,7 +150,7 @@ var brokenVariants = []variant{
 			d.take(ctx, batch)
 			return verdict{}
 		}},
-	{claim: "an acceptance does not count", promise: "told once", seed: 5,
+	{claim: "an acceptance does not count", promise: "told once", seed: 1,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
 			if batch[0].attempt == 1 {
@@ -157,20 +158,23 @@ var brokenVariants = []variant{
 			}
 			return v
 		}},
-	{claim: "everything is told twice", promise: "told once", seed: 5,
+	{claim: "everything is told twice", promise: "told once", seed: 1,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			d.take(ctx, batch)
 			return d.take(ctx, batch)
 		}},
 
 	// Promise 4.
-	{claim: "a batch is told from its end", promise: "in order", seed: 117,
+	{claim: "a batch is told from its end", promise: "in order", seed: 123,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
+			if batch[0].attempt < 6 {
+				return verdict{class: "again"} // until more of one event waits
+			}
 			batch = slices.Clone(batch)
 			slices.Reverse(batch)
 			return d.take(ctx, batch)
 		}},
-	{claim: "a reminder overtakes what it reminds of", promise: "in order", seed: 16,
+	{claim: "a reminder overtakes what it reminds of", promise: "in order", seed: 11,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			switch batch[0].change {
 			case "scheduled", "updated":
@@ -183,16 +187,16 @@ var brokenVariants = []variant{
 		}},
 
 	// Promise 5, and the schedule.
-	{claim: "destinations wait for each other", promise: "isolation", seed: 20,
+	{claim: "destinations wait for each other", promise: "isolation", seed: 18,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			d.w.turn <- struct{}{}
 			defer func() { <-d.w.turn }()
 			return d.take(ctx, batch)
 		}},
-	{claim: "polls are rare", promise: "polling", seed: 5, slower: 10},
-	{claim: "a hung destination is waited for without end", promise: "urgency", seed: 20,
+	{claim: "polls are rare", promise: "polling", seed: 1, slower: 10},
+	{claim: "a hung destination is waited for without end", promise: "nothing is left behind", seed: 22,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Timeout = 0 })},
-	{claim: "a destination that asks to wait is not heard", promise: "retry", seed: 10,
+	{claim: "a destination that asks to wait is not heard", promise: "retry", seed: 39,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
 			v.after = 0
@@ -208,7 +212,7 @@ var brokenVariants = []variant{
 		}},
 
 	// Promise 6.
-	{claim: "what a destination refuses for good is forgotten", promise: "nothing is lost", seed: 14,
+	{claim: "what a destination refuses for good is forgotten", promise: "nothing is lost", seed: 10,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
 			if v.class == "rejected" {
@@ -224,9 +228,9 @@ var brokenVariants = []variant{
 			}
 			return v
 		}},
-	{claim: "deliveries expire after a minute", promise: "dead letters", seed: 10,
+	{claim: "deliveries expire after a minute", promise: "dead letters", seed: 21,
 		routesOf: each(func(r *bridge.Route) { r.Terms.MaxAge = time.Minute })},
-	{claim: "a destination's acceptance is made up", promise: "the record is true", seed: 5,
+	{claim: "a destination's acceptance is made up", promise: "the record is true", seed: 4,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			if batch[0].attempt > 2 {
 				return verdict{}
@@ -234,69 +238,69 @@ var brokenVariants = []variant{
 			return d.take(ctx, batch)
 		}},
 
-	{claim: "nobody is told of dead letters", promise: "trouble", seed: 1,
+	{claim: "nobody is told of dead letters", promise: "trouble", seed: 39,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelNone })},
 
 	// Filters and terms.
-	{claim: "self is all", promise: "filters", seed: 5,
+	{claim: "self is all", promise: "filters", seed: 4,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.VMs = "all" })},
-	{claim: "leader is self", promise: "filters", seed: 14,
+	{claim: "leader is self", promise: "filters", seed: 4,
 		routesOf: each(func(r *bridge.Route) {
 			if r.Filter.Only.VMs == "leader" {
 				r.Filter.Only.VMs = "self"
 			}
 		})},
-	{claim: "types are not looked at", promise: "filters", seed: 10,
+	{claim: "types are not looked at", promise: "filters", seed: 4,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Types = nil })},
-	{claim: "sources are not looked at", promise: "filters", seed: 20,
+	{claim: "sources are not looked at", promise: "filters", seed: 11,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Sources = nil })},
-	{claim: "changes are not looked at", promise: "filters", seed: 14,
+	{claim: "changes are not looked at", promise: "filters", seed: 4,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Changes = nil })},
-	{claim: "latest and drop are send", promise: "late", seed: 5,
+	{claim: "latest and drop are send", promise: "late", seed: 8,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
 	{claim: "there is no lead", promise: "lead", seed: 5,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead = 0 })},
-	{claim: "a lead is half as long", promise: "lead", seed: 94,
+	{claim: "a lead is half as long", promise: "lead", seed: 11,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead /= 2 })},
-	{claim: "only the first route falls back", promise: "fallback", seed: 14,
+	{claim: "only the first route falls back", promise: "fallback", seed: 67,
 		routesOf: func(_ *world, routes []bridge.Route) []bridge.Route {
 			for i := range routes[1:] {
 				routes[i+1].Terms.Fallback = delivery.Fallback{}
 			}
 			return routes
 		}},
-	{claim: "two reminders come five minutes apart", promise: "reminders", seed: 17,
+	{claim: "two reminders come five minutes apart", promise: "reminders", seed: 15,
 		routesOf: each(func(r *bridge.Route) {
 			for _, d := range r.Terms.Remind {
 				r.Terms.Remind = append(r.Terms.Remind, d-5*time.Minute)
 			}
 		})},
-	{claim: "nobody is reminded", promise: "reminders", seed: 61,
+	{claim: "nobody is reminded", promise: "reminders", seed: 11,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Remind = nil })},
-	{claim: "reminders do not name the VM", promise: "reminders", seed: 17,
+	{claim: "reminders do not name the VM", promise: "reminders", seed: 11,
 		deliver: rewrite(func(h *handed) {
 			if h.change == "reminder" {
 				h.observer = ""
 			}
 		})},
-	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 22,
+	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 11,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Acts = false })},
 
 	// Promise 7.
-	{claim: "what was never seen to begin was canceled", promise: "the outcome is honest", seed: 41,
+	{claim: "what was never seen to begin was canceled", promise: "the outcome is honest", seed: 10,
 		deliver: rewrite(func(h *handed) {
 			if h.outcome == "unknown" {
 				h.outcome = "canceled"
 			}
 		})},
-	{claim: "what is over took place", promise: "the outcome is honest", seed: 12,
+	{claim: "what is over took place", promise: "the outcome is honest", seed: 3,
 		deliver: rewrite(func(h *handed) {
 			if h.outcome == "canceled" {
 				h.outcome = "completed"
 			}
 		})},
 
-	{claim: "what changed while nobody watched is told as if it had just happened", promise: "while away", seed: 1,
+	{claim: "what changed while nobody watched is told as if it had just happened", promise: "while away", seed: 10,
 		deliver: rewrite(func(h *handed) { h.whileAway = false })},
 	{claim: "everything is told as if nobody had watched", promise: "while away", seed: 1,
 		deliver: rewrite(func(h *handed) { h.whileAway = true })},
@@ -304,16 +308,16 @@ var brokenVariants = []variant{
 	// Promise 9.
 	{claim: "a rule that names one type approves every type", promise: "approval", seed: 51,
 		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Types = append(slices.Clone(azureTypes), "Levitate") })},
-	{claim: "a rule's sources are not looked at", promise: "approval", seed: 159,
+	{claim: "by hand, whatever is listed is approved", promise: "approval", seed: 133, blind: true},
+	{claim: "a rule's sources are not looked at", promise: "approval", seed: 74,
 		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Sources = nil })},
-	{claim: "a rule waits for nobody", promise: "approval", seed: 396,
+	{claim: "a rule waits for nobody", promise: "approval", seed: 27,
 		rulesOf: rule(func(r *bridge.Rule) { r.After = nil })},
-	{claim: "a rule does not wait", promise: "approval", seed: 37, rulesOf: rule(func(r *bridge.Rule) { r.Wait = 0 })},
-	{claim: "a rule approves for others", promise: "approval", seed: 159,
+	{claim: "a rule does not wait", promise: "approval", seed: 150, rulesOf: rule(func(r *bridge.Rule) { r.Wait = 0 })},
+	{claim: "a rule approves for others", promise: "approval", seed: 173,
 		rulesOf: rule(func(r *bridge.Rule) { r.Others = true })},
-	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 34,
+	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 2,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
-			d.take(ctx, batch)
 			return verdict{}
 		}},
 }

@@ -18,6 +18,7 @@ type disk struct {
 	mu     sync.Mutex // held during a transaction, so that no image is taken in its middle
 	lifted chan struct{}
 	crash  int  // batches from now after which the machine crashes; 0 for none
+	sooner bool // the crash comes just before the last of them
 	kept   bool // the machine crashed
 	image  any  // the file at that moment
 	lies   bool // in a broken variant
@@ -66,8 +67,11 @@ func (d *disk) transaction(batches int, write func(n int) error) error {
 	if d.kept {
 		return errDead
 	}
-	if d.crash > 0 && d.crash < batches {
-		if err := write(d.crash); err != nil {
+	if n := d.crash; n > 0 && (n < batches || n == batches && d.sooner) {
+		if d.sooner {
+			n--
+		}
+		if err := write(n); err != nil {
 			return err
 		}
 		d.keep()

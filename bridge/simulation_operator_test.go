@@ -58,31 +58,39 @@ func (x drop) operate(p *process) {
 
 func (x drop) String() string { return fmt.Sprintf("drop delivery %d", x.which) }
 
-// approve approves the first event by hand, some time after it was shown.
-type approve struct{ after time.Duration }
+// show shows an event to somebody.
+type show struct{ id string }
 
-func (x approve) operate(p *process) {
+func (x show) operate(p *process) {
 	p.w.mu.Lock()
-	ids, events := p.w.azure.order, p.w.azure.events
+	event := p.w.azure.events[x.id]
 	p.w.mu.Unlock()
-	if len(ids) == 0 {
-		return
-	}
-	id, shown := ids[0], p.shown(ids[0])
-	p.w.sleep(x.after)
-	p.w.noteHand("approve", entry{event: id})
-	p.w.noteShown(events[id])
-	p.approve(id, shown)
+	p.w.shown = shown{event, p.shown(x.id)}
 }
 
-func (x approve) String() string {
-	return fmt.Sprintf("approve an event by hand %v after it was shown", x.after)
+func (x show) String() string { return fmt.Sprintf("show %s to somebody", name(x.id)) }
+
+// approve approves by hand what was shown last.
+type approve struct{}
+
+func (x approve) operate(p *process) {
+	p.w.noteHand("approve", entry{event: p.w.shown.event.id})
+	p.approve(p.w.shown.event.id, p.w.shown.digest)
+}
+
+func (x approve) String() string { return "approve by hand what was shown" }
+
+// A shown is an event as somebody saw it.
+type shown struct {
+	event  azureEvent
+	digest string // what the program gives for it
 }
 
 // restart ends the program, and starts it again some time later.
 type restart struct {
 	crash  bool
 	writes int           // the crash comes after so many more batches; 0 at once
+	sooner bool          // just before the last of them
 	off    time.Duration // until the next start
 	step   time.Duration // of the clock meanwhile
 }
@@ -94,7 +102,7 @@ func (x restart) operate(p *process) {
 		image = p.stop()
 	case x.writes > 0:
 		p.disk.mu.Lock()
-		p.disk.crash = x.writes
+		p.disk.crash, p.disk.sooner = x.writes, x.sooner
 		p.disk.mu.Unlock()
 		p.w.sleep(2 * time.Minute)
 		image = p.kill()
@@ -109,7 +117,10 @@ func (x restart) String() string {
 	if x.crash {
 		how = "crash at once"
 	}
-	if x.writes > 0 {
+	switch {
+	case x.sooner && x.writes > 0:
+		how = fmt.Sprintf("crash just before %d more batches are written", x.writes)
+	case x.writes > 0:
 		how = fmt.Sprintf("crash after %d more batches", x.writes)
 	}
 	if x.step != 0 {
@@ -128,12 +139,12 @@ type hand struct {
 }
 
 // operatorSteps make up what operators do, and what becomes of the machine.
-func operatorSteps(r *rand.Rand, routes []routePlan, length time.Duration) (steps []step) {
+func operatorSteps(r *rand.Rand, routes []routePlan, events []step, length time.Duration) (steps []step) {
 	add := func(a act) { steps = append(steps, step{during(r, length), a}) }
 	for range r.IntN(4) {
 		x := restart{crash: r.IntN(4) > 0, off: pick(r, time.Second, 20*time.Second, 5*time.Minute, 30*time.Minute)}
 		if x.crash {
-			x.writes = r.IntN(6)
+			x.writes, x.sooner = r.IntN(6), r.IntN(2) == 0
 		}
 		switch r.IntN(20) {
 		case 0:
@@ -144,24 +155,31 @@ func operatorSteps(r *rand.Rand, routes []routePlan, length time.Duration) (step
 		add(x)
 	}
 	for range r.IntN(3) {
-		var names []string
-		for i, p := range routes {
-			if i == 0 || r.IntN(3) > 0 {
-				names = append(names, p.name)
-			}
-		}
-		add(reload{names})
+		add(reload{some(r, routes)})
 	}
 	if r.IntN(2) == 0 {
 		add(replay{})
 	}
-	if r.IntN(3) == 0 {
+	for range r.IntN(3) {
 		add(drop{r.IntN(100)})
 	}
-	if r.IntN(8) == 0 {
-		add(approve{pick(r, 0, 40*time.Second, 10*time.Minute)})
+	if at := r.IntN(len(events)); r.IntN(4) == 0 {
+		if x, ok := events[at].act.(list); ok { // somebody hears of it, and thinks about it
+			seen := events[at].at + during(r, time.Minute)
+			steps = append(steps, step{seen, show{x.event.id}}, step{seen + during(r, 5*time.Minute), approve{}})
+		}
 	}
 	return steps
+}
+
+// some are the names of some routes, the first always.
+func some(r *rand.Rand, routes []routePlan) (names []string) {
+	for i, p := range routes {
+		if i == 0 || r.IntN(3) > 0 {
+			names = append(names, p.name)
+		}
+	}
+	return names
 }
 
 // someRules makes up rules of approval; most have none.

@@ -148,8 +148,8 @@ func (o *oracle) nothingLess(b belief, r routePlan, told []taken) {
 			continue
 		}
 		has := slices.ContainsFunc(told, func(t taken) bool { return t.id == c.id })
-		covered := r.late == "latest" && slices.ContainsFunc(told, func(t taken) bool {
-			return t.seq > c.seq && slices.Contains(t.missed, c.kind)
+		covered := r.late == "latest" && slices.ContainsFunc(o.taken[c.event.id][r.name], func(t taken) bool {
+			return t.seq > c.seq && slices.Contains(t.missed, c.kind) // a reminder may stand for it too
 		})
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == r.name && e.id == c.id })
 		if !has && !covered && !kept && !o.hand("drop", r.name, c.id) && !o.overtaken(b, i, r) {
@@ -184,7 +184,11 @@ func (o *oracle) once(r routePlan, told []taken) {
 		was, again := last[t.id]
 		last[t.id] = t
 		if again && was.settled && !o.replayed(t, was) && !o.unsettled(was, t.boot) && !o.returned(r, was.at, t.at) {
-			o.add("told once", "%s took %s twice, at %v and %v", r.name, t.id, short(was.at), short(t.at))
+			promise := "told once"
+			if t.instead != "" {
+				promise = "told once, by the fallback"
+			}
+			o.add(promise, "%s took %s twice, at %v and %v", r.name, t.id, short(was.at), short(t.at))
 		}
 	}
 }
@@ -205,7 +209,11 @@ func (o *oracle) unsettled(was taken, now int) bool {
 	if !end.how.crash {
 		return o.ill(end.ended.at-10*time.Second, end.ended.at)
 	}
-	return end.ended.at-was.at < 100*time.Millisecond || o.ill(was.at, end.ended.at)
+	ahead := 100 * time.Millisecond // of the disk, at most
+	if slices.ContainsFunc(o.plan.routes, func(r routePlan) bool { return r.name == was.sink && r.sync }) {
+		ahead = time.Millisecond
+	}
+	return end.ended.at-was.at < ahead || o.ill(was.at, end.ended.at)
 }
 
 // returned says whether a route was away for more than a day in between, and so counts as new.

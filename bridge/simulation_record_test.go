@@ -156,11 +156,12 @@ func (o *oracle) deadLetters() {
 		}
 		i := slices.IndexFunc(o.plan.routes, func(r routePlan) bool { return r.name == e.sink })
 		r := o.plan.routes[i]
-		tries := slices.DeleteFunc(slices.Clone(o.tried[e.event][e.sink]), func(t taken) bool { return t.id != e.id })
+		all := o.tried[e.event][e.sink]
+		tries := slices.DeleteFunc(slices.Clone(all), func(t taken) bool { return t.id != e.id })
 		right := false
 		switch e.reason {
 		case "rejected":
-			right = slices.ContainsFunc(tries, func(t taken) bool { return t.how == "rejects" })
+			right = slices.ContainsFunc(all, func(t taken) bool { return t.how == "rejects" }) // a newer one may stand for it
 		case "expired":
 			right = r.maxAge > 0 && len(tries) > 0 && tries[len(tries)-1].at-tries[0].start > r.maxAge-2*time.Minute
 		case "late":

@@ -90,7 +90,11 @@ func (o *oracle) urgent(id string, b belief, r routePlan) {
 		byHand := slices.ContainsFunc(o.hands, func(h hand) bool { return h.event_ == id })
 		if !tried && !newer && !byHand && o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) &&
 			!(r.late == "drop" && c.kind == "scheduled" && c.event.notBeforeTime().Before(c.clock.Add(time.Minute))) {
-			o.add("urgency", "%s was told nothing of %s from %v to %v", r.name, c.id, short(c.at), short(limit))
+			promise := "urgency"
+			if len(others) > 0 {
+				promise = "a turn for each"
+			}
+			o.add(promise, "%s was told nothing of %s from %v to %v", r.name, c.id, short(c.at), short(limit))
 		}
 	}
 }

@@ -160,6 +160,7 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 		}
 		told[t.id] = t
 	}
+	o.timelyReminders(id, b, r)
 	// What is owed is told in order, so no reminder comes before what it reminds of.
 	for _, t := range o.taken[id][r.name] {
 		if t.change != "reminder" {
@@ -169,6 +170,20 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 			owed := c.kind == "scheduled" && c.routes[r.name] && !c.lost && c.clock.Before(t.time) && c.boot == t.in
 			if owed && !o.toldBefore(c, r, t) {
 				o.add("in order", "%s was reminded of %s before it was told of it", r.name, name(id))
+			}
+		}
+	}
+}
+
+// timelyReminders: a reminder that waited is out of date when the event changes.
+func (o *oracle) timelyReminders(id string, b belief, r routePlan) {
+	for _, t := range o.tried[id][r.name] {
+		if t.change != "reminder" {
+			continue
+		}
+		for _, c := range b.changes {
+			if c.boot == t.in && !c.lost && c.clock.After(t.time) && c.at+time.Second < t.start && !o.ill(c.at, t.start) {
+				o.add("reminders", "%s was told %s at %v, after %s", r.name, t.id, short(t.start), c.id)
 			}
 		}
 	}

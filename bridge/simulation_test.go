@@ -5,9 +5,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"testing"
+	"time"
 )
 
 // Whatever happens to Azure's events, the endpoint, the destinations, the disk, the machine and the settings: every
@@ -44,8 +46,19 @@ func play(t *testing.T, p plan, v variant, log *slog.Logger) []finding {
 	t.Helper()
 	dir := scratch(t)
 	defer os.RemoveAll(dir)
+	frozen := time.AfterFunc(patience, func() {
+		stacks := make([]byte, 1<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		// It does when somebody waits for a lock and who holds it waits for the disk.
+		panic(fmt.Sprintf("seed %d: time stands still\n%s", p.seed, stacks))
+	})
+	defer frozen.Stop()
 	return unknown(examine(simulate(t, p, v, dir, log)))
 }
+
+// patience is how long a simulation may take. Most take a tenth of a second, a wave of events some, and ten times as
+// long when races are looked for.
+const patience = 5 * time.Minute
 
 // scratch is a directory for one simulation, in memory where there is such a thing, because a disk takes its time to
 // sync.

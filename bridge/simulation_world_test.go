@@ -18,6 +18,7 @@ type plan struct {
 	seed     uint64
 	interval time.Duration // of the polls
 	routes   []routePlan   // all that are ever set up
+	first    []string      // the names of those that are set up in the beginning; none for all
 	rules    []rulePlan
 	steps    []step // by time
 	length   time.Duration
@@ -44,6 +45,9 @@ func planOf(seed uint64) plan {
 		length: pick(r, 10*time.Minute, 20*time.Minute, 45*time.Minute), routes: someRoutes(r),
 	}
 	p.rules = someRules(r, p.routes)
+	if r.IntN(3) == 0 {
+		p.first = some(r, p.routes)
+	}
 	p.steps = timeline(r, p.length)
 	sometimes := func(steps []step) {
 		if r.IntN(3) > 0 {
@@ -52,7 +56,7 @@ func planOf(seed uint64) plan {
 	}
 	sometimes(endpointSteps(r, p.length))
 	sometimes(sinkSteps(r, p.routes, p.length))
-	sometimes(operatorSteps(r, p.routes, p.length))
+	sometimes(operatorSteps(r, p.routes, p.steps, p.length))
 	if r.IntN(4) == 0 {
 		p.steps = append(p.steps, diskSteps(r, p.length)...)
 	}
@@ -62,7 +66,7 @@ func planOf(seed uint64) plan {
 
 func (p plan) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "polls every %v; routes", p.interval)
+	fmt.Fprintf(&b, "polls every %v; begins with %v; routes", p.interval, p.first)
 	for _, r := range p.routes {
 		fmt.Fprintf(&b, " %s", r.name)
 	}
@@ -127,6 +131,7 @@ type world struct {
 	steps  []step        // to come
 	image  any           // of the outbox's file
 	over   bool
+	shown  shown         // to who may approve it by hand
 	turn   chan struct{} // whose it is, in a broken variant
 
 	// What happened.
@@ -150,7 +155,7 @@ func simulate(t *testing.T, p plan, v variant, dir string, log *slog.Logger) *wo
 	w := &world{
 		plan: p, variant: v, dir: dir, log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
 	}
-	w.setRoutes(nil)
+	w.setRoutes(p.first)
 	for !w.over { // each run of the program has its own bubble, so that its clock can be behind that of the one before
 		synctest.Test(t, w.run)
 	}
@@ -201,14 +206,7 @@ func (w *world) setRoutes(names []string) {
 func (w *world) noteHand(what string, e entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.hands = append(w.hands, hand{fact: w.fact(), what: what, sink: e.sink, id: e.id, event_: e.event, dead: e.dead})
-}
-
-// noteShown notes what somebody saw who approves it now.
-func (w *world) noteShown(e azureEvent) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.hands[len(w.hands)-1].shown = e
+	w.hands = append(w.hands, hand{w.fact(), what, e.sink, e.id, e.event, e.dead, w.shown.event})
 }
 
 // die ends the machine: nothing that the program does from now on counts.
