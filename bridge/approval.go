@@ -82,8 +82,8 @@ func (b *Bridge) approve(ctx context.Context) {
 	}
 }
 
-// approveEvent takes the next step towards the approval of one event, if there is any. It goes by what is known and wanted
-// now: Azure may have been long about the event before it.
+// approveEvent takes the next step towards the approval of one event, if there is any. It goes by what is known and
+// wanted now: Azure may have been long about the event before it.
 func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	e, op, open := b.events.get(id)
 	rules, byHand := b.approvers(id)
@@ -132,7 +132,9 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 
 // ruling is the number of the first rule that approves, counted from 1, or 0 and why none does, "" if none is for the
 // event; final says that none will, as long as the event stays as it is.
-func (b *Bridge) ruling(rules []Rule, e Event, op openEvent, ce *event.Event, now time.Time) (rule int, why string, final bool) {
+func (b *Bridge) ruling(
+	rules []Rule, e Event, op openEvent, ce *event.Event, now time.Time,
+) (rule int, why string, final bool) {
 	if err := b.Outbox.Durable(); err != nil {
 		return 0, "the outbox is not durable: " + err.Error(), false
 	}
@@ -246,8 +248,8 @@ func changedSince(e Event, doc Document) string {
 	return ""
 }
 
-// keepDecision puts a decision on disk, if the event is as it was, the rules still decide so, and nobody approves it by hand
-// or did so meanwhile. It returns false if not, or if the disk does not take it.
+// keepDecision puts a decision on disk, if the event is as it was, the rules still decide so, and nobody approves it
+// by hand or did so meanwhile. It returns false if not, or if the disk does not take it.
 func (b *Bridge) keepDecision(e Event, d decision) bool {
 	return b.keep(e.ID, func(op *openEvent, ce *event.Event) bool {
 		rules, byHand := b.approvers(e.ID)
@@ -262,8 +264,9 @@ func (b *Bridge) keepDecision(e Event, d decision) bool {
 	})
 }
 
-// keep puts what change makes of an open event on disk, if change wants it. It returns false if not, if the event is over,
-// or if the disk does not take it. change is given the CloudEvent of the newest change too, nil if it can't be read.
+// keep puts what change makes of an open event on disk, if change wants it. It returns false if not, if the event is
+// over, or if the disk does not take it. change is given the CloudEvent of the newest change too, nil if it can't be
+// read.
 func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) bool {
 	var wait func() error
 	need := func() []uint64 {
@@ -288,8 +291,8 @@ func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) boo
 	return true
 }
 
-// endApproval records how an approval ended, and tells of it. It returns what is on record. One by hand that did not succeed
-// leaves to the rules what they decided.
+// endApproval records how an approval ended, and tells of it. It returns what is on record. One by hand that did not
+// succeed leaves to the rules what they decided.
 func (b *Bridge) endApproval(e Event, op openEvent, d decision, by string, a Approval) Approval {
 	a, wait := b.submitApproval(e, op, d, by, a)
 	_ = wait() // the outbox says when it can't write
@@ -373,7 +376,8 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval 
 var errStopping = errors.New("forewarn is stopping")
 
 // attend keeps the rules from an event that somebody approves by hand, until it is undone. The outbox stays open until
-// then, so that it takes the record; ctx ends when that would take too long. A Bridge that is stopping attends to nobody.
+// then, so that it takes the record; ctx ends when that would take too long. A Bridge that is stopping attends to
+// nobody.
 func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context, undo func(), ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -399,8 +403,8 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 	}, true
 }
 
-// addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that are
-// owed the event; one that Azure refused also to those that hear of trouble.
+// addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that
+// are owed the event; one that Azure refused also to those that hear of trouble.
 func (s scene) addApproval(c *commit, e Event, op openEvent, a Approval) {
 	change := Change{Kind: Approved, Event: e}
 	base := ChangeID(change)

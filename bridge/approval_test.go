@@ -41,8 +41,8 @@ var drainRule = Rule{
 	Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"User"}}}, After: []string{"drain"}, Wait: 5 * time.Second,
 }
 
-// What a rule names is approved when the sinks have accepted that it waits for, and not before; the approval is told and
-// on record.
+// What a rule names is approved when the sinks have accepted that it waits for, and not before; the approval is told
+// and on record.
 func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Rules = []Rule{drainRule}
@@ -512,8 +512,8 @@ func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 	}
 }
 
-// Why an event is not approved is told while that is so: not of one that was approved by hand meanwhile, has begun, or that
-// no rule is left for.
+// Why an event is not approved is told while that is so: not of one that was approved by hand meanwhile, has begun, or
+// that no rule is left for.
 func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
 	for claim, then := range map[string]func(b *running){
 		"it was approved by hand": func(b *running) { b.ApproveNow(b.s.t.Context(), idA, b.s.shown(idA), "root") },
@@ -623,8 +623,8 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 	})
 }
 
-// What is decided about an event is decided by the rules of now, however long it takes to ask for it or for another one: a
-// rule that is taken away approves nothing any more once the reload is through.
+// What is decided about an event is decided by the rules of now, however long it takes to ask for it or for another
+// one: a rule that is taken away approves nothing any more once the reload is through.
 func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
 	for _, slow := range []string{http.MethodGet, http.MethodPost} {
 		t.Run("a slow "+slow, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// An approval by hand that takes long is nobody else's meanwhile, and goes to Azure once, whether a rule wants it too or
-// there is none.
+// An approval by hand that takes long is nobody else's meanwhile, and goes to Azure once, whether a rule wants it too
+// or there is none.
 func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 	for name, rules := range map[string][]Rule{"without rules": nil, "with a rule": {rebootRule}} {
 		t.Run(name, func(t *testing.T) {
@@ -189,8 +189,8 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 	}
 }
 
-// An approval by hand whose answer is lost is not told as refused: Azure may have taken it. Nor is the event, when it goes,
-// told as canceled, even if the bridge had not seen it yet when it was approved.
+// An approval by hand whose answer is lost is not told as refused: Azure may have taken it. Nor is the event, when it
+// goes, told as canceled, even if the bridge had not seen it yet when it was approved.
 func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 	for name, seen := range map[string]bool{"of an event that is known": true, "of one that is not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -225,8 +225,8 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 	}
 }
 
-// Nobody hears that an event was called off that somebody approved by hand, although it changed, or was found, only while
-// that was under way.
+// Nobody hears that an event was called off that somebody approved by hand, although it changed, or was found, only
+// while that was under way.
 func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
 	for _, claim := range []string{"it moved", "it was found"} {
 		t.Run(claim, func(t *testing.T) {
@@ -290,8 +290,8 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 	})
 }
 
-// An approval by hand that is under way at SIGTERM is on record before the outbox is closed; one that would take too long
-// is given up, and that is on record. A bridge that has stopped approves nothing.
+// An approval by hand that is under way at SIGTERM is on record before the outbox is closed; one that would take too
+// long is given up, and that is on record. A bridge that has stopped approves nothing.
 func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
 	for _, tt := range []struct {
 		takes  time.Duration

@@ -240,9 +240,9 @@ func (b *Bridge) Run(ctx context.Context) error {
 	return b.Outbox.Close()
 }
 
-// Reload swaps the routes and rules for others. Each route takes up what is owed to its name. Reload waits until Run has
-// set the routes of the start, but not for attempts under way: each is finished, and only then does the name's new route
-// begin. A Sink that is an io.Closer is closed when its route has ended, so it must not be used again.
+// Reload swaps the routes and rules for others. Each route takes over the backlog of its name. Reload waits until Run
+// has set the routes of the start, but not for attempts under way: each is finished, and only then does the name's new
+// route begin. A Sink that is an io.Closer is closed when its route has ended, so it must not be used again.
 func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 	<-b.routed
 	b.reloading.Lock()
@@ -298,7 +298,8 @@ func (b *Bridge) startWorker(r Route) {
 	before := b.workers[r.Name]
 	c := &crew{
 		Worker: delivery.NewWorker(delivery.Config{
-			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Secrets: r.Secrets, Log: b.Log, Meter: b.Meter,
+			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Secrets: r.Secrets,
+			Log: b.Log, Meter: b.Meter,
 			Trouble: func(why error) { b.trouble(r.Name, why) },
 		}),
 		kind: r.Kind, done: make(chan struct{}), cut: cut,

@@ -19,8 +19,8 @@ const (
 	valueEndpoint = "endpoint"
 )
 
-// A commit is one change of what the bridge remembers: what a document changes, or what happened to the bridge itself. It
-// reaches the outbox as one batch.
+// A commit is one change of what the bridge remembers: what a document changes, or what happened to the bridge itself.
+// It reaches the outbox as one batch.
 type commit struct {
 	values   map[string][]byte
 	open     map[string]*openEvent // nil: over
@@ -90,9 +90,9 @@ func (m message) addition(seq uint64, body []byte) outbox.Addition {
 	return a
 }
 
-// overtaken says what a newer change of an event means for what is pending about it. Reminders are out of date. What waits
-// for its time gives way to the change when its route gets that too, and when the event began or ended; else it moves with
-// NotBefore.
+// overtaken says what a newer change of an event means for what is pending about it. Reminders are out of date. What
+// waits for its time gives way to the change when its route gets that too, and when the event began or ended; else it
+// moves with NotBefore.
 func overtaken(pending []outbox.Delivery, m message, now time.Time) (superseded []outbox.Ref, moved []outbox.Move) {
 	for _, d := range pending {
 		waits := d.Due.After(now) && d.Held.IsZero()

@@ -88,8 +88,8 @@ func isHost(a netip.Addr) bool {
 	return first != 0 && first < 240 && !a.IsLoopback() && !a.IsMulticast()
 }
 
-// dhcpOptions are the options of a message with a cookie: those after it, and those in the two fields that may hold more
-// of them. A code that comes again goes on where it ended, as a value of more than 255 bytes must.
+// dhcpOptions are the options of a message with a cookie: those after it, and those in the two fields that may hold
+// more of them. A code that comes again goes on where it ended, as a value of more than 255 bytes must.
 func dhcpOptions(packet []byte) (map[byte][]byte, error) {
 	options := map[byte][]byte{}
 	if err := addOptions(options, packet[dhcpFixed+len(dhcpCookie):]); err != nil {

@@ -17,9 +17,9 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// inNamespace runs the calling test once more, in a process and a network namespace of their own, and says whether this
-// is that process. There eth0 and azure0 are the two ends of a cable. Where the machine does not allow this, the test is
-// skipped.
+// inNamespace runs the calling test once more, in a process and a network namespace of their own, and says whether
+// this is that process. There eth0 and azure0 are the two ends of a cable. Where the machine does not allow this, the
+// test is skipped.
 func inNamespace(t *testing.T) bool {
 	t.Helper()
 	const marker = "FOREWARN_IN_NAMESPACE"
@@ -106,8 +106,8 @@ func dhcpServer(t *testing.T, answers func(n int, q dhcpQuestion) [][]byte) (ask
 }
 
 // Over real sockets: the question goes to everybody, is asked again when a packet was lost, and the first answer that
-// names the endpoint counts, whatever else comes before it. Then the endpoint is found there, where the fixed address is
-// out of reach.
+// names the endpoint counts, whatever else comes before it. Then the endpoint is found there, where the fixed address
+// is out of reach.
 func TestDHCPNamesTheEndpoint(t *testing.T) {
 	if !inNamespace(t) {
 		return

@@ -102,7 +102,8 @@ func TestASearchInVainSaysWhy(t *testing.T) {
 	}
 }
 
-// To look for the endpoint never asks for scheduled events, which would switch them on, and asks as the service demands.
+// To look for the endpoint never asks for scheduled events, which would switch them on, and asks as the service
+// demands.
 func TestASearchSwitchesNothingOn(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{})
 	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1") // never used

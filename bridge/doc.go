@@ -2,7 +2,8 @@
 // route. It knows Azure; it knows no destination and no disk.
 //
 // One event travels in six hops: Client.Poll → Diff → Wrap and Filter → one outbox.Batch → delivery.Worker →
-// delivery.Sink. The second and third are pure. The fourth is the only one that reaches the disk, and no hop reaches back.
+// delivery.Sink. The second and third are pure. The fourth is the only one that reaches the disk, and no hop reaches
+// back.
 //
 // # Promises
 //
@@ -35,8 +36,8 @@
 //
 // # Goroutines and locks
 //
-// Run starts the poll loop, the question who this VM is, the pulse, the housekeeping, the approvals and a worker for each
-// route, a goroutine each, and waits for them. The outbox has one more, which alone writes the file.
+// Run starts the poll loop, the question who this VM is, the pulse, the housekeeping, the approvals and a worker for
+// each route, a goroutine each, and waits for them. The outbox has one more, which alone writes the file.
 //
 // Whoever derives changes from the open events holds Bridge.deciding until they are handed to the outbox, and waits for
 // the disk without it. No lock is held while a disk, a sink or the endpoint is asked. Locks are taken in the order

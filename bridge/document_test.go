@@ -494,8 +494,8 @@ func FuzzDecodeDocument(f *testing.F) {
 	})
 }
 
-// Of a document that lists more than 10,000 events the first 10,000 are taken. That is said first, and nothing counts as
-// gone on the word of such a document.
+// Of a document that lists more than 10,000 events the first 10,000 are taken. That is said first, and nothing counts
+// as gone on the word of such a document.
 func TestADocumentHasAtMostTenThousandEvents(t *testing.T) {
 	list := func(n int) []byte {
 		var b bytes.Buffer

@@ -7,9 +7,9 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// beat sends each route that wants it a sign of life, while all is well: the endpoint answers and the outbox is durable.
-// Whoever expects them learns by their absence that something is wrong. One that was not delivered yet gives way to the
-// next.
+// beat sends each route that wants it a sign of life, while all is well: the endpoint answers and the outbox is
+// durable. Whoever expects them learns by their absence that something is wrong. One that was not delivered yet gives
+// way to the next.
 func (b *Bridge) beat(now time.Time) {
 	b.mu.Lock()
 	well := len(b.imds.reasons()) == 0 && now.Sub(b.imds.lastAnswer) < awayAbove

@@ -115,7 +115,8 @@ func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (lives []Li
 func deliveries(r outbox.Record) (list []LifeDelivery) {
 	for _, d := range r.Deliveries {
 		list = append(list, LifeDelivery{
-			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID, Reason: d.Reason, Error: d.Error,
+			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID,
+			Reason: d.Reason, Error: d.Error,
 		})
 	}
 	return list

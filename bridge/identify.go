@@ -167,7 +167,8 @@ func (b *Bridge) learn(o Observer) {
 	b.mu.Unlock()
 	if now != before || fresh {
 		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
-		_ = b.commit(commit{values: map[string][]byte{valueObserver: compactJSON(now)}}, time.Now())() // the outbox says when it can't write
+		wait := b.commit(commit{values: map[string][]byte{valueObserver: compactJSON(now)}}, time.Now())
+		_ = wait() // the outbox says when it can't write
 	}
 	b.decideHeld(time.Now())
 }

@@ -269,8 +269,8 @@ func (e *RefusedError) Error() string {
 	return "Azure refuses the approval: " + e.Status + ": " + e.Text
 }
 
-// Approve asks Azure to begin an event of the document at once. It returns the status of the answer, such as "200 OK". A
-// no is a *RefusedError; after any other error nobody knows, and it may be sent again. Approving what was approved
+// Approve asks Azure to begin an event of the document at once. It returns the status of the answer, such as "200 OK".
+// A no is a *RefusedError; after any other error nobody knows, and it may be sent again. Approving what was approved
 // before does no harm.
 func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status string, err error) {
 	i := slices.IndexFunc(doc.Events, func(other Event) bool { return other.ID == e.ID })

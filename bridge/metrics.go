@@ -31,7 +31,8 @@ var CloudEventTypes = []string{
 // FailureReasons are all that a Meter is told: why a delivery is to be tried again, and why one was given up.
 var FailureReasons = []string{
 	delivery.FailedBlocked, delivery.FailedRateLimited, delivery.FailedTimeout, delivery.FailedAgain,
-	delivery.ReasonRejected, delivery.ReasonExpired, delivery.ReasonLate, delivery.ReasonOverflow, delivery.ReasonRemoved, delivery.ReasonLost,
+	delivery.ReasonRejected, delivery.ReasonExpired, delivery.ReasonLate, delivery.ReasonOverflow, delivery.ReasonRemoved,
+	delivery.ReasonLost,
 }
 
 // What a Meter is told was forgotten.

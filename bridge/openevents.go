@@ -209,8 +209,8 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 	return groups
 }
 
-// note changes what the poll loop notes of every open event, and gives those for which that was news as the outbox is to
-// keep them.
+// note changes what the poll loop notes of every open event, and gives those for which that was news as the outbox is
+// to keep them.
 func (o *openEvents) note(change func(*openEvent) bool) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()

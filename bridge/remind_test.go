@@ -71,8 +71,8 @@ func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 	})
 }
 
-// An event that moved is reminded of for its new time; one that began or is over is not, even when the reminder was owed
-// to a sink that was down.
+// An event that moved is reminded of for its new time; one that began or is over is not, even when the reminder was
+// owed to a sink that was down.
 func TestARemindersEventMustStillLieAhead(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string

@@ -18,8 +18,8 @@ func (b *Bridge) Sinks() []string {
 	return slices.Compact(all)
 }
 
-// Replay makes dead letters pending again, for their own route or, if to is not "", for that one. by, who wanted it, goes
-// on record.
+// Replay makes dead letters pending again, for their own route or, if to is not "", for that one. by, who wanted it,
+// goes on record.
 func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error) {
 	replayed, err := b.Outbox.Replay(keys, to)
 	for _, d := range replayed {
@@ -28,8 +28,8 @@ func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error)
 	return replayed, err
 }
 
-// Drop gives deliveries up for good. It is also told to the routes that hear all about the bridge. by, who wanted it, goes
-// on record.
+// Drop gives deliveries up for good. It is also told to the routes that hear all about the bridge. by, who wanted it,
+// goes on record.
 func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
 	dropped, err := b.Outbox.Drop(keys, by)
 	for _, d := range dropped {

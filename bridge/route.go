@@ -6,8 +6,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// Terms are what a route asks for: when its deliveries are made, and of what beside Azure's changes it is told. Each kind
-// of sink has its own, and settings override them.
+// Terms are what a route asks for: when its deliveries are made, and of what beside Azure's changes it is told. Each
+// kind of sink has its own, and settings override them.
 type Terms struct {
 	delivery.Terms
 	Bridge Level // which CloudEvents about the bridge it gets

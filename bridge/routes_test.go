@@ -289,8 +289,8 @@ func TestAChangedDestinationGetsTheBacklog(t *testing.T) {
 	})
 }
 
-// What is replayed to a sink that gave up the same CloudEvent before is one dead letter there at the end, or none when it
-// is taken.
+// What is replayed to a sink that gave up the same CloudEvent before is one dead letter there at the end, or none when
+// it is taken.
 func TestADeadLetterIsCountedOnce(t *testing.T) {
 	for _, taken := range []bool{true, false} {
 		bubble(t, func(t *testing.T, s *stage) {

@@ -120,8 +120,10 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 	}
 	m := message{ce: ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil}
 	s.address(&m, change, &op)
-	attrs := []any{"change", change.Kind, "event", e.ID, "type", e.Type, "resources", attribute(strings.Join(e.Resources, ",")),
-		"id", ce.ID(), "to", strings.Join(m.to, ",")}
+	attrs := []any{
+		"change", change.Kind, "event", e.ID, "type", e.Type, "resources", attribute(strings.Join(e.Resources, ",")),
+		"id", ce.ID(), "to", strings.Join(m.to, ","),
+	}
 	if !e.NotBefore.IsZero() {
 		attrs = append(attrs, "notBefore", e.NotBefore)
 	}
@@ -216,8 +218,8 @@ func end(c Change, op openEvent, self string, booted, now time.Time) End {
 	return x
 }
 
-// setRoutes has those routes from now on, with their rules and settings. A route that is new, or returns, gets the newest
-// change of every open event, unless it was pending for it already. It returns when that is handed over.
+// setRoutes has those routes from now on, with their rules and settings. A route that is new, or returns, gets the
+// newest change of every open event, unless it was pending for it already. It returns when that is handed over.
 func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func() error) {
 	there := []outbox.Route{}
 	for _, r := range routes {
@@ -246,7 +248,9 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 				continue
 			}
 			change := changeOf(*ce)
-			m := message{ce: *ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, again: op.Latest}
+			m := message{
+				ce: *ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, again: op.Latest,
+			}
 			for _, r := range routes {
 				if missed(r, op.Latest) {
 					s.decide(r, change, Fields(*ce), &op, &m)
@@ -287,7 +291,9 @@ func (b *Bridge) decideHeld(now time.Time) {
 
 // decideHeldGroup decides whether a route gets the changes of an event that waited for the observer's name: those from
 // the first that its filter accepts.
-func (b *Bridge) decideHeldGroup(c *commit, held []outbox.Delivery, read cloudEvents, routes []Route, self string, now time.Time) {
+func (b *Bridge) decideHeldGroup(
+	c *commit, held []outbox.Delivery, read cloudEvents, routes []Route, self string, now time.Time,
+) {
 	route, id := held[0].Route, held[0].Group
 	from, lead := 0, time.Duration(0)
 	if i := slices.IndexFunc(routes, func(r Route) bool { return r.Name == route }); i >= 0 {
@@ -302,7 +308,8 @@ func (b *Bridge) decideHeldGroup(c *commit, held []outbox.Delivery, read cloudEv
 			c.remove = append(c.remove, ref)
 			continue
 		}
-		c.move = append(c.move, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: leadTime(lead, ChangeKind(d.Change), d.NotBefore, now)})
+		due := leadTime(lead, ChangeKind(d.Change), d.NotBefore, now)
+		c.move = append(c.move, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: due})
 	}
 	op := c.open[id]
 	if op == nil {

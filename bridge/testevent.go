@@ -8,8 +8,8 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 )
 
-// Test says the sample as a CloudEvent of type BridgeTest: laid out as the real one would be, told apart by its type, by
-// an id of its own and by test: true in data.
+// Test says the sample as a CloudEvent of type BridgeTest: laid out as the real one would be, told apart by its type,
+// by an id of its own and by test: true in data.
 func (s Sample) Test(o Observer, now time.Time) (event.Event, error) {
 	ce, err := s.CloudEvent(o, now)
 	if err != nil {

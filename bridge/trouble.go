@@ -87,7 +87,8 @@ func (b *Bridge) trouble(route string, why error) {
 // deadLettered is called by the outbox with new dead letters.
 func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 	for _, d := range dead {
-		b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID, "reason", d.Reason, "err", d.Error)
+		b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID,
+			"reason", d.Reason, "err", d.Error)
 		b.Meter.Failed(d.Route, d.Reason)
 		if d.Group == "" {
 			continue // about the bridge: never causes another
@@ -162,8 +163,8 @@ func (b *Bridge) housekeep(ctx context.Context) {
 	}
 }
 
-// tidy has the outbox forget what is remembered no longer, and makes its file smaller: both for the first time after the
-// first valid answer, so that they don't delay it.
+// tidy has the outbox forget what is remembered no longer, and makes its file smaller: both for the first time after
+// the first valid answer, so that they don't delay it.
 func (b *Bridge) tidy(now time.Time) {
 	b.Outbox.GiveUpOrphans(now)
 	b.mu.Lock()

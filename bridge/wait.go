@@ -13,8 +13,8 @@ type wait struct {
 	since map[string]time.Time // by the route that accepted it; "" is the change itself
 }
 
-// waited is for how long each acceptance was known. It is kept for the next run, which counts on from there, and reaches
-// the disk with the event's next commit, within a minute, or at the end of the run.
+// waited is for how long each acceptance was known. It is kept for the next run, which counts on from there, and
+// reaches the disk with the event's next commit, within a minute, or at the end of the run.
 type waited struct {
 	Seq uint64                   `json:"seq"`
 	For map[string]time.Duration `json:"for"`

@@ -66,7 +66,8 @@ func TestAFailedPollChangesNothing(t *testing.T) {
 	}
 }
 
-// A failed poll is followed by another soon, and the waits stay short: half a minute is all the notice some events give.
+// A failed poll is followed by another soon, and the waits stay short: half a minute is all the notice some events
+// give.
 func TestAFailingEndpointIsAskedAgainSoon(t *testing.T) {
 	for _, tt := range []struct {
 		fault   imdstest.Fault
@@ -444,8 +445,8 @@ func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 	})
 }
 
-// A start while the endpoint hangs waits as long for it as any poll does when events were switched on already, and as long
-// as switching them on may take when they were not, or nobody has asked for them for a day.
+// A start while the endpoint hangs waits as long for it as any poll does when events were switched on already, and as
+// long as switching them on may take when they were not, or nobody has asked for them for a day.
 func TestAStartWaitsLongOnlyForTheVeryFirstAnswer(t *testing.T) {
 	for claim, tt := range map[string]struct {
 		before bool          // it ran

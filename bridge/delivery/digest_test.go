@@ -98,7 +98,8 @@ func TestAStopWaitsForNoGroup(t *testing.T) {
 	p.want(t, "at the stop", p.try(), "B-scheduled")
 }
 
-// A batch that is rejected is told one by one, because one of it is to blame; one that is refused is tried again as one.
+// A batch that is rejected is told one by one, because one of it is to blame; one that is refused is tried again as
+// one.
 func TestAGroupThatIsRejectedIsToldOneByOne(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 6, "Reboot", far)

@@ -1,6 +1,6 @@
 // Package delivery gets CloudEvents to their destinations. It holds the contract of a Sink and the loop that keeps it:
-// a Worker takes what is pending for one route from a Queue, attempts it by the rules of the schedule, and reports to the
-// Queue what became of it.
+// a Worker takes what is pending for one route from a Queue, attempts it by the rules of the schedule, and reports to
+// the Queue what became of it.
 //
 // It knows neither Azure nor a disk. The outbox on a VM is one Queue, a stream is another.
 //

@@ -118,7 +118,9 @@ func (l *lane) rank() int {
 
 // before orders lanes by what matters first.
 func before(a, b *lane) int {
-	return cmp.Or(a.rank()-b.rank(), a.newest().NotBefore.Compare(b.newest().NotBefore), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
+	return cmp.Or(
+		a.rank()-b.rank(), a.newest().NotBefore.Compare(b.newest().NotBefore), cmp.Compare(a.items[0].Seq, b.items[0].Seq),
+	)
 }
 
 // inTurn orders lanes for probes: the urgent first, then the one that was tried longest ago.
@@ -134,8 +136,8 @@ func inTurn(a, b *lane) int {
 	return cmp.Or(a.tried.Compare(b.tried), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
 }
 
-// late are the due items that a route with LateDrop no longer wants: those that a newer change overtook, and a scheduled
-// whose NotBefore has passed.
+// late are the due items that a route with LateDrop no longer wants: those that a newer change overtook, and a
+// scheduled whose NotBefore has passed.
 func (l *lane) late(now time.Time) []*Item {
 	n := l.last()
 	if n < 0 {

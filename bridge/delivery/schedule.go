@@ -360,7 +360,9 @@ func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 
 // refuse plans the next attempt after one that may be repeated, a random part of the backoff later; gone are the items
 // that are too old for that. It says whether the route became blocked with it, and whether the trouble is the route's.
-func (s *schedule) refuse(a attempt, gone []*Item, blocked bool, wish *RetryAfter, now time.Time) (became, shared bool) {
+func (s *schedule) refuse(
+	a attempt, gone []*Item, blocked bool, wish *RetryAfter, now time.Time,
+) (became, shared bool) {
 	for _, l := range a.lanes {
 		s.fail(l)
 		l.next = now.Add(backoff(l.failures, rand.Float64()))

@@ -239,8 +239,8 @@ func TestAnEventStillRefusedWaitsAlone(t *testing.T) {
 	}
 }
 
-// What is urgent is attempted at once while the route waits or is blocked, at most every five seconds, and never before a
-// Retry-After ends. What is not urgent waits.
+// What is urgent is attempted at once while the route waits or is blocked, at most every five seconds, and never
+// before a Retry-After ends. What is not urgent waits.
 func TestUrgentLanesGoAtOnce(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string

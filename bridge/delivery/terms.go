@@ -19,8 +19,8 @@ type Terms struct {
 	Digest Digest
 }
 
-// Late says what a route does with a change when a newer one of the same group is pending too, or with a scheduled whose
-// NotBefore has passed.
+// Late says what a route does with a change when a newer one of the same group is pending too, or with a scheduled
+// whose NotBefore has passed.
 type Late string
 
 // The values of the setting late.
@@ -38,9 +38,9 @@ type Fallback struct {
 }
 
 // A Digest keeps a wave of events from filling a channel. When more than Above deliveries of one Azure type and change
-// wait, they become one batch. When more than Above came within Within, the next ones wait until Within has passed since
-// the first of those, and become one batch then; but what begins in less than two minutes never waits. The zero Digest
-// makes none.
+// wait, they become one batch. When more than Above came within Within, the next ones wait until Within has passed
+// since the first of those, and become one batch then; but what begins in less than two minutes never waits. The zero
+// Digest makes none.
 type Digest struct {
 	Above  int
 	Within time.Duration

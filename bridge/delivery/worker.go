@@ -206,7 +206,8 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 			continue
 		}
 		batch[n] = Delivery{
-			Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt, Progress: i.Progress, Instead: i.Instead,
+			Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt, Progress: i.Progress,
+			Instead: i.Instead,
 		}
 	}
 	if r.err != nil {
@@ -301,7 +302,8 @@ func (w *Worker) refused(r result, now time.Time) {
 		w.failures++
 	}
 	report := Report{
-		Now: now, Answer: r.answer, Error: r.err.Error(), Next: later(w.planned(r.lanes[0]), w.floor), Dead: old, Reason: ReasonExpired,
+		Now: now, Answer: r.answer, Error: r.err.Error(), Next: later(w.planned(r.lanes[0]), w.floor),
+		Dead: old, Reason: ReasonExpired,
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
 	}
 	if r.answer.Progress != nil {
@@ -316,7 +318,8 @@ func (w *Worker) refused(r result, now time.Time) {
 	if w.lastErr != r.err.Error() {
 		w.lastErr, level = r.err.Error(), slog.LevelWarn
 	}
-	w.Log.Log(context.Background(), level, "delivery failed, trying again", "id", r.batch[0].ID, "err", r.err, "next", report.Next.UTC())
+	w.Log.Log(context.Background(), level, "delivery failed, trying again", "id", r.batch[0].ID, "err", r.err,
+		"next", report.Next.UTC())
 	if blocked {
 		w.Log.Error("sink blocked: nothing is lost, but somebody must act", "err", r.err)
 		w.Trouble(r.err)

@@ -119,8 +119,8 @@ var errDown = errors.New("connection refused")
 
 var digest = delivery.Terms{Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}
 
-// A batch that made progress is repeated with the same members and with its progress, whatever comes meanwhile, across a
-// restart too. What came meanwhile follows.
+// A batch that made progress is repeated with the same members and with its progress, whatever comes meanwhile, across
+// a restart too. What came meanwhile follows.
 func TestABatchThatMadeProgressIsRepeatedAsItWas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, d := newMemory(), &destination{}
@@ -260,8 +260,8 @@ func TestWhatIsTriedInVainFallsBackOnce(t *testing.T) {
 	}
 }
 
-// A CloudEvent that can never be read again is a dead letter; the others of its batch are not, and one that can't be read
-// at the moment is tried again.
+// A CloudEvent that can never be read again is a dead letter; the others of its batch are not, and one that can't be
+// read at the moment is tried again.
 func TestOnlyWhatIsLostIsGivenUp(t *testing.T) {
 	bubble(t, delivery.Terms{Batch: 10}, func(t *testing.T, r *route) {
 		r.lost[2] = true

@@ -21,7 +21,8 @@ func (b Bounds) orDefaults() Bounds {
 	return Bounds{
 		Pending: cmp.Or(b.Pending, 100_000), PendingBytes: cmp.Or(b.PendingBytes, 256<<20),
 		InMemory: cmp.Or(b.InMemory, 1_000),
-		Dead:     cmp.Or(b.Dead, 10_000), DeadBytes: cmp.Or(b.DeadBytes, 64<<20), History: cmp.Or(b.History, 100_000), HistoryBytes: cmp.Or(b.HistoryBytes, 128<<20),
+		Dead:     cmp.Or(b.Dead, 10_000), DeadBytes: cmp.Or(b.DeadBytes, 64<<20),
+		History: cmp.Or(b.History, 100_000), HistoryBytes: cmp.Or(b.HistoryBytes, 128<<20),
 	}
 }
 

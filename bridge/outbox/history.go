@@ -33,8 +33,8 @@ const walkStep = 500
 
 var errEnough = errors.New("enough")
 
-// Walk calls f for every CloudEvent that is kept, from the sequence number on, oldest first, until f fails. It sees what
-// was there when it began; what changes meanwhile it may see or not.
+// Walk calls f for every CloudEvent that is kept, from the sequence number on, oldest first, until f fails. It sees
+// what was there when it began; what changes meanwhile it may see or not.
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	o.mu.Lock()
 	waiting := o.waitingLayer()

@@ -49,7 +49,8 @@ type listed struct {
 // selected are the deliveries that s picks, in the order of List.
 func (o *Outbox) selected(s Selection) []listed {
 	picks := func(route, group string) bool {
-		return (s.Route == "" || s.Route == route) && len(group) >= len(s.Group) && strings.EqualFold(group[:len(s.Group)], s.Group)
+		return (s.Route == "" || s.Route == route) &&
+			len(group) >= len(s.Group) && strings.EqualFold(group[:len(s.Group)], s.Group)
 	}
 	var list []listed
 	o.mu.Lock()

@@ -59,8 +59,8 @@ func (o *Outbox) doChores(err error) {
 	}
 }
 
-// Maintain drops what is to be remembered no longer. Somebody calls it every now and then, such as every ten minutes. It
-// returns at once; done gives the error, once the disk has been asked.
+// Maintain drops what is to be remembered no longer. Somebody calls it every now and then, such as every ten minutes.
+// It returns at once; done gives the error, once the disk has been asked.
 func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 	o.GiveUpOrphans(now)
 	aged := 0
@@ -99,8 +99,8 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	return o.writeWaiting()
 }
 
-// Compact makes the file smaller if most of it is empty. Nothing else is written meanwhile. It returns at once; done gives
-// the error.
+// Compact makes the file smaller if most of it is empty. Nothing else is written meanwhile. It returns at once; done
+// gives the error.
 func (o *Outbox) Compact() (done <-chan error) {
 	return o.chore(func() error {
 		err := o.storage.Compact()
