@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/mail"
 	"os/exec"
@@ -80,6 +81,7 @@ type email struct {
 	html     *templates.Template
 	zone     *time.Location
 	getenv   func(string) string
+	log      *slog.Logger
 	now      func() time.Time
 }
 
@@ -88,7 +90,7 @@ func openEmail(decode func(any) error, h Host) (Opened, error) {
 	if err := decode(&s); err != nil {
 		return Opened{}, err
 	}
-	m := &email{name: h.Name, zone: h.Zone, getenv: h.Getenv, now: time.Now, dial: h.dialer(0)}
+	m := &email{name: h.Name, zone: h.Zone, getenv: h.Getenv, log: h.Log, now: time.Now, dial: h.dialer(0)}
 	for _, open := range []func(emailSettings, Host) error{m.openServer, m.openAddresses, m.openAuth, m.openTexts} {
 		if err := open(s, h); err != nil {
 			return Opened{}, err
@@ -247,23 +249,17 @@ func (m *email) tryHTML(f map[string]any) error { return m.html.Execute(io.Disca
 
 // emailReceipt is what the sink remembers of an Azure event.
 type emailReceipt struct {
-	Mail      string   `json:"mail,omitempty"`      // Message-ID of the mail that some have and others not yet
-	Told      []string `json:"told,omitempty"`      // who have it
-	Announced string   `json:"announced,omitempty"` // when the event was scheduled
-	Begun     string   `json:"begun,omitempty"`     // when it was started
+	Announced string `json:"announced,omitempty"` // when the event was scheduled
+	Begun     string `json:"begun,omitempty"`     // when it was started
 }
 
-// receipt is that of a batch. The times of a single event are kept for what is told later.
-func (m *email) receipt(batch []delivery.Delivery, id string) (r emailReceipt) {
+// receipt is that of a single Azure event, whose times are kept for what is told later; else it is empty.
+func (m *email) receipt(batch []delivery.Delivery) (r emailReceipt) {
+	if len(batch) > 1 || !isAzure(batch) {
+		return r
+	}
 	if batch[0].Receipt != nil {
 		_ = json.Unmarshal(batch[0].Receipt, &r) // one that cannot be read is none
-	}
-	if r.Mail != id {
-		r.Mail, r.Told = id, nil
-	}
-	if len(batch) > 1 || !isAzure(batch) {
-		r.Announced, r.Begun = "", ""
-		return r
 	}
 	at := batch[0].Event.Time().UTC().Format(time.RFC3339)
 	switch batch[0].Event.Type() {
@@ -275,95 +271,117 @@ func (m *email) receipt(batch []delivery.Delivery, id string) (r emailReceipt) {
 	return r
 }
 
-// Deliver sends one mail to those who do not have it yet. What some recipients' servers refuse for now is sent to them
-// again; when all that is left is refused for good, the delivery is rejected.
+// encode is nil for an empty receipt, so that the one before is kept.
+func (r emailReceipt) encode() []byte {
+	if r == (emailReceipt{}) {
+		return nil
+	}
+	return mustJSON(r)
+}
+
+// mustJSON is v as JSON. It holds only texts, so there is no error.
+func mustJSON(v any) []byte {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return raw
+}
+
+// Deliver sends one mail to those who do not have it yet. It is accepted when everybody has it but those whom the
+// server refuses for good, and rejected when it refuses all. The progress is the list of addresses that have the mail.
 func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return delivery.Answer{}, err
 	}
-	id := m.messageID(batch)
-	r := m.receipt(batch, id)
-	message, err := m.compose(batch, r, id)
+	r := m.receipt(batch)
+	message, err := m.compose(batch, r, m.messageID(batch))
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
-	var to []string
+	answer := delivery.Answer{Receipt: r.encode()}
+	var have, to []string
+	if batch[0].Progress != nil {
+		_ = json.Unmarshal(batch[0].Progress, &have) // what cannot be read is no progress
+	}
 	for _, a := range m.to {
-		if !slices.Contains(r.Told, a.Address) {
+		if !slices.Contains(have, a.Address) {
 			to = append(to, a.Address)
 		}
 	}
-	if len(to) == 0 {
-		return r.answer("250 all have it"), nil
+	if len(to) == 0 { // the settings have changed
+		answer.Status = "250 all have it"
+		return answer, nil
 	}
 	v := new(veil)
 	s, err := m.connect(ctx, v)
 	if err != nil {
-		return delivery.Answer{}, err
+		return answer, err
 	}
 	defer s.quit()
 	refused, reply, err := s.send(ctx, m.from.Address, to, message)
+	if errors.Is(classOfMail(err), delivery.ErrRejected) { // what is said to the whole mail is said to each recipient
+		refused, err = slices.Repeat([]error{err}, len(to)), nil
+	}
 	if err != nil {
-		return delivery.Answer{}, m.failure(ctx, v, "", err)
+		return answer, m.failure(ctx, v, err)
 	}
 	for i, why := range refused {
 		if why == nil {
-			r.Told = append(r.Told, to[i])
+			have = append(have, to[i])
 		}
 	}
-	answer := r.answer(v.line("250 "+reply, false, 200))
-	return answer, m.refusals(ctx, v, to, refused)
-}
-
-// answer holds the receipt.
-func (r emailReceipt) answer(status string) delivery.Answer {
-	raw, err := json.Marshal(r)
-	if err != nil {
-		panic(err) // texts only
+	if len(have) > 0 {
+		answer.Progress = mustJSON(have)
 	}
-	return delivery.Answer{Status: status, Receipt: raw}
+	names, class := refusals(to, refused)
+	if names != "" && (class == nil || len(have) == 0) {
+		return answer, say(class, v.line(m.addr+": "+names, false, 1000))
+	}
+	answer.Status = v.line(strings.TrimSpace("250 "+reply), false, 200)
+	if names != "" {
+		names = v.line(names, false, 1000)
+		answer.Status += "; refused: " + names
+		m.log.Warn("some recipients are refused for good; the others have the mail",
+			"sink", m.name, "id", batch[0].Event.ID(), "refused", names)
+	}
+	return answer, nil
 }
 
-// refusals is one error for what was refused, nil if nothing was. While one recipient may still be told the delivery is
-// tried again; else what somebody can put right counts before what never will be taken.
-func (m *email) refusals(ctx context.Context, v *veil, to []string, refused []error) error {
-	var errs []error
+// refusals say who is refused and why, and what that means for the delivery if nobody has the mail: nil for try again
+// while one of them may still get it, else delivery.ErrBlocked if somebody can put one right, else
+// delivery.ErrRejected. names is empty when nobody is refused.
+func refusals(to []string, refused []error) (names string, class error) {
+	var all []string
+	var later, blocked bool
 	for i, why := range refused {
-		if why != nil {
-			errs = append(errs, m.failure(ctx, v, to[i], why))
+		if why == nil {
+			continue
+		}
+		all = append(all, to[i]+": "+why.Error())
+		switch classOfMail(why) {
+		case nil:
+			later = true
+		case delivery.ErrBlocked:
+			blocked = true
 		}
 	}
-	rank := func(err error) int {
-		switch {
-		case errors.Is(err, delivery.ErrRejected):
-			return 2
-		case errors.Is(err, delivery.ErrBlocked):
-			return 1
-		}
-		return 0
+	names = strings.Join(all, "; ")
+	switch {
+	case later, names == "":
+		return names, nil
+	case blocked:
+		return names, delivery.ErrBlocked
 	}
-	if len(errs) == 0 {
-		return nil
-	}
-	slices.SortStableFunc(errs, func(a, b error) int { return rank(a) - rank(b) })
-	texts := make([]string, len(errs))
-	for i, err := range errs {
-		texts[i] = strings.TrimPrefix(strings.TrimPrefix(err.Error(), delivery.ErrRejected.Error()+": "), delivery.ErrBlocked.Error()+": ")
-	}
-	class := []error{nil, delivery.ErrBlocked, delivery.ErrRejected}[rank(errs[0])]
-	return say(class, v.line(strings.Join(texts, "; "), false, 1000))
+	return names, delivery.ErrRejected
 }
 
 // failure is an error of a conversation, fit to be shown.
-func (m *email) failure(ctx context.Context, v *veil, about string, err error) error {
-	where := m.addr
-	if about != "" {
-		where += ", to " + about
-	}
+func (m *email) failure(ctx context.Context, v *veil, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("no answer from %s%s: %w", where, m.hint(err), context.Cause(ctx))
+		return fmt.Errorf("no answer from %s%s: %w", m.addr, m.hint(err), context.Cause(ctx))
 	}
-	return say(classOfMail(err), v.line(where+": "+bare(err)+m.hint(err), false, 500))
+	return say(classOfMail(err), v.line(m.addr+": "+bare(err)+m.hint(err), false, 500))
 }
 
 // bare is the text of an error without the class that it wraps.
@@ -388,7 +406,7 @@ func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
 	if m.mode == "none" {
 		s, err := startEmail(ctx, m.dial, m.addr, m.helo, nil, false)
 		if err != nil {
-			return nil, m.failure(ctx, v, "", aboutUs(err))
+			return nil, m.failure(ctx, v, aboutUs(err))
 		}
 		return s, nil
 	}
@@ -403,7 +421,7 @@ func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
 		}
 	}
 	if err != nil {
-		return nil, m.failure(ctx, v, "", aboutUs(err))
+		return nil, m.failure(ctx, v, aboutUs(err))
 	}
 	return s, nil
 }
@@ -497,8 +515,7 @@ func (m *email) Connect(ctx context.Context) (string, error) {
 // Render shows the mail as it would leave.
 func (m *email) Render(d delivery.Delivery) (string, error) {
 	batch := []delivery.Delivery{d}
-	id := m.messageID(batch)
-	message, err := m.compose(batch, m.receipt(batch, id), id)
+	message, err := m.compose(batch, m.receipt(batch), m.messageID(batch))
 	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
 }
 

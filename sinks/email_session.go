@@ -18,13 +18,12 @@ import (
 )
 
 // classOfReply says what a reply of an SMTP server other than success means: nil for try again (RFC 5321, section
-// 4.2.1), delivery.ErrBlocked for what is wrong with the client and not with the mail (RFC 4954, section 6, and the
-// enhanced codes X.7.Z of RFC 3463), else delivery.ErrRejected.
+// 4.2.1), delivery.ErrBlocked when the client has to log in otherwise (RFC 4954, section 6), else delivery.ErrRejected.
 func classOfReply(e *textproto.Error) error {
 	switch {
 	case e.Code < 500 || e.Code > 599:
 		return nil
-	case oneOf(e.Code, 530, 534, 535, 538), isSecurityStatus(e.Msg):
+	case oneOf(e.Code, 530, 534, 535, 538):
 		return delivery.ErrBlocked
 	}
 	return delivery.ErrRejected
@@ -52,6 +51,15 @@ func classOfMail(err error) error {
 func aboutUs(err error) error {
 	if errors.Is(classOfMail(err), delivery.ErrRejected) {
 		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
+	}
+	return err
+}
+
+// aboutSender is a refusal of the sender. One for reasons of policy (X.7.Z of RFC 3463) is about us; at a recipient it
+// may be about that one alone.
+func aboutSender(err error) error {
+	if e, ok := errors.AsType[*textproto.Error](err); ok && isSecurityStatus(e.Msg) {
+		return aboutUs(err)
 	}
 	return err
 }
@@ -216,7 +224,7 @@ var errAtDot = errors.New("the connection was lost after the end of the mail; it
 // error means that the server took the mail for every recipient without a refusal; reply is what it said to that.
 func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error, reply string, err error) {
 	if err := s.client.Mail("<" + from + ">"); err != nil {
-		return nil, "", s.cause(ctx, err)
+		return nil, "", aboutSender(s.cause(ctx, err))
 	}
 	refused = make([]error, len(to))
 	taken := 0

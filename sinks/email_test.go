@@ -36,13 +36,13 @@ import (
 // A mailbox is a real mail server that keeps what it takes, and refuses what it is told to.
 type mailbox struct {
 	mechanisms []string
-	refuse     map[string]error // by recipient
 	atDot      error
 	rounds     int // of SCRAM; 4096 when 0
 
-	mu    sync.Mutex
-	mails []received
-	users []string // who logged in, by which mechanism
+	mu     sync.Mutex
+	refuse map[string]error // by recipient
+	mails  []received
+	users  []string // who logged in, by which mechanism
 }
 
 // received is a mail as it came.
@@ -70,6 +70,8 @@ func (s *mailSession) Mail(from string, _ *smtp.MailOptions) error {
 }
 
 func (s *mailSession) Rcpt(to string, _ *smtp.RcptOptions) error {
+	s.box.mu.Lock()
+	defer s.box.mu.Unlock()
 	if err := s.box.refuse[to]; err != nil {
 		return err
 	}
@@ -225,6 +227,15 @@ func (b *mailbox) all() []received {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.mails)
+}
+
+// allow takes mail for recipients from now on.
+func (b *mailbox) allow(recipients map[string]error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for address := range recipients {
+		delete(b.refuse, address)
+	}
 }
 
 // letter is a mail as a reader takes it apart.
@@ -390,52 +401,68 @@ func TestMailsAboutAnEventAreOneThread(t *testing.T) {
 	}
 }
 
-// A mail that is sent again has the Message-ID that it had, and goes only to those who do not have it: what one
-// recipient's server refuses for now is tried again, what it refuses for good rejects the delivery, and what is wrong
-// with us blocks it.
-func TestOnlyThoseWhoLackAMailGetIt(t *testing.T) {
-	later := &smtp.SMTPError{Code: 450, EnhancedCode: smtp.EnhancedCode{4, 2, 0}, Message: "busy"}
-	never := &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCode{5, 1, 1}, Message: "no such user"}
-	us := &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCode{5, 7, 1}, Message: "not from you"}
+// A recipient who is busy is tried again alone. One who is refused for good rejects the delivery only if all are, and
+// is named in the answer if not; where we have to log in first, all waits for somebody to act.
+func TestWhatRefusedRecipientsMean(t *testing.T) {
+	login := &smtp.SMTPError{Code: 530, EnhancedCode: smtp.EnhancedCode{5, 7, 0}, Message: "log in first"}
+	const a, b, c = "a@example.com", "b@example.com", "c@example.com"
+	const all = a + " " + b + " " + c
 	for _, tt := range []struct {
 		claim  string
 		refuse map[string]error
 		want   string
-		names  []string
+		names  []string // in the error, or in the status
+		then   string   // who get the mail at the next attempt
 	}{
-		{"all take it", nil, accepted, nil},
-		{"one is busy", map[string]error{"b@example.com": later}, again, []string{"b@example.com", "busy"}},
-		{"one is unknown", map[string]error{"b@example.com": never}, rejected, []string{"b@example.com", "no such user"}},
-		{"one is busy and one unknown", map[string]error{"a@example.com": never, "b@example.com": later}, again, []string{"a@example.com", "b@example.com"}},
-		{"we are not welcome", map[string]error{"a@example.com": us, "b@example.com": us, "c@example.com": us}, blocked, []string{"not from you"}},
-		{"one does not like us, one is unknown", map[string]error{"a@example.com": us, "b@example.com": never}, blocked, []string{"not from you"}},
+		{"all take it", nil, accepted, nil, ""},
+		{"one is busy", map[string]error{b: busy}, again, []string{b, "busy"}, b},
+		{"one is unknown", map[string]error{b: unknown}, accepted, []string{b, "no such user"}, ""},
+		{"one is shut", map[string]error{b: shut}, accepted, []string{b, "not from outside"}, ""},
+		{"one is busy and one unknown", map[string]error{a: unknown, b: busy}, again, []string{a, b}, a + " " + b},
+		{"two are unknown", map[string]error{a: unknown, b: shut}, accepted, []string{a, b}, ""},
+		{"all are unknown or shut", map[string]error{a: unknown, b: shut, c: shut}, rejected, []string{a, b, c}, all},
+		{"all are unknown or busy", map[string]error{a: unknown, b: unknown, c: busy}, again, []string{a, b, c}, all},
+		{"we have to log in", map[string]error{a: login, b: login, c: unknown}, blocked, []string{a, b, "log in first"}, all},
 	} {
-		b := &mailbox{refuse: tt.refuse}
-		s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com, b@example.com, c@example.com]\n", testHost(t))
+		box := &mailbox{refuse: tt.refuse}
+		s := mustOpen(t, "email", plainMail(t, box)+"to: [a@example.com, b@example.com, c@example.com]\n", testHost(t))
 		d := deliveries(t)[:1]
 		answer, err := s.Deliver(t.Context(), d)
 		if classOf(err) != tt.want {
 			t.Errorf("%s: %v, want it %s", tt.claim, err, tt.want)
 		}
 		for _, name := range tt.names {
-			if err == nil || !strings.Contains(err.Error(), name) {
-				t.Errorf("%s: %v does not name %s", tt.claim, err, name)
+			if said := fmt.Sprint(answer.Status, err); !strings.Contains(said, name) {
+				t.Errorf("%s: %q does not name %s", tt.claim, said, name)
 			}
 		}
-		b.refuse = nil
-		d[0].Receipt = answer.Receipt
+		if tt.want == accepted {
+			continue
+		}
+		box.refuse = nil
+		d[0].Progress = answer.Progress
+		before := len(box.all())
 		if _, err := s.Deliver(t.Context(), d); err != nil {
 			t.Errorf("%s, again: %v", tt.claim, err)
 		}
-		var told []string
-		seen := map[string]bool{}
-		for _, m := range b.all() {
-			told = append(told, m.to...)
-			seen[readMail(t, m.raw).Get("Message-ID")] = true
+		if got := who(box.all()[before:]); got != tt.then {
+			t.Errorf("%s: then %s get it, want %s", tt.claim, got, tt.then)
 		}
-		slices.Sort(told)
-		if !slices.Equal(told, []string{"a@example.com", "b@example.com", "c@example.com"}) || len(seen) != 1 {
-			t.Errorf("%s: %v have it, under %d Message-IDs; want each of the three once, under one", tt.claim, told, len(seen))
+	}
+}
+
+// What is refused for good as a whole, when others have the mail already, is refused to those who are left.
+func TestMailThatSomeHaveIsNotRejected(t *testing.T) {
+	for at, box := range map[string]*mailbox{
+		"the dot": {atDot: &smtp.SMTPError{Code: 554, EnhancedCode: smtp.NoEnhancedCode, Message: "no more"}},
+		"RCPT":    {refuse: map[string]error{"b@example.com": unknown}},
+	} {
+		s := mustOpen(t, "email", plainMail(t, box)+"to: [a@example.com, b@example.com]\n", testHost(t))
+		d := deliveries(t)[:1]
+		d[0].Progress = []byte(`["a@example.com"]`)
+		answer, err := s.Deliver(t.Context(), d)
+		if err != nil || !strings.Contains(answer.Status, "refused: b@example.com: 55") || len(box.all()) > 0 {
+			t.Errorf("at %s: %+v, %v, %d mails; want it accepted, with the name of b", at, answer, err, len(box.all()))
 		}
 	}
 }
@@ -513,13 +540,17 @@ func TestMailServerCannotAskForAnyWork(t *testing.T) {
 
 // What a server refuses before it was told of a mail says nothing about the mail, which is kept.
 func TestRefusalBeforeAMailBlocks(t *testing.T) {
-	for at, want := range map[string]string{"greeting": blocked, "EHLO": blocked, "MAIL": rejected} {
-		answers := map[string]string{"greeting": "220 hi", "HELO": "554 not you", at: "554 not you"}
+	for _, tt := range []struct{ at, reply, want string }{
+		{"greeting", "554 not you", blocked}, {"EHLO", "554 not you", blocked}, {"MAIL", "554 not you", rejected},
+		{"MAIL", "550 5.7.1 not you", blocked}, {"MAIL", "550 15.7.1 not you", rejected},
+	} {
+		answers := map[string]string{"greeting": "220 hi", "HELO": "554 not you", tt.at: tt.reply}
 		addr, _ := smtpScript(t, answers)
 		host, port, _ := net.SplitHostPort(addr)
 		s := mustOpen(t, "email", "{host: "+host+", port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t))
-		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want || !strings.Contains(err.Error(), "not you") {
-			t.Errorf("554 at %s: %v, want it %s with the server's words", at, err, want)
+		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		if classOf(err) != tt.want || !strings.Contains(err.Error(), "not you") {
+			t.Errorf("%s at %s: %v, want it %s with the server's words", tt.reply, tt.at, err, tt.want)
 		}
 	}
 }
@@ -674,7 +705,7 @@ func TestPort25IsExplained(t *testing.T) {
 	cancel()
 	for port, explained := range map[string]bool{"25": true, "587": false} {
 		s := mustOpen(t, "email", "{host: 127.0.0.1, port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t)).(*email)
-		err := s.failure(ctx, new(veil), "", context.DeadlineExceeded)
+		err := s.failure(ctx, new(veil), context.DeadlineExceeded)
 		if got := strings.Contains(err.Error(), "use a relay on port 587"); got != explained {
 			t.Errorf("port %s: %v", port, err)
 		}

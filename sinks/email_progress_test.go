@@ -1,0 +1,245 @@
+package sinks
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/emersion/go-smtp"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// pipes is a listener without a network, so that a story takes no time.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if c, ok := <-p; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (p pipes) Close() error   { return nil }
+func (p pipes) Addr() net.Addr { return fixedAddr("mail.test:25") }
+
+func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	p <- theirs
+	return ours, nil
+}
+
+// A mailRoute is a route by mail to a, b and c, and its outbox.
+type mailRoute struct {
+	box    *outbox.Outbox
+	worker *delivery.Worker
+}
+
+func openMailRoute(t *testing.T, dir string, dial Dialer, log *slog.Logger) mailRoute {
+	t.Helper()
+	box, err := outbox.Open(dir, outbox.Options{Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := testHost(t)
+	h.Dial, h.Log = dial, log
+	sink := mustOpen(t, "email", "{host: mail.test, tls: {mode: none}, helo: vm-0, from: azure@example.com, "+
+		"to: [a@example.com, b@example.com, c@example.com]}", h)
+	return mailRoute{box, delivery.NewWorker(delivery.Config{
+		Route: "mail", Sink: sink, Terms: emailTerms.Terms, Queue: box.Queue("mail"), Log: log,
+	})}
+}
+
+// add makes deliveries pending.
+func (r mailRoute) add(t *testing.T, all []delivery.Delivery) {
+	t.Helper()
+	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "mail"}}}
+	for _, d := range all {
+		body, err := d.Event.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := outbox.Addition{Seq: r.box.Reserve(batch.Now), Body: body, ID: d.Event.ID(), Type: d.Event.Type()}
+		if isAzure([]delivery.Delivery{d}) {
+			a.Group, a.Change, a.AzureType = d.Event.Subject(), "started", "Reboot"
+		}
+		a.To = []outbox.Recipient{{Route: "mail"}}
+		batch.Add = append(batch.Add, a)
+	}
+	if err := r.box.Apply(batch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run delivers for a while, and then ends as the program does.
+func (r mailRoute) run(t *testing.T, d time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	r.worker.Run(ctx, nil, nil)
+	if err := r.box.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// ends says how each delivery of the outbox stands, and what the server answered.
+func (r mailRoute) ends(t *testing.T) (ends []string) {
+	t.Helper()
+	err := r.box.Walk(0, func(rec outbox.Record) error {
+		for _, d := range rec.Deliveries {
+			ends = append(ends, d.State+": "+d.Answer+d.Error)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ends
+}
+
+// A mailStory is what came of deliveries by mail.
+type mailStory struct {
+	mails []received
+	ends  []string // of the deliveries
+	log   string
+}
+
+// tellMailStory delivers, is stopped and started again after five minutes, and goes on for ten. In the first two of
+// these the server still says later.
+func tellMailStory(t *testing.T, all []delivery.Delivery, later, never map[string]error) (story mailStory) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &mailbox{refuse: map[string]error{}}
+		maps.Copy(b.refuse, later)
+		maps.Copy(b.refuse, never)
+		p := make(pipes)
+		srv := smtp.NewServer(b)
+		srv.ErrorLog = log.New(io.Discard, "", 0)
+		served := make(chan struct{})
+		go func() { defer close(served); srv.Serve(p) }()
+		defer func() { close(p); <-served }()
+
+		var said bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&said, nil))
+		dir := t.TempDir()
+		r := openMailRoute(t, dir, p.dial, log)
+		r.add(t, all)
+		r.run(t, 5*time.Minute)
+		r = openMailRoute(t, dir, p.dial, log)
+		time.AfterFunc(2*time.Minute, func() { b.allow(later) })
+		r.run(t, 10*time.Minute)
+		r = openMailRoute(t, dir, p.dial, log)
+		story = mailStory{b.all(), r.ends(t), said.String()}
+		r.run(t, 0)
+	})
+	return story
+}
+
+// wave is one change of each of many Azure events.
+func wave(t *testing.T, n int) []delivery.Delivery {
+	t.Helper()
+	all := make([]delivery.Delivery, n)
+	for i := range all {
+		ce := deliveries(t)[2].Event.Clone()
+		ce.SetSubject(fmt.Sprintf("AAAAAAAA-0000-4000-8000-%012d", i))
+		ce.SetID(ce.Subject() + "-started")
+		all[i] = delivery.Delivery{Event: ce}
+	}
+	return all
+}
+
+// who says how many mails each recipient has.
+func who(mails []received) string {
+	var all []string
+	for _, m := range mails {
+		all = append(all, m.to...)
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+var (
+	busy    = &smtp.SMTPError{Code: 450, EnhancedCode: smtp.EnhancedCode{4, 2, 0}, Message: "busy"}
+	unknown = &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCode{5, 1, 1}, Message: "no such user"}
+	shut    = &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCode{5, 7, 1}, Message: "not from outside"}
+)
+
+// aboutTheBridge is a CloudEvent of trouble, which belongs to no Azure event.
+func aboutTheBridge(t *testing.T) []delivery.Delivery {
+	ce := deliveries(t)[0].Event.Clone()
+	ce.SetType("dev.forewarn.bridge.imds.unavailable")
+	ce.SetID("vm-0-imds-unavailable-20261122T120000000000000Z")
+	ce.SetSubject("")
+	return []delivery.Delivery{{Event: ce}}
+}
+
+// While one recipient's server says later, the others, who have the mail, do not get it again: of one event, of a wave,
+// of trouble of the bridge, and across a restart. It is one mail, by its Message-ID.
+func TestNobodyGetsAMailTwice(t *testing.T) {
+	for claim, all := range map[string][]delivery.Delivery{
+		"one event": wave(t, 1), "a wave": wave(t, 31), "about the bridge": aboutTheBridge(t),
+	} {
+		t.Run(claim, func(t *testing.T) {
+			story := tellMailStory(t, all, map[string]error{"b@example.com": busy}, nil)
+			if got := who(story.mails); got != "a@example.com b@example.com c@example.com" {
+				t.Errorf("the mails went to %s; want one to each of the three", got)
+			}
+			ids := map[string]bool{}
+			for _, m := range story.mails {
+				ids[readMail(t, m.raw).Get("Message-ID")] = true
+			}
+			if len(ids) != 1 {
+				t.Errorf("they have %d Message-IDs, want 1", len(ids))
+			}
+			open := func(end string) bool { return !strings.HasPrefix(end, "accepted") }
+			if len(story.ends) != len(all) || slices.ContainsFunc(story.ends, open) {
+				t.Errorf("%d deliveries ended as %q, want all accepted", len(all), story.ends)
+			}
+		})
+	}
+}
+
+// An address that is refused for good takes the mail from nobody else: there is one mail and no dead letter, its name
+// stands in the record of each delivery, and one warning says it. So also when another is busy meanwhile, and when
+// policy is the reason.
+func TestADeadAddressCostsNobodyElseTheMail(t *testing.T) {
+	dead, closed := map[string]error{"b@example.com": unknown}, map[string]error{"b@example.com": shut}
+	for _, tt := range []struct {
+		claim        string
+		all          []delivery.Delivery
+		later, never map[string]error
+		mails        int
+	}{
+		{"a wave", wave(t, 31), nil, dead, 1},
+		{"one event", wave(t, 1), nil, closed, 1},
+		{"about the bridge", aboutTheBridge(t), nil, closed, 1},
+		{"while another is busy", wave(t, 31), map[string]error{"c@example.com": busy}, dead, 2},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			story := tellMailStory(t, tt.all, tt.later, tt.never)
+			if got := who(story.mails); got != "a@example.com c@example.com" || len(story.mails) != tt.mails {
+				t.Errorf("%d mails went to %s; want %d, to a and c once each", len(story.mails), got, tt.mails)
+			}
+			named := func(end string) bool {
+				return strings.HasPrefix(end, "accepted: 250") && strings.Contains(end, "refused: b@example.com: 550")
+			}
+			if len(story.ends) != len(tt.all) || slices.ContainsFunc(story.ends, func(end string) bool { return !named(end) }) {
+				t.Errorf("%d deliveries ended as %q; want all accepted, with the name of b", len(tt.all), story.ends)
+			}
+			if n := strings.Count(story.log, `level=WARN msg="some recipients are refused`); n != 1 {
+				t.Errorf("%d warnings of a refused recipient, want 1:\n%s", n, story.log)
+			}
+		})
+	}
+}
