@@ -358,14 +358,15 @@ func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (del
 	return k.tell(ctx, a, batch)
 }
 
+// tell has the root show the change, and replies to it. The progress, once there is any, says that the root shows it.
 func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Delivery) (delivery.Answer, error) {
 	r := k.receipt(batch)
 	f := k.fields(batch, r)
-	id := batch[0].Event.ID()
 	if k.api == "" || r.TS == "" {
 		return k.root(ctx, a, batch, f, r)
 	}
-	if !r.Group && r.Shown != id {
+	progress := batch[0].Progress
+	if !r.Group && progress == nil {
 		root, err := k.message(f)
 		if err != nil {
 			return delivery.Answer{}, err
@@ -379,7 +380,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 		case err != nil:
 			return delivery.Answer{}, err
 		}
-		r.Shown = id
+		progress = []byte("root")
 	}
 	f["reply"] = true
 	text, err := execute(k.text, f)
@@ -388,7 +389,6 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	}
 	reply := slackMessage{text: cutMrkdwn(text, maxSlackText)}
 	if strings.TrimSpace(reply.text) == "" { // the settings want none
-		r.Shown = ""
 		return r.answer(r.TS), nil
 	}
 	p, err := k.post(ctx, a, r.Channel, reply, r.TS, k.ring(f))
@@ -396,11 +396,12 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	case hasCode(err, lostErrors...), hasCode(err, threadErrors...):
 		return k.root(ctx, a, batch, f, r)
 	case err != nil:
-		return r.answer(""), err
+		answer := r.answer("")
+		answer.Progress = progress
+		return answer, err
 	case !p.threaded: // the root is gone, and Slack made the reply a message of the channel
 		r.Channel, r.TS, r.Group = p.channel, p.ts, len(batch) > 1
 	}
-	r.Shown = ""
 	return r.answer(p.ts), nil
 }
 
@@ -431,7 +432,7 @@ func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	if k.api == "" || !isAzure(batch) {
 		return delivery.Answer{Status: "ok", ID: p.ts}, nil
 	}
-	r.To, r.Channel, r.TS, r.Group, r.Shown = k.channel, p.channel, p.ts, len(batch) > 1, ""
+	r.To, r.Channel, r.TS, r.Group = k.channel, p.channel, p.ts, len(batch) > 1
 	return r.answer(p.ts), nil
 }
 
@@ -549,7 +550,6 @@ type slackReceipt struct {
 	Channel   string `json:"channel"`             // its id at Slack
 	TS        string `json:"ts"`                  // of the root
 	Group     bool   `json:"group,omitempty"`     // the root is of several events, and stays as it is
-	Shown     string `json:"shown,omitempty"`     // CloudEvent that the root shows and whose reply is owed
 	Announced string `json:"announced,omitempty"` // when the event was scheduled
 	Begun     string `json:"begun,omitempty"`     // when it was started
 }
@@ -588,7 +588,7 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 		}
 	}
 	if len(batch) > 1 {
-		r.Shown, r.Announced, r.Begun = "", "", ""
+		r.Announced, r.Begun = "", ""
 		return r
 	}
 	at := batch[0].Event.Time().UTC().Format(time.RFC3339)

@@ -207,22 +207,30 @@ func openSlackSink(t *testing.T, settings string) *slackSink {
 	return k
 }
 
-// A teller delivers as the bridge does, and keeps the receipts.
+// A teller delivers as the bridge does, and keeps the receipts and the progress.
 type teller struct {
 	t        *testing.T
 	sink     *slackSink
 	receipts map[string][]byte
+	progress map[string][]byte // by the CloudEvent's id
 }
 
 func (l *teller) tell(batch ...delivery.Delivery) (delivery.Answer, error) {
 	l.t.Helper()
 	for i := range batch {
-		batch[i].Receipt = l.receipts[batch[i].Event.Subject()]
+		batch[i].Receipt, batch[i].Progress = l.receipts[batch[i].Event.Subject()], l.progress[batch[i].Event.ID()]
 	}
 	a, err := l.sink.Deliver(l.t.Context(), batch)
 	if a.Receipt != nil {
 		for _, d := range batch {
 			l.receipts[d.Event.Subject()] = a.Receipt
+		}
+	}
+	for _, d := range batch {
+		if err == nil {
+			delete(l.progress, d.Event.ID())
+		} else if a.Progress != nil {
+			l.progress[d.Event.ID()] = a.Progress
 		}
 	}
 	return a, err
@@ -238,7 +246,7 @@ func (l *teller) mustTell(batch ...delivery.Delivery) delivery.Answer {
 }
 
 func newTeller(t *testing.T, settings string) *teller {
-	return &teller{t, openSlackSink(t, settings), make(map[string][]byte)}
+	return &teller{t, openSlackSink(t, settings), map[string][]byte{}, map[string][]byte{}}
 }
 
 func slackAccepts(t *testing.T) (string, func() []string) {
@@ -415,11 +423,17 @@ func TestSlackRepeatsNothingThatWasDone(t *testing.T) {
 	all := deliveries(t)
 	l.mustTell(all[0])
 	w.refuse("chat.postMessage", slackNo{status: 503})
-	if a, err := l.tell(all[1]); classOf(err) != again || a.Receipt == nil {
-		t.Fatalf("Deliver = %+v, %v; want it again and a receipt", a, err)
+	if a, err := l.tell(all[1]); classOf(err) != again || a.Progress == nil {
+		t.Fatalf("Deliver = %+v, %v; want it again, and progress", a, err)
+	}
+	w.refuse("chat.postMessage", slackNo{status: 503})
+	if _, err := l.tell(all[1]); classOf(err) != again {
+		t.Fatalf("Deliver = %v, want it again", err)
 	}
 	l.mustTell(all[1])
-	want := []string{"chat.postMessage true", "chat.update true", "chat.postMessage no", "chat.postMessage true"}
+	want := []string{
+		"chat.postMessage true", "chat.update true", "chat.postMessage no", "chat.postMessage no", "chat.postMessage true",
+	}
 	if got := w.asked(); !slices.Equal(got, want) {
 		t.Errorf("Slack was asked %q, want %q", got, want)
 	}
