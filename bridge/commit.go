@@ -93,13 +93,19 @@ func (m message) addition(seq uint64, body []byte) outbox.Addition {
 // overtaken says what a newer change of an event means for what is pending about it. Reminders are out of date. What
 // waits for its time gives way to the change when its route gets that too, and when the event began or ended; else it
 // moves with NotBefore.
+// A scheduled or updated that is tried in vain gives way when the change waits for its time: what the route would be
+// told before is no longer so.
 func overtaken(pending []outbox.Delivery, m message, now time.Time) (superseded []outbox.Ref, moved []outbox.Move) {
 	for _, d := range pending {
 		waits := d.Due.After(now) && d.Held.IsZero()
+		ahead := d.Change == string(Scheduled) || d.Change == string(Updated)
+		again := slices.Contains(m.to, d.Route) // the route gets the change too
 		ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
 		switch {
-		case d.Change != string(Reminder) && !waits:
-		case d.Change == string(Reminder), m.change == Started, m.change == Vanished, slices.Contains(m.to, d.Route):
+		case d.Change == string(Reminder), again && ahead && !m.due[d.Route].IsZero():
+			superseded = append(superseded, ref)
+		case !waits:
+		case m.change == Started, m.change == Vanished, again:
 			superseded = append(superseded, ref)
 		default:
 			moved = append(moved, outbox.Move{Ref: ref, NotBefore: m.notBefore, Due: d.Due.Add(m.notBefore.Sub(d.NotBefore))})

@@ -172,6 +172,27 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 	}
 }
 
+// What is tried in vain gives way to a newer change that waits for its lead: the route is told once, when the time of that
+// has come.
+func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		drain := &ear{answer: always(errDown)}
+		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled", "updated"))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 5*time.Minute) // less than the lead
+		pause(time.Minute)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+		pause(time.Minute)
+		drain.say(nil)
+		pause(40 * time.Minute)
+		wantIDs(t, drain.ids())
+		pause(20 * time.Minute)
+		wantIDs(t, drain.types(), "updated")
+		b.end()
+	})
+}
+
 // A delivery that waited says when the event begins as far as it is known now, though its CloudEvent was fixed before.
 func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
