@@ -57,7 +57,7 @@ type openEvent struct {
 // unwatched notes how long no valid answer came, and that the observer booted meanwhile. It says whether that is news.
 func (op *openEvent) unwatched(d time.Duration, rebooted bool) bool {
 	was := *op
-	op.Gap = op.Gap || d > gapAbove
+	op.Gap = op.Gap || d > gapAbove || d < 0 // the clock was set back, and nobody knows how long it was
 	op.Rebooted = op.Rebooted || rebooted
 	return op.Gap != was.Gap || op.Rebooted != was.Rebooted
 }

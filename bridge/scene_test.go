@@ -3,6 +3,7 @@ package bridge
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/imdstest"
@@ -175,6 +176,33 @@ func TestAStandstillIsMeasuredByTheClockThatWentFurthest(t *testing.T) {
 			t.Errorf("%s: stood still for %v, want %v", tt.claim, got, tt.want)
 		}
 	}
+}
+
+// A clock that was set back between two runs hides how long nobody watched. So nothing is said to be cancelled.
+func TestAClockThatWasSetBackIsAGap(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.dir = dir
+		pause(time.Hour)
+		b := s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		b.end()
+	})
+	synctest.Test(t, func(t *testing.T) { // in which it is an hour earlier, and the event is gone
+		s := newStage(t)
+		s.dir = dir
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(5 * time.Second)
+		b.end()
+		all := e.accepted()
+		if d := dataIn(t, all[len(all)-1].Event); d.Change != Vanished || d.Outcome != OutcomeUnknown {
+			t.Errorf("told %s, outcome %s; want vanished, unknown", d.Change, d.Outcome)
+		}
+	})
 }
 
 // self is a route of events that name this VM.
