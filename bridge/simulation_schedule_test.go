@@ -90,11 +90,10 @@ func (o *oracle) urgent(id string, b belief, r routePlan) {
 		byHand := slices.ContainsFunc(o.hands, func(h hand) bool { return h.event_ == id })
 		if !tried && !newer && !byHand && o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) &&
 			!(r.late == "drop" && c.kind == "scheduled" && c.event.notBeforeTime().Before(c.clock.Add(time.Minute))) {
-			promise := "urgency"
-			if len(others) > 0 {
-				promise = "a turn for each"
+			if len(others) > 0 && (c.kind == "vanished" || !o.passedOver(c, r, limit)) {
+				continue // those with a nearer NotBefore go first, and those that lie ahead
 			}
-			o.add(promise, "%s was told nothing of %s from %v to %v", r.name, c.id, short(c.at), short(limit))
+			o.add("urgency", "%s was told nothing of %s from %v to %v", r.name, c.id, short(c.at), short(limit))
 		}
 	}
 }
@@ -128,5 +127,14 @@ func (o *oracle) setupsBetween(from, to time.Duration) (n int) {
 func (o *oracle) acceptedBetween(a, next *attempt) bool {
 	return slices.ContainsFunc(o.attempts, func(x *attempt) bool {
 		return x.sink == a.sink && x.settled && x.at >= a.at && x.at <= next.start
+	})
+}
+
+// passedOver says whether a route was told of something that begins later than what the change is about, which waited.
+func (o *oracle) passedOver(c change, r routePlan, until time.Duration) bool {
+	return slices.ContainsFunc(o.attempts, func(a *attempt) bool {
+		h := a.batch[0]
+		ahead := h.event != "" && h.change != "vanished" && !h.notBefore.After(c.event.notBeforeTime())
+		return a.sink == r.name && a.in == c.boot && a.start > c.at+time.Second && a.start < until && !ahead
 	})
 }
