@@ -164,14 +164,18 @@ func (b *Biographer) Add(ce event.Event, told []LifeDelivery) {
 
 // Lives gives the lives that p picks, the oldest first, each with its changes by time.
 func (b *Biographer) Lives(p Period) []Life {
-	lives := []Life{}
+	var picked []*Life
 	for _, l := range slices.SortedFunc(maps.Values(b.lives), func(x, y *Life) int { return strings.Compare(x.Event, y.Event) }) {
 		slices.SortStableFunc(l.Changes, func(x, y LifeChange) int { return x.Time.Compare(y.Time) })
 		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return sameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
-			lives = append(lives, *l)
+			picked = append(picked, l)
 		}
 	}
-	slices.SortStableFunc(lives, func(x, y Life) int { return x.Changes[0].Time.Compare(y.Changes[0].Time) })
+	slices.SortStableFunc(picked, func(x, y *Life) int { return x.Changes[0].Time.Compare(y.Changes[0].Time) })
+	lives := make([]Life, len(picked))
+	for i, l := range picked {
+		lives[i] = *l
+	}
 	return lives
 }

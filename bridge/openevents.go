@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -127,13 +128,10 @@ func (o *openEvents) all() ([]Event, map[string]openEvent) {
 	defer o.mu.Unlock()
 	states := make(map[string]openEvent, len(o.byID))
 	events := make([]Event, 0, len(o.byID))
-	for id, op := range o.byID {
-		states[id] = op.clone()
-		events = append(events, op.event)
+	for _, id := range slices.SortedFunc(maps.Keys(o.byID), o.byFirst) {
+		states[id] = o.byID[id].clone()
+		events = append(events, o.byID[id].event)
 	}
-	slices.SortFunc(events, func(a, b Event) int {
-		return cmp.Or(states[a.ID].First.Compare(states[b.ID].First), cmp.Compare(a.ID, b.ID))
-	})
 	return events, states
 }
 
@@ -165,10 +163,13 @@ func (o *openEvents) toApprove(rules bool) (ids []string) {
 			ids = append(ids, id)
 		}
 	}
-	slices.SortFunc(ids, func(a, b string) int {
-		return cmp.Or(o.byID[a].First.Compare(o.byID[b].First), cmp.Compare(a, b))
-	})
+	slices.SortFunc(ids, o.byFirst)
 	return ids
+}
+
+// byFirst orders events by when they were first seen. mu is held.
+func (o *openEvents) byFirst(a, b string) int {
+	return cmp.Or(o.byID[a].First.Compare(o.byID[b].First), cmp.Compare(a, b))
 }
 
 // latest are the sequence numbers of their newest changes.

@@ -175,7 +175,7 @@ func (b *Bridge) Status() Status {
 			s.Sinks = append(s.Sinks, b.sinkStatus(name, st, soon, now))
 		}
 	}
-	slices.SortFunc(s.Sinks, func(a, b SinkStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(s.Sinks, func(a, b SinkStatus) int { return strings.Compare(a.Name, b.Name) })
 	for _, k := range s.Sinks {
 		if soon && k.State == SinkIsBlocked {
 			s.Reasons = append(s.Reasons, k.Refusal())

@@ -7,8 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
+	"sort"
 	"strings"
 	"time"
 )
@@ -101,7 +101,9 @@ func deleteOldest(path string, keep int) error {
 			all = append(all, aside{e.Name(), at, n})
 		}
 	}
-	slices.SortFunc(all, func(a, b aside) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	sort.Slice(all, func(i, k int) bool {
+		return cmp.Or(strings.Compare(all[i].at, all[k].at), cmp.Compare(all[i].n, all[k].n)) < 0
+	})
 	var failed error
 	for _, a := range all[:max(0, len(all)-keep)] {
 		failed = errors.Join(failed, os.Remove(filepath.Join(dir, a.name)))

@@ -47,27 +47,27 @@ type listed struct {
 }
 
 // selected are the deliveries that s picks, in the order of List.
-func (o *Outbox) selected(s Selection) []listed {
+func (o *Outbox) selected(s Selection) []*listed {
 	picks := func(route, group string) bool {
 		return (s.Route == "" || s.Route == route) &&
 			len(group) >= len(s.Group) && strings.EqualFold(group[:len(s.Group)], s.Group)
 	}
-	var list []listed
+	var list []*listed
 	o.mu.Lock()
 	for name, r := range o.routes {
 		for _, e := range r.pending {
 			if s.State != StateDead && picks(name, e.group) {
-				list = append(list, listed{name, e.seq, e, nil})
+				list = append(list, &listed{name, e.seq, e, nil})
 			}
 		}
 	}
 	for _, d := range o.dead {
 		if s.State != StatePending && picks(d.Route, d.Group) {
-			list = append(list, listed{d.Route, d.seq, nil, d})
+			list = append(list, &listed{d.Route, d.seq, nil, d})
 		}
 	}
 	o.mu.Unlock()
-	slices.SortFunc(list, func(a, b listed) int {
+	slices.SortFunc(list, func(a, b *listed) int {
 		if a, b := a.dead != nil, b.dead != nil; a != b {
 			return map[bool]int{true: 1, false: -1}[a]
 		}
@@ -76,7 +76,7 @@ func (o *Outbox) selected(s Selection) []listed {
 	return list
 }
 
-func deliveriesOf(list []listed) []Delivery {
+func deliveriesOf(list []*listed) []Delivery {
 	all := make([]Delivery, len(list))
 	for i, l := range list {
 		if l.dead != nil {

@@ -139,16 +139,17 @@ func (o *Outbox) Held() [][]Delivery {
 		return nil
 	}
 	type of struct{ route, group string }
-	groups := map[of][]*entry{}
-	for e := range o.held {
+	place := map[of]int{}
+	var list [][]Delivery
+	for _, e := range slices.SortedFunc(maps.Keys(o.held), bySeq) {
 		key := of{e.route.name, e.group}
-		groups[key] = append(groups[key], e)
+		at, known := place[key]
+		if !known {
+			at = len(list)
+			place[key], list = at, append(list, nil)
+		}
+		list[at] = append(list[at], e.record())
 	}
-	list := make([][]Delivery, 0, len(groups))
-	for _, entries := range groups {
-		list = append(list, records(entries))
-	}
-	slices.SortFunc(list, func(a, b []Delivery) int { return compare(a[0], b[0]) })
 	return list
 }
 

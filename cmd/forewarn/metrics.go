@@ -12,7 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 
 	"forewarn/bridge"
 )
@@ -129,8 +129,17 @@ func (m *metrics) Accepted(sink string, lag time.Duration) {
 func (m *metrics) handler(status func() bridge.Status, log *slog.Logger) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(scrape{m, shared(statusAge, status)}, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return promhttp.HandlerFor(r, promhttp.HandlerOpts{
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 5,
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		families, err := r.Gather()
+		if err != nil { // it gives what could be gathered all the same
+			log.Warn("some metrics could not be gathered", "err", err)
+		}
+		w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
+		for _, f := range families {
+			if _, err := expfmt.MetricFamilyToText(w, f); err != nil {
+				return // whoever asked went away
+			}
+		}
 	})
 }
 

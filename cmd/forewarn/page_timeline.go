@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -117,7 +118,10 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	for _, bars := range rows {
 		v.Lives = append(v.Lives, bars...)
 	}
-	slices.SortFunc(v.Lives, func(a, b timelineBar) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.ID, b.ID)) })
+	sort.Slice(v.Lives, func(i, k int) bool {
+		a, b := v.Lives[i], v.Lives[k]
+		return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.ID, b.ID)) < 0
+	})
 	y := 0
 	for _, class := range timelineTypes {
 		bars := rows[class]
