@@ -88,10 +88,6 @@ func deliveriesOf(list []*listed) []Delivery {
 	return all
 }
 
-func compare(a, b Delivery) int {
-	return cmp.Or(-cmp.Compare(a.State, b.State), cmp.Compare(a.Seq(), b.Seq()), cmp.Compare(a.Route, b.Route))
-}
-
 // Show gives one delivery and its CloudEvent in the JSON format. The error wraps ErrUnknownKey when there is no such
 // key; with any other error, which is about the CloudEvent, the delivery is given all the same.
 func (o *Outbox) Show(key string) (Delivery, json.RawMessage, error) {
