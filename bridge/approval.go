@@ -305,7 +305,11 @@ func (b *Bridge) submitApproval(e Event, op openEvent, d decision, by string, a 
 	now := time.Now()
 	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts, now.Sub(op.First).Round(100*time.Millisecond).Seconds()
 	c := commit{open: map[string]*openEvent{}, marks: map[string]outbox.Mark{}}
-	if _, current, ok := b.events.get(e.ID); ok {
+	_, current, ok := b.events.get(e.ID)
+	if d.Rule != 0 && a.Result == ResultMoot && !(ok && current.Approval.owed()) {
+		return a, func() error { return nil } // the event vanished meanwhile, and that has said so
+	}
+	if ok {
 		op = current
 		if d.Rule == 0 {
 			d.Seq = op.Latest // Azure was asked about the event as it is now
