@@ -33,6 +33,9 @@ type diskTrouble struct {
 
 func (x diskTrouble) do(w *world) {
 	w.diskTrouble = x
+	for i := range w.ills { // it takes the place of any other
+		w.ills[i].to = min(w.ills[i].to, w.now())
+	}
 	w.ills = append(w.ills, interval{w.now(), x.end})
 }
 

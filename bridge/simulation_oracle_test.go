@@ -158,10 +158,12 @@ func (o *oracle) nothingLess(b belief, r routePlan, told []taken) {
 	}
 }
 
-// overtaken says whether a route with a lead need not be told a change, because a newer one came before its time.
+// overtaken says whether a route with a lead need not be told a change that lies ahead: a newer one came before its
+// time, or waits for a time of its own.
 func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 	c := b.changes[i]
-	if r.lead == 0 || c.kind != "scheduled" && c.kind != "updated" || c.event.notBefore < 0 {
+	ahead := func(c change) bool { return c.kind == "scheduled" || c.kind == "updated" }
+	if r.lead == 0 || !ahead(c) {
 		return false
 	}
 	for _, later := range b.changes[i+1:] {
@@ -170,7 +172,9 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 			due = began // its time came while there was no program
 		}
 		_, owed := later.routes[r.name]
-		if (owed || later.kind == "started" || later.kind == "vanished") && later.clock.Before(due.Add(5*time.Second)) {
+		inTime := c.event.notBefore >= 0 && later.clock.Before(due.Add(5*time.Second))
+		waits := ahead(later) && later.event.notBeforeTime().Add(-r.lead).After(later.clock)
+		if inTime && (owed || !ahead(later)) || waits && owed {
 			return true
 		}
 	}

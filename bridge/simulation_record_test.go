@@ -95,7 +95,7 @@ func (o *oracle) outcome(id string, b belief) {
 				from = was.at
 			}
 		}
-		truly := func(at time.Duration) bool { return at > from && at < c.at-10*time.Second } // so that it could be seen
+		truly := func(x begin) bool { return x.at > from && x.visible < c.at }
 		seen := func(was change) bool { return was.at > from && was.event.status == "Started" }
 		began := slices.ContainsFunc(o.azure.begun[id], truly) || slices.ContainsFunc(b.changes[:i], seen)
 		for _, list := range o.taken[id] {

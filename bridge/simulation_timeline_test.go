@@ -57,14 +57,17 @@ type azure struct {
 	incarnation int
 	order       []string // ids, in the order of the document
 	events      map[string]azureEvent
-	other       bool                       // the same content is written in another way
-	begun       map[string][]time.Duration // when events were Started
-	version     int                        // counts changes of what would be served
-	body        []byte                     // of the document; nil when it is not made yet
+	other       bool               // the same content is written in another way
+	begun       map[string][]begin // when events were Started
+	version     int                // counts changes of what would be served
+	body        []byte             // of the document; nil when it is not made yet
 }
 
+// A begin is when an event was Started, and by when whoever polls must have seen it.
+type begin struct{ at, visible time.Duration }
+
 func newAzure() *azure {
-	return &azure{incarnation: 1, events: map[string]azureEvent{}, begun: map[string][]time.Duration{}}
+	return &azure{incarnation: 1, events: map[string]azureEvent{}, begun: map[string][]begin{}}
 }
 
 // put lists an event, or changes it. quiet leaves the incarnation as it is, which some hosts do.
@@ -76,7 +79,11 @@ func (a *azure) put(e azureEvent, at time.Duration, quiet bool) {
 	a.events = maps.Clone(a.events) // what was served before stays as it was
 	a.events[e.id] = e
 	if e.status == "Started" {
-		a.begun[e.id] = append(a.begun[e.id], at)
+		visible := at + 10*time.Second
+		if quiet { // until then, a poll that names the incarnation is told that nothing changed
+			visible = at + 70*time.Second
+		}
+		a.begun[e.id] = append(a.begun[e.id], begin{at, visible})
 	}
 	a.changed(quiet)
 }
