@@ -241,8 +241,8 @@ func (o *oracle) returned(r routePlan, from, to time.Duration) bool {
 func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 	place := map[string]int{}
 	for i, c := range b.changes {
-		if _, ok := place[c.id]; !ok {
-			place[c.id] = i
+		if at, ok := place[c.id]; !ok || b.changes[at].lost {
+			place[c.id] = i // one that was forgotten may have given its id to a later one
 		}
 	}
 	last, lastID := -1, ""

@@ -43,11 +43,12 @@ func (o *oracle) isolation(b belief) {
 
 // polls: nothing that goes wrong elsewhere keeps the program from polling.
 func (o *oracle) polls() {
-	for i, a := range o.answers {
-		if i == 0 || a.boot != o.answers[i-1].boot {
+	polls := slices.DeleteFunc(slices.Clone(o.answers), func(a *answer) bool { return a.asker == approver })
+	for i, a := range polls {
+		if i == 0 || a.boot != polls[i-1].boot || a.asker == perhaps || polls[i-1].asker == perhaps {
 			continue
 		}
-		was := o.answers[i-1]
+		was := polls[i-1]
 		limit := o.plan.interval + 500*time.Millisecond
 		if was.what == "failed" {
 			limit = 31 * time.Second // of a refusal that somebody has to look at
