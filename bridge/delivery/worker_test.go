@@ -115,6 +115,14 @@ func change(seq uint64, group, change string, notice time.Duration) delivery.Ite
 	return delivery.Item{Seq: seq, Group: group, Change: change, ID: group + "-" + change, AzureType: "Reboot", NotBefore: time.Now().Add(notice)}
 }
 
+// wave is what one document brings about three events.
+func wave() (items []delivery.Item) {
+	for n, id := range []string{"E1", "E2", "E3"} {
+		items = append(items, change(uint64(n+1), id, "scheduled", 2*time.Hour))
+	}
+	return items
+}
+
 var errDown = errors.New("connection refused")
 
 var digest = delivery.Terms{Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}
@@ -128,9 +136,7 @@ func TestABatchThatMadeProgressIsRepeatedAsItWas(t *testing.T) {
 		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
 			return delivery.Answer{Progress: []byte("A has it")}, errors.New("B: 451 try again")
 		})
-		for n, id := range []string{"E1", "E2", "E3"} {
-			m.add(change(uint64(n+1), id, "scheduled", 2*time.Hour))
-		}
+		m.add(wave()...)
 		pause(time.Second)
 		want(t, "one batch", d.made()[:1], "E1-scheduled E2-scheduled E3-scheduled")
 
@@ -184,9 +190,7 @@ func TestARejectedBatchIsTakenApartUnlessSomebodyHasIt(t *testing.T) {
 					return reject(batch)
 				})
 			}
-			for n, id := range []string{"E1", "E2", "E3"} {
-				r.add(change(uint64(n+1), id, "scheduled", 2*time.Hour))
-			}
+			r.add(wave()...)
 			pause(time.Minute)
 			if progress {
 				want(t, "calls with progress", r.made(), "E1-scheduled E2-scheduled E3-scheduled", "E1-scheduled E2-scheduled E3-scheduled")
@@ -273,7 +277,7 @@ func TestOnlyWhatIsLostIsGivenUp(t *testing.T) {
 		r.memory.mu.Lock()
 		r.unread = nil
 		r.memory.mu.Unlock()
-		pause(time.Minute)
+		pause(10 * time.Minute) // longer than any backoff
 		accepted := r.ids(&r.accepted)
 		slices.Sort(accepted)
 		want(t, "accepted", accepted, "E1-scheduled", "E3-scheduled")
