@@ -78,7 +78,7 @@ func (r Rule) rule(e Event, fields map[string]any, self string, told func(route 
 		}
 	}
 	if now.Sub(from) < r.Wait {
-		return notYet("waits until %s", from.Add(r.Wait).UTC().Format(time.RFC3339))
+		return notYet("waits until %s", ClockTime(from.Add(r.Wait), now, time.UTC))
 	}
 	return ruling{approve: true}
 }

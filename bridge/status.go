@@ -111,10 +111,22 @@ func (b *Bridge) Alive() error {
 		{"approval loop", b.approving, longestRest},
 	} {
 		if since := later(b.began, l.turned); time.Since(since) > l.limit {
-			return fmt.Errorf("the %s hangs since %s", l.name, since.UTC().Format(time.RFC3339))
+			return fmt.Errorf("the %s hangs since %s", l.name, ClockTime(since, time.Now(), time.UTC))
 		}
 	}
 	return nil
+}
+
+// ClockTime is t as people read it: the time of day in a zone, with the date when that is not the day of now.
+func ClockTime(t, now time.Time, zone *time.Location) string {
+	t, now = t.In(zone), now.In(zone)
+	layout := "15:04:05 MST"
+	if t.Year() != now.Year() {
+		layout = "2 Jan 2006, " + layout
+	} else if t.YearDay() != now.YearDay() {
+		layout = "Mon 2 Jan, " + layout
+	}
+	return t.Format(layout)
 }
 
 // turned notes in at, a field of b, that a loop came round.
@@ -208,7 +220,7 @@ func (i imdsState) reasons() []string {
 	case i.lastAnswer.IsZero():
 		return []string{"the endpoint has not answered yet: " + i.lastErr}
 	case i.told:
-		return []string{"the endpoint has given no valid answer since " + i.lastAnswer.UTC().Format(time.RFC3339) + ": " + i.lastErr}
+		return []string{"the endpoint has given no valid answer since " + ClockTime(i.lastAnswer, time.Now(), time.UTC) + ": " + i.lastErr}
 	}
 	return []string{}
 }

@@ -214,7 +214,7 @@ func (c *crew) silent(now time.Time) error {
 	case st.Failing:
 		return errors.New(st.Error)
 	case c.Terms.Timeout > 0 && !st.Since.IsZero() && now.After(st.Since.Add(c.Terms.Timeout+time.Second)):
-		return fmt.Errorf("the attempt of %s does not end", st.Since.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the attempt of %s does not end", ClockTime(st.Since, now, time.UTC))
 	}
 	return nil
 }

@@ -485,7 +485,7 @@ func (p pageWriter) moment(t time.Time) moment {
 	if t.IsZero() {
 		return moment{}
 	}
-	text, utc := clockTime(t, p.now, p.zone), t.UTC()
+	text, utc := bridge.ClockTime(t, p.now, p.zone), t.UTC()
 	if _, offset := t.In(p.zone).Zone(); offset != 0 {
 		text += utc.Format(" (15:04:05 UTC)")
 	}

@@ -126,7 +126,7 @@ func (w *watch) show(st bridge.Status, err error, now time.Time) error {
 		if !wasAway {
 			w.away = now
 		}
-		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n", clockTime(w.away, now, w.zone), err)
+		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n", bridge.ClockTime(w.away, now, w.zone), err)
 		if w.size != nil {
 			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s", ago(now, w.heard), statusText(w.last, w.heard, now, w.zone))
 		}
@@ -283,7 +283,7 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 		a := readEvent(e.Event)
 		state, due, when := printable(a.EventStatus), "-", "-"
 		if !e.NotBefore.IsZero() {
-			due, when = "due now", clockTime(e.NotBefore, now, zone)
+			due, when = "due now", bridge.ClockTime(e.NotBefore, now, zone)
 			if left := e.NotBefore.Sub(now); left >= time.Second {
 				due = "in " + span(left)
 			}
@@ -436,18 +436,6 @@ func needsSomebody(k bridge.SinkStatus, now time.Time) bool {
 	owed := time.Duration(k.OldestPendingSeconds * float64(time.Second))
 	return k.State == bridge.SinkIsBlocked ||
 		k.State == bridge.SinkRetrying && min(owed, now.Sub(k.LastAccepted)) >= bridge.SilentFor
-}
-
-// clockTime is a time in zone, with its day if that is not today.
-func clockTime(t, now time.Time, zone *time.Location) string {
-	t, now = t.In(zone), now.In(zone)
-	layout := "15:04:05 MST"
-	if t.Year() != now.Year() {
-		layout = "2 Jan 2006, " + layout
-	} else if t.YearDay() != now.YearDay() {
-		layout = "Mon 2 Jan, " + layout
-	}
-	return t.Format(layout)
 }
 
 func ago(now, t time.Time) string { return span(now.Sub(t)) }
