@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"forewarn/sinks"
@@ -133,12 +134,9 @@ func namedPath(n *node, dotted string) string {
 	return path
 }
 
-// withoutValue is what is wrong with the value n, without n where that must not be shown. A short text may stand in the
-// message by chance.
+// withoutValue is what is wrong with the value n, without n where that must not be shown.
 func (doc *document) withoutValue(message string, n *node) string {
-	says := func(s string) bool {
-		return len(n.text) >= 8 && (strings.Contains(s, n.text) || strings.Contains(s, strconv.Quote(n.text)))
-	}
+	says := func(s string) bool { return holds(s, n.text) || holds(s, strconv.Quote(n.text)) }
 	if !says(message) || doc.showable(n) {
 		return message
 	}
@@ -146,6 +144,25 @@ func (doc *document) withoutValue(message string, n *node) string {
 		return "the value is not valid; expected " + want
 	}
 	return "the value is not valid"
+}
+
+// holds tells whether a message repeats a text. A few letters inside a longer word stand there by chance.
+func holds(message, text string) bool {
+	const chance = 8
+	letter := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
+	for from := 0; text != ""; from++ {
+		i := strings.Index(message[from:], text)
+		if i < 0 {
+			break
+		}
+		from += i
+		before, _ := utf8.DecodeLastRuneInString(message[:from])
+		after, _ := utf8.DecodeRuneInString(message[from+len(text):])
+		if len(text) >= chance || !letter(before) && !letter(after) {
+			return true
+		}
+	}
+	return false
 }
 
 // unknown says that a word is none of those that are known, and which one is meant, or all if none is near. Where it may
