@@ -83,7 +83,7 @@ func TestARestartTellsWhatChangedMeanwhile(t *testing.T) {
 		{"one began", func(a *imdstest.Server) { a.Start(idA) }, []string{idA + "-started"}},
 		{"one ended", func(a *imdstest.Server) { a.End(idA) }, []string{idA + "-vanished"}},
 		{"one ended and another came", func(a *imdstest.Server) { a.End(idA); a.Schedule(imdstest.Event{ID: idB}) },
-			[]string{idB + "-scheduled", idA + "-vanished"}},
+			[]string{idA + "-vanished", idB + "-scheduled"}},
 		{"the number started over", func(a *imdstest.Server) { a.ResetIncarnation() }, nil},
 	} {
 		for _, crash := range []bool{false, true} {

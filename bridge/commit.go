@@ -43,6 +43,7 @@ type message struct {
 	due       map[string]time.Time // when a route is to be told, if not at once
 	again     uint64               // the sequence number of a CloudEvent that was committed before; 0 for a new one
 	transient bool                 // leaves no history
+	replaced  bool                 // it tells the end of an event that another took the place of
 }
 
 // commit hands the change to the outbox. wait returns when it is on disk; its error says that it is not, and that it
@@ -80,6 +81,7 @@ func (m message) addition(seq uint64, body []byte) outbox.Addition {
 	a := outbox.Addition{
 		Seq: seq, Body: body, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.event, Change: string(m.change),
 		AzureType: azureType, NotBefore: m.notBefore, Transient: m.transient,
+		Replaced: m.replaced,
 	}
 	for _, route := range m.to {
 		a.To = append(a.To, outbox.Recipient{Route: route, Due: m.due[route]})

@@ -118,7 +118,9 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 	if err != nil {
 		return err
 	}
-	m := message{ce: ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil}
+	m := message{
+		ce: ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, replaced: change.Replaced,
+	}
 	s.address(&m, change, &op)
 	attrs := []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources", attribute(strings.Join(e.Resources, ",")),

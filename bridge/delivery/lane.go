@@ -47,7 +47,17 @@ func (i *Item) supersedes() bool { return i.Change != reminder && i.Change != ap
 
 // urgent says whether a new delivery is one that beats the schedule.
 func (i *Item) urgent(now time.Time) bool {
-	return i.Group != "" && (i.NotBefore.IsZero() || i.NotBefore.Sub(now) < urgentNotice)
+	begins := i.begins()
+	return i.Group != "" && (begins.IsZero() || begins.Sub(now) < urgentNotice)
+}
+
+// begins is when the event begins; zero when it has begun, or nobody knows. The end of one that another took the place
+// of is as urgent as if it began: the other may have begun, and comes right after it.
+func (i *Item) begins() time.Time {
+	if i.Replaced {
+		return time.Time{}
+	}
+	return i.NotBefore
 }
 
 // soon says whether people have no time to lose: the event lies ahead, and begins soon or nobody knows when.
@@ -105,12 +115,13 @@ func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
 // newest is the last item that may be attempted. There must be one.
 func (l *lane) newest() *Item { return l.items[l.arrived-1] }
 
-// rank puts groups that still lie ahead before those that are over, and what is about the bridge last.
+// rank puts groups that go on, under another group's name too, before those that are over, and what is about the bridge
+// last.
 func (l *lane) rank() int {
-	switch {
+	switch newest := l.newest(); {
 	case l.group == "":
 		return 2
-	case l.newest().Change == vanished:
+	case newest.Change == vanished && !newest.Replaced:
 		return 1
 	}
 	return 0
@@ -119,7 +130,7 @@ func (l *lane) rank() int {
 // before orders lanes by what matters first.
 func before(a, b *lane) int {
 	return cmp.Or(
-		a.rank()-b.rank(), a.newest().NotBefore.Compare(b.newest().NotBefore), cmp.Compare(a.items[0].Seq, b.items[0].Seq),
+		a.rank()-b.rank(), a.newest().begins().Compare(b.newest().begins()), cmp.Compare(a.items[0].Seq, b.items[0].Seq),
 	)
 }
 

@@ -51,6 +51,7 @@ type Item struct {
 	Instead   *Instead  // set when it came here as a fallback
 	FellBack  bool      // the fallback has it too
 	Transient bool      // leaves no history, and never falls back: a heartbeat
+	Replaced  bool      // a vanished: another event took the place of this one, so it comes before what tells of that
 }
 
 // A Report is what became of some items.

@@ -357,3 +357,62 @@ func TestWhatComesTooLateIsDropped(t *testing.T) {
 		want(t, "accepted", r.ids(&r.accepted), "E1-updated")
 	})
 }
+
+// An event that another took the place of is told to be gone before the other is told of, also by a sink that takes one
+// delivery at a time, and after it was out of reach. It does not wait longer than what it goes before.
+func TestTheEndOfAReplacedEventComesBeforeItsReplacement(t *testing.T) {
+	gone := func(seq uint64) delivery.Item {
+		i := change(seq, "old", "vanished", time.Hour)
+		i.Replaced = true
+		return i
+	}
+	begun := func(seq uint64) delivery.Item {
+		i := change(seq, "new", "started", 0)
+		i.NotBefore = time.Time{}
+		return i
+	}
+	t.Run("both pending", func(t *testing.T) {
+		bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+			r.add(gone(1), begun(2))
+			pause(time.Second)
+			want(t, "order", r.made(), "old-vanished", "new-started")
+		})
+	})
+	t.Run("behind a change of its own", func(t *testing.T) {
+		bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+			r.add(change(1, "old", "scheduled", time.Hour), gone(2), begun(3))
+			pause(time.Second)
+			want(t, "order", r.made(), "old-scheduled", "old-vanished", "new-started")
+		})
+	})
+	t.Run("a sink that waits", func(t *testing.T) {
+		bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+			r.say(fails(&delivery.RetryAfter{After: time.Minute, Err: errDown}))
+			r.add(change(1, "other", "scheduled", time.Hour))
+			pause(time.Second)
+			r.say(nil)
+			r.add(gone(2), begun(3))
+			pause(2 * time.Minute)
+			want(t, "order", r.made(), "other-scheduled", "old-vanished", "new-started", "other-scheduled")
+		})
+	})
+	t.Run("a sink that is blocked", func(t *testing.T) {
+		bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+			r.say(fails(delivery.ErrBlocked))
+			r.add(change(1, "other", "scheduled", time.Hour))
+			pause(10 * time.Minute)
+			r.say(nil)
+			tried := len(r.made())
+			r.add(gone(2), begun(3))
+			pause(time.Second)
+			want(t, "order", r.made()[tried:], "old-vanished", "new-started", "other-scheduled")
+		})
+	})
+	t.Run("what is only over waits", func(t *testing.T) {
+		bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+			r.add(change(1, "old", "vanished", time.Hour), begun(2))
+			pause(time.Second)
+			want(t, "order", r.made(), "new-started", "old-vanished")
+		})
+	})
+}

@@ -48,6 +48,7 @@ type Addition struct {
 	NotBefore time.Time
 	To        []Recipient
 	Transient bool // leaves no history: its body goes with its last delivery
+	Replaced  bool // see delivery.Item
 }
 
 // A Recipient is a route that a CloudEvent becomes pending for.
@@ -133,7 +134,7 @@ func (c *change) add(a Addition) {
 		c.messages[a.Seq] = m
 	}
 	if m.id == "" {
-		m.set(head{a.ID, a.Type, a.Group, a.Change, a.AzureType, max(len(a.Body), m.bytes), a.Transient})
+		m.set(head{a.ID, a.Type, a.Group, a.Change, a.AzureType, max(len(a.Body), m.bytes), a.Transient, a.Replaced})
 		c.write(bucketHeads, seqKey(a.Seq), encode(m.head()))
 	}
 	if a.Body != nil {

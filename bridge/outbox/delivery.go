@@ -59,7 +59,7 @@ type message struct {
 	seq                               uint64
 	id, typ, group, change, azureType string
 	bytes                             int
-	transient                         bool
+	transient, replaced               bool
 	body                              []byte    // until it is on disk
 	uses                              int       // pending deliveries, dead letters, and groups whose latest it is
 	settled                           []settled // deliveries
@@ -148,16 +148,17 @@ type head struct {
 	AzureType string `json:"azureType,omitempty"`
 	Bytes     int    `json:"bytes"`
 	Transient bool   `json:"transient,omitempty"`
+	Replaced  bool   `json:"replaced,omitempty"`
 }
 
 func (m *message) head() head {
-	return head{m.id, m.typ, m.group, m.change, m.azureType, m.bytes, m.transient}
+	return head{m.id, m.typ, m.group, m.change, m.azureType, m.bytes, m.transient, m.replaced}
 }
 
 // set takes over what a head says.
 func (m *message) set(h head) {
 	m.id, m.typ, m.group, m.change, m.azureType = h.ID, h.Type, h.Group, h.Change, h.AzureType
-	m.bytes, m.transient = h.Bytes, h.Transient
+	m.bytes, m.transient, m.replaced = h.Bytes, h.Transient, h.Replaced
 }
 
 // entryOf is the pending delivery of a record; the message has what its deliveries have in common.
@@ -175,11 +176,13 @@ func entryOf(d Delivery, m *message, r *route) *entry {
 // complete fills in the item what is common to all deliveries of the CloudEvent.
 func (e *entry) complete() {
 	e.item.Seq, e.item.ID, e.item.Type, e.item.Group = e.seq, e.id, e.typ, e.group
-	e.item.Change, e.item.AzureType, e.item.Transient = e.change, e.azureType, e.transient
+	e.item.Change, e.item.AzureType, e.item.Transient, e.item.Replaced = e.change, e.azureType, e.transient, e.replaced
 }
 
 func (d Delivery) head() head {
-	return head{d.ID, d.Type, d.Group, d.Change, d.AzureType, d.Bytes, d.Transient}
+	return head{
+		ID: d.ID, Type: d.Type, Group: d.Group, Change: d.Change, AzureType: d.AzureType, Bytes: d.Bytes, Transient: d.Transient,
+	}
 }
 
 // A deadLetter is a delivery that was given up.

@@ -135,7 +135,11 @@ func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
 		}
 		first := mustAdd(t, o, "A", "scheduled", "a", "b")
 		second := mustAdd(t, o, "A", "started", "a", "b")
-		if err := o.Apply(outbox.Batch{Now: now, Values: map[string][]byte{"observer": []byte("vm-0")}}); err != nil {
+		replaced := addition(o, "B", "vanished", "a")
+		replaced.Replaced = true
+		if err := o.Apply(outbox.Batch{
+			Now: now, Values: map[string][]byte{"observer": []byte("vm-0")}, Add: []outbox.Addition{replaced},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		qa, qb := o.Queue("a"), o.Queue("b")
@@ -150,7 +154,7 @@ func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
 		}
 
 		o = open(t, dir, outbox.Options{})
-		want(t, "pending for a", pending(o, "a"), "A-started")
+		want(t, "pending for a", pending(o, "a"), "A-started", "B-vanished")
 		want(t, "pending for b", pending(o, "b"), "A-scheduled")
 		want(t, "dead for b", deadLetters(o, "b"), "A-started")
 		if got := o.Outcome("a", second.Seq); got.State != outbox.StatePending {
@@ -172,7 +176,11 @@ func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
 			t.Errorf("it belongs to %q", o.Owner())
 		}
 		qa, qb = o.Queue("a"), o.Queue("b")
-		i := qa.Changes().Pending[0]
+		items := qa.Changes().Pending
+		i := items[0]
+		if i.Replaced || !items[1].Replaced {
+			t.Errorf("the items are %+v, want only the second to be replaced", items)
+		}
 		ce, receipt, err := qa.Read(i)
 		if err != nil || ce.ID() != "A-started" || string(receipt) != "thread" {
 			t.Errorf("Read = %v, %q, %v", ce.ID(), receipt, err)

@@ -144,11 +144,14 @@ func eventID(label string) string {
 	return strings.ToUpper(uuid.NewSHA1(uuid.NameSpaceOID, []byte(label)).String())
 }
 
-// cloudEventID is the id of LABEL.change; LABEL.updated stands for any update.
+// cloudEventID is the id of LABEL.change; LABEL.updated stands for any update, *.change for that of any event.
 func cloudEventID(ts *testscript.TestScript, what string) string {
 	label, change, ok := strings.Cut(what, ".")
 	if !ok {
 		ts.Fatalf("%s: expected LABEL.change", what)
+	}
+	if label == "*" {
+		return "*-" + change
 	}
 	return eventID(label) + "-" + change
 }
@@ -207,7 +210,8 @@ func hearsVerb(ts *testscript.TestScript, _ bool, args []string) {
 	eventually(ts, func() bool {
 		got = in(ts).hook.accepted()
 		return slices.EqualFunc(got, want, func(g, w string) bool {
-			return g == w || strings.HasSuffix(w, "-updated") && strings.HasPrefix(g, w)
+			kind, ofAny := strings.CutPrefix(w, "*")
+			return g == w || strings.HasSuffix(w, "-updated") && strings.HasPrefix(g, w) || ofAny && strings.HasSuffix(g, kind)
 		})
 	}, func() string { return fmt.Sprintf("the receiver heard %q, not %q", got, want) })
 }
