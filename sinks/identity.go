@@ -121,7 +121,7 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 }
 
 // refused says what it means that there is no token. Of all refusals only those that the metadata service itself calls
-// passing are tried again; 410 is how it says that it is being updated.
+// passing are tried again: 404 and 410 are its answers while it is being updated. Only 400 says that there is no identity.
 func (i *identity) refused(status int, body []byte) error {
 	var why struct {
 		Description string `json:"error_description"`
@@ -131,10 +131,10 @@ func (i *identity) refused(status int, body []byte) error {
 	if said := new(veil).line(why.Description, false, 300); said != "" {
 		text += ": " + said
 	}
-	if oneOf(status, 408, 410, 429) || status >= 500 {
+	if oneOf(status, 404, 408, 410, 429) || status >= 500 {
 		return errors.New(text)
 	}
-	if status == http.StatusNotFound || strings.Contains(strings.ToLower(why.Description), "identity not found") {
+	if strings.Contains(strings.ToLower(why.Description), "identity not found") {
 		text += "; this VM has no managed identity"
 		if i.settings.ClientID != "" {
 			text += " with the client id " + i.settings.ClientID

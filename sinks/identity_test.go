@@ -121,7 +121,7 @@ func TestRefusalsOfTheTokenEndpoint(t *testing.T) {
 		text  string
 	}{
 		{imdstest.Fault{Status: 400, Body: notFound}, delivery.ErrBlocked, "this VM has no managed identity with the client id " + clientID + "; assign one"},
-		{imdstest.Fault{Status: 404}, delivery.ErrBlocked, "this VM has no managed identity"},
+		{imdstest.Fault{Status: 404}, nil, "404 Not Found"},
 		{imdstest.Fault{Status: 400, Body: `{"error":"invalid_resource","error_description":"AADSTS500011: no such\nresource"}`},
 			delivery.ErrBlocked, "400 Bad Request: AADSTS500011: no such resource"},
 		{imdstest.Fault{Status: 403, HTML: true}, delivery.ErrBlocked, "403 Forbidden"},
