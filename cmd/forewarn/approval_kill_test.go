@@ -187,6 +187,7 @@ func (k *killing) up() {
 // is never sent when it may not be any more: because the event changed and the drain does not take that, because the
 // rule is gone, or because it waits for another sink too.
 func TestKillDuringAnApproval(t *testing.T) {
+	t.Parallel()
 	var all sync.WaitGroup // they wait most of the time, so they do it together
 	for _, step := range killSteps {
 		for _, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone", "the rule asks for more"} {

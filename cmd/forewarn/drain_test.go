@@ -121,6 +121,7 @@ func (d drill) want(claim string, code int, last string, wantCode int, wantLast 
 
 // A drain lasts until the service has no work left, and no longer than the notice less its reserve, nor than its limit.
 func TestADrainEndsInTime(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		claim string
 		work  int // seconds that it goes on

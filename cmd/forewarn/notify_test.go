@@ -156,6 +156,7 @@ func TestServiceManagerHearsTheWholeLife(t *testing.T) {
 
 // A poll loop that hangs does not feed the watchdog: nothing else does.
 func TestNothingButThePollLoopFeedsTheWatchdog(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	m := newManager(t)
 	m.starts(notifySettings(t, azure.URL), "WATCHDOG_USEC=1000000")

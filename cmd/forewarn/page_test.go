@@ -356,6 +356,7 @@ func next(t *testing.T, lines *bufio.Scanner) pageNews {
 
 // A browser that follows the page hears all parts at first, then only those that changed; that time passes changes none.
 func TestPageSendsWhatChanged(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	var mu sync.Mutex
 	facts := sampleFacts(now)
@@ -482,6 +483,7 @@ func TestPageForgetsTheHistory(t *testing.T) {
 
 // A server that gives every request little time lets the stream go on.
 func TestPageStreamOutlivesTheTimesOfTheServer(t *testing.T) {
+	t.Parallel()
 	looks := 0 // under the lock of the page
 	_, h := pageOf(func() pageFacts {
 		looks++

@@ -137,6 +137,7 @@ func TestReadmeStart(t *testing.T) {
 
 // README's "Try it" works, line by line, with free ports in the place of the ones it names.
 func TestReadmeTryIt(t *testing.T) {
+	t.Parallel()
 	for _, tool := range []string{"bash", "curl"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("%s is not installed, and README's lines need it", tool)

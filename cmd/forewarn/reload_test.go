@@ -19,6 +19,7 @@ import (
 // none. A sink hears what it is owed also when it was gone for a while or got another destination; a mistake leaves the
 // old settings in force and is said; what a sink that is gone is owed is shown as orphaned.
 func TestReloadUnderLoadLosesNothing(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	moves, leaves, other := hearing(t), hearing(t), hearing(t)
 	dir := t.TempDir()

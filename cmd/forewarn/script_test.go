@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -31,6 +32,10 @@ func TestMain(m *testing.M) {
 			os.Unsetenv(name)
 			os.Unsetenv(strings.ToLower(name))
 		}
+	}
+	// They mostly wait for processes and sockets, so more of them run at a time than there are processors. -parallel beats it.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
 	}
 	testscript.Main(m, map[string]func(){"forewarn": command})
 }

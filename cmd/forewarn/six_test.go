@@ -38,6 +38,7 @@ import (
 
 // One run tells an event's whole life to a destination of every kind.
 func TestEveryKindHearsTheWholeLife(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	six := everyKind(t)
 	six.run(azure.URL)
@@ -84,6 +85,7 @@ func TestEveryKindHearsTheWholeLife(t *testing.T) {
 // While Slack hangs in its first attempt and the mail server is dead, every other destination hears each change, and
 // polls go on. Once both are back, each gets one message with the state now.
 func TestNeitherSlackNorMailDelaysTheOthers(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	six := everyKind(t)
 	six.run(azure.URL)
@@ -262,6 +264,7 @@ func TestRenderEveryKind(t *testing.T) {
 
 // Text that is hostile, overlong or no text at all comes out right or cut at every destination, and nothing is stuck.
 func TestHostileTextReachesEveryKind(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{
 		VMs: []string{"vm-0"}, Instance: imdstest.Instance{ResourceGroup: `prod "&<db>` + "\u202e\u200f"},
 	})
@@ -448,7 +451,7 @@ func (s *six) command(code int, args ...string) []byte {
 
 func (s *six) until(what string, ok func() bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(2 * patience); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * patience); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			text, _ := os.ReadFile(s.log)
 			s.t.Fatalf("waited in vain for %s; heard %v; the log:\n%s", what, s.heard(), text)
