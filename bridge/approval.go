@@ -413,9 +413,9 @@ func (s scene) addApproval(c *commit, e Event, op openEvent, a Approval) {
 	change := Change{Kind: Approved, Event: e}
 	base := ChangeID(change)
 	times := s.mark(base).Times + 1
-	ce, err := Wrap(change, Circumstances{
-		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation, Repeat: times - 1, Approval: &a,
-	})
+	in := s.circumstances(op)
+	in.Repeat, in.Approval = times-1, &a
+	ce, err := Wrap(change, in)
 	if err != nil {
 		s.log.Error("an approval cannot be told", "event", e.ID, "err", err)
 		return

@@ -46,6 +46,12 @@ func TestTheWholeLifeOfAnEventIsTold(t *testing.T) {
 				t.Errorf("%s says that nobody watched", h.Event.ID())
 			}
 		}
+		scheduled, started := all[0].Event.Time(), all[2].Event.Time()
+		for i, begun := range []time.Time{{}, {}, started, started} {
+			if d := dataIn(t, all[i].Event); !d.Announced.Equal(scheduled) || !d.Begun.Equal(begun) {
+				t.Errorf("%s says announced %v, begun %v; want %v, %v", all[i].Event.ID(), d.Announced, d.Begun, scheduled, begun)
+			}
+		}
 		b.end()
 	})
 }

@@ -72,6 +72,8 @@ type Data struct {
 	NotBefore           time.Time       `json:"notBefore,omitzero"`
 	DocumentIncarnation json.RawMessage `json:"documentIncarnation,omitempty"`
 	AffectsSelf         *bool           `json:"affectsSelf,omitempty"`
+	Announced           time.Time       `json:"announced,omitzero"`
+	Begun               time.Time       `json:"begun,omitzero"`
 	WhileAway           bool            `json:"whileAway"`
 	NotEarlierThan      time.Time       `json:"notEarlierThan,omitzero"`
 	Back                time.Time       `json:"back,omitzero"`
@@ -89,6 +91,8 @@ type Circumstances struct {
 	Source         string    // "" derives it from the observer
 	Time           time.Time // when the change was first observed
 	Incarnation    string    // of the document that showed it
+	Announced      time.Time // when the observer first saw the event
+	Begun          time.Time // when it first saw it as Started; zero before that
 	WhileAway      bool
 	NotEarlierThan time.Time // the last valid answer before a gap; zero if there was none
 	Repeat         int       // how often this change was told before and is remembered; 0 for the first time
@@ -155,6 +159,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 
 	d := Data{
 		Change: c.Kind, Changed: nil, Outcome: in.End.Outcome, NotBefore: e.NotBefore,
+		Announced: in.Announced.UTC(), Begun: in.Begun.UTC(),
 		WhileAway: in.WhileAway, NotEarlierThan: in.NotEarlierThan.UTC(),
 		Back: in.End.Back.UTC(), LongestPause: math.Round(in.End.LongestPause.Seconds()*10) / 10,
 		DocumentIncarnation: incarnationJSON(in.Incarnation), Approval: in.Approval, Observer: o,

@@ -172,6 +172,13 @@ func spoken(t *testing.T) map[string]event.Event {
 		if in.Observer == (Observer{}) {
 			in.Observer = vm0
 		}
+		in.Announced = commitTime
+		if c.Kind != Scheduled {
+			in.Announced = commitTime.Add(-time.Hour)
+		}
+		if c.Event.Status == "Started" {
+			in.Begun = commitTime.Add(-time.Minute)
+		}
 		all[name] = said(t, c, in)
 	}
 	e := func(fields ...string) Event { t.Helper(); return azureEvent(t, entry(fields...)) }

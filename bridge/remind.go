@@ -87,7 +87,7 @@ func (s scene) reminder(e Event, op openEvent, lead time.Duration) (c commit, du
 	if s.now.Sub(op.Said) <= remindAgain {
 		return c, true
 	}
-	ce, err := Wrap(change, Circumstances{Observer: s.observer, Host: s.host, Source: s.source, Time: s.now})
+	ce, err := Wrap(change, s.circumstances(op))
 	if err != nil {
 		s.log.Error("a reminder can't be told", "event", e.ID, "err", err)
 		return commit{}, false

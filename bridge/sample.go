@@ -63,7 +63,7 @@ func NewSample(name, vm string, now time.Time) (s Sample, ok bool) {
 
 // CloudEvent says the sample as the observer would.
 func (s Sample) CloudEvent(o Observer, now time.Time) (event.Event, error) {
-	return Wrap(s.Change, Circumstances{Observer: o, Time: now, Incarnation: "7", End: s.End})
+	return Wrap(s.Change, Circumstances{Observer: o, Time: now, Announced: now, Incarnation: "7", End: s.End})
 }
 
 // sampleEvent is an event in Azure's names and order.

@@ -101,10 +101,8 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 	}
 	base := ChangeID(change)
 	times := max(op.Life, s.mark(base).Times+1)
-	in := Circumstances{
-		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
-		WhileAway: s.away, Repeat: times - 1,
-	}
+	in := s.circumstances(op)
+	in.WhileAway, in.Repeat = s.away, times-1
 	if s.away {
 		in.NotEarlierThan = s.before
 	}
@@ -140,6 +138,14 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 	op.Event, op.event, op.Said = e.Raw, e, s.now
 	c.open[e.ID] = &op
 	return nil
+}
+
+// circumstances are what every CloudEvent about an event says now. op is what is remembered of it.
+func (s scene) circumstances(op openEvent) Circumstances {
+	return Circumstances{
+		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
+		Announced: op.First, Begun: op.Started,
+	}
 }
 
 // address asks the filter of every route whether it gets the message.

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
@@ -43,6 +46,38 @@ func TestBodiesHaveTheShapeTheirServiceDocuments(t *testing.T) {
 			return schema.Validate(value)
 		}); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Times in ready-made bodies have at most six fractional digits: .NET's Newtonsoft.Json takes nine for text. A CloudEvent in
+// one stays as it is, and so does what Azure sent.
+func TestTimesInBodiesAreShort(t *testing.T) {
+	nine := regexp.MustCompile(`\d:\d\d\.\d{7,}`)
+	seen := at("04:20:11").clock().Add(123456789)
+	started := azure("Started", "Reboot", "", map[string]any{"At": "2026-11-21T04:10:04.123456789Z"})
+	over := deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Vanished, Event: started}, bridge.Circumstances{
+		Observer: dbHost, Time: seen, Announced: seen.Add(-time.Hour), Begun: seen.Add(-time.Minute), WhileAway: true,
+		NotEarlierThan: seen.Add(-time.Second), End: bridge.End{Outcome: bridge.OutcomeCompleted, Back: seen.Add(-time.Second)},
+	}))
+	recovered := deliveryOf(bridge.WrapBridge(bridge.IMDSRecovered, map[string]any{
+		"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": seen, "to": seen},
+	}, dbHost, seen))
+	for _, name := range templates.BodyNames() {
+		text, _, _ := templates.Body(name)
+		parsed, err := templates.Parse(name, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range [][]delivery.Delivery{over, recovered} {
+			f := fields(d, time.UTC, seen)
+			f["secret"] = map[string]string{"routing_key": "0123456789abcdef0123456789abcdef", "topic": "vms"}
+			body := render(t, parsed, f)
+			body = strings.ReplaceAll(body, string(f["cloudevent"].(json.RawMessage)), "")
+			body = strings.ReplaceAll(body, `"At":"2026-11-21T04:10:04.123456789Z"`, "")
+			if found := nine.FindString(body); found != "" {
+				t.Errorf("%s: …%s in\n%s", name, found, body)
+			}
 		}
 	}
 }

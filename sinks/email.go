@@ -247,38 +247,6 @@ func (m *email) tryText(f map[string]any) error { return m.text.Execute(io.Disca
 
 func (m *email) tryHTML(f map[string]any) error { return m.html.Execute(io.Discard, f) }
 
-// emailReceipt is what the sink remembers of an Azure event.
-type emailReceipt struct {
-	Announced string `json:"announced,omitempty"` // when the event was scheduled
-	Begun     string `json:"begun,omitempty"`     // when it was started
-}
-
-// receipt is that of a single Azure event, whose times are kept for what is told later; else it is empty.
-func (m *email) receipt(batch []delivery.Delivery) (r emailReceipt) {
-	if len(batch) > 1 || !isAzure(batch) {
-		return r
-	}
-	if batch[0].Receipt != nil {
-		_ = json.Unmarshal(batch[0].Receipt, &r) // one that cannot be read is none
-	}
-	at := batch[0].Event.Time().UTC().Format(time.RFC3339)
-	switch batch[0].Event.Type() {
-	case bridge.EventPrefix + string(bridge.Scheduled):
-		r.Announced = at
-	case bridge.EventPrefix + string(bridge.Started):
-		r.Begun = at
-	}
-	return r
-}
-
-// encode is nil for an empty receipt, so that the one before is kept.
-func (r emailReceipt) encode() []byte {
-	if r == (emailReceipt{}) {
-		return nil
-	}
-	return mustJSON(r)
-}
-
 // mustJSON is v as JSON. It holds only texts, so there is no error.
 func mustJSON(v any) []byte {
 	raw, err := json.Marshal(v)
@@ -294,12 +262,11 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	if err := ctx.Err(); err != nil {
 		return delivery.Answer{}, err
 	}
-	r := m.receipt(batch)
-	message, err := m.compose(batch, r, m.messageID(batch))
+	message, err := m.compose(batch, m.messageID(batch))
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
-	answer := delivery.Answer{Receipt: r.encode()}
+	var answer delivery.Answer
 	var have, to []string
 	if batch[0].Progress != nil {
 		_ = json.Unmarshal(batch[0].Progress, &have) // what cannot be read is no progress
@@ -515,7 +482,7 @@ func (m *email) Connect(ctx context.Context) (string, error) {
 // Render shows the mail as it would leave.
 func (m *email) Render(d delivery.Delivery) (string, error) {
 	batch := []delivery.Delivery{d}
-	message, err := m.compose(batch, m.receipt(batch), m.messageID(batch))
+	message, err := m.compose(batch, m.messageID(batch))
 	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
 }
 

@@ -86,16 +86,8 @@ func token(s string) string {
 }
 
 // compose makes the mail. Nothing of it depends on chance, and only its Date on the clock.
-func (m *email) compose(batch []delivery.Delivery, r emailReceipt, id string) ([]byte, error) {
+func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
 	f := fields(batch, m.zone, m.now())
-	if len(batch) == 1 {
-		if f["announced"] == "" {
-			f["announced"] = r.Announced
-		}
-		if f["begun"] == "" {
-			f["begun"] = r.Begun
-		}
-	}
 	parts, err := m.parts(f)
 	if err != nil {
 		return nil, err

@@ -17,8 +17,8 @@ var MessageDocs = map[string]string{
 	"attempt":    "1 for the first attempt to send it",
 	"missed":     "older changes that this message stands for, oldest first, each with change and time",
 	"test":       "whether it is a message of forewarn send; change is then that of the sample",
-	"announced":  "when it was announced, RFC 3339, where a sink remembers it or it is among missed; else empty",
-	"begun":      "when it began, RFC 3339, where a sink remembers it or it is among missed; else empty",
+	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
+	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"instead":    "when another sink should have told it and could not: its name in sink, the reason in why; else nil",
 	"reply":      "in Slack, whether this text is a reply in the thread, not the notification of the root message",
 	"mention":    "in Slack, whom the message mentions, such as <!here>; else empty",
@@ -53,6 +53,8 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 		zone = time.UTC
 	}
 	f := bridge.Fields(d.Event)
+	f["time"] = microseconds("", f["time"])
+	f["data"] = microseconds("", f["data"])
 	f["test"] = d.Event.Type() == bridge.BridgeTest
 	data := f["data"].(map[string]any)
 	if change, ok := data["change"].(string); ok {
@@ -78,20 +80,36 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": d.Instead.Why}
 	}
 	f["reply"], f["mention"], f["runbook"] = false, "", ""
-	f["announced"], f["begun"] = "", ""
+	f["announced"], _ = data["announced"].(string)
+	f["begun"], _ = data["begun"].(string)
 	f["secret"] = map[string]string{}
 	whole, err := d.Event.MarshalJSON()
 	if err != nil { // it was valid when it was committed
 		whole = []byte("null")
 	}
 	f["cloudevent"] = json.RawMessage(whole)
-	for _, m := range d.Missed {
-		switch m.Change {
-		case string(bridge.Scheduled):
-			f["announced"] = m.Time.UTC().Format(time.RFC3339)
-		case string(bridge.Started):
-			f["begun"] = m.Time.UTC().Format(time.RFC3339)
+	return f
+}
+
+// microseconds is v with the times in it cut to six fractional digits: more than that, .NET's Newtonsoft.Json, which
+// Azure's own services use, reads as text. What Azure sent stays as it is.
+func microseconds(name string, v any) any {
+	switch v := v.(type) {
+	case string:
+		if t, err := time.Parse(time.RFC3339Nano, v); err == nil && t.Nanosecond()%1000 != 0 {
+			return t.Truncate(time.Microsecond).Format(time.RFC3339Nano)
+		}
+	case []any:
+		for i := range v {
+			v[i] = microseconds("", v[i])
+		}
+	case map[string]any:
+		if name == "event" || name == "previous" {
+			return v
+		}
+		for key := range v {
+			v[key] = microseconds(key, v[key])
 		}
 	}
-	return f
+	return v
 }

@@ -86,6 +86,14 @@ func situations() map[string]situation {
 		if in.Observer.Name == "" {
 			in.Observer = dbHost
 		}
+		if in.Announced = told.clock(); c.Kind == bridge.Scheduled || c.Kind == bridge.Started && c.Previous == nil {
+			in.Announced = in.Time
+		}
+		if c.Kind == bridge.Started {
+			in.Begun = in.Time
+		} else if c.Event.Status == "Started" {
+			in.Begun = at("04:10:04").clock()
+		}
 		all[name] = situation{deliveryOf(bridge.Wrap(c, in)), at(seen), reply, more}
 	}
 	scheduled := func(e bridge.Event) bridge.Change { return bridge.Change{Kind: bridge.Scheduled, Event: e} }
@@ -98,7 +106,6 @@ func situations() map[string]situation {
 	begun := azure("Started", "Reboot", "", nil)
 	alone := map[string]any{"Resources": []string{"vm-db-1"}}
 	away := circumstances{WhileAway: true, NotEarlierThan: at("04:05:00").clock()}
-	remembered := map[string]any{"announced": "2026-11-21T03:55:29Z", "begun": "2026-11-21T04:10:04Z"}
 
 	tell("scheduled", "03:55:29", scheduled(reboot), circumstances{}, false, map[string]any{
 		"runbook": "https://wiki.example.com/reboot",
@@ -157,9 +164,7 @@ func situations() map[string]situation {
 		"Description": "Something else.", "DurationInSeconds": 9,
 	}), "Description", "DurationInSeconds"), circumstances{}, true, nil)
 
-	tell("started", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, true, map[string]any{
-		"announced": "2026-11-21T03:55:29Z",
-	})
+	tell("started", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, true, nil)
 	tell("started-unannounced", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun}, circumstances{}, false, nil)
 	tell("started-freeze", "04:10:04", bridge.Change{Kind: bridge.Started, Event: azure("Started", "Freeze", "", alone)}, circumstances{}, true, nil)
 	tell("started-while-away", "04:20:00", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, away, true, nil)
@@ -170,7 +175,7 @@ func situations() map[string]situation {
 	all["started-late"] = late
 
 	over := circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, Back: at("04:12:40").clock(), LongestPause: 156 * time.Second}}
-	tell("over", "04:20:11", vanished(begun), over, true, remembered)
+	tell("over", "04:20:11", vanished(begun), over, true, nil)
 	tell("over-others", "04:20:11", vanished(azure("Started", "Reboot", "", map[string]any{
 		"Resources": []string{"vm-db-2"},
 	})), over, true, nil)

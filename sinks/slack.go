@@ -361,7 +361,7 @@ func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (del
 // tell has the root show the change, and replies to it. The progress, once there is any, says that the root shows it.
 func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Delivery) (delivery.Answer, error) {
 	r := k.receipt(batch)
-	f := k.fields(batch, r)
+	f := k.fields(batch)
 	if k.api == "" || r.TS == "" {
 		return k.root(ctx, a, batch, f, r)
 	}
@@ -463,16 +463,8 @@ func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error
 }
 
 // fields are what the templates see.
-func (k *slackSink) fields(batch []delivery.Delivery, r slackReceipt) map[string]any {
+func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 	f := fields(batch, k.zone, k.now())
-	if len(batch) == 1 {
-		if f["announced"] == "" {
-			f["announced"] = r.Announced
-		}
-		if f["begun"] == "" {
-			f["begun"] = r.Begun
-		}
-	}
 	for _, one := range f["group"].([]map[string]any) {
 		if severity, _ := one["severitynumber"].(int); k.mention != "" && severity >= k.from {
 			f["mention"] = k.mention
@@ -546,12 +538,10 @@ func rings(f map[string]any, chosen []string) bool {
 
 // slackReceipt is what the sink remembers of an Azure event.
 type slackReceipt struct {
-	To        string `json:"to"`                  // the channel in the settings when the root was posted
-	Channel   string `json:"channel"`             // its id at Slack
-	TS        string `json:"ts"`                  // of the root
-	Group     bool   `json:"group,omitempty"`     // the root is of several events, and stays as it is
-	Announced string `json:"announced,omitempty"` // when the event was scheduled
-	Begun     string `json:"begun,omitempty"`     // when it was started
+	To      string `json:"to"`              // the channel in the settings when the root was posted
+	Channel string `json:"channel"`         // its id at Slack
+	TS      string `json:"ts"`              // of the root
+	Group   bool   `json:"group,omitempty"` // the root is of several events, and stays as it is
 }
 
 // answer says that the root, or the reply to it, is at ts. A receipt without a root is none.
@@ -567,8 +557,8 @@ func (r slackReceipt) answer(ts string) delivery.Answer {
 	return a
 }
 
-// receipt is that of a batch, with the times of its changes. It has no root when there is none in the channel of the
-// settings, or when those of a group differ.
+// receipt is that of a batch. It has no root when there is none in the channel of the settings, or when those of a group
+// differ.
 func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	var r slackReceipt
 	if !isAzure(batch) {
@@ -578,32 +568,14 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 		var one slackReceipt
 		if d.Receipt == nil || json.Unmarshal(d.Receipt, &one) != nil || !validSlackID(one.Channel) || !validSlackID(one.TS) ||
 			one.To != k.channel || len(batch) > 1 && !one.Group {
-			one = slackReceipt{Announced: one.Announced, Begun: one.Begun}
+			one = slackReceipt{}
 		}
 		if i == 0 {
 			r = one
 		} else if one.TS != r.TS || one.Channel != r.Channel {
-			r = slackReceipt{}
-			break
+			return slackReceipt{}
 		}
 	}
-	if len(batch) > 1 {
-		r.Announced, r.Begun = "", ""
-		return r
-	}
-	at := batch[0].Event.Time().UTC().Format(time.RFC3339)
-	note := func(change, at string) {
-		switch change {
-		case string(bridge.Scheduled):
-			r.Announced = at
-		case string(bridge.Started):
-			r.Begun = at
-		}
-	}
-	for _, m := range batch[0].Missed {
-		note(m.Change, m.Time.UTC().Format(time.RFC3339))
-	}
-	note(strings.TrimPrefix(batch[0].Event.Type(), bridge.EventPrefix), at)
 	return r
 }
 

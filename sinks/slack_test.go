@@ -482,22 +482,16 @@ func TestSlackReplayIsToldAgain(t *testing.T) {
 	}
 }
 
-// What a message stands for is told with it: when the event was announced and begun is remembered from change to change.
-func TestSlackRemembersWhatWasTold(t *testing.T) {
+// When an event was announced and when it began comes with each CloudEvent, so the sink remembers its message alone.
+func TestSlackTellsWhenItWasAnnouncedAndBegan(t *testing.T) {
 	w := newWorkspace(t)
 	l := newTeller(t, w.settings("")[:strings.Index(w.settings(""), "text:")]+
-		"text: '{{.change}} {{.announced}} {{.begun}} {{len .missed}}{{if .reply}} again{{end}}'\nblocks: '[]'\n")
-	all := deliveries(t)
-	for i, at := range []string{"22:12:00", "22:12:01", "22:12:02", "22:12:03"} {
-		all[i].Event = all[i].Event.Clone()
-		clock, _ := time.Parse("2006-01-02T15:04:05Z", "2022-04-11T"+at+"Z")
-		all[i].Event.SetTime(clock)
+		"text: '{{.change}} {{.announced}} {{.begun}}{{if .reply}} again{{end}}'\nblocks: '[]'\n")
+	a := l.mustTell(situations()["over"].batch...)
+	if want := `{"to":"#ops","channel":"` + slackChannelID + `","ts":"1700000000.000001"}`; string(a.Receipt) != want {
+		t.Errorf("the receipt is %s, want %s", a.Receipt, want)
 	}
-	l.mustTell(all[0])
-	all[3].Missed = []delivery.Missed{{Change: "started", Time: all[2].Event.Time()}}
-	l.mustTell(all[3])
-	want := "vanished 2022-04-11T22:12:00Z 2022-04-11T22:12:02Z 1\n  vanished 2022-04-11T22:12:00Z 2022-04-11T22:12:02Z 1 again\n"
-	if got := w.story(); got != want {
+	if got, want := w.story(), "vanished 2026-11-21T03:55:29Z 2026-11-21T04:10:04Z\n"; got != want {
 		t.Errorf("the channel shows\n%s\nwant\n%s", got, want)
 	}
 }
@@ -642,7 +636,7 @@ func TestSlackMentionsFromASeverity(t *testing.T) {
 		k := openSlackSink(t, w.settings("mention: {text: <!here>, from: '"+from+"'}"))
 		var got []string
 		for _, d := range []delivery.Delivery{deliveries(t)[0], deliveries(t)[4], deliveries(t)[5]} {
-			if f := k.fields([]delivery.Delivery{d}, slackReceipt{}); f["mention"] == "<!here>" {
+			if f := k.fields([]delivery.Delivery{d}); f["mention"] == "<!here>" {
 				got = append(got, f["severitytext"].(string))
 			}
 		}
