@@ -376,9 +376,6 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval 
 	return b.endApproval(e, op, d, by, a)
 }
 
-// errStopping says why nothing is approved any more.
-var errStopping = errors.New("forewarn is stopping")
-
 // attend keeps the rules from an event that somebody approves by hand, until it is undone. The outbox stays open until
 // then, so that it takes the record; ctx ends when that would take too long. A Bridge that is stopping attends to
 // nobody.
@@ -388,12 +385,7 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 	if b.stopping {
 		return parent, nil, false
 	}
-	ctx, cancel := context.WithCancelCause(parent)
-	attached := func() bool { return true }
-	if b.hard != nil { // it runs
-		attached = context.AfterFunc(b.hard, func() { cancel(errStopping) })
-	}
-	b.running.Add(1)
+	ctx, end := b.running.begin(parent)
 	b.byHand[id]++
 	return ctx, func() {
 		b.mu.Lock()
@@ -401,9 +393,7 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 		if b.byHand[id]--; b.byHand[id] == 0 {
 			delete(b.byHand, id)
 		}
-		attached()
-		cancel(nil)
-		b.running.Done()
+		end()
 	}, true
 }
 

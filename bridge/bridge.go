@@ -39,8 +39,9 @@ type Options struct {
 	// Warnings are for Status.Warnings; nil for none. It is called at any time, and must not call the Bridge.
 	Warnings func() []string
 
-	// Discovery looks for the endpoint that Client is to ask. Nil leaves it as it is.
-	Discovery *Discovery
+	// Discover looks for the endpoint that Client is to ask; stored is the one of an earlier search, "" if there is none.
+	// Nil leaves Client as it is. See package discovery.
+	Discover func(ctx context.Context, stored string) (Found, error)
 }
 
 // SettingsInfo says which settings are in force.
@@ -92,8 +93,7 @@ type Bridge struct {
 	identified   chan struct{} // closed when instance metadata answered anything at all
 	identity     chan struct{} // asks for it at once
 	pulse        pulse         // tells standstills of this machine
-	hard         context.Context
-	running      sync.WaitGroup // workers, and approvals by hand
+	running      tasks         // workers, and approvals by hand
 }
 
 // imdsState is how the endpoint answers.
@@ -203,10 +203,9 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 // rest, and closes the outbox. It is called once.
 func (b *Bridge) Run(ctx context.Context) error {
 	now := time.Now()
-	hard, cut := context.WithCancel(context.WithoutCancel(ctx))
-	defer cut()
+	defer b.running.cut()
 	b.mu.Lock()
-	b.began, b.pulse.last, b.hard = now, now, hard
+	b.began, b.pulse.last = now, now
 	routes := b.routes
 	b.mu.Unlock()
 	b.setRoutes(routes, now, func() {})
@@ -224,7 +223,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 
 	b.tellDead(time.Now(), 0)
 	b.tellBridge(BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
-	cutter := time.AfterFunc(stopPatience, cut)
+	cutter := time.AfterFunc(stopPatience, b.running.cut)
 	defer cutter.Stop()
 	b.mu.Lock()
 	b.stopping = true
@@ -232,7 +231,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 		c.stop()
 	}
 	b.mu.Unlock()
-	b.running.Wait()
+	b.running.wait()
 	if a := b.lastAnswer(); !a.At.IsZero() {
 		waits := b.events.note(func(op *openEvent) bool { return op.Waited != nil })
 		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: compactJSON(a)}, Groups: waits})
@@ -293,7 +292,8 @@ func (b *Bridge) startWorkers(ctx context.Context) {
 
 // startWorker begins the deliveries of a route, after those of its name that are under way. mu is held.
 func (b *Bridge) startWorker(r Route) {
-	ctx, cut := context.WithCancel(b.hard)
+	ctx, end := b.running.begin(context.Background())
+	ctx, cut := context.WithCancel(ctx)
 	stop, leave := make(chan struct{}), make(chan struct{})
 	before := b.workers[r.Name]
 	c := &crew{
@@ -306,7 +306,8 @@ func (b *Bridge) startWorker(r Route) {
 		stop: sync.OnceFunc(func() { close(stop) }), leave: sync.OnceFunc(func() { close(leave) }),
 	}
 	b.workers[r.Name] = c
-	b.running.Go(func() {
+	go func() {
+		defer end()
 		defer close(c.done)
 		defer cut()
 		if before != nil {
@@ -318,7 +319,7 @@ func (b *Bridge) startWorker(r Route) {
 				c.Log.Debug("sink not closed properly", "err", err)
 			}
 		}
-	})
+	}()
 }
 
 // end waits for a worker that was told to end. When its attempt goes on although its time is over, it is cut off; an

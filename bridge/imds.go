@@ -78,6 +78,18 @@ func (c *Client) APIVersion() string {
 	return c.version
 }
 
+// moveTo makes the client ask another endpoint, and says whether it is another.
+func (c *Client) moveTo(endpoint string) bool {
+	endpoint = strings.TrimSuffix(endpoint, "/")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.endpoint == endpoint {
+		return false
+	}
+	c.endpoint, c.version = endpoint, c.preferred
+	return true
+}
+
 // PollClass says what an answer is worth.
 type PollClass int
 
@@ -314,6 +326,43 @@ func (e *answerError) final() bool {
 func (e *answerError) lasting() bool {
 	return e.code < 400 || e.code == http.StatusNotFound || e.code == http.StatusGone
 }
+
+// ErrNotAzure says that something answers at an endpoint, but not as Azure's metadata service does.
+var ErrNotAzure = errors.New("something answers there, but not as Azure's metadata service")
+
+// Probe asks which versions the service knows. Unlike asking for the document, that does not switch scheduled events on. It
+// returns nil if Azure's metadata service is there, an error that wraps ErrNotAzure if something else is, and any other
+// error if nothing answers.
+func (c *Client) Probe(ctx context.Context) error {
+	resp, err := c.get(ctx, "/metadata/versions", "", "")
+	if err != nil {
+		return err
+	}
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody)) // what was cut does not list versions
+	resp.Body.Close()
+	if !isMetadata(resp.StatusCode, resp.Header.Get("Server"), body) {
+		return fmt.Errorf("%w: %s: %s", ErrNotAzure, resp.Status, excerpt(body))
+	}
+	return nil
+}
+
+// isMetadata says whether this is how Azure's metadata service answers when it is asked for its versions. One that asks
+// for patience is there too: going on to another address because of it would be worse than waiting.
+func isMetadata(status int, server string, body []byte) bool {
+	switch status {
+	case http.StatusGone, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable:
+		return true
+	case http.StatusOK:
+		var list struct{ APIVersions []string }
+		if json.Unmarshal(body, &list) == nil && len(list.APIVersions) > 0 {
+			return true
+		}
+	}
+	return strings.HasPrefix(server, "IMDS/")
+}
+
+// CloseIdleConnections closes the connections that no request uses.
+func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
 // Instance asks who this VM is.
 func (c *Client) Instance(ctx context.Context) (Observer, error) {

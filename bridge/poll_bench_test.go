@@ -26,14 +26,14 @@ func BenchmarkUnchangedPoll(b *testing.B) {
 			defer box.Close()
 			br := New(Options{Client: NewClient(azure.URL, DefaultAPIVersion, log, nil), Outbox: box, Log: log})
 			close(br.identified)
-			w := watcher{Bridge: br, ctx: b.Context()}
-			w.poll()
+			w := watcher{Bridge: br}
+			w.poll(b.Context())
 			b.ResetTimer()
 			for range b.N {
 				if !tt.etag {
 					w.full = w.full.Add(-2 * fullPoll)
 				}
-				w.poll()
+				w.poll(b.Context())
 			}
 			if w.failures > 0 {
 				b.Fatal("a poll failed")

@@ -27,14 +27,14 @@ var pollBackoff = []time.Duration{1 * time.Second, 2 * time.Second, 4 * time.Sec
 
 // watch polls until ctx is done.
 func (b *Bridge) watch(ctx context.Context) {
-	w := watcher{Bridge: b, ctx: ctx}
+	w := watcher{Bridge: b}
 	slow := time.AfterFunc(slowFirst, func() {
 		b.Log.Info("no answer yet: the first one can take Azure two minutes", "endpoint", b.Client.Endpoint())
 	})
 	defer slow.Stop()
 	for ctx.Err() == nil {
 		began := time.Now()
-		wait := w.poll()
+		wait := w.poll(ctx)
 		b.turned(&b.imds.turned)
 		b.Turned()
 		slow.Stop() // whatever the first poll brought is known now, and logged if it was an error
@@ -48,7 +48,6 @@ func (b *Bridge) watch(ctx context.Context) {
 // A watcher is the state of the poll loop, and belongs to its goroutine.
 type watcher struct {
 	*Bridge
-	ctx context.Context
 
 	waited   bool      // for the observer's name
 	last     time.Time // the last valid answer since the start
@@ -66,7 +65,7 @@ type watcher struct {
 }
 
 // poll asks once and draws the conclusions. It returns the time to the next poll, from the beginning of this one.
-func (w *watcher) poll() time.Duration {
+func (w *watcher) poll(ctx context.Context) time.Duration {
 	limit := patience
 	if w.last.IsZero() && w.lastAnswer().since(time.Now()) > switchedOff {
 		limit = firstPatience
@@ -78,10 +77,10 @@ func (w *watcher) poll() time.Duration {
 	if time.Since(w.full) >= fullPoll {
 		etag = ""
 	}
-	ctx, cancel := context.WithTimeoutCause(w.ctx, limit, fmt.Errorf("no answer within %v", limit))
+	polling, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %v", limit))
 	defer cancel()
-	p := w.Client.Poll(ctx, etag)
-	if w.ctx.Err() != nil {
+	p := w.Client.Poll(polling, etag)
+	if ctx.Err() != nil {
 		return 0
 	}
 	w.Meter.Polled(p.Class)
@@ -101,7 +100,7 @@ func (w *watcher) poll() time.Duration {
 		return w.Interval
 	case w.last.IsZero() && !w.waited:
 		w.waited = true
-		if w.awaitName(w.ctx) > w.Interval {
+		if w.awaitName(ctx) > w.Interval {
 			return 0 // asked again, because the answer is old now
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/discovery"
 	"forewarn/bridge/outbox"
 )
 
@@ -40,7 +41,7 @@ http:// and the address in option 245 of the machine's DHCP lease.`,
 			if err != nil {
 				return err
 			}
-			d := p.discovery()
+			d := p.search()
 			d.Fixed = strings.TrimRight(endpoint, "/")
 			if !dhcp {
 				d.DHCP = nil
@@ -61,11 +62,11 @@ http:// and the address in option 245 of the machine's DHCP lease.`,
 	return c
 }
 
-// discovery is where run looks for the endpoint; the outbox adds what it remembers.
-func (p *program) discovery() *bridge.Discovery {
-	d := &bridge.Discovery{DHCP: bridge.AskDHCP}
+// search is where run looks for the endpoint; the outbox adds what it remembers.
+func (p *program) search() *discovery.Search {
+	d := &discovery.Search{DHCP: discovery.AskDHCP}
 	if addr, err := netip.ParseAddr(p.getenv(storedBefore)); err == nil && addr.Is4() {
-		d.Stored = bridge.EndpointsAt(addr)
+		d.Known = discovery.Endpoints(addr)
 	}
 	return d
 }
@@ -75,7 +76,7 @@ func (p *program) endpoint(ctx context.Context, s *settings) error {
 	if !s.IMDS.Discover {
 		return nil
 	}
-	found, err := p.discover(ctx, p.discovery(), s)
+	found, err := p.discover(ctx, p.search(), s)
 	if err != nil {
 		return err
 	}
@@ -96,24 +97,23 @@ func (p *program) remembered(dir string) (*outbox.Outbox, error) {
 }
 
 // discover looks once. What a running bridge has found it holds, and its outbox too.
-func (p *program) discover(ctx context.Context, d *bridge.Discovery, s *settings) (bridge.Found, error) {
+func (p *program) discover(ctx context.Context, d *discovery.Search, s *settings) (bridge.Found, error) {
 	var running bridge.Status
+	stored := ""
 	if p.askControl(ctx, s, "/status", nil, &running) == nil {
 		if kept := running.IMDS.Endpoint; kept != bridge.DefaultEndpoint {
-			d.Stored = append([]string{kept}, d.Stored...)
+			stored = kept
 		}
 	} else if o, err := p.remembered(s.State); err != nil {
 		p.log().Debug("there is no outbox to remember an endpoint", "err", err)
 	} else {
-		if kept := bridge.StoredEndpoint(o); kept != "" {
-			d.Stored = append([]string{kept}, d.Stored...)
-		}
+		stored = bridge.StoredEndpoint(o)
 		_ = o.Close() // it was only read
 	}
 	slow := time.AfterFunc(3*time.Second, func() {
 		fmt.Fprintln(p.err, "forewarn: looking for the endpoint; this can take half a minute")
 	})
 	defer slow.Stop()
-	found, err := d.Find(ctx)
+	found, err := d.Find(ctx, stored)
 	return found, exit(exitUnavailable, err)
 }

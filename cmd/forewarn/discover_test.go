@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"forewarn/bridge"
+	"forewarn/bridge/discovery"
 	"forewarn/bridge/imdstest"
 )
 
@@ -25,7 +26,7 @@ func TestAnAddressInTheEnvironmentIsTried(t *testing.T) {
 		{"example.com", nil},
 	} {
 		p := &program{world: world{getenv: func(name string) string { return map[string]string{"SCHEDULEDEVENTSIP": tt.value}[name] }}}
-		if got := p.discovery().Stored; !slices.Equal(got, tt.want) {
+		if got := p.search().Known; !slices.Equal(got, tt.want) {
 			t.Errorf("with %q it tries %q, want %q", tt.value, got, tt.want)
 		}
 	}
@@ -44,7 +45,7 @@ func TestTheEndpointOfARunningBridgeIsTried(t *testing.T) {
 	running := bridge.Status{IMDS: bridge.IMDSStatus{Endpoint: azure.URL}}
 	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = printJSON(w, running) }))
 	p := &program{world: world{getenv: func(string) string { return "" }, err: io.Discard}}
-	found, err := p.discover(t.Context(), &bridge.Discovery{Fixed: "http://127.0.0.1:9"}, &settings{State: dir})
+	found, err := p.discover(t.Context(), &discovery.Search{Fixed: "http://127.0.0.1:9"}, &settings{State: dir})
 	if err != nil || found.Endpoint != azure.URL || found.How != bridge.FoundStored {
 		t.Errorf("discover = %+v, %v, want %s, stored", found, err, azure.URL)
 	}

@@ -149,15 +149,15 @@ func (p *program) bridgeOptions(s *settings, box *outbox.Outbox, log *slog.Logge
 	if err != nil {
 		log.Warn("the boot time of this machine is not known, so a reboot cannot be told from a pause", "err", err)
 	}
-	var look *bridge.Discovery
-	if s.IMDS.Discover {
-		look = p.discovery()
-	}
-	return bridge.Options{
+	o := bridge.Options{
 		Client: bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
 		Outbox: box, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
-		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}, Log: log, Discovery: look,
+		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}, Log: log,
 	}
+	if s.IMDS.Discover {
+		o.Discover = p.search().Find
+	}
+	return o
 }
 
 // reload reads the settings again. On any error the old ones stay.

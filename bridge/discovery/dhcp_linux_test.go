@@ -1,4 +1,4 @@
-package bridge
+package discovery
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
 )
 
@@ -132,8 +133,8 @@ func TestDHCPNamesTheEndpoint(t *testing.T) {
 	}
 	defer azure.Close()
 
-	found, err := Discovery{DHCP: AskDHCP}.Find(t.Context())
-	if want := (Found{"http://168.63.129.16:8080", FoundDHCP}); found != want || err != nil {
+	found, err := Search{DHCP: AskDHCP}.Find(t.Context(), "")
+	if want := (bridge.Found{Endpoint: "http://168.63.129.16:8080", How: bridge.FoundDHCP}); found != want || err != nil {
 		t.Errorf("found %v, %v, want %v", found, err, want)
 	}
 	eth0, err := net.InterfaceByName("eth0")

@@ -1,0 +1,161 @@
+package bridge
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// A town has a metadata service at those hosts that are open, and nothing at the others. DHCP names every open one but
+// azure.test, which has the fixed address.
+type town struct {
+	service http.RoundTripper
+	mu      sync.Mutex
+	open    []string
+	looked  int // searches
+	dhcp    int // searches that came to DHCP
+}
+
+func (w *town) RoundTrip(r *http.Request) (*http.Response, error) {
+	if !w.isOpen(r.URL.Host) {
+		return nil, errDown
+	}
+	return w.service.RoundTrip(r)
+}
+
+func (w *town) isOpen(host string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Contains(w.open, host)
+}
+
+func (w *town) set(open ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open = open
+}
+
+// search finds what is open; DHCP names nothing at the first so many times.
+func (w *town) search(inVain int) func(context.Context, string) (Found, error) {
+	return func(_ context.Context, stored string) (Found, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.looked++
+		if slices.Contains(w.open, "azure.test") {
+			return Found{"http://azure.test", FoundFixed}, nil
+		}
+		if slices.Contains(w.open, strings.TrimPrefix(stored, "http://")) {
+			return Found{stored, FoundStored}, nil
+		}
+		if w.dhcp++; w.dhcp <= inVain || len(w.open) == 0 {
+			return Found{}, errors.New("no endpoint found: DHCP on eth0: nobody answered")
+		}
+		return Found{"http://" + w.open[0], FoundDHCP}, nil
+	}
+}
+
+func (w *town) dhcpAsked() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.dhcp
+}
+
+// The endpoint is looked for at the start and for as long as it takes; then it is polled, shown, and stored, so that
+// after a restart DHCP is not needed. When it goes away it is looked for again.
+func TestABridgeFindsItsEndpoint(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		w := &town{service: s.azure.RoundTripper()}
+		w.set("168.63.129.16:8080")
+		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }
+		s.opts.Discover = w.search(3)
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(30 * time.Second)
+		if got := b.Status().IMDS.Endpoint; got != "http://azure.test" {
+			t.Errorf("with nothing found it polls %s", got)
+		}
+		s.wantLogged("the endpoint was not found; trying again")
+		s.wantLogged("DHCP on eth0: nobody answered")
+		if n := strings.Count(s.log.String(), "the endpoint was not found"); n != 1 {
+			t.Errorf("the same failure was logged %d times", n)
+		}
+		pause(3 * time.Minute)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled")
+		if got := b.Status().IMDS.Endpoint; got != "http://168.63.129.16:8080" || b.Status().Observer.Name != "vm-0" {
+			t.Errorf("it polls %s as %q", got, b.Status().Observer.Name)
+		}
+		s.wantLogged("found the endpoint")
+		b.end()
+
+		asked := w.dhcpAsked()
+		if asked != 4 {
+			t.Errorf("DHCP was asked %d times, want 4", asked)
+		}
+		b = s.start(e.all("a"))
+		pause(30 * time.Second)
+		s.azure.Start(idA)
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started")
+
+		w.set("azure.test") // it has moved into a virtual network
+		pause(3 * time.Minute)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
+		if got := b.Status().IMDS.Endpoint; got != "http://azure.test" {
+			t.Errorf("it polls %s, want the fixed one again", got)
+		}
+		if n := w.dhcpAsked(); n != asked {
+			t.Errorf("DHCP was asked %d times more", n-asked)
+		}
+		b.end()
+		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "http://168.63.129.16:8080" {
+			t.Errorf("stored is %q", got)
+		}
+	})
+}
+
+// An endpoint that never gave a valid answer is not stored: it may be somebody else's.
+func TestOnlyAnEndpointThatAnsweredIsStored(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		w := &town{service: s.azure.RoundTripper()}
+		w.set("168.63.129.16")
+		s.azure.SetFault(imdstest.Fault{Status: 404})
+		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }
+		s.opts.Discover = w.search(0)
+		b := s.start()
+		pause(5 * time.Minute)
+		if got := b.Client.Endpoint(); got != "http://168.63.129.16" {
+			t.Errorf("it polls %s", got)
+		}
+		b.end()
+		if got := string(stored(t, s.dir).Value(valueEndpoint)); got != "" {
+			t.Errorf("stored is %q, want nothing", got)
+		}
+	})
+}
+
+// While the endpoint answers nothing is looked for: the service counts requests.
+func TestAnEndpointThatAnswersIsNotLookedFor(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		w := &town{service: s.azure.RoundTripper()}
+		w.set("azure.test")
+		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }
+		s.opts.Discover = w.search(0)
+		b := s.start()
+		pause(time.Hour)
+		b.end()
+		if w.looked != 1 || w.dhcp != 0 {
+			t.Errorf("in an hour it was looked for %d times, DHCP asked %d times; want once and never", w.looked, w.dhcp)
+		}
+	})
+}
