@@ -225,11 +225,14 @@ func (c credentials) readURL(a *access) error {
 	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") { // err would show it
 		return c.url.wrong(errors.New("is no address; expected one such as https://example.com/hook"))
 	}
+	if err := checkHost(u); err != nil {
+		return c.url.wrong(err)
+	}
 	if c.secure && u.Scheme != "https" {
 		return c.url.wrong(errors.New("is not https, and tls is given"))
 	}
 	a.url = u
-	a.veil.hideURL(u)
+	a.veil.hideURL(u, c.url.from())
 	return nil
 }
 

@@ -8,9 +8,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"forewarn/bridge/delivery"
 )
@@ -26,6 +31,7 @@ const (
 type caller struct {
 	tls   tlsSettings
 	proxy func(*http.Request) (*url.URL, error)
+	where string // proxy has its address from
 	dial  Dialer
 
 	mu        sync.Mutex // for what follows: Close may come while a request is given up
@@ -35,7 +41,7 @@ type caller struct {
 
 // newCaller checks the settings. proxy is empty for that of the environment, none, or a URL.
 func newCaller(t tlsSettings, proxy Secret, h Host) (*caller, error) {
-	c := &caller{tls: t, proxy: h.Proxy, dial: h.dialer(connectTime)}
+	c := &caller{tls: t, proxy: h.Proxy, where: "the environment's proxy", dial: h.dialer(connectTime)}
 	if _, err := t.load(); err != nil {
 		return nil, err
 	}
@@ -50,7 +56,10 @@ func newCaller(t tlsSettings, proxy Secret, h Host) (*caller, error) {
 	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https", "socks5", "socks5h") {
 		return nil, &KeyError{"proxy", errors.New("is no address of a proxy; expected none or one such as http://proxy.example.com:3128")}
 	}
-	c.proxy = http.ProxyURL(u)
+	if err := checkHost(u); err != nil {
+		return nil, &KeyError{"proxy", err}
+	}
+	c.proxy, c.where = http.ProxyURL(u), "proxy"
 	return c, nil
 }
 
@@ -121,7 +130,7 @@ func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 			return response{}, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
 		}
 		if p != nil {
-			v.hideURL(p)
+			v.hideURL(p, c.where)
 		}
 	}
 	resp, err := transport.RoundTrip(req)
@@ -152,7 +161,7 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 			return "", fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
 		}
 		if p != nil {
-			v.hideURL(p)
+			v.hideURL(p, c.where)
 			at, secure = p, false
 		}
 	}
@@ -189,7 +198,23 @@ func dialed(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// origin is all of a URL that is no secret.
+// checkHost refuses a host that no resolver could know. Its errors do not show it.
+func checkHost(u *url.URL) error {
+	host := u.Hostname()
+	if _, err := netip.ParseAddr(host); err != nil && strings.ContainsFunc(host, func(r rune) bool {
+		return r != '.' && r != '-' && r != '_' && (r >= utf8.RuneSelf || !isWord(byte(unicode.ToLower(r))))
+	}) {
+		return errors.New("its host is no name; expected letters, digits, dots and dashes, with what is beyond ASCII in its xn-- form")
+	}
+	if port := u.Port(); port != "" {
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return errors.New("its port is none; expected a number up to 65535")
+		}
+	}
+	return nil
+}
+
+// origin is what a veil shows of a URL, with or without its host.
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
 // A response is what judge looks at.

@@ -321,7 +321,7 @@ func FuzzJudge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, status int, id, after, location, body string, cut bool) {
 		v := new(veil)
 		u, _ := url.Parse("https://user:s3cr3t-token@example.com/hook/s3cr3t-path?key=s3cr3t-query")
-		v.hideURL(u)
+		v.hideURL(u, "url")
 		r := response{status, http.Header{"X-Request-Id": {id}, "Retry-After": {after}, "Location": {location}}, body, cut}
 		answer, err := judge(r, "https://example.com", v)
 		if (err == nil) != (status >= 200 && status <= 299) {

@@ -212,10 +212,14 @@ func (c natsCredentials) readURLs(a *natsAccess) (user bool, err error) {
 			if err != nil {
 				return false, s.wrong(err)
 			}
+			if err := checkHost(u); err != nil {
+				return false, s.wrong(err)
+			}
+			a.veil.hideHost(u, s.from())
 			a.away = a.away || !isLocal(u.Hostname())
 			if u.User != nil {
 				user = true
-				a.veil.hideURL(u)
+				a.veil.hideURL(u, s.from())
 				a.veil.hide(u.User.Username()) // alone it is a token
 			}
 			a.secure = a.secure || u.Scheme == "tls"

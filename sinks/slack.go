@@ -278,11 +278,14 @@ func (k *slackSink) open(fetch func(*http.Request, *veil) (response, error)) (*s
 		if err != nil || u.Hostname() == "" || u.User != nil || !oneOf(u.Scheme, "http", "https") { // err would show it
 			return nil, k.secret.wrong(errors.New("is no address of an incoming webhook; expected one such as https://hooks.slack.com/services/…"))
 		}
+		if err := checkHost(u); err != nil {
+			return nil, k.secret.wrong(err)
+		}
 		if k.secure && u.Scheme != "https" {
 			return nil, k.secret.wrong(errors.New("is not https, and tls is given"))
 		}
 		a.hook = u
-		a.veil.hideURL(u)
+		a.veil.hideURL(u, k.secret.from())
 		return a, k.refuseInClear(a, u)
 	}
 	switch {
@@ -650,7 +653,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 // Render shows the requests that Deliver would make if Slack took each of them.
 func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	var b strings.Builder
-	a, err := k.open(func(req *http.Request, _ *veil) (response, error) { return k.show(&b, req) })
+	a, err := k.open(func(req *http.Request, v *veil) (response, error) { return k.show(&b, req, v) })
 	if err != nil {
 		return "", err
 	}
@@ -661,7 +664,7 @@ func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 }
 
 // show writes down a request, and answers as Slack does.
-func (k *slackSink) show(b *strings.Builder, req *http.Request) (response, error) {
+func (k *slackSink) show(b *strings.Builder, req *http.Request, v *veil) (response, error) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
 		return response{}, err
@@ -669,7 +672,7 @@ func (k *slackSink) show(b *strings.Builder, req *http.Request) (response, error
 	address, answer := req.URL.String(), "ok"
 	var shown any = json.RawMessage(body)
 	if k.api == "" {
-		address = origin(req.URL) + "/" + hidden
+		address = v.over(origin(req.URL)) + "/" + hidden
 	} else {
 		form, err := url.ParseQuery(string(body))
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"html"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -14,8 +15,15 @@ import (
 // A veil takes the secrets in use out of texts that come from outside: of the network, and of destinations that repeat
 // what they were sent.
 type veil struct {
-	forms   []string // what is hidden, in ASCII lower case
-	longest int      // of the forms
+	forms   []veiled
+	longest int // of the forms
+}
+
+// veiled is a text that is hidden.
+type veiled struct {
+	text    string // in ASCII lower case
+	instead string
+	word    bool // not where it is part of a longer word
 }
 
 // hide makes the veil cover secrets, in every form in which they commonly come back.
@@ -32,10 +40,15 @@ func (v *veil) hide(secrets ...string) {
 			forms = append(forms, enc.EncodeToString([]byte(s))) // a prefix of the padded form
 		}
 		for _, f := range forms {
-			v.forms = append(v.forms, asciiLower(f))
-			v.longest = max(v.longest, len(f))
+			v.add(veiled{f, hidden, false})
 		}
 	}
+}
+
+func (v *veil) add(f veiled) {
+	f.text = asciiLower(f.text)
+	v.forms = append(v.forms, f)
+	v.longest = max(v.longest, len(f.text))
 }
 
 // hidePart covers what is part of a secret, or may be one: short ones are ordinary words, such as the v1 of a path.
@@ -47,8 +60,18 @@ func (v *veil) hidePart(parts ...string) {
 	}
 }
 
-// hideURL covers all of a URL but scheme and host.
-func (v *veil) hideURL(u *url.URL) {
+// hideHost covers the host of a URL that may hold a secret, and says instead where it stands: a lost / or @ makes the
+// secret a part of the host's name. What is no name can hold none.
+func (v *veil) hideHost(u *url.URL, where string) {
+	host := u.Hostname()
+	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || ip.Zone() != "") {
+		v.add(veiled{host, "[host in " + where + "]", true})
+	}
+}
+
+// hideURL covers all of a URL but its scheme and port; where says where it stands.
+func (v *veil) hideURL(u *url.URL, where string) {
+	v.hideHost(u, where)
 	v.hidePart(u.Path, u.EscapedPath(), u.RequestURI(), u.RawQuery, u.Fragment)
 	v.hidePart(strings.Split(u.Path, "/")...)
 	v.hidePart(strings.Split(u.EscapedPath(), "/")...)
@@ -81,22 +104,28 @@ func (v *veil) hideBasic(username, password string) {
 	v.hide(base64.StdEncoding.EncodeToString([]byte(username + ":" + password)))
 }
 
-// over is text with every covered part replaced by [secret], whatever its case.
+// over is text with every covered part replaced, whatever its case.
 func (v *veil) over(text string) string {
 	lower := asciiLower(text)
-	covered := make([]bool, len(text))
+	instead := make([]string, len(text)) // of each byte, "" for itself
 	found := false
-	for _, form := range v.forms {
+	for _, f := range v.forms {
 		for from := 0; ; {
-			i := strings.Index(lower[from:], form)
+			i := strings.Index(lower[from:], f.text)
 			if i < 0 {
 				break
 			}
-			for j := from + i; j < from+i+len(form); j++ {
-				covered[j] = true
+			start, end := from+i, from+i+len(f.text)
+			from = start + 1
+			if f.word && (start > 0 && isWord(lower[start-1]) || end < len(lower) && isWord(lower[end])) {
+				continue
 			}
 			found = true
-			from += i + 1
+			for j := start; j < end; j++ {
+				if instead[j] != hidden { // which counts where both are
+					instead[j] = f.instead
+				}
+			}
 		}
 	}
 	if !found {
@@ -105,14 +134,17 @@ func (v *veil) over(text string) string {
 	var b strings.Builder
 	for i := range len(text) {
 		switch {
-		case !covered[i]:
+		case instead[i] == "":
 			b.WriteByte(text[i])
-		case i == 0 || !covered[i-1]:
-			b.WriteString(hidden)
+		case i == 0 || instead[i-1] != instead[i]:
+			b.WriteString(instead[i])
 		}
 	}
 	return b.String()
 }
+
+// isWord says whether a byte of lower case is part of a word.
+func isWord(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c >= utf8.RuneSelf }
 
 // line makes what a destination sent fit to be shown: without secrets, one line of printable characters, at most n
 // bytes. cut says that text is only the beginning of what was sent, and may end inside a secret.

@@ -22,7 +22,7 @@ import (
 
 // webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
 type webhookSettings struct {
-	URL          Secret            `yaml:"url"` // http or https; all of it but scheme and host is taken for secret
+	URL          Secret            `yaml:"url"` // http or https; all of it but the scheme is secret
 	URLFile      string            `yaml:"url_file"`
 	URLEnv       string            `yaml:"url_env"`
 	Mode         string            `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
@@ -301,7 +301,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s://%s/[secret]\n", req.Method, a.url.Scheme, a.url.Host)
+	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, a.veil.over(origin(a.url)))
 	for _, name := range slices.Sorted(maps.Keys(req.Header)) {
 		value := req.Header.Get(name)
 		if a.header.Get(name) != "" {
