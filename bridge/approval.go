@@ -402,7 +402,7 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 func (s scene) addApproval(c *commit, e Event, op openEvent, a Approval) {
 	change := Change{Kind: Approved, Event: e}
 	base := ChangeID(change)
-	times := s.mark(base).Times + 1
+	times := s.mark(e.ID, base).Times + 1
 	in := s.circumstances(op)
 	in.Repeat, in.Approval = times-1, &a
 	ce, err := Wrap(change, in)

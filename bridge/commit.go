@@ -9,6 +9,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
 )
 
@@ -79,9 +80,11 @@ func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 func (m message) addition(seq uint64, body []byte) outbox.Addition {
 	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
 	a := outbox.Addition{
-		Seq: seq, Body: body, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.event, Change: string(m.change),
-		AzureType: azureType, NotBefore: m.notBefore, Transient: m.transient,
-		Replaced: m.replaced,
+		Message: delivery.Message{
+			Seq: seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.event, Change: string(m.change), AzureType: azureType,
+			Transient: m.transient, Replaced: m.replaced,
+		},
+		Body: body, NotBefore: m.notBefore,
 	}
 	for _, route := range m.to {
 		a.To = append(a.To, outbox.Recipient{Route: route, Due: m.due[route]})

@@ -80,7 +80,7 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 func (s scene) reminder(e Event, op openEvent, lead time.Duration) (c commit, due bool) {
 	change := Change{Kind: Reminder, Event: e, Lead: lead}
 	id := ChangeID(change)
-	if s.mark(id).Times > 0 {
+	if s.mark(e.ID, id).Times > 0 {
 		return commit{}, false
 	}
 	c = commit{marks: map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}, open: map[string]*openEvent{}}

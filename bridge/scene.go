@@ -31,7 +31,7 @@ type scene struct {
 	unnamed     bool      // filters have waited long enough for the observer's name
 	heldUntil   time.Time // they wait until then
 	booted      time.Time
-	mark        func(id string) outbox.Mark // how often an id was used
+	mark        func(event, id string) outbox.Mark // how often an id was used
 	log         *slog.Logger
 }
 
@@ -93,14 +93,14 @@ func (b *Bridge) noRoom(full bool) {
 func (s scene) add(c *commit, change Change, op openEvent) error {
 	e := change.Event
 	if op.Event == nil { // new
-		approved := s.mark(ChangeID(Change{Kind: Approved, Event: e})).Times > 0 // somebody by hand was faster than the poll
-		op = openEvent{Life: s.mark(e.ID).Times + 1, First: s.now, Approved: approved}
+		approved := s.mark(e.ID, ChangeID(Change{Kind: Approved, Event: e})).Times > 0 // by hand somebody was faster than the poll
+		op = openEvent{Life: s.mark(e.ID, e.ID).Times + 1, First: s.now, Approved: approved}
 	}
 	if e.Status == statusStarted && op.Started.IsZero() {
 		op.Started = s.now
 	}
 	base := ChangeID(change)
-	times := max(op.Life, s.mark(base).Times+1)
+	times := max(op.Life, s.mark(e.ID, base).Times+1)
 	in := s.circumstances(op)
 	in.WhileAway, in.Repeat = s.away, times-1
 	if s.away {

@@ -70,7 +70,8 @@ func (r mailRoute) add(t *testing.T, all []delivery.Delivery) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := outbox.Addition{Seq: r.box.Reserve(batch.Now), Body: body, ID: d.Event.ID(), Type: d.Event.Type()}
+		a := outbox.Addition{Body: body}
+		a.Seq, a.ID, a.Type = r.box.Reserve(batch.Now), d.Event.ID(), d.Event.Type()
 		if isAzure([]delivery.Delivery{d}) {
 			a.Group, a.Change, a.AzureType = d.Event.Subject(), "started", "Reboot"
 		}

@@ -10,7 +10,7 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 	if s.terms.Fallback.Sink != "" {
 		for _, i := range l.items {
 			if i.fallsBack() {
-				at = earlier(at, i.since().Add(s.terms.Fallback.After))
+				at = earlier(at, i.Since().Add(s.terms.Fallback.After))
 			}
 		}
 	}
@@ -41,7 +41,7 @@ func (s *schedule) overdue(now time.Time) (late, fallback []*Item) {
 			}
 		}
 		for n, i := range l.items {
-			if s.terms.Fallback.Sink != "" && i.fallsBack() && !i.since().Add(s.terms.Fallback.After).After(now) {
+			if s.terms.Fallback.Sink != "" && i.fallsBack() && !i.Since().Add(s.terms.Fallback.After).After(now) {
 				fallback = append(fallback, i)
 				fell := *i
 				fell.FellBack = true

@@ -65,9 +65,6 @@ func (i *Item) soon(now time.Time) bool {
 	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < soonNotice
 }
 
-// since is when the delivery could first be made: its age counts from then.
-func (i *Item) since() time.Time { return later(i.Pending, i.Due) }
-
 // put adds the item, or replaces the one with its number, which it returns.
 func (l *lane) put(i *Item, now time.Time) (was *Item) {
 	at, found := l.find(i.Seq)

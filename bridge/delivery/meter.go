@@ -50,7 +50,7 @@ func (w *Worker) measure(r result) {
 	for _, i := range r.batch {
 		switch {
 		case r.err == nil:
-			w.Meter.Accepted(w.Route, max(0, r.began.Add(r.took).Sub(i.since())))
+			w.Meter.Accepted(w.Route, max(0, r.began.Add(r.took).Sub(i.Since())))
 		case rejected && len(r.batch) > 1: // taken apart
 			w.Meter.Failed(w.Route, FailedAgain)
 		case !rejected && len(r.lost) == 0:

@@ -32,14 +32,22 @@ type Changes struct {
 	Gone    []uint64 // sequence numbers
 }
 
+// A Message is what all deliveries of one CloudEvent have in common. It never changes.
+type Message struct {
+	Seq       uint64 `json:"-"`                   // its place in the order of the queue
+	ID        string `json:"id"`                  // of the CloudEvent
+	Type      string `json:"type"`                // of the CloudEvent
+	Group     string `json:"event,omitempty"`     // the Azure event's id; "" when it is about the bridge
+	Change    string `json:"change,omitempty"`    // scheduled, updated, started, vanished, reminder, approved; or ""
+	AzureType string `json:"azureType,omitempty"` // such as Reboot
+	Transient bool   `json:"transient,omitempty"` // leaves no history, and never falls back: a heartbeat
+	// Replaced is of a vanished: another event took the place of this one, so it comes before what tells of that.
+	Replaced bool `json:"replaced,omitempty"`
+}
+
 // An Item is one pending delivery. It never changes: a Queue replaces it.
 type Item struct {
-	Seq       uint64    // its place in the order of the queue
-	ID        string    // of the CloudEvent
-	Type      string    // of the CloudEvent
-	Group     string    // the Azure event's id; "" when it is about the bridge
-	Change    string    // scheduled, updated, started, vanished, reminder or approved; about the bridge: ""
-	AzureType string    // such as Reboot
+	*Message
 	NotBefore time.Time // of the Azure event; zero when it has none
 	Pending   time.Time // since when; its age and max_age count from here
 	Due       time.Time // no attempt before this, nor of a later item of its group; zero = at once
@@ -50,9 +58,10 @@ type Item struct {
 	Batch     uint64    // the batch that made progress: all items with this number are repeated together; 0 = none
 	Instead   *Instead  // set when it came here as a fallback
 	FellBack  bool      // the fallback has it too
-	Transient bool      // leaves no history, and never falls back: a heartbeat
-	Replaced  bool      // a vanished: another event took the place of this one, so it comes before what tells of that
 }
+
+// Since is when the delivery could first be made: its age counts from then.
+func (i *Item) Since() time.Time { return later(i.Pending, i.Due) }
 
 // A Report is what became of some items.
 type Report struct {

@@ -35,7 +35,8 @@ func newPlan(terms Terms) *plan {
 // owe makes a change pending of the event whose NotBefore is so far away; 0 is none.
 func (p *plan) owe(event, change string, notice time.Duration) *Item {
 	p.seq++
-	i := &Item{Seq: p.seq, Group: event, Change: change, ID: event + "-" + change, AzureType: p.azureType, Pending: p.now}
+	m := &Message{Seq: p.seq, Group: event, Change: change, ID: event + "-" + change, AzureType: p.azureType}
+	i := &Item{Message: m, Pending: p.now}
 	if notice != 0 {
 		i.NotBefore = p.now.Add(notice)
 	}
@@ -427,7 +428,7 @@ func TestAStopTriesOnlyWhatIsNew(t *testing.T) {
 // What is replayed goes before what is newer.
 func TestWhatIsReplayedGoesInOrder(t *testing.T) {
 	p := newPlan(Terms{})
-	old := &Item{Seq: 1, Group: "A", Change: scheduled, ID: "old"}
+	old := &Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}}
 	p.seq = 10
 	p.owe("A", "started", 0)
 	p.put(old, p.now)

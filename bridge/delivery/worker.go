@@ -332,7 +332,7 @@ func (w *Worker) expired(r result, now time.Time) []*Item {
 	if w.Terms.MaxAge <= 0 {
 		return nil
 	}
-	old := slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return now.Sub(i.since()) <= w.Terms.MaxAge })
+	old := slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return now.Sub(i.Since()) <= w.Terms.MaxAge })
 	groups := map[string]bool{}
 	for _, i := range old {
 		groups[i.Group] = true

@@ -112,7 +112,8 @@ func want(t *testing.T, claim string, got []string, want ...string) {
 }
 
 func change(seq uint64, group, change string, notice time.Duration) delivery.Item {
-	return delivery.Item{Seq: seq, Group: group, Change: change, ID: group + "-" + change, AzureType: "Reboot", NotBefore: time.Now().Add(notice)}
+	m := &delivery.Message{Seq: seq, Group: group, Change: change, ID: group + "-" + change, AzureType: "Reboot"}
+	return delivery.Item{Message: m, NotBefore: time.Now().Add(notice)}
 }
 
 // wave is what one document brings about three events.
@@ -250,7 +251,7 @@ func TestWhatIsTriedInVainFallsBackOnce(t *testing.T) {
 		bubble(t, terms, func(t *testing.T, r *route) {
 			r.say(fails(errDown))
 			r.hang = hang
-			beat := delivery.Item{Seq: 2, ID: "beat", Transient: true}
+			beat := delivery.Item{Message: &delivery.Message{Seq: 2, ID: "beat", Transient: true}}
 			foreign := change(3, "E2", "scheduled", time.Hour)
 			foreign.Instead = &delivery.Instead{Sink: "c"}
 			r.add(change(1, "E1", "scheduled", time.Hour), beat, foreign)

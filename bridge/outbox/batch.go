@@ -10,7 +10,7 @@ import (
 // A Batch is one change of state, which is kept whole or not at all. Its parts are applied in the order of the fields.
 type Batch struct {
 	Now    time.Time
-	Routes []Route           // nil: they stay as they are; see SetRoutes
+	Routes []Route           // nil: they stay as they are; see NewRoutes
 	Values map[string][]byte // small named values of the owner; nil deletes
 	Marks  map[string]Mark   // ids that were used; they are kept until 30 days after their group is over
 	Remove []Ref             // pending deliveries that leave no trace
@@ -38,17 +38,10 @@ type Mark struct {
 
 // An Addition is one CloudEvent and the routes that it becomes pending for, unless it is already.
 type Addition struct {
-	Seq       uint64 // from Reserve
-	Body      []byte // in the JSON format; nil: it was added before
-	ID        string // of the CloudEvent
-	Type      string // of the CloudEvent
-	Group     string
-	Change    string
-	AzureType string
-	NotBefore time.Time
-	To        []Recipient
-	Transient bool // leaves no history: its body goes with its last delivery
-	Replaced  bool // see delivery.Item
+	delivery.Message        // Seq is from Reserve
+	Body             []byte // in the JSON format; nil: it was added before
+	NotBefore        time.Time
+	To               []Recipient
 }
 
 // A Recipient is a route that a CloudEvent becomes pending for.
@@ -80,12 +73,22 @@ func (o *Outbox) Apply(b Batch) error { return o.Submit(b)() }
 
 // Submit makes the change without waiting for the disk. wait returns when it is there, as Apply does.
 func (o *Outbox) Submit(b Batch) (wait func() error) {
-	if o.readOnly {
-		return func() error { return ErrReadOnly }
-	}
-	n := o.change(b.Now, func(c *change) { c.apply(b) })
-	o.wake()
-	return func() error { return o.sync(n) }
+	return o.submit(b.Now, func(c *change) { c.apply(b) })
+}
+
+// A change is one change of state under way: it alters memory and gathers the writes that make it durable. Both happen
+// whole, because the lock is held from the beginning to the end.
+type change struct {
+	*memory
+	*batch
+	now  time.Time
+	died []Delivery // dead letters that it made
+	lost int        // dead letters that it dropped, for want of room
+}
+
+// write adds to what makes the change durable; nil deletes.
+func (c *change) write(bucket, key string, value []byte) {
+	c.writes = append(c.writes, Write{bucket, key, value})
 }
 
 func (c *change) apply(b Batch) {
@@ -93,10 +96,13 @@ func (c *change) apply(b Batch) {
 		c.setRoutes(b.Routes)
 	}
 	for name, v := range b.Values {
-		c.setValue(name, v)
+		if c.values[name] = v; v == nil {
+			delete(c.values, name)
+		}
+		c.write(bucketValues, name, v)
 	}
 	for id, m := range b.Marks {
-		c.marks[id] = m
+		c.group(m.Group).setMark(id, m)
 		c.write(bucketMarks, id, encode(m))
 	}
 	for _, r := range b.Remove {
@@ -106,7 +112,7 @@ func (c *change) apply(b Batch) {
 	}
 	for _, r := range b.Supersede {
 		if e := c.entry(r); e != nil {
-			c.settle(e, StateSuperseded, "", delivery.Answer{}, e.item.Attempts)
+			c.settle(e, StateSuperseded, "", delivery.Answer{}, e.Attempts)
 		}
 	}
 	for _, m := range b.Move {
@@ -128,14 +134,10 @@ func (c *change) apply(b Batch) {
 // add makes a CloudEvent pending for its recipients.
 func (c *change) add(a Addition) {
 	c.last = max(c.last, a.Seq)
-	m := c.messages[a.Seq]
-	if m == nil {
-		m = &message{seq: a.Seq}
-		c.messages[a.Seq] = m
-	}
-	if m.id == "" {
-		m.set(head{a.ID, a.Type, a.Group, a.Change, a.AzureType, max(len(a.Body), m.bytes), a.Transient, a.Replaced})
-		c.write(bucketHeads, seqKey(a.Seq), encode(m.head()))
+	m := c.message(a.Seq)
+	if m.ID == "" {
+		m.head = head{a.Message, max(len(a.Body), m.Bytes)}
+		c.write(bucketHeads, seqKey(a.Seq), encode(m.head))
 	}
 	if a.Body != nil {
 		m.body = a.Body
@@ -143,9 +145,9 @@ func (c *change) add(a Addition) {
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 		c.bodies = append(c.bodies, m)
 	}
-	c.use(m) // so that it stays until all its recipients have it
+	m.uses++ // so that it stays until all its recipients have it
 	for _, to := range a.To {
-		c.pend(&entry{message: m, route: c.route(to.Route), held: to.Held, item: delivery.Item{
+		c.pend(&entry{message: m, route: c.route(to.Route), held: to.Held, Item: delivery.Item{
 			NotBefore: a.NotBefore, Pending: c.now.UTC(), Due: to.Due.UTC(),
 		}})
 	}
@@ -158,45 +160,158 @@ func (c *change) move(m Move) {
 		return
 	}
 	next := e.copy()
-	next.item.Due, next.item.NotBefore, next.held = m.Due.UTC(), m.NotBefore, m.Held
+	next.Due, next.NotBefore, next.held = m.Due.UTC(), m.NotBefore, m.Held
 	if m.Restart {
-		next.item.Pending = c.now.UTC()
+		next.Pending = c.now.UTC()
 	}
 	c.replace(e, next)
 	c.offers = append(c.offers, next)
 }
 
-func (c *change) setGroup(id string, g *Group) {
-	if was := c.groups[id]; was != nil {
-		defer c.disuse(c.messages[was.Latest]) // after the new one is in use, which may be the same
+func (c *change) setGroup(id string, to *Group) {
+	g := c.group(id)
+	if g.latest != nil {
+		defer c.disuse(g.latest) // after the new one is in use, which may be the same
 	}
-	if g == nil {
-		delete(c.groups, id)
-		c.over[id] = c.now.UTC()
+	if to == nil {
+		g.state, g.latest, g.over = nil, nil, c.now.UTC()
 		c.write(bucketGroups, id, nil)
-		c.write(bucketOver, id, encode(c.now.UTC()))
+		c.write(bucketOver, id, encode(g.over))
 		return
 	}
-	kept := *g
-	c.groups[id] = &kept
-	c.useLatest(&kept)
-	c.write(bucketGroups, id, encodeGroup(kept))
-	if _, ok := c.over[id]; ok {
-		delete(c.over, id)
+	g.state, g.latest = to.State, c.message(to.Latest)
+	g.latest.uses++
+	c.write(bucketGroups, id, g.encode())
+	if !g.over.IsZero() {
+		g.over = time.Time{}
 		c.write(bucketOver, id, nil)
 	}
 }
 
-func (c *change) setValue(name string, v []byte) {
-	if v == nil {
-		delete(c.values, name)
-	} else {
-		c.values[name] = v
+func (g *group) encode() []byte { return append([]byte(seqKey(g.latest.Seq)+" "), g.state...) }
+
+// disuse lets go of a message once. One that nothing refers to any more is history; if it is transient, it is gone.
+func (c *change) disuse(m *message) {
+	if m.uses--; m.uses > 0 {
+		return
 	}
-	c.write(bucketValues, name, v)
+	c.write(bucketHeads, seqKey(m.Seq), nil)
+	if m.Transient {
+		m.body = nil
+		c.write(bucketEvents, seqKey(m.Seq), nil)
+	}
+	if m.body == nil {
+		delete(c.messages, m.Seq)
+	} // else it goes when it is on disk
 }
 
-func (c *change) own(vmID string) {
-	c.owner = vmID
-	c.write(bucketMeta, metaOwner, []byte(vmID))
+// pend makes a delivery pending, unless it is already. Its reader gets it when it is durable.
+func (c *change) pend(e *entry) bool {
+	if e.route.pending[e.message.Seq] != nil {
+		return false
+	}
+	e.Message, e.batch = &e.message.Message, c.number
+	c.put(e)
+	c.offers = append(c.offers, e)
+	c.write(bucketPending, e.key(), e.encode())
+	return true
+}
+
+// replace puts next in the place of e. Whoever needs to see it is told by the caller.
+func (c *change) replace(e, next *entry) {
+	next.batch, next.known = e.batch, e.offered || e.known
+	c.take(e)
+	c.put(next)
+	e.message.uses--
+	c.write(bucketPending, next.key(), next.encode())
+}
+
+// replaceNow is replace for what doesn't have to be durable before it is seen.
+func (c *change) replaceNow(e, next *entry) {
+	c.replace(e, next)
+	if e.offered {
+		next.offer()
+	} else {
+		c.offers = append(c.offers, next)
+	}
+}
+
+// offer lets the reader have the delivery.
+func (e *entry) offer() {
+	e.offered = true
+	e.route.reader.give(e)
+}
+
+// remove takes a pending delivery away without a trace.
+func (c *change) remove(e *entry) {
+	c.take(e)
+	e.route.reader.drop(e)
+	c.write(bucketPending, e.key(), nil)
+	c.disuse(e.message)
+}
+
+// settle ends a pending delivery for good.
+func (c *change) settle(e *entry, how, status string, a delivery.Answer, attempts int) {
+	c.record(e.message, e.route.name, how, status, a, attempts)
+	c.remove(e)
+}
+
+// record keeps what became of a delivery, unless it leaves no history.
+func (c *change) record(m *message, route, how, status string, a delivery.Answer, attempts int) {
+	if m.Transient {
+		return
+	}
+	s := settlement{At: c.now.UTC(), How: how, ID: m.ID, Group: m.Group, Status: status, AnswerID: a.ID,
+		Attempts: attempts}
+	if a.Status != "" {
+		s.Status = a.Status
+	}
+	m.became(route, Outcome{how, s.At})
+	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, encode(s))
+}
+
+// giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route.
+// attempted says that this comes of an attempt.
+func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
+	d := e.copy()
+	if attempted {
+		d.Attempts++
+		d.tried = c.now.UTC()
+	}
+	d.Next, d.held, d.batch, d.death = time.Time{}, false, c.number, &death{reason, c.now.UTC()}
+	if cause != "" {
+		d.Error = cause
+	}
+	if was := e.route.dead[e.Seq]; was != nil { // it became pending again in another way than by a replay
+		c.forgetDead(was)
+	}
+	c.put(d)
+	c.write(bucketDead, d.key(), d.encode())
+	c.died = append(c.died, d.record())
+	if reason != delivery.ReasonLate {
+		c.fallBack(e, d.Error)
+	}
+	c.remove(e)
+}
+
+// forgetDead forgets a dead letter.
+func (c *change) forgetDead(d *entry) {
+	c.take(d)
+	c.write(bucketDead, d.key(), nil)
+	c.disuse(d.message)
+}
+
+// fallBack makes what a route couldn't deliver pending for its fallback, unless that has or had it. What came as a
+// fallback doesn't fall back again, and what leaves no history isn't worth it.
+func (c *change) fallBack(e *entry, why string) {
+	to := e.route.fallback
+	if to == "" || e.Instead != nil || e.Transient || c.outcome(to, e.Seq).State != "" {
+		return
+	}
+	if why == "" {
+		why = "no answer"
+	}
+	c.pend(&entry{message: e.message, route: c.route(to), Item: delivery.Item{
+		NotBefore: e.NotBefore, Pending: c.now.UTC(), Instead: &delivery.Instead{Sink: e.route.name, Why: why},
+	}})
 }

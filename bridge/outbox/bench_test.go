@@ -18,8 +18,9 @@ func wave(o *outbox.Outbox, n int, routes ...string) outbox.Batch {
 	filler := bytes.Repeat([]byte("x"), 900)
 	for i := range n / len(routes) {
 		group := fmt.Sprintf("%08d-0000-4000-8000-000000000000", i)
-		a := outbox.Addition{Seq: o.Reserve(now), ID: group + "-scheduled", Type: "dev.forewarn.scheduledevent.scheduled",
-			Group: group, Change: "scheduled", AzureType: "Reboot", NotBefore: now.Add(time.Hour)}
+		a := outbox.Addition{NotBefore: now.Add(time.Hour), Message: delivery.Message{Seq: o.Reserve(now),
+			ID: group + "-scheduled", Type: "dev.forewarn.scheduledevent.scheduled", Group: group, Change: "scheduled",
+			AzureType: "Reboot"}}
 		a.Body = fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{"x":%q}}`, a.ID,
 			filler)
 		for _, name := range routes {

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"cmp"
+	"slices"
 
 	"forewarn/bridge/delivery"
 )
@@ -28,44 +29,61 @@ func (b Bounds) orDefaults() Bounds {
 
 // bound gives up what is too much: the oldest of the route with most. While the disk fails there is less room, for what
 // is only in memory.
-func (c *change) bound(failing bool) {
-	b := c.bounds
+func (c *change) bound(b Bounds, failing bool) {
 	for c.pending.n > b.Pending || c.pending.bytes > b.PendingBytes {
-		c.giveUp(c.fullest(func(r *route) int { return len(r.pending) }).oldest(), delivery.ReasonOverflow, "", false)
+		var most *route
+		for _, r := range c.routes {
+			if n := len(r.pending); most == nil || n > len(most.pending) || n == len(most.pending) && r.name < most.name {
+				most = r
+			}
+		}
+		c.giveUp(most.oldest(), delivery.ReasonOverflow, "", false)
 	}
-	for failing && c.unstored > b.InMemory {
-		e, _ := c.fullest(func(r *route) int { return r.volatile }).unstored.first()
-		c.giveUp(e, delivery.ReasonOverflow, "", false)
-	}
-	for c.deadSize.n > b.Dead || c.deadSize.bytes > b.DeadBytes {
-		d, _ := c.deadBySeq.first()
-		c.forgetDead(d)
-		c.lost++
-	}
-	for failing && c.deadUnstored > b.InMemory {
-		d, _ := c.deadUnstoredBySeq.first()
-		c.forgetDead(d)
-		c.lost++
-	}
-}
-
-// fullest is the route with most, as count counts; by name among equals.
-func (m *memory) fullest(count func(*route) int) *route {
-	var most *route
-	for _, r := range m.routes {
-		if n := count(r); most == nil || n > count(most) || n == count(most) && r.name < most.name {
-			most = r
+	for failing {
+		tooMany := excess(c.unstored(false), b.InMemory)
+		for _, e := range tooMany {
+			c.giveUp(e, delivery.ReasonOverflow, "", false)
+		}
+		if len(tooMany) == 0 { // else their fallbacks may have too many now
+			break
 		}
 	}
-	return most
+	for c.dead.n > b.Dead || c.dead.bytes > b.DeadBytes {
+		c.forgetDead(c.letters[0])
+		c.lost++
+	}
+	if failing {
+		letters := c.unstored(true)
+		slices.SortFunc(letters, bySeq)
+		for _, d := range letters[:max(0, len(letters)-b.InMemory)] {
+			c.forgetDead(d)
+			c.lost++
+		}
+	}
 }
 
-// oldest is the pending delivery that could have been delivered for longest.
+// oldest is the pending delivery that could have been delivered for longest. There must be one.
 func (r *route) oldest() *entry {
-	a, okA := r.ofGroups.first()
-	b, okB := r.others.first()
-	if okA && (!okB || !b.since().Before(a.since())) {
-		return a
+	all := slices.Concat(r.ofGroups[:min(1, len(r.ofGroups))], r.others[:min(1, len(r.others))])
+	return slices.MinFunc(all, func(a, b *entry) int { return a.Since().Compare(b.Since()) })
+}
+
+// excess are those of the deliveries that are more than room: each time the oldest of the route with most.
+func excess(list ages, room int) (tooMany []*entry) {
+	slices.SortFunc(list, func(a, b *entry) int { return cmp.Or(a.Since().Compare(b.Since()), bySeq(a, b)) })
+	byRoute := map[*route][]*entry{}
+	for _, e := range list {
+		byRoute[e.route] = append(byRoute[e.route], e)
 	}
-	return b
+	for range len(list) - room {
+		var most *route
+		for r, of := range byRoute {
+			if n := len(byRoute[most]); len(of) > n || most != nil && len(of) == n && r.name < most.name {
+				most = r
+			}
+		}
+		tooMany = append(tooMany, byRoute[most][0])
+		byRoute[most] = byRoute[most][1:]
+	}
+	return tooMany
 }

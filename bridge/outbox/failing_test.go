@@ -107,7 +107,7 @@ func TestAFileThatComesLateOverwritesNothing(t *testing.T) {
 			if x, y, z := string(o.Value("x")), string(o.Value("y")), string(o.Value("z")); x != "new" || y != "old" || z != "" {
 				t.Errorf("values are %q, %q and %q", x, y, z)
 			}
-			if n := o.Mark("B-scheduled").Times; n != 2 {
+			if n := o.Mark("B", "B-scheduled").Times; n != 2 {
 				t.Errorf("the mark is %d", n)
 			}
 		}
@@ -184,7 +184,7 @@ func TestACloneStartsAnew(t *testing.T) {
 		if added, back := o.NewRoutes([]outbox.Route{{Name: "a"}}); len(added)+len(back) != 0 {
 			t.Errorf("the routes are forgotten: %v, %v", added, back)
 		}
-		if len(o.Groups()) != 0 || o.Mark("G00-scheduled").Times != 0 || len(o.List(outbox.Selection{})) != 0 {
+		if len(o.Groups()) != 0 || o.Mark("G00", "G00-scheduled").Times != 0 || len(o.List(outbox.Selection{})) != 0 {
 			t.Error("something of it is still known")
 		}
 		a := mustAdd(t, o, "A", "scheduled", "a")
@@ -323,7 +323,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		o.Totals()
 		o.Size()
 		o.Outcome("a", 1)
-		o.Mark("x")
+		o.Mark("x", "x")
 		o.List(outbox.Selection{})
 		o.Queue("other").Changes()
 		if _, err := o.Own("vmid-0"); err != nil || !time.Now().Equal(began) {
@@ -436,7 +436,7 @@ func TestOneChangeIsOneBatch(t *testing.T) {
 			}
 		}
 		step("routes", func() error {
-			_, _, err := o.SetRoutes([]outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b"}}, time.Now())
+			_, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b"}}...)
 			return err
 		})
 		step("2,000 events", func() error {
@@ -457,7 +457,7 @@ func TestOneChangeIsOneBatch(t *testing.T) {
 		}
 		step("500 are replayed", func() error { _, err := o.Replay(keys, ""); return err })
 		step("500 are dropped", func() error { _, err := o.Drop(keys, "x"); return err })
-		step("a route goes", func() error { _, _, err := o.SetRoutes([]outbox.Route{{Name: "b"}}, time.Now()); return err })
+		step("a route goes", func() error { _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "b"}}...); return err })
 		step("its backlog is given up", func() error { o.GiveUpOrphans(time.Now().Add(25 * time.Hour)); return nil })
 		if n := len(deadLetters(o, "a")); n != 1500 {
 			t.Errorf("%d dead letters, want 1,500", n)

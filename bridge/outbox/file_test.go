@@ -61,7 +61,7 @@ func edit(t testing.TB, path string, f func(tx *bolt.Tx) error) {
 func used(t testing.TB, dir string) []string {
 	t.Helper()
 	o := open(t, dir, outbox.Options{})
-	if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, time.Now()); err != nil {
+	if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := o.Own("vmid-0"); err != nil {
@@ -358,7 +358,7 @@ func TestTheFirstFormatIsMigrated(t *testing.T) {
 		if got := o.Outcome("a", seq(2)); got.State != outbox.StateAccepted || !got.At.Equal(at(2)) {
 			t.Errorf("%s: the outcome is %+v", claim, got)
 		}
-		if m := o.Mark("CCCC"); m.Times != 2 || m.Group != "CCCC" || !m.At.Equal(at(4)) {
+		if m := o.Mark("CCCC", "CCCC"); m.Times != 2 || m.Group != "CCCC" || !m.At.Equal(at(4)) {
 			t.Errorf("%s: the mark is %+v", claim, m)
 		}
 		if got := string(o.Value("observer")); got != `{"name":"vm-0","vmId":"vmid-0"}` {
@@ -420,13 +420,13 @@ func TestTheFirstFormatIsMigrated(t *testing.T) {
 	if err := <-o.Maintain(at(6).Add(29 * 24 * time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if o.Mark(b).Times != 1 {
+	if o.Mark(b, b).Times != 1 {
 		t.Error("an event that is over for 29 days is forgotten")
 	}
 	if err := <-o.Maintain(at(6).Add(31 * 24 * time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if o.Mark(b).Times != 0 || o.Mark("CCCC").Times != 2 {
+	if o.Mark(b, b).Times != 0 || o.Mark("CCCC", "CCCC").Times != 2 {
 		t.Error("after 31 days marks are wrong")
 	}
 	o.Close()

@@ -3,8 +3,8 @@ package outbox
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -37,85 +37,118 @@ var errEnough = errors.New("enough")
 // what was there when it began; what changes meanwhile it may see or not.
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	o.mu.Lock()
-	waiting := o.waitingLayer()
+	var waiting []Write
+	for _, b := range o.waiting {
+		waiting = append(waiting, b.writes...)
+	}
 	o.mu.Unlock()
-	for from := seqKey(first); ; {
-		var step []Record
-		err := waiting.walk(o.storage, bucketEvents, from, func(key string, value []byte) error {
-			if len(step) == walkStep {
-				return errEnough
-			}
-			from = key + "\x00"
-			if seq, err := strconv.ParseUint(key, 10, 64); err == nil {
-				step = append(step, Record{Seq: seq, Body: slices.Clone(value)})
-			}
-			return nil
-		})
-		if err != nil && !errors.Is(err, errEnough) {
-			o.damaged(err)
+	for from, to := seqKey(first), ""; from != ""; from = to {
+		events, next, err := o.span(waiting, bucketEvents, from, "", walkStep)
+		if err != nil {
 			return err
 		}
-		last := err == nil
-		if err := o.complete(step, waiting); err != nil {
+		to = next
+		settled, _, err := o.span(waiting, bucketSettled, from, to, math.MaxInt)
+		if err != nil {
 			return err
 		}
-		for _, r := range step {
-			if err := f(r); err != nil {
+		for _, w := range events {
+			n := slices.IndexFunc(settled, func(s *Write) bool { return s.Key > w.Key+"0" })
+			if n < 0 {
+				n = len(settled)
+			}
+			if err := f(o.recordOf(w, settled[:n])); err != nil {
 				return err
 			}
+			settled = settled[n:]
 		}
-		if last {
-			return nil
-		}
-	}
-}
-
-// complete adds what became of the deliveries of records, which are in order.
-func (o *Outbox) complete(records []Record, waiting layer) error {
-	if len(records) == 0 {
-		return nil
-	}
-	index := make(map[uint64]*Record, len(records))
-	for i := range records {
-		index[records[i].Seq] = &records[i]
-	}
-	last := records[len(records)-1].Seq
-	err := waiting.walk(o.storage, bucketSettled, seqKey(records[0].Seq), func(key string, value []byte) error {
-		digits, route, _ := strings.Cut(key, "/")
-		seq, err := strconv.ParseUint(digits, 10, 64)
-		if err == nil && seq > last {
-			return errEnough
-		}
-		var s settlement
-		if r := index[seq]; r != nil && json.Unmarshal(value, &s) == nil { // what can't be read must not hide the others
-			r.Deliveries = append(r.Deliveries, Result{Route: strings.Clone(route), State: s.How, At: s.At,
-				Attempts: s.Attempts, Answer: s.Status, AnswerID: s.AnswerID})
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, errEnough) {
-		o.damaged(err)
-		return err
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for i := range records {
-		r := &records[i]
-		for name, route := range o.routes {
-			if e := route.pending[r.Seq]; e != nil {
-				r.set(Result{Route: name, State: StatePending, At: e.tried, Attempts: e.item.Attempts, Error: e.item.Error})
-			} else if d := o.dead[name+"/"+seqKey(r.Seq)]; d != nil {
-				r.set(Result{Route: name, State: StateDead, At: d.DeadSince, Attempts: d.Attempts, Reason: d.Reason,
-					Error: d.Error})
-			}
-		}
-		slices.SortFunc(r.Deliveries, func(a, b Result) int { return strings.Compare(a.Route, b.Route) })
 	}
 	return nil
 }
 
-// set says how a delivery stands now, whatever became of it once.
-func (r *Record) set(now Result) {
-	r.Deliveries = slices.DeleteFunc(r.Deliveries, func(d Result) bool { return d.Route == now.Route })
-	r.Deliveries = append(r.Deliveries, now)
+// span reads a bucket as if what waits were written, in order, from one key to before another, "" for the end. After so
+// many records of the storage it stops: next is the key to go on from, "" if there are no more.
+func (o *Outbox) span(waiting []Write, bucket, from, to string, most int) (list []*Write, next string, err error) {
+	var stored []Write
+	next = to
+	err = o.storage.Walk(bucket, from, func(key string, value []byte) error {
+		if to != "" && key >= to {
+			return errEnough
+		}
+		if len(stored) == most {
+			next = key
+			return errEnough
+		}
+		stored = append(stored, Write{bucket, key, slices.Clone(value)})
+		return nil
+	})
+	if err != nil && err != errEnough {
+		return nil, "", o.damaged(err)
+	}
+	for _, w := range waiting {
+		if w.Bucket == bucket && w.Key >= from && (next == "" || w.Key < next) {
+			stored = append(stored, w)
+		}
+	}
+	list = inKeyOrder([][]Write{stored})
+	return slices.DeleteFunc(list, func(w *Write) bool { return w.Value == nil }), next, nil
+}
+
+// recordOf is the CloudEvent with what became of its deliveries, and how they stand.
+func (o *Outbox) recordOf(event *Write, settlements []*Write) Record {
+	seq, _ := seqOf(event.Key)
+	r := Record{Seq: seq, Body: event.Value}
+	results := map[string]Result{}
+	for _, w := range settlements {
+		var s settlement
+		name, ours := strings.CutPrefix(w.Key, event.Key+"/")
+		if ours && json.Unmarshal(w.Value, &s) == nil { // what can't be read must not hide the others
+			results[name] = Result{Route: name, State: s.How, At: s.At, Attempts: s.Attempts, Answer: s.Status,
+				AnswerID: s.AnswerID}
+		}
+	}
+	o.mu.Lock()
+	for name, route := range o.routes {
+		if e := route.pending[seq]; e != nil {
+			results[name] = Result{Route: name, State: StatePending, At: e.tried, Attempts: e.Attempts, Error: e.Error}
+		} else if e := route.dead[seq]; e != nil {
+			results[name] = Result{Route: name, State: StateDead, At: e.death.at, Attempts: e.Attempts,
+				Reason: e.death.reason, Error: e.Error}
+		}
+	}
+	o.mu.Unlock()
+	for _, result := range results {
+		r.Deliveries = append(r.Deliveries, result)
+	}
+	slices.SortFunc(r.Deliveries, func(a, b Result) int { return strings.Compare(a.Route, b.Route) })
+	return r
+}
+
+// followAhead is how many CloudEvents a follower may be behind.
+const followAhead = 1000
+
+// Follow gives every CloudEvent that is added from now on, in the JSON format, until stop is called. The channel is
+// closed when its reader falls too far behind.
+func (o *Outbox) Follow() (events <-chan json.RawMessage, stop func()) {
+	c := make(chan json.RawMessage, followAhead)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.followers[c] = true
+	return c, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.followers, c)
+	}
+}
+
+// show gives followers a CloudEvent. mu is held.
+func (o *Outbox) show(body json.RawMessage) {
+	for c := range o.followers {
+		select {
+		case c <- body:
+		default:
+			delete(o.followers, c)
+			close(c)
+		}
+	}
 }

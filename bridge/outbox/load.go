@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,17 +19,12 @@ func (o *Outbox) open() (loaded bool, err error) {
 		return false, nil
 	}
 	loaded, err = o.openOnce()
-	var why string
-	switch {
-	case o.readOnly:
-	case errors.Is(err, ErrDamaged):
-		why = "damaged"
-	case errors.Is(err, errForeign):
-		why = "foreign"
-	}
-	if why != "" {
-		if err = o.storage.SetAside(why, err); err == nil {
-			loaded, err = o.openOnce()
+	for why, cause := range map[string]error{"damaged": ErrDamaged, "foreign": errForeign} {
+		if !o.readOnly && errors.Is(err, cause) {
+			if err = o.storage.SetAside(why, err); err == nil {
+				loaded, err = o.openOnce()
+			}
+			break
 		}
 	}
 	o.opened = err == nil
@@ -47,218 +41,287 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 		return false, unwritable
 	}
 	o.known = false
-	has, owner, err := o.look()
+	number, err := o.storage.Read(bucketMeta, metaFormat)
+	if err != nil {
+		return false, err
+	}
+	owner, err := o.storage.Read(bucketMeta, metaOwner)
+	if err != nil {
+		return false, err
+	}
+	has, err := strconv.Atoi(string(number))
 	o.mu.Lock()
 	ours := o.owner
 	o.mu.Unlock()
 	switch {
-	case err != nil:
-		return false, err
+	case number == nil: // it is new
+		o.mu.Lock()
+		o.merge(append(o.snapshot(), Write{bucketMeta, metaFormat, []byte(strconv.Itoa(format))}))
+		o.mu.Unlock()
+		o.known = true
+		return false, unwritable
+	case err != nil || has < 1:
+		return false, fmt.Errorf("%w: its format is %q", ErrDamaged, number)
 	case has > format:
 		return false, fmt.Errorf("%w: %s has format %d and this one reads up to %d; install the newer version again, "+
 			"or set another state directory", errNewer, o.path, has, format)
-	case ours != "" && owner != "" && !strings.EqualFold(owner, ours):
+	case ours != "" && owner != nil && !strings.EqualFold(string(owner), ours):
 		return false, fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner,
 			ours)
-	case has == 0:
-		o.renew()
-		o.known = true
-		return false, unwritable
 	}
-	var migrated layer
+	var all []Write
 	if has < format {
-		writes, err := migrate(o.storage)
-		if err == nil && unwritable == nil && !o.readOnly {
-			err = o.storage.Write([][]Write{writes})
+		if all, err = migrate(o.storage); err == nil && unwritable == nil && !o.readOnly {
+			err = o.storage.Write([][]Write{all})
 		}
 		if err != nil {
 			return false, fmt.Errorf("migrate %s: %w", o.path, err)
 		}
-		migrated = layerOf(writes)
 	}
-	i, err := o.read(migrated)
-	if err != nil {
+	if all, err = o.read(all); err != nil {
 		return false, err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.takeIn(i)
+	o.load(all)
 	o.known = true
 	return true, unwritable
 }
 
-// look finds in what format the storage is, 0 for none yet, and whose it is.
-func (o *Outbox) look() (format int, owner string, err error) {
-	number, err := o.storage.Read(bucketMeta, metaFormat)
-	if err != nil || number == nil {
-		return 0, "", err
+// read gives what the storage holds after the writes, but for CloudEvents and what became of deliveries of those that
+// nothing refers to.
+func (o *Outbox) read(all []Write) ([]Write, error) {
+	for _, bucket := range []string{bucketMeta, bucketValues, bucketGroups, bucketHeads, bucketOver, bucketMarks,
+		bucketReceipts, bucketRoutes, bucketPending, bucketDead} {
+		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
+			all = append(all, Write{bucket, key, slices.Clone(value)})
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	if format, err = strconv.Atoi(string(number)); err != nil || format < 1 {
-		return 0, "", fmt.Errorf("%w: its format is %q", ErrDamaged, number)
+	used := map[string]bool{} // sequence numbers
+	for _, w := range all {
+		switch w.Bucket {
+		case bucketHeads:
+			used[w.Key] = true
+		case bucketGroups:
+			latest, _, _ := strings.Cut(string(w.Value), " ")
+			used[latest] = true
+		}
 	}
-	id, err := o.storage.Read(bucketMeta, metaOwner)
-	return format, string(id), err
+	return all, o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
+		digits, _, _ := strings.Cut(key, "/")
+		if _, err := seqOf(key); used[digits] || err != nil { // load says what is wrong
+			all = append(all, Write{bucketSettled, key, slices.Clone(value)})
+		}
+		return nil
+	})
 }
 
-// takeIn takes what a file holds into memory. The file may come late: what memory knows, and what waits to be written,
-// is newer. mu is held.
-func (o *Outbox) takeIn(i *image) {
-	newer := o.waitingLayer()
-	o.last = max(o.last, i.last)
-	if o.owner == "" {
-		o.owner = i.owner
+// load takes what a file holds into memory. The file may come late: what memory knows, and what waits to be written,
+// is newer. A record that can't be understood doesn't hide the others.
+func (o *Outbox) load(all []Write) {
+	o.mu.Lock()
+	type place struct{ bucket, key string }
+	newer := map[place]bool{}
+	for _, b := range o.waiting {
+		for _, w := range b.writes {
+			newer[place{w.Bucket, w.Key}] = true
+		}
 	}
-	fill(o.values, i.values, newer[bucketValues])
-	fill(o.over, i.over, newer[bucketOver])
-	fill(o.marks, i.marks, newer[bucketMarks])
-	for key, receipt := range i.receipts {
-		at := strings.LastIndexByte(key, '/')
-		if at < 0 || newer.has(bucketReceipts, key) {
+	bad := map[place]error{}
+	for _, w := range all {
+		at := place{w.Bucket, w.Key}
+		if w.Value == nil || newer[at] {
 			continue
 		}
-		if group, name := key[:at], key[at+1:]; o.receipts[group][name] == nil {
-			o.setReceipt(group, name, receipt)
+		if err := o.know(w); err != nil {
+			bad[at] = err
 		}
 	}
-	for name, gone := range i.routes {
-		if r := o.route(name); !r.known && !newer.has(bucketRoutes, name) {
-			r.known, r.gone = true, gone
-		}
-	}
-	for seq, m := range i.messages {
-		if have := o.messages[seq]; have != nil {
-			if have.id == "" {
-				have.set(m.head())
-			}
-			for _, s := range m.settled {
-				if o.outcome(s.route, seq).State == "" {
-					have.became(s.route, s.Outcome)
-				}
-			}
-			continue
-		}
-		o.messages[seq] = m
-	}
-	for id, g := range i.groups {
-		if o.groups[id] == nil && !newer.has(bucketGroups, id) {
-			o.groups[id] = &g
-			o.useLatest(&g)
-		}
-	}
-	for _, e := range i.pending {
-		e.route, e.message = o.route(e.route.name), o.messages[e.seq]
-		if e.route.pending[e.seq] == nil && !newer.has(bucketPending, e.key()) {
-			o.put(e)
-			e.offered = true
-			e.route.reader.give(e)
-		}
-	}
-	for _, d := range i.dead {
-		d.message = o.messages[d.seq]
-		if o.dead[d.Key] == nil && !newer.has(bucketDead, d.Key) {
-			o.putDead(d)
-		}
-	}
-	for seq, m := range i.messages {
-		if m.uses == 0 && o.messages[seq] == m {
+	for seq, m := range o.messages {
+		if m.uses == 0 && m.body == nil {
 			delete(o.messages, seq)
 		}
 	}
-}
-
-// fill takes what is missing, unless something newer is known of its key.
-func fill[T any](into, from map[string]T, newer map[string][]byte) {
-	for key, v := range from {
-		_, have := into[key]
-		if _, known := newer[key]; !have && !known {
-			into[key] = v
-		}
+	o.mu.Unlock()
+	for at, err := range bad {
+		o.log.Error("the outbox holds something that cannot be understood", "bucket", at.bucket, "key", at.key, "err", err)
 	}
 }
 
-// renew has a storage that holds nothing yet get all that is known, instead of only what waits.
-func (o *Outbox) renew() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	whole := o.mergeWaiting(append(o.snapshot(), Write{bucketMeta, metaFormat, []byte(strconv.Itoa(format))}))
-	whole.number = max(whole.number, o.stored)
+// know takes in one record of a file, unless memory has one of its key.
+func (m *memory) know(w Write) (err error) {
+	switch w.Bucket {
+	case bucketMeta:
+		switch {
+		case w.Key == metaOwner && m.owner == "":
+			m.owner = string(w.Value)
+		case w.Key == metaLast:
+			var last uint64
+			last, err = seqOf(string(w.Value))
+			m.last = max(m.last, last)
+		}
+	case bucketValues:
+		if m.values[w.Key] == nil {
+			m.values[w.Key] = w.Value
+		}
+	case bucketGroups:
+		latest, state, _ := strings.Cut(string(w.Value), " ")
+		seq, err := seqOf(latest)
+		if g := m.group(w.Key); err == nil && g.latest == nil {
+			g.state, g.latest = []byte(state), m.message(seq)
+			g.latest.uses++
+		}
+		return err
+	case bucketHeads:
+		seq, err := seqOf(w.Key)
+		if msg := m.message(seq); err == nil && msg.ID == "" {
+			err = json.Unmarshal(w.Value, &msg.head)
+		}
+		return err
+	case bucketOver:
+		if g := m.group(w.Key); g.latest == nil && g.over.IsZero() {
+			err = json.Unmarshal(w.Value, &g.over)
+		}
+	case bucketMarks:
+		var mark Mark
+		if err = json.Unmarshal(w.Value, &mark); err != nil {
+			return err
+		}
+		if at, _ := m.group(mark.Group).mark(w.Key, mark.Group); at < 0 {
+			m.group(mark.Group).setMark(w.Key, mark)
+		}
+	case bucketReceipts:
+		if at := strings.LastIndexByte(w.Key, '/'); at >= 0 && m.groups[w.Key[:at]].receipt(w.Key[at+1:]) < 0 {
+			m.setReceipt(w.Key[:at], w.Key[at+1:], w.Value)
+		}
+	case bucketRoutes:
+		r := m.route(w.Key)
+		if r.known {
+			return nil
+		}
+		if r.known = true; len(w.Value) > 0 {
+			err = r.gone.UnmarshalText(w.Value)
+		}
+	case bucketPending, bucketDead:
+		return m.knowDelivery(w)
+	case bucketSettled:
+		var s settlement
+		_, name, _ := strings.Cut(w.Key, "/")
+		seq, err := seqOf(w.Key)
+		if err == nil {
+			err = json.Unmarshal(w.Value, &s)
+		}
+		if err == nil && m.outcome(name, seq).State == "" {
+			m.message(seq).became(name, Outcome{s.How, s.At})
+		}
+		return err
+	}
+	return err
+}
+
+func (m *memory) knowDelivery(w Write) error {
+	var d Delivery
+	name, seq, err := splitKey(w.Key)
+	if err == nil {
+		err = json.Unmarshal(w.Value, &d)
+	}
+	if err != nil {
+		return err
+	}
+	m.last = max(m.last, seq)
+	e := entryOf(d, m.message(seq), m.route(name), w.Bucket == bucketDead)
+	if known, _, _ := m.of(e); known[seq] != nil {
+		return nil
+	}
+	m.put(e)
+	if e.death == nil {
+		e.offer()
+	}
+	return nil
 }
 
 // snapshot is all that memory knows. mu is held.
-func (o *Outbox) snapshot() (all []Write) {
+func (m *memory) snapshot() (all []Write) {
 	add := func(bucket, key string, value []byte) { all = append(all, Write{bucket, key, value}) }
-	add(bucketMeta, metaLast, []byte(seqKey(o.last)))
-	if o.owner != "" {
-		add(bucketMeta, metaOwner, []byte(o.owner))
+	add(bucketMeta, metaLast, []byte(seqKey(m.last)))
+	if m.owner != "" {
+		add(bucketMeta, metaOwner, []byte(m.owner))
 	}
-	for name, v := range o.values {
+	for name, v := range m.values {
 		add(bucketValues, name, v)
 	}
-	for id, g := range o.groups {
-		add(bucketGroups, id, encodeGroup(*g))
-	}
-	for id, since := range o.over {
-		add(bucketOver, id, encode(since))
-	}
-	for id, m := range o.marks {
-		add(bucketMarks, id, encode(m))
-	}
-	for group, receipts := range o.receipts {
-		for name, receipt := range receipts {
-			add(bucketReceipts, group+"/"+name, receipt)
+	for id, g := range m.groups {
+		if g.latest != nil {
+			add(bucketGroups, id, g.encode())
+		}
+		if !g.over.IsZero() {
+			add(bucketOver, id, encode(g.over))
+		}
+		for _, x := range g.marks {
+			add(bucketMarks, x.id(id), encode(x.open(id)))
+		}
+		for _, r := range g.receipts {
+			add(bucketReceipts, id+"/"+r.route, r.value)
 		}
 	}
-	for name, r := range o.routes {
+	for name, r := range m.routes {
 		if r.known {
 			add(bucketRoutes, name, r.goneText())
 		}
 		for _, e := range r.pending {
 			add(bucketPending, e.key(), e.encode())
 		}
-	}
-	for key, d := range o.dead {
-		add(bucketDead, key, encode(d.Delivery))
-	}
-	for seq, m := range o.messages {
-		if m.id != "" {
-			add(bucketHeads, seqKey(seq), encode(m.head()))
+		for _, e := range r.dead {
+			add(bucketDead, e.key(), e.encode())
 		}
-		if m.body != nil {
-			add(bucketEvents, seqKey(seq), m.body)
+	}
+	for seq, msg := range m.messages {
+		if msg.ID != "" {
+			add(bucketHeads, seqKey(seq), encode(msg.head))
+		}
+		if msg.body != nil {
+			add(bucketEvents, seqKey(seq), msg.body)
 		}
 	}
 	return all
 }
 
-// rescue has a damaged file set aside, and all that is known written into the next one. file is held.
+// rescue has a damaged file set aside, and all that is known written into the next one, with what can be read of the
+// history. file is held.
 func (o *Outbox) rescue(cause error) error {
-	o.mu.Lock()
-	seqs := slices.Collect(maps.Keys(o.messages))
-	o.mu.Unlock()
-	bodies := map[uint64][]byte{}
-	for _, seq := range seqs {
-		if body, err := o.storage.Read(bucketEvents, seqKey(seq)); err == nil && json.Valid(body) {
-			bodies[seq] = body
-		}
-	}
-	var history []Write
+	b := &batch{released: true}
 	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
-		history = append(history, Write{bucketSettled, strings.Clone(key), slices.Clone(value)})
+		b.writes = append(b.writes, Write{bucketSettled, key, slices.Clone(value)})
 		return nil
 	})
 	if err != nil {
-		o.log.Error("what was delivered cannot all be read from the damaged outbox", "kept", len(history), "err", err)
+		o.log.Error("what was delivered cannot all be read from the damaged outbox", "kept", len(b.writes), "err", err)
 	}
 	o.mu.Lock()
-	b := &batch{number: o.stored, released: true, writes: history}
-	for seq, body := range bodies {
-		if m := o.messages[seq]; m != nil && m.body == nil {
+	b.number = o.stored
+	var messages []*message
+	for _, m := range o.messages {
+		if m.body == nil {
+			messages = append(messages, m)
+		}
+	}
+	o.mu.Unlock()
+	bodies := map[*message][]byte{}
+	for _, m := range messages {
+		if body, err := o.storage.Read(bucketEvents, seqKey(m.Seq)); err == nil && json.Valid(body) {
+			bodies[m] = body
+		}
+	}
+	o.mu.Lock()
+	for m, body := range bodies {
+		if m.body == nil && o.messages[m.Seq] == m {
 			m.body = body
 			b.bodies = append(b.bodies, m)
 		}
 	}
 	o.waiting = slices.Insert(o.waiting, 0, b)
-	o.writes += len(history)
 	o.mu.Unlock()
 	o.opened = false
 	if err := o.storage.SetAside("damaged", cause); err != nil {

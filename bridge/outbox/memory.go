@@ -1,42 +1,117 @@
 package outbox
 
 import (
+	"cmp"
+	"container/heap"
 	"slices"
+	"strings"
 	"time"
+	"unique"
 
 	"forewarn/bridge/delivery"
 )
 
 // memory is all that the outbox knows. Only a change alters it, and the loading of the file.
 type memory struct {
-	grown  tally // by how much the history has, since Maintain last bounded it
-	bounds Bounds
-
 	last     uint64 // sequence number
+	stored   uint64 // number of the last batch that is on disk
 	owner    string // vmId
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
-	groups   map[string]*Group    // that aren't over
-	over     map[string]time.Time // groups that are, and since when
-	marks    map[string]Mark
-	receipts map[string]map[string][]byte // by group and route
+	groups   map[string]*group
 	messages map[uint64]*message
 	routes   map[string]*route
-	dead     map[string]*deadLetter // by key
 
-	byGroup   map[string][]*entry // pending
-	held      map[*entry]bool     // pending
-	pending   tally
-	unstored  int // pending deliveries that no disk has
-	deadSize  tally
-	deadBySeq ordered[*deadLetter]
-
-	deadUnstored      int
-	deadUnstoredBySeq ordered[*deadLetter]
+	held    map[*entry]bool
+	recent  []*entry // all that no disk has, among others
+	letters ages     // dead
+	pending tally
+	dead    tally
 }
 
 // tally counts deliveries and the bytes of their CloudEvents.
 type tally struct{ n, bytes int }
+
+func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
+
+// A message is one CloudEvent that something refers to.
+type message struct {
+	head
+	body    []byte // until it is on disk
+	uses    int    // deliveries, and groups whose latest it is
+	settled []settled
+}
+
+// settled is what became of a delivery of a message; the last one of a route counts.
+type settled struct {
+	route string
+	Outcome
+}
+
+// An entry is one delivery, pending or dead. It never changes: another takes its place.
+type entry struct {
+	delivery.Item // as its reader sees it
+	message       *message
+	route         *route
+	tried         time.Time
+	death         *death // nil while it is pending
+	batch         uint64 // that made it
+	at            int    // in its heap
+	index         int    // in its group
+	held          bool
+	gone          bool // from memory
+	offered       bool // to the reader of its route
+	known         bool // to the reader, as the one before it
+}
+
+// death is why and when a delivery was given up.
+type death struct {
+	reason string
+	at     time.Time
+}
+
+func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
+
+// copy is an entry that may be changed before it takes the place of e.
+func (e *entry) copy() *entry {
+	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held}
+}
+
+func bySeq(a, b *entry) int {
+	return cmp.Or(cmp.Compare(a.Seq, b.Seq), strings.Compare(a.route.name, b.route.name))
+}
+
+func records(entries []*entry) []Delivery {
+	list := make([]Delivery, len(entries))
+	for i, e := range entries {
+		list[i] = e.record()
+	}
+	return list
+}
+
+// ages are deliveries, as a heap: the first could have been delivered for longest.
+type ages []*entry
+
+func (a ages) Len() int      { return len(a) }
+func (a ages) Swap(i, j int) { a[i], a[j] = a[j], a[i]; a[i].at, a[j].at = i, j }
+func (a ages) Less(i, j int) bool {
+	return cmp.Or(a[i].Since().Compare(a[j].Since()), cmp.Compare(a[i].Seq, a[j].Seq)) < 0
+}
+func (a *ages) Push(x any) { x.(*entry).at = len(*a); *a = append(*a, x.(*entry)) }
+func (a *ages) Pop() any {
+	last := len(*a) - 1
+	e := (*a)[last]
+	(*a)[last], *a = nil, (*a)[:last]
+	return e
+}
+
+// since is the age of the oldest, if that has come by now.
+func (a ages) since(now time.Time) time.Time {
+	if len(a) == 0 || a[0].Since().After(now) {
+		return time.Time{}
+	}
+	return a[0].Since()
+}
 
 // A route is what the outbox knows of one destination.
 type route struct {
@@ -45,71 +120,84 @@ type route struct {
 	known     bool      // it is in the settings, or was lately
 	gone      time.Time // when it went from the settings; zero while it is there
 	pending   map[uint64]*entry
-	ofGroups  ordered[*entry] // those about a group, by age
-	others    ordered[*entry] // those about none, by age
-	unstored  ordered[*entry] // those that no disk has, by age
-	volatile  int             // how many no disk has
-	dead      int
+	dead      map[uint64]*entry
+	ofGroups  ages      // pending, about a group
+	others    ages      // pending, about none
 	delivered int       // since the start
 	accepted  time.Time // the last acceptance since the start
-	reported  int       // deliveries reported by the worker that aren't on disk
+	ahead     []uint64  // batches with reports that weren't on disk lately, each once a delivery
 	reader    *queue
 }
 
-func newMemory(b Bounds) memory {
-	m := memory{bounds: b, routes: map[string]*route{}}
-	m.forget()
-	return m
+// A group is what is known of one group.
+type group struct {
+	state    []byte
+	latest   *message  // nil unless it is open
+	over     time.Time // since when it is over, zero if it isn't
+	marks    []mark
+	receipts []receipt
+	pending  []*entry
 }
 
-// forget drops all but the sequence number and which routes there are.
+// A mark is a Mark in little room: there are many.
+type mark struct {
+	rest  unique.Handle[string] // of the id, which begins with the group unless it is whole
+	whole bool
+	times int32
+	at    int64 // Unix time in nanoseconds
+}
+
+type receipt struct {
+	route string
+	value []byte
+}
+
+func newMemory() memory {
+	return memory{values: map[string][]byte{}, groups: map[string]*group{}, messages: map[uint64]*message{},
+		routes: map[string]*route{}, held: map[*entry]bool{}}
+}
+
+// forget drops all but the sequence number, which routes there are, and their readers.
 func (m *memory) forget() {
-	for _, r := range m.routes {
+	was := *m
+	*m = newMemory()
+	m.last, m.foreign, m.stored = was.last, was.last, was.stored
+	for name, r := range was.routes {
 		for _, e := range r.pending {
 			e.gone = true
 			r.reader.drop(e)
 		}
-		*r = *newRoute(r.name, r)
+		now := m.route(name)
+		now.fallback, now.known, now.gone, now.reader = r.fallback, r.known, r.gone, r.reader
 	}
-	m.owner, m.foreign = "", m.last
-	m.values, m.groups, m.over = map[string][]byte{}, map[string]*Group{}, map[string]time.Time{}
-	m.marks, m.receipts = map[string]Mark{}, map[string]map[string][]byte{}
-	m.messages, m.dead = map[uint64]*message{}, map[string]*deadLetter{}
-	m.byGroup, m.held = map[string][]*entry{}, map[*entry]bool{}
-	m.pending, m.deadSize, m.unstored, m.deadUnstored = tally{}, tally{}, 0, 0
-	bySeq := func(a, b *deadLetter) bool { return a.seq < b.seq || a.seq == b.seq && a.Route < b.Route }
-	gone := func(d *deadLetter) bool { return d.gone }
-	m.deadBySeq = ordered[*deadLetter]{before: bySeq, gone: gone}
-	m.deadUnstoredBySeq = ordered[*deadLetter]{before: bySeq, gone: func(d *deadLetter) bool { return d.gone || d.stored }}
 }
 
-// newRoute is a route with nothing pending; of what is remembered of it before counts, if it isn't nil, how it stands
-// in the settings and who reads it.
-func newRoute(name string, before *route) *route {
-	older := func(a, b *entry) bool {
-		if a, b := a.since(), b.since(); !a.Equal(b) {
-			return a.Before(b)
-		}
-		return a.seq < b.seq
-	}
-	gone := func(e *entry) bool { return e.gone }
-	r := &route{name: name, pending: map[uint64]*entry{}}
-	if before != nil {
-		r.fallback, r.known, r.gone, r.reader = before.fallback, before.known, before.gone, before.reader
-	}
-	r.ofGroups, r.others = ordered[*entry]{before: older, gone: gone}, ordered[*entry]{before: older, gone: gone}
-	r.unstored = ordered[*entry]{before: older, gone: func(e *entry) bool { return e.gone || e.batch == nil }}
-	return r
-}
-
-// route is that of the name, made if need be.
+// route is that of the name, made if need be, as are those below.
 func (m *memory) route(name string) *route {
 	r := m.routes[name]
 	if r == nil {
-		r = newRoute(name, nil)
+		r = &route{name: name, pending: map[uint64]*entry{}, dead: map[uint64]*entry{}}
 		m.routes[name] = r
 	}
 	return r
+}
+
+func (m *memory) group(id string) *group {
+	g := m.groups[id]
+	if g == nil {
+		g = &group{}
+		m.groups[id] = g
+	}
+	return g
+}
+
+func (m *memory) message(seq uint64) *message {
+	msg := m.messages[seq]
+	if msg == nil {
+		msg = &message{head: head{Message: delivery.Message{Seq: seq}}}
+		m.messages[seq] = msg
+	}
+	return msg
 }
 
 // entry is the pending delivery, nil if it isn't pending.
@@ -120,108 +208,130 @@ func (m *memory) entry(ref Ref) *entry {
 	return nil
 }
 
-// put makes a delivery pending. There is none of its route and sequence number.
-func (m *memory) put(e *entry) {
-	e.complete()
-	e.route.pending[e.seq] = e
-	if e.group == "" {
-		e.route.others.add(e)
-	} else {
-		e.route.ofGroups.add(e)
+// of are where a delivery is kept: those of its route by sequence number, by age, and their tally.
+func (m *memory) of(e *entry) (map[uint64]*entry, *ages, *tally) {
+	switch r := e.route; {
+	case e.death != nil:
+		return r.dead, &m.letters, &m.dead
+	case e.Group == "":
+		return r.pending, &r.others, &m.pending
+	default:
+		return r.pending, &r.ofGroups, &m.pending
 	}
-	if e.batch != nil {
-		m.unstored++
-		e.route.volatile++
-		e.route.unstored.add(e)
+}
+
+// put takes in a delivery. There is none such of its route and sequence number.
+func (m *memory) put(e *entry) {
+	bySeq, byAge, count := m.of(e)
+	bySeq[e.Seq] = e
+	heap.Push(byAge, e)
+	count.add(1, e.message.Bytes)
+	e.message.uses++
+	if e.batch > m.stored {
+		m.recent = append(m.recent, e)
+	}
+	if e.death != nil {
+		return
 	}
 	if e.held {
 		m.held[e] = true
 	}
-	e.index = len(m.byGroup[e.group])
-	m.byGroup[e.group] = append(m.byGroup[e.group], e)
-	m.pending.n++
-	m.pending.bytes += e.bytes
-	e.message.uses++
+	g := m.group(e.Group)
+	e.index = len(g.pending)
+	g.pending = append(g.pending, e)
 }
 
-// take takes a pending delivery away. Its message is still in use; disuse follows.
+// take takes a delivery out. Its message is still in use; disuse follows.
 func (m *memory) take(e *entry) {
 	e.gone = true
-	delete(e.route.pending, e.seq)
-	m.settleStored(e)
+	bySeq, byAge, count := m.of(e)
+	delete(bySeq, e.Seq)
+	heap.Remove(byAge, e.at)
+	count.add(-1, -e.message.Bytes)
+	if e.death != nil {
+		return
+	}
 	delete(m.held, e)
-	list := m.byGroup[e.group]
-	last := len(list) - 1
-	list[e.index] = list[last]
-	list[e.index].index = e.index
-	list[last] = nil
-	if m.byGroup[e.group] = list[:last]; last == 0 {
-		delete(m.byGroup, e.group)
-	}
-	m.pending.n--
-	m.pending.bytes -= e.bytes
+	g := m.groups[e.Group]
+	last := len(g.pending) - 1
+	g.pending[e.index] = g.pending[last]
+	g.pending[e.index].index = e.index
+	g.pending[last] = nil
+	g.pending = g.pending[:last]
+	m.tidy(e.Group)
 }
 
-// settleStored notes that the delivery is on disk, or need not be.
-func (m *memory) settleStored(e *entry) {
-	if e.batch != nil {
-		e.batch = nil
-		m.unstored--
-		e.route.volatile--
+// tidy forgets a group of which nothing is known.
+func (m *memory) tidy(id string) {
+	g := m.groups[id]
+	if g != nil && g.latest == nil && g.over.IsZero() && len(g.marks)+len(g.receipts)+len(g.pending) == 0 {
+		delete(m.groups, id)
 	}
 }
 
-func (m *memory) putDead(d *deadLetter) {
-	m.dead[d.Key] = d
-	m.deadSize.n++
-	m.deadSize.bytes += d.Bytes
-	m.route(d.Route).dead++
-	m.deadBySeq.add(d)
-	if !d.stored {
-		m.deadUnstored++
-		m.deadUnstoredBySeq.add(d)
+// unstored are the deliveries, pending or dead, that no disk has, the oldest first.
+func (m *memory) unstored(dead bool) (list ages) {
+	m.recent = slices.DeleteFunc(m.recent, func(e *entry) bool { return e.gone || e.batch <= m.stored })
+	for _, e := range m.recent {
+		if (e.death != nil) == dead {
+			list = append(list, e)
+		}
 	}
-	d.message.uses++
+	return list
 }
 
-func (m *memory) takeDead(d *deadLetter) {
-	d.gone = true
-	delete(m.dead, d.Key)
-	m.deadSize.n--
-	m.deadSize.bytes -= d.Bytes
-	m.route(d.Route).dead--
-	m.settleDeadStored(d)
+// mark gives the place of the id among the group's marks, -1 if it has none, and what it looks like there.
+func (g *group) mark(id, name string) (int, mark) {
+	rest, found := strings.CutPrefix(id, name)
+	m := mark{rest: unique.Make(rest), whole: !found}
+	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == m.rest && x.whole == m.whole }), m
 }
 
-func (m *memory) settleDeadStored(d *deadLetter) {
-	if !d.stored {
-		d.stored = true
-		m.deadUnstored--
+func (g *group) setMark(id string, to Mark) {
+	at, m := g.mark(id, to.Group)
+	m.times, m.at = int32(to.Times), to.At.UnixNano()
+	if at < 0 {
+		g.marks = append(slices.Clip(g.marks), m)
+	} else {
+		g.marks[at] = m
 	}
 }
 
-// useLatest keeps the group's newest change.
-func (m *memory) useLatest(g *Group) {
-	if m.messages[g.Latest] == nil {
-		m.messages[g.Latest] = &message{seq: g.Latest}
+// id and open give back what setMark took.
+func (m mark) id(group string) string {
+	if m.whole {
+		return m.rest.Value()
 	}
-	m.messages[g.Latest].uses++
+	return group + m.rest.Value()
 }
 
-func (m *memory) setReceipt(group, route string, receipt []byte) {
-	if m.receipts[group] == nil {
-		m.receipts[group] = map[string][]byte{}
+func (m mark) open(group string) Mark {
+	return Mark{Times: int(m.times), Group: group, At: time.Unix(0, m.at).UTC()}
+}
+
+func (m *memory) setReceipt(group, route string, value []byte) {
+	g := m.group(group)
+	if at := g.receipt(route); at >= 0 {
+		g.receipts[at].value = value
+	} else {
+		g.receipts = append(slices.Clip(g.receipts), receipt{route, value})
 	}
-	m.receipts[group][route] = receipt
+}
+
+// receipt is the place of the route's receipt, -1 if there is none.
+func (g *group) receipt(route string) int {
+	if g == nil {
+		return -1
+	}
+	return slices.IndexFunc(g.receipts, func(r receipt) bool { return r.route == route })
 }
 
 // outcome is what became of a delivery of a message that is in use.
 func (m *memory) outcome(name string, seq uint64) Outcome {
-	if m.entry(Ref{name, seq}) != nil {
+	if r := m.routes[name]; r != nil && r.pending[seq] != nil {
 		return Outcome{State: StatePending}
-	}
-	if d := m.dead[name+"/"+seqKey(seq)]; d != nil {
-		return Outcome{StateDead, d.DeadSince}
+	} else if r != nil && r.dead[seq] != nil {
+		return Outcome{StateDead, r.dead[seq].death.at}
 	}
 	if msg := m.messages[seq]; msg != nil {
 		for _, s := range msg.settled {
@@ -233,132 +343,8 @@ func (m *memory) outcome(name string, seq uint64) Outcome {
 	return Outcome{}
 }
 
-// A change is one change of state under way: it alters memory and gathers the writes that make it durable. Both happen
-// whole, because the lock is held from the beginning to the end.
-type change struct {
-	*memory
-	*batch
-	now  time.Time
-	died []Delivery // dead letters that it made
-	lost int        // dead letters that it dropped, for want of room or by age
-}
-
-// write adds to what makes the change durable; nil deletes.
-func (c *change) write(bucket, key string, value []byte) {
-	if value != nil && (bucket == bucketEvents || bucket == bucketSettled) {
-		c.grown.n, c.grown.bytes = c.grown.n+1, c.grown.bytes+len(value)
-	}
-	c.writes = append(c.writes, Write{bucket, key, value})
-}
-
-func (c *change) use(m *message) { m.uses++ }
-
-// disuse lets go of a message once. One that nothing refers to any more is history; if it is transient, it is gone.
-func (c *change) disuse(m *message) {
-	if m == nil {
-		return
-	}
-	if m.uses--; m.uses > 0 {
-		return
-	}
-	c.write(bucketHeads, seqKey(m.seq), nil)
-	if m.transient {
-		m.body = nil
-		c.write(bucketEvents, seqKey(m.seq), nil)
-	}
-	if m.body == nil {
-		delete(c.messages, m.seq)
-	} // else it goes when it is on disk
-}
-
-// pend makes a delivery pending, unless it is already. Its reader gets it when it is durable.
-func (c *change) pend(e *entry) bool {
-	if e.route.pending[e.seq] != nil {
-		return false
-	}
-	e.batch = c.batch
-	c.put(e)
-	c.offers = append(c.offers, e)
-	c.added = append(c.added, e)
-	c.write(bucketPending, e.key(), e.encode())
-	return true
-}
-
-// replace puts next in the place of e. Whoever needs to see it is told by the caller.
-func (c *change) replace(e, next *entry) {
-	next.batch, next.known = e.batch, e.offered || e.known
-	c.take(e)
-	c.put(next)
-	e.message.uses--
-	if next.batch != nil {
-		next.batch.added = append(next.batch.added, next)
-	}
-	c.write(bucketPending, next.key(), next.encode())
-}
-
-// remove takes a pending delivery away without a trace.
-func (c *change) remove(e *entry) {
-	c.take(e)
-	e.route.reader.drop(e)
-	c.write(bucketPending, e.key(), nil)
-	c.disuse(e.message)
-}
-
-// settle ends a pending delivery for good.
-func (c *change) settle(e *entry, how, status string, a delivery.Answer, attempts int) {
-	c.record(e.message, e.route.name, how, status, a, attempts)
-	c.remove(e)
-}
-
-// record keeps what became of a delivery, unless it leaves no history.
-func (c *change) record(m *message, route, how, status string, a delivery.Answer, attempts int) {
-	if m.transient {
-		return
-	}
-	s := settlement{At: c.now.UTC(), How: how, ID: m.id, Group: m.group, Status: status, AnswerID: a.ID,
-		Attempts: attempts}
-	if a.Status != "" {
-		s.Status = a.Status
-	}
-	m.became(route, Outcome{how, s.At})
-	c.write(bucketSettled, seqKey(m.seq)+"/"+route, encode(s))
-}
-
-// became notes what became of a delivery; the last one counts.
+// became notes what became of a delivery.
 func (m *message) became(route string, o Outcome) {
 	m.settled = slices.DeleteFunc(m.settled, func(s settled) bool { return s.route == route })
 	m.settled = append(m.settled, settled{route, o})
-}
-
-// giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route.
-// attempted says that this comes of an attempt.
-func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
-	d := e.record()
-	if attempted {
-		d.Attempts++
-		d.Tried = c.now.UTC()
-	}
-	d.State, d.Reason, d.DeadSince, d.Next, d.Held = StateDead, reason, c.now.UTC(), time.Time{}, time.Time{}
-	if cause != "" {
-		d.Error = cause
-	}
-	if was := c.dead[d.Key]; was != nil { // it became pending again in another way than by a replay
-		c.forgetDead(was)
-	}
-	letter := &deadLetter{Delivery: d, message: e.message}
-	c.putDead(letter)
-	c.letters = append(c.letters, letter)
-	c.write(bucketDead, d.Key, encode(d))
-	c.died = append(c.died, d)
-	if reason != delivery.ReasonLate {
-		c.fallBack(e, d.Error)
-	}
-	c.remove(e)
-}
-
-// forgetDead forgets a dead letter.
-func (c *change) forgetDead(d *deadLetter) {
-	c.takeDead(d)
-	c.write(bucketDead, d.Key, nil)
-	c.disuse(d.message)
 }

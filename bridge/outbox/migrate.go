@@ -4,8 +4,9 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"forewarn/bridge/delivery"
 )
 
 // The buckets of format 1 that format 2 has no more.
@@ -17,7 +18,7 @@ const (
 // migrate gives what makes a storage of format 1 one of format 2.
 func migrate(s Storage) (writes []Write, err error) {
 	add := func(bucket, key string, value []byte) {
-		writes = append(writes, Write{bucket, strings.Clone(key), slices.Clone(value)})
+		writes = append(writes, Write{bucket, key, slices.Clone(value)})
 	}
 	each := func(bucket string, f func(key string, value []byte)) {
 		if err == nil {
@@ -30,14 +31,15 @@ func migrate(s Storage) (writes []Write, err error) {
 			add(bucketMeta, key, nil)
 		}
 	})
+	heads := map[uint64]head{} // of what something refers to
 	open := map[string]bool{}
 	each(bucket1Open, func(key string, value []byte) {
 		var state struct {
 			Latest uint64 `json:"latest"`
 		}
 		if json.Unmarshal(value, &state) == nil {
-			open[key] = true
-			add(bucketGroups, key, encodeGroup(Group{State: value, Latest: state.Latest}))
+			open[key], heads[state.Latest] = true, head{}
+			add(bucketGroups, key, append([]byte(seqKey(state.Latest)+" "), value...))
 		}
 		add(bucket1Open, key, nil)
 	})
@@ -56,27 +58,29 @@ func migrate(s Storage) (writes []Write, err error) {
 		add(bucketOver, group, encode(at))
 	}
 	var last uint64
-	each(bucketEvents, func(key string, _ []byte) {
-		if seq, err := strconv.ParseUint(key, 10, 64); err == nil {
-			last = max(last, seq)
-		}
-	})
-	heads := map[uint64]bool{}
 	for _, bucket := range []string{bucketPending, bucketDead} {
 		each(bucket, func(key string, value []byte) {
 			var d Delivery
 			_, seq, err := splitKey(key)
-			if err != nil || json.Unmarshal(value, &d) != nil {
-				return // reading it will say so
-			}
-			last = max(last, seq)
-			if !heads[seq] {
-				heads[seq] = true
-				add(bucketHeads, seqKey(seq), encode(d.head()))
+			if err == nil && json.Unmarshal(value, &d) == nil { // else reading it will say so
+				last = max(last, seq)
+				heads[seq] = head{delivery.Message{ID: d.ID, Type: d.Type, Group: d.Group, Change: d.Change,
+					AzureType: d.AzureType, Transient: d.Transient}, d.Bytes}
 			}
 		})
 	}
+	each(bucketEvents, func(key string, value []byte) {
+		seq, _ := seqOf(key)
+		last = max(last, seq)
+		if h, used := heads[seq]; used && h.Bytes == 0 {
+			h.Bytes = len(value)
+			heads[seq] = h
+		}
+	})
+	for seq, h := range heads {
+		add(bucketHeads, seqKey(seq), encode(h))
+	}
 	add(bucketMeta, metaLast, []byte(seqKey(last)))
-	add(bucketMeta, metaFormat, []byte(strconv.Itoa(2)))
+	add(bucketMeta, metaFormat, []byte(strconv.Itoa(format)))
 	return writes, err
 }

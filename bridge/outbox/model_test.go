@@ -104,7 +104,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		m.groups[id] = g.Latest
 	}
 	for _, id := range ids {
-		if n := o.Mark(id).Times; n > 0 {
+		if n := o.Mark(groupOf(id), id).Times; n > 0 {
 			m.marks[id] = n
 		}
 	}
@@ -119,7 +119,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		for _, group := range groups {
 			// Read needs a CloudEvent that is there; any will do, because a receipt is the group's.
 			for seq := range bodies(o) {
-				if _, receipt, err := q.Read(&delivery.Item{Seq: seq, Group: group}); err == nil && receipt != nil {
+				if _, receipt, err := q.Read(&delivery.Item{Message: &delivery.Message{Seq: seq, Group: group}}); err == nil && receipt != nil {
 					m.receipts[group+"/"+name] = string(receipt)
 				}
 				break
@@ -320,7 +320,7 @@ func (p *player) check(err error) {
 var fallbackOfA = outbox.Route{Name: "a", Fallback: "b"}
 
 func (p *player) setRoutes(routes []outbox.Route, now time.Time) {
-	_, _, err := p.o.SetRoutes(routes, now)
+	_, _, err := setRoutes(p.o, now, routes...)
 	p.check(err)
 	there := map[string]bool{}
 	for _, r := range routes {
@@ -336,7 +336,8 @@ func (p *player) setRoutes(routes []outbox.Route, now time.Time) {
 
 func (p *player) change(now time.Time) {
 	group := p.group()
-	a := outbox.Addition{Seq: p.o.Reserve(now), ID: fmt.Sprint(group, "-", len(p.states)), Type: "t", Group: group}
+	a := outbox.Addition{Message: delivery.Message{Seq: p.o.Reserve(now), ID: fmt.Sprint(group, "-", len(p.states)),
+		Type: "t", Group: group}}
 	a.Body = body(a.ID)
 	for _, name := range modelRoutes {
 		x := p.next(6)

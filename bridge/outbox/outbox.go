@@ -49,14 +49,13 @@ const (
 // fileName is what the file is called.
 const fileName = "outbox.db"
 
-// ErrLocked is wrapped by the error of opening an outbox that another process has open.
-var ErrLocked = errors.New("locked by another forewarn")
-
 // An Outbox is the durable queue. It is safe for concurrent use.
 type Outbox struct {
 	log      *slog.Logger
 	path     string
 	readOnly bool // opened only to be looked at
+
+	bounds Bounds
 
 	file    sync.Mutex // held while the storage is opened, written or compacted, which may hang; taken before mu
 	storage Storage
@@ -113,8 +112,9 @@ func newOutbox(dir string, options Options) *Outbox {
 	}
 	return &Outbox{
 		log: options.Log, path: filepath.Join(dir, fileName), storage: options.Storage,
-		memory: newMemory(options.Bounds.orDefaults()), followers: map[chan json.RawMessage]bool{}, notify: options.Notify,
-		kick: make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
+		bounds: options.Bounds.orDefaults(), memory: newMemory(), notify: options.Notify,
+		followers: map[chan json.RawMessage]bool{},
+		kick:      make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
 
@@ -130,7 +130,7 @@ func (o *Outbox) run() {
 			}
 		}
 	})
-	o.write()
+	o.writer()
 	close(o.loaded)
 	messenger.Wait()
 }
@@ -146,6 +146,12 @@ func (o *Outbox) told() Notify {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.notify
+}
+
+func (n Notify) forgot(what string, count int) {
+	if n.Forgot != nil && count > 0 {
+		n.Forgot(what, count)
+	}
 }
 
 // Reserve gives the next sequence number: the time in microseconds, made unique. It never goes back, not even after a
@@ -168,34 +174,42 @@ func (o *Outbox) Value(name string) []byte {
 func (o *Outbox) Groups() map[string]Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := make(map[string]Group, len(o.groups))
+	all := map[string]Group{}
 	for id, g := range o.groups {
-		all[id] = *g
+		if g.latest != nil {
+			all[id] = Group{g.state, g.latest.Seq}
+		}
 	}
 	return all
 }
 
-// Mark is what is remembered of the id, the zero Mark if nothing.
-func (o *Outbox) Mark(id string) Mark {
+// Mark is what is remembered of an id of the group, the zero Mark if nothing.
+func (o *Outbox) Mark(group, id string) Mark {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.marks[id]
+	if g := o.groups[group]; g != nil {
+		if at, _ := g.mark(id, group); at >= 0 {
+			return g.marks[at].open(group)
+		}
+	}
+	return Mark{}
 }
 
 // Own makes the outbox that of the VM. One that belongs to another VM, because its disk was cloned, is set aside and
 // nothing of it is ever sent: fresh says so. It doesn't wait for the disk; the error is that of Durable.
 func (o *Outbox) Own(vmID string) (fresh bool, err error) {
-	o.change(time.Now(), func(c *change) {
+	o.submit(time.Now(), func(c *change) {
 		if vmID == "" || strings.EqualFold(c.owner, vmID) {
 			return
 		}
 		if fresh = c.owner != ""; fresh {
 			c.forget()
-			o.startAnew()
+			o.waiting, o.under, o.writes, o.merged = nil, 0, 0, 0
+			o.stored, o.broken = o.number, errForeign
 		}
-		c.own(vmID)
+		c.owner = vmID
+		c.write(bucketMeta, metaOwner, []byte(vmID))
 	})
-	o.wake()
 	return fresh, o.Durable()
 }
 
@@ -231,7 +245,7 @@ func (o *Outbox) Close() error {
 	err := o.sync(n)
 	stopped := o.stop()
 	o.mu.Lock()
-	stored, lost := o.stored >= n, o.unstored
+	stored, lost := o.stored >= n, len(o.unstored(false))
 	o.mu.Unlock()
 	if stored { // if not before, then with the last try
 		err = nil

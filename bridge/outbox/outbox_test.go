@@ -55,11 +55,18 @@ func body(id string) []byte {
 // addition is one CloudEvent about the group for the routes.
 func addition(o *outbox.Outbox, group, change string, to ...string) outbox.Addition {
 	id := strings.TrimPrefix(group+"-"+change, "-")
-	a := outbox.Addition{Seq: o.Reserve(time.Now()), Body: body(id), ID: id, Type: "t", Group: group, Change: change}
+	a := outbox.Addition{Body: body(id), Message: delivery.Message{Seq: o.Reserve(time.Now()), ID: id, Type: "t",
+		Group: group, Change: change}}
 	for _, name := range to {
 		a.To = append(a.To, outbox.Recipient{Route: name})
 	}
 	return a
+}
+
+// groupOf is the group that an id belongs to.
+func groupOf(id string) string {
+	group, _, _ := strings.Cut(id, "-")
+	return group
 }
 
 // add commits a change of the group, whose newest it becomes.
@@ -84,6 +91,12 @@ func mustAdd(t testing.TB, o *outbox.Outbox, group, change string, to ...string)
 		t.Fatal(err)
 	}
 	return a
+}
+
+// setRoutes says which routes there are from now on, as Batch.Routes does.
+func setRoutes(o *outbox.Outbox, now time.Time, routes ...outbox.Route) (added, back []string, err error) {
+	added, back = o.NewRoutes(routes)
+	return added, back, o.Apply(outbox.Batch{Now: now, Routes: append([]outbox.Route{}, routes...)})
 }
 
 // ids are those of deliveries.
@@ -126,7 +139,7 @@ func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
 		dir := t.TempDir()
 		o := open(t, dir, outbox.Options{})
 		now := time.Now()
-		if added, back, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, now); err != nil || len(added) != 2 ||
+		if added, back, err := setRoutes(o, now, []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil || len(added) != 2 ||
 			len(back) != 0 {
 			t.Fatal(added, back, err)
 		}
@@ -166,7 +179,7 @@ func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
 		if g := o.Groups()["A"]; string(g.State) != "started" || g.Latest != second.Seq {
 			t.Errorf("the group is %+v", g)
 		}
-		if m := o.Mark("A-scheduled"); m.Times != 1 || m.Group != "A" || !m.At.Equal(now) {
+		if m := o.Mark("A", "A-scheduled"); m.Times != 1 || m.Group != "A" || !m.At.Equal(now) {
 			t.Errorf("the mark is %+v", m)
 		}
 		if v := o.Value("observer"); string(v) != "vm-0" {

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -18,15 +19,14 @@ func (o *Outbox) Queue(name string) delivery.Queue {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.route(name)
-	q := &queue{outbox: o, name: name, changed: make(chan struct{}, 1)}
+	r.reader = &queue{outbox: o, name: name, changed: make(chan struct{}, 1)}
 	for _, e := range r.pending {
 		if e.offered {
-			q.pending = append(q.pending, e)
+			r.reader.pending = append(r.reader.pending, e)
 		}
 	}
-	r.reader = q
-	q.wake()
-	return q
+	wake(r.reader.changed)
+	return r.reader
 }
 
 // A queue is what one reader of a route has yet to hear of. The outbox's mu guards it.
@@ -42,36 +42,35 @@ type queue struct {
 func (q *queue) give(e *entry) {
 	if q != nil {
 		q.pending = append(q.pending, e)
-		q.wake()
+		wake(q.changed)
 	}
 }
 
 // drop tells the reader that a delivery is no longer pending. There need not be one.
 func (q *queue) drop(e *entry) {
 	if q != nil && (e.offered || e.known) {
-		q.gone = append(q.gone, e.seq)
-		q.wake()
+		q.gone = append(q.gone, e.Seq)
+		wake(q.changed)
 	}
 }
 
-func (q *queue) wake() {
+func wake(c chan struct{}) {
 	select {
-	case q.changed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
 func (q *queue) Changed() <-chan struct{} { return q.changed }
 
-func (q *queue) Changes() delivery.Changes {
+func (q *queue) Changes() (c delivery.Changes) {
 	o := q.outbox
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	pending := slices.DeleteFunc(q.pending, func(e *entry) bool { return e.gone })
 	slices.SortFunc(pending, bySeq)
-	c := delivery.Changes{Pending: make([]*delivery.Item, len(pending))}
-	for i, e := range pending {
-		c.Pending[i] = &e.item
+	for _, e := range pending {
+		c.Pending = append(c.Pending, &e.Item)
 	}
 	for _, seq := range q.gone {
 		if e := o.entry(Ref{q.name, seq}); e == nil || !e.offered { // else it came back
@@ -85,7 +84,9 @@ func (q *queue) Changes() delivery.Changes {
 func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
 	o := q.outbox
 	o.mu.Lock()
-	receipt = o.receipts[i.Group][q.name]
+	if g := o.groups[i.Group]; g.receipt(q.name) >= 0 {
+		receipt = g.receipts[g.receipt(q.name)].value
+	}
 	o.mu.Unlock()
 	body, err := o.Body(i.Seq)
 	if err != nil {
@@ -116,8 +117,7 @@ func (o *Outbox) Body(seq uint64) ([]byte, error) {
 	body, err := o.storage.Read(bucketEvents, seqKey(seq))
 	switch {
 	case err != nil:
-		o.damaged(err)
-		return nil, err
+		return nil, o.damaged(err)
 	case body == nil:
 		return nil, fmt.Errorf("%w: %s has no CloudEvent %d", delivery.ErrLost, o.path, seq)
 	}
@@ -128,25 +128,23 @@ func (o *Outbox) Body(seq uint64) ([]byte, error) {
 func (o *Outbox) Pending(group string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return records(slices.Clone(o.byGroup[group]))
+	if g := o.groups[group]; g != nil {
+		return records(slices.SortedFunc(slices.Values(g.pending), bySeq))
+	}
+	return nil
 }
 
 // Held are the pending deliveries that wait for a decision of the owner, in order, by route and group.
-func (o *Outbox) Held() [][]Delivery {
+func (o *Outbox) Held() (list [][]Delivery) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.held) == 0 {
-		return nil
-	}
-	type of struct{ route, group string }
-	place := map[of]int{}
-	var list [][]Delivery
+	place := map[[2]string]int{}
 	for _, e := range slices.SortedFunc(maps.Keys(o.held), bySeq) {
-		key := of{e.route.name, e.group}
-		at, known := place[key]
+		of := [2]string{e.route.name, e.Group}
+		at, known := place[of]
 		if !known {
 			at = len(list)
-			place[key], list = at, append(list, nil)
+			place[of], list = at, append(list, nil)
 		}
 		list[at] = append(list[at], e.record())
 	}
@@ -160,21 +158,6 @@ func (o *Outbox) Outcome(route string, seq uint64) Outcome {
 	return o.outcome(route, seq)
 }
 
-// inOrder are the entries by sequence number.
-func inOrder(entries map[uint64]*entry) []*entry {
-	return slices.SortedFunc(maps.Values(entries), bySeq)
-}
-
-// records are the entries in order. It sorts the slice.
-func records(entries []*entry) []Delivery {
-	slices.SortFunc(entries, bySeq)
-	list := make([]Delivery, len(entries))
-	for i, e := range entries {
-		list[i] = e.record()
-	}
-	return list
-}
-
 // settleAhead is how many reported deliveries of a route may wait for the disk.
 const settleAhead = 32
 
@@ -185,11 +168,89 @@ func (q *queue) Report(r delivery.Report) {
 	}
 	n := o.change(r.Now, func(c *change) { c.report(c.route(q.name), r) })
 	o.mu.Lock()
-	wait := o.failing == nil && (r.Durable || o.route(q.name).reported >= settleAhead)
+	route := o.route(q.name)
+	route.ahead = slices.DeleteFunc(route.ahead, func(n uint64) bool { return n <= o.stored })
+	if o.failing != nil {
+		route.ahead = nil
+	}
+	wait := o.failing == nil && (r.Durable || len(route.ahead) >= settleAhead)
 	o.mu.Unlock()
 	if wait {
 		_ = o.sync(n) // Durable says what is wrong, and it counts from memory
 	} else {
 		o.syncSoon()
+	}
+}
+
+// report takes what became of deliveries of the route.
+func (c *change) report(r *route, rep delivery.Report) {
+	each := func(items []*delivery.Item, f func(e *entry)) {
+		for _, i := range items {
+			if e := r.pending[i.Seq]; e != nil {
+				f(e)
+			}
+		}
+	}
+	each(rep.Failed, func(e *entry) { c.failed(e, rep) })
+	each(rep.FellBack, func(e *entry) {
+		if !e.FellBack {
+			c.fallBack(e, e.Error)
+			next := e.copy()
+			next.FellBack = true
+			c.replaceNow(e, next)
+		}
+	})
+	each(rep.Superseded, func(e *entry) { c.settle(e, StateSuperseded, "", delivery.Answer{}, e.Attempts) })
+	for _, i := range rep.Accepted {
+		c.accepted(r, i, rep)
+	}
+	each(rep.Dead, func(e *entry) {
+		ofAttempt := rep.Reason == delivery.ReasonRejected || rep.Reason == delivery.ReasonExpired
+		counted := slices.ContainsFunc(rep.Failed, func(f *delivery.Item) bool { return f.Seq == e.Seq })
+		c.giveUp(e, rep.Reason, rep.Error, ofAttempt && !counted)
+	})
+	for _, i := range slices.Concat(rep.Accepted, rep.Failed, rep.Dead) {
+		if rep.Answer.Receipt != nil && i.Group != "" && i.Seq > c.foreign {
+			receipt := slices.Clone(rep.Answer.Receipt)
+			c.setReceipt(i.Group, r.name, receipt)
+			c.write(bucketReceipts, i.Group+"/"+r.name, receipt)
+		}
+	}
+	for range len(rep.Accepted) + len(rep.Superseded) {
+		r.ahead = append(r.ahead, c.number)
+	}
+}
+
+// failed notes an attempt that is to be repeated. It is still pending, so its reader sees it at once.
+func (c *change) failed(e *entry, rep delivery.Report) {
+	next := e.copy()
+	next.tried = rep.Now.UTC()
+	next.Attempts++
+	next.Next = rep.Next.UTC()
+	next.Error = cmp.Or(rep.Error, e.Error)
+	next.Batch = cmp.Or(rep.Batch, e.Batch)
+	if rep.Answer.Progress != nil {
+		next.Progress = slices.Clone(rep.Answer.Progress)
+	}
+	c.replaceNow(e, next)
+}
+
+// accepted settles a delivery, whatever became of it meanwhile.
+func (c *change) accepted(r *route, i *delivery.Item, rep delivery.Report) {
+	if i.Seq <= c.foreign {
+		return // another VM's
+	}
+	r.delivered++
+	r.accepted = rep.Now
+	m, e, letter := c.messages[i.Seq], r.pending[i.Seq], r.dead[i.Seq]
+	if m == nil {
+		m = &message{head: head{Message: *i.Message}}
+	}
+	c.record(m, r.name, StateAccepted, "", rep.Answer, i.Attempts+1)
+	if letter != nil { // it was delivered after all
+		c.forgetDead(letter)
+	}
+	if e != nil {
+		c.remove(e)
 	}
 }

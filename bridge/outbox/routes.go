@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -16,19 +17,8 @@ type Route struct {
 // keepOrphans is how long the backlog of a route is kept that is gone from the settings.
 const keepOrphans = 24 * time.Hour
 
-// SetRoutes says which routes there are from now on. It gives the names of those that are new to the outbox, and of
-// those that were away. Routes that are gone keep their backlog for 24 hours.
-//
-// Whoever has something to add for new routes does both in one Batch, after asking NewRoutes.
-func (o *Outbox) SetRoutes(routes []Route, now time.Time) (added, back []string, err error) {
-	if routes == nil {
-		routes = []Route{}
-	}
-	added, back = o.NewRoutes(routes)
-	return added, back, o.Apply(Batch{Now: now, Routes: routes})
-}
-
-// NewRoutes gives the names of the routes that are new to the outbox, and of those that were away. It changes nothing.
+// NewRoutes gives the names of the routes that are new to the outbox, and of those that were away. It changes nothing:
+// Batch.Routes says which routes there are from now on. Routes that are gone keep their backlog for 24 hours.
 func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -51,7 +41,7 @@ func (c *change) setRoutes(routes []Route) {
 		r.fallback = s.Fallback
 		if !r.known || !r.gone.IsZero() {
 			r.known, r.gone = true, time.Time{}
-			c.writeRoute(r)
+			c.write(bucketRoutes, r.name, r.goneText())
 		}
 	}
 	for name, r := range c.routes {
@@ -59,15 +49,11 @@ func (c *change) setRoutes(routes []Route) {
 			continue
 		}
 		r.fallback, r.known, r.gone = "", true, c.now.UTC()
-		c.writeRoute(r)
+		c.write(bucketRoutes, r.name, r.goneText())
 	}
 }
 
-// writeRoute keeps since when the route is gone, "" while it is there.
-func (c *change) writeRoute(r *route) {
-	c.write(bucketRoutes, r.name, r.goneText())
-}
-
+// goneText is since when the route is gone, "" while it is there.
 func (r *route) goneText() []byte {
 	if r.gone.IsZero() {
 		return []byte{}
@@ -88,7 +74,7 @@ func (o *Outbox) Routes() []string {
 	defer o.mu.Unlock()
 	var names []string
 	for name, r := range o.routes {
-		if r.known || len(r.pending) > 0 || r.dead > 0 {
+		if r.known || len(r.pending)+len(r.dead) > 0 {
 			names = append(names, name)
 		}
 	}
@@ -101,33 +87,17 @@ func (c *change) dropOrphans() {
 		if r.gone.IsZero() || c.now.Sub(r.gone) <= keepOrphans {
 			continue
 		}
-		for _, e := range inOrder(r.pending) {
+		for _, e := range slices.SortedFunc(maps.Values(r.pending), bySeq) {
 			c.giveUp(e, delivery.ReasonRemoved, "", false)
 		}
 		if r.known {
 			r.known = false
 			c.write(bucketRoutes, name, nil)
 		}
-		if r.dead == 0 && r.reader == nil {
+		if len(r.dead) == 0 && r.reader == nil {
 			delete(c.routes, name)
 		}
 	}
-}
-
-// fallBack makes what a route couldn't deliver pending for its fallback, unless that has or had it. What came as a
-// fallback doesn't fall back again, and what leaves no history isn't worth it.
-func (c *change) fallBack(e *entry, why string) bool {
-	to := e.route.fallback
-	if to == "" || e.item.Instead != nil || e.transient || c.outcome(to, e.seq).State != "" {
-		return false
-	}
-	if why == "" {
-		why = "no answer"
-	}
-	return c.pend(&entry{message: e.message, route: c.route(to), item: delivery.Item{
-		NotBefore: e.item.NotBefore, Pending: c.now.UTC(),
-		Instead: &delivery.Instead{Sink: e.route.name, Why: why},
-	}})
 }
 
 // Stats are what is known of a route.
@@ -149,12 +119,10 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 	defer o.mu.Unlock()
 	all := make(map[string]Stats, len(o.routes))
 	for name, r := range o.routes {
-		s := Stats{Pending: len(r.pending), Dead: r.dead, Delivered: r.delivered, Accepted: r.accepted, Gone: r.gone}
-		if e, ok := r.ofGroups.first(); ok && !e.since().After(now) {
-			s.Oldest, s.OldestOfGroup = e.since(), e.since()
-		}
-		if e, ok := r.others.first(); ok && !e.since().After(now) && (s.Oldest.IsZero() || e.since().Before(s.Oldest)) {
-			s.Oldest = e.since()
+		s := Stats{Pending: len(r.pending), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted, Gone: r.gone,
+			Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now)}
+		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
+			s.Oldest = at
 		}
 		all[name] = s
 	}
@@ -167,13 +135,11 @@ type Totals struct {
 	Bytes    int // of the CloudEvents of pending deliveries, each counted once a delivery
 	InMemory int // pending deliveries that no disk has yet
 	Dead     int
-	Groups   int // that aren't over
 }
 
 // Totals counts.
 func (o *Outbox) Totals() Totals {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return Totals{Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: o.unstored, Dead: o.deadSize.n,
-		Groups: len(o.groups)}
+	return Totals{Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: len(o.unstored(false)), Dead: o.dead.n}
 }

@@ -96,7 +96,7 @@ func TestDeadLettersAreBounded(t *testing.T) {
 // What is open or pending is kept whatever its age.
 func TestThePastIsForgottenInTime(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, time.Now()); err != nil {
+		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
 			t.Fatal(err)
 		}
 		deliver := func(name string) {
@@ -155,8 +155,8 @@ func TestAGroupThatComesBackIsNotForgotten(t *testing.T) {
 		time.Sleep(20 * 24 * time.Hour)
 		mustAdd(t, o, "A", "again")
 		time.Sleep(20 * 24 * time.Hour)
-		if err := <-o.Maintain(time.Now()); err != nil || o.Mark("A-scheduled").Times != 1 || d.count("over") != 0 {
-			t.Errorf("Maintain = %v, the mark is %+v", err, o.Mark("A-scheduled"))
+		if err := <-o.Maintain(time.Now()); err != nil || o.Mark("A", "A-scheduled").Times != 1 || d.count("over") != 0 {
+			t.Errorf("Maintain = %v, the mark is %+v", err, o.Mark("A", "A-scheduled"))
 		}
 	})
 }
@@ -381,7 +381,7 @@ func TestTheOwnerRearranges(t *testing.T) {
 // Heartbeats leave no history.
 func TestWhatIsTransientLeavesNoHistory(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
-		if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a", Fallback: "b"}}, time.Now()); err != nil {
+		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a", Fallback: "b"}}...); err != nil {
 			t.Fatal(err)
 		}
 		h := addition(o, "", "heartbeat", "a", "b")
@@ -406,7 +406,7 @@ func TestWhatIsTransientLeavesNoHistory(t *testing.T) {
 func TestAFallbackGetsItOnce(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		routes := []outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b", Fallback: "c"}, {Name: "c", Fallback: "a"}}
-		if _, _, err := o.SetRoutes(routes, time.Now()); err != nil {
+		if _, _, err := setRoutes(o, time.Now(), routes...); err != nil {
 			t.Fatal(err)
 		}
 		for _, id := range []string{"E0", "E1", "E2", "E3"} {
@@ -458,7 +458,7 @@ func TestRoutesComeAndGo(t *testing.T) {
 			for _, name := range names {
 				routes = append(routes, outbox.Route{Name: name})
 			}
-			added, back, err := o.SetRoutes(routes, time.Now())
+			added, back, err := setRoutes(o, time.Now(), routes...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -505,7 +505,7 @@ func TestRoutesComeAndGo(t *testing.T) {
 // Replay and Drop do all or nothing, and each key once.
 func TestReplayAndDropDoAllOrNothing(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
-		if _, _, err := o.SetRoutes([]outbox.Route{{Name: "a"}, {Name: "b"}}, time.Now()); err != nil {
+		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
 			t.Fatal(err)
 		}
 		mustAdd(t, o, "A", "scheduled", "a")
@@ -698,7 +698,7 @@ func TestWhatIsOverIsBounded(t *testing.T) {
 			t.Errorf("%d groups that are over are remembered, want 10", n)
 		}
 		for id, times := range map[string]int{"OPEN-scheduled": 1, "OVER29-vanished": 1, "OVER20-vanished": 1, "OVER19-vanished": 0} {
-			if got := o.Mark(id).Times; got != times {
+			if got := o.Mark(groupOf(id), id).Times; got != times {
 				t.Errorf("%s was used %d times, want %d", id, got, times)
 			}
 		}

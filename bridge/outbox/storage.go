@@ -3,8 +3,9 @@ package outbox
 import (
 	"cmp"
 	"errors"
-	"maps"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -42,6 +43,8 @@ type Storage interface {
 
 // The errors of a Storage that make a difference. Any other means: try again.
 var (
+	// ErrLocked says that another process has it open.
+	ErrLocked = errors.New("locked by another forewarn")
 	// ErrDamaged says that what is there can't be used. It is set aside, and what memory knows is written anew.
 	ErrDamaged = errors.New("damaged")
 	// ErrReadOnly says that it can be read and not be written.
@@ -71,20 +74,26 @@ const (
 	metaLast   = "last" // sequence number
 )
 
-// layer is writes by bucket and key.
-type layer map[string]map[string][]byte
+// isHistory says whether the bucket grows with what was delivered. Its keys sort by age.
+func isHistory(bucket string) bool { return bucket == bucketEvents || bucket == bucketSettled }
 
-func layerOf(batches ...[]Write) layer {
-	l := layer{}
-	for _, writes := range batches {
-		for _, w := range writes {
-			if l[w.Bucket] == nil {
-				l[w.Bucket] = map[string][]byte{}
-			}
-			l[w.Bucket][w.Key] = w.Value
-		}
+// seqKey is a sequence number as a key.
+func seqKey(seq uint64) string { return fmt.Sprintf("%016d", seq) }
+
+// seqOf is the sequence number that a key begins with.
+func seqOf(key string) (uint64, error) {
+	digits, _, _ := strings.Cut(key, "/")
+	return strconv.ParseUint(digits, 10, 64)
+}
+
+// splitKey splits the key of a delivery.
+func splitKey(key string) (route string, seq uint64, err error) {
+	i := strings.LastIndexByte(key, '/')
+	if i < 0 {
+		return "", 0, fmt.Errorf("%q is no key", key)
 	}
-	return l
+	seq, err = seqOf(key[i+1:])
+	return key[:i], seq, err
 }
 
 // inKeyOrder are the writes of batches by bucket and key; of several to one key, the last.
@@ -106,51 +115,4 @@ func inKeyOrder(batches [][]Write) []*Write {
 		}
 	}
 	return last
-}
-
-// writes are those of the layer, by bucket and key.
-func (l layer) writes() []Write {
-	var all []Write
-	for _, bucket := range slices.Sorted(maps.Keys(l)) {
-		for _, key := range slices.Sorted(maps.Keys(l[bucket])) {
-			all = append(all, Write{bucket, key, l[bucket][key]})
-		}
-	}
-	return all
-}
-
-// has says whether something is written to the key, were it that it is deleted.
-func (l layer) has(bucket, key string) bool {
-	_, ok := l[bucket][key]
-	return ok
-}
-
-// walk calls f for every key of the bucket from the given one on, in order, as if the layer were written to s.
-func (l layer) walk(s Storage, bucket, from string, f func(key string, value []byte) error) error {
-	above := slices.Sorted(maps.Keys(l[bucket]))
-	n, _ := slices.BinarySearch(above, from)
-	above = above[n:]
-	// upTo gives f the layer's keys below key, or all that are left.
-	upTo := func(key string, all bool) error {
-		for len(above) > 0 && (all || above[0] < key) {
-			next := above[0]
-			above = above[1:]
-			if v := l[bucket][next]; v != nil {
-				if err := f(next, v); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	}
-	err := s.Walk(bucket, from, func(key string, value []byte) error {
-		if err := upTo(key, false); err != nil || l.has(bucket, key) {
-			return err
-		}
-		return f(key, value)
-	})
-	if err != nil {
-		return err
-	}
-	return upTo("", true)
 }

@@ -25,29 +25,24 @@ var (
 type batch struct {
 	number   uint64
 	writes   []Write
-	bodies   []*message    // whose bodies it holds
-	added    []*entry      // pending because of it
-	letters  []*deadLetter // dead because of it
-	offers   []*entry      // that readers get when it is durable, or when the disk fails
-	reported map[*route]int
-	released bool // the offers were made
+	bodies   []*message // whose bodies it holds
+	offers   []*entry   // that readers get when it is durable, or when the disk fails
+	released bool       // the offers were made
 }
 
 // A journal is what is on its way to the disk.
 type journal struct {
 	number  uint64   // of the last batch
-	stored  uint64   // of the last one that is on disk
 	waiting []*batch // not on disk, in order
-	writes  int      // how many writes they hold
 	under   int      // how many of them are in the transaction under way
-	merged  int      // how many writes were left when waiting batches were last merged
-	history int      // how many of the writes since then are history, or may become it
-	broken  error    // that a read met: the file is damaged
+	writes  int      // how many writes they have got since they were merged, while the disk fails
+	merged  int      // how many there were then
+	grown   tally    // by how much the history has, since Maintain last bounded it
 	try     uint64   // counts tries to write
 	failing error    // of the last one; nil: all is on disk, or soon is
-	anew    bool     // what is in the file is another VM's: it is to be opened anew
+	broken  error    // what is in the file is damaged, or another VM's: it isn't to be used any more
 	waiters []waiter
-	chores  []chore
+	chores  []func(error)
 	timer   *time.Timer // wakes the writer soon; nil: nothing asks for that
 	closed  bool
 }
@@ -58,62 +53,53 @@ type waiter struct {
 	done   chan error
 }
 
+// submit makes one change of state. wait returns when it is on disk, or when the disk is known to fail.
+func (o *Outbox) submit(now time.Time, f func(*change)) (wait func() error) {
+	if o.readOnly {
+		return func() error { return ErrReadOnly }
+	}
+	n := o.change(now, f)
+	wake(o.kick)
+	return func() error { return o.sync(n) }
+}
+
 // change makes one change of state, and gives the number of the batch that makes it durable, 0 if there is nothing to
 // make durable.
-func (o *Outbox) change(now time.Time, f func(*change)) uint64 {
+func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	o.mu.Lock()
-	c := &change{memory: &o.memory, now: now, batch: &batch{reported: map[*route]int{}}}
+	c := &change{memory: &o.memory, now: now, batch: &batch{number: o.number + 1}}
 	f(c)
-	c.bound(o.failing != nil)
-	var dropped int // records of history
-	var n uint64
+	c.bound(o.bounds, o.failing != nil)
+	forgotten := 0
 	if len(c.writes) > 0 {
-		o.number++
-		c.number = o.number
-		n = o.number
-		for r, count := range c.reported {
-			r.reported += count
-		}
+		n, o.number = c.number, c.number
 		o.waiting = append(o.waiting, c.batch)
-		o.writes += len(c.writes)
-		if o.failing != nil {
-			for _, w := range c.writes {
-				if w.Value != nil && (w.Bucket == bucketEvents || w.Bucket == bucketSettled) {
-					o.history++
-				}
+		for _, w := range c.writes {
+			if isHistory(w.Bucket) && w.Value != nil {
+				o.grown.add(1, len(w.Value))
 			}
+		}
+		if o.failing != nil {
 			o.release(c.batch)
-			dropped = o.merge()
+			if o.writes += len(c.writes); o.writes > o.merged/8+4*o.bounds.InMemory {
+				forgotten = o.merge(nil)
+			}
 		}
 	}
-	kept, notify := len(o.dead), o.notify
+	kept, notify := o.dead.n, o.notify
 	o.mu.Unlock()
 	if c.lost > 0 {
 		o.log.Error("dead letters were dropped, the oldest first", "dropped", c.lost, "kept", kept)
 		notify.forgot(ForgotDeadLetter, c.lost)
 	}
-	if dropped > 0 {
-		o.log.Warn("history was dropped, because the outbox cannot be written", "records", dropped)
-		notify.forgot(ForgotHistory, dropped)
+	if forgotten > 0 {
+		o.log.Warn("history was dropped, because the outbox cannot be written", "records", forgotten)
+		notify.forgot(ForgotHistory, forgotten)
 	}
 	if len(c.died) > 0 && notify.Dead != nil {
 		notify.Dead(c.died)
 	}
 	return n
-}
-
-// apply makes one change of state and waits until it is on disk.
-func (o *Outbox) apply(now time.Time, f func(*change)) error {
-	if o.readOnly {
-		return ErrReadOnly
-	}
-	return o.sync(o.change(now, f))
-}
-
-func (n Notify) forgot(what string, count int) {
-	if n.Forgot != nil {
-		n.Forgot(what, count)
-	}
 }
 
 // release lets readers and followers have what the batch added. mu is held.
@@ -124,8 +110,7 @@ func (o *Outbox) release(b *batch) {
 	b.released = true
 	for _, e := range b.offers {
 		if !e.gone {
-			e.offered = true
-			e.route.reader.give(e)
+			e.offer()
 		}
 	}
 	for _, m := range b.bodies {
@@ -134,6 +119,44 @@ func (o *Outbox) release(b *batch) {
 		}
 	}
 	b.offers = nil
+}
+
+// merge makes one batch of all that wait and aren't being written, and of more writes. The last value of each key
+// counts. While the disk fails the oldest history is dropped, if there is too much of it: forgotten says how much.
+// mu is held.
+func (o *Outbox) merge(more []Write) (forgotten int) {
+	if len(o.waiting) == o.under && len(more) == 0 {
+		return 0
+	}
+	whole := &batch{number: o.stored, released: o.failing != nil}
+	var lists [][]Write
+	for _, b := range o.waiting[o.under:] {
+		lists = append(lists, b.writes)
+		whole.number = b.number
+		whole.bodies = append(whole.bodies, b.bodies...)
+		whole.offers = append(whole.offers, b.offers...)
+	}
+	room := map[string]int{bucketEvents: 2 * o.bounds.InMemory, bucketSettled: 2 * o.bounds.InMemory}
+	for _, w := range slices.Backward(inKeyOrder(append(lists, more))) {
+		seq, _ := seqOf(w.Key)
+		m := o.messages[seq]
+		switch used := w.Bucket == bucketEvents && m != nil && m.uses > 0; {
+		case o.failing == nil, !isHistory(w.Bucket), w.Value == nil, used:
+		case room[w.Bucket] > 0:
+			room[w.Bucket]--
+		default:
+			if forgotten++; w.Bucket == bucketEvents && m != nil {
+				m.body = nil
+				delete(o.messages, seq)
+			}
+			continue
+		}
+		whole.writes = append(whole.writes, *w)
+	}
+	whole.bodies = slices.DeleteFunc(whole.bodies, func(m *message) bool { return m.body == nil })
+	o.waiting = append(slices.Clone(o.waiting[:o.under]), whole)
+	o.writes, o.merged = 0, len(whole.writes)
+	return forgotten
 }
 
 // sync returns when the batch is on disk. While the disk is known to fail nobody waits for it.
@@ -154,7 +177,7 @@ func (o *Outbox) sync(n uint64) error {
 	w := waiter{n, make(chan error, 1)}
 	o.waiters = append(o.waiters, w)
 	o.mu.Unlock()
-	o.wake()
+	wake(o.kick)
 	return <-w.done
 }
 
@@ -163,26 +186,19 @@ func (o *Outbox) syncSoon() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.timer == nil && !o.closed && o.stored < o.number {
-		o.timer = time.AfterFunc(groupWait, o.wake)
+		o.timer = time.AfterFunc(groupWait, func() { wake(o.kick) })
 	}
 }
 
-// damaged notes that a read failed. A file that is damaged is dealt with at once.
-func (o *Outbox) damaged(err error) {
-	if !errors.Is(err, ErrDamaged) || o.readOnly {
-		return
+// damaged notes that a read failed, and returns the error. A file that is damaged is dealt with at once.
+func (o *Outbox) damaged(err error) error {
+	if errors.Is(err, ErrDamaged) && !o.readOnly {
+		o.mu.Lock()
+		o.broken = err
+		o.mu.Unlock()
+		wake(o.kick)
 	}
-	o.mu.Lock()
-	o.broken = err
-	o.mu.Unlock()
-	o.wake()
-}
-
-func (o *Outbox) wake() {
-	select {
-	case o.kick <- struct{}{}:
-	default:
-	}
+	return err
 }
 
 // stop ends the writer. It returns false when that hangs.
@@ -190,7 +206,7 @@ func (o *Outbox) stop() bool {
 	o.mu.Lock()
 	o.closed = true
 	o.mu.Unlock()
-	o.wake()
+	wake(o.kick)
 	select {
 	case <-o.done:
 		return true
@@ -199,8 +215,8 @@ func (o *Outbox) stop() bool {
 	}
 }
 
-// write is the writer. It ends after the try that follows stop.
-func (o *Outbox) write() {
+// writer writes what waits, whenever that is asked for. It ends after the try that follows stop.
+func (o *Outbox) writer() {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	for {
@@ -216,7 +232,13 @@ func (o *Outbox) write() {
 		}
 		o.mu.Unlock()
 		err := o.flush()
-		o.doChores(err)
+		o.mu.Lock()
+		chores := o.chores
+		o.chores = nil
+		o.mu.Unlock()
+		for _, do := range chores {
+			do(err)
+		}
 		retry.Stop()
 		switch {
 		case last:
@@ -237,14 +259,13 @@ func (o *Outbox) flush() error {
 	o.file.Lock()
 	defer o.file.Unlock()
 	o.mu.Lock()
-	broken := o.broken
-	if o.anew {
-		o.opened, o.known = false, false
-	}
-	o.broken, o.anew = nil, false
+	err := o.broken
+	o.broken = nil
 	o.mu.Unlock()
 	var loaded bool
-	err := broken
+	if errors.Is(err, errForeign) {
+		o.opened, o.known, err = false, false, nil
+	}
 	if err == nil {
 		loaded, err = o.open()
 	}
@@ -258,10 +279,7 @@ func (o *Outbox) flush() error {
 	}
 	o.fail(err, o.nextTry())
 	if loaded {
-		select {
-		case o.loaded <- struct{}{}:
-		default: // the messenger has yet to tell of the last one
-		}
+		wake(o.loaded) // unless it has yet to tell of the last one
 	}
 	return err
 }
@@ -277,68 +295,41 @@ func (o *Outbox) nextTry() uint64 {
 // writeWaiting writes all batches that wait in one transaction. file is held.
 func (o *Outbox) writeWaiting() error {
 	o.mu.Lock()
-	if o.anew {
-		o.mu.Unlock()
-		return nil // the file is another VM's
-	}
 	under := slices.Clone(o.waiting)
+	if errors.Is(o.broken, errForeign) {
+		under = nil
+	}
 	o.under = len(under)
 	o.mu.Unlock()
-	var err error
-	if len(under) > 0 {
-		batches := make([][]Write, len(under))
-		for i, b := range under {
-			batches[i] = b.writes
-		}
-		err = o.storage.Write(batches)
+	if len(under) == 0 {
+		return nil
 	}
+	batches := make([][]Write, len(under))
+	for i, b := range under {
+		batches[i] = b.writes
+	}
+	err := o.storage.Write(batches)
 	if err != nil {
 		o.opened = false
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.under = 0
-	if err != nil || o.anew { // what was written counts no more
+	if err != nil || errors.Is(o.broken, errForeign) { // then what was written counts no more
 		return err
 	}
 	for _, b := range under {
-		o.settleBatch(b)
+		o.stored = b.number
+		o.release(b)
+		for _, m := range b.bodies {
+			if m.body = nil; m.uses == 0 {
+				delete(o.messages, m.Seq)
+			}
+		}
 	}
 	o.waiting = slices.Clone(o.waiting[len(under):])
+	o.unstored(false)
 	return nil
-}
-
-// startAnew forgets what waits, and has the writer open the file anew. mu is held.
-func (o *Outbox) startAnew() {
-	o.waiting, o.writes, o.under, o.merged, o.history = nil, 0, 0, 0, 0
-	o.stored = o.number
-	o.anew = true
-}
-
-// settleBatch notes that the batch is on disk. mu is held.
-func (o *Outbox) settleBatch(b *batch) {
-	o.stored = b.number
-	o.writes -= len(b.writes)
-	o.release(b)
-	for _, e := range b.added {
-		if !e.gone {
-			o.settleStored(e)
-		}
-	}
-	for _, d := range b.letters {
-		if !d.gone {
-			o.settleDeadStored(d)
-		}
-	}
-	for _, m := range b.bodies {
-		m.body = nil
-		if m.uses == 0 {
-			delete(o.messages, m.seq)
-		}
-	}
-	for r, n := range b.reported {
-		r.reported -= n
-	}
 }
 
 // fail notes how a try to write went, says so when that is news, and lets those go on who wait for it.
@@ -351,17 +342,19 @@ func (o *Outbox) fail(err error, try uint64) {
 	was := o.failing
 	o.failing = err
 	o.waiters = slices.DeleteFunc(o.waiters, func(w waiter) bool {
-		if err == nil && w.number > o.stored {
-			return false
-		}
-		if w.number <= o.stored {
+		switch {
+		case w.number <= o.stored:
 			w.done <- nil
-		} else {
+		case err != nil:
 			w.done <- err
+		default:
+			return false
 		}
 		return true
 	})
-	more := err == nil && (len(o.waiters) > 0 || o.anew)
+	if err == nil && (len(o.waiters) > 0 || o.broken != nil) {
+		wake(o.kick)
+	}
 	if err != nil {
 		for _, b := range o.waiting {
 			o.release(b)
@@ -377,9 +370,6 @@ func (o *Outbox) fail(err error, try uint64) {
 	}
 	if err != nil {
 		o.change(time.Now(), func(*change) {}) // there is less room now
-	}
-	if more {
-		o.wake()
 	}
 }
 

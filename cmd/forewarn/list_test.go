@@ -42,10 +42,9 @@ func TestListsForPeopleAreShort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		batch.Add = append(batch.Add, outbox.Addition{
-			Seq: box.Reserve(batch.Now), Body: body, ID: ce.ID(), Type: ce.Type(), Group: e.ID, Change: string(change.Kind),
-			To: []outbox.Recipient{{Route: "ops"}},
-		})
+		a := outbox.Addition{Body: body, To: []outbox.Recipient{{Route: "ops"}}}
+		a.Seq, a.ID, a.Type, a.Group, a.Change = box.Reserve(batch.Now), ce.ID(), ce.Type(), e.ID, string(change.Kind)
+		batch.Add = append(batch.Add, a)
 	}
 	if err := box.Apply(batch); err != nil {
 		t.Fatal(err)
