@@ -28,8 +28,8 @@ func TestBodiesHaveTheShapeTheirServiceDocuments(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, _, _ := templates.Body(name)
-		parsed, err := templates.Parse(name, text)
+		ready, _ := templates.Body(name)
+		parsed, err := templates.Parse(name, ready.Text)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,10 +30,11 @@ const (
 // A caller makes the HTTP requests of one sink. It has a transport of its own, made at the first request and made anew
 // when a TLS file has changed. It uses no http.Client, because all that one adds is redirects and cookies.
 type caller struct {
-	tls   tlsSettings
-	proxy func(*http.Request) (*url.URL, error)
-	where string // proxy has its address from
-	dial  Dialer
+	tls       tlsSettings
+	proxy     func(*http.Request) (*url.URL, error)
+	where     string // proxy has its address from
+	dial      Dialer
+	blockedOn []int // statuses by which this destination refuses credentials, beside those that everybody has
 
 	mu        sync.Mutex // for what follows: Close may come while a request is given up
 	transport *http.Transport
@@ -115,7 +117,11 @@ func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
 	if err != nil {
 		return delivery.Answer{}, err
 	}
-	return judge(r, origin(req.URL), v)
+	class := classOfStatus(r.status)
+	if slices.Contains(c.blockedOn, r.status) {
+		class = delivery.ErrBlocked
+	}
+	return judgeAs(class, r, origin(req.URL), v)
 }
 
 // fetch makes one request. Its errors have a class and went through the veil; the response did not.
@@ -227,6 +233,11 @@ type response struct {
 
 // judge says what becomes of a CloudEvent that was answered so.
 func judge(r response, origin string, v *veil) (delivery.Answer, error) {
+	return judgeAs(classOfStatus(r.status), r, origin, v)
+}
+
+// judgeAs is judge for an answer that means class if its status is not 2xx.
+func judgeAs(class error, r response, origin string, v *veil) (delivery.Answer, error) {
 	answer := delivery.Answer{Status: statusLine(r.status), ID: v.line(requestID(r.header), false, 128)}
 	if r.status >= 200 && r.status <= 299 {
 		return answer, nil
@@ -238,7 +249,7 @@ func judge(r response, origin string, v *veil) (delivery.Answer, error) {
 	if excerpt := v.line(r.body, r.cut, 200); excerpt != "" {
 		text += ": " + excerpt
 	}
-	err := say(classOfStatus(r.status), text)
+	err := say(class, text)
 	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
 		err = &delivery.RetryAfter{After: after, Err: err}
 	}

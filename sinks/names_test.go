@@ -74,9 +74,9 @@ func TestKnownNamesInTemplatesAreTaken(t *testing.T) {
 // The names in our own texts are all known.
 func TestOwnTextsHaveKnownNames(t *testing.T) {
 	for _, name := range templates.BodyNames() {
-		text, _, _ := templates.Body(name)
+		ready, _ := templates.Body(name)
 		var unknown *templates.UnknownName
-		if err := templates.CheckNames(text, messageShape([]string{"topic", "token", "routing_key", "key"})); errors.As(err, &unknown) {
+		if err := templates.CheckNames(ready.Text, messageShape([]string{"topic", "token", "routing_key", "key"})); errors.As(err, &unknown) {
 			t.Errorf("the body %s: line %d: %s is unknown", name, unknown.Line, unknown.Name)
 		}
 	}

@@ -31,6 +31,7 @@ type webhookSettings struct {
 	BodyTextFile string            `yaml:"body_text_file"`  // the same in a file, read when the settings are
 	BodySecrets  map[string]Value  `yaml:"body_secrets"`    // what the body needs and nobody is to see, as .secret.NAME
 	ContentType  string            `yaml:"content_type"`    // of that body; application/json by default
+	BlockedOn    []int             `yaml:"blocked_on"`      // statuses that refuse credentials, beside 401, 403 and the like
 	Headers      map[string]Value  `yaml:"headers"`         // to send too
 	Bearer       Secret            `yaml:"bearer"`          // token for Authorization: Bearer
 	BearerFile   string            `yaml:"bearer_file"`     //
@@ -104,6 +105,9 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	if w.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
 		return Opened{}, err
 	}
+	if w.caller.blockedOn, err = blockedOn(s); err != nil {
+		return Opened{}, err
+	}
 	files := append(w.secrets.files(), s.TLS.files()...)
 	for _, b := range w.hidden {
 		if b.File != "" {
@@ -117,9 +121,24 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	return opened, nil
 }
 
+// blockedOn are the statuses by which the destination says that it takes nothing until somebody acts: those that the
+// settings name and those that a ready-made body knows of its service.
+func blockedOn(s webhookSettings) ([]int, error) {
+	for _, status := range s.BlockedOn {
+		switch {
+		case status < 400 || status > 499:
+			return nil, &KeyError{"blocked_on", fmt.Errorf("%d; expected statuses from 400 to 499, such as [400]", status)}
+		case classOfStatus(status) == nil:
+			return nil, &KeyError{"blocked_on", fmt.Errorf("%d means to come back later; expected other statuses", status)}
+		}
+	}
+	ready, _ := templates.Body(s.Body)
+	return append(slices.Clone(s.BlockedOn), ready.BlockedOn...), nil
+}
+
 // openBody parses the template of the body and tries it on CloudEvents of every kind.
 func (w *webhook) openBody(s webhookSettings) error {
-	key, text, content, err := bodyText(s)
+	key, text, err := bodyText(s)
 	if err != nil {
 		return err
 	}
@@ -138,7 +157,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 	if err := w.openBodySecrets(s.BodySecrets); err != nil {
 		return err
 	}
-	w.content = content
+	w.content = "application/json"
 	if s.ContentType != "" {
 		w.content = s.ContentType
 	}
@@ -164,9 +183,8 @@ func (w *webhook) openBody(s webhookSettings) error {
 	return nil
 }
 
-// bodyText is the template of the body, its key and its content type; the key is "" when a CloudEvent is to be sent.
-func bodyText(s webhookSettings) (key, text, content string, err error) {
-	content = "application/json"
+// bodyText is the template of the body and its key, which is "" when a CloudEvent is to be sent.
+func bodyText(s webhookSettings) (key, text string, err error) {
 	switch {
 	case s.Body != "" && s.BodyText != "":
 		err = &KeyError{"body_text", errors.New("body is given too; expected only one of them")}
@@ -175,9 +193,9 @@ func bodyText(s webhookSettings) (key, text, content string, err error) {
 	case s.BodyText != "" && s.BodyTextFile != "":
 		err = &KeyError{"body_text_file", errors.New("body_text is given too; expected only one of them")}
 	case s.Body != "":
-		var ok bool
 		key = "body"
-		if text, content, ok = templates.Body(s.Body); !ok {
+		ready, ok := templates.Body(s.Body)
+		if text = ready.Text; !ok {
 			err = &KeyError{key, fmt.Errorf("%q is unknown; expected one of %s", s.Body, strings.Join(templates.BodyNames(), ", "))}
 		}
 	case s.BodyText != "":
@@ -190,7 +208,7 @@ func bodyText(s webhookSettings) (key, text, content string, err error) {
 		}
 		text = string(file)
 	}
-	return key, text, content, err
+	return key, text, err
 }
 
 // openBodySecrets checks the secrets of the body and reads them once.

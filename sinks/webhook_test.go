@@ -354,3 +354,44 @@ func webhookFails(t *testing.T) map[string]string {
 	}
 	return all
 }
+
+// Some services answer 400 where others answer 401: what a ready-made body, or blocked_on, names keeps the backlog until
+// somebody has acted. Everything else is as it is elsewhere.
+func TestRefusedCredentialsOfABodyBlock(t *testing.T) {
+	key := writeFile(t, "key", "0123456789abcdef0123456789abcdef")
+	pagerduty := "body: pagerduty\nbody_secrets: {routing_key: {file: " + key + "}}"
+	for _, tt := range []struct {
+		settings string
+		status   int
+		want     string
+	}{
+		{pagerduty, 400, blocked},
+		{pagerduty, 413, rejected},
+		{pagerduty, 429, again},
+		{"body: azure-automation", 400, blocked}, // its webhook has expired
+		{"body: teams", 400, rejected},
+		{"body: teams\nblocked_on: [400]", 400, blocked},
+		{"body_text: '{}'", 400, rejected},
+		{"body_text: '{}'\nblocked_on: [400, 422]", 422, blocked},
+		{"body_text: '{}'\nblocked_on: [422]", 400, rejected},
+		{"blocked_on: [400]", 400, blocked},
+		{"", 400, rejected},
+	} {
+		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(tt.status)
+			fmt.Fprint(w, `{"message":"Invalid routing key"}`)
+		}))
+		s := mustOpen(t, "webhook", "url: "+srv.URL+"\n"+tt.settings, testHost(t))
+		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		if classOf(err) != tt.want || !strings.Contains(fmt.Sprint(err), "Invalid routing key") {
+			t.Errorf("%q, answered %d: %v, want %s with what was said", tt.settings, tt.status, err, tt.want)
+		}
+	}
+	for settings, words := range map[string]string{
+		"blocked_on: [200]":      "expected statuses from 400 to 499",
+		"blocked_on: [400, 500]": "expected statuses from 400 to 499",
+		"blocked_on: [429]":      "429 means to come back later",
+	} {
+		wrongKey(t, "webhook", "url: https://example.com\n"+settings, "blocked_on", words)
+	}
+}

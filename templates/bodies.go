@@ -9,10 +9,23 @@ import (
 //go:embed bodies/*.json
 var bodies embed.FS
 
-// Body is the ready-made body of that name, a template, and its content type; ok is false for a name that is none.
-func Body(name string) (text, contentType string, ok bool) {
+// A ReadyBody is what one service takes instead of a CloudEvent.
+type ReadyBody struct {
+	Text      string // a template of JSON
+	BlockedOn []int  // statuses by which the service refuses credentials, beside 401, 403 and the like
+}
+
+// blockedOn are the statuses of services whose credentials travel in the body or whose address ends, which they answer
+// like a malformed request.
+var blockedOn = map[string][]int{
+	"azure-automation": {400}, // the webhook has expired or was disabled
+	"pagerduty":        {400}, // the routing key is not known
+}
+
+// Body is the ready-made body of that name; ok is false for a name that is none.
+func Body(name string) (b ReadyBody, ok bool) {
 	file, err := bodies.ReadFile(path.Join("bodies", name+".json"))
-	return string(file), "application/json", err == nil
+	return ReadyBody{Text: string(file), BlockedOn: blockedOn[name]}, err == nil
 }
 
 // BodyNames are the names of the ready-made bodies, sorted.
