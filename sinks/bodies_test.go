@@ -64,8 +64,8 @@ func TestTimesInBodiesAreShort(t *testing.T) {
 		"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": seen, "to": seen},
 	}, dbHost, seen))
 	for _, name := range templates.BodyNames() {
-		text, _, _ := templates.Body(name)
-		parsed, err := templates.Parse(name, text)
+		ready, _ := templates.Body(name)
+		parsed, err := templates.Parse(name, ready.Text)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 // errInClear refuses credentials that anybody between here and the destination could read.
-var errInClear = errors.New("would be sent unencrypted; expected an address that begins with https, for nats with tls, " +
+var errInClear = errors.New("would be sent unencrypted; expected an address that begins with https, or with tls, " +
 	"or insecure: true beside it")
 
 // noteInClear is what check says of settings that accept it; key is the credentials'.

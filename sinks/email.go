@@ -231,7 +231,7 @@ func (m *email) openTexts(s emailSettings, _ Host) error {
 		{"text", s.Text, s.TextFile, templates.EmailText, templates.Parse, m.tryText, &m.text},
 		{"html", s.HTML, s.HTMLFile, templates.EmailHTML, templates.ParseHTML, m.tryHTML, &m.html},
 	} {
-		if err := k.open(); err != nil {
+		if err := k.open(nil); err != nil {
 			return err
 		}
 	}

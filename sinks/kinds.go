@@ -21,6 +21,21 @@ type Kind struct {
 	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError.
 	Open  func(decode func(any) error, h Host) (Opened, error)
 	Terms bridge.Terms
+	// Fields are the names that the templates of this kind see beside those that all see.
+	Fields map[string]Field
+}
+
+// A Field is a name that only the templates of one kind see.
+type Field struct {
+	Doc  string
+	Zero any // its value when there is nothing to say
+}
+
+// addFields puts the fields of a kind beside those that all see, with nothing to say.
+func addFields(all map[string]any, own map[string]Field) {
+	for name, f := range own {
+		all[name] = f.Zero
+	}
 }
 
 // Opened is a sink and what the program must know of its settings.
@@ -36,9 +51,9 @@ var Kinds = map[string]Kind{
 	"email":   {Open: openEmail, Terms: emailTerms},
 	"exec":    {Open: openExec, Terms: execTerms},
 	"file":    {Open: openFile, Terms: fileTerms},
-	"nats":    {Open: openNATS, Terms: natsTerms},
-	"slack":   {Open: openSlack, Terms: slackTerms},
-	"webhook": {Open: openWebhook, Terms: webhookTerms},
+	"nats":    {Open: openNATS, Terms: natsTerms, Fields: natsFields},
+	"slack":   {Open: openSlack, Terms: slackTerms, Fields: slackFields},
+	"webhook": {Open: openWebhook, Terms: webhookTerms, Fields: webhookFields},
 }
 
 // Host is what the program lends to its sinks, so that they neither read the environment nor write to its streams.

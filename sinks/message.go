@@ -20,11 +20,7 @@ var MessageDocs = map[string]string{
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"instead":    "when another sink should have told it and could not: its name in sink, the reason in why; else nil",
-	"reply":      "in Slack, whether this text is a reply in the thread, not the notification of the root message",
-	"mention":    "in Slack, whom the message mentions, such as <!here>; else empty",
-	"runbook":    "in Slack, the URL of the runbook; else empty",
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
-	"secret":     "in a webhook, the values of body_secrets by their names",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
 }
 
@@ -79,10 +75,8 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if d.Instead != nil {
 		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": d.Instead.Why}
 	}
-	f["reply"], f["mention"], f["runbook"] = false, "", ""
 	f["announced"], _ = data["announced"].(string)
 	f["begun"], _ = data["begun"].(string)
-	f["secret"] = map[string]string{}
 	whole, err := d.Event.MarshalJSON()
 	if err != nil { // it was valid when it was committed
 		whole = []byte("null")

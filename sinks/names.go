@@ -10,20 +10,19 @@ import (
 	"forewarn/templates"
 )
 
-// messageShape is the shape of what fields gives, with the names of a webhook's body_secrets.
-func messageShape(secrets []string) *templates.Shape {
+// messageShape is the shape of what fields gives, with the fields of one kind.
+func messageShape(own map[string]Field) *templates.Shape {
 	s := shapeOf(bridge.FieldDocs, MessageDocs)
 	s.Names["instead"] = names("sink", "why")
 	s.Names["missed"] = &templates.Shape{Items: names("change", "time")}
-	s.Names["secret"] = names(secrets...)
 	one := &templates.Shape{Names: maps.Clone(s.Names)}
 	delete(one.Names, "group")
 	s.Names["group"] = &templates.Shape{Items: one}
+	for name := range own {
+		s.Names[name] = nil
+	}
 	return s
 }
-
-// subjectShape is the shape of what natsFields gives.
-func subjectShape() *templates.Shape { return shapeOf(bridge.FieldDocs, SubjectDocs) }
 
 // shapeOf has all names that are explained in one of docs, and those in data.
 func shapeOf(docs ...map[string]string) *templates.Shape {

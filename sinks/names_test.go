@@ -65,7 +65,7 @@ func TestKnownNamesInTemplatesAreTaken(t *testing.T) {
 		`{{$x := .data}}{{$x = dict "a" 1}}{{$x.a}}`,
 		`{{range .resources}}{{.}}{{end}}{{.cloudevent | json}}`,
 	} {
-		if err := templates.CheckNames(template, messageShape([]string{"key"})); err != nil {
+		if err := templates.CheckNames(template, bodyShape([]string{"key"})); err != nil {
 			t.Errorf("%s is refused: %v", template, err)
 		}
 	}
@@ -76,7 +76,7 @@ func TestOwnTextsHaveKnownNames(t *testing.T) {
 	for _, name := range templates.BodyNames() {
 		ready, _ := templates.Body(name)
 		var unknown *templates.UnknownName
-		if err := templates.CheckNames(ready.Text, messageShape([]string{"topic", "token", "routing_key", "key"})); errors.As(err, &unknown) {
+		if err := templates.CheckNames(ready.Text, bodyShape([]string{"topic", "token", "routing_key", "key"})); errors.As(err, &unknown) {
 			t.Errorf("the body %s: line %d: %s is unknown", name, unknown.Line, unknown.Name)
 		}
 	}

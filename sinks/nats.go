@@ -24,7 +24,7 @@ type natsSettings struct {
 	URL          natsURLs       `yaml:"url"` // nats:// or tls://, one or a list; a user in it is secret
 	URLFile      string         `yaml:"url_file"`
 	URLEnv       string         `yaml:"url_env"`
-	Subject      string         `yaml:"subject"` // template over bridge.FieldDocs and SubjectDocs
+	Subject      string         `yaml:"subject"` // template over bridge.FieldDocs and natsFields
 	SubjectFile  string         `yaml:"subject_file"`
 	Once         *bool          `yaml:"once"`         // copies are refused however old the first is; true by default
 	Core         bool           `yaml:"core"`         // plain NATS instead of JetStream

@@ -45,6 +45,15 @@ func (s natsSubjects) patterns() []string {
 	return []string{fixed[:strings.LastIndex(fixed, ".")+1] + ">"}
 }
 
+// subjectShape is the shape of what subjectFields gives.
+func subjectShape() *templates.Shape {
+	s := shapeOf(bridge.FieldDocs)
+	for name := range natsFields {
+		s.Names[name] = nil
+	}
+	return s
+}
+
 // newNATSSubjects parses the template of the settings, "" for the subjects by default, and tries that of the settings on a
 // CloudEvent of every change; a test tries the others. once says that each subject has to be that of one CloudEvent only.
 func newNATSSubjects(text string, once bool) (natsSubjects, error) {
@@ -110,7 +119,7 @@ func (s natsSubjects) of(ce event.Event) (string, error) {
 }
 
 func (s natsSubjects) execute(ce event.Event) (string, error) {
-	f := natsFields(ce)
+	f := subjectFields(ce)
 	t := s.event
 	if !strings.HasPrefix(ce.Type(), bridge.EventPrefix) {
 		t = s.bridge
@@ -120,17 +129,18 @@ func (s natsSubjects) execute(ce event.Event) (string, error) {
 	return strings.TrimSpace(b.String()), err
 }
 
-// SubjectDocs says what each name is that the template of a NATS subject sees beside those of bridge.Fields.
-var SubjectDocs = map[string]string{
-	"subscription":  "id of the subscription, in lower case",
-	"resourcegroup": "name of the resource group, in lower case",
-	"set": "name of the scale set, or of the set that cloudevents_source names, or else of the first VM in resources; " +
-		"about the bridge the VM's; in lower case",
+// natsFields are what the template of a subject sees beside bridge.Fields.
+var natsFields = map[string]Field{
+	"subscription":  {"id of the subscription, one token in lower case", ""},
+	"resourcegroup": {"name of the resource group, one token in lower case", ""},
+	"set": {"name of the scale set, or of the set that cloudevents_source names, or else of the first VM in resources; " +
+		"about the bridge the VM's; one token in lower case", ""},
 }
 
-// natsFields is what the template of a subject sees: bridge.Fields, and what SubjectDocs says. Every text in it is one token already, so that none can add a token, a wildcard
-// or a line to a subject. Nothing in it depends on when the CloudEvent is sent.
-func natsFields(ce event.Event) map[string]any {
+// subjectFields is what the template of a subject sees: bridge.Fields and natsFields. Every text in it is one token
+// already, so that none can add a token, a wildcard or a line to a subject. Nothing in it depends on when the CloudEvent
+// is sent.
+func subjectFields(ce event.Event) map[string]any {
 	f := bridge.Fields(ce)
 	if c, ok := f["change"].(string); ok {
 		f["change"] = strings.TrimPrefix(c, "dev.forewarn.")

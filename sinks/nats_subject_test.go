@@ -143,10 +143,10 @@ func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
 // What a subject's template sees is what the docs of the fields say, and the same with every attempt.
 func TestNATSSubjectFieldsAreDocumented(t *testing.T) {
 	for _, d := range deliveries(t) {
-		got := slices.Sorted(maps.Keys(natsFields(d.Event)))
+		got := slices.Sorted(maps.Keys(subjectFields(d.Event)))
 		want := slices.Sorted(maps.Keys(bridge.Fields(d.Event)))
-		for name, doc := range SubjectDocs {
-			if want = append(want, name); doc == "" {
+		for name, f := range natsFields {
+			if want = append(want, name); f.Doc == "" {
 				t.Errorf("%s has no docs", name)
 			}
 		}

@@ -203,7 +203,7 @@ func (k *slackSink) openTexts(s slackSettings) error {
 		{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
 		{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
 	} {
-		if err := t.open(); err != nil {
+		if err := t.open(slackFields); err != nil {
 			return err
 		}
 	}
@@ -465,9 +465,17 @@ func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error
 	return err
 }
 
+// slackFields are what only the templates of slack see.
+var slackFields = map[string]Field{
+	"reply":   {"whether this text is a reply in the thread, not the notification of the root message", false},
+	"mention": {"whom the message mentions, such as <!here>; else empty", ""},
+	"runbook": {"the URL of the runbook; else empty", ""},
+}
+
 // fields are what the templates see.
 func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 	f := fields(batch, k.zone, k.now())
+	addFields(f, slackFields)
 	for _, one := range f["group"].([]map[string]any) {
 		if severity, _ := one["severitynumber"].(int); k.mention != "" && severity >= k.from {
 			f["mention"] = k.mention

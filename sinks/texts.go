@@ -33,17 +33,20 @@ type templateKey struct {
 	to              **templates.Template
 }
 
-// open parses the template of the settings, and tries it on samples.
-func (k templateKey) open() error {
+// open parses the template of the settings, and tries it on samples. own are the fields of the kind.
+func (k templateKey) open(own map[string]Field) error {
 	text, given, err := givenText(k.key, k.text, k.file)
 	if *k.to = k.own; err != nil || given == "" {
 		return err
 	}
 	if *k.to, err = k.parse(given, text); err == nil {
-		err = templates.CheckNames(text, messageShape(nil))
+		err = templates.CheckNames(text, messageShape(own))
 	}
 	if err == nil {
-		err = tryOut(k.try)
+		err = tryOut(func(f map[string]any) error {
+			addFields(f, own)
+			return k.try(f)
+		})
 	}
 	if err != nil {
 		return &KeyError{given, err}

@@ -57,6 +57,16 @@ var webhookTerms = bridge.Terms{
 	Bridge: bridge.LevelNone,
 }
 
+// webhookFields are what only a body sees.
+var webhookFields = map[string]Field{"secret": {"the values of body_secrets by their names", map[string]string{}}}
+
+// bodyShape is what the template of a body may name, with these secrets.
+func bodyShape(secrets []string) *templates.Shape {
+	s := messageShape(webhookFields)
+	s.Names["secret"] = names(secrets...)
+	return s
+}
+
 // webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents has it, or as a body made by a template.
 type webhook struct {
 	caller   *caller
@@ -169,7 +179,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 	}
 	names := w.secretNames()
 	if s.Body == "" { // a ready-made one says itself which secret it lacks
-		if err := templates.CheckNames(text, messageShape(slices.Collect(maps.Keys(names)))); err != nil {
+		if err := templates.CheckNames(text, bodyShape(slices.Collect(maps.Keys(names)))); err != nil {
 			return &KeyError{key, err}
 		}
 	}

@@ -72,7 +72,7 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 	rest := text
 	for _, want := range []string{
 		"1 thing needs you. 1 message was given up. Azure announces 2 events, the next for " + due.In(berlin).Format("15:04:05 MST"),
-		"Slack (ops-chat) needs you.", "Reason: invalid_auth. Nothing is lost yet: 3 messages are kept",
+		`"ops-chat" (slack) needs you.`, "Reason: invalid_auth. Nothing is lost yet: 3 messages are kept",
 		"Has begun", "vm-db-3: pause has begun", "about 5 s, says Azure.",
 		"Announced", "vm-db-1 will reboot", "in 14 min 1", due.In(berlin).Format("15:04:05 MST"), due.UTC().Format("(15:04:05 UTC)"), "at the earliest",
 		`Azure maintenance: "Host server is undergoing maintenance."`, "vm-db-1 (this VM)", "vm-db-2", "sudo forewarn approve",
@@ -195,7 +195,7 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 			"The newest settings were refused; older ones are in force. line 3", "Nothing needs you"},
 		{"a sink that is silent", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
 			Name: "hook", Kind: "webhook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 301, LastError: "timeout"}}}, nil,
-			"1 thing needs you. Azure announces nothing. Needs you The webhook hook needs you. Reason: timeout.", "Trying again"},
+			`1 thing needs you. Azure announces nothing. Needs you "hook" (webhook) needs you. Reason: timeout.`, "Trying again"},
 		{"a sink that is not silent yet", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
 			Name: "hook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 7200, LastAccepted: now.Add(-299 * time.Second)}}}, nil,
 			"hook Trying again", "1 thing needs you"},

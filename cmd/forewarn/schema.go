@@ -115,8 +115,12 @@ func (p *program) fieldsTopic() *cobra.Command {
 		p.printFields(fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs))
 		fmt.Fprintln(p.out, "\nTemplates see these too:")
 		p.printFields(fieldDocs(messageFields(), sinks.MessageDocs))
-		fmt.Fprintln(p.out, "\nThe subject of nats sees, beside the first, texts that are one token each:")
-		p.printFields(fieldDocs(subjectFields(), sinks.SubjectDocs))
+		for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds)) {
+			if own := ownFields(kind); len(own) > 0 {
+				fmt.Fprintf(p.out, "\nThose of %s see, beside the first:\n", kind)
+				p.printFields(own)
+			}
+		}
 		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.\n"+
 			"Where it may be missing, dig is safe: {{dig \"event\" \"Description\" \"none\" .data}}.")
 		fmt.Fprintf(p.out, "\nBeside those of Go's templates there are these functions, most as in Alertmanager and sprig:\n%s\n",
@@ -130,13 +134,13 @@ func messageFields() map[string]any {
 	return sinks.MessageFields(delivery.Delivery{Event: event.New()}, time.UTC, time.Time{})
 }
 
-// subjectFields are what only a subject sees: texts.
-func subjectFields() map[string]any {
-	f := make(map[string]any, len(sinks.SubjectDocs))
-	for name := range sinks.SubjectDocs {
-		f[name] = ""
+// ownFields explains what only the templates of a kind see.
+func ownFields(kind string) []fieldDoc {
+	fields, docs := map[string]any{}, map[string]string{}
+	for name, f := range sinks.Kinds[kind].Fields {
+		fields[name], docs[name] = f.Zero, f.Doc
 	}
-	return f
+	return fieldDocs(fields, docs)
 }
 
 // A fieldDoc explains a name.

@@ -109,10 +109,18 @@ func TestREADMEHasTheFieldsOfHelp(t *testing.T) {
 	}
 	marked := strings.NewReplacer("{{json .cloudevent}}", "`{{json .cloudevent}}`", "<!here>", "`<!here>`")
 	var want strings.Builder
-	for _, docs := range [][]fieldDoc{fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs), fieldDocs(messageFields(), sinks.MessageDocs)} {
+	table := func(docs []fieldDoc) {
 		want.WriteString("\n| name | kind | what it is |\n| --- | --- | --- |\n")
 		for _, d := range docs {
 			fmt.Fprintf(&want, "| `%s` | %s | %s |\n", d.name, d.kind, marked.Replace(d.doc))
+		}
+	}
+	table(fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs))
+	table(fieldDocs(messageFields(), sinks.MessageDocs))
+	for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds)) {
+		if own := ownFields(kind); len(own) > 0 {
+			fmt.Fprintf(&want, "\nOnly the templates of `%s` see:\n", kind)
+			table(own)
 		}
 	}
 	want.WriteString("\n")
