@@ -20,10 +20,10 @@ type Filter struct {
 
 // Match is a set of conditions that all must hold; an empty one always does. Values ignore case.
 type Match struct {
-	VMs     string   `yaml:"vms"`     // self, leader or all; "" is self in Only and nothing in Except
-	Types   []string `yaml:"types"`   // of Azure's event types
-	Sources []string `yaml:"sources"` // Platform, User
-	Changes []string `yaml:"changes"` // scheduled, updated, started, vanished, first, approved, reminder
+	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: that name it first; all: every event"`
+	Types   []string `yaml:"types" doc:"Azure's event types"`
+	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
+	Changes []string `yaml:"changes" doc:"which changes; first is whichever comes first"`
 }
 
 // The values that a Match knows.

@@ -27,30 +27,30 @@ import (
 
 // emailSettings are the keys of mail. What is secret has three forms; see Value.
 type emailSettings struct {
-	Host         string   `yaml:"host"` // of the mail server
-	Port         int      `yaml:"port"` // 587 by default, 465 with tls.mode implicit, 25 with none
-	From         string   `yaml:"from"` // an address, or a name and an address
-	To           []string `yaml:"to"`
-	TLS          emailTLS `yaml:"tls"`
-	Auth         string   `yaml:"auth"` // auto (default), plain, login, scram-sha-256 or xoauth2
-	Username     string   `yaml:"username"`
-	Password     Secret   `yaml:"password"` // with xoauth2 the token
+	Host         string   `yaml:"host" doc:"mail server"`
+	Port         int      `yaml:"port" doc:"port (default: 587; with tls.mode implicit 465, with none 25)"`
+	From         string   `yaml:"from" doc:"sender: an address, or a name and an address"`
+	To           []string `yaml:"to" doc:"recipients"`
+	TLS          emailTLS `yaml:"tls" doc:"certificates"`
+	Auth         string   `yaml:"auth" default:"auto" doc:"how to log in: auto, scram-sha-256, plain, login or xoauth2"`
+	Username     string   `yaml:"username" doc:"user name"`
+	Password     Secret   `yaml:"password" doc:"password; with xoauth2 the token"`
 	PasswordFile string   `yaml:"password_file"`
 	PasswordEnv  string   `yaml:"password_env"`
-	TokenCommand []string `yaml:"token_command"` // program and arguments whose first line of output is the token
-	Helo         string   `yaml:"helo"`          // how this host calls itself; its full name by default, else its address
-	Subject      string   `yaml:"subject"`       // template
+	TokenCommand []string `yaml:"token_command" doc:"program and arguments that print a token, for xoauth2"`
+	Helo         string   `yaml:"helo" doc:"name that this host gives itself (default: its full name, else its address)"`
+	Subject      string   `yaml:"subject" doc:"subject line"`
 	SubjectFile  string   `yaml:"subject_file"`
-	Text         string   `yaml:"text"` // template of the plain part
+	Text         string   `yaml:"text" doc:"plain text part"`
 	TextFile     string   `yaml:"text_file"`
-	HTML         string   `yaml:"html"` // template of the HTML part
+	HTML         string   `yaml:"html" doc:"HTML part"`
 	HTMLFile     string   `yaml:"html_file"`
 }
 
 type emailTLS struct {
-	Mode       string `yaml:"mode"`        // starttls (default), implicit or none
-	CAFile     string `yaml:"ca_file"`     // authorities to trust instead of the system's
-	ServerName string `yaml:"server_name"` // that the certificate must have; host by default
+	Mode       string `yaml:"mode" default:"starttls" doc:"starttls (required, never just tried), implicit or none"`
+	CAFile     string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
+	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }
 
 // emailTerms: mail is for people, who want the state as it is now, and to be reminded of it.

@@ -26,13 +26,13 @@ import (
 
 // execSettings are the keys of a command.
 type execSettings struct {
-	Command   []string         `yaml:"command"`    // program and arguments, which everybody on the machine may see; no shell reads them
-	Dir       string           `yaml:"dir"`        // working directory; the root of the file system by default
-	User      string           `yaml:"user"`       // name of whom to run it as; only root may choose
-	Env       map[string]Value `yaml:"env"`        // variables to add, which may be secrets
-	Attempts  int              `yaml:"attempts"`   // the attempt from which on a failure is final; 75 and 78 never are
-	Parallel  int              `yaml:"parallel"`   // runs at once, each about another Azure event
-	StopGrace time.Duration    `yaml:"stop_grace"` // between SIGTERM and SIGKILL for a run that is out of time
+	Command   []string         `yaml:"command" doc:"program and arguments; no shell reads them"`
+	Dir       string           `yaml:"dir" default:"/" doc:"working directory"`
+	User      string           `yaml:"user" doc:"run as this user; only root may (default: forewarn's own user)"`
+	Env       map[string]Value `yaml:"env" doc:"variables to add; the environment is otherwise clean"`
+	Attempts  int              `yaml:"attempts" default:"3" doc:"runs that may fail, exits 75 and 78 not counted"`
+	Parallel  int              `yaml:"parallel" default:"4" doc:"runs at once; one Azure event's runs never overlap"`
+	StopGrace time.Duration    `yaml:"stop_grace" default:"5s" doc:"from SIGTERM to SIGKILL for a run that is out of time"`
 }
 
 // execTerms: a command acts on what is true now, so what is overtaken is dropped, and it must not act twice after a

@@ -21,10 +21,10 @@ import (
 
 // fileSettings are the keys of a file.
 type fileSettings struct {
-	Path        string        `yaml:"path"`         // - for standard output
-	MaxSize     size          `yaml:"max_size"`     // a file that would grow over it is rotated first
-	RotateEvery time.Duration `yaml:"rotate_every"` // and one whose last line is of an earlier period, counted in UTC
-	Keep        int           `yaml:"keep"`         // how many rotated files stay; 0 for all
+	Path        string        `yaml:"path" doc:"the file; - is standard output, under systemd the journal"`
+	MaxSize     size          `yaml:"max_size" doc:"start a new file at this size, such as 100MB (default: never)"`
+	RotateEvery time.Duration `yaml:"rotate_every" doc:"start a new file each period, such as 1d (default: never)"`
+	Keep        int           `yaml:"keep" default:"0" doc:"how many old files to keep; 0 keeps all"`
 }
 
 // fileTerms: a file is for the record, which holds everything, however late.

@@ -20,8 +20,8 @@ import (
 
 // identitySettings name a managed identity of this VM and what its tokens are for.
 type identitySettings struct {
-	Resource string `yaml:"resource"`  // whom the token is for, such as https://eventgrid.azure.net
-	ClientID string `yaml:"client_id"` // of a user-assigned identity; needed when the VM has several
+	Resource string `yaml:"resource" doc:"what the token is for, such as https://eventgrid.azure.net"`
+	ClientID string `yaml:"client_id" doc:"which user-assigned identity, if the VM has several"`
 }
 
 // renewBefore is how long before its end a token is no longer used.

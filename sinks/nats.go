@@ -21,28 +21,28 @@ import (
 
 // natsSettings are the keys of nats. What is secret has three forms; see Value.
 type natsSettings struct {
-	URL          natsURLs       `yaml:"url"` // nats:// or tls://, one or a list; a user in it is secret
+	URL          natsURLs       `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
 	URLFile      string         `yaml:"url_file"`
 	URLEnv       string         `yaml:"url_env"`
-	Subject      string         `yaml:"subject"` // template over bridge.FieldDocs and natsFields
+	Subject      string         `yaml:"subject" doc:"subject of each message; it ends in the id (default: see help sinks nats)"`
 	SubjectFile  string         `yaml:"subject_file"`
-	Once         *bool          `yaml:"once"`         // copies are refused however old the first is; true by default
-	Core         bool           `yaml:"core"`         // plain NATS instead of JetStream
-	Domain       string         `yaml:"domain"`       // of JetStream; by default that of the account
-	InboxPrefix  string         `yaml:"inbox_prefix"` // of the subjects that answers come to; _INBOX by default
-	Mode         string         `yaml:"mode"`         // of the CloudEvent: binary (default) or structured
-	CredsFile    string         `yaml:"creds_file"`   // user JWT and seed
-	NKeyFile     string         `yaml:"nkey_file"`    // seed
-	Username     string         `yaml:"username"`
-	Password     Secret         `yaml:"password"`
+	Once         *bool          `yaml:"once" default:"true" doc:"refuse copies, however old the first is"`
+	Core         bool           `yaml:"core" doc:"plain NATS without JetStream: who isn't connected gets nothing"`
+	Domain       string         `yaml:"domain" doc:"JetStream domain (default: the account's)"`
+	InboxPrefix  string         `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
+	Mode         string         `yaml:"mode" default:"binary" doc:"form of the CloudEvent: binary or structured"`
+	CredsFile    string         `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
+	NKeyFile     string         `yaml:"nkey_file" doc:"file with the seed of an NKey"`
+	Username     string         `yaml:"username" doc:"user name"`
+	Password     Secret         `yaml:"password" doc:"password"`
 	PasswordFile string         `yaml:"password_file"`
 	PasswordEnv  string         `yaml:"password_env"`
-	Token        Secret         `yaml:"token"`
+	Token        Secret         `yaml:"token" doc:"authentication token"`
 	TokenFile    string         `yaml:"token_file"`
 	TokenEnv     string         `yaml:"token_env"`
-	TLS          natsTLS        `yaml:"tls"`       // when given, nothing is said before TLS
-	Insecure     bool           `yaml:"insecure"`  // credentials may be sent without TLS
-	Provision    *natsProvision `yaml:"provision"` // create or update the stream; by default it has to be there
+	TLS          natsTLS        `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
+	Insecure     bool           `yaml:"insecure" doc:"send credentials without TLS to another machine"`
+	Provision    *natsProvision `yaml:"provision" doc:"create or update the stream; without this key it must exist"`
 }
 
 // natsTerms: a stream is for machines and for the record, which want every change, however late.

@@ -44,11 +44,11 @@ type natsAccess struct {
 
 // natsTLS is the key tls.
 type natsTLS struct {
-	CAFile         string `yaml:"ca_file"`
-	CertFile       string `yaml:"cert_file"`
-	KeyFile        string `yaml:"key_file"`
-	ServerName     string `yaml:"server_name"`
-	HandshakeFirst bool   `yaml:"handshake_first"` // the server begins with TLS
+	CAFile         string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
+	CertFile       string `yaml:"cert_file" doc:"client certificate; needs key_file"`
+	KeyFile        string `yaml:"key_file" doc:"private key of the client certificate"`
+	ServerName     string `yaml:"server_name" doc:"name that the server's certificate must have (default: the host's)"`
+	HandshakeFirst bool   `yaml:"handshake_first" doc:"start with the TLS handshake, as the server must too"`
 }
 
 // natsURLs are one address, or a list of them.

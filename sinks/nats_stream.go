@@ -18,12 +18,12 @@ import (
 // other subjects and properties. Nothing that a new one holds goes away unless there is a limit; over a limit the oldest
 // goes first.
 type natsProvision struct {
-	Stream     string        `yaml:"stream"`     // its name
-	Subjects   []string      `yaml:"subjects"`   // that it takes; by default those that are sent to by default
-	Replicas   int           `yaml:"replicas"`   // 1 by default, at most 5
-	MaxAge     time.Duration `yaml:"max_age"`    // after which a message goes
-	MaxBytes   size          `yaml:"max_bytes"`  // of all messages
-	Duplicates time.Duration `yaml:"duplicates"` // how long ids are remembered; 24h by default, at most max_age
+	Stream     string        `yaml:"stream" doc:"name of the stream"`
+	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
+	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 1 for a new stream)"`
+	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
+	MaxBytes   size          `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
+	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
 }
 
 const (

@@ -26,30 +26,30 @@ import (
 // slackSettings are the keys of a Slack sink: a bot token with a channel or, simpler and with less to it, an incoming
 // webhook. What is secret has three forms; see Value.
 type slackSettings struct {
-	Token          Secret         `yaml:"token"` // of a bot with the scope chat:write
+	Token          Secret         `yaml:"token" doc:"bot token with the scope chat:write; needs channel"`
 	TokenFile      string         `yaml:"token_file"`
 	TokenEnv       string         `yaml:"token_env"`
-	Channel        string         `yaml:"channel"`     // name or id
-	WebhookURL     Secret         `yaml:"webhook_url"` // of an incoming webhook, instead of token and channel
+	Channel        string         `yaml:"channel" doc:"name or id of the channel; invite the app into it"`
+	WebhookURL     Secret         `yaml:"webhook_url" doc:"incoming webhook, instead of token and channel"`
 	WebhookURLFile string         `yaml:"webhook_url_file"`
 	WebhookURLEnv  string         `yaml:"webhook_url_env"`
-	APIURL         string         `yaml:"api_url"`     // of the API, https://slack.com/api/ by default
-	Mention        *mentionOption `yaml:"mention"`     // whom a message mentions; nobody by default
-	Broadcast      []string       `yaml:"broadcast"`   // changes whose reply in the thread goes to the channel too
-	RunbookURL     string         `yaml:"runbook_url"` // template of a link for every message
+	APIURL         string         `yaml:"api_url" default:"https://slack.com/api/" doc:"address of the Slack API"`
+	Mention        *mentionOption `yaml:"mention" doc:"who is mentioned (default: nobody)"`
+	Broadcast      []string       `yaml:"broadcast" doc:"changes whose reply goes to the channel too; [] for none"`
+	RunbookURL     string         `yaml:"runbook_url" doc:"link to a runbook"`
 	RunbookURLFile string         `yaml:"runbook_url_file"`
-	Text           string         `yaml:"text"` // template of the notification and, with reply, of what the thread says
+	Text           string         `yaml:"text" doc:"text of notifications and of replies in the thread"`
 	TextFile       string         `yaml:"text_file"`
-	Blocks         string         `yaml:"blocks"` // template of the message, a JSON array of blocks
+	Blocks         string         `yaml:"blocks" doc:"the message, a JSON array of blocks"`
 	BlocksFile     string         `yaml:"blocks_file"`
-	TLS            tlsSettings    `yaml:"tls"`
-	Proxy          Secret         `yaml:"proxy"`    // none, or a URL; by default that of the environment
-	Insecure       bool           `yaml:"insecure"` // the token or the URL may be sent over http
+	TLS            tlsSettings    `yaml:"tls" doc:"certificates"`
+	Proxy          Secret         `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
+	Insecure       bool           `yaml:"insecure" doc:"send the token or the URL over http to another machine"`
 }
 
 type mentionOption struct {
-	Text string `yaml:"text"` // as Slack writes it, such as <!here> or <@U024BE7LH>
-	From string `yaml:"from"` // the least severity: INFO, WARN or ERROR (default)
+	Text string `yaml:"text" doc:"who, as Slack writes it: <!here>, <@U024BE7LH> or <!subteam^S024BE7LH>"`
+	From string `yaml:"from" default:"ERROR" doc:"lowest severity that mentions: INFO, WARN or ERROR"`
 }
 
 // slackTerms: Slack is for people, who want the state as it is now.

@@ -12,10 +12,10 @@ import (
 // tlsSettings are the key tls of every destination that is reached over TLS. The destination's certificate is always
 // verified; there is no key that says otherwise.
 type tlsSettings struct {
-	CAFile     string `yaml:"ca_file"`     // authorities to trust instead of the system's
-	CertFile   string `yaml:"cert_file"`   // own certificate, with key_file
-	KeyFile    string `yaml:"key_file"`    // and its private key
-	ServerName string `yaml:"server_name"` // the name to verify, if it is not the URL's
+	CAFile     string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
+	CertFile   string `yaml:"cert_file" doc:"client certificate; needs key_file"`
+	KeyFile    string `yaml:"key_file" doc:"private key of the client certificate"`
+	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: the host's)"`
 }
 
 // files are the files that stand in the settings.

@@ -22,31 +22,31 @@ import (
 
 // webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
 type webhookSettings struct {
-	URL          Secret            `yaml:"url"` // http or https; all of it but the scheme is secret
+	URL          Secret            `yaml:"url" doc:"where to POST, http or https; redirects are refused"`
 	URLFile      string            `yaml:"url_file"`
 	URLEnv       string            `yaml:"url_env"`
-	Mode         string            `yaml:"mode"`            // of the CloudEvent: structured (default) or binary
-	Body         string            `yaml:"body"`            // name of a ready-made body to send instead of a CloudEvent
-	BodyText     string            `yaml:"body_text"`       // template of such a body
-	BodyTextFile string            `yaml:"body_text_file"`  // the same in a file, read when the settings are
-	BodySecrets  map[string]Value  `yaml:"body_secrets"`    // what the body needs and nobody is to see, as .secret.NAME
-	ContentType  string            `yaml:"content_type"`    // of that body; application/json by default
-	BlockedOn    []int             `yaml:"blocked_on"`      // statuses that refuse credentials, beside 401, 403 and the like
-	Headers      map[string]Value  `yaml:"headers"`         // to send too
-	Bearer       Secret            `yaml:"bearer"`          // token for Authorization: Bearer
-	BearerFile   string            `yaml:"bearer_file"`     //
-	BearerEnv    string            `yaml:"bearer_env"`      //
-	Basic        *basicSettings    `yaml:"basic"`           // user name and password for Authorization: Basic
-	Identity     *identitySettings `yaml:"azure_identity"`  // token of a managed identity for Authorization: Bearer
-	Signing      []Value           `yaml:"signing_secrets"` // of Standard Webhooks; each gives a signature
-	TLS          tlsSettings       `yaml:"tls"`
-	Proxy        Secret            `yaml:"proxy"`    // none, or a URL; by default that of the environment
-	Insecure     bool              `yaml:"insecure"` // credentials may be sent over http
+	Mode         string            `yaml:"mode" default:"structured" doc:"form of the CloudEvent: structured or binary"`
+	Body         string            `yaml:"body" doc:"ready-made body to send instead of a CloudEvent"`
+	BodyText     string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
+	BodyTextFile string            `yaml:"body_text_file"`
+	BodySecrets  map[string]Value  `yaml:"body_secrets" doc:"secrets of the body, which has them as .secret.NAME"`
+	ContentType  string            `yaml:"content_type" doc:"media type of the body (default: application/json)"`
+	BlockedOn    []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials, such as [400]"`
+	Headers      map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}"`
+	Bearer       Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
+	BearerFile   string            `yaml:"bearer_file"`
+	BearerEnv    string            `yaml:"bearer_env"`
+	Basic        *basicSettings    `yaml:"basic" doc:"user name and password for Authorization: Basic"`
+	Identity     *identitySettings `yaml:"azure_identity" doc:"token of the VM's managed identity, as Bearer"`
+	Signing      []Value           `yaml:"signing_secrets" doc:"whsec_ secrets (Standard Webhooks); each adds a signature"`
+	TLS          tlsSettings       `yaml:"tls" doc:"certificates"`
+	Proxy        Secret            `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
+	Insecure     bool              `yaml:"insecure" doc:"send credentials over http to another machine"`
 }
 
 type basicSettings struct {
-	Username     string `yaml:"username"`
-	Password     Secret `yaml:"password"`
+	Username     string `yaml:"username" doc:"user name"`
+	Password     Secret `yaml:"password" doc:"password"`
 	PasswordFile string `yaml:"password_file"`
 	PasswordEnv  string `yaml:"password_env"`
 }

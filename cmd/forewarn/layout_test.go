@@ -34,7 +34,9 @@ var arrows = map[string]arrow{
 	"templates": {inTests: []string{"bridge"}},
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/delivery", "bridge/discovery", "bridge/outbox", "bridge/imdstest", "bridge/relay", "sinks", "templates",
+		"cmd/forewarn/internal/manual",
 	}},
+	"cmd/forewarn/internal/manual": {},
 }
 
 // The arrows between the packages hold: delivery and templates know nothing of ours, outbox knows delivery, bridge knows no

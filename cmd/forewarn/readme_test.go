@@ -225,7 +225,7 @@ func TestREADMEHasEveryKey(t *testing.T) {
 	_, tls, _ := strings.Cut(string(text), "\n`tls` is ")
 	tls, _, _ = strings.Cut(tls, "\n\n")
 	props := func(schema map[string]any) map[string]any { return schema["properties"].(map[string]any) }
-	sink := props(settingsSchema(sinks.Kinds))["sinks"].(map[string]any)["items"].(map[string]any)
+	sink := props(schemaJSON(t))["sinks"].(map[string]any)["items"].(map[string]any)
 	for key, section := range props(sink) {
 		about := string(text)
 		if _, kind := sinks.Kinds[key]; kind {

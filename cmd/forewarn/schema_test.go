@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -74,6 +75,163 @@ func TestSettingsSchemaTellsRightFromWrong(t *testing.T) {
 			t.Errorf("%s\nis valid: %v, want %v: %v", tt.yaml, err == nil, tt.ok, err)
 		}
 	}
+}
+
+// schemaJSON is what forewarn schema --settings prints.
+func schemaJSON(t *testing.T) map[string]any {
+	t.Helper()
+	text, err := forewarn(t, "schema", "--settings").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
+// eachKey visits every key of a schema with its dotted path; the items of a list go by the list's name.
+func eachKey(schema map[string]any, path string, visit func(path string, key map[string]any)) {
+	if items, ok := schema["items"].(map[string]any); ok {
+		eachKey(items, path, visit)
+	}
+	props, _ := schema["properties"].(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(props)) {
+		key := props[name].(map[string]any)
+		below := strings.TrimPrefix(path+"."+name, ".")
+		visit(below, key)
+		eachKey(key, below, visit)
+	}
+}
+
+// An editor that has the schema shows a sentence for every key, short enough for a list of completions.
+func TestSchemaDescribesEveryKey(t *testing.T) {
+	n := 0
+	eachKey(schemaJSON(t), "", func(path string, key map[string]any) {
+		n++
+		text, _ := key["description"].(string)
+		if text == "" || len(text) > 140 || strings.HasSuffix(text, ".") {
+			t.Errorf("%s is described as %q, want one short line without a stop", path, text)
+		}
+	})
+	if n < 100 {
+		t.Errorf("the schema has %d keys, which cannot be all", n)
+	}
+}
+
+// A default that the schema states is the one that counts: settings that write it out are the same settings.
+func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
+	kinds := map[string]string{
+		"email":   "{host: h, from: a@example.com, to: [a@example.com], username: u, password: p}",
+		"exec":    "{command: [/bin/true]}",
+		"file":    "{path: /x}",
+		"nats":    "{url: tls://h, provision: {stream: S}}",
+		"slack":   "{token: t, channel: c, mention: {text: <!here>}}",
+		"webhook": "{url: https://h}",
+	}
+	load := func(text string) *settings {
+		s := loadSample(t, "settings", text, "")
+		s.Hash = "" // which is of the text
+		return s
+	}
+	for kind, section := range kinds {
+		base := "sinks: [{name: other, file: {path: /o}}, {name: a, fallback: {sink: other}, " + kind + ": " + section + "}]\n" +
+			"approve: [{only: {types: [Reboot]}}]\n"
+		want := load(base)
+		stated := 0
+		eachKey(schemaJSON(t), "", func(path string, key map[string]any) {
+			value, ok := key["default"]
+			_, ofKind := kinds[strings.Split(path+"..", ".")[1]]
+			if !ok || ofKind && !strings.HasPrefix(path, "sinks."+kind+".") {
+				return
+			}
+			stated++
+			if got := load(withKey(t, base, path, value)); !alike(reflect.ValueOf(got), reflect.ValueOf(want)) {
+				t.Errorf("%s: %v is not what counts without it", path, value)
+			}
+		})
+		if stated < 5 {
+			t.Errorf("%s: %d defaults are stated", kind, stated)
+		}
+	}
+	if a, b := load("imds: {interval: 2s}\nsinks: []"), load("sinks: []"); alike(reflect.ValueOf(a), reflect.ValueOf(b)) {
+		t.Error("no difference between settings is noticed")
+	}
+}
+
+// withKey is settings with one more key; that of a list is the key of its last item.
+func withKey(t *testing.T, text, path string, value any) string {
+	t.Helper()
+	var doc map[string]any
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	in := doc
+	names := strings.Split(path, ".")
+	for _, name := range names[:len(names)-1] {
+		if in[name] == nil {
+			in[name] = map[string]any{}
+		}
+		if list, ok := in[name].([]any); ok {
+			in = list[len(list)-1].(map[string]any)
+		} else {
+			in = in[name].(map[string]any)
+		}
+	}
+	if n, ok := value.(float64); ok {
+		value = int(n) // no default has a fraction
+	}
+	in[names[len(names)-1]] = value
+	out, err := yaml.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// alike tells whether two values hold the same, but for functions.
+func alike(a, b reflect.Value) bool {
+	if a.Kind() != b.Kind() {
+		return false
+	}
+	switch a.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if a.IsNil() || b.IsNil() || a.Kind() == reflect.Pointer && a.Pointer() == b.Pointer() {
+			return a.IsNil() == b.IsNil()
+		}
+		return alike(a.Elem(), b.Elem())
+	case reflect.Struct:
+		for i := range a.NumField() {
+			if !alike(a.Field(i), b.Field(i)) {
+				return false
+			}
+		}
+		return true
+	case reflect.Slice, reflect.Array:
+		if a.Len() != b.Len() {
+			return false
+		}
+		for i := range a.Len() {
+			if !alike(a.Index(i), b.Index(i)) {
+				return false
+			}
+		}
+		return true
+	case reflect.Map:
+		if a.Len() != b.Len() {
+			return false
+		}
+		for _, key := range a.MapKeys() {
+			if other := b.MapIndex(key); !other.IsValid() || !alike(a.MapIndex(key), other) {
+				return false
+			}
+		}
+		return true
+	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
+		return true
+	}
+	return a.Equal(b)
 }
 
 // help fields explains every name that when and templates see, and no other.

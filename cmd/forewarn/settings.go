@@ -33,18 +33,18 @@ type settings struct {
 	Hash  string // of all but secrets; see document.hash
 
 	IMDS struct {
-		Endpoint   string        `yaml:"endpoint"` // may hold a path, has no slash at its end; see Discover
-		APIVersion string        `yaml:"api_version"`
-		Interval   time.Duration `yaml:"interval"`
-		VMName     string        `yaml:"vm_name"` // "" asks the endpoint
+		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" doc:"metadata service, or discover"`
+		APIVersion string        `yaml:"api_version" default:"2020-07-01" doc:"API version to ask for first"`
+		Interval   time.Duration `yaml:"interval" default:"1s" doc:"time between polls"`
+		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: asked from the endpoint)"`
 		Discover   bool          // the file has endpoint: discover; Endpoint is the default, which is tried first
-	} `yaml:"imds"`
-	State    string         `yaml:"state"`    // the directory of the outbox
-	Control  string         `yaml:"control"`  // the control socket; "" finds a place for it
-	Listen   string         `yaml:"listen"`   // host:port of the page; "" is off
-	Metrics  string         `yaml:"metrics"`  // host:port of another listener, for metrics and health only; "" is off
-	Zone     string         `yaml:"timezone"` // the name of Timezone
-	Source   string         `yaml:"cloudevents_source"`
+	} `yaml:"imds" doc:"the endpoint that is polled"`
+	State    string         `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
+	Control  string         `yaml:"control" doc:"control socket (default: control.sock in state)"`
+	Listen   string         `yaml:"listen" default:"127.0.0.1:8169" doc:"address of the page and metrics; \"\" is off"`
+	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
+	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`
+	Source   string         `yaml:"cloudevents_source" doc:"source of CloudEvents about Azure (default: the VM's)"`
 	Timezone *time.Location // shown beside UTC
 	Rules    []bridge.Rule  // of approval
 	Names    []string       // of the sinks as they are written, also where the sinks themselves are not asked for
@@ -55,34 +55,34 @@ type settings struct {
 
 // sinkSettings are the keys that a sink may have beside the one of its kind.
 type sinkSettings struct {
-	Name    string        `yaml:"name"`
-	Only    bridge.Match  `yaml:"only"`
-	Except  bridge.Match  `yaml:"except"`
-	When    string        `yaml:"when"`
-	Bridge  string        `yaml:"bridge"`
-	Timeout time.Duration `yaml:"timeout"`
-	MaxAge  time.Duration `yaml:"max_age"`
-	Late    string        `yaml:"late"`
-	Group   groupSettings `yaml:"group"`
+	Name    string        `yaml:"name" doc:"a name of its own; pending deliveries belong to it"`
+	Only    bridge.Match  `yaml:"only" doc:"what the sink gets"`
+	Except  bridge.Match  `yaml:"except" doc:"what the sink does not get"`
+	When    string        `yaml:"when" doc:"an expression that must be true, such as severity >= 17 and notice < 600"`
+	Bridge  string        `yaml:"bridge" doc:"which CloudEvents about forewarn itself it gets"`
+	Timeout time.Duration `yaml:"timeout" doc:"time limit of one attempt"`
+	MaxAge  time.Duration `yaml:"max_age" doc:"age at which a pending delivery becomes a dead letter; 0 is never"`
+	Late    string        `yaml:"late" doc:"what happens to a change that a newer one has overtaken"`
+	Group   groupSettings `yaml:"group" doc:"many events of one type become one message"`
 
-	Remind    []time.Duration  `yaml:"remind"`    // how long before an event begins it is told of again
-	Lead      time.Duration    `yaml:"lead"`      // scheduled and updated are due only so long before it begins
-	Fallback  fallbackSettings `yaml:"fallback"`  // who is told what this sink cannot tell
-	Heartbeat time.Duration    `yaml:"heartbeat"` // how often a sign of life is sent
+	Remind    []time.Duration  `yaml:"remind" doc:"reminders, so long before an event begins"`
+	Lead      time.Duration    `yaml:"lead" doc:"hold scheduled and updated back until so long before the event (default: don't)"`
+	Fallback  fallbackSettings `yaml:"fallback" doc:"another sink that gets what this one can't deliver"`
+	Heartbeat time.Duration    `yaml:"heartbeat" doc:"send a heartbeat this often while all is well (default: never)"`
 }
 
 // fallbackSettings name another sink; see delivery.Fallback.
 type fallbackSettings struct {
-	Sink  string        `yaml:"sink"`
-	After time.Duration `yaml:"after"` // how long this sink may try, 1m by default
+	Sink  string        `yaml:"sink" doc:"name of the other sink"`
+	After time.Duration `yaml:"after" default:"1m" doc:"how long this sink may try first"`
 }
 
 func (s sinkSettings) lateness() delivery.Late { return delivery.Late(strings.ToLower(s.Late)) }
 
 // groupSettings say when messages about many events become one; see delivery.Digest.
 type groupSettings struct {
-	Above  int           `yaml:"above"`  // events of one type; 0 never makes a group
-	Within time.Duration `yaml:"within"` // which they come
+	Above  int           `yaml:"above" doc:"more events of one type than this make a group; 0 makes none"`
+	Within time.Duration `yaml:"within" doc:"time in which they come, at most 1m"`
 }
 
 // builtin is what counts where there is no settings file: every default, and the CloudEvents on standard output.

@@ -10,12 +10,12 @@ import (
 
 // ruleSettings are one item of approve. Approval is off without any.
 type ruleSettings struct {
-	Only   bridge.Match  `yaml:"only"`
-	Except bridge.Match  `yaml:"except"`
-	When   string        `yaml:"when"`
-	After  []string      `yaml:"after"`  // sinks that must have accepted the event's newest change
-	Wait   time.Duration `yaml:"wait"`   // counted from the last of those acceptances
-	Others bool          `yaml:"others"` // also events that name other VMs besides this one
+	Only   bridge.Match  `yaml:"only" doc:"which events; types is required, vms is self or leader, there is no changes"`
+	Except bridge.Match  `yaml:"except" doc:"which events not; as in only"`
+	When   string        `yaml:"when" doc:"an expression that must be true"`
+	After  []string      `yaml:"after" doc:"sinks that must have accepted the event's latest change"`
+	Wait   time.Duration `yaml:"wait" default:"0s" doc:"time to wait after the last of them has accepted it"`
+	Others bool          `yaml:"others" default:"false" doc:"also approve events that name other VMs"`
 }
 
 // rules reads what may be approved. The sinks are those of s.

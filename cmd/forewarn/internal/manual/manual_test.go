@@ -1,0 +1,69 @@
+package manual_test
+
+import (
+	"testing"
+
+	"forewarn/cmd/forewarn/internal/manual"
+)
+
+const document = `# Title
+
+A paragraph with **bold** words, ` + "`code`" + ` and a [link](#below)
+that goes on; [another](https://example.com/) leads elsewhere.
+<!-- not shown -->
+
+## Keys
+
+| key | default | what it is |
+| --- | --- | --- |
+| ` + "`a`" + ` | ` + "`x\\|y`" + ` | a sentence that is long enough to be wrapped within its own column, because the line ends before it does |
+
+- one
+- two, which
+  goes on
+
+` + "```yaml\n# no heading\nkey: value\n```" + `
+
+## Next
+1. first
+`
+
+// A document is printed without its marks, in lines of at most 100 columns; code stays as it is.
+func TestTextIsReadableInATerminal(t *testing.T) {
+	want := `TITLE
+
+  A paragraph with bold words, code and a link that goes on; another (https://example.com/) leads
+  elsewhere.
+
+KEYS
+
+  key  default  what it is
+  ---  -------  ------------------------------------------------------------------------------------
+  a    x|y      a sentence that is long enough to be wrapped within its own column, because the line
+                ends before it does
+
+  - one
+  - two, which goes on
+
+    # no heading
+    key: value
+
+NEXT
+
+  1. first
+`
+	if got := manual.Text(document); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// A section ends before the next heading of its level; a line of code that looks like one ends nothing.
+func TestSectionIsAllBelowItsHeading(t *testing.T) {
+	got := manual.Section(document, "Keys")
+	if first, last := got[:7], got[len(got)-5:]; first != "## Keys" || last != "```\n\n" {
+		t.Errorf("the section begins with %q and ends with %q", first, last)
+	}
+	if got := manual.Section(document, "None"); got != "" {
+		t.Errorf("a heading that is not there has the section %q", got)
+	}
+}

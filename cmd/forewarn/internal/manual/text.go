@@ -1,0 +1,138 @@
+package manual
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// Width is how many columns a line of Text has at most, if its words allow.
+const Width = 100
+
+const (
+	indent    = "  " // of everything but headings
+	gap       = "  " // between the columns of a table
+	narrowest = 12   // column that a table is squeezed to
+)
+
+// Text prints a document, or a part of one, for a terminal. Code is never broken.
+func Text(doc string) string {
+	var b strings.Builder
+	blocks := Parse(doc)
+	for i, block := range blocks {
+		if i > 0 && !(block.Kind == Item && blocks[i-1].Kind == Item) {
+			b.WriteString("\n")
+		}
+		switch block.Kind {
+		case Heading:
+			text := block.Text
+			if block.Level <= 2 {
+				text = strings.ToUpper(text)
+			}
+			b.WriteString(text + "\n")
+		case Paragraph:
+			hanging(&b, indent, wrap(block.Text, Width-len(indent)))
+		case Item:
+			hanging(&b, indent+block.Mark+" ", wrap(block.Text, Width-len(indent)-len(block.Mark)-1))
+		case Code:
+			for line := range strings.Lines(block.Text) {
+				b.WriteString(strings.TrimRight(indent+indent+line, " \n") + "\n")
+			}
+		case Table:
+			table(&b, block.Rows)
+		}
+	}
+	return b.String()
+}
+
+// hanging writes lines, the first behind the mark and the others below its text.
+func hanging(b *strings.Builder, mark string, lines []string) {
+	for i, line := range lines {
+		if i == 1 {
+			mark = strings.Repeat(" ", utf8.RuneCountInString(mark))
+		}
+		b.WriteString(mark + line + "\n")
+	}
+}
+
+// table writes rows in columns. What is too wide for the line is wrapped within its column.
+func table(b *strings.Builder, rows [][]string) {
+	widths := columnWidths(rows)
+	for r, row := range rows {
+		if r == 0 && strings.Join(row, "") == "" {
+			continue // a table without a head
+		}
+		columns := make([][]string, len(row))
+		height := 1
+		for c, cell := range row {
+			columns[c] = wrap(cell, widths[c])
+			height = max(height, len(columns[c]))
+		}
+		for y := range height {
+			line := indent
+			for c := range columns {
+				text := ""
+				if y < len(columns[c]) {
+					text = columns[c][y]
+				}
+				line += text + strings.Repeat(" ", max(0, widths[c]-utf8.RuneCountInString(text))) + gap
+			}
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+		}
+		if r == 0 {
+			line := indent
+			for _, w := range widths {
+				line += strings.Repeat("-", w) + gap
+			}
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+		}
+	}
+}
+
+// columnWidths are those of the columns of a table, the widest made narrower until the table fits into a line. None is
+// narrower than its longest word, so a table of very long words is wider than a line.
+func columnWidths(rows [][]string) []int {
+	var widths, least []int
+	for _, row := range rows {
+		for c, cell := range row {
+			if c == len(widths) {
+				widths, least = append(widths, 0), append(least, narrowest)
+			}
+			widths[c] = max(widths[c], utf8.RuneCountInString(cell))
+			for _, word := range strings.Fields(cell) {
+				least[c] = max(least[c], utf8.RuneCountInString(word))
+			}
+		}
+	}
+	for {
+		total, widest := len(indent)-len(gap), -1
+		for c, w := range widths {
+			total += w + len(gap)
+			if w > least[c] && (widest < 0 || w > widths[widest]) {
+				widest = c
+			}
+		}
+		if total <= Width || widest < 0 {
+			return widths
+		}
+		widths[widest]--
+	}
+}
+
+// wrap breaks text between words into lines of at most width characters.
+func wrap(text string, width int) []string {
+	var lines []string
+	line, n := "", 0
+	for _, word := range strings.Fields(text) {
+		size := utf8.RuneCountInString(word)
+		switch {
+		case line == "":
+			line, n = word, size
+		case n+1+size > width:
+			lines = append(lines, line)
+			line, n = word, size
+		default:
+			line, n = line+" "+word, n+1+size
+		}
+	}
+	return append(lines, line)
+}
