@@ -52,11 +52,11 @@ func CheckNames(text string, fields *Shape) error {
 // aboutMessage tells whether one of the words sees the fields of a message, as most do, and not what they are given
 // beside it.
 func aboutMessage(word string, fields *Shape) bool {
-	trees, err := wordTrees.get()
-	if err != nil || (*trees)[word] == nil {
+	trees, err := wordTrees()
+	if err != nil || trees[word] == nil {
 		return false
 	}
-	c := &nameChecker{text: words, defines: *trees, walked: make(map[walk]bool)}
+	c := &nameChecker{text: words, defines: trees, walked: make(map[walk]bool)}
 	c.define(word, fields)
 	return c.unknown == nil
 }

@@ -6,8 +6,8 @@ import (
 	"embed"
 	htmltemplate "html/template"
 	"io"
-	"strconv"
 	"strings"
+	"sync"
 	"text/template"
 	"text/template/parse"
 )
@@ -20,13 +20,7 @@ var (
 	SlackBlocks  = own("slack-blocks.json")
 	EmailSubject = own("email-subject.txt")
 	EmailText    = own("email-text.txt")
-	EmailHTML    = &Template{parsed: forgetful[executor]{make: func() (executor, error) {
-		text, err := files.ReadFile("email.html")
-		if err != nil {
-			return executor{}, err
-		}
-		return parseHTML("email.html", string(text))
-	}}}
+	EmailHTML    = ownHTML("email.html")
 )
 
 //go:embed slack-text.txt slack-blocks.json email-subject.txt email-text.txt email.html
@@ -38,9 +32,9 @@ var files embed.FS
 //go:embed words.txt
 var words string
 
-// wordTrees are the words as parsed, by their names. They are by far the largest part of every template, so all share
-// them: nothing that executes a text template changes its tree.
-var wordTrees = forgetful[map[string]*parse.Tree]{make: func() (map[string]*parse.Tree, error) {
+// wordTrees are the words as parsed, by their names. All texts share them: nothing that executes a text template changes
+// its tree.
+var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
 	set, _ := newSet("words")
 	t, err := set.Parse(words)
 	if err != nil {
@@ -52,10 +46,10 @@ var wordTrees = forgetful[map[string]*parse.Tree]{make: func() (map[string]*pars
 		trees[define.Name()] = define.Tree
 	}
 	return trees, nil
-}}
+})
 
 // ownTexts are the words and the texts of the sinks, in one set.
-var ownTexts = forgetful[textSet]{make: func() (textSet, error) {
+var ownTexts = sync.OnceValues(func() (textSet, error) {
 	set, b := newSet("")
 	if err := addWords(set); err != nil {
 		return textSet{}, err
@@ -72,7 +66,7 @@ var ownTexts = forgetful[textSet]{make: func() (textSet, error) {
 		countSteps(t.Tree)
 	}
 	return textSet{set, b}, nil
-}}
+})
 
 // A textSet is a set of templates, with the budget that its functions count in.
 type textSet struct {
@@ -80,9 +74,9 @@ type textSet struct {
 	budget *budget
 }
 
-// A Template is a text that is parsed when it is used, and forgotten when it is not: a few are used in a month, and they
-// take more memory than all else that waits with them. Several goroutines may execute it, one after the other.
-type Template struct{ parsed forgetful[executor] }
+// A Template is a parsed text. One of our own is parsed when it is first used. Several goroutines may execute it, one
+// after the other.
+type Template struct{ parsed func() (executor, error) }
 
 // An executor is a template of text/template or of html/template, with the budget that its functions count in.
 type executor struct {
@@ -93,7 +87,7 @@ type executor struct {
 // Execute writes what the template makes of fields. An error is one of executing it, also because it does not come to an
 // end.
 func (t *Template) Execute(w io.Writer, fields any) error {
-	parsed, err := t.parsed.get()
+	parsed, err := t.parsed()
 	if err != nil {
 		return err
 	}
@@ -102,18 +96,29 @@ func (t *Template) Execute(w io.Writer, fields any) error {
 
 // own is one of the texts of the sinks.
 func own(name string) *Template {
-	return &Template{parsed: forgetful[executor]{make: func() (executor, error) {
-		set, err := ownTexts.get()
+	return &Template{func() (executor, error) {
+		set, err := ownTexts()
 		if err != nil {
 			return executor{}, err
 		}
 		return executor{set.Lookup(name).Execute, set.budget}, nil
-	}}}
+	}}
+}
+
+// ownHTML is one of the texts of the sinks that is HTML.
+func ownHTML(name string) *Template {
+	return &Template{sync.OnceValues(func() (executor, error) {
+		text, err := files.ReadFile(name)
+		if err != nil {
+			return executor{}, err
+		}
+		return parseHTML(name, string(text))
+	})}
 }
 
 // Say writes what one of the words says of fields.
 func Say(w io.Writer, word string, fields any) error {
-	set, err := ownTexts.get()
+	set, err := ownTexts()
 	if err != nil {
 		return err
 	}
@@ -124,22 +129,21 @@ func Say(w io.Writer, word string, fields any) error {
 // prints as <no value>, except through a function, which takes it for empty. Errors name the template, the line and,
 // where text/template knows it, the column.
 func Parse(name, text string) (*Template, error) {
-	return parsed(func() (executor, error) { return parseText(name, text) })
+	return ready(parseText(name, text))
 }
 
 // ParseHTML is Parse for HTML: what a template puts in is escaped for the place where it stands. A word that is included
 // is made as plain text, and then escaped.
 func ParseHTML(name, text string) (*Template, error) {
-	return parsed(func() (executor, error) { return parseHTML(name, text) })
+	return ready(parseHTML(name, text))
 }
 
-// parsed is a template that could be parsed once.
-func parsed(parse func() (executor, error)) (*Template, error) {
-	t := &Template{parsed: forgetful[executor]{make: parse}}
-	if _, err := t.parsed.get(); err != nil {
+// ready is a template that is parsed.
+func ready(parsed executor, err error) (*Template, error) {
+	if err != nil {
 		return nil, err
 	}
-	return t, nil
+	return &Template{func() (executor, error) { return parsed, nil }}, nil
 }
 
 func parseText(name, text string) (executor, error) {
@@ -147,21 +151,10 @@ func parseText(name, text string) (executor, error) {
 	if _, err := t.Parse(text); err != nil {
 		return executor{}, err
 	}
-	var trees []*parse.Tree
 	for _, define := range t.Templates() {
-		trees = append(trees, define.Tree)
+		countSteps(define.Tree)
 	}
-	asks, err := askForWords(trees)
-	if err != nil {
-		return executor{}, err
-	}
-	for _, tree := range trees {
-		countSteps(tree)
-	}
-	if asks || strings.Contains(text, "include") {
-		err = addWords(t)
-	}
-	return executor{t.Execute, b}, err
+	return executor{t.Execute, b}, addWords(t)
 }
 
 func parseHTML(name, text string) (executor, error) {
@@ -174,25 +167,14 @@ func parseHTML(name, text string) (executor, error) {
 	if _, err := t.Parse(text); err != nil {
 		return executor{}, err
 	}
-	var trees []*parse.Tree
 	for _, define := range t.Templates() {
-		trees = append(trees, define.Tree)
+		countSteps(define.Tree)
 	}
-	asks, err := askForWords(trees)
+	words, err := wordTrees()
 	if err != nil {
 		return executor{}, err
 	}
-	for _, tree := range trees {
-		countSteps(tree)
-	}
-	if !asks {
-		return executor{t.Execute, b}, nil
-	}
-	words, err := wordTrees.get()
-	if err != nil {
-		return executor{}, err
-	}
-	for define, tree := range *words {
+	for define, tree := range words {
 		if t.Lookup(define) != nil {
 			continue // it is the text's own
 		}
@@ -215,11 +197,11 @@ func newSet(name string) (*template.Template, *budget) {
 
 // addWords adds to t the words that it does not define itself.
 func addWords(t *template.Template) error {
-	trees, err := wordTrees.get()
+	trees, err := wordTrees()
 	if err != nil {
 		return err
 	}
-	for define, tree := range *trees {
+	for define, tree := range trees {
 		if t.Lookup(define) != nil {
 			continue
 		}
@@ -228,28 +210,4 @@ func addWords(t *template.Template) error {
 		}
 	}
 	return nil
-}
-
-// askForWords says whether one of the trees calls a word, as in {{template "headline" .}}. A text that calls none goes
-// without them all, and takes little memory.
-func askForWords(trees []*parse.Tree) (bool, error) {
-	for _, tree := range trees {
-		if tree == nil {
-			continue
-		}
-		text := tree.Root.String() // with the spaces and the quotes of text/template
-		if !strings.Contains(text, "{{template ") {
-			continue
-		}
-		words, err := wordTrees.get()
-		if err != nil {
-			return false, err
-		}
-		for word := range *words {
-			if strings.Contains(text, "{{template "+strconv.Quote(word)) {
-				return true, nil
-			}
-		}
-	}
-	return false, nil
 }

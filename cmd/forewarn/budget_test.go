@@ -24,13 +24,11 @@ import (
 // The budgets of the program's size at rest. What is measured is printed each time, so that a log shows the drift.
 const (
 	maxBinary    = 22_000_000 // bytes, stripped, linux/amd64
-	maxRSS       = 20 << 20   // bytes
-	maxAnonymous = 4 << 20    // bytes: what cannot be given back to the binary's file
+	maxRSS       = 24 << 20   // bytes
+	maxAnonymous = 6 << 20    // bytes: what cannot be given back to the binary's file
 	maxCPU       = 2.0        // times a bare poll loop
 
-	// Once every kind has told an event it is connected, and keeps what that takes. No budget is for that; this keeps it
-	// from growing.
-	toldAnonymous = 5 << 20
+	atRest = 90 * time.Second // by then a garbage collection has come and gone
 )
 
 // The stripped binary for linux/amd64 stays within its budget.
@@ -45,14 +43,14 @@ func TestBudgetBinary(t *testing.T) {
 	}
 }
 
-// With a sink of every kind configured, polling once a second with nothing to tell, forewarn is small, and stays so when
-// what the start took was given back; so it is again after an event was told.
+// With a sink of every kind configured, polling once a second with nothing to tell, forewarn is small as the runtime
+// leaves it, and stays so; so it is after an event was told.
 func TestBudgetMemory(t *testing.T) {
 	onLinux(t)
 	t.Parallel() // it hardly takes time of a CPU from the other
 	cloud, six := emulate(t), everyKind(t)
 	pid := start(t, build(t, "."), "run", "--config", writeSettings(t, cloud.url, time.Second, six))
-	within := func(when string, maxRSS, maxAnonymous int64) {
+	within := func(when string) {
 		rss, anonymous := memory(t, pid)
 		t.Logf("memory %s: RSS %.2f MiB, bound %d; anonymous %.2f MiB, bound %d", when, mebi(rss), maxRSS>>20, mebi(anonymous), maxAnonymous>>20)
 		if rss > maxRSS {
@@ -65,10 +63,10 @@ func TestBudgetMemory(t *testing.T) {
 	// The real time of a real process: there is nothing to wait for.
 	cloud.wait(t, 1)
 	time.Sleep(5 * time.Second)
-	within("after the start", maxRSS, maxAnonymous)
-	time.Sleep(3 * tidyEvery)
-	within("at rest", maxRSS, maxAnonymous)
-	if polls, seconds := cloud.polls.Load(), int64(3*tidyEvery/time.Second); polls < seconds-3 {
+	within("after the start")
+	time.Sleep(atRest)
+	within("at rest")
+	if polls, seconds := cloud.polls.Load(), int64(atRest/time.Second); polls < seconds-3 {
 		t.Errorf("forewarn polled %d times in %d s, want once a second: what sleeps is small for the wrong reason", polls, seconds)
 	}
 
@@ -76,8 +74,7 @@ func TestBudgetMemory(t *testing.T) {
 	id := eventID("budget")
 	cloud.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot"})
 	six.hear(id+"-scheduled", 1)
-	time.Sleep(tidyEvery) // whatever moment it is, what telling it took is given back by then
-	within("after an event was told", maxRSS, toldAnonymous)
+	within("after an event was told")
 }
 
 // A poll costs at most twice the CPU time of the least that a poll can cost, measured side by side.

@@ -38,7 +38,6 @@ const (
 var version = ""
 
 func main() {
-	oneProcessor(os.Getenv)
 	os.Exit(run(context.Background(), process()))
 }
 
@@ -85,10 +84,6 @@ func run(ctx context.Context, w world) int {
 	root.SetOut(w.out)
 	root.SetErr(w.err)
 	err := root.ExecuteContext(ctx)
-	root = nil // all the commands, which nothing needs any more
-	if err == nil && p.then != nil {
-		err = p.then()
-	}
 	if err == nil {
 		return exitOK
 	}
@@ -112,7 +107,6 @@ type program struct {
 	output    string
 	logFormat string
 	logLevel  string
-	then      func() error     // what a command does for years, once the command line is done with
 	turns     sinks.SlackTurns // through every reload
 
 	askedOwner bool   // whose the state is; see giveUpRoot

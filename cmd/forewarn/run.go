@@ -37,9 +37,7 @@ Without a settings file the changes go to standard output, one CloudEvent a line
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx := c.Context()
-			p.then = func() error { return p.run(ctx, dry) }
-			return nil
+			return p.run(c.Context(), dry)
 		},
 	})
 	c.Flags().BoolVar(&dry, "dry-run", false, "poll, and print what would go where and be approved; send, store and approve nothing")
@@ -82,7 +80,6 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	if p.actsFor != nil {
 		log.Info("root has become the user whom the state belongs to", "user", p.actsFor.String(), "state", s.State)
 	}
-	giveBack() // reading the settings takes the most, and what is made from now on stays
 	from := s.Path
 	if from == "" {
 		from = "none: the defaults, and every change of this VM to standard output"
@@ -119,8 +116,6 @@ func (p *program) bridge(ctx context.Context, h host) error {
 		defer serve(l, control(b, box), log)()
 	}
 
-	tidy := time.NewTicker(tidyEvery)
-	defer tidy.Stop()
 	go func() {
 		for {
 			select {
@@ -128,8 +123,6 @@ func (p *program) bridge(ctx context.Context, h host) error {
 				manager.reloading()
 				p.reload(b, s, log)
 				manager.ready()
-			case <-tidy.C:
-				giveBack()
 			case <-ctx.Done():
 				manager.stopping()
 				return

@@ -50,7 +50,6 @@ var machineVariables = []string{
 // command is the program as the tests run it: its default places are below $HOME, because the machine may have a forewarn
 // of its own.
 func command() {
-	oneProcessor(os.Getenv)
 	w := process()
 	home := os.Getenv("HOME")
 	w.defaults = defaults{settings: filepath.Join(home, "etc", "forewarn.yaml"), state: filepath.Join(home, "var")}

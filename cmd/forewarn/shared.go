@@ -9,25 +9,17 @@ const (
 )
 
 // shared gives what compute gives: computed once for all who ask at the same time, and again when it is older than age.
-// Then it is let go of, too, so that nothing is kept for nobody. The value must not be changed.
+// The value must not be changed.
 func shared[T any](age time.Duration, compute func() T) func() T {
 	var value T
 	var computed time.Time
-	turn := make(chan struct{}, 1) // whoever has put something in has the value; the others wait
-	forget := time.AfterFunc(age, func() {
-		turn <- struct{}{}
-		defer func() { <-turn }()
-		if time.Since(computed) >= age {
-			value, computed = *new(T), time.Time{}
-		}
-	})
+	turn := make(chan struct{}, 1) // whoever has put something in computes; the others wait
 	return func() T {
 		turn <- struct{}{}
 		defer func() { <-turn }()
 		if computed.IsZero() || time.Since(computed) >= age {
 			value = compute()
 			computed = time.Now()
-			forget.Reset(age)
 		}
 		return value
 	}

@@ -1,6 +1,0 @@
-//go:build !linux
-
-package main
-
-// releaseFiles does nothing: what is mapped of files stays until the system takes it.
-func releaseFiles() {}
