@@ -56,7 +56,7 @@ func measure(t *testing.T, routes map[string]error) *measured {
 		Client: bridge.NewClient(azure.URL, bridge.DefaultAPIVersion, log, nil), Outbox: box, Routes: routesOf(routes), Log: log,
 		Interval: 100 * time.Millisecond, Version: "1.2.3", Meter: counters, Settings: bridge.SettingsInfo{Hash: "abc", LoadedAt: time.Unix(1e9, 0)},
 	})
-	server := httptest.NewServer(probes(b, counters.handler(b.Status, log)))
+	server := httptest.NewServer(probes(b, counters.handler(b.Status)))
 	t.Cleanup(server.Close)
 	return &measured{b, t, azure, server.URL}
 }

@@ -105,7 +105,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	b := bridge.New(o)
 	manager.bridge = b
 
-	metrics := counters.handler(b.Status, log)
+	metrics := counters.handler(b.Status)
 	pages.handler, probed.handler = page(b, metrics, s.Listen), probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()

@@ -198,7 +198,7 @@ func newSoak(t *testing.T) *soak {
 	})
 	s.bridge = bridge.New(o)
 	l := newMemoryListener()
-	s.net.line(soakPage, l.dial).close = serve(l, page(s.bridge, counters.handler(s.bridge.Status, log), soakPage), log)
+	s.net.line(soakPage, l.dial).close = serve(l, page(s.bridge, counters.handler(s.bridge.Status), soakPage), log)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.stop = cancel
 	go func() { s.ended <- s.bridge.Run(ctx) }()

@@ -185,7 +185,7 @@ func newTypist(t testing.TB) *typist {
 		t.Fatal(err)
 	}
 	w.b = bridge.New(w.p.bridgeOptions(w.old, box, log))
-	w.page = page(w.b, newMetrics().handler(w.b.Status, log), "127.0.0.1:8169")
+	w.page = page(w.b, newMetrics().handler(w.b.Status), "127.0.0.1:8169")
 	return w
 }
 

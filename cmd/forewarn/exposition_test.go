@@ -1,0 +1,70 @@
+package main
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// parseExposition reads the text as Prometheus does.
+func parseExposition(t *testing.T, text string) map[string]*dto.MetricFamily {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return families
+}
+
+// What is written reads back: help and labels with any character, counters, gauges, and buckets that add up.
+func TestExpositionReadsBack(t *testing.T) {
+	const odd = "a \\ \" \n ä {}"
+	c := &family{name: "c_total", help: odd, kind: "counter", labels: []string{"a", "b"}}
+	c.expect(odd, "")
+	c.add(2, odd, "x")
+	c.add(0.5, odd, "x")
+	g := &family{name: "g", help: "G.", kind: "gauge"}
+	g.set(1e9 + 0.25)
+	h := &family{name: "h_seconds", help: "H.", kind: "histogram", labels: []string{"sink"}, bounds: []float64{0.1, 1}}
+	h.expect("quiet")
+	for _, v := range []float64{0.05, 0.1, 0.5, 7} {
+		h.observe(v, "busy")
+	}
+	none := &family{name: "none", help: "Nothing.", kind: "gauge"}
+	all := parseExposition(t, string(exposition([]*family{none, h}, []*family{g, c})))
+
+	if len(all) != 3 {
+		t.Errorf("%d families, want those three that have series: %v", len(all), all)
+	}
+	m := all["c_total"].GetMetric()
+	if all["c_total"].GetHelp() != odd || all["c_total"].GetType() != dto.MetricType_COUNTER || len(m) != 2 {
+		t.Fatalf("the counter is %v, want its help, type and two series", all["c_total"])
+	}
+	for i, want := range []float64{0, 2.5} {
+		if m[i].GetCounter().GetValue() != want || m[i].GetLabel()[0].GetValue() != odd {
+			t.Errorf("series %d is %v, want %v with the label %q", i, m[i], want, odd)
+		}
+	}
+	if v := all["g"].GetMetric()[0].GetGauge().GetValue(); v != 1e9+0.25 {
+		t.Errorf("the gauge is %v, want %v", v, 1e9+0.25)
+	}
+	for i, want := range [][3]uint64{{2, 3, 4}, {0, 0, 0}} { // busy, quiet: at most 0.1, at most 1, all
+		got := all["h_seconds"].GetMetric()[i].GetHistogram()
+		if got.GetSampleCount() != want[2] || len(got.GetBucket()) != 3 {
+			t.Fatalf("histogram %d is %v, want %d values in 3 buckets", i, got, want[2])
+		}
+		for j, bound := range []float64{0.1, 1, math.Inf(1)} {
+			if b := got.GetBucket()[j]; b.GetUpperBound() != bound || b.GetCumulativeCount() != want[j] {
+				t.Errorf("histogram %d, bucket %d is %v, want %d up to %v", i, j, b, want[j], bound)
+			}
+		}
+	}
+	if got := all["h_seconds"].GetMetric()[0].GetHistogram().GetSampleSum(); got != 7.65 {
+		t.Errorf("the sum is %v, want 7.65", got)
+	}
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// readProcessUse reads what the kernel knows of this process.
+func readProcessUse() (u processUse) {
+	var usage syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) == nil {
+		u.cpu = float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e9
+	}
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil {
+		u.maxFiles = float64(limit.Cur)
+	}
+	if syscall.Getrlimit(syscall.RLIMIT_AS, &limit) == nil {
+		u.maxVirtual = float64(limit.Cur)
+	}
+	if dir, err := os.Open("/proc/self/fd"); err == nil {
+		names, _ := dir.Readdirnames(0)
+		dir.Close()
+		u.files = float64(len(names) - 1) // without dir itself
+	}
+	if statm, err := os.ReadFile("/proc/self/statm"); err == nil {
+		f := append(strings.Fields(string(statm)), "", "")
+		page := float64(os.Getpagesize())
+		u.virtual, u.resident = parsed(f[0])*page, parsed(f[1])*page
+	}
+	if netstat, err := os.ReadFile("/proc/self/net/netstat"); err == nil {
+		u.received, u.sent = octets(string(netstat))
+	}
+	return u
+}
+
+// octets are InOctets and OutOctets of the table IpExt, whose first line names the numbers of its second.
+func octets(netstat string) (in, out float64) {
+	var names []string
+	for line := range strings.Lines(netstat) {
+		f := strings.Fields(line)
+		if len(f) == 0 || f[0] != "IpExt:" {
+			continue
+		}
+		if names == nil {
+			names = f
+			continue
+		}
+		for i := range min(len(names), len(f)) {
+			switch names[i] {
+			case "InOctets":
+				in = parsed(f[i])
+			case "OutOctets":
+				out = parsed(f[i])
+			}
+		}
+	}
+	return in, out
+}
+
+// parsed is a number of /proc, 0 for anything else.
+func parsed(text string) float64 {
+	n, _ := strconv.ParseFloat(text, 64)
+	return n
+}
