@@ -1,8 +1,10 @@
 package sinks
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"reflect"
@@ -103,3 +105,8 @@ func sentAt(h http.Header) time.Time {
 }
 
 func oneOf[T comparable](v T, values ...T) bool { return slices.Contains(values, v) }
+
+// noAnswer is the error that ctx ended before there was an answer.
+func noAnswer(ctx context.Context, from string) error {
+	return fmt.Errorf("no answer from %s: %w", from, context.Cause(ctx))
+}

@@ -9,16 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/mail"
-	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+
+	gomail "github.com/wneessen/go-mail"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
@@ -27,24 +27,26 @@ import (
 
 // emailSettings are the keys of mail. What is secret has three forms; see Value.
 type emailSettings struct {
-	Host         string   `yaml:"host" doc:"mail server"`
-	Port         int      `yaml:"port" doc:"port (default: 587; with tls.mode implicit 465, with none 25)"`
-	From         string   `yaml:"from" doc:"sender: an address, or a name and an address"`
-	To           []string `yaml:"to" doc:"recipients"`
-	TLS          emailTLS `yaml:"tls" doc:"certificates"`
-	Auth         string   `yaml:"auth" default:"auto" doc:"how to log in: auto, scram-sha-256, plain, login or xoauth2"`
-	Username     string   `yaml:"username" doc:"user name"`
-	Password     Secret   `yaml:"password" doc:"password; with xoauth2 the token"`
-	PasswordFile string   `yaml:"password_file"`
-	PasswordEnv  string   `yaml:"password_env"`
-	TokenCommand []string `yaml:"token_command" doc:"program and arguments that print a token, for xoauth2"`
-	Helo         string   `yaml:"helo" doc:"name that this host gives itself (default: its full name, else its address)"`
-	Subject      string   `yaml:"subject" doc:"subject line"`
-	SubjectFile  string   `yaml:"subject_file"`
-	Text         string   `yaml:"text" doc:"plain text part"`
-	TextFile     string   `yaml:"text_file"`
-	HTML         string   `yaml:"html" doc:"HTML part"`
-	HTMLFile     string   `yaml:"html_file"`
+	Host           string   `yaml:"host" doc:"mail server"`
+	Port           int      `yaml:"port" doc:"port (default: 587; with tls.mode implicit 465, with none 25)"`
+	From           string   `yaml:"from" doc:"sender: an address, or a name and an address"`
+	To             []string `yaml:"to" doc:"recipients"`
+	TLS            emailTLS `yaml:"tls" doc:"certificates"`
+	Auth           string   `yaml:"auth" default:"auto" doc:"how to log in: auto, scram-sha-256, plain, login or xoauth2"`
+	Username       string   `yaml:"username" doc:"user name"`
+	Password       Secret   `yaml:"password" doc:"password; with xoauth2 the token"`
+	PasswordFile   string   `yaml:"password_file"`
+	PasswordEnv    string   `yaml:"password_env"`
+	TokenCommand   []string `yaml:"token_command" doc:"program and arguments that print a token, for xoauth2"`
+	Helo           string   `yaml:"helo" doc:"name that this host gives itself (default: its full name, else its address)"`
+	Subject        string   `yaml:"subject" doc:"subject line"`
+	SubjectFile    string   `yaml:"subject_file"`
+	Text           string   `yaml:"text" doc:"plain text part"`
+	TextFile       string   `yaml:"text_file"`
+	HTML           string   `yaml:"html" doc:"HTML part"`
+	HTMLFile       string   `yaml:"html_file"`
+	RunbookURL     string   `yaml:"runbook_url" doc:"link to a runbook"`
+	RunbookURLFile string   `yaml:"runbook_url_file"`
 }
 
 type emailTLS struct {
@@ -53,36 +55,38 @@ type emailTLS struct {
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }
 
-// emailTerms: mail is for people, who want the state as it is now, and to be reminded of it.
+// mailPatience is how long handing over a mail may take. A server may look at a mail for minutes before it says that it
+// has it (RFC 5321, section 4.5.3.2.6), and who does not wait for that sends it again.
+const mailPatience = 2 * time.Minute
+
+// emailTerms: mail is for people, who want the state as it is now, and to be reminded of it. The command that prints a
+// token has a time of its own.
 var emailTerms = bridge.Terms{
-	Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup},
+	Terms: delivery.Terms{
+		Timeout: mailPatience + tokenPatience, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup,
+	},
 	Bridge: bridge.LevelTrouble, Remind: peopleRemind,
 }
 
-const tokenPatience = 10 * time.Second // for token_command
+const (
+	maxHeadline = 200       // characters of a subject; a phone shows fewer
+	maxMailPart = 256 << 10 // bytes of a part
+)
 
 // email sends each change as a mail to every recipient, in one thread an Azure event. A mail has the same Message-ID
 // whenever it is sent, so that a reader that gets one twice can tell.
 type email struct {
-	name     string // of the sink
-	addr     string // host and port of the server
-	dial     Dialer
-	tls      tlsSettings
-	mode     string // starttls, implicit or none
-	from     mail.Address
-	to       []mail.Address
-	auth     string
-	username string
-	password source
-	command  []string // that prints the token
-	helo     string   // "" for the address of the connection
-	subject  *templates.Template
-	text     *templates.Template
-	html     *templates.Template
-	zone     *time.Location
-	getenv   func(string) string
-	log      *slog.Logger
-	now      func() time.Time
+	name    string // of the sink
+	server  mailServer
+	from    mail.Address
+	to      []mail.Address
+	subject *templates.Template
+	text    *templates.Template
+	html    *templates.Template
+	runbook runbook
+	zone    *time.Location
+	log     *slog.Logger
+	now     func() time.Time
 }
 
 func openEmail(decode func(any) error, h Host) (Opened, error) {
@@ -90,17 +94,17 @@ func openEmail(decode func(any) error, h Host) (Opened, error) {
 	if err := decode(&s); err != nil {
 		return Opened{}, err
 	}
-	m := &email{name: h.Name, zone: h.Zone, getenv: h.Getenv, log: h.Log, now: time.Now, dial: h.dialer(0)}
-	for _, open := range []func(emailSettings, Host) error{m.openServer, m.openAddresses, m.openAuth, m.openTexts} {
+	m := &email{
+		name: h.Name, zone: h.Zone, log: h.Log, now: time.Now,
+		server: mailServer{getenv: h.Getenv, dial: h.dialer(connectTime)},
+	}
+	for _, open := range []func(emailSettings, Host) error{m.openServer, m.openAddresses, m.openLogin, m.openTexts} {
 		if err := open(s, h); err != nil {
 			return Opened{}, err
 		}
 	}
-	opened := Opened{Sink: m, Secrets: m.tls.files()}
-	if m.password.File != "" {
-		opened.Secrets = append(opened.Secrets, m.password.File)
-	}
-	if m.mode == "none" {
+	opened := Opened{Sink: m, Secrets: append(m.server.tls.files(), m.server.password.files()...)}
+	if m.server.mode == "none" {
 		opened.Notes = append(opened.Notes, "tls.mode is none: mail can be read and changed on its way")
 	}
 	return opened, nil
@@ -108,6 +112,7 @@ func openEmail(decode func(any) error, h Host) (Opened, error) {
 
 // openServer takes which server to talk to, and how.
 func (m *email) openServer(s emailSettings, h Host) error {
+	to := &m.server
 	if s.Host == "" || strings.ContainsAny(s.Host, " /:@") && net.ParseIP(s.Host) == nil {
 		return &KeyError{"host", errors.New("expected the name of a mail server, such as smtp.example.com")}
 	}
@@ -116,8 +121,8 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	if !ok {
 		return &KeyError{"tls.mode", fmt.Errorf("%q is unknown; expected starttls, implicit or none", s.TLS.Mode)}
 	}
-	if m.mode = s.TLS.Mode; m.mode == "" {
-		m.mode = "starttls"
+	if to.mode = s.TLS.Mode; to.mode == "" {
+		to.mode = "starttls"
 	}
 	if s.Port != 0 {
 		port = s.Port
@@ -125,20 +130,20 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	if port < 1 || port > 65535 {
 		return &KeyError{"port", errors.New("expected a number from 1 to 65535")}
 	}
-	m.addr = net.JoinHostPort(s.Host, strconv.Itoa(port))
-	m.tls = tlsSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
-	if m.mode == "none" && m.tls != (tlsSettings{}) {
+	to.addr = net.JoinHostPort(s.Host, strconv.Itoa(port))
+	to.tls = tlsSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
+	if to.mode == "none" && to.tls != (tlsSettings{}) {
 		return &KeyError{"tls.mode", errors.New("none uses no certificates; expected starttls or implicit, or no other key of tls")}
 	}
-	if _, err := m.tls.load(); err != nil {
+	if _, err := to.tls.load(); err != nil {
 		return err
 	}
-	m.helo = s.Helo
-	if m.helo == "" && strings.Contains(h.Hostname, ".") && !strings.HasPrefix(h.Hostname, "localhost") && isHelo(h.Hostname) {
-		m.helo = h.Hostname
+	to.helo = s.Helo
+	if to.helo == "" && strings.Contains(h.Hostname, ".") && !strings.HasPrefix(h.Hostname, "localhost") && isHelo(h.Hostname) {
+		to.helo = h.Hostname
 	}
-	if m.helo != "" && !isHelo(m.helo) {
-		return &KeyError{"helo", fmt.Errorf("%q is no name of a host; expected one such as vm-1.example.com", m.helo)}
+	if to.helo != "" && !isHelo(to.helo) {
+		return &KeyError{"helo", fmt.Errorf("%q is no name of a host; expected one such as vm-1.example.com", to.helo)}
 	}
 	return nil
 }
@@ -182,45 +187,46 @@ func address(text string) (mail.Address, error) {
 		return mail.Address{}, fmt.Errorf("%q is no address; expected one such as ops@example.com", text)
 	}
 	if strings.ContainsFunc(a.Address, func(r rune) bool { return r <= ' ' || r >= 0x7F || r == '<' || r == '>' || r == '"' }) {
-		return mail.Address{}, fmt.Errorf("%q has an address that many servers do not take; expected letters, digits and signs of ASCII", text)
+		return mail.Address{}, fmt.Errorf("%q has an address that many servers do not take; expected ASCII only", text)
 	}
 	return *a, nil
 }
 
-// openAuth takes how to log in.
-func (m *email) openAuth(s emailSettings, _ Host) error {
-	m.auth, m.username, m.command = s.Auth, s.Username, s.TokenCommand
-	m.password = spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
-	if err := m.password.check(); err != nil {
+// openLogin takes how to log in.
+func (m *email) openLogin(s emailSettings, _ Host) error {
+	to := &m.server
+	to.auth, to.username, to.command = s.Auth, s.Username, s.TokenCommand
+	to.password = spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
+	if err := to.password.check(); err != nil {
 		return err
 	}
-	if m.auth == "" {
-		m.auth = "auto"
+	if to.auth == "" {
+		to.auth = "auto"
 	}
-	if len(m.command) > 0 && m.auth == "auto" {
-		m.auth = "xoauth2"
+	if len(to.command) > 0 && to.auth == "auto" {
+		to.auth = "xoauth2"
 	}
 	switch {
-	case !oneOf(m.auth, "auto", "plain", "login", "scram-sha-256", "xoauth2"):
+	case !oneOf(to.auth, "auto", "plain", "login", "scram-sha-256", "xoauth2"):
 		return &KeyError{"auth", fmt.Errorf("%q is unknown; expected auto, plain, login, scram-sha-256 or xoauth2", s.Auth)}
-	case len(m.command) > 0 && m.password.given():
+	case len(to.command) > 0 && to.password.given():
 		return &KeyError{"token_command", errors.New("password is given too; expected only one of them")}
-	case len(m.command) > 0 && m.auth != "xoauth2":
-		return &KeyError{"token_command", fmt.Errorf("prints a token, and %s needs a password; expected auth: xoauth2", m.auth)}
-	case m.username == "" && (m.password.given() || len(m.command) > 0 || s.Auth != ""):
+	case len(to.command) > 0 && to.auth != "xoauth2":
+		return &KeyError{"token_command", fmt.Errorf("prints a token, and %s needs a password; expected auth: xoauth2", to.auth)}
+	case to.username == "" && (to.password.given() || len(to.command) > 0 || s.Auth != ""):
 		return &KeyError{"username", errors.New("missing; expected who logs in")}
-	case m.username == "":
+	case to.username == "":
 		return nil
-	case strings.ContainsFunc(m.username, func(r rune) bool { return r < ' ' || r == 0x7F }):
+	case strings.ContainsFunc(to.username, func(r rune) bool { return r < ' ' || r == 0x7F }):
 		return &KeyError{"username", errors.New("holds a control character")}
-	case !m.password.given() && len(m.command) == 0:
+	case !to.password.given() && len(to.command) == 0:
 		return &KeyError{"password", errors.New("missing; expected password, password_file or password_env, or with xoauth2 token_command")}
-	case m.mode == "none":
+	case to.mode == "none":
 		return &KeyError{"tls.mode", errors.New("none would send the password in clear; expected starttls or implicit, or no username")}
-	case len(m.command) > 0:
+	case len(to.command) > 0:
 		return nil
 	}
-	_, err := m.password.read(m.getenv)
+	_, err := to.password.read(to.getenv)
 	return err
 }
 
@@ -235,7 +241,7 @@ func (m *email) openTexts(s emailSettings, _ Host) error {
 			return err
 		}
 	}
-	return nil
+	return m.runbook.open(s.RunbookURL, s.RunbookURLFile)
 }
 
 func (m *email) trySubject(f map[string]any) error {
@@ -246,15 +252,6 @@ func (m *email) trySubject(f map[string]any) error {
 func (m *email) tryText(f map[string]any) error { return m.text.Execute(io.Discard, f) }
 
 func (m *email) tryHTML(f map[string]any) error { return m.html.Execute(io.Discard, f) }
-
-// mustJSON is v as JSON. It holds only texts, so there is no error.
-func mustJSON(v any) []byte {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return raw
-}
 
 // Deliver sends one mail to those who do not have it yet. It is accepted when everybody has it but those whom the
 // server refuses for good, and rejected when it refuses all. The progress is the list of addresses that have the mail.
@@ -281,7 +278,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		return answer, nil
 	}
 	v := new(veil)
-	s, err := m.connect(ctx, v)
+	s, err := m.server.connect(ctx, v)
 	if err != nil {
 		return answer, err
 	}
@@ -291,7 +288,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		refused, err = slices.Repeat([]error{err}, len(to)), nil
 	}
 	if err != nil {
-		return answer, m.failure(ctx, v, err)
+		return answer, m.server.failure(ctx, v, err)
 	}
 	for i, why := range refused {
 		if why == nil {
@@ -299,11 +296,13 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		}
 	}
 	if len(have) > 0 {
-		answer.Progress = mustJSON(have)
+		if answer.Progress, err = json.Marshal(have); err != nil {
+			return answer, err
+		}
 	}
 	names, class := refusals(to, refused)
 	if names != "" && (class == nil || len(have) == 0) {
-		return answer, say(class, v.line(m.addr+": "+names, false, 1000))
+		return answer, say(class, v.line(m.server.addr+": "+names, false, 1000))
 	}
 	answer.Status = v.line(strings.TrimSpace("250 "+reply), false, 200)
 	if names != "" {
@@ -343,147 +342,96 @@ func refusals(to []string, refused []error) (names string, class error) {
 	return names, delivery.ErrRejected
 }
 
-// failure is an error of a conversation, fit to be shown.
-func (m *email) failure(ctx context.Context, v *veil, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("no answer from %s%s: %w", m.addr, m.hint(err), context.Cause(ctx))
-	}
-	return say(classOfMail(err), v.line(m.addr+": "+bare(err)+m.hint(err), false, 500))
-}
-
-// bare is the text of an error without the class that it wraps.
-func bare(err error) string { return strings.TrimPrefix(err.Error(), delivery.ErrBlocked.Error()+": ") }
-
-// hint explains what an administrator of Azure meets first.
-func (m *email) hint(err error) string {
-	var timeout net.Error
-	if _, port, _ := net.SplitHostPort(m.addr); port != "25" ||
-		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) && !(errors.As(err, &timeout) && timeout.Timeout()) {
-		return ""
-	}
-	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
-}
-
-// connect begins a conversation, and logs in.
-func (m *email) connect(ctx context.Context, v *veil) (*emailSession, error) {
-	secret, err := m.secret(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	if m.mode == "none" {
-		s, err := startEmail(ctx, m.dial, m.addr, m.helo, nil, false)
-		if err != nil {
-			return nil, m.failure(ctx, v, aboutUs(err))
-		}
-		return s, nil
-	}
-	config, err := m.tls.load()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
-	}
-	s, err := startEmail(ctx, m.dial, m.addr, m.helo, config, m.mode == "implicit")
-	if err == nil && m.username != "" {
-		if err = s.login(ctx, m.auth, m.username, secret); err != nil {
-			s.close()
-		}
-	}
-	if err != nil {
-		return nil, m.failure(ctx, v, aboutUs(err))
-	}
-	return s, nil
-}
-
-// secret is the password or token as it is now, which the veil covers from then on.
-func (m *email) secret(ctx context.Context, v *veil) (secret string, err error) {
-	switch {
-	case m.username == "":
-		return "", nil
-	case len(m.command) > 0:
-		if secret, err = tokenOf(ctx, m.command); err != nil {
-			return "", err
-		}
-	default:
-		if secret, err = m.password.read(m.getenv); err != nil {
-			return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
-		}
-	}
-	v.hide(secret, "\x00"+m.username+"\x00"+secret, "user="+m.username+"\x01auth=Bearer "+secret+"\x01\x01")
-	return secret, nil
-}
-
-// tokenOf runs a command that prints a token. What else it prints is not shown, because it may hold another.
-func tokenOf(ctx context.Context, command []string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, tokenPatience)
-	defer cancel()
-	c := exec.Command(command[0], command[1:]...)
-	c.SysProcAttr, c.WaitDelay = processAttributes(account{}), outputWait
-	var out bytes.Buffer
-	c.Stdout = &bounded{&out, 64 << 10}
-	err := runUntil(ctx, c)
-	token, _, _ := strings.Cut(out.String(), "\n")
-	token = strings.TrimSpace(token)
-	switch {
-	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return "", fmt.Errorf("%w: token_command: %w", delivery.ErrBlocked, err)
-	case ctx.Err() != nil:
-		return "", fmt.Errorf("token_command: %w", ctx.Err())
-	case err != nil:
-		return "", fmt.Errorf("token_command: %w", err)
-	case token == "":
-		return "", errors.New("token_command: it printed no token")
-	}
-	return token, nil
-}
-
-// runUntil runs a command to its end, which the end of ctx brings about for all of its process group.
-func runUntil(ctx context.Context, c *exec.Cmd) error {
-	runtime.LockOSThread() // with which the command would die
-	defer runtime.UnlockOSThread()
-	if err := c.Start(); err != nil {
-		return err
-	}
-	f := newFamily(c.Process)
-	defer f.close()
-	defer context.AfterFunc(ctx, f.kill)()
-	return c.Wait()
-}
-
-// bounded takes only so many bytes, and no others, without an error.
-type bounded struct {
-	b    *bytes.Buffer
-	left int
-}
-
-func (w *bounded) Write(p []byte) (int, error) {
-	n := min(len(p), w.left)
-	w.b.Write(p[:n])
-	w.left -= n
-	return len(p), nil
-}
-
 // Connect talks to the server up to the point where a mail would begin.
-func (m *email) Connect(ctx context.Context) (string, error) {
-	v := new(veil)
-	s, err := m.connect(ctx, v)
-	if err != nil {
-		return "", err
-	}
-	defer s.quit()
-	answer := "reached " + m.addr
-	if version := s.tlsVersion(); version != "" {
-		answer += " with " + version
-	}
-	if m.username != "" {
-		answer += ", logged in as " + m.username + " by " + s.mechanism
-	}
-	return v.line(answer, false, 300), nil
-}
+func (m *email) Connect(ctx context.Context) (string, error) { return m.server.check(ctx) }
 
 // Render shows the mail as it would leave.
 func (m *email) Render(d delivery.Delivery) (string, error) {
 	batch := []delivery.Delivery{d}
 	message, err := m.compose(batch, m.messageID(batch))
 	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
+}
+
+// compose makes the mail. Nothing of it depends on chance, and only its Date on the clock.
+func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
+	f := fields(batch, m.zone, m.now())
+	m.runbook.put(f, m.log)
+	parts, err := m.parts(f)
+	if err != nil {
+		return nil, err
+	}
+	msg := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithEncoding(gomail.EncodingQP), gomail.WithCharset(gomail.CharsetUTF8))
+	sum := sha256.Sum256([]byte(id + parts.text + parts.html))
+	msg.SetBoundary("forewarn-" + hex.EncodeToString(sum[:16])) // which no part can hold, as it is made of them
+	msg.FromMailAddress(&m.from)
+	for _, to := range m.to {
+		msg.AddToMailAddress(&to)
+	}
+	ce := batch[0].Event
+	msg.Subject(parts.subject)
+	msg.SetDateWithValue(m.now())
+	msg.SetMessageIDWithValue(id)
+	if isAzure(batch) && len(batch) == 1 {
+		thread := "<" + m.threadID(ce.Subject()) + ">"
+		msg.SetGenHeader("In-Reply-To", thread)
+		msg.SetGenHeader("References", thread)
+		msg.SetGenHeader("X-Forewarn-Event", token(ce.Subject()))
+	}
+	msg.SetGenHeader("X-Forewarn-Type", templates.Cut(templates.Line(ce.Type()), 100))
+	msg.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: nobody's absence note is to answer
+	msg.SetGenHeader("X-Auto-Response-Suppress", "All")  // the same for Exchange
+	msg.SetGenHeader("List-Id", "forewarn <"+strings.ToLower(token(m.name))+".forewarn."+m.domain()+">")
+	if severity, _ := f["severitynumber"].(int); severity >= 17 && f["test"] != true {
+		// Not SetImportance: filters know spam by what it adds for mail readers of the nineties.
+		msg.SetGenHeader("Importance", "high")
+		msg.SetGenHeader("X-Priority", "1")
+	}
+	msg.SetBodyString(gomail.TypeTextPlain, parts.text)
+	msg.AddAlternativeString(gomail.TypeTextHTML, parts.html)
+	var b bytes.Buffer
+	if _, err := msg.WriteTo(&b); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// A mailText is what a mail says.
+type mailText struct{ subject, text, html string }
+
+// parts is what the templates make of fields.
+func (m *email) parts(f map[string]any) (t mailText, err error) {
+	if t.subject, err = m.subjectOf(f); err != nil {
+		return t, err
+	}
+	if t.text, err = execute(m.text, f); err != nil {
+		return t, err
+	}
+	if t.html, err = execute(m.html, f); err != nil {
+		return t, err
+	}
+	t.text, t.html = bounds(t.text), bounds(t.html)
+	return t, nil
+}
+
+// subjectOf is the subject on one line.
+func (m *email) subjectOf(f map[string]any) (string, error) {
+	subject, err := execute(m.subject, f)
+	if err != nil {
+		return "", err
+	}
+	if subject = templates.Cut(templates.Line(subject), maxHeadline); subject == "" {
+		return "", errors.New("the subject is empty")
+	}
+	return subject, nil
+}
+
+// bounds is s as UTF-8 of at most maxMailPart bytes.
+func bounds(s string) string {
+	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\ufffd")
+	if len(s) <= maxMailPart {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxMailPart], "") + "\n…\n"
 }
 
 // messageID is the same for the same message at every attempt: of the CloudEvent, or of all of a group, and the sink.
@@ -511,4 +459,14 @@ func (m *email) scope() string {
 func (m *email) domain() string {
 	_, domain, _ := strings.Cut(m.from.Address, "@")
 	return domain
+}
+
+// token is s with nothing in it that an identifier of a mail cannot hold.
+func token(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x80 && (unicode.IsLetter(r) || unicode.IsDigit(r) || r == '-') {
+			return r
+		}
+		return '-'
+	}, s[:min(len(s), 200)])
 }

@@ -109,6 +109,49 @@ func (r mailRoute) ends(t *testing.T) (ends []string) {
 	return ends
 }
 
+// A server that takes its time to say that it has taken a mail gets it once.
+func TestASlowMailServerGetsAMailOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &mailbox{slow: 119 * time.Second}
+		p := make(pipes)
+		stop := b.serve(p)
+		defer stop()
+		r := openMailRoute(t, t.TempDir(), p.dial, slog.New(slog.DiscardHandler))
+		r.add(t, deliveries(t)[:1])
+		r.run(t, 30*time.Minute)
+		if got, want := who(b.all()), "a@example.com b@example.com c@example.com"; got != want {
+			t.Errorf("mails for %s, want %s", got, want)
+		}
+	})
+}
+
+// A server that does not even greet is not waited for as long as one that has the mail.
+func TestASilentMailServerIsSoonLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := testHost(t)
+		h.Dial = func(context.Context, string, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			t.Cleanup(func() { theirs.Close() })
+			return ours, nil
+		}
+		began := time.Now()
+		s := mustOpen(t, "email", "{host: mail.test, tls: {mode: none}, helo: vm-0, from: a@example.com, to: [b@example.com]}", h)
+		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		if took := time.Since(began); classOf(err) != again || took != helloPatience || !strings.Contains(err.Error(), "no answer from mail.test:25") {
+			t.Errorf("Deliver = %v after %v, want it again after %v", err, took, helloPatience)
+		}
+	})
+}
+
+// serve serves the mailbox until it is stopped.
+func (b *mailbox) serve(p pipes) (stop func()) {
+	srv := smtp.NewServer(b)
+	srv.ErrorLog = log.New(io.Discard, "", 0)
+	served := make(chan struct{})
+	go func() { defer close(served); srv.Serve(p) }()
+	return func() { close(p); <-served }
+}
+
 // A mailStory is what came of deliveries by mail.
 type mailStory struct {
 	mails []received
@@ -125,12 +168,8 @@ func tellMailStory(t *testing.T, all []delivery.Delivery, later, never map[strin
 		maps.Copy(b.refuse, later)
 		maps.Copy(b.refuse, never)
 		p := make(pipes)
-		srv := smtp.NewServer(b)
-		srv.ErrorLog = log.New(io.Discard, "", 0)
-		served := make(chan struct{})
-		go func() { defer close(served); srv.Serve(p) }()
-		defer func() { close(p); <-served }()
-
+		stop := b.serve(p)
+		defer stop()
 		var said bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&said, nil))
 		dir := t.TempDir()

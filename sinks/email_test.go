@@ -31,18 +31,21 @@ import (
 	"github.com/emersion/go-smtp"
 
 	"forewarn/bridge/delivery"
+	"forewarn/templates"
 )
 
 // A mailbox is a real mail server that keeps what it takes, and refuses what it is told to.
 type mailbox struct {
 	mechanisms []string
 	atDot      error
-	rounds     int // of SCRAM; 4096 when 0
+	slow       time.Duration // from the end of a mail to the answer
+	rounds     int           // of SCRAM; 4096 when 0
 
-	mu     sync.Mutex
-	refuse map[string]error // by recipient
-	mails  []received
-	users  []string // who logged in, by which mechanism
+	mu       sync.Mutex
+	password string           // that lets one in; mailPassword when empty
+	refuse   map[string]error // by recipient
+	mails    []received
+	users    []string // who logged in, by which mechanism
 }
 
 // received is a mail as it came.
@@ -83,12 +86,13 @@ func (s *mailSession) Data(r io.Reader) (err error) {
 	if s.mail.raw, err = io.ReadAll(r); err != nil {
 		return err
 	}
-	s.box.mu.Lock()
-	defer s.box.mu.Unlock()
 	if s.box.atDot != nil {
 		return s.box.atDot
 	}
+	s.box.mu.Lock()
 	s.box.mails = append(s.box.mails, s.mail)
+	s.box.mu.Unlock()
+	time.Sleep(s.box.slow)
 	return nil
 }
 
@@ -96,11 +100,11 @@ func (s *mailSession) AuthMechanisms() []string { return s.box.mechanisms }
 
 func (s *mailSession) Auth(mechanism string) (sasl.Server, error) {
 	ok := func(user, secret string) error {
-		if user != mailUser || secret != mailPassword {
-			return smtp.ErrAuthFailed
-		}
 		s.box.mu.Lock()
 		defer s.box.mu.Unlock()
+		if user != mailUser || secret != cmp.Or(s.box.password, mailPassword) {
+			return smtp.ErrAuthFailed
+		}
 		s.box.users = append(s.box.users, user+" by "+mechanism)
 		return nil
 	}
@@ -368,6 +372,10 @@ func TestMailsAboutAnEventAreOneThread(t *testing.T) {
 	ids := map[string]bool{}
 	for i, m := range b.all() {
 		l := readMail(t, m.raw)
+		urgent := map[bool][2]string{true: {"high", "1"}}[deliveries(t)[i].Event.Extensions()["severitynumber"] == int32(17)]
+		if got := [2]string{l.Get("Importance"), l.Get("X-Priority")}; got != urgent {
+			t.Errorf("mail %d has Importance and X-Priority %q, want %q", i, got, urgent)
+		}
 		ids[l.Get("Message-ID")] = true
 		if m.from != "azure@example.com" || !slices.Equal(m.to, []string{"ops@example.com", "night@example.com"}) {
 			t.Errorf("mail %d goes from %s to %v", i, m.from, m.to)
@@ -379,7 +387,8 @@ func TestMailsAboutAnEventAreOneThread(t *testing.T) {
 		for header, want := range map[string]string{
 			"From": `"Azure" <azure@example.com>`, "To": `<ops@example.com>, "Night Shift" <night@example.com>`,
 			"Auto-Submitted": "auto-generated", "X-Auto-Response-Suppress": "All", "List-Id": "forewarn <.forewarn.example.com>",
-			"User-Agent": "", "X-Mailer": "", "X-Forewarn-Event": deliveries(t)[0].Event.Subject(), "X-Forewarn-Type": deliveries(t)[i].Event.Type(),
+			"User-Agent": "", "X-Mailer": "", "X-MSMail-Priority": "", "Priority": "", // by which filters know spam
+			"X-Forewarn-Event": deliveries(t)[0].Event.Subject(), "X-Forewarn-Type": deliveries(t)[i].Event.Type(),
 		} {
 			if got := l.Get(header); got != want {
 				t.Errorf("mail %d has %s: %q, want %q", i, header, got, want)
@@ -568,7 +577,37 @@ func TestMailServersCertificateIsVerified(t *testing.T) {
 	}
 }
 
-// A token can come from a command, which is asked each time.
+// A command is asked for a token once, and again when the server has refused the one that it gave.
+func TestMailTokenIsKeptUntilItIsRefused(t *testing.T) {
+	ca := newAuthority(t)
+	b := &mailbox{mechanisms: []string{"XOAUTH2"}}
+	token, asked := writeFile(t, "token", mailPassword+"\n"), writeFile(t, "asked", "")
+	s := mustOpen(t, "email", serveMail(t, b, "starttls", ca, ca.issue(t, "127.0.0.1", time.Hour))+
+		"to: [a@example.com]\nusername: azure\ntoken_command: [sh, -c, 'echo >>"+asked+"; cat "+token+"']\n", testHost(t))
+	for i, tt := range []struct {
+		password, token, want string
+		runs                  int // of the command so far
+	}{
+		{mailPassword, mailPassword, accepted, 1},
+		{mailPassword, "unused", accepted, 1},
+		{"second", "second", accepted, 2}, // at once, not at the next attempt
+		{"third", "second", blocked, 3},
+		{"third", "third", accepted, 4},
+	} {
+		b.mu.Lock()
+		b.password = tt.password
+		b.mu.Unlock()
+		if err := os.WriteFile(token, []byte(tt.token), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		if runs := len(read(t, asked)); classOf(err) != tt.want || runs != tt.runs {
+			t.Errorf("%d: %v after %d runs, want it %s after %d", i, err, runs, tt.want, tt.runs)
+		}
+	}
+}
+
+// A token can come from a command.
 func TestMailTokenComesFromACommand(t *testing.T) {
 	ca := newAuthority(t)
 	b := &mailbox{mechanisms: []string{"XOAUTH2"}}
@@ -578,9 +617,7 @@ func TestMailTokenComesFromACommand(t *testing.T) {
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil || len(b.all()) != 1 {
 		t.Errorf("Deliver = %v, %d mails", err, len(b.all()))
 	}
-	if err := os.WriteFile(token, []byte("\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	s = mustOpen(t, "email", server+"token_command: [echo]\n", testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "printed no token") {
 		t.Errorf("without a token: %v, want it %s", err, again)
 	}
@@ -647,7 +684,7 @@ func TestHostileTextStaysTextInMail(t *testing.T) {
 		s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com]\n", testHost(t))
 		d := deliveries(t)[:1]
 		ce := d[0].Event.Clone()
-		ce.SetExtension("azeventtype", oneLine(strings.ToValidUTF8(text, "?"), 300))
+		ce.SetExtension("azeventtype", templates.Cut(templates.Line(strings.ToValidUTF8(text, "?")), 300))
 		data := map[string]any{"change": "scheduled", "event": map[string]any{"Resources": []string{text}, "EventType": text, "Description": text},
 			"whileAway": false, "observer": map[string]any{"name": text, "resourceId": "/subscriptions/" + text}}
 		if err := ce.SetData("application/json", data); err != nil {
@@ -701,7 +738,7 @@ func TestPort25IsExplained(t *testing.T) {
 	cancel()
 	for port, explained := range map[string]bool{"25": true, "587": false} {
 		s := mustOpen(t, "email", "{host: 127.0.0.1, port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t)).(*email)
-		err := s.failure(ctx, new(veil), context.DeadlineExceeded)
+		err := s.server.failure(ctx, new(veil), context.DeadlineExceeded)
 		if got := strings.Contains(err.Error(), "use a relay on port 587"); got != explained {
 			t.Errorf("port %s: %v", port, err)
 		}
@@ -751,7 +788,7 @@ func TestHostsWithoutANameSayTheirAddress(t *testing.T) {
 	for name, want := range map[string]string{"vm-1.example.com": "vm-1.example.com", "vm-1": "", "localhost.localdomain": "", "": ""} {
 		h := testHost(t)
 		h.Hostname = name
-		if got := mustOpen(t, "email", "{host: h, from: a@example.com, to: [b@example.com]}", h).(*email).helo; got != want {
+		if got := mustOpen(t, "email", "{host: h, from: a@example.com, to: [b@example.com]}", h).(*email).server.helo; got != want {
 			t.Errorf("the host %q says %q, want %q", name, got, want)
 		}
 	}

@@ -2,10 +2,16 @@ package sinks
 
 import (
 	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/url"
+	"strings"
 	"time"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/templates"
 )
 
 // MessageDocs says what each name is that the templates of a message see beside those of bridge.Fields.
@@ -20,6 +26,7 @@ var MessageDocs = map[string]string{
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
 	"instead":    "when another sink should have told it and could not: its name in sink, the reason in why; else nil",
+	"runbook":    "the link that runbook_url gives; else empty",
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
 }
@@ -75,6 +82,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if d.Instead != nil {
 		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": d.Instead.Why}
 	}
+	f["runbook"] = ""
 	f["announced"], _ = data["announced"].(string)
 	f["begun"], _ = data["begun"].(string)
 	whole, err := d.Event.MarshalJSON()
@@ -106,4 +114,78 @@ func microseconds(name string, v any) any {
 		}
 	}
 	return v
+}
+
+// execute is what a template makes of fields.
+func execute(t *templates.Template, fields map[string]any) (string, error) {
+	var b strings.Builder
+	err := t.Execute(&b, fields)
+	return b.String(), err
+}
+
+// A runbook is the template of a link for every message; the zero value gives none.
+type runbook struct{ template *templates.Template }
+
+func (r *runbook) open(text, file string) error {
+	try := func(f map[string]any) error { _, err := r.link(f); return err }
+	return templateKey{"runbook_url", text, file, nil, templates.Parse, try, &r.template}.open(nil)
+}
+
+// put adds the link to the fields of a message.
+func (r runbook) put(f map[string]any, log *slog.Logger) {
+	link, err := r.link(f)
+	if err != nil {
+		log.Warn("the link to the runbook is left out", "err", err)
+	}
+	f["runbook"] = link
+}
+
+const maxLink = 2000 // characters
+
+// link is the link for a message, "" for none. There is none where the template would put in a field that is empty,
+// because such a link leads nowhere.
+func (r runbook) link(f map[string]any) (string, error) {
+	if r.template == nil {
+		return "", nil
+	}
+	text, err := execute(r.template, f)
+	if err != nil {
+		return "", err
+	}
+	const hole = "emptyfield"
+	holed := maps.Clone(f)
+	for name, v := range f {
+		if v == "" {
+			holed[name] = hole
+		}
+	}
+	if with, err := execute(r.template, holed); err != nil || with != text && strings.ReplaceAll(with, hole, "") == text {
+		return "", err
+	}
+	text = strings.TrimSpace(text)
+	if text == "" || strings.Contains(text, "<no value>") {
+		return "", nil
+	}
+	link := encodeURL(text)
+	u, err := url.Parse(link)
+	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") || len(link) > maxLink {
+		return "", fmt.Errorf("%.200q is no address; expected one such as https://example.com/runbook", text)
+	}
+	return link, nil
+}
+
+// encodeURL encodes what cannot stand in a URL, and leaves what is encoded already.
+func encodeURL(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		c := s[i]
+		_, err := url.PathUnescape(s[i:min(len(s), i+3)])
+		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+			strings.IndexByte("-._~:/?#[]@!$&'()*+,;=", c) >= 0 || c == '%' && err == nil {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
 }

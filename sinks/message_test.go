@@ -5,9 +5,38 @@ import (
 	"encoding/json"
 	"fmt"
 	"testing"
+	"time"
 
 	"forewarn/templates"
 )
+
+// A link to the runbook leads somewhere, whatever the event has and lacks, or there is none.
+func TestRunbookLinksLeadSomewhere(t *testing.T) {
+	for _, tt := range []struct{ template, azeventtype, want string }{
+		{"https://wiki.example/x", "", "https://wiki.example/x"},
+		{"https://wiki.example/{{.azeventtype}}", "Reboot", "https://wiki.example/Reboot"},
+		{"https://wiki.example/{{.azeventtype}}", "", ""},
+		{"https://wiki.example/{{lower .azeventtype}}?q={{.observer}}", "", ""},
+		{"https://wiki.example/{{.azeventtype | urlquery}}", "", ""},
+		{"https://wiki.example/{{default \"any\" .azeventtype}}", "", "https://wiki.example/any"},
+		{"https://wiki.example/{{with .azeventtype}}types/{{.}}{{end}}", "", "https://wiki.example/"},
+		{"https://wiki.example/{{.azeventtype}}", "Some \"New\" Type|<x> 100%", "https://wiki.example/Some%20%22New%22%20Type%7C%3Cx%3E%20100%25"},
+		{"https://wiki.example/{{.azeventtype | urlquery}}", "New Type", "https://wiki.example/New+Type"},
+		{"https://wiki.example/{{.azeventtype}}", "Neustart für\u202e", "https://wiki.example/Neustart%20f%C3%BCr%E2%80%AE"},
+		{"https://wiki.example/{{.data.event.Nowhere}}", "Reboot", ""},
+		{"{{if .azeventtype}}https://wiki.example/{{end}}", "", ""},
+	} {
+		template, err := templates.Parse("runbook_url", tt.template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := fields(situations()["scheduled"].batch, time.UTC, told.clock())
+		f["azeventtype"] = tt.azeventtype
+		if got, err := (runbook{template}).link(f); err != nil || got != tt.want {
+			t.Errorf("%s with type %q is %q, %v; want %q", tt.template, tt.azeventtype, got, err, tt.want)
+		}
+	}
+}
 
 // The texts for people can say every sample; the blocks are JSON.
 func TestDefaultTextsSayEverySample(t *testing.T) {

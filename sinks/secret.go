@@ -66,6 +66,14 @@ func (v *Value) UnmarshalYAML(unmarshal func(any) error) error {
 
 func (v Value) given() bool { return v.Text.text != nil || v.File != "" || v.Env != "" }
 
+// files is the file that the value stands in, if any.
+func (v Value) files() []string {
+	if v.File == "" {
+		return nil
+	}
+	return []string{v.File}
+}
+
 // A source is where a value of the settings comes from, each time it is used, and what its keys are called.
 type source struct {
 	Value

@@ -286,12 +286,14 @@ func TestTermsByDefault(t *testing.T) {
 		Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: delivery.Digest{Above: 5, Within: 20 * time.Second}},
 		Bridge: bridge.LevelTrouble, Remind: []time.Duration{24 * time.Hour, time.Hour},
 	}
+	mail := people // for the mail two minutes, and for token_command half a one
+	mail.Timeout = 150 * time.Second
 	record := machine
 	record.MaxAge = 0 // never
 	file := record
 	file.Batch = 256
 	want := map[string]bridge.Terms{
-		"webhook": machine, "nats": record, "file": file, "slack": people, "email": people, "exec": {Terms: delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}, Bridge: bridge.LevelNone, Acts: true},
+		"webhook": machine, "nats": record, "file": file, "slack": people, "email": mail, "exec": {Terms: delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}, Bridge: bridge.LevelNone, Acts: true},
 	}
 	for kind := range Kinds {
 		if got := Kinds[kind].Terms; !reflect.DeepEqual(got, want[kind]) {

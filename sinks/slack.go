@@ -79,9 +79,9 @@ type slackSink struct {
 	zone      *time.Location
 	log       *slog.Logger
 	mention   string
-	from      int                 // the least severity number that mentions
-	broadcast []string            // nil for the usual
-	runbook   *templates.Template // nil for none
+	from      int      // the least severity number that mentions
+	broadcast []string // nil for the usual
+	runbook   runbook
 	text      *templates.Template
 	blocks    *templates.Template
 	turns     *SlackTurns // nil to wait for none
@@ -114,10 +114,7 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 	if k.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: k, Secrets: s.TLS.files()}
-	if k.secret.File != "" {
-		opened.Secrets = append(opened.Secrets, k.secret.File)
-	}
+	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), k.secret.files()...)}
 	if a.inClear {
 		opened.Notes = append(opened.Notes, noteInClear(k.secret.from()))
 	}
@@ -199,7 +196,6 @@ func (k *slackSink) openChoices(s slackSettings) error {
 // openTexts parses the templates, and tries those of the settings on samples.
 func (k *slackSink) openTexts(s slackSettings) error {
 	for _, t := range []templateKey{
-		{"runbook_url", s.RunbookURL, s.RunbookURLFile, nil, templates.Parse, k.tryRunbook, &k.runbook},
 		{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
 		{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
 	} {
@@ -207,12 +203,7 @@ func (k *slackSink) openTexts(s slackSettings) error {
 			return err
 		}
 	}
-	return nil
-}
-
-func (k *slackSink) tryRunbook(f map[string]any) error {
-	_, err := k.runbookURL(f)
-	return err
+	return k.runbook.open(s.RunbookURL, s.RunbookURLFile)
 }
 
 func (k *slackSink) tryText(f map[string]any) error {
@@ -233,33 +224,6 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 		err = checkBlocks(text)
 	}
 	return err
-}
-
-// execute is what a template makes of fields.
-func execute(t *templates.Template, fields map[string]any) (string, error) {
-	var b strings.Builder
-	err := t.Execute(&b, fields)
-	return b.String(), err
-}
-
-// runbookURL is the link to the runbook, "" for none.
-func (k *slackSink) runbookURL(f map[string]any) (string, error) {
-	if k.runbook == nil {
-		return "", nil
-	}
-	text, err := execute(k.runbook, f)
-	if err != nil {
-		return "", err
-	}
-	text = strings.TrimSpace(text)
-	if text == "" {
-		return "", nil
-	}
-	u, err := url.Parse(text)
-	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") || len(text) > maxSlackURL {
-		return "", fmt.Errorf("%.200q is no address; expected one such as https://example.com/runbook", text)
-	}
-	return strings.NewReplacer("<", "%3C", ">", "%3E", "|", "%7C", `"`, "%22", " ", "%20").Replace(text), nil
 }
 
 // open reads the secret as it is now; fetch is nil to reach the destination. Its errors are *KeyError and hold no
@@ -390,7 +354,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	if err != nil {
 		return r.answer(""), fmt.Errorf("%w: text: %w", delivery.ErrRejected, err)
 	}
-	reply := slackMessage{text: cutMrkdwn(text, maxSlackText)}
+	reply := slackMessage{text: templates.Cut(text, maxSlackText)}
 	if strings.TrimSpace(reply.text) == "" { // the settings want none
 		return r.answer(r.TS), nil
 	}
@@ -469,7 +433,6 @@ func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error
 var slackFields = map[string]Field{
 	"reply":   {"whether this text is a reply in the thread, not the notification of the root message", false},
 	"mention": {"whom the message mentions, such as <!here>; else empty", ""},
-	"runbook": {"the URL of the runbook; else empty", ""},
 }
 
 // fields are what the templates see.
@@ -481,11 +444,7 @@ func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 			f["mention"] = k.mention
 		}
 	}
-	runbook, err := k.runbookURL(f)
-	if err != nil {
-		k.log.Warn("the link to the runbook is left out", "err", err)
-	}
-	f["runbook"] = runbook
+	k.runbook.put(f, k.log)
 	return f
 }
 
@@ -509,7 +468,7 @@ func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 // notification is the text of a root message, which Slack has in notifications and reads aloud.
 func (k *slackSink) notification(f map[string]any) (string, error) {
 	text, err := execute(k.text, f)
-	text = cutMrkdwn(strings.TrimSpace(text), maxSlackText)
+	text = templates.Cut(strings.TrimSpace(text), maxSlackText)
 	if err == nil && text == "" {
 		err = errors.New("the template gives no text for the notification")
 	}

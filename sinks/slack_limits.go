@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/slack-go/slack"
+
+	"forewarn/templates"
 )
 
 // What Slack takes, in characters where nothing else is said. A message over one of these is refused as a whole, so
@@ -26,36 +28,6 @@ const (
 	maxSlackURL   = 3000
 	maxMarkdown   = 12000
 )
-
-// cutMrkdwn shortens a text to at most n characters, the last of which is then "…". It cuts neither an entity such as
-// &amp; nor what stands in angle brackets, because half of one would show or be refused.
-func cutMrkdwn(s string, n int) string {
-	s = strings.ToValidUTF8(s, "\ufffd")
-	if utf8.RuneCountInString(s) <= n {
-		return s
-	}
-	if n <= 0 {
-		return ""
-	}
-	end := len(s)
-	for i := range s { // the byte at which character n begins
-		if n--; n == 0 {
-			end = i
-			break
-		}
-	}
-	if i := strings.LastIndexByte(s[:end], '<'); i > strings.LastIndexByte(s[:end], '>') {
-		if rest := strings.IndexAny(s[i+1:], "<>"); rest >= 0 && s[i+1+rest] == '>' {
-			end = i
-		}
-	}
-	for _, entity := range []string{"&amp;", "&lt;", "&gt;"} {
-		if i := strings.LastIndexByte(s[:end], '&'); i >= 0 && strings.HasPrefix(s[i:], entity) && i+len(entity) > end {
-			end = i
-		}
-	}
-	return s[:end] + "…"
-}
 
 // parseBlocks reads a JSON array of blocks and makes it one that Slack takes.
 func parseBlocks(text string) ([]json.RawMessage, error) {
@@ -149,7 +121,7 @@ func fitBlock(b map[string]any, left *int) bool {
 		return len(elements) > 0
 	case "markdown":
 		text, _ := b["text"].(string)
-		text = cutMrkdwn(text, min(maxMarkdown, *left))
+		text = templates.Cut(text, min(maxMarkdown, *left))
 		*left -= utf8.RuneCountInString(text)
 		b["text"] = text
 		return strings.TrimSpace(text) != ""
@@ -174,7 +146,7 @@ func fitElement(v any) bool {
 func fitText(v any, n int, left *int) bool {
 	o, _ := v.(map[string]any)
 	text, _ := o["text"].(string)
-	text = cutMrkdwn(text, min(n, *left))
+	text = templates.Cut(text, min(n, *left))
 	if strings.TrimSpace(text) == "" {
 		return false
 	}

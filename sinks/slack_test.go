@@ -865,24 +865,6 @@ func TestSlackTakesEveryText(t *testing.T) {
 	}
 }
 
-// A text is cut at a character, and never inside an entity or a token.
-func TestSlackTextsAreCut(t *testing.T) {
-	for _, tt := range []struct {
-		text string
-		n    int
-		want string
-	}{
-		{"abc", 3, "abc"}, {"abcd", 3, "ab…"}, {"äöüß", 3, "äö…"}, {"abc", 1, "…"}, {"abc", 0, ""}, {"", 0, ""},
-		{"a &amp; b", 5, "a …"}, {"a &amp; b", 8, "a &amp;…"}, {"a & b & c", 5, "a & …"},
-		{"a <!date^1^{time}|x> b", 8, "a …"}, {"a <b c d e f", 8, "a <b c …"}, {"<a> <b> c", 8, "<a> <b>…"},
-		{"x\xffy", 3, "x\ufffdy"}, {"x\xff\xfeyz", 2, "x…"},
-	} {
-		if got := cutMrkdwn(tt.text, tt.n); got != tt.want {
-			t.Errorf("cutMrkdwn(%q, %d) = %q, want %q", tt.text, tt.n, got, tt.want)
-		}
-	}
-}
-
 // Blocks are made to fit: too many, too long and empty ones are cut or left out.
 func TestSlackBlocksAreMadeToFit(t *testing.T) {
 	section := func(n int) string {
@@ -1172,19 +1154,6 @@ func FuzzSlackAnswer(f *testing.F) {
 			if len(said) > 1500 || strings.ContainsFunc(said, func(r rune) bool { return r < ' ' || r == 0x7F }) || strings.Contains(strings.ToLower(said), "s3cr3t") {
 				t.Errorf("%d %q: said %q", status, body, said)
 			}
-		}
-	})
-}
-
-// What is cut is never longer than asked, and what is left is a beginning of the text.
-func FuzzSlackCut(f *testing.F) {
-	f.Add("a &amp; <b|c> d", 7)
-	f.Add("\xff<", 1)
-	f.Fuzz(func(t *testing.T, text string, n int) {
-		got := cutMrkdwn(text, n)
-		valid := strings.ToValidUTF8(text, "\ufffd")
-		if utf8.RuneCountInString(got) > max(n, 0) || !strings.HasPrefix(valid, strings.TrimSuffix(got, "…")) && got != valid {
-			t.Errorf("cutMrkdwn(%q, %d) = %q", text, n, got)
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"mime"
 	"net/http"
@@ -22,26 +23,28 @@ import (
 
 // webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
 type webhookSettings struct {
-	URL          Secret            `yaml:"url" doc:"where to POST, http or https; redirects are refused"`
-	URLFile      string            `yaml:"url_file"`
-	URLEnv       string            `yaml:"url_env"`
-	Mode         string            `yaml:"mode" default:"structured" doc:"form of the CloudEvent: structured or binary"`
-	Body         string            `yaml:"body" doc:"ready-made body to send instead of a CloudEvent"`
-	BodyText     string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
-	BodyTextFile string            `yaml:"body_text_file"`
-	BodySecrets  map[string]Value  `yaml:"body_secrets" doc:"secrets of the body, which has them as .secret.NAME"`
-	ContentType  string            `yaml:"content_type" doc:"media type of the body (default: application/json)"`
-	BlockedOn    []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials, such as [400]"`
-	Headers      map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}"`
-	Bearer       Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
-	BearerFile   string            `yaml:"bearer_file"`
-	BearerEnv    string            `yaml:"bearer_env"`
-	Basic        *basicSettings    `yaml:"basic" doc:"user name and password for Authorization: Basic"`
-	Identity     *identitySettings `yaml:"azure_identity" doc:"token of the VM's managed identity, as Bearer"`
-	Signing      []Value           `yaml:"signing_secrets" doc:"whsec_ secrets (Standard Webhooks); each adds a signature"`
-	TLS          tlsSettings       `yaml:"tls" doc:"certificates"`
-	Proxy        Secret            `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
-	Insecure     bool              `yaml:"insecure" doc:"send credentials over http to another machine"`
+	URL            Secret            `yaml:"url" doc:"where to POST, http or https; redirects are refused"`
+	URLFile        string            `yaml:"url_file"`
+	URLEnv         string            `yaml:"url_env"`
+	Mode           string            `yaml:"mode" default:"structured" doc:"form of the CloudEvent: structured or binary"`
+	Body           string            `yaml:"body" doc:"ready-made body to send instead of a CloudEvent"`
+	BodyText       string            `yaml:"body_text" doc:"send this body instead of a CloudEvent"`
+	BodyTextFile   string            `yaml:"body_text_file"`
+	BodySecrets    map[string]Value  `yaml:"body_secrets" doc:"secrets of the body, which has them as .secret.NAME"`
+	RunbookURL     string            `yaml:"runbook_url" doc:"link to a runbook, for the body"`
+	RunbookURLFile string            `yaml:"runbook_url_file"`
+	ContentType    string            `yaml:"content_type" doc:"media type of the body (default: application/json)"`
+	BlockedOn      []int             `yaml:"blocked_on" doc:"more statuses that refuse credentials, such as [400]"`
+	Headers        map[string]Value  `yaml:"headers" doc:"more headers, such as X-Api-Key: {file: /etc/forewarn/api-key}"`
+	Bearer         Secret            `yaml:"bearer" doc:"token for Authorization: Bearer"`
+	BearerFile     string            `yaml:"bearer_file"`
+	BearerEnv      string            `yaml:"bearer_env"`
+	Basic          *basicSettings    `yaml:"basic" doc:"user name and password for Authorization: Basic"`
+	Identity       *identitySettings `yaml:"azure_identity" doc:"token of the VM's managed identity, as Bearer"`
+	Signing        []Value           `yaml:"signing_secrets" doc:"whsec_ secrets (Standard Webhooks); each adds a signature"`
+	TLS            tlsSettings       `yaml:"tls" doc:"certificates"`
+	Proxy          Secret            `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
+	Insecure       bool              `yaml:"insecure" doc:"send credentials over http to another machine"`
 }
 
 type basicSettings struct {
@@ -77,6 +80,8 @@ type webhook struct {
 	body     *templates.Template // nil for a CloudEvent
 	content  string              // media type of body
 	hidden   []bodySecret        // that body needs
+	runbook  runbook             // in body
+	log      *slog.Logger
 	getenv   func(string) string
 	zone     *time.Location
 	now      func() time.Time
@@ -92,7 +97,7 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	if err := decode(&s); err != nil {
 		return Opened{}, err
 	}
-	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, getenv: h.Getenv}
+	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, getenv: h.Getenv, log: h.Log}
 	if !oneOf(s.Mode, "", "structured", "binary") {
 		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected structured or binary", s.Mode)}
 	}
@@ -120,9 +125,7 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	}
 	files := append(w.secrets.files(), s.TLS.files()...)
 	for _, b := range w.hidden {
-		if b.File != "" {
-			files = append(files, b.File)
-		}
+		files = append(files, b.files()...)
 	}
 	opened := Opened{Sink: w, Secrets: files}
 	if a, err := w.secrets.read(); err == nil && a.inClear != "" {
@@ -158,6 +161,8 @@ func (w *webhook) openBody(s webhookSettings) error {
 			return &KeyError{"content_type", errors.New("is for body or body_text; a CloudEvent's is fixed by its mode")}
 		case len(s.BodySecrets) > 0:
 			return &KeyError{"body_secrets", errors.New("is for body or body_text; a CloudEvent holds no secret")}
+		case s.RunbookURL != "" || s.RunbookURLFile != "":
+			return &KeyError{"runbook_url", errors.New("is for body or body_text; a CloudEvent holds no link")}
 		}
 		return nil
 	}
@@ -165,6 +170,9 @@ func (w *webhook) openBody(s webhookSettings) error {
 		return &KeyError{"mode", fmt.Errorf("is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)}
 	}
 	if err := w.openBodySecrets(s.BodySecrets); err != nil {
+		return err
+	}
+	if err := w.runbook.open(s.RunbookURL, s.RunbookURLFile); err != nil {
 		return err
 	}
 	w.content = "application/json"
@@ -386,6 +394,7 @@ func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header
 		header.Set("Content-Type", w.content)
 		f := fields([]delivery.Delivery{d}, w.zone, w.now())
 		f["secret"] = secrets
+		w.runbook.put(f, w.log)
 		return w.render(f)
 	case w.binary:
 		all, err := attributes(ce)

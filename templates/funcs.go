@@ -15,6 +15,7 @@ import (
 	"text/template"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Funcs are the functions of templates, most under the names and with the order of arguments that Alertmanager and
@@ -33,13 +34,13 @@ func Funcs() template.FuncMap {
 		"replace": func(old, with, v any) string {
 			return strings.ReplaceAll(text(v), text(old), text(with))
 		},
-		"trunc":     func(n, v any) string { return trunc(int(number(n)), text(v)) },
+		"trunc":     func(n, v any) string { return Cut(text(v), int(number(n))) },
 		"contains":  func(part, v any) bool { return strings.Contains(text(v), text(part)) },
 		"hasPrefix": func(prefix, v any) bool { return strings.HasPrefix(text(v), text(prefix)) },
 		"hasSuffix": func(suffix, v any) bool { return strings.HasSuffix(text(v), text(suffix)) },
 		"quote":     func(v any) string { return strconv.Quote(text(v)) },
 		"indent":    indent,
-		"line":      line,
+		"line":      func(v any) string { return Line(text(v)) },
 		"json":      toJSON,
 
 		// Lists and maps.
@@ -160,7 +161,7 @@ func names(n, list any) string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.WriteString(trunc(longestName, line(v)))
+		b.WriteString(Cut(Line(text(v)), longestName))
 	}
 	if more := len(all) - len(shown); more > 0 {
 		fmt.Fprintf(&b, " and %d more", more)
@@ -230,32 +231,34 @@ func title(v any) string {
 	}, text(v))
 }
 
-// trunc shortens a text to at most n characters, the last of which is then "…". It cuts no entity that slackEscape made.
-func trunc(n int, s string) string {
-	count, cut := 0, 0 // cut is where n-1 characters end
-	for i := range s {
-		if count == n-1 {
-			cut = i
-		}
-		if count++; count > n {
+// Cut shortens a text to at most n characters, the last of which is then "…". It cuts neither an entity of Slack's such as
+// &amp; nor what stands in angle brackets, because half of one would show or be refused.
+func Cut(s string, n int) string {
+	s = strings.ToValidUTF8(s, "\ufffd")
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	if n <= 0 {
+		return ""
+	}
+	end := len(s)
+	for i := range s { // the byte at which character n begins
+		if n--; n == 0 {
+			end = i
 			break
 		}
 	}
-	switch {
-	case count <= n:
-		return s
-	case n <= 0:
-		return ""
-	}
-	kept := s[:cut]
-	if i := strings.LastIndexByte(kept, '&'); i >= 0 && !strings.Contains(kept[i:], ";") {
-		for _, entity := range []string{"&amp;", "&lt;", "&gt;"} {
-			if strings.HasPrefix(s[i:], entity) {
-				kept = s[:i]
-			}
+	if i := strings.LastIndexByte(s[:end], '<'); i > strings.LastIndexByte(s[:end], '>') {
+		if rest := strings.IndexAny(s[i+1:], "<>"); rest >= 0 && s[i+1+rest] == '>' {
+			end = i
 		}
 	}
-	return kept + "…"
+	for _, entity := range []string{"&amp;", "&lt;", "&gt;"} {
+		if i := strings.LastIndexByte(s[:end], '&'); i >= 0 && strings.HasPrefix(s[i:], entity) && i+len(entity) > end {
+			end = i
+		}
+	}
+	return s[:end] + "…"
 }
 
 // indent begins every line with n spaces.
@@ -264,19 +267,18 @@ func indent(n, v any) string {
 	return pad + strings.ReplaceAll(text(v), "\n", "\n"+pad)
 }
 
-// line is a text on one line that shows what it holds: control characters and white space become single spaces, marks
-// that change the direction of writing are left out.
-func line(v any) string {
-	shown := strings.Map(func(r rune) rune {
+// Line is a text on one line that shows what it holds: white space and control characters become single spaces, what
+// does not print or changes the direction of writing is left out.
+func Line(s string) string {
+	return strings.Join(strings.Fields(strings.Map(func(r rune) rune {
 		switch {
-		case unicode.Is(unicode.Bidi_Control, r):
-			return -1
-		case unicode.IsControl(r):
+		case unicode.IsSpace(r), unicode.IsControl(r):
 			return ' '
+		case unicode.IsPrint(r) && r != unicode.ReplacementChar:
+			return r
 		}
-		return r
-	}, strings.ToValidUTF8(text(v), "\ufffd"))
-	return strings.Join(strings.Fields(shown), " ")
+		return -1
+	}, s)), " ")
 }
 
 // number is a value as a number; 0 when it is none.
@@ -429,11 +431,11 @@ func slack(fields any) any {
 func escapeAll(v any) any {
 	switch v := v.(type) {
 	case string:
-		return slackEscape(trunc(longestInSlack, v))
+		return slackEscape(Cut(v, longestInSlack))
 	case []string:
 		all := make([]string, len(v))
 		for i, s := range v {
-			all[i] = slackEscape(trunc(longestName, s))
+			all[i] = slackEscape(Cut(s, longestName))
 		}
 		return all
 	case []any:
@@ -464,7 +466,7 @@ const longestID = 1000
 
 // portalURL is the page of a resource in Azure's portal, "" for no resource.
 func portalURL(id any) string {
-	s := strings.Trim(line(id), "/")
+	s := strings.Trim(Line(text(id)), "/")
 	if s == "" || len(s) > longestID {
 		return ""
 	}

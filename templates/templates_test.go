@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 	"time"
 	_ "time/tzdata"
 )
@@ -183,4 +184,36 @@ func TestFunctionsAreAClosedSet(t *testing.T) {
 	if got := FuncNames(); !slices.Equal(got, want) {
 		t.Errorf("FuncNames() = %v, want %v", got, want)
 	}
+}
+
+// A text is cut at a character, and never inside an entity or a token.
+func TestTextsAreCut(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		n    int
+		want string
+	}{
+		{"abc", 3, "abc"}, {"abcd", 3, "ab…"}, {"äöüß", 3, "äö…"}, {"abc", 1, "…"}, {"abc", 0, ""}, {"", 0, ""},
+		{"a &amp; b", 5, "a …"}, {"a &amp; b", 8, "a &amp;…"}, {"a & b & c", 5, "a & …"},
+		{"a <!date^1^{time}|x> b", 8, "a …"}, {"a <b c d e f", 8, "a <b c …"}, {"<a> <b> c", 8, "<a> <b>…"},
+		{"at <!date^1795234200^{time}|05:10 CET>, in 14 min", 20, "at …"}, {"at <!date^1^{time}|05:10 CET>, x", 31, "at <!date^1^{time}|05:10 CET>,…"},
+		{"x\xffy", 3, "x\ufffdy"}, {"x\xff\xfeyz", 2, "x…"},
+	} {
+		if got := Cut(tt.text, tt.n); got != tt.want {
+			t.Errorf("Cut(%q, %d) = %q, want %q", tt.text, tt.n, got, tt.want)
+		}
+	}
+}
+
+// What is cut is never longer than asked, and what is left is a beginning of the text.
+func FuzzCut(f *testing.F) {
+	f.Add("a &amp; <b|c> d", 7)
+	f.Add("\xff<", 1)
+	f.Fuzz(func(t *testing.T, text string, n int) {
+		got := Cut(text, n)
+		valid := strings.ToValidUTF8(text, "\ufffd")
+		if utf8.RuneCountInString(got) > max(n, 0) || !strings.HasPrefix(valid, strings.TrimSuffix(got, "…")) && got != valid {
+			t.Errorf("Cut(%q, %d) = %q", text, n, got)
+		}
+	})
 }

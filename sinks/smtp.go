@@ -1,21 +1,224 @@
 package sinks
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/textproto"
+	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/wneessen/go-mail/smtp"
 
 	"forewarn/bridge/delivery"
 )
+
+const (
+	tokenPatience   = 30 * time.Second // for token_command
+	helloPatience   = 30 * time.Second // from the first packet until we are logged in
+	leavePatience   = time.Second      // for the answer to QUIT
+	maxConversation = 1 << 20          // bytes that a server says, of TLS too
+	maxRounds       = 1 << 21          // of the hash that SCRAM makes of a password: about a second; servers ask for thousands
+	maxPrinted      = 64 << 10         // bytes
+)
+
+// A mailServer is a server to which mail is handed over, and who logs in there.
+type mailServer struct {
+	addr     string // host and port
+	dial     Dialer
+	mode     string // starttls, implicit or none
+	tls      tlsSettings
+	helo     string // "" for the address of the connection
+	auth     string
+	username string
+	password source
+	command  []string // that prints the token
+	getenv   func(string) string
+
+	mu    sync.Mutex // Connect may come while a mail is sent
+	token string     // that the command printed last; "" when the server has refused it
+}
+
+// connect begins a conversation, and logs in. The token of an earlier one serves until the server refuses it; then the
+// command is asked for another at once.
+func (m *mailServer) connect(ctx context.Context, v *veil) (*emailSession, error) {
+	secret, kept, err := m.secret(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	s, err := m.login(ctx, v, secret)
+	if !errors.Is(err, delivery.ErrBlocked) || len(m.command) == 0 {
+		return s, err
+	}
+	m.keep("")
+	if !kept {
+		return nil, err
+	}
+	if secret, _, err = m.secret(ctx, v); err != nil {
+		return nil, err
+	}
+	if s, err = m.login(ctx, v, secret); errors.Is(err, delivery.ErrBlocked) {
+		m.keep("")
+	}
+	return s, err
+}
+
+func (m *mailServer) keep(token string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.token = token
+}
+
+// login connects, begins TLS and logs in. All of this has a limit of its own, so that a host that does not answer is not
+// waited for as one that has the mail.
+func (m *mailServer) login(ctx context.Context, v *veil, secret string) (*emailSession, error) {
+	var config *tls.Config
+	if m.mode != "none" {
+		var err error
+		if config, err = m.tls.load(); err != nil {
+			return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
+		}
+	}
+	hello, cancel := context.WithTimeoutCause(ctx, helloPatience, fmt.Errorf("no answer within %v", helloPatience))
+	defer cancel()
+	s, err := startEmail(hello, m.dial, m.addr, m.helo, config, m.mode == "implicit")
+	if err == nil && m.username != "" {
+		err = s.login(hello, m.auth, m.username, secret)
+	}
+	if err == nil && !s.lastUntil(ctx) {
+		err = hello.Err()
+	}
+	if err != nil {
+		if s != nil {
+			s.close()
+		}
+		return nil, m.failure(hello, v, aboutUs(err))
+	}
+	return s, nil
+}
+
+// secret is the password or token, which the veil covers from then on. kept says that it is the token of an earlier
+// conversation.
+func (m *mailServer) secret(ctx context.Context, v *veil) (secret string, kept bool, err error) {
+	switch {
+	case m.username == "":
+		return "", false, nil
+	case len(m.command) > 0:
+		m.mu.Lock()
+		secret = m.token
+		m.mu.Unlock()
+		if kept = secret != ""; !kept {
+			if secret, err = tokenOf(ctx, m.command); err != nil {
+				return "", false, err
+			}
+			m.keep(secret)
+		}
+	default:
+		if secret, err = m.password.read(m.getenv); err != nil {
+			return "", false, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
+		}
+	}
+	v.hide(secret, "\x00"+m.username+"\x00"+secret, "user="+m.username+"\x01auth=Bearer "+secret+"\x01\x01")
+	return secret, kept, nil
+}
+
+// check talks to the server up to the point where a mail would begin, and says how far it came.
+func (m *mailServer) check(ctx context.Context) (string, error) {
+	v := new(veil)
+	s, err := m.connect(ctx, v)
+	if err != nil {
+		return "", err
+	}
+	defer s.quit()
+	answer := "reached " + m.addr
+	if version := s.tlsVersion(); version != "" {
+		answer += " with " + version
+	}
+	if m.username != "" {
+		answer += ", logged in as " + m.username + " by " + s.mechanism
+	}
+	return v.line(answer, false, 300), nil
+}
+
+// failure is an error of a conversation, fit to be shown.
+func (m *mailServer) failure(ctx context.Context, v *veil, err error) error {
+	if ctx.Err() != nil {
+		return noAnswer(ctx, m.addr+m.hint(err))
+	}
+	return say(classOfMail(err), v.line(m.addr+": "+bare(err)+m.hint(err), false, 500))
+}
+
+// bare is the text of an error without the class that it wraps.
+func bare(err error) string { return strings.TrimPrefix(err.Error(), delivery.ErrBlocked.Error()+": ") }
+
+// hint explains what an administrator of Azure meets first.
+func (m *mailServer) hint(err error) string {
+	var timeout net.Error
+	if _, port, _ := net.SplitHostPort(m.addr); port != "25" ||
+		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		return ""
+	}
+	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
+}
+
+// tokenOf runs a command that prints a token. What else it prints is not shown, because it may hold another.
+func tokenOf(ctx context.Context, command []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, tokenPatience)
+	defer cancel()
+	c := exec.Command(command[0], command[1:]...)
+	c.SysProcAttr, c.WaitDelay = processAttributes(account{}), outputWait
+	var out bytes.Buffer
+	c.Stdout = &bounded{&out, maxPrinted}
+	err := runUntil(ctx, c)
+	token, _, _ := strings.Cut(out.String(), "\n")
+	token = strings.TrimSpace(token)
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return "", fmt.Errorf("%w: token_command: %w", delivery.ErrBlocked, err)
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("token_command: %w", ctx.Err())
+	case err != nil:
+		return "", fmt.Errorf("token_command: %w", err)
+	case token == "":
+		return "", errors.New("token_command: it printed no token")
+	}
+	return token, nil
+}
+
+// runUntil runs a command to its end, which the end of ctx brings about for all of its process group.
+func runUntil(ctx context.Context, c *exec.Cmd) error {
+	runtime.LockOSThread() // with which the command would die
+	defer runtime.UnlockOSThread()
+	if err := c.Start(); err != nil {
+		return err
+	}
+	f := newFamily(c.Process)
+	defer f.close()
+	defer context.AfterFunc(ctx, f.kill)()
+	return c.Wait()
+}
+
+// bounded takes only so many bytes, and no others, without an error.
+type bounded struct {
+	b    *bytes.Buffer
+	left int
+}
+
+func (w *bounded) Write(p []byte) (int, error) {
+	n := min(len(p), w.left)
+	w.b.Write(p[:n])
+	w.left -= n
+	return len(p), nil
+}
 
 // classOfReply says what a reply of an SMTP server other than success means: nil for try again (RFC 5321, section
 // 4.2.1), delivery.ErrBlocked when the client has to log in otherwise (RFC 4954, section 6), else delivery.ErrRejected.
@@ -64,19 +267,13 @@ func aboutSender(err error) error {
 	return err
 }
 
-const (
-	leavePatience   = time.Second // for the answer to QUIT
-	maxConversation = 1 << 20     // bytes that a server says, of TLS too
-	maxRounds       = 1 << 21     // of the hash that SCRAM makes of a password: about a second; servers ask for thousands
-)
-
 // An emailSession is one conversation with an SMTP server. It ends with its context at any point.
 type emailSession struct {
 	client    *smtp.Client
 	conn      net.Conn
-	stop      func() bool
-	host      string // of the server
-	mechanism string // by which it logged in
+	stop      func() bool // lets it outlast its context; false when that is too late
+	host      string      // of the server
+	mechanism string      // by which it logged in
 }
 
 // startEmail connects, says EHLO and begins TLS. A nil config is for a conversation in clear; without a helo it is the
@@ -109,6 +306,13 @@ func (c *briefConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p[:min(len(p), c.left)])
 	c.left -= n
 	return n, err
+}
+
+// lastUntil makes the conversation end with another context. It is false when it has ended.
+func (s *emailSession) lastUntil(ctx context.Context) bool {
+	lives := s.stop()
+	s.stop = context.AfterFunc(ctx, func() { s.conn.SetDeadline(time.Unix(1, 0)) })
+	return lives
 }
 
 func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls.Config, implicit bool) error {

@@ -247,10 +247,10 @@ func FuzzSMTPReplies(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	m := opened.Sink.(*email)
+	m := &opened.Sink.(*email).server
 	f.Fuzz(func(t *testing.T, auth uint8, replies string) {
 		v := new(veil)
-		if _, err := m.secret(t.Context(), v); err != nil {
+		if _, _, err := m.secret(t.Context(), v); err != nil {
 			t.Fatal(err)
 		}
 		conn := &said{Reader: strings.NewReader(replies)}
@@ -273,7 +273,7 @@ func FuzzSMTPReplies(f *testing.F) {
 		} else {
 			to := []string{"b@example.com", "c@example.com"}
 			var refused []error
-			refused, reply, err = s.send(t.Context(), m.from.Address, to, []byte("Subject: x\r\n\r\nx\r\n"))
+			refused, reply, err = s.send(t.Context(), "a@example.com", to, []byte("Subject: x\r\n\r\nx\r\n"))
 			s.quit()
 			if names, class := refusals(to, refused); names != "" {
 				err = say(class, v.line(names, false, 1000))
