@@ -57,6 +57,7 @@ sinks:
   - {name: again, webhook: {url: "ECHO/503/", body_text: '{{json .secret.k}}', body_secrets: {k: s3cr3t-body}}}
   - {name: identity, webhook: {url: "ECHO/422/", azure_identity: {resource: "https://eventgrid.azure.net"}}}
   - {name: proxied, webhook: {url: "http://a.example/", proxy: "USER"}}
+  - {name: lost, webhook: {url: "https://hook.s3cr3t-host.invalid"}}
   - {name: hook, bridge: none, slack: {webhook_url: "ECHO/404/services/s3cr3t-hook"}}
   - {name: chat, bridge: none, slack: {token: s3cr3t-bot, channel: C1, api_url: "ECHO/200/"}}
   - {name: mail, bridge: none, email: {host: 127.0.0.1, port: 1, from: a@example.com, to: [b@example.com], username: u, password: s3cr3t-mail}}
@@ -98,7 +99,7 @@ sinks:
 				failed++
 			}
 		}
-		return failed == 11
+		return failed == 12
 	})
 	said := map[string][]byte{}
 	for _, path := range []string{"/", "/metrics", "/status.json", "/healthz", "/readyz"} {

@@ -1,22 +1,37 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
+	"io"
 	"log/slog"
+	"math/big"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
 	"forewarn/sinks"
 )
@@ -25,8 +40,9 @@ import (
 // them whole.
 const marker = "hunter2"
 
-// A settings file with a typo, wherever it is, shows no secret: not in what check prints, as text or as JSON, and not in
-// the log, on the page, in status.json or in the metrics of a run that reads it again.
+// A settings file with a typo, wherever it is, shows no secret: not in what check prints, as text or as JSON, not in the
+// log, on the page, in status.json or in the metrics of a run that reads it again, and if it is still valid, not in what
+// its sinks say of destinations that cannot be reached, that have another's certificate, or that answer what they hear.
 func TestNoTypoShowsASecret(t *testing.T) {
 	rounds := 400 // .ci/run has more of them
 	if s := os.Getenv("FOREWARN_TYPOS"); s != "" {
@@ -38,21 +54,34 @@ func TestNoTypoShowsASecret(t *testing.T) {
 	files := typoFiles(t)
 	w := newTypist(t)
 	for _, text := range files { // without a typo they are right
-		if said := w.says(text); strings.Contains(said["check"], "forewarn: ") {
+		if said := w.says(text, 0); strings.Contains(said["check"], "forewarn: ") {
 			t.Errorf("the settings are not right: %s", said["check"])
 		}
 	}
 	for _, once := range [][2]string{ // showed a secret
 		{"mode: binary, bearer", "mode: binary bearer"},
+		{"hook.example/", "hook.example"},
+		{"services/", "services"},
+		{"SECRET@", "SECRET"},
 	} {
+		old, typed := typoSecrets.Replace(once[0]), typoSecrets.Replace(once[1])
 		for _, text := range files {
-			w.mustNotShow(t, strings.Replace(text, once[0], once[1], 1))
+			for way := range uint64(len(failingWays)) {
+				w.mustNotShow(t, strings.Replace(text, old, typed, 1), way)
+			}
 		}
 	}
-	random := rand.New(rand.NewPCG(1, 2))
-	for i := range rounds {
-		w.mustNotShow(t, typo(files[i%len(files)], random))
+	var typists sync.WaitGroup
+	var next atomic.Uint64
+	for range runtime.GOMAXPROCS(0) {
+		w := newTypist(t)
+		typists.Go(func() {
+			for i := next.Add(1) - 1; i < uint64(rounds); i = next.Add(1) - 1 {
+				w.mustNotShow(t, typo(files[i%uint64(len(files))], rand.New(rand.NewPCG(1, i))), i)
+			}
+		})
 	}
+	typists.Wait()
 }
 
 // Every secret key of every kind of sink stands in the files that typos are made in.
@@ -97,9 +126,13 @@ func FuzzTypos(f *testing.F) {
 		f.Add(uint8(i), uint64(i), uint64(0))
 	}
 	f.Fuzz(func(t *testing.T, file uint8, a, b uint64) {
-		w.mustNotShow(t, typo(files[int(file)%len(files)], rand.New(rand.NewPCG(a, b))))
+		w.mustNotShow(t, typo(files[int(file)%len(files)], rand.New(rand.NewPCG(a, b))), a)
 	})
 }
+
+// typoSecrets puts the secrets into a file of testdata/typos; that of a key is base64 of 24 bytes.
+var typoSecrets = strings.NewReplacer("SECRET", strings.Repeat(marker, 3), "KEY\n", strings.Repeat(marker, 4)+"hunt\n",
+	"whsec_KEY", "whsec_"+strings.Repeat(marker, 4)+"hunt")
 
 // typoFiles are the files of testdata/typos with secrets in them.
 func typoFiles(t testing.TB) (texts []string) {
@@ -108,14 +141,12 @@ func typoFiles(t testing.TB) (texts []string) {
 	if err != nil || len(names) == 0 {
 		t.Fatalf("Glob = %v, %v, want files", names, err)
 	}
-	secret := strings.Repeat(marker, 3)
-	key := strings.Repeat(marker, 4) + "hunt" // which is base64 of 24 bytes
 	for _, name := range names {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		texts = append(texts, strings.NewReplacer("SECRET", secret, "KEY\n", key+"\n", "whsec_KEY", "whsec_"+key).Replace(string(text)))
+		texts = append(texts, typoSecrets.Replace(string(text)))
 	}
 	return texts
 }
@@ -162,6 +193,7 @@ type typist struct {
 	t    testing.TB
 	path string
 	said map[string]bool // what check has said, without places; what was said once is not looked at again
+	ca   tls.Certificate // another's
 	p    *program
 	b    *bridge.Bridge
 	old  *settings
@@ -171,7 +203,8 @@ type typist struct {
 
 func newTypist(t testing.TB) *typist {
 	dir := t.TempDir()
-	w := &typist{t: t, path: filepath.Join(dir, "forewarn.yaml"), said: map[string]bool{}, log: new(bytes.Buffer)}
+	w := &typist{t: t, path: filepath.Join(dir, "forewarn.yaml"), said: map[string]bool{}, log: new(bytes.Buffer),
+		ca: othersCertificate(t)}
 	w.p = &program{config: w.path, logLevel: "debug", world: world{
 		getenv: func(string) string { return "" }, defaults: linuxDefaults, out: new(bytes.Buffer), err: w.log,
 	}}
@@ -189,10 +222,11 @@ func newTypist(t testing.TB) *typist {
 	return w
 }
 
-// mustNotShow fails the test when anything that is said of the settings holds a part of a secret.
-func (w *typist) mustNotShow(t *testing.T, text string) {
+// mustNotShow fails the test when anything that is said of the settings holds a part of a secret. way says how their
+// destinations are not reached.
+func (w *typist) mustNotShow(t *testing.T, text string, way uint64) {
 	t.Helper()
-	for where, said := range w.says(text) {
+	for where, said := range w.says(text, way) {
 		if i := strings.Index(strings.ToLower(said), marker); i >= 0 {
 			t.Errorf("%s shows a secret: …%s…\nthe settings:\n%s", where, said[max(0, i-200):min(len(said), i+100)], text)
 		}
@@ -200,11 +234,14 @@ func (w *typist) mustNotShow(t *testing.T, text string) {
 }
 
 // says is what the program says of the settings, by where it says it.
-func (w *typist) says(text string) map[string]string {
+func (w *typist) says(text string, way uint64) map[string]string {
 	if err := os.WriteFile(w.path, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
 	all := map[string]string{"check": w.command("check")}
+	if !strings.HasPrefix(all["check"], "forewarn: ") {
+		all["the sinks"] = w.deliver(failingWays[way%uint64(len(failingWays))])
+	}
 	known := strings.TrimLeft(strings.TrimPrefix(all["check"], "forewarn: "+w.path), ":0123456789 ")
 	if w.said[known] {
 		return all
@@ -235,4 +272,120 @@ func (w *typist) command(args ...string) string {
 		getenv: func(string) string { return "" }, defaults: linuxDefaults,
 	})
 	return out.String()
+}
+
+// deliver sends a test message through the sinks as send does, and connects to them as check does. What they write to a
+// file stays away, because its path may have the typo.
+func (w *typist) deliver(way failingWay) string {
+	var log bytes.Buffer
+	p := &program{config: w.path, logLevel: "debug", world: w.p.world}
+	p.out, p.err = &log, &log
+	p.dial = func(ctx context.Context, network, address string) (net.Conn, error) { return way(w, network, address) }
+	s, err := p.loader(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))).load(w.path)
+	if err != nil {
+		return err.Error()
+	}
+	sample, err := (&asked{sample: "reboot"}).newSample(bridge.Observer{Name: "vm-0"})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range s.Routes {
+		if r.Kind == "file" {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		result, _, err := sendTo(ctx, r, sample, bridge.Observer{Name: "vm-0"})
+		fmt.Fprintf(&log, "%+v %v\n", result, err)
+		if c, ok := r.Sink.(delivery.Connecter); ok {
+			answer, err := c.Connect(ctx)
+			fmt.Fprintln(&log, answer, err)
+		}
+		cancel()
+		if c, ok := r.Sink.(io.Closer); ok {
+			c.Close()
+		}
+	}
+	return log.String()
+}
+
+// A failingWay connects to a destination as package net does, without leaving the machine.
+type failingWay func(w *typist, network, address string) (net.Conn, error)
+
+var failingWays = []failingWay{
+	func(_ *typist, network, address string) (net.Conn, error) {
+		host, _, err := net.SplitHostPort(address)
+		if err == nil {
+			err = &net.DNSError{Err: "no such host", Name: host, Server: "10.0.0.2:53", IsNotFound: true}
+		}
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+	},
+	func(_ *typist, network, address string) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: network, Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 4), Port: 443},
+			Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	},
+	func(w *typist, _, address string) (net.Conn, error) {
+		ours, its := net.Pipe()
+		go w.repeat(its, address)
+		return ours, nil
+	},
+}
+
+// repeat is a destination that answers what it hears, by the protocol of its port, over TLS with another's certificate.
+func (w *typist) repeat(conn net.Conn, address string) {
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Second))
+	_, port, _ := net.SplitHostPort(address)
+	switch port {
+	case "4222":
+		fmt.Fprintf(conn, "INFO {\"max_payload\":1048576,\"server_name\":%q}\r\n", address)
+	case "587":
+		fmt.Fprintf(conn, "220 %s\r\n", address)
+	}
+	in := bufio.NewReader(conn)
+	if first, err := in.Peek(1); err == nil && first[0] == 0x16 { // of a handshake
+		tls.Server(&readConn{conn, in}, &tls.Config{Certificates: []tls.Certificate{w.ca}}).Handshake()
+		return
+	}
+	for {
+		line, err := in.ReadString('\n')
+		if err != nil {
+			return
+		}
+		switch line = strings.TrimSpace(line); port {
+		case "4222":
+			fmt.Fprintf(conn, "-ERR 'no %s at %s'\r\n", line, address)
+		case "587":
+			fmt.Fprintf(conn, "550 no %s at %s\r\n", line, address)
+		default:
+			fmt.Fprintf(conn, "HTTP/1.1 403 no\r\nConnection: close\r\n\r\nno %s at %s", line, address)
+			for err == nil && line != "" {
+				line, err = in.ReadString('\n')
+				line = strings.TrimSpace(line)
+				fmt.Fprintln(conn, line)
+			}
+			return
+		}
+	}
+}
+
+// A readConn is a connection that somebody has begun to read.
+type readConn struct {
+	net.Conn
+	r io.Reader
+}
+
+func (c *readConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// othersCertificate is one for another name.
+func othersCertificate(t testing.TB) tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	its := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"other.example"}, NotAfter: time.Now().Add(time.Hour)}
+	raw, err := x509.CreateCertificate(crand.Reader, its, its, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}
 }
