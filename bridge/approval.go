@@ -18,25 +18,6 @@ import (
 // approveEvery is how often the rules are asked.
 const approveEvery = time.Second
 
-// The results of an approval.
-const (
-	ResultApproved   = "approved"   // Azure took it
-	ResultRefused    = "refused"    // Azure did not
-	ResultUnanswered = "unanswered" // it was sent by hand, and nobody knows whether Azure took it
-	ResultMoot       = "moot"       // the event changed, began or ended before it was sent, or before the answer came
-)
-
-// An Approval is on record of an event that was approved, or was to be.
-type Approval struct {
-	Result   string    `json:"result"`
-	By       string    `json:"by"`               // "rule 1", or who asked for it by hand
-	Decided  time.Time `json:"decided"`          // UTC
-	After    float64   `json:"after"`            // seconds from when the event was first seen to the answer
-	Attempts int       `json:"attempts"`         // to send it
-	Status   string    `json:"status,omitempty"` // what Azure answered, such as "200 OK"
-	Error    string    `json:"error,omitempty"`  // why not
-}
-
 // decision is an approval that is owed: kept with the event until it is sent or moot. One by hand is not owed, because
 // whoever asked waits for the answer; it is kept once it is done.
 type decision struct {
@@ -92,10 +73,10 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	}
 	d, now := op.Approval, time.Now()
 	switch {
-	case d.owed() && (d.Seq != op.Latest || e.Status != statusScheduled):
+	case d.owed() && (d.Seq != op.Latest || e.Status != StatusScheduled):
 		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the event changed"})
 		return
-	case !d.owed() && (len(rules) == 0 || e.Status != statusScheduled || d != nil && d.Seq == op.Latest):
+	case !d.owed() && (len(rules) == 0 || e.Status != StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // there is nothing left to decide
 		return
 	case d.owed() && now.Before(d.Next):
@@ -240,7 +221,7 @@ func changedSince(e Event, doc Document) string {
 	switch {
 	case i < 0:
 		return "it is not listed any more"
-	case doc.Events[i].Status != statusScheduled:
+	case doc.Events[i].Status != StatusScheduled:
 		return "it is " + doc.Events[i].Status
 	case len(Diff([]Event{e}, Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) > 0:
 		return "it changed"
@@ -351,7 +332,7 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval 
 	switch {
 	case i < 0:
 		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not listed any more"}
-	case doc.Events[i].Status == statusStarted:
+	case doc.Events[i].Status == StatusStarted:
 		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
 	case doc.Events[i].Digest() != shown:
 		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not as it was shown any more"}

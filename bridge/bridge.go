@@ -196,7 +196,7 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.mu.Lock()
 	b.touched = a.At
 	b.mu.Unlock()
-	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: compactJSON(a)}, Groups: groups})
+	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: CompactJSON(a)}, Groups: groups})
 }
 
 // Run watches until ctx is done; then it stops in order: it finishes what is under way, within five seconds, keeps the
@@ -234,7 +234,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.running.wait()
 	if a := b.lastAnswer(); !a.At.IsZero() {
 		waits := b.events.note(func(op *openEvent) bool { return op.Waited != nil })
-		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: compactJSON(a)}, Groups: waits})
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: CompactJSON(a)}, Groups: waits})
 	}
 	return b.Outbox.Close()
 }

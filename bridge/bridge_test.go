@@ -493,7 +493,7 @@ func TestTheBridgePrintsNoSecret(t *testing.T) {
 		}
 		e.say(always(delivery.ErrRejected))
 		pause(time.Minute)
-		shown := s.log.String() + string(compactJSON(b.Status())) + string(compactJSON(b.Outbox.List(outbox.Selection{})))
+		shown := s.log.String() + string(CompactJSON(b.Status())) + string(CompactJSON(b.Outbox.List(outbox.Selection{})))
 		b.end()
 		if data, err := os.ReadFile(b.Outbox.Path()); err != nil || strings.Contains(shown+string(data), secret) {
 			t.Errorf("a secret is in the log, the status or the outbox (%v)", err)

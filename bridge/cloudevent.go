@@ -107,6 +107,37 @@ type End struct {
 	LongestPause time.Duration // for which the program stood still while the event was open
 }
 
+// The results of an approval.
+const (
+	ResultApproved   = "approved"   // Azure took it
+	ResultRefused    = "refused"    // Azure did not
+	ResultUnanswered = "unanswered" // it was sent by hand, and nobody knows whether Azure took it
+	ResultMoot       = "moot"       // the event changed, began or ended before it was sent, or before the answer came
+)
+
+// An Approval is on record of an event that was approved, or was to be.
+type Approval struct {
+	Result   string    `json:"result"`
+	By       string    `json:"by"`               // "rule 1", or who asked for it by hand
+	Decided  time.Time `json:"decided"`          // UTC
+	After    float64   `json:"after"`            // seconds from when the event was first seen to the answer
+	Attempts int       `json:"attempts"`         // to send it
+	Status   string    `json:"status,omitempty"` // what Azure answered, such as "200 OK"
+	Error    string    `json:"error,omitempty"`  // why not
+}
+
+// LeadText is a lead as people write it: 24h, 90m, 1h30m.
+func LeadText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
 // ChangeID is the id of the CloudEvent for a change that was never told before. A change always has the same one,
 // after any crash and on every VM.
 func ChangeID(c Change) string {
@@ -115,7 +146,7 @@ func ChangeID(c Change) string {
 	case Updated:
 		id += "-" + c.Event.Hash()
 	case Reminder:
-		id += "-" + leadText(c.Lead) + "-" + c.Event.NotBefore.UTC().Format(timestampInIDs) + "Z"
+		id += "-" + LeadText(c.Lead) + "-" + c.Event.NotBefore.UTC().Format(timestampInIDs) + "Z"
 	}
 	return id
 }
@@ -162,7 +193,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 		Announced: in.Announced.UTC(), Begun: in.Begun.UTC(),
 		WhileAway: in.WhileAway, NotEarlierThan: in.NotEarlierThan.UTC(),
 		Back: in.End.Back.UTC(), LongestPause: math.Round(in.End.LongestPause.Seconds()*10) / 10,
-		DocumentIncarnation: incarnationJSON(in.Incarnation), Approval: in.Approval, Observer: o,
+		DocumentIncarnation: IncarnationJSON(in.Incarnation), Approval: in.Approval, Observer: o,
 	}
 	if o.Name != "" && len(e.Resources) > 0 {
 		self := e.Affects(o.Name)
@@ -170,7 +201,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 		ce.SetExtension("azself", self)
 	}
 	if c.Kind == Reminder {
-		d.Lead = leadText(c.Lead)
+		d.Lead = LeadText(c.Lead)
 	}
 	cut := make(map[string]bool)
 	d.Event = cutStrings(e.Raw, cut)
@@ -217,21 +248,21 @@ func WrapBridge(typ string, data map[string]any, o Observer, at time.Time) (even
 	return ce, ce.Validate()
 }
 
-// incarnationJSON is the number, as which Azure sends it, or else the text; nil when there is none.
-func incarnationJSON(s string) json.RawMessage {
+// IncarnationJSON is the number, as which Azure sends it, or else the text; nil when there is none.
+func IncarnationJSON(s string) json.RawMessage {
 	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
 		return strconv.AppendInt(nil, n, 10)
 	}
 	if s == "" {
 		return nil
 	}
-	return compactJSON(s)
+	return CompactJSON(s)
 }
 
 // setData bypasses the SDK's codec, which would escape the data for HTML.
 func setData(ce *event.Event, data any) {
 	ce.SetDataContentType(event.ApplicationJSON)
-	ce.DataEncoded = compactJSON(data)
+	ce.DataEncoded = CompactJSON(data)
 }
 
 // Severities in OpenTelemetry's numbers, lower bound of each range, as the CloudEvents severity extension has them.
@@ -283,16 +314,8 @@ func (o Observer) source(shared bool, host string) string {
 	return azureManagement + "/" + strings.Join(parts, "/")
 }
 
-// attribute makes a string fit for a CloudEvents attribute: no control characters, at most 1 KiB.
-func attribute(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r >= 0xFDD0 && r <= 0xFDEF || r&0xFFFE == 0xFFFE {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\ufffd"))
-	return strings.TrimSpace(cutRunes(s, maxAttribute))
-}
+// attribute makes a string fit for a CloudEvents attribute.
+func attribute(s string) string { return Printable(s, maxAttribute) }
 
 // joinNames joins names by commas, as many as fit into an attribute. None is cut short, because that would read as
 // another VM's.
@@ -317,17 +340,6 @@ func idToken(s string) string {
 		}
 		return '-'
 	}, s)
-}
-
-// cutRunes shortens s to at most n bytes without cutting a rune.
-func cutRunes(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
 }
 
 // cutStrings shortens every string in the JSON object raw to 16 KiB and notes the top-level fields in which it did.
@@ -359,7 +371,7 @@ func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 		first = false
 		if s, ok := t.(string); ok {
 			long := len(s) > maxString
-			s = cutRunes(s, maxString)
+			s = CutText(s, maxString)
 			if key && len(open) == 1 {
 				field = s
 			}
@@ -374,7 +386,7 @@ func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 			first, key = true, delim == '{'
 			continue
 		}
-		out.Write(compactJSON(t))
+		out.Write(CompactJSON(t))
 		if key {
 			out.WriteByte(':')
 			key = false
@@ -424,7 +436,7 @@ func Fields(ce event.Event) map[string]any {
 		f["resources"] = names
 	}
 	notBefore, _ := f["aznotbefore"].(string)
-	if at, err := time.Parse(time.RFC3339, notBefore); err == nil && f["azeventstatus"] != statusStarted {
+	if at, err := time.Parse(time.RFC3339, notBefore); err == nil && f["azeventstatus"] != StatusStarted {
 		f["notice"] = max(0, at.Sub(ce.Time()).Seconds())
 	}
 	f["first"] = f["change"] == string(Scheduled) || f["change"] == string(Started) && data["previous"] == nil

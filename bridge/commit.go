@@ -58,7 +58,7 @@ func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 			seq, body = b.Outbox.Reserve(now), marshalEvent(m.ce)
 			b.Meter.Committed(m.ce.Type())
 		}
-		if m.event != "" && m.change.azures() {
+		if m.event != "" && m.change.OfAzure() {
 			if op := c.open[m.event]; op != nil {
 				op.Latest = seq
 			}

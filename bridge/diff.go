@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -21,20 +20,8 @@ const (
 	Reminder ChangeKind = "reminder" // not Azure's: how long is left
 )
 
-// azures says whether it is something that Azure's document showed.
-func (k ChangeKind) azures() bool { return k != Approved && k != Reminder }
-
-// leadText is a lead as people write it: 24h, 90m, 1h30m.
-func leadText(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
+// OfAzure says whether Azure's document showed it.
+func (k ChangeKind) OfAzure() bool { return k != Approved && k != Reminder }
 
 // A Change is one difference between two documents.
 type Change struct {
@@ -71,7 +58,7 @@ func Diff(known []Event, doc Document) []Change {
 		was, ok := before[now.ID]
 		if !ok {
 			kind := Scheduled
-			if now.Status == statusStarted {
+			if now.Status == StatusStarted {
 				kind = Started
 			}
 			changes = append(changes, Change{Kind: kind, Event: now})
@@ -87,7 +74,7 @@ func Diff(known []Event, doc Document) []Change {
 			continue
 		}
 		kind := Updated
-		if now.Status == statusStarted && was.Status != statusStarted {
+		if now.Status == StatusStarted && was.Status != StatusStarted {
 			kind = Started
 		}
 		changes = append(changes, Change{Kind: kind, Event: now, Previous: was, Fields: fields})
@@ -127,44 +114,10 @@ func machineEvents(e Event) []machineEvent {
 	return list
 }
 
-// maxOpenBytes is how long the texts of all open events may be together; a whole document is shorter.
-const maxOpenBytes = 16 << 20
-
-// leftOut is what is said while changes do not fit.
-var leftOut = fmt.Sprintf("changes are left out, because %d events, or %d MiB of them, are open already",
-	maxEvents, maxOpenBytes>>20)
-
-// fitting leaves out the changes for which there is no room beside the known events. Documents that make nothing vanish
-// could otherwise open events without end.
-func fitting(known []Event, changes []Change) []Change {
-	n, bytes := len(known), 0
-	for _, e := range known {
-		bytes += len(e.Raw)
-	}
-	for _, c := range changes {
-		if c.Kind == Vanished {
-			n, bytes = n-1, bytes-len(c.Event.Raw)
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(changes), func(c Change) bool {
-		more, longer := 1, len(c.Event.Raw)
-		switch {
-		case c.Kind == Vanished:
-			return false
-		case c.Previous != nil:
-			more, longer = 0, longer-len(c.Previous.Raw)
-		}
-		if n+more > maxEvents || bytes+longer > maxOpenBytes {
-			return true
-		}
-		n, bytes = n+more, bytes+longer
-		return false
-	})
-}
-
+// The statuses that Azure documents.
 const (
-	statusScheduled = "Scheduled"
-	statusStarted   = "Started"
+	StatusScheduled = "Scheduled"
+	StatusStarted   = "Started"
 )
 
 // since holds the api-version that first served each later field and event type.

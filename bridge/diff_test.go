@@ -362,16 +362,16 @@ func TestChangesTurnOneDocumentIntoTheOther(t *testing.T) {
 func wantHonest(t *testing.T, c Change, known []Event) {
 	t.Helper()
 	i := slices.IndexFunc(known, func(e Event) bool { return e.ID == c.Event.ID })
-	begun := c.Event.Status == statusStarted
+	begun := c.Event.Status == StatusStarted
 	ok := false
 	switch c.Kind {
 	case Scheduled:
 		ok = i < 0 && !begun && c.Previous == nil && c.Fields == nil
 	case Started:
 		ok = begun && (i < 0 && c.Previous == nil && c.Fields == nil ||
-			i >= 0 && known[i].Status != statusStarted && c.Previous != nil && slices.Contains(c.Fields, "EventStatus"))
+			i >= 0 && known[i].Status != StatusStarted && c.Previous != nil && slices.Contains(c.Fields, "EventStatus"))
 	case Updated:
-		ok = i >= 0 && c.Previous != nil && len(c.Fields) > 0 && (!begun || known[i].Status == statusStarted)
+		ok = i >= 0 && c.Previous != nil && len(c.Fields) > 0 && (!begun || known[i].Status == StatusStarted)
 	case Vanished:
 		ok = i >= 0 && c.Previous == nil && c.Fields == nil && string(c.Event.Raw) == string(known[i].Raw)
 	}

@@ -48,7 +48,7 @@ func (d *disk) older(bucket string, value []byte) []byte {
 		return value
 	}
 	fields[field] = at.Add(-step)
-	return compactJSON(fields)
+	return CompactJSON(fields)
 }
 
 func (d *disk) Read(bucket, key string) ([]byte, error) {

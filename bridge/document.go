@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // A Document is one valid answer of the Scheduled Events endpoint.
@@ -52,7 +54,7 @@ type Event struct {
 var ErrNoDocument = errors.New("not a scheduled events document")
 
 const (
-	maxEvents      = 10_000 // of a document that are taken, and that may be open
+	MaxEvents      = 10_000 // of a document that are taken, and that may be open
 	maxIncarnation = 64     // characters; a longer DocumentIncarnation is none
 	maxProblems    = 100    // of a document that are named
 )
@@ -83,13 +85,13 @@ func DecodeDocument(body []byte) (Document, error) {
 	if string(list) == "null" {
 		return d, errNullEvents
 	}
-	entries, more, ok := firstEntries(list, maxEvents)
+	entries, more, ok := firstEntries(list, MaxEvents)
 	if !ok {
 		return Document{}, fmt.Errorf("%w: Events is no array", ErrNoDocument)
 	}
 	if more {
 		d.Partial = true
-		d.problem("it lists more than %d events, and only the first so many are taken", maxEvents)
+		d.problem("it lists more than %d events, and only the first so many are taken", MaxEvents)
 	}
 
 	last := make(map[string]int, len(entries)) // ID → its place in d.Events
@@ -268,15 +270,15 @@ func cutLast(s, sep string) (before, after string, found bool) {
 // Affects says whether vm is one of the event's Resources: whole names, whatever their case. The preview versions of
 // the service put an underscore before the names of single VMs.
 func (e Event) Affects(vm string) bool {
-	return vm != "" && slices.ContainsFunc(e.Resources, func(r string) bool { return sameVM(r, vm) })
+	return vm != "" && slices.ContainsFunc(e.Resources, func(r string) bool { return SameVM(r, vm) })
 }
 
 // LedBy says whether vm comes first in the event's Resources.
 func (e Event) LedBy(vm string) bool {
-	return vm != "" && len(e.Resources) > 0 && sameVM(e.Resources[0], vm)
+	return vm != "" && len(e.Resources) > 0 && SameVM(e.Resources[0], vm)
 }
 
-func sameVM(resource, vm string) bool {
+func SameVM(resource, vm string) bool {
 	return strings.EqualFold(strings.TrimPrefix(resource, "_"), strings.TrimPrefix(vm, "_"))
 }
 
@@ -292,7 +294,7 @@ func (e Event) Digest() string {
 		if i > 0 {
 			h.Write([]byte{','})
 		}
-		h.Write(compactJSON(key))
+		h.Write(CompactJSON(key))
 		h.Write([]byte{':'})
 		h.Write(e.canonical(key))
 	}
@@ -309,10 +311,10 @@ func (e Event) canonical(key string) []byte {
 	case key == "EventId":
 		var id string
 		if json.Unmarshal(raw, &id) == nil {
-			return compactJSON(strings.ToUpper(id))
+			return CompactJSON(strings.ToUpper(id))
 		}
 	case key == "NotBefore" && !e.NotBefore.IsZero():
-		return compactJSON(e.NotBefore.Format(time.RFC3339Nano))
+		return CompactJSON(e.NotBefore.Format(time.RFC3339Nano))
 	}
 	var v any
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -320,7 +322,7 @@ func (e Event) canonical(key string) []byte {
 	if d.Decode(&v) != nil {
 		return raw
 	}
-	return compactJSON(v)
+	return CompactJSON(v)
 }
 
 // differing names the fields that are not the same in both events, sorted.
@@ -340,8 +342,8 @@ func differing(a, b Event) []string {
 	return names
 }
 
-// compactJSON is v as JSON with sorted keys and nothing escaped for HTML. v holds only what JSON can.
-func compactJSON(v any) []byte {
+// CompactJSON is v as JSON with sorted keys and nothing escaped for HTML. v holds only what JSON can.
+func CompactJSON(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -349,4 +351,26 @@ func compactJSON(v any) []byte {
 		panic(fmt.Sprintf("encode %T: %v", v, err))
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
+}
+
+// Printable makes text from outside fit for one line of at most n bytes: valid UTF-8, no control characters.
+func Printable(s string, n int) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r >= 0xFDD0 && r <= 0xFDEF || r&0xFFFE == 0xFFFE {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\ufffd"))
+	return strings.TrimSpace(CutText(s, n))
+}
+
+// CutText shortens s to at most n bytes without cutting a rune.
+func CutText(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
 }

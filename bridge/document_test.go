@@ -532,11 +532,11 @@ func TestOpenEventsAreBounded(t *testing.T) {
 		return Event{ID: id, Raw: fmt.Appendf(nil, `{"EventId":%q,"Description":"%s"}`, id, strings.Repeat("x", size))}
 	}
 	var known []Event
-	for i := range maxEvents {
+	for i := range MaxEvents {
 		known = append(known, event(i, 0))
 	}
-	first := Change{Kind: Scheduled, Event: event(maxEvents, 0)}
-	second := Change{Kind: Scheduled, Event: event(maxEvents+1, 0)}
+	first := Change{Kind: Scheduled, Event: event(MaxEvents, 0)}
+	second := Change{Kind: Scheduled, Event: event(MaxEvents+1, 0)}
 	ended := Change{Kind: Vanished, Event: known[0]}
 	longer := Change{Kind: Updated, Event: event(1, 100), Previous: &known[1]}
 	long := Change{Kind: Updated, Event: event(2, maxOpenBytes), Previous: &known[2]}

@@ -167,7 +167,7 @@ func (b *Biographer) Lives(p Period) []Life {
 	var picked []*Life
 	for _, l := range slices.SortedFunc(maps.Values(b.lives), func(x, y *Life) int { return strings.Compare(x.Event, y.Event) }) {
 		slices.SortStableFunc(l.Changes, func(x, y LifeChange) int { return x.Time.Compare(y.Time) })
-		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return sameVM(r, p.VM) })
+		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return SameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
 			picked = append(picked, l)
 		}

@@ -57,16 +57,16 @@ func (b *Bridge) identify(ctx context.Context) {
 			answered()
 			return
 		}
-		var answer *answerError
+		var answer *AnswerError
 		if errors.As(err, &answer) {
 			answered()
 		}
-		if answer == nil || !answer.lasting() {
+		if answer == nil || !answer.Lasting() {
 			refused = time.Time{}
 		} else if refused.IsZero() {
 			refused = time.Now()
 		}
-		b.unidentified(err, answer != nil && answer.final() || !refused.IsZero() && time.Since(refused) >= nameRefused)
+		b.unidentified(err, answer != nil && answer.Final() || !refused.IsZero() && time.Since(refused) >= nameRefused)
 		b.Log.Debug("instance metadata does not say who this VM is", "err", err)
 		select {
 		case <-time.After(wait/2 + rand.N(wait/2)):
@@ -167,7 +167,7 @@ func (b *Bridge) learn(o Observer) {
 	b.mu.Unlock()
 	if now != before || fresh {
 		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
-		wait := b.commit(commit{values: map[string][]byte{valueObserver: compactJSON(now)}}, time.Now())
+		wait := b.commit(commit{values: map[string][]byte{valueObserver: CompactJSON(now)}}, time.Now())
 		_ = wait() // the outbox says when it can't write
 	}
 	b.decideHeld(time.Now())

@@ -78,8 +78,8 @@ func (c *Client) APIVersion() string {
 	return c.version
 }
 
-// moveTo makes the client ask another endpoint, and says whether it is another.
-func (c *Client) moveTo(endpoint string) bool {
+// MoveTo makes the client ask another endpoint, and says whether it is another.
+func (c *Client) MoveTo(endpoint string) bool {
 	endpoint = strings.TrimSuffix(endpoint, "/")
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -293,7 +293,7 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	if doc.APIVersion <= "2017-03-01" {
 		request["DocumentIncarnation"] = doc.Incarnation // later versions do not ask for it
 	}
-	resp, err := c.do(ctx, http.MethodPost, "/metadata/scheduledevents", doc.APIVersion, "", compactJSON(request))
+	resp, err := c.do(ctx, http.MethodPost, "/metadata/scheduledevents", doc.APIVersion, "", CompactJSON(request))
 	if err != nil {
 		return "", err
 	}
@@ -309,21 +309,22 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	return "", &RefusedError{resp.Status, excerpt(text)}
 }
 
-// answerError is an answer of /metadata/instance that is none.
-type answerError struct {
+// AnswerError is an answer of /metadata/instance that is none.
+type AnswerError struct {
 	code         int
 	status, text string
 }
 
-func (e *answerError) Error() string { return e.status + ": " + e.text }
+func (e *AnswerError) Error() string { return e.status + ": " + e.text }
 
-// final says that the same will be answered until somebody acts; lasting that it will if it was for some seconds. Not
-// found and Gone are what a host says for a moment after it moved a VM.
-func (e *answerError) final() bool {
-	return e.code >= 400 && e.code <= 499 && !e.lasting() && e.code != http.StatusRequestTimeout && e.code != http.StatusTooManyRequests
+// Final says that the same will be answered until somebody acts.
+func (e *AnswerError) Final() bool {
+	return e.code >= 400 && e.code <= 499 && !e.Lasting() && e.code != http.StatusRequestTimeout && e.code != http.StatusTooManyRequests
 }
 
-func (e *answerError) lasting() bool {
+// Lasting says that the same will be answered until somebody acts if it was answered for some seconds: a host says not
+// found, or Gone, for a moment after it moved a VM.
+func (e *AnswerError) Lasting() bool {
 	return e.code < 400 || e.code == http.StatusNotFound || e.code == http.StatusGone
 }
 
@@ -379,7 +380,7 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 		case resp.StatusCode == http.StatusBadRequest && i+1 < len(instanceVersions):
 			continue
 		case resp.StatusCode != http.StatusOK:
-			return Observer{}, &answerError{resp.StatusCode, resp.Status, excerpt(body)}
+			return Observer{}, &AnswerError{resp.StatusCode, resp.Status, excerpt(body)}
 		}
 		var answer struct {
 			Compute struct {
@@ -387,11 +388,11 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 			}
 		}
 		if err := json.Unmarshal(body, &answer); err != nil {
-			return Observer{}, &answerError{resp.StatusCode, resp.Status, "not instance metadata: " + excerpt(body)}
+			return Observer{}, &AnswerError{resp.StatusCode, resp.Status, "not instance metadata: " + excerpt(body)}
 		}
 		a := answer.Compute
 		if a.Name == "" && a.VMID == "" {
-			return Observer{}, &answerError{resp.StatusCode, resp.Status, "instance metadata without a name: " + excerpt(body)}
+			return Observer{}, &AnswerError{resp.StatusCode, resp.Status, "instance metadata without a name: " + excerpt(body)}
 		}
 		return Observer{
 			Name: a.Name, VMID: a.VMID, ResourceID: a.ResourceID, SubscriptionID: a.SubscriptionID,
@@ -404,7 +405,7 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 
 // excerpt is the beginning of a body, fit for a line of a log.
 func excerpt(body []byte) string {
-	s := attribute(cutRunes(string(body), 200))
+	s := Printable(string(body), 200)
 	if s == "" {
 		return "no text"
 	}

@@ -616,7 +616,7 @@ func TestInstanceRefusesWhatIsNone(t *testing.T) {
 				_, _ = io.WriteString(w, tt.body)
 			})
 			o, err := c.Instance(t.Context())
-			var answer *answerError
+			var answer *AnswerError
 			if o != (Observer{}) || !errors.As(err, &answer) || !strings.Contains(err.Error(), tt.says) || strings.Contains(err.Error(), "\n") || len(err.Error()) > 300 {
 				t.Errorf("Instance = %+v, %v, want an answer that is refused with %s", o, err, tt.says)
 			}
@@ -626,7 +626,7 @@ func TestInstanceRefusesWhatIsNone(t *testing.T) {
 		s := imdstest.Serve(t, imdstest.Options{})
 		s.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Truncate: 40})
 		_, err := client(t, s.URL).Instance(t.Context())
-		var answer *answerError
+		var answer *AnswerError
 		if err == nil || errors.As(err, &answer) {
 			t.Errorf("Instance = %v", err)
 		}
@@ -635,7 +635,7 @@ func TestInstanceRefusesWhatIsNone(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("enough"))
 		_, err := client(t, "http://127.0.0.1:1").Instance(ctx)
-		var answer *answerError
+		var answer *AnswerError
 		if err == nil || errors.As(err, &answer) || !strings.Contains(err.Error(), "enough") {
 			t.Errorf("Instance = %v", err)
 		}

@@ -73,7 +73,7 @@ func (op *openEvent) clone() openEvent {
 // group is the event as the outbox keeps it.
 func (op *openEvent) group() *outbox.Group {
 	op.kept = time.Now()
-	return &outbox.Group{State: compactJSON(op), Latest: op.Latest}
+	return &outbox.Group{State: CompactJSON(op), Latest: op.Latest}
 }
 
 // openEvents are Azure's events that are not over. They may be used by several goroutines; whoever derives changes from
@@ -232,4 +232,39 @@ func (o *openEvents) noteOne(id string, change func(*openEvent) bool) *outbox.Gr
 		return op.group()
 	}
 	return nil
+}
+
+// maxOpenBytes is how long the texts of all open events may be together; a whole document is shorter.
+const maxOpenBytes = 16 << 20
+
+// leftOut is what is said while changes do not fit.
+var leftOut = fmt.Sprintf("changes are left out, because %d events, or %d MiB of them, are open already",
+	MaxEvents, maxOpenBytes>>20)
+
+// fitting leaves out the changes for which there is no room beside the known events. Documents that make nothing vanish
+// could otherwise open events without end.
+func fitting(known []Event, changes []Change) []Change {
+	n, bytes := len(known), 0
+	for _, e := range known {
+		bytes += len(e.Raw)
+	}
+	for _, c := range changes {
+		if c.Kind == Vanished {
+			n, bytes = n-1, bytes-len(c.Event.Raw)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(changes), func(c Change) bool {
+		more, longer := 1, len(c.Event.Raw)
+		switch {
+		case c.Kind == Vanished:
+			return false
+		case c.Previous != nil:
+			more, longer = 0, longer-len(c.Previous.Raw)
+		}
+		if n+more > MaxEvents || bytes+longer > maxOpenBytes {
+			return true
+		}
+		n, bytes = n+more, bytes+longer
+		return false
+	})
 }

@@ -54,7 +54,7 @@ func nextLead(routes []Route, e Event, now, at time.Time) time.Time {
 // dueLeads are those for which a reminder of the event is due: of each route the shortest whose time has come.
 func dueLeads(routes []Route, owed []string, e Event, now time.Time) (leads []time.Duration) {
 	left := e.NotBefore.Sub(now)
-	if e.Status != statusScheduled || left <= 0 {
+	if e.Status != StatusScheduled || left <= 0 {
 		return nil
 	}
 	for _, r := range routes {
@@ -99,7 +99,7 @@ func (s scene) reminder(e Event, op openEvent, lead time.Duration) (c commit, du
 		}
 	}
 	if len(m.to) > 0 {
-		s.log.Info("a reminder is due", "event", e.ID, "lead", leadText(lead), "id", id, "to", strings.Join(m.to, ","))
+		s.log.Info("a reminder is due", "event", e.ID, "lead", LeadText(lead), "id", id, "to", strings.Join(m.to, ","))
 		op.Said = s.now
 		c.open[e.ID] = &op
 		c.messages = append(c.messages, m)

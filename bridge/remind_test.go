@@ -352,7 +352,7 @@ func TestLeadsAreWrittenAsPeopleDo(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		24 * time.Hour: "24h", time.Hour: "1h", 90 * time.Minute: "1h30m", 10 * time.Minute: "10m", 30 * time.Second: "30s", 100 * time.Second: "1m40s",
 	} {
-		if got := leadText(d); got != want {
+		if got := LeadText(d); got != want {
 			t.Errorf("%v is written %s, want %s", d, got, want)
 		}
 	}

@@ -113,7 +113,7 @@ func Foresee(rules []Rule, e Event, fields map[string]any, self string, told fun
 // picks says whether the event is one for the rule at all.
 func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except
-	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return sameVM(vm, self) })
+	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return SameVM(vm, self) })
 	switch { // first what the rule is for
 	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
 		return notForIt("only.types: it is a %s", e.Type)
@@ -133,7 +133,7 @@ func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
 		}
 	}
 	switch { // and then every doubt
-	case e.Status != statusScheduled:
+	case e.Status != StatusScheduled:
 		return no("it is not Scheduled but %q", e.Status)
 	case self == "":
 		return notYet("the name of this VM is not known")

@@ -20,7 +20,7 @@ var SampleNames = []string{"reboot", "redeploy", "freeze", "preempt", "terminate
 // NewSample makes the sample of that name as the VM would see it at the time; ok is false for a name that is none.
 func NewSample(name, vm string, now time.Time) (s Sample, ok bool) {
 	azure := sampleEvent{
-		EventID: "602D9444-D2CD-49C7-8624-8643E7171297", EventStatus: statusScheduled, EventType: "Reboot",
+		EventID: "602D9444-D2CD-49C7-8624-8643E7171297", EventStatus: StatusScheduled, EventType: "Reboot",
 		ResourceType: "VirtualMachine", Resources: []string{vm}, Description: "Host server is undergoing maintenance.",
 		EventSource: "Platform", Duration: -1,
 	}
@@ -88,6 +88,6 @@ func (e sampleEvent) at(notBefore time.Time) Event {
 	if err != nil {
 		panic(err) // strings and numbers only
 	}
-	decoded, _ := decodeEvent(raw)
+	decoded, _ := UnmarshalEvent(raw)
 	return decoded
 }

@@ -96,7 +96,7 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 		approved := s.mark(e.ID, ChangeID(Change{Kind: Approved, Event: e})).Times > 0 // by hand somebody was faster than the poll
 		op = openEvent{Life: s.mark(e.ID, e.ID).Times + 1, First: s.now, Approved: approved}
 	}
-	if e.Status == statusStarted && op.Started.IsZero() {
+	if e.Status == StatusStarted && op.Started.IsZero() {
 		op.Started = s.now
 	}
 	base := ChangeID(change)
@@ -220,7 +220,7 @@ func end(c Change, op openEvent, self string, booted, now time.Time) End {
 	case !op.Started.IsZero(), op.Rebooted && e.Affects(self):
 		x.Outcome = OutcomeCompleted
 	case c.Replaced: // it may go on under the other id
-	case e.Status == statusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" && e.Type != "Terminate":
+	case e.Status == StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" && e.Type != "Terminate":
 		x.Outcome = OutcomeCanceled
 	}
 	return x

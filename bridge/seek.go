@@ -84,7 +84,7 @@ func (b *Bridge) seek(ctx context.Context) {
 
 // moveTo uses the endpoint that was found from now on. It says so if it is news that it was found, or where.
 func (b *Bridge) moveTo(found Found, news bool) {
-	moved := b.Client.moveTo(found.Endpoint)
+	moved := b.Client.MoveTo(found.Endpoint)
 	if moved || news {
 		b.Log.Info("found the endpoint", "endpoint", found.Endpoint, "how", found.How)
 	}

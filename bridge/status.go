@@ -148,7 +148,7 @@ func (b *Bridge) Status() Status {
 	defer b.mu.Unlock()
 	s := Status{
 		Version: b.Version, StartedAt: b.began.UTC(), Observer: b.observer,
-		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: incarnationJSON(b.answer.Incarnation),
+		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: IncarnationJSON(b.answer.Incarnation),
 			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
 		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings,
@@ -167,7 +167,7 @@ func (b *Bridge) Status() Status {
 	}
 	soon := false
 	for _, e := range events {
-		soon = soon || e.Status != statusStarted && e.NotBefore.Sub(now) < soonNotice
+		soon = soon || e.Status != StatusStarted && e.NotBefore.Sub(now) < soonNotice
 		approved, refused := states[e.ID].approval()
 		s.Events = append(s.Events, EventStatus{
 			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),

@@ -67,15 +67,15 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		s.reboot(idA)
 		pause(2 * time.Second)
 		var long strings.Builder
-		for i := range maxEvents + 1 {
+		for i := range MaxEvents + 1 {
 			fmt.Fprintf(&long, `{"EventId":"%08d-0000-4000-8000-000000000000"},`, i)
 		}
 		s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[` + strings.TrimSuffix(long.String(), ",") + `]}`))
 		pause(2 * time.Second)
 		st := b.Status()
 		known := slices.ContainsFunc(st.Events, func(e EventStatus) bool { return e.Known.ID == idA })
-		if n := len(st.Events); n != maxEvents || !known {
-			t.Errorf("%d events are open, want %d, the one of before among them", n, maxEvents)
+		if n := len(st.Events); n != MaxEvents || !known {
+			t.Errorf("%d events are open, want %d, the one of before among them", n, MaxEvents)
 		}
 		want := []string{"it lists more than 10000 events, and only the first so many are taken", leftOut}
 		if !slices.Equal(st.IMDS.Problems, want) {
@@ -164,7 +164,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			t.Errorf("the outbox is %+v", o)
 		}
 		var shown map[string]json.RawMessage
-		if err := json.Unmarshal(compactJSON(st), &shown); err != nil {
+		if err := json.Unmarshal(CompactJSON(st), &shown); err != nil {
 			t.Fatal(err)
 		}
 		if got, want := slices.Sorted(maps.Keys(shown)), []string{"events", "imds", "observer", "outbox", "ready", "reasons", "settings", "sinks", "startedAt", "version"}; !slices.Equal(got, want) {
@@ -186,7 +186,7 @@ func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 		if st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "not answered yet") || b.Alive() != nil {
 			t.Errorf("ready %v: %v, alive %v", st.Ready, st.Reasons, b.Alive())
 		}
-		if text := string(compactJSON(st)); !strings.Contains(text, `"events":[]`) || !strings.Contains(text, `"sinks":[]`) || !st.StartedAt.Equal(time.Now()) {
+		if text := string(CompactJSON(st)); !strings.Contains(text, `"events":[]`) || !strings.Contains(text, `"sinks":[]`) || !st.StartedAt.Equal(time.Now()) {
 			t.Errorf("status.json is %s", text)
 		}
 		o.Close()
