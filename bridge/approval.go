@@ -12,6 +12,8 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -73,10 +75,10 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	}
 	d, now := op.Approval, time.Now()
 	switch {
-	case d.owed() && (d.Seq != op.Latest || e.Status != StatusScheduled):
-		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the event changed"})
+	case d.owed() && (d.Seq != op.Latest || e.Status != imds.StatusScheduled):
+		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event changed"})
 		return
-	case !d.owed() && (len(rules) == 0 || e.Status != StatusScheduled || d != nil && d.Seq == op.Latest):
+	case !d.owed() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // there is nothing left to decide
 		return
 	case d.owed() && now.Before(d.Next):
@@ -88,7 +90,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	b.noteRuling(id, why, final)
 	switch {
 	case rule == 0 && d.owed() && b.Outbox.Durable() == nil:
-		b.endApproval(e, op, *d, d.by(), Approval{Result: ResultMoot, Error: "the rule is gone, or does not want it any more"})
+		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rule is gone, or does not want it any more"})
 	case rule == 0:
 	case !d.owed():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
@@ -114,7 +116,7 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 // ruling is the number of the first rule that approves, counted from 1, or 0 and why none does, "" if none is for the
 // event; final says that none will, as long as the event stays as it is.
 func (b *Bridge) ruling(
-	rules []Rule, e Event, op openEvent, ce *event.Event, now time.Time,
+	rules []Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time,
 ) (rule int, why string, final bool) {
 	if err := b.Outbox.Durable(); err != nil {
 		return 0, "the outbox is not durable: " + err.Error(), false
@@ -139,7 +141,7 @@ func (b *Bridge) ruling(
 }
 
 // says is what a rule says about an event as it is now.
-func (b *Bridge) says(r Rule, e Event, op openEvent, ce event.Event, now time.Time) ruling {
+func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce event.Event, now time.Time) ruling {
 	told := func(route string) acceptance {
 		a := b.acceptance(route, op.Latest)
 		if a.state == wasAccepted {
@@ -147,7 +149,7 @@ func (b *Bridge) says(r Rule, e Event, op openEvent, ce event.Event, now time.Ti
 		}
 		return a
 	}
-	return r.rule(e, Fields(ce), b.observerName(), told, b.since(e.ID, op, "", now), now)
+	return r.rule(e, cloudevent.Fields(ce), b.observerName(), told, b.since(e.ID, op, "", now), now)
 }
 
 // Foresee says what the rules, which need not be those of the Bridge, would decide about an open event as it is now.
@@ -165,7 +167,7 @@ func (b *Bridge) Foresee(rules []Rule, id string) ([]Forecast, error) {
 		s := b.acceptance(sink, op.Latest).state
 		return s == stillPending || s == wasAccepted
 	}
-	return Foresee(rules, e, Fields(*ce), b.observerName(), told), nil
+	return Foresee(rules, e, cloudevent.Fields(*ce), b.observerName(), told), nil
 }
 
 // noteRuling keeps why an event is not approved, for status, and logs it when it is news.
@@ -185,7 +187,7 @@ func (b *Bridge) noteRuling(id, why string, final bool) {
 
 // sendApproval sends what was decided, after another look at the document, and at the rules, because that look may take
 // long. The attempt is on disk before it is made, so that nobody takes the event for one that was never approved.
-func (b *Bridge) sendApproval(ctx context.Context, e Event, op openEvent, d decision) {
+func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d decision) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
@@ -199,13 +201,13 @@ func (b *Bridge) sendApproval(ctx context.Context, e Event, op openEvent, d deci
 		}
 		var status string
 		status, err = b.Client.Approve(ctx, doc, e)
-		var refused *RefusedError
+		var refused *imds.RefusedError
 		switch {
 		case err == nil:
-			b.endApproval(e, op, d, d.by(), Approval{Result: ResultApproved, Status: status})
+			b.endApproval(e, op, d, d.by(), cloudevent.Approval{Result: cloudevent.ResultApproved, Status: status})
 			return
 		case errors.As(err, &refused):
-			b.endApproval(e, op, d, d.by(), Approval{Result: ResultRefused, Status: refused.Status, Error: err.Error()})
+			b.endApproval(e, op, d, d.by(), cloudevent.Approval{Result: cloudevent.ResultRefused, Status: refused.Status, Error: err.Error()})
 			return
 		}
 	}
@@ -216,14 +218,14 @@ func (b *Bridge) sendApproval(ctx context.Context, e Event, op openEvent, d deci
 }
 
 // changedSince says how the document differs from the event as it was decided about; "" if it does not.
-func changedSince(e Event, doc Document) string {
-	i := slices.IndexFunc(doc.Events, func(other Event) bool { return other.ID == e.ID })
+func changedSince(e imds.Event, doc imds.Document) string {
+	i := slices.IndexFunc(doc.Events, func(other imds.Event) bool { return other.ID == e.ID })
 	switch {
 	case i < 0:
 		return "it is not listed any more"
-	case doc.Events[i].Status != StatusScheduled:
+	case doc.Events[i].Status != imds.StatusScheduled:
 		return "it is " + doc.Events[i].Status
-	case len(Diff([]Event{e}, Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) > 0:
+	case len(imds.Diff([]imds.Event{e}, imds.Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) > 0:
 		return "it changed"
 	}
 	return ""
@@ -231,7 +233,7 @@ func changedSince(e Event, doc Document) string {
 
 // keepDecision puts a decision on disk, if the event is as it was, the rules still decide so, and nobody approves it
 // by hand or did so meanwhile. It returns false if not, or if the disk does not take it.
-func (b *Bridge) keepDecision(e Event, d decision) bool {
+func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 	return b.keep(e.ID, func(op *openEvent, ce *event.Event) bool {
 		rules, byHand := b.approvers(e.ID)
 		if was := op.Approval; op.Latest != d.Seq || byHand || was != nil && was.Done && was.Seq == d.Seq {
@@ -274,20 +276,20 @@ func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) boo
 
 // endApproval records how an approval ended, and tells of it. It returns what is on record. One by hand that did not
 // succeed leaves to the rules what they decided.
-func (b *Bridge) endApproval(e Event, op openEvent, d decision, by string, a Approval) Approval {
+func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval) cloudevent.Approval {
 	a, wait := b.submitApproval(e, op, d, by, a)
 	_ = wait() // the outbox says when it can't write
 	return a
 }
 
-func (b *Bridge) submitApproval(e Event, op openEvent, d decision, by string, a Approval) (Approval, func() error) {
+func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval) (cloudevent.Approval, func() error) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	now := time.Now()
 	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts, now.Sub(op.First).Round(100*time.Millisecond).Seconds()
 	c := commit{open: map[string]*openEvent{}, marks: map[string]outbox.Mark{}}
 	_, current, ok := b.events.get(e.ID)
-	if d.Rule != 0 && a.Result == ResultMoot && !(ok && current.Approval.owed()) {
+	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(ok && current.Approval.owed()) {
 		return a, func() error { return nil } // the event vanished meanwhile, and that has said so
 	}
 	if ok {
@@ -295,7 +297,7 @@ func (b *Bridge) submitApproval(e Event, op openEvent, d decision, by string, a 
 		if d.Rule == 0 {
 			d.Seq = op.Latest // Azure was asked about the event as it is now
 		}
-		if d.Rule != 0 || a.Result == ResultApproved || a.Result == ResultMoot {
+		if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
 			d.Done, d.Result, d.By, d.Ended = true, a.Result, by, now.UTC()
 			op.Approval = &d
 		}
@@ -307,9 +309,9 @@ func (b *Bridge) submitApproval(e Event, op openEvent, d decision, by string, a 
 }
 
 // mootApproval is on record of an approval that was decided by a rule and never sent.
-func mootApproval(op openEvent, now time.Time, why string) Approval {
-	return Approval{
-		Result: ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts, Error: why,
+func mootApproval(op openEvent, now time.Time, why string) cloudevent.Approval {
+	return cloudevent.Approval{
+		Result: cloudevent.ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts, Error: why,
 		After: now.Sub(op.First).Round(100 * time.Millisecond).Seconds(),
 	}
 }
@@ -317,25 +319,25 @@ func mootApproval(op openEvent, now time.Time, why string) Approval {
 // ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. shown is the
 // Digest of the event as that person saw it: an event that differs is not approved. by is who; it goes on record. The
 // Bridge need not run: what came of it then waits in the outbox.
-func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval {
+func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudevent.Approval {
 	d := decision{Decided: time.Now().UTC()}
 	ctx, undo, ok := b.attend(ctx, id)
 	if !ok {
-		return Approval{Result: ResultRefused, By: by, Decided: d.Decided, Error: errStopping.Error()}
+		return cloudevent.Approval{Result: cloudevent.ResultRefused, By: by, Decided: d.Decided, Error: errStopping.Error()}
 	}
 	defer undo()
 	doc, err := b.Client.Document(ctx)
 	if err != nil {
-		return Approval{Result: ResultRefused, By: by, Decided: d.Decided, Error: err.Error()}
+		return cloudevent.Approval{Result: cloudevent.ResultRefused, By: by, Decided: d.Decided, Error: err.Error()}
 	}
-	i := slices.IndexFunc(doc.Events, func(e Event) bool { return e.ID == id })
+	i := slices.IndexFunc(doc.Events, func(e imds.Event) bool { return e.ID == id })
 	switch {
 	case i < 0:
-		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not listed any more"}
-	case doc.Events[i].Status == StatusStarted:
-		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
+		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided, Error: "it is not listed any more"}
+	case doc.Events[i].Status == imds.StatusStarted:
+		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
 	case doc.Events[i].Digest() != shown:
-		return Approval{Result: ResultMoot, By: by, Decided: d.Decided, Error: "it is not as it was shown any more"}
+		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided, Error: "it is not as it was shown any more"}
 	}
 	e := doc.Events[i]
 	_, op, known := b.events.get(id)
@@ -345,14 +347,14 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) Approval 
 	d.Attempts = 1
 	// A disk that is full does not keep people from approving.
 	b.keep(id, func(op *openEvent, _ *event.Event) bool { op.Approved = true; return true })
-	a := Approval{Result: ResultApproved}
+	a := cloudevent.Approval{Result: cloudevent.ResultApproved}
 	a.Status, err = b.Client.Approve(ctx, doc, e)
-	var refused *RefusedError
+	var refused *imds.RefusedError
 	switch {
 	case errors.As(err, &refused):
-		a.Result, a.Status, a.Error = ResultRefused, refused.Status, err.Error()
+		a.Result, a.Status, a.Error = cloudevent.ResultRefused, refused.Status, err.Error()
 	case err != nil:
-		a.Result, a.Error = ResultUnanswered, err.Error()
+		a.Result, a.Error = cloudevent.ResultUnanswered, err.Error()
 	}
 	return b.endApproval(e, op, d, by, a)
 }
@@ -380,25 +382,25 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 
 // addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that
 // are owed the event; one that Azure refused also to those that hear of trouble.
-func (s scene) addApproval(c *commit, e Event, op openEvent, a Approval) {
-	change := Change{Kind: Approved, Event: e}
-	base := ChangeID(change)
+func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.Approval) {
+	change := imds.Change{Kind: imds.Approved, Event: e}
+	base := cloudevent.ChangeID(change)
 	times := s.mark(e.ID, base).Times + 1
 	in := s.circumstances(op)
 	in.Repeat, in.Approval = times-1, &a
-	ce, err := Wrap(change, in)
+	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
 		s.log.Error("an approval cannot be told", "event", e.ID, "err", err)
 		return
 	}
-	m := message{ce: ce, event: e.ID, change: Approved, notBefore: e.NotBefore}
+	m := message{ce: ce, event: e.ID, change: imds.Approved, notBefore: e.NotBefore}
 	for _, r := range s.routes {
 		owesEvent := slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name)
-		if owesEvent || a.Result == ResultRefused && r.Terms.Bridge.hears(SinkBlocked) {
+		if owesEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.hears(cloudevent.SinkBlocked) {
 			m.to = append(m.to, r.Name)
 		}
 	}
-	s.log.Info("azure event", "change", Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By, "status", a.Status,
+	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By, "status", a.Status,
 		"err", a.Error, "id", ce.ID(), "to", strings.Join(m.to, ","))
 	c.messages = append(c.messages, m)
 	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
@@ -406,7 +408,7 @@ func (s scene) addApproval(c *commit, e Event, op openEvent, a Approval) {
 
 // hears says whether the route, which is owed the event, wants what is said about it beside its own changes. One that
 // acts does only when its filter names it.
-func (r Route) hears(c Change, self string) bool {
+func (r Route) hears(c imds.Change, self string) bool {
 	if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
 		return false
 	}

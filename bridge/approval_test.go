@@ -10,7 +10,9 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -57,7 +59,7 @@ func TestAnEventIsApprovedAfterItsSinks(t *testing.T) {
 		wantIDs(t, s.approvals(), idA)
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-started")
 		a := dataIn(t, audit.accepted()[1].Event).Approval
-		if a == nil || a.Result != ResultApproved || a.By != "rule 1" || a.Status != "200 OK" || a.Attempts != 1 || a.After < 25 {
+		if a == nil || a.Result != cloudevent.ResultApproved || a.By != "rule 1" || a.Status != "200 OK" || a.Attempts != 1 || a.After < 25 {
 			t.Errorf("the approval is told as %+v", a)
 		}
 		s.azure.End(idA)
@@ -164,9 +166,9 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 		result  string
 		trouble bool
 	}{
-		{"it is refused", 400, 1, ResultRefused, true},
-		{"Azure has a bad moment", 503, 3, ResultApproved, false},
-		{"it is throttled", 429, 3, ResultApproved, false},
+		{"it is refused", 400, 1, cloudevent.ResultRefused, true},
+		{"Azure has a bad moment", 503, 3, cloudevent.ResultApproved, false},
+		{"it is throttled", 429, 3, cloudevent.ResultApproved, false},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -255,9 +257,9 @@ func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 				case step != "while the rule is taken away" && len(got) != sent+1:
 					t.Errorf("approved %v, want one more than the %d before the crash", got, sent)
 				}
-				want := ResultApproved
+				want := cloudevent.ResultApproved
 				if step == "while the rule is taken away" {
-					want = ResultMoot
+					want = cloudevent.ResultMoot
 				}
 				if all := audit.accepted(); len(all) < 2 || dataIn(t, all[len(all)-1].Event).Approval.Result != want {
 					t.Errorf("told %s, want the approval at the end, %s", idsOf(all), want)
@@ -285,7 +287,7 @@ func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 			b.Reload(b.Routes, []Rule{{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}}, SettingsInfo{})
 			pause(10 * time.Second)
 			wantIDs(t, s.approvals())
-			if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != ResultMoot {
+			if all := audit.accepted(); len(all) != 2 || dataIn(t, all[1].Event).Approval.Result != cloudevent.ResultMoot {
 				t.Errorf("told %s, want the approval, moot", idsOf(all))
 			}
 			b.end()
@@ -335,7 +337,7 @@ func TestAnApprovalBecomesMoot(t *testing.T) {
 						results = append(results, a.Result)
 					}
 				}
-				wantIDs(t, results, ResultMoot)
+				wantIDs(t, results, cloudevent.ResultMoot)
 				b.end()
 			})
 		})
@@ -377,8 +379,8 @@ func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
 		s.azure.End(idA)
 		pause(3 * time.Second)
 		wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
-		if d := dataIn(t, audit.accepted()[2].Event); d.Outcome != OutcomeUnknown {
-			t.Errorf("the outcome is %s, want %s", d.Outcome, OutcomeUnknown)
+		if d := dataIn(t, audit.accepted()[2].Event); d.Outcome != cloudevent.OutcomeUnknown {
+			t.Errorf("the outcome is %s, want %s", d.Outcome, cloudevent.OutcomeUnknown)
 		}
 		b.end()
 	})
@@ -413,7 +415,7 @@ func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
 		{true, nil, false}, {true, []string{"scheduled"}, false}, {true, []string{"scheduled", "approved"}, true},
 	} {
 		r := Route{Terms: Terms{Acts: tt.acts}, Filter: Filter{Only: Match{Changes: tt.changes}}}
-		if got := r.hears(Change{Kind: Approved}, "vm-0"); got != tt.hears {
+		if got := r.hears(imds.Change{Kind: imds.Approved}, "vm-0"); got != tt.hears {
 			t.Errorf("a sink that acts: %v, with changes %v, hears of an approval: %v, want %v", tt.acts, tt.changes, got, tt.hears)
 		}
 	}
@@ -607,7 +609,7 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 		s.logged = func(words string) {
 			if words == "an event will be approved" {
 				s.azure.End(idA)
-				ended.Store(b.handle(Document{APIVersion: DefaultAPIVersion}, moment{now: time.Now()}))
+				ended.Store(b.handle(imds.Document{APIVersion: imds.DefaultAPIVersion}, moment{now: time.Now()}))
 			}
 		}
 		b = s.start(audit.all("audit"))

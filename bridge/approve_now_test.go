@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -29,7 +31,7 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
 				b.Reload(b.Routes, rules, SettingsInfo{})
-				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultApproved || a.By != "root" || a.Attempts != 1 {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved || a.By != "root" || a.Attempts != 1 {
 					t.Errorf("ApproveNow = %+v, want it approved", a)
 				}
 				pause(time.Minute)
@@ -44,7 +46,7 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 // shown is the digest of the event as somebody would be shown it now; "" when Azure doesn't list it.
 func (s *stage) shown(id string) string {
 	s.t.Helper()
-	client := NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
+	client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
 	doc, err := client.Document(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
@@ -66,14 +68,14 @@ func TestByHandExactlyWhatWasShownIsApproved(t *testing.T) {
 		shown  func(before string) string
 		result string
 	}{
-		{"nothing changes", nil, nil, ResultApproved},
+		{"nothing changes", nil, nil, cloudevent.ResultApproved},
 		{"it becomes another type for other VMs", func(e *imdstest.Event) {
 			e.Type, e.Resources = "Terminate", []string{"vm-1", "vm-2"}
-		}, nil, ResultMoot},
-		{"it names one more VM", func(e *imdstest.Event) { e.Resources = append(e.Resources, "vm-1") }, nil, ResultMoot},
-		{"it moves", func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) }, nil, ResultMoot},
-		{"nobody says what was shown", nil, func(string) string { return "" }, ResultMoot},
-		{"a part of the digest is no digest", nil, func(before string) string { return before[:8] }, ResultMoot},
+		}, nil, cloudevent.ResultMoot},
+		{"it names one more VM", func(e *imdstest.Event) { e.Resources = append(e.Resources, "vm-1") }, nil, cloudevent.ResultMoot},
+		{"it moves", func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) }, nil, cloudevent.ResultMoot},
+		{"nobody says what was shown", nil, func(string) string { return "" }, cloudevent.ResultMoot},
+		{"a part of the digest is no digest", nil, func(before string) string { return before[:8] }, cloudevent.ResultMoot},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -94,7 +96,7 @@ func TestByHandExactlyWhatWasShownIsApproved(t *testing.T) {
 					t.Errorf("ApproveNow = %+v, want it %s", a, tt.result)
 				}
 				want := []string{}
-				if tt.result == ResultApproved {
+				if tt.result == cloudevent.ResultApproved {
 					want = append(want, idA)
 				}
 				wantIDs(t, s.approvals(), want...)
@@ -119,7 +121,7 @@ func TestAnEventThatHasBegunIsNotApprovedByHand(t *testing.T) {
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
 				then(s)
-				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultMoot || a.Attempts != 0 {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultMoot || a.Attempts != 0 {
 					t.Errorf("ApproveNow = %+v, want it moot", a)
 				}
 				pause(10 * time.Second)
@@ -160,7 +162,7 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
-				asked := make(chan Approval, 1)
+				asked := make(chan cloudevent.Approval, 1)
 				go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
 				pause(time.Second)
 				want := []string{idA + "-scheduled", idA + "-approved-1"}
@@ -170,7 +172,7 @@ func TestAnApprovalByHandThatFailsLeavesTheRules(t *testing.T) {
 					b = s.start(audit.all("audit"))
 					pause(10 * time.Second) // there is nobody to approve it
 					wantIDs(t, audit.ids(), want[:1]...)
-				} else if a := <-asked; a.Result != ResultUnanswered {
+				} else if a := <-asked; a.Result != cloudevent.ResultUnanswered {
 					t.Errorf("ApproveNow = %+v, want it unanswered", a)
 				} else {
 					want = append(want, idA+"-approved-2")
@@ -208,7 +210,7 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 					pause(4 * time.Second)
 				}
 				a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root")
-				if a.Result != ResultUnanswered || a.Error != errDown.Error() {
+				if a.Result != cloudevent.ResultUnanswered || a.Error != errDown.Error() {
 					t.Errorf("ApproveNow = %+v, want it unanswered", a)
 				}
 				s.azure.End(idA)
@@ -216,7 +218,7 @@ func TestAnApprovalByHandWithoutAnAnswerIsNoRefusal(t *testing.T) {
 				wantIDs(t, s.approvals(), idA)
 				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1", idA+"-vanished")
 				all := audit.accepted()
-				if d := dataIn(t, all[len(all)-1].Event); d.Outcome != OutcomeUnknown {
+				if d := dataIn(t, all[len(all)-1].Event); d.Outcome != cloudevent.OutcomeUnknown {
 					t.Errorf("outcome = %s, want unknown", d.Outcome)
 				}
 				b.end()
@@ -252,7 +254,7 @@ func TestWhatWasApprovedByHandIsNotCalledOff(t *testing.T) {
 					})
 				}
 				holds.Store(true)
-				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultApproved {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
 					t.Errorf("ApproveNow = %+v, want it approved", a)
 				}
 				s.endsUnknown(audit)
@@ -277,7 +279,7 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 		}
 		o := b.Options
 		o.Outbox = outbox
-		if a := New(o).ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultApproved {
+		if a := New(o).ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultApproved {
 			t.Errorf("ApproveNow = %+v, want it approved", a)
 		}
 		if err := outbox.Close(); err != nil {
@@ -296,7 +298,7 @@ func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
 	for _, tt := range []struct {
 		takes  time.Duration
 		result string
-	}{{3 * time.Second, ResultApproved}, {time.Hour, ResultUnanswered}} {
+	}{{3 * time.Second, cloudevent.ResultApproved}, {time.Hour, cloudevent.ResultUnanswered}} {
 		t.Run(tt.result, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
 				s.beginsLate()
@@ -317,14 +319,14 @@ func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {
 				pause(1500 * time.Millisecond)
 				s.userReboot(idA)
 				pause(1500 * time.Millisecond)
-				asked := make(chan Approval, 1)
+				asked := make(chan cloudevent.Approval, 1)
 				go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
 				pause(time.Second)
 				b.end()
 				if a := <-asked; a.Result != tt.result {
 					t.Errorf("ApproveNow = %+v, want it %s", a, tt.result)
 				}
-				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != ResultRefused {
+				if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "root"); a.Result != cloudevent.ResultRefused {
 					t.Errorf("ApproveNow of a bridge that has stopped = %+v, want it refused", a)
 				}
 				b = s.start(audit.all("audit"))
@@ -345,7 +347,7 @@ func (s *stage) endsUnknown(audit *ear) {
 	s.azure.End(idA)
 	pause(3 * time.Second)
 	all := audit.accepted()
-	if last := dataIn(s.t, all[len(all)-1].Event); last.Outcome != OutcomeUnknown {
+	if last := dataIn(s.t, all[len(all)-1].Event); last.Outcome != cloudevent.OutcomeUnknown {
 		s.t.Errorf("told %s, the outcome %q, want it unknown", idsOf(all), last.Outcome)
 	}
 }

@@ -9,7 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -21,7 +23,7 @@ const stopPatience = 5 * time.Second
 
 // Options are what a Bridge is made of.
 type Options struct {
-	Client   *Client
+	Client   *imds.Client
 	Outbox   *outbox.Outbox
 	Routes   []Route
 	Rules    []Rule        // of approval; the first that approves counts
@@ -64,7 +66,7 @@ type Bridge struct {
 
 	mu         sync.Mutex // taken before that of events and of the outbox
 	began      time.Time
-	observer   Observer
+	observer   imds.Observer
 	nameless   nameless
 	answer     lastAnswer // the last valid one, of this run or of one before
 	touched    time.Time  // when it was last given to the outbox
@@ -139,13 +141,13 @@ func New(o Options) *Bridge {
 	}
 	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.remember, Forgot: o.Meter.Forgot})
 	b.remember()
-	b.setObserver(Observer{})
+	b.setObserver(imds.Observer{})
 	return b
 }
 
 // remember takes in what the outbox kept, beside what is known already: its file may have come late.
 func (b *Bridge) remember() {
-	var observer Observer
+	var observer imds.Observer
 	var answer lastAnswer
 	for name, v := range map[string]any{valueObserver: &observer, valueAnswer: &answer} {
 		if kept := b.Outbox.Value(name); kept != nil {
@@ -164,7 +166,7 @@ func (b *Bridge) remember() {
 	if answer.At.After(b.answer.At) {
 		b.answer = answer
 	}
-	if b.observer == (Observer{}) {
+	if b.observer == (imds.Observer{}) {
 		b.observer = observer
 	}
 	b.mu.Unlock()
@@ -196,7 +198,7 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.mu.Lock()
 	b.touched = a.At
 	b.mu.Unlock()
-	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: CompactJSON(a)}, Groups: groups})
+	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)}, Groups: groups})
 }
 
 // Run watches until ctx is done; then it stops in order: it finishes what is under way, within five seconds, keeps the
@@ -222,7 +224,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Wait()
 
 	b.tellDead(time.Now(), 0)
-	b.tellBridge(BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
+	b.tellBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
 	cutter := time.AfterFunc(stopPatience, b.running.cut)
 	defer cutter.Stop()
 	b.mu.Lock()
@@ -234,7 +236,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.running.wait()
 	if a := b.lastAnswer(); !a.At.IsZero() {
 		waits := b.events.note(func(op *openEvent) bool { return op.Waited != nil })
-		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: CompactJSON(a)}, Groups: waits})
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)}, Groups: waits})
 	}
 	return b.Outbox.Close()
 }
@@ -264,7 +266,7 @@ func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 		}
 	}
 	b.mu.Unlock()
-	b.tellBridge(SettingsLoaded, map[string]any{"settingsHash": s.Hash}, "")
+	b.tellBridge(cloudevent.SettingsLoaded, map[string]any{"settingsHash": s.Hash}, "")
 }
 
 // SettingsFailed notes why newer settings were not taken.

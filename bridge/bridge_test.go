@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -272,7 +274,7 @@ func TestADeliveryIsOwedBeforeItIsSent(t *testing.T) {
 			defer o.Close()
 			owed := slices.ContainsFunc(o.List(outbox.Selection{Route: "a", State: outbox.StatePending}), func(e outbox.Delivery) bool { return e.ID == d.Event.ID() })
 			_, open := o.Groups()[idA]
-			if want := d.Event.Type() != EventPrefix+"vanished"; !owed || open != want {
+			if want := d.Event.Type() != cloudevent.EventPrefix+"vanished"; !owed || open != want {
 				t.Errorf("when %s is sent, the disk has it owed: %v, and the event open: %v", d.Event.ID(), owed, open)
 			}
 			body, err := o.Body(o.List(outbox.Selection{Route: "a"})[0].Seq())
@@ -493,7 +495,7 @@ func TestTheBridgePrintsNoSecret(t *testing.T) {
 		}
 		e.say(always(delivery.ErrRejected))
 		pause(time.Minute)
-		shown := s.log.String() + string(CompactJSON(b.Status())) + string(CompactJSON(b.Outbox.List(outbox.Selection{})))
+		shown := s.log.String() + string(imds.CompactJSON(b.Status())) + string(imds.CompactJSON(b.Outbox.List(outbox.Selection{})))
 		b.end()
 		if data, err := os.ReadFile(b.Outbox.Path()); err != nil || strings.Contains(shown+string(data), secret) {
 			t.Errorf("a secret is in the log, the status or the outbox (%v)", err)

@@ -10,6 +10,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -36,7 +37,7 @@ type commit struct {
 type message struct {
 	ce        event.Event
 	event     string // EventId, "" if it is about the bridge
-	change    ChangeKind
+	change    imds.ChangeKind
 	notBefore time.Time
 	to        []string
 	undecided []string // routes whose filter waits until heldUntil for the observer's name
@@ -103,14 +104,14 @@ func (m message) addition(seq uint64, body []byte) outbox.Addition {
 func overtaken(pending []outbox.Delivery, m message, now time.Time) (superseded []outbox.Ref, moved []outbox.Move) {
 	for _, d := range pending {
 		waits := d.Due.After(now) && d.Held.IsZero()
-		ahead := d.Change == string(Scheduled) || d.Change == string(Updated)
+		ahead := d.Change == string(imds.Scheduled) || d.Change == string(imds.Updated)
 		again := slices.Contains(m.to, d.Route) // the route gets the change too
 		ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
 		switch {
-		case d.Change == string(Reminder), again && ahead && !m.due[d.Route].IsZero():
+		case d.Change == string(imds.Reminder), again && ahead && !m.due[d.Route].IsZero():
 			superseded = append(superseded, ref)
 		case !waits:
-		case m.change == Started, m.change == Vanished, again:
+		case m.change == imds.Started, m.change == imds.Vanished, again:
 			superseded = append(superseded, ref)
 		default:
 			moved = append(moved, outbox.Move{Ref: ref, NotBefore: m.notBefore, Due: d.Due.Add(m.notBefore.Sub(d.NotBefore))})

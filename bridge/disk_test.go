@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -48,7 +50,7 @@ func (d *disk) older(bucket string, value []byte) []byte {
 		return value
 	}
 	fields[field] = at.Add(-step)
-	return CompactJSON(fields)
+	return imds.CompactJSON(fields)
 }
 
 func (d *disk) Read(bucket, key string) ([]byte, error) {
@@ -195,7 +197,7 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 		// idA's scheduled twice: memory did not know that it was owed already.
 		wantIDs(t, got, idA+"-scheduled", idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-vanished")
 		for _, h := range e.accepted() {
-			if h.Event.ID() == idB+"-vanished" && dataIn(t, h.Event).Outcome != OutcomeUnknown {
+			if h.Event.ID() == idB+"-vanished" && dataIn(t, h.Event).Outcome != cloudevent.OutcomeUnknown {
 				t.Error("the end is told as if somebody had watched")
 			}
 		}

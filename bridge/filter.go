@@ -7,6 +7,9 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/expr-lang/expr"
 	"github.com/expr-lang/expr/vm"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // A Filter decides which CloudEvents a route is owed. It is asked when a change is committed and never again.
@@ -48,7 +51,7 @@ const (
 // hears says whether a route on this level gets a CloudEvent of the type about the bridge.
 func (l Level) hears(typ string) bool {
 	switch typ {
-	case SinkBlocked, SinkRecovered, IMDSUnavailable, IMDSRecovered, DeliveryDeadLettered:
+	case cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.DeliveryDeadLettered:
 		return l != LevelNone && l != ""
 	}
 	return l == LevelAll
@@ -68,7 +71,7 @@ func ParseWhen(src string) (*When, error) {
 
 // whenEnv gives the names and types that an expression may use. Inside data nothing is known beforehand.
 func whenEnv() map[string]any {
-	return Fields(event.New())
+	return cloudevent.Fields(event.New())
 }
 
 func (w *When) holds(fields map[string]any) (bool, error) {
@@ -93,7 +96,7 @@ const (
 // is the observer's name ("" if not known); unnamed says that waiting for a name is over, and a missing one counts as a
 // match. When it refuses, key names the settings key that did, such as only.types. An error is that of a When which
 // failed; it counts as true, because better twice than never.
-func (f Filter) Event(c Change, fields map[string]any, self string, unnamed bool) (v Verdict, key string, err error) {
+func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed bool) (v Verdict, key string, err error) {
 	e := c.Event
 	vms := f.Only.VMs
 	if vms == "" {
@@ -128,7 +131,7 @@ func (f Filter) Event(c Change, fields map[string]any, self string, unnamed bool
 
 // Change asks whether the route wants this very change of an event that it wants. When it does not, key names the
 // settings key.
-func (f Filter) Change(c Change, self string) (ok bool, key string) {
+func (f Filter) Change(c imds.Change, self string) (ok bool, key string) {
 	x := f.Except
 	switch {
 	case len(f.Only.Changes) > 0 && !wants(f.Only.Changes, c):
@@ -141,7 +144,7 @@ func (f Filter) Change(c Change, self string) (ok bool, key string) {
 }
 
 // matches says whether everything that m asks of an event, beside changes, is known to hold.
-func (m Match) matches(e Event, self string, unnamed bool) Verdict {
+func (m Match) matches(e imds.Event, self string, unnamed bool) Verdict {
 	switch {
 	case m.VMs == "" && len(m.Types) == 0 && len(m.Sources) == 0,
 		len(m.Types) > 0 && !has(m.Types, e.Type),
@@ -161,7 +164,7 @@ func passes(values []string, v string, known []string) bool {
 }
 
 // hits says whether the event hits what vms asks for.
-func hits(vms string, e Event, self string, unnamed bool) Verdict {
+func hits(vms string, e imds.Event, self string, unnamed bool) Verdict {
 	switch {
 	case strings.EqualFold(vms, "all"):
 		return Accepted
@@ -178,8 +181,8 @@ func hits(vms string, e Event, self string, unnamed bool) Verdict {
 }
 
 // wants says whether changes names the change.
-func wants(changes []string, c Change) bool {
-	return has(changes, string(c.Kind)) || has(changes, "first") && c.Previous == nil && c.Kind != Vanished
+func wants(changes []string, c imds.Change) bool {
+	return has(changes, string(c.Kind)) || has(changes, "first") && c.Previous == nil && c.Kind != imds.Vanished
 }
 
 func has(values []string, v string) bool {

@@ -1,10 +1,18 @@
 package bridge
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // condition is a compiled when.
@@ -100,9 +108,9 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"except takes away what when accepts", Filter{Except: Match{Types: []string{"Reboot"}}, When: condition(t, `true`)}, leads, named, Refused, "except"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
-			c := Change{Kind: Scheduled, Event: azureEvent(t, tt.event)}
+			c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, tt.event)}
 			self := strings.TrimPrefix(tt.self, over)
-			fields := Fields(said(t, c, Circumstances{Observer: Observer{Name: self}}))
+			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: self}}))
 			v, key, err := tt.filter.Event(c, fields, self, tt.self == over)
 			if v != tt.want || key != tt.key || err != nil {
 				t.Errorf("verdict %v by %q, %v, want %v by %q", v, key, err, tt.want, tt.key)
@@ -113,8 +121,8 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 
 // A when that fails while it is asked lets the event pass, and says why.
 func TestWhenThatFailsLetsTheEventPass(t *testing.T) {
-	c := Change{Kind: Scheduled, Event: azureEvent(t, entry())}
-	fields := Fields(said(t, c, Circumstances{Observer: vm0}))
+	c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, entry())}
+	fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
 	for _, src := range []string{
 		`data.event.Impact.level > 3`, `data.event.Resources[7] == "vm-0"`, `data.event.Description > 3`, `data.event.EventType`,
 		`data.event`, `data.event.DurationInSeconds`, `int(data.event.Description) > 0`, `resources[9] == "x"`,
@@ -149,7 +157,7 @@ func TestWhenThatCannotWorkIsRefused(t *testing.T) {
 
 // Every name that conditions may use can be used.
 func TestWhenSeesEveryName(t *testing.T) {
-	fields := Fields(said(t, Change{Kind: Scheduled, Event: azureEvent(t, entry())}, Circumstances{Observer: vm0}))
+	fields := cloudevent.Fields(said(t, imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, entry())}, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}}))
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		w := condition(t, name+` == `+name+` and (`+name+` != nil)`)
 		if ok, err := w.holds(fields); !ok || err != nil {
@@ -161,43 +169,43 @@ func TestWhenSeesEveryName(t *testing.T) {
 // only.changes and except.changes are asked of each change by itself.
 func TestFilterDecidesAboutEachChange(t *testing.T) {
 	was := azureEvent(t, entry())
-	scheduled := Change{Kind: Scheduled, Event: was}
-	updated := Change{Kind: Updated, Event: was, Previous: &was}
-	started := Change{Kind: Started, Event: was, Previous: &was}
-	sudden := Change{Kind: Started, Event: was}
-	vanished := Change{Kind: Vanished, Event: was}
+	scheduled := imds.Change{Kind: imds.Scheduled, Event: was}
+	updated := imds.Change{Kind: imds.Updated, Event: was, Previous: &was}
+	started := imds.Change{Kind: imds.Started, Event: was, Previous: &was}
+	sudden := imds.Change{Kind: imds.Started, Event: was}
+	vanished := imds.Change{Kind: imds.Vanished, Event: was}
 	only := func(changes ...string) Filter { return Filter{Only: Match{Changes: changes}} }
 	except := func(m Match, changes ...string) Filter { m.Changes = changes; return Filter{Except: m} }
-	all := []Change{scheduled, updated, started, sudden, vanished}
+	all := []imds.Change{scheduled, updated, started, sudden, vanished}
 	for _, tt := range []struct {
 		claim  string
 		filter Filter
 		self   string
-		wants  []Change
+		wants  []imds.Change
 		key    string // that refuses the others
 	}{
 		{"without a key all are wanted", Filter{}, "vm-0", all, ""},
 		{"the other keys say nothing about it", Filter{Only: Match{VMs: "leader", Types: []string{"Freeze"}}, Except: Match{Types: []string{"Reboot"}}}, "vm-9", all, ""},
-		{"only scheduled", only("scheduled"), "vm-0", []Change{scheduled}, "only.changes"},
-		{"only started, from whatever it was", only("Started"), "vm-0", []Change{started, sudden}, "only.changes"},
-		{"only updated and vanished", only("UPDATED", "vanished"), "vm-0", []Change{updated, vanished}, "only.changes"},
-		{"only what comes first", only("first"), "vm-0", []Change{scheduled, sudden}, "only.changes"},
-		{"what comes first, and the end", only("First", "vanished"), "vm-0", []Change{scheduled, sudden, vanished}, "only.changes"},
-		{"all but vanished", except(Match{}, "Vanished"), "vm-0", []Change{scheduled, updated, started, sudden}, "except.changes"},
-		{"all but what comes first", except(Match{}, "first"), "vm-0", []Change{updated, started, vanished}, "except.changes"},
-		{"except with types, of these", except(Match{Types: []string{"reboot"}}, "updated"), "vm-0", []Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"only scheduled", only("scheduled"), "vm-0", []imds.Change{scheduled}, "only.changes"},
+		{"only started, from whatever it was", only("Started"), "vm-0", []imds.Change{started, sudden}, "only.changes"},
+		{"only updated and vanished", only("UPDATED", "vanished"), "vm-0", []imds.Change{updated, vanished}, "only.changes"},
+		{"only what comes first", only("first"), "vm-0", []imds.Change{scheduled, sudden}, "only.changes"},
+		{"what comes first, and the end", only("First", "vanished"), "vm-0", []imds.Change{scheduled, sudden, vanished}, "only.changes"},
+		{"all but vanished", except(Match{}, "Vanished"), "vm-0", []imds.Change{scheduled, updated, started, sudden}, "except.changes"},
+		{"all but what comes first", except(Match{}, "first"), "vm-0", []imds.Change{updated, started, vanished}, "except.changes"},
+		{"except with types, of these", except(Match{Types: []string{"reboot"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
 		{"except with types, of no other", except(Match{Types: []string{"Freeze"}}, "updated"), "vm-0", all, ""},
-		{"except with sources, of these", except(Match{Sources: []string{"Platform"}}, "updated"), "vm-0", []Change{scheduled, started, sudden, vanished}, "except.changes"},
+		{"except with sources, of these", except(Match{Sources: []string{"Platform"}}, "updated"), "vm-0", []imds.Change{scheduled, started, sudden, vanished}, "except.changes"},
 		{"except with sources, of no other", except(Match{Sources: []string{"User"}}, "updated"), "vm-0", all, ""},
-		{"except with self, of this VM", except(Match{VMs: "self"}, "started"), "vm-1", []Change{scheduled, updated, vanished}, "except.changes"},
+		{"except with self, of this VM", except(Match{VMs: "self"}, "started"), "vm-1", []imds.Change{scheduled, updated, vanished}, "except.changes"},
 		{"except with self, of no other", except(Match{VMs: "self"}, "started"), "vm-9", all, ""},
 		{"except with self, of nobody as long as there is no name", except(Match{VMs: "self"}, "started"), "", all, ""},
-		{"except with all, of every VM", except(Match{VMs: "all"}, "started"), "", []Change{scheduled, updated, vanished}, "except.changes"},
-		{"both", Filter{Only: Match{Changes: []string{"first", "vanished"}}, Except: Match{Changes: []string{"started"}}}, "vm-0", []Change{scheduled, vanished}, ""},
+		{"except with all, of every VM", except(Match{VMs: "all"}, "started"), "", []imds.Change{scheduled, updated, vanished}, "except.changes"},
+		{"both", Filter{Only: Match{Changes: []string{"first", "vanished"}}, Except: Match{Changes: []string{"started"}}}, "vm-0", []imds.Change{scheduled, vanished}, ""},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			for _, c := range all {
-				want := slices.ContainsFunc(tt.wants, func(w Change) bool { return w.Kind == c.Kind && w.Previous == c.Previous })
+				want := slices.ContainsFunc(tt.wants, func(w imds.Change) bool { return w.Kind == c.Kind && w.Previous == c.Previous })
 				ok, key := tt.filter.Change(c, tt.self)
 				if ok != want || ok && key != "" || !ok && tt.key != "" && key != tt.key {
 					t.Errorf("%s with something before %v: %v by %q, want %v by %q", c.Kind, c.Previous != nil, ok, key, want, tt.key)
@@ -209,8 +217,8 @@ func TestFilterDecidesAboutEachChange(t *testing.T) {
 
 // About the bridge a route hears nothing, the trouble and its end, or all.
 func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
-	trouble := []string{SinkBlocked, SinkRecovered, IMDSUnavailable, IMDSRecovered, DeliveryDeadLettered}
-	rest := []string{BridgeStarted, BridgeStopping, BridgeHeartbeat, DeliveryDropped, SettingsLoaded}
+	trouble := []string{cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.DeliveryDeadLettered}
+	rest := []string{cloudevent.BridgeStarted, cloudevent.BridgeStopping, cloudevent.BridgeHeartbeat, cloudevent.DeliveryDropped, cloudevent.SettingsLoaded}
 	for level, want := range map[Level]struct{ trouble, rest bool }{
 		"": {}, LevelNone: {}, LevelTrouble: {trouble: true}, LevelAll: {trouble: true, rest: true},
 	} {
@@ -225,4 +233,48 @@ func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
 			}
 		}
 	}
+}
+
+// entry is an event as Azure sends it, with some fields replaced by others or, by "", left out.
+func entry(fields ...string) string {
+	f := map[string]string{
+		"EventId": `"` + idA + `"`, "EventStatus": `"Scheduled"`, "EventType": `"Reboot"`, "ResourceType": `"VirtualMachine"`,
+		"Resources": `["vm-0","vm-1"]`, "NotBefore": `"Sat, 21 Nov 2026 04:10:00 GMT"`,
+		"Description": `"Host server is undergoing maintenance."`, "EventSource": `"Platform"`, "DurationInSeconds": `-1`,
+	}
+	order := []string{"EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore", "Description", "EventSource", "DurationInSeconds"}
+	for i := 0; i < len(fields); i += 2 {
+		if _, ok := f[fields[i]]; !ok {
+			order = append(order, fields[i])
+		}
+		f[fields[i]] = fields[i+1]
+	}
+	var members []string
+	for _, name := range order {
+		if f[name] != "" {
+			members = append(members, fmt.Sprintf("%q:%s", name, f[name]))
+		}
+	}
+	return "{" + strings.Join(members, ",") + "}"
+}
+
+// azureEvent is the event whose entry is raw.
+func azureEvent(t testing.TB, raw string) imds.Event {
+	t.Helper()
+	e, err := imds.UnmarshalEvent(json.RawMessage(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// said is the CloudEvent for a change.
+func said(t testing.TB, c imds.Change, in cloudevent.Circumstances) event.Event {
+	t.Helper()
+	in.Time = time.Date(2026, 11, 21, 3, 55, 29, 0, time.UTC)
+	ce, err := cloudevent.Wrap(c, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce
 }

@@ -10,32 +10,34 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
 // A Life is what is on record of one Azure event.
 type Life struct {
-	Event     string       `json:"event"` // EventId
-	Type      string       `json:"type"`
-	Source    string       `json:"source,omitempty"` // Platform, User
-	Resources []string     `json:"resources"`
-	Outcome   Outcome      `json:"outcome,omitempty"` // "" while it is not over
-	Changes   []LifeChange `json:"changes"`
+	Event     string             `json:"event"` // EventId
+	Type      string             `json:"type"`
+	Source    string             `json:"source,omitempty"` // Platform, User
+	Resources []string           `json:"resources"`
+	Outcome   cloudevent.Outcome `json:"outcome,omitempty"` // "" while it is not over
+	Changes   []LifeChange       `json:"changes"`
 }
 
 // LifeChange is one change of it, and who was told.
 type LifeChange struct {
-	ID             string         `json:"id"`
-	Change         ChangeKind     `json:"change"`
-	Time           time.Time      `json:"time"` // when it was first observed, UTC
-	NotBefore      time.Time      `json:"notBefore,omitzero"`
-	Fields         []string       `json:"changed,omitempty"`
-	WhileAway      bool           `json:"whileAway,omitempty"`
-	NotEarlierThan time.Time      `json:"notEarlierThan,omitzero"`
-	Observer       string         `json:"observer,omitempty"`
-	Approval       *Approval      `json:"approval,omitempty"` // of an approved
-	Lead           string         `json:"lead,omitempty"`     // of a reminder
-	Deliveries     []LifeDelivery `json:"deliveries"`
+	ID             string               `json:"id"`
+	Change         imds.ChangeKind      `json:"change"`
+	Time           time.Time            `json:"time"` // when it was first observed, UTC
+	NotBefore      time.Time            `json:"notBefore,omitzero"`
+	Fields         []string             `json:"changed,omitempty"`
+	WhileAway      bool                 `json:"whileAway,omitempty"`
+	NotEarlierThan time.Time            `json:"notEarlierThan,omitzero"`
+	Observer       string               `json:"observer,omitempty"`
+	Approval       *cloudevent.Approval `json:"approval,omitempty"` // of an approved
+	Lead           string               `json:"lead,omitempty"`     // of a reminder
+	Deliveries     []LifeDelivery       `json:"deliveries"`
 }
 
 // LifeDelivery is what became of telling one route.
@@ -73,7 +75,7 @@ func History(o *outbox.Outbox, p Period) ([]Life, error) {
 // RecentHistory is History of the newest n changes alone, however many there are; more says that there are older ones.
 // The first changes of the oldest of its lives may be missing.
 func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (lives []Life, more bool, err error) {
-	about := []byte(`"type":"` + EventPrefix)
+	about := []byte(`"type":"` + cloudevent.EventPrefix)
 	for span := 24 * time.Hour; ; span *= 4 {
 		var newest []outbox.Record
 		more = false
@@ -130,10 +132,10 @@ type Biographer struct {
 
 // Add takes a CloudEvent about an Azure event, and ignores any other.
 func (b *Biographer) Add(ce event.Event, told []LifeDelivery) {
-	if !strings.HasPrefix(ce.Type(), EventPrefix) || b.seen[ce.ID()] {
+	if !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix) || b.seen[ce.ID()] {
 		return
 	}
-	var d Data
+	var d cloudevent.Data
 	if json.Unmarshal(ce.Data(), &d) != nil {
 		return
 	}
@@ -141,7 +143,7 @@ func (b *Biographer) Add(ce event.Event, told []LifeDelivery) {
 		b.lives, b.seen = map[string]*Life{}, map[string]bool{}
 	}
 	b.seen[ce.ID()] = true
-	e, _ := UnmarshalEvent(d.Event)
+	e, _ := imds.UnmarshalEvent(d.Event)
 	life := b.lives[ce.Subject()]
 	if life == nil {
 		life = &Life{Event: ce.Subject()}
@@ -167,7 +169,7 @@ func (b *Biographer) Lives(p Period) []Life {
 	var picked []*Life
 	for _, l := range slices.SortedFunc(maps.Values(b.lives), func(x, y *Life) int { return strings.Compare(x.Event, y.Event) }) {
 		slices.SortStableFunc(l.Changes, func(x, y LifeChange) int { return x.Time.Compare(y.Time) })
-		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return SameVM(r, p.VM) })
+		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return imds.SameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
 			picked = append(picked, l)
 		}

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"forewarn/bridge/imds"
 )
 
 // How long things wait until it is known which VM this is.
@@ -19,8 +21,8 @@ const (
 )
 
 // setObserver merges what was learnt with what is set. mu is held, or nobody else knows b.
-func (b *Bridge) setObserver(o Observer) {
-	if o != (Observer{}) {
+func (b *Bridge) setObserver(o imds.Observer) {
+	if o != (imds.Observer{}) {
 		b.observer = o
 	}
 	if b.VMName != "" {
@@ -29,7 +31,7 @@ func (b *Bridge) setObserver(o Observer) {
 }
 
 // self is the observer as CloudEvents about the bridge name it.
-func (b *Bridge) self() Observer {
+func (b *Bridge) self() imds.Observer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o := b.observer
@@ -57,7 +59,7 @@ func (b *Bridge) identify(ctx context.Context) {
 			answered()
 			return
 		}
-		var answer *AnswerError
+		var answer *imds.AnswerError
 		if errors.As(err, &answer) {
 			answered()
 		}
@@ -118,7 +120,7 @@ func (b *Bridge) nameWarning(now time.Time) string {
 		" UTC; until then sinks that are told of its events only hear nothing; " + nameHint + ": " + b.nameless.err
 }
 
-func (b *Bridge) askInstance(ctx context.Context) (Observer, error) {
+func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
 	defer cancel()
 	return b.Client.Instance(ctx)
@@ -146,7 +148,7 @@ func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 }
 
 // learn takes what instance metadata says.
-func (b *Bridge) learn(o Observer) {
+func (b *Bridge) learn(o imds.Observer) {
 	b.deciding.Lock()
 	fresh, err := b.Outbox.Own(o.VMID)
 	if fresh { // what was known was another VM's
@@ -167,7 +169,7 @@ func (b *Bridge) learn(o Observer) {
 	b.mu.Unlock()
 	if now != before || fresh {
 		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
-		wait := b.commit(commit{values: map[string][]byte{valueObserver: CompactJSON(now)}}, time.Now())
+		wait := b.commit(commit{values: map[string][]byte{valueObserver: imds.CompactJSON(now)}}, time.Now())
 		_ = wait() // the outbox says when it can't write
 	}
 	b.decideHeld(time.Now())

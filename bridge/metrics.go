@@ -3,7 +3,9 @@ package bridge
 import (
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -11,7 +13,7 @@ import (
 // told by many goroutines at once, some of which hold locks, so its methods must return at once and ask nothing.
 type Meter interface {
 	// Polled is told of each answer of the endpoint, or of none.
-	Polled(PollClass)
+	Polled(imds.PollClass)
 	// Committed is told of each CloudEvent that is made, by its type.
 	Committed(ceType string)
 	// Meter also has Failed called for each dead letter, with its reason.
@@ -22,10 +24,10 @@ type Meter interface {
 
 // CloudEventTypes are the types of all CloudEvents that a bridge makes.
 var CloudEventTypes = []string{
-	EventPrefix + string(Scheduled), EventPrefix + string(Updated), EventPrefix + string(Started), EventPrefix + string(Vanished),
-	EventPrefix + string(Reminder), EventPrefix + string(Approved),
-	BridgeStarted, BridgeStopping, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
-	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded,
+	cloudevent.EventPrefix + string(imds.Scheduled), cloudevent.EventPrefix + string(imds.Updated), cloudevent.EventPrefix + string(imds.Started), cloudevent.EventPrefix + string(imds.Vanished),
+	cloudevent.EventPrefix + string(imds.Reminder), cloudevent.EventPrefix + string(imds.Approved),
+	cloudevent.BridgeStarted, cloudevent.BridgeStopping, cloudevent.BridgeHeartbeat, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.SinkBlocked, cloudevent.SinkRecovered,
+	cloudevent.DeliveryDeadLettered, cloudevent.DeliveryDropped, cloudevent.SettingsLoaded,
 }
 
 // FailureReasons are all that a Meter is told: why a delivery is to be tried again, and why one was given up.
@@ -44,7 +46,7 @@ const (
 // noMeter counts nothing.
 type noMeter struct{}
 
-func (noMeter) Polled(PollClass)                {}
+func (noMeter) Polled(imds.PollClass)           {}
 func (noMeter) Committed(string)                {}
 func (noMeter) Attempted(string, time.Duration) {}
 func (noMeter) Accepted(string, time.Duration)  {}

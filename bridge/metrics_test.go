@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -34,7 +36,7 @@ func (c *counting) add(n int, words ...any) {
 	}
 }
 
-func (c *counting) Polled(class PollClass)         { c.add(1, "polled", class) }
+func (c *counting) Polled(class imds.PollClass)    { c.add(1, "polled", class) }
 func (c *counting) Committed(ceType string)        { c.add(1, "committed", ceType) }
 func (c *counting) Superseded(sink string, n int)  { c.add(n, sink, "superseded") }
 func (c *counting) Failed(sink, reason string)     { c.add(1, sink, reason) }
@@ -207,7 +209,7 @@ func TestTheMeterIsToldOfPollsAndCloudEvents(t *testing.T) {
 		pause(20 * time.Second)
 		b.end()
 		polls := m.of("polled")
-		for _, class := range []PollClass{PollDocument, PollUnchanged, PollRetry} {
+		for _, class := range []imds.PollClass{imds.PollDocument, imds.PollUnchanged, imds.PollRetry} {
 			if polls[fmt.Sprint(class)] == 0 {
 				t.Errorf("the meter was told of %v, want some of class %d", polls, class)
 			}
@@ -220,7 +222,7 @@ func TestTheMeterIsToldOfPollsAndCloudEvents(t *testing.T) {
 			t.Errorf("the meter was told of %d polls, and of %d turns of their loop, want %d and as many at least", sum, turns, got)
 		}
 		m.want(t, "committed", map[string]int{
-			EventPrefix + "scheduled": 1, EventPrefix + "vanished": 1, BridgeStarted: 1, BridgeStopping: 1,
+			cloudevent.EventPrefix + "scheduled": 1, cloudevent.EventPrefix + "vanished": 1, cloudevent.BridgeStarted: 1, cloudevent.BridgeStopping: 1,
 		})
 	})
 }

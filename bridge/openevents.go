@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -51,8 +52,8 @@ type openEvent struct {
 	Approved  bool            `json:"approved,omitempty"` // an approval was sent, or may have been
 	Waited    *waited         `json:"waited,omitempty"`   // by the rules; replaced, never changed
 
-	event Event     // of Event
-	kept  time.Time // when it was last given to the outbox
+	event imds.Event // of Event
+	kept  time.Time  // when it was last given to the outbox
 }
 
 // unwatched notes how long no valid answer came, and that the observer booted meanwhile. It says whether that is news.
@@ -73,7 +74,7 @@ func (op *openEvent) clone() openEvent {
 // group is the event as the outbox keeps it.
 func (op *openEvent) group() *outbox.Group {
 	op.kept = time.Now()
-	return &outbox.Group{State: CompactJSON(op), Latest: op.Latest}
+	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest}
 }
 
 // openEvents are Azure's events that are not over. They may be used by several goroutines; whoever derives changes from
@@ -110,7 +111,7 @@ func decodeOpen(g outbox.Group) (*openEvent, error) {
 	if err := json.Unmarshal(g.State, &op); err != nil {
 		return nil, fmt.Errorf("open event: %w", err)
 	}
-	event, err := UnmarshalEvent(op.Event)
+	event, err := imds.UnmarshalEvent(op.Event)
 	op.event, op.Latest = event, g.Latest
 	return &op, err
 }
@@ -123,11 +124,11 @@ func (o *openEvents) clear() {
 }
 
 // all are the open events, the first seen first, with what is remembered of each.
-func (o *openEvents) all() ([]Event, map[string]openEvent) {
+func (o *openEvents) all() ([]imds.Event, map[string]openEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	states := make(map[string]openEvent, len(o.byID))
-	events := make([]Event, 0, len(o.byID))
+	events := make([]imds.Event, 0, len(o.byID))
 	for _, id := range slices.SortedFunc(maps.Keys(o.byID), o.byFirst) {
 		states[id] = o.byID[id].clone()
 		events = append(events, o.byID[id].event)
@@ -136,12 +137,12 @@ func (o *openEvents) all() ([]Event, map[string]openEvent) {
 }
 
 // get is one of them; ok is false when it is not open.
-func (o *openEvents) get(id string) (e Event, state openEvent, ok bool) {
+func (o *openEvents) get(id string) (e imds.Event, state openEvent, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	op, ok := o.byID[id]
 	if !ok {
-		return Event{}, openEvent{}, false
+		return imds.Event{}, openEvent{}, false
 	}
 	return op.event, op.clone(), true
 }
@@ -239,29 +240,29 @@ const maxOpenBytes = 16 << 20
 
 // leftOut is what is said while changes do not fit.
 var leftOut = fmt.Sprintf("changes are left out, because %d events, or %d MiB of them, are open already",
-	MaxEvents, maxOpenBytes>>20)
+	imds.MaxEvents, maxOpenBytes>>20)
 
 // fitting leaves out the changes for which there is no room beside the known events. Documents that make nothing vanish
 // could otherwise open events without end.
-func fitting(known []Event, changes []Change) []Change {
+func fitting(known []imds.Event, changes []imds.Change) []imds.Change {
 	n, bytes := len(known), 0
 	for _, e := range known {
 		bytes += len(e.Raw)
 	}
 	for _, c := range changes {
-		if c.Kind == Vanished {
+		if c.Kind == imds.Vanished {
 			n, bytes = n-1, bytes-len(c.Event.Raw)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(changes), func(c Change) bool {
+	return slices.DeleteFunc(slices.Clone(changes), func(c imds.Change) bool {
 		more, longer := 1, len(c.Event.Raw)
 		switch {
-		case c.Kind == Vanished:
+		case c.Kind == imds.Vanished:
 			return false
 		case c.Previous != nil:
 			more, longer = 0, longer-len(c.Previous.Raw)
 		}
-		if n+more > MaxEvents || bytes+longer > maxOpenBytes {
+		if n+more > imds.MaxEvents || bytes+longer > maxOpenBytes {
 			return true
 		}
 		n, bytes = n+more, bytes+longer

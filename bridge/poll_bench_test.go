@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -24,7 +25,7 @@ func BenchmarkUnchangedPoll(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer box.Close()
-			br := New(Options{Client: NewClient(azure.URL, DefaultAPIVersion, log, nil), Outbox: box, Log: log})
+			br := New(Options{Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log})
 			close(br.identified)
 			w := watcher{Bridge: br}
 			w.poll(b.Context())

@@ -14,7 +14,7 @@ func TestREADMEExplainsEveryFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	sections := strings.Split(string(text), "\n## ")[1:]
-	for i, dir := range []string{".", "discovery", "delivery", "outbox"} {
+	for i, dir := range []string{"imds", "discovery", "cloudevent", ".", "delivery", "outbox"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

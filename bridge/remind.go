@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -40,7 +42,7 @@ func (b *Bridge) remind(now time.Time) {
 }
 
 // nextLead is when the next reminder of the event may be due, if that comes before the time at.
-func nextLead(routes []Route, e Event, now, at time.Time) time.Time {
+func nextLead(routes []Route, e imds.Event, now, at time.Time) time.Time {
 	for _, r := range routes {
 		for _, lead := range r.Terms.Remind {
 			if due := e.NotBefore.Add(-lead); due.After(now) && due.Before(at) {
@@ -52,9 +54,9 @@ func nextLead(routes []Route, e Event, now, at time.Time) time.Time {
 }
 
 // dueLeads are those for which a reminder of the event is due: of each route the shortest whose time has come.
-func dueLeads(routes []Route, owed []string, e Event, now time.Time) (leads []time.Duration) {
+func dueLeads(routes []Route, owed []string, e imds.Event, now time.Time) (leads []time.Duration) {
 	left := e.NotBefore.Sub(now)
-	if e.Status != StatusScheduled || left <= 0 {
+	if e.Status != imds.StatusScheduled || left <= 0 {
 		return nil
 	}
 	for _, r := range routes {
@@ -77,9 +79,9 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 
 // reminder is the commit of one reminder; due is false when it was told before. One that would come close to another
 // message is taken for told.
-func (s scene) reminder(e Event, op openEvent, lead time.Duration) (c commit, due bool) {
-	change := Change{Kind: Reminder, Event: e, Lead: lead}
-	id := ChangeID(change)
+func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commit, due bool) {
+	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
+	id := cloudevent.ChangeID(change)
 	if s.mark(e.ID, id).Times > 0 {
 		return commit{}, false
 	}
@@ -87,19 +89,19 @@ func (s scene) reminder(e Event, op openEvent, lead time.Duration) (c commit, du
 	if s.now.Sub(op.Said) <= remindAgain {
 		return c, true
 	}
-	ce, err := Wrap(change, s.circumstances(op))
+	ce, err := cloudevent.Wrap(change, s.circumstances(op))
 	if err != nil {
 		s.log.Error("a reminder can't be told", "event", e.ID, "err", err)
 		return commit{}, false
 	}
-	m := message{ce: ce, event: e.ID, change: Reminder, notBefore: e.NotBefore}
+	m := message{ce: ce, event: e.ID, change: imds.Reminder, notBefore: e.NotBefore}
 	for _, r := range s.routes {
 		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name) {
 			m.to = append(m.to, r.Name)
 		}
 	}
 	if len(m.to) > 0 {
-		s.log.Info("a reminder is due", "event", e.ID, "lead", LeadText(lead), "id", id, "to", strings.Join(m.to, ","))
+		s.log.Info("a reminder is due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id, "to", strings.Join(m.to, ","))
 		op.Said = s.now
 		c.open[e.ID] = &op
 		c.messages = append(c.messages, m)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
@@ -34,7 +35,7 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 		s.redeploy(idA, 4*time.Hour)
 		at := time.Now().Add(4 * time.Hour)
 		pause(3*time.Hour + 30*time.Minute)
-		stamp := at.UTC().Truncate(time.Second).Format(timestampInIDs) + "Z"
+		stamp := at.UTC().Truncate(time.Second).Format("20060102T150405") + "Z"
 		wantIDs(t, chat.ids(), idA+"-scheduled", idA+"-reminder-3h-"+stamp, idA+"-reminder-1h-"+stamp)
 		wantIDs(t, audit.ids(), idA+"-scheduled")
 		if got := at.Sub(chat.accepted()[1].at); got < 3*time.Hour-5*time.Second || got > 3*time.Hour+time.Second {
@@ -352,7 +353,7 @@ func TestLeadsAreWrittenAsPeopleDo(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		24 * time.Hour: "24h", time.Hour: "1h", 90 * time.Minute: "1h30m", 10 * time.Minute: "10m", 30 * time.Second: "30s", 100 * time.Second: "1m40s",
 	} {
-		if got := LeadText(d); got != want {
+		if got := cloudevent.LeadText(d); got != want {
 			t.Errorf("%v is written %s, want %s", d, got, want)
 		}
 	}

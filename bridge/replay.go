@@ -3,6 +3,7 @@ package bridge
 import (
 	"slices"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
 )
 
@@ -52,6 +53,6 @@ func (b *Bridge) tellDropped(dropped []outbox.Delivery, by string) {
 		} else {
 			data["deliveries"] = named(list[:min(len(list), listedDead)])
 		}
-		b.tellBridge(DeliveryDropped, data, sink)
+		b.tellBridge(cloudevent.DeliveryDropped, data, sink)
 	}
 }

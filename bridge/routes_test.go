@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -173,7 +174,7 @@ func TestAReloadWaitsForTheStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
+		client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
 		before, after := &ear{}, &ear{}
 		b := New(Options{Client: client, Outbox: outbox, Routes: []Route{before.all("before")}, Log: s.logger()})
 		reloaded := false

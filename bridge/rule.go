@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"forewarn/bridge/imds"
 )
 
 // A Rule says which events are approved, so that Azure need not wait out their notice. Unlike a Filter, which lets pass
@@ -60,7 +62,7 @@ const (
 
 // rule applies the rule to an event. told gives what became of telling a route of its newest change, which was observed
 // at a time. All times are of the monotonic clock, which nobody can step.
-func (r Rule) rule(e Event, fields map[string]any, self string, told func(route string) acceptance, observed, now time.Time) ruling {
+func (r Rule) rule(e imds.Event, fields map[string]any, self string, told func(route string) acceptance, observed, now time.Time) ruling {
 	if verdict := r.picks(e, fields, self); !verdict.approve {
 		return verdict
 	}
@@ -94,7 +96,7 @@ type Forecast struct {
 
 // Foresee says what each of the rules would decide about an event on the VM self. fields are those of the CloudEvent of
 // its newest change, and told says whether a sink is told of that. It approves nothing.
-func Foresee(rules []Rule, e Event, fields map[string]any, self string, told func(sink string) bool) []Forecast {
+func Foresee(rules []Rule, e imds.Event, fields map[string]any, self string, told func(sink string) bool) []Forecast {
 	var all []Forecast
 	now := time.Now()
 	accepts := func(sink string) acceptance {
@@ -111,9 +113,9 @@ func Foresee(rules []Rule, e Event, fields map[string]any, self string, told fun
 }
 
 // picks says whether the event is one for the rule at all.
-func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
+func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except
-	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return SameVM(vm, self) })
+	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
 	switch { // first what the rule is for
 	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
 		return notForIt("only.types: it is a %s", e.Type)
@@ -133,7 +135,7 @@ func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
 		}
 	}
 	switch { // and then every doubt
-	case e.Status != StatusScheduled:
+	case e.Status != imds.StatusScheduled:
 		return no("it is not Scheduled but %q", e.Status)
 	case self == "":
 		return notYet("the name of this VM is not known")
@@ -152,7 +154,7 @@ func (r Rule) picks(e Event, fields map[string]any, self string) ruling {
 }
 
 // excepts says whether the event is, or may be, one that except names.
-func (r Rule) excepts(except Match, e Event, self string) bool {
+func (r Rule) excepts(except Match, e imds.Event, self string) bool {
 	if except.VMs == "" && len(except.Types) == 0 && len(except.Sources) == 0 {
 		return false
 	}

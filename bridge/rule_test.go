@@ -6,17 +6,19 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"forewarn/bridge/imds"
 )
 
 // Every doubt means no: an approval is given only to what the rule names, when all are told that it waits for.
 func TestEveryDoubtMeansNo(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	event := func(change func(*Event)) Event {
-		e := Event{ID: idA, Status: "Scheduled", Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, Duration: -1}
+	event := func(change func(*imds.Event)) imds.Event {
+		e := imds.Event{ID: idA, Status: "Scheduled", Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, Duration: -1}
 		change(&e)
 		return e
 	}
-	as := func(*Event) {}
+	as := func(*imds.Event) {}
 	user := Rule{Filter: Filter{Only: Match{VMs: "self", Types: []string{"Reboot", "Redeploy"}, Sources: []string{"user"}}}}
 	with := func(change func(*Rule)) Rule {
 		r := user
@@ -34,41 +36,41 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 	for _, tt := range []struct {
 		claim string
 		rule  Rule
-		event Event
+		event imds.Event
 		self  string
 		told  func(string) acceptance
 		why   string // "" approves
 		final bool
 	}{
 		{"all is as the rule says", user, event(as), "vm-0", nil, "", false},
-		{"names ignore case and the preview's underscore", user, event(func(e *Event) { e.Resources = []string{"_VM-0"} }), "vm-0", nil, "", false},
+		{"names ignore case and the preview's underscore", user, event(func(e *imds.Event) { e.Resources = []string{"_VM-0"} }), "vm-0", nil, "", false},
 		{"this VM's name is not known", user, event(as), "", nil, "name of this VM", false},
-		{"nobody knows whom it hits", user, event(func(e *Event) { e.Resources = nil }), "vm-0", nil, "whom it hits", true},
-		{"it hits another VM", user, event(func(e *Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit this VM", true},
-		{"it hits another VM too", user, event(func(e *Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "also hits vm-1", true},
-		{"others are allowed", with(func(r *Rule) { r.Others = true }), event(func(e *Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "", false},
-		{"others are allowed, and it does not hit this VM", with(func(r *Rule) { r.Others = true }), event(func(e *Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit", true},
-		{"the leader approves", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "", false},
-		{"the second does not", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "not the first", true},
-		{"it has begun", user, event(func(e *Event) { e.Status = "Started" }), "vm-0", nil, "not Scheduled", true},
-		{"its status is unheard of", user, event(func(e *Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
-		{"its type is another", user, event(func(e *Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},
-		{"its type is unheard of", user, event(func(e *Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
+		{"nobody knows whom it hits", user, event(func(e *imds.Event) { e.Resources = nil }), "vm-0", nil, "whom it hits", true},
+		{"it hits another VM", user, event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit this VM", true},
+		{"it hits another VM too", user, event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "also hits vm-1", true},
+		{"others are allowed", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "", false},
+		{"others are allowed, and it does not hit this VM", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit", true},
+		{"the leader approves", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "", false},
+		{"the second does not", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "not the first", true},
+		{"it has begun", user, event(func(e *imds.Event) { e.Status = "Started" }), "vm-0", nil, "not Scheduled", true},
+		{"its status is unheard of", user, event(func(e *imds.Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
+		{"its type is another", user, event(func(e *imds.Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},
+		{"its type is unheard of", user, event(func(e *imds.Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
 		{"it is the one type that the rule names", with(types("Reboot")), event(as), "vm-0", nil, "", false},
 		{"its type is not the one that the rule names", with(types("Redeploy")), event(as), "vm-0", nil, "only.types", true},
 		{"the rule names no types", with(types()), event(as), "vm-0", nil, "only.types", true},
 		{"the rule only says what it does not approve", with(func(r *Rule) {
 			r.Filter.Only.Types, r.Filter.Except.Types = nil, []string{"Freeze"}
 		}), event(as), "vm-0", nil, "only.types", true},
-		{"Azure did not send its type", with(types("", "Reboot")), event(func(e *Event) { e.Type = "" }), "vm-0", nil, "only.types", true},
-		{"the rule names a type that is unheard of", with(types("Levitate")), event(func(e *Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
-		{"its source is another", user, event(func(e *Event) { e.Source = "Platform" }), "vm-0", nil, "only.sources", true},
-		{"Azure did not send its source", user, event(func(e *Event) { e.Source = "" }), "vm-0", nil, "only.sources", true},
+		{"Azure did not send its type", with(types("", "Reboot")), event(func(e *imds.Event) { e.Type = "" }), "vm-0", nil, "only.types", true},
+		{"the rule names a type that is unheard of", with(types("Levitate")), event(func(e *imds.Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
+		{"its source is another", user, event(func(e *imds.Event) { e.Source = "Platform" }), "vm-0", nil, "only.sources", true},
+		{"Azure did not send its source", user, event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "only.sources", true},
 		{"it is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"reboot"} }), event(as), "vm-0", nil, "except", true},
 		{"something else is excepted", with(func(r *Rule) { r.Filter.Except.Types = []string{"Freeze"} }), event(as), "vm-0", nil, "", false},
 		{"it may be excepted", with(func(r *Rule) {
 			r.Filter.Only.Sources, r.Filter.Except.Sources = nil, []string{"Platform"}
-		}), event(func(e *Event) { e.Source = "" }), "vm-0", nil, "except", true},
+		}), event(func(e *imds.Event) { e.Source = "" }), "vm-0", nil, "except", true},
 		{"when holds", with(func(r *Rule) { r.Filter.When = when(t, "duration < 0") }), event(as), "vm-0", nil, "", false},
 		{"when does not hold", with(func(r *Rule) { r.Filter.When = when(t, "duration > 0") }), event(as), "vm-0", nil, "when", true},
 		{"when fails", with(func(r *Rule) { r.Filter.When = when(t, "data.no.such.thing > 1") }), event(as), "vm-0", nil, "when fails", true},
@@ -99,22 +101,22 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	}}
 	for _, tt := range []struct {
 		claim    string
-		event    Event
+		event    imds.Event
 		self     string
 		duration int
 		speaks   bool
 	}{
-		{"another type", Event{Type: "Freeze", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, false},
-		{"a type nobody knows, in a status nobody knows", Event{Type: "Levitate", Status: "Advisory", Source: "User"}, "", -1, false},
-		{"another source", Event{Source: "Platform", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, false},
-		{"other VMs", Event{Source: "User", Resources: []string{"vm-1"}}, "vm-0", -1, false},
-		{"excepted", Event{Source: "User", Resources: []string{"vm-0"}}, "vm-0", -1, false},
-		{"when does not hold", Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", 5, false},
-		{"no source", Event{Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
-		{"no VMs", Event{Source: "User"}, "vm-0", -1, true},
-		{"no name of this VM", Event{Source: "User", Resources: []string{"vm-0"}}, "", -1, true},
-		{"others too", Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
-		{"a status nobody knows", Event{Status: "Advisory", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
+		{"another type", imds.Event{Type: "Freeze", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, false},
+		{"a type nobody knows, in a status nobody knows", imds.Event{Type: "Levitate", Status: "Advisory", Source: "User"}, "", -1, false},
+		{"another source", imds.Event{Source: "Platform", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, false},
+		{"other VMs", imds.Event{Source: "User", Resources: []string{"vm-1"}}, "vm-0", -1, false},
+		{"excepted", imds.Event{Source: "User", Resources: []string{"vm-0"}}, "vm-0", -1, false},
+		{"when does not hold", imds.Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", 5, false},
+		{"no source", imds.Event{Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
+		{"no VMs", imds.Event{Source: "User"}, "vm-0", -1, true},
+		{"no name of this VM", imds.Event{Source: "User", Resources: []string{"vm-0"}}, "", -1, true},
+		{"others too", imds.Event{Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
+		{"a status nobody knows", imds.Event{Status: "Advisory", Source: "User", Resources: []string{"vm-1", "vm-0"}}, "vm-0", -1, true},
 	} {
 		tt.event.ID, tt.event.Type, tt.event.Status = idA, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
 		got := rule.picks(tt.event, map[string]any{"duration": tt.duration}, tt.self)

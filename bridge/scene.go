@@ -10,6 +10,8 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -23,7 +25,7 @@ type moment struct {
 // scene is all that turning changes into deliveries depends on, beside the change.
 type scene struct {
 	moment
-	observer    Observer
+	observer    imds.Observer
 	host        string
 	source      string
 	incarnation string
@@ -47,17 +49,17 @@ func (b *Bridge) scene(m moment) scene {
 }
 
 // handle commits what a document changes. It returns false when that is not all on disk.
-func (b *Bridge) handle(doc Document, m moment) bool {
+func (b *Bridge) handle(doc imds.Document, m moment) bool {
 	wait, all := b.tellChanges(doc, m)
 	return wait() == nil && all
 }
 
 // tellChanges hands over what a document changes. all says that each change could be told.
-func (b *Bridge) tellChanges(doc Document, m moment) (wait func() error, all bool) {
+func (b *Bridge) tellChanges(doc imds.Document, m moment) (wait func() error, all bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.events.all()
-	found := Diff(known, doc)
+	found := imds.Diff(known, doc)
 	changes := fitting(known, found)
 	full := len(changes) < len(found)
 	b.noRoom(full)
@@ -90,29 +92,29 @@ func (b *Bridge) noRoom(full bool) {
 
 // add says one change as a CloudEvent, decides which routes get it, and puts both into the commit. op is what is
 // remembered of the event, its zero value for a new one.
-func (s scene) add(c *commit, change Change, op openEvent) error {
+func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 	e := change.Event
 	if op.Event == nil { // new
-		approved := s.mark(e.ID, ChangeID(Change{Kind: Approved, Event: e})).Times > 0 // by hand somebody was faster than the poll
+		approved := s.mark(e.ID, cloudevent.ChangeID(imds.Change{Kind: imds.Approved, Event: e})).Times > 0 // by hand somebody was faster than the poll
 		op = openEvent{Life: s.mark(e.ID, e.ID).Times + 1, First: s.now, Approved: approved}
 	}
-	if e.Status == StatusStarted && op.Started.IsZero() {
+	if e.Status == imds.StatusStarted && op.Started.IsZero() {
 		op.Started = s.now
 	}
-	base := ChangeID(change)
+	base := cloudevent.ChangeID(change)
 	times := max(op.Life, s.mark(e.ID, base).Times+1)
 	in := s.circumstances(op)
 	in.WhileAway, in.Repeat = s.away, times-1
 	if s.away {
 		in.NotEarlierThan = s.before
 	}
-	if change.Kind == Vanished {
+	if change.Kind == imds.Vanished {
 		if op.Approval.owed() {
 			s.addApproval(c, e, op, mootApproval(op, s.now, "the event is no longer listed"))
 		}
 		in.End = end(change, op, s.observer.Name, s.booted, s.now)
 	}
-	ce, err := Wrap(change, in)
+	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
 		return err
 	}
@@ -121,7 +123,7 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 	}
 	s.address(&m, change, &op)
 	attrs := []any{
-		"change", change.Kind, "event", e.ID, "type", e.Type, "resources", attribute(strings.Join(e.Resources, ",")),
+		"change", change.Kind, "event", e.ID, "type", e.Type, "resources", imds.Printable(strings.Join(e.Resources, ","), 1<<10),
 		"id", ce.ID(), "to", strings.Join(m.to, ","),
 	}
 	if !e.NotBefore.IsZero() {
@@ -131,7 +133,7 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 	c.messages = append(c.messages, m)
 	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 	c.marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
-	if change.Kind == Vanished {
+	if change.Kind == imds.Vanished {
 		c.open[e.ID] = nil
 		return nil
 	}
@@ -141,26 +143,26 @@ func (s scene) add(c *commit, change Change, op openEvent) error {
 }
 
 // circumstances are what every CloudEvent about an event says now. op is what is remembered of it.
-func (s scene) circumstances(op openEvent) Circumstances {
-	return Circumstances{
+func (s scene) circumstances(op openEvent) cloudevent.Circumstances {
+	return cloudevent.Circumstances{
 		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
 		Announced: op.First, Begun: op.Started,
 	}
 }
 
 // address asks the filter of every route whether it gets the message.
-func (s scene) address(m *message, change Change, op *openEvent) {
+func (s scene) address(m *message, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range s.routes {
 		if r.Filter.When != nil && fields == nil {
-			fields = Fields(m.ce)
+			fields = cloudevent.Fields(m.ce)
 		}
 		s.decide(r, change, fields, op, m)
 	}
 }
 
 // decide asks a route's filter, and notes in op and m what it said.
-func (s scene) decide(r Route, change Change, fields map[string]any, op *openEvent, m *message) {
+func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *openEvent, m *message) {
 	wanted, _ := r.Filter.Change(change, s.observer.Name)
 	if due := r.dueFor(change, s.now); wanted && !due.IsZero() {
 		if m.due == nil {
@@ -210,18 +212,18 @@ func (s scene) decide(r Route, change Change, fields map[string]any, op *openEve
 }
 
 // end is what can honestly be said about the end of an event.
-func end(c Change, op openEvent, self string, booted, now time.Time) End {
+func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloudevent.End {
 	e := c.Event
-	x := End{Outcome: OutcomeUnknown, LongestPause: op.Pause}
+	x := cloudevent.End{Outcome: cloudevent.OutcomeUnknown, LongestPause: op.Pause}
 	if booted.After(op.First) {
 		x.Back = booted
 	}
 	switch {
 	case !op.Started.IsZero(), op.Rebooted && e.Affects(self):
-		x.Outcome = OutcomeCompleted
+		x.Outcome = cloudevent.OutcomeCompleted
 	case c.Replaced: // it may go on under the other id
-	case e.Status == StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" && e.Type != "Terminate":
-		x.Outcome = OutcomeCanceled
+	case e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" && e.Type != "Terminate":
+		x.Outcome = cloudevent.OutcomeCanceled
 	}
 	return x
 }
@@ -261,7 +263,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 			}
 			for _, r := range routes {
 				if missed(r, op.Latest) {
-					s.decide(r, change, Fields(*ce), &op, &m)
+					s.decide(r, change, cloudevent.Fields(*ce), &op, &m)
 				}
 			}
 			c.open[e.ID] = &op
@@ -316,7 +318,7 @@ func (b *Bridge) decideHeldGroup(
 			c.remove = append(c.remove, ref)
 			continue
 		}
-		due := leadTime(lead, ChangeKind(d.Change), d.NotBefore, now)
+		due := leadTime(lead, imds.ChangeKind(d.Change), d.NotBefore, now)
 		c.move = append(c.move, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: due})
 	}
 	op := c.open[id]
@@ -342,7 +344,7 @@ func firstAccepted(r Route, changes []outbox.Delivery, read cloudEvents, self st
 		if ce == nil {
 			return n
 		}
-		if verdict, _, _ := r.Filter.Event(changeOf(*ce), Fields(*ce), self, true); verdict != Refused {
+		if verdict, _, _ := r.Filter.Event(changeOf(*ce), cloudevent.Fields(*ce), self, true); verdict != Refused {
 			return n
 		}
 	}
@@ -350,12 +352,12 @@ func firstAccepted(r Route, changes []outbox.Delivery, read cloudEvents, self st
 }
 
 // dueFor is when a change is due at a route with a lead: that long before the event begins; zero for at once.
-func (r Route) dueFor(c Change, now time.Time) time.Time {
+func (r Route) dueFor(c imds.Change, now time.Time) time.Time {
 	return leadTime(r.Terms.Lead, c.Kind, c.Event.NotBefore, now)
 }
 
-func leadTime(lead time.Duration, kind ChangeKind, notBefore, now time.Time) time.Time {
-	if lead <= 0 || kind != Scheduled && kind != Updated {
+func leadTime(lead time.Duration, kind imds.ChangeKind, notBefore, now time.Time) time.Time {
+	if lead <= 0 || kind != imds.Scheduled && kind != imds.Updated {
 		return time.Time{}
 	}
 	if due := notBefore.Add(-lead); due.After(now) {
@@ -365,16 +367,16 @@ func leadTime(lead time.Duration, kind ChangeKind, notBefore, now time.Time) tim
 }
 
 // changeOf reads a change back from its CloudEvent.
-func changeOf(ce event.Event) Change {
-	c := Change{Kind: ChangeKind(strings.TrimPrefix(ce.Type(), EventPrefix))}
-	var d Data
+func changeOf(ce event.Event) imds.Change {
+	c := imds.Change{Kind: imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix))}
+	var d cloudevent.Data
 	if json.Unmarshal(ce.Data(), &d) != nil {
 		return c
 	}
-	c.Event, _ = UnmarshalEvent(d.Event)
+	c.Event, _ = imds.UnmarshalEvent(d.Event)
 	c.Fields = d.Changed
 	if len(bytes.TrimSpace(d.Previous)) > 0 {
-		if previous, err := UnmarshalEvent(d.Previous); err == nil {
+		if previous, err := imds.UnmarshalEvent(d.Previous); err == nil {
 			c.Previous = &previous
 		}
 	}

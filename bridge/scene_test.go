@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -14,33 +16,33 @@ import (
 func TestTheOutcomeIsHonest(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	later, sooner := now.Add(time.Minute), now.Add(-time.Minute)
-	scheduled := func(typ string, notBefore time.Time) Event {
-		return Event{ID: idA, Status: "Scheduled", Type: typ, Resources: []string{"vm-0"}, NotBefore: notBefore}
+	scheduled := func(typ string, notBefore time.Time) imds.Event {
+		return imds.Event{ID: idA, Status: "Scheduled", Type: typ, Resources: []string{"vm-0"}, NotBefore: notBefore}
 	}
 	for _, tt := range []struct {
 		claim string
-		event Event
+		event imds.Event
 		op    openEvent
 		self  string
-		want  Outcome
+		want  cloudevent.Outcome
 	}{
-		{"it had begun", Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner}, "vm-0", OutcomeCompleted},
-		{"it had begun, and there was a gap", Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner, Gap: true}, "vm-0", OutcomeCompleted},
-		{"it had begun, and was scheduled again", scheduled("Reboot", later), openEvent{Started: sooner}, "vm-0", OutcomeCompleted},
-		{"a Preempt had begun", Event{Status: "Started", Type: "Preempt"}, openEvent{Started: sooner}, "vm-0", OutcomeCompleted},
-		{"this VM rebooted in the gap", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "VM-0", OutcomeCompleted},
-		{"this VM rebooted, and the event is another's", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "vm-1", OutcomeUnknown},
-		{"this VM rebooted, and has no name", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "", OutcomeUnknown},
-		{"its time had not come", scheduled("Reboot", later), openEvent{}, "vm-0", OutcomeCanceled},
-		{"its time had not come, for another VM", scheduled("Freeze", later), openEvent{}, "vm-1", OutcomeCanceled},
-		{"its time had come", scheduled("Reboot", sooner), openEvent{}, "vm-0", OutcomeUnknown},
-		{"nobody watched for a while", scheduled("Reboot", later), openEvent{Gap: true}, "vm-0", OutcomeUnknown},
-		{"it had no time", scheduled("Reboot", time.Time{}), openEvent{}, "vm-0", OutcomeUnknown},
-		{"a Preempt before its time", scheduled("Preempt", later), openEvent{}, "vm-0", OutcomeUnknown},
-		{"a Terminate before its time", scheduled("Terminate", later), openEvent{}, "vm-0", OutcomeUnknown},
-		{"a status nobody knows", Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, openEvent{}, "vm-0", OutcomeUnknown},
+		{"it had begun", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner}, "vm-0", cloudevent.OutcomeCompleted},
+		{"it had begun, and there was a gap", imds.Event{Status: "Started", Type: "Reboot"}, openEvent{Started: sooner, Gap: true}, "vm-0", cloudevent.OutcomeCompleted},
+		{"it had begun, and was scheduled again", scheduled("Reboot", later), openEvent{Started: sooner}, "vm-0", cloudevent.OutcomeCompleted},
+		{"a Preempt had begun", imds.Event{Status: "Started", Type: "Preempt"}, openEvent{Started: sooner}, "vm-0", cloudevent.OutcomeCompleted},
+		{"this VM rebooted in the gap", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "VM-0", cloudevent.OutcomeCompleted},
+		{"this VM rebooted, and the event is another's", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "vm-1", cloudevent.OutcomeUnknown},
+		{"this VM rebooted, and has no name", scheduled("Reboot", sooner), openEvent{Gap: true, Rebooted: true}, "", cloudevent.OutcomeUnknown},
+		{"its time had not come", scheduled("Reboot", later), openEvent{}, "vm-0", cloudevent.OutcomeCanceled},
+		{"its time had not come, for another VM", scheduled("Freeze", later), openEvent{}, "vm-1", cloudevent.OutcomeCanceled},
+		{"its time had come", scheduled("Reboot", sooner), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
+		{"nobody watched for a while", scheduled("Reboot", later), openEvent{Gap: true}, "vm-0", cloudevent.OutcomeUnknown},
+		{"it had no time", scheduled("Reboot", time.Time{}), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
+		{"a Preempt before its time", scheduled("Preempt", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
+		{"a Terminate before its time", scheduled("Terminate", later), openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
+		{"a status nobody knows", imds.Event{Status: "Advisory", Type: "Reboot", NotBefore: later}, openEvent{}, "vm-0", cloudevent.OutcomeUnknown},
 	} {
-		if got := end(Change{Event: tt.event}, tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
+		if got := end(imds.Change{Event: tt.event}, tt.op, tt.self, time.Time{}, now).Outcome; got != tt.want {
 			t.Errorf("%s: outcome is %s, want %s", tt.claim, got, tt.want)
 		}
 	}
@@ -72,11 +74,11 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 				pause(5 * time.Second)
 				all := e.accepted()
 				d := dataIn(t, all[len(all)-1].Event)
-				want := OutcomeUnknown
+				want := cloudevent.OutcomeUnknown
 				if booted || started {
-					want = OutcomeCompleted
+					want = cloudevent.OutcomeCompleted
 				}
-				if d.Change != Vanished || d.Outcome != want || booted && !d.Back.Equal(s.opts.Booted) || !booted && !d.Back.IsZero() {
+				if d.Change != imds.Vanished || d.Outcome != want || booted && !d.Back.Equal(s.opts.Booted) || !booted && !d.Back.IsZero() {
 					t.Errorf("booted %v, started %v: told %s, outcome %s, back %v; want %s", booted, started, d.Change, d.Outcome, d.Back, want)
 				}
 				b.end()
@@ -89,8 +91,8 @@ func TestARebootInTheGapIsKnownByTheBootTime(t *testing.T) {
 func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T) {
 	for _, tt := range []struct {
 		gap  time.Duration
-		want Outcome
-	}{{0, OutcomeCanceled}, {2 * time.Second, OutcomeCanceled}, {30 * time.Second, OutcomeUnknown}} {
+		want cloudevent.Outcome
+	}{{0, cloudevent.OutcomeCanceled}, {2 * time.Second, cloudevent.OutcomeCanceled}, {30 * time.Second, cloudevent.OutcomeUnknown}} {
 		bubble(t, func(t *testing.T, s *stage) {
 			e := &ear{}
 			b := s.start(e.all("a"))
@@ -147,7 +149,7 @@ func TestOnlyAStandstillIsAPause(t *testing.T) {
 				pause(2 * time.Second)
 				b.end()
 				all := e.accepted()
-				if d := dataIn(t, all[len(all)-1].Event); d.Change != Vanished || d.LongestPause != 0 {
+				if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.LongestPause != 0 {
 					t.Errorf("%s, longestPause %v, want vanished and none", d.Change, d.LongestPause)
 				}
 			})
@@ -199,7 +201,7 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 		pause(5 * time.Second)
 		b.end()
 		all := e.accepted()
-		if d := dataIn(t, all[len(all)-1].Event); d.Change != Vanished || d.Outcome != OutcomeUnknown {
+		if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
 			t.Errorf("told %s, outcome %s; want vanished, unknown", d.Change, d.Outcome)
 		}
 	})

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -41,7 +43,7 @@ func start(w *world) *process {
 	}
 	p.outbox = box
 	p.bridge = bridge.New(bridge.Options{
-		Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
+		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
 		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
 		Turned: w.turned,
@@ -227,7 +229,7 @@ func handedOf(d delivery.Delivery) handed {
 		id: d.Event.ID(), event: d.Event.Subject(), time: d.Event.Time(), attempt: d.Attempt, receipt: string(d.Receipt),
 		notBefore: d.NotBefore, body: string(d.Event.Data()),
 	}
-	kind, azures := strings.CutPrefix(d.Event.Type(), bridge.EventPrefix)
+	kind, azures := strings.CutPrefix(d.Event.Type(), cloudevent.EventPrefix)
 	h.change = kind
 	if !azures {
 		h.event = ""

@@ -18,7 +18,9 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -113,7 +115,7 @@ func (s *stage) startWith(box *outbox.Outbox, routes ...Route) *running {
 	if s.proxy != nil {
 		transport = s.proxy(transport)
 	}
-	o.Client = NewClient(endpoint, DefaultAPIVersion, s.logger(), transport)
+	o.Client = imds.NewClient(endpoint, imds.DefaultAPIVersion, s.logger(), transport)
 	o.Outbox, o.Routes, o.Log, o.Host, o.Version = box, r.mortal(routes), s.logger(), "host-0", "test"
 	r.Bridge = New(o)
 	ctx, cancel := context.WithCancel(s.t.Context())
@@ -307,7 +309,7 @@ func idsOf(list []heard) []string {
 func (e *ear) types() []string {
 	list := []string{}
 	for _, h := range e.accepted() {
-		list = append(list, strings.TrimPrefix(strings.TrimPrefix(h.Event.Type(), EventPrefix), BridgePrefix))
+		list = append(list, strings.TrimPrefix(strings.TrimPrefix(h.Event.Type(), cloudevent.EventPrefix), cloudevent.BridgePrefix))
 	}
 	return list
 }
@@ -331,7 +333,7 @@ func wantIDs(t *testing.T, got []string, want ...string) {
 }
 
 // dataIn decodes what a CloudEvent holds about an Azure event.
-func dataIn(t *testing.T, ce event.Event) (d Data) {
+func dataIn(t *testing.T, ce event.Event) (d cloudevent.Data) {
 	t.Helper()
 	if err := json.Unmarshal(ce.Data(), &d); err != nil {
 		t.Fatal(err)

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -22,7 +24,7 @@ type Status struct {
 	Reasons []string `json:"reasons"`
 	// Warnings are what somebody should see to although it keeps nobody from being told.
 	Warnings []string      `json:"warnings,omitempty"`
-	Observer Observer      `json:"observer"`
+	Observer imds.Observer `json:"observer"`
 	IMDS     IMDSStatus    `json:"imds"`
 	Events   []EventStatus `json:"events"`
 	Sinks    []SinkStatus  `json:"sinks"`
@@ -48,7 +50,7 @@ type EventStatus struct {
 	AffectsSelf bool            `json:"affectsSelf"`
 	Approval    string          `json:"approval,omitempty"` // why it is not, or not yet; "" when no rule is for it
 	Approved    *ApprovedStatus `json:"approved,omitempty"` // that it is, as it is now
-	Known       Event           `json:"-"`                  // the same, decoded
+	Known       imds.Event      `json:"-"`                  // the same, decoded
 }
 
 // ApprovedStatus says when Azure was told that an event may begin, and by whom: "rule 1", or who did so by hand.
@@ -148,7 +150,7 @@ func (b *Bridge) Status() Status {
 	defer b.mu.Unlock()
 	s := Status{
 		Version: b.Version, StartedAt: b.began.UTC(), Observer: b.observer,
-		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: IncarnationJSON(b.answer.Incarnation),
+		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: cloudevent.IncarnationJSON(b.answer.Incarnation),
 			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
 		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings,
@@ -167,7 +169,7 @@ func (b *Bridge) Status() Status {
 	}
 	soon := false
 	for _, e := range events {
-		soon = soon || e.Status != StatusStarted && e.NotBefore.Sub(now) < soonNotice
+		soon = soon || e.Status != imds.StatusStarted && e.NotBefore.Sub(now) < soonNotice
 		approved, refused := states[e.ID].approval()
 		s.Events = append(s.Events, EventStatus{
 			Event: states[e.ID].Event, Known: e, NotBefore: e.NotBefore, AffectsSelf: e.Affects(b.observer.Name),
@@ -204,9 +206,9 @@ func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
 		return nil, ""
 	}
 	switch d.Result {
-	case ResultApproved:
+	case cloudevent.ResultApproved:
 		return &ApprovedStatus{At: d.Ended, By: d.By}, ""
-	case ResultRefused:
+	case cloudevent.ResultRefused:
 		return nil, d.By + ": Azure refused the approval"
 	}
 	return nil, ""

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -67,15 +68,15 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		s.reboot(idA)
 		pause(2 * time.Second)
 		var long strings.Builder
-		for i := range MaxEvents + 1 {
+		for i := range imds.MaxEvents + 1 {
 			fmt.Fprintf(&long, `{"EventId":"%08d-0000-4000-8000-000000000000"},`, i)
 		}
 		s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[` + strings.TrimSuffix(long.String(), ",") + `]}`))
 		pause(2 * time.Second)
 		st := b.Status()
 		known := slices.ContainsFunc(st.Events, func(e EventStatus) bool { return e.Known.ID == idA })
-		if n := len(st.Events); n != MaxEvents || !known {
-			t.Errorf("%d events are open, want %d, the one of before among them", n, MaxEvents)
+		if n := len(st.Events); n != imds.MaxEvents || !known {
+			t.Errorf("%d events are open, want %d, the one of before among them", n, imds.MaxEvents)
 		}
 		want := []string{"it lists more than 10000 events, and only the first so many are taken", leftOut}
 		if !slices.Equal(st.IMDS.Problems, want) {
@@ -114,7 +115,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			st.Settings.Hash != "h1" || st.Settings.LastError != "line 7: no such key" {
 			t.Errorf("status is %+v", st)
 		}
-		if i := st.IMDS; i.Endpoint != "http://azure.test" || i.APIVersion != DefaultAPIVersion || string(i.Incarnation) != "3" ||
+		if i := st.IMDS; i.Endpoint != "http://azure.test" || i.APIVersion != imds.DefaultAPIVersion || string(i.Incarnation) != "3" ||
 			time.Since(i.LastAnswer) > time.Second || i.LastError != "" {
 			t.Errorf("imds is %+v", i)
 		}
@@ -164,7 +165,7 @@ func TestStatusShowsHowThingsAre(t *testing.T) {
 			t.Errorf("the outbox is %+v", o)
 		}
 		var shown map[string]json.RawMessage
-		if err := json.Unmarshal(CompactJSON(st), &shown); err != nil {
+		if err := json.Unmarshal(imds.CompactJSON(st), &shown); err != nil {
 			t.Fatal(err)
 		}
 		if got, want := slices.Sorted(maps.Keys(shown)), []string{"events", "imds", "observer", "outbox", "ready", "reasons", "settings", "sinks", "startedAt", "version"}; !slices.Equal(got, want) {
@@ -181,12 +182,12 @@ func TestStatusBeforeTheFirstAnswer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := New(Options{Client: NewClient("http://azure.test", DefaultAPIVersion, s.logger(), s.azure.RoundTripper()), Outbox: o, Log: s.logger()})
+		b := New(Options{Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper()), Outbox: o, Log: s.logger()})
 		st := b.Status()
 		if st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "not answered yet") || b.Alive() != nil {
 			t.Errorf("ready %v: %v, alive %v", st.Ready, st.Reasons, b.Alive())
 		}
-		if text := string(CompactJSON(st)); !strings.Contains(text, `"events":[]`) || !strings.Contains(text, `"sinks":[]`) || !st.StartedAt.Equal(time.Now()) {
+		if text := string(imds.CompactJSON(st)); !strings.Contains(text, `"events":[]`) || !strings.Contains(text, `"sinks":[]`) || !st.StartedAt.Equal(time.Now()) {
 			t.Errorf("status.json is %s", text)
 		}
 		o.Close()

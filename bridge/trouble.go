@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
 )
 
@@ -49,7 +50,7 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 	}
 	b.stamp = now
 	b.mu.Unlock()
-	ce, err := WrapBridge(typ, data, b.self(), now)
+	ce, err := cloudevent.WrapBridge(typ, data, b.self(), now)
 	if err != nil {
 		b.Log.Error("a CloudEvent about the bridge is not valid", "type", typ, "err", err)
 		return
@@ -77,9 +78,9 @@ func (b *Bridge) trouble(route string, why error) {
 		return // somebody else was faster
 	}
 	data := map[string]any{"sink": route, "kind": c.kind, "pending": st.Pending}
-	typ := SinkRecovered
+	typ := cloudevent.SinkRecovered
 	if why != nil {
-		typ, data["since"], data["error"] = SinkBlocked, st.OldestOfGroup, why.Error()
+		typ, data["since"], data["error"] = cloudevent.SinkBlocked, st.OldestOfGroup, why.Error()
 	}
 	b.tellBridge(typ, data, route)
 }
@@ -124,7 +125,7 @@ func (b *Bridge) tellDead(now time.Time, while time.Duration) {
 	}
 	b.mu.Unlock()
 	for _, data := range due {
-		b.tellBridge(DeliveryDeadLettered, data, data["sink"].(string))
+		b.tellBridge(cloudevent.DeliveryDeadLettered, data, data["sink"].(string))
 	}
 }
 
@@ -238,7 +239,7 @@ func (b *Bridge) tellUnavailable(now time.Time) {
 		lastErr = "no answer"
 	}
 	b.Log.Error("the endpoint has given no valid answer for long: changes may go unnoticed", "endpoint", b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
-	b.tellBridge(IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(), "since": since.UTC(), "error": lastErr}, "")
+	b.tellBridge(cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(), "since": since.UTC(), "error": lastErr}, "")
 }
 
 // tellRecovered tells that the endpoint answers again, and since when it had not.
@@ -248,7 +249,7 @@ func (b *Bridge) tellRecovered(before, now time.Time) {
 		before = b.began
 	}
 	b.mu.Unlock()
-	b.tellBridge(IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(), "gap": gap{before.UTC(), now.UTC()}}, "")
+	b.tellBridge(cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(), "gap": gap{before.UTC(), now.UTC()}}, "")
 }
 
 // tellStarted tells that the bridge began to watch.
@@ -262,5 +263,5 @@ func (b *Bridge) tellStarted(before, now time.Time) {
 	if !before.IsZero() {
 		data["gap"] = gap{before.UTC(), now.UTC()}
 	}
-	b.tellBridge(BridgeStarted, data, "")
+	b.tellBridge(cloudevent.BridgeStarted, data, "")
 }

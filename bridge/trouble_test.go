@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -296,7 +298,7 @@ func TestTheStartIsToldWithTheGap(t *testing.T) {
 		b.end()
 		wantIDs(t, e.types(), "started", "stopping", "started", "stopping")
 		first, second := tellingOf(t, e.accepted()[0].Event), tellingOf(t, e.accepted()[2].Event)
-		if first["gap"] != nil || first["version"] != "test" || first["settingsHash"] != "h1" || first["apiVersion"] != DefaultAPIVersion ||
+		if first["gap"] != nil || first["version"] != "test" || first["settingsHash"] != "h1" || first["apiVersion"] != imds.DefaultAPIVersion ||
 			first["bootTime"] != s.opts.Booted.UTC().Format(time.RFC3339Nano) {
 			t.Errorf("the first start says %v", first)
 		}
@@ -329,7 +331,7 @@ func TestWhatIsDroppedTogetherIsToldTogether(t *testing.T) {
 			}
 			pause(time.Second)
 			told := audit.accepted()[before:]
-			if len(told) != 1 || told[0].Event.Type() != DeliveryDropped {
+			if len(told) != 1 || told[0].Event.Type() != cloudevent.DeliveryDropped {
 				t.Fatalf("told %s, want one CloudEvent", idsOf(told))
 			}
 			return tellingOf(t, told[0].Event)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"forewarn/bridge/imds"
 )
 
 // The timing of the poll loop.
@@ -90,7 +92,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 		w.full = now
 	}
 	wasEmpty := w.empty
-	w.empty = p.Class == PollEmpty
+	w.empty = p.Class == imds.PollEmpty
 	switch {
 	case p.Err != nil:
 		w.etag = ""
@@ -109,7 +111,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 }
 
 // failed notes a failed poll, which changes nothing else.
-func (w *watcher) failed(p Poll) time.Duration {
+func (w *watcher) failed(p imds.Poll) time.Duration {
 	w.failures++
 	w.mu.Lock()
 	news := w.imds.lastErr != p.Err.Error()
@@ -122,7 +124,7 @@ func (w *watcher) failed(p Poll) time.Duration {
 		}
 		w.Log.Warn("the endpoint gave no valid answer; what is known stays", "endpoint", w.Client.Endpoint(), "err", p.Err, "hint", hint)
 	}
-	if p.Class == PollSettings {
+	if p.Class == imds.PollSettings {
 		return slowRetry
 	}
 	d := pollBackoff[min(w.failures, len(pollBackoff))-1]
@@ -131,14 +133,14 @@ func (w *watcher) failed(p Poll) time.Duration {
 
 // EndpointHint is what to look at when an endpoint gave no valid answer yet.
 func EndpointHint(endpoint string) string {
-	if endpoint == DefaultEndpoint {
+	if endpoint == imds.DefaultEndpoint {
 		return "is this an Azure VM? To see what forewarn does elsewhere: forewarn demo"
 	}
-	return "this is not Azure's own endpoint, " + DefaultEndpoint + ": is its address right, and does it run? See imds.endpoint in the settings"
+	return "this is not Azure's own endpoint, " + imds.DefaultEndpoint + ": is its address right, and does it run? See imds.endpoint in the settings"
 }
 
 // answered takes a valid answer.
-func (w *watcher) answered(p Poll, now time.Time) {
+func (w *watcher) answered(p imds.Poll, now time.Time) {
 	first := w.last.IsZero()
 	w.last = now
 	w.mu.Lock()
@@ -152,7 +154,7 @@ func (w *watcher) answered(p Poll, now time.Time) {
 
 	before := w.lastAnswer()
 	next := lastAnswer{At: now, Incarnation: before.Incarnation}
-	if p.Class == PollDocument {
+	if p.Class == imds.PollDocument {
 		next.Incarnation = p.Document.Incarnation
 	}
 	w.noteAnswer(next, !before.At.IsZero() && w.Booted.After(before.At))
@@ -162,13 +164,13 @@ func (w *watcher) answered(p Poll, now time.Time) {
 	if unavailable {
 		w.tellRecovered(before.At, now)
 	}
-	if p.Class != PollUnchanged {
+	if p.Class != imds.PollUnchanged {
 		w.document(p, moment{now: now, before: before.At, away: first || before.since(now) > awayAbove})
 	}
 }
 
 // document takes what a valid answer holds.
-func (w *watcher) document(p Poll, m moment) {
+func (w *watcher) document(p imds.Poll, m moment) {
 	sum := sha256.Sum256(p.Body)
 	if sum != w.body || !w.done {
 		if sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" && len(p.Body) > 0 {
@@ -176,7 +178,7 @@ func (w *watcher) document(p Poll, m moment) {
 		}
 		w.report(p.Document.Problems)
 		w.body, w.number, w.version = sum, p.Document.Incarnation, p.Document.APIVersion
-		w.clean = p.Class == PollDocument && len(p.Document.Problems) == 0
+		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
 		w.done = w.handle(p.Document, m)
 	}
 	w.etag = ""

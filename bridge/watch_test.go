@@ -435,7 +435,7 @@ func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(5 * time.Hour)})
 		pause(time.Minute)
 		s.azure.ClearFaults()
-		pause(preferredWait)
+		pause(time.Hour) // after which the configured one is tried again
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		s.wantLogged("takes the configured api-version again")
 		if strings.Contains(s.log.String(), "changed under one incarnation") {

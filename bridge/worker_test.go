@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
@@ -498,7 +499,7 @@ func TestParallelAttemptsKeepTheOrderOfAnEvent(t *testing.T) {
 		last := map[string]string{}
 		for _, h := range e.accepted() {
 			id := h.Event.Subject()
-			if h.Event.Type() == EventPrefix+"started" && last[id] != EventPrefix+"scheduled" {
+			if h.Event.Type() == cloudevent.EventPrefix+"started" && last[id] != cloudevent.EventPrefix+"scheduled" {
 				t.Errorf("%s was told before its scheduled", h.Event.ID())
 			}
 			last[id] = h.Event.Type()

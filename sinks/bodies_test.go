@@ -13,8 +13,9 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/templates"
 )
 
@@ -56,11 +57,11 @@ func TestTimesInBodiesAreShort(t *testing.T) {
 	nine := regexp.MustCompile(`\d:\d\d\.\d{7,}`)
 	seen := at("04:20:11").clock().Add(123456789)
 	started := azure("Started", "Reboot", "", map[string]any{"At": "2026-11-21T04:10:04.123456789Z"})
-	over := deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Vanished, Event: started}, bridge.Circumstances{
+	over := deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Vanished, Event: started}, cloudevent.Circumstances{
 		Observer: dbHost, Time: seen, Announced: seen.Add(-time.Hour), Begun: seen.Add(-time.Minute), WhileAway: true,
-		NotEarlierThan: seen.Add(-time.Second), End: bridge.End{Outcome: bridge.OutcomeCompleted, Back: seen.Add(-time.Second)},
+		NotEarlierThan: seen.Add(-time.Second), End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: seen.Add(-time.Second)},
 	}))
-	recovered := deliveryOf(bridge.WrapBridge(bridge.IMDSRecovered, map[string]any{
+	recovered := deliveryOf(cloudevent.WrapBridge(cloudevent.IMDSRecovered, map[string]any{
 		"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": seen, "to": seen},
 	}, dbHost, seen))
 	for _, name := range templates.BodyNames() {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 )
 
@@ -205,7 +206,7 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 	data, _ := f["data"].(map[string]any)
 	word := func(v any) string { s, _ := v.(string); return s }
 	test := ""
-	if d.Event.Type() == bridge.BridgeTest {
+	if d.Event.Type() == cloudevent.BridgeTest {
 		test = "1"
 	}
 	all := []variable{
@@ -332,7 +333,7 @@ func (c *command) limit(d delivery.Delivery) time.Duration {
 // begins is when the Azure event of a delivery begins, as far as it is known now: with a lead that may have moved since
 // the CloudEvent was committed. It is zero when nobody knows, and for what has begun.
 func begins(d delivery.Delivery) time.Time {
-	f := bridge.Fields(d.Event)
+	f := cloudevent.Fields(d.Event)
 	if f["azeventstatus"] == "Started" {
 		return time.Time{}
 	}

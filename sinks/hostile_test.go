@@ -9,8 +9,9 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/templates"
 )
 
@@ -38,23 +39,23 @@ func TestTextOfAzureStaysText(t *testing.T) {
 		host.ResourceGroup, host.Location, host.ResourceID = evil, evil, "/subscriptions/"+evil
 		stranger := host
 		stranger.Name = evil
-		in := func(o bridge.Observer) bridge.Circumstances {
-			return bridge.Circumstances{Observer: o, Time: told.clock(), Incarnation: "1"}
+		in := func(o imds.Observer) cloudevent.Circumstances {
+			return cloudevent.Circumstances{Observer: o, Time: told.clock(), Incarnation: "1"}
 		}
 		batches := [][]delivery.Delivery{
-			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: e}, in(host))),
-			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: unknown}, in(stranger))),
-			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Started, Event: unknown}, in(host))),
-			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Updated, Event: e, Previous: &unknown, Fields: fields}, in(host))),
-			deliveryOf(bridge.Wrap(bridge.Change{Kind: bridge.Vanished, Event: e}, in(stranger))),
-			about(bridge.SinkBlocked, host, map[string]any{
+			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, in(host))),
+			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: unknown}, in(stranger))),
+			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Started, Event: unknown}, in(host))),
+			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Updated, Event: e, Previous: &unknown, Fields: fields}, in(host))),
+			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Vanished, Event: e}, in(stranger))),
+			about(cloudevent.SinkBlocked, host, map[string]any{
 				"sink": evil, "kind": evil, "pending": evil, "since": evil, "error": evil,
 			}),
-			about(bridge.DeliveryDeadLettered, stranger, map[string]any{
+			about(cloudevent.DeliveryDeadLettered, stranger, map[string]any{
 				"sink": evil, "count": evil, "deliveries": []any{map[string]any{"error": evil}},
 			}),
-			about(bridge.DeliveryDropped, host, map[string]any{"sink": evil, "by": evil}),
-			about(bridge.BridgeStarted, host, map[string]any{"gap": map[string]any{"from": evil, "to": evil}}),
+			about(cloudevent.DeliveryDropped, host, map[string]any{"sink": evil, "by": evil}),
+			about(cloudevent.BridgeStarted, host, map[string]any{"gap": map[string]any{"from": evil, "to": evil}}),
 		}
 		batches = append(batches, slices.Concat(batches...))
 		for i, batch := range batches {
@@ -114,8 +115,8 @@ func TestTextOfAzureStaysText(t *testing.T) {
 }
 
 // about is the delivery of what the bridge says about itself.
-func about(typ string, o bridge.Observer, data map[string]any) []delivery.Delivery {
-	return deliveryOf(bridge.WrapBridge(typ, data, o, told.clock()))
+func about(typ string, o imds.Observer, data map[string]any) []delivery.Delivery {
+	return deliveryOf(cloudevent.WrapBridge(typ, data, o, told.clock()))
 }
 
 // markup and links are the elements of our HTML; times, pages and entities are what mrkdwn may hold.

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
 
-// MessageDocs says what each name is that the templates of a message see beside those of bridge.Fields.
+// MessageDocs says what each name is that the templates of a message see beside those of cloudevent.Fields.
 var MessageDocs = map[string]string{
 	"now":        "when the message is made, RFC 3339; it differs from time when the message is late",
 	"zone":       "the setting timezone, such as Europe/Berlin",
@@ -36,7 +36,7 @@ func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	return fields([]delivery.Delivery{d}, zone, now)
 }
 
-// fields is what the templates of a message see: bridge.Fields, and what is known only when the message is made. The
+// fields is what the templates of a message see: cloudevent.Fields, and what is known only when the message is made. The
 // batch holds one delivery, or those of a group.
 func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
@@ -55,10 +55,10 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if zone == nil {
 		zone = time.UTC
 	}
-	f := bridge.Fields(d.Event)
+	f := cloudevent.Fields(d.Event)
 	f["time"] = microseconds("", f["time"])
 	f["data"] = microseconds("", f["data"])
-	f["test"] = d.Event.Type() == bridge.BridgeTest
+	f["test"] = d.Event.Type() == cloudevent.BridgeTest
 	data := f["data"].(map[string]any)
 	if change, ok := data["change"].(string); ok {
 		f["change"] = change

@@ -6,13 +6,13 @@ import (
 	"strings"
 	"sync"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/templates"
 )
 
 // messageShape is the shape of what fields gives, with the fields of one kind.
 func messageShape(own map[string]Field) *templates.Shape {
-	s := shapeOf(bridge.FieldDocs, MessageDocs)
+	s := shapeOf(cloudevent.FieldDocs, MessageDocs)
 	s.Names["instead"] = names("sink", "why")
 	s.Names["missed"] = &templates.Shape{Items: names("change", "time")}
 	one := &templates.Shape{Names: maps.Clone(s.Names)}
@@ -64,7 +64,7 @@ func (s *schema) UnmarshalJSON(text []byte) error {
 // dataShape is the shape of the data of a CloudEvent, whether it is about an event of Azure or about the bridge.
 var dataShape = sync.OnceValue(func() *templates.Shape {
 	var root schema
-	if err := json.Unmarshal(bridge.Schema, &root); err != nil {
+	if err := json.Unmarshal(cloudevent.Schema, &root); err != nil {
 		panic(err) // it is embedded
 	}
 	var shape func(s schema) *templates.Shape

@@ -11,7 +11,8 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/templates"
 )
 
@@ -47,7 +48,7 @@ func (s natsSubjects) patterns() []string {
 
 // subjectShape is the shape of what subjectFields gives.
 func subjectShape() *templates.Shape {
-	s := shapeOf(bridge.FieldDocs)
+	s := shapeOf(cloudevent.FieldDocs)
 	for name := range natsFields {
 		s.Names[name] = nil
 	}
@@ -121,7 +122,7 @@ func (s natsSubjects) of(ce event.Event) (string, error) {
 func (s natsSubjects) execute(ce event.Event) (string, error) {
 	f := subjectFields(ce)
 	t := s.event
-	if !strings.HasPrefix(ce.Type(), bridge.EventPrefix) {
+	if !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix) {
 		t = s.bridge
 	}
 	var b strings.Builder
@@ -129,7 +130,7 @@ func (s natsSubjects) execute(ce event.Event) (string, error) {
 	return strings.TrimSpace(b.String()), err
 }
 
-// natsFields are what the template of a subject sees beside bridge.Fields.
+// natsFields are what the template of a subject sees beside cloudevent.Fields.
 var natsFields = map[string]Field{
 	"subscription":  {"id of the subscription, one token in lower case", ""},
 	"resourcegroup": {"name of the resource group, one token in lower case", ""},
@@ -137,11 +138,11 @@ var natsFields = map[string]Field{
 		"about the bridge the VM's; one token in lower case", ""},
 }
 
-// subjectFields is what the template of a subject sees: bridge.Fields and natsFields. Every text in it is one token
+// subjectFields is what the template of a subject sees: cloudevent.Fields and natsFields. Every text in it is one token
 // already, so that none can add a token, a wildcard or a line to a subject. Nothing in it depends on when the CloudEvent
 // is sent.
 func subjectFields(ce event.Event) map[string]any {
-	f := bridge.Fields(ce)
+	f := cloudevent.Fields(ce)
 	if c, ok := f["change"].(string); ok {
 		f["change"] = strings.TrimPrefix(c, "dev.forewarn.")
 	}
@@ -169,7 +170,7 @@ func natsPlaceOf(ce event.Event, fields map[string]any) natsPlace {
 	resources, _ := fields["resources"].([]string)
 	machine := strings.EqualFold(kind, "virtualMachines") || kind == ""
 	switch {
-	case !strings.HasPrefix(ce.Type(), bridge.EventPrefix):
+	case !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix):
 		p.set = of("name")
 	case !machine:
 		p = source
@@ -274,7 +275,7 @@ func natsSamples() ([]event.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	about, err := bridge.WrapBridge(bridge.BridgeTest, nil, bridge.Observer{Name: "vm-0"}, time.Unix(0, 0))
+	about, err := cloudevent.WrapBridge(cloudevent.BridgeTest, nil, imds.Observer{Name: "vm-0"}, time.Unix(0, 0))
 	if err != nil {
 		return nil, fmt.Errorf("sample: %w", err)
 	}

@@ -9,8 +9,9 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // All machines that see a change of an Azure event give it one subject: by their scale set, by the set that
@@ -18,52 +19,52 @@ import (
 // differ only in case are one.
 func TestNATSSubjectIsTheSameFromEveryObserver(t *testing.T) {
 	const id = natsFirst + "-scheduled"
-	vm := func(name, group string) bridge.Observer {
-		return bridge.Observer{
+	vm := func(name, group string) imds.Observer {
+		return imds.Observer{
 			Name: name, VMID: "id of " + name, SubscriptionID: "5D9B-44", ResourceGroup: group,
 			ResourceID: "/subscriptions/5D9B-44/resourceGroups/" + group + "/providers/Microsoft.Compute/virtualMachines/" + name,
 		}
 	}
-	inSet := func(name string) bridge.Observer {
+	inSet := func(name string) imds.Observer {
 		o := vm(name, "rg")
 		o.ScaleSet = "Web"
 		return o
 	}
 	const availabilitySet = "https://management.azure.com/subscriptions/5D9B-44/resourceGroups/RG/providers/Microsoft.Compute/availabilitySets/Front%20End"
 	for name, tt := range map[string]struct {
-		observers []bridge.Observer
+		observers []imds.Observer
 		resources []string
 		source    string
 		want      string
 	}{
 		"scale set": {
-			[]bridge.Observer{inSet("web_0"), inSet("web_1")}, []string{"web_1"}, "",
+			[]imds.Observer{inSet("web_0"), inSet("web_1")}, []string{"web_1"}, "",
 			"forewarn.events.5d9b-44.rg.web.Reboot.scheduled." + id,
 		},
 		"no set": {
-			[]bridge.Observer{vm("vm-0", "RG.One"), vm("vm-1", "rg.one"), vm("vm-2", "rg.one")}, []string{"VM-1", "vm-0"}, "",
+			[]imds.Observer{vm("vm-0", "RG.One"), vm("vm-1", "rg.one"), vm("vm-2", "rg.one")}, []string{"VM-1", "vm-0"}, "",
 			"forewarn.events.5d9b-44.rg_one.vm-1.Reboot.scheduled." + id,
 		},
 		"availability set in the settings": {
-			[]bridge.Observer{vm("vm-0", "RG"), vm("vm-1", "rg")}, []string{"vm-1"}, availabilitySet,
+			[]imds.Observer{vm("vm-0", "RG"), vm("vm-1", "rg")}, []string{"vm-1"}, availabilitySet,
 			"forewarn.events.5d9b-44.rg.front_end.Reboot.scheduled." + id,
 		},
 		"no machines named": {
-			[]bridge.Observer{vm("vm-0", "rg")}, nil, "", "forewarn.events.5d9b-44.rg.vm-0.Reboot.scheduled." + id,
+			[]imds.Observer{vm("vm-0", "rg")}, nil, "", "forewarn.events.5d9b-44.rg.vm-0.Reboot.scheduled." + id,
 		},
 		"source of its own": {
-			[]bridge.Observer{vm("vm-0", "rg"), vm("vm-1", "rg")}, []string{"vm-1"}, "urn:my:set",
+			[]imds.Observer{vm("vm-0", "rg"), vm("vm-1", "rg")}, []string{"vm-1"}, "urn:my:set",
 			"forewarn.events.5d9b-44.rg.vm-1.Reboot.scheduled." + id,
 		},
-		"nothing known": {[]bridge.Observer{{}}, nil, "", "forewarn.events._._._.Reboot.scheduled." + id},
+		"nothing known": {[]imds.Observer{{}}, nil, "", "forewarn.events._._._.Reboot.scheduled." + id},
 	} {
 		for _, o := range tt.observers {
-			e, err := bridge.UnmarshalEvent([]byte(natsEvent(natsFirst, "Reboot", tt.resources...)))
+			e, err := imds.UnmarshalEvent([]byte(natsEvent(natsFirst, "Reboot", tt.resources...)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			ce, err := bridge.Wrap(bridge.Change{Kind: bridge.Scheduled, Event: e},
-				bridge.Circumstances{Observer: o, Source: tt.source, Time: monday, Incarnation: "1"})
+			ce, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
+				cloudevent.Circumstances{Observer: o, Source: tt.source, Time: monday, Incarnation: "1"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -77,9 +78,9 @@ func TestNATSSubjectIsTheSameFromEveryObserver(t *testing.T) {
 // A change that repeats, and another change, differ in the subject.
 func TestNATSSubjectEndsInTheID(t *testing.T) {
 	raw := natsEvent(natsFirst, "Freeze", "vm-0")
-	o := bridge.Observer{Name: "vm-0"}
+	o := imds.Observer{Name: "vm-0"}
 	for repeat, want := range []string{"-scheduled", "-scheduled-r2", "-scheduled-r3"} {
-		got := natsSubjectOf(t, natsObserved(t, raw, bridge.Scheduled, o, repeat))
+		got := natsSubjectOf(t, natsObserved(t, raw, imds.Scheduled, o, repeat))
 		if want = "forewarn.events._._.vm-0.Freeze.scheduled." + natsFirst + want; got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
@@ -88,8 +89,8 @@ func TestNATSSubjectEndsInTheID(t *testing.T) {
 
 // What is about the bridge goes to subjects of its own, by the machine it runs on.
 func TestNATSSubjectAboutTheBridge(t *testing.T) {
-	o := bridge.Observer{Name: "web_0", VMID: "13F5", SubscriptionID: "5d9b", ResourceGroup: "rg", ScaleSet: "web"}
-	ce, err := bridge.WrapBridge(bridge.SinkBlocked, nil, o, monday)
+	o := imds.Observer{Name: "web_0", VMID: "13F5", SubscriptionID: "5d9b", ResourceGroup: "rg", ScaleSet: "web"}
+	ce, err := cloudevent.WrapBridge(cloudevent.SinkBlocked, nil, o, monday)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
 func TestNATSSubjectFieldsAreDocumented(t *testing.T) {
 	for _, d := range deliveries(t) {
 		got := slices.Sorted(maps.Keys(subjectFields(d.Event)))
-		want := slices.Sorted(maps.Keys(bridge.Fields(d.Event)))
+		want := slices.Sorted(maps.Keys(cloudevent.Fields(d.Event)))
 		for name, f := range natsFields {
 			if want = append(want, name); f.Doc == "" {
 				t.Errorf("%s has no docs", name)
@@ -182,7 +183,7 @@ func TestNATSSendsBadInput(t *testing.T) {
 		raw := fmt.Sprintf(`{"EventId":"%08d-D2CD-49C7-8624-8643E7171297","EventStatus":"Scheduled","EventType":%s,"Resources":[%s],"Description":%s}`,
 			i, jsonText(bad), jsonText(bad), jsonText(bad))
 		name := bad[:min(len(bad), 1000)] // it stands in the source, and the server takes no header over 64 KiB
-		ce := natsObserved(t, raw, bridge.Scheduled, bridge.Observer{Name: name, ResourceGroup: name, SubscriptionID: name}, 0)
+		ce := natsObserved(t, raw, imds.Scheduled, imds.Observer{Name: name, ResourceGroup: name, SubscriptionID: name}, 0)
 		answer, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: ce, Attempt: 1}})
 		if err != nil {
 			t.Errorf("%.40q: Deliver = %v", bad, err)

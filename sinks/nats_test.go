@@ -25,8 +25,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nkeys"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // natsServe starts a NATS server with JetStream that ends with the test. with changes its options, if not nil.
@@ -373,13 +374,13 @@ func TestNATSRendersWhatLeaves(t *testing.T) {
 }
 
 // natsObserved is what a VM says of a change.
-func natsObserved(t *testing.T, raw string, kind bridge.ChangeKind, o bridge.Observer, repeat int) event.Event {
+func natsObserved(t *testing.T, raw string, kind imds.ChangeKind, o imds.Observer, repeat int) event.Event {
 	t.Helper()
-	e, err := bridge.UnmarshalEvent([]byte(raw))
+	e, err := imds.UnmarshalEvent([]byte(raw))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ce, err := bridge.Wrap(bridge.Change{Kind: kind, Event: e}, bridge.Circumstances{Observer: o, Time: monday, Incarnation: "1", Repeat: repeat})
+	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: e}, cloudevent.Circumstances{Observer: o, Time: monday, Incarnation: "1", Repeat: repeat})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,7 +404,7 @@ func TestNATSStoresEachChangeOnce(t *testing.T) {
 	srv := natsServe(t, nil)
 	_, js := natsClient(t, srv.ClientURL())
 	stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })
-	set := bridge.Observer{SubscriptionID: "5D9B", ResourceGroup: "RG-Web", ScaleSet: "web"}
+	set := imds.Observer{SubscriptionID: "5D9B", ResourceGroup: "RG-Web", ScaleSet: "web"}
 	deliver := func(ce event.Event) string {
 		t.Helper()
 		s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t)) // each VM has its own
@@ -423,14 +424,14 @@ func TestNATSStoresEachChangeOnce(t *testing.T) {
 		} else {
 			natsForgets(t, js, i)
 		}
-		if got := deliver(natsObserved(t, reboot, bridge.Scheduled, o, 0)); got != want {
+		if got := deliver(natsObserved(t, reboot, imds.Scheduled, o, 0)); got != want {
 			t.Errorf("%s: %q, want %q", vm, got, want)
 		}
 	}
 	o := set
 	o.Name = "web_0"
-	again := natsObserved(t, reboot, bridge.Scheduled, o, 1)
-	second := natsObserved(t, natsEvent(natsSecond, "Reboot", "web_0"), bridge.Scheduled, o, 0)
+	again := natsObserved(t, reboot, imds.Scheduled, o, 1)
+	second := natsObserved(t, natsEvent(natsSecond, "Reboot", "web_0"), imds.Scheduled, o, 0)
 	deliver(second)
 	deliver(again)
 	want := []string{natsFirst + "-scheduled", natsSecond + "-scheduled", natsFirst + "-scheduled-r2"}

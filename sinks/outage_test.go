@@ -14,6 +14,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -57,7 +58,7 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 		terms := slackTerms
 		terms.Remind = nil
 		b := bridge.New(bridge.Options{
-			Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
+			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
 			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink, Terms: terms, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
 		})
 		ctx, cancel := context.WithCancel(t.Context())

@@ -7,8 +7,9 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // sampleTypes are what samples are about; the last is of a kind that nobody knows yet.
@@ -62,7 +63,7 @@ func tryOn(all bool, render func(fields map[string]any) error) error {
 // samples are the CloudEvents to try templates on: with all each change of each type from each source, else each change
 // of one type and each type once or twice.
 func samples(all bool) ([]event.Event, error) {
-	observer := bridge.Observer{
+	observer := imds.Observer{
 		Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
 		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/" +
 			"Microsoft.Compute/virtualMachines/vm-0",
@@ -75,33 +76,33 @@ func samples(all bool) ([]event.Event, error) {
 			failed = fmt.Errorf("sample: %w", err)
 		}
 	}
-	wrap := func(c bridge.Change, in bridge.Circumstances) {
+	wrap := func(c imds.Change, in cloudevent.Circumstances) {
 		in.Time, in.Incarnation = sampleTime, "1"
-		add(bridge.Wrap(c, in))
+		add(cloudevent.Wrap(c, in))
 	}
 	life := func(typ, source string, from, to int) {
 		was := sampleEvent(typ, source, "Scheduled", 15*time.Minute, -1, "vm-0", "vm-1")
 		moved := sampleEvent(typ, source, "Scheduled", 30*time.Minute, 9, "vm-0")
 		begun := sampleEvent(typ, source, "Started", 0, 9, "vm-0", "vm-1", "vm-2", "vm-3")
-		seen := bridge.Circumstances{Observer: observer}
-		other := bridge.Circumstances{Observer: bridge.Observer{Name: "vm-9"}, WhileAway: true}
+		seen := cloudevent.Circumstances{Observer: observer}
+		other := cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-9"}, WhileAway: true}
 		over, cancelled := seen, seen
-		over.End = bridge.End{Outcome: bridge.OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond}
-		cancelled.End.Outcome = bridge.OutcomeCanceled
-		gone := bridge.Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
-		gone.End.Outcome = bridge.OutcomeUnknown
+		over.End = cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond}
+		cancelled.End.Outcome = cloudevent.OutcomeCanceled
+		gone := cloudevent.Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
+		gone.End.Outcome = cloudevent.OutcomeUnknown
 		changed := []string{"DurationInSeconds", "NotBefore", "Resources"}
 		for _, c := range []struct {
-			change bridge.Change
-			in     bridge.Circumstances
+			change imds.Change
+			in     cloudevent.Circumstances
 		}{
-			{bridge.Change{Kind: bridge.Scheduled, Event: was}, seen},
-			{bridge.Change{Kind: bridge.Started, Event: begun}, other},
-			{bridge.Change{Kind: bridge.Updated, Event: moved, Previous: &was, Fields: changed}, seen},
-			{bridge.Change{Kind: bridge.Started, Event: begun, Previous: &moved}, seen},
-			{bridge.Change{Kind: bridge.Vanished, Event: begun}, over},
-			{bridge.Change{Kind: bridge.Vanished, Event: was}, cancelled},
-			{bridge.Change{Kind: bridge.Vanished, Event: was}, gone},
+			{imds.Change{Kind: imds.Scheduled, Event: was}, seen},
+			{imds.Change{Kind: imds.Started, Event: begun}, other},
+			{imds.Change{Kind: imds.Updated, Event: moved, Previous: &was, Fields: changed}, seen},
+			{imds.Change{Kind: imds.Started, Event: begun, Previous: &moved}, seen},
+			{imds.Change{Kind: imds.Vanished, Event: begun}, over},
+			{imds.Change{Kind: imds.Vanished, Event: was}, cancelled},
+			{imds.Change{Kind: imds.Vanished, Event: was}, gone},
 		}[from:to] {
 			wrap(c.change, c.in)
 		}
@@ -115,24 +116,24 @@ func samples(all bool) ([]event.Event, error) {
 		}
 		life(typ, []string{"Platform", "User", ""}[i%3], 0, 2)
 	}
-	bare, err := bridge.UnmarshalEvent([]byte(`{"EventId":"00000000-0000-0000-0000-000000000001"}`))
+	bare, err := imds.UnmarshalEvent([]byte(`{"EventId":"00000000-0000-0000-0000-000000000001"}`))
 	if err != nil {
 		return nil, err
 	}
-	for _, kind := range []bridge.ChangeKind{bridge.Scheduled, bridge.Updated, bridge.Started, bridge.Vanished} {
-		wrap(bridge.Change{Kind: kind, Event: bare}, bridge.Circumstances{Host: "vm-0"})
+	for _, kind := range []imds.ChangeKind{imds.Scheduled, imds.Updated, imds.Started, imds.Vanished} {
+		wrap(imds.Change{Kind: kind, Event: bare}, cloudevent.Circumstances{Host: "vm-0"})
 	}
-	for _, name := range bridge.SampleNames {
+	for _, name := range cloudevent.SampleNames {
 		if !all && name != "user-reboot" {
 			continue
 		}
-		s, _ := bridge.NewSample(name, "vm-0", sampleTime)
+		s, _ := cloudevent.NewSample(name, "vm-0", sampleTime)
 		add(s.Test(observer, sampleTime))
 	}
 	for _, about := range sampleTroubles {
-		add(bridge.WrapBridge(about.typ, about.data, observer, sampleTime))
-		if all || about.typ == bridge.SinkBlocked {
-			add(bridge.WrapBridge(about.typ, nil, bridge.Observer{}, sampleTime))
+		add(cloudevent.WrapBridge(about.typ, about.data, observer, sampleTime))
+		if all || about.typ == cloudevent.SinkBlocked {
+			add(cloudevent.WrapBridge(about.typ, nil, imds.Observer{}, sampleTime))
 		}
 	}
 	return events, failed
@@ -143,24 +144,24 @@ var sampleTroubles = []struct {
 	typ  string
 	data map[string]any
 }{
-	{bridge.SinkBlocked, map[string]any{
+	{cloudevent.SinkBlocked, map[string]any{
 		"sink": "ops", "kind": "slack", "pending": 14, "since": sampleTime, "error": "blocked: invalid_auth",
 	}},
-	{bridge.SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0}},
-	{bridge.IMDSUnavailable, map[string]any{"endpoint": sampleEndpoint, "since": sampleTime, "error": sampleText}},
-	{bridge.IMDSRecovered, map[string]any{"endpoint": sampleEndpoint, "gap": sampleGap}},
-	{bridge.DeliveryDeadLettered, map[string]any{
+	{cloudevent.SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0}},
+	{cloudevent.IMDSUnavailable, map[string]any{"endpoint": sampleEndpoint, "since": sampleTime, "error": sampleText}},
+	{cloudevent.IMDSRecovered, map[string]any{"endpoint": sampleEndpoint, "gap": sampleGap}},
+	{cloudevent.DeliveryDeadLettered, map[string]any{
 		"sink": "ops", "count": 1, "deliveries": []any{map[string]any{"reason": "rejected", "error": "422"}},
 	}},
-	{bridge.DeliveryDropped, map[string]any{"sink": "ops", "key": "ops/1", "id": "x", "by": "root"}},
-	{bridge.BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},
-	{bridge.BridgeStopping, map[string]any{"pending": 3}},
-	{bridge.SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
-	{bridge.BridgeHeartbeat, nil},
+	{cloudevent.DeliveryDropped, map[string]any{"sink": "ops", "key": "ops/1", "id": "x", "by": "root"}},
+	{cloudevent.BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},
+	{cloudevent.BridgeStopping, map[string]any{"pending": 3}},
+	{cloudevent.SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
+	{cloudevent.BridgeHeartbeat, nil},
 }
 
 // sampleEvent is an event as Azure sends it, due after notice, or without a time when that is 0.
-func sampleEvent(typ, source, status string, notice time.Duration, length int, vms ...string) bridge.Event {
+func sampleEvent(typ, source, status string, notice time.Duration, length int, vms ...string) imds.Event {
 	notBefore := ""
 	if notice > 0 {
 		notBefore = sampleTime.Add(notice).Format("Mon, 02 Jan 2006 15:04:05 GMT")
@@ -173,7 +174,7 @@ func sampleEvent(typ, source, status string, notice time.Duration, length int, v
 	if err != nil {
 		panic(err) // texts and numbers only
 	}
-	e, err := bridge.UnmarshalEvent(raw)
+	e, err := imds.UnmarshalEvent(raw)
 	if err != nil {
 		panic(err)
 	}

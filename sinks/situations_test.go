@@ -14,8 +14,9 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/templates"
 )
 
@@ -38,16 +39,16 @@ func at(clock string) moment {
 
 // dbHost is the VM that most situations are told by, spotHost one that can be evicted.
 var (
-	dbHost = bridge.Observer{
+	dbHost = imds.Observer{
 		Name: "vm-db-1", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", ResourceGroup: "prod-db", Location: "westeurope",
 		SubscriptionID: "8d10da13-8125-4ba9-a717-bf7490507b3d",
 		ResourceID:     "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod-db/providers/Microsoft.Compute/virtualMachines/vm-db-1",
 	}
-	spotHost = bridge.Observer{Name: "vm-spot-7", ResourceGroup: "prod-batch", Location: "westeurope", EvictionPolicy: "Delete"}
+	spotHost = imds.Observer{Name: "vm-spot-7", ResourceGroup: "prod-batch", Location: "westeurope", EvictionPolicy: "Delete"}
 )
 
 // azure is what Azure says of an event, the rest as in most situations.
-func azure(status, typ, notBefore string, more map[string]any) bridge.Event {
+func azure(status, typ, notBefore string, more map[string]any) imds.Event {
 	f := map[string]any{
 		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": status, "EventType": typ,
 		"ResourceType": "VirtualMachine", "Resources": []string{"vm-db-1", "vm-db-2", "vm-db-3"}, "NotBefore": "",
@@ -61,7 +62,7 @@ func azure(status, typ, notBefore string, more map[string]any) bridge.Event {
 	if err != nil {
 		panic(err)
 	}
-	e, err := bridge.UnmarshalEvent(raw)
+	e, err := imds.UnmarshalEvent(raw)
 	if err != nil {
 		panic(err)
 	}
@@ -78,28 +79,28 @@ type situation struct {
 
 // situations are those that people are told of, by name.
 func situations() map[string]situation {
-	type circumstances = bridge.Circumstances
+	type circumstances = cloudevent.Circumstances
 	all := make(map[string]situation)
 	// tell adds a situation of which people hear at once.
-	tell := func(name, seen string, c bridge.Change, in circumstances, reply bool, more map[string]any) {
+	tell := func(name, seen string, c imds.Change, in circumstances, reply bool, more map[string]any) {
 		in.Time, in.Incarnation = at(seen).clock(), "7"
 		if in.Observer.Name == "" {
 			in.Observer = dbHost
 		}
-		if in.Announced = told.clock(); c.Kind == bridge.Scheduled || c.Kind == bridge.Started && c.Previous == nil {
+		if in.Announced = told.clock(); c.Kind == imds.Scheduled || c.Kind == imds.Started && c.Previous == nil {
 			in.Announced = in.Time
 		}
-		if c.Kind == bridge.Started {
+		if c.Kind == imds.Started {
 			in.Begun = in.Time
 		} else if c.Event.Status == "Started" {
 			in.Begun = at("04:10:04").clock()
 		}
-		all[name] = situation{deliveryOf(bridge.Wrap(c, in)), at(seen), reply, more}
+		all[name] = situation{deliveryOf(cloudevent.Wrap(c, in)), at(seen), reply, more}
 	}
-	scheduled := func(e bridge.Event) bridge.Change { return bridge.Change{Kind: bridge.Scheduled, Event: e} }
-	vanished := func(e bridge.Event) bridge.Change { return bridge.Change{Kind: bridge.Vanished, Event: e} }
-	changed := func(was, is bridge.Event, fields ...string) bridge.Change {
-		return bridge.Change{Kind: bridge.Updated, Event: is, Previous: &was, Fields: fields}
+	scheduled := func(e imds.Event) imds.Change { return imds.Change{Kind: imds.Scheduled, Event: e} }
+	vanished := func(e imds.Event) imds.Change { return imds.Change{Kind: imds.Vanished, Event: e} }
+	changed := func(was, is imds.Event, fields ...string) imds.Change {
+		return imds.Change{Kind: imds.Updated, Event: is, Previous: &was, Fields: fields}
 	}
 
 	reboot := azure("Scheduled", "Reboot", "04:10:00", nil)
@@ -153,7 +154,7 @@ func situations() map[string]situation {
 			"EventId": "218E4ED7-D2CD-49C7-8624-8643E7171297", "Resources": []string{"vm-spot-7"}, "Description": "",
 		})), circumstances{Observer: host}, false, map[string]any{"mention": "<!here>"})
 	}
-	tell("preempt-started", "19:01:44", bridge.Change{Kind: bridge.Started, Event: azure("Started", "Preempt", "", map[string]any{
+	tell("preempt-started", "19:01:44", imds.Change{Kind: imds.Started, Event: azure("Started", "Preempt", "", map[string]any{
 		"EventId": "218E4ED7-D2CD-49C7-8624-8643E7171297", "Resources": []string{"vm-spot-7"}, "Description": "",
 	})}, circumstances{Observer: spotHost}, true, nil)
 
@@ -164,26 +165,26 @@ func situations() map[string]situation {
 		"Description": "Something else.", "DurationInSeconds": 9,
 	}), "Description", "DurationInSeconds"), circumstances{}, true, nil)
 
-	tell("started", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, true, nil)
-	tell("started-unannounced", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun}, circumstances{}, false, nil)
-	tell("started-freeze", "04:10:04", bridge.Change{Kind: bridge.Started, Event: azure("Started", "Freeze", "", alone)}, circumstances{}, true, nil)
-	tell("started-while-away", "04:20:00", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, away, true, nil)
-	tell("started-late", "04:10:04", bridge.Change{Kind: bridge.Started, Event: begun, Previous: &reboot}, circumstances{}, false, nil)
+	tell("started", "04:10:04", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, circumstances{}, true, nil)
+	tell("started-unannounced", "04:10:04", imds.Change{Kind: imds.Started, Event: begun}, circumstances{}, false, nil)
+	tell("started-freeze", "04:10:04", imds.Change{Kind: imds.Started, Event: azure("Started", "Freeze", "", alone)}, circumstances{}, true, nil)
+	tell("started-while-away", "04:20:00", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, away, true, nil)
+	tell("started-late", "04:10:04", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, circumstances{}, false, nil)
 	late = all["started-late"]
 	late.now, late.batch[0].Attempt = at("04:53:30"), 40
 	late.batch[0].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}, {Change: "updated", Time: at("04:00:00").clock()}}
 	all["started-late"] = late
 
-	over := circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, Back: at("04:12:40").clock(), LongestPause: 156 * time.Second}}
+	over := circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: at("04:12:40").clock(), LongestPause: 156 * time.Second}}
 	tell("over", "04:20:11", vanished(begun), over, true, nil)
 	tell("over-others", "04:20:11", vanished(azure("Started", "Reboot", "", map[string]any{
 		"Resources": []string{"vm-db-2"},
 	})), over, true, nil)
-	tell("over-freeze", "04:20:11", vanished(azure("Started", "Freeze", "", alone)), circumstances{End: bridge.End{Outcome: bridge.OutcomeCompleted, LongestPause: 7200 * time.Millisecond}}, true, nil)
-	tell("cancelled", "04:02:13", vanished(reboot), circumstances{End: bridge.End{Outcome: bridge.OutcomeCanceled}}, true, nil)
-	away.End.Outcome = bridge.OutcomeUnknown
+	tell("over-freeze", "04:20:11", vanished(azure("Started", "Freeze", "", alone)), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, LongestPause: 7200 * time.Millisecond}}, true, nil)
+	tell("cancelled", "04:02:13", vanished(reboot), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCanceled}}, true, nil)
+	away.End.Outcome = cloudevent.OutcomeUnknown
 	tell("gone-while-away", "04:20:00", vanished(reboot), away, true, nil)
-	tell("gone", "04:20:00", vanished(reboot), circumstances{End: bridge.End{Outcome: bridge.OutcomeUnknown}}, true, nil)
+	tell("gone", "04:20:00", vanished(reboot), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeUnknown}}, true, nil)
 
 	var group []delivery.Delivery
 	for i := range 6 {
@@ -191,48 +192,48 @@ func situations() map[string]situation {
 			"EventId": fmt.Sprintf("0000000%d-D2CD-49C7-8624-8643E7171297", i), "Resources": []string{fmt.Sprintf("vm-db-%d", i+1)},
 		})
 		in := circumstances{Observer: dbHost, Time: told.clock(), Incarnation: "7"}
-		group = append(group, deliveryOf(bridge.Wrap(scheduled(e), in))...)
+		group = append(group, deliveryOf(cloudevent.Wrap(scheduled(e), in))...)
 	}
 	all["group"] = situation{batch: group, now: told}
-	asked := bridge.Approval{Result: bridge.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5, Attempts: 1, Status: "200 OK"}
+	asked := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5, Attempts: 1, Status: "200 OK"}
 	refused, unanswered, moot := asked, asked, asked
-	refused.Result, refused.By, refused.Status, refused.Error = bridge.ResultRefused, "root (alice)", "400 Bad Request",
+	refused.Result, refused.By, refused.Status, refused.Error = cloudevent.ResultRefused, "root (alice)", "400 Bad Request",
 		"Azure refuses the approval: 400 Bad Request: EventId is unknown"
-	unanswered.Result, unanswered.By, unanswered.Status, unanswered.Error = bridge.ResultUnanswered, "root (alice)", "", "no answer within 8s"
-	moot.Result, moot.Attempts, moot.Status, moot.Error = bridge.ResultMoot, 0, "", "the event changed"
-	for name, a := range map[string]bridge.Approval{
+	unanswered.Result, unanswered.By, unanswered.Status, unanswered.Error = cloudevent.ResultUnanswered, "root (alice)", "", "no answer within 8s"
+	moot.Result, moot.Attempts, moot.Status, moot.Error = cloudevent.ResultMoot, 0, "", "the event changed"
+	for name, a := range map[string]cloudevent.Approval{
 		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
 	} {
-		tell(name, "03:56:33", bridge.Change{Kind: bridge.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
+		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
 	}
-	tell("reminder", "03:10:00", bridge.Change{Kind: bridge.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true, nil)
+	tell("reminder", "03:10:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true, nil)
 	instead := all["scheduled"]
 	instead.batch = slices.Clone(instead.batch)
 	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "blocked: token refused (invalid_auth)"}
 	all["scheduled-instead"] = instead
 	for name, sample := range map[string]string{"test": "reboot", "test-cancelled": "canceled"} {
-		s, _ := bridge.NewSample(sample, "vm-db-1", told.clock())
+		s, _ := cloudevent.NewSample(sample, "vm-db-1", told.clock())
 		all[name] = situation{batch: deliveryOf(s.Test(dbHost, told.clock())), now: told}
 	}
 	for name, data := range map[string]map[string]any{
-		bridge.SinkBlocked:     {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(), "error": "token refused (invalid_auth)"},
-		bridge.SinkRecovered:   {"sink": "ops", "kind": "slack", "pending": 3},
-		bridge.IMDSUnavailable: {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(), "error": "503 Service Unavailable"},
-		bridge.IMDSRecovered: {"endpoint": "http://169.254.169.254", "gap": map[string]any{
+		cloudevent.SinkBlocked:     {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(), "error": "token refused (invalid_auth)"},
+		cloudevent.SinkRecovered:   {"sink": "ops", "kind": "slack", "pending": 3},
+		cloudevent.IMDSUnavailable: {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(), "error": "503 Service Unavailable"},
+		cloudevent.IMDSRecovered: {"endpoint": "http://169.254.169.254", "gap": map[string]any{
 			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
 		}},
-		bridge.DeliveryDeadLettered: {"sink": "hook", "count": 2, "deliveries": []any{map[string]any{
+		cloudevent.DeliveryDeadLettered: {"sink": "hook", "count": 2, "deliveries": []any{map[string]any{
 			"reason": "rejected", "error": "rejected: 422 Unprocessable Entity",
 		}}},
-		bridge.DeliveryDropped: {"sink": "hook", "key": "hook/1", "id": "602D9444-scheduled", "by": "root"},
-		bridge.BridgeStarted: {"version": "1.2.0", "settingsHash": "5f0b1c2d", "gap": map[string]any{
+		cloudevent.DeliveryDropped: {"sink": "hook", "key": "hook/1", "id": "602D9444-scheduled", "by": "root"},
+		cloudevent.BridgeStarted: {"version": "1.2.0", "settingsHash": "5f0b1c2d", "gap": map[string]any{
 			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
 		}},
-		bridge.BridgeStopping:  {"pending": 3},
-		bridge.SettingsLoaded:  {"settingsHash": "5f0b1c2d"},
-		bridge.BridgeHeartbeat: {},
+		cloudevent.BridgeStopping:  {"pending": 3},
+		cloudevent.SettingsLoaded:  {"settingsHash": "5f0b1c2d"},
+		cloudevent.BridgeHeartbeat: {},
 	} {
-		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: deliveryOf(bridge.WrapBridge(name, data, dbHost, told.clock())), now: told}
+		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: deliveryOf(cloudevent.WrapBridge(name, data, dbHost, told.clock())), now: told}
 	}
 	return all
 }

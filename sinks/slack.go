@@ -19,7 +19,9 @@ import (
 	"github.com/slack-go/slack"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/templates"
 )
 
@@ -487,7 +489,7 @@ func (k *slackSink) ring(f map[string]any) bool {
 func rings(f map[string]any, chosen []string) bool {
 	change, _ := f["change"].(string)
 	data, _ := f["data"].(map[string]any)
-	canceled := change == string(bridge.Vanished) && data["outcome"] == string(bridge.OutcomeCanceled)
+	canceled := change == string(imds.Vanished) && data["outcome"] == string(cloudevent.OutcomeCanceled)
 	if chosen != nil {
 		return slices.Contains(chosen, change) || canceled && slices.Contains(chosen, "canceled")
 	}
@@ -495,9 +497,9 @@ func rings(f map[string]any, chosen []string) bool {
 		return false
 	}
 	switch change {
-	case string(bridge.Scheduled), string(bridge.Started), "reminder":
+	case string(imds.Scheduled), string(imds.Started), "reminder":
 		return true
-	case string(bridge.Updated):
+	case string(imds.Updated):
 		changed, _ := data["changed"].([]any)
 		return slices.ContainsFunc(changed, func(field any) bool {
 			return oneOf[any](field, "NotBefore", "EventType", "Resources")
@@ -551,7 +553,7 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 
 // isAzure says whether a batch is about Azure's events, which have a life, and not about the bridge.
 func isAzure(batch []delivery.Delivery) bool {
-	return strings.HasPrefix(batch[0].Event.Type(), bridge.EventPrefix)
+	return strings.HasPrefix(batch[0].Event.Type(), cloudevent.EventPrefix)
 }
 
 // SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero value

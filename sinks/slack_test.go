@@ -20,8 +20,9 @@ import (
 
 	"github.com/goccy/go-yaml"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // A workspace behaves as Slack's API does, for one channel: what it keeps can be updated, replied to and deleted.
@@ -510,12 +511,12 @@ func TestSlackFirstChangeIsARoot(t *testing.T) {
 func TestSlackTellsOfTheBridge(t *testing.T) {
 	w := newWorkspace(t)
 	l := newTeller(t, w.settings(""))
-	s, _ := bridge.NewSample("reboot", "vm-0", monday)
-	test, err := s.Test(bridge.Observer{Name: "vm-0"}, monday)
+	s, _ := cloudevent.NewSample("reboot", "vm-0", monday)
+	test, err := s.Test(imds.Observer{Name: "vm-0"}, monday)
 	if err != nil {
 		t.Fatal(err)
 	}
-	about, err := bridge.WrapBridge(bridge.SinkBlocked, map[string]any{"sink": "ops"}, bridge.Observer{Name: "vm-0"}, monday)
+	about, err := cloudevent.WrapBridge(cloudevent.SinkBlocked, map[string]any{"sink": "ops"}, imds.Observer{Name: "vm-0"}, monday)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 )
 
 // patience is how long one address may take to answer. Azure asks for three seconds at least.
@@ -23,7 +24,7 @@ const patience = 5 * time.Second
 
 // A Search says where to look. Its zero value looks at the fixed address alone.
 type Search struct {
-	Fixed     string                                        // an URL; "" is bridge.DefaultEndpoint
+	Fixed     string                                        // an URL; "" is imds.DefaultEndpoint
 	Known     []string                                      // URLs to try next
 	DHCP      func(ctx context.Context) (netip.Addr, error) // asked last; nil asks nobody. See AskDHCP
 	Transport http.RoundTripper                             // nil is a transport of its own, without a proxy
@@ -42,7 +43,7 @@ func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 		}
 		return bridge.Found{Endpoint: endpoint, How: how}, err == nil
 	}
-	if found, ok := try(cmp.Or(s.Fixed, bridge.DefaultEndpoint), bridge.FoundFixed); ok {
+	if found, ok := try(cmp.Or(s.Fixed, imds.DefaultEndpoint), bridge.FoundFixed); ok {
 		return found, nil
 	}
 	known := s.Known
@@ -73,10 +74,10 @@ func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 func (s Search) probe(ctx context.Context, endpoint, how string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
 	defer cancel()
-	c := bridge.NewClient(endpoint, bridge.DefaultAPIVersion, slog.New(slog.DiscardHandler), s.Transport)
+	c := imds.NewClient(endpoint, imds.DefaultAPIVersion, slog.New(slog.DiscardHandler), s.Transport)
 	defer c.CloseIdleConnections()
 	err := c.Probe(ctx)
-	if !errors.Is(err, bridge.ErrNotAzure) {
+	if !errors.Is(err, imds.ErrNotAzure) {
 		return err
 	}
 	if how != bridge.FoundFixed {

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -28,11 +30,11 @@ func (l *listener) Deliver(_ context.Context, batch []delivery.Delivery) (delive
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range batch {
-		change, ours := strings.CutPrefix(d.Event.Type(), bridge.EventPrefix)
+		change, ours := strings.CutPrefix(d.Event.Type(), cloudevent.EventPrefix)
 		if !ours {
 			continue
 		}
-		var data bridge.Data
+		var data cloudevent.Data
 		if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
 			return delivery.Answer{}, err
 		}
@@ -63,7 +65,7 @@ func tell(t *testing.T, name string, speed float64) []string {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	b := bridge.New(bridge.Options{
-		Client:   bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()),
+		Client:   imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()),
 		Outbox:   box,
 		Interval: time.Second,
 		Routes: []bridge.Route{{

@@ -21,6 +21,8 @@ import (
 	"golang.org/x/term"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -73,7 +75,7 @@ effect, 1 refused, 65 no such event, 69 no answer from the endpoint, 75 no effec
 			if err := p.endpoint(c.Context(), s); err != nil {
 				return err
 			}
-			client := bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil)
+			client := imds.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil)
 			ctx, cancel := context.WithTimeoutCause(c.Context(), approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 			defer cancel()
 			doc, err := client.Document(ctx)
@@ -106,12 +108,12 @@ effect, 1 refused, 65 no such event, 69 no answer from the endpoint, 75 no effec
 }
 
 // chosenEvents are the document's events whose ids begin so.
-func chosenEvents(doc bridge.Document, ids []string) (events []bridge.Event, err error) {
+func chosenEvents(doc imds.Document, ids []string) (events []imds.Event, err error) {
 	for _, id := range ids {
 		if len(id) < leastPrefix {
 			return nil, exit(exitUsage, fmt.Errorf("%s: expected at least the first %d characters of an EventId", id, leastPrefix))
 		}
-		var found []bridge.Event
+		var found []imds.Event
 		for _, e := range doc.Events {
 			if strings.HasPrefix(e.ID, strings.ToUpper(id)) {
 				found = append(found, e)
@@ -122,7 +124,7 @@ func chosenEvents(doc bridge.Document, ids []string) (events []bridge.Event, err
 			return nil, exit(exitData, fmt.Errorf("%s: Azure lists no such event now; forewarn events shows what it lists", id))
 		case len(found) > 1:
 			return nil, exit(exitData, fmt.Errorf("%s: %d events begin so; give more of the id", id, len(found)))
-		case !slices.ContainsFunc(events, func(e bridge.Event) bool { return e.ID == found[0].ID }):
+		case !slices.ContainsFunc(events, func(e imds.Event) bool { return e.ID == found[0].ID }):
 			events = append(events, found[0])
 		}
 	}
@@ -132,7 +134,7 @@ func chosenEvents(doc bridge.Document, ids []string) (events []bridge.Event, err
 // mayApprove refuses what has begun, and what does not concern this VM. It returns this VM's name, "" if that is not
 // known and --any-vm is given.
 func (p *program) mayApprove(
-	ctx context.Context, s *settings, client *bridge.Client, events []bridge.Event, anyVM bool,
+	ctx context.Context, s *settings, client *imds.Client, events []imds.Event, anyVM bool,
 ) (self string, err error) {
 	self = s.IMDS.VMName
 	if self == "" {
@@ -164,7 +166,7 @@ func named(vms []string) string {
 }
 
 // printAsked shows what will be approved, and which VMs other than self begin with it.
-func (p *program) printAsked(events []bridge.Event, self string) {
+func (p *program) printAsked(events []imds.Event, self string) {
 	t := tabwriter.NewWriter(p.err, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "EVENT\tTYPE\tASKED FOR BY\tVMS\tNOT BEFORE")
 	for _, e := range events {
@@ -177,7 +179,7 @@ func (p *program) printAsked(events []bridge.Event, self string) {
 	t.Flush()
 	for _, e := range events {
 		others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool {
-			return (bridge.Event{Resources: []string{vm}}).Affects(self)
+			return (imds.Event{Resources: []string{vm}}).Affects(self)
 		})
 		if len(others) > 0 {
 			fmt.Fprintf(p.err, "%.8s ALSO BEGINS ON: %s\n", e.ID, printable(named(others)))
@@ -200,7 +202,7 @@ func (p *program) confirmed() error {
 
 // approveEvents approves one event after the other, and then waits until the document shows that each has begun. An
 // interrupt ends the wait, not the record.
-func (p *program) approveEvents(ctx context.Context, s *settings, client *bridge.Client, events []bridge.Event, timeout time.Duration) []approval {
+func (p *program) approveEvents(ctx context.Context, s *settings, client *imds.Client, events []imds.Event, timeout time.Duration) []approval {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	began := time.Now()
@@ -211,7 +213,7 @@ func (p *program) approveEvents(ctx context.Context, s *settings, client *bridge
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for i, r := range results {
-		if r.Result == bridge.ResultApproved || r.Result == bridge.ResultUnanswered {
+		if r.Result == cloudevent.ResultApproved || r.Result == cloudevent.ResultUnanswered {
 			results[i].Effect = effect(ctx, client, r.Event)
 		}
 		results[i].Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
@@ -220,48 +222,48 @@ func (p *program) approveEvents(ctx context.Context, s *settings, client *bridge
 }
 
 // approveEvent has the running bridge approve, or does it itself where none runs.
-func (p *program) approveEvent(ctx context.Context, s *settings, client *bridge.Client, e bridge.Event) approval {
+func (p *program) approveEvent(ctx context.Context, s *settings, client *imds.Client, e imds.Event) approval {
 	if ctx.Err() != nil {
-		return approval{Event: e.ID, Result: bridge.ResultRefused, Error: "not sent, because of the interrupt", Effect: "none"}
+		return approval{Event: e.ID, Result: cloudevent.ResultRefused, Error: "not sent, because of the interrupt", Effect: "none"}
 	}
-	var a bridge.Approval
+	var a cloudevent.Approval
 	err := p.tellControl(ctx, s, "/approve", approvalRequest{e.ID, e.Digest(), p.user()}, &a)
 	if errors.Is(err, errNoBridge) {
 		a, err = p.approveAlone(ctx, client, e)
 	}
 	switch {
 	case err != nil && a.Result == "" && ctx.Err() != nil:
-		a.Result, a.Error = bridge.ResultUnanswered, "interrupted"
+		a.Result, a.Error = cloudevent.ResultUnanswered, "interrupted"
 	case errors.Is(err, errSilentBridge):
-		a.Result, a.Error = bridge.ResultUnanswered, err.Error()
+		a.Result, a.Error = cloudevent.ResultUnanswered, err.Error()
 	case err != nil && a.Result == "":
-		a.Result, a.Error = bridge.ResultRefused, err.Error()
+		a.Result, a.Error = cloudevent.ResultRefused, err.Error()
 	case err != nil:
 		fmt.Fprintf(p.err, "forewarn: %s: what came of it is not on record: %v\n", e.ID, err)
 	}
 	switch a.Result {
-	case bridge.ResultApproved:
+	case cloudevent.ResultApproved:
 		fmt.Fprintf(p.err, "forewarn: %s: Azure took it (%s), waiting for the effect\n", e.ID, printable(a.Status))
-	case bridge.ResultMoot:
+	case cloudevent.ResultMoot:
 		p.printDifference(ctx, client, e)
-	case bridge.ResultUnanswered:
+	case cloudevent.ResultUnanswered:
 		fmt.Fprintf(p.err, "forewarn: %s: Azure may have taken it (%s), waiting for the effect\n", e.ID, printable(a.Error))
 	}
 	return approval{Event: e.ID, Result: a.Result, Status: a.Status, Error: a.Error, Effect: "none"}
 }
 
 // approveAlone approves where no bridge runs. What came of it goes into the outbox, if there is one.
-func (p *program) approveAlone(ctx context.Context, client *bridge.Client, e bridge.Event) (bridge.Approval, error) {
+func (p *program) approveAlone(ctx context.Context, client *imds.Client, e imds.Event) (cloudevent.Approval, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 	defer cancel()
 	quiet := slog.New(slog.DiscardHandler)
 	s, err := p.settings(quiet)
 	if err != nil {
-		return bridge.Approval{}, err
+		return cloudevent.Approval{}, err
 	}
 	box, err := outbox.Open(s.State, outbox.Options{Log: quiet})
 	if err != nil {
-		return bridge.Approval{}, fmt.Errorf("%w; %s, because what is approved goes on record there", err, tryElevated)
+		return cloudevent.Approval{}, fmt.Errorf("%w; %s, because what is approved goes on record there", err, tryElevated)
 	}
 	o := p.bridgeOptions(s, box, quiet)
 	o.Client = client
@@ -270,15 +272,15 @@ func (p *program) approveAlone(ctx context.Context, client *bridge.Client, e bri
 }
 
 // printDifference shows how an event differs from what was shown of it, which is why it was not approved.
-func (p *program) printDifference(ctx context.Context, client *bridge.Client, shown bridge.Event) {
+func (p *program) printDifference(ctx context.Context, client *imds.Client, shown imds.Event) {
 	ctx, cancel := context.WithTimeout(ctx, approvalLimit)
 	defer cancel()
 	doc, err := client.Document(ctx)
 	if err != nil {
 		return // that it differs is said all the same
 	}
-	doc.Events = slices.DeleteFunc(slices.Clone(doc.Events), func(e bridge.Event) bool { return e.ID != shown.ID })
-	for _, change := range bridge.Diff([]bridge.Event{shown}, doc) {
+	doc.Events = slices.DeleteFunc(slices.Clone(doc.Events), func(e imds.Event) bool { return e.ID != shown.ID })
+	for _, change := range imds.Diff([]imds.Event{shown}, doc) {
 		for _, field := range change.Fields {
 			fmt.Fprintf(p.err, "forewarn: %s: %s was shown as %s and is now %s\n", shown.ID, printable(field),
 				printable(fieldText(shown, field)), printable(fieldText(change.Event, field)))
@@ -287,7 +289,7 @@ func (p *program) printDifference(ctx context.Context, client *bridge.Client, sh
 }
 
 // fieldText is the value of one of Azure's fields as it was sent.
-func fieldText(e bridge.Event, field string) string {
+func fieldText(e imds.Event, field string) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(e.Raw, &fields) != nil || fields[field] == nil {
 		return "nothing"
@@ -296,11 +298,11 @@ func fieldText(e bridge.Event, field string) string {
 }
 
 // effect waits until the document shows that the event began or is gone: started, gone, or none in time.
-func effect(ctx context.Context, client *bridge.Client, id string) string {
+func effect(ctx context.Context, client *imds.Client, id string) string {
 	for {
 		doc, err := client.Document(ctx)
 		if err == nil {
-			i := slices.IndexFunc(doc.Events, func(e bridge.Event) bool { return e.ID == id })
+			i := slices.IndexFunc(doc.Events, func(e imds.Event) bool { return e.ID == id })
 			switch {
 			case i < 0 && !doc.Partial:
 				return "gone"
@@ -333,9 +335,11 @@ func (p *program) printApprovals(results []approval) error {
 	}
 	which := func(is func(r approval) bool) bool { return slices.ContainsFunc(results, is) }
 	switch {
-	case which(func(r approval) bool { return r.Result == bridge.ResultRefused || r.Result == bridge.ResultMoot }):
+	case which(func(r approval) bool {
+		return r.Result == cloudevent.ResultRefused || r.Result == cloudevent.ResultMoot
+	}):
 		return errors.New("not every event was approved")
-	case which(func(r approval) bool { return r.Result == bridge.ResultUnanswered && r.Effect == "none" }):
+	case which(func(r approval) bool { return r.Result == cloudevent.ResultUnanswered && r.Effect == "none" }):
 		return exit(exitTryAgain, errors.New("nobody knows whether Azure took the approval, and the document shows no effect; to approve again does no harm"))
 	case which(func(r approval) bool { return r.Effect == "none" }):
 		return exit(exitTryAgain, errors.New("the approval was taken, but the event has not begun yet; forewarn events shows when it does"))

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // asked is which message send and render are asked for, and through which sinks.
@@ -22,22 +24,22 @@ type asked struct {
 
 func (a *asked) flags(c *cobra.Command) *cobra.Command {
 	c.Flags().StringArrayVar(&a.sinks, "sink", nil, "only this sink; repeat it for more (default all)")
-	c.Flags().StringVar(&a.sample, "sample", "reboot", "which message: "+strings.Join(bridge.SampleNames, ", "))
+	c.Flags().StringVar(&a.sample, "sample", "reboot", "which message: "+strings.Join(cloudevent.SampleNames, ", "))
 	return c
 }
 
 // newSample is the sample that is asked for, as it would hit o.
-func (a *asked) newSample(o bridge.Observer) (bridge.Sample, error) {
-	s, ok := bridge.NewSample(a.sample, o.Name, time.Now())
+func (a *asked) newSample(o imds.Observer) (cloudevent.Sample, error) {
+	s, ok := cloudevent.NewSample(a.sample, o.Name, time.Now())
 	if !ok {
-		return s, exit(exitUsage, fmt.Errorf("--sample %s: expected one of %s", a.sample, strings.Join(bridge.SampleNames, ", ")))
+		return s, exit(exitUsage, fmt.Errorf("--sample %s: expected one of %s", a.sample, strings.Join(cloudevent.SampleNames, ", ")))
 	}
 	return s, nil
 }
 
 // chosen are the routes of the settings that are asked for, and this VM.
-func (p *program) chosen(ctx context.Context, a asked) ([]bridge.Route, bridge.Observer, error) {
-	var o bridge.Observer
+func (p *program) chosen(ctx context.Context, a asked) ([]bridge.Route, imds.Observer, error) {
+	var o imds.Observer
 	s, err := p.settings(p.log())
 	if err != nil {
 		return nil, o, err
@@ -64,7 +66,7 @@ func (p *program) chosen(ctx context.Context, a asked) ([]bridge.Route, bridge.O
 }
 
 // observer is this VM as the running forewarn knows it, or else as far as the settings and the host tell.
-func (p *program) observer(ctx context.Context, s *settings) bridge.Observer {
+func (p *program) observer(ctx context.Context, s *settings) imds.Observer {
 	var st bridge.Status
 	if p.askControl(ctx, s, "/status", nil, &st) == nil && st.Observer.Name != "" {
 		return st.Observer
@@ -73,5 +75,5 @@ func (p *program) observer(ctx context.Context, s *settings) bridge.Observer {
 	if name == "" {
 		name, _ = os.Hostname()
 	}
-	return bridge.Observer{Name: name}
+	return imds.Observer{Name: name}
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // checked is what check prints of the settings.
@@ -86,7 +88,7 @@ func check(s *settings, now time.Time) (checked, error) {
 		c.Sinks = append(c.Sinks, r.Name)
 	}
 	for _, vm := range []string{"this", "other"} {
-		names := bridge.SampleNames
+		names := cloudevent.SampleNames
 		if vm == "other" {
 			names = names[:1]
 		}
@@ -95,10 +97,10 @@ func check(s *settings, now time.Time) (checked, error) {
 			if vm == "other" {
 				hit = self + "-neighbour"
 			}
-			sample, _ := bridge.NewSample(name, hit, now)
+			sample, _ := cloudevent.NewSample(name, hit, now)
 			row := sampleRow{Sample: name, VM: vm, Sinks: map[string]string{}}
 			for _, r := range s.Routes {
-				word, err := told(r.Filter, sample, bridge.Observer{Name: self}, now)
+				word, err := told(r.Filter, sample, imds.Observer{Name: self}, now)
 				if err != nil {
 					return c, err
 				}
@@ -179,16 +181,16 @@ func onlyCertificates(file string) bool {
 }
 
 // told is the word for what a filter makes of a sample. One that is no event's first change is told when that was.
-func told(f bridge.Filter, s bridge.Sample, o bridge.Observer, now time.Time) (string, error) {
+func told(f bridge.Filter, s cloudevent.Sample, o imds.Observer, now time.Time) (string, error) {
 	first := s
-	if k := s.Change.Kind; k == bridge.Updated || k == bridge.Vanished {
-		first = bridge.Sample{Name: s.Name, Change: bridge.Change{Kind: bridge.Scheduled, Event: s.Change.Event}}
+	if k := s.Change.Kind; k == imds.Updated || k == imds.Vanished {
+		first = cloudevent.Sample{Name: s.Name, Change: imds.Change{Kind: imds.Scheduled, Event: s.Change.Event}}
 	}
 	ce, err := first.CloudEvent(o, now)
 	if err != nil {
 		return "", err
 	}
-	verdict, key, err := f.Event(first.Change, bridge.Fields(ce), o.Name, true)
+	verdict, key, err := f.Event(first.Change, cloudevent.Fields(ce), o.Name, true)
 	switch {
 	case verdict == bridge.Refused:
 		return "no: " + key, nil

@@ -20,7 +20,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 	"forewarn/sinks"
@@ -82,7 +84,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string) (err e
 		return err
 	}
 	b := bridge.New(bridge.Options{
-		Client: bridge.NewClient(served.URL, bridge.DefaultAPIVersion, log, nil), Outbox: box, Log: log,
+		Client: imds.NewClient(served.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log,
 		Interval: time.Duration(float64(time.Second) / max(1, speed)), Version: programVersion(),
 		Routes: []bridge.Route{{Name: "console", Kind: "console", Sink: console, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Minute}}}},
 	})
@@ -157,11 +159,11 @@ func (c *console) Deliver(_ context.Context, batch []delivery.Delivery) (deliver
 		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
 	}
 	head, rest, _ := strings.Cut(told.String(), "\n")
-	var data bridge.Data
+	var data cloudevent.Data
 	if err := json.Unmarshal(ce.Data(), &data); err != nil {
 		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
 	}
-	style := map[bridge.ChangeKind]string{bridge.Scheduled: "1;33", bridge.Updated: "1;33", bridge.Started: "1;31", bridge.Vanished: "1;32"}[data.Change]
+	style := map[imds.ChangeKind]string{imds.Scheduled: "1;33", imds.Updated: "1;33", imds.Started: "1;31", imds.Vanished: "1;32"}[data.Change]
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.print("2", "%s  ", ce.Time().Format(time.TimeOnly))

@@ -11,6 +11,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/discovery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -35,7 +36,7 @@ http:// and the address in option 245 of the machine's DHCP lease.`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !isEndpoint(endpoint) {
-				return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, bridge.DefaultEndpoint))
+				return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, imds.DefaultEndpoint))
 			}
 			s, err := p.rootPlaces() // who asks by DHCP
 			if err != nil {
@@ -57,7 +58,7 @@ http:// and the address in option 245 of the machine's DHCP lease.`,
 			return err
 		},
 	})
-	c.Flags().StringVar(&endpoint, "endpoint", bridge.DefaultEndpoint, "address that is tried first")
+	c.Flags().StringVar(&endpoint, "endpoint", imds.DefaultEndpoint, "address that is tried first")
 	c.Flags().BoolVar(&dhcp, "dhcp", true, "ask by DHCP when nothing else was found")
 	return c
 }
@@ -101,7 +102,7 @@ func (p *program) discover(ctx context.Context, d *discovery.Search, s *settings
 	var running bridge.Status
 	stored := ""
 	if p.askControl(ctx, s, "/status", nil, &running) == nil {
-		if kept := running.IMDS.Endpoint; kept != bridge.DefaultEndpoint {
+		if kept := running.IMDS.Endpoint; kept != imds.DefaultEndpoint {
 			stored = kept
 		}
 	} else if o, err := p.remembered(s.State); err != nil {

@@ -14,7 +14,9 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -91,8 +93,8 @@ func (p *paper) foretellChange(b *bridge.Bridge, rules []bridge.Rule, body []byt
 	if err := json.Unmarshal(body, &ce); err != nil {
 		return err
 	}
-	switch bridge.ChangeKind(strings.TrimPrefix(ce.Type(), bridge.EventPrefix)) {
-	case bridge.Scheduled, bridge.Updated:
+	switch imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix)) {
+	case imds.Scheduled, imds.Updated:
 	default:
 		return nil // nobody is asked about it
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 )
 
 func (p *program) eventsCommand() *cobra.Command {
@@ -25,7 +26,7 @@ events on for this VM and its set, as run does.`,
 			}
 			if endpoint != "" {
 				if !isEndpoint(endpoint) {
-					return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, bridge.DefaultEndpoint))
+					return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, imds.DefaultEndpoint))
 				}
 				s.IMDS.Endpoint = endpoint
 			} else if err := p.endpoint(c.Context(), s); err != nil {
@@ -38,7 +39,7 @@ events on for this VM and its set, as run does.`,
 				fmt.Fprintln(p.err, "forewarn: waiting; the first answer can take Azure two minutes")
 			})
 			defer slow.Stop()
-			poll := bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil).Poll(ctx, "")
+			poll := imds.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil).Poll(ctx, "")
 			switch {
 			case poll.Err != nil:
 				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, poll.Err, bridge.EndpointHint(s.IMDS.Endpoint)))

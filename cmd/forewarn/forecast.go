@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // forecastText says which rules would approve an event and after what, or else why none would.
@@ -53,20 +55,20 @@ func shortDuration(d time.Duration) string {
 }
 
 // foresee notes what the rules would decide about the sample of the row, given who is told of it.
-func (row *sampleRow) foresee(rules []bridge.Rule, sample bridge.Sample, self string, now time.Time) error {
+func (row *sampleRow) foresee(rules []bridge.Rule, sample cloudevent.Sample, self string, now time.Time) error {
 	switch {
 	case len(rules) == 0:
 		return nil
-	case sample.Change.Kind == bridge.Vanished: // there is nothing left to approve
+	case sample.Change.Kind == imds.Vanished: // there is nothing left to approve
 		row.Approval = "-"
 		return nil
 	}
-	ce, err := sample.CloudEvent(bridge.Observer{Name: self}, now)
+	ce, err := sample.CloudEvent(imds.Observer{Name: self}, now)
 	if err != nil {
 		return err
 	}
 	told := func(sink string) bool { return strings.HasPrefix(row.Sinks[sink], "told") }
-	row.Approval = forecastText(bridge.Foresee(rules, sample.Change.Event, bridge.Fields(ce), self, told))
+	row.Approval = forecastText(bridge.Foresee(rules, sample.Change.Event, cloudevent.Fields(ce), self, told))
 	return nil
 }
 
@@ -82,13 +84,13 @@ func approvalNotes(s *settings, self string, now time.Time) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		approves := func(is func(bridge.Event) bool) bool {
-			return slices.ContainsFunc(samples, func(s bridge.Sample) bool { return is(s.Change.Event) })
+		approves := func(is func(imds.Event) bool) bool {
+			return slices.ContainsFunc(samples, func(s cloudevent.Sample) bool { return is(s.Change.Event) })
 		}
-		if approves(func(e bridge.Event) bool { return e.Source == "Platform" }) {
+		if approves(func(e imds.Event) bool { return e.Source == "Platform" }) {
 			note(i, "approves Platform events, so maintenance begins sooner than Azure planned; sources: [User] leaves it alone")
 		}
-		if approves(func(e bridge.Event) bool { return e.Type == "Terminate" }) {
+		if approves(func(e imds.Event) bool { return e.Type == "Terminate" }) {
 			note(i, "approves Terminate events, so Azure deletes this VM without its notice")
 		}
 		if len(r.After) == 0 {
@@ -118,7 +120,7 @@ func approvalNotes(s *settings, self string, now time.Time) ([]string, error) {
 
 // approvable are changes of every kind of event that the rule would approve if everybody were told: first scheduled,
 // and then moved.
-func approvable(r bridge.Rule, self string, now time.Time) ([]bridge.Sample, error) {
+func approvable(r bridge.Rule, self string, now time.Time) ([]cloudevent.Sample, error) {
 	vms := [][]string{{self}}
 	if r.Others {
 		vms = append(vms, []string{self, self + "-neighbour"}, []string{self + "-neighbour", self})
@@ -128,23 +130,23 @@ func approvable(r bridge.Rule, self string, now time.Time) ([]bridge.Sample, err
 		return nil, err
 	}
 	everybody := func(string) bool { return true }
-	var samples []bridge.Sample
+	var samples []cloudevent.Sample
 	for _, e := range events {
-		s := bridge.Sample{Change: bridge.Change{Kind: bridge.Scheduled, Event: e}}
-		ce, err := s.CloudEvent(bridge.Observer{Name: self}, now)
+		s := cloudevent.Sample{Change: imds.Change{Kind: imds.Scheduled, Event: e}}
+		ce, err := s.CloudEvent(imds.Observer{Name: self}, now)
 		if err != nil {
 			return nil, err
 		}
-		if bridge.Foresee([]bridge.Rule{r}, e, bridge.Fields(ce), self, everybody)[0].Approves {
-			moved := bridge.Change{Kind: bridge.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}
-			samples = append(samples, s, bridge.Sample{Change: moved})
+		if bridge.Foresee([]bridge.Rule{r}, e, cloudevent.Fields(ce), self, everybody)[0].Approves {
+			moved := imds.Change{Kind: imds.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}
+			samples = append(samples, s, cloudevent.Sample{Change: moved})
 		}
 	}
 	return samples, nil
 }
 
 // everyEvent is an event of each type and source, for each set of VMs and with little, usual and much notice.
-func everyEvent(sets [][]string, now time.Time) (events []bridge.Event, err error) {
+func everyEvent(sets [][]string, now time.Time) (events []imds.Event, err error) {
 	for _, typ := range bridge.TypesValues {
 		for _, source := range bridge.SourcesValues {
 			for _, vms := range sets {
@@ -162,27 +164,27 @@ func everyEvent(sets [][]string, now time.Time) (events []bridge.Event, err erro
 }
 
 // scheduledEvent is an event as Azure would announce it.
-func scheduledEvent(typ, source string, vms []string, notBefore time.Time) (bridge.Event, error) {
+func scheduledEvent(typ, source string, vms []string, notBefore time.Time) (imds.Event, error) {
 	raw, err := json.Marshal(map[string]any{
 		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": "Scheduled", "EventType": typ,
 		"ResourceType": "VirtualMachine", "Resources": vms, "NotBefore": notBefore.UTC().Format(http.TimeFormat),
 		"EventSource": source, "DurationInSeconds": -1,
 	})
 	if err != nil {
-		return bridge.Event{}, err
+		return imds.Event{}, err
 	}
-	return bridge.UnmarshalEvent(raw)
+	return imds.UnmarshalEvent(raw)
 }
 
 // untold names what a filter keeps out of the samples, with the key that does. all says that it is all of them, and
 // then only the keys are named.
-func untold(f bridge.Filter, samples []bridge.Sample, self string, now time.Time) (
+func untold(f bridge.Filter, samples []cloudevent.Sample, self string, now time.Time) (
 	missed []string, all bool, err error,
 ) {
 	var keys []string
 	all = len(samples) > 0
 	for _, s := range samples {
-		word, err := told(f, s, bridge.Observer{Name: self}, now)
+		word, err := told(f, s, imds.Observer{Name: self}, now)
 		if err != nil {
 			return nil, false, err
 		}

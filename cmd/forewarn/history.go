@@ -18,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -200,22 +202,22 @@ func asker(source string) string {
 	return ", by " + printable(source)
 }
 
-func outcomeWords(o bridge.Outcome) string {
+func outcomeWords(o cloudevent.Outcome) string {
 	switch o {
 	case "":
 		return "not over"
-	case bridge.OutcomeCompleted:
+	case cloudevent.OutcomeCompleted:
 		return "it took place and is over"
-	case bridge.OutcomeCanceled:
+	case cloudevent.OutcomeCanceled:
 		return "cancelled, it did not take place"
 	}
 	return "no longer on Azure's list; whether it took place is not known"
 }
 
 // changeWords says a change of an event that came out so.
-func changeWords(c bridge.LifeChange, o bridge.Outcome) string {
-	words := map[bridge.ChangeKind]string{
-		bridge.Scheduled: "announced", bridge.Updated: "changed", bridge.Started: "begun", bridge.Vanished: "no longer listed",
+func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
+	words := map[imds.ChangeKind]string{
+		imds.Scheduled: "announced", imds.Updated: "changed", imds.Started: "begun", imds.Vanished: "no longer listed",
 	}[c.Change]
 	switch {
 	case c.Approval != nil:
@@ -224,15 +226,15 @@ func changeWords(c bridge.LifeChange, o bridge.Outcome) string {
 		words = "reminded of, " + printable(c.Lead) + " before"
 	case words == "":
 		words = printable(string(c.Change))
-	case c.Change == bridge.Vanished && o == bridge.OutcomeCompleted:
+	case c.Change == imds.Vanished && o == cloudevent.OutcomeCompleted:
 		words = "over"
-	case c.Change == bridge.Vanished && o == bridge.OutcomeCanceled:
+	case c.Change == imds.Vanished && o == cloudevent.OutcomeCanceled:
 		words = "cancelled"
 	}
 	if len(c.Fields) > 0 {
 		words += " (" + printable(strings.Join(c.Fields, ", ")) + ")"
 	}
-	if !c.NotBefore.IsZero() && c.Change != bridge.Vanished {
+	if !c.NotBefore.IsZero() && c.Change != imds.Vanished {
 		words += ", for " + clock(c.NotBefore, c.Time) + " at the earliest"
 	}
 	if c.Observer != "" {
@@ -248,14 +250,14 @@ func changeWords(c bridge.LifeChange, o bridge.Outcome) string {
 }
 
 // approvalWords says what came of an approval.
-func approvalWords(a bridge.Approval) string {
+func approvalWords(a cloudevent.Approval) string {
 	by := printable(a.By)
 	switch a.Result {
-	case bridge.ResultApproved:
+	case cloudevent.ResultApproved:
 		return "approved by " + by + ", Azure answered " + printable(a.Status)
-	case bridge.ResultRefused:
+	case cloudevent.ResultRefused:
 		return "approval by " + by + " refused: " + printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
-	case bridge.ResultUnanswered:
+	case cloudevent.ResultUnanswered:
 		return "approval by " + by + " sent, nobody knows whether Azure took it: " + printable(a.Error)
 	}
 	return "approval by " + by + " came to nothing: " + printable(a.Error)

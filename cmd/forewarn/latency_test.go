@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 	"forewarn/sinks"
@@ -50,7 +51,7 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 	}
 	s.Routes[0].Terms.Timeout = kind.Terms.Timeout
 	bridged := bridge.New(bridge.Options{
-		Client: bridge.NewClient(front.URL, bridge.DefaultAPIVersion, slog.New(slog.DiscardHandler), nil),
+		Client: imds.NewClient(front.URL, imds.DefaultAPIVersion, slog.New(slog.DiscardHandler), nil),
 		Outbox: box, Routes: s.Routes, Interval: 5 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, stop := context.WithCancel(b.Context())

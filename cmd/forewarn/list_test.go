@@ -10,7 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -29,12 +30,12 @@ func TestListsForPeopleAreShort(t *testing.T) {
 	}
 	batch := outbox.Batch{Now: time.Now()}
 	for i := range n {
-		e, err := bridge.UnmarshalEvent(fmt.Appendf(nil, `{"EventId": "%08d-0000-4000-8000-000000000000", "EventType": "Reboot"}`, i))
+		e, err := imds.UnmarshalEvent(fmt.Appendf(nil, `{"EventId": "%08d-0000-4000-8000-000000000000", "EventType": "Reboot"}`, i))
 		if err != nil {
 			t.Fatal(err)
 		}
-		change := bridge.Change{Kind: bridge.Scheduled, Event: e}
-		ce, err := bridge.Wrap(change, bridge.Circumstances{Observer: bridge.Observer{Name: "vm-0"}, Time: time.Now()})
+		change := imds.Change{Kind: imds.Scheduled, Event: e}
+		ce, err := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-0"}, Time: time.Now()})
 		if err != nil {
 			t.Fatal(err)
 		}

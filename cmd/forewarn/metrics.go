@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 )
 
 // metrics count what the bridge tells its Meter. They live as long as the program, through every reload: a sink that is
@@ -28,9 +29,9 @@ type metrics struct {
 }
 
 // pollAnswers are the words for the classes of polls.
-var pollAnswers = map[bridge.PollClass]string{
-	bridge.PollDocument: "document", bridge.PollUnchanged: "unchanged", bridge.PollEmpty: "empty",
-	bridge.PollRetry: "failed", bridge.PollSettings: "refused",
+var pollAnswers = map[imds.PollClass]string{
+	imds.PollDocument: "document", imds.PollUnchanged: "unchanged", imds.PollEmpty: "empty",
+	imds.PollRetry: "failed", imds.PollSettings: "refused",
 }
 
 // newMetrics makes counters that are 0, of everything that is known before there are sinks.
@@ -76,7 +77,7 @@ func (m *metrics) expect(sink string) {
 	}
 }
 
-func (m *metrics) Polled(class bridge.PollClass) { m.polls.add(1, pollAnswers[class]) }
+func (m *metrics) Polled(class imds.PollClass)   { m.polls.add(1, pollAnswers[class]) }
 func (m *metrics) Committed(ceType string)       { m.events.add(1, ceType) }
 func (m *metrics) Forgot(what string, n int)     { m.forgotten.add(float64(n), what) }
 func (m *metrics) Failed(sink, reason string)    { m.failed.add(1, reason, sink) }

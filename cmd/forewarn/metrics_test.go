@@ -19,6 +19,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -53,7 +54,7 @@ func measure(t *testing.T, routes map[string]error) *measured {
 	}
 	counters := newMetrics()
 	b := bridge.New(bridge.Options{
-		Client: bridge.NewClient(azure.URL, bridge.DefaultAPIVersion, log, nil), Outbox: box, Routes: routesOf(routes), Log: log,
+		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Routes: routesOf(routes), Log: log,
 		Interval: 100 * time.Millisecond, Version: "1.2.3", Meter: counters, Settings: bridge.SettingsInfo{Hash: "abc", LoadedAt: time.Unix(1e9, 0)},
 	})
 	server := httptest.NewServer(probes(b, counters.handler(b.Status)))

@@ -25,6 +25,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -193,7 +194,7 @@ func TestPageShowsAnEventLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	watcher := bridge.New(bridge.Options{
-		Client: bridge.NewClient(azure.URL, bridge.DefaultAPIVersion, log, nil), Outbox: box, Log: log, Interval: 100 * time.Millisecond,
+		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log, Interval: 100 * time.Millisecond,
 	})
 	running, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
 // sampleObserver is the VM that the sample page is of.
-var sampleObserver = bridge.Observer{Name: "vm-db-1", ResourceGroup: "prod-db", Location: "westeurope"}
+var sampleObserver = imds.Observer{Name: "vm-db-1", ResourceGroup: "prod-db", Location: "westeurope"}
 
 // azureEvent is an event as Azure sends it, due after notice, or begun when that is 0.
 func azureEvent(id, typ, source, description string, notBefore time.Time, duration int, vms ...string) json.RawMessage {
@@ -36,21 +38,21 @@ func azureEvent(id, typ, source, description string, notBefore time.Time, durati
 }
 
 // sampleLife is the life of an event: announced so long ago, begun and over so long after; 0 for what did not come.
-func sampleLife(now time.Time, label, typ string, ago, begun, over time.Duration, o bridge.Outcome, vms ...string) bridge.Life {
+func sampleLife(now time.Time, label, typ string, ago, begun, over time.Duration, o cloudevent.Outcome, vms ...string) bridge.Life {
 	l := bridge.Life{Event: eventID(label), Type: typ, Source: "Platform", Resources: vms, Outcome: o}
 	at := now.Add(-ago)
-	add := func(kind bridge.ChangeKind, at time.Time) {
+	add := func(kind imds.ChangeKind, at time.Time) {
 		l.Changes = append(l.Changes, bridge.LifeChange{
 			ID: l.Event + "-" + string(kind), Change: kind, Time: at, Observer: sampleObserver.Name,
 			Deliveries: []bridge.LifeDelivery{{Sink: "audit", State: "accepted"}, {Sink: "ops-chat", State: "accepted"}},
 		})
 	}
-	add(bridge.Scheduled, at)
+	add(imds.Scheduled, at)
 	if begun > 0 {
-		add(bridge.Started, at.Add(begun))
+		add(imds.Started, at.Add(begun))
 	}
 	if over > 0 {
-		add(bridge.Vanished, at.Add(over))
+		add(imds.Vanished, at.Add(over))
 	}
 	return l
 }
@@ -66,14 +68,14 @@ func sampleFacts(now time.Time) pageFacts {
 	due := now.Add(14*time.Minute + 12*time.Second)
 	f := pageFacts{
 		Lives: []bridge.Life{
-			sampleLife(now, "1", "Freeze", 29*day, 15*time.Minute, 16*time.Minute, bridge.OutcomeCompleted, "vm-db-1"),
-			sampleLife(now, "2", "Redeploy", 25*day, 10*time.Minute, 25*time.Minute, bridge.OutcomeCompleted, "vm-db-2"),
-			sampleLife(now, "3", "Freeze", 22*day, 15*time.Minute, 16*time.Minute, bridge.OutcomeCompleted, "vm-db-3"),
-			sampleLife(now, "4", "Reboot", 19*day, 0, 2*day, bridge.OutcomeCanceled, "vm-db-1"),
-			sampleLife(now, "5", "Reboot", 16*day, 3*day, 3*day+time.Hour, bridge.OutcomeCompleted, "vm-db-1", "vm-db-2"),
-			sampleLife(now, "6", "Freeze", 12*day, 0, 3*time.Hour, bridge.OutcomeUnknown, "vm-db-1"),
-			sampleLife(now, "7", "Freeze", 9*day, 15*time.Minute, 16*time.Minute, bridge.OutcomeCompleted, "vm-db-1"),
-			sampleLife(now, "8", "Freeze", 5*day, 15*time.Minute, 16*time.Minute, bridge.OutcomeCompleted, "vm-db-2"),
+			sampleLife(now, "1", "Freeze", 29*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-1"),
+			sampleLife(now, "2", "Redeploy", 25*day, 10*time.Minute, 25*time.Minute, cloudevent.OutcomeCompleted, "vm-db-2"),
+			sampleLife(now, "3", "Freeze", 22*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-3"),
+			sampleLife(now, "4", "Reboot", 19*day, 0, 2*day, cloudevent.OutcomeCanceled, "vm-db-1"),
+			sampleLife(now, "5", "Reboot", 16*day, 3*day, 3*day+time.Hour, cloudevent.OutcomeCompleted, "vm-db-1", "vm-db-2"),
+			sampleLife(now, "6", "Freeze", 12*day, 0, 3*time.Hour, cloudevent.OutcomeUnknown, "vm-db-1"),
+			sampleLife(now, "7", "Freeze", 9*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-1"),
+			sampleLife(now, "8", "Freeze", 5*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-2"),
 			sampleLife(now, "freeze", "Freeze", 15*time.Minute+8*time.Second, 15*time.Minute, 0, "", "vm-db-3"),
 			sampleLife(now, "reboot", "Reboot", 48*time.Second, 0, 0, "", "vm-db-1", "vm-db-2"),
 		},
@@ -96,7 +98,7 @@ func sampleFacts(now time.Time) pageFacts {
 			Settings: bridge.SettingsInfo{Hash: "0c0ffee00123", LoadedAt: now.Add(-3 * day), Timezone: berlin},
 		},
 		Dead: []outbox.Delivery{{
-			Key: "runbook/812", Route: "runbook", ID: freeze + "-scheduled", Type: bridge.EventPrefix + "scheduled", Group: freeze,
+			Key: "runbook/812", Route: "runbook", ID: freeze + "-scheduled", Type: cloudevent.EventPrefix + "scheduled", Group: freeze,
 			State: outbox.StateDead, Reason: delivery.ReasonRejected, Error: "rejected: 422 Unprocessable Entity", Change: "scheduled",
 			AzureType: "Freeze", DeadSince: now.Add(-14 * time.Minute),
 		}},
@@ -125,7 +127,7 @@ func hostileFacts(now time.Time) pageFacts {
 	f.Err = errors.New(evil)
 	s := &f.Status
 	s.Reasons, s.Ready, s.Version = []string{evil}, false, evil
-	s.Observer = bridge.Observer{Name: evil, ResourceGroup: evil, Location: evil, ScaleSet: evil}
+	s.Observer = imds.Observer{Name: evil, ResourceGroup: evil, Location: evil, ScaleSet: evil}
 	s.IMDS = bridge.IMDSStatus{Endpoint: evil, APIVersion: evil, LastError: evil, LastAnswer: now}
 	s.Settings.LastError, s.Settings.Hash = evil, evil
 	for i := range s.Events {

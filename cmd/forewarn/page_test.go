@@ -25,6 +25,8 @@ import (
 	"weak"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -437,7 +439,7 @@ func TestPageForgetsTheHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := bridge.New(bridge.Options{
-			Client: bridge.NewClient("http://azure.test", bridge.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
+			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -549,7 +551,7 @@ func TestPageShowsApprovals(t *testing.T) {
 	}
 	life := &f.Lives[len(f.Lives)-1]
 	life.Changes = append(life.Changes, bridge.LifeChange{
-		Change: bridge.Approved, Time: time.Now(), Approval: &bridge.Approval{Result: bridge.ResultApproved, By: "rule 1", Status: "200 OK"},
+		Change: imds.Approved, Time: time.Now(), Approval: &cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Status: "200 OK"},
 	})
 	if text := shown(t, f); !strings.Contains(text, "Approval Approved by rule 1, Azure answered 200 OK, ") {
 		t.Errorf("of an event that was approved the page says:\n%s", text)
@@ -564,7 +566,7 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 	for i := range timelineBars + 30 {
 		ago := 29*24*time.Hour - time.Duration(i)*3*time.Hour
 		f.Lives = append(f.Lives, sampleLife(now, fmt.Sprint(i), "Reboot", ago, 15*time.Minute, time.Duration(i%40)*time.Hour+16*time.Minute,
-			bridge.OutcomeCompleted, "vm-0"))
+			cloudevent.OutcomeCompleted, "vm-0"))
 	}
 	v := pageWriter{now: now, zone: time.UTC}.timeline(f)
 	if len(v.Rows) != 1 || len(v.Rows[0].Bars) != timelineBars || v.Older != "30 older events are" {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
 )
 
 // A timelineView is the last 30 days, drawn: a row for each type, in it a bar for each event. Across, it is measured in
@@ -167,7 +169,7 @@ func typeTitle(class string) string {
 }
 
 // bar is one event in words.
-func (p pageWriter) bar(l bridge.Life, o bridge.Observer) timelineBar {
+func (p pageWriter) bar(l bridge.Life, o imds.Observer) timelineBar {
 	s := story(l)
 	last := l.Changes[len(l.Changes)-1]
 	data := map[string]any{"change": string(last.Change), "outcome": string(l.Outcome), "whileAway": s.whileAway}
@@ -176,9 +178,9 @@ func (p pageWriter) bar(l bridge.Life, o bridge.Observer) timelineBar {
 	observer := cmp.Or(s.observer, o.Name)
 	f := map[string]any{
 		"change": string(last.Change), "azeventtype": l.Type, "azeventsource": l.Source, "resources": l.Resources, "observer": observer,
-		"azself":   observer != "" && bridge.Event{Resources: l.Resources}.Affects(observer),
+		"azself":   observer != "" && imds.Event{Resources: l.Resources}.Affects(observer),
 		"duration": -1, "data": data, "subject": l.Event, "time": last.Time.UTC().Format(time.RFC3339), "begun": "",
-		"type": bridge.EventPrefix + string(last.Change), "group": []map[string]any{},
+		"type": cloudevent.EventPrefix + string(last.Change), "group": []map[string]any{},
 	}
 	if !s.begun.IsZero() {
 		f["begun"] = s.begun.UTC().Format(time.RFC3339)

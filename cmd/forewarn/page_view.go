@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 	"forewarn/sinks"
 	"forewarn/templates"
@@ -304,7 +306,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 		switch {
 		case needsSomebody(k, p.now):
 			about := map[string]any{
-				"type": bridge.SinkBlocked, "observer": s.Observer.Name,
+				"type": cloudevent.SinkBlocked, "observer": s.Observer.Name,
 				"data": map[string]any{"sink": k.Name, "kind": k.Kind, "pending": k.Pending, "error": k.LastError},
 			}
 			add(capital(p.say("destination", about))+" needs you.", p.say("advice", about))
@@ -337,8 +339,8 @@ func capital(s string) string {
 }
 
 // event is an event that is not over.
-func (p pageWriter) event(e bridge.EventStatus, o bridge.Observer, lives []bridge.Life) eventView {
-	azure, err := bridge.UnmarshalEvent(e.Event)
+func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.Life) eventView {
+	azure, err := imds.UnmarshalEvent(e.Event)
 	if err != nil { // it was understood when it was stored
 		return eventView{Headline: "An event that cannot be read"}
 	}
@@ -353,11 +355,11 @@ func (p pageWriter) event(e bridge.EventStatus, o bridge.Observer, lives []bridg
 			}
 		}
 	}
-	change := bridge.Change{Kind: bridge.Scheduled, Event: azure}
+	change := imds.Change{Kind: imds.Scheduled, Event: azure}
 	if azure.Status == statusStarted {
-		change.Kind = bridge.Started
+		change.Kind = imds.Started
 	}
-	ce, _ := bridge.Wrap(change, bridge.Circumstances{Observer: o, Time: p.now}) // what is not valid in it is shown all the same
+	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now}) // what is not valid in it is shown all the same
 	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
 
 	v := eventView{
@@ -379,7 +381,7 @@ func (p pageWriter) event(e bridge.EventStatus, o bridge.Observer, lives []bridg
 		v.Count = p.until(e.NotBefore)
 	}
 	for _, name := range azure.Resources { // this VM first, so that it is never one of those left out
-		vm := vmView{Name: printable(name), Self: bridge.Event{Resources: []string{name}}.Affects(o.Name)}
+		vm := vmView{Name: printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}
 		if vm.Self {
 			v.VMs = slices.Insert(v.VMs, 0, vm)
 		} else {
@@ -415,9 +417,9 @@ func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
 // dead is one dead letter in words.
 func (p pageWriter) dead(e outbox.Delivery) deadView {
 	v := deadView{Key: printable(e.Key), Since: p.moment(e.DeadSince)}
-	v.What = printable(strings.TrimPrefix(e.Type, bridge.BridgePrefix)) + ", about forewarn itself"
+	v.What = printable(strings.TrimPrefix(e.Type, cloudevent.BridgePrefix)) + ", about forewarn itself"
 	if e.Group != "" {
-		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(printable(e.AzureType), "Event"), changeWord(bridge.ChangeKind(e.Change), ""), e.Group)
+		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(printable(e.AzureType), "Event"), changeWord(imds.ChangeKind(e.Change), ""), e.Group)
 	}
 	v.Why = map[string]string{
 		delivery.ReasonRejected: "refused by the destination", delivery.ReasonExpired: "too old", delivery.ReasonLate: "overtaken by a newer change",
@@ -451,19 +453,19 @@ func prose(s string) []piece {
 }
 
 // changeWord says a change in a word.
-func changeWord(c bridge.ChangeKind, o bridge.Outcome) string {
+func changeWord(c imds.ChangeKind, o cloudevent.Outcome) string {
 	switch c {
-	case bridge.Scheduled:
+	case imds.Scheduled:
 		return "announced"
-	case bridge.Updated:
+	case imds.Updated:
 		return "changed"
-	case bridge.Started:
+	case imds.Started:
 		return "begun"
-	case bridge.Vanished:
+	case imds.Vanished:
 		switch o {
-		case bridge.OutcomeCompleted:
+		case cloudevent.OutcomeCompleted:
 			return "over"
-		case bridge.OutcomeCanceled:
+		case cloudevent.OutcomeCanceled:
 			return "cancelled"
 		}
 		return "no longer listed"
@@ -536,9 +538,9 @@ func story(l bridge.Life) lifeStory {
 		}
 		s.observer, s.whileAway = cmp.Or(c.Observer, s.observer), c.WhileAway
 		switch c.Change {
-		case bridge.Started:
+		case imds.Started:
 			s.begun, s.over = c.Time, time.Time{}
-		case bridge.Vanished:
+		case imds.Vanished:
 			s.over = c.Time
 		default:
 			s.over = time.Time{} // it came back

@@ -10,7 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // rendered is what would leave through one sink.
@@ -48,13 +50,13 @@ Events document. A document's events are taken as first seen, or as --change say
 }
 
 // samples are the changes to render.
-func (p *program) samples(ask asked, document, change string, o bridge.Observer) ([]bridge.Sample, error) {
+func (p *program) samples(ask asked, document, change string, o imds.Observer) ([]cloudevent.Sample, error) {
 	if document == "" {
 		if change != "" {
 			return nil, exit(exitUsage, errors.New("--change goes with --document; a sample has its own"))
 		}
 		s, err := ask.newSample(o)
-		return []bridge.Sample{s}, err
+		return []cloudevent.Sample{s}, err
 	}
 	in := os.Stdin
 	if document != "-" {
@@ -69,21 +71,21 @@ func (p *program) samples(ask asked, document, change string, o bridge.Observer)
 	if err != nil {
 		return nil, exit(exitData, err)
 	}
-	doc, err := bridge.DecodeDocument(body)
+	doc, err := imds.DecodeDocument(body)
 	if err != nil {
 		return nil, exit(exitData, fmt.Errorf("%s: %w", document, err))
 	}
 	for _, problem := range doc.Problems {
 		fmt.Fprintf(p.err, "forewarn: %s: %s\n", document, printable(problem))
 	}
-	var samples []bridge.Sample
-	for _, c := range bridge.Diff(nil, doc) {
-		s := bridge.Sample{Name: c.Event.ID, Change: c}
-		switch kind := bridge.ChangeKind(change); kind {
+	var samples []cloudevent.Sample
+	for _, c := range imds.Diff(nil, doc) {
+		s := cloudevent.Sample{Name: c.Event.ID, Change: c}
+		switch kind := imds.ChangeKind(change); kind {
 		case "":
-		case bridge.Vanished:
-			s.Change.Kind, s.End.Outcome = kind, bridge.OutcomeUnknown
-		case bridge.Scheduled, bridge.Started, bridge.Updated:
+		case imds.Vanished:
+			s.Change.Kind, s.End.Outcome = kind, cloudevent.OutcomeUnknown
+		case imds.Scheduled, imds.Started, imds.Updated:
 			s.Change.Kind = kind
 		default:
 			return nil, exit(exitUsage, fmt.Errorf("--change %s: expected one of scheduled, started, updated, vanished", change))
@@ -96,7 +98,7 @@ func (p *program) samples(ask asked, document, change string, o bridge.Observer)
 	return samples, nil
 }
 
-func (p *program) render(routes []bridge.Route, samples []bridge.Sample, o bridge.Observer) error {
+func (p *program) render(routes []bridge.Route, samples []cloudevent.Sample, o imds.Observer) error {
 	all := []rendered{}
 	for _, s := range samples {
 		ce, err := s.CloudEvent(o, time.Now())

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
 
@@ -143,7 +144,7 @@ func (p *program) bridgeOptions(s *settings, box *outbox.Outbox, log *slog.Logge
 		log.Warn("the boot time of this machine is not known, so a reboot cannot be told from a pause", "err", err)
 	}
 	o := bridge.Options{
-		Client: bridge.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
+		Client: imds.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
 		Outbox: box, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
 		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}, Log: log,
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 )
 
@@ -145,7 +145,7 @@ func TestRunbooksAreAskedAsTheirServiceDocuments(t *testing.T) {
 			if limit, ok := at(s.body, "limit"); ok && limit == "" {
 				t.Errorf("%s, %s: no limit, so that AWX would run on all machines", tt.settings, s.about.ID())
 			}
-			fields := bridge.Fields(s.about)
+			fields := cloudevent.Fields(s.about)
 			for path, want := range map[string]any{tt.change: fields["change"], tt.event: s.about.Subject(), tt.vm: fields["observer"]} {
 				if got, ok := at(s.body, path); want != nil && want != "" && (!ok || got != want) {
 					t.Errorf("%s, %s: %s is %v, want %v", tt.settings, s.about.ID(), path, got, want)

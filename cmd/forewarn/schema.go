@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/sinks"
 	"forewarn/templates"
@@ -34,7 +35,7 @@ func (p *program) schemaCommand() *cobra.Command {
 			if ofSettings {
 				return printJSON(p.out, settingsSchema(sinks.Kinds))
 			}
-			_, err := p.out.Write(bridge.Schema)
+			_, err := p.out.Write(cloudevent.Schema)
 			return err
 		},
 	}
@@ -267,7 +268,7 @@ func (p *program) fieldsTopic() *cobra.Command {
 	c.SetHelpFunc(func(*cobra.Command, []string) {
 		fmt.Fprintln(p.out, "In when, and in templates with a dot before them, these names are known. Every one is always there; what a CloudEvent\n"+
 			"lacks is empty, false, 0 or, for durations, -1.")
-		p.printFields(fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs))
+		p.printFields(fieldDocs(cloudevent.Fields(event.New()), cloudevent.FieldDocs))
 		fmt.Fprintln(p.out, "\nTemplates see these too:")
 		p.printFields(fieldDocs(messageFields(), sinks.MessageDocs))
 		for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds)) {

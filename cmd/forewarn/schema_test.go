@@ -16,7 +16,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/sinks"
 )
 
@@ -236,8 +236,8 @@ func alike(a, b reflect.Value) bool {
 
 // help fields explains every name that when and templates see, and no other.
 func TestEveryFieldIsExplained(t *testing.T) {
-	seen := bridge.Fields(event.New())
-	got := slices.Sorted(maps.Keys(bridge.FieldDocs))
+	seen := cloudevent.Fields(event.New())
+	got := slices.Sorted(maps.Keys(cloudevent.FieldDocs))
 	if want := slices.Sorted(maps.Keys(seen)); !slices.Equal(got, want) {
 		t.Errorf("explained are %q\nthere are      %q", got, want)
 	}
@@ -273,7 +273,7 @@ func TestREADMEHasTheFieldsOfHelp(t *testing.T) {
 			fmt.Fprintf(&want, "| `%s` | %s | %s |\n", d.name, d.kind, marked.Replace(d.doc))
 		}
 	}
-	table(fieldDocs(bridge.Fields(event.New()), bridge.FieldDocs))
+	table(fieldDocs(cloudevent.Fields(event.New()), cloudevent.FieldDocs))
 	table(fieldDocs(messageFields(), sinks.MessageDocs))
 	for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds)) {
 		if own := ownFields(kind); len(own) > 0 {

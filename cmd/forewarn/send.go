@@ -12,7 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 )
 
 // sent is what came of a test message at one sink.
@@ -29,7 +31,7 @@ func (p *program) sendCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "send", Short: "Send a message marked TEST through the real sinks",
 		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what the destinations
-answered. It is laid out as the real one for the sample would be; its type is ` + bridge.BridgeTest + `. The outbox is
+answered. It is laid out as the real one for the sample would be; its type is ` + cloudevent.BridgeTest + `. The outbox is
 not touched. Run by root it becomes the user whom the state directory belongs to, and so tries what the service may do.
 Exit code: 0 when all accepted it, else that of the worst: 1 rejected, 69 blocked, 75 to be tried again.`,
 		Example: "  sudo forewarn send\n  forewarn send --sink ops --sample preempt -o json",
@@ -86,7 +88,7 @@ func (p *program) withoutActing(routes []bridge.Route) []bridge.Route {
 }
 
 // sendTo makes one attempt. The code is the exit code of its result.
-func sendTo(ctx context.Context, r bridge.Route, sample bridge.Sample, o bridge.Observer) (sent, int, error) {
+func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imds.Observer) (sent, int, error) {
 	now := time.Now()
 	ce, err := sample.Test(o, now)
 	if err != nil {

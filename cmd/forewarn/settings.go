@@ -22,7 +22,9 @@ import (
 	"github.com/expr-lang/expr/file"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/sinks"
 )
 
@@ -169,8 +171,8 @@ func (l loader) parse(path string, data []byte) (*settings, error) {
 		return nil, err
 	}
 	if s.IMDS.Endpoint == "discover" {
-		s.IMDS.Discover, s.IMDS.Endpoint = true, bridge.DefaultEndpoint
-		s.Notes = append(s.Notes, "imds.endpoint: discover: run looks for the endpoint, at "+bridge.DefaultEndpoint+" first; forewarn discover does so now")
+		s.IMDS.Discover, s.IMDS.Endpoint = true, imds.DefaultEndpoint
+		s.Notes = append(s.Notes, "imds.endpoint: discover: run looks for the endpoint, at "+imds.DefaultEndpoint+" first; forewarn discover does so now")
 	}
 	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
 	s.Timezone, err = time.LoadLocation(s.Zone)
@@ -476,7 +478,7 @@ func parseWhen(doc *document, n *node) (*bridge.When, error) {
 		return nil, doc.refuse(n, "when", "a condition that is true or false, such as duration > 10")
 	}
 	what, at := exprWords.Replace(e.Message), doc.inside(n, e.Line, e.Column)
-	fields := slices.Sorted(maps.Keys(bridge.Fields(event.New())))
+	fields := slices.Sorted(maps.Keys(cloudevent.Fields(event.New())))
 	if name, ok := strings.CutPrefix(what, "unknown name "); ok {
 		what = unknown("name", name, fields, doc.showable(n))
 	} else if !doc.showable(n) && quotesOf(what, n.text, fields) {

@@ -32,6 +32,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
@@ -193,7 +194,7 @@ func newSoak(t *testing.T) *soak {
 	counters := newMetrics()
 	o := s.p.bridgeOptions(s.started, box, log)
 	o.Meter, o.Booted = counters, time.Now().Add(-time.Hour)
-	o.Client = bridge.NewClient(s.started.IMDS.Endpoint, s.started.IMDS.APIVersion, log, &http.Transport{
+	o.Client = imds.NewClient(s.started.IMDS.Endpoint, s.started.IMDS.APIVersion, log, &http.Transport{
 		DialContext: s.net.dial, DisableCompression: true, MaxIdleConns: 2, IdleConnTimeout: 90 * time.Second,
 	})
 	s.bridge = bridge.New(o)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"forewarn/bridge"
+	"forewarn/bridge/imds"
 )
 
 func (p *program) statusCommand() *cobra.Command {
@@ -314,7 +315,7 @@ func moreText(more int, command string) string {
 func machines(all []string, self string) string {
 	var names []string
 	for _, name := range all {
-		if (bridge.Event{Resources: []string{name}}).Affects(self) {
+		if (imds.Event{Resources: []string{name}}).Affects(self) {
 			names = slices.Insert(names, 0, "this VM")
 		} else {
 			names = append(names, name)

@@ -1,4 +1,6 @@
-package bridge
+// Package imds asks Azure's instance metadata service about a VM and its scheduled events. Client asks, DecodeDocument reads
+// an answer, and Diff, which is pure, tells what changed since. The emulated service is in package imdstest.
+package imds
 
 import (
 	"bytes"

@@ -1,4 +1,7 @@
-package bridge
+// Package cloudevent says what changed as CloudEvents: their types, ids, attributes and data, which are forewarn's public
+// contract. Wrap says a change of Azure's, WrapBridge what happened to the bridge itself, Fields what templates and
+// expressions see of either. It decides nothing and does no I/O.
+package cloudevent
 
 import (
 	"bytes"
@@ -18,6 +21,8 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/cloudevents/sdk-go/v2/types"
+
+	"forewarn/bridge/imds"
 )
 
 // The types of CloudEvents. The part behind the prefix is the change, or what happened to the bridge.
@@ -64,7 +69,7 @@ const (
 
 // Data is the data of a CloudEvent about an Azure event. What is unknown is absent.
 type Data struct {
-	Change              ChangeKind      `json:"change"`
+	Change              imds.ChangeKind `json:"change"`
 	Event               json.RawMessage `json:"event"`
 	Previous            json.RawMessage `json:"previous,omitempty"`
 	Changed             []string        `json:"changed,omitempty"`
@@ -81,12 +86,12 @@ type Data struct {
 	Approval            *Approval       `json:"approval,omitempty"`
 	Lead                string          `json:"lead,omitempty"`
 	Truncated           []string        `json:"truncated,omitempty"`
-	Observer            Observer        `json:"observer"`
+	Observer            imds.Observer   `json:"observer"`
 }
 
 // Circumstances are what a CloudEvent says beside the change itself.
 type Circumstances struct {
-	Observer       Observer
+	Observer       imds.Observer
 	Host           string    // stands in the source while the observer has no name
 	Source         string    // "" derives it from the observer
 	Time           time.Time // when the change was first observed
@@ -140,24 +145,24 @@ func LeadText(d time.Duration) string {
 
 // ChangeID is the id of the CloudEvent for a change that was never told before. A change always has the same one,
 // after any crash and on every VM.
-func ChangeID(c Change) string {
+func ChangeID(c imds.Change) string {
 	id := c.Event.ID + "-" + string(c.Kind)
 	switch c.Kind {
-	case Updated:
+	case imds.Updated:
 		id += "-" + c.Event.Hash()
-	case Reminder:
+	case imds.Reminder:
 		id += "-" + LeadText(c.Lead) + "-" + c.Event.NotBefore.UTC().Format(timestampInIDs) + "Z"
 	}
 	return id
 }
 
 // Wrap says a change as a CloudEvent.
-func Wrap(c Change, in Circumstances) (event.Event, error) {
+func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	e, o := c.Event, in.Observer
 	ce := event.New(event.CloudEventsVersionV1)
 	id := ChangeID(c)
 	switch {
-	case c.Kind == Approved:
+	case c.Kind == imds.Approved:
 		id += "-" + strconv.Itoa(in.Repeat+1)
 	case in.Repeat > 0:
 		id += "-r" + strconv.Itoa(in.Repeat+1)
@@ -165,7 +170,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 	ce.SetID(id)
 	ce.SetType(EventPrefix + string(c.Kind))
 	if in.Source == "" {
-		in.Source = o.source(true, in.Host)
+		in.Source = source(o, true, in.Host)
 	}
 	ce.SetSource(in.Source)
 	ce.SetSubject(e.ID)
@@ -200,12 +205,12 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 		d.AffectsSelf = &self
 		ce.SetExtension("azself", self)
 	}
-	if c.Kind == Reminder {
+	if c.Kind == imds.Reminder {
 		d.Lead = LeadText(c.Lead)
 	}
 	cut := make(map[string]bool)
 	d.Event = cutStrings(e.Raw, cut)
-	if c.Kind == Updated {
+	if c.Kind == imds.Updated {
 		d.Changed = c.Fields
 	}
 	if c.Previous != nil {
@@ -218,7 +223,7 @@ func Wrap(c Change, in Circumstances) (event.Event, error) {
 
 // WrapBridge says something about the bridge itself as a CloudEvent. data becomes the event's data beside the
 // observer; its values are plain. No two CloudEvents of one bridge may have the same time and type.
-func WrapBridge(typ string, data map[string]any, o Observer, at time.Time) (event.Event, error) {
+func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) (event.Event, error) {
 	ce := event.New(event.CloudEventsVersionV1)
 	at = at.UTC()
 	kind := strings.TrimPrefix(typ, BridgePrefix)
@@ -229,7 +234,7 @@ func WrapBridge(typ string, data map[string]any, o Observer, at time.Time) (even
 	ce.SetID(idToken(who) + "-" + strings.ReplaceAll(kind, ".", "-") + "-" +
 		at.Format(timestampInIDs) + fmt.Sprintf("%09dZ", at.Nanosecond()))
 	ce.SetType(typ)
-	ce.SetSource(o.source(false, ""))
+	ce.SetSource(source(o, false, ""))
 	if s := attribute(o.Name); s != "" {
 		ce.SetSubject(s)
 		ce.SetExtension("observer", s)
@@ -256,13 +261,13 @@ func IncarnationJSON(s string) json.RawMessage {
 	if s == "" {
 		return nil
 	}
-	return CompactJSON(s)
+	return imds.CompactJSON(s)
 }
 
 // setData bypasses the SDK's codec, which would escape the data for HTML.
 func setData(ce *event.Event, data any) {
 	ce.SetDataContentType(event.ApplicationJSON)
-	ce.DataEncoded = CompactJSON(data)
+	ce.DataEncoded = imds.CompactJSON(data)
 }
 
 // Severities in OpenTelemetry's numbers, lower bound of each range, as the CloudEvents severity extension has them.
@@ -277,10 +282,10 @@ func setSeverity(ce *event.Event, n int32) {
 	ce.SetExtension("severitytext", map[int32]string{severityInfo: "INFO", severityWarn: "WARN", severityError: "ERROR"}[n])
 }
 
-func severity(c Change) int32 {
+func severity(c imds.Change) int32 {
 	e := c.Event
 	switch {
-	case c.Kind == Vanished:
+	case c.Kind == imds.Vanished:
 		return severityInfo
 	case e.Type == "Preempt":
 		return severityError
@@ -298,7 +303,7 @@ func severity(c Change) int32 {
 
 // source is the CloudEvents source: for Azure's events the scale set if the VM is in one, so that all its VMs say the
 // same, else the VM. host names a VM that has no name yet.
-func (o Observer) source(shared bool, host string) string {
+func source(o imds.Observer, shared bool, host string) string {
 	path := o.ResourceID
 	if shared && o.ScaleSet != "" && o.SubscriptionID != "" && o.ResourceGroup != "" {
 		path = "/subscriptions/" + o.SubscriptionID + "/resourceGroups/" + o.ResourceGroup +
@@ -315,7 +320,7 @@ func (o Observer) source(shared bool, host string) string {
 }
 
 // attribute makes a string fit for a CloudEvents attribute.
-func attribute(s string) string { return Printable(s, maxAttribute) }
+func attribute(s string) string { return imds.Printable(s, maxAttribute) }
 
 // joinNames joins names by commas, as many as fit into an attribute. None is cut short, because that would read as
 // another VM's.
@@ -371,7 +376,7 @@ func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 		first = false
 		if s, ok := t.(string); ok {
 			long := len(s) > maxString
-			s = CutText(s, maxString)
+			s = imds.CutText(s, maxString)
 			if key && len(open) == 1 {
 				field = s
 			}
@@ -386,7 +391,7 @@ func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 			first, key = true, delim == '{'
 			continue
 		}
-		out.Write(CompactJSON(t))
+		out.Write(imds.CompactJSON(t))
 		if key {
 			out.WriteByte(':')
 			key = false
@@ -436,9 +441,9 @@ func Fields(ce event.Event) map[string]any {
 		f["resources"] = names
 	}
 	notBefore, _ := f["aznotbefore"].(string)
-	if at, err := time.Parse(time.RFC3339, notBefore); err == nil && f["azeventstatus"] != StatusStarted {
+	if at, err := time.Parse(time.RFC3339, notBefore); err == nil && f["azeventstatus"] != imds.StatusStarted {
 		f["notice"] = max(0, at.Sub(ce.Time()).Seconds())
 	}
-	f["first"] = f["change"] == string(Scheduled) || f["change"] == string(Started) && data["previous"] == nil
+	f["first"] = f["change"] == string(imds.Scheduled) || f["change"] == string(imds.Started) && data["previous"] == nil
 	return f
 }

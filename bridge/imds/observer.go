@@ -1,4 +1,4 @@
-package bridge
+package imds
 
 // Observer is the VM the bridge runs on, as instance metadata describes it. What is unknown is "".
 type Observer struct {

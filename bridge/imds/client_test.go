@@ -1,4 +1,4 @@
-package bridge
+package imds
 
 import (
 	"bytes"
@@ -28,6 +28,8 @@ import (
 const document7 = `{"DocumentIncarnation":7,"Events":[{"EventId":"A"}]}`
 
 // client asks the endpoint over real sockets.
+const idC = "602D9444-D2CD-49C7-8624-8643E7171297"
+
 func client(t testing.TB, endpoint string) *Client {
 	t.Helper()
 	c := NewClient(endpoint, DefaultAPIVersion, slog.New(slog.DiscardHandler), nil)
@@ -71,12 +73,12 @@ func wantPoll(t *testing.T, p Poll, class PollClass, says string) {
 // A poll is a GET as the service demands it, and nothing that it would refuse.
 func TestPollAsksAsTheServiceDemands(t *testing.T) {
 	s := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0", "vm-1"}})
-	s.Schedule(imdstest.Event{ID: idA})
+	s.Schedule(imdstest.Event{ID: idC})
 	for _, endpoint := range []string{s.URL, s.URL + "/", s.URL + "/vm/vm-1"} {
 		c := client(t, endpoint)
 		p := c.Poll(t.Context(), "")
 		wantPoll(t, p, PollDocument, "")
-		if d := p.Document; len(d.Events) != 1 || d.Events[0].ID != idA || d.Incarnation != "2" || d.APIVersion != "2020-07-01" || p.ETag != "2" {
+		if d := p.Document; len(d.Events) != 1 || d.Events[0].ID != idC || d.Incarnation != "2" || d.APIVersion != "2020-07-01" || p.ETag != "2" {
 			t.Errorf("from %s: %+v, ETag %q", endpoint, d, p.ETag)
 		}
 		if want := `{"DocumentIncarnation":2,`; !strings.HasPrefix(string(p.Body), want) {
@@ -115,7 +117,7 @@ func TestETagMakesAPollConditional(t *testing.T) {
 		t.Fatalf("ETag %q, want 1", etag)
 	}
 	wantPoll(t, c.Poll(t.Context(), etag), PollUnchanged, "")
-	s.Schedule(imdstest.Event{ID: idA})
+	s.Schedule(imdstest.Event{ID: idC})
 	p := c.Poll(t.Context(), etag)
 	wantPoll(t, p, PollDocument, "")
 	if len(p.Document.Events) != 1 || p.ETag != "2" {
@@ -250,7 +252,7 @@ func TestOnlyAWholeDocumentIsOne(t *testing.T) {
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			s := imdstest.Serve(t, imdstest.Options{})
-			s.Schedule(imdstest.Event{ID: idA})
+			s.Schedule(imdstest.Event{ID: idC})
 			s.SetDocument(tt.document)
 			s.SetFault(tt.fault)
 			p := client(t, s.URL).Poll(t.Context(), "")
@@ -397,8 +399,8 @@ type azureHost struct {
 	asked   []string       // version, and the condition
 }
 
-func (h *azureHost) client(configured string) (*Client, *lines) {
-	log := &lines{}
+func (h *azureHost) client(configured string) (*Client, *strings.Builder) {
+	log := &strings.Builder{}
 	return NewClient("http://azure.test", configured, slog.New(slog.NewTextHandler(log, nil)), hostFunc(h.answer)), log
 }
 
@@ -497,24 +499,24 @@ func TestConfiguredVersionIsTriedAgainAfterAnHour(t *testing.T) {
 			h.wantAsked(t, asked...)
 		}
 		poll(PollDocument, "2020-07-01", "2019-08-01")
-		pause(time.Hour - time.Second)
+		time.Sleep(time.Hour - time.Second)
 		poll(PollDocument, "2019-08-01")
-		pause(time.Second)
+		time.Sleep(time.Second)
 		poll(PollDocument, "2020-07-01", "2019-08-01")
 		poll(PollDocument, "2019-08-01")
-		pause(time.Hour - time.Second)
+		time.Sleep(time.Hour - time.Second)
 		poll(PollDocument, "2019-08-01")
 
 		h.status["2020-07-01"] = 503 // it fails in another way
-		pause(time.Second)
+		time.Sleep(time.Second)
 		poll(PollRetry, "2020-07-01")
 		poll(PollDocument, "2019-08-01")
-		pause(time.Hour - time.Second)
+		time.Sleep(time.Hour - time.Second)
 		poll(PollDocument, "2019-08-01")
 
 		delete(h.status, "2020-07-01") // the VM is on another host
 		h.accepts = []string{"2019-08-01", "2020-07-01"}
-		pause(time.Second)
+		time.Sleep(time.Second)
 		poll(PollDocument, "2020-07-01")
 		poll(PollDocument, "2020-07-01")
 		if c.APIVersion() != "2020-07-01" || strings.Count(log.String(), "\n") != 2 || !strings.Contains(log.String(), "level=INFO") {

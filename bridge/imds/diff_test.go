@@ -1,4 +1,4 @@
-package bridge
+package imds
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package bridge
+package cloudevent
 
 // FieldDocs says what each name of Fields is, for people.
 var FieldDocs = map[string]string{

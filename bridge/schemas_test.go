@@ -1,0 +1,119 @@
+package bridge
+
+import (
+	"bytes"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+)
+
+// structured is a CloudEvent in the JSON format.
+func structured(t testing.TB, ce event.Event) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := event.WriteJson(&ce, &b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// schemas are those of a whole CloudEvent, and of its data.
+func schemas(t testing.TB) (whole, data *jsonschema.Schema) {
+	t.Helper()
+	file, err := os.ReadFile("cloudevent/testdata/cloudevent.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	compile := func(id string, text []byte) *jsonschema.Schema {
+		t.Helper()
+		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := doc.(map[string]any)["$id"]; got != id {
+			t.Fatalf("$id is %v, want %s", got, id)
+		}
+		if err := c.AddResource(id, doc); err != nil {
+			t.Fatal(err)
+		}
+		s, err := c.Compile(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	data = compile(cloudevent.DataSchema, cloudevent.Schema)
+	return compile("https://forewarn.dev/test/cloudevent.json", file), data
+}
+
+// breaks is why the JSON text does not keep to the schema, nil if it does.
+func breaks(t testing.TB, s *jsonschema.Schema, text []byte) error {
+	t.Helper()
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return s.Validate(v)
+}
+
+// What a bridge says while a sink is blocked, another rejects, the endpoint is away, settings are loaded and it stops
+// keeps to the schemas too.
+func TestARunningBridgeKeepsToTheSchemas(t *testing.T) {
+	whole, _ := schemas(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		s.opts.Interval = 10 * time.Second
+		all, strict, down := &ear{}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(delivery.ErrBlocked)}
+		listener := all.all("all")
+		listener.Terms.Bridge = LevelAll
+		routes := []Route{listener, strict.all("strict"), down.all("down")}
+		b := s.start(routes...)
+		pause(time.Minute)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot"})
+		pause(6 * time.Minute)
+		down.say(nil)
+		pause(6 * time.Minute)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(6 * time.Minute)
+		s.azure.ClearFaults()
+		pause(2 * time.Minute)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "<moved>" })
+		pause(time.Minute)
+		s.azure.Start(idA)
+		pause(time.Minute)
+		s.azure.End(idA)
+		pause(time.Minute)
+		b.Reload(routes, nil, SettingsInfo{Hash: "5f0b1c2d"})
+		pause(time.Minute)
+		b.end()
+
+		heard := map[string]bool{}
+		for _, h := range all.heard {
+			heard[h.Event.Type()] = true
+			if err := breaks(t, whole, structured(t, h.Event)); err != nil {
+				t.Errorf("%s: %v\n%s", h.Event.Type(), err, h.Event.Data())
+			}
+		}
+		for _, typ := range []string{
+			cloudevent.EventPrefix + "scheduled", cloudevent.EventPrefix + "updated", cloudevent.EventPrefix + "started", cloudevent.EventPrefix + "vanished",
+			cloudevent.BridgeStarted, cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.DeliveryDeadLettered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.SettingsLoaded, cloudevent.BridgeStopping,
+		} {
+			if !heard[typ] {
+				t.Errorf("%s was not heard", typ)
+			}
+		}
+		if t.Failed() {
+			t.Log(s.log)
+		}
+	})
+}
