@@ -25,7 +25,7 @@ var arrows = map[string]arrow{
 		may:     []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox"},
 		inTests: []string{"bridge/imdstest"},
 	},
-	"bridge/cloudevent": {may: []string{"bridge/imds"}},
+	"bridge/cloudevent": {may: []string{"bridge/imds"}, inTests: []string{"bridge/delivery"}},
 	"bridge/delivery":   {},
 	"bridge/outbox":     {may: []string{"bridge/delivery"}},
 	"bridge/discovery":  {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
