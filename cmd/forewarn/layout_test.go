@@ -30,7 +30,7 @@ var arrows = map[string]arrow{
 	"bridge/outbox":     {may: []string{"bridge/delivery"}},
 	"bridge/discovery":  {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
 	"bridge/imds":       {inTests: []string{"bridge/imdstest"}},
-	"bridge/imdstest":   {inTests: []string{"bridge", "bridge/delivery", "bridge/imds", "bridge/outbox"}},
+	"bridge/imdstest":   {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox"}},
 	"bridge/relay":      {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"}, inTests: []string{"bridge/imdstest"}},
 	"sinks": {
 		may:     []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"},
