@@ -32,6 +32,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 	"forewarn/sinks"
 )
@@ -285,7 +286,7 @@ func (w *typist) deliver(way failingWay) string {
 	if err != nil {
 		return err.Error()
 	}
-	sample, err := (&asked{sample: "reboot"}).newSample(bridge.Observer{Name: "vm-0"})
+	sample, err := (&asked{sample: "reboot"}).newSample(imds.Observer{Name: "vm-0"})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -294,7 +295,7 @@ func (w *typist) deliver(way failingWay) string {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		result, _, err := sendTo(ctx, r, sample, bridge.Observer{Name: "vm-0"})
+		result, _, err := sendTo(ctx, r, sample, imds.Observer{Name: "vm-0"})
 		fmt.Fprintf(&log, "%+v %v\n", result, err)
 		if c, ok := r.Sink.(delivery.Connecter); ok {
 			answer, err := c.Connect(ctx)
