@@ -90,7 +90,8 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	b.noteRuling(id, why, final)
 	switch {
 	case rule == 0 && d.owed() && b.Outbox.Durable() == nil:
-		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rule is gone, or does not want it any more"})
+		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot,
+			Error: "the rule is gone, or does not want it any more"})
 	case rule == 0:
 	case !d.owed():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
@@ -207,7 +208,8 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 			b.endApproval(e, op, d, d.by(), cloudevent.Approval{Result: cloudevent.ResultApproved, Status: status})
 			return
 		case errors.As(err, &refused):
-			b.endApproval(e, op, d, d.by(), cloudevent.Approval{Result: cloudevent.ResultRefused, Status: refused.Status, Error: err.Error()})
+			b.endApproval(e, op, d, d.by(), cloudevent.Approval{Result: cloudevent.ResultRefused, Status: refused.Status,
+				Error: err.Error()})
 			return
 		}
 	}
@@ -276,17 +278,20 @@ func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) boo
 
 // endApproval records how an approval ended, and tells of it. It returns what is on record. One by hand that did not
 // succeed leaves to the rules what they decided.
-func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval) cloudevent.Approval {
+func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval,
+) cloudevent.Approval {
 	a, wait := b.submitApproval(e, op, d, by, a)
 	_ = wait() // the outbox says when it can't write
 	return a
 }
 
-func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval) (cloudevent.Approval, func() error) {
+func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval,
+) (cloudevent.Approval, func() error) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	now := time.Now()
-	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts, now.Sub(op.First).Round(100*time.Millisecond).Seconds()
+	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts,
+		now.Sub(op.First).Round(100*time.Millisecond).Seconds()
 	c := commit{open: map[string]*openEvent{}, marks: map[string]outbox.Mark{}}
 	_, current, ok := b.events.get(e.ID)
 	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(ok && current.Approval.owed()) {
@@ -311,7 +316,8 @@ func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by strin
 // mootApproval is on record of an approval that was decided by a rule and never sent.
 func mootApproval(op openEvent, now time.Time, why string) cloudevent.Approval {
 	return cloudevent.Approval{
-		Result: cloudevent.ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts, Error: why,
+		Result: cloudevent.ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts,
+		Error: why,
 		After: now.Sub(op.First).Round(100 * time.Millisecond).Seconds(),
 	}
 }
@@ -333,11 +339,13 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	i := slices.IndexFunc(doc.Events, func(e imds.Event) bool { return e.ID == id })
 	switch {
 	case i < 0:
-		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided, Error: "it is not listed any more"}
+		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
+			Error: "it is not listed any more"}
 	case doc.Events[i].Status == imds.StatusStarted:
 		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
 	case doc.Events[i].Digest() != shown:
-		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided, Error: "it is not as it was shown any more"}
+		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
+			Error: "it is not as it was shown any more"}
 	}
 	e := doc.Events[i]
 	_, op, known := b.events.get(id)
@@ -400,7 +408,8 @@ func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.A
 			m.to = append(m.to, r.Name)
 		}
 	}
-	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By, "status", a.Status,
+	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,
+		"status", a.Status,
 		"err", a.Error, "id", ce.ID(), "to", strings.Join(m.to, ","))
 	c.messages = append(c.messages, m)
 	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}

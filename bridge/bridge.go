@@ -236,7 +236,8 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.running.wait()
 	if a := b.lastAnswer(); !a.At.IsZero() {
 		waits := b.events.note(func(op *openEvent) bool { return op.Waited != nil })
-		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)}, Groups: waits})
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)},
+			Groups: waits})
 	}
 	return b.Outbox.Close()
 }

@@ -51,7 +51,8 @@ const (
 // hears says whether a route on this level gets a CloudEvent of the type about the bridge.
 func (l Level) hears(typ string) bool {
 	switch typ {
-	case cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.DeliveryDeadLettered:
+	case cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered,
+		cloudevent.DeliveryDeadLettered:
 		return l != LevelNone && l != ""
 	}
 	return l == LevelAll
@@ -96,7 +97,8 @@ const (
 // is the observer's name ("" if not known); unnamed says that waiting for a name is over, and a missing one counts as a
 // match. When it refuses, key names the settings key that did, such as only.types. An error is that of a When which
 // failed; it counts as true, because better twice than never.
-func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed bool) (v Verdict, key string, err error) {
+func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed bool) (
+	v Verdict, key string, err error) {
 	e := c.Event
 	vms := f.Only.VMs
 	if vms == "" {

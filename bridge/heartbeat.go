@@ -26,7 +26,8 @@ func (b *Bridge) beat(now time.Time) {
 	}
 	var c commit
 	for i, name := range due { // each has its own, which is forgotten as soon as it is delivered
-		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"version": b.Version}, b.self(), now.Add(time.Duration(i)))
+		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"version": b.Version}, b.self(),
+			now.Add(time.Duration(i)))
 		if err != nil {
 			b.Log.Error("a heartbeat is not valid", "err", err)
 			return

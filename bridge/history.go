@@ -167,7 +167,8 @@ func (b *Biographer) Add(ce event.Event, told []LifeDelivery) {
 // Lives gives the lives that p picks, the oldest first, each with its changes by time.
 func (b *Biographer) Lives(p Period) []Life {
 	var picked []*Life
-	for _, l := range slices.SortedFunc(maps.Values(b.lives), func(x, y *Life) int { return strings.Compare(x.Event, y.Event) }) {
+	byEvent := func(x, y *Life) int { return strings.Compare(x.Event, y.Event) }
+	for _, l := range slices.SortedFunc(maps.Values(b.lives), byEvent) {
 		slices.SortStableFunc(l.Changes, func(x, y LifeChange) int { return x.Time.Compare(y.Time) })
 		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return imds.SameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {

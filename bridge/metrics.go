@@ -3,7 +3,6 @@ package bridge
 import (
 	"time"
 
-	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
@@ -20,14 +19,6 @@ type Meter interface {
 	delivery.Meter
 	// Forgot is told how many records were dropped for want of room, or of age: ForgotDeadLetter, ForgotHistory.
 	Forgot(what string, n int)
-}
-
-// CloudEventTypes are the types of all CloudEvents that a bridge makes.
-var CloudEventTypes = []string{
-	cloudevent.EventPrefix + string(imds.Scheduled), cloudevent.EventPrefix + string(imds.Updated), cloudevent.EventPrefix + string(imds.Started), cloudevent.EventPrefix + string(imds.Vanished),
-	cloudevent.EventPrefix + string(imds.Reminder), cloudevent.EventPrefix + string(imds.Approved),
-	cloudevent.BridgeStarted, cloudevent.BridgeStopping, cloudevent.BridgeHeartbeat, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.SinkBlocked, cloudevent.SinkRecovered,
-	cloudevent.DeliveryDeadLettered, cloudevent.DeliveryDropped, cloudevent.SettingsLoaded,
 }
 
 // FailureReasons are all that a Meter is told: why a delivery is to be tried again, and why one was given up.

@@ -246,7 +246,7 @@ func TestTheMeterIsToldWhatIsForgotten(t *testing.T) {
 
 // Every reason and every type of CloudEvent stands once in the list from which series are made.
 func TestSeriesAreNamedOnce(t *testing.T) {
-	for _, list := range [][]string{CloudEventTypes, FailureReasons} {
+	for _, list := range [][]string{cloudevent.Types, FailureReasons} {
 		if sorted := slices.Compact(slices.Sorted(slices.Values(list))); len(sorted) != len(list) {
 			t.Errorf("%q has something twice", list)
 		}

@@ -96,12 +96,14 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 	}
 	m := message{ce: ce, event: e.ID, change: imds.Reminder, notBefore: e.NotBefore}
 	for _, r := range s.routes {
-		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name) {
+		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) &&
+			r.hears(change, s.observer.Name) {
 			m.to = append(m.to, r.Name)
 		}
 	}
 	if len(m.to) > 0 {
-		s.log.Info("a reminder is due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id, "to", strings.Join(m.to, ","))
+		s.log.Info("a reminder is due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
+			"to", strings.Join(m.to, ","))
 		op.Said = s.now
 		c.open[e.ID] = &op
 		c.messages = append(c.messages, m)

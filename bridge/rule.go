@@ -62,7 +62,8 @@ const (
 
 // rule applies the rule to an event. told gives what became of telling a route of its newest change, which was observed
 // at a time. All times are of the monotonic clock, which nobody can step.
-func (r Rule) rule(e imds.Event, fields map[string]any, self string, told func(route string) acceptance, observed, now time.Time) ruling {
+func (r Rule) rule(e imds.Event, fields map[string]any, self string, told func(route string) acceptance,
+	observed, now time.Time) ruling {
 	if verdict := r.picks(e, fields, self); !verdict.approve {
 		return verdict
 	}

@@ -95,7 +95,8 @@ func (b *Bridge) noRoom(full bool) {
 func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 	e := change.Event
 	if op.Event == nil { // new
-		approved := s.mark(e.ID, cloudevent.ChangeID(imds.Change{Kind: imds.Approved, Event: e})).Times > 0 // by hand somebody was faster than the poll
+		// by hand somebody was faster than the poll
+		approved := s.mark(e.ID, cloudevent.ChangeID(imds.Change{Kind: imds.Approved, Event: e})).Times > 0
 		op = openEvent{Life: s.mark(e.ID, e.ID).Times + 1, First: s.now, Approved: approved}
 	}
 	if e.Status == imds.StatusStarted && op.Started.IsZero() {
@@ -123,7 +124,8 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 	}
 	s.address(&m, change, &op)
 	attrs := []any{
-		"change", change.Kind, "event", e.ID, "type", e.Type, "resources", imds.Printable(strings.Join(e.Resources, ","), 1<<10),
+		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
+		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
 		"id", ce.ID(), "to", strings.Join(m.to, ","),
 	}
 	if !e.NotBefore.IsZero() {
@@ -197,7 +199,8 @@ func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *op
 	switch verdict {
 	case Accepted:
 		if s.observer.Name == "" && !strings.EqualFold(r.Filter.Only.VMs, "all") {
-			s.log.Warn("this VM's name is not known, so the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
+			s.log.Warn("this VM's name is not known, so the event passes", "sink", r.Name, "event", change.Event.ID, "hint",
+				nameHint)
 		}
 		op.Routes = append(op.Routes, r.Name)
 		if wanted {
@@ -222,7 +225,8 @@ func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloude
 	case !op.Started.IsZero(), op.Rebooted && e.Affects(self):
 		x.Outcome = cloudevent.OutcomeCompleted
 	case c.Replaced: // it may go on under the other id
-	case e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" && e.Type != "Terminate":
+	case e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" &&
+		e.Type != "Terminate":
 		x.Outcome = cloudevent.OutcomeCanceled
 	}
 	return x

@@ -29,9 +29,9 @@ type Found struct {
 	How      string `json:"how"`
 }
 
-// seek looks for the endpoint at the start, and again whenever the one in use has given no valid answer for a minute, until
-// ctx is done. The one in use is polled meanwhile, so that a search delays nothing. An endpoint that DHCP named is stored
-// once it gave a valid answer, so that the next search finds it without DHCP.
+// seek looks for the endpoint at the start, and again whenever the one in use has given no valid answer for a minute,
+// until ctx is done. The one in use is polled meanwhile, so that a search delays nothing. An endpoint that DHCP named
+// is stored once it gave a valid answer, so that the next search finds it without DHCP.
 func (b *Bridge) seek(ctx context.Context) {
 	if b.Discover == nil {
 		return
@@ -68,7 +68,8 @@ func (b *Bridge) seek(ctx context.Context) {
 			switch {
 			case err != nil && err.Error() != lastErr:
 				lastErr = err.Error()
-				b.Log.Warn("the endpoint was not found; trying again for as long as it takes", "polled", b.Client.Endpoint(), "err", err)
+				b.Log.Warn("the endpoint was not found; trying again for as long as it takes", "polled", b.Client.Endpoint(),
+					"err", err)
 			case err == nil:
 				b.moveTo(found, !told || lastErr != "")
 				told, lastErr = true, ""

@@ -61,9 +61,10 @@ type ApprovedStatus struct {
 
 // SinkStatus is one route.
 type SinkStatus struct {
-	Name                 string    `json:"name"`
-	Kind                 string    `json:"kind"`
-	State                string    `json:"state"` // ok, retrying, blocked (at the first refusal while an event is due), orphaned
+	Name string `json:"name"`
+	Kind string `json:"kind"`
+	// ok, retrying, blocked (at the first refusal while an event is due), orphaned
+	State                string    `json:"state"`
 	Pending              int       `json:"pending"`
 	OldestPendingSeconds float64   `json:"oldestPendingSeconds"`
 	Delivered            int       `json:"delivered"` // since the start
@@ -150,8 +151,9 @@ func (b *Bridge) Status() Status {
 	defer b.mu.Unlock()
 	s := Status{
 		Version: b.Version, StartedAt: b.began.UTC(), Observer: b.observer,
-		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(), Incarnation: cloudevent.IncarnationJSON(b.answer.Incarnation),
-			LastAnswer: b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
+		IMDS: IMDSStatus{Endpoint: b.Client.Endpoint(), APIVersion: b.Client.APIVersion(),
+			Incarnation: cloudevent.IncarnationJSON(b.answer.Incarnation),
+			LastAnswer:  b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
 		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
 		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings,
 	}
@@ -222,7 +224,8 @@ func (i imdsState) reasons() []string {
 	case i.lastAnswer.IsZero():
 		return []string{"the endpoint has not answered yet: " + i.lastErr}
 	case i.told:
-		return []string{"the endpoint has given no valid answer since " + ClockTime(i.lastAnswer, time.Now(), time.UTC) + ": " + i.lastErr}
+		return []string{"the endpoint has given no valid answer since " +
+			ClockTime(i.lastAnswer, time.Now(), time.UTC) + ": " + i.lastErr}
 	}
 	return []string{}
 }
@@ -238,7 +241,8 @@ func (k SinkStatus) Refusal() string {
 
 // sinkStatus is that of one route. While an event is due soon, its first refusal counts. mu is held.
 func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Time) SinkStatus {
-	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Delivered: st.Delivered, DeadLetters: st.Dead, LastAccepted: st.Accepted.UTC()}
+	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Delivered: st.Delivered, DeadLetters: st.Dead,
+		LastAccepted: st.Accepted.UTC()}
 	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
 		s.Kind = b.routes[i].Kind
 	}

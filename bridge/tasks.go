@@ -9,7 +9,8 @@ import (
 // errStopping is why a task was cut off.
 var errStopping = errors.New("forewarn is stopping")
 
-// tasks are what has to end before a Bridge closes its outbox: the workers, and approvals by hand. The zero value has none.
+// tasks are what has to end before a Bridge closes its outbox: the workers, and approvals by hand. The zero value has
+// none.
 type tasks struct {
 	wg      sync.WaitGroup
 	mu      sync.Mutex
@@ -18,7 +19,8 @@ type tasks struct {
 	over    bool
 }
 
-// begin adds a task. Its context ends with parent, when the tasks are cut off, and when end is called, which it must be.
+// begin adds a task. Its context ends with parent, when the tasks are cut off, and when end is called, which it must
+// be.
 func (t *tasks) begin(parent context.Context) (ctx context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	t.wg.Add(1)

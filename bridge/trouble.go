@@ -238,8 +238,10 @@ func (b *Bridge) tellUnavailable(now time.Time) {
 	if lastErr == "" {
 		lastErr = "no answer"
 	}
-	b.Log.Error("the endpoint has given no valid answer for long: changes may go unnoticed", "endpoint", b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
-	b.tellBridge(cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(), "since": since.UTC(), "error": lastErr}, "")
+	b.Log.Error("the endpoint has given no valid answer for long: changes may go unnoticed", "endpoint",
+		b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
+	b.tellBridge(cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
+		"since": since.UTC(), "error": lastErr}, "")
 }
 
 // tellRecovered tells that the endpoint answers again, and since when it had not.
@@ -249,7 +251,8 @@ func (b *Bridge) tellRecovered(before, now time.Time) {
 		before = b.began
 	}
 	b.mu.Unlock()
-	b.tellBridge(cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(), "gap": gap{before.UTC(), now.UTC()}}, "")
+	b.tellBridge(cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
+		"gap": gap{before.UTC(), now.UTC()}}, "")
 }
 
 // tellStarted tells that the bridge began to watch.

@@ -122,7 +122,8 @@ func (w *watcher) failed(p imds.Poll) time.Duration {
 		if w.last.IsZero() {
 			hint = EndpointHint(w.Client.Endpoint())
 		}
-		w.Log.Warn("the endpoint gave no valid answer; what is known stays", "endpoint", w.Client.Endpoint(), "err", p.Err, "hint", hint)
+		w.Log.Warn("the endpoint gave no valid answer; what is known stays", "endpoint", w.Client.Endpoint(), "err", p.Err,
+			"hint", hint)
 	}
 	if p.Class == imds.PollSettings {
 		return slowRetry
@@ -173,7 +174,8 @@ func (w *watcher) answered(p imds.Poll, now time.Time) {
 func (w *watcher) document(p imds.Poll, m moment) {
 	sum := sha256.Sum256(p.Body)
 	if sum != w.body || !w.done {
-		if sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" && len(p.Body) > 0 {
+		if sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" &&
+			len(p.Body) > 0 {
 			w.Log.Warn("the document changed under one incarnation", "incarnation", w.number)
 		}
 		w.report(p.Document.Problems)

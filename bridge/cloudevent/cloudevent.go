@@ -1,6 +1,6 @@
-// Package cloudevent says what changed as CloudEvents: their types, ids, attributes and data, which are forewarn's public
-// contract. Wrap says a change of Azure's, WrapBridge what happened to the bridge itself, Fields what templates and
-// expressions see of either. It decides nothing and does no I/O.
+// Package cloudevent says what changed as CloudEvents: their types, ids, attributes and data, which are forewarn's
+// public contract. Wrap says a change of Azure's, WrapBridge what happened to the bridge itself, Fields what templates
+// and expressions see of either. It decides nothing and does no I/O.
 package cloudevent
 
 import (
@@ -48,6 +48,15 @@ const (
 	azureManagement       = "https://management.azure.com"
 	unknownHostInSourceID = "unknown"
 )
+
+// Types are those of all CloudEvents that a bridge makes.
+var Types = []string{
+	EventPrefix + string(imds.Scheduled), EventPrefix + string(imds.Updated),
+	EventPrefix + string(imds.Started), EventPrefix + string(imds.Vanished),
+	EventPrefix + string(imds.Reminder), EventPrefix + string(imds.Approved),
+	BridgeStarted, BridgeStopping, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
+	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded,
+}
 
 // DataSchema is the URI of Schema, and every CloudEvent's dataschema.
 const DataSchema = "https://forewarn.dev/schema/v1.json"
@@ -279,7 +288,8 @@ const (
 
 func setSeverity(ce *event.Event, n int32) {
 	ce.SetExtension("severitynumber", n)
-	ce.SetExtension("severitytext", map[int32]string{severityInfo: "INFO", severityWarn: "WARN", severityError: "ERROR"}[n])
+	ce.SetExtension("severitytext", map[int32]string{
+		severityInfo: "INFO", severityWarn: "WARN", severityError: "ERROR"}[n])
 }
 
 func severity(c imds.Change) int32 {

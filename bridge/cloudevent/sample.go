@@ -18,7 +18,8 @@ type Sample struct {
 }
 
 // SampleNames are the samples there are.
-var SampleNames = []string{"reboot", "redeploy", "freeze", "preempt", "terminate", "user-reboot", "canceled", "updated", "unknown"}
+var SampleNames = []string{"reboot", "redeploy", "freeze", "preempt", "terminate", "user-reboot", "canceled",
+	"updated", "unknown"}
 
 // NewSample makes the sample of that name as the VM would see it at the time; ok is false for a name that is none.
 func NewSample(name, vm string, now time.Time) (s Sample, ok bool) {

@@ -136,7 +136,8 @@ func addOptions(options map[byte][]byte, field []byte) error {
 
 // canAsk says whether a question can be asked on an interface.
 func canAsk(i net.Interface) bool {
-	return i.Flags&net.FlagUp != 0 && i.Flags&net.FlagBroadcast != 0 && i.Flags&net.FlagLoopback == 0 && len(i.HardwareAddr) == dhcpMACLen
+	return i.Flags&net.FlagUp != 0 && i.Flags&net.FlagBroadcast != 0 && i.Flags&net.FlagLoopback == 0 &&
+		len(i.HardwareAddr) == dhcpMACLen
 }
 
 // question makes one for the interface, whose number nobody can guess.

@@ -1,6 +1,6 @@
-// Package discovery finds the metadata service. Every VM in a virtual network has it at a fixed address; the few that are
-// left outside of one learn its address from DHCP. A search never asks for scheduled events, because that switches them
-// on.
+// Package discovery finds the metadata service. Every VM in a virtual network has it at a fixed address; the few that
+// are left outside of one learn its address from DHCP. A search never asks for scheduled events, because that switches
+// them on.
 package discovery
 
 import (
@@ -30,10 +30,10 @@ type Search struct {
 	Transport http.RoundTripper                             // nil is a transport of its own, without a proxy
 }
 
-// Find returns the first endpoint where something answers: the fixed one, stored (where it was before; "" if that is not
-// known), a known one, or what DHCP names. What answers at the fixed one has to be Azure's metadata service, since other
-// clouds have theirs at the same address. An error says for each place why it is out of the question. Each place has five
-// seconds.
+// Find returns the first endpoint where something answers: the fixed one, stored (where it was before; "" if that is
+// not known), a known one, or what DHCP names. What answers at the fixed one has to be Azure's metadata service, since
+// other clouds have theirs at the same address. An error says for each place why it is out of the question. Each place
+// has five seconds.
 func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 	var failed reasons
 	try := func(endpoint, how string) (bridge.Found, bool) {
@@ -89,8 +89,8 @@ func (s Search) probe(ctx context.Context, endpoint, how string) error {
 	return err
 }
 
-// Endpoints returns the URLs that the service may have at an address other than the fixed one. Azure's own programs disagree
-// about the port.
+// Endpoints returns the URLs that the service may have at an address other than the fixed one. Azure's own programs
+// disagree about the port.
 func Endpoints(addr netip.Addr) []string {
 	return []string{"http://" + addr.String(), "http://" + netip.AddrPortFrom(addr, 8080).String()}
 }

@@ -1,5 +1,5 @@
-// Package imds asks Azure's instance metadata service about a VM and its scheduled events. Client asks, DecodeDocument reads
-// an answer, and Diff, which is pure, tells what changed since. The emulated service is in package imdstest.
+// Package imds asks Azure's instance metadata service about a VM and its scheduled events. Client asks, DecodeDocument
+// reads an answer, and Diff, which is pure, tells what changed since. The emulated service is in package imdstest.
 package imds
 
 import (
@@ -148,7 +148,8 @@ func (c *Client) Poll(ctx context.Context, etag string) Poll {
 	c.mu.Lock()
 	c.version = c.preferred // the next poll begins anew
 	c.mu.Unlock()
-	p.Err = fmt.Errorf("%s refuses api-version %s and all that could stand in for it: %s", c.Endpoint(), c.preferred, excerpt(p.Body))
+	p.Err = fmt.Errorf("%s refuses api-version %s and all that could stand in for it: %s", c.Endpoint(), c.preferred,
+		excerpt(p.Body))
 	return p
 }
 
@@ -321,7 +322,8 @@ func (e *AnswerError) Error() string { return e.status + ": " + e.text }
 
 // Final says that the same will be answered until somebody acts.
 func (e *AnswerError) Final() bool {
-	return e.code >= 400 && e.code <= 499 && !e.Lasting() && e.code != http.StatusRequestTimeout && e.code != http.StatusTooManyRequests
+	return e.code >= 400 && e.code <= 499 && !e.Lasting() && e.code != http.StatusRequestTimeout &&
+		e.code != http.StatusTooManyRequests
 }
 
 // Lasting says that the same will be answered until somebody acts if it was answered for some seconds: a host says not
@@ -333,9 +335,9 @@ func (e *AnswerError) Lasting() bool {
 // ErrNotAzure says that something answers at an endpoint, but not as Azure's metadata service does.
 var ErrNotAzure = errors.New("something answers there, but not as Azure's metadata service")
 
-// Probe asks which versions the service knows. Unlike asking for the document, that does not switch scheduled events on. It
-// returns nil if Azure's metadata service is there, an error that wraps ErrNotAzure if something else is, and any other
-// error if nothing answers.
+// Probe asks which versions the service knows. Unlike asking for the document, that does not switch scheduled events
+// on. It returns nil if Azure's metadata service is there, an error that wraps ErrNotAzure if something else is, and
+// any other error if nothing answers.
 func (c *Client) Probe(ctx context.Context) error {
 	resp, err := c.get(ctx, "/metadata/versions", "", "")
 	if err != nil {
@@ -386,7 +388,8 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 		}
 		var answer struct {
 			Compute struct {
-				Name, VMID, ResourceID, SubscriptionID, ResourceGroupName, Location, Zone, VMScaleSetName, Priority, EvictionPolicy string
+				Name, VMID, ResourceID, SubscriptionID, ResourceGroupName, Location, Zone, VMScaleSetName, Priority,
+				EvictionPolicy string
 			}
 		}
 		if err := json.Unmarshal(body, &answer); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 )
 
@@ -59,7 +60,7 @@ func newMetrics() *metrics {
 	for _, answer := range pollAnswers {
 		m.polls.expect(answer)
 	}
-	for _, ceType := range bridge.CloudEventTypes {
+	for _, ceType := range cloudevent.Types {
 		m.events.expect(ceType)
 	}
 	m.forgotten.expect(bridge.ForgotDeadLetter)

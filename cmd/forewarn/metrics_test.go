@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
@@ -156,7 +157,7 @@ func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 			want[fmt.Sprintf("forewarn_deliveries_failed_total{reason=%q,sink=%q}", reason, sink)] = 0
 		}
 	}
-	for _, ceType := range bridge.CloudEventTypes {
+	for _, ceType := range cloudevent.Types {
 		want[fmt.Sprintf("forewarn_events_total{type=%q}", ceType)] = 0
 	}
 	for _, answer := range pollAnswers {
