@@ -8,12 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/slack-go/slack"
@@ -59,10 +57,6 @@ var slackTerms = bridge.Terms{
 	Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup},
 	Bridge: bridge.LevelTrouble, Remind: peopleRemind,
 }
-
-// slackPace is how far apart messages to one channel are. Slack threatens to switch off an app that disregards
-// this for long.
-const slackPace = time.Second
 
 // slackSink tells people in a Slack channel. The first change of an Azure event posts a message, the root; later ones
 // make it show the state, and reply in its thread. An incoming webhook gets each change as a message of its own.
@@ -230,7 +224,7 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 
 // open reads the secret as it is now; fetch is nil to reach the destination. Its errors are *KeyError and hold no
 // secret.
-func (k *slackSink) open(fetch func(*http.Request, *veil) (response, error)) (*slackAPI, error) {
+func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	secret, err := k.secret.read(k.getenv)
 	if err != nil {
 		return nil, err
@@ -238,67 +232,38 @@ func (k *slackSink) open(fetch func(*http.Request, *veil) (response, error)) (*s
 	if fetch == nil && k.caller != nil {
 		fetch = k.caller.fetch
 	}
-	a := &slackAPI{veil: new(veil), agent: k.agent, remedy: k.remedy, fetch: fetch}
-	if k.api == "" {
-		u, err := url.Parse(secret)
-		if err != nil || u.Hostname() == "" || u.User != nil || !oneOf(u.Scheme, "http", "https") { // err would show it
+	a := &slackAPI{veil: new(veil), agent: k.agent, fetch: fetch, place: k.secret.place(), channel: k.channel}
+	to := k.api
+	switch {
+	case to == "":
+		to = secret
+		a.hook, err = url.Parse(secret)
+		if err != nil || a.hook.Hostname() == "" || a.hook.User != nil || !oneOf(a.hook.Scheme, "http", "https") { // err would show it
 			return nil, k.secret.wrong(errors.New("is no address of an incoming webhook; expected one such as https://hooks.slack.com/services/…"))
 		}
-		if err := checkHost(u); err != nil {
+		if err := checkHost(a.hook); err != nil {
 			return nil, k.secret.wrong(err)
 		}
-		if k.secure && u.Scheme != "https" {
+		if k.secure && a.hook.Scheme != "https" {
 			return nil, k.secret.wrong(errors.New("is not https, and tls is given"))
 		}
-		a.hook = u
-		a.veil.hideURL(u, k.secret.from())
-		return a, k.refuseInClear(a, u)
-	}
-	switch {
+		a.veil.hideURL(a.hook, k.secret.from())
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
 		return nil, k.secret.wrong(errors.New("holds a space, a line break or another control character, which no token does"))
 	case strings.HasPrefix(secret, "xapp-"), strings.HasPrefix(secret, "https:"):
 		return nil, k.secret.wrong(errors.New("is no bot token; expected one that begins with xoxb-"))
+	default:
+		a.veil.hide(secret)
+		a.client = slack.New(secret, slack.OptionAPIURL(to), slack.OptionHTTPClient(a))
 	}
-	a.veil.hide(secret)
-	a.url, a.token = k.api, secret
-	u, err := url.Parse(k.api)
+	u, err := url.Parse(to)
 	if err != nil {
 		return nil, &KeyError{"api_url", err}
 	}
-	return a, k.refuseInClear(a, u)
-}
-
-// refuseInClear refuses to show the secret to whoever is between here and an address of http, unless the settings accept it.
-func (k *slackSink) refuseInClear(a *slackAPI, u *url.URL) error {
 	if a.inClear = isExposed(u); a.inClear && !k.insecure {
-		return &KeyError{k.secret.from(), errInClear}
+		return nil, &KeyError{k.secret.from(), errInClear}
 	}
-	return nil
-}
-
-// remedy says what the operator can do about an error of Slack, "" when nobody knows.
-func (k *slackSink) remedy(code string) string {
-	in := func(list []string) bool { return slices.Contains(list, code) }
-	switch {
-	case in(tokenErrors):
-		return "put a new token into " + k.secret.place()
-	case in(hookErrors):
-		return "make a new incoming webhook and put its URL into " + k.secret.place()
-	case in(scopeErrors):
-		return "give the app the scope chat:write and install it again"
-	case in(memberErrors):
-		return "invite the app into " + k.channel + " with /invite"
-	case in(unknownErrors) && k.api != "":
-		return "there is no " + k.channel + " that the app can see; if it is private, invite the app with /invite"
-	case in(archiveErrors):
-		return "the channel is archived; bring it back or choose another"
-	case in(addressErrors):
-		return "api_url is no address of Slack's API"
-	case in(teamErrors), strings.HasPrefix(code, "restricted_action"):
-		return "an administrator of the workspace has to allow it"
-	}
-	return ""
+	return a, nil
 }
 
 // place is where the value stands, for people.
@@ -344,7 +309,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 		switch {
 		case hasCode(err, lostErrors...):
 			return k.root(ctx, a, batch, f, r)
-		case hasCode(err, fixedErrors...):
+		case hasCode(err, closedErrors...):
 			k.log.Warn("the workspace does not let messages be edited; a thread goes on below what is no longer so", "err", err)
 		case err != nil:
 			return delivery.Answer{}, err
@@ -374,11 +339,11 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	return r.answer(p.ts), nil
 }
 
-// Errors of Slack that say that the root, or its thread, cannot be used any more; what is to be said is then posted anew.
-// Should the reason be another, posting has the same error.
+// Errors of Slack that say that the root is lost or that nobody can reply to it, so that what is to be said is posted anew,
+// or that the time in which it may be edited is over. Should the reason be another, posting has the same error.
 var (
 	lostErrors   = []string{"message_not_found", "thread_not_found", "cant_update_message", "channel_not_found", "is_archived"}
-	fixedErrors  = []string{"edit_window_closed"}
+	closedErrors = []string{"edit_window_closed"}
 	threadErrors = []string{"cannot_reply_to_message", "restricted_action_non_threadable_channel", "restricted_action_thread_locked"}
 )
 
@@ -408,13 +373,13 @@ func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Deli
 // post posts a message when the channel can take one.
 func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string, broadcast bool) (posted, error) {
 	place := k.api + k.channel // as the settings name it, by whatever id Slack knows it
-	if k.api == "" {
+	if a.hook != nil {
 		place = a.hook.String()
 	}
 	if err := k.turns.wait(ctx, place); err != nil {
 		return posted{}, err
 	}
-	if k.api == "" {
+	if a.hook != nil {
 		return posted{}, a.postHook(ctx, m)
 	}
 	return a.post(ctx, channel, m, thread, broadcast)
@@ -554,43 +519,6 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 // isAzure says whether a batch is about Azure's events, which have a life, and not about the bridge.
 func isAzure(batch []delivery.Delivery) bool {
 	return strings.HasPrefix(batch[0].Event.Type(), cloudevent.EventPrefix)
-}
-
-// SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero value
-// is ready to use, by several goroutines at once.
-type SlackTurns struct {
-	mu   sync.Mutex
-	next map[string]time.Time // when a channel can take a message again, by its place
-}
-
-// wait returns when it is a message's turn in the channel, or when ctx is done.
-func (s *SlackTurns) wait(ctx context.Context, place string) error {
-	if s == nil {
-		return ctx.Err()
-	}
-	s.mu.Lock()
-	now := time.Now()
-	maps.DeleteFunc(s.next, func(_ string, at time.Time) bool { return !at.After(now) })
-	at, taken := s.next[place]
-	if !taken {
-		at = now
-	}
-	if s.next == nil {
-		s.next = map[string]time.Time{}
-	}
-	s.next[place] = at.Add(slackPace)
-	s.mu.Unlock()
-	if !taken {
-		return ctx.Err()
-	}
-	t := time.NewTimer(at.Sub(now))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // Connect shows the token to Slack, which says whom it belongs to. Of an incoming webhook it only reaches the host: what

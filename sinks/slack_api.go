@@ -6,33 +6,44 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/slack-go/slack"
 
 	"forewarn/bridge/delivery"
+	"forewarn/templates"
 )
 
-// slackAPI are the calls of Slack that the sink makes, with the credentials of one attempt. slack-go knows what blocks
-// are; its client is left out, because the linker keeps all of its hundreds of methods, and because it takes {"ok":false}
-// for success and an answer with a block that it does not know for a failure.
-type slackAPI struct {
-	url    string // of the API, with a slash at its end
-	token  string
-	hook   *url.URL // instead of url and token
-	fetch  func(*http.Request, *veil) (response, error)
-	veil   *veil
-	agent  string
-	remedy func(code string) string // what the operator can do about an error of Slack
+// A fetcher makes one request, as caller.fetch does.
+type fetcher func(*http.Request, *veil) (response, error)
 
-	inClear bool // anybody on the way can read the secret
+// slackAPI are the calls to Slack with the credentials of one attempt. Those of a bot are slack-go's, which makes them
+// through Do; it has no function for an incoming webhook that bounds the answer and reads it.
+type slackAPI struct {
+	client  *slack.Client
+	hook    *url.URL // instead of client
+	fetch   fetcher
+	veil    *veil
+	agent   string
+	place   string // where the secret stands, for people
+	channel string // in the settings
+
+	inClear bool        // anybody on the way can read the secret
+	header  http.Header // of the last answer
 }
 
 // slackMessage is what a message shows.
 type slackMessage struct {
 	text   string
-	blocks []json.RawMessage
+	blocks []slack.Block
 }
 
 // posted is where Slack keeps a message.
@@ -43,95 +54,136 @@ type posted struct {
 
 // post posts a message, into the thread of another if that is given.
 func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thread string, broadcast bool) (posted, error) {
-	form, err := m.form(channel)
-	if err != nil {
-		return posted{}, err
+	options := []slack.MsgOption{
+		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false),
+		slack.MsgOptionDisableLinkUnfurl(), slack.MsgOptionDisableMediaUnfurl(),
 	}
-	form.Set("unfurl_links", "false")
-	form.Set("unfurl_media", "false")
+	if len(m.blocks) > 0 {
+		options = append(options, slack.MsgOptionBlocks(m.blocks...))
+	}
 	if thread != "" {
-		form.Set("thread_ts", thread)
+		options = append(options, slack.MsgOptionTS(thread))
 	}
 	if broadcast {
-		form.Set("reply_broadcast", "true")
+		options = append(options, slack.MsgOptionBroadcast())
 	}
-	r, err := a.call(ctx, "chat.postMessage", form)
-	var message struct {
-		ThreadTS string `json:"thread_ts"`
-	}
-	_ = json.Unmarshal(r.Message, &message) // says only in which thread it is
-	return posted{r.Channel, r.TS, message.ThreadTS != ""}, err
+	channel, ts, message, err := a.client.PostMessageWithResponseContext(ctx, channel, options...)
+	return posted{channel, ts, message.ThreadTimestamp != ""}, a.refusal(err)
 }
 
-// update makes a message show something else. Without blocks it takes away those that it had.
+// update makes a message show something else. Without blocks it takes away those that it had. Slack would make links and
+// mentions of bare words here if it were not told otherwise.
 func (a *slackAPI) update(ctx context.Context, channel, ts string, m slackMessage) error {
-	form, err := m.form(channel)
-	if err != nil {
-		return err
-	}
-	if len(m.blocks) == 0 {
-		form.Set("blocks", "[]")
-	}
-	form.Set("ts", ts)
-	_, err = a.call(ctx, "chat.update", form)
-	return err
+	_, _, _, err := a.client.UpdateMessageContext(ctx, channel, ts,
+		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false), slack.MsgOptionBlocks(m.blocks...))
+	return a.refusal(err)
 }
 
 // who says whom the token belongs to.
 func (a *slackAPI) who(ctx context.Context) (string, error) {
-	r, err := a.call(ctx, "auth.test", url.Values{})
-	if err != nil {
-		return "", err
-	}
-	if r.User == "" || r.Team == "" {
+	r, err := a.client.AuthTestContext(ctx)
+	switch {
+	case err != nil:
+		return "", a.refusal(err)
+	case r.User == "" || r.Team == "":
 		return "", errors.New("no answer of Slack: it does not say whom the token belongs to")
 	}
 	return a.veil.line("as @"+r.User+" in "+r.Team, false, 200), nil
 }
 
-func (m slackMessage) form(channel string) (url.Values, error) {
-	form := url.Values{"channel": {channel}, "text": {m.text}}
-	if len(m.blocks) > 0 {
-		blocks, err := compact(m.blocks)
-		if err != nil {
-			return nil, err
-		}
-		form.Set("blocks", string(blocks))
-	}
-	return form, nil
+// slackReply is what is read of an answer of Slack's API.
+type slackReply struct {
+	OK      bool      `json:"ok"`
+	Error   string    `json:"error,omitempty"`
+	Needed  string    `json:"needed,omitempty"` // scope
+	Channel string    `json:"channel,omitempty"`
+	TS      string    `json:"ts,omitempty"`
+	Team    string    `json:"team,omitempty"`
+	User    string    `json:"user,omitempty"`
+	Message slackEcho `json:"message"`
+	Meta    slackMeta `json:"response_metadata"`
 }
 
-// call calls a method of the API. It gives an answer only when Slack did what it was asked.
-func (a *slackAPI) call(ctx context.Context, method string, form url.Values) (slackReply, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+method, strings.NewReader(form.Encode()))
-	if err != nil {
-		return slackReply{}, err
+// slackEcho is what Slack says of a message beside the whole of it, and slackMeta of an error beside its name. Neither
+// makes an answer unreadable, whatever it holds.
+type (
+	slackEcho struct {
+		ThreadTS string `json:"thread_ts,omitempty"`
 	}
-	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	req.Header.Set("Authorization", "Bearer "+a.token)
+	slackMeta struct {
+		Messages []string `json:"messages,omitempty"` // such as which block is wrong
+	}
+)
+
+func (e *slackEcho) UnmarshalJSON(text []byte) error {
+	type plain slackEcho
+	_ = json.Unmarshal(text, (*plain)(e))
+	return nil
+}
+
+func (m *slackMeta) UnmarshalJSON(text []byte) error {
+	type plain slackMeta
+	_ = json.Unmarshal(text, (*plain)(m))
+	return nil
+}
+
+// Do makes a request of slack-go's, and gives it what we read of the answer. Slack sends the whole message back, and
+// slack-go fails at a block that it does not know; and it takes {"ok":false} without a reason for success.
+func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	req.Header.Set("User-Agent", a.agent)
 	r, err := a.fetch(req, a.veil)
 	if err != nil {
-		return slackReply{}, err
+		return nil, err
 	}
+	a.header = r.header
 	var reply slackReply
 	if json.Unmarshal([]byte(r.body), &reply) != nil {
 		reply = slackReply{} // no answer of Slack's
 	}
-	chat := strings.HasPrefix(method, "chat.")
-	if r.status != http.StatusOK || !reply.OK || chat && (!a.mayKeep(reply.Channel) || !a.mayKeep(reply.TS)) {
-		return slackReply{}, a.judge(req, r, reply)
+	_, known := slackErrors.find(reply.Error)
+	isChat := strings.Contains(req.URL.Path, "/chat.")
+	switch {
+	case r.cut && req.Context().Err() != nil:
+		return nil, noAnswer(req.Context(), a.veil.over(origin(req.URL)))
+	case r.status/100 != 2 && (!known || classOfStatus(r.status) == nil): // what a busy Slack says is of no weight
+		_, err := judge(r, a.veil.over(origin(req.URL)), a.veil)
+		return nil, err
+	case reply.OK && r.status == http.StatusOK && (!isChat || a.mayKeep(reply.Channel) && a.mayKeep(reply.TS)):
+	case reply.OK || reply.Error == "":
+		return nil, a.notSlack(req, r)
 	}
-	return reply, nil
+	text, err := json.Marshal(reply)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(text))}, nil
 }
 
-// postHook posts a message to an incoming webhook.
+// mayKeep says whether an id can be one, and holds nothing that nobody may see.
+func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.veil.over(id) == id }
+
+// validSlackID says whether something can be the id of a channel or message.
+func validSlackID(s string) bool {
+	return s != "" && len(s) <= 64 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7F })
+}
+
+// notSlack says that somebody else answered.
+func (a *slackAPI) notSlack(req *http.Request, r response) error {
+	text := fmt.Sprintf("%s from %s, but it is no answer of Slack", statusLine(r.status), a.veil.over(origin(req.URL)))
+	if excerpt := a.veil.line(r.body, r.cut, 200); excerpt != "" {
+		text += ": " + excerpt
+	}
+	return errors.New(text)
+}
+
+// postHook posts a message to an incoming webhook. Services that are compatible with Slack say yes in their own ways, so
+// what is a success by its status is one unless it says no, or is the page of somebody on the way.
 func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	body, err := compact(struct {
-		Text   string            `json:"text"`
-		Blocks []json.RawMessage `json:"blocks,omitempty"`
-		Links  bool              `json:"unfurl_links"`
-		Media  bool              `json:"unfurl_media"`
+		Text   string        `json:"text"`
+		Blocks []slack.Block `json:"blocks,omitempty"`
+		Links  bool          `json:"unfurl_links"`
+		Media  bool          `json:"unfurl_media"`
 	}{m.text, m.blocks, false, false})
 	if err != nil {
 		return err
@@ -147,35 +199,29 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	if err != nil {
 		return err
 	}
-	text := strings.TrimSpace(r.body)
-	if r.status == http.StatusOK && text == "ok" {
-		return nil
+	a.header = r.header
+	var reply struct {
+		OK, Success *bool
+		Error       string
 	}
-	if strings.Trim(text, "abcdefghijklmnopqrstuvwxyz_") != "" || len(text) > 64 {
-		text = ""
+	code := strings.TrimSpace(r.body)
+	if json.Unmarshal([]byte(r.body), &reply) == nil {
+		code = reply.Error
 	}
-	return a.judge(req, r, slackReply{Error: text})
-}
-
-// slackReply is what is read of an answer of Slack's API.
-type slackReply struct {
-	OK      bool            `json:"ok"`
-	Error   string          `json:"error,omitempty"`
-	Needed  string          `json:"needed,omitempty"` // scope
-	Channel string          `json:"channel,omitempty"`
-	TS      string          `json:"ts,omitempty"`
-	Team    string          `json:"team,omitempty"`
-	User    string          `json:"user,omitempty"`
-	Message json.RawMessage `json:"message,omitempty"`
-	Meta    json.RawMessage `json:"response_metadata,omitempty"`
-}
-
-// mayKeep says whether an id can be one, and holds nothing that nobody may see.
-func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.veil.over(id) == id }
-
-// validSlackID says whether something can be the id of a channel or message.
-func validSlackID(s string) bool {
-	return s != "" && len(s) <= 64 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7F })
+	no := reply.OK != nil && !*reply.OK || reply.Success != nil && !*reply.Success
+	_, known := slackErrors.find(code)
+	switch {
+	case r.cut && ctx.Err() != nil:
+		return noAnswer(ctx, a.veil.over(origin(req.URL)))
+	case known && (r.status/100 == 2 || classOfStatus(r.status) != nil):
+		return a.refusal(slack.SlackErrorResponse{Err: code})
+	case r.status/100 != 2:
+		_, err := judge(r, a.veil.over(origin(req.URL)), a.veil)
+		return err
+	case no || strings.HasPrefix(code, "<"):
+		return a.notSlack(req, r)
+	}
+	return nil
 }
 
 // slackError is an error that Slack has a name for.
@@ -188,91 +234,292 @@ type slackError struct {
 func (e *slackError) Error() string { return e.text }
 func (e *slackError) Unwrap() error { return e.class }
 
-// judge says what it means that Slack did not do what it was asked.
-func (a *slackAPI) judge(req *http.Request, r response, reply slackReply) error {
-	if ended := context.Cause(req.Context()); ended != nil && r.cut {
-		return fmt.Errorf("no answer from %s: %w", a.veil.over(origin(req.URL)), ended)
+// hasCode says whether Slack answered one of these errors.
+func hasCode(err error, codes ...string) bool {
+	e, ok := errors.AsType[*slackError](err)
+	return ok && slices.Contains(codes, e.code)
+}
+
+// refusal says what an error of slack-go's means, and what the operator can do. Those of Do are as they should be.
+func (a *slackAPI) refusal(err error) error {
+	said, ok := errors.AsType[slack.SlackErrorResponse](err)
+	if !ok {
+		return err
 	}
-	code := reply.Error
-	class, known := classOfSlack(code)
-	if r.status < 200 || r.status > 299 {
-		_, err := judge(r, origin(req.URL), a.veil)
-		if !known || classOfStatus(r.status) == nil { // what a busy Slack says is of no weight
-			return err
-		}
-	}
-	if code == "" {
-		text := fmt.Sprintf("%s from %s, but it is no answer of Slack", statusLine(r.status), a.veil.over(origin(req.URL)))
-		if excerpt := a.veil.line(r.body, r.cut, 200); excerpt != "" {
-			text += ": " + excerpt
-		}
-		return errors.New(text)
-	}
-	code = a.veil.line(code, false, 64)
+	code := a.veil.line(said.Err, false, 64)
+	kind, _ := slackErrors.find(code)
 	text := "Slack answered " + code
-	if needed := a.veil.line(reply.Needed, false, 100); needed != "" {
+	if needed := a.veil.line(said.Needed, false, 100); needed != "" {
 		text += ", needed is " + needed
 	}
-	if why := a.veil.line(strings.Join(reply.messages(), "; "), false, 200); why != "" {
+	if why := a.veil.line(strings.Join(said.ResponseMetadata.Messages, "; "), false, 200); why != "" {
 		text += " (" + why + ")"
 	}
-	if remedy := a.remedy(code); remedy != "" {
-		text += ": " + remedy
+	if kind.remedy != "" && (a.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
+		text += ": " + strings.NewReplacer("SECRET", a.place, "CHANNEL", a.channel).Replace(kind.remedy)
 	}
-	var err error = &slackError{code, class, say(class, text).Error()}
-	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
+	err = &slackError{code, kind.class, say(kind.class, text).Error()}
+	if after, ok := retryAfter(a.header.Get("Retry-After"), sentAt(a.header)); ok {
 		err = &delivery.RetryAfter{After: after, Err: err}
 	}
 	return err
 }
 
-// messages are what Slack says beside an error, such as which block is wrong.
-func (r slackReply) messages() []string {
-	var meta struct {
-		Messages []string `json:"messages"`
-	}
-	_ = json.Unmarshal(r.Meta, &meta) // of no weight
-	return meta.Messages
+// slackErrorKinds are Slack's errors by what has to be done.
+type slackErrorKinds []slackErrorKind
+
+type slackErrorKind struct {
+	class  error
+	remedy string // for the operator; SECRET and CHANNEL stand for those of the settings
+	codes  []string
 }
 
-// Slack's errors by what has to be done. What is in none of them passes by itself, or nobody knows.
-var (
-	tokenErrors = []string{"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "not_allowed_token_type",
-		"bad_token", "user_removed_from_team"}
-	teamErrors = []string{"org_login_required", "ekm_access_denied", "team_access_not_granted", "enterprise_is_restricted", "access_denied",
-		"accesslimited", "two_factor_setup_required", "two_factor_required", "team_disabled", "user_is_restricted", "app_missing_action_url",
-		"action_prohibited", "messages_tab_disabled", "posting_to_general_channel_denied", "as_user_not_supported"}
-	scopeErrors   = []string{"missing_scope", "no_permission", "no_scopes", "invalid_scopes"}
-	memberErrors  = []string{"not_in_channel"}
-	unknownErrors = []string{"channel_not_found", "invalid_channel", "user_not_found"}
-	archiveErrors = []string{"is_archived", "channel_is_archived"}
-	hookErrors    = []string{"no_service", "no_service_id", "no_team", "no_active_hooks", "invalid_token", "service_disabled"}
-	addressErrors = []string{"unknown_method", "method_deprecated", "deprecated_endpoint", "insecure_request"}
+// find gives the kind of an error. One that is in no list passes by itself, or nobody knows.
+func (all slackErrorKinds) find(code string) (kind slackErrorKind, known bool) {
+	if strings.HasPrefix(code, "restricted_action") {
+		code = "restricted_action"
+	}
+	i := slices.IndexFunc(all, func(k slackErrorKind) bool { return slices.Contains(k.codes, code) })
+	if i < 0 {
+		return slackErrorKind{}, false
+	}
+	return all[i], true
+}
 
-	messageErrors = []string{"msg_too_long", "no_text", "markdown_text_conflict", "too_many_attachments", "invalid_arguments",
-		"invalid_arg_name", "invalid_array_arg", "invalid_charset", "invalid_form_data", "invalid_post_type", "missing_post_type",
-		"invalid_json", "json_not_object", "missing_charset", "superfluous_charset", "invalid_payload", "missing_text_or_fallback_or_attachments"}
-	blocksErrors = []string{"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long"}
+var slackErrors = slackErrorKinds{
+	{delivery.ErrBlocked, "put a new token into SECRET", []string{
+		"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "not_allowed_token_type", "bad_token",
+		"user_removed_from_team",
+	}},
+	{delivery.ErrBlocked, "make a new incoming webhook and put its URL into SECRET", []string{
+		"no_service", "no_service_id", "no_team", "no_active_hooks", "invalid_token", "service_disabled",
+	}},
+	{delivery.ErrBlocked, "give the app the scope chat:write and install it again", []string{
+		"missing_scope", "no_permission", "no_scopes", "invalid_scopes",
+	}},
+	{delivery.ErrBlocked, "invite the app into CHANNEL with /invite", []string{"not_in_channel"}},
+	{delivery.ErrBlocked, "there is no CHANNEL that the app can see; if it is private, invite the app with /invite", []string{
+		"channel_not_found", "invalid_channel", "user_not_found",
+	}},
+	{delivery.ErrBlocked, "the channel is archived; bring it back or choose another", []string{"is_archived", "channel_is_archived"}},
+	{delivery.ErrBlocked, "api_url is no address of Slack's API", []string{
+		"unknown_method", "method_deprecated", "deprecated_endpoint", "insecure_request",
+	}},
+	{delivery.ErrBlocked, "an administrator of the workspace has to allow it", []string{
+		"restricted_action", "org_login_required", "ekm_access_denied", "team_access_not_granted", "enterprise_is_restricted",
+		"access_denied", "accesslimited", "two_factor_setup_required", "two_factor_required", "team_disabled", "user_is_restricted",
+		"app_missing_action_url", "action_prohibited", "messages_tab_disabled", "posting_to_general_channel_denied",
+		"as_user_not_supported",
+	}},
+	{delivery.ErrRejected, "", []string{
+		"msg_too_long", "no_text", "markdown_text_conflict", "too_many_attachments", "invalid_arguments", "invalid_arg_name",
+		"invalid_array_arg", "invalid_charset", "invalid_form_data", "invalid_post_type", "missing_post_type", "invalid_json",
+		"json_not_object", "missing_charset", "superfluous_charset", "invalid_payload", "missing_text_or_fallback_or_attachments",
+	}},
+	{delivery.ErrRejected, "", blocksErrors},
+}
+
+// blocksErrors say that the blocks of a message are why Slack does not take it.
+var blocksErrors = []string{"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long"}
+
+// What Slack takes, in characters where nothing else is said. A message over one of these is refused as a whole, so
+// what is too long is cut.
+const (
+	maxSlackText  = 4000
+	maxBlocks     = 50 // in number
+	maxBlocksText = 13000
+	maxSection    = 3000
+	maxHeader     = 150
+	maxFields     = 10 // in number
+	maxField      = 2000
+	maxElements   = 10 // in number, of a context
+	maxActions    = 25 // in number
+	maxButton     = 75
+	maxMarkdown   = 12000
 )
 
-// classOfSlack says what an error of Slack means; known is false for one that is not in the lists.
-func classOfSlack(code string) (class error, known bool) {
-	for _, list := range [][]string{tokenErrors, teamErrors, scopeErrors, memberErrors, unknownErrors, archiveErrors, hookErrors, addressErrors} {
-		if slices.Contains(list, code) {
-			return delivery.ErrBlocked, true
+// parseBlocks reads a JSON array of blocks and makes it one that Slack takes.
+func parseBlocks(text string) ([]slack.Block, error) {
+	d := json.NewDecoder(strings.NewReader(strings.ToValidUTF8(text, "\ufffd")))
+	d.UseNumber()
+	var blocks []map[string]any
+	if err := d.Decode(&blocks); err != nil {
+		return nil, fmt.Errorf("is no JSON array of blocks: %w; put values in with {{json .name}}", err)
+	}
+	if d.More() {
+		return nil, fmt.Errorf("holds something behind the JSON array of blocks")
+	}
+	var all []slack.Block
+	left := maxBlocksText
+	for _, b := range blocks {
+		if len(all) == maxBlocks {
+			break
 		}
+		if typ, _ := b["type"].(string); typ == "" || !fitBlock(b, &left) {
+			continue
+		}
+		raw, err := compact(b)
+		if err != nil {
+			return nil, err
+		}
+		block, err := slack.BlockFromJSON(string(raw)) // which keeps it as it is
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, block)
 	}
-	if strings.HasPrefix(code, "restricted_action") {
-		return delivery.ErrBlocked, true
-	}
-	if slices.Contains(messageErrors, code) || slices.Contains(blocksErrors, code) {
-		return delivery.ErrRejected, true
-	}
-	return nil, false
+	return all, nil
 }
 
-// hasCode says whether Slack answered one of these errors.
-func hasCode(err error, codes ...string) bool {
-	e, ok := errors.AsType[*slackError](err)
-	return ok && slices.Contains(codes, e.code)
+// compact is v as JSON, with nothing escaped for HTML.
+func compact(v any) (json.RawMessage, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// checkBlocks says what slack-go finds wrong in blocks.
+func checkBlocks(text string) error {
+	var blocks slack.Blocks
+	if err := json.Unmarshal([]byte(text), &blocks); err != nil {
+		return fmt.Errorf("are no blocks of Slack: %w", err)
+	}
+	for i, b := range blocks.BlockSet {
+		if b.BlockType() == "" {
+			return fmt.Errorf("block %d has no type", i)
+		}
+		if v, ok := b.(interface{ Validate() error }); ok {
+			if err := v.Validate(); err != nil {
+				return fmt.Errorf("block %d: %w", i, err)
+			}
+		}
+	}
+	return nil
+}
+
+// fitBlock cuts the texts of a block; left is how much all blocks may still hold. It is false for a block that has
+// nothing to show.
+func fitBlock(b map[string]any, left *int) bool {
+	switch b["type"] {
+	case "header":
+		return fitText(b["text"], maxHeader, left)
+	case "section":
+		fit := fitText(b["text"], maxSection, left)
+		if !fit {
+			delete(b, "text")
+		}
+		if fields := fitList(b["fields"], maxFields, func(v any) bool { return fitText(v, maxField, left) }); len(fields) > 0 {
+			b["fields"], fit = fields, true
+		} else {
+			delete(b, "fields")
+		}
+		if !fitElement(b["accessory"]) {
+			delete(b, "accessory")
+		}
+		return fit
+	case "context":
+		elements := fitList(b["elements"], maxElements, func(v any) bool {
+			if e, _ := v.(map[string]any); e["type"] != "mrkdwn" && e["type"] != "plain_text" {
+				return true
+			}
+			return fitText(v, maxField, left)
+		})
+		b["elements"] = elements
+		return len(elements) > 0
+	case "actions":
+		elements := fitList(b["elements"], maxActions, fitElement)
+		b["elements"] = elements
+		return len(elements) > 0
+	case "markdown":
+		text, _ := b["text"].(string)
+		text = templates.Cut(text, min(maxMarkdown, *left))
+		*left -= utf8.RuneCountInString(text)
+		b["text"] = text
+		return strings.TrimSpace(text) != ""
+	}
+	return true
+}
+
+// fitElement cuts what stands on a button. A button that leads nowhere is left out.
+func fitElement(v any) bool {
+	e, ok := v.(map[string]any)
+	if !ok {
+		return false
+	}
+	if to, given := e["url"].(string); given && (to == "" || utf8.RuneCountInString(to) > maxLink) {
+		return false
+	}
+	left := maxButton
+	return e["type"] != "button" || fitText(e["text"], maxButton, &left)
+}
+
+// fitText cuts a text object, in which Slack is to find no links and names by itself; it is false when nothing is in it.
+func fitText(v any, n int, left *int) bool {
+	o, _ := v.(map[string]any)
+	text, _ := o["text"].(string)
+	text = templates.Cut(text, min(n, *left))
+	if strings.TrimSpace(text) == "" {
+		return false
+	}
+	*left -= utf8.RuneCountInString(text)
+	o["text"] = text
+	if o["type"] == "mrkdwn" && o["verbatim"] == nil {
+		o["verbatim"] = true
+	}
+	return true
+}
+
+// fitList are the first n items of a list that fit.
+func fitList(v any, n int, fit func(any) bool) []any {
+	list, _ := v.([]any)
+	var all []any
+	for _, item := range list {
+		if len(all) < n && fit(item) {
+			all = append(all, item)
+		}
+	}
+	return all
+}
+
+// slackPace is how far apart messages to one channel are. Slack threatens to switch off an app that disregards
+// this for long.
+const slackPace = time.Second
+
+// SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero value
+// is ready to use, by several goroutines at once.
+type SlackTurns struct {
+	mu   sync.Mutex
+	next map[string]time.Time // when a channel can take a message again, by its place
+}
+
+// wait returns when it is a message's turn in the channel, or when ctx is done.
+func (s *SlackTurns) wait(ctx context.Context, place string) error {
+	if s == nil {
+		return ctx.Err()
+	}
+	s.mu.Lock()
+	now := time.Now()
+	maps.DeleteFunc(s.next, func(_ string, at time.Time) bool { return !at.After(now) })
+	at, taken := s.next[place]
+	if !taken {
+		at = now
+	}
+	if s.next == nil {
+		s.next = map[string]time.Time{}
+	}
+	s.next[place] = at.Add(slackPace)
+	s.mu.Unlock()
+	if !taken {
+		return ctx.Err()
+	}
+	t := time.NewTimer(at.Sub(now))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 	"time"
 	_ "time/tzdata"
+	"unicode/utf8"
 )
 
 // Every function does what users of Alertmanager and sprig know it for, also with what is missing.
