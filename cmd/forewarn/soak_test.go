@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -38,20 +39,21 @@ import (
 )
 
 const (
-	soakHours  = 48
+	soakHours  = 16               // unless FOREWARN_SOAK_HOURS says otherwise; .ci/full has 48
 	soakRound  = 4                // hours, after which everything is quiet for a look
-	soakWarm   = 12               // hours, after which nothing new happens: how far each histogram and free list goes is known
+	// hours, after which nothing new happens: how far each histogram and free list goes is known
+	soakWarm   = 12
 	soakPolls  = 10 * time.Second // 17,280 polls: those of every second would take most of the test's time
 	soakGrowth = 512 << 10        // bytes of live heap over those of the warm bridge: ids are remembered for 30 days
 	soakPage   = "127.0.0.1:8169" // in the bubble's network
 )
 
-// 48 simulated hours with hourly reloads and sink outages show flat memory and goroutines. The bridge is wired as run
+// Simulated hours, with reloads and sink outages in each, show flat memory and goroutines. The bridge is wired as run
 // wires it, with its outbox on disk, a sink of every kind, and settings that are read again as run does. The metadata
-// service, the destinations (a NATS server with JetStream, a mail server, HTTP servers) and the readers of page, metrics
-// and status are at the other end of connections in memory. Left out is what no bubble can hold, which is the control
-// socket, and TLS.
-func TestTwoDaysOfReloadsAndOutagesStayFlat(t *testing.T) {
+// service, the destinations (a NATS server with JetStream, a mail server, HTTP servers) and the readers of page,
+// metrics and status are at the other end of connections in memory. Left out is what no bubble can hold, which is the
+// control socket, and TLS.
+func TestReloadsAndOutagesStayFlat(t *testing.T) {
 	ats.Register() // one clock for all NATS servers of a process, which no bubble can hold
 	defer ats.Unregister()
 	runtime.GC() // so that no pool lends the bubble what was made outside of it
@@ -60,6 +62,9 @@ func TestTwoDaysOfReloadsAndOutagesStayFlat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSoak(t)
 		hours := soakHours
+		if n, err := strconv.Atoi(os.Getenv("FOREWARN_SOAK_HOURS")); err == nil {
+			hours = n
+		}
 		if raced() { // which makes an hour five times as long; one round is for the detector
 			hours = soakRound
 		}
@@ -121,11 +126,13 @@ func (s *soak) compare(warm, now footprint, hour int) {
 			soakGrowth>>10, warm.heap>>10, soakWarm)
 	}
 	if len(now.files) > len(warm.files) {
-		s.t.Errorf("at hour %d these files are open:\n%s\nwant no more than at hour %d:\n%s", hour, strings.Join(now.files, "\n"),
+		s.t.Errorf("at hour %d these files are open:\n%s\nwant no more than at hour %d:\n%s", hour, strings.Join(now.files,
+			"\n"),
 			soakWarm, strings.Join(warm.files, "\n"))
 	}
 	if now.series != warm.series {
-		s.t.Errorf("at hour %d there are %d series of metrics, want the %d of hour %d", hour, now.series, warm.series, soakWarm)
+		s.t.Errorf("at hour %d there are %d series of metrics, want the %d of hour %d", hour, now.series, warm.series,
+			soakWarm)
 	}
 }
 
@@ -152,7 +159,8 @@ type soak struct {
 func newSoak(t *testing.T) *soak {
 	t.Helper()
 	s := &soak{
-		t: t, dir: soakDir(t), net: &switchboard{lines: map[string]*line{}}, azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
+		t: t, dir: soakDir(t), net: &switchboard{lines: map[string]*line{}},
+			azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
 		heard: map[string]*journal{}, ended: make(chan error, 1), places: []string{"hook", "chat", "post", "stream", "extra"},
 	}
 	logged, err := os.Create(filepath.Join(s.dir, "log"))
@@ -217,12 +225,16 @@ func (s *soak) configure(hour int) {
 	fmt.Fprintf(&b, "imds: {interval: %v}\nstate: %q\ntimezone: %s\nsinks:\n", soakPolls, filepath.Join(s.dir, "state"),
 		[]string{"UTC", "Europe/Berlin", "America/New_York"}[round%3])
 	fmt.Fprintf(&b, "  - {name: hook, only: {vms: all}, webhook: {url: http://hook/%d, proxy: none}}\n", round)
-	fmt.Fprintf(&b, "  - {name: chat, only: {vms: all}, bridge: all, remind: [10m], slack: {token: %s, channel: C024BE91L, api_url: http://chat/api/, insecure: true, proxy: none}}\n", chatToken)
-	fmt.Fprintf(&b, "  - {name: post, only: {vms: all}, late: send, remind: [10m], email: {host: post, port: 25, helo: vm-0, tls: {mode: none}, "+
+	fmt.Fprintf(&b,
+		"  - {name: chat, only: {vms: all}, bridge: all, remind: [10m], slack: {token: %s, channel: C024BE91L, api_url: http://chat/api/, insecure: true, proxy: none}}\n", chatToken)
+	fmt.Fprintf(&b,
+		"  - {name: post, only: {vms: all}, late: send, remind: [10m], email: {host: post, port: 25, helo: vm-0, tls: {mode: none}, "+
 		"from: azure@example.com, to: [ops@example.com]}}\n")
 	fmt.Fprintf(&b, "  - {name: stream, only: {vms: all}, nats: {url: nats://stream:4222}}\n")
-	fmt.Fprintf(&b, "  - {name: audit, only: {vms: all}, bridge: all, heartbeat: 15m, file: {path: %q}}\n", filepath.Join(s.dir, "audit.jsonl"))
-	fmt.Fprintf(&b, "  - {name: recent, only: {vms: all}, file: {path: %q, max_size: 64KiB, keep: 3}}\n", filepath.Join(s.dir, "recent.jsonl"))
+	fmt.Fprintf(&b, "  - {name: audit, only: {vms: all}, bridge: all, heartbeat: 15m, file: {path: %q}}\n",
+		filepath.Join(s.dir, "audit.jsonl"))
+	fmt.Fprintf(&b, "  - {name: recent, only: {vms: all}, file: {path: %q, max_size: 64KiB, keep: 3}}\n",
+		filepath.Join(s.dir, "recent.jsonl"))
 	if runtime.GOOS != "windows" {
 		b.WriteString("  - {name: command, only: {vms: all, types: [Redeploy], changes: [scheduled]}, exec: {command: [/bin/sh, -c, cat >/dev/null]}}\n")
 	}
@@ -283,7 +295,8 @@ func (s *soak) hour(h int) {
 	for i := range 2 {
 		typ := []string{"Redeploy", "Preempt", "Reboot", "Freeze", "Novelty", "Terminate"}[(h*2+i)%6]
 		late, id := float64(i)*0.7, s.event()
-		e := imdstest.Event{ID: id, Type: typ, NotBefore: time.Now().Add(40 * time.Minute), Description: "Host server is undergoing maintenance."}
+		e := imdstest.Event{ID: id, Type: typ, NotBefore: time.Now().Add(40 * time.Minute),
+			Description: "Host server is undergoing maintenance."}
 		if typ == "Reboot" {
 			e.Source = "User"
 		}
@@ -308,7 +321,8 @@ func (s *soak) hour(h int) {
 	switch h % 4 {
 	case 0:
 		at(2, func() {
-			s.azure.Schedule(imdstest.Event{ID: long, Type: "Redeploy", NotBefore: time.Now().Add(6 * time.Hour), Resources: []string{"vm-1"}})
+			s.azure.Schedule(imdstest.Event{ID: long, Type: "Redeploy", NotBefore: time.Now().Add(6 * time.Hour),
+				Resources: []string{"vm-1"}})
 			s.happens(long, "scheduled")
 		})
 	case 3:
@@ -356,7 +370,8 @@ func (s *soak) hour(h int) {
 		return
 	}
 	if st := s.bridge.Status(); st.Outbox.Pending+st.Outbox.DeadLetters+len(st.Events) > 0 || !st.Ready {
-		s.t.Errorf("after hour %d: ready %t %v, %d deliveries are owed, %d are dead letters, %d events are open; want none", h+1,
+		s.t.Errorf("after hour %d: ready %t %v, %d deliveries are owed, %d are dead letters, %d events are open; want none",
+			h+1,
 			st.Ready, st.Reasons, st.Outbox.Pending, st.Outbox.DeadLetters, len(st.Events))
 	}
 }
@@ -392,7 +407,8 @@ func (s *soak) trouble(place string, n int) {
 // read is a scrape of the metrics, a look at page and status, and a browser that follows the page for a while.
 func (s *soak) read() {
 	s.t.Helper()
-	for path, says := range map[string]string{"/metrics": "forewarn_polls_total", "/status.json": `"ready"`, "/": "</html>", "/healthz": "ok"} {
+	for path, says := range map[string]string{"/metrics": "forewarn_polls_total", "/status.json": `"ready"`,
+		"/": "</html>", "/healthz": "ok"} {
 		if body := s.get(path); !bytes.Contains(body, []byte(says)) {
 			s.t.Errorf("%s does not say %q: %.300q", path, says, body)
 		}
@@ -435,8 +451,8 @@ func (s *soak) get(path string) []byte {
 	return body
 }
 
-// measure takes the footprint. Nothing is under way, and Azure starts over, which makes the emulator forget the requests
-// that it remembers for tests.
+// measure takes the footprint. Nothing is under way, and Azure starts over, which makes the emulator forget the
+// requests that it remembers for tests.
 func (s *soak) measure() (f footprint) {
 	s.t.Helper()
 	for line := range bytes.Lines(s.get("/metrics")) {
@@ -555,7 +571,8 @@ func (s *soak) judge() {
 			}
 		}
 	}
-	s.t.Logf("%d changes of %d events; deliveries by sink: %v; %d calls of Slack", len(want), len(lives), deliveries, s.posts)
+	s.t.Logf("%d changes of %d events; deliveries by sink: %v; %d calls of Slack", len(want), len(lives), deliveries,
+		s.posts)
 }
 
 // hears is a server that takes CloudEvents.
@@ -578,13 +595,15 @@ func (s *soak) slack(w http.ResponseWriter, r *http.Request) {
 	s.posts++
 	ts := cmp.Or(form.Get("ts"), fmt.Sprintf("1700000000.%06d", s.posts))
 	s.mu.Unlock()
-	json.NewEncoder(w).Encode(map[string]any{"ok": true, "channel": form.Get("channel"), "ts": ts, "message": map[string]any{"ts": ts}})
+	json.NewEncoder(w).Encode(map[string]any{"ok": true, "channel": form.Get("channel"), "ts": ts,
+		"message": map[string]any{"ts": ts}})
 }
 
 // mail is a mail server.
 func (s *soak) mail(address string) {
 	l := newMemoryListener()
-	srv := smtp.NewServer(smtp.BackendFunc(func(*smtp.Conn) (smtp.Session, error) { return &mailbox{to: s.heard["post"]}, nil }))
+	srv := smtp.NewServer(smtp.BackendFunc(func(*smtp.Conn) (smtp.Session, error) { return &mailbox{to: s.heard["post"]},
+		nil }))
 	srv.ErrorLog = log.New(io.Discard, "", 0)
 	go srv.Serve(l)
 	s.net.line(address, l.dial).close = func() { srv.Close(); l.Close() }
@@ -611,7 +630,8 @@ func (m *mailbox) Data(r io.Reader) error {
 // nats is a NATS server with a stream in memory, which keeps the last few messages, and a subscriber.
 func (s *soak) nats(address string) {
 	s.t.Helper()
-	srv, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true, JetStream: true, StoreDir: filepath.Join(s.dir, "nats"), MaxClosedClients: 1})
+	srv, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true, JetStream: true,
+		StoreDir: filepath.Join(s.dir, "nats"), MaxClosedClients: 1})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -627,7 +647,8 @@ func (s *soak) nats(address string) {
 		})
 	}
 	if err == nil {
-		_, err = conn.Subscribe("forewarn.>", func(m *nats.Msg) { s.heard["stream"].note(m.Header.Get(jetstream.MsgIDHeader)) })
+		_, err = conn.Subscribe("forewarn.>",
+			func(m *nats.Msg) { s.heard["stream"].note(m.Header.Get(jetstream.MsgIDHeader)) })
 	}
 	if err != nil {
 		s.t.Fatal(err)
