@@ -39,8 +39,8 @@ import (
 )
 
 const (
-	soakHours  = 16               // unless FOREWARN_SOAK_HOURS says otherwise; .ci/full has 48
-	soakRound  = 4                // hours, after which everything is quiet for a look
+	soakHours = 16 // unless FOREWARN_SOAK_HOURS says otherwise; .ci/full has 48
+	soakRound = 4  // hours, after which everything is quiet for a look
 	// hours, after which nothing new happens: how far each histogram and free list goes is known
 	soakWarm   = 12
 	soakPolls  = 10 * time.Second // 17,280 polls: those of every second would take most of the test's time
@@ -160,7 +160,7 @@ func newSoak(t *testing.T) *soak {
 	t.Helper()
 	s := &soak{
 		t: t, dir: soakDir(t), net: &switchboard{lines: map[string]*line{}},
-			azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
+		azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
 		heard: map[string]*journal{}, ended: make(chan error, 1), places: []string{"hook", "chat", "post", "stream", "extra"},
 	}
 	logged, err := os.Create(filepath.Join(s.dir, "log"))
@@ -229,7 +229,7 @@ func (s *soak) configure(hour int) {
 		"  - {name: chat, only: {vms: all}, bridge: all, remind: [10m], slack: {token: %s, channel: C024BE91L, api_url: http://chat/api/, insecure: true, proxy: none}}\n", chatToken)
 	fmt.Fprintf(&b,
 		"  - {name: post, only: {vms: all}, late: send, remind: [10m], email: {host: post, port: 25, helo: vm-0, tls: {mode: none}, "+
-		"from: azure@example.com, to: [ops@example.com]}}\n")
+			"from: azure@example.com, to: [ops@example.com]}}\n")
 	fmt.Fprintf(&b, "  - {name: stream, only: {vms: all}, nats: {url: nats://stream:4222}}\n")
 	fmt.Fprintf(&b, "  - {name: audit, only: {vms: all}, bridge: all, heartbeat: 15m, file: {path: %q}}\n",
 		filepath.Join(s.dir, "audit.jsonl"))
@@ -602,8 +602,10 @@ func (s *soak) slack(w http.ResponseWriter, r *http.Request) {
 // mail is a mail server.
 func (s *soak) mail(address string) {
 	l := newMemoryListener()
-	srv := smtp.NewServer(smtp.BackendFunc(func(*smtp.Conn) (smtp.Session, error) { return &mailbox{to: s.heard["post"]},
-		nil }))
+	srv := smtp.NewServer(smtp.BackendFunc(func(*smtp.Conn) (smtp.Session, error) {
+		return &mailbox{to: s.heard["post"]},
+			nil
+	}))
 	srv.ErrorLog = log.New(io.Discard, "", 0)
 	go srv.Serve(l)
 	s.net.line(address, l.dial).close = func() { srv.Close(); l.Close() }
