@@ -208,3 +208,35 @@ func TestSecretFilesOfWindowsAreReadOrRefused(t *testing.T) {
 		}
 	}
 }
+
+// What everybody's addresses and headers hold is no secret: the words of an answer that needs them stay. All else of
+// them does not.
+func TestPlainWordsOfAnAddressAreShown(t *testing.T) {
+	const answer = "no services take events here: /services/T012AB/v2/events?api-version=1&code=s3cr3t&team=hunters, Bearer token for application/json expired, s3cr3t"
+	srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusUnauthorized)
+		io.WriteString(w, answer)
+	}))
+	s := mustOpen(t, "webhook", "url: '"+srv.URL+"/services/T012AB/v2/events?api-version=1&code=s3cr3t&team=hunters'\n"+
+		"headers: {Accept: application/json, Authorization: Bearer s3cr3t}", testHost(t))
+	_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+	for _, want := range []string{"no services take events here: ", ", Bearer token for application/json expired, [secret]"} {
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("Deliver = %v, want %q in it", err, want)
+		}
+	}
+	for _, secret := range []string{"T012AB", "s3cr3t", "hunters"} {
+		if strings.Contains(fmt.Sprint(err), secret) {
+			t.Errorf("Deliver = %v, which shows %s", err, secret)
+		}
+	}
+	v := new(veil)
+	u, err := url.Parse("https://127.0.0.1/v2/orders/of/abc?x=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.hideURL(u, "url")
+	if got := v.over("/v2/orders/of/abc?x=1, and orders"); got != "[secret], and [secret]" {
+		t.Errorf("what is not known to be plain becomes %q", got)
+	}
+}

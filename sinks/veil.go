@@ -54,10 +54,35 @@ func (v *veil) add(f veiled) {
 // hidePart covers what is part of a secret, or may be one: short ones are ordinary words, such as the v1 of a path.
 func (v *veil) hidePart(parts ...string) {
 	for _, p := range parts {
-		if len(p) >= 4 {
+		if len(p) >= 4 && !isPlain(p) {
 			v.hide(p)
 		}
 	}
+}
+
+// plainWords are the words of addresses and headers that hold no secret, because they stand in those of everybody: who
+// reads what a destination answered needs them. Any other word may be one.
+const plainWords = " access_token action actions alert alertmanager alerts api-version api_key apikey application " +
+	"automations azure basic bearer callback callbacks channel channels chat client code collector compat count create " +
+	"data debug default deliveries dev direct dispatches email enqueue event events executions export false file format forms " +
+	"forewarn generic github gitlab global group groups hook hooks http https import inbound incidents incoming " +
+	"incomingwebhook index ingest input instances integration integrations invoke jobs json launch log login logs main " +
+	"maintenance manual message messages metrics mode monitor monitoring name nodes notification notifications notify " +
+	"ops paths ping plain post powerautomate priority prod production project projects provider providers publish push " +
+	"query queue queues rawdata receive receiver receivers records region report repos resource rest room rooms route " +
+	"routes rules rundeck run runs scope send sendmessage server service services signature sink source spaces staging " +
+	"state status stream streams subscriptions system tags team teams telemetry tenant test text thread token topic " +
+	"topics trigger triggers true type user users version virtual webhook webhookb2 webhooks workflow workflows "
+
+// isPlain says whether a text is made of plain words, and of what is too short to count.
+func isPlain(text string) bool {
+	for word := range strings.FieldsFuncSeq(asciiLower(text), func(r rune) bool { return strings.ContainsRune("/?&=;:, .", r) }) {
+		version := len(word) < 4 && word[0] == 'v'
+		if !version && !strings.Contains(plainWords, " "+word+" ") {
+			return false
+		}
+	}
+	return true
 }
 
 // hideHost covers the host of a URL that may hold a secret, and says instead where it stands: a lost / or @ makes the
