@@ -53,6 +53,7 @@ var Kinds = map[string]Kind{
 	"file":    {Open: openFile, Terms: fileTerms},
 	"nats":    {Open: openNATS, Terms: natsTerms, Fields: natsFields},
 	"slack":   {Open: openSlack, Terms: slackTerms, Fields: slackFields},
+	"syslog":  {Open: openSyslog, Terms: syslogTerms},
 	"webhook": {Open: openWebhook, Terms: webhookTerms, Fields: webhookFields},
 }
 

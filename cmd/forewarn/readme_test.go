@@ -22,11 +22,7 @@ import (
 // codeBlocks are the code blocks of a section of README.
 func codeBlocks(t *testing.T, section string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, ok := strings.Cut(string(text), "\n"+section+"\n")
+	_, rest, ok := strings.Cut(readmes(t), "\n"+section+"\n")
 	if !ok {
 		t.Fatalf("README has no section %q", section)
 	}
@@ -39,6 +35,20 @@ func codeBlocks(t *testing.T, section string) []string {
 		blocks = append(blocks, m[1])
 	}
 	return blocks
+}
+
+// readmes are README and the page of each sink.
+func readmes(t *testing.T) string {
+	t.Helper()
+	var all strings.Builder
+	for _, dir := range []string{".", "sinks"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", dir, "README.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(text)
+	}
+	return all.String()
 }
 
 // What running any client of scheduled events does to restarts comes before all else that README and the packages say,
@@ -218,16 +228,13 @@ func natsCreds(t *testing.T) string {
 
 // README tells of every key of every kind.
 func TestREADMEHasEveryKey(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, tls, _ := strings.Cut(string(text), "\n`tls` is ")
+	text := readmes(t)
+	_, tls, _ := strings.Cut(text, "\n`tls` is ")
 	tls, _, _ = strings.Cut(tls, "\n\n")
 	props := func(schema map[string]any) map[string]any { return schema["properties"].(map[string]any) }
 	sink := props(schemaJSON(t))["sinks"].(map[string]any)["items"].(map[string]any)
 	for key, section := range props(sink) {
-		about := string(text)
+		about := text
 		if _, kind := sinks.Kinds[key]; kind {
 			_, about, _ = strings.Cut(about, "\n### "+key+"\n")
 			about, _, _ = strings.Cut(about, "\n## ")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -18,7 +19,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -106,7 +109,7 @@ func TestNeitherSlackNorMailDelaysTheOthers(t *testing.T) {
 		{"-started", func() { azure.Start(id) }},
 	} {
 		step.happen()
-		for _, name := range []string{"nats", "webhook", "file", "exec"} {
+		for _, name := range []string{"nats", "webhook", "file", "exec", "syslog"} {
 			six.until(name+" to hear "+step.change, func() bool { return begins(six.heard()[name], id+step.change) })
 		}
 	}
@@ -158,14 +161,14 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 			t.Errorf("check --connect tells of %+v, want all kinds", got.Destinations)
 		}
 	}
-	up := map[string]string{"webhook": "reached", "nats": "reached", "slack": "reached", "email": "reached", "file": "reached", "exec": "reached"}
+	up := map[string]string{"webhook": "reached", "nats": "reached", "slack": "reached", "email": "reached", "file": "reached", "exec": "reached", "syslog": "reached"}
 	check(exitOK, up)
 	six.post.stop()
 	if err := six.hook.answer("refuse"); err != nil {
 		t.Fatal(err)
 	}
 	six.chat.refuse("invalid_auth")
-	down := map[string]string{"webhook": "unreachable", "slack": "unreachable", "email": "unreachable", "nats": "reached", "file": "reached", "exec": "reached"}
+	down := map[string]string{"webhook": "unreachable", "slack": "unreachable", "email": "unreachable", "nats": "reached", "file": "reached", "exec": "reached", "syslog": "reached"}
 	check(exitUnavailable, down)
 	for name, heard := range six.heard() {
 		if len(heard) > 0 {
@@ -246,6 +249,7 @@ func TestRenderEveryKind(t *testing.T) {
 	for name, says := range map[string]string{
 		"webhook": `"azeventtype":"Preempt"`, "nats": "Nats-Msg-Id: ", "slack": "is being evicted", "email": "is being evicted",
 		"file": `"azeventtype":"Preempt"`, "exec": "CE_AZEVENTTYPE=Preempt",
+		"syslog": `azeventtype="Preempt"`,
 	} {
 		args := []string{"render", "--sink", name, "--sample", "preempt"}
 		if out := six.command(exitOK, args...); !bytes.Contains(out, []byte(says)) || bytes.Contains(out, []byte(chatToken)) {
@@ -365,6 +369,7 @@ type six struct {
 	stream *streamServer
 	chat   *chatServer
 	post   *postOffice
+	log514 *logServer
 
 	process *os.Process
 }
@@ -375,7 +380,7 @@ func everyKind(t *testing.T) *six {
 	s := &six{
 		t: t, config: filepath.Join(dir, "forewarn.yaml"), log: filepath.Join(dir, "log"),
 		audit: filepath.Join(dir, "audit.jsonl"), ran: filepath.Join(dir, "ran.jsonl"),
-		hook: hearing(t), stream: newStream(t), chat: newChat(t), post: newPost(t),
+		hook: hearing(t), stream: newStream(t), chat: newChat(t), post: newPost(t), log514: newLogServer(t),
 	}
 	return s
 }
@@ -391,6 +396,7 @@ func (s *six) sections() map[string]string {
 		"file": fmt.Sprintf("{path: %q}", s.audit),
 		"exec": fmt.Sprintf(`{command: [/bin/sh, -c, 'cat >>"$0"; echo >>"$0"', %q], parallel: 1}`, s.ran), // two at once would write into each other's lines
 	}
+	all["syslog"] = fmt.Sprintf("{url: %q}", "tcp://"+s.log514.address)
 	for kind := range sinks.Kinds {
 		if all[kind] == "" {
 			s.t.Fatalf("there is no destination of kind %s", kind)
@@ -474,7 +480,8 @@ func (s *six) hear(id string, posts int) {
 
 // heard are the ids that each destination has taken.
 func (s *six) heard() map[string][]string {
-	ids := map[string][]string{"webhook": s.hook.accepted(), "nats": s.stream.ids(s.t), "email": {}, "file": {}, "exec": {}}
+	ids := map[string][]string{"webhook": s.hook.accepted(), "nats": s.stream.ids(s.t), "email": {}, "file": {}, "exec": {},
+		"syslog": s.log514.ids()}
 	for _, m := range s.post.all(s.t) {
 		id, _, _ := strings.Cut(strings.TrimPrefix(m.Get("Message-ID"), "<"), ".")
 		ids["email"] = append(ids["email"], id)
@@ -532,6 +539,62 @@ func (r *receiver) all() [][]byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.bodies)
+}
+
+// A logServer takes messages of syslog, each behind its length, until the sender closes.
+type logServer struct {
+	address string
+
+	mu    sync.Mutex
+	heard []string
+}
+
+func newLogServer(t *testing.T) *logServer {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	s := &logServer{address: l.Addr().String()}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go s.read(conn)
+		}
+	}()
+	return s
+}
+
+var idOfMessage = regexp.MustCompile(` id="([^"]+)" `)
+
+func (s *logServer) read(conn net.Conn) {
+	defer conn.Close()
+	for r := bufio.NewReader(conn); ; {
+		length, _ := r.ReadString(' ')
+		n, err := strconv.Atoi(strings.TrimSpace(length))
+		if err != nil {
+			return
+		}
+		m := make([]byte, n)
+		if _, err := io.ReadFull(r, m); err != nil {
+			return
+		}
+		if id := idOfMessage.FindSubmatch(m); id != nil {
+			s.mu.Lock()
+			s.heard = append(s.heard, string(id[1]))
+			s.mu.Unlock()
+		}
+	}
+}
+
+func (s *logServer) ids() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.heard)
 }
 
 // A streamServer is a real NATS server with JetStream.

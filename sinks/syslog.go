@@ -1,0 +1,370 @@
+package sinks
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/templates"
+)
+
+// syslogSettings are the keys of syslog.
+type syslogSettings struct {
+	URL      string      `yaml:"url"`       // tls://, tcp:// or udp://; port 6514, else 514, by default
+	Facility string      `yaml:"facility"`  // daemon by default
+	AppName  string      `yaml:"app_name"`  // forewarn by default
+	SDID     string      `yaml:"sd_id"`     // name of the structured data; cloudevent@32473 by default
+	Text     string      `yaml:"text"`      // template of the message; the headline by default
+	TextFile string      `yaml:"text_file"` //
+	TLS      tlsSettings `yaml:"tls"`
+}
+
+// syslogTerms: a log is for the record, which wants every change, however late.
+var syslogTerms = bridge.Terms{
+	Terms:  delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 64},
+	Bridge: bridge.LevelNone,
+}
+
+const (
+	syslogConfirm = 2 * time.Second // how long the receiver may take to close the connection
+	syslogWord    = 1024            // bytes of an attribute at most
+	syslogText    = 256             // bytes that a message keeps for its text
+)
+
+// A syslogTransport is how messages go to a receiver, and how long they may be: RFC 5424 has every receiver take 2048
+// bytes of a datagram, RFC 5425 has them take 8192 of a stream.
+type syslogTransport struct {
+	network string
+	port    string
+	limit   int
+}
+
+var syslogTransports = map[string]syslogTransport{
+	"tls": {"tcp", "6514", 8192}, // RFC 5425
+	"tcp": {"tcp", "514", 8192},  // RFC 6587, counting octets
+	"udp": {"udp", "514", 2048},  // RFC 5426
+}
+
+// syslogFacilities are the names of the facilities by their numbers.
+var syslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr news uucp cron authpriv ftp ntp audit alert " +
+	"clock local0 local1 local2 local3 local4 local5 local6 local7")
+
+// syslogSink sends each CloudEvent as a message of RFC 5424: its attributes as structured data, and a line for people.
+//
+// Syslog has no answer. Over TCP and TLS a batch has a connection of its own, so that none is found dead: the sink says
+// that it is done and waits until the receiver closes. One that has not read everything makes that a reset, by the rules
+// of TCP, and the batch is sent again. A receiver that does not close in time is believed to have it, and so is every
+// receiver of UDP that refuses nothing.
+type syslogSink struct {
+	syslogTransport
+	to       *url.URL
+	facility int
+	app      string
+	id       string // of the structured data
+	text     *templates.Template
+	tls      tlsSettings
+	dial     Dialer
+	host     string // when the CloudEvent names no observer
+	zone     *time.Location
+	now      func() time.Time
+}
+
+func openSyslog(decode func(any) error, h Host) (Opened, error) {
+	var s syslogSettings
+	if err := decode(&s); err != nil {
+		return Opened{}, err
+	}
+	k := &syslogSink{
+		facility: slices.Index(syslogFacilities, cmp.Or(s.Facility, "daemon")), app: cmp.Or(s.AppName, "forewarn"),
+		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, dial: h.dialer(connectTime), host: h.Hostname, zone: h.Zone, now: time.Now,
+	}
+	name, number, _ := strings.Cut(k.id, "@")
+	switch {
+	case k.facility < 0:
+		return Opened{}, &KeyError{"facility", fmt.Errorf("%q is unknown; expected one of %s", s.Facility, strings.Join(syslogFacilities, ", "))}
+	case syslogName(k.app, 48) != k.app:
+		return Opened{}, &KeyError{"app_name", fmt.Errorf("%q is no name; expected at most 48 characters of ASCII without spaces", s.AppName)}
+	case name == "" || syslogName(k.id, 32) != k.id || strings.ContainsAny(name, `="]`) || number == "" || strings.Trim(number, "0123456789.") != "":
+		return Opened{}, &KeyError{"sd_id", fmt.Errorf("%q is no name of structured data; expected a name, @ and your enterprise number, "+
+			"such as cloudevent@32473", s.SDID)}
+	}
+	var err error
+	if k.to, k.syslogTransport, err = syslogURL(s.URL); err != nil {
+		return Opened{}, &KeyError{"url", err}
+	}
+	if k.to.Scheme != "tls" && s.TLS != (tlsSettings{}) {
+		return Opened{}, &KeyError{"tls", errors.New("is for tls://; expected that url, or no tls")}
+	}
+	if _, err := k.tls.load(); err != nil {
+		return Opened{}, err
+	}
+	text := templateKey{"text", s.Text, s.TextFile, templates.EmailSubject, templates.Parse, k.tryText, &k.text}
+	if err := text.open(nil); err != nil {
+		return Opened{}, err
+	}
+	opened := Opened{Sink: k, Secrets: s.TLS.files()}
+	switch k.to.Scheme {
+	case "udp":
+		opened.Notes = append(opened.Notes, "UDP loses messages, and nobody hears of it; tls:// or tcp:// notices when a receiver is gone")
+	case "tcp":
+		opened.Notes = append(opened.Notes, "anybody on the way can read and change what tcp:// carries; tls:// encrypts it")
+	}
+	return opened, nil
+}
+
+// syslogURL reads the address of a receiver. Its errors do not show it.
+func syslogURL(text string) (*url.URL, syslogTransport, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		u = &url.URL{}
+	}
+	transport, ok := syslogTransports[u.Scheme]
+	if !ok || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+		return nil, transport, errors.New("is no address of a syslog receiver; expected one such as tls://logs.example.com:6514, tcp://… or udp://…")
+	}
+	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), transport.port))}, transport, checkHost(u)
+}
+
+// Deliver sends the batch.
+func (k *syslogSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	var messages [][]byte
+	for _, d := range batch {
+		m, err := k.message(d)
+		if err != nil {
+			return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
+		}
+		messages = append(messages, m)
+	}
+	send := k.stream
+	if k.network == "udp" {
+		send = k.datagrams
+	}
+	var status string
+	err := k.with(ctx, func(ctx context.Context, conn net.Conn, trip time.Duration) (err error) {
+		status, err = send(conn, messages, trip)
+		return err
+	})
+	if err != nil {
+		return delivery.Answer{}, err
+	}
+	return delivery.Answer{Status: status}, nil
+}
+
+// Render shows the message.
+func (k *syslogSink) Render(d delivery.Delivery) (string, error) {
+	m, err := k.message(d)
+	return string(m) + "\n", err
+}
+
+// Connect reaches the receiver, as far as it can be, and sends nothing.
+func (k *syslogSink) Connect(ctx context.Context) (string, error) {
+	answer := map[string]string{
+		"tls": "reached " + k.to.String() + ", its certificate is valid", "tcp": "reached " + k.to.String(),
+		"udp": "sends to " + k.to.String() + ", where nobody says whether he listens",
+	}[k.to.Scheme]
+	return answer, k.with(ctx, func(_ context.Context, conn net.Conn, trip time.Duration) error {
+		if k.network == "udp" {
+			return nil
+		}
+		return stillOpen(conn, trip)
+	})
+}
+
+// with does something with a new connection, and says what it means that it failed. trip is about as long as a packet
+// takes to the receiver and back.
+func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn net.Conn, trip time.Duration) error) error {
+	if _, ok := ctx.Deadline(); !ok {
+		limited, cancel := context.WithTimeout(ctx, syslogTerms.Timeout)
+		defer cancel()
+		ctx = limited
+	}
+	err := ctx.Err()
+	if err == nil {
+		err = k.connected(ctx, do)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("no answer from %s: %w", k.to, context.Cause(ctx))
+	}
+	return say(classOfFailure(err), new(veil).line(k.to.String()+": "+err.Error(), false, 500))
+}
+
+func (k *syslogSink) connected(ctx context.Context, do func(context.Context, net.Conn, time.Duration) error) error {
+	config, err := k.tls.load()
+	if err != nil {
+		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
+	}
+	began := time.Now()
+	raw, err := k.dial(ctx, k.network, k.to.Host)
+	if err != nil {
+		return err
+	}
+	defer raw.Close() // which says no goodbye to a receiver that may not listen
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	defer stop()
+	trip := time.Since(began)
+	if k.to.Scheme != "tls" {
+		return do(ctx, raw, trip)
+	}
+	config.ServerName = cmp.Or(config.ServerName, k.to.Hostname())
+	secured := tls.Client(raw, config)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("TLS: %w", err)
+	}
+	return do(ctx, secured, trip)
+}
+
+// stream sends the messages, each behind its length, and waits until the receiver has closed the connection.
+func (k *syslogSink) stream(conn net.Conn, messages [][]byte, trip time.Duration) (string, error) {
+	if err := stillOpen(conn, trip); err != nil {
+		return "", err
+	}
+	var frames bytes.Buffer
+	for _, m := range messages {
+		fmt.Fprintf(&frames, "%d %s", len(m), m)
+	}
+	if _, err := conn.Write(frames.Bytes()); err != nil {
+		return "", err
+	}
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
+		if err := half.CloseWrite(); err != nil {
+			return "", err
+		}
+	}
+	conn.SetReadDeadline(time.Now().Add(syslogConfirm))
+	n, err := io.Copy(io.Discard, io.LimitReader(conn, maxAnswer))
+	switch {
+	case err == nil && n < maxAnswer, errors.Is(err, io.ErrUnexpectedEOF): // TLS may end without a word
+		return "taken by " + k.to.String(), nil
+	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
+		return "sent to " + k.to.String() + ", which did not say that it has it", nil
+	}
+	return "", err
+}
+
+// stillOpen gives a receiver that does not want us the time to say so: then it closes the connection at once.
+func stillOpen(conn net.Conn, trip time.Duration) error {
+	conn.SetReadDeadline(time.Now().Add(min(max(2*trip, 10*time.Millisecond), 500*time.Millisecond)))
+	defer conn.SetReadDeadline(time.Time{})
+	switch _, err := conn.Read(make([]byte, 1)); {
+	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
+		return nil
+	case errors.Is(err, io.EOF):
+		return errors.New("it closed the connection before anything was sent")
+	default:
+		return err
+	}
+}
+
+// datagrams sends each message by itself, and gives a receiver that is not there the time to say so.
+func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, trip time.Duration) (string, error) {
+	for _, m := range messages {
+		if _, err := conn.Write(m); err != nil {
+			return "", err
+		}
+	}
+	return "sent to " + k.to.String() + ", where nobody says that he has it", stillOpen(conn, trip)
+}
+
+func (k *syslogSink) tryText(f map[string]any) error {
+	_, err := execute(k.text, f)
+	return err
+}
+
+// message is a CloudEvent as RFC 5424 has it, within the limit of the transport: first its text is cut, then its
+// attributes are, all but the id.
+func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
+	all, err := attributes(d.Event)
+	if err != nil {
+		return nil, err
+	}
+	text, err := execute(k.text, fields([]delivery.Delivery{d}, k.zone, k.now()))
+	if err != nil {
+		return nil, fmt.Errorf("text: %w", err)
+	}
+	m := k.head(d.Event)
+	var data []byte
+	for most := syslogWord; most >= 16; most /= 2 {
+		data = k.structured(all, most)
+		if len(m)+len(data)+syslogText <= k.limit {
+			break
+		}
+	}
+	m = append(m, data...)
+	text = new(veil).line(text, false, k.limit-len(m)-len(" \ufeff"))
+	if text != "" {
+		m = append(m, ' ')
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) {
+		m = append(m, "\ufeff"...) // the mark that it is UTF-8
+	}
+	return append(m, text...), nil
+}
+
+// head is what a message begins with.
+func (k *syslogSink) head(ce event.Event) []byte {
+	at := "-"
+	if !ce.Time().IsZero() {
+		at = ce.Time().UTC().Format("2006-01-02T15:04:05.999999Z07:00")
+	}
+	observer, _ := ce.Extensions()["observer"].(string)
+	kind := strings.TrimPrefix(ce.Type(), "dev.forewarn.")
+	return fmt.Appendf(nil, "<%d>1 %s %s %s - %s ", k.facility*8+syslogSeverity(ce), at,
+		cmp.Or(syslogName(observer, 255), syslogName(k.host, 255), "-"), k.app, cmp.Or(syslogName(kind, 32), "-"))
+}
+
+// syslogSeverity is the severity of a CloudEvent: err, warning, info or debug.
+func syslogSeverity(ce event.Event) int {
+	number, ok := ce.Extensions()["severitynumber"].(int32)
+	switch {
+	case number >= 17:
+		return 3
+	case number >= 13:
+		return 4
+	case number >= 9 || !ok:
+		return 6
+	}
+	return 7
+}
+
+// structured are the attributes as structured data, each value cut to most bytes.
+func (k *syslogSink) structured(all []attribute, most int) []byte {
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, `]`, `\]`)
+	b := fmt.Appendf(nil, "[%s", k.id)
+	for _, a := range all {
+		limit := most
+		if a.name == "id" {
+			limit = syslogText
+		}
+		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(new(veil).line(a.value, false, limit)))
+	}
+	return append(b, ']')
+}
+
+// syslogName is what of a text may stand in the head of a message: ASCII without spaces.
+func syslogName(text string, most int) string {
+	text = strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}, text)
+	return text[:min(len(text), most)]
+}
