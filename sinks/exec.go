@@ -154,8 +154,8 @@ type variable struct {
 	secret      bool // of the settings
 }
 
-// own are the variables of the settings as they are now, and the veil that covers them. Short ones that stand in the
-// settings are ordinary words, such as a level, and stay readable in the output of a command.
+// own are the variables of the settings as they are now, and the veil that covers them: all whose values are kept apart
+// from the settings, and of the others those that may be secret.
 func (c *command) own() ([]variable, *veil, error) {
 	v := new(veil)
 	var all []variable
@@ -163,8 +163,11 @@ func (c *command) own() ([]variable, *veil, error) {
 		value := ""
 		if s.Text.text != nil { // which may be empty
 			value = *s.Text.text
-			v.hidePart(value)
-			v.hidePart(strings.Split(value, "\n")...)
+			for _, part := range append(strings.Split(value, "\n"), value) {
+				if !isOrdinary(part) {
+					v.hidePart(part)
+				}
+			}
 		} else {
 			var err error
 			if value, err = s.read(c.getenv); err != nil {
@@ -182,6 +185,27 @@ func (c *command) own() ([]variable, *veil, error) {
 		all = append(all, variable{s.name, value, true})
 	}
 	return all, v, nil
+}
+
+// ordinary are words that say how a command is to work. As a password they would protect nothing.
+var ordinary = []string{
+	"true", "false", "none", "null", "auto", "default", "enabled", "disabled",
+	"debug", "info", "warn", "warning", "error", "trace", "text", "json", "plain",
+	"dev", "development", "test", "testing", "stage", "staging", "prod", "production", "live", "local", "localhost",
+}
+
+// isOrdinary says whether a value that stands in the settings hides nothing, so that the output of a command stays
+// readable: one of the ordinary words, or a path in a directory of this machine.
+func isOrdinary(value string) bool {
+	if slices.Contains(ordinary, strings.ToLower(value)) {
+		return true
+	}
+	dir := filepath.Dir(value)
+	if !filepath.IsAbs(value) || filepath.Clean(value) != value || filepath.Dir(dir) == dir {
+		return false
+	}
+	info, err := os.Stat(dir)
+	return err == nil && info.IsDir()
 }
 
 // environment is all that a run for d sees: a base that does not depend on who started the bridge, what the CloudEvent

@@ -538,6 +538,30 @@ func TestCutOutputShowsNoHalfSecret(t *testing.T) {
 	}
 }
 
+// The output of a command stays readable: everyday words and paths of the settings are no secrets. Any other value may
+// be one, however short, and so may everything that is kept apart from the settings.
+func TestOrdinaryWordsInOutputStayReadable(t *testing.T) {
+	dir := t.TempDir()
+	path, word := filepath.Join(dir, "kubeconfig"), writeFile(t, "word", "production")
+	for _, tt := range []struct{ value, said, want string }{
+		{"production", "no production here", "no production here"},
+		{"Debug", "level Debug", "level Debug"},
+		{path, "open " + path + ": no such file", "open " + path + ": no such file"},
+		{"1", "1 of 11", "1 of 11"},
+		{"4711", "the code is 4711", "the code is [secret]"},
+		{"production2", "no production2 here", "no [secret] here"},
+		{"hunter2hunter2", "not hunter2hunter2", "not [secret]"},
+		{"/aGVsbG8", "not /aGVsbG8", "not [secret]"}, // base64 has slashes too
+		{"/no/such/place", "not /no/such/place", "not [secret]"},
+		{"{file: " + word + "}", "no production here", "no [secret] here"},
+	} {
+		s := mustOpen(t, "exec", asCommand(t, "exit", "1", tt.said)+"  VALUE: "+tt.value+"\n", testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err == nil || !strings.HasSuffix(err.Error(), ": "+tt.want) {
+			t.Errorf("%s: Deliver = %v, want it to say %q", tt.value, err, tt.want)
+		}
+	}
+}
+
 // A program that is not there, or may not be run, blocks the route: somebody has to act.
 func TestMissingProgramBlocks(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
