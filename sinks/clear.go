@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 )
 
 // errInClear refuses credentials that anybody between here and the destination could read.
@@ -25,8 +26,30 @@ func isLocal(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// isCredential says whether a header is there to say who asks. Any other may hold a key too, or only the name of a team:
-// it counts when its value is kept apart from the settings.
+// harmless are the headers that say nothing of who asks: those of RFC 9110 about what is asked for, those of tracing, and
+// those that make a notification of ntfy look better. No list of the others would be complete.
+var harmless = []string{
+	"Accept", "Accept-Charset", "Accept-Encoding", "Accept-Language", "Cache-Control", "Content-Language", "Date", "From", "Host",
+	"Max-Forwards", "Origin", "Pragma", "Prefer", "Referer", "User-Agent",
+	"Traceparent", "X-Correlation-Id", "X-Request-Id",
+	"Icon", "Markdown", "Priority", "Tags", "Title", "X-Icon", "X-Markdown", "X-Priority", "X-Tags", "X-Title",
+}
+
+// isCredential says whether a header may be there to say who asks: its value is kept apart from the settings, or nothing
+// is known of it.
 func (h headerSource) isCredential() bool {
-	return h.Text.text == nil || oneOf(http.CanonicalHeaderKey(h.name), "Authorization", "Cookie")
+	return h.Text.text == nil || !slices.Contains(harmless, http.CanonicalHeaderKey(h.name))
+}
+
+// noteProxy says whether the way to an address leads through a proxy that is shown a password unencrypted, "" if not.
+// That is how most proxies are reached, and whoever runs one knows it, so nothing is refused.
+func (c *caller) noteProxy(to *url.URL) string {
+	if c.proxy == nil {
+		return ""
+	}
+	p, err := c.proxy(&http.Request{URL: to})
+	if err != nil || p == nil || p.User == nil || p.Scheme == "https" || isLocal(p.Hostname()) {
+		return ""
+	}
+	return c.where + " has a user: its password is sent unencrypted, and anybody on the way to the proxy can read it"
 }

@@ -2,6 +2,8 @@ package sinks
 
 import (
 	"errors"
+	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"testing"
@@ -33,7 +35,14 @@ func TestCredentialsNeverTravelInClear(t *testing.T) {
 		{"webhook", "url: 'http://a.example', headers: {X-Key: {file: " + file + "}}", "headers.X-Key.file"},
 		{"webhook", "url: 'http://a.example', body: ntfy, body_secrets: {topic: x}", "body_secrets.topic"},
 		{"webhook", "url: 'http://a.example'", ""},
-		{"webhook", "url: 'http://a.example', headers: {X-Team: blue}", ""},
+		{"webhook", "url: 'http://a.example', headers: {X-Api-Key: x}", "headers.X-Api-Key"},
+		{"webhook", "url: 'http://a.example', headers: {Ocp-Apim-Subscription-Key: x}", "headers.Ocp-Apim-Subscription-Key"},
+		{"webhook", "url: 'http://a.example', headers: {X-Team: blue}", "headers.X-Team"}, // nobody knows what that is
+		{"webhook", "url: 'http://a.example', headers: {X-Team: blue}, insecure: true", ""},
+		{"webhook", "url: 'http://a.example', headers: {X-Team: blue, user-agent: x, Title: y}", "headers.X-Team"},
+		{"webhook", "url: 'http://a.example', headers: {accept: text/plain, user-agent: x, Title: y}", ""},
+		{"webhook", "url: 'http://a.example', headers: {Title: {file: " + file + "}}", "headers.Title.file"},
+		{"webhook", "url: 'http://localhost', headers: {X-Api-Key: x}", ""},
 		{"webhook", "url: 'http://a.example', signing_secrets: [" + secretAZ + "]", ""}, // signs, and stays here
 		{"webhook", "url: 'https://a.example', bearer: x", ""},
 		{"webhook", "url: 'http://a.example', bearer: x, insecure: true", ""},
@@ -84,6 +93,36 @@ func TestWhatTravelsInClearIsNoted(t *testing.T) {
 		}
 		if notes := strings.Join(opened.Notes, "\n"); !strings.Contains(notes, "unencrypted") || !strings.Contains(notes, "insecure") {
 			t.Errorf("%s notes %q, want that credentials travel unencrypted", kind, notes)
+		}
+	}
+}
+
+// A password for a proxy travels in clear as it does in most networks: that is noted, and not refused.
+func TestPasswordOfAProxyInClearIsNoted(t *testing.T) {
+	for settings, noted := range map[string]bool{
+		"webhook {url: 'https://a.example', proxy: 'http://u:p4ssw0rd@proxy.example:3128'}":         true,
+		"webhook {url: 'https://a.example', proxy: 'socks5://u:p4ssw0rd@proxy.example'}":            true,
+		"slack {token: abc, channel: C1, proxy: 'http://u:p4ssw0rd@proxy.example:3128'}":            true,
+		"slack {webhook_url: 'https://a.example/x', proxy: 'http://u:p4ssw0rd@proxy.example:3128'}": true,
+		"webhook {url: 'https://a.example', proxy: 'https://u:p4ssw0rd@proxy.example'}":             false,
+		"webhook {url: 'https://a.example', proxy: 'http://u:p4ssw0rd@127.0.0.1:3128'}":             false,
+		"webhook {url: 'https://a.example', proxy: 'http://proxy.example:3128'}":                    false,
+		"webhook {url: 'https://a.example', proxy: none}":                                           false,
+		"environment {url: 'https://a.example'}":                                                    true,
+	} {
+		h := testHost(t)
+		kind, keys, _ := strings.Cut(settings, " ")
+		if kind == "environment" {
+			kind = "webhook"
+			h.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse("http://u:p4ssw0rd@proxy.example:3128") }
+		}
+		opened, err := open(kind, keys, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := strings.Join(opened.Notes, "\n")
+		if strings.Contains(notes, "proxy has a user: its password is sent unencrypted") != noted || strings.Contains(notes, "p4ssw0rd") {
+			t.Errorf("%s notes %q, want a word on the password %v", settings, notes, noted)
 		}
 	}
 }

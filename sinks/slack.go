@@ -114,6 +114,9 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 	if a.inClear {
 		opened.Notes = append(opened.Notes, noteInClear(k.secret.from()))
 	}
+	if note := k.caller.noteProxy(a.to); note != "" {
+		opened.Notes = append(opened.Notes, note)
+	}
 	if k.api == "" {
 		opened.Notes = append(opened.Notes, "an incoming webhook can neither update a message nor reply in its thread: "+
 			"every change is a message of its own; a bot token with a channel can do both")
@@ -256,11 +259,10 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		a.veil.hide(secret)
 		a.client = slack.New(secret, slack.OptionAPIURL(to), slack.OptionHTTPClient(a))
 	}
-	u, err := url.Parse(to)
-	if err != nil {
+	if a.to, err = url.Parse(to); err != nil {
 		return nil, &KeyError{"api_url", err}
 	}
-	if a.inClear = isExposed(u); a.inClear && !k.insecure {
+	if a.inClear = isExposed(a.to); a.inClear && !k.insecure {
 		return nil, &KeyError{k.secret.from(), errInClear}
 	}
 	return a, nil

@@ -36,6 +36,7 @@ type slackAPI struct {
 	place   string // where the secret stands, for people
 	channel string // in the settings
 
+	to      *url.URL    // of the API, or hook
 	inClear bool        // anybody on the way can read the secret
 	header  http.Header // of the last answer
 }

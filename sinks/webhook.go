@@ -128,8 +128,13 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 		files = append(files, b.files()...)
 	}
 	opened := Opened{Sink: w, Secrets: files}
-	if a, err := w.secrets.read(); err == nil && a.inClear != "" {
-		opened.Notes = append(opened.Notes, noteInClear(a.inClear))
+	if a, err := w.secrets.read(); err == nil {
+		if a.inClear != "" {
+			opened.Notes = append(opened.Notes, noteInClear(a.inClear))
+		}
+		if note := w.caller.noteProxy(a.url); note != "" {
+			opened.Notes = append(opened.Notes, note)
+		}
 	}
 	return opened, nil
 }
