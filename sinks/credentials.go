@@ -79,10 +79,8 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	for i, v := range s.Signing {
 		c.signing = append(c.signing, nested("signing_secrets."+strconv.Itoa(i), v))
 	}
-	for _, s := range c.sources() {
-		if err := s.check(); err != nil {
-			return c, err
-		}
+	if err := c.sources().check(); err != nil {
+		return c, err
 	}
 	c.carried = carriedBy(c, s)
 	_, err := c.read()
@@ -111,24 +109,13 @@ func carriedBy(c credentials, s webhookSettings) (keys []string) {
 	return keys
 }
 
-// sources are all values that are given.
-func (c credentials) sources() []source {
-	all := []source{c.url, c.bearer, c.password}
+// sources are all values.
+func (c credentials) sources() sources {
+	all := sources{c.url, c.bearer, c.password}
 	for _, h := range c.headers {
 		all = append(all, h.source)
 	}
-	return slices.DeleteFunc(append(all, c.signing...), func(s source) bool { return !s.given() })
-}
-
-// files are the files whose change means new credentials.
-func (c credentials) files() []string {
-	var names []string
-	for _, s := range c.sources() {
-		if s.File != "" {
-			names = append(names, s.File)
-		}
-	}
-	return names
+	return append(all, c.signing...)
 }
 
 // checkNames refuses names of headers that are none, stand twice, or are not the settings' to choose.

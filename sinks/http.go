@@ -2,7 +2,6 @@ package sinks
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -175,11 +174,7 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 	if err == nil {
 		defer conn.Close()
 		if secure {
-			config := transport.TLSClientConfig.Clone()
-			if config.ServerName == "" {
-				config.ServerName = to.Hostname()
-			}
-			err = tls.Client(conn, config).HandshakeContext(ctx)
+			_, err = handshake(ctx, conn, transport.TLSClientConfig, to.Hostname())
 		}
 	}
 	switch {

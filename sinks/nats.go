@@ -222,8 +222,8 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 		return nil
 	}
 	v := s.access.veil
-	if ended := context.Cause(ctx); ended != nil {
-		return fmt.Errorf("no answer from %s: %w", v.over(server), ended)
+	if ctx.Err() != nil {
+		return noAnswer(ctx, v.over(server))
 	}
 	return say(classOfNATS(err), v.line(server+": "+err.Error(), false, 500))
 }

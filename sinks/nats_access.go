@@ -17,7 +17,7 @@ import (
 
 // natsCredentials are where the servers' addresses and what lets one in come from. They are read at the moment of use.
 type natsCredentials struct {
-	urls     []source
+	urls     sources
 	creds    string // path of a file
 	nkey     string // path of a file
 	username string
@@ -33,7 +33,7 @@ type natsCredentials struct {
 // natsAccess is what natsCredentials say at one moment, and the veil that covers it.
 type natsAccess struct {
 	servers []*url.URL
-	login   func(*nats.Options)
+	login   nats.Option
 	tls     *tls.Config
 	secure  bool   // nothing is said before TLS
 	away    bool   // a server is on another machine
@@ -88,7 +88,7 @@ func newNATSCredentials(s natsSettings, h Host) (natsCredentials, error) {
 	case len(s.URL) > 0 && s.URLEnv != "":
 		return c, &KeyError{"url_env", errors.New("url is given too; expected only one of them")}
 	case one.given():
-		c.urls = []source{one}
+		c.urls = sources{one}
 	case len(s.URL) == 0:
 		return c, &KeyError{"url", errors.New("missing; expected url, url_file or url_env")}
 	default:
@@ -96,10 +96,8 @@ func newNATSCredentials(s natsSettings, h Host) (natsCredentials, error) {
 			c.urls = append(c.urls, nested("url."+strconv.Itoa(i), v))
 		}
 	}
-	for _, s := range c.sources() {
-		if err := s.check(); err != nil {
-			return c, err
-		}
+	if err := c.sources().check(); err != nil {
+		return c, err
 	}
 	switch {
 	case c.username != "" && !c.password.given():
@@ -111,30 +109,18 @@ func newNATSCredentials(s natsSettings, h Host) (natsCredentials, error) {
 	return c, err
 }
 
-// sources are all values that are given.
-func (c natsCredentials) sources() []source {
-	return slices.DeleteFunc(append(slices.Clone(c.urls), c.password, c.token), func(s source) bool { return !s.given() })
-}
+// sources are all values but those that are only ever files.
+func (c natsCredentials) sources() sources { return append(slices.Clone(c.urls), c.password, c.token) }
 
 // files are the files whose change means new credentials.
 func (c natsCredentials) files() []string {
-	names := c.tls.files()
-	for _, s := range c.sources() {
-		if s.File != "" {
-			names = append(names, s.File)
-		}
-	}
-	for _, f := range []string{c.creds, c.nkey} {
-		if f != "" {
-			names = append(names, f)
-		}
-	}
-	return names
+	names := slices.Concat(c.tls.files(), c.sources().files(), []string{c.creds, c.nkey})
+	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
 // read gets all values as they are now. Its errors are *KeyError and hold no secret.
 func (c natsCredentials) read() (natsAccess, error) {
-	a := natsAccess{veil: new(veil), login: func(*nats.Options) {}, secure: c.secure}
+	a := natsAccess{veil: new(veil), login: func(*nats.Options) error { return nil }, secure: c.secure}
 	sum := sha256.New()
 	var logins []string // the keys that let one in, of which there is at most one
 	user, err := c.readURLs(&a)
@@ -259,9 +245,7 @@ func (c natsCredentials) readCreds(a *natsAccess) (string, error) {
 		return "", &KeyError{"creds_file", fmt.Errorf("%s holds no user seed; expected a file made by nsc or by nats auth", c.creds)}
 	}
 	a.veil.hide(token, seedOf(pair))
-	a.login = func(o *nats.Options) {
-		o.UserJWT, o.SignatureCB = func() (string, error) { return token, nil }, pair.Sign
-	}
+	a.login = nats.UserCredentialBytes(text)
 	return string(text), nil
 }
 
@@ -279,7 +263,7 @@ func (c natsCredentials) readNKey(a *natsAccess) (string, error) {
 		return "", &KeyError{"nkey_file", fmt.Errorf("%s: %w", c.nkey, err)}
 	}
 	a.veil.hide(seedOf(pair))
-	a.login = func(o *nats.Options) { o.Nkey, o.SignatureCB = public, pair.Sign }
+	a.login = nats.Nkey(public, pair.Sign)
 	return string(text), nil
 }
 
@@ -294,7 +278,7 @@ func (c natsCredentials) readPassword(a *natsAccess) (string, error) {
 		return "", err
 	}
 	a.veil.hideBasic(c.username, password)
-	a.login = func(o *nats.Options) { o.User, o.Password = c.username, password }
+	a.login = nats.UserInfo(c.username, password)
 	return password, nil
 }
 
@@ -304,6 +288,6 @@ func (c natsCredentials) readToken(a *natsAccess) (string, error) {
 		return "", err
 	}
 	a.veil.hide(token)
-	a.login = func(o *nats.Options) { o.Token = token }
+	a.login = nats.Token(token)
 	return token, nil
 }

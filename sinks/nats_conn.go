@@ -103,18 +103,13 @@ func (l natsLink) greet(ctx context.Context, raw net.Conn, address string) (*nat
 }
 
 func (l natsLink) handshake(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
-	config := l.config
-	if config.ServerName == "" {
-		host, _, err := net.SplitHostPort(address)
-		if err != nil {
-			return nil, err
-		}
-		config = config.Clone()
-		config.ServerName = host
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
 	}
-	secured := tls.Client(raw, config)
-	if err := secured.HandshakeContext(ctx); err != nil {
-		return nil, fmt.Errorf("TLS: %w", err)
+	secured, err := handshake(ctx, raw, l.config, host)
+	if err != nil {
+		return nil, err
 	}
 	return newNATSConn(secured, raw), nil
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -55,8 +54,8 @@ func (n *natsSink) dial(ctx context.Context, a natsAccess) (*natsSession, error)
 		if err == nil {
 			return s, nil
 		}
-		if ended := context.Cause(ctx); ended != nil {
-			return nil, fmt.Errorf("no answer from %s: %w", a.veil.over(server.Host), ended)
+		if ctx.Err() != nil {
+			return nil, noAnswer(ctx, a.veil.over(server.Host))
 		}
 		blocked = blocked && errors.Is(classOfNATS(err), delivery.ErrBlocked)
 		texts = append(texts, a.veil.line(server.Host+": "+err.Error(), false, 300))
@@ -74,7 +73,10 @@ func (n *natsSink) dialServer(ctx context.Context, a natsAccess, server *url.URL
 	s := &natsSession{access: a, log: n.log, server: server.Host, stop: stop, closed: make(chan struct{})}
 	o := n.options(life, s)
 	o.Servers = []string{server.String()}
-	a.login(&o)
+	if err := a.login(&o); err != nil {
+		stop()
+		return nil, err
+	}
 
 	keep := context.AfterFunc(ctx, func() { stop(); s.hangUp() })
 	var err error

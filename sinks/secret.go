@@ -122,6 +122,27 @@ func (s source) read(getenv func(string) string) (string, error) {
 	return *s.Text.text, nil
 }
 
+// sources are values of one section of the settings, given or not.
+type sources []source
+
+// check refuses two forms of one value.
+func (all sources) check() error {
+	for _, s := range all {
+		if err := s.check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// files are the files that the values stand in, whose change means new credentials.
+func (all sources) files() (names []string) {
+	for _, s := range all {
+		names = append(names, s.Value.files()...)
+	}
+	return names
+}
+
 // from is the key that says where the value comes from.
 func (s source) from() string {
 	switch {

@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -313,6 +316,34 @@ func TestUnknownKeyIsRefused(t *testing.T) {
 			t.Error("open with no_such_key gave no error")
 		}
 	})
+}
+
+// A further kind is one file and one line in the table: nothing else knows a kind by its name, neither the program nor
+// the words that people read.
+func TestNothingElseKnowsAKind(t *testing.T) {
+	common := []string{"file", "slack", "exec"} // names of attributes, of a function of templates, and of nothing else
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		slashed := filepath.ToSlash(path)
+		program := strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go")
+		words := strings.HasPrefix(slashed, "../templates/") && !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".md")
+		if err != nil || d.IsDir() || !program && !words || slashed == "../sinks/kinds.go" {
+			return err
+		}
+		text := string(read(t, path))
+		for kind := range Kinds {
+			own := strings.HasPrefix(slashed, "../sinks/"+kind)
+			if own || program && slices.Contains(common, kind) || slashed == "../sinks/samples.go" {
+				continue
+			}
+			if strings.Contains(text, strconv.Quote(kind)) {
+				t.Errorf("%s knows of %s", path, kind)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // eachKind runs f on every kind there is.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -201,7 +200,7 @@ func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("no answer from %s: %w", k.to, context.Cause(ctx))
+		return noAnswer(ctx, k.to.String())
 	}
 	return say(classOfFailure(err), new(veil).line(k.to.String()+": "+err.Error(), false, 500))
 }
@@ -223,10 +222,9 @@ func (k *syslogSink) connected(ctx context.Context, do func(context.Context, net
 	if k.to.Scheme != "tls" {
 		return do(ctx, raw, trip)
 	}
-	config.ServerName = cmp.Or(config.ServerName, k.to.Hostname())
-	secured := tls.Client(raw, config)
-	if err := secured.HandshakeContext(ctx); err != nil {
-		return fmt.Errorf("TLS: %w", err)
+	secured, err := handshake(ctx, raw, config, k.to.Hostname())
+	if err != nil {
+		return err
 	}
 	return do(ctx, secured, trip)
 }

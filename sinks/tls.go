@@ -1,10 +1,13 @@
 package sinks
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 )
@@ -77,4 +80,15 @@ func (s tlsSettings) load() (*tls.Config, error) {
 	}
 	config.Certificates = []tls.Certificate{pair}
 	return config, nil
+}
+
+// handshake agrees on TLS over a connection to a host, which the certificate must name if config names no other.
+func handshake(ctx context.Context, conn net.Conn, config *tls.Config, host string) (*tls.Conn, error) {
+	config = config.Clone()
+	config.ServerName = cmp.Or(config.ServerName, host)
+	secured := tls.Client(conn, config)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		return nil, fmt.Errorf("TLS: %w", err)
+	}
+	return secured, nil
 }

@@ -123,7 +123,7 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	if w.caller.blockedOn, err = blockedOn(s); err != nil {
 		return Opened{}, err
 	}
-	files := append(w.secrets.files(), s.TLS.files()...)
+	files := append(w.secrets.sources().files(), s.TLS.files()...)
 	for _, b := range w.hidden {
 		files = append(files, b.files()...)
 	}
