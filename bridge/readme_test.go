@@ -13,7 +13,8 @@ func TestREADMEExplainsEveryFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sections := strings.Split(string(text), "\n## ")[1:]
+	_, tables, _ := strings.Cut(string(text), "\n## How it is built\n")
+	sections := strings.Split(tables, "\n## ")[1:]
 	for i, dir := range []string{"imds", "discovery", "cloudevent", ".", "delivery", "outbox"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {

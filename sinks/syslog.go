@@ -24,13 +24,13 @@ import (
 
 // syslogSettings are the keys of syslog.
 type syslogSettings struct {
-	URL      string      `yaml:"url"`       // tls://, tcp:// or udp://; port 6514, else 514, by default
-	Facility string      `yaml:"facility"`  // daemon by default
-	AppName  string      `yaml:"app_name"`  // forewarn by default
-	SDID     string      `yaml:"sd_id"`     // name of the structured data; cloudevent@32473 by default
-	Text     string      `yaml:"text"`      // template of the message; the headline by default
-	TextFile string      `yaml:"text_file"` //
-	TLS      tlsSettings `yaml:"tls"`
+	URL      string      `yaml:"url" doc:"tls://, tcp:// or udp:// with host and port (default port: 6514, without TLS 514)"`
+	Facility string      `yaml:"facility" default:"daemon" doc:"syslog facility, kern to local7"`
+	AppName  string      `yaml:"app_name" default:"forewarn" doc:"APP-NAME of each message"`
+	SDID     string      `yaml:"sd_id" default:"cloudevent@32473" doc:"name of the structured data"`
+	Text     string      `yaml:"text" doc:"the message for people (default: the headline)"`
+	TextFile string      `yaml:"text_file"`
+	TLS      tlsSettings `yaml:"tls" doc:"certificates, for tls://"`
 }
 
 // syslogTerms: a log is for the record, which wants every change, however late.

@@ -40,9 +40,10 @@ var arrows = map[string]arrow{
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/discovery", "bridge/imds", "bridge/imdstest", "bridge/outbox",
 		"bridge/relay", "sinks", "templates",
-		"cmd/forewarn/internal/manual",
+		"cmd/forewarn/internal/manual", "examples",
 	}},
 	"cmd/forewarn/internal/manual": {},
+	"examples":                     {},
 }
 
 // The arrows between the packages hold: delivery and templates know nothing of ours, outbox knows delivery, bridge knows no

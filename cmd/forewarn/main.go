@@ -139,7 +139,8 @@ configured destination: at least once, in order, across crashes and outages.`,
 	f.StringVar(&p.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(), p.sendCommand(),
 		p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(),
-		p.serviceCommand(), p.schemaCommand(), p.versionCommand(), p.fieldsTopic())
+		p.serviceCommand(), p.schemaCommand(), p.versionCommand())
+	root.AddCommand(p.helpTopics()...)
 	strict(root)
 	return root
 }

@@ -169,19 +169,8 @@ func manPage(root *cobra.Command, date, version string) string {
 	item("SIGTERM, SIGINT", "End run: it finishes what is under way, within 5 seconds, and keeps the rest.")
 	item("SIGHUP", "Read the settings again. If they are wrong, the old ones stay in force.")
 	section("EXIT STATUS")
-	for _, e := range []struct {
-		code int
-		text string
-	}{
-		{exitOK, "It is done."},
-		{exitFailed, "It failed."},
-		{exitUsage, "The command line is wrong."},
-		{exitData, "The input data is wrong."},
-		{exitUnavailable, "What it takes cannot be reached: the endpoint, a sink, the forewarn that runs, a port."},
-		{exitTryAgain, "Not now: another forewarn holds the outbox, or what was asked for had no effect in time."},
-		{exitSettings, "The settings are wrong."},
-	} {
-		item(fmt.Sprint(e.code), e.text)
+	for _, e := range exitCodes {
+		item(fmt.Sprint(e.code), strings.ToUpper(e.meaning[:1])+e.meaning[1:]+".")
 	}
 	section("ENVIRONMENT")
 	item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "The proxy of sinks that name none. The endpoint is never asked through one.")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/base64"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -16,55 +17,35 @@ import (
 
 	"github.com/nats-io/nkeys"
 
+	"forewarn/cmd/forewarn/internal/manual"
 	"forewarn/sinks"
 )
 
-// codeBlocks are the code blocks of a section of README.
-func codeBlocks(t *testing.T, section string) []string {
+// codeBlocks are the code blocks of a section of a document.
+func codeBlocks(t *testing.T, name, section string) []string {
 	t.Helper()
-	_, rest, ok := strings.Cut(readmes(t), "\n"+section+"\n")
-	if !ok {
-		t.Fatalf("README has no section %q", section)
-	}
-	rest, _, _ = strings.Cut(rest, "\n## ")
-	if strings.HasPrefix(section, "### ") {
-		rest, _, _ = strings.Cut(rest, "\n### ")
+	text := manual.Section(manualText(t, name), section)
+	if text == "" {
+		t.Fatalf("%s has no section %q", name, section)
 	}
 	var blocks []string
-	for _, m := range regexp.MustCompile("(?s)```[a-z]*\n(.*?)```").FindAllStringSubmatch(rest, -1) {
-		blocks = append(blocks, m[1])
+	for _, m := range fenced.FindAllStringSubmatch(text, -1) {
+		blocks = append(blocks, m[2])
 	}
 	return blocks
 }
 
-// readmes are README and the page of each sink.
-func readmes(t *testing.T) string {
-	t.Helper()
-	var all strings.Builder
-	for _, dir := range []string{".", "sinks"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", dir, "README.md"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all.Write(text)
-	}
-	return all.String()
-}
-
-// What running any client of scheduled events does to restarts comes before all else that README and the packages say,
-// with what to do about it. The .deb and the .rpm run the same script, which says it to all who have not enabled the service.
+// What running any client of scheduled events does to restarts is on README's first screen, before the first command that
+// has this effect, and it comes before all else that the packages say, with what to do about it. The .deb and the .rpm run the same script, which says it to all who have not enabled the service.
 func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
-	if err != nil {
-		t.Fatal(err)
+	text := manualText(t, "README.md")
+	before, _, _ := strings.Cut(text, "\n## ")
+	first := manual.Section(text, "Restarts will wait")
+	if !strings.HasPrefix(text[len(before)+1:], first) || strings.Count(before, "\n") > 40 {
+		t.Error("README's first section, on its first screen, is not what happens to restarts")
 	}
-	sections := strings.SplitN(string(text), "\n## ", 3)
-	if title := strings.TrimSpace(sections[0]); title != "# forewarn" {
-		t.Errorf("README says before its first section: %q", title)
-	}
-	first := "## " + sections[1]
-	if strings.Contains(first, "```") {
-		t.Error("README's first section has commands to copy")
+	if strings.Contains(first, "```") || regexp.MustCompile(`forewarn run|systemctl|forewarn events`).MatchString(before) {
+		t.Error("README has a command that asks Azure before it says what that does to restarts")
 	}
 	for who, said := range map[string]string{
 		"README": first, "the .deb": installMessage(t, false, "configure", ""), "the .rpm": installMessage(t, false, "1"),
@@ -84,7 +65,7 @@ func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
 			}
 		}
 	}
-	if !strings.Contains(first, "(#approval-and-runbooks)") {
+	if !strings.Contains(first, "(examples/README.md#approval)") {
 		t.Error("README's first section has no link to Approval")
 	}
 	for _, upgrade := range [][]string{{"configure", "0.1.0"}, {"2"}} {
@@ -123,7 +104,7 @@ func installMessage(t *testing.T, enabled bool, args ...string) string {
 // README's Start is five commands, and its settings are right without a word to add: check has no note about them. A
 // machine of its own runs them; see .ci/machine.
 func TestReadmeStart(t *testing.T) {
-	blocks := codeBlocks(t, "## Start")
+	blocks := codeBlocks(t, "README.md", "Start")
 	if len(blocks) != 1 {
 		t.Fatalf("Start has %d code blocks, want 1", len(blocks))
 	}
@@ -153,7 +134,7 @@ func TestReadmeTryIt(t *testing.T) {
 			t.Skipf("%s is not installed, and README's lines need it", tool)
 		}
 	}
-	blocks := codeBlocks(t, "## Try it")
+	blocks := codeBlocks(t, "cmd/forewarn/README.md", "Try it")
 	if len(blocks) != 1 {
 		t.Fatalf("Try it has %d code blocks, want 1", len(blocks))
 	}
@@ -226,51 +207,21 @@ func natsCreds(t *testing.T) string {
 		"-----BEGIN USER NKEY SEED-----\n" + string(seed) + "\n------END USER NKEY SEED------\n"
 }
 
-// README tells of every key of every kind.
-func TestREADMEHasEveryKey(t *testing.T) {
-	text := readmes(t)
-	_, tls, _ := strings.Cut(text, "\n`tls` is ")
-	tls, _, _ = strings.Cut(tls, "\n\n")
-	props := func(schema map[string]any) map[string]any { return schema["properties"].(map[string]any) }
-	sink := props(schemaJSON(t))["sinks"].(map[string]any)["items"].(map[string]any)
-	for key, section := range props(sink) {
-		about := text
-		if _, kind := sinks.Kinds[key]; kind {
-			_, about, _ = strings.Cut(about, "\n### "+key+"\n")
-			about, _, _ = strings.Cut(about, "\n## ")
-			about, _, _ = strings.Cut(about, "\n### ")
-			for name, value := range props(section.(map[string]any)) {
-				inner, _ := value.(map[string]any)["properties"].(map[string]any)
-				for below := range inner {
-					told := about
-					if name == "tls" {
-						told += tls
-					}
-					plain := strings.TrimSuffix(strings.TrimSuffix(below, "_file"), "_env")
-					if !regexp.MustCompile(`\b(` + below + "|" + plain + `)\b`).MatchString(told) {
-						t.Errorf("README's section on %s does not name %s.%s", key, name, below)
-					}
-				}
-				plain := strings.TrimSuffix(strings.TrimSuffix(name, "_file"), "_env")
-				if !strings.Contains(about, "`"+name+"`") && !strings.Contains(about, "`"+plain+"`") && !strings.Contains(about, "`"+plain+":") {
-					t.Errorf("README's section on %s does not name %s", key, name)
-				}
-			}
-		}
-		if !strings.Contains(about, "`"+key) && !strings.Contains(about, key+":") {
-			t.Errorf("README does not name %s", key)
-		}
-	}
-}
-
-// Every sample of settings in README and examples loads; the files of secrets that it names are made first.
+// Every sample of settings in the documents and in examples loads, and is right by the schema; the files of secrets that
+// it names are made first.
 func TestSettingsSamplesLoad(t *testing.T) {
 	samples := map[string]string{}
-	for kind := range sinks.Kinds {
-		for i, block := range codeBlocks(t, "### "+kind) {
-			samples[fmt.Sprintf("README, %s, block %d", kind, i)] = block
+	for _, name := range manuals {
+		for i, block := range fenced.FindAllStringSubmatch(manualText(t, name), -1) {
+			if block[1] == "yaml" {
+				samples[fmt.Sprintf("%s, block %d", name, i)] = block[2]
+			}
 		}
 	}
+	if len(samples) < 12 {
+		t.Errorf("the documents have %d samples of settings", len(samples))
+	}
+	schema := settingsValidator(t)
 	files, err := filepath.Glob(filepath.Join("..", "..", "examples", "*.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -300,6 +251,9 @@ func TestSettingsSamplesLoad(t *testing.T) {
 		if s := loadSample(t, name, text, "https://example.com"); len(s.Routes) == 0 {
 			t.Errorf("%s has no sinks", name)
 		}
+		if err := validYAML(t, schema, text); err != nil {
+			t.Errorf("%s is wrong by the schema: %v", name, err)
+		}
 	}
 }
 
@@ -312,6 +266,9 @@ func loadSample(t *testing.T, name, text, server string) *settings {
 		content := "secret\n"
 		if strings.HasSuffix(path, "-url") {
 			content = server + "/secret\n"
+		}
+		if strings.HasSuffix(path, "hook-secret") {
+			content = "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32)) + "\n"
 		}
 		if strings.HasSuffix(path, "-creds") {
 			content = natsCreds(t)

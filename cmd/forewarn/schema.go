@@ -12,17 +12,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/sinks"
-	"forewarn/templates"
 )
 
 func (p *program) schemaCommand() *cobra.Command {
@@ -260,96 +257,4 @@ func describeForms(props properties, p property) {
 			props[i].schema["description"] = "environment variable with " + p.key
 		}
 	}
-}
-
-// fieldsTopic is what help fields prints: the names that when and templates see.
-func (p *program) fieldsTopic() *cobra.Command {
-	c := &cobra.Command{Use: "fields", Short: "The names that when and the templates of the settings see"}
-	c.SetHelpFunc(func(*cobra.Command, []string) {
-		fmt.Fprintln(p.out, "In when, and in templates with a dot before them, these names are known. Every one is always there; what a CloudEvent\n"+
-			"lacks is empty, false, 0 or, for durations, -1.")
-		p.printFields(fieldDocs(cloudevent.Fields(event.New()), cloudevent.FieldDocs))
-		fmt.Fprintln(p.out, "\nTemplates see these too:")
-		p.printFields(fieldDocs(messageFields(), sinks.MessageDocs))
-		for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds)) {
-			if own := ownFields(kind); len(own) > 0 {
-				fmt.Fprintf(p.out, "\nThose of %s see, beside the first:\n", kind)
-				p.printFields(own)
-			}
-		}
-		fmt.Fprintln(p.out, "\nInside data stands what forewarn schema describes, such as data.event.Description, data.outcome or data.notBefore.\n"+
-			"Where it may be missing, dig is safe: {{dig \"event\" \"Description\" \"none\" .data}}.")
-		fmt.Fprintf(p.out, "\nBeside those of Go's templates there are these functions, most as in Alertmanager and sprig:\n%s\n",
-			wrapped(templates.FuncNames(), 110))
-	})
-	return c
-}
-
-// messageFields are the fields of a message about nothing, for their kinds.
-func messageFields() map[string]any {
-	return sinks.MessageFields(delivery.Delivery{Event: event.New()}, time.UTC, time.Time{})
-}
-
-// ownFields explains what only the templates of a kind see.
-func ownFields(kind string) []fieldDoc {
-	fields, docs := map[string]any{}, map[string]string{}
-	for name, f := range sinks.Kinds[kind].Fields {
-		fields[name], docs[name] = f.Zero, f.Doc
-	}
-	return fieldDocs(fields, docs)
-}
-
-// A fieldDoc explains a name.
-type fieldDoc struct{ name, kind, doc string }
-
-// fieldDocs are the explanations of the fields that have one in docs, by name.
-func fieldDocs(fields map[string]any, docs map[string]string) []fieldDoc {
-	var all []fieldDoc
-	for _, name := range slices.Sorted(maps.Keys(docs)) {
-		all = append(all, fieldDoc{name, kindOf(fields[name]), docs[name]})
-	}
-	return all
-}
-
-func (p *program) printFields(docs []fieldDoc) {
-	fmt.Fprintln(p.out)
-	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-	for _, d := range docs {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", d.name, d.kind, d.doc)
-	}
-	t.Flush()
-}
-
-// wrapped is words in lines of at most width characters.
-func wrapped(words []string, width int) string {
-	var b strings.Builder
-	n := 0
-	for i, w := range words {
-		switch {
-		case i == 0:
-		case n+1+len(w) > width:
-			b.WriteString("\n")
-			n = 0
-		default:
-			b.WriteString(" ")
-			n++
-		}
-		b.WriteString(w)
-		n += len(w)
-	}
-	return b.String()
-}
-
-func kindOf(v any) string {
-	switch v.(type) {
-	case string:
-		return "text"
-	case bool:
-		return "boolean"
-	case int, float64:
-		return "number"
-	case []string, []map[string]any:
-		return "list"
-	}
-	return "map"
 }

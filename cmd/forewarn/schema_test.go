@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -22,22 +21,7 @@ import (
 
 // The schema of the settings accepts the example and refuses a typo at every level.
 func TestSettingsSchemaTellsRightFromWrong(t *testing.T) {
-	text, err := json.Marshal(settingsSchema(sinks.Kinds))
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := jsonschema.NewCompiler()
-	if err := c.AddResource("settings.json", doc); err != nil {
-		t.Fatal(err)
-	}
-	schema, err := c.Compile("settings.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	schema := settingsValidator(t)
 	example, err := os.ReadFile(filepath.Join("..", "..", "examples", "forewarn.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -63,18 +47,46 @@ func TestSettingsSchemaTellsRightFromWrong(t *testing.T) {
 		{"sinks: [{name: a, file: {path: x}, only: {types: [Rebot]}}]", false},
 		{"sinks: [{name: a, file: {path: x}, late: never}]", false},
 	} {
-		asJSON, err := yaml.YAMLToJSON([]byte(tt.yaml))
-		if err != nil {
-			t.Fatal(err)
-		}
-		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(asJSON))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := schema.Validate(value); (err == nil) != tt.ok {
+		if err := validYAML(t, schema, tt.yaml); (err == nil) != tt.ok {
 			t.Errorf("%s\nis valid: %v, want %v: %v", tt.yaml, err == nil, tt.ok, err)
 		}
 	}
+}
+
+// settingsValidator is the schema that forewarn schema --settings prints, compiled.
+func settingsValidator(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	text, err := forewarn(t, "schema", "--settings").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("settings.json", doc); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := c.Compile("settings.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
+// validYAML says what of settings is wrong by the schema.
+func validYAML(t *testing.T, schema *jsonschema.Schema, text string) error {
+	t.Helper()
+	asJSON, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(asJSON))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema.Validate(value)
 }
 
 // schemaJSON is what forewarn schema --settings prints.
@@ -128,6 +140,7 @@ func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
 		"file":    "{path: /x}",
 		"nats":    "{url: tls://h, provision: {stream: S}}",
 		"slack":   "{token: t, channel: c, mention: {text: <!here>}}",
+		"syslog":  "{url: tls://h}",
 		"webhook": "{url: https://h}",
 	}
 	load := func(text string) *settings {
@@ -246,49 +259,5 @@ func TestEveryFieldIsExplained(t *testing.T) {
 	got = slices.Sorted(maps.Keys(sinks.MessageDocs))
 	if want := slices.Sorted(maps.Keys(more)); !slices.Equal(got, want) {
 		t.Errorf("explained for messages are %q\nthere are                   %q", got, want)
-	}
-}
-
-// The tables of fields in README are those that help fields prints.
-func TestREADMEHasTheFieldsOfHelp(t *testing.T) {
-	const begin, end = "<!-- fields: written by go test -update -->\n", "<!-- end of fields -->"
-	path := filepath.Join("..", "..", "README.md")
-	readme, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok := strings.Cut(string(readme), begin)
-	if !ok {
-		t.Fatalf("README has no line %s", begin)
-	}
-	got, after, ok := strings.Cut(rest, end)
-	if !ok {
-		t.Fatalf("README has no line %s", end)
-	}
-	marked := strings.NewReplacer("{{json .cloudevent}}", "`{{json .cloudevent}}`", "<!here>", "`<!here>`")
-	var want strings.Builder
-	table := func(docs []fieldDoc) {
-		want.WriteString("\n| name | kind | what it is |\n| --- | --- | --- |\n")
-		for _, d := range docs {
-			fmt.Fprintf(&want, "| `%s` | %s | %s |\n", d.name, d.kind, marked.Replace(d.doc))
-		}
-	}
-	table(fieldDocs(cloudevent.Fields(event.New()), cloudevent.FieldDocs))
-	table(fieldDocs(messageFields(), sinks.MessageDocs))
-	for _, kind := range slices.Sorted(maps.Keys(sinks.Kinds)) {
-		if own := ownFields(kind); len(own) > 0 {
-			fmt.Fprintf(&want, "\nOnly the templates of `%s` see:\n", kind)
-			table(own)
-		}
-	}
-	want.WriteString("\n")
-	if *update {
-		if err := os.WriteFile(path, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if got != want.String() {
-		t.Errorf("README has\n%s\nhelp fields has\n%s", got, want.String())
 	}
 }

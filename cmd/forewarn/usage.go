@@ -22,6 +22,7 @@ func strict(root *cobra.Command) {
 		switch {
 		case c.Name() == "help":
 			c.Args = func(_ *cobra.Command, args []string) error { return unknownTopic(root, args) }
+		case c.IsAdditionalHelpTopicCommand():
 		case c.HasSubCommands() && !c.Runnable():
 			c.Args, c.RunE, c.DisableFlagsInUseLine = cobra.ArbitraryArgs, group, true
 		case c.Args != nil:

@@ -1,0 +1,24 @@
+package cloudevent
+
+import "forewarn/bridge/imds"
+
+// TypeDocs says what each type of CloudEvent is, for people.
+var TypeDocs = map[string]string{
+	EventPrefix + string(imds.Scheduled): "Azure has announced the event",
+	EventPrefix + string(imds.Updated):   "Azure has changed it: a new time, other VMs",
+	EventPrefix + string(imds.Started):   "Azure has begun it",
+	EventPrefix + string(imds.Vanished):  "it is off Azure's list: over, cancelled, or nobody knows; see outcome",
+	EventPrefix + string(imds.Reminder):  "it is still to come (remind)",
+	EventPrefix + string(imds.Approved):  "what came of approving it, and who did",
+	BridgeStarted:                        "forewarn has started; gap says when it wasn't watching",
+	BridgeStopping:                       "forewarn stops",
+	BridgeTest:                           "a message of forewarn send",
+	BridgeHeartbeat:                      "forewarn is well (heartbeat)",
+	IMDSUnavailable:                      "Azure's endpoint has not answered for 5 minutes, 10 at the first start",
+	IMDSRecovered:                        "it answers again; gap says when it did not",
+	SinkBlocked:                          "a sink accepts nothing until somebody acts, or has not for 5 minutes",
+	SinkRecovered:                        "it accepts again",
+	DeliveryDeadLettered:                 "deliveries became dead letters",
+	DeliveryDropped:                      "somebody dropped a delivery",
+	SettingsLoaded:                       "new settings are in force",
+}
