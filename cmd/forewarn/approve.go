@@ -24,6 +24,8 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 const (
@@ -134,7 +136,7 @@ func chosenEvents(doc imds.Document, ids []string) (events []imds.Event, err err
 // mayApprove refuses what has begun, and what does not concern this VM. It returns this VM's name, "" if that is not
 // known and --any-vm is given.
 func (p *program) mayApprove(
-	ctx context.Context, s *settings, client *imds.Client, events []imds.Event, anyVM bool,
+	ctx context.Context, s *settings.Settings, client *imds.Client, events []imds.Event, anyVM bool,
 ) (self string, err error) {
 	self = s.IMDS.VMName
 	if self == "" {
@@ -151,7 +153,7 @@ func (p *program) mayApprove(
 			return "", fmt.Errorf("%s: refused: it has begun already", e.ID)
 		case !anyVM && !e.Affects(self):
 			return "", fmt.Errorf("%s: refused: it does not hit this VM (%s), it names %s; if that is what you want, give --any-vm",
-				e.ID, printable(self), printable(named(e.Resources)))
+				e.ID, wording.Printable(self), wording.Printable(named(e.Resources)))
 		}
 	}
 	return self, nil
@@ -174,7 +176,7 @@ func (p *program) printAsked(events []imds.Event, self string) {
 		if !e.NotBefore.IsZero() {
 			notBefore = fmt.Sprintf("%s (in %v)", e.NotBefore.Format("2006-01-02 15:04:05 UTC"), time.Until(e.NotBefore).Round(time.Second))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, printable(e.Type), printable(cmp.Or(e.Source, "-")), printable(named(e.Resources)), notBefore)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, wording.Printable(e.Type), wording.Printable(cmp.Or(e.Source, "-")), wording.Printable(named(e.Resources)), notBefore)
 	}
 	t.Flush()
 	for _, e := range events {
@@ -182,7 +184,7 @@ func (p *program) printAsked(events []imds.Event, self string) {
 			return (imds.Event{Resources: []string{vm}}).Affects(self)
 		})
 		if len(others) > 0 {
-			fmt.Fprintf(p.err, "%.8s ALSO BEGINS ON: %s\n", e.ID, printable(named(others)))
+			fmt.Fprintf(p.err, "%.8s ALSO BEGINS ON: %s\n", e.ID, wording.Printable(named(others)))
 		}
 	}
 }
@@ -202,7 +204,7 @@ func (p *program) confirmed() error {
 
 // approveEvents approves one event after the other, and then waits until the document shows that each has begun. An
 // interrupt ends the wait, not the record.
-func (p *program) approveEvents(ctx context.Context, s *settings, client *imds.Client, events []imds.Event, timeout time.Duration) []approval {
+func (p *program) approveEvents(ctx context.Context, s *settings.Settings, client *imds.Client, events []imds.Event, timeout time.Duration) []approval {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	began := time.Now()
@@ -222,7 +224,7 @@ func (p *program) approveEvents(ctx context.Context, s *settings, client *imds.C
 }
 
 // approveEvent has the running bridge approve, or does it itself where none runs.
-func (p *program) approveEvent(ctx context.Context, s *settings, client *imds.Client, e imds.Event) approval {
+func (p *program) approveEvent(ctx context.Context, s *settings.Settings, client *imds.Client, e imds.Event) approval {
 	if ctx.Err() != nil {
 		return approval{Event: e.ID, Result: cloudevent.ResultRefused, Error: "not sent, because of the interrupt", Effect: "none"}
 	}
@@ -243,11 +245,11 @@ func (p *program) approveEvent(ctx context.Context, s *settings, client *imds.Cl
 	}
 	switch a.Result {
 	case cloudevent.ResultApproved:
-		fmt.Fprintf(p.err, "forewarn: %s: Azure took it (%s), waiting for the effect\n", e.ID, printable(a.Status))
+		fmt.Fprintf(p.err, "forewarn: %s: Azure took it (%s), waiting for the effect\n", e.ID, wording.Printable(a.Status))
 	case cloudevent.ResultMoot:
 		p.printDifference(ctx, client, e)
 	case cloudevent.ResultUnanswered:
-		fmt.Fprintf(p.err, "forewarn: %s: Azure may have taken it (%s), waiting for the effect\n", e.ID, printable(a.Error))
+		fmt.Fprintf(p.err, "forewarn: %s: Azure may have taken it (%s), waiting for the effect\n", e.ID, wording.Printable(a.Error))
 	}
 	return approval{Event: e.ID, Result: a.Result, Status: a.Status, Error: a.Error, Effect: "none"}
 }
@@ -263,7 +265,7 @@ func (p *program) approveAlone(ctx context.Context, client *imds.Client, e imds.
 	}
 	box, err := outbox.Open(s.State, outbox.Options{Log: quiet})
 	if err != nil {
-		return cloudevent.Approval{}, fmt.Errorf("%w; %s, because what is approved goes on record there", err, tryElevated)
+		return cloudevent.Approval{}, fmt.Errorf("%w; %s, because what is approved goes on record there", err, wording.TryElevated)
 	}
 	o := p.bridgeOptions(s, box, quiet)
 	o.Client = client
@@ -282,8 +284,8 @@ func (p *program) printDifference(ctx context.Context, client *imds.Client, show
 	doc.Events = slices.DeleteFunc(slices.Clone(doc.Events), func(e imds.Event) bool { return e.ID != shown.ID })
 	for _, change := range imds.Diff([]imds.Event{shown}, doc) {
 		for _, field := range change.Fields {
-			fmt.Fprintf(p.err, "forewarn: %s: %s was shown as %s and is now %s\n", shown.ID, printable(field),
-				printable(fieldText(shown, field)), printable(fieldText(change.Event, field)))
+			fmt.Fprintf(p.err, "forewarn: %s: %s was shown as %s and is now %s\n", shown.ID, wording.Printable(field),
+				wording.Printable(fieldText(shown, field)), wording.Printable(fieldText(change.Event, field)))
 		}
 	}
 }
@@ -320,14 +322,14 @@ func effect(ctx context.Context, client *imds.Client, id string) string {
 
 func (p *program) printApprovals(results []approval) error {
 	if p.output == "json" {
-		if err := printJSON(p.out, results); err != nil {
+		if err := wording.PrintJSON(p.out, results); err != nil {
 			return err
 		}
 	} else {
 		t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "EVENT\tRESULT\tEFFECT\tSECONDS\tANSWER")
 		for _, r := range results {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%.1f\t%s\n", r.Event, r.Result, r.Effect, r.Seconds, printable(cmp.Or(r.Error, r.Status, "-")))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%.1f\t%s\n", r.Event, r.Result, r.Effect, r.Seconds, wording.Printable(cmp.Or(r.Error, r.Status, "-")))
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -361,6 +363,6 @@ func serveApproval(b *bridge.Bridge) http.HandlerFunc {
 		defer cancel()
 		a := b.ApproveNow(ctx, request.Event, request.Shown, request.By)
 		w.Header().Set("Content-Type", "application/json")
-		_ = printJSON(w, a)
+		_ = wording.PrintJSON(w, a)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/settings"
 )
 
 // asked is which message send and render are asked for, and through which sinks.
@@ -66,7 +67,7 @@ func (p *program) chosen(ctx context.Context, a asked) ([]bridge.Route, imds.Obs
 }
 
 // observer is this VM as the running forewarn knows it, or else as far as the settings and the host tell.
-func (p *program) observer(ctx context.Context, s *settings) imds.Observer {
+func (p *program) observer(ctx context.Context, s *settings.Settings) imds.Observer {
 	var st bridge.Status
 	if p.askControl(ctx, s, "/status", nil, &st) == nil && st.Observer.Name != "" {
 		return st.Observer

@@ -15,6 +15,8 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // checked is what check prints of the settings.
@@ -62,7 +64,7 @@ One that cannot be reached: exit 69.`,
 			}
 			show := p.printCheck
 			if p.output == "json" {
-				show = func(c checked) error { return printJSON(p.out, c) }
+				show = func(c checked) error { return wording.PrintJSON(p.out, c) }
 			}
 			if err := show(c); err != nil {
 				return err
@@ -78,7 +80,7 @@ One that cannot be reached: exit 69.`,
 }
 
 // check asks the filters of every sink about every sample, for this VM and for another of its set.
-func check(s *settings, now time.Time) (checked, error) {
+func check(s *settings.Settings, now time.Time) (checked, error) {
 	c := checked{Settings: s.Path, Hash: s.Hash, State: s.State, Endpoint: s.IMDS.Endpoint, Sinks: []string{}, Notes: append([]string{}, s.Notes...)}
 	self := s.IMDS.VMName
 	if self == "" {
@@ -131,7 +133,7 @@ func check(s *settings, now time.Time) (checked, error) {
 
 // looseSettings says that others on this machine can change the settings, which name commands and destinations, or can
 // read the secrets that are written out in them.
-func looseSettings(s *settings) []string {
+func looseSettings(s *settings.Settings) []string {
 	info, err := os.Stat(s.Path)
 	if err != nil {
 		return nil // there is no file, and the defaults count
@@ -223,10 +225,10 @@ func (p *program) printCheck(c checked) error {
 		}
 		cells := []string{name}
 		for _, sink := range c.Sinks {
-			cells = append(cells, printable(row.Sinks[sink]))
+			cells = append(cells, wording.Printable(row.Sinks[sink]))
 		}
 		if rules {
-			cells = append(cells, printable(row.Approval))
+			cells = append(cells, wording.Printable(row.Approval))
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}

@@ -10,6 +10,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // reached is whether a sink's destination could be reached.
@@ -61,7 +62,7 @@ func (p *program) printReached(results []reached) error {
 	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SINK\tRESULT\tSECONDS\tANSWER")
 	for _, r := range results {
-		fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\n", r.Sink, r.Result, r.Seconds, printable(r.Answer))
+		fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\n", r.Sink, r.Result, r.Seconds, wording.Printable(r.Answer))
 	}
 	return t.Flush()
 }

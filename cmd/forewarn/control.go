@@ -22,10 +22,12 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // controlPaths are where the control socket may be, best first.
-func controlPaths(s *settings, getenv func(string) string) []string {
+func controlPaths(s *settings.Settings, getenv func(string) string) []string {
 	if s.Control != "" {
 		return []string{s.Control}
 	}
@@ -41,7 +43,7 @@ const longestSocket = 103
 
 // listenControl opens the control socket, for root and this user only. Windows has no modes: there it is open to whom the
 // access list of its directory lets write.
-func listenControl(s *settings, getenv func(string) string, log *slog.Logger) (net.Listener, error) {
+func listenControl(s *settings.Settings, getenv func(string) string, log *slog.Logger) (net.Listener, error) {
 	var errs []error
 	for _, path := range controlPaths(s, getenv) {
 		if len(path) > longestSocket {
@@ -71,7 +73,7 @@ func control(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, v any) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = printJSON(w, v)
+		_ = wording.PrintJSON(w, v)
 	}
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, b.Status()) })
 	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, r *http.Request) {
@@ -195,14 +197,14 @@ var errNoBridge = errors.New("no forewarn runs with these settings")
 var errSilentBridge = errors.New("does not answer")
 
 // askControl gets path from the running bridge into v.
-func (p *program) askControl(ctx context.Context, s *settings, path string, query url.Values, v any) error {
+func (p *program) askControl(ctx context.Context, s *settings.Settings, path string, query url.Values, v any) error {
 	return p.callControl(ctx, s, http.MethodGet, path+"?"+query.Encode(), nil, func(body io.Reader) error {
 		return json.NewDecoder(body).Decode(v)
 	})
 }
 
 // tellControl posts a request to the running bridge, and takes the answer into v.
-func (p *program) tellControl(ctx context.Context, s *settings, path string, request, v any) error {
+func (p *program) tellControl(ctx context.Context, s *settings.Settings, path string, request, v any) error {
 	body, err := json.Marshal(request)
 	if err != nil {
 		return err
@@ -213,7 +215,7 @@ func (p *program) tellControl(ctx context.Context, s *settings, path string, req
 }
 
 // askOutbox gets path from the running bridge into v. Where none runs, read does the same on the outbox's file.
-func (p *program) askOutbox(ctx context.Context, path string, query url.Values, v any, read func(*outbox.Outbox, *settings) error) error {
+func (p *program) askOutbox(ctx context.Context, path string, query url.Values, v any, read func(*outbox.Outbox, *settings.Settings) error) error {
 	s, err := p.runningPlaces()
 	if err != nil {
 		return err
@@ -227,7 +229,7 @@ func (p *program) askOutbox(ctx context.Context, path string, query url.Values, 
 
 // tellOutbox posts a request to the running bridge, and takes the answer into v. Where none runs, change does the same on
 // the outbox's file.
-func (p *program) tellOutbox(ctx context.Context, path string, request, v any, change func(*outbox.Outbox, *settings) error) error {
+func (p *program) tellOutbox(ctx context.Context, path string, request, v any, change func(*outbox.Outbox, *settings.Settings) error) error {
 	s, err := p.runningPlaces()
 	if err != nil {
 		return err
@@ -240,7 +242,7 @@ func (p *program) tellOutbox(ctx context.Context, path string, request, v any, c
 }
 
 // callControl makes a request of the running bridge and gives the body of its answer to read.
-func (p *program) callControl(ctx context.Context, s *settings, method, path string, body []byte, read func(io.Reader) error) error {
+func (p *program) callControl(ctx context.Context, s *settings.Settings, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error
 	for _, socket := range controlPaths(s, p.getenv) {
 		c := &http.Client{Transport: &http.Transport{
@@ -258,7 +260,7 @@ func (p *program) callControl(ctx context.Context, s *settings, method, path str
 		if err != nil {
 			var absent *net.OpError
 			if errors.Is(err, fs.ErrPermission) {
-				refused = fmt.Errorf("control socket %s: permission denied; %s", socket, tryElevated)
+				refused = fmt.Errorf("control socket %s: permission denied; %s", socket, wording.TryElevated)
 			} else if !errors.As(err, &absent) || absent.Op != "dial" {
 				refused = fmt.Errorf("a forewarn listens on %s but %w: %w", socket, errSilentBridge, errors.Unwrap(err)) // without the URL
 			}
@@ -292,5 +294,5 @@ func (p *program) user() string {
 	if sudo := p.getenv("SUDO_USER"); sudo != "" && sudo != name {
 		name += " (" + sudo + ")"
 	}
-	return printable(name)
+	return wording.Printable(name)
 }

@@ -25,6 +25,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 	"forewarn/templates"
 )
@@ -126,7 +127,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string) (err e
 		return fmt.Errorf("%d of %d changes were told", told, steps)
 	}
 	console.line("", "2 events, %d changes, %d CloudEvents told once each and in order, in %s. Next: forewarn run --help",
-		steps, told, span(time.Since(began)))
+		steps, told, wording.Span(time.Since(began)))
 	return nil
 }
 
@@ -167,9 +168,9 @@ func (c *console) Deliver(_ context.Context, batch []delivery.Delivery) (deliver
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.print("2", "%s  ", ce.Time().Format(time.TimeOnly))
-	c.print(style, "%s\n", printable(head))
+	c.print(style, "%s\n", wording.Printable(head))
 	for line := range strings.Lines(rest) {
-		c.print("", "          %s\n", printable(strings.TrimSpace(line)))
+		c.print("", "          %s\n", wording.Printable(strings.TrimSpace(line)))
 	}
 	c.print("2", "          %s  id %s\n\n", ce.Type(), ce.ID())
 	c.n++

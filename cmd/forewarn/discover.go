@@ -13,6 +13,8 @@ import (
 	"forewarn/bridge/discovery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // storedBefore is the variable in which Azure's own discovery program leaves the address that it found.
@@ -35,7 +37,7 @@ http:// and the address in option 245 of the machine's DHCP lease.`,
 		Example: "  forewarn discover\n  forewarn discover --dhcp=false -o json\n  forewarn events --endpoint \"$(forewarn discover)\"",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if !isEndpoint(endpoint) {
+			if !settings.IsEndpoint(endpoint) {
 				return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, imds.DefaultEndpoint))
 			}
 			s, err := p.rootPlaces() // who asks by DHCP
@@ -52,7 +54,7 @@ http:// and the address in option 245 of the machine's DHCP lease.`,
 				return err
 			}
 			if p.output == "json" {
-				return printJSON(p.out, found)
+				return wording.PrintJSON(p.out, found)
 			}
 			_, err = fmt.Fprintln(p.out, found.Endpoint)
 			return err
@@ -73,7 +75,7 @@ func (p *program) search() *discovery.Search {
 }
 
 // endpoint finds the one that the settings ask to discover, and puts it into them.
-func (p *program) endpoint(ctx context.Context, s *settings) error {
+func (p *program) endpoint(ctx context.Context, s *settings.Settings) error {
 	if !s.IMDS.Discover {
 		return nil
 	}
@@ -98,7 +100,7 @@ func (p *program) remembered(dir string) (*outbox.Outbox, error) {
 }
 
 // discover looks once. What a running bridge has found it holds, and its outbox too.
-func (p *program) discover(ctx context.Context, d *discovery.Search, s *settings) (bridge.Found, error) {
+func (p *program) discover(ctx context.Context, d *discovery.Search, s *settings.Settings) (bridge.Found, error) {
 	var running bridge.Status
 	stored := ""
 	if p.askControl(ctx, s, "/status", nil, &running) == nil {

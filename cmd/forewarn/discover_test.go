@@ -11,6 +11,8 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/discovery"
 	"forewarn/bridge/imdstest"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // An address that Azure's own program left in the environment is tried at both ports; one that is none is not.
@@ -43,9 +45,9 @@ func TestTheEndpointOfARunningBridgeIsTried(t *testing.T) {
 	}
 	defer l.Close()
 	running := bridge.Status{IMDS: bridge.IMDSStatus{Endpoint: azure.URL}}
-	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = printJSON(w, running) }))
+	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = wording.PrintJSON(w, running) }))
 	p := &program{world: world{getenv: func(string) string { return "" }, err: io.Discard}}
-	found, err := p.discover(t.Context(), &discovery.Search{Fixed: "http://127.0.0.1:9"}, &settings{State: dir})
+	found, err := p.discover(t.Context(), &discovery.Search{Fixed: "http://127.0.0.1:9"}, &settings.Settings{State: dir})
 	if err != nil || found.Endpoint != azure.URL || found.How != bridge.FoundStored {
 		t.Errorf("discover = %+v, %v, want %s, stored", found, err, azure.URL)
 	}

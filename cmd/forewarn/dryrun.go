@@ -18,6 +18,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // dryRun polls, and prints what would go where and what the rules would decide. It has an outbox of its own, which is
@@ -112,7 +113,7 @@ func (p *paper) foretellChange(b *bridge.Bridge, rules []bridge.Rule, body []byt
 	if why, refused := strings.CutPrefix(said, "no: "); refused {
 		words = "would not be approved: " + why
 	}
-	_, err = fmt.Fprintf(p.out, "%s  %s %s\n", ce.Time().Format(time.TimeOnly), ce.Subject(), printable(words))
+	_, err = fmt.Fprintf(p.out, "%s  %s %s\n", ce.Time().Format(time.TimeOnly), ce.Subject(), wording.Printable(words))
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/settings"
 )
 
 func (p *program) eventsCommand() *cobra.Command {
@@ -25,7 +26,7 @@ events on for this VM and its set, as run does.`,
 				return err
 			}
 			if endpoint != "" {
-				if !isEndpoint(endpoint) {
+				if !settings.IsEndpoint(endpoint) {
 					return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, imds.DefaultEndpoint))
 				}
 				s.IMDS.Endpoint = endpoint

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -15,8 +16,14 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
 )
+
+var update = flag.Bool("update", false, "write the golden files and the tables of the documents anew")
+
+// linuxDefaults are the places of root on Linux.
+var linuxDefaults = settings.SystemDefaults("linux", 0, func(string) string { return "" })
 
 // example reads a file of examples.
 func example(t *testing.T, name string) string {
@@ -29,7 +36,7 @@ func example(t *testing.T, name string) string {
 }
 
 // loads loads settings as they stand in an example, with the files of secrets that they name in a directory of the test.
-func loads(t *testing.T, name, text string) *settings {
+func loads(t *testing.T, name, text string) *settings.Settings {
 	t.Helper()
 	dir := t.TempDir()
 	text = regexp.MustCompile(`/etc/forewarn/[a-z/-]+`).ReplaceAllStringFunc(text, func(path string) string {
@@ -39,8 +46,8 @@ func loads(t *testing.T, name, text string) *settings {
 		}
 		return file
 	})
-	l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, Defaults: linuxDefaults}
-	s, err := l.parse(name, []byte(text))
+	l := settings.Loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, Defaults: linuxDefaults}
+	s, err := l.Parse(name, []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,8 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // forecastText says which rules would approve an event and after what, or else why none would.
@@ -36,22 +38,11 @@ func afterText(f bridge.Forecast) string {
 	case what == "" && f.Wait == 0:
 		return "at once"
 	case what == "":
-		return "after " + shortDuration(f.Wait)
+		return "after " + wording.ShortDuration(f.Wait)
 	case f.Wait == 0:
 		return "after " + what
 	}
-	return "after " + what + " and " + shortDuration(f.Wait)
-}
-
-// shortDuration is a duration as settings have it: 5m rather than 5m0s.
-func shortDuration(d time.Duration) string {
-	s := d.String()
-	for _, zero := range []string{"m0s", "h0m"} {
-		if strings.HasSuffix(s, zero) {
-			s = s[:len(s)-2]
-		}
-	}
-	return s
+	return "after " + what + " and " + wording.ShortDuration(f.Wait)
 }
 
 // foresee notes what the rules would decide about the sample of the row, given who is told of it.
@@ -74,7 +65,7 @@ func (row *sampleRow) foresee(rules []bridge.Rule, sample cloudevent.Sample, sel
 
 // approvalNotes says what the rules approve that whoever wrote them may not expect, and what they never will because a
 // sink that they wait for isn't told of it.
-func approvalNotes(s *settings, self string, now time.Time) ([]string, error) {
+func approvalNotes(s *settings.Settings, self string, now time.Time) ([]string, error) {
 	var notes []string
 	note := func(rule int, format string, args ...any) {
 		notes = append(notes, fmt.Sprintf("approve: rule %d ", rule+1)+fmt.Sprintf(format, args...))

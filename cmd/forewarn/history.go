@@ -21,6 +21,8 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 func (p *program) historyCommand() *cobra.Command {
@@ -40,7 +42,7 @@ audit file that a file sink has written, which knows the changes but not who was
 			}
 			n := math.MaxInt // data is printed whole
 			if p.output == "text" {
-				n = shownRows
+				n = wording.ShownRows
 			}
 			var lives []bridge.Life
 			var older int
@@ -56,7 +58,7 @@ audit file that a file sink has written, which knows the changes but not who was
 			}
 			switch p.output {
 			case "json":
-				return printJSON(p.out, append([]bridge.Life{}, lives...))
+				return wording.PrintJSON(p.out, append([]bridge.Life{}, lives...))
 			case "csv":
 				return printLivesCSV(p.out, lives)
 			}
@@ -87,7 +89,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
-	if d, ok := parseDuration(s); ok && d >= 0 {
+	if d, ok := settings.ParseDuration(s); ok && d >= 0 {
 		return now.Add(-d), nil
 	}
 	for _, layout := range []string{time.RFC3339, time.DateTime, time.DateOnly} {
@@ -111,7 +113,7 @@ func (p *program) outboxHistory(c *cobra.Command, period bridge.Period, n int) (
 	q := url.Values{
 		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}, "limit": {strconv.Itoa(n)},
 	}
-	err := p.askOutbox(c.Context(), "/history", q, &list, func(o *outbox.Outbox, _ *settings) error {
+	err := p.askOutbox(c.Context(), "/history", q, &list, func(o *outbox.Outbox, _ *settings.Settings) error {
 		lives, err := bridge.History(o, period)
 		list.Rows, list.More = newest(lives, n)
 		return err
@@ -171,8 +173,8 @@ func livesText(lives []bridge.Life) string {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		fmt.Fprintf(&b, "%s of %s%s: %s\nevent %s, all times UTC\n", printable(l.Type), printable(strings.Join(l.Resources, ", ")),
-			asker(l.Source), outcomeWords(l.Outcome), printable(l.Event))
+		fmt.Fprintf(&b, "%s of %s%s: %s\nevent %s, all times UTC\n", wording.Printable(l.Type), wording.Printable(strings.Join(l.Resources, ", ")),
+			asker(l.Source), outcomeWords(l.Outcome), wording.Printable(l.Event))
 		width := 0 // of the longest sink's name
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
@@ -199,7 +201,7 @@ func asker(source string) string {
 	case "user":
 		return ", asked for by a user"
 	}
-	return ", by " + printable(source)
+	return ", by " + wording.Printable(source)
 }
 
 func outcomeWords(o cloudevent.Outcome) string {
@@ -221,24 +223,24 @@ func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
 	}[c.Change]
 	switch {
 	case c.Approval != nil:
-		return approvalWords(*c.Approval)
+		return wording.ApprovalWords(*c.Approval)
 	case c.Lead != "":
-		words = "reminded of, " + printable(c.Lead) + " before"
+		words = "reminded of, " + wording.Printable(c.Lead) + " before"
 	case words == "":
-		words = printable(string(c.Change))
+		words = wording.Printable(string(c.Change))
 	case c.Change == imds.Vanished && o == cloudevent.OutcomeCompleted:
 		words = "over"
 	case c.Change == imds.Vanished && o == cloudevent.OutcomeCanceled:
 		words = "cancelled"
 	}
 	if len(c.Fields) > 0 {
-		words += " (" + printable(strings.Join(c.Fields, ", ")) + ")"
+		words += " (" + wording.Printable(strings.Join(c.Fields, ", ")) + ")"
 	}
 	if !c.NotBefore.IsZero() && c.Change != imds.Vanished {
 		words += ", for " + clock(c.NotBefore, c.Time) + " at the earliest"
 	}
 	if c.Observer != "" {
-		words += ", seen by " + printable(c.Observer)
+		words += ", seen by " + wording.Printable(c.Observer)
 	}
 	if c.WhileAway {
 		words += ", found late"
@@ -247,20 +249,6 @@ func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
 		}
 	}
 	return words
-}
-
-// approvalWords says what came of an approval.
-func approvalWords(a cloudevent.Approval) string {
-	by := printable(a.By)
-	switch a.Result {
-	case cloudevent.ResultApproved:
-		return "approved by " + by + ", Azure answered " + printable(a.Status)
-	case cloudevent.ResultRefused:
-		return "approval by " + by + " refused: " + printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
-	case cloudevent.ResultUnanswered:
-		return "approval by " + by + " sent, nobody knows whether Azure took it: " + printable(a.Error)
-	}
-	return "approval by " + by + " came to nothing: " + printable(a.Error)
 }
 
 // deliveryWords says what became of telling a sink of a change of that time.
@@ -286,7 +274,7 @@ func deliveryWords(d bridge.LifeDelivery, changed time.Time) string {
 	}
 	for _, s := range []string{d.Answer, d.AnswerID, d.Error} {
 		if s != "" {
-			words += ", " + printable(s)
+			words += ", " + wording.Printable(s)
 		}
 	}
 	return words

@@ -15,6 +15,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
 )
 
@@ -44,8 +45,8 @@ func BenchmarkDocumentToWebhook(b *testing.B) {
 		b.Fatal(err)
 	}
 	kind := sinks.Kinds["webhook"]
-	l := loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Agent: "bench"}, Defaults: linuxDefaults}
-	s, err := l.parse("bench.yaml", fmt.Appendf(nil, "sinks: [{name: hook, webhook: {url: %q}}]", hook.url))
+	l := settings.Loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Agent: "bench"}, Defaults: linuxDefaults}
+	s, err := l.Parse("bench.yaml", fmt.Appendf(nil, "sinks: [{name: hook, webhook: {url: %q}}]", hook.url))
 	if err != nil {
 		b.Fatal(err)
 	}

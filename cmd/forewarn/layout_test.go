@@ -40,10 +40,14 @@ var arrows = map[string]arrow{
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/discovery", "bridge/imds", "bridge/imdstest", "bridge/outbox",
 		"bridge/relay", "sinks", "templates",
-		"cmd/forewarn/internal/manual", "examples",
+		"cmd/forewarn/internal/manual", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
 	}},
 	"cmd/forewarn/internal/manual": {},
-	"examples":                     {},
+	"cmd/forewarn/internal/settings": {may: []string{
+		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "sinks", "templates", "cmd/forewarn/internal/wording",
+	}},
+	"cmd/forewarn/internal/wording": {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery"}},
+	"examples":                      {},
 }
 
 // The arrows between the packages hold: delivery and templates know nothing of ours, outbox knows delivery, bridge knows no

@@ -13,12 +13,13 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // Lists for people show some hundreds of rows and say how many more there are; as data they are whole.
 func TestListsForPeopleAreShort(t *testing.T) {
 	t.Parallel()
-	const n = shownRows + 100
+	const n = wording.ShownRows + 100
 	dir := t.TempDir()
 	settings := filepath.Join(dir, "forewarn.yaml")
 	if err := os.WriteFile(settings, fmt.Appendf(nil, "{state: %q, sinks: [{name: ops, file: {path: ops}}]}", dir), 0o600); err != nil {
@@ -61,8 +62,8 @@ func TestListsForPeopleAreShort(t *testing.T) {
 	} {
 		args := append(strings.Fields(tt.command), "--config", settings)
 		out, err := forewarn(t, args...).Output()
-		if err != nil || !strings.Contains(string(out), tt.more) || strings.Count("\n"+string(out), tt.row) != shownRows {
-			t.Errorf("%s shows %d rows (%v), want %d and %q:\n%.400s", tt.command, strings.Count("\n"+string(out), tt.row), err, shownRows, tt.more, out)
+		if err != nil || !strings.Contains(string(out), tt.more) || strings.Count("\n"+string(out), tt.row) != wording.ShownRows {
+			t.Errorf("%s shows %d rows (%v), want %d and %q:\n%.400s", tt.command, strings.Count("\n"+string(out), tt.row), err, wording.ShownRows, tt.more, out)
 		}
 		var all []json.RawMessage
 		out, err = forewarn(t, append(args, "-o", "json")...).Output()

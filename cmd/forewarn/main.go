@@ -20,6 +20,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 )
 
@@ -47,7 +49,7 @@ type world struct {
 	out      io.Writer
 	err      io.Writer
 	getenv   func(string) string
-	defaults defaults
+	defaults settings.Defaults
 	become   func(owner) error              // makes this process that of another user, for good; nil when it is not the program's own
 	events   func(slog.Level, string) error // writes to the Event Log, which takes the place of err for the log; nil for none
 	dial     sinks.Dialer                   // reaches destinations; nil is the network
@@ -56,7 +58,7 @@ type world struct {
 func process() world {
 	return world{
 		args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
-		defaults: systemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv), become: owner.become,
+		defaults: settings.SystemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv), become: owner.become,
 	}
 }
 
@@ -134,7 +136,7 @@ configured destination: at least once, in order, across crashes and outages.`,
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringVar(&p.config, "config", "", "settings file (default: "+defaultSettingsPath(runtime.GOOS, p.getenv)+")")
+	f.StringVar(&p.config, "config", "", "settings file (default: "+settings.DefaultPath(runtime.GOOS, p.getenv)+")")
 	f.StringVar(&p.logFormat, "log-format", "text", "form of the log on standard error: text or json")
 	f.StringVar(&p.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(), p.sendCommand(),
@@ -187,9 +189,9 @@ func (p *program) log() *slog.Logger {
 }
 
 // loader reads settings as this process can.
-func (p *program) loader(log *slog.Logger) loader {
+func (p *program) loader(log *slog.Logger) settings.Loader {
 	host, _ := os.Hostname()
-	return loader{
+	return settings.Loader{
 		Kinds: sinks.Kinds, Defaults: p.defaults,
 		Host: sinks.Host{
 			Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion(),
@@ -199,7 +201,7 @@ func (p *program) loader(log *slog.Logger) loader {
 }
 
 // settings loads the settings file; an error means exit 78. Root has become the owner of the state when the sinks open.
-func (p *program) settings(log *slog.Logger) (*settings, error) {
+func (p *program) settings(log *slog.Logger) (*settings.Settings, error) {
 	if os.Geteuid() == 0 {
 		if s, err := p.rootPlaces(); err == nil { // what is wrong with them is said below
 			if err := p.giveUpRoot(s.State); err != nil {
@@ -207,7 +209,7 @@ func (p *program) settings(log *slog.Logger) (*settings, error) {
 			}
 		}
 	}
-	s, err := p.loader(log).load(p.config)
+	s, err := p.loader(log).Load(p.config)
 	if err != nil && p.actsFor != nil {
 		err = fmt.Errorf("as %s, whom the state belongs to: %w", p.actsFor, err)
 	}
@@ -216,7 +218,7 @@ func (p *program) settings(log *slog.Logger) (*settings, error) {
 
 // places loads the settings without their sinks: whoever asks the running forewarn need not be able to read secrets.
 // Root becomes the owner of the state.
-func (p *program) places() (*settings, error) {
+func (p *program) places() (*settings.Settings, error) {
 	s, err := p.rootPlaces()
 	if err == nil {
 		err = p.giveUpRoot(s.State)
@@ -225,10 +227,10 @@ func (p *program) places() (*settings, error) {
 }
 
 // rootPlaces are places for a command that needs the rights of root. It must open nothing of another user.
-func (p *program) rootPlaces() (*settings, error) {
+func (p *program) rootPlaces() (*settings.Settings, error) {
 	l := p.loader(p.log())
 	l.Kinds = nil
-	s, err := l.load(p.config)
+	s, err := l.Load(p.config)
 	return s, exit(exitSettings, err)
 }
 
@@ -255,7 +257,7 @@ func (p *program) versionCommand() *cobra.Command {
 		Example: "  forewarn version -o json",
 		RunE: func(*cobra.Command, []string) error {
 			if p.output == "json" {
-				return printJSON(p.out, map[string]string{"version": programVersion(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
+				return wording.PrintJSON(p.out, map[string]string{"version": programVersion(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
 			}
 			_, err := fmt.Fprintf(p.out, "forewarn %s %s %s/%s\n", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err

@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // metrics count what the bridge tells its Meter. They live as long as the program, through every reload: a sink that is
@@ -129,7 +130,7 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	left := gauge("event_seconds_to_not_before",
 		"Seconds until an open Azure event may begin, 0 when it may have begun or nobody knows; of very many, the most urgent.",
 		"affects_self", "event", "status", "type")
-	for _, e := range first(byUrgency(st.Events), shownSeries) {
+	for _, e := range wording.First(wording.ByUrgency(st.Events), wording.ShownSeries) {
 		left.set(e.SecondsLeft, strconv.FormatBool(e.AffectsSelf), e.Known.ID, label(e.Known.Status), label(e.Known.Type))
 	}
 	gauge("outbox_bytes", "Size of the outbox on disk.").set(float64(st.Outbox.Bytes))

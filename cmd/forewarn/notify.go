@@ -3,13 +3,13 @@ package main
 import (
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"forewarn/bridge"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // stateEvery is how often the service manager is told in words how it goes.
@@ -100,29 +100,8 @@ func (n *notifier) tell(what string) {
 // words say in a line how it goes. mu is held.
 func (n *notifier) words() string {
 	n.asked = time.Now()
-	n.said = stateWords(n.bridge.Status())
+	n.said = wording.StatusLine(n.bridge.Status())
 	return n.said
-}
-
-// stateWords are a status in a line.
-func stateWords(s bridge.Status) string {
-	var words []string
-	if !s.Ready {
-		words = append(words, "not ready: "+strings.Join(s.Reasons, "; "))
-	}
-	words = append(words, plural(len(s.Events), "event open", "events open")+", "+plural(s.Outbox.Pending, "delivery owed", "deliveries owed"))
-	for _, k := range s.Sinks {
-		if needsSomebody(k, time.Now()) {
-			words = append(words, k.Name+" needs you")
-		}
-	}
-	if s.Outbox.DeadLetters > 0 {
-		words = append(words, plural(s.Outbox.DeadLetters, "message given up", "messages given up"))
-	}
-	if s.Settings.LastError != "" {
-		words = append(words, "newer settings were refused")
-	}
-	return printable(strings.Join(words, "; "))
 }
 
 // send sends a message. mu is held.

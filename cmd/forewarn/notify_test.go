@@ -15,6 +15,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // A manager is systemd's side of sd_notify: a socket, and what was said to it.
@@ -232,7 +233,7 @@ func TestStateWords(t *testing.T) {
 			Settings: bridge.SettingsInfo{LastError: "x"}},
 			"1 event open, 3 deliveries owed; a needs you; c needs you; 1 message given up; newer settings were refused"},
 	} {
-		if got := stateWords(tt.status); got != tt.want {
+		if got := wording.StatusLine(tt.status); got != tt.want {
 			t.Errorf("got  %q\nwant %q", got, tt.want)
 		}
 	}

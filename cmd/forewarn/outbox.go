@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 var errUnknownKey = errors.New("there is no such delivery; forewarn outbox list shows the keys")
@@ -50,9 +52,9 @@ func (p *program) outboxListCommand() *cobra.Command {
 			var list rows[outbox.Delivery]
 			q := url.Values{"sink": {sel.Route}, "state": {sel.State}, "event": {sel.Group}}
 			if p.output != "json" {
-				q.Set("limit", strconv.Itoa(shownRows))
+				q.Set("limit", strconv.Itoa(wording.ShownRows))
 			}
-			err := p.askOutbox(c.Context(), "/outbox", q, &list, func(o *outbox.Outbox, s *settings) error {
+			err := p.askOutbox(c.Context(), "/outbox", q, &list, func(o *outbox.Outbox, s *settings.Settings) error {
 				list.Rows, list.More = o.First(sel, limit(q))
 				return checkSinks(append(o.Routes(), s.Names...), sel.Route)
 			})
@@ -60,7 +62,7 @@ func (p *program) outboxListCommand() *cobra.Command {
 				return err
 			}
 			if p.output == "json" {
-				return printJSON(p.out, list.Rows)
+				return wording.PrintJSON(p.out, list.Rows)
 			}
 			if len(list.Rows) == 0 {
 				fmt.Fprintln(p.err, "nothing is owed, and there are no dead letters")
@@ -76,12 +78,12 @@ func (p *program) outboxListCommand() *cobra.Command {
 				if !e.Next.IsZero() {
 					next = e.Next.Format(time.TimeOnly + " UTC")
 				}
-				fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Key, state, e.ID, e.Attempts, next, printable(e.Error))
+				fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Key, state, e.ID, e.Attempts, next, wording.Printable(e.Error))
 			}
 			if err := t.Flush(); err != nil {
 				return err
 			}
-			_, err = io.WriteString(p.out, moreText(list.More, "forewarn outbox list -o json"))
+			_, err = io.WriteString(p.out, wording.More(list.More, "forewarn outbox list -o json"))
 			return err
 		},
 	})
@@ -98,7 +100,7 @@ func (p *program) outboxShowCommand() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			var shown shownEntry
-			err := p.askOutbox(c.Context(), "/outbox/entry", url.Values{"key": args}, &shown, func(o *outbox.Outbox, _ *settings) error {
+			err := p.askOutbox(c.Context(), "/outbox/entry", url.Values{"key": args}, &shown, func(o *outbox.Outbox, _ *settings.Settings) error {
 				d, body, err := o.Show(args[0])
 				if errors.Is(err, outbox.ErrUnknownKey) {
 					err = errUnknownKey
@@ -109,7 +111,7 @@ func (p *program) outboxShowCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
-			return printJSON(p.out, shown)
+			return wording.PrintJSON(p.out, shown)
 		},
 	}
 }
@@ -202,7 +204,7 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*out
 	}
 	m.By = p.user()
 	var entries []outbox.Delivery
-	err := p.tellOutbox(c.Context(), path, m, &entries, func(o *outbox.Outbox, s *settings) (err error) {
+	err := p.tellOutbox(c.Context(), path, m, &entries, func(o *outbox.Outbox, s *settings.Settings) (err error) {
 		if err := checkSinks(append(o.Routes(), s.Names...), m.Sink, m.To); err != nil {
 			return err
 		}
@@ -214,7 +216,7 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*out
 		return err
 	}
 	if p.output == "json" {
-		return printJSON(p.out, append([]outbox.Delivery{}, entries...))
+		return wording.PrintJSON(p.out, append([]outbox.Delivery{}, entries...))
 	}
 	for _, e := range entries {
 		fmt.Fprintf(p.out, "%s  %s\n", e.Key, e.ID)
@@ -226,7 +228,7 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*out
 }
 
 // openOutbox opens the outbox's file to change it, while no bridge has it.
-func openOutbox(s *settings, log *slog.Logger, f func(*outbox.Outbox) error) error {
+func openOutbox(s *settings.Settings, log *slog.Logger, f func(*outbox.Outbox) error) error {
 	if err := readOutbox(s, func(*outbox.Outbox) error { return nil }); err != nil {
 		return err
 	}
@@ -238,7 +240,7 @@ func openOutbox(s *settings, log *slog.Logger, f func(*outbox.Outbox) error) err
 }
 
 // readOutbox opens the outbox's file while no bridge has it.
-func readOutbox(s *settings, f func(*outbox.Outbox) error) error {
+func readOutbox(s *settings.Settings, f func(*outbox.Outbox) error) error {
 	o, err := outbox.OpenReadOnly(s.State)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"forewarn/bridge"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // probes serves what machines ask for: health and metrics.
@@ -30,7 +31,7 @@ func page(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
 	mux := probes(b, metrics)
 	status := shared(statusAge, func() []byte {
 		var body bytes.Buffer
-		_ = printJSON(&body, b.Status()) // a status can be said in JSON
+		_ = wording.PrintJSON(&body, b.Status()) // a status can be said in JSON
 		return body.Bytes()
 	})
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
@@ -52,7 +53,7 @@ func health(w http.ResponseWriter, reasons []string) {
 	}
 	w.WriteHeader(http.StatusServiceUnavailable)
 	for _, reason := range reasons {
-		fmt.Fprintln(w, printable(reason))
+		fmt.Fprintln(w, wording.Printable(reason))
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // pageOf is the handler of a page that shows what look finds.
@@ -141,7 +142,7 @@ func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	text := shown(t, f)
 	for _, want := range []string{
 		"And 9950 more: sudo forewarn status", "And 300 more: sudo forewarn status", "Older events are left out: sudo forewarn history",
-		plural(len(f.Dead)+9_000, "message was given up", "messages were given up"),
+		wording.Plural(len(f.Dead)+9_000, "message was given up", "messages were given up"),
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not say %q", want)
@@ -533,7 +534,7 @@ func TestPageTimes(t *testing.T) {
 func TestPageNamesThisVMFirst(t *testing.T) {
 	f := calmFacts(time.Now())
 	var vms []string
-	for i := range shownVMs + 5 {
+	for i := range wording.ShownVMs + 5 {
 		vms = append(vms, fmt.Sprint("vm-", i))
 	}
 	f.Status.Events[0].Event = azureEvent(eventID("reboot"), "Reboot", "Platform", "", f.Status.Events[0].NotBefore, -1, append(vms, "vm-db-1")...)

@@ -11,6 +11,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // A timelineView is the last 30 days, drawn: a row for each type, in it a bar for each event. Across, it is measured in
@@ -93,7 +94,7 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	case f.MoreLives:
 		v.Older = "Older events are"
 	case older > 0:
-		v.Older = plural(older, "older event is", "older events are")
+		v.Older = wording.Plural(older, "older event is", "older events are")
 	}
 	for _, l := range lives {
 		b := p.bar(l, f.Status.Observer)
@@ -130,7 +131,7 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		if len(bars) == 0 {
 			continue
 		}
-		row := timelineRow{Title: fmt.Sprintf("%s, %s", typeTitle(class), plural(len(bars), "event", "events")), Y: y + 17, Bars: bars}
+		row := timelineRow{Title: fmt.Sprintf("%s, %s", typeTitle(class), wording.Plural(len(bars), "event", "events")), Y: y + 17, Bars: bars}
 		for i := range bars {
 			bars[i].Y = y + titleHeight + bars[i].lane*laneHeight + laneHeight/2
 		}
@@ -186,8 +187,8 @@ func (p pageWriter) bar(l bridge.Life, o imds.Observer) timelineBar {
 		f["begun"] = s.begun.UTC().Format(time.RFC3339)
 	}
 	b := timelineBar{
-		ID: l.Event, Class: typeClass(l.Type), at: s.announced, VMs: printable(strings.Join(l.Resources, ", ")),
-		Announced: p.moment(s.announced), Begun: p.moment(s.begun), Over: p.moment(s.over), Told: printable(strings.Join(s.told, ", ")),
+		ID: l.Event, Class: typeClass(l.Type), at: s.announced, VMs: wording.Printable(strings.Join(l.Resources, ", ")),
+		Announced: p.moment(s.announced), Begun: p.moment(s.begun), Over: p.moment(s.over), Told: wording.Printable(strings.Join(s.told, ", ")),
 	}
 	switch {
 	case !s.over.IsZero():
@@ -209,10 +210,10 @@ func (p pageWriter) bar(l bridge.Life, o imds.Observer) timelineBar {
 	}
 	b.Details = strings.Join(details, ", ")
 	if b.VMs != "" {
-		b.Details += ". Machines: " + cut(b.VMs, 200)
+		b.Details += ". Machines: " + wording.Cut(b.VMs, 200)
 	}
 	if b.Told != "" {
-		b.Details += ". Told: " + cut(b.Told, 200)
+		b.Details += ". Told: " + wording.Cut(b.Told, 200)
 	}
 	b.Details += "."
 	return b
@@ -224,12 +225,4 @@ func outcomeWord(state string) string {
 		return "no longer listed"
 	}
 	return state
-}
-
-// cut shortens a text to n runes.
-func cut(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
 }

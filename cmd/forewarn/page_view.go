@@ -13,6 +13,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 	"forewarn/templates"
 )
@@ -127,25 +128,12 @@ type sinkView struct {
 	Next        passing
 }
 
-// statusStarted is EventStatus of an event that has begun.
-const statusStarted = "Started"
-
 // How much the page shows of lists that may be long.
 const (
 	shownDead   = 10
 	shownEvents = 50
 	shownSinks  = 200
-	shownVMs    = 20
 )
-
-// How much lists in a terminal, and the metrics, show of what may be very long.
-const (
-	shownRows   = 300
-	shownSeries = 300
-)
-
-// first is all of the list, or the first n.
-func first[T any](list []T, n int) []T { return list[:min(n, len(list))] }
 
 // A pageWriter turns facts into words: those that all other texts use too.
 type pageWriter struct {
@@ -158,14 +146,14 @@ type pageWriter struct {
 func (p pageWriter) view(f pageFacts) pageView {
 	s := f.Status
 	v := pageView{
-		Live: p.live, Name: p.name(s.Observer.Name), Now: p.moment(p.now), Version: printable(s.Version), Started: p.moment(s.StartedAt),
-		Endpoint: printable(s.IMDS.Endpoint) + ", api-version " + printable(s.IMDS.APIVersion),
-		Outbox:   fmt.Sprintf("%d KiB", s.Outbox.Bytes>>10), Settings: printable(s.Settings.Hash), Loaded: p.moment(s.Settings.LoadedAt),
+		Live: p.live, Name: p.name(s.Observer.Name), Now: p.moment(p.now), Version: wording.Printable(s.Version), Started: p.moment(s.StartedAt),
+		Endpoint: wording.Printable(s.IMDS.Endpoint) + ", api-version " + wording.Printable(s.IMDS.APIVersion),
+		Outbox:   fmt.Sprintf("%d KiB", s.Outbox.Bytes>>10), Settings: wording.Printable(s.Settings.Hash), Loaded: p.moment(s.Settings.LoadedAt),
 	}
 	var place []string
 	for _, part := range []string{s.Observer.ResourceGroup, s.Observer.ScaleSet, s.Observer.Location} {
 		if part != "" {
-			place = append(place, printable(part))
+			place = append(place, wording.Printable(part))
 		}
 	}
 	v.Place = strings.Join(place, " · ")
@@ -180,9 +168,9 @@ func (p pageWriter) view(f pageFacts) pageView {
 	for _, e := range slices.Backward(f.Dead) { // the newest first
 		v.Dead = append(v.Dead, p.dead(e))
 	}
-	v.Dead = first(v.Dead, shownDead)
+	v.Dead = wording.First(v.Dead, shownDead)
 	v.MoreDead = f.MoreDead + len(f.Dead) - len(v.Dead)
-	for _, e := range first(byUrgency(s.Events), shownEvents) {
+	for _, e := range wording.First(wording.ByUrgency(s.Events), shownEvents) {
 		v.Events = append(v.Events, p.event(e, s.Observer, f.Lives))
 	}
 	slices.SortStableFunc(v.Events, func(a, b eventView) int { // what has begun first, then the nearest
@@ -191,20 +179,20 @@ func (p pageWriter) view(f pageFacts) pageView {
 	v.More = len(s.Events) - len(v.Events)
 	v.Note = p.note(s)
 	v.Timeline = p.timeline(f)
-	for _, k := range first(byNeed(s.Sinks, p.now), shownSinks) {
+	for _, k := range wording.First(wording.ByNeed(s.Sinks, p.now), shownSinks) {
 		v.Sinks = append(v.Sinks, p.sink(k))
 	}
 	v.MoreSinks = len(s.Sinks) - len(v.Sinks)
 	v.Ready, v.Plans = s.Ready, p.plans(s)
 	if n := len(v.Troubles); n > 0 {
-		v.Needs = plural(n, "thing needs you", "things need you")
+		v.Needs = wording.Plural(n, "thing needs you", "things need you")
 	}
 	if n := len(f.Dead) + f.MoreDead; n > 0 {
-		v.Lost = plural(n, "message was given up", "messages were given up")
+		v.Lost = wording.Plural(n, "message was given up", "messages were given up")
 	}
 	v.Title = v.Name + " · forewarn"
 	if n := len(s.Events); n > 0 {
-		v.Title = plural(n, "event", "events") + " · " + v.Title
+		v.Title = wording.Plural(n, "event", "events") + " · " + v.Title
 	}
 	if len(v.Troubles)+len(v.Dead) > 0 {
 		v.Title = "needs you · " + v.Title
@@ -222,15 +210,8 @@ func truth(b bool) int {
 // soon is when an event is due; one without a time comes last.
 func soon(e eventView) string { return cmp.Or(e.When.Machine, "~") }
 
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
 func (p pageWriter) name(vm string) string {
-	return cmp.Or(printable(vm), "This VM")
+	return cmp.Or(wording.Printable(vm), "This VM")
 }
 
 // plans says in one line what Azure announces, or did when it last answered, and when the next of it is due.
@@ -253,7 +234,7 @@ func (p pageWriter) plans(s bridge.Status) string {
 			next = e.NotBefore
 		}
 	}
-	text += plural(len(s.Events), "event", "events")
+	text += wording.Plural(len(s.Events), "event", "events")
 	switch {
 	case next.IsZero():
 	case len(s.Events) == 1:
@@ -290,33 +271,33 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 		if slices.ContainsFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Refusal() == reason }) {
 			continue // said below, with what to do
 		}
-		add("Not ready: "+printable(reason)+".", "Until this is over, maintenance of this VM may go untold. More in forewarn's log.")
+		add("Not ready: "+wording.Printable(reason)+".", "Until this is over, maintenance of this VM may go untold. More in forewarn's log.")
 	}
 	for _, warning := range s.Warnings {
-		add("Warning: "+printable(warning)+".", "Maintenance of this VM is told all the same. More in forewarn's log.")
+		add("Warning: "+wording.Printable(warning)+".", "Maintenance of this VM is told all the same. More in forewarn's log.")
 	}
 	if s.Settings.LastError != "" {
-		add("The newest settings were refused; older ones are in force.", printable(s.Settings.LastError))
+		add("The newest settings were refused; older ones are in force.", wording.Printable(s.Settings.LastError))
 	}
 	if n := len(s.IMDS.Problems); n > 0 {
-		add(plural(n, "thing in Azure's document was", "things in Azure's document were")+" not understood.",
-			printable(s.IMDS.Problems[0])+". What was understood is told. See it all with `sudo forewarn events`.")
+		add(wording.Plural(n, "thing in Azure's document was", "things in Azure's document were")+" not understood.",
+			wording.Printable(s.IMDS.Problems[0])+". What was understood is told. See it all with `sudo forewarn events`.")
 	}
 	for _, k := range s.Sinks {
 		switch {
-		case needsSomebody(k, p.now):
+		case wording.NeedsSomebody(k, p.now):
 			about := map[string]any{
 				"type": cloudevent.SinkBlocked, "observer": s.Observer.Name,
 				"data": map[string]any{"sink": k.Name, "kind": k.Kind, "pending": k.Pending, "error": k.LastError},
 			}
 			add(capital(p.say("destination", about))+" needs you.", p.say("advice", about))
 		case k.State == bridge.SinkOrphaned && k.Pending > 0:
-			add("The sink "+printable(k.Name)+" is gone from the settings, and "+plural(k.Pending, "message is", "messages are")+" still owed to it.",
+			add("The sink "+wording.Printable(k.Name)+" is gone from the settings, and "+wording.Plural(k.Pending, "message is", "messages are")+" still owed to it.",
 				"They are kept for 24 hours, and sent if it returns under its name; then they are given up.")
 		}
 	}
 	if f.Err != nil {
-		add("The history cannot be read: "+printable(f.Err.Error())+".", "What is announced and who is told of it does not depend on it.")
+		add("The history cannot be read: "+wording.Printable(f.Err.Error())+".", "What is announced and who is told of it does not depend on it.")
 	}
 	return all
 }
@@ -351,12 +332,12 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 		seen, begun = l.announced, l.begun
 		for _, c := range lives[i].Changes {
 			if c.Approval != nil {
-				approval = capital(approvalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
+				approval = capital(wording.ApprovalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
 			}
 		}
 	}
 	change := imds.Change{Kind: imds.Scheduled, Event: azure}
-	if azure.Status == statusStarted {
+	if azure.Status == wording.Started {
 		change.Kind = imds.Started
 	}
 	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now}) // what is not valid in it is shown all the same
@@ -366,11 +347,11 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f), State: "Announced",
 		When: p.moment(e.NotBefore), Why: p.say("why", f), Effect: p.say("effect", f), HowLong: p.say("howLong", f), Approval: approval, Seen: p.moment(seen),
 	}
-	if approval == "" && e.Approval != "" && azure.Status != statusStarted {
-		v.Approval = "Not approved: " + printable(e.Approval) + "."
+	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
+		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
 	}
 	switch {
-	case azure.Status == statusStarted:
+	case azure.Status == wording.Started:
 		v.Begun, v.State = true, "Has begun"
 		v.Headline = p.say("who", f) + ": " + p.say("what", f) + " has begun"
 		v.When = p.moment(begun)
@@ -381,14 +362,14 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 		v.Count = p.until(e.NotBefore)
 	}
 	for _, name := range azure.Resources { // this VM first, so that it is never one of those left out
-		vm := vmView{Name: printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}
+		vm := vmView{Name: wording.Printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}
 		if vm.Self {
 			v.VMs = slices.Insert(v.VMs, 0, vm)
 		} else {
 			v.VMs = append(v.VMs, vm)
 		}
 	}
-	v.MoreVMs = max(0, len(v.VMs)-shownVMs)
+	v.MoreVMs = max(0, len(v.VMs)-wording.ShownVMs)
 	v.VMs = v.VMs[:len(v.VMs)-v.MoreVMs]
 	if !v.Begun {
 		if v.YouCan = p.say("youCan", f); v.YouCan != "" {
@@ -402,9 +383,9 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 
 // sink is one sink in words.
 func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
-	state, class := sinkState(k, p.now)
+	state, class := wording.SinkState(k, p.now)
 	v := sinkView{
-		Name: printable(k.Name), Kind: printable(k.Kind), Class: class, State: capital(state), Error: errorWords(k.LastError), Pending: k.Pending,
+		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capital(state), Error: wording.ErrorWords(k.LastError), Pending: k.Pending,
 		Delivered: k.Delivered, DeadLetters: k.DeadLetters, Accepted: p.moment(k.LastAccepted),
 	}
 	v.Oldest = p.since(k.OldestPending)
@@ -416,29 +397,21 @@ func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
 
 // dead is one dead letter in words.
 func (p pageWriter) dead(e outbox.Delivery) deadView {
-	v := deadView{Key: printable(e.Key), Since: p.moment(e.DeadSince)}
-	v.What = printable(strings.TrimPrefix(e.Type, cloudevent.BridgePrefix)) + ", about forewarn itself"
+	v := deadView{Key: wording.Printable(e.Key), Since: p.moment(e.DeadSince)}
+	v.What = wording.Printable(strings.TrimPrefix(e.Type, cloudevent.BridgePrefix)) + ", about forewarn itself"
 	if e.Group != "" {
-		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(printable(e.AzureType), "Event"), changeWord(imds.ChangeKind(e.Change), ""), e.Group)
+		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(wording.Printable(e.AzureType), "Event"), changeWord(imds.ChangeKind(e.Change), ""), e.Group)
 	}
 	v.Why = map[string]string{
 		delivery.ReasonRejected: "refused by the destination", delivery.ReasonExpired: "too old", delivery.ReasonLate: "overtaken by a newer change",
 		delivery.ReasonOverflow: "too much was waiting", delivery.ReasonRemoved: "the sink is gone from the settings",
 		delivery.ReasonLost: "its text can no longer be read",
 	}[e.Reason]
-	v.Why = cmp.Or(v.Why, printable(e.Reason))
+	v.Why = cmp.Or(v.Why, wording.Printable(e.Reason))
 	if e.Error != "" {
-		v.Why += ": " + errorWords(e.Error)
+		v.Why += ": " + wording.ErrorWords(e.Error)
 	}
 	return v
-}
-
-// errorWords is what a sink says of a failure, without the class, which is said in words beside it.
-func errorWords(s string) string {
-	for _, class := range []error{delivery.ErrBlocked, delivery.ErrRejected} {
-		s = strings.TrimPrefix(s, class.Error()+": ")
-	}
-	return printable(s)
 }
 
 // prose is a text with commands between backticks.
@@ -470,7 +443,7 @@ func changeWord(c imds.ChangeKind, o cloudevent.Outcome) string {
 		}
 		return "no longer listed"
 	}
-	return printable(string(c))
+	return wording.Printable(string(c))
 }
 
 // typeClass is the class that a type of event is drawn with.
@@ -505,7 +478,7 @@ func (p pageWriter) until(t time.Time) passing {
 	case left <= 0:
 		c.Text = "due now"
 	default:
-		c.Text = "in " + span(left)
+		c.Text = "in " + wording.Span(left)
 	}
 	return c
 }
@@ -517,7 +490,7 @@ func (p pageWriter) since(t time.Time) passing {
 	}
 	c := passing{Since: t.UnixMilli()}
 	if !p.live {
-		c.Text = ago(p.now, t) + " ago"
+		c.Text = wording.Ago(p.now, t) + " ago"
 	}
 	return c
 }

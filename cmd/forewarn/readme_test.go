@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"forewarn/cmd/forewarn/internal/manual"
+	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
 )
 
@@ -258,7 +259,7 @@ func TestSettingsSamplesLoad(t *testing.T) {
 }
 
 // loadSample loads settings that name files of secrets, which are made first. The addresses among those are at a server.
-func loadSample(t *testing.T, name, text, server string) *settings {
+func loadSample(t *testing.T, name, text, server string) *settings.Settings {
 	t.Helper()
 	dir := t.TempDir()
 	text = regexp.MustCompile(`/etc/forewarn/[a-z-]+`).ReplaceAllStringFunc(text, func(path string) string {
@@ -279,7 +280,7 @@ func loadSample(t *testing.T, name, text, server string) *settings {
 		return file
 	})
 	host := sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout, Log: slog.New(slog.DiscardHandler)}
-	s, err := loader{Kinds: sinks.Kinds, Host: host, Defaults: linuxDefaults}.parse(name, []byte(text))
+	s, err := settings.Loader{Kinds: sinks.Kinds, Host: host, Defaults: linuxDefaults}.Parse(name, []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // rendered is what would leave through one sink.
@@ -76,7 +77,7 @@ func (p *program) samples(ask asked, document, change string, o imds.Observer) (
 		return nil, exit(exitData, fmt.Errorf("%s: %w", document, err))
 	}
 	for _, problem := range doc.Problems {
-		fmt.Fprintf(p.err, "forewarn: %s: %s\n", document, printable(problem))
+		fmt.Fprintf(p.err, "forewarn: %s: %s\n", document, wording.Printable(problem))
 	}
 	var samples []cloudevent.Sample
 	for _, c := range imds.Diff(nil, doc) {
@@ -118,7 +119,7 @@ func (p *program) render(routes []bridge.Route, samples []cloudevent.Sample, o i
 		}
 	}
 	if p.output == "json" {
-		return printJSON(p.out, all)
+		return wording.PrintJSON(p.out, all)
 	}
 	for i, r := range all {
 		if len(all) > 1 {

@@ -20,6 +20,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
 )
 
 // firstWord is the first line of every run's log: what asking for scheduled events brings about.
@@ -137,7 +138,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 }
 
 // bridgeOptions are what the settings and this machine make of a bridge.
-func (p *program) bridgeOptions(s *settings, box *outbox.Outbox, log *slog.Logger) bridge.Options {
+func (p *program) bridgeOptions(s *settings.Settings, box *outbox.Outbox, log *slog.Logger) bridge.Options {
 	host, _ := os.Hostname()
 	booted, err := bootTime()
 	if err != nil {
@@ -155,8 +156,8 @@ func (p *program) bridgeOptions(s *settings, box *outbox.Outbox, log *slog.Logge
 }
 
 // reload reads the settings again. On any error the old ones stay.
-func (p *program) reload(b *bridge.Bridge, old *settings, log *slog.Logger) {
-	s, err := p.loader(log).reload(p.config)
+func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) {
+	s, err := p.loader(log).Reload(p.config)
 	if err != nil {
 		log.Error("the settings were not reloaded, the old ones stay in force", "err", err)
 		b.SettingsFailed(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
 )
 
@@ -143,7 +144,7 @@ func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
 		"syslog":  "{url: tls://h}",
 		"webhook": "{url: https://h}",
 	}
-	load := func(text string) *settings {
+	load := func(text string) *settings.Settings {
 		s := loadSample(t, "settings", text, "")
 		s.Hash = "" // which is of the text
 		return s

@@ -24,6 +24,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/cmd/forewarn/internal/settings"
 )
 
 func TestMain(m *testing.M) {
@@ -52,7 +53,7 @@ var machineVariables = []string{
 func command() {
 	w := process()
 	home := os.Getenv("HOME")
-	w.defaults = defaults{settings: filepath.Join(home, "etc", "forewarn.yaml"), state: filepath.Join(home, "var")}
+	w.defaults = settings.Defaults{Settings: filepath.Join(home, "etc", "forewarn.yaml"), State: filepath.Join(home, "var")}
 	os.Exit(run(context.Background(), w))
 }
 

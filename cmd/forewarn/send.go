@@ -15,6 +15,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // sent is what came of a test message at one sink.
@@ -126,7 +127,7 @@ func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imd
 
 func (p *program) printSent(results []sent, sample string) error {
 	if p.output == "json" {
-		return printJSON(p.out, results)
+		return wording.PrintJSON(p.out, results)
 	}
 	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SINK\tRESULT\tSECONDS\tA REAL "+strings.ToUpper(sample)+"\tANSWER")
@@ -135,7 +136,7 @@ func (p *program) printSent(results []sent, sample string) error {
 		if !r.WouldPass {
 			passes = "would be filtered out"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\t%s\n", r.Sink, r.Result, r.Seconds, passes, printable(r.Answer))
+		fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\t%s\n", r.Sink, r.Result, r.Seconds, passes, wording.Printable(r.Answer))
 	}
 	return t.Flush()
 }

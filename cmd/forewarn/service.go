@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // A machine is what Windows has to offer for a service. Its methods act on the one that is called serviceName.
@@ -122,7 +125,7 @@ func (p *program) serviceInstall(_ context.Context, m machine) error {
 		return err
 	case s.Path == "":
 		return exit(exitSettings, fmt.Errorf("there are no settings at %s; write them there, or name them with --config",
-			defaultSettingsPath(runtime.GOOS, p.getenv)))
+			settings.DefaultPath(runtime.GOOS, p.getenv)))
 	}
 	config, err := filepath.Abs(s.Path)
 	if err != nil {
@@ -166,7 +169,9 @@ func (p *program) serviceInstall(_ context.Context, m machine) error {
 }
 
 // ownDirectory holds the default settings and state.
-func ownDirectory(getenv func(string) string) string { return defaultState("windows", 0, getenv) }
+func ownDirectory(getenv func(string) string) string {
+	return settings.DefaultState("windows", 0, getenv)
+}
 
 // secureDirectories closes the directory of the default settings and state to other users, and the state directory if it
 // is made here. Another one that is there already is its owner's to open and close.
@@ -301,7 +306,7 @@ func (p *program) serviceStatus(_ context.Context, m machine) error {
 				shown["exitCode"] = s.ExitCode
 			}
 		}
-		if err := printJSON(p.out, shown); err != nil {
+		if err := wording.PrintJSON(p.out, shown); err != nil {
 			return err
 		}
 	} else if err == nil {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"forewarn/cmd/forewarn/internal/settings"
 )
 
 // fakeWindows is a machine whose service does after a while what it is told to.
@@ -93,7 +95,7 @@ func aWindows(t *testing.T) (*fakeWindows, *program, string) {
 		t.Fatal(err)
 	}
 	p := &program{logFormat: "text", logLevel: "info", output: "text", config: filepath.Join(own, "forewarn.yaml")}
-	p.world = world{out: new(bytes.Buffer), err: new(bytes.Buffer), getenv: getenv, defaults: systemDefaults("windows", -1, getenv)}
+	p.world = world{out: new(bytes.Buffer), err: new(bytes.Buffer), getenv: getenv, defaults: settings.SystemDefaults("windows", -1, getenv)}
 	settle(t, p, own)
 	return &fakeWindows{
 		exe: `C:\Program Files\forewarn\forewarn.exe`, secured: map[string]string{},

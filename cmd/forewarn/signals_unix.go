@@ -9,6 +9,3 @@ import (
 
 // hangup are the signals that mean: read the settings again.
 var hangup = []os.Signal{syscall.SIGHUP}
-
-// tryElevated is what helps whoever may not.
-const tryElevated = "try sudo"

@@ -6,6 +6,3 @@ import "os"
 // of console events: os.Interrupt of Ctrl-C and Ctrl-Break, SIGTERM of closing the window, logging off and shutting down.
 // Of the last three, Windows waits about five seconds for the end; what is not settled by then is sent again.
 var hangup []os.Signal
-
-// tryElevated is what helps whoever may not.
-const tryElevated = "try it in a prompt opened with Run as administrator"

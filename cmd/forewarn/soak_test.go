@@ -36,6 +36,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
 )
 
 const (
@@ -141,7 +142,7 @@ type soak struct {
 	t       *testing.T
 	p       *program
 	bridge  *bridge.Bridge
-	started *settings
+	started *settings.Settings
 	log     io.Writer
 	azure   *imdstest.Server
 	net     *switchboard

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +18,8 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 func (p *program) statusCommand() *cobra.Command {
@@ -46,7 +46,7 @@ func (p *program) statusCommand() *cobra.Command {
 				return err
 			}
 			if p.output == "json" {
-				return printJSON(p.out, st)
+				return wording.PrintJSON(p.out, st)
 			}
 			now := time.Now()
 			_, err = io.WriteString(p.out, statusText(st, now, now, s.Timezone))
@@ -59,7 +59,7 @@ func (p *program) statusCommand() *cobra.Command {
 
 // watchStatus shows the status again and again, until ctx is done. There must be a bridge at first; then it may go away
 // and come back. On a terminal it takes the screen, gives it back at the end, and leaves the last status there.
-func (p *program) watchStatus(ctx context.Context, s *settings) error {
+func (p *program) watchStatus(ctx context.Context, s *settings.Settings) error {
 	w := watch{out: p.out, zone: s.Timezone}
 	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && obeysControls(t.file) {
 		w.out = t.file
@@ -117,7 +117,7 @@ func (w *watch) show(st bridge.Status, err error, now time.Time) error {
 	switch wasAway := !w.away.IsZero(); {
 	case err == nil:
 		if wasAway {
-			fmt.Fprintf(&text, "forewarn answers again, after %s\n\n", ago(now, w.away))
+			fmt.Fprintf(&text, "forewarn answers again, after %s\n\n", wording.Ago(now, w.away))
 		}
 		w.last, w.heard, w.away = st, now, time.Time{}
 		text.WriteString(statusText(st, now, now, w.zone))
@@ -129,7 +129,7 @@ func (w *watch) show(st bridge.Status, err error, now time.Time) error {
 		}
 		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n", bridge.ClockTime(w.away, now, w.zone), err)
 		if w.size != nil {
-			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s", ago(now, w.heard), statusText(w.last, w.heard, now, w.zone))
+			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s", wording.Ago(now, w.heard), statusText(w.last, w.heard, now, w.zone))
 		}
 	}
 	if w.size == nil {
@@ -162,11 +162,11 @@ func fit(text string, width, height int) []string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	var wrapped, short []string
 	for _, line := range lines {
-		short = append(short, cut(line, width))
+		short = append(short, wording.Cut(line, width))
 		if strings.HasPrefix(line, " ") {
 			wrapped = append(wrapped, wrap(line, width)...)
 		} else {
-			wrapped = append(wrapped, cut(line, width))
+			wrapped = append(wrapped, wording.Cut(line, width))
 		}
 	}
 	switch {
@@ -175,15 +175,15 @@ func fit(text string, width, height int) []string {
 	case len(short) <= height:
 		return short
 	}
-	more := fmt.Sprintf("and %s; a higher window or forewarn status shows all", plural(len(short)-height+1, "line more", "lines more"))
-	return append(short[:height-1], cut(more, width))
+	more := fmt.Sprintf("and %s; a higher window or forewarn status shows all", wording.Plural(len(short)-height+1, "line more", "lines more"))
+	return append(short[:height-1], wording.Cut(more, width))
 }
 
 // wrap breaks a line at blanks, or within a word that is longer than the width. What follows is as indented as the line.
 func wrap(line string, width int) []string {
 	indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
 	if len(indent) > width/2 {
-		return []string{cut(line, width)}
+		return []string{wording.Cut(line, width)}
 	}
 	var all []string
 	rest := []rune(line)
@@ -201,17 +201,6 @@ func wrap(line string, width int) []string {
 	return append(all, string(rest))
 }
 
-// A shownEvent is what people are shown of an event as Azure sent it.
-type shownEvent struct {
-	EventID, EventType, EventStatus string
-	Resources                       []string
-}
-
-func readEvent(raw json.RawMessage) (e shownEvent) {
-	_ = json.Unmarshal(raw, &e) // a field of another type stays empty
-	return e
-}
-
 // statusText is a status for people, as it was heard; that its events come nearer until now is seen. What concerns one
 // thing stands indented below it. Those who need somebody, and events that are near, come first.
 func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) string {
@@ -223,42 +212,42 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	}
 	needing := 0
 	for _, k := range s.Sinks {
-		if needsSomebody(k, heard) {
+		if wording.NeedsSomebody(k, heard) {
 			needing++
 		}
 	}
 	if needing > 0 {
-		ready += ", " + plural(needing, "SINK NEEDS YOU", "SINKS NEED YOU")
+		ready += ", " + wording.Plural(needing, "SINK NEEDS YOU", "SINKS NEED YOU")
 	}
 	name := "(this VM's name is not known yet)"
 	if s.Observer.Name != "" {
-		name = printable(s.Observer.Name)
+		name = wording.Printable(s.Observer.Name)
 	}
-	fmt.Fprintf(&b, "%s  %s, forewarn %s, up %s\n", name, ready, printable(s.Version), ago(heard, s.StartedAt))
+	fmt.Fprintf(&b, "%s  %s, forewarn %s, up %s\n", name, ready, wording.Printable(s.Version), wording.Ago(heard, s.StartedAt))
 	for _, reason := range s.Reasons {
-		detail("%s", printable(reason))
+		detail("%s", wording.Printable(reason))
 	}
 	for _, warning := range s.Warnings {
-		detail("%s", printable(warning))
+		detail("%s", wording.Printable(warning))
 	}
 	answered := "has not answered yet"
 	if !s.IMDS.LastAnswer.IsZero() {
-		answered = "answered " + ago(heard, s.IMDS.LastAnswer) + " ago"
+		answered = "answered " + wording.Ago(heard, s.IMDS.LastAnswer) + " ago"
 	}
-	fmt.Fprintf(&b, "endpoint  %s, %s, api-version %s\n", answered, printable(s.IMDS.Endpoint), printable(s.IMDS.APIVersion))
+	fmt.Fprintf(&b, "endpoint  %s, %s, api-version %s\n", answered, wording.Printable(s.IMDS.Endpoint), wording.Printable(s.IMDS.APIVersion))
 	if s.IMDS.LastError != "" {
-		detail("now: %s", printable(s.IMDS.LastError))
+		detail("now: %s", wording.Printable(s.IMDS.LastError))
 	}
 	if n := len(s.IMDS.Problems); n > 0 {
-		detail("%s in Azure's document: %s", plural(n, "problem", "problems"), printable(s.IMDS.Problems[0]))
+		detail("%s in Azure's document: %s", wording.Plural(n, "problem", "problems"), wording.Printable(s.IMDS.Problems[0]))
 	}
 	fmt.Fprintf(&b, "outbox    %d owed, %d given up, %d KiB\n", s.Outbox.Pending, s.Outbox.DeadLetters, s.Outbox.Bytes>>10)
 	if !s.Outbox.Durable {
-		detail("NOT ON DISK: %s", printable(s.Outbox.Error))
+		detail("NOT ON DISK: %s", wording.Printable(s.Outbox.Error))
 	}
 	if s.Settings.LastError != "" {
 		b.WriteString("settings  the newest were refused, older ones are in force\n")
-		detail("%s", printable(s.Settings.LastError))
+		detail("%s", wording.Printable(s.Settings.LastError))
 	}
 	b.WriteByte('\n')
 	b.WriteString(eventsText(s, now, zone))
@@ -280,35 +269,27 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	}
 	rows := []string{"EVENT\tTYPE\tSTATE\tDUE\tNOT BEFORE\tMACHINES"}
 	var details []string
-	for _, e := range first(byUrgency(s.Events), shownRows) {
-		a := readEvent(e.Event)
-		state, due, when := printable(a.EventStatus), "-", "-"
+	for _, e := range wording.First(wording.ByUrgency(s.Events), wording.ShownRows) {
+		a := wording.ReadEvent(e.Event)
+		state, due, when := wording.Printable(a.EventStatus), "-", "-"
 		if !e.NotBefore.IsZero() {
 			due, when = "due now", bridge.ClockTime(e.NotBefore, now, zone)
 			if left := e.NotBefore.Sub(now); left >= time.Second {
-				due = "in " + span(left)
+				due = "in " + wording.Span(left)
 			}
 		}
-		if e.Approved != nil && a.EventStatus != statusStarted {
-			state, due = "approved "+ago(now, e.Approved.At)+" ago by "+printable(e.Approved.By), "any moment"
+		if e.Approved != nil && a.EventStatus != wording.Started {
+			state, due = "approved "+wording.Ago(now, e.Approved.At)+" ago by "+wording.Printable(e.Approved.By), "any moment"
 		}
-		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", printable(a.EventID), printable(a.EventType), state, due, when,
-			printable(machines(a.Resources, s.Observer.Name))))
+		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", wording.Printable(a.EventID), wording.Printable(a.EventType), state, due, when,
+			wording.Printable(machines(a.Resources, s.Observer.Name))))
 		detail := ""
 		if e.Approval != "" {
-			detail = "not approved: " + printable(e.Approval)
+			detail = "not approved: " + wording.Printable(e.Approval)
 		}
 		details = append(details, detail)
 	}
-	return table(rows, details) + moreText(len(s.Events)-len(details), "forewarn status -o json")
-}
-
-// moreText says how many rows a list leaves out, and what shows them; "" for none.
-func moreText(more int, command string) string {
-	if more <= 0 {
-		return ""
-	}
-	return fmt.Sprintf("and %d more; %s shows all\n", more, command)
+	return table(rows, details) + wording.More(len(s.Events)-len(details), "forewarn status -o json")
 }
 
 // machines names those that an event hits, this VM first.
@@ -321,8 +302,8 @@ func machines(all []string, self string) string {
 			names = append(names, name)
 		}
 	}
-	if more := len(names) - shownVMs; more > 0 {
-		names = append(names[:shownVMs], fmt.Sprintf("and %d more", more))
+	if more := len(names) - wording.ShownVMs; more > 0 {
+		names = append(names[:wording.ShownVMs], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(names, ", ")
 }
@@ -334,31 +315,31 @@ func sinksText(s bridge.Status, heard time.Time) string {
 	}
 	rows := []string{"SINK\tSTATE\tOWED\tLAST TOLD\tTOLD\tGIVEN UP\tKIND"}
 	var details []string
-	for _, k := range first(byNeed(s.Sinks, heard), shownRows) {
-		state, class := sinkState(k, heard)
+	for _, k := range wording.First(wording.ByNeed(s.Sinks, heard), wording.ShownRows) {
+		state, class := wording.SinkState(k, heard)
 		if class == bridge.SinkIsBlocked {
 			state = strings.ToUpper(state)
 		}
 		told := "-"
 		if !k.LastAccepted.IsZero() {
-			told = ago(heard, k.LastAccepted) + " ago"
+			told = wording.Ago(heard, k.LastAccepted) + " ago"
 		}
 		owed := fmt.Sprint(k.Pending)
 		if k.Pending > 0 {
-			owed += ", for " + span(time.Duration(k.OldestPendingSeconds*float64(time.Second)))
+			owed += ", for " + wording.Span(time.Duration(k.OldestPendingSeconds*float64(time.Second)))
 		}
-		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s", printable(k.Name), state, owed, told, k.Delivered, k.DeadLetters, printable(k.Kind)))
-		detail := errorWords(k.LastError)
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s", wording.Printable(k.Name), state, owed, told, k.Delivered, k.DeadLetters, wording.Printable(k.Kind)))
+		detail := wording.ErrorWords(k.LastError)
 		switch {
 		case detail == "" || k.Pending == 0:
 		case k.NextAttempt.IsZero():
 			detail = "trying now; before: " + detail
 		default:
-			detail = "next try in " + span(k.NextAttempt.Sub(heard)) + ": " + detail
+			detail = "next try in " + wording.Span(k.NextAttempt.Sub(heard)) + ": " + detail
 		}
 		details = append(details, detail)
 	}
-	return table(rows, details) + moreText(len(s.Sinks)-len(details), "forewarn status -o json")
+	return table(rows, details) + wording.More(len(s.Sinks)-len(details), "forewarn status -o json")
 }
 
 // table aligns rows, the first of which is their heading, and puts the details of each of the others below it.
@@ -375,82 +356,4 @@ func table(rows, details []string) string {
 		}
 	}
 	return b.String()
-}
-
-// byUrgency are the events in the order in which they matter: those that have begun, then the nearest.
-func byUrgency(events []bridge.EventStatus) []bridge.EventStatus {
-	type ranked struct {
-		bridge.EventStatus
-		rank int
-	}
-	all := make([]ranked, len(events))
-	for i, e := range events {
-		all[i] = ranked{e, 2}
-		switch {
-		case readEvent(e.Event).EventStatus == statusStarted:
-			all[i].rank = 0
-		case !e.NotBefore.IsZero():
-			all[i].rank = 1
-		}
-	}
-	slices.SortStableFunc(all, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), a.NotBefore.Compare(b.NotBefore))
-	})
-	sorted := make([]bridge.EventStatus, len(all))
-	for i, e := range all {
-		sorted[i] = e.EventStatus
-	}
-	return sorted
-}
-
-// byNeed are the sinks in the order in which they matter: those that need somebody, then those that may soon.
-func byNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
-	rank := func(k bridge.SinkStatus) int {
-		_, class := sinkState(k, now)
-		return slices.Index([]string{bridge.SinkIsBlocked, bridge.SinkRetrying, bridge.SinkOrphaned, bridge.SinkOK}, class)
-	}
-	return slices.SortedStableFunc(slices.Values(sinks), func(a, b bridge.SinkStatus) int { return cmp.Compare(rank(a), rank(b)) })
-}
-
-// sinkState says in words how a sink is, and like which state that is to be seen: one that has accepted nothing for
-// long needs somebody, whatever it answers.
-func sinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
-	switch {
-	case needsSomebody(k, now):
-		return "needs you", bridge.SinkIsBlocked
-	case k.State == bridge.SinkRetrying:
-		return "trying again", k.State
-	case k.State == bridge.SinkOrphaned:
-		return "not in the settings", k.State
-	case k.Pending > 0:
-		return "sending", bridge.SinkOK
-	case k.LastError != "":
-		return "gave up the last", bridge.SinkRetrying
-	case k.LastAccepted.IsZero():
-		return "ready", bridge.SinkOK
-	}
-	return "works", bridge.SinkOK
-}
-
-// needsSomebody says whether a sink is blocked, or has accepted nothing for so long that other sinks tell of it too.
-func needsSomebody(k bridge.SinkStatus, now time.Time) bool {
-	owed := time.Duration(k.OldestPendingSeconds * float64(time.Second))
-	return k.State == bridge.SinkIsBlocked ||
-		k.State == bridge.SinkRetrying && min(owed, now.Sub(k.LastAccepted)) >= bridge.SilentFor
-}
-
-func ago(now, t time.Time) string { return span(now.Sub(t)) }
-
-// span is a duration in the two largest of its units.
-func span(d time.Duration) string {
-	d = max(0, d.Round(time.Second))
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%d s", d/time.Second)
-	case d < time.Hour:
-		return fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
-	}
-	return fmt.Sprintf("%d d %d h", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }

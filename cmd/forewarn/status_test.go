@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge"
+	"forewarn/cmd/forewarn/internal/settings"
 )
 
 // statusOf is the status of the sample page, as it comes from a running forewarn, with the texts of its sinks replaced
@@ -288,7 +289,7 @@ func TestStatusOfAForewarnThatHangs(t *testing.T) {
 	}()
 	p := program{}
 	ask := func() error {
-		return p.askControl(t.Context(), &settings{Control: socket}, "/status", nil, &bridge.Status{})
+		return p.askControl(t.Context(), &settings.Settings{Control: socket}, "/status", nil, &bridge.Status{})
 	}
 	if err := ask(); err == nil || !strings.Contains(err.Error(), "a forewarn listens on "+socket+" but does not answer: ") || errors.Is(err, errNoBridge) {
 		t.Errorf("of one that hangs: %v", err)

@@ -34,6 +34,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
 )
 
@@ -197,7 +198,7 @@ type typist struct {
 	ca   tls.Certificate // another's
 	p    *program
 	b    *bridge.Bridge
-	old  *settings
+	old  *settings.Settings
 	log  *bytes.Buffer
 	page http.Handler
 }
@@ -215,7 +216,7 @@ func newTypist(t testing.TB) *typist {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { box.Close() })
-	if w.old, err = w.p.loader(log).parse("", []byte("state: state\n"+builtin)); err != nil {
+	if w.old, err = w.p.loader(log).Parse("", []byte("state: state\n"+settings.Builtin)); err != nil {
 		t.Fatal(err)
 	}
 	w.b = bridge.New(w.p.bridgeOptions(w.old, box, log))
@@ -253,7 +254,7 @@ func (w *typist) says(text string, way uint64) map[string]string {
 	}
 	w.log.Reset()
 	log := slog.New(slog.NewTextHandler(w.log, nil))
-	if _, err := w.p.loader(log).load(w.path); err != nil { // right ones would be taken by a bridge that runs, and here none does
+	if _, err := w.p.loader(log).Load(w.path); err != nil { // right ones would be taken by a bridge that runs, and here none does
 		w.p.reload(w.b, w.old, log)
 	}
 	all["the log"] = w.log.String()
@@ -282,7 +283,7 @@ func (w *typist) deliver(way failingWay) string {
 	p := &program{config: w.path, logLevel: "debug", world: w.p.world}
 	p.out, p.err = &log, &log
 	p.dial = func(ctx context.Context, network, address string) (net.Conn, error) { return way(w, network, address) }
-	s, err := p.loader(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))).load(w.path)
+	s, err := p.loader(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))).Load(w.path)
 	if err != nil {
 		return err.Error()
 	}

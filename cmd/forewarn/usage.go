@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // strict has every command below root refuse, with exit code 2 and what was expected, the words and flags that it does
@@ -51,7 +53,7 @@ func commandHint(c *cobra.Command, word string) string {
 			known = append(known, sub.Name())
 		}
 	}
-	return suggestion(word, known)
+	return wording.Suggestion(word, known)
 }
 
 // unknownTopic refuses what there is no help about.
@@ -88,7 +90,7 @@ func flagHint(c *cobra.Command, err error) string {
 		return hint
 	}
 	for _, m := range flagName.FindAllStringSubmatch(c.Flags().FlagUsages(), -1) {
-		if distance(unknown.GetSpecifiedName(), m[1]) <= 2 {
+		if wording.Distance(unknown.GetSpecifiedName(), m[1]) <= 2 {
 			return fmt.Sprintf("did you mean --%s?", m[1])
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"slices"
@@ -19,7 +19,7 @@ type ruleSettings struct {
 }
 
 // rules reads what may be approved. The sinks are those of s.
-func (l loader) rules(doc *document, s *settings) ([]bridge.Rule, error) {
+func (l Loader) rules(doc *document, s *Settings) ([]bridge.Rule, error) {
 	list, ok := doc.root.find("approve")
 	if !ok || list.value.kind == nothing {
 		return nil, nil
@@ -41,7 +41,7 @@ func (l loader) rules(doc *document, s *settings) ([]bridge.Rule, error) {
 	return rules, nil
 }
 
-func rule(doc *document, n *node, s *settings) (r bridge.Rule, err error) {
+func rule(doc *document, n *node, s *Settings) (r bridge.Rule, err error) {
 	if err := checkValues(doc, n); err != nil {
 		return r, err
 	}

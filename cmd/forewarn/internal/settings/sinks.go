@@ -1,59 +1,15 @@
-package main
+package settings
 
 import (
-	"cmp"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
 	"maps"
-	"net"
 	"net/url"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
-
-	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/expr-lang/expr/file"
 
 	"forewarn/bridge"
-	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/imds"
-	"forewarn/sinks"
 )
-
-// settings are the settings file, checked, with its destinations built.
-type settings struct {
-	Path  string // "" when there is no file and the defaults count
-	Wrong error  // why they hold only placeKeys and defaults; nil when they are right
-	Hash  string // of all but secrets; see document.hash
-
-	IMDS struct {
-		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" doc:"metadata service, or discover"`
-		APIVersion string        `yaml:"api_version" default:"2020-07-01" doc:"API version to ask for first"`
-		Interval   time.Duration `yaml:"interval" default:"1s" doc:"time between polls"`
-		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: asked from the endpoint)"`
-		Discover   bool          // the file has endpoint: discover; Endpoint is the default, which is tried first
-	} `yaml:"imds" doc:"the endpoint that is polled"`
-	State    string         `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
-	Control  string         `yaml:"control" doc:"control socket (default: control.sock in state)"`
-	Listen   string         `yaml:"listen" default:"127.0.0.1:8169" doc:"address of the page and metrics; \"\" is off"`
-	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
-	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`
-	Source   string         `yaml:"cloudevents_source" doc:"source of CloudEvents about Azure (default: the VM's)"`
-	Timezone *time.Location // shown beside UTC
-	Rules    []bridge.Rule  // of approval
-	Names    []string       // of the sinks as they are written, also where the sinks themselves are not asked for
-	Routes   []bridge.Route // the sinks, in the file's order
-	Notes    []string       // what an operator may not expect of them
-	Written  []string       // secrets that stand in the file itself, such as hook.bearer
-}
 
 // sinkSettings are the keys that a sink may have beside the one of its kind.
 type sinkSettings struct {
@@ -87,127 +43,6 @@ type groupSettings struct {
 	Within time.Duration `yaml:"within" doc:"time in which they come, at most 1m"`
 }
 
-// builtin is what counts where there is no settings file: every default, and the CloudEvents on standard output.
-const builtin = `sinks: [{name: stdout, file: {path: "-"}}]`
-
-// A loader turns a settings file into settings. Its fields are all that it takes from the world around it.
-type loader struct {
-	Kinds    map[string]sinks.Kind // nil leaves the sinks unread
-	Host     sinks.Host
-	Defaults defaults
-}
-
-// defaults are where things are when nothing says otherwise.
-type defaults struct {
-	settings string // the settings file; it need not be there
-	state    string // the directory of the outbox
-}
-
-// systemDefaults are those of an operating system for a user of it.
-func systemDefaults(goos string, euid int, getenv func(string) string) defaults {
-	return defaults{settings: defaultSettingsPath(goos, getenv), state: defaultState(goos, euid, getenv)}
-}
-
-// load reads the settings from the file at path. Without a path it looks in the default place, and takes the built-in
-// settings if nothing is there; a file that was named must exist.
-func (l loader) load(path string) (*settings, error) {
-	named := path != ""
-	path, data, err := l.read(path)
-	switch missing := errors.Is(err, fs.ErrNotExist); {
-	case missing && !named:
-		return l.parse("", []byte(builtin))
-	case missing:
-		return nil, fmt.Errorf("%w; create it, or leave out --config to run with the defaults", err)
-	case err != nil:
-		return nil, err
-	}
-	return l.parse(path, data)
-}
-
-// reload is load for a program that runs: the built-in settings do not take the place of a file that is gone.
-func (l loader) reload(path string) (*settings, error) {
-	path, data, err := l.read(path)
-	if err != nil {
-		return nil, err
-	}
-	return l.parse(path, data)
-}
-
-// read returns the file at path, without one that in the default place, and its path.
-func (l loader) read(path string) (string, []byte, error) {
-	path = cmp.Or(path, l.Defaults.settings)
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w; let the user that forewarn runs as read it, or %s", err, tryElevated)
-	}
-	if err != nil {
-		return path, nil, fmt.Errorf("settings: %w", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if info, _ := f.Stat(); err != nil && info != nil && info.IsDir() {
-		return path, nil, fmt.Errorf("settings: %s is a directory; expected the file in it, such as %s", path, filepath.Join(path, "forewarn.yaml"))
-	} else if err != nil {
-		return path, nil, fmt.Errorf("settings: %w", err)
-	}
-	return path, data, nil
-}
-
-// parse checks the settings and builds the sinks. The path only names the file in errors. Nothing is read but what the
-// kinds read when they open, the files of secrets.
-func (l loader) parse(path string, data []byte) (*settings, error) {
-	doc, err := parseDocument(path, data)
-	if err != nil {
-		return nil, err
-	}
-	s := &settings{Path: path}
-	s.IMDS.Endpoint = "http://169.254.169.254"
-	s.IMDS.APIVersion = "2020-07-01"
-	s.IMDS.Interval = time.Second
-	s.State = l.Defaults.state
-	s.Listen = "127.0.0.1:8169"
-	s.Zone = "UTC"
-	if err := doc.decode(doc.root, s, "", "sinks", "approve"); err != nil {
-		return nil, err
-	}
-	if s.IMDS.Endpoint == "discover" {
-		s.IMDS.Discover, s.IMDS.Endpoint = true, imds.DefaultEndpoint
-		s.Notes = append(s.Notes, "imds.endpoint: discover: run looks for the endpoint, at "+imds.DefaultEndpoint+" first; forewarn discover does so now")
-	}
-	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
-	s.Timezone, err = time.LoadLocation(s.Zone)
-	for _, check := range []struct {
-		key  string
-		ok   bool
-		want string
-	}{
-		{"imds.endpoint", isEndpoint(s.IMDS.Endpoint), "http or https, a host and perhaps a path, such as http://169.254.169.254, or discover"},
-		{"imds.api_version", apiVersion.MatchString(s.IMDS.APIVersion), "a date such as 2020-07-01"},
-		{"imds.interval", s.IMDS.Interval >= 100*time.Millisecond, "100ms or more"},
-		{"state", s.State != "", "a directory such as /var/lib/forewarn"},
-		{"listen", s.Listen == "" || isListen(s.Listen), `host:port such as 127.0.0.1:8169, or "" to serve no page`},
-		{"metrics", s.Metrics == "" || isListen(s.Metrics), `host:port such as 0.0.0.0:9169, or "" to serve them with the page only`},
-		{"timezone", err == nil && s.Zone != "" && s.Zone != "Local", "an IANA name such as UTC or Europe/Berlin"},
-		{"cloudevents_source", s.Source == "" || isURI(s.Source), "an absolute URI without spaces, such as " +
-			"https://management.azure.com/subscriptions/... or urn:example:web"},
-	} {
-		if !check.ok {
-			e, _ := doc.root.find(check.key)
-			return nil, doc.refuse(e.value, check.key, check.want)
-		}
-	}
-	s.Names = sinkNames(doc)
-	if l.Kinds == nil {
-		return s, nil // only the rest was asked for
-	}
-	if s.Routes, err = l.routes(doc, s); err != nil {
-		return s, err
-	}
-	s.Rules, err = l.rules(doc, s)
-	s.Hash = doc.hash()
-	return s, err
-}
-
 // sinkNames are the names of the sinks, as far as they have one.
 func sinkNames(doc *document) (names []string) {
 	list, ok := doc.root.find("sinks")
@@ -223,7 +58,7 @@ func sinkNames(doc *document) (names []string) {
 }
 
 // routes builds the sinks in their order.
-func (l loader) routes(doc *document, s *settings) ([]bridge.Route, error) {
+func (l Loader) routes(doc *document, s *Settings) ([]bridge.Route, error) {
 	list, ok := doc.root.find("sinks")
 	if !ok || list.value.kind == nothing {
 		return nil, doc.errorAt(list.pos, "no sinks, so nobody would be told; expected at least one below the key sinks, "+
@@ -250,7 +85,7 @@ func (l loader) routes(doc *document, s *settings) ([]bridge.Route, error) {
 }
 
 // route builds one sink.
-func (l loader) route(doc *document, n *node, s *settings) (r bridge.Route, err error) {
+func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, err error) {
 	known := slices.Sorted(maps.Keys(l.Kinds))
 	found := slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return !slices.Contains(known, e.key) })
 	if len(found) == 0 { // nothing to build, but something else may be wrong before that
@@ -381,7 +216,7 @@ func checkTimes(doc *document, n *node, in sinkSettings) error {
 }
 
 // checkFallbacks refuses fallbacks to nowhere.
-func (l loader) checkFallbacks(doc *document, list *node, routes []bridge.Route) error {
+func (l Loader) checkFallbacks(doc *document, list *node, routes []bridge.Route) error {
 	for i, r := range routes {
 		to := r.Terms.Fallback.Sink
 		e, given := list.items[i].find("fallback.sink")
@@ -421,11 +256,6 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 	return nil
 }
 
-var (
-	sinkName   = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
-	apiVersion = regexp.MustCompile(`^\d{4}-\d{2}-\d{2}(-preview)?$`)
-)
-
 // checkValues refuses words that the common keys of the sink n do not know.
 func checkValues(doc *document, n *node) error {
 	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
@@ -457,83 +287,4 @@ func checkValues(doc *document, n *node) error {
 		}
 	}
 	return nil
-}
-
-// exprWords has our words for what the compiler of conditions says, and those of its language for Go's types.
-var exprWords = strings.NewReplacer("unexpected token EOF", "the condition ends too early",
-	`unexpected token Operator("=")`, `unexpected "="; expected "==" to compare`, "unexpected token ", "unexpected ",
-	"map[string]interface {}", "map", "[]interface {}", "array", "[]string", "array", "interface {}", "any", "float64", "float")
-
-// parseWhen compiles a sink's condition; an error stands at its place inside the expression.
-func parseWhen(doc *document, n *node) (*bridge.When, error) {
-	if strings.TrimSpace(n.text) == "" {
-		return nil, doc.refuse(n, "when", "a condition such as duration > 10, or no when at all")
-	}
-	when, err := bridge.ParseWhen(n.text)
-	if err == nil {
-		return when, nil
-	}
-	e, ok := errors.AsType[*file.Error](err)
-	if !ok {
-		return nil, doc.refuse(n, "when", "a condition that is true or false, such as duration > 10")
-	}
-	what, at := exprWords.Replace(e.Message), doc.inside(n, e.Line, e.Column)
-	fields := slices.Sorted(maps.Keys(cloudevent.Fields(event.New())))
-	if name, ok := strings.CutPrefix(what, "unknown name "); ok {
-		what = unknown("name", name, fields, doc.showable(n))
-	} else if !doc.showable(n) && quotesOf(what, n.text, fields) {
-		what = "not a condition; expected one that is true or false, such as duration > 10"
-	}
-	return nil, doc.errorAt(at, "when: %s", what)
-}
-
-// quotesOf tells whether a message repeats a word of text that is not among those that are known.
-func quotesOf(message, text string, known []string) bool {
-	words := strings.FieldsFunc(message, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
-	return slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(known, w) && strings.Contains(text, w) })
-}
-
-func isEndpoint(s string) bool {
-	u, err := url.Parse(s)
-	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" &&
-		u.User == nil && u.RawQuery == "" && !u.ForceQuery && u.Fragment == ""
-}
-
-func isListen(s string) bool {
-	host, port, err := net.SplitHostPort(s)
-	_, portErr := strconv.ParseUint(port, 10, 16)
-	return err == nil && portErr == nil && !strings.ContainsAny(host, "/@ ")
-}
-
-func isURI(s string) bool {
-	u, err := url.Parse(s)
-	return err == nil && u.IsAbs() && len(s) > len(u.Scheme+"://") &&
-		!strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
-}
-
-// defaultSettingsPath is where the settings file is looked for when none is named.
-func defaultSettingsPath(goos string, getenv func(string) string) string {
-	if goos == "windows" {
-		return programData(getenv) + `\forewarn\forewarn.yaml`
-	}
-	return "/etc/forewarn/forewarn.yaml"
-}
-
-// programData is where Windows keeps what programs store for all users.
-func programData(getenv func(string) string) string {
-	return cmp.Or(getenv("ProgramData"), `C:\ProgramData`)
-}
-
-// defaultState is the directory of the outbox: the system's for root, the user's own for anybody else who has one.
-func defaultState(goos string, euid int, getenv func(string) string) string {
-	dir, home := getenv("XDG_STATE_HOME"), getenv("HOME")
-	switch {
-	case goos == "windows":
-		return programData(getenv) + `\forewarn`
-	case euid != 0 && filepath.IsAbs(dir):
-		return filepath.Join(dir, "forewarn")
-	case euid != 0 && filepath.IsAbs(home):
-		return filepath.Join(home, ".local", "state", "forewarn")
-	}
-	return "/var/lib/forewarn"
 }

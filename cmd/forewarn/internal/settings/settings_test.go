@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"context"
@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write the golden files of testdata anew
 
 // Every mistake in testdata/settings is answered with the words beside it.
 func TestMistakesInSettingsAreExplained(t *testing.T) {
-	files, err := filepath.Glob("testdata/settings/bad-*.yaml")
+	files, err := filepath.Glob("testdata/bad-*.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("Glob = %v, %v, want the bad files", files, err)
 	}
@@ -32,12 +32,12 @@ func TestMistakesInSettingsAreExplained(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = testLoader().parse("forewarn.yaml", data)
+		_, err = testLoader().Parse("forewarn.yaml", data)
 		if err == nil {
 			t.Errorf("%s is taken, want an error", name)
 			continue
 		}
-		var placed *settingsError
+		var placed *Problem
 		if !errors.As(err, &placed) {
 			t.Errorf("%s: the error is a %T, want one with its place: %v", name, err, err)
 		}
@@ -136,7 +136,7 @@ func TestAnchorsAndMergesAreFollowed(t *testing.T) {
 
 // A file from Windows, with a byte order mark and CRLF, is as good as any.
 func TestSettingsFromWindowsAreRead(t *testing.T) {
-	s, err := testLoader().parse("x", []byte("\ufefftimezone: Europe/Berlin\r\nsinks:\r\n  - name: a\r\n    file: {path: x}\r\n"))
+	s, err := testLoader().Parse("x", []byte("\ufefftimezone: Europe/Berlin\r\nsinks:\r\n  - name: a\r\n    file: {path: x}\r\n"))
 	if err != nil || s.Zone != "Europe/Berlin" {
 		t.Errorf("parse = %+v, %v, want the time zone", s, err)
 	}
@@ -155,7 +155,7 @@ func TestFilesThatAreNoSettingsAreRefused(t *testing.T) {
 		"text":          {"hello", "f:1:1: settings: expected a section of keys, got text"},
 		"a list":        {"- a", "f:1:1: settings: expected a section of keys, got a list"},
 	} {
-		_, err := testLoader().parse("f", []byte(tt.text))
+		_, err := testLoader().Parse("f", []byte(tt.text))
 		if got, _, _ := strings.Cut(fmt.Sprint(err), "\n"); got != tt.want {
 			t.Errorf("%s: got %q, want %q", name, got, tt.want)
 		}
@@ -166,7 +166,7 @@ func TestFilesThatAreNoSettingsAreRefused(t *testing.T) {
 func TestDeepNestingEnds(t *testing.T) {
 	for _, text := range []string{"[", "{a: ", "- ", "? ", "&a ", "!a ", "a: &a [*a, "} {
 		for _, n := range []int{100, 4_000} {
-			if _, err := testLoader().parse("f", []byte(strings.Repeat(text, n))); err == nil {
+			if _, err := testLoader().Parse("f", []byte(strings.Repeat(text, n))); err == nil {
 				t.Errorf("%d times %q is taken, want an error", n, text)
 			}
 		}
@@ -175,7 +175,7 @@ func TestDeepNestingEnds(t *testing.T) {
 	for c := 'b'; c < 'z'; c++ {
 		laughs += fmt.Sprintf("%c: &%[1]c [*%[2]c, *%[2]c, *%[2]c, *%[2]c, *%[2]c]\n", c, c-1)
 	}
-	if _, err := testLoader().parse("f", []byte(laughs)); err == nil {
+	if _, err := testLoader().Parse("f", []byte(laughs)); err == nil {
 		t.Error("a file of aliases of aliases is taken, want an error")
 	}
 }
@@ -192,7 +192,7 @@ func TestDurationsMayHaveDays(t *testing.T) {
 		{"", 0, false}, {"5", 0, false}, {"-1s", 0, false}, {"1d-1h", 0, false}, {"d", 0, false}, {"1dd", 0, false}, {"5 minutes", 0, false},
 		{"99999d2000000h", 0, false}, {"9999999d", 0, false}, {"12h1d", 0, false},
 	} {
-		if d, ok := parseDuration(tt.text); ok != tt.ok || ok && d != tt.want {
+		if d, ok := ParseDuration(tt.text); ok != tt.ok || ok && d != tt.want {
 			t.Errorf("parseDuration(%q) = %v, %v, want %v, %v", tt.text, d, ok, tt.want, tt.ok)
 		}
 	}
@@ -200,7 +200,7 @@ func TestDurationsMayHaveDays(t *testing.T) {
 
 // Without a file the bridge runs on its defaults and tells standard output about its own VM.
 func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
-	s, err := testLoader().parse("", []byte(builtin))
+	s, err := testLoader().Parse("", []byte(Builtin))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
 	}
 	real := testLoader()
 	real.Kinds = sinks.Kinds
-	if _, err := real.parse("", []byte(builtin)); err != nil {
+	if _, err := real.Parse("", []byte(Builtin)); err != nil {
 		t.Errorf("the real kinds refuse the built-in settings: %v", err)
 	}
 }
@@ -221,23 +221,23 @@ func TestNamedFileMustExist(t *testing.T) {
 	l := testLoader()
 	dir := t.TempDir()
 	place := filepath.Join(dir, "forewarn.yaml")
-	l.Defaults.settings = place
-	if s, err := l.load(""); err != nil || s.Path != "" {
+	l.Defaults.Settings = place
+	if s, err := l.Load(""); err != nil || s.Path != "" {
 		t.Errorf("load with no file = %+v, %v, want the built-in settings", s, err)
 	}
-	if err := os.WriteFile(place, []byte(builtin), 0o600); err != nil {
+	if err := os.WriteFile(place, []byte(Builtin), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := l.load(""); err != nil || s.Path != place {
+	if s, err := l.Load(""); err != nil || s.Path != place {
 		t.Errorf("load = %+v, %v, want the file %s", s, err, place)
 	}
 	missing := filepath.Join(dir, "forewarn.yml")
-	_, err := l.load(missing)
+	_, err := l.Load(missing)
 	remedy := "create it, or leave out --config to run with the defaults"
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) || !strings.HasSuffix(err.Error(), remedy) {
 		t.Errorf("load of a missing file = %v, want an error that names it and ends in %s", err, remedy)
 	}
-	if _, err := l.load(dir); err == nil || !strings.Contains(err.Error(), dir) {
+	if _, err := l.Load(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("load of a directory = %v, want an error that names it", err)
 	}
 }
@@ -246,14 +246,14 @@ func TestNamedFileMustExist(t *testing.T) {
 func TestAReloadNeedsAFile(t *testing.T) {
 	l := testLoader()
 	place := filepath.Join(t.TempDir(), "forewarn.yaml")
-	l.Defaults.settings = place
-	if s, err := l.reload(""); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), place) {
+	l.Defaults.Settings = place
+	if s, err := l.Reload(""); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), place) {
 		t.Errorf("reload with no file = %+v, %v, want an error that names %s", s, err, place)
 	}
-	if err := os.WriteFile(place, []byte(builtin), 0o600); err != nil {
+	if err := os.WriteFile(place, []byte(Builtin), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := l.reload(""); err != nil || s.Path != place {
+	if s, err := l.Reload(""); err != nil || s.Path != place {
 		t.Errorf("reload = %+v, %v, want the file %s", s, err, place)
 	}
 }
@@ -262,7 +262,7 @@ func TestAReloadNeedsAFile(t *testing.T) {
 func TestWithoutKindsTheSinksStayUnread(t *testing.T) {
 	l := testLoader()
 	l.Kinds = nil
-	s, err := l.parse("f", []byte("state: /s\nsinks: [{name: a, webhook: {url_file: /no/such/file}}]"))
+	s, err := l.Parse("f", []byte("state: /s\nsinks: [{name: a, webhook: {url_file: /no/such/file}}]"))
 	if err != nil || s.State != "/s" || s.Routes != nil {
 		t.Errorf("parse = %+v, %v, want the state and no routes", s, err)
 	}
@@ -284,7 +284,7 @@ func TestStateHasADefaultForEveryUser(t *testing.T) {
 		{"windows", -1, map[string]string{"ProgramData": `C:\ProgramData`}, `C:\ProgramData\forewarn`},
 		{"windows", -1, nil, `C:\ProgramData\forewarn`},
 	} {
-		if got := defaultState(tt.goos, tt.euid, func(k string) string { return tt.env[k] }); got != tt.want {
+		if got := DefaultState(tt.goos, tt.euid, func(k string) string { return tt.env[k] }); got != tt.want {
 			t.Errorf("defaultState(%s, %d, %v) = %s, want %s", tt.goos, tt.euid, tt.env, got, tt.want)
 		}
 	}
@@ -292,19 +292,20 @@ func TestStateHasADefaultForEveryUser(t *testing.T) {
 
 // No text makes the parser panic, and no error shows the name of a Go type.
 func FuzzSettings(f *testing.F) {
-	files, err := filepath.Glob("testdata/settings/*.yaml")
+	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, name := range files {
+	typos, err := filepath.Glob("../../testdata/typos/*")
+	if err != nil || len(typos) == 0 {
+		f.Fatalf("Glob = %v, %v, want files", typos, err)
+	}
+	for _, name := range append(files, typos...) {
 		data, err := os.ReadFile(name)
 		if err != nil {
 			f.Fatal(err)
 		}
 		f.Add(string(data))
-	}
-	for _, text := range typoFiles(f) {
-		f.Add(text)
 	}
 	for _, text := range []string{"|{", "a:\n\t\n: b", "\x00\xff", "x: {y: z}h6\n?\x9a", "imds:\n endpoint: ://0\n  -     !",
 		"sinks:\n  - name: a\n    file: {}\n    when: |\n      severity > '=h {pat@ @"} {
@@ -312,14 +313,14 @@ func FuzzSettings(f *testing.F) {
 	}
 	l := testLoader()
 	f.Fuzz(func(t *testing.T, text string) {
-		s, err := l.parse("f", []byte(text))
+		s, err := l.Parse("f", []byte(text))
 		if err == nil {
 			if s.Timezone == nil || s.State == "" {
 				t.Errorf("%q gives %+v, want complete settings", text, s)
 			}
 			return
 		}
-		for _, name := range []string{"bridge.", "main.", "ast.", "reflect", "interface {}"} {
+		for _, name := range []string{"bridge.", "settings.", "ast.", "reflect", "interface {}"} {
 			if strings.Contains(err.Error(), name) && !strings.Contains(text, name) {
 				t.Errorf("%q gives an error that shows %s:\n%v", text, name, err)
 			}
@@ -327,13 +328,13 @@ func FuzzSettings(f *testing.F) {
 	})
 }
 
-func parseGood(t *testing.T, name string) *settings {
+func parseGood(t *testing.T, name string) *Settings {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata/settings", name))
+	data, err := os.ReadFile(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := testLoader().parse(name, data)
+	s, err := testLoader().Parse(name, data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,10 +343,10 @@ func parseGood(t *testing.T, name string) *settings {
 
 // linuxDefaults are the places where root has them on Linux. They are names here: a test that opens something names a
 // place of its own.
-var linuxDefaults = systemDefaults("linux", 0, func(string) string { return "" })
+var linuxDefaults = SystemDefaults("linux", 0, func(string) string { return "" })
 
-func testLoader() loader {
-	return loader{Kinds: testKinds, Host: sinks.Host{Getenv: func(string) string { return "" }}, Defaults: linuxDefaults}
+func testLoader() Loader {
+	return Loader{Kinds: testKinds, Host: sinks.Host{Getenv: func(string) string { return "" }}, Defaults: linuxDefaults}
 }
 
 // A testSink is settings of every type that a kind may have.

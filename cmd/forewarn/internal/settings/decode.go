@@ -1,10 +1,8 @@
-package main
+package settings
 
 import (
-	"cmp"
 	"encoding"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,7 +50,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	case isText:
 		return doc.wrongKey(entry{n.pos, path, n}, text.UnmarshalText([]byte(n.text)))
 	case isDuration:
-		d, ok := parseDuration(n.text)
+		d, ok := ParseDuration(n.text)
 		if !ok {
 			return doc.refuse(n, path, "a number with its unit, such as 500ms, 30s, 5m, 2h or 7d")
 		}
@@ -133,16 +131,3 @@ func collect(v reflect.Value, fields map[string]reflect.Value) (keys []string) {
 }
 
 func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
-
-var days = regexp.MustCompile(`^([0-9]{1,5})d(.*)$`)
-
-// parseDuration reads a duration as in Go, with days in front: 90s, 7d, 1d12h.
-func parseDuration(s string) (time.Duration, bool) {
-	var before time.Duration
-	if m := days.FindStringSubmatch(s); m != nil {
-		n, _ := strconv.Atoi(m[1])
-		before, s = time.Duration(n)*24*time.Hour, cmp.Or(m[2], "0")
-	}
-	d, err := time.ParseDuration(s)
-	return before + d, err == nil && d >= 0 && before+d >= 0
-}

@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"cmp"
@@ -10,19 +10,20 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 	"forewarn/templates"
 )
 
-// A settingsError is what is wrong with a settings file, and where. It shows no text of the file but values that
+// A Problem is what is wrong with a settings file, and where. It shows no text of the file but values that
 // document.showable lets through: it goes to logs, the page and whoever asks the control socket.
-type settingsError struct {
+type Problem struct {
 	Path         string
 	Line, Column int    // from 1, in characters; 0 when it is the file as a whole
 	Message      string // one line
 }
 
-func (e *settingsError) Error() string {
+func (e *Problem) Error() string {
 	if e.Line == 0 {
 		return e.Path + ": " + e.Message
 	}
@@ -32,7 +33,7 @@ func (e *settingsError) Error() string {
 // errorAt is an error at a place of the file.
 func (doc *document) errorAt(at pos, format string, args ...any) error {
 	message := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
-	return &settingsError{Path: doc.path, Line: at.line, Column: at.column, Message: message}
+	return &Problem{Path: doc.path, Line: at.line, Column: at.column, Message: message}
 }
 
 // refuse is an error about the value n of a key.
@@ -90,7 +91,7 @@ func (doc *document) wrongKind(n *node, key string, want kind) error {
 
 // wrongKey is err as an error about the entry e: at the key below it that a *sinks.KeyError names, or at e itself.
 func (doc *document) wrongKey(e entry, err error) error {
-	if placed, ok := errors.AsType[*settingsError](err); ok {
+	if placed, ok := errors.AsType[*Problem](err); ok {
 		return placed
 	}
 	key := e.key
@@ -171,50 +172,10 @@ func unknown(what, word string, known []string, showable bool) string {
 	if before, _, ok := strings.Cut(word, ":"); ok && slices.Contains(known, before) {
 		return fmt.Sprintf("unknown %s; expected a space after the colon of %s", what, before)
 	}
-	if _, near := nearest(word, known); near || showable {
+	if _, near := wording.Nearest(word, known); near || showable {
 		what += " " + quoted(word)
 	}
-	return fmt.Sprintf("unknown %s; %s", what, suggestion(word, known))
-}
-
-// suggestion names the word that is meant, or all that are known if none is near.
-func suggestion(word string, known []string) string {
-	if near, ok := nearest(word, known); ok {
-		return fmt.Sprintf("did you mean %q?", near)
-	}
-	return "expected one of " + strings.Join(known, ", ")
-}
-
-// nearest is the word of those that are known that is likely meant.
-func nearest(word string, known []string) (near string, ok bool) {
-	near = slices.MinFunc(known, func(a, b string) int { return distance(word, a) - distance(word, b) })
-	return near, distance(word, near) <= min(2, 1+len(word)/5)
-}
-
-// distance counts the letters to insert, drop, change or swap to make b of a, whatever their case.
-func distance(a, b string) int {
-	a, b = strings.ToLower(a), strings.ToLower(b)
-	if len(a) > 2*len(b)+2 {
-		return len(a) // far enough, and not worth the work
-	}
-	d := make([][]int, len(a)+1) // d[i][j] is the distance of a[:i] and b[:j]
-	for i := range d {
-		d[i] = make([]int, len(b)+1)
-		for j := range d[i] {
-			switch {
-			case i == 0 || j == 0:
-				d[i][j] = i + j
-			case a[i-1] == b[j-1]:
-				d[i][j] = d[i-1][j-1]
-			default:
-				d[i][j] = 1 + min(d[i-1][j], d[i][j-1], d[i-1][j-1])
-			}
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				d[i][j] = min(d[i][j], 1+d[i-2][j-2])
-			}
-		}
-	}
-	return d[len(a)][len(b)]
+	return fmt.Sprintf("unknown %s; %s", what, wording.Suggestion(word, known))
 }
 
 // inside is the place of a character of n's text, or of n where escapes or folding hide it.

@@ -1,0 +1,36 @@
+package settings
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strconv"
+	"time"
+
+	"forewarn/cmd/forewarn/internal/wording"
+)
+
+// writtenDuration is a duration as people write it in settings, such as 7d; "" for none.
+func writtenDuration(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch {
+	case d == 0:
+		return ""
+	case d > day && d%day == 0:
+		return fmt.Sprintf("%dd", d/day)
+	}
+	return wording.ShortDuration(d)
+}
+
+// ParseDuration reads a duration as in Go, with days in front: 90s, 7d, 1d12h.
+func ParseDuration(s string) (time.Duration, bool) {
+	var before time.Duration
+	if m := days.FindStringSubmatch(s); m != nil {
+		n, _ := strconv.Atoi(m[1])
+		before, s = time.Duration(n)*24*time.Hour, cmp.Or(m[2], "0")
+	}
+	d, err := time.ParseDuration(s)
+	return before + d, err == nil && d >= 0 && before+d >= 0
+}
+
+var days = regexp.MustCompile(`^([0-9]{1,5})d(.*)$`)

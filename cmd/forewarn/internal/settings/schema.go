@@ -1,0 +1,227 @@
+package settings
+
+import (
+	"bytes"
+	"cmp"
+	"encoding"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/sinks"
+)
+
+// Schema is the JSON Schema of the settings file, read off the structs that it is decoded into: keys, types,
+// defaults, and a description of each key from its doc tag. What else must hold is checked by check.
+func Schema(kinds map[string]sinks.Kind) map[string]any {
+	sink := schemaOf(reflect.TypeFor[sinkSettings]())
+	keys := sink["properties"].(properties)
+	for _, key := range []string{"only", "except"} {
+		match := keys.of(key)["properties"].(properties)
+		for name, values := range map[string][]string{
+			"types": bridge.TypesValues, "sources": bridge.SourcesValues, "changes": bridge.ChangesValues,
+		} {
+			match.of(name)["items"] = map[string]any{"enum": values}
+		}
+		delete(match.of("vms"), "type")
+		match.of("vms")["enum"] = bridge.VMsValues
+	}
+	for key, values := range map[string]any{
+		"late":   []delivery.Late{delivery.LateSend, delivery.LateLatest, delivery.LateDrop},
+		"bridge": []bridge.Level{bridge.LevelNone, bridge.LevelTrouble, bridge.LevelAll},
+	} {
+		delete(keys.of(key), "type")
+		keys.of(key)["enum"] = values
+	}
+	for key, of := range termDefaults {
+		keys.of(key)["description"] = fmt.Sprintf("%s (default: %s)", keys.of(key)["description"], defaultByKind(kinds, of))
+	}
+	var oneKind []any
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		// A kind shows the type of its settings by what it wants decoded.
+		_, _ = kinds[name].Open(func(to any) error {
+			section := schemaOf(reflect.TypeOf(to).Elem())
+			section["description"] = "a destination of this kind; see forewarn help sinks " + name
+			keys = append(keys, property{name, section})
+			return errors.ErrUnsupported
+		}, sinks.Host{})
+		oneKind = append(oneKind, map[string]any{"required": []string{name}})
+	}
+	sink["properties"], sink["required"], sink["oneOf"] = keys, []string{"name"}, oneKind
+
+	rule := schemaOf(reflect.TypeFor[ruleSettings]())
+	of := rule["properties"].(properties)
+	some := map[string]any{"required": []string{"types"}, "properties": map[string]any{"types": map[string]any{"minItems": 1}}}
+	of.set("only", map[string]any{"description": of.of("only")["description"], "allOf": []any{keys.of("only"), some}})
+	except := maps.Clone(keys.of("except"))
+	except["description"] = of.of("except")["description"]
+	of.set("except", except)
+	rule["required"] = []string{"only"}
+
+	root := schemaOf(reflect.TypeFor[Settings]())
+	root["$schema"], root["title"] = "https://json-schema.org/draft/2020-12/schema", "forewarn settings"
+	root["properties"] = append(root["properties"].(properties),
+		property{"sinks", map[string]any{"description": "the destinations", "type": "array", "items": sink}},
+		property{"approve", map[string]any{"description": "rules of approval (default: none)", "type": "array", "items": rule}})
+	return root
+}
+
+// termDefaults are the keys of a sink whose default depends on its kind.
+var termDefaults = map[string]func(bridge.Terms) string{
+	"bridge":  func(t bridge.Terms) string { return string(t.Bridge) },
+	"late":    func(t bridge.Terms) string { return string(t.Late) },
+	"timeout": func(t bridge.Terms) string { return cmp.Or(writtenDuration(t.Timeout), "until NotBefore, at most 15m") },
+	"max_age": func(t bridge.Terms) string { return cmp.Or(writtenDuration(t.MaxAge), "0") },
+	"remind": func(t bridge.Terms) string {
+		if len(t.Remind) == 0 {
+			return "none"
+		}
+		var times []string
+		for _, d := range t.Remind {
+			times = append(times, writtenDuration(d))
+		}
+		return "[" + strings.Join(times, ", ") + "]"
+	},
+	"group": func(t bridge.Terms) string {
+		if t.Digest.Above == 0 {
+			return "none"
+		}
+		return fmt.Sprintf("{above: %d, within: %s}", t.Digest.Above, writtenDuration(t.Digest.Within))
+	},
+}
+
+// defaultByKind says which kinds have which default, and last what all others have.
+func defaultByKind(kinds map[string]sinks.Kind, of func(bridge.Terms) string) string {
+	having := make(map[string][]string)
+	for _, name := range slices.Sorted(maps.Keys(kinds)) {
+		value := of(kinds[name].Terms)
+		having[value] = append(having[value], name)
+	}
+	values := slices.SortedFunc(maps.Keys(having), func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(having[a]), len(having[b])), cmp.Compare(having[a][0], having[b][0]))
+	})
+	var said []string
+	for _, v := range values[:len(values)-1] {
+		said = append(said, strings.Join(having[v], ", ")+" "+v)
+	}
+	most := values[len(values)-1]
+	if len(said) == 0 {
+		return most
+	}
+	return strings.Join(said, "; ") + "; others " + most
+}
+
+// properties are the keys of an object, in the order of the struct that it is decoded into.
+type properties []property
+
+type property struct {
+	key    string
+	schema map[string]any
+}
+
+func (p properties) of(key string) map[string]any {
+	i := slices.IndexFunc(p, func(p property) bool { return p.key == key })
+	return p[i].schema
+}
+
+func (p properties) set(key string, schema map[string]any) {
+	i := slices.IndexFunc(p, func(p property) bool { return p.key == key })
+	p[i].schema = schema
+}
+
+// MarshalJSON keeps the order.
+func (p properties) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	for i, each := range p {
+		fmt.Fprintf(&b, "%c%q:", "{,"[min(i, 1)], each.key)
+		if err := encoder.Encode(each.schema); err != nil {
+			return nil, err
+		}
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// schemaOf is the schema of what decodes into a t. A secret is writeOnly.
+func schemaOf(t reflect.Type) map[string]any {
+	pointer := reflect.PointerTo(t)
+	switch {
+	case t.Kind() == reflect.Pointer:
+		return schemaOf(t.Elem())
+	case pointer.Implements(reflect.TypeFor[interface{ UnmarshalYAML(func(any) error) error }]()):
+		if t.Kind() == reflect.Slice { // one, or a list
+			return map[string]any{"type": []string{"string", "array"}, "items": schemaOf(t.Elem()), "writeOnly": true}
+		}
+		// A text, {file: PATH} or {env: NAME}.
+		return map[string]any{"type": []string{"string", "number", "object"}, "writeOnly": true}
+	case t == reflect.TypeFor[time.Duration]():
+		return map[string]any{"type": []string{"string", "number"}}
+	case t == reflect.TypeFor[sinks.Secret]():
+		return map[string]any{"type": []string{"string", "number"}, "writeOnly": true}
+	case pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()), t.Kind() == reflect.String:
+		return map[string]any{"type": []string{"string", "number"}}
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return map[string]any{"type": "boolean"}
+	case reflect.Slice:
+		return map[string]any{"type": "array", "items": schemaOf(t.Elem())}
+	case reflect.Map:
+		return map[string]any{"type": "object", "additionalProperties": schemaOf(t.Elem())}
+	case reflect.Struct:
+		props := properties{}
+		for f := range t.Fields() {
+			if key, ok := f.Tag.Lookup("yaml"); ok {
+				props = append(props, property{key, described(f, schemaOf(f.Type))})
+			}
+		}
+		for _, p := range props {
+			describeForms(props, p)
+		}
+		return map[string]any{"type": "object", "properties": props, "additionalProperties": false}
+	}
+	return map[string]any{"type": "integer"}
+}
+
+// described is the schema of a key with what the tags of its field say.
+func described(f reflect.StructField, schema map[string]any) map[string]any {
+	if doc, ok := f.Tag.Lookup("doc"); ok {
+		schema["description"] = doc
+	}
+	if text, ok := f.Tag.Lookup("default"); ok {
+		var value any = text
+		if n, err := strconv.Atoi(text); err == nil {
+			value = n
+		} else if yes, err := strconv.ParseBool(text); err == nil {
+			value = yes
+		}
+		schema["default"] = value
+	}
+	return schema
+}
+
+// describeForms describes the other spellings of a secret, and of a template.
+func describeForms(props properties, p property) {
+	for _, form := range []string{"_file", "_env"} {
+		i := slices.IndexFunc(props, func(other property) bool { return other.key == p.key+form })
+		switch {
+		case i < 0:
+		case p.schema["writeOnly"] == nil:
+			props[i].schema["description"] = "file with " + p.key + ", read when the settings are loaded"
+		case form == "_file":
+			props[i].schema["description"] = "file with " + p.key + ", read again on each use"
+		default:
+			props[i].schema["description"] = "environment variable with " + p.key
+		}
+	}
+}

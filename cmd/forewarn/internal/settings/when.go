@@ -1,0 +1,49 @@
+package settings
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/expr-lang/expr/file"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+)
+
+// exprWords has our words for what the compiler of conditions says, and those of its language for Go's types.
+var exprWords = strings.NewReplacer("unexpected token EOF", "the condition ends too early",
+	`unexpected token Operator("=")`, `unexpected "="; expected "==" to compare`, "unexpected token ", "unexpected ",
+	"map[string]interface {}", "map", "[]interface {}", "array", "[]string", "array", "interface {}", "any", "float64", "float")
+
+// parseWhen compiles a sink's condition; an error stands at its place inside the expression.
+func parseWhen(doc *document, n *node) (*bridge.When, error) {
+	if strings.TrimSpace(n.text) == "" {
+		return nil, doc.refuse(n, "when", "a condition such as duration > 10, or no when at all")
+	}
+	when, err := bridge.ParseWhen(n.text)
+	if err == nil {
+		return when, nil
+	}
+	e, ok := errors.AsType[*file.Error](err)
+	if !ok {
+		return nil, doc.refuse(n, "when", "a condition that is true or false, such as duration > 10")
+	}
+	what, at := exprWords.Replace(e.Message), doc.inside(n, e.Line, e.Column)
+	fields := slices.Sorted(maps.Keys(cloudevent.Fields(event.New())))
+	if name, ok := strings.CutPrefix(what, "unknown name "); ok {
+		what = unknown("name", name, fields, doc.showable(n))
+	} else if !doc.showable(n) && quotesOf(what, n.text, fields) {
+		what = "not a condition; expected one that is true or false, such as duration > 10"
+	}
+	return nil, doc.errorAt(at, "when: %s", what)
+}
+
+// quotesOf tells whether a message repeats a word of text that is not among those that are known.
+func quotesOf(message, text string, known []string) bool {
+	words := strings.FieldsFunc(message, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	return slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(known, w) && strings.Contains(text, w) })
+}

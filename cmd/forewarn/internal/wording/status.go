@@ -1,0 +1,140 @@
+package wording
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+)
+
+// How much is shown of what may be very long: of the machines of an event, of a list in a terminal, and of the open
+// events in the metrics.
+const (
+	ShownVMs    = 20
+	ShownRows   = 300
+	ShownSeries = 300
+)
+
+// Started is EventStatus of an event that has begun.
+const Started = "Started"
+
+// ErrorWords is what a sink says of a failure, without the class, which is said in words beside it.
+func ErrorWords(s string) string {
+	for _, class := range []error{delivery.ErrBlocked, delivery.ErrRejected} {
+		s = strings.TrimPrefix(s, class.Error()+": ")
+	}
+	return Printable(s)
+}
+
+// A shownEvent is what people are shown of an event as Azure sent it.
+type shownEvent struct {
+	EventID, EventType, EventStatus string
+	Resources                       []string
+}
+
+func ReadEvent(raw json.RawMessage) (e shownEvent) {
+	_ = json.Unmarshal(raw, &e) // a field of another type stays empty
+	return e
+}
+
+// ByUrgency are the events in the order in which they matter: those that have begun, then the nearest.
+func ByUrgency(events []bridge.EventStatus) []bridge.EventStatus {
+	type ranked struct {
+		bridge.EventStatus
+		rank int
+	}
+	all := make([]ranked, len(events))
+	for i, e := range events {
+		all[i] = ranked{e, 2}
+		switch {
+		case ReadEvent(e.Event).EventStatus == Started:
+			all[i].rank = 0
+		case !e.NotBefore.IsZero():
+			all[i].rank = 1
+		}
+	}
+	slices.SortStableFunc(all, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), a.NotBefore.Compare(b.NotBefore))
+	})
+	sorted := make([]bridge.EventStatus, len(all))
+	for i, e := range all {
+		sorted[i] = e.EventStatus
+	}
+	return sorted
+}
+
+// ByNeed are the sinks in the order in which they matter: those that need somebody, then those that may soon.
+func ByNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
+	rank := func(k bridge.SinkStatus) int {
+		_, class := SinkState(k, now)
+		return slices.Index([]string{bridge.SinkIsBlocked, bridge.SinkRetrying, bridge.SinkOrphaned, bridge.SinkOK}, class)
+	}
+	return slices.SortedStableFunc(slices.Values(sinks), func(a, b bridge.SinkStatus) int { return cmp.Compare(rank(a), rank(b)) })
+}
+
+// SinkState says in words how a sink is, and like which state that is to be seen: one that has accepted nothing for
+// long needs somebody, whatever it answers.
+func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
+	switch {
+	case NeedsSomebody(k, now):
+		return "needs you", bridge.SinkIsBlocked
+	case k.State == bridge.SinkRetrying:
+		return "trying again", k.State
+	case k.State == bridge.SinkOrphaned:
+		return "not in the settings", k.State
+	case k.Pending > 0:
+		return "sending", bridge.SinkOK
+	case k.LastError != "":
+		return "gave up the last", bridge.SinkRetrying
+	case k.LastAccepted.IsZero():
+		return "ready", bridge.SinkOK
+	}
+	return "works", bridge.SinkOK
+}
+
+// NeedsSomebody says whether a sink is blocked, or has accepted nothing for so long that other sinks tell of it too.
+func NeedsSomebody(k bridge.SinkStatus, now time.Time) bool {
+	owed := time.Duration(k.OldestPendingSeconds * float64(time.Second))
+	return k.State == bridge.SinkIsBlocked ||
+		k.State == bridge.SinkRetrying && min(owed, now.Sub(k.LastAccepted)) >= bridge.SilentFor
+}
+
+// StatusLine are a status in a line.
+func StatusLine(s bridge.Status) string {
+	var words []string
+	if !s.Ready {
+		words = append(words, "not ready: "+strings.Join(s.Reasons, "; "))
+	}
+	words = append(words, Plural(len(s.Events), "event open", "events open")+", "+Plural(s.Outbox.Pending, "delivery owed", "deliveries owed"))
+	for _, k := range s.Sinks {
+		if NeedsSomebody(k, time.Now()) {
+			words = append(words, k.Name+" needs you")
+		}
+	}
+	if s.Outbox.DeadLetters > 0 {
+		words = append(words, Plural(s.Outbox.DeadLetters, "message given up", "messages given up"))
+	}
+	if s.Settings.LastError != "" {
+		words = append(words, "newer settings were refused")
+	}
+	return Printable(strings.Join(words, "; "))
+}
+
+// ApprovalWords says what came of an approval.
+func ApprovalWords(a cloudevent.Approval) string {
+	by := Printable(a.By)
+	switch a.Result {
+	case cloudevent.ResultApproved:
+		return "approved by " + by + ", Azure answered " + Printable(a.Status)
+	case cloudevent.ResultRefused:
+		return "approval by " + by + " refused: " + Printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
+	case cloudevent.ResultUnanswered:
+		return "approval by " + by + " sent, nobody knows whether Azure took it: " + Printable(a.Error)
+	}
+	return "approval by " + by + " came to nothing: " + Printable(a.Error)
+}

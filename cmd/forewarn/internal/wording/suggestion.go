@@ -1,0 +1,47 @@
+package wording
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Suggestion names the word that is meant, or all that are known if none is near.
+func Suggestion(word string, known []string) string {
+	if near, ok := Nearest(word, known); ok {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	return "expected one of " + strings.Join(known, ", ")
+}
+
+// Nearest is the word of those that are known that is likely meant.
+func Nearest(word string, known []string) (near string, ok bool) {
+	near = slices.MinFunc(known, func(a, b string) int { return Distance(word, a) - Distance(word, b) })
+	return near, Distance(word, near) <= min(2, 1+len(word)/5)
+}
+
+// Distance counts the letters to insert, drop, change or swap to make b of a, whatever their case.
+func Distance(a, b string) int {
+	a, b = strings.ToLower(a), strings.ToLower(b)
+	if len(a) > 2*len(b)+2 {
+		return len(a) // far enough, and not worth the work
+	}
+	d := make([][]int, len(a)+1) // d[i][j] is the distance of a[:i] and b[:j]
+	for i := range d {
+		d[i] = make([]int, len(b)+1)
+		for j := range d[i] {
+			switch {
+			case i == 0 || j == 0:
+				d[i][j] = i + j
+			case a[i-1] == b[j-1]:
+				d[i][j] = d[i-1][j-1]
+			default:
+				d[i][j] = 1 + min(d[i-1][j], d[i][j-1], d[i-1][j-1])
+			}
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				d[i][j] = min(d[i][j], 1+d[i-2][j-2])
+			}
+		}
+	}
+	return d[len(a)][len(b)]
+}

@@ -1,0 +1,83 @@
+// Package wording holds what the texts of the command share, on the page, in a terminal and in the status line of systemd:
+// numbers and times in words, the state of a sink, what comes first, and how much is shown of what may be very long.
+package wording
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// PrintJSON writes v as one indented JSON value.
+func PrintJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// Printable makes text from outside fit for one line of a terminal.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
+}
+
+// First is all of the list, or the first n.
+func First[T any](list []T, n int) []T { return list[:min(n, len(list))] }
+
+func Plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// Cut shortens a text to n runes.
+func Cut(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
+
+func Ago(now, t time.Time) string { return Span(now.Sub(t)) }
+
+// Span is a duration in the two largest of its units.
+func Span(d time.Duration) string {
+	d = max(0, d.Round(time.Second))
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%d d %d h", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+// More says how many rows a list leaves out, and what shows them; "" for none.
+func More(more int, command string) string {
+	if more <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("and %d more; %s shows all\n", more, command)
+}
+
+// ShortDuration is a duration as settings have it: 5m rather than 5m0s.
+func ShortDuration(d time.Duration) string {
+	s := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(s, zero) {
+			s = s[:len(s)-2]
+		}
+	}
+	return s
+}
