@@ -37,7 +37,7 @@ type Message struct {
 	Seq       uint64 `json:"-"`                   // its place in the order of the queue
 	ID        string `json:"id"`                  // of the CloudEvent
 	Type      string `json:"type"`                // of the CloudEvent
-	Group     string `json:"event,omitempty"`     // the Azure event's id; "" when it is about the bridge
+	Group     string `json:"event"`               // the Azure event's id; "" when it is about the bridge
 	Change    string `json:"change,omitempty"`    // scheduled, updated, started, vanished, reminder, approved; or ""
 	AzureType string `json:"azureType,omitempty"` // such as Reboot
 	Transient bool   `json:"transient,omitempty"` // leaves no history, and never falls back: a heartbeat
@@ -48,16 +48,17 @@ type Message struct {
 // An Item is one pending delivery. It never changes: a Queue replaces it.
 type Item struct {
 	*Message
-	NotBefore time.Time // of the Azure event; zero when it has none
-	Pending   time.Time // since when; its age and max_age count from here
-	Due       time.Time // no attempt before this, nor of a later item of its group; zero = at once
-	Attempts  int       // made so far
-	Next      time.Time // of the next one, zero if it was never tried
-	Error     string    // of the last attempt
-	Progress  []byte    // what the sink returned last
-	Batch     uint64    // the batch that made progress: all items with this number are repeated together; 0 = none
-	Instead   *Instead  // set when it came here as a fallback
-	FellBack  bool      // the fallback has it too
+	Pending   time.Time `json:"owed"`               // since when; its age and max_age count from here
+	NotBefore time.Time `json:"notBefore,omitzero"` // of the Azure event; zero when it has none
+	Due       time.Time `json:"due,omitzero"`       // no attempt before this, nor of a later item of its group; zero = at once
+	Attempts  int       `json:"attempts"`           // made so far
+	Next      time.Time `json:"next,omitzero"`      // of the next one, zero if it was never tried
+	Error     string    `json:"error,omitempty"`    // of the last attempt
+	Progress  []byte    `json:"progress,omitempty"` // what the sink returned last
+	// Batch is the batch that made progress: all items with this number are repeated together; 0 = none.
+	Batch    uint64   `json:"batch,omitempty"`
+	Instead  *Instead `json:"instead,omitempty"`  // set when it came here as a fallback
+	FellBack bool     `json:"fellBack,omitempty"` // the fallback has it too
 }
 
 // Since is when the delivery could first be made: its age counts from then.

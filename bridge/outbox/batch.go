@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -160,12 +161,11 @@ func (c *change) move(m Move) {
 		return
 	}
 	next := e.copy()
-	next.Due, next.NotBefore, next.held = m.Due.UTC(), m.NotBefore, m.Held
+	next.Due, next.NotBefore, next.held, next.visible = m.Due.UTC(), m.NotBefore, m.Held, c.number
 	if m.Restart {
 		next.Pending = c.now.UTC()
 	}
 	c.replace(e, next)
-	c.offers = append(c.offers, next)
 }
 
 func (c *change) setGroup(id string, to *Group) {
@@ -210,42 +210,27 @@ func (c *change) pend(e *entry) bool {
 	if e.route.pending[e.message.Seq] != nil {
 		return false
 	}
-	e.Message, e.batch = &e.message.Message, c.number
+	e.Message, e.batch, e.visible = &e.message.Message, c.number, c.number
 	c.put(e)
-	c.offers = append(c.offers, e)
+	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, e.key(), e.encode())
 	return true
 }
 
-// replace puts next in the place of e. Whoever needs to see it is told by the caller.
+// replace puts next in the place of e.
 func (c *change) replace(e, next *entry) {
-	next.batch, next.known = e.batch, e.offered || e.known
+	next.batch = e.batch
 	c.take(e)
 	c.put(next)
 	e.message.uses--
+	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, next.key(), next.encode())
-}
-
-// replaceNow is replace for what doesn't have to be durable before it is seen.
-func (c *change) replaceNow(e, next *entry) {
-	c.replace(e, next)
-	if e.offered {
-		next.offer()
-	} else {
-		c.offers = append(c.offers, next)
-	}
-}
-
-// offer lets the reader have the delivery.
-func (e *entry) offer() {
-	e.offered = true
-	e.route.reader.give(e)
 }
 
 // remove takes a pending delivery away without a trace.
 func (c *change) remove(e *entry) {
 	c.take(e)
-	e.route.reader.drop(e)
+	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, e.key(), nil)
 	c.disuse(e.message)
 }
@@ -261,11 +246,8 @@ func (c *change) record(m *message, route, how, status string, a delivery.Answer
 	if m.Transient {
 		return
 	}
-	s := settlement{At: c.now.UTC(), How: how, ID: m.ID, Group: m.Group, Status: status, AnswerID: a.ID,
-		Attempts: attempts}
-	if a.Status != "" {
-		s.Status = a.Status
-	}
+	s := settlement{ID: m.ID, Group: m.Group, Result: Result{State: how, At: c.now.UTC(), Attempts: attempts,
+		Answer: cmp.Or(a.Status, status), AnswerID: a.ID}}
 	m.became(route, Outcome{how, s.At})
 	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, encode(s))
 }

@@ -246,37 +246,41 @@ func put(tx *bolt.Tx, w Write) error {
 	return b.Put([]byte(w.Key), w.Value)
 }
 
-func (f *file) Read(bucket, key string) (value []byte, err error) {
-	err = f.use(func(db *bolt.DB, began func()) error {
+// view gives do the database for reading.
+func (f *file) view(do func(tx *bolt.Tx) error) error {
+	return f.use(func(db *bolt.DB, began func()) error {
 		return db.View(func(tx *bolt.Tx) error {
 			began()
-			if b := tx.Bucket([]byte(bucket)); b != nil {
-				if v := b.Get([]byte(key)); v != nil {
-					value = append([]byte{}, v...)
-				}
-			}
-			return nil
+			return do(tx)
 		})
+	})
+}
+
+func (f *file) Read(bucket, key string) (value []byte, err error) {
+	err = f.view(func(tx *bolt.Tx) error {
+		if b := tx.Bucket([]byte(bucket)); b != nil {
+			if v := b.Get([]byte(key)); v != nil {
+				value = append([]byte{}, v...)
+			}
+		}
+		return nil
 	})
 	return value, err
 }
 
 func (f *file) Walk(bucket, from string, do func(key string, value []byte) error) error {
-	return f.use(func(db *bolt.DB, began func()) error {
-		return db.View(func(tx *bolt.Tx) error {
-			began()
-			b := tx.Bucket([]byte(bucket))
-			if b == nil {
-				return nil
-			}
-			c := b.Cursor()
-			for k, v := c.Seek([]byte(from)); k != nil; k, v = c.Next() {
-				if err := do(string(k), v); err != nil {
-					return err
-				}
-			}
+	return f.view(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(bucket))
+		if b == nil {
 			return nil
-		})
+		}
+		c := b.Cursor()
+		for k, v := c.Seek([]byte(from)); k != nil; k, v = c.Next() {
+			if err := do(string(k), v); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -300,15 +304,12 @@ func (f *file) measure() {
 // Compact rewrites a file of more than 16 MiB of which less than half is in use: bbolt's files never shrink.
 func (f *file) Compact() error {
 	var end, used int64
-	err := f.use(func(db *bolt.DB, began func()) error {
-		return db.View(func(tx *bolt.Tx) error {
-			began()
-			// The end of what bbolt has ever used counts, not the size of the file: on Windows that is a power of two above it.
-			stats := db.Stats()
-			end = tx.Size()
-			used = end - int64(stats.FreePageN+stats.PendingPageN)*int64(db.Info().PageSize)
-			return nil
-		})
+	err := f.view(func(tx *bolt.Tx) error {
+		// The end of what bbolt has ever used counts, not the size of the file: on Windows that is a power of two above it.
+		stats := tx.DB().Stats()
+		end = tx.Size()
+		used = end - int64(stats.FreePageN+stats.PendingPageN)*int64(tx.DB().Info().PageSize)
+		return nil
 	})
 	if err != nil || end < compactAbove || used*2 > end {
 		return err

@@ -16,16 +16,16 @@ type Record struct {
 	Deliveries []Result // by route
 }
 
-// A Result is what became of one delivery, or how it stands.
+// A Result is what became of one delivery, or how it stands. Its JSON is how the file keeps the end of one.
 type Result struct {
-	Route    string
-	State    string    // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
-	At       time.Time // of the end; of the last attempt while it is pending
-	Attempts int
-	Answer   string // what the destination said
-	AnswerID string
-	Reason   string
-	Error    string
+	Route    string    `json:"-"`
+	State    string    `json:"how"` // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
+	At       time.Time `json:"at"`  // of the end; of the last attempt while it is pending
+	Attempts int       `json:"attempts"`
+	Answer   string    `json:"status,omitempty"` // what the destination said
+	AnswerID string    `json:"answerId,omitempty"`
+	Reason   string    `json:"-"`
+	Error    string    `json:"-"`
 }
 
 // walkStep is how many records Walk reads at a time.
@@ -103,8 +103,8 @@ func (o *Outbox) recordOf(event *Write, settlements []*Write) Record {
 		var s settlement
 		name, ours := strings.CutPrefix(w.Key, event.Key+"/")
 		if ours && json.Unmarshal(w.Value, &s) == nil { // what can't be read must not hide the others
-			results[name] = Result{Route: name, State: s.How, At: s.At, Attempts: s.Attempts, Answer: s.Status,
-				AnswerID: s.AnswerID}
+			s.Route = name
+			results[name] = s.Result
 		}
 	}
 	o.mu.Lock()

@@ -109,13 +109,14 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 			used[latest] = true
 		}
 	}
-	return all, o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
+	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
 		digits, _, _ := strings.Cut(key, "/")
 		if _, err := seqOf(key); used[digits] || err != nil { // load says what is wrong
 			all = append(all, Write{bucketSettled, key, slices.Clone(value)})
 		}
 		return nil
 	})
+	return all, err
 }
 
 // load takes what a file holds into memory. The file may come late: what memory knows, and what waits to be written,
@@ -214,7 +215,7 @@ func (m *memory) know(w Write) (err error) {
 			err = json.Unmarshal(w.Value, &s)
 		}
 		if err == nil && m.outcome(name, seq).State == "" {
-			m.message(seq).became(name, Outcome{s.How, s.At})
+			m.message(seq).became(name, Outcome{s.State, s.At})
 		}
 		return err
 	}
@@ -237,7 +238,7 @@ func (m *memory) knowDelivery(w Write) error {
 	}
 	m.put(e)
 	if e.death == nil {
-		e.offer()
+		e.route.reader.touch(seq)
 	}
 	return nil
 }
@@ -291,7 +292,7 @@ func (m *memory) snapshot() (all []Write) {
 // rescue has a damaged file set aside, and all that is known written into the next one, with what can be read of the
 // history. file is held.
 func (o *Outbox) rescue(cause error) error {
-	b := &batch{released: true}
+	b := &batch{}
 	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
 		b.writes = append(b.writes, Write{bucketSettled, key, slices.Clone(value)})
 		return nil

@@ -15,6 +15,7 @@ import (
 type memory struct {
 	last     uint64 // sequence number
 	stored   uint64 // number of the last batch that is on disk
+	released uint64 // number of the last batch that readers may see, because it is, or because the disk fails
 	owner    string // vmId
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
@@ -55,13 +56,12 @@ type entry struct {
 	route         *route
 	tried         time.Time
 	death         *death // nil while it is pending
-	batch         uint64 // that made it
+	batch         uint64 // that made it pending, or dead
+	visible       uint64 // batch from which on its reader may see it
 	at            int    // in its heap
 	index         int    // in its group
 	held          bool
 	gone          bool // from memory
-	offered       bool // to the reader of its route
-	known         bool // to the reader, as the one before it
 }
 
 // death is why and when a delivery was given up.
@@ -74,7 +74,7 @@ func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
 
 // copy is an entry that may be changed before it takes the place of e.
 func (e *entry) copy() *entry {
-	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held}
+	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, visible: e.visible}
 }
 
 func bySeq(a, b *entry) int {
@@ -161,11 +161,11 @@ func newMemory() memory {
 func (m *memory) forget() {
 	was := *m
 	*m = newMemory()
-	m.last, m.foreign, m.stored = was.last, was.last, was.stored
+	m.last, m.foreign, m.stored, m.released = was.last, was.last, was.stored, was.released
 	for name, r := range was.routes {
 		for _, e := range r.pending {
 			e.gone = true
-			r.reader.drop(e)
+			r.reader.touch(e.Seq)
 		}
 		now := m.route(name)
 		now.fallback, now.known, now.gone, now.reader = r.fallback, r.known, r.gone, r.reader

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-
-	"forewarn/bridge/delivery"
 )
 
 // The buckets of format 1 that format 2 has no more.
@@ -62,10 +60,9 @@ func migrate(s Storage) (writes []Write, err error) {
 		each(bucket, func(key string, value []byte) {
 			var d Delivery
 			_, seq, err := splitKey(key)
-			if err == nil && json.Unmarshal(value, &d) == nil { // else reading it will say so
+			if err == nil && json.Unmarshal(value, &d) == nil && d.Message != nil { // else reading it will say so
 				last = max(last, seq)
-				heads[seq] = head{delivery.Message{ID: d.ID, Type: d.Type, Group: d.Group, Change: d.Change,
-					AzureType: d.AzureType, Transient: d.Transient}, d.Bytes}
+				heads[seq] = head{*d.Message, d.Bytes}
 			}
 		})
 	}

@@ -115,6 +115,7 @@ func newOutbox(dir string, options Options) *Outbox {
 		bounds: options.Bounds.orDefaults(), memory: newMemory(), notify: options.Notify,
 		followers: map[chan json.RawMessage]bool{},
 		kick:      make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
+		journal: journal{tried: make(chan struct{})},
 	}
 }
 

@@ -19,11 +19,12 @@ func (o *Outbox) Queue(name string) delivery.Queue {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.route(name)
-	r.reader = &queue{outbox: o, name: name, changed: make(chan struct{}, 1)}
-	for _, e := range r.pending {
-		if e.offered {
-			r.reader.pending = append(r.reader.pending, e)
-		}
+	if r.reader != nil {
+		clear(r.reader.dirty)
+	}
+	r.reader = &queue{outbox: o, name: name, changed: make(chan struct{}, 1), dirty: map[uint64]bool{}}
+	for seq := range r.pending {
+		r.reader.dirty[seq] = true
 	}
 	wake(r.reader.changed)
 	return r.reader
@@ -34,22 +35,13 @@ type queue struct {
 	outbox  *Outbox
 	name    string // of the route
 	changed chan struct{}
-	pending []*entry
-	gone    []uint64
+	dirty   map[uint64]bool // sequence numbers of deliveries that changed
 }
 
-// give lets the reader have a delivery. There need not be one.
-func (q *queue) give(e *entry) {
+// touch notes that a delivery changed. There need not be a reader.
+func (q *queue) touch(seq uint64) {
 	if q != nil {
-		q.pending = append(q.pending, e)
-		wake(q.changed)
-	}
-}
-
-// drop tells the reader that a delivery is no longer pending. There need not be one.
-func (q *queue) drop(e *entry) {
-	if q != nil && (e.offered || e.known) {
-		q.gone = append(q.gone, e.Seq)
+		q.dirty[seq] = true
 		wake(q.changed)
 	}
 }
@@ -67,17 +59,19 @@ func (q *queue) Changes() (c delivery.Changes) {
 	o := q.outbox
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	pending := slices.DeleteFunc(q.pending, func(e *entry) bool { return e.gone })
-	slices.SortFunc(pending, bySeq)
-	for _, e := range pending {
-		c.Pending = append(c.Pending, &e.Item)
-	}
-	for _, seq := range q.gone {
-		if e := o.entry(Ref{q.name, seq}); e == nil || !e.offered { // else it came back
+	left := map[uint64]bool{} // what isn't to be seen yet
+	for seq := range q.dirty {
+		switch e := o.entry(Ref{q.name, seq}); {
+		case e == nil:
 			c.Gone = append(c.Gone, seq)
+		case e.visible > o.released:
+			left[seq] = true
+		default:
+			c.Pending = append(c.Pending, &e.Item)
 		}
 	}
-	q.pending, q.gone = nil, nil
+	q.dirty = left
+	slices.SortFunc(c.Pending, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
 	return c
 }
 
@@ -197,7 +191,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 			c.fallBack(e, e.Error)
 			next := e.copy()
 			next.FellBack = true
-			c.replaceNow(e, next)
+			c.replace(e, next)
 		}
 	})
 	each(rep.Superseded, func(e *entry) { c.settle(e, StateSuperseded, "", delivery.Answer{}, e.Attempts) })
@@ -232,7 +226,7 @@ func (c *change) failed(e *entry, rep delivery.Report) {
 	if rep.Answer.Progress != nil {
 		next.Progress = slices.Clone(rep.Answer.Progress)
 	}
-	c.replaceNow(e, next)
+	c.replace(e, next)
 }
 
 // accepted settles a delivery, whatever became of it meanwhile.

@@ -8,32 +8,18 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A Delivery is one CloudEvent for one route: pending, or a dead letter. Its JSON is what commands print.
+// A Delivery is one CloudEvent for one route: pending, or a dead letter. Its JSON is what commands print, and what the
+// file holds of a dead letter. Next is that of the next attempt, no earlier than Due.
 type Delivery struct {
-	Key       string            `json:"key"`   // route/sequence number
-	Route     string            `json:"sink"`  // has no slash
-	ID        string            `json:"id"`    // of the CloudEvent
-	Type      string            `json:"type"`  // of the CloudEvent
-	Group     string            `json:"event"` // the Azure event's id; "" when it is about the bridge
-	State     string            `json:"state"` // StatePending or StateDead
-	Reason    string            `json:"reason,omitempty"`
-	Attempts  int               `json:"attempts"`
-	Next      time.Time         `json:"next,omitzero"` // attempt, no earlier than this
-	Error     string            `json:"error,omitempty"`
-	Bytes     int               `json:"bytes"` // of the CloudEvent
-	Pending   time.Time         `json:"owed"`  // since when
-	Tried     time.Time         `json:"tried,omitzero"`
-	Held      time.Time         `json:"held,omitzero"` // waits until then for a decision of the owner
-	Change    string            `json:"change,omitempty"`
-	AzureType string            `json:"azureType,omitempty"`
-	NotBefore time.Time         `json:"notBefore,omitzero"`
-	Due       time.Time         `json:"due,omitzero"`
-	Progress  []byte            `json:"progress,omitempty"`
-	Batch     uint64            `json:"batch,omitempty"`
-	Instead   *delivery.Instead `json:"instead,omitempty"`
-	FellBack  bool              `json:"fellBack,omitempty"`
-	Transient bool              `json:"transient,omitempty"`
-	DeadSince time.Time         `json:"deadSince,omitzero"`
+	Key   string `json:"key"`  // route/sequence number
+	Route string `json:"sink"` // has no slash
+	delivery.Item
+	State     string    `json:"state"` // StatePending or StateDead
+	Reason    string    `json:"reason,omitempty"`
+	Bytes     int       `json:"bytes"` // of the CloudEvent
+	Tried     time.Time `json:"tried,omitzero"`
+	Held      time.Time `json:"held,omitzero"` // waits until then for a decision of the owner
+	DeadSince time.Time `json:"deadSince,omitzero"`
 }
 
 // Seq is the sequence number of the CloudEvent.
@@ -65,39 +51,21 @@ type head struct {
 
 // pendingRecord is a pending delivery as the file has it, beside the head of its CloudEvent.
 type pendingRecord struct {
-	Attempts  int               `json:"attempts,omitempty"`
-	Next      time.Time         `json:"next,omitzero"`
-	Error     string            `json:"error,omitempty"`
-	Pending   time.Time         `json:"owed"`
-	Tried     time.Time         `json:"tried,omitzero"`
-	Held      time.Time         `json:"held,omitzero"`
-	NotBefore time.Time         `json:"notBefore,omitzero"`
-	Due       time.Time         `json:"due,omitzero"`
-	Progress  []byte            `json:"progress,omitempty"`
-	Batch     uint64            `json:"batch,omitempty"`
-	Instead   *delivery.Instead `json:"instead,omitempty"`
-	FellBack  bool              `json:"fellBack,omitempty"`
+	delivery.Item           // without Message
+	Tried         time.Time `json:"tried,omitzero"`
+	Held          time.Time `json:"held,omitzero"`
 }
 
 // settlement is a settled delivery as the file has it.
 type settlement struct {
-	At       time.Time `json:"at"`
-	How      string    `json:"how"`
-	ID       string    `json:"id"`
-	Group    string    `json:"event,omitempty"`
-	Status   string    `json:"status,omitempty"` // what the destination answered
-	AnswerID string    `json:"answerId,omitempty"`
-	Attempts int       `json:"attempts"`
+	Result
+	ID    string `json:"id"`
+	Group string `json:"event,omitempty"`
 }
 
-// record is the delivery as commands have it, and the file when it is dead.
+// record is the delivery as commands have it.
 func (e *entry) record() Delivery {
-	d := Delivery{
-		Key: e.key(), Route: e.route.name, ID: e.ID, Type: e.Type, Group: e.Group, State: StatePending,
-		Attempts: e.Attempts, Next: e.Next, Error: e.Error, Bytes: e.message.Bytes, Pending: e.Pending, Tried: e.tried,
-		Change: e.Change, AzureType: e.AzureType, NotBefore: e.NotBefore, Due: e.Due, Progress: e.Progress,
-		Batch: e.Batch, Instead: e.Instead, FellBack: e.FellBack, Transient: e.Transient,
-	}
+	d := Delivery{Key: e.key(), Route: e.route.name, Item: e.Item, State: StatePending, Bytes: e.message.Bytes, Tried: e.tried}
 	switch {
 	case e.death != nil:
 		d.State, d.Reason, d.DeadSince = StateDead, e.death.reason, e.death.at
@@ -116,18 +84,15 @@ func (e *entry) encode() []byte {
 	if e.death != nil {
 		return encode(d)
 	}
-	return encode(pendingRecord{
-		Attempts: d.Attempts, Next: e.Next, Error: d.Error, Pending: d.Pending, Tried: d.Tried, Held: d.Held,
-		NotBefore: d.NotBefore, Due: d.Due, Progress: d.Progress, Batch: d.Batch, Instead: d.Instead, FellBack: d.FellBack,
-	})
+	r := pendingRecord{e.Item, d.Tried, d.Held}
+	r.Message = nil
+	return encode(r)
 }
 
 // entryOf is the delivery of a record.
 func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
-	e := &entry{message: m, route: r, tried: d.Tried, held: !d.Held.IsZero(), Item: delivery.Item{
-		Message: &m.Message, NotBefore: d.NotBefore, Pending: d.Pending, Due: later(d.Due, d.Held), Attempts: d.Attempts,
-		Next: d.Next, Error: d.Error, Progress: d.Progress, Batch: d.Batch, Instead: d.Instead, FellBack: d.FellBack,
-	}}
+	e := &entry{Item: d.Item, message: m, route: r, tried: d.Tried, held: !d.Held.IsZero()}
+	e.Message, e.Due = &m.Message, later(d.Due, d.Held)
 	if d.Attempts == 0 {
 		e.Next = time.Time{}
 	}

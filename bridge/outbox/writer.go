@@ -23,34 +23,26 @@ var (
 
 // A batch is all that makes one change durable, and who waits for that. It is written whole or not at all.
 type batch struct {
-	number   uint64
-	writes   []Write
-	bodies   []*message // whose bodies it holds
-	offers   []*entry   // that readers get when it is durable, or when the disk fails
-	released bool       // the offers were made
+	number uint64
+	writes []Write
+	bodies []*message // whose bodies it holds
 }
 
 // A journal is what is on its way to the disk.
 type journal struct {
-	number  uint64   // of the last batch
-	waiting []*batch // not on disk, in order
-	under   int      // how many of them are in the transaction under way
-	writes  int      // how many writes they have got since they were merged, while the disk fails
-	merged  int      // how many there were then
-	grown   tally    // by how much the history has, since Maintain last bounded it
-	try     uint64   // counts tries to write
-	failing error    // of the last one; nil: all is on disk, or soon is
-	broken  error    // what is in the file is damaged, or another VM's: it isn't to be used any more
-	waiters []waiter
+	number  uint64        // of the last batch
+	waiting []*batch      // not on disk, in order
+	under   int           // how many of them are in the transaction under way
+	writes  int           // how many writes they have got since they were merged, while the disk fails
+	merged  int           // how many there were then
+	grown   tally         // by how much the history has, since Maintain last bounded it
+	try     uint64        // counts tries to write
+	failing error         // of the last one; nil: all is on disk, or soon is
+	broken  error         // what is in the file is damaged, or another VM's: it isn't to be used any more
+	tried   chan struct{} // closed when a try to write is over
 	chores  []func(error)
 	timer   *time.Timer // wakes the writer soon; nil: nothing asks for that
 	closed  bool
-}
-
-// A waiter waits for a batch to be on disk.
-type waiter struct {
-	number uint64
-	done   chan error
 }
 
 // submit makes one change of state. wait returns when it is on disk, or when the disk is known to fail.
@@ -104,13 +96,13 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 
 // release lets readers and followers have what the batch added. mu is held.
 func (o *Outbox) release(b *batch) {
-	if b.released {
+	if b.number <= o.released {
 		return
 	}
-	b.released = true
-	for _, e := range b.offers {
-		if !e.gone {
-			e.offer()
+	o.released = b.number
+	for _, r := range o.routes {
+		if r.reader != nil && len(r.reader.dirty) > 0 {
+			wake(r.reader.changed)
 		}
 	}
 	for _, m := range b.bodies {
@@ -118,7 +110,6 @@ func (o *Outbox) release(b *batch) {
 			o.show(m.body)
 		}
 	}
-	b.offers = nil
 }
 
 // merge makes one batch of all that wait and aren't being written, and of more writes. The last value of each key
@@ -128,13 +119,12 @@ func (o *Outbox) merge(more []Write) (forgotten int) {
 	if len(o.waiting) == o.under && len(more) == 0 {
 		return 0
 	}
-	whole := &batch{number: o.stored, released: o.failing != nil}
+	whole := &batch{number: o.stored}
 	var lists [][]Write
 	for _, b := range o.waiting[o.under:] {
 		lists = append(lists, b.writes)
 		whole.number = b.number
 		whole.bodies = append(whole.bodies, b.bodies...)
-		whole.offers = append(whole.offers, b.offers...)
 	}
 	room := map[string]int{bucketEvents: 2 * o.bounds.InMemory, bucketSettled: 2 * o.bounds.InMemory}
 	for _, w := range slices.Backward(inKeyOrder(append(lists, more))) {
@@ -159,26 +149,25 @@ func (o *Outbox) merge(more []Write) (forgotten int) {
 	return forgotten
 }
 
-// sync returns when the batch is on disk. While the disk is known to fail nobody waits for it.
+// sync returns when the batch is on disk. While the disk is known to fail nobody waits for it: a try to write that takes
+// longer than diskPatience counts as failed.
 func (o *Outbox) sync(n uint64) error {
 	o.mu.Lock()
-	switch {
-	case o.stored >= n:
+	defer o.mu.Unlock()
+	for o.stored < n {
+		switch {
+		case o.failing != nil:
+			return o.failing
+		case o.closed:
+			return errClosed
+		}
+		tried := o.tried
 		o.mu.Unlock()
-		return nil
-	case o.closed:
-		o.mu.Unlock()
-		return errClosed
-	case o.failing != nil:
-		defer o.mu.Unlock()
-		return o.failing
+		wake(o.kick)
+		<-tried
+		o.mu.Lock()
 	}
-	// The next try to write answers within diskPatience.
-	w := waiter{n, make(chan error, 1)}
-	o.waiters = append(o.waiters, w)
-	o.mu.Unlock()
-	wake(o.kick)
-	return <-w.done
+	return nil
 }
 
 // syncSoon has what waits written within groupWait, together with what comes until then.
@@ -341,18 +330,9 @@ func (o *Outbox) fail(err error, try uint64) {
 	}
 	was := o.failing
 	o.failing = err
-	o.waiters = slices.DeleteFunc(o.waiters, func(w waiter) bool {
-		switch {
-		case w.number <= o.stored:
-			w.done <- nil
-		case err != nil:
-			w.done <- err
-		default:
-			return false
-		}
-		return true
-	})
-	if err == nil && (len(o.waiters) > 0 || o.broken != nil) {
+	close(o.tried)
+	o.tried = make(chan struct{})
+	if err == nil && o.broken != nil {
 		wake(o.kick)
 	}
 	if err != nil {

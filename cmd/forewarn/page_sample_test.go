@@ -98,9 +98,11 @@ func sampleFacts(now time.Time) pageFacts {
 			Settings: bridge.SettingsInfo{Hash: "0c0ffee00123", LoadedAt: now.Add(-3 * day), Timezone: berlin},
 		},
 		Dead: []outbox.Delivery{{
-			Key: "runbook/812", Route: "runbook", ID: freeze + "-scheduled", Type: cloudevent.EventPrefix + "scheduled", Group: freeze,
-			State: outbox.StateDead, Reason: delivery.ReasonRejected, Error: "rejected: 422 Unprocessable Entity", Change: "scheduled",
-			AzureType: "Freeze", DeadSince: now.Add(-14 * time.Minute),
+			Key: "runbook/812", Route: "runbook", State: outbox.StateDead, Reason: delivery.ReasonRejected,
+			DeadSince: now.Add(-14 * time.Minute),
+			Item: delivery.Item{Error: "rejected: 422 Unprocessable Entity", Message: &delivery.Message{
+				ID: freeze + "-scheduled", Type: cloudevent.EventPrefix + "scheduled", Group: freeze, Change: "scheduled", AzureType: "Freeze",
+			}},
 		}},
 	}
 	return f
