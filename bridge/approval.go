@@ -401,7 +401,7 @@ func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.A
 		s.log.Error("an approval cannot be told", "event", e.ID, "err", err)
 		return
 	}
-	m := message{ce: ce, event: e.ID, change: imds.Approved, notBefore: e.NotBefore}
+	m := message{event: e.ID, change: imds.Approved, notBefore: e.NotBefore}
 	for _, r := range s.routes {
 		owesEvent := slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name)
 		if owesEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.hears(cloudevent.SinkBlocked) {
@@ -411,7 +411,7 @@ func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.A
 	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,
 		"status", a.Status,
 		"err", a.Error, "id", ce.ID(), "to", strings.Join(m.to, ","))
-	c.messages = append(c.messages, m)
+	c.say(ce, m)
 	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 }
 

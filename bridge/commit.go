@@ -35,7 +35,10 @@ type commit struct {
 
 // A message is a CloudEvent and the routes that it is for.
 type message struct {
-	ce        event.Event
+	id        string // of the CloudEvent, as are those below
+	typ       string
+	azureType string
+	body      []byte // in the JSON format
 	event     string // EventId, "" if it is about the bridge
 	change    imds.ChangeKind
 	notBefore time.Time
@@ -48,16 +51,25 @@ type message struct {
 	replaced  bool                 // it tells the end of an event that another took the place of
 }
 
+// say adds a message to the commit. Only its CloudEvent's JSON is kept: a document may bring thousands.
+func (c *commit) say(ce event.Event, m message) {
+	m.id, m.typ = ce.ID(), ce.Type()
+	m.azureType, _ = ce.Extensions()["azeventtype"].(string)
+	if m.again == 0 {
+		m.body = marshalEvent(ce)
+	}
+	c.messages = append(c.messages, m)
+}
+
 // commit hands the change to the outbox. wait returns when it is on disk; its error says that it is not, and that it
 // counts all the same, from memory. Whoever changes open events holds deciding, and waits without it.
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 	batch := outbox.Batch{Now: now, Values: c.values, Marks: c.marks, Routes: c.routes, Move: c.move, Remove: c.remove}
 	for _, m := range c.messages {
 		seq := m.again
-		var body []byte
 		if seq == 0 {
-			seq, body = b.Outbox.Reserve(now), marshalEvent(m.ce)
-			b.Meter.Committed(m.ce.Type())
+			seq = b.Outbox.Reserve(now)
+			b.Meter.Committed(m.typ)
 		}
 		if m.event != "" && m.change.OfAzure() {
 			if op := c.open[m.event]; op != nil {
@@ -68,7 +80,7 @@ func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 				batch.Supersede, batch.Move = append(batch.Supersede, superseded...), append(batch.Move, moved...)
 			}
 		}
-		batch.Add = append(batch.Add, m.addition(seq, body))
+		batch.Add = append(batch.Add, m.addition(seq))
 	}
 	batch.Groups = b.events.set(c.open)
 	if len(c.open) > 0 || c.routes != nil {
@@ -78,14 +90,13 @@ func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 }
 
 // addition is the message as the outbox takes it.
-func (m message) addition(seq uint64, body []byte) outbox.Addition {
-	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
+func (m message) addition(seq uint64) outbox.Addition {
 	a := outbox.Addition{
 		Message: delivery.Message{
-			Seq: seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.event, Change: string(m.change), AzureType: azureType,
+			Seq: seq, ID: m.id, Type: m.typ, Group: m.event, Change: string(m.change), AzureType: m.azureType,
 			Transient: m.transient, Replaced: m.replaced,
 		},
-		Body: body, NotBefore: m.notBefore,
+		Body: m.body, NotBefore: m.notBefore,
 	}
 	for _, route := range m.to {
 		a.To = append(a.To, outbox.Recipient{Route: route, Due: m.due[route]})
@@ -126,7 +137,7 @@ func marshalEvent(ce event.Event) []byte {
 	if err := event.WriteJson(&ce, &b); err != nil {
 		panic(fmt.Sprintf("encode CloudEvent %s: %v", ce.ID(), err))
 	}
-	return b.Bytes()
+	return slices.Clone(b.Bytes())
 }
 
 // cloudEvents are CloudEvents by their sequence number, nil where one can't be read.

@@ -32,7 +32,7 @@ func (b *Bridge) beat(now time.Time) {
 			b.Log.Error("a heartbeat is not valid", "err", err)
 			return
 		}
-		c.messages = append(c.messages, message{ce: ce, to: []string{name}, transient: true})
+		c.say(ce, message{to: []string{name}, transient: true})
 	}
 	for _, d := range b.Outbox.Pending("") {
 		if d.Transient && slices.Contains(due, d.Route) {

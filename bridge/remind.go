@@ -94,7 +94,7 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 		s.log.Error("a reminder can't be told", "event", e.ID, "err", err)
 		return commit{}, false
 	}
-	m := message{ce: ce, event: e.ID, change: imds.Reminder, notBefore: e.NotBefore}
+	m := message{event: e.ID, change: imds.Reminder, notBefore: e.NotBefore}
 	for _, r := range s.routes {
 		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) &&
 			r.hears(change, s.observer.Name) {
@@ -106,7 +106,7 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 			"to", strings.Join(m.to, ","))
 		op.Said = s.now
 		c.open[e.ID] = &op
-		c.messages = append(c.messages, m)
+		c.say(ce, m)
 	}
 	return c, true
 }

@@ -120,9 +120,9 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 		return err
 	}
 	m := message{
-		ce: ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, replaced: change.Replaced,
+		event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, replaced: change.Replaced,
 	}
-	s.address(&m, change, &op)
+	s.address(&m, ce, change, &op)
 	attrs := []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
 		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
@@ -132,7 +132,7 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 		attrs = append(attrs, "notBefore", e.NotBefore)
 	}
 	s.log.Info("azure event", attrs...)
-	c.messages = append(c.messages, m)
+	c.say(ce, m)
 	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 	c.marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
 	if change.Kind == imds.Vanished {
@@ -153,11 +153,11 @@ func (s scene) circumstances(op openEvent) cloudevent.Circumstances {
 }
 
 // address asks the filter of every route whether it gets the message.
-func (s scene) address(m *message, change imds.Change, op *openEvent) {
+func (s scene) address(m *message, ce event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range s.routes {
 		if r.Filter.When != nil && fields == nil {
-			fields = cloudevent.Fields(m.ce)
+			fields = cloudevent.Fields(ce)
 		}
 		s.decide(r, change, fields, op, m)
 	}
@@ -263,7 +263,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 			}
 			change := changeOf(*ce)
 			m := message{
-				ce: *ce, event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, again: op.Latest,
+				event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, again: op.Latest,
 			}
 			for _, r := range routes {
 				if missed(r, op.Latest) {
@@ -271,7 +271,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 				}
 			}
 			c.open[e.ID] = &op
-			c.messages = append(c.messages, m)
+			c.say(*ce, m)
 		}
 		wait = b.commit(c, now)
 	})

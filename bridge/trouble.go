@@ -55,7 +55,9 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 		b.Log.Error("a CloudEvent about the bridge is not valid", "type", typ, "err", err)
 		return
 	}
-	_ = b.commit(commit{messages: []message{{ce: ce, to: to}}}, now)() // the outbox says when it can't write
+	var c commit
+	c.say(ce, message{to: to})
+	_ = b.commit(c, now)() // the outbox says when it can't write
 }
 
 // trouble is told by a worker that its route is blocked (why), or that it accepts (nil).

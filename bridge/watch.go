@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -59,6 +60,7 @@ type watcher struct {
 	problems map[string]bool // of the last document
 
 	body    [sha256.Size]byte // of the last document
+	buffer  bytes.Buffer      // of answers
 	number  string            // its incarnation
 	version string            // the api-version it was asked with
 	done    bool              // what it changes is committed, and nothing else was read since
@@ -81,7 +83,11 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	}
 	polling, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %v", limit))
 	defer cancel()
-	p := w.Client.Poll(polling, etag)
+	known := imds.Seen{Buffer: &w.buffer}
+	if w.done && w.clean {
+		known = imds.Seen{Sum: w.body, Version: w.version, Incarnation: w.number, Buffer: &w.buffer}
+	}
+	p := w.Client.PollUnless(polling, etag, known)
 	if ctx.Err() != nil {
 		return 0
 	}
@@ -172,20 +178,20 @@ func (w *watcher) answered(p imds.Poll, now time.Time) {
 
 // document takes what a valid answer holds.
 func (w *watcher) document(p imds.Poll, m moment) {
-	sum := sha256.Sum256(p.Body)
-	if sum != w.body || !w.done {
-		if sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" &&
+	etag := p.ETag // the rest of the answer need not stay until it is on disk
+	if !p.Seen && (p.Sum != w.body || !w.done) {
+		if p.Sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" &&
 			len(p.Body) > 0 {
 			w.Log.Warn("the document changed under one incarnation", "incarnation", w.number)
 		}
 		w.report(p.Document.Problems)
-		w.body, w.number, w.version = sum, p.Document.Incarnation, p.Document.APIVersion
+		w.body, w.number, w.version = p.Sum, p.Document.Incarnation, p.Document.APIVersion
 		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
 		w.done = w.handle(p.Document, m)
 	}
 	w.etag = ""
 	if w.done && w.clean {
-		w.etag = p.ETag
+		w.etag = etag
 	}
 }
 

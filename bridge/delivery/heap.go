@@ -7,7 +7,7 @@ import "container/heap"
 type laneHeap struct {
 	lanes []*lane
 	less  func(a, b *lane) bool
-	slot  func(*lane) *int // 0 when the lane is not in this heap, else its index and one
+	slot  func(*lane) *int32 // 0 when the lane is not in this heap, else its index and one
 }
 
 func (h *laneHeap) Len() int           { return len(h.lanes) }
@@ -15,13 +15,13 @@ func (h *laneHeap) Less(i, j int) bool { return h.less(h.lanes[i], h.lanes[j]) }
 
 func (h *laneHeap) Swap(i, j int) {
 	h.lanes[i], h.lanes[j] = h.lanes[j], h.lanes[i]
-	*h.slot(h.lanes[i]), *h.slot(h.lanes[j]) = i+1, j+1
+	*h.slot(h.lanes[i]), *h.slot(h.lanes[j]) = int32(i+1), int32(j+1)
 }
 
 func (h *laneHeap) Push(x any) {
 	l := x.(*lane)
 	h.lanes = append(h.lanes, l)
-	*h.slot(l) = len(h.lanes)
+	*h.slot(l) = int32(len(h.lanes))
 }
 
 func (h *laneHeap) Pop() any {
@@ -43,7 +43,7 @@ func (h *laneHeap) top() *lane {
 
 // keep has the lane in the heap, at its right place, or not in it.
 func (h *laneHeap) keep(l *lane, in bool) {
-	switch at := *h.slot(l); {
+	switch at := int(*h.slot(l)); {
 	case in && at == 0:
 		heap.Push(h, l)
 	case in:

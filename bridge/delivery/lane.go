@@ -24,7 +24,7 @@ type lane struct {
 	busy     bool      // an attempt is under way
 	urgent   bool      // something came that beats the schedule
 	next     time.Time // attempt
-	failures int       // in a row
+	failures int32     // in a row
 	alone    bool      // it failed again after the route had accepted others, so the trouble is its own
 	tried    time.Time // when the last attempt began
 	gathered time.Time // when the digest that it waits for is complete
@@ -34,7 +34,7 @@ type lane struct {
 	wait time.Time // until then it is in the heap of waiting lanes
 
 	// Its places in the heaps of the schedule.
-	inArriving, inWaiting, inReady, inHurry, inDeadlines int
+	inArriving, inWaiting, inReady, inHurry, inDeadlines int32
 }
 
 // A wave is what deliveries of one digest have in common.

@@ -78,17 +78,17 @@ func newSchedule(t Terms) *schedule {
 	matters := func(a, b *lane) bool { return before(a, b) < 0 }
 	s.arriving = laneHeap{
 		less: func(a, b *lane) bool { return a.arrival().Before(b.arrival()) },
-		slot: func(l *lane) *int { return &l.inArriving },
+		slot: func(l *lane) *int32 { return &l.inArriving },
 	}
 	s.waiting = laneHeap{
 		less: func(a, b *lane) bool { return a.wait.Before(b.wait) },
-		slot: func(l *lane) *int { return &l.inWaiting },
+		slot: func(l *lane) *int32 { return &l.inWaiting },
 	}
-	s.ready = laneHeap{less: matters, slot: func(l *lane) *int { return &l.inReady }}
-	s.hurry = laneHeap{less: matters, slot: func(l *lane) *int { return &l.inHurry }}
+	s.ready = laneHeap{less: matters, slot: func(l *lane) *int32 { return &l.inReady }}
+	s.hurry = laneHeap{less: matters, slot: func(l *lane) *int32 { return &l.inHurry }}
 	s.deadlines = laneHeap{
 		less: func(a, b *lane) bool { return a.deadline.Before(b.deadline) },
-		slot: func(l *lane) *int { return &l.inDeadlines },
+		slot: func(l *lane) *int32 { return &l.inDeadlines },
 	}
 	return s
 }
@@ -365,7 +365,7 @@ func (s *schedule) refuse(
 ) (became, shared bool) {
 	for _, l := range a.lanes {
 		s.fail(l)
-		l.next = now.Add(backoff(l.failures, rand.Float64()))
+		l.next = now.Add(backoff(int(l.failures), rand.Float64()))
 		shared = shared || !l.alone
 	}
 	if wish != nil {

@@ -5,6 +5,7 @@ package imds
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -108,15 +109,28 @@ const (
 type Poll struct {
 	Class      PollClass
 	Document   Document
-	Body       []byte        // as received
-	ETag       string        // "" if there was none
-	RetryAfter time.Duration // what the service asked for; 0 if nothing
-	Err        error         // of PollRetry and PollSettings
+	Body       []byte            // as received
+	ETag       string            // "" if there was none
+	RetryAfter time.Duration     // what the service asked for; 0 if nothing
+	Err        error             // of PollRetry and PollSettings
+	Sum        [sha256.Size]byte // of Body
+	Seen       bool              // it is the document that was asked to be left alone: Document has no events
 }
 
 // Poll asks for the document, conditionally if etag is not empty. When the host refuses the api-version, older ones
 // are tried in the same call.
-func (c *Client) Poll(ctx context.Context, etag string) Poll {
+func (c *Client) Poll(ctx context.Context, etag string) Poll { return c.PollUnless(ctx, etag, Seen{}) }
+
+// Seen is a document that need not be decoded again.
+type Seen struct {
+	Sum         [sha256.Size]byte // of the body; zero for none
+	Version     string            // that was asked for
+	Incarnation string
+	Buffer      *bytes.Buffer // that holds the body of the answer until the next poll; nil for a new one
+}
+
+// PollUnless is Poll, but for a document that was seen.
+func (c *Client) PollUnless(ctx context.Context, etag string, s Seen) Poll {
 	c.mu.Lock()
 	current, inUse := c.version, c.version
 	if inUse != c.preferred && time.Since(c.fellBack) >= preferredWait {
@@ -136,7 +150,7 @@ func (c *Client) Poll(ctx context.Context, etag string) Poll {
 			etag = ""
 		}
 		var refused bool
-		p, refused = c.poll(ctx, v, etag)
+		p, refused = c.poll(ctx, v, etag, s)
 		if refused {
 			continue
 		}
@@ -173,7 +187,7 @@ func (c *Client) use(version string) {
 }
 
 // poll asks once. refused says that the host does not know the api-version.
-func (c *Client) poll(ctx context.Context, version, etag string) (p Poll, refused bool) {
+func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll, refused bool) {
 	resp, err := c.get(ctx, "/metadata/scheduledevents", version, etag)
 	if err != nil {
 		return Poll{Class: PollRetry, Err: err}, false
@@ -189,8 +203,16 @@ func (c *Client) poll(ctx context.Context, version, etag string) (p Poll, refuse
 		p.Class = PollUnchanged
 		return p, false
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
-	p.Body = body
+	// A length that is a lie costs no more than the largest body.
+	buffer := s.Buffer
+	if buffer == nil {
+		buffer = new(bytes.Buffer)
+	}
+	buffer.Reset()
+	buffer.Grow(int(min(max(resp.ContentLength, 0), maxBody)) + bytes.MinRead)
+	_, err = buffer.ReadFrom(io.LimitReader(resp.Body, maxBody+1))
+	body := buffer.Bytes()
+	p.Body, p.Sum = body, sha256.Sum256(body)
 	fail := func(class PollClass, format string, args ...any) (Poll, bool) {
 		p.Class, p.Err = class, fmt.Errorf(format, args...)
 		return p, false
@@ -210,6 +232,10 @@ func (c *Client) poll(ctx context.Context, version, etag string) (p Poll, refuse
 		return fail(PollRetry, "the answer is larger than %d MiB", maxBody>>20)
 	case resp.ContentLength < 0 && len(resp.TransferEncoding) == 0:
 		return fail(PollRetry, "the answer has no length, so it may have been cut")
+	}
+	if p.Seen = p.Sum == s.Sum && version == s.Version; p.Seen {
+		p.Document = Document{Incarnation: s.Incarnation, APIVersion: version}
+		return p, false
 	}
 	if len(body) > 0 {
 		p.Document, err = DecodeDocument(body)
@@ -264,7 +290,7 @@ func (c *Client) do(ctx context.Context, method, path, version, etag string, bod
 
 // Document asks for the newest document, whatever was read before.
 func (c *Client) Document(ctx context.Context) (Document, error) {
-	p, _ := c.poll(ctx, c.APIVersion(), "")
+	p, _ := c.poll(ctx, c.APIVersion(), "", Seen{})
 	switch {
 	case p.Err != nil:
 		return Document{}, p.Err
@@ -292,7 +318,7 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	if i < 0 {
 		return "", fmt.Errorf("the document has no event %s", e.ID)
 	}
-	request := map[string]any{"StartRequests": []any{map[string]json.RawMessage{"EventId": doc.Events[i].fields["EventId"]}}}
+	request := map[string]any{"StartRequests": []any{map[string]json.RawMessage{"EventId": fieldsOf(doc.Events[i].Raw)["EventId"]}}}
 	if doc.APIVersion <= "2017-03-01" {
 		request["DocumentIncarnation"] = doc.Incarnation // later versions do not ask for it
 	}

@@ -68,7 +68,7 @@ func Diff(known []Event, doc Document) []Change {
 			continue
 		}
 		fields := slices.DeleteFunc(differing(*was, now), func(f string) bool {
-			return since[f] != "" && (was.fields[f] == nil || now.fields[f] == nil)
+			return since[f] != "" && (fieldsOf(was.Raw)[f] == nil || fieldsOf(now.Raw)[f] == nil)
 		})
 		if len(fields) == 0 {
 			continue

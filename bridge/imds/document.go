@@ -46,8 +46,6 @@ type Event struct {
 	Duration     int    // seconds of interruption that Azure expects; -1 unknown
 	// Raw is the entry as Azure sent it, unknown fields included, as compact JSON in valid UTF-8.
 	Raw json.RawMessage
-
-	fields map[string]json.RawMessage // of Raw
 }
 
 // ErrNoDocument is wrapped by what DecodeDocument returns for a body that is not a Scheduled Events document.
@@ -148,11 +146,12 @@ func (d *Document) problem(format string, args ...any) {
 // other field that is not what it should be.
 func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	e = Event{Duration: -1}
-	if json.Unmarshal(raw, &e.fields) != nil {
+	fields := fieldsOf(raw)
+	if fields == nil {
 		return e, nil
 	}
 	text := func(key string, into *string) {
-		if v, ok := e.fields[key]; ok && json.Unmarshal(v, into) != nil {
+		if v, ok := fields[key]; ok && json.Unmarshal(v, into) != nil {
 			problems = append(problems, fmt.Sprintf("%s is no string: %.40s", key, v))
 		}
 	}
@@ -168,11 +167,11 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	text("Description", &e.Description)
 	text("EventSource", &e.Source)
 	text("NotBefore", &notBefore)
-	if v, ok := e.fields["Resources"]; ok && json.Unmarshal(v, &e.Resources) != nil {
+	if v, ok := fields["Resources"]; ok && json.Unmarshal(v, &e.Resources) != nil {
 		e.Resources = nil
 		problems = append(problems, fmt.Sprintf("Resources is no list of strings: %.40s", v))
 	}
-	if v, ok := e.fields["DurationInSeconds"]; ok {
+	if v, ok := fields["DurationInSeconds"]; ok {
 		s, _ := scalar(v)
 		if n, err := strconv.ParseInt(s, 10, 32); err == nil && n >= 0 {
 			e.Duration = int(n)
@@ -187,11 +186,20 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 		}
 	}
 	var compact bytes.Buffer
+	compact.Grow(len(raw))
 	if err := json.Compact(&compact, raw); err != nil { // cannot be: raw was decoded above
 		return Event{}, nil
 	}
 	e.Raw = compact.Bytes()
 	return e, problems
+}
+
+// fieldsOf are the fields of an entry, nil if it is no object. They aren't kept, because they take much room.
+func fieldsOf(raw json.RawMessage) (fields map[string]json.RawMessage) {
+	if json.Unmarshal(raw, &fields) != nil {
+		return nil
+	}
+	return fields
 }
 
 // UnmarshalEvent reads back an Event from its Raw, as the outbox keeps it.
@@ -290,21 +298,22 @@ func (e Event) Hash() string { return e.Digest()[:8] }
 func (e Event) Digest() string {
 	h := sha256.New()
 	h.Write([]byte{'{'})
-	for i, key := range slices.Sorted(maps.Keys(e.fields)) {
+	fields := fieldsOf(e.Raw)
+	for i, key := range slices.Sorted(maps.Keys(fields)) {
 		if i > 0 {
 			h.Write([]byte{','})
 		}
 		h.Write(CompactJSON(key))
 		h.Write([]byte{':'})
-		h.Write(e.canonical(key))
+		h.Write(e.canonical(key, fields))
 	}
 	h.Write([]byte{'}'})
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// canonical is a field's value in the one form that is compared and hashed, nil when the event has no such field.
-func (e Event) canonical(key string) []byte {
-	raw, ok := e.fields[key]
+// canonical is the value of one of the event's fields in the one form that is compared and hashed, nil when it has none.
+func (e Event) canonical(key string, fields map[string]json.RawMessage) []byte {
+	raw, ok := fields[key]
 	switch {
 	case !ok:
 		return nil
@@ -328,13 +337,14 @@ func (e Event) canonical(key string) []byte {
 // differing names the fields that are not the same in both events, sorted.
 func differing(a, b Event) []string {
 	var names []string
-	for key := range a.fields {
-		if string(a.fields[key]) != string(b.fields[key]) && !bytes.Equal(a.canonical(key), b.canonical(key)) {
+	inA, inB := fieldsOf(a.Raw), fieldsOf(b.Raw)
+	for key := range inA {
+		if string(inA[key]) != string(inB[key]) && !bytes.Equal(a.canonical(key, inA), b.canonical(key, inB)) {
 			names = append(names, key)
 		}
 	}
-	for key := range b.fields {
-		if _, ok := a.fields[key]; !ok {
+	for key := range inB {
+		if _, ok := inA[key]; !ok {
 			names = append(names, key)
 		}
 	}
@@ -350,7 +360,7 @@ func CompactJSON(v any) []byte {
 	if err := enc.Encode(v); err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err))
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
+	return slices.Clone(bytes.TrimSuffix(b.Bytes(), []byte{'\n'}))
 }
 
 // Printable makes text from outside fit for one line of at most n bytes: valid UTF-8, no control characters.

@@ -103,7 +103,7 @@ func (c *change) apply(b Batch) {
 		c.write(bucketValues, name, v)
 	}
 	for id, m := range b.Marks {
-		c.group(m.Group).setMark(id, m)
+		c.setMark(id, m)
 		c.write(bucketMarks, id, encode(m))
 	}
 	for _, r := range b.Remove {

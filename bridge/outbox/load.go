@@ -191,7 +191,7 @@ func (m *memory) know(w Write) (err error) {
 			return err
 		}
 		if at, _ := m.group(mark.Group).mark(w.Key, mark.Group); at < 0 {
-			m.group(mark.Group).setMark(w.Key, mark)
+			m.setMark(w.Key, mark)
 		}
 	case bucketReceipts:
 		if at := strings.LastIndexByte(w.Key, '/'); at >= 0 && m.groups[w.Key[:at]].receipt(w.Key[at+1:]) < 0 {

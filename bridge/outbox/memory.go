@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unique"
 
 	"forewarn/bridge/delivery"
 )
@@ -19,6 +18,7 @@ type memory struct {
 	owner    string // vmId
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
+	short    map[string]string // see shared
 	groups   map[string]*group
 	messages map[uint64]*message
 	routes   map[string]*route
@@ -58,8 +58,8 @@ type entry struct {
 	death         *death // nil while it is pending
 	batch         uint64 // that made it pending, or dead
 	visible       uint64 // batch from which on its reader may see it
-	at            int    // in its heap
-	index         int    // in its group
+	at            int32  // in its heap
+	index         int32  // in its group
 	held          bool
 	gone          bool // from memory
 }
@@ -93,11 +93,11 @@ func records(entries []*entry) []Delivery {
 type ages []*entry
 
 func (a ages) Len() int      { return len(a) }
-func (a ages) Swap(i, j int) { a[i], a[j] = a[j], a[i]; a[i].at, a[j].at = i, j }
+func (a ages) Swap(i, j int) { a[i], a[j] = a[j], a[i]; a[i].at, a[j].at = int32(i), int32(j) }
 func (a ages) Less(i, j int) bool {
 	return cmp.Or(a[i].Since().Compare(a[j].Since()), cmp.Compare(a[i].Seq, a[j].Seq)) < 0
 }
-func (a *ages) Push(x any) { x.(*entry).at = len(*a); *a = append(*a, x.(*entry)) }
+func (a *ages) Push(x any) { x.(*entry).at = int32(len(*a)); *a = append(*a, x.(*entry)) }
 func (a *ages) Pop() any {
 	last := len(*a) - 1
 	e := (*a)[last]
@@ -141,11 +141,14 @@ type group struct {
 
 // A mark is a Mark in little room: there are many.
 type mark struct {
-	rest  unique.Handle[string] // of the id, which begins with the group unless it is whole
-	whole bool
+	rest  string // of the id, which begins with the group unless it is whole
+	at    int64  // Unix time in nanoseconds
 	times int32
-	at    int64 // Unix time in nanoseconds
+	whole bool
 }
+
+// maxShort is how long the ends of ids are that recur, such as -scheduled.
+const maxShort = 10
 
 type receipt struct {
 	route string
@@ -153,7 +156,7 @@ type receipt struct {
 }
 
 func newMemory() memory {
-	return memory{values: map[string][]byte{}, groups: map[string]*group{}, messages: map[uint64]*message{},
+	return memory{values: map[string][]byte{}, short: map[string]string{}, groups: map[string]*group{}, messages: map[uint64]*message{},
 		routes: map[string]*route{}, held: map[*entry]bool{}}
 }
 
@@ -237,7 +240,7 @@ func (m *memory) put(e *entry) {
 		m.held[e] = true
 	}
 	g := m.group(e.Group)
-	e.index = len(g.pending)
+	e.index = int32(len(g.pending))
 	g.pending = append(g.pending, e)
 }
 
@@ -246,7 +249,7 @@ func (m *memory) take(e *entry) {
 	e.gone = true
 	bySeq, byAge, count := m.of(e)
 	delete(bySeq, e.Seq)
-	heap.Remove(byAge, e.at)
+	heap.Remove(byAge, int(e.at))
 	count.add(-1, -e.message.Bytes)
 	if e.death != nil {
 		return
@@ -283,26 +286,38 @@ func (m *memory) unstored(dead bool) (list ages) {
 // mark gives the place of the id among the group's marks, -1 if it has none, and what it looks like there.
 func (g *group) mark(id, name string) (int, mark) {
 	rest, found := strings.CutPrefix(id, name)
-	m := mark{rest: unique.Make(rest), whole: !found}
+	m := mark{rest: rest, whole: !found}
 	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == m.rest && x.whole == m.whole }), m
 }
 
-func (g *group) setMark(id string, to Mark) {
-	at, m := g.mark(id, to.Group)
-	m.times, m.at = int32(to.Times), to.At.UnixNano()
+func (m *memory) setMark(id string, to Mark) {
+	g := m.group(to.Group)
+	at, now := g.mark(id, to.Group)
+	now.times, now.at, now.rest = int32(to.Times), to.At.UnixNano(), m.shared(now.rest)
 	if at < 0 {
-		g.marks = append(slices.Clip(g.marks), m)
+		g.marks = slices.Concat(g.marks, []mark{now})
 	} else {
-		g.marks[at] = m
+		g.marks[at] = now
 	}
+}
+
+// shared is the string without what it is part of, and the same one each time if it is short, because such recur.
+func (m *memory) shared(s string) string {
+	kept, ok := m.short[s]
+	if !ok {
+		if kept = strings.Clone(s); len(s) <= maxShort {
+			m.short[kept] = kept
+		}
+	}
+	return kept
 }
 
 // id and open give back what setMark took.
 func (m mark) id(group string) string {
 	if m.whole {
-		return m.rest.Value()
+		return m.rest
 	}
-	return group + m.rest.Value()
+	return group + m.rest
 }
 
 func (m mark) open(group string) Mark {
@@ -314,7 +329,7 @@ func (m *memory) setReceipt(group, route string, value []byte) {
 	if at := g.receipt(route); at >= 0 {
 		g.receipts[at].value = value
 	} else {
-		g.receipts = append(slices.Clip(g.receipts), receipt{route, value})
+		g.receipts = slices.Concat(g.receipts, []receipt{{route, value}})
 	}
 }
 

@@ -59,18 +59,20 @@ func (q *queue) Changes() (c delivery.Changes) {
 	o := q.outbox
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	left := map[uint64]bool{} // what isn't to be seen yet
 	for seq := range q.dirty {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
 		case e.visible > o.released:
-			left[seq] = true
+			continue // it isn't to be seen yet
 		default:
 			c.Pending = append(c.Pending, &e.Item)
 		}
+		delete(q.dirty, seq)
 	}
-	q.dirty = left
+	if len(q.dirty) == 0 {
+		q.dirty = map[uint64]bool{} // a map keeps the room it had
+	}
 	slices.SortFunc(c.Pending, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
 	return c
 }

@@ -45,7 +45,7 @@ const (
 	// hours, after which nothing new happens: how far each histogram and free list goes is known
 	soakWarm   = 12
 	soakPolls  = 10 * time.Second // 17,280 polls: those of every second would take most of the test's time
-	soakGrowth = 512 << 10        // bytes of live heap over those of the warm bridge: ids are remembered for 30 days
+	soakGrowth = 192 << 10        // bytes of live heap over those of the warm bridge: ids are remembered for 30 days
 	soakPage   = "127.0.0.1:8169" // in the bubble's network
 )
 
