@@ -70,6 +70,30 @@ func wantPoll(t *testing.T, p Poll, class PollClass, says string) {
 	}
 }
 
+// A document that was seen isn't decoded again, unless it was asked with another version, or is another one.
+func TestADocumentThatWasSeenIsNotDecodedAgain(t *testing.T) {
+	body := document7
+	c := NewClient("http://azure", DefaultAPIVersion, slog.New(slog.DiscardHandler), hostFunc(func(*http.Request) (int, http.Header, string) {
+		return 200, http.Header{"Etag": {`"7"`}}, body
+	}))
+	first := c.Poll(t.Context(), "")
+	known := Seen{Sum: first.Sum, Version: DefaultAPIVersion, Incarnation: "7", Buffer: new(bytes.Buffer)}
+	p := c.PollUnless(t.Context(), "", known)
+	wantPoll(t, p, PollDocument, "")
+	if !p.Seen || len(p.Document.Events) != 0 || p.Document.Incarnation != "7" || p.ETag != `"7"` {
+		t.Errorf("it is %+v, want that it was seen", p)
+	}
+	other := known
+	other.Version = "2017-08-01"
+	if p := c.PollUnless(t.Context(), "", other); p.Seen || len(p.Document.Events) != 1 {
+		t.Errorf("of another version it is %+v, want the document", p)
+	}
+	body = strings.Replace(body, "A", "B", 1)
+	if p := c.PollUnless(t.Context(), "", known); p.Seen || len(p.Document.Events) != 1 || p.Document.Events[0].ID != "B" {
+		t.Errorf("the next is %+v, want the document", p)
+	}
+}
+
 // A poll is a GET as the service demands it, and nothing that it would refuse.
 func TestPollAsksAsTheServiceDemands(t *testing.T) {
 	s := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0", "vm-1"}})
