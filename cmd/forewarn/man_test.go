@@ -7,16 +7,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"forewarn/cmd/forewarn/internal/manual"
 )
 
-// The man page is made from the commands when a package is built, by the test below, so that nothing of it is in the
-// binary. cobra's own generator would take two more modules, and make a page of each subcommand.
-var manFile = flag.String("man", "", "write the man page to this file")
+// The man pages are made when a package is built, by the tests below, so that nothing of them is in the binary. cobra's
+// own generator would take two more modules, and make a page of each subcommand.
+var manDir = flag.String("man", "", "write the man pages to this directory")
 
 // manNow and manVersion are what a page says of itself; empty, it says nothing.
 var (
@@ -29,11 +32,7 @@ var (
 func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
 	root := (&program{world: world{getenv: func(string) string { return "" }}}).root()
 	page := manPage(root, *manNow, *manVersion)
-	if *manFile != "" {
-		if err := os.WriteFile(*manFile, []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	writeManPage(t, "forewarn.1", page)
 	has := func(text string) {
 		t.Helper()
 		if !strings.Contains(page, text) {
@@ -58,10 +57,46 @@ func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
 	for _, code := range []int{exitOK, exitFailed, exitUsage, exitData, exitUnavailable, exitTryAgain, exitSettings} {
 		has(fmt.Sprintf("\n.TP\n.B %d\n", code))
 	}
+	lintManPage(t, page)
+}
+
+// The man page of the settings file has every key and every heading of the documents about it.
+func TestManPageTellsEveryKey(t *testing.T) {
+	page := settingsPage(*manNow, *manVersion)
+	writeManPage(t, "forewarn.yaml.5", page)
+	eachKey(schemaJSON(t), "", func(path string, _ map[string]any) {
+		name := path[strings.LastIndexByte(path, '.')+1:]
+		plain := strings.TrimSuffix(strings.TrimSuffix(name, "_file"), "_env")
+		if !strings.Contains(page, roff(name)) && !strings.Contains(page, roff(plain)) {
+			t.Errorf("the man page has no key %s", path)
+		}
+	})
+	for _, heading := range []string{".SH SETTINGS", ".SH SINKS", ".SS slack", ".SH TEMPLATES", ".SH APPROVAL", ".SH CLOUDEVENTS"} {
+		if !strings.Contains(page, "\n"+heading+"\n") {
+			t.Errorf("the man page has no %s", heading)
+		}
+	}
+	lintManPage(t, page)
+}
+
+// writeManPage keeps a page where -man says, for a package.
+func writeManPage(t *testing.T, name, page string) {
+	t.Helper()
+	if *manDir == "" {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(*manDir, name), []byte(page), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lintManPage looks for mistakes in the language of a page, with the tools that are there.
+func lintManPage(t *testing.T, page string) {
+	t.Helper()
 	if t.Failed() {
 		return
 	}
-	file := filepath.Join(t.TempDir(), "forewarn.1")
+	file := filepath.Join(t.TempDir(), "page")
 	if err := os.WriteFile(file, []byte(page), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -180,8 +215,54 @@ func manPage(root *cobra.Command, date, version string) string {
 	item("/etc/forewarn/forewarn.yaml", "The settings. Without them, changes that hit this VM go to standard output.")
 	item("/var/lib/forewarn", "The state: the outbox, and the control socket.")
 	section("SEE ALSO")
-	b.WriteString(".BR systemctl (1),\n.BR journalctl (1)\n")
+	b.WriteString(".BR forewarn.yaml (5),\n.BR systemctl (1),\n.BR journalctl (1)\n")
 	return b.String()
+}
+
+// settingsPage is the page forewarn.yaml(5), made of the documents.
+func settingsPage(date, version string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH FOREWARN.YAML 5 \"%s\" \"%s\" \"\"\n", date, strings.TrimSpace("forewarn "+version))
+	b.WriteString(".SH NAME\nforewarn.yaml \\- settings of forewarn\n")
+	for _, t := range topics {
+		if !slices.Contains([]string{"settings", "sinks", "templates", "approval", "cloudevents"}, t.name) {
+			continue
+		}
+		for _, block := range manual.Parse(t.text()) {
+			switch block.Kind {
+			case manual.Heading:
+				command := ".SS"
+				if block.Level == 1 || t.sections != nil && block.Level == 2 {
+					command = ".SH"
+					block.Text = strings.ToUpper(block.Text)
+				}
+				fmt.Fprintf(&b, "%s %s\n", command, roff(block.Text))
+			case manual.Paragraph:
+				fmt.Fprintf(&b, ".PP\n%s\n", roff(block.Text))
+			case manual.Item:
+				fmt.Fprintf(&b, ".IP %s 4\n%s\n", roff(block.Mark), roff(block.Text))
+			case manual.Code:
+				fmt.Fprintf(&b, ".PP\n.EX\n%s.EE\n", roff(block.Text))
+			case manual.Table:
+				for _, row := range block.Rows[1:] {
+					fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(row[0]), roff(rowText(block.Rows[0], row)))
+				}
+			}
+		}
+	}
+	b.WriteString(".SH SEE ALSO\n.BR forewarn (1)\n")
+	return b.String()
+}
+
+// rowText is all of a table's row but its first cell, the last first; what is between is named by the head.
+func rowText(head, row []string) string {
+	text := row[len(row)-1]
+	for i := 1; i < len(row)-1; i++ {
+		if row[i] != "" {
+			text += fmt.Sprintf(" (%s: %s)", head[i], row[i])
+		}
+	}
+	return text
 }
 
 // paragraphs puts the command for a new one between the paragraphs of a text, in a form that roff lets through.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"encoding/base64"
 	"fmt"
 	"log/slog"
@@ -127,22 +128,57 @@ func TestReadmeStart(t *testing.T) {
 	}
 }
 
-// README's "Try it" works, line by line, with free ports in the place of the ones it names.
-func TestReadmeTryIt(t *testing.T) {
-	t.Parallel()
-	for _, tool := range []string{"bash", "curl"} {
+// The lines that the documents give to try it work, one after the other, with free ports in the place of those they name.
+func TestLinesToTryItWork(t *testing.T) {
+	for _, tt := range []struct {
+		document, section string
+		last              string // how the last line is run, if it would not end
+		want              []string
+	}{
+		{"cmd/forewarn/README.md", "Try it", "", []string{
+			"try.yaml: ok", `"DocumentIncarnation":`, "vm_0  ready", `"EventType":"Preempt"`,
+			"Reboot of vm_0, by Azure: it took place and is over", "record  told ", "record  accepted", "-test-20",
+		}},
+		{"README.md", "Start from a clone", "timeout 5 %s || [ $? = 124 ]; kill %%1", []string{
+			"try.yaml: ok", "console  accepted", "dev.forewarn.scheduledevent.scheduled",
+		}},
+	} {
+		t.Run(tt.section, func(t *testing.T) {
+			t.Parallel()
+			blocks := codeBlocks(t, tt.document, tt.section)
+			if len(blocks) != 1 {
+				t.Fatalf("%s has %d code blocks, want 1", tt.section, len(blocks))
+			}
+			script := strings.TrimSpace(blocks[0])
+			if tt.last != "" {
+				i := strings.LastIndexByte(script, '\n') + 1
+				script = script[:i] + fmt.Sprintf(tt.last, script[i:])
+			}
+			out := runLines(t, script)
+			for _, want := range tt.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("the output has no %q", want)
+				}
+			}
+			if t.Failed() {
+				t.Logf("%s", out)
+			}
+		})
+	}
+}
+
+// runLines runs lines that build forewarn and try it with an emulated Azure.
+func runLines(t *testing.T, script string) (output string) {
+	t.Helper()
+	for _, tool := range []string{"bash", "curl", "timeout"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("%s is not installed, and README's lines need it", tool)
+			t.Skipf("%s is not installed, and these lines need it", tool)
 		}
 	}
-	blocks := codeBlocks(t, "cmd/forewarn/README.md", "Try it")
-	if len(blocks) != 1 {
-		t.Fatalf("Try it has %d code blocks, want 1", len(blocks))
-	}
-	script := blocks[0]
-	build := "go build -o forewarn ./cmd/forewarn\n"
-	if !strings.HasPrefix(script, build) {
-		t.Fatalf("Try it does not begin with %q", build)
+	build, emulate := "go build -o forewarn ./cmd/forewarn\n", "./forewarn emulate "
+	script, ok := strings.CutPrefix(script, build)
+	if !ok || !strings.Contains(script, emulate) {
+		t.Fatalf("the lines do not begin with %q, or have no %q", build, emulate)
 	}
 	dir := t.TempDir()
 	bin, err := exec.LookPath("forewarn") // this test binary under that name: built already
@@ -152,31 +188,53 @@ func TestReadmeTryIt(t *testing.T) {
 	if err := os.Symlink(bin, filepath.Join(dir, "forewarn")); err != nil {
 		t.Fatal(err)
 	}
-	script = strings.TrimPrefix(script, build)
 	endpoint, control := freePort(t), freePort(t)
-	emulate := "./forewarn emulate "
-	if !strings.Contains(script, emulate) {
-		t.Fatalf("Try it has no %q", emulate)
-	}
 	script = strings.Replace(script, emulate, emulate+"--listen 127.0.0.1:"+endpoint+" --control 127.0.0.1:"+control+" ", 1)
 	script = strings.NewReplacer("127.0.0.1:8254", "127.0.0.1:"+endpoint, "127.0.0.1:8255", "127.0.0.1:"+control).Replace(script)
-
 	c := exec.Command("bash", "-e", "-m", "-c", script)
 	c.Dir, c.Env = dir, append(os.Environ(), "HOME="+dir)
 	out, err := c.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{
-		"try.yaml: ok", `"DocumentIncarnation":`, "vm_0  ready", `"EventType":"Preempt"`,
-		"Reboot of vm_0, by Azure: it took place and is over", "record  told ", "record  accepted", "-test-20",
-	} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("the output has no %q", want)
+	return string(out)
+}
+
+// What README shows of demo is what demo prints, but for the times.
+func TestREADMEShowsWhatDemoPrints(t *testing.T) {
+	t.Parallel()
+	timeless := func(line string) string {
+		return regexp.MustCompile(`[0-9]+`).ReplaceAllString(strings.TrimSpace(line), "0")
+	}
+	before, _, _ := strings.Cut(manualText(t, "README.md"), "\n## ")
+	_, shown, ok := strings.Cut(before, "$ forewarn demo\n")
+	shown, _, end := strings.Cut(shown, "```")
+	if !ok || !end {
+		t.Fatal("README shows nothing of demo")
+	}
+	missing := map[string]bool{}
+	for line := range strings.Lines(shown) {
+		if line = timeless(line); line != "" {
+			missing[line] = true
 		}
 	}
-	if t.Failed() {
-		t.Logf("%s", out)
+	c := forewarn(t, "demo", "--speed", "10")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Wait()
+	defer time.AfterFunc(patience, func() { c.Process.Kill() }).Stop()
+	defer c.Process.Kill()
+	printed := bufio.NewScanner(out)
+	for len(missing) > 0 && printed.Scan() {
+		delete(missing, timeless(printed.Text()))
+	}
+	for line := range missing {
+		t.Errorf("demo does not print %q", line)
 	}
 }
 
