@@ -171,12 +171,12 @@ func TestTextsNeedNothingOfData(t *testing.T) {
 	}
 }
 
-// The address of the runbook is all that its button goes to.
-func TestRunbookButtonHoldsItsAddress(t *testing.T) {
+// The address of the runbook is all that its link goes to: nothing in it ends the link, or mentions anybody.
+func TestRunbookLinkHoldsItsAddress(t *testing.T) {
 	f := fieldsOf(t, situations()["scheduled"])
 	f["runbook"] = "https://wiki.example.com/<!channel>|x\n\"&y"
 	blocks := render(t, texts.slackBlocks, f)
-	if want := `"text":"Runbook"},"url":"https://wiki.example.com/<!channel>|x \"&y"`; !strings.Contains(blocks, want) {
+	if want := ` · <https://wiki.example.com/&lt;!channel&gt;%7Cx \"&amp;y|Runbook>"`; !strings.Contains(blocks, want) {
 		t.Errorf("the blocks are\n%s\nwant %s in them", blocks, want)
 	}
 }
@@ -185,9 +185,9 @@ func TestRunbookButtonHoldsItsAddress(t *testing.T) {
 func TestWordsForEveryType(t *testing.T) {
 	for _, tt := range []struct{ situation, typ, change, want string }{
 		{"scheduled", "dev.forewarn.scheduledevent.reminder", "reminder", "Reminder: vm-db-1 will reboot at 05:10 CET (in 14 min)"},
-		{"scheduled", "dev.forewarn.scheduledevent.approved", "approved", "vm-db-1: reboot approved, Azure may begin at once"},
+		{"scheduled", "dev.forewarn.scheduledevent.approved", "approved", "vm-db-1: reboot approved, it may begin now"},
 		{"scheduled", "dev.forewarn.scheduledevent.new", "new", "vm-db-1: reboot, new"},
-		{"bridge.started", "dev.forewarn.observer.silent", "silent", "forewarn on vm-db-1 is silent"},
+		{"bridge.started", "dev.forewarn.observer.silent", "silent", "forewarn on vm-db-1 has gone silent"},
 		{"bridge.started", "dev.forewarn.observer.back", "back", "forewarn on vm-db-1 is heard again"},
 		{"bridge.started", "dev.forewarn.bridge.new", "new", "forewarn on vm-db-1: new"},
 	} {

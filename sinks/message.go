@@ -25,7 +25,7 @@ var MessageDocs = map[string]string{
 	"test":       "whether it is a message of forewarn send; change is then that of the sample",
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
-	"instead":    "when another sink should have told it and could not: its name in sink, the reason in why; else nil",
+	"instead":    "when another sink should have told it and could not: its name in sink, what it did in why; else nil",
 	"runbook":    "the link that runbook_url gives; else empty",
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
@@ -80,7 +80,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	f["attempt"], f["missed"] = d.Attempt, missed
 	f["instead"] = map[string]any(nil)
 	if d.Instead != nil {
-		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": d.Instead.Why}
+		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": classOfWhy(d.Instead.Why)}
 	}
 	f["runbook"] = ""
 	f["announced"], _ = data["announced"].(string)
@@ -91,6 +91,18 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	}
 	f["cloudevent"] = json.RawMessage(whole)
 	return f
+}
+
+// classOfWhy is the class of another sink's error in words. The whole error may hold what its destination said, which is
+// not for everybody who reads this one.
+func classOfWhy(why string) string {
+	switch {
+	case strings.HasPrefix(why, delivery.ErrBlocked.Error()):
+		return "needs attention"
+	case strings.HasPrefix(why, delivery.ErrRejected.Error()):
+		return "refused it"
+	}
+	return "couldn't deliver it"
 }
 
 // microseconds is v with the times in it cut to six fractional digits: more than that, .NET's Newtonsoft.Json, which

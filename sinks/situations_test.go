@@ -294,6 +294,37 @@ func TestWhatPeopleAreTold(t *testing.T) {
 	}
 }
 
+// The command that is to be copied has an id that is safe in a shell, whatever Azure sent, and stands on a line of its own.
+// What another destination answered is not for those who read this one.
+func TestWhatIsCopiedIsSafe(t *testing.T) {
+	e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"EventId": "602d9444;id>/x"})
+	f := fieldsOf(t, situation{batch: deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{
+		Observer: dbHost, Time: told.clock(),
+	})), now: told})
+	short := f["subject"].(string)[:8]
+	if strings.Trim(short, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
+		t.Fatalf("the subject is %v", f["subject"])
+	}
+	teams, _ := templates.Body("teams")
+	parsed, err := templates.Parse("teams", teams.Text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, line := range map[string]string{
+		render(t, texts.slackBlocks, f): "\\n`sudo forewarn approve " + short + "`\\n", render(t, texts.text, f): "\n               sudo forewarn approve " + short + "\n",
+		render(t, texts.html, f): "<code>sudo forewarn approve " + short + "</code>", render(t, parsed, f): `"text":"sudo forewarn approve ` + short + `"`,
+	} {
+		if !strings.Contains(name, line) || strings.Contains(name, "602d9444") {
+			t.Errorf("no line %q, or another, in\n%s", line, name)
+		}
+	}
+	s := situations()["scheduled-instead"]
+	s.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "rejected: 422 from https://10.1.2.3: s3cr3t-name"}
+	if text := render(t, texts.text, fieldsOf(t, s)); strings.Contains(text, "s3cr3t") || !strings.Contains(text, `(sent here because "ops-chat" refused it)`) {
+		t.Errorf("the fallback says\n%s", text)
+	}
+}
+
 // No text says vanished or blocked to a person, or shows a field that is not there.
 func TestPeopleNeverReadTheWordsOfMachines(t *testing.T) {
 	for name, s := range situations() {

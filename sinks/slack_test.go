@@ -353,7 +353,7 @@ func TestSlackMessagesAreWhole(t *testing.T) {
 		l.mustTell(d)
 	}
 	root := w.messages[0]
-	for _, want := range []string{`"url":"https://wiki.example/Reboot"`, "vm-0"} {
+	for _, want := range []string{"<https://wiki.example/Reboot|Runbook>", "vm-0"} {
 		if text := unescape(t, root.blocks); !strings.Contains(text, want) || root.text == "" {
 			t.Errorf("the root shows %q and %s, want %s in it", root.text, text, want)
 		}

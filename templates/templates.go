@@ -159,11 +159,24 @@ func parseText(name, text string) (executor, error) {
 
 func parseHTML(name, text string) (executor, error) {
 	t, b := htmltemplate.New(name).Option("missingkey=default"), new(budget)
-	t.Funcs(bounded(functions(func(define string, data any) (string, error) {
+	plain := template.New(name).Option("missingkey=default") // what include uses: the words, and the text's own in their place
+	funcs := bounded(functions(func(define string, data any) (string, error) {
 		var said strings.Builder
-		err := Say(&said, define, data)
+		err := plain.ExecuteTemplate(&said, define, data)
 		return said.String(), err
-	}), b))
+	}), b)
+	t.Funcs(funcs)
+	if strings.Contains(text, "include") {
+		if _, err := plain.Funcs(funcs).Parse(text); err != nil {
+			return executor{}, err
+		}
+		for _, define := range plain.Templates() {
+			countSteps(define.Tree)
+		}
+		if err := addWords(plain); err != nil {
+			return executor{}, err
+		}
+	}
 	if _, err := t.Parse(text); err != nil {
 		return executor{}, err
 	}

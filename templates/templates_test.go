@@ -176,6 +176,25 @@ func TestHTMLEscapesTheWords(t *testing.T) {
 	}
 }
 
+// A word that a text defines in its place counts wherever it is said, in HTML too.
+func TestAWordCanBeDefinedAnew(t *testing.T) {
+	const text = `{{define "cause"}}<our word>{{end}}{{template "why" .}}|{{include "why" .}}|{{include "cause" .}}`
+	fields := map[string]any{"azeventsource": "Platform", "azeventtype": "Reboot"}
+	for want, parse := range map[string]func(name, text string) (*Template, error){
+		"<our word>.|<our word>.|<our word>":             Parse,
+		"<our word>.|&lt;our word&gt;.|&lt;our word&gt;": ParseHTML,
+	} {
+		parsed, err := parse("text", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got strings.Builder
+		if err := parsed.Execute(&got, fields); err != nil || got.String() != want {
+			t.Errorf("Execute = %q, %v; want %q", got.String(), err, want)
+		}
+	}
+}
+
 // Nobody can read the environment, files or the network from a template: the functions are these and no others.
 func TestFunctionsAreAClosedSet(t *testing.T) {
 	want := strings.Fields(`activityLogURL clock clockSeconds coalesce contains date default dict dig first fullTime hasPrefix

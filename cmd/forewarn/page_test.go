@@ -75,7 +75,7 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 	rest := text
 	for _, want := range []string{
 		"1 thing needs you. 1 message was given up. Azure announces 2 events, the next for " + due.In(berlin).Format("15:04:05 MST"),
-		`"ops-chat" (slack) needs you.`, "Reason: invalid_auth. Nothing is lost yet: 3 messages are kept",
+		`"ops-chat" (slack) needs you.`, "Reason: invalid_auth. Nothing is lost yet: 3 messages are waiting",
 		"Has begun", "vm-db-3: pause has begun", "about 5 s, says Azure.",
 		"Announced", "vm-db-1 will reboot", "in 14 min 1", due.In(berlin).Format("15:04:05 MST"), due.UTC().Format("(15:04:05 UTC)"), "at the earliest",
 		`Azure maintenance: "Host server is undergoing maintenance."`, "vm-db-1 (this VM)", "vm-db-2", "sudo forewarn approve",
