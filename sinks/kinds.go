@@ -43,6 +43,7 @@ type Opened struct {
 	Sink     delivery.Sink // closed when nothing more will be delivered to it, if it is an io.Closer
 	Secrets  []string      // files whose change means new credentials
 	Parallel int           // instead of that of the kind's terms, unless 0
+	Incident bool          // the destination keeps something open until it hears the end of an event
 	Notes    []string      // what an operator may not expect of these settings; check prints them
 }
 

@@ -127,7 +127,8 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 	for _, b := range w.hidden {
 		files = append(files, b.files()...)
 	}
-	opened := Opened{Sink: w, Secrets: files}
+	ready, _ := templates.Body(s.Body)
+	opened := Opened{Sink: w, Secrets: files, Incident: ready.Incident}
 	if a, err := w.secrets.read(); err == nil {
 		if a.inClear != "" {
 			opened.Notes = append(opened.Notes, noteInClear(a.inClear))

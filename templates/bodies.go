@@ -13,6 +13,7 @@ var bodies embed.FS
 type ReadyBody struct {
 	Text      string // a template of JSON
 	BlockedOn []int  // statuses by which the service refuses credentials, beside 401, 403 and the like
+	Incident  bool   // the service keeps something open until it hears the end
 }
 
 // blockedOn are the statuses of services whose credentials travel in the body or whose address ends, which they answer
@@ -25,7 +26,7 @@ var blockedOn = map[string][]int{
 // Body is the ready-made body of that name; ok is false for a name that is none.
 func Body(name string) (b ReadyBody, ok bool) {
 	file, err := bodies.ReadFile(path.Join("bodies", name+".json"))
-	return ReadyBody{Text: string(file), BlockedOn: blockedOn[name]}, err == nil
+	return ReadyBody{Text: string(file), BlockedOn: blockedOn[name], Incident: name == "pagerduty"}, err == nil
 }
 
 // BodyNames are the names of the ready-made bodies, sorted.

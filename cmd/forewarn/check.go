@@ -117,7 +117,12 @@ func check(s *settings.Settings, now time.Time) (checked, error) {
 	if len(s.Routes) == 0 {
 		c.Notes = append(c.Notes, "there are no sinks, so nobody is told")
 	}
-	notes, err := approvalNotes(s, self, now)
+	notes, err := sinkNotes(s, c.Samples, self, now)
+	if err != nil {
+		return c, err
+	}
+	c.Notes = append(c.Notes, notes...)
+	notes, err = approvalNotes(s, self, now)
 	if err != nil {
 		return c, err
 	}

@@ -82,8 +82,8 @@ func control(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		entries, more := o.First(outbox.Selection{Route: q.Get("sink"), State: q.Get("state"), Group: q.Get("event")}, limit(q))
-		answerRows(w, entries, more)
+		list, more := listed(o, outbox.Selection{Route: q.Get("sink"), State: q.Get("state"), Group: q.Get("event")}, limit(q))
+		answerRows(w, list, more)
 	})
 	mux.HandleFunc("GET /outbox/entry", func(w http.ResponseWriter, r *http.Request) {
 		e, body, err := o.Show(r.URL.Query().Get("key"))

@@ -36,12 +36,13 @@ var demoScenario []byte
 func (p *program) demoCommand() *cobra.Command {
 	var speed float64
 	var listen string
+	var leave bool
 	c := &cobra.Command{
 		Use: "demo", Short: "Show a reboot and a freeze, from announced to over, on any machine",
 		Long: `Runs an emulated Azure, a bridge and a console in one process and shows what an administrator would be told when a VM
-is rebooted and another time frozen; the same is on a page for a browser. It needs no Azure, asks nothing of the network
-and leaves nothing behind.`,
-		Example: "  forewarn demo\n  forewarn demo --speed 5\n  forewarn demo --listen 127.0.0.1:8169",
+is rebooted and another time frozen; the same is on a page for a browser. On a terminal the page stays after the story,
+until Ctrl-C. The demo needs no Azure, asks nothing of the network and leaves nothing behind.`,
+		Example: "  forewarn demo\n  forewarn demo --exit --speed 5\n  forewarn demo --listen 127.0.0.1:8169",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if speed <= 0 || speed > 20 {
@@ -49,16 +50,19 @@ and leaves nothing behind.`,
 			}
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return p.demo(ctx, speed, listen)
+			_, person := p.out.(*terminal)
+			return p.demo(ctx, speed, listen, person && !leave)
 		},
 	}
 	c.Flags().Float64Var(&speed, "speed", 1, "how many times as fast it goes")
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "where the page is; port 0 takes a free one")
+	c.Flags().BoolVar(&leave, "exit", false, "end with the story; so it does where no terminal is")
 	return c
 }
 
-// demo plays the scenario to a bridge whose only sink is the console, and shows it on a page too.
-func (p *program) demo(ctx context.Context, speed float64, listen string) (err error) {
+// demo plays the scenario to a bridge whose only sink is the console, and shows it on a page too. The page stays until ctx
+// is done if somebody may look at it.
+func (p *program) demo(ctx context.Context, speed float64, listen string, stay bool) (err error) {
 	scenario, err := imdstest.ParseScenario("demo.yaml", demoScenario)
 	if err != nil {
 		return err
@@ -112,11 +116,15 @@ func (p *program) demo(ctx context.Context, speed float64, listen string) (err e
 			played = ctx.Err()
 		}
 	}
+	told, took := console.count(), time.Since(began)
+	if played == nil && told == steps && stay {
+		console.line("", "The story is over. The page stays until you press Ctrl-C: http://%s/", l.Addr())
+		<-ctx.Done()
+	}
 	stop()
 	if err := errors.Join(<-done, console.failed()); err != nil {
 		return err
 	}
-	told := console.count()
 	switch {
 	case errors.Is(played, context.Canceled):
 		console.line("", "stopped after %d of %d changes", told, steps)
@@ -127,7 +135,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string) (err e
 		return fmt.Errorf("%d of %d changes were told", told, steps)
 	}
 	console.line("", "2 events, %d changes, %d CloudEvents told once each and in order, in %s. Next: forewarn run --help",
-		steps, told, wording.Span(time.Since(began)))
+		steps, told, wording.Span(took))
 	return nil
 }
 

@@ -53,8 +53,9 @@ The control address takes JSON:
   GET /requests                     what was asked
 
 A fault has any of these keys:
-  path (scheduledevents, approvals, instance, identity), vm, for, times, hang, delay, status, retryAfter, body, empty,
-  html, isoDates, noETag, newId, newestVersion, truncate, noLength, contentLength, incarnation, approve, approveDelay
+  path (scheduledevents, approvals, instance, identity), vm, for, times, hang, delay, status,
+  retryAfter, body, empty, html, isoDates, noETag, newId, newestVersion, truncate, noLength,
+  contentLength, incarnation, approve, approveDelay
 
 newId gives an event another EventId when it starts, as Microsoft's mock does. With the path instance, status 404 or 410
 is what a host answers that has no instance metadata.
@@ -70,7 +71,7 @@ A file holds one of your own; update, start, end, fault and reset are the other 
   vms: [vm_0, vm_1]
   approve_delay: 20s
   steps:
-    - {at: 10s, schedule: {event: A, type: Reboot, notice: 15m, resources: [vm_0], source: Platform, duration: -1}}
+    - {at: 10s, schedule: {event: A, type: Reboot, notice: 15m, resources: [vm_0], source: User}}
     - {at: 5m, update: {event: A, notice: 20m}}
     - {at: 6m, fault: {status: 503, for: 30s}}
     - {at: 40m, end: A}`,

@@ -125,6 +125,7 @@ configured destination: at least once, in order, across crashes and outages.`,
   forewarn check                      look at the settings before they count
   forewarn run                        watch this VM
   forewarn status                     ask the forewarn that runs`,
+		Version:      programVersion(),
 		SilenceUsage: true, SilenceErrors: true,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			p.started = true
@@ -143,7 +144,9 @@ configured destination: at least once, in order, across crashes and outages.`,
 		p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(),
 		p.serviceCommand(), p.schemaCommand(), p.versionCommand())
 	root.AddCommand(p.helpTopics()...)
+	root.SetVersionTemplate(versionText())
 	strict(root)
+	complete(root, p)
 	return root
 }
 
@@ -259,8 +262,12 @@ func (p *program) versionCommand() *cobra.Command {
 			if p.output == "json" {
 				return wording.PrintJSON(p.out, map[string]string{"version": programVersion(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
 			}
-			_, err := fmt.Fprintf(p.out, "forewarn %s %s %s/%s\n", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := io.WriteString(p.out, versionText())
 			return err
 		},
 	})
+}
+
+func versionText() string {
+	return fmt.Sprintf("forewarn %s %s %s/%s\n", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

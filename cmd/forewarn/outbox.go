@@ -16,6 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
@@ -29,9 +31,35 @@ type shownEntry struct {
 	CloudEvent json.RawMessage `json:"cloudEvent"`
 }
 
+// A listedEntry is a delivery, and the machines that its Azure event is about, which only its CloudEvent says.
+type listedEntry struct {
+	outbox.Delivery
+	Resources []string `json:"resources,omitempty"`
+}
+
+// listed lists deliveries: of all of them what the outbox has in memory, of at most n also what their CloudEvents say.
+func listed(o *outbox.Outbox, sel outbox.Selection, n int) (list []listedEntry, more int) {
+	list = []listedEntry{}
+	deliveries, more := o.First(sel, n)
+	for _, d := range deliveries {
+		e := listedEntry{Delivery: d}
+		if len(deliveries) <= wording.ShownRows {
+			var ce struct {
+				Data struct{ Event struct{ Resources []string } }
+			}
+			if _, body, err := o.Show(d.Key); err == nil { // it may be gone by now
+				_ = json.Unmarshal(body, &ce)
+				e.Resources = ce.Data.Event.Resources
+			}
+		}
+		list = append(list, e)
+	}
+	return list, more
+}
+
 func (p *program) outboxCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "outbox", Short: "Look at what is owed, and at dead letters",
+		Use: "outbox", Short: "Look at pending deliveries and dead letters",
 		Example: "  forewarn outbox list --state dead\n  forewarn outbox replay --all --sink ops",
 	}
 	c.AddCommand(p.outboxListCommand(), p.outboxShowCommand(), p.outboxReplayCommand(), p.outboxDropCommand())
@@ -41,21 +69,25 @@ func (p *program) outboxCommand() *cobra.Command {
 func (p *program) outboxListCommand() *cobra.Command {
 	var sel outbox.Selection
 	c := p.outputFlag(&cobra.Command{
-		Use: "list", Short: "List deliveries that are owed or were given up",
-		Long:    "Lists deliveries that are owed or were given up, of the running forewarn, or of the outbox's file when none runs.",
+		Use: "list", Short: "List pending deliveries and dead letters",
+		Long:    "Lists pending deliveries and dead letters, of the running forewarn, or of the outbox's file when none runs.",
 		Example: "  forewarn outbox list --sink ops-chat\n  forewarn outbox list --state dead -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if sel.State != "" && sel.State != outbox.StatePending && sel.State != outbox.StateDead {
 				return exit(exitUsage, fmt.Errorf("--state %s: expected pending or dead", sel.State))
 			}
-			var list rows[outbox.Delivery]
+			var list rows[listedEntry]
+			zone := time.UTC
+			if s, err := p.rootPlaces(); err == nil { // else they are wrong, which is said below
+				zone = s.Timezone
+			}
 			q := url.Values{"sink": {sel.Route}, "state": {sel.State}, "event": {sel.Group}}
 			if p.output != "json" {
 				q.Set("limit", strconv.Itoa(wording.ShownRows))
 			}
 			err := p.askOutbox(c.Context(), "/outbox", q, &list, func(o *outbox.Outbox, s *settings.Settings) error {
-				list.Rows, list.More = o.First(sel, limit(q))
+				list.Rows, list.More = listed(o, sel, limit(q))
 				return checkSinks(append(o.Routes(), s.Names...), sel.Route)
 			})
 			if err != nil {
@@ -65,20 +97,26 @@ func (p *program) outboxListCommand() *cobra.Command {
 				return wording.PrintJSON(p.out, list.Rows)
 			}
 			if len(list.Rows) == 0 {
-				fmt.Fprintln(p.err, "nothing is owed, and there are no dead letters")
+				fmt.Fprintln(p.err, "nothing is pending, and there are no dead letters")
 				return nil
 			}
 			t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(t, "KEY\tSTATE\tCLOUDEVENT\tATTEMPTS\tNEXT\tERROR")
+			fmt.Fprintln(t, "KEY\tSTATE\tEVENT\tMACHINES\tATTEMPTS\tNEXT\tERROR")
+			now := time.Now()
 			for _, e := range list.Rows {
 				state, next := e.State, "-"
 				if e.Reason != "" {
 					state += " (" + e.Reason + ")"
 				}
-				if !e.Next.IsZero() {
-					next = e.Next.Format(time.TimeOnly + " UTC")
+				switch {
+				case e.Next.IsZero():
+				case e.Next.After(now):
+					next = bridge.ClockTime(e.Next, now, zone)
+				default:
+					next = "when it is its turn"
 				}
-				fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", e.Key, state, e.ID, e.Attempts, next, wording.Printable(e.Error))
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", e.Key, state, eventWords(e.Delivery),
+					wording.Printable(machines(e.Resources, "")), e.Attempts, next, wording.Printable(wording.ErrorWords(e.Error)))
 			}
 			if err := t.Flush(); err != nil {
 				return err
@@ -91,6 +129,14 @@ func (p *program) outboxListCommand() *cobra.Command {
 	c.Flags().StringVar(&sel.State, "state", "", "only pending or dead ones")
 	c.Flags().StringVar(&sel.Group, "event", "", "only those about the Azure event whose id begins so")
 	return c
+}
+
+// eventWords say what a delivery tells of: "602D9444 Reboot scheduled", or what happened to forewarn, such as "sink.blocked".
+func eventWords(d outbox.Delivery) string {
+	if d.Group == "" {
+		return strings.TrimPrefix(d.Type, cloudevent.BridgePrefix)
+	}
+	return fmt.Sprintf("%.8s %s", d.Group, strings.TrimSpace(wording.Printable(d.AzureType)+" "+strings.TrimPrefix(d.Type, cloudevent.EventPrefix)))
 }
 
 func (p *program) outboxShowCommand() *cobra.Command {
@@ -119,24 +165,24 @@ func (p *program) outboxShowCommand() *cobra.Command {
 func (p *program) outboxReplayCommand() *cobra.Command {
 	var m mutation
 	c := p.outputFlag(&cobra.Command{
-		Use: "replay KEY… | --all", Short: "Make dead letters owed again",
-		Long: `Makes dead letters owed again, to their own sink or, with --to, to another. Through the running forewarn, or on the
-outbox's file when none runs. Prints what is owed again.`,
+		Use: "replay KEY… | --all", Short: "Deliver dead letters again",
+		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. Through the running forewarn, or on the
+outbox's file when none runs. Prints what is pending again.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
 			return p.mutate(c, "/outbox/replay", m, func(o *outbox.Outbox, m mutation) ([]outbox.Delivery, error) { return o.Replay(m.Keys, m.To) })
 		},
 	})
-	c.Flags().StringVar(&m.To, "to", "", "make them owed to this sink instead")
+	c.Flags().StringVar(&m.To, "to", "", "deliver them to this sink instead")
 	return m.flags(c)
 }
 
 func (p *program) outboxDropCommand() *cobra.Command {
 	var m mutation
 	return m.flags(p.outputFlag(&cobra.Command{
-		Use: "drop KEY… | --all", Short: "Give deliveries up for good",
-		Long: `Gives deliveries up for good: dead letters, or by their keys also ones that are still owed. Who dropped them stays on
+		Use: "drop KEY… | --all", Short: "Remove deliveries for good",
+		Long: `Removes deliveries for good: dead letters, or by their keys also pending ones. Who dropped them stays on
 record. Through the running forewarn, or on the outbox's file when none runs. Prints what was dropped.`,
 		Example: "  forewarn outbox drop ops/1795244400000000\n  forewarn outbox drop --all --sink ops",
 		RunE: func(c *cobra.Command, args []string) error {

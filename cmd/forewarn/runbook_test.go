@@ -70,7 +70,7 @@ func sentBy(t *testing.T, name string) (all []call) {
 	if len(routes) != 1 {
 		t.Fatalf("%s has %d sinks, want 1", name, len(routes))
 	}
-	files, err := filepath.Glob(filepath.Join("..", "..", "bridge", "testdata", "cloudevents", "*.json"))
+	files, err := filepath.Glob(filepath.Join("..", "..", "bridge", "cloudevent", "testdata", "cloudevents", "*.json"))
 	if err != nil || len(files) < 20 {
 		t.Fatalf("%d golden CloudEvents, %v", len(files), err)
 	}

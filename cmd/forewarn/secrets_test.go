@@ -111,7 +111,8 @@ sinks:
 		got.Body.Close()
 	}
 	for command, code := range map[string]int{
-		"status": exitOK, "history -o json": exitOK, "outbox list -o json": exitOK,
+		"status":          exitFailed, // it is not ready
+		"history -o json": exitOK, "outbox list -o json": exitOK,
 		"check --connect -o json": exitUnavailable, "send -o json --sink rejects --sink command --sink chat": exitFailed, "render": exitOK,
 	} {
 		said[command] = s.command(code, strings.Fields(command)...)

@@ -26,6 +26,7 @@ func (p *program) statusCommand() *cobra.Command {
 	var again bool
 	c := p.outputFlag(&cobra.Command{
 		Use: "status", Short: "Show how the running forewarn is doing",
+		Long:    "Shows how the running forewarn is doing. Not ready: exit 1, so that a script notices. Nobody answers: exit 69.",
 		Example: "  forewarn status\n  forewarn status --watch\n  forewarn status -o json | jq .sinks",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -46,11 +47,15 @@ func (p *program) statusCommand() *cobra.Command {
 				return err
 			}
 			if p.output == "json" {
-				return wording.PrintJSON(p.out, st)
+				err = wording.PrintJSON(p.out, st)
+			} else {
+				now := time.Now()
+				_, err = io.WriteString(p.out, statusText(st, now, now, s.Timezone))
 			}
-			now := time.Now()
-			_, err = io.WriteString(p.out, statusText(st, now, now, s.Timezone))
-			return err
+			if err != nil || st.Ready {
+				return err
+			}
+			return errors.New("not ready")
 		},
 	})
 	c.Flags().BoolVar(&again, "watch", false, "show it again every second, in place, until interrupted")
@@ -241,7 +246,8 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	if n := len(s.IMDS.Problems); n > 0 {
 		detail("%s in Azure's document: %s", wording.Plural(n, "problem", "problems"), wording.Printable(s.IMDS.Problems[0]))
 	}
-	fmt.Fprintf(&b, "outbox    %d owed, %d given up, %d KiB\n", s.Outbox.Pending, s.Outbox.DeadLetters, s.Outbox.Bytes>>10)
+	fmt.Fprintf(&b, "outbox    %d pending, %s, %d KiB\n", s.Outbox.Pending,
+		wording.Plural(s.Outbox.DeadLetters, "dead letter", "dead letters"), s.Outbox.Bytes>>10)
 	if !s.Outbox.Durable {
 		detail("NOT ON DISK: %s", wording.Printable(s.Outbox.Error))
 	}
@@ -313,7 +319,7 @@ func sinksText(s bridge.Status, heard time.Time) string {
 	if len(s.Sinks) == 0 {
 		return "No sink is configured, so nobody is told.\n"
 	}
-	rows := []string{"SINK\tSTATE\tOWED\tLAST TOLD\tTOLD\tGIVEN UP\tKIND"}
+	rows := []string{"SINK\tSTATE\tPENDING\tLAST DELIVERY\tDELIVERED\tDEAD LETTERS\tKIND"}
 	var details []string
 	for _, k := range wording.First(wording.ByNeed(s.Sinks, heard), wording.ShownRows) {
 		state, class := wording.SinkState(k, heard)

@@ -201,7 +201,7 @@ func TestStatusText(t *testing.T) {
 	)
 	want := `vm-db-1  ready, 2 SINKS NEED YOU, forewarn 1.0.0, up 9 d 0 h
 endpoint  answered 0 s ago, http://169.254.169.254, api-version 2020-07-01
-outbox    3 owed, 1 given up, 96 KiB
+outbox    3 pending, 1 dead letter, 96 KiB
 
 EVENT     TYPE      STATE      DUE             NOT BEFORE                MACHINES
 %.8[1]s  Freeze    Started    -               -                         vm-db-3
@@ -210,7 +210,7 @@ EVENT     TYPE      STATE      DUE             NOT BEFORE                MACHINE
   not approved: it waits for ops-chat
 %.8[3]s  Redeploy  Scheduled  in 3 d 0 h      Tue 24 Nov, 05:00:00 CET  this VM, vm-db-2, vm-db-3
 
-SINK      STATE             OWED              LAST TOLD     TOLD  GIVEN UP  KIND
+SINK      STATE             PENDING           LAST DELIVERY DELIVERED DEAD LETTERS KIND
 ops-chat  NEEDS YOU         3, for 2 h 0 min  9 h 0 min ago  21    0         slack
   next try in 31 s: invalid_auth
 silent    NEEDS YOU         1, for 5 min 1 s  -              0     0
@@ -248,7 +248,7 @@ func TestStatusTextInTrouble(t *testing.T) {
           the outbox cannot be written: disk full
 endpoint  has not answered yet, http://azure.test, api-version 2020-07-01
           now: timeout
-outbox    0 owed, 0 given up, 0 KiB
+outbox    0 pending, 0 dead letters, 0 KiB
           NOT ON DISK: disk full
 settings  the newest were refused, older ones are in force
           line 3

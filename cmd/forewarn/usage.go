@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -19,8 +20,10 @@ func strict(root *cobra.Command) {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return exit(exitUsage, fmt.Errorf("%w; %s", err, flagHint(c, err)))
 	})
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
+		c.Long = filled(c.Long, helpWidth)
 		switch {
 		case c.Name() == "help":
 			c.Args = func(_ *cobra.Command, args []string) error { return unknownTopic(root, args) }
@@ -35,6 +38,39 @@ func strict(root *cobra.Command) {
 		}
 	}
 	walk(root)
+}
+
+// helpWidth is how wide help is, in columns.
+const helpWidth = 100
+
+// filled breaks the lines of a text anew, so that none is longer than the width. Lines that are indented stay as they are.
+func filled(text string, width int) string {
+	var b strings.Builder
+	column := 0
+	for _, line := range strings.Split(text, "\n") {
+		if line == "" || strings.HasPrefix(line, " ") {
+			if column > 0 {
+				b.WriteByte('\n')
+			}
+			b.WriteString(line + "\n")
+			column = 0
+			continue
+		}
+		for _, word := range strings.Fields(line) {
+			switch n := utf8.RuneCountInString(word); {
+			case column == 0:
+				column = n
+			case column+1+n > width:
+				b.WriteByte('\n')
+				column = n
+			default:
+				b.WriteByte(' ')
+				column += 1 + n
+			}
+			b.WriteString(word)
+		}
+	}
+	return strings.TrimRight(b.String(), "\n")
 }
 
 // group is what a command does that only holds others.

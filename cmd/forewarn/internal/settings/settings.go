@@ -53,6 +53,8 @@ type Settings struct {
 	Routes   []bridge.Route // the sinks, in the file's order
 	Notes    []string       // what an operator may not expect of them
 	Written  []string       // secrets that stand in the file itself, such as hook.bearer
+	// Incidents are the sinks whose destination keeps something open until it hears the end of an event.
+	Incidents []string
 }
 
 // A Loader turns a settings file into settings. Its fields are all that it takes from the world around it.

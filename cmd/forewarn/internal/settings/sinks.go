@@ -159,6 +159,9 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, err 
 	if terms.Acts && len(in.Only.Changes) == 0 {
 		s.Notes = append(s.Notes, r.Name+": without only.changes it runs for every change of an event; only: {changes: [first]} is once")
 	}
+	if opened.Incident {
+		s.Incidents = append(s.Incidents, r.Name)
+	}
 	for _, note := range opened.Notes {
 		s.Notes = append(s.Notes, r.Name+": "+note)
 	}

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/outbox"
+)
+
+// complete has the shell complete the values of flags: words that are fixed, and the names of the sinks in the
+// settings.
+func complete(root *cobra.Command, p *program) {
+	words := map[string][]string{
+		"output": {"text", "json"}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"},
+		"state": {outbox.StatePending, outbox.StateDead}, "sample": cloudevent.SampleNames,
+		"change": {"scheduled", "updated", "started", "vanished"},
+	}
+	sinks := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		s, err := p.rootPlaces()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp // check says what is wrong with them
+		}
+		return s.Names, cobra.ShellCompDirectiveNoFileComp
+	}
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		for flag, values := range words {
+			if c.Flag(flag) != nil {
+				_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+			}
+		}
+		for _, flag := range []string{"sink", "to"} {
+			if c.Flag(flag) != nil {
+				_ = c.RegisterFlagCompletionFunc(flag, sinks) // it fails for a flag that has one already
+			}
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(root)
+}
