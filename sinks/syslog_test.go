@@ -439,3 +439,19 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		}
 	}
 }
+
+// Whatever Azure or a template says, it is one message that the grammar reads.
+func FuzzSyslogMessage(f *testing.F) {
+	f.Add("a\"]\\b\n<13>1 x", "{{.id}}")
+	f.Add(strings.Repeat("😀", 3000), "\ufeff\xff")
+	f.Fuzz(func(t *testing.T, evil, text string) {
+		e := azure("Scheduled", evil, "04:10:00", map[string]any{"Description": evil, "Resources": []string{evil}})
+		k := syslogOf(t, "url: udp://a.example\ntext: '{{.data.event.Description}}{{.azeventtype}}'")
+		for _, d := range deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{Host: text, Time: told.clock()})) {
+			m, err := k.message(d)
+			if err != nil || len(m) > 2048 || parseSyslog(t, string(m)).data["id"] != d.Event.ID() {
+				t.Errorf("%d bytes, %v: %q", len(m), err, m)
+			}
+		}
+	})
+}
