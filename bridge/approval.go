@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -214,7 +213,7 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 		}
 	}
 	wait := pollBackoff[min(d.Attempts+1, len(pollBackoff))-1]
-	d.Next = time.Now().Add(wait/2 + rand.N(wait/2)).UTC()
+	d.Next = time.Now().Add(b.jitter(wait)).UTC()
 	b.Log.Warn("an approval could not be sent, will be tried again", "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,8 +36,9 @@ type Options struct {
 	Version  string        // of the program
 	Settings SettingsInfo
 	Log      *slog.Logger
-	Meter    Meter  // nil counts nothing
-	Turned   func() // called each time the poll loop comes round, by that loop; nil for nobody
+	Meter    Meter          // nil counts nothing
+	Random   func() float64 // below 1, for jitter; called at any time, nil is that of math/rand
+	Turned   func()         // called each time the poll loop comes round, by that loop; nil for nobody
 
 	// Warnings are for Status.Warnings; nil for none. It is called at any time, and must not call the Bridge.
 	Warnings func() []string
@@ -129,6 +131,9 @@ func New(o Options) *Bridge {
 	if o.Warnings == nil {
 		o.Warnings = func() []string { return nil }
 	}
+	if o.Random == nil {
+		o.Random = rand.Float64
+	}
 	if o.Turned == nil {
 		o.Turned = func() {}
 	}
@@ -199,6 +204,11 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.touched = a.At
 	b.mu.Unlock()
 	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)}, Groups: groups})
+}
+
+// jitter is a random time between the half of d and d.
+func (b *Bridge) jitter(d time.Duration) time.Duration {
+	return d/2 + time.Duration(b.Random()*float64(d/2))
 }
 
 // Run watches until ctx is done; then it stops in order: it finishes what is under way, within five seconds, keeps the
@@ -302,7 +312,7 @@ func (b *Bridge) startWorker(r Route) {
 	c := &crew{
 		Worker: delivery.NewWorker(delivery.Config{
 			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Secrets: r.Secrets,
-			Log: b.Log, Meter: b.Meter,
+			Log: b.Log, Meter: b.Meter, Random: b.Random,
 			Trouble: func(why error) { b.trouble(r.Name, why) },
 		}),
 		kind: r.Kind, done: make(chan struct{}), cut: cut,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -71,7 +70,7 @@ func (b *Bridge) identify(ctx context.Context) {
 		b.unidentified(err, answer != nil && answer.Final() || !refused.IsZero() && time.Since(refused) >= nameRefused)
 		b.Log.Debug("instance metadata does not say who this VM is", "err", err)
 		select {
-		case <-time.After(wait/2 + rand.N(wait/2)):
+		case <-time.After(b.jitter(wait)):
 		case <-b.identity:
 			wait = time.Second / 2
 		case <-ctx.Done():

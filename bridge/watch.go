@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"forewarn/bridge/imds"
@@ -135,7 +134,7 @@ func (w *watcher) failed(p imds.Poll) time.Duration {
 		return slowRetry
 	}
 	d := pollBackoff[min(w.failures, len(pollBackoff))-1]
-	return max(d/2+rand.N(d/2), min(p.RetryAfter, longestRetry))
+	return max(w.jitter(d), min(p.RetryAfter, longestRetry))
 }
 
 // EndpointHint is what to look at when an endpoint gave no valid answer yet.

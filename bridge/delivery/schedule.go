@@ -31,11 +31,12 @@ func backoff(failures int, random float64) time.Duration {
 // A schedule says which pending deliveries of a route may be attempted, and when. It is told the time, and touches
 // neither a sink nor a queue. place files each lane in the heaps, so that nothing walks all that is pending.
 type schedule struct {
-	terms Terms
-	lanes map[string]*lane   // by group
-	index map[uint64]*lane   // by the Seq of its items
-	waves map[wave]*gathered // with Terms.Digest
-	parts map[uint64][]*lane // by Item.Batch: the lanes of a batch that made progress
+	terms  Terms
+	random func() float64     // for jitter
+	lanes  map[string]*lane   // by group
+	index  map[uint64]*lane   // by the Seq of its items
+	waves  map[wave]*gathered // with Terms.Digest
+	parts  map[uint64][]*lane // by Item.Batch: the lanes of a batch that made progress
 
 	arriving  laneHeap // lanes with an item whose Due will come, the nearest first
 	waiting   laneHeap // lanes that wait before their next attempt, the shortest first
@@ -72,7 +73,7 @@ func newSchedule(t Terms) *schedule {
 		t.Digest = Digest{}
 	}
 	s := &schedule{
-		terms: t, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]*gathered{},
+		terms: t, random: rand.Float64, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]*gathered{},
 		parts: map[uint64][]*lane{}, hopeful: map[*lane]bool{},
 	}
 	matters := func(a, b *lane) bool { return before(a, b) < 0 }
@@ -365,7 +366,7 @@ func (s *schedule) refuse(
 ) (became, shared bool) {
 	for _, l := range a.lanes {
 		s.fail(l)
-		l.next = now.Add(backoff(int(l.failures), rand.Float64()))
+		l.next = now.Add(backoff(int(l.failures), s.random()))
 		shared = shared || !l.alone
 	}
 	if wish != nil {

@@ -22,7 +22,8 @@ type Config struct {
 	Queue   Queue
 	Secrets []string // files with the route's credentials: when one changes, what waits is tried again at once
 	Log     *slog.Logger
-	Meter   Meter // nil counts nothing
+	Meter   Meter          // nil counts nothing
+	Random  func() float64 // below 1, for jitter; nil is that of math/rand
 	// Trouble is called when the route becomes blocked, with the reason, and with nil whenever it accepts.
 	Trouble func(why error)
 }
@@ -59,7 +60,11 @@ func NewWorker(c Config) *Worker {
 		c.Trouble = func(error) {}
 	}
 	c.Log = c.Log.With("sink", c.Route)
-	return &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets}}
+	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets}}
+	if c.Random != nil {
+		w.random = c.Random
+	}
+	return w
 }
 
 // State is how the route is doing. It may be called from any goroutine.
