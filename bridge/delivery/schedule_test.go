@@ -297,6 +297,21 @@ func TestUrgentLanesGoAtOnce(t *testing.T) {
 	p.want(t, "when it ends", p.try(), "B-scheduled")
 }
 
+// A destination that hangs is told of each event that is new and urgent once before it is asked again of those that it
+// did not take, though these begin sooner. Else two of them could keep it busy by turns.
+func TestWhatIsNewAndUrgentGoesBeforeWhatFailed(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("FIRST", scheduled, time.Minute)
+	p.owe("SECOND", scheduled, 2*time.Minute)
+	p.owe("THIRD", scheduled, 10*time.Minute)
+	p.owe("FAR", scheduled, far)
+	for _, want := range []string{"FIRST", "SECOND", "THIRD"} {
+		p.want(t, "while others failed", p.fails(false, 0), want+"-scheduled")
+		p.later(10 * time.Second) // each takes its time, so that what failed before may be tried again
+	}
+	p.want(t, "when nothing is new and urgent", p.fails(false, 0), "FIRST-scheduled")
+}
+
 // An urgent delivery that comes while an attempt is under way is not forgotten when that one fails.
 func TestUrgencyThatComesDuringAnAttemptIsKept(t *testing.T) {
 	p := newPlan(Terms{})
@@ -307,6 +322,17 @@ func TestUrgencyThatComesDuringAnAttemptIsKept(t *testing.T) {
 	p.refuse(a, nil, false, nil, p.now)
 	p.waits("A", p.now.Add(5*time.Minute))
 	p.want(t, "at once", p.fails(false, 0), "A-scheduled")
+}
+
+// When the times begin anew, what waited is tried at once.
+func TestARestartTriesAtOnce(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, far)
+	p.want(t, "first", p.fails(false, time.Minute), "A-scheduled")
+	p.waits("A", p.now.Add(5*time.Minute))
+	p.want(t, "while it waits", p.try())
+	p.restart(p.now)
+	p.want(t, "after a restart", p.try(), "A-scheduled")
 }
 
 // A Retry-After is a floor for the whole route, of an hour at most, until something is accepted.
