@@ -83,7 +83,10 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case d.owed() && now.Before(d.Next):
 		return
 	}
-	ce := b.cloudEvent(op.Latest)
+	var ce *event.Event
+	if asksWhen(rules) {
+		ce = b.cloudEvent(op.Latest)
+	}
 	rule, why, final := b.ruling(rules, e, op, ce, now)
 	b.keepWaited(id, now)
 	b.noteRuling(id, why, final)
@@ -113,21 +116,25 @@ func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 	return b.rules, b.byHand[id] > 0
 }
 
+// asksWhen says whether one of the rules looks at the CloudEvent of an event's newest change. Events are asked about
+// every second, so it is read only then.
+func asksWhen(rules []Rule) bool {
+	return slices.ContainsFunc(rules, func(r Rule) bool { return r.Filter.When != nil })
+}
+
 // ruling is the number of the first rule that approves, counted from 1, or 0 and why none does, "" if none is for the
-// event; final says that none will, as long as the event stays as it is.
+// event; final says that none will, as long as the event stays as it is. ce is the CloudEvent of its newest change if a
+// rule looks at it, nil also if it can't be read.
 func (b *Bridge) ruling(
 	rules []Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time,
 ) (rule int, why string, final bool) {
 	if err := b.Outbox.Durable(); err != nil {
 		return 0, "the outbox is not durable: " + err.Error(), false
 	}
-	if ce == nil {
-		return 0, "its CloudEvent can't be read", true
-	}
 	var reasons []string
 	final = true
 	for i, r := range rules {
-		said := b.says(r, e, op, *ce, now)
+		said := b.says(r, e, op, ce, now)
 		if said.approve {
 			return i + 1, "", true
 		}
@@ -141,7 +148,14 @@ func (b *Bridge) ruling(
 }
 
 // says is what a rule says about an event as it is now.
-func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce event.Event, now time.Time) ruling {
+func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time) ruling {
+	var fields map[string]any
+	if r.Filter.When != nil {
+		if ce == nil {
+			return no("its CloudEvent can't be read")
+		}
+		fields = cloudevent.Fields(*ce)
+	}
 	told := func(route string) acceptance {
 		a := b.acceptance(route, op.Latest)
 		if a.state == wasAccepted {
@@ -149,7 +163,7 @@ func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce event.Event, now ti
 		}
 		return a
 	}
-	return r.rule(e, cloudevent.Fields(ce), b.observerName(), told, b.since(e.ID, op, "", now), now)
+	return r.rule(e, fields, b.observerName(), told, b.since(e.ID, op, "", now), now)
 }
 
 // Foresee says what the rules, which need not be those of the Bridge, would decide about an open event as it is now.
@@ -249,13 +263,13 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 }
 
 // keep puts what change makes of an open event on disk, if change wants it. It returns false if not, if the event is
-// over, or if the disk does not take it. change is given the CloudEvent of the newest change too, nil if it can't be
-// read.
+// over, or if the disk does not take it. change is given the CloudEvent of the newest change too, nil if no rule looks at
+// it or it can't be read.
 func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) bool {
 	var wait func() error
 	need := func() []uint64 {
 		_, op, ok := b.events.get(id)
-		if !ok {
+		if rules, _ := b.approvers(id); !ok || !asksWhen(rules) {
 			return nil
 		}
 		return []uint64{op.Latest}

@@ -1,10 +1,12 @@
 package bridge
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
 )
 
 // A clock that is stepped makes the wait of a rule neither shorter nor longer.
@@ -17,6 +19,7 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 					s.beginsLate()
 					rule := rebootRule
 					rule.After, rule.Wait = after, time.Minute
+					rule.Filter.When = when(t, "true") // so that the CloudEvent is read back, with its time
 					s.opts.Rules = []Rule{rule}
 					b := s.start((&ear{}).all("drain"))
 					pause(1500 * time.Millisecond)
@@ -92,4 +95,41 @@ func TestAChangeBeginsTheWaitAnew(t *testing.T) {
 		wantIDs(t, s.approvals(), idA)
 		b.end()
 	})
+}
+
+// Rules are asked every second about every open event, so that must cost no look at the disk.
+func TestRulesThatWaitDoNotReadTheDisk(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		rule := rebootRule
+		rule.Wait = time.Hour
+		s.opts.Rules = []Rule{rule}
+		counted := &countedReads{Storage: outbox.File(s.dir, s.logger())}
+		box, err := outbox.Open(s.dir, outbox.Options{Log: s.logger(), Storage: counted})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := s.startWith(box, (&ear{}).all("drain"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(time.Minute)
+		before := counted.reads.Load()
+		pause(10 * time.Minute)
+		if n := counted.reads.Load() - before; n != 0 {
+			t.Errorf("the disk was read %d times in ten minutes", n)
+		}
+		wantIDs(t, s.approvals())
+		b.end()
+	})
+}
+
+// countedReads counts how often a value is read.
+type countedReads struct {
+	outbox.Storage
+	reads atomic.Int64
+}
+
+func (c *countedReads) Read(bucket, key string) ([]byte, error) {
+	c.reads.Add(1)
+	return c.Storage.Read(bucket, key)
 }
