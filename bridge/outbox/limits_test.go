@@ -127,3 +127,40 @@ func TestTheFileIsItsOwnersAndLeftAlone(t *testing.T) {
 		t.Errorf("the value beside the one without a name is %q", got)
 	}
 }
+
+// A disk that begins to hang while the outbox is tidied delays nobody for longer than one that hangs at a write.
+func TestADiskThatHangsWhileItIsTidiedDelaysOnce(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		q := o.Queue("a")
+		mustAdd(t, o, "", "once", "a")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending})
+		time.Sleep(outbox.KeepHistory + time.Hour)
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		tidied := o.Maintain(time.Now()) // what is so old is to be dropped
+		time.Sleep(time.Second)
+		began := time.Now()
+		if _, err := add(o, "A", "scheduled", "a"); err == nil {
+			t.Error("it is said to be on disk")
+		}
+		if took := time.Since(began); took > 6*time.Second {
+			t.Errorf("a change waited %v", took)
+		}
+		if _, err := add(o, "B", "scheduled", "a"); err == nil || time.Since(began) > 6*time.Second {
+			t.Errorf("the next waited too, until %v: %v", time.Since(began), err)
+		}
+		time.Sleep(time.Minute)
+		d.set(func() { d.hang = nil })
+		close(hang)
+		if err := <-tidied; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+		if err := o.Durable(); err != nil {
+			t.Errorf("Durable = %v when the disk is back", err)
+		}
+		if n := o.Totals().InMemory; n != 0 {
+			t.Errorf("%d are in memory only", n)
+		}
+	})
+}

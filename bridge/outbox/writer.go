@@ -226,7 +226,11 @@ func (o *Outbox) writer() {
 		o.chores = nil
 		o.mu.Unlock()
 		for _, do := range chores {
+			slow := o.slow()
 			do(err)
+			if !slow.Stop() {
+				wake(o.kick) // the next write says that it is over
+			}
 		}
 		retry.Stop()
 		switch {
@@ -242,9 +246,7 @@ func (o *Outbox) writer() {
 
 // flush makes one try to write all that waits. When that takes too long the disk counts as failing until it is over.
 func (o *Outbox) flush() error {
-	try := o.nextTry()
-	slow := time.AfterFunc(diskPatience, func() { o.fail(errSlowDisk, try) })
-	defer slow.Stop()
+	defer o.slow().Stop()
 	o.file.Lock()
 	defer o.file.Unlock()
 	o.mu.Lock()
@@ -271,6 +273,12 @@ func (o *Outbox) flush() error {
 		wake(o.loaded) // unless it has yet to tell of the last one
 	}
 	return err
+}
+
+// slow begins another try to ask the disk, which counts as failing when that isn't over, and the timer stopped, in time.
+func (o *Outbox) slow() *time.Timer {
+	try := o.nextTry()
+	return time.AfterFunc(diskPatience, func() { o.fail(errSlowDisk, try) })
 }
 
 // nextTry begins another try, or the end of one. What is said about those before counts no more.
