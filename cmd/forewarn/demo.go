@@ -25,6 +25,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 	"forewarn/templates"
@@ -97,7 +98,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	if err != nil {
 		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, reason(err)), box.Close()))
 	}
-	defer serve(l, page(b, http.NotFoundHandler(), listen), log)()
+	defer serve(l, page.Handler(b, http.NotFoundHandler(), listen), log)()
 	steps := len(scenario.Steps)
 	console.line("", "An emulated Azure will announce, begin and end a reboot and a freeze of %s, with minutes made seconds.", scenario.VMs[0])
 	console.line("", "Below is what an administrator is told, and the CloudEvent by which every sink hears of it.")

@@ -25,6 +25,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/cmd/forewarn/internal/manual"
+	"forewarn/cmd/forewarn/internal/statustest"
 	"forewarn/sinks"
 	"forewarn/templates"
 )
@@ -357,11 +358,11 @@ func metricTable(t *testing.T) string {
 // sampleEvent is what a sink is sent of a sample.
 func sampleEvent(t *testing.T) event.Event {
 	t.Helper()
-	sample, ok := cloudevent.NewSample("reboot", sampleObserver.Name, time.Now())
+	sample, ok := cloudevent.NewSample("reboot", statustest.Observer.Name, time.Now())
 	if !ok {
 		t.Fatal("there is no sample reboot")
 	}
-	ce, err := sample.CloudEvent(sampleObserver, time.Now())
+	ce, err := sample.CloudEvent(statustest.Observer, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -435,7 +436,7 @@ sinks:
 		{"a type that forewarn doesn't know", "Migrate", "Platform", "scheduled", -1},
 		{"the end of any event", "Preempt", "Platform", "vanished", -1},
 	} {
-		raw := azureEvent(eventID("A"), e.typ, e.source, "", time.Now().Add(time.Hour), e.duration, "vm-0")
+		raw := statustest.Event(eventID("A"), e.typ, e.source, "", time.Now().Add(time.Hour), e.duration, "vm-0")
 		c := forewarn(t, "render", "--config", file, "--document", "-", "--change", e.change)
 		c.Stdin = strings.NewReader(fmt.Sprintf(`{"DocumentIncarnation": 1, "Events": [%s]}`, raw))
 		out, err := c.Output()

@@ -40,9 +40,18 @@ var arrows = map[string]arrow{
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/discovery", "bridge/imds", "bridge/imdstest", "bridge/outbox",
 		"bridge/relay", "sinks", "templates",
-		"cmd/forewarn/internal/manual", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
-	}},
+		"cmd/forewarn/internal/manual", "cmd/forewarn/internal/page", "cmd/forewarn/internal/settings",
+		"cmd/forewarn/internal/wording", "examples",
+	}, inTests: []string{"cmd/forewarn/internal/statustest"}},
 	"cmd/forewarn/internal/manual": {},
+	"cmd/forewarn/internal/page": {
+		may: []string{
+			"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox", "sinks", "templates",
+			"cmd/forewarn/internal/wording",
+		},
+		inTests: []string{"bridge/imdstest", "cmd/forewarn/internal/statustest"},
+	},
+	"cmd/forewarn/internal/statustest": {may: []string{"bridge", "bridge/imds"}},
 	"cmd/forewarn/internal/settings": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "sinks", "templates", "cmd/forewarn/internal/wording",
 	}},

@@ -23,6 +23,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/page"
 )
 
 // answering is a sink that answers everything in one way.
@@ -53,12 +54,12 @@ func measure(t *testing.T, routes map[string]error) *measured {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counters := newMetrics()
+	counters := page.NewMetrics()
 	b := bridge.New(bridge.Options{
 		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Routes: routesOf(routes), Log: log,
 		Interval: 100 * time.Millisecond, Version: "1.2.3", Meter: counters, Settings: bridge.SettingsInfo{Hash: "abc", LoadedAt: time.Unix(1e9, 0)},
 	})
-	server := httptest.NewServer(probes(b, counters.handler(b.Status)))
+	server := httptest.NewServer(page.Probes(b, counters.Handler(b.Status)))
 	t.Cleanup(server.Close)
 	return &measured{b, t, azure, server.URL}
 }
@@ -160,7 +161,7 @@ func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 	for _, ceType := range cloudevent.Types {
 		want[fmt.Sprintf("forewarn_events_total{type=%q}", ceType)] = 0
 	}
-	for _, answer := range pollAnswers {
+	for _, answer := range []string{"document", "unchanged", "empty", "failed", "refused"} {
 		want[fmt.Sprintf("forewarn_polls_total{answer=%q}", answer)] = 0
 	}
 	m.wants(want)

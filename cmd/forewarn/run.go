@@ -20,6 +20,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
@@ -98,7 +99,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	} else if err != nil {
 		return err
 	}
-	counters, manager := newMetrics(), newNotifier(p.getenv, log)
+	counters, manager := page.NewMetrics(), newNotifier(p.getenv, log)
 	o := p.bridgeOptions(s, box, log)
 	o.Meter, o.Turned = counters, manager.turned
 	pages := &listener{key: "listen", address: s.Listen, log: log}
@@ -107,8 +108,8 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	b := bridge.New(o)
 	manager.bridge = b
 
-	metrics := counters.handler(b.Status)
-	pages.handler, probed.handler = page(b, metrics, s.Listen), probes(b, metrics)
+	metrics := counters.Handler(b.Status)
+	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()
 	if l, err := listenControl(s, p.getenv, log); err != nil {

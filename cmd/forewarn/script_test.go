@@ -20,11 +20,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"forewarn/bridge/imdstest"
 	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/statustest"
 )
 
 func TestMain(m *testing.M) {
@@ -146,7 +146,7 @@ func in(ts *testscript.TestScript) *setting { return ts.Value("setting").(*setti
 
 // eventID is the EventId behind a label.
 func eventID(label string) string {
-	return strings.ToUpper(uuid.NewSHA1(uuid.NameSpaceOID, []byte(label)).String())
+	return statustest.EventID(label)
 }
 
 // cloudEventID is the id of LABEL.change; LABEL.updated stands for any update, *.change for that of any event.

@@ -36,6 +36,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
@@ -200,7 +201,7 @@ func newSoak(t *testing.T) *soak {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counters := newMetrics()
+	counters := page.NewMetrics()
 	o := s.p.bridgeOptions(s.started, box, log)
 	o.Meter, o.Booted = counters, time.Now().Add(-time.Hour)
 	o.Client = imds.NewClient(s.started.IMDS.Endpoint, s.started.IMDS.APIVersion, log, &http.Transport{
@@ -208,7 +209,7 @@ func newSoak(t *testing.T) *soak {
 	})
 	s.bridge = bridge.New(o)
 	l := newMemoryListener()
-	s.net.line(soakPage, l.dial).close = serve(l, page(s.bridge, counters.handler(s.bridge.Status), soakPage), log)
+	s.net.line(soakPage, l.dial).close = serve(l, page.Handler(s.bridge, counters.Handler(s.bridge.Status), soakPage), log)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.stop = cancel
 	go func() { s.ended <- s.bridge.Run(ctx) }()

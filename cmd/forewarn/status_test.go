@@ -14,13 +14,14 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/statustest"
 )
 
 // statusOf is the status of the sample page, as it comes from a running forewarn, with the texts of its sinks replaced
 // by long ones.
 func statusOf(t *testing.T, now time.Time) bridge.Status {
 	t.Helper()
-	sent := sampleFacts(now).Status
+	sent := statustest.Status(now)
 	for i := range sent.Sinks {
 		k := &sent.Sinks[i]
 		if !k.OldestPending.IsZero() {
@@ -186,9 +187,9 @@ func TestStatusText(t *testing.T) {
 	st := statusOf(t, now)
 	slices.Reverse(st.Events)
 	due := now.Add(72 * time.Hour)
-	far := bridge.EventStatus{Event: azureEvent(eventID("far"), "Redeploy", "Platform", "", due, -1, "vm-db-2", "vm-db-1", "vm-db-3"), NotBefore: due}
+	far := bridge.EventStatus{Event: statustest.Event(eventID("far"), "Redeploy", "Platform", "", due, -1, "vm-db-2", "vm-db-1", "vm-db-3"), NotBefore: due}
 	allowed := bridge.EventStatus{
-		Event: azureEvent(eventID("allowed"), "Reboot", "User", "", now.Add(14*time.Minute), -1, "vm-db-1"), NotBefore: now.Add(14 * time.Minute),
+		Event: statustest.Event(eventID("allowed"), "Reboot", "User", "", now.Add(14*time.Minute), -1, "vm-db-1"), NotBefore: now.Add(14 * time.Minute),
 		Approved: &bridge.ApprovedStatus{At: now.Add(-3 * time.Second), By: "rule 1"},
 	}
 	st.Events = append([]bridge.EventStatus{far, allowed}, st.Events...)

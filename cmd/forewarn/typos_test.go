@@ -34,6 +34,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
 )
@@ -220,7 +221,7 @@ func newTypist(t testing.TB) *typist {
 		t.Fatal(err)
 	}
 	w.b = bridge.New(w.p.bridgeOptions(w.old, box, log))
-	w.page = page(w.b, newMetrics().handler(w.b.Status), "127.0.0.1:8169")
+	w.page = page.Handler(w.b, page.NewMetrics().Handler(w.b.Status), "127.0.0.1:8169")
 	return w
 }
 

@@ -1,10 +1,8 @@
-package main
+package page
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -14,36 +12,16 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/statustest"
 )
-
-// sampleObserver is the VM that the sample page is of.
-var sampleObserver = imds.Observer{Name: "vm-db-1", ResourceGroup: "prod-db", Location: "westeurope"}
-
-// azureEvent is an event as Azure sends it, due after notice, or begun when that is 0.
-func azureEvent(id, typ, source, description string, notBefore time.Time, duration int, vms ...string) json.RawMessage {
-	status, when := "Scheduled", ""
-	if notBefore.IsZero() {
-		status = "Started"
-	} else {
-		when = notBefore.UTC().Format(http.TimeFormat)
-	}
-	raw, err := json.Marshal(map[string]any{
-		"EventId": id, "EventStatus": status, "EventType": typ, "ResourceType": "VirtualMachine", "Resources": vms, "NotBefore": when,
-		"Description": description, "EventSource": source, "DurationInSeconds": duration,
-	})
-	if err != nil {
-		panic(err) // texts and numbers only
-	}
-	return raw
-}
 
 // sampleLife is the life of an event: announced so long ago, begun and over so long after; 0 for what did not come.
 func sampleLife(now time.Time, label, typ string, ago, begun, over time.Duration, o cloudevent.Outcome, vms ...string) bridge.Life {
-	l := bridge.Life{Event: eventID(label), Type: typ, Source: "Platform", Resources: vms, Outcome: o}
+	l := bridge.Life{Event: statustest.EventID(label), Type: typ, Source: "Platform", Resources: vms, Outcome: o}
 	at := now.Add(-ago)
 	add := func(kind imds.ChangeKind, at time.Time) {
 		l.Changes = append(l.Changes, bridge.LifeChange{
-			ID: l.Event + "-" + string(kind), Change: kind, Time: at, Observer: sampleObserver.Name,
+			ID: l.Event + "-" + string(kind), Change: kind, Time: at, Observer: statustest.Observer.Name,
 			Deliveries: []bridge.LifeDelivery{{Sink: "audit", State: "accepted"}, {Sink: "ops-chat", State: "accepted"}},
 		})
 	}
@@ -60,12 +38,7 @@ func sampleLife(now time.Time, label, typ string, ago, begun, over time.Duration
 // sampleFacts are what an operator may see on a bad night, with two events ahead and a month behind.
 func sampleFacts(now time.Time) pageFacts {
 	const day = 24 * time.Hour
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		panic(err) // the zones are in the binary
-	}
-	reboot, freeze := eventID("reboot"), eventID("freeze")
-	due := now.Add(14*time.Minute + 12*time.Second)
+	freeze := statustest.EventID("freeze")
 	f := pageFacts{
 		Lives: []bridge.Life{
 			sampleLife(now, "1", "Freeze", 29*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-1"),
@@ -79,24 +52,7 @@ func sampleFacts(now time.Time) pageFacts {
 			sampleLife(now, "freeze", "Freeze", 15*time.Minute+8*time.Second, 15*time.Minute, 0, "", "vm-db-3"),
 			sampleLife(now, "reboot", "Reboot", 48*time.Second, 0, 0, "", "vm-db-1", "vm-db-2"),
 		},
-		Status: bridge.Status{
-			Version: "1.0.0", StartedAt: now.Add(-9 * day), Ready: true, Reasons: []string{}, Observer: sampleObserver,
-			IMDS: bridge.IMDSStatus{Endpoint: "http://169.254.169.254", APIVersion: "2020-07-01", LastAnswer: now},
-			Events: []bridge.EventStatus{
-				{Event: azureEvent(freeze, "Freeze", "Platform", "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
-					time.Time{}, 5, "vm-db-3")},
-				{Event: azureEvent(reboot, "Reboot", "Platform", "Host server is undergoing maintenance.", due, -1, "vm-db-1", "vm-db-2"),
-					NotBefore: due, SecondsLeft: due.Sub(now).Seconds(), AffectsSelf: true},
-			},
-			Sinks: []bridge.SinkStatus{
-				{Name: "audit", Kind: "file", State: bridge.SinkOK, Delivered: 34, LastAccepted: now.Add(-48 * time.Second)},
-				{Name: "ops-chat", Kind: "slack", State: bridge.SinkIsBlocked, Pending: 3, OldestPending: now.Add(-2 * time.Hour), Delivered: 21,
-					LastAccepted: now.Add(-9 * time.Hour), LastError: "blocked: invalid_auth", NextAttempt: now.Add(31 * time.Second)},
-				{Name: "runbook", Kind: "webhook", State: bridge.SinkOK, Delivered: 12, DeadLetters: 1, LastAccepted: now.Add(-47 * time.Second)},
-			},
-			Outbox:   bridge.OutboxStatus{Durable: true, Bytes: 96 << 10, Pending: 3, DeadLetters: 1},
-			Settings: bridge.SettingsInfo{Hash: "0c0ffee00123", LoadedAt: now.Add(-3 * day), Timezone: berlin},
-		},
+		Status: statustest.Status(now),
 		Dead: []outbox.Delivery{{
 			Key: "runbook/812", Route: "runbook", State: outbox.StateDead, Reason: delivery.ReasonRejected,
 			DeadSince: now.Add(-14 * time.Minute),
@@ -113,7 +69,7 @@ func calmFacts(now time.Time) pageFacts {
 	f := sampleFacts(now)
 	f.Dead, f.Status.Outbox = nil, bridge.OutboxStatus{Durable: true, Bytes: 96 << 10}
 	f.Status.Events = f.Status.Events[1:]
-	f.Lives = slices.DeleteFunc(f.Lives, func(l bridge.Life) bool { return l.Event == eventID("freeze") })
+	f.Lives = slices.DeleteFunc(f.Lives, func(l bridge.Life) bool { return l.Event == statustest.EventID("freeze") })
 	for i, k := range f.Status.Sinks {
 		f.Status.Sinks[i] = bridge.SinkStatus{
 			Name: k.Name, Kind: k.Kind, State: bridge.SinkOK, Delivered: k.Delivered, LastAccepted: now.Add(-47 * time.Second),
@@ -135,7 +91,7 @@ func hostileFacts(now time.Time) pageFacts {
 	for i := range s.Events {
 		at := now.Add(time.Duration(i) * time.Hour)
 		s.Events[i].Approval = evil
-		s.Events[i].Event = azureEvent(evil+fmt.Sprint(i), evil, evil, evil, at, i, evil, evil+"2")
+		s.Events[i].Event = statustest.Event(evil+fmt.Sprint(i), evil, evil, evil, at, i, evil, evil+"2")
 	}
 	for i := range s.Sinks {
 		s.Sinks[i].LastError, s.Sinks[i].Kind, s.Sinks[i].Name = evil, evil, evil

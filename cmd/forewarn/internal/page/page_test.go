@@ -1,4 +1,4 @@
-package main
+package page
 
 import (
 	"bufio"
@@ -29,6 +29,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/statustest"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -398,7 +399,7 @@ func TestPageStreamsAreBoundedAndEnd(t *testing.T) {
 	url, stop := served(t, "127.0.0.1:0", h)
 	open := func(want int) {
 		t.Helper()
-		for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 			p.mu.Lock()
 			n := p.streams
 			p.mu.Unlock()
@@ -537,7 +538,7 @@ func TestPageNamesThisVMFirst(t *testing.T) {
 	for i := range wording.ShownVMs + 5 {
 		vms = append(vms, fmt.Sprint("vm-", i))
 	}
-	f.Status.Events[0].Event = azureEvent(eventID("reboot"), "Reboot", "Platform", "", f.Status.Events[0].NotBefore, -1, append(vms, "vm-db-1")...)
+	f.Status.Events[0].Event = statustest.Event(statustest.EventID("reboot"), "Reboot", "Platform", "", f.Status.Events[0].NotBefore, -1, append(vms, "vm-db-1")...)
 	if text := shown(t, f); !strings.Contains(text, "Machines vm-db-1 (this VM) vm-0 vm-1 ") || !strings.Contains(text, "vm-18 and 6 more") {
 		t.Errorf("the page says:\n%s\nwant this VM before the others, and how many are left out", text)
 	}
@@ -595,7 +596,7 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 
 // Text can be read and bars can be seen in both themes: their contrast is what WCAG 2.2 asks for at level AA.
 func TestPageContrast(t *testing.T) {
-	css, err := pageFiles.ReadFile("page/page.css")
+	css, err := pageFiles.ReadFile("assets/page.css")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package main
+package page
 
 import (
 	"context"
@@ -134,7 +134,9 @@ func served(t *testing.T, address string, h http.Handler) (url string, stop func
 	if err != nil {
 		t.Fatal(err)
 	}
-	stop = serve(l, h, slog.New(slog.DiscardHandler))
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	go server.Serve(l)
+	stop = func() { server.Close() }
 	t.Cleanup(stop)
 	return "http://" + l.Addr().String(), stop
 }
@@ -205,7 +207,7 @@ func TestPageShowsAnEventLive(t *testing.T) {
 			t.Errorf("Run = %v", err)
 		}
 	}()
-	handler := page(watcher, http.NotFoundHandler(), "127.0.0.1:0")
+	handler := Handler(watcher, http.NotFoundHandler(), "127.0.0.1:0")
 	url, away := served(t, "127.0.0.1:0", handler)
 
 	b.do(chromedp.Navigate(url))

@@ -1,4 +1,4 @@
-package main
+package page
 
 import (
 	"cmp"
@@ -225,4 +225,36 @@ func outcomeWord(state string) string {
 		return "no longer listed"
 	}
 	return state
+}
+
+// A lifeStory is when a life's turns came, as far as they are known.
+type lifeStory struct {
+	announced, begun, over time.Time
+	told                   []string // sinks that accepted at least one change
+	observer               string
+	whileAway              bool // its last change was found late
+}
+
+func story(l bridge.Life) lifeStory {
+	var s lifeStory
+	for i, c := range l.Changes {
+		if i == 0 {
+			s.announced = c.Time
+		}
+		s.observer, s.whileAway = cmp.Or(c.Observer, s.observer), c.WhileAway
+		switch c.Change {
+		case imds.Started:
+			s.begun, s.over = c.Time, time.Time{}
+		case imds.Vanished:
+			s.over = c.Time
+		default:
+			s.over = time.Time{} // it came back
+		}
+		for _, d := range c.Deliveries {
+			if d.State == "accepted" && !slices.Contains(s.told, d.Sink) {
+				s.told = append(s.told, d.Sink)
+			}
+		}
+	}
+	return s
 }

@@ -1,4 +1,4 @@
-package main
+package page
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ import (
 
 // pageFiles are the template of the page and what it loads. Nothing is loaded from elsewhere.
 //
-//go:embed page
+//go:embed assets
 var pageFiles embed.FS
 
 // pageParts are the parts of the page that are sent anew when they change, by the ids of their elements and the names of
@@ -68,7 +68,7 @@ func newPage(look func() pageFacts) *webPage {
 }
 
 func parsePage() (*template.Template, error) {
-	return template.ParseFS(pageFiles, "page/page.html.tmpl")
+	return template.ParseFS(pageFiles, "assets/page.html.tmpl")
 }
 
 // pageChanges is how many changes of the past the page looks at. It shows fewer events than that.
@@ -124,7 +124,7 @@ func (p *webPage) routes(mux *http.ServeMux) {
 	for path, kind := range map[string]string{
 		"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
 	} {
-		body, err := pageFiles.ReadFile("page/" + path)
+		body, err := pageFiles.ReadFile("assets/" + path)
 		if err != nil {
 			continue // a test loads them all
 		}

@@ -1,4 +1,4 @@
-package main
+package page
 
 import (
 	"encoding/json"
@@ -15,9 +15,9 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// metrics count what the bridge tells its Meter. They live as long as the program, through every reload: a sink that is
+// Metrics count what the bridge tells its Meter. They live as long as the program, through every reload: a sink that is
 // gone from the settings keeps its counters until the next start, and loses its gauges with the last that it is owed.
-type metrics struct {
+type Metrics struct {
 	started    time.Time
 	polls      *family
 	events     *family
@@ -36,15 +36,15 @@ var pollAnswers = map[imds.PollClass]string{
 	imds.PollRetry: "failed", imds.PollSettings: "refused",
 }
 
-// newMetrics makes counters that are 0, of everything that is known before there are sinks.
-func newMetrics() *metrics {
+// NewMetrics makes counters that are 0, of everything that is known before there are sinks.
+func NewMetrics() *Metrics {
 	counter := func(name, help string, labels ...string) *family {
 		return &family{name: "forewarn_" + name, help: help, kind: "counter", labels: labels}
 	}
 	histogram := func(name, help string, bounds ...float64) *family {
 		return &family{name: "forewarn_" + name, help: help, kind: "histogram", labels: []string{"sink"}, bounds: bounds}
 	}
-	m := &metrics{
+	m := &Metrics{
 		started:    time.Now(),
 		polls:      counter("polls_total", "Polls of the endpoint by their answer: document, unchanged and empty are valid.", "answer"),
 		events:     counter("events_total", "CloudEvents made, by type.", "type"),
@@ -70,7 +70,7 @@ func newMetrics() *metrics {
 }
 
 // expect makes the series of a sink, so that they are there, with 0, before anything happens.
-func (m *metrics) expect(sink string) {
+func (m *Metrics) expect(sink string) {
 	for _, reason := range bridge.FailureReasons {
 		m.failed.expect(reason, sink)
 	}
@@ -79,29 +79,29 @@ func (m *metrics) expect(sink string) {
 	}
 }
 
-func (m *metrics) Polled(class imds.PollClass)   { m.polls.add(1, pollAnswers[class]) }
-func (m *metrics) Committed(ceType string)       { m.events.add(1, ceType) }
-func (m *metrics) Forgot(what string, n int)     { m.forgotten.add(float64(n), what) }
-func (m *metrics) Failed(sink, reason string)    { m.failed.add(1, reason, sink) }
-func (m *metrics) Superseded(sink string, n int) { m.superseded.add(float64(n), sink) }
+func (m *Metrics) Polled(class imds.PollClass)   { m.polls.add(1, pollAnswers[class]) }
+func (m *Metrics) Committed(ceType string)       { m.events.add(1, ceType) }
+func (m *Metrics) Forgot(what string, n int)     { m.forgotten.add(float64(n), what) }
+func (m *Metrics) Failed(sink, reason string)    { m.failed.add(1, reason, sink) }
+func (m *Metrics) Superseded(sink string, n int) { m.superseded.add(float64(n), sink) }
 
-func (m *metrics) Attempted(sink string, took time.Duration) {
+func (m *Metrics) Attempted(sink string, took time.Duration) {
 	m.requests.add(1, sink)
 	m.duration.observe(took.Seconds(), sink)
 }
 
-func (m *metrics) Accepted(sink string, lag time.Duration) {
+func (m *Metrics) Accepted(sink string, lag time.Duration) {
 	m.delivered.add(1, sink)
 	m.lag.observe(lag.Seconds(), sink)
 }
 
 // families are the counters and histograms.
-func (m *metrics) families() []*family {
+func (m *Metrics) families() []*family {
 	return []*family{m.polls, m.events, m.delivered, m.superseded, m.failed, m.requests, m.forgotten, m.duration, m.lag}
 }
 
-// handler serves the metrics, and what of the status is worth a graph.
-func (m *metrics) handler(status func() bridge.Status) http.Handler {
+// Handler serves the metrics, and what of the status is worth a graph.
+func (m *Metrics) Handler(status func() bridge.Status) http.Handler {
 	status = shared(statusAge, status)
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		st := status()

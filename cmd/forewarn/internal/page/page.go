@@ -1,4 +1,11 @@
-package main
+// Package page serves what can be seen of a running forewarn on TCP, all of it read-only: the page for people, which
+// updates itself, status.json, health and the metrics for Prometheus.
+//
+// The page is made in two steps. A look at the bridge gives facts (live.go), and a pageWriter turns them into words and
+// shapes, with no I/O (view.go, event.go, trouble.go, timeline.go); assets/page.html.tmpl lays those out. A browser gets
+// the parts that changed as server-sent events. The metrics are counters that the bridge feeds as its Meter, and gauges
+// made of its status (metrics.go), in a small writer of Prometheus' text format (exposition.go).
+package page
 
 import (
 	"bytes"
@@ -11,8 +18,8 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// probes serves what machines ask for: health and metrics.
-func probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
+// Probes serves what machines ask for: health and metrics.
+func Probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 	mux, status := http.NewServeMux(), shared(statusAge, b.Status)
 	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -26,9 +33,9 @@ func probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 	return mux
 }
 
-// page serves what may be seen on TCP: the page for people, health, metrics and status. Nothing here changes anything.
-func page(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
-	mux := probes(b, metrics)
+// Handler serves what may be seen on TCP: the page for people, health, metrics and status. Nothing here changes anything.
+func Handler(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
+	mux := Probes(b, metrics)
 	status := shared(statusAge, func() []byte {
 		var body bytes.Buffer
 		_ = wording.PrintJSON(&body, b.Status()) // a status can be said in JSON

@@ -1,0 +1,137 @@
+package page
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/wording"
+	"forewarn/sinks"
+)
+
+// An eventView is an event that is not over.
+type eventView struct {
+	ID, ShortID, Class, Headline, State string
+
+	Begun   bool
+	Count   passing // to NotBefore, or since it began
+	When    moment
+	NoTime  string // what is said when there is no NotBefore
+	Why     string
+	Effect  string
+	HowLong string
+	VMs     []vmView
+	MoreVMs int
+	YouCan  string
+	Command string // that has it at once; "" for none
+	Cannot  string
+	// Approval is what came of approving it, or why it is not approved; "" without rules.
+	Approval string
+	Seen     moment
+}
+
+// A vmView is a machine that an event hits.
+type vmView struct {
+	Name string
+	Self bool
+}
+
+// event is an event that is not over.
+func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.Life) eventView {
+	azure, err := imds.UnmarshalEvent(e.Event)
+	if err != nil { // it was understood when it was stored
+		return eventView{Headline: "An event that cannot be read"}
+	}
+	var seen, begun time.Time // unknown while the history is
+	var approval string
+	if i := slices.IndexFunc(lives, func(l bridge.Life) bool { return l.Event == azure.ID }); i >= 0 {
+		l := story(lives[i])
+		seen, begun = l.announced, l.begun
+		for _, c := range lives[i].Changes {
+			if c.Approval != nil {
+				approval = capital(wording.ApprovalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
+			}
+		}
+	}
+	change := imds.Change{Kind: imds.Scheduled, Event: azure}
+	if azure.Status == wording.Started {
+		change.Kind = imds.Started
+	}
+	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now}) // what is not valid in it is shown all the same
+	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
+
+	v := eventView{
+		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f), State: "Announced",
+		When: p.moment(e.NotBefore), Why: p.say("why", f), Effect: p.say("effect", f), HowLong: p.say("howLong", f), Approval: approval, Seen: p.moment(seen),
+	}
+	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
+		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
+	}
+	switch {
+	case azure.Status == wording.Started:
+		v.Begun, v.State = true, "Has begun"
+		v.Headline = p.say("who", f) + ": " + p.say("what", f) + " has begun"
+		v.When = p.moment(begun)
+		v.Count = p.since(begun)
+	case e.NotBefore.IsZero():
+		v.NoTime = "Azure does not say when."
+	default:
+		v.Count = p.until(e.NotBefore)
+	}
+	for _, name := range azure.Resources { // this VM first, so that it is never one of those left out
+		vm := vmView{Name: wording.Printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}
+		if vm.Self {
+			v.VMs = slices.Insert(v.VMs, 0, vm)
+		} else {
+			v.VMs = append(v.VMs, vm)
+		}
+	}
+	v.MoreVMs = max(0, len(v.VMs)-wording.ShownVMs)
+	v.VMs = v.VMs[:len(v.VMs)-v.MoreVMs]
+	if !v.Begun {
+		if v.YouCan = p.say("youCan", f); v.YouCan != "" {
+			v.Command, v.Cannot = p.say("approval", f), p.say("cannot", f)
+		} else if v.Class == "preempt" {
+			v.YouCan = "Nothing can stop it."
+		}
+	}
+	return v
+}
+
+// changeWord says a change in a word.
+func changeWord(c imds.ChangeKind, o cloudevent.Outcome) string {
+	switch c {
+	case imds.Scheduled:
+		return "announced"
+	case imds.Updated:
+		return "changed"
+	case imds.Started:
+		return "begun"
+	case imds.Vanished:
+		switch o {
+		case cloudevent.OutcomeCompleted:
+			return "over"
+		case cloudevent.OutcomeCanceled:
+			return "cancelled"
+		}
+		return "no longer listed"
+	}
+	return wording.Printable(string(c))
+}
+
+// typeClass is the class that a type of event is drawn with.
+func typeClass(typ string) string {
+	switch typ = strings.ToLower(typ); typ {
+	case "reboot", "redeploy", "freeze", "preempt", "terminate":
+		return typ
+	}
+	return "other"
+}
+
+// soon is when an event is due; one without a time comes last.
+func soon(e eventView) string { return cmp.Or(e.When.Machine, "~") }

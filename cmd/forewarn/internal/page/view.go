@@ -1,0 +1,191 @@
+package page
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
+)
+
+// pageFacts are what the page shows, as it is known at one moment.
+type pageFacts struct {
+	Status    bridge.Status
+	Lives     []bridge.Life     // of at least the last 30 days, the oldest first
+	MoreLives bool              // there are more, which are older
+	Dead      []outbox.Delivery // the newest dead letters, the oldest of them first
+	MoreDead  int               // dead letters that are older
+	Err       error             // why lives are not known
+}
+
+// pageView is the page in words and times, ready for its template.
+type pageView struct {
+	Live  bool // a script fills in the times that pass
+	Build string
+	Title string
+	Name  string // of the VM
+	Place string
+	Now   moment
+	Ready bool
+	Needs string // in a few words, how many troubles there are; "" for none
+	Lost  string // how many dead letters; "" for none
+	Plans string // in one line, what Azure announces; "" when that is not known
+
+	Troubles  []troubleView
+	Dead      []deadView
+	MoreDead  int // dead letters that Dead leaves out
+	Events    []eventView
+	More      int    // events that Events leaves out
+	Note      string // why there are none, or how old they are
+	Timeline  timelineView
+	Sinks     []sinkView
+	MoreSinks int // sinks that Sinks leaves out
+	Started   moment
+	Version   string
+	Endpoint  string
+	Answering string
+	Outbox    string
+	Settings  string
+	Loaded    moment
+}
+
+// A deadView is a dead letter.
+type deadView struct {
+	Key, What, Why string
+	Since          moment
+}
+
+// A sinkView is one sink.
+type sinkView struct {
+	Name, Kind, Class, State, Error string
+
+	Pending     int
+	Oldest      passing
+	Delivered   int
+	DeadLetters int
+	Accepted    moment
+	Next        passing
+}
+
+// How much the page shows of lists that may be long.
+const (
+	shownDead   = 10
+	shownEvents = 50
+	shownSinks  = 200
+)
+
+// A pageWriter turns facts into words: those that all other texts use too.
+type pageWriter struct {
+	now  time.Time
+	zone *time.Location
+	live bool
+}
+
+// view is the page that shows f.
+func (p pageWriter) view(f pageFacts) pageView {
+	s := f.Status
+	v := pageView{
+		Live: p.live, Name: p.name(s.Observer.Name), Now: p.moment(p.now), Version: wording.Printable(s.Version), Started: p.moment(s.StartedAt),
+		Endpoint: wording.Printable(s.IMDS.Endpoint) + ", api-version " + wording.Printable(s.IMDS.APIVersion),
+		Outbox:   fmt.Sprintf("%d KiB", s.Outbox.Bytes>>10), Settings: wording.Printable(s.Settings.Hash), Loaded: p.moment(s.Settings.LoadedAt),
+	}
+	var place []string
+	for _, part := range []string{s.Observer.ResourceGroup, s.Observer.ScaleSet, s.Observer.Location} {
+		if part != "" {
+			place = append(place, wording.Printable(part))
+		}
+	}
+	v.Place = strings.Join(place, " · ")
+	v.Answering = "Azure answers"
+	switch {
+	case s.IMDS.LastAnswer.IsZero():
+		v.Answering = "Azure has not answered yet"
+	case s.IMDS.LastError != "":
+		v.Answering = "Azure does not answer; it did last at " + p.moment(s.IMDS.LastAnswer).Text
+	}
+	v.Troubles = p.troubles(f)
+	for _, e := range slices.Backward(f.Dead) { // the newest first
+		v.Dead = append(v.Dead, p.dead(e))
+	}
+	v.Dead = wording.First(v.Dead, shownDead)
+	v.MoreDead = f.MoreDead + len(f.Dead) - len(v.Dead)
+	for _, e := range wording.First(wording.ByUrgency(s.Events), shownEvents) {
+		v.Events = append(v.Events, p.event(e, s.Observer, f.Lives))
+	}
+	slices.SortStableFunc(v.Events, func(a, b eventView) int { // what has begun first, then the nearest
+		return cmp.Or(-cmp.Compare(truth(a.Begun), truth(b.Begun)), cmp.Compare(soon(a), soon(b)))
+	})
+	v.More = len(s.Events) - len(v.Events)
+	v.Note = p.note(s)
+	v.Timeline = p.timeline(f)
+	for _, k := range wording.First(wording.ByNeed(s.Sinks, p.now), shownSinks) {
+		v.Sinks = append(v.Sinks, p.sink(k))
+	}
+	v.MoreSinks = len(s.Sinks) - len(v.Sinks)
+	v.Ready, v.Plans = s.Ready, p.plans(s)
+	if n := len(v.Troubles); n > 0 {
+		v.Needs = wording.Plural(n, "thing needs you", "things need you")
+	}
+	if n := len(f.Dead) + f.MoreDead; n > 0 {
+		v.Lost = wording.Plural(n, "message was given up", "messages were given up")
+	}
+	v.Title = v.Name + " · forewarn"
+	if n := len(s.Events); n > 0 {
+		v.Title = wording.Plural(n, "event", "events") + " · " + v.Title
+	}
+	if len(v.Troubles)+len(v.Dead) > 0 {
+		v.Title = "needs you · " + v.Title
+	}
+	return v
+}
+
+func truth(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (p pageWriter) name(vm string) string {
+	return cmp.Or(wording.Printable(vm), "This VM")
+}
+
+// sink is one sink in words.
+func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
+	state, class := wording.SinkState(k, p.now)
+	v := sinkView{
+		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capital(state), Error: wording.ErrorWords(k.LastError), Pending: k.Pending,
+		Delivered: k.Delivered, DeadLetters: k.DeadLetters, Accepted: p.moment(k.LastAccepted),
+	}
+	v.Oldest = p.since(k.OldestPending)
+	if !k.NextAttempt.IsZero() && k.LastError != "" {
+		v.Next = p.until(k.NextAttempt)
+	}
+	return v
+}
+
+// dead is one dead letter in words.
+func (p pageWriter) dead(e outbox.Delivery) deadView {
+	v := deadView{Key: wording.Printable(e.Key), Since: p.moment(e.DeadSince)}
+	v.What = wording.Printable(strings.TrimPrefix(e.Type, cloudevent.BridgePrefix)) + ", about forewarn itself"
+	if e.Group != "" {
+		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(wording.Printable(e.AzureType), "Event"), changeWord(imds.ChangeKind(e.Change), ""), e.Group)
+	}
+	v.Why = map[string]string{
+		delivery.ReasonRejected: "refused by the destination", delivery.ReasonExpired: "too old", delivery.ReasonLate: "overtaken by a newer change",
+		delivery.ReasonOverflow: "too much was waiting", delivery.ReasonRemoved: "the sink is gone from the settings",
+		delivery.ReasonLost: "its text can no longer be read",
+	}[e.Reason]
+	v.Why = cmp.Or(v.Why, wording.Printable(e.Reason))
+	if e.Error != "" {
+		v.Why += ": " + wording.ErrorWords(e.Error)
+	}
+	return v
+}
