@@ -232,14 +232,12 @@ func (m *email) openLogin(s emailSettings, _ Host) error {
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (m *email) openTexts(s emailSettings, _ Host) error {
-	for _, k := range []templateKey{
-		{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, templates.Parse, m.trySubject, &m.subject},
-		{"text", s.Text, s.TextFile, templates.EmailText, templates.Parse, m.tryText, &m.text},
-		{"html", s.HTML, s.HTMLFile, templates.EmailHTML, templates.ParseHTML, m.tryHTML, &m.html},
-	} {
-		if err := k.open(nil); err != nil {
-			return err
-		}
+	if err := openTemplates(nil,
+		templateKey{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, templates.Parse, m.trySubject, &m.subject},
+		templateKey{"text", s.Text, s.TextFile, templates.EmailText, templates.Parse, m.tryText, &m.text},
+		templateKey{"html", s.HTML, s.HTMLFile, templates.EmailHTML, templates.ParseHTML, m.tryHTML, &m.html},
+	); err != nil {
+		return err
 	}
 	return m.runbook.open(s.RunbookURL, s.RunbookURLFile)
 }

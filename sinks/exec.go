@@ -420,7 +420,7 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	for _, v := range env {
 		cmd.Env = append(cmd.Env, v.name+"="+v.value)
 	}
-	started, ended := make(chan *family, 1), make(chan error, 1)
+	started, ended := make(chan *processGroup, 1), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -430,9 +430,9 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 			ended <- err
 			return
 		}
-		f := newFamily(cmd.Process)
+		f := newProcessGroup(cmd.Process)
 		started <- f
-		f.wait()
+		f.waitThenKill()
 		err = cmd.Wait()
 		f.close()
 		if cmd.ProcessState != nil {

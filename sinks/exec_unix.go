@@ -103,20 +103,20 @@ func baseVariables(a account, _ func(string) string) []variable {
 	return all
 }
 
-// A family is a program and its process group.
-type family struct {
+// A processGroup is a program and its process group.
+type processGroup struct {
 	pid int
 
 	mu   sync.Mutex
 	gone bool // the program's id may be another one's by now
 }
 
-func newFamily(p *os.Process) *family { return &family{pid: p.Pid} }
+func newProcessGroup(p *os.Process) *processGroup { return &processGroup{pid: p.Pid} }
 
-func (f *family) terminate() { f.signal(syscall.SIGTERM) }
-func (f *family) kill()      { f.signal(syscall.SIGKILL) }
+func (f *processGroup) terminate() { f.signal(syscall.SIGTERM) }
+func (f *processGroup) kill()      { f.signal(syscall.SIGKILL) }
 
-func (f *family) signal(s syscall.Signal) {
+func (f *processGroup) signal(s syscall.Signal) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.gone {
@@ -125,7 +125,7 @@ func (f *family) signal(s syscall.Signal) {
 }
 
 // close says that the program has ended and its id is given free.
-func (f *family) close() {
+func (f *processGroup) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gone = true

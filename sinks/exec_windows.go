@@ -55,16 +55,16 @@ func processAttributes(account) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{CreationFlags: windows.CREATE_NEW_PROCESS_GROUP, HideWindow: true}
 }
 
-// A family is a program and all that it starts, held together by a job, which also ends with the bridge.
-type family struct {
+// A processGroup is a program and all that it starts, held together by a job, which also ends with the bridge.
+type processGroup struct {
 	process *os.Process
 
 	mu  sync.Mutex
 	job windows.Handle // 0 when there is none, or none any more
 }
 
-func newFamily(p *os.Process) *family {
-	f := &family{process: p}
+func newProcessGroup(p *os.Process) *processGroup {
+	f := &processGroup{process: p}
 	job, err := windows.CreateJobObject(nil, nil)
 	if err != nil {
 		return f
@@ -95,9 +95,9 @@ func assign(job windows.Handle, pid int) error {
 }
 
 // terminate does nothing: no signal asks a program on Windows to end.
-func (f *family) terminate() {}
+func (f *processGroup) terminate() {}
 
-func (f *family) kill() {
+func (f *processGroup) kill() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.job == 0 || windows.TerminateJobObject(f.job, 1) != nil {
@@ -105,10 +105,10 @@ func (f *family) kill() {
 	}
 }
 
-func (f *family) wait() {}
+func (f *processGroup) waitThenKill() {}
 
 // close ends the job, and with it what the program has left running.
-func (f *family) close() {
+func (f *processGroup) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.job != 0 {

@@ -138,7 +138,9 @@ func (k *slackSink) openAddress(s slackSettings) error {
 	case token.given() && hook.given():
 		return &KeyError{"webhook_url", errors.New("token is given too; expected only one of them")}
 	case hook.given():
-		for key, given := range map[string]bool{"channel": s.Channel != "", "api_url": s.APIURL != "", "broadcast": s.Broadcast != nil} {
+		for key, given := range map[string]bool{
+			"channel": s.Channel != "", "api_url": s.APIURL != "", "broadcast": s.Broadcast != nil,
+		} {
 			if given {
 				return &KeyError{key, errors.New("is for a token; an incoming webhook has one channel, and no threads")}
 			}
@@ -174,7 +176,8 @@ func (k *slackSink) openChoices(s slackSettings) error {
 		if change == "none" && len(s.Broadcast) == 1 {
 			k.broadcast = []string{}
 		} else if !slices.Contains(broadcastable, change) {
-			return &KeyError{fmt.Sprintf("broadcast.%d", i), fmt.Errorf("%q is unknown; expected %s, or none alone", change, strings.Join(broadcastable, ", "))}
+			return &KeyError{fmt.Sprintf("broadcast.%d", i), fmt.Errorf("%q is unknown; expected %s, or none alone", change,
+				strings.Join(broadcastable, ", "))}
 		}
 	}
 	if s.Mention == nil {
@@ -194,13 +197,11 @@ func (k *slackSink) openChoices(s slackSettings) error {
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (k *slackSink) openTexts(s slackSettings) error {
-	for _, t := range []templateKey{
-		{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
-		{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
-	} {
-		if err := t.open(slackFields); err != nil {
-			return err
-		}
+	if err := openTemplates(slackFields,
+		templateKey{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
+		templateKey{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
+	); err != nil {
+		return err
 	}
 	return k.runbook.open(s.RunbookURL, s.RunbookURLFile)
 }
@@ -241,8 +242,9 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	case to == "":
 		to = secret
 		a.hook, err = url.Parse(secret)
-		if err != nil || a.hook.Hostname() == "" || a.hook.User != nil || !oneOf(a.hook.Scheme, "http", "https") { // err would show it
-			return nil, k.secret.wrong(errors.New("is no address of an incoming webhook; expected one such as https://hooks.slack.com/services/…"))
+		if err != nil || a.hook.Hostname() == "" || a.hook.User != nil || !oneOf(a.hook.Scheme, "http", "https") {
+			return nil, k.secret.wrong(errors.New("is no address of an incoming webhook; " + // err would show it
+				"expected one such as https://hooks.slack.com/services/…"))
 		}
 		if err := checkHost(a.hook); err != nil {
 			return nil, k.secret.wrong(err)
@@ -346,11 +348,15 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 var (
 	lostErrors   = []string{"message_not_found", "thread_not_found", "cant_update_message", "channel_not_found", "is_archived"}
 	closedErrors = []string{"edit_window_closed"}
-	threadErrors = []string{"cannot_reply_to_message", "restricted_action_non_threadable_channel", "restricted_action_thread_locked"}
+	threadErrors = []string{
+		"cannot_reply_to_message", "restricted_action_non_threadable_channel", "restricted_action_thread_locked",
+	}
 )
 
 // root posts a message of its own.
-func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any, r slackReceipt) (delivery.Answer, error) {
+func (k *slackSink) root(
+	ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any, r slackReceipt,
+) (delivery.Answer, error) {
 	f["reply"] = false
 	m, err := k.message(f)
 	if err != nil {
@@ -373,7 +379,9 @@ func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Deli
 }
 
 // post posts a message when the channel can take one.
-func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string, broadcast bool) (posted, error) {
+func (k *slackSink) post(
+	ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string, broadcast bool,
+) (posted, error) {
 	place := k.api + k.channel // as the settings name it, by whatever id Slack knows it
 	if a.hook != nil {
 		place = a.hook.String()

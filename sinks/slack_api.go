@@ -54,7 +54,9 @@ type posted struct {
 }
 
 // post posts a message, into the thread of another if that is given.
-func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thread string, broadcast bool) (posted, error) {
+func (a *slackAPI) post(
+	ctx context.Context, channel string, m slackMessage, thread string, broadcast bool,
+) (posted, error) {
 	options := []slack.MsgOption{
 		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false),
 		slack.MsgOptionDisableLinkUnfurl(), slack.MsgOptionDisableMediaUnfurl(),
@@ -302,7 +304,9 @@ var slackErrors = slackErrorKinds{
 	{delivery.ErrBlocked, "there is no CHANNEL that the app can see; if it is private, invite the app with /invite", []string{
 		"channel_not_found", "invalid_channel", "user_not_found",
 	}},
-	{delivery.ErrBlocked, "the channel is archived; bring it back or choose another", []string{"is_archived", "channel_is_archived"}},
+	{delivery.ErrBlocked, "the channel is archived; bring it back or choose another", []string{
+		"is_archived", "channel_is_archived",
+	}},
 	{delivery.ErrBlocked, "api_url is no address of Slack's API", []string{
 		"unknown_method", "method_deprecated", "deprecated_endpoint", "insecure_request",
 	}},

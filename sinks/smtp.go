@@ -201,7 +201,7 @@ func runUntil(ctx context.Context, c *exec.Cmd) error {
 	if err := c.Start(); err != nil {
 		return err
 	}
-	f := newFamily(c.Process)
+	f := newProcessGroup(c.Process)
 	defer f.close()
 	defer context.AfterFunc(ctx, f.kill)()
 	return c.Wait()

@@ -53,3 +53,13 @@ func (k templateKey) open(own map[string]Field) error {
 	}
 	return nil
 }
+
+// openTemplates opens all of them.
+func openTemplates(own map[string]Field, all ...templateKey) error {
+	for _, k := range all {
+		if err := k.open(own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
