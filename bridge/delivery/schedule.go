@@ -216,8 +216,8 @@ func (s *schedule) first(now time.Time) *lane {
 		urgent = nil
 	}
 	switch {
-	case urgent != nil && (s.blocked || ready == nil || ready.failures > 0 || before(urgent, ready) < 0):
-		return urgent // not after what failed, or a destination that hangs never hears of what is new
+	case urgent != nil && (s.blocked || ready == nil || ready.hadItsTurn(urgent) || before(urgent, ready) < 0):
+		return urgent
 	case !s.blocked:
 		return ready
 	case s.probe.After(now):
