@@ -134,7 +134,7 @@ func before(a, b *lane) int {
 // hadItsTurn says whether the lane failed since something urgent came in another. Else two that begin sooner could keep
 // a destination that hangs busy by turns, and it would never hear of what is new.
 func (l *lane) hadItsTurn(urgent *lane) bool {
-	return l.failures > 0 && !l.tried.Before(urgent.newest().since())
+	return l.failures > 0 && !l.tried.Before(urgent.newest().Since())
 }
 
 // inTurn orders lanes for probes: the urgent first, then the one that was tried longest ago.
