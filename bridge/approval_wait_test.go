@@ -37,6 +37,18 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 	}
 }
 
+// What a wait is counted from has a reading of the monotonic clock, without which a step of the clock would end it early.
+func TestAWaitIsCountedByTheMonotonicClock(t *testing.T) {
+	b := &Bridge{waits: map[string]wait{}}
+	for claim, op := range map[string]openEvent{
+		"it begins": {Latest: 1}, "it goes on after a restart": {Latest: 2, Waited: &waited{2, map[string]time.Duration{"drain": time.Minute}}},
+	} {
+		if from := b.since(idA, op, "drain", time.Now()); from == from.Round(0) {
+			t.Errorf("%s: it is counted from %v, want a monotonic reading too", claim, from)
+		}
+	}
+}
+
 // After a restart the rest of the wait is counted from there: neither the time while nothing ran nor a clock that was
 // stepped meanwhile makes it shorter. After a crash up to a minute is counted once more.
 func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {
