@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -253,10 +254,16 @@ func approvalsVerb(ts *testscript.TestScript, _ bool, args []string) {
 	}, func() string { return fmt.Sprintf("Azure was asked to begin %q, not %q", got, want) })
 }
 
-func pollsVerb(ts *testscript.TestScript, _ bool, _ []string) {
-	azure := in(ts).azure
+// pollsVerb waits for some requests to the endpoint, three if no number is given.
+func pollsVerb(ts *testscript.TestScript, _ bool, args []string) {
+	azure, n := in(ts).azure, 3
+	if len(args) > 0 {
+		var err error
+		n, err = strconv.Atoi(args[0])
+		ts.Check(err)
+	}
 	before := len(azure.Requests())
-	eventually(ts, func() bool { return len(azure.Requests()) >= before+3 }, func() string { return "the endpoint is not polled" })
+	eventually(ts, func() bool { return len(azure.Requests()) >= before+n }, func() string { return "the endpoint is not polled" })
 }
 
 func settingsVerb(ts *testscript.TestScript, _ bool, args []string) {
