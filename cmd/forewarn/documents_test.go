@@ -213,13 +213,16 @@ func keyTable(of *schemaKey, without ...string) string {
 				continue
 			}
 			name := strings.TrimPrefix(path+"."+k.name, ".")
-			if len(k.keys) > 0 && !(path == "" && (k.name == "only" || k.name == "except")) {
-				add(name, k.keys)
-				continue
+			below := k.keys
+			if path == "" && (k.name == "only" || k.name == "except") {
+				below = nil // which have a table of their own
 			}
 			text, fallback := k.description, ""
 			if before, after, ok := strings.Cut(text, " (default: "); ok {
 				text, fallback = before, strings.TrimSuffix(after, ")")
+			} else if len(below) > 0 {
+				add(name, below)
+				continue
 			}
 			if k.fallback != nil {
 				fallback = fmt.Sprintf("`%v`", k.fallback)
@@ -233,11 +236,12 @@ func keyTable(of *schemaKey, without ...string) string {
 			}
 			switch {
 			case k.secret, k.items != nil && k.items.secret, k.values != nil && k.values.secret:
-				text += " *(secret)*"
+				text += " (secret)"
 			case has(k.name + "_file"):
-				text += " *(template)*"
+				text += " (template)"
 			}
 			rows = append(rows, []string{"`" + name + "`", fallback, marked(text)})
+			add(name, below)
 		}
 	}
 	add("", of.keys)
