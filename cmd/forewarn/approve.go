@@ -56,11 +56,15 @@ func (p *program) approveCommand() *cobra.Command {
 	var timeout time.Duration
 	c := p.outputFlag(&cobra.Command{
 		Use: "approve EVENT-ID...", Short: "Have Azure begin an event now, instead of when its notice is over",
-		Long: `Shows the events whose ids begin as given, asks, and approves them: Azure then begins them at once, for every VM
-that they name. It cannot be taken back. Refused is an event that has begun, one that differs from what was shown, and one
-that does not name this VM, unless --any-vm says otherwise. Who approved is on record. When Azure does not answer, it may
-have taken the approval all the same, so the effect is waited for then too. Exit code: 0 when the document shows the
-effect, 1 refused, 65 no such event, 69 no answer from the endpoint, 75 no effect in time.`,
+		Long: `Shows the events whose ids begin as given, asks, and approves them: Azure then begins them at once,
+for every VM that they name. It can't be taken back.
+
+An event is refused if it has begun, if it differs from what was shown, or if it doesn't name this
+VM (but see --any-vm). Who approved it is on record. If Azure doesn't answer, it may have taken the
+approval all the same, so forewarn waits for the effect then too.
+
+Exit code: 0 when the document shows the effect, 1 refused, 65 no such event, 69 no answer from the
+endpoint, 75 no effect in time.`,
 		Example: "  forewarn approve 602d9444\n  forewarn approve 602d9444 --yes --timeout 3m -o json",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, ids []string) error {

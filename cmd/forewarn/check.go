@@ -43,11 +43,13 @@ type sampleRow struct {
 func (p *program) checkCommand() *cobra.Command {
 	var reach bool
 	c := p.outputFlag(&cobra.Command{
-		Use: "check", Short: "Check the settings, and show which events which sink would hear of",
-		Long: `Checks the settings file without touching the endpoint or any destination, and prints for sample events whether each
-sink would be told, or the key of the settings that keeps it out, and whether a rule of approve would approve them. Wrong
-settings: exit 78. With --connect it also reaches each destination and shows it the credentials, without sending anything.
-One that cannot be reached: exit 69.`,
+		Use: "check", Short: "Check the settings, and show which sink would get which events",
+		Long: `Checks the settings file without touching the endpoint or any destination. Prints for sample events
+whether each sink would get them, or the key of the settings that keeps them out, and whether a rule
+of approve would approve them. Exit 78 if the settings are wrong.
+
+With --connect it also reaches each destination and shows it the credentials, without sending
+anything. Exit 69 if one can't be reached.`,
 		Example: "  forewarn check --config forewarn.yaml\n  forewarn check --connect",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -16,8 +16,8 @@ func (p *program) eventsCommand() *cobra.Command {
 	var endpoint string
 	c := &cobra.Command{
 		Use: "events", Short: "Ask the endpoint and print the document as Azure sent it",
-		Long: `Asks the metadata endpoint once and prints the Scheduled Events document as it was received. Asking switches scheduled
-events on for this VM and its set, as run does.`,
+		Long: `Asks the metadata endpoint once and prints the Scheduled Events document as it was received. Asking
+switches scheduled events on for this VM and its set, as run does.`,
 		Example: "  forewarn events\n  forewarn events --endpoint http://127.0.0.1:8254",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -29,10 +29,12 @@ func (p *program) historyCommand() *cobra.Command {
 	var period bridge.Period
 	var since, file string
 	c := &cobra.Command{
-		Use: "history", Short: "Show the lives of Azure's events: what was announced, and who was told when",
-		Long: `Shows what is on record of Azure's events, for 90 days: each change, when it was seen, who was told when and what the
-destination answered. It reads the outbox, of the running forewarn or the file of one that does not run; with --file an
-audit file that a file sink has written, which knows the changes but not who was told.`,
+		Use: "history", Short: "Show what became of each event, and who was told when",
+		Long: `Shows what is on record of Azure's events, for 90 days: each change, when it was seen, who was told
+when, and what the destination answered.
+
+It reads the outbox, through the running forewarn or, if none runs, from its file. With --file it
+reads an audit file that a file sink has written, which has the changes but not who was told.`,
 		Example: "  forewarn history --since 7d\n  forewarn history --event 602d9444 -o json\n  forewarn history --file /var/log/forewarn/audit.jsonl -o csv",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

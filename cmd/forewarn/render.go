@@ -27,9 +27,10 @@ func (p *program) renderCommand() *cobra.Command {
 	var ask asked
 	var document, change string
 	c := p.outputFlag(&cobra.Command{
-		Use: "render", Short: "Print exactly what would leave for a sample, or for a document of your own",
-		Long: `Prints what each sink would send, secrets hidden, without sending it: for a sample, or for every event of a Scheduled
-Events document. A document's events are taken as first seen, or as --change says.`,
+		Use: "render", Short: "Print what each sink would send, for a sample or a document of your own",
+		Long: `Prints what each sink would send, without sending it and with secrets hidden: for a sample, or for
+every event of a Scheduled Events document. A document's events are taken as first seen, or as
+--change says.`,
 		Example: "  forewarn render --sink ops --sample preempt\n  forewarn events | forewarn render --document - --change vanished",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -32,11 +32,13 @@ func (p *program) runCommand() *cobra.Command {
 	var dry bool
 	c := p.outputFlag(&cobra.Command{
 		Use: "run", Short: "Watch this VM and deliver what Azure announces",
-		Long: `Watches this VM's scheduled events and delivers every change to the sinks of the settings file, until SIGTERM or
-SIGINT. SIGHUP reads the settings again, forewarn service reload those of a service of Windows; if they are wrong, the
-old ones stay in force.
+		Long: `Watches this VM's scheduled events and delivers every change to the sinks of the settings file,
+until SIGTERM or SIGINT.
 
-Without a settings file the changes go to standard output, one CloudEvent a line.`,
+SIGHUP reads the settings again (on Windows: forewarn service reload). If they are wrong, the old
+ones stay in force.
+
+Without a settings file the changes go to standard output, one CloudEvent per line.`,
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

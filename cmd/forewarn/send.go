@@ -31,10 +31,13 @@ func (p *program) sendCommand() *cobra.Command {
 	var ask asked
 	c := p.outputFlag(&cobra.Command{
 		Use: "send", Short: "Send a message marked TEST through the real sinks",
-		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what the destinations
-answered. It is laid out as the real one for the sample would be; its type is ` + cloudevent.BridgeTest + `. The outbox is
-not touched. Run by root it becomes the user whom the state directory belongs to, and so tries what the service may do.
-Exit code: 0 when all accepted it, else that of the worst: 1 rejected, 69 blocked, 75 to be tried again.`,
+		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what
+the destinations answered. It looks as the real message for the sample would; its type is
+` + cloudevent.BridgeTest + `. The outbox is not touched.
+
+Run by root, it becomes the user who owns the state directory, and so tries what the service may do.
+
+Exit code: 0 if all accepted it, else the worst: 1 rejected, 69 blocked, 75 try again.`,
 		Example: "  sudo forewarn send\n  forewarn send --sink ops --sample preempt -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
