@@ -216,9 +216,12 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 func (o *openEvents) note(change func(*openEvent) bool) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	groups := map[string]*outbox.Group{}
+	var groups map[string]*outbox.Group
 	for id, op := range o.byID {
 		if change(op) {
+			if groups == nil { // rarely, and this is asked with every poll
+				groups = map[string]*outbox.Group{}
+			}
 			groups[id] = op.group()
 		}
 	}

@@ -1,8 +1,14 @@
 package bridge
 
 import (
+	"context"
+	"errors"
+	"io"
 	"log/slog"
+	"net/http"
+	"runtime"
 	"testing"
+	"time"
 
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
@@ -10,7 +16,8 @@ import (
 )
 
 // A poll that finds nothing new: answered with 304, and with the same document again. It includes the request over
-// loopback to the emulated service and that service's own work.
+// loopback to the emulated service and that service's own work. own-allocs/op is what it allocates beyond the same
+// request with net/http alone.
 func BenchmarkUnchangedPoll(b *testing.B) {
 	for _, tt := range []struct {
 		name string
@@ -29,6 +36,14 @@ func BenchmarkUnchangedPoll(b *testing.B) {
 			close(br.identified)
 			w := watcher{Bridge: br}
 			w.poll(b.Context())
+			bare := http.Client{Transport: &http.Transport{DisableCompression: true}}
+			defer bare.CloseIdleConnections()
+			for range 10 { // connections, and what is made once
+				w.poll(b.Context())
+				barePoll(b, &bare, azure.URL, w.etag, tt.etag)
+			}
+			b.ReportAllocs()
+			before := mallocs()
 			b.ResetTimer()
 			for range b.N {
 				if !tt.etag {
@@ -36,9 +51,43 @@ func BenchmarkUnchangedPoll(b *testing.B) {
 				}
 				w.poll(b.Context())
 			}
+			b.StopTimer()
+			ours := mallocs() - before
 			if w.failures > 0 {
 				b.Fatal("a poll failed")
 			}
+			before = mallocs()
+			for range b.N {
+				barePoll(b, &bare, azure.URL, w.etag, tt.etag)
+			}
+			b.ReportMetric(float64(ours)/float64(b.N)-float64(mallocs()-before)/float64(b.N), "own-allocs/op")
 		})
 	}
+}
+
+func mallocs() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.Mallocs
+}
+
+// barePoll makes the same request with net/http alone, within a time too.
+func barePoll(b *testing.B, c *http.Client, endpoint, etag string, conditional bool) {
+	ctx, cancel := context.WithTimeoutCause(b.Context(), time.Minute, errors.New("no answer"))
+	defer cancel()
+	u := endpoint + "/metadata/scheduledevents?api-version=" + imds.DefaultAPIVersion
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	req.Header.Set("Metadata", "true")
+	if conditional {
+		req.Header["If-None-Match"] = []string{etag}
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
 }

@@ -80,7 +80,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	if time.Since(w.full) >= fullPoll {
 		etag = ""
 	}
-	polling, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %v", limit))
+	polling, cancel := context.WithTimeoutCause(ctx, limit, noAnswer(limit))
 	defer cancel()
 	known := imds.Seen{Buffer: &w.buffer}
 	if w.done && w.clean {
@@ -114,6 +114,11 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 	w.answered(p, now)
 	return w.Interval
 }
+
+// noAnswer is the error of a poll that took so long.
+type noAnswer time.Duration
+
+func (d noAnswer) Error() string { return fmt.Sprintf("no answer within %v", time.Duration(d)) }
 
 // failed notes a failed poll, which changes nothing else.
 func (w *watcher) failed(p imds.Poll) time.Duration {

@@ -138,26 +138,19 @@ func (c *Client) PollUnless(ctx context.Context, etag string, s Seen) Poll {
 	}
 	c.mu.Unlock()
 
-	versions := []string{current}
-	for _, v := range slices.Concat([]string{inUse}, fallbacks) {
-		if v < current && !slices.Contains(versions, v) {
-			versions = append(versions, v)
-		}
+	p, refused := c.pollAs(ctx, current, inUse, etag, s)
+	if !refused {
+		return p
 	}
-	var p Poll
-	for _, v := range versions {
-		if v != inUse {
-			etag = ""
-		}
-		var refused bool
-		p, refused = c.poll(ctx, v, etag, s)
-		if refused {
+	tried := []string{current}
+	for _, v := range slices.Concat([]string{inUse}, fallbacks) {
+		if v >= current || slices.Contains(tried, v) {
 			continue
 		}
-		if v != inUse && p.Err == nil {
-			c.use(v)
+		tried = append(tried, v)
+		if p, refused = c.pollAs(ctx, v, inUse, etag, s); !refused {
+			return p
 		}
-		return p
 	}
 	c.mu.Lock()
 	c.version = c.preferred // the next poll begins anew
@@ -165,6 +158,17 @@ func (c *Client) PollUnless(ctx context.Context, etag string, s Seen) Poll {
 	p.Err = fmt.Errorf("%s refuses api-version %s and all that could stand in for it: %s", c.Endpoint(), c.preferred,
 		excerpt(p.Body))
 	return p
+}
+
+// pollAs asks with a version, which comes into use if it is answered.
+func (c *Client) pollAs(ctx context.Context, version, inUse, etag string, s Seen) (p Poll, refused bool) {
+	if version == inUse {
+		return c.poll(ctx, version, etag, s)
+	}
+	if p, refused = c.poll(ctx, version, "", s); p.Err == nil {
+		c.use(version)
+	}
+	return p, refused
 }
 
 // use notes which version answered, and says what that loses.
@@ -264,9 +268,13 @@ func (c *Client) get(ctx context.Context, path, version, etag string) (*http.Res
 func (c *Client) do(ctx context.Context, method, path, version, etag string, body []byte) (*http.Response, error) {
 	u := c.Endpoint() + path
 	if version != "" {
-		u += "?" + url.Values{"api-version": {version}}.Encode()
+		u += "?api-version=" + url.QueryEscape(version)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, u, bytes.NewReader(body))
+	var content io.Reader
+	if body != nil {
+		content = bytes.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u, content)
 	if err != nil {
 		return nil, err
 	}
@@ -278,8 +286,7 @@ func (c *Client) do(ctx context.Context, method, path, version, etag string, bod
 		req.Header["If-None-Match"] = []string{etag}
 	}
 	resp, err := c.http.Do(req)
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		err = ue.Err
 	}
 	if err != nil && ctx.Err() != nil {
@@ -445,6 +452,9 @@ func excerpt(body []byte) string {
 
 // seconds reads a Retry-After in seconds, which is the only form this service might send. It is at most an hour.
 func seconds(s string) time.Duration {
+	if s == "" {
+		return 0
+	}
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil {
 		return 0
