@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -373,4 +374,42 @@ func TestNATSServerThatDoesNotRead(t *testing.T) {
 	if _, err := s.Deliver(ctx, deliveries(t)[:1]); !errors.Is(err, context.Canceled) {
 		t.Errorf("Deliver = %v, want it to end with its context", err)
 	}
+}
+
+// A server that tells of others once it has let the sink in tells in vain: the settings list the servers.
+func TestNATSServersThatAreToldOfLaterAreNotUsed(t *testing.T) {
+	natsBubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var dialed []string
+		h := testHost(t)
+		h.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
+			mu.Lock()
+			dialed = append(dialed, address)
+			mu.Unlock()
+			if address != "nats.example.com:4222" {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			here, there := net.Pipe()
+			go natsLet(func(conn net.Conn, r *bufio.Reader) {
+				go drain(r)
+				fmt.Fprintf(conn, natsInfo, `,"connect_urls":["collector.example.com:4222"]`)
+				conn.Close()
+			})(there, bufio.NewReader(there))
+			return here, nil
+		}
+		s := mustOpen(t, "nats", "url: 'nats://nats.example.com'", h)
+		for range 5 {
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err == nil {
+				t.Error("Deliver was accepted by a server that stores nothing")
+			}
+			time.Sleep(5 * time.Second)
+		}
+		closeSink(s)
+		mu.Lock()
+		defer mu.Unlock()
+		if i := slices.IndexFunc(dialed, func(a string) bool { return a != "nats.example.com:4222" }); i >= 0 || len(dialed) < 2 {
+			t.Errorf("the sink went to %q, want it to return to the one server of its settings only", dialed)
+		}
+	})
 }
