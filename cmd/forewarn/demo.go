@@ -40,9 +40,10 @@ func (p *program) demoCommand() *cobra.Command {
 	var leave bool
 	c := &cobra.Command{
 		Use: "demo", Short: "Show a reboot and a freeze, from announced to over, on any machine",
-		Long: `Runs an emulated Azure, a bridge and a console in one process and shows what an administrator would be told when a VM
-is rebooted and another time frozen; the same is on a page for a browser. On a terminal the page stays after the story,
-until Ctrl-C. The demo needs no Azure, asks nothing of the network and leaves nothing behind.`,
+		Long: `Runs an emulated Azure, a bridge and a console in one process, and shows what an administrator is
+told when a VM is rebooted and another time frozen. The same is on a page for a browser. On a
+terminal the page stays after the story, until Ctrl-C. The demo needs no Azure, asks nothing of the
+network and leaves nothing behind.`,
 		Example: "  forewarn demo\n  forewarn demo --exit --speed 5\n  forewarn demo --listen 127.0.0.1:8169",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

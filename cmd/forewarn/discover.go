@@ -25,15 +25,17 @@ func (p *program) discoverCommand() *cobra.Command {
 	var dhcp bool
 	c := p.outputFlag(&cobra.Command{
 		Use: "discover", Short: "Find the metadata endpoint of this VM and print its URL",
-		Long: `Looks for the metadata endpoint and prints its URL: first at 169.254.169.254, where every VM in a virtual network has it;
-then where it was found before (in the outbox, or in the variable ` + storedBefore + `); then by DHCP, whose option 245 names it
-for VMs outside a virtual network. Exit 69 when it is in none of these places.
+		Long: `Looks for the metadata endpoint and prints its URL: first at 169.254.169.254, where every VM in a
+virtual network has it; then where it was found before (in the outbox, or in the variable
+` + storedBefore + `); then by DHCP, whose option 245 names it for VMs outside a virtual
+network. Exit 69 when it is in none of these places.
 
-It does not ask for scheduled events, because asking switches them on. It changes and stores nothing; with imds.endpoint: discover
-in the settings, run looks in the same way, stores what it found, and looks again when that no longer answers.
+It doesn't ask for scheduled events, because asking switches them on. It changes and stores nothing.
+With imds.endpoint: discover in the settings, run looks in the same way, stores what it found, and
+looks again when that no longer answers.
 
-To ask by DHCP takes Linux, and root or the capabilities CAP_NET_BIND_SERVICE and CAP_NET_RAW. Elsewhere set imds.endpoint to
-http:// and the address in option 245 of the machine's DHCP lease.`,
+To ask by DHCP takes Linux, and root or the capabilities CAP_NET_BIND_SERVICE and CAP_NET_RAW.
+Elsewhere set imds.endpoint to http:// and the address in option 245 of the machine's DHCP lease.`,
 		Example: "  forewarn discover\n  forewarn discover --dhcp=false -o json\n  forewarn events --endpoint \"$(forewarn discover)\"",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -511,6 +511,21 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 	}
 }
 
+// What commands say about themselves fits into 100 columns.
+func TestHelpOfCommandsFitsIntoATerminal(t *testing.T) {
+	root := (&program{world: world{getenv: func(string) string { return "" }}}).root()
+	eachCommand(root, func(c *cobra.Command) {
+		if c.Parent().Name() == "completion" {
+			return // cobra's own words
+		}
+		for _, line := range strings.Split(c.Short+"\n"+c.Long+"\n"+c.Example, "\n") {
+			if utf8.RuneCountInString(line) > manual.Width {
+				t.Errorf("%s: %q", c.CommandPath(), line)
+			}
+		}
+	})
+}
+
 func exitCodeOf(err error) int {
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode()

@@ -35,12 +35,12 @@ func (p *program) emulateCommand() *cobra.Command {
 	var leave bool
 	c := &cobra.Command{
 		Use: "emulate", Short: "Serve an emulated Azure metadata endpoint, to develop and test against",
-		Long: `Serves Scheduled Events, approvals, instance metadata and identity tokens as Azure does, with its headers, refusals and
-oddities, and plays a scenario if one is named. The first line on standard output says where, as JSON. It is for tests:
-it asks nobody who they are.
+		Long: `Serves Scheduled Events, approvals, instance metadata and identity tokens as Azure does, with its
+headers, refusals and oddities, and plays a scenario if one is named. The first line on standard
+output says where, as JSON. It is for tests: it asks nobody who they are.
 
-Each VM has an endpoint of its own at <endpoint>/vm/<name>, so that many bridges can run against one emulator. The first
-answers where none is named.
+Each VM has an endpoint of its own at <endpoint>/vm/<name>, so that many bridges can run against one
+emulator. The first VM answers where none is named.
 
 The control address takes JSON:
   GET /state                        events, document, faults, approvals
@@ -57,11 +57,12 @@ A fault has any of these keys:
   retryAfter, body, empty, html, isoDates, noETag, newId, newestVersion, truncate, noLength,
   contentLength, incarnation, approve, approveDelay
 
-newId gives an event another EventId when it starts, as Microsoft's mock does. With the path instance, status 404 or 410
-is what a host answers that has no instance metadata.
+newId gives an event another EventId when it starts, as Microsoft's mock does. With the path
+instance, status 404 or 410 is what a host answers that has no instance metadata.
 
-With the path approvals, approve says what becomes of them: refuse answers 400, ignore accepts them and begins nothing,
-late takes them and spoils the answer alone, by delay, hang or status. approveDelay is the time until the event begins.
+With the path approvals, approve says what becomes of them: refuse answers 400, ignore accepts them
+and begins nothing, late takes them and spoils the answer alone, by delay, hang or status.
+approveDelay is the time until the event begins.
 
 Built-in scenarios:
 ` + indented(imdstest.Names(), 100) + `

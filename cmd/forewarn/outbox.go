@@ -70,7 +70,7 @@ func (p *program) outboxListCommand() *cobra.Command {
 	var sel outbox.Selection
 	c := p.outputFlag(&cobra.Command{
 		Use: "list", Short: "List pending deliveries and dead letters",
-		Long:    "Lists pending deliveries and dead letters, of the running forewarn, or of the outbox's file when none runs.",
+		Long:    "Lists pending deliveries and dead letters, of the running forewarn or, if none runs, of its file.",
 		Example: "  forewarn outbox list --sink ops-chat\n  forewarn outbox list --state dead -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -166,8 +166,8 @@ func (p *program) outboxReplayCommand() *cobra.Command {
 	var m mutation
 	c := p.outputFlag(&cobra.Command{
 		Use: "replay KEY… | --all", Short: "Deliver dead letters again",
-		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. Through the running forewarn, or on the
-outbox's file when none runs. Prints what is pending again.`,
+		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
+forewarn or, if none runs, changes the outbox's file. Prints what is pending again.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
@@ -182,8 +182,9 @@ func (p *program) outboxDropCommand() *cobra.Command {
 	var m mutation
 	return m.flags(p.outputFlag(&cobra.Command{
 		Use: "drop KEY… | --all", Short: "Remove deliveries for good",
-		Long: `Removes deliveries for good: dead letters, or by their keys also pending ones. Who dropped them stays on
-record. Through the running forewarn, or on the outbox's file when none runs. Prints what was dropped.`,
+		Long: `Removes deliveries for good: dead letters, or by their keys also pending ones. Who dropped them
+stays on record. It asks the running forewarn or, if none runs, changes the outbox's file. Prints
+what was dropped.`,
 		Example: "  forewarn outbox drop ops/1795244400000000\n  forewarn outbox drop --all --sink ops",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args

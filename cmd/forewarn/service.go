@@ -69,9 +69,10 @@ const whereEvents = "Get-WinEvent -ProviderName forewarn -MaxEvents 10 shows wha
 func (p *program) serviceCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "service", Short: "Install, start and stop forewarn as a service of Windows",
-		Long: `Makes forewarn a service of Windows, which starts with the machine, is started again when it fails and writes to the
-Event Log (log Application, source forewarn). It runs as NT SERVICE\forewarn, an account of its own that may write to
-the state directory and otherwise read what every user may; files of secrets elsewhere have to be opened to it.
+		Long: `Makes forewarn a service of Windows, which starts with the machine, is started again when it fails
+and writes to the Event Log (log Application, source forewarn). It runs as NT SERVICE\forewarn, an
+account of its own. That account may write to the state directory, and otherwise read what every
+user may; files of secrets elsewhere have to be opened to it.
 
 All of it needs an administrator but status, and each may be repeated. Elsewhere systemd does this.`,
 		Example: `  forewarn service install
