@@ -97,7 +97,9 @@ func run(ctx context.Context, w world) int {
 	default: // cobra did not get as far as the command
 		e = &exitError{exitUsage, err}
 	}
-	fmt.Fprintf(w.err, "forewarn: %v\n", e)
+	for line := range strings.Lines(e.Error()) { // settings may be wrong in several places
+		fmt.Fprintf(w.err, "forewarn: %s\n", strings.TrimRight(line, "\n"))
+	}
 	return e.code
 }
 

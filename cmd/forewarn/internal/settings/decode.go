@@ -12,7 +12,7 @@ import (
 )
 
 // decode fills the struct that to points at from n, strictly: every key must be one of its fields or among others,
-// which are left alone, and every value of its field's type. What the file does not name keeps its value. path names n
+// which are left alone, and every value of its field's type. The error holds all that is wrong. What the file does not name keeps its value. path names n
 // in errors.
 func (doc *document) decode(n *node, to any, path string, others ...string) error {
 	return doc.fill(n, reflect.ValueOf(to).Elem(), path, others...)
@@ -60,20 +60,20 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	case v.Kind() == reflect.Map:
 		n.free = true
 		v.Set(reflect.MakeMap(v.Type()))
+		var wrong Problems
 		for _, e := range n.entries {
 			value := reflect.New(v.Type().Elem()).Elem()
-			if err := doc.fill(e.value, value, path); err != nil {
-				return err
-			}
+			wrong = wrong.and(doc.fill(e.value, value, path))
 			v.SetMapIndex(reflect.ValueOf(e.key), value)
 		}
+		return wrong.err()
 	case v.Kind() == reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
+		var wrong Problems
 		for i, item := range n.items {
-			if err := doc.fill(item, v.Index(i), path); err != nil {
-				return err
-			}
+			wrong = wrong.and(doc.fill(item, v.Index(i), path))
 		}
+		return wrong.err()
 	case want == aText:
 		v.SetString(n.text)
 	case want == aBoolean:
@@ -106,16 +106,15 @@ func (n *node) is(k kind) bool {
 func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []string) error {
 	fields := make(map[string]reflect.Value)
 	known := slices.Concat(collect(v, fields), others)
+	var wrong Problems
 	for _, e := range n.entries {
 		if field, ok := fields[e.key]; ok {
-			if err := doc.fill(e.value, field, join(path, e.key)); err != nil {
-				return err
-			}
+			wrong = wrong.and(doc.fill(e.value, field, join(path, e.key)))
 		} else if !slices.Contains(others, e.key) {
-			return doc.errorAt(e.pos, "%s", strings.TrimPrefix(path+": ", ": ")+unknown("key", e.key, known, false))
+			wrong = wrong.and(doc.errorAt(e.pos, "%s", strings.TrimPrefix(path+": ", ": ")+unknown("key", e.key, known, false)))
 		}
 	}
-	return nil
+	return wrong.err()
 }
 
 // collect puts the fields of the struct v under their keys and returns these in order. A field without a yaml tag has

@@ -20,6 +20,7 @@ import (
 type document struct {
 	path, text string
 	root       *node
+	problems   Problems // what is wrong so far
 }
 
 // A node is a value of the file. Aliases and merge keys are already followed, so nodes may be shared; none contains
@@ -89,7 +90,10 @@ func parseDocument(path string, data []byte) (*document, error) {
 	}
 	docs, err := parseTokens(tokens)
 	if err != nil {
-		return nil, doc.syntaxError(err)
+		doc.report(doc.syntaxError(err))
+		if docs = doc.withoutTabs(); docs == nil {
+			return nil, doc.failed()
+		}
 	}
 	docs = slices.DeleteFunc(docs, func(d *ast.DocumentNode) bool {
 		return d.Body == nil || d.Body.Type() == ast.DirectiveType
@@ -103,6 +107,38 @@ func parseDocument(path string, data []byte) (*document, error) {
 	}
 	doc.root, err = converter{doc, make(map[string]*node), new(int)}.node(docs[0].Body)
 	return doc, err
+}
+
+// withoutTabs parses the text as it would be with spaces for the tabs that indent its lines, and reports those; it gives
+// nothing if that is no YAML either. What else is wrong with the file can be said then, too.
+func (doc *document) withoutTabs() []*ast.DocumentNode {
+	lines := strings.SplitAfter(doc.text, "\n")
+	indented, depth, opens := false, 0, false // of the line before: where its content begins, whether it begins a section
+	for i, line := range lines {
+		content := strings.TrimLeft(line, " \t")
+		if strings.TrimSpace(content) == "" || strings.HasPrefix(content, "#") {
+			continue
+		}
+		blank := len(line) - len(content)
+		if tab := strings.IndexByte(line[:blank], '\t'); tab >= 0 {
+			indented = true
+			doc.report(doc.errorAt(pos{i + 1, tab + 1}, "a tab; expected spaces"))
+			if blank = depth; opens {
+				blank += 2
+			}
+			lines[i] = strings.Repeat(" ", blank) + content
+		}
+		depth = blank + len(content) - len(strings.TrimLeft(content, "- "))
+		opens = strings.HasSuffix(strings.TrimSpace(content), ":")
+	}
+	if !indented {
+		return nil
+	}
+	docs, err := parseTokens(lexer.Tokenize(strings.Join(lines, "")))
+	if err != nil {
+		return nil
+	}
+	return docs
 }
 
 // parseTokens turns a panic of the parser, which reads text from outside, into an error.
@@ -236,7 +272,8 @@ func (c converter) entries(v *node, n *ast.MappingNode) error {
 			return err
 		}
 		if i := v.index(e.key); i >= 0 {
-			return c.doc.errorAt(e.pos, "this key stands here twice, first in line %d; expected it once", v.entries[i].line)
+			c.doc.report(c.doc.errorAt(e.pos, "this key stands here twice, first in line %d; expected it once", v.entries[i].line))
+			continue
 		}
 		if !m.Key.IsMergeKey() {
 			v.entries = append(v.entries, e)

@@ -30,6 +30,97 @@ func (e *Problem) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.Path, e.Line, e.Column, e.Message)
 }
 
+// Problems are all that is wrong with a settings file, in the order of their places.
+type Problems []*Problem
+
+// Error has a line for each.
+func (p Problems) Error() string {
+	lines := make([]string, len(p))
+	for i, each := range p {
+		lines[i] = each.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// and is p with the error of another value, which may be several.
+func (p Problems) and(err error) Problems {
+	switch e := err.(type) {
+	case nil:
+		return p
+	case *Problem:
+		return append(p, e)
+	case Problems:
+		return append(p, e...)
+	}
+	return append(p, &Problem{Message: err.Error()})
+}
+
+// err is p as an error, nil if nothing is wrong.
+func (p Problems) err() error {
+	if len(p) == 0 {
+		return nil
+	}
+	return p
+}
+
+// Unwrap lets errors.As find the first.
+func (p Problems) Unwrap() (all []error) {
+	for _, each := range p {
+		all = append(all, each)
+	}
+	return all
+}
+
+// report notes what is wrong, so that the rest can be looked at too. At one place only the first counts: what comes after
+// is likely to follow from it.
+func (doc *document) report(errs ...error) {
+	for _, err := range errs {
+		for _, p := range Problems(nil).and(err) {
+			same := func(other *Problem) bool { return other.Line == p.Line && other.Column == p.Column }
+			if !slices.ContainsFunc(doc.problems, same) {
+				doc.problems = append(doc.problems, p)
+			}
+		}
+	}
+}
+
+// failed is all that was reported, nil if nothing was.
+func (doc *document) failed() error {
+	if len(doc.problems) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(doc.problems, func(a, b *Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return doc.problems
+}
+
+// sound tells whether nothing was reported about an entry and what is below it. What is wrong there may be why something
+// seems to be missing.
+func (doc *document) sound(e entry) bool {
+	if len(doc.problems) == 0 {
+		return true
+	}
+	places := make(map[pos]bool, len(doc.problems))
+	for _, p := range doc.problems {
+		places[pos{p.Line, p.Column}] = true
+	}
+	seen := make(map[*node]bool) // aliases share nodes
+	var wrong func(at pos, n *node) bool
+	wrong = func(at pos, n *node) bool {
+		if places[at] || places[n.pos] {
+			return true
+		}
+		if seen[n] {
+			return false
+		}
+		seen[n] = true
+		return slices.ContainsFunc(n.items, func(item *node) bool { return wrong(item.pos, item) }) ||
+			slices.ContainsFunc(n.entries, func(e entry) bool { return wrong(e.pos, e.value) })
+	}
+	return !wrong(e.pos, e.value)
+}
+
 // errorAt is an error at a place of the file.
 func (doc *document) errorAt(at pos, format string, args ...any) error {
 	message := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
@@ -91,6 +182,9 @@ func (doc *document) wrongKind(n *node, key string, want kind) error {
 
 // wrongKey is err as an error about the entry e: at the key below it that a *sinks.KeyError names, or at e itself.
 func (doc *document) wrongKey(e entry, err error) error {
+	if all, ok := errors.AsType[Problems](err); ok {
+		return all
+	}
 	if placed, ok := errors.AsType[*Problem](err); ok {
 		return placed
 	}

@@ -19,63 +19,56 @@ type ruleSettings struct {
 }
 
 // rules reads what may be approved. The sinks are those of s.
-func (l Loader) rules(doc *document, s *Settings) ([]bridge.Rule, error) {
+func (l Loader) rules(doc *document, s *Settings) (rules []bridge.Rule) {
 	list, ok := doc.root.find("approve")
 	if !ok || list.value.kind == nothing {
-		return nil, nil
+		return nil
 	}
 	if list.value.kind != aList {
-		return nil, doc.wrongKind(list.value, "approve", aList)
+		doc.report(doc.wrongKind(list.value, "approve", aList))
+		return nil
 	}
-	var rules []bridge.Rule
 	for _, n := range list.value.items {
 		if n.kind != aTable {
-			return nil, doc.wrongKind(n, "a rule of approve", aTable)
+			doc.report(doc.wrongKind(n, "a rule of approve", aTable))
+			continue
 		}
-		r, err := rule(doc, n, s)
-		if err != nil {
-			return nil, err
-		}
-		rules = append(rules, r)
+		rules = append(rules, rule(doc, n, s.Names))
 	}
-	return rules, nil
+	return rules
 }
 
-func rule(doc *document, n *node, s *Settings) (r bridge.Rule, err error) {
-	if err := checkValues(doc, n); err != nil {
-		return r, err
-	}
+// rule reads one rule, and reports what is wrong with it. names are those of all sinks.
+func rule(doc *document, n *node, names []string) bridge.Rule {
 	var in ruleSettings
-	if err := doc.decode(n, &in, ""); err != nil {
-		return r, err
-	}
+	doc.report(checkValues(doc, n), doc.decode(n, &in, ""))
 	for _, key := range []string{"only", "except"} {
 		if e, ok := n.find(key + ".changes"); ok {
-			return r, doc.errorAt(e.pos, "%s.changes: an event is approved or not, whatever changed last; expected no such key here", key)
+			doc.report(doc.errorAt(e.pos, "%s.changes: an event is approved or not, whatever changed last; expected no such key here", key))
 		}
 	}
 	if e, ok := n.find("only.vms"); ok && strings.EqualFold(in.Only.VMs, "all") {
-		return r, doc.errorAt(e.value.pos, "only.vms: all would approve for machines that this one knows nothing of; expected self or leader")
+		doc.report(doc.errorAt(e.value.pos, "only.vms: all would approve for machines that this one knows nothing of; expected self or leader"))
 	}
-	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 {
-		return r, doc.errorAt(e.pos, "only.types: a rule approves only the types it names; expected a list such as [Reboot, Redeploy]")
+	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 && (e.value == n || doc.sound(e)) {
+		doc.report(doc.errorAt(e.pos, "only.types: a rule approves only the types it names; expected a list such as [Reboot, Redeploy]"))
 	}
 	if e, ok := n.find("after"); ok {
 		for i, name := range in.After {
-			if !slices.ContainsFunc(s.Routes, func(r bridge.Route) bool { return r.Name == name }) {
-				at := e.value
-				if i < len(e.value.items) {
-					at = e.value.items[i]
-				}
-				return r, doc.refuse(at, "after", "the name of a sink")
+			at := e.value
+			if i < len(e.value.items) {
+				at = e.value.items[i]
+			}
+			if !slices.Contains(names, name) {
+				doc.report(doc.refuse(at, "after", "the name of a sink"))
 			}
 		}
 	}
-	r = bridge.Rule{Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait, Others: in.Others}
+	r := bridge.Rule{Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait, Others: in.Others}
 	if when, ok := n.find("when"); ok {
-		if r.Filter.When, err = parseWhen(doc, when.value); err != nil {
-			return r, err
-		}
+		var err error
+		r.Filter.When, err = parseWhen(doc, when.value)
+		doc.report(err)
 	}
-	return r, nil
+	return r
 }

@@ -110,7 +110,7 @@ func (l Loader) read(path string) (string, []byte, error) {
 }
 
 // Parse checks the settings and builds the sinks. The path only names the file in errors. Nothing is read but what the
-// kinds read when they open, the files of secrets.
+// kinds read when they open, the files of secrets. An error about the file's text is Problems: all that is wrong.
 func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	doc, err := parseDocument(path, data)
 	if err != nil {
@@ -123,8 +123,9 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	s.State = l.Defaults.State
 	s.Listen = "127.0.0.1:8169"
 	s.Zone = "UTC"
-	if err := doc.decode(doc.root, s, "", "sinks", "approve"); err != nil {
-		return nil, err
+	doc.report(doc.decode(doc.root, s, "", "sinks", "approve"))
+	if doc.root.kind != aTable {
+		return nil, doc.failed()
 	}
 	if s.IMDS.Endpoint == "discover" {
 		s.IMDS.Discover, s.IMDS.Endpoint = true, imds.DefaultEndpoint
@@ -149,19 +150,20 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	} {
 		if !check.ok {
 			e, _ := doc.root.find(check.key)
-			return nil, doc.refuse(e.value, check.key, check.want)
+			doc.report(doc.refuse(e.value, check.key, check.want))
 		}
 	}
 	s.Names = sinkNames(doc)
 	if l.Kinds == nil {
-		return s, nil // only the rest was asked for
+		return s, doc.failed() // only the rest was asked for
 	}
-	if s.Routes, err = l.routes(doc, s); err != nil {
+	s.Routes = l.routes(doc, s)
+	s.Rules = l.rules(doc, s)
+	if err := doc.failed(); err != nil {
 		return s, err
 	}
-	s.Rules, err = l.rules(doc, s)
 	s.Hash = doc.hash()
-	return s, err
+	return s, nil
 }
 
 var (

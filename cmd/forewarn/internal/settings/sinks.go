@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"errors"
 	"maps"
 	"net/url"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/sinks"
 )
 
 // sinkSettings are the keys that a sink may have beside the one of its kind.
@@ -57,77 +59,79 @@ func sinkNames(doc *document) (names []string) {
 	return names
 }
 
-// routes builds the sinks in their order.
-func (l Loader) routes(doc *document, s *Settings) ([]bridge.Route, error) {
+// routes builds the sinks in their order, without those that are wrong.
+func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 	list, ok := doc.root.find("sinks")
 	if !ok || list.value.kind == nothing {
-		return nil, doc.errorAt(list.pos, "no sinks, so nobody would be told; expected at least one below the key sinks, "+
-			"or sinks: [] if the status page and the metrics are enough")
+		doc.report(doc.errorAt(list.pos, "no sinks, so nobody would be told; expected at least one below the key sinks, "+
+			"or sinks: [] if the status page and the metrics are enough"))
+		return nil
 	}
 	if list.value.kind != aList {
-		return nil, doc.wrongKind(list.value, "sinks", aList)
+		doc.report(doc.wrongKind(list.value, "sinks", aList))
+		return nil
 	}
-	var routes []bridge.Route
 	lines := make(map[string]int) // in which a name stands
 	for _, n := range list.value.items {
-		r, err := l.route(doc, n, s)
-		if err != nil {
-			return nil, err
+		if r, ok := l.route(doc, n, s); ok {
+			routes = append(routes, r)
 		}
-		name, _ := n.find("name")
-		if line := lines[r.Name]; line > 0 {
-			return nil, doc.errorAt(name.value.pos, "name: taken by the sink in line %d; expected a name of its own", line)
+		name, given := n.find("name")
+		if line := lines[name.value.text]; given && line > 0 {
+			doc.report(doc.errorAt(name.value.pos, "name: taken by the sink in line %d; expected a name of its own", line))
+		} else if given && name.value.text != "" {
+			lines[name.value.text] = name.line
 		}
-		lines[r.Name] = name.line
-		routes = append(routes, r)
+		doc.report(checkFallback(doc, n, s.Names))
 	}
-	return routes, l.checkFallbacks(doc, list.value, routes)
+	return routes
 }
 
-// route builds one sink.
-func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, err error) {
+// route builds one sink; ok says whether it could. What is wrong with it is reported.
+func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok bool) {
+	if n.kind != aTable {
+		doc.report(doc.wrongKind(n, "a sink", aTable))
+		return r, false
+	}
+	before := len(doc.problems)
 	known := slices.Sorted(maps.Keys(l.Kinds))
 	found := slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return !slices.Contains(known, e.key) })
-	if len(found) == 0 { // nothing to build, but something else may be wrong before that
+	if len(found) == 0 { // nothing to build, but something else may be wrong
 		found = []entry{{}}
 	}
 	section, kind := found[0], l.Kinds[found[0].key]
 	terms := kind.Terms
 	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late),
 		Group: groupSettings(terms.Digest), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
-	if n.kind != aTable {
-		return r, doc.wrongKind(n, "a sink", aTable)
-	}
-	if err := checkValues(doc, n); err != nil {
-		return r, err
-	}
-	if err := doc.decode(n, &in, "", known...); err != nil {
-		return r, err
-	}
+	doc.report(checkValues(doc, n))
+	misspelt := len(doc.problems)
+	doc.report(doc.decode(n, &in, "", known...))
 	name, _ := n.find("name")
 	switch {
 	case in.Name == "":
-		return r, doc.errorAt(name.pos, "a sink without a name; expected one such as name: ops-chat")
+		if doc.sound(name) || name.value == n {
+			doc.report(doc.errorAt(name.pos, "a sink without a name; expected one such as name: ops-chat"))
+		}
 	case !sinkName.MatchString(in.Name):
-		return r, doc.refuse(name.value, "name", "only letters, digits, dots, dashes and underscores")
+		doc.report(doc.refuse(name.value, "name", "only letters, digits, dots, dashes and underscores"))
+	}
+	switch {
 	case kind.Open == nil:
-		return r, doc.errorAt(n.pos, "a sink without a destination; expected one of the keys %s", strings.Join(known, ", "))
+		if len(doc.problems) == misspelt { // else the key of its kind may be what is misspelt
+			doc.report(doc.errorAt(n.pos, "a sink without a destination; expected one of the keys %s", strings.Join(known, ", ")))
+		}
+		return r, false
 	case len(found) > 1:
-		return r, doc.errorAt(found[1].pos, "%s is a second destination in one sink, after %s in line %d; expected a sink for each",
-			found[1].key, section.key, section.line)
+		doc.report(doc.errorAt(found[1].pos, "%s is a second destination in one sink, after %s in line %d; expected a sink for each",
+			found[1].key, section.key, section.line))
 	}
 	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
-		return r, doc.refuse(e.value, "timeout", "more than 0")
+		doc.report(doc.refuse(e.value, "timeout", "more than 0"))
 	}
-	if err := checkGroup(doc, n, in, section.key, terms); err != nil {
-		return r, err
-	}
+	doc.report(checkGroup(doc, n, in, section.key, terms), checkTimes(doc, n, in))
 	r.Name, r.Kind, r.Terms = in.Name, section.key, terms
 	r.Terms.Timeout, r.Terms.MaxAge = in.Timeout, in.MaxAge
 	r.Terms.Bridge, r.Terms.Late = bridge.Level(strings.ToLower(in.Bridge)), in.lateness()
-	if err := checkTimes(doc, n, in); err != nil {
-		return r, err
-	}
 	r.Terms.Remind, r.Terms.Lead, r.Terms.Heartbeat = in.Remind, in.Lead, in.Heartbeat
 	if in.Fallback.Sink != "" {
 		r.Terms.Fallback = delivery.Fallback(in.Fallback)
@@ -138,16 +142,13 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, err 
 	}
 	r.Filter.Only, r.Filter.Except = in.Only, in.Except
 	if when, ok := n.find("when"); ok {
-		if r.Filter.When, err = parseWhen(doc, when.value); err != nil {
-			return r, err
-		}
+		var err error
+		r.Filter.When, err = parseWhen(doc, when.value)
+		doc.report(err)
 	}
-	open := func(to any) error { return doc.decode(section.value, to, section.key) }
-	host := l.Host
-	host.Name, host.Zone, host.Endpoint = r.Name, s.Timezone, s.IMDS.Endpoint
-	opened, err := kind.Open(open, host)
-	if err != nil {
-		return r, doc.wrongKey(section, err)
+	opened := l.open(doc, section, kind, s, in.Name)
+	if len(doc.problems) > before {
+		return r, false
 	}
 	r.Sink, r.Secrets = opened.Sink, opened.Secrets
 	for _, key := range writtenSecrets(section.value) {
@@ -165,7 +166,32 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, err 
 	for _, note := range opened.Notes {
 		s.Notes = append(s.Notes, r.Name+": "+note)
 	}
-	return r, nil
+	return r, true
+}
+
+// open opens a sink with its section of the settings. Keys that are wrong are reported and the others go on to the kind,
+// whose own checks may find more. What it then misses may be what is wrong already.
+func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings, name string) sinks.Opened {
+	host := l.Host
+	host.Name, host.Zone, host.Endpoint = name, s.Timezone, s.IMDS.Endpoint
+	decoded := true
+	opened, err := kind.Open(func(to any) error {
+		err := doc.decode(section.value, to, section.key)
+		decoded = err == nil
+		doc.report(err)
+		return nil
+	}, host)
+	if !decoded {
+		wrong, ok := errors.AsType[*sinks.KeyError](err)
+		if !ok {
+			return opened
+		}
+		if e, given := section.value.find(wrong.Key); !given || !doc.sound(e) {
+			return opened
+		}
+	}
+	doc.report(doc.wrongKey(section, err))
+	return opened
 }
 
 // writtenSecrets are the keys below a section that was decoded whose secrets are written out there, and not read from a
@@ -198,38 +224,37 @@ func checkTimes(doc *document, n *node, in sinkSettings) error {
 		e, _ := n.find(key)
 		return e.value
 	}
+	var wrong Problems
 	const longest = 30 * 24 * time.Hour
 	for i, d := range in.Remind {
 		if d < time.Minute || d > longest {
 			if e, ok := n.find("remind"); ok && i < len(e.value.items) {
-				return doc.refuse(e.value.items[i], "remind", "times from 1m to 30d, such as [24h, 1h]")
+				wrong = wrong.and(doc.refuse(e.value.items[i], "remind", "times from 1m to 30d, such as [24h, 1h]"))
 			}
 		}
 	}
 	if _, given := n.find("lead"); given && (in.Lead < time.Second || in.Lead > longest) {
-		return doc.refuse(at("lead"), "lead", "a time from 1s to 30d, such as 10m")
+		wrong = wrong.and(doc.refuse(at("lead"), "lead", "a time from 1s to 30d, such as 10m"))
 	}
 	if _, given := n.find("heartbeat"); given && in.Heartbeat != 0 && in.Heartbeat < 10*time.Second {
-		return doc.refuse(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none")
+		wrong = wrong.and(doc.refuse(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none"))
 	}
-	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" {
-		return doc.errorAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}")
+	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" && doc.sound(e) {
+		wrong = wrong.and(doc.errorAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}"))
 	}
-	return nil
+	return wrong.err()
 }
 
-// checkFallbacks refuses fallbacks to nowhere.
-func (l Loader) checkFallbacks(doc *document, list *node, routes []bridge.Route) error {
-	for i, r := range routes {
-		to := r.Terms.Fallback.Sink
-		e, given := list.items[i].find("fallback.sink")
-		switch known := slices.ContainsFunc(routes, func(other bridge.Route) bool { return other.Name == to }); {
-		case !given:
-		case to == r.Name:
-			return doc.refuse(e.value, "fallback.sink", "the name of another sink")
-		case !known:
-			return doc.refuse(e.value, "fallback.sink", "the name of a sink")
-		}
+// checkFallback refuses a fallback to nowhere. names are those of all sinks.
+func checkFallback(doc *document, n *node, names []string) error {
+	e, given := n.find("fallback.sink")
+	own, _ := n.find("name")
+	switch {
+	case !given || e.value.text == "":
+	case e.value.text == own.value.text:
+		return doc.refuse(e.value, "fallback.sink", "the name of another sink")
+	case !slices.Contains(names, e.value.text):
+		return doc.refuse(e.value, "fallback.sink", "the name of a sink")
 	}
 	return nil
 }
@@ -251,6 +276,7 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 		return doc.errorAt(e.pos, "group: a %s takes each event on its own; expected no such key here", kind)
 	case in.Group.Above < 0:
 		return doc.refuse(at("group.above"), "group.above", "a number of events, or 0 to make no groups")
+	case !doc.sound(e):
 	case in.Group.Above > 0 && (in.Group.Within <= 0 || in.Group.Within > time.Minute):
 		return doc.refuse(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s")
 	case in.Group.Above > 0 && in.lateness() != delivery.LateLatest:
@@ -263,6 +289,7 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 func checkValues(doc *document, n *node) error {
 	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
 	lates := []string{string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)}
+	var wrong Problems
 	for _, list := range []struct {
 		key     string
 		allowed []string
@@ -285,9 +312,9 @@ func checkValues(doc *document, n *node) error {
 			v.open = true
 			known := slices.ContainsFunc(list.allowed, func(a string) bool { return strings.EqualFold(a, v.text) })
 			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
-				return doc.refuse(v, list.key, want)
+				wrong = wrong.and(doc.refuse(v, list.key, want))
 			}
 		}
 	}
-	return nil
+	return wrong.err()
 }

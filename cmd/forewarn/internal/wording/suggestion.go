@@ -11,11 +11,17 @@ func Suggestion(word string, known []string) string {
 	if near, ok := Nearest(word, known); ok {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
+	if len(known) == 0 {
+		return "expected no name here"
+	}
 	return "expected one of " + strings.Join(known, ", ")
 }
 
 // Nearest is the word of those that are known that is likely meant.
 func Nearest(word string, known []string) (near string, ok bool) {
+	if len(known) == 0 {
+		return "", false
+	}
 	near = slices.MinFunc(known, func(a, b string) int { return Distance(word, a) - Distance(word, b) })
 	return near, Distance(word, near) <= min(2, 1+len(word)/5)
 }
