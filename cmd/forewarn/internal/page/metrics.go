@@ -121,6 +121,10 @@ func statusFamilies(st bridge.Status) (all []*family) {
 		return f
 	}
 	gauge("build_info", "Always 1; which forewarn this is.", "goversion", "version").set(1, runtime.Version(), st.Version)
+	vm := gauge("vm_info", "Always 1; which VM this is, once Azure has said so.", "location", "scale_set", "vm")
+	if o := st.Observer; o.Name != "" {
+		vm.set(1, o.Location, o.ScaleSet, o.Name)
+	}
 	gauge("poll_last_success_timestamp_seconds", "When the endpoint last gave a valid answer, 0 while it has not since the start.").
 		set(seconds(st.IMDS.LastAnswer))
 	gauge("document_incarnation", "The incarnation of the document seen last, 0 while there is none.").set(jsonNumber(st.IMDS.Incarnation))
