@@ -10,6 +10,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 )
@@ -33,6 +34,42 @@ type eventView struct {
 	// Approval is what came of approving it, or why it is not approved; "" without rules.
 	Approval string
 	Seen     moment
+	Told     string // which sinks accepted the newest change, and which did not; "" while that is not known
+	Links    []link // where to read on
+}
+
+// A link leads out of the page.
+type link struct{ Text, URL string }
+
+// links are those of the shared words: a line each, what it is called and its address.
+func links(lines string) (all []link) {
+	for line := range strings.Lines(lines) {
+		if text, url, _ := strings.Cut(strings.TrimSpace(line), "\t"); url != "" {
+			all = append(all, link{text, url})
+		}
+	}
+	return all
+}
+
+// toldWords say which sinks have a change, which have it pending and for which it is a dead letter.
+func toldWords(deliveries []bridge.LifeDelivery) string {
+	by := map[string][]string{}
+	for _, d := range deliveries {
+		state := d.State
+		if state == outbox.StateSuperseded { // a newer message says it too
+			state = outbox.StateAccepted
+		}
+		by[state] = append(by[state], wording.Printable(d.Sink))
+	}
+	var parts []string
+	for _, s := range []struct{ state, words string }{
+		{outbox.StateAccepted, ""}, {outbox.StatePending, "pending: "}, {outbox.StateDead, "dead letter: "},
+	} {
+		if names := by[s.state]; len(names) > 0 {
+			parts = append(parts, s.words+strings.Join(names, ", "))
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 // A vmView is a machine that an event hits.
@@ -49,9 +86,11 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 	}
 	var seen, begun time.Time // unknown while the history is
 	var approval string
+	var newest bridge.LifeChange
 	if i := slices.IndexFunc(lives, func(l bridge.Life) bool { return l.Event == azure.ID }); i >= 0 {
 		l := story(lives[i])
 		seen, begun = l.announced, l.begun
+		newest = lives[i].Changes[len(lives[i].Changes)-1]
 		for _, c := range lives[i].Changes {
 			if c.Approval != nil {
 				approval = capital(wording.ApprovalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
@@ -68,6 +107,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 	v := eventView{
 		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f), State: "Announced",
 		When: p.moment(e.NotBefore), Why: p.say("why", f), Effect: p.say("effect", f), HowLong: p.say("howLong", f), Approval: approval, Seen: p.moment(seen),
+		Told: toldWords(newest.Deliveries), Links: links(p.say("links", f)),
 	}
 	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
 		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."

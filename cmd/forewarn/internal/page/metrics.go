@@ -140,9 +140,9 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	gauge("outbox_bytes", "Size of the outbox on disk.").set(float64(st.Outbox.Bytes))
 	gauge("outbox_durable", "1 while everything is on disk, 0 while the disk cannot be written and memory has to do.").
 		set(boolean(st.Outbox.Durable))
-	pending := gauge("outbox_pending", "Deliveries that are owed.", "sink")
-	oldest := gauge("outbox_oldest_pending_seconds", "How long the oldest of them has been owed, 0 when there is none.", "sink")
-	dead := gauge("deadletters", "Deliveries given up and kept to be looked at.", "sink")
+	pending := gauge("outbox_pending", "Deliveries that are pending.", "sink")
+	oldest := gauge("outbox_oldest_pending_seconds", "How long the oldest of them has been pending, 0 when there is none.", "sink")
+	dead := gauge("deadletters", "Dead letters: deliveries that were given up, kept to be looked at.", "sink")
 	blocked := gauge("sink_blocked", "1 while the sink takes nothing until somebody acts.", "sink")
 	for _, k := range st.Sinks {
 		pending.set(float64(k.Pending), k.Name)

@@ -75,14 +75,14 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 	due := now.Add(14*time.Minute + 12*time.Second)
 	rest := text
 	for _, want := range []string{
-		"1 thing needs you. 1 message was given up. Azure announces 2 events, the next for " + due.In(berlin).Format("15:04:05 MST"),
+		"1 thing needs you. 1 message is a dead letter. Azure announces 2 events, the next for " + due.In(berlin).Format("15:04:05 MST"),
 		`"ops-chat" (slack) needs you.`, "Reason: invalid_auth. Nothing is lost yet: 3 messages are waiting",
 		"Has begun", "vm-db-3: pause has begun", "about 5 s, says Azure.",
 		"Announced", "vm-db-1 will reboot", "in 14 min 1", due.In(berlin).Format("15:04:05 MST"), due.UTC().Format("(15:04:05 UTC)"), "at the earliest",
 		`Azure maintenance: "Host server is undergoing maintenance."`, "vm-db-1 (this VM)", "vm-db-2", "sudo forewarn approve",
 		"The last 30 days", "Reboot, 3 events", "vm-db-1: reboot cancelled, nothing happened", "vm-db-1: reboot is over", "Redeploy, 1 event", "Freeze, 6 events",
 		"Who is told", "ops-chat slack Needs you 3, oldest 2 h 0 min ago", "invalid_auth. Next try in 3", "audit file Works",
-		"Given up These", "runbook/812", "Freeze announced", "refused by the destination: 422 Unprocessable Entity",
+		"Dead letters These", "runbook/812", "Freeze announced", "refused by the destination: 422 Unprocessable Entity",
 		"forewarn 1.0.0, started",
 	} {
 		i := strings.Index(rest, want)
@@ -143,7 +143,7 @@ func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	text := shown(t, f)
 	for _, want := range []string{
 		"And 9950 more: sudo forewarn status", "And 300 more: sudo forewarn status", "Older events are left out: sudo forewarn history",
-		wording.Plural(len(f.Dead)+9_000, "message was given up", "messages were given up"),
+		wording.Plural(len(f.Dead)+9_000, "message is a dead letter", "messages are dead letters"),
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not say %q", want)
@@ -174,7 +174,7 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 		err        error
 		want, lack string
 	}{
-		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing needs you. Azure announces nothing.", "Given up"},
+		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing needs you. Azure announces nothing.", "Dead letters These"},
 		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Azure announces nothing for this VM.", "has not answered"},
 		{"no sink", bridge.Status{Ready: true, IMDS: answered}, nil, "No sink is configured, so nobody is told.", "Works"},
 		{"no past", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing is on record of the last 30 days.", "In words"},
@@ -257,6 +257,8 @@ func TestPageLoadsOnlyItsOwn(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?:src|href)="([^"]*)"`).FindAllStringSubmatch(body, -1) {
 		switch path := m[1]; {
 		case strings.HasPrefix(path, "#"), path == "/", path == "/status.json":
+		case strings.HasPrefix(path, "https://portal.azure.com/") && !strings.Contains(body, `src="`+path):
+			body = strings.ReplaceAll(body, path, "") // a link that a person may follow
 		default:
 			if w := visit(t, h, path); w.Code != http.StatusOK {
 				t.Errorf("the page loads %s, which answers %d", path, w.Code)
@@ -646,4 +648,27 @@ func luminance(t *testing.T, hex string) float64 {
 		return math.Pow((c+0.055)/1.055, 2.4)
 	}
 	return 0.2126*part(16) + 0.7152*part(8) + 0.0722*part(0)
+}
+
+// The card of an event says which sinks have its newest change, which do not have it yet and which never will, and leads to
+// this VM in Azure's portal. An event of another machine leads nowhere.
+func TestPageSaysWhoWasToldOfAnEvent(t *testing.T) {
+	now := time.Now()
+	f := sampleFacts(now)
+	for i := range f.Lives {
+		if changes := f.Lives[i].Changes; f.Lives[i].Event == statustest.EventID("reboot") {
+			changes[len(changes)-1].Deliveries = []bridge.LifeDelivery{
+				{Sink: "audit", State: outbox.StateAccepted}, {Sink: "ops-chat", State: outbox.StateSuperseded},
+				{Sink: "mail", State: outbox.StatePending}, {Sink: "runbook", State: outbox.StateDead},
+			}
+		}
+	}
+	if text := shown(t, f); !strings.Contains(text, "Told audit, ops-chat; pending: mail; dead letter: runbook") {
+		t.Errorf("the card does not say who was told: %s", text)
+	}
+	_, h := pageOf(func() pageFacts { return f })
+	links := strings.Count(visit(t, h, "/").Body.String(), `<a href="https://portal.azure.com/`)
+	if links != 1 {
+		t.Errorf("the page has %d links to the portal, want one, in the card of this VM's reboot", links)
+	}
 }

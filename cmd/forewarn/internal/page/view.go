@@ -134,7 +134,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 		v.Needs = wording.Plural(n, "thing needs you", "things need you")
 	}
 	if n := len(f.Dead) + f.MoreDead; n > 0 {
-		v.Lost = wording.Plural(n, "message was given up", "messages were given up")
+		v.Lost = wording.Plural(n, "message is a dead letter", "messages are dead letters")
 	}
 	v.Title = v.Name + " · forewarn"
 	if n := len(s.Events); n > 0 {

@@ -19,7 +19,10 @@ func EventID(label string) string {
 }
 
 // Observer is the VM that Status is of.
-var Observer = imds.Observer{Name: "vm-db-1", ResourceGroup: "prod-db", Location: "westeurope"}
+var Observer = imds.Observer{
+	Name: "vm-db-1", ResourceGroup: "prod-db", Location: "westeurope",
+	ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod-db/providers/Microsoft.Compute/virtualMachines/vm-db-1",
+}
 
 // Event is an event as Azure sends it, due at that time, or begun if it is zero.
 func Event(id, typ, source, description string, notBefore time.Time, duration int, vms ...string) json.RawMessage {

@@ -117,7 +117,7 @@ func StatusLine(s bridge.Status) string {
 		}
 	}
 	if s.Outbox.DeadLetters > 0 {
-		words = append(words, Plural(s.Outbox.DeadLetters, "message given up", "messages given up"))
+		words = append(words, Plural(s.Outbox.DeadLetters, "dead letter", "dead letters"))
 	}
 	if s.Settings.LastError != "" {
 		words = append(words, "newer settings were refused")
