@@ -50,7 +50,7 @@ type Item struct {
 	*Message
 	Pending   time.Time `json:"owed"`               // since when; its age and max_age count from here
 	NotBefore time.Time `json:"notBefore,omitzero"` // of the Azure event; zero when it has none
-	Due       time.Time `json:"due,omitzero"`       // no attempt before this, nor of a later item of its group; zero = at once
+	Due       time.Time `json:"due,omitzero"`       // no attempt before this, nor of a later item of its group
 	Attempts  int       `json:"attempts"`           // made so far
 	Next      time.Time `json:"next,omitzero"`      // of the next one, zero if it was never tried
 	Error     string    `json:"error,omitempty"`    // of the last attempt

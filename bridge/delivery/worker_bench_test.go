@@ -25,7 +25,8 @@ func BenchmarkWorker(b *testing.B) {
 					b.StopTimer()
 					q, stop := newMemory(), make(chan struct{})
 					for n := range pending {
-						m := &delivery.Message{Seq: uint64(n + 1), Group: fmt.Sprint("event-", n/2), Change: []string{"scheduled", "started"}[n%2]}
+						m := &delivery.Message{Seq: uint64(n + 1), Group: fmt.Sprint("event-", n/2)}
+						m.Change = []string{"scheduled", "started"}[n%2]
 						q.add(delivery.Item{Message: m, NotBefore: time.Now().Add(time.Duration(n) * time.Second)})
 					}
 					left := pending

@@ -325,7 +325,8 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	if i < 0 {
 		return "", fmt.Errorf("the document has no event %s", e.ID)
 	}
-	request := map[string]any{"StartRequests": []any{map[string]json.RawMessage{"EventId": fieldsOf(doc.Events[i].Raw)["EventId"]}}}
+	id := fieldsOf(doc.Events[i].Raw)["EventId"] // as Azure wrote it
+	request := map[string]any{"StartRequests": []any{map[string]json.RawMessage{"EventId": id}}}
 	if doc.APIVersion <= "2017-03-01" {
 		request["DocumentIncarnation"] = doc.Incarnation // later versions do not ask for it
 	}

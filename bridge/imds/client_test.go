@@ -73,9 +73,8 @@ func wantPoll(t *testing.T, p Poll, class PollClass, says string) {
 // A document that was seen isn't decoded again, unless it was asked with another version, or is another one.
 func TestADocumentThatWasSeenIsNotDecodedAgain(t *testing.T) {
 	body := document7
-	c := NewClient("http://azure", DefaultAPIVersion, slog.New(slog.DiscardHandler), hostFunc(func(*http.Request) (int, http.Header, string) {
-		return 200, http.Header{"Etag": {`"7"`}}, body
-	}))
+	host := hostFunc(func(*http.Request) (int, http.Header, string) { return 200, http.Header{"Etag": {`"7"`}}, body })
+	c := NewClient("http://azure", DefaultAPIVersion, slog.New(slog.DiscardHandler), host)
 	first := c.Poll(t.Context(), "")
 	known := Seen{Sum: first.Sum, Version: DefaultAPIVersion, Incarnation: "7", Buffer: new(bytes.Buffer)}
 	p := c.PollUnless(t.Context(), "", known)

@@ -311,7 +311,7 @@ func (e Event) Digest() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// canonical is the value of one of the event's fields in the one form that is compared and hashed, nil when it has none.
+// canonical is the value of a field in the one form that is compared and hashed, nil when the event has no such field.
 func (e Event) canonical(key string, fields map[string]json.RawMessage) []byte {
 	raw, ok := fields[key]
 	switch {

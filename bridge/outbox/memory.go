@@ -156,8 +156,10 @@ type receipt struct {
 }
 
 func newMemory() memory {
-	return memory{values: map[string][]byte{}, short: map[string]string{}, groups: map[string]*group{}, messages: map[uint64]*message{},
-		routes: map[string]*route{}, held: map[*entry]bool{}}
+	return memory{
+		values: map[string][]byte{}, short: map[string]string{}, groups: map[string]*group{},
+		messages: map[uint64]*message{}, routes: map[string]*route{}, held: map[*entry]bool{},
+	}
 }
 
 // forget drops all but the sequence number, which routes there are, and their readers.

@@ -119,7 +119,8 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		for _, group := range groups {
 			// Read needs a CloudEvent that is there; any will do, because a receipt is the group's.
 			for seq := range bodies(o) {
-				if _, receipt, err := q.Read(&delivery.Item{Message: &delivery.Message{Seq: seq, Group: group}}); err == nil && receipt != nil {
+				i := &delivery.Item{Message: &delivery.Message{Seq: seq, Group: group}}
+				if _, receipt, err := q.Read(i); err == nil && receipt != nil {
 					m.receipts[group+"/"+name] = string(receipt)
 				}
 				break

@@ -65,7 +65,9 @@ type settlement struct {
 
 // record is the delivery as commands have it.
 func (e *entry) record() Delivery {
-	d := Delivery{Key: e.key(), Route: e.route.name, Item: e.Item, State: StatePending, Bytes: e.message.Bytes, Tried: e.tried}
+	d := Delivery{
+		Key: e.key(), Route: e.route.name, Item: e.Item, State: StatePending, Bytes: e.message.Bytes, Tried: e.tried,
+	}
 	switch {
 	case e.death != nil:
 		d.State, d.Reason, d.DeadSince = StateDead, e.death.reason, e.death.at

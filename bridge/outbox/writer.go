@@ -149,8 +149,8 @@ func (o *Outbox) merge(more []Write) (forgotten int) {
 	return forgotten
 }
 
-// sync returns when the batch is on disk. While the disk is known to fail nobody waits for it: a try to write that takes
-// longer than diskPatience counts as failed.
+// sync returns when the batch is on disk. While the disk is known to fail nobody waits for it. A try to write that
+// takes longer than diskPatience counts as failed.
 func (o *Outbox) sync(n uint64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

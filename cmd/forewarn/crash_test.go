@@ -117,18 +117,27 @@ sinks:
 		t.Fatal(err)
 	}
 	var filed []string
+	torn := 0
 	for line := range strings.Lines(string(text)) {
 		_, rest, _ := strings.Cut(line, `"id":"`)
 		id, _, ok := strings.Cut(rest, `"`)
-		if !ok || !strings.HasSuffix(line, "}\n") {
+		whole := ok && strings.HasSuffix(line, "}\n")
+		if !whole && wave > 1 { // a kill tore a write of many lines: the half line is closed, and what it was comes again
+			torn++
+			continue
+		}
+		if !whole {
 			t.Errorf("the file has a broken line: %.200q", line)
 		}
 		filed = append(filed, id)
 	}
+	if torn > rounds {
+		t.Errorf("the file has %d half lines of %d kills", torn, rounds)
+	}
 	judge(t, "webhook", hook.accepted(), want)
 	judge(t, "file", filed, want)
-	t.Logf("%d rounds, %d changes, %d deliveries to the webhook, %d lines in the file, in %v",
-		rounds, len(want), len(hook.accepted()), len(filed), time.Since(began).Round(time.Millisecond))
+	t.Logf("%d rounds, %d changes, %d deliveries to the webhook, %d lines in the file and %d half ones, in %v",
+		rounds, len(want), len(hook.accepted()), len(filed), torn, time.Since(began).Round(time.Millisecond))
 	if t.Failed() {
 		_ = os.WriteFile(filepath.Join(os.TempDir(), "forewarn-crash.log"), log.Bytes(), 0o600)
 		t.Logf("the log of all rounds is in %s", filepath.Join(os.TempDir(), "forewarn-crash.log"))
@@ -179,7 +188,9 @@ func settleDown(t *testing.T, azure *imdstest.Running, config string, log *bytes
 }
 
 // deliverAll runs until the webhook has everything, and stops as an operator does.
-func deliverAll(t *testing.T, hook *receiver, azure *imdstest.Running, config string, log *bytes.Buffer, want []string) {
+func deliverAll(
+	t *testing.T, hook *receiver, azure *imdstest.Running, config string, log *bytes.Buffer, want []string,
+) {
 	t.Helper()
 	if err := hook.answer("up"); err != nil {
 		t.Fatal(err)
