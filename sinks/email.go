@@ -20,7 +20,6 @@ import (
 
 	gomail "github.com/wneessen/go-mail"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
@@ -61,11 +60,8 @@ const mailPatience = 2 * time.Minute
 
 // emailTerms: mail is for people, who want the state as it is now, and to be reminded of it. The command that prints a
 // token has a time of its own.
-var emailTerms = bridge.Terms{
-	Terms: delivery.Terms{
-		Timeout: mailPatience + tokenPatience, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup,
-	},
-	Bridge: bridge.LevelTrouble, Remind: peopleRemind,
+var emailTerms = delivery.Terms{
+	Timeout: mailPatience + tokenPatience, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup,
 }
 
 const (

@@ -57,7 +57,7 @@ func openMailRoute(t *testing.T, dir string, dial Dialer, log *slog.Logger) mail
 	sink := mustOpen(t, "email", "{host: mail.test, tls: {mode: none}, helo: vm-0, from: azure@example.com, "+
 		"to: [a@example.com, b@example.com, c@example.com]}", h)
 	return mailRoute{box, delivery.NewWorker(delivery.Config{
-		Route: "mail", Sink: sink, Terms: emailTerms.Terms, Queue: box.Queue("mail"), Log: log,
+		Route: "mail", Sink: sink, Terms: emailTerms, Queue: box.Queue("mail"), Log: log,
 	})}
 }
 

@@ -20,7 +20,6 @@ import (
 	"syscall"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 )
@@ -38,10 +37,7 @@ type execSettings struct {
 
 // execTerms: a command acts on what is true now, so what is overtaken is dropped, and it must not act twice after a
 // crash. There is no timeout because the sink has one for each CloudEvent.
-var execTerms = bridge.Terms{
-	Terms:  delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true},
-	Bridge: bridge.LevelNone, Acts: true,
-}
+var execTerms = delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}
 
 const (
 	maxRun      = 15 * time.Minute       // of one run, if NotBefore does not come first

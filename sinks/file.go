@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 )
 
@@ -28,10 +27,7 @@ type fileSettings struct {
 }
 
 // fileTerms: a file is for the record, which holds everything, however late.
-var fileTerms = bridge.Terms{
-	Terms:  delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 256},
-	Bridge: bridge.LevelNone,
-}
+var fileTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 256}
 
 func openFile(decode func(any) error, h Host) (Opened, error) {
 	var s fileSettings

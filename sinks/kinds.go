@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 )
 
@@ -20,10 +19,20 @@ type Kind struct {
 	// Open builds a sink from its section of the settings and checks whatever can be checked without touching the
 	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError.
 	Open  func(decode func(any) error, h Host) (Opened, error)
-	Terms bridge.Terms
+	Terms delivery.Terms
+	For   Audience
 	// Fields are the names that the templates of this kind see beside those that all see.
 	Fields map[string]Field
 }
+
+// An Audience is who is at the other end of a kind, which decides what it is told beside Azure's changes.
+type Audience int
+
+const (
+	Machines Audience = iota // nothing else
+	People                   // trouble of the bridge's own, and again how long is left before an event
+	Actors                   // nothing else; a delivery does something rather than tells of it
+)
 
 // A Field is a name that only the templates of one kind see.
 type Field struct {
@@ -49,11 +58,11 @@ type Opened struct {
 
 // Kinds are all kinds of destination by their key in the settings file.
 var Kinds = map[string]Kind{
-	"email":   {Open: openEmail, Terms: emailTerms},
-	"exec":    {Open: openExec, Terms: execTerms},
+	"email":   {Open: openEmail, Terms: emailTerms, For: People},
+	"exec":    {Open: openExec, Terms: execTerms, For: Actors},
 	"file":    {Open: openFile, Terms: fileTerms},
 	"nats":    {Open: openNATS, Terms: natsTerms, Fields: natsFields},
-	"slack":   {Open: openSlack, Terms: slackTerms, Fields: slackFields},
+	"slack":   {Open: openSlack, Terms: slackTerms, For: People, Fields: slackFields},
 	"syslog":  {Open: openSyslog, Terms: syslogTerms},
 	"webhook": {Open: openWebhook, Terms: webhookTerms, Fields: webhookFields},
 }
@@ -95,10 +104,7 @@ type KeyError struct {
 func (e *KeyError) Error() string { return e.Key + ": " + e.Err.Error() }
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// What people want of a sink that tells them: to hear again how long is left, and of a wave of events at once.
-var (
-	peopleRemind = []time.Duration{24 * time.Hour, time.Hour}
-	peopleGroup  = delivery.Digest{Above: 5, Within: 20 * time.Second}
-)
+// peopleGroup has people hear of a wave of events at once.
+var peopleGroup = delivery.Digest{Above: 5, Within: 20 * time.Second}
 
 const week = 7 * 24 * time.Hour

@@ -15,7 +15,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 )
 
@@ -46,10 +45,7 @@ type natsSettings struct {
 }
 
 // natsTerms: a stream is for machines and for the record, which want every change, however late.
-var natsTerms = bridge.Terms{
-	Terms:  delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 1},
-	Bridge: bridge.LevelNone,
-}
+var natsTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 1}
 
 // natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents has it, and waits until
 // a stream has stored it. Deliver and Connect are called from one goroutine at a time.

@@ -55,11 +55,9 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		terms := slackTerms
-		terms.Remind = nil
 		b := bridge.New(bridge.Options{
 			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
-			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink, Terms: terms, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
+			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink, Terms: bridge.Terms{Terms: slackTerms, Bridge: bridge.LevelTrouble}, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

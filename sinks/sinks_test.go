@@ -22,7 +22,6 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/goccy/go-yaml"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 )
 
@@ -287,10 +286,10 @@ func TestClosedSinkLeavesNothingRunning(t *testing.T) {
 // What the settings need not say: machines hear every change however late, people the state as it is now, and a command
 // what is true now.
 func TestTermsByDefault(t *testing.T) {
-	machine := bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}, Bridge: bridge.LevelNone}
-	people := bridge.Terms{
-		Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: delivery.Digest{Above: 5, Within: 20 * time.Second}},
-		Bridge: bridge.LevelTrouble, Remind: []time.Duration{24 * time.Hour, time.Hour},
+	machine := delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}
+	people := delivery.Terms{
+		Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1,
+		Digest: delivery.Digest{Above: 5, Within: 20 * time.Second},
 	}
 	mail := people // for the mail two minutes, and for token_command half a one
 	mail.Timeout = 150 * time.Second
@@ -298,12 +297,17 @@ func TestTermsByDefault(t *testing.T) {
 	record.MaxAge = 0 // never
 	file, syslog := record, record
 	file.Batch, syslog.Batch = 256, 64
-	want := map[string]bridge.Terms{
-		"webhook": machine, "nats": record, "file": file, "syslog": syslog, "slack": people, "email": mail, "exec": {Terms: delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}, Bridge: bridge.LevelNone, Acts: true},
+	act := delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}
+	want := map[string]struct {
+		terms    delivery.Terms
+		audience Audience
+	}{
+		"webhook": {machine, Machines}, "nats": {record, Machines}, "file": {file, Machines}, "syslog": {syslog, Machines},
+		"slack": {people, People}, "email": {mail, People}, "exec": {act, Actors},
 	}
-	for kind := range Kinds {
-		if got := Kinds[kind].Terms; !reflect.DeepEqual(got, want[kind]) {
-			t.Errorf("%s has by default %+v, want %+v", kind, got, want[kind])
+	for kind, k := range Kinds {
+		if !reflect.DeepEqual(k.Terms, want[kind].terms) || k.For != want[kind].audience {
+			t.Errorf("%s has by default %+v for %d, want %+v", kind, k.Terms, k.For, want[kind])
 		}
 	}
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/slack-go/slack"
 
-	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -53,10 +52,7 @@ type mentionOption struct {
 }
 
 // slackTerms: Slack is for people, who want the state as it is now.
-var slackTerms = bridge.Terms{
-	Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup},
-	Bridge: bridge.LevelTrouble, Remind: peopleRemind,
-}
+var slackTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup}
 
 // slackSink tells people in a Slack channel. The first change of an Azure event posts a message, the root; later ones
 // make it show the state, and reply in its thread. An incoming webhook gets each change as a message of its own.

@@ -17,7 +17,6 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
@@ -34,10 +33,7 @@ type syslogSettings struct {
 }
 
 // syslogTerms: a log is for the record, which wants every change, however late.
-var syslogTerms = bridge.Terms{
-	Terms:  delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 64},
-	Bridge: bridge.LevelNone,
-}
+var syslogTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 64}
 
 const (
 	syslogConfirm = 2 * time.Second // how long the receiver may take to close the connection

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
@@ -55,10 +54,7 @@ type basicSettings struct {
 }
 
 // webhookTerms: a webhook is for machines, which want every change.
-var webhookTerms = bridge.Terms{
-	Terms:  delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1},
-	Bridge: bridge.LevelNone,
-}
+var webhookTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}
 
 // webhookFields are what only a body sees.
 var webhookFields = map[string]Field{"secret": {"the values of body_secrets by their names", map[string]string{}}}

@@ -33,8 +33,8 @@ var arrows = map[string]arrow{
 	"bridge/imdstest":   {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox"}},
 	"bridge/relay":      {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"}, inTests: []string{"bridge/imdstest"}},
 	"sinks": {
-		may:     []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"},
-		inTests: []string{"bridge/imdstest", "bridge/outbox"},
+		may:     []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"},
+		inTests: []string{"bridge", "bridge/imdstest", "bridge/outbox"},
 	},
 	"templates": {inTests: []string{"bridge/cloudevent", "bridge/imds"}},
 	"cmd/forewarn": {may: []string{

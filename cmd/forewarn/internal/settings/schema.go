@@ -102,7 +102,7 @@ var termDefaults = map[string]func(bridge.Terms) string{
 func defaultByKind(kinds map[string]sinks.Kind, of func(bridge.Terms) string) string {
 	having := make(map[string][]string)
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
-		value := of(kinds[name].Terms)
+		value := of(termsOf(kinds[name]))
 		having[value] = append(having[value], name)
 	}
 	values := slices.SortedFunc(maps.Keys(having), func(a, b string) int {

@@ -69,7 +69,7 @@ func TestAbsentKeysHaveTheirDefaults(t *testing.T) {
 		t.Errorf("settings are\n%v, want\n%v", got, want)
 	}
 	r := s.Routes[0]
-	if got, want := r.Terms, testKinds["file"].Terms; !reflect.DeepEqual(got, want) {
+	if got, want := r.Terms, termsOf(testKinds["file"]); !reflect.DeepEqual(got, want) {
 		t.Errorf("terms are %+v, want the kind's %+v", got, want)
 	}
 	if got := r.Filter; !reflect.DeepEqual(got, bridge.Filter{}) {
@@ -99,8 +99,12 @@ func TestSettingsHoldWhatTheFileSays(t *testing.T) {
 	if !reflect.DeepEqual(chat.Filter, wantFilter) || chat.Filter.When == nil {
 		t.Errorf("ops-chat has the filter %+v, want %+v with a condition", chat.Filter, wantFilter)
 	}
-	if want := (bridge.Terms{Terms: delivery.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Batch: 1}, Bridge: "all"}); !reflect.DeepEqual(chat.Terms, want) {
-		t.Errorf("ops-chat has the terms %+v, want %+v", chat.Terms, want)
+	wantTerms := bridge.Terms{
+		Terms:  delivery.Terms{Timeout: 3 * time.Second, MaxAge: 36 * time.Hour, Late: "drop", Batch: 1},
+		Bridge: "all", Remind: []time.Duration{24 * time.Hour, time.Hour},
+	}
+	if !reflect.DeepEqual(chat.Terms, wantTerms) {
+		t.Errorf("ops-chat has the terms %+v, want %+v", chat.Terms, wantTerms)
 	}
 	if got, want := *chat.Sink.(*testSink), (testSink{Token: written("xoxb"), Channel: "#ops"}); !reflect.DeepEqual(got, want) {
 		t.Errorf("ops-chat is %+v, want %+v", got, want)
@@ -389,16 +393,16 @@ func (s *testSink) Deliver(context.Context, []delivery.Delivery) (delivery.Answe
 }
 
 var testKinds = map[string]sinks.Kind{
-	"webhook": {Open: openTestWebhook, Terms: terms(delivery.LateSend, bridge.LevelNone, 0)},
-	"slack":   {Open: openTestSink, Terms: withGroups(terms(delivery.LateLatest, bridge.LevelTrouble, 1))},
-	"file":    {Open: openTestSink, Terms: terms(delivery.LateSend, bridge.LevelNone, 100)},
+	"webhook": {Open: openTestWebhook, Terms: terms(delivery.LateSend, 0)},
+	"slack":   {Open: openTestSink, Terms: withGroups(terms(delivery.LateLatest, 1)), For: sinks.People},
+	"file":    {Open: openTestSink, Terms: terms(delivery.LateSend, 100)},
 }
 
-func terms(late delivery.Late, level bridge.Level, batch int) bridge.Terms {
-	return bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: late, Batch: batch}, Bridge: level}
+func terms(late delivery.Late, batch int) delivery.Terms {
+	return delivery.Terms{Timeout: 10 * time.Second, Late: late, Batch: batch}
 }
 
-func withGroups(t bridge.Terms) bridge.Terms {
+func withGroups(t delivery.Terms) delivery.Terms {
 	t.Digest = delivery.Digest{Above: 5, Within: 20 * time.Second}
 	return t
 }

@@ -100,7 +100,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		found = []entry{{}}
 	}
 	section, kind := found[0], l.Kinds[found[0].key]
-	terms := kind.Terms
+	terms := termsOf(kind)
 	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late),
 		Group: groupSettings(terms.Digest), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
 	doc.report(checkValues(doc, n))
@@ -317,4 +317,16 @@ func checkValues(doc *document, n *node) error {
 		}
 	}
 	return wrong.err()
+}
+
+// termsOf are the terms of a sink of the kind when its settings say nothing of them.
+func termsOf(k sinks.Kind) bridge.Terms {
+	t := bridge.Terms{Terms: k.Terms, Bridge: bridge.LevelNone}
+	switch k.For {
+	case sinks.People:
+		t.Bridge, t.Remind = bridge.LevelTrouble, []time.Duration{24 * time.Hour, time.Hour}
+	case sinks.Actors:
+		t.Acts = true
+	}
+	return t
 }
