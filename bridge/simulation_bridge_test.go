@@ -9,7 +9,10 @@ import (
 	"io"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
@@ -36,8 +39,11 @@ func start(w *world) *process {
 	left, _ := w.image.(buckets)
 	file := newFile(left)
 	p.disk = &disk{w: w, content: file.content, lifted: make(chan struct{})}
-	file.disk = p.disk
-	box, err := outbox.Open("", outbox.Options{Log: w.log, Storage: file})
+	file.disk, w.disk = p.disk, p.disk
+	b := w.variant.bounds(w.plan.bounds)
+	box, err := outbox.Open("", outbox.Options{
+		Log: w.log, Storage: file, Bounds: outbox.Bounds{Pending: b.pending, InMemory: b.memory},
+	})
 	if err != nil {
 		panic(err)
 	}
@@ -46,12 +52,21 @@ func start(w *world) *process {
 		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
 		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
-		Turned: w.turned,
+		Turned: p.turned, Random: w.random,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	go func() { p.done <- p.bridge.Run(ctx) }()
 	return p
+}
+
+// turned is called when the poll loop has come round.
+func (p *process) turned() {
+	pending := p.outbox.Totals().Pending
+	p.w.mu.Lock()
+	p.w.most = max(p.w.most, pending)
+	p.w.mu.Unlock()
+	p.w.turned()
 }
 
 // stop ends the program as SIGTERM does. It gives what the file holds then.
@@ -169,12 +184,36 @@ func (p *process) record() (list []recorded) {
 	return list
 }
 
+// A kept is one delivery as the outbox remembers it in the end, and for how long it was pending.
+type kept struct {
+	sink, id, state, reason string
+	from, to                time.Time
+}
+
+// ledger is all that the outbox remembers.
+func (p *process) ledger() (list []kept) {
+	err := p.outbox.Walk(0, func(r outbox.Record) error {
+		var ce event.Event
+		if err := json.Unmarshal(r.Body, &ce); err != nil {
+			return err
+		}
+		for _, d := range r.Deliveries {
+			list = append(list, kept{d.Route, ce.ID(), d.State, d.Reason, ce.Time(), d.At})
+		}
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	return list
+}
+
 // routes are the bridge's for a plan.
 func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 	for _, r := range plans {
 		routes = append(routes, bridge.Route{
 			Name: r.name, Kind: "simulated", Sink: sink{destination{p.w, r.name}},
-			Filter: bridge.Filter{Only: bridge.Match{VMs: r.vms, Types: r.types, Sources: r.sources, Changes: r.changes}},
+			Filter: r.filter(),
 			Terms: bridge.Terms{
 				Terms: delivery.Terms{
 					Timeout: r.timeout, MaxAge: r.maxAge, Late: delivery.Late(r.late), Batch: r.batch, Parallel: r.parallel,
@@ -186,6 +225,28 @@ func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 		})
 	}
 	return routes
+}
+
+// whens are the compiled conditions of all plans.
+var whens = sync.OnceValue(func() map[string]*bridge.When {
+	m := map[string]*bridge.When{}
+	for _, c := range conditions {
+		w, err := bridge.ParseWhen(c.text)
+		if err != nil {
+			panic(err)
+		}
+		m[c.text] = w
+	}
+	return m
+})
+
+func (r routePlan) filter() bridge.Filter {
+	x := r.except
+	return bridge.Filter{
+		Only:   bridge.Match{VMs: r.vms, Types: r.types, Sources: r.sources, Changes: r.changes},
+		Except: bridge.Match{VMs: x.vms, Types: x.types, Sources: x.sources, Changes: x.changes},
+		When:   whens()[r.when.text],
+	}
 }
 
 func rules(plans []rulePlan) (list []bridge.Rule) {
@@ -210,7 +271,7 @@ func (s sink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.
 	var err error
 	switch v.class {
 	case "":
-		return delivery.Answer{Status: "200 OK", Receipt: []byte(list[len(list)-1].id)}, nil
+		return delivery.Answer{Status: "200 OK", Receipt: []byte(v.receipt)}, nil
 	case "blocked":
 		err = fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked)
 	case "rejected":
@@ -221,13 +282,20 @@ func (s sink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.
 	if v.after > 0 {
 		err = &delivery.RetryAfter{After: v.after, Err: err}
 	}
-	return delivery.Answer{}, err
+	var a delivery.Answer
+	if v.progress != "" {
+		a.Progress = []byte(v.progress)
+	}
+	if v.receipt != "" {
+		a.Receipt = []byte(v.receipt)
+	}
+	return a, err
 }
 
 func handedOf(d delivery.Delivery) handed {
 	h := handed{
 		id: d.Event.ID(), event: d.Event.Subject(), time: d.Event.Time(), attempt: d.Attempt, receipt: string(d.Receipt),
-		notBefore: d.NotBefore, body: string(d.Event.Data()),
+		notBefore: d.NotBefore, body: string(d.Event.Data()), progress: string(d.Progress),
 	}
 	kind, azures := strings.CutPrefix(d.Event.Type(), cloudevent.EventPrefix)
 	h.change = kind
@@ -241,13 +309,13 @@ func handedOf(d delivery.Delivery) handed {
 		h.missed = append(h.missed, m.Change)
 	}
 	var data struct {
-		Event     struct{ EventStatus string }
+		Event     struct{ EventStatus, EventType string }
 		Outcome   string
 		WhileAway bool
 		Observer  struct{ Name string }
 	}
 	if azures && json.Unmarshal(d.Event.Data(), &data) == nil {
-		h.status, h.outcome = data.Event.EventStatus, data.Outcome
+		h.status, h.kind, h.outcome = data.Event.EventStatus, data.Event.EventType, data.Outcome
 		h.whileAway, h.observer = data.WhileAway, data.Observer.Name
 	}
 	return h

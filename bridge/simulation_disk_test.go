@@ -17,8 +17,9 @@ type disk struct {
 
 	mu     sync.Mutex // held during a transaction, so that no image is taken in its middle
 	lifted chan struct{}
-	crash  int  // batches from now after which the machine crashes; 0 for none
+	crash  int  // batches from now after which the machine crashes; 0 for none, below 0 now
 	sooner bool // the crash comes just before the last of them
+	large  bool // only those of many writes count: what changes rather than what became of it
 	kept   bool // the machine crashed
 	image  any  // the file at that moment
 	lies   bool // in a broken variant
@@ -44,9 +45,9 @@ func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.
 // errIO is what a disk says that lost its answer.
 var errIO = errors.New("input/output error")
 
-// transaction makes one transaction of the outbox, of so many batches. A crash in its middle leaves the first n of
-// them, which is what write is asked for.
-func (d *disk) transaction(batches int, write func(n int) error) error {
+// transaction makes one transaction of the outbox, of batches of so many writes. A crash in its middle leaves the first
+// n of them, which is what write is asked for.
+func (d *disk) transaction(sizes []int, write func(n int) error) error {
 	w := d.w
 	w.mu.Lock()
 	began := w.next()
@@ -70,10 +71,8 @@ func (d *disk) transaction(batches int, write func(n int) error) error {
 	if d.kept {
 		return errDead
 	}
-	if n := d.crash; n > 0 && (n < batches || n == batches && d.sooner) {
-		if d.sooner {
-			n--
-		}
+	n := d.left(sizes)
+	if n < len(sizes) {
 		if err := write(n); err != nil {
 			return err
 		}
@@ -84,21 +83,49 @@ func (d *disk) transaction(batches int, write func(n int) error) error {
 		plain := write
 		write = func(n int) error { return v(d, func() error { return plain(n) }) }
 	}
-	if err := write(batches); err != nil {
+	if err := write(n); err != nil {
 		return err
 	}
 	w.mu.Lock()
 	w.writes = append(w.writes, written{w.fact(), began})
 	w.mu.Unlock()
-	if d.crash > 0 {
-		if d.crash -= batches; d.crash == 0 {
-			d.keep()
-		}
+	if d.crash < 0 {
+		d.keep()
 	}
 	if how == "loses the answer" {
 		return errIO
 	}
 	return nil
+}
+
+// left is how many batches of a transaction are written before the machine crashes; all of them if it does not, or does
+// then. mu is held.
+func (d *disk) left(sizes []int) int {
+	for i, size := range sizes {
+		if d.crash <= 0 || d.large && size < 5 {
+			continue
+		}
+		if d.crash--; d.crash > 0 {
+			continue
+		}
+		if d.crash = -1; d.sooner {
+			return i
+		}
+		return i + 1
+	}
+	return len(sizes)
+}
+
+// there says whether the file can be read: it may come late. lifted says that this is the first time that it can.
+func (d *disk) there() (lifted bool, err error) {
+	w := d.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := w.boots[len(w.boots)-1]
+	if w.late > w.now() {
+		return false, errIO
+	}
+	return b.late > 0 && b.loaded.seq == 0 && !w.dead, nil
 }
 
 // keep notes what a crash at this moment leaves. From now on the machine is dead. mu is held.

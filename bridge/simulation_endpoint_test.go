@@ -29,7 +29,8 @@ func (x endpointTrouble) String() string {
 
 var endpointTroubles = []string{
 	"503", "500", "404", "410", "429 with Retry-After", "401", "hangs", "is slow", "cuts the body", "gives no length",
-	"serves a page", "has no Events", "is empty", "has null for Events", "lists a broken entry", "lists an event twice",
+	"serves a page", "has no Events", "is empty", "is empty", "has null for Events", "lists a broken entry",
+	"lists an event twice",
 }
 
 // An answer is one request for the document, and what came back.
@@ -41,8 +42,9 @@ type answer struct {
 	asker       asker
 	what        string // document, unchanged, empty, failed
 	events      map[string]azureEvent
-	partial     bool // it held an entry that cannot be told from others
-	version     int  // of what Azure lists
+	partial     bool          // it held an entry that cannot be told from others
+	version     int           // of what Azure lists
+	turned      time.Duration // when the poll loop came round; 0 if it was not its own, or nobody knows
 }
 
 // An asker is who asked for the document.
@@ -66,7 +68,7 @@ func (w *world) turned() {
 		for _, a := range w.round {
 			a.asker = approver
 		}
-		own[0].asker = poller
+		own[0].asker, own[0].turned = poller, w.now()
 	}
 	w.round = nil
 }
@@ -83,10 +85,7 @@ func (e endpoint) RoundTrip(req *http.Request) (*http.Response, error) {
 	w := e.w
 	switch {
 	case strings.HasSuffix(req.URL.Path, "/instance"):
-		return respond(req, 200, "", mustJSON(map[string]any{"compute": map[string]any{
-			"name": "vm-0", "vmId": "5d6c7b8a-0000-4000-8000-000000000001", "location": "westeurope",
-			"subscriptionId": "sub", "resourceGroupName": "group", "resourceId": "/subscriptions/sub/vm-0",
-		}})), nil
+		return e.whoAmI(req)
 	case req.Method == http.MethodPost:
 		return e.start(req)
 	}
@@ -191,6 +190,56 @@ func (e endpoint) start(req *http.Request) (*http.Response, error) {
 	return respond(req, p.status, "", nil), nil
 }
 
+// instanceTrouble keeps instance metadata from saying which VM this is, for a while.
+type instanceTrouble struct {
+	how string
+	end time.Duration
+}
+
+func (x instanceTrouble) do(w *world) { w.instance = x }
+func (x instanceTrouble) String() string {
+	return fmt.Sprintf("instance metadata %s until %s", x.how, short(x.end))
+}
+
+// whoAmI says which VM this is.
+func (e endpoint) whoAmI(req *http.Request) (*http.Response, error) {
+	w := e.w
+	w.mu.Lock()
+	how := ""
+	if w.instance.end > w.now() {
+		how = w.instance.how
+	}
+	w.mu.Unlock()
+	switch how {
+	case "hangs":
+		<-req.Context().Done()
+		return nil, req.Context().Err()
+	case "400", "404", "503":
+		code, _ := strconv.Atoi(how)
+		return respond(req, code, "", []byte("no")), nil
+	case "names nobody":
+		return respond(req, 200, "", []byte(`{"compute":{}}`)), nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dead {
+		return nil, errDead
+	}
+	if b := w.boots[len(w.boots)-1]; b.learned.seq == 0 {
+		b.learned = w.fact()
+	}
+	return respond(req, 200, "", mustJSON(map[string]any{"compute": map[string]any{
+		"name": "vm-0", "vmId": fmt.Sprintf("5d6c7b8a-0000-4000-8000-%012d", w.vm+1), "location": "westeurope",
+		"subscriptionId": "sub", "resourceGroupName": "group", "resourceId": "/subscriptions/sub/vm-0",
+	}})), nil
+}
+
+// instanceSteps make up what goes wrong with instance metadata: from the start, when nobody knows the VM's name yet.
+func instanceSteps(r *rand.Rand) []step {
+	lasts := pick(r, 2*time.Second, 8*time.Second, 40*time.Second, 3*time.Minute, 30*time.Minute)
+	return []step{{0, instanceTrouble{pick(r, "400", "404", "503", "503", "hangs", "names nobody"), lasts}}}
+}
+
 // added puts an entry into a document, at its beginning or its end.
 func added(document []byte, entry string, last bool) []byte {
 	const empty = `"Events":[]`
@@ -223,7 +272,7 @@ func (cutShort) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 func endpointSteps(r *rand.Rand, length time.Duration) (steps []step) {
 	for range r.IntN(6) {
 		at := during(r, length)
-		lasts := pick(r, 2*time.Second, 12*time.Second, time.Minute, 7*time.Minute)
+		lasts := pick(r, 2*time.Second, 4*time.Second, 12*time.Second, time.Minute, 7*time.Minute)
 		steps = append(steps, step{at, endpointTrouble{pick(r, endpointTroubles...), at + lasts}})
 	}
 	return steps

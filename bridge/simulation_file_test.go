@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"forewarn/bridge/outbox"
 )
@@ -39,17 +40,36 @@ func (f *file) content() any {
 }
 
 func (f *file) Open() (opened bool, err error) {
+	first, err := f.disk.there()
+	if err != nil {
+		return false, err
+	}
+	if first { // not when a poll is made too, so that it is clear which came first
+		time.Sleep(30 * time.Millisecond)
+		f.disk.w.loaded()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if first && f.disk.w.variant.blank {
+		f.buckets = buckets{}
+	}
 	opened, f.open = !f.open, true
 	return opened, nil
 }
 
 func (f *file) Write(batches [][]outbox.Write) error {
-	return f.disk.transaction(len(batches), func(n int) error {
+	sizes := make([]int, len(batches))
+	for i, b := range batches {
+		sizes[i] = len(b)
+	}
+	return f.disk.transaction(sizes, func(n int) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		for _, w := range slices.Concat(batches[:n]...) {
+		writes := slices.Concat(batches[:n]...)
+		if n < len(batches) && f.disk.w.variant.splits {
+			writes = append(writes, batches[n][:len(batches[n])/2]...)
+		}
+		for _, w := range writes {
 			if f.buckets[w.Bucket] == nil {
 				f.buckets[w.Bucket] = map[string][]byte{}
 			}
@@ -64,12 +84,18 @@ func (f *file) Write(batches [][]outbox.Write) error {
 }
 
 func (f *file) Read(bucket, key string) ([]byte, error) {
+	if _, err := f.disk.there(); err != nil {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.buckets[bucket][key]), nil
 }
 
 func (f *file) Walk(bucket, from string, visit func(key string, value []byte) error) error {
+	if _, err := f.disk.there(); err != nil {
+		return err
+	}
 	f.mu.Lock()
 	keys := maps.Clone(f.buckets[bucket])
 	f.mu.Unlock()

@@ -91,25 +91,34 @@ type restart struct {
 	crash  bool
 	writes int           // the crash comes after so many more batches; 0 at once
 	sooner bool          // just before the last of them
+	large  bool          // only batches of many writes count
+	taken  int           // the crash comes after so many more acceptances, …
+	burns  time.Duration // … and this time
 	off    time.Duration // until the next start
 	step   time.Duration // of the clock meanwhile
+	late   time.Duration // from the next start until its file can be read
+	clone  bool          // it starts on another machine, whose disk is a copy
 }
 
 func (x restart) operate(p *process) {
-	var image any
+	w := p.w
 	switch {
+	case w.armed != nil: // one after the other
 	case !x.crash:
-		image = p.stop()
+		w.end(x, p.stop())
+	case x.taken > 0:
+		w.armed, w.patience = &x, w.trueTime()+10*time.Minute
+		w.mu.Lock()
+		w.fuse, w.burns = x.taken, x.burns
+		w.mu.Unlock()
 	case x.writes > 0:
+		w.armed, w.patience = &x, w.trueTime()+10*time.Minute
 		p.disk.mu.Lock()
-		p.disk.crash, p.disk.sooner = x.writes, x.sooner
+		p.disk.crash, p.disk.sooner, p.disk.large = x.writes, x.sooner, x.large
 		p.disk.mu.Unlock()
-		p.w.sleep(2 * time.Minute)
-		image = p.kill()
 	default:
-		image = p.kill()
+		w.end(x, p.kill())
 	}
-	p.w.end(x, image)
 }
 
 func (x restart) String() string {
@@ -117,16 +126,29 @@ func (x restart) String() string {
 	if x.crash {
 		how = "crash at once"
 	}
+	large := ""
+	if x.large {
+		large = "large "
+	}
 	switch {
+	case x.taken > 0:
+		how = fmt.Sprintf("crash %v after %d more acceptances", x.burns, x.taken)
 	case x.sooner && x.writes > 0:
-		how = fmt.Sprintf("crash just before %d more batches are written", x.writes)
+		how = fmt.Sprintf("crash just before %d more %sbatches are written", x.writes, large)
 	case x.writes > 0:
-		how = fmt.Sprintf("crash after %d more batches", x.writes)
+		how = fmt.Sprintf("crash after %d more %sbatches", x.writes, large)
 	}
 	if x.step != 0 {
 		how += fmt.Sprintf(", clock off by %v more", x.step)
 	}
-	return fmt.Sprintf("%s, start again after %v", how, x.off)
+	how = fmt.Sprintf("%s, start again after %v", how, x.off)
+	if x.clone {
+		how += " on a machine with a copy of the disk"
+	}
+	if x.late > 0 {
+		how += fmt.Sprintf(", the file comes %v later", x.late)
+	}
+	return how
 }
 
 // A hand is what an operator did to one delivery.
@@ -143,16 +165,32 @@ func operatorSteps(r *rand.Rand, routes []routePlan, events []step, length time.
 	add := func(a act) { steps = append(steps, step{during(r, length), a}) }
 	for range r.IntN(4) {
 		x := restart{crash: r.IntN(4) > 0, off: pick(r, time.Second, 20*time.Second, 5*time.Minute, 30*time.Minute)}
-		if x.crash {
+		switch {
+		case x.crash && r.IntN(3) == 0:
+			x.taken, x.burns = 1+r.IntN(40), pick(r, 0, 5*time.Millisecond, 30*time.Millisecond, 80*time.Millisecond)
+		case x.crash && r.IntN(2) == 0:
 			x.writes, x.sooner = r.IntN(6), r.IntN(2) == 0
+		case x.crash:
+			x.writes, x.sooner, x.large = pick(r, 1, 1, 1, 2), r.IntN(3) > 0, true
+			x.off = pick(r, time.Second, time.Second, 20*time.Second, 10*time.Minute)
 		}
 		switch r.IntN(20) {
+		case 3, 4:
+			x.clone = true
+		case 7:
+			x.clone, x.late = true, pick(r, 3*time.Second, 40*time.Second)
+		case 5, 6:
+			x.late = pick(r, 3*time.Second, 40*time.Second, 6*time.Minute)
 		case 0:
 			x.off = 26 * time.Hour
 		case 1, 2:
 			x.step = pick(r, time.Hour, -time.Hour, -10*time.Minute, 48*time.Hour, -48*time.Hour)
 		}
-		add(x)
+		at := during(r, length)
+		if x.large || r.IntN(2) == 0 { // so that what Azure changes is on its way to the disk
+			at = max(0, events[r.IntN(len(events))].at-50*time.Millisecond)
+		}
+		steps = append(steps, step{at, x})
 	}
 	for range r.IntN(3) {
 		add(reload{some(r, routes)})

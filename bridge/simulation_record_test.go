@@ -35,7 +35,8 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 	why = "there is no rule"
 	last := -1
 	for i, c := range b.changes {
-		if c.seq < p.seq && !c.lost {
+		theirs := c.theirs && o.boots[c.boot].vm != o.boots[p.boot].vm
+		if c.seq < p.seq && !c.lost && !theirs {
 			last = i
 		}
 	}
@@ -91,16 +92,29 @@ func (o *oracle) outcome(id string, b belief) {
 		}
 		var from time.Duration // when the life before it ended
 		for _, was := range b.changes[:i] {
-			if was.kind == "vanished" && !was.lost {
+			if was.kind == "vanished" && !was.gone() {
 				from = was.at
 			}
 		}
-		truly := func(x begin) bool { return x.at > from && x.visible < c.at }
-		seen := func(was change) bool { return was.at > from && was.event.status == "Started" }
-		began := slices.ContainsFunc(o.azure.begun[id], truly) || slices.ContainsFunc(b.changes[:i], seen)
+		var ends []time.Duration // of its lives, up to this one
+		for _, at := range o.azure.ended[id] {
+			if at <= c.at {
+				ends = append(ends, at)
+			}
+		}
+		hasBegun := func(from time.Duration) bool {
+			seen := func(was change) bool { return was.at > from && was.event.status == "Started" }
+			return slices.ContainsFunc(b.changes[:i], seen) ||
+				slices.ContainsFunc(o.azure.begun[id], func(x begin) bool { return x.at > from && x.visible < c.at })
+		}
+		mayHave := hasBegun(from)
+		if n := len(ends); n > 1 {
+			from = max(from, ends[n-2]) // nobody may have seen the end of the life before it
+		}
+		began := hasBegun(from)
 		for _, list := range o.taken[id] {
 			for _, t := range list {
-				if c.isOf(t) && (t.outcome == "canceled" && began || t.outcome == "completed" && !began) {
+				if c.isOf(t) && (t.outcome == "canceled" && began || t.outcome == "completed" && !mayHave) {
 					o.add("the outcome is honest", "%s says %s; that it began is %v", t.id, t.outcome, began)
 				}
 			}
@@ -116,10 +130,19 @@ func (o *oracle) clockStepped() bool {
 // isOf says whether a delivery is of this change, and not of another with its id that a crash made the program forget.
 func (c change) isOf(t taken) bool { return t.id == c.id && t.time.Sub(c.clock).Abs() < 15*time.Second }
 
+// place is that of the change which a delivery is of, -1 for none. One that a crash made the program forget may have
+// given its id to another.
+func (b belief) place(t taken) int {
+	if i := slices.IndexFunc(b.changes, func(c change) bool { return c.isOf(t) && !c.gone() }); i >= 0 {
+		return i
+	}
+	return slices.IndexFunc(b.changes, func(c change) bool { return c.isOf(t) })
+}
+
 // whileAway: what happened while nobody watched is told as that, and nothing else.
 func (o *oracle) whileAway(id string, b belief) {
 	for _, c := range b.changes {
-		if c.away == nil || o.clockStepped() {
+		if c.away == nil || c.lost || o.clockStepped() || o.blurred {
 			continue
 		}
 		for sink, list := range o.taken[id] {
@@ -146,7 +169,8 @@ func (o *oracle) troubleIsTold() {
 		}
 	}
 	for _, e := range o.left {
-		if e.dead && e.event != "" && e.sink != "well" && len(o.boots) == 1 && len(o.ills) == 0 && len(o.hands) == 0 &&
+		if e.dead && e.event != "" && e.sink != "well" && len(o.boots) == 1 && len(o.ills) == 0 &&
+			o.plan.bounds == (bounds{}) && len(o.hands) == 0 &&
 			len(o.left) <= 20 && !strings.Contains(news.String(), `"key":"`+e.key+`"`) {
 			o.add("trouble", "nobody was told that %s is a dead letter", e.key)
 		}
@@ -166,7 +190,9 @@ func (o *oracle) deadLetters() {
 		right := false
 		switch e.reason {
 		case "rejected":
-			right = slices.ContainsFunc(all, func(t taken) bool { return t.how == "rejects" }) // a newer one may stand for it
+			right = slices.ContainsFunc(all, func(t taken) bool { // a newer one may stand for it
+				return t.how == "rejects" && (len(t.batch) == 1 || t.handed.progress != "")
+			})
 		case "expired":
 			last := len(tries) - 1
 			right = r.maxAge > 0 && last >= 0 && (o.clockStepped() || tries[last].clock.Sub(tries[last].time) > r.maxAge)
@@ -175,7 +201,7 @@ func (o *oracle) deadLetters() {
 		case "removed":
 			right = slices.ContainsFunc(o.boots, func(b *boot) bool { return max(b.how.off, b.how.step) > 20*time.Hour })
 		case "overflow":
-			right = len(o.ills) > 0
+			right = len(o.ills) > 0 || o.plan.bounds.pending > 0
 		}
 		if !right {
 			o.add("dead letters", "%s of %s is one, reason %s, after %d attempts", e.id, e.sink, e.reason, len(tries))
@@ -210,7 +236,9 @@ func (o *oracle) recordIsTrue() {
 		for sink, list := range sinks {
 			for _, t := range list {
 				state := recorded[sink+" "+t.id]
-				if event != "" && t.settled && state != "accepted" && !o.unsettled(t, len(o.boots)) && len(o.hands) == 0 {
+				if event != "" && t.settled && state != "accepted" && !o.unsettled(t, len(o.boots)) && len(o.hands) == 0 &&
+					!o.blurred &&
+					(o.plan.bounds.memory == 0 || len(o.ills) == 0) { // else there was no room for it, which is said
 					o.add("the record is true", "%s took %s at %v, and it says %q", sink, t.id, short(t.at), state)
 				}
 			}

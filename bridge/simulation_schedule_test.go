@@ -31,14 +31,23 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 func (o *oracle) isolation(b belief) {
 	const well = "well"
 	for _, c := range b.changes {
-		limit := c.at + time.Second
-		if !c.routes[well] || c.lost || o.ill(c.at-time.Minute, limit) || !o.running(c.boot, c.at, limit) {
+		limit := c.at + o.nameless(c) + time.Second
+		if !c.routes[well] || o.gaveUp(well, c.id) || c.gone() || o.ill(c.at-time.Minute, limit) ||
+			!o.running(c.boot, c.at, limit) {
 			continue
 		}
 		if !slices.ContainsFunc(o.taken[c.event.id][well], func(t taken) bool { return t.id == c.id && t.at <= limit }) {
 			o.add("isolation", "%s was not told %s within a second of %v", well, c.id, short(c.at))
 		}
 	}
+}
+
+// nameless is for how long the program may have waited for its VM's name before it told a change.
+func (o *oracle) nameless(c change) time.Duration {
+	if b := o.boots[c.boot]; b.learned.seq > 0 && b.learned.at <= c.at {
+		return 0
+	}
+	return 11 * time.Second
 }
 
 // polls: nothing that goes wrong elsewhere keeps the program from polling.
@@ -50,10 +59,16 @@ func (o *oracle) polls() {
 		}
 		was := polls[i-1]
 		limit := o.plan.interval + 500*time.Millisecond
+		if o.nameless(change{fact: was.fact}) > 0 {
+			limit += 11 * time.Second
+		}
 		if was.what == "failed" {
 			limit = 31 * time.Second // of a refusal that somebody has to look at
 		}
-		if gap := a.askedAt - was.at; gap > limit && !o.ill(was.at-10*time.Second, a.askedAt) {
+		if o.ill(was.at-10*time.Second, a.askedAt) {
+			limit += 11 * time.Second // of a disk that hangs
+		}
+		if gap := a.askedAt - was.at; gap > limit {
 			o.add("polling", "no poll from %v to %v", short(was.at), short(a.askedAt))
 		}
 	}
@@ -62,7 +77,8 @@ func (o *oracle) polls() {
 // urgent: what leaves less than 15 minutes is tried at once, whatever the destination is waiting for.
 func (o *oracle) urgent(id string, b belief, r routePlan) {
 	for i, c := range b.changes {
-		if !c.routes[r.name] || c.lost || r.above > 0 || r.lead > 0 || o.ill(c.at-time.Minute, c.at+time.Minute) {
+		if !c.routes[r.name] || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.above > 0 || r.lead > 0 ||
+			o.ill(c.at-time.Minute, c.at+time.Minute) {
 			continue
 		}
 		if nb := c.event.notBeforeTime(); !nb.IsZero() && nb.Sub(c.clock) >= 15*time.Minute {
@@ -91,8 +107,8 @@ func (o *oracle) urgent(id string, b belief, r routePlan) {
 		byHand := slices.ContainsFunc(o.hands, func(h hand) bool { return h.event_ == id })
 		if !tried && !newer && !byHand && o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) &&
 			!(r.late == "drop" && c.kind == "scheduled" && c.event.notBeforeTime().Before(c.clock.Add(time.Minute))) {
-			if len(others) > 0 && (c.kind == "vanished" || !o.passedOver(c, r, limit)) {
-				continue // those with a nearer NotBefore go first, and those that lie ahead
+			if len(others) > 0 && c.kind == "vanished" {
+				continue // those that lie ahead go first
 			}
 			o.add("urgency", "%s was told nothing of %s from %v to %v", r.name, c.id, short(c.at), short(limit))
 		}
@@ -107,7 +123,7 @@ func (o *oracle) floors() {
 		}
 		for _, next := range o.attempts {
 			if next.sink == a.sink && next.in == a.in && next.start > a.at && next.start < a.at+retryAfter &&
-				o.setupsBetween(a.at, next.start) == 0 && !o.acceptedBetween(a, next) {
+				o.setupsBetween(a.fact, next.began) == 0 && !o.acceptedBetween(a, next) {
 				o.add("retry", "%s asked to wait at %v and was tried at %v", a.sink, short(a.at), short(next.start))
 				return
 			}
@@ -115,9 +131,9 @@ func (o *oracle) floors() {
 	}
 }
 
-func (o *oracle) setupsBetween(from, to time.Duration) (n int) {
+func (o *oracle) setupsBetween(from, to fact) (n int) {
 	for _, s := range o.setups {
-		if s.at >= from && s.at <= to {
+		if s.seq > from.seq && s.seq < to.seq {
 			n++
 		}
 	}
@@ -131,11 +147,185 @@ func (o *oracle) acceptedBetween(a, next *attempt) bool {
 	})
 }
 
-// passedOver says whether a route was told of something that begins later than what the change is about, which waited.
-func (o *oracle) passedOver(c change, r routePlan, until time.Duration) bool {
-	return slices.ContainsFunc(o.attempts, func(a *attempt) bool {
-		h := a.batch[0]
-		ahead := h.event != "" && h.change != "vanished" && !h.notBefore.After(c.event.notBeforeTime())
-		return a.sink == r.name && a.in == c.boot && a.start > c.at+time.Second && a.start < until && !ahead
-	})
+// waits are the longest times until an attempt is repeated, after the first, second, … that failed.
+var waits = []time.Duration{
+	1 * time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 15 * time.Second, 30 * time.Second,
+	60 * time.Second, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute,
+}
+
+// retries: what failed is tried again in time, unless the destination is busy, blocked or asked to wait.
+func (o *oracle) retries() {
+	for _, r := range o.plan.routes {
+		failures := map[string]int{} // in a row, by event
+		blocked := false             // it may be
+		var mine []*attempt
+		for _, a := range o.attempts {
+			if a.sink == r.name && a.ended {
+				mine = append(mine, a)
+			}
+		}
+		for i, a := range mine {
+			if i > 0 && (mine[i-1].in != a.in || o.setupsBetween(mine[i-1].began, a.began) > 0) {
+				clear(failures)
+				blocked = false
+			}
+			blocked = a.how == "is blocked" || blocked && !a.settled
+			for _, h := range a.batch {
+				failures[h.event]++
+				if a.settled || a.how == "rejects" {
+					failures[h.event] = 0
+				}
+			}
+			h := a.batch[0]
+			n := failures[h.event]
+			if n == 0 || blocked || len(a.batch) > 1 || h.event == "" || r.lead > 0 || r.above > 0 || o.hand("", "", h.id) {
+				continue
+			}
+			next := slices.IndexFunc(mine[i+1:], func(x *attempt) bool { return slices.ContainsFunc(x.batch, h.same) })
+			if next < 0 {
+				continue
+			}
+			from := a.at + waits[min(n, len(waits))-1]
+			b := mine[i+1+next]
+			if free := o.free(mine, from, b.start); b.in == a.in && free >= 0 && o.setupsBetween(a.fact, b.began) == 0 {
+				o.add("retry", "%s failed to take %s at %v, its %d. time in a row, and was tried again at %v", r.name, h.id,
+					short(a.at), n, short(b.start))
+			}
+		}
+	}
+}
+
+// free is the first moment of a time at which a destination could have been told something for two seconds and was told
+// nothing; below 0 if there is none.
+func (o *oracle) free(mine []*attempt, from, to time.Duration) time.Duration {
+	for at := from; at+2*time.Second < to; at += time.Second {
+		window := interval{at, at + 2*time.Second}
+		if !slices.ContainsFunc(mine, func(a *attempt) bool {
+			end := a.at
+			switch a.how {
+			case "asks to wait":
+				end += retryAfter
+			case "is blocked":
+				end += 2 * time.Minute
+			}
+			return window.meets(a.start, end)
+		}) {
+			return at
+		}
+	}
+	return -1
+}
+
+// secondChances: when a destination takes something, what it did not take before is tried at once.
+func (o *oracle) secondChances() {
+	for _, r := range o.plan.routes {
+		if r.lead > 0 || r.above > 0 {
+			continue
+		}
+		var mine []*attempt
+		for _, a := range o.attempts {
+			if a.sink == r.name && a.ended {
+				mine = append(mine, a)
+			}
+		}
+		slices.SortFunc(mine, func(a, b *attempt) int { return a.seq - b.seq })
+		for i, a := range mine {
+			if !a.settled {
+				continue
+			}
+			waiting := map[string]handed{} // by event, what failed since the acceptance before this one
+			for k := i - 1; k >= 0 && !mine[k].settled && mine[k].in == a.in; k-- {
+				for _, h := range mine[k].batch {
+					if _, known := waiting[h.event]; !known && mine[k].how != "rejects" {
+						waiting[h.event] = h
+					}
+				}
+			}
+			for event, h := range waiting {
+				next := slices.IndexFunc(mine[i+1:], func(x *attempt) bool { return slices.ContainsFunc(x.batch, h.same) })
+				hasIt := slices.ContainsFunc(a.batch, h.same)
+				if event == "" || next < 0 || hasIt || o.hand("", "", h.id) || o.failedBefore(mine[:i], event, a.in) {
+					continue
+				}
+				b := mine[i+1+next]
+				if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 && o.free(mine, a.at+time.Second, b.start) >= 0 {
+					o.add("retry", "%s took something at %v, and was given no second chance to take %s until %v", r.name,
+						short(a.at), h.id, short(b.start))
+				}
+			}
+		}
+	}
+}
+
+// failedBefore says whether an event's deliveries failed already before the destination last took something, so that
+// the trouble may be theirs alone.
+func (o *oracle) failedBefore(mine []*attempt, event string, boot int) bool {
+	accepted := false
+	for i := len(mine) - 1; i >= 0 && mine[i].in == boot; i-- {
+		a := mine[i]
+		accepted = accepted || a.settled
+		has := slices.ContainsFunc(a.batch, func(h handed) bool { return h.event == event })
+		switch {
+		case has && a.settled:
+			return false
+		case has && accepted:
+			return true
+		}
+	}
+	return false
+}
+
+// probes: while nothing is taken until somebody acts, a destination is asked once a minute, and of what is new.
+func (o *oracle) probes() {
+	for _, r := range o.plan.routes {
+		var row []*attempt // blocked, one after the other
+		flush := func() {
+			defer func() { row = nil }()
+			from := slices.IndexFunc(row, func(a *attempt) bool { return a.at-row[0].at >= 30*time.Second })
+			if from = max(from, 2); from < 2 || len(row) <= from || row[from].at-row[0].at < 30*time.Second {
+				return
+			}
+			began, ended := row[from], row[len(row)-1]
+			new := map[string]bool{}
+			for _, a := range row[from+1:] {
+				for _, h := range a.batch {
+					new[h.id] = new[h.id] || h.attempt == 1
+				}
+			}
+			n := 0
+			for _, beliefs := range o.beliefs {
+				for _, b := range beliefs[:1] {
+					for _, c := range b.changes {
+						if c.at >= began.at-time.Minute && c.at <= ended.at {
+							n++
+						}
+					}
+				}
+			}
+			for _, isNew := range new {
+				if isNew {
+					n++
+				}
+			}
+			if most := int((ended.start-began.start)/time.Minute) + 1 + n; len(row)-1-from > most {
+				o.add("retry", "%s is blocked and was tried %d times from %v to %v", r.name, len(row)-1-from,
+					short(began.start), short(ended.start))
+			}
+		}
+		for _, a := range o.attempts {
+			if a.sink != r.name || !a.ended {
+				continue
+			}
+			if len(row) > 0 && (row[len(row)-1].in != a.in || o.setupsBetween(row[len(row)-1].began, a.began) > 0) {
+				flush()
+			}
+			switch {
+			case a.how == "is blocked":
+				row = append(row, a)
+			default:
+				flush()
+			}
+		}
+		flush()
+	}
 }

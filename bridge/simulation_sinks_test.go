@@ -16,6 +16,8 @@ type routePlan struct {
 	types    []string
 	sources  []string
 	changes  []string
+	except   matchPlan
+	when     condition
 	late     string
 	lead     time.Duration
 	timeout  time.Duration
@@ -32,6 +34,33 @@ type routePlan struct {
 	bridge   string
 }
 
+// A matchPlan is what a route does not want; all that it names must hold.
+type matchPlan struct {
+	vms                     string
+	types, sources, changes []string
+}
+
+// A condition is an expression as operators write it, and what it means.
+type condition struct {
+	text  string
+	holds func(c change) bool
+}
+
+var conditions = []condition{
+	{`azeventtype in ["Reboot", "Redeploy", "Levitate"]`, func(c change) bool {
+		return slices.Contains([]string{"Reboot", "Redeploy", "Levitate"}, c.event.kind)
+	}},
+	{`notice > 600`, func(c change) bool {
+		e := c.event
+		return e.status != "Started" && e.notBefore >= 0 && e.notBeforeTime().Sub(c.clock) > 10*time.Minute
+	}},
+	{`"vm-1" in resources`, func(c change) bool { return slices.Contains(c.event.resources(), "vm-1") }},
+	{`change == "updated" or azeventsource == "User"`, func(c change) bool {
+		return c.kind == "updated" || c.event.source == "User"
+	}},
+	{`data.event.Nothing.like.that == 1`, func(change) bool { return true }}, // it fails, and better twice than never
+}
+
 // A handed is one delivery as it reached a destination.
 type handed struct {
 	id, event, change string
@@ -40,8 +69,9 @@ type handed struct {
 	instead           string   // whose fallback this is
 	missed            []string // kinds of older changes that it stands for
 	receipt           string
+	progress          string
 	notBefore         time.Time
-	status            string // of the Azure event, in data
+	status, kind      string // of the Azure event, in data
 	outcome           string
 	whileAway         bool
 	observer          string
@@ -60,6 +90,8 @@ type attempt struct {
 	how     string // accepted, or the trouble
 	ended   bool   // false if the machine died before
 	settled bool   // the program was told that all of the batch is accepted
+
+	newReceipt, newProgress string // that the program was given to keep
 }
 
 // sinkTrouble makes a destination fail for a while.
@@ -78,6 +110,7 @@ func (x sinkTrouble) String() string {
 
 var sinkTroubles = []string{
 	"is down", "hangs", "is blocked", "rejects", "asks to wait", "is slow", "loses the answer", "takes half", "panics",
+	"makes progress",
 }
 
 // A verdict is what the bridge is told about an attempt.
@@ -85,6 +118,8 @@ type verdict struct {
 	class string // "" accepted, again, blocked, rejected
 	after time.Duration
 	cause error // of ctx
+
+	receipt, progress string // that it is given to keep
 }
 
 // A destination is where a route's deliveries go.
@@ -124,6 +159,11 @@ func (d destination) take(ctx context.Context, batch []handed) verdict {
 			return verdict{class: "again"}
 		}
 		a.fact, a.ended, a.taken, a.settled = w.fact(), true, taken, v.class == ""
+		if a.settled {
+			v.receipt = batch[len(batch)-1].id
+			w.accepted()
+		}
+		a.newReceipt, a.newProgress = v.receipt, v.progress
 		return v
 	}
 	switch a.how {
@@ -151,6 +191,9 @@ func (d destination) take(ctx context.Context, batch []handed) verdict {
 		return end(len(batch), verdict{class: "again"})
 	case "takes half":
 		return end(len(batch)/2, verdict{class: "again"})
+	case "makes progress": // as far as it comes each time
+		done := fmt.Sprintf("%d of %s", batch[0].attempt, batch[0].id)
+		return end(0, verdict{class: "again", progress: done, receipt: done})
 	case "panics":
 		end(0, verdict{class: "again"})
 		panic("a destination that panics")
@@ -175,11 +218,15 @@ func chance(seed uint64, percent int, things ...any) bool {
 // someRoutes makes up the routes of a simulation. The first is told everything, at once, and is always well.
 func someRoutes(r *rand.Rand) []routePlan {
 	all := []routePlan{
-		{name: "webhook", vms: "all", late: "send", timeout: 10 * time.Second, maxAge: pick(r, 0, 30*time.Minute)},
-		{name: "stream", vms: "all", late: "send", timeout: 10 * time.Second, batch: 3},
+		{name: "webhook", vms: "all", late: "send", timeout: 10 * time.Second, maxAge: pick(r, 0, 30*time.Minute),
+			remind: pick(r, nil, []time.Duration{30 * time.Minute, 12 * time.Minute})},
+		{name: "stream", vms: "all", late: "send", timeout: 10 * time.Second, batch: 3, except: pick(r,
+			matchPlan{}, matchPlan{types: []string{"Freeze"}}, matchPlan{vms: "leader", sources: []string{"Platform"}},
+			matchPlan{types: []string{"Reboot", "Freeze"}, changes: []string{"updated"}})},
 		{name: "chat", vms: "self", late: "latest", timeout: 10 * time.Second, bridge: "trouble",
 			remind: []time.Duration{30 * time.Minute, 12 * time.Minute}},
-		{name: "mail", vms: "self", late: "latest", timeout: 20 * time.Second, above: pick(r, 0, 5), within: 10 * time.Second,
+		{name: "mail", vms: "self", late: "latest", timeout: 20 * time.Second, above: pick(r, 0, 2, 5),
+			within:  10 * time.Second,
 			sources: []string{"Platform"}},
 		{name: "drain", vms: "self", late: "drop", timeout: 30 * time.Second, parallel: 3, sync: true, acts: true,
 			lead: pick(r, 0, 10*time.Minute), remind: []time.Duration{12 * time.Minute},
@@ -188,6 +235,9 @@ func someRoutes(r *rand.Rand) []routePlan {
 			types: []string{"Reboot", "Redeploy", "Preempt"}, changes: []string{"first", "vanished"}},
 	}
 	for i := range all {
+		if r.IntN(5) == 0 {
+			all[i].when = pick(r, conditions...)
+		}
 		if r.IntN(3) == 0 && all[i].name != "page" {
 			all[i].fallback, all[i].after = "page", 2*time.Minute
 		}

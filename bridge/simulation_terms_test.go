@@ -13,7 +13,7 @@ func (o *oracle) late(id string, b belief, r routePlan) {
 		return
 	}
 	for _, t := range o.tried[id][r.name] {
-		place := slices.IndexFunc(b.changes, func(c change) bool { return c.id == t.id })
+		place := b.place(t)
 		if place < 0 || !azures(t.change) {
 			continue
 		}
@@ -23,7 +23,8 @@ func (o *oracle) late(id string, b belief, r routePlan) {
 			o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
 		}
 		for _, newer := range b.changes[place+1:] {
-			if !newer.routes[r.name] || newer.lost || newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
+			if !newer.routes[r.name] || newer.gone() || newer.held || t.progress != "" ||
+				newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
 				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) {
 				continue
 			}
@@ -52,7 +53,7 @@ func (o *oracle) lead(id string, b belief, r routePlan) {
 		return
 	}
 	for _, t := range o.tried[id][r.name] {
-		i := slices.IndexFunc(b.changes, func(c change) bool { return c.id == t.id })
+		i := b.place(t)
 		if i < 0 {
 			continue
 		}
@@ -72,12 +73,12 @@ func (o *oracle) leadIsKept(id string, b belief, r routePlan) {
 		limit := due + r.timeout + 10*time.Second
 		waits := r.lead > 0 && (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due >= c.at
 		calm := o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) && !o.ill(c.at, limit)
-		if !waits || !calm || o.everTroubled(r.name) || !c.routes[r.name] || c.lost {
+		if !waits || !calm || o.everTroubled(r.name) || !c.routes[r.name] || c.gone() || c.held {
 			continue
 		}
 		newer := slices.ContainsFunc(b.changes[i+1:], func(x change) bool { return x.at <= limit })
 		tried := slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool { return t.id == c.id && t.start <= limit })
-		if !newer && !tried && !o.hand("", "", c.id) {
+		if !newer && !tried && !o.gaveUp(r.name, c.id) {
 			o.add("lead", "%s was not told %s by %v", r.name, c.id, short(limit))
 		}
 	}
@@ -94,7 +95,7 @@ func (o *oracle) everTroubled(sink string) bool {
 // reminded: nobody who wants to be is not.
 func (o *oracle) reminded(id string, b belief, r routePlan) {
 	for i, c := range b.changes {
-		if c.lost || c.event.status != "Scheduled" || c.kind == "vanished" || c.event.notBefore < 0 || r.acts {
+		if c.gone() || c.held || c.event.status != "Scheduled" || c.kind == "vanished" || c.event.notBefore < 0 || r.acts {
 			continue
 		}
 		for _, lead := range r.remind {
@@ -105,10 +106,10 @@ func (o *oracle) reminded(id string, b belief, r routePlan) {
 			approved := slices.ContainsFunc(o.posts, func(p *post) bool { return p.id == id })
 			owed := false
 			for _, x := range b.changes[:i+1] {
-				owed = owed && !x.first || x.routes[r.name] && !x.lost
+				owed = owed && !x.first || x.routes[r.name] && !x.gone()
 			}
 			if told || newer || !owed || approved || !o.running(c.boot, from, limit) || !o.setUp(r.name, from, limit) ||
-				len(o.ills) > 0 || o.everTroubled(r.name) {
+				len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) {
 				continue
 			}
 			if !slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool {
@@ -136,12 +137,12 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 			o.add("reminders", "%s was told %s, and has the leads %v", r.name, t.id, r.remind)
 		case at.Before(notBefore.Add(-lead)) || at.After(notBefore):
 			o.add("reminders", "%s was told %s, which was made at %v", r.name, t.id, at)
-		case t.observer != "vm-0":
+		case t.observer != "vm-0" && o.boots[0].learned.seq > 0 && o.boots[0].learned.at < time.Second:
 			o.add("reminders", "%s names %q as this VM", t.id, t.observer)
 		}
 		current := -1
 		for i, c := range b.changes {
-			if !c.lost && !c.clock.After(t.time) && c.boot <= t.in {
+			if !c.gone() && !c.clock.After(t.time) && c.boot <= t.in {
 				current = i
 			}
 		}
@@ -167,8 +168,8 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 			continue
 		}
 		for _, c := range b.changes {
-			owed := c.kind == "scheduled" && c.routes[r.name] && !c.lost && c.clock.Before(t.time) && c.boot == t.in
-			if owed && !o.toldBefore(c, r, t) {
+			owed := c.kind == "scheduled" && c.routes[r.name] && !c.gone() && c.clock.Before(t.time) && c.boot == t.in
+			if owed && !c.held && !o.toldBefore(c, r, t) {
 				o.add("in order", "%s was reminded of %s before it was told of it", r.name, name(id))
 			}
 		}
@@ -182,7 +183,7 @@ func (o *oracle) timelyReminders(id string, b belief, r routePlan) {
 			continue
 		}
 		for _, c := range b.changes {
-			if c.boot == t.in && !c.lost && c.clock.After(t.time) && c.at+time.Second < t.start && !o.ill(c.at, t.start) {
+			if c.boot == t.in && !c.gone() && c.clock.After(t.time) && c.at+time.Second < t.start && !o.ill(c.at, t.start) {
 				o.add("reminders", "%s was told %s at %v, after %s", r.name, t.id, short(t.start), c.id)
 			}
 		}
@@ -228,7 +229,8 @@ func (o *oracle) fallback(id string, b belief, r routePlan) {
 	}
 	for _, c := range b.changes {
 		limit := c.at + r.after + 10*time.Second
-		if !c.routes[r.name] || c.lost || r.lead > 0 || o.ill(c.at, limit) || !o.running(c.boot, c.at, limit) ||
+		if !c.routes[r.name] || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.lead > 0 ||
+			o.ill(c.at, limit) || !o.running(c.boot, c.at, limit) ||
 			!o.setUp(r.name, c.at, limit) || !o.setUp(r.fallback, c.at, limit) || r.late != "send" {
 			continue
 		}
@@ -239,6 +241,39 @@ func (o *oracle) fallback(id string, b belief, r routePlan) {
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == r.fallback })
 		if !told(r.name) && !tried && !kept && !o.hand("", "", c.id) {
 			o.add("fallback", "%s could not tell %s by %v, and %s did not", r.name, c.id, short(limit), r.fallback)
+		}
+	}
+}
+
+// digests: a wave of events does not fill a channel.
+func (o *oracle) digests() {
+	for _, r := range o.plan.routes {
+		if r.above == 0 || o.everTroubled(r.name) || r.late != "latest" {
+			continue
+		}
+		calls := map[[2]string][]*attempt{} // by type and change
+		for _, a := range o.attempts {
+			h := a.batch[0]
+			soon := !h.notBefore.After(a.began.clock.Add(2 * time.Minute))
+			if a.sink != r.name || h.event == "" || soon && (h.change == "scheduled" || h.change == "updated") {
+				continue
+			}
+			key := [2]string{h.kind, h.change}
+			calls[key] = append(calls[key], a)
+		}
+		for key, list := range calls {
+			for i, a := range list {
+				n := 0
+				for _, x := range list[i:] {
+					if x.in == a.in && x.start-a.start < r.within && o.setupsBetween(a.began, x.began) == 0 {
+						n++
+					}
+				}
+				if n > r.above+2 {
+					o.add("digest", "%s was told %v in %d calls from %v on", r.name, key, n, short(a.start))
+					return
+				}
+			}
 		}
 	}
 }

@@ -4,10 +4,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -16,36 +17,49 @@ import (
 // promise is kept. Each seed makes up another story.
 //
 //	FOREWARN_SEEDS=1000 go test ./bridge -run TestSimulation    tries so many
+//	FOREWARN_FROM=5000  go test ./bridge -run TestSimulation    begins with that seed, beside the other
 //	FOREWARN_SEED=17    go test ./bridge -run TestSimulation    tries one again, and says what happened
 func TestSimulation(t *testing.T) {
-	first, n := uint64(1), number(t, "FOREWARN_SEEDS", 30)
+	first, n := number(t, "FOREWARN_FROM", 1), number(t, "FOREWARN_SEEDS", 30)
 	again := number(t, "FOREWARN_SEED", 0)
 	if again != 0 {
 		first, n = again, 1
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(400)) // much is made, and little kept
-	failed := 0
-	for seed := first; seed < first+n && failed < 3; seed++ {
-		p := planOf(seed)
-		found := play(t, p, variant{}, quiet())
-		if len(found) == 0 {
-			continue
-		}
-		failed++
-		p, found = shrink(t, p, variant{}, found)
-		t.Errorf("seed %d:%s\nrepeat it with\n  %s=%d go test ./bridge -run TestSimulation\nwhat is left of it:\n%v",
-			seed, describe(found), "FOREWARN_SEED", seed, p)
-		if again != 0 {
-			play(t, p, variant{}, loud(os.Stderr))
-		}
+	defer debug.SetGCPercent(debug.SetGCPercent(800)) // much is made, and little kept
+	var failed, next atomic.Uint64
+	next.Store(first)
+	var players sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		players.Go(func() {
+			for seed := next.Add(1) - 1; seed < first+n && failed.Load() < 3; seed = next.Add(1) - 1 {
+				if !keeps(t, seed) {
+					failed.Add(1)
+				}
+			}
+		})
 	}
+	players.Wait()
+	if again != 0 && failed.Load() > 0 {
+		play(t, planOf(again), variant{}, loud(os.Stderr))
+	}
+}
+
+// keeps says whether a seed's simulation keeps every promise. If not, it says what happened, cut down to what it needs.
+func keeps(t *testing.T, seed uint64) bool {
+	p := planOf(seed)
+	found := play(t, p, variant{}, quiet())
+	if len(found) == 0 {
+		return true
+	}
+	p, found = shrink(t, p, variant{}, found)
+	t.Errorf("seed %d:%s\nrepeat it with\n  %s=%d go test ./bridge -run TestSimulation\nwhat is left of it:\n%v",
+		seed, describe(found), "FOREWARN_SEED", seed, p)
+	return false
 }
 
 // play lets a plan happen, and gives the promises that were not kept.
 func play(t *testing.T, p plan, v variant, log *slog.Logger) []finding {
 	t.Helper()
-	dir := scratch(t)
-	defer os.RemoveAll(dir)
 	frozen := time.AfterFunc(patience, func() {
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
@@ -53,27 +67,12 @@ func play(t *testing.T, p plan, v variant, log *slog.Logger) []finding {
 		panic(fmt.Sprintf("seed %d: time stands still\n%s", p.seed, stacks))
 	})
 	defer frozen.Stop()
-	return unknown(examine(simulate(t, p, v, dir, log)))
+	return unknown(examine(simulate(t, p, v, log)))
 }
 
 // patience is how long a simulation may take. Most take a tenth of a second, a wave of events some, and ten times as
 // long when races are looked for.
-const patience = 5 * time.Minute
-
-// scratch is a directory for one simulation, in memory where there is such a thing, because a disk takes its time to
-// sync.
-func scratch(t *testing.T) string {
-	t.Helper()
-	parent := "/dev/shm"
-	if _, err := os.Stat(parent); err != nil {
-		parent = t.TempDir()
-	}
-	dir, err := os.MkdirTemp(parent, "forewarn-simulation-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Clean(dir)
-}
+const patience = 15 * time.Minute
 
 func number(t *testing.T, name string, otherwise uint64) uint64 {
 	t.Helper()

@@ -57,17 +57,20 @@ type azure struct {
 	incarnation int
 	order       []string // ids, in the order of the document
 	events      map[string]azureEvent
-	other       bool               // the same content is written in another way
-	begun       map[string][]begin // when events were Started
-	version     int                // counts changes of what would be served
-	body        []byte             // of the document; nil when it is not made yet
+	other       bool                       // the same content is written in another way
+	begun       map[string][]begin         // when events were Started
+	ended       map[string][]time.Duration // when they were listed no more
+	version     int                        // counts changes of what would be served
+	body        []byte                     // of the document; nil when it is not made yet
 }
 
 // A begin is when an event was Started, and by when whoever polls must have seen it.
 type begin struct{ at, visible time.Duration }
 
 func newAzure() *azure {
-	return &azure{incarnation: 1, events: map[string]azureEvent{}, begun: map[string][]begin{}}
+	return &azure{
+		incarnation: 1, events: map[string]azureEvent{}, begun: map[string][]begin{}, ended: map[string][]time.Duration{},
+	}
 }
 
 // put lists an event, or changes it. quiet leaves the incarnation as it is, which some hosts do.
@@ -88,7 +91,8 @@ func (a *azure) put(e azureEvent, at time.Duration, quiet bool) {
 	a.changed(quiet)
 }
 
-func (a *azure) remove(id string) {
+func (a *azure) remove(id string, at time.Duration) {
+	a.ended[id] = append(a.ended[id], at)
 	a.order = slices.DeleteFunc(slices.Clone(a.order), func(s string) bool { return s == id })
 	a.events = maps.Clone(a.events)
 	delete(a.events, id)
@@ -160,7 +164,7 @@ type unlist struct{ id string }
 
 func (x unlist) do(w *world) {
 	if _, ok := w.azure.events[x.id]; ok {
-		w.azure.remove(x.id)
+		w.azure.remove(x.id, w.now())
 	}
 }
 
@@ -189,19 +193,19 @@ func timeline(r *rand.Rand, length time.Duration) (steps []step) {
 	switch x := r.IntN(1000); {
 	case x < 1:
 		n = 3000
-	case x < 30:
+	case x < 50:
 		n = 30 + r.IntN(70)
 	}
-	wave := time.Duration(-1) // when all of them come at once
+	wave, kind := time.Duration(-1), "" // when all of them come at once, and what they are; "" for any
 	if n > 10 {
-		wave = during(r, length/2)
+		wave, kind = during(r, length/2), pick(r, "", "Reboot", "Freeze")
 	}
 	for i := range n {
 		at := wave
 		if wave < 0 {
 			at = during(r, length*3/4)
 		}
-		steps = append(steps, life(r, fmt.Sprintf("A0000000-0000-4000-8000-%012X", i+1), at, length, n > 10)...)
+		steps = append(steps, life(r, fmt.Sprintf("A0000000-0000-4000-8000-%012X", i+1), at, length, kind, n > 10)...)
 	}
 	for range r.IntN(3) {
 		steps = append(steps, step{during(r, length), pick[act](r, reset{}, restyle{})})
@@ -210,12 +214,15 @@ func timeline(r *rand.Rand, length time.Duration) (steps []step) {
 }
 
 // life is that of one event from when it is first listed. It may end before length, and come back.
-func life(r *rand.Rand, id string, at, length time.Duration, simple bool) (steps []step) {
+func life(r *rand.Rand, id string, at, length time.Duration, kind string, simple bool) (steps []step) {
 	e := azureEvent{
 		id: id, status: "Scheduled", text: "Host server is undergoing maintenance", seconds: pick(r, -1, 5, 9, 30),
 		kind:     pick(r, "Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "Reboot", "Freeze", "Levitate"),
 		source:   pick(r, "Platform", "Platform", "User", ""),
 		machines: pick(r, "vm-0", "vm-0", "vm-0", "VM-0", "vm-1", "vm-0,vm-1", "vm-1,vm-0", ""),
+	}
+	if kind != "" {
+		e.kind = kind
 	}
 	say := func() { steps = append(steps, step{at, list{e, r.IntN(12) == 0}}) }
 	notice := pick(r, 30*time.Second, 10*time.Minute, 15*time.Minute, 40*time.Minute, 70*time.Minute)
@@ -263,7 +270,7 @@ func life(r *rand.Rand, id string, at, length time.Duration, simple bool) (steps
 	at += during(r, 20*time.Minute)
 	steps = append(steps, step{at, unlist{id}})
 	if r.IntN(5) == 0 { // it comes back
-		steps = append(steps, life(r, id, at+during(r, 20*time.Minute), length, false)...)
+		steps = append(steps, life(r, id, at+during(r, 20*time.Minute), length, kind, false)...)
 	}
 	return steps
 }

@@ -25,16 +25,22 @@ type change struct {
 	first  bool            // nothing of the event was told before
 	routes map[string]bool // that are owed it; false if they may be told and need not
 	lost   bool            // a crash made the program forget it
+	theirs bool            // it was forgotten, because it was another machine's
+	held   bool            // the name of the VM was not known for sure, so that some routes may have waited for it
 	away   *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
+
+// gone says whether the program may know nothing of it any more.
+func (c change) gone() bool { return c.lost || c.theirs }
 
 // A belief is what the program may hold of one event.
 type belief struct {
 	seen     *azureEvent // as it was last seen; nil when it is not open
 	lives    int
 	times    map[string]int  // how often each id was used, without its -rN
-	accepted map[string]bool // routes whose filter has accepted this life of it
+	accepted map[string]bool // routes whose filter has accepted this life of it; false if it may have
 	changes  []change
+	kept     *belief      // what its file holds, which comes late; nil when it is there
 	before   []checkpoint // what a crash may take it back to
 }
 
@@ -54,12 +60,12 @@ func (b belief) copy() belief {
 // key is the same for beliefs that make no difference.
 func (b belief) key() string {
 	var s strings.Builder
-	fmt.Fprint(&s, b.seen != nil, b.lives, b.times, b.accepted, len(b.before))
+	fmt.Fprint(&s, b.seen != nil, b.lives, b.times, b.accepted, len(b.before), b.kept != nil)
 	if b.seen != nil {
 		fmt.Fprint(&s, *b.seen)
 	}
 	for _, c := range b.changes {
-		fmt.Fprint(&s, c.id, c.seq, c.lost, c.routes)
+		fmt.Fprint(&s, c.id, c.seq, c.lost, c.theirs, c.routes)
 	}
 	return s.String()
 }
@@ -74,28 +80,137 @@ type truth struct {
 	version int                      // of the document last taken in, in this run of the program
 	valid   time.Duration            // when the last valid answer came, in this run of the program; below 0 for none
 	away    *bool                    // for the changes that the answer shows
+
+	boot   *boot  // this run of the program
+	named  known  // its VM's name
+	stored known  // that it is on the disk
+	owner  int    // the machine whose the outbox is; -1 for nobody's
+	owned  known  // that this is on the disk
+	before func() // takes that back to what it was when this run of the program began
 }
 
+// known says whether the program knows something.
+type known int
+
+const (
+	no known = iota
+	maybe
+	yes
+)
+
 func truthOf(w *world) map[string][]belief {
-	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]time.Duration{}}
-	setups, boots := w.setups, w.boots
-	for _, a := range w.answers {
-		for {
-			switch {
-			case len(boots) > 0 && boots[0].ended.seq < a.seq && (len(setups) == 0 || boots[0].ended.seq < setups[0].seq):
-				t.end(boots[0])
-				boots = boots[1:]
-				continue
-			case len(setups) > 0 && setups[0].seq < a.seq:
-				t.setup(setups[0])
-				setups = setups[1:]
-				continue
-			}
-			break
+	t := truth{w: w, beliefs: map[string][]belief{}, version: -1, valid: -1, gone: map[string]time.Duration{}, owner: -1}
+	type moment struct {
+		seq  int
+		take func()
+	}
+	var moments []moment
+	note := func(f fact, take func()) {
+		if f.seq > 0 {
+			moments = append(moments, moment{f.seq, take})
 		}
-		t.answer(a)
+	}
+	for _, b := range w.boots {
+		note(b.began, func() { t.begin(b) })
+		note(b.learned, func() { t.learn(b) })
+		note(b.loaded, t.load)
+		note(b.ended, func() { t.end(b) })
+	}
+	for _, s := range w.setups {
+		note(s.fact, func() { t.setup(s) })
+	}
+	first := map[int]bool{} // runs of the program that had a valid answer
+	for i, a := range w.answers {
+		f := a.fact
+		valid := a.what == "document" || a.what == "empty" && i > 0 && w.answers[i-1].what == "empty"
+		if learned := w.boots[a.boot].learned; valid && a.asker == poller && !first[a.boot] {
+			if first[a.boot] = true; learned.seq > a.seq && learned.at <= a.turned {
+				f = learned // it waited for the name
+			}
+		}
+		note(f, func() { t.answer(a) })
+	}
+	slices.SortStableFunc(moments, func(a, b moment) int { return a.seq - b.seq })
+	for _, m := range moments {
+		m.take()
 	}
 	return t.beliefs
+}
+
+// begin takes in how a run of the program begins. One whose file comes late knows nothing yet.
+func (t *truth) begin(b *boot) {
+	stored, owner, owned := t.stored, t.owner, t.owned
+	t.before = func() { t.stored, t.owner, t.owned = stored, owner, owned }
+	t.boot, t.named = b, t.stored
+	if b.late == 0 {
+		return
+	}
+	t.named = no
+	t.each(func(b belief) belief {
+		return belief{times: map[string]int{}, accepted: map[string]bool{}, changes: b.changes, kept: &b}
+	})
+}
+
+// learn takes in that the program was told which VM it runs on. If that is not the one whose the outbox is, all in it
+// counts no more; but what it saw while the file had not come stays.
+func (t *truth) learn(b *boot) {
+	t.named, t.stored = yes, yes
+	was, sure := t.owner, t.owned
+	t.owner, t.owned = b.vm, yes
+	end := b.ended
+	if end.seq > 0 && (b.how.crash && end.at-b.learned.at < 10*time.Second || t.w.ill(b.learned.at, end.at)) {
+		t.stored, t.owned = maybe, maybe
+	}
+	if was == b.vm || was < 0 || b.late > 0 && b.loaded.seq == 0 {
+		return
+	}
+	t.version = -1
+	for id, beliefs := range t.beliefs {
+		var after []belief
+		for _, old := range beliefs {
+			if sure == maybe {
+				after = append(after, old)
+			}
+			fresh := belief{times: map[string]int{}, accepted: map[string]bool{}, changes: slices.Clone(old.changes)}
+			theirs := fresh.changes
+			if old.kept != nil {
+				fresh = old.copy()
+				fresh.kept, theirs = nil, fresh.changes[:len(old.kept.changes)]
+			}
+			for i := range theirs {
+				theirs[i].theirs = true
+			}
+			after = append(after, fresh)
+		}
+		t.beliefs[id] = distinct(after)
+	}
+}
+
+// load takes in that the file came. What the program has seen of an event since it began counts more.
+func (t *truth) load() {
+	t.version, t.named = -1, max(t.named, t.stored)
+	t.each(func(b belief) belief {
+		if b.kept == nil {
+			return b
+		}
+		file := b.kept
+		merged := file.copy()
+		merged.changes, merged.before = b.changes, b.before
+		if len(b.changes) > len(file.changes) {
+			merged.seen, merged.lives, merged.accepted = b.seen, b.lives, b.accepted
+			maps.Copy(merged.times, b.times)
+		}
+		return merged
+	})
+}
+
+// each replaces every belief.
+func (t *truth) each(by func(belief) belief) {
+	for _, beliefs := range t.beliefs {
+		for i, b := range beliefs {
+			beliefs[i] = by(b)
+		}
+	}
 }
 
 // answer takes in what the endpoint served.
@@ -107,6 +222,13 @@ func (t *truth) answer(a *answer) {
 	t.empty = a.what == "empty"
 	listed := a.events
 	t.away = nil
+	unsure := a.asker == perhaps
+	if t.valid < 0 && a.asker == poller && a.what == "document" && a.turned-a.at > t.w.plan.interval {
+		if !t.w.ill(a.at, a.turned) {
+			return // waiting for the name took long, so it is asked again
+		}
+		unsure = true
+	}
 	if valid := a.what == "document" || a.what == "unchanged" || a.what == "empty" && empty; valid {
 		if away := t.valid < 0 || a.at-t.valid > time.Minute; a.asker == poller {
 			t.away = &away
@@ -119,7 +241,6 @@ func (t *truth) answer(a *answer) {
 	case a.what != "document", a.version == t.version:
 		return
 	}
-	unsure := a.asker == perhaps
 	if a.what == "document" && !a.partial && !unsure {
 		t.version = a.version
 	}
@@ -202,17 +323,38 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 	if n := after.times[base]; n > 1 {
 		c.id = fmt.Sprintf("%s-r%d", base, n)
 	}
+	c.held = t.named != yes
 	for _, r := range t.routes {
-		if after.accepted[r.name] || r.accepts(c.event) {
-			after.accepted[r.name] = true
-			if r.hears(c) {
-				c.routes[r.name] = true
-			}
-		}
+		t.address(r, &c, after.accepted)
 	}
 	after.changes = append(after.changes, c)
 	after.seen = now
 	return after, true
+}
+
+// address says whether a route is owed a change, of an event that it may have accepted before.
+func (t *truth) address(r routePlan, c *change, accepted map[string]bool) {
+	sure, before := accepted[r.name]
+	switch {
+	case sure || r.accepts(*c, true):
+		accepted[r.name] = true
+	case before || t.named != yes && (t.unnamed() || c.event.kind == "Preempt") && r.accepts(*c, false):
+		accepted[r.name] = false
+	default:
+		return
+	}
+	if r.hears(*c) {
+		c.routes[r.name] = accepted[r.name]
+	}
+}
+
+// unnamed says whether filters may stop waiting for the VM's name before it is known.
+func (t *truth) unnamed() bool {
+	soon := t.boot.learned.seq > 0 && t.boot.learned.at-t.boot.began.at < 59*time.Second
+	return !soon || slices.ContainsFunc(t.w.plan.steps, func(s step) bool {
+		x, ok := s.act.(instanceTrouble)
+		return ok && slices.Contains([]string{"400", "404", "names nobody"}, x.how)
+	})
 }
 
 // hash is that of an event's content, as the contract has it.
@@ -225,26 +367,55 @@ func hash(e azureEvent) string {
 	return hex.EncodeToString(sum[:])[:8]
 }
 
-// accepts says whether the route's filter wants the event.
-func (r routePlan) accepts(e azureEvent) bool {
-	self := func(vm string) bool { return strings.EqualFold(vm, "vm-0") }
-	vms := e.resources()
-	known := func(list []string, v string) bool { return slices.Contains(list, v) }
+// accepts says whether the route's filter wants the event of a change, as it is when the VM's name is known, or when
+// nobody waits for that any more.
+func (r routePlan) accepts(c change, named bool) bool {
+	e, x := c.event, r.except
 	switch {
-	case len(vms) > 0 && r.vms == "self" && !slices.ContainsFunc(vms, self),
-		len(vms) > 0 && r.vms == "leader" && !self(vms[0]),
-		len(r.types) > 0 && known(azureTypes, e.kind) && !known(r.types, e.kind),
-		len(r.sources) > 0 && e.source != "" && !known(r.sources, e.source):
+	case named && !hits(r.vms, e),
+		len(r.types) > 0 && slices.Contains(azureTypes, e.kind) && !slices.Contains(r.types, e.kind),
+		len(r.sources) > 0 && e.source != "" && !slices.Contains(r.sources, e.source),
+		r.when.text != "" && !r.when.holds(c):
 		return false
 	}
-	return true
+	return len(x.changes) > 0 || !x.names(e, named)
+}
+
+// hits says whether an event hits this VM, or leads with it.
+func hits(vms string, e azureEvent) bool {
+	self := func(vm string) bool { return strings.EqualFold(vm, "vm-0") }
+	list := e.resources()
+	return len(list) == 0 || vms == "all" || vms == "self" && slices.ContainsFunc(list, self) ||
+		vms == "leader" && self(list[0])
+}
+
+// names says whether all that is excepted of an event, beside changes, is true of it.
+func (x matchPlan) names(e azureEvent, named bool) bool {
+	switch {
+	case x.vms == "" && x.types == nil && x.sources == nil,
+		x.types != nil && !slices.Contains(x.types, e.kind),
+		x.sources != nil && !slices.Contains(x.sources, e.source),
+		x.vms != "" && (e.machines == "" || !named):
+		return false
+	}
+	return x.vms == "" || hits(x.vms, e)
 }
 
 var azureTypes = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 
 // hears says whether the route wants this very change of an event that it wants.
 func (r routePlan) hears(c change) bool {
-	return len(r.changes) == 0 || slices.Contains(r.changes, c.kind) || c.first && slices.Contains(r.changes, "first")
+	x := r.except
+	all := x.vms == "" && x.types == nil && x.sources == nil
+	if len(x.changes) > 0 && c.among(x.changes) && (all || x.names(c.event, true)) {
+		return false
+	}
+	return len(r.changes) == 0 || c.among(r.changes)
+}
+
+// among says whether changes names the change.
+func (c change) among(changes []string) bool {
+	return slices.Contains(changes, c.kind) || c.first && slices.Contains(changes, "first")
 }
 
 // setup takes in which routes there are now. One that is new, or returns, is owed the newest change of every open
@@ -256,7 +427,7 @@ func (t *truth) setup(s setup) {
 		}
 		for id, beliefs := range t.beliefs {
 			for i, b := range beliefs {
-				t.beliefs[id][i] = b.added(r)
+				t.beliefs[id][i] = t.added(b, r)
 			}
 		}
 		delete(t.gone, r.name)
@@ -270,29 +441,41 @@ func (t *truth) setup(s setup) {
 }
 
 // added is the belief after a route was added.
-func (b belief) added(r routePlan) belief {
+func (t *truth) added(b belief, r routePlan) belief {
 	n := len(b.changes) - 1
-	if b.seen == nil || n < 0 || !b.accepted[r.name] && !r.accepts(b.changes[n].event) {
+	if b.seen == nil || n < 0 {
 		return b
 	}
 	b = b.copy()
-	b.accepted[r.name] = true
 	c := &b.changes[n]
-	if _, owed := c.routes[r.name]; !owed && r.hears(*c) {
-		c.routes = maps.Clone(c.routes)
-		c.routes[r.name] = true
+	if _, owed := c.routes[r.name]; owed {
+		return b
 	}
+	c.routes = maps.Clone(c.routes)
+	t.address(r, c, b.accepted)
 	return b
 }
 
 // end takes in how a run of the program ended: what is not on the disk for sure may be forgotten.
 func (t *truth) end(e *boot) {
 	t.version, t.empty, t.valid = -1, false, -1
+	if e.late > 0 && e.loaded.seq == 0 { // what was learned is lost with it
+		t.before()
+	}
 	for id, beliefs := range t.beliefs {
 		var after []belief
 		for _, b := range beliefs {
 			points := b.before
 			b.before = nil
+			if file := b.kept; file != nil { // it never came, so nothing was written
+				back := file.copy()
+				back.changes, back.before = b.changes, nil
+				for i := range back.changes[len(file.changes):] {
+					back.changes[len(file.changes)+i].lost = true
+				}
+				after = append(after, back)
+				continue
+			}
 			after = append(after, b)
 			for _, p := range points {
 				if t.onDisk(p.answer, e) {
@@ -300,6 +483,10 @@ func (t *truth) end(e *boot) {
 				}
 				back := p.belief.copy()
 				back.before = nil
+				if back.kept != nil { // it came, and what was seen before that may not have reached it
+					back = back.kept.copy()
+					back.before, back.changes = nil, slices.Clone(b.changes[:p.changes])
+				}
 				for _, c := range b.changes[p.changes:] {
 					c.lost = true
 					back.changes = append(back.changes, c)

@@ -20,9 +20,14 @@ type plan struct {
 	routes   []routePlan   // all that are ever set up
 	first    []string      // the names of those that are set up in the beginning; none for all
 	rules    []rulePlan
+	bounds   bounds
 	steps    []step // by time
 	length   time.Duration
 }
+
+// bounds are how many deliveries the program may hold, and how many of them while only memory has them; 0 for as many
+// as it does by itself.
+type bounds struct{ pending, memory int }
 
 // A step is something that happens at a time.
 type step struct {
@@ -41,7 +46,7 @@ type operation interface{ operate(p *process) }
 func planOf(seed uint64) plan {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := plan{
-		seed: seed, interval: pick(r, time.Second, 2*time.Second, 5*time.Second),
+		seed: seed, interval: pick(r, time.Second, 3*time.Second, 5*time.Second, 9*time.Second),
 		length: pick(r, 10*time.Minute, 20*time.Minute, 45*time.Minute), routes: someRoutes(r),
 	}
 	p.rules = someRules(r, p.routes)
@@ -54,7 +59,13 @@ func planOf(seed uint64) plan {
 			p.steps = append(p.steps, steps...)
 		}
 	}
+	if r.IntN(8) == 0 {
+		p.bounds = bounds{pick(r, 0, 8, 25), pick(r, 0, 5)}
+	}
 	sometimes(endpointSteps(r, p.length))
+	if r.IntN(4) == 0 {
+		p.steps = append(p.steps, instanceSteps(r)...)
+	}
 	sometimes(sinkSteps(r, p.routes, p.length))
 	sometimes(operatorSteps(r, p.routes, p.steps, p.length))
 	if r.IntN(4) == 0 {
@@ -66,7 +77,7 @@ func planOf(seed uint64) plan {
 
 func (p plan) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "polls every %v; begins with %v; routes", p.interval, p.first)
+	fmt.Fprintf(&b, "polls every %v; holds %+v; begins with %v; routes", p.interval, p.bounds, p.first)
 	for _, r := range p.routes {
 		fmt.Fprintf(&b, " %s", r.name)
 	}
@@ -94,7 +105,11 @@ func (i interval) meets(from, to time.Duration) bool { return i.from <= to && fr
 // A boot is one run of the program.
 type boot struct {
 	began, ended fact
-	how          restart // how it ended
+	how          restart       // how it ended
+	vm           int           // which machine it ran on: clones count up
+	late         time.Duration // true time from which its file could be read; 0 for always
+	learned      fact          // it was told which VM it runs on; seq is 0 when it was not
+	loaded       fact          // its file came, which was late
 }
 
 // A setup is the routes that are set up from a moment on.
@@ -113,26 +128,36 @@ type written struct {
 type world struct {
 	plan    plan
 	variant variant
-	dir     string
 	log     *slog.Logger
 
 	mu          sync.Mutex
 	azure       *azure
 	endpoint    endpointTrouble
+	instance    instanceTrouble
 	sinks       map[string]sinkTrouble
 	diskTrouble diskTrouble
 	routes      []routePlan
 	dead        bool // the machine, so that nothing it does counts
 	died        chan struct{}
 
-	anchor time.Time     // a moment of the bubble's clock …
-	true   time.Duration // … in true time
-	skew   time.Duration // what the clock is off by
-	steps  []step        // to come
-	image  any           // of the outbox's file
-	over   bool
-	shown  shown         // to who may approve it by hand
-	turn   chan struct{} // whose it is, in a broken variant
+	anchor   time.Time     // a moment of the bubble's clock …
+	true     time.Duration // … in true time
+	skew     time.Duration // what the clock is off by
+	steps    []step        // to come
+	image    any           // of the outbox's file
+	over     bool
+	vm       int           // which machine this is: clones count up
+	late     time.Duration // true time from which the file can be read
+	armed    *restart      // that waits for its moment; nil for none
+	patience time.Duration // true time at which it comes anyway
+	fuse     int           // how many more acceptances there are before a crash; 0 for none
+	burns    time.Duration // from the last of them to the crash
+	disk     *disk         // of the program that runs
+	drawn    int           // random numbers at this moment …
+	drew     time.Time     // … which is this one
+	most     int           // deliveries that were ever pending at once
+	shown    shown         // to who may approve it by hand
+	turn     chan struct{} // whose it is, in a broken variant
 
 	// What happened.
 	count    int
@@ -147,13 +172,14 @@ type world struct {
 	ills     []interval      // of the disk
 	skews    []time.Duration // what the clock was off by, in each run of the program
 	left     []entry         // in the end
+	ledger   []kept          // with bounds
 	record   []recorded
 }
 
 // simulate lets a plan happen, with the program as it is or in a broken variant.
-func simulate(t *testing.T, p plan, v variant, dir string, log *slog.Logger) *world {
+func simulate(t *testing.T, p plan, v variant, log *slog.Logger) *world {
 	w := &world{
-		plan: p, variant: v, dir: dir, log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
+		plan: p, variant: v, log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
 	}
 	w.setRoutes(p.first)
 	for !w.over { // each run of the program has its own bubble, so that its clock can be behind that of the one before
@@ -241,8 +267,13 @@ func (w *world) run(*testing.T) {
 		w.steps = w.steps[1:]
 	}
 	w.skews, w.round = append(w.skews, w.skew), nil
-	w.boots = append(w.boots, &boot{began: fact{boot: len(w.boots)}})
+	w.boots = append(w.boots, &boot{began: fact{boot: len(w.boots)}, vm: w.vm})
 	w.boots[len(w.boots)-1].began = w.fact()
+	w.fuse, w.armed = 0, nil
+	if w.late > w.now() {
+		w.boots[len(w.boots)-1].late = w.late
+		w.ills = append(w.ills, interval{w.now(), w.late + 10*time.Second}) // it is looked for every five
+	}
 	w.setups = append(w.setups, setup{w.fact(), w.routes})
 	w.mu.Unlock()
 
@@ -250,32 +281,49 @@ func (w *world) run(*testing.T) {
 		w.image = nil
 	}
 	p := start(w)
-	for len(w.steps) > 0 {
-		s := w.steps[0]
-		w.steps = w.steps[1:]
-		w.sleep(s.at - w.trueTime())
-		switch x := s.act.(type) {
-		case happening:
-			w.mu.Lock()
-			x.do(w)
-			w.mu.Unlock()
-		case operation:
-			x.operate(p)
+	for len(w.steps) > 0 || w.armed != nil {
+		next := w.patience
+		if len(w.steps) > 0 && (w.armed == nil || w.steps[0].at < next) {
+			next = w.steps[0].at
 		}
-		if w.isDead() {
+		w.sleep(next - w.trueTime())
+		switch {
+		case w.armed != nil && (w.isDead() || w.trueTime() >= w.patience):
+			w.end(*w.armed, p.kill())
+		default:
+			w.step(p)
+		}
+		if w.isDead() && w.armed == nil {
 			return
 		}
 	}
 	w.settle(p)
 	w.left, w.record = p.entries(), p.record()
+	if w.plan.bounds.pending > 0 {
+		w.ledger = p.ledger()
+	}
 	p.stop()
 	w.over = true
+}
+
+// step lets the next step happen.
+func (w *world) step(p *process) {
+	s := w.steps[0]
+	w.steps = w.steps[1:]
+	switch x := s.act.(type) {
+	case happening:
+		w.mu.Lock()
+		x.do(w)
+		w.mu.Unlock()
+	case operation:
+		x.operate(p)
+	}
 }
 
 // settle lets all trouble end, and waits until the program has done what it can.
 func (w *world) settle(p *process) {
 	w.mu.Lock()
-	w.endpoint, w.diskTrouble = endpointTrouble{}, diskTrouble{}
+	w.endpoint, w.instance, w.diskTrouble, w.late = endpointTrouble{}, instanceTrouble{}, diskTrouble{}, w.now()
 	clear(w.sinks)
 	for i := range w.ills {
 		w.ills[i].to = min(w.ills[i].to, w.now())
@@ -308,6 +356,50 @@ func (w *world) end(how restart, image any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.boots[len(w.boots)-1].how = how
-	w.image, w.skew = image, w.skew+how.step
+	w.image, w.skew, w.armed = image, w.skew+how.step, nil
 	w.true = w.now() + how.off
+	if w.late = 0; how.late > 0 {
+		w.late = w.true + how.late
+	}
+	if how.clone {
+		w.vm++
+	}
+}
+
+// random is a number below 1 that is the same in every simulation of the seed.
+func (w *world) random() float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := time.Now(); !now.Equal(w.drew) {
+		w.drew, w.drawn = now, 0
+	}
+	w.drawn++
+	return rand.New(rand.NewPCG(w.plan.seed, uint64(w.drew.UnixNano())+uint64(w.drawn))).Float64()
+}
+
+// loaded notes that the file came, which was late.
+func (w *world) loaded() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if b := w.boots[len(w.boots)-1]; b.loaded.seq == 0 && !w.dead {
+		b.loaded = w.fact()
+		for i := range w.ills {
+			w.ills[i].to = min(w.ills[i].to, max(w.now(), w.diskTrouble.end))
+		}
+	}
+}
+
+// accepted notes that a destination took something, after which the machine may crash. mu is held.
+func (w *world) accepted() {
+	if w.fuse == 0 {
+		return
+	}
+	if w.fuse--; w.fuse == 0 {
+		d := w.disk
+		time.AfterFunc(w.burns, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.keep()
+		})
+	}
 }

@@ -1,0 +1,192 @@
+package bridge_test
+
+import (
+	"slices"
+	"time"
+)
+
+// clones: what a machine's outbox holds is sent by no other that was given a copy of it, unless that could not find out
+// for ten seconds.
+func (o *oracle) clones() {
+	if o.clockStepped() {
+		return
+	}
+	for _, a := range o.attempts {
+		b := o.boots[a.in]
+		first := slices.IndexFunc(o.boots, func(x *boot) bool { return x.vm == b.vm })
+		owned := slices.ContainsFunc(o.boots[:first], func(x *boot) bool {
+			return x.learned.seq > 0 && x.ended.at-x.learned.at > 10*time.Second && !o.ill(x.learned.at, x.ended.at)
+		})
+		if b.vm == 0 || !owned || o.boots[first].learned.seq == 0 { // what is nobody's is taken over
+			continue
+		}
+		began, learned := o.boots[first].began, o.boots[first].learned
+		for _, h := range a.batch {
+			theirs := h.time.Before(began.clock)
+			if theirs && h.event != "" && (a.start > learned.at || a.start < began.at+9*time.Second) {
+				o.add("clones", "%s was told %s at %v, which another machine had to tell", a.sink, h.id, short(a.start))
+			}
+		}
+	}
+}
+
+// bounded: no more is pending than may be, and nothing is given up while there is room; then it is the oldest of the
+// route with most.
+func (o *oracle) bounded() {
+	limit := o.plan.bounds.pending
+	if limit == 0 {
+		return
+	}
+	if o.most > limit {
+		o.add("bounds", "%d deliveries were pending, and %d may be", o.most, limit)
+	}
+	if len(o.hands) > 0 || len(o.boots) > 1 || len(o.ills) > 0 { // what is on record says only how it ended
+		return
+	}
+	for _, v := range o.ledger {
+		if v.reason != "overflow" {
+			continue
+		}
+		all, sure := map[string]int{}, map[string]int{} // by route: what may have been pending, and what was, after that
+		total := 0
+		early, late := v.to.Add(-time.Millisecond), v.to.Add(time.Millisecond) // times of CloudEvents are made unique
+		for _, k := range o.ledger {
+			if k.from.After(late) || k.to.Before(early) && k.state != "pending" {
+				continue
+			}
+			total++
+			all[k.sink]++
+			if k.from.Before(early) && (k.to.After(late) || k.state == "pending") {
+				sure[k.sink]++
+				if k.sink == v.sink && k.from.Before(v.from) && k.to.After(late) && !o.waits(k.sink) {
+					o.add("bounds", "%s of %s was given up, and %s was older", v.id, v.sink, k.id)
+				}
+			}
+		}
+		if total < limit {
+			o.add("bounds", "%s of %s was given up at %d of %d", v.id, v.sink, total, limit)
+		}
+		for sink, n := range sure {
+			if n > all[v.sink]+1 {
+				o.add("bounds", "%s of %s was given up, which had %d, and %s had %d", v.id, v.sink, all[v.sink], sink, n)
+			}
+		}
+	}
+}
+
+// waits says whether the age of a route's deliveries does not count from when they were made.
+func (o *oracle) waits(sink string) bool {
+	return slices.ContainsFunc(o.plan.routes, func(r routePlan) bool {
+		return r.name == sink && r.lead > 0 || r.fallback == sink
+	})
+}
+
+// receipts: a destination gets back what it wanted to remember of an event last.
+func (o *oracle) receipts() {
+	if o.blurred {
+		return
+	}
+	last := map[[2]string][]*attempt{} // by sink and event, those that gave one
+	ended := slices.DeleteFunc(slices.Clone(o.attempts), func(a *attempt) bool { return a.newReceipt == "" })
+	slices.SortFunc(ended, func(a, b *attempt) int { return a.seq - b.seq })
+	for _, a := range ended {
+		for _, h := range a.batch {
+			key := [2]string{a.sink, h.event}
+			last[key] = append(last[key], a)
+		}
+	}
+	for _, a := range o.attempts {
+		for _, h := range a.batch {
+			if h.event == "" {
+				if h.receipt != "" {
+					o.add("receipts", "%s was given %q back with %s", a.sink, h.receipt, h.id)
+				}
+				continue
+			}
+			want, lost := "", false
+			for _, x := range last[[2]string{a.sink, h.event}] {
+				if x.seq < a.began.seq {
+					want = x.newReceipt
+					lost = lost || o.unsettled(taken{attempt: x}, a.in)
+				}
+			}
+			if h.receipt != want && !lost {
+				o.add("receipts", "%s was given %q back with %s at %v, and last wanted to keep %q", a.sink, h.receipt, h.id,
+					short(a.start), want)
+			}
+		}
+	}
+}
+
+// progress: a batch of which something is done is repeated as it is, and its destination gets back what it said about
+// that last.
+func (o *oracle) progress() {
+	if o.blurred {
+		return
+	}
+	for i, a := range o.attempts {
+		if a.newProgress == "" {
+			continue
+		}
+		for _, next := range o.attempts[i+1:] {
+			if next.sink != a.sink || next.began.seq < a.seq || !shareOne(a, next) {
+				continue
+			}
+			if o.unsettled(taken{attempt: a}, next.in) {
+				break
+			}
+			for _, h := range next.batch {
+				if !slices.ContainsFunc(a.batch, h.same) {
+					o.add("progress", "%s was told %s together with others at %v than at %v", a.sink, h.id, short(next.start),
+						short(a.start))
+				} else if h.progress != a.newProgress && !o.replayed(taken{h, next}, taken{h, a}) {
+					o.add("progress", "%s was given %q back with %s, and had said %q", a.sink, h.progress, h.id, a.newProgress)
+				}
+			}
+			for _, h := range a.batch {
+				if !slices.ContainsFunc(next.batch, h.same) && !o.gaveUp(a.sink, h.id) && !o.hand("", "", h.id) {
+					o.add("progress", "%s was not told %s at %v, which was part of the batch at %v", a.sink, h.id,
+						short(next.start), short(a.start))
+				}
+			}
+			break
+		}
+	}
+}
+
+func (h handed) same(other handed) bool { return h.id == other.id && h.time.Equal(other.time) }
+
+func shareOne(a, b *attempt) bool {
+	return slices.ContainsFunc(a.batch, func(h handed) bool { return slices.ContainsFunc(b.batch, h.same) })
+}
+
+// behind: a crash repeats no more of what a destination took than the program may be ahead of the disk.
+func (o *oracle) behind() {
+	if o.blurred || len(o.ills) > 0 {
+		return
+	}
+	for n, b := range o.boots[:len(o.boots)-1] {
+		if !b.how.crash {
+			continue
+		}
+		for _, r := range o.plan.routes {
+			again, most := 0, 1
+			for _, a := range o.attempts {
+				if a.sink != r.name || a.in != n || !a.settled {
+					continue
+				}
+				most = max(most, len(a.batch))
+				for _, h := range a.batch {
+					if slices.ContainsFunc(o.attempts, func(x *attempt) bool {
+						return x.sink == r.name && x.in > n && slices.ContainsFunc(x.batch, h.same) && !o.hand("replay", r.name, h.id)
+					}) {
+						again++
+					}
+				}
+			}
+			if limit := 32 + most*max(1, r.parallel); again > limit {
+				o.add("told once", "a crash had %d deliveries repeated to %s", again, r.name)
+			}
+		}
+	}
+}
