@@ -121,7 +121,7 @@ func about(typ string, o imds.Observer, data map[string]any) []delivery.Delivery
 
 // markup and links are the elements of our HTML; times, pages and entities are what mrkdwn may hold.
 var (
-	markup   = regexp.MustCompile(`</?(html|head|meta|body|p|b|br|a|code|!DOCTYPE)( [^<>]*)?>`)
+	markup   = regexp.MustCompile(`</?(html|head|meta|body|p|b|br|a|code|table|tr|td|!DOCTYPE)( [^<>]*)?>`)
 	links    = regexp.MustCompile(`href="([^"]*)"`)
 	times    = regexp.MustCompile(`<!date\^\d+\^\{(time|time_secs)\}( on \{date_short\})?\|[^<>|]*>`)
 	pages    = regexp.MustCompile(`<https://portal\.azure\.com/#@/resource/[^<>| ]*\|(VM|Who asked)>`)

@@ -328,7 +328,7 @@ func TestNothingElseKnowsAKind(t *testing.T) {
 	common := []string{"file", "slack", "exec"} // names of attributes, of a function of templates, and of nothing else
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
 		slashed := filepath.ToSlash(path)
-		program := strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go")
+		program := strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(filepath.Dir(path), "test")
 		words := strings.HasPrefix(slashed, "../templates/") && !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".md")
 		if err != nil || d.IsDir() || !program && !words || slashed == "../sinks/kinds.go" {
 			return err

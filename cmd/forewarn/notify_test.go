@@ -225,13 +225,13 @@ func TestStateWords(t *testing.T) {
 		status bridge.Status
 		want   string
 	}{
-		{bridge.Status{Ready: true}, "0 events open, 0 deliveries owed"},
-		{bridge.Status{Reasons: []string{"one\ntwo", "three"}}, "not ready: one two; three; 0 events open, 0 deliveries owed"},
+		{bridge.Status{Ready: true}, "0 events open, 0 pending"},
+		{bridge.Status{Reasons: []string{"one\ntwo", "three"}}, "not ready: one two; three; 0 events open, 0 pending"},
 		{bridge.Status{Ready: true, Events: make([]bridge.EventStatus, 1), Outbox: bridge.OutboxStatus{Pending: 3, DeadLetters: 1},
 			Sinks: []bridge.SinkStatus{{Name: "a", State: bridge.SinkIsBlocked}, {Name: "b", State: bridge.SinkRetrying},
 				{Name: "c", State: bridge.SinkRetrying, OldestPendingSeconds: bridge.SilentFor.Seconds()}},
 			Settings: bridge.SettingsInfo{LastError: "x"}},
-			"1 event open, 3 deliveries owed; a needs you; c needs you; 1 message given up; newer settings were refused"},
+			"1 event open, 3 pending; a needs you; c needs you; 1 dead letter; newer settings were refused"},
 	} {
 		if got := wording.StatusLine(tt.status); got != tt.want {
 			t.Errorf("got  %q\nwant %q", got, tt.want)

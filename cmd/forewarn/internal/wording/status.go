@@ -3,6 +3,7 @@ package wording
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -110,7 +111,7 @@ func StatusLine(s bridge.Status) string {
 	if !s.Ready {
 		words = append(words, "not ready: "+strings.Join(s.Reasons, "; "))
 	}
-	words = append(words, Plural(len(s.Events), "event open", "events open")+", "+Plural(s.Outbox.Pending, "delivery owed", "deliveries owed"))
+	words = append(words, Plural(len(s.Events), "event open", "events open")+", "+fmt.Sprintf("%d pending", s.Outbox.Pending))
 	for _, k := range s.Sinks {
 		if NeedsSomebody(k, time.Now()) {
 			words = append(words, k.Name+" needs you")
