@@ -40,8 +40,8 @@ var arrows = map[string]arrow{
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/discovery", "bridge/imds", "bridge/imdstest", "bridge/outbox",
 		"bridge/relay", "sinks", "templates",
-		"cmd/forewarn/internal/manual", "cmd/forewarn/internal/page", "cmd/forewarn/internal/settings",
-		"cmd/forewarn/internal/wording", "examples",
+		"cmd/forewarn/internal/manual", "cmd/forewarn/internal/page", "cmd/forewarn/internal/service",
+		"cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
 	}, inTests: []string{"cmd/forewarn/internal/statustest"}},
 	"cmd/forewarn/internal/manual": {},
 	"cmd/forewarn/internal/page": {
@@ -51,6 +51,7 @@ var arrows = map[string]arrow{
 		},
 		inTests: []string{"bridge/imdstest", "cmd/forewarn/internal/statustest"},
 	},
+	"cmd/forewarn/internal/service":    {may: []string{"bridge", "cmd/forewarn/internal/wording"}},
 	"cmd/forewarn/internal/statustest": {may: []string{"bridge", "bridge/imds"}},
 	"cmd/forewarn/internal/settings": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "sinks", "templates", "cmd/forewarn/internal/wording",

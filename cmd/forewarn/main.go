@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"forewarn/cmd/forewarn/internal/service"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
@@ -50,9 +51,9 @@ type world struct {
 	err      io.Writer
 	getenv   func(string) string
 	defaults settings.Defaults
-	become   func(owner) error              // makes this process that of another user, for good; nil when it is not the program's own
-	events   func(slog.Level, string) error // writes to the Event Log, which takes the place of err for the log; nil for none
-	dial     sinks.Dialer                   // reaches destinations; nil is the network
+	become   func(owner) error   // makes this process that of another user, for good; nil when it is not the program's own
+	events   service.EventWriter // writes to the Event Log, which takes the place of err for the log; nil for none
+	dial     sinks.Dialer        // reaches destinations; nil is the network
 }
 
 func process() world {
@@ -184,7 +185,7 @@ func (p *program) log() *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(p.logLevel)) // checked by checkFlags
 	if p.events != nil {
-		return slog.New(newEventLog(level, p.logFormat == "json", p.events))
+		return slog.New(service.NewEventLog(level, p.logFormat == "json", p.events))
 	}
 	o := &slog.HandlerOptions{Level: level}
 	if p.logFormat == "json" {

@@ -21,6 +21,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/page"
+	"forewarn/cmd/forewarn/internal/service"
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
@@ -52,8 +53,8 @@ Without a settings file the changes go to standard output, one CloudEvent per li
 
 // run runs until a signal comes.
 func (p *program) run(ctx context.Context, dry bool) error {
-	if !dry && managed() {
-		return p.runManaged()
+	if !dry && service.Managed() {
+		return p.runService()
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -68,11 +69,11 @@ func (p *program) run(ctx context.Context, dry bool) error {
 		signal.Notify(hup, hangup...)
 	}
 	defer signal.Stop(hup)
-	return p.bridge(ctx, host{ready: func() {}, reload: hup})
+	return p.bridge(ctx, service.Host{Ready: func() {}, Reload: hup})
 }
 
 // bridge runs the bridge of the settings file until ctx is done.
-func (p *program) bridge(ctx context.Context, h host) error {
+func (p *program) bridge(ctx context.Context, h service.Host) error {
 	log := p.log()
 	s, err := p.settings(log)
 	if errors.Is(err, errStaysRoot) { // no reason to tell nobody of anything
@@ -92,7 +93,7 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	stdlog.SetOutput(io.Discard) // net/http writes there what destinations sent unasked, secrets they echo included
 	log.Info(firstWord, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
 
-	if err := makeState(s.State); err != nil { // the outbox says what is wrong if it cannot do without
+	if err := service.MakeState(s.State); err != nil { // the outbox says what is wrong if it cannot do without
 		log.Warn("the state directory could not be closed to other users", "state", s.State, "err", err)
 	}
 	box, err := outbox.Open(s.State, outbox.Options{Log: log})
@@ -101,14 +102,14 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	} else if err != nil {
 		return err
 	}
-	counters, manager := page.NewMetrics(), newNotifier(p.getenv, log)
+	counters, manager := page.NewMetrics(), service.NewNotifier(p.getenv, log)
 	o := p.bridgeOptions(s, box, log)
-	o.Meter, o.Turned = counters, manager.turned
+	o.Meter, o.Turned = counters, manager.Turned
 	pages := &listener{key: "listen", address: s.Listen, log: log}
 	probed := &listener{key: "metrics", address: s.Metrics, log: log}
 	o.Warnings = func() []string { return warnings([]*listener{pages, probed}) }
 	b := bridge.New(o)
-	manager.bridge = b
+	manager.Bridge = b
 
 	metrics := counters.Handler(b.Status)
 	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
@@ -124,19 +125,19 @@ func (p *program) bridge(ctx context.Context, h host) error {
 	go func() {
 		for {
 			select {
-			case <-h.reload:
-				manager.reloading()
+			case <-h.Reload:
+				manager.Reloading()
 				p.reload(b, s, log)
-				manager.ready()
+				manager.Ready()
 			case <-ctx.Done():
-				manager.stopping()
+				manager.Stopping()
 				return
 			}
 		}
 	}()
-	h.ready()
-	manager.ready()          // nothing that could still fail ends the program; the first answer may take minutes
-	defer manager.stopping() // if it was not said before
+	h.Ready()
+	manager.Ready()          // nothing that could still fail ends the program; the first answer may take minutes
+	defer manager.Stopping() // if it was not said before
 	return b.Run(ctx)
 }
 

@@ -1,4 +1,4 @@
-package main
+package service
 
 import (
 	"errors"
@@ -32,7 +32,7 @@ func TestEventLogHasALineAnEntry(t *testing.T) {
 		}},
 	} {
 		var got []entry
-		log := slog.New(newEventLog(slog.LevelInfo, tt.json, func(level slog.Level, text string) error {
+		log := slog.New(NewEventLog(slog.LevelInfo, tt.json, func(level slog.Level, text string) error {
 			got = append(got, entry{level, text})
 			return nil
 		}))
@@ -48,21 +48,6 @@ func TestEventLogHasALineAnEntry(t *testing.T) {
 				t.Errorf("entry %d is %v %q, want %v %q", i, got[i].level, got[i].text, tt.want[i].level, tt.want[i].text)
 			}
 		}
-	}
-}
-
-// A service logs to the Event Log with the level and form of the flags, and nothing to a standard error that nobody reads.
-func TestServiceLogsToTheEventLog(t *testing.T) {
-	var entries []string
-	var standard strings.Builder
-	p := &program{logLevel: "warn", logFormat: "text", world: world{err: &standard, events: func(_ slog.Level, text string) error {
-		entries = append(entries, text)
-		return nil
-	}}}
-	p.log().Info("not wanted")
-	p.log().Warn("wanted")
-	if len(entries) != 1 || entries[0] != "wanted" || standard.Len() > 0 {
-		t.Errorf("the entries are %q, standard error has %q; want one entry", entries, &standard)
 	}
 }
 

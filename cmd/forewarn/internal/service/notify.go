@@ -1,4 +1,4 @@
-package main
+package service
 
 import (
 	"fmt"
@@ -15,10 +15,10 @@ import (
 // stateEvery is how often the service manager is told in words how it goes.
 const stateEvery = 10 * time.Second
 
-// A notifier tells the service manager, systemd as a rule, what the bridge is about: that it is ready, reloads, stops,
+// A Notifier tells the service manager, systemd as a rule, what the bridge is about: that it is ready, reloads, stops,
 // and, on each turn of the poll loop, that it lives. Without a manager that wants to know, it is silent.
-type notifier struct {
-	bridge  *bridge.Bridge // set before anything else happens
+type Notifier struct {
+	Bridge  *bridge.Bridge // set before anything else happens
 	log     *slog.Logger
 	silent  bool
 	watched bool // the manager restarts what gives no sign of life
@@ -26,12 +26,13 @@ type notifier struct {
 	mu    sync.Mutex // one message after the other
 	said  string     // the words
 	asked time.Time  // when they were last looked for
-	over  bool       // stopping was said
+	over  bool       // Stopping was said
 	lost  bool       // a message could not be sent, which was logged
 }
 
-func newNotifier(getenv func(string) string, log *slog.Logger) *notifier {
-	n := &notifier{log: log, silent: getenv("NOTIFY_SOCKET") == ""}
+// NewNotifier is silent unless the environment names the socket of a manager.
+func NewNotifier(getenv func(string) string, log *slog.Logger) *Notifier {
+	n := &Notifier{log: log, silent: getenv("NOTIFY_SOCKET") == ""}
 	if n.silent {
 		return n
 	}
@@ -47,9 +48,9 @@ func newNotifier(getenv func(string) string, log *slog.Logger) *notifier {
 	return n
 }
 
-// turned is called by the poll loop each time it comes round. A watchdog is fed by nothing else, so that it bites when
+// Turned is called by the poll loop each time it comes round. A watchdog is fed by nothing else, so that it bites when
 // the loop hangs; and not while another loop does.
-func (n *notifier) turned() {
+func (n *Notifier) Turned() {
 	if n.silent {
 		return
 	}
@@ -58,7 +59,7 @@ func (n *notifier) turned() {
 	if n.over {
 		return
 	}
-	if n.watched && n.bridge.Alive() == nil {
+	if n.watched && n.Bridge.Alive() == nil {
 		n.send(daemon.SdNotifyWatchdog)
 	}
 	if time.Since(n.asked) >= stateEvery {
@@ -68,17 +69,17 @@ func (n *notifier) turned() {
 	}
 }
 
-// ready says that the program runs: the outbox is open and somebody listens. That Azure answers is not part of it,
+// Ready says that the program runs: the outbox is open and somebody listens. That Azure answers is not part of it,
 // because the first answer may take two minutes, and a restart would not make it faster.
-func (n *notifier) ready() { n.tell(daemon.SdNotifyReady) }
+func (n *Notifier) Ready() { n.tell(daemon.SdNotifyReady) }
 
-// reloading says that settings are read; ready ends it.
-func (n *notifier) reloading() {
+// Reloading says that settings are read; Ready ends it.
+func (n *Notifier) Reloading() {
 	n.tell(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, monotonic().Microseconds()))
 }
 
-// stopping says that the program is about to end. Nothing is said after that.
-func (n *notifier) stopping() {
+// Stopping says that the program is about to end. Nothing is said after that.
+func (n *Notifier) Stopping() {
 	n.tell(daemon.SdNotifyStopping)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -86,7 +87,7 @@ func (n *notifier) stopping() {
 }
 
 // tell says what happens, and how it goes.
-func (n *notifier) tell(what string) {
+func (n *Notifier) tell(what string) {
 	if n.silent {
 		return
 	}
@@ -98,14 +99,14 @@ func (n *notifier) tell(what string) {
 }
 
 // words say in a line how it goes. mu is held.
-func (n *notifier) words() string {
+func (n *Notifier) words() string {
 	n.asked = time.Now()
-	n.said = wording.StatusLine(n.bridge.Status())
+	n.said = wording.StatusLine(n.Bridge.Status())
 	return n.said
 }
 
 // send sends a message. mu is held.
-func (n *notifier) send(message string) {
+func (n *Notifier) send(message string) {
 	if _, err := daemon.SdNotify(false, message); err != nil && !n.lost {
 		n.lost = true
 		n.log.Warn("the service manager cannot be told how it goes", "err", err)

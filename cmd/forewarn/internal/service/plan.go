@@ -1,4 +1,4 @@
-package main
+package service
 
 import (
 	"crypto/sha1"
@@ -13,8 +13,8 @@ import (
 // serviceName is that of the service, and of its source in the Event Log.
 const serviceName = "forewarn"
 
-// A servicePlan is the service as Windows is to have it.
-type servicePlan struct {
+// A plan is the service as Windows is to have it.
+type plan struct {
 	Name, Display, Description string
 
 	// Account is a virtual one, which nobody can log on with and which may read only what was given to it. It counts when
@@ -27,22 +27,22 @@ type servicePlan struct {
 	Preshutdown time.Duration   // how long a shutdown of Windows waits for it
 }
 
-// planService is the service that runs the program exe with the arguments. It starts with Windows, not some minutes
+// newPlan is the service that runs the program exe with the arguments. It starts with Windows, not some minutes
 // later as "delayed" services do: an event may be announced by then.
-func planService(exe string, args []string) servicePlan {
-	return servicePlan{
+func newPlan(exe string, args []string) plan {
+	return plan{
 		Name: serviceName, Display: "forewarn",
 		Description: "Tells people and systems what Azure is about to do to this virtual machine.",
 		Account:     `NT SERVICE\` + serviceName,
 		Command:     commandLine(append([]string{exe}, args...)),
 		Restarts:    []time.Duration{5 * time.Second, 30 * time.Second, 60 * time.Second},
 		ResetAfter:  24 * time.Hour,
-		Preshutdown: serviceStopLimit + 10*time.Second,
+		Preshutdown: stopLimit + 10*time.Second,
 	}
 }
 
-// serviceArguments are those of the run that is to be a service. Flags that have their default are left out.
-func serviceArguments(config, logFormat, logLevel string) []string {
+// arguments are those of the run that is to be a service. Flags that have their default are left out.
+func arguments(config, logFormat, logLevel string) []string {
 	args := []string{"run", "--config", config}
 	if logFormat != "text" {
 		args = append(args, "--log-format", logFormat)

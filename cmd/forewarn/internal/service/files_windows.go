@@ -1,4 +1,4 @@
-package main
+package service
 
 import (
 	"errors"
@@ -89,9 +89,9 @@ func (windowsMachine) executable() (path, home string, err error) {
 	return path, os.Getenv("USERPROFILE"), err
 }
 
-// makeState makes the state directory, if it is missing, for administrators, the service and the user that runs this:
+// MakeState makes the state directory, if it is missing, for administrators, the service and the user that runs this:
 // modes mean nothing to Windows, and %ProgramData% lets every user read what is made below it.
-func makeState(path string) error {
+func MakeState(path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

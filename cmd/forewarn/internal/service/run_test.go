@@ -1,4 +1,4 @@
-package main
+package service
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 
 // A tended service is one that a test plays the service manager for.
 type tended struct {
-	controls chan serviceControl
-	host     chan host // what the run was given
+	controls chan control
+	host     chan Host // what the run was given
 	end      chan error
 	asked    chan struct{} // closed when the run was asked to stop
 	ended    chan error    // what attend returned
@@ -31,7 +31,7 @@ type tended struct {
 // tend starts a service whose run ends with what is sent on end.
 func tend() *tended {
 	s := &tended{
-		controls: make(chan serviceControl), host: make(chan host, 1), end: make(chan error, 1),
+		controls: make(chan control), host: make(chan Host, 1), end: make(chan error, 1),
 		asked: make(chan struct{}), ended: make(chan error, 1),
 	}
 	go func() {
@@ -39,7 +39,7 @@ func tend() *tended {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.told = append(s.told, r)
-		}, func(ctx context.Context, h host) error {
+		}, func(ctx context.Context, h Host) error {
 			s.host <- h
 			context.AfterFunc(ctx, func() { close(s.asked) })
 			return <-s.end
@@ -55,7 +55,7 @@ func (s *tended) states() string {
 	defer s.mu.Unlock()
 	var words []string
 	for _, r := range s.told {
-		words = append(words, r.State.word())
+		words = append(words, r.State.String())
 	}
 	return strings.Join(slices.Compact(words), " ")
 }
@@ -81,15 +81,15 @@ func (s *tended) asks() bool {
 // A service starts, takes controls only once it is ready, stops in order on any of the three ways to ask it to, and says
 // so at each step.
 func TestServiceGoesThroughItsStates(t *testing.T) {
-	for _, how := range []serviceControl{controlStop, controlShutdown, controlPreshutdown} {
+	for _, how := range []control{controlStop, controlShutdown, controlPreshutdown} {
 		t.Run(fmt.Sprint(how), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := tend()
-				if got := s.last(); got.State != serviceStartPending || got.Accepts != 0 {
+				if got := s.last(); got.State != StartPending || got.Accepts != 0 {
 					t.Errorf("before it is ready it tells %+v, want it starting and to accept nothing", got)
 				}
-				(<-s.host).ready()
-				if got, want := s.last(), (report{State: serviceRunning, Accepts: 0x10d}); got != want {
+				(<-s.host).Ready()
+				if got, want := s.last(), (report{State: Running, Accepts: 0x10d}); got != want {
 					t.Errorf("when it is ready it tells %+v, want %+v", got, want)
 				}
 				if s.asks() {
@@ -120,20 +120,20 @@ func TestServiceGoesThroughItsStates(t *testing.T) {
 func TestServiceSaysThatItGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()
-		time.Sleep(serviceWithin)
+		time.Sleep(reportWithin)
 		starting := s.last()
-		if starting.State != serviceStartPending || starting.Progress == 0 || serviceBeat >= starting.Within {
-			t.Errorf("after a long start it tells %+v, want progress, promised for more than %v", starting, serviceBeat)
+		if starting.State != StartPending || starting.Progress == 0 || beatEvery >= starting.Within {
+			t.Errorf("after a long start it tells %+v, want progress, promised for more than %v", starting, beatEvery)
 		}
-		(<-s.host).ready()
+		(<-s.host).Ready()
 		running := s.last()
 		time.Sleep(time.Hour)
 		if got := s.last(); got != running || running.Within != 0 {
 			t.Errorf("while it runs it tells %+v and then %+v", running, got)
 		}
 		s.controls <- controlStop
-		time.Sleep(serviceBeat + 1)
-		if got := s.last(); got.State != serviceStopPending || got.Progress != 1 {
+		time.Sleep(beatEvery + 1)
+		if got := s.last(); got.State != StopPending || got.Progress != 1 {
 			t.Errorf("during a stop it tells %+v, want progress", got)
 		}
 		s.end <- nil
@@ -146,21 +146,21 @@ func TestServiceSaysThatItGoesOn(t *testing.T) {
 func TestServiceStopsWithinItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()
-		(<-s.host).ready()
+		(<-s.host).Ready()
 		synctest.Wait()
 		began := time.Now()
 		s.controls <- controlPreshutdown
 		time.Sleep(5 * time.Second)
 		s.controls <- controlInterrogate
-		if got := s.last(); got.State != serviceStopPending {
+		if got := s.last(); got.State != StopPending {
 			t.Errorf("asked during a stop it tells %+v", got)
 		}
 		if err := <-s.ended; !errors.Is(err, errStopTooSlow) {
 			t.Errorf("it ends with %v, want %v", err, errStopTooSlow)
-		} else if code := exitCode(err); code != exitOK {
-			t.Errorf("it ends with exit code %d, want %d", code, exitOK)
+		} else if stopped := (*StoppedError)(nil); !errors.As(err, &stopped) {
+			t.Errorf("it ends with %v, want it known as a stop that was asked for", err)
 		}
-		if took, limit := time.Since(began), planService("x", nil).Preshutdown; took >= limit {
+		if took, limit := time.Since(began), newPlan("x", nil).Preshutdown; took >= limit {
 			t.Errorf("it took %v, and Windows waits %v", took, limit)
 		}
 		s.end <- nil
@@ -170,12 +170,13 @@ func TestServiceStopsWithinItsTime(t *testing.T) {
 // A service that fails while it stops has stopped, and says why.
 func TestServiceThatFailsToStopInOrderStaysStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, broken := tend(), exit(exitTryAgain, errors.New("the outbox cannot be closed"))
-		(<-s.host).ready()
+		s, broken := tend(), errors.New("the outbox cannot be closed")
+		(<-s.host).Ready()
 		s.controls <- controlStop
 		s.end <- broken
-		if err := <-s.ended; !errors.Is(err, broken) || exitCode(err) != exitOK {
-			t.Errorf("it ends with %v, exit code %d; want %v and %d", err, exitCode(err), broken, exitOK)
+		err, stopped := <-s.ended, (*StoppedError)(nil)
+		if !errors.Is(err, broken) || !errors.As(err, &stopped) {
+			t.Errorf("it ends with %v, want %v, known as a stop that was asked for", err, broken)
 		}
 	})
 }
@@ -217,14 +218,14 @@ func TestServiceReloadsOnParamChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()
 		h := <-s.host
-		h.ready()
+		h.Ready()
 		for range 3 {
 			s.controls <- controlParamChange
 		}
 		synctest.Wait()
-		got := []os.Signal{<-h.reload}
+		got := []os.Signal{<-h.Reload}
 		select {
-		case again := <-h.reload:
+		case again := <-h.Reload:
 			got = append(got, again)
 		default:
 		}
@@ -232,8 +233,8 @@ func TestServiceReloadsOnParamChange(t *testing.T) {
 			t.Errorf("three controls before it reads are %v, want one", got)
 		}
 		s.controls <- controlParamChange
-		<-h.reload
-		if s.last().State != serviceRunning || s.asks() {
+		<-h.Reload
+		if s.last().State != Running || s.asks() {
 			t.Errorf("after a reload it tells %+v", s.last())
 		}
 		s.end <- nil
@@ -241,24 +242,15 @@ func TestServiceReloadsOnParamChange(t *testing.T) {
 	})
 }
 
-// A start that fails ends the service with the exit code of the command, without it ever having run.
-func TestServiceThatCannotStartEndsWithItsExitCode(t *testing.T) {
-	for _, tt := range []struct {
-		err  error
-		code int
-	}{
-		{exit(exitSettings, errors.New("settings: no")), exitSettings},
-		{fmt.Errorf("outbox: %w", exit(exitTryAgain, errors.New("locked"))), exitTryAgain},
-		{errors.New("something else"), exitFailed},
-		{errStopTooSlow, exitFailed},
-		{nil, exitOK},
-	} {
+// A start that fails ends the service with the error of the run, without it ever having run. Nobody asked it to stop, so
+// its exit code counts.
+func TestServiceThatCannotStartEndsWithItsError(t *testing.T) {
+	for _, broken := range []error{errors.New("settings: no"), errStopTooSlow, nil} {
 		synctest.Test(t, func(t *testing.T) {
 			s := tend()
-			s.end <- tt.err
-			err := <-s.ended
-			if got := exitCode(err); got != tt.code {
-				t.Errorf("%v ends it with exit code %d, want %d", tt.err, got, tt.code)
+			s.end <- broken
+			if err := <-s.ended; err != broken {
+				t.Errorf("it ends with %v, want %v itself", err, broken)
 			}
 			if got := s.states(); got != "starting" {
 				t.Errorf("it was %s, want only starting", got)
@@ -275,7 +267,7 @@ func TestServiceStopsAlsoWhileItStarts(t *testing.T) {
 		if !s.asks() {
 			t.Error("the run is not asked to stop")
 		}
-		(<-s.host).ready()
+		(<-s.host).Ready()
 		if got, want := s.states(), "starting stopping"; got != want {
 			t.Errorf("it was %s, want %s", got, want)
 		}

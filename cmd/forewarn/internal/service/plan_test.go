@@ -1,4 +1,4 @@
-package main
+package service
 
 import (
 	"slices"
@@ -74,21 +74,21 @@ func windowsArguments(line string) []string {
 // The service starts with Windows, under an account of its own, and again after every failure; a shutdown waits for it
 // longer than its own stop takes.
 func TestServiceIsPlannedToRunAlways(t *testing.T) {
-	plan := planService(`C:\f w\forewarn.exe`, serviceArguments(`C:\s t\forewarn.yaml`, "json", "debug"))
-	if want := `"C:\f w\forewarn.exe" run --config "C:\s t\forewarn.yaml" --log-format json --log-level debug`; plan.Command != want {
-		t.Errorf("it runs %s, want %s", plan.Command, want)
+	p := newPlan(`C:\f w\forewarn.exe`, arguments(`C:\s t\forewarn.yaml`, "json", "debug"))
+	if want := `"C:\f w\forewarn.exe" run --config "C:\s t\forewarn.yaml" --log-format json --log-level debug`; p.Command != want {
+		t.Errorf("it runs %s, want %s", p.Command, want)
 	}
-	if got := serviceArguments("x", "text", "info"); !slices.Equal(got, []string{"run", "--config", "x"}) {
+	if got := arguments("x", "text", "info"); !slices.Equal(got, []string{"run", "--config", "x"}) {
 		t.Errorf("with the default log flags it runs with %q", got)
 	}
-	if plan.Account != `NT SERVICE\`+plan.Name {
-		t.Errorf("service %s runs as %s, want the virtual account of that name", plan.Name, plan.Account)
+	if p.Account != `NT SERVICE\`+p.Name {
+		t.Errorf("service %s runs as %s, want the virtual account of that name", p.Name, p.Account)
 	}
-	if want := []time.Duration{5 * time.Second, 30 * time.Second, time.Minute}; !slices.Equal(plan.Restarts, want) {
-		t.Errorf("it starts again after %v, want %v", plan.Restarts, want)
+	if want := []time.Duration{5 * time.Second, 30 * time.Second, time.Minute}; !slices.Equal(p.Restarts, want) {
+		t.Errorf("it starts again after %v, want %v", p.Restarts, want)
 	}
-	if plan.Preshutdown <= serviceStopLimit {
-		t.Errorf("a shutdown waits %v, and a stop may take %v", plan.Preshutdown, serviceStopLimit)
+	if p.Preshutdown <= stopLimit {
+		t.Errorf("a shutdown waits %v, and a stop may take %v", p.Preshutdown, stopLimit)
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package service
 
 import (
 	"bytes"
@@ -22,11 +22,14 @@ type eventLog struct {
 type eventEntry struct {
 	mu    sync.Mutex
 	text  bytes.Buffer
-	write func(level slog.Level, text string) error
+	write EventWriter
 }
 
-// newEventLog writes the entries with write, the level of each among warn, error and, for all that is less, info.
-func newEventLog(level slog.Level, asJSON bool, write func(slog.Level, string) error) *eventLog {
+// An EventWriter writes an entry to the Event Log.
+type EventWriter func(level slog.Level, text string) error
+
+// NewEventLog is a handler that writes the entries with write, the level of each among warn, error and, for all that is less, info.
+func NewEventLog(level slog.Level, asJSON bool, write EventWriter) slog.Handler {
 	e := &eventEntry{write: write}
 	o := &slog.HandlerOptions{Level: level, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 		known := len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey && !asJSON)

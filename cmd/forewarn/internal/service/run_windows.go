@@ -1,0 +1,106 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sys/windows/svc"
+	"golang.org/x/sys/windows/svc/eventlog"
+)
+
+// The numbers of run.go are Windows' own: a difference does not compile.
+var _ = [...][1]struct{}{
+	{uint32(controlStop) ^ uint32(svc.Stop): {}},
+	{uint32(controlInterrogate) ^ uint32(svc.Interrogate): {}},
+	{uint32(controlShutdown) ^ uint32(svc.Shutdown): {}},
+	{uint32(controlParamChange) ^ uint32(svc.ParamChange): {}},
+	{uint32(controlPreshutdown) ^ uint32(svc.PreShutdown): {}},
+	{uint32(Stopped) ^ uint32(svc.Stopped): {}},
+	{uint32(StartPending) ^ uint32(svc.StartPending): {}},
+	{uint32(StopPending) ^ uint32(svc.StopPending): {}},
+	{uint32(Running) ^ uint32(svc.Running): {}},
+	{uint32(accepted) ^ uint32(svc.AcceptStop|svc.AcceptShutdown|svc.AcceptParamChange|svc.AcceptPreShutdown): {}},
+}
+
+// Managed says that the service manager has started this process.
+func Managed() bool {
+	is, err := svc.IsWindowsService()
+	return err == nil && is
+}
+
+// Run runs the program as the service that Windows has started, until Windows asks it to stop or it ends. No signal is
+// listened to: to a service, Windows sends one for every user that logs off, which is no reason to end.
+func Run(p Program) error {
+	var write EventWriter
+	if events, err := eventlog.Open(serviceName); err == nil {
+		defer events.Close()
+		write = func(level slog.Level, text string) error { return writeEvent(events, level, text) }
+	}
+	log := p.Log(write)
+	last, err := keepCrash(p.CrashFile)
+	if last != "" {
+		log.Error("the last run crashed:\r\n" + last)
+	}
+	if err != nil {
+		log.Warn("a crash would leave no trace", "err", err)
+	}
+	m := &attended{program: p, ended: func(err error) {
+		if err != nil {
+			log.Error("forewarn has ended: "+err.Error(), "exitCode", p.ExitCode(err))
+		} else {
+			log.Info("forewarn has stopped in order")
+		}
+	}}
+	if err := svc.Run(serviceName, m); err != nil {
+		return errors.Join(m.err, fmt.Errorf("be a service: %w", err))
+	}
+	return m.err
+}
+
+// writeEvent writes an entry, whose id says its level: 1 information, 2 warning, 3 error.
+func writeEvent(events *eventlog.Log, level slog.Level, text string) error {
+	switch {
+	case level >= slog.LevelError:
+		return events.Error(3, text)
+	case level >= slog.LevelWarn:
+		return events.Warning(2, text)
+	}
+	return events.Info(1, text)
+}
+
+// attended is attend, as the package svc calls it.
+type attended struct {
+	program Program
+	ended   func(error) // is called before Windows is told: after that it may end the process at any time
+	err     error
+}
+
+// Execute is called once. The exit code is our own, not one of Windows'.
+func (a *attended) Execute(_ []string, requests <-chan svc.ChangeRequest, statuses chan<- svc.Status) (own bool, code uint32) {
+	controls, over := make(chan control), make(chan struct{})
+	defer close(over)
+	go func() {
+		for {
+			select {
+			case r := <-requests:
+				select {
+				case controls <- control(r.Cmd):
+				case <-over:
+					return
+				}
+			case <-over:
+				return
+			}
+		}
+	}()
+	a.err = attend(controls, func(r report) {
+		statuses <- svc.Status{
+			State: svc.State(r.State), Accepts: svc.Accepted(r.Accepts), CheckPoint: r.Progress,
+			WaitHint: uint32(r.Within / time.Millisecond),
+		}
+	}, a.program.Run)
+	a.ended(a.err)
+	return true, uint32(a.program.ExitCode(a.err))
+}

@@ -1,0 +1,299 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// fakeWindows is a machine whose service does after a while what it is told to.
+type fakeWindows struct {
+	installed bool
+	now       Status
+	next      []State // what it goes through, one for each look
+	code      uint32  // with which it ends
+	plan      plan
+	source    bool // of the Event Log
+	removed   bool
+	controls  []control
+	places    map[string]place
+	secured   map[string]string
+	exe       string
+	sick      error // of every change
+}
+
+func (f *fakeWindows) look() (Status, error) {
+	if !f.installed {
+		return Status{}, ErrNotInstalled
+	}
+	if len(f.next) > 0 {
+		f.now.State, f.next = f.next[0], f.next[1:]
+		if f.now.ExitCode = 0; f.now.State == Stopped {
+			f.now.ExitCode = f.code
+		}
+	}
+	return f.now, nil
+}
+
+func (f *fakeWindows) write(p plan) error {
+	if f.sick == nil {
+		f.installed, f.plan = true, p
+		f.now.Command, f.now.Account, f.now.Start = p.Command, p.Account, "automatic"
+		if f.now.State == 0 {
+			f.now.State = Stopped
+		}
+	}
+	return f.sick
+}
+
+func (f *fakeWindows) remove() error { f.installed, f.removed = false, true; return f.sick }
+
+func (f *fakeWindows) start() error {
+	f.now.PID = 4711
+	f.next = append(f.next, StartPending, StartPending, Running)
+	if f.code != 0 {
+		f.next[len(f.next)-1] = Stopped
+	}
+	return f.sick
+}
+
+func (f *fakeWindows) control(c control) error {
+	f.controls = append(f.controls, c)
+	if c == controlStop {
+		f.next = append(f.next, StopPending, Stopped)
+	}
+	return f.sick
+}
+
+func (f *fakeWindows) registerEvents() error               { f.source = true; return f.sick }
+func (f *fakeWindows) unregisterEvents() error             { f.source = false; return f.sick }
+func (f *fakeWindows) place(path string) (place, error)    { return f.places[path], nil }
+func (f *fakeWindows) executable() (string, string, error) { return f.exe, `C:\Users\alice`, nil }
+
+func (f *fakeWindows) secure(path, access string) error {
+	f.secured[path] = access
+	return f.sick
+}
+
+// aWindows is a machine without the service, a program for it, and a settings file whose state is in the directory that is
+// forewarn's own there.
+func aWindows() (*fakeWindows, *Service, Setup) {
+	const own = `C:\ProgramData\forewarn`
+	with := Setup{Config: filepath.Join(own, "forewarn.yaml"), State: own, Own: own, LogFormat: "text", LogLevel: "info"}
+	m := &fakeWindows{
+		exe: `C:\Program Files\forewarn\forewarn.exe`, secured: map[string]string{},
+		places: map[string]place{
+			own:         {Type: aDirectory, Owner: sidAdministrators},
+			with.Config: {Type: aFile, Owner: sidAdministrators},
+		},
+	}
+	return m, &Service{m, new(bytes.Buffer)}, with
+}
+
+// said is what people read of what was done, and begins anew.
+func said(s *Service) string {
+	b := s.words.(*bytes.Buffer)
+	defer b.Reset()
+	return b.String()
+}
+
+// A service is installed with its settings, a source of the Event Log, and a directory that is closed to others. Doing
+// it again, from elsewhere or with other flags, changes it.
+func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
+	m, s, with := aWindows()
+	if err := s.Install(with); err != nil {
+		t.Fatal(err)
+	}
+	want := `"C:\Program Files\forewarn\forewarn.exe" run --config ` + with.Config
+	if m.plan.Command != want || !m.source {
+		t.Errorf("it runs %s, and is a source: %v; want %s", m.plan.Command, m.source, want)
+	}
+	if len(m.secured) != 1 || m.secured[with.Own] != directoryAccess("") {
+		t.Errorf("access lists were given: %q, want that of %s alone", m.secured, with.Own)
+	}
+	if text := said(s); !strings.Contains(text, "is installed and starts with Windows; forewarn service start starts it now\nit runs "+want) {
+		t.Errorf("install says %q", text)
+	}
+	m.exe, with.LogFormat = `D:\forewarn.exe`, "json"
+	if err := s.Install(with); err != nil {
+		t.Fatal(err)
+	}
+	if want := `"D:\forewarn.exe" run --config ` + with.Config + " --log-format json"; m.plan.Command != want {
+		t.Errorf("installed again it runs %s, want %s", m.plan.Command, want)
+	}
+	if text := said(s); !strings.Contains(text, "was there already and is now as said here") {
+		t.Errorf("install says %q", text)
+	}
+}
+
+// A state directory of the operator's own is made when it is missing. One that is there may hold more than ours: it is
+// left alone, and how the service gets in is said.
+func TestServiceInstallLeavesForeignDirectoriesAlone(t *testing.T) {
+	for _, there := range []placeType{nothingThere, aDirectory} {
+		m, s, with := aWindows()
+		const state = `D:\data\forewarn`
+		with.State = state
+		m.places[state] = place{Type: there, Owner: "S-1-5-21-1-2-3-1001"}
+		if err := s.Install(with); err != nil {
+			t.Fatal(err)
+		}
+		_, secured := m.secured[state]
+		if secured != (there == nothingThere) || m.secured[with.Own] == "" {
+			t.Errorf("with %q there, access lists were given: %q", there, m.secured)
+		}
+		hint := `icacls "D:\data\forewarn" /grant *` + serviceSID("forewarn") + ":(OI)(CI)M"
+		if text := said(s); strings.Contains(text, hint) != (there == aDirectory) {
+			t.Errorf("with %q there, install says %q", there, text)
+		}
+	}
+}
+
+// A state directory below forewarn's own needs nothing: it has the access list of that one.
+func TestServiceInstallKnowsItsOwnDirectories(t *testing.T) {
+	m, s, with := aWindows()
+	state := with.Own + `\state`
+	with.State = state
+	m.places[state] = place{Type: aDirectory, Owner: serviceSID("forewarn")}
+	if err := s.Install(with); err != nil {
+		t.Fatal(err)
+	}
+	if text := said(s); len(m.secured) != 1 || m.secured[with.Own] == "" || strings.Contains(text, "icacls") {
+		t.Errorf("access lists were given: %q, and install says %q", m.secured, text)
+	}
+}
+
+// What cannot be a safe service is refused before anything is changed.
+func TestServiceInstallRefusesBeforeItChangesAnything(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		spoil func(m *fakeWindows, own string)
+		says  string
+	}{
+		"a program in a user's directory": {
+			func(m *fakeWindows, _ string) { m.exe = `C:\Users\alice\forewarn.exe` }, `copy it to C:\Program Files\forewarn`,
+		},
+		"a directory that a user made": {
+			func(m *fakeWindows, own string) {
+				m.places[own] = place{Type: aDirectory, Owner: "S-1-5-21-1-2-3-1001", OwnerName: `VM\mallory`}
+			}, `belongs to VM\mallory`,
+		},
+	} {
+		m, s, with := aWindows()
+		tt.spoil(m, with.Own)
+		if err := s.Install(with); err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v, want %q", claim, err, tt.says)
+		}
+		if m.installed || m.source || len(m.secured) > 0 {
+			t.Errorf("%s: something was changed: %+v", claim, m)
+		}
+	}
+}
+
+// Settings that a user has put into forewarn's own directory do not become those of a service.
+func TestServiceInstallRefusesSettingsOfAUser(t *testing.T) {
+	m, s, with := aWindows()
+	m.places[with.Config] = place{Type: aFile, Owner: "S-1-5-21-1-2-3-1001", OwnerName: `VM\mallory`}
+	if err := s.Install(with); err == nil || !strings.Contains(err.Error(), `forewarn.yaml belongs to VM\mallory`) || m.installed {
+		t.Errorf("install = %v, installed %v; want it refused", err, m.installed)
+	}
+}
+
+// A service is started, stopped and removed, and each may be asked for again: what is so already is said, and no error.
+func TestServiceCommandsMayBeRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s, _ := aWindows()
+		m.write(newPlan("x", nil))
+		m.source = true
+		for _, step := range []struct {
+			do   func(context.Context) error
+			says string
+			is   State
+		}{
+			{s.Start, "the service forewarn runs, process 4711\n", Running},
+			{s.Start, "the service forewarn runs already\n", Running},
+			{func(context.Context) error { return s.Reload() }, "the service forewarn reads its settings again", Running},
+			{s.Stop, "the service forewarn is stopped\n", Stopped},
+			{s.Stop, "the service forewarn is stopped already\n", Stopped},
+			{s.Start, "the service forewarn runs, process 4711\n", Running},
+			{s.Uninstall, "the service forewarn is stopped\nthe service forewarn is removed; its settings and its state stay\n", Stopped},
+			{s.Uninstall, "the service forewarn is not installed\n", Stopped},
+		} {
+			if err := step.do(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if text := said(s); !strings.HasPrefix(text, step.says) || m.now.State != step.is {
+				t.Errorf("it says %q and the service is %s; want %q, %s", text, m.now.State, step.says, step.is)
+			}
+		}
+		if m.installed || !m.removed || m.source {
+			t.Errorf("in the end the service is installed: %v, a source: %v", m.installed, m.source)
+		}
+	})
+}
+
+// Whoever asks for what cannot be has a reason to go by.
+func TestServiceCommandsFailWithTheirReasons(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s, _ := aWindows()
+		status := func(context.Context) error { _, err := s.Status(); return err }
+		reload := func(context.Context) error { return s.Reload() }
+		for name, do := range map[string]func(context.Context) error{
+			"start": s.Start, "stop": s.Stop, "reload": reload, "status": status,
+		} {
+			if err := do(t.Context()); !errors.Is(err, ErrNotInstalled) {
+				t.Errorf("%s without a service = %v, want %v", name, err, ErrNotInstalled)
+			}
+		}
+		m.write(newPlan("x", nil))
+		var idle *NotRunningError
+		if err := s.Reload(); !errors.As(err, &idle) || !strings.Contains(err.Error(), "is stopped") {
+			t.Errorf("reload of a stopped service = %v, want that it is stopped", err)
+		}
+
+		m.code = 78 // it ends at once
+		var ended *EndedError
+		if err := s.Start(t.Context()); !errors.As(err, &ended) || ended.ExitCode != 78 || !strings.Contains(err.Error(), "Get-WinEvent") {
+			t.Errorf("start of a service with wrong settings = %v, want its exit code, 78", err)
+		}
+		m.code = 1067
+		if err := s.Start(t.Context()); !errors.As(err, &ended) || !strings.Contains(err.Error(), "1067") {
+			t.Errorf("start of a service that crashes = %v, want its exit code, 1067", err)
+		}
+
+		m.now.State, m.next = StopPending, nil
+		began := time.Now()
+		var slow *SlowError
+		if err := s.Stop(t.Context()); !errors.As(err, &slow) || slow.State != StopPending || time.Since(began) < patience {
+			t.Errorf("stop of a service that hangs = %v after %v, want that it is still stopping", err, time.Since(began))
+		}
+		stopped, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := s.Stop(stopped); !errors.Is(err, context.Canceled) {
+			t.Errorf("a stop that is cancelled = %v", err)
+		}
+	})
+}
+
+// A service that changes its state just now is waited for, and then has what was asked.
+func TestServiceInBetweenIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, s, _ := aWindows()
+		m.write(newPlan("x", nil))
+		m.next = []State{StopPending, StopPending, Stopped}
+		if err := s.Start(t.Context()); err != nil || m.now.State != Running {
+			t.Errorf("start during a stop = %v, it is %s", err, m.now.State)
+		}
+		m.next = []State{StartPending, StartPending, Running}
+		if err := s.Stop(t.Context()); err != nil || m.now.State != Stopped {
+			t.Errorf("stop during a start = %v, it is %s", err, m.now.State)
+		}
+		m.code, m.next = 78, []State{StartPending, Stopped}
+		if err := s.Stop(t.Context()); err != nil {
+			t.Errorf("stop of a service whose start fails meanwhile = %v", err)
+		}
+	})
+}
