@@ -88,5 +88,6 @@ var dataShape = sync.OnceValue(func() *templates.Shape {
 	for _, about := range []string{"aboutAnEvent", "aboutTheBridge"} {
 		maps.Copy(all.Names, shape(root.Defs[about]).Names)
 	}
+	all.Names["event"].More = true // Azure adds fields
 	return all
 })

@@ -20,6 +20,9 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 		{`{{with .data}}{{with .observer}}{{.nam}}{{end}}{{end}}`, "nam", "name"},
 		{`{{dig "event" "Desription" "" .data}}`, "Desription", "Description"},
 		{`{{.data | dig "previos" ""}}`, "previos", "previous"},
+		{`{{index . "azeventtyp"}}`, "azeventtyp", "azeventtype"},
+		{`{{index .data "evnt" "EventId"}}`, "evnt", "event"},
+		{`{{(index .group 0).subjec}}`, "subjec", "subject"},
 		{`{{range .group}}{{.azself}}{{.group}}{{end}}`, "group", "id"},
 		{`{{range $i, $one := .group}}{{$i}}{{$one.subjec}}{{end}}`, "subjec", "subject"},
 		{`{{range .missed}}{{$.now}}{{.tim}}{{end}}`, "tim", "time"},
@@ -57,6 +60,7 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 // What may be there is taken, also where nothing says what it is.
 func TestKnownNamesInTemplatesAreTaken(t *testing.T) {
 	for _, template := range []string{
+		`{{index . "azeventtype"}}{{index .data "event" "Description"}}{{index . .change}}{{"id" | index .}}`,
 		`{{.azeventtype}}{{.data.event.Description}}{{.data.observer.zone}}{{range .group}}{{.now}}{{range .missed}}{{.time}}{{end}}{{end}}`,
 		`{{index .data.event "NewField"}}{{range $name, $v := .data}}{{$name}}{{end}}`,
 		`{{$m := dict "a" 1}}{{$m.a}}{{$m.b}}{{with $m}}{{.c}}{{end}}`,

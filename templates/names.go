@@ -12,6 +12,21 @@ import (
 type Shape struct {
 	Names map[string]*Shape // of a map: what may stand in it
 	Items *Shape            // of a list: what its items are
+	More  bool              // there may be other names too, which only index asks for
+}
+
+// has tells whether the name may stand in a map.
+func (s *Shape) has(name string) bool {
+	_, ok := s.Names[name]
+	return ok
+}
+
+// item is the shape of one of a list.
+func (s *Shape) item() *Shape {
+	if s == nil {
+		return nil
+	}
+	return s.Items
 }
 
 // An UnknownName is a name that a template asks for and that is never there.
@@ -118,10 +133,7 @@ func (c *nameChecker) node(n parse.Node, dot *Shape) {
 		c.list(n.List, c.pipe(n.Pipe, dot))
 		c.list(n.ElseList, dot)
 	case *parse.RangeNode:
-		var item *Shape
-		if over := c.pipe(n.Pipe, dot); over != nil {
-			item = over.Items
-		}
+		item := c.pipe(n.Pipe, dot).item()
 		if len(n.Pipe.Decl) > 0 {
 			c.vars[len(c.vars)-1].shape = item
 		}
@@ -185,12 +197,28 @@ func (c *nameChecker) command(n *parse.CommandNode, dot, before *Shape, piped bo
 	case "without":
 		return args[0]
 	case "first", "last":
-		if last != nil {
-			return last.Items
-		}
+		return last.item()
 	case "include":
 		if name, ok := nodes[0].(*parse.StringNode); ok {
 			c.define(name.Text, last)
+		}
+	case "index": // a map or a list, and what leads into it
+		into := args[0]
+		for _, key := range nodes[min(1, len(nodes)):] {
+			switch key := key.(type) {
+			case *parse.StringNode:
+				if into != nil && into.More && !into.has(key.Text) {
+					return nil
+				}
+				into = c.named(into, key.Text, key)
+			case *parse.NumberNode:
+				into = into.item()
+			default:
+				return nil
+			}
+		}
+		if !piped { // else one more, which nobody knows
+			return into
 		}
 	case "dig": // names, what else, and the map
 		for i := range len(args) - 2 {
