@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/signal"
 	"slices"
@@ -24,13 +23,13 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
 const (
 	approvalLimit = 30 * time.Second // for the endpoint to take an approval
-	controlLimit  = 8 * time.Second  // and for a running bridge to get that done
 	leastPrefix   = 8                // characters of an EventId that are enough
 )
 
@@ -42,13 +41,6 @@ type approval struct {
 	Error   string  `json:"error,omitempty"`
 	Effect  string  `json:"effect"`  // started, gone, none
 	Seconds float64 `json:"seconds"` // until the document showed it
-}
-
-// approvalRequest is what the command asks of a running bridge.
-type approvalRequest struct {
-	Event string `json:"event"`
-	Shown string `json:"shown"` // the digest of the event as it was shown to whoever approves it
-	By    string `json:"by"`
 }
 
 func (p *program) approveCommand() *cobra.Command {
@@ -71,7 +63,7 @@ endpoint, 75 no effect in time.`,
 			if timeout < 0 {
 				return exit(exitUsage, fmt.Errorf("--timeout %v: expected no less than 0", timeout))
 			}
-			s, err := p.runningPlaces()
+			_, s, err := p.running()
 			if err != nil {
 				return err
 			}
@@ -232,15 +224,14 @@ func (p *program) approveEvent(ctx context.Context, s *settings.Settings, client
 	if ctx.Err() != nil {
 		return approval{Event: e.ID, Result: cloudevent.ResultRefused, Error: "not sent, because of the interrupt", Effect: "none"}
 	}
-	var a cloudevent.Approval
-	err := p.tellControl(ctx, s, "/approve", approvalRequest{e.ID, e.Digest(), p.user()}, &a)
-	if errors.Is(err, errNoBridge) {
+	a, err := p.client(s).Approve(ctx, e.ID, e.Digest(), p.user())
+	if errors.Is(err, control.ErrNotRunning) {
 		a, err = p.approveAlone(ctx, client, e)
 	}
 	switch {
 	case err != nil && a.Result == "" && ctx.Err() != nil:
 		a.Result, a.Error = cloudevent.ResultUnanswered, "interrupted"
-	case errors.Is(err, errSilentBridge):
+	case errors.Is(err, control.ErrSilent):
 		a.Result, a.Error = cloudevent.ResultUnanswered, err.Error()
 	case err != nil && a.Result == "":
 		a.Result, a.Error = cloudevent.ResultRefused, err.Error()
@@ -351,22 +342,4 @@ func (p *program) printApprovals(results []approval) error {
 		return exit(exitTryAgain, errors.New("the approval was taken, but the event has not begun yet; forewarn events shows when it does"))
 	}
 	return nil
-}
-
-// serveApproval approves on behalf of a command.
-func serveApproval(b *bridge.Bridge) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var request approvalRequest
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10)).Decode(&request); err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		ctx, leave := context.WithCancelCause(context.WithoutCancel(r.Context()))
-		defer context.AfterFunc(r.Context(), func() { leave(errors.New("whoever asked went away before the answer")) })()
-		ctx, cancel := context.WithTimeoutCause(ctx, controlLimit, fmt.Errorf("no answer within %v", controlLimit))
-		defer cancel()
-		a := b.ApproveNow(ctx, request.Event, request.Shown, request.By)
-		w.Header().Set("Content-Type", "application/json")
-		_ = wording.PrintJSON(w, a)
-	}
 }

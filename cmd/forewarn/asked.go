@@ -68,8 +68,7 @@ func (p *program) chosen(ctx context.Context, a asked) ([]bridge.Route, imds.Obs
 
 // observer is this VM as the running forewarn knows it, or else as far as the settings and the host tell.
 func (p *program) observer(ctx context.Context, s *settings.Settings) imds.Observer {
-	var st bridge.Status
-	if p.askControl(ctx, s, "/status", nil, &st) == nil && st.Observer.Name != "" {
+	if st, err := p.client(s).Status(ctx); err == nil && st.Observer.Name != "" {
 		return st.Observer
 	}
 	name := s.IMDS.VMName

@@ -97,7 +97,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	})
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
-		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, reason(err)), box.Close()))
+		return exit(exitUnavailable, errors.Join(fmt.Errorf("listen on %s: %w", listen, wording.Reason(err)), box.Close()))
 	}
 	defer serve(l, page.Handler(b, http.NotFoundHandler(), listen), log)()
 	steps := len(scenario.Steps)

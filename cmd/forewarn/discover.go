@@ -103,9 +103,8 @@ func (p *program) remembered(dir string) (*outbox.Outbox, error) {
 
 // discover looks once. What a running bridge has found it holds, and its outbox too.
 func (p *program) discover(ctx context.Context, d *discovery.Search, s *settings.Settings) (bridge.Found, error) {
-	var running bridge.Status
 	stored := ""
-	if p.askControl(ctx, s, "/status", nil, &running) == nil {
+	if running, err := p.client(s).Status(ctx); err == nil {
 		if kept := running.IMDS.Endpoint; kept != imds.DefaultEndpoint {
 			stored = kept
 		}

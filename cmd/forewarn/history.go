@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -49,14 +48,21 @@ reads an audit file that a file sink has written, which has the changes but not 
 			var lives []bridge.Life
 			var older int
 			if file != "" {
-				if lives, err = p.fileHistory(file, period); err == nil {
-					lives, older = newest(lives, n)
+				if lives, err = p.fileHistory(file, period); err != nil {
+					return err
 				}
+				older = max(0, len(lives)-n)
+				lives = lives[older:]
 			} else {
-				lives, older, err = p.outboxHistory(c, period, n)
-			}
-			if err != nil {
-				return err
+				running, _, err := p.running()
+				if err != nil {
+					return err
+				}
+				recorded, err := running.History(c.Context(), period, n)
+				if err != nil {
+					return err
+				}
+				lives, older = recorded.Rows, recorded.More
 			}
 			switch p.output {
 			case "json":
@@ -100,27 +106,6 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 		}
 	}
 	return time.Time{}, fmt.Errorf("--since %s: expected a duration such as 7d, or a time such as 2026-11-21T04:00:00Z", s)
-}
-
-// newest are the newest n lives, and how many older ones there are.
-func newest(lives []bridge.Life, n int) ([]bridge.Life, int) {
-	older := max(0, len(lives)-n)
-	return lives[older:], older
-}
-
-// outboxHistory asks the running bridge, or reads the file of one that does not run. It gives the newest n lives, and how
-// many older ones there are.
-func (p *program) outboxHistory(c *cobra.Command, period bridge.Period, n int) ([]bridge.Life, int, error) {
-	var list rows[bridge.Life]
-	q := url.Values{
-		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}, "limit": {strconv.Itoa(n)},
-	}
-	err := p.askOutbox(c.Context(), "/history", q, &list, func(o *outbox.Outbox, _ *settings.Settings) error {
-		lives, err := bridge.History(o, period)
-		list.Rows, list.More = newest(lives, n)
-		return err
-	})
-	return list.Rows, list.More, err
 }
 
 // fileHistory reads an audit file. Lines that are none, such as half a last one, are counted and passed over.

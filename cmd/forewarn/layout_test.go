@@ -40,9 +40,12 @@ var arrows = map[string]arrow{
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/discovery", "bridge/imds", "bridge/imdstest", "bridge/outbox",
 		"bridge/relay", "sinks", "templates",
-		"cmd/forewarn/internal/manual", "cmd/forewarn/internal/page", "cmd/forewarn/internal/service",
-		"cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
+		"cmd/forewarn/internal/control", "cmd/forewarn/internal/manual", "cmd/forewarn/internal/page",
+		"cmd/forewarn/internal/service", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
 	}, inTests: []string{"cmd/forewarn/internal/statustest"}},
+	"cmd/forewarn/internal/control": {may: []string{
+		"bridge", "bridge/cloudevent", "bridge/outbox", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording",
+	}},
 	"cmd/forewarn/internal/manual": {},
 	"cmd/forewarn/internal/page": {
 		may: []string{

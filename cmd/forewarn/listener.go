@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // listenAgain are the waits between attempts to listen on an address that is taken; the last one stays.
@@ -31,7 +33,7 @@ func (l *listener) start() (stop func()) {
 	if end, err := l.listen(); err == nil {
 		return end
 	} else {
-		l.log.Warn("an address cannot be listened on; trying again", "key", l.key, "address", l.address, "err", reason(err),
+		l.log.Warn("an address cannot be listened on; trying again", "key", l.key, "address", l.address, "err", wording.Reason(err),
 			"hint", `stop what uses it, or set another address ("" for none)`)
 	}
 	quit, done := make(chan struct{}), make(chan struct{})
@@ -75,7 +77,7 @@ func warnings(all []*listener) (list []string) {
 		l.mu.Lock()
 		if l.problem != nil {
 			list = append(list, fmt.Sprintf("%s: %s cannot be listened on, trying again: %v",
-				l.key, l.address, reason(l.problem)))
+				l.key, l.address, wording.Reason(l.problem)))
 		}
 		l.mu.Unlock()
 	}

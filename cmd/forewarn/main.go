@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/service"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
@@ -79,6 +80,26 @@ func exit(code int, err error) error {
 	return &exitError{code, err}
 }
 
+// exitCode is the one that err means.
+func exitCode(err error) int {
+	var (
+		e           *exitError
+		stopped     *service.StoppedError
+		unavailable *control.UnavailableError
+	)
+	switch {
+	case err == nil, errors.As(err, &stopped):
+		return exitOK
+	case errors.As(err, &e):
+		return e.code
+	case errors.As(err, &unavailable) && unavailable.Busy:
+		return exitTryAgain
+	case errors.As(err, &unavailable):
+		return exitUnavailable
+	}
+	return exitFailed
+}
+
 // run runs the command and returns its exit code.
 func run(ctx context.Context, w world) int {
 	p := &program{world: w}
@@ -94,7 +115,7 @@ func run(ctx context.Context, w world) int {
 	switch {
 	case errors.As(err, &e):
 	case p.started:
-		e = &exitError{exitFailed, err}
+		e = &exitError{exitCode(err), err}
 	default: // cobra did not get as far as the command
 		e = &exitError{exitUsage, err}
 	}

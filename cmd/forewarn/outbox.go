@@ -1,15 +1,11 @@
 package main
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"log/slog"
-	"net/url"
-	"slices"
-	"strconv"
+	"math"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -19,43 +15,9 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
-	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/wording"
 )
-
-var errUnknownKey = errors.New("there is no such delivery; forewarn outbox list shows the keys")
-
-// shownEntry is a delivery with its CloudEvent.
-type shownEntry struct {
-	outbox.Delivery
-	CloudEvent json.RawMessage `json:"cloudEvent"`
-}
-
-// A listedEntry is a delivery, and the machines that its Azure event is about, which only its CloudEvent says.
-type listedEntry struct {
-	outbox.Delivery
-	Resources []string `json:"resources,omitempty"`
-}
-
-// listed lists deliveries: of all of them what the outbox has in memory, of at most n also what their CloudEvents say.
-func listed(o *outbox.Outbox, sel outbox.Selection, n int) (list []listedEntry, more int) {
-	list = []listedEntry{}
-	deliveries, more := o.First(sel, n)
-	for _, d := range deliveries {
-		e := listedEntry{Delivery: d}
-		if len(deliveries) <= wording.ShownRows {
-			var ce struct {
-				Data struct{ Event struct{ Resources []string } }
-			}
-			if _, body, err := o.Show(d.Key); err == nil { // it may be gone by now
-				_ = json.Unmarshal(body, &ce)
-				e.Resources = ce.Data.Event.Resources
-			}
-		}
-		list = append(list, e)
-	}
-	return list, more
-}
 
 func (p *program) outboxCommand() *cobra.Command {
 	c := &cobra.Command{
@@ -77,19 +39,15 @@ func (p *program) outboxListCommand() *cobra.Command {
 			if sel.State != "" && sel.State != outbox.StatePending && sel.State != outbox.StateDead {
 				return exit(exitUsage, fmt.Errorf("--state %s: expected pending or dead", sel.State))
 			}
-			var list rows[listedEntry]
-			zone := time.UTC
-			if s, err := p.rootPlaces(); err == nil { // else they are wrong, which is said below
-				zone = s.Timezone
+			running, s, err := p.running()
+			if err != nil {
+				return err
 			}
-			q := url.Values{"sink": {sel.Route}, "state": {sel.State}, "event": {sel.Group}}
+			n := math.MaxInt // data is printed whole
 			if p.output != "json" {
-				q.Set("limit", strconv.Itoa(wording.ShownRows))
+				n = wording.ShownRows
 			}
-			err := p.askOutbox(c.Context(), "/outbox", q, &list, func(o *outbox.Outbox, s *settings.Settings) error {
-				list.Rows, list.More = listed(o, sel, limit(q))
-				return checkSinks(append(o.Routes(), s.Names...), sel.Route)
-			})
+			list, err := running.List(c.Context(), sel, n)
 			if err != nil {
 				return err
 			}
@@ -111,7 +69,7 @@ func (p *program) outboxListCommand() *cobra.Command {
 				switch {
 				case e.Next.IsZero():
 				case e.Next.After(now):
-					next = bridge.ClockTime(e.Next, now, zone)
+					next = bridge.ClockTime(e.Next, now, s.Timezone)
 				default:
 					next = "when it is its turn"
 				}
@@ -145,15 +103,11 @@ func (p *program) outboxShowCommand() *cobra.Command {
 		Example: "  forewarn outbox show audit/1795244400000000",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			var shown shownEntry
-			err := p.askOutbox(c.Context(), "/outbox/entry", url.Values{"key": args}, &shown, func(o *outbox.Outbox, _ *settings.Settings) error {
-				d, body, err := o.Show(args[0])
-				if errors.Is(err, outbox.ErrUnknownKey) {
-					err = errUnknownKey
-				}
-				shown = shownEntry{d, body}
-				return err
-			})
+			running, _, err := p.running()
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			shown, err := running.Show(c.Context(), args[0])
 			if err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
@@ -163,7 +117,7 @@ func (p *program) outboxShowCommand() *cobra.Command {
 }
 
 func (p *program) outboxReplayCommand() *cobra.Command {
-	var m mutation
+	var m control.Mutation
 	c := p.outputFlag(&cobra.Command{
 		Use: "replay KEY… | --all", Short: "Deliver dead letters again",
 		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
@@ -171,16 +125,16 @@ forewarn or, if none runs, changes the outbox's file. Prints what is pending aga
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
-			return p.mutate(c, "/outbox/replay", m, func(o *outbox.Outbox, m mutation) ([]outbox.Delivery, error) { return o.Replay(m.Keys, m.To) })
+			return p.mutate(c, m, (*control.Client).Replay)
 		},
 	})
 	c.Flags().StringVar(&m.To, "to", "", "deliver them to this sink instead")
-	return m.flags(c)
+	return mutationFlags(&m, c)
 }
 
 func (p *program) outboxDropCommand() *cobra.Command {
-	var m mutation
-	return m.flags(p.outputFlag(&cobra.Command{
+	var m control.Mutation
+	return mutationFlags(&m, p.outputFlag(&cobra.Command{
 		Use: "drop KEY… | --all", Short: "Remove deliveries for good",
 		Long: `Removes deliveries for good: dead letters, or by their keys also pending ones. Who dropped them
 stays on record. It asks the running forewarn or, if none runs, changes the outbox's file. Prints
@@ -188,61 +142,22 @@ what was dropped.`,
 		Example: "  forewarn outbox drop ops/1795244400000000\n  forewarn outbox drop --all --sink ops",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
-			return p.mutate(c, "/outbox/drop", m, func(o *outbox.Outbox, m mutation) ([]outbox.Delivery, error) { return o.Drop(m.Keys, m.By) })
+			return p.mutate(c, m, (*control.Client).Drop)
 		},
 	}))
 }
 
-// A mutation is what replay and drop ask for. All stands for all dead letters, of one sink if it is named.
-type mutation struct {
-	Keys []string `json:"keys"`
-	All  bool     `json:"all"`
-	Sink string   `json:"sink"`
-	To   string   `json:"to"`
-	By   string   `json:"by"`
-}
-
-func (m *mutation) flags(c *cobra.Command) *cobra.Command {
+// mutationFlags gives a command the flags that replay and drop share.
+func mutationFlags(m *control.Mutation, c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVar(&m.All, "all", false, "all dead letters")
 	c.Flags().StringVar(&m.Sink, "sink", "", "with --all: only this sink's")
 	return c
 }
 
-// checkSinks refuses a name that is none of the known sinks. An empty name is no name.
-func checkSinks(known []string, named ...string) error {
-	known = slices.Compact(slices.Sorted(slices.Values(known)))
-	for _, name := range named {
-		switch {
-		case name == "" || slices.Contains(known, name):
-		case len(known) == 0:
-			return fmt.Errorf("no sink is called %q; there are none", name)
-		default:
-			return fmt.Errorf("no sink is called %q; there are %s", name, inWords(known))
-		}
-	}
-	return nil
-}
-
-// inWords is a list in words.
-func inWords(names []string) string {
-	last := len(names) - 1
-	if last == 0 {
-		return names[0]
-	}
-	return strings.Join(names[:last], ", ") + " and " + names[last]
-}
-
-// find fills in the keys that --all stands for.
-func (m *mutation) find(o *outbox.Outbox) {
-	if m.All {
-		for _, e := range o.List(outbox.Selection{Route: m.Sink, State: outbox.StateDead}) {
-			m.Keys = append(m.Keys, e.Key)
-		}
-	}
-}
-
-// mutate has the running bridge do it, or does it on the file.
-func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*outbox.Outbox, mutation) ([]outbox.Delivery, error)) error {
+// mutate has it done, and prints what was changed.
+func (p *program) mutate(
+	c *cobra.Command, m control.Mutation, do func(*control.Client, context.Context, control.Mutation) ([]outbox.Delivery, error),
+) error {
 	switch {
 	case m.All == (len(m.Keys) > 0):
 		return exit(exitUsage, errors.New("expected either keys or --all"))
@@ -250,15 +165,11 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*out
 		return exit(exitUsage, errors.New("--sink goes with --all; a key names its sink"))
 	}
 	m.By = p.user()
-	var entries []outbox.Delivery
-	err := p.tellOutbox(c.Context(), path, m, &entries, func(o *outbox.Outbox, s *settings.Settings) (err error) {
-		if err := checkSinks(append(o.Routes(), s.Names...), m.Sink, m.To); err != nil {
-			return err
-		}
-		m.find(o)
-		entries, err = do(o, m)
+	running, _, err := p.running()
+	if err != nil {
 		return err
-	})
+	}
+	entries, err := do(running, c.Context(), m)
 	if err != nil {
 		return err
 	}
@@ -272,30 +183,4 @@ func (p *program) mutate(c *cobra.Command, path string, m mutation, do func(*out
 		fmt.Fprintln(p.err, "there are no dead letters")
 	}
 	return nil
-}
-
-// openOutbox opens the outbox's file to change it, while no bridge has it.
-func openOutbox(s *settings.Settings, log *slog.Logger, f func(*outbox.Outbox) error) error {
-	if err := readOutbox(s, func(*outbox.Outbox) error { return nil }); err != nil {
-		return err
-	}
-	o, err := outbox.Open(s.State, outbox.Options{Log: log})
-	if err != nil {
-		return exit(exitTryAgain, err)
-	}
-	return errors.Join(f(o), o.Close())
-}
-
-// readOutbox opens the outbox's file while no bridge has it.
-func readOutbox(s *settings.Settings, f func(*outbox.Outbox) error) error {
-	o, err := outbox.OpenReadOnly(s.State)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return exit(exitUnavailable, fmt.Errorf("no forewarn runs, and there is no outbox in %s; name the settings with --config", s.State))
-	case errors.Is(err, outbox.ErrLocked):
-		return exit(exitTryAgain, fmt.Errorf("a forewarn holds the outbox in %s but does not answer on its control socket", s.State))
-	case err != nil:
-		return err
-	}
-	return errors.Join(f(o), o.Close())
 }

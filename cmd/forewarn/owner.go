@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os/user"
 	"strconv"
+
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // An owner is a user whom files belong to.
@@ -41,4 +43,18 @@ func (p *program) giveUpRoot(dir string) error {
 	}
 	p.actsFor = &o
 	return nil
+}
+
+// user is who asks, for the record.
+func (p *program) user() string {
+	name := "somebody"
+	if p.actsFor != nil {
+		name = "root" // who has become another for it
+	} else if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if sudo := p.getenv("SUDO_USER"); sudo != "" && sudo != name {
+		name += " (" + sudo + ")"
+	}
+	return wording.Printable(name)
 }

@@ -4,22 +4,22 @@ import (
 	"context"
 	"errors"
 
-	"forewarn/bridge"
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// runningPlaces are places for the commands that ask the running forewarn, which goes on with its settings while those
-// of the file are wrong. Then they hold what says where it is, and Wrong.
-func (p *program) runningPlaces() (*settings.Settings, error) {
-	s, wrong := p.rootPlaces()
-	if wrong != nil {
-		var err error
-		if s, err = p.loader(p.log()).Salvage(p.config, wrong); err != nil {
-			return nil, err
-		}
-		p.log().Warn("the settings are wrong; only state, control and listen were taken from them", "err", wrong)
+// client asks the forewarn that runs with these settings.
+func (p *program) client(s *settings.Settings) *control.Client {
+	return &control.Client{Location: control.LocationOf(s, p.getenv), Sinks: s.Names, Log: p.log()}
+}
+
+// running is the forewarn to ask, and its settings. Root becomes the owner of the state.
+func (p *program) running() (*control.Client, *settings.Settings, error) {
+	s, err := control.Locate(p.loader(p.log()), p.config, p.log())
+	if err != nil {
+		return nil, nil, exit(exitSettings, err)
 	}
-	return s, p.giveUpRoot(s.State)
+	return p.client(s), s, p.giveUpRoot(s.State)
 }
 
 // asRunning puts the endpoint and the name of this VM as the running forewarn has them into settings that are wrong. If
@@ -28,10 +28,9 @@ func (p *program) asRunning(ctx context.Context, s *settings.Settings) error {
 	if s.Wrong == nil {
 		return nil
 	}
-	var running bridge.Status
-	err := p.askControl(ctx, s, "/status", nil, &running)
-	if errors.Is(err, errNoBridge) {
-		return s.Wrong
+	running, err := p.client(s).Status(ctx)
+	if errors.Is(err, control.ErrNotRunning) {
+		return exit(exitSettings, s.Wrong)
 	} else if err != nil {
 		return err
 	}

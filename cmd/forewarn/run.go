@@ -20,6 +20,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/service"
 	"forewarn/cmd/forewarn/internal/settings"
@@ -115,11 +116,11 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	if l, err := listenControl(s, p.getenv, log); err != nil {
+	if l, err := control.Listen(control.LocationOf(s, p.getenv), log); err != nil {
 		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err,
 			"hint", "the key control of the settings names another place for it")
 	} else {
-		defer serve(l, control(b, box), log)()
+		defer serve(l, control.Handler(b, box), log)()
 	}
 
 	go func() {
@@ -203,13 +204,4 @@ func serve(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 		srv.Close()
 		<-done
 	}
-}
-
-// reason is the bare cause of an error of the network.
-func reason(err error) error {
-	var e *os.SyscallError
-	if errors.As(err, &e) {
-		return e.Err
-	}
-	return err
 }

@@ -170,18 +170,3 @@ func (p *program) runService() error {
 	})
 	return exit(exitCode(err), err)
 }
-
-// exitCode is the one that err means.
-func exitCode(err error) int {
-	var (
-		e       *exitError
-		stopped *service.StoppedError
-	)
-	switch {
-	case err == nil, errors.As(err, &stopped):
-		return exitOK
-	case errors.As(err, &e):
-		return e.code
-	}
-	return exitFailed
-}

@@ -18,7 +18,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
-	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -33,17 +33,17 @@ func (p *program) statusCommand() *cobra.Command {
 			if again && p.output == "json" {
 				return exit(exitUsage, errors.New("--watch is for people; without it, -o json prints one value"))
 			}
-			s, err := p.runningPlaces()
+			running, s, err := p.running()
 			if err != nil {
 				return err
 			}
 			if again {
 				ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 				defer stop()
-				return p.watchStatus(ctx, s)
+				return p.watchStatus(ctx, running, s.Timezone)
 			}
-			var st bridge.Status
-			if err := p.askControl(c.Context(), s, "/status", nil, &st); err != nil {
+			st, err := running.Status(c.Context())
+			if err != nil {
 				return err
 			}
 			if p.output == "json" {
@@ -64,8 +64,8 @@ func (p *program) statusCommand() *cobra.Command {
 
 // watchStatus shows the status again and again, until ctx is done. There must be a bridge at first; then it may go away
 // and come back. On a terminal it takes the screen, gives it back at the end, and leaves the last status there.
-func (p *program) watchStatus(ctx context.Context, s *settings.Settings) error {
-	w := watch{out: p.out, zone: s.Timezone}
+func (p *program) watchStatus(ctx context.Context, running *control.Client, zone *time.Location) error {
+	w := watch{out: p.out, zone: zone}
 	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && obeysControls(t.file) {
 		w.out = t.file
 		w.size = func() (int, int) {
@@ -80,8 +80,7 @@ func (p *program) watchStatus(ctx context.Context, s *settings.Settings) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		var st bridge.Status
-		err := p.askControl(ctx, s, "/status", nil, &st)
+		st, err := running.Status(ctx)
 		if ctx.Err() != nil {
 			return nil
 		} else if err != nil && w.heard.IsZero() {

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge"
-	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/statustest"
 )
 
@@ -269,34 +266,5 @@ func TestStatusTextWithoutAnAnswer(t *testing.T) {
 	st := bridge.Status{Ready: true, IMDS: bridge.IMDSStatus{LastAnswer: now.Add(-time.Minute), LastError: "timeout"}}
 	if got := statusText(st, now, now, time.UTC); !strings.Contains(got, "now: timeout\n") || !strings.Contains(got, "it had announced nothing") || strings.Contains(got, "Azure announces") {
 		t.Errorf("got\n%s", got)
-	}
-}
-
-// A forewarn that is there and does not answer is told from one that is not there.
-func TestStatusOfAForewarnThatHangs(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "control.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			conn.Close()
-		}
-	}()
-	p := program{}
-	ask := func() error {
-		return p.askControl(t.Context(), &settings.Settings{Control: socket}, "/status", nil, &bridge.Status{})
-	}
-	if err := ask(); err == nil || !strings.Contains(err.Error(), "a forewarn listens on "+socket+" but does not answer: ") || errors.Is(err, errNoBridge) {
-		t.Errorf("of one that hangs: %v", err)
-	}
-	l.Close()
-	if err := ask(); !errors.Is(err, errNoBridge) {
-		t.Errorf("of one that is not there: %v", err)
 	}
 }

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/signal"
 	"strings"
@@ -23,27 +20,20 @@ until it is interrupted.`,
 		Example: "  forewarn tail\n  forewarn tail --event 602d9444 | jq .type",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := p.runningPlaces()
+			running, _, err := p.running()
 			if err != nil {
 				return err
 			}
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			err = p.callControl(ctx, s, http.MethodGet, "/tail", nil, func(body io.Reader) error {
-				fmt.Fprintln(p.err, "forewarn: following")
-				lines := bufio.NewReader(body)
-				for {
-					line, err := lines.ReadBytes('\n')
-					if err != nil {
-						return fmt.Errorf("the forewarn that was followed ended: %w", err)
-					}
-					var ce struct{ Subject string }
-					if json.Unmarshal(line, &ce) == nil && strings.HasPrefix(ce.Subject, strings.ToUpper(id)) {
-						if _, err := p.out.Write(line); err != nil {
-							return err
-						}
-					}
+			following := func() { fmt.Fprintln(p.err, "forewarn: following") }
+			err = running.Follow(ctx, following, func(line []byte) error {
+				var ce struct{ Subject string }
+				if json.Unmarshal(line, &ce) != nil || !strings.HasPrefix(ce.Subject, strings.ToUpper(id)) {
+					return nil
 				}
+				_, err := p.out.Write(line)
+				return err
 			})
 			if ctx.Err() != nil {
 				return nil // it was interrupted, which is how it ends

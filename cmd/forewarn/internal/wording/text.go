@@ -4,8 +4,10 @@ package wording
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 	"unicode"
@@ -80,4 +82,13 @@ func ShortDuration(d time.Duration) string {
 		}
 	}
 	return s
+}
+
+// Reason is the bare cause of an error of the network.
+func Reason(err error) error {
+	var e *os.SyscallError
+	if errors.As(err, &e) {
+		return e.Err
+	}
+	return err
 }

@@ -1,4 +1,4 @@
-package main
+package control
 
 import (
 	"bytes"
@@ -14,15 +14,12 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"forewarn/cmd/forewarn/internal/settings"
 )
 
 // listenHere opens the control socket in a new directory, for a program that logs to the buffer.
 func listenHere(t *testing.T, dir string, log io.Writer) net.Listener {
 	t.Helper()
-	none := func(string) string { return "" }
-	l, err := listenControl(&settings.Settings{State: dir}, none, slog.New(slog.NewTextHandler(log, nil)))
+	l, err := Listen(Location{State: dir}, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package main
+package control
 
 import (
 	"context"
@@ -11,20 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenPrivate listens on a Unix socket that only root and this user can reach. It has mode 0600 from its first
+// listen listens on a Unix socket that only root and this user can reach. It has mode 0600 from its first
 // moment: the kernel takes the mode of a socket's file from the descriptor that is bound. So nothing has to be narrowed
 // later, and no umask set, which other goroutines would share.
-func listenPrivate(path string, log *slog.Logger) (net.Listener, error) {
+func listen(path string, log *slog.Logger) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
 	}}
-	l, err := config.Listen(context.Background(), "unix", path)
+	l, err := listenSocket(path, config)
 	if err != nil {
 		return nil, err
 	}
-	return &privateListener{UnixListener: l.(*net.UnixListener), log: log}, nil
+	return &privateListener{UnixListener: l, log: log}, nil
 }
+
+// dial connects to the socket of a running forewarn.
+func dial(ctx context.Context, path string) (net.Conn, error) { return dialSocket(ctx, path) }
 
 // A privateListener closes connections of other users, whatever the mode of its socket has become.
 type privateListener struct {

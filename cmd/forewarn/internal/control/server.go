@@ -1,0 +1,159 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/wording"
+)
+
+// Handler serves what commands ask a running bridge.
+func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
+	mux := http.NewServeMux()
+	answer := func(w http.ResponseWriter, v any) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = wording.PrintJSON(w, v)
+	}
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, b.Status()) })
+	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		if err := checkSinks(b.Sinks(), q.Get("sink")); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		answerRows(w, list(o, outbox.Selection{Route: q.Get("sink"), State: q.Get("state"), Group: q.Get("event")}, limit(q)))
+	})
+	mux.HandleFunc("GET /outbox/entry", func(w http.ResponseWriter, r *http.Request) {
+		shown, err := show(o, r.URL.Query().Get("key"))
+		switch {
+		case errors.Is(err, ErrUnknownKey):
+			http.Error(w, "no such key", http.StatusNotFound)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		default:
+			answer(w, shown)
+		}
+	})
+	mux.HandleFunc("GET /history", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		since, _ := time.Parse(time.RFC3339, q.Get("since"))
+		lives, err := history(o, bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since}, limit(q))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		answerRows(w, lives)
+	})
+	mux.HandleFunc("GET /tail", func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) })
+	change := func(do func(m Mutation) ([]outbox.Delivery, error)) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			var m Mutation
+			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 32<<20)).Decode(&m); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			if err := checkSinks(b.Sinks(), m.Sink, m.To); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			m.find(o)
+			entries, err := do(m)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusConflict)
+				return
+			}
+			answer(w, append([]outbox.Delivery{}, entries...))
+		}
+	}
+	mux.HandleFunc("POST /outbox/replay", change(func(m Mutation) ([]outbox.Delivery, error) { return b.Replay(m.Keys, m.To, m.By) }))
+	mux.HandleFunc("POST /outbox/drop", change(func(m Mutation) ([]outbox.Delivery, error) { return b.Drop(m.Keys, m.By) }))
+	mux.HandleFunc("POST /approve", serveApproval(b))
+	return mux
+}
+
+// limit is how many rows are asked for; all of them without.
+func limit(q url.Values) int {
+	n, err := strconv.Atoi(q.Get("limit"))
+	if err != nil {
+		return math.MaxInt
+	}
+	return max(0, n)
+}
+
+// answerRows writes rows one after the other, because together they can be large.
+func answerRows[T any](w http.ResponseWriter, list Rows[T]) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	fmt.Fprintf(w, `{"more":%d,"rows":[`, list.More)
+	for i, row := range list.Rows {
+		if i > 0 {
+			fmt.Fprint(w, ",")
+		}
+		if enc.Encode(row) != nil {
+			return // whoever asked went away
+		}
+	}
+	fmt.Fprint(w, "]}")
+}
+
+// tail streams the CloudEvents that are committed from now on, one a line.
+func tail(w http.ResponseWriter, r *http.Request, o *outbox.Outbox) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Time{})
+	_ = rc.SetReadDeadline(time.Time{})
+	events, stop := o.Follow()
+	defer stop()
+	w.Header().Set("Content-Type", "application/jsonl")
+	_ = rc.Flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case body, ok := <-events:
+			if !ok {
+				return // it was too slow
+			}
+			// Every follower has the same body, so it must not be appended to.
+			if _, err := fmt.Fprintf(w, "%s\n", body); err != nil || rc.Flush() != nil {
+				return
+			}
+		}
+	}
+}
+
+// controlLimit is how long the endpoint has to take an approval; whoever asked waits a little longer.
+const controlLimit = 8 * time.Second
+
+// approvalRequest is what the command asks of a running bridge.
+type approvalRequest struct {
+	Event string `json:"event"`
+	Shown string `json:"shown"` // the digest of the event as it was shown to whoever approves it
+	By    string `json:"by"`
+}
+
+// serveApproval approves on behalf of a command.
+func serveApproval(b *bridge.Bridge) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var request approvalRequest
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10)).Decode(&request); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		ctx, leave := context.WithCancelCause(context.WithoutCancel(r.Context()))
+		defer context.AfterFunc(r.Context(), func() { leave(errors.New("whoever asked went away before the answer")) })()
+		ctx, cancel := context.WithTimeoutCause(ctx, controlLimit, fmt.Errorf("no answer within %v", controlLimit))
+		defer cancel()
+		a := b.ApproveNow(ctx, request.Event, request.Shown, request.By)
+		w.Header().Set("Content-Type", "application/json")
+		_ = wording.PrintJSON(w, a)
+	}
+}
