@@ -45,7 +45,7 @@ var arrows = map[string]arrow{
 	}, inTests: []string{"cmd/forewarn/internal/statustest"}},
 	"cmd/forewarn/internal/control": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/outbox", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording",
-	}},
+	}, inTests: []string{"bridge/delivery", "bridge/imds"}},
 	"cmd/forewarn/internal/manual": {},
 	"cmd/forewarn/internal/page": {
 		may: []string{

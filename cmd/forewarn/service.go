@@ -80,8 +80,8 @@ func (p *program) serviceInstall(s *service.Service) error {
 	return s.Install(with)
 }
 
-// serviceSetup is what the settings and the flags make of a service. Settings that are missing or wrong are refused: without
-// a file the service would write to a standard output that nobody reads.
+// serviceSetup is what the settings and the flags make of a service. Settings that are missing or wrong are refused:
+// without a file the service would write to a standard output that nobody reads.
 func (p *program) serviceSetup() (service.Setup, error) {
 	s, err := p.places()
 	switch {
@@ -95,7 +95,9 @@ func (p *program) serviceSetup() (service.Setup, error) {
 	if err != nil {
 		return service.Setup{}, err
 	}
-	return service.Setup{Config: config, State: s.State, Own: p.ownDirectory(), LogFormat: p.logFormat, LogLevel: p.logLevel}, nil
+	return service.Setup{
+		Config: config, State: s.State, Own: p.ownDirectory(), LogFormat: p.logFormat, LogLevel: p.logLevel,
+	}, nil
 }
 
 // ownDirectory holds the default settings and state on Windows.
@@ -138,7 +140,8 @@ func (p *program) printServiceStatus(s service.Status, err error) error {
 	return err
 }
 
-// serviceExit gives an error of the service its exit code. That of a service which ended is its own, if it is one of ours.
+// serviceExit gives an error of the service its exit code. That of a service which ended is its own, if it is one of
+// ours.
 func serviceExit(err error) error {
 	var (
 		idle  *service.NotRunningError

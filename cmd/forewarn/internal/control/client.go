@@ -1,11 +1,12 @@
-// Package control is how commands ask a running forewarn, and how it answers: HTTP on a socket that only root and its own
-// user can reach. Nothing that changes anything listens elsewhere.
+// Package control is how commands ask a running forewarn, and how it answers: HTTP on a socket that only root and its
+// own user can reach. Nothing that changes anything listens elsewhere.
 //
-// A Client finds the forewarn from its Location alone, which a broken settings file still says (location.go). What the
-// outbox's file says too, or can be changed in it, the client does on the file where no forewarn runs; server and client share
-// the code for that (outbox.go). Handler is the server's side (server.go). The rest is the socket: socket.go has what every
-// system does, and each of socket_linux.go, socket_windows.go and socket_other.go has listen and dial. Whatever takes the
-// socket's place on a system, such as a named pipe, is those two functions and the paths of Location.
+// A Client finds the forewarn from its Location alone, which a broken settings file still says (location.go). What
+// the outbox's file says too, or can be changed in it, the client does on the file where no forewarn runs; server and
+// client share the code for that (outbox.go). Handler is the server's side (server.go). The rest is the socket:
+// socket.go has what every system does, and each of socket_linux.go, socket_windows.go and socket_other.go has listen
+// and dial. Whatever takes the socket's place on a system, such as a named pipe, is those two functions and the paths
+// of Location.
 package control
 
 import (
@@ -50,8 +51,8 @@ type UnavailableError struct {
 func (e *UnavailableError) Error() string { return e.Err.Error() }
 func (e *UnavailableError) Unwrap() error { return e.Err }
 
-// A Client asks a running forewarn. What the outbox's file says too, or can be changed in it, it does on the file where no
-// forewarn runs.
+// A Client asks a running forewarn. What the outbox's file says too, or can be changed in it, it does on the file where
+// no forewarn runs.
 type Client struct {
 	Location
 	Sinks []string // names in the settings
@@ -64,8 +65,8 @@ func (c *Client) Status(ctx context.Context) (status bridge.Status, err error) {
 	return status, err
 }
 
-// Follow calls line with each CloudEvent that the running forewarn commits from now on, a line of JSON with its end, until
-// that returns an error. following is called once it is heard.
+// Follow calls line with each CloudEvent that the running forewarn commits from now on, a line of JSON with its end,
+// until that returns an error. following is called once it is heard.
 func (c *Client) Follow(ctx context.Context, following func(), line func([]byte) error) error {
 	return c.call(ctx, http.MethodGet, "/tail", nil, func(body io.Reader) error {
 		following()
@@ -110,7 +111,8 @@ func (c *Client) Show(ctx context.Context, key string) (shown ShownDelivery, err
 // History is what is on record of the newest n events of the period.
 func (c *Client) History(ctx context.Context, period bridge.Period, n int) (lives Rows[bridge.Life], err error) {
 	q := url.Values{
-		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)}, "limit": {strconv.Itoa(n)},
+		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)},
+		"limit": {strconv.Itoa(n)},
 	}
 	err = c.ask(ctx, "/history", q, &lives, func(o *outbox.Outbox) (err error) {
 		lives, err = history(o, period, n)
@@ -164,9 +166,11 @@ func (c *Client) read(f func(*outbox.Outbox) error) error {
 	o, err := outbox.OpenReadOnly(c.State)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return &UnavailableError{Err: fmt.Errorf("no forewarn runs, and there is no outbox in %s; name the settings with --config", c.State)}
+		err = fmt.Errorf("no forewarn runs, and there is no outbox in %s; name the settings with --config", c.State)
+		return &UnavailableError{Err: err}
 	case errors.Is(err, outbox.ErrLocked):
-		return &UnavailableError{Busy: true, Err: fmt.Errorf("a forewarn holds the outbox in %s but does not answer on its control socket", c.State)}
+		err = fmt.Errorf("a forewarn holds the outbox in %s but does not answer on its control socket", c.State)
+		return &UnavailableError{Err: err, Busy: true}
 	case err != nil:
 		return err
 	}
@@ -221,7 +225,8 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 			if errors.Is(err, fs.ErrPermission) {
 				refused = fmt.Errorf("control socket %s: permission denied; %s", socket, wording.TryElevated)
 			} else if !errors.As(err, &absent) || absent.Op != "dial" {
-				refused = fmt.Errorf("a forewarn listens on %s but %w: %w", socket, ErrSilent, errors.Unwrap(err)) // without the URL
+				bare := errors.Unwrap(err) // without the URL
+				refused = fmt.Errorf("a forewarn listens on %s but %w: %w", socket, ErrSilent, bare)
 			}
 			continue
 		}
@@ -238,6 +243,7 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 	if refused != nil {
 		return &UnavailableError{Err: refused}
 	}
-	return &UnavailableError{Err: fmt.Errorf("%w (looked for %s); start it with forewarn run, or name its settings with --config",
+	return &UnavailableError{Err: fmt.Errorf(
+		"%w (looked for %s); start it with forewarn run, or name its settings with --config",
 		ErrNotRunning, strings.Join(c.sockets(), ", "))}
 }

@@ -2,11 +2,107 @@ package control
 
 import (
 	"errors"
+	"fmt"
+	"log/slog"
+	"math"
 	"net"
+	"net/http"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 )
+
+// Commands get the same answers from a running forewarn and, where none runs, from its file; only one that runs says
+// how it is doing.
+func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	at := Location{State: t.TempDir()}
+	c := Client{Location: at, Sinks: []string{"ops"}, Log: log}
+	var nobody *UnavailableError
+	if _, err := c.List(t.Context(), outbox.Selection{}, 1); !errors.As(err, &nobody) || nobody.Busy {
+		t.Errorf("without a forewarn and a file: %v, want that nobody can be asked", err)
+	}
+
+	box, err := outbox.Open(at.State, outbox.Options{Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
+	const body = `{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t","data":{"event":{"Resources":["vm_0"]}}}`
+	owed := outbox.Addition{Message: message, Body: []byte(body), To: []outbox.Recipient{{Route: "ops"}}}
+	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{owed}}
+	if err := box.Apply(batch); err != nil {
+		t.Fatal(err)
+	}
+	key := fmt.Sprintf("ops/%d", message.Seq)
+	if _, err := c.List(t.Context(), outbox.Selection{}, 1); !errors.As(err, &nobody) || !nobody.Busy {
+		t.Errorf("while somebody holds the file and does not answer: %v, want that it is worth another try", err)
+	}
+
+	answers := func() (all []any) {
+		list, err := c.List(t.Context(), outbox.Selection{Route: "ops"}, math.MaxInt)
+		if err != nil || len(list.Rows) != 1 || list.Rows[0].Key != key || !slices.Equal(list.Rows[0].Resources, []string{"vm_0"}) {
+			t.Errorf("the list is %+v, %v; want the delivery %s about vm_0", list, err, key)
+		}
+		none, err := c.List(t.Context(), outbox.Selection{}, 0)
+		if err != nil || len(none.Rows) != 0 || none.More != 1 {
+			t.Errorf("the list of none is %+v, %v; want one left out", none, err)
+		}
+		shown, err := c.Show(t.Context(), key)
+		if err != nil || shown.ID != message.ID || !strings.Contains(string(shown.CloudEvent), `"vm_0"`) {
+			t.Errorf("shown is %+v, %v; want %s", shown, err, message.ID)
+		}
+		if _, err := c.Show(t.Context(), "ops/1"); !errors.Is(err, ErrUnknownKey) {
+			t.Errorf("an unknown key gives %v, want %v", err, ErrUnknownKey)
+		}
+		lives, err := c.History(t.Context(), bridge.Period{}, math.MaxInt)
+		if err != nil {
+			t.Errorf("history: %v", err)
+		}
+		_, unknown := c.Drop(t.Context(), Mutation{All: true, Sink: "opps"})
+		if unknown == nil || !strings.Contains(unknown.Error(), `no sink is called "opps"`) {
+			t.Errorf("an unknown sink gives %v", unknown)
+		}
+		return []any{len(list.Rows), none.More, shown.ID, len(lives.Rows), fmt.Sprint(unknown)}
+	}
+	l, err := Listen(at, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	azure := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nil)
+	running := bridge.New(bridge.Options{Client: azure, Outbox: box, Log: log})
+	server := &http.Server{Handler: Handler(running, box)}
+	go server.Serve(l)
+	if status, err := c.Status(t.Context()); err != nil || status.Outbox.Pending != 1 {
+		t.Errorf("the status is %+v, %v; want one pending", status.Outbox, err)
+	}
+	live := answers()
+	server.Close()
+	if err := box.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Status(t.Context()); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("the status of one that has ended: %v, want %v", err, ErrNotRunning)
+	}
+	if fromFile := answers(); !reflect.DeepEqual(fromFile, live) {
+		t.Errorf("the file answers %q, the running forewarn %q", fromFile, live)
+	}
+	dropped, err := c.Drop(t.Context(), Mutation{Keys: []string{key}, By: "root"})
+	if err != nil || len(dropped) != 1 || dropped[0].Key != key {
+		t.Errorf("dropped are %+v, %v; want %s", dropped, err, key)
+	}
+	if list, err := c.List(t.Context(), outbox.Selection{}, math.MaxInt); err != nil || len(list.Rows) != 0 {
+		t.Errorf("after the drop the list is %+v, %v", list, err)
+	}
+}
 
 // A forewarn that is there and does not answer is told from one that is not there.
 func TestStatusOfAForewarnThatHangs(t *testing.T) {

@@ -46,9 +46,9 @@ func Listen(at Location, log *slog.Logger) (net.Listener, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Locate reads the settings of a forewarn that is to be asked. One that runs goes on with the settings it has when those of
-// the file become wrong, so such a file is enough as long as it says where that forewarn is; Wrong then says what is wrong.
-// Secrets are left alone: whoever asks need not be able to read them.
+// Locate reads the settings of a forewarn that is to be asked. One that runs goes on with the settings it has when those
+// of the file become wrong, so such a file is enough as long as it says where that forewarn is; Wrong then says what is
+// wrong. Secrets are left alone: whoever asks need not be able to read them.
 func Locate(l settings.Loader, path string, log *slog.Logger) (*settings.Settings, error) {
 	l.Kinds = nil
 	s, wrong := l.Load(path)

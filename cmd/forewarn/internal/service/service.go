@@ -1,14 +1,16 @@
 // Package service is how a service manager runs forewarn.
 //
-// To Windows it is a service. A Service installs, starts, stops, reloads and removes it (service.go) through a machine, which
-// is Windows itself (machine_windows.go, files_windows.go) or a test's; what it is to be there, and who may reach its files,
-// is computed first (plan.go). Run is the other end: in the process that Windows started it answers the controls that Windows
-// sends, runs the program in between (run.go), and gives it a log that writes to the Event Log (events.go).
+// To Windows it is a service. A Service installs, starts, stops, reloads and removes it (service.go) through a
+// machine, which is Windows itself (machine_windows.go, files_windows.go) or a test's; what it is to be there, and
+// who may reach its files, is computed first (plan.go). Run is the other end: in the process that Windows started it
+// answers the controls that Windows sends, runs the program in between (run.go), and gives it a log that writes to
+// the Event Log (events.go).
 //
-// To systemd it is a process that says how it goes: a Notifier tells it when forewarn is ready, reloads and stops, and feeds
-// its watchdog (notify.go).
+// To systemd it is a process that says how it goes: a Notifier tells it when forewarn is ready, reloads and stops,
+// and feeds its watchdog (notify.go).
 //
-// The package prints nothing but what its Service has done, and knows no exit codes: its errors say what kind they are.
+// The package prints nothing but what its Service has done, and knows no exit codes: its errors say what kind they
+// are.
 package service
 
 import (
@@ -27,8 +29,8 @@ type Service struct {
 	words   io.Writer
 }
 
-// Open reaches the service of this machine. What was done goes to words, in words for people. Only Windows has services of
-// this kind.
+// Open reaches the service of this machine. What was done goes to words, in words for people. Only Windows has services
+// of this kind.
 func Open(words io.Writer) (*Service, error) {
 	m, err := newMachine()
 	if err != nil {
