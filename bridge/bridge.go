@@ -94,7 +94,7 @@ type Bridge struct {
 	deciding     sync.Mutex    // held while changes are derived from open events and handed over; taken before mu
 	nextReminder time.Time     // the next one may be due then; with deciding
 	routed       chan struct{} // closed when Run has set the routes
-	identified   chan struct{} // closed when instance metadata answered anything at all
+	identified   chan struct{} // closed when instance metadata answered, or will not soon
 	identity     chan struct{} // asks for it at once
 	pulse        pulse         // tells standstills of this machine
 	running      tasks         // workers, and approvals by hand

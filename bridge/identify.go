@@ -59,8 +59,8 @@ func (b *Bridge) identify(ctx context.Context) {
 			return
 		}
 		var answer *imds.AnswerError
-		if errors.As(err, &answer) {
-			answered()
+		if errors.As(err, &answer) && (answer.Final() || answer.Lasting()) {
+			answered() // it may be another VM's backlog that waits, so what is over in a moment is waited for
 		}
 		if answer == nil || !answer.Lasting() {
 			refused = time.Time{}

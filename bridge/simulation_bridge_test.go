@@ -40,6 +40,7 @@ func start(w *world) *process {
 	file := newFile(left)
 	p.disk = &disk{w: w, content: file.content, lifted: make(chan struct{})}
 	file.disk, w.disk = p.disk, p.disk
+	p.disk.late = w.late > w.trueTime()
 	b := w.variant.bounds(w.plan.bounds)
 	box, err := outbox.Open("", outbox.Options{
 		Log: w.log, Storage: file, Bounds: outbox.Bounds{Pending: b.pending, InMemory: b.memory},

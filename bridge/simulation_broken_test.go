@@ -228,6 +228,7 @@ var brokenVariants = []variant{
 	{claim: "a machine with a copy of the disk does not notice", promise: "clones", story: []step{
 		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: time.Hour, share: 100}},
 		{at(2 * time.Minute), list{event: reboot}},
+		{at(3 * time.Minute), instanceTrouble{"503", 4*time.Minute + 40*time.Second}},
 		{at(3 * time.Minute), restart{crash: true, off: time.Minute, clone: true}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	},

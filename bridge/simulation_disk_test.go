@@ -22,6 +22,8 @@ type disk struct {
 	large  bool // only those of many writes count: what changes rather than what became of it
 	kept   bool // the machine crashed
 	image  any  // the file at that moment
+	late   bool // the file comes late
+	again  int  // batches that are written again, because the answer was lost
 	lies   bool // in a broken variant
 	before any  // what a crash leaves in a broken variant
 }
@@ -33,11 +35,18 @@ type diskTrouble struct {
 }
 
 func (x diskTrouble) do(w *world) {
-	w.diskTrouble = x
-	for i := range w.ills { // it takes the place of any other
-		w.ills[i].to = min(w.ills[i].to, w.now())
+	if w.diskTrouble.how != "hangs" { // it takes the place of any other, but a write that hangs goes on to
+		w.endIlls(max(w.now(), w.late))
 	}
+	w.diskTrouble = x
 	w.ills = append(w.ills, interval{w.now(), x.end})
+}
+
+// endIlls ends all trouble that the disk has. mu is held.
+func (w *world) endIlls(at time.Duration) {
+	for i := range w.ills {
+		w.ills[i].to = min(w.ills[i].to, at)
+	}
 }
 
 func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.how, short(x.end)) }
@@ -92,15 +101,24 @@ func (d *disk) transaction(sizes []int, write func(n int) error) error {
 	if d.crash < 0 {
 		d.keep()
 	}
-	if how == "loses the answer" {
+	if d.again = 0; how == "loses the answer" {
+		d.again = len(sizes)
 		return errIO
 	}
 	return nil
 }
 
 // left is how many batches of a transaction are written before the machine crashes; all of them if it does not, or does
-// then. mu is held.
+// then. What is in the file already is not undone. mu is held.
 func (d *disk) left(sizes []int) int {
+	n := max(d.upTo(sizes), min(d.again, len(sizes)))
+	if d.late && n < len(sizes) {
+		return 0 // what was seen before the file came is one transaction with it
+	}
+	return n
+}
+
+func (d *disk) upTo(sizes []int) int {
 	for i, size := range sizes {
 		if d.crash <= 0 || d.large && size < 5 {
 			continue

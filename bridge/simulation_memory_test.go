@@ -20,6 +20,9 @@ func (o *oracle) clones() {
 		if b.vm == 0 || !owned || o.boots[first].learned.seq == 0 { // what is nobody's is taken over
 			continue
 		}
+		if loaded := o.boots[first].loaded; loaded.seq > 0 && loaded.seq < o.boots[first].learned.seq {
+			continue // nobody waits for the name again when a file comes late, in which there is something to tell
+		}
 		began, learned := o.boots[first].began, o.boots[first].learned
 		for _, h := range a.batch {
 			theirs := h.time.Before(began.clock)
@@ -155,6 +158,14 @@ func (o *oracle) progress() {
 }
 
 func (h handed) same(other handed) bool { return h.id == other.id && h.time.Equal(other.time) }
+
+// sameEvent says whether an attempt is about the event of the delivery: one event's are made in order.
+func (h handed) sameEvent(a *attempt) bool {
+	return slices.ContainsFunc(a.batch, func(other handed) bool { return other.event == h.event })
+}
+
+// isIn says whether an attempt is about the delivery.
+func (h handed) isIn(a *attempt) bool { return slices.ContainsFunc(a.batch, h.same) }
 
 func shareOne(a, b *attempt) bool {
 	return slices.ContainsFunc(a.batch, func(h handed) bool { return slices.ContainsFunc(b.batch, h.same) })

@@ -190,6 +190,9 @@ func operatorSteps(r *rand.Rand, routes []routePlan, events []step, length time.
 		if x.large || r.IntN(2) == 0 { // so that what Azure changes is on its way to the disk
 			at = max(0, events[r.IntN(len(events))].at-50*time.Millisecond)
 		}
+		if x.clone && r.IntN(2) == 0 { // and learns only later which machine it is
+			steps = append(steps, step{at, instanceTrouble{"503", at + x.off + pick(r, 30*time.Second, 5*time.Minute)}})
+		}
 		steps = append(steps, step{at, x})
 	}
 	for range r.IntN(3) {

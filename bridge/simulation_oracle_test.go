@@ -74,8 +74,10 @@ func examine(w *world) []finding {
 	o.receipts()
 	o.progress()
 	o.floors()
-	o.retries()
-	o.secondChances()
+	if !o.blurred {
+		o.retries()
+		o.secondChances()
+	}
 	o.probes()
 	o.behind()
 	o.digests()
@@ -225,11 +227,13 @@ func (o *oracle) replayed(t, was taken) bool {
 // forgot says whether the program had no way to know of a delivery when it made another: its file came late, or it runs
 // on another machine.
 func (o *oracle) forgot(was, t taken) bool {
-	if o.boots[was.boot].vm != o.boots[t.in].vm {
+	learned := o.boots[t.in].learned // maybe in the middle of a run
+	if o.boots[was.boot].vm != o.boots[t.in].vm || o.boots[t.in].vm > 0 && was.at <= learned.at && learned.at <= t.at {
 		return true
 	}
 	return slices.ContainsFunc(o.boots, func(b *boot) bool {
-		return b.late > 0 && b.began.at <= t.at && was.at <= b.late+10*time.Second
+		twoOfThem := !t.time.Equal(was.time) // one that the file held, and one from before it came
+		return b.late > 0 && b.began.at <= t.at && (twoOfThem || was.at <= b.late+10*time.Second)
 	})
 }
 
@@ -287,6 +291,9 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 			continue
 		}
 		seen[t.id] = true
+		if i := b.place(t); i >= 0 {
+			place[t.id] = i
+		}
 		if place[t.id] < last {
 			o.add("in order", "%s was told %s after %s", r.name, t.id, lastID)
 			continue

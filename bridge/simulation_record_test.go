@@ -75,7 +75,7 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 			why = "it hits another VM"
 		case p.at-from < rule.wait-time.Second:
 			why = "its wait was not over"
-		case o.ill(p.at, p.at) && o.ill(p.at-time.Second, p.at-time.Second):
+		case o.ill(p.at+time.Millisecond, p.at+time.Millisecond) && o.ill(p.at-time.Second, p.at-time.Second):
 			why = "the disk could not keep the decision"
 		default:
 			return ""
@@ -103,7 +103,9 @@ func (o *oracle) outcome(id string, b belief) {
 			}
 		}
 		hasBegun := func(from time.Duration) bool {
-			seen := func(was change) bool { return was.at > from && was.event.status == "Started" }
+			seen := func(was change) bool {
+				return was.at > from && was.event.status == "Started" && was.kind != "vanished"
+			}
 			return slices.ContainsFunc(b.changes[:i], seen) ||
 				slices.ContainsFunc(o.azure.begun[id], func(x begin) bool { return x.at > from && x.visible < c.at })
 		}
@@ -111,7 +113,7 @@ func (o *oracle) outcome(id string, b belief) {
 		if n := len(ends); n > 1 {
 			from = max(from, ends[n-2]) // nobody may have seen the end of the life before it
 		}
-		began := hasBegun(from)
+		began := hasBegun(from) && !o.blurred // when its file comes late, the program keeps to what it has seen since
 		for _, list := range o.taken[id] {
 			for _, t := range list {
 				if c.isOf(t) && (t.outcome == "canceled" && began || t.outcome == "completed" && !mayHave) {
@@ -160,7 +162,7 @@ func (o *oracle) troubleIsTold() {
 	var news strings.Builder
 	for sink, list := range o.taken[""] {
 		for _, t := range list {
-			if strings.Contains(t.body, `"sink":"`+sink+`"`) {
+			if strings.Contains(t.body, `"sink":"`+sink+`"`) && t.instead == "" { // a fallback takes what comes
 				o.add("trouble", "%s was told of its own trouble: %s", sink, t.id)
 			}
 			if sink == "well" {
@@ -212,7 +214,10 @@ func (o *oracle) deadLetters() {
 // leftBehind: when all is well again, nothing waits any more but what waits for its time or its route.
 func (o *oracle) leftBehind() {
 	for _, e := range o.left {
-		there := slices.ContainsFunc(o.routes, func(r routePlan) bool { return r.name == e.sink })
+		there := slices.ContainsFunc(o.routes, func(r routePlan) bool {
+			// What an older file brings late may wait for its lead, and what is newer behind it.
+			return r.name == e.sink && !(o.blurred && r.lead > 0)
+		})
 		if !e.dead && e.due.IsZero() && there {
 			o.add("nothing is left behind", "%s still owes %s after %d attempts: %s", e.sink, e.id, e.attempts, e.err)
 		}

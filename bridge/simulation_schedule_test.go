@@ -181,8 +181,8 @@ func (o *oracle) retries() {
 			if n == 0 || blocked || len(a.batch) > 1 || h.event == "" || r.lead > 0 || r.above > 0 || o.hand("", "", h.id) {
 				continue
 			}
-			next := slices.IndexFunc(mine[i+1:], func(x *attempt) bool { return slices.ContainsFunc(x.batch, h.same) })
-			if next < 0 {
+			next := slices.IndexFunc(mine[i+1:], h.sameEvent)
+			if !slices.ContainsFunc(mine[i+1:], h.isIn) {
 				continue
 			}
 			from := a.at + waits[min(n, len(waits))-1]
@@ -242,9 +242,10 @@ func (o *oracle) secondChances() {
 				}
 			}
 			for event, h := range waiting {
-				next := slices.IndexFunc(mine[i+1:], func(x *attempt) bool { return slices.ContainsFunc(x.batch, h.same) })
+				next := slices.IndexFunc(mine[i+1:], h.sameEvent)
 				hasIt := slices.ContainsFunc(a.batch, h.same)
-				if event == "" || next < 0 || hasIt || o.hand("", "", h.id) || o.failedBefore(mine[:i], event, a.in) {
+				if event == "" || !slices.ContainsFunc(mine[i+1:], h.isIn) || hasIt || o.hand("", "", h.id) ||
+					o.failedBefore(mine[:i], event, a.in) {
 					continue
 				}
 				b := mine[i+1+next]

@@ -234,6 +234,9 @@ func someRoutes(r *rand.Rand) []routePlan {
 		{name: "page", vms: "leader", late: "send", timeout: 10 * time.Second,
 			types: []string{"Reboot", "Redeploy", "Preempt"}, changes: []string{"first", "vanished"}},
 	}
+	if r.IntN(4) == 0 { // and no reminders, which would come before
+		all[0].lead, all[0].remind = 10*time.Minute, nil
+	}
 	for i := range all {
 		if r.IntN(5) == 0 {
 			all[i].when = pick(r, conditions...)

@@ -58,10 +58,23 @@ func (o *oracle) lead(id string, b belief, r routePlan) {
 			continue
 		}
 		c := b.changes[i]
+		if !o.setUp(r.name, c.at, t.start) || o.hand("replay", r.name, t.id) {
+			continue // it heard nothing of how the event moved meanwhile
+		}
 		due := c.event.notBeforeTime().Add(-r.lead)
 		if (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due.After(c.clock.Add(time.Second)) &&
 			t.began.clock.Before(due) && t.instead == "" {
 			o.add("lead", "%s was told %s at %v, before its lead", r.name, t.id, short(t.start))
+		}
+		if c.kind != "scheduled" && c.kind != "updated" || c.event.notBefore < 0 {
+			continue
+		}
+		for _, newer := range b.changes[i+1:] {
+			waited := due.After(newer.clock.Add(time.Second)) && newer.boot == t.in && !o.ill(newer.at, t.start)
+			if waited && newer.routes[r.name] && !newer.gone() && !newer.held && newer.at+time.Second < t.start &&
+				t.attempt.began.boot == t.in && t.handed.attempt == 1 && t.instead == "" && !o.hand("", r.name, t.id) {
+				o.add("lead", "%s was told %s at %v, which waited when %s came", r.name, t.id, short(t.start), newer.id)
+			}
 		}
 	}
 }
@@ -126,7 +139,7 @@ func (o *oracle) reminded(id string, b belief, r routePlan) {
 func (o *oracle) reminders(id string, b belief, r routePlan) {
 	told := map[string]taken{}
 	for _, t := range o.tried[id][r.name] {
-		if t.change != "reminder" {
+		if t.change != "reminder" || t.instead != "" {
 			continue
 		}
 		lead, notBefore, ok := parseReminder(t.id)

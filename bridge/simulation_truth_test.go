@@ -79,6 +79,7 @@ type truth struct {
 	empty   bool                     // the last answer was empty
 	version int                      // of the document last taken in, in this run of the program
 	valid   time.Duration            // when the last valid answer came, in this run of the program; below 0 for none
+	doubt   bool                     // that may not have been the poll loop's
 	away    *bool                    // for the changes that the answer shows
 
 	boot   *boot  // this run of the program
@@ -230,10 +231,11 @@ func (t *truth) answer(a *answer) {
 		unsure = true
 	}
 	if valid := a.what == "document" || a.what == "unchanged" || a.what == "empty" && empty; valid {
-		if away := t.valid < 0 || a.at-t.valid > time.Minute; a.asker == poller {
+		away := t.valid < 0 || a.at-t.valid > time.Minute
+		if a.asker == poller && !t.doubt {
 			t.away = &away
 		}
-		t.valid = a.at
+		t.valid, t.doubt = a.at, a.asker != poller
 	}
 	switch {
 	case a.what == "empty" && empty:

@@ -323,11 +323,11 @@ func (w *world) step(p *process) {
 // settle lets all trouble end, and waits until the program has done what it can.
 func (w *world) settle(p *process) {
 	w.mu.Lock()
+	if w.diskTrouble.how != "hangs" {
+		w.endIlls(w.now())
+	}
 	w.endpoint, w.instance, w.diskTrouble, w.late = endpointTrouble{}, instanceTrouble{}, diskTrouble{}, w.now()
 	clear(w.sinks)
-	for i := range w.ills {
-		w.ills[i].to = min(w.ills[i].to, w.now())
-	}
 	w.mu.Unlock()
 	w.sleep(2 * time.Minute)
 	for range 20 {
