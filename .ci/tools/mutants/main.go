@@ -1,0 +1,285 @@
+// Mutants says how much of a package its tests hold: it makes one small mistake at a time in the code, runs the tests,
+// and lists the mistakes that no test noticed.
+//
+//	go -C .ci/tools run ./mutants [-n 200] [-seed 1] [-only FILE:LINE] PACKAGE... [-- FLAGS OF go test]
+//
+// Packages are directories. A mistake in one is first tried on that package's own tests, then on those of the others in
+// the order in which they are named. The mistakes are a sample, as many of each file as it has a share of all; another
+// seed makes another sample. Nothing in the work tree is touched: go test gets each changed file as an overlay.
+//
+// What is changed: a condition is negated, or loses one of its sides; a comparison is made with the equal case or
+// without it, or turned round; a statement is left out; a number is one more, a truth its opposite.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/build"
+	"go/parser"
+	"go/token"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// A mutant is a file with one mistake.
+type mutant struct {
+	file     string
+	line     int
+	from, to int // the bytes that are replaced …
+	by       string
+	what     string
+}
+
+func (m mutant) String() string {
+	return fmt.Sprintf("%s:%d: %s", m.file, m.line, m.what)
+}
+
+func main() {
+	n := flag.Int("n", 200, "how many mistakes are tried")
+	seed := flag.Uint64("seed", 1, "of the sample")
+	only := flag.String("only", "", "the beginning of FILE:LINE: no others")
+	at := flag.String("at", "../..", "the root of the module")
+	parallel := flag.Int("p", 2, "how many at once")
+	flag.Parse()
+	packages, flags := flag.Args(), []string(nil)
+	if i := slices.Index(packages, "--"); i >= 0 {
+		packages, flags = packages[:i], packages[i+1:]
+	}
+	if err := os.Chdir(*at); err != nil {
+		fail(err)
+	}
+	var all []mutant
+	for i, p := range packages {
+		packages[i] = "./" + filepath.Clean(p)
+		found, err := mutantsOf(p)
+		if err != nil {
+			fail(err)
+		}
+		all = append(all, found...)
+	}
+	all = slices.DeleteFunc(all, func(m mutant) bool { return !strings.HasPrefix(m.String(), *only) })
+	chosen := sample(all, *n, rand.New(rand.NewPCG(*seed, 0)))
+	fmt.Printf("%d of %d mistakes, seed %d\n", len(chosen), len(all), *seed)
+
+	work := make(chan mutant)
+	var mu sync.Mutex
+	count := map[string]int{}
+	var workers sync.WaitGroup
+	for range *parallel {
+		workers.Go(func() {
+			for m := range work {
+				result := try(m, packages, flags)
+				mu.Lock()
+				count[result]++
+				if result == survived || result == broken {
+					fmt.Printf("%s  %v\n", result, m)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, m := range chosen {
+		work <- m
+	}
+	close(work)
+	workers.Wait()
+	tried := count[noticed] + count[survived]
+	fmt.Printf("%d noticed, %d survived: %.1f %%; %d could not be compiled\n", count[noticed], count[survived],
+		100*float64(count[noticed])/float64(max(tried, 1)), count[impossible])
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "mutants:", err)
+	os.Exit(1)
+}
+
+// What becomes of a mutant.
+const (
+	noticed    = "noticed"
+	survived   = "survived"
+	impossible = "impossible" // to compile
+	broken     = "broken"     // go test could not be run
+)
+
+// try runs the tests on a mutant.
+func try(m mutant, packages, flags []string) string {
+	dir, err := os.MkdirTemp("", "mutant-")
+	if err != nil {
+		return broken
+	}
+	defer os.RemoveAll(dir)
+	text, err := os.ReadFile(m.file)
+	if err != nil {
+		return broken
+	}
+	changed, overlay := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json")
+	path, err := filepath.Abs(m.file)
+	if err != nil {
+		return broken
+	}
+	listed, err := json.Marshal(map[string]map[string]string{"Replace": {path: changed}})
+	if err != nil {
+		return broken
+	}
+	text = slices.Concat(text[:m.from], []byte(m.by), text[m.to:])
+	if os.WriteFile(changed, text, 0o600) != nil || os.WriteFile(overlay, listed, 0o600) != nil {
+		return broken
+	}
+	own := "./" + filepath.Dir(m.file)
+	others := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return p == own })
+	for _, p := range append([]string{own}, others...) {
+		args := slices.Concat([]string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-failfast"}, flags, []string{p})
+		out, err := exec.Command("go", args...).CombinedOutput()
+		switch {
+		case err == nil:
+		case bytes.Contains(out, []byte("[build failed]")), bytes.Contains(out, []byte("[setup failed]")):
+			return impossible
+		default:
+			return noticed
+		}
+	}
+	return survived
+}
+
+// sample picks n of all, of each file as many as its share, but one at least.
+func sample(all []mutant, n int, r *rand.Rand) (chosen []mutant) {
+	files := map[string][]mutant{}
+	var names []string
+	for _, m := range all {
+		if files[m.file] == nil {
+			names = append(names, m.file)
+		}
+		files[m.file] = append(files[m.file], m)
+	}
+	for _, name := range names {
+		list := files[name]
+		r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		share := (n*len(list) + len(all)/2) / len(all)
+		chosen = append(chosen, list[:min(max(share, 1), len(list))]...)
+	}
+	return chosen
+}
+
+// mutantsOf gives all mutants of the package in a directory.
+func mutantsOf(dir string) (all []mutant, err error) {
+	p, err := build.ImportDir(dir, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range p.GoFiles {
+		file := filepath.Join(dir, name)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, file, text, 0)
+		if err != nil {
+			return nil, err
+		}
+		f := &mutator{set: set, text: text, file: file}
+		ast.Inspect(tree, f.visit)
+		all = append(all, f.found...)
+	}
+	return all, nil
+}
+
+// A mutator finds the mutants of one file.
+type mutator struct {
+	set   *token.FileSet
+	text  []byte
+	file  string
+	found []mutant
+}
+
+func (f *mutator) of(n ast.Node) string {
+	return string(f.text[f.set.Position(n.Pos()).Offset:f.set.Position(n.End()).Offset])
+}
+
+// replace adds the mutant in which a node reads otherwise.
+func (f *mutator) replace(n ast.Node, by string) {
+	at := f.set.Position(n.Pos())
+	line := strings.Join(strings.Fields(f.of(n)), " ")
+	what := line + "  →  " + by
+	if by == "" {
+		what = "left out: " + line
+	}
+	f.found = append(f.found, mutant{f.file, at.Line, at.Offset, f.set.Position(n.End()).Offset, by, what})
+}
+
+// otherwise is what a comparison is turned into.
+var otherwise = map[token.Token][]string{
+	token.LSS: {"<=", ">="}, token.LEQ: {"<", ">"}, token.GTR: {">=", "<="}, token.GEQ: {">", "<"},
+	token.EQL: {"!="}, token.NEQ: {"=="},
+}
+
+func (f *mutator) visit(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.GenDecl:
+		return n.Tok == token.CONST || n.Tok == token.VAR
+	case *ast.IfStmt:
+		f.replace(n.Cond, "!("+f.of(n.Cond)+")")
+	case *ast.SwitchStmt:
+		if n.Tag == nil {
+			for _, clause := range n.Body.List {
+				for _, cond := range clause.(*ast.CaseClause).List {
+					f.replace(cond, "!("+f.of(cond)+")")
+				}
+			}
+		}
+	case *ast.BinaryExpr:
+		for _, op := range otherwise[n.Op] {
+			f.replace(n, f.of(n.X)+" "+op+" "+f.of(n.Y))
+		}
+		if n.Op == token.LAND || n.Op == token.LOR {
+			f.replace(n, f.of(n.X))
+			f.replace(n, f.of(n.Y))
+		}
+	case *ast.BlockStmt:
+		f.statements(n.List)
+	case *ast.CaseClause:
+		f.statements(n.Body)
+	case *ast.CommClause:
+		f.statements(n.Body)
+	case *ast.BasicLit:
+		if i, err := strconv.ParseInt(strings.ReplaceAll(n.Value, "_", ""), 0, 64); n.Kind == token.INT && err == nil {
+			f.replace(n, strconv.FormatInt(i+1, 10))
+		}
+	case *ast.Ident:
+		if opposite := map[string]string{"true": "false", "false": "true"}[n.Name]; opposite != "" {
+			f.replace(n, opposite)
+		}
+	}
+	return true
+}
+
+// statements leaves out those that can be left out. What is said to people alone is not looked at.
+func (f *mutator) statements(list []ast.Stmt) {
+	for _, s := range list {
+		switch s := s.(type) {
+		case *ast.AssignStmt:
+			if s.Tok == token.DEFINE {
+				continue
+			}
+		case *ast.ExprStmt, *ast.IncDecStmt, *ast.DeferStmt, *ast.BranchStmt:
+		case *ast.ReturnStmt:
+			if len(s.Results) > 0 {
+				continue
+			}
+		default:
+			continue
+		}
+		if text := f.of(s); !strings.Contains(text, ".Log.") && !strings.Contains(text, ".log.") {
+			f.replace(s, "")
+		}
+	}
+}
