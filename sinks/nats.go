@@ -20,27 +20,13 @@ import (
 
 // natsSettings are the keys of nats. What is secret has three forms; see Value.
 type natsSettings struct {
-	URL          natsURLs       `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
-	URLFile      string         `yaml:"url_file"`
-	URLEnv       string         `yaml:"url_env"`
+	NATSSettings `yaml:",inline"`
 	Subject      string         `yaml:"subject" doc:"subject of each message; it ends in the id (default: see help sinks nats)"`
 	SubjectFile  string         `yaml:"subject_file"`
 	Once         *bool          `yaml:"once" default:"true" doc:"refuse copies, however old the first is"`
 	Core         bool           `yaml:"core" doc:"plain NATS without JetStream: who isn't connected gets nothing"`
 	Domain       string         `yaml:"domain" doc:"JetStream domain (default: the account's)"`
-	InboxPrefix  string         `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
 	Mode         string         `yaml:"mode" default:"binary" doc:"form of the CloudEvent: binary or structured"`
-	CredsFile    string         `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
-	NKeyFile     string         `yaml:"nkey_file" doc:"file with the seed of an NKey"`
-	Username     string         `yaml:"username" doc:"user name"`
-	Password     Secret         `yaml:"password" doc:"password"`
-	PasswordFile string         `yaml:"password_file"`
-	PasswordEnv  string         `yaml:"password_env"`
-	Token        Secret         `yaml:"token" doc:"authentication token"`
-	TokenFile    string         `yaml:"token_file"`
-	TokenEnv     string         `yaml:"token_env"`
-	TLS          natsTLS        `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
-	Insecure     bool           `yaml:"insecure" doc:"send credentials without TLS to another machine"`
 	Provision    *natsProvision `yaml:"provision" doc:"create or update the stream; without this key it must exist"`
 }
 
@@ -50,17 +36,14 @@ var natsTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSen
 // natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents has it, and waits until
 // a stream has stored it. Deliver and Connect are called from one goroutine at a time.
 type natsSink struct {
-	credentials natsCredentials
-	subjects    natsSubjects
-	once        bool
-	core        bool
-	structured  bool
-	provision   *natsProvision
-	name        string // of the connection
-	domain      string // of JetStream
-	inbox       string // what the subjects of answers begin with, "" for _INBOX
-	link        Dialer
-	log         *slog.Logger
+	servers    *NATS
+	subjects   natsSubjects
+	once       bool
+	core       bool
+	structured bool
+	provision  *natsProvision
+	domain     string // of JetStream
+	log        *slog.Logger
 
 	mu      sync.Mutex // for session: Close may come from another goroutine
 	session *natsSession
@@ -73,8 +56,7 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 	}
 	n := &natsSink{
 		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured", provision: s.Provision,
-		name: strings.TrimSpace(h.Agent + " " + h.Name), link: h.dialer(natsDial), log: h.Log,
-		domain: s.Domain, inbox: s.InboxPrefix,
+		domain: s.Domain, log: h.Log,
 	}
 	switch {
 	case !oneOf(s.Mode, "", "binary", "structured"):
@@ -85,14 +67,11 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 		return Opened{}, &KeyError{"domain", errors.New("is one of JetStream, and core does without; expected one or the other")}
 	case s.Domain != "" && natsToken(s.Domain) != s.Domain:
 		return Opened{}, &KeyError{"domain", fmt.Errorf("%q is no name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)}
-	case s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix:
-		return Opened{}, &KeyError{"inbox_prefix", fmt.Errorf("%q is no subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots "+
-			"between them, such as _INBOX_forewarn", s.InboxPrefix)}
 	case s.Core && s.Provision != nil:
 		return Opened{}, &KeyError{"provision", errors.New("is about a stream, and core sends to none; expected one or the other")}
 	}
 	var err error
-	if n.credentials, err = newNATSCredentials(s, h); err != nil {
+	if n.servers, err = NewNATS(s.NATSSettings, h); err != nil {
 		return Opened{}, err
 	}
 	subject, key, err := givenText("subject", s.Subject, s.SubjectFile)
@@ -111,11 +90,7 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 	if n.provision, err = s.Provision.check(n.subjects); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: n, Secrets: n.credentials.files(), Notes: n.notes()}
-	if a, err := n.credentials.read(); err == nil && a.inClear != "" {
-		opened.Notes = append(opened.Notes, noteInClear(a.inClear))
-	}
-	return opened, nil
+	return Opened{Sink: n, Secrets: n.servers.Secrets(), Notes: append(n.notes(), n.servers.Notes()...)}, nil
 }
 
 func (n *natsSink) notes() []string {
@@ -198,8 +173,7 @@ func (n *natsSink) Close() error {
 	return nil
 }
 
-// with does something with a connection that was made with the credentials as they are now, and judges how it ended.
-// What it says went through the veil.
+// with does something with a connection that was made with the credentials as they are now.
 func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSession) error) error {
 	if _, ok := ctx.Deadline(); !ok {
 		limited, cancel := context.WithTimeout(ctx, natsTerms.Timeout)
@@ -210,23 +184,12 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 	if err != nil {
 		return err
 	}
-	_, server, err := s.current()
-	if err == nil {
-		err = s.during(ctx, func(ctx context.Context) error { return do(ctx, s) })
-	}
-	if err == nil {
-		return nil
-	}
-	v := s.access.veil
-	if ctx.Err() != nil {
-		return noAnswer(ctx, v.over(server))
-	}
-	return say(classOfNATS(err), v.line(server+": "+err.Error(), false, 500))
+	return s.during(ctx, func(ctx context.Context) error { return do(ctx, s) })
 }
 
 // connected is the session, a new one if there is none, if nats.go gave it up, or if the credentials have changed.
 func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
-	a, err := n.credentials.read()
+	a, err := n.servers.read()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
@@ -237,7 +200,16 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 		return s, nil
 	}
 	n.Close()
-	if s, err = n.dial(ctx, a); err != nil {
+	if s, err = n.servers.dial(ctx, natsMaxTalk); err != nil {
+		return nil, err
+	}
+	if n.domain == "" {
+		s.js, err = jetstream.New(s.conn)
+	} else {
+		s.js, err = jetstream.NewWithDomain(s.conn, n.domain)
+	}
+	if err != nil {
+		s.end()
 		return nil, err
 	}
 	n.mu.Lock()

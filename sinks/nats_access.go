@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
 	"slices"
@@ -15,8 +16,27 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// natsCredentials are where the servers' addresses and what lets one in come from. They are read at the moment of use.
-type natsCredentials struct {
+// NATSSettings are the keys by which the servers of NATS are reached. They stand in the section of whoever connects.
+type NATSSettings struct {
+	URL          natsURLs `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
+	URLFile      string   `yaml:"url_file"`
+	URLEnv       string   `yaml:"url_env"`
+	CredsFile    string   `yaml:"creds_file" doc:"credentials file: user JWT and seed"`
+	NKeyFile     string   `yaml:"nkey_file" doc:"file with the seed of an NKey"`
+	Username     string   `yaml:"username" doc:"user name"`
+	Password     Secret   `yaml:"password" doc:"password"`
+	PasswordFile string   `yaml:"password_file"`
+	PasswordEnv  string   `yaml:"password_env"`
+	Token        Secret   `yaml:"token" doc:"authentication token"`
+	TokenFile    string   `yaml:"token_file"`
+	TokenEnv     string   `yaml:"token_env"`
+	TLS          natsTLS  `yaml:"tls" doc:"require TLS; nothing is sent before the handshake"`
+	Insecure     bool     `yaml:"insecure" doc:"send credentials without TLS to another machine"`
+	InboxPrefix  string   `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
+}
+
+// NATS is the way to the servers that NATSSettings name. What lets one in is read at the moment of use.
+type NATS struct {
 	urls     sources
 	creds    string // path of a file
 	nkey     string // path of a file
@@ -28,9 +48,14 @@ type natsCredentials struct {
 	secure   bool // nothing is said before TLS
 	first    bool // nor does the server say anything before
 	getenv   func(string) string
+
+	name  string // of the connections
+	inbox string // what the subjects of answers begin with, "" for _INBOX
+	link  Dialer
+	log   *slog.Logger
 }
 
-// natsAccess is what natsCredentials say at one moment, and the veil that covers it.
+// natsAccess is what a NATS says at one moment, and the veil that covers it.
 type natsAccess struct {
 	servers []*url.URL
 	login   nats.Option
@@ -69,14 +94,19 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 	return nil
 }
 
-// newNATSCredentials checks the settings and reads all values once.
-func newNATSCredentials(s natsSettings, h Host) (natsCredentials, error) {
-	c := natsCredentials{
+// NewNATS checks the settings and reads all values once. Its errors are *KeyError.
+func NewNATS(s NATSSettings, h Host) (*NATS, error) {
+	n := &NATS{
 		creds: s.CredsFile, nkey: s.NKeyFile, username: s.Username, getenv: h.Getenv, insecure: s.Insecure,
 		tls:    tlsSettings{s.TLS.CAFile, s.TLS.CertFile, s.TLS.KeyFile, s.TLS.ServerName},
 		secure: s.TLS != natsTLS{}, first: s.TLS.HandshakeFirst,
 		password: spelled("password", s.Password, s.PasswordFile, s.PasswordEnv),
 		token:    spelled("token", s.Token, s.TokenFile, s.TokenEnv),
+		name:     strings.TrimSpace(h.Agent + " " + h.Name), inbox: s.InboxPrefix, link: h.dialer(natsDial), log: h.Log,
+	}
+	if s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix {
+		return nil, &KeyError{"inbox_prefix", fmt.Errorf("%q is no subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots "+
+			"between them, such as _INBOX_forewarn", s.InboxPrefix)}
 	}
 	var text Secret
 	if len(s.URL) == 1 && s.URL[0].Text.text != nil {
@@ -84,46 +114,56 @@ func newNATSCredentials(s natsSettings, h Host) (natsCredentials, error) {
 	}
 	switch one := spelled("url", text, s.URLFile, s.URLEnv); {
 	case len(s.URL) > 0 && s.URLFile != "":
-		return c, &KeyError{"url_file", errors.New("url is given too; expected only one of them")}
+		return nil, &KeyError{"url_file", errors.New("url is given too; expected only one of them")}
 	case len(s.URL) > 0 && s.URLEnv != "":
-		return c, &KeyError{"url_env", errors.New("url is given too; expected only one of them")}
+		return nil, &KeyError{"url_env", errors.New("url is given too; expected only one of them")}
 	case one.given():
-		c.urls = sources{one}
+		n.urls = sources{one}
 	case len(s.URL) == 0:
-		return c, &KeyError{"url", errors.New("missing; expected url, url_file or url_env")}
+		return nil, &KeyError{"url", errors.New("missing; expected url, url_file or url_env")}
 	default:
 		for i, v := range s.URL {
-			c.urls = append(c.urls, nested("url."+strconv.Itoa(i), v))
+			n.urls = append(n.urls, nested("url."+strconv.Itoa(i), v))
 		}
 	}
-	if err := c.sources().check(); err != nil {
-		return c, err
+	if err := n.sources().check(); err != nil {
+		return nil, err
 	}
 	switch {
-	case c.username != "" && !c.password.given():
-		return c, &KeyError{"username", errors.New("needs password, password_file or password_env beside it")}
-	case c.username == "" && c.password.given():
-		return c, &KeyError{"password", errors.New("needs username beside it")}
+	case n.username != "" && !n.password.given():
+		return nil, &KeyError{"username", errors.New("needs password, password_file or password_env beside it")}
+	case n.username == "" && n.password.given():
+		return nil, &KeyError{"password", errors.New("needs username beside it")}
 	}
-	_, err := c.read()
-	return c, err
+	if _, err := n.read(); err != nil {
+		return nil, err
+	}
+	return n, nil
 }
 
 // sources are all values but those that are only ever files.
-func (c natsCredentials) sources() sources { return append(slices.Clone(c.urls), c.password, c.token) }
+func (n *NATS) sources() sources { return append(slices.Clone(n.urls), n.password, n.token) }
 
-// files are the files whose change means new credentials.
-func (c natsCredentials) files() []string {
-	names := slices.Concat(c.tls.files(), c.sources().files(), []string{c.creds, c.nkey})
+// Secrets are the files whose change means new credentials.
+func (n *NATS) Secrets() []string {
+	names := slices.Concat(n.tls.files(), n.sources().files(), []string{n.creds, n.nkey})
 	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
+// Notes are what an operator may not expect of the settings.
+func (n *NATS) Notes() []string {
+	if a, err := n.read(); err == nil && a.inClear != "" {
+		return []string{noteInClear(a.inClear)}
+	}
+	return nil
+}
+
 // read gets all values as they are now. Its errors are *KeyError and hold no secret.
-func (c natsCredentials) read() (natsAccess, error) {
-	a := natsAccess{veil: new(veil), login: func(*nats.Options) error { return nil }, secure: c.secure}
+func (n *NATS) read() (natsAccess, error) {
+	a := natsAccess{veil: new(veil), login: func(*nats.Options) error { return nil }, secure: n.secure}
 	sum := sha256.New()
 	var logins []string // the keys that let one in, of which there is at most one
-	user, err := c.readURLs(&a)
+	user, err := n.readURLs(&a)
 	if err != nil {
 		return a, err
 	}
@@ -138,10 +178,10 @@ func (c natsCredentials) read() (natsAccess, error) {
 		given bool
 		read  func(*natsAccess) (string, error)
 	}{
-		{"creds_file", c.creds != "", c.readCreds},
-		{"nkey_file", c.nkey != "", c.readNKey},
-		{"username", c.password.given(), c.readPassword},
-		{"token", c.token.given(), c.readToken},
+		{"creds_file", n.creds != "", n.readCreds},
+		{"nkey_file", n.nkey != "", n.readNKey},
+		{"username", n.password.given(), n.readPassword},
+		{"token", n.token.given(), n.readToken},
 	} {
 		if !l.given {
 			continue
@@ -155,41 +195,41 @@ func (c natsCredentials) read() (natsAccess, error) {
 		}
 		fmt.Fprintf(sum, "%q", text)
 	}
-	if a.tls, err = c.tls.load(); err != nil {
+	if a.tls, err = n.tls.load(); err != nil {
 		return a, err
 	}
-	looks, err := c.tls.stamp()
+	looks, err := n.tls.stamp()
 	if err != nil {
 		return a, err
 	}
 	a.stamp = string(sum.Sum(nil)) + looks
-	return a, c.refuseInClear(&a, logins)
+	return a, n.refuseInClear(&a, logins)
 }
 
 // refuseInClear refuses to show what lets one in to whoever is between here and the servers. An nkey shows nothing: its
 // seed signs what the server asks, and stays here.
-func (c natsCredentials) refuseInClear(a *natsAccess, logins []string) error {
+func (n *NATS) refuseInClear(a *natsAccess, logins []string) error {
 	if a.secure || !a.away || len(logins) == 0 || logins[0] == "nkey_file" {
 		return nil
 	}
 	switch a.inClear = logins[0]; a.inClear {
 	case "url":
-		a.inClear = c.urls[0].from()
+		a.inClear = n.urls[0].from()
 	case "username":
-		a.inClear = c.password.from()
+		a.inClear = n.password.from()
 	case "token":
-		a.inClear = c.token.from()
+		a.inClear = n.token.from()
 	}
-	if c.insecure {
+	if n.insecure {
 		return nil
 	}
 	return &KeyError{a.inClear, errInClear}
 }
 
 // readURLs reads the servers. user says that one of them holds credentials.
-func (c natsCredentials) readURLs(a *natsAccess) (user bool, err error) {
-	for _, s := range c.urls {
-		text, err := s.read(c.getenv)
+func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
+	for _, s := range n.urls {
+		text, err := s.read(n.getenv)
 		if err != nil {
 			return false, err
 		}
@@ -231,36 +271,36 @@ func natsURL(text string) (*url.URL, error) {
 	return &url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host}, nil
 }
 
-func (c natsCredentials) readCreds(a *natsAccess) (string, error) {
-	text, err := readSmall(c.creds)
+func (n *NATS) readCreds(a *natsAccess) (string, error) {
+	text, err := readSmall(n.creds)
 	if err != nil {
 		return "", &KeyError{"creds_file", err}
 	}
 	token, err := nkeys.ParseDecoratedJWT(text)
 	if err != nil || strings.Count(token, ".") != 2 {
-		return "", &KeyError{"creds_file", fmt.Errorf("%s holds no user JWT; expected a file made by nsc or by nats auth", c.creds)}
+		return "", &KeyError{"creds_file", fmt.Errorf("%s holds no user JWT; expected a file made by nsc or by nats auth", n.creds)}
 	}
 	pair, err := nkeys.ParseDecoratedUserNKey(text)
 	if err != nil {
-		return "", &KeyError{"creds_file", fmt.Errorf("%s holds no user seed; expected a file made by nsc or by nats auth", c.creds)}
+		return "", &KeyError{"creds_file", fmt.Errorf("%s holds no user seed; expected a file made by nsc or by nats auth", n.creds)}
 	}
 	a.veil.hide(token, seedOf(pair))
 	a.login = nats.UserCredentialBytes(text)
 	return string(text), nil
 }
 
-func (c natsCredentials) readNKey(a *natsAccess) (string, error) {
-	text, err := readSmall(c.nkey)
+func (n *NATS) readNKey(a *natsAccess) (string, error) {
+	text, err := readSmall(n.nkey)
 	if err != nil {
 		return "", &KeyError{"nkey_file", err}
 	}
 	pair, err := nkeys.ParseDecoratedUserNKey(text)
 	if err != nil {
-		return "", &KeyError{"nkey_file", fmt.Errorf("%s holds no seed of a user; expected one that begins with SU", c.nkey)}
+		return "", &KeyError{"nkey_file", fmt.Errorf("%s holds no seed of a user; expected one that begins with SU", n.nkey)}
 	}
 	public, err := pair.PublicKey()
 	if err != nil {
-		return "", &KeyError{"nkey_file", fmt.Errorf("%s: %w", c.nkey, err)}
+		return "", &KeyError{"nkey_file", fmt.Errorf("%s: %w", n.nkey, err)}
 	}
 	a.veil.hide(seedOf(pair))
 	a.login = nats.Nkey(public, pair.Sign)
@@ -272,18 +312,18 @@ func seedOf(pair nkeys.KeyPair) string {
 	return string(seed)
 }
 
-func (c natsCredentials) readPassword(a *natsAccess) (string, error) {
-	password, err := c.password.read(c.getenv)
+func (n *NATS) readPassword(a *natsAccess) (string, error) {
+	password, err := n.password.read(n.getenv)
 	if err != nil {
 		return "", err
 	}
-	a.veil.hideBasic(c.username, password)
-	a.login = nats.UserInfo(c.username, password)
+	a.veil.hideBasic(n.username, password)
+	a.login = nats.UserInfo(n.username, password)
 	return password, nil
 }
 
-func (c natsCredentials) readToken(a *natsAccess) (string, error) {
-	token, err := c.token.read(c.getenv)
+func (n *NATS) readToken(a *natsAccess) (string, error) {
+	token, err := n.token.read(n.getenv)
 	if err != nil {
 		return "", err
 	}

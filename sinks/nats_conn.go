@@ -11,6 +11,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,7 @@ type natsLink struct {
 	config *tls.Config
 	secure bool // nothing is sent before TLS
 	first  bool // the server waits for the handshake before it says anything
+	signs  bool // an nkey lets one in, which signs what the server asks
 }
 
 // connect reads the server's INFO and starts TLS if one of the two sides wants it. nats.go gets that INFO again without
@@ -93,6 +95,9 @@ func (l natsLink) greet(ctx context.Context, raw net.Conn, address string) (*nat
 	case l.secure:
 		return nil, nats.ErrSecureConnWanted
 	}
+	if l.signs && info.Nonce == "" {
+		return nil, nats.ErrNkeysNotSupported
+	}
 	info.TLSRequired, info.TLSAvailable, info.ConnectURLs = false, false, nil
 	text, err := json.Marshal(info)
 	if err != nil {
@@ -124,16 +129,29 @@ type natsConn struct {
 	ready   []byte // what is left to hand on of a line that was checked
 	payload int    // bytes of a message that come next
 	ending  bool   // behind them the message has to end
-	said    atomic.Int64
-	since   time.Time // when said began anew, apart from attempts
+
+	talk  int64 // bytes that the server may say between two attempts, or in a minute; 0 is no limit
+	said  atomic.Int64
+	since time.Time // when said began anew, apart from attempts
+
+	up    atomic.Bool                  // the server has let us in
+	heard func(*natsConn, error, bool) // is told of -ERR, and once why the connection is over
+	over  sync.Once
 }
 
 func newNATSConn(conn, raw net.Conn) *natsConn {
-	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn)}
+	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn), talk: natsMaxTalk, heard: func(*natsConn, error, bool) {}}
 }
 
 // Close ends the connection at once. TLS would first say goodbye to a server that may not listen.
-func (c *natsConn) Close() error { return c.raw.Close() }
+func (c *natsConn) Close() error { return c.end(errGivenUp) }
+
+// end is Close with a reason.
+func (c *natsConn) end(why error) error {
+	err := c.raw.Close()
+	c.over.Do(func() { c.heard(c, why, true) })
+	return err
+}
 
 // renew lets the server say as much again. It may be called while Read is.
 func (c *natsConn) renew() { c.said.Store(0) }
@@ -142,7 +160,7 @@ func (c *natsConn) renew() { c.said.Store(0) }
 func (c *natsConn) Read(p []byte) (int, error) {
 	if len(c.ready) == 0 && c.payload == 0 {
 		if err := c.next(); err != nil {
-			c.Close()
+			c.end(err)
 			return 0, err
 		}
 	}
@@ -177,8 +195,14 @@ func (c *natsConn) next() error {
 		c.since = now
 		c.renew()
 	}
-	if c.said.Add(int64(len(line)+c.payload+natsLineCost)) > natsMaxTalk {
-		return fmt.Errorf("the server said more than %d bytes unasked", natsMaxTalk)
+	if c.said.Add(int64(len(line)+c.payload+natsLineCost)) > c.talk && c.talk > 0 {
+		return fmt.Errorf("the server said more than %d bytes unasked", c.talk)
+	}
+	switch {
+	case bytes.HasPrefix(line, []byte("PONG")):
+		c.up.Store(true)
+	case bytes.HasPrefix(line, []byte("-ERR")):
+		c.heard(c, natsSaid(strings.Trim(string(line[4:]), "' \r\n")), false)
 	}
 	c.ready = line
 	return nil

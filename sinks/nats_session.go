@@ -4,10 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -24,8 +23,22 @@ const (
 	natsJitter = time.Second      // so that a thousand machines do not return in one moment
 )
 
+// Dial connects to one of the servers with the credentials as they are now, or says why none of them would have it.
+// When ctx ends it returns at once and leaves nothing behind. Afterwards nats.go keeps the connection up: it returns to
+// any of the servers, and what finds no connection fails at once and is not sent later. It closes the connection for good
+// once a server has refused the credentials twice; dialing again reads them anew.
+//
+// What a server says is bounded before nats.go reads it, but not how many messages it sends.
+func (n *NATS) Dial(ctx context.Context) (*nats.Conn, error) {
+	s, err := n.dial(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	return s.conn, nil
+}
+
 // A natsSession is a connection that nats.go keeps up, and makes anew when it is lost, with the credentials of one
-// moment. It keeps nothing to send later: what finds no connection fails at once, and the bridge repeats it.
+// moment.
 type natsSession struct {
 	conn   *nats.Conn
 	js     jetstream.JetStream
@@ -37,106 +50,65 @@ type natsSession struct {
 	provided *natsConn // since when the stream was looked after; the server behind the next one may have lost it
 
 	mu     sync.Mutex
-	link   *natsConn
 	server string                  // that was dialed last
-	lost   error                   // why there is no connection, nil while there is one
+	link   *natsConn               // to it, nil when there is none
+	said   error                   // by it; a server says why and ends the connection
+	why    map[string]error        // of each server that was tried since there was a connection: why there is none
 	fail   context.CancelCauseFunc // ends what is under way, nil when nothing is
 }
 
-// dial connects to one of the servers, in random order, or says why none of them would have it: that is blocked only if
-// it is so at each. When ctx ends it returns at once and leaves nothing behind.
-func (n *natsSink) dial(ctx context.Context, a natsAccess) (*natsSession, error) {
-	var texts []string
-	blocked := true
-	for _, i := range rand.Perm(len(a.servers)) {
-		server := a.servers[i]
-		s, err := n.dialServer(ctx, a, server)
-		if err == nil {
-			return s, nil
-		}
-		if ctx.Err() != nil {
-			return nil, noAnswer(ctx, a.veil.over(server.Host))
-		}
-		blocked = blocked && errors.Is(classOfNATS(err), delivery.ErrBlocked)
-		texts = append(texts, a.veil.line(server.Host+": "+err.Error(), false, 300))
-	}
-	var class error
-	if blocked {
-		class = delivery.ErrBlocked
-	}
-	return nil, say(class, strings.Join(texts, "; "))
-}
-
-// dialServer connects to a server. Once it has, nats.go may return to any of the servers.
-func (n *natsSink) dialServer(ctx context.Context, a natsAccess, server *url.URL) (*natsSession, error) {
-	life, stop := context.WithCancel(context.Background())
-	s := &natsSession{access: a, log: n.log, server: server.Host, stop: stop, closed: make(chan struct{})}
-	o := n.options(life, s)
-	o.Servers = []string{server.String()}
-	if err := a.login(&o); err != nil {
-		stop()
-		return nil, err
-	}
-
-	keep := context.AfterFunc(ctx, func() { stop(); s.hangUp() })
-	var err error
-	s.conn, err = o.Connect()
-	if !keep() && err == nil {
-		s.end()
-		return nil, ctx.Err()
-	}
+// dial is Dial, but a server may say only so much unasked; 0 is no limit.
+func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
+	a, err := n.read()
 	if err != nil {
-		stop()
-		_, _, lost := s.current() // nats.go forgets why a connection was refused
-		return nil, cmp.Or(lost, err)
+		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	if n.domain == "" {
-		s.js, err = jetstream.New(s.conn)
-	} else {
-		s.js, err = jetstream.NewWithDomain(s.conn, n.domain)
-	}
-	var all []string
-	for _, u := range a.servers {
-		all = append(all, u.String())
-	}
-	if err = cmp.Or(err, s.conn.SetServerPool(all)); err != nil {
-		s.end()
-		return nil, err
-	}
-	return s, nil
-}
-
-// options are those of a session whose connections are made until life ends.
-func (n *natsSink) options(life context.Context, s *natsSession) nats.Options {
+	life, stop := context.WithCancel(context.Background())
+	s := &natsSession{access: a, log: n.log, stop: stop, closed: make(chan struct{}), why: make(map[string]error)}
 	o := nats.GetDefaultOptions()
 	o.Name, o.InboxPrefix = n.name, n.inbox
+	for _, u := range a.servers {
+		o.Servers = append(o.Servers, u.String())
+	}
 	o.IgnoreDiscoveredServers = true // anybody on the way could tell of one; the settings list the servers
 	o.SkipHostLookup = true
 	o.MaxReconnect, o.ReconnectBufSize, o.ReconnectJitter = -1, -1, natsJitter
 	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
-	link := natsLink{dial: n.link, config: s.access.tls, secure: s.access.secure, first: n.credentials.first}
+	link := natsLink{dial: n.link, config: a.tls, secure: a.secure, first: n.first, signs: n.nkey != ""}
 	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
+		s.hangUp(errGivenUp) // nats.go leaves such a connection open
+		s.found(address, nil)
 		conn, err := link.connect(life, network, address)
-		s.dialed(conn, address, err)
 		if err != nil {
+			s.heard(nil, err, true)
 			return nil, err
 		}
+		conn.talk, conn.heard = talk, s.heard
+		s.found(address, conn)
 		if life.Err() != nil { // hangUp may not have seen it
 			conn.Close()
 		}
 		return conn, nil
 	})
-	o.AsyncErrorCB = func(_ *nats.Conn, _ *nats.Subscription, err error) { s.trouble(err) }
-	o.DisconnectedErrCB = func(conn *nats.Conn, err error) {
-		if err == nil { // nats.go has closed it, and keeps the reason
-			err = cmp.Or(conn.LastError(), nats.ErrConnectionClosed)
-		}
-		s.down(err)
-	}
-	o.ReconnectErrCB = func(_ *nats.Conn, err error) { s.note(err) }
-	o.ReconnectedCB = func(*nats.Conn) { s.up() }
+	o.AsyncErrorCB = func(*nats.Conn, *nats.Subscription, error) {} // heard knows it; nats.go would print it
 	o.ClosedCB = func(*nats.Conn) { close(s.closed) }
-	return o
+	if err := a.login(&o); err != nil {
+		stop()
+		return nil, err
+	}
+	keep := context.AfterFunc(ctx, func() { stop(); s.hangUp(ctx.Err()) })
+	s.conn, err = o.Connect()
+	switch kept := keep(); {
+	case kept && err == nil:
+		return s, nil
+	case err == nil:
+		s.end()
+	}
+	stop()
+	if ctx.Err() != nil {
+		return nil, noAnswer(ctx, a.veil.over(s.server))
+	}
+	return nil, s.refusal(err)
 }
 
 type natsDialer func(network, address string) (net.Conn, error)
@@ -144,65 +116,109 @@ type natsDialer func(network, address string) (net.Conn, error)
 // Dial makes a connection.
 func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
-// dialed takes over a connection, on which nats.go logs in next, or why there is none.
-func (s *natsSession) dialed(link *natsConn, server string, err error) {
+// found is told of the server that is dialed, and then of the connection to it.
+func (s *natsSession) found(server string, link *natsConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server = server
-	if err != nil {
-		s.lost = err
+	s.server, s.link, s.said = server, link, nil
+}
+
+// heard is told what the server says out of turn on a connection, and why that is over, or why there is none.
+func (s *natsSession) heard(link *natsConn, err error, over bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if link != s.link { // an older one
 		return
 	}
-	s.link = link
-}
-
-// trouble hears what the server says out of turn, and why it refuses a new connection.
-func (s *natsSession) trouble(err error) {
-	s.note(err)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lost != nil {
-		s.lost = err
+	if s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may say much
+		s.log.Debug("nats", "server", s.access.veil.over(s.server), "err", s.access.veil.line(err.Error(), false, 500))
 	}
-	if s.fail != nil && errors.Is(err, nats.ErrPermissionViolation) {
-		s.fail(err) // the server answers nothing else
+	denied := errors.Is(err, nats.ErrPermissionViolation) // the server answers nothing else
+	switch {
+	case over:
+		err = cmp.Or(s.said, err)
+		s.why[s.server], s.link = err, nil
+	case !denied:
+		s.said = err
 	}
-}
-
-// down hears that the connection is lost, and ends what waits for an answer on it.
-func (s *natsSession) down(err error) {
-	s.note(err)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lost == nil { // else the reason is known
-		s.lost = err
-	}
-	if s.fail != nil {
+	if s.fail != nil && (over || denied) {
 		s.fail(err)
 	}
 }
 
-// up hears that there is a connection again.
-func (s *natsSession) up() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lost = nil
-}
-
-// note is for whoever looks for it: the log says at Debug what happens to the connection.
-func (s *natsSession) note(err error) {
-	if !s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may say much
-		return
+// during does something with the connection, if there is one, and judges how it ended: at once when ctx does, and when
+// the connection is lost. What it says went through the veil.
+func (s *natsSession) during(ctx context.Context, do func(context.Context) error) error {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer s.finish()
+	server, ok := s.begin(cancel)
+	if !ok {
+		return s.refusal(nats.ErrDisconnected)
 	}
-	_, server, _ := s.current()
-	s.log.Debug("nats", "server", s.access.veil.over(server), "err", s.access.veil.line(err.Error(), false, 500))
+	stop := context.AfterFunc(ctx, func() { s.hangUp(errNoAnswer) })
+	defer stop()
+	err := do(inner)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		s.hangUp(errNoAnswer) // before anybody uses it again
+		return noAnswer(ctx, s.access.veil.over(server))
+	}
+	if cause := context.Cause(inner); cause != nil {
+		err = cause
+	}
+	return say(classOfNATS(err), s.access.veil.line(server+": "+err.Error(), false, 500))
 }
 
-// current is the newest connection and its server, and why it was lost, if it was.
-func (s *natsSession) current() (link *natsConn, server string, lost error) {
+// begin makes fail end what is under way on the connection, whose server may say as much again; ok says whether there is
+// one.
+func (s *natsSession) begin(fail context.CancelCauseFunc) (server string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.link, s.server, s.lost
+	if s.link == nil || !s.link.up.Load() {
+		return "", false
+	}
+	clear(s.why)
+	s.fail = fail
+	s.link.renew()
+	return s.server, true
+}
+
+func (s *natsSession) finish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = nil
+}
+
+// refusal says why none of the servers has the connection: that is blocked only if it is so at each. err is what nats.go
+// says when nothing else is known.
+func (s *natsSession) refusal(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var texts []string
+	class := delivery.ErrBlocked
+	for _, u := range s.access.servers {
+		why, ok := s.why[u.Host]
+		if !ok || !errors.Is(classOfNATS(why), delivery.ErrBlocked) {
+			class = nil
+		}
+		if ok {
+			texts = append(texts, s.access.veil.line(u.Host+": "+why.Error(), false, 300))
+		}
+	}
+	if len(texts) == 0 {
+		texts = append(texts, s.access.veil.line(err.Error(), false, 300))
+	}
+	return say(class, strings.Join(texts, "; "))
+}
+
+// newest is the newest connection, nil when there is none.
+func (s *natsSession) newest() *natsConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.link
 }
 
 // gone says that nats.go does not connect any more, as after a server has refused the credentials twice.
@@ -215,55 +231,34 @@ func (s *natsSession) gone() bool {
 	}
 }
 
-// during does something with the connection. It ends at once when ctx does, and when the connection is lost.
-func (s *natsSession) during(ctx context.Context, do func(context.Context) error) error {
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	s.begin(cancel)
-	defer s.begin(nil)
-	stop := context.AfterFunc(ctx, s.hangUp)
-	defer stop()
-	err := do(inner)
-	cause := context.Cause(inner)
-	switch {
-	case err == nil, cause == nil:
-		return err
-	case ctx.Err() != nil:
-		s.hangUp() // before anybody uses it again
-		return ctx.Err()
-	}
-	return cause
-}
+var (
+	errNoAnswer = errors.New("no connection: the last one gave no answer, and the next is being made")
+	errGivenUp  = errors.New("the connection was given up: the server did not let the client in, or left a PING unanswered")
+)
 
-func (s *natsSession) begin(fail context.CancelCauseFunc) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fail = fail; fail != nil {
-		s.link.renew()
-	}
-}
-
-var errHungUp = errors.New("no connection: the last one gave no answer, and the next is being made")
-
-// hangUp ends a connection that gives no answer. nats.go makes another.
-func (s *natsSession) hangUp() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.link == nil {
-		return
-	}
-	s.link.Close()
-	if s.lost == nil {
-		s.lost = errHungUp
+// hangUp ends the connection, if there is one. nats.go makes another.
+func (s *natsSession) hangUp(why error) {
+	if link := s.newest(); link != nil {
+		link.end(why)
 	}
 }
 
 // end closes everything and returns when nothing of it runs that could say something.
 func (s *natsSession) end() {
 	s.stop()
-	s.hangUp() // so that nothing waits until it can be written
+	s.hangUp(errGivenUp) // so that nothing waits until it can be written
 	s.conn.Close()
 	<-s.closed
+}
+
+// A natsSaid is what a server said in an -ERR.
+type natsSaid string
+
+func (e natsSaid) Error() string { return string(e) }
+
+// Is says whether nats.go has err for it.
+func (e natsSaid) Is(err error) bool {
+	return strings.HasPrefix("nats: "+strings.ToLower(string(e)), err.Error())
 }
 
 // A natsVerdict is an answer whose class is known from what was asked.

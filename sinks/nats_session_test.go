@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 )
 
@@ -90,4 +92,70 @@ func TestNATSSilentConnectionIsNotUsedAgain(t *testing.T) {
 		}
 		closeSink(s)
 	})
+}
+
+// A connection of one's own has the login of the settings, may hear as much as it asks for, returns to a server that was
+// gone, and is closed for good when its credentials are refused.
+func TestNATSDial(t *testing.T) {
+	port, password := -1, "hunter2"
+	start := func() *server.Server {
+		srv := natsServe(t, func(o *server.Options) { o.Port, o.Username, o.Password = port, "azure", password })
+		port = srv.Addr().(*net.TCPAddr).Port
+		return srv
+	}
+	srv := start()
+	file := writeFile(t, "password", "hunter2")
+	settings := NATSSettings{URL: natsURLs{{Text: NewSecret(srv.ClientURL())}}, Username: "azure", PasswordFile: file}
+	n, err := NewNATS(settings, testHost(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := n.Secrets(); !slices.Equal(got, []string{file}) {
+		t.Errorf("Secrets are %q, want the password's file", got)
+	}
+	conn, err := n.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	heard, err := conn.SubscribeSync("much")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const much = 2 * natsMaxTalk / (100 << 10)
+	for range much {
+		if err := conn.Publish("much", make([]byte, 100<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range much {
+		if _, err := heard.NextMsg(10 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, now := range []struct {
+		password string
+		status   nats.Status
+	}{{"hunter2", nats.CONNECTED}, {"hunter3", nats.CLOSED}} {
+		changed := conn.StatusChanged(now.status)
+		natsStop(srv)
+		password = now.password
+		srv = start()
+		select {
+		case <-changed:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("with the password %s it is %s, want %s", now.password, conn.Status(), now.status)
+		}
+	}
+	if _, err := n.Dial(t.Context()); classOf(err) != blocked {
+		t.Errorf("with a wrong password: %v, want it blocked", err)
+	}
+	if err := os.WriteFile(file, []byte("hunter3"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	conn, err = n.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
 }

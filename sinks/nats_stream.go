@@ -120,7 +120,7 @@ func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfi
 
 // provide creates or updates the stream, once for each connection, and says what it did.
 func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
-	link, _, _ := s.current()
+	link := s.newest()
 	if n.provision == nil || s.provided == link {
 		return nil
 	}

@@ -118,10 +118,12 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 }
 
 // collect puts the fields of the struct v under their keys and returns these in order. A field without a yaml tag has
-// no key.
+// no key; those of an embedded struct stand beside the others.
 func collect(v reflect.Value, fields map[string]reflect.Value) (keys []string) {
 	for f, value := range v.Fields() {
-		if key, ok := f.Tag.Lookup("yaml"); ok {
+		if f.Anonymous {
+			keys = append(keys, collect(value, fields)...)
+		} else if key, ok := f.Tag.Lookup("yaml"); ok {
 			keys = append(keys, key)
 			fields[key] = value
 		}

@@ -181,7 +181,9 @@ func schemaOf(t reflect.Type) map[string]any {
 	case reflect.Struct:
 		props := properties{}
 		for f := range t.Fields() {
-			if key, ok := f.Tag.Lookup("yaml"); ok {
+			if f.Anonymous {
+				props = append(props, schemaOf(f.Type)["properties"].(properties)...)
+			} else if key, ok := f.Tag.Lookup("yaml"); ok {
 				props = append(props, property{key, described(f, schemaOf(f.Type))})
 			}
 		}
