@@ -133,7 +133,8 @@ func (k *killing) results() (all []string) {
 	return all
 }
 
-// looksAround waits until the rules must have been asked again: that is done every second, and Azure ten times as often.
+// looksAround waits until the rules must have been asked again: that is done every second, and Azure ten times as
+// often.
 func (k *killing) looksAround() {
 	k.Helper()
 	before := documents(k.azure.Requests())
@@ -190,7 +191,8 @@ func TestKillDuringAnApproval(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup // they wait most of the time, so they do it together
 	for _, step := range killSteps {
-		for _, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone", "the rule asks for more"} {
+		for _, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone",
+			"the rule asks for more"} {
 			all.Go(func() {
 				t.Run(step.name+", "+then, func(t *testing.T) {
 					k := newKilling(t)
@@ -200,7 +202,8 @@ func TestKillDuringAnApproval(t *testing.T) {
 					k.start()
 					k.until("the first answer", func() bool { return documents(k.azure.Requests()) > 1 })
 					k.azure.Schedule(imdstest.Event{
-						ID: killedEvent, Type: "Reboot", Source: "User", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(time.Hour),
+						ID: killedEvent, Type: "Reboot", Source: "User", Resources: []string{"vm-0"},
+						NotBefore: time.Now().Add(time.Hour),
 					})
 					step.reach(k)
 					k.kill()
@@ -240,7 +243,8 @@ func (k *killing) isSent(before int) {
 	k.until("the record of the approval", func() bool { return len(k.results()) > 0 })
 	k.looksAround()
 	if n := k.posts(); n == 0 || n > before+1 || len(k.azure.Approvals()) == 0 {
-		k.Errorf("it was sent %d times, %d before the kill, and counted %d times; want at most one more", n, before, len(k.azure.Approvals()))
+		k.Errorf("it was sent %d times, %d before the kill, and counted %d times; want at most one more", n, before,
+			len(k.azure.Approvals()))
 	}
 	if got := k.results(); len(got) != 1 || got[0] != "approved" {
 		k.Errorf("it is told as %q, want approved, once", got)

@@ -29,31 +29,32 @@ import (
 )
 
 const (
-	approvalLimit = 30 * time.Second // for the endpoint to take an approval
-	leastPrefix   = 8                // characters of an EventId that are enough
+	approvalLimit = 30 * time.Second // time limit for the endpoint to answer
+	minPrefix     = 8                // characters of an EventId that identify an event
 )
 
-// approval is what came of approving one event.
-type approval struct {
+// An approvalResult is the outcome of approving one event, as approve prints it.
+type approvalResult struct {
 	Event   string  `json:"event"`
 	Result  string  `json:"result"` // approved, refused, unanswered, moot
 	Status  string  `json:"status,omitempty"`
 	Error   string  `json:"error,omitempty"`
 	Effect  string  `json:"effect"`  // started, gone, none
-	Seconds float64 `json:"seconds"` // until the document showed it
+	Seconds float64 `json:"seconds"` // until the document showed the effect
 }
 
 func (p *program) approveCommand() *cobra.Command {
 	var yes, anyVM bool
 	var timeout time.Duration
 	c := p.outputFlag(&cobra.Command{
-		Use: "approve EVENT-ID...", Short: "Have Azure begin an event now, instead of when its notice is over",
-		Long: `Shows the events whose ids begin as given, asks, and approves them: Azure then begins them at once,
-for every VM that they name. It can't be taken back.
+		Use: "approve EVENT-ID...", Short: "Let Azure start an event now instead of at the end of its notice",
+		Long: `Shows the events with these ids, asks for confirmation, and approves them. Azure then starts them at
+once, on every VM that they name. An approval can't be taken back. The first 8 characters of an id
+are enough.
 
-An event is refused if it has begun, if it differs from what was shown, or if it doesn't name this
-VM (but see --any-vm). Who approved it is on record. If Azure doesn't answer, it may have taken the
-approval all the same, so forewarn waits for the effect then too.
+An event is refused if it has started, if it has changed since it was shown, or if it doesn't name
+this VM (but see --any-vm). The outbox records who approved it. If Azure doesn't answer, it may have
+accepted the approval all the same, so forewarn still waits for the effect.
 
 Exit code: 0 when the document shows the effect, 1 refused, 65 no such event, 69 no answer from the
 endpoint, 75 no effect in time.`,
@@ -61,13 +62,13 @@ endpoint, 75 no effect in time.`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, ids []string) error {
 			if timeout < 0 {
-				return exit(exitUsage, fmt.Errorf("--timeout %v: expected no less than 0", timeout))
+				return exit(exitUsage, fmt.Errorf("--timeout %v: expected 0 or more", timeout))
 			}
 			_, s, err := p.running()
 			if err != nil {
 				return err
 			}
-			if err := p.asRunning(c.Context(), s); err != nil {
+			if err := p.fillFromRunning(c.Context(), s); err != nil {
 				return err
 			}
 			if err := p.endpoint(c.Context(), s); err != nil {
@@ -78,7 +79,8 @@ endpoint, 75 no effect in time.`,
 			defer cancel()
 			doc, err := client.Document(ctx)
 			if err != nil {
-				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, err, bridge.EndpointHint(s.IMDS.Endpoint)))
+				return exit(exitUnavailable,
+					fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, err, bridge.EndpointHint(s.IMDS.Endpoint)))
 			}
 			events, err := chosenEvents(doc, ids)
 			if err != nil {
@@ -88,9 +90,9 @@ endpoint, 75 no effect in time.`,
 			if err != nil {
 				return err
 			}
-			p.printAsked(events, self)
+			p.printEvents(events, self)
 			if !yes {
-				if err := p.confirmed(); err != nil {
+				if err := p.confirm(); err != nil {
 					return err
 				}
 			}
@@ -99,17 +101,17 @@ endpoint, 75 no effect in time.`,
 		},
 	})
 	f := c.Flags()
-	f.BoolVar(&yes, "yes", false, "do not ask")
-	f.BoolVar(&anyVM, "any-vm", false, "also events that do not name this VM")
+	f.BoolVar(&yes, "yes", false, "don't ask for confirmation")
+	f.BoolVar(&anyVM, "any-vm", false, "also approve events that don't name this VM")
 	f.DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the effect")
 	return c
 }
 
-// chosenEvents are the document's events whose ids begin so.
+// chosenEvents returns the events of the document whose ids begin with one of ids.
 func chosenEvents(doc imds.Document, ids []string) (events []imds.Event, err error) {
 	for _, id := range ids {
-		if len(id) < leastPrefix {
-			return nil, exit(exitUsage, fmt.Errorf("%s: expected at least the first %d characters of an EventId", id, leastPrefix))
+		if len(id) < minPrefix {
+			return nil, exit(exitUsage, fmt.Errorf("%s: expected at least the first %d characters of an EventId", id, minPrefix))
 		}
 		var found []imds.Event
 		for _, e := range doc.Events {
@@ -119,9 +121,9 @@ func chosenEvents(doc imds.Document, ids []string) (events []imds.Event, err err
 		}
 		switch {
 		case len(found) == 0:
-			return nil, exit(exitData, fmt.Errorf("%s: Azure lists no such event now; forewarn events shows what it lists", id))
+			return nil, exit(exitData, fmt.Errorf("%s: Azure lists no such event now; forewarn events shows its list", id))
 		case len(found) > 1:
-			return nil, exit(exitData, fmt.Errorf("%s: %d events begin so; give more of the id", id, len(found)))
+			return nil, exit(exitData, fmt.Errorf("%s: %d events have this prefix; give more of the id", id, len(found)))
 		case !slices.ContainsFunc(events, func(e imds.Event) bool { return e.ID == found[0].ID }):
 			events = append(events, found[0])
 		}
@@ -129,8 +131,8 @@ func chosenEvents(doc imds.Document, ids []string) (events []imds.Event, err err
 	return events, nil
 }
 
-// mayApprove refuses what has begun, and what does not concern this VM. It returns this VM's name, "" if that is not
-// known and --any-vm is given.
+// mayApprove refuses events that have started and, without anyVM, those that do not name this VM. It returns this VM's
+// name, which may be "" with anyVM.
 func (p *program) mayApprove(
 	ctx context.Context, s *settings.Settings, client *imds.Client, events []imds.Event, anyVM bool,
 ) (self string, err error) {
@@ -138,7 +140,7 @@ func (p *program) mayApprove(
 	if self == "" {
 		o, err := client.Instance(ctx)
 		if err != nil && !anyVM {
-			return "", fmt.Errorf("the name of this VM is not known, so nobody can tell whether the event names it: %w; "+
+			return "", fmt.Errorf("cannot tell whether the event names this VM, because its own name is unknown: %w; "+
 				"set imds.vm_name, or give --any-vm", err)
 		}
 		self = o.Name
@@ -146,33 +148,35 @@ func (p *program) mayApprove(
 	for _, e := range events {
 		switch {
 		case strings.EqualFold(e.Status, "Started"):
-			return "", fmt.Errorf("%s: refused: it has begun already", e.ID)
+			return "", fmt.Errorf("%s: refused: it has started already", e.ID)
 		case !anyVM && !e.Affects(self):
-			return "", fmt.Errorf("%s: refused: it does not hit this VM (%s), it names %s; if that is what you want, give --any-vm",
-				e.ID, wording.Printable(self), wording.Printable(named(e.Resources)))
+			return "", fmt.Errorf("%s: refused: it names %s, not this VM (%s); to approve it all the same, give --any-vm",
+				e.ID, wording.Printable(vmNames(e.Resources)), wording.Printable(self))
 		}
 	}
 	return self, nil
 }
 
-// named are names for a sentence.
-func named(vms []string) string {
+// vmNames lists VMs for a sentence.
+func vmNames(vms []string) string {
 	if len(vms) == 0 {
 		return "no VM"
 	}
 	return strings.Join(vms, ", ")
 }
 
-// printAsked shows what will be approved, and which VMs other than self begin with it.
-func (p *program) printAsked(events []imds.Event, self string) {
+// printEvents shows the events to be approved, and the VMs other than self on which they start too.
+func (p *program) printEvents(events []imds.Event, self string) {
 	t := tabwriter.NewWriter(p.err, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "EVENT\tTYPE\tASKED FOR BY\tVMS\tNOT BEFORE")
 	for _, e := range events {
 		notBefore := "-"
 		if !e.NotBefore.IsZero() {
-			notBefore = fmt.Sprintf("%s (in %v)", e.NotBefore.Format("2006-01-02 15:04:05 UTC"), time.Until(e.NotBefore).Round(time.Second))
+			left := time.Until(e.NotBefore).Round(time.Second)
+			notBefore = fmt.Sprintf("%s (in %v)", e.NotBefore.Format("2006-01-02 15:04:05 UTC"), left)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, wording.Printable(e.Type), wording.Printable(cmp.Or(e.Source, "-")), wording.Printable(named(e.Resources)), notBefore)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, wording.Printable(e.Type),
+			wording.Printable(cmp.Or(e.Source, "-")), wording.Printable(vmNames(e.Resources)), notBefore)
 	}
 	t.Flush()
 	for _, e := range events {
@@ -180,17 +184,17 @@ func (p *program) printAsked(events []imds.Event, self string) {
 			return (imds.Event{Resources: []string{vm}}).Affects(self)
 		})
 		if len(others) > 0 {
-			fmt.Fprintf(p.err, "%.8s ALSO BEGINS ON: %s\n", e.ID, wording.Printable(named(others)))
+			fmt.Fprintf(p.err, "%.8s ALSO STARTS ON: %s\n", e.ID, wording.Printable(vmNames(others)))
 		}
 	}
 }
 
-// confirmed asks.
-func (p *program) confirmed() error {
+// confirm asks on the terminal whether to approve; any answer but yes is an error.
+func (p *program) confirm() error {
 	if !term.IsTerminal(int(os.Stdin.Fd())) {
-		return exit(exitUsage, errors.New("there is no terminal to ask; give --yes to approve without a question"))
+		return exit(exitUsage, errors.New("cannot ask for confirmation without a terminal; give --yes to approve without it"))
 	}
-	fmt.Fprint(p.err, "Azure begins this at once, for every VM named. Approve? [y/N] ")
+	fmt.Fprint(p.err, "Azure starts this at once, on every VM named. Approve? [y/N] ")
 	line, _ := bufio.NewReader(os.Stdin).ReadString('\n')
 	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
 		return errors.New("not approved")
@@ -198,13 +202,15 @@ func (p *program) confirmed() error {
 	return nil
 }
 
-// approveEvents approves one event after the other, and then waits until the document shows that each has begun. An
-// interrupt ends the wait, not the record.
-func (p *program) approveEvents(ctx context.Context, s *settings.Settings, client *imds.Client, events []imds.Event, timeout time.Duration) []approval {
+// approveEvents approves one event after the other, then waits until the document shows that each has started. An
+// interrupt ends the wait; what happened so far is still recorded and returned.
+func (p *program) approveEvents(
+	ctx context.Context, s *settings.Settings, client *imds.Client, events []imds.Event, timeout time.Duration,
+) []approvalResult {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	began := time.Now()
-	results := make([]approval, len(events))
+	results := make([]approvalResult, len(events))
 	for i, e := range events {
 		results[i] = p.approveEvent(ctx, s, client, e)
 	}
@@ -212,17 +218,18 @@ func (p *program) approveEvents(ctx context.Context, s *settings.Settings, clien
 	defer cancel()
 	for i, r := range results {
 		if r.Result == cloudevent.ResultApproved || r.Result == cloudevent.ResultUnanswered {
-			results[i].Effect = effect(ctx, client, r.Event)
+			results[i].Effect = awaitEffect(ctx, client, r.Event)
 		}
 		results[i].Seconds = time.Since(began).Round(100 * time.Millisecond).Seconds()
 	}
 	return results
 }
 
-// approveEvent has the running bridge approve, or does it itself where none runs.
-func (p *program) approveEvent(ctx context.Context, s *settings.Settings, client *imds.Client, e imds.Event) approval {
+// approveEvent asks the running forewarn to approve the event, or approves it here if none runs.
+func (p *program) approveEvent(ctx context.Context, s *settings.Settings, client *imds.Client,
+	e imds.Event) approvalResult {
 	if ctx.Err() != nil {
-		return approval{Event: e.ID, Result: cloudevent.ResultRefused, Error: "not sent, because of the interrupt", Effect: "none"}
+		return approvalResult{Event: e.ID, Result: cloudevent.ResultRefused, Error: "not sent: interrupted", Effect: "none"}
 	}
 	a, err := p.client(s).Approve(ctx, e.ID, e.Digest(), p.user())
 	if errors.Is(err, control.ErrNotRunning) {
@@ -236,20 +243,22 @@ func (p *program) approveEvent(ctx context.Context, s *settings.Settings, client
 	case err != nil && a.Result == "":
 		a.Result, a.Error = cloudevent.ResultRefused, err.Error()
 	case err != nil:
-		fmt.Fprintf(p.err, "forewarn: %s: what came of it is not on record: %v\n", e.ID, err)
+		fmt.Fprintf(p.err, "forewarn: %s: the result could not be recorded: %v\n", e.ID, err)
 	}
 	switch a.Result {
 	case cloudevent.ResultApproved:
-		fmt.Fprintf(p.err, "forewarn: %s: Azure took it (%s), waiting for the effect\n", e.ID, wording.Printable(a.Status))
+		fmt.Fprintf(p.err, "forewarn: %s: Azure accepted it (%s), waiting for the effect\n", e.ID,
+			wording.Printable(a.Status))
 	case cloudevent.ResultMoot:
 		p.printDifference(ctx, client, e)
 	case cloudevent.ResultUnanswered:
-		fmt.Fprintf(p.err, "forewarn: %s: Azure may have taken it (%s), waiting for the effect\n", e.ID, wording.Printable(a.Error))
+		fmt.Fprintf(p.err, "forewarn: %s: Azure may have accepted it (%s), waiting for the effect\n",
+			e.ID, wording.Printable(a.Error))
 	}
-	return approval{Event: e.ID, Result: a.Result, Status: a.Status, Error: a.Error, Effect: "none"}
+	return approvalResult{Event: e.ID, Result: a.Result, Status: a.Status, Error: a.Error, Effect: "none"}
 }
 
-// approveAlone approves where no bridge runs. What came of it goes into the outbox, if there is one.
+// approveAlone approves while no forewarn runs, and records the result in the outbox.
 func (p *program) approveAlone(ctx context.Context, client *imds.Client, e imds.Event) (cloudevent.Approval, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 	defer cancel()
@@ -260,7 +269,7 @@ func (p *program) approveAlone(ctx context.Context, client *imds.Client, e imds.
 	}
 	box, err := outbox.Open(s.State, outbox.Options{Log: quiet})
 	if err != nil {
-		return cloudevent.Approval{}, fmt.Errorf("%w; %s, because what is approved goes on record there", err, wording.TryElevated)
+		return cloudevent.Approval{}, fmt.Errorf("cannot record the approval: %w; %s", err, wording.TryElevated)
 	}
 	o := p.bridgeOptions(s, box, quiet)
 	o.Client = client
@@ -268,24 +277,24 @@ func (p *program) approveAlone(ctx context.Context, client *imds.Client, e imds.
 	return a, box.Close()
 }
 
-// printDifference shows how an event differs from what was shown of it, which is why it was not approved.
+// printDifference prints the fields of an event that have changed since it was shown; that is why it was not approved.
 func (p *program) printDifference(ctx context.Context, client *imds.Client, shown imds.Event) {
 	ctx, cancel := context.WithTimeout(ctx, approvalLimit)
 	defer cancel()
 	doc, err := client.Document(ctx)
 	if err != nil {
-		return // that it differs is said all the same
+		return // the result still says that the event differs
 	}
 	doc.Events = slices.DeleteFunc(slices.Clone(doc.Events), func(e imds.Event) bool { return e.ID != shown.ID })
 	for _, change := range imds.Diff([]imds.Event{shown}, doc) {
 		for _, field := range change.Fields {
-			fmt.Fprintf(p.err, "forewarn: %s: %s was shown as %s and is now %s\n", shown.ID, wording.Printable(field),
+			fmt.Fprintf(p.err, "forewarn: %s: %s was %s and is now %s\n", shown.ID, wording.Printable(field),
 				wording.Printable(fieldText(shown, field)), wording.Printable(fieldText(change.Event, field)))
 		}
 	}
 }
 
-// fieldText is the value of one of Azure's fields as it was sent.
+// fieldText returns the value of a field as Azure sent it.
 func fieldText(e imds.Event, field string) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(e.Raw, &fields) != nil || fields[field] == nil {
@@ -294,8 +303,8 @@ func fieldText(e imds.Event, field string) string {
 	return string(fields[field])
 }
 
-// effect waits until the document shows that the event began or is gone: started, gone, or none in time.
-func effect(ctx context.Context, client *imds.Client, id string) string {
+// awaitEffect waits until the document shows that the event has "started" or is "gone"; "none" if ctx ends first.
+func awaitEffect(ctx context.Context, client *imds.Client, id string) string {
 	for {
 		doc, err := client.Document(ctx)
 		if err == nil {
@@ -315,7 +324,7 @@ func effect(ctx context.Context, client *imds.Client, id string) string {
 	}
 }
 
-func (p *program) printApprovals(results []approval) error {
+func (p *program) printApprovals(results []approvalResult) error {
 	if p.output == "json" {
 		if err := wording.PrintJSON(p.out, results); err != nil {
 			return err
@@ -324,22 +333,26 @@ func (p *program) printApprovals(results []approval) error {
 		t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "EVENT\tRESULT\tEFFECT\tSECONDS\tANSWER")
 		for _, r := range results {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%.1f\t%s\n", r.Event, r.Result, r.Effect, r.Seconds, wording.Printable(cmp.Or(r.Error, r.Status, "-")))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%.1f\t%s\n",
+				r.Event, r.Result, r.Effect, r.Seconds, wording.Printable(cmp.Or(r.Error, r.Status, "-")))
 		}
 		if err := t.Flush(); err != nil {
 			return err
 		}
 	}
-	which := func(is func(r approval) bool) bool { return slices.ContainsFunc(results, is) }
+	which := func(is func(r approvalResult) bool) bool { return slices.ContainsFunc(results, is) }
 	switch {
-	case which(func(r approval) bool {
+	case which(func(r approvalResult) bool {
 		return r.Result == cloudevent.ResultRefused || r.Result == cloudevent.ResultMoot
 	}):
 		return errors.New("not every event was approved")
-	case which(func(r approval) bool { return r.Result == cloudevent.ResultUnanswered && r.Effect == "none" }):
-		return exit(exitTryAgain, errors.New("nobody knows whether Azure took the approval, and the document shows no effect; to approve again does no harm"))
-	case which(func(r approval) bool { return r.Effect == "none" }):
-		return exit(exitTryAgain, errors.New("the approval was taken, but the event has not begun yet; forewarn events shows when it does"))
+	case which(func(r approvalResult) bool { return r.Result == cloudevent.ResultUnanswered && r.Effect == "none" }):
+		return exit(exitTryAgain,
+			errors.New("Azure may or may not have accepted the approval, and the document shows no effect; "+
+				"approving again does no harm"))
+	case which(func(r approvalResult) bool { return r.Effect == "none" }):
+		return exit(exitTryAgain, errors.New("Azure accepted the approval, but the event has not started yet; "+
+			"forewarn events shows when it does"))
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootTime is when this machine booted.
+// bootTime returns when this machine booted.
 func bootTime() (time.Time, error) {
 	t, err := unix.SysctlTimeval("kern.boottime")
 	if err != nil {

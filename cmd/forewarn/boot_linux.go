@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// bootTime is when this machine booted. Inside a container it is the host's, which is what counts.
+// bootTime returns when this machine booted; inside a container, when its host did.
 func bootTime() (time.Time, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {

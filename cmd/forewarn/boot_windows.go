@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// bootTime is when this machine booted.
+// bootTime returns when this machine booted.
 func bootTime() (time.Time, error) {
 	return time.Now().Add(-windows.DurationSinceBoot()).Round(time.Second).UTC(), nil
 }

@@ -52,7 +52,8 @@ func TestBudgetMemory(t *testing.T) {
 	pid := start(t, build(t, "."), "run", "--config", writeSettings(t, cloud.url, time.Second, six))
 	within := func(when string) {
 		rss, anonymous := memory(t, pid)
-		t.Logf("memory %s: RSS %.2f MiB, bound %d; anonymous %.2f MiB, bound %d", when, mebi(rss), maxRSS>>20, mebi(anonymous), maxAnonymous>>20)
+		t.Logf("memory %s: RSS %.2f MiB, bound %d; anonymous %.2f MiB, bound %d", when, mebi(rss), maxRSS>>20,
+			mebi(anonymous), maxAnonymous>>20)
 		if rss > maxRSS {
 			t.Errorf("%s RSS is %d bytes, want at most %d", when, rss, maxRSS)
 		}
@@ -67,7 +68,8 @@ func TestBudgetMemory(t *testing.T) {
 	time.Sleep(atRest)
 	within("at rest")
 	if polls, seconds := cloud.polls.Load(), int64(atRest/time.Second); polls < seconds-3 {
-		t.Errorf("forewarn polled %d times in %d s, want once a second: what sleeps is small for the wrong reason", polls, seconds)
+		t.Errorf("forewarn polled %d times in %d s, want once a second: what sleeps is small for the wrong reason", polls,
+			seconds)
 	}
 
 	// What could not tell an event would be small for the wrong reason too.

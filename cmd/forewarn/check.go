@@ -19,37 +19,38 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// checked is what check prints of the settings.
-type checked struct {
-	Settings string      `json:"settings"` // the file, "" for the defaults
-	Hash     string      `json:"hash"`
-	State    string      `json:"state"`
-	Endpoint string      `json:"endpoint"`
-	Sinks    []string    `json:"sinks"`
-	Samples  []sampleRow `json:"samples"`
-	Notes    []string    `json:"notes"`
-	Connect  []reached   `json:"connect,omitempty"` // with --connect
+// A checkReport is the output of check.
+type checkReport struct {
+	Settings string          `json:"settings"` // path of the file; "" for the defaults
+	Hash     string          `json:"hash"`
+	State    string          `json:"state"`
+	Endpoint string          `json:"endpoint"`
+	Sinks    []string        `json:"sinks"`
+	Samples  []sampleRow     `json:"samples"`
+	Notes    []string        `json:"notes"`
+	Connect  []connectResult `json:"connect,omitempty"` // with --connect
 }
 
-// sampleRow is one sample event and what each sink would make of it.
+// A sampleRow says what the settings would do with one sample event.
 type sampleRow struct {
 	Sample string `json:"sample"`
-	VM     string `json:"vm"` // this, other
-	// Approval says which rules of approve would approve it and after what, or why none would; "" without rules.
+	VM     string `json:"vm"` // the VM that the event names: "this" or "other"
+	// Approval names the rules of approve that would approve it and what they wait for, or says why none would; "" without
+	// rules.
 	Approval string            `json:"approval,omitempty"`
-	Sinks    map[string]string `json:"sinks"`
+	Sinks    map[string]string `json:"sinks"` // by the name of the sink: "told", or "no: " and the key that filters it out
 }
 
 func (p *program) checkCommand() *cobra.Command {
 	var reach bool
 	c := p.outputFlag(&cobra.Command{
 		Use: "check", Short: "Check the settings, and show which sink would get which events",
-		Long: `Checks the settings file without touching the endpoint or any destination. Prints for sample events
-whether each sink would get them, or the key of the settings that keeps them out, and whether a rule
-of approve would approve them. Exit 78 if the settings are wrong.
+		Long: `Checks the settings file without contacting the endpoint or any destination. For each sample event it
+prints which sinks would get it, or the key of the settings that filters it out, and whether a rule
+of approve would approve it. Exit 78 if the settings are wrong.
 
-With --connect it also reaches each destination and shows it the credentials, without sending
-anything. Exit 69 if one can't be reached.`,
+With --connect it also connects to each destination and signs in, without sending anything. Exit 69
+if a destination can't be reached.`,
 		Example: "  forewarn check --config forewarn.yaml\n  forewarn check --connect",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,24 +67,28 @@ anything. Exit 69 if one can't be reached.`,
 			}
 			show := p.printCheck
 			if p.output == "json" {
-				show = func(c checked) error { return wording.PrintJSON(p.out, c) }
+				show = func(c checkReport) error { return wording.PrintJSON(p.out, c) }
 			}
 			if err := show(c); err != nil {
 				return err
 			}
-			if slices.ContainsFunc(c.Connect, func(r reached) bool { return r.Result == "unreachable" }) {
+			if slices.ContainsFunc(c.Connect, func(r connectResult) bool { return r.Result == "unreachable" }) {
 				return errUnreachable
 			}
 			return nil
 		},
 	})
-	c.Flags().BoolVar(&reach, "connect", false, "reach each destination too, without sending anything")
+	c.Flags().BoolVar(&reach, "connect", false, "also connect to each destination, without sending anything")
 	return c
 }
 
-// check asks the filters of every sink about every sample, for this VM and for another of its set.
-func check(s *settings.Settings, now time.Time) (checked, error) {
-	c := checked{Settings: s.Path, Hash: s.Hash, State: s.State, Endpoint: s.IMDS.Endpoint, Sinks: []string{}, Notes: append([]string{}, s.Notes...)}
+// check runs every sample event through the filters and rules of the settings: all samples for this VM, and one for
+// another VM of its set.
+func check(s *settings.Settings, now time.Time) (checkReport, error) {
+	c := checkReport{
+		Settings: s.Path, Hash: s.Hash, State: s.State, Endpoint: s.IMDS.Endpoint,
+		Sinks: []string{}, Notes: append([]string{}, s.Notes...),
+	}
 	self := s.IMDS.VMName
 	if self == "" {
 		self = "this-vm"
@@ -104,20 +109,20 @@ func check(s *settings.Settings, now time.Time) (checked, error) {
 			sample, _ := cloudevent.NewSample(name, hit, now)
 			row := sampleRow{Sample: name, VM: vm, Sinks: map[string]string{}}
 			for _, r := range s.Routes {
-				word, err := told(r.Filter, sample, imds.Observer{Name: self}, now)
+				result, err := filterResult(r.Filter, sample, imds.Observer{Name: self}, now)
 				if err != nil {
 					return c, err
 				}
-				row.Sinks[r.Name] = word
+				row.Sinks[r.Name] = result
 			}
-			if err := row.foresee(s.Rules, sample, self, now); err != nil {
+			if err := row.forecastApproval(s.Rules, sample, self, now); err != nil {
 				return c, err
 			}
 			c.Samples = append(c.Samples, row)
 		}
 	}
 	if len(s.Routes) == 0 {
-		c.Notes = append(c.Notes, "there are no sinks, so nobody is told")
+		c.Notes = append(c.Notes, "there are no sinks, so nobody is notified")
 	}
 	notes, err := sinkNotes(s, c.Samples, self, now)
 	if err != nil {
@@ -129,68 +134,74 @@ func check(s *settings.Settings, now time.Time) (checked, error) {
 		return c, err
 	}
 	c.Notes = append(c.Notes, notes...)
-	if runtime.GOOS != "windows" { // which has lists of rights instead of these
-		c.Notes = append(c.Notes, looseSettings(s)...)
+	if runtime.GOOS != "windows" { // Windows has access lists instead of modes
+		c.Notes = append(c.Notes, settingsPermissionNotes(s)...)
 		for _, r := range s.Routes {
-			c.Notes = append(c.Notes, looseSecrets(r)...)
+			c.Notes = append(c.Notes, secretPermissionNotes(r)...)
 		}
 	}
 	return c, nil
 }
 
-// looseSettings says that others on this machine can change the settings, which name commands and destinations, or can
-// read the secrets that are written out in them.
-func looseSettings(s *settings.Settings) []string {
+// settingsPermissionNotes warns when every user of this machine can change the settings file, which names commands and
+// destinations, or can read the secrets in it.
+func settingsPermissionNotes(s *settings.Settings) []string {
 	info, err := os.Stat(s.Path)
 	if err != nil {
-		return nil // there is no file, and the defaults count
+		return nil // the built-in defaults have no file
 	}
 	var notes []string
 	mode := info.Mode().Perm()
 	if mode&0o002 != 0 {
-		notes = append(notes, fmt.Sprintf("everybody on this machine can change %s (mode %04o), and so what forewarn does; chmod o-w prevents that", s.Path, mode))
+		notes = append(notes,
+			fmt.Sprintf("every user of this machine can change %s (mode %04o), and with it what forewarn does; "+
+				"run chmod o-w on it", s.Path, mode))
 	}
 	if mode&0o004 != 0 && len(s.Written) > 0 {
-		notes = append(notes, fmt.Sprintf("everybody on this machine can read the secret in %s (mode %04o): %s; chmod 0640 leaves it to its owner and its group, "+
-			"which must be that of whom forewarn runs as", s.Path, mode, strings.Join(s.Written, ", ")))
+		notes = append(notes, fmt.Sprintf("every user of this machine can read the secret in %s (mode %04o): %s; "+
+			"run chmod 0640 on it and give it the group that forewarn runs as", s.Path, mode, strings.Join(s.Written, ", ")))
 	}
 	return notes
 }
 
-// looseSecrets names the files of a route's secrets that others on this machine can read, or its group can change. That
-// the group reads them is how secrets are shared with a service that does not own them. Certificates are no secrets.
-func looseSecrets(r bridge.Route) []string {
+// secretPermissionNotes names the secret files of a route that every user of this machine can read, or that their group
+// can change. Reading by the group is fine: that is how root shares a secret with the service. Certificates aren't
+// secret.
+func secretPermissionNotes(r bridge.Route) []string {
 	var notes []string
 	for _, file := range r.Secrets {
 		info, err := os.Stat(file)
 		if err != nil || onlyCertificates(file) {
-			continue // what cannot be read was an error before
+			continue // opening the sink has reported an unreadable file
 		}
 		var who string
 		switch mode := info.Mode().Perm(); {
 		case mode&0o004 != 0:
-			who = "everybody on this machine can read"
+			who = "every user of this machine can read"
 		case mode&0o002 != 0:
-			who = "everybody on this machine can change"
+			who = "every user of this machine can change"
 		case mode&0o020 != 0:
 			who = "its group can change"
 		default:
 			continue
 		}
-		notes = append(notes, fmt.Sprintf("%s: %s the secret in %s (mode %04o); chmod 0400 leaves it to its owner, who must be whom forewarn runs as",
-			r.Name, who, file, info.Mode().Perm()))
+		notes = append(notes,
+			fmt.Sprintf("%s: %s the secret in %s (mode %04o); run chmod 0400 on it and give it to the user "+
+				"that forewarn runs as", r.Name, who, file, info.Mode().Perm()))
 	}
 	return notes
 }
 
-// onlyCertificates tells whether a file is in PEM form and holds no private key.
+// onlyCertificates reports whether a file is in PEM form and holds no private key.
 func onlyCertificates(file string) bool {
 	text, err := os.ReadFile(file)
-	return err == nil && bytes.Contains(text, []byte("-----BEGIN CERTIFICATE-----")) && !bytes.Contains(text, []byte("PRIVATE KEY-----"))
+	return err == nil && bytes.Contains(text, []byte("-----BEGIN CERTIFICATE-----")) &&
+		!bytes.Contains(text, []byte("PRIVATE KEY-----"))
 }
 
-// told is the word for what a filter makes of a sample. One that is no event's first change is told when that was.
-func told(f bridge.Filter, s cloudevent.Sample, o imds.Observer, now time.Time) (string, error) {
+// filterResult returns "told" if the filter passes the sample, else "no: " and the key that filters it out. An update
+// or an end passes only if the filter would have passed the event when it was scheduled, as in the running program.
+func filterResult(f bridge.Filter, s cloudevent.Sample, o imds.Observer, now time.Time) (string, error) {
 	first := s
 	if k := s.Change.Kind; k == imds.Updated || k == imds.Vanished {
 		first = cloudevent.Sample{Name: s.Name, Change: imds.Change{Kind: imds.Scheduled, Event: s.Change.Event}}
@@ -212,12 +223,12 @@ func told(f bridge.Filter, s cloudevent.Sample, o imds.Observer, now time.Time) 
 	return "told", nil
 }
 
-func (p *program) printCheck(c checked) error {
+func (p *program) printCheck(c checkReport) error {
 	from := c.Settings
 	if from == "" {
-		from = "no settings file: the defaults, and standard output"
+		from = "no settings file (using the defaults, with standard output as the only sink)"
 	}
-	fmt.Fprintf(p.out, "%s: ok\nstate %s, endpoint %s\n\nWho would be told of what:\n", from, c.State, c.Endpoint)
+	fmt.Fprintf(p.out, "%s: ok\nstate %s, endpoint %s\n\nWhich sinks would be told:\n", from, c.State, c.Endpoint)
 	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	heads := append([]string{"EVENT"}, c.Sinks...)
 	rules := slices.ContainsFunc(c.Samples, func(row sampleRow) bool { return row.Approval != "" })

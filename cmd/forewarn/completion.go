@@ -7,18 +7,17 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// complete has the shell complete the values of flags: words that are fixed, and the names of the sinks in the
-// settings.
-func complete(root *cobra.Command, p *program) {
+// addCompletions lets the shell complete the values of flags: fixed words, and the sinks of the settings file.
+func addCompletions(root *cobra.Command, p *program) {
 	words := map[string][]string{
 		"output": {"text", "json"}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"},
 		"state": {outbox.StatePending, outbox.StateDead}, "sample": cloudevent.SampleNames,
 		"change": {"scheduled", "updated", "started", "vanished"},
 	}
 	sinks := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		s, err := p.rootPlaces()
+		s, err := p.bareSettingsAsRoot()
 		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp // check says what is wrong with them
+			return nil, cobra.ShellCompDirectiveNoFileComp // forewarn check reports the error
 		}
 		return s.Names, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -31,7 +30,7 @@ func complete(root *cobra.Command, p *program) {
 		}
 		for _, flag := range []string{"sink", "to"} {
 			if c.Flag(flag) != nil {
-				_ = c.RegisterFlagCompletionFunc(flag, sinks) // it fails for a flag that has one already
+				_ = c.RegisterFlagCompletionFunc(flag, sinks) // an error means that a parent command has registered it
 			}
 		}
 		for _, sub := range c.Commands() {

@@ -13,17 +13,17 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// reached is whether a sink's destination could be reached.
-type reached struct {
+// A connectResult says whether the destination of a sink could be reached.
+type connectResult struct {
 	Sink    string  `json:"sink"`
-	Result  string  `json:"result"` // reached, unreachable, untried
+	Result  string  `json:"result"` // "reached", "unreachable" or "untried"
 	Answer  string  `json:"answer"`
 	Seconds float64 `json:"seconds"`
 }
 
-// connect reaches the destinations of all routes at once, without sending anything.
-func connect(ctx context.Context, routes []bridge.Route) []reached {
-	results := make([]reached, len(routes))
+// connect connects to the destinations of all routes concurrently, without sending anything.
+func connect(ctx context.Context, routes []bridge.Route) []connectResult {
+	results := make([]connectResult, len(routes))
 	var all sync.WaitGroup
 	for i, r := range routes {
 		all.Go(func() { results[i] = connectTo(ctx, r) })
@@ -32,32 +32,35 @@ func connect(ctx context.Context, routes []bridge.Route) []reached {
 	return results
 }
 
-func connectTo(ctx context.Context, r bridge.Route) reached {
+func connectTo(ctx context.Context, r bridge.Route) connectResult {
 	c, ok := r.Sink.(delivery.Connecter)
 	if !ok {
-		return reached{Sink: r.Name, Result: "untried", Answer: "a " + r.Kind + " has nothing to reach"}
+		return connectResult{Sink: r.Name, Result: "untried", Answer: "a " + r.Kind + " sink has nothing to connect to"}
 	}
-	patience := r.Terms.Timeout
-	if patience <= 0 {
-		patience = connectPatience
+	timeout := r.Terms.Timeout
+	if timeout <= 0 {
+		timeout = connectTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v", timeout))
 	defer cancel()
 	began := time.Now()
 	answer, err := c.Connect(ctx)
-	result := reached{Sink: r.Name, Result: "reached", Answer: answer, Seconds: time.Since(began).Round(time.Millisecond).Seconds()}
+	result := connectResult{
+		Sink: r.Name, Result: "reached", Answer: answer, Seconds: time.Since(began).Round(time.Millisecond).Seconds(),
+	}
 	if err != nil {
 		result.Result, result.Answer = "unreachable", err.Error()
 	}
 	return result
 }
 
-const connectPatience = 10 * time.Second
+// connectTimeout is the timeout for a sink without one.
+const connectTimeout = 10 * time.Second
 
-// errUnreachable is how check --connect ends when a destination could not be reached.
+// errUnreachable is the error of check --connect when a destination could not be reached.
 var errUnreachable = exit(exitUnavailable, errors.New("not every destination could be reached"))
 
-func (p *program) printReached(results []reached) error {
+func (p *program) printReached(results []connectResult) error {
 	fmt.Fprintln(p.out)
 	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SINK\tRESULT\tSECONDS\tANSWER")

@@ -40,10 +40,9 @@ func (p *program) demoCommand() *cobra.Command {
 	var leave bool
 	c := &cobra.Command{
 		Use: "demo", Short: "Show a reboot and a freeze, from announced to over, on any machine",
-		Long: `Runs an emulated Azure, a bridge and a console in one process, and shows what an administrator is
-told when a VM is rebooted and another time frozen. The same is on a page for a browser. On a
-terminal the page stays after the story, until Ctrl-C. The demo needs no Azure, asks nothing of the
-network and leaves nothing behind.`,
+		Long: `Emulates Azure in this process and prints the messages that an administrator gets when a VM is
+rebooted and later frozen. A web page shows the same. In a terminal the page stays until Ctrl-C. The
+demo needs neither Azure nor a network, and leaves no files behind.`,
 		Example: "  forewarn demo\n  forewarn demo --exit --speed 5\n  forewarn demo --listen 127.0.0.1:8169",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -56,14 +55,14 @@ network and leaves nothing behind.`,
 			return p.demo(ctx, speed, listen, person && !leave)
 		},
 	}
-	c.Flags().Float64Var(&speed, "speed", 1, "how many times as fast it goes")
-	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "where the page is; port 0 takes a free one")
-	c.Flags().BoolVar(&leave, "exit", false, "end with the story; so it does where no terminal is")
+	c.Flags().Float64Var(&speed, "speed", 1, "how many times faster than normal, at most 20")
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address of the page; port 0 picks a free one")
+	c.Flags().BoolVar(&leave, "exit", false, "exit when the demo is over (always so without a terminal)")
 	return c
 }
 
-// demo plays the scenario to a bridge whose only sink is the console, and shows it on a page too. The page stays until ctx
-// is done if somebody may look at it.
+// demo plays the scenario to a bridge whose only sink is the console, and serves the page. With stay, the page stays
+// until ctx is done.
 func (p *program) demo(ctx context.Context, speed float64, listen string, stay bool) (err error) {
 	scenario, err := imdstest.ParseScenario("demo.yaml", demoScenario)
 	if err != nil {
@@ -85,7 +84,7 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.DiscardHandler) // the console says it all
+	log := slog.New(slog.DiscardHandler) // the console prints everything of interest
 	box, err := outbox.Open(state, outbox.Options{Log: log})
 	if err != nil {
 		return err
@@ -93,7 +92,10 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	b := bridge.New(bridge.Options{
 		Client: imds.NewClient(served.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log,
 		Interval: time.Duration(float64(time.Second) / max(1, speed)), Version: programVersion(),
-		Routes: []bridge.Route{{Name: "console", Kind: "console", Sink: console, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Minute}}}},
+		Routes: []bridge.Route{{
+			Name: "console", Kind: "console", Sink: console,
+			Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Minute}},
+		}},
 	})
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
@@ -101,9 +103,11 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	}
 	defer serve(l, page.Handler(b, http.NotFoundHandler(), listen), log)()
 	steps := len(scenario.Steps)
-	console.line("", "An emulated Azure will announce, begin and end a reboot and a freeze of %s, with minutes made seconds.", scenario.VMs[0])
-	console.line("", "Below is what an administrator is told, and the CloudEvent by which every sink hears of it.")
-	console.line("", "While it lasts, the same is on a page for your browser: http://%s/\n", l.Addr())
+	console.line("",
+		"An emulated Azure announces, starts and ends a reboot and a freeze of %s. Minutes take seconds here.",
+		scenario.VMs[0])
+	console.line("", "Each message below is what an administrator gets, with the CloudEvent that every sink gets.")
+	console.line("", "Your browser shows the same: http://%s/\n", l.Addr())
 
 	began := time.Now()
 	running, stop := context.WithCancel(ctx)
@@ -118,9 +122,9 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 			played = ctx.Err()
 		}
 	}
-	told, took := console.count(), time.Since(began)
-	if played == nil && told == steps && stay {
-		console.line("", "The story is over. The page stays until you press Ctrl-C: http://%s/", l.Addr())
+	delivered, took := console.count(), time.Since(began)
+	if played == nil && delivered == steps && stay {
+		console.line("", "The demo is over. The page stays until you press Ctrl-C: http://%s/", l.Addr())
 		<-ctx.Done()
 	}
 	stop()
@@ -129,30 +133,32 @@ func (p *program) demo(ctx context.Context, speed float64, listen string, stay b
 	}
 	switch {
 	case errors.Is(played, context.Canceled):
-		console.line("", "stopped after %d of %d changes", told, steps)
+		console.line("", "stopped after %d of %d changes", delivered, steps)
 		return nil
 	case played != nil:
 		return played
-	case told != steps:
-		return fmt.Errorf("%d of %d changes were told", told, steps)
+	case delivered != steps:
+		return fmt.Errorf("%d of %d changes were delivered", delivered, steps)
 	}
-	console.line("", "2 events, %d changes, %d CloudEvents told once each and in order, in %s. Next: forewarn run --help",
-		steps, told, wording.Span(took))
+	console.line("",
+		"2 events, %d changes, %d CloudEvents, each delivered once and in order, in %s. Next: forewarn run --help",
+		steps, delivered, wording.Span(took))
 	return nil
 }
 
-// A console is a sink that shows changes to a person.
+// A console is a sink that prints changes for a person.
 type console struct {
 	text   *templates.Template
 	colour bool
 
-	mu  sync.Mutex
+	mu  sync.Mutex // guards the fields below
 	out io.Writer
-	n   int
-	err error
+	n   int   // changes printed
+	err error // the first failure
 }
 
-// newConsole is a console that writes to out, in colour if that is a terminal that wants it (no-color.org).
+// newConsole returns a console that writes to out, in colour if out is a terminal, unless NO_COLOR is set
+// (no-color.org).
 func newConsole(out io.Writer, getenv func(string) string) (*console, error) {
 	text, err := templates.Parse("console", templates.Console)
 	c := &console{text: text, out: out}
@@ -162,19 +168,21 @@ func newConsole(out io.Writer, getenv func(string) string) (*console, error) {
 	return c, err
 }
 
-// Deliver shows one change.
+// Deliver prints one change.
 func (c *console) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	ce := batch[0].Event
-	var told strings.Builder
-	if err := c.text.Execute(&told, sinks.MessageFields(batch[0], time.UTC, time.Now())); err != nil {
+	var text strings.Builder
+	if err := c.text.Execute(&text, sinks.MessageFields(batch[0], time.UTC, time.Now())); err != nil {
 		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
 	}
-	head, rest, _ := strings.Cut(told.String(), "\n")
+	head, rest, _ := strings.Cut(text.String(), "\n")
 	var data cloudevent.Data
 	if err := json.Unmarshal(ce.Data(), &data); err != nil {
 		return delivery.Answer{}, c.fail(fmt.Errorf("%w: %w", delivery.ErrRejected, err))
 	}
-	style := map[imds.ChangeKind]string{imds.Scheduled: "1;33", imds.Updated: "1;33", imds.Started: "1;31", imds.Vanished: "1;32"}[data.Change]
+	style := map[imds.ChangeKind]string{
+		imds.Scheduled: "1;33", imds.Updated: "1;33", imds.Started: "1;31", imds.Vanished: "1;32",
+	}[data.Change]
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.print("2", "%s  ", ce.Time().Format(time.TimeOnly))
@@ -187,14 +195,14 @@ func (c *console) Deliver(_ context.Context, batch []delivery.Delivery) (deliver
 	return delivery.Answer{Status: "shown"}, c.err
 }
 
-// line shows a line of the demo's own.
+// line prints a line about the demo itself.
 func (c *console) line(style, format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.print(style, format+"\n", args...)
 }
 
-// print writes in an SGR style. mu is held.
+// print writes in an SGR style, such as "1;33"; "" is plain. The caller holds mu.
 func (c *console) print(style, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if c.colour {

@@ -46,7 +46,8 @@ func TestTheFixedAddressIsFound(t *testing.T) {
 	const want = `http://169.254.169.254 { "endpoint": "http://169.254.169.254", "how": "fixed" } ` +
 		`{"DocumentIncarnation":1,"Events":[]} endpoint answered`
 	log, _ := os.ReadFile(filepath.Join(dir, "log"))
-	if err != nil || !strings.HasPrefix(got, want) || !strings.Contains(string(log), `msg="found the endpoint" endpoint=http://169.254.169.254 how=fixed`) {
+	if err != nil || !strings.HasPrefix(got, want) || !strings.Contains(string(log),
+		`msg="found the endpoint" endpoint=http://169.254.169.254 how=fixed`) {
 		t.Errorf("%v: got %s\nwant %s …\nlog:\n%s", err, got, want, log)
 	}
 }

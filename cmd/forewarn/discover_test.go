@@ -27,15 +27,15 @@ func TestAnAddressInTheEnvironmentIsTried(t *testing.T) {
 		{"http://168.63.129.16", nil},
 		{"example.com", nil},
 	} {
-		p := &program{world: world{getenv: func(name string) string { return map[string]string{"SCHEDULEDEVENTSIP": tt.value}[name] }}}
+		p := &program{environment: environment{getenv: func(name string) string { return map[string]string{"SCHEDULEDEVENTSIP": tt.value}[name] }}}
 		if got := p.search().Known; !slices.Equal(got, tt.want) {
 			t.Errorf("with %q it tries %q, want %q", tt.value, got, tt.want)
 		}
 	}
 }
 
-// Where a bridge runs, its outbox is its own; the endpoint that it has found is used all the same, to approve by hand and to
-// look at the events.
+// Where a bridge runs, its outbox is its own; the endpoint that it has found is used all the same, to approve by hand
+// and to look at the events.
 func TestTheEndpointOfARunningBridgeIsTried(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	dir := t.TempDir()
@@ -46,7 +46,7 @@ func TestTheEndpointOfARunningBridgeIsTried(t *testing.T) {
 	defer l.Close()
 	running := bridge.Status{IMDS: bridge.IMDSStatus{Endpoint: azure.URL}}
 	go http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _ = wording.PrintJSON(w, running) }))
-	p := &program{world: world{getenv: func(string) string { return "" }, err: io.Discard}}
+	p := &program{environment: environment{getenv: func(string) string { return "" }, err: io.Discard}}
 	found, err := p.discover(t.Context(), &discovery.Search{Fixed: "http://127.0.0.1:9"}, &settings.Settings{State: dir})
 	if err != nil || found.Endpoint != azure.URL || found.How != bridge.FoundStored {
 		t.Errorf("discover = %+v, %v, want %s, stored", found, err, azure.URL)

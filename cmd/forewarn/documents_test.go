@@ -32,7 +32,8 @@ import (
 
 // manuals are all documents that operators read, from the top of the repository.
 var manuals = []string{
-	"README.md", "cmd/forewarn/README.md", "sinks/README.md", "templates/README.md", "bridge/README.md", "examples/README.md",
+	"README.md", "cmd/forewarn/README.md", "sinks/README.md", "templates/README.md", "bridge/README.md",
+	"examples/README.md",
 }
 
 // manualText is the text of one of them.
@@ -293,10 +294,11 @@ func functionTable() string {
 }
 
 func commandTable() string {
-	root := (&program{world: world{getenv: func(string) string { return "" }}}).root()
+	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
 	var rows [][]string
 	eachCommand(root, func(c *cobra.Command) {
-		if c.Runnable() && !c.HasSubCommands() && c.Parent().Name() != "completion" || c.Name() == "completion" || c.Name() == "service" {
+		if c.Runnable() && !c.HasSubCommands() && c.Parent().Name() != "completion" || c.Name() == "completion" ||
+			c.Name() == "service" {
 			if c.Parent().Name() != "service" {
 				rows = append(rows, []string{"`" + strings.TrimPrefix(c.CommandPath(), "forewarn ") + "`", c.Short})
 			}
@@ -501,7 +503,8 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 		}
 		for line := range strings.Lines(string(out)) {
 			long := utf8.RuneCountInString(strings.TrimRight(line, "\n")) > manual.Width
-			if code := strings.HasPrefix(line, "    "); long && !code || strings.Contains(line, "<!--") || strings.Contains(line, "**") {
+			if code := strings.HasPrefix(line, "    "); long && !code || strings.Contains(line, "<!--") || strings.Contains(line,
+				"**") {
 				t.Errorf("help %s: %q", strings.Join(name, " "), line)
 			}
 		}
@@ -513,7 +516,7 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 
 // What commands say about themselves fits into 100 columns.
 func TestHelpOfCommandsFitsIntoATerminal(t *testing.T) {
-	root := (&program{world: world{getenv: func(string) string { return "" }}}).root()
+	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
 	eachCommand(root, func(c *cobra.Command) {
 		if c.Parent().Name() == "completion" {
 			return // cobra's own words
@@ -618,7 +621,7 @@ func TestEveryCommandInTheDocumentsExists(t *testing.T) {
 			line, _, _ = strings.Cut(line, " >")
 			line, _, _ = strings.Cut(line, " 2>")
 			args := strings.Fields(strings.TrimSuffix(line, "&"))
-			root := (&program{world: world{getenv: func(string) string { return "" }}}).root()
+			root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
 			c, rest, err := root.Find(args)
 			if err == nil && c == root {
 				err = errors.New("no such command")

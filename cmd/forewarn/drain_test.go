@@ -136,8 +136,10 @@ func TestADrainEndsInTime(t *testing.T) {
 		{"it is not done within the limit", 700, nil, 1, 600, "not drained in time: 100 under way"},
 		{"the limit is another", 700, []string{"DRAIN_LIMIT=20"}, 1, 20, "not drained in time: 680 under way"},
 		{"the notice is short", 700, []string{"FOREWARN_NOTICE_SECONDS=90"}, 1, 60, "not drained in time: 640 under way"},
-		{"the reserve is another", 700, []string{"FOREWARN_NOTICE_SECONDS=90", "DRAIN_RESERVE=10"}, 1, 80, "not drained in time: 620 under way"},
-		{"the notice is shorter than the reserve", 3, []string{"FOREWARN_NOTICE_SECONDS=10"}, 1, 0, "not drained in time: 3 under way"},
+		{"the reserve is another", 700, []string{"FOREWARN_NOTICE_SECONDS=90", "DRAIN_RESERVE=10"}, 1, 80,
+			"not drained in time: 620 under way"},
+		{"the notice is shorter than the reserve", 3, []string{"FOREWARN_NOTICE_SECONDS=10"}, 1, 0,
+			"not drained in time: 3 under way"},
 		{"it is idle then", 0, []string{"FOREWARN_NOTICE_SECONDS=10"}, 0, 0, "drained"},
 		{"nobody knows the notice", 700, []string{"FOREWARN_NOTICE_SECONDS=0"}, 1, 600, "not drained in time: 100 under way"},
 	} {
@@ -250,27 +252,34 @@ func TestADrainDoesNoHarm(t *testing.T) {
 		says                 string
 	}{
 		{"a test", "scheduled", "A", []string{"FOREWARN_TEST=1"}, 0, "a test: nothing is done"},
-		{"a test without a service", "scheduled", "A", []string{"FOREWARN_TEST=1", "DRAIN_SERVICE="}, 78, `DRAIN_SERVICE is ""; expected a program`},
+		{"a test without a service", "scheduled", "A", []string{"FOREWARN_TEST=1", "DRAIN_SERVICE="}, 78,
+			`DRAIN_SERVICE is ""; expected a program`},
 		{"a test without a directory", "scheduled", "A", []string{"FOREWARN_TEST=1", "DRAIN_STATE=/none"}, 78,
 			`DRAIN_STATE is "/none"; expected a directory to write to`},
 		{"it has begun", "started", "A", nil, 0, "nothing to do when it is started"},
 		{"no event", "scheduled", "", nil, 78, "no event: forewarn runs this"},
 		{"no service", "scheduled", "A", []string{"DRAIN_SERVICE="}, 78, `DRAIN_SERVICE is ""; expected a program`},
-		{"a missing service", "scheduled", "A", []string{"DRAIN_SERVICE=/none"}, 78, `DRAIN_SERVICE is "/none"; expected a program`},
-		{"no directory", "scheduled", "A", []string{"DRAIN_STATE=/none"}, 78, `DRAIN_STATE is "/none"; expected a directory to write to`},
-		{"a limit in words", "scheduled", "A", []string{"DRAIN_LIMIT=10m"}, 78, `DRAIN_LIMIT is "10m"; expected a number of seconds`},
-		{"a negative reserve", "scheduled", "A", []string{"DRAIN_RESERVE=-1"}, 78, `DRAIN_RESERVE is "-1"; expected a number of seconds`},
+		{"a missing service", "scheduled", "A", []string{"DRAIN_SERVICE=/none"}, 78,
+			`DRAIN_SERVICE is "/none"; expected a program`},
+		{"no directory", "scheduled", "A", []string{"DRAIN_STATE=/none"}, 78,
+			`DRAIN_STATE is "/none"; expected a directory to write to`},
+		{"a limit in words", "scheduled", "A", []string{"DRAIN_LIMIT=10m"}, 78,
+			`DRAIN_LIMIT is "10m"; expected a number of seconds`},
+		{"a negative reserve", "scheduled", "A", []string{"DRAIN_RESERVE=-1"}, 78,
+			`DRAIN_RESERVE is "-1"; expected a number of seconds`},
 	} {
 		code, last := d.hear(tt.change, tt.event, tt.env...)
 		d.want(tt.claim, code, last, tt.code, tt.says)
 	}
 	d.write("broken-check", "")
 	code, last := d.hear("scheduled", "A", "FOREWARN_TEST=1")
-	d.want("a test of a service that would fail", code, last, 78, filepath.Join(d.dir, "service")+" check: the pool is gone")
+	d.want("a test of a service that would fail", code, last, 78,
+		filepath.Join(d.dir, "service")+" check: the pool is gone")
 	if got := d.read("told") + strings.Join(d.marks(), " "); got != "" {
 		t.Errorf("something was done all the same: %s", got)
 	}
-	if code, _ := d.hear("scheduled", "../../etc/x y"); code != 0 || !slices.Equal(d.marks(), []string{"______etc_x_y.event"}) {
+	if code, _ := d.hear("scheduled", "../../etc/x y"); code != 0 || !slices.Equal(d.marks(),
+		[]string{"______etc_x_y.event"}) {
 		t.Errorf("exit %d, marks %q, want one inside the directory", code, d.marks())
 	}
 }
@@ -321,7 +330,8 @@ func TestTheScriptsAreSound(t *testing.T) {
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("%d scripts, %v", len(scripts), err)
 	}
-	for _, check := range [][]string{{"sh", "-n"}, {"dash", "-n"}, {"bash", "--posix", "-n"}, {"busybox", "sh", "-n"}, {"shellcheck", "-s", "sh"}} {
+	for _, check := range [][]string{{"sh", "-n"}, {"dash", "-n"}, {"bash", "--posix", "-n"}, {"busybox", "sh", "-n"},
+		{"shellcheck", "-s", "sh"}} {
 		if _, err := exec.LookPath(check[0]); err != nil {
 			continue
 		}

@@ -21,15 +21,15 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// dryRun polls, and prints what would go where and what the rules would decide. It has an outbox of its own, which is
-// gone afterwards, and neither listens, sends nor approves.
+// dryRun polls, and prints what would be delivered and what the rules would decide. It uses a temporary outbox, and
+// neither listens, sends nor approves.
 func (p *program) dryRun(ctx context.Context) error {
 	log := p.log()
 	s, err := p.settings(log)
 	if err != nil {
 		return err
 	}
-	log.Info(firstWord, "version", programVersion(), "endpoint", s.IMDS.Endpoint, "dryRun", true)
+	log.Info(startNotice, "version", programVersion(), "endpoint", s.IMDS.Endpoint, "dryRun", true)
 	state, err := os.MkdirTemp("", "forewarn-dry-run-")
 	if err != nil {
 		return err
@@ -39,38 +39,39 @@ func (p *program) dryRun(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	paper := &paper{out: p.out, json: p.output == "json"}
+	printer := &dryRunPrinter{out: p.out, json: p.output == "json"}
 	for i, r := range s.Routes {
-		s.Routes[i].Sink = note{paper, r.Name, r.Kind}
+		s.Routes[i].Sink = dryRunSink{printer, r.Name, r.Kind}
 	}
 	o := p.bridgeOptions(s, box, log)
-	o.Rules = nil // so that nothing can be approved
+	o.Rules = nil // the bridge must not approve anything
 	b := bridge.New(o)
 	if len(s.Rules) > 0 {
 		var done sync.WaitGroup
 		changes, stop := box.Follow()
 		defer stop()
-		done.Go(func() { paper.foretell(ctx, b, s.Rules, changes, log) })
+		done.Go(func() { printer.forecastApprovals(ctx, b, s.Rules, changes, log) })
 		defer done.Wait()
 	}
 	return b.Run(ctx)
 }
 
-// paper is what a dry run writes on.
-type paper struct {
-	mu   sync.Mutex
+// A dryRunPrinter prints the results of a dry run.
+type dryRunPrinter struct {
+	mu   sync.Mutex // one line at a time
 	out  io.Writer
 	json bool
 }
 
-// foretold is a line for programs about what the rules would decide.
-type foretold struct {
+// A dryRunApproval is a line of JSON that says what the rules would decide.
+type dryRunApproval struct {
 	Event    string `json:"event"`
 	Approval string `json:"approval"`
 }
 
-// foretell prints what the rules would decide about each event that is scheduled or changes, until ctx is done.
-func (p *paper) foretell(
+// forecastApprovals prints what the rules would decide about each event that is scheduled or updated, until ctx is
+// done.
+func (p *dryRunPrinter) forecastApprovals(
 	ctx context.Context, b *bridge.Bridge, rules []bridge.Rule, changes <-chan json.RawMessage, log *slog.Logger,
 ) {
 	for {
@@ -79,17 +80,17 @@ func (p *paper) foretell(
 			return
 		case body, ok := <-changes:
 			if !ok {
-				log.Warn("too many changes at once, so what the rules would decide is not printed any more")
+				log.Warn("too many changes at once: the decisions of the rules are no longer printed")
 				return
 			}
-			if err := p.foretellChange(b, rules, body); err != nil {
-				log.Error("what the rules would decide cannot be said", "err", err)
+			if err := p.forecastApproval(b, rules, body); err != nil {
+				log.Error("cannot evaluate the rules of approve", "err", err)
 			}
 		}
 	}
 }
 
-func (p *paper) foretellChange(b *bridge.Bridge, rules []bridge.Rule, body []byte) error {
+func (p *dryRunPrinter) forecastApproval(b *bridge.Bridge, rules []bridge.Rule, body []byte) error {
 	var ce event.Event
 	if err := json.Unmarshal(body, &ce); err != nil {
 		return err
@@ -97,55 +98,57 @@ func (p *paper) foretellChange(b *bridge.Bridge, rules []bridge.Rule, body []byt
 	switch imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix)) {
 	case imds.Scheduled, imds.Updated:
 	default:
-		return nil // nobody is asked about it
+		return nil // the rules look at no other change
 	}
 	forecasts, err := b.Foresee(rules, ce.Subject())
 	if err != nil || len(forecasts) == 0 {
 		return err
 	}
-	said := forecastText(forecasts)
+	result := forecastText(forecasts)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.json {
-		return json.NewEncoder(p.out).Encode(foretold{ce.Subject(), said})
+		return json.NewEncoder(p.out).Encode(dryRunApproval{ce.Subject(), result})
 	}
-	words := "would be approved by " + said
-	if why, refused := strings.CutPrefix(said, "no: "); refused {
+	words := "would be approved by " + result
+	if why, refused := strings.CutPrefix(result, "no: "); refused {
 		words = "would not be approved: " + why
 	}
 	_, err = fmt.Fprintf(p.out, "%s  %s %s\n", ce.Time().Format(time.TimeOnly), ce.Subject(), wording.Printable(words))
 	return err
 }
 
-// noted is one line of a dry run for programs.
-type noted struct {
+// A dryRunDelivery is a line of JSON about a delivery that a sink would get.
+type dryRunDelivery struct {
 	Sink       string          `json:"sink"`
 	Kind       string          `json:"kind"`
 	CloudEvent json.RawMessage `json:"cloudEvent"`
 }
 
-// A note stands in for a sink and only notes what it would be given.
-type note struct {
-	*paper
+// A dryRunSink stands in for a sink of the settings, and prints what that sink would get.
+type dryRunSink struct {
+	*dryRunPrinter
 	sink, kind string
 }
 
-func (n note) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, d := range batch {
-		ce, err := d.Event.MarshalJSON()
+// Deliver prints a line for each delivery, and accepts it.
+func (d dryRunSink) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, each := range batch {
+		ce, err := each.Event.MarshalJSON()
 		if err != nil {
 			return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 		}
-		if n.json {
-			err = json.NewEncoder(n.out).Encode(noted{n.sink, n.kind, ce})
+		if d.json {
+			err = json.NewEncoder(d.out).Encode(dryRunDelivery{d.sink, d.kind, ce})
 		} else {
-			_, err = fmt.Fprintf(n.out, "%s  %s (%s) would be told %s\n", d.Event.Time().Format(time.TimeOnly), n.sink, n.kind, d.Event.ID())
+			_, err = fmt.Fprintf(d.out, "%s  %s (%s) would get %s\n",
+				each.Event.Time().Format(time.TimeOnly), d.sink, d.kind, each.Event.ID())
 		}
 		if err != nil {
 			return delivery.Answer{}, err
 		}
 	}
-	return delivery.Answer{Status: "noted"}, nil
+	return delivery.Answer{Status: "printed"}, nil
 }

@@ -16,12 +16,12 @@ func (p *program) eventsCommand() *cobra.Command {
 	var endpoint string
 	c := &cobra.Command{
 		Use: "events", Short: "Ask the endpoint and print the document as Azure sent it",
-		Long: `Asks the metadata endpoint once and prints the Scheduled Events document as it was received. Asking
-switches scheduled events on for this VM and its set, as run does.`,
+		Long: `Asks the metadata endpoint once and prints the Scheduled Events document exactly as received. Like
+run, this switches scheduled events on for this VM and its set.`,
 		Example: "  forewarn events\n  forewarn events --endpoint http://127.0.0.1:8254",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := p.places()
+			s, err := p.bareSettings()
 			if err != nil {
 				return err
 			}
@@ -33,25 +33,26 @@ switches scheduled events on for this VM and its set, as run does.`,
 			} else if err := p.endpoint(c.Context(), s); err != nil {
 				return err
 			}
-			const limit = 150 * time.Second // the first answer may take Azure two minutes
+			const limit = 150 * time.Second // Azure's first answer can take two minutes
 			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("no answer within %v", limit))
 			defer cancel()
 			slow := time.AfterFunc(10*time.Second, func() {
-				fmt.Fprintln(p.err, "forewarn: waiting; the first answer can take Azure two minutes")
+				fmt.Fprintln(p.err, "forewarn: still waiting; Azure's first answer can take two minutes")
 			})
 			defer slow.Stop()
 			poll := imds.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, p.log(), nil).Poll(ctx, "")
 			switch {
 			case poll.Err != nil:
-				return exit(exitUnavailable, fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, poll.Err, bridge.EndpointHint(s.IMDS.Endpoint)))
+				return exit(exitUnavailable,
+					fmt.Errorf("ask %s: %w; %s", s.IMDS.Endpoint, poll.Err, bridge.EndpointHint(s.IMDS.Endpoint)))
 			case len(poll.Body) == 0:
-				fmt.Fprintln(p.err, "forewarn: the answer is empty, which means no events")
+				fmt.Fprintln(p.err, "forewarn: the answer is empty: there are no events")
 				return nil
 			}
 			_, err = fmt.Fprintf(p.out, "%s\n", poll.Body)
 			return err
 		},
 	}
-	c.Flags().StringVar(&endpoint, "endpoint", "", "address of the metadata service instead of that of the settings")
+	c.Flags().StringVar(&endpoint, "endpoint", "", "address of the metadata service, instead of imds.endpoint")
 	return c
 }

@@ -35,7 +35,8 @@ func example(t *testing.T, name string) string {
 	return string(text)
 }
 
-// loads loads settings as they stand in an example, with the files of secrets that they name in a directory of the test.
+// loads loads settings as they stand in an example, with the files of secrets that they name in a directory of the
+// test.
 func loads(t *testing.T, name, text string) *settings.Settings {
 	t.Helper()
 	dir := t.TempDir()
@@ -46,7 +47,8 @@ func loads(t *testing.T, name, text string) *settings.Settings {
 		}
 		return file
 	})
-	l := settings.Loader{Kinds: sinks.Kinds, Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, Defaults: linuxDefaults}
+	l := settings.Loader{Kinds: sinks.Kinds,
+		Host: sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout}, Defaults: linuxDefaults}
 	s, err := l.Parse(name, []byte(text))
 	if err != nil {
 		t.Fatal(err)
@@ -57,8 +59,8 @@ func loads(t *testing.T, name, text string) *settings.Settings {
 	return s
 }
 
-// The unit says its score, alone and with the drop-in for exec sinks, and it is the one that systemd 252 counts; another
-// version, which counts other things, must find it good too.
+// The unit says its score, alone and with the drop-in for exec sinks, and it is the one that systemd 252 counts;
+// another version, which counts other things, must find it good too.
 func TestUnitSaysItsSecurityScore(t *testing.T) {
 	needsSystemd(t)
 	version, err := exec.Command("systemd-analyze", "--version").Output()
@@ -116,8 +118,8 @@ func TestUnitsAreUnderstood(t *testing.T) {
 	}
 }
 
-// What the unit must say whatever its score: no rights, no start limit, a watchdog that outlasts a freeze, and the order
-// that starts it before what waits for the network.
+// What the unit must say whatever its score: no rights, no start limit, a watchdog that outlasts a freeze, and the
+// order that starts it before what waits for the network.
 func TestUnitKeepsItsWord(t *testing.T) {
 	unit := "\n" + example(t, "systemd/forewarn.service")
 	for _, line := range []string{
@@ -174,7 +176,8 @@ func TestDaemonSetHasLeastRights(t *testing.T) {
 		}
 		objects[fmt.Sprint(object["kind"])] = object
 	}
-	if got, want := slices.Sorted(maps.Keys(objects)), []string{"ConfigMap", "DaemonSet", "Namespace", "ServiceAccount"}; !slices.Equal(got, want) {
+	if got, want := slices.Sorted(maps.Keys(objects)), []string{"ConfigMap", "DaemonSet", "Namespace",
+		"ServiceAccount"}; !slices.Equal(got, want) {
 		t.Fatalf("the manifest has %v, want %v", got, want)
 	}
 	at := func(object string, path ...any) any {
@@ -236,7 +239,8 @@ func TestDaemonSetHasLeastRights(t *testing.T) {
 		}
 		mounts = append(mounts, fmt.Sprint(mount["mountPath"]))
 	}
-	if want := []string{"/etc/forewarn/settings", "/etc/forewarn/secrets", "/var/lib/forewarn"}; !slices.Equal(mounts, want) {
+	if want := []string{"/etc/forewarn/settings", "/etc/forewarn/secrets", "/var/lib/forewarn"}; !slices.Equal(mounts,
+		want) {
 		t.Errorf("mounts are %v, want %v", mounts, want)
 	}
 
@@ -251,7 +255,8 @@ func TestDaemonSetHasLeastRights(t *testing.T) {
 	}
 	file := example(t, "container/Containerfile")
 	for _, want := range []string{
-		"\nFROM scratch\n", fmt.Sprintf("\nUSER %v:%v\n", at("DaemonSet", append(slices.Clone(pod), "securityContext", "runAsUser")...),
+		"\nFROM scratch\n", fmt.Sprintf("\nUSER %v:%v\n",
+			at("DaemonSet", append(slices.Clone(pod), "securityContext", "runAsUser")...),
 			at("DaemonSet", append(slices.Clone(pod), "securityContext", "runAsGroup")...)), "\nENTRYPOINT [\"/forewarn\"]\n",
 	} {
 		if !strings.Contains(file, want) {

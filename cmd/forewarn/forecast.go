@@ -15,7 +15,7 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// forecastText says which rules would approve an event and after what, or else why none would.
+// forecastText says which rules would approve an event and what they wait for, or "no: " and why none would.
 func forecastText(forecasts []bridge.Forecast) string {
 	var approving, refusing []string
 	for _, f := range forecasts {
@@ -45,12 +45,15 @@ func afterText(f bridge.Forecast) string {
 	return "after " + what + " and " + wording.ShortDuration(f.Wait)
 }
 
-// foresee notes what the rules would decide about the sample of the row, given who is told of it.
-func (row *sampleRow) foresee(rules []bridge.Rule, sample cloudevent.Sample, self string, now time.Time) error {
+// forecastApproval sets row.Approval to what the rules would decide about the sample, given the sinks that would get
+// it.
+func (row *sampleRow) forecastApproval(
+	rules []bridge.Rule, sample cloudevent.Sample, self string, now time.Time,
+) error {
 	switch {
 	case len(rules) == 0:
 		return nil
-	case sample.Change.Kind == imds.Vanished: // there is nothing left to approve
+	case sample.Change.Kind == imds.Vanished: // nothing left to approve
 		row.Approval = "-"
 		return nil
 	}
@@ -58,13 +61,13 @@ func (row *sampleRow) foresee(rules []bridge.Rule, sample cloudevent.Sample, sel
 	if err != nil {
 		return err
 	}
-	told := func(sink string) bool { return strings.HasPrefix(row.Sinks[sink], "told") }
-	row.Approval = forecastText(bridge.Foresee(rules, sample.Change.Event, cloudevent.Fields(ce), self, told))
+	passes := func(sink string) bool { return strings.HasPrefix(row.Sinks[sink], "told") }
+	row.Approval = forecastText(bridge.Foresee(rules, sample.Change.Event, cloudevent.Fields(ce), self, passes))
 	return nil
 }
 
-// approvalNotes says what the rules approve that whoever wrote them may not expect, and what they never will because a
-// sink that they wait for isn't told of it.
+// approvalNotes warns of rules that approve more than their author may expect, and of rules that never approve because
+// they wait for a sink that doesn't get the event.
 func approvalNotes(s *settings.Settings, self string, now time.Time) ([]string, error) {
 	var notes []string
 	note := func(rule int, format string, args ...any) {
@@ -79,38 +82,39 @@ func approvalNotes(s *settings.Settings, self string, now time.Time) ([]string, 
 			return slices.ContainsFunc(samples, func(s cloudevent.Sample) bool { return is(s.Change.Event) })
 		}
 		if approves(func(e imds.Event) bool { return e.Source == "Platform" }) {
-			note(i, "approves Platform events, so maintenance begins sooner than Azure planned; sources: [User] leaves it alone")
+			note(i, "approves Platform events, so maintenance starts sooner than Azure planned; sources: [User] prevents that")
 		}
 		if approves(func(e imds.Event) bool { return e.Type == "Terminate" }) {
 			note(i, "approves Terminate events, so Azure deletes this VM without its notice")
 		}
 		if len(r.After) == 0 {
-			note(i, "has no after, so it approves whether or not anybody has been told")
+			note(i, "has no after, so it approves whether or not anybody was notified")
 		}
 		if r.Others {
-			note(i, "has others: true, so it also approves for VMs whose runbooks this one does not see")
+			note(i, "has others: true, so it also approves for VMs whose runbooks this VM doesn't see")
 		}
 		for _, route := range s.Routes {
 			if !slices.Contains(r.After, route.Name) {
 				continue
 			}
-			missed, all, err := untold(route.Filter, samples, self, now)
+			missed, all, err := filteredOut(route.Filter, samples, self, now)
 			switch {
 			case err != nil:
 				return nil, err
 			case all:
-				note(i, "waits for %s, which is not told of any event that the rule is for (%s), so it approves none",
+				note(i, "waits for %s, which gets none of the events that the rule is for (%s), so it never approves",
 					route.Name, strings.Join(missed, ", "))
 			case len(missed) > 0:
-				note(i, "waits for %s, which is not told of %s, so those are not approved", route.Name, strings.Join(missed, ", "))
+				note(i, "waits for %s, which doesn't get %s, so it doesn't approve those",
+					route.Name, strings.Join(missed, ", "))
 			}
 		}
 	}
 	return notes, nil
 }
 
-// approvable are changes of every kind of event that the rule would approve if everybody were told: first scheduled,
-// and then moved.
+// approvable returns two changes, scheduled and updated, of every kind of event that the rule would approve if every
+// sink got it.
 func approvable(r bridge.Rule, self string, now time.Time) ([]cloudevent.Sample, error) {
 	vms := [][]string{{self}}
 	if r.Others {
@@ -120,7 +124,7 @@ func approvable(r bridge.Rule, self string, now time.Time) ([]cloudevent.Sample,
 	if err != nil {
 		return nil, err
 	}
-	everybody := func(string) bool { return true }
+	everySink := func(string) bool { return true }
 	var samples []cloudevent.Sample
 	for _, e := range events {
 		s := cloudevent.Sample{Change: imds.Change{Kind: imds.Scheduled, Event: e}}
@@ -128,15 +132,15 @@ func approvable(r bridge.Rule, self string, now time.Time) ([]cloudevent.Sample,
 		if err != nil {
 			return nil, err
 		}
-		if bridge.Foresee([]bridge.Rule{r}, e, cloudevent.Fields(ce), self, everybody)[0].Approves {
-			moved := imds.Change{Kind: imds.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}
-			samples = append(samples, s, cloudevent.Sample{Change: moved})
+		if bridge.Foresee([]bridge.Rule{r}, e, cloudevent.Fields(ce), self, everySink)[0].Approves {
+			update := imds.Change{Kind: imds.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}
+			samples = append(samples, s, cloudevent.Sample{Change: update})
 		}
 	}
 	return samples, nil
 }
 
-// everyEvent is an event of each type and source, for each set of VMs and with little, usual and much notice.
+// everyEvent returns an event of each type and source, for each set of VMs, with short, usual and long notice.
 func everyEvent(sets [][]string, now time.Time) (events []imds.Event, err error) {
 	for _, typ := range bridge.TypesValues {
 		for _, source := range bridge.SourcesValues {
@@ -154,7 +158,7 @@ func everyEvent(sets [][]string, now time.Time) (events []imds.Event, err error)
 	return events, nil
 }
 
-// scheduledEvent is an event as Azure would announce it.
+// scheduledEvent returns an event as Azure would announce it.
 func scheduledEvent(typ, source string, vms []string, notBefore time.Time) (imds.Event, error) {
 	raw, err := json.Marshal(map[string]any{
 		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": "Scheduled", "EventType": typ,
@@ -167,20 +171,20 @@ func scheduledEvent(typ, source string, vms []string, notBefore time.Time) (imds
 	return imds.UnmarshalEvent(raw)
 }
 
-// untold names what a filter keeps out of the samples, with the key that does. all says that it is all of them, and
-// then only the keys are named.
-func untold(f bridge.Filter, samples []cloudevent.Sample, self string, now time.Time) (
+// filteredOut names the samples that a filter refuses, each with the key that refuses it. If it refuses all of them,
+// all is true and missed holds only the keys.
+func filteredOut(f bridge.Filter, samples []cloudevent.Sample, self string, now time.Time) (
 	missed []string, all bool, err error,
 ) {
 	var keys []string
 	all = len(samples) > 0
 	for _, s := range samples {
-		word, err := told(f, s, imds.Observer{Name: self}, now)
+		result, err := filterResult(f, s, imds.Observer{Name: self}, now)
 		if err != nil {
 			return nil, false, err
 		}
-		key, kept := strings.CutPrefix(word, "no: ")
-		if !kept {
+		key, refused := strings.CutPrefix(result, "no: ")
+		if !refused {
 			all = false
 			continue
 		}

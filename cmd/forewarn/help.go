@@ -15,33 +15,34 @@ import (
 	"forewarn/templates"
 )
 
-// ownManual is the document about the command.
+// ownManual is the document about this command.
 //
 //go:embed README.md
 var ownManual string
 
-// A topic is what help prints of a document: sections of it, or all of it without any.
+// A topic is a part of a document that "forewarn help" prints.
 type topic struct {
 	name, short string
 	document    string
-	sections    []string
+	sections    []string // headings; nil for the whole document
 }
 
-// topics are what help knows besides the commands. The man page forewarn.yaml(5) is made of the first five.
+// topics lists the topics of help besides the commands. The man page forewarn.yaml(5) consists of the first five.
 var topics = []topic{
 	{"settings", "The settings file: every key and its default", ownManual, []string{"Settings"}},
-	{"sinks", "Every kind of destination and its keys; sinks slack is about one", sinks.Manual, nil},
-	{"templates", "Templates, the fields that they and when see, functions", templates.Manual, nil},
+	{"sinks", "Every kind of destination and its keys (one kind: help sinks slack)", sinks.Manual, nil},
+	{"templates", "How to write templates; their fields and functions", templates.Manual, nil},
 	{"approval", "Approve events by hand or by rule; runbooks", examples.Manual, []string{"Approval", "Runbooks"}},
 	{"cloudevents", "The CloudEvents: attributes, types, outcomes", bridge.Manual, []string{"CloudEvents"}},
-	{"operations", "What failures look like and what to do; metrics, the page", ownManual, []string{"Operations", "Metrics", "The page"}},
-	{"fields", "The fields that templates and when see, and the functions", templates.Manual, []string{"Fields", "Functions"}},
+	{"operations", "What failures look like and what to do; metrics, the page", ownManual,
+		[]string{"Operations", "Metrics", "The page"}},
+	{"fields", "The fields of templates and when, and the functions", templates.Manual, []string{"Fields", "Functions"}},
 	{"fleets", "Roll out to many VMs: cloud-init, Ansible, an image, Kubernetes", examples.Manual, []string{"Fleets"}},
-	{"windows", "The service of Windows", examples.Manual, []string{"Windows"}},
+	{"windows", "Run forewarn as a Windows service", examples.Manual, []string{"Windows"}},
 	{"promises", "What forewarn promises, and what it can't", bridge.Manual, []string{"Promises"}},
 }
 
-// text is the part of the document, as Markdown.
+// text returns the topic as Markdown.
 func (t topic) text() string {
 	if t.sections == nil {
 		return t.document
@@ -53,7 +54,7 @@ func (t topic) text() string {
 	return all
 }
 
-// helpTopics are commands that only have help: what their topics say.
+// helpTopics returns a command for each topic. It does nothing but print its topic as help.
 func (p *program) helpTopics() []*cobra.Command {
 	var all []*cobra.Command
 	for _, t := range topics {
@@ -74,16 +75,16 @@ func (p *program) helpTopic(t topic) *cobra.Command {
 	return c
 }
 
-// exitCodes say what each exit code means.
+// exitCodes explains each exit code. The README's table is generated from it.
 var exitCodes = []struct {
 	code    int
 	meaning string
 }{
-	{exitOK, "it is done"},
-	{exitFailed, "it failed"},
+	{exitOK, "success"},
+	{exitFailed, "failure"},
 	{exitUsage, "the command line is wrong"},
 	{exitData, "the input data is wrong"},
 	{exitUnavailable, "something can't be reached: the endpoint, a sink, the running forewarn, a port"},
-	{exitTryAgain, "not now: another forewarn holds the outbox, or what was asked for had no effect in time"},
+	{exitTryAgain, "try again: another forewarn holds the outbox, or an approval had no effect in time"},
 	{exitSettings, "the settings are wrong"},
 }

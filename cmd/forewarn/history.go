@@ -28,20 +28,22 @@ func (p *program) historyCommand() *cobra.Command {
 	var period bridge.Period
 	var since, file string
 	c := &cobra.Command{
-		Use: "history", Short: "Show what became of each event, and who was told when",
-		Long: `Shows what is on record of Azure's events, for 90 days: each change, when it was seen, who was told
-when, and what the destination answered.
+		Use: "history", Short: "Show what happened to each event, and who was notified when",
+		Long: `Shows the Azure events of the last 90 days: each change, when it was seen, when it was delivered to
+each sink, and what the destination answered.
 
 It reads the outbox, through the running forewarn or, if none runs, from its file. With --file it
-reads an audit file that a file sink has written, which has the changes but not who was told.`,
-		Example: "  forewarn history --since 7d\n  forewarn history --event 602d9444 -o json\n  forewarn history --file /var/log/forewarn/audit.jsonl -o csv",
+reads an audit file written by a file sink, which has the changes but not the deliveries.`,
+		Example: `  forewarn history --since 7d
+  forewarn history --event 602d9444 -o json
+  forewarn history --file /var/log/forewarn/audit.jsonl -o csv`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
 			if period.Since, err = parseSince(since, time.Now()); err != nil {
 				return exit(exitUsage, err)
 			}
-			n := math.MaxInt // data is printed whole
+			n := math.MaxInt // JSON and CSV are complete
 			if p.output == "text" {
 				n = wording.ShownRows
 			}
@@ -71,28 +73,29 @@ reads an audit file that a file sink has written, which has the changes but not 
 				return printLivesCSV(p.out, lives)
 			}
 			if len(lives) == 0 {
-				fmt.Fprintln(p.err, "nothing is on record")
+				fmt.Fprintln(p.err, "no events recorded")
 				return nil
 			}
 			text := livesText(lives)
 			if older > 0 {
-				const left = "%d older events are left out; --since, --event and --vm pick some, -o json prints all\n\n"
-				text = fmt.Sprintf(left, older) + text
+				const note = "%d older events left out; use --since, --event or --vm to select, -o json to print all\n\n"
+				text = fmt.Sprintf(note, older) + text
 			}
 			_, err = io.WriteString(p.out, text)
 			return err
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&p.output, "output", "o", "text", "form of the data on standard output: text, json or csv")
-	f.StringVar(&period.Event, "event", "", "only the Azure event whose id begins so")
+	f.StringVarP(&p.output, "output", "o", "text", "output format: text, json or csv")
+	f.StringVar(&period.Event, "event", "", "only the Azure event with this id (a prefix is enough)")
 	f.StringVar(&period.VM, "vm", "", "only events that name this VM")
-	f.StringVar(&since, "since", "", "only events that changed since: a duration such as 7d, or a time such as 2026-11-21T04:00:00Z or 2026-11-21")
+	f.StringVar(&since, "since", "",
+		"only events that changed since: a duration such as 7d, or a time such as 2026-11-21T04:00:00Z or 2026-11-21")
 	f.StringVar(&file, "file", "", "read this audit file instead of the outbox; - for standard input")
 	return c
 }
 
-// parseSince reads a duration back from now, or a time.
+// parseSince parses a time, or a duration before now.
 func parseSince(s string, now time.Time) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -108,7 +111,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("--since %s: expected a duration such as 7d, or a time such as 2026-11-21T04:00:00Z", s)
 }
 
-// fileHistory reads an audit file. Lines that are none, such as half a last one, are counted and passed over.
+// fileHistory reads an audit file. It skips and counts lines that are no CloudEvents, such as an incomplete last line.
 func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life, error) {
 	in := io.Reader(os.Stdin)
 	if path != "-" {
@@ -121,7 +124,7 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 	}
 	var b bridge.Biographer
 	bad, good := 0, 0
-	half := false // the last line is bad
+	incomplete := false // the last line is bad
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -129,10 +132,10 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 			var ce event.Event
 			if json.Unmarshal(line, &ce) != nil || ce.Context == nil {
 				bad++
-				half = true
+				incomplete = true
 			} else {
 				good++
-				half = false
+				incomplete = false
 				b.Add(ce, nil)
 			}
 		}
@@ -144,24 +147,26 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 	}
 	switch {
 	case bad > 0 && good == 0:
-		return nil, exit(exitData, fmt.Errorf("%s holds no CloudEvents; expected one a line, as a file sink writes them", path))
-	case bad == 1 && half:
-		fmt.Fprintf(p.err, "forewarn: %s: the last line is not complete and was passed over; %d were read\n", path, good)
+		return nil, exit(exitData,
+			fmt.Errorf("%s holds no CloudEvents; expected one per line, as a file sink writes them", path))
+	case bad == 1 && incomplete:
+		fmt.Fprintf(p.err, "forewarn: %s: skipped the last line, which is incomplete; read %d\n", path, good)
 	case bad > 0:
-		fmt.Fprintf(p.err, "forewarn: %s: %d of %d lines are no CloudEvents and were passed over\n", path, bad, bad+good)
+		fmt.Fprintf(p.err, "forewarn: %s: skipped %d of %d lines, which are no CloudEvents\n", path, bad, bad+good)
 	}
 	return b.Lives(period), nil
 }
 
-// livesText is what a person pastes into a post-mortem, in words for people.
+// livesText returns the history as text for people, ready for a post-mortem.
 func livesText(lives []bridge.Life) string {
 	var b strings.Builder
 	for i, l := range lives {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		fmt.Fprintf(&b, "%s of %s%s: %s\nevent %s, all times UTC\n", wording.Printable(l.Type), wording.Printable(strings.Join(l.Resources, ", ")),
-			asker(l.Source), outcomeWords(l.Outcome), wording.Printable(l.Event))
+		fmt.Fprintf(&b, "%s of %s%s: %s\nevent %s, all times UTC\n", wording.Printable(l.Type),
+			wording.Printable(strings.Join(l.Resources, ", ")), sourceWords(l.Source), outcomeWords(l.Outcome),
+			wording.Printable(l.Event))
 		width := 0 // of the longest sink's name
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
@@ -178,15 +183,15 @@ func livesText(lives []bridge.Life) string {
 	return b.String()
 }
 
-// asker says whose doing an event is.
-func asker(source string) string {
+// sourceWords says who caused an event.
+func sourceWords(source string) string {
 	switch strings.ToLower(source) {
 	case "":
 		return ""
 	case "platform":
 		return ", by Azure"
 	case "user":
-		return ", asked for by a user"
+		return ", requested by a user"
 	}
 	return ", by " + wording.Printable(source)
 }
@@ -196,14 +201,14 @@ func outcomeWords(o cloudevent.Outcome) string {
 	case "":
 		return "not over"
 	case cloudevent.OutcomeCompleted:
-		return "it took place and is over"
+		return "completed"
 	case cloudevent.OutcomeCanceled:
-		return "cancelled, it did not take place"
+		return "cancelled, nothing happened"
 	}
-	return "no longer on Azure's list; whether it took place is not known"
+	return "no longer on Azure's list; Azure doesn't say whether it happened"
 }
 
-// changeWords says a change of an event that came out so.
+// changeWords describes a change of an event with this outcome.
 func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
 	words := map[imds.ChangeKind]string{
 		imds.Scheduled: "announced", imds.Updated: "changed", imds.Started: "begun", imds.Vanished: "no longer listed",
@@ -212,7 +217,7 @@ func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
 	case c.Approval != nil:
 		return wording.ApprovalWords(*c.Approval)
 	case c.Lead != "":
-		words = "reminded of, " + wording.Printable(c.Lead) + " before"
+		words = "reminder, " + wording.Printable(c.Lead) + " before"
 	case words == "":
 		words = wording.Printable(string(c.Change))
 	case c.Change == imds.Vanished && o == cloudevent.OutcomeCompleted:
@@ -238,20 +243,18 @@ func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
 	return words
 }
 
-// deliveryWords says what became of telling a sink of a change of that time.
+// deliveryWords describes the delivery of a change that was seen at changed.
 func deliveryWords(d bridge.LifeDelivery, changed time.Time) string {
 	words := d.State
 	switch {
-	case d.State == "accepted":
-		words = "told"
-	case d.State == "superseded":
-		words = "left out for a newer change"
+	case d.State == outbox.StateAccepted:
+		words = "delivered"
+	case d.State == outbox.StateSuperseded:
+		words = "replaced by a newer change"
 	case d.State == outbox.StateDead:
-		words = "given up (" + d.Reason + ")"
-	case d.State == outbox.StatePending && d.Attempts == 0:
-		words = "not told yet"
-	case d.State == outbox.StatePending:
-		words = "not told yet, last tried"
+		words = "dead letter (" + d.Reason + ")"
+	case d.State == outbox.StatePending && d.Attempts > 0:
+		words = "pending, last tried"
 	}
 	if !d.At.IsZero() {
 		words += " " + clock(d.At, changed)
@@ -267,7 +270,7 @@ func deliveryWords(d bridge.LifeDelivery, changed time.Time) string {
 	return words
 }
 
-// clock is the time of day of t, with its date if that is not the day of beside.
+// clock returns the time of day of t, with the date if it is another day than that of beside.
 func clock(t, beside time.Time) string {
 	t, beside = t.UTC(), beside.UTC()
 	if t.Format(time.DateOnly) != beside.Format(time.DateOnly) {
@@ -276,11 +279,13 @@ func clock(t, beside time.Time) string {
 	return t.Format(time.TimeOnly)
 }
 
-// printLivesCSV prints one line a delivery, or a change that nobody was owed.
+// printLivesCSV prints one line per delivery, and one for a change without deliveries.
 func printLivesCSV(w io.Writer, lives []bridge.Life) error {
 	out := csv.NewWriter(w)
-	rows := [][]string{{"event", "type", "source", "resources", "outcome", "id", "change", "time", "notBefore", "whileAway", "observer",
-		"sink", "state", "at", "attempts", "answer", "answerId", "reason", "error"}}
+	rows := [][]string{{
+		"event", "type", "source", "resources", "outcome", "id", "change", "time", "notBefore", "whileAway", "observer",
+		"sink", "state", "at", "attempts", "answer", "answerId", "reason", "error",
+	}}
 	when := func(t time.Time) string {
 		if t.IsZero() {
 			return ""
@@ -308,7 +313,7 @@ func printLivesCSV(w io.Writer, lives []bridge.Life) error {
 	for _, row := range rows {
 		for i, cell := range row {
 			if cell != "" && strings.ContainsAny(cell[:1], "=+-@\t\r") {
-				row[i] = "'" + cell // a spreadsheet must not take it for a formula
+				row[i] = "'" + cell // keeps a spreadsheet from running it as a formula
 			}
 		}
 		if err := out.Write(row); err != nil {

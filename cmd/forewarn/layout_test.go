@@ -30,15 +30,18 @@ var arrows = map[string]arrow{
 	"bridge/outbox":     {may: []string{"bridge/delivery"}},
 	"bridge/discovery":  {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
 	"bridge/imds":       {inTests: []string{"bridge/imdstest"}},
-	"bridge/imdstest":   {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox"}},
-	"bridge/relay":      {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"}, inTests: []string{"bridge/imdstest"}},
+	"bridge/imdstest": {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
+		"bridge/outbox"}},
+	"bridge/relay": {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"},
+		inTests: []string{"bridge/imdstest"}},
 	"sinks": {
 		may:     []string{"bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"},
 		inTests: []string{"bridge", "bridge/imdstest", "bridge/outbox"},
 	},
 	"templates": {inTests: []string{"bridge/cloudevent", "bridge/imds"}},
 	"cmd/forewarn": {may: []string{
-		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/discovery", "bridge/imds", "bridge/imdstest", "bridge/outbox",
+		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/discovery", "bridge/imds", "bridge/imdstest",
+		"bridge/outbox",
 		"bridge/relay", "sinks", "templates",
 		"cmd/forewarn/internal/control", "cmd/forewarn/internal/manual", "cmd/forewarn/internal/page",
 		"cmd/forewarn/internal/service", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
@@ -57,14 +60,15 @@ var arrows = map[string]arrow{
 	"cmd/forewarn/internal/service":    {may: []string{"bridge", "cmd/forewarn/internal/wording"}},
 	"cmd/forewarn/internal/statustest": {may: []string{"bridge", "bridge/imds"}},
 	"cmd/forewarn/internal/settings": {may: []string{
-		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "sinks", "templates", "cmd/forewarn/internal/wording",
+		"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "sinks", "templates",
+		"cmd/forewarn/internal/wording",
 	}},
 	"cmd/forewarn/internal/wording": {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery"}},
 	"examples":                      {},
 }
 
-// The arrows between the packages hold: delivery and templates know nothing of ours, outbox knows delivery, bridge knows no
-// sink, only cmd knows all.
+// The arrows between the packages hold: delivery and templates know nothing of ours, outbox knows delivery, bridge
+// knows no sink, only cmd knows all.
 func TestPackagesImportOnlyWhatTheLayoutAllows(t *testing.T) {
 	for _, f := range sources(t) {
 		if f.in("examples") {

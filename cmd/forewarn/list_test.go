@@ -22,7 +22,8 @@ func TestListsForPeopleAreShort(t *testing.T) {
 	const n = wording.ShownRows + 100
 	dir := t.TempDir()
 	settings := filepath.Join(dir, "forewarn.yaml")
-	if err := os.WriteFile(settings, fmt.Appendf(nil, "{state: %q, sinks: [{name: ops, file: {path: ops}}]}", dir), 0o600); err != nil {
+	if err := os.WriteFile(settings, fmt.Appendf(nil, "{state: %q, sinks: [{name: ops, file: {path: ops}}]}", dir),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.Open(dir, outbox.Options{Log: slog.New(slog.DiscardHandler)})
@@ -31,7 +32,8 @@ func TestListsForPeopleAreShort(t *testing.T) {
 	}
 	batch := outbox.Batch{Now: time.Now()}
 	for i := range n {
-		e, err := imds.UnmarshalEvent(fmt.Appendf(nil, `{"EventId": "%08d-0000-4000-8000-000000000000", "EventType": "Reboot"}`, i))
+		e, err := imds.UnmarshalEvent(fmt.Appendf(nil,
+			`{"EventId": "%08d-0000-4000-8000-000000000000", "EventType": "Reboot"}`, i))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,12 +60,14 @@ func TestListsForPeopleAreShort(t *testing.T) {
 		command, more, row string
 	}{
 		{"outbox list", "and 100 more; forewarn outbox list -o json shows all\n", "\nops/"},
-		{"history", "100 older events are left out; --since, --event and --vm pick some, -o json prints all\n", "\nevent "},
+		{"history", "100 older events left out; use --since, --event or --vm to select, -o json to print all\n", "\nevent "},
 	} {
 		args := append(strings.Fields(tt.command), "--config", settings)
 		out, err := forewarn(t, args...).Output()
-		if err != nil || !strings.Contains(string(out), tt.more) || strings.Count("\n"+string(out), tt.row) != wording.ShownRows {
-			t.Errorf("%s shows %d rows (%v), want %d and %q:\n%.400s", tt.command, strings.Count("\n"+string(out), tt.row), err, wording.ShownRows, tt.more, out)
+		if err != nil || !strings.Contains(string(out), tt.more) || strings.Count("\n"+string(out),
+			tt.row) != wording.ShownRows {
+			t.Errorf("%s shows %d rows (%v), want %d and %q:\n%.400s", tt.command, strings.Count("\n"+string(out), tt.row), err,
+				wording.ShownRows, tt.more, out)
 		}
 		var all []json.RawMessage
 		out, err = forewarn(t, append(args, "-o", "json")...).Output()

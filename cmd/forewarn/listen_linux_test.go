@@ -14,9 +14,9 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// Whoever may connect to the page or to the metrics can open thousands of connections and leave them idle. That takes no
-// file from the program that a sink needs: at a limit of 1,024 files an event is delivered all the same, and most of the
-// files are free.
+// Whoever may connect to the page or to the metrics can open thousands of connections and leave them idle. That takes
+// no file from the program that a sink needs: at a limit of 1,024 files an event is delivered all the same, and most
+// of the files are free.
 func TestIdleConnectionsDoNotStopDelivery(t *testing.T) {
 	t.Parallel()
 	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}}).Listen("127.0.0.1:0", "")
@@ -59,9 +59,11 @@ func TestIdleConnectionsDoNotStopDelivery(t *testing.T) {
 		}
 	}
 	azure.Schedule(imdstest.Event{ID: eventID("idle"), Type: "Reboot"})
-	for deadline := time.Now().Add(patience); !slices.Contains(hook.accepted(), eventID("idle")+"-scheduled"); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !slices.Contains(hook.accepted(),
+		eventID("idle")+"-scheduled"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("with %d idle connections, the event was not delivered; the program has %d files open", 2*each, openFiles(t, fw.Process.Pid))
+			t.Fatalf("with %d idle connections, the event was not delivered; the program has %d files open", 2*each,
+				openFiles(t, fw.Process.Pid))
 		}
 	}
 	if n := openFiles(t, fw.Process.Pid); n > 512 {

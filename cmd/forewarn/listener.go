@@ -11,21 +11,22 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// listenAgain are the waits between attempts to listen on an address that is taken; the last one stays.
-var listenAgain = []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second}
+// listenBackoff are the waits between attempts to listen on an address that is taken; the last one repeats.
+var listenBackoff = []time.Duration{time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second}
 
-// A listener serves HTTP on an address as soon as it can: what it serves is never worth as much as watching.
+// A listener serves HTTP on an address. If the address is taken, it tries again in the background, because watching the
+// VM is more important than the page.
 type listener struct {
-	key     string // of the settings
+	key     string // in the settings
 	address string // "" for none
 	handler http.Handler
 	log     *slog.Logger
 
-	mu      sync.Mutex
-	problem error // why it does not listen, nil while it does
+	mu      sync.Mutex // guards problem
+	problem error      // why it does not listen; nil while it does
 }
 
-// start listens at once, or else tries again until the function it returns is called, which also ends the serving.
+// start listens, at once or in the background, until stop is called.
 func (l *listener) start() (stop func()) {
 	if l.address == "" {
 		return func() {}
@@ -33,20 +34,20 @@ func (l *listener) start() (stop func()) {
 	if end, err := l.listen(); err == nil {
 		return end
 	} else {
-		l.log.Warn("an address cannot be listened on; trying again", "key", l.key, "address", l.address, "err", wording.Reason(err),
-			"hint", `stop what uses it, or set another address ("" for none)`)
+		l.log.Warn("cannot listen on address; trying again", "key", l.key, "address", l.address, "err", wording.Reason(err),
+			"hint", `stop the program that uses it, or set another address ("" for none)`)
 	}
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for tries := 0; ; tries++ {
 			select {
-			case <-time.After(listenAgain[min(tries, len(listenAgain)-1)]):
+			case <-time.After(listenBackoff[min(tries, len(listenBackoff)-1)]):
 			case <-quit:
 				return
 			}
 			if end, err := l.listen(); err == nil {
-				l.log.Info("an address is listened on now", "key", l.key, "address", l.address, "after", tries+1)
+				l.log.Info("listening on address now", "key", l.key, "address", l.address, "after", tries+1)
 				<-quit
 				end()
 				return
@@ -59,7 +60,7 @@ func (l *listener) start() (stop func()) {
 	}
 }
 
-// listen tries once, and serves until the function it returns is called.
+// listen tries once to listen, and serves until stop is called.
 func (l *listener) listen() (stop func(), err error) {
 	on, err := net.Listen("tcp", l.address)
 	l.mu.Lock()
@@ -71,12 +72,12 @@ func (l *listener) listen() (stop func(), err error) {
 	return serve(on, l.handler, l.log), nil
 }
 
-// warnings say which of the listeners do not listen.
+// warnings describes the listeners that cannot listen, for the status.
 func warnings(all []*listener) (list []string) {
 	for _, l := range all {
 		l.mu.Lock()
 		if l.problem != nil {
-			list = append(list, fmt.Sprintf("%s: %s cannot be listened on, trying again: %v",
+			list = append(list, fmt.Sprintf("%s: cannot listen on %s, trying again: %v",
 				l.key, l.address, wording.Reason(l.problem)))
 		}
 		l.mu.Unlock()

@@ -1,8 +1,8 @@
 // Forewarn tells people and systems what Azure is about to do to a virtual machine. It polls the VM's Scheduled Events
-// document, says each change as a CloudEvent, and gets that CloudEvent to every configured destination.
+// document, turns each change into a CloudEvent, and delivers that CloudEvent to every configured destination.
 //
-// This package is the command: one file a subcommand, and the only wiring of the other packages. It alone reads the
-// environment, starts servers and exits.
+// This package is the command. It has one file per subcommand, and run.go wires the other packages together. Only this
+// package reads the environment, starts servers and exits.
 package main
 
 import (
@@ -15,8 +15,9 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
-	_ "time/tzdata" // a minimal image has no zones
+	_ "time/tzdata" // minimal images have no time zone files
 
 	"github.com/spf13/cobra"
 
@@ -27,7 +28,7 @@ import (
 	"forewarn/sinks"
 )
 
-// Exit codes; but for the first three they are those of sysexits.
+// Exit codes. From exitData on they are those of BSD's sysexits.h.
 const (
 	exitOK          = 0
 	exitFailed      = 1
@@ -45,26 +46,27 @@ func main() {
 	os.Exit(run(context.Background(), process()))
 }
 
-// world is what the program takes from outside.
-type world struct {
+// environment is everything that the program takes from outside, so that tests can replace it.
+type environment struct {
 	args     []string
 	out      io.Writer
 	err      io.Writer
 	getenv   func(string) string
 	defaults settings.Defaults
-	become   func(owner) error   // makes this process that of another user, for good; nil when it is not the program's own
-	events   service.EventWriter // writes to the Event Log, which takes the place of err for the log; nil for none
-	dial     sinks.Dialer        // reaches destinations; nil is the network
+	become   func(owner) error   // switches this process to another user for good; nil in tests, which share a process
+	events   service.EventWriter // the Windows Event Log, which replaces err for log lines; nil for none
+	dial     sinks.Dialer        // reaches destinations; nil for the network
 }
 
-func process() world {
-	return world{
+// process returns the environment of this process.
+func process() environment {
+	return environment{
 		args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
 		defaults: settings.SystemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv), become: owner.become,
 	}
 }
 
-// exitError is an error with the exit code that it means.
+// An exitError is an error with its exit code.
 type exitError struct {
 	code int
 	err  error
@@ -80,7 +82,7 @@ func exit(code int, err error) error {
 	return &exitError{code, err}
 }
 
-// exitCode is the one that err means.
+// exitCode returns the exit code for err.
 func exitCode(err error) int {
 	var (
 		e           *exitError
@@ -101,8 +103,8 @@ func exitCode(err error) int {
 }
 
 // run runs the command and returns its exit code.
-func run(ctx context.Context, w world) int {
-	p := &program{world: w}
+func run(ctx context.Context, w environment) int {
+	p := &program{environment: w}
 	root := p.root()
 	root.SetArgs(w.args)
 	root.SetOut(w.out)
@@ -116,92 +118,89 @@ func run(ctx context.Context, w world) int {
 	case errors.As(err, &e):
 	case p.started:
 		e = &exitError{exitCode(err), err}
-	default: // cobra did not get as far as the command
+	default: // cobra refused the command line before any command ran
 		e = &exitError{exitUsage, err}
 	}
-	for line := range strings.Lines(e.Error()) { // settings may be wrong in several places
+	for line := range strings.Lines(e.Error()) { // a settings file can have several problems
 		fmt.Fprintf(w.err, "forewarn: %s\n", strings.TrimRight(line, "\n"))
 	}
 	return e.code
 }
 
-// program holds the flags that every command has.
+// A program is one run of the command, with the flags that all subcommands share.
 type program struct {
-	world
-	started   bool // the flags and arguments were right
+	environment
+	started   bool // cobra accepted the flags and arguments
 	config    string
 	output    string
 	logFormat string
 	logLevel  string
-	turns     sinks.SlackTurns // through every reload
+	turns     sinks.SlackTurns // shared across reloads
 
-	askedOwner bool   // whose the state is; see giveUpRoot
-	actsFor    *owner // who root has become; nil when nobody was
+	ownerChecked bool   // dropRoot has run
+	actsAs       *owner // the user that root switched to; nil for none
 }
 
 func (p *program) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "forewarn",
 		Short: "Tells people and systems what Azure is about to do to this virtual machine",
-		Long: `forewarn polls the VM's Azure Scheduled Events, says each change as a CloudEvent, and delivers it to every
-configured destination: at least once, in order, across crashes and outages.`,
+		Long: `forewarn polls the VM's Azure Scheduled Events, turns each change into a CloudEvent, and delivers it to
+every configured destination: at least once, in order, across crashes and outages.`,
 		Example: `  forewarn demo                       see what it does, on any machine
-  forewarn check                      look at the settings before they count
+  forewarn check                      check the settings file
   forewarn run                        watch this VM
-  forewarn status                     ask the forewarn that runs`,
+  forewarn status                     ask the running forewarn how it is doing`,
 		Version:      programVersion(),
 		SilenceUsage: true, SilenceErrors: true,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			p.started = true
-			forms := []string{"", "text", "json"}
+			formats := []string{"", "text", "json"}
 			if c.Name() == "history" {
-				forms = append(forms, "csv")
+				formats = append(formats, "csv")
 			}
-			return p.checkFlags(forms)
+			return p.checkFlags(formats)
 		},
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&p.config, "config", "", "settings file (default: "+settings.DefaultPath(runtime.GOOS, p.getenv)+")")
-	f.StringVar(&p.logFormat, "log-format", "text", "form of the log on standard error: text or json")
-	f.StringVar(&p.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
-	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(), p.sendCommand(),
-		p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(), p.historyCommand(), p.outboxCommand(),
-		p.serviceCommand(), p.schemaCommand(), p.versionCommand())
+	f.StringVar(&p.logFormat, "log-format", "text", "log format on standard error: text or json")
+	f.StringVar(&p.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
+	root.AddCommand(p.runCommand(), p.demoCommand(), p.emulateCommand(), p.checkCommand(), p.renderCommand(),
+		p.sendCommand(), p.eventsCommand(), p.discoverCommand(), p.statusCommand(), p.tailCommand(), p.approveCommand(),
+		p.historyCommand(), p.outboxCommand(), p.serviceCommand(), p.schemaCommand(), p.versionCommand())
 	root.AddCommand(p.helpTopics()...)
 	root.SetVersionTemplate(versionText())
-	strict(root)
-	complete(root, p)
+	strictUsage(root)
+	addCompletions(root, p)
 	return root
 }
 
-// outputFlag gives a command the flag -o.
+// outputFlag adds the flag -o to a command.
 func (p *program) outputFlag(c *cobra.Command) *cobra.Command {
-	c.Flags().StringVarP(&p.output, "output", "o", "text", "form of the data on standard output: text or json")
+	c.Flags().StringVarP(&p.output, "output", "o", "text", "output format: text or json")
 	return c
 }
 
-// checkFlags refuses values that a flag does not know; forms are those of the command's output.
-func (p *program) checkFlags(forms []string) error {
+// checkFlags refuses unknown values of the shared flags; formats are the output formats of the command.
+func (p *program) checkFlags(formats []string) error {
 	for _, f := range []struct {
 		name, value string
 		allowed     []string
 	}{
-		{"--output", p.output, forms},
+		{"--output", p.output, formats},
 		{"--log-format", p.logFormat, []string{"text", "json"}},
 		{"--log-level", p.logLevel, []string{"debug", "info", "warn", "error"}},
 	} {
-		ok := false
-		for _, a := range f.allowed {
-			ok = ok || a == f.value
-		}
-		if !ok {
-			return exit(exitUsage, fmt.Errorf("%s %s: expected one of %s", f.name, f.value, strings.TrimPrefix(strings.Join(f.allowed, ", "), ", ")))
+		if !slices.Contains(f.allowed, f.value) {
+			expected := strings.TrimPrefix(strings.Join(f.allowed, ", "), ", ")
+			return exit(exitUsage, fmt.Errorf("%s %s: expected one of %s", f.name, f.value, expected))
 		}
 	}
 	return nil
 }
 
-// log is the logger of the flags.
+// log returns the logger that the flags ask for.
 func (p *program) log() *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(p.logLevel)) // checked by checkFlags
@@ -215,53 +214,55 @@ func (p *program) log() *slog.Logger {
 	return slog.New(slog.NewTextHandler(p.err, o))
 }
 
-// loader reads settings as this process can.
+// loader returns a loader of settings for this process.
 func (p *program) loader(log *slog.Logger) settings.Loader {
 	host, _ := os.Hostname()
 	return settings.Loader{
 		Kinds: sinks.Kinds, Defaults: p.defaults,
 		Host: sinks.Host{
-			Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log, Agent: "forewarn/" + programVersion(),
-			Dial: p.dial, SlackTurns: &p.turns,
+			Hostname: host, Getenv: p.getenv, Stdout: p.out, Proxy: http.ProxyFromEnvironment, Log: log,
+			Agent: "forewarn/" + programVersion(), Dial: p.dial, SlackTurns: &p.turns,
 		},
 	}
 }
 
-// settings loads the settings file; an error means exit 78. Root has become the owner of the state when the sinks open.
+// settings loads the settings file; an error means exit 78. Root switches to the owner of the state directory first, so
+// that the sinks open with that user's rights.
 func (p *program) settings(log *slog.Logger) (*settings.Settings, error) {
 	if os.Geteuid() == 0 {
-		if s, err := p.rootPlaces(); err == nil { // what is wrong with them is said below
-			if err := p.giveUpRoot(s.State); err != nil {
+		if s, err := p.bareSettingsAsRoot(); err == nil { // Load reports the error below
+			if err := p.dropRoot(s.State); err != nil {
 				return nil, err
 			}
 		}
 	}
 	s, err := p.loader(log).Load(p.config)
-	if err != nil && p.actsFor != nil {
-		err = fmt.Errorf("as %s, whom the state belongs to: %w", p.actsFor, err)
+	if err != nil && p.actsAs != nil {
+		err = fmt.Errorf("as %s, the owner of the state directory: %w", p.actsAs, err)
 	}
 	return s, exit(exitSettings, err)
 }
 
-// places loads the settings without their sinks: whoever asks the running forewarn need not be able to read secrets.
-// Root becomes the owner of the state.
-func (p *program) places() (*settings.Settings, error) {
-	s, err := p.rootPlaces()
+// bareSettings loads the settings without their sinks, for commands that ask the running forewarn: they need not be
+// able to read the secrets. Root switches to the owner of the state directory.
+func (p *program) bareSettings() (*settings.Settings, error) {
+	s, err := p.bareSettingsAsRoot()
 	if err == nil {
-		err = p.giveUpRoot(s.State)
+		err = p.dropRoot(s.State)
 	}
 	return s, err
 }
 
-// rootPlaces are places for a command that needs the rights of root. It must open nothing of another user.
-func (p *program) rootPlaces() (*settings.Settings, error) {
+// bareSettingsAsRoot is bareSettings for a command that needs the rights of root. Such a command must not open files of
+// another user.
+func (p *program) bareSettingsAsRoot() (*settings.Settings, error) {
 	l := p.loader(p.log())
 	l.Kinds = nil
 	s, err := l.Load(p.config)
 	return s, exit(exitSettings, err)
 }
 
-// programVersion is the release, or what the build says of itself.
+// programVersion returns the release, or "devel" with the commit of the build.
 func programVersion() string {
 	if version != "" {
 		return version
@@ -284,7 +285,9 @@ func (p *program) versionCommand() *cobra.Command {
 		Example: "  forewarn version -o json",
 		RunE: func(*cobra.Command, []string) error {
 			if p.output == "json" {
-				return wording.PrintJSON(p.out, map[string]string{"version": programVersion(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH})
+				return wording.PrintJSON(p.out, map[string]string{
+					"version": programVersion(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+				})
 			}
 			_, err := io.WriteString(p.out, versionText())
 			return err

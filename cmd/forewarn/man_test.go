@@ -30,7 +30,7 @@ var (
 // The man page tells of every command and every flag, with its examples, and of what else an operator looks up there.
 // With mandoc or groff on the machine, it has no mistakes in its language.
 func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
-	root := (&program{world: world{getenv: func(string) string { return "" }}}).root()
+	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
 	page := manPage(root, *manNow, *manVersion)
 	writeManPage(t, "forewarn.1", page)
 	has := func(text string) {
@@ -39,7 +39,8 @@ func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
 			t.Errorf("the man page has no %q", text)
 		}
 	}
-	for _, section := range []string{"NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "SIGNALS", "EXIT STATUS", "ENVIRONMENT", "FILES", "SEE ALSO"} {
+	for _, section := range []string{"NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "SIGNALS", "EXIT STATUS",
+		"ENVIRONMENT", "FILES", "SEE ALSO"} {
 		has("\n.SH " + roff(section) + "\n")
 	}
 	told := 0
@@ -71,7 +72,8 @@ func TestManPageTellsEveryKey(t *testing.T) {
 			t.Errorf("the man page has no key %s", path)
 		}
 	})
-	for _, heading := range []string{".SH SETTINGS", ".SH SINKS", ".SS slack", ".SH TEMPLATES", ".SH APPROVAL", ".SH CLOUDEVENTS"} {
+	for _, heading := range []string{".SH SETTINGS", ".SH SINKS", ".SS slack", ".SH TEMPLATES", ".SH APPROVAL",
+		".SH CLOUDEVENTS"} {
 		if !strings.Contains(page, "\n"+heading+"\n") {
 			t.Errorf("the man page has no %s", heading)
 		}
@@ -100,7 +102,8 @@ func lintManPage(t *testing.T, page string) {
 	if err := os.WriteFile(file, []byte(page), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, lint := range [][]string{{"mandoc", "-T", "lint", "-W", "warning", file}, {"groff", "-man", "-ww", "-z", file}} {
+	for _, lint := range [][]string{{"mandoc", "-T", "lint", "-W", "warning", file},
+		{"groff", "-man", "-ww", "-z", file}} {
 		if _, err := exec.LookPath(lint[0]); err != nil {
 			continue
 		}
@@ -208,7 +211,8 @@ func manPage(root *cobra.Command, date, version string) string {
 		item(fmt.Sprint(e.code), strings.ToUpper(e.meaning[:1])+e.meaning[1:]+".")
 	}
 	section("ENVIRONMENT")
-	item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "The proxy of sinks that name none. The endpoint is never asked through one.")
+	item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY",
+		"The proxy of sinks that name none. The endpoint is never asked through one.")
 	item("XDG_STATE_HOME", "Where the state is, in forewarn, for a user other than root.")
 	item("RUNTIME_DIRECTORY", "Where the control socket is if it cannot be in the state directory.")
 	section("FILES")

@@ -57,7 +57,8 @@ func measure(t *testing.T, routes map[string]error) *measured {
 	counters := page.NewMetrics()
 	b := bridge.New(bridge.Options{
 		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Routes: routesOf(routes), Log: log,
-		Interval: 100 * time.Millisecond, Version: "1.2.3", Meter: counters, Settings: bridge.SettingsInfo{Hash: "abc", LoadedAt: time.Unix(1e9, 0)},
+		Interval: 100 * time.Millisecond, Version: "1.2.3", Meter: counters, Settings: bridge.SettingsInfo{Hash: "abc",
+			LoadedAt: time.Unix(1e9, 0)},
 	})
 	server := httptest.NewServer(page.Probes(b, counters.Handler(b.Status)))
 	t.Cleanup(server.Close)
@@ -66,7 +67,8 @@ func measure(t *testing.T, routes map[string]error) *measured {
 
 func routesOf(answers map[string]error) (routes []bridge.Route) {
 	for _, name := range slices.Sorted(maps.Keys(answers)) {
-		routes = append(routes, bridge.Route{Name: name, Kind: "answering", Sink: answering{answers[name]}, Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Second}}})
+		routes = append(routes, bridge.Route{Name: name, Kind: "answering", Sink: answering{answers[name]},
+			Terms: bridge.Terms{Terms: delivery.Terms{Timeout: time.Second}}})
 	}
 	return routes
 }
@@ -144,13 +146,15 @@ func (m *measured) wants(want map[string]float64) (all map[string]float64) {
 func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 	m := measure(t, map[string]error{"a": nil, "b": nil})
 	want := map[string]float64{
-		`forewarn_poll_last_success_timestamp_seconds`: 0, `forewarn_document_incarnation`: 0, `forewarn_document_problems`: 0, `forewarn_events_open`: 0,
+		`forewarn_poll_last_success_timestamp_seconds`: 0, `forewarn_document_incarnation`: 0,
+		`forewarn_document_problems`: 0, `forewarn_events_open`: 0,
 		`forewarn_outbox_durable`: 1, `forewarn_config_last_reload_successful`: 1, `forewarn_config_hash{hash="abc"}`: 1,
 		`forewarn_config_last_reload_success_timestamp_seconds`: 1e9,
 		`forewarn_records_dropped_total{what="history"}`:        0, `forewarn_records_dropped_total{what="dead_letter"}`: 0,
 	}
 	for _, sink := range []string{"a", "b"} {
-		for _, name := range []string{"deliveries_total", "deliveries_superseded_total", "delivery_requests_total", "delivery_duration_seconds_count",
+		for _, name := range []string{"deliveries_total", "deliveries_superseded_total", "delivery_requests_total",
+			"delivery_duration_seconds_count",
 			"delivery_lag_seconds_count", "outbox_pending", "outbox_oldest_pending_seconds", "deadletters", "sink_blocked"} {
 			want[fmt.Sprintf("forewarn_%s{sink=%q}", name, sink)] = 0
 		}
@@ -175,7 +179,8 @@ func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 // The metrics say what happened, and how things are. What happened stays through a reload; a sink that is new has its
 // series at once, one that is gone has no gauges when nothing is owed to it.
 func TestMetricsSayWhatHappened(t *testing.T) {
-	m := measure(t, map[string]error{"well": nil, "strict": delivery.ErrRejected, "busy": &delivery.RetryAfter{After: time.Hour, Err: errors.New("busy")}})
+	m := measure(t, map[string]error{"well": nil, "strict": delivery.ErrRejected,
+		"busy": &delivery.RetryAfter{After: time.Hour, Err: errors.New("busy")}})
 	m.run()
 	id := eventID("A")
 	m.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
@@ -221,7 +226,8 @@ func TestMetricsSayWhatHappened(t *testing.T) {
 		`forewarn_deadletters{sink="strict"}`:                                 1,
 		`forewarn_sink_blocked{sink="new"}`:                                   0,
 	})
-	for _, gone := range []string{`forewarn_outbox_pending{sink="well"}`, `forewarn_sink_blocked{sink="well"}`, `forewarn_config_hash{hash="abc"}`} {
+	for _, gone := range []string{`forewarn_outbox_pending{sink="well"}`, `forewarn_sink_blocked{sink="well"}`,
+		`forewarn_config_hash{hash="abc"}`} {
 		if _, ok := all[gone]; ok {
 			t.Errorf("%s is still there", gone)
 		}

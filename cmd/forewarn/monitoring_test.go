@@ -120,7 +120,8 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"Down", "Absent", "SinkBlocked", "DeliveriesFailing", "OldestPendingTooOld", "DeadLetters", "PollStale",
+	for _, want := range []string{"Down", "Absent", "SinkBlocked", "DeliveriesFailing", "OldestPendingTooOld",
+		"DeadLetters", "PollStale",
 		"OutboxNotDurable", "ReloadFailed", "EventImminent"} {
 		if !slices.Contains(alerts, "Forewarn"+want) {
 			t.Errorf("there is no alert Forewarn%s", want)
@@ -186,7 +187,8 @@ func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 			if strings.Contains(expr, "$") {
 				t.Errorf("%s has a variable that the dashboard lacks: %s", p.Title, target.Expr)
 			}
-			queries = append(queries, map[string]any{"record": "q", "expr": expr, "labels": map[string]string{"n": string(rune('a' + len(queries)))}})
+			queries = append(queries,
+				map[string]any{"record": "q", "expr": expr, "labels": map[string]string{"n": string(rune('a' + len(queries)))}})
 		}
 	}
 	for _, v := range d.Templating.List {

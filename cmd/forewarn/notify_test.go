@@ -144,9 +144,11 @@ func TestServiceManagerHearsTheWholeLife(t *testing.T) {
 	reloading := m.wants("RELOADING", "WATCHDOG", "STATUS")
 	at, err := strconv.ParseInt(reloading["MONOTONIC_USEC"], 10, 64)
 	if got := time.Duration(at) * time.Microsecond; err != nil || got < before-time.Millisecond || got > monotonic(t) {
-		t.Errorf("the reload began at %q on the monotonic clock, want between %d and now", reloading["MONOTONIC_USEC"], before.Microseconds())
+		t.Errorf("the reload began at %q on the monotonic clock, want between %d and now", reloading["MONOTONIC_USEC"],
+			before.Microseconds())
 	}
-	if got := m.wants("READY", "WATCHDOG", "STATUS"); strings.Contains(got["STATUS"], "not ready") || !strings.Contains(got["STATUS"], "0 events open") {
+	if got := m.wants("READY", "WATCHDOG", "STATUS"); strings.Contains(got["STATUS"],
+		"not ready") || !strings.Contains(got["STATUS"], "0 events open") {
 		t.Errorf("ready with the words %q, want that nothing is open", got["STATUS"])
 	}
 
@@ -239,7 +241,8 @@ func TestStateWords(t *testing.T) {
 	}{
 		{bridge.Status{Ready: true}, "0 events open, 0 pending"},
 		{bridge.Status{Reasons: []string{"one\ntwo", "three"}}, "not ready: one two; three; 0 events open, 0 pending"},
-		{bridge.Status{Ready: true, Events: make([]bridge.EventStatus, 1), Outbox: bridge.OutboxStatus{Pending: 3, DeadLetters: 1},
+		{bridge.Status{Ready: true, Events: make([]bridge.EventStatus, 1),
+			Outbox: bridge.OutboxStatus{Pending: 3, DeadLetters: 1},
 			Sinks: []bridge.SinkStatus{{Name: "a", State: bridge.SinkIsBlocked}, {Name: "b", State: bridge.SinkRetrying},
 				{Name: "c", State: bridge.SinkRetrying, OldestPendingSeconds: bridge.SilentFor.Seconds()}},
 			Settings: bridge.SettingsInfo{LastError: "x"}},

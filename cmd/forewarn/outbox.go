@@ -21,7 +21,7 @@ import (
 
 func (p *program) outboxCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "outbox", Short: "Look at pending deliveries and dead letters",
+		Use: "outbox", Short: "List, show, replay and drop pending deliveries and dead letters",
 		Example: "  forewarn outbox list --state dead\n  forewarn outbox replay --all --sink ops",
 	}
 	c.AddCommand(p.outboxListCommand(), p.outboxShowCommand(), p.outboxReplayCommand(), p.outboxDropCommand())
@@ -43,7 +43,7 @@ func (p *program) outboxListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			n := math.MaxInt // data is printed whole
+			n := math.MaxInt // JSON is complete
 			if p.output != "json" {
 				n = wording.ShownRows
 			}
@@ -55,11 +55,11 @@ func (p *program) outboxListCommand() *cobra.Command {
 				return wording.PrintJSON(p.out, list.Rows)
 			}
 			if len(list.Rows) == 0 {
-				fmt.Fprintln(p.err, "nothing is pending, and there are no dead letters")
+				fmt.Fprintln(p.err, "no pending deliveries and no dead letters")
 				return nil
 			}
 			t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(t, "KEY\tSTATE\tEVENT\tMACHINES\tATTEMPTS\tNEXT\tERROR")
+			fmt.Fprintln(t, "KEY\tSTATE\tEVENT\tVMS\tATTEMPTS\tNEXT\tERROR")
 			now := time.Now()
 			for _, e := range list.Rows {
 				state, next := e.State, "-"
@@ -71,10 +71,10 @@ func (p *program) outboxListCommand() *cobra.Command {
 				case e.Next.After(now):
 					next = bridge.ClockTime(e.Next, now, s.Timezone)
 				default:
-					next = "when it is its turn"
+					next = "in turn"
 				}
 				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", e.Key, state, eventWords(e.Delivery),
-					wording.Printable(machines(e.Resources, "")), e.Attempts, next, wording.Printable(wording.ErrorWords(e.Error)))
+					wording.Printable(vmWords(e.Resources, "")), e.Attempts, next, wording.Printable(wording.ErrorWords(e.Error)))
 			}
 			if err := t.Flush(); err != nil {
 				return err
@@ -83,18 +83,19 @@ func (p *program) outboxListCommand() *cobra.Command {
 			return err
 		},
 	})
-	c.Flags().StringVar(&sel.Route, "sink", "", "only this sink's")
-	c.Flags().StringVar(&sel.State, "state", "", "only pending or dead ones")
-	c.Flags().StringVar(&sel.Group, "event", "", "only those about the Azure event whose id begins so")
+	c.Flags().StringVar(&sel.Route, "sink", "", "only those of this sink")
+	c.Flags().StringVar(&sel.State, "state", "", "pending for pending deliveries only, dead for dead letters only")
+	c.Flags().StringVar(&sel.Group, "event", "", "only those of the Azure event with this id (a prefix is enough)")
 	return c
 }
 
-// eventWords say what a delivery tells of: "602D9444 Reboot scheduled", or what happened to forewarn, such as "sink.blocked".
+// eventWords says what a delivery is about: "602D9444 Reboot scheduled", or for an event about forewarn "sink.blocked".
 func eventWords(d outbox.Delivery) string {
 	if d.Group == "" {
 		return strings.TrimPrefix(d.Type, cloudevent.BridgePrefix)
 	}
-	return fmt.Sprintf("%.8s %s", d.Group, strings.TrimSpace(wording.Printable(d.AzureType)+" "+strings.TrimPrefix(d.Type, cloudevent.EventPrefix)))
+	what := wording.Printable(d.AzureType) + " " + strings.TrimPrefix(d.Type, cloudevent.EventPrefix)
+	return fmt.Sprintf("%.8s %s", d.Group, strings.TrimSpace(what))
 }
 
 func (p *program) outboxShowCommand() *cobra.Command {
@@ -121,7 +122,7 @@ func (p *program) outboxReplayCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "replay KEY… | --all", Short: "Deliver dead letters again",
 		Long: `Makes dead letters pending again, for their own sink or, with --to, for another. It asks the running
-forewarn or, if none runs, changes the outbox's file. Prints what is pending again.`,
+forewarn or, if none runs, changes the outbox's file. Prints the deliveries that are pending again.`,
 		Example: "  forewarn outbox replay ops/1795244400000000\n  forewarn outbox replay --all --sink ops --to audit",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
@@ -136,9 +137,9 @@ func (p *program) outboxDropCommand() *cobra.Command {
 	var m control.Mutation
 	return mutationFlags(&m, p.outputFlag(&cobra.Command{
 		Use: "drop KEY… | --all", Short: "Remove deliveries for good",
-		Long: `Removes deliveries for good: dead letters, or by their keys also pending ones. Who dropped them
-stays on record. It asks the running forewarn or, if none runs, changes the outbox's file. Prints
-what was dropped.`,
+		Long: `Removes deliveries for good: dead letters, and with keys also pending deliveries. The history keeps
+who dropped them. It asks the running forewarn or, if none runs, changes the outbox's file. Prints
+the deliveries that were dropped.`,
 		Example: "  forewarn outbox drop ops/1795244400000000\n  forewarn outbox drop --all --sink ops",
 		RunE: func(c *cobra.Command, args []string) error {
 			m.Keys = args
@@ -147,22 +148,23 @@ what was dropped.`,
 	}))
 }
 
-// mutationFlags gives a command the flags that replay and drop share.
+// mutationFlags adds the flags that replay and drop share.
 func mutationFlags(m *control.Mutation, c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVar(&m.All, "all", false, "all dead letters")
-	c.Flags().StringVar(&m.Sink, "sink", "", "with --all: only this sink's")
+	c.Flags().StringVar(&m.Sink, "sink", "", "with --all: only those of this sink")
 	return c
 }
 
-// mutate has it done, and prints what was changed.
+// mutate carries out m and prints the deliveries that were changed.
 func (p *program) mutate(
-	c *cobra.Command, m control.Mutation, do func(*control.Client, context.Context, control.Mutation) ([]outbox.Delivery, error),
+	c *cobra.Command, m control.Mutation, do func(*control.Client, context.Context, control.Mutation) ([]outbox.Delivery,
+		error),
 ) error {
 	switch {
 	case m.All == (len(m.Keys) > 0):
 		return exit(exitUsage, errors.New("expected either keys or --all"))
 	case m.Sink != "" && !m.All:
-		return exit(exitUsage, errors.New("--sink goes with --all; a key names its sink"))
+		return exit(exitUsage, errors.New("--sink works only with --all; a key names its sink"))
 	}
 	m.By = p.user()
 	running, _, err := p.running()

@@ -9,10 +9,10 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// An owner is a user whom files belong to.
+// An owner is the user and group that own a file.
 type owner struct{ uid, gid int }
 
-// String is the name of the user, or the number of one without a name.
+// String returns the name of the user, or "user" and its number.
 func (o owner) String() string {
 	if u, err := user.LookupId(strconv.Itoa(o.uid)); err == nil {
 		return u.Username
@@ -20,17 +20,17 @@ func (o owner) String() string {
 	return "user " + strconv.Itoa(o.uid)
 }
 
-// errStaysRoot says that root works on another user's state and cannot give up its rights.
-var errStaysRoot = errors.New("root cannot give up its rights here")
+// errStillRoot means that the state directory belongs to another user and root cannot switch to that user.
+var errStillRoot = errors.New("root cannot give up its rights here")
 
-// giveUpRoot makes this process that of the user whom the state in dir belongs to, when root works on another user's.
-// Nothing of that user's is opened before: what is made then belongs to the service, and a link that the service's user
-// laid leads nowhere where that user may not go. It happens once, for the state directory of the first settings.
-func (p *program) giveUpRoot(dir string) error {
-	if p.askedOwner || p.become == nil {
+// dropRoot switches from root to the owner of the state directory dir, for good. Call it before anything in dir is
+// opened: files made later belong to the service, and a symbolic link laid by the service's user leads nowhere that
+// this user may not go. Only the first call has an effect.
+func (p *program) dropRoot(dir string) error {
+	if p.ownerChecked || p.become == nil {
 		return nil
 	}
-	p.askedOwner = true
+	p.ownerChecked = true
 	o, found, err := stateOwner(dir)
 	if err != nil {
 		return fmt.Errorf("owner of the state directory: %w", err)
@@ -39,17 +39,17 @@ func (p *program) giveUpRoot(dir string) error {
 		return nil
 	}
 	if err := p.become(o); err != nil {
-		return fmt.Errorf("the state in %s belongs to %s: %w: %w; run forewarn as %s", dir, o, errStaysRoot, err, o)
+		return fmt.Errorf("the state directory %s belongs to %s: %w: %w; run forewarn as %s", dir, o, errStillRoot, err, o)
 	}
-	p.actsFor = &o
+	p.actsAs = &o
 	return nil
 }
 
-// user is who asks, for the record.
+// user names who runs the command, for the record.
 func (p *program) user() string {
 	name := "somebody"
-	if p.actsFor != nil {
-		name = "root" // who has become another for it
+	if p.actsAs != nil {
+		name = "root" // before dropRoot
 	} else if u, err := user.Current(); err == nil {
 		name = u.Username
 	}

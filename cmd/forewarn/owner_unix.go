@@ -14,11 +14,12 @@ import (
 	"syscall"
 )
 
-// maxLinks is how many symbolic links a path may lead through, as in the kernel of Linux.
+// maxLinks bounds the symbolic links in a path, as Linux does.
 const maxLinks = 40
 
-// stateOwner is whom the state in dir belongs to, when root asks and it is another user's; else there is none. That is
-// whoever owns the directory, or one on the way to it: each of them decides where dir leads.
+// stateOwner finds the user other than root who controls dir: the owner of the directory, or of the first one on the
+// way to it, since each of them decides where dir leads. It finds none when root owns all of them, or when the process
+// does not run as root.
 func stateOwner(dir string) (o owner, found bool, err error) {
 	if os.Geteuid() != 0 {
 		return o, false, nil
@@ -30,8 +31,8 @@ func stateOwner(dir string) (o owner, found bool, err error) {
 	return firstOwner(dir, maxLinks)
 }
 
-// firstOwner follows path from the root of the file system to the first name that is not root's. What does not exist is
-// root's to make, and whoever opens a path through a file says what is wrong with it.
+// firstOwner follows path from the root of the file system to the first entry that does not belong to root. It finds
+// none if the path ends earlier: root creates what is missing, and opening a path through a file reports its own error.
 func firstOwner(path string, links int) (o owner, found bool, err error) {
 	at, rest := "/", strings.Split(strings.TrimPrefix(filepath.Clean(path), "/"), "/")
 	for len(rest) > 0 {
@@ -63,12 +64,13 @@ func firstOwner(path string, links int) (o owner, found bool, err error) {
 	return o, false, nil
 }
 
-// isUser says whether a user exists in this user namespace. In a rootless container the files of the host's users seem
-// to belong to one that does not, whom nobody can become; to that container's root they are like its own.
+// isUser reports whether a user exists in this user namespace. In a rootless container, files of the host's users
+// appear to belong to a user that does not exist, and nobody can switch to it; the container's root treats them as its
+// own.
 func isUser(uid int) bool {
 	ranges, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
-		return true // only Linux has these namespaces
+		return true // only Linux has user namespaces
 	}
 	for line := range strings.Lines(string(ranges)) {
 		var first, outside, count int
@@ -79,7 +81,7 @@ func isUser(uid int) bool {
 	return false
 }
 
-// become makes this process that of the owner, for good, with the groups of the user.
+// become switches this process to the owner, with all groups of that user, for good.
 func (o owner) become() error {
 	gid, groups := o.gid, []int{}
 	if u, err := user.LookupId(strconv.Itoa(o.uid)); err == nil { // an owner need not have a name
@@ -103,7 +105,7 @@ func (o owner) become() error {
 		return fmt.Errorf("set the group of %s: %w", o, err)
 	}
 	if err := syscall.Setuid(o.uid); err != nil {
-		return fmt.Errorf("become %s: %w", o, err)
+		return fmt.Errorf("switch to %s: %w", o, err)
 	}
 	return nil
 }

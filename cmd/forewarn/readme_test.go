@@ -37,8 +37,9 @@ func codeBlocks(t *testing.T, name, section string) []string {
 	return blocks
 }
 
-// What running any client of scheduled events does to restarts is on README's first screen, before the first command that
-// has this effect, and it comes before all else that the packages say, with what to do about it. The .deb and the .rpm run the same script, which says it to all who have not enabled the service.
+// What running any client of scheduled events does to restarts is on README's first screen, before the first command
+// that has this effect, and it comes before all else that the packages say, with what to do about it. The .deb and the
+// .rpm run the same script, which says it to all who have not enabled the service.
 func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
 	text := manualText(t, "README.md")
 	before, _, _ := strings.Cut(text, "\n## ")
@@ -137,7 +138,7 @@ func TestLinesToTryItWork(t *testing.T) {
 	}{
 		{"cmd/forewarn/README.md", "Try it", "", []string{
 			"try.yaml: ok", `"DocumentIncarnation":`, "vm_0  ready", `"EventType":"Preempt"`,
-			"Reboot of vm_0, by Azure: it took place and is over", "record  told ", "record  accepted", "-test-20",
+			"Reboot of vm_0, by Azure: completed", "record  delivered ", "record  accepted", "-test-20",
 		}},
 		{"README.md", "Start from a clone", "timeout 5 %s || [ $? = 124 ]; kill %%1", []string{
 			"try.yaml: ok", "console  accepted", "dev.forewarn.scheduledevent.scheduled",
@@ -266,8 +267,8 @@ func natsCreds(t *testing.T) string {
 		"-----BEGIN USER NKEY SEED-----\n" + string(seed) + "\n------END USER NKEY SEED------\n"
 }
 
-// Every sample of settings in the documents and in examples loads, and is right by the schema; the files of secrets that
-// it names are made first.
+// Every sample of settings in the documents and in examples loads, and is right by the schema; the files of secrets
+// that it names are made first.
 func TestSettingsSamplesLoad(t *testing.T) {
 	samples := map[string]string{}
 	for _, name := range manuals {
@@ -316,7 +317,8 @@ func TestSettingsSamplesLoad(t *testing.T) {
 	}
 }
 
-// loadSample loads settings that name files of secrets, which are made first. The addresses among those are at a server.
+// loadSample loads settings that name files of secrets, which are made first. The addresses among those are at a
+// server.
 func loadSample(t *testing.T, name, text, server string) *settings.Settings {
 	t.Helper()
 	dir := t.TempDir()

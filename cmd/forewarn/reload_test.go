@@ -23,8 +23,10 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	moves, leaves, other := hearing(t), hearing(t), hearing(t)
 	dir := t.TempDir()
-	r := &reloaded{t: t, config: filepath.Join(dir, "forewarn.yaml"), asked: filepath.Join(dir, "asked.yaml"), log: filepath.Join(dir, "log")}
-	head := fmt.Sprintf("imds: {endpoint: %q, interval: 100ms}\nstate: %s\nlisten: \"\"\nsinks:\n", azure.URL, filepath.Join(dir, "state"))
+	r := &reloaded{t: t, config: filepath.Join(dir, "forewarn.yaml"), asked: filepath.Join(dir, "asked.yaml"),
+		log: filepath.Join(dir, "log")}
+	head := fmt.Sprintf("imds: {endpoint: %q, interval: 100ms}\nstate: %s\nlisten: \"\"\nsinks:\n", azure.URL,
+		filepath.Join(dir, "state"))
 	stays := fmt.Sprintf("  - {name: stays, only: {vms: all}, file: {path: %s}}\n", filepath.Join(dir, "audit.jsonl"))
 	moved := func(n int) string {
 		return fmt.Sprintf("  - {name: moves, timeout: 5s, webhook: {url: %q}}\n", fmt.Sprint(moves.url, "/", n))
@@ -223,7 +225,7 @@ func (r *reloaded) reload(settings string) (line string) {
 		text, _ := os.ReadFile(r.log)
 		n := 0
 		for l := range strings.Lines(string(text)) {
-			if strings.Contains(l, "settings reloaded") || strings.Contains(l, "settings were not reloaded") {
+			if strings.Contains(l, "settings reloaded") || strings.Contains(l, "settings not reloaded") {
 				n, line = n+1, l
 			}
 		}
@@ -252,7 +254,8 @@ func (r *reloaded) refuse(settings, reason string) {
 	if !strings.Contains(line, "the old ones stay in force") || !strings.Contains(line, reason) {
 		r.t.Errorf("got %s, want it to say that the old settings stay, because of %q", line, reason)
 	}
-	if !strings.Contains(after.Settings.LastError, reason) || after.Settings.Hash != before.Settings.Hash || len(after.Sinks) < len(before.Sinks) {
+	if !strings.Contains(after.Settings.LastError,
+		reason) || after.Settings.Hash != before.Settings.Hash || len(after.Sinks) < len(before.Sinks) {
 		r.t.Errorf("settings are %+v with %d sinks, want %s and %d as before, and the error %q",
 			after.Settings, len(after.Sinks), before.Settings.Hash, len(before.Sinks), reason)
 	}

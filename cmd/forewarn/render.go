@@ -16,48 +16,49 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// rendered is what would leave through one sink.
-type rendered struct {
+// A rendering is the message that one sink would send.
+type rendering struct {
 	Sink string `json:"sink"`
 	ID   string `json:"id"` // of the CloudEvent
 	Text string `json:"text"`
 }
 
 func (p *program) renderCommand() *cobra.Command {
-	var ask asked
+	var req sampleRequest
 	var document, change string
 	c := p.outputFlag(&cobra.Command{
 		Use: "render", Short: "Print what each sink would send, for a sample or a document of your own",
-		Long: `Prints what each sink would send, without sending it and with secrets hidden: for a sample, or for
-every event of a Scheduled Events document. A document's events are taken as first seen, or as
---change says.`,
-		Example: "  forewarn render --sink ops --sample preempt\n  forewarn events | forewarn render --document - --change vanished",
+		Long: `Prints the message that each sink would send, with secrets hidden, for a sample or for every event of
+a Scheduled Events document. It sends nothing. The events of a document count as seen for the first
+time, unless --change says otherwise.`,
+		Example: `  forewarn render --sink ops --sample preempt
+  forewarn events | forewarn render --document - --change vanished`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			routes, o, err := p.chosen(c.Context(), ask)
+			routes, o, err := p.chosenRoutes(c.Context(), req)
 			if err != nil {
 				return err
 			}
-			samples, err := p.samples(ask, document, change, o)
+			samples, err := p.samples(req, document, change, o)
 			if err != nil {
 				return err
 			}
 			return p.render(routes, samples, o)
 		},
 	})
-	f := ask.flags(c).Flags()
-	f.StringVar(&document, "document", "", "render the events of this Scheduled Events document instead; - for standard input")
-	f.StringVar(&change, "change", "", "with --document: scheduled, started, updated or vanished, for all its events")
+	f := req.flags(c).Flags()
+	f.StringVar(&document, "document", "", "use the events of this Scheduled Events document; - for standard input")
+	f.StringVar(&change, "change", "", "with --document: treat all its events as scheduled, updated, started or vanished")
 	return c
 }
 
-// samples are the changes to render.
-func (p *program) samples(ask asked, document, change string, o imds.Observer) ([]cloudevent.Sample, error) {
+// samples returns the changes to render: the requested sample, or those of the document.
+func (p *program) samples(req sampleRequest, document, change string, o imds.Observer) ([]cloudevent.Sample, error) {
 	if document == "" {
 		if change != "" {
-			return nil, exit(exitUsage, errors.New("--change goes with --document; a sample has its own"))
+			return nil, exit(exitUsage, errors.New("--change works only with --document; a sample has its own change"))
 		}
-		s, err := ask.newSample(o)
+		s, err := req.newSample(o)
 		return []cloudevent.Sample{s}, err
 	}
 	in := os.Stdin
@@ -90,7 +91,7 @@ func (p *program) samples(ask asked, document, change string, o imds.Observer) (
 		case imds.Scheduled, imds.Started, imds.Updated:
 			s.Change.Kind = kind
 		default:
-			return nil, exit(exitUsage, fmt.Errorf("--change %s: expected one of scheduled, started, updated, vanished", change))
+			return nil, exit(exitUsage, fmt.Errorf("--change %s: expected one of scheduled, updated, started, vanished", change))
 		}
 		samples = append(samples, s)
 	}
@@ -101,7 +102,7 @@ func (p *program) samples(ask asked, document, change string, o imds.Observer) (
 }
 
 func (p *program) render(routes []bridge.Route, samples []cloudevent.Sample, o imds.Observer) error {
-	all := []rendered{}
+	all := []rendering{}
 	for _, s := range samples {
 		ce, err := s.CloudEvent(o, time.Now())
 		if err != nil {
@@ -110,13 +111,13 @@ func (p *program) render(routes []bridge.Route, samples []cloudevent.Sample, o i
 		for _, r := range routes {
 			shown, ok := r.Sink.(delivery.Renderer)
 			if !ok {
-				return fmt.Errorf("sink %s: a %s cannot show what it sends", r.Name, r.Kind)
+				return fmt.Errorf("sink %s: cannot render messages of kind %s", r.Name, r.Kind)
 			}
 			text, err := shown.Render(delivery.Delivery{Event: ce, Attempt: 1})
 			if err != nil {
 				return fmt.Errorf("sink %s: %w", r.Name, err)
 			}
-			all = append(all, rendered{r.Name, ce.ID(), text})
+			all = append(all, rendering{r.Name, ce.ID(), text})
 		}
 	}
 	if p.output == "json" {

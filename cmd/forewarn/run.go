@@ -26,9 +26,10 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// firstWord is the first line of every run's log: what asking for scheduled events brings about.
-const firstWord = "asking for scheduled events switches them on: from now on a restart or redeploy of this VM, or of any VM of its set, " +
-	"from the portal or CLI waits about 15 minutes until it is approved; this ends a day after forewarn was removed"
+// startNotice is the first log line of every run. Administrators must read it before the first restart that it delays.
+const startNotice = "asking for scheduled events switches them on: from now on a restart or redeploy of this VM, " +
+	"or of any VM of its set, from the portal or CLI waits about 15 minutes until it is approved; " +
+	"this ends a day after forewarn was removed"
 
 func (p *program) runCommand() *cobra.Command {
 	var dry bool
@@ -37,8 +38,8 @@ func (p *program) runCommand() *cobra.Command {
 		Long: `Watches this VM's scheduled events and delivers every change to the sinks of the settings file,
 until SIGTERM or SIGINT.
 
-SIGHUP reads the settings again (on Windows: forewarn service reload). If they are wrong, the old
-ones stay in force.
+SIGHUP reloads the settings (on Windows: forewarn service reload). If they are wrong, the old ones
+stay in force.
 
 Without a settings file the changes go to standard output, one CloudEvent per line.`,
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
@@ -47,59 +48,61 @@ Without a settings file the changes go to standard output, one CloudEvent per li
 			return p.run(c.Context(), dry)
 		},
 	})
-	c.Flags().BoolVar(&dry, "dry-run", false, "poll, and print what would go where and be approved; send, store and approve nothing")
-	c.Flags().Lookup("output").Usage = "with --dry-run, form of the data on standard output: text or json (one value a line)"
+	c.Flags().BoolVar(&dry, "dry-run", false,
+		"poll and print what would be delivered and approved; send, store and approve nothing")
+	c.Flags().Lookup("output").Usage = "with --dry-run: output format, text or json (one value per line)"
 	return c
 }
 
-// run runs until a signal comes.
+// run watches the VM until SIGINT or SIGTERM.
 func (p *program) run(ctx context.Context, dry bool) error {
 	if !dry && service.Managed() {
 		return p.runService()
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// A reader of standard output that goes away must not end us. A signal that is caught, unlike one that is ignored, is
-	// as usual again in the commands of exec sinks: they count on ending when their reader does.
+	// A closed pipe on standard output must not end forewarn. SIGPIPE is caught rather than ignored, because commands of
+	// exec sinks would inherit an ignored signal, and they rely on SIGPIPE to end when their reader does.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if dry {
 		return p.dryRun(ctx)
 	}
-	hup := make(chan os.Signal, 1) // from now on, because a reload may be asked for at any time
-	if len(hangup) > 0 {           // none would mean all
+	hup := make(chan os.Signal, 1) // a SIGHUP during the start must not end the program
+	if len(hangup) > 0 {           // Notify without signals would mean all signals
 		signal.Notify(hup, hangup...)
 	}
 	defer signal.Stop(hup)
 	return p.bridge(ctx, service.Host{Ready: func() {}, Reload: hup})
 }
 
-// bridge runs the bridge of the settings file until ctx is done.
+// bridge wires the program together from the settings file, and runs it until ctx is done.
 func (p *program) bridge(ctx context.Context, h service.Host) error {
 	log := p.log()
 	s, err := p.settings(log)
-	if errors.Is(err, errStaysRoot) { // no reason to tell nobody of anything
-		log.Warn("root goes on with another user's state, and what it makes there is not that user's", "err", err)
+	if errors.Is(err, errStillRoot) { // running as root is better than not running
+		log.Warn("running as root on another user's state directory: files made there belong to root", "err", err)
 		s, err = p.settings(log)
 	}
 	if err != nil {
 		return err
 	}
-	if p.actsFor != nil {
-		log.Info("root has become the user whom the state belongs to", "user", p.actsFor.String(), "state", s.State)
+	if p.actsAs != nil {
+		log.Info("switched from root to the owner of the state directory", "user", p.actsAs.String(), "state", s.State)
 	}
 	from := s.Path
 	if from == "" {
-		from = "none: the defaults, and every change of this VM to standard output"
+		from = "none: using the defaults, with every change of this VM on standard output"
 	}
-	stdlog.SetOutput(io.Discard) // net/http writes there what destinations sent unasked, secrets they echo included
-	log.Info(firstWord, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
+	stdlog.SetOutput(io.Discard) // net/http logs unexpected answers there, and those may repeat secrets
+	log.Info(startNotice, "version", programVersion(), "settings", from, "endpoint", s.IMDS.Endpoint, "state", s.State)
 
-	if err := service.MakeState(s.State); err != nil { // the outbox says what is wrong if it cannot do without
-		log.Warn("the state directory could not be closed to other users", "state", s.State, "err", err)
+	if err := service.MakeState(s.State); err != nil { // if the directory cannot be used at all, outbox.Open says so
+		log.Warn("cannot close the state directory to other users", "state", s.State, "err", err)
 	}
 	box, err := outbox.Open(s.State, outbox.Options{Log: log})
 	if errors.Is(err, outbox.ErrLocked) {
-		return exit(exitTryAgain, fmt.Errorf("another forewarn holds the outbox in %s; stop it, or set another state directory", s.State))
+		return exit(exitTryAgain,
+			fmt.Errorf("another forewarn holds the outbox in %s; stop it, or set another state directory", s.State))
 	} else if err != nil {
 		return err
 	}
@@ -117,8 +120,8 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	defer pages.start()()
 	defer probed.start()()
 	if l, err := control.Listen(control.LocationOf(s, p.getenv), log); err != nil {
-		log.Warn("there is no control socket, so commands such as status cannot reach this forewarn", "err", err,
-			"hint", "the key control of the settings names another place for it")
+		log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
+			"hint", "set control in the settings file to another path")
 	} else {
 		defer serve(l, control.Handler(b, box), log)()
 	}
@@ -137,22 +140,22 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 		}
 	}()
 	h.Ready()
-	manager.Ready()          // nothing that could still fail ends the program; the first answer may take minutes
-	defer manager.Stopping() // if it was not said before
+	manager.Ready()          // before the first answer, which can take minutes: from here on no failure ends the program
+	defer manager.Stopping() // in case Run ends before ctx
 	return b.Run(ctx)
 }
 
-// bridgeOptions are what the settings and this machine make of a bridge.
+// bridgeOptions returns the options of a bridge with these settings on this machine.
 func (p *program) bridgeOptions(s *settings.Settings, box *outbox.Outbox, log *slog.Logger) bridge.Options {
 	host, _ := os.Hostname()
 	booted, err := bootTime()
 	if err != nil {
-		log.Warn("the boot time of this machine is not known, so a reboot cannot be told from a pause", "err", err)
+		log.Warn("cannot read the boot time of this machine: a reboot looks like a pause", "err", err)
 	}
 	o := bridge.Options{
 		Client: imds.NewClient(s.IMDS.Endpoint, s.IMDS.APIVersion, log, nil),
-		Outbox: box, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host, Source: s.Source,
-		Booted: booted, Version: programVersion(), Settings: bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}, Log: log,
+		Outbox: box, Routes: s.Routes, Rules: s.Rules, Interval: s.IMDS.Interval, VMName: s.IMDS.VMName, Host: host,
+		Source: s.Source, Booted: booted, Version: programVersion(), Settings: settingsInfo(s), Log: log,
 	}
 	if s.IMDS.Discover {
 		o.Discover = p.search().Find
@@ -160,11 +163,16 @@ func (p *program) bridgeOptions(s *settings.Settings, box *outbox.Outbox, log *s
 	return o
 }
 
-// reload reads the settings again. On any error the old ones stay.
+// settingsInfo describes settings that were loaded just now.
+func settingsInfo(s *settings.Settings) bridge.SettingsInfo {
+	return bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}
+}
+
+// reload loads the settings again and gives them to the bridge. On any error the old settings stay in force.
 func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) {
 	s, err := p.loader(log).Reload(p.config)
 	if err != nil {
-		log.Error("the settings were not reloaded, the old ones stay in force", "err", err)
+		log.Error("settings not reloaded; the old ones stay in force", "err", err)
 		b.SettingsFailed(err)
 		return
 	}
@@ -172,22 +180,23 @@ func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Log
 		key      string
 		was, now string
 	}{
-		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", old.State, s.State}, {"control", old.Control, s.Control},
+		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", old.State, s.State}, {"control", old.Control,
+			s.Control},
 		{"listen", old.Listen, s.Listen}, {"metrics", old.Metrics, s.Metrics}, {"cloudevents_source", old.Source, s.Source},
 	} {
 		if fixed.was != fixed.now {
-			log.Warn("this setting changes at the next start only", "key", fixed.key)
+			log.Warn("changed setting takes effect at the next start", "key", fixed.key)
 		}
 	}
-	b.Reload(s.Routes, s.Rules, bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone})
+	b.Reload(s.Routes, s.Rules, settingsInfo(s))
 	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
 }
 
-// maxConnections is how many connections a listener has open; more wait in the kernel, where they take no file that a
-// sink, the outbox or the endpoint needs. Those that idle make room for others.
+// maxConnections bounds the open connections of a listener. Further ones wait in the kernel, where they use none of the
+// file descriptors that sinks, the outbox and the poll loop need. Idle connections are closed to make room.
 const maxConnections = 64
 
-// serve serves h on l until the function it returns is called.
+// serve serves h on l until stop is called.
 func serve(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
@@ -197,7 +206,7 @@ func serve(l net.Listener, h http.Handler, log *slog.Logger) (stop func()) {
 	go func() {
 		defer close(done)
 		if err := srv.Serve(netutil.LimitListener(l, maxConnections)); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("a server ended", "address", l.Addr(), "err", err)
+			log.Error("HTTP server ended", "address", l.Addr(), "err", err)
 		}
 	}()
 	return func() {

@@ -115,7 +115,8 @@ func TestRunbooksAreAskedAsTheirServiceDocuments(t *testing.T) {
 		change, event, vm     string // where the body has them
 	}{
 		{"github.yaml", "github", `^/repos/[^/]+/[^/]+/dispatches$`,
-			map[string]string{"Authorization": "Bearer secret", "Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"},
+			map[string]string{"Authorization": "Bearer secret", "Accept": "application/vnd.github+json",
+				"X-GitHub-Api-Version": "2022-11-28"},
 			"client_payload.change", "client_payload.event", "client_payload.vm"},
 		{"rundeck.yaml", "rundeck", `^/api/\d+/job/[0-9a-f-]{36}/run$`,
 			map[string]string{"X-Rundeck-Auth-Token": "secret", "Accept": "application/json"},
@@ -146,7 +147,8 @@ func TestRunbooksAreAskedAsTheirServiceDocuments(t *testing.T) {
 				t.Errorf("%s, %s: no limit, so that AWX would run on all machines", tt.settings, s.about.ID())
 			}
 			fields := cloudevent.Fields(s.about)
-			for path, want := range map[string]any{tt.change: fields["change"], tt.event: s.about.Subject(), tt.vm: fields["observer"]} {
+			for path, want := range map[string]any{tt.change: fields["change"], tt.event: s.about.Subject(),
+				tt.vm: fields["observer"]} {
 				if got, ok := at(s.body, path); want != nil && want != "" && (!ok || got != want) {
 					t.Errorf("%s, %s: %s is %v, want %v", tt.settings, s.about.ID(), path, got, want)
 				}

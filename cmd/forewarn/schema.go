@@ -12,8 +12,9 @@ import (
 func (p *program) schemaCommand() *cobra.Command {
 	var ofSettings bool
 	c := &cobra.Command{
-		Use: "schema", Short: "Print the JSON Schema of the data of our CloudEvents, or of the settings file",
-		Example: "  forewarn schema > forewarn-v1.json\n  forewarn schema --settings > forewarn-settings.json   # for an editor",
+		Use: "schema", Short: "Print the JSON Schema of the data in CloudEvents, or of the settings file",
+		Example: `  forewarn schema > forewarn-v1.json
+  forewarn schema --settings > forewarn-settings.json   # for an editor`,
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if ofSettings {
@@ -23,6 +24,6 @@ func (p *program) schemaCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().BoolVar(&ofSettings, "settings", false, "that of the settings file")
+	c.Flags().BoolVar(&ofSettings, "settings", false, "print the schema of the settings file")
 	return c
 }

@@ -35,7 +35,8 @@ func TestMain(m *testing.M) {
 			os.Unsetenv(strings.ToLower(name))
 		}
 	}
-	// They mostly wait for processes and sockets, so more of them run at a time than there are processors. -parallel beats it.
+	// They mostly wait for processes and sockets, so more of them run at a time than there are processors. -parallel
+	// beats it.
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
@@ -45,16 +46,18 @@ func TestMain(m *testing.M) {
 // machineVariables are what the environment may say about the machine that the tests run on. The program hears of them
 // only what a test sets.
 var machineVariables = []string{
-	"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUNTIME_DIRECTORY", "XDG_STATE_HOME", "SCHEDULEDEVENTSIP", "SUDO_USER",
+	"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUNTIME_DIRECTORY", "XDG_STATE_HOME", "SCHEDULEDEVENTSIP",
+	"SUDO_USER",
 	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NO_COLOR",
 }
 
-// command is the program as the tests run it: its default places are below $HOME, because the machine may have a forewarn
-// of its own.
+// command is the program as the tests run it: its default places are below $HOME, because the machine may have a
+// forewarn of its own.
 func command() {
 	w := process()
 	home := os.Getenv("HOME")
-	w.defaults = settings.Defaults{Settings: filepath.Join(home, "etc", "forewarn.yaml"), State: filepath.Join(home, "var")}
+	w.defaults = settings.Defaults{Settings: filepath.Join(home, "etc", "forewarn.yaml"),
+		State: filepath.Join(home, "var")}
 	os.Exit(run(context.Background(), w))
 }
 
@@ -109,7 +112,8 @@ type setting struct {
 
 func setUp(e *testscript.Env) error {
 	// What is approved begins some time after the answer, so that the two are not told in either order.
-	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}, ApproveDelay: time.Second}).Listen("127.0.0.1:0", "")
+	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"},
+		ApproveDelay: time.Second}).Listen("127.0.0.1:0", "")
 	if err != nil {
 		return err
 	}
@@ -263,7 +267,8 @@ func pollsVerb(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(err)
 	}
 	before := len(azure.Requests())
-	eventually(ts, func() bool { return len(azure.Requests()) >= before+n }, func() string { return "the endpoint is not polled" })
+	eventually(ts, func() bool { return len(azure.Requests()) >= before+n },
+		func() string { return "the endpoint is not polled" })
 }
 
 func settingsVerb(ts *testscript.TestScript, _ bool, args []string) {

@@ -18,8 +18,8 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// No secret of the settings leaves the program but to its destination: not in its log, on its page, in metrics or in what
-// its commands print, nor is it in its state, while destinations say back whatever they were told.
+// No secret of the settings leaves the program but to its destination: not in its log, on its page, in metrics or in
+// what its commands print, nor is it in its state, while destinations say back whatever they were told.
 func TestNoSecretIsSeenAnywhere(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -113,7 +113,8 @@ sinks:
 	for command, code := range map[string]int{
 		"status":          exitFailed, // it is not ready
 		"history -o json": exitOK, "outbox list -o json": exitOK,
-		"check --connect -o json": exitUnavailable, "send -o json --sink rejects --sink command --sink chat": exitFailed, "render": exitOK,
+		"check --connect -o json": exitUnavailable, "send -o json --sink rejects --sink command --sink chat": exitFailed,
+		"render": exitOK,
 	} {
 		said[command] = s.command(code, strings.Fields(command)...)
 	}

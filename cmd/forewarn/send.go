@@ -18,41 +18,41 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// sent is what came of a test message at one sink.
-type sent struct {
+// A sendResult is the result of a test message at one sink.
+type sendResult struct {
 	Sink      string  `json:"sink"`
 	Result    string  `json:"result"` // accepted, again, blocked, rejected
 	Answer    string  `json:"answer"`
 	Seconds   float64 `json:"seconds"`
-	WouldPass bool    `json:"wouldPass"` // whether a real event like the sample would pass the sink's filter
+	WouldPass bool    `json:"wouldPass"` // a real event like the sample would pass the sink's filter
 }
 
 func (p *program) sendCommand() *cobra.Command {
-	var ask asked
+	var req sampleRequest
 	c := p.outputFlag(&cobra.Command{
 		Use: "send", Short: "Send a message marked TEST through the real sinks",
-		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what
-the destinations answered. It looks as the real message for the sample would; its type is
+		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what the
+destinations answered. The message looks like the real one for the sample; its type is
 ` + cloudevent.BridgeTest + `. The outbox is not touched.
 
-Run by root, it becomes the user who owns the state directory, and so tries what the service may do.
+As root, send switches to the owner of the state directory, so it has the same rights as the service.
 
-Exit code: 0 if all accepted it, else the worst: 1 rejected, 69 blocked, 75 try again.`,
+Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 75 try again.`,
 		Example: "  sudo forewarn send\n  forewarn send --sink ops --sample preempt -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			routes, o, err := p.chosen(c.Context(), ask)
+			routes, o, err := p.chosenRoutes(c.Context(), req)
 			if err != nil {
 				return err
 			}
-			sample, err := ask.newSample(o)
+			sample, err := req.newSample(o)
 			if err != nil {
 				return err
 			}
-			if len(ask.sinks) == 0 {
+			if len(req.sinks) == 0 {
 				routes = p.withoutActing(routes)
 			}
-			results := []sent{}
+			results := []sendResult{}
 			worst := exitOK
 			for _, r := range routes {
 				result, code, err := sendTo(c.Context(), r, sample, o)
@@ -64,7 +64,7 @@ Exit code: 0 if all accepted it, else the worst: 1 rejected, 69 blocked, 75 try 
 					worst = code
 				}
 			}
-			if err := p.printSent(results, ask.sample); err != nil {
+			if err := p.printSent(results, req.sample); err != nil {
 				return err
 			}
 			if worst != exitOK {
@@ -73,36 +73,36 @@ Exit code: 0 if all accepted it, else the worst: 1 rejected, 69 blocked, 75 try 
 			return nil
 		},
 	})
-	return ask.flags(c)
+	return req.flags(c)
 }
 
-// rank orders the exit codes of send by how bad they are.
+// rank orders the exit codes of send from good to bad.
 func rank(code int) int {
 	return slices.Index([]int{exitOK, exitTryAgain, exitUnavailable, exitFailed}, code)
 }
 
-// withoutActing leaves out the sinks that do something rather than tell, and says so.
+// withoutActing removes the sinks that run something instead of sending a message, and says so.
 func (p *program) withoutActing(routes []bridge.Route) []bridge.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r bridge.Route) bool {
 		if r.Terms.Acts {
-			fmt.Fprintf(p.err, "%s is left out, because %s does something; --sink %s runs it\n", r.Name, r.Kind, r.Name)
+			fmt.Fprintf(p.err, "%s left out, because it runs a command; to run it, give --sink %s\n", r.Name, r.Name)
 		}
 		return r.Terms.Acts
 	})
 }
 
-// sendTo makes one attempt. The code is the exit code of its result.
-func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imds.Observer) (sent, int, error) {
+// sendTo makes one attempt. The int is the exit code for its result.
+func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imds.Observer) (sendResult, int, error) {
 	now := time.Now()
 	ce, err := sample.Test(o, now)
 	if err != nil {
-		return sent{}, 0, err
+		return sendResult{}, 0, err
 	}
-	word, err := told(r.Filter, sample, o, now)
+	filtered, err := filterResult(r.Filter, sample, o, now)
 	if err != nil {
-		return sent{}, 0, err
+		return sendResult{}, 0, err
 	}
-	result := sent{Sink: r.Name, WouldPass: strings.HasPrefix(word, "told")}
+	result := sendResult{Sink: r.Name, WouldPass: strings.HasPrefix(filtered, "told")}
 	if r.Terms.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, r.Terms.Timeout, fmt.Errorf("no answer within %v", r.Terms.Timeout))
@@ -128,14 +128,14 @@ func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imd
 	return result, exitTryAgain, nil
 }
 
-func (p *program) printSent(results []sent, sample string) error {
+func (p *program) printSent(results []sendResult, sample string) error {
 	if p.output == "json" {
 		return wording.PrintJSON(p.out, results)
 	}
 	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SINK\tRESULT\tSECONDS\tA REAL "+strings.ToUpper(sample)+"\tANSWER")
 	for _, r := range results {
-		passes := "would be told"
+		passes := "would be sent"
 		if !r.WouldPass {
 			passes = "would be filtered out"
 		}

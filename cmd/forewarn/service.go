@@ -17,18 +17,18 @@ import (
 
 func (p *program) serviceCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "service", Short: "Install, start and stop forewarn as a service of Windows",
-		Long: `Makes forewarn a service of Windows, which starts with the machine, is started again when it fails
-and writes to the Event Log (log Application, source forewarn). It runs as NT SERVICE\forewarn, an
-account of its own. That account may write to the state directory, and otherwise read what every
-user may; files of secrets elsewhere have to be opened to it.
+		Use: "service", Short: "Install, start and stop forewarn as a Windows service",
+		Long: `Runs forewarn as a Windows service that starts with the machine, restarts after a failure, and writes
+to the Event Log (log Application, source forewarn). It runs as NT SERVICE\forewarn, an account of
+its own. That account can write to the state directory and read what every user can read; grant it
+access to secret files elsewhere.
 
-All of it needs an administrator but status, and each may be repeated. Elsewhere systemd does this.`,
+All subcommands but status need an administrator, and all can be repeated. On Linux use systemd.`,
 		Example: `  forewarn service install
   forewarn service start
   forewarn service status -o json
-  forewarn service reload             read the settings again
-  forewarn service uninstall          the settings and the state directory stay`,
+  forewarn service reload             reload the settings
+  forewarn service uninstall          keeps the settings and the state directory`,
 	}
 	if runtime.GOOS != "windows" {
 		c.Args = cobra.ArbitraryArgs
@@ -38,20 +38,20 @@ All of it needs an administrator but status, and each may be repeated. Elsewhere
 		use, short, long, example string
 		do                        func(context.Context, *service.Service) error
 	}{
-		{"install", "Make the service, or change it to what is said now",
-			"Makes a service that runs forewarn with these settings, from where the program is now, with the log flags given\n" +
-				"here. It is not started. The directory of the default settings and state is closed to other users.",
+		{"install", "Install the service, or change an installed one",
+			"Installs a service that runs this program file with these settings and log flags. It doesn't start the service.\n" +
+				"Other users lose access to the directory of the default settings and state.",
 			"  forewarn service install\n  forewarn service install --config D:\\forewarn\\forewarn.yaml --log-format json",
 			func(_ context.Context, s *service.Service) error { return p.serviceInstall(s) }},
-		{"uninstall", "Stop the service and remove it; settings and state stay", "", "  forewarn service uninstall",
+		{"uninstall", "Stop and remove the service; keep settings and state", "", "  forewarn service uninstall",
 			func(ctx context.Context, s *service.Service) error { return s.Uninstall(ctx) }},
 		{"start", "Start the service, and wait until it runs", "", "  forewarn service start",
 			func(ctx context.Context, s *service.Service) error { return s.Start(ctx) }},
-		{"stop", "Stop the service in order, and wait until it has ended", "", "  forewarn service stop",
+		{"stop", "Stop the service cleanly, and wait until it has ended", "", "  forewarn service stop",
 			func(ctx context.Context, s *service.Service) error { return s.Stop(ctx) }},
-		{"reload", "Have the service read its settings again", "", "  forewarn service reload",
+		{"reload", "Let the service reload its settings", "", "  forewarn service reload",
 			func(_ context.Context, s *service.Service) error { return s.Reload() }},
-		{"status", "Say what Windows knows of the service; 69 unless it runs", "", "  forewarn service status -o json",
+		{"status", "Show the state of the service; exit 69 unless it runs", "", "  forewarn service status -o json",
 			func(_ context.Context, s *service.Service) error { return p.printServiceStatus(s.Status()) }},
 	} {
 		s := &cobra.Command{
@@ -80,16 +80,17 @@ func (p *program) serviceInstall(s *service.Service) error {
 	return s.Install(with)
 }
 
-// serviceSetup is what the settings and the flags make of a service. Settings that are missing or wrong are refused:
-// without a file the service would write to a standard output that nobody reads.
+// serviceSetup returns the setup of the service from the settings and the flags. It refuses missing or wrong settings:
+// without a file, the service would write to a standard output that nobody reads.
 func (p *program) serviceSetup() (service.Setup, error) {
-	s, err := p.places()
+	s, err := p.bareSettings()
 	switch {
 	case err != nil:
 		return service.Setup{}, err
 	case s.Path == "":
-		return service.Setup{}, exit(exitSettings, fmt.Errorf("there are no settings at %s; write them there, or name them with --config",
-			settings.DefaultPath(runtime.GOOS, p.getenv)))
+		return service.Setup{}, exit(exitSettings,
+			fmt.Errorf("there is no settings file %s; create it, or name another with --config",
+				settings.DefaultPath(runtime.GOOS, p.getenv)))
 	}
 	config, err := filepath.Abs(s.Path)
 	if err != nil {
@@ -100,10 +101,11 @@ func (p *program) serviceSetup() (service.Setup, error) {
 	}, nil
 }
 
-// ownDirectory holds the default settings and state on Windows.
+// ownDirectory is the directory of the default settings and state on Windows.
 func (p *program) ownDirectory() string { return settings.DefaultState("windows", 0, p.getenv) }
 
-// printServiceStatus prints how the service is; err is what looking at it gave. One that does not run is an error.
+// printServiceStatus prints the status of the service; err is the error of reading it. A service that does not run is
+// an error.
 func (p *program) printServiceStatus(s service.Status, err error) error {
 	if err != nil && !errors.Is(err, service.ErrNotInstalled) {
 		return err
@@ -111,7 +113,9 @@ func (p *program) printServiceStatus(s service.Status, err error) error {
 	if p.output == "json" {
 		shown := map[string]any{"installed": err == nil}
 		if err == nil {
-			shown = map[string]any{"installed": true, "state": s.State.String(), "start": s.Start, "account": s.Account, "command": s.Command}
+			shown = map[string]any{
+				"installed": true, "state": s.State.String(), "start": s.Start, "account": s.Account, "command": s.Command,
+			}
 			if s.PID != 0 {
 				shown["pid"] = s.PID
 			}
@@ -128,20 +132,22 @@ func (p *program) printServiceStatus(s service.Status, err error) error {
 			state += fmt.Sprintf(", process %d", s.PID)
 		}
 		if s.State == service.Stopped && s.ExitCode != 0 {
-			state += fmt.Sprintf(", its last run ended with exit code %d", s.ExitCode)
+			state += fmt.Sprintf(", last exit code %d", s.ExitCode)
 		}
-		if _, err := fmt.Fprintf(p.out, "state    %s\nstart    %s\naccount  %s\ncommand  %s\n", state, s.Start, s.Account, s.Command); err != nil {
+		_, err := fmt.Fprintf(p.out, "state    %s\nstart    %s\naccount  %s\ncommand  %s\n", state, s.Start, s.Account,
+			s.Command)
+		if err != nil {
 			return err
 		}
 	}
 	if err == nil && s.State != service.Running {
-		err = exit(exitUnavailable, fmt.Errorf("the service forewarn is %s; forewarn service start starts it", s.State))
+		err = exit(exitUnavailable, fmt.Errorf("the service forewarn is %s; start it with forewarn service start", s.State))
 	}
 	return err
 }
 
-// serviceExit gives an error of the service its exit code. That of a service which ended is its own, if it is one of
-// ours.
+// serviceExit adds the exit code to an error of package service. For a service that ended, it is the exit code of the
+// service, if that is one of ours.
 func serviceExit(err error) error {
 	var (
 		idle  *service.NotRunningError
@@ -162,7 +168,7 @@ func serviceExit(err error) error {
 	return err
 }
 
-// runService runs the bridge as the service that Windows has started, with the Event Log for a log.
+// runService runs the bridge as the service that Windows has started, logging to the Event Log.
 func (p *program) runService() error {
 	err := service.Run(service.Program{
 		Run: p.bridge, ExitCode: exitCode, CrashFile: filepath.Join(p.ownDirectory(), "crash.txt"),

@@ -15,14 +15,16 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// A service logs to the Event Log with the level and form of the flags, and nothing to a standard error that nobody reads.
+// A service logs to the Event Log with the level and form of the flags, and nothing to a standard error that nobody
+// reads.
 func TestServiceLogsToTheEventLog(t *testing.T) {
 	var entries []string
 	var standard strings.Builder
-	p := &program{logLevel: "warn", logFormat: "text", world: world{err: &standard, events: func(_ slog.Level, text string) error {
-		entries = append(entries, text)
-		return nil
-	}}}
+	p := &program{logLevel: "warn", logFormat: "text",
+		environment: environment{err: &standard, events: func(_ slog.Level, text string) error {
+			entries = append(entries, text)
+			return nil
+		}}}
 	p.log().Info("not wanted")
 	p.log().Warn("wanted")
 	if len(entries) != 1 || entries[0] != "wanted" || standard.Len() > 0 {
@@ -35,8 +37,10 @@ func TestServiceIsSetUpFromSettingsAndFlags(t *testing.T) {
 	data := t.TempDir()
 	getenv := func(name string) string { return map[string]string{"ProgramData": data}[name] }
 	p := &program{logFormat: "json", logLevel: "info"}
-	p.world = world{err: new(bytes.Buffer), getenv: getenv, defaults: settings.SystemDefaults("windows", -1, getenv)}
-	if _, err := p.serviceSetup(); exitCode(err) != exitSettings || !strings.Contains(err.Error(), "there are no settings at") {
+	p.environment = environment{err: new(bytes.Buffer), getenv: getenv,
+		defaults: settings.SystemDefaults("windows", -1, getenv)}
+	if _, err := p.serviceSetup(); exitCode(err) != exitSettings || !strings.Contains(err.Error(),
+		"there is no settings file") {
 		t.Errorf("without settings in the default place: %v, exit code %d; want %d", err, exitCode(err), exitSettings)
 	}
 	p.config = filepath.Join(data, "forewarn.yaml")
@@ -52,7 +56,8 @@ func TestServiceIsSetUpFromSettingsAndFlags(t *testing.T) {
 	}
 }
 
-// Each way in which the service is not as it was to be has its exit code. One that ended gives its own, if it is one of ours.
+// Each way in which the service is not as it was to be has its exit code. One that ended gives its own, if it is one
+// of ours.
 func TestServiceErrorsHaveTheirExitCodes(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
@@ -96,8 +101,9 @@ func TestServiceEndsWithTheExitCodeOfTheRun(t *testing.T) {
 // Status is data for people and programs, and its exit code says whether the service runs.
 func TestServiceStatusIsData(t *testing.T) {
 	var out bytes.Buffer
-	p := &program{world: world{out: &out}}
-	made := service.Status{State: service.Stopped, ExitCode: 78, Command: `"x"`, Account: `NT SERVICE\forewarn`, Start: "automatic"}
+	p := &program{environment: environment{out: &out}}
+	made := service.Status{State: service.Stopped, ExitCode: 78, Command: `"x"`, Account: `NT SERVICE\forewarn`,
+		Start: "automatic"}
 	runs := made
 	runs.State, runs.PID = service.Running, 42
 	for _, tt := range []struct {
@@ -109,7 +115,7 @@ func TestServiceStatusIsData(t *testing.T) {
 		{service.Status{}, service.ErrNotInstalled, exitUnavailable, "", `{"installed":false}`},
 		{
 			made, nil, exitUnavailable,
-			"state    stopped, its last run ended with exit code 78\nstart    automatic\naccount  NT SERVICE\\forewarn\ncommand  \"x\"\n",
+			"state    stopped, last exit code 78\nstart    automatic\naccount  NT SERVICE\\forewarn\ncommand  \"x\"\n",
 			`{"account":"NT SERVICE\\forewarn","command":"\"x\"","exitCode":78,"installed":true,"start":"automatic","state":"stopped"}`,
 		},
 		{

@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// hangup are the signals that mean: read the settings again.
+// hangup are the signals that reload the settings.
 var hangup = []os.Signal{syscall.SIGHUP}

@@ -2,7 +2,8 @@ package main
 
 import "os"
 
-// hangup is empty: Windows has no such signal, and a service is told by ParamChange. The signals that end a run, Go makes
-// of console events: os.Interrupt of Ctrl-C and Ctrl-Break, SIGTERM of closing the window, logging off and shutting down.
-// Of the last three, Windows waits about five seconds for the end; what is not settled by then is sent again.
+// hangup is empty: Windows has no SIGHUP, and a service reloads on the control ParamChange. Go makes the signals that
+// end a run from console events: os.Interrupt from Ctrl-C and Ctrl-Break, SIGTERM from closing the window, logging off
+// and shutting down. After those three, Windows kills the process within about five seconds; deliveries that are not
+// settled by then are sent again after the next start.
 var hangup []os.Signal

@@ -146,7 +146,7 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 	check := func(code int, want map[string]string) {
 		t.Helper()
 		var got struct {
-			Destinations []reached `json:"connect"`
+			Destinations []connectResult `json:"connect"`
 		}
 		out := six.command(code, "check", "--connect", "-o", "json")
 		if err := json.Unmarshal(out, &got); err != nil {
@@ -161,14 +161,16 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 			t.Errorf("check --connect tells of %+v, want all kinds", got.Destinations)
 		}
 	}
-	up := map[string]string{"webhook": "reached", "nats": "reached", "slack": "reached", "email": "reached", "file": "reached", "exec": "reached", "syslog": "reached"}
+	up := map[string]string{"webhook": "reached", "nats": "reached", "slack": "reached", "email": "reached",
+		"file": "reached", "exec": "reached", "syslog": "reached"}
 	check(exitOK, up)
 	six.post.stop()
 	if err := six.hook.answer("refuse"); err != nil {
 		t.Fatal(err)
 	}
 	six.chat.refuse("invalid_auth")
-	down := map[string]string{"webhook": "unreachable", "slack": "unreachable", "email": "unreachable", "nats": "reached", "file": "reached", "exec": "reached", "syslog": "reached"}
+	down := map[string]string{"webhook": "unreachable", "slack": "unreachable", "email": "unreachable", "nats": "reached",
+		"file": "reached", "exec": "reached", "syslog": "reached"}
 	check(exitUnavailable, down)
 	for name, heard := range six.heard() {
 		if len(heard) > 0 {
@@ -180,15 +182,15 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 	}
 }
 
-// send puts a message marked TEST through the real sinks, one that acts only when it is named, and its exit code is that
-// of the worst answer.
+// send puts a message marked TEST through the real sinks, one that acts only when it is named, and its exit code is
+// that of the worst answer.
 func TestSendThroughEveryKind(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	six := everyKind(t)
 	six.configure(azure.URL)
 	send := func(code int, result string, args ...string) {
 		t.Helper()
-		var got []sent
+		var got []sendResult
 		out := six.command(code, append([]string{"send", "-o", "json"}, args...)...)
 		if err := json.Unmarshal(out, &got); err != nil {
 			t.Fatalf("%v: %v:\n%s", args, err, out)
@@ -247,17 +249,19 @@ func TestRenderEveryKind(t *testing.T) {
 	six := everyKind(t)
 	six.configure(azure.URL)
 	for name, says := range map[string]string{
-		"webhook": `"azeventtype":"Preempt"`, "nats": "Nats-Msg-Id: ", "slack": "is being evicted", "email": "is being evicted",
-		"file": `"azeventtype":"Preempt"`, "exec": "CE_AZEVENTTYPE=Preempt",
+		"webhook": `"azeventtype":"Preempt"`, "nats": "Nats-Msg-Id: ", "slack": "is being evicted",
+		"email": "is being evicted",
+		"file":  `"azeventtype":"Preempt"`, "exec": "CE_AZEVENTTYPE=Preempt",
 		"syslog": `azeventtype="Preempt"`,
 	} {
 		args := []string{"render", "--sink", name, "--sample", "preempt"}
 		if out := six.command(exitOK, args...); !bytes.Contains(out, []byte(says)) || bytes.Contains(out, []byte(chatToken)) {
 			t.Errorf("render prints for %s, want it to hold %q and no secret:\n%s", name, says, out)
 		}
-		var got []rendered
+		var got []rendering
 		out := six.command(exitOK, append(args, "-o", "json")...)
-		if err := json.Unmarshal(out, &got); err != nil || len(got) != 1 || got[0].Sink != name || !strings.Contains(got[0].Text, says) {
+		if err := json.Unmarshal(out,
+			&got); err != nil || len(got) != 1 || got[0].Sink != name || !strings.Contains(got[0].Text, says) {
 			t.Errorf("render prints for %s, %v, want one text that holds %q:\n%s", name, err, says, out)
 		}
 	}

@@ -190,7 +190,7 @@ func newSoak(t *testing.T) *soak {
 
 	s.p = &program{
 		config: filepath.Join(s.dir, "forewarn.yaml"), logFormat: "text", logLevel: "info",
-		world: world{out: io.Discard, err: s.log, getenv: func(string) string { return "" }, dial: s.net.dial},
+		environment: environment{out: io.Discard, err: s.log, getenv: func(string) string { return "" }, dial: s.net.dial},
 	}
 	s.configure(0)
 	log := s.p.log()

@@ -23,21 +23,23 @@ import (
 )
 
 func (p *program) statusCommand() *cobra.Command {
-	var again bool
+	var watch bool
 	c := p.outputFlag(&cobra.Command{
 		Use: "status", Short: "Show how the running forewarn is doing",
-		Long:    "Shows how the running forewarn is doing. Not ready: exit 1, so that a script notices. Nobody answers: exit 69.",
+		Long: `Shows how the running forewarn is doing: the endpoint, the outbox, open events and sinks.
+
+Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 		Example: "  forewarn status\n  forewarn status --watch\n  forewarn status -o json | jq .sinks",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if again && p.output == "json" {
-				return exit(exitUsage, errors.New("--watch is for people; without it, -o json prints one value"))
+			if watch && p.output == "json" {
+				return exit(exitUsage, errors.New("--watch does not work with -o json"))
 			}
 			running, s, err := p.running()
 			if err != nil {
 				return err
 			}
-			if again {
+			if watch {
 				ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 				defer stop()
 				return p.watchStatus(ctx, running, s.Timezone)
@@ -58,14 +60,14 @@ func (p *program) statusCommand() *cobra.Command {
 			return errors.New("not ready")
 		},
 	})
-	c.Flags().BoolVar(&again, "watch", false, "show it again every second, in place, until interrupted")
+	c.Flags().BoolVar(&watch, "watch", false, "update every second until interrupted")
 	return c
 }
 
-// watchStatus shows the status again and again, until ctx is done. There must be a bridge at first; then it may go away
-// and come back. On a terminal it takes the screen, gives it back at the end, and leaves the last status there.
+// watchStatus shows the status every second until ctx is done. A forewarn must run at the start; later it may stop and
+// come back. On a terminal the status fills the screen, and at the end the last status stays below the earlier content.
 func (p *program) watchStatus(ctx context.Context, running *control.Client, zone *time.Location) error {
-	w := watch{out: p.out, zone: zone}
+	w := statusWatch{out: p.out, zone: zone}
 	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && obeysControls(t.file) {
 		w.out = t.file
 		w.size = func() (int, int) {
@@ -96,27 +98,28 @@ func (p *program) watchStatus(ctx context.Context, running *control.Client, zone
 	}
 }
 
-// A watch shows one status after the other. On a terminal each replaces the one before; elsewhere they follow each
-// other, and that a bridge is away is said once.
-type watch struct {
+// A statusWatch shows one status after the other. On a terminal each replaces the one before. Elsewhere they follow
+// each other, and an outage of forewarn is printed once.
+type statusWatch struct {
 	out  io.Writer
 	zone *time.Location
-	size func() (width, height int) // of the terminal; nil when out is none
+	size func() (width, height int) // of the terminal; nil if out is none
 
-	last  bridge.Status
-	heard time.Time // when the last status was; zero before the first
-	away  time.Time // since when there was none; zero while there is one
-	held  bool      // the screen
+	last     bridge.Status
+	heard    time.Time // when last was received; zero before the first status
+	away     time.Time // when forewarn stopped answering; zero while it answers
+	onScreen bool      // the alternate screen is in use
 }
 
-// The screen is taken as editors do, so that what stood there comes back; a line too long for it is not wrapped.
+// Control sequences that switch to the alternate screen, as editors do, and back. While there, the cursor is hidden and
+// long lines are not wrapped.
 const (
 	takeScreen = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 	giveScreen = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 )
 
-// show shows the status st, or, if err says that nobody answers, that and the status before.
-func (w *watch) show(st bridge.Status, err error, now time.Time) error {
+// show shows the status st; if err is not nil, it shows the error and the last status.
+func (w *statusWatch) show(st bridge.Status, err error, now time.Time) error {
 	var text strings.Builder
 	switch wasAway := !w.away.IsZero(); {
 	case err == nil:
@@ -131,9 +134,11 @@ func (w *watch) show(st bridge.Status, err error, now time.Time) error {
 		if !wasAway {
 			w.away = now
 		}
-		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n", bridge.ClockTime(w.away, now, w.zone), err)
+		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n", bridge.ClockTime(w.away, now, w.zone),
+			err)
 		if w.size != nil {
-			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s", wording.Ago(now, w.heard), statusText(w.last, w.heard, now, w.zone))
+			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s",
+				wording.Ago(now, w.heard), statusText(w.last, w.heard, now, w.zone))
 		}
 	}
 	if w.size == nil {
@@ -143,25 +148,25 @@ func (w *watch) show(st bridge.Status, err error, now time.Time) error {
 	width, height := w.size()
 	lines := fit(visible(text.String()), width, height)
 	lines = append(lines, make([]string, height-len(lines))...)
-	screen := "\x1b[H\x1b[K" + strings.Join(lines, "\r\n\x1b[K") // from the top, each line cleared before it is written
-	if !w.held {
-		screen, w.held = takeScreen+screen, true
+	screen := "\x1b[H\x1b[K" + strings.Join(lines, "\r\n\x1b[K") // go to the top; clear each line before writing it
+	if !w.onScreen {
+		screen, w.onScreen = takeScreen+screen, true
 	}
 	_, err = io.WriteString(w.out, screen)
 	return err
 }
 
-// leave gives the screen back and leaves the last status on it, in full.
-func (w *watch) leave() {
-	if !w.held {
+// leave switches back from the alternate screen and prints the last status in full.
+func (w *statusWatch) leave() {
+	if !w.onScreen {
 		return
 	}
-	w.held = false
+	w.onScreen = false
 	_, _ = io.WriteString(w.out, giveScreen+visible(statusText(w.last, w.heard, w.heard, w.zone)))
 }
 
-// fit gives the lines of text that a screen shows. Details, which are indented, are wrapped if there is room for all of
-// them; else every line is cut, and if there are still too many, the last says so.
+// fit returns the lines of text for a screen of this size. It wraps the indented details if all of them fit. Otherwise
+// it cuts every line, and if there are still too many, the last line says so.
 func fit(text string, width, height int) []string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	var wrapped, short []string
@@ -179,11 +184,12 @@ func fit(text string, width, height int) []string {
 	case len(short) <= height:
 		return short
 	}
-	more := fmt.Sprintf("and %s; a higher window or forewarn status shows all", wording.Plural(len(short)-height+1, "line more", "lines more"))
+	more := fmt.Sprintf("and %s; enlarge the window, or run forewarn status",
+		wording.Plural(len(short)-height+1, "more line", "more lines"))
 	return append(short[:height-1], wording.Cut(more, width))
 }
 
-// wrap breaks a line at blanks, or within a word that is longer than the width. What follows is as indented as the line.
+// wrap breaks a line at spaces, or within a word longer than the width. The following lines keep its indentation.
 func wrap(line string, width int) []string {
 	indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
 	if len(indent) > width/2 {
@@ -205,8 +211,8 @@ func wrap(line string, width int) []string {
 	return append(all, string(rest))
 }
 
-// statusText is a status for people, as it was heard; that its events come nearer until now is seen. What concerns one
-// thing stands indented below it. Those who need somebody, and events that are near, come first.
+// statusText formats a status that was received at heard; countdowns of events run until now. Details are indented
+// below their subject. Sinks that need somebody, and the nearest events, come first.
 func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) string {
 	var b strings.Builder
 	detail := func(format string, args ...any) { fmt.Fprintf(&b, "          "+format+"\n", args...) }
@@ -214,20 +220,21 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	if !s.Ready {
 		ready = "NOT READY"
 	}
-	needing := 0
+	needYou := 0
 	for _, k := range s.Sinks {
 		if wording.NeedsSomebody(k, heard) {
-			needing++
+			needYou++
 		}
 	}
-	if needing > 0 {
-		ready += ", " + wording.Plural(needing, "SINK NEEDS YOU", "SINKS NEED YOU")
+	if needYou > 0 {
+		ready += ", " + wording.Plural(needYou, "SINK NEEDS YOU", "SINKS NEED YOU")
 	}
-	name := "(this VM's name is not known yet)"
+	name := "(VM name not known yet)"
 	if s.Observer.Name != "" {
 		name = wording.Printable(s.Observer.Name)
 	}
-	fmt.Fprintf(&b, "%s  %s, forewarn %s, up %s\n", name, ready, wording.Printable(s.Version), wording.Ago(heard, s.StartedAt))
+	fmt.Fprintf(&b, "%s  %s, forewarn %s, up %s\n", name, ready, wording.Printable(s.Version),
+		wording.Ago(heard, s.StartedAt))
 	for _, reason := range s.Reasons {
 		detail("%s", wording.Printable(reason))
 	}
@@ -238,12 +245,14 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	if !s.IMDS.LastAnswer.IsZero() {
 		answered = "answered " + wording.Ago(heard, s.IMDS.LastAnswer) + " ago"
 	}
-	fmt.Fprintf(&b, "endpoint  %s, %s, api-version %s\n", answered, wording.Printable(s.IMDS.Endpoint), wording.Printable(s.IMDS.APIVersion))
+	fmt.Fprintf(&b, "endpoint  %s, %s, api-version %s\n",
+		answered, wording.Printable(s.IMDS.Endpoint), wording.Printable(s.IMDS.APIVersion))
 	if s.IMDS.LastError != "" {
 		detail("now: %s", wording.Printable(s.IMDS.LastError))
 	}
 	if n := len(s.IMDS.Problems); n > 0 {
-		detail("%s in Azure's document: %s", wording.Plural(n, "problem", "problems"), wording.Printable(s.IMDS.Problems[0]))
+		detail("%s in Azure's document: %s",
+			wording.Plural(n, "problem", "problems"), wording.Printable(s.IMDS.Problems[0]))
 	}
 	fmt.Fprintf(&b, "outbox    %d pending, %s, %d KiB\n", s.Outbox.Pending,
 		wording.Plural(s.Outbox.DeadLetters, "dead letter", "dead letters"), s.Outbox.Bytes>>10)
@@ -251,7 +260,7 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 		detail("NOT ON DISK: %s", wording.Printable(s.Outbox.Error))
 	}
 	if s.Settings.LastError != "" {
-		b.WriteString("settings  the newest were refused, older ones are in force\n")
+		b.WriteString("settings  the newest are wrong; older ones are in force\n")
 		detail("%s", wording.Printable(s.Settings.LastError))
 	}
 	b.WriteByte('\n')
@@ -261,18 +270,18 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	return b.String()
 }
 
-// eventsText are the events that are not over, those that have begun first, then the nearest.
+// eventsText formats the open events: those that have started first, then the nearest.
 func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	if len(s.Events) == 0 {
 		switch {
 		case s.IMDS.LastAnswer.IsZero():
-			return "What Azure announces is not known yet.\n"
+			return "Azure has not answered yet.\n"
 		case s.IMDS.LastError != "":
-			return "Azure does not answer; it had announced nothing.\n"
+			return "Azure does not answer; its last answer had no events.\n"
 		}
-		return "Azure announces nothing.\n"
+		return "No events.\n"
 	}
-	rows := []string{"EVENT\tTYPE\tSTATE\tDUE\tNOT BEFORE\tMACHINES"}
+	rows := []string{"EVENT\tTYPE\tSTATE\tDUE\tNOT BEFORE\tVMS"}
 	var details []string
 	for _, e := range wording.First(wording.ByUrgency(s.Events), wording.ShownRows) {
 		a := wording.ReadEvent(e.Event)
@@ -284,10 +293,11 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 			}
 		}
 		if e.Approved != nil && a.EventStatus != wording.Started {
-			state, due = "approved "+wording.Ago(now, e.Approved.At)+" ago by "+wording.Printable(e.Approved.By), "any moment"
+			state = "approved " + wording.Ago(now, e.Approved.At) + " ago by " + wording.Printable(e.Approved.By)
+			due = "any moment"
 		}
-		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", wording.Printable(a.EventID), wording.Printable(a.EventType), state, due, when,
-			wording.Printable(machines(a.Resources, s.Observer.Name))))
+		rows = append(rows, fmt.Sprintf("%.8s\t%s\t%s\t%s\t%s\t%s", wording.Printable(a.EventID),
+			wording.Printable(a.EventType), state, due, when, wording.Printable(vmWords(a.Resources, s.Observer.Name))))
 		detail := ""
 		if e.Approval != "" {
 			detail = "not approved: " + wording.Printable(e.Approval)
@@ -297,8 +307,8 @@ func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	return table(rows, details) + wording.More(len(s.Events)-len(details), "forewarn status -o json")
 }
 
-// machines names those that an event hits, this VM first.
-func machines(all []string, self string) string {
+// vmWords lists the VMs that an event names, this VM first.
+func vmWords(all []string, self string) string {
 	var names []string
 	for _, name := range all {
 		if (imds.Event{Resources: []string{name}}).Affects(self) {
@@ -313,10 +323,10 @@ func machines(all []string, self string) string {
 	return strings.Join(names, ", ")
 }
 
-// sinksText are the sinks, those that need somebody first.
+// sinksText formats the sinks: those that need somebody first.
 func sinksText(s bridge.Status, heard time.Time) string {
 	if len(s.Sinks) == 0 {
-		return "No sink is configured, so nobody is told.\n"
+		return "There are no sinks, so nobody is notified.\n"
 	}
 	rows := []string{"SINK\tSTATE\tPENDING\tLAST DELIVERY\tDELIVERED\tDEAD LETTERS\tKIND"}
 	var details []string
@@ -325,20 +335,21 @@ func sinksText(s bridge.Status, heard time.Time) string {
 		if class == bridge.SinkIsBlocked {
 			state = strings.ToUpper(state)
 		}
-		told := "-"
+		last := "-"
 		if !k.LastAccepted.IsZero() {
-			told = wording.Ago(heard, k.LastAccepted) + " ago"
+			last = wording.Ago(heard, k.LastAccepted) + " ago"
 		}
-		owed := fmt.Sprint(k.Pending)
+		pending := fmt.Sprint(k.Pending)
 		if k.Pending > 0 {
-			owed += ", for " + wording.Span(time.Duration(k.OldestPendingSeconds*float64(time.Second)))
+			pending += ", for " + wording.Span(time.Duration(k.OldestPendingSeconds*float64(time.Second)))
 		}
-		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s", wording.Printable(k.Name), state, owed, told, k.Delivered, k.DeadLetters, wording.Printable(k.Kind)))
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s", wording.Printable(k.Name), state, pending, last,
+			k.Delivered, k.DeadLetters, wording.Printable(k.Kind)))
 		detail := wording.ErrorWords(k.LastError)
 		switch {
 		case detail == "" || k.Pending == 0:
 		case k.NextAttempt.IsZero():
-			detail = "trying now; before: " + detail
+			detail = "trying now; last error: " + detail
 		default:
 			detail = "next try in " + wording.Span(k.NextAttempt.Sub(heard)) + ": " + detail
 		}
@@ -347,7 +358,7 @@ func sinksText(s bridge.Status, heard time.Time) string {
 	return table(rows, details) + wording.More(len(s.Sinks)-len(details), "forewarn status -o json")
 }
 
-// table aligns rows, the first of which is their heading, and puts the details of each of the others below it.
+// table aligns rows, the first of which is the heading, and puts the details of each other row below it.
 func table(rows, details []string) string {
 	var aligned strings.Builder
 	t := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)

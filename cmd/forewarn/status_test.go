@@ -86,19 +86,21 @@ func (s *screen) Write(b []byte) (int, error) {
 
 func (s *screen) text() string { return strings.TrimRight(strings.Join(s.rows, "\n"), "\n") }
 
-// status --watch takes the screen and fits it, however small it is and becomes: nothing scrolls, nothing is wrapped, what
-// does not fit is said to be missing. At the end the screen is as it was, with its cursor and the whole last status.
+// status --watch takes the screen and fits it, however small it is and becomes: nothing scrolls, nothing is wrapped,
+// what does not fit is said to be missing. At the end the screen is as it was, with its cursor and the whole last
+// status.
 func TestWatchFitsItsScreen(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	st := statusOf(t, now)
 	st.Sinks[1].LastError = "blocked: " + strings.Repeat("the token of the workspace was refused ", 6) + "THE END"
 	whole := statusText(st, now, now, time.UTC)
 	s := &screen{t: t}
-	w := watch{out: s, zone: time.UTC, size: func() (int, int) { return s.width, s.height }}
+	w := statusWatch{out: s, zone: time.UTC, size: func() (int, int) { return s.width, s.height }}
 	for _, size := range []struct {
 		width, height int
 		end, more     bool // whether the end of the long text is seen, and that there is more
-	}{{120, 40, true, false}, {80, 24, true, false}, {80, 14, false, false}, {60, 8, false, true}, {20, 1, false, true}, {80, 24, true, false}} {
+	}{{120, 40, true, false}, {80, 24, true, false}, {80, 14, false, false}, {60, 8, false, true}, {20, 1, false,
+		true}, {80, 24, true, false}} {
 		s.width, s.height = size.width, size.height
 		s.rows, s.at = slices.Repeat([]string{"left over"}, s.height), 0 // as a terminal may show it that changed its size
 		if err := w.show(st, nil, now); err != nil {
@@ -108,8 +110,10 @@ func TestWatchFitsItsScreen(t *testing.T) {
 		if !s.taken || s.cursor || strings.Contains(got, "left over") {
 			t.Errorf("on %dx%d: taken %v, cursor %v:\n%s", size.width, size.height, s.taken, s.cursor, got)
 		}
-		if end, more := strings.Contains(got, "THE END"), strings.Contains(got, "more"); end != size.end || more != size.more {
-			t.Errorf("on %dx%d the end is seen: %v, want %v; that there is more: %v, want %v:\n%s", size.width, size.height, end, size.end, more, size.more, got)
+		if end, more := strings.Contains(got, "THE END"), strings.Contains(got,
+			"more"); end != size.end || more != size.more {
+			t.Errorf("on %dx%d the end is seen: %v, want %v; that there is more: %v, want %v:\n%s", size.width, size.height, end,
+				size.end, more, size.more, got)
 		}
 	}
 	w.leave()
@@ -136,12 +140,13 @@ func TestWatchSaysWhenTheBridgeIsAway(t *testing.T) {
 		{0, nil, []string{ready}, []string{ready}, "in 14 min 12 s"},
 		{time.Second, gone, []string{away}, []string{away, "Its last status, 1 s old:", ready}, "in 14 min 11 s"},
 		{5 * time.Second, gone, nil, []string{away, "Its last status, 5 s old:", ready}, "in 14 min 7 s"},
-		{10 * time.Second, nil, []string{"forewarn answers again, after 9 s", ready}, []string{"forewarn answers again, after 9 s", ready}, "in 14 min 2 s"},
+		{10 * time.Second, nil, []string{"forewarn answers again, after 9 s", ready},
+			[]string{"forewarn answers again, after 9 s", ready}, "in 14 min 2 s"},
 		{11 * time.Second, nil, []string{ready}, []string{ready}, "in 14 min 1 s"},
 	}
 	for _, terminal := range []bool{false, true} {
 		var out strings.Builder
-		w := watch{out: &out, zone: time.UTC}
+		w := statusWatch{out: &out, zone: time.UTC}
 		shown := func() string { return out.String() }
 		if terminal {
 			s := &screen{t: t, width: 100, height: 30}
@@ -166,15 +171,17 @@ func TestWatchSaysWhenTheBridgeIsAway(t *testing.T) {
 					}
 				}
 			}
-			if !slices.Equal(known, want) || len(want) == 0 && got != "" || slices.Contains(want, ready) && !strings.Contains(got, m.due) {
-				t.Errorf("after %v, terminal %v: got\n%s\nwant the lines %q and an event due %s", m.after, terminal, got, want, m.due)
+			if !slices.Equal(known, want) || len(want) == 0 && got != "" || slices.Contains(want,
+				ready) && !strings.Contains(got, m.due) {
+				t.Errorf("after %v, terminal %v: got\n%s\nwant the lines %q and an event due %s", m.after, terminal, got, want,
+					m.due)
 			}
 		}
 	}
 }
 
-// A status says what people need first: sinks that need somebody, with the reason in full, events that have begun, then the
-// nearest, and this VM before the others that an event hits. Text from outside stays on its line.
+// A status says what people need first: sinks that need somebody, with the reason in full, events that have begun,
+// then the nearest, and this VM before the others that an event hits. Text from outside stays on its line.
 func TestStatusText(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	berlin, err := time.LoadLocation("Europe/Berlin")
@@ -184,16 +191,20 @@ func TestStatusText(t *testing.T) {
 	st := statusOf(t, now)
 	slices.Reverse(st.Events)
 	due := now.Add(72 * time.Hour)
-	far := bridge.EventStatus{Event: statustest.Event(eventID("far"), "Redeploy", "Platform", "", due, -1, "vm-db-2", "vm-db-1", "vm-db-3"), NotBefore: due}
+	far := bridge.EventStatus{Event: statustest.Event(eventID("far"), "Redeploy", "Platform", "", due, -1, "vm-db-2",
+		"vm-db-1", "vm-db-3"), NotBefore: due}
 	allowed := bridge.EventStatus{
-		Event: statustest.Event(eventID("allowed"), "Reboot", "User", "", now.Add(14*time.Minute), -1, "vm-db-1"), NotBefore: now.Add(14 * time.Minute),
+		Event: statustest.Event(eventID("allowed"), "Reboot", "User", "", now.Add(14*time.Minute), -1,
+			"vm-db-1"), NotBefore: now.Add(14 * time.Minute),
 		Approved: &bridge.ApprovedStatus{At: now.Add(-3 * time.Second), By: "rule 1"},
 	}
 	st.Events = append([]bridge.EventStatus{far, allowed}, st.Events...)
 	st.Events[2].Approval = "it waits for ops-chat"
 	st.Sinks = append(st.Sinks,
-		bridge.SinkStatus{Name: "silent", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 301, LastError: "timeout"},
-		bridge.SinkStatus{Name: "shaky", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 299, LastError: "bad\nline\x1b[2J", NextAttempt: now.Add(3 * time.Second)},
+		bridge.SinkStatus{Name: "silent", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 301,
+			LastError: "timeout"},
+		bridge.SinkStatus{Name: "shaky", State: bridge.SinkRetrying, Pending: 1, OldestPendingSeconds: 299,
+			LastError: "bad\nline\x1b[2J", NextAttempt: now.Add(3 * time.Second)},
 		bridge.SinkStatus{Name: "picky", State: bridge.SinkOK, DeadLetters: 2, LastError: "rejected: 422"},
 		bridge.SinkStatus{Name: "fresh", State: bridge.SinkOK},
 	)
@@ -201,7 +212,7 @@ func TestStatusText(t *testing.T) {
 endpoint  answered 0 s ago, http://169.254.169.254, api-version 2020-07-01
 outbox    3 pending, 1 dead letter, 96 KiB
 
-EVENT     TYPE      STATE      DUE             NOT BEFORE                MACHINES
+EVENT     TYPE      STATE      DUE             NOT BEFORE                VMS
 %.8[1]s  Freeze    Started    -               -                         vm-db-3
 %.8[4]s  Reboot    approved 3 s ago by rule 1  any moment  05:14:00 CET  this VM
 %.8[2]s  Reboot    Scheduled  in 14 min 12 s  05:14:12 CET              this VM, vm-db-2
@@ -212,10 +223,10 @@ SINK      STATE             PENDING           LAST DELIVERY DELIVERED DEAD LETTE
 ops-chat  NEEDS YOU         3, for 2 h 0 min  9 h 0 min ago  21    0         slack
   next try in 31 s: invalid_auth
 silent    NEEDS YOU         1, for 5 min 1 s  -              0     0
-  trying now; before: timeout
+  trying now; last error: timeout
 shaky     trying again      1, for 4 min 59 s  -              0     0
   next try in 3 s: bad line [2J
-picky     gave up the last  0                  -              0     2
+picky     last failed  0                  -              0     2
   422
 audit     works             0                  48 s ago       34    0         file
 runbook   works             0                  47 s ago       12    1         webhook
@@ -238,22 +249,23 @@ fresh     ready             0                  -              0     0
 // A status names what is wrong with forewarn itself, each on a line of its own, and claims nothing that is not known.
 func TestStatusTextInTrouble(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
-	st := bridge.Status{Version: "v1", StartedAt: now, Reasons: []string{"the endpoint has not answered yet: timeout", "the outbox cannot be written: disk full"}}
+	st := bridge.Status{Version: "v1", StartedAt: now,
+		Reasons: []string{"the endpoint has not answered yet: timeout", "the outbox cannot be written: disk full"}}
 	st.IMDS = bridge.IMDSStatus{Endpoint: "http://azure.test", APIVersion: "2020-07-01", LastError: "timeout"}
 	st.Outbox.Error, st.Settings.LastError = "disk full", "line 3"
-	want := `(this VM's name is not known yet)  NOT READY, forewarn v1, up 0 s
+	want := `(VM name not known yet)  NOT READY, forewarn v1, up 0 s
           the endpoint has not answered yet: timeout
           the outbox cannot be written: disk full
 endpoint  has not answered yet, http://azure.test, api-version 2020-07-01
           now: timeout
 outbox    0 pending, 0 dead letters, 0 KiB
           NOT ON DISK: disk full
-settings  the newest were refused, older ones are in force
+settings  the newest are wrong; older ones are in force
           line 3
 
-What Azure announces is not known yet.
+Azure has not answered yet.
 
-No sink is configured, so nobody is told.
+There are no sinks, so nobody is notified.
 `
 	if got := statusText(st, now, now, time.UTC); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -264,7 +276,8 @@ No sink is configured, so nobody is told.
 func TestStatusTextWithoutAnAnswer(t *testing.T) {
 	now := time.Now()
 	st := bridge.Status{Ready: true, IMDS: bridge.IMDSStatus{LastAnswer: now.Add(-time.Minute), LastError: "timeout"}}
-	if got := statusText(st, now, now, time.UTC); !strings.Contains(got, "now: timeout\n") || !strings.Contains(got, "it had announced nothing") || strings.Contains(got, "Azure announces") {
+	if got := statusText(st, now, now, time.UTC); !strings.Contains(got, "now: timeout\n") || !strings.Contains(got,
+		"its last answer had no events") || strings.Contains(got, "No events") {
 		t.Errorf("got\n%s", got)
 	}
 }

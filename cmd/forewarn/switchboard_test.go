@@ -121,8 +121,8 @@ func (c *lineConn) Close() error {
 	return c.Conn.Close()
 }
 
-// spoilt is h while nothing is wrong; with hang there is no answer, with cut the connection ends in one, with limit there
-// is 429 with a Retry-After, and anything else is an error of the server.
+// spoilt is h while nothing is wrong; with hang there is no answer, with cut the connection ends in one, with limit
+// there is 429 with a Retry-After, and anything else is an error of the server.
 func (l *line) spoilt(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch l.is() {

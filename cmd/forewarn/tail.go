@@ -14,9 +14,9 @@ import (
 func (p *program) tailCommand() *cobra.Command {
 	var id string
 	c := &cobra.Command{
-		Use: "tail", Short: "Follow the CloudEvents of the running forewarn, one a line",
-		Long: `Prints every CloudEvent from now on as the running forewarn commits it, one a line, whether or not a sink is owed it,
-until it is interrupted.`,
+		Use: "tail", Short: "Follow the CloudEvents of the running forewarn, one per line",
+		Long: `Prints every CloudEvent that the running forewarn commits from now on, one per line, whether or not a
+sink gets it. Ctrl-C ends it.`,
 		Example: "  forewarn tail\n  forewarn tail --event 602d9444 | jq .type",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -36,11 +36,11 @@ until it is interrupted.`,
 				return err
 			})
 			if ctx.Err() != nil {
-				return nil // it was interrupted, which is how it ends
+				return nil // interrupted: the usual end
 			}
 			return exit(exitUnavailable, err)
 		},
 	}
-	c.Flags().StringVar(&id, "event", "", "only the Azure event whose id begins so")
+	c.Flags().StringVar(&id, "event", "", "only the Azure event with this id (a prefix is enough)")
 	return c
 }

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/term"
 )
 
-// A terminal is a writer to a terminal that nothing printed can steer: whatever it is made of, text from outside cannot
-// clear the screen, set its title, turn the direction of writing, or hide what stands before it. Commands that steer the
-// terminal themselves write to its file, and make what they write there visible on their own.
+// A terminal writes to a terminal and escapes control characters: text from outside cannot clear the screen, set its
+// title, reverse the direction of writing or hide other text. Commands that control the terminal themselves write to
+// its file, and call visible for the text that they print.
 type terminal struct {
 	file *os.File
 
-	mu   sync.Mutex
-	rest []byte // of the last write: the beginning of a character, whose end comes with the next
+	mu   sync.Mutex // guards rest
+	rest []byte     // an incomplete character at the end of the last write
 }
 
-// output is a writer to f: a terminal if f is one, else f itself, because to a file or a pipe data goes as it is.
+// output returns a terminal if f is one. Files and pipes are returned as they are: they get data unchanged.
 func output(f *os.File) io.Writer {
 	if !term.IsTerminal(int(f.Fd())) {
 		return f
@@ -42,7 +42,7 @@ func (t *terminal) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// unfinished is how many bytes at the end of text may become a character, or the end of a line, with those that follow.
+// unfinished returns the number of bytes at the end of text that may be the start of a character or of "\r\n".
 func unfinished(text []byte) int {
 	for n := 1; n <= min(len(text), utf8.UTFMax-1); n++ {
 		if last := text[len(text)-n:]; utf8.RuneStart(last[0]) {
@@ -55,14 +55,15 @@ func unfinished(text []byte) int {
 	return 0
 }
 
-// visible shows what would steer a terminal as an escape: control characters but for tabs and ends of lines, marks that
-// turn the direction of writing, and bytes that are no text. In a JSON value an escape means the character itself.
+// visible replaces what would control a terminal by an escape such as \u001b: control characters except tabs and line
+// ends, and marks that change the direction of writing. Invalid bytes become U+FFFD. Inside a JSON string, the escape
+// stands for the same character.
 func visible(text string) string {
 	var b strings.Builder
 	for i, r := range text {
 		end := r == '\r' && strings.HasPrefix(text[i+1:], "\n")
 		if r == '\n' || r == '\t' || end || !unicode.IsControl(r) && !unicode.Is(unicode.Bidi_Control, r) {
-			b.WriteRune(r) // U+FFFD for a byte that is no text
+			b.WriteRune(r) // U+FFFD for an invalid byte
 		} else {
 			fmt.Fprintf(&b, `\u%04x`, r)
 		}

@@ -19,8 +19,8 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// steering are characters by which a text takes over the terminal that shows it: an 8-bit CSI, DEL, and a mark that turns
-// the direction of writing. escape, in JSON, is one that becomes raw when it is decoded.
+// steering are characters by which a text takes over the terminal that shows it: an 8-bit CSI, DEL, and a mark that
+// turns the direction of writing. escape, in JSON, is one that becomes raw when it is decoded.
 const (
 	steering = "\u009b2J\u007f\u202e"
 	escaped  = `\u009b2J\u007f\u202e`
@@ -96,8 +96,9 @@ func TestNothingPrintedSteersATerminal(t *testing.T) {
 		}
 		return path
 	}
-	ours := settings("ours.yaml", fmt.Sprintf("{imds: {endpoint: %q, interval: 100ms}, state: %q, listen: '', sinks: [{name: all, only: {vms: all}, "+
-		"file: {path: %q}}]}", azure.URL, filepath.Join(dir, "state"), filepath.Join(dir, "all.jsonl")))
+	ours := settings("ours.yaml",
+		fmt.Sprintf("{imds: {endpoint: %q, interval: 100ms}, state: %q, listen: '', sinks: [{name: all, only: {vms: all}, "+
+			"file: {path: %q}}]}", azure.URL, filepath.Join(dir, "state"), filepath.Join(dir, "all.jsonl")))
 	fw := forewarn(t, "run", "--config", ours)
 	if err := fw.Start(); err != nil {
 		t.Fatal(err)
@@ -113,7 +114,8 @@ func TestNothingPrintedSteersATerminal(t *testing.T) {
 	endpoint := answerWith(t, bad)
 	socket := filepath.Join(dir, "c.sock")
 	serveHostileControl(t, socket)
-	theirs := settings("theirs.yaml", fmt.Sprintf("{control: %q, state: %q, sinks: []}", socket, filepath.Join(dir, "none")))
+	theirs := settings("theirs.yaml",
+		fmt.Sprintf("{control: %q, state: %q, sinks: []}", socket, filepath.Join(dir, "none")))
 
 	for _, tt := range []struct {
 		command string

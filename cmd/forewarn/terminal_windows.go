@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// obeysControls says whether f is a console that obeys control sequences, and asks it to: not every one does unasked.
+// obeysControls reports whether f is a console that obeys control sequences. It switches them on first, because they
+// may be off by default.
 func obeysControls(f *os.File) bool {
 	console := windows.Handle(f.Fd())
 	var mode uint32

@@ -43,9 +43,10 @@ import (
 // them whole.
 const marker = "hunter2"
 
-// A settings file with a typo, wherever it is, shows no secret: not in what check prints, as text or as JSON, not in the
-// log, on the page, in status.json or in the metrics of a run that reads it again, and if it is still valid, not in what
-// its sinks say of destinations that cannot be reached, that have another's certificate, or that answer what they hear.
+// A settings file with a typo, wherever it is, shows no secret: not in what check prints, as text or as JSON, not in
+// the log, on the page, in status.json or in the metrics of a run that reads it again, and if it is still valid, not
+// in what its sinks say of destinations that cannot be reached, that have another's certificate, or that answer what
+// they hear.
 func TestNoTypoShowsASecret(t *testing.T) {
 	rounds := 400 // .ci/run has more of them
 	if s := os.Getenv("FOREWARN_TYPOS"); s != "" {
@@ -208,7 +209,7 @@ func newTypist(t testing.TB) *typist {
 	dir := t.TempDir()
 	w := &typist{t: t, path: filepath.Join(dir, "forewarn.yaml"), said: map[string]bool{}, log: new(bytes.Buffer),
 		ca: othersCertificate(t)}
-	w.p = &program{config: w.path, logLevel: "debug", world: world{
+	w.p = &program{config: w.path, logLevel: "debug", environment: environment{
 		getenv: func(string) string { return "" }, defaults: linuxDefaults, out: new(bytes.Buffer), err: w.log,
 	}}
 	log := slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -255,7 +256,8 @@ func (w *typist) says(text string, way uint64) map[string]string {
 	}
 	w.log.Reset()
 	log := slog.New(slog.NewTextHandler(w.log, nil))
-	if _, err := w.p.loader(log).Load(w.path); err != nil { // right ones would be taken by a bridge that runs, and here none does
+	// right ones would be taken by a bridge that runs, and here none does
+	if _, err := w.p.loader(log).Load(w.path); err != nil {
 		w.p.reload(w.b, w.old, log)
 	}
 	all["the log"] = w.log.String()
@@ -270,7 +272,7 @@ func (w *typist) says(text string, way uint64) map[string]string {
 // command is what a command prints.
 func (w *typist) command(args ...string) string {
 	var out bytes.Buffer
-	run(context.Background(), world{
+	run(context.Background(), environment{
 		args: append(args, "--config", w.path), out: &out, err: &out,
 		getenv: func(string) string { return "" }, defaults: linuxDefaults,
 	})
@@ -281,14 +283,14 @@ func (w *typist) command(args ...string) string {
 // file stays away, because its path may have the typo.
 func (w *typist) deliver(way failingWay) string {
 	var log bytes.Buffer
-	p := &program{config: w.path, logLevel: "debug", world: w.p.world}
+	p := &program{config: w.path, logLevel: "debug", environment: w.p.environment}
 	p.out, p.err = &log, &log
 	p.dial = func(ctx context.Context, network, address string) (net.Conn, error) { return way(w, network, address) }
 	s, err := p.loader(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))).Load(w.path)
 	if err != nil {
 		return err.Error()
 	}
-	sample, err := (&asked{sample: "reboot"}).newSample(imds.Observer{Name: "vm-0"})
+	sample, err := (&sampleRequest{sample: "reboot"}).newSample(imds.Observer{Name: "vm-0"})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -385,7 +387,8 @@ func othersCertificate(t testing.TB) tls.Certificate {
 	if err != nil {
 		t.Fatal(err)
 	}
-	its := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"other.example"}, NotAfter: time.Now().Add(time.Hour)}
+	its := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"other.example"},
+		NotAfter: time.Now().Add(time.Hour)}
 	raw, err := x509.CreateCertificate(crand.Reader, its, its, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)

@@ -12,15 +12,16 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// strict has every command below root refuse, with exit code 2 and what was expected, the words and flags that it does
-// not know. Left alone, a group of commands would answer a mistyped one with its help and success.
-func strict(root *cobra.Command) {
+// strictUsage makes every command below root refuse unknown words and flags with exit code 2 and a hint. Without it,
+// cobra answers a mistyped subcommand with the help of its group, and success.
+func strictUsage(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return exit(exitUsage, fmt.Errorf("%w; %s", err, flagHint(c, err)))
 	})
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ",
+		fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
 		c.Long = filled(c.Long, helpWidth)
@@ -31,7 +32,7 @@ func strict(root *cobra.Command) {
 		case c.HasSubCommands() && !c.Runnable():
 			c.Args, c.RunE, c.DisableFlagsInUseLine = cobra.ArbitraryArgs, group, true
 		case c.Args != nil:
-			c.Args = counted(c.Args)
+			c.Args = argumentErrors(c.Args)
 		}
 		for _, sub := range c.Commands() {
 			walk(sub)
@@ -40,10 +41,10 @@ func strict(root *cobra.Command) {
 	walk(root)
 }
 
-// helpWidth is how wide help is, in columns.
+// helpWidth is the width of help texts in columns.
 const helpWidth = 100
 
-// filled breaks the lines of a text anew, so that none is longer than the width. Lines that are indented stay as they are.
+// filled wraps the paragraphs of a text to the width. Indented lines stay as they are.
 func filled(text string, width int) string {
 	var b strings.Builder
 	column := 0
@@ -73,15 +74,16 @@ func filled(text string, width int) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// group is what a command does that only holds others.
+// group runs a command that only holds subcommands: it prints the help, or refuses a mistyped subcommand.
 func group(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return c.Help()
 	}
-	return exit(exitUsage, fmt.Errorf("unknown command %q; %s", strings.TrimPrefix(c.CommandPath()+" "+args[0], "forewarn "), commandHint(c, args[0])))
+	path := strings.TrimPrefix(c.CommandPath()+" "+args[0], "forewarn ")
+	return exit(exitUsage, fmt.Errorf("unknown command %q; %s", path, commandHint(c, args[0])))
 }
 
-// commandHint names the command below c that is meant by word, or all of them.
+// commandHint suggests the subcommand of c that is spelled most like word, or lists all of them.
 func commandHint(c *cobra.Command, word string) string {
 	var known []string
 	for _, sub := range c.Commands() {
@@ -92,7 +94,7 @@ func commandHint(c *cobra.Command, word string) string {
 	return wording.Suggestion(word, known)
 }
 
-// unknownTopic refuses what there is no help about.
+// unknownTopic refuses a topic that help does not know.
 func unknownTopic(root *cobra.Command, args []string) error {
 	c, rest, err := root.Find(args)
 	if err == nil && (len(rest) == 0 || !c.HasSubCommands()) {
@@ -101,8 +103,8 @@ func unknownTopic(root *cobra.Command, args []string) error {
 	return exit(exitUsage, fmt.Errorf("no help about %q; %s", strings.Join(args, " "), commandHint(c, rest[0])))
 }
 
-// counted says in our words that args are too many or too few.
-func counted(args cobra.PositionalArgs) cobra.PositionalArgs {
+// argumentErrors replaces cobra's errors about too many or too few arguments with our own.
+func argumentErrors(args cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, given []string) error {
 		switch err := args(c, given); {
 		case err == nil:
@@ -115,10 +117,10 @@ func counted(args cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// flagName finds the flags in the text that help prints of them.
+// flagName matches the name of a flag in the help text of a command.
 var flagName = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)`)
 
-// flagHint names the flag of c that is meant by the one that err says is unknown, or else where its flags are explained.
+// flagHint suggests the flag of c that is spelled most like the unknown one in err, or else points to the help of c.
 func flagHint(c *cobra.Command, err error) string {
 	hint := fmt.Sprintf("see %s --help", c.CommandPath())
 	var unknown interface{ GetSpecifiedName() string }

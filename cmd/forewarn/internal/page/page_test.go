@@ -176,7 +176,7 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 	}{
 		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing needs you. Azure announces nothing.", "Dead letters These"},
 		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Azure announces nothing for this VM.", "has not answered"},
-		{"no sink", bridge.Status{Ready: true, IMDS: answered}, nil, "No sink is configured, so nobody is told.", "Works"},
+		{"no sink", bridge.Status{Ready: true, IMDS: answered}, nil, "There are no sinks, so nobody is notified.", "Works"},
 		{"no past", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing is on record of the last 30 days.", "In words"},
 		{"no answer yet", bridge.Status{Reasons: []string{"the endpoint has not answered yet"}}, nil,
 			"Azure has not answered yet, so nothing is known of its plans.", "announces nothing"},
@@ -205,7 +205,7 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 			"hook Trying again", "1 thing needs you"},
 		{"a sink that refused the last", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
 			Name: "hook", State: bridge.SinkOK, DeadLetters: 1, LastError: "rejected: 422 Unprocessable Entity"}}}, nil,
-			"hook Gave up the last 0 0 1 not since start 422 Unprocessable Entity", "Ready"},
+			"hook Last failed 0 0 1 not since start 422 Unprocessable Entity", "Ready"},
 		{"a sink that is gone", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{Name: "old", State: bridge.SinkOrphaned, Pending: 2}}}, nil,
 			"The sink old is gone from the settings, and 2 messages are still owed to it.", "Nothing needs you"},
 	} {

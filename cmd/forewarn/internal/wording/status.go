@@ -91,7 +91,7 @@ func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
 	case k.Pending > 0:
 		return "sending", bridge.SinkOK
 	case k.LastError != "":
-		return "gave up the last", bridge.SinkRetrying
+		return "last failed", bridge.SinkRetrying
 	case k.LastAccepted.IsZero():
 		return "ready", bridge.SinkOK
 	}
@@ -135,7 +135,7 @@ func ApprovalWords(a cloudevent.Approval) string {
 	case cloudevent.ResultRefused:
 		return "approval by " + by + " refused: " + Printable(strings.TrimPrefix(a.Error, "Azure refuses the approval: "))
 	case cloudevent.ResultUnanswered:
-		return "approval by " + by + " sent, nobody knows whether Azure took it: " + Printable(a.Error)
+		return "approval by " + by + " sent, Azure may have accepted it: " + Printable(a.Error)
 	}
-	return "approval by " + by + " came to nothing: " + Printable(a.Error)
+	return "approval by " + by + " moot: " + Printable(a.Error)
 }

@@ -8,23 +8,24 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// client asks the forewarn that runs with these settings.
+// client returns a client of the forewarn that runs with these settings.
 func (p *program) client(s *settings.Settings) *control.Client {
 	return &control.Client{Location: control.LocationOf(s, p.getenv), Sinks: s.Names, Log: p.log()}
 }
 
-// running is the forewarn to ask, and its settings. Root becomes the owner of the state.
+// running returns a client of the running forewarn, and its settings. Root switches to the owner of the state
+// directory.
 func (p *program) running() (*control.Client, *settings.Settings, error) {
 	s, err := control.Locate(p.loader(p.log()), p.config, p.log())
 	if err != nil {
 		return nil, nil, exit(exitSettings, err)
 	}
-	return p.client(s), s, p.giveUpRoot(s.State)
+	return p.client(s), s, p.dropRoot(s.State)
 }
 
-// asRunning puts the endpoint and the name of this VM as the running forewarn has them into settings that are wrong. If
-// none runs, what is wrong is the error.
-func (p *program) asRunning(ctx context.Context, s *settings.Settings) error {
+// fillFromRunning completes broken settings with the endpoint and the VM name that the running forewarn uses. If none
+// runs, it returns the error of the settings.
+func (p *program) fillFromRunning(ctx context.Context, s *settings.Settings) error {
 	if s.Wrong == nil {
 		return nil
 	}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
+	"forewarn/cmd/forewarn/internal/settings"
+)
+
+// A sampleRequest holds the flags that send and render share: which message, and through which sinks.
+type sampleRequest struct {
+	sinks  []string // names; empty for all sinks of the settings
+	sample string
+}
+
+func (r *sampleRequest) flags(c *cobra.Command) *cobra.Command {
+	c.Flags().StringArrayVar(&r.sinks, "sink", nil, "only this sink; repeat the flag for more (default all)")
+	c.Flags().StringVar(&r.sample, "sample", "reboot", "which message: "+strings.Join(cloudevent.SampleNames, ", "))
+	return c
+}
+
+// newSample makes the requested sample event, for the VM o.
+func (r *sampleRequest) newSample(o imds.Observer) (cloudevent.Sample, error) {
+	s, ok := cloudevent.NewSample(r.sample, o.Name, time.Now())
+	if !ok {
+		return s, exit(exitUsage,
+			fmt.Errorf("--sample %s: expected one of %s", r.sample, strings.Join(cloudevent.SampleNames, ", ")))
+	}
+	return s, nil
+}
+
+// chosenRoutes loads the settings and returns the requested routes, and this VM.
+func (p *program) chosenRoutes(ctx context.Context, req sampleRequest) ([]bridge.Route, imds.Observer, error) {
+	var o imds.Observer
+	s, err := p.settings(p.log())
+	if err != nil {
+		return nil, o, err
+	}
+	if len(s.Routes) == 0 {
+		return nil, o, exit(exitSettings, errors.New("the settings have no sinks"))
+	}
+	known := make([]string, len(s.Routes))
+	for i, r := range s.Routes {
+		known[i] = r.Name
+	}
+	var picked []bridge.Route
+	for _, name := range req.sinks {
+		i := slices.Index(known, name)
+		if i < 0 {
+			return nil, o, exit(exitUsage,
+				fmt.Errorf("--sink %s: the settings have no such sink; they have %s", name, strings.Join(known, ", ")))
+		}
+		picked = append(picked, s.Routes[i])
+	}
+	if len(req.sinks) == 0 {
+		picked = s.Routes
+	}
+	return picked, p.observer(ctx, s), nil
+}
+
+// observer returns this VM as the running forewarn knows it; if none runs, only its name, from the settings or the
+// host name.
+func (p *program) observer(ctx context.Context, s *settings.Settings) imds.Observer {
+	if st, err := p.client(s).Status(ctx); err == nil && st.Observer.Name != "" {
+		return st.Observer
+	}
+	name := s.IMDS.VMName
+	if name == "" {
+		name, _ = os.Hostname()
+	}
+	return imds.Observer{Name: name}
+}
