@@ -39,7 +39,7 @@ imds.endpoint to http:// and the address in option 245 of the machine's DHCP lea
 		Example: `  forewarn discover
   forewarn discover --dhcp=false -o json
   forewarn events --endpoint "$(forewarn discover)"`,
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !settings.IsEndpoint(endpoint) {
 				return exit(exitUsage, fmt.Errorf("--endpoint %s: expected an address such as %s", endpoint, imds.DefaultEndpoint))

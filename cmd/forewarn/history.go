@@ -37,7 +37,7 @@ reads an audit file written by a file sink, which has the changes but not the de
 		Example: `  forewarn history --since 7d
   forewarn history --event 602d9444 -o json
   forewarn history --file /var/log/forewarn/audit.jsonl -o csv`,
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
 			if period.Since, err = parseSince(since, time.Now()); err != nil {

@@ -33,7 +33,7 @@ a Scheduled Events document. It sends nothing. The events of a document count as
 time, unless --change says otherwise.`,
 		Example: `  forewarn render --sink ops --sample preempt
   forewarn events | forewarn render --document - --change vanished`,
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			routes, o, err := p.chosenRoutes(c.Context(), req)
 			if err != nil {

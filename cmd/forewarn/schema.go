@@ -15,7 +15,7 @@ func (p *program) schemaCommand() *cobra.Command {
 		Use: "schema", Short: "Print the JSON Schema of the data in CloudEvents, or of the settings file",
 		Example: `  forewarn schema > forewarn-v1.json
   forewarn schema --settings > forewarn-settings.json   # for an editor`,
-		Args:    cobra.NoArgs,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if ofSettings {
 				return wording.PrintJSON(p.out, settings.Schema(sinks.Kinds))
