@@ -116,7 +116,7 @@ func (o *oracle) outcome(id string, b belief) {
 		began := hasBegun(from) && !o.blurred // when its file comes late, the program keeps to what it has seen since
 		for _, list := range o.taken[id] {
 			for _, t := range list {
-				if c.isOf(t) && (t.outcome == "canceled" && began || t.outcome == "completed" && !mayHave) {
+				if b.place(t) == i && (t.outcome == "canceled" && began || t.outcome == "completed" && !mayHave) {
 					o.add("the outcome is honest", "%s says %s; that it began is %v", t.id, t.outcome, began)
 				}
 			}
@@ -129,27 +129,28 @@ func (o *oracle) clockStepped() bool {
 	return slices.ContainsFunc(o.skews, func(d time.Duration) bool { return d != 0 })
 }
 
-// isOf says whether a delivery is of this change, and not of another with its id that a crash made the program forget.
-func (c change) isOf(t taken) bool { return t.id == c.id && t.time.Sub(c.clock).Abs() < 15*time.Second }
-
 // place is that of the change which a delivery is of, -1 for none. One that a crash made the program forget may have
-// given its id to another.
+// given its id to another; then it is the one that was seen when the CloudEvent was made.
 func (b belief) place(t taken) int {
-	if i := slices.IndexFunc(b.changes, func(c change) bool { return c.isOf(t) && !c.gone() }); i >= 0 {
-		return i
+	place, nearest := -1, 15*time.Second
+	for i, c := range b.changes {
+		off := t.time.Sub(c.clock).Abs()
+		if c.id == t.id && (off < nearest || off == nearest && place >= 0 && b.changes[place].gone()) {
+			place, nearest = i, off
+		}
 	}
-	return slices.IndexFunc(b.changes, func(c change) bool { return c.isOf(t) })
+	return place
 }
 
 // whileAway: what happened while nobody watched is told as that, and nothing else.
 func (o *oracle) whileAway(id string, b belief) {
-	for _, c := range b.changes {
+	for i, c := range b.changes {
 		if c.away == nil || c.lost || o.clockStepped() || o.blurred {
 			continue
 		}
 		for sink, list := range o.taken[id] {
 			for _, t := range list {
-				if c.isOf(t) && t.whileAway != *c.away {
+				if b.place(t) == i && t.whileAway != *c.away {
 					o.add("while away", "%s says that it was found while nobody watched: %v, to %s", t.id, t.whileAway, sink)
 				}
 			}

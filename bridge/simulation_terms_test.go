@@ -32,7 +32,7 @@ func (o *oracle) late(id string, b belief, r routePlan) {
 			switch {
 			case !waits:
 				o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
-			case c.kind != "vanished":
+			case c.kind == "scheduled", c.kind == "updated": // that it began, or ended, is as true as before
 				o.add("late with a lead", "%s was told %s at %v though %s is due later", r.name, t.id, short(t.start), newer.id)
 			}
 		}
@@ -153,20 +153,20 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 		case t.observer != "vm-0" && o.boots[0].learned.seq > 0 && o.boots[0].learned.at < time.Second:
 			o.add("reminders", "%s names %q as this VM", t.id, t.observer)
 		}
-		current := -1
+		current, at := -1, false
 		for i, c := range b.changes {
-			if !c.gone() && !c.clock.After(t.time) && c.boot <= t.in {
+			if !c.gone() && c.boot <= t.in && c.clock.Before(t.time) {
 				current = i
 			}
+			at = at || c.clock.Equal(t.time) // nobody can say which of the two came first
 		}
-		if current < 0 {
-			continue
-		}
-		switch c := b.changes[current]; {
-		case c.event.status != "Scheduled" || c.kind == "vanished" || !c.event.notBeforeTime().Equal(notBefore):
-			o.add("reminders", "%s was told %s after %s", r.name, t.id, c.id)
-		case t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in:
-			o.add("reminders", "%s was told %s just after %s", r.name, t.id, c.id)
+		if current >= 0 && !at {
+			switch c := b.changes[current]; {
+			case c.event.status != "Scheduled" || c.kind == "vanished" || !c.event.notBeforeTime().Equal(notBefore):
+				o.add("reminders", "%s was told %s after %s", r.name, t.id, c.id)
+			case t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in:
+				o.add("reminders", "%s was told %s just after %s", r.name, t.id, c.id)
+			}
 		}
 		was, again := told[t.id]
 		if again && was.settled && !o.unsettled(was, t.in) && !o.replayed(t, was) && !o.returned(r, was.at, t.start) {
