@@ -163,7 +163,7 @@ func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce *event.Event, now t
 		}
 		return a
 	}
-	return r.rule(e, fields, b.observerName(), told, b.since(e.ID, op, "", now), now)
+	return r.rule(e, fields, b.approverName(), told, b.since(e.ID, op, "", now), now)
 }
 
 // Foresee says what the rules, which need not be those of the Bridge, would decide about an open event as it is now.
@@ -181,7 +181,7 @@ func (b *Bridge) Foresee(rules []Rule, id string) ([]Forecast, error) {
 		s := b.acceptance(sink, op.Latest).state
 		return s == stillPending || s == wasAccepted
 	}
-	return Foresee(rules, e, cloudevent.Fields(*ce), b.observerName(), told), nil
+	return Foresee(rules, e, cloudevent.Fields(*ce), b.approverName(), told), nil
 }
 
 // noteRuling keeps why an event is not approved, for status, and logs it when it is news.

@@ -366,6 +366,36 @@ func TestOnlyTheLeaderApproves(t *testing.T) {
 	})
 }
 
+// A rule goes by the name that instance metadata gives in this run, not by that on the disk: a machine that was given a
+// copy of the disk would approve for another. A name that is set is the operator's word.
+func TestARuleWaitsUntilItIsKnownWhichVMThisIs(t *testing.T) {
+	for _, set := range []string{"", "vm-1"} {
+		t.Run("imds.vm_name: "+set, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Rules, s.opts.VMName = []Rule{rebootRule}, set
+				b := s.start((&ear{}).all("a"))
+				pause(2 * time.Second)
+				b.end()
+
+				s.vm = "vm-1"
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2 * time.Minute})
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-0"}})
+				s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}})
+				b = s.start((&ear{}).all("a"))
+				pause(time.Minute)
+				if set == "" {
+					wantIDs(t, s.approvals())
+				} else {
+					wantIDs(t, s.approvals(), idB)
+				}
+				pause(3 * time.Minute)
+				wantIDs(t, s.approvals(), idB)
+				b.end()
+			})
+		})
+	}
+}
+
 // What was approved here and then left the list was not cancelled.
 func TestWhatWasApprovedIsNeverCalledCanceled(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -69,6 +69,7 @@ type Bridge struct {
 	mu         sync.Mutex // taken before that of events and of the outbox
 	began      time.Time
 	observer   imds.Observer
+	learned    bool // instance metadata said in this run who the observer is
 	nameless   nameless
 	answer     lastAnswer // the last valid one, of this run or of one before
 	touched    time.Time  // when it was last given to the outbox

@@ -119,6 +119,17 @@ func (b *Bridge) nameWarning(now time.Time) string {
 		" UTC; until then sinks that are told of its events only hear nothing; " + nameHint + ": " + b.nameless.err
 }
 
+// approverName is this VM's name as rules of approval go by it: the one that is set, or that instance metadata gave in
+// this run; "" while there is none. The one on the disk may be another machine's, of which this was given a copy.
+func (b *Bridge) approverName() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.VMName == "" && !b.learned {
+		return ""
+	}
+	return b.observer.Name
+}
+
 func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
 	defer cancel()
@@ -163,6 +174,7 @@ func (b *Bridge) learn(o imds.Observer) {
 		b.answer = lastAnswer{}
 	}
 	before := b.observer
+	b.learned = true
 	b.setObserver(o)
 	now := b.observer
 	b.mu.Unlock()

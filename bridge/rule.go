@@ -139,7 +139,7 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	case e.Status != imds.StatusScheduled:
 		return no("it is not Scheduled but %q", e.Status)
 	case self == "":
-		return notYet("the name of this VM is not known")
+		return notYet("the name of this VM is not known for sure")
 	case len(e.Resources) == 0:
 		return no("Azure does not say whom it hits")
 	case strings.EqualFold(only.VMs, "leader") && !e.LedBy(self):

@@ -32,6 +32,9 @@ func (o *oracle) approvals(id string, b belief) {
 
 // forbids says why the rules do not approve an event, "" if one does.
 func (o *oracle) forbids(p *post, b belief) (why string) {
+	if b := o.boots[p.boot]; b.learned.seq == 0 || b.learned.seq > p.seq {
+		return "it was not known for sure which VM this is"
+	}
 	why = "there is no rule"
 	last := -1
 	for i, c := range b.changes {
@@ -54,7 +57,8 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 			}
 			took := time.Duration(-1)
 			for _, t := range o.taken[c.event.id][sink] {
-				if t.id == c.id && t.settled && t.seq < p.seq {
+				standsFor := t.seq > c.seq && slices.Contains(t.missed, c.kind) // such as a reminder
+				if (t.id == c.id || standsFor) && t.settled && t.seq < p.seq {
 					took = t.at
 				}
 			}
