@@ -24,13 +24,14 @@ const (
 // A commit is one change of what the bridge remembers: what a document changes, or what happened to the bridge itself.
 // It reaches the outbox as one batch.
 type commit struct {
-	values   map[string][]byte
-	open     map[string]*openEvent // nil: over
-	marks    map[string]outbox.Mark
-	messages []message
-	routes   []outbox.Route // those there are from now on; nil leaves them
-	move     []outbox.Move
-	remove   []outbox.Ref
+	values    map[string][]byte
+	open      map[string]*openEvent // nil: over
+	marks     map[string]outbox.Mark
+	messages  []message
+	routes    []outbox.Route // those there are from now on; nil leaves them
+	move      []outbox.Move
+	remove    []outbox.Ref
+	supersede []outbox.Ref
 }
 
 // A message is a CloudEvent and the routes that it is for.
@@ -64,7 +65,8 @@ func (c *commit) say(ce event.Event, m message) {
 // commit hands the change to the outbox. wait returns when it is on disk; its error says that it is not, and that it
 // counts all the same, from memory. Whoever changes open events holds deciding, and waits without it.
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
-	batch := outbox.Batch{Now: now, Values: c.values, Marks: c.marks, Routes: c.routes, Move: c.move, Remove: c.remove}
+	batch := outbox.Batch{Now: now, Values: c.values, Marks: c.marks, Routes: c.routes, Move: c.move, Remove: c.remove,
+		Supersede: c.supersede}
 	for _, m := range c.messages {
 		seq := m.again
 		if seq == 0 {

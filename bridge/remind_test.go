@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -192,6 +193,58 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 		wantIDs(t, drain.types(), "updated")
 		b.end()
 	})
+}
+
+// A lead counts as well for what waited for the VM's name: what became of the event meanwhile is known by then.
+func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
+	const lead = 10 * time.Minute
+	for _, tt := range []struct {
+		claim  string
+		change func(s *stage)
+		want   []string
+		due    time.Duration // of the first, after the event was scheduled
+	}{
+		{"nothing happens", func(*stage) {}, []string{"scheduled"}, time.Hour},
+		{"it ends", func(s *stage) { s.azure.End(idA) }, nil, 0},
+		{"it begins", func(s *stage) { s.azure.Start(idA) }, nil, 0},
+		{"it moves away", func(s *stage) {
+			s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(30 * time.Minute) })
+		}, []string{"scheduled"}, 90 * time.Minute},
+	} {
+		for _, changes := range []string{"scheduled", "scheduled updated started vanished"} {
+			t.Run(tt.claim+", heard "+changes, func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *stage) {
+					s.opts.Interval = seldom
+					s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 45 * time.Second})
+					drain, want := &ear{}, tt.want
+					route := drain.leads("drain", lead, strings.Fields(changes)...)
+					route.Filter.Only.VMs = "self"
+					b := s.start(route)
+					pause(15 * time.Second)
+					began := time.Now()
+					s.redeploy(idA, time.Hour+lead)
+					pause(seldom)
+					tt.change(s)
+					pause(seldom)
+					wantIDs(t, drain.ids())
+					if changes != "scheduled" {
+						want = map[string][]string{"it ends": {"vanished"}, "it begins": {"started"}, "it moves away": {"updated"}}[tt.claim]
+						if want == nil {
+							want = tt.want
+						}
+					}
+					pause(2 * time.Hour)
+					wantIDs(t, drain.types(), want...)
+					if tt.due > 0 && len(drain.accepted()) > 0 {
+						if got := drain.accepted()[0].at.Sub(began); got < tt.due-2*time.Second || got > tt.due+seldom+3*time.Second {
+							t.Errorf("told after %v, want %v", got, tt.due)
+						}
+					}
+					b.end()
+				})
+			})
+		}
+	}
 }
 
 // A delivery that waited says when the event begins as far as it is known now, though its CloudEvent was fixed before.

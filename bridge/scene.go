@@ -316,18 +316,31 @@ func (b *Bridge) decideHeldGroup(
 	if self == "" {
 		b.Log.Warn("this VM's name is not known, so the event passes", "sink", route, "event", id, "hint", nameHint)
 	}
-	for n, d := range held {
-		ref := outbox.Ref{Route: route, Seq: d.Seq()}
-		if n < from {
-			c.remove = append(c.remove, ref)
-			continue
+	for _, d := range held[:from] {
+		c.remove = append(c.remove, outbox.Ref{Route: route, Seq: d.Seq()})
+	}
+	e, state, open := b.events.get(id)
+	decided := slices.Clone(held[from:])
+	for n := range decided {
+		d := &decided[n]
+		d.Held, d.Due = time.Time{}, leadTime(lead, imds.ChangeKind(d.Change), d.NotBefore, now)
+	}
+	for n, d := range decided {
+		newer := asItIs(e, open)
+		if last := decided[len(decided)-1]; n < len(decided)-1 {
+			newer = message{change: imds.ChangeKind(last.Change), to: []string{route}}
+			if !last.Due.IsZero() {
+				newer.due = map[string]time.Time{route: last.Due}
+			}
 		}
-		due := leadTime(lead, imds.ChangeKind(d.Change), d.NotBefore, now)
-		c.move = append(c.move, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: due})
+		superseded, moved := overtaken([]outbox.Delivery{d}, newer, now)
+		if len(superseded)+len(moved) == 0 {
+			moved = []outbox.Move{{Ref: outbox.Ref{Route: route, Seq: d.Seq()}, NotBefore: d.NotBefore, Due: d.Due}}
+		}
+		c.supersede, c.move = append(c.supersede, superseded...), append(c.move, moved...)
 	}
 	op := c.open[id]
 	if op == nil {
-		_, state, open := b.events.get(id)
 		if !open {
 			return
 		}
@@ -338,6 +351,17 @@ func (b *Bridge) decideHeldGroup(
 	if from < len(held) {
 		op.Routes = append(op.Routes, route)
 	}
+}
+
+// asItIs stands for the changes of an event up to now, which an older one gives way to or moves with.
+func asItIs(e imds.Event, open bool) message {
+	switch {
+	case !open:
+		return message{change: imds.Vanished}
+	case e.Status == imds.StatusStarted:
+		return message{change: imds.Started}
+	}
+	return message{change: imds.Updated, notBefore: e.NotBefore}
 }
 
 // firstAccepted is the index of the first change that the route's filter accepts, their number if it accepts none. A

@@ -284,7 +284,7 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 			place[c.id] = i // one that was forgotten may have given its id to a later one
 		}
 	}
-	last, lastID := -1, ""
+	last, lastOne := -1, taken{}
 	seen := map[string]bool{}
 	for _, t := range told {
 		if seen[t.id] || t.instead != "" || o.hand("replay", t.sink, t.id) { // a replayed one has no place any more
@@ -294,11 +294,12 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 		if i := b.place(t); i >= 0 {
 			place[t.id] = i
 		}
-		if place[t.id] < last {
-			o.add("in order", "%s was told %s after %s", r.name, t.id, lastID)
+		forgot := last >= 0 && b.changes[last].gone() && t.in > lastOne.in // that the last one was ever told
+		if place[t.id] < last && !forgot {
+			o.add("in order", "%s was told %s after %s", r.name, t.id, lastOne.id)
 			continue
 		}
-		last, lastID = place[t.id], t.id
+		last, lastOne = place[t.id], t
 	}
 }
 

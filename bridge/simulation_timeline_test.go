@@ -78,7 +78,9 @@ func (a *azure) put(e azureEvent, at time.Duration, quiet bool) {
 	if _, ok := a.events[e.id]; !ok {
 		a.order = append(a.order, e.id)
 	}
-	e.notBefore = e.notBefore.Truncate(time.Second)
+	if e.notBefore >= 0 {
+		e.notBefore = e.notBefore.Truncate(time.Second)
+	}
 	a.events = maps.Clone(a.events) // what was served before stays as it was
 	a.events[e.id] = e
 	if e.status == "Started" {

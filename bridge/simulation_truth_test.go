@@ -49,6 +49,7 @@ type checkpoint struct {
 	answer  *answer
 	belief  belief
 	changes int // how many there were
+	routes  []routePlan
 }
 
 // copy is one that may be changed.
@@ -305,7 +306,7 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 		return b, false
 	}
 	after = b.copy()
-	after.before = append(slices.Clone(b.before), checkpoint{a, b, len(b.changes)})
+	after.before = append(slices.Clone(b.before), checkpoint{a, b, len(b.changes), t.routes})
 	c := change{fact: a.fact, kind: kind, first: b.seen == nil, away: t.away, routes: map[string]bool{}}
 	if now != nil {
 		c.event = *now
@@ -424,7 +425,7 @@ func (c change) among(changes []string) bool {
 // event.
 func (t *truth) setup(s setup) {
 	for _, r := range s.routes {
-		if slices.ContainsFunc(t.routes, func(was routePlan) bool { return was.name == r.name }) {
+		if hasRoute(t.routes, r.name) {
 			continue
 		}
 		for id, beliefs := range t.beliefs {
@@ -435,11 +436,15 @@ func (t *truth) setup(s setup) {
 		delete(t.gone, r.name)
 	}
 	for _, was := range t.routes {
-		if !slices.ContainsFunc(s.routes, func(r routePlan) bool { return r.name == was.name }) {
+		if !hasRoute(s.routes, was.name) {
 			t.gone[was.name] = s.at
 		}
 	}
 	t.routes = s.routes
+}
+
+func hasRoute(routes []routePlan, name string) bool {
+	return slices.ContainsFunc(routes, func(r routePlan) bool { return r.name == name })
 }
 
 // added is the belief after a route was added.
@@ -488,6 +493,11 @@ func (t *truth) end(e *boot) {
 				if back.kept != nil { // it came, and what was seen before that may not have reached it
 					back = back.kept.copy()
 					back.before, back.changes = nil, slices.Clone(b.changes[:p.changes])
+				}
+				for _, r := range t.routes { // those that came since then are new once more
+					if !hasRoute(p.routes, r.name) {
+						back = t.added(back, r)
+					}
 				}
 				for _, c := range b.changes[p.changes:] {
 					c.lost = true
