@@ -69,7 +69,7 @@ func (s *stage) step(d time.Duration) {
 	s.disk.step = d
 }
 
-func (d *disk) Write(batches [][]outbox.Write) error {
+func (d *disk) Write(writes []outbox.Write) error {
 	d.mu.Lock()
 	gate, err := d.gate, d.err
 	d.mu.Unlock()
@@ -81,7 +81,7 @@ func (d *disk) Write(batches [][]outbox.Write) error {
 	}
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	return d.Storage.Write(batches)
+	return d.Storage.Write(writes)
 }
 
 // fail makes every write fail, until it is called with nil.

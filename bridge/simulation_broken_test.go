@@ -219,7 +219,7 @@ var brokenVariants = []variant{
 			return d.take(ctx, batch)
 		}},
 
-	{claim: "a crash leaves half a batch", promise: "the same change has the same id", splits: true, story: []step{
+	{claim: "a crash leaves half a batch", promise: "nothing is lost", splits: true, story: []step{
 		{59 * time.Second, restart{crash: true, writes: 1, sooner: true, large: true, off: time.Second}},
 		{at(time.Minute), list{event: reboot}},
 		{at(20 * time.Minute), unlist{reboot.id}},

@@ -57,17 +57,15 @@ func (f *file) Open() (opened bool, err error) {
 	return opened, nil
 }
 
-func (f *file) Write(batches [][]outbox.Write) error {
-	sizes := make([]int, len(batches))
-	for i, b := range batches {
-		sizes[i] = len(b)
-	}
-	return f.disk.transaction(sizes, func(n int) error {
+func (f *file) Write(all []outbox.Write) error {
+	return f.disk.transaction([]int{len(all)}, func(n int) error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		writes := slices.Concat(batches[:n]...)
-		if n < len(batches) && f.disk.w.variant.splits {
-			writes = append(writes, batches[n][:len(batches[n])/2]...)
+		writes := all
+		if n == 0 && f.disk.w.variant.splits {
+			writes = all[:len(all)/2]
+		} else if n == 0 {
+			writes = nil
 		}
 		for _, w := range writes {
 			if f.buckets[w.Bucket] == nil {

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"cmp"
-	"slices"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -81,15 +80,18 @@ func (o *Outbox) Submit(b Batch) (wait func() error) {
 // whole, because the lock is held from the beginning to the end.
 type change struct {
 	*memory
-	*batch
-	now  time.Time
-	died []Delivery // dead letters that it made
-	lost int        // dead letters that it dropped, for want of room
+	number uint64
+	now    time.Time
+	writes records    // of all changes that wait to be made durable
+	wrote  bool       // it has added to them
+	died   []Delivery // dead letters that it made
+	lost   int        // dead letters that it dropped, for want of room
 }
 
-// write adds to what makes the change durable; nil deletes.
-func (c *change) write(bucket, key string, value []byte) {
-	c.writes = append(c.writes, Write{bucket, key, value})
+// write adds to what makes the change durable: see records.
+func (c *change) write(bucket, key string, value any) {
+	c.writes[place{bucket, key}] = value
+	c.wrote = true
 }
 
 func (c *change) apply(b Batch) {
@@ -104,7 +106,7 @@ func (c *change) apply(b Batch) {
 	}
 	for id, m := range b.Marks {
 		c.setMark(id, m)
-		c.write(bucketMarks, id, encode(m))
+		c.write(bucketMarks, id, m)
 	}
 	for _, r := range b.Remove {
 		if e := c.entry(r); e != nil {
@@ -119,11 +121,6 @@ func (c *change) apply(b Batch) {
 	for _, m := range b.Move {
 		c.move(m)
 	}
-	n := 4*len(b.Add) + 2*len(b.Groups)
-	for _, a := range b.Add {
-		n += len(a.To)
-	}
-	c.writes = slices.Grow(c.writes, n)
 	for _, a := range b.Add {
 		c.add(a)
 	}
@@ -138,13 +135,12 @@ func (c *change) add(a Addition) {
 	m := c.message(a.Seq)
 	if m.ID == "" {
 		m.head = head{a.Message, max(len(a.Body), m.Bytes)}
-		c.write(bucketHeads, seqKey(a.Seq), encode(m.head))
+		c.write(bucketHeads, seqKey(a.Seq), &m.head)
 	}
 	if a.Body != nil {
 		m.body = a.Body
 		c.write(bucketEvents, seqKey(a.Seq), a.Body)
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
-		c.bodies = append(c.bodies, m)
 	}
 	m.uses++ // so that it stays until all its recipients have it
 	for _, to := range a.To {
@@ -161,7 +157,7 @@ func (c *change) move(m Move) {
 		return
 	}
 	next := e.copy()
-	next.Due, next.NotBefore, next.held, next.visible = m.Due.UTC(), m.NotBefore, m.Held, c.number
+	next.Due, next.NotBefore, next.held = m.Due.UTC(), m.NotBefore, m.Held
 	if m.Restart {
 		next.Pending = c.now.UTC()
 	}
@@ -176,7 +172,7 @@ func (c *change) setGroup(id string, to *Group) {
 	if to == nil {
 		g.state, g.latest, g.over = nil, nil, c.now.UTC()
 		c.write(bucketGroups, id, nil)
-		c.write(bucketOver, id, encode(g.over))
+		c.write(bucketOver, id, g.over)
 		return
 	}
 	g.state, g.latest = to.State, c.message(to.Latest)
@@ -210,21 +206,20 @@ func (c *change) pend(e *entry) bool {
 	if e.route.pending[e.message.Seq] != nil {
 		return false
 	}
-	e.Message, e.batch, e.visible = &e.message.Message, c.number, c.number
+	e.Message, e.change = &e.message.Message, c.number
 	c.put(e)
 	e.route.reader.touch(e.Seq)
-	c.write(bucketPending, e.key(), e.encode())
+	c.write(bucketPending, e.key(), e)
 	return true
 }
 
 // replace puts next in the place of e.
 func (c *change) replace(e, next *entry) {
-	next.batch = e.batch
 	c.take(e)
 	c.put(next)
 	e.message.uses--
 	e.route.reader.touch(e.Seq)
-	c.write(bucketPending, next.key(), next.encode())
+	c.write(bucketPending, next.key(), next)
 }
 
 // remove takes a pending delivery away without a trace.
@@ -246,10 +241,10 @@ func (c *change) record(m *message, route, how, status string, a delivery.Answer
 	if m.Transient {
 		return
 	}
-	s := settlement{ID: m.ID, Group: m.Group, Result: Result{State: how, At: c.now.UTC(), Attempts: attempts,
+	s := &settlement{ID: m.ID, Group: m.Group, Result: Result{State: how, At: c.now.UTC(), Attempts: attempts,
 		Answer: cmp.Or(a.Status, status), AnswerID: a.ID}}
 	m.became(route, Outcome{how, s.At})
-	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, encode(s))
+	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, s)
 }
 
 // giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route.
@@ -260,7 +255,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 		d.Attempts++
 		d.tried = c.now.UTC()
 	}
-	d.Next, d.held, d.batch, d.death = time.Time{}, false, c.number, &death{reason, c.now.UTC()}
+	d.Next, d.held, d.change, d.death = time.Time{}, false, c.number, &death{reason, c.now.UTC()}
 	if cause != "" {
 		d.Error = cause
 	}
@@ -268,7 +263,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 		c.forgetDead(was)
 	}
 	c.put(d)
-	c.write(bucketDead, d.key(), d.encode())
+	c.write(bucketDead, d.key(), d)
 	c.died = append(c.died, d.record())
 	if reason != delivery.ReasonLate {
 		c.fallBack(e, d.Error)

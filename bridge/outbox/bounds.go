@@ -2,7 +2,9 @@ package outbox
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"strings"
 
 	"forewarn/bridge/delivery"
 )
@@ -28,24 +30,21 @@ func (b Bounds) orDefaults() Bounds {
 }
 
 // bound gives up what is too much: the oldest of the route with most. While the disk fails there is less room, for what
-// is only in memory.
+// is only in memory: the oldest goes.
 func (c *change) bound(b Bounds, failing bool) {
 	for c.pending.n > b.Pending || c.pending.bytes > b.PendingBytes {
-		var most *route
-		for _, r := range c.routes {
-			if n := len(r.pending); most == nil || n > len(most.pending) || n == len(most.pending) && r.name < most.name {
-				most = r
-			}
-		}
+		most := slices.MaxFunc(slices.Collect(maps.Values(c.routes)), func(a, b *route) int {
+			return cmp.Or(len(a.pending)-len(b.pending), strings.Compare(b.name, a.name))
+		})
 		c.giveUp(most.oldest(), delivery.ReasonOverflow, "", false)
 	}
 	for failing {
-		tooMany := excess(c.unstored(false), b.InMemory)
-		for _, e := range tooMany {
-			c.giveUp(e, delivery.ReasonOverflow, "", false)
-		}
-		if len(tooMany) == 0 { // else their fallbacks may have too many now
+		list := c.unstored(false)
+		if len(list) <= b.InMemory {
 			break
+		}
+		for _, e := range list[:len(list)-b.InMemory] { // their fallbacks may have too many then
+			c.giveUp(e, delivery.ReasonOverflow, "", false)
 		}
 	}
 	for c.dead.n > b.Dead || c.dead.bytes > b.DeadBytes {
@@ -54,7 +53,6 @@ func (c *change) bound(b Bounds, failing bool) {
 	}
 	if failing {
 		letters := c.unstored(true)
-		slices.SortFunc(letters, bySeq)
 		for _, d := range letters[:max(0, len(letters)-b.InMemory)] {
 			c.forgetDead(d)
 			c.lost++
@@ -65,25 +63,5 @@ func (c *change) bound(b Bounds, failing bool) {
 // oldest is the pending delivery that could have been delivered for longest. There must be one.
 func (r *route) oldest() *entry {
 	all := slices.Concat(r.ofGroups[:min(1, len(r.ofGroups))], r.others[:min(1, len(r.others))])
-	return slices.MinFunc(all, func(a, b *entry) int { return a.Since().Compare(b.Since()) })
-}
-
-// excess are those of the deliveries that are more than room: each time the oldest of the route with most.
-func excess(list ages, room int) (tooMany []*entry) {
-	slices.SortFunc(list, func(a, b *entry) int { return cmp.Or(a.Since().Compare(b.Since()), bySeq(a, b)) })
-	byRoute := map[*route][]*entry{}
-	for _, e := range list {
-		byRoute[e.route] = append(byRoute[e.route], e)
-	}
-	for range len(list) - room {
-		var most *route
-		for r, of := range byRoute {
-			if n := len(byRoute[most]); len(of) > n || most != nil && len(of) == n && r.name < most.name {
-				most = r
-			}
-		}
-		tooMany = append(tooMany, byRoute[most][0])
-		byRoute[most] = byRoute[most][1:]
-	}
-	return tooMany
+	return slices.MinFunc(all, byAge)
 }

@@ -14,8 +14,7 @@ import (
 type disk struct {
 	mu      sync.Mutex
 	data    map[string]map[string][]byte
-	batches [][]outbox.Write // all that were written, in order; what was written again because the answer was lost is one
-	lost    int              // how many of the last ones were written without an answer
+	batches [][]outbox.Write // of all transactions, in order
 	writes  int              // transactions
 	open    bool
 	fail    error         // of every write, while it isn't nil
@@ -26,34 +25,29 @@ type disk struct {
 
 var errFull = errors.New("no space left on device")
 
-// diskOf is a disk that holds the batches.
+// diskOf is a disk that holds what the transactions wrote.
 func diskOf(batches [][]outbox.Write) *disk {
 	d := &disk{data: map[string]map[string][]byte{}}
-	d.apply(batches)
+	for _, writes := range batches {
+		d.apply(writes)
+	}
 	return d
 }
 
-func (d *disk) apply(batches [][]outbox.Write) {
-	for _, writes := range batches {
-		for _, w := range writes {
-			b := d.data[w.Bucket]
-			if b == nil {
-				b = map[string][]byte{}
-				d.data[w.Bucket] = b
-			}
-			if w.Value == nil {
-				delete(b, w.Key)
-			} else {
-				b[w.Key] = slices.Clone(w.Value)
-			}
+func (d *disk) apply(writes []outbox.Write) {
+	for _, w := range writes {
+		b := d.data[w.Bucket]
+		if b == nil {
+			b = map[string][]byte{}
+			d.data[w.Bucket] = b
+		}
+		if w.Value == nil {
+			delete(b, w.Key)
+		} else {
+			b[w.Key] = slices.Clone(w.Value)
 		}
 	}
-	again := min(d.lost, len(batches))
-	if again > 0 {
-		d.batches = append(d.batches, slices.Concat(batches[:again]...))
-	}
-	d.batches = append(d.batches, batches[again:]...)
-	d.lost = 0
+	d.batches = append(d.batches, writes)
 }
 
 // set changes how the disk behaves.
@@ -85,7 +79,7 @@ func (d *disk) Open() (bool, error) {
 	return opened, nil
 }
 
-func (d *disk) Write(batches [][]outbox.Write) error {
+func (d *disk) Write(writes []outbox.Write) error {
 	d.mu.Lock()
 	hang := d.hang
 	d.mu.Unlock()
@@ -97,13 +91,12 @@ func (d *disk) Write(batches [][]outbox.Write) error {
 	d.writes++
 	switch {
 	case d.lose:
-		d.apply(batches)
-		d.lost = len(batches)
+		d.apply(writes)
 		return errors.New("no answer")
 	case d.fail != nil:
 		return d.fail
 	}
-	d.apply(batches)
+	d.apply(writes)
 	return nil
 }
 

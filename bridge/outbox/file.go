@@ -208,7 +208,7 @@ func (f *file) use(do func(db *bolt.DB, began func()) error) error {
 	return err
 }
 
-func (f *file) Write(batches [][]Write) error {
+func (f *file) Write(writes []Write) error {
 	f.mu.RLock()
 	readOnly := f.err
 	f.mu.RUnlock()
@@ -218,8 +218,8 @@ func (f *file) Write(batches [][]Write) error {
 	err := f.use(func(db *bolt.DB, began func()) error {
 		return db.Update(func(tx *bolt.Tx) error {
 			began()
-			for _, w := range inKeyOrder(batches) { // in the order of their keys, or it takes bbolt the square of the time
-				err := put(tx, *w)
+			for _, w := range writes { // in order, or it takes bbolt the square of the time
+				err := put(tx, w)
 				if errors.Is(err, berrors.ErrKeyTooLarge) || errors.Is(err, berrors.ErrKeyRequired) {
 					f.log.Error("something cannot be kept under its name", "bucket", w.Bucket, "bytes", len(w.Key), "err", err)
 					continue // or nothing could be written any more

@@ -3,7 +3,7 @@ package outbox
 import (
 	"encoding/json"
 	"errors"
-	"math"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -36,77 +36,91 @@ var errEnough = errors.New("enough")
 // Walk calls f for every CloudEvent that is kept, from the sequence number on, oldest first, until f fails. It sees
 // what was there when it began; what changes meanwhile it may see or not.
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
-	o.mu.Lock()
 	var waiting []Write
-	for _, b := range o.waiting {
-		waiting = append(waiting, b.writes...)
+	o.mu.Lock()
+	for _, r := range []records{o.under, o.waiting} {
+		for p, v := range r {
+			if isHistory(p.bucket) {
+				waiting = append(waiting, Write{p.bucket, p.key, encode(v)})
+			}
+		}
 	}
 	o.mu.Unlock()
-	for from, to := seqKey(first), ""; from != ""; from = to {
-		events, next, err := o.span(waiting, bucketEvents, from, "", walkStep)
+	for from := seqKey(first); from != ""; {
+		p, next, err := o.page(from, waiting)
 		if err != nil {
 			return err
 		}
-		to = next
-		settled, _, err := o.span(waiting, bucketSettled, from, to, math.MaxInt)
-		if err != nil {
-			return err
-		}
-		for _, w := range events {
-			n := slices.IndexFunc(settled, func(s *Write) bool { return s.Key > w.Key+"0" })
-			if n < 0 {
-				n = len(settled)
+		for _, key := range slices.Sorted(maps.Keys(p.bodies)) {
+			if p.bodies[key] == nil {
+				continue // it waits to be deleted
 			}
-			if err := f(o.recordOf(w, settled[:n])); err != nil {
+			if err := f(o.recordOf(key, p)); err != nil {
 				return err
 			}
-			settled = settled[n:]
 		}
+		from = next
 	}
 	return nil
 }
 
-// span reads a bucket as if what waits were written, in order, from one key to before another, "" for the end. After so
-// many records of the storage it stops: next is the key to go on from, "" if there are no more.
-func (o *Outbox) span(waiting []Write, bucket, from, to string, most int) (list []*Write, next string, err error) {
-	var stored []Write
-	next = to
-	err = o.storage.Walk(bucket, from, func(key string, value []byte) error {
-		if to != "" && key >= to {
-			return errEnough
-		}
-		if len(stored) == most {
+// A page is a part of the history, by the keys of CloudEvents.
+type page struct {
+	bodies  map[string][]byte
+	settled map[string][]Result
+}
+
+// page reads a part of the history, from a key on, as if what waits were written. next is the key to go on from, "" if
+// there is no more.
+func (o *Outbox) page(from string, waiting []Write) (p page, next string, err error) {
+	p = page{map[string][]byte{}, map[string][]Result{}}
+	err = o.storage.Walk(bucketEvents, from, func(key string, value []byte) error {
+		if len(p.bodies) == walkStep {
 			next = key
 			return errEnough
 		}
-		stored = append(stored, Write{bucket, key, slices.Clone(value)})
+		p.add(Write{bucketEvents, key, value})
 		return nil
 	})
+	if err == nil || err == errEnough {
+		err = o.storage.Walk(bucketSettled, from, func(key string, value []byte) error {
+			if next != "" && key >= next {
+				return errEnough
+			}
+			p.add(Write{bucketSettled, key, value})
+			return nil
+		})
+	}
 	if err != nil && err != errEnough {
-		return nil, "", o.damaged(err)
+		return page{}, "", o.damaged(err)
 	}
 	for _, w := range waiting {
-		if w.Bucket == bucket && w.Key >= from && (next == "" || w.Key < next) {
-			stored = append(stored, w)
+		if w.Key >= from && (next == "" || w.Key < next) {
+			p.add(w)
 		}
 	}
-	list = inKeyOrder([][]Write{stored})
-	return slices.DeleteFunc(list, func(w *Write) bool { return w.Value == nil }), next, nil
+	return p, next, nil
+}
+
+func (p page) add(w Write) {
+	if w.Bucket == bucketEvents {
+		p.bodies[w.Key] = slices.Clone(w.Value)
+		return
+	}
+	key, route, _ := strings.Cut(w.Key, "/")
+	s := settlement{Result: Result{Route: route}}
+	if json.Unmarshal(w.Value, &s) == nil { // what can't be read must not hide the others
+		p.settled[key] = append(p.settled[key], s.Result)
+	}
 }
 
 // recordOf is the CloudEvent with what became of its deliveries, and how they stand.
-func (o *Outbox) recordOf(event *Write, settlements []*Write) Record {
-	seq, _ := seqOf(event.Key)
-	r := Record{Seq: seq, Body: event.Value}
+func (o *Outbox) recordOf(key string, p page) Record {
 	results := map[string]Result{}
-	for _, w := range settlements {
-		var s settlement
-		name, ours := strings.CutPrefix(w.Key, event.Key+"/")
-		if ours && json.Unmarshal(w.Value, &s) == nil { // what can't be read must not hide the others
-			s.Route = name
-			results[name] = s.Result
-		}
+	for _, r := range p.settled[key] {
+		results[r.Route] = r
 	}
+	seq, _ := seqOf(key)
 	o.mu.Lock()
 	for name, route := range o.routes {
 		if e := route.pending[seq]; e != nil {
@@ -117,11 +131,8 @@ func (o *Outbox) recordOf(event *Write, settlements []*Write) Record {
 		}
 	}
 	o.mu.Unlock()
-	for _, result := range results {
-		r.Deliveries = append(r.Deliveries, result)
-	}
-	slices.SortFunc(r.Deliveries, func(a, b Result) int { return strings.Compare(a.Route, b.Route) })
-	return r
+	byRoute := func(a, b Result) int { return strings.Compare(a.Route, b.Route) }
+	return Record{Seq: seq, Body: p.bodies[key], Deliveries: slices.SortedFunc(maps.Values(results), byRoute)}
 }
 
 // followAhead is how many CloudEvents a follower may be behind.
@@ -134,6 +145,9 @@ func (o *Outbox) Follow() (events <-chan json.RawMessage, stop func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.followers[c] = true
+	for _, m := range o.messages {
+		m.shown = m.shown || o.failing != nil && m.body != nil // it was before
+	}
 	return c, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()

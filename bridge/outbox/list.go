@@ -22,20 +22,20 @@ type Selection struct {
 }
 
 // List gives the selected deliveries, pending before dead, each in order.
-func (o *Outbox) List(s Selection) []Delivery { return records(o.selected(s)) }
+func (o *Outbox) List(s Selection) []Delivery { return deliveries(o.selected(s)) }
 
 // First gives the first n of List, and how many more there are.
 func (o *Outbox) First(s Selection, n int) (first []Delivery, more int) {
 	all := o.selected(s)
 	more = max(0, len(all)-n)
-	return records(all[:len(all)-more]), more
+	return deliveries(all[:len(all)-more]), more
 }
 
 // Last gives the last n of List, and how many more there are.
 func (o *Outbox) Last(s Selection, n int) (last []Delivery, more int) {
 	all := o.selected(s)
 	more = max(0, len(all)-n)
-	return records(all[more:]), more
+	return deliveries(all[more:]), more
 }
 
 // selected are the deliveries that s picks, in the order of List.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +14,7 @@ import (
 const format = 2
 
 // open makes the storage usable if it isn't, and reads it: loaded says so. What is damaged, or another VM's, is set
-// aside. file is held.
+// aside.
 func (o *Outbox) open() (loaded bool, err error) {
 	if o.opened {
 		return false, nil
@@ -55,9 +56,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	o.mu.Unlock()
 	switch {
 	case number == nil: // it is new
-		o.mu.Lock()
-		o.merge(append(o.snapshot(), Write{bucketMeta, metaFormat, []byte(strconv.Itoa(format))}))
-		o.mu.Unlock()
+		o.rewrite()
 		o.known = true
 		return false, unwritable
 	case err != nil || has < 1:
@@ -72,7 +71,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	var all []Write
 	if has < format {
 		if all, err = migrate(o.storage); err == nil && unwritable == nil && !o.readOnly {
-			err = o.storage.Write([][]Write{all})
+			err = o.storage.Write(all)
 		}
 		if err != nil {
 			return false, fmt.Errorf("migrate %s: %w", o.path, err)
@@ -89,51 +88,35 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 // read gives what the storage holds after the writes, but for CloudEvents and what became of deliveries of those that
 // nothing refers to.
 func (o *Outbox) read(all []Write) ([]Write, error) {
-	for _, bucket := range []string{bucketMeta, bucketValues, bucketGroups, bucketHeads, bucketOver, bucketMarks,
-		bucketReceipts, bucketRoutes, bucketPending, bucketDead} {
+	used := map[string]bool{} // sequence numbers
+	for _, w := range all {
+		used[w.Key] = used[w.Key] || w.Bucket == bucketHeads
+	}
+	for _, bucket := range []string{bucketHeads, bucketMeta, bucketValues, bucketGroups, bucketOver, bucketMarks,
+		bucketReceipts, bucketRoutes, bucketPending, bucketDead, bucketSettled} {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
-			all = append(all, Write{bucket, key, slices.Clone(value)})
+			digits, _, _ := strings.Cut(key, "/")
+			used[digits] = used[digits] || bucket == bucketHeads
+			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load says what is wrong
+				all = append(all, Write{bucket, key, slices.Clone(value)})
+			}
 			return nil
 		})
 		if err != nil {
 			return nil, err
 		}
 	}
-	used := map[string]bool{} // sequence numbers
-	for _, w := range all {
-		switch w.Bucket {
-		case bucketHeads:
-			used[w.Key] = true
-		case bucketGroups:
-			latest, _, _ := strings.Cut(string(w.Value), " ")
-			used[latest] = true
-		}
-	}
-	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
-		digits, _, _ := strings.Cut(key, "/")
-		if _, err := seqOf(key); used[digits] || err != nil { // load says what is wrong
-			all = append(all, Write{bucketSettled, key, slices.Clone(value)})
-		}
-		return nil
-	})
-	return all, err
+	return all, nil
 }
 
 // load takes what a file holds into memory. The file may come late: what memory knows, and what waits to be written,
 // is newer. A record that can't be understood doesn't hide the others.
 func (o *Outbox) load(all []Write) {
 	o.mu.Lock()
-	type place struct{ bucket, key string }
-	newer := map[place]bool{}
-	for _, b := range o.waiting {
-		for _, w := range b.writes {
-			newer[place{w.Bucket, w.Key}] = true
-		}
-	}
 	bad := map[place]error{}
 	for _, w := range all {
 		at := place{w.Bucket, w.Key}
-		if w.Value == nil || newer[at] {
+		if _, newer := o.waiting[at]; newer || w.Value == nil {
 			continue
 		}
 		if err := o.know(w); err != nil {
@@ -243,86 +226,89 @@ func (m *memory) knowDelivery(w Write) error {
 	return nil
 }
 
-// snapshot is all that memory knows. mu is held.
-func (m *memory) snapshot() (all []Write) {
-	add := func(bucket, key string, value []byte) { all = append(all, Write{bucket, key, value}) }
-	add(bucketMeta, metaLast, []byte(seqKey(m.last)))
-	if m.owner != "" {
-		add(bucketMeta, metaOwner, []byte(m.owner))
+// rewrite has all that memory knows wait for a new file, with what waits already.
+func (o *Outbox) rewrite() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c := change{memory: &o.memory, writes: o.waiting}
+	c.write(bucketMeta, metaFormat, []byte(strconv.Itoa(format)))
+	c.writeAll()
+}
+
+// writeAll writes all that memory knows.
+func (c *change) writeAll() {
+	c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
+	if c.owner != "" {
+		c.write(bucketMeta, metaOwner, []byte(c.owner))
 	}
-	for name, v := range m.values {
-		add(bucketValues, name, v)
+	for name, v := range c.values {
+		c.write(bucketValues, name, v)
 	}
-	for id, g := range m.groups {
+	for id, g := range c.groups {
 		if g.latest != nil {
-			add(bucketGroups, id, g.encode())
+			c.write(bucketGroups, id, g.encode())
 		}
 		if !g.over.IsZero() {
-			add(bucketOver, id, encode(g.over))
+			c.write(bucketOver, id, g.over)
 		}
 		for _, x := range g.marks {
-			add(bucketMarks, x.id(id), encode(x.open(id)))
+			c.write(bucketMarks, x.id(id), x.open(id))
 		}
 		for _, r := range g.receipts {
-			add(bucketReceipts, id+"/"+r.route, r.value)
+			c.write(bucketReceipts, id+"/"+r.route, r.value)
 		}
 	}
-	for name, r := range m.routes {
+	for name, r := range c.routes {
 		if r.known {
-			add(bucketRoutes, name, r.goneText())
+			c.write(bucketRoutes, name, r.goneText())
 		}
 		for _, e := range r.pending {
-			add(bucketPending, e.key(), e.encode())
+			c.write(bucketPending, e.key(), e)
 		}
 		for _, e := range r.dead {
-			add(bucketDead, e.key(), e.encode())
+			c.write(bucketDead, e.key(), e)
 		}
 	}
-	for seq, msg := range m.messages {
-		if msg.ID != "" {
-			add(bucketHeads, seqKey(seq), encode(msg.head))
+	for seq, m := range c.messages {
+		if m.ID != "" {
+			c.write(bucketHeads, seqKey(seq), &m.head)
 		}
-		if msg.body != nil {
-			add(bucketEvents, seqKey(seq), msg.body)
+		if m.body != nil {
+			c.write(bucketEvents, seqKey(seq), m.body)
 		}
 	}
-	return all
 }
 
 // rescue has a damaged file set aside, and all that is known written into the next one, with what can be read of the
-// history. file is held.
+// history.
 func (o *Outbox) rescue(cause error) error {
-	b := &batch{}
+	settled := records{}
 	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
-		b.writes = append(b.writes, Write{bucketSettled, key, slices.Clone(value)})
+		settled[place{bucketSettled, key}] = slices.Clone(value)
 		return nil
 	})
 	if err != nil {
-		o.log.Error("what was delivered cannot all be read from the damaged outbox", "kept", len(b.writes), "err", err)
+		o.log.Error("what was delivered cannot all be read from the damaged outbox", "kept", len(settled), "err", err)
 	}
+	var gone []*message
 	o.mu.Lock()
-	b.number = o.stored
-	var messages []*message
 	for _, m := range o.messages {
 		if m.body == nil {
-			messages = append(messages, m)
+			gone = append(gone, m)
 		}
 	}
 	o.mu.Unlock()
-	bodies := map[*message][]byte{}
-	for _, m := range messages {
-		if body, err := o.storage.Read(bucketEvents, seqKey(m.Seq)); err == nil && json.Valid(body) {
-			bodies[m] = body
+	for _, m := range gone {
+		body, err := o.storage.Read(bucketEvents, seqKey(m.Seq))
+		o.mu.Lock()
+		if err == nil && json.Valid(body) && o.messages[m.Seq] == m {
+			m.body = body
 		}
+		o.mu.Unlock()
 	}
 	o.mu.Lock()
-	for m, body := range bodies {
-		if m.body == nil && o.messages[m.Seq] == m {
-			m.body = body
-			b.bodies = append(b.bodies, m)
-		}
-	}
-	o.waiting = slices.Insert(o.waiting, 0, b)
+	maps.Copy(settled, o.waiting)
+	o.waiting = settled
 	o.mu.Unlock()
 	o.opened = false
 	if err := o.storage.SetAside("damaged", cause); err != nil {

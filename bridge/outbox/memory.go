@@ -13,8 +13,7 @@ import (
 // memory is all that the outbox knows. Only a change alters it, and the loading of the file.
 type memory struct {
 	last     uint64 // sequence number
-	stored   uint64 // number of the last batch that is on disk
-	released uint64 // number of the last batch that readers may see, because it is, or because the disk fails
+	stored   uint64 // number of the last change that is on disk
 	owner    string // vmId
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
@@ -39,9 +38,13 @@ func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
 type message struct {
 	head
 	body    []byte // until it is on disk
+	shown   bool   // to followers
 	uses    int    // deliveries, and groups whose latest it is
 	settled []settled
 }
+
+// unused says that nothing refers to the message, if it is there at all.
+func (m *message) unused() bool { return m == nil || m.uses == 0 }
 
 // settled is what became of a delivery of a message; the last one of a route counts.
 type settled struct {
@@ -56,8 +59,7 @@ type entry struct {
 	route         *route
 	tried         time.Time
 	death         *death // nil while it is pending
-	batch         uint64 // that made it pending, or dead
-	visible       uint64 // batch from which on its reader may see it
+	change        uint64 // number of the one that made it pending, or dead
 	at            int32  // in its heap
 	index         int32  // in its group
 	held          bool
@@ -74,14 +76,17 @@ func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
 
 // copy is an entry that may be changed before it takes the place of e.
 func (e *entry) copy() *entry {
-	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, visible: e.visible}
+	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change}
 }
 
 func bySeq(a, b *entry) int {
 	return cmp.Or(cmp.Compare(a.Seq, b.Seq), strings.Compare(a.route.name, b.route.name))
 }
 
-func records(entries []*entry) []Delivery {
+// byAge orders deliveries by when they could first have been made.
+func byAge(a, b *entry) int { return cmp.Or(a.Since().Compare(b.Since()), bySeq(a, b)) }
+
+func deliveries(entries []*entry) []Delivery {
 	list := make([]Delivery, len(entries))
 	for i, e := range entries {
 		list[i] = e.record()
@@ -92,12 +97,10 @@ func records(entries []*entry) []Delivery {
 // ages are deliveries, as a heap: the first could have been delivered for longest.
 type ages []*entry
 
-func (a ages) Len() int      { return len(a) }
-func (a ages) Swap(i, j int) { a[i], a[j] = a[j], a[i]; a[i].at, a[j].at = int32(i), int32(j) }
-func (a ages) Less(i, j int) bool {
-	return cmp.Or(a[i].Since().Compare(a[j].Since()), cmp.Compare(a[i].Seq, a[j].Seq)) < 0
-}
-func (a *ages) Push(x any) { x.(*entry).at = int32(len(*a)); *a = append(*a, x.(*entry)) }
+func (a ages) Len() int           { return len(a) }
+func (a ages) Swap(i, j int)      { a[i], a[j] = a[j], a[i]; a[i].at, a[j].at = int32(i), int32(j) }
+func (a ages) Less(i, j int) bool { return byAge(a[i], a[j]) < 0 }
+func (a *ages) Push(x any)        { x.(*entry).at = int32(len(*a)); *a = append(*a, x.(*entry)) }
 func (a *ages) Pop() any {
 	last := len(*a) - 1
 	e := (*a)[last]
@@ -166,7 +169,7 @@ func newMemory() memory {
 func (m *memory) forget() {
 	was := *m
 	*m = newMemory()
-	m.last, m.foreign, m.stored, m.released = was.last, was.last, was.stored, was.released
+	m.last, m.foreign, m.stored = was.last, was.last, was.stored
 	for name, r := range was.routes {
 		for _, e := range r.pending {
 			e.gone = true
@@ -232,7 +235,7 @@ func (m *memory) put(e *entry) {
 	heap.Push(byAge, e)
 	count.add(1, e.message.Bytes)
 	e.message.uses++
-	if e.batch > m.stored {
+	if e.change > m.stored {
 		m.recent = append(m.recent, e)
 	}
 	if e.death != nil {
@@ -275,13 +278,14 @@ func (m *memory) tidy(id string) {
 }
 
 // unstored are the deliveries, pending or dead, that no disk has, the oldest first.
-func (m *memory) unstored(dead bool) (list ages) {
-	m.recent = slices.DeleteFunc(m.recent, func(e *entry) bool { return e.gone || e.batch <= m.stored })
+func (m *memory) unstored(dead bool) (list []*entry) {
+	m.recent = slices.DeleteFunc(m.recent, func(e *entry) bool { return e.gone || e.change <= m.stored })
 	for _, e := range m.recent {
 		if (e.death != nil) == dead {
 			list = append(list, e)
 		}
 	}
+	slices.SortFunc(list, byAge)
 	return list
 }
 

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
-	"time"
 )
 
 // The buckets of format 1 that format 2 has no more.
@@ -14,10 +13,9 @@ const (
 )
 
 // migrate gives what makes a storage of format 1 one of format 2.
-func migrate(s Storage) (writes []Write, err error) {
-	add := func(bucket, key string, value []byte) {
-		writes = append(writes, Write{bucket, key, slices.Clone(value)})
-	}
+func migrate(s Storage) ([]Write, error) {
+	r := records{}
+	var err error
 	each := func(bucket string, f func(key string, value []byte)) {
 		if err == nil {
 			err = s.Walk(bucket, "", func(key string, value []byte) error { f(key, value); return nil })
@@ -25,36 +23,25 @@ func migrate(s Storage) (writes []Write, err error) {
 	}
 	each(bucketMeta, func(key string, value []byte) {
 		if key != metaFormat && key != metaOwner { // they were the owner's
-			add(bucketValues, key, value)
-			add(bucketMeta, key, nil)
+			r[place{bucketValues, key}] = slices.Clone(value)
+			r[place{bucketMeta, key}] = nil
 		}
 	})
 	heads := map[uint64]head{} // of what something refers to
-	open := map[string]bool{}
 	each(bucket1Open, func(key string, value []byte) {
 		var state struct {
 			Latest uint64 `json:"latest"`
 		}
 		if json.Unmarshal(value, &state) == nil {
-			open[key], heads[state.Latest] = true, head{}
-			add(bucketGroups, key, append([]byte(seqKey(state.Latest)+" "), value...))
+			heads[state.Latest] = head{}
+			r[place{bucketGroups, key}] = append([]byte(seqKey(state.Latest)+" "), value...)
 		}
-		add(bucket1Open, key, nil)
+		r[place{bucket1Open, key}] = nil
 	})
-	over := map[string]time.Time{}
 	each(bucket1IDs, func(key string, value []byte) {
-		var m Mark
-		if json.Unmarshal(value, &m) == nil {
-			add(bucketMarks, key, value)
-			if m.Group != "" && !open[m.Group] {
-				over[m.Group] = later(over[m.Group], m.At)
-			}
-		}
-		add(bucket1IDs, key, nil)
+		r[place{bucketMarks, key}] = slices.Clone(value)
+		r[place{bucket1IDs, key}] = nil
 	})
-	for group, at := range over {
-		add(bucketOver, group, encode(at))
-	}
 	var last uint64
 	for _, bucket := range []string{bucketPending, bucketDead} {
 		each(bucket, func(key string, value []byte) {
@@ -75,9 +62,9 @@ func migrate(s Storage) (writes []Write, err error) {
 		}
 	})
 	for seq, h := range heads {
-		add(bucketHeads, seqKey(seq), encode(h))
+		r[place{bucketHeads, seqKey(seq)}] = h
 	}
-	add(bucketMeta, metaLast, []byte(seqKey(last)))
-	add(bucketMeta, metaFormat, []byte(strconv.Itoa(format)))
-	return writes, err
+	r[place{bucketMeta, metaLast}] = []byte(seqKey(last))
+	r[place{bucketMeta, metaFormat}] = []byte(strconv.Itoa(format))
+	return r.encode(), err
 }

@@ -2,9 +2,9 @@
 // every delivery, and what its owner wants to remember, in one file.
 //
 // Memory is the truth and the file its durable copy. Every change of state is one change, made by one function under
-// one lock: it changes memory and gives one batch of writes. A writer takes any whole number of batches and writes them
-// in one transaction, so a crash leaves the state after some whole number of batches. While the disk fails the batches
-// wait, in order, and are written when it is back.
+// one lock: it changes memory and notes which records of the file differ from it now. A writer writes all that differ in
+// one transaction, so a crash leaves the state after some whole number of changes. While the disk fails the records wait,
+// each once, and are written when it is back.
 //
 // The outbox knows routes, keys, groups, times and bytes. It doesn't know Azure.
 package outbox
@@ -57,10 +57,9 @@ type Outbox struct {
 
 	bounds Bounds
 
-	file    sync.Mutex // held while the storage is opened, written or compacted, which may hang; taken before mu
-	storage Storage
-	opened  bool // the storage can be written; guarded by file
-	known   bool // memory has what is in it; guarded by file
+	storage Storage // opened, written and compacted by the writer alone, because that may hang
+	opened  bool    // it can be written; the writer's
+	known   bool    // memory has what is in it; the writer's
 
 	mu sync.Mutex // guards all below; nothing slow happens while it is held
 	memory
@@ -80,9 +79,7 @@ func Open(dir string, options Options) (*Outbox, error) {
 	if o.storage == nil {
 		o.storage = newFile(o.path, false, o.log)
 	}
-	o.file.Lock()
 	_, err := o.open()
-	o.file.Unlock()
 	if errors.Is(err, ErrLocked) {
 		return nil, err
 	}
@@ -98,8 +95,6 @@ func OpenReadOnly(dir string) (*Outbox, error) {
 	o.readOnly = true
 	o.storage = newFile(o.path, true, o.log)
 	close(o.done)
-	o.file.Lock()
-	defer o.file.Unlock()
 	if _, err := o.open(); err != nil && !errors.Is(err, ErrReadOnly) {
 		return nil, err
 	}
@@ -115,7 +110,7 @@ func newOutbox(dir string, options Options) *Outbox {
 		bounds: options.Bounds.orDefaults(), memory: newMemory(), notify: options.Notify,
 		followers: map[chan json.RawMessage]bool{},
 		kick:      make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
-		journal: journal{tried: make(chan struct{})},
+		journal: journal{waiting: records{}, tried: make(chan struct{})},
 	}
 }
 
@@ -205,7 +200,8 @@ func (o *Outbox) Own(vmID string) (fresh bool, err error) {
 		}
 		if fresh = c.owner != ""; fresh {
 			c.forget()
-			o.waiting, o.under, o.writes, o.merged = nil, 0, 0, 0
+			clear(o.waiting)
+			o.under = nil
 			o.stored, o.broken = o.number, errForeign
 		}
 		c.owner = vmID

@@ -63,7 +63,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
-		case e.visible > o.released:
+		case e.change > o.stored && o.failing == nil:
 			continue // it isn't to be seen yet
 		default:
 			c.Pending = append(c.Pending, &e.Item)
@@ -125,7 +125,7 @@ func (o *Outbox) Pending(group string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if g := o.groups[group]; g != nil {
-		return records(slices.SortedFunc(slices.Values(g.pending), bySeq))
+		return deliveries(slices.SortedFunc(slices.Values(g.pending), bySeq))
 	}
 	return nil
 }

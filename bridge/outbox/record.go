@@ -104,8 +104,16 @@ func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
 	return e
 }
 
-// encode is v as JSON. What the outbox keeps can always be encoded.
+// encode is a record as the file has it, nil if there is none. What the outbox keeps can always be encoded.
 func encode(v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return nil
+	case []byte:
+		return v
+	case *entry:
+		return v.encode()
+	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err))

@@ -26,8 +26,6 @@ func (o *Outbox) chore(do func() error) <-chan error {
 	}
 	o.chores = append(o.chores, func(err error) { // of the write before
 		if err == nil {
-			o.file.Lock()
-			defer o.file.Unlock()
 			if err = do(); err != nil {
 				o.log.Warn("the outbox could not be tidied", "err", o.damaged(err))
 			}
@@ -110,13 +108,13 @@ func (o *Outbox) Grown() bool {
 	return o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
 }
 
-// dropHistory drops what is too old, or too much, of the history on disk. file is held.
+// dropHistory drops what is too old, or too much, of the history on disk.
 func (o *Outbox) dropHistory(now time.Time) error {
 	o.mu.Lock()
 	o.grown = tally{}
 	o.mu.Unlock()
 	oldest := seqKey(uint64(now.Add(-KeepHistory).UnixMicro()))
-	var old []Write
+	var old []place
 	dropped := 0
 	for _, bucket := range []string{bucketEvents, bucketSettled} {
 		var all tally
@@ -134,7 +132,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 					dropped++
 				}
 				all.add(-1, -len(value))
-				old = append(old, Write{Bucket: bucket, Key: key})
+				old = append(old, place{bucket, key})
 				return nil
 			})
 		}
@@ -148,10 +146,9 @@ func (o *Outbox) dropHistory(now time.Time) error {
 		o.told().forgot(ForgotHistory, dropped)
 	}
 	o.change(now, func(c *change) {
-		for _, w := range old {
-			seq, err := seqOf(w.Key)
-			if m := c.messages[seq]; err == nil && (w.Bucket == bucketSettled || m == nil || m.uses == 0) {
-				c.writes = append(c.writes, w)
+		for _, p := range old {
+			if m := c.messages[p.seq()]; p.bucket == bucketSettled || m.unused() {
+				c.write(p.bucket, p.key, nil)
 			}
 		}
 	})

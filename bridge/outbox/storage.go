@@ -1,10 +1,8 @@
 package outbox
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -15,7 +13,7 @@ type Write struct {
 	Value       []byte
 }
 
-// Storage is where batches are kept, and the only way to the disk. It is keys and values in buckets.
+// Storage is where records are kept, and the only way to the disk. It is keys and values in buckets.
 //
 // Open, Write, Compact, SetAside and Close are called from one goroutine at a time. Read, Walk and Size may be called
 // beside them, and may fail at any time. Nothing is called under a lock that anybody else needs, so each may take its
@@ -25,8 +23,8 @@ type Storage interface {
 	// anything failed. opened says that it was not open before, so that other things may be in it than before. An error
 	// that wraps ErrLocked is final; with one that wraps ErrReadOnly, it can be read all the same.
 	Open() (opened bool, err error)
-	// Write applies batches in order, all in one transaction: if it fails, none of them counts.
-	Write(batches [][]Write) error
+	// Write writes all in one transaction: if it fails, none of them counts. They are ordered by bucket and key.
+	Write(writes []Write) error
 	// Read gives a value, nil if there is none.
 	Read(bucket, key string) ([]byte, error)
 	// Walk calls f for every key of the bucket from the given one on, in order, until it fails. f must not keep value.
@@ -94,25 +92,4 @@ func splitKey(key string) (route string, seq uint64, err error) {
 	}
 	seq, err = seqOf(key[i+1:])
 	return key[:i], seq, err
-}
-
-// inKeyOrder are the writes of batches by bucket and key; of several to one key, the last.
-func inKeyOrder(batches [][]Write) []*Write {
-	var all []*Write
-	for _, writes := range batches {
-		for i := range writes {
-			all = append(all, &writes[i])
-		}
-	}
-	compare := func(a, b *Write) int {
-		return cmp.Or(strings.Compare(a.Bucket, b.Bucket), strings.Compare(a.Key, b.Key))
-	}
-	slices.SortStableFunc(all, compare)
-	last := all[:0]
-	for i, w := range all {
-		if i+1 == len(all) || compare(w, all[i+1]) != 0 {
-			last = append(last, w)
-		}
-	}
-	return last
 }

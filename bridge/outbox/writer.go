@@ -1,9 +1,12 @@
 package outbox
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
+	"maps"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -21,20 +24,39 @@ var (
 	errClosed   = errors.New("outbox closed")
 )
 
-// A batch is all that makes one change durable, and who waits for that. It is written whole or not at all.
-type batch struct {
-	number uint64
-	writes []Write
-	bodies []*message // whose bodies it holds
+// A place is where the storage keeps a record.
+type place struct{ bucket, key string }
+
+// seq is the sequence number that the key begins with, 0 if there is none.
+func (p place) seq() uint64 {
+	seq, _ := seqOf(p.key)
+	return seq
 }
 
-// A journal is what is on its way to the disk.
+// records are what places hold: nil if there is none, and otherwise what encode takes. They become bytes when they are
+// written.
+type records map[place]any
+
+// encode gives the records as the storage takes them, in order.
+func (r records) encode() []Write {
+	writes := make([]Write, 0, len(r))
+	for p, v := range r {
+		writes = append(writes, Write{p.bucket, p.key, encode(v)})
+	}
+	slices.SortFunc(writes, func(a, b Write) int {
+		return cmp.Or(strings.Compare(a.Bucket, b.Bucket), strings.Compare(a.Key, b.Key))
+	})
+	return writes
+}
+
+// A journal is what is on its way to the disk. All that waits is written in one transaction, so the file has the state
+// after some change, and never half of one.
 type journal struct {
-	number  uint64        // of the last batch
-	waiting []*batch      // not on disk, in order
-	under   int           // how many of them are in the transaction under way
-	writes  int           // how many writes they have got since they were merged, while the disk fails
-	merged  int           // how many there were then
+	number  uint64        // of the last change
+	waiting records       // in which the file differs from memory
+	under   records       // those that the transaction under way writes
+	bounded int           // how many there were of both, when the history that waits was bounded while the disk fails
+	dropped int           // records of history, that nobody was told of yet
 	grown   tally         // by how much the history has, since Maintain last bounded it
 	try     uint64        // counts tries to write
 	failing error         // of the last one; nil: all is on disk, or soon is
@@ -55,28 +77,20 @@ func (o *Outbox) submit(now time.Time, f func(*change)) (wait func() error) {
 	return func() error { return o.sync(n) }
 }
 
-// change makes one change of state, and gives the number of the batch that makes it durable, 0 if there is nothing to
-// make durable.
+// change makes one change of state, and gives its number, 0 if there is nothing to make durable.
 func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	o.mu.Lock()
-	c := &change{memory: &o.memory, now: now, batch: &batch{number: o.number + 1}}
+	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
 	f(c)
 	c.bound(o.bounds, o.failing != nil)
 	forgotten := 0
-	if len(c.writes) > 0 {
+	if c.wrote {
 		n, o.number = c.number, c.number
-		o.waiting = append(o.waiting, c.batch)
-		for _, w := range c.writes {
-			if isHistory(w.Bucket) && w.Value != nil {
-				o.grown.add(1, len(w.Value))
-			}
-		}
 		if o.failing != nil {
-			o.release(c.batch)
-			if o.writes += len(c.writes); o.writes > o.merged/8+4*o.bounds.InMemory {
-				forgotten = o.merge(nil)
-			}
+			o.release(o.waiting)
+			o.boundHistory()
 		}
+		forgotten, o.dropped = o.dropped, 0
 	}
 	kept, notify := o.dead.n, o.notify
 	o.mu.Unlock()
@@ -94,62 +108,55 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	return n
 }
 
-// release lets readers and followers have what the batch added. mu is held.
-func (o *Outbox) release(b *batch) {
-	if b.number <= o.released {
+// boundHistory drops the oldest history that waits, if it is too much, but for CloudEvents that something refers to. It
+// looks only when much has come since it last did. mu is held.
+func (o *Outbox) boundHistory() {
+	if len(o.under)+len(o.waiting) <= o.bounded+4*o.bounds.InMemory {
 		return
 	}
-	o.released = b.number
-	for _, r := range o.routes {
-		if r.reader != nil && len(r.reader.dirty) > 0 {
-			wake(r.reader.changed)
+	old := map[string][]string{} // keys, by bucket
+	for p, v := range o.waiting {
+		if m := o.messages[p.seq()]; isHistory(p.bucket) && v != nil && (p.bucket == bucketSettled || m.unused()) {
+			old[p.bucket] = append(old[p.bucket], p.key)
 		}
 	}
-	for _, m := range b.bodies {
-		if m.body != nil {
-			o.show(m.body)
-		}
-	}
-}
-
-// merge makes one batch of all that wait and aren't being written, and of more writes. The last value of each key
-// counts. While the disk fails the oldest history is dropped, if there is too much of it: forgotten says how much.
-// mu is held.
-func (o *Outbox) merge(more []Write) (forgotten int) {
-	if len(o.waiting) == o.under && len(more) == 0 {
-		return 0
-	}
-	whole := &batch{number: o.stored}
-	var lists [][]Write
-	for _, b := range o.waiting[o.under:] {
-		lists = append(lists, b.writes)
-		whole.number = b.number
-		whole.bodies = append(whole.bodies, b.bodies...)
-	}
-	room := map[string]int{bucketEvents: 2 * o.bounds.InMemory, bucketSettled: 2 * o.bounds.InMemory}
-	for _, w := range slices.Backward(inKeyOrder(append(lists, more))) {
-		seq, _ := seqOf(w.Key)
-		m := o.messages[seq]
-		switch used := w.Bucket == bucketEvents && m != nil && m.uses > 0; {
-		case o.failing == nil, !isHistory(w.Bucket), w.Value == nil, used:
-		case room[w.Bucket] > 0:
-			room[w.Bucket]--
-		default:
-			if forgotten++; w.Bucket == bucketEvents && m != nil {
-				m.body = nil
-				delete(o.messages, seq)
+	for bucket, keys := range old {
+		slices.Sort(keys)
+		for _, key := range keys[:max(0, len(keys)-2*o.bounds.InMemory)] {
+			p := place{bucket, key}
+			if delete(o.waiting, p); bucket == bucketEvents {
+				delete(o.messages, p.seq())
 			}
-			continue
+			o.dropped++
 		}
-		whole.writes = append(whole.writes, *w)
 	}
-	whole.bodies = slices.DeleteFunc(whole.bodies, func(m *message) bool { return m.body == nil })
-	o.waiting = append(slices.Clone(o.waiting[:o.under]), whole)
-	o.writes, o.merged = 0, len(whole.writes)
-	return forgotten
+	o.bounded = len(o.under) + len(o.waiting)
 }
 
-// sync returns when the batch is on disk. While the disk is known to fail nobody waits for it. A try to write that
+// release lets readers and followers have what the records added. mu is held.
+func (o *Outbox) release(r records) {
+	for _, route := range o.routes {
+		if route.reader != nil && len(route.reader.dirty) > 0 {
+			wake(route.reader.changed)
+		}
+	}
+	if len(o.followers) == 0 {
+		return
+	}
+	var added []uint64
+	for p := range r {
+		if m := o.messages[p.seq()]; p.bucket == bucketEvents && m != nil && m.body != nil && !m.shown {
+			added = append(added, m.Seq)
+		}
+	}
+	slices.Sort(added)
+	for _, seq := range added {
+		o.messages[seq].shown = true
+		o.show(o.messages[seq].body)
+	}
+}
+
+// sync returns when the change is on disk. While the disk is known to fail nobody waits for it. A try to write that
 // takes longer than diskPatience counts as failed.
 func (o *Outbox) sync(n uint64) error {
 	o.mu.Lock()
@@ -247,8 +254,6 @@ func (o *Outbox) writer() {
 // flush makes one try to write all that waits. When that takes too long the disk counts as failing until it is over.
 func (o *Outbox) flush() error {
 	defer o.slow().Stop()
-	o.file.Lock()
-	defer o.file.Unlock()
 	o.mu.Lock()
 	err := o.broken
 	o.broken = nil
@@ -289,42 +294,46 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// writeWaiting writes all batches that wait in one transaction. file is held.
+// writeWaiting writes all that waits in one transaction.
 func (o *Outbox) writeWaiting() error {
 	o.mu.Lock()
-	under := slices.Clone(o.waiting)
-	if errors.Is(o.broken, errForeign) {
-		under = nil
-	}
-	o.under = len(under)
-	o.mu.Unlock()
-	if len(under) == 0 {
+	if len(o.waiting) == 0 || errors.Is(o.broken, errForeign) {
+		o.mu.Unlock()
 		return nil
 	}
-	batches := make([][]Write, len(under))
-	for i, b := range under {
-		batches[i] = b.writes
-	}
-	err := o.storage.Write(batches)
+	number, under := o.number, o.waiting
+	o.under, o.waiting = under, records{}
+	o.mu.Unlock()
+	writes := under.encode()
+	err := o.storage.Write(writes)
 	if err != nil {
 		o.opened = false
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.under = 0
-	if err != nil || errors.Is(o.broken, errForeign) { // then what was written counts no more
+	if errors.Is(o.broken, errForeign) { // then what was written counts no more
 		return err
 	}
-	for _, b := range under {
-		o.stored = b.number
-		o.release(b)
-		for _, m := range b.bodies {
-			if m.body = nil; m.uses == 0 {
-				delete(o.messages, m.Seq)
+	o.under, o.bounded = nil, 0
+	if err != nil {
+		maps.Copy(under, o.waiting)
+		o.waiting = under
+		o.boundHistory()
+		return err
+	}
+	o.stored = number
+	o.release(under)
+	for _, w := range writes {
+		if isHistory(w.Bucket) && w.Value != nil {
+			o.grown.add(1, len(w.Value))
+		}
+		seq, _ := seqOf(w.Key)
+		if m := o.messages[seq]; w.Bucket == bucketEvents && m != nil {
+			if m.body = nil; m.unused() {
+				delete(o.messages, seq)
 			}
 		}
 	}
-	o.waiting = slices.Clone(o.waiting[len(under):])
 	o.unstored(false)
 	return nil
 }
@@ -344,9 +353,8 @@ func (o *Outbox) fail(err error, try uint64) {
 		wake(o.kick)
 	}
 	if err != nil {
-		for _, b := range o.waiting {
-			o.release(b)
-		}
+		o.release(o.under)
+		o.release(o.waiting)
 	}
 	o.mu.Unlock()
 	switch {
