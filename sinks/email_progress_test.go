@@ -227,6 +227,7 @@ func aboutTheBridge(t *testing.T) []delivery.Delivery {
 // While one recipient's server says later, the others, who have the mail, do not get it again: of one event, of a wave,
 // of trouble of the bridge, and across a restart. It is one mail, by its Message-ID.
 func TestNobodyGetsAMailTwice(t *testing.T) {
+	t.Parallel()
 	for claim, all := range map[string][]delivery.Delivery{
 		"one event": wave(t, 1), "a wave": wave(t, 31), "about the bridge": aboutTheBridge(t),
 	} {
@@ -254,6 +255,7 @@ func TestNobodyGetsAMailTwice(t *testing.T) {
 // stands in the record of each delivery, and one warning says it. So also when another is busy meanwhile, and when
 // policy is the reason.
 func TestADeadAddressCostsNobodyElseTheMail(t *testing.T) {
+	t.Parallel()
 	dead, closed := map[string]error{"b@example.com": unknown}, map[string]error{"b@example.com": shut}
 	for _, tt := range []struct {
 		claim        string

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -31,6 +32,10 @@ import (
 func TestMain(m *testing.M) {
 	if task := os.Getenv("TASK"); task != "" {
 		os.Exit(perform(task, os.Args[1:]))
+	}
+	// They mostly wait for sockets, so more of them run at a time than there are processors.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }

@@ -50,6 +50,7 @@ func natsPersists(t *testing.T, s delivery.Sink, d delivery.Delivery) (failures 
 // A server that is gone is tried again and gets, once it is back, what it missed: nothing twice, nothing that was not
 // accepted before.
 func TestNATSOutageAndRestart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	port := -1
 	start := func() *server.Server {
@@ -139,6 +140,7 @@ func natsCluster(t *testing.T) []*server.Server {
 
 // In a cluster every change is stored once, in order, whichever server leads and whichever is gone.
 func TestNATSLeaderChange(t *testing.T) {
+	t.Parallel()
 	servers := natsCluster(t)
 	var urls []string
 	for _, s := range servers {
@@ -199,6 +201,7 @@ func TestNATSLeaderChange(t *testing.T) {
 // What an operator has to mend blocks, with the words to mend it; what may mend itself is tried again; what will never be
 // stored is rejected.
 func TestNATSFailures(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		server   func(*server.Options)
 		stream   func(*jetstream.StreamConfig)
@@ -272,6 +275,7 @@ func TestNATSFailures(t *testing.T) {
 
 // A user who may do no more than what the sink needs gets a change stored, and a copy accepted, however late.
 func TestNATSNeedsNoMorePermissions(t *testing.T) {
+	t.Parallel()
 	for _, direct := range []bool{false, true} {
 		srv := natsServe(t, natsMay(&server.Permissions{
 			Publish: &server.SubjectPermission{Allow: []string{

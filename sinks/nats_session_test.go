@@ -97,6 +97,7 @@ func TestNATSSilentConnectionIsNotUsedAgain(t *testing.T) {
 // A connection of one's own has the login of the settings, may hear as much as it asks for, returns to a server that was
 // gone, and is closed for good when its credentials are refused.
 func TestNATSDial(t *testing.T) {
+	t.Parallel()
 	port, password := -1, "hunter2"
 	start := func() *server.Server {
 		srv := natsServe(t, func(o *server.Options) { o.Port, o.Username, o.Password = port, "azure", password })

@@ -120,6 +120,7 @@ func TestSinkMakesNoAttemptAfterTheEnd(t *testing.T) {
 
 // A destination that never answers holds a sink no longer than its context lasts.
 func TestHungDestinationEndsWithContext(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
 		if trial.hangs == nil {
 			t.Skip("a local file cannot be made to hang")
@@ -144,6 +145,7 @@ func TestHungDestinationEndsWithContext(t *testing.T) {
 
 // A destination that never answers holds a sink no longer than an attempt may last, and says nothing about the CloudEvent.
 func TestHungDestinationEndsAtTheTimeout(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
 		if trial.hangs == nil {
 			t.Skip("a local file cannot be made to hang")
@@ -165,6 +167,7 @@ func TestHungDestinationEndsAtTheTimeout(t *testing.T) {
 
 // A failure says what it means: that it may pass, that somebody must act, or that this CloudEvent never will be taken.
 func TestFailuresOfEveryKindHaveClasses(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
 		all := trial.fails(t)
 		for class, settings := range all {
@@ -182,6 +185,7 @@ func TestFailuresOfEveryKindHaveClasses(t *testing.T) {
 
 // No secret is in an error, an answer or a log line, wherever it stands and whatever the destination says back.
 func TestNoSecretIsEverShown(t *testing.T) {
+	t.Parallel()
 	tokens := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, `{"access_token":%q,"expires_in":"3600"}`, identityToken)
 	})).URL

@@ -234,6 +234,7 @@ func TestSyslogByDefault(t *testing.T) {
 // Whatever stands in a CloudEvent, there is one message that the grammar reads, no longer than its transport takes, with
 // its id.
 func TestSyslogMessagesAreBounded(t *testing.T) {
+	t.Parallel()
 	for name, evil := range map[string]string{
 		"long": strings.Repeat("x", 20<<10), "escapes": strings.Repeat(`]"\`, 5000), "wide": strings.Repeat("ü€😀", 3000),
 		"lines": "one\r\n<13>1 two\x00\u2028", "no UTF-8": "a\xff\xfeb\xc3", "blank": " ", "none": "",
@@ -352,6 +353,7 @@ func TestWrongSyslogIsRefused(t *testing.T) {
 
 // A real rsyslog reads all of it: over TLS, TCP and UDP, with structured data that it can take apart.
 func TestSyslogIsReadByRsyslog(t *testing.T) {
+	t.Parallel()
 	daemon, err := exec.LookPath("rsyslogd")
 	if err != nil {
 		daemon = "/usr/sbin/rsyslogd" // which is not on everybody's path

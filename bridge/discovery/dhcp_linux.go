@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// How often the question is asked, because a packet may be lost, and how long that takes in all.
-const (
-	dhcpAsks     = 3
-	dhcpPatience = 10 * time.Second
-)
+// dhcpAsks is how often the question is asked, because a packet may be lost.
+const dhcpAsks = 3
 
 // AskDHCP asks on every interface at once which address has the endpoint, and takes the first answer that says so. It
 // takes no lease, so that the machine's own DHCP client is not disturbed. It needs the right to bind UDP port 68, and
-// leaves the firewall as it is.
-func AskDHCP(ctx context.Context) (netip.Addr, error) {
+// leaves the firewall as it is. Without an answer it ends after ten seconds.
+func AskDHCP(ctx context.Context) (netip.Addr, error) { return askDHCP(ctx, 10*time.Second) }
+
+// askDHCP asks for so long in all.
+func askDHCP(ctx context.Context, patience time.Duration) (netip.Addr, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("DHCP: %w", err)
@@ -44,7 +44,7 @@ func AskDHCP(ctx context.Context) (netip.Addr, error) {
 	answers := make(chan answer)
 	for _, i := range asked {
 		go func() {
-			addr, err := askOn(ctx, i)
+			addr, err := askOn(ctx, i, patience)
 			answers <- answer{i.Name, addr, err}
 		}()
 	}
@@ -73,8 +73,8 @@ func AskDHCP(ctx context.Context) (netip.Addr, error) {
 	return netip.Addr{}, all
 }
 
-// askOn asks on one interface until an answer names the endpoint or ctx is done.
-func askOn(ctx context.Context, i net.Interface) (netip.Addr, error) {
+// askOn asks on one interface until an answer names the endpoint, the patience ends or ctx is done.
+func askOn(ctx context.Context, i net.Interface, patience time.Duration) (netip.Addr, error) {
 	conn, err := listenDHCP(ctx, i.Name)
 	if err != nil {
 		return netip.Addr{}, err
@@ -90,7 +90,7 @@ func askOn(ctx context.Context, i net.Interface) (netip.Addr, error) {
 		if _, err := conn.WriteTo(q.message(), &net.UDPAddr{IP: net.IPv4bcast, Port: 67}); err != nil {
 			return netip.Addr{}, err
 		}
-		conn.SetReadDeadline(began.Add(time.Duration(n+1) * dhcpPatience / dhcpAsks))
+		conn.SetReadDeadline(began.Add(time.Duration(n+1) * patience / dhcpAsks))
 		for {
 			size, _, err := conn.ReadFrom(packet)
 			if err != nil {

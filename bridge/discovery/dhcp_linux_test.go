@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
@@ -161,7 +162,7 @@ func TestDHCPAnswersOfNoUseAreNamed(t *testing.T) {
 	dhcpServer(t, func(_ int, q dhcpQuestion) [][]byte {
 		return [][]byte{reply(q, option(53, 2), option(245, 1, 2), []byte{255})}
 	})
-	_, err := AskDHCP(t.Context())
+	_, err := askDHCP(t.Context(), 300*time.Millisecond)
 	const want = "DHCP on eth0: an answer was of no use: option 245 has 2 bytes, not the 4 of an address; " +
 		"DHCP on azure0: nobody answered; does a firewall drop what comes to UDP port 68?"
 	if err == nil || err.Error() != want {

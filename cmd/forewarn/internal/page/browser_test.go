@@ -188,6 +188,7 @@ func (b *browser) axNames() map[string][]string {
 // refused; a machine with the name of an attack is shown as what it is called. When forewarn is away the page says so,
 // and takes up again when it is back.
 func TestPageShowsAnEventLive(t *testing.T) {
+	t.Parallel()
 	b := browse(t)
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	log := slog.New(slog.DiscardHandler)
@@ -275,6 +276,7 @@ func inSeconds(t *testing.T, count string) int {
 // The page fits a phone and a desk, in the light and in the dark, and says the same to those who do not see it: all that
 // can be reached has a name, and tables stay tables where they are drawn as blocks.
 func TestPageFitsEveryScreen(t *testing.T) {
+	t.Parallel()
 	now := time.Now()
 	for _, night := range []struct {
 		name   string
@@ -332,6 +334,7 @@ func TestPageFitsEveryScreen(t *testing.T) {
 
 // With script switched off, the page shows the times as they were and says that it stays so.
 func TestPageWithoutScriptInABrowser(t *testing.T) {
+	t.Parallel()
 	b := browse(t)
 	now := time.Now()
 	_, h := pageOf(func() pageFacts { return sampleFacts(now) })

@@ -24,6 +24,7 @@ import (
 // The picture of a Slack message in README is drawn from the blocks that the sink sends; see FOREWARN_SHOTS in
 // CONTRIBUTING.md. Nothing of them is lost in it, and no mark of Slack's is left.
 func TestSlackPictureShowsTheWholeMessage(t *testing.T) {
+	t.Parallel()
 	b := browse(t)
 	page := slackMessage(t)
 	url, _ := served(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
