@@ -159,7 +159,7 @@ func TestServiceManagerHearsTheWholeLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.wants("RELOADING", "WATCHDOG", "STATUS")
-	if got := m.wants("READY", "WATCHDOG", "STATUS"); !strings.Contains(got["STATUS"], "newer settings were refused") {
+	if got := m.wants("READY", "WATCHDOG", "STATUS"); !strings.Contains(got["STATUS"], "the newest settings are wrong") {
 		t.Errorf("ready with the words %q, want that the settings were refused", got["STATUS"])
 	}
 
@@ -224,7 +224,7 @@ func TestTheWatchdogMustBePatient(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Contains(string(text), "less patient than"); got != tt.warned {
+		if got := strings.Contains(string(text), "WatchdogSec is too short"); got != tt.warned {
 			t.Errorf("%q: warned of an impatient watchdog: %v, want %v; the log:\n%s", tt.env, got, tt.warned, text)
 		}
 	}
@@ -246,7 +246,7 @@ func TestStateWords(t *testing.T) {
 			Sinks: []bridge.SinkStatus{{Name: "a", State: bridge.SinkIsBlocked}, {Name: "b", State: bridge.SinkRetrying},
 				{Name: "c", State: bridge.SinkRetrying, OldestPendingSeconds: bridge.SilentFor.Seconds()}},
 			Settings: bridge.SettingsInfo{LastError: "x"}},
-			"1 event open, 3 pending; a needs you; c needs you; 1 dead letter; newer settings were refused"},
+			"1 event open, 3 pending; a needs you; c needs you; 1 dead letter; the newest settings are wrong"},
 	} {
 		if got := wording.StatusLine(tt.status); got != tt.want {
 			t.Errorf("got  %q\nwant %q", got, tt.want)

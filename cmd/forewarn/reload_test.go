@@ -94,7 +94,7 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 		case 3: // it returns under its own
 			r.take(head + stays + moved(n) + left)
 		case 4: // not even YAML
-			r.refuse(head+stays+"  - {name: [\n", "not closed")
+			r.refuse(head+stays+"  - {name: [\n", "unterminated list")
 		case 5: // in another order
 			r.take(head + left + moved(n) + stays)
 		}

@@ -26,12 +26,12 @@ func (p *program) running() (*control.Client, *settings.Settings, error) {
 // fillFromRunning completes broken settings with the endpoint and the VM name that the running forewarn uses. If none
 // runs, it returns the error of the settings.
 func (p *program) fillFromRunning(ctx context.Context, s *settings.Settings) error {
-	if s.Wrong == nil {
+	if s.Broken == nil {
 		return nil
 	}
 	running, err := p.client(s).Status(ctx)
 	if errors.Is(err, control.ErrNotRunning) {
-		return exit(exitSettings, s.Wrong)
+		return exit(exitSettings, s.Broken)
 	} else if err != nil {
 		return err
 	}

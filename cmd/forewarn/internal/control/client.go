@@ -1,12 +1,12 @@
-// Package control is how commands ask a running forewarn, and how it answers: HTTP on a socket that only root and its
-// own user can reach. Nothing that changes anything listens elsewhere.
+// Package control connects commands with the running forewarn: HTTP on a socket that only root and forewarn's own user
+// can reach. Nothing that changes state listens anywhere else.
 //
-// A Client finds the forewarn from its Location alone, which a broken settings file still says (location.go). What
-// the outbox's file says too, or can be changed in it, the client does on the file where no forewarn runs; server and
-// client share the code for that (outbox.go). Handler is the server's side (server.go). The rest is the socket:
-// socket.go has what every system does, and each of socket_linux.go, socket_windows.go and socket_other.go has listen
-// and dial. Whatever takes the socket's place on a system, such as a named pipe, is those two functions and the paths
-// of Location.
+// A Client finds the running forewarn by its Location, which can be read even from a broken settings file
+// (location.go). If no forewarn runs, the client opens the outbox's file instead, for everything that the file can
+// answer; client and server share that code (outbox.go). Handler is the server (server.go). The rest is the socket:
+// socket.go holds what all systems share, and socket_linux.go, socket_windows.go and socket_other.go each have the
+// functions listen and dial. A system with something other than a Unix socket needs only those two functions, and its
+// own paths in Location.
 package control
 
 import (
@@ -32,41 +32,41 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// ErrNotRunning says that no forewarn answers on its control socket.
+// ErrNotRunning means that there is no running forewarn.
 var ErrNotRunning = errors.New("no forewarn runs with these settings")
 
-// ErrSilent says that a forewarn has the request and nobody knows what it makes of it.
+// ErrSilent means that a forewarn accepted the connection but did not answer; it may have carried out the request.
 var ErrSilent = errors.New("does not answer")
 
-// ErrUnknownKey says that no delivery has the key.
-var ErrUnknownKey = errors.New("there is no such delivery; forewarn outbox list shows the keys")
+// ErrUnknownKey means that no delivery has the key.
+var ErrUnknownKey = errors.New("no such delivery; forewarn outbox list shows the keys")
 
-// An UnavailableError says why nobody could be asked: no forewarn answers, and where its file would do, that cannot be
-// opened either.
+// An UnavailableError means that no forewarn answers and that its outbox cannot be opened either.
 type UnavailableError struct {
 	Err  error
-	Busy bool // somebody holds the outbox's file, and may soon let go of it
+	Busy bool // another process holds the outbox; trying again may help
 }
 
 func (e *UnavailableError) Error() string { return e.Err.Error() }
 func (e *UnavailableError) Unwrap() error { return e.Err }
 
-// A Client asks a running forewarn. What the outbox's file says too, or can be changed in it, it does on the file where
-// no forewarn runs.
+// A Client asks the running forewarn. If none runs, List, Show, History, Replay and Drop work on the outbox's file;
+// Status, Follow and Approve return an UnavailableError that wraps ErrNotRunning.
 type Client struct {
 	Location
-	Sinks []string // names in the settings
+	Sinks []string // names of the sinks in the settings
 	Log   *slog.Logger
 }
 
-// Status is how the running forewarn is doing.
+// Status returns the status of the running forewarn.
 func (c *Client) Status(ctx context.Context) (status bridge.Status, err error) {
 	err = c.get(ctx, "/status", nil, &status)
 	return status, err
 }
 
-// Follow calls line with each CloudEvent that the running forewarn commits from now on, a line of JSON with its end,
-// until that returns an error. following is called once it is heard.
+// Follow calls line with each CloudEvent that the running forewarn commits from now on: one line of JSON, with its line
+// end. It calls following once, as soon as no CloudEvent can be missed any more. It returns when line returns an error,
+// ctx is done, or forewarn ends.
 func (c *Client) Follow(ctx context.Context, following func(), line func([]byte) error) error {
 	return c.call(ctx, http.MethodGet, "/tail", nil, func(body io.Reader) error {
 		following()
@@ -74,7 +74,7 @@ func (c *Client) Follow(ctx context.Context, following func(), line func([]byte)
 		for {
 			text, err := lines.ReadBytes('\n')
 			if err != nil {
-				return fmt.Errorf("the forewarn that was followed ended: %w", err)
+				return fmt.Errorf("the running forewarn ended: %w", err)
 			}
 			if err := line(text); err != nil {
 				return err
@@ -83,13 +83,14 @@ func (c *Client) Follow(ctx context.Context, following func(), line func([]byte)
 	})
 }
 
-// Approve has the running forewarn approve an event; shown is its digest as it was shown to whoever approves it.
+// Approve asks the running forewarn to approve an event. shown is the digest of the event as the user saw it; forewarn
+// refuses if the event has changed since.
 func (c *Client) Approve(ctx context.Context, event, shown, by string) (a cloudevent.Approval, err error) {
 	err = c.post(ctx, "/approve", approvalRequest{event, shown, by}, &a)
 	return a, err
 }
 
-// List lists at most n deliveries.
+// List returns at most n of the selected deliveries.
 func (c *Client) List(ctx context.Context, sel outbox.Selection, n int) (found Rows[ListedDelivery], err error) {
 	q := url.Values{"sink": {sel.Route}, "state": {sel.State}, "event": {sel.Group}, "limit": {strconv.Itoa(n)}}
 	err = c.ask(ctx, "/outbox", q, &found, func(o *outbox.Outbox) error {
@@ -99,7 +100,7 @@ func (c *Client) List(ctx context.Context, sel outbox.Selection, n int) (found R
 	return found, err
 }
 
-// Show shows the delivery of that key, ErrUnknownKey if there is none.
+// Show returns the delivery with that key, or ErrUnknownKey.
 func (c *Client) Show(ctx context.Context, key string) (shown ShownDelivery, err error) {
 	err = c.ask(ctx, "/outbox/entry", url.Values{"key": {key}}, &shown, func(o *outbox.Outbox) (err error) {
 		shown, err = show(o, key)
@@ -108,7 +109,7 @@ func (c *Client) Show(ctx context.Context, key string) (shown ShownDelivery, err
 	return shown, err
 }
 
-// History is what is on record of the newest n events of the period.
+// History returns the newest n recorded events of the period.
 func (c *Client) History(ctx context.Context, period bridge.Period, n int) (lives Rows[bridge.Life], err error) {
 	q := url.Values{
 		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)},
@@ -152,7 +153,7 @@ func (c *Client) mutate(
 	return changed, err
 }
 
-// ask gets path from the running forewarn into v. Where none runs, read does the same on the outbox's file.
+// ask gets path from the running forewarn into v. If none runs, it calls read with the outbox opened from its file.
 func (c *Client) ask(ctx context.Context, path string, query url.Values, v any, read func(*outbox.Outbox) error) error {
 	err := c.get(ctx, path, query, v)
 	if errors.Is(err, ErrNotRunning) {
@@ -161,12 +162,12 @@ func (c *Client) ask(ctx context.Context, path string, query url.Values, v any, 
 	return err
 }
 
-// read opens the outbox's file while no forewarn has it.
+// read calls f with the outbox opened read-only from its file.
 func (c *Client) read(f func(*outbox.Outbox) error) error {
 	o, err := outbox.OpenReadOnly(c.State)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		err = fmt.Errorf("no forewarn runs, and there is no outbox in %s; name the settings with --config", c.State)
+		err = fmt.Errorf("no forewarn is running, and there is no outbox in %s; name the settings with --config", c.State)
 		return &UnavailableError{Err: err}
 	case errors.Is(err, outbox.ErrLocked):
 		err = fmt.Errorf("a forewarn holds the outbox in %s but does not answer on its control socket", c.State)
@@ -177,7 +178,7 @@ func (c *Client) read(f func(*outbox.Outbox) error) error {
 	return errors.Join(f(o), o.Close())
 }
 
-// write opens the outbox's file to change it, while no forewarn has it.
+// write calls f with the outbox opened from its file for changes. It does not create a missing file.
 func (c *Client) write(f func(*outbox.Outbox) error) error {
 	if err := c.read(func(*outbox.Outbox) error { return nil }); err != nil {
 		return err
@@ -189,12 +190,12 @@ func (c *Client) write(f func(*outbox.Outbox) error) error {
 	return errors.Join(f(o), o.Close())
 }
 
-// get gets path from the running forewarn into v.
+// get decodes the answer of the running forewarn to a GET of path into v.
 func (c *Client) get(ctx context.Context, path string, query url.Values, v any) error {
 	return c.call(ctx, http.MethodGet, path+"?"+query.Encode(), nil, decodeInto(v))
 }
 
-// post posts a request to the running forewarn, and takes the answer into v.
+// post posts a request to the running forewarn and decodes the answer into v.
 func (c *Client) post(ctx context.Context, path string, request, v any) error {
 	body, err := json.Marshal(request)
 	if err != nil {
@@ -207,7 +208,7 @@ func decodeInto(v any) func(io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(v) }
 }
 
-// call makes a request of the running forewarn and gives the body of its answer to read.
+// call sends a request to the running forewarn and passes the body of the answer to read.
 func (c *Client) call(ctx context.Context, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error
 	for _, socket := range c.sockets() {

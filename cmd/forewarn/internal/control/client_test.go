@@ -35,7 +35,8 @@ func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
+	message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A",
+		Change: "scheduled"}
 	const body = `{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t","data":{"event":{"Resources":["vm_0"]}}}`
 	owed := outbox.Addition{Message: message, Body: []byte(body), To: []outbox.Recipient{{Route: "ops"}}}
 	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{owed}}
@@ -49,7 +50,8 @@ func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
 
 	answers := func() (all []any) {
 		list, err := c.List(t.Context(), outbox.Selection{Route: "ops"}, math.MaxInt)
-		if err != nil || len(list.Rows) != 1 || list.Rows[0].Key != key || !slices.Equal(list.Rows[0].Resources, []string{"vm_0"}) {
+		if err != nil || len(list.Rows) != 1 || list.Rows[0].Key != key || !slices.Equal(list.Rows[0].Resources,
+			[]string{"vm_0"}) {
 			t.Errorf("the list is %+v, %v; want the delivery %s about vm_0", list, err, key)
 		}
 		none, err := c.List(t.Context(), outbox.Selection{}, 0)
@@ -122,7 +124,8 @@ func TestStatusOfAForewarnThatHangs(t *testing.T) {
 	}()
 	c := Client{Location: Location{Control: socket}}
 	ask := func() error { _, err := c.Status(t.Context()); return err }
-	if err := ask(); err == nil || !strings.Contains(err.Error(), "a forewarn listens on "+socket+" but does not answer: ") || errors.Is(err, ErrNotRunning) {
+	if err := ask(); err == nil || !strings.Contains(err.Error(),
+		"a forewarn listens on "+socket+" but does not answer: ") || errors.Is(err, ErrNotRunning) {
 		t.Errorf("of one that hangs: %v", err)
 	}
 	l.Close()

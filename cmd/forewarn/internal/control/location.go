@@ -9,19 +9,19 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// A Location is where a forewarn is, running or not.
+// A Location says where to find a forewarn, running or not.
 type Location struct {
-	State   string // its state directory, which holds the outbox's file
-	Control string // the key control of its settings
-	Runtime string // the environment's RUNTIME_DIRECTORY: a list, of which the first counts
+	State   string // the state directory, which holds the outbox's file
+	Control string // the key control of the settings; "" for the default
+	Runtime string // the environment variable RUNTIME_DIRECTORY, a list whose first item is used
 }
 
-// LocationOf is where the forewarn of the settings is.
+// LocationOf returns the location of the forewarn with these settings.
 func LocationOf(s *settings.Settings, getenv func(string) string) Location {
 	return Location{State: s.State, Control: s.Control, Runtime: getenv("RUNTIME_DIRECTORY")}
 }
 
-// sockets are the paths where the control socket may be, best first.
+// sockets returns the possible paths of the control socket, best first.
 func (l Location) sockets() []string {
 	if l.Control != "" {
 		return []string{l.Control}
@@ -33,7 +33,7 @@ func (l Location) sockets() []string {
 	return paths
 }
 
-// Listen opens the control socket at the first place that it can have.
+// Listen opens the control socket at the first of its possible paths that works.
 func Listen(at Location, log *slog.Logger) (net.Listener, error) {
 	var errs []error
 	for _, path := range at.sockets() {
@@ -46,9 +46,9 @@ func Listen(at Location, log *slog.Logger) (net.Listener, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Locate reads the settings of a forewarn that is to be asked. One that runs goes on with the settings it has when those
-// of the file become wrong, so such a file is enough as long as it says where that forewarn is; Wrong then says what is
-// wrong. Secrets are left alone: whoever asks need not be able to read them.
+// Locate reads the settings of a forewarn that a command wants to ask. It reads no secrets, because the user of the
+// command may not be allowed to. A broken file will do as long as its location can be read, since the running forewarn
+// keeps its old settings; Settings.Broken then holds the error.
 func Locate(l settings.Loader, path string, log *slog.Logger) (*settings.Settings, error) {
 	l.Kinds = nil
 	s, wrong := l.Load(path)
@@ -59,6 +59,6 @@ func Locate(l settings.Loader, path string, log *slog.Logger) (*settings.Setting
 	if err != nil {
 		return nil, err
 	}
-	log.Warn("the settings are wrong; only state, control and listen were taken from them", "err", wrong)
+	log.Warn("the settings file is wrong; using only its state, control and listen", "err", wrong)
 	return s, nil
 }

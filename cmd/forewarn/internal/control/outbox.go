@@ -12,13 +12,13 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// Rows are the answer to a question for a list: all of it, or as much as was asked for.
+// Rows is a list that may be cut to the number of rows asked for.
 type Rows[T any] struct {
-	More int `json:"more"` // that were left out
+	More int `json:"more"` // number of rows left out
 	Rows []T `json:"rows"`
 }
 
-// A ListedDelivery is a delivery, and the machines that its Azure event is about, which only its CloudEvent says.
+// A ListedDelivery is a delivery with the VMs that its Azure event names.
 type ListedDelivery struct {
 	outbox.Delivery
 	Resources []string `json:"resources,omitempty"`
@@ -30,7 +30,8 @@ type ShownDelivery struct {
 	CloudEvent json.RawMessage `json:"cloudEvent"`
 }
 
-// list lists deliveries: of all of them what the outbox has in memory, of at most n also what their CloudEvents say.
+// list returns at most n of the selected deliveries. Only a list of at most wording.ShownRows has Resources, because
+// they have to be read from the CloudEvents on disk.
 func list(o *outbox.Outbox, sel outbox.Selection, n int) Rows[ListedDelivery] {
 	deliveries, more := o.First(sel, n)
 	listed := Rows[ListedDelivery]{More: more, Rows: []ListedDelivery{}}
@@ -40,7 +41,7 @@ func list(o *outbox.Outbox, sel outbox.Selection, n int) Rows[ListedDelivery] {
 			var ce struct {
 				Data struct{ Event struct{ Resources []string } }
 			}
-			if _, body, err := o.Show(d.Key); err == nil { // it may be gone by now
+			if _, body, err := o.Show(d.Key); err == nil { // an error means that it was delivered meanwhile
 				_ = json.Unmarshal(body, &ce)
 				e.Resources = ce.Data.Event.Resources
 			}
@@ -50,7 +51,7 @@ func list(o *outbox.Outbox, sel outbox.Selection, n int) Rows[ListedDelivery] {
 	return listed
 }
 
-// show shows a delivery, ErrUnknownKey if there is none.
+// show returns a delivery with its CloudEvent, or ErrUnknownKey.
 func show(o *outbox.Outbox, key string) (ShownDelivery, error) {
 	d, body, err := o.Show(key)
 	if errors.Is(err, outbox.ErrUnknownKey) {
@@ -59,23 +60,23 @@ func show(o *outbox.Outbox, key string) (ShownDelivery, error) {
 	return ShownDelivery{d, body}, err
 }
 
-// history reads the newest n lives.
+// history returns the newest n events of the period.
 func history(o *outbox.Outbox, period bridge.Period, n int) (Rows[bridge.Life], error) {
 	lives, err := bridge.History(o, period)
 	older := max(0, len(lives)-n)
 	return Rows[bridge.Life]{More: older, Rows: lives[older:]}, err
 }
 
-// A Mutation is what replay and drop ask for. All stands for all dead letters, of one sink if it is named.
+// A Mutation is a request to replay or drop deliveries.
 type Mutation struct {
 	Keys []string `json:"keys"`
-	All  bool     `json:"all"`
-	Sink string   `json:"sink"`
-	To   string   `json:"to"`
-	By   string   `json:"by"`
+	All  bool     `json:"all"`  // all dead letters, instead of keys
+	Sink string   `json:"sink"` // with All: only those of this sink
+	To   string   `json:"to"`   // replay: the sink that gets them; "" for their own
+	By   string   `json:"by"`   // the user, for the record
 }
 
-// find fills in the keys that --all stands for.
+// find fills in the keys that All stands for.
 func (m *Mutation) find(o *outbox.Outbox) {
 	if m.All {
 		for _, e := range o.List(outbox.Selection{Route: m.Sink, State: outbox.StateDead}) {
@@ -84,7 +85,7 @@ func (m *Mutation) find(o *outbox.Outbox) {
 	}
 }
 
-// checkSinks refuses a name that is none of the known sinks. An empty name is no name.
+// checkSinks refuses names of unknown sinks. It ignores empty names.
 func checkSinks(known []string, named ...string) error {
 	known = slices.Compact(slices.Sorted(slices.Values(known)))
 	for _, name := range named {
@@ -99,7 +100,7 @@ func checkSinks(known []string, named ...string) error {
 	return nil
 }
 
-// inWords is a list in words.
+// inWords joins names with commas and "and".
 func inWords(names []string) string {
 	last := len(names) - 1
 	if last == 0 {

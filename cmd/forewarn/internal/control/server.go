@@ -16,7 +16,7 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// Handler serves what commands ask a running bridge.
+// Handler serves the requests of Client for a running bridge.
 func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, v any) {
@@ -74,13 +74,17 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 			answer(w, append([]outbox.Delivery{}, entries...))
 		}
 	}
-	mux.HandleFunc("POST /outbox/replay", change(func(m Mutation) ([]outbox.Delivery, error) { return b.Replay(m.Keys, m.To, m.By) }))
-	mux.HandleFunc("POST /outbox/drop", change(func(m Mutation) ([]outbox.Delivery, error) { return b.Drop(m.Keys, m.By) }))
+	mux.HandleFunc("POST /outbox/replay", change(func(m Mutation) ([]outbox.Delivery, error) {
+		return b.Replay(m.Keys, m.To, m.By)
+	}))
+	mux.HandleFunc("POST /outbox/drop", change(func(m Mutation) ([]outbox.Delivery, error) {
+		return b.Drop(m.Keys, m.By)
+	}))
 	mux.HandleFunc("POST /approve", serveApproval(b))
 	return mux
 }
 
-// limit is how many rows are asked for; all of them without.
+// limit returns the number of rows that a request asks for; without a limit, all of them.
 func limit(q url.Values) int {
 	n, err := strconv.Atoi(q.Get("limit"))
 	if err != nil {
@@ -89,7 +93,7 @@ func limit(q url.Values) int {
 	return max(0, n)
 }
 
-// answerRows writes rows one after the other, because together they can be large.
+// answerRows encodes one row at a time, because together they can be large.
 func answerRows[T any](w http.ResponseWriter, list Rows[T]) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
@@ -99,13 +103,13 @@ func answerRows[T any](w http.ResponseWriter, list Rows[T]) {
 			fmt.Fprint(w, ",")
 		}
 		if enc.Encode(row) != nil {
-			return // whoever asked went away
+			return // the client is gone
 		}
 	}
 	fmt.Fprint(w, "]}")
 }
 
-// tail streams the CloudEvents that are committed from now on, one a line.
+// tail streams the CloudEvents that are committed from now on, one per line, until the client is gone or too slow.
 func tail(w http.ResponseWriter, r *http.Request, o *outbox.Outbox) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(time.Time{})
@@ -120,9 +124,9 @@ func tail(w http.ResponseWriter, r *http.Request, o *outbox.Outbox) {
 			return
 		case body, ok := <-events:
 			if !ok {
-				return // it was too slow
+				return // the client was too slow
 			}
-			// Every follower has the same body, so it must not be appended to.
+			// All followers share the body, so it must not be appended to.
 			if _, err := fmt.Fprintf(w, "%s\n", body); err != nil || rc.Flush() != nil {
 				return
 			}
@@ -130,17 +134,17 @@ func tail(w http.ResponseWriter, r *http.Request, o *outbox.Outbox) {
 	}
 }
 
-// controlLimit is how long the endpoint has to take an approval; whoever asked waits a little longer.
-const controlLimit = 8 * time.Second
+// approvalLimit is the time that the endpoint has to answer an approval. It is less than the client waits.
+const approvalLimit = 8 * time.Second
 
-// approvalRequest is what the command asks of a running bridge.
+// approvalRequest is the body of POST /approve.
 type approvalRequest struct {
 	Event string `json:"event"`
-	Shown string `json:"shown"` // the digest of the event as it was shown to whoever approves it
-	By    string `json:"by"`
+	Shown string `json:"shown"` // digest of the event as the user saw it
+	By    string `json:"by"`    // the user, for the record
 }
 
-// serveApproval approves on behalf of a command.
+// serveApproval approves an event for a command. It records the result even if the command goes away meanwhile.
 func serveApproval(b *bridge.Bridge) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var request approvalRequest
@@ -149,8 +153,8 @@ func serveApproval(b *bridge.Bridge) http.HandlerFunc {
 			return
 		}
 		ctx, leave := context.WithCancelCause(context.WithoutCancel(r.Context()))
-		defer context.AfterFunc(r.Context(), func() { leave(errors.New("whoever asked went away before the answer")) })()
-		ctx, cancel := context.WithTimeoutCause(ctx, controlLimit, fmt.Errorf("no answer within %v", controlLimit))
+		defer context.AfterFunc(r.Context(), func() { leave(errors.New("the command was interrupted before the answer")) })()
+		ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 		defer cancel()
 		a := b.ApproveNow(ctx, request.Event, request.Shown, request.By)
 		w.Header().Set("Content-Type", "application/json")

@@ -12,13 +12,13 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// longestSocket is how long the path of a socket may be on every system; some take a few bytes more.
-const longestSocket = 103
+// maxSocketPath bounds the path of a socket, in bytes. It is the limit of macOS; Linux allows a few bytes more.
+const maxSocketPath = 103
 
-// makeRoom removes what a crash has left of a socket. One where somebody answers stays, and is an error.
+// makeRoom removes a socket that a crash left behind. It refuses to remove one that answers.
 func makeRoom(path string) error {
-	if len(path) > longestSocket {
-		return fmt.Errorf("%s: longer than the path of a socket may be, %d bytes", path, longestSocket)
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("%s: too long for the path of a socket, at most %d bytes", path, maxSocketPath)
 	}
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()
@@ -30,7 +30,7 @@ func makeRoom(path string) error {
 	return nil
 }
 
-// listenSocket listens on a Unix socket; config says how it is made.
+// listenSocket listens on a Unix socket created with config.
 func listenSocket(path string, config net.ListenConfig) (*net.UnixListener, error) {
 	if err := makeRoom(path); err != nil {
 		return nil, err

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen listens on a Unix socket that only root and this user can reach. It has mode 0600 from its first
-// moment: the kernel takes the mode of a socket's file from the descriptor that is bound. So nothing has to be narrowed
-// later, and no umask set, which other goroutines would share.
+// listen listens on a Unix socket that only root and this user can reach. The socket file is created with mode 0600:
+// the kernel takes it from the descriptor that is bound. Changing the mode afterwards would leave a gap, and a umask
+// would affect other goroutines.
 func listen(path string, log *slog.Logger) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -26,10 +26,10 @@ func listen(path string, log *slog.Logger) (net.Listener, error) {
 	return &privateListener{UnixListener: l, log: log}, nil
 }
 
-// dial connects to the socket of a running forewarn.
+// dial connects to the socket of the running forewarn.
 func dial(ctx context.Context, path string) (net.Conn, error) { return dialSocket(ctx, path) }
 
-// A privateListener closes connections of other users, whatever the mode of its socket has become.
+// A privateListener refuses connections of other users, even if the mode of its socket was changed.
 type privateListener struct {
 	*net.UnixListener
 	log    *slog.Logger
@@ -50,16 +50,16 @@ func (l *privateListener) Accept() (net.Conn, error) {
 		c.Close()
 		if !l.warned {
 			l.warned = true
-			l.log.Warn("another user was refused on the control socket; expected its mode to be 0600",
-				"socket", l.Addr(), "uid", uid, "err", err)
+			l.log.Warn("refused another user on the control socket", "socket", l.Addr(), "uid", uid, "err", err,
+				"hint", "set the mode of the socket to 0600")
 		}
 	}
 }
 
-// mayControl says whether a user may use the control socket of a forewarn that runs as own.
+// mayControl reports whether the user uid may use the control socket of a forewarn that runs as own.
 func mayControl(uid, own uint32) bool { return uid == 0 || uid == own }
 
-// peerUser is who made the connection, as the kernel noted then.
+// peerUser returns the user who made the connection, according to the kernel.
 func peerUser(c *net.UnixConn) (uid uint32, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

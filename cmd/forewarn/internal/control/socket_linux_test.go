@@ -119,7 +119,7 @@ func TestControlSocketRefusesOtherUsers(t *testing.T) {
 	l.Close()
 	<-ended
 	said := log.String()
-	n := strings.Count(said, "another user was refused on the control socket")
+	n := strings.Count(said, "refused another user on the control socket")
 	if n != 1 || !strings.Contains(said, "uid=65534") {
 		t.Errorf("the log says so %d times, want once, with the uid:\n%s", n, said)
 	}

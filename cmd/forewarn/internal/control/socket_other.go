@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// listen listens on a Unix socket that only root and this user can reach.
+// listen listens on a Unix socket that only root and this user can reach. Until Chmod returns, the umask decides.
 func listen(path string, _ *slog.Logger) (net.Listener, error) {
 	l, err := listenSocket(path, net.ListenConfig{})
 	if err != nil {
@@ -22,5 +22,5 @@ func listen(path string, _ *slog.Logger) (net.Listener, error) {
 	return l, nil
 }
 
-// dial connects to the socket of a running forewarn.
+// dial connects to the socket of the running forewarn.
 func dial(ctx context.Context, path string) (net.Conn, error) { return dialSocket(ctx, path) }

@@ -6,7 +6,7 @@ import (
 	"net"
 )
 
-// listen listens on a Unix socket. It has no mode on Windows: the access list of its directory says who can reach it.
+// listen listens on a Unix socket. Its access list is that of its directory, since Windows has no modes.
 func listen(path string, _ *slog.Logger) (net.Listener, error) {
 	l, err := listenSocket(path, net.ListenConfig{})
 	if err != nil {
@@ -15,5 +15,5 @@ func listen(path string, _ *slog.Logger) (net.Listener, error) {
 	return l, nil
 }
 
-// dial connects to the socket of a running forewarn.
+// dial connects to the socket of the running forewarn.
 func dial(ctx context.Context, path string) (net.Conn, error) { return dialSocket(ctx, path) }

@@ -1,5 +1,5 @@
-// Package manual reads the project's documents, which are Markdown, and prints them as plain text for a terminal. It
-// knows the Markdown that the documents use: headings, paragraphs, lists, tables and code.
+// Package manual turns the project's documents from Markdown into plain text for a terminal. It supports the Markdown
+// that they use: headings, paragraphs, lists, tables and code.
 package manual
 
 import (
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A Kind is what a block is.
+// A Kind is the kind of a block.
 type Kind int
 
 // The kinds of blocks.
@@ -19,18 +19,18 @@ const (
 	Code
 )
 
-// A Block is one part of a document. Its texts have no marks any more: no backticks, no stars, no addresses of links
-// within the repository.
+// A Block is a part of a document. Its texts are plain: without backticks, stars and targets of links into the
+// repository.
 type Block struct {
 	Kind  Kind
-	Level int        // of a heading; that of the document's title is 1
+	Level int        // of a heading; the title has 1
 	Mark  string     // of a list item: "-", or its number and a dot
-	Text  string     // of code as it stands, else one line
+	Text  string     // one line; code is unchanged
 	Rows  [][]string // of a table; the first is its head
 }
 
-// Section is the part of a document below the heading with that text, with the heading. It ends before the next heading
-// of the same or a higher level, and is empty if there is no such heading.
+// Section returns the section of a document with that heading, heading included; "" if there is none. It ends before
+// the next heading of the same or a higher level.
 func Section(doc, heading string) string {
 	var b strings.Builder
 	level, code := 0, false
@@ -53,10 +53,10 @@ func Section(doc, heading string) string {
 	return b.String()
 }
 
-// Parse reads a document, or a part of one.
+// Parse splits a document, or a part of one, into blocks.
 func Parse(doc string) []Block {
 	var blocks []Block
-	var open *Block // what the next line may go on with
+	var open *Block // the block that the next line may continue
 	code := false
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\n")
@@ -110,7 +110,7 @@ var (
 	link      = regexp.MustCompile(`\[([^\]]*)\]\(([^)\s]*)\)`)
 )
 
-// headingOf is the level and the text of a line that is a heading; level is 0 for any other.
+// headingOf returns the level and text of a heading; level 0 if the line is none.
 func headingOf(line string) (level int, text string) {
 	level = len(line) - len(strings.TrimLeft(line, "#"))
 	if level == 0 || !strings.HasPrefix(line[level:], " ") {
@@ -119,7 +119,7 @@ func headingOf(line string) (level int, text string) {
 	return level, strings.TrimSpace(line[level:])
 }
 
-// cells are those of a line of a table. A bar with a backslash before it is text.
+// cells splits a line of a table. A bar after a backslash is text.
 func cells(line string) []string {
 	const bar = "\x00"
 	line = strings.ReplaceAll(strings.TrimSpace(line), `\|`, bar)
@@ -130,7 +130,7 @@ func cells(line string) []string {
 	return all
 }
 
-// plain is text without its marks: a terminal shows no emphasis and follows no link into the repository.
+// plain removes the marks of Markdown. It keeps the targets of links to the web.
 func plain(text string) string {
 	var b strings.Builder
 	text = link.ReplaceAllStringFunc(text, func(l string) string {

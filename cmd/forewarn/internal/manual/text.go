@@ -5,16 +5,16 @@ import (
 	"unicode/utf8"
 )
 
-// Width is how many columns a line of Text has at most, if its words allow.
+// Width is the width of Text in columns. Only long words and code exceed it.
 const Width = 100
 
 const (
 	indent    = "  " // of everything but headings
 	gap       = "  " // between the columns of a table
-	narrowest = 12   // column that a table is squeezed to
+	narrowest = 12   // width below which no column shrinks
 )
 
-// Text prints a document, or a part of one, for a terminal. Code is never broken.
+// Text formats a document, or a part of one, for a terminal. It does not break code.
 func Text(doc string) string {
 	var b strings.Builder
 	blocks := Parse(doc)
@@ -44,7 +44,7 @@ func Text(doc string) string {
 	return b.String()
 }
 
-// hanging writes lines, the first behind the mark and the others below its text.
+// hanging writes lines with the mark before the first and the others aligned below it.
 func hanging(b *strings.Builder, mark string, lines []string) {
 	for i, line := range lines {
 		if i == 1 {
@@ -54,7 +54,7 @@ func hanging(b *strings.Builder, mark string, lines []string) {
 	}
 }
 
-// table writes rows in columns. What is too wide for the line is wrapped within its column.
+// table writes rows in columns, and wraps wide cells within their column.
 func table(b *strings.Builder, rows [][]string) {
 	widths := columnWidths(rows)
 	for r, row := range rows {
@@ -88,8 +88,8 @@ func table(b *strings.Builder, rows [][]string) {
 	}
 }
 
-// columnWidths are those of the columns of a table, the widest made narrower until the table fits into a line. None is
-// narrower than its longest word, so a table of very long words is wider than a line.
+// columnWidths returns the widths of the columns of a table. It shrinks the widest column until the table fits, but
+// none below its longest word, so a table of very long words stays too wide.
 func columnWidths(rows [][]string) []int {
 	var widths, least []int
 	for _, row := range rows {

@@ -197,7 +197,8 @@ func TestPageShowsAnEventLive(t *testing.T) {
 		t.Fatal(err)
 	}
 	watcher := bridge.New(bridge.Options{
-		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log, nil), Outbox: box, Log: log, Interval: 100 * time.Millisecond,
+		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, log,
+			nil), Outbox: box, Log: log, Interval: 100 * time.Millisecond,
 	})
 	running, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -213,19 +214,23 @@ func TestPageShowsAnEventLive(t *testing.T) {
 
 	b.do(chromedp.Navigate(url))
 	b.until("that it is live", `document.getElementById('live').textContent.startsWith('Live')`)
-	b.until("that nothing is announced", `document.getElementById('open').textContent.includes('Azure announces nothing for this VM.')`)
+	b.until("that nothing is announced",
+		`document.getElementById('open').textContent.includes('Azure announces nothing for this VM.')`)
 	ask[int](b, `window.neverReloaded = 1`)
 
 	const attack = `<img src=x onerror="document.title='taken'">`
-	e := azure.Schedule(imdstest.Event{Type: "Reboot", Resources: []string{"vm-0", attack}, NotBefore: time.Now().Add(9 * time.Minute)})
+	e := azure.Schedule(imdstest.Event{Type: "Reboot", Resources: []string{"vm-0", attack},
+		NotBefore: time.Now().Add(9 * time.Minute)})
 	b.until("the event", `document.querySelector('#open h3')?.textContent === 'vm-0 will reboot'`)
 	count := `document.querySelector('#open .count').textContent`
 	first := ask[string](b, count)
 	b.until("that it counts down", fmt.Sprintf(`%s !== %q`, count, first))
-	if second := ask[string](b, count); !regexp.MustCompile(`^in 8 min \d+ s$`).MatchString(second) || inSeconds(t, second) >= inSeconds(t, first) {
+	if second := ask[string](b, count); !regexp.MustCompile(`^in 8 min \d+ s$`).MatchString(second) || inSeconds(t,
+		second) >= inSeconds(t, first) {
 		t.Errorf("the countdown goes from %q to %q", first, second)
 	}
-	b.until("the machine by its name", fmt.Sprintf(`Array.from(document.querySelectorAll('.vms li'), (li) => li.textContent).includes(%q)`, attack))
+	b.until("the machine by its name",
+		fmt.Sprintf(`Array.from(document.querySelectorAll('.vms li'), (li) => li.textContent).includes(%q)`, attack))
 	if n := ask[int](b, `document.images.length`); n != 0 {
 		t.Errorf("the page has %d images, want none", n)
 	}
@@ -239,11 +244,14 @@ func TestPageShowsAnEventLive(t *testing.T) {
 			break
 		}
 	}
-	b.until("the details of the bar that has the focus", fmt.Sprintf(`document.activeElement.id === %q && getComputedStyle(document.activeElement.querySelector('.tip')).display !== 'none'`, bar))
+	b.until("the details of the bar that has the focus",
+		fmt.Sprintf(`document.activeElement.id === %q && getComputedStyle(document.activeElement.querySelector('.tip')).display !== 'none'`, bar))
 
 	azure.End(e.ID)
-	b.until("that it is over", `document.getElementById('open').textContent.includes('Azure announces nothing for this VM.')`)
-	b.until("its bar, over", fmt.Sprintf(`document.getElementById(%q).getAttribute('aria-label').startsWith('vm-0: reboot is over')`, bar))
+	b.until("that it is over",
+		`document.getElementById('open').textContent.includes('Azure announces nothing for this VM.')`)
+	b.until("its bar, over",
+		fmt.Sprintf(`document.getElementById(%q).getAttribute('aria-label').startsWith('vm-0: reboot is over')`, bar))
 	if got := ask[string](b, `document.activeElement.id`); got != bar {
 		t.Errorf("the focus has moved from %s to %q while the page changed", bar, got)
 	}
@@ -273,8 +281,8 @@ func inSeconds(t *testing.T, count string) int {
 	return 60*minutes + seconds
 }
 
-// The page fits a phone and a desk, in the light and in the dark, and says the same to those who do not see it: all that
-// can be reached has a name, and tables stay tables where they are drawn as blocks.
+// The page fits a phone and a desk, in the light and in the dark, and says the same to those who do not see it: all
+// that can be reached has a name, and tables stay tables where they are drawn as blocks.
 func TestPageFitsEveryScreen(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -299,7 +307,8 @@ func TestPageFitsEveryScreen(t *testing.T) {
 					t.Errorf("on a screen %d wide the page is %d wide", width, wide)
 				}
 				names := b.axNames()
-				for _, role := range []string{"link", "heading", "table", "columnheader", "rowheader", "DisclosureTriangle", "region"} {
+				for _, role := range []string{"link", "heading", "table", "columnheader", "rowheader", "DisclosureTriangle",
+					"region"} {
 					if len(names[role]) == 0 {
 						t.Errorf("on a screen %d wide there is no %s", width, role)
 					}
@@ -308,13 +317,16 @@ func TestPageFitsEveryScreen(t *testing.T) {
 					}
 				}
 				// A phone shows of each sink only what there is to say; a screen reader still hears of every column.
-				if seen := ask[bool](b, `Array.from(document.querySelectorAll('#sinks td.none')).some((td) => td.offsetHeight > 1)`); seen != (width > 700) {
+				if seen := ask[bool](b,
+					`Array.from(document.querySelectorAll('#sinks td.none')).some((td) => td.offsetHeight > 1)`); seen != (width > 700) {
 					t.Errorf("on a screen %d wide, that a sink has nothing to say of a column is seen: %v", width, seen)
 				}
-				if thin := ask[string](b, `Array.from(document.querySelectorAll('td:not(.none)')).find((td) => td.offsetWidth < innerWidth / 2)?.innerText || ''`); width < 700 && thin != "" {
+				if thin := ask[string](b,
+					`Array.from(document.querySelectorAll('td:not(.none)')).find((td) => td.offsetWidth < innerWidth / 2)?.innerText || ''`); width < 700 && thin != "" {
 					t.Errorf("on a screen %d wide a cell takes less than half of it: %q", width, thin)
 				}
-				if n, want := len(names["gridcell"])+len(names["cell"]), ask[int](b, `document.querySelectorAll('td').length`); n != want {
+				if n, want := len(names["gridcell"])+len(names["cell"]), ask[int](b,
+					`document.querySelectorAll('td').length`); n != want {
 					t.Errorf("on a screen %d wide there are %d cells, want %d", width, n, want)
 				}
 				if n := len(names["table"]); n != night.tables {
@@ -322,7 +334,8 @@ func TestPageFitsEveryScreen(t *testing.T) {
 				}
 				bars := slices.DeleteFunc(names["link"], func(s string) bool { return !strings.Contains(s, ". Announced ") })
 				if len(bars) != len(night.facts.Lives) {
-					t.Errorf("on a screen %d wide %d bars have their details for a name, want %d: %q", width, len(bars), len(night.facts.Lives), names["link"])
+					t.Errorf("on a screen %d wide %d bars have their details for a name, want %d: %q", width, len(bars),
+						len(night.facts.Lives), names["link"])
 				}
 			}
 			for _, c := range b.complained() {
@@ -339,12 +352,13 @@ func TestPageWithoutScriptInABrowser(t *testing.T) {
 	now := time.Now()
 	_, h := pageOf(func() pageFacts { return sampleFacts(now) })
 	url, _ := served(t, "127.0.0.1:0", h)
-	if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}); err != nil {
+	if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled,
+		emulation.SetScriptExecutionDisabledParams{Value: true}); err != nil {
 		t.Fatal(err)
 	}
 	b.do(chromedp.Navigate(url))
 	text := ask[string](b, `document.body.innerText`)
-	for _, want := range []string{"Without script it stays so", "vm-db-1 will reboot", "in 14 min", "As of "} {
+	for _, want := range []string{"Without JavaScript the page does not update", "vm-db-1 will reboot", "in 14 min", "As of "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("without script the page lacks %q:\n%s", want, text)
 		}

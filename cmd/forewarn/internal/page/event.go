@@ -15,12 +15,12 @@ import (
 	"forewarn/sinks"
 )
 
-// An eventView is an event that is not over.
+// An eventView is an open event, ready for the template.
 type eventView struct {
 	ID, ShortID, Class, Headline, State string
 
 	Begun   bool
-	Count   passing // to NotBefore, or since it began
+	Count   countdown // to NotBefore, or since it began
 	When    moment
 	NoTime  string // what is said when there is no NotBefore
 	Why     string
@@ -29,19 +29,19 @@ type eventView struct {
 	VMs     []vmView
 	MoreVMs int
 	YouCan  string
-	Command string // that has it at once; "" for none
+	Command string // approves the event; "" for none
 	Cannot  string
-	// Approval is what came of approving it, or why it is not approved; "" without rules.
-	Approval string
-	Seen     moment
-	Told     string // which sinks accepted the newest change, and which did not; "" while that is not known
-	Links    []link // where to read on
+	// Approval is the result of an approval, or why the rules do not approve it; "" without rules.
+	Approval    string
+	Seen        moment
+	DeliveredTo string // the sinks by the state of the latest change; "" while unknown
+	Links       []link // into the Azure portal
 }
 
 // A link leads out of the page.
 type link struct{ Text, URL string }
 
-// links are those of the shared words: a line each, what it is called and its address.
+// links parses the links of package templates: one per line, text and URL separated by a tab.
 func links(lines string) (all []link) {
 	for line := range strings.Lines(lines) {
 		if text, url, _ := strings.Cut(strings.TrimSpace(line), "\t"); url != "" {
@@ -51,12 +51,12 @@ func links(lines string) (all []link) {
 	return all
 }
 
-// toldWords say which sinks have a change, which have it pending and for which it is a dead letter.
-func toldWords(deliveries []bridge.LifeDelivery) string {
+// deliveryWords lists the sinks that accepted a change, those for which it is pending, and those with a dead letter.
+func deliveryWords(deliveries []bridge.LifeDelivery) string {
 	by := map[string][]string{}
 	for _, d := range deliveries {
 		state := d.State
-		if state == outbox.StateSuperseded { // a newer message says it too
+		if state == outbox.StateSuperseded { // a newer message included it
 			state = outbox.StateAccepted
 		}
 		by[state] = append(by[state], wording.Printable(d.Sink))
@@ -72,24 +72,24 @@ func toldWords(deliveries []bridge.LifeDelivery) string {
 	return strings.Join(parts, "; ")
 }
 
-// A vmView is a machine that an event hits.
+// A vmView is a VM that an event names.
 type vmView struct {
 	Name string
 	Self bool
 }
 
-// event is an event that is not over.
+// event formats an open event.
 func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.Life) eventView {
 	azure, err := imds.UnmarshalEvent(e.Event)
-	if err != nil { // it was understood when it was stored
+	if err != nil { // cannot happen: it was decoded before
 		return eventView{Headline: "An event that cannot be read"}
 	}
-	var seen, begun time.Time // unknown while the history is
+	var seen, begun time.Time // zero if the history cannot be read
 	var approval string
 	var newest bridge.LifeChange
 	if i := slices.IndexFunc(lives, func(l bridge.Life) bool { return l.Event == azure.ID }); i >= 0 {
-		l := story(lives[i])
-		seen, begun = l.announced, l.begun
+		times := timesOf(lives[i])
+		seen, begun = times.announced, times.begun
 		newest = lives[i].Changes[len(lives[i].Changes)-1]
 		for _, c := range lives[i].Changes {
 			if c.Approval != nil {
@@ -101,13 +101,14 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 	if azure.Status == wording.Started {
 		change.Kind = imds.Started
 	}
-	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now}) // what is not valid in it is shown all the same
+	ce, _ := cloudevent.Wrap(change, cloudevent.Circumstances{Observer: o, Time: p.now}) // an invalid one is shown too
 	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
 
 	v := eventView{
-		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f), State: "Announced",
-		When: p.moment(e.NotBefore), Why: p.say("why", f), Effect: p.say("effect", f), HowLong: p.say("howLong", f), Approval: approval, Seen: p.moment(seen),
-		Told: toldWords(newest.Deliveries), Links: links(p.say("links", f)),
+		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f),
+		State: "Announced", When: p.moment(e.NotBefore), Why: p.say("why", f), Effect: p.say("effect", f),
+		HowLong: p.say("howLong", f), Approval: approval, Seen: p.moment(seen),
+		DeliveredTo: deliveryWords(newest.Deliveries), Links: links(p.say("links", f)),
 	}
 	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
 		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
@@ -123,7 +124,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 	default:
 		v.Count = p.until(e.NotBefore)
 	}
-	for _, name := range azure.Resources { // this VM first, so that it is never one of those left out
+	for _, name := range azure.Resources { // this VM first, so that it is never left out
 		vm := vmView{Name: wording.Printable(name), Self: imds.Event{Resources: []string{name}}.Affects(o.Name)}
 		if vm.Self {
 			v.VMs = slices.Insert(v.VMs, 0, vm)
@@ -137,13 +138,13 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.
 		if v.YouCan = p.say("youCan", f); v.YouCan != "" {
 			v.Command, v.Cannot = p.say("approval", f), p.say("cannot", f)
 		} else if v.Class == "preempt" {
-			v.YouCan = "Nothing can stop it."
+			v.YouCan = "Nothing: a Spot eviction can't be stopped."
 		}
 	}
 	return v
 }
 
-// changeWord says a change in a word.
+// changeWord names a change for people.
 func changeWord(c imds.ChangeKind, o cloudevent.Outcome) string {
 	switch c {
 	case imds.Scheduled:
@@ -164,7 +165,7 @@ func changeWord(c imds.ChangeKind, o cloudevent.Outcome) string {
 	return wording.Printable(string(c))
 }
 
-// typeClass is the class that a type of event is drawn with.
+// typeClass returns the CSS class of a type of event.
 func typeClass(typ string) string {
 	switch typ = strings.ToLower(typ); typ {
 	case "reboot", "redeploy", "freeze", "preempt", "terminate":
@@ -173,5 +174,5 @@ func typeClass(typ string) string {
 	return "other"
 }
 
-// soon is when an event is due; one without a time comes last.
+// soon returns the sort key of an event: when it is due, and last if that is unknown.
 func soon(e eventView) string { return cmp.Or(e.When.Machine, "~") }

@@ -11,27 +11,27 @@ import (
 	"sync"
 )
 
-// A family is a metric: its series by the values of their labels. It writes itself in Prometheus' text format, version
-// 0.0.4. Several goroutines may use it.
+// A family is a metric with all its series, written in Prometheus' text format, version 0.0.4. It is safe for
+// concurrent use.
 type family struct {
 	name, help, kind string    // the kind is counter, gauge or histogram
-	labels           []string  // their names, sorted as they are written
+	labels           []string  // names, in alphabetical order
 	bounds           []float64 // of a histogram's buckets, ascending
 
 	mu     sync.Mutex
-	series map[string]*series // by the values of the labels, joined
+	series map[string]*series // by the joined values of the labels
 }
 
-// A series is one line of a family, or several if it is a histogram.
+// A series is one line of a family, or the lines of one histogram.
 type series struct {
 	values  []string // of the labels
-	value   float64  // of a histogram the sum
-	buckets []uint64 // how many values each has; the last is for those above all bounds
+	value   float64  // of a histogram: the sum
+	buckets []uint64 // of a histogram: counts per bucket; the last is for values above all bounds
 }
 
-// at is the series with these values of the labels, which starts at 0. mu is held.
+// at returns the series with these label values, and makes it if there is none. The caller holds mu.
 func (f *family) at(values []string) *series {
-	key := strings.Join(values, "\xff") // no label has that byte, which UTF-8 lacks
+	key := strings.Join(values, "\xff") // a byte that never occurs in UTF-8
 	s, ok := f.series[key]
 	if !ok {
 		if f.series == nil {
@@ -46,7 +46,7 @@ func (f *family) at(values []string) *series {
 	return s
 }
 
-// add adds v to a counter. Adding 0 makes a series that is not there.
+// add adds v to a counter.
 func (f *family) add(v float64, labels ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -60,7 +60,7 @@ func (f *family) set(v float64, labels ...string) {
 	f.at(labels).value = v
 }
 
-// observe puts v into a histogram.
+// observe counts v in a histogram.
 func (f *family) observe(v float64, labels ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,7 +70,7 @@ func (f *family) observe(v float64, labels ...string) {
 	s.buckets[bucket]++
 }
 
-// expect makes a series of 0 if there is none.
+// expect makes a series with value 0 if there is none.
 func (f *family) expect(labels ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -82,7 +82,7 @@ var (
 	labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
-// write writes the family, nothing if it has no series.
+// write writes the family; nothing if it has no series.
 func (f *family) write(w *bytes.Buffer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +90,8 @@ func (f *family) write(w *bytes.Buffer) {
 		return
 	}
 	w.WriteString("# HELP " + f.name + " " + helpEscapes.Replace(f.help) + "\n# TYPE " + f.name + " " + f.kind + "\n")
-	sorted := slices.SortedFunc(maps.Values(f.series), func(a, b *series) int { return slices.Compare(a.values, b.values) })
+	sorted := slices.SortedFunc(maps.Values(f.series),
+		func(a, b *series) int { return slices.Compare(a.values, b.values) })
 	for _, s := range sorted {
 		if f.kind != "histogram" {
 			f.line(w, "", s.values, "", s.value)
@@ -110,7 +111,7 @@ func (f *family) write(w *bytes.Buffer) {
 	}
 }
 
-// line writes one line, of a bucket with its bound.
+// line writes one line; bound is the label le of a bucket, "" for other lines.
 func (f *family) line(w *bytes.Buffer, suffix string, values []string, bound string, v float64) {
 	w.WriteString(f.name + suffix)
 	sep := "{"
@@ -130,10 +131,10 @@ func (f *family) line(w *bytes.Buffer, suffix string, values []string, bound str
 	w.WriteString(" " + number(v) + "\n")
 }
 
-// number is a number as the text format has it.
+// number formats a number for the text format.
 func number(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
-// exposition is the text of all families, by name.
+// exposition returns the text of all families, sorted by name.
 func exposition(families ...[]*family) []byte {
 	var w bytes.Buffer
 	all := slices.Concat(families...)

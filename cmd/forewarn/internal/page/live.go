@@ -18,44 +18,44 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// pageFiles are the template of the page and what it loads. Nothing is loaded from elsewhere.
+// pageFiles holds the template of the page and the files that it loads.
 //
 //go:embed assets
 var pageFiles embed.FS
 
-// pageParts are the parts of the page that are sent anew when they change, by the ids of their elements and the names of
-// their templates.
+// pageParts are the parts of the page that are sent again when they change. Each name is the id of an element and the
+// name of its template.
 var pageParts = []string{"summary", "trouble", "open", "timeline", "sinks", "dead", "foot"}
 
 // How the page is kept up to date.
 const (
-	maxStreams     = 16              // browsers at a time; more are asked to come back
-	streamEvery    = time.Second     // how often it is looked whether something changed
-	streamQuiet    = 5 * time.Second // after which the browser is told that nothing did
-	streamPatience = 10 * time.Second
-	pageMemory     = 2 * time.Minute // how long what was read is kept for another look
+	maxStreams    = 16               // concurrent browsers; more are asked to try again
+	streamEvery   = time.Second      // interval between checks for changes
+	streamQuiet   = 5 * time.Second  // longest time without a message to the browser
+	streamTimeout = 10 * time.Second // for writing one message
+	historyCache  = 2 * time.Minute  // how long the history stays in memory after the last request
 )
 
-// A webPage is the page for people. It holds no goroutine: each browser that follows it has the one of its request,
-// which ends with the connection and with the server.
+// A webPage is the page for people. It starts no goroutines: each browser that follows it is served by the goroutine of
+// its request, which ends with the connection and with the server.
 type webPage struct {
 	look  func() pageFacts
-	build string // of the files, so that a browser can see that it has old ones
+	build string // hash of the files, so that a browser notices that its own are old
 
-	parsed func() (*template.Template, error) // once, and not before somebody looks
+	parsed func() (*template.Template, error) // parses the template at the first request
 	whole  func() wholePage
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards the fields below
 	streams int
-	parts   map[string]string // as they were at the time made
+	parts   map[string]string // rendered at made
 	title   string
 	made    time.Time
 }
 
-// newPage is the page that shows what look finds.
+// newPage returns a page that shows the facts that look returns.
 func newPage(look func() pageFacts) *webPage {
 	sum := sha256.New()
-	_ = fs.WalkDir(pageFiles, ".", func(path string, d fs.DirEntry, err error) error { // cannot fail: it is in the binary
+	_ = fs.WalkDir(pageFiles, ".", func(path string, d fs.DirEntry, err error) error { // embedded files cannot fail
 		if err == nil && !d.IsDir() {
 			body, _ := pageFiles.ReadFile(path)
 			sum.Write(body)
@@ -71,21 +71,21 @@ func parsePage() (*template.Template, error) {
 	return template.ParseFS(pageFiles, "assets/page.html.tmpl")
 }
 
-// pageChanges is how many changes of the past the page looks at. It shows fewer events than that.
+// pageChanges bounds the changes of the past that the page reads. It shows fewer events than that.
 const pageChanges = 1000
 
-// bridgeFacts looks at a bridge. The history is read again only when something has changed, and never so often that
-// reading it would take more than a small part of the time. It grows with the events of a month, so it is let go when
-// nobody looks any more.
+// bridgeFacts returns a function that reads the facts of the page from a bridge. It reads the history again only when
+// something has changed, and spends at most a twentieth of the time on that. The history may be large, so it is dropped
+// when nobody looks at the page for a while.
 func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	var mu sync.Mutex
 	var lives []bridge.Life
 	var more bool
 	var failed error
-	var known [sha256.Size]byte // what changes when the history does
+	var known [sha256.Size]byte // hash of what changes whenever the history does
 	var read time.Time
 	var took time.Duration
-	forget := time.AfterFunc(pageMemory, func() {
+	drop := time.AfterFunc(historyCache, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		lives, failed, read = nil, nil, time.Time{}
@@ -107,9 +107,10 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 		mu.Lock()
 		defer mu.Unlock()
 		now := time.Now()
-		forget.Reset(pageMemory)
+		drop.Reset(historyCache)
 		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
-			lives, more, failed = bridge.RecentHistory(b.Outbox, bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}, pageChanges, now)
+			period := bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}
+			lives, more, failed = bridge.RecentHistory(b.Outbox, period, pageChanges, now)
 			known, read, took = state, now, time.Since(now)
 		}
 		f.Lives, f.MoreLives, f.Err = lives, more, failed
@@ -126,20 +127,20 @@ func (p *webPage) routes(mux *http.ServeMux) {
 	} {
 		body, err := pageFiles.ReadFile("assets/" + path)
 		if err != nil {
-			continue // a test loads them all
+			continue // cannot happen: a test loads all files
 		}
 		sum := sha256.Sum256(body)
 		tag := strconv.Quote(hex.EncodeToString(sum[:8]))
 		mux.HandleFunc("GET /"+path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", kind)
-			w.Header().Set("Cache-Control", "no-cache") // ask, and hear 304
+			w.Header().Set("Cache-Control", "no-cache") // the browser asks each time, and usually gets a 304
 			w.Header().Set("ETag", tag)
 			http.ServeContent(w, r, path, time.Time{}, bytes.NewReader(body))
 		})
 	}
 }
 
-// view is the page as things are now.
+// view returns the template and the current content of the page.
 func (p *webPage) view(live bool) (*template.Template, pageView, error) {
 	page, err := p.parsed()
 	if err != nil {
@@ -155,13 +156,13 @@ func (p *webPage) view(live bool) (*template.Template, pageView, error) {
 	return page, v, nil
 }
 
-// A wholePage is the page as it is sent, or why it cannot be made.
+// A wholePage is the rendered page, or the error of rendering it.
 type wholePage struct {
 	body []byte
 	err  error
 }
 
-// render makes the page, which is complete without any script.
+// render renders the page. It is complete without its script.
 func (p *webPage) render() wholePage {
 	page, v, err := p.view(false)
 	var b bytes.Buffer
@@ -180,12 +181,12 @@ func (p *webPage) show(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(page.body) // a browser that went away needs nothing
+	_, _ = w.Write(page.body) // fails only when the browser is gone
 }
 
-// now gives the parts as they are, made at most once in a while for however many browsers. What passes with time is left
-// to their scripts, so that a part changes only when something did.
-func (p *webPage) now() (parts map[string]string, title string, err error) {
+// current returns the parts of the page, rendered at most twice a second for all browsers together. Countdowns are left
+// to the script, so that a part changes only when its facts do.
+func (p *webPage) current() (parts map[string]string, title string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if time.Since(p.made) < streamEvery/2 {
@@ -207,15 +208,15 @@ func (p *webPage) now() (parts map[string]string, title string, err error) {
 	return parts, v.Title, nil
 }
 
-// pageNews is one message to a browser.
+// pageNews is a message to a browser.
 type pageNews struct {
 	Now   int64             `json:"now"` // Unix milliseconds
 	Build string            `json:"build"`
 	Title string            `json:"title"`
-	Parts map[string]string `json:"parts,omitempty"` // those that changed
+	Parts map[string]string `json:"parts,omitempty"` // the parts that changed
 }
 
-// stream sends a browser what changes, as server-sent events, until it goes away or the server ends.
+// stream sends the changes of the page as server-sent events until the browser or the server goes away.
 func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 	if !p.enter() {
 		w.Header().Set("Retry-After", "10")
@@ -230,9 +231,9 @@ func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 	tick := time.NewTicker(streamEvery)
 	defer tick.Stop()
 	for {
-		parts, title, err := p.now()
+		parts, title, err := p.current()
 		if err != nil {
-			return // the page itself says why
+			return // loading the page shows the error
 		}
 		news := pageNews{Now: time.Now().UnixMilli(), Build: p.build, Title: title, Parts: map[string]string{}}
 		for name, part := range parts {
@@ -245,7 +246,7 @@ func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 			if err != nil {
 				return
 			}
-			_ = conn.SetWriteDeadline(time.Now().Add(streamPatience)) // a browser that does not read is let go
+			_ = conn.SetWriteDeadline(time.Now().Add(streamTimeout)) // drops a browser that does not read
 			if _, err := fmt.Fprintf(w, "data: %s\n\n", body); err != nil {
 				return
 			}
@@ -262,7 +263,7 @@ func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// enter counts a browser in, unless there are too many.
+// enter counts a new browser; false if there are too many.
 func (p *webPage) enter() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -273,7 +274,7 @@ func (p *webPage) enter() bool {
 	return true
 }
 
-// leave counts it out. The last one leaves nothing behind.
+// leave uncounts a browser. The last one frees the rendered parts.
 func (p *webPage) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

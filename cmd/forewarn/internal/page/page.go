@@ -1,10 +1,10 @@
-// Package page serves what can be seen of a running forewarn on TCP, all of it read-only: the page for people, which
-// updates itself, status.json, health and the metrics for Prometheus.
+// Package page serves everything that a running forewarn shows on TCP, all of it read-only: the live page for people,
+// status.json, health checks and the metrics for Prometheus.
 //
-// The page is made in two steps. A look at the bridge gives facts (live.go), and a pageWriter turns them into words and
-// shapes, with no I/O (view.go, event.go, trouble.go, timeline.go); assets/page.html.tmpl lays those out. A browser gets
+// The page is made in two steps. live.go reads the facts from the bridge, and a pageWriter turns them into texts and
+// positions without I/O (view.go, event.go, trouble.go, timeline.go); assets/page.html.tmpl lays them out. Browsers get
 // the parts that changed as server-sent events. The metrics are counters that the bridge feeds as its Meter, and gauges
-// made of its status (metrics.go), in a small writer of Prometheus' text format (exposition.go).
+// made from its status (metrics.go), written in Prometheus' text format (exposition.go).
 package page
 
 import (
@@ -18,7 +18,7 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// Probes serves what machines ask for: health and metrics.
+// Probes serves /healthz, /readyz and /metrics.
 func Probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 	mux, status := http.NewServeMux(), shared(statusAge, b.Status)
 	mux.Handle("GET /metrics", metrics)
@@ -33,24 +33,24 @@ func Probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 	return mux
 }
 
-// Handler serves what may be seen on TCP: the page for people, health, metrics and status. Nothing here changes anything.
+// Handler serves the page, status.json and what Probes serves. listen is the address it is served on.
 func Handler(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
 	mux := Probes(b, metrics)
 	status := shared(statusAge, func() []byte {
 		var body bytes.Buffer
-		_ = wording.PrintJSON(&body, b.Status()) // a status can be said in JSON
+		_ = wording.PrintJSON(&body, b.Status()) // every status can be encoded
 		return body.Bytes()
 	})
 	mux.HandleFunc("GET /status.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(status()) // whoever went away needs nothing
+		_, _ = w.Write(status()) // fails only when the client is gone
 	})
 	newPage(bridgeFacts(b)).routes(mux)
 	name, _, _ := net.SplitHostPort(listen)
 	return localHost(mux, name)
 }
 
-// health answers 200 when there is no reason against it, else 503 with one reason a line.
+// health answers 200, or 503 with one reason per line if there are any.
 func health(w http.ResponseWriter, reasons []string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
@@ -64,29 +64,31 @@ func health(w http.ResponseWriter, reasons []string) {
 	}
 }
 
-// safety are the headers of every answer: a browser loads nothing from elsewhere, runs nothing that is written into the
-// page, shows it in nobody's frame and gives it to no other site.
-var safety = map[string]string{
-	"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; " +
-		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+// securityHeaders are part of every answer. They forbid scripts inside the page, resources from other sites, frames,
+// and access by other sites.
+var securityHeaders = map[string]string{
+	"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
+		"img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 	"X-Content-Type-Options":       "nosniff",
 	"Referrer-Policy":              "no-referrer",
 	"Cross-Origin-Resource-Policy": "same-origin",
 	"Cross-Origin-Opener-Policy":   "same-origin",
 }
 
-// localHost refuses requests under a name that a web page could have rebound to this address.
+// localHost protects against DNS rebinding: it refuses host names other than localhost and the name of the setting
+// listen.
 func localHost(h http.Handler, listen string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := r.Host
 		if name, _, err := net.SplitHostPort(host); err == nil {
 			host = name
 		}
-		if net.ParseIP(strings.Trim(host, "[]")) == nil && !strings.EqualFold(host, "localhost") && !strings.EqualFold(host, listen) {
+		if net.ParseIP(strings.Trim(host, "[]")) == nil && !strings.EqualFold(host, "localhost") && !strings.EqualFold(host,
+			listen) {
 			http.Error(w, "unknown host", http.StatusMisdirectedRequest)
 			return
 		}
-		for name, value := range safety {
+		for name, value := range securityHeaders {
 			w.Header().Set(name, value)
 		}
 		h.ServeHTTP(w, r)

@@ -75,13 +75,17 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 	due := now.Add(14*time.Minute + 12*time.Second)
 	rest := text
 	for _, want := range []string{
-		"1 thing needs you. 1 message is a dead letter. Azure announces 2 events, the next for " + due.In(berlin).Format("15:04:05 MST"),
+		"1 thing needs you. 1 message is a dead letter. Azure announces 2 events, the next for " +
+			due.In(berlin).Format("15:04:05 MST"),
 		`"ops-chat" (slack) needs you.`, "Reason: invalid_auth. Nothing is lost yet: 3 messages are waiting",
 		"Has begun", "vm-db-3: pause has begun", "about 5 s, says Azure.",
-		"Announced", "vm-db-1 will reboot", "in 14 min 1", due.In(berlin).Format("15:04:05 MST"), due.UTC().Format("(15:04:05 UTC)"), "at the earliest",
-		`Azure maintenance: "Host server is undergoing maintenance."`, "vm-db-1 (this VM)", "vm-db-2", "sudo forewarn approve",
-		"The last 30 days", "Reboot, 3 events", "vm-db-1: reboot cancelled, nothing happened", "vm-db-1: reboot is over", "Redeploy, 1 event", "Freeze, 6 events",
-		"Who is told", "ops-chat slack Needs you 3, oldest 2 h 0 min ago", "invalid_auth. Next try in 3", "audit file Works",
+		"Announced", "vm-db-1 will reboot", "in 14 min 1", due.In(berlin).Format("15:04:05 MST"),
+		due.UTC().Format("(15:04:05 UTC)"), "at the earliest",
+		`Azure maintenance: "Host server is undergoing maintenance."`, "vm-db-1 (this VM)", "vm-db-2",
+		"sudo forewarn approve",
+		"The last 30 days", "Reboot, 3 events", "vm-db-1: reboot cancelled, nothing happened", "vm-db-1: reboot is over",
+		"Redeploy, 1 event", "Freeze, 6 events",
+		"Sinks", "ops-chat slack Needs you 3, oldest 2 h 0 min ago", "invalid_auth. Next try in 3", "audit file Works",
 		"Dead letters These", "runbook/812", "Freeze announced", "refused by the destination: 422 Unprocessable Entity",
 		"forewarn 1.0.0, started",
 	} {
@@ -142,7 +146,8 @@ func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	}
 	text := shown(t, f)
 	for _, want := range []string{
-		"And 9950 more: sudo forewarn status", "And 300 more: sudo forewarn status", "Older events are left out: sudo forewarn history",
+		"And 9950 more: sudo forewarn status", "And 300 more: sudo forewarn status",
+		"Older events are left out: sudo forewarn history",
 		wording.Plural(len(f.Dead)+9_000, "message is a dead letter", "messages are dead letters"),
 	} {
 		if !strings.Contains(text, want) {
@@ -174,40 +179,48 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 		err        error
 		want, lack string
 	}{
-		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing needs you. Azure announces nothing.", "Dead letters These"},
+		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing needs you. Azure announces nothing.",
+			"Dead letters These"},
 		{"calm", bridge.Status{Ready: true, IMDS: answered}, nil, "Azure announces nothing for this VM.", "has not answered"},
 		{"no sink", bridge.Status{Ready: true, IMDS: answered}, nil, "There are no sinks, so nobody is notified.", "Works"},
-		{"no past", bridge.Status{Ready: true, IMDS: answered}, nil, "Nothing is on record of the last 30 days.", "In words"},
+		{"no past", bridge.Status{Ready: true, IMDS: answered}, nil, "No events in the last 30 days.", "As a table"},
 		{"no answer yet", bridge.Status{Reasons: []string{"the endpoint has not answered yet"}}, nil,
-			"Azure has not answered yet, so nothing is known of its plans.", "announces nothing"},
+			"Azure has not answered yet, so its plans are unknown.", "announces nothing"},
 		{"no answer any more", bridge.Status{IMDS: bridge.IMDSStatus{LastAnswer: now, LastError: "timeout"}}, nil,
-			"Azure does not answer. When it last did, at " + now.UTC().Format("15:04:05 UTC"), "Azure announces nothing"},
+			"Azure does not answer. Its last answer, at " + now.UTC().Format("15:04:05 UTC"), "Azure announces nothing"},
 		{"a failed answer", bridge.Status{Ready: true, IMDS: bridge.IMDSStatus{LastAnswer: now, LastError: "timeout"}}, nil,
-			"Nothing needs you. Azure does not answer; it had announced nothing.", "Azure announces nothing"},
-		{"no answer any more", bridge.Status{IMDS: bridge.IMDSStatus{LastAnswer: now, LastError: "timeout"}, Events: sampleFacts(now).Status.Events}, nil,
-			"This is what it announced when it last did, at " + now.UTC().Format("15:04:05 UTC"), "announces nothing"},
+			"Nothing needs you. Azure does not answer; its last answer announced nothing.", "Azure announces nothing"},
+		{"no answer any more", bridge.Status{IMDS: bridge.IMDSStatus{LastAnswer: now, LastError: "timeout"},
+			Events: sampleFacts(now).Status.Events}, nil,
+			"These events are from its last answer, at " + now.UTC().Format("15:04:05 UTC"), "announces nothing"},
 		{"not answered since the start", bridge.Status{Events: sampleFacts(now).Status.Events}, nil,
-			"This is what it announced before forewarn started.", "announces nothing"},
+			"These events are from before forewarn started.", "announces nothing"},
 		{"a wave", bridge.Status{Ready: true, IMDS: answered, Events: slices.Repeat(sampleFacts(now).Status.Events, 30)}, nil,
 			"And 10 more: sudo forewarn status", "announces nothing"},
 		{"not ready", bridge.Status{Reasons: []string{"the outbox cannot be written: disk full"}, IMDS: answered}, nil,
 			"Not ready. 1 thing needs you.", "Nothing needs you"},
 		{"not ready", bridge.Status{Reasons: []string{"the outbox cannot be written: disk full"}, IMDS: answered}, nil,
 			"Not ready: the outbox cannot be written: disk full.", "Nothing needs you"},
-		{"no history", bridge.Status{Ready: true, IMDS: answered}, errors.New("database not open"), "The history cannot be read: database not open.", "Nothing is on record"},
-		{"refused settings", bridge.Status{Ready: true, IMDS: answered, Settings: bridge.SettingsInfo{LastError: "line 3"}}, nil,
-			"The newest settings were refused; older ones are in force. line 3", "Nothing needs you"},
+		{"no history", bridge.Status{Ready: true, IMDS: answered}, errors.New("database not open"),
+			"The history cannot be read: database not open.", "No events in"},
+		{"refused settings", bridge.Status{Ready: true, IMDS: answered, Settings: bridge.SettingsInfo{LastError: "line 3"}},
+			nil,
+			"The newest settings are wrong; older ones are in force. line 3", "Nothing needs you"},
 		{"a sink that is silent", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
-			Name: "hook", Kind: "webhook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 301, LastError: "timeout"}}}, nil,
-			`1 thing needs you. Azure announces nothing. Needs you "hook" (webhook) needs you. Reason: timeout.`, "Trying again"},
+			Name: "hook", Kind: "webhook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 301,
+			LastError: "timeout"}}}, nil,
+			`1 thing needs you. Azure announces nothing. Needs you "hook" (webhook) needs you. Reason: timeout.`,
+			"Trying again"},
 		{"a sink that is not silent yet", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
-			Name: "hook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 7200, LastAccepted: now.Add(-299 * time.Second)}}}, nil,
+			Name: "hook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 7200,
+			LastAccepted: now.Add(-299 * time.Second)}}}, nil,
 			"hook Trying again", "1 thing needs you"},
 		{"a sink that refused the last", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
 			Name: "hook", State: bridge.SinkOK, DeadLetters: 1, LastError: "rejected: 422 Unprocessable Entity"}}}, nil,
 			"hook Last failed 0 0 1 not since start 422 Unprocessable Entity", "Ready"},
-		{"a sink that is gone", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{Name: "old", State: bridge.SinkOrphaned, Pending: 2}}}, nil,
-			"The sink old is gone from the settings, and 2 messages are still owed to it.", "Nothing needs you"},
+		{"a sink that is gone", bridge.Status{Ready: true, IMDS: answered,
+			Sinks: []bridge.SinkStatus{{Name: "old", State: bridge.SinkOrphaned, Pending: 2}}}, nil,
+			"The sink old is gone from the settings, and 2 messages are still pending for it.", "Nothing needs you"},
 	} {
 		text := shown(t, pageFacts{Status: tt.status, Err: tt.err})
 		if !strings.Contains(text, tt.want) || strings.Contains(text, tt.lack) {
@@ -228,7 +241,7 @@ func TestPageShowsOutsideTextAsText(t *testing.T) {
 	own := append(all(visit(t, h, "/").Body.String()), "<b", "</b") // who is told of what is in bold
 	p, h := pageOf(func() pageFacts { return hostileFacts(time.Now()) })
 	bodies := []string{visit(t, h, "/").Body.String()}
-	parts, _, err := p.now()
+	parts, _, err := p.current()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +263,8 @@ func TestPageShowsOutsideTextAsText(t *testing.T) {
 	}
 }
 
-// The page loads nothing from elsewhere and holds no script and no style of its own, so that its policy can forbid both.
+// The page loads nothing from elsewhere and holds no script and no style of its own, so that its policy can forbid
+// both.
 func TestPageLoadsOnlyItsOwn(t *testing.T) {
 	_, h := pageOf(func() pageFacts { return sampleFacts(time.Now()) })
 	body := visit(t, h, "/").Body.String()
@@ -284,7 +298,8 @@ func TestPageGuardsItself(t *testing.T) {
 	for _, path := range []string{"/", "/page.css", "/page.js", "/icon.svg", "/nothing"} {
 		w := visit(t, h, path)
 		policy := w.Header().Get("Content-Security-Policy")
-		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self'",
+		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+			"img-src 'self'",
 			"frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"} {
 			if !strings.Contains(policy, want) {
 				t.Errorf("GET %s: the policy %q lacks %q", path, policy, want)
@@ -319,9 +334,11 @@ func TestPageGuardsItself(t *testing.T) {
 // What the page loads is asked for once; after that the answer is that nothing changed.
 func TestPageFilesAreKept(t *testing.T) {
 	_, h := pageOf(func() pageFacts { return sampleFacts(time.Now()) })
-	for path, kind := range map[string]string{"/page.css": "text/css", "/page.js": "text/javascript", "/icon.svg": "image/svg+xml"} {
+	for path, kind := range map[string]string{"/page.css": "text/css", "/page.js": "text/javascript",
+		"/icon.svg": "image/svg+xml"} {
 		w := visit(t, h, path)
-		if got := w.Header().Get("Content-Type"); !strings.HasPrefix(got, kind) || w.Code != http.StatusOK || w.Body.Len() == 0 {
+		if got := w.Header().Get("Content-Type"); !strings.HasPrefix(got,
+			kind) || w.Code != http.StatusOK || w.Body.Len() == 0 {
 			t.Errorf("GET %s = %d, %q with %d bytes, want 200, %s", path, w.Code, got, w.Body.Len(), kind)
 		}
 		again := visit(t, h, path, "If-None-Match", w.Header().Get("ETag"))
@@ -360,7 +377,8 @@ func next(t *testing.T, lines *bufio.Scanner) pageNews {
 	return pageNews{}
 }
 
-// A browser that follows the page hears all parts at first, then only those that changed; that time passes changes none.
+// A browser that follows the page hears all parts at first, then only those that changed; that time passes changes
+// none.
 func TestPageSendsWhatChanged(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -386,7 +404,8 @@ func TestPageSendsWhatChanged(t *testing.T) {
 	for len(news.Parts) == 0 {
 		news = next(t, lines)
 	}
-	if !strings.Contains(news.Parts["open"], "pause has begun") || strings.Contains(news.Parts["open"], "will reboot") || news.Parts["sinks"] != "" {
+	if !strings.Contains(news.Parts["open"], "pause has begun") || strings.Contains(news.Parts["open"],
+		"will reboot") || news.Parts["sinks"] != "" {
 		t.Errorf("after one event of two has gone, the parts are %v", news.Parts)
 	}
 	if want := "needs you · 1 event · vm-db-1 · forewarn"; news.Title != want {
@@ -420,7 +439,8 @@ func TestPageStreamsAreBoundedAndEnd(t *testing.T) {
 	}
 	_, refused := follow(t, url)
 	if refused.StatusCode != http.StatusServiceUnavailable || refused.Header.Get("Retry-After") == "" {
-		t.Errorf("one browser too many hears %d, Retry-After %q; want 503 and a time", refused.StatusCode, refused.Header.Get("Retry-After"))
+		t.Errorf("one browser too many hears %d, Retry-After %q; want 503 and a time", refused.StatusCode,
+			refused.Header.Get("Retry-After"))
 	}
 	all[0].Body.Close()
 	open(maxStreams - 1)
@@ -443,7 +463,8 @@ func TestPageForgetsTheHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := bridge.New(bridge.Options{
-			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
+			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log,
+				azure.RoundTripper()), Outbox: box, Log: log,
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -464,16 +485,16 @@ func TestPageForgetsTheHistory(t *testing.T) {
 		if first.Value() == nil {
 			t.Error("the history is gone at once, want it kept for the next look")
 		}
-		time.Sleep(pageMemory)
+		time.Sleep(historyCache)
 		synctest.Wait()
 		runtime.GC()
 		if first.Value() != nil {
-			t.Errorf("the history is in memory %v after the last look, want it gone", pageMemory)
+			t.Errorf("the history is in memory %v after the last look, want it gone", historyCache)
 		}
 		seen() // and read again
 
 		p := newPage(look)
-		if parts, _, err := p.now(); err != nil || len(parts) == 0 || !p.enter() {
+		if parts, _, err := p.current(); err != nil || len(parts) == 0 || !p.enter() {
 			t.Fatalf("the page has %d parts: %v", len(parts), err)
 		}
 		p.leave()
@@ -540,8 +561,10 @@ func TestPageNamesThisVMFirst(t *testing.T) {
 	for i := range wording.ShownVMs + 5 {
 		vms = append(vms, fmt.Sprint("vm-", i))
 	}
-	f.Status.Events[0].Event = statustest.Event(statustest.EventID("reboot"), "Reboot", "Platform", "", f.Status.Events[0].NotBefore, -1, append(vms, "vm-db-1")...)
-	if text := shown(t, f); !strings.Contains(text, "Machines vm-db-1 (this VM) vm-0 vm-1 ") || !strings.Contains(text, "vm-18 and 6 more") {
+	f.Status.Events[0].Event = statustest.Event(statustest.EventID("reboot"), "Reboot", "Platform", "",
+		f.Status.Events[0].NotBefore, -1, append(vms, "vm-db-1")...)
+	if text := shown(t, f); !strings.Contains(text, "VMs vm-db-1 (this VM) vm-0 vm-1 ") || !strings.Contains(text,
+		"vm-18 and 6 more") {
 		t.Errorf("the page says:\n%s\nwant this VM before the others, and how many are left out", text)
 	}
 }
@@ -555,7 +578,8 @@ func TestPageShowsApprovals(t *testing.T) {
 	}
 	life := &f.Lives[len(f.Lives)-1]
 	life.Changes = append(life.Changes, bridge.LifeChange{
-		Change: imds.Approved, Time: time.Now(), Approval: &cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Status: "200 OK"},
+		Change: imds.Approved, Time: time.Now(), Approval: &cloudevent.Approval{Result: cloudevent.ResultApproved,
+			By: "rule 1", Status: "200 OK"},
 	})
 	if text := shown(t, f); !strings.Contains(text, "Approval Approved by rule 1, Azure answered 200 OK, ") {
 		t.Errorf("of an event that was approved the page says:\n%s", text)
@@ -569,12 +593,14 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 	var f pageFacts
 	for i := range timelineBars + 30 {
 		ago := 29*24*time.Hour - time.Duration(i)*3*time.Hour
-		f.Lives = append(f.Lives, sampleLife(now, fmt.Sprint(i), "Reboot", ago, 15*time.Minute, time.Duration(i%40)*time.Hour+16*time.Minute,
-			cloudevent.OutcomeCompleted, "vm-0"))
+		f.Lives = append(f.Lives,
+			sampleLife(now, fmt.Sprint(i), "Reboot", ago, 15*time.Minute, time.Duration(i%40)*time.Hour+16*time.Minute,
+				cloudevent.OutcomeCompleted, "vm-0"))
 	}
 	v := pageWriter{now: now, zone: time.UTC}.timeline(f)
 	if len(v.Rows) != 1 || len(v.Rows[0].Bars) != timelineBars || v.Older != "30 older events are" {
-		t.Fatalf("there are %d rows and %q left out, want 1 row of %d bars and 30 older events", len(v.Rows), v.Older, timelineBars)
+		t.Fatalf("there are %d rows and %q left out, want 1 row of %d bars and 30 older events", len(v.Rows), v.Older,
+			timelineBars)
 	}
 	share := func(s string) float64 {
 		x, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
@@ -589,7 +615,7 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 		if from < 0 || start < from || to < start || to > 100 || b.Y > v.Axis {
 			t.Errorf("bar %d goes from %v over %v to %v at %d of %d", i, from, start, to, b.Y, v.Axis)
 		}
-		if end, ok := ends[b.Y]; ok && from < end+least-0.02 {
+		if end, ok := ends[b.Y]; ok && from < end+minBar-0.02 {
 			t.Errorf("bar %d begins at %v, where another one in its lane ends at %v", i, from, end)
 		}
 		ends[b.Y] = to
@@ -618,18 +644,20 @@ func TestPageContrast(t *testing.T) {
 			}
 			return (max(x, y) + 0.05) / (min(x, y) + 0.05)
 		}
-		for _, text := range []string{"text", "quiet", "link", "alarm", "warn", "good", "reboot", "redeploy", "freeze", "preempt", "terminate", "other"} {
+		for _, text := range []string{"text", "quiet", "link", "alarm", "warn", "good", "reboot", "redeploy", "freeze",
+			"preempt", "terminate", "other"} {
 			for _, ground := range []string{"ground", "card", "alarm-ground"} {
 				if r := ratio(text, ground); r < 4.5 {
-					t.Errorf("%s: %s on %s has a contrast of %.2f, want at least 4.5", theme, text, ground, r)
+					t.Errorf("%s: %s on %s has a contrast of %.2f, want at minBar 4.5", theme, text, ground, r)
 				}
 			}
 		}
 		if r := ratio("focus", "ground"); r < 3 {
-			t.Errorf("%s: the focus has a contrast of %.2f, want at least 3", theme, r)
+			t.Errorf("%s: the focus has a contrast of %.2f, want at minBar 3", theme, r)
 		}
 	}
-	if n := strings.Count(string(css), "#"); n > strings.Count(blocks[0][1]+blocks[1][1], "#")+strings.Count(string(css), "#main")+strings.Count(string(css), "#live")+strings.Count(string(css), "#summary") {
+	if n := strings.Count(string(css), "#"); n > strings.Count(blocks[0][1]+blocks[1][1], "#")+strings.Count(string(css),
+		"#main")+strings.Count(string(css), "#live")+strings.Count(string(css), "#summary") {
 		t.Errorf("page.css has a colour that is in neither set, so its contrast is not held")
 	}
 }
@@ -650,8 +678,8 @@ func luminance(t *testing.T, hex string) float64 {
 	return 0.2126*part(16) + 0.7152*part(8) + 0.0722*part(0)
 }
 
-// The card of an event says which sinks have its newest change, which do not have it yet and which never will, and leads to
-// this VM in Azure's portal. An event of another machine leads nowhere.
+// The card of an event says which sinks have its newest change, which do not have it yet and which never will, and
+// leads to this VM in Azure's portal. An event of another machine leads nowhere.
 func TestPageSaysWhoWasToldOfAnEvent(t *testing.T) {
 	now := time.Now()
 	f := sampleFacts(now)
@@ -663,7 +691,7 @@ func TestPageSaysWhoWasToldOfAnEvent(t *testing.T) {
 			}
 		}
 	}
-	if text := shown(t, f); !strings.Contains(text, "Told audit, ops-chat; pending: mail; dead letter: runbook") {
+	if text := shown(t, f); !strings.Contains(text, "Delivered to audit, ops-chat; pending: mail; dead letter: runbook") {
 		t.Errorf("the card does not say who was told: %s", text)
 	}
 	_, h := pageOf(func() pageFacts { return f })

@@ -2,17 +2,17 @@ package page
 
 import "time"
 
-// A processUse is what the system says this process uses. 0 stands for what it does not say.
+// A processUse holds the resource usage of this process; 0 for what the system does not report.
 type processUse struct {
 	cpu                 float64 // seconds
 	files, maxFiles     float64
 	virtual, maxVirtual float64 // bytes
 	resident            float64 // bytes
-	received, sent      float64 // bytes, of the network the process sees
+	received, sent      float64 // bytes, in the network namespace of the process
 }
 
-// processFamilies are the metrics of this process, under the names of Prometheus' own libraries. What the system does
-// not say is left out.
+// processFamilies returns the metrics of this process under the names that Prometheus' client libraries use, without
+// those that the system does not report.
 func processFamilies(started time.Time) []*family {
 	u := readProcessUse()
 	var all []*family

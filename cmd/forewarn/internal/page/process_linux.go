@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// readProcessUse reads what the kernel knows of this process.
+// readProcessUse reads the resource usage from the kernel.
 func readProcessUse() (u processUse) {
 	var usage syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) == nil {
@@ -23,7 +23,7 @@ func readProcessUse() (u processUse) {
 	if dir, err := os.Open("/proc/self/fd"); err == nil {
 		names, _ := dir.Readdirnames(0)
 		dir.Close()
-		u.files = float64(len(names) - 1) // without dir itself
+		u.files = float64(len(names) - 1) // minus dir itself
 	}
 	if statm, err := os.ReadFile("/proc/self/statm"); err == nil {
 		f := append(strings.Fields(string(statm)), "", "")
@@ -36,7 +36,8 @@ func readProcessUse() (u processUse) {
 	return u
 }
 
-// octets are InOctets and OutOctets of the table IpExt, whose first line names the numbers of its second.
+// octets returns InOctets and OutOctets of the table IpExt. Its first line names the columns, its second has the
+// numbers.
 func octets(netstat string) (in, out float64) {
 	var names []string
 	for line := range strings.Lines(netstat) {
@@ -60,7 +61,7 @@ func octets(netstat string) (in, out float64) {
 	return in, out
 }
 
-// parsed is a number of /proc, 0 for anything else.
+// parsed parses a number; 0 for anything else.
 func parsed(text string) float64 {
 	n, _ := strconv.ParseFloat(text, 64)
 	return n

@@ -41,7 +41,8 @@ func TestOctets(t *testing.T) {
 	t.Parallel()
 	const table = "TcpExt: InOctets OutOctets\nTcpExt: 1 2\nIpExt: InNoRoutes OutOctets InOctets\nIpExt: 5 70 60\n"
 	for text, want := range map[string][2]float64{
-		table: {60, 70}, "": {}, "IpExt: InOctets\n": {}, "IpExt: InOctets OutOctets\nIpExt: 3": {3, 0}, "IpExt: InOctets\nIpExt: x": {},
+		table: {60, 70}, "": {}, "IpExt: InOctets\n": {}, "IpExt: InOctets OutOctets\nIpExt: 3": {3,
+			0}, "IpExt: InOctets\nIpExt: x": {},
 	} {
 		if in, out := octets(text); in != want[0] || out != want[1] {
 			t.Errorf("octets(%q) = %v, %v, want %v", text, in, out, want)

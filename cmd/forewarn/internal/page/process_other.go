@@ -4,7 +4,7 @@ package page
 
 import "syscall"
 
-// readProcessUse reads what every Unix knows of this process.
+// readProcessUse reads the resource usage that every Unix reports.
 func readProcessUse() (u processUse) {
 	var usage syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &usage) == nil {

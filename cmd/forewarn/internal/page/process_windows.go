@@ -19,7 +19,7 @@ type memoryCounters struct {
 	pagefileUsage, peakPagefileUsage, privateUsage   uintptr
 }
 
-// readProcessUse reads what Windows knows of this process.
+// readProcessUse reads the resource usage that Windows reports.
 func readProcessUse() (u processUse) {
 	self := windows.CurrentProcess()
 	var created, ended, kernel, user windows.Filetime
@@ -33,12 +33,12 @@ func readProcessUse() (u processUse) {
 	}
 	var handles uint32
 	if ok, _, _ := getProcessHandleCount.Call(uintptr(self), uintptr(unsafe.Pointer(&handles))); ok == 1 {
-		u.files, u.maxFiles = float64(handles), 16<<20 // which Windows allows every process
+		u.files, u.maxFiles = float64(handles), 16<<20 // the limit of every Windows process
 	}
 	return u
 }
 
-// ticks is a duration of Windows, which counts 100 ns, in seconds.
+// ticks converts a duration in units of 100 ns to seconds.
 func ticks(t windows.Filetime) float64 {
 	return float64(uint64(t.HighDateTime)<<32+uint64(t.LowDateTime)) / 1e7
 }

@@ -16,7 +16,8 @@ import (
 )
 
 // sampleLife is the life of an event: announced so long ago, begun and over so long after; 0 for what did not come.
-func sampleLife(now time.Time, label, typ string, ago, begun, over time.Duration, o cloudevent.Outcome, vms ...string) bridge.Life {
+func sampleLife(now time.Time, label, typ string, ago, begun, over time.Duration, o cloudevent.Outcome,
+	vms ...string) bridge.Life {
 	l := bridge.Life{Event: statustest.EventID(label), Type: typ, Source: "Platform", Resources: vms, Outcome: o}
 	at := now.Add(-ago)
 	add := func(kind imds.ChangeKind, at time.Time) {
@@ -57,7 +58,8 @@ func sampleFacts(now time.Time) pageFacts {
 			Key: "runbook/812", Route: "runbook", State: outbox.StateDead, Reason: delivery.ReasonRejected,
 			DeadSince: now.Add(-14 * time.Minute),
 			Item: delivery.Item{Error: "rejected: 422 Unprocessable Entity", Message: &delivery.Message{
-				ID: freeze + "-scheduled", Type: cloudevent.EventPrefix + "scheduled", Group: freeze, Change: "scheduled", AzureType: "Freeze",
+				ID: freeze + "-scheduled", Type: cloudevent.EventPrefix + "scheduled", Group: freeze, Change: "scheduled",
+				AzureType: "Freeze",
 			}},
 		}},
 	}

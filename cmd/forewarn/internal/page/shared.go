@@ -2,18 +2,17 @@ package page
 
 import "time"
 
-// How old what is shown may be.
+// Maximal ages of shared results.
 const (
 	statusAge = 250 * time.Millisecond
 	pageAge   = 500 * time.Millisecond
 )
 
-// shared gives what compute gives: computed once for all who ask at the same time, and again when it is older than age.
-// The value must not be changed.
+// shared caches the result of compute for age, and computes it once for concurrent callers. They must not change it.
 func shared[T any](age time.Duration, compute func() T) func() T {
 	var value T
 	var computed time.Time
-	turn := make(chan struct{}, 1) // whoever has put something in computes; the others wait
+	turn := make(chan struct{}, 1) // a lock
 	return func() T {
 		turn <- struct{}{}
 		defer func() { <-turn }()

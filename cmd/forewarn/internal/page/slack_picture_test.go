@@ -32,7 +32,8 @@ func TestSlackPictureShowsTheWholeMessage(t *testing.T) {
 	}))
 	b.do(chromedp.Navigate(url))
 	shown := ask[string](b, "document.body.innerText")
-	for _, want := range []string{"vm-db-1 will reboot", "Host server is undergoing maintenance.", "sudo forewarn approve", "prod-db", "Runbook"} {
+	for _, want := range []string{"vm-db-1 will reboot", "Host server is undergoing maintenance.", "sudo forewarn approve",
+		"prod-db", "Runbook"} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("the picture does not show %q:\n%s", want, shown)
 		}
@@ -52,13 +53,15 @@ func slackMessage(t *testing.T) string {
 		t.Fatal(err)
 	}
 	opened, err := sinks.Kinds["slack"].Open(func(to any) error { return yaml.Unmarshal([]byte(settings), to) },
-		sinks.Host{Name: "ops-chat", Zone: berlin, Log: slog.New(slog.DiscardHandler), Getenv: func(string) string { return "" }})
+		sinks.Host{Name: "ops-chat", Zone: berlin, Log: slog.New(slog.DiscardHandler),
+			Getenv: func(string) string { return "" }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	observer := statustest.Observer
 	observer.ResourceID = "/subscriptions/s/resourceGroups/prod-db/providers/Microsoft.Compute/virtualMachines/vm-db-1"
-	raw := statustest.Event("602D9444-D2CD-49C7-8624-8643E7171297", "Reboot", "Platform", "Host server is undergoing maintenance.",
+	raw := statustest.Event("602D9444-D2CD-49C7-8624-8643E7171297", "Reboot", "Platform",
+		"Host server is undergoing maintenance.",
 		time.Now().Add(14*time.Minute+40*time.Second), -1, "vm-db-1", "vm-db-2")
 	doc, err := imds.DecodeDocument(fmt.Appendf(nil, `{"DocumentIncarnation": 1, "Events": [%s]}`, raw))
 	if err != nil {

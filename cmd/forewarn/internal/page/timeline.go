@@ -11,28 +11,29 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// A timelineView is the last 30 days, drawn: a row for each type, in it a bar for each event. Across, it is measured in
-// percent of the width, so that it fits every screen; down, in pixels.
+// A timelineView is the drawing of the last 30 days: a row for each type, with a bar for each event. X positions are in
+// percent of the width, so that it fits every screen; y positions are in pixels.
 type timelineView struct {
-	Empty  string // what is said when there is no bar
+	Empty  string // the text shown if there are no bars
 	Rows   []timelineRow
-	Lives  []timelineBar // the same in words, the newest first
+	Lives  []timelineBar // the same events for the table, newest first
 	Ticks  []timelineTick
-	Axis   int // where the days are written
-	Height int // of all
-	Tip    int // where details are shown
-	// TipHeight is how much room they have; on a narrow screen the style gives more.
+	Axis   int // y of the dates
+	Height int
+	Tip    int // y of the details of a bar
+	// TipHeight is the height of the details. On a narrow screen the style sheet adds to it.
 	TipHeight int
-	Older     string // how many events are left out, because there are so many; "" for none
+	Older     string // says how many older events are left out; "" for none
 }
 
-// A timelineRow is one type.
+// A timelineRow is the row of one type.
 type timelineRow struct {
 	Title string
-	Y     int // of its title
+	Y     int // of the title
 	Bars  []timelineBar
 }
 
@@ -43,50 +44,49 @@ type timelineBar struct {
 	VMs                string
 
 	Announced, Begun, Over moment
-	Told                   string
+	DeliveredTo            string
 
-	From, Start, To string // percent: announced, begun, over; Start is "" if it did not begin
+	From, Start, To string // x of announced, begun and over; Start is "" if the event did not begin
 	Y               int
 
 	at   time.Time // announced
 	lane int
 }
 
-// Label is the bar in words.
+// Label describes the bar for screen readers.
 func (b timelineBar) Label() string { return b.Headline + ". " + b.Details }
 
-// A timelineTick is a day under the axis.
+// A timelineTick is a date on the axis.
 type timelineTick struct {
 	X, Text, Anchor string
 }
 
-// The measures of the timeline.
+// Sizes of the timeline; heights are in pixels.
 const (
 	timelineDays = 30
-	timelineBars = 150 // the newest are shown
+	timelineBars = 150 // the newest events
 	laneHeight   = 26
 	titleHeight  = 24
 	tipHeight    = 68
-	// least is how much of the width, in percent, a bar takes on the narrowest screen.
-	least = 4.6
+	minBar       = 4.6 // smallest width of a bar on the narrowest screen, in percent
 )
 
-// timelineTypes are the rows, in order; the last takes what Azure may yet invent.
+// timelineTypes are the rows in order; the last is for types that Azure may add.
 var timelineTypes = []string{"reboot", "redeploy", "freeze", "preempt", "terminate", "other"}
 
-// timeline is that of the lives of the last 30 days.
+// timeline lays out the events of the last 30 days.
 func (p pageWriter) timeline(f pageFacts) timelineView {
-	to := p.now.Truncate(5 * time.Minute).Add(5 * time.Minute) // so that nothing moves all the time
+	to := p.now.Truncate(5 * time.Minute).Add(5 * time.Minute) // in steps, so that the bars do not move all the time
 	from := to.AddDate(0, 0, -timelineDays)
 	share := func(t time.Time) float64 {
 		return 1 + 98*min(1, max(0, float64(t.Sub(from))/float64(to.Sub(from))))
 	}
 	var v timelineView
 	rows := map[string][]timelineBar{}
-	ends := map[string][]float64{} // by type: where each lane is free again
+	ends := map[string][]float64{} // by type: the x from which each lane is free
 	lives := slices.DeleteFunc(slices.Clone(f.Lives), func(l bridge.Life) bool {
-		s := story(l)
-		return !s.over.IsZero() && s.over.Before(from)
+		t := timesOf(l)
+		return !t.over.IsZero() && t.over.Before(from)
 	})
 	older := max(0, len(lives)-timelineBars)
 	lives = lives[older:]
@@ -98,15 +98,15 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	}
 	for _, l := range lives {
 		b := p.bar(l, f.Status.Observer)
-		s := story(l)
-		end := s.over
+		t := timesOf(l)
+		end := t.over
 		if end.IsZero() {
 			end = p.now
 		}
-		x1, x2 := share(s.announced), share(end)
+		x1, x2 := share(t.announced), share(end)
 		b.From, b.To = percent(x1), percent(x2)
-		if !s.begun.IsZero() {
-			b.Start = percent(share(s.begun))
+		if !t.begun.IsZero() {
+			b.Start = percent(share(t.begun))
 		}
 		lanes := ends[b.Class]
 		b.lane = slices.IndexFunc(lanes, func(free float64) bool { return free <= x1 })
@@ -114,7 +114,7 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 			b.lane = len(lanes)
 			lanes = append(lanes, 0)
 		}
-		lanes[b.lane] = x2 + least
+		lanes[b.lane] = x2 + minBar
 		ends[b.Class] = lanes
 		rows[b.Class] = append(rows[b.Class], b)
 	}
@@ -131,7 +131,8 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		if len(bars) == 0 {
 			continue
 		}
-		row := timelineRow{Title: fmt.Sprintf("%s, %s", typeTitle(class), wording.Plural(len(bars), "event", "events")), Y: y + 17, Bars: bars}
+		title := fmt.Sprintf("%s, %s", typeTitle(class), wording.Plural(len(bars), "event", "events"))
+		row := timelineRow{Title: title, Y: y + 17, Bars: bars}
 		for i := range bars {
 			bars[i].Y = y + titleHeight + bars[i].lane*laneHeight + laneHeight/2
 		}
@@ -139,7 +140,7 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		v.Rows = append(v.Rows, row)
 	}
 	if len(v.Rows) == 0 {
-		v.Empty = fmt.Sprintf("Nothing is on record of the last %d days.", timelineDays)
+		v.Empty = fmt.Sprintf("No events in the last %d days.", timelineDays)
 		if f.Err != nil {
 			v.Empty = "The history cannot be read."
 		}
@@ -147,7 +148,10 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	}
 	v.Axis, v.Tip, v.TipHeight, v.Height = y+18, y+34, tipHeight, y+34+tipHeight
 	for days := 28; days >= 0; days -= 7 {
-		t := timelineTick{X: percent(share(to.AddDate(0, 0, -days))), Text: p.now.In(p.zone).AddDate(0, 0, -days).Format("2 Jan"), Anchor: "middle"}
+		t := timelineTick{
+			X: percent(share(to.AddDate(0, 0, -days))), Anchor: "middle",
+			Text: p.now.In(p.zone).AddDate(0, 0, -days).Format("2 Jan"),
+		}
 		if days == 0 {
 			t.Text, t.Anchor = "now", "end"
 		}
@@ -169,16 +173,17 @@ func typeTitle(class string) string {
 	return capital(class)
 }
 
-// bar is one event in words.
+// bar formats one event.
 func (p pageWriter) bar(l bridge.Life, o imds.Observer) timelineBar {
-	s := story(l)
+	s := timesOf(l)
 	last := l.Changes[len(l.Changes)-1]
 	data := map[string]any{"change": string(last.Change), "outcome": string(l.Outcome), "whileAway": s.whileAway}
 	data["event"] = map[string]any{"EventId": l.Event}
-	// In a fleet the events of one page are seen by many: the last that saw it is the one it is said of.
+	// A relay's page has events of many observers; the text is about the last one that saw the event.
 	observer := cmp.Or(s.observer, o.Name)
 	f := map[string]any{
-		"change": string(last.Change), "azeventtype": l.Type, "azeventsource": l.Source, "resources": l.Resources, "observer": observer,
+		"change": string(last.Change), "azeventtype": l.Type, "azeventsource": l.Source, "resources": l.Resources,
+		"observer": observer,
 		"azself":   observer != "" && imds.Event{Resources: l.Resources}.Affects(observer),
 		"duration": -1, "data": data, "subject": l.Event, "time": last.Time.UTC().Format(time.RFC3339), "begun": "",
 		"type": cloudevent.EventPrefix + string(last.Change), "group": []map[string]any{},
@@ -188,7 +193,8 @@ func (p pageWriter) bar(l bridge.Life, o imds.Observer) timelineBar {
 	}
 	b := timelineBar{
 		ID: l.Event, Class: typeClass(l.Type), at: s.announced, VMs: wording.Printable(strings.Join(l.Resources, ", ")),
-		Announced: p.moment(s.announced), Begun: p.moment(s.begun), Over: p.moment(s.over), Told: wording.Printable(strings.Join(s.told, ", ")),
+		Announced: p.moment(s.announced), Begun: p.moment(s.begun), Over: p.moment(s.over),
+		DeliveredTo: wording.Printable(strings.Join(s.deliveredTo, ", ")),
 	}
 	switch {
 	case !s.over.IsZero():
@@ -210,10 +216,10 @@ func (p pageWriter) bar(l bridge.Life, o imds.Observer) timelineBar {
 	}
 	b.Details = strings.Join(details, ", ")
 	if b.VMs != "" {
-		b.Details += ". Machines: " + wording.Cut(b.VMs, 200)
+		b.Details += ". VMs: " + wording.Cut(b.VMs, 200)
 	}
-	if b.Told != "" {
-		b.Details += ". Told: " + wording.Cut(b.Told, 200)
+	if b.DeliveredTo != "" {
+		b.Details += ". Delivered to: " + wording.Cut(b.DeliveredTo, 200)
 	}
 	b.Details += "."
 	return b
@@ -227,16 +233,17 @@ func outcomeWord(state string) string {
 	return state
 }
 
-// A lifeStory is when a life's turns came, as far as they are known.
-type lifeStory struct {
+// eventTimes summarizes the history of an event; unknown times are zero.
+type eventTimes struct {
 	announced, begun, over time.Time
-	told                   []string // sinks that accepted at least one change
-	observer               string
-	whileAway              bool // its last change was found late
+	deliveredTo            []string // sinks that accepted at least one change
+	observer               string   // the last VM that saw the event
+	whileAway              bool     // the last change was found late
 }
 
-func story(l bridge.Life) lifeStory {
-	var s lifeStory
+// timesOf summarizes the history of an event.
+func timesOf(l bridge.Life) eventTimes {
+	var s eventTimes
 	for i, c := range l.Changes {
 		if i == 0 {
 			s.announced = c.Time
@@ -251,8 +258,8 @@ func story(l bridge.Life) lifeStory {
 			s.over = time.Time{} // it came back
 		}
 		for _, d := range c.Deliveries {
-			if d.State == "accepted" && !slices.Contains(s.told, d.Sink) {
-				s.told = append(s.told, d.Sink)
+			if d.State == outbox.StateAccepted && !slices.Contains(s.deliveredTo, d.Sink) {
+				s.deliveredTo = append(s.deliveredTo, d.Sink)
 			}
 		}
 	}

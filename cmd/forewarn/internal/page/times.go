@@ -7,19 +7,19 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// A moment is a time for people and machines.
+// A moment is a time for the element <time>.
 type moment struct {
-	Machine string // RFC 3339, "" for no time
+	Machine string // RFC 3339; "" for no time
 	Text    string
 }
 
-// A passing is a time from now that the script counts; without one it stands as it was when the page was made.
-type passing struct {
-	Until, Since int64 // Unix milliseconds; one of them is set, or none
+// A countdown is a duration that the script of the page keeps current. Text is its value when the page was rendered.
+type countdown struct {
+	Until, Since int64 // Unix milliseconds; at most one of them is set
 	Text         string
 }
 
-// moment is a time in the zone of the settings and in UTC, with its day if that is not today.
+// moment formats a time in the setting timezone and in UTC, with the date if it is not today.
 func (p pageWriter) moment(t time.Time) moment {
 	if t.IsZero() {
 		return moment{}
@@ -32,11 +32,11 @@ func (p pageWriter) moment(t time.Time) moment {
 }
 
 // until counts down to t.
-func (p pageWriter) until(t time.Time) passing {
+func (p pageWriter) until(t time.Time) countdown {
 	if t.IsZero() {
-		return passing{}
+		return countdown{}
 	}
-	c := passing{Until: t.UnixMilli()}
+	c := countdown{Until: t.UnixMilli()}
 	switch left := t.Sub(p.now).Round(time.Second); {
 	case p.live:
 	case left <= 0:
@@ -47,12 +47,12 @@ func (p pageWriter) until(t time.Time) passing {
 	return c
 }
 
-// since says how long ago t was.
-func (p pageWriter) since(t time.Time) passing {
+// since counts up from t.
+func (p pageWriter) since(t time.Time) countdown {
 	if t.IsZero() {
-		return passing{}
+		return countdown{}
 	}
-	c := passing{Since: t.UnixMilli()}
+	c := countdown{Since: t.UnixMilli()}
 	if !p.live {
 		c.Text = wording.Ago(p.now, t) + " ago"
 	}

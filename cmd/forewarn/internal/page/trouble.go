@@ -12,28 +12,28 @@ import (
 	"forewarn/templates"
 )
 
-// A troubleView is something that somebody should see to.
+// A troubleView is something that needs somebody.
 type troubleView struct {
 	What string
-	Do   []piece
+	Do   []textPart
 }
 
-// A piece is a part of a text, a command or not.
-type piece struct {
+// A textPart is a part of a text: a command, or plain words.
+type textPart struct {
 	Text    string
 	Command bool
 }
 
-// plans says in one line what Azure announces, or did when it last answered, and when the next of it is due.
+// plans says in one line how many events Azure announces, or did in its last answer, and when the next one is due.
 func (p pageWriter) plans(s bridge.Status) string {
 	text := "Azure announces "
 	switch {
 	case s.IMDS.LastAnswer.IsZero() && len(s.Events) == 0:
 		return ""
 	case s.IMDS.LastAnswer.IsZero():
-		text = "Azure has not answered yet; it had announced "
+		text = "Azure has not answered yet; its last answer before the start announced "
 	case s.IMDS.LastError != "":
-		text = "Azure does not answer; it had announced "
+		text = "Azure does not answer; its last answer announced "
 	}
 	if len(s.Events) == 0 {
 		return text + "nothing."
@@ -55,43 +55,44 @@ func (p pageWriter) plans(s bridge.Status) string {
 	return text + "."
 }
 
-// note says why no event is shown, or of when those are: that there is none is known only from an answer.
+// note says why there are no events, or how old the shown ones are. Only a valid answer means that there are none.
 func (p pageWriter) note(s bridge.Status) string {
 	switch last := p.moment(s.IMDS.LastAnswer).Text; {
 	case s.IMDS.LastAnswer.IsZero() && len(s.Events) > 0:
-		return "Azure has not answered yet. This is what it announced before forewarn started."
+		return "Azure has not answered yet. These events are from before forewarn started."
 	case s.IMDS.LastAnswer.IsZero():
-		return "Azure has not answered yet, so nothing is known of its plans."
+		return "Azure has not answered yet, so its plans are unknown."
 	case s.IMDS.LastError != "" && len(s.Events) > 0:
-		return "Azure does not answer. This is what it announced when it last did, at " + last + "."
+		return "Azure does not answer. These events are from its last answer, at " + last + "."
 	case s.IMDS.LastError != "":
-		return "Azure does not answer. When it last did, at " + last + ", it announced nothing for this VM."
+		return "Azure does not answer. Its last answer, at " + last + ", had no events for this VM."
 	case len(s.Events) == 0:
 		return "Azure announces nothing for this VM."
 	}
 	return ""
 }
 
-// troubles are what somebody should see to, the worst first. Dead letters are shown apart.
+// troubles lists what needs somebody, the worst first. Dead letters are shown separately.
 func (p pageWriter) troubles(f pageFacts) []troubleView {
 	s := f.Status
 	var all []troubleView
 	add := func(what, do string) { all = append(all, troubleView{What: what, Do: prose(do)}) }
 	for _, reason := range s.Reasons {
 		if slices.ContainsFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Refusal() == reason }) {
-			continue // said below, with what to do
+			continue // the sink is listed below, with advice
 		}
-		add("Not ready: "+wording.Printable(reason)+".", "Until this is over, maintenance of this VM may go untold. More in forewarn's log.")
+		add("Not ready: "+wording.Printable(reason)+".",
+			"Until this is fixed, you may miss maintenance of this VM. See forewarn's log.")
 	}
 	for _, warning := range s.Warnings {
-		add("Warning: "+wording.Printable(warning)+".", "Maintenance of this VM is told all the same. More in forewarn's log.")
+		add("Warning: "+wording.Printable(warning)+".", "Notifications still work. See forewarn's log.")
 	}
 	if s.Settings.LastError != "" {
-		add("The newest settings were refused; older ones are in force.", wording.Printable(s.Settings.LastError))
+		add("The newest settings are wrong; older ones are in force.", wording.Printable(s.Settings.LastError))
 	}
 	if n := len(s.IMDS.Problems); n > 0 {
-		add(wording.Plural(n, "thing in Azure's document was", "things in Azure's document were")+" not understood.",
-			wording.Printable(s.IMDS.Problems[0])+". What was understood is told. See it all with `sudo forewarn events`.")
+		add(wording.Plural(n, "part", "parts")+" of Azure's document could not be read.",
+			wording.Printable(s.IMDS.Problems[0])+". The rest is delivered. To see the document: `sudo forewarn events`")
 	}
 	for _, k := range s.Sinks {
 		switch {
@@ -102,22 +103,23 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 			}
 			add(capital(p.say("destination", about))+" needs you.", p.say("advice", about))
 		case k.State == bridge.SinkOrphaned && k.Pending > 0:
-			add("The sink "+wording.Printable(k.Name)+" is gone from the settings, and "+wording.Plural(k.Pending, "message is", "messages are")+" still owed to it.",
-				"They are kept for 24 hours, and sent if it returns under its name; then they are given up.")
+			add("The sink "+wording.Printable(k.Name)+" is gone from the settings, and "+
+				wording.Plural(k.Pending, "message is", "messages are")+" still pending for it.",
+				"If a sink with this name returns within 24 hours, it gets them; then they become dead letters.")
 		}
 	}
 	if f.Err != nil {
-		add("The history cannot be read: "+wording.Printable(f.Err.Error())+".", "What is announced and who is told of it does not depend on it.")
+		add("The history cannot be read: "+wording.Printable(f.Err.Error())+".", "Watching and delivery don't depend on it.")
 	}
 	return all
 }
 
-// say is one of the words of package templates.
+// say renders one of the shared texts of package templates.
 func (p pageWriter) say(define string, fields map[string]any) string {
 	fields["zone"], fields["now"] = p.zone.String(), p.now.UTC().Format(time.RFC3339)
 	var b bytes.Buffer
 	if err := templates.Say(&b, define, fields); err != nil {
-		return "(" + define + " cannot be said)"
+		return "(text " + define + " cannot be rendered)"
 	}
 	return b.String()
 }
@@ -129,12 +131,12 @@ func capital(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-// prose is a text with commands between backticks.
-func prose(s string) []piece {
-	var all []piece
+// prose splits a text with commands between backticks.
+func prose(s string) []textPart {
+	var all []textPart
 	for i, part := range strings.Split(s, "`") {
 		if part != "" {
-			all = append(all, piece{part, i%2 == 1})
+			all = append(all, textPart{part, i%2 == 1})
 		}
 	}
 	return all

@@ -15,38 +15,38 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// pageFacts are what the page shows, as it is known at one moment.
+// pageFacts are the facts that the page shows, at one time.
 type pageFacts struct {
 	Status    bridge.Status
-	Lives     []bridge.Life     // of at least the last 30 days, the oldest first
-	MoreLives bool              // there are more, which are older
-	Dead      []outbox.Delivery // the newest dead letters, the oldest of them first
-	MoreDead  int               // dead letters that are older
-	Err       error             // why lives are not known
+	Lives     []bridge.Life     // events of at least the last 30 days, oldest first
+	MoreLives bool              // there are older ones
+	Dead      []outbox.Delivery // the newest dead letters, oldest first
+	MoreDead  int               // number of older dead letters
+	Err       error             // of reading the history
 }
 
-// pageView is the page in words and times, ready for its template.
+// pageView is the content of the page, ready for its template.
 type pageView struct {
-	Live  bool // a script fills in the times that pass
+	Live  bool // the script fills in the countdowns
 	Build string
 	Title string
 	Name  string // of the VM
 	Place string
 	Now   moment
 	Ready bool
-	Needs string // in a few words, how many troubles there are; "" for none
-	Lost  string // how many dead letters; "" for none
-	Plans string // in one line, what Azure announces; "" when that is not known
+	Needs string // how many troubles there are, in words; "" for none
+	Lost  string // how many dead letters there are, in words; "" for none
+	Plans string // what Azure announces, in one line; "" if unknown
 
 	Troubles  []troubleView
 	Dead      []deadView
-	MoreDead  int // dead letters that Dead leaves out
+	MoreDead  int // number left out of Dead
 	Events    []eventView
-	More      int    // events that Events leaves out
-	Note      string // why there are none, or how old they are
+	More      int    // number left out of Events
+	Note      string // why there are no events, or how old they are
 	Timeline  timelineView
 	Sinks     []sinkView
-	MoreSinks int // sinks that Sinks leaves out
+	MoreSinks int // number left out of Sinks
 	Started   moment
 	Version   string
 	Endpoint  string
@@ -67,34 +67,36 @@ type sinkView struct {
 	Name, Kind, Class, State, Error string
 
 	Pending     int
-	Oldest      passing
+	Oldest      countdown
 	Delivered   int
 	DeadLetters int
 	Accepted    moment
-	Next        passing
+	Next        countdown
 }
 
-// How much the page shows of lists that may be long.
+// Limits of the lists on the page.
 const (
 	shownDead   = 10
 	shownEvents = 50
 	shownSinks  = 200
 )
 
-// A pageWriter turns facts into words: those that all other texts use too.
+// A pageWriter turns facts into the content of the page.
 type pageWriter struct {
 	now  time.Time
 	zone *time.Location
-	live bool
+	live bool // leave countdowns to the script
 }
 
-// view is the page that shows f.
+// view returns the content of the page for f.
 func (p pageWriter) view(f pageFacts) pageView {
 	s := f.Status
 	v := pageView{
-		Live: p.live, Name: p.name(s.Observer.Name), Now: p.moment(p.now), Version: wording.Printable(s.Version), Started: p.moment(s.StartedAt),
+		Live: p.live, Name: p.name(s.Observer.Name), Now: p.moment(p.now),
+		Version: wording.Printable(s.Version), Started: p.moment(s.StartedAt),
 		Endpoint: wording.Printable(s.IMDS.Endpoint) + ", api-version " + wording.Printable(s.IMDS.APIVersion),
-		Outbox:   fmt.Sprintf("%d KiB", s.Outbox.Bytes>>10), Settings: wording.Printable(s.Settings.Hash), Loaded: p.moment(s.Settings.LoadedAt),
+		Outbox:   fmt.Sprintf("%d KiB", s.Outbox.Bytes>>10),
+		Settings: wording.Printable(s.Settings.Hash), Loaded: p.moment(s.Settings.LoadedAt),
 	}
 	var place []string
 	for _, part := range []string{s.Observer.ResourceGroup, s.Observer.ScaleSet, s.Observer.Location} {
@@ -108,7 +110,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 	case s.IMDS.LastAnswer.IsZero():
 		v.Answering = "Azure has not answered yet"
 	case s.IMDS.LastError != "":
-		v.Answering = "Azure does not answer; it did last at " + p.moment(s.IMDS.LastAnswer).Text
+		v.Answering = "Azure does not answer; last answer at " + p.moment(s.IMDS.LastAnswer).Text
 	}
 	v.Troubles = p.troubles(f)
 	for _, e := range slices.Backward(f.Dead) { // the newest first
@@ -157,12 +159,13 @@ func (p pageWriter) name(vm string) string {
 	return cmp.Or(wording.Printable(vm), "This VM")
 }
 
-// sink is one sink in words.
+// sink formats a sink.
 func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
 	state, class := wording.SinkState(k, p.now)
 	v := sinkView{
-		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capital(state), Error: wording.ErrorWords(k.LastError), Pending: k.Pending,
-		Delivered: k.Delivered, DeadLetters: k.DeadLetters, Accepted: p.moment(k.LastAccepted),
+		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capital(state),
+		Error: wording.ErrorWords(k.LastError), Pending: k.Pending, Delivered: k.Delivered, DeadLetters: k.DeadLetters,
+		Accepted: p.moment(k.LastAccepted),
 	}
 	v.Oldest = p.since(k.OldestPending)
 	if !k.NextAttempt.IsZero() && k.LastError != "" {
@@ -171,17 +174,19 @@ func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
 	return v
 }
 
-// dead is one dead letter in words.
+// dead formats a dead letter.
 func (p pageWriter) dead(e outbox.Delivery) deadView {
 	v := deadView{Key: wording.Printable(e.Key), Since: p.moment(e.DeadSince)}
 	v.What = wording.Printable(strings.TrimPrefix(e.Type, cloudevent.BridgePrefix)) + ", about forewarn itself"
 	if e.Group != "" {
-		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(wording.Printable(e.AzureType), "Event"), changeWord(imds.ChangeKind(e.Change), ""), e.Group)
+		v.What = fmt.Sprintf("%s %s (event %.8s)", cmp.Or(wording.Printable(e.AzureType), "Event"),
+			changeWord(imds.ChangeKind(e.Change), ""), e.Group)
 	}
 	v.Why = map[string]string{
-		delivery.ReasonRejected: "refused by the destination", delivery.ReasonExpired: "too old", delivery.ReasonLate: "overtaken by a newer change",
-		delivery.ReasonOverflow: "too much was waiting", delivery.ReasonRemoved: "the sink is gone from the settings",
-		delivery.ReasonLost: "its text can no longer be read",
+		delivery.ReasonRejected: "refused by the destination", delivery.ReasonExpired: "too old",
+		delivery.ReasonLate: "overtaken by a newer change", delivery.ReasonOverflow: "too many pending deliveries",
+		delivery.ReasonRemoved: "the sink is gone from the settings",
+		delivery.ReasonLost:    "its CloudEvent can't be read any more",
 	}[e.Reason]
 	v.Why = cmp.Or(v.Why, wording.Printable(e.Reason))
 	if e.Error != "" {

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Each line of the log is one entry, with its level, the message first and everything else below it; no entry holds what
-// belongs to another, nor a time and level that Windows notes itself.
+// Each line of the log is one entry, with its level, the message first and everything else below it; no entry holds
+// what belongs to another, nor a time and level that Windows notes itself.
 func TestEventLogHasALineAnEntry(t *testing.T) {
 	type entry struct {
 		level slog.Level
@@ -66,7 +66,8 @@ func TestEventTextIsTakenAndShownAsItIs(t *testing.T) {
 	}
 	for pad := range 3 {
 		got := eventText(strings.Repeat("x", pad) + strings.Repeat("ü", 40_000))
-		if n := utf8.RuneCountInString(got); !utf8.ValidString(got) || len(got) > 31_839 || n < 14_000 || !strings.HasSuffix(got, " …") {
+		if n := utf8.RuneCountInString(got); !utf8.ValidString(got) || len(got) > 31_839 || n < 14_000 ||
+			!strings.HasSuffix(got, " …") {
 			t.Errorf("a text of 40,000 letters is cut to %d, want it valid, marked, and at most 31,839", n)
 		}
 	}

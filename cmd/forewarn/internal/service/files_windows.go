@@ -63,7 +63,8 @@ func (windowsMachine) secure(path, access string) error {
 		owner, nil, list, nil)
 }
 
-// makeDirectory makes a directory with this access list from its first moment on; those above it are made as usual.
+// makeDirectory creates a directory with this access list, so that it never has another. Missing parents are created
+// with the default list.
 func makeDirectory(path, access string) error {
 	d, err := windows.SecurityDescriptorFromString(access)
 	if err != nil {
@@ -89,8 +90,8 @@ func (windowsMachine) executable() (path, home string, err error) {
 	return path, os.Getenv("USERPROFILE"), err
 }
 
-// MakeState makes the state directory, if it is missing, for administrators, the service and the user that runs this:
-// modes mean nothing to Windows, and %ProgramData% lets every user read what is made below it.
+// MakeState creates the state directory if it is missing, with access for administrators, the service and the current
+// user only. Windows ignores modes, and below %ProgramData% every user could read the directory.
 func MakeState(path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err

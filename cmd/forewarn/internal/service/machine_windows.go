@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/windows/svc/mgr"
 )
 
-// windowsMachine is this machine.
+// windowsMachine implements machine with this Windows.
 type windowsMachine struct{}
 
 func newMachine() (machine, error) { return windowsMachine{}, nil }
 
-// openService opens the service with these rights, ErrNotInstalled if there is none.
+// openService opens the service with these rights; ErrNotInstalled if there is none.
 func openService(rights uint32) (*mgr.Service, error) {
 	m, err := openManager(windows.SC_MANAGER_CONNECT)
 	if err != nil {
@@ -39,7 +39,7 @@ func openService(rights uint32) (*mgr.Service, error) {
 	return &mgr.Service{Name: serviceName, Handle: h}, nil
 }
 
-// openManager reaches the service manager with these rights; mgr.Connect would ask for all of them.
+// openManager connects to the service manager with only these rights; mgr.Connect asks for all.
 func openManager(rights uint32) (*mgr.Mgr, error) {
 	h, err := windows.OpenSCManager(nil, nil, rights)
 	if err != nil {
@@ -48,7 +48,7 @@ func openManager(rights uint32) (*mgr.Mgr, error) {
 	return &mgr.Mgr{Handle: h}, nil
 }
 
-// denied says what helps against an access denied.
+// denied adds the remedy to an access denied.
 func denied(what string, err error) error {
 	if errors.Is(err, windows.ERROR_ACCESS_DENIED) {
 		return fmt.Errorf("%s: %w; open the prompt with Run as administrator", what, err)
@@ -73,7 +73,9 @@ func (windowsMachine) look() (Status, error) {
 	found := Status{
 		State: State(status.State), PID: status.ProcessId, ExitCode: status.Win32ExitCode,
 		Command: config.BinaryPathName, Account: config.ServiceStartName,
-		Start: map[uint32]string{mgr.StartAutomatic: "automatic", mgr.StartManual: "manual", mgr.StartDisabled: "disabled"}[config.StartType],
+		Start: map[uint32]string{
+			mgr.StartAutomatic: "automatic", mgr.StartManual: "manual", mgr.StartDisabled: "disabled",
+		}[config.StartType],
 	}
 	switch windows.Errno(status.Win32ExitCode) {
 	case windows.ERROR_SERVICE_SPECIFIC_ERROR:
@@ -103,7 +105,7 @@ func (windowsMachine) write(p plan) error {
 	return nil
 }
 
-// create makes the service; configure does the rest.
+// create creates the service; configure sets the rest of the plan.
 func create(p plan) (*mgr.Service, error) {
 	m, err := openManager(windows.SC_MANAGER_CONNECT | windows.SC_MANAGER_CREATE_SERVICE)
 	if err != nil {
@@ -116,7 +118,8 @@ func create(p plan) (*mgr.Service, error) {
 			return nil, fmt.Errorf("make the service: %q: %w", s, err)
 		}
 	}
-	h, err := windows.CreateService(m.Handle, text[0], text[1], windows.SERVICE_ALL_ACCESS, windows.SERVICE_WIN32_OWN_PROCESS,
+	h, err := windows.CreateService(m.Handle, text[0], text[1], windows.SERVICE_ALL_ACCESS,
+		windows.SERVICE_WIN32_OWN_PROCESS,
 		mgr.StartAutomatic, mgr.ErrorNormal, text[2], nil, nil, nil, text[3], nil)
 	switch {
 	case errors.Is(err, windows.ERROR_SERVICE_MARKED_FOR_DELETE):
@@ -127,8 +130,8 @@ func create(p plan) (*mgr.Service, error) {
 	return &mgr.Service{Name: p.Name, Handle: h}, nil
 }
 
-// configure gives the service all that the plan says but its account. The service's own SID is in its token whatever
-// the account, so what was given to the SID stays given.
+// configure sets everything in the plan but the account. The token of the service contains its SID under every account,
+// so rights granted to the SID remain.
 func configure(s *mgr.Service, p plan) error {
 	err := s.UpdateConfig(mgr.Config{
 		ServiceType: windows.SERVICE_WIN32_OWN_PROCESS, StartType: mgr.StartAutomatic, ErrorControl: mgr.ErrorNormal,
@@ -149,7 +152,8 @@ func configure(s *mgr.Service, p plan) error {
 		return err
 	}
 	within := uint32(p.Preshutdown / time.Millisecond) // SERVICE_PRESHUTDOWN_INFO
-	return windows.ChangeServiceConfig2(s.Handle, windows.SERVICE_CONFIG_PRESHUTDOWN_INFO, (*byte)(unsafe.Pointer(&within)))
+	return windows.ChangeServiceConfig2(s.Handle, windows.SERVICE_CONFIG_PRESHUTDOWN_INFO,
+		(*byte)(unsafe.Pointer(&within)))
 }
 
 func (windowsMachine) remove() error {
@@ -191,15 +195,15 @@ func (windowsMachine) control(c control) error {
 		return err
 	}
 	defer s.Close()
-	// ControlService fails for a service that has ended meanwhile; whoever asks looks at its state next.
+	// A service that has ended meanwhile is no error: the caller checks its state next.
 	if _, err := s.Control(svc.Cmd(c)); err != nil && !errors.Is(err, windows.ERROR_SERVICE_NOT_ACTIVE) {
 		return fmt.Errorf("control the service: %w", err)
 	}
 	return nil
 }
 
-// registerEvents lets the Event Viewer find the text of the entries. EventCreate.exe, which is part of Windows, has
-// messages that are nothing but the text that is given to them.
+// registerEvents registers the message file with which the Event Viewer shows entries. It uses EventCreate.exe of
+// Windows, whose messages consist of nothing but the given text.
 func (m windowsMachine) registerEvents() error {
 	if err := m.unregisterEvents(); err != nil {
 		return err

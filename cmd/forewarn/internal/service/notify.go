@@ -12,44 +12,45 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// stateEvery is how often the service manager is told in words how it goes.
-const stateEvery = 10 * time.Second
+// statusEvery is the interval at which the status line is updated.
+const statusEvery = 10 * time.Second
 
-// A Notifier tells the service manager, systemd as a rule, what the bridge is about: that it is ready, reloads, stops,
-// and, on each turn of the poll loop, that it lives. Without a manager that wants to know, it is silent.
+// A Notifier sends sd_notify messages to the service manager: ready, reloading, stopping, a status line, and the
+// watchdog keep-alive on each turn of the poll loop. Without a service manager it does nothing. It is safe for
+// concurrent use.
 type Notifier struct {
-	Bridge  *bridge.Bridge // set before anything else happens
+	Bridge  *bridge.Bridge // set before the first call
 	log     *slog.Logger
 	silent  bool
-	watched bool // the manager restarts what gives no sign of life
+	watched bool // the watchdog is on
 
-	mu    sync.Mutex // one message after the other
-	said  string     // the words
-	asked time.Time  // when they were last looked for
-	over  bool       // Stopping was said
-	lost  bool       // a message could not be sent, which was logged
+	mu      sync.Mutex // guards the fields below; one message at a time
+	status  string     // the last status line
+	checked time.Time  // when status was last made
+	over    bool       // after Stopping
+	lost    bool       // a send failed, and was logged
 }
 
-// NewNotifier is silent unless the environment names the socket of a manager.
+// NewNotifier returns a Notifier for the socket that the environment variable NOTIFY_SOCKET names.
 func NewNotifier(getenv func(string) string, log *slog.Logger) *Notifier {
 	n := &Notifier{log: log, silent: getenv("NOTIFY_SOCKET") == ""}
 	if n.silent {
 		return n
 	}
-	patience, err := daemon.SdWatchdogEnabled(false)
+	timeout, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		log.Warn("the watchdog of the service manager is not understood, so it is not fed", "err", err)
+		log.Warn("cannot read the watchdog timeout: the watchdog is not fed", "err", err)
 	}
-	n.watched = patience > 0
-	if n.watched && patience <= bridge.LongestTurn {
-		log.Warn("the watchdog of the service manager is less patient than the endpoint may be slow, and may end forewarn for no reason",
-			"WatchdogSec", patience, "want", "more than "+bridge.LongestTurn.String())
+	n.watched = timeout > 0
+	if n.watched && timeout <= bridge.LongestTurn {
+		log.Warn("WatchdogSec is too short: a slow endpoint will make systemd restart forewarn",
+			"WatchdogSec", timeout, "want", "more than "+bridge.LongestTurn.String())
 	}
 	return n
 }
 
-// Turned is called by the poll loop each time it comes round. A watchdog is fed by nothing else, so that it bites when
-// the loop hangs; and not while another loop does.
+// Turned must be called on each turn of the poll loop. Nothing else feeds the watchdog, so it fires when the loop
+// hangs. It is not fed either while another goroutine of the bridge hangs; see Bridge.Alive.
 func (n *Notifier) Turned() {
 	if n.silent {
 		return
@@ -62,23 +63,23 @@ func (n *Notifier) Turned() {
 	if n.watched && n.Bridge.Alive() == nil {
 		n.send(daemon.SdNotifyWatchdog)
 	}
-	if time.Since(n.asked) >= stateEvery {
-		if before := n.said; n.words() != before {
-			n.send("STATUS=" + n.said)
+	if time.Since(n.checked) >= statusEvery {
+		if before := n.status; n.statusLine() != before {
+			n.send("STATUS=" + n.status)
 		}
 	}
 }
 
-// Ready says that the program runs: the outbox is open and somebody listens. That Azure answers is not part of it,
-// because the first answer may take two minutes, and a restart would not make it faster.
+// Ready reports that the program is up: the outbox is open and the control socket listens. It does not wait for Azure,
+// whose first answer can take two minutes; a restart would not make it faster.
 func (n *Notifier) Ready() { n.tell(daemon.SdNotifyReady) }
 
-// Reloading says that settings are read; Ready ends it.
+// Reloading reports that the settings are being reloaded, until Ready.
 func (n *Notifier) Reloading() {
 	n.tell(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, monotonic().Microseconds()))
 }
 
-// Stopping says that the program is about to end. Nothing is said after that.
+// Stopping reports that the program is about to end. Later calls of any method do nothing.
 func (n *Notifier) Stopping() {
 	n.tell(daemon.SdNotifyStopping)
 	n.mu.Lock()
@@ -86,7 +87,7 @@ func (n *Notifier) Stopping() {
 	n.over = true
 }
 
-// tell says what happens, and how it goes.
+// tell sends a message and the status line.
 func (n *Notifier) tell(what string) {
 	if n.silent {
 		return
@@ -94,21 +95,21 @@ func (n *Notifier) tell(what string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.over {
-		n.send(what + "\nSTATUS=" + n.words())
+		n.send(what + "\nSTATUS=" + n.statusLine())
 	}
 }
 
-// words say in a line how it goes. mu is held.
-func (n *Notifier) words() string {
-	n.asked = time.Now()
-	n.said = wording.StatusLine(n.Bridge.Status())
-	return n.said
+// statusLine returns the current status line. The caller holds mu.
+func (n *Notifier) statusLine() string {
+	n.checked = time.Now()
+	n.status = wording.StatusLine(n.Bridge.Status())
+	return n.status
 }
 
-// send sends a message. mu is held.
+// send sends a message. The caller holds mu.
 func (n *Notifier) send(message string) {
 	if _, err := daemon.SdNotify(false, message); err != nil && !n.lost {
 		n.lost = true
-		n.log.Warn("the service manager cannot be told how it goes", "err", err)
+		n.log.Warn("cannot notify the service manager", "err", err)
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// monotonic is the time of the clock by which systemd orders what it is told.
+// monotonic returns the time of CLOCK_MONOTONIC, which systemd expects with a reload.
 func monotonic() time.Duration {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // which every Linux has
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail on Linux
 	return time.Duration(t.Nano())
 }

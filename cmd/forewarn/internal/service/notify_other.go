@@ -4,5 +4,5 @@ package service
 
 import "time"
 
-// monotonic is of use to systemd only, which other systems have not.
+// monotonic returns 0: only systemd needs it.
 func monotonic() time.Duration { return 0 }

@@ -10,25 +10,25 @@ import (
 	"unicode/utf16"
 )
 
-// serviceName is that of the service, and of its source in the Event Log.
+// serviceName is the name of the service, and of its source in the Event Log.
 const serviceName = "forewarn"
 
-// A plan is the service as Windows is to have it.
+// A plan is the configuration of the service.
 type plan struct {
 	Name, Display, Description string
 
-	// Account is a virtual one, which nobody can log on with and which may read only what was given to it. It counts when
-	// the service is made; one that somebody sets later stays.
+	// Account is a virtual account: nobody can log on with it, and it has only the rights granted to it. It is set when
+	// the service is created; an administrator may change it later.
 	Account string
 
 	Command     string          // program and arguments, quoted
-	Restarts    []time.Duration // waits before a service that failed starts again; the last is repeated
-	ResetAfter  time.Duration   // without a failure, after which the first wait counts again
-	Preshutdown time.Duration   // how long a shutdown of Windows waits for it
+	Restarts    []time.Duration // waits before restarts after failures; the last one repeats
+	ResetAfter  time.Duration   // time without a failure after which Restarts begins again
+	Preshutdown time.Duration   // how long a shutdown of Windows waits for the service
 }
 
-// newPlan is the service that runs the program exe with the arguments. It starts with Windows, not some minutes
-// later as "delayed" services do: an event may be announced by then.
+// newPlan returns the plan of a service that runs the program exe with the arguments. It starts with Windows, not some
+// minutes later as "delayed" services do, so that it misses no event.
 func newPlan(exe string, args []string) plan {
 	return plan{
 		Name: serviceName, Display: "forewarn",
@@ -41,7 +41,7 @@ func newPlan(exe string, args []string) plan {
 	}
 }
 
-// arguments are those of the run that is to be a service. Flags that have their default are left out.
+// arguments returns the arguments of the service, without flags that have their default.
 func arguments(config, logFormat, logLevel string) []string {
 	args := []string{"run", "--config", config}
 	if logFormat != "text" {
@@ -53,8 +53,8 @@ func arguments(config, logFormat, logLevel string) []string {
 	return args
 }
 
-// commandLine is what Windows splits into args again. The program is always quoted: of C:\Program Files\x.exe without
-// quotes, Windows would try C:\Program.exe first.
+// commandLine joins args so that Windows splits them again. It always quotes the program: without quotes, Windows would
+// try C:\Program.exe before C:\Program Files\x.exe.
 func commandLine(args []string) string {
 	quoted := make([]string, len(args))
 	for i, arg := range args {
@@ -65,7 +65,7 @@ func commandLine(args []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// quoteArgument quotes in Windows' way: backslashes count only in front of a quote, the closing one included.
+// quoteArgument quotes as Windows expects: backslashes are special only before a quote, the closing one included.
 func quoteArgument(arg string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -75,7 +75,7 @@ func quoteArgument(arg string) string {
 		case '\\':
 			slashes++
 		case '"':
-			b.WriteString(strings.Repeat(`\`, slashes+1)) // beside those that stand there already
+			b.WriteString(strings.Repeat(`\`, slashes+1)) // doubled, and one for the quote
 			slashes = 0
 		default:
 			slashes = 0
@@ -87,8 +87,8 @@ func quoteArgument(arg string) string {
 	return b.String()
 }
 
-// serviceSID identifies a service to access lists, under whatever account it runs. Windows derives it from the name, so
-// that rights can be given before the service exists.
+// serviceSID returns the SID of a service for access lists, whatever account it runs under. Windows derives it from the
+// name, so rights can be granted before the service exists.
 func serviceSID(name string) string {
 	var units []byte
 	for _, u := range utf16.Encode([]rune(strings.ToUpper(name))) {
@@ -102,7 +102,7 @@ func serviceSID(name string) string {
 	return sid
 }
 
-// modifyRights are to read, write and delete, but not to change the access list itself or the owner.
+// modifyRights allow reading, writing and deleting, but not changing the access list or the owner.
 const modifyRights = "0x1301bf"
 
 const (
@@ -110,9 +110,9 @@ const (
 	sidAdministrators = "S-1-5-32-544"
 )
 
-// directoryAccess is the access list of a directory that only Windows, administrators, the service and, if it is named,
-// one user may enter. Nothing is inherited from above: what %ProgramData% gives to everybody ends here. Without a user
-// it is the administrators', so that nobody who made it before keeps the right to change the list.
+// directoryAccess returns an access list for Windows itself, administrators, the service and, unless it is "", one
+// user. The directory inherits nothing, because %ProgramData% grants rights to everybody. Without a user,
+// administrators become the owner, so that a previous owner can no longer change the list.
 func directoryAccess(user string) string {
 	service := serviceSID(serviceName)
 	list := fmt.Sprintf("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;%s;;;%s)", modifyRights, service)
@@ -125,7 +125,7 @@ func directoryAccess(user string) string {
 	return list + fmt.Sprintf("(A;OICI;FA;;;%s)", user)
 }
 
-// A place is what there is at a path, as far as it matters for what the service reads and writes.
+// A place describes what exists at a path.
 type place struct {
 	Type      placeType
 	Owner     string // SID
@@ -136,13 +136,13 @@ type placeType string
 
 const (
 	nothingThere placeType = ""
-	aDirectory   placeType = "a directory" // a real one
-	aFile        placeType = "a file"      // a real one
-	aLink        placeType = "a link"      // or anything else
+	aDirectory   placeType = "a directory"
+	aFile        placeType = "a file"
+	aLink        placeType = "a link" // or anything else
 )
 
-// checkPlace refuses what anybody may have prepared: in %ProgramData% every user may make a directory, and in one that
-// was made without care a settings file that runs a command.
+// checkPlace refuses what another user may have prepared: every user can create a directory below %ProgramData%, and in
+// it a settings file that runs a command.
 func checkPlace(path string, p place, want placeType) error {
 	switch {
 	case p.Type == nothingThere:
@@ -152,24 +152,24 @@ func checkPlace(path string, p place, want placeType) error {
 	case p.Owner == sidSystem, p.Owner == sidAdministrators, p.Owner == serviceSID(serviceName):
 		return nil
 	}
-	return fmt.Errorf("%s belongs to %s, who need not be an administrator and decides what the service finds there; look at it, "+
-		`then give it to the administrators: icacls "%s" /setowner *%s /T`, path, p.OwnerName, path, sidAdministrators)
+	return fmt.Errorf("%s belongs to %s, who may not be an administrator but could control the service with it; "+
+		`check it, then give it to the administrators: icacls "%s" /setowner *%s /T`, path, p.OwnerName, path, sidAdministrators)
 }
 
-// below says whether a path of Windows leads into the directory.
+// below reports whether a Windows path leads into the directory.
 func below(path, dir string) bool {
 	dir = strings.TrimRight(dir, `\`)
 	return dir != "" && len(path) > len(dir) && strings.EqualFold(path[:len(dir)], dir) && path[len(dir)] == '\\'
 }
 
-// checkExecutable refuses a program in a place where the service cannot start it, or where its user may exchange it.
+// checkExecutable refuses a program file that the service could not start, or that its user could replace.
 func checkExecutable(exe, profile string) error {
-	const remedy = `; copy it to C:\Program Files\forewarn, and install it from there`
+	const remedy = `; copy it to C:\Program Files\forewarn, and install from there`
 	switch {
 	case strings.HasPrefix(exe, `\\`) && !strings.HasPrefix(exe, `\\?\`):
-		return fmt.Errorf("%s is on a share, which a service may not reach when Windows starts%s", exe, remedy)
+		return fmt.Errorf("%s is on a network share, which may not be available when Windows starts%s", exe, remedy)
 	case below(exe, profile):
-		return errors.New(exe + " is in a user's own directory, which the service cannot read" + remedy)
+		return errors.New(exe + " is in a user's home directory, which the service cannot read" + remedy)
 	}
 	return nil
 }

@@ -20,7 +20,8 @@ func TestServiceCommandLineIsSplitIntoWhatItWasMadeOf(t *testing.T) {
 			`"C:\Program Files\forewarn\forewarn.exe" run --config "D:\my settings\forewarn.yaml"`,
 		},
 		{[]string{`x`, `a b\`, `c\\ d`, `e\`, `\\server\share`}, `"x" "a b\\" "c\\ d" e\ \\server\share`},
-		{[]string{`x`, `say "hi"`, `\"`, ``, "tab\there", `Grüße aus Köln`}, `"x" "say \"hi\"" "\\\"" "" "tab` + "\t" + `here" "Grüße aus Köln"`},
+		{[]string{`x`, `say "hi"`, `\"`, ``, "tab\there", `Grüße aus Köln`},
+			`"x" "say \"hi\"" "\\\"" "" "tab` + "\t" + `here" "Grüße aus Köln"`},
 	} {
 		got := commandLine(tt.args)
 		if got != tt.want {
@@ -105,8 +106,8 @@ func TestServiceSIDIsTheOneOfWindows(t *testing.T) {
 	}
 }
 
-// The state directory inherits nothing, and lets in Windows, administrators, the service, which may not change the list,
-// and a user only when one is named.
+// The state directory inherits nothing, and lets in Windows, administrators, the service, which may not change the
+// list, and a user only when one is named.
 func TestStateDirectoryIsClosedToOthers(t *testing.T) {
 	service := serviceSID("forewarn")
 	common := "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;0x1301bf;;;" + service + ")"
@@ -141,7 +142,7 @@ func TestServiceTrustsOnlyWhatAdministratorsOwn(t *testing.T) {
 		{place{Type: aLink, Owner: "S-1-5-32-544"}, aDirectory, "is a link, expected a directory"},
 		{
 			place{Type: aDirectory, Owner: "S-1-5-21-1-2-3-1001", OwnerName: `VM\mallory`}, aDirectory,
-			`belongs to VM\mallory, who need not be an administrator and decides what the service finds there; look at it, ` +
+			`belongs to VM\mallory, who may not be an administrator but could control the service with it; check it, ` +
 				`then give it to the administrators: icacls "C:\ProgramData\forewarn" /setowner *S-1-5-32-544 /T`,
 		},
 	} {

@@ -12,41 +12,42 @@ import (
 	"time"
 )
 
-// A Host is what runs forewarn: a person's terminal, or the service manager of Windows.
+// A Host connects a run of forewarn with its surroundings: a terminal, systemd, or the Windows service manager.
 type Host struct {
-	Ready  func()           // is called when what a start may fail for is behind us
-	Reload <-chan os.Signal // says that the settings are to be read again
+	Ready  func()           // Run calls it once nothing can fail the start any more
+	Reload <-chan os.Signal // receives when the settings are to be reloaded
 }
 
-// A Program is what Run runs as a service.
+// A Program is what Run runs as a Windows service.
 type Program struct {
 	Run       func(context.Context, Host) error
-	Log       func(EventWriter) *slog.Logger // makes the log; nil is given where the Event Log cannot be written
-	ExitCode  func(error) int                // is 0 for a StoppedError
-	CrashFile string                         // keeps what the runtime says of a crash until the next start
+	Log       func(EventWriter) *slog.Logger // makes the logger; nil means that the Event Log cannot be written
+	ExitCode  func(error) int                // must be 0 for a StoppedError
+	CrashFile string                         // keeps the runtime's report of a crash until the next start
 }
 
-// A StoppedError is how a service ends that was asked to stop, and did not in order. Its exit code is 0: Windows takes any
-// other for a failure, and starts the service again.
+// A StoppedError means that the service was asked to stop but did not stop cleanly. Its exit code must be 0: after any
+// other, Windows starts the service again.
 type StoppedError struct{ Err error }
 
 func (e *StoppedError) Error() string { return e.Err.Error() }
 func (e *StoppedError) Unwrap() error { return e.Err }
 
-// A control is what Windows asks of a service, with Windows' own numbers.
+// A control is a request of Windows to a service, with Windows' own numbers.
 type control uint32
 
 const (
 	controlStop        control = 1
 	controlInterrogate control = 4
 	controlShutdown    control = 5
-	controlParamChange control = 6 // read the settings again: there is no SIGHUP on Windows
+	controlParamChange control = 6 // reload the settings, as SIGHUP does elsewhere
 	controlPreshutdown control = 15
 )
 
-// A State is how far a service is, with Windows' own numbers.
+// A State is the state of a service, with Windows' own numbers.
 type State uint32
 
+// The states that forewarn uses.
 const (
 	Stopped      State = 1
 	StartPending State = 2
@@ -54,30 +55,32 @@ const (
 	Running      State = 4
 )
 
-// accepted are the controls that a running service takes, with Windows' own numbers: stop, shutdown, paramchange
-// and preshutdown. Preshutdown comes before all services are ended, and is waited for longer than shutdown is.
+// accepted are the controls that a running service accepts, as Windows' bits: stop, shutdown, paramchange and
+// preshutdown. Windows sends preshutdown before it ends any service, and waits longer for it than for shutdown.
 const accepted = 0x1 | 0x4 | 0x8 | 0x100
 
-// A report is what a service says about itself.
+// A report is what a service reports to Windows about itself.
 type report struct {
 	State    State
 	Accepts  uint32
-	Progress uint32        // rises while a state lasts that is to pass
-	Within   time.Duration // the next report comes within
+	Progress uint32        // increases while StartPending or StopPending lasts
+	Within   time.Duration // time until the next report, at most
 }
 
 const (
-	beatEvery    = time.Second      // between two reports of a state that is to pass
-	reportWithin = 10 * time.Second // what a report promises for the next
-	stopLimit    = 15 * time.Second // a stop finishes what is under way within five seconds, and closes the outbox
+	beatEvery    = time.Second      // interval of reports in StartPending and StopPending
+	reportWithin = 10 * time.Second // report.Within in these states
+	stopLimit    = 15 * time.Second // a clean stop takes about five seconds, plus closing the outbox
 )
 
-// errStopTooSlow is how a service ends that does not stop. What it has not settled is sent again, with the same ids.
-var errStopTooSlow = errors.New("the stop took too long and was cut off; what was under way is sent again after the next start")
+// errStopTooSlow means that the service did not stop in time. Deliveries that were not settled are sent again after the
+// next start, with the same ids.
+var errStopTooSlow = errors.New("the stop took too long and was aborted; " +
+	"unfinished deliveries are sent again after the next start")
 
-// attend runs a service between the controls that Windows sends and what is told in answer, until run returns, or does
-// not although it was asked to. tell is never called at the same time twice; that it stopped, the caller says. Once it
-// was asked to stop, every error is a StoppedError.
+// attend calls run, answers the controls of Windows and reports the state with tell, until run returns or does not
+// stop in time. It does not report Stopped; the caller does. Calls of tell never overlap. After a request to stop,
+// every error is a StoppedError.
 func attend(controls <-chan control, tell func(report), run func(context.Context, Host) error) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -111,7 +114,7 @@ func attend(controls <-chan control, tell func(report), run func(context.Context
 			case controlParamChange:
 				select {
 				case reload <- syscall.SIGHUP:
-				default: // one that has not begun will do
+				default: // a reload is pending already
 				}
 			case controlStop, controlShutdown, controlPreshutdown:
 				if now.State == StopPending {
@@ -135,14 +138,14 @@ func attend(controls <-chan control, tell func(report), run func(context.Context
 	}
 }
 
-// keepCrash has what the runtime says of a crash written to the file, because a service has no standard error, and
-// returns what the last run left there.
-func keepCrash(path string) (last string, err error) {
+// recordCrashes lets the runtime write the report of a crash to the file, because a service has no standard error. It
+// returns the report of the last run.
+func recordCrashes(path string) (last string, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close() // the runtime has a handle of its own
+	defer f.Close() // the runtime duplicates the handle
 	text, err := io.ReadAll(io.LimitReader(f, eventLimit))
 	if err == nil {
 		err = f.Truncate(0)

@@ -78,8 +78,8 @@ func (s *tended) asks() bool {
 	}
 }
 
-// A service starts, takes controls only once it is ready, stops in order on any of the three ways to ask it to, and says
-// so at each step.
+// A service starts, takes controls only once it is ready, stops in order on any of the three ways to ask it to, and
+// says so at each step.
 func TestServiceGoesThroughItsStates(t *testing.T) {
 	for _, how := range []control{controlStop, controlShutdown, controlPreshutdown} {
 		t.Run(fmt.Sprint(how), func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestServiceThatFailsToStopInOrderStaysStopped(t *testing.T) {
 func TestCrashIsKeptForTheNextStart(t *testing.T) {
 	const file = "FOREWARN_TEST_CRASH"
 	if path := os.Getenv(file); path != "" {
-		if _, err := keepCrash(path); err != nil {
+		if _, err := recordCrashes(path); err != nil {
 			t.Fatal(err)
 		}
 		go panic("the poll loop fell over")
@@ -204,7 +204,7 @@ func TestCrashIsKeptForTheNextStart(t *testing.T) {
 		}
 	}
 	for _, want := range []int{1, 0} {
-		if last, err := keepCrash(path); err != nil || strings.Count(last, "panic: ") != want {
+		if last, err := recordCrashes(path); err != nil || strings.Count(last, "panic: ") != want {
 			t.Errorf("a start finds %q, %v; want %d traces", last, err, want)
 		}
 	}
@@ -242,8 +242,8 @@ func TestServiceReloadsOnParamChange(t *testing.T) {
 	})
 }
 
-// A start that fails ends the service with the error of the run, without it ever having run. Nobody asked it to stop, so
-// its exit code counts.
+// A start that fails ends the service with the error of the run, without it ever having run. Nobody asked it to stop,
+// so its exit code counts.
 func TestServiceThatCannotStartEndsWithItsError(t *testing.T) {
 	for _, broken := range []error{errors.New("settings: no"), errStopTooSlow, nil} {
 		synctest.Test(t, func(t *testing.T) {

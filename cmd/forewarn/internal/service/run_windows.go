@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/windows/svc/eventlog"
 )
 
-// The numbers of run.go are Windows' own: a difference does not compile.
+// If a number in run.go differed from Windows' own, this would not compile.
 var _ = [...][1]struct{}{
 	{uint32(controlStop) ^ uint32(svc.Stop): {}},
 	{uint32(controlInterrogate) ^ uint32(svc.Interrogate): {}},
@@ -24,14 +24,14 @@ var _ = [...][1]struct{}{
 	{uint32(accepted) ^ uint32(svc.AcceptStop|svc.AcceptShutdown|svc.AcceptParamChange|svc.AcceptPreShutdown): {}},
 }
 
-// Managed says that the service manager has started this process.
+// Managed reports whether the service manager started this process.
 func Managed() bool {
 	is, err := svc.IsWindowsService()
 	return err == nil && is
 }
 
-// Run runs the program as the service that Windows has started, until Windows asks it to stop or it ends. No signal is
-// listened to: to a service, Windows sends one for every user that logs off, which is no reason to end.
+// Run runs the program as a Windows service, until Windows asks it to stop or it ends. It handles no signals: Windows
+// sends a service one for every user that logs off, which must not end it.
 func Run(p Program) error {
 	var write EventWriter
 	if events, err := eventlog.Open(serviceName); err == nil {
@@ -39,27 +39,27 @@ func Run(p Program) error {
 		write = func(level slog.Level, text string) error { return writeEvent(events, level, text) }
 	}
 	log := p.Log(write)
-	last, err := keepCrash(p.CrashFile)
+	last, err := recordCrashes(p.CrashFile)
 	if last != "" {
-		log.Error("the last run crashed:\r\n" + last)
+		log.Error("the last run crashed:\r\n" + last) // in the message, where the Event Viewer shows it readable
 	}
 	if err != nil {
-		log.Warn("a crash would leave no trace", "err", err)
+		log.Warn("cannot record crashes", "err", err)
 	}
 	m := &attended{program: p, ended: func(err error) {
 		if err != nil {
-			log.Error("forewarn has ended: "+err.Error(), "exitCode", p.ExitCode(err))
+			log.Error("forewarn ended: "+err.Error(), "exitCode", p.ExitCode(err))
 		} else {
-			log.Info("forewarn has stopped in order")
+			log.Info("forewarn stopped cleanly")
 		}
 	}}
 	if err := svc.Run(serviceName, m); err != nil {
-		return errors.Join(m.err, fmt.Errorf("be a service: %w", err))
+		return errors.Join(m.err, fmt.Errorf("run as a service: %w", err))
 	}
 	return m.err
 }
 
-// writeEvent writes an entry, whose id says its level: 1 information, 2 warning, 3 error.
+// writeEvent writes an entry. Its id is its level: 1 information, 2 warning, 3 error.
 func writeEvent(events *eventlog.Log, level slog.Level, text string) error {
 	switch {
 	case level >= slog.LevelError:
@@ -70,15 +70,17 @@ func writeEvent(events *eventlog.Log, level slog.Level, text string) error {
 	return events.Info(1, text)
 }
 
-// attended is attend, as the package svc calls it.
+// attended adapts attend to svc.Handler.
 type attended struct {
 	program Program
-	ended   func(error) // is called before Windows is told: after that it may end the process at any time
+	ended   func(error) // called before the final report, after which Windows may kill the process at any time
 	err     error
 }
 
-// Execute is called once. The exit code is our own, not one of Windows'.
-func (a *attended) Execute(_ []string, requests <-chan svc.ChangeRequest, statuses chan<- svc.Status) (own bool, code uint32) {
+// Execute implements svc.Handler; svc.Run calls it once. The exit code is our own, not one of Windows'.
+func (a *attended) Execute(
+	_ []string, requests <-chan svc.ChangeRequest, statuses chan<- svc.Status,
+) (own bool, code uint32) {
 	controls, over := make(chan control), make(chan struct{})
 	defer close(over)
 	go func() {

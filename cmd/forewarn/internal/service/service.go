@@ -1,16 +1,15 @@
-// Package service is how a service manager runs forewarn.
+// Package service runs forewarn under a service manager.
 //
-// To Windows it is a service. A Service installs, starts, stops, reloads and removes it (service.go) through a
-// machine, which is Windows itself (machine_windows.go, files_windows.go) or a test's; what it is to be there, and
-// who may reach its files, is computed first (plan.go). Run is the other end: in the process that Windows started it
-// answers the controls that Windows sends, runs the program in between (run.go), and gives it a log that writes to
-// the Event Log (events.go).
+// On Windows, a Service installs, starts, stops, reloads and removes the Windows service (service.go). It acts through
+// the interface machine, which is Windows itself (machine_windows.go, files_windows.go) or a fake in tests. The
+// configuration of the service and the access to its files are computed before, without I/O (plan.go). Run is the
+// other side: in the process that Windows started, it answers the controls that Windows sends while the program runs
+// (run.go), and logs to the Event Log (events.go).
 //
-// To systemd it is a process that says how it goes: a Notifier tells it when forewarn is ready, reloads and stops,
-// and feeds its watchdog (notify.go).
+// Under systemd, a Notifier reports when forewarn is ready, reloads and stops, and feeds the watchdog (notify.go).
 //
-// The package prints nothing but what its Service has done, and knows no exit codes: its errors say what kind they
-// are.
+// The package prints only what Service has done. It knows no exit codes; callers derive them from the types of its
+// errors.
 package service
 
 import (
@@ -23,74 +22,75 @@ import (
 	"time"
 )
 
-// A Service installs the service of Windows, and acts on it.
+// A Service manages the Windows service.
 type Service struct {
-	machine machine
-	words   io.Writer
+	machine  machine
+	messages io.Writer
 }
 
-// Open reaches the service of this machine. What was done goes to words, in words for people. Only Windows has services
-// of this kind.
-func Open(words io.Writer) (*Service, error) {
+// Open returns the service of this machine; an error on other systems than Windows. Its methods write to messages what
+// they have done.
+func Open(messages io.Writer) (*Service, error) {
 	m, err := newMachine()
 	if err != nil {
 		return nil, err
 	}
-	return &Service{m, words}, nil
+	return &Service{m, messages}, nil
 }
 
-// A machine is what Windows has to offer for a service. Its methods act on the one that is called serviceName.
+// A machine is the part of Windows that Service needs. Its methods act on the service named serviceName.
 type machine interface {
-	look() (Status, error)                      // ErrNotInstalled when there is none
-	write(p plan) error                         // makes the service, or changes the one that is there
+	look() (Status, error)                      // ErrNotInstalled if there is no service
+	write(p plan) error                         // creates or changes the service
 	remove() error                              //
 	start() error                               //
 	control(c control) error                    //
-	registerEvents() error                      // makes the service a source of the Event Log, if it is none yet
-	unregisterEvents() error                    // if it is one
+	registerEvents() error                      // makes the service a source of the Event Log; may be repeated
+	unregisterEvents() error                    // may be repeated
 	place(path string) (place, error)           //
-	secure(path, access string) error           // makes the directory with this access list, or gives the list to it
-	executable() (path, home string, err error) // of this program and of its user
+	secure(path, access string) error           // creates the directory with this access list, or changes its list
+	executable() (path, home string, err error) // of this program, and the home directory of its user
 }
 
-// ErrNotInstalled says that the service is not installed.
-var ErrNotInstalled = errors.New("the service forewarn is not installed; forewarn service install does that")
+// ErrNotInstalled means that the service is not installed.
+var ErrNotInstalled = errors.New("the service forewarn is not installed; install it with forewarn service install")
 
-// ErrBeingRemoved says that Windows has not let go of a service that was removed.
-var ErrBeingRemoved = errors.New("the service forewarn is still being removed; close the Services window, then try again")
+// ErrBeingRemoved means that Windows still holds a removed service, because a program has it open.
+var ErrBeingRemoved = errors.New("the service forewarn is still being removed; " +
+	"close the Services window, then try again")
 
-// A NotRunningError says that the service cannot read its settings again, because it does not run.
+// A NotRunningError means that the service cannot reload its settings, because it does not run.
 type NotRunningError struct{ State State }
 
 func (e *NotRunningError) Error() string {
-	return fmt.Sprintf("the service forewarn is %s; it reads its settings when it starts", e.State)
+	return fmt.Sprintf("the service forewarn is %s; it will read its settings when it starts", e.State)
 }
 
-// An EndedError says that the service has ended instead of running.
+// An EndedError means that the service has ended although it should run.
 type EndedError struct{ ExitCode uint32 }
 
 func (e *EndedError) Error() string {
 	return fmt.Sprintf("the service forewarn ended with exit code %d; %s", e.ExitCode, whereEvents)
 }
 
-// A SlowError says that the service takes too long to start or to stop.
+// A SlowError means that the service takes too long to start or stop.
 type SlowError struct{ State State }
 
 func (e *SlowError) Error() string {
-	return fmt.Sprintf("the service forewarn is still %s after %s", e.State, patience)
+	return fmt.Sprintf("the service forewarn is still %s after %s", e.State, stateTimeout)
 }
 
-// A Status is how a service is that is installed.
+// A Status is the status of an installed service.
 type Status struct {
 	State    State
 	PID      uint32
-	ExitCode uint32 // of its last run, if it has ended
+	ExitCode uint32 // of the last run, if it has ended
 	Command  string
 	Account  string
 	Start    string // automatic, manual or disabled
 }
 
-// String is what people read of a state.
+// String names the state for people.
 func (s State) String() string {
 	switch s {
 	case Stopped:
@@ -105,25 +105,26 @@ func (s State) String() string {
 	return fmt.Sprintf("in state %d", uint32(s))
 }
 
-// How long a change of the service is waited for, and how often it is looked at.
+// How long await waits for a state, and how often it looks.
 const (
-	patience  = time.Minute
-	lookEvery = 200 * time.Millisecond
+	stateTimeout = time.Minute
+	lookEvery    = 200 * time.Millisecond
 )
 
-// whereEvents is how an administrator finds what the service said.
-const whereEvents = "Get-WinEvent -ProviderName forewarn -MaxEvents 10 shows what it said"
+// whereEvents tells an administrator how to read the log of the service.
+const whereEvents = "to see its log, run Get-WinEvent -ProviderName forewarn -MaxEvents 10"
 
-// A Setup is what a service is installed with.
+// A Setup is the input of Install.
 type Setup struct {
-	Config    string // the settings file, from the root of its volume
+	Config    string // absolute path of the settings file
 	State     string // the state directory
 	Own       string // the directory of the default settings and state
-	LogFormat string // as the flags have them
-	LogLevel  string
+	LogFormat string // value of the flag --log-format
+	LogLevel  string // value of the flag --log-level
 }
 
-// Install makes the service, or changes the one that is there. What could not be a safe service is refused.
+// Install creates the service, or changes an installed one. It refuses files and directories that another user
+// controls.
 func (s *Service) Install(with Setup) error {
 	m := s.machine
 	exe, home, err := m.executable()
@@ -141,7 +142,7 @@ func (s *Service) Install(with Setup) error {
 	if err := s.secureDirectories(with); err != nil {
 		return err
 	}
-	if strings.EqualFold(filepath.Dir(with.Config), with.Own) { // now that nobody can exchange it
+	if strings.EqualFold(filepath.Dir(with.Config), with.Own) { // from here on nobody else can replace the file
 		there, err := m.place(with.Config)
 		if err == nil {
 			err = checkPlace(with.Config, there, aFile)
@@ -155,16 +156,17 @@ func (s *Service) Install(with Setup) error {
 		return err
 	}
 	if was {
-		fmt.Fprintln(s.words, "the service forewarn was there already and is now as said here; a change counts at its next start")
+		fmt.Fprintln(s.messages, "the service forewarn is changed; the changes take effect at its next start")
 	} else {
-		fmt.Fprintln(s.words, "the service forewarn is installed and starts with Windows; forewarn service start starts it now")
+		fmt.Fprintln(s.messages, "the service forewarn is installed and starts with Windows; "+
+			"to start it now, run forewarn service start")
 	}
-	fmt.Fprintf(s.words, "it runs %s\n", p.Command)
+	fmt.Fprintf(s.messages, "it runs %s\n", p.Command)
 	return nil
 }
 
-// secureDirectories closes the directory of the default settings and state to other users, and the state directory if it
-// is made here. Another one that is there already is its owner's to open and close.
+// secureDirectories closes the directory of the default settings and state to other users. It does the same with a
+// state directory that it creates, but leaves the access list of an existing one to its owner.
 func (s *Service) secureDirectories(with Setup) error {
 	m, own, state := s.machine, with.Own, with.State
 	for _, path := range []string{own, state} {
@@ -173,11 +175,11 @@ func (s *Service) secureDirectories(with Setup) error {
 			return err
 		}
 		if below(path, own) && there.Type == aDirectory {
-			continue // it has the list of the one above
+			continue // it inherits the access list
 		}
 		if path != own && there.Type != nothingThere {
-			fmt.Fprintf(s.words, "%s is left as it is; let the service write there, if it may not: icacls \"%s\" /grant *%s:(OI)(CI)M\n",
-				path, path, serviceSID(serviceName))
+			fmt.Fprintf(s.messages, "the access to %s is unchanged; if the service cannot write there, run: "+
+				"icacls \"%s\" /grant *%s:(OI)(CI)M\n", path, path, serviceSID(serviceName))
 			continue
 		}
 		if err := checkPlace(path, there, aDirectory); err != nil {
@@ -193,13 +195,13 @@ func (s *Service) secureDirectories(with Setup) error {
 	return nil
 }
 
-// Uninstall stops the service and removes it. The settings and the state stay.
+// Uninstall stops and removes the service. It keeps the settings and the state directory.
 func (s *Service) Uninstall(ctx context.Context) error {
 	m := s.machine
 	now, err := m.look()
 	if errors.Is(err, ErrNotInstalled) {
-		fmt.Fprintln(s.words, "the service forewarn is not installed")
-		return m.unregisterEvents() // what a broken install left
+		fmt.Fprintln(s.messages, "the service forewarn is not installed")
+		return m.unregisterEvents() // an interrupted install may have left it
 	}
 	if err == nil && now.State != Stopped {
 		err = s.Stop(ctx)
@@ -211,7 +213,7 @@ func (s *Service) Uninstall(ctx context.Context) error {
 		err = m.unregisterEvents()
 	}
 	if err == nil {
-		fmt.Fprintln(s.words, "the service forewarn is removed; its settings and its state stay")
+		fmt.Fprintln(s.messages, "the service forewarn is removed; its settings and state are kept")
 	}
 	return err
 }
@@ -224,9 +226,9 @@ func (s *Service) Start(ctx context.Context) error {
 	case err != nil:
 		return err
 	case now.State == Running:
-		fmt.Fprintln(s.words, "the service forewarn runs already")
+		fmt.Fprintln(s.messages, "the service forewarn is already running")
 		return nil
-	case now.State == StopPending: // it has to end before it can begin
+	case now.State == StopPending: // it must stop before it can start
 		if _, err := s.await(ctx, Stopped); err != nil {
 			return err
 		}
@@ -238,12 +240,12 @@ func (s *Service) Start(ctx context.Context) error {
 	}
 	now, err = s.await(ctx, Running)
 	if err == nil {
-		fmt.Fprintf(s.words, "the service forewarn runs, process %d\n", now.PID)
+		fmt.Fprintf(s.messages, "the service forewarn is running, process %d\n", now.PID)
 	}
 	return err
 }
 
-// Stop stops the service in order, and waits until it has ended.
+// Stop stops the service cleanly, and waits until it has ended.
 func (s *Service) Stop(ctx context.Context) error {
 	m := s.machine
 	now, err := m.look()
@@ -251,9 +253,9 @@ func (s *Service) Stop(ctx context.Context) error {
 	case err != nil:
 		return err
 	case now.State == Stopped:
-		fmt.Fprintln(s.words, "the service forewarn is stopped already")
+		fmt.Fprintln(s.messages, "the service forewarn is already stopped")
 		return nil
-	case now.State == StartPending: // it takes no controls yet
+	case now.State == StartPending: // it accepts no controls yet
 		now, err = s.await(ctx, Running)
 		if err != nil && now.State != Stopped {
 			return err
@@ -267,11 +269,11 @@ func (s *Service) Stop(ctx context.Context) error {
 	if _, err := s.await(ctx, Stopped); err != nil {
 		return err
 	}
-	fmt.Fprintln(s.words, "the service forewarn is stopped")
+	fmt.Fprintln(s.messages, "the service forewarn is stopped")
 	return nil
 }
 
-// Reload has the service read its settings again; a NotRunningError when it does not run.
+// Reload lets the service reload its settings; it returns a NotRunningError if the service does not run.
 func (s *Service) Reload() error {
 	now, err := s.machine.look()
 	switch {
@@ -283,23 +285,25 @@ func (s *Service) Reload() error {
 	if err := s.machine.control(controlParamChange); err != nil {
 		return err
 	}
-	fmt.Fprintln(s.words, "the service forewarn reads its settings again; if they are wrong, the old ones stay; "+whereEvents)
+	fmt.Fprintln(s.messages,
+		"the service forewarn reloads its settings; if they are wrong, the old ones stay in force; "+whereEvents)
 	return nil
 }
 
-// Status says what Windows knows of the service; ErrNotInstalled when there is none.
+// Status returns the status of the service, or ErrNotInstalled.
 func (s *Service) Status() (Status, error) { return s.machine.look() }
 
-// await waits until the service is in the state. One that ends instead of running is an error with its exit code.
+// await waits until the service is in the state. If it ends instead, the error is an EndedError; if it takes too long,
+// a SlowError.
 func (s *Service) await(ctx context.Context, want State) (Status, error) {
-	for until := time.Now().Add(patience); ; {
+	for until := time.Now().Add(stateTimeout); ; {
 		now, err := s.machine.look()
 		switch {
 		case err != nil:
 			return now, err
 		case now.State == want:
 			return now, nil
-		case now.State == Stopped: // it was to run
+		case now.State == Stopped: // although it should run
 			return now, &EndedError{now.ExitCode}
 		case time.Now().After(until):
 			return now, &SlowError{now.State}

@@ -80,8 +80,8 @@ func (f *fakeWindows) secure(path, access string) error {
 	return f.sick
 }
 
-// aWindows is a machine without the service, a program for it, and a settings file whose state is in the directory that is
-// forewarn's own there.
+// aWindows is a machine without the service, a program for it, and a settings file whose state is in the directory
+// that is forewarn's own there.
 func aWindows() (*fakeWindows, *Service, Setup) {
 	const own = `C:\ProgramData\forewarn`
 	with := Setup{Config: filepath.Join(own, "forewarn.yaml"), State: own, Own: own, LogFormat: "text", LogLevel: "info"}
@@ -97,7 +97,7 @@ func aWindows() (*fakeWindows, *Service, Setup) {
 
 // said is what people read of what was done, and begins anew.
 func said(s *Service) string {
-	b := s.words.(*bytes.Buffer)
+	b := s.messages.(*bytes.Buffer)
 	defer b.Reset()
 	return b.String()
 }
@@ -116,7 +116,8 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	if len(m.secured) != 1 || m.secured[with.Own] != directoryAccess("") {
 		t.Errorf("access lists were given: %q, want that of %s alone", m.secured, with.Own)
 	}
-	if text := said(s); !strings.Contains(text, "is installed and starts with Windows; forewarn service start starts it now\nit runs "+want) {
+	if text := said(s); !strings.Contains(text,
+		"is installed and starts with Windows; to start it now, run forewarn service start\nit runs "+want) {
 		t.Errorf("install says %q", text)
 	}
 	m.exe, with.LogFormat = `D:\forewarn.exe`, "json"
@@ -126,7 +127,7 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	if want := `"D:\forewarn.exe" run --config ` + with.Config + " --log-format json"; m.plan.Command != want {
 		t.Errorf("installed again it runs %s, want %s", m.plan.Command, want)
 	}
-	if text := said(s); !strings.Contains(text, "was there already and is now as said here") {
+	if text := said(s); !strings.Contains(text, "is changed; the changes take effect at its next start") {
 		t.Errorf("install says %q", text)
 	}
 }
@@ -197,7 +198,8 @@ func TestServiceInstallRefusesBeforeItChangesAnything(t *testing.T) {
 func TestServiceInstallRefusesSettingsOfAUser(t *testing.T) {
 	m, s, with := aWindows()
 	m.places[with.Config] = place{Type: aFile, Owner: "S-1-5-21-1-2-3-1001", OwnerName: `VM\mallory`}
-	if err := s.Install(with); err == nil || !strings.Contains(err.Error(), `forewarn.yaml belongs to VM\mallory`) || m.installed {
+	if err := s.Install(with); err == nil || !strings.Contains(err.Error(),
+		`forewarn.yaml belongs to VM\mallory`) || m.installed {
 		t.Errorf("install = %v, installed %v; want it refused", err, m.installed)
 	}
 }
@@ -213,13 +215,14 @@ func TestServiceCommandsMayBeRepeated(t *testing.T) {
 			says string
 			is   State
 		}{
-			{s.Start, "the service forewarn runs, process 4711\n", Running},
-			{s.Start, "the service forewarn runs already\n", Running},
-			{func(context.Context) error { return s.Reload() }, "the service forewarn reads its settings again", Running},
+			{s.Start, "the service forewarn is running, process 4711\n", Running},
+			{s.Start, "the service forewarn is already running\n", Running},
+			{func(context.Context) error { return s.Reload() }, "the service forewarn reloads its settings", Running},
 			{s.Stop, "the service forewarn is stopped\n", Stopped},
-			{s.Stop, "the service forewarn is stopped already\n", Stopped},
-			{s.Start, "the service forewarn runs, process 4711\n", Running},
-			{s.Uninstall, "the service forewarn is stopped\nthe service forewarn is removed; its settings and its state stay\n", Stopped},
+			{s.Stop, "the service forewarn is already stopped\n", Stopped},
+			{s.Start, "the service forewarn is running, process 4711\n", Running},
+			{s.Uninstall, "the service forewarn is stopped\nthe service forewarn is removed; its settings and state are kept\n",
+				Stopped},
 			{s.Uninstall, "the service forewarn is not installed\n", Stopped},
 		} {
 			if err := step.do(t.Context()); err != nil {
@@ -256,7 +259,8 @@ func TestServiceCommandsFailWithTheirReasons(t *testing.T) {
 
 		m.code = 78 // it ends at once
 		var ended *EndedError
-		if err := s.Start(t.Context()); !errors.As(err, &ended) || ended.ExitCode != 78 || !strings.Contains(err.Error(), "Get-WinEvent") {
+		if err := s.Start(t.Context()); !errors.As(err, &ended) || ended.ExitCode != 78 || !strings.Contains(err.Error(),
+			"Get-WinEvent") {
 			t.Errorf("start of a service with wrong settings = %v, want its exit code, 78", err)
 		}
 		m.code = 1067
@@ -267,7 +271,7 @@ func TestServiceCommandsFailWithTheirReasons(t *testing.T) {
 		m.now.State, m.next = StopPending, nil
 		began := time.Now()
 		var slow *SlowError
-		if err := s.Stop(t.Context()); !errors.As(err, &slow) || slow.State != StopPending || time.Since(began) < patience {
+		if err := s.Stop(t.Context()); !errors.As(err, &slow) || slow.State != StopPending || time.Since(began) < stateTimeout {
 			t.Errorf("stop of a service that hangs = %v after %v, want that it is still stopping", err, time.Since(began))
 		}
 		stopped, cancel := context.WithCancel(t.Context())

@@ -11,9 +11,9 @@ import (
 	"forewarn/sinks"
 )
 
-// decode fills the struct that to points at from n, strictly: every key must be one of its fields or among others,
-// which are left alone, and every value of its field's type. The error holds all that is wrong. What the file does not name keeps its value. path names n
-// in errors.
+// decode fills the struct that to points at from the section n. Every key must belong to one of its fields, or to
+// others, which it skips. Every value must have the type of its field. Fields that the file does not name keep their
+// value. The error holds everything that is wrong. path names n in errors.
 func (doc *document) decode(n *node, to any, path string, others ...string) error {
 	return doc.fill(n, reflect.ValueOf(to).Elem(), path, others...)
 }
@@ -23,7 +23,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	if u, ok := to.(interface{ UnmarshalYAML(func(any) error) error }); ok {
 		return doc.wrongKey(entry{n.pos, path, n}, u.UnmarshalYAML(func(to any) error { return doc.decode(n, to, path) }))
 	}
-	if v.Kind() == reflect.Pointer { // of a section that may be absent
+	if v.Kind() == reflect.Pointer { // an optional section
 		v.Set(reflect.New(v.Type().Elem()))
 		return doc.fill(n, v.Elem(), path)
 	}
@@ -90,7 +90,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	return nil
 }
 
-// is tells whether the node can be read as k. A number is also text, and an absent value an empty list or section.
+// is reports whether the node can be read as k. A number is also text, and a missing value is an empty list or section.
 func (n *node) is(k kind) bool {
 	switch n.kind {
 	case aNumber:
@@ -117,8 +117,8 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 	return wrong.err()
 }
 
-// collect puts the fields of the struct v under their keys and returns these in order. A field without a yaml tag has
-// no key; those of an embedded struct stand beside the others.
+// collect adds the fields of the struct v to fields by their keys, and returns the keys in order. A field without a
+// yaml tag has no key. Fields of an embedded struct count as fields of v.
 func collect(v reflect.Value, fields map[string]reflect.Value) (keys []string) {
 	for f, value := range v.Fields() {
 		if f.Anonymous {

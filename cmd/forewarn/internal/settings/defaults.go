@@ -5,21 +5,21 @@ import (
 	"path/filepath"
 )
 
-// Builtin is what counts where there is no settings file: every default, and the CloudEvents on standard output.
+// Builtin is used when there is no settings file: the defaults, with one sink that writes to standard output.
 const Builtin = `sinks: [{name: stdout, file: {path: "-"}}]`
 
-// Defaults are where things are when nothing says otherwise.
+// Defaults are the default paths.
 type Defaults struct {
-	Settings string // the settings file; it need not be there
+	Settings string // the settings file; it need not exist
 	State    string // the directory of the outbox
 }
 
-// SystemDefaults are those of an operating system for a user of it.
+// SystemDefaults returns the default paths for a user of an operating system.
 func SystemDefaults(goos string, euid int, getenv func(string) string) Defaults {
 	return Defaults{Settings: DefaultPath(goos, getenv), State: DefaultState(goos, euid, getenv)}
 }
 
-// DefaultPath is where the settings file is looked for when none is named.
+// DefaultPath returns the path of the settings file when none is named.
 func DefaultPath(goos string, getenv func(string) string) string {
 	if goos == "windows" {
 		return programData(getenv) + `\forewarn\forewarn.yaml`
@@ -27,12 +27,12 @@ func DefaultPath(goos string, getenv func(string) string) string {
 	return "/etc/forewarn/forewarn.yaml"
 }
 
-// programData is where Windows keeps what programs store for all users.
+// programData returns the directory in which Windows programs store data for all users.
 func programData(getenv func(string) string) string {
 	return cmp.Or(getenv("ProgramData"), `C:\ProgramData`)
 }
 
-// DefaultState is the directory of the outbox: the system's for root, the user's own for anybody else who has one.
+// DefaultState returns the state directory: the system's for root, the user's own for other users.
 func DefaultState(goos string, euid int, getenv func(string) string) string {
 	dir, home := getenv("XDG_STATE_HOME"), getenv("HOME")
 	switch {

@@ -16,30 +16,29 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// A document is the text of a settings file and what stands in it.
+// A document is a parsed settings file, with the problems found so far.
 type document struct {
 	path, text string
 	root       *node
-	problems   Problems // what is wrong so far
+	problems   Problems
 }
 
-// A node is a value of the file. Aliases and merge keys are already followed, so nodes may be shared; none contains
-// itself.
+// A node is a value of the file. Aliases and merge keys are resolved, so nodes may be shared; no node contains itself.
 type node struct {
 	pos
 	kind    kind
-	text    string // of a scalar; a number as it was written
+	text    string // of a scalar; numbers as written
 	items   []*node
 	entries []entry
 
-	// What the values of the file are for is known once they are decoded; see document.showable.
-	open     bool // the value of a key that is known and not secret
+	// decode sets the first three; document.showable reads them.
+	open     bool // the value of a known key that is not secret
 	secret   bool // the value of a secret key
-	free     bool // a section whose keys are the file's own, such as the names of headers
-	anchored bool // stands inside an anchor, so it may be the value of other keys too
+	free     bool // a section with arbitrary keys, such as names of headers
+	anchored bool // inside an anchor, so it may be the value of other keys too
 }
 
-// An entry is a key of a section, at its place, with its value.
+// An entry is a key of a section, its position, and its value.
 type entry struct {
 	pos
 	key   string
@@ -50,7 +49,7 @@ type pos struct{ line, column int }
 
 func posOf(t *token.Token) pos { return pos{t.Position.Line, t.Position.Column} }
 
-// kind is what a node is, or should be, in the words of an error.
+// A kind is the type of a node, or the type that was expected, in the words of an error.
 type kind string
 
 const (
@@ -64,13 +63,13 @@ const (
 	aTable       kind = "a section of keys"
 )
 
-// What no settings file exceeds. The time the parser takes grows with the square of the tokens; a sink has about 20.
+// Bounds of a settings file. The parser's time grows with the square of the number of tokens; a sink has about 20.
 const (
 	maxFile   = 1 << 20
 	maxTokens = 20_000
 )
 
-// parseDocument reads YAML text to its nodes and refuses what is right in no settings file.
+// parseDocument parses YAML into nodes.
 func parseDocument(path string, data []byte) (*document, error) {
 	doc := &document{path: path, text: strings.TrimPrefix(strings.ReplaceAll(string(data), "\r\n", "\n"), "\ufeff")}
 	if len(data) > maxFile {
@@ -81,12 +80,13 @@ func parseDocument(path string, data []byte) (*document, error) {
 	for s := range strings.Lines(doc.text) {
 		line++
 		if i := strings.IndexFunc(s, noText); i >= 0 {
-			return nil, doc.errorAt(pos{line, utf8.RuneCountInString(s[:i]) + 1}, "not text in UTF-8; expected a file saved as UTF-8")
+			return nil, doc.errorAt(pos{line, utf8.RuneCountInString(s[:i]) + 1},
+				"not text in UTF-8; expected a file saved as UTF-8")
 		}
 	}
 	tokens := lexer.Tokenize(doc.text)
 	if len(tokens) > maxTokens {
-		return nil, doc.errorAt(pos{}, "more than %d words and signs; expected a settings file", maxTokens)
+		return nil, doc.errorAt(pos{}, "more than %d YAML tokens; expected a settings file", maxTokens)
 	}
 	docs, err := parseTokens(tokens)
 	if err != nil {
@@ -109,11 +109,12 @@ func parseDocument(path string, data []byte) (*document, error) {
 	return doc, err
 }
 
-// withoutTabs parses the text as it would be with spaces for the tabs that indent its lines, and reports those; it gives
-// nothing if that is no YAML either. What else is wrong with the file can be said then, too.
+// withoutTabs reports the tabs that indent lines, and parses the text again with spaces in their place, so that other
+// problems can be reported in the same run. It returns nil if there are no such tabs or the text still isn't YAML.
 func (doc *document) withoutTabs() []*ast.DocumentNode {
 	lines := strings.SplitAfter(doc.text, "\n")
-	indented, depth, opens := false, 0, false // of the line before: where its content begins, whether it begins a section
+	found := false
+	depth, opens := 0, false // of the previous line: where its content begins, and whether it opens a section
 	for i, line := range lines {
 		content := strings.TrimLeft(line, " \t")
 		if strings.TrimSpace(content) == "" || strings.HasPrefix(content, "#") {
@@ -121,7 +122,7 @@ func (doc *document) withoutTabs() []*ast.DocumentNode {
 		}
 		blank := len(line) - len(content)
 		if tab := strings.IndexByte(line[:blank], '\t'); tab >= 0 {
-			indented = true
+			found = true
 			doc.report(doc.errorAt(pos{i + 1, tab + 1}, "a tab; expected spaces"))
 			if blank = depth; opens {
 				blank += 2
@@ -131,7 +132,7 @@ func (doc *document) withoutTabs() []*ast.DocumentNode {
 		depth = blank + len(content) - len(strings.TrimLeft(content, "- "))
 		opens = strings.HasSuffix(strings.TrimSpace(content), ":")
 	}
-	if !indented {
+	if !found {
 		return nil
 	}
 	docs, err := parseTokens(lexer.Tokenize(strings.Join(lines, "")))
@@ -141,7 +142,7 @@ func (doc *document) withoutTabs() []*ast.DocumentNode {
 	return docs
 }
 
-// parseTokens turns a panic of the parser, which reads text from outside, into an error.
+// parseTokens runs the parser, and turns a panic of it into an error.
 func parseTokens(tokens token.Tokens) (docs []*ast.DocumentNode, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -155,27 +156,30 @@ func parseTokens(tokens token.Tokens) (docs []*ast.DocumentNode, err error) {
 	return f.Docs, nil
 }
 
-// syntaxErrors has our words for what the parser says about the mistakes that people make.
+// syntaxErrors translates the parser's messages about common mistakes. The first match counts.
 var syntaxErrors = []struct{ parser, ours string }{
-	{"could not find end character", "a quote opens here and is never closed; expected the same quote after the value"},
+	{"could not find end character", "unterminated quote; expected the same quote after the value"},
 	{"tab character", "a tab; expected spaces"},
 	{"'\t'", "a tab; expected spaces"},
-	{"mapping value is not allowed", `a value that goes on with ": "; expected quotes around all of it, or the next key indented like this one`},
-	{"unexpected key name", "a key out of place; expected key: value, with a space after the colon, indented like its neighbours"},
-	{"non-map value is specified", "no key; expected key: value, with a space after the colon"},
-	{"pre-defined", "text behind the end of a value; expected quotes around all of it, or a key indented like its neighbours"},
-	{"value is not allowed in this context", "the indentation fits nothing above; expected the line to begin below its neighbours"},
-	{"']'", "a list in [ ] that is not closed or lacks a comma; expected , or ]"},
-	{"'}'", "a section in { } that is not closed or lacks a comma; expected , or }"},
-	{"block sequence entries", "a list behind its key; expected each - on a line of its own"},
-	{"reserved character", "no value begins with this character; expected quotes around it"},
-	{"unexpected scalar value", "no value, or one that begins with a sign of YAML; expected quotes around it"},
-	{"invalid header option", "text behind | or >; expected it on the next line, indented"},
-	{"escape character", `an unknown \ sequence; expected \\ for a backslash, or single quotes around the value`},
-	{"invalid key", "a key that is not text; expected key: value"},
+	{"mapping value is not allowed",
+		`unquoted value contains ": "; expected quotes around the value, or the next key indented like this one`},
+	{"unexpected key name",
+		"misplaced key; expected key: value, with a space after the colon, indented like its neighbours"},
+	{"non-map value is specified", "missing key; expected key: value, with a space after the colon"},
+	{"pre-defined",
+		"text after the end of a value; expected quotes around the value, or a key indented like its neighbours"},
+	{"value is not allowed in this context", "wrong indentation; expected the line to be indented like its neighbours"},
+	{"']'", `unterminated list; expected "," or "]"`},
+	{"'}'", `unterminated section; expected "," or "}"`},
+	{"block sequence entries", "list on the same line as its key; expected each - on a line of its own"},
+	{"reserved character", "a value cannot begin with this character; expected quotes around it"},
+	{"unexpected scalar value", "missing value, or one that begins with a YAML sign; expected quotes around it"},
+	{"invalid header option", "text after | or >; expected it on the next line, indented"},
+	{"escape character", `unknown \ sequence; expected \\ for a backslash, or single quotes around the value`},
+	{"invalid key", "key that is not text; expected key: value"},
 }
 
-// syntaxError says in our words what the parser found.
+// syntaxError translates an error of the parser.
 func (doc *document) syntaxError(err error) error {
 	at, message := pos{1, 1}, err.Error()
 	var e interface {
@@ -187,8 +191,7 @@ func (doc *document) syntaxError(err error) error {
 		q := e.GetToken().Prev
 		quoted := q != nil && (q.Type == token.DoubleQuoteType || q.Type == token.SingleQuoteType)
 		if quoted && q.Position.Line < at.line {
-			return doc.errorAt(posOf(q), "a quote opens here and is closed only in line %d; expected the same quote after the value",
-				at.line)
+			return doc.errorAt(posOf(q), "quote closed only in line %d; expected the same quote after the value", at.line)
 		}
 	}
 	for _, s := range syntaxErrors {
@@ -196,15 +199,15 @@ func (doc *document) syntaxError(err error) error {
 			return doc.errorAt(at, "%s", s.ours)
 		}
 	}
-	return doc.errorAt(at, "not YAML; expected key: value") // the parser's own words may hold a secret
+	return doc.errorAt(at, "not YAML; expected key: value") // the parser's own message may repeat a secret
 }
 
-// A converter makes nodes of the parser's syntax tree. An anchor is known once its value is complete, so that no node
-// contains itself.
+// A converter turns the parser's syntax tree into nodes. An anchor is usable once its value is complete, so that no
+// node can contain itself.
 type converter struct {
 	doc     *document
 	anchors map[string]*node
-	inside  *int // how many anchors the node stands in
+	inside  *int // nesting depth of anchors
 }
 
 // node converts n.
@@ -224,10 +227,10 @@ func (c converter) node(n ast.Node) (*node, error) {
 		if v := c.anchors[n.Value.GetToken().Value]; v != nil {
 			return v, nil
 		}
-		return nil, c.doc.errorAt(v.pos, "an alias of nothing, no & of this name stands above; expected quotes around "+
-			"a text that begins with *")
+		return nil, c.doc.errorAt(v.pos, "unknown alias, no & of this name stands above; "+
+			"expected quotes around a text that begins with *")
 	case *ast.TagNode:
-		return nil, c.doc.errorAt(v.pos, "a tag; expected a value, in quotes if it begins with !")
+		return nil, c.doc.errorAt(v.pos, "YAML tag; expected a value, in quotes if it begins with !")
 	case *ast.StringNode:
 		v.kind, v.text = aText, n.Value
 	case *ast.LiteralNode:
@@ -253,26 +256,26 @@ func (c converter) node(n ast.Node) (*node, error) {
 		}
 		return v, c.entries(v, n)
 	default:
-		return nil, c.doc.errorAt(v.pos, "out of place; expected a value")
+		return nil, c.doc.errorAt(v.pos, "misplaced; expected a value")
 	}
 	return v, nil
 }
 
-// entries converts the entries of a mapping into those of v. What stands in it counts more than what a merge brings.
+// entries converts the entries of a mapping into those of v. A key of the mapping itself wins over a merged one.
 func (c converter) entries(v *node, n *ast.MappingNode) error {
 	var merged []entry
 	for _, m := range n.Values {
 		e := entry{pos: posOf(m.Key.GetToken()), key: m.Key.GetToken().Value}
 		switch m.Key.(type) {
 		case *ast.MappingKeyNode, *ast.AnchorNode, *ast.AliasNode, *ast.TagNode:
-			return c.doc.errorAt(e.pos, "a key that is not text; expected key: value")
+			return c.doc.errorAt(e.pos, "key that is not text; expected key: value")
 		}
 		var err error
 		if e.value, err = c.node(m.Value); err != nil {
 			return err
 		}
 		if i := v.index(e.key); i >= 0 {
-			c.doc.report(c.doc.errorAt(e.pos, "this key stands here twice, first in line %d; expected it once", v.entries[i].line))
+			c.doc.report(c.doc.errorAt(e.pos, "duplicate key, first in line %d; expected it once", v.entries[i].line))
 			continue
 		}
 		if !m.Key.IsMergeKey() {
@@ -285,7 +288,7 @@ func (c converter) entries(v *node, n *ast.MappingNode) error {
 		}
 		for _, s := range sections {
 			if s.kind != aTable {
-				return c.doc.errorAt(e.pos, "<< brings in another section; expected the alias of one, such as *common")
+				return c.doc.errorAt(e.pos, "<< merges a section; expected the alias of one, such as *common")
 			}
 			merged = append(merged, s.entries...)
 		}
@@ -302,8 +305,8 @@ func (n *node) index(key string) int {
 	return slices.IndexFunc(n.entries, func(e entry) bool { return e.key == key })
 }
 
-// find follows a dotted key, in which numbers count the items of lists from 0. If the file does not go that far, ok is
-// false and the entry is the last on the way.
+// find follows a dotted key, in which numbers are indexes of lists from 0. If a part is missing, ok is false and e is
+// the last entry found.
 func (n *node) find(dotted string) (e entry, ok bool) {
 	e = entry{pos: n.pos, value: n}
 	for key := range strings.SplitSeq(dotted, ".") {

@@ -10,7 +10,7 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// writtenDuration is a duration as people write it in settings, such as 7d; "" for none.
+// writtenDuration formats a duration as in the settings file, such as 7d; "" for 0.
 func writtenDuration(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
@@ -22,7 +22,7 @@ func writtenDuration(d time.Duration) string {
 	return wording.ShortDuration(d)
 }
 
-// ParseDuration reads a duration as in Go, with days in front: 90s, 7d, 1d12h.
+// ParseDuration parses a duration as Go does, with optional days in front: 90s, 7d, 1d12h. It refuses negative ones.
 func ParseDuration(s string) (time.Duration, bool) {
 	var before time.Duration
 	if m := days.FindStringSubmatch(s); m != nil {

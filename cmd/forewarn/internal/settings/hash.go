@@ -9,16 +9,17 @@ import (
 	"strings"
 )
 
-// hash tells settings apart, once they are decoded: 12 hex digits of the SHA-256 of every key and of every value that is
-// not secret. Comments, quotes and the order of keys do not count, so equal machines have equal hashes. Nor do secrets,
-// addresses with what they hold among them: the hash is shown and sent, and short secrets could be guessed from it.
+// hash identifies the settings, once they are decoded: 12 hex digits of the SHA-256 of all keys and all values that are
+// not secret. Comments, quotes and the order of keys make no difference, so machines with the same settings have the
+// same hash. Secrets, among them the URLs of destinations, are left out: the hash is shown and sent, and a short
+// secret could be guessed from it.
 func (doc *document) hash() string {
 	sum := sha256.New()
 	doc.root.writeOpen(sum)
 	return hex.EncodeToString(sum.Sum(nil)[:6])
 }
 
-// writeOpen writes all of n but secret values, so that two nodes that differ never write the same.
+// writeOpen writes an unambiguous form of n without secret values.
 func (n *node) writeOpen(w io.Writer) {
 	switch {
 	case n.kind == aTable:

@@ -15,11 +15,11 @@ import (
 	"forewarn/templates"
 )
 
-// A Problem is what is wrong with a settings file, and where. It shows no text of the file but values that
-// document.showable lets through: it goes to logs, the page and whoever asks the control socket.
+// A Problem is something wrong in a settings file, with its position. Problems appear in logs and on the page, so they
+// repeat text of the file only if document.showable allows it.
 type Problem struct {
 	Path         string
-	Line, Column int    // from 1, in characters; 0 when it is the file as a whole
+	Line, Column int    // from 1, in characters; 0 for the file as a whole
 	Message      string // one line
 }
 
@@ -30,10 +30,10 @@ func (e *Problem) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.Path, e.Line, e.Column, e.Message)
 }
 
-// Problems are all that is wrong with a settings file, in the order of their places.
+// Problems is everything wrong in a settings file, in the order of the file.
 type Problems []*Problem
 
-// Error has a line for each.
+// Error returns one line for each problem.
 func (p Problems) Error() string {
 	lines := make([]string, len(p))
 	for i, each := range p {
@@ -42,7 +42,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// and is p with the error of another value, which may be several.
+// and returns p with the problems of err added; err may be nil.
 func (p Problems) and(err error) Problems {
 	switch e := err.(type) {
 	case nil:
@@ -55,7 +55,7 @@ func (p Problems) and(err error) Problems {
 	return append(p, &Problem{Message: err.Error()})
 }
 
-// err is p as an error, nil if nothing is wrong.
+// err returns p as an error, nil if p is empty.
 func (p Problems) err() error {
 	if len(p) == 0 {
 		return nil
@@ -63,7 +63,7 @@ func (p Problems) err() error {
 	return p
 }
 
-// Unwrap lets errors.As find the first.
+// Unwrap lets errors.As find each problem.
 func (p Problems) Unwrap() (all []error) {
 	for _, each := range p {
 		all = append(all, each)
@@ -71,8 +71,8 @@ func (p Problems) Unwrap() (all []error) {
 	return all
 }
 
-// report notes what is wrong, so that the rest can be looked at too. At one place only the first counts: what comes after
-// is likely to follow from it.
+// report records problems, so that the rest of the file can be checked too. It keeps the first problem at each
+// position, because later ones there probably follow from it.
 func (doc *document) report(errs ...error) {
 	for _, err := range errs {
 		for _, p := range Problems(nil).and(err) {
@@ -84,7 +84,7 @@ func (doc *document) report(errs ...error) {
 	}
 }
 
-// failed is all that was reported, nil if nothing was.
+// failed returns all reported problems as an error, nil if there are none.
 func (doc *document) failed() error {
 	if len(doc.problems) == 0 {
 		return nil
@@ -95,9 +95,9 @@ func (doc *document) failed() error {
 	return doc.problems
 }
 
-// sound tells whether nothing was reported about an entry and what is below it. What is wrong there may be why something
+// clean reports whether there are no problems in an entry and below it. A problem there may be the reason why something
 // seems to be missing.
-func (doc *document) sound(e entry) bool {
+func (doc *document) clean(e entry) bool {
 	if len(doc.problems) == 0 {
 		return true
 	}
@@ -121,13 +121,13 @@ func (doc *document) sound(e entry) bool {
 	return !wrong(e.pos, e.value)
 }
 
-// errorAt is an error at a place of the file.
+// errorAt returns a problem at a position of the file.
 func (doc *document) errorAt(at pos, format string, args ...any) error {
 	message := strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " ")
 	return &Problem{Path: doc.path, Line: at.line, Column: at.column, Message: message}
 }
 
-// refuse is an error about the value n of a key.
+// refuse returns a problem with the value n of a key.
 func (doc *document) refuse(n *node, key, want string) error {
 	value := "the value"
 	if doc.showable(n) {
@@ -136,10 +136,10 @@ func (doc *document) refuse(n *node, key, want string) error {
 	return doc.errorAt(n.pos, "%s: %s is not valid; expected %s", key, value, want)
 }
 
-// showable tells whether an error may show the value n: its key is known and not secret, and it stands on one line,
-// behind that key. A value of several lines, or with a colon as behind a key, may have swallowed the neighbour that it
-// lacks a comma or an indentation to; one inside an anchor may be the value of other keys too; and an address with a user
-// holds a password.
+// showable reports whether an error may show the value n. Its key must be known and not secret, and the value must
+// stand on one line. A value of several lines, or with ": " in it, may contain a neighbouring secret after a missing
+// comma or a wrong indentation. A value inside an anchor may also belong to a secret key. A URL with a user may hold a
+// password.
 func (doc *document) showable(n *node) bool {
 	if !n.open || n.secret || n.anchored || strings.Contains(n.text, ": ") ||
 		strings.Contains(n.text, "://") && strings.Contains(n.text, "@") {
@@ -154,7 +154,7 @@ func (doc *document) showable(n *node) bool {
 	return strings.HasPrefix(strings.TrimLeft(rest, `"'`), n.text)
 }
 
-// quoted is a text in quotes, or its beginning if it is long.
+// quoted returns s in quotes, shortened if it is long.
 func quoted(s string) string {
 	const most = 80
 	if utf8.RuneCountInString(s) > most {
@@ -180,7 +180,7 @@ func (doc *document) wrongKind(n *node, key string, want kind) error {
 	return doc.errorAt(n.pos, "%s: expected %s, got %s%s", cmp.Or(key, "settings"), want, n.kind, hint)
 }
 
-// wrongKey is err as an error about the entry e: at the key below it that a *sinks.KeyError names, or at e itself.
+// wrongKey returns err as a problem at the entry e, or at the key below it that a *sinks.KeyError names.
 func (doc *document) wrongKey(e entry, err error) error {
 	if all, ok := errors.AsType[Problems](err); ok {
 		return all
@@ -205,7 +205,7 @@ func (doc *document) wrongKey(e entry, err error) error {
 	return doc.errorAt(e.pos, "%s: %s", key, doc.withoutValue(err.Error(), e.value))
 }
 
-// unknownName is an error about a name in a template, at its place, which may be in a file of its own.
+// unknownName returns a problem with a name in a template, which may be in a file of its own.
 func (doc *document) unknownName(e entry, key string, u *templates.UnknownName) error {
 	what := unknown("name", u.Name, u.Known, doc.showable(e.value))
 	if strings.HasSuffix(key, "_file") {
@@ -214,8 +214,8 @@ func (doc *document) unknownName(e entry, key string, u *templates.UnknownName) 
 	return doc.errorAt(doc.inside(e.value, u.Line, u.Rune-1), "%s: %s", key, what)
 }
 
-// namedPath is a dotted key below n as far as its names are known: those of headers and variables are the file's own,
-// and one that is misspelt may be a secret.
+// namedPath shortens a dotted key below n to its known names. Names of headers and environment variables are arbitrary,
+// and a misspelt one may be a secret.
 func namedPath(n *node, dotted string) string {
 	path := ""
 	for key := range strings.SplitSeq(dotted, ".") {
@@ -229,7 +229,7 @@ func namedPath(n *node, dotted string) string {
 	return path
 }
 
-// withoutValue is what is wrong with the value n, without n where that must not be shown.
+// withoutValue returns a message about the value n, without the value if it must not be shown.
 func (doc *document) withoutValue(message string, n *node) string {
 	says := func(s string) bool { return holds(s, n.text) || holds(s, strconv.Quote(n.text)) }
 	if !says(message) || doc.showable(n) {
@@ -241,7 +241,7 @@ func (doc *document) withoutValue(message string, n *node) string {
 	return "the value is not valid"
 }
 
-// holds tells whether a message repeats a text. A few letters inside a longer word stand there by chance.
+// holds reports whether a message repeats a text. A short text inside a longer word counts as coincidence.
 func holds(message, text string) bool {
 	const chance = 8
 	letter := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
@@ -260,8 +260,8 @@ func holds(message, text string) bool {
 	return false
 }
 
-// unknown says that a word is none of those that are known, and which one is meant, or all if none is near. Where it may
-// not be shown, because it may be a secret whose key was misspelt, it is only when it nearly is one that is known.
+// unknown returns a message about an unknown word, with the known word it resembles, or else all of them. Unless it is
+// showable, the word itself appears only if it resembles a known one: otherwise it may be a secret.
 func unknown(what, word string, known []string, showable bool) string {
 	if before, _, ok := strings.Cut(word, ":"); ok && slices.Contains(known, before) {
 		return fmt.Sprintf("unknown %s; expected a space after the colon of %s", what, before)
@@ -272,7 +272,7 @@ func unknown(what, word string, known []string, showable bool) string {
 	return fmt.Sprintf("unknown %s; %s", what, wording.Suggestion(word, known))
 }
 
-// inside is the place of a character of n's text, or of n where escapes or folding hide it.
+// inside returns the position of a character of n's text, or of n itself if escapes or folding hide that position.
 func (doc *document) inside(n *node, line, column int) pos {
 	want, lines := strings.Split(n.text, "\n"), strings.Split(doc.text, "\n")
 	for at := n.line + line - 1; line <= len(want) && at <= min(n.line+line, len(lines)); at++ {

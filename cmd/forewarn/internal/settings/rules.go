@@ -8,7 +8,7 @@ import (
 	"forewarn/bridge"
 )
 
-// ruleSettings are one item of approve. Approval is off without any.
+// ruleSettings is one item of approve. Without any, approval is off.
 type ruleSettings struct {
 	Only   bridge.Match  `yaml:"only" doc:"which events; types is required, vms is self or leader, there is no changes"`
 	Except bridge.Match  `yaml:"except" doc:"which events not; as in only"`
@@ -18,7 +18,7 @@ type ruleSettings struct {
 	Others bool          `yaml:"others" default:"false" doc:"also approve events that name other VMs"`
 }
 
-// rules reads what may be approved. The sinks are those of s.
+// rules reads the rules of approve, which may name the sinks of s.
 func (l Loader) rules(doc *document, s *Settings) (rules []bridge.Rule) {
 	list, ok := doc.root.find("approve")
 	if !ok || list.value.kind == nothing {
@@ -38,20 +38,21 @@ func (l Loader) rules(doc *document, s *Settings) (rules []bridge.Rule) {
 	return rules
 }
 
-// rule reads one rule, and reports what is wrong with it. names are those of all sinks.
+// rule reads one rule and reports its problems. names are the names of all sinks.
 func rule(doc *document, n *node, names []string) bridge.Rule {
 	var in ruleSettings
 	doc.report(checkValues(doc, n), doc.decode(n, &in, ""))
 	for _, key := range []string{"only", "except"} {
 		if e, ok := n.find(key + ".changes"); ok {
-			doc.report(doc.errorAt(e.pos, "%s.changes: an event is approved or not, whatever changed last; expected no such key here", key))
+			doc.report(doc.errorAt(e.pos, "%s.changes: a rule decides about the whole event; expected no such key here", key))
 		}
 	}
 	if e, ok := n.find("only.vms"); ok && strings.EqualFold(in.Only.VMs, "all") {
-		doc.report(doc.errorAt(e.value.pos, "only.vms: all would approve for machines that this one knows nothing of; expected self or leader"))
+		doc.report(doc.errorAt(e.value.pos, "only.vms: all is not allowed in approve; expected self or leader"))
 	}
-	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 && (e.value == n || doc.sound(e)) {
-		doc.report(doc.errorAt(e.pos, "only.types: a rule approves only the types it names; expected a list such as [Reboot, Redeploy]"))
+	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 && (e.value == n || doc.clean(e)) {
+		doc.report(doc.errorAt(e.pos, "only.types: a rule approves only the types it names; "+
+			"expected a list such as [Reboot, Redeploy]"))
 	}
 	if e, ok := n.find("after"); ok {
 		for i, name := range in.After {
@@ -64,7 +65,8 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 			}
 		}
 	}
-	r := bridge.Rule{Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait, Others: in.Others}
+	r := bridge.Rule{Filter: bridge.Filter{Only: in.Only, Except: in.Except}, After: in.After, Wait: in.Wait,
+		Others: in.Others}
 	if when, ok := n.find("when"); ok {
 		var err error
 		r.Filter.When, err = parseWhen(doc, when.value)

@@ -19,8 +19,8 @@ import (
 	"forewarn/sinks"
 )
 
-// Schema is the JSON Schema of the settings file, read off the structs that it is decoded into: keys, types,
-// defaults, and a description of each key from its doc tag. What else must hold is checked by check.
+// Schema returns the JSON Schema of the settings file, made from the structs that it is decoded into: keys, types,
+// defaults, and descriptions from the doc tags. It does not cover everything that Load checks.
 func Schema(kinds map[string]sinks.Kind) map[string]any {
 	sink := schemaOf(reflect.TypeFor[sinkSettings]())
 	keys := sink["properties"].(properties)
@@ -46,7 +46,7 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 	}
 	var oneKind []any
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
-		// A kind shows the type of its settings by what it wants decoded.
+		// A kind reveals the type of its settings when it asks to decode them.
 		_, _ = kinds[name].Open(func(to any) error {
 			section := schemaOf(reflect.TypeOf(to).Elem())
 			section["description"] = "a destination of this kind; see forewarn help sinks " + name
@@ -59,7 +59,9 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 
 	rule := schemaOf(reflect.TypeFor[ruleSettings]())
 	of := rule["properties"].(properties)
-	some := map[string]any{"required": []string{"types"}, "properties": map[string]any{"types": map[string]any{"minItems": 1}}}
+	some := map[string]any{
+		"required": []string{"types"}, "properties": map[string]any{"types": map[string]any{"minItems": 1}},
+	}
 	of.set("only", map[string]any{"description": of.of("only")["description"], "allOf": []any{keys.of("only"), some}})
 	except := maps.Clone(keys.of("except"))
 	except["description"] = of.of("except")["description"]
@@ -70,11 +72,12 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 	root["$schema"], root["title"] = "https://json-schema.org/draft/2020-12/schema", "forewarn settings"
 	root["properties"] = append(root["properties"].(properties),
 		property{"sinks", map[string]any{"description": "the destinations", "type": "array", "items": sink}},
-		property{"approve", map[string]any{"description": "rules of approval (default: none)", "type": "array", "items": rule}})
+		property{"approve", map[string]any{"description": "rules of approval (default: none)", "type": "array",
+			"items": rule}})
 	return root
 }
 
-// termDefaults are the keys of a sink whose default depends on its kind.
+// termDefaults are the keys of a sink whose default depends on its kind, with functions that return it as text.
 var termDefaults = map[string]func(bridge.Terms) string{
 	"bridge":  func(t bridge.Terms) string { return string(t.Bridge) },
 	"late":    func(t bridge.Terms) string { return string(t.Late) },
@@ -98,7 +101,7 @@ var termDefaults = map[string]func(bridge.Terms) string{
 	},
 }
 
-// defaultByKind says which kinds have which default, and last what all others have.
+// defaultByKind lists the default of each kind, the most common one last.
 func defaultByKind(kinds map[string]sinks.Kind, of func(bridge.Terms) string) string {
 	having := make(map[string][]string)
 	for _, name := range slices.Sorted(maps.Keys(kinds)) {
@@ -119,7 +122,7 @@ func defaultByKind(kinds map[string]sinks.Kind, of func(bridge.Terms) string) st
 	return strings.Join(said, "; ") + "; others " + most
 }
 
-// properties are the keys of an object, in the order of the struct that it is decoded into.
+// properties are the keys of an object, in the order of the fields of its struct.
 type properties []property
 
 type property struct {
@@ -137,7 +140,7 @@ func (p properties) set(key string, schema map[string]any) {
 	p[i].schema = schema
 }
 
-// MarshalJSON keeps the order.
+// MarshalJSON writes an object with its keys in order.
 func (p properties) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)
@@ -152,7 +155,7 @@ func (p properties) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// schemaOf is the schema of what decodes into a t. A secret is writeOnly.
+// schemaOf returns the schema of a value that is decoded into a t. A secret is writeOnly.
 func schemaOf(t reflect.Type) map[string]any {
 	pointer := reflect.PointerTo(t)
 	switch {
@@ -162,7 +165,7 @@ func schemaOf(t reflect.Type) map[string]any {
 		if t.Kind() == reflect.Slice { // one, or a list
 			return map[string]any{"type": []string{"string", "array"}, "items": schemaOf(t.Elem()), "writeOnly": true}
 		}
-		// A text, {file: PATH} or {env: NAME}.
+		// text, {file: PATH} or {env: NAME}
 		return map[string]any{"type": []string{"string", "number", "object"}, "writeOnly": true}
 	case t == reflect.TypeFor[time.Duration]():
 		return map[string]any{"type": []string{"string", "number"}}
@@ -195,7 +198,7 @@ func schemaOf(t reflect.Type) map[string]any {
 	return map[string]any{"type": "integer"}
 }
 
-// described is the schema of a key with what the tags of its field say.
+// described adds the description and default from the tags of a field to its schema.
 func described(f reflect.StructField, schema map[string]any) map[string]any {
 	if doc, ok := f.Tag.Lookup("doc"); ok {
 		schema["description"] = doc
@@ -212,7 +215,7 @@ func described(f reflect.StructField, schema map[string]any) map[string]any {
 	return schema
 }
 
-// describeForms describes the other spellings of a secret, and of a template.
+// describeForms adds descriptions to the forms _file and _env of a secret, and to the form _file of a template.
 func describeForms(props properties, p property) {
 	for _, form := range []string{"_file", "_env"} {
 		i := slices.IndexFunc(props, func(other property) bool { return other.key == p.key+form })

@@ -1,10 +1,11 @@
-// Package settings reads the settings file. It is strict: every key must be known and every value of its type, and an error
-// says the file, line and column, what stands there and what was expected. A value is shown only if its key is known and is
-// not that of a secret.
+// Package settings reads the settings file. It is strict: it refuses unknown keys and values of the wrong type. An
+// error names the file, line and column, the value and what was expected. It shows a value only if its key is known
+// and not secret.
 //
-// A file becomes a document of nodes with their places (document.go), nodes become Go values (decode.go), and those become
-// Settings with their sinks open (settings.go, sinks.go, rules.go). A sink's own settings stand beside the sink: Loader.Parse
-// hands its section to the Open of its kind. The structs that are decoded into also make the JSON Schema (schema.go).
+// A file becomes a document of nodes with their positions (document.go). Nodes become Go values (decode.go), and those
+// become Settings with open sinks (settings.go, sinks.go, rules.go). The settings of a kind of sink are defined beside
+// the sink: Loader.Parse hands their section to the Open of that kind. The JSON Schema is made from the same structs
+// (schema.go). When the file is broken, Salvage still reads where the running forewarn is (salvage.go).
 package settings
 
 import (
@@ -28,18 +29,18 @@ import (
 	"forewarn/sinks"
 )
 
-// Settings are the settings file, checked, with its destinations built.
+// Settings is a checked settings file, with its sinks open.
 type Settings struct {
-	Path  string // "" when there is no file and the defaults count
-	Wrong error  // why they hold only placeKeys and defaults; nil when they are right
-	Hash  string // of all but secrets; see document.hash
+	Path   string // "" for the built-in defaults
+	Broken error  // set by Salvage: what is wrong with the file; nil otherwise
+	Hash   string // of everything but secrets; see document.hash
 
 	IMDS struct {
 		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" doc:"metadata service, or discover"`
 		APIVersion string        `yaml:"api_version" default:"2020-07-01" doc:"API version to ask for first"`
 		Interval   time.Duration `yaml:"interval" default:"1s" doc:"time between polls"`
-		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: asked from the endpoint)"`
-		Discover   bool          // the file has endpoint: discover; Endpoint is the default, which is tried first
+		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: from instance metadata)"`
+		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" doc:"the endpoint that is polled"`
 	State    string         `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
 	Control  string         `yaml:"control" doc:"control socket (default: control.sock in state)"`
@@ -47,25 +48,25 @@ type Settings struct {
 	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
 	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`
 	Source   string         `yaml:"cloudevents_source" doc:"source of CloudEvents about Azure (default: the VM's)"`
-	Timezone *time.Location // shown beside UTC
-	Rules    []bridge.Rule  // of approval
-	Names    []string       // of the sinks as they are written, also where the sinks themselves are not asked for
-	Routes   []bridge.Route // the sinks, in the file's order
-	Notes    []string       // what an operator may not expect of them
-	Written  []string       // secrets that stand in the file itself, such as hook.bearer
-	// Incidents are the sinks whose destination keeps something open until it hears the end of an event.
+	Timezone *time.Location // Zone, loaded
+	Rules    []bridge.Rule  // of approve
+	Names    []string       // names of the sinks, also when Loader.Kinds is nil
+	Routes   []bridge.Route // the sinks, in the order of the file
+	Notes    []string       // warnings about valid settings, for forewarn check
+	Inline   []string       // keys of secrets written into the file itself, such as hook.bearer
+	// Incidents names the sinks whose destination keeps an incident open until it hears the end of the event.
 	Incidents []string
 }
 
-// A Loader turns a settings file into settings. Its fields are all that it takes from the world around it.
+// A Loader loads settings. Its fields are all that settings depend on besides the file.
 type Loader struct {
-	Kinds    map[string]sinks.Kind // nil leaves the sinks unread
+	Kinds    map[string]sinks.Kind // nil to leave the sinks and rules out
 	Host     sinks.Host
 	Defaults Defaults
 }
 
-// Load reads the settings from the file at path. Without a path it looks in the default place, and takes the built-in
-// settings if nothing is there; a file that was named must exist.
+// Load loads the settings file at path, which must exist. With path "" it loads the default file, or the built-in
+// settings if there is none.
 func (l Loader) Load(path string) (*Settings, error) {
 	named := path != ""
 	path, data, err := l.read(path)
@@ -80,7 +81,7 @@ func (l Loader) Load(path string) (*Settings, error) {
 	return l.Parse(path, data)
 }
 
-// Reload is load for a program that runs: the built-in settings do not take the place of a file that is gone.
+// Reload is Load for a running program: a missing default file is an error, and does not mean the built-in settings.
 func (l Loader) Reload(path string) (*Settings, error) {
 	path, data, err := l.read(path)
 	if err != nil {
@@ -89,12 +90,12 @@ func (l Loader) Reload(path string) (*Settings, error) {
 	return l.Parse(path, data)
 }
 
-// read returns the file at path, without one that in the default place, and its path.
+// read returns the path and content of the settings file; path "" means the default file.
 func (l Loader) read(path string) (string, []byte, error) {
 	path = cmp.Or(path, l.Defaults.Settings)
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w; let the user that forewarn runs as read it, or %s", err, wording.TryElevated)
+		err = fmt.Errorf("%w; give the user that forewarn runs as read access, or %s", err, wording.TryElevated)
 	}
 	if err != nil {
 		return path, nil, fmt.Errorf("settings: %w", err)
@@ -102,15 +103,17 @@ func (l Loader) read(path string) (string, []byte, error) {
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if info, _ := f.Stat(); err != nil && info != nil && info.IsDir() {
-		return path, nil, fmt.Errorf("settings: %s is a directory; expected the file in it, such as %s", path, filepath.Join(path, "forewarn.yaml"))
+		return path, nil, fmt.Errorf("settings: %s is a directory; expected a file such as %s",
+			path, filepath.Join(path, "forewarn.yaml"))
 	} else if err != nil {
 		return path, nil, fmt.Errorf("settings: %w", err)
 	}
 	return path, data, nil
 }
 
-// Parse checks the settings and builds the sinks. The path only names the file in errors. Nothing is read but what the
-// kinds read when they open, the files of secrets. An error about the file's text is Problems: all that is wrong.
+// Parse checks the settings in data and opens the sinks. The path is only used in errors. Parse reads no other files
+// than the kinds do when they open a sink: secrets, certificates and templates. An error about the text of the file is
+// of type Problems and holds everything that is wrong with it.
 func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	doc, err := parseDocument(path, data)
 	if err != nil {
@@ -129,7 +132,8 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	}
 	if s.IMDS.Endpoint == "discover" {
 		s.IMDS.Discover, s.IMDS.Endpoint = true, imds.DefaultEndpoint
-		s.Notes = append(s.Notes, "imds.endpoint: discover: run looks for the endpoint, at "+imds.DefaultEndpoint+" first; forewarn discover does so now")
+		s.Notes = append(s.Notes, "imds.endpoint: discover: run will search for the endpoint, first at "+imds.DefaultEndpoint+
+			"; to search now, run forewarn discover")
 	}
 	s.IMDS.Endpoint = strings.TrimRight(s.IMDS.Endpoint, "/")
 	s.Timezone, err = time.LoadLocation(s.Zone)
@@ -138,12 +142,13 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 		ok   bool
 		want string
 	}{
-		{"imds.endpoint", IsEndpoint(s.IMDS.Endpoint), "http or https, a host and perhaps a path, such as http://169.254.169.254, or discover"},
+		{"imds.endpoint", IsEndpoint(s.IMDS.Endpoint), "an http or https URL such as http://169.254.169.254, or discover"},
 		{"imds.api_version", apiVersion.MatchString(s.IMDS.APIVersion), "a date such as 2020-07-01"},
 		{"imds.interval", s.IMDS.Interval >= 100*time.Millisecond, "100ms or more"},
 		{"state", s.State != "", "a directory such as /var/lib/forewarn"},
 		{"listen", s.Listen == "" || isListen(s.Listen), `host:port such as 127.0.0.1:8169, or "" to serve no page`},
-		{"metrics", s.Metrics == "" || isListen(s.Metrics), `host:port such as 0.0.0.0:9169, or "" to serve them with the page only`},
+		{"metrics", s.Metrics == "" || isListen(s.Metrics),
+			`host:port such as 0.0.0.0:9169, or "" to serve metrics only beside the page`},
 		{"timezone", err == nil && s.Zone != "" && s.Zone != "Local", "an IANA name such as UTC or Europe/Berlin"},
 		{"cloudevents_source", s.Source == "" || isURI(s.Source), "an absolute URI without spaces, such as " +
 			"https://management.azure.com/subscriptions/... or urn:example:web"},
@@ -155,7 +160,7 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	}
 	s.Names = sinkNames(doc)
 	if l.Kinds == nil {
-		return s, doc.failed() // only the rest was asked for
+		return s, doc.failed()
 	}
 	s.Routes = l.routes(doc, s)
 	s.Rules = l.rules(doc, s)
@@ -171,6 +176,7 @@ var (
 	apiVersion = regexp.MustCompile(`^\d{4}-\d{2}-\d{2}(-preview)?$`)
 )
 
+// IsEndpoint reports whether s is a URL that imds.endpoint accepts: http or https with a host, and perhaps a path.
 func IsEndpoint(s string) bool {
 	u, err := url.Parse(s)
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" &&

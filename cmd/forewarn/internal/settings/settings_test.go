@@ -106,7 +106,8 @@ func TestSettingsHoldWhatTheFileSays(t *testing.T) {
 	if !reflect.DeepEqual(chat.Terms, wantTerms) {
 		t.Errorf("ops-chat has the terms %+v, want %+v", chat.Terms, wantTerms)
 	}
-	if got, want := *chat.Sink.(*testSink), (testSink{Token: written("xoxb"), Channel: "#ops"}); !reflect.DeepEqual(got, want) {
+	if got, want := *chat.Sink.(*testSink), (testSink{Token: written("xoxb"), Channel: "#ops"}); !reflect.DeepEqual(got,
+		want) {
 		t.Errorf("ops-chat is %+v, want %+v", got, want)
 	}
 	if audit.Kind != "file" || audit.Filter.Only.VMs != "all" || audit.Terms.Bridge != "all" || audit.Terms.MaxAge != 0 {
@@ -130,7 +131,8 @@ func TestAnchorsAndMergesAreFollowed(t *testing.T) {
 	s := parseGood(t, "good-anchors.yaml")
 	var got []string
 	for _, r := range s.Routes {
-		got = append(got, fmt.Sprintf("%s %v %v %s", r.Name, r.Filter.Only.Types, r.Terms.Timeout, r.Sink.(*testSink).Channel))
+		got = append(got, fmt.Sprintf("%s %v %v %s", r.Name, r.Filter.Only.Types, r.Terms.Timeout,
+			r.Sink.(*testSink).Channel))
 	}
 	want := []string{"a [Reboot Freeze] 5s #ops", "b [Reboot Freeze] 9s #ops", "c [Freeze] 5s #dev"}
 	if !slices.Equal(got, want) {
@@ -140,7 +142,8 @@ func TestAnchorsAndMergesAreFollowed(t *testing.T) {
 
 // A file from Windows, with a byte order mark and CRLF, is as good as any.
 func TestSettingsFromWindowsAreRead(t *testing.T) {
-	s, err := testLoader().Parse("x", []byte("\ufefftimezone: Europe/Berlin\r\nsinks:\r\n  - name: a\r\n    file: {path: x}\r\n"))
+	s, err := testLoader().Parse("x",
+		[]byte("\ufefftimezone: Europe/Berlin\r\nsinks:\r\n  - name: a\r\n    file: {path: x}\r\n"))
 	if err != nil || s.Zone != "Europe/Berlin" {
 		t.Errorf("parse = %+v, %v, want the time zone", s, err)
 	}
@@ -152,7 +155,7 @@ func TestFilesThatAreNoSettingsAreRefused(t *testing.T) {
 		"empty":         {"", "f: the file is empty; expected at least the key sinks"},
 		"only comments": {"# a\n---\n# b\n", "f: the file is empty; expected at least the key sinks"},
 		"10 MB":         {strings.Repeat("# aaaaaaa\n", 1<<20), "f: larger than 1 MiB; expected a settings file"},
-		"many words":    {strings.Repeat("- a\n", 15_000), "f: more than 20000 words and signs; expected a settings file"},
+		"many words":    {strings.Repeat("- a\n", 15_000), "f: more than 20000 YAML tokens; expected a settings file"},
 		"Latin-1":       {"# caf\xe9\n", "f:1:6: not text in UTF-8; expected a file saved as UTF-8"},
 		"UTF-16":        {"\xff\xfes\x00i\x00", "f:1:1: not text in UTF-8; expected a file saved as UTF-8"},
 		"binary":        {"a: b\n\x00\x01\x02", "f:2:1: not text in UTF-8; expected a file saved as UTF-8"},
@@ -191,9 +194,11 @@ func TestDurationsMayHaveDays(t *testing.T) {
 		want time.Duration
 		ok   bool
 	}{
-		{"0", 0, true}, {"90s", 90 * time.Second, true}, {"7d", 168 * time.Hour, true}, {"1d12h30m", 36*time.Hour + 30*time.Minute, true},
+		{"0", 0, true}, {"90s", 90 * time.Second, true}, {"7d", 168 * time.Hour, true},
+		{"1d12h30m", 36*time.Hour + 30*time.Minute, true},
 		{"1.5h", 90 * time.Minute, true}, {"0d", 0, true}, {"99999d", 99999 * 24 * time.Hour, true},
-		{"", 0, false}, {"5", 0, false}, {"-1s", 0, false}, {"1d-1h", 0, false}, {"d", 0, false}, {"1dd", 0, false}, {"5 minutes", 0, false},
+		{"", 0, false}, {"5", 0, false}, {"-1s", 0, false}, {"1d-1h", 0, false}, {"d", 0, false}, {"1dd", 0, false},
+		{"5 minutes", 0, false},
 		{"99999d2000000h", 0, false}, {"9999999d", 0, false}, {"12h1d", 0, false},
 	} {
 		if d, ok := ParseDuration(tt.text); ok != tt.ok || ok && d != tt.want {
@@ -209,7 +214,8 @@ func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := s.Routes[0]
-	if s.Path != "" || len(s.Routes) != 1 || r.Name != "stdout" || r.Kind != "file" || r.Terms.Bridge != bridge.LevelNone ||
+	if s.Path != "" || len(s.Routes) != 1 || r.Name != "stdout" || r.Kind != "file" ||
+		r.Terms.Bridge != bridge.LevelNone ||
 		r.Filter.Only.VMs != "" || r.Sink.(*testSink).Path != "-" {
 		t.Errorf("settings are %+v, want one file sink named stdout on -", s)
 	}
@@ -238,7 +244,8 @@ func TestNamedFileMustExist(t *testing.T) {
 	missing := filepath.Join(dir, "forewarn.yml")
 	_, err := l.Load(missing)
 	remedy := "create it, or leave out --config to run with the defaults"
-	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) || !strings.HasSuffix(err.Error(), remedy) {
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) || !strings.HasSuffix(err.Error(),
+		remedy) {
 		t.Errorf("load of a missing file = %v, want an error that names it and ends in %s", err, remedy)
 	}
 	if _, err := l.Load(dir); err == nil || !strings.Contains(err.Error(), dir) {
@@ -311,7 +318,8 @@ func FuzzSettings(f *testing.F) {
 		}
 		f.Add(string(data))
 	}
-	for _, text := range []string{"|{", "a:\n\t\n: b", "\x00\xff", "x: {y: z}h6\n?\x9a", "imds:\n endpoint: ://0\n  -     !",
+	for _, text := range []string{"|{", "a:\n\t\n: b", "\x00\xff", "x: {y: z}h6\n?\x9a",
+		"imds:\n endpoint: ://0\n  -     !",
 		"sinks:\n  - name: a\n    file: {}\n    when: |\n      severity > '=h {pat@ @"} {
 		f.Add(text)
 	}
@@ -418,10 +426,12 @@ func openTestWebhook(decode func(any) error, _ sinks.Host) (sinks.Opened, error)
 		return sinks.Opened{}, fmt.Errorf("read settings: %w", err)
 	}
 	if s.URL == (sinks.Value{}) {
-		return sinks.Opened{}, &sinks.KeyError{Key: "url", Err: errors.New("missing; expected the address that takes the CloudEvents")}
+		return sinks.Opened{}, &sinks.KeyError{Key: "url",
+			Err: errors.New("missing; expected the address that takes the CloudEvents")}
 	}
 	if s.Mode != "" && s.Mode != "binary" && s.Mode != "structured" {
-		return sinks.Opened{}, &sinks.KeyError{Key: "mode", Err: fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
+		return sinks.Opened{}, &sinks.KeyError{Key: "mode",
+			Err: fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
 	}
 	if s.TLS != nil && s.TLS.CAFile == "" {
 		return sinks.Opened{}, &sinks.KeyError{Key: "tls.ca_file", Err: errors.New("missing")}

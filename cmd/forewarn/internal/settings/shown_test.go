@@ -5,7 +5,8 @@ import "testing"
 // A value is shown only when its key was found to be known and not secret: one that nobody has looked at is not.
 func TestAValueOfWhichNothingIsKnownIsNotShown(t *testing.T) {
 	doc := &document{text: "key: value\n"}
-	for _, tt := range []struct{ open, secret, want bool }{{false, false, false}, {true, true, false}, {true, false, true}} {
+	for _, tt := range []struct{ open, secret, want bool }{{false, false, false}, {true, true, false},
+		{true, false, true}} {
 		n := &node{pos: pos{line: 1, column: 6}, kind: aText, text: "value", open: tt.open, secret: tt.secret}
 		if got := doc.showable(n); got != tt.want {
 			t.Errorf("open %v, secret %v: shown is %v, want %v", tt.open, tt.secret, got, tt.want)

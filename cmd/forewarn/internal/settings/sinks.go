@@ -13,25 +13,25 @@ import (
 	"forewarn/sinks"
 )
 
-// sinkSettings are the keys that a sink may have beside the one of its kind.
+// sinkSettings holds the keys that every sink can have besides the one of its kind.
 type sinkSettings struct {
-	Name    string        `yaml:"name" doc:"a name of its own; pending deliveries belong to it"`
+	Name    string        `yaml:"name" doc:"unique name; pending deliveries belong to it"`
 	Only    bridge.Match  `yaml:"only" doc:"what the sink gets"`
-	Except  bridge.Match  `yaml:"except" doc:"what the sink does not get"`
+	Except  bridge.Match  `yaml:"except" doc:"what the sink doesn't get"`
 	When    string        `yaml:"when" doc:"an expression that must be true, such as severity >= 17 and notice < 600"`
-	Bridge  string        `yaml:"bridge" doc:"which CloudEvents about forewarn itself it gets"`
+	Bridge  string        `yaml:"bridge" doc:"which CloudEvents about forewarn itself the sink gets"`
 	Timeout time.Duration `yaml:"timeout" doc:"time limit of one attempt"`
 	MaxAge  time.Duration `yaml:"max_age" doc:"age at which a pending delivery becomes a dead letter; 0 is never"`
-	Late    string        `yaml:"late" doc:"what happens to a change that a newer one has overtaken"`
+	Late    string        `yaml:"late" doc:"what happens to a change when a newer one is pending"`
 	Group   groupSettings `yaml:"group" doc:"many events of one type become one message"`
 
-	Remind    []time.Duration  `yaml:"remind" doc:"reminders, so long before an event begins"`
-	Lead      time.Duration    `yaml:"lead" doc:"hold scheduled and updated back until so long before the event (default: don't)"`
+	Remind    []time.Duration  `yaml:"remind" doc:"reminders, this long before an event starts"`
+	Lead      time.Duration    `yaml:"lead" doc:"send scheduled and updated only this long before the event (default: at once)"`
 	Fallback  fallbackSettings `yaml:"fallback" doc:"another sink that gets what this one can't deliver"`
 	Heartbeat time.Duration    `yaml:"heartbeat" doc:"send a heartbeat this often while all is well (default: never)"`
 }
 
-// fallbackSettings name another sink; see delivery.Fallback.
+// fallbackSettings is delivery.Fallback in the settings file.
 type fallbackSettings struct {
 	Sink  string        `yaml:"sink" doc:"name of the other sink"`
 	After time.Duration `yaml:"after" default:"1m" doc:"how long this sink may try first"`
@@ -39,13 +39,13 @@ type fallbackSettings struct {
 
 func (s sinkSettings) lateness() delivery.Late { return delivery.Late(strings.ToLower(s.Late)) }
 
-// groupSettings say when messages about many events become one; see delivery.Digest.
+// groupSettings is delivery.Digest in the settings file.
 type groupSettings struct {
 	Above  int           `yaml:"above" doc:"more events of one type than this make a group; 0 makes none"`
-	Within time.Duration `yaml:"within" doc:"time in which they come, at most 1m"`
+	Within time.Duration `yaml:"within" doc:"time in which they arrive, at most 1m"`
 }
 
-// sinkNames are the names of the sinks, as far as they have one.
+// sinkNames returns the names of the sinks that have one.
 func sinkNames(doc *document) (names []string) {
 	list, ok := doc.root.find("sinks")
 	if !ok {
@@ -59,26 +59,26 @@ func sinkNames(doc *document) (names []string) {
 	return names
 }
 
-// routes builds the sinks in their order, without those that are wrong.
+// routes opens the sinks in their order, without those that have problems.
 func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 	list, ok := doc.root.find("sinks")
 	if !ok || list.value.kind == nothing {
-		doc.report(doc.errorAt(list.pos, "no sinks, so nobody would be told; expected at least one below the key sinks, "+
-			"or sinks: [] if the status page and the metrics are enough"))
+		doc.report(doc.errorAt(list.pos, "no sinks, so nobody would be notified; expected at least one below the key sinks, "+
+			"or sinks: [] if the page and the metrics are enough"))
 		return nil
 	}
 	if list.value.kind != aList {
 		doc.report(doc.wrongKind(list.value, "sinks", aList))
 		return nil
 	}
-	lines := make(map[string]int) // in which a name stands
+	lines := make(map[string]int) // by name of the sink
 	for _, n := range list.value.items {
 		if r, ok := l.route(doc, n, s); ok {
 			routes = append(routes, r)
 		}
 		name, given := n.find("name")
 		if line := lines[name.value.text]; given && line > 0 {
-			doc.report(doc.errorAt(name.value.pos, "name: taken by the sink in line %d; expected a name of its own", line))
+			doc.report(doc.errorAt(name.value.pos, "name: taken by the sink in line %d; expected a unique name", line))
 		} else if given && name.value.text != "" {
 			lines[name.value.text] = name.line
 		}
@@ -87,7 +87,7 @@ func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 	return routes
 }
 
-// route builds one sink; ok says whether it could. What is wrong with it is reported.
+// route opens one sink and reports its problems; ok is false if there are any.
 func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok bool) {
 	if n.kind != aTable {
 		doc.report(doc.wrongKind(n, "a sink", aTable))
@@ -96,12 +96,13 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	before := len(doc.problems)
 	known := slices.Sorted(maps.Keys(l.Kinds))
 	found := slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return !slices.Contains(known, e.key) })
-	if len(found) == 0 { // nothing to build, but something else may be wrong
+	if len(found) == 0 { // no kind to open, but the other keys can be checked
 		found = []entry{{}}
 	}
 	section, kind := found[0], l.Kinds[found[0].key]
 	terms := termsOf(kind)
-	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge), Late: string(terms.Late),
+	in := sinkSettings{Timeout: terms.Timeout, MaxAge: terms.MaxAge, Bridge: string(terms.Bridge),
+		Late:  string(terms.Late),
 		Group: groupSettings(terms.Digest), Remind: terms.Remind, Fallback: fallbackSettings{After: time.Minute}}
 	doc.report(checkValues(doc, n))
 	misspelt := len(doc.problems)
@@ -109,21 +110,21 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	name, _ := n.find("name")
 	switch {
 	case in.Name == "":
-		if doc.sound(name) || name.value == n {
-			doc.report(doc.errorAt(name.pos, "a sink without a name; expected one such as name: ops-chat"))
+		if doc.clean(name) || name.value == n {
+			doc.report(doc.errorAt(name.pos, "sink without a name; expected one such as name: ops-chat"))
 		}
 	case !sinkName.MatchString(in.Name):
 		doc.report(doc.refuse(name.value, "name", "only letters, digits, dots, dashes and underscores"))
 	}
 	switch {
 	case kind.Open == nil:
-		if len(doc.problems) == misspelt { // else the key of its kind may be what is misspelt
-			doc.report(doc.errorAt(n.pos, "a sink without a destination; expected one of the keys %s", strings.Join(known, ", ")))
+		if len(doc.problems) == misspelt { // otherwise the misspelt key may be that of its kind
+			doc.report(doc.errorAt(n.pos, "sink without a destination; expected one of the keys %s", strings.Join(known, ", ")))
 		}
 		return r, false
 	case len(found) > 1:
-		doc.report(doc.errorAt(found[1].pos, "%s is a second destination in one sink, after %s in line %d; expected a sink for each",
-			found[1].key, section.key, section.line))
+		doc.report(doc.errorAt(found[1].pos, "%s: second destination of one sink, after %s in line %d; "+
+			"expected a sink for each", found[1].key, section.key, section.line))
 	}
 	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
 		doc.report(doc.refuse(e.value, "timeout", "more than 0"))
@@ -151,14 +152,15 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		return r, false
 	}
 	r.Sink, r.Secrets = opened.Sink, opened.Secrets
-	for _, key := range writtenSecrets(section.value) {
-		s.Written = append(s.Written, r.Name+"."+key)
+	for _, key := range inlineSecrets(section.value) {
+		s.Inline = append(s.Inline, r.Name+"."+key)
 	}
 	if opened.Parallel > 0 {
 		r.Terms.Parallel = opened.Parallel
 	}
 	if terms.Acts && len(in.Only.Changes) == 0 {
-		s.Notes = append(s.Notes, r.Name+": without only.changes it runs for every change of an event; only: {changes: [first]} is once")
+		s.Notes = append(s.Notes, r.Name+": without only.changes it runs for every change of an event; "+
+			"with only: {changes: [first]} it runs once")
 	}
 	if opened.Incident {
 		s.Incidents = append(s.Incidents, r.Name)
@@ -169,8 +171,8 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	return r, true
 }
 
-// open opens a sink with its section of the settings. Keys that are wrong are reported and the others go on to the kind,
-// whose own checks may find more. What it then misses may be what is wrong already.
+// open opens a sink with its section of the settings. If keys are wrong, it still opens the sink with the others, to
+// find more problems; a key that is then missing is reported only if it is not one of the wrong ones.
 func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings, name string) sinks.Opened {
 	host := l.Host
 	host.Name, host.Zone, host.Endpoint = name, s.Timezone, s.IMDS.Endpoint
@@ -186,7 +188,7 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings,
 		if !ok {
 			return opened
 		}
-		if e, given := section.value.find(wrong.Key); !given || !doc.sound(e) {
+		if e, given := section.value.find(wrong.Key); !given || !doc.clean(e) {
 			return opened
 		}
 	}
@@ -194,10 +196,9 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings,
 	return opened
 }
 
-// writtenSecrets are the keys below a section that was decoded whose secrets are written out there, and not read from a
-// file or the environment.
-func writtenSecrets(n *node) (keys []string) {
-	written := func(n *node) bool { return n.secret && n.text != "" && !isBare(n.text) }
+// inlineSecrets returns the keys below a decoded section whose secrets are written into the file itself.
+func inlineSecrets(n *node) (keys []string) {
+	written := func(n *node) bool { return n.secret && n.text != "" && !isBareHost(n.text) }
 	for _, e := range n.entries {
 		v := e.value
 		if written(v) || slices.ContainsFunc(v.items, written) ||
@@ -205,20 +206,21 @@ func writtenSecrets(n *node) (keys []string) {
 			keys = append(keys, e.key)
 			continue
 		}
-		for _, key := range writtenSecrets(v) {
+		for _, key := range inlineSecrets(v) {
 			keys = append(keys, e.key+"."+key)
 		}
 	}
 	return keys
 }
 
-// isBare tells whether a value that may be secret is none: an address of nothing but a host, or no address at all.
-func isBare(text string) bool {
+// isBareHost reports whether a value of a secret key holds no secret: it is "none", or a URL with nothing but a host.
+func isBareHost(text string) bool {
 	u, err := url.Parse(text)
-	return text == "none" || err == nil && u.Host != "" && u.User == nil && strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
+	return text == "none" || err == nil && u.Host != "" && u.User == nil && strings.Trim(u.Path, "/") == "" &&
+		u.RawQuery == "" && u.Fragment == ""
 }
 
-// checkTimes refuses times that would never come, or come without end.
+// checkTimes refuses values of remind, lead, heartbeat and fallback that cannot work.
 func checkTimes(doc *document, n *node, in sinkSettings) error {
 	at := func(key string) *node {
 		e, _ := n.find(key)
@@ -239,13 +241,13 @@ func checkTimes(doc *document, n *node, in sinkSettings) error {
 	if _, given := n.find("heartbeat"); given && in.Heartbeat != 0 && in.Heartbeat < 10*time.Second {
 		wrong = wrong.and(doc.refuse(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none"))
 	}
-	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" && doc.sound(e) {
+	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" && doc.clean(e) {
 		wrong = wrong.and(doc.errorAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}"))
 	}
 	return wrong.err()
 }
 
-// checkFallback refuses a fallback to nowhere. names are those of all sinks.
+// checkFallback refuses a fallback to an unknown sink or to the sink itself. names are the names of all sinks.
 func checkFallback(doc *document, n *node, names []string) error {
 	e, given := n.find("fallback.sink")
 	own, _ := n.find("name")
@@ -259,7 +261,7 @@ func checkFallback(doc *document, n *node, names []string) error {
 	return nil
 }
 
-// checkGroup refuses a group where none can be made.
+// checkGroup refuses a group that could never be made.
 func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms bridge.Terms) error {
 	e, given := n.find("group")
 	if !given {
@@ -273,19 +275,19 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 	}
 	switch {
 	case terms.Digest == delivery.Digest{}:
-		return doc.errorAt(e.pos, "group: a %s takes each event on its own; expected no such key here", kind)
+		return doc.errorAt(e.pos, "group: %s handles each event on its own; expected no such key here", kind)
 	case in.Group.Above < 0:
 		return doc.refuse(at("group.above"), "group.above", "a number of events, or 0 to make no groups")
-	case !doc.sound(e):
+	case !doc.clean(e):
 	case in.Group.Above > 0 && (in.Group.Within <= 0 || in.Group.Within > time.Minute):
 		return doc.refuse(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s")
 	case in.Group.Above > 0 && in.lateness() != delivery.LateLatest:
-		return doc.errorAt(e.pos, "group: tells only the newest of each event; expected late: latest beside it")
+		return doc.errorAt(e.pos, "group: sends only the latest change of each event; expected late: latest beside it")
 	}
 	return nil
 }
 
-// checkValues refuses words that the common keys of the sink n do not know.
+// checkValues refuses unknown words as values of the common keys of the sink n.
 func checkValues(doc *document, n *node) error {
 	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
 	lates := []string{string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)}
@@ -294,7 +296,7 @@ func checkValues(doc *document, n *node) error {
 		key     string
 		allowed []string
 	}{
-		{"only.vms", bridge.VMsValues}, {"except.vms", []string{"self", "leader"}}, // except all would leave nothing
+		{"only.vms", bridge.VMsValues}, {"except.vms", []string{"self", "leader"}},
 		{"only.types", bridge.TypesValues}, {"except.types", bridge.TypesValues},
 		{"only.sources", bridge.SourcesValues}, {"except.sources", bridge.SourcesValues},
 		{"only.changes", bridge.ChangesValues}, {"except.changes", bridge.ChangesValues},
@@ -306,7 +308,7 @@ func checkValues(doc *document, n *node) error {
 		}
 		want := "one of " + strings.Join(list.allowed, ", ")
 		if list.key == "except.vms" {
-			want += ", as all would leave nothing to tell"
+			want += "; all would leave nothing to send"
 		}
 		for _, v := range append([]*node{e.value}, e.value.items...) {
 			v.open = true
@@ -319,7 +321,7 @@ func checkValues(doc *document, n *node) error {
 	return wrong.err()
 }
 
-// termsOf are the terms of a sink of the kind when its settings say nothing of them.
+// termsOf returns the default terms of a kind.
 func termsOf(k sinks.Kind) bridge.Terms {
 	t := bridge.Terms{Terms: k.Terms, Bridge: bridge.LevelNone}
 	switch k.For {

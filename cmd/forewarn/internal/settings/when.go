@@ -14,12 +14,13 @@ import (
 	"forewarn/bridge/cloudevent"
 )
 
-// exprWords has our words for what the compiler of conditions says, and those of its language for Go's types.
+// exprWords makes messages of the compiler of conditions readable: it also replaces Go's names of types.
 var exprWords = strings.NewReplacer("unexpected token EOF", "the condition ends too early",
 	`unexpected token Operator("=")`, `unexpected "="; expected "==" to compare`, "unexpected token ", "unexpected ",
-	"map[string]interface {}", "map", "[]interface {}", "array", "[]string", "array", "interface {}", "any", "float64", "float")
+	"map[string]interface {}", "map", "[]interface {}", "array", "[]string", "array", "interface {}", "any", "float64",
+	"float")
 
-// parseWhen compiles a sink's condition; an error stands at its place inside the expression.
+// parseWhen compiles the condition of a sink or rule. An error has its position inside the expression.
 func parseWhen(doc *document, n *node) (*bridge.When, error) {
 	if strings.TrimSpace(n.text) == "" {
 		return nil, doc.refuse(n, "when", "a condition such as duration > 10, or no when at all")
@@ -42,8 +43,10 @@ func parseWhen(doc *document, n *node) (*bridge.When, error) {
 	return nil, doc.errorAt(at, "when: %s", what)
 }
 
-// quotesOf tells whether a message repeats a word of text that is not among those that are known.
+// quotesOf reports whether a message repeats a word of text that is not a known one.
 func quotesOf(message, text string, known []string) bool {
-	words := strings.FieldsFunc(message, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
-	return slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(known, w) && strings.Contains(text, w) })
+	words := strings.FieldsFunc(message,
+		func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	return slices.ContainsFunc(words,
+		func(w string) bool { return !slices.Contains(known, w) && strings.Contains(text, w) })
 }

@@ -2,5 +2,5 @@
 
 package wording
 
-// TryElevated is what helps whoever may not.
+// TryElevated is the remedy for missing rights.
 const TryElevated = "try sudo"

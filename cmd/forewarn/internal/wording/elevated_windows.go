@@ -1,4 +1,4 @@
 package wording
 
-// TryElevated is what helps whoever may not.
+// TryElevated is the remedy for missing rights.
 const TryElevated = "try it in a prompt opened with Run as administrator"

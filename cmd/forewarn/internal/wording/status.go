@@ -13,18 +13,17 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// How much is shown of what may be very long: of the machines of an event, of a list in a terminal, and of the open
-// events in the metrics.
+// Limits of what people are shown.
 const (
-	ShownVMs    = 20
-	ShownRows   = 300
-	ShownSeries = 300
+	ShownVMs    = 20  // VMs of an event
+	ShownRows   = 300 // rows of a list in a terminal
+	ShownSeries = 300 // open events in the metrics
 )
 
-// Started is EventStatus of an event that has begun.
+// Started is the EventStatus of an event that has begun.
 const Started = "Started"
 
-// ErrorWords is what a sink says of a failure, without the class, which is said in words beside it.
+// ErrorWords returns the error of a delivery without its class, which texts name beside it.
 func ErrorWords(s string) string {
 	for _, class := range []error{delivery.ErrBlocked, delivery.ErrRejected} {
 		s = strings.TrimPrefix(s, class.Error()+": ")
@@ -32,18 +31,19 @@ func ErrorWords(s string) string {
 	return Printable(s)
 }
 
-// A shownEvent is what people are shown of an event as Azure sent it.
+// A shownEvent holds the fields of Azure's event that lists show.
 type shownEvent struct {
 	EventID, EventType, EventStatus string
 	Resources                       []string
 }
 
+// ReadEvent decodes the event as Azure sent it. A field of an unexpected type stays empty.
 func ReadEvent(raw json.RawMessage) (e shownEvent) {
-	_ = json.Unmarshal(raw, &e) // a field of another type stays empty
+	_ = json.Unmarshal(raw, &e)
 	return e
 }
 
-// ByUrgency are the events in the order in which they matter: those that have begun, then the nearest.
+// ByUrgency sorts events: those that have begun first, then the nearest.
 func ByUrgency(events []bridge.EventStatus) []bridge.EventStatus {
 	type ranked struct {
 		bridge.EventStatus
@@ -69,17 +69,19 @@ func ByUrgency(events []bridge.EventStatus) []bridge.EventStatus {
 	return sorted
 }
 
-// ByNeed are the sinks in the order in which they matter: those that need somebody, then those that may soon.
+// ByNeed sorts sinks: those that need somebody first, then those that may soon.
 func ByNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
 	rank := func(k bridge.SinkStatus) int {
 		_, class := SinkState(k, now)
 		return slices.Index([]string{bridge.SinkIsBlocked, bridge.SinkRetrying, bridge.SinkOrphaned, bridge.SinkOK}, class)
 	}
-	return slices.SortedStableFunc(slices.Values(sinks), func(a, b bridge.SinkStatus) int { return cmp.Compare(rank(a), rank(b)) })
+	return slices.SortedStableFunc(slices.Values(sinks), func(a, b bridge.SinkStatus) int {
+		return cmp.Compare(rank(a), rank(b))
+	})
 }
 
-// SinkState says in words how a sink is, and like which state that is to be seen: one that has accepted nothing for
-// long needs somebody, whatever it answers.
+// SinkState returns the state of a sink in words, and the state that it should look like. A sink that has accepted
+// nothing for long looks blocked, whatever its state.
 func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
 	switch {
 	case NeedsSomebody(k, now):
@@ -98,20 +100,21 @@ func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
 	return "works", bridge.SinkOK
 }
 
-// NeedsSomebody says whether a sink is blocked, or has accepted nothing for so long that other sinks tell of it too.
+// NeedsSomebody reports whether a sink is blocked, or has accepted nothing for so long that other sinks report it.
 func NeedsSomebody(k bridge.SinkStatus, now time.Time) bool {
-	owed := time.Duration(k.OldestPendingSeconds * float64(time.Second))
+	pending := time.Duration(k.OldestPendingSeconds * float64(time.Second))
 	return k.State == bridge.SinkIsBlocked ||
-		k.State == bridge.SinkRetrying && min(owed, now.Sub(k.LastAccepted)) >= bridge.SilentFor
+		k.State == bridge.SinkRetrying && min(pending, now.Sub(k.LastAccepted)) >= bridge.SilentFor
 }
 
-// StatusLine are a status in a line.
+// StatusLine summarizes a status in one line, for systemctl status.
 func StatusLine(s bridge.Status) string {
 	var words []string
 	if !s.Ready {
 		words = append(words, "not ready: "+strings.Join(s.Reasons, "; "))
 	}
-	words = append(words, Plural(len(s.Events), "event open", "events open")+", "+fmt.Sprintf("%d pending", s.Outbox.Pending))
+	words = append(words,
+		Plural(len(s.Events), "event open", "events open")+", "+fmt.Sprintf("%d pending", s.Outbox.Pending))
 	for _, k := range s.Sinks {
 		if NeedsSomebody(k, time.Now()) {
 			words = append(words, k.Name+" needs you")
@@ -121,12 +124,12 @@ func StatusLine(s bridge.Status) string {
 		words = append(words, Plural(s.Outbox.DeadLetters, "dead letter", "dead letters"))
 	}
 	if s.Settings.LastError != "" {
-		words = append(words, "newer settings were refused")
+		words = append(words, "the newest settings are wrong")
 	}
 	return Printable(strings.Join(words, "; "))
 }
 
-// ApprovalWords says what came of an approval.
+// ApprovalWords describes the result of an approval.
 func ApprovalWords(a cloudevent.Approval) string {
 	by := Printable(a.By)
 	switch a.Result {

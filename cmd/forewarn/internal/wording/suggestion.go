@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Suggestion names the word that is meant, or all that are known if none is near.
+// Suggestion suggests the known word nearest to word, or lists all of them if none is near.
 func Suggestion(word string, known []string) string {
 	if near, ok := Nearest(word, known); ok {
 		return fmt.Sprintf("did you mean %q?", near)
@@ -17,7 +17,7 @@ func Suggestion(word string, known []string) string {
 	return "expected one of " + strings.Join(known, ", ")
 }
 
-// Nearest is the word of those that are known that is likely meant.
+// Nearest returns the known word that was probably meant; ok is false if none is near.
 func Nearest(word string, known []string) (near string, ok bool) {
 	if len(known) == 0 {
 		return "", false
@@ -26,11 +26,11 @@ func Nearest(word string, known []string) (near string, ok bool) {
 	return near, Distance(word, near) <= min(2, 1+len(word)/5)
 }
 
-// Distance counts the letters to insert, drop, change or swap to make b of a, whatever their case.
+// Distance counts the letters to insert, drop, change or swap to turn a into b, ignoring case.
 func Distance(a, b string) int {
 	a, b = strings.ToLower(a), strings.ToLower(b)
 	if len(a) > 2*len(b)+2 {
-		return len(a) // far enough, and not worth the work
+		return len(a) // too far to compute exactly
 	}
 	d := make([][]int, len(a)+1) // d[i][j] is the distance of a[:i] and b[:j]
 	for i := range d {

@@ -1,5 +1,5 @@
-// Package wording holds what the texts of the command share, on the page, in a terminal and in the status line of systemd:
-// numbers and times in words, the state of a sink, what comes first, and how much is shown of what may be very long.
+// Package wording holds what the command's texts share, on the page, in a terminal and in the status line of systemd:
+// numbers and durations, the state of a sink, the order of lists, and their limits.
 package wording
 
 import (
@@ -21,7 +21,7 @@ func PrintJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// Printable makes text from outside fit for one line of a terminal.
+// Printable replaces everything unprintable by spaces, so that text from outside fits on one line of a terminal.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -31,9 +31,10 @@ func Printable(s string) string {
 	}, s)
 }
 
-// First is all of the list, or the first n.
+// First returns at most the first n elements of the list.
 func First[T any](list []T, n int) []T { return list[:min(n, len(list))] }
 
+// Plural returns n with the singular or plural of a word.
 func Plural(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -41,7 +42,7 @@ func Plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// Cut shortens a text to n runes.
+// Cut shortens a text to n runes, with "…" at the end.
 func Cut(s string, n int) string {
 	if r := []rune(s); len(r) > n {
 		return string(r[:n-1]) + "…"
@@ -49,9 +50,10 @@ func Cut(s string, n int) string {
 	return s
 }
 
+// Ago returns the time from t to now as Span does.
 func Ago(now, t time.Time) string { return Span(now.Sub(t)) }
 
-// Span is a duration in the two largest of its units.
+// Span formats a duration in its two largest units.
 func Span(d time.Duration) string {
 	d = max(0, d.Round(time.Second))
 	switch {
@@ -65,7 +67,7 @@ func Span(d time.Duration) string {
 	return fmt.Sprintf("%d d %d h", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
 
-// More says how many rows a list leaves out, and what shows them; "" for none.
+// More says how many rows a list leaves out, and which command shows them; "" for none.
 func More(more int, command string) string {
 	if more <= 0 {
 		return ""
@@ -73,7 +75,7 @@ func More(more int, command string) string {
 	return fmt.Sprintf("and %d more; %s shows all\n", more, command)
 }
 
-// ShortDuration is a duration as settings have it: 5m rather than 5m0s.
+// ShortDuration formats a duration as settings do: 5m rather than 5m0s.
 func ShortDuration(d time.Duration) string {
 	s := d.String()
 	for _, zero := range []string{"m0s", "h0m"} {
@@ -84,7 +86,7 @@ func ShortDuration(d time.Duration) string {
 	return s
 }
 
-// Reason is the bare cause of an error of the network.
+// Reason returns the system's reason inside a network error, or err itself.
 func Reason(err error) error {
 	var e *os.SyscallError
 	if errors.As(err, &e) {

@@ -1,5 +1,5 @@
-// Keeps the page up to date: takes the parts that changed from the server and counts what passes. Without it the page is
-// as complete as it was when it was made.
+// Keeps the page up to date: replaces the parts that changed on the server, and runs the countdowns. Without it, the page
+// is complete but does not update.
 (() => {
   'use strict';
 

@@ -2,11 +2,12 @@ package settings
 
 import "strings"
 
-// placeKeys are the settings that say where a running forewarn is.
-var placeKeys = []string{"state", "control", "listen"}
+// locationKeys are the settings that say where to find the running forewarn.
+var locationKeys = []string{"state", "control", "listen"}
 
-// Salvage reads settings that are wrong as far as they say where a running forewarn is: each line of one of placeKeys
-// counts if it is right by itself, and otherwise the default does. wrong is what is wrong with them.
+// Salvage reads a broken settings file far enough to find the running forewarn. It uses each line with one of
+// locationKeys that is valid by itself, and defaults for everything else. wrong is the error of the file; Salvage
+// returns it when the file cannot be read, and otherwise puts it into Settings.Broken.
 func (l Loader) Salvage(path string, wrong error) (*Settings, error) {
 	path, data, err := l.read(path)
 	if err != nil {
@@ -16,7 +17,7 @@ func (l Loader) Salvage(path string, wrong error) (*Settings, error) {
 	text := Builtin + "\n"
 	seen := make(map[string]bool)
 	for line := range strings.Lines(string(data)) {
-		for _, key := range placeKeys {
+		for _, key := range locationKeys {
 			if !strings.HasPrefix(line, key+":") || seen[key] {
 				continue
 			}
@@ -31,6 +32,6 @@ func (l Loader) Salvage(path string, wrong error) (*Settings, error) {
 	if err != nil {
 		return nil, wrong
 	}
-	s.Path, s.Hash, s.Wrong = path, "", wrong
+	s.Path, s.Hash, s.Broken = path, "", wrong
 	return s, nil
 }
