@@ -119,7 +119,7 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	pages.handler, probed.handler = page.Handler(b, metrics, s.Listen), page.Probes(b, metrics)
 	defer pages.start()()
 	defer probed.start()()
-	if l, err := control.Listen(control.LocationOf(s, p.getenv), log); err != nil {
+	if l, err := control.Listen(control.LocationOf(s, p.defaults, p.getenv), log); err != nil {
 		log.Warn("no control socket: commands such as status cannot reach this forewarn", "err", err,
 			"hint", "set control in the settings file to another path")
 	} else {

@@ -10,7 +10,7 @@ import (
 
 // client returns a client of the forewarn that runs with these settings.
 func (p *program) client(s *settings.Settings) *control.Client {
-	return &control.Client{Location: control.LocationOf(s, p.getenv), Sinks: s.Names, Log: p.log()}
+	return &control.Client{Location: control.LocationOf(s, p.defaults, p.getenv), Sinks: s.Names, Log: p.log()}
 }
 
 // running returns a client of the running forewarn, and its settings. Root switches to the owner of the state

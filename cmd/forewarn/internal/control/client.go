@@ -3,10 +3,9 @@
 //
 // A Client finds the running forewarn by its Location, which can be read even from a broken settings file
 // (location.go). If no forewarn runs, the client opens the outbox's file instead, for everything that the file can
-// answer; client and server share that code (outbox.go). Handler is the server (server.go). The rest is the socket:
-// socket.go holds what all systems share, and socket_linux.go, socket_windows.go and socket_other.go each have the
-// functions listen and dial. A system with something other than a Unix socket needs only those two functions, and its
-// own paths in Location.
+// answer; client and server share that code (outbox.go). Handler is the server (server.go). The rest is the socket: its
+// default paths, listen and dial. It is a Unix socket (socket.go, socket_linux.go, socket_other.go), and on Windows a
+// named pipe (socket_windows.go, pipe_windows.go).
 package control
 
 import (
@@ -49,6 +48,11 @@ type UnavailableError struct {
 
 func (e *UnavailableError) Error() string { return e.Err.Error() }
 func (e *UnavailableError) Unwrap() error { return e.Err }
+
+// An untrustedError says why nothing is asked on a socket.
+type untrustedError struct{ socket, reason string }
+
+func (e *untrustedError) Error() string { return e.socket + ": " + e.reason }
 
 // A Client asks the running forewarn. If none runs, List, Show, History, Replay and Drop work on the outbox's file;
 // Status, Follow and Approve return an UnavailableError that wraps ErrNotRunning.
@@ -222,8 +226,13 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 		}
 		resp, err := client.Do(req)
 		if err != nil {
-			var absent *net.OpError
-			if errors.Is(err, fs.ErrPermission) {
+			var (
+				absent    *net.OpError
+				untrusted *untrustedError
+			)
+			if errors.As(err, &untrusted) {
+				refused = untrusted
+			} else if errors.Is(err, fs.ErrPermission) {
 				refused = fmt.Errorf("control socket %s: permission denied; %s", socket, wording.TryElevated)
 			} else if !errors.As(err, &absent) || absent.Op != "dial" {
 				bare := errors.Unwrap(err) // without the URL

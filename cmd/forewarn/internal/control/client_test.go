@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"net"
 	"net/http"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -108,8 +106,8 @@ func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
 
 // A forewarn that is there and does not answer is told from one that is not there.
 func TestStatusOfAForewarnThatHangs(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "control.sock")
-	l, err := net.Listen("unix", socket)
+	at := Location{State: t.TempDir()}
+	l, err := Listen(at, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,11 +120,11 @@ func TestStatusOfAForewarnThatHangs(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	c := Client{Location: Location{Control: socket}}
+	c := Client{Location: at}
 	ask := func() error { _, err := c.Status(t.Context()); return err }
-	if err := ask(); err == nil || !strings.Contains(err.Error(),
-		"a forewarn listens on "+socket+" but does not answer: ") || errors.Is(err, ErrNotRunning) {
-		t.Errorf("of one that hangs: %v", err)
+	want := "a forewarn listens on " + l.Addr().String() + " but does not answer: "
+	if err := ask(); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, ErrNotRunning) {
+		t.Errorf("of one that hangs: %v, want %q", err, want)
 	}
 	l.Close()
 	if err := ask(); !errors.Is(err, ErrNotRunning) {

@@ -4,21 +4,21 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"path/filepath"
 
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
 // A Location says where to find a forewarn, running or not.
 type Location struct {
-	State   string // the state directory, which holds the outbox's file
-	Control string // the key control of the settings; "" for the default
-	Runtime string // the environment variable RUNTIME_DIRECTORY, a list whose first item is used
+	State        string // the state directory, which holds the outbox's file
+	DefaultState string // the state directory of settings that name none
+	Control      string // the key control of the settings; "" for the default
+	Runtime      string // the environment variable RUNTIME_DIRECTORY, a list whose first item is used
 }
 
-// LocationOf returns the location of the forewarn with these settings.
-func LocationOf(s *settings.Settings, getenv func(string) string) Location {
-	return Location{State: s.State, Control: s.Control, Runtime: getenv("RUNTIME_DIRECTORY")}
+// LocationOf returns the location of the forewarn with these settings, on a system with these defaults.
+func LocationOf(s *settings.Settings, d settings.Defaults, getenv func(string) string) Location {
+	return Location{State: s.State, DefaultState: d.State, Control: s.Control, Runtime: getenv("RUNTIME_DIRECTORY")}
 }
 
 // sockets returns the possible paths of the control socket, best first.
@@ -26,11 +26,7 @@ func (l Location) sockets() []string {
 	if l.Control != "" {
 		return []string{l.Control}
 	}
-	paths := []string{filepath.Join(l.State, "control.sock")}
-	if l.Runtime != "" {
-		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], "control.sock"))
-	}
-	return paths
+	return l.standardSockets()
 }
 
 // Listen opens the control socket at the first of its possible paths that works.

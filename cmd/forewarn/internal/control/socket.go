@@ -1,3 +1,5 @@
+//go:build !windows
+
 package control
 
 import (
@@ -7,10 +9,20 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
 
 	"forewarn/cmd/forewarn/internal/wording"
 )
+
+// standardSockets returns the default paths: in the state directory, else in the runtime directory that systemd makes.
+func (l Location) standardSockets() []string {
+	paths := []string{filepath.Join(l.State, "control.sock")}
+	if l.Runtime != "" {
+		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], "control.sock"))
+	}
+	return paths
+}
 
 // maxSocketPath bounds the path of a socket, in bytes. It is the limit of macOS; Linux allows a few bytes more.
 const maxSocketPath = 103

@@ -2,18 +2,149 @@ package control
 
 import (
 	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/windows"
+
+	"forewarn/cmd/forewarn/internal/service"
 )
 
-// listen listens on a Unix socket. Its access list is that of its directory, since Windows has no modes.
+// pipes is the prefix of the named pipes of this machine; \\server\pipe\ would be those of another.
+const pipes = `\\.\pipe\`
+
+// standardSockets returns the pipe of the state directory: \\.\pipe\forewarn for the default one, else a name with a hash
+// of the path, the same for every spelling of it.
+func (l Location) standardSockets() []string {
+	own, usual := spelledOut(l.State), spelledOut(l.DefaultState)
+	if own == usual {
+		return []string{pipes + "forewarn"}
+	}
+	return []string{fmt.Sprintf("%sforewarn-%x", pipes, sha256.Sum256([]byte(own)))[:len(pipes)+len("forewarn-")+12]}
+}
+
+// spelledOut returns an absolute path in lower case, with backslashes.
+func spelledOut(path string) string {
+	if whole, err := filepath.Abs(path); err == nil {
+		path = whole
+	}
+	return strings.ToLower(filepath.Clean(path))
+}
+
+// listen makes a named pipe that only administrators, Windows and the account of this forewarn can open, and only from
+// this machine. It is an error if another program has a pipe of that name.
 func listen(path string, _ *slog.Logger) (net.Listener, error) {
-	l, err := listenSocket(path, net.ListenConfig{})
+	if err := checkPipe(path); err != nil {
+		return nil, err
+	}
+	own, err := ownSID()
+	if err != nil {
+		return nil, fmt.Errorf("account of this process: %w", err)
+	}
+	d, err := windows.SecurityDescriptorFromString(pipeAccess(own))
 	if err != nil {
 		return nil, err
+	}
+	l, err := listenPipe(path, d)
+	if errors.Is(err, windows.ERROR_ACCESS_DENIED) || errors.Is(err, windows.ERROR_ALREADY_EXISTS) || errors.Is(err, windows.ERROR_PIPE_BUSY) {
+		return nil, fmt.Errorf("%s: another program has a pipe of this name", path)
+	} else if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return l, nil
 }
 
-// dial connects to the socket of the running forewarn.
-func dial(ctx context.Context, path string) (net.Conn, error) { return dialSocket(ctx, path) }
+// pipeAccess returns the security descriptor of a pipe: own is its owner, and only own, Windows and administrators may
+// open it.
+func pipeAccess(own string) string {
+	return fmt.Sprintf("O:%sD:P(A;;FA;;;SY)(A;;FA;;;BA)(A;;FA;;;%[1]s)", own)
+}
+
+// dialLimit bounds the wait for a pipe that is busy.
+const dialLimit = 5 * time.Second
+
+// dial connects to the pipe of the running forewarn. It sends nothing to a pipe that somebody else made.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	if err := checkPipe(path); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, dialLimit, fmt.Errorf("busy for %v", dialLimit))
+	defer cancel()
+	c, err := dialPipe(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkOwner(c.handle, path); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// checkPipe refuses a path that is not a named pipe of this machine.
+func checkPipe(path string) error {
+	name := strings.TrimPrefix(path, pipes)
+	if name == path || name == "" || strings.Contains(name, `\`) {
+		return &untrustedError{path, "expected a named pipe, such as " + pipes + "forewarn-2"}
+	}
+	return nil
+}
+
+// checkOwner refuses a pipe whose owner could not have started the forewarn that is to be asked.
+func checkOwner(pipe windows.Handle, path string) error {
+	d, err := windows.GetSecurityInfo(pipe, windows.SE_KERNEL_OBJECT, windows.OWNER_SECURITY_INFORMATION)
+	if err != nil {
+		return fmt.Errorf("owner of %s: %w", path, err)
+	}
+	owner, _, err := d.Owner()
+	if err != nil {
+		return fmt.Errorf("owner of %s: %w", path, err)
+	}
+	user, err := windows.GetCurrentProcessToken().GetTokenUser()
+	if err != nil {
+		return fmt.Errorf("user of this process: %w", err)
+	}
+	if mayServe(owner.String(), user.User.Sid.String()) {
+		return nil
+	}
+	name := owner.String()
+	if account, domain, _, err := owner.LookupAccount(""); err == nil {
+		name = domain + `\` + account
+	}
+	return &untrustedError{path, "this pipe belongs to " + name + ", who is not an administrator, the service or you; nothing was sent"}
+}
+
+// mayServe reports whether user may trust a pipe that belongs to owner.
+func mayServe(owner, user string) bool {
+	return slices.Contains([]string{service.SIDSystem, service.SIDAdministrators, service.SID(), user}, owner)
+}
+
+// ownSID returns the owner for what this process makes: the service, else the group of administrators, else this user;
+// the first that Windows lets this process name as an owner.
+func ownSID() (string, error) {
+	token := windows.GetCurrentProcessToken()
+	groups, err := token.GetTokenGroups()
+	if err != nil {
+		return "", err
+	}
+	const mayOwn = windows.SE_GROUP_ENABLED | windows.SE_GROUP_OWNER
+	for _, want := range []string{service.SID(), service.SIDAdministrators} {
+		for _, g := range groups.AllGroups() {
+			if g.Attributes&mayOwn == mayOwn && g.Sid.String() == want {
+				return want, nil
+			}
+		}
+	}
+	user, err := token.GetTokenUser()
+	if err != nil {
+		return "", err
+	}
+	return user.User.Sid.String(), nil
+}

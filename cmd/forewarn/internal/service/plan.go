@@ -105,16 +105,20 @@ func serviceSID(name string) string {
 // modifyRights allow reading, writing and deleting, but not changing the access list or the owner.
 const modifyRights = "0x1301bf"
 
+// The SIDs of Windows itself and of the group of administrators.
 const (
-	sidSystem         = "S-1-5-18"
-	sidAdministrators = "S-1-5-32-544"
+	SIDSystem         = "S-1-5-18"
+	SIDAdministrators = "S-1-5-32-544"
 )
+
+// SID returns the SID of the service for access lists.
+func SID() string { return serviceSID(serviceName) }
 
 // directoryAccess returns an access list for Windows itself, administrators, the service and, unless it is "", one
 // user. The directory inherits nothing, because %ProgramData% grants rights to everybody. Without a user,
 // administrators become the owner, so that a previous owner can no longer change the list.
 func directoryAccess(user string) string {
-	service := serviceSID(serviceName)
+	service := SID()
 	list := fmt.Sprintf("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;%s;;;%s)", modifyRights, service)
 	switch user {
 	case "":
@@ -149,11 +153,11 @@ func checkPlace(path string, p place, want placeType) error {
 		return nil
 	case p.Type != want:
 		return fmt.Errorf("%s is %s, expected %s; move it out of the way", path, p.Type, want)
-	case p.Owner == sidSystem, p.Owner == sidAdministrators, p.Owner == serviceSID(serviceName):
+	case p.Owner == SIDSystem, p.Owner == SIDAdministrators, p.Owner == SID():
 		return nil
 	}
 	return fmt.Errorf("%s belongs to %s, who may not be an administrator but could control the service with it; "+
-		`check it, then give it to the administrators: icacls "%s" /setowner *%s /T`, path, p.OwnerName, path, sidAdministrators)
+		`check it, then give it to the administrators: icacls "%s" /setowner *%s /T`, path, p.OwnerName, path, SIDAdministrators)
 }
 
 // below reports whether a Windows path leads into the directory.

@@ -179,7 +179,7 @@ func (s *Service) secureDirectories(with Setup) error {
 		}
 		if path != own && there.Type != nothingThere {
 			fmt.Fprintf(s.messages, "the access to %s is unchanged; if the service cannot write there, run: "+
-				"icacls \"%s\" /grant *%s:(OI)(CI)M\n", path, path, serviceSID(serviceName))
+				"icacls \"%s\" /grant *%s:(OI)(CI)M\n", path, path, SID())
 			continue
 		}
 		if err := checkPlace(path, there, aDirectory); err != nil {

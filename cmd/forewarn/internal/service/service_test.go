@@ -88,8 +88,8 @@ func aWindows() (*fakeWindows, *Service, Setup) {
 	m := &fakeWindows{
 		exe: `C:\Program Files\forewarn\forewarn.exe`, secured: map[string]string{},
 		places: map[string]place{
-			own:         {Type: aDirectory, Owner: sidAdministrators},
-			with.Config: {Type: aFile, Owner: sidAdministrators},
+			own:         {Type: aDirectory, Owner: SIDAdministrators},
+			with.Config: {Type: aFile, Owner: SIDAdministrators},
 		},
 	}
 	return m, &Service{m, new(bytes.Buffer)}, with

@@ -43,7 +43,7 @@ type Settings struct {
 		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" doc:"the endpoint that is polled"`
 	State    string         `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
-	Control  string         `yaml:"control" doc:"control socket (default: control.sock in state)"`
+	Control  string         `yaml:"control" doc:"control socket, on Windows a named pipe (default: control.sock in state)"`
 	Listen   string         `yaml:"listen" default:"127.0.0.1:8169" doc:"address of the page and metrics; \"\" is off"`
 	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
 	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`
