@@ -416,8 +416,8 @@ func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.A
 	}
 	m := message{event: e.ID, change: imds.Approved, notBefore: e.NotBefore}
 	for _, r := range s.routes {
-		owesEvent := slices.Contains(op.Routes, r.Name) && r.hears(change, s.observer.Name)
-		if owesEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.hears(cloudevent.SinkBlocked) {
+		owesEvent := slices.Contains(op.Routes, r.Name) && r.Hears(change, s.observer.Name)
+		if owesEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked) {
 			m.to = append(m.to, r.Name)
 		}
 	}
@@ -428,9 +428,9 @@ func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.A
 	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 }
 
-// hears says whether the route, which is owed the event, wants what is said about it beside its own changes. One that
+// Hears says whether the route, which is owed the event, wants what is said about it beside its own changes. One that
 // acts does only when its filter names it.
-func (r Route) hears(c imds.Change, self string) bool {
+func (r Route) Hears(c imds.Change, self string) bool {
 	if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
 		return false
 	}

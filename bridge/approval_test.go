@@ -445,7 +445,7 @@ func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
 		{true, nil, false}, {true, []string{"scheduled"}, false}, {true, []string{"scheduled", "approved"}, true},
 	} {
 		r := Route{Terms: Terms{Acts: tt.acts}, Filter: Filter{Only: Match{Changes: tt.changes}}}
-		if got := r.hears(imds.Change{Kind: imds.Approved}, "vm-0"); got != tt.hears {
+		if got := r.Hears(imds.Change{Kind: imds.Approved}, "vm-0"); got != tt.hears {
 			t.Errorf("a sink that acts: %v, with changes %v, hears of an approval: %v, want %v", tt.acts, tt.changes, got, tt.hears)
 		}
 	}

@@ -48,8 +48,8 @@ const (
 	LevelAll     Level = "all"
 )
 
-// hears says whether a route on this level gets a CloudEvent of the type about the bridge.
-func (l Level) hears(typ string) bool {
+// Hears says whether a route on this level gets a CloudEvent of the type about the bridge.
+func (l Level) Hears(typ string) bool {
 	switch typ {
 	case cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered,
 		cloudevent.DeliveryDeadLettered:

@@ -223,12 +223,12 @@ func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
 		"": {}, LevelNone: {}, LevelTrouble: {trouble: true}, LevelAll: {trouble: true, rest: true},
 	} {
 		for _, typ := range trouble {
-			if got := level.hears(typ); got != want.trouble {
+			if got := level.Hears(typ); got != want.trouble {
 				t.Errorf("%q hears %s: %v", level, typ, got)
 			}
 		}
 		for _, typ := range rest {
-			if got := level.hears(typ); got != want.rest {
+			if got := level.Hears(typ); got != want.rest {
 				t.Errorf("%q hears %s: %v", level, typ, got)
 			}
 		}

@@ -97,7 +97,7 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 	m := message{event: e.ID, change: imds.Reminder, notBefore: e.NotBefore}
 	for _, r := range s.routes {
 		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) &&
-			r.hears(change, s.observer.Name) {
+			r.Hears(change, s.observer.Name) {
 			m.to = append(m.to, r.Name)
 		}
 	}

@@ -166,7 +166,7 @@ func (s scene) address(m *message, ce event.Event, change imds.Change, op *openE
 // decide asks a route's filter, and notes in op and m what it said.
 func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *openEvent, m *message) {
 	wanted, _ := r.Filter.Change(change, s.observer.Name)
-	if due := r.dueFor(change, s.now); wanted && !due.IsZero() {
+	if due := r.Due(change, s.now); wanted && !due.IsZero() {
 		if m.due == nil {
 			m.due = make(map[string]time.Time)
 		}
@@ -261,7 +261,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 			if ce == nil {
 				continue
 			}
-			change := changeOf(*ce)
+			change := ChangeOf(*ce)
 			m := message{
 				event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, again: op.Latest,
 			}
@@ -372,15 +372,15 @@ func firstAccepted(r Route, changes []outbox.Delivery, read cloudEvents, self st
 		if ce == nil {
 			return n
 		}
-		if verdict, _, _ := r.Filter.Event(changeOf(*ce), cloudevent.Fields(*ce), self, true); verdict != Refused {
+		if verdict, _, _ := r.Filter.Event(ChangeOf(*ce), cloudevent.Fields(*ce), self, true); verdict != Refused {
 			return n
 		}
 	}
 	return len(changes)
 }
 
-// dueFor is when a change is due at a route with a lead: that long before the event begins; zero for at once.
-func (r Route) dueFor(c imds.Change, now time.Time) time.Time {
+// Due is when a change is due at a route with a lead: that long before the event begins; zero for at once.
+func (r Route) Due(c imds.Change, now time.Time) time.Time {
 	return leadTime(r.Terms.Lead, c.Kind, c.Event.NotBefore, now)
 }
 
@@ -394,8 +394,8 @@ func leadTime(lead time.Duration, kind imds.ChangeKind, notBefore, now time.Time
 	return time.Time{}
 }
 
-// changeOf reads a change back from its CloudEvent.
-func changeOf(ce event.Event) imds.Change {
+// ChangeOf reads a change back from its CloudEvent.
+func ChangeOf(ce event.Event) imds.Change {
 	c := imds.Change{Kind: imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix))}
 	var d cloudevent.Data
 	if json.Unmarshal(ce.Data(), &d) != nil {

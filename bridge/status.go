@@ -30,6 +30,22 @@ type Status struct {
 	Sinks    []SinkStatus  `json:"sinks"`
 	Outbox   OutboxStatus  `json:"outbox"`
 	Settings SettingsInfo  `json:"settings"`
+	Relay    *RelayStatus  `json:"relay,omitempty"` // of a relay only
+}
+
+// RelayStatus is what a relay shows beside what a bridge does.
+type RelayStatus struct {
+	Name   string      `json:"name"`
+	Stream string      `json:"stream"`
+	Relays []RelayPeer `json:"relays"` // of the stream, this one included
+}
+
+// A RelayPeer is a relay that is there.
+type RelayPeer struct {
+	Name    string    `json:"name"`
+	Version string    `json:"version"`
+	Hash    string    `json:"settingsHash"`
+	Seen    time.Time `json:"seen"`
 }
 
 // IMDSStatus is how the endpoint answers.
@@ -63,7 +79,7 @@ type ApprovedStatus struct {
 type SinkStatus struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"`
-	// ok, retrying, blocked (at the first refusal while an event is due), orphaned
+	// ok, retrying, blocked (at the first refusal while an event is due), orphaned; standby when another relay serves it
 	State                string    `json:"state"`
 	Pending              int       `json:"pending"`
 	OldestPendingSeconds float64   `json:"oldestPendingSeconds"`
@@ -72,6 +88,7 @@ type SinkStatus struct {
 	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
 	LastError            string    `json:"lastError"`             // of what waits, or was given up last
 	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
+	Relay                string    `json:"relay,omitempty"` // that serves it
 
 	// OldestPending is what OldestPendingSeconds counts from; zero when nothing is owed.
 	OldestPending time.Time `json:"-"`
@@ -92,6 +109,7 @@ const (
 	SinkRetrying  = "retrying"
 	SinkIsBlocked = "blocked"
 	SinkOrphaned  = "orphaned"
+	SinkStandby   = "standby"
 )
 
 // The longest that a loop takes to come round, whatever the endpoint, the disk or a destination does.

@@ -40,7 +40,7 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 	b.mu.Lock()
 	var to []string
 	for _, r := range b.routes {
-		if r.Name != except && r.Terms.Bridge.hears(typ) {
+		if r.Name != except && r.Terms.Bridge.Hears(typ) {
 			to = append(to, r.Name)
 		}
 	}

@@ -1,0 +1,253 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// patience is what a test waits for something that comes at once on an idle machine.
+const patience = 30 * time.Second
+
+// A fleet is a NATS server with a provisioned stream, and what the test publishes and hears.
+type fleet struct {
+	*testing.T
+	url  string
+	conn *nats.Conn
+	js   jetstream.JetStream
+}
+
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	t.Parallel()
+	s, err := server.NewServer(&server.Options{
+		ServerName: "nats-1", Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(patience) {
+		t.Fatal("the server takes no connections")
+	}
+	f := &fleet{T: t, url: s.ClientURL()}
+	if f.conn, err = nats.Connect(f.url); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.conn.Close)
+	if f.js, err = jetstream.New(f.conn); err != nil {
+		t.Fatal(err)
+	}
+	f.provision(relay.Retention{})
+	return f
+}
+
+func (f *fleet) provision(r relay.Retention) {
+	f.Helper()
+	plan, err := relay.NewPlan(f.Context(), f.conn, "", "FOREWARN", r)
+	if err == nil {
+		err = plan.Do(f.Context())
+	}
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+// azure is an Azure event of these tests.
+type azure struct {
+	id, typ   string
+	notBefore time.Time
+	vm        string
+}
+
+func eventNo(n int) azure {
+	return azure{id: fmt.Sprintf("00000000-0000-4000-8000-%012d", n), typ: "Reboot", vm: fmt.Sprintf("vm-%d", n),
+		notBefore: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}
+}
+
+// say is the CloudEvent of a change.
+func (a azure) say(t *testing.T, kind imds.ChangeKind, observer string) event.Event {
+	t.Helper()
+	status := imds.StatusScheduled
+	if kind == imds.Started || kind == imds.Vanished {
+		status = imds.StatusStarted
+	}
+	doc, err := imds.DecodeDocument(fmt.Appendf(nil, `{"DocumentIncarnation":1,"Events":[{"EventId":%q,"EventType":%q,`+
+		`"ResourceType":"VirtualMachine","Resources":[%q],"EventStatus":%q,"NotBefore":%q,"EventSource":"Platform"}]}`,
+		a.id, a.typ, a.vm, status, a.notBefore.Format(time.RFC1123)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: doc.Events[0]}, cloudevent.Circumstances{
+		Observer: imds.Observer{Name: observer, ResourceGroup: "web"}, Time: time.Now(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce
+}
+
+// publish puts a CloudEvent in the stream, as the nats sink does in structured mode, without its protection from copies.
+func (f *fleet) publish(ces ...event.Event) {
+	f.Helper()
+	for _, ce := range ces {
+		body, err := ce.MarshalJSON()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.publishRaw("forewarn.events.test."+ce.ID(), nats.Header{"Content-Type": {"application/cloudevents+json"}}, body)
+	}
+}
+
+func (f *fleet) publishRaw(subject string, h nats.Header, body []byte) {
+	f.Helper()
+	if _, err := f.js.PublishMsg(f.Context(), &nats.Msg{Subject: subject, Header: h, Data: body}); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// start runs a relay until the test ends or stop is called, which waits.
+func (f *fleet) start(o relay.Options) (r *relay.Relay, stop func()) {
+	f.Helper()
+	if o.Connect == nil {
+		o.Connect = func(context.Context) (*nats.Conn, error) { return nats.Connect(f.url, nats.MaxReconnects(-1)) }
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.NewTextHandler(f.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	if o.Name == "" {
+		o.Name = "relay-1"
+	}
+	o.Stream = "FOREWARN"
+	r = relay.New(o)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := r.Run(ctx); err != nil {
+			f.Error(err)
+		}
+	}()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	f.Cleanup(stop)
+	return r, stop
+}
+
+// A recorder is a sink that remembers what it was sent.
+type recorder struct {
+	answer func(batch []delivery.Delivery) (delivery.Answer, error) // nil accepts all
+
+	mu    sync.Mutex
+	heard []string // ids that it accepted, in order
+	tried []string // ids of all attempts, in order
+	news  chan struct{}
+}
+
+func newRecorder() *recorder { return &recorder{news: make(chan struct{}, 1)} }
+
+func (s *recorder) Deliver(_ context.Context, batch []delivery.Delivery) (a delivery.Answer, err error) {
+	if s.answer != nil {
+		a, err = s.answer(batch)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range batch {
+		s.tried = append(s.tried, d.Event.ID())
+		if err == nil {
+			s.heard = append(s.heard, d.Event.ID())
+		}
+	}
+	select {
+	case s.news <- struct{}{}:
+	default:
+	}
+	return a, err
+}
+
+func (s *recorder) all() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.heard)
+}
+
+func (s *recorder) attempts() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.tried)
+}
+
+// hears waits until the sink has accepted so many, and gives them.
+func (f *fleet) hears(s *recorder, n int) []string {
+	f.Helper()
+	f.until(fmt.Sprintf("the sink hears %d", n), func() bool { return len(s.all()) >= n }, s.news)
+	return s.all()
+}
+
+// until waits until something is so. It looks whenever news come, and now and then.
+func (f *fleet) until(what string, so func() bool, news <-chan struct{}) {
+	f.Helper()
+	over := time.After(patience)
+	for !so() {
+		select {
+		case <-news:
+		case <-time.After(20 * time.Millisecond):
+		case <-over:
+			f.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// settled waits until the cursor of the sink is at the end of the stream.
+func (f *fleet) settled(sink string) {
+	f.Helper()
+	f.until("the cursor of "+sink+" is at the end", func() bool {
+		kv, err := f.js.KeyValue(f.Context(), "FOREWARN_marks")
+		if err != nil {
+			return false
+		}
+		stream, err := f.js.Stream(f.Context(), "FOREWARN")
+		if err != nil {
+			return false
+		}
+		e, err := kv.Get(f.Context(), "cursor."+sink)
+		return err == nil && cursorOf(f.T, e.Value()) == stream.CachedInfo().State.LastSeq
+	}, nil)
+}
+
+func route(name string, s delivery.Sink) bridge.Route {
+	return bridge.Route{Name: name, Kind: "webhook", Sink: s, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}},
+		Terms: bridge.Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 1}}}
+}
+
+func ids(ces ...event.Event) (all []string) {
+	for _, ce := range ces {
+		all = append(all, ce.ID())
+	}
+	return all
+}
+
+func sorted(ids []string) []string { return slices.Sorted(slices.Values(ids)) }
+
+func count(ids []string) map[string]int {
+	n := map[string]int{}
+	for _, id := range ids {
+		n[id]++
+	}
+	return n
+}

@@ -1,0 +1,261 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// A wire is a network that can be cut: what is on it hangs from then on, as after a cable was pulled.
+type wire struct {
+	mu   sync.Mutex
+	down bool
+}
+
+func (w *wire) cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.down = true
+}
+
+func (w *wire) isDown() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.down
+}
+
+// Dial is that of nats.CustomDialer.
+func (w *wire) Dial(network, address string) (net.Conn, error) {
+	if w.isDown() {
+		return nil, errors.New("the cable is pulled")
+	}
+	conn, err := net.Dial(network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &wiredConn{conn, w}, nil
+}
+
+func (f *fleet) over(w *wire) func(context.Context) (*nats.Conn, error) {
+	return func(context.Context) (*nats.Conn, error) {
+		return nats.Connect(f.url, nats.SetCustomDialer(w), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond),
+			nats.ReconnectBufSize(-1))
+	}
+}
+
+type wiredConn struct {
+	net.Conn
+	wire *wire
+}
+
+func (c *wiredConn) Write(p []byte) (int, error) {
+	if c.wire.isDown() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *wiredConn) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || !c.wire.isDown() {
+			return n, err
+		}
+	}
+}
+
+// Two relays share the sinks. When one can't reach its leases it sends nothing more, and the other has taken its sinks
+// over within 10 s, which continue where they were.
+func TestOneRelayASinkAndAnotherTakesOver(t *testing.T) {
+	f := newFleet(t)
+	names := []string{"a", "b", "c", "d"}
+	cable := &wire{}
+	start := func(name string, o relay.Options) (*relay.Relay, map[string]*recorder) {
+		sinks := map[string]*recorder{}
+		for _, n := range names {
+			sinks[n] = newRecorder()
+			o.Routes = append(o.Routes, route(n, sinks[n]))
+		}
+		o.Name = name
+		r, _ := f.start(o)
+		return r, sinks
+	}
+	one, first := start("relay-1", relay.Options{Connect: f.over(cable)})
+	two, second := start("relay-2", relay.Options{})
+	held := func(r *relay.Relay) (mine []string) {
+		for _, k := range r.Status().Sinks {
+			if k.State != bridge.SinkStandby {
+				mine = append(mine, k.Name)
+			}
+		}
+		return mine
+	}
+	f.until("they share", func() bool { return len(held(one)) == 2 && len(held(two)) == 2 }, nil)
+	a := eventNo(1)
+	scheduled, started := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1")
+	f.publish(scheduled)
+	for _, n := range names {
+		f.settled(n)
+		if got := len(first[n].all()) + len(second[n].all()); got != 1 {
+			t.Errorf("%s was told %d times, want once", n, got)
+		}
+	}
+
+	cable.cut()
+	cut := time.Now()
+	f.publish(started)
+	f.until("the other relay serves all", func() bool { return len(held(two)) == len(names) }, nil)
+	if took := time.Since(cut); took > 10*time.Second {
+		t.Errorf("it took %v until the other relay served all, want 10 s at most", took)
+	}
+	if left := held(one); len(left) > 0 {
+		t.Errorf("the relay without its leases still serves %q", left)
+	}
+	for _, n := range names {
+		f.settled(n)
+		got := append(first[n].all(), second[n].all()...)
+		if !slices.Equal(got, ids(scheduled, started)) {
+			t.Errorf("%s heard %q, want %q", n, got, ids(scheduled, started))
+		}
+	}
+}
+
+// An attempt that is under way when the lease can't be renewed is cut off before another relay may make it.
+func TestLostLeaseCutsAttemptsOff(t *testing.T) {
+	f := newFleet(t)
+	cable := &wire{}
+	began, cut := make(chan time.Time, 1), make(chan time.Time, 1)
+	slow := slowSink(func(ctx context.Context) error {
+		began <- time.Now()
+		<-ctx.Done()
+		cut <- time.Now()
+		return ctx.Err()
+	})
+	patient := route("hook", slow)
+	patient.Terms.Timeout = 0 // such as exec
+	f.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{patient}, Connect: f.over(cable)})
+	f.begin("hook")
+	ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+	f.publish(ce)
+	<-began
+	cable.cut()
+	second := newRecorder()
+	var told time.Time
+	second.answer = func([]delivery.Delivery) (delivery.Answer, error) { told = time.Now(); return delivery.Answer{}, nil }
+	f.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", second)}})
+	f.hears(second, 1)
+	select {
+	case at := <-cut:
+		if !at.Before(told) {
+			t.Errorf("the first relay's attempt ended %v after the second made its own", at.Sub(told))
+		}
+	default:
+		t.Error("the attempt of the relay without its lease goes on")
+	}
+}
+
+type slowSink func(ctx context.Context) error
+
+func (s slowSink) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
+	return delivery.Answer{}, s(ctx)
+}
+
+// A relay that stops gives its leases up, so that the other takes over at once.
+func TestStoppedRelayHandsOverAtOnce(t *testing.T) {
+	f := newFleet(t)
+	first, second := newRecorder(), newRecorder()
+	_, stop := f.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{route("hook", first)}})
+	f.begin("hook")
+	two, _ := f.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", second)}})
+	f.until("the second sees who serves", func() bool { return two.Status().Sinks[0].Relay == "relay-1" }, nil)
+	stop()
+	stopped := time.Now()
+	f.until("the second serves", func() bool { return two.Status().Sinks[0].State == bridge.SinkOK }, nil)
+	if took := time.Since(stopped); took > 3*time.Second {
+		t.Errorf("it took %v, want it at once", took)
+	}
+}
+
+// At the bound the relay stops reading, says so and isn't ready. When the sink accepts again, everything is told.
+func TestUnsettledIsBounded(t *testing.T) {
+	f := newFleet(t)
+	sink := newRecorder()
+	var mu sync.Mutex
+	up := false
+	sink.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !up {
+			return delivery.Answer{}, errors.New("down")
+		}
+		return delivery.Answer{}, nil
+	}
+	r, _ := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Unsettled: 10})
+	f.begin("hook")
+	var want []string
+	for n := range 40 {
+		ce := eventNo(n).say(t, imds.Scheduled, "vm-1")
+		want = append(want, ce.ID())
+		f.publish(ce)
+	}
+	f.until("it is at the bound", func() bool { return !r.Status().Ready }, nil)
+	st := r.Status()
+	if st.Sinks[0].Pending != 10 || !slices.Contains(st.Reasons, "the sink hook: 10 deliveries are unsettled, so the stream is not read on") {
+		t.Errorf("%d are pending, reasons %q", st.Sinks[0].Pending, st.Reasons)
+	}
+	mu.Lock()
+	up = true
+	mu.Unlock()
+	f.hears(sink, len(want))
+	f.settled("hook")
+	if got := sorted(sink.all()); !slices.Equal(got, sorted(want)) {
+		t.Errorf("the sink heard %d, want each of %d once", len(got), len(want))
+	}
+	f.until("it is ready again", func() bool { return r.Status().Ready }, nil)
+}
+
+// When the stream or a bucket is deleted, the relay says so and isn't ready; when it is there again, it goes on.
+func TestDeletedStreamAndBuckets(t *testing.T) {
+	for _, name := range []string{"FOREWARN", "KV_FOREWARN_marks", "KV_FOREWARN_leases", "FOREWARN_dead"} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t)
+			sink := newRecorder()
+			r, _ := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}})
+			f.begin("hook")
+			a := eventNo(1)
+			first := a.say(t, imds.Scheduled, "vm-1")
+			f.publish(first)
+			f.hears(sink, 1)
+			f.settled("hook")
+			if err := f.js.DeleteStream(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+			f.until("it is not ready", func() bool { return !r.Status().Ready }, nil)
+			f.provision(relay.Retention{})
+			f.until("it is ready again", func() bool {
+				st := r.Status()
+				return st.Ready && st.Sinks[0].State == bridge.SinkOK
+			}, nil)
+			second := a.say(t, imds.Started, "vm-1")
+			if name == "FOREWARN" {
+				f.publish(first) // another observer's copy, which the new stream can't know again
+			}
+			f.publish(second)
+			f.until("the next change is told", func() bool { return slices.Contains(sink.all(), second.ID()) }, sink.news)
+			if got := count(sink.all()); name != "KV_FOREWARN_marks" && (got[first.ID()] != 1 || got[second.ID()] != 1) {
+				t.Errorf("the sink heard %q, want each change once", sink.all())
+			}
+		})
+	}
+}

@@ -1,0 +1,320 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/cloudevents/sdk-go/v2/types"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// The states of an Entry.
+const (
+	statePending = "pending"
+	stateDead    = "dead"
+)
+
+// An Entry is one delivery: pending for a sink that this relay serves, or a dead letter of any.
+type Entry struct {
+	Key  string // <sink>/<number of the message in the stream>
+	Sink string
+	delivery.Item
+	State      string // pending or dead
+	Reason     string
+	Bytes      int // of the CloudEvent
+	DeadSince  time.Time
+	CloudEvent json.RawMessage // nil when the list left it out
+}
+
+// A Selection says which entries are meant; a zero field means all.
+type Selection struct {
+	Sink  string
+	State string
+	Event string // the beginning of the Azure event's id
+}
+
+func (s Selection) has(sink, state, event string) bool {
+	return (s.Sink == "" || s.Sink == sink) && (s.State == "" || s.State == state) &&
+		strings.HasPrefix(strings.ToUpper(event), strings.ToUpper(s.Event))
+}
+
+// ErrUnknownKey says that there is no such delivery.
+var ErrUnknownKey = errors.New("there is no such delivery")
+
+func entryKey(sink string, seq uint64) string { return sink + "/" + strconv.FormatUint(seq, 10) }
+
+// List gives at most n of the pending deliveries of the sinks that this relay serves, and of all dead letters, in order,
+// and says how many more there are.
+func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, more int, err error) {
+	list = r.pending(sel)
+	if sel.State != statePending {
+		dead, err := r.deadLetters()
+		if err != nil {
+			return nil, 0, err
+		}
+		letters, err := dead.all(ctx)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, l := range letters {
+			if sel.has(l.Sink, stateDead, l.Event) {
+				list = append(list, l.entry())
+			}
+		}
+	}
+	if more = max(0, len(list)-n); more > 0 {
+		list = list[:n]
+	}
+	return list, more, nil
+}
+
+// pending are the selected deliveries that are pending here.
+func (r *Relay) pending(sel Selection) (list []Entry) {
+	r.mu.Lock()
+	var queues []*queue
+	for _, s := range r.serving {
+		if s.queue != nil {
+			queues = append(queues, s.queue)
+		}
+	}
+	r.mu.Unlock()
+	for _, q := range queues {
+		q.mu.Lock()
+		for _, e := range q.pending {
+			if sel.has(q.route.Name, statePending, e.item.Group) {
+				list = append(list, Entry{
+					Key: entryKey(q.route.Name, e.item.Seq), Sink: q.route.Name, Item: *e.item, State: statePending,
+				})
+			}
+		}
+		q.mu.Unlock()
+	}
+	slices.SortFunc(list, func(a, b Entry) int { return strings.Compare(a.sortKey(), b.sortKey()) })
+	return list
+}
+
+func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) }
+
+// deadLetters are those of the connection; an error says that there is none.
+func (r *Relay) deadLetters() (*deadLetters, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dead == nil {
+		return nil, fmt.Errorf("the relay can't reach JetStream: %w", r.down)
+	}
+	return r.dead, nil
+}
+
+// Show gives one delivery with its CloudEvent, as far as that can be read.
+func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
+	sink, seq, err := splitKey(key)
+	if err != nil {
+		return Entry{}, err
+	}
+	for _, e := range r.pending(Selection{Sink: sink}) {
+		if e.Key == key {
+			ce, err := r.original(ctx, seq)
+			if err == nil {
+				e.CloudEvent, err = ce.MarshalJSON()
+				e.Bytes = len(e.CloudEvent)
+			}
+			return e, err
+		}
+	}
+	_, l, err := r.letter(ctx, sink, seq)
+	if err != nil {
+		return Entry{}, err
+	}
+	e := l.entry()
+	if e.CloudEvent == nil && l.Sink != noSink {
+		if ce, err := r.original(ctx, seq); err == nil {
+			e.CloudEvent, _ = ce.MarshalJSON()
+		}
+	}
+	return e, nil
+}
+
+func splitKey(key string) (sink string, seq uint64, err error) {
+	at := strings.LastIndexByte(key, '/')
+	if at < 0 {
+		return "", 0, ErrUnknownKey
+	}
+	if seq, err = strconv.ParseUint(key[at+1:], 10, 64); err != nil {
+		return "", 0, ErrUnknownKey
+	}
+	return key[:at], seq, nil
+}
+
+// original reads a CloudEvent from the stream.
+func (r *Relay) original(ctx context.Context, seq uint64) (event.Event, error) {
+	r.mu.Lock()
+	js, down := r.js, r.down
+	r.mu.Unlock()
+	if js == nil {
+		return event.Event{}, fmt.Errorf("the relay can't reach JetStream: %w", down)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	stream, err := js.Stream(ctx, r.Stream)
+	if err != nil {
+		return event.Event{}, err
+	}
+	msg, err := stream.GetMsg(ctx, seq)
+	if err != nil {
+		return event.Event{}, fmt.Errorf("read message %d: %w", seq, err)
+	}
+	return decode(msg.Header, msg.Data)
+}
+
+// letter reads a dead letter, and its number in the stream of dead letters.
+func (r *Relay) letter(ctx context.Context, sink string, seq uint64) (at uint64, l deadLetter, err error) {
+	dead, err := r.deadLetters()
+	if err != nil {
+		return 0, l, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	stream, err := dead.js.Stream(ctx, dead.name)
+	if err != nil {
+		return 0, l, err
+	}
+	msg, err := stream.GetLastMsgForSubject(ctx, dead.subject(sink, seq))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return 0, l, ErrUnknownKey
+	} else if err != nil {
+		return 0, l, err
+	}
+	return msg.Sequence, l, json.Unmarshal(msg.Data, &l)
+}
+
+// Replay publishes dead letters again, each for its own sink or, if that is named, for another, and gives them. by is
+// who asked for it.
+func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Entry, error) {
+	return r.each(ctx, keys, func(at uint64, l deadLetter) error {
+		if l.Sink == noSink {
+			return fmt.Errorf("%s is no CloudEvent, so nobody can take it", entryKey(l.Sink, l.Seq))
+		}
+		ce := event.New()
+		var err error
+		if l.CloudEvent != nil {
+			err = json.Unmarshal(l.CloudEvent, &ce)
+		} else {
+			ce, err = r.original(ctx, l.Seq)
+		}
+		if err != nil {
+			return err
+		}
+		sink := l.Sink
+		if to != "" {
+			sink = to
+		}
+		r.mu.Lock()
+		js := r.js
+		r.mu.Unlock()
+		if js == nil {
+			return errNotYet
+		}
+		if err := replay(ctx, js, sink, ce, fmt.Sprintf("%s-replay-%s-%d", ce.ID(), l.Sink, at)); err != nil {
+			return err
+		}
+		r.Log.Info("a dead letter is replayed", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "to", sink, "by", by)
+		return nil
+	})
+}
+
+// replay publishes a CloudEvent again for one sink, marked with when.
+func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, id string) error {
+	again := ce.Clone()
+	again.SetExtension("recordedtime", types.Timestamp{Time: time.Now().UTC()})
+	return address(ctx, js, sink, again, nil, id)
+}
+
+// Drop removes dead letters for good, and gives them. by is who asked for it, and stays on record.
+func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, error) {
+	dropped, err := r.each(ctx, keys, func(_ uint64, l deadLetter) error {
+		r.Log.Info("a dead letter is dropped", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "by", by)
+		return nil
+	})
+	if len(dropped) > 0 {
+		var named []map[string]any
+		for _, e := range dropped {
+			named = append(named, map[string]any{"key": e.Key, "id": e.ID, "type": e.Type, "event": e.Group, "attempts": e.Attempts,
+				"reason": "dropped"})
+		}
+		r.record(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named})
+	}
+	return dropped, err
+}
+
+// record puts a CloudEvent about this relay in the stream, for whoever reads it.
+func (r *Relay) record(ctx context.Context, typ string, data map[string]any) {
+	ce, js, err := r.about(typ, data)
+	if err == nil {
+		var body []byte
+		if body, err = ce.MarshalJSON(); err == nil {
+			msg := nats.NewMsg("forewarn.bridge.relay." + token(r.Name) + "." + token(ce.ID()))
+			msg.Data = body
+			msg.Header.Set("Content-Type", "application/cloudevents+json; charset=utf-8")
+			msg.Header.Set(jetstream.MsgIDHeader, ce.ID())
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			_, err = js.PublishMsg(ctx, msg)
+		}
+	}
+	if err != nil {
+		r.Log.Warn("what happened to this relay is not in the stream", "type", typ, "err", err)
+	}
+}
+
+// each does something with each of the dead letters, and takes it out. It ends at the first error.
+func (r *Relay) each(ctx context.Context, keys []string, do func(at uint64, l deadLetter) error) (done []Entry, err error) {
+	dead, err := r.deadLetters()
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		sink, seq, err := splitKey(key)
+		if err != nil {
+			return done, fmt.Errorf("%s: %w", key, err)
+		}
+		at, l, err := r.letter(ctx, sink, seq)
+		if err != nil {
+			return done, fmt.Errorf("%s: %w", key, err)
+		}
+		if err := do(at, l); err != nil {
+			return done, err
+		}
+		if err := dead.remove(ctx, at); err != nil {
+			return done, fmt.Errorf("%s: %w", key, err)
+		}
+		done = append(done, l.entry())
+	}
+	return done, nil
+}
+
+// entry is the dead letter as it is listed.
+func (l deadLetter) entry() Entry {
+	return Entry{
+		Key: entryKey(l.Sink, l.Seq), Sink: l.Sink, State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,
+		CloudEvent: l.CloudEvent,
+		Item: delivery.Item{
+			Message: &delivery.Message{
+				Seq: l.Seq, ID: l.ID, Type: l.Type, Group: l.Event, AzureType: l.AzureType,
+				Change: strings.TrimPrefix(imds.CutText(l.Type, 100), cloudevent.EventPrefix),
+			},
+			Pending: l.Pending, Attempts: l.Attempts, Error: l.Error,
+		},
+	}
+}

@@ -1,0 +1,225 @@
+package relay
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// Headers of a message that a relay publishes for one sink only.
+const (
+	headerInstead    = "Forewarn-Instead-Of" // the sink that could not deliver it
+	headerInsteadWhy = "Forewarn-Instead-Why"
+)
+
+// A message is one CloudEvent of the stream.
+type message struct {
+	seq     uint64
+	stored  time.Time // when the stream took it
+	ce      event.Event
+	change  imds.Change // zero when it is about a bridge
+	of      string      // the Azure event's id, "" when it is about a bridge
+	to      string      // the only sink that it is for; "" for all
+	instead *delivery.Instead
+}
+
+// decode reads the CloudEvent of a message, in either mode of the NATS binding: structured when the content type says
+// so, else binary.
+func decode(header nats.Header, data []byte) (ce event.Event, err error) {
+	content := header.Get("Content-Type")
+	if strings.HasPrefix(strings.ToLower(content), "application/cloudevents") {
+		if strings.HasPrefix(strings.ToLower(content), "application/cloudevents-batch") {
+			return ce, errors.New("a batch; expected one CloudEvent")
+		}
+		if err := json.Unmarshal(data, &ce); err != nil {
+			return ce, err
+		}
+		return ce, validate(ce)
+	}
+	if header.Get("ce-specversion") == "" {
+		return ce, errors.New("it has neither a ce-specversion nor a content type of CloudEvents")
+	}
+	ce = event.New(header.Get("ce-specversion"))
+	for name := range header {
+		attribute, ours := strings.CutPrefix(strings.ToLower(name), "ce-")
+		if !ours || attribute == "specversion" {
+			continue
+		}
+		value, err := attributeValue(header.Get(name))
+		if err == nil {
+			err = setAttribute(&ce, attribute, value)
+		}
+		if err != nil {
+			return ce, fmt.Errorf("attribute %.40s: %w", attribute, err)
+		}
+	}
+	ce.DataEncoded = data
+	return ce, validate(ce)
+}
+
+// validate refuses what is no CloudEvent.
+func validate(ce event.Event) error {
+	if ce.FieldErrors != nil {
+		for name, err := range ce.FieldErrors {
+			return fmt.Errorf("attribute %.40s: %w", name, err)
+		}
+	}
+	return ce.Validate()
+}
+
+// attributeValue takes off the percent-encoding once, as the binding has it.
+func attributeValue(s string) (string, error) {
+	if len(s) >= 2 && s[0] == '"' && s[len(s)-1] == '"' {
+		s = s[1 : len(s)-1]
+	}
+	plain, err := url.PathUnescape(s)
+	if err != nil {
+		return "", err
+	}
+	if strings.ToValidUTF8(plain, "") != plain {
+		return "", errors.New("it is not UTF-8")
+	}
+	return plain, nil
+}
+
+// setAttribute sets an attribute that came as text. Those of ours have the types that they have in JSON.
+func setAttribute(ce *event.Event, name, value string) error {
+	switch name {
+	case "id":
+		ce.SetID(value)
+	case "source":
+		ce.SetSource(value)
+	case "type":
+		ce.SetType(value)
+	case "subject":
+		ce.SetSubject(value)
+	case "dataschema":
+		ce.SetDataSchema(value)
+	case "datacontenttype":
+		ce.SetDataContentType(value)
+	case "time":
+		at, err := time.Parse(time.RFC3339Nano, value)
+		if err != nil {
+			return err
+		}
+		ce.SetTime(at)
+	case "azduration", "severitynumber":
+		n, err := strconv.ParseInt(value, 10, 32)
+		if err != nil {
+			ce.SetExtension(name, value)
+			return nil
+		}
+		ce.SetExtension(name, int32(n))
+	case "azself":
+		ce.SetExtension(name, value == "true")
+	default:
+		ce.SetExtension(name, value)
+	}
+	return nil
+}
+
+// newMessage reads a message of the stream. An error says why it is no CloudEvent.
+func newMessage(seq uint64, stored time.Time, header nats.Header, subject string, data []byte) (m message, err error) {
+	m = message{seq: seq, stored: stored}
+	if m.ce, err = decode(header, data); err != nil {
+		return m, err
+	}
+	m.to = addressee(subject)
+	if of := header.Get(headerInstead); m.to != "" && of != "" {
+		why, err := attributeValue(header.Get(headerInsteadWhy))
+		if err != nil {
+			why = "no answer"
+		}
+		m.instead = &delivery.Instead{Sink: of, Why: why}
+	}
+	if strings.HasPrefix(m.ce.Type(), cloudevent.EventPrefix) {
+		m.change = bridge.ChangeOf(m.ce)
+		m.of = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
+	}
+	return m, nil
+}
+
+// mark is what a sink remembers the message by: the CloudEvent's id, for all copies of it. What is for one sink only is
+// remembered by itself.
+func (m message) mark() string {
+	switch {
+	case m.to == "":
+		return m.ce.ID()
+	case m.instead != nil:
+		return m.ce.ID() + " instead"
+	}
+	return m.ce.ID() + " " + strconv.FormatUint(m.seq, 10)
+}
+
+// group is what the record is about that the mark stands in: an Azure event, or one CloudEvent about a bridge.
+func (m message) group() string { return cmp.Or(m.of, m.ce.ID()) }
+
+// notBefore is when the Azure event may begin; zero when it has begun, or nobody knows.
+func (m message) notBefore() time.Time { return m.change.Event.NotBefore }
+
+// item is the message as the delivery loop takes it.
+func (m message) item(due time.Time) *delivery.Item {
+	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
+	return &delivery.Item{
+		Message: &delivery.Message{
+			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.of, Change: string(m.change.Kind), AzureType: azureType,
+			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat,
+		},
+		Pending: m.stored, NotBefore: m.notBefore(), Due: due, Instead: m.instead,
+	}
+}
+
+// addressPrefix begins the subjects of what is for one sink only: forewarn.relay.<sink>.<CloudEvent id>.
+const addressPrefix = "forewarn.relay."
+
+// addressee is the sink that a subject names; "" when the message is for all.
+func addressee(subject string) string {
+	rest, ok := strings.CutPrefix(subject, addressPrefix)
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(rest, ".")
+	return untoken(name)
+}
+
+// untoken is the text that token made this of, unless that was too long.
+func untoken(s string) string {
+	plain, err := url.PathUnescape(strings.ReplaceAll(s, "=", "%"))
+	if err != nil {
+		return s
+	}
+	return plain
+}
+
+// token makes a text one token of a subject or a key: what may not stand there becomes = and two hex digits. Texts that
+// differ give tokens that differ, unless they are longer than any of ours.
+func token(s string) string {
+	const longest = 200
+	var b strings.Builder
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "=%02X", c)
+		}
+		if b.Len() > longest {
+			return b.String()[:longest] + "-" + digest(s)
+		}
+	}
+	return b.String()
+}

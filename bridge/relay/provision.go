@@ -1,0 +1,198 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Retention is how the stream and what a relay keeps beside it are made. A zero field leaves what is there as it is.
+type Retention struct {
+	Subjects   []string      // beside those that a relay publishes to; none: forewarn.events.> and forewarn.bridge.>
+	Replicas   int           // of a new one 1
+	MaxAge     time.Duration // of the stream; of a new one none
+	MaxBytes   int64         // of the stream; of a new one none
+	Duplicates time.Duration // within which the stream knows an id again; of a new one 24 h
+}
+
+// The ages and sizes of what a relay keeps beside the stream.
+const (
+	leasesAge     = time.Hour
+	deadAge       = 90 * 24 * time.Hour
+	deadMost      = 10_000
+	newDuplicates = 24 * time.Hour
+)
+
+// A Step is one part of what Provision does.
+type Step struct {
+	Name    string   `json:"name"`    // of the stream; a bucket's begins with KV_
+	Action  string   `json:"action"`  // create, update, keep
+	Changes []string `json:"changes"` // what it will be like, or what of it changes
+	config  jetstream.StreamConfig
+}
+
+// A Plan is what Provision would do.
+type Plan struct {
+	Steps []Step `json:"steps"`
+	js    jetstream.JetStream
+}
+
+// NewPlan looks at what there is, and says what has to be done. It changes nothing.
+func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want Retention) (Plan, error) {
+	js, err := newJetStream(conn, domain)
+	if err != nil {
+		return Plan{}, err
+	}
+	plan := Plan{js: js}
+	for _, c := range wanted(stream, want) {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		there, err := js.Stream(ctx, c.Name)
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound):
+			plan.Steps = append(plan.Steps, Step{Name: c.Name, Action: "create", Changes: described(c), config: c})
+		case err != nil:
+			return plan, fmt.Errorf("look for stream %s: %w", c.Name, err)
+		default:
+			config, changes := updated(there.CachedInfo().Config, c, want, c.Name == stream)
+			s := Step{Name: c.Name, Action: "update", Changes: changes, config: config}
+			if len(changes) == 0 {
+				s.Action, s.Changes = "keep", described(config)
+			}
+			plan.Steps = append(plan.Steps, s)
+		}
+	}
+	return plan, nil
+}
+
+// Do does what the plan says.
+func (p Plan) Do(ctx context.Context) error {
+	for _, s := range p.Steps {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		var err error
+		switch s.Action {
+		case "create":
+			_, err = p.js.CreateStream(ctx, s.config)
+		case "update":
+			_, err = p.js.UpdateStream(ctx, s.config)
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", s.Action, s.Name, err)
+		}
+	}
+	return nil
+}
+
+// wanted are the stream and what is kept beside it as they are made new.
+func wanted(stream string, want Retention) []jetstream.StreamConfig {
+	subjects := want.Subjects
+	if len(subjects) == 0 {
+		subjects = []string{"forewarn.events.>", "forewarn.bridge.>"}
+	}
+	if !slices.ContainsFunc(subjects, func(s string) bool { return covers(s, addressPrefix+">") }) {
+		subjects = append(slices.Clone(subjects), addressPrefix+">")
+	}
+	replicas := max(1, want.Replicas)
+	audit := jetstream.StreamConfig{
+		Name: stream, Subjects: subjects, Storage: jetstream.FileStorage, Replicas: replicas, MaxAge: want.MaxAge,
+		MaxBytes: cmp.Or(want.MaxBytes, -1), Duplicates: cmp.Or(want.Duplicates, newDuplicates), AllowDirect: true,
+	}
+	if audit.MaxAge > 0 {
+		audit.Duplicates = min(audit.Duplicates, audit.MaxAge)
+	}
+	return []jetstream.StreamConfig{
+		audit,
+		bucketConfig(marksBucket(stream), openFor, replicas),
+		bucketConfig(leasesBucket(stream), leasesAge, replicas),
+		{
+			Name: deadStream(stream), Subjects: []string{deadSubject(stream) + ".>"}, Storage: jetstream.FileStorage,
+			Replicas: replicas, MaxAge: deadAge, MaxMsgs: deadMost, MaxMsgsPerSubject: 1, MaxBytes: -1,
+		},
+	}
+}
+
+// bucketConfig is a key-value bucket, but for AllowDirect: a server that lags behind must not answer.
+func bucketConfig(name string, age time.Duration, replicas int) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Storage: jetstream.FileStorage, Replicas: replicas,
+		MaxAge: age, MaxMsgsPerSubject: 1, MaxBytes: -1, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
+		Duplicates: 2 * time.Minute,
+	}
+}
+
+// updated is a stream that is there as it shall be, and what of it changes. Of the audit stream only what was asked for
+// does, beside the subjects.
+func updated(is, c jetstream.StreamConfig, want Retention, audit bool) (jetstream.StreamConfig, []string) {
+	var changes []string
+	change := func(what string, from, to any) {
+		changes = append(changes, fmt.Sprintf("%s %v → %v", what, from, to))
+	}
+	for _, subject := range c.Subjects {
+		if !slices.ContainsFunc(is.Subjects, func(s string) bool { return covers(s, subject) }) &&
+			(!audit || len(want.Subjects) > 0 || subject == addressPrefix+">") {
+			changes = append(changes, "subject "+subject+" is added")
+			is.Subjects = append(slices.Clone(is.Subjects), subject)
+		}
+	}
+	if want.Replicas > 0 && is.Replicas != want.Replicas {
+		change("replicas", is.Replicas, want.Replicas)
+		is.Replicas = want.Replicas
+	}
+	if !audit {
+		if is.AllowDirect {
+			changes = append(changes, "only its leader answers")
+			is.AllowDirect = false
+		}
+		if is.MaxAge != c.MaxAge {
+			change("max_age", is.MaxAge, c.MaxAge)
+			is.MaxAge = c.MaxAge
+		}
+		return is, changes
+	}
+	if want.MaxAge > 0 && is.MaxAge != want.MaxAge {
+		change("max_age", is.MaxAge, want.MaxAge)
+		is.MaxAge = want.MaxAge
+	}
+	if want.MaxBytes > 0 && is.MaxBytes != want.MaxBytes {
+		change("max_bytes", is.MaxBytes, want.MaxBytes)
+		is.MaxBytes = want.MaxBytes
+	}
+	if want.Duplicates > 0 && is.Duplicates != want.Duplicates {
+		change("duplicates", is.Duplicates, want.Duplicates)
+		is.Duplicates = want.Duplicates
+	}
+	if is.MaxAge > 0 && is.Duplicates > is.MaxAge { // which the server refuses
+		change("duplicates", is.Duplicates, is.MaxAge)
+		is.Duplicates = is.MaxAge
+	}
+	return is, changes
+}
+
+// covers says whether a subject, which may end in >, takes all that another does.
+func covers(pattern, subject string) bool {
+	prefix, all := strings.CutSuffix(pattern, ">")
+	return pattern == subject || all && strings.HasPrefix(subject, prefix)
+}
+
+// described are the words for what a stream is like.
+func described(c jetstream.StreamConfig) []string {
+	age, size := "for ever", "no limit of size"
+	if c.MaxAge > 0 {
+		age = "for " + c.MaxAge.String()
+	}
+	if c.MaxBytes > 0 {
+		size = fmt.Sprintf("at most %d bytes", c.MaxBytes)
+	}
+	return []string{
+		"subjects " + strings.Join(c.Subjects, " "), fmt.Sprintf("replicas %d", c.Replicas), "kept " + age, size,
+		fmt.Sprintf("duplicates within %s", c.Duplicates),
+	}
+}

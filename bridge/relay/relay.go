@@ -1,0 +1,460 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// stopPatience is what a stop leaves to attempts under way.
+const stopPatience = 5 * time.Second
+
+// connectAgain is how long after a failure the servers are asked again.
+const connectAgain = 2 * time.Second
+
+// Options are what a Relay is made of.
+type Options struct {
+	// Connect opens a connection that nats.go keeps up. It is called again when that is closed, as after credentials that
+	// expired.
+	Connect func(context.Context) (*nats.Conn, error)
+	Domain  string // of JetStream; "" is the account's
+	Stream  string
+	Routes  []bridge.Route
+	Name    string    // of this relay, for people
+	From    time.Time // where a sink that is new to the stream begins; zero for now
+	Version string    // of the program
+	// Unsettled is how many deliveries of a sink may be unsettled in memory; 0 is 10,000.
+	Unsettled int
+
+	Settings bridge.SettingsInfo
+	Log      *slog.Logger
+	Meter    bridge.Meter   // nil counts nothing
+	Random   func() float64 // below 1, for jitter; nil is that of math/rand
+	// Warnings are for Status.Warnings; nil for none.
+	Warnings func() []string
+}
+
+// A Relay feeds the CloudEvents of a stream to its routes, together with other relays.
+type Relay struct {
+	Options
+	me holder
+
+	mu       sync.Mutex
+	began    time.Time
+	turned   time.Time // when it last looked after itself
+	serving  map[string]*service
+	held     int   // leases, and those that are about to be taken
+	down     error // why nothing can be read; nil while something can
+	conn     *nats.Conn
+	js       jetstream.JetStream
+	dead     *deadLetters
+	letters  map[string]int // dead letters by sink
+	peers    []Peer
+	warned   map[string]bool // peers' settings that were warned of
+	reload   context.CancelFunc
+	troubled map[string]bool // routes whose trouble was told
+	stamp    time.Time       // of the last CloudEvent about this relay
+	notes    []string        // what somebody should see to, of the stream and the buckets
+}
+
+// A service is one route, as this relay serves it.
+type service struct {
+	route  bridge.Route
+	holder holder // of its lease
+	queue  *queue // nil while another relay serves it
+	worker *delivery.Worker
+	err    error  // why it isn't served; nil when it is, or another serves it
+	leave  func() // lets another relay serve it
+}
+
+// New makes a Relay. It does nothing before Run.
+func New(o Options) *Relay {
+	if o.Meter == nil {
+		o.Meter = noMeter{}
+	}
+	if o.Warnings == nil {
+		o.Warnings = func() []string { return nil }
+	}
+	return &Relay{
+		Options: o, me: holder{Relay: o.Name, ID: rand.Text()[:12]}, began: time.Now(), turned: time.Now(),
+		serving: map[string]*service{}, warned: map[string]bool{}, troubled: map[string]bool{}, down: errNotYet,
+		letters: map[string]int{},
+	}
+}
+
+var errNotYet = errors.New("not connected yet")
+
+// Run relays until ctx is done; then it finishes what is under way, within five seconds, and gives its leases up.
+func (r *Relay) Run(ctx context.Context) error {
+	r.mu.Lock()
+	r.began = time.Now()
+	r.mu.Unlock()
+	for ctx.Err() == nil {
+		err := r.connected(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		r.setDown(err)
+		_ = sleep(ctx, connectAgain)
+	}
+	r.mu.Lock()
+	routes := r.Routes
+	r.mu.Unlock()
+	closeSinks(routes, r.Log)
+	return nil
+}
+
+// setDown notes why nothing can be read, nil when something can, and logs what is news.
+func (r *Relay) setDown(err error) {
+	r.mu.Lock()
+	was := r.down
+	r.down = err
+	r.mu.Unlock()
+	switch {
+	case err != nil && (was == nil || was.Error() != err.Error()):
+		r.Log.Error("the relay can't work, trying again", "err", err)
+	case err == nil && was != nil:
+		r.Log.Info("the relay works", "stream", r.Stream, "relay", r.Name)
+	}
+}
+
+// connected relays over one connection, until that is closed, or what must be there isn't.
+func (r *Relay) connected(ctx context.Context) error {
+	conn, err := r.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	js, err := newJetStream(conn, r.Domain)
+	if err != nil {
+		return err
+	}
+	session, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	closed := conn.StatusChanged(nats.CLOSED)
+	go func() {
+		select {
+		case <-closed:
+			err := conn.LastError()
+			if err == nil {
+				err = nats.ErrConnectionClosed
+			}
+			end(err)
+		case <-session.Done():
+		}
+	}()
+	p, err := r.places(session, js)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.conn, r.js, r.dead, r.notes = conn, js, p.dead, p.notes
+	r.mu.Unlock()
+	r.setDown(nil)
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.conn, r.js, r.dead = nil, nil, nil
+	}()
+
+	var all sync.WaitGroup
+	all.Go(func() { r.lookAround(session, p, end) })
+	for session.Err() == nil {
+		r.generation(session, p)
+	}
+	all.Wait()
+	return context.Cause(session)
+}
+
+func newJetStream(conn *nats.Conn, domain string) (jetstream.JetStream, error) {
+	if domain == "" {
+		return jetstream.New(conn)
+	}
+	return jetstream.NewWithDomain(conn, domain)
+}
+
+// places are where everything is kept.
+type places struct {
+	js     jetstream.JetStream
+	stream jetstream.Stream
+	marks  bucket
+	leases jetstream.KeyValue
+	dead   *deadLetters
+	notes  []string
+}
+
+// The names of what a relay keeps, beside its stream.
+func marksBucket(stream string) string  { return stream + "_marks" }
+func leasesBucket(stream string) string { return stream + "_leases" }
+func deadStream(stream string) string   { return stream + "_dead" }
+
+// places finds the stream and what the relay keeps beside it.
+func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	p.js = js
+	missing := func(what, name string, err error) error {
+		if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
+			return fmt.Errorf("there is no %s %s; forewarn relay --provision creates it", what, name)
+		}
+		return fmt.Errorf("look for %s %s: %w", what, name, err)
+	}
+	if p.stream, err = js.Stream(ctx, r.Stream); err != nil {
+		return p, missing("stream", r.Stream, err)
+	}
+	for _, b := range []struct {
+		name string
+		to   *jetstream.KeyValue
+	}{{marksBucket(r.Stream), &p.marks.kv}, {leasesBucket(r.Stream), &p.leases}} {
+		if *b.to, err = js.KeyValue(ctx, b.name); err != nil {
+			return p, missing("bucket", b.name, err)
+		}
+		under, err := js.Stream(ctx, "KV_"+b.name)
+		if err != nil {
+			return p, missing("bucket", b.name, err)
+		}
+		if c := under.CachedInfo().Config; c.AllowDirect && c.Replicas > 1 {
+			p.notes = append(p.notes, "bucket "+b.name+" may be read from a server that lags behind, and a change may be told twice; "+
+				"forewarn relay --provision mends that")
+		}
+	}
+	dead := deadStream(r.Stream)
+	if _, err = js.Stream(ctx, dead); err != nil {
+		return p, missing("stream", dead, err)
+	}
+	p.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(r.Stream), most: int(js.Conn().MaxPayload())}
+	if name, err := js.StreamNameBySubject(ctx, addressPrefix+"x.x"); err != nil || name != r.Stream {
+		p.notes = append(p.notes, fmt.Sprintf("stream %s does not take %s>, so nothing can be replayed or handed to a fallback; "+
+			"forewarn relay --provision mends that", r.Stream, addressPrefix))
+	}
+	return p, nil
+}
+
+// generation serves the routes of the settings until there are others, or ctx is done.
+func (r *Relay) generation(ctx context.Context, p places) {
+	current, next := context.WithCancel(ctx)
+	defer next()
+	r.mu.Lock()
+	r.reload = next
+	routes := r.Routes
+	r.serving = map[string]*service{}
+	for _, route := range routes {
+		r.serving[route.Name] = &service{route: route}
+	}
+	r.mu.Unlock()
+	var all sync.WaitGroup
+	for _, route := range routes {
+		all.Go(func() {
+			for current.Err() == nil {
+				r.serve(current, p, route)
+			}
+		})
+	}
+	all.Wait()
+	<-current.Done() // without a route there is nothing else to wait for
+	if ctx.Err() == nil {
+		closeSinks(routes, r.Log)
+	}
+}
+
+func closeSinks(routes []bridge.Route, log *slog.Logger) {
+	for _, route := range routes {
+		if closer, ok := route.Sink.(io.Closer); ok {
+			if err := closer.Close(); err != nil {
+				log.Debug("sink not closed properly", "sink", route.Name, "err", err)
+			}
+		}
+	}
+}
+
+// Reload swaps the routes for others. What is under way is finished first.
+func (r *Relay) Reload(routes []bridge.Route, s bridge.SettingsInfo) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reload == nil { // they were never used
+		closeSinks(r.Routes, r.Log)
+	} else {
+		r.reload()
+	}
+	r.Routes, r.Settings = routes, s
+}
+
+// SettingsFailed notes why newer settings were not taken.
+func (r *Relay) SettingsFailed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Settings.LastError = err.Error()
+}
+
+// yield is how long this relay lets others go first, who hold fewer leases. It counts as holding the lease from now on.
+func (r *Relay) yield() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held++
+	return min(yieldMost, time.Duration(r.held-1)*yieldEach)
+}
+
+// serve waits for the route's lease, and delivers while it is held and ctx isn't done.
+func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
+	ctx := session
+	note := func(f func(*service)) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if s := r.serving[route.Name]; s != nil {
+			f(s)
+		}
+	}
+	failed := func(err error) {
+		if ctx.Err() != nil {
+			return
+		}
+		news := false
+		note(func(s *service) { news, s.err = s.err == nil || s.err.Error() != err.Error(), err })
+		if news {
+			r.Log.Warn("this sink is not served, trying again", "sink", route.Name, "err", err)
+		}
+		_ = sleep(ctx, readAgain)
+	}
+	l, err := takeLease(ctx, p.leases, route.Name, r.me, r.yield, func() { r.count(-1) }, func(h holder) {
+		note(func(s *service) { s.holder, s.err = h, nil })
+	})
+	if err != nil {
+		failed(fmt.Errorf("lease: %w", err))
+		return
+	}
+	defer r.count(-1)
+	ctx, leave := context.WithCancel(ctx)
+	defer leave()
+	// From here on ctx only says that it is time to stop: what is under way is finished first.
+	term, lost := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer lost(nil)
+
+	var keepers sync.WaitGroup
+	defer keepers.Wait()
+	keeping, done := context.WithCancel(context.WithoutCancel(ctx))
+	defer done()
+	keepers.Go(func() { l.keep(keeping, lost) })
+
+	q := &queue{
+		route: route, js: p.js, stream: p.stream, bucket: p.marks, dead: p.dead, log: r.Log.With("sink", route.Name), meter: r.Meter,
+		lost: lost, term: term, from: r.From, most: cmp.Or(r.Unsettled, maxUnsettled),
+	}
+	if err := openQueue(q); err != nil {
+		l.release(ctx)
+		failed(err)
+		return
+	}
+	log := r.Log.With("sink", route.Name)
+	log.Info("this relay serves the sink", "relay", r.Name)
+	w := delivery.NewWorker(delivery.Config{
+		Route: route.Name, Sink: leased{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
+		Log: r.Log, Meter: r.Meter, Random: r.Random,
+		Trouble: func(why error) { r.trouble(term, route, why) },
+	})
+	note(func(s *service) { s.queue, s.worker, s.err, s.leave = q, w, nil, leave })
+	var reading sync.WaitGroup
+	reading.Go(q.run)
+
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(stopPatience, func() { lost(nil) }) })()
+	w.Run(term, nil, ctx.Done())
+	why := context.Cause(term)
+	lost(nil)
+	note(func(s *service) { s.queue, s.worker, s.leave = nil, nil, nil })
+	reading.Wait()
+	done()
+	l.release(ctx)
+	switch {
+	case ctx.Err() == nil && why != nil:
+		log.Warn("this relay serves the sink no more", "err", why)
+		failed(why)
+	case session.Err() == nil:
+		log.Info("another relay, which serves fewer sinks, gets this one", "relay", r.Name)
+		_ = sleep(session, handOver)
+	}
+}
+
+func (r *Relay) count(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.held += n
+}
+
+// trouble is told by a worker that its route is blocked (why), or that it accepts (nil). The other routes hear it as
+// their level says.
+func (r *Relay) trouble(ctx context.Context, route bridge.Route, why error) {
+	r.mu.Lock()
+	told := r.troubled[route.Name]
+	r.troubled[route.Name] = why != nil
+	r.mu.Unlock()
+	if told == (why != nil) {
+		return
+	}
+	data := map[string]any{"sink": route.Name, "kind": route.Kind}
+	typ := cloudevent.SinkRecovered
+	if why != nil {
+		typ, data["error"] = cloudevent.SinkBlocked, why.Error()
+	}
+	go r.tell(ctx, typ, data, route.Name) // the worker must not wait for it
+}
+
+// tell publishes a CloudEvent about this relay for each route that hears such, except the one concerned.
+func (r *Relay) tell(ctx context.Context, typ string, data map[string]any, except string) {
+	ce, js, err := r.about(typ, data)
+	if err != nil {
+		r.Log.Warn("nobody could be told about this relay", "type", typ, "err", err)
+		return
+	}
+	r.mu.Lock()
+	routes := r.Routes
+	r.mu.Unlock()
+	for _, route := range routes {
+		if route.Name == except || !route.Terms.Bridge.Hears(typ) {
+			continue
+		}
+		if err := address(ctx, js, route.Name, ce, nil, ce.ID()+"-"+route.Name); err != nil {
+			r.Log.Warn("a sink could not be told about this relay", "sink", route.Name, "type", typ, "err", err)
+		}
+	}
+}
+
+// about is a CloudEvent about this relay, and where it can be published.
+func (r *Relay) about(typ string, data map[string]any) (event.Event, jetstream.JetStream, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if !now.After(r.stamp) {
+		now = r.stamp.Add(1) // no two have the same time
+	}
+	r.stamp = now
+	if r.js == nil {
+		return event.Event{}, nil, r.down
+	}
+	ce, err := cloudevent.WrapBridge(typ, data, imds.Observer{Name: r.Name}, now)
+	return ce, r.js, err
+}
+
+// noMeter counts nothing.
+type noMeter struct{}
+
+func (noMeter) Polled(imds.PollClass)           {}
+func (noMeter) Committed(string)                {}
+func (noMeter) Attempted(string, time.Duration) {}
+func (noMeter) Accepted(string, time.Duration)  {}
+func (noMeter) Superseded(string, int)          {}
+func (noMeter) Failed(string, string)           {}
+func (noMeter) Forgot(string, int)              {}

@@ -1,0 +1,143 @@
+package relay
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// Status tells how things are.
+func (r *Relay) Status() bridge.Status {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := bridge.Status{
+		Version: r.Version, StartedAt: r.began.UTC(), Reasons: []string{}, Warnings: slices.Concat(r.Warnings(), r.notes, r.otherSettings()),
+		Events: []bridge.EventStatus{}, Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
+		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
+		Outbox: bridge.OutboxStatus{Durable: r.down == nil},
+	}
+	for _, p := range r.peers {
+		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash, Seen: p.Seen})
+	}
+	if r.down != nil {
+		s.Reasons = append(s.Reasons, r.down.Error())
+		s.Outbox.Error = r.down.Error()
+	}
+	for _, route := range r.Routes {
+		k, reasons := r.sinkStatus(route, now)
+		s.Sinks = append(s.Sinks, k)
+		s.Reasons = append(s.Reasons, reasons...)
+		s.Outbox.Pending += k.Pending
+	}
+	for _, n := range r.letters {
+		s.Outbox.DeadLetters += n
+	}
+	slices.SortStableFunc(s.Sinks, func(a, b bridge.SinkStatus) int { return strings.Compare(a.Name, b.Name) })
+	s.Ready = len(s.Reasons) == 0
+	return s
+}
+
+// Alive is nil while the relay looks after itself, and otherwise says since when it hasn't.
+func (r *Relay) Alive() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.down == nil && time.Since(r.turned) > time.Minute {
+		return fmt.Errorf("the relay hangs since %s", bridge.ClockTime(r.turned, time.Now(), time.UTC))
+	}
+	return nil
+}
+
+// Sinks are the names of the routes.
+func (r *Relay) Sinks() (names []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, route := range r.Routes {
+		names = append(names, route.Name)
+	}
+	return names
+}
+
+// soon is what leaves no time to wait for a sink's second refusal.
+const soon = 15 * time.Minute
+
+// sinkStatus is that of one route, and why it keeps the relay from being ready. mu is held.
+func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStatus, reasons []string) {
+	k = bridge.SinkStatus{Name: route.Name, Kind: route.Kind, State: bridge.SinkStandby, DeadLetters: r.letters[route.Name]}
+	s := r.serving[route.Name]
+	if s == nil {
+		return k, nil
+	}
+	k.Relay = s.holder.Relay
+	if s.err != nil {
+		k.LastError = s.err.Error()
+		reasons = append(reasons, fmt.Sprintf("the sink %s is not served: %v", route.Name, s.err))
+	}
+	if s.queue == nil {
+		return k, reasons
+	}
+	q := s.queue.status()
+	k.State, k.Pending, k.Delivered, k.LastAccepted = bridge.SinkOK, q.pending, q.delivered, q.accepted
+	if !q.oldest.IsZero() {
+		k.OldestPending = q.oldest
+		k.OldestPendingSeconds = max(0, now.Sub(q.oldest).Round(time.Millisecond).Seconds())
+	}
+	w := s.worker.State()
+	k.LastError = w.Error
+	switch {
+	case w.Blocked, w.Refused && w.Failing && q.soon:
+		k.State = bridge.SinkIsBlocked
+	case w.Failing:
+		k.State = bridge.SinkRetrying
+	}
+	if q.pending > 0 {
+		k.NextAttempt = w.Next.UTC()
+	}
+	if q.soon && k.State == bridge.SinkIsBlocked {
+		reasons = append(reasons, k.Refusal())
+	}
+	for _, why := range q.why {
+		reasons = append(reasons, "the sink "+route.Name+": "+why)
+	}
+	return k, reasons
+}
+
+// queueStatus is how a queue is doing.
+type queueStatus struct {
+	pending, delivered int
+	accepted, oldest   time.Time
+	soon               bool     // something that is pending is due soon
+	why                []string // it isn't as it should be
+}
+
+func (q *queue) status() queueStatus {
+	now := time.Now()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := queueStatus{pending: len(q.pending), delivered: q.count, accepted: q.last}
+	for _, e := range q.pending {
+		if since := e.item.Since(); s.oldest.IsZero() || since.Before(s.oldest) {
+			s.oldest = since
+		}
+		s.soon = s.soon || e.item.Group != "" && e.item.NotBefore.Sub(now) < soon
+	}
+	if s.oldest.After(now) {
+		s.oldest = time.Time{}
+	}
+	for _, w := range []struct {
+		so  bool
+		why string
+	}{
+		{q.full, fmt.Sprintf("%d deliveries are unsettled, so the stream is not read on", q.most)},
+		{q.readErr != nil, fmt.Sprintf("the stream can't be read: %v", q.readErr)},
+		{q.saveErr != nil, fmt.Sprintf("what was delivered can't be recorded: %v", q.saveErr)},
+	} {
+		if w.so {
+			s.why = append(s.why, w.why)
+		}
+	}
+	return s
+}
