@@ -1,0 +1,898 @@
+package sinks
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/emersion/go-smtp"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
+	"forewarn/templates"
+)
+
+// faultsFor is how long TestSinksUnderFaults does harm, faultsSeed is what it draws it from.
+const (
+	faultsFor  = "FOREWARN_SINK_FAULTS"
+	faultsSeed = "FOREWARN_SINK_SEED"
+)
+
+// Whatever happens to the destinations and on the way to them, everybody gets every CloudEvent, those about one Azure
+// event in order, and nobody who has one gets it again. Only where the answer was lost after a destination took a
+// CloudEvent is it sent once more, with the same id.
+//
+// The destinations are real servers on real sockets. They are restarted, refuse, hang, answer slowly or with an error,
+// and hang up in the middle of a request or of an answer.
+func TestSinksUnderFaults(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	harm := 6 * time.Second
+	if text := os.Getenv(faultsFor); text != "" {
+		var err error
+		if harm, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv(faultsSeed); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%s=%s %s=%d", faultsFor, harm, faultsSeed, seed)
+	f := &faults{t: t, random: rand.New(rand.NewPCG(seed, 0)), did: map[string]int{}, taken: map[string][]*taking{}, on: true,
+		over: make(chan struct{})}
+
+	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
+	quiet := slog.New(slog.DiscardHandler)
+	dir := t.TempDir()
+	box, err := outbox.Open(dir, outbox.Options{Log: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	destinations := f.destinations()
+	routes := func() (all []bridge.Route) {
+		for _, d := range destinations {
+			h := testHost(t)
+			h.Name, h.Log = d.name, quiet
+			opened, err := open(d.kind, d.settings, h)
+			if err != nil {
+				t.Errorf("%s: %v\n%s", d.name, err, d.settings)
+			}
+			terms := bridge.Terms{Terms: Kinds[d.kind].Terms, Bridge: bridge.LevelNone}
+			if !d.latest {
+				terms.Late, terms.Digest = delivery.LateSend, delivery.Digest{}
+			}
+			all = append(all, bridge.Route{
+				Name: d.name, Kind: d.kind, Sink: opened.Sink, Terms: terms, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}},
+			})
+		}
+		return all
+	}
+	b := bridge.New(bridge.Options{
+		Client: imds.NewClient(azure.URL, imds.DefaultAPIVersion, quiet, nil), Outbox: box, Log: quiet, Routes: routes(),
+		Interval: 250 * time.Millisecond,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+
+	reload := func() { b.Reload(routes(), nil, bridge.SettingsInfo{}) }
+	f.while(20*time.Second, func() {
+		if f.one("forewarn", "reload") != "" {
+			reload()
+		}
+	})
+	f.live(azure.Server, harm)
+	f.stop()
+	reload() // which starts the waits anew
+	patience := time.Now().Add(6 * time.Minute)
+	for time.Sleep(time.Second); b.Status().Outbox.Pending > 0 && time.Now().Before(patience); {
+		time.Sleep(100 * time.Millisecond)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for _, s := range b.Status().Sinks {
+		if s.Pending > 0 || s.DeadLetters > 0 {
+			t.Errorf("%s: %d are pending and %d dead letters: %s", s.Name, s.Pending, s.DeadLetters, s.LastError)
+		}
+	}
+	for _, tell := range f.atEnd {
+		tell()
+	}
+	if box, err = outbox.Open(dir, outbox.Options{Log: quiet}); err != nil { // the bridge has closed it
+		t.Fatal(err)
+	}
+	defer box.Close()
+	f.check(box, destinations)
+}
+
+// faults do harm to destinations, and know what these took.
+type faults struct {
+	t       *testing.T
+	harming sync.WaitGroup
+	over    chan struct{} // closed when the harm ends
+	events  []string      // that happened
+	atEnd   []func()      // what tells afterwards what was taken
+
+	mu     sync.Mutex
+	random *rand.Rand
+	on     bool
+	did    map[string]int
+	taken  map[string][]*taking // by recipient, in order
+}
+
+// A taking is that a recipient took a CloudEvent.
+type taking struct {
+	id   string
+	lost bool // the answer may not have arrived
+}
+
+// chance is true in so many of a hundred cases, while there is harm at all.
+func (f *faults) chance(percent int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.on && f.random.IntN(100) < percent
+}
+
+// one is one of the faults that a destination knows, mostly none.
+func (f *faults) one(of string, all ...string) string {
+	if !f.chance(30) {
+		return ""
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fault := all[f.random.IntN(len(all))]
+	f.did[of+" "+fault]++
+	return fault
+}
+
+func (f *faults) below(d time.Duration) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return time.Duration(f.random.Int64N(int64(d)))
+}
+
+// took notes that somebody has a CloudEvent, on a connection over which the answer has yet to go.
+func (f *faults) took(w *wire, recipient, id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := &taking{id: id, lost: w != nil}
+	f.taken[recipient] = append(f.taken[recipient], t)
+	if w != nil {
+		w.open = append(w.open, t)
+	}
+}
+
+// answered notes that the answer for all that was taken on a connection has left.
+func (f *faults) answered(w *wire) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range w.open {
+		t.lost = false
+	}
+	w.open = nil
+}
+
+// stop ends the harm and returns when all destinations are well.
+func (f *faults) stop() {
+	f.mu.Lock()
+	f.on = false
+	f.mu.Unlock()
+	close(f.over)
+	f.harming.Wait()
+}
+
+// while does something again and again until the harm ends, so far apart.
+func (f *faults) while(apart time.Duration, do func()) {
+	f.harming.Go(func() {
+		for f.chance(100) {
+			do()
+			select {
+			case <-time.After(apart/2 + f.below(apart)):
+			case <-f.over:
+			}
+		}
+		do() // and then nothing is broken any more
+	})
+}
+
+// live has events come and go for a while, and ends them all.
+func (f *faults) live(azure *imdstest.Server, d time.Duration) {
+	type life struct {
+		id    string
+		stage int
+		next  time.Time
+	}
+	var alive []*life
+	begin := func(kind string) {
+		id := fmt.Sprintf("%08X-0000-4000-8000-000000000000", len(f.events))
+		azure.Schedule(imdstest.Event{ID: id, Type: kind, NotBefore: time.Now().Add(f.below(30 * time.Minute))})
+		f.events = append(f.events, id)
+		alive = append(alive, &life{id: id, next: time.Now().Add(f.below(3 * time.Second))})
+	}
+	step := func(l *life) {
+		switch l.stage++; {
+		case l.stage < 3 && f.chance(50):
+			l.stage--
+			azure.Update(l.id, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Minute) })
+		case l.stage == 1:
+			azure.Start(l.id)
+		default:
+			azure.End(l.id)
+		}
+		l.next = time.Now().Add(300*time.Millisecond + f.below(5*time.Second))
+	}
+	kinds := []string{"Reboot", "Redeploy", "Freeze", "Terminate"}
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		switch {
+		case len(alive) < 5 && f.chance(10):
+			begin(kinds[f.below(time.Duration(len(kinds)))])
+		case len(alive) < 5 && f.chance(1): // a wave, of which people hear in one message
+			for range 8 {
+				begin("Freeze")
+			}
+		}
+		for _, l := range alive {
+			if time.Now().After(l.next) {
+				step(l)
+			}
+		}
+		alive = slices.DeleteFunc(alive, func(l *life) bool { return l.stage >= 2 })
+	}
+	time.Sleep(time.Second) // so that the last were seen
+	for _, l := range alive {
+		azure.End(l.id)
+	}
+	time.Sleep(time.Second)
+}
+
+// check holds what was taken against what was owed.
+func (f *faults) check(box *outbox.Outbox, destinations []destination) {
+	t := f.t
+	type owed struct {
+		id, event string
+		seq       uint64
+		by        map[string]string // how each route's delivery ended
+	}
+	known := map[string]owed{}
+	ends := map[string]bool{}
+	err := box.Walk(0, func(r outbox.Record) error {
+		var ce struct{ ID, Subject, Type string }
+		if err := json.Unmarshal(r.Body, &ce); err != nil {
+			return err
+		}
+		if !strings.HasPrefix(ce.Type, cloudevent.EventPrefix) {
+			return nil
+		}
+		o := owed{ce.ID, ce.Subject, r.Seq, map[string]string{}}
+		for _, d := range r.Deliveries {
+			o.by[d.Route] = d.State
+		}
+		known[o.id] = o
+		ends[o.event] = ends[o.event] || strings.HasSuffix(ce.ID, "-vanished")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range f.events {
+		if !ends[id] {
+			t.Errorf("nobody was to hear the end of event %s", id)
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	repeats := 0
+	for _, d := range destinations {
+		for _, to := range d.recipients {
+			last, latest := map[string]*taking{}, map[string]uint64{}
+			for i, took := range f.taken[to] {
+				o, ok := known[took.id]
+				before, again := last[took.id]
+				switch {
+				case !ok:
+					t.Errorf("%s took %q, which is no CloudEvent that was owed", to, took.id)
+				case again && !before.lost:
+					t.Errorf("%s got %s again, as number %d, though it had it and had said so", to, took.id, i+1)
+				case o.seq < latest[o.event] && !(again && Kinds[d.kind].Terms.Batch > 1): // a batch is sent again as a whole
+					t.Errorf("%s got %s after a later change of the event", to, took.id)
+				}
+				if again {
+					repeats++
+				}
+				last[took.id], latest[o.event] = took, max(latest[o.event], o.seq)
+			}
+			for _, id := range slices.Sorted(maps.Keys(known)) {
+				state := known[id].by[d.name]
+				if _, got := last[id]; state != outbox.StateSuperseded && (!got || state != outbox.StateAccepted) {
+					t.Errorf("%s: %s is %q and it got it: %t", to, id, state, got)
+				}
+			}
+		}
+	}
+	t.Logf("%d events, %d CloudEvents, %d repeats after a lost answer, faults: %v", len(f.events), len(known), repeats, f.did)
+	if len(known) < 10 || len(f.did) < 50 || repeats == 0 {
+		t.Error("too little happened")
+	}
+}
+
+// A gate is a port at which a destination listens, and at times does not. It is the net.Listener of a server.
+type gate struct {
+	f     *faults
+	addr  net.Addr
+	conns chan net.Conn
+	over  chan struct{} // closed at the end of the test
+
+	mu    sync.Mutex
+	l     net.Listener
+	wires map[*wire]bool
+}
+
+// gate opens a port of a destination's own, which is down now and then.
+func (f *faults) gate(name string) *gate {
+	g := &gate{f: f, conns: make(chan net.Conn), over: make(chan struct{}), wires: map[*wire]bool{}}
+	address := fmt.Sprint("127.0.0.1:", freePort(f.t))
+	var accepting sync.WaitGroup
+	up := func() {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			f.t.Errorf("%s: %v", name, err)
+			return
+		}
+		g.l, g.addr = l, l.Addr()
+		accepting.Go(func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				w := &wire{Conn: conn, gate: g}
+				g.mu.Lock()
+				g.wires[w] = true
+				g.mu.Unlock()
+				select {
+				case g.conns <- w:
+				case <-g.over:
+					w.Close()
+				}
+			}
+		})
+	}
+	down := func() {
+		g.l.Close()
+		accepting.Wait()
+		g.mu.Lock()
+		all := slices.Collect(maps.Keys(g.wires))
+		g.mu.Unlock()
+		for _, w := range all {
+			w.Close()
+		}
+	}
+	up()
+	f.t.Cleanup(func() {
+		close(g.over)
+		down()
+	})
+	f.while(6*time.Second, func() {
+		if f.one(name, "restart") != "" {
+			down()
+			time.Sleep(f.below(2 * time.Second))
+			up()
+		}
+	})
+	return g
+}
+
+// Accept is net.Listener's.
+func (g *gate) Accept() (net.Conn, error) {
+	select {
+	case conn := <-g.conns:
+		return conn, nil
+	case <-g.over:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close is net.Listener's.
+func (g *gate) Close() error { return nil }
+
+// Addr is net.Listener's.
+func (g *gate) Addr() net.Addr { return g.addr }
+
+// each serves every connection.
+func (g *gate) each(serve func(*wire)) {
+	for {
+		conn, err := g.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			serve(conn.(*wire))
+		}()
+	}
+}
+
+// A wire is a connection to a destination.
+type wire struct {
+	net.Conn
+	gate *gate
+	open []*taking // whose answer has not left; faults.mu guards it
+}
+
+// Write is how answers leave.
+func (w *wire) Write(p []byte) (int, error) {
+	n, err := w.Conn.Write(p)
+	if err == nil {
+		w.gate.f.answered(w)
+	}
+	return n, err
+}
+
+// Close ends the connection.
+func (w *wire) Close() error {
+	w.gate.mu.Lock()
+	delete(w.gate.wires, w)
+	w.gate.mu.Unlock()
+	return w.Conn.Close()
+}
+
+// reset ends a connection as a machine does that is switched off.
+func (w *wire) reset() {
+	w.Conn.(*net.TCPConn).SetLinger(0)
+	w.Close()
+}
+
+// A destination is a route of the test, and who hears by it.
+type destination struct {
+	name, kind, settings string
+	latest               bool     // as people hear by default; else every change by itself
+	recipients           []string // as faults know them
+}
+
+// destinations starts a server of every kind.
+func (f *faults) destinations() []destination {
+	all := []destination{
+		f.webhook("structured", ""), f.webhook("binary", "mode: binary"),
+		f.webhook("discord", "body_text: '{\"content\":{{json .id}}}'"),
+		f.slack("channel", false), f.slack("latest", true), f.slackWebhook(),
+		f.mail("mail", false), f.mail("latest mail", true),
+		f.syslog("tcp"), f.syslog("tls"), f.nats(), f.file(),
+	}
+	secret := regexp.MustCompile(`\.secret\.([a-z_]+)`)
+	for _, name := range templates.BodyNames() {
+		body, _ := templates.Body(name)
+		secrets := map[string]string{}
+		for _, m := range secret.FindAllStringSubmatch(body.Text, -1) {
+			secrets[m[1]] = "0123456789abcdef0123456789abcdef"
+		}
+		text, _ := json.Marshal(secrets)
+		all = append(all, f.webhook(name, fmt.Sprintf("body: %s\nbody_secrets: %s", name, text)))
+	}
+	if runtime.GOOS != "windows" {
+		all = append(all, f.exec())
+	}
+	return all
+}
+
+// serveHTTP answers requests over a gate. answer says what to answer, and which CloudEvents the recipient has then.
+func (f *faults) serveHTTP(name string, answer func(r *http.Request, body []byte) (status int, text string, ids []string)) string {
+	type key struct{}
+	srv := &http.Server{
+		ErrorLog:    log.New(io.Discard, "", 0),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, key{}, c) },
+	}
+	srv.Handler = http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		w := r.Context().Value(key{}).(*wire)
+		fault := f.one(name, "hang up", "cut the request", "hang", "slow", "500", "503 later", "429 later", "502", "lose the answer", "cut the answer")
+		if fault == "hang up" {
+			w.reset()
+			return
+		}
+		if fault == "cut the request" {
+			io.CopyN(io.Discard, r.Body, 100)
+			w.reset()
+			return
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		number, later := fault, ""
+		if n, ok := strings.CutSuffix(fault, " later"); ok {
+			number, later = n, strconv.Itoa(1+int(f.below(3)))
+		}
+		if status, err := strconv.Atoi(number); err == nil {
+			if later != "" {
+				out.Header().Set("Retry-After", later)
+			}
+			out.WriteHeader(status)
+			return
+		}
+		switch fault {
+		case "hang":
+			select {
+			case <-r.Context().Done():
+			case <-time.After(f.hang(12 * time.Second)):
+			}
+			w.reset()
+			return
+		case "slow":
+			time.Sleep(f.below(2 * time.Second))
+			if r.Context().Err() != nil {
+				return
+			}
+		}
+		status, text, ids := answer(r, body)
+		for _, id := range ids {
+			f.took(w, name, id)
+		}
+		if fault == "lose the answer" || fault == "cut the answer" {
+			if fault == "cut the answer" {
+				io.WriteString(w.Conn, "HTTP/1.1 200 OK\r\nContent-Le")
+			}
+			w.reset()
+			return
+		}
+		out.Header().Set("Content-Length", strconv.Itoa(len(text)))
+		out.WriteHeader(status)
+		io.WriteString(out, text)
+	})
+	g := f.gate(name)
+	go srv.Serve(g)
+	return "http://" + g.Addr().String()
+}
+
+// hang is for how long something gives no answer: in a long run longer than a sink waits.
+func (f *faults) hang(most time.Duration) time.Duration {
+	if os.Getenv(faultsFor) == "" {
+		most = 2 * time.Second
+	}
+	return f.below(most)
+}
+
+func (f *faults) webhook(name, settings string) destination {
+	address := f.serveHTTP(name, func(r *http.Request, _ []byte) (int, string, []string) {
+		return http.StatusOK, "", []string{r.Header.Get("Idempotency-Key")}
+	})
+	return destination{name, "webhook", "url: " + address + "/hook\n" + settings, false, []string{name}}
+}
+
+// toldIDs has a text of a sink name the CloudEvents that it stands for, and reads them out of what came of it.
+const toldIDs = "'{{range .group}}[[{{.id}}]]{{end}}'"
+
+var idsTold = regexp.MustCompile(`\[\[([^\]]+)\]\]`)
+
+func toldIn(text string) (ids []string) {
+	for _, m := range idsTold.FindAllStringSubmatch(text, -1) {
+		ids = append(ids, m[1])
+	}
+	return ids
+}
+
+// slack is a channel: each change is posted there, as a message or as the reply to one.
+func (f *faults) slack(name string, latest bool) destination {
+	space := &workspace{fail: map[string][]slackNo{}, forms: map[string]url.Values{}}
+	address := f.serveHTTP(name, func(r *http.Request, body []byte) (int, string, []string) {
+		form, _ := url.ParseQuery(string(body))
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		said := httptest.NewRecorder()
+		space.ServeHTTP(said, r)
+		if !strings.HasSuffix(r.URL.Path, "/chat.postMessage") || !strings.Contains(said.Body.String(), `"ok":true`) {
+			return said.Code, said.Body.String(), nil
+		}
+		return said.Code, said.Body.String(), toldIn(form.Get("text"))
+	})
+	return destination{name, "slack", "token: " + slackToken + "\nchannel: '#ops'\napi_url: " + address + "/api\ntext: " + toldIDs, latest, []string{name}}
+}
+
+func (f *faults) slackWebhook() destination {
+	const name = "slack webhook"
+	address := f.serveHTTP(name, func(_ *http.Request, body []byte) (int, string, []string) {
+		var m struct{ Text string }
+		if err := json.Unmarshal(body, &m); err != nil {
+			f.t.Errorf("%s: %v", name, err)
+		}
+		return http.StatusOK, "ok", toldIn(m.Text)
+	})
+	return destination{"slack-webhook", "slack", "webhook_url: " + address + "/services/T/B/X\ntext: " + toldIDs, false, []string{name}}
+}
+
+// A post office takes mail for three recipients, whose mail servers have troubles of their own.
+type postOffice struct {
+	f    *faults
+	name string
+}
+
+func (f *faults) mail(name string, latest bool) destination {
+	srv := smtp.NewServer(&postOffice{f, name})
+	srv.ErrorLog = log.New(io.Discard, "", 0)
+	g := f.gate(name)
+	go srv.Serve(g)
+	f.t.Cleanup(func() { srv.Close() })
+	host, port, _ := net.SplitHostPort(g.Addr().String())
+	d := destination{strings.ReplaceAll(name, " ", "-"), "email", "host: " + host + "\nport: " + port + "\ntls: {mode: none}\n" +
+		"from: azure@example.com\nto: [a@example.com, b@example.com, c@example.com]\ntext: " + toldIDs, latest, nil}
+	for _, to := range []string{"a@example.com", "b@example.com", "c@example.com"} {
+		d.recipients = append(d.recipients, name+" "+to)
+	}
+	return d
+}
+
+func (o *postOffice) NewSession(c *smtp.Conn) (smtp.Session, error) {
+	if o.f.one(o.name, "421 at the greeting") != "" {
+		return nil, &smtp.SMTPError{Code: 421, EnhancedCode: smtp.EnhancedCode{4, 3, 2}, Message: "later"}
+	}
+	return &parcel{office: o, wire: c.Conn().(*wire)}, nil
+}
+
+// A parcel is a mail that is being handed over.
+type parcel struct {
+	office *postOffice
+	wire   *wire
+	to     []string
+}
+
+func (p *parcel) fault(all ...string) string { return p.office.f.one(p.office.name, all...) }
+
+func (p *parcel) Reset()        { p.to = nil }
+func (p *parcel) Logout() error { return nil }
+
+func (p *parcel) Mail(string, *smtp.MailOptions) error {
+	if p.fault("451 at MAIL") != "" {
+		return busy
+	}
+	return nil
+}
+
+func (p *parcel) Rcpt(to string, _ *smtp.RcptOptions) error {
+	switch p.fault("450 at RCPT", "450 at RCPT", "450 at RCPT", "hang at RCPT", "hang up at RCPT") {
+	case "450 at RCPT":
+		return busy
+	case "hang at RCPT":
+		time.Sleep(p.office.f.hang(20 * time.Second))
+		p.wire.reset()
+	case "hang up at RCPT":
+		p.wire.reset()
+	}
+	p.to = append(p.to, to)
+	return nil
+}
+
+func (p *parcel) Data(r io.Reader) error {
+	fault := p.fault("cut the mail", "451 at the dot", "hang up at the dot", "slow dot", "slow dot", "lose the answer")
+	if fault == "cut the mail" {
+		io.CopyN(io.Discard, r, 1000)
+		p.wire.reset()
+		return busy
+	}
+	raw, err := io.ReadAll(r)
+	switch {
+	case err != nil:
+		return err
+	case fault == "451 at the dot":
+		return busy
+	case fault == "hang up at the dot":
+		p.wire.reset()
+		return busy
+	case fault == "slow dot":
+		time.Sleep(p.office.f.hang(60 * time.Second))
+	}
+	plain := strings.NewReplacer("=\r\n", "").Replace(string(raw))
+	text, _, _ := strings.Cut(plain, "text/html")
+	ids := toldIn(text)
+	if len(ids) == 0 {
+		p.office.f.t.Errorf("a mail names no CloudEvent:\n%s", raw)
+	}
+	for _, to := range p.to {
+		for _, id := range ids {
+			p.office.f.took(p.wire, p.office.name+" "+to, id)
+		}
+	}
+	if fault == "lose the answer" {
+		p.wire.reset()
+	}
+	return nil
+}
+
+// syslog is a receiver that says that it has a message by closing the connection in good order.
+func (f *faults) syslog(scheme string) destination {
+	name, settings := "syslog-"+scheme, ""
+	serve := func(conn net.Conn) net.Conn { return conn }
+	if scheme == "tls" {
+		ca := newAuthority(f.t)
+		config := &tls.Config{Certificates: []tls.Certificate{ca.issue(f.t, "127.0.0.1", 24*time.Hour)}, MinVersion: tls.VersionTLS12}
+		serve = func(conn net.Conn) net.Conn { return tls.Server(conn, config) }
+		settings = "\ntls: {ca_file: " + ca.file + "}"
+	}
+	g := f.gate(name)
+	go g.each(func(w *wire) {
+		fault := f.one(name, "hang up", "cut the messages", "cut the messages", "lose the answer", "slow")
+		if fault == "hang up" {
+			w.reset()
+			return
+		}
+		conn := serve(plainWire{w}) // what TLS writes is no answer
+		r := bufio.NewReader(conn)
+		if fault == "cut the messages" {
+			r = bufio.NewReaderSize(io.LimitReader(conn, int64(100+f.below(2000))), 16)
+		}
+		for {
+			length, err := r.ReadString(' ')
+			n, bad := strconv.Atoi(strings.TrimSuffix(length, " "))
+			m := make([]byte, n)
+			if _, short := io.ReadFull(r, m); err != nil || bad != nil || short != nil {
+				break
+			}
+			if id := regexp.MustCompile(` id="([^"]+)"`).FindSubmatch(m); id != nil {
+				f.took(w, name, string(id[1]))
+			}
+		}
+		switch fault {
+		case "cut the messages", "lose the answer":
+			w.reset()
+			return
+		case "slow":
+			time.Sleep(f.below(time.Second))
+		}
+		conn.Close()
+		f.answered(w)
+	})
+	return destination{name, "syslog", "url: " + scheme + "://" + g.Addr().String() + settings, false, []string{name}}
+}
+
+type plainWire struct{ *wire }
+
+func (p plainWire) Write(b []byte) (int, error) { return p.Conn.Write(b) }
+
+// nats is a stream on a server that is restarted, behind a way that is cut.
+func (f *faults) nats() destination {
+	const name = "nats"
+	dir, port := f.t.TempDir(), freePort(f.t)
+	start := func() *server.Server {
+		return natsServe(f.t, func(o *server.Options) { o.StoreDir, o.Port = dir, port })
+	}
+	srv := start()
+	conn, js := natsClient(f.t, srv.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	natsStream(f.t, js, nil)
+	f.while(8*time.Second, func() {
+		if f.one(name, "restart of the server") != "" {
+			natsStop(srv)
+			time.Sleep(f.below(time.Second))
+			srv = start()
+		}
+	})
+	g := f.gate(name)
+	go g.each(func(w *wire) {
+		there, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
+		if err != nil {
+			return
+		}
+		defer there.Close()
+		switch f.one(name, "hang up", "hang", "cut the way", "cut the way", "cut the way") {
+		case "hang up":
+			return
+		case "hang":
+			time.Sleep(f.hang(20 * time.Second))
+			return
+		case "cut the way":
+			time.AfterFunc(f.below(4*time.Second), func() { w.reset(); there.Close() })
+		}
+		go func() { io.Copy(there, w); there.Close() }()
+		io.Copy(w, there)
+	})
+	f.atEnd = append(f.atEnd, func() {
+		stream, err := js.Stream(context.Background(), "FOREWARN")
+		for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			stream, err = js.Stream(context.Background(), "FOREWARN")
+		}
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		for _, id := range natsIDs(f.t, stream) {
+			f.took(nil, name, id)
+		}
+		conn.Close()
+	})
+	return destination{name, name, "url: nats://" + g.Addr().String(), false, []string{name}}
+}
+
+// file is a file that somebody moves away, and in whose place a directory is at times.
+func (f *faults) file() destination {
+	const name = "file"
+	path, moved := filepath.Join(f.t.TempDir(), "audit.jsonl"), 0
+	f.while(4*time.Second, func() {
+		switch f.one(name, "moved away", "a directory in its place") {
+		case "moved away":
+			moved++
+			os.Rename(path, fmt.Sprintf("%s.%d", path, moved))
+		case "a directory in its place":
+			moved++
+			os.Rename(path, fmt.Sprintf("%s.%d", path, moved))
+			if err := os.Mkdir(path, 0o700); err == nil {
+				time.Sleep(f.below(2 * time.Second))
+				os.Remove(path)
+			}
+		}
+	})
+	f.atEnd = append(f.atEnd, func() {
+		for i := 1; i <= moved+1; i++ {
+			from := fmt.Sprintf("%s.%d", path, i)
+			if i > moved {
+				from = path
+			}
+			text, err := os.ReadFile(from)
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				f.t.Error(err)
+			}
+			for _, id := range idsIn(f.t, text) {
+				f.took(nil, name, id)
+			}
+		}
+	})
+	return destination{name, name, "path: " + path, false, []string{name}}
+}
+
+// exec is a command that fails, is slow, and does at times its work before it fails.
+func (f *faults) exec() destination {
+	const name = "exec"
+	dir := f.t.TempDir()
+	fault, done := filepath.Join(dir, "fault"), filepath.Join(dir, "done")
+	f.while(500*time.Millisecond, func() {
+		text := f.one(name, "fails", "is busy", "slow", "fails when it is done")
+		if err := os.WriteFile(fault, []byte(text), 0o600); err != nil {
+			f.t.Error(err)
+		}
+	})
+	script := `case $(cat ` + fault + `) in
+fails) exit 1;;
+is?busy) exit 75;;
+slow) sleep 1; echo $CE_ID >>` + done + `;;
+fails?when*) echo $CE_ID lost >>` + done + `; exit 1;;
+*) echo $CE_ID >>` + done + `;;
+esac`
+	f.atEnd = append(f.atEnd, func() {
+		text, err := os.ReadFile(done)
+		if err != nil {
+			f.t.Error(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			id, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+			f.took(nil, name, id)
+			f.taken[name][len(f.taken[name])-1].lost = rest != ""
+		}
+	})
+	return destination{name, name, "attempts: 100\ncommand:\n- /bin/sh\n- -c\n- " + strconv.Quote(script), false, []string{name}}
+}
