@@ -305,7 +305,7 @@ func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by strin
 	now := time.Now()
 	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts,
 		now.Sub(op.First).Round(100*time.Millisecond).Seconds()
-	c := commit{open: map[string]*openEvent{}, marks: map[string]outbox.Mark{}}
+	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	_, current, ok := b.events.get(e.ID)
 	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(ok && current.Approval.owed()) {
 		return a, func() error { return nil } // the event vanished meanwhile, and that has said so
@@ -414,18 +414,18 @@ func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.A
 		s.log.Error("an approval cannot be told", "event", e.ID, "err", err)
 		return
 	}
-	m := message{event: e.ID, change: imds.Approved, notBefore: e.NotBefore}
+	said := about(e, imds.Approved)
 	for _, r := range s.routes {
 		owesEvent := slices.Contains(op.Routes, r.Name) && r.Hears(change, s.observer.Name)
 		if owesEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked) {
-			m.to = append(m.to, r.Name)
+			said.To = append(said.To, outbox.Recipient{Route: r.Name})
 		}
 	}
 	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,
 		"status", a.Status,
-		"err", a.Error, "id", ce.ID(), "to", strings.Join(m.to, ","))
-	c.say(ce, m)
-	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
+		"err", a.Error, "id", ce.ID(), "to", told(said))
+	c.say(ce, said)
+	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 }
 
 // Hears says whether the route, which is owed the event, wants what is said about it beside its own changes. One that

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -24,89 +25,68 @@ const (
 // A commit is one change of what the bridge remembers: what a document changes, or what happened to the bridge itself.
 // It reaches the outbox as one batch.
 type commit struct {
-	values    map[string][]byte
-	open      map[string]*openEvent // nil: over
-	marks     map[string]outbox.Mark
-	messages  []message
-	routes    []outbox.Route // those there are from now on; nil leaves them
-	move      []outbox.Move
-	remove    []outbox.Ref
-	supersede []outbox.Ref
+	outbox.Batch                       // but for Now and Groups
+	open         map[string]*openEvent // nil: over
 }
 
-// A message is a CloudEvent and the routes that it is for.
-type message struct {
-	id        string // of the CloudEvent, as are those below
-	typ       string
-	azureType string
-	body      []byte // in the JSON format
-	event     string // EventId, "" if it is about the bridge
-	change    imds.ChangeKind
-	notBefore time.Time
-	to        []string
-	undecided []string // routes whose filter waits until heldUntil for the observer's name
-	heldUntil time.Time
-	due       map[string]time.Time // when a route is to be told, if not at once
-	again     uint64               // the sequence number of a CloudEvent that was committed before; 0 for a new one
-	transient bool                 // leaves no history
-	replaced  bool                 // it tells the end of an event that another took the place of
+// about is what is to be told about an event, to nobody yet.
+func about(e imds.Event, kind imds.ChangeKind) outbox.Addition {
+	return outbox.Addition{Message: delivery.Message{Group: e.ID, Change: string(kind)}, NotBefore: e.NotBefore}
 }
 
-// say adds a message to the commit. Only its CloudEvent's JSON is kept: a document may bring thousands.
-func (c *commit) say(ce event.Event, m message) {
-	m.id, m.typ = ce.ID(), ce.Type()
-	m.azureType, _ = ce.Extensions()["azeventtype"].(string)
-	if m.again == 0 {
-		m.body = marshalEvent(ce)
+// say adds a CloudEvent to the commit, unless it has a sequence number, because it was committed before: then it adds
+// recipients of it.
+func (c *commit) say(ce event.Event, a outbox.Addition) {
+	a.ID, a.Type = ce.ID(), ce.Type()
+	a.AzureType, _ = ce.Extensions()["azeventtype"].(string)
+	if a.Seq == 0 {
+		a.Body = marshalEvent(ce)
 	}
-	c.messages = append(c.messages, m)
+	c.Add = append(c.Add, a)
 }
 
 // commit hands the change to the outbox. wait returns when it is on disk; its error says that it is not, and that it
 // counts all the same, from memory. Whoever changes open events holds deciding, and waits without it.
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
-	batch := outbox.Batch{Now: now, Values: c.values, Marks: c.marks, Routes: c.routes, Move: c.move, Remove: c.remove,
-		Supersede: c.supersede}
-	for _, m := range c.messages {
-		seq := m.again
-		if seq == 0 {
-			seq = b.Outbox.Reserve(now)
-			b.Meter.Committed(m.typ)
+	for i := range c.Add {
+		a := &c.Add[i]
+		again := a.Seq != 0
+		if !again {
+			a.Seq = b.Outbox.Reserve(now)
+			b.Meter.Committed(a.Type)
 		}
-		if m.event != "" && m.change.OfAzure() {
-			if op := c.open[m.event]; op != nil {
-				op.Latest = seq
-			}
-			if m.again == 0 {
-				superseded, moved := overtaken(b.Outbox.Pending(m.event), m, now)
-				batch.Supersede, batch.Move = append(batch.Supersede, superseded...), append(batch.Move, moved...)
-			}
+		if a.Group == "" || !imds.ChangeKind(a.Change).OfAzure() {
+			continue
 		}
-		batch.Add = append(batch.Add, m.addition(seq))
+		if op := c.open[a.Group]; op != nil {
+			op.Latest = a.Seq
+		}
+		if !again {
+			superseded, moved := overtaken(b.Outbox.Pending(a.Group), *a, now)
+			c.Supersede, c.Move = append(c.Supersede, superseded...), append(c.Move, moved...)
+		}
 	}
-	batch.Groups = b.events.set(c.open)
-	if len(c.open) > 0 || c.routes != nil {
+	c.Now, c.Groups = now, b.events.set(c.open)
+	if len(c.open) > 0 || c.Routes != nil {
 		b.nextReminder = time.Time{}
 	}
-	return b.Outbox.Submit(batch)
+	return b.Outbox.Submit(c.Batch)
 }
 
-// addition is the message as the outbox takes it.
-func (m message) addition(seq uint64) outbox.Addition {
-	a := outbox.Addition{
-		Message: delivery.Message{
-			Seq: seq, ID: m.id, Type: m.typ, Group: m.event, Change: string(m.change), AzureType: m.azureType,
-			Transient: m.transient, Replaced: m.replaced,
-		},
-		Body: m.body, NotBefore: m.notBefore,
+// keepValue hands over a small value that the outbox keeps.
+func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
+	return b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
+}
+
+// told names the routes that are told at once or when the time has come, but not those that are undecided.
+func told(a outbox.Addition) string {
+	var names []string
+	for _, to := range a.To {
+		if !to.Held {
+			names = append(names, to.Route)
+		}
 	}
-	for _, route := range m.to {
-		a.To = append(a.To, outbox.Recipient{Route: route, Due: m.due[route]})
-	}
-	for _, route := range m.undecided {
-		a.To = append(a.To, outbox.Recipient{Route: route, Due: m.heldUntil, Held: true})
-	}
-	return a
+	return strings.Join(names, ",")
 }
 
 // overtaken says what a newer change of an event means for what is pending about it. Reminders are out of date. What
@@ -114,20 +94,23 @@ func (m message) addition(seq uint64) outbox.Addition {
 // moves with NotBefore.
 // A scheduled or updated that is tried in vain gives way when the change waits for its time: what the route would be
 // told before is no longer so.
-func overtaken(pending []outbox.Delivery, m message, now time.Time) (superseded []outbox.Ref, moved []outbox.Move) {
+func overtaken(
+	pending []outbox.Delivery, a outbox.Addition, now time.Time,
+) (superseded []outbox.Ref, moved []outbox.Move) {
 	for _, d := range pending {
 		waits := d.Due.After(now) && d.Held.IsZero()
 		ahead := d.Change == string(imds.Scheduled) || d.Change == string(imds.Updated)
-		again := slices.Contains(m.to, d.Route) // the route gets the change too
+		i := slices.IndexFunc(a.To, func(to outbox.Recipient) bool { return to.Route == d.Route && !to.Held })
+		again := i >= 0 // the route gets the change too
 		ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
 		switch {
-		case d.Change == string(imds.Reminder), again && ahead && !m.due[d.Route].IsZero():
+		case d.Change == string(imds.Reminder), again && ahead && !a.To[i].Due.IsZero():
 			superseded = append(superseded, ref)
 		case !waits:
-		case m.change == imds.Started, m.change == imds.Vanished, again:
+		case a.Change == string(imds.Started), a.Change == string(imds.Vanished), again:
 			superseded = append(superseded, ref)
 		default:
-			moved = append(moved, outbox.Move{Ref: ref, NotBefore: m.notBefore, Due: d.Due.Add(m.notBefore.Sub(d.NotBefore))})
+			moved = append(moved, outbox.Move{Ref: ref, NotBefore: a.NotBefore, Due: d.Due.Add(a.NotBefore.Sub(d.NotBefore))})
 		}
 	}
 	return superseded, moved

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
 )
 
@@ -32,11 +33,11 @@ func (b *Bridge) beat(now time.Time) {
 			b.Log.Error("a heartbeat is not valid", "err", err)
 			return
 		}
-		c.say(ce, message{to: []string{name}, transient: true})
+		c.say(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []outbox.Recipient{{Route: name}}})
 	}
 	for _, d := range b.Outbox.Pending("") {
 		if d.Transient && slices.Contains(due, d.Route) {
-			c.remove = append(c.remove, outbox.Ref{Route: d.Route, Seq: d.Seq()})
+			c.Remove = append(c.Remove, outbox.Ref{Route: d.Route, Seq: d.Seq()})
 		}
 	}
 	b.commit(c, now)

@@ -180,7 +180,7 @@ func (b *Bridge) learn(o imds.Observer) {
 	b.mu.Unlock()
 	if now != before || fresh {
 		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
-		wait := b.commit(commit{values: map[string][]byte{valueObserver: imds.CompactJSON(now)}}, time.Now())
+		wait := b.keepValue(valueObserver, imds.CompactJSON(now))
 		_ = wait() // the outbox says when it can't write
 	}
 	b.decideHeld(time.Now())

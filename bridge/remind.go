@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -85,7 +84,7 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 	if s.mark(e.ID, id).Times > 0 {
 		return commit{}, false
 	}
-	c = commit{marks: map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}, open: map[string]*openEvent{}}
+	c.Marks = map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}
 	if s.now.Sub(op.Said) <= remindAgain {
 		return c, true
 	}
@@ -94,19 +93,19 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 		s.log.Error("a reminder can't be told", "event", e.ID, "err", err)
 		return commit{}, false
 	}
-	m := message{event: e.ID, change: imds.Reminder, notBefore: e.NotBefore}
+	a := about(e, imds.Reminder)
 	for _, r := range s.routes {
 		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) &&
 			r.Hears(change, s.observer.Name) {
-			m.to = append(m.to, r.Name)
+			a.To = append(a.To, outbox.Recipient{Route: r.Name})
 		}
 	}
-	if len(m.to) > 0 {
+	if len(a.To) > 0 {
 		s.log.Info("a reminder is due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
-			"to", strings.Join(m.to, ","))
+			"to", told(a))
 		op.Said = s.now
-		c.open[e.ID] = &op
-		c.say(ce, m)
+		c.open = map[string]*openEvent{e.ID: &op}
+		c.say(ce, a)
 	}
 	return c, true
 }

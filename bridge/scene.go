@@ -68,7 +68,7 @@ func (b *Bridge) tellChanges(doc imds.Document, m moment) (wait func() error, al
 	}
 	s := b.scene(m)
 	s.incarnation = doc.Incarnation
-	c := commit{open: map[string]*openEvent{}, marks: map[string]outbox.Mark{}}
+	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	all = !full
 	for _, change := range changes {
 		if err := s.add(&c, change, states[change.Event.ID]); err != nil {
@@ -119,22 +119,21 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 	if err != nil {
 		return err
 	}
-	m := message{
-		event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, replaced: change.Replaced,
-	}
-	s.address(&m, ce, change, &op)
+	a := about(e, change.Kind)
+	a.Replaced = change.Replaced
+	s.address(&a, s.routes, ce, change, &op)
 	attrs := []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
 		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
-		"id", ce.ID(), "to", strings.Join(m.to, ","),
+		"id", ce.ID(), "to", told(a),
 	}
 	if !e.NotBefore.IsZero() {
 		attrs = append(attrs, "notBefore", e.NotBefore)
 	}
 	s.log.Info("azure event", attrs...)
-	c.say(ce, m)
-	c.marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
-	c.marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
+	c.say(ce, a)
+	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
+	c.Marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
 	if change.Kind == imds.Vanished {
 		c.open[e.ID] = nil
 		return nil
@@ -152,44 +151,36 @@ func (s scene) circumstances(op openEvent) cloudevent.Circumstances {
 	}
 }
 
-// address asks the filter of every route whether it gets the message.
-func (s scene) address(m *message, ce event.Event, change imds.Change, op *openEvent) {
+// address adds those of the routes that get a CloudEvent about the change, and notes in op what their filters say.
+func (s scene) address(a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
-	for _, r := range s.routes {
+	for _, r := range routes {
 		if r.Filter.When != nil && fields == nil {
 			fields = cloudevent.Fields(ce)
 		}
-		s.decide(r, change, fields, op, m)
+		verdict := s.decide(r, change, fields, op)
+		wanted, _ := r.Filter.Change(change, s.observer.Name)
+		switch {
+		case !wanted:
+		case verdict == Accepted:
+			a.To = append(a.To, outbox.Recipient{Route: r.Name, Due: r.Due(change, s.now)})
+		case verdict == Undecided:
+			a.To = append(a.To, outbox.Recipient{Route: r.Name, Due: s.heldUntil, Held: true})
+		}
 	}
 }
 
-// decide asks a route's filter, and notes in op and m what it said.
-func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *openEvent, m *message) {
-	wanted, _ := r.Filter.Change(change, s.observer.Name)
-	if due := r.Due(change, s.now); wanted && !due.IsZero() {
-		if m.due == nil {
-			m.due = make(map[string]time.Time)
-		}
-		m.due[r.Name] = due
-	}
-	switch {
+// decide asks a route's filter, unless it has decided, and notes in op what it said.
+func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *openEvent) Verdict {
+	switch waits := slices.Contains(op.Undecided, r.Name); {
 	case slices.Contains(op.Routes, r.Name):
-		if wanted {
-			m.to = append(m.to, r.Name)
-		}
-		return
-	case slices.Contains(op.Undecided, r.Name) && !s.unnamed && s.observer.Name == "":
-		if wanted {
-			m.undecided = append(m.undecided, r.Name)
-		}
-		return
-	case slices.Contains(op.Undecided, r.Name): // the wait is over, and it got what it waited for
+		return Accepted
+	case waits && !s.unnamed && s.observer.Name == "":
+		return Undecided
+	case waits: // until now, and it got what it waited for
 		op.Undecided = slices.DeleteFunc(op.Undecided, func(name string) bool { return name == r.Name })
 		op.Routes = append(op.Routes, r.Name)
-		if wanted {
-			m.to = append(m.to, r.Name)
-		}
-		return
+		return Accepted
 	}
 	unnamed := s.unnamed || change.Event.Type == "Preempt"
 	verdict, _, err := r.Filter.Event(change, fields, s.observer.Name, unnamed)
@@ -203,15 +194,10 @@ func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *op
 				nameHint)
 		}
 		op.Routes = append(op.Routes, r.Name)
-		if wanted {
-			m.to = append(m.to, r.Name)
-		}
 	case Undecided:
 		op.Undecided = append(op.Undecided, r.Name)
-		if wanted {
-			m.undecided = append(m.undecided, r.Name)
-		}
 	}
+	return verdict
 }
 
 // end is what can honestly be said about the end of an event.
@@ -252,7 +238,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 			return slices.Contains(added, r.Name) ||
 				slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
 		}
-		c := commit{open: map[string]*openEvent{}, routes: there}
+		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: there}}
 		s := b.scene(moment{now: now})
 		events, states := b.events.all()
 		for _, e := range events {
@@ -262,16 +248,12 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 				continue
 			}
 			change := ChangeOf(*ce)
-			m := message{
-				event: e.ID, change: change.Kind, notBefore: e.NotBefore, heldUntil: s.heldUntil, again: op.Latest,
-			}
-			for _, r := range routes {
-				if missed(r, op.Latest) {
-					s.decide(r, change, cloudevent.Fields(*ce), &op, &m)
-				}
-			}
+			a := about(e, change.Kind)
+			a.Seq = op.Latest
+			who := slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !missed(r, op.Latest) })
+			s.address(&a, who, *ce, change, &op)
 			c.open[e.ID] = &op
-			c.say(*ce, m)
+			c.say(*ce, a)
 		}
 		wait = b.commit(c, now)
 	})
@@ -317,7 +299,7 @@ func (b *Bridge) decideHeldGroup(
 		b.Log.Warn("this VM's name is not known, so the event passes", "sink", route, "event", id, "hint", nameHint)
 	}
 	for _, d := range held[:from] {
-		c.remove = append(c.remove, outbox.Ref{Route: route, Seq: d.Seq()})
+		c.Remove = append(c.Remove, outbox.Ref{Route: route, Seq: d.Seq()})
 	}
 	e, state, open := b.events.get(id)
 	decided := slices.Clone(held[from:])
@@ -328,16 +310,14 @@ func (b *Bridge) decideHeldGroup(
 	for n, d := range decided {
 		newer := asItIs(e, open)
 		if last := decided[len(decided)-1]; n < len(decided)-1 {
-			newer = message{change: imds.ChangeKind(last.Change), to: []string{route}}
-			if !last.Due.IsZero() {
-				newer.due = map[string]time.Time{route: last.Due}
-			}
+			newer = about(imds.Event{}, imds.ChangeKind(last.Change))
+			newer.To = []outbox.Recipient{{Route: route, Due: last.Due}}
 		}
 		superseded, moved := overtaken([]outbox.Delivery{d}, newer, now)
 		if len(superseded)+len(moved) == 0 {
 			moved = []outbox.Move{{Ref: outbox.Ref{Route: route, Seq: d.Seq()}, NotBefore: d.NotBefore, Due: d.Due}}
 		}
-		c.supersede, c.move = append(c.supersede, superseded...), append(c.move, moved...)
+		c.Supersede, c.Move = append(c.Supersede, superseded...), append(c.Move, moved...)
 	}
 	op := c.open[id]
 	if op == nil {
@@ -354,14 +334,14 @@ func (b *Bridge) decideHeldGroup(
 }
 
 // asItIs stands for the changes of an event up to now, which an older one gives way to or moves with.
-func asItIs(e imds.Event, open bool) message {
+func asItIs(e imds.Event, open bool) outbox.Addition {
 	switch {
 	case !open:
-		return message{change: imds.Vanished}
+		return about(e, imds.Vanished)
 	case e.Status == imds.StatusStarted:
-		return message{change: imds.Started}
+		return about(e, imds.Started)
 	}
-	return message{change: imds.Updated, notBefore: e.NotBefore}
+	return about(e, imds.Updated)
 }
 
 // firstAccepted is the index of the first change that the route's filter accepts, their number if it accepts none. A

@@ -104,6 +104,6 @@ func StoredEndpoint(o *outbox.Outbox) string { return string(o.Value(valueEndpoi
 // keepEndpoint stores it. A crash may forget it, which costs a search.
 func (b *Bridge) keepEndpoint(endpoint string) {
 	if StoredEndpoint(b.Outbox) != endpoint {
-		b.commit(commit{values: map[string][]byte{valueEndpoint: []byte(endpoint)}}, time.Now())
+		b.keepValue(valueEndpoint, []byte(endpoint))
 	}
 }

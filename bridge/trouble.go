@@ -38,10 +38,10 @@ type gap struct {
 // tellBridge commits a CloudEvent about the bridge to the routes that hear such, except the one concerned.
 func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 	b.mu.Lock()
-	var to []string
+	var to []outbox.Recipient
 	for _, r := range b.routes {
 		if r.Name != except && r.Terms.Bridge.Hears(typ) {
-			to = append(to, r.Name)
+			to = append(to, outbox.Recipient{Route: r.Name})
 		}
 	}
 	now := time.Now()
@@ -56,7 +56,7 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 		return
 	}
 	var c commit
-	c.say(ce, message{to: to})
+	c.say(ce, outbox.Addition{To: to})
 	_ = b.commit(c, now)() // the outbox says when it can't write
 }
 
