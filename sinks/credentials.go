@@ -52,39 +52,32 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		secure:   s.TLS != tlsSettings{},
 		getenv:   h.Getenv,
 	}
+	var wrong KeyErrors
 	if b := s.Basic; b != nil {
 		c.username, c.password = b.Username, spelled("basic.password", b.Password, b.PasswordFile, b.PasswordEnv)
-		if b.Username == "" || strings.Contains(b.Username, ":") || !validHeaderValue(b.Username) {
-			return c, &KeyError{"basic.username", errors.New("expected a name without a colon")}
-		}
-		if !c.password.given() {
-			return c, &KeyError{"basic.password", errors.New("missing; expected password, password_file or password_env")}
-		}
-		if c.bearer.given() {
-			return c, &KeyError{"basic", errors.New("bearer is given too; expected only one of them")}
-		}
+		wrong.when(b.Username == "" || strings.Contains(b.Username, ":") || !validHeaderValue(b.Username), "basic.username",
+			"expected a name without a colon")
+		wrong.when(!c.password.given(), "basic.password", "missing; expected password, password_file or password_env")
+		wrong.when(c.bearer.given(), "basic", "bearer is given too; expected only one of them")
 	}
-	if c.identity && (c.bearer.given() || c.password.given()) {
-		return c, &KeyError{"azure_identity", errors.New("bearer or basic is given too; expected only one of them")}
-	}
-	if !c.url.given() {
-		return c, &KeyError{"url", errors.New("missing; expected url, url_file or url_env")}
-	}
+	wrong.when(c.identity && (c.bearer.given() || c.password.given()), "azure_identity",
+		"bearer or basic is given too; expected only one of them")
+	wrong.when(!c.url.given(), "url", "missing; expected url, url_file or url_env")
 	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
 		c.headers = append(c.headers, headerSource{nested("headers."+name, s.Headers[name]), name})
-	}
-	if err := c.checkNames(); err != nil {
-		return c, err
 	}
 	for i, v := range s.Signing {
 		c.signing = append(c.signing, nested("signing_secrets."+strconv.Itoa(i), v))
 	}
-	if err := c.sources().check(); err != nil {
-		return c, err
-	}
+	wrong.add(c.checkNames(), c.sources().check())
 	c.carried = carriedBy(c, s)
-	_, err := c.read()
-	return c, err
+	if len(wrong) == 0 {
+		_, err := c.read()
+		wrong.add(err)
+	} else if c.url.given() && c.url.check() == nil {
+		wrong.add(c.readURL(&access{veil: new(veil)}))
+	}
+	return c, wrong.err()
 }
 
 // carriedBy are the keys of what each request shows the destination, but for a user in the URL. A signature shows
@@ -120,40 +113,33 @@ func (c credentials) sources() sources {
 
 // checkNames refuses names of headers that are none, stand twice, or are not the settings' to choose.
 func (c credentials) checkNames() error {
+	var wrong KeyErrors
 	seen := make(map[string]bool)
 	for _, h := range c.headers {
 		name := http.CanonicalHeaderKey(h.name)
-		if err := refusedHeader(h.name); err != nil {
-			return &KeyError{h.key, err}
-		}
-		if seen[name] {
-			return &KeyError{h.key, errors.New("stands twice; the case of a header's name does not count")}
-		}
+		err := refusedHeader(h.name)
+		wrong.when(err != nil, h.key, "%w", err)
+		wrong.when(seen[name], h.key, "stands twice; the case of a header's name does not count")
 		seen[name] = true
-		if name == "Authorization" && (c.bearer.given() || c.password.given()) {
-			return &KeyError{h.key, errors.New("bearer or basic is given too; expected only one of them")}
-		}
-		if name == "Authorization" && c.identity {
-			return &KeyError{h.key, errors.New("azure_identity is given too; expected only one of them")}
-		}
+		given := c.bearer.given() || c.password.given()
+		wrong.when(name == "Authorization" && given, h.key, "bearer or basic is given too; expected only one of them")
+		wrong.when(name == "Authorization" && c.identity && !given, h.key,
+			"azure_identity is given too; expected only one of them")
 	}
-	return nil
+	return wrong.err()
 }
 
 // read gets all values as they are now. Its errors are *KeyError and hold no secret.
 func (c credentials) read() (access, error) {
 	a := access{header: make(http.Header), veil: new(veil)}
-	if err := c.readURL(&a); err != nil {
-		return a, err
-	}
+	var wrong KeyErrors
+	wrong.add(c.readURL(&a))
 	for _, h := range c.headers {
 		value, err := h.read(c.getenv)
-		if err != nil {
-			return a, err
+		if err == nil && !validHeaderValue(value) {
+			err = h.wrong(errControl)
 		}
-		if !validHeaderValue(value) {
-			return a, h.wrong(errControl)
-		}
+		wrong.add(err)
 		if http.CanonicalHeaderKey(h.name) == "Host" { // no secret, and likely the URL's
 			a.host = value
 			continue
@@ -165,33 +151,33 @@ func (c credentials) read() (access, error) {
 		}
 	}
 	authorization, err := c.readAuthorization(a.veil)
-	if err != nil {
-		return a, err
-	}
+	wrong.add(err)
 	if authorization != "" {
 		a.header.Set("Authorization", authorization)
 	}
+	for _, s := range c.signing {
+		secret, err := s.read(c.getenv)
+		if err != nil {
+			wrong.add(err)
+			continue
+		}
+		a.veil.hide(secret, strings.TrimPrefix(secret, signingPrefix))
+		key, err := signingKey(secret)
+		if err != nil {
+			wrong.add(s.wrong(err))
+		}
+		a.keys = append(a.keys, key)
+	}
+	if len(wrong) > 0 {
+		return a, wrong.err()
+	}
+	keys := c.carried
 	if user := a.url.User; user != nil {
 		if a.header.Get("Authorization") != "" || c.identity {
 			return a, c.url.wrong(errors.New("holds a user, and there are other credentials too; expected only one of them"))
 		}
 		password, _ := user.Password()
 		a.header.Set("Authorization", basic(user.Username(), password))
-	}
-	for _, s := range c.signing {
-		secret, err := s.read(c.getenv)
-		if err != nil {
-			return a, err
-		}
-		a.veil.hide(secret, strings.TrimPrefix(secret, signingPrefix))
-		key, err := signingKey(secret)
-		if err != nil {
-			return a, s.wrong(err)
-		}
-		a.keys = append(a.keys, key)
-	}
-	keys := c.carried
-	if a.url.User != nil {
 		keys = append([]string{c.url.from()}, keys...)
 	}
 	if len(keys) > 0 && isExposed(a.url) {

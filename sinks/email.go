@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -94,10 +95,10 @@ func openEmail(decode func(any) error, h Host) (Opened, error) {
 		name: h.Name, zone: h.Zone, log: h.Log, now: time.Now,
 		server: mailServer{getenv: h.Getenv, dial: h.dialer(connectTime)},
 	}
-	for _, open := range []func(emailSettings, Host) error{m.openServer, m.openAddresses, m.openLogin, m.openTexts} {
-		if err := open(s, h); err != nil {
-			return Opened{}, err
-		}
+	var wrong KeyErrors
+	wrong.add(m.openServer(s, h), m.openAddresses(s), m.openLogin(s), m.openTexts(s))
+	if err := wrong.err(); err != nil {
+		return Opened{}, err
 	}
 	opened := Opened{Sink: m, Secrets: append(m.server.tls.files(), m.server.password.files()...)}
 	if m.server.mode == "none" {
@@ -109,39 +110,25 @@ func openEmail(decode func(any) error, h Host) (Opened, error) {
 // openServer takes which server to talk to, and how.
 func (m *email) openServer(s emailSettings, h Host) error {
 	to := &m.server
-	if s.Host == "" || strings.ContainsAny(s.Host, " /:@") && net.ParseIP(s.Host) == nil {
-		return &KeyError{"host", errors.New("expected the name of a mail server, such as smtp.example.com")}
-	}
-	ports := map[string]int{"": 587, "starttls": 587, "implicit": 465, "none": 25}
-	port, ok := ports[s.TLS.Mode]
-	if !ok {
-		return &KeyError{"tls.mode", fmt.Errorf("%q is unknown; expected starttls, implicit or none", s.TLS.Mode)}
-	}
-	if to.mode = s.TLS.Mode; to.mode == "" {
-		to.mode = "starttls"
-	}
-	if s.Port != 0 {
-		port = s.Port
-	}
-	if port < 1 || port > 65535 {
-		return &KeyError{"port", errors.New("expected a number from 1 to 65535")}
-	}
-	to.addr = net.JoinHostPort(s.Host, strconv.Itoa(port))
+	var wrong KeyErrors
+	wrong.when(s.Host == "" || strings.ContainsAny(s.Host, " /:@") && net.ParseIP(s.Host) == nil, "host",
+		"expected the name of a mail server, such as smtp.example.com")
+	to.mode = cmp.Or(s.TLS.Mode, "starttls")
+	usual, ok := map[string]int{"starttls": 587, "implicit": 465, "none": 25}[to.mode]
+	wrong.when(!ok, "tls.mode", "%q is unknown; expected starttls, implicit or none", s.TLS.Mode)
+	wrong.when(s.Port < 0 || s.Port > 65535, "port", "expected a number from 1 to 65535")
+	to.addr = net.JoinHostPort(s.Host, strconv.Itoa(cmp.Or(s.Port, usual)))
 	to.tls = tlsSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
-	if to.mode == "none" && to.tls != (tlsSettings{}) {
-		return &KeyError{"tls.mode", errors.New("none uses no certificates; expected starttls or implicit, or no other key of tls")}
-	}
-	if _, err := to.tls.load(); err != nil {
-		return err
-	}
+	wrong.when(to.mode == "none" && to.tls != tlsSettings{}, "tls.mode",
+		"none uses no certificates; expected starttls or implicit, or no other key of tls")
+	_, err := to.tls.load()
+	wrong.add(err)
 	to.helo = s.Helo
 	if to.helo == "" && strings.Contains(h.Hostname, ".") && !strings.HasPrefix(h.Hostname, "localhost") && isHelo(h.Hostname) {
 		to.helo = h.Hostname
 	}
-	if to.helo != "" && !isHelo(to.helo) {
-		return &KeyError{"helo", fmt.Errorf("%q is no name of a host; expected one such as vm-1.example.com", to.helo)}
-	}
-	return nil
+	wrong.when(!isHelo(to.helo), "helo", "%q is no name of a host; expected one such as vm-1.example.com", to.helo)
+	return wrong.err()
 }
 
 // isHelo says whether a server takes s for the name of a host, or for an address literal.
@@ -150,30 +137,24 @@ func isHelo(s string) bool {
 }
 
 // openAddresses takes who writes and to whom.
-func (m *email) openAddresses(s emailSettings, _ Host) error {
-	if s.From == "" {
-		return &KeyError{"from", errors.New("missing; expected an address such as azure@example.com")}
+func (m *email) openAddresses(s emailSettings) error {
+	var wrong KeyErrors
+	wrong.when(s.From == "", "from", "missing; expected an address such as azure@example.com")
+	if s.From != "" {
+		var err error
+		m.from, err = address(s.From)
+		wrong.when(err != nil, "from", "%w", err)
 	}
-	from, err := address(s.From)
-	if err != nil {
-		return &KeyError{"from", err}
-	}
-	m.from = from
-	if len(s.To) == 0 {
-		return &KeyError{"to", errors.New("missing; expected a list of addresses, such as [ops@example.com]")}
-	}
+	wrong.when(len(s.To) == 0, "to", "missing; expected a list of addresses, such as [ops@example.com]")
 	for i, text := range s.To {
 		key := "to." + strconv.Itoa(i)
 		to, err := address(text)
-		if err != nil {
-			return &KeyError{key, err}
-		}
-		if slices.ContainsFunc(m.to, func(other mail.Address) bool { return strings.EqualFold(other.Address, to.Address) }) {
-			return &KeyError{key, fmt.Errorf("%s stands twice", to.Address)}
-		}
+		wrong.when(err != nil, key, "%w", err)
+		same := func(other mail.Address) bool { return strings.EqualFold(other.Address, to.Address) }
+		wrong.when(err == nil && slices.ContainsFunc(m.to, same), key, "%s stands twice", to.Address)
 		m.to = append(m.to, to)
 	}
-	return nil
+	return wrong.err()
 }
 
 // address reads an address as the header of a mail has it. Only such are taken as every server knows.
@@ -189,53 +170,48 @@ func address(text string) (mail.Address, error) {
 }
 
 // openLogin takes how to log in.
-func (m *email) openLogin(s emailSettings, _ Host) error {
+func (m *email) openLogin(s emailSettings) error {
 	to := &m.server
-	to.auth, to.username, to.command = s.Auth, s.Username, s.TokenCommand
+	to.auth, to.username, to.command = cmp.Or(s.Auth, "auto"), s.Username, s.TokenCommand
 	to.password = spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
-	if err := to.password.check(); err != nil {
-		return err
-	}
-	if to.auth == "" {
-		to.auth = "auto"
-	}
 	if len(to.command) > 0 && to.auth == "auto" {
 		to.auth = "xoauth2"
 	}
-	switch {
-	case !oneOf(to.auth, "auto", "plain", "login", "scram-sha-256", "xoauth2"):
-		return &KeyError{"auth", fmt.Errorf("%q is unknown; expected auto, plain, login, scram-sha-256 or xoauth2", s.Auth)}
-	case len(to.command) > 0 && to.password.given():
-		return &KeyError{"token_command", errors.New("password is given too; expected only one of them")}
-	case len(to.command) > 0 && to.auth != "xoauth2":
-		return &KeyError{"token_command", fmt.Errorf("prints a token, and %s needs a password; expected auth: xoauth2", to.auth)}
-	case to.username == "" && (to.password.given() || len(to.command) > 0 || s.Auth != ""):
-		return &KeyError{"username", errors.New("missing; expected who logs in")}
-	case to.username == "":
-		return nil
-	case strings.ContainsFunc(to.username, func(r rune) bool { return r < ' ' || r == 0x7F }):
-		return &KeyError{"username", errors.New("holds a control character")}
-	case !to.password.given() && len(to.command) == 0:
-		return &KeyError{"password", errors.New("missing; expected password, password_file or password_env, or with xoauth2 token_command")}
-	case to.mode == "none":
-		return &KeyError{"tls.mode", errors.New("none would send the password in clear; expected starttls or implicit, or no username")}
-	case len(to.command) > 0:
-		return nil
+	var wrong KeyErrors
+	err := to.password.check()
+	wrong.add(err)
+	known := oneOf(to.auth, "auto", "plain", "login", "scram-sha-256", "xoauth2")
+	password, command := to.password.given(), len(to.command) > 0
+	wrong.when(!known, "auth", "%q is unknown; expected auto, plain, login, scram-sha-256 or xoauth2", s.Auth)
+	wrong.when(command && password, "token_command", "password is given too; expected only one of them")
+	wrong.when(command && known && to.auth != "xoauth2", "token_command",
+		"prints a token, and %s needs a password; expected auth: xoauth2", to.auth)
+	if to.username == "" {
+		wrong.when(password || command || s.Auth != "", "username", "missing; expected who logs in")
+		return wrong.err()
 	}
-	_, err := to.password.read(to.getenv)
-	return err
+	wrong.when(strings.ContainsFunc(to.username, func(r rune) bool { return r < ' ' || r == 0x7F }), "username",
+		"holds a control character")
+	wrong.when(!password && !command, "password",
+		"missing; expected password, password_file or password_env, or with xoauth2 token_command")
+	wrong.when(to.mode == "none", "tls.mode",
+		"none would send the password in clear; expected starttls or implicit, or no username")
+	if password && err == nil {
+		_, err := to.password.read(to.getenv)
+		wrong.add(err)
+	}
+	return wrong.err()
 }
 
 // openTexts parses the templates, and tries those of the settings on samples.
-func (m *email) openTexts(s emailSettings, _ Host) error {
-	if err := openTemplates(nil,
+func (m *email) openTexts(s emailSettings) error {
+	var wrong KeyErrors
+	wrong.add(openTemplates(nil,
 		templateKey{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, templates.Parse, m.trySubject, &m.subject},
 		templateKey{"text", s.Text, s.TextFile, templates.EmailText, templates.Parse, m.tryText, &m.text},
 		templateKey{"html", s.HTML, s.HTMLFile, templates.EmailHTML, templates.ParseHTML, m.tryHTML, &m.html},
-	); err != nil {
-		return err
-	}
-	return m.runbook.open(s.RunbookURL, s.RunbookURLFile)
+	), m.runbook.open(s.RunbookURL, s.RunbookURLFile))
+	return wrong.err()
 }
 
 func (m *email) trySubject(f map[string]any) error {

@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,57 +80,41 @@ func openExec(decode func(any) error, h Host) (Opened, error) {
 	if err := decode(&s); err != nil {
 		return Opened{}, err
 	}
-	if len(s.Command) == 0 {
-		return Opened{}, &KeyError{"command", errors.New("missing; expected a list of the program and its arguments, " +
-			"such as [/usr/local/bin/drain, --now]")}
-	}
+	var wrong KeyErrors
+	wrong.when(len(s.Command) == 0, "command",
+		"missing; expected a list of the program and its arguments, such as [/usr/local/bin/drain, --now]")
 	for i, arg := range s.Command {
-		if strings.Contains(arg, "\x00") {
-			return Opened{}, &KeyError{"command." + strconv.Itoa(i), errors.New("holds a NUL byte, which no argument can")}
-		}
+		key := "command." + strconv.Itoa(i)
+		wrong.when(strings.Contains(arg, "\x00"), key, "holds a NUL byte, which no argument can")
+		wrong.when(i == 0 && (arg == "" || !filepath.IsAbs(arg) && filepath.Base(arg) != arg), key,
+			"%q is no program; expected an absolute path, or a name that is found in PATH", arg)
 	}
-	program := s.Command[0]
-	switch {
-	case program == "", !filepath.IsAbs(program) && filepath.Base(program) != program:
-		return Opened{}, &KeyError{"command.0", fmt.Errorf("%q is no program; expected an absolute path, or a name that is found in PATH", program)}
-	case s.Dir != "" && (!filepath.IsAbs(s.Dir) || strings.Contains(s.Dir, "\x00")):
-		return Opened{}, &KeyError{"dir", fmt.Errorf("%q is no absolute path; expected one such as /var/lib/drain", s.Dir)}
-	case s.Attempts < 1:
-		return Opened{}, &KeyError{"attempts", errors.New("expected 1 or more")}
-	case s.Parallel < 1:
-		return Opened{}, &KeyError{"parallel", errors.New("expected 1 or more")}
-	case s.StopGrace < 0:
-		return Opened{}, &KeyError{"stop_grace", errors.New("expected 0 or more")}
-	}
+	wrong.when(s.Dir != "" && (!filepath.IsAbs(s.Dir) || strings.Contains(s.Dir, "\x00")), "dir",
+		"%q is no absolute path; expected one such as /var/lib/drain", s.Dir)
+	wrong.when(s.Attempts < 1, "attempts", "expected 1 or more")
+	wrong.when(s.Parallel < 1, "parallel", "expected 1 or more")
+	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
-		name: h.Name, args: s.Command, dir: s.Dir, attempts: s.Attempts, grace: s.StopGrace,
-		getenv: h.Getenv, log: h.Log, now: time.Now,
-	}
-	if c.dir == "" {
-		c.dir = string(filepath.Separator)
+		name: h.Name, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)),
+		attempts: s.Attempts, grace: s.StopGrace, getenv: h.Getenv, log: h.Log, now: time.Now,
 	}
 	var err error
-	if c.user, err = findAccount(s.User); err != nil {
-		return Opened{}, &KeyError{"user", err}
-	}
+	c.user, err = findAccount(s.User)
+	wrong.when(err != nil, "user", "%w", err)
 	var files []string
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		v := envSource{nested("env."+name, s.Env[name]), name}
-		if err := refusedVariable(name); err != nil {
-			return Opened{}, &KeyError{v.key, err}
-		}
-		if err := v.check(); err != nil {
-			return Opened{}, err
-		}
-		if v.File != "" {
-			files = append(files, v.File)
-		}
+		err := refusedVariable(name)
+		wrong.when(err != nil, v.key, "%w", err)
+		wrong.add(v.check())
+		files = append(files, v.files()...)
 		c.env = append(c.env, v)
 	}
-	if _, _, err := c.own(); err != nil {
-		return Opened{}, err
+	if len(wrong) == 0 {
+		_, _, err := c.own()
+		wrong.add(err)
 	}
-	return Opened{Sink: c, Secrets: files, Parallel: s.Parallel}, nil
+	return Opened{Sink: c, Secrets: files, Parallel: s.Parallel}, wrong.err()
 }
 
 // refusedVariable says why an environment variable cannot have the name, nil if it can.

@@ -35,25 +35,20 @@ func openFile(decode func(any) error, h Host) (Opened, error) {
 		return Opened{}, err
 	}
 	r := rotation{max: int64(s.MaxSize), every: s.RotateEvery, keep: s.Keep}
-	switch {
-	case s.Path == "":
-		return Opened{}, &KeyError{"path", errors.New("missing; expected the path of a file, or - for standard output")}
-	case s.RotateEvery != 0 && s.RotateEvery < time.Minute:
-		return Opened{}, &KeyError{"rotate_every", errors.New("expected at least 1m")}
-	case s.Keep < 0:
-		return Opened{}, &KeyError{"keep", errors.New("expected how many rotated files stay, or 0 for all")}
-	case s.Keep > 0 && !r.on():
-		return Opened{}, &KeyError{"keep", errors.New("is about rotated files; expected max_size or rotate_every too")}
-	case s.Path == "-" && r.on():
-		key := "max_size"
-		if r.max == 0 {
-			key = "rotate_every"
-		}
-		return Opened{}, &KeyError{key, errors.New("standard output cannot be rotated")}
-	case s.Path == "-":
+	var wrong KeyErrors
+	wrong.when(s.Path == "", "path", "missing; expected the path of a file, or - for standard output")
+	wrong.when(s.Path != "" && os.IsPathSeparator(s.Path[len(s.Path)-1]), "path",
+		"%s is a directory; expected the path of a file", s.Path)
+	wrong.when(s.RotateEvery != 0 && s.RotateEvery < time.Minute, "rotate_every", "expected at least 1m")
+	wrong.when(s.Keep < 0, "keep", "expected how many rotated files stay, or 0 for all")
+	wrong.when(s.Keep > 0 && !r.on(), "keep", "is about rotated files; expected max_size or rotate_every too")
+	wrong.when(s.Path == "-" && r.max > 0, "max_size", "standard output cannot be rotated")
+	wrong.when(s.Path == "-" && r.every > 0, "rotate_every", "standard output cannot be rotated")
+	if err := wrong.err(); err != nil {
+		return Opened{}, err
+	}
+	if s.Path == "-" {
 		return Opened{Sink: &stream{w: h.Stdout}}, nil
-	case os.IsPathSeparator(s.Path[len(s.Path)-1]):
-		return Opened{}, &KeyError{"path", fmt.Errorf("%s is a directory; expected the path of a file", s.Path)}
 	}
 	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write, rename: renameNew}
 	return Opened{Sink: f}, nil

@@ -43,25 +43,24 @@ type caller struct {
 // newCaller checks the settings. proxy is empty for that of the environment, none, or a URL.
 func newCaller(t tlsSettings, proxy Secret, h Host) (*caller, error) {
 	c := &caller{tls: t, proxy: h.Proxy, where: "the environment's proxy", dial: h.dialer(connectTime)}
-	if _, err := t.load(); err != nil {
-		return nil, err
-	}
-	if proxy.text == nil || *proxy.text == "" {
-		return c, nil
-	}
-	if *proxy.text == "none" {
+	var wrong KeyErrors
+	_, err := t.load()
+	wrong.add(err)
+	switch {
+	case proxy.text == nil || *proxy.text == "":
+	case *proxy.text == "none":
 		c.proxy = nil
-		return c, nil
+	default:
+		u, err := url.Parse(*proxy.text)
+		if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https", "socks5", "socks5h") {
+			err = errors.New("is no address of a proxy; expected none or one such as http://proxy.example.com:3128")
+		} else {
+			err = checkHost(u)
+		}
+		wrong.when(err != nil, "proxy", "%w", err)
+		c.proxy, c.where = http.ProxyURL(u), "proxy"
 	}
-	u, err := url.Parse(*proxy.text)
-	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https", "socks5", "socks5h") {
-		return nil, &KeyError{"proxy", errors.New("is no address of a proxy; expected none or one such as http://proxy.example.com:3128")}
-	}
-	if err := checkHost(u); err != nil {
-		return nil, &KeyError{"proxy", err}
-	}
-	c.proxy, c.where = http.ProxyURL(u), "proxy"
-	return c, nil
+	return c, wrong.err()
 }
 
 // Close ends the connections that are kept for the next request.

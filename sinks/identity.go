@@ -43,16 +43,14 @@ type identity struct {
 // newIdentity checks the settings.
 func newIdentity(s identitySettings, h Host) (*identity, error) {
 	u, err := url.Parse(s.Resource)
-	if err != nil || s.Resource == "" || u.Scheme == "" && uuid.Validate(s.Resource) != nil {
-		return nil, &KeyError{"azure_identity.resource", fmt.Errorf("%q is no resource; expected the application id URI of the "+
-			"destination, such as https://eventgrid.azure.net", s.Resource)}
-	}
+	var wrong KeyErrors
+	bad := err != nil || s.Resource == "" || u.Scheme == "" && uuid.Validate(s.Resource) != nil
+	wrong.when(bad, "azure_identity.resource", "%q is no resource; expected the application id URI of the destination, "+
+		"such as https://eventgrid.azure.net", s.Resource)
+	wrong.when(s.ClientID != "" && uuid.Validate(s.ClientID) != nil, "azure_identity.client_id",
+		"%q is no client id; expected one such as 0c0c0c0c-1111-2222-3333-444444444444", s.ClientID)
 	query := url.Values{"api-version": {"2018-02-01"}, "resource": {s.Resource}}
 	if s.ClientID != "" {
-		if uuid.Validate(s.ClientID) != nil {
-			return nil, &KeyError{"azure_identity.client_id", fmt.Errorf("%q is no client id; expected one such as "+
-				"0c0c0c0c-1111-2222-3333-444444444444", s.ClientID)}
-		}
 		query.Set("client_id", s.ClientID)
 	}
 	return &identity{
@@ -63,7 +61,7 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 			DialContext: h.dialer(connectTime), DisableCompression: true, DisableKeepAlives: true,
 			MaxResponseHeaderBytes: maxAnswer,
 		},
-	}, nil
+	}, wrong.err()
 }
 
 // get is a token that lasts.

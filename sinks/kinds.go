@@ -4,11 +4,13 @@ package sinks
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -17,7 +19,7 @@ import (
 // A Kind is a kind of destination: how to open one, and the terms it comes with.
 type Kind struct {
 	// Open builds a sink from its section of the settings and checks whatever can be checked without touching the
-	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError.
+	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError, several are KeyErrors.
 	Open  func(decode func(any) error, h Host) (Opened, error)
 	Terms delivery.Terms
 	For   Audience
@@ -103,6 +105,49 @@ type KeyError struct {
 
 func (e *KeyError) Error() string { return e.Key + ": " + e.Err.Error() }
 func (e *KeyError) Unwrap() error { return e.Err }
+
+// KeyErrors are all that is wrong with a sink's settings, or with what they name.
+type KeyErrors []error
+
+func (e KeyErrors) Error() string {
+	var texts []string
+	for _, one := range e {
+		texts = append(texts, one.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Unwrap lets errors.Is and errors.As find each.
+func (e KeyErrors) Unwrap() []error { return e }
+
+// add adds errors; nil is none.
+func (e *KeyErrors) add(errs ...error) {
+	for _, err := range errs {
+		if all, ok := err.(KeyErrors); ok {
+			*e = append(*e, all...)
+		} else if err != nil {
+			*e = append(*e, err)
+		}
+	}
+}
+
+// when adds what is wrong at a key, if it is.
+func (e *KeyErrors) when(wrong bool, key, format string, args ...any) {
+	if wrong {
+		e.add(&KeyError{key, fmt.Errorf(format, args...)})
+	}
+}
+
+// err is nil when nothing is wrong.
+func (e KeyErrors) err() error {
+	switch len(e) {
+	case 0:
+		return nil
+	case 1:
+		return e[0]
+	}
+	return e
+}
 
 // peopleGroup has people hear of a wave of events at once.
 var peopleGroup = delivery.Digest{Above: 5, Within: 20 * time.Second}

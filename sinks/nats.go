@@ -2,7 +2,6 @@ package sinks
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -55,39 +54,29 @@ func openNATS(decode func(any) error, h Host) (Opened, error) {
 		return Opened{}, err
 	}
 	n := &natsSink{
-		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured", provision: s.Provision,
+		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured",
 		domain: s.Domain, log: h.Log,
 	}
-	switch {
-	case !oneOf(s.Mode, "", "binary", "structured"):
-		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected binary or structured", s.Mode)}
-	case s.Core && s.Once != nil && *s.Once:
-		return Opened{}, &KeyError{"once", errors.New("is what a stream does, and core sends to none; expected one or the other")}
-	case s.Core && s.Domain != "":
-		return Opened{}, &KeyError{"domain", errors.New("is one of JetStream, and core does without; expected one or the other")}
-	case s.Domain != "" && natsToken(s.Domain) != s.Domain:
-		return Opened{}, &KeyError{"domain", fmt.Errorf("%q is no name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)}
-	case s.Core && s.Provision != nil:
-		return Opened{}, &KeyError{"provision", errors.New("is about a stream, and core sends to none; expected one or the other")}
-	}
+	var wrong KeyErrors
+	wrong.when(!oneOf(s.Mode, "", "binary", "structured"), "mode", "%q is unknown; expected binary or structured", s.Mode)
+	wrong.when(s.Core && s.Once != nil && *s.Once, "once",
+		"is what a stream does, and core sends to none; expected one or the other")
+	wrong.when(s.Core && s.Provision != nil, "provision",
+		"is about a stream, and core sends to none; expected one or the other")
+	wrong.when(s.Core && s.Domain != "", "domain",
+		"is one of JetStream, and core does without; expected one or the other")
+	wrong.when(s.Domain != "" && natsToken(s.Domain) != s.Domain, "domain",
+		"%q is no name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)
 	var err error
-	if n.servers, err = NewNATS(s.NATSSettings, h); err != nil {
-		return Opened{}, err
+	n.servers, err = NewNATS(s.NATSSettings, h)
+	wrong.add(err)
+	n.subjects, err = openSubjects(s.Subject, s.SubjectFile, n.once)
+	wrong.add(err)
+	if err == nil { // else what the stream has to take is not known
+		n.provision, err = s.Provision.check(n.subjects)
+		wrong.add(err)
 	}
-	subject, key, err := givenText("subject", s.Subject, s.SubjectFile)
-	if err != nil {
-		return Opened{}, err
-	}
-	if key != "" && strings.TrimSpace(subject) == "" {
-		return Opened{}, &KeyError{key, errors.New("is empty")}
-	}
-	if n.subjects, err = newNATSSubjects(subject, n.once); err != nil {
-		if e, ok := errors.AsType[*KeyError](err); ok {
-			e.Key = key
-		}
-		return Opened{}, err
-	}
-	if n.provision, err = s.Provision.check(n.subjects); err != nil {
+	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
 	return Opened{Sink: n, Secrets: n.servers.Secrets(), Notes: append(n.notes(), n.servers.Notes()...)}, nil

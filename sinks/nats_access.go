@@ -104,41 +104,36 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 		token:    spelled("token", s.Token, s.TokenFile, s.TokenEnv),
 		name:     strings.TrimSpace(h.Agent + " " + h.Name), inbox: s.InboxPrefix, link: h.dialer(natsDial), log: h.Log,
 	}
-	if s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix {
-		return nil, &KeyError{"inbox_prefix", fmt.Errorf("%q is no subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots "+
-			"between them, such as _INBOX_forewarn", s.InboxPrefix)}
-	}
 	var text Secret
 	if len(s.URL) == 1 && s.URL[0].Text.text != nil {
 		text = s.URL[0].Text
 	}
-	switch one := spelled("url", text, s.URLFile, s.URLEnv); {
-	case len(s.URL) > 0 && s.URLFile != "":
-		return nil, &KeyError{"url_file", errors.New("url is given too; expected only one of them")}
-	case len(s.URL) > 0 && s.URLEnv != "":
-		return nil, &KeyError{"url_env", errors.New("url is given too; expected only one of them")}
-	case one.given():
+	var wrong KeyErrors
+	const twice = "url is given too; expected only one of them"
+	wrong.when(len(s.URL) > 0 && s.URLFile != "", "url_file", twice)
+	wrong.when(len(s.URL) > 0 && s.URLEnv != "", "url_env", twice)
+	wrong.when(len(s.URL) == 0 && s.URLFile == "" && s.URLEnv == "", "url", "missing; expected url, url_file or url_env")
+	if one := spelled("url", text, s.URLFile, s.URLEnv); one.given() {
 		n.urls = sources{one}
-	case len(s.URL) == 0:
-		return nil, &KeyError{"url", errors.New("missing; expected url, url_file or url_env")}
-	default:
+	} else {
 		for i, v := range s.URL {
 			n.urls = append(n.urls, nested("url."+strconv.Itoa(i), v))
 		}
 	}
-	if err := n.sources().check(); err != nil {
-		return nil, err
+	if len(wrong) == 0 {
+		wrong.add(n.sources().check())
 	}
-	switch {
-	case n.username != "" && !n.password.given():
-		return nil, &KeyError{"username", errors.New("needs password, password_file or password_env beside it")}
-	case n.username == "" && n.password.given():
-		return nil, &KeyError{"password", errors.New("needs username beside it")}
+	if len(wrong) == 0 {
+		_, err := n.read()
+		wrong.add(err)
 	}
-	if _, err := n.read(); err != nil {
-		return nil, err
-	}
-	return n, nil
+	wrong.when(s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix, "inbox_prefix",
+		"%q is no subject; expected tokens of "+
+			"A-Z, a-z, 0-9, _ and - with dots between them, such as _INBOX_forewarn", s.InboxPrefix)
+	wrong.when(n.username != "" && !n.password.given(), "username",
+		"needs password, password_file or password_env beside it")
+	wrong.when(n.username == "" && n.password.given(), "password", "needs username beside it")
+	return n, wrong.err()
 }
 
 // sources are all values but those that are only ever files.

@@ -39,20 +39,21 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 		return nil, nil
 	}
 	full := *p
-	switch {
-	case p.Stream == "" || len(p.Stream) > maxStreamName || strings.ContainsFunc(p.Stream, func(r rune) bool { return !inToken(r) }):
-		return nil, &KeyError{"provision.stream", fmt.Errorf("%q is no name of a stream; expected A-Z, a-z, 0-9, _ and -, at most %d", p.Stream, maxStreamName)}
-	case len(p.Subjects) == 0 && s.custom != "":
-		return nil, &KeyError{"provision.subjects", fmt.Errorf("missing; expected the subjects of the stream, such as [%s], because subject is given", s.patterns()[0])}
-	case p.Replicas < 0 || p.Replicas > 5:
-		return nil, &KeyError{"provision.replicas", fmt.Errorf("%d; expected 1 to 5", p.Replicas)}
-	case p.MaxAge < 0:
-		return nil, &KeyError{"provision.max_age", errors.New("expected a time after which messages go, or none")}
-	case p.Duplicates < 0 || p.MaxAge > 0 && p.Duplicates > p.MaxAge:
-		return nil, &KeyError{"provision.duplicates", errors.New("expected a time no longer than max_age")}
-	case len(p.Subjects) == 0:
+	if len(p.Subjects) == 0 {
 		full.Subjects = natsDefaultSubjects // which take the subjects by default: a test tries them
-		return &full, nil
+	}
+	var wrong KeyErrors
+	strange := strings.ContainsFunc(p.Stream, func(r rune) bool { return !inToken(r) })
+	wrong.when(strange || p.Stream == "" || len(p.Stream) > maxStreamName, "provision.stream",
+		"%q is no name of a stream; expected A-Z, a-z, 0-9, _ and -, at most %d", p.Stream, maxStreamName)
+	wrong.when(p.Replicas < 0 || p.Replicas > 5, "provision.replicas", "%d; expected 1 to 5", p.Replicas)
+	wrong.when(p.MaxAge < 0, "provision.max_age", "expected a time after which messages go, or none")
+	wrong.when(p.Duplicates < 0 || p.MaxAge > 0 && p.Duplicates > p.MaxAge, "provision.duplicates",
+		"expected a time no longer than max_age")
+	if len(p.Subjects) == 0 {
+		wrong.when(s.custom != "", "provision.subjects",
+			"missing; expected the subjects of the stream, such as [%s], because subject is given", s.patterns()[0])
+		return &full, wrong.err()
 	}
 	all, err := natsSamples()
 	if err != nil {
@@ -61,14 +62,16 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	for _, ce := range all {
 		subject, err := s.of(ce)
 		if err != nil {
-			return nil, &KeyError{"subject", err}
+			wrong.add(&KeyError{"subject", err})
+			break
 		}
 		if !slices.ContainsFunc(full.Subjects, func(pattern string) bool { return takes(pattern, subject) }) {
-			return nil, &KeyError{"provision.subjects", fmt.Errorf("do not take %s, the subject of a sample CloudEvent of type %s; "+
-				"expected a subject with wildcards that does", subject, ce.Type())}
+			wrong.when(true, "provision.subjects", "do not take %s, the subject of a sample CloudEvent of type %s; "+
+				"expected a subject with wildcards that does", subject, ce.Type())
+			break
 		}
 	}
-	return &full, nil
+	return &full, wrong.err()
 }
 
 // config is that of a new stream.

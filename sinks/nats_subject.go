@@ -55,29 +55,33 @@ func subjectShape() *templates.Shape {
 	return s
 }
 
-// newNATSSubjects parses the template of the settings, "" for the subjects by default, and tries that of the settings on a
+// openSubjects takes the template of the settings or the subjects by default, and tries those of the settings on a
 // CloudEvent of every change; a test tries the others. once says that each subject has to be that of one CloudEvent only.
-func newNATSSubjects(text string, once bool) (natsSubjects, error) {
+func openSubjects(text, file string, once bool) (natsSubjects, error) {
+	text, key, err := givenText("subject", text, file)
+	if err != nil {
+		return natsSubjects{}, err
+	}
 	s := natsSubjects{custom: strings.TrimSpace(text)}
+	if key != "" && s.custom == "" {
+		return s, &KeyError{key, errors.New("is empty")}
+	}
 	ofEvent, ofBridge := natsEventSubject, natsBridgeSubject
-	if s.custom != "" {
+	if key != "" {
 		ofEvent, ofBridge = text, text
+		err = templates.CheckNames(text, subjectShape())
 	}
-	var err error
-	if s.event, err = templates.Parse("subject", ofEvent); err != nil {
-		return s, &KeyError{"subject", err}
+	if err == nil {
+		s.event, err = templates.Parse("subject", ofEvent)
 	}
-	if s.bridge, err = templates.Parse("subject", ofBridge); err != nil {
-		return s, &KeyError{"subject", err}
+	if err == nil {
+		s.bridge, err = templates.Parse("subject", ofBridge)
 	}
-	if s.custom == "" {
-		return s, nil
+	if err == nil && key != "" {
+		err = s.try(once)
 	}
-	if err := templates.CheckNames(text, subjectShape()); err != nil {
-		return s, &KeyError{"subject", err}
-	}
-	if err := s.try(once); err != nil {
-		return s, &KeyError{"subject", err}
+	if err != nil {
+		return s, &KeyError{key, err}
 	}
 	return s, nil
 }

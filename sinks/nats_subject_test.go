@@ -106,7 +106,7 @@ func TestNATSSubjectAboutTheBridge(t *testing.T) {
 
 func natsSubjectOf(t *testing.T, ce event.Event) string {
 	t.Helper()
-	s, err := newNATSSubjects("", true)
+	s, err := openSubjects("", "", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func natsSubjectOf(t *testing.T, ce event.Event) string {
 
 // The subjects by default are ones for every sample, end in its id, and are taken by a stream made by default.
 func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
-	s, err := newNATSSubjects("", true)
+	s, err := openSubjects("", "", true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -127,12 +127,11 @@ type sources []source
 
 // check refuses two forms of one value.
 func (all sources) check() error {
+	var wrong KeyErrors
 	for _, s := range all {
-		if err := s.check(); err != nil {
-			return err
-		}
+		wrong.add(s.check())
 	}
-	return nil
+	return wrong.err()
 }
 
 // files are the files that the values stand in, whose change means new credentials.

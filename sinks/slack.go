@@ -90,20 +90,18 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 		insecure: s.Insecure,
 		turns:    cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
 	}
-	if err := k.openAddress(s); err != nil {
-		return Opened{}, err
+	var wrong KeyErrors
+	wrong.add(k.openAddress(s))
+	var a *slackAPI
+	var err error
+	if len(wrong) == 0 {
+		a, err = k.open(nil)
+		wrong.add(err)
 	}
-	a, err := k.open(nil)
-	if err != nil {
-		return Opened{}, err
-	}
-	if err := k.openChoices(s); err != nil {
-		return Opened{}, err
-	}
-	if err := k.openTexts(s); err != nil {
-		return Opened{}, err
-	}
-	if k.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
+	wrong.add(k.openChoices(s), k.openTexts(s))
+	k.caller, err = newCaller(s.TLS, s.Proxy, h)
+	wrong.add(err)
+	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
 	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), k.secret.files()...)}
@@ -124,43 +122,31 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 func (k *slackSink) openAddress(s slackSettings) error {
 	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
 	hook := spelled("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
-	for _, given := range []source{token, hook} {
-		if err := given.check(); err != nil {
-			return err
-		}
-	}
 	tls := s.TLS != tlsSettings{}
-	switch {
-	case token.given() && hook.given():
-		return &KeyError{"webhook_url", errors.New("token is given too; expected only one of them")}
-	case hook.given():
-		for key, given := range map[string]bool{
-			"channel": s.Channel != "", "api_url": s.APIURL != "", "broadcast": s.Broadcast != nil,
-		} {
-			if given {
-				return &KeyError{key, errors.New("is for a token; an incoming webhook has one channel, and no threads")}
-			}
-		}
+	var wrong KeyErrors
+	wrong.add(token.check(), hook.check())
+	wrong.when(token.given() && hook.given(), "webhook_url", "token is given too; expected only one of them")
+	if hook.given() {
+		const why = "is for a token; an incoming webhook has one channel, and no threads"
+		wrong.when(s.Channel != "", "channel", why)
+		wrong.when(s.APIURL != "", "api_url", why)
+		wrong.when(s.Broadcast != nil, "broadcast", why)
 		k.secret, k.secure = hook, tls
-		return nil
-	case !token.given():
-		return &KeyError{"token", errors.New("missing; expected a bot token in token, token_file or token_env, or webhook_url")}
-	case strings.TrimSpace(s.Channel) == "":
-		return &KeyError{"channel", errors.New(`missing; expected a name such as "#ops", in quotes, or an id such as C024BE91L`)}
+		return wrong.err()
 	}
+	wrong.when(!token.given(), "token", "missing; expected a bot token in token, token_file or token_env, or webhook_url")
+	wrong.when(token.given() && strings.TrimSpace(s.Channel) == "", "channel",
+		`missing; expected a name such as "#ops", in quotes, or an id such as C024BE91L`)
 	k.secret, k.api = token, slack.APIURL
 	if s.APIURL == "" {
-		return nil
+		return wrong.err()
 	}
 	u, err := url.Parse(s.APIURL)
-	if err != nil || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || !oneOf(u.Scheme, "http", "https") {
-		return &KeyError{"api_url", errors.New("is no address of an API; expected one such as https://slack.com/api/")}
-	}
-	if tls && u.Scheme != "https" {
-		return &KeyError{"api_url", errors.New("is not https, and tls is given")}
-	}
+	bad := err != nil || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || !oneOf(u.Scheme, "http", "https")
+	wrong.when(bad, "api_url", "is no address of an API; expected one such as https://slack.com/api/")
+	wrong.when(!bad && tls && u.Scheme != "https", "api_url", "is not https, and tls is given")
 	k.api = strings.TrimSuffix(s.APIURL, "/") + "/"
-	return nil
+	return wrong.err()
 }
 
 // broadcastable are the changes that broadcast may name.
@@ -168,38 +154,35 @@ var broadcastable = []string{"scheduled", "updated", "started", "vanished", "can
 
 // openChoices takes whom to mention and what to broadcast.
 func (k *slackSink) openChoices(s slackSettings) error {
+	var wrong KeyErrors
 	for i, change := range s.Broadcast {
 		if change == "none" && len(s.Broadcast) == 1 {
 			k.broadcast = []string{}
-		} else if !slices.Contains(broadcastable, change) {
-			return &KeyError{fmt.Sprintf("broadcast.%d", i), fmt.Errorf("%q is unknown; expected %s, or none alone", change,
-				strings.Join(broadcastable, ", "))}
+			continue
 		}
+		wrong.when(!slices.Contains(broadcastable, change), fmt.Sprintf("broadcast.%d", i),
+			"%q is unknown; expected %s, or none alone",
+			change, strings.Join(broadcastable, ", "))
 	}
 	if s.Mention == nil {
-		return nil
+		return wrong.err()
 	}
-	if strings.TrimSpace(s.Mention.Text) == "" {
-		return &KeyError{"mention.text", errors.New("missing; expected whom to mention, such as <!here>")}
-	}
-	levels := map[string]int{"INFO": 9, "WARN": 13, "": 17, "ERROR": 17}
-	from, ok := levels[s.Mention.From]
-	if !ok {
-		return &KeyError{"mention.from", fmt.Errorf("%q is unknown; expected INFO, WARN or ERROR", s.Mention.From)}
-	}
+	wrong.when(strings.TrimSpace(s.Mention.Text) == "", "mention.text",
+		"missing; expected whom to mention, such as <!here>")
+	from, ok := map[string]int{"INFO": 9, "WARN": 13, "": 17, "ERROR": 17}[s.Mention.From]
+	wrong.when(!ok, "mention.from", "%q is unknown; expected INFO, WARN or ERROR", s.Mention.From)
 	k.mention, k.from = s.Mention.Text, from
-	return nil
+	return wrong.err()
 }
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (k *slackSink) openTexts(s slackSettings) error {
-	if err := openTemplates(slackFields,
+	var wrong KeyErrors
+	wrong.add(openTemplates(slackFields,
 		templateKey{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
 		templateKey{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
-	); err != nil {
-		return err
-	}
-	return k.runbook.open(s.RunbookURL, s.RunbookURLFile)
+	), k.runbook.open(s.RunbookURL, s.RunbookURLFile))
+	return wrong.err()
 }
 
 func (k *slackSink) tryText(f map[string]any) error {

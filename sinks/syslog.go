@@ -89,27 +89,24 @@ func openSyslog(decode func(any) error, h Host) (Opened, error) {
 		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, dial: h.dialer(connectTime), host: h.Hostname, zone: h.Zone, now: time.Now,
 	}
 	name, number, _ := strings.Cut(k.id, "@")
-	switch {
-	case k.facility < 0:
-		return Opened{}, &KeyError{"facility", fmt.Errorf("%q is unknown; expected one of %s", s.Facility, strings.Join(syslogFacilities, ", "))}
-	case syslogName(k.app, 48) != k.app:
-		return Opened{}, &KeyError{"app_name", fmt.Errorf("%q is no name; expected at most 48 characters of ASCII without spaces", s.AppName)}
-	case name == "" || syslogName(k.id, 32) != k.id || strings.ContainsAny(name, `="]`) || number == "" || strings.Trim(number, "0123456789.") != "":
-		return Opened{}, &KeyError{"sd_id", fmt.Errorf("%q is no name of structured data; expected a name, @ and your enterprise number, "+
-			"such as cloudevent@32473", s.SDID)}
-	}
+	var wrong KeyErrors
+	wrong.when(k.facility < 0, "facility",
+		"%q is unknown; expected one of %s", s.Facility, strings.Join(syslogFacilities, ", "))
+	wrong.when(syslogName(k.app, 48) != k.app, "app_name",
+		"%q is no name; expected at most 48 characters of ASCII without spaces", s.AppName)
+	bad := name == "" || syslogName(k.id, 32) != k.id || strings.ContainsAny(name, `="]`)
+	wrong.when(bad || number == "" || strings.Trim(number, "0123456789.") != "", "sd_id",
+		"%q is no name of structured data; expected a name, @ and your enterprise number, such as cloudevent@32473", s.SDID)
 	var err error
-	if k.to, k.syslogTransport, err = syslogURL(s.URL); err != nil {
-		return Opened{}, &KeyError{"url", err}
-	}
-	if k.to.Scheme != "tls" && s.TLS != (tlsSettings{}) {
-		return Opened{}, &KeyError{"tls", errors.New("is for tls://; expected that url, or no tls")}
-	}
-	if _, err := k.tls.load(); err != nil {
-		return Opened{}, err
-	}
+	k.to, k.syslogTransport, err = syslogURL(s.URL)
+	wrong.when(err != nil, "url", "%w", err)
+	wrong.when(err == nil && k.to.Scheme != "tls" && s.TLS != tlsSettings{}, "tls",
+		"is for tls://; expected that url, or no tls")
+	_, err = k.tls.load()
+	wrong.add(err)
 	text := templateKey{"text", s.Text, s.TextFile, templates.EmailSubject, templates.Parse, k.tryText, &k.text}
-	if err := text.open(nil); err != nil {
+	wrong.add(text.open(nil))
+	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
 	opened := Opened{Sink: k, Secrets: s.TLS.files()}

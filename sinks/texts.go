@@ -56,10 +56,9 @@ func (k templateKey) open(own map[string]Field) error {
 
 // openTemplates opens all of them.
 func openTemplates(own map[string]Field, all ...templateKey) error {
+	var wrong KeyErrors
 	for _, k := range all {
-		if err := k.open(own); err != nil {
-			return err
-		}
+		wrong.add(k.open(own))
 	}
-	return nil
+	return wrong.err()
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -48,38 +47,28 @@ func (s tlsSettings) stamp() (string, error) {
 // load reads the files. Its errors are *KeyError.
 func (s tlsSettings) load() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName}
-	if s.CAFile != "" {
-		pem, err := readSmall(s.CAFile)
-		if err != nil {
-			return nil, &KeyError{"tls.ca_file", err}
+	var wrong KeyErrors
+	read := func(key, file string) []byte {
+		if file == "" {
+			return nil
 		}
+		text, err := readSmall(file)
+		wrong.when(err != nil, key, "%w", err)
+		return text
+	}
+	ca, cert, key := read("tls.ca_file", s.CAFile), read("tls.cert_file", s.CertFile), read("tls.key_file", s.KeyFile)
+	if ca != nil {
 		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, &KeyError{"tls.ca_file", fmt.Errorf("%s holds no certificate in PEM form", s.CAFile)}
-		}
+		wrong.when(!config.RootCAs.AppendCertsFromPEM(ca), "tls.ca_file", "%s holds no certificate in PEM form", s.CAFile)
 	}
-	switch {
-	case s.CertFile == "" && s.KeyFile == "":
-		return config, nil
-	case s.CertFile == "":
-		return nil, &KeyError{"tls.key_file", errors.New("needs cert_file beside it")}
-	case s.KeyFile == "":
-		return nil, &KeyError{"tls.cert_file", errors.New("needs key_file beside it")}
+	wrong.when(s.CertFile == "" && s.KeyFile != "", "tls.key_file", "needs cert_file beside it")
+	wrong.when(s.CertFile != "" && s.KeyFile == "", "tls.cert_file", "needs key_file beside it")
+	if cert != nil && key != nil {
+		pair, err := tls.X509KeyPair(cert, key)
+		wrong.when(err != nil, "tls.cert_file", "%s with key_file %s: %w", s.CertFile, s.KeyFile, err)
+		config.Certificates = []tls.Certificate{pair}
 	}
-	cert, err := readSmall(s.CertFile)
-	if err != nil {
-		return nil, &KeyError{"tls.cert_file", err}
-	}
-	key, err := readSmall(s.KeyFile)
-	if err != nil {
-		return nil, &KeyError{"tls.key_file", err}
-	}
-	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		return nil, &KeyError{"tls.cert_file", fmt.Errorf("%s with key_file %s: %w", s.CertFile, s.KeyFile, err)}
-	}
-	config.Certificates = []tls.Certificate{pair}
-	return config, nil
+	return config, wrong.err()
 }
 
 // handshake agrees on TLS over a connection to a host, which the certificate must name if config names no other.

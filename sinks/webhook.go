@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -94,29 +95,24 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 		return Opened{}, err
 	}
 	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, getenv: h.Getenv, log: h.Log}
-	if !oneOf(s.Mode, "", "structured", "binary") {
-		return Opened{}, &KeyError{"mode", fmt.Errorf("%q is unknown; expected structured or binary", s.Mode)}
-	}
+	var wrong KeyErrors
+	wrong.when(!oneOf(s.Mode, "", "structured", "binary"), "mode", "%q is unknown; expected structured or binary", s.Mode)
 	var err error
-	if w.secrets, err = newCredentials(s, h); err != nil {
-		return Opened{}, err
-	}
+	w.secrets, err = newCredentials(s, h)
+	wrong.add(err)
 	if s.Identity != nil {
-		if w.identity, err = newIdentity(*s.Identity, h); err != nil {
-			return Opened{}, err
-		}
+		w.identity, err = newIdentity(*s.Identity, h)
+		wrong.add(err)
 	}
-	if w.binary && len(s.Signing) > 0 {
-		return Opened{}, &KeyError{"signing_secrets", errors.New("a signature covers the body only, and in binary mode the " +
-			"CloudEvent's attributes are headers; expected mode structured")}
-	}
-	if err := w.openBody(s); err != nil {
-		return Opened{}, err
-	}
-	if w.caller, err = newCaller(s.TLS, s.Proxy, h); err != nil {
-		return Opened{}, err
-	}
-	if w.caller.blockedOn, err = blockedOn(s); err != nil {
+	wrong.when(w.binary && len(s.Signing) > 0, "signing_secrets",
+		"a signature covers the body only, and in binary mode the "+
+			"CloudEvent's attributes are headers; expected mode structured")
+	wrong.add(w.openBody(s))
+	w.caller, err = newCaller(s.TLS, s.Proxy, h)
+	wrong.add(err)
+	w.caller.blockedOn, err = blockedOn(s)
+	wrong.add(err)
+	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
 	files := append(w.secrets.sources().files(), s.TLS.files()...)
@@ -139,68 +135,50 @@ func openWebhook(decode func(any) error, h Host) (Opened, error) {
 // blockedOn are the statuses by which the destination says that it takes nothing until somebody acts: those that the
 // settings name and those that a ready-made body knows of its service.
 func blockedOn(s webhookSettings) ([]int, error) {
+	var wrong KeyErrors
 	for _, status := range s.BlockedOn {
-		switch {
-		case status < 400 || status > 499:
-			return nil, &KeyError{"blocked_on", fmt.Errorf("%d; expected statuses from 400 to 499, such as [400]", status)}
-		case classOfStatus(status) == nil:
-			return nil, &KeyError{"blocked_on", fmt.Errorf("%d means to come back later; expected other statuses", status)}
-		}
+		outside := status < 400 || status > 499
+		wrong.when(outside, "blocked_on", "%d; expected statuses from 400 to 499, such as [400]", status)
+		wrong.when(!outside && classOfStatus(status) == nil, "blocked_on",
+			"%d means to come back later; expected other statuses", status)
 	}
 	ready, _ := templates.Body(s.Body)
-	return append(slices.Clone(s.BlockedOn), ready.BlockedOn...), nil
+	return append(slices.Clone(s.BlockedOn), ready.BlockedOn...), wrong.err()
 }
 
 // openBody parses the template of the body and tries it on CloudEvents of every kind.
 func (w *webhook) openBody(s webhookSettings) error {
 	key, text, err := bodyText(s)
-	if err != nil {
+	var wrong KeyErrors
+	if wrong.add(err); err != nil {
 		return err
 	}
 	if key == "" {
-		switch {
-		case s.ContentType != "":
-			return &KeyError{"content_type", errors.New("is for body or body_text; a CloudEvent's is fixed by its mode")}
-		case len(s.BodySecrets) > 0:
-			return &KeyError{"body_secrets", errors.New("is for body or body_text; a CloudEvent holds no secret")}
-		case s.RunbookURL != "" || s.RunbookURLFile != "":
-			return &KeyError{"runbook_url", errors.New("is for body or body_text; a CloudEvent holds no link")}
-		}
-		return nil
+		wrong.when(s.ContentType != "", "content_type", "is for body or body_text; a CloudEvent's is fixed by its mode")
+		wrong.when(len(s.BodySecrets) > 0, "body_secrets", "is for body or body_text; a CloudEvent holds no secret")
+		wrong.when(s.RunbookURL != "" || s.RunbookURLFile != "", "runbook_url",
+			"is for body or body_text; a CloudEvent holds no link")
+		return wrong.err()
 	}
-	if s.Mode != "" {
-		return &KeyError{"mode", fmt.Errorf("is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)}
+	wrong.when(s.Mode != "", "mode", "is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)
+	wrong.add(w.openBodySecrets(s.BodySecrets), w.runbook.open(s.RunbookURL, s.RunbookURLFile))
+	w.content = cmp.Or(s.ContentType, "application/json")
+	_, _, err = mime.ParseMediaType(w.content)
+	wrong.when(err != nil || !validHeaderValue(w.content), "content_type",
+		"%q is no media type; expected one such as text/plain; charset=utf-8", w.content)
+	w.body, err = templates.Parse(key, text)
+	if err == nil && s.Body == "" { // a ready-made one says itself which secret it lacks
+		err = templates.CheckNames(text, bodyShape(slices.Collect(maps.Keys(s.BodySecrets))))
 	}
-	if err := w.openBodySecrets(s.BodySecrets); err != nil {
-		return err
+	if err == nil && len(wrong) == 0 {
+		err = tryOut(func(f map[string]any) error {
+			f["secret"] = w.secretNames()
+			_, err := w.render(f)
+			return err
+		})
 	}
-	if err := w.runbook.open(s.RunbookURL, s.RunbookURLFile); err != nil {
-		return err
-	}
-	w.content = "application/json"
-	if s.ContentType != "" {
-		w.content = s.ContentType
-	}
-	if _, _, err := mime.ParseMediaType(w.content); err != nil || !validHeaderValue(w.content) {
-		return &KeyError{"content_type", fmt.Errorf("%q is no media type; expected one such as text/plain; charset=utf-8", w.content)}
-	}
-	if w.body, err = templates.Parse(key, text); err != nil {
-		return &KeyError{key, err}
-	}
-	names := w.secretNames()
-	if s.Body == "" { // a ready-made one says itself which secret it lacks
-		if err := templates.CheckNames(text, bodyShape(slices.Collect(maps.Keys(names)))); err != nil {
-			return &KeyError{key, err}
-		}
-	}
-	if err := tryOut(func(f map[string]any) error {
-		f["secret"] = names
-		_, err := w.render(f)
-		return err
-	}); err != nil {
-		return &KeyError{key, err}
-	}
-	return nil
+	wrong.when(err != nil, key, "%w", err)
+	return wrong.err()
 }
 
 // bodyText is the template of the body and its key, which is "" when a CloudEvent is to be sent.
@@ -233,29 +211,30 @@ func bodyText(s webhookSettings) (key, text string, err error) {
 
 // openBodySecrets checks the secrets of the body and reads them once.
 func (w *webhook) openBodySecrets(secrets map[string]Value) error {
+	var wrong KeyErrors
 	for _, name := range slices.Sorted(maps.Keys(secrets)) {
 		b := bodySecret{nested("body_secrets."+name, secrets[name]), name}
-		if err := b.check(); err != nil {
-			return err
-		}
+		wrong.add(b.check())
 		w.hidden = append(w.hidden, b)
 	}
-	_, err := w.readBodySecrets(new(veil))
-	return err
+	if len(wrong) == 0 {
+		_, err := w.readBodySecrets(new(veil))
+		wrong.add(err)
+	}
+	return wrong.err()
 }
 
 // readBodySecrets gets the secrets of the body as they are now, and hides them.
 func (w *webhook) readBodySecrets(v *veil) (map[string]string, error) {
 	values := make(map[string]string, len(w.hidden))
+	var wrong KeyErrors
 	for _, b := range w.hidden {
 		value, err := b.read(w.getenv)
-		if err != nil {
-			return nil, err
-		}
+		wrong.add(err)
 		v.hide(value)
 		values[b.name] = value
 	}
-	return values, nil
+	return values, wrong.err()
 }
 
 // secretNames are the secrets of the body with nothing to see.

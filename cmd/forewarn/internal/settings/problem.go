@@ -71,13 +71,14 @@ func (p Problems) Unwrap() (all []error) {
 	return all
 }
 
-// report records problems, so that the rest of the file can be checked too. It keeps the first problem at each
-// position, because later ones there probably follow from it.
+// report records problems, so that the rest of the file can be checked too. It leaves out those at a position that was
+// reported before, because they probably follow from what is wrong there.
 func (doc *document) report(errs ...error) {
 	for _, err := range errs {
+		before := doc.problems
 		for _, p := range Problems(nil).and(err) {
 			same := func(other *Problem) bool { return other.Line == p.Line && other.Column == p.Column }
-			if !slices.ContainsFunc(doc.problems, same) {
+			if !slices.ContainsFunc(before, same) {
 				doc.problems = append(doc.problems, p)
 			}
 		}

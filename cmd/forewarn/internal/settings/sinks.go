@@ -183,17 +183,28 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings,
 		doc.report(err)
 		return nil
 	}, host)
-	if !decoded {
-		wrong, ok := errors.AsType[*sinks.KeyError](err)
-		if !ok {
-			return opened
-		}
-		if e, given := section.value.find(wrong.Key); !given || !doc.clean(e) {
-			return opened
+	all, ok := errors.AsType[sinks.KeyErrors](err)
+	if !ok {
+		all = sinks.KeyErrors{err}
+	}
+	var wrong Problems
+	for _, err := range all {
+		if decoded || doc.isAboutCleanKey(section.value, err) {
+			wrong = wrong.and(doc.wrongKey(section, err))
 		}
 	}
-	doc.report(doc.wrongKey(section, err))
+	doc.report(wrong.err())
 	return opened
+}
+
+// isAboutCleanKey reports whether err is about a key below n that is given and has no problem of its own.
+func (doc *document) isAboutCleanKey(n *node, err error) bool {
+	wrong, ok := errors.AsType[*sinks.KeyError](err)
+	if !ok {
+		return false
+	}
+	e, given := n.find(wrong.Key)
+	return given && doc.clean(e)
 }
 
 // inlineSecrets returns the keys below a decoded section whose secrets are written into the file itself.
