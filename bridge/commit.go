@@ -10,6 +10,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
@@ -114,6 +115,35 @@ func overtaken(
 		}
 	}
 	return superseded, moved
+}
+
+// toldAnew are the pending deliveries of before the start that are out of date: a late file brought them when their
+// event had been told anew, or had ended. That stands for what waits for its time, for reminders, and for all that a
+// route is told only while it is the newest.
+func (b *Bridge) toldAnew(anew map[string]*outbox.Group) (stale []outbox.Ref) {
+	b.mu.Lock()
+	began, routes := b.began, b.routes
+	b.mu.Unlock()
+	for _, d := range b.Outbox.List(outbox.Selection{State: outbox.StatePending}) {
+		end := imds.Change{Kind: imds.Vanished, Event: imds.Event{ID: d.Group}}
+		switch {
+		case d.Group == "", d.Seq() >= uint64(began.UnixMicro()):
+			continue
+		case b.events.open(d.Group):
+			if anew[d.Group] == nil {
+				continue
+			}
+		case b.Outbox.Mark(d.Group, cloudevent.ChangeID(end)).At.Before(began):
+			continue
+		}
+		onlyNewest := slices.ContainsFunc(routes, func(r Route) bool {
+			return r.Name == d.Route && r.Terms.Late != delivery.LateSend
+		})
+		if onlyNewest || d.Due.After(time.Now()) || d.Change == string(imds.Reminder) {
+			stale = append(stale, outbox.Ref{Route: d.Route, Seq: d.Seq()})
+		}
+	}
+	return stale
 }
 
 // marshalEvent is the CloudEvent in the JSON format. It was validated when it was made.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
 )
 
@@ -35,12 +36,12 @@ type gap struct {
 	To   time.Time `json:"to,omitzero"`
 }
 
-// tellBridge commits a CloudEvent about the bridge to the routes that hear such, except the one concerned.
-func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
+// tellBridge commits a CloudEvent about the bridge to the routes that hear such, except the one whose trouble it tells.
+func (b *Bridge) tellBridge(typ string, data map[string]any, about string) {
 	b.mu.Lock()
 	var to []outbox.Recipient
 	for _, r := range b.routes {
-		if r.Name != except && r.Terms.Bridge.Hears(typ) {
+		if r.Name != about && r.Terms.Bridge.Hears(typ) {
 			to = append(to, outbox.Recipient{Route: r.Name})
 		}
 	}
@@ -56,7 +57,7 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, except string) {
 		return
 	}
 	var c commit
-	c.say(ce, outbox.Addition{To: to})
+	c.say(ce, outbox.Addition{Message: delivery.Message{About: about}, To: to})
 	_ = b.commit(c, now)() // the outbox says when it can't write
 }
 

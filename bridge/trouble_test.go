@@ -61,6 +61,29 @@ func TestABlockedSinkIsToldToTheOthers(t *testing.T) {
 	})
 }
 
+// The sink concerned does not hear of itself as somebody's fallback either: its trouble waits for who is to hear it.
+func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin, page, other := &ear{answer: always(errDown)}, &ear{answer: always(delivery.ErrRejected)}, &ear{answer: always(errRefused)}
+		b := s.start(admin.trouble("admin").with(func(x *Terms) { x.Fallback = delivery.Fallback{Sink: "page", After: 2 * time.Minute} }),
+			page.all("page"), other.all("other"))
+		pause(1500 * time.Millisecond)
+		s.notSelf(idA)
+		pause(time.Second)
+		page.say(nil)
+		pause(10 * time.Minute)
+		if got := strings.Join(page.types(), " "); got != "sink.blocked" || tellingOf(t, page.accepted()[0].Event)["sink"] != "other" {
+			t.Errorf("the fallback is told %q, want the other sink's trouble, not its own", got)
+		}
+		admin.say(nil)
+		pause(6 * time.Minute)
+		if got := strings.Join(admin.types(), " "); !strings.Contains(got, "delivery.deadlettered") {
+			t.Errorf("told %q, want the dead letter too", got)
+		}
+		b.end()
+	})
+}
+
 // A sink that accepts nothing for five minutes, though something is owed, counts as blocked, whatever it answers, and
 // even when it never does.
 func TestASinkThatAcceptsNothingForFiveMinutesIsToldOf(t *testing.T) {

@@ -41,6 +41,7 @@ type Message struct {
 	Change    string `json:"change,omitempty"`    // scheduled, updated, started, vanished, reminder, approved; or ""
 	AzureType string `json:"azureType,omitempty"` // such as Reboot
 	Transient bool   `json:"transient,omitempty"` // leaves no history, and never falls back: a heartbeat
+	About     string `json:"about,omitempty"`     // the route whose trouble it tells; that one never gets it as a fallback
 	// Replaced is of a vanished: another event took the place of this one, so it comes before what tells of that.
 	Replaced bool `json:"replaced,omitempty"`
 }

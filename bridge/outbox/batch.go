@@ -278,11 +278,11 @@ func (c *change) forgetDead(d *entry) {
 	c.disuse(d.message)
 }
 
-// fallBack makes what a route couldn't deliver pending for its fallback, unless that has or had it. What came as a
-// fallback doesn't fall back again, and what leaves no history isn't worth it.
+// fallBack makes what a route couldn't deliver pending for its fallback, unless that has or had it, or it is about that
+// one's trouble. What came as a fallback doesn't fall back again, and what leaves no history isn't worth it.
 func (c *change) fallBack(e *entry, why string) {
 	to := e.route.fallback
-	if to == "" || e.Instead != nil || e.Transient || c.outcome(to, e.Seq).State != "" {
+	if to == "" || to == e.About || e.Instead != nil || e.Transient || c.outcome(to, e.Seq).State != "" {
 		return
 	}
 	if why == "" {
