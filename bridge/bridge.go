@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -95,6 +96,7 @@ type Bridge struct {
 	deciding     sync.Mutex    // held while changes are derived from open events and handed over; taken before mu
 	nextReminder time.Time     // the next one may be due then; with deciding
 	routed       chan struct{} // closed when Run has set the routes
+	over         chan struct{} // closed when Run is to stop
 	identified   chan struct{} // closed when instance metadata answered, or will not soon
 	identity     chan struct{} // asks for it at once
 	pulse        pulse         // tells standstills of this machine
@@ -142,21 +144,31 @@ func New(o Options) *Bridge {
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
 		beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
-		routed: make(chan struct{}), identified: make(chan struct{}), identity: make(chan struct{}, 1),
+		routed: make(chan struct{}), over: make(chan struct{}),
+		identified: make(chan struct{}), identity: make(chan struct{}, 1),
 		pulse: pulse{every: min(o.Interval, DefaultInterval)},
 	}
-	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.remember, Forgot: o.Meter.Forgot})
+	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})
 	b.remember()
 	b.setObserver(imds.Observer{})
 	return b
 }
 
-// remember takes in what the outbox kept, beside what is known already: its file may have come late.
+// takeUp takes in an outbox's file that came late. As at a start, a backlog waits until it is known whose it is.
+func (b *Bridge) takeUp() {
+	if b.Outbox.Totals().Pending > 0 {
+		b.awaitName(context.Background())
+	}
+	b.remember()
+}
+
+// remember takes in what the outbox's file held, beside what is known already: it may have come late.
 func (b *Bridge) remember() {
+	stored := b.Outbox.Stored()
 	var observer imds.Observer
 	var answer lastAnswer
 	for name, v := range map[string]any{valueObserver: &observer, valueAnswer: &answer} {
-		if kept := b.Outbox.Value(name); kept != nil {
+		if kept := stored.Values[name]; kept != nil {
 			if err := json.Unmarshal(kept, v); err != nil {
 				b.Log.Error("the outbox holds something that can't be read", "name", name, "err", err)
 			}
@@ -165,20 +177,22 @@ func (b *Bridge) remember() {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	b.mu.Lock()
-	var unwatched time.Duration
-	if !b.answer.At.IsZero() {
-		unwatched = answer.since(b.answer.At)
-	}
-	if answer.At.After(b.answer.At) {
+	since := b.answer.At
+	if answer.At.After(since) {
 		b.answer = answer
 	}
 	if b.observer == (imds.Observer{}) {
 		b.observer = observer
 	}
 	b.mu.Unlock()
-	b.events.load(b.Outbox.Groups(), unwatched, b.Log)
+	open := b.Outbox.Groups() // the others ended before the file came
+	maps.DeleteFunc(stored.Groups, func(id string, _ outbox.Group) bool { _, is := open[id]; return !is })
+	told := b.events.load(stored.Groups, answer.At, since, b.Log)
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
+	if stale := b.toldAnew(told); len(told)+len(stale) > 0 {
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: stale, Groups: told})
+	}
 }
 
 // lastAnswer is the last valid answer, of this run or of one before.
@@ -232,6 +246,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Go(func() { b.seek(ctx) })
 	loops.Go(func() { b.feelPulse(ctx) })
 	b.watch(ctx)
+	close(b.over)
 	loops.Wait()
 
 	b.tellDead(time.Now(), 0)

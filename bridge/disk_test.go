@@ -16,6 +16,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
 )
 
@@ -211,6 +212,183 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 			t.Errorf("still owed: %v", list)
 		}
 	})
+}
+
+// lateFile ends the bridge, has something happen, and starts another without its file, which comes when bring is called.
+func (s *stage) lateFile(b *running, happens func(), routes ...Route) (after *running, bring func()) {
+	b.end()
+	happens()
+	older := filepath.Join(s.dir, "outbox.db")
+	s.dir = notADirectory(s.t)
+	return s.start(routes...), func() {
+		if err := errors.Join(os.Remove(filepath.Dir(s.dir)), os.MkdirAll(s.dir, 0o700)); err != nil {
+			s.t.Fatal(err)
+		}
+		copyFile(s.t, older, filepath.Join(s.dir, "outbox.db"))
+	}
+}
+
+// What a late file remembers of an event counts, though the event was told as new before it came: that it was approved,
+// had begun, and to which routes it goes. What ended meanwhile ended while nobody watched.
+func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.beginsLate()
+			e, moved := &ear{}, &ear{}
+			first := moved.all("first")
+			first.Filter.When = condition(t, `data.event.Description == "first"`)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
+			s.redeploy(idB, time.Hour)
+			b := s.start(e.all("a"), first)
+			pause(2500 * time.Millisecond)
+			if begun {
+				s.azure.Start(idA)
+				pause(1500 * time.Millisecond)
+			} else if a := b.ApproveNow(t.Context(), idA, s.shown(idA), "somebody"); a.Result != cloudevent.ResultApproved {
+				t.Fatalf("approved with %+v", a)
+			}
+			pause(500 * time.Millisecond)
+			watched := time.Now()
+			b, bring := s.lateFile(b, func() {
+				s.azure.End(idB)
+				s.azure.Update(idA, func(e *imdstest.Event) {
+					e.Status, e.Description, e.NotBefore = "Scheduled", "second", time.Now().Add(time.Hour)
+				})
+				pause(30 * time.Second)
+			}, e.all("a"), first)
+			pause(2500 * time.Millisecond)
+			bring()
+			pause(4 * time.Second)
+			before := len(moved.ids())
+			s.azure.End(idA)
+			pause(3 * time.Second)
+			b.end()
+			want := map[string]cloudevent.Outcome{idA: cloudevent.OutcomeUnknown, idB: cloudevent.OutcomeUnknown}
+			if begun {
+				want[idA] = cloudevent.OutcomeCompleted
+			}
+			for _, h := range e.accepted() {
+				d := dataIn(t, h.Event)
+				id := h.Event.Subject()
+				if d.Change == imds.Vanished && d.Outcome != want[id] {
+					t.Errorf("begun %v: %s ended %s, want %s", begun, id, d.Outcome, want[id])
+				}
+				if d.Change == imds.Vanished && id == idB && (!d.WhileAway || d.NotEarlierThan.After(watched)) {
+					t.Errorf("%s ended while away %v, not earlier than %v, want before %v", id, d.WhileAway, d.NotEarlierThan, watched)
+				}
+			}
+			if got := moved.types(); got[len(got)-1] != "vanished" || len(got) != before+1 {
+				t.Errorf("the route that the event went to heard %v, want its end too", got)
+			}
+		})
+	}
+}
+
+// An id that was used before the file was away isn't used again for another change.
+func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		for range 2 { // it comes, and comes back
+			s.reboot(idA)
+			pause(2 * time.Second)
+			s.azure.End(idA)
+			pause(2 * time.Second)
+		}
+		b, bring := s.lateFile(b, func() { s.reboot(idA) }, e.all("a"))
+		pause(2 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		bring()
+		pause(10 * time.Second)
+		b.crash()
+		b = s.start(e.all("a"))
+		s.reboot(idA)
+		pause(20 * time.Second)
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		b.end()
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished", idA+"-scheduled-r2", idA+"-vanished-r2",
+			idA+"-scheduled", idA+"-vanished", // nobody could know
+			idA+"-scheduled-r3", idA+"-vanished-r3")
+	})
+}
+
+// A late file's backlog about an event that was told anew, or ended, is out of date for sinks that are told the state as
+// it is, and for a lead. Sinks that are told everything hear it.
+func TestALateFilesBacklogIsNotToldAsNews(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.Interval = seldom
+			down := &ear{answer: always(errDown)}
+			audit, chat, drain := &ear{}, &ear{}, &ear{}
+			chatty := func(e *ear) Route { return e.all("chat").with(func(t *Terms) { t.Late = delivery.LateLatest }) }
+			drains := drain.leads("drain", 10*time.Minute, "scheduled")
+			s.redeploy(idA, 70*time.Minute)
+			b := s.start(down.all("audit"), chatty(down), drains)
+			pause(time.Minute)
+			b, bring := s.lateFile(b, func() {}, audit.all("audit"), chatty(chat), drains)
+			pause(20 * time.Second)
+			if ended {
+				s.azure.End(idA)
+			} else {
+				s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = e.NotBefore.Add(time.Hour) })
+			}
+			pause(20 * time.Second)
+			heard := len(chat.ids())
+			bring()
+			pause(100 * time.Minute)
+			if more := chat.types()[heard:]; len(more) > 0 {
+				t.Errorf("ended %v: chat hears %v when the file has come", ended, more)
+			}
+			if got := audit.types(); len(got) != 3 || got[2] != "scheduled" {
+				t.Errorf("ended %v: audit hears %v, want what was pending too", ended, got)
+			}
+			wantIDs(t, drain.types())
+			pause(time.Hour)
+			if want := map[bool]int{false: 1}[ended]; len(drain.types()) != want {
+				t.Errorf("ended %v: drain hears %v, want %d", ended, drain.types(), want)
+			}
+			b.end()
+		})
+	}
+}
+
+// A file that comes late may be another machine's, so its backlog waits until that is known, as at a start.
+func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
+	for _, tt := range []struct {
+		claim   string
+		vm      string
+		unknown time.Duration
+		want    string
+	}{
+		{"it is this machine's", "", 6 * time.Second, idA + "-scheduled"},
+		{"it is another's", "vm-1", 6 * time.Second, ""},
+		{"nobody can say", "", time.Minute, idA + "-scheduled"},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				down, e := &ear{answer: always(errDown)}, &ear{}
+				b := s.start(down.all("a"))
+				s.reboot(idA)
+				pause(3 * time.Second)
+				s.vm = tt.vm
+				b, bring := s.lateFile(b, func() {
+					s.azure.End(idA)
+					s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 2*time.Second + tt.unknown})
+				}, e.all("a"))
+				pause(4 * time.Second)
+				bring()
+				pause(3500 * time.Millisecond)
+				wantIDs(t, e.ids())
+				pause(20 * time.Second)
+				if got := e.ids(); tt.want == "" && len(got) > 0 || tt.want != "" && (len(got) == 0 || got[0] != tt.want) {
+					t.Errorf("told %v, want %q", got, tt.want)
+				}
+				b.end()
+			})
+		})
+	}
 }
 
 // An outbox that comes late and is another VM's is set aside all the same.

@@ -151,6 +151,7 @@ func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	select {
 	case <-b.identified:
 	case <-ctx.Done():
+	case <-b.over:
 	case <-time.After(limit):
 		b.Log.Warn("instance metadata does not answer; going on without knowing for sure which VM this is")
 	}

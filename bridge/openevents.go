@@ -54,6 +54,7 @@ type openEvent struct {
 
 	event imds.Event // of Event
 	kept  time.Time  // when it was last given to the outbox
+	lost  time.Time  // when it was last seen, of one that a late file brought; zero once it is listed
 }
 
 // unwatched notes how long no valid answer came, and that the observer booted meanwhile. It says whether that is news.
@@ -84,25 +85,65 @@ type openEvents struct {
 	byID map[string]*openEvent
 }
 
-// load takes in what the outbox kept, beside what is known already: its file may have come late. unwatched is the time
-// that passed since the file's last valid answer while nobody knew of these events.
-func (o *openEvents) load(groups map[string]outbox.Group, unwatched time.Duration, log *slog.Logger) {
+// load takes in what the outbox's file held, which may come late, beside what is known already. until is the last valid
+// answer that the file knows of, and since the last one of this run, zero if there was none. It gives the events that
+// were told anew before the file came, as the outbox is to keep them.
+func (o *openEvents) load(
+	groups map[string]outbox.Group, until, since time.Time, log *slog.Logger,
+) (anew map[string]*outbox.Group) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.byID == nil {
 		o.byID = map[string]*openEvent{}
 	}
+	anew = map[string]*outbox.Group{}
 	for id, g := range groups {
-		if o.byID[id] != nil {
-			continue
-		}
-		op, err := decodeOpen(g)
+		was, err := decodeOpen(g)
 		if err != nil {
 			log.Error("an open event in the outbox can't be read", "event", id, "err", err)
 			continue
 		}
-		op.unwatched(unwatched, false)
-		o.byID[id] = op
+		switch op := o.byID[id]; {
+		case op != nil && was.First.Before(op.First):
+			op.recall(was, until)
+			anew[id] = op.group()
+		case op != nil:
+		case !since.IsZero(): // nobody knew of it meanwhile
+			was.unwatched(elapsed(until, since), false)
+			was.lost = until
+			fallthrough
+		default:
+			o.byID[id] = was
+		}
+	}
+	return anew
+}
+
+// recall takes in what a file remembers that came when the event had been taken for new. until is when it had been seen
+// last.
+func (op *openEvent) recall(was *openEvent, until time.Time) {
+	op.unwatched(elapsed(until, op.First), was.Rebooted)
+	if !was.Started.IsZero() {
+		op.Started = was.Started
+	}
+	op.First, op.Life, op.Pause = was.First, max(op.Life, was.Life), max(op.Pause, was.Pause)
+	op.Gap, op.Approved = op.Gap || was.Gap, op.Approved || was.Approved
+	for _, r := range was.Routes {
+		if !slices.Contains(op.Routes, r) {
+			op.Routes = append(op.Routes, r)
+		}
+	}
+	op.Undecided = slices.DeleteFunc(op.Undecided, func(r string) bool { return slices.Contains(op.Routes, r) })
+}
+
+// listed notes that a document lists these events.
+func (o *openEvents) listed(events []imds.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range events {
+		if op := o.byID[e.ID]; op != nil {
+			op.lost = time.Time{}
+		}
 	}
 }
 

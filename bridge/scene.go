@@ -59,6 +59,7 @@ func (b *Bridge) tellChanges(doc imds.Document, m moment) (wait func() error, al
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.events.all()
+	b.events.listed(doc.Events)
 	found := imds.Diff(known, doc)
 	changes := fitting(known, found)
 	full := len(changes) < len(found)
@@ -109,6 +110,9 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 	if s.away {
 		in.NotEarlierThan = s.before
 	}
+	if !op.lost.IsZero() {
+		in.WhileAway, in.NotEarlierThan = true, op.lost
+	}
 	if change.Kind == imds.Vanished {
 		if op.Approval.owed() {
 			s.addApproval(c, e, op, mootApproval(op, s.now, "the event is no longer listed"))
@@ -138,7 +142,7 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 		c.open[e.ID] = nil
 		return nil
 	}
-	op.Event, op.event, op.Said = e.Raw, e, s.now
+	op.Event, op.event, op.Said, op.lost = e.Raw, e, s.now, time.Time{}
 	c.open[e.ID] = &op
 	return nil
 }

@@ -53,12 +53,31 @@ func start(w *world) *process {
 		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
 		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
-		Turned: p.turned, Random: w.random,
+		Turned: p.turned, Random: w.random, Meter: meter{w},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	go func() { p.done <- p.bridge.Run(ctx) }()
 	return p
+}
+
+// What the program may forget.
+const forgotDeadLetter, forgotHistory = bridge.ForgotDeadLetter, bridge.ForgotHistory
+
+// A meter counts what the program says that it forgot.
+type meter struct{ w *world }
+
+func (meter) Polled(imds.PollClass)           {}
+func (meter) Committed(string)                {}
+func (meter) Attempted(string, time.Duration) {}
+func (meter) Accepted(string, time.Duration)  {}
+func (meter) Superseded(string, int)          {}
+func (meter) Failed(string, string)           {}
+
+func (m meter) Forgot(what string, n int) {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	m.w.forgot[what] += n
 }
 
 // turned is called when the poll loop has come round.

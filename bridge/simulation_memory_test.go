@@ -20,13 +20,14 @@ func (o *oracle) clones() {
 		if b.vm == 0 || !owned || o.boots[first].learned.seq == 0 { // what is nobody's is taken over
 			continue
 		}
+		start := o.boots[first].began.at
 		if loaded := o.boots[first].loaded; loaded.seq > 0 && loaded.seq < o.boots[first].learned.seq {
-			continue // nobody waits for the name again when a file comes late, in which there is something to tell
+			start = loaded.at // what comes late waits for the name as what is there at the start does
 		}
 		began, learned := o.boots[first].began, o.boots[first].learned
 		for _, h := range a.batch {
 			theirs := h.time.Before(began.clock)
-			if theirs && h.event != "" && (a.start > learned.at || a.start < began.at+9*time.Second) {
+			if theirs && h.event != "" && (a.start > learned.at || a.start < start+9*time.Second) {
 				o.add("clones", "%s was told %s at %v, which another machine had to tell", a.sink, h.id, short(a.start))
 			}
 		}

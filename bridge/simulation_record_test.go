@@ -117,7 +117,7 @@ func (o *oracle) outcome(id string, b belief) {
 		if n := len(ends); n > 1 {
 			from = max(from, ends[n-2]) // nobody may have seen the end of the life before it
 		}
-		began := hasBegun(from) && !o.blurred // when its file comes late, the program keeps to what it has seen since
+		began := hasBegun(from)
 		for _, list := range o.taken[id] {
 			for _, t := range list {
 				if b.place(t) == i && (t.outcome == "canceled" && began || t.outcome == "completed" && !mayHave) {
@@ -149,7 +149,7 @@ func (b belief) place(t taken) int {
 // whileAway: what happened while nobody watched is told as that, and nothing else.
 func (o *oracle) whileAway(id string, b belief) {
 	for i, c := range b.changes {
-		if c.away == nil || c.lost || o.clockStepped() || o.blurred {
+		if c.away == nil || c.lost || o.clockStepped() {
 			continue
 		}
 		for sink, list := range o.taken[id] {
@@ -167,7 +167,7 @@ func (o *oracle) troubleIsTold() {
 	var news strings.Builder
 	for sink, list := range o.taken[""] {
 		for _, t := range list {
-			if strings.Contains(t.body, `"sink":"`+sink+`"`) && t.instead == "" { // a fallback takes what comes
+			if strings.Contains(t.body, `"sink":"`+sink+`"`) {
 				o.add("trouble", "%s was told of its own trouble: %s", sink, t.id)
 			}
 			if sink == "well" {
@@ -219,11 +219,7 @@ func (o *oracle) deadLetters() {
 // leftBehind: when all is well again, nothing waits any more but what waits for its time or its route.
 func (o *oracle) leftBehind() {
 	for _, e := range o.left {
-		there := slices.ContainsFunc(o.routes, func(r routePlan) bool {
-			// What an older file brings late may wait for its lead, and what is newer behind it.
-			return r.name == e.sink && !(o.blurred && r.lead > 0)
-		})
-		if !e.dead && e.due.IsZero() && there {
+		if !e.dead && e.due.IsZero() && hasRoute(o.routes, e.sink) {
 			o.add("nothing is left behind", "%s still owes %s after %d attempts: %s", e.sink, e.id, e.attempts, e.err)
 		}
 	}
@@ -247,8 +243,7 @@ func (o *oracle) recordIsTrue() {
 			for _, t := range list {
 				state := recorded[sink+" "+t.id]
 				if event != "" && t.settled && state != "accepted" && !o.unsettled(t, len(o.boots)) && len(o.hands) == 0 &&
-					!o.blurred &&
-					(o.plan.bounds.memory == 0 || len(o.ills) == 0) { // else there was no room for it, which is said
+					!o.blurred {
 					o.add("the record is true", "%s took %s at %v, and it says %q", sink, t.id, short(t.at), state)
 				}
 			}

@@ -41,6 +41,7 @@ type belief struct {
 	accepted map[string]bool // routes whose filter has accepted this life of it; false if it may have
 	changes  []change
 	kept     *belief      // what its file holds, which comes late; nil when it is there
+	late     bool         // that came, and no document since then lists the event
 	before   []checkpoint // what a crash may take it back to
 }
 
@@ -61,7 +62,7 @@ func (b belief) copy() belief {
 // key is the same for beliefs that make no difference.
 func (b belief) key() string {
 	var s strings.Builder
-	fmt.Fprint(&s, b.seen != nil, b.lives, b.times, b.accepted, len(b.before), b.kept != nil)
+	fmt.Fprint(&s, b.seen != nil, b.lives, b.times, b.accepted, len(b.before), b.kept != nil, b.late)
 	if b.seen != nil {
 		fmt.Fprint(&s, *b.seen)
 	}
@@ -115,7 +116,7 @@ func truthOf(w *world) map[string][]belief {
 	for _, b := range w.boots {
 		note(b.began, func() { t.begin(b) })
 		note(b.learned, func() { t.learn(b) })
-		note(b.loaded, t.load)
+		note(t.w.takenUp(b), t.load)
 		note(b.ended, func() { t.end(b) })
 	}
 	for _, s := range w.setups {
@@ -137,6 +138,24 @@ func truthOf(w *world) map[string][]belief {
 		m.take()
 	}
 	return t.beliefs
+}
+
+// takenUp is when the program took up a file that came late: when it was told which VM it runs on, or had waited for ten
+// seconds.
+func (w *world) takenUp(b *boot) fact {
+	limit := b.loaded.at + 10*time.Second
+	switch {
+	case b.loaded.seq == 0 || b.learned.seq > 0 && b.learned.seq < b.loaded.seq:
+		return b.loaded
+	case b.learned.seq > 0 && b.learned.at <= limit:
+		return b.learned
+	}
+	for _, a := range w.answers {
+		if a.boot == b.began.boot && a.at >= limit {
+			return a.fact
+		}
+	}
+	return fact{}
 }
 
 // begin takes in how a run of the program begins. One whose file comes late knows nothing yet.
@@ -166,7 +185,7 @@ func (t *truth) learn(b *boot) {
 	if was == b.vm || was < 0 || b.late > 0 && b.loaded.seq == 0 {
 		return
 	}
-	t.version = -1
+	t.version, t.valid, t.doubt = -1, -1, sure == maybe
 	for id, beliefs := range t.beliefs {
 		var after []belief
 		for _, old := range beliefs {
@@ -175,7 +194,7 @@ func (t *truth) learn(b *boot) {
 			}
 			fresh := belief{times: map[string]int{}, accepted: map[string]bool{}, changes: slices.Clone(old.changes)}
 			theirs := fresh.changes
-			if old.kept != nil {
+			if old.kept != nil && b.loaded.seq == 0 {
 				fresh = old.copy()
 				fresh.kept, theirs = nil, fresh.changes[:len(old.kept.changes)]
 			}
@@ -198,9 +217,21 @@ func (t *truth) load() {
 		file := b.kept
 		merged := file.copy()
 		merged.changes, merged.before = b.changes, b.before
+		merged.late = merged.seen != nil
 		if len(b.changes) > len(file.changes) {
-			merged.seen, merged.lives, merged.accepted = b.seen, b.lives, b.accepted
-			maps.Copy(merged.times, b.times)
+			merged.seen, merged.lives, merged.late = b.seen, max(b.lives, merged.lives), false
+			for id, n := range b.times {
+				merged.times[id] = max(merged.times[id], n)
+			}
+			if file.seen == nil { // this is another life
+				clear(merged.accepted)
+				if b.seen != nil {
+					merged.lives = b.lives
+				}
+			}
+			for r, sure := range b.accepted {
+				merged.accepted[r] = merged.accepted[r] || sure
+			}
 		}
 		return merged
 	})
@@ -302,12 +333,16 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 	case *now != *b.seen:
 		kind = "updated"
 	}
+	away := t.away
+	if b.late {
+		away, b.late = new(true), false
+	}
 	if kind == "" {
 		return b, false
 	}
 	after = b.copy()
 	after.before = append(slices.Clone(b.before), checkpoint{a, b, len(b.changes), t.routes})
-	c := change{fact: a.fact, kind: kind, first: b.seen == nil, away: t.away, routes: map[string]bool{}}
+	c := change{fact: a.fact, kind: kind, first: b.seen == nil, away: away, routes: map[string]bool{}}
 	if now != nil {
 		c.event = *now
 	} else {
@@ -438,9 +473,20 @@ func (t *truth) setup(s setup) {
 	for _, was := range t.routes {
 		if !hasRoute(s.routes, was.name) {
 			t.gone[was.name] = s.at
+			t.each(func(b belief) belief { return b.perhapsWithout(was.name, s.at) })
 		}
 	}
 	t.routes = s.routes
+}
+
+// perhapsWithout is the belief after a route went at a time: what was seen at that very moment it may have been told.
+func (b belief) perhapsWithout(route string, at time.Duration) belief {
+	if n := len(b.changes) - 1; n >= 0 && b.changes[n].at == at && b.changes[n].routes[route] {
+		b = b.copy()
+		b.changes[n].routes = maps.Clone(b.changes[n].routes)
+		b.changes[n].routes[route] = false
+	}
+	return b
 }
 
 func hasRoute(routes []routePlan, name string) bool {

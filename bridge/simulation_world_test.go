@@ -173,6 +173,7 @@ type world struct {
 	skews    []time.Duration // what the clock was off by, in each run of the program
 	left     []entry         // in the end
 	ledger   []kept          // with bounds
+	forgot   map[string]int  // records that it said were dropped for want of room
 	record   []recorded
 }
 
@@ -180,6 +181,7 @@ type world struct {
 func simulate(t *testing.T, p plan, v variant, log *slog.Logger) *world {
 	w := &world{
 		plan: p, variant: v, log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
+		forgot: map[string]int{},
 	}
 	w.setRoutes(p.first)
 	for !w.over { // each run of the program has its own bubble, so that its clock can be behind that of the one before

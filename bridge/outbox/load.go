@@ -114,12 +114,19 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 func (o *Outbox) load(all []Write) {
 	o.mu.Lock()
 	bad := map[place]error{}
+	o.was = storedIn(all)
 	for _, w := range all {
 		at := place{w.Bucket, w.Key}
-		if _, newer := o.waiting[at]; newer || w.Value == nil {
+		if w.Value == nil {
 			continue
 		}
-		if err := o.know(w); err != nil {
+		if _, newer := o.waiting[at]; newer {
+			if w.Bucket == bucketMarks {
+				o.raise(w)
+			}
+			continue
+		}
+		if err := o.know(w, o.began); err != nil {
 			bad[at] = err
 		}
 	}
@@ -134,8 +141,59 @@ func (o *Outbox) load(all []Write) {
 	}
 }
 
+// raise takes in a mark of a late file that memory has too: the id was used as often as the file says, at least, or it
+// would be used once more. mu is held.
+func (o *Outbox) raise(w Write) {
+	var was Mark
+	if json.Unmarshal(w.Value, &was) != nil {
+		return
+	}
+	g := o.group(was.Group)
+	at, _ := g.mark(w.Key, was.Group)
+	if at < 0 {
+		return // it is forgotten
+	}
+	if now := g.marks[at].open(was.Group); now.Times < was.Times {
+		now.Times = was.Times
+		o.setMark(w.Key, now)
+		o.waiting[place{w.Bucket, w.Key}] = now
+	}
+}
+
+// storedIn is what a file's records hold for the owner.
+func storedIn(all []Write) Stored {
+	s := Stored{map[string][]byte{}, map[string]Group{}}
+	for _, w := range all {
+		switch {
+		case w.Value == nil:
+		case w.Bucket == bucketValues:
+			s.Values[w.Key] = w.Value
+		case w.Bucket == bucketGroups:
+			latest, state, _ := strings.Cut(string(w.Value), " ")
+			if seq, err := seqOf(latest); err == nil {
+				s.Groups[w.Key] = Group{[]byte(state), seq}
+			}
+		}
+	}
+	return s
+}
+
+// showLoaded lets readers have what a late file brought, once Notify.Loaded has returned.
+func (o *Outbox) showLoaded() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, r := range o.routes {
+		for _, e := range r.pending {
+			if e.late {
+				e.late = false
+				r.reader.touch(e.Seq)
+			}
+		}
+	}
+}
+
 // know takes in one record of a file, unless memory has one of its key.
-func (m *memory) know(w Write) (err error) {
+func (m *memory) know(w Write, late bool) (err error) {
 	switch w.Bucket {
 	case bucketMeta:
 		switch {
@@ -189,7 +247,7 @@ func (m *memory) know(w Write) (err error) {
 			err = r.gone.UnmarshalText(w.Value)
 		}
 	case bucketPending, bucketDead:
-		return m.knowDelivery(w)
+		return m.knowDelivery(w, late)
 	case bucketSettled:
 		var s settlement
 		_, name, _ := strings.Cut(w.Key, "/")
@@ -205,7 +263,7 @@ func (m *memory) know(w Write) (err error) {
 	return err
 }
 
-func (m *memory) knowDelivery(w Write) error {
+func (m *memory) knowDelivery(w Write, late bool) error {
 	var d Delivery
 	name, seq, err := splitKey(w.Key)
 	if err == nil {
@@ -219,10 +277,8 @@ func (m *memory) knowDelivery(w Write) error {
 	if known, _, _ := m.of(e); known[seq] != nil {
 		return nil
 	}
+	e.late = late
 	m.put(e)
-	if e.death == nil {
-		e.route.reader.touch(seq)
-	}
 	return nil
 }
 

@@ -17,6 +17,7 @@ type memory struct {
 	owner    string // vmId
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
+	was      Stored            // until it is asked for
 	short    map[string]string // see shared
 	groups   map[string]*group
 	messages map[uint64]*message
@@ -63,6 +64,7 @@ type entry struct {
 	at            int32  // in its heap
 	index         int32  // in its group
 	held          bool
+	late          bool // a file that came late brought it, and its reader is not to see it yet
 	gone          bool // from memory
 }
 
@@ -76,7 +78,8 @@ func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
 
 // copy is an entry that may be changed before it takes the place of e.
 func (e *entry) copy() *entry {
-	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change}
+	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change,
+		late: e.late}
 }
 
 func bySeq(a, b *entry) int {

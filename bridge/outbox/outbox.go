@@ -35,8 +35,8 @@ type Notify struct {
 	// Forgot is told how many records were dropped for want of room or, of dead letters, by age: ForgotDeadLetter,
 	// ForgotHistory.
 	Forgot func(what string, n int)
-	// Loaded is told when a file was read that came late, or again: groups, values and marks may have been added. It
-	// isn't told of what Open reads.
+	// Loaded is told when a file was read that came late, or again: groups, values and marks may have been added. Its
+	// pending deliveries wait until Loaded returns. It isn't told of what Open reads.
 	Loaded func()
 }
 
@@ -45,6 +45,12 @@ const (
 	ForgotDeadLetter = "dead_letter"
 	ForgotHistory    = "history"
 )
+
+// Stored is what a file holds for the owner of the outbox. If it comes late, that is older than what the outbox has.
+type Stored struct {
+	Values map[string][]byte
+	Groups map[string]Group
+}
 
 // fileName is what the file is called.
 const fileName = "outbox.db"
@@ -60,6 +66,7 @@ type Outbox struct {
 	storage Storage // opened, written and compacted by the writer alone, because that may hang
 	opened  bool    // it can be written; the writer's
 	known   bool    // memory has what is in it; the writer's
+	began   bool    // Open is over; the writer's
 
 	mu sync.Mutex // guards all below; nothing slow happens while it is held
 	memory
@@ -80,6 +87,7 @@ func Open(dir string, options Options) (*Outbox, error) {
 		o.storage = newFile(o.path, false, o.log)
 	}
 	_, err := o.open()
+	o.began = true
 	if errors.Is(err, ErrLocked) {
 		return nil, err
 	}
@@ -124,6 +132,7 @@ func (o *Outbox) run() {
 			if f := o.told().Loaded; f != nil {
 				f()
 			}
+			o.showLoaded()
 		}
 	})
 	o.writer()
@@ -164,6 +173,15 @@ func (o *Outbox) Value(name string) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.values[name]
+}
+
+// Stored is what the file held when it was last read. It is given once.
+func (o *Outbox) Stored() Stored {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	was := o.was
+	o.was = Stored{}
+	return was
 }
 
 // Groups are those that aren't over.
