@@ -12,7 +12,7 @@ type Batch struct {
 	Now    time.Time
 	Routes []Route           // nil: they stay as they are; see NewRoutes
 	Values map[string][]byte // small named values of the owner; nil deletes
-	Marks  map[string]Mark   // ids that were used; they are kept until 30 days after their group is over
+	Marks  map[string]Mark   // ids that were used, which begin with their group; kept until 30 days after that is over
 	Remove []Ref             // pending deliveries that leave no trace
 	// Supersede are pending deliveries that something newer stands for.
 	Supersede []Ref

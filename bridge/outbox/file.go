@@ -50,7 +50,6 @@ type file struct {
 	db      *bolt.DB     // nil while there is none, or it can't be asked any more
 	fd      *os.File     // what db has open
 	damaged atomic.Bool  // db is, so it must not be closed in the usual way
-	err     error        // of Open, when the file can only be read
 }
 
 // File is the Storage that Open makes when it is given none: a bbolt file, outbox.db in dir.
@@ -64,25 +63,23 @@ func newFile(path string, readOnly bool, log *slog.Logger) *file {
 
 func (f *file) Open() (opened bool, err error) {
 	f.mu.RLock()
-	usable, readOnly := f.db != nil && !f.damaged.Load(), f.err != nil
+	usable := f.db != nil && !f.damaged.Load()
+	readOnly := usable && f.db.IsReadOnly()
 	f.mu.RUnlock()
 	switch {
 	case usable && !readOnly && f.there():
 		return false, nil
-	case usable && readOnly:
+	case readOnly:
 		probe, err := os.OpenFile(f.path, os.O_RDWR, 0)
 		if err != nil {
 			return false, fmt.Errorf("%w: %w", ErrReadOnly, err) // it can be read, so it isn't let go of
 		}
 		probe.Close()
 	}
-	_ = f.close() // the error of opening it again says what is wrong
+	_ = f.Close() // the error of opening it again says what is wrong
 	err = f.open(f.readOnly)
 	if !f.readOnly && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)) && f.open(true) == nil {
 		err = fmt.Errorf("%w: %w", ErrReadOnly, err)
-		f.mu.Lock()
-		f.err = err
-		f.mu.Unlock()
 	}
 	return true, err
 }
@@ -123,12 +120,12 @@ func (f *file) open(readOnly bool) error {
 	}
 	err = f.verify(db, fd, readOnly)
 	f.mu.Lock()
-	f.db, f.fd, f.err = db, fd, nil
+	f.db, f.fd = db, fd
 	f.damaged.Store(errors.Is(err, ErrDamaged))
 	f.mu.Unlock()
 	f.measure()
 	if err != nil {
-		_ = f.close()
+		_ = f.Close()
 	}
 	return err
 }
@@ -167,13 +164,13 @@ func tooSmall(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() > 0 && info.Size() < 2*int64(os.Getpagesize())
 }
 
-// close lets go of the file. One that is damaged isn't closed in bbolt's way, which could hang or fail over what can't
+// Close lets go of the file. One that is damaged isn't closed in bbolt's way, which could hang or fail over what can't
 // be read; its mapping stays, and with it the lock, which is that of a file about to be set aside.
-func (f *file) close() error {
+func (f *file) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	db, fd := f.db, f.fd
-	f.db, f.fd, f.err = nil, nil, nil
+	f.db, f.fd = nil, nil
 	switch {
 	case fd == nil:
 		return nil
@@ -183,9 +180,9 @@ func (f *file) close() error {
 	return guard(db.Close)
 }
 
-// use gives f the database, for reading or writing. A bbolt that panics before a transaction has begun leaves its locks
-// held and can't be asked again.
-func (f *file) use(do func(db *bolt.DB, began func()) error) error {
+// use makes a transaction, to read or to write. A bbolt that panics before that has begun leaves its locks held and
+// can't be asked again.
+func (f *file) use(transaction func(*bolt.DB, func(*bolt.Tx) error) error, do func(*bolt.Tx) error) error {
 	f.mu.RLock()
 	db := f.db
 	if db == nil {
@@ -193,7 +190,12 @@ func (f *file) use(do func(db *bolt.DB, began func()) error) error {
 		return errors.New("the outbox's file is not open")
 	}
 	begun := false
-	err := guard(func() error { return do(db, func() { begun = true }) })
+	err := guard(func() error {
+		return transaction(db, func(tx *bolt.Tx) error {
+			begun = true
+			return do(tx)
+		})
+	})
 	f.mu.RUnlock()
 	if errors.Is(err, ErrDamaged) {
 		f.damaged.Store(true)
@@ -209,27 +211,18 @@ func (f *file) use(do func(db *bolt.DB, began func()) error) error {
 }
 
 func (f *file) Write(writes []Write) error {
-	f.mu.RLock()
-	readOnly := f.err
-	f.mu.RUnlock()
-	if readOnly != nil {
-		return readOnly
-	}
-	err := f.use(func(db *bolt.DB, began func()) error {
-		return db.Update(func(tx *bolt.Tx) error {
-			began()
-			for _, w := range writes { // in order, or it takes bbolt the square of the time
-				err := put(tx, w)
-				if errors.Is(err, berrors.ErrKeyTooLarge) || errors.Is(err, berrors.ErrKeyRequired) {
-					f.log.Error("something cannot be kept under its name", "bucket", w.Bucket, "bytes", len(w.Key), "err", err)
-					continue // or nothing could be written any more
-				}
-				if err != nil {
-					return err
-				}
+	err := f.use((*bolt.DB).Update, func(tx *bolt.Tx) error {
+		for _, w := range writes { // in order, or it takes bbolt the square of the time
+			err := put(tx, w)
+			if errors.Is(err, berrors.ErrKeyTooLarge) || errors.Is(err, berrors.ErrKeyRequired) {
+				f.log.Error("something cannot be kept under its name", "bucket", w.Bucket, "bytes", len(w.Key), "err", err)
+				continue // or nothing could be written any more
 			}
-			return nil
-		})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	f.measure()
 	return err
@@ -250,18 +243,8 @@ func put(tx *bolt.Tx, w Write) error {
 	return b.Put([]byte(w.Key), w.Value)
 }
 
-// view gives do the database for reading.
-func (f *file) view(do func(tx *bolt.Tx) error) error {
-	return f.use(func(db *bolt.DB, began func()) error {
-		return db.View(func(tx *bolt.Tx) error {
-			began()
-			return do(tx)
-		})
-	})
-}
-
 func (f *file) Read(bucket, key string) (value []byte, err error) {
-	err = f.view(func(tx *bolt.Tx) error {
+	err = f.use((*bolt.DB).View, func(tx *bolt.Tx) error {
 		if b := tx.Bucket([]byte(bucket)); b != nil {
 			if v := b.Get([]byte(key)); v != nil {
 				value = append([]byte{}, v...)
@@ -273,7 +256,7 @@ func (f *file) Read(bucket, key string) (value []byte, err error) {
 }
 
 func (f *file) Walk(bucket, from string, do func(key string, value []byte) error) error {
-	return f.view(func(tx *bolt.Tx) error {
+	return f.use((*bolt.DB).View, func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(bucket))
 		if b == nil {
 			return nil
@@ -289,7 +272,7 @@ func (f *file) Walk(bucket, from string, do func(key string, value []byte) error
 }
 
 func (f *file) SetAside(why string, cause error) error {
-	_ = f.close()
+	_ = f.Close()
 	aside := fmt.Sprintf("%s.%s-%s", f.path, why, time.Now().UTC().Format("20060102T150405.000000Z"))
 	f.log.Error("the outbox cannot be used: it is set aside and a new one is begun", "file", f.path, "kept", aside,
 		"err", cause)
@@ -308,7 +291,7 @@ func (f *file) measure() {
 // Compact rewrites a file of more than 16 MiB of which less than half is in use: bbolt's files never shrink.
 func (f *file) Compact() error {
 	var end, used int64
-	err := f.view(func(tx *bolt.Tx) error {
+	err := f.use((*bolt.DB).View, func(tx *bolt.Tx) error {
 		// The end of what bbolt has ever used counts, not the size of the file: on Windows that is a power of two above it.
 		stats := tx.DB().Stats()
 		end = tx.Size()
@@ -319,7 +302,7 @@ func (f *file) Compact() error {
 		return err
 	}
 	small := f.path + ".compact"
-	if err := f.use(func(db *bolt.DB, began func()) error { began(); return copyDB(small, db) }); err != nil {
+	if err := f.use((*bolt.DB).View, func(tx *bolt.Tx) error { return copyDB(small, tx.DB()) }); err != nil {
 		os.Remove(small)
 		return fmt.Errorf("compact outbox: %w", err)
 	}
@@ -352,5 +335,3 @@ func copyDB(path string, src *bolt.DB) error {
 	}
 	return errors.Join(err, dst.Close())
 }
-
-func (f *file) Close() error { return f.close() }

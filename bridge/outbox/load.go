@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // format is the number of the newest file format. It is counted up when an older program could no longer read the file.
@@ -72,6 +73,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	if has < format {
 		if all, err = migrate(o.storage); err == nil && unwritable == nil && !o.readOnly {
 			err = o.storage.Write(all)
+			all = nil // it can be read
 		}
 		if err != nil {
 			return false, fmt.Errorf("migrate %s: %w", o.path, err)
@@ -109,10 +111,13 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 	return all, nil
 }
 
-// load takes what a file holds into memory. The file may come late: what memory knows, and what waits to be written,
-// is newer. A record that can't be understood doesn't hide the others.
+// load takes what a file holds into memory. The file may come late, or again: what memory knows, and what waits to be
+// written, is newer. A record that can't be understood doesn't hide the others.
 func (o *Outbox) load(all []Write) {
 	o.mu.Lock()
+	newer := change{memory: &o.memory, writes: records{}}
+	newer.writeAll()
+	maps.Copy(newer.writes, o.waiting)
 	bad := map[place]error{}
 	o.was = storedIn(all)
 	for _, w := range all {
@@ -120,7 +125,7 @@ func (o *Outbox) load(all []Write) {
 		if w.Value == nil {
 			continue
 		}
-		if _, newer := o.waiting[at]; newer {
+		if _, known := newer.writes[at]; known {
 			if w.Bucket == bucketMarks {
 				o.raise(w)
 			}
@@ -149,7 +154,7 @@ func (o *Outbox) raise(w Write) {
 		return
 	}
 	g := o.group(was.Group)
-	at, _ := g.mark(w.Key, was.Group)
+	at := g.mark(w.Key, was.Group)
 	if at < 0 {
 		return // it is forgotten
 	}
@@ -192,57 +197,50 @@ func (o *Outbox) showLoaded() {
 	}
 }
 
-// know takes in one record of a file, unless memory has one of its key.
+// know takes in one record of a file, which memory has none of.
 func (m *memory) know(w Write, late bool) (err error) {
 	switch w.Bucket {
 	case bucketMeta:
-		switch {
-		case w.Key == metaOwner && m.owner == "":
+		switch w.Key {
+		case metaOwner:
 			m.owner = string(w.Value)
-		case w.Key == metaLast:
+		case metaLast:
 			var last uint64
 			last, err = seqOf(string(w.Value))
 			m.last = max(m.last, last)
 		}
 	case bucketValues:
-		if m.values[w.Key] == nil {
-			m.values[w.Key] = w.Value
-		}
+		m.values[w.Key] = w.Value
 	case bucketGroups:
 		latest, state, _ := strings.Cut(string(w.Value), " ")
 		seq, err := seqOf(latest)
-		if g := m.group(w.Key); err == nil && g.latest == nil {
-			g.state, g.latest = []byte(state), m.message(seq)
-			g.latest.uses++
+		if err != nil {
+			return err
 		}
-		return err
+		g := m.group(w.Key)
+		g.state, g.latest = []byte(state), m.message(seq)
+		g.latest.uses++
 	case bucketHeads:
 		seq, err := seqOf(w.Key)
-		if msg := m.message(seq); err == nil && msg.ID == "" {
-			err = json.Unmarshal(w.Value, &msg.head)
+		if err != nil {
+			return err
 		}
-		return err
+		return json.Unmarshal(w.Value, &m.message(seq).head)
 	case bucketOver:
-		if g := m.group(w.Key); g.latest == nil && g.over.IsZero() {
+		if g := m.group(w.Key); g.latest == nil {
 			err = json.Unmarshal(w.Value, &g.over)
 		}
 	case bucketMarks:
 		var mark Mark
-		if err = json.Unmarshal(w.Value, &mark); err != nil {
-			return err
-		}
-		if at, _ := m.group(mark.Group).mark(w.Key, mark.Group); at < 0 {
+		if err = json.Unmarshal(w.Value, &mark); err == nil {
 			m.setMark(w.Key, mark)
 		}
 	case bucketReceipts:
-		if at := strings.LastIndexByte(w.Key, '/'); at >= 0 && m.groups[w.Key[:at]].receipt(w.Key[at+1:]) < 0 {
-			m.setReceipt(w.Key[:at], w.Key[at+1:], w.Value)
+		if at := strings.LastIndexByte(w.Key, '/'); at >= 0 {
+			m.setReceipt(w.Key[:at], w.Key[at+1:], w.Value, time.Time{})
 		}
 	case bucketRoutes:
 		r := m.route(w.Key)
-		if r.known {
-			return nil
-		}
 		if r.known = true; len(w.Value) > 0 {
 			err = r.gone.UnmarshalText(w.Value)
 		}
@@ -274,9 +272,6 @@ func (m *memory) knowDelivery(w Write, late bool) error {
 	}
 	m.last = max(m.last, seq)
 	e := entryOf(d, m.message(seq), m.route(name), w.Bucket == bucketDead)
-	if known, _, _ := m.of(e); known[seq] != nil {
-		return nil
-	}
 	e.late = late
 	m.put(e)
 	return nil
@@ -288,12 +283,12 @@ func (o *Outbox) rewrite() {
 	defer o.mu.Unlock()
 	c := change{memory: &o.memory, writes: o.waiting}
 	c.write(bucketMeta, metaFormat, []byte(strconv.Itoa(format)))
+	c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	c.writeAll()
 }
 
 // writeAll writes all that memory knows.
 func (c *change) writeAll() {
-	c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	if c.owner != "" {
 		c.write(bucketMeta, metaOwner, []byte(c.owner))
 	}
@@ -308,7 +303,7 @@ func (c *change) writeAll() {
 			c.write(bucketOver, id, g.over)
 		}
 		for _, x := range g.marks {
-			c.write(bucketMarks, x.id(id), x.open(id))
+			c.write(bucketMarks, id+x.rest, x.open(id))
 		}
 		for _, r := range g.receipts {
 			c.write(bucketReceipts, id+"/"+r.route, r.value)

@@ -131,7 +131,6 @@ type route struct {
 	others    ages      // pending, about none
 	delivered int       // since the start
 	accepted  time.Time // the last acceptance since the start
-	ahead     []uint64  // batches with reports that weren't on disk lately, each once a delivery
 	reader    *queue
 }
 
@@ -139,7 +138,7 @@ type route struct {
 type group struct {
 	state    []byte
 	latest   *message  // nil unless it is open
-	over     time.Time // since when it is over, zero if it isn't
+	over     time.Time // since when it is over and nothing more was remembered of it; zero while it is open
 	marks    []mark
 	receipts []receipt
 	pending  []*entry
@@ -147,10 +146,9 @@ type group struct {
 
 // A mark is a Mark in little room: there are many.
 type mark struct {
-	rest  string // of the id, which begins with the group unless it is whole
+	rest  string // of the id, which begins with the group
 	at    int64  // Unix time in nanoseconds
 	times int32
-	whole bool
 }
 
 // maxShort is how long the ends of ids are that recur, such as -scheduled.
@@ -292,21 +290,27 @@ func (m *memory) unstored(dead bool) (list []*entry) {
 	return list
 }
 
-// mark gives the place of the id among the group's marks, -1 if it has none, and what it looks like there.
-func (g *group) mark(id, name string) (int, mark) {
-	rest, found := strings.CutPrefix(id, name)
-	m := mark{rest: rest, whole: !found}
-	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == m.rest && x.whole == m.whole }), m
+// mark is the place of the id's mark among those of the group, which it begins with; -1 if it has none.
+func (g *group) mark(id, name string) int {
+	rest := strings.TrimPrefix(id, name)
+	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == rest })
 }
 
 func (m *memory) setMark(id string, to Mark) {
 	g := m.group(to.Group)
-	at, now := g.mark(id, to.Group)
-	now.times, now.at, now.rest = int32(to.Times), to.At.UnixNano(), m.shared(now.rest)
-	if at < 0 {
+	now := mark{m.shared(strings.TrimPrefix(id, to.Group)), to.At.UnixNano(), int32(to.Times)}
+	if at := g.mark(id, to.Group); at < 0 {
 		g.marks = slices.Concat(g.marks, []mark{now})
 	} else {
 		g.marks[at] = now
+	}
+	g.remembers(to.At)
+}
+
+// remembers notes that something about the group is remembered since then. It need not be open, or ever have been.
+func (g *group) remembers(since time.Time) {
+	if g.latest == nil {
+		g.over = later(g.over, since)
 	}
 }
 
@@ -321,25 +325,19 @@ func (m *memory) shared(s string) string {
 	return kept
 }
 
-// id and open give back what setMark took.
-func (m mark) id(group string) string {
-	if m.whole {
-		return m.rest
-	}
-	return group + m.rest
-}
-
+// open gives back what setMark took.
 func (m mark) open(group string) Mark {
 	return Mark{Times: int(m.times), Group: group, At: time.Unix(0, m.at).UTC()}
 }
 
-func (m *memory) setReceipt(group, route string, value []byte) {
+func (m *memory) setReceipt(group, route string, value []byte, now time.Time) {
 	g := m.group(group)
 	if at := g.receipt(route); at >= 0 {
 		g.receipts[at].value = value
 	} else {
 		g.receipts = slices.Concat(g.receipts, []receipt{{route, value}})
 	}
+	g.remembers(now)
 }
 
 // receipt is the place of the route's receipt, -1 if there is none.

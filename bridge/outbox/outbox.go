@@ -202,7 +202,7 @@ func (o *Outbox) Mark(group, id string) Mark {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if g := o.groups[group]; g != nil {
-		if at, _ := g.mark(id, group); at >= 0 {
+		if at := g.mark(id, group); at >= 0 {
 			return g.marks[at].open(group)
 		}
 	}

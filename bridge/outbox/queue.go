@@ -36,6 +36,7 @@ type queue struct {
 	name    string // of the route
 	changed chan struct{}
 	dirty   map[uint64]bool // sequence numbers of deliveries that changed
+	ahead   int             // deliveries that were settled since the last report that waited for the disk; its reader's
 }
 
 // touch notes that a delivery changed. There need not be a reader.
@@ -163,19 +164,12 @@ func (q *queue) Report(r delivery.Report) {
 		r.Now = time.Now()
 	}
 	n := o.change(r.Now, func(c *change) { c.report(c.route(q.name), r) })
-	o.mu.Lock()
-	route := o.route(q.name)
-	route.ahead = slices.DeleteFunc(route.ahead, func(n uint64) bool { return n <= o.stored })
-	if o.failing != nil {
-		route.ahead = nil
-	}
-	wait := o.failing == nil && (r.Durable || len(route.ahead) >= settleAhead)
-	o.mu.Unlock()
-	if wait {
-		_ = o.sync(n) // Durable says what is wrong, and it counts from memory
-	} else {
+	if q.ahead += len(r.Accepted) + len(r.Superseded); !r.Durable && q.ahead < settleAhead {
 		o.syncSoon()
+		return
 	}
+	q.ahead = 0
+	_ = o.sync(n) // Durable says what is wrong, and it counts from memory
 }
 
 // report takes what became of deliveries of the route.
@@ -208,12 +202,9 @@ func (c *change) report(r *route, rep delivery.Report) {
 	for _, i := range slices.Concat(rep.Accepted, rep.Failed, rep.Dead) {
 		if rep.Answer.Receipt != nil && i.Group != "" && i.Seq > c.foreign {
 			receipt := slices.Clone(rep.Answer.Receipt)
-			c.setReceipt(i.Group, r.name, receipt)
+			c.setReceipt(i.Group, r.name, receipt, c.now)
 			c.write(bucketReceipts, i.Group+"/"+r.name, receipt)
 		}
-	}
-	for range len(rep.Accepted) + len(rep.Superseded) {
-		r.ahead = append(r.ahead, c.number)
 	}
 }
 

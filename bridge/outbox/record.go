@@ -8,15 +8,16 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A Delivery is one CloudEvent for one route: pending, or a dead letter. Its JSON is what commands print, and what the
-// file holds of a dead letter. Next is that of the next attempt, no earlier than Due.
+// A Delivery is one CloudEvent for one route: pending, or a dead letter. Its JSON is what commands print and, but for
+// what its key and the head of its CloudEvent say, what the file holds. Next is that of the next attempt, no earlier than
+// Due.
 type Delivery struct {
-	Key   string `json:"key"`  // route/sequence number
-	Route string `json:"sink"` // has no slash
+	Key   string `json:"key,omitempty"`  // route/sequence number
+	Route string `json:"sink,omitempty"` // has no slash
 	delivery.Item
-	State     string    `json:"state"` // StatePending or StateDead
+	State     string    `json:"state,omitempty"` // StatePending or StateDead
 	Reason    string    `json:"reason,omitempty"`
-	Bytes     int       `json:"bytes"` // of the CloudEvent
+	Bytes     int       `json:"bytes,omitempty"` // of the CloudEvent
 	Tried     time.Time `json:"tried,omitzero"`
 	Held      time.Time `json:"held,omitzero"` // waits until then for a decision of the owner
 	DeadSince time.Time `json:"deadSince,omitzero"`
@@ -49,13 +50,6 @@ type head struct {
 	Bytes int `json:"bytes"`
 }
 
-// pendingRecord is a pending delivery as the file has it, beside the head of its CloudEvent.
-type pendingRecord struct {
-	delivery.Item           // without Message
-	Tried         time.Time `json:"tried,omitzero"`
-	Held          time.Time `json:"held,omitzero"`
-}
-
 // settlement is a settled delivery as the file has it.
 type settlement struct {
 	Result
@@ -83,12 +77,8 @@ func (e *entry) record() Delivery {
 // encode is the delivery as the file has it.
 func (e *entry) encode() []byte {
 	d := e.record()
-	if e.death != nil {
-		return encode(d)
-	}
-	r := pendingRecord{e.Item, d.Tried, d.Held}
-	r.Message = nil
-	return encode(r)
+	d.Key, d.Route, d.Message, d.State, d.Bytes, d.Next = "", "", nil, "", 0, e.Next
+	return encode(d)
 }
 
 // entryOf is the delivery of a record.

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"maps"
 	"slices"
 	"time"
 )
@@ -71,27 +70,21 @@ func (o *Outbox) Compact() (done <-chan error) {
 
 // dropOver forgets the marks and receipts of groups that are over for long, and of the oldest of too many.
 func (c *change) dropOver(most int) {
-	since := map[string]time.Time{}
+	var ids []string
 	for id, g := range c.groups {
-		if g.latest != nil || g.over.IsZero() && len(g.marks)+len(g.receipts) == 0 {
-			continue
-		}
-		since[id] = g.over
-		for _, m := range g.marks {
-			if at := m.open(id).At; g.over.IsZero() && at.After(since[id]) { // it never was open
-				since[id] = at
-			}
+		if !g.over.IsZero() {
+			ids = append(ids, id)
 		}
 	}
-	ids := slices.SortedFunc(maps.Keys(since), func(a, b string) int { return since[a].Compare(since[b]) })
+	slices.SortFunc(ids, func(a, b string) int { return c.groups[a].over.Compare(c.groups[b].over) })
 	for n, id := range ids {
-		if c.now.Sub(since[id]) <= keepOver && len(ids)-n <= most {
+		g := c.groups[id]
+		if c.now.Sub(g.over) <= keepOver && len(ids)-n <= most {
 			break
 		}
-		g := c.groups[id]
 		c.write(bucketOver, id, nil)
 		for _, m := range g.marks {
-			c.write(bucketMarks, m.id(id), nil)
+			c.write(bucketMarks, id+m.rest, nil)
 		}
 		for _, r := range g.receipts {
 			c.write(bucketReceipts, id+"/"+r.route, nil)

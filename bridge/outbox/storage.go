@@ -61,7 +61,7 @@ const (
 	bucketMarks    = "marks"    // id → Mark
 	bucketEvents   = "events"   // seq → CloudEvent
 	bucketHeads    = "heads"    // seq → head, while something refers to the CloudEvent
-	bucketPending  = "pending"  // route/seq → pendingRecord
+	bucketPending  = "pending"  // route/seq → Delivery
 	bucketDead     = "dead"     // route/seq → Delivery
 	bucketSettled  = "settled"  // seq/route → settlement
 	bucketReceipts = "receipts" // group/route → receipt
