@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 )
 
@@ -55,7 +56,7 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 			"missing; expected the subjects of the stream, such as [%s], because subject is given", s.patterns()[0])
 		return &full, wrong.err()
 	}
-	all, err := natsSamples()
+	all, err := cloudevent.Samples(false)
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +262,7 @@ func (n *natsSink) noStream(subject string) error {
 
 // stream says which stream takes what will be sent.
 func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
-	all, err := natsSamples()
+	all, err := cloudevent.Samples(false)
 	if err != nil {
 		return "", err
 	}

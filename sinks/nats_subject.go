@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge/cloudevent"
-	"forewarn/bridge/imds"
 	"forewarn/templates"
 )
 
@@ -88,7 +86,7 @@ func openSubjects(text, file string, once bool) (natsSubjects, error) {
 
 // try makes the subjects of samples.
 func (s natsSubjects) try(once bool) error {
-	all, err := natsSamples()
+	all, err := cloudevent.Samples(false)
 	if err != nil {
 		return err
 	}
@@ -271,19 +269,6 @@ func natsToken(s string) string {
 // inToken says whether a rune may stand in a token.
 func inToken(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '-'
-}
-
-// natsSamples are CloudEvents of every change, and one about the bridge.
-func natsSamples() ([]event.Event, error) {
-	all, err := samples(false)
-	if err != nil {
-		return nil, err
-	}
-	about, err := cloudevent.WrapBridge(cloudevent.BridgeTest, nil, imds.Observer{Name: "vm-0"}, time.Unix(0, 0))
-	if err != nil {
-		return nil, fmt.Errorf("sample: %w", err)
-	}
-	return append(all, about), nil
 }
 
 // takes says whether a stream's subject, which may hold wildcards, takes a subject.

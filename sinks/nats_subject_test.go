@@ -126,7 +126,7 @@ func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
 	if err := s.try(true); err != nil {
 		t.Error(err)
 	}
-	all, err := natsSamples()
+	all, err := cloudevent.Samples(false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,11 +23,7 @@ var SampleNames = []string{"reboot", "redeploy", "freeze", "preempt", "terminate
 
 // NewSample makes the sample of that name as the VM would see it at the time; ok is false for a name that is none.
 func NewSample(name, vm string, now time.Time) (s Sample, ok bool) {
-	azure := sampleEvent{
-		EventID: "602D9444-D2CD-49C7-8624-8643E7171297", EventStatus: imds.StatusScheduled, EventType: "Reboot",
-		ResourceType: "VirtualMachine", Resources: []string{vm}, Description: "Host server is undergoing maintenance.",
-		EventSource: "Platform", Duration: -1,
-	}
+	azure := newSampleEvent(vm)
 	notice := 15 * time.Minute
 	s = Sample{Name: name, Change: imds.Change{Kind: imds.Scheduled}}
 	switch name {
@@ -83,6 +79,14 @@ type sampleEvent struct {
 	Duration     int `json:"DurationInSeconds"`
 }
 
+func newSampleEvent(vms ...string) sampleEvent {
+	return sampleEvent{
+		EventID: "602D9444-D2CD-49C7-8624-8643E7171297", EventStatus: imds.StatusScheduled, EventType: "Reboot",
+		ResourceType: "VirtualMachine", Resources: vms, Description: "Host server is undergoing maintenance.",
+		EventSource: "Platform", Duration: -1,
+	}
+}
+
 func (e sampleEvent) at(notBefore time.Time) imds.Event {
 	e.NotBefore = ""
 	if !notBefore.IsZero() {
@@ -118,4 +122,122 @@ func (s Sample) Test(o imds.Observer, now time.Time) (event.Event, error) {
 	data["test"] = json.RawMessage("true")
 	setData(&ce, data)
 	return ce, ce.Validate()
+}
+
+// sampleTypes are what samples are about; the last is of a kind that nobody knows yet.
+var sampleTypes = []string{"Reboot", "Redeploy", "Freeze", "Preempt", "Terminate", `Some "New" Type`}
+
+// sampleText holds what breaks a text that is put together without care.
+const sampleText = "Say \"hello\"\n\\ & <wait>"
+
+// sampleTime is when samples are seen.
+var sampleTime = time.Date(2022, 4, 11, 22, 12, 0, 0, time.UTC)
+
+// sampleEndpoint is asked by the samples about the bridge, sampleGap is when it gave no answer.
+const sampleEndpoint = "http://169.254.169.254"
+
+var sampleGap = map[string]any{"from": sampleTime.Add(-time.Hour), "to": sampleTime}
+
+// Samples are CloudEvents to try templates on, all of one time: with all each change of each type from each source, else
+// each change of one type and each type once or twice; what is about the bridge; and ones that lack all that may be missing.
+func Samples(all bool) ([]event.Event, error) {
+	observer := imds.Observer{
+		Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
+		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod/providers/" +
+			"Microsoft.Compute/virtualMachines/vm-0",
+	}
+	var events []event.Event
+	var failed error
+	add := func(ce event.Event, err error) {
+		events = append(events, ce)
+		if err != nil && failed == nil {
+			failed = fmt.Errorf("sample: %w", err)
+		}
+	}
+	wrap := func(c imds.Change, in Circumstances) {
+		in.Time, in.Incarnation = sampleTime, "1"
+		add(Wrap(c, in))
+	}
+	life := func(typ, source string, from, to int) {
+		azure := newSampleEvent("vm-0", "vm-1")
+		azure.EventType, azure.EventSource, azure.Description = typ, source, sampleText
+		was := azure.at(sampleTime.Add(15 * time.Minute))
+		azure.Resources, azure.Duration = []string{"vm-0"}, 9
+		moved := azure.at(sampleTime.Add(30 * time.Minute))
+		azure.Resources, azure.EventStatus = []string{"vm-0", "vm-1", "vm-2", "vm-3"}, imds.StatusStarted
+		begun := azure.at(time.Time{})
+		seen := Circumstances{Observer: observer}
+		other := Circumstances{Observer: imds.Observer{Name: "vm-9"}, WhileAway: true}
+		over, cancelled := seen, seen
+		over.End = End{Outcome: OutcomeCompleted, Back: sampleTime, LongestPause: 7200 * time.Millisecond}
+		cancelled.End.Outcome = OutcomeCanceled
+		gone := Circumstances{Observer: observer, WhileAway: true, NotEarlierThan: sampleTime.Add(-time.Hour)}
+		gone.End.Outcome = OutcomeUnknown
+		changed := []string{"DurationInSeconds", "NotBefore", "Resources"}
+		for _, c := range []struct {
+			change imds.Change
+			in     Circumstances
+		}{
+			{imds.Change{Kind: imds.Scheduled, Event: was}, seen},
+			{imds.Change{Kind: imds.Started, Event: begun}, other},
+			{imds.Change{Kind: imds.Updated, Event: moved, Previous: &was, Fields: changed}, seen},
+			{imds.Change{Kind: imds.Started, Event: begun, Previous: &moved}, seen},
+			{imds.Change{Kind: imds.Vanished, Event: begun}, over},
+			{imds.Change{Kind: imds.Vanished, Event: was}, cancelled},
+			{imds.Change{Kind: imds.Vanished, Event: was}, gone},
+		}[from:to] {
+			wrap(c.change, c.in)
+		}
+	}
+	life("Reboot", "Platform", 0, 7)
+	for i, typ := range sampleTypes[1:] {
+		for _, source := range []string{"Platform", "User", ""} {
+			if all {
+				life(typ, source, 0, 7)
+			}
+		}
+		life(typ, []string{"Platform", "User", ""}[i%3], 0, 2)
+	}
+	bare, err := imds.UnmarshalEvent([]byte(`{"EventId":"00000000-0000-0000-0000-000000000001"}`))
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range []imds.ChangeKind{imds.Scheduled, imds.Updated, imds.Started, imds.Vanished} {
+		wrap(imds.Change{Kind: kind, Event: bare}, Circumstances{Host: "vm-0"})
+	}
+	for _, name := range SampleNames {
+		if !all && name != "user-reboot" {
+			continue
+		}
+		s, _ := NewSample(name, "vm-0", sampleTime)
+		add(s.Test(observer, sampleTime))
+	}
+	for _, about := range sampleTroubles {
+		add(WrapBridge(about.typ, about.data, observer, sampleTime))
+		if all || about.typ == SinkBlocked {
+			add(WrapBridge(about.typ, nil, imds.Observer{}, sampleTime))
+		}
+	}
+	return events, failed
+}
+
+// sampleTroubles are what is said about the bridge.
+var sampleTroubles = []struct {
+	typ  string
+	data map[string]any
+}{
+	{SinkBlocked, map[string]any{
+		"sink": "ops", "kind": "slack", "pending": 14, "since": sampleTime, "error": "blocked: invalid_auth",
+	}},
+	{SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0}},
+	{IMDSUnavailable, map[string]any{"endpoint": sampleEndpoint, "since": sampleTime, "error": sampleText}},
+	{IMDSRecovered, map[string]any{"endpoint": sampleEndpoint, "gap": sampleGap}},
+	{DeliveryDeadLettered, map[string]any{
+		"sink": "ops", "count": 1, "deliveries": []any{map[string]any{"reason": "rejected", "error": "422"}},
+	}},
+	{DeliveryDropped, map[string]any{"sink": "ops", "key": "ops/1", "id": "x", "by": "root"}},
+	{BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},
+	{BridgeStopping, map[string]any{"pending": 3}},
+	{SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
+	{BridgeHeartbeat, nil},
 }
