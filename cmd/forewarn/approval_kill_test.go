@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -274,7 +273,7 @@ func (k *killing) isNotSent(before, told int, owed bool) {
 
 func (k *killing) end() {
 	k.Helper()
-	_ = k.process.Process.Signal(syscall.SIGTERM)
+	_ = signalProcess(k.process.Process, "TERM")
 	if err := k.process.Wait(); err != nil {
 		k.Errorf("the last run ended with %v", err)
 	}

@@ -43,7 +43,7 @@ func TestAnInterruptedApprovalIsOnRecord(t *testing.T) {
 			t.Fatal("Azure was not asked")
 		}
 	}
-	if err := command.Process.Signal(os.Interrupt); err != nil {
+	if err := signalProcess(command.Process, "INT"); err != nil {
 		t.Fatal(err)
 	}
 	var e *exec.ExitError

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -205,7 +204,7 @@ func deliverAll(
 	for (missing(hook.accepted(), want) > 0 || !committed(azure, start)) && time.Now().Before(deadline) {
 		time.Sleep(10*time.Millisecond + time.Duration(len(want))*time.Microsecond)
 	}
-	_ = fw.Process.Signal(syscall.SIGTERM)
+	_ = signalProcess(fw.Process, "TERM")
 	if err := fw.Wait(); err != nil {
 		t.Errorf("the run that was stopped ended with %v", err)
 	}

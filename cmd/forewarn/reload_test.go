@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -122,10 +121,10 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 { // more often than they can be read
-		_ = fw.Process.Signal(syscall.SIGHUP)
+		_ = signalProcess(fw.Process, "HUP")
 	}
 	r.write(head + stays + moved(0) + left + renamed)
-	_ = fw.Process.Signal(syscall.SIGHUP)
+	_ = signalProcess(fw.Process, "HUP")
 	r.until("what was owed", func() bool { return slices.Contains(leaves.accepted(), last+"-scheduled") })
 	if s := r.sink("leaves"); s.State == bridge.SinkOrphaned {
 		t.Errorf("a sink that returned is %q", s.State)
@@ -140,7 +139,7 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 
 	var lives []bridge.Life
 	r.ask(&lives, "history", "-o", "json")
-	if err := fw.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := signalProcess(fw.Process, "TERM"); err != nil {
 		t.Fatal(err)
 	}
 	if err := fw.Wait(); err != nil {
@@ -217,7 +216,7 @@ func (r *reloaded) write(settings string) {
 func (r *reloaded) reload(settings string) (line string) {
 	r.t.Helper()
 	r.write(settings)
-	if err := r.process.Signal(syscall.SIGHUP); err != nil {
+	if err := signalProcess(r.process, "HUP"); err != nil {
 		r.t.Fatal(err)
 	}
 	r.results++

@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -40,7 +39,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
-	testscript.Main(m, map[string]func(){"forewarn": command})
+	testscript.Main(m, map[string]func(){"forewarn": command, "ctrl-c": ctrlC})
 }
 
 // machineVariables are what the environment may say about the machine that the tests run on. The program hears of them
@@ -81,6 +80,7 @@ func command() {
 //	polls                                two more polls were answered from now on
 //	settings FILE                        expand $AZURE, $HOOK, $PORT (a free one) and $WORK in a file
 //	exits CODE COMMAND ARGS …            the command ends with this exit code
+//	pause DURATION                       let some time pass
 //	get PORT/PATH STATUS REGEXP          what is answered over HTTP (waits for it)
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -95,7 +95,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"azure": azureVerb, "hook": hookVerb, "hears": hearsVerb, "tried": triedVerb, "logged": loggedVerb,
 			"approvals": approvalsVerb, "polls": pollsVerb, "settings": settingsVerb, "exits": exitsVerb, "get": getVerb,
-			"start": startVerb, "signal": signalVerb,
+			"start": startVerb, "signal": signalVerb, "pause": pauseVerb,
 		},
 	})
 }
@@ -143,6 +143,13 @@ func setUp(e *testscript.Env) error {
 		return err
 	}
 	e.Setenv("EXAMPLES", examples)
+	e.Setenv("CONTROL", controlPath(e.WorkDir))
+	for name, word := range map[string]string{
+		"STAT": statCall, "NO_SUCH_FILE": noSuchFile.Error(), "NO_SUCH_PATH": noSuchPath.Error(),
+		"REFUSED": connectionRefused.Error(), "ADDRESS_TAKEN": addressTaken.Error(),
+	} {
+		e.Setenv(name, word)
+	}
 	e.Values["setting"] = s
 	return nil
 }
@@ -271,6 +278,8 @@ func pollsVerb(ts *testscript.TestScript, _ bool, args []string) {
 		func() string { return "the endpoint is not polled" })
 }
 
+func pauseVerb(ts *testscript.TestScript, _ bool, args []string) { time.Sleep(duration(ts, args[0])) }
+
 func settingsVerb(ts *testscript.TestScript, _ bool, args []string) {
 	text := os.Expand(ts.ReadFile(args[0]), ts.Getenv)
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
@@ -286,6 +295,7 @@ func startVerb(ts *testscript.TestScript, _ bool, args []string) {
 	defer log.Close()
 	fw.Dir, fw.Stdout, fw.Stderr = ts.MkAbs("."), out, log
 	fw.Env = append(os.Environ(), "HOME="+ts.Getenv("HOME"))
+	withConsole(fw)
 	ts.Check(fw.Start())
 	in(ts).running[args[0]] = fw
 }
@@ -296,16 +306,15 @@ func signalVerb(ts *testscript.TestScript, _ bool, args []string) {
 	if fw == nil {
 		ts.Fatalf("%s does not run", name)
 	}
-	sig := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL, "INT": syscall.SIGINT,
-		"HUP": syscall.SIGHUP, "STOP": sigStop, "CONT": sigContinue}[args[1]]
-	ts.Check(fw.Process.Signal(sig))
-	if slices.Contains([]syscall.Signal{syscall.SIGHUP, sigStop, sigContinue}, sig) {
+	sig := args[1]
+	ts.Check(signalProcess(fw.Process, sig))
+	if slices.Contains([]string{"HUP", "STOP", "CONT"}, sig) {
 		return
 	}
 	delete(in(ts).running, name)
 	began := time.Now()
 	err := fw.Wait()
-	if sig != syscall.SIGKILL && (err != nil || time.Since(began) > patience) {
+	if sig != "KILL" && (err != nil || time.Since(began) > patience) {
 		ts.Fatalf("%s ended with %v after %v:\n%s", name, err, time.Since(began), ts.ReadFile(name+".log"))
 	}
 }
@@ -458,5 +467,6 @@ func forewarn(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.Command("forewarn", args...) // testscript.Main put it on the path
 	c.Env = append(os.Environ(), "HOME="+t.TempDir())
+	withConsole(c)
 	return c
 }

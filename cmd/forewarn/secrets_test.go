@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -118,7 +117,7 @@ sinks:
 	} {
 		said[command] = s.command(code, strings.Fields(command)...)
 	}
-	if err := fw.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := signalProcess(fw.Process, "TERM"); err != nil {
 		t.Fatal(err)
 	}
 	select {

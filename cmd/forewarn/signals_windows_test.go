@@ -1,9 +1,84 @@
 package main
 
-import "syscall"
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
 
-// Windows has no such signals; sending these fails.
-const (
-	sigStop     = syscall.Signal(-1)
-	sigContinue = syscall.Signal(-2)
+	"golang.org/x/sys/windows"
 )
+
+// What the system says.
+const (
+	statCall          = "GetFileAttributesEx"
+	noSuchFile        = windows.ERROR_FILE_NOT_FOUND
+	noSuchPath        = windows.ERROR_PATH_NOT_FOUND
+	connectionRefused = windows.WSAECONNREFUSED
+	addressTaken      = windows.WSAEADDRINUSE
+)
+
+// controlPath is a place for the control socket, which is a named pipe.
+func controlPath(dir string) string {
+	return `\\.\pipe\` + filepath.Base(filepath.Dir(dir)) + filepath.Base(dir)
+}
+
+// signalProcess does to a process what comes nearest to the signal: Ctrl-C for those that end it, and Windows' own way to
+// stop a process and let it go on.
+func signalProcess(p *os.Process, name string) error {
+	switch name {
+	case "TERM", "INT":
+		out, err := exec.Command("ctrl-c", strconv.Itoa(p.Pid)).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("Ctrl-C: %w: %s", err, out)
+		}
+		return nil
+	case "KILL":
+		return p.Kill()
+	case "STOP":
+		return eachThread(p, "NtSuspendProcess")
+	case "CONT":
+		return eachThread(p, "NtResumeProcess")
+	}
+	return errors.New("Windows has no signal " + name)
+}
+
+func eachThread(p *os.Process, call string) error {
+	h, err := windows.OpenProcess(windows.PROCESS_SUSPEND_RESUME, false, uint32(p.Pid))
+	if err != nil {
+		return err
+	}
+	defer windows.CloseHandle(h)
+	if status, _, _ := windows.NewLazySystemDLL("ntdll.dll").NewProc(call).Call(uintptr(h)); status != 0 {
+		return fmt.Errorf("%s: %w", call, windows.NTStatus(status))
+	}
+	return nil
+}
+
+// withConsole gives the command a console of its own, where Ctrl-C reaches nobody else.
+func withConsole(c *exec.Cmd) {
+	c.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.CREATE_NEW_CONSOLE, HideWindow: true}
+}
+
+// ctrlC is a program that presses Ctrl-C on the console of the process named by its argument. It has to leave its own.
+func ctrlC() {
+	kernel := windows.NewLazySystemDLL("kernel32.dll")
+	pid, err := strconv.Atoi(os.Args[1])
+	kernel.NewProc("FreeConsole").Call()
+	if err == nil {
+		if done, _, e := kernel.NewProc("AttachConsole").Call(uintptr(pid)); done == 0 {
+			err = e
+		}
+	}
+	kernel.NewProc("SetConsoleCtrlHandler").Call(0, 1) // it presses the keys, and stays
+	if err == nil {
+		err = windows.GenerateConsoleCtrlEvent(windows.CTRL_C_EVENT, 0)
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}

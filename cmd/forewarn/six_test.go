@@ -24,7 +24,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -124,7 +123,7 @@ func TestNeitherSlackNorMailDelaysTheOthers(t *testing.T) {
 
 	six.chat.release()
 	six.post.listen(t)
-	if err := six.process.Signal(syscall.SIGHUP); err != nil { // the times of attempts begin anew
+	if err := signalProcess(six.process, "HUP"); err != nil { // the times of attempts begin anew
 		t.Fatal(err)
 	}
 	six.until("Slack and mail to be told", func() bool { return len(six.chat.all()) > 0 && len(six.post.all(t)) > 0 })

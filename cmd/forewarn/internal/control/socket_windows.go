@@ -73,7 +73,7 @@ const dialLimit = 5 * time.Second
 // dial connects to the pipe of the running forewarn. It sends nothing to a pipe that somebody else made.
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	if err := checkPipe(path); err != nil {
-		return nil, err
+		return nil, &net.OpError{Op: "dial", Net: "pipe", Err: err} // no forewarn listens there either
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, dialLimit, fmt.Errorf("busy for %v", dialLimit))
 	defer cancel()
@@ -92,7 +92,7 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 func checkPipe(path string) error {
 	name := strings.TrimPrefix(path, pipes)
 	if name == path || name == "" || strings.Contains(name, `\`) {
-		return &untrustedError{path, "expected a named pipe, such as " + pipes + "forewarn-2"}
+		return fmt.Errorf("%s: expected a named pipe, such as %sforewarn-2", path, pipes)
 	}
 	return nil
 }
