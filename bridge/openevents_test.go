@@ -2,12 +2,32 @@ package bridge
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 )
+
+// What a file brings that is read again is older than what is known, so it changes nothing.
+func TestAFileThatIsReadAgainChangesNothing(t *testing.T) {
+	first := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	file := func(status string) map[string]outbox.Group {
+		op := openEvent{Event: imds.CompactJSON(map[string]string{"EventId": idA, "EventStatus": status}), Life: 1, First: first}
+		return map[string]outbox.Group{idA: {State: imds.CompactJSON(&op)}}
+	}
+	var o openEvents
+	o.load(file("Started"), first, time.Time{}, slog.New(slog.DiscardHandler))
+	if anew := o.load(file("Scheduled"), first, first.Add(time.Minute), slog.New(slog.DiscardHandler)); len(anew) > 0 {
+		t.Errorf("told anew are %v", anew)
+	}
+	if e, op, _ := o.get(idA); e.Status != "Started" || op.Gap || !op.lost.IsZero() {
+		t.Errorf("now the event is %s: %+v", e.Status, op)
+	}
+}
 
 // However many new events documents list that make nothing vanish, at most 10,000 are open, and their texts are bounded
 // too. What ends makes room.

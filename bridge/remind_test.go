@@ -42,6 +42,9 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 		if got := at.Sub(chat.accepted()[1].at); got < 3*time.Hour-5*time.Second || got > 3*time.Hour+time.Second {
 			t.Errorf("the first reminder came %v before, want 3h", got)
 		}
+		if name := dataIn(t, chat.accepted()[1].Event).Observer.Name; name != "vm-0" {
+			t.Errorf("the first reminder names %q as the VM", name)
+		}
 		b.end()
 	})
 }

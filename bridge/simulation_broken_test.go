@@ -19,7 +19,7 @@ import (
 type variant struct {
 	claim   string
 	promise string // that it breaks
-	seed    uint64 // of a simulation in which it was found
+	seed    uint64 // of a simulation in which it is found
 	story   []step // in which it is found; nil for any
 
 	transportOf func(http.RoundTripper) http.RoundTripper
@@ -162,7 +162,7 @@ func planWith(story []step) plan {
 var brokenVariants = []variant{
 	// Promise 1.
 	{claim: "an error of the endpoint counts as a document without events", promise: "the same change has the same id",
-		seed: 9, transportOf: answers(func(resp *http.Response) {
+		seed: 10, transportOf: answers(func(resp *http.Response) {
 			if resp.StatusCode >= 400 {
 				setBody(resp, `{"DocumentIncarnation":0,"Events":[]}`)
 			}
@@ -181,26 +181,26 @@ var brokenVariants = []variant{
 		})},
 
 	// Promises 2 and 3.
-	{claim: "what is said to be on the disk is not", promise: "told once", seed: 12,
+	{claim: "what is said to be on the disk is not", promise: "told once", seed: 13,
 		write: func(d *disk, write func() error) error {
 			if d.lies = !d.lies; d.lies {
 				return nil
 			}
 			return write()
 		}},
-	{claim: "a crash takes the last transaction with it", promise: "told once", seed: 120,
+	{claim: "a crash takes the last transaction with it", promise: "told once", seed: 128,
 		write: func(d *disk, write func() error) error {
 			d.before = d.content()
 			return write()
 		}},
-	{claim: "a restart forgets everything", promise: "told once", seed: 12, forgets: true},
+	{claim: "a restart forgets everything", promise: "told once", seed: 13, forgets: true},
 	{claim: "a retry has an id of its own", promise: "the same change has the same id", seed: 11,
 		deliver: rewrite(func(h *handed) {
 			if h.attempt > 1 {
 				h.id += "-r2"
 			}
 		})},
-	{claim: "an error counts as an acceptance", promise: "nothing is lost", seed: 14,
+	{claim: "an error counts as an acceptance", promise: "nothing is lost", seed: 29,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			d.take(ctx, batch)
 			return verdict{}
@@ -224,7 +224,7 @@ var brokenVariants = []variant{
 		{at(time.Minute), list{event: reboot}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
-	{claim: "a file that comes late is taken for empty", promise: "nothing is lost", seed: 17, blank: true},
+	{claim: "a file that comes late is taken for empty", promise: "nothing is lost", seed: 24, blank: true},
 	{claim: "a machine with a copy of the disk does not notice", promise: "clones", story: []step{
 		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: time.Hour, share: 100}},
 		{at(2 * time.Minute), list{event: reboot}},
@@ -248,7 +248,7 @@ var brokenVariants = []variant{
 			slices.Reverse(batch)
 			return d.take(ctx, batch)
 		}},
-	{claim: "a reminder overtakes what it reminds of", promise: "in order", seed: 25,
+	{claim: "a reminder overtakes what it reminds of", promise: "in order", seed: 34,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			switch batch[0].change {
 			case "scheduled", "updated":
@@ -261,14 +261,14 @@ var brokenVariants = []variant{
 		}},
 
 	// Promise 5, and the schedule.
-	{claim: "destinations wait for each other", promise: "isolation", seed: 48,
+	{claim: "destinations wait for each other", promise: "isolation", seed: 49,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			d.w.turn <- struct{}{}
 			defer func() { <-d.w.turn }()
 			return d.take(ctx, batch)
 		}},
 	{claim: "polls are rare", promise: "polling", seed: 1, slower: 10},
-	{claim: "a hung destination is waited for without end", promise: "nothing is left behind", seed: 48,
+	{claim: "a hung destination is waited for without end", promise: "nothing is left behind", seed: 49,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Timeout = 0 })},
 	{claim: "a destination that asks to wait is not heard", promise: "retry", seed: 94,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
@@ -276,7 +276,7 @@ var brokenVariants = []variant{
 			v.after = 0
 			return v
 		}},
-	{claim: "what failed is tried again after ten minutes", promise: "retry", seed: 64,
+	{claim: "what failed is tried again after ten minutes", promise: "retry", seed: 68,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
 			if v.class == "again" && v.after == 0 {
@@ -284,7 +284,7 @@ var brokenVariants = []variant{
 			}
 			return v
 		}},
-	{claim: "what failed gets no second chance when others are taken", promise: "retry", seed: 11,
+	{claim: "what failed gets no second chance when others are taken", promise: "retry", seed: 29,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			if n := batch[0].attempt; n > 1 && n < 6 {
 				return verdict{class: "again"} // nobody was asked
@@ -299,7 +299,7 @@ var brokenVariants = []variant{
 			}
 			return v
 		}},
-	{claim: "every refusal asks to wait for an hour", promise: "urgency", seed: 11,
+	{claim: "every refusal asks to wait for an hour", promise: "urgency", seed: 29,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
 			if v.class != "" {
@@ -309,7 +309,7 @@ var brokenVariants = []variant{
 		}},
 
 	// Promise 6.
-	{claim: "what a destination refuses for good is forgotten", promise: "nothing is lost", seed: 14,
+	{claim: "what a destination refuses for good is forgotten", promise: "nothing is lost", seed: 34,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
 			if v.class == "rejected" {
@@ -325,11 +325,11 @@ var brokenVariants = []variant{
 			}
 			return v
 		}},
-	{claim: "deliveries expire after a minute", promise: "dead letters", seed: 48,
+	{claim: "deliveries expire after a minute", promise: "dead letters", seed: 49,
 		routesOf: each(func(r *bridge.Route) { r.Terms.MaxAge = time.Minute })},
-	{claim: "half of what may be pending is given up", promise: "bounds", seed: 155,
+	{claim: "half of what may be pending is given up", promise: "bounds", seed: 183,
 		boundsOf: func(b bounds) bounds { b.pending /= 2; return b }},
-	{claim: "there are no bounds", promise: "bounds", seed: 4, boundsOf: func(bounds) bounds { return bounds{} }},
+	{claim: "there are no bounds", promise: "bounds", seed: 92, boundsOf: func(bounds) bounds { return bounds{} }},
 	{claim: "what a destination wants to remember is forgotten", promise: "receipts", seed: 1,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)
@@ -350,37 +350,37 @@ var brokenVariants = []variant{
 			return d.take(ctx, batch)
 		}},
 
-	{claim: "nobody is told of dead letters", promise: "trouble", seed: 41,
+	{claim: "nobody is told of dead letters", promise: "trouble", seed: 65,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelNone })},
 
 	// Filters and terms.
-	{claim: "self is all", promise: "filters", seed: 4,
+	{claim: "self is all", promise: "filters", seed: 5,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.VMs = "all" })},
-	{claim: "leader is self", promise: "filters", seed: 22,
+	{claim: "leader is self", promise: "filters", seed: 79,
 		routesOf: each(func(r *bridge.Route) {
 			if r.Filter.Only.VMs == "leader" {
 				r.Filter.Only.VMs = "self"
 			}
 		})},
-	{claim: "types are not looked at", promise: "filters", seed: 6,
+	{claim: "types are not looked at", promise: "filters", seed: 9,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Types = nil })},
 	{claim: "sources are not looked at", promise: "filters", seed: 11,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Sources = nil })},
-	{claim: "changes are not looked at", promise: "filters", seed: 4,
+	{claim: "changes are not looked at", promise: "filters", seed: 11,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Only.Changes = nil })},
 	{claim: "when is not looked at", promise: "filters", seed: 6,
 		routesOf: each(func(r *bridge.Route) { r.Filter.When = nil })},
-	{claim: "except is not looked at", promise: "filters", seed: 9,
+	{claim: "except is not looked at", promise: "filters", seed: 10,
 		routesOf: each(func(r *bridge.Route) { r.Filter.Except = bridge.Match{} })},
 	{claim: "nobody waits for the name of the VM", promise: "filters", seed: 1,
 		transportOf: instance(func(resp *http.Response, _ string) { resp.StatusCode = http.StatusForbidden })},
 	{claim: "a wave is told one by one", promise: "digest", seed: 248,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Digest = delivery.Digest{} })},
-	{claim: "latest and drop are send", promise: "late", seed: 11,
+	{claim: "latest and drop are send", promise: "late", seed: 24,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Late = delivery.LateSend })},
 	{claim: "there is no lead", promise: "lead", seed: 7,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead = 0 })},
-	{claim: "a lead is half as long", promise: "lead", seed: 37,
+	{claim: "a lead is half as long", promise: "lead", seed: 38,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Lead /= 2 })},
 	{claim: "only the first route falls back", promise: "fallback", story: []step{
 		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 30 * time.Minute, share: 100}},
@@ -393,7 +393,7 @@ var brokenVariants = []variant{
 			}
 			return routes
 		}},
-	{claim: "two reminders come five minutes apart", promise: "reminders", seed: 22,
+	{claim: "two reminders come five minutes apart", promise: "reminders", seed: 32,
 		routesOf: each(func(r *bridge.Route) {
 			for _, d := range r.Terms.Remind {
 				r.Terms.Remind = append(r.Terms.Remind, d-5*time.Minute)
@@ -401,23 +401,23 @@ var brokenVariants = []variant{
 		})},
 	{claim: "nobody is reminded", promise: "reminders", seed: 51,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Remind = nil })},
-	{claim: "reminders do not name the VM", promise: "reminders", seed: 25,
+	{claim: "reminders do not name the VM", promise: "reminders", seed: 32,
 		deliver: rewrite(func(h *handed) {
 			if h.change == "reminder" {
 				h.observer = ""
 			}
 		})},
-	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 13,
+	{claim: "a route that acts does so again at a reminder", promise: "reminders", seed: 20,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Acts = false })},
 
 	// Promise 7.
-	{claim: "what was never seen to begin was canceled", promise: "the outcome is honest", seed: 13,
+	{claim: "what was never seen to begin was canceled", promise: "the outcome is honest", seed: 16,
 		deliver: rewrite(func(h *handed) {
 			if h.outcome == "unknown" {
 				h.outcome = "canceled"
 			}
 		})},
-	{claim: "what is over took place", promise: "the outcome is honest", seed: 4,
+	{claim: "what is over took place", promise: "the outcome is honest", seed: 5,
 		deliver: rewrite(func(h *handed) {
 			if h.outcome == "canceled" {
 				h.outcome = "completed"
@@ -441,12 +441,12 @@ var brokenVariants = []variant{
 	}},
 	{claim: "a rule's sources are not looked at", promise: "approval", seed: 88,
 		rulesOf: rule(func(r *bridge.Rule) { r.Filter.Only.Sources = nil })},
-	{claim: "a rule waits for nobody", promise: "approval", seed: 43,
+	{claim: "a rule waits for nobody", promise: "approval", seed: 61,
 		rulesOf: rule(func(r *bridge.Rule) { r.After = nil })},
 	{claim: "a rule does not wait", promise: "approval", seed: 159, rulesOf: rule(func(r *bridge.Rule) { r.Wait = 0 })},
-	{claim: "a rule approves for others", promise: "approval", seed: 208,
+	{claim: "a rule approves for others", promise: "approval", seed: 251,
 		rulesOf: rule(func(r *bridge.Rule) { r.Others = true })},
-	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 11,
+	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 15,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			return verdict{}
 		}},
@@ -471,13 +471,20 @@ func TestTheOracleCatches(t *testing.T) {
 				return
 			}
 			others := map[string]int{}
-			for seed := v.seed; seed < v.seed+seeds; seed++ {
-				for _, f := range play(t, planOf(seed), v, quiet()) {
-					if f.promise == v.promise {
-						t.Logf("seed %d: %v", seed, f)
-						return
-					}
+			finds := func(seed uint64) bool {
+				found := play(t, planOf(seed), v, quiet())
+				for _, f := range found {
 					others[f.promise]++
+				}
+				return slices.ContainsFunc(found, func(f finding) bool { return f.promise == v.promise })
+			}
+			if finds(v.seed) || finds(v.seed) { // goroutines run in another order each time
+				return
+			}
+			for seed := uint64(1); seed <= seeds; seed++ {
+				if finds(seed) {
+					t.Logf("the simulations have changed; write down seed %d, so that no other needs to be tried", seed)
+					return
 				}
 			}
 			t.Errorf("in %d simulations nothing was found of %q, only %v", seeds, v.promise, others)

@@ -80,9 +80,31 @@ func TestATrickleIsGathered(t *testing.T) {
 
 	p = newPlan(grouped)
 	for i := range 9 {
-		p.owe(fmt.Sprintf("NOW%d", i), scheduled, 90*time.Second)
+		p.owe(fmt.Sprintf("NOW%d", i), scheduled, 119*time.Second)
 		p.want(t, "what is due soon", p.try(), fmt.Sprintf("NOW%d-scheduled", i))
 	}
+	p.owe("SOON", scheduled, 2*time.Minute)
+	p.want(t, "what is due in two minutes", p.try())
+}
+
+// The first five count for 20 s: whatever comes then is among the first again.
+func TestAWaveIsOverAfterItsTime(t *testing.T) {
+	p := newPlan(grouped)
+	for i := range 5 {
+		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
+		p.try()
+	}
+	p.later(20*time.Second - 1)
+	p.owe("STILL", scheduled, far)
+	p.want(t, "just before they are over", p.try())
+	p = newPlan(grouped)
+	for i := range 5 {
+		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
+		p.try()
+	}
+	p.later(20 * time.Second)
+	p.owe("NEXT", scheduled, far)
+	p.want(t, "when they are over", p.try(), "NEXT-scheduled")
 }
 
 // A stop tells what waits for a group, because nobody knows when the next start is.
