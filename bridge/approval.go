@@ -16,32 +16,32 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// approveEvery is how often the rules are asked.
+// approveEvery is the interval at which the rules are evaluated.
 const approveEvery = time.Second
 
-// decision is an approval that is owed: kept with the event until it is sent or moot. One by hand is not owed, because
-// whoever asked waits for the answer; it is kept once it is done.
+// A decision is an approval by a rule, stored with the event so that a crash cannot lose it, until it is sent or moot.
+// An approval by hand is stored only once it is done, because its user waits for the result.
 type decision struct {
-	Seq      uint64    `json:"seq"`  // of the change that it was decided about
+	Seq      uint64    `json:"seq"`  // of the change that the rule decided about
 	Rule     int       `json:"rule"` // counted from 1; 0 by hand
 	Decided  time.Time `json:"decided"`
 	Attempts int       `json:"attempts"`
 	Next     time.Time `json:"next,omitzero"`
 	Done     bool      `json:"done,omitempty"`
 
-	// How it ended, once it is done.
+	// The result, once it is done.
 	Result string    `json:"result,omitempty"`
 	By     string    `json:"by,omitempty"`
 	Ended  time.Time `json:"ended,omitzero"`
 }
 
-// owed says whether the approval is still to be sent.
-func (d *decision) owed() bool { return d != nil && !d.Done }
+// unsent reports whether the approval is still to be sent.
+func (d *decision) unsent() bool { return d != nil && !d.Done }
 
-// by names the rule that decided.
+// by names the rule.
 func (d *decision) by() string { return fmt.Sprintf("rule %d", d.Rule) }
 
-// approve asks the rules, and sends what they decide, until ctx is done.
+// approve evaluates the rules, and sends the approvals that they decide, until ctx is done.
 func (b *Bridge) approve(ctx context.Context) {
 	tick := time.NewTicker(approveEvery)
 	defer tick.Stop()
@@ -64,23 +64,23 @@ func (b *Bridge) approve(ctx context.Context) {
 	}
 }
 
-// approveEvent takes the next step towards the approval of one event, if there is any. It goes by what is known and
-// wanted now: Azure may have been long about the event before it.
+// approveEvent takes the next step towards the approval of one event, if there is one. It reads the present state of
+// the event and the rules, because the event before may have taken long.
 func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	e, op, open := b.events.get(id)
 	rules, byHand := b.approvers(id)
-	if !open || byHand { // if that does not succeed, it comes to the rules after all
+	if !open || byHand { // if the approval by hand fails, the rules get their turn
 		return
 	}
 	d, now := op.Approval, time.Now()
 	switch {
-	case d.owed() && (d.Seq != op.Latest || e.Status != imds.StatusScheduled):
+	case d.unsent() && (d.Seq != op.Latest || e.Status != imds.StatusScheduled):
 		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event changed"})
 		return
-	case !d.owed() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
-		b.noteRuling(id, "", true) // there is nothing left to decide
+	case !d.unsent() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
+		b.noteRuling(id, "", true) // nothing left to decide
 		return
-	case d.owed() && now.Before(d.Next):
+	case d.unsent() && now.Before(d.Next):
 		return
 	}
 	var ce *event.Event
@@ -91,40 +91,40 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	b.keepWaited(id, now)
 	b.noteRuling(id, why, final)
 	switch {
-	case rule == 0 && d.owed() && b.Outbox.Durable() == nil:
+	case rule == 0 && d.unsent() && b.Outbox.Durable() == nil:
 		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot,
-			Error: "the rule is gone, or does not want it any more"})
+			Error: "the rules no longer approve it"})
 	case rule == 0:
-	case !d.owed():
+	case !d.unsent():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
 		if !b.keepDecision(e, decided) {
 			return
 		}
-		b.Log.Info("an event will be approved", "event", id, "rule", rule)
+		b.Log.Info("approving event", "event", id, "rule", rule)
 		b.sendApproval(ctx, e, op, decided)
 	default:
 		again := *d
-		again.Rule = rule // a reload may have moved it
+		again.Rule = rule // a reload may have renumbered it
 		b.sendApproval(ctx, e, op, again)
 	}
 }
 
-// approvers are who may approve the event now: the rules, unless somebody does by hand.
+// approvers returns the rules, and whether somebody approves the event by hand now.
 func (b *Bridge) approvers(id string) (rules []Rule, byHand bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.rules, b.byHand[id] > 0
 }
 
-// asksWhen says whether one of the rules looks at the CloudEvent of an event's newest change. Events are asked about
-// every second, so it is read only then.
+// asksWhen reports whether a rule needs the CloudEvent of an event's latest change. It is read from disk only then,
+// because the rules are evaluated every second.
 func asksWhen(rules []Rule) bool {
 	return slices.ContainsFunc(rules, func(r Rule) bool { return r.Filter.When != nil })
 }
 
-// ruling is the number of the first rule that approves, counted from 1, or 0 and why none does, "" if none is for the
-// event; final says that none will, as long as the event stays as it is. ce is the CloudEvent of its newest change if a
-// rule looks at it, nil also if it can't be read.
+// ruling returns the number of the first rule that approves, counted from 1, or 0 and the reason why none does; the
+// reason is "" if no rule is for the event. final means that none will approve unless the event changes. ce is the
+// CloudEvent of the latest change if asksWhen, nil if it can't be read.
 func (b *Bridge) ruling(
 	rules []Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time,
 ) (rule int, why string, final bool) {
@@ -147,7 +147,7 @@ func (b *Bridge) ruling(
 	return 0, strings.Join(reasons, "; "), final
 }
 
-// says is what a rule says about an event as it is now.
+// says applies a rule to the present state of an event.
 func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time) ruling {
 	var fields map[string]any
 	if r.Filter.When != nil {
@@ -156,19 +156,19 @@ func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce *event.Event, now t
 		}
 		fields = cloudevent.Fields(*ce)
 	}
-	told := func(route string) acceptance {
+	delivered := func(route string) acceptance {
 		a := b.acceptance(route, op.Latest)
-		if a.state == wasAccepted {
+		if a.state == accepted {
 			a.since = b.since(e.ID, op, route, now)
 		}
 		return a
 	}
-	return r.rule(e, fields, b.approverName(), told, b.since(e.ID, op, "", now), now)
+	return r.rule(e, fields, b.approverName(), delivered, b.since(e.ID, op, "", now), now)
 }
 
-// Foresee says what the rules, which need not be those of the Bridge, would decide about an open event as it is now.
-// It approves nothing. Of an event that is not open it says nothing.
-func (b *Bridge) Foresee(rules []Rule, id string) ([]Forecast, error) {
+// Forecasts returns what rules, which need not be those of the Bridge, would decide about an event now. It approves
+// nothing. For an event that is not open it returns nil.
+func (b *Bridge) Forecasts(rules []Rule, id string) ([]Forecast, error) {
 	e, op, open := b.events.get(id)
 	if !open {
 		return nil, nil
@@ -177,14 +177,14 @@ func (b *Bridge) Foresee(rules []Rule, id string) ([]Forecast, error) {
 	if ce == nil {
 		return nil, errors.New("its CloudEvent can't be read")
 	}
-	told := func(sink string) bool {
+	gets := func(sink string) bool {
 		s := b.acceptance(sink, op.Latest).state
-		return s == stillPending || s == wasAccepted
+		return s == pending || s == accepted
 	}
-	return Foresee(rules, e, cloudevent.Fields(*ce), b.approverName(), told), nil
+	return Forecasts(rules, e, cloudevent.Fields(*ce), b.approverName(), gets), nil
 }
 
-// noteRuling keeps why an event is not approved, for status, and logs it when it is news.
+// noteRuling records why an event is not approved, for the status, and logs it if it is new.
 func (b *Bridge) noteRuling(id, why string, final bool) {
 	b.mu.Lock()
 	news := b.rulings[id] != why
@@ -193,25 +193,25 @@ func (b *Bridge) noteRuling(id, why string, final bool) {
 	switch {
 	case !news || why == "":
 	case final:
-		b.Log.Info("an event is not approved", "event", id, "why", why)
+		b.Log.Info("event not approved", "event", id, "why", why)
 	default:
-		b.Log.Info("an event is not approved yet", "event", id, "why", why)
+		b.Log.Info("event not approved yet", "event", id, "why", why)
 	}
 }
 
-// sendApproval sends what was decided, after another look at the document, and at the rules, because that look may take
-// long. The attempt is on disk before it is made, so that nobody takes the event for one that was never approved.
+// sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
+// reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it.
 func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d decision) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
 	if err == nil {
 		if changedSince(e, doc) != "" {
-			return // the poll loop finds it too, and this ends then
+			return // the poll loop will see the change, and the approval becomes moot
 		}
 		d.Attempts++
 		if !b.keepDecision(e, d) {
-			return // the next turn finds out what that means
+			return // the next turn decides again
 		}
 		var status string
 		status, err = b.Client.Approve(ctx, doc, e)
@@ -228,16 +228,16 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	}
 	wait := pollBackoff[min(d.Attempts+1, len(pollBackoff))-1]
 	d.Next = time.Now().Add(b.jitter(wait)).UTC()
-	b.Log.Warn("an approval could not be sent, will be tried again", "event", e.ID, "err", err, "next", d.Next)
+	b.Log.Warn("approval not sent; trying again", "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)
 }
 
-// changedSince says how the document differs from the event as it was decided about; "" if it does not.
+// changedSince says how the event in the document differs from e; "" if it does not.
 func changedSince(e imds.Event, doc imds.Document) string {
 	i := slices.IndexFunc(doc.Events, func(other imds.Event) bool { return other.ID == e.ID })
 	switch {
 	case i < 0:
-		return "it is not listed any more"
+		return "it is no longer listed"
 	case doc.Events[i].Status != imds.StatusScheduled:
 		return "it is " + doc.Events[i].Status
 	case len(imds.Diff([]imds.Event{e}, imds.Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) > 0:
@@ -246,8 +246,8 @@ func changedSince(e imds.Event, doc imds.Document) string {
 	return ""
 }
 
-// keepDecision puts a decision on disk, if the event is as it was, the rules still decide so, and nobody approves it
-// by hand or did so meanwhile. It returns false if not, or if the disk does not take it.
+// keepDecision writes a decision to disk, if the event has not changed, the rules still decide so, and nobody approves
+// or has approved it by hand meanwhile. It returns false if not, or if the disk can't be written.
 func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 	return b.keep(e.ID, func(op *openEvent, ce *event.Event) bool {
 		rules, byHand := b.approvers(e.ID)
@@ -262,9 +262,9 @@ func (b *Bridge) keepDecision(e imds.Event, d decision) bool {
 	})
 }
 
-// keep puts what change makes of an open event on disk, if change wants it. It returns false if not, if the event is
-// over, or if the disk does not take it. change is given the CloudEvent of the newest change too, nil if no rule looks at
-// it or it can't be read.
+// keep changes the state of an open event and writes it to disk. It returns false if change returns false, the event is
+// over, or the disk can't be written. change also gets the CloudEvent of the latest change; nil if no rule needs it or
+// it can't be read.
 func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) bool {
 	var wait func() error
 	need := func() []uint64 {
@@ -283,18 +283,18 @@ func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) boo
 		return false
 	}
 	if err := wait(); err != nil {
-		b.Log.Error("an approval waits for the disk", "event", id, "err", err)
+		b.Log.Error("approval waits until the outbox can be written", "event", id, "err", err)
 		return false
 	}
 	return true
 }
 
-// endApproval records how an approval ended, and tells of it. It returns what is on record. One by hand that did not
-// succeed leaves to the rules what they decided.
+// endApproval records the result of an approval, and sends a CloudEvent about it. It returns the recorded approval.
+// After an approval by hand that failed, the decision of a rule still stands.
 func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval,
 ) cloudevent.Approval {
 	a, wait := b.submitApproval(e, op, d, by, a)
-	_ = wait() // the outbox says when it can't write
+	_ = wait() // the outbox logs its errors
 	return a
 }
 
@@ -307,8 +307,8 @@ func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by strin
 		now.Sub(op.First).Round(100*time.Millisecond).Seconds()
 	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	_, current, ok := b.events.get(e.ID)
-	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(ok && current.Approval.owed()) {
-		return a, func() error { return nil } // the event vanished meanwhile, and that has said so
+	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(ok && current.Approval.unsent()) {
+		return a, func() error { return nil } // the event vanished meanwhile, which has recorded it as moot
 	}
 	if ok {
 		op = current
@@ -322,11 +322,11 @@ func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by strin
 		op.Said, op.Approved = now, op.Approved || d.Attempts > 0
 		c.open[e.ID] = &op
 	}
-	b.scene(moment{now: now}).addApproval(&c, e, op, a)
+	b.changeContext(observation{now: now}).addApproval(&c, e, op, a)
 	return a, b.commit(c, now)
 }
 
-// mootApproval is on record of an approval that was decided by a rule and never sent.
+// mootApproval returns the record of an approval that a rule decided but that was never sent.
 func mootApproval(op openEvent, now time.Time, why string) cloudevent.Approval {
 	return cloudevent.Approval{
 		Result: cloudevent.ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts,
@@ -335,9 +335,9 @@ func mootApproval(op openEvent, now time.Time, why string) cloudevent.Approval {
 	}
 }
 
-// ApproveNow approves the event with that id because somebody wants it to begin now, whatever the rules. shown is the
-// Digest of the event as that person saw it: an event that differs is not approved. by is who; it goes on record. The
-// Bridge need not run: what came of it then waits in the outbox.
+// ApproveNow approves the event with that id for a user, whatever the rules say. shown is the Digest of the event as
+// the user saw it; an event that differs is not approved. by names the user, for the record. The Bridge need not run;
+// the CloudEvent about the result then waits in the outbox.
 func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudevent.Approval {
 	d := decision{Decided: time.Now().UTC()}
 	ctx, undo, ok := b.attend(ctx, id)
@@ -353,12 +353,13 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	switch {
 	case i < 0:
 		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
-			Error: "it is not listed any more"}
+			Error: "it is no longer listed"}
 	case doc.Events[i].Status == imds.StatusStarted:
-		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided, Error: "it has begun already"}
+		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
+			Error: "it has started already"}
 	case doc.Events[i].Digest() != shown:
 		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
-			Error: "it is not as it was shown any more"}
+			Error: "it has changed since it was shown"}
 	}
 	e := doc.Events[i]
 	_, op, known := b.events.get(id)
@@ -366,7 +367,7 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 		op.First = d.Decided
 	}
 	d.Attempts = 1
-	// A disk that is full does not keep people from approving.
+	// A full disk must not keep people from approving, so the result is ignored.
 	b.keep(id, func(op *openEvent, _ *event.Event) bool { op.Approved = true; return true })
 	a := cloudevent.Approval{Result: cloudevent.ResultApproved}
 	a.Status, err = b.Client.Approve(ctx, doc, e)
@@ -380,9 +381,8 @@ func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudeven
 	return b.endApproval(e, op, d, by, a)
 }
 
-// attend keeps the rules from an event that somebody approves by hand, until it is undone. The outbox stays open until
-// then, so that it takes the record; ctx ends when that would take too long. A Bridge that is stopping attends to
-// nobody.
+// attend registers an approval by hand: until undo is called, the rules leave the event alone, and the outbox stays
+// open for the record. ctx ends when a stop waits for it too long. ok is false if the Bridge is stopping.
 func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context, undo func(), ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -401,9 +401,9 @@ func (b *Bridge) attend(parent context.Context, id string) (ctx context.Context,
 	}, true
 }
 
-// addApproval says how an approval ended as a CloudEvent, and puts it into the commit. It is owed to the routes that
-// are owed the event; one that Azure refused also to those that hear of trouble.
-func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.Approval) {
+// addApproval adds the CloudEvent about the result of an approval to the commit. The routes of the event get it; if
+// Azure refused, so do routes on LevelTrouble.
+func (s changeContext) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.Approval) {
 	change := imds.Change{Kind: imds.Approved, Event: e}
 	base := cloudevent.ChangeID(change)
 	times := s.mark(e.ID, base).Times + 1
@@ -411,25 +411,24 @@ func (s scene) addApproval(c *commit, e imds.Event, op openEvent, a cloudevent.A
 	in.Repeat, in.Approval = times-1, &a
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
-		s.log.Error("an approval cannot be told", "event", e.ID, "err", err)
+		s.log.Error("cannot create the CloudEvent of an approval", "event", e.ID, "err", err)
 		return
 	}
-	said := about(e, imds.Approved)
+	message := about(e, imds.Approved)
 	for _, r := range s.routes {
-		owesEvent := slices.Contains(op.Routes, r.Name) && r.Hears(change, s.observer.Name)
-		if owesEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked) {
-			said.To = append(said.To, outbox.Recipient{Route: r.Name})
+		getsEvent := slices.Contains(op.Routes, r.Name) && r.Hears(change, s.observer.Name)
+		if getsEvent || a.Result == cloudevent.ResultRefused && r.Terms.Bridge.Hears(cloudevent.SinkBlocked) {
+			message.To = append(message.To, outbox.Recipient{Route: r.Name})
 		}
 	}
 	s.log.Info("azure event", "change", imds.Approved, "event", e.ID, "type", e.Type, "result", a.Result, "by", a.By,
-		"status", a.Status,
-		"err", a.Error, "id", ce.ID(), "to", told(said))
-	c.say(ce, said)
+		"status", a.Status, "err", a.Error, "id", ce.ID(), "to", recipients(message))
+	c.add(ce, message)
 	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 }
 
-// Hears says whether the route, which is owed the event, wants what is said about it beside its own changes. One that
-// acts does only when its filter names it.
+// Hears reports whether a route that gets the event also gets approvals and reminders of it. A route that acts does
+// only if its filter names them.
 func (r Route) Hears(c imds.Change, self string) bool {
 	if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
 		return false
@@ -438,15 +437,15 @@ func (r Route) Hears(c imds.Change, self string) bool {
 	return ok
 }
 
-// acceptance is what became of telling a route of a change.
+// acceptance returns the state of the delivery of a change to a route.
 func (b *Bridge) acceptance(route string, seq uint64) acceptance {
 	switch o := b.Outbox.Outcome(route, seq); o.State {
 	case "":
-		return acceptance{state: neverTold}
+		return acceptance{state: notAddressed}
 	case outbox.StatePending:
-		return acceptance{state: stillPending}
-	case outbox.StateAccepted, outbox.StateSuperseded: // by a reminder of the same
-		return acceptance{state: wasAccepted}
+		return acceptance{state: pending}
+	case outbox.StateAccepted, outbox.StateSuperseded: // superseded by a reminder of the same change
+		return acceptance{state: accepted}
 	}
-	return acceptance{state: wasGivenUp}
+	return acceptance{state: deadLettered}
 }

@@ -79,7 +79,7 @@ func TestAFailedDrainMeansNoApproval(t *testing.T) {
 		pause(10 * time.Minute)
 		wantIDs(t, s.approvals())
 		wantIDs(t, audit.ids(), idA+"-scheduled")
-		s.wantLogged("rule 1: drain did not take what it was told")
+		s.wantLogged("rule 1: drain did not accept the latest change")
 		b.end()
 	})
 }
@@ -104,7 +104,7 @@ func TestADroppedDeliveryMeansNoApproval(t *testing.T) {
 				}
 				pause(10 * time.Minute)
 				wantIDs(t, s.approvals())
-				s.wantLogged("rule 1: drain did not take what it was told")
+				s.wantLogged("rule 1: drain did not accept the latest change")
 				b.end()
 			})
 		})
@@ -544,7 +544,7 @@ func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 	}
 }
 
-// Why an event is not approved is told while that is so: not of one that was approved by hand meanwhile, has begun, or
+// Why event not approved is told while that is so: not of one that was approved by hand meanwhile, has begun, or
 // that no rule is left for.
 func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
 	for claim, then := range map[string]func(b *running){
@@ -637,9 +637,9 @@ func TestAnEventThatEndsAtItsDecision(t *testing.T) {
 		var b *running
 		var ended atomic.Bool
 		s.logged = func(words string) {
-			if words == "an event will be approved" {
+			if words == "approving event" {
 				s.azure.End(idA)
-				ended.Store(b.handle(imds.Document{APIVersion: imds.DefaultAPIVersion}, moment{now: time.Now()}))
+				ended.Store(b.handle(imds.Document{APIVersion: imds.DefaultAPIVersion}, observation{now: time.Now()}))
 			}
 		}
 		b = s.start(audit.all("audit"))

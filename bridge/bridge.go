@@ -17,113 +17,114 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// touchEvery is how old the last valid answer in the outbox may be.
+// touchEvery is the longest age of the last valid answer in the outbox.
 const touchEvery = time.Minute
 
-// stopPatience is what a stop leaves to attempts under way.
-const stopPatience = 5 * time.Second
+// stopTimeout is the time that a stop leaves to attempts under way.
+const stopTimeout = 5 * time.Second
 
-// Options are what a Bridge is made of.
+// Options configure a Bridge.
 type Options struct {
 	Client   *imds.Client
 	Outbox   *outbox.Outbox
 	Routes   []Route
-	Rules    []Rule        // of approval; the first that approves counts
-	Interval time.Duration // between polls; 0 is DefaultInterval
-	VMName   string        // the observer's name, when it is not to be asked from instance metadata
-	Host     string        // names the observer in CloudEvents while Azure has not
+	Rules    []Rule        // of approval; the first one that approves counts
+	Interval time.Duration // between polls; 0 for DefaultInterval
+	VMName   string        // the observer's name; "" to ask instance metadata
+	Host     string        // names the observer in CloudEvents until its name is known
 	Source   string        // CloudEvents source; "" derives it
 	Booted   time.Time     // when this machine booted; zero if unknown
 	Version  string        // of the program
 	Settings SettingsInfo
 	Log      *slog.Logger
-	Meter    Meter          // nil counts nothing
-	Random   func() float64 // below 1, for jitter; called at any time, nil is that of math/rand
-	Turned   func()         // called each time the poll loop comes round, by that loop; nil for nobody
+	Meter    Meter          // nil to count nothing
+	Random   func() float64 // in [0,1), for jitter; safe for concurrent use; nil for that of math/rand
+	Turned   func()         // called on each turn of the poll loop; may be nil
 
-	// Warnings are for Status.Warnings; nil for none. It is called at any time, and must not call the Bridge.
+	// Warnings returns Status.Warnings; may be nil. It must be safe for concurrent use, and must not call the Bridge.
 	Warnings func() []string
 
-	// Discover looks for the endpoint that Client is to ask; stored is the one of an earlier search, "" if there is none.
-	// Nil leaves Client as it is. See package discovery.
+	// Discover searches for the endpoint; stored is the result of an earlier search, or "". If Discover is nil, the
+	// endpoint of Client is fixed. See package discovery.
 	Discover func(ctx context.Context, stored string) (Found, error)
 }
 
-// SettingsInfo says which settings are in force.
+// SettingsInfo describes the settings in force.
 type SettingsInfo struct {
-	// Hash tells settings apart. It must not depend on secrets, because it is shown and sent.
+	// Hash identifies the settings. It must not depend on secrets, because it is shown and sent.
 	Hash     string    `json:"hash"`
 	LoadedAt time.Time `json:"loadedAt"`
-	// LastError is why newer settings were not taken, "" if there is no such thing.
+	// LastError is the error of the last reload; "" if it succeeded.
 	LastError string `json:"lastError"`
-	// Timezone is shown beside UTC to people; nil is UTC.
+	// Timezone is shown to people beside UTC; nil for UTC.
 	Timezone *time.Location `json:"-"`
 }
 
-// A Bridge watches one VM's scheduled events and delivers every change to its routes.
+// A Bridge watches the scheduled events of one VM and delivers every change to its routes. Its methods are safe for
+// concurrent use.
 type Bridge struct {
 	Options
 
 	events openEvents
-	reread atomic.Bool // the outbox found an older file, or there are other settings: the next poll is unconditional
+	reread atomic.Bool // make the next poll unconditional, because the outbox or the settings have changed
 
-	mu         sync.Mutex // taken before that of events and of the outbox
-	began      time.Time
-	observer   imds.Observer
-	learned    bool // instance metadata said in this run who the observer is
-	nameless   nameless
-	answer     lastAnswer // the last valid one, of this run or of one before
-	touched    time.Time  // when it was last given to the outbox
-	routes     []Route
-	rules      []Rule
-	rulings    map[string]string // why an event is not approved, by its id
-	waits      map[string]wait   // what the rules wait for, by the event's id
-	byHand     map[string]int    // how many approve the event by hand at the moment, by its id
-	workers    map[string]*crew  // by route, also of routes that are gone but not done
-	delivering bool              // workers were started
-	stopping   bool              // no more are
-	imds       imdsState
-	troubled   map[string]bool // routes whose trouble was told
-	dead       map[string]*deadNews
-	beats      map[string]time.Time // the last heartbeat, by route
-	stamp      time.Time            // of the last CloudEvent about the bridge
-	keptHouse  time.Time            // when housekeeping last came round
-	maintained time.Time            // when the outbox last was
-	compacted  time.Time            // when the outbox's file last was
-	approving  time.Time            // when the approval loop came round
+	mu            sync.Mutex // guards the fields below up to reloading
+	began         time.Time
+	observer      imds.Observer
+	learned       bool // instance metadata has named the observer in this run
+	nameless      nameless
+	answer        lastAnswer // the last valid one, of this run or an earlier one
+	touched       time.Time  // when answer was last written to the outbox
+	routes        []Route
+	rules         []Rule
+	rulings       map[string]string       // by EventId: why it is not approved
+	waits         map[string]wait         // by EventId: what the rules wait for
+	byHand        map[string]int          // by EventId: the number of approvals by hand under way
+	workers       map[string]*routeWorker // by route, also of removed routes until they have ended
+	delivering    bool                    // workers have been started
+	stopping      bool                    // no more workers are started
+	imds          imdsState
+	troubled      map[string]bool // routes whose trouble was reported
+	dead          map[string]*unreportedDead
+	lastHeartbeat map[string]time.Time // by route
+	stamp         time.Time            // of the last CloudEvent about the bridge
+	keptHouse     time.Time            // the last turn of housekeeping
+	maintained    time.Time            // when the outbox was last maintained
+	compacted     time.Time            // when the outbox's file was last compacted
+	approving     time.Time            // the last turn of the approval loop
 
-	reloading    sync.Mutex    // one reload after the other
-	deciding     sync.Mutex    // held while changes are derived from open events and handed over; taken before mu
-	nextReminder time.Time     // the next one may be due then; with deciding
+	reloading    sync.Mutex    // one reload at a time
+	deciding     sync.Mutex    // held while changes are derived from open events and committed; taken before mu
+	nextReminder time.Time     // no reminder is due before; guarded by deciding
 	routed       chan struct{} // closed when Run has set the routes
 	over         chan struct{} // closed when Run is to stop
 	identified   chan struct{} // closed when instance metadata answered, or will not soon
 	identity     chan struct{} // asks for it at once
-	pulse        pulse         // tells standstills of this machine
+	pauses       pauseDetector // notices when this machine stood still
 	running      tasks         // workers, and approvals by hand
 }
 
-// imdsState is how the endpoint answers.
+// imdsState is the state of the endpoint.
 type imdsState struct {
-	turned     time.Time // when the poll loop last came round
-	lastAnswer time.Time // valid, since the start
+	turned     time.Time // the last turn of the poll loop
+	lastAnswer time.Time // the last valid one since the start
 	lastErr    string
-	told       bool     // that it is unavailable
+	reported   bool     // its unavailability was reported
 	problems   []string // of the last document
-	full       bool     // changes of it are left out for want of room
+	full       bool     // changes are left out because too many events are open
 }
 
-// crew is a worker and how to end it. What ends it may be called again.
-type crew struct {
+// routeWorker is the worker of a route, with functions to end it. They may be called repeatedly.
+type routeWorker struct {
 	*delivery.Worker
 	kind  string // of its route
-	stop  func() // when the program ends
-	leave func() // when another takes over
-	cut   func() // at once
+	stop  func() // lets it end because the program stops
+	leave func() // lets it end because another worker takes over
+	cut   func() // aborts it
 	done  chan struct{}
 }
 
-// New makes a Bridge. It does nothing before Run.
+// New returns a Bridge. It starts nothing before Run.
 func New(o Options) *Bridge {
 	if o.Interval == 0 {
 		o.Interval = DefaultInterval
@@ -143,10 +144,11 @@ func New(o Options) *Bridge {
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
-		beats: map[string]time.Time{}, workers: map[string]*crew{}, troubled: map[string]bool{}, dead: map[string]*deadNews{},
+		lastHeartbeat: map[string]time.Time{}, workers: map[string]*routeWorker{},
+		troubled: map[string]bool{}, dead: map[string]*unreportedDead{},
 		routed: make(chan struct{}), over: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
-		pulse: pulse{every: min(o.Interval, DefaultInterval)},
+		pauses: pauseDetector{every: min(o.Interval, DefaultInterval)},
 	}
 	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})
 	b.remember()
@@ -154,7 +156,8 @@ func New(o Options) *Bridge {
 	return b
 }
 
-// takeUp takes in an outbox's file that came late. As at a start, a backlog waits until it is known whose it is.
+// takeUp merges an outbox's file that became readable late. As at a start, it waits first until it is known whether a
+// backlog belongs to this VM.
 func (b *Bridge) takeUp() {
 	if b.Outbox.Totals().Pending > 0 {
 		b.awaitName(context.Background())
@@ -162,7 +165,8 @@ func (b *Bridge) takeUp() {
 	b.remember()
 }
 
-// remember takes in what the outbox's file held, beside what is known already: it may have come late.
+// remember loads what the outbox's file holds, and merges it with what is known already: the file may become readable
+// late.
 func (b *Bridge) remember() {
 	stored := b.Outbox.Stored()
 	var observer imds.Observer
@@ -170,7 +174,7 @@ func (b *Bridge) remember() {
 	for name, v := range map[string]any{valueObserver: &observer, valueAnswer: &answer} {
 		if kept := stored.Values[name]; kept != nil {
 			if err := json.Unmarshal(kept, v); err != nil {
-				b.Log.Error("the outbox holds something that can't be read", "name", name, "err", err)
+				b.Log.Error("cannot read a value of the outbox", "name", name, "err", err)
 			}
 		}
 	}
@@ -185,25 +189,25 @@ func (b *Bridge) remember() {
 		b.observer = observer
 	}
 	b.mu.Unlock()
-	open := b.Outbox.Groups() // the others ended before the file came
+	open := b.Outbox.Groups() // the others ended before the file became readable
 	maps.DeleteFunc(stored.Groups, func(id string, _ outbox.Group) bool { _, is := open[id]; return !is })
-	told := b.events.load(stored.Groups, answer.At, since, b.Log)
+	repeated := b.events.load(stored.Groups, answer.At, since, b.Log)
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
-	if stale := b.toldAnew(told); len(told)+len(stale) > 0 {
-		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: stale, Groups: told})
+	if stale := b.staleDeliveries(repeated); len(repeated)+len(stale) > 0 {
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: stale, Groups: repeated})
 	}
 }
 
-// lastAnswer is the last valid answer, of this run or of one before.
+// lastAnswer returns the last valid answer, of this run or an earlier one.
 func (b *Bridge) lastAnswer() lastAnswer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.answer
 }
 
-// noteAnswer remembers a valid answer, and what the time since the last one means for the events that are open. The
-// answer alone reaches the outbox within a minute.
+// noteAnswer records a valid answer, and the gap since the last one with the open events. An answer without a gap is
+// written to the outbox once a minute.
 func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
@@ -221,18 +225,18 @@ func (b *Bridge) noteAnswer(a lastAnswer, rebooted bool) {
 	b.Outbox.Submit(outbox.Batch{Now: a.At, Values: map[string][]byte{valueAnswer: imds.CompactJSON(a)}, Groups: groups})
 }
 
-// jitter is a random time between the half of d and d.
+// jitter returns a random duration between d/2 and d.
 func (b *Bridge) jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(b.Random()*float64(d/2))
 }
 
-// Run watches until ctx is done; then it stops in order: it finishes what is under way, within five seconds, keeps the
-// rest, and closes the outbox. It is called once.
+// Run watches until ctx is done. Then it stops cleanly: it lets attempts under way finish within five seconds, keeps
+// the other deliveries pending, and closes the outbox. It must be called once.
 func (b *Bridge) Run(ctx context.Context) error {
 	now := time.Now()
 	defer b.running.cut()
 	b.mu.Lock()
-	b.began, b.pulse.last = now, now
+	b.began, b.pauses.last = now, now
 	routes := b.routes
 	b.mu.Unlock()
 	b.setRoutes(routes, now, func() {})
@@ -243,15 +247,15 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Go(func() { b.startWorkers(ctx) })
 	loops.Go(func() { b.housekeep(ctx) })
 	loops.Go(func() { b.approve(ctx) })
-	loops.Go(func() { b.seek(ctx) })
-	loops.Go(func() { b.feelPulse(ctx) })
+	loops.Go(func() { b.discover(ctx) })
+	loops.Go(func() { b.detectPauses(ctx) })
 	b.watch(ctx)
 	close(b.over)
 	loops.Wait()
 
-	b.tellDead(time.Now(), 0)
-	b.tellBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
-	cutter := time.AfterFunc(stopPatience, b.running.cut)
+	b.reportDead(time.Now(), 0)
+	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
+	cutter := time.AfterFunc(stopTimeout, b.running.cut)
 	defer cutter.Stop()
 	b.mu.Lock()
 	b.stopping = true
@@ -268,19 +272,19 @@ func (b *Bridge) Run(ctx context.Context) error {
 	return b.Outbox.Close()
 }
 
-// Reload swaps the routes and rules for others. Each route takes over the backlog of its name. Reload waits until Run
-// has set the routes of the start, but not for attempts under way: each is finished, and only then does the name's new
-// route begin. A Sink that is an io.Closer is closed when its route has ended, so it must not be used again.
+// Reload replaces the routes and rules. Each new route takes over the backlog of its name. Reload waits until Run has
+// set the first routes, but not for attempts under way: a new route starts once the last attempt of its name has
+// finished. When a route has ended, its Sink is closed if it is an io.Closer, so a Sink must not be used again.
 func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 	<-b.routed
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
-	wait := b.setRoutes(routes, time.Now(), func() { // so that each change is asked of the old routes or of the new ones
+	wait := b.setRoutes(routes, time.Now(), func() { // under deciding: a change goes to the old routes or to the new ones
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.routes, b.rules, b.Settings = routes, rules, s
 	})
-	_ = wait() // the outbox says when it can't write
+	_ = wait() // the outbox logs its errors
 	b.reread.Store(true)
 
 	b.mu.Lock()
@@ -293,17 +297,18 @@ func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 		}
 	}
 	b.mu.Unlock()
-	b.tellBridge(cloudevent.SettingsLoaded, map[string]any{"settingsHash": s.Hash}, "")
+	b.reportBridge(cloudevent.SettingsLoaded, map[string]any{"settingsHash": s.Hash}, "")
 }
 
-// SettingsFailed notes why newer settings were not taken.
+// SettingsFailed records the error of a reload that failed before Reload.
 func (b *Bridge) SettingsFailed(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.Settings.LastError = err.Error()
 }
 
-// startWorkers lets the routes begin. A backlog of before the start waits until it is known whose it is.
+// startWorkers starts the workers. If the outbox has a backlog, it waits first until it is known whether the outbox
+// belongs to this VM.
 func (b *Bridge) startWorkers(ctx context.Context) {
 	if b.Outbox.Totals().Pending > 0 {
 		b.awaitName(ctx)
@@ -319,13 +324,13 @@ func (b *Bridge) startWorkers(ctx context.Context) {
 	}
 }
 
-// startWorker begins the deliveries of a route, after those of its name that are under way. mu is held.
+// startWorker starts the worker of a route, once the previous worker of that name has ended. The caller holds mu.
 func (b *Bridge) startWorker(r Route) {
 	ctx, end := b.running.begin(context.Background())
 	ctx, cut := context.WithCancel(ctx)
 	stop, leave := make(chan struct{}), make(chan struct{})
 	before := b.workers[r.Name]
-	c := &crew{
+	c := &routeWorker{
 		Worker: delivery.NewWorker(delivery.Config{
 			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Secrets: r.Secrets,
 			Log: b.Log, Meter: b.Meter, Random: b.Random,
@@ -345,18 +350,18 @@ func (b *Bridge) startWorker(r Route) {
 		c.Run(ctx, stop, leave)
 		if closer, ok := r.Sink.(io.Closer); ok {
 			if err := closer.Close(); err != nil {
-				c.Log.Debug("sink not closed properly", "err", err)
+				c.Log.Debug("cannot close sink", "err", err)
 			}
 		}
 	}()
 }
 
-// end waits for a worker that was told to end. When its attempt goes on although its time is over, it is cut off; an
-// attempt without a time limit is waited for.
-func (c *crew) end() {
+// end waits until a worker that was asked to end has ended. It aborts an attempt that exceeds its timeout, but waits
+// for one without a timeout.
+func (c *routeWorker) end() {
 	var over <-chan time.Time
 	if c.Terms.Timeout > 0 {
-		over = time.After(c.Terms.Timeout + stopPatience)
+		over = time.After(c.Terms.Timeout + stopTimeout)
 	}
 	select {
 	case <-c.done:

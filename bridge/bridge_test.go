@@ -339,7 +339,7 @@ func TestAStopFinishesWhatIsUnderWay(t *testing.T) {
 	}{
 		{0, 0, 0},
 		{3 * time.Second, 3 * time.Second, 0},
-		{8 * time.Second, stopPatience, 1},
+		{8 * time.Second, stopTimeout, 1},
 	} {
 		t.Run(fmt.Sprint(tt.takes), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
@@ -419,7 +419,7 @@ func TestRunReturnsWhateverSinksDo(t *testing.T) {
 		pause(2 * time.Second)
 		began := time.Now()
 		b.end()
-		if took := time.Since(began); took > stopPatience+2*time.Second {
+		if took := time.Since(began); took > stopTimeout+2*time.Second {
 			t.Errorf("Run took %v to return", took)
 		}
 		close(release)

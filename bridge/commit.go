@@ -16,28 +16,27 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// The outbox's names of what the bridge keeps beside deliveries.
+// Names of the bridge's values in the outbox.
 const (
 	valueObserver = "observer"
 	valueAnswer   = "answer"
 	valueEndpoint = "endpoint"
 )
 
-// A commit is one change of what the bridge remembers: what a document changes, or what happened to the bridge itself.
-// It reaches the outbox as one batch.
+// A commit is one change of the bridge's state. It becomes one batch of the outbox.
 type commit struct {
-	outbox.Batch                       // but for Now and Groups
-	open         map[string]*openEvent // nil: over
+	outbox.Batch                       // without Now and Groups
+	open         map[string]*openEvent // by EventId; nil for an event that is over
 }
 
-// about is what is to be told about an event, to nobody yet.
+// about returns a message about an event, without recipients.
 func about(e imds.Event, kind imds.ChangeKind) outbox.Addition {
 	return outbox.Addition{Message: delivery.Message{Group: e.ID, Change: string(kind)}, NotBefore: e.NotBefore}
 }
 
-// say adds a CloudEvent to the commit, unless it has a sequence number, because it was committed before: then it adds
+// add adds a CloudEvent to the commit. If a has a sequence number, the CloudEvent was committed before, and add adds
 // recipients of it.
-func (c *commit) say(ce event.Event, a outbox.Addition) {
+func (c *commit) add(ce event.Event, a outbox.Addition) {
 	a.ID, a.Type = ce.ID(), ce.Type()
 	a.AzureType, _ = ce.Extensions()["azeventtype"].(string)
 	if a.Seq == 0 {
@@ -46,8 +45,8 @@ func (c *commit) say(ce event.Event, a outbox.Addition) {
 	c.Add = append(c.Add, a)
 }
 
-// commit hands the change to the outbox. wait returns when it is on disk; its error says that it is not, and that it
-// counts all the same, from memory. Whoever changes open events holds deciding, and waits without it.
+// commit hands the change to the outbox, which applies it at once. wait returns when it is on disk; its error means
+// that it is only in memory. The caller holds deciding if the commit changes open events, and releases it before wait.
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 	for i := range c.Add {
 		a := &c.Add[i]
@@ -74,13 +73,13 @@ func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 	return b.Outbox.Submit(c.Batch)
 }
 
-// keepValue hands over a small value that the outbox keeps.
+// keepValue stores a small value in the outbox.
 func (b *Bridge) keepValue(name string, v []byte) (wait func() error) {
 	return b.Outbox.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{name: v}})
 }
 
-// told names the routes that are told at once or when the time has come, but not those that are undecided.
-func told(a outbox.Addition) string {
+// recipients names the routes that get a message now or when it is due, without undecided ones.
+func recipients(a outbox.Addition) string {
 	var names []string
 	for _, to := range a.To {
 		if !to.Held {
@@ -90,11 +89,10 @@ func told(a outbox.Addition) string {
 	return strings.Join(names, ",")
 }
 
-// overtaken says what a newer change of an event means for what is pending about it. Reminders are out of date. What
-// waits for its time gives way to the change when its route gets that too, and when the event began or ended; else it
-// moves with NotBefore.
-// A scheduled or updated that is tried in vain gives way when the change waits for its time: what the route would be
-// told before is no longer so.
+// overtaken decides about the pending deliveries of an event when a newer change a comes. Reminders are superseded. A
+// delivery that waits for its lead is superseded if its route gets a too, or if the event started or ended; otherwise
+// its due time moves with NotBefore. A scheduled or updated that is being retried is superseded if a waits for a lead,
+// because its NotBefore is no longer true.
 func overtaken(
 	pending []outbox.Delivery, a outbox.Addition, now time.Time,
 ) (superseded []outbox.Ref, moved []outbox.Move) {
@@ -117,10 +115,10 @@ func overtaken(
 	return superseded, moved
 }
 
-// toldAnew are the pending deliveries of before the start that are out of date: a late file brought them when their
-// event had been told anew, or had ended. That stands for what waits for its time, for reminders, and for all that a
-// route is told only while it is the newest.
-func (b *Bridge) toldAnew(anew map[string]*outbox.Group) (stale []outbox.Ref) {
+// staleDeliveries returns the pending deliveries from before the start that are out of date, because the file with them
+// became readable only after their event was announced again or had ended: deliveries that wait for their due time,
+// reminders, and those of routes that get only the latest change. repeated holds the events announced again.
+func (b *Bridge) staleDeliveries(repeated map[string]*outbox.Group) (stale []outbox.Ref) {
 	b.mu.Lock()
 	began, routes := b.began, b.routes
 	b.mu.Unlock()
@@ -130,23 +128,23 @@ func (b *Bridge) toldAnew(anew map[string]*outbox.Group) (stale []outbox.Ref) {
 		case d.Group == "", d.Seq() >= uint64(began.UnixMicro()):
 			continue
 		case b.events.open(d.Group):
-			if anew[d.Group] == nil {
+			if repeated[d.Group] == nil {
 				continue
 			}
 		case b.Outbox.Mark(d.Group, cloudevent.ChangeID(end)).At.Before(began):
 			continue
 		}
-		onlyNewest := slices.ContainsFunc(routes, func(r Route) bool {
+		onlyLatest := slices.ContainsFunc(routes, func(r Route) bool {
 			return r.Name == d.Route && r.Terms.Late != delivery.LateSend
 		})
-		if onlyNewest || d.Due.After(time.Now()) || d.Change == string(imds.Reminder) {
+		if onlyLatest || d.Due.After(time.Now()) || d.Change == string(imds.Reminder) {
 			stale = append(stale, outbox.Ref{Route: d.Route, Seq: d.Seq()})
 		}
 	}
 	return stale
 }
 
-// marshalEvent is the CloudEvent in the JSON format. It was validated when it was made.
+// marshalEvent encodes a valid CloudEvent as JSON.
 func marshalEvent(ce event.Event) []byte {
 	var b bytes.Buffer
 	if err := event.WriteJson(&ce, &b); err != nil {
@@ -155,11 +153,12 @@ func marshalEvent(ce event.Event) []byte {
 	return slices.Clone(b.Bytes())
 }
 
-// cloudEvents are CloudEvents by their sequence number, nil where one can't be read.
+// cloudEvents holds CloudEvents by sequence number; nil for one that can't be read.
 type cloudEvents map[uint64]*event.Event
 
-// decide calls f with deciding held, and with the CloudEvents that need names, which were read without it: a disk that
-// hangs must not keep the poll loop waiting. need is called with deciding held, maybe several times.
+// decide calls f with deciding held, and with the CloudEvents whose sequence numbers need returns. It reads them
+// without the lock, so that a disk that hangs does not block the poll loop. It calls need with deciding held, maybe
+// several times.
 func (b *Bridge) decide(need func() []uint64, f func(read cloudEvents)) {
 	read := cloudEvents{}
 	for {
@@ -177,7 +176,7 @@ func (b *Bridge) decide(need func() []uint64, f func(read cloudEvents)) {
 	f(read)
 }
 
-// cloudEvent reads back the CloudEvent with the sequence number, nil if that can't be done.
+// cloudEvent reads a CloudEvent from the outbox; nil if it can't be read.
 func (b *Bridge) cloudEvent(seq uint64) *event.Event {
 	var ce event.Event
 	body, err := b.Outbox.Body(seq)
@@ -185,7 +184,7 @@ func (b *Bridge) cloudEvent(seq uint64) *event.Event {
 		err = json.Unmarshal(body, &ce)
 	}
 	if err != nil {
-		b.Log.Warn("a CloudEvent can't be read", "seq", seq, "err", err)
+		b.Log.Warn("cannot read a CloudEvent from the outbox", "seq", seq, "err", err)
 		return nil
 	}
 	return &ce

@@ -1,19 +1,22 @@
-// Package bridge watches a VM's Azure Scheduled Events, says each change as a CloudEvent, and has it delivered to every
+// Package bridge watches a VM's Azure Scheduled Events, turns each change into a CloudEvent, and delivers it to every
 // route. It knows no destination and no disk.
 //
-// One event travels in six hops: imds.Client.Poll → imds.Diff → cloudevent.Wrap and Filter → one outbox.Batch → delivery.Worker →
-// delivery.Sink. The second and third are pure. The fourth is the only one that reaches the disk, and no hop reaches
-// back.
+// One event travels in six hops: imds.Client.Poll → imds.Diff → cloudevent.Wrap and Filter → one outbox.Batch →
+// delivery.Worker → delivery.Sink. The second and third are pure. Only the fourth reaches the disk. No hop calls back
+// into an earlier one.
 //
 // # Promises
 //
-//  1. A failed poll changes nothing. Only a valid answer makes an event vanish. An error, a truncated body, HTML and JSON
+//  1. A failed poll changes nothing. Only a valid answer makes an event vanish. An error, a truncated body, HTML and
+//     JSON
 //     without Events are refused. An empty answer counts when the next one confirms it. A document with an entry
-//     whose EventId can't be read makes nothing vanish. If-None-Match carries only what was committed and wholly understood.
+//     whose EventId can't be read makes nothing vanish. If-None-Match carries only the ETag of a document that was
+//     committed and wholly understood.
 //     TestAFailedPollChangesNothing, TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt,
 //     TestAPartialDocumentMakesNothingVanish, TestIfNoneMatch
-//  2. Pending before sent. What was seen, and every CloudEvent that is due because of it, is one batch, on disk before
-//     the first byte leaves. A delivery is settled when the destination has accepted it.
+//  2. Pending before sent. The document seen and all its CloudEvents are one batch, on disk before the first byte
+//     leaves.
+//     A delivery is settled when the destination has accepted it.
 //     TestADeliveryIsOwedBeforeItIsSent, TestOneChangeIsOneBatch, TestReportsAreGrouped
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, from every VM.
 //     TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM, TestACrashRepeatsWhatWasNotNotedWithTheSameID
@@ -21,11 +24,12 @@
 //     TestLanesDoNotWaitForEachOther, TestASinkThatIsBackGetsEverything, TestAReloadUnderLoadLosesAndReordersNothing
 //  5. A slow, hung or dead destination delays no other, nor the polling.
 //     TestASlowSinkDelaysNeitherOthersNorPolling, TestAHangingDiskDelaysOnce
-//  6. Nothing disappears silently. What is given up is a dead letter, what was delivered is on record, and every loss
-//     of fidelity is logged.
+//  6. Nothing disappears silently. A delivery that fails for good becomes a dead letter, every delivery is recorded,
+//     and
+//     every loss of fidelity is logged.
 //     TestWhatIsRejectedIsKept, TestOldDeliveriesExpire, TestOverItsBoundsTheOldestOfTheFullestGoes,
 //     TestDeadLettersAreToldTogether
-//  7. The whole life of an event is told, also what changed while nobody watched, with the gap stated.
+//  7. Every change of an event is delivered, also changes while the bridge was down, with the gap stated.
 //     TestTheWholeLifeOfAnEventIsTold, TestARestartTellsWhatChangedMeanwhile, TestTheOutcomeIsHonest
 //  8. A full or broken disk does not silence it: it runs from memory, says so, and is not ready.
 //     TestAFullDiskSilencesNobody, TestADamagedFileIsReadOrSetAside, TestWithoutADiskTheProgramWorksFromMemory
@@ -36,10 +40,11 @@
 //
 // # Goroutines and locks
 //
-// Run starts the poll loop, the question who this VM is, the pulse, the housekeeping, the approvals and a worker for
-// each route, a goroutine each, and waits for them. The outbox has one more, which alone writes the file.
+// Run starts a goroutine each for the poll loop, the identity of this VM, the discovery of the endpoint, the detection
+// of pauses, housekeeping, approvals, and a worker per route, and waits for all of them. The outbox has one more, the
+// only one that writes its file.
 //
-// Whoever derives changes from the open events holds Bridge.deciding until they are handed to the outbox, and waits for
-// the disk without it. No lock is held while a disk, a sink or the endpoint is asked. Locks are taken in the order
-// Bridge.deciding, Bridge.mu, openEvents.mu, and the outbox's own.
+// Code that derives changes from the open events holds Bridge.deciding until it has handed them to the outbox, and
+// releases it before it waits for the disk. No lock is held during I/O with a disk, a sink or the endpoint. The order
+// of locks is Bridge.deciding, Bridge.mu, openEvents.mu, and the outbox's own.
 package bridge

@@ -12,24 +12,25 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// A Filter decides which CloudEvents a route is owed. It is asked when a change is committed and never again.
+// A Filter decides which CloudEvents a route gets. It is evaluated when a change is committed, and never again for that
+// change.
 //
-// What it asks of the Azure event (VMs, Types, Sources, When) is decided once: from the first change that is
-// accepted, the route is owed all later ones. Only Changes is asked of each change.
+// VMs, Types, Sources and When decide once per Azure event: from the first change they accept, the route gets all later
+// ones. Changes decides about each change.
 type Filter struct {
 	Only, Except Match
 	When         *When
 }
 
-// Match is a set of conditions that all must hold; an empty one always does. Values ignore case.
+// A Match is a set of conditions that must all hold. Empty conditions hold. Values ignore case.
 type Match struct {
-	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: that name it first; all: every event"`
+	VMs     string   `yaml:"vms" doc:"self: events that name this VM; leader: events that name it first; all: all events"`
 	Types   []string `yaml:"types" doc:"Azure's event types"`
 	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
-	Changes []string `yaml:"changes" doc:"which changes; first is whichever comes first"`
+	Changes []string `yaml:"changes" doc:"which changes; first is the first change of each event"`
 }
 
-// The values that a Match knows.
+// The valid values of a Match.
 var (
 	VMsValues     = []string{"self", "leader", "all"}
 	TypesValues   = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
@@ -37,11 +38,11 @@ var (
 	ChangesValues = []string{"scheduled", "updated", "started", "vanished", "first", "approved", "reminder"}
 )
 
-// Level says which CloudEvents about the bridge a route hears.
+// A Level selects the CloudEvents about the bridge that a route gets.
 type Level string
 
-// The levels. Trouble is what an administrator must know: a destination or the endpoint is out of reach or back, a
-// delivery was given up.
+// The levels. Trouble means that a destination or the endpoint can't be reached, or can again, or that a delivery
+// became a dead letter.
 const (
 	LevelNone    Level = "none"
 	LevelTrouble Level = "trouble"
@@ -58,10 +59,10 @@ func (l Level) Hears(typ string) bool {
 	return l == LevelAll
 }
 
-// When is a compiled condition over Fields.
+// A When is a compiled condition over cloudevent.Fields.
 type When struct{ program *vm.Program }
 
-// ParseWhen compiles the expression src (expr-lang.org) to a condition over the names of Fields.
+// ParseWhen compiles the expression src (expr-lang.org) into a condition over the names of cloudevent.Fields.
 func ParseWhen(src string) (*When, error) {
 	p, err := expr.Compile(src, expr.Env(whenEnv()), expr.AsBool())
 	if err != nil {
@@ -70,7 +71,7 @@ func ParseWhen(src string) (*When, error) {
 	return &When{p}, nil
 }
 
-// whenEnv gives the names and types that an expression may use. Inside data nothing is known beforehand.
+// whenEnv returns the names and types that an expression may use. The names inside data are not checked.
 func whenEnv() map[string]any {
 	return cloudevent.Fields(event.New())
 }
@@ -83,20 +84,20 @@ func (w *When) holds(fields map[string]any) (bool, error) {
 	return v.(bool), nil
 }
 
-// Verdict is what a Filter says.
+// A Verdict is the decision of a Filter.
 type Verdict int
 
-// The verdicts. Undecided means that it depends on the observer's name, which is not known yet.
+// The verdicts. Undecided means that the decision depends on the observer's name, which is not known yet.
 const (
 	Refused Verdict = iota
 	Accepted
 	Undecided
 )
 
-// Event asks whether the route wants the Azure event of the change. fields are those of the change's CloudEvent, self
-// is the observer's name ("" if not known); unnamed says that waiting for a name is over, and a missing one counts as a
-// match. When it refuses, key names the settings key that did, such as only.types. An error is that of a When which
-// failed; it counts as true, because better twice than never.
+// Event decides whether the route wants the Azure event of the change. fields are the fields of its CloudEvent, self is
+// the observer's name or "". unnamed means that the wait for the name is over, and a missing name counts as a match.
+// For Refused, key names the key of the settings that refuses, such as only.types. err is the error of a When that
+// failed; the event passes then, because a message too many is better than one too few.
 func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed bool) (
 	v Verdict, key string, err error) {
 	e := c.Event
@@ -131,8 +132,8 @@ func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed
 	return v, "", err
 }
 
-// Change asks whether the route wants this very change of an event that it wants. When it does not, key names the
-// settings key.
+// Change decides whether the route wants this change of an event that it wants. If not, key names the key of the
+// settings that refuses.
 func (f Filter) Change(c imds.Change, self string) (ok bool, key string) {
 	x := f.Except
 	switch {
@@ -145,7 +146,7 @@ func (f Filter) Change(c imds.Change, self string) (ok bool, key string) {
 	return true, ""
 }
 
-// matches says whether everything that m asks of an event, beside changes, is known to hold.
+// matches decides whether all conditions of m but Changes are known to hold.
 func (m Match) matches(e imds.Event, self string, unnamed bool) Verdict {
 	switch {
 	case m.VMs == "" && len(m.Types) == 0 && len(m.Sources) == 0,
@@ -160,17 +161,17 @@ func (m Match) matches(e imds.Event, self string, unnamed bool) Verdict {
 	return hits(m.VMs, e, self, unnamed)
 }
 
-// passes says whether values allow v. What Azure did not send, and what nobody knows, passes.
+// passes reports whether values allow v. Missing and unknown values pass.
 func passes(values []string, v string, known []string) bool {
 	return len(values) == 0 || v == "" || !has(known, v) || has(values, v)
 }
 
-// hits says whether the event hits what vms asks for.
+// hits decides whether the event matches the condition vms.
 func hits(vms string, e imds.Event, self string, unnamed bool) Verdict {
 	switch {
 	case strings.EqualFold(vms, "all"):
 		return Accepted
-	case len(e.Resources) == 0: // Azure did not say whom it hits
+	case len(e.Resources) == 0: // Azure names no VM
 		return Accepted
 	case self == "" && unnamed:
 		return Accepted
@@ -182,7 +183,7 @@ func hits(vms string, e imds.Event, self string, unnamed bool) Verdict {
 	return Refused
 }
 
-// wants says whether changes names the change.
+// wants reports whether changes names the change.
 func wants(changes []string, c imds.Change) bool {
 	return has(changes, string(c.Kind)) || has(changes, "first") && c.Previous == nil && c.Kind != imds.Vanished
 }

@@ -9,15 +9,14 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// beat sends each route that wants it a sign of life, while all is well: the endpoint answers and the outbox is
-// durable. Whoever expects them learns by their absence that something is wrong. One that was not delivered yet gives
-// way to the next.
-func (b *Bridge) beat(now time.Time) {
+// sendHeartbeats sends a heartbeat to each route that wants one, while the endpoint answers and the outbox is durable.
+// A monitor that expects them notices when they stop. A new heartbeat replaces one that is still pending.
+func (b *Bridge) sendHeartbeats(now time.Time) {
 	b.mu.Lock()
 	well := len(b.imds.reasons()) == 0 && now.Sub(b.imds.lastAnswer) < awayAbove
 	var due []string
 	for _, r := range b.routes {
-		if every := r.Terms.Heartbeat; every > 0 && well && now.Sub(b.beats[r.Name]) >= every {
+		if every := r.Terms.Heartbeat; every > 0 && well && now.Sub(b.lastHeartbeat[r.Name]) >= every {
 			due = append(due, r.Name)
 		}
 	}
@@ -26,14 +25,14 @@ func (b *Bridge) beat(now time.Time) {
 		return
 	}
 	var c commit
-	for i, name := range due { // each has its own, which is forgotten as soon as it is delivered
+	for i, name := range due { // one CloudEvent per route, so that each is removed as soon as it is delivered
 		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"version": b.Version}, b.self(),
 			now.Add(time.Duration(i)))
 		if err != nil {
-			b.Log.Error("a heartbeat is not valid", "err", err)
+			b.Log.Error("cannot create a heartbeat", "err", err)
 			return
 		}
-		c.say(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []outbox.Recipient{{Route: name}}})
+		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []outbox.Recipient{{Route: name}}})
 	}
 	for _, d := range b.Outbox.Pending("") {
 		if d.Transient && slices.Contains(due, d.Route) {
@@ -44,6 +43,6 @@ func (b *Bridge) beat(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, name := range due {
-		b.beats[name] = now
+		b.lastHeartbeat[name] = now
 	}
 }

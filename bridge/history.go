@@ -15,18 +15,18 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A Life is what is on record of one Azure event.
-type Life struct {
+// An EventHistory is the recorded history of one Azure event.
+type EventHistory struct {
 	Event     string             `json:"event"` // EventId
 	Type      string             `json:"type"`
 	Source    string             `json:"source,omitempty"` // Platform, User
 	Resources []string           `json:"resources"`
 	Outcome   cloudevent.Outcome `json:"outcome,omitempty"` // "" while it is not over
-	Changes   []LifeChange       `json:"changes"`
+	Changes   []HistoryChange    `json:"changes"`
 }
 
-// LifeChange is one change of it, and who was told.
-type LifeChange struct {
+// A HistoryChange is one change of an event, with its deliveries.
+type HistoryChange struct {
 	ID             string               `json:"id"`
 	Change         imds.ChangeKind      `json:"change"`
 	Time           time.Time            `json:"time"` // when it was first observed, UTC
@@ -35,46 +35,47 @@ type LifeChange struct {
 	WhileAway      bool                 `json:"whileAway,omitempty"`
 	NotEarlierThan time.Time            `json:"notEarlierThan,omitzero"`
 	Observer       string               `json:"observer,omitempty"`
-	Approval       *cloudevent.Approval `json:"approval,omitempty"` // of an approved
-	Lead           string               `json:"lead,omitempty"`     // of a reminder
-	Deliveries     []LifeDelivery       `json:"deliveries"`
+	Approval       *cloudevent.Approval `json:"approval,omitempty"` // of the change approved
+	Lead           string               `json:"lead,omitempty"`     // of the change reminder
+	Deliveries     []HistoryDelivery    `json:"deliveries"`
 }
 
-// LifeDelivery is what became of telling one route.
-type LifeDelivery struct {
+// A HistoryDelivery is the delivery of a change to one route.
+type HistoryDelivery struct {
 	Sink     string    `json:"sink"`
 	State    string    `json:"state"`       // accepted, superseded, pending, dead, dropped
-	At       time.Time `json:"at,omitzero"` // of the end; of the last attempt while pending
+	At       time.Time `json:"at,omitzero"` // when it reached the state; of the last attempt while pending
 	Attempts int       `json:"attempts"`
-	Answer   string    `json:"answer,omitempty"` // what the destination said
+	Answer   string    `json:"answer,omitempty"` // of the destination
 	AnswerID string    `json:"answerId,omitempty"`
 	Reason   string    `json:"reason,omitempty"`
 	Error    string    `json:"error,omitempty"`
 }
 
-// A Period picks lives: by a prefix of the EventId, a VM name, and the time of the first change. Empty fields pick all.
+// A Period selects events by a prefix of the EventId, a VM name, and the time of the last change. Empty fields select
+// all.
 type Period struct {
 	Event string
 	VM    string
 	Since time.Time
 }
 
-// History gives the lives of Azure's events that are on record in the outbox, the oldest first.
-func History(o *outbox.Outbox, p Period) ([]Life, error) {
-	var b Biographer
+// History returns the histories of the Azure events in the outbox, oldest first.
+func History(o *outbox.Outbox, p Period) ([]EventHistory, error) {
+	var b HistoryBuilder
 	err := o.Walk(0, func(r outbox.Record) error {
 		var ce event.Event
-		if json.Unmarshal(r.Body, &ce) == nil { // a record of the past that can't be read must not hide the others
+		if json.Unmarshal(r.Body, &ce) == nil { // an unreadable record must not hide the others
 			b.Add(ce, deliveries(r))
 		}
 		return nil
 	})
-	return b.Lives(p), err
+	return b.Histories(p), err
 }
 
-// RecentHistory is History of the newest n changes alone, however many there are; more says that there are older ones.
-// The first changes of the oldest of its lives may be missing.
-func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (lives []Life, more bool, err error) {
+// RecentHistory is History of the newest n changes only; more reports whether there are older ones. The oldest event
+// may lack its first changes. Its cost depends on n and not on the size of the history.
+func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (histories []EventHistory, more bool, err error) {
 	about := []byte(`"type":"` + cloudevent.EventPrefix)
 	for span := 24 * time.Hour; ; span *= 4 {
 		var newest []outbox.Record
@@ -97,26 +98,26 @@ func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (lives []Li
 			return nil, false, err
 		}
 		if !all && len(newest) <= n && !more {
-			continue // further back
+			continue // look further back
 		}
 		if len(newest) > n {
 			more, newest = true, newest[len(newest)-n:]
 		}
-		var b Biographer
+		var b HistoryBuilder
 		for _, r := range newest {
 			var ce event.Event
 			if json.Unmarshal(r.Body, &ce) == nil {
 				b.Add(ce, deliveries(r))
 			}
 		}
-		return b.Lives(p), more, nil
+		return b.Histories(p), more, nil
 	}
 }
 
-// deliveries are what became of a CloudEvent.
-func deliveries(r outbox.Record) (list []LifeDelivery) {
+// deliveries returns the deliveries of a recorded CloudEvent.
+func deliveries(r outbox.Record) (list []HistoryDelivery) {
 	for _, d := range r.Deliveries {
-		list = append(list, LifeDelivery{
+		list = append(list, HistoryDelivery{
 			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID,
 			Reason: d.Reason, Error: d.Error,
 		})
@@ -124,14 +125,14 @@ func deliveries(r outbox.Record) (list []LifeDelivery) {
 	return list
 }
 
-// A Biographer puts lives together from CloudEvents, in whatever order they come. Repeats count once.
-type Biographer struct {
-	lives map[string]*Life
-	seen  map[string]bool // ids
+// A HistoryBuilder assembles histories from CloudEvents in any order. It ignores repeated ones.
+type HistoryBuilder struct {
+	histories map[string]*EventHistory
+	seen      map[string]bool // ids
 }
 
-// Add takes a CloudEvent about an Azure event, and ignores any other.
-func (b *Biographer) Add(ce event.Event, told []LifeDelivery) {
+// Add adds a CloudEvent with its deliveries. It ignores CloudEvents that are not about an Azure event.
+func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 	if !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix) || b.seen[ce.ID()] {
 		return
 	}
@@ -139,46 +140,46 @@ func (b *Biographer) Add(ce event.Event, told []LifeDelivery) {
 	if json.Unmarshal(ce.Data(), &d) != nil {
 		return
 	}
-	if b.lives == nil {
-		b.lives, b.seen = map[string]*Life{}, map[string]bool{}
+	if b.histories == nil {
+		b.histories, b.seen = map[string]*EventHistory{}, map[string]bool{}
 	}
 	b.seen[ce.ID()] = true
 	e, _ := imds.UnmarshalEvent(d.Event)
-	life := b.lives[ce.Subject()]
+	life := b.histories[ce.Subject()]
 	if life == nil {
-		life = &Life{Event: ce.Subject()}
-		b.lives[ce.Subject()] = life
+		life = &EventHistory{Event: ce.Subject()}
+		b.histories[ce.Subject()] = life
 	}
 	life.Type, life.Source, life.Resources = e.Type, e.Source, e.Resources
 	if d.Outcome != "" {
 		life.Outcome = d.Outcome
 	}
-	if told == nil {
-		told = []LifeDelivery{}
+	if deliveries == nil {
+		deliveries = []HistoryDelivery{}
 	}
-	slices.SortFunc(told, func(a, b LifeDelivery) int { return strings.Compare(a.Sink, b.Sink) })
-	life.Changes = append(life.Changes, LifeChange{
+	slices.SortFunc(deliveries, func(a, b HistoryDelivery) int { return strings.Compare(a.Sink, b.Sink) })
+	life.Changes = append(life.Changes, HistoryChange{
 		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, Fields: d.Changed,
 		WhileAway: d.WhileAway, NotEarlierThan: d.NotEarlierThan, Observer: d.Observer.Name,
-		Approval: d.Approval, Lead: d.Lead, Deliveries: told,
+		Approval: d.Approval, Lead: d.Lead, Deliveries: deliveries,
 	})
 }
 
-// Lives gives the lives that p picks, the oldest first, each with its changes by time.
-func (b *Biographer) Lives(p Period) []Life {
-	var picked []*Life
-	byEvent := func(x, y *Life) int { return strings.Compare(x.Event, y.Event) }
-	for _, l := range slices.SortedFunc(maps.Values(b.lives), byEvent) {
-		slices.SortStableFunc(l.Changes, func(x, y LifeChange) int { return x.Time.Compare(y.Time) })
+// Histories returns the histories that p selects, oldest first, each with its changes by time.
+func (b *HistoryBuilder) Histories(p Period) []EventHistory {
+	var picked []*EventHistory
+	byEvent := func(x, y *EventHistory) int { return strings.Compare(x.Event, y.Event) }
+	for _, l := range slices.SortedFunc(maps.Values(b.histories), byEvent) {
+		slices.SortStableFunc(l.Changes, func(x, y HistoryChange) int { return x.Time.Compare(y.Time) })
 		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return imds.SameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
 			picked = append(picked, l)
 		}
 	}
-	slices.SortStableFunc(picked, func(x, y *Life) int { return x.Changes[0].Time.Compare(y.Changes[0].Time) })
-	lives := make([]Life, len(picked))
+	slices.SortStableFunc(picked, func(x, y *EventHistory) int { return x.Changes[0].Time.Compare(y.Changes[0].Time) })
+	histories := make([]EventHistory, len(picked))
 	for i, l := range picked {
-		lives[i] = *l
+		histories[i] = *l
 	}
-	return lives
+	return histories
 }

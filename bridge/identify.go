@@ -10,16 +10,16 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// How long things wait until it is known which VM this is.
+// How long to wait for the identity of this VM.
 const (
-	nameForFirst   = 3 * time.Second  // the first document
-	nameForBacklog = 10 * time.Second // the same, where the outbox may turn out to be another VM's
-	nameForFilters = time.Minute      // filters,
-	nameRefused    = 3 * time.Second  // unless so long it is said that there is none
-	heldGrace      = 10 * time.Second // what a filter has to decide after that, before its deliveries go undecided
+	nameForFirst   = 3 * time.Second  // before the first document is handled
+	nameForBacklog = 10 * time.Second // the same, if the outbox may belong to another VM
+	nameForFilters = time.Minute      // before filters decide without a name
+	nameRefused    = 3 * time.Second  // of lasting refusals, after which filters stop waiting
+	heldGrace      = 10 * time.Second // for deciding held deliveries, before they are sent undecided
 )
 
-// setObserver merges what was learnt with what is set. mu is held, or nobody else knows b.
+// setObserver sets the observer; VMName overrides its name. The caller holds mu, or b is not shared yet.
 func (b *Bridge) setObserver(o imds.Observer) {
 	if o != (imds.Observer{}) {
 		b.observer = o
@@ -29,7 +29,7 @@ func (b *Bridge) setObserver(o imds.Observer) {
 	}
 }
 
-// self is the observer as CloudEvents about the bridge name it.
+// self returns the observer for CloudEvents about the bridge, which always has a name.
 func (b *Bridge) self() imds.Observer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -40,14 +40,14 @@ func (b *Bridge) self() imds.Observer {
 	return o
 }
 
-// observerName is this VM's name in events, "" while it is not known.
+// observerName returns this VM's name in Azure's events; "" while it is unknown.
 func (b *Bridge) observerName() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.observer.Name
 }
 
-// identify asks who this VM is until it is known.
+// identify asks instance metadata for the identity of this VM until it answers or ctx is done.
 func (b *Bridge) identify(ctx context.Context) {
 	answered := sync.OnceFunc(func() { close(b.identified) })
 	var refused time.Time // since when there is said to be no answer
@@ -60,7 +60,7 @@ func (b *Bridge) identify(ctx context.Context) {
 		}
 		var answer *imds.AnswerError
 		if errors.As(err, &answer) && (answer.Final() || answer.Lasting()) {
-			answered() // it may be another VM's backlog that waits, so what is over in a moment is waited for
+			answered() // a passing failure does not count: the backlog may be another VM's, so the start keeps waiting
 		}
 		if answer == nil || !answer.Lasting() {
 			refused = time.Time{}
@@ -68,7 +68,7 @@ func (b *Bridge) identify(ctx context.Context) {
 			refused = time.Now()
 		}
 		b.unidentified(err, answer != nil && answer.Final() || !refused.IsZero() && time.Since(refused) >= nameRefused)
-		b.Log.Debug("instance metadata does not say who this VM is", "err", err)
+		b.Log.Debug("instance metadata gave no identity", "err", err)
 		select {
 		case <-time.After(b.jitter(wait)):
 		case <-b.identity:
@@ -79,7 +79,7 @@ func (b *Bridge) identify(ctx context.Context) {
 	}
 }
 
-// unidentified notes why it is not known which VM this is, and whether there is no use in waiting for that.
+// unidentified records why the identity is unknown, and whether waiting for it is useless.
 func (b *Bridge) unidentified(err error, useless bool) {
 	b.mu.Lock()
 	news := useless && !b.nameless.useless
@@ -87,40 +87,40 @@ func (b *Bridge) unidentified(err error, useless bool) {
 	unnamed := b.observer.Name == ""
 	b.mu.Unlock()
 	if news && unnamed {
-		b.Log.Warn("instance metadata does not say which VM this is, so sinks hear of every VM's events",
-			"err", err, "hint", nameHint)
+		b.Log.Warn("VM name unknown; sinks get the events of every VM", "err", err, "hint", nameHint)
 		b.decideHeld(time.Now())
 	}
 }
 
-// nameHint is what helps while this VM's name is not known.
+// nameHint is the remedy for an unknown VM name.
 const nameHint = "set imds.vm_name"
 
-// nameless is why this VM's name was not learnt.
+// nameless says why this VM's name is unknown.
 type nameless struct {
 	err     string // "" before the first answer
-	useless bool   // to wait for it
+	useless bool   // waiting for it is useless
 }
 
-// unnamed says that filters no longer wait for this VM's name. mu is held.
+// unnamed reports whether filters no longer wait for this VM's name. The caller holds mu.
 func (b *Bridge) unnamed(now time.Time) bool {
 	return b.nameless.useless || now.Sub(b.began) > nameForFilters
 }
 
-// nameWarning says what it means that this VM's name is not known; "" while that is nothing to speak of. mu is held.
+// nameWarning describes the consequences of an unknown VM name, for the status; "" for none. The caller holds mu.
 func (b *Bridge) nameWarning(now time.Time) string {
 	switch {
 	case b.observer.Name != "" || b.nameless.err == "":
 		return ""
 	case b.unnamed(now):
-		return "this VM's name is not known, so sinks hear of every VM's events; " + nameHint + ": " + b.nameless.err
+		return "VM name unknown; sinks get the events of every VM; " + nameHint + ": " + b.nameless.err
 	}
-	return "waiting for this VM's name until " + b.began.Add(nameForFilters).UTC().Format(time.TimeOnly) +
-		" UTC; until then sinks that are told of its events only hear nothing; " + nameHint + ": " + b.nameless.err
+	return "waiting for the VM name until " + b.began.Add(nameForFilters).UTC().Format(time.TimeOnly) +
+		" UTC; until then sinks with vms self or leader get nothing; " + nameHint + ": " + b.nameless.err
 }
 
-// approverName is this VM's name as rules of approval go by it: the one that is set, or that instance metadata gave in
-// this run; "" while there is none. The one on the disk may be another machine's, of which this was given a copy.
+// approverName returns this VM's name for rules of approval: the configured one, or the one that instance metadata
+// gave in this run; "" if there is none. It does not use the stored name, which may be another VM's if the disk was
+// cloned.
 func (b *Bridge) approverName() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -131,13 +131,13 @@ func (b *Bridge) approverName() string {
 }
 
 func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
 	defer cancel()
 	return b.Client.Instance(ctx)
 }
 
-// awaitName waits until instance metadata has said who this VM is, but not for ever: it may be out of reach just when
-// what is owed matters. It returns how long that took.
+// awaitName waits a limited time for the identity of this VM, and returns how long that took. Instance metadata may be
+// unavailable just when pending deliveries matter, so it does not wait longer.
 func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	began := time.Now()
 	limit := nameForFirst
@@ -153,22 +153,23 @@ func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	case <-ctx.Done():
 	case <-b.over:
 	case <-time.After(limit):
-		b.Log.Warn("instance metadata does not answer; going on without knowing for sure which VM this is")
+		b.Log.Warn("instance metadata does not answer; continuing without a confirmed VM name")
 	}
 	return time.Since(began)
 }
 
-// learn takes what instance metadata says.
+// learn sets the identity that instance metadata gave. If the outbox belongs to another VM, it starts with an empty
+// one.
 func (b *Bridge) learn(o imds.Observer) {
 	b.deciding.Lock()
 	fresh, err := b.Outbox.Own(o.VMID)
-	if fresh { // what was known was another VM's
+	if fresh { // the state was another VM's
 		b.events.clear()
 		b.reread.Store(true)
 	}
 	b.deciding.Unlock()
 	if err != nil {
-		b.Log.Debug("the outbox could not be made this VM's own", "err", err)
+		b.Log.Debug("cannot write the owner of the outbox", "err", err)
 	}
 	b.mu.Lock()
 	if fresh {
@@ -182,7 +183,7 @@ func (b *Bridge) learn(o imds.Observer) {
 	if now != before || fresh {
 		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
 		wait := b.keepValue(valueObserver, imds.CompactJSON(now))
-		_ = wait() // the outbox says when it can't write
+		_ = wait() // the outbox logs its errors
 	}
 	b.decideHeld(time.Now())
 }

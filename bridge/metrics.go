@@ -8,27 +8,27 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A Meter is told what happens, as it happens, so that it can be counted; what is so at the moment, Status tells. It is
-// told by many goroutines at once, some of which hold locks, so its methods must return at once and ask nothing.
+// A Meter counts what happens; Status has the present state. Its methods are called concurrently, some with locks
+// held, so they must return at once and must not call the Bridge.
 type Meter interface {
-	// Polled is told of each answer of the endpoint, or of none.
+	// Polled counts a poll by its class, also one without an answer.
 	Polled(imds.PollClass)
-	// Committed is told of each CloudEvent that is made, by its type.
+	// Committed counts a CloudEvent by its type.
 	Committed(ceType string)
-	// Meter also has Failed called for each dead letter, with its reason.
+	// The bridge also calls Failed for each dead letter, with its reason.
 	delivery.Meter
-	// Forgot is told how many records were dropped for want of room, or of age: ForgotDeadLetter, ForgotHistory.
+	// Forgot counts records that were dropped because of size or age; what is ForgotDeadLetter or ForgotHistory.
 	Forgot(what string, n int)
 }
 
-// FailureReasons are all that a Meter is told: why a delivery is to be tried again, and why one was given up.
+// FailureReasons lists all reasons of Meter.Failed: why a delivery is retried, and why it became a dead letter.
 var FailureReasons = []string{
 	delivery.FailedBlocked, delivery.FailedRateLimited, delivery.FailedTimeout, delivery.FailedAgain,
 	delivery.ReasonRejected, delivery.ReasonExpired, delivery.ReasonLate, delivery.ReasonOverflow, delivery.ReasonRemoved,
 	delivery.ReasonLost,
 }
 
-// What a Meter is told was forgotten.
+// Kinds of records for Meter.Forgot.
 const (
 	ForgotDeadLetter = outbox.ForgotDeadLetter
 	ForgotHistory    = outbox.ForgotHistory

@@ -14,20 +14,21 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// lastAnswer is what is remembered of the last valid answer of the endpoint.
+// lastAnswer is the stored part of the endpoint's last valid answer.
 type lastAnswer struct {
 	At          time.Time `json:"at"`
 	Incarnation string    `json:"incarnation"`
 }
 
-// since is the time between the answer and now. When the machine was frozen, one of its clocks may have stood still.
+// since returns the time from the answer to now: the longer one of both clocks, because one may stand still in a
+// freeze.
 func (a lastAnswer) since(now time.Time) time.Duration { return elapsed(a.At, now) }
 
 func elapsed(from, to time.Time) time.Duration {
 	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
 }
 
-// later is the later of two times, of which a zero one counts as not set.
+// later returns the later of two times.
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
@@ -35,59 +36,60 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// openEvent is what is remembered of an Azure event that is not over. The outbox keeps it as JSON.
+// An openEvent is the state of an open Azure event. The outbox stores it as JSON.
 type openEvent struct {
-	Event     json.RawMessage `json:"event"`              // as it was last told
-	Life      int             `json:"life"`               // 1, more if it came back after it had vanished
+	Event     json.RawMessage `json:"event"`              // as last committed
+	Life      int             `json:"life"`               // 1; more if the event came back after it had vanished
 	First     time.Time       `json:"first"`              // when it was first seen
 	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
-	Gap       bool            `json:"gap,omitempty"`      // nobody watched for a while
-	Rebooted  bool            `json:"rebooted,omitempty"` // the observer, between two answers
-	Pause     time.Duration   `json:"pause,omitempty"`    // the longest time the program stood still
-	Latest    uint64          `json:"latest"`             // the sequence number of its newest change
-	Routes    []string        `json:"routes,omitempty"`   // whose filter accepted it
+	Gap       bool            `json:"gap,omitempty"`      // there was a gap between valid answers
+	Rebooted  bool            `json:"rebooted,omitempty"` // the observer rebooted between two answers
+	Pause     time.Duration   `json:"pause,omitempty"`    // the longest pause
+	Latest    uint64          `json:"latest"`             // sequence number of the latest change
+	Routes    []string        `json:"routes,omitempty"`   // the routes whose filter accepted it
 	Undecided []string        `json:"undecided,omitempty"`
-	Said      time.Time       `json:"said,omitzero"`      // when something was told about it last
+	Said      time.Time       `json:"said,omitzero"`      // the last message about it
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
-	Approved  bool            `json:"approved,omitempty"` // an approval was sent, or may have been
-	Waited    *waited         `json:"waited,omitempty"`   // by the rules; replaced, never changed
+	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
+	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
 
 	event imds.Event // of Event
 	kept  time.Time  // when it was last given to the outbox
 	lost  time.Time  // when it was last seen, of one that a late file brought; zero once it is listed
 }
 
-// unwatched notes how long no valid answer came, and that the observer booted meanwhile. It says whether that is news.
+// unwatched records a time without valid answers, and whether the observer rebooted in it. It reports whether that
+// changed the event.
 func (op *openEvent) unwatched(d time.Duration, rebooted bool) bool {
 	was := *op
-	op.Gap = op.Gap || d > gapAbove || d < 0 // the clock was set back, and nobody knows how long it was
+	op.Gap = op.Gap || d > gapAbove || d < 0 // negative: the clock was set back, so the length is unknown
 	op.Rebooted = op.Rebooted || rebooted
 	return op.Gap != was.Gap || op.Rebooted != was.Rebooted
 }
 
-// clone is a copy that may be kept and changed.
+// clone returns an independent copy.
 func (op *openEvent) clone() openEvent {
 	c := *op
 	c.Routes, c.Undecided = slices.Clone(op.Routes), slices.Clone(op.Undecided)
 	return c
 }
 
-// group is the event as the outbox keeps it.
+// group returns the event as the outbox stores it.
 func (op *openEvent) group() *outbox.Group {
 	op.kept = time.Now()
 	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest}
 }
 
-// openEvents are Azure's events that are not over. They may be used by several goroutines; whoever derives changes from
-// them holds Bridge.deciding, so that nobody else does meanwhile.
+// openEvents holds the open Azure events. It is safe for concurrent use. Code that derives changes from them also holds
+// Bridge.deciding.
 type openEvents struct {
 	mu   sync.Mutex
 	byID map[string]*openEvent
 }
 
-// load takes in what the outbox's file held, which may come late, beside what is known already. until is the last valid
-// answer that the file knows of, and since the last one of this run, zero if there was none. It gives the events that
-// were told anew before the file came, as the outbox is to keep them.
+// load merges the events of the outbox's file, which may become readable late, with the known ones. until is the last
+// valid answer in the file, and since the last one of this run, or zero. It returns the events that were announced
+// again before the file became readable, as the outbox stores them.
 func (o *openEvents) load(
 	groups map[string]outbox.Group, until, since time.Time, log *slog.Logger,
 ) (anew map[string]*outbox.Group) {
@@ -100,7 +102,7 @@ func (o *openEvents) load(
 	for id, g := range groups {
 		was, err := decodeOpen(g)
 		if err != nil {
-			log.Error("an open event in the outbox can't be read", "event", id, "err", err)
+			log.Error("cannot read an open event from the outbox", "event", id, "err", err)
 			continue
 		}
 		switch op := o.byID[id]; {
@@ -119,8 +121,8 @@ func (o *openEvents) load(
 	return anew
 }
 
-// recall takes in what a file remembers that came when the event had been taken for new. until is when it had been seen
-// last.
+// recall merges the stored state of an event that was taken for new before the file became readable. until is when the
+// file saw it last.
 func (op *openEvent) recall(was *openEvent, until time.Time) {
 	op.unwatched(elapsed(until, op.First), was.Rebooted)
 	if !was.Started.IsZero() {
@@ -136,7 +138,7 @@ func (op *openEvent) recall(was *openEvent, until time.Time) {
 	op.Undecided = slices.DeleteFunc(op.Undecided, func(r string) bool { return slices.Contains(op.Routes, r) })
 }
 
-// listed notes that a document lists these events.
+// listed records that a document lists these events.
 func (o *openEvents) listed(events []imds.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -157,14 +159,14 @@ func decodeOpen(g outbox.Group) (*openEvent, error) {
 	return &op, err
 }
 
-// clear forgets all.
+// clear removes all events.
 func (o *openEvents) clear() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	clear(o.byID)
 }
 
-// all are the open events, the first seen first, with what is remembered of each.
+// all returns the open events in the order in which they were first seen, and the state of each.
 func (o *openEvents) all() ([]imds.Event, map[string]openEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -177,7 +179,7 @@ func (o *openEvents) all() ([]imds.Event, map[string]openEvent) {
 	return events, states
 }
 
-// get is one of them; ok is false when it is not open.
+// get returns an open event; ok is false if it is not open.
 func (o *openEvents) get(id string) (e imds.Event, state openEvent, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -188,20 +190,20 @@ func (o *openEvents) get(id string) (e imds.Event, state openEvent, ok bool) {
 	return op.event, op.clone(), true
 }
 
-// open says whether the event is one of them.
+// open reports whether the event is open.
 func (o *openEvents) open(id string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.byID[id] != nil
 }
 
-// toApprove are the ids of the events that the approval loop looks at, the first seen first: all of them when there are
-// rules, else those with an approval that was decided and not sent.
+// toApprove returns the ids of the events for the approval loop in the order in which they were first seen: all of
+// them if there are rules, else those with an unsent approval.
 func (o *openEvents) toApprove(rules bool) (ids []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for id, op := range o.byID {
-		if rules || op.Approval.owed() {
+		if rules || op.Approval.unsent() {
 			ids = append(ids, id)
 		}
 	}
@@ -209,12 +211,12 @@ func (o *openEvents) toApprove(rules bool) (ids []string) {
 	return ids
 }
 
-// byFirst orders events by when they were first seen. mu is held.
+// byFirst orders events by when they were first seen. The caller holds mu.
 func (o *openEvents) byFirst(a, b string) int {
 	return cmp.Or(o.byID[a].First.Compare(o.byID[b].First), cmp.Compare(a, b))
 }
 
-// latest are the sequence numbers of their newest changes.
+// latest returns the sequence numbers of the latest changes.
 func (o *openEvents) latest() []uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -225,14 +227,14 @@ func (o *openEvents) latest() []uint64 {
 	return seqs
 }
 
-// count is how many there are.
+// count returns the number of open events.
 func (o *openEvents) count() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.byID)
 }
 
-// set takes in new states, nil for what is over, and gives each as the outbox is to keep it.
+// set replaces the states of events, nil for one that is over, and returns them as the outbox stores them.
 func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -243,7 +245,7 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 			groups[id] = nil
 			continue
 		}
-		if was := o.byID[id]; was != nil { // what the poll loop noted meanwhile
+		if was := o.byID[id]; was != nil { // keep what the poll loop has recorded meanwhile
 			op.Gap, op.Rebooted, op.Pause = op.Gap || was.Gap, op.Rebooted || was.Rebooted, max(op.Pause, was.Pause)
 		}
 		o.byID[id] = op
@@ -252,15 +254,14 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 	return groups
 }
 
-// note changes what the poll loop notes of every open event, and gives those for which that was news as the outbox is
-// to keep them.
+// note calls change for every open event, and returns those for which it returned true as the outbox stores them.
 func (o *openEvents) note(change func(*openEvent) bool) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	var groups map[string]*outbox.Group
 	for id, op := range o.byID {
 		if change(op) {
-			if groups == nil { // rarely, and this is asked with every poll
+			if groups == nil { // rare, while note is called with every poll
 				groups = map[string]*outbox.Group{}
 			}
 			groups[id] = op.group()
@@ -269,7 +270,7 @@ func (o *openEvents) note(change func(*openEvent) bool) map[string]*outbox.Group
 	return groups
 }
 
-// noteOne changes what is remembered of one open event, and gives it as the outbox is to keep it when change says so.
+// noteOne calls change for one open event, and returns it as the outbox stores it if change returned true.
 func (o *openEvents) noteOne(id string, change func(*openEvent) bool) *outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -279,15 +280,15 @@ func (o *openEvents) noteOne(id string, change func(*openEvent) bool) *outbox.Gr
 	return nil
 }
 
-// maxOpenBytes is how long the texts of all open events may be together; a whole document is shorter.
+// maxOpenBytes bounds the JSON of all open events together. Any single document is smaller.
 const maxOpenBytes = 16 << 20
 
-// leftOut is what is said while changes do not fit.
-var leftOut = fmt.Sprintf("changes are left out, because %d events, or %d MiB of them, are open already",
+// leftOut is the log message and problem while changes are left out.
+var leftOut = fmt.Sprintf("changes left out: %d events, or %d MiB of them, are open already",
 	imds.MaxEvents, maxOpenBytes>>20)
 
-// fitting leaves out the changes for which there is no room beside the known events. Documents that make nothing vanish
-// could otherwise open events without end.
+// fitting returns the changes for which there is room beside the known events. Without a bound, documents that make
+// nothing vanish could open events without end.
 func fitting(known []imds.Event, changes []imds.Change) []imds.Change {
 	n, bytes := len(known), 0
 	for _, e := range known {

@@ -9,21 +9,21 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// remindAtLeast is how often the open events are looked at, at least.
+// remindAtLeast is the longest interval between checks for due reminders.
 const remindAtLeast = time.Minute
 
-// remindAgain is how long after another message about an event a reminder would say nothing new.
+// remindAgain is the time after another message about an event in which a reminder is left out.
 const remindAgain = 10 * time.Minute
 
-// remind tells the routes that want it how long is left before an event, once for each of their leads. It looks at the
-// events only when the next reminder is due, or something changed.
+// remind sends the reminders that are due, once for each lead of a route. It looks at the events only when the next
+// reminder is due or something has changed.
 func (b *Bridge) remind(now time.Time) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	if b.nextReminder.After(now) {
 		return
 	}
-	s := b.scene(moment{now: now})
+	s := b.changeContext(observation{now: now})
 	next := now.Add(remindAtLeast)
 	if slices.ContainsFunc(s.routes, func(r Route) bool { return len(r.Terms.Remind) > 0 }) {
 		events, states := b.events.all()
@@ -40,7 +40,7 @@ func (b *Bridge) remind(now time.Time) {
 	b.nextReminder = next
 }
 
-// nextLead is when the next reminder of the event may be due, if that comes before the time at.
+// nextLead returns when the next reminder of the event may be due, at most at.
 func nextLead(routes []Route, e imds.Event, now, at time.Time) time.Time {
 	for _, r := range routes {
 		for _, lead := range r.Terms.Remind {
@@ -52,21 +52,22 @@ func nextLead(routes []Route, e imds.Event, now, at time.Time) time.Time {
 	return at
 }
 
-// dueLeads are those for which a reminder of the event is due: of each route the shortest whose time has come.
-func dueLeads(routes []Route, owed []string, e imds.Event, now time.Time) (leads []time.Duration) {
+// dueLeads returns the leads for which a reminder of the event is due: for each route, the shortest lead that has been
+// reached. subscribed names the routes that get the event.
+func dueLeads(routes []Route, subscribed []string, e imds.Event, now time.Time) (leads []time.Duration) {
 	left := e.NotBefore.Sub(now)
 	if e.Status != imds.StatusScheduled || left <= 0 {
 		return nil
 	}
 	for _, r := range routes {
-		if lead := dueLead(r, left); lead > 0 && slices.Contains(owed, r.Name) && !slices.Contains(leads, lead) {
+		if lead := dueLead(r, left); lead > 0 && slices.Contains(subscribed, r.Name) && !slices.Contains(leads, lead) {
 			leads = append(leads, lead)
 		}
 	}
 	return leads
 }
 
-// dueLead is the shortest of the route's leads whose time has come when so much is left; 0 if none has.
+// dueLead returns the shortest lead of the route that is at least left; 0 for none.
 func dueLead(r Route, left time.Duration) (due time.Duration) {
 	for _, lead := range r.Terms.Remind {
 		if lead >= left && (due == 0 || lead < due) {
@@ -76,9 +77,9 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 	return due
 }
 
-// reminder is the commit of one reminder; due is false when it was told before. One that would come close to another
-// message is taken for told.
-func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commit, due bool) {
+// reminder returns the commit of one reminder; due is false if it was sent before. A reminder soon after another
+// message is only recorded as sent.
+func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) (c commit, due bool) {
 	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
 	id := cloudevent.ChangeID(change)
 	if s.mark(e.ID, id).Times > 0 {
@@ -90,7 +91,7 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 	}
 	ce, err := cloudevent.Wrap(change, s.circumstances(op))
 	if err != nil {
-		s.log.Error("a reminder can't be told", "event", e.ID, "err", err)
+		s.log.Error("cannot create the CloudEvent of a reminder", "event", e.ID, "err", err)
 		return commit{}, false
 	}
 	a := about(e, imds.Reminder)
@@ -101,11 +102,11 @@ func (s scene) reminder(e imds.Event, op openEvent, lead time.Duration) (c commi
 		}
 	}
 	if len(a.To) > 0 {
-		s.log.Info("a reminder is due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
-			"to", told(a))
+		s.log.Info("reminder due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
+			"to", recipients(a))
 		op.Said = s.now
 		c.open = map[string]*openEvent{e.ID: &op}
-		c.say(ce, a)
+		c.add(ce, a)
 	}
 	return c, true
 }

@@ -7,7 +7,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// Sinks are the names of all sinks that the settings or the outbox know, sorted.
+// Sinks returns the names of all sinks in the settings or the outbox, sorted.
 func (b *Bridge) Sinks() []string {
 	all := b.Outbox.Routes()
 	b.mu.Lock()
@@ -19,29 +19,28 @@ func (b *Bridge) Sinks() []string {
 	return slices.Compact(all)
 }
 
-// Replay makes dead letters pending again, for their own route or, if to is not "", for that one. by, who wanted it,
-// goes on record.
+// Replay makes dead letters pending again, for their own route or, unless it is "", for to. by names the user, for the
+// record.
 func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error) {
 	replayed, err := b.Outbox.Replay(keys, to)
 	for _, d := range replayed {
-		b.Log.Info("a dead letter is pending again", "key", d.Key, "id", d.ID, "by", by)
+		b.Log.Info("dead letter replayed", "key", d.Key, "id", d.ID, "by", by)
 	}
 	return replayed, err
 }
 
-// Drop gives deliveries up for good. It is also told to the routes that hear all about the bridge. by, who wanted it,
-// goes on record.
+// Drop removes deliveries for good. Routes on LevelAll get a CloudEvent about it. by names the user, for the record.
 func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
 	dropped, err := b.Outbox.Drop(keys, by)
 	for _, d := range dropped {
-		b.Log.Warn("a delivery was dropped", "key", d.Key, "id", d.ID, "by", by)
+		b.Log.Warn("delivery dropped", "key", d.Key, "id", d.ID, "by", by)
 	}
-	b.tellDropped(dropped, by)
+	b.reportDropped(dropped, by)
 	return dropped, err
 }
 
-// tellDropped tells of deliveries that were dropped together, by sink.
-func (b *Bridge) tellDropped(dropped []outbox.Delivery, by string) {
+// reportDropped sends one CloudEvent per sink about deliveries that were dropped together.
+func (b *Bridge) reportDropped(dropped []outbox.Delivery, by string) {
 	bySink := map[string][]outbox.Delivery{}
 	for _, d := range dropped {
 		bySink[d.Route] = append(bySink[d.Route], d)
@@ -53,6 +52,6 @@ func (b *Bridge) tellDropped(dropped []outbox.Delivery, by string) {
 		} else {
 			data["deliveries"] = named(list[:min(len(list), listedDead)])
 		}
-		b.tellBridge(cloudevent.DeliveryDropped, data, sink)
+		b.reportBridge(cloudevent.DeliveryDropped, data, sink)
 	}
 }

@@ -6,24 +6,24 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// Terms are what a route asks for: when its deliveries are made, and of what beside Azure's changes it is told. Each
-// kind of sink has its own, and settings override them.
+// Terms are the options of a route: when it delivers, and what it gets besides Azure's changes. Each kind of sink has
+// its own defaults, which settings override.
 type Terms struct {
 	delivery.Terms
-	Bridge Level // which CloudEvents about the bridge it gets
-	// Acts says that a delivery does something rather than tells of it. Such a route gets approvals and reminders only
-	// when its filter names them.
+	Bridge Level // which CloudEvents about the bridge the route gets
+	// Acts means that a delivery runs something instead of informing somebody. Such a route gets approvals and reminders
+	// only if its filter names them.
 	Acts      bool
-	Remind    []time.Duration // how long before NotBefore an event is told of again; none = never
-	Lead      time.Duration   // how long before NotBefore scheduled and updated are due; 0 = at once
-	Heartbeat time.Duration   // how often a sign of life is sent; 0 = never
+	Remind    []time.Duration // send reminders this long before NotBefore
+	Lead      time.Duration   // send scheduled and updated only this long before NotBefore; 0 for at once
+	Heartbeat time.Duration   // interval of heartbeats; 0 for none
 }
 
 // A Route is a named sink with its filter and terms. Pending deliveries belong to the name: a route that returns under
 // its name takes over its backlog.
 type Route struct {
 	Name   string // [A-Za-z0-9._-]+, unique
-	Kind   string // as in the settings file: webhook, file
+	Kind   string // as in the settings file, such as webhook
 	Sink   delivery.Sink
 	Filter Filter
 	Terms  Terms

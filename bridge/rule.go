@@ -9,28 +9,28 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// A Rule says which events are approved, so that Azure need not wait out their notice. Unlike a Filter, which lets pass
-// what it does not know, it takes every doubt for a no: approving is the one thing that cannot be taken back.
+// A Rule decides which events are approved, so that Azure starts them before their notice ends. A Filter passes what it
+// does not know; for a Rule every doubt means no, because an approval can't be taken back.
 type Rule struct {
-	// Filter picks the events. Only the types that Only.Types names are approved, so none without it; a type that is
-	// not one of TypesValues never is. VMs are self or leader; Changes are not asked. What Azure did not send and a When
-	// that fails are a no.
+	// Filter selects the events. Only types in Only.Types are approved, and of those only TypesValues. Only.VMs is self or
+	// leader. Changes is ignored. A missing field, and a When that fails, mean no.
 	Filter Filter
-	// After are the routes that must have been owed the event's newest change and have accepted it.
+	// After names the routes that must have accepted the event's latest change. A route whose filter refused that change
+	// keeps the rule from approving.
 	After []string
-	// Wait is the time from the last of those acceptances, or from the change when After is empty.
+	// Wait is counted from the last of these acceptances, or from the change if After is empty.
 	Wait time.Duration
-	// Others says that an event may be approved though it also names VMs whose sinks this observer does not see.
+	// Others allows events that also name other VMs, whose sinks this observer does not see.
 	Others bool
 }
 
-// A ruling is what a rule says about an event at a moment.
+// A ruling is the decision of a rule about an event at one time.
 type ruling struct {
 	approve bool
-	final   bool   // no, until the event changes
-	why     string // not, or not yet
+	final   bool   // the decision holds until the event changes
+	why     string // the reason for no, or for not yet
 
-	notForIt bool // the rule is for other events, so that nobody needs to hear why it does not approve this one
+	notForIt bool // the rule is for other events, so the reason is not reported
 }
 
 func no(format string, args ...any) ruling {
@@ -45,36 +45,36 @@ func notForIt(format string, args ...any) ruling {
 
 func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
 
-// acceptance is what became of a delivery that a Rule waits for.
+// acceptance is the state of a delivery that a Rule waits for.
 type acceptance struct {
 	state acceptState
-	since time.Time // it is known to be accepted, by the monotonic clock
+	since time.Time // when the acceptance was first seen, by the monotonic clock
 }
 
 type acceptState int
 
 const (
-	neverTold acceptState = iota
-	stillPending
-	wasAccepted
-	wasGivenUp
+	notAddressed acceptState = iota
+	pending
+	accepted
+	deadLettered
 )
 
-// rule applies the rule to an event. told gives what became of telling a route of its newest change, which was observed
-// at a time. All times are of the monotonic clock, which nobody can step.
-func (r Rule) rule(e imds.Event, fields map[string]any, self string, told func(route string) acceptance,
+// rule applies the rule to an event. delivered returns the state of a route's delivery of the event's latest change,
+// which was observed at observed. All times have the monotonic clock, which does not jump.
+func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered func(route string) acceptance,
 	observed, now time.Time) ruling {
 	if verdict := r.picks(e, fields, self); !verdict.approve {
 		return verdict
 	}
 	from := observed
 	for _, route := range r.After {
-		switch a := told(route); a.state {
-		case neverTold:
-			return no("%s was not told of the event as it is now", route)
-		case wasGivenUp:
-			return no("%s did not take what it was told", route)
-		case stillPending:
+		switch a := delivered(route); a.state {
+		case notAddressed:
+			return no("%s did not get the latest change", route)
+		case deadLettered:
+			return no("%s did not accept the latest change", route)
+		case pending:
 			return notYet("waits for %s", route)
 		default:
 			from = later(from, a.since)
@@ -86,44 +86,44 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, told func(r
 	return ruling{approve: true}
 }
 
-// A Forecast is what a rule would decide about an event if every sink accepted what it is told of it.
+// A Forecast is what a rule would decide about an event if every sink accepted its deliveries.
 type Forecast struct {
 	Rule     int // counted from 1
 	Approves bool
 	After    []string // the sinks that it waits for
 	Wait     time.Duration
-	Why      string // it does not approve
+	Why      string // the reason if it does not approve
 }
 
-// Foresee says what each of the rules would decide about an event on the VM self. fields are those of the CloudEvent of
-// its newest change, and told says whether a sink is told of that. It approves nothing.
-func Foresee(rules []Rule, e imds.Event, fields map[string]any, self string, told func(sink string) bool) []Forecast {
+// Forecasts returns what each rule would decide about an event on the VM self. fields are the fields of the CloudEvent
+// of its latest change, and gets reports whether a sink gets that change. It approves nothing.
+func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string, gets func(sink string) bool) []Forecast {
 	var all []Forecast
 	now := time.Now()
 	accepts := func(sink string) acceptance {
-		if told(sink) {
-			return acceptance{wasAccepted, now}
+		if gets(sink) {
+			return acceptance{accepted, now}
 		}
-		return acceptance{state: neverTold}
+		return acceptance{state: notAddressed}
 	}
 	for i, r := range rules {
-		verdict := r.rule(e, fields, self, accepts, now, now.Add(r.Wait)) // its wait is over then
+		verdict := r.rule(e, fields, self, accepts, now, now.Add(r.Wait)) // as if its wait were over
 		all = append(all, Forecast{Rule: i + 1, Approves: verdict.approve, After: r.After, Wait: r.Wait, Why: verdict.why})
 	}
 	return all
 }
 
-// picks says whether the event is one for the rule at all.
+// picks decides whether the rule applies to the event at all.
 func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	only, except := r.Filter.Only, r.Filter.Except
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
-	switch { // first what the rule is for
+	switch { // first the events that the rule is not for
 	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
 		return notForIt("only.types: it is a %s", e.Type)
 	case len(only.Sources) > 0 && e.Source != "" && !has(only.Sources, e.Source):
 		return notForIt("only.sources: it comes from %q", e.Source)
 	case self != "" && len(e.Resources) > 0 && !e.Affects(self):
-		return notForIt("it does not hit this VM")
+		return notForIt("it does not name this VM")
 	case r.excepts(except, e, self) && (e.Source != "" || len(except.Sources) == 0):
 		return notForIt("except")
 	}
@@ -135,17 +135,17 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 			return notForIt("when")
 		}
 	}
-	switch { // and then every doubt
+	switch { // then every doubt
 	case e.Status != imds.StatusScheduled:
 		return no("it is not Scheduled but %q", e.Status)
 	case self == "":
-		return notYet("the name of this VM is not known for sure")
+		return notYet("the name of this VM is not confirmed yet")
 	case len(e.Resources) == 0:
-		return no("Azure does not say whom it hits")
+		return no("Azure names no VM")
 	case strings.EqualFold(only.VMs, "leader") && !e.LedBy(self):
-		return no("only.vms: this VM is not the first in it")
+		return no("only.vms: it does not name this VM first")
 	case len(others) > 0 && !r.Others:
-		return no("it also hits %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
+		return no("it also names %s, and the rule has no others: true", strings.Join(others[:min(3, len(others))], ", "))
 	case len(only.Sources) > 0 && e.Source == "":
 		return no("only.sources: Azure does not say whether it comes from %s", strings.Join(only.Sources, " or "))
 	case r.excepts(except, e, self):
@@ -154,7 +154,7 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	return ruling{approve: true}
 }
 
-// excepts says whether the event is, or may be, one that except names.
+// excepts reports whether except matches the event, or may match it.
 func (r Rule) excepts(except Match, e imds.Event, self string) bool {
 	if except.VMs == "" && len(except.Types) == 0 && len(except.Sources) == 0 {
 		return false

@@ -26,7 +26,7 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		return r
 	}
 	accepted := func(ago time.Duration) func(string) acceptance {
-		return func(string) acceptance { return acceptance{wasAccepted, now.Add(-ago)} }
+		return func(string) acceptance { return acceptance{accepted, now.Add(-ago)} }
 	}
 	state := func(s acceptState) func(string) acceptance {
 		return func(string) acceptance { return acceptance{state: s} }
@@ -45,13 +45,13 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"all is as the rule says", user, event(as), "vm-0", nil, "", false},
 		{"names ignore case and the preview's underscore", user, event(func(e *imds.Event) { e.Resources = []string{"_VM-0"} }), "vm-0", nil, "", false},
 		{"this VM's name is not known", user, event(as), "", nil, "name of this VM", false},
-		{"nobody knows whom it hits", user, event(func(e *imds.Event) { e.Resources = nil }), "vm-0", nil, "whom it hits", true},
-		{"it hits another VM", user, event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit this VM", true},
-		{"it hits another VM too", user, event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "also hits vm-1", true},
+		{"nobody knows whom it hits", user, event(func(e *imds.Event) { e.Resources = nil }), "vm-0", nil, "names no VM", true},
+		{"it hits another VM", user, event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not name this VM", true},
+		{"it hits another VM too", user, event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "also names vm-1", true},
 		{"others are allowed", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "", false},
-		{"others are allowed, and it does not hit this VM", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not hit", true},
+		{"others are allowed, and it does not name this VM", with(func(r *Rule) { r.Others = true }), event(func(e *imds.Event) { e.Resources = []string{"vm-1"} }), "vm-0", nil, "does not name this VM", true},
 		{"the leader approves", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1"} }), "vm-0", nil, "", false},
-		{"the second does not", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "not the first", true},
+		{"the second does not", with(func(r *Rule) { r.Others = true; r.Filter.Only.VMs = "leader" }), event(func(e *imds.Event) { e.Resources = []string{"vm-1", "vm-0"} }), "vm-0", nil, "does not name this VM first", true},
 		{"it has begun", user, event(func(e *imds.Event) { e.Status = "Started" }), "vm-0", nil, "not Scheduled", true},
 		{"its status is unheard of", user, event(func(e *imds.Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
 		{"its type is another", user, event(func(e *imds.Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},
@@ -78,9 +78,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 04:00:01 UTC", false},
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
 			"waits until Sun 22 Nov, 03:00:00 UTC", false},
-		{"the sink was not told yet", with(after), event(as), "vm-0", state(stillPending), "waits for drain", false},
-		{"the sink was never owed it", with(after), event(as), "vm-0", state(neverTold), "was not told", true},
-		{"the sink refused it", with(after), event(as), "vm-0", state(wasGivenUp), "did not take", true},
+		{"the sink was not told yet", with(after), event(as), "vm-0", state(pending), "waits for drain", false},
+		{"the sink did not get it", with(after), event(as), "vm-0", state(notAddressed), "did not get", true},
+		{"the sink refused it", with(after), event(as), "vm-0", state(deadLettered), "did not accept", true},
 	} {
 		fields := map[string]any{"duration": -1, "data": map[string]any{}}
 		got := tt.rule.rule(tt.event, fields, tt.self, tt.told, now.Add(-time.Hour), now)

@@ -74,7 +74,7 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 		case len(rule.sources) > 0 && !slices.Contains(rule.sources, c.event.source):
 			why = "no rule names its source"
 		case !self:
-			why += ", or it does not hit this VM"
+			why += ", or it does not name this VM"
 		case len(vms) > 1 && !rule.others:
 			why = "it hits another VM"
 		case p.at-from < rule.wait-time.Second:

@@ -14,15 +14,15 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// Status is what the bridge shows of itself, as status.json. Times are UTC; a zero time is absent.
+// A Status is the content of status.json. Times are UTC; zero times are left out.
 type Status struct {
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"startedAt"`
-	// Ready says that the endpoint was asked with success, that nothing would be lost in a crash, and that no sink refuses
-	// what it is sent while an event is due soon; Reasons says why it is not.
+	// Ready means that the endpoint answers, that a crash would lose nothing, and that no sink is blocked while an event
+	// is due soon. Otherwise Reasons says why not.
 	Ready   bool     `json:"ready"`
 	Reasons []string `json:"reasons"`
-	// Warnings are what somebody should see to although it keeps nobody from being told.
+	// Warnings are problems that do not prevent notifications.
 	Warnings []string      `json:"warnings,omitempty"`
 	Observer imds.Observer `json:"observer"`
 	IMDS     IMDSStatus    `json:"imds"`
@@ -48,53 +48,54 @@ type RelayPeer struct {
 	Seen    time.Time `json:"seen"`
 }
 
-// IMDSStatus is how the endpoint answers.
+// An IMDSStatus is the status of the endpoint.
 type IMDSStatus struct {
 	Endpoint    string          `json:"endpoint"`
 	APIVersion  string          `json:"apiVersion"`
-	Incarnation json.RawMessage `json:"incarnation,omitempty"` // a number as a rule
-	LastAnswer  time.Time       `json:"lastAnswer,omitzero"`   // valid
+	Incarnation json.RawMessage `json:"incarnation,omitempty"` // usually a number
+	LastAnswer  time.Time       `json:"lastAnswer,omitzero"`   // the last valid one since the start
 	LastError   string          `json:"lastError"`             // "" while it answers
-	Problems    []string        `json:"problems,omitempty"`    // what of the last document was not understood or taken
+	Problems    []string        `json:"problems,omitempty"`    // parts of the last document that were not understood
 }
 
-// EventStatus is an event that is not over.
+// An EventStatus is an open event.
 type EventStatus struct {
 	Event       json.RawMessage `json:"event"` // as Azure sent it
 	NotBefore   time.Time       `json:"notBefore,omitzero"`
-	SecondsLeft float64         `json:"secondsLeft"` // to NotBefore; 0 when it has come, or there is none
+	SecondsLeft float64         `json:"secondsLeft"` // until NotBefore; 0 if that has passed or is unknown
 	AffectsSelf bool            `json:"affectsSelf"`
-	Approval    string          `json:"approval,omitempty"` // why it is not, or not yet; "" when no rule is for it
-	Approved    *ApprovedStatus `json:"approved,omitempty"` // that it is, as it is now
-	Known       imds.Event      `json:"-"`                  // the same, decoded
+	Approval    string          `json:"approval,omitempty"` // why no rule approves it; "" if no rule is for it
+	Approved    *ApprovedStatus `json:"approved,omitempty"` // set if its latest change was approved
+	Known       imds.Event      `json:"-"`                  // Event, decoded
 }
 
-// ApprovedStatus says when Azure was told that an event may begin, and by whom: "rule 1", or who did so by hand.
+// An ApprovedStatus says when an event was approved, and by whom: "rule 1", or a user.
 type ApprovedStatus struct {
 	At time.Time `json:"at"`
 	By string    `json:"by"`
 }
 
-// SinkStatus is one route.
+// A SinkStatus is the status of a route.
 type SinkStatus struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"`
-	// ok, retrying, blocked (at the first refusal while an event is due), orphaned; standby when another relay serves it
+	// State is ok, retrying, blocked or orphaned. While an event is due soon, the first refusal counts as blocked.;
+	// standby when another relay serves it
 	State                string    `json:"state"`
 	Pending              int       `json:"pending"`
 	OldestPendingSeconds float64   `json:"oldestPendingSeconds"`
 	Delivered            int       `json:"delivered"` // since the start
 	DeadLetters          int       `json:"deadLetters"`
 	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
-	LastError            string    `json:"lastError"`             // of what waits, or was given up last
+	LastError            string    `json:"lastError"`             // of the pending deliveries, or the last dead letter
 	NextAttempt          time.Time `json:"nextAttempt,omitzero"`
 	Relay                string    `json:"relay,omitempty"` // that serves it
 
-	// OldestPending is what OldestPendingSeconds counts from; zero when nothing is owed.
+	// OldestPending is the start of OldestPendingSeconds; zero if nothing is pending.
 	OldestPending time.Time `json:"-"`
 }
 
-// OutboxStatus is the durable memory.
+// An OutboxStatus is the status of the outbox.
 type OutboxStatus struct {
 	Durable     bool   `json:"durable"`
 	Bytes       int64  `json:"bytes"` // of the file
@@ -112,10 +113,10 @@ const (
 	SinkStandby   = "standby"
 )
 
-// The longest that a loop takes to come round, whatever the endpoint, the disk or a destination does.
+// The longest time that one turn of a loop takes, whatever the endpoint, the disk or a destination does.
 const (
-	LongestTurn = firstPatience + longestRetry + patience // of the poll loop: a watchdog must be patient for longer
-	longestRest = 5 * time.Minute                         // of the others, which may have to tidy the outbox
+	LongestTurn = firstAnswerTimeout + longestRetry + answerTimeout // of the poll loop; a watchdog timeout must be longer
+	longestRest = 5 * time.Minute                                   // of the other loops, which may compact the outbox
 )
 
 // Alive is nil while all loops come round, and otherwise says which has not, and since when.
@@ -138,7 +139,7 @@ func (b *Bridge) Alive() error {
 	return nil
 }
 
-// ClockTime is t as people read it: the time of day in a zone, with the date when that is not the day of now.
+// ClockTime formats t for people: the time of day in a zone, with the date if it is another day than now.
 func ClockTime(t, now time.Time, zone *time.Location) string {
 	t, now = t.In(zone), now.In(zone)
 	layout := "15:04:05 MST"
@@ -150,14 +151,14 @@ func ClockTime(t, now time.Time, zone *time.Location) string {
 	return t.Format(layout)
 }
 
-// turned notes in at, a field of b, that a loop came round.
+// turned records a turn of a loop in at, a field of b.
 func (b *Bridge) turned(at *time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	*at = time.Now()
 }
 
-// Status tells how things are.
+// Status returns the current status.
 func (b *Bridge) Status() Status {
 	now := time.Now()
 	events, states := b.events.all()
@@ -197,7 +198,7 @@ func (b *Bridge) Status() Status {
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
-	for _, r := range b.routes { // also before the outbox has heard of them
+	for _, r := range b.routes { // also those that the outbox does not have yet
 		if _, ok := stats[r.Name]; !ok {
 			stats[r.Name] = outbox.Stats{}
 		}
@@ -219,7 +220,7 @@ func (b *Bridge) Status() Status {
 	return s
 }
 
-// approval says whether the event is approved as it is now, or else why an approval was refused.
+// approval returns the approval of the event's latest change, or else why it was refused.
 func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
 	d := op.Approval
 	if d == nil || !d.Done || d.Seq != op.Latest {
@@ -234,30 +235,30 @@ func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
 	return nil, ""
 }
 
-// reasons say why the endpoint is not one to rely on.
+// reasons says why the endpoint can't be relied on.
 func (i imdsState) reasons() []string {
 	switch {
 	case i.lastAnswer.IsZero() && i.lastErr == "":
 		return []string{"the endpoint has not answered yet"}
 	case i.lastAnswer.IsZero():
 		return []string{"the endpoint has not answered yet: " + i.lastErr}
-	case i.told:
+	case i.reported:
 		return []string{"the endpoint has given no valid answer since " +
 			ClockTime(i.lastAnswer, time.Now(), time.UTC) + ": " + i.lastErr}
 	}
 	return []string{}
 }
 
-// soonNotice is what leaves no time to wait for a sink's second refusal.
+// soonNotice is the notice below which a sink's first refusal counts as blocked.
 const soonNotice = 15 * time.Minute
 
-// Refusal is the reason for which a blocked sink keeps the bridge from being ready while an event is due soon.
+// Refusal returns the reason why a blocked sink makes the bridge not ready while an event is due soon.
 func (k SinkStatus) Refusal() string {
-	return fmt.Sprintf("the sink %s refuses what it is sent: %s; an event is due within %d minutes",
+	return fmt.Sprintf("the sink %s refuses its deliveries: %s; an event is due within %d minutes",
 		k.Name, strings.TrimPrefix(k.LastError, delivery.ErrBlocked.Error()+": "), soonNotice/time.Minute)
 }
 
-// sinkStatus is that of one route. While an event is due soon, its first refusal counts. mu is held.
+// sinkStatus returns the status of one route. With soon, its first refusal counts as blocked. The caller holds mu.
 func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Time) SinkStatus {
 	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Delivered: st.Delivered, DeadLetters: st.Dead,
 		LastAccepted: st.Accepted.UTC()}

@@ -29,7 +29,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 		reasons []string
 	}{
 		{"14 minutes away", 14 * time.Minute, imdstest.Scheduled, errRefused, SinkIsBlocked,
-			[]string{"the sink refusing refuses what it is sent: 401 Unauthorized; an event is due within 15 minutes"}},
+			[]string{"the sink refusing refuses its deliveries: 401 Unauthorized; an event is due within 15 minutes"}},
 		{"an hour away", time.Hour, imdstest.Scheduled, errRefused, SinkRetrying, []string{}},
 		{"it has begun", 14 * time.Minute, imdstest.Started, errRefused, SinkRetrying, []string{}},
 		{"the sink is down", 14 * time.Minute, imdstest.Scheduled, errDown, SinkRetrying, []string{}},

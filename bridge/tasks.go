@@ -6,11 +6,11 @@ import (
 	"sync"
 )
 
-// errStopping is why a task was cut off.
+// errStopping is the cause of the contexts of aborted tasks.
 var errStopping = errors.New("forewarn is stopping")
 
-// tasks are what has to end before a Bridge closes its outbox: the workers, and approvals by hand. The zero value has
-// none.
+// tasks are the activities that must end before a Bridge closes its outbox: workers and approvals by hand. The zero
+// value is ready to use.
 type tasks struct {
 	wg      sync.WaitGroup
 	mu      sync.Mutex
@@ -19,8 +19,7 @@ type tasks struct {
 	over    bool
 }
 
-// begin adds a task. Its context ends with parent, when the tasks are cut off, and when end is called, which it must
-// be.
+// begin adds a task. Its context is done when parent is, after cut, and after end, which must be called.
 func (t *tasks) begin(parent context.Context) (ctx context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	t.wg.Add(1)
@@ -44,7 +43,7 @@ func (t *tasks) begin(parent context.Context) (ctx context.Context, end func()) 
 	})
 }
 
-// cut ends the contexts of all tasks, and of those that begin later.
+// cut cancels the contexts of all tasks, also of later ones.
 func (t *tasks) cut() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

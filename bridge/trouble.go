@@ -12,20 +12,20 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// When trouble is told.
+// When trouble is reported.
 const (
-	SilentFor     = 5 * time.Minute  // a route that accepted nothing for so long counts as blocked
-	noAnswerFor   = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
-	noFirstFor    = 10 * time.Minute // before the very first one
-	deadNewsEvery = time.Minute      // dead letters of one route are told at most so often
-	maintainEvery = 10 * time.Minute
-	compactEvery  = 24 * time.Hour
-	listedDead    = 20 // dead letters named in one CloudEvent
+	SilentFor       = 5 * time.Minute  // a route that accepted nothing for this long counts as blocked
+	noAnswerFor     = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
+	noFirstFor      = 10 * time.Minute // the same before the very first one
+	deadReportEvery = time.Minute      // shortest interval of reports about the dead letters of one route
+	maintainEvery   = 10 * time.Minute
+	compactEvery    = 24 * time.Hour
+	listedDead      = 20 // dead letters named in one CloudEvent
 )
 
-// deadNews are dead letters of a route that were not told yet.
-type deadNews struct {
-	told  time.Time
+// unreportedDead holds the dead letters of a route that are not reported yet.
+type unreportedDead struct {
+	last  time.Time // when the route's dead letters were last reported
 	count int
 	first []outbox.Delivery // at most listedDead
 }
@@ -36,8 +36,8 @@ type gap struct {
 	To   time.Time `json:"to,omitzero"`
 }
 
-// tellBridge commits a CloudEvent about the bridge to the routes that hear such, except the one whose trouble it tells.
-func (b *Bridge) tellBridge(typ string, data map[string]any, about string) {
+// reportBridge commits a CloudEvent about the bridge for the routes that get this type, except the route concerned.
+func (b *Bridge) reportBridge(typ string, data map[string]any, about string) {
 	b.mu.Lock()
 	var to []outbox.Recipient
 	for _, r := range b.routes {
@@ -53,54 +53,54 @@ func (b *Bridge) tellBridge(typ string, data map[string]any, about string) {
 	b.mu.Unlock()
 	ce, err := cloudevent.WrapBridge(typ, data, b.self(), now)
 	if err != nil {
-		b.Log.Error("a CloudEvent about the bridge is not valid", "type", typ, "err", err)
+		b.Log.Error("cannot create a CloudEvent about the bridge", "type", typ, "err", err)
 		return
 	}
 	var c commit
-	c.say(ce, outbox.Addition{Message: delivery.Message{About: about}, To: to})
-	_ = b.commit(c, now)() // the outbox says when it can't write
+	c.add(ce, outbox.Addition{Message: delivery.Message{About: about}, To: to})
+	_ = b.commit(c, now)() // the outbox logs its errors
 }
 
-// trouble is told by a worker that its route is blocked (why), or that it accepts (nil).
+// trouble reports that a route is blocked, or accepts again if why is nil. It does nothing if that is reported already.
 func (b *Bridge) trouble(route string, why error) {
 	b.mu.Lock()
-	told, c := b.troubled[route], b.workers[route]
+	reported, c := b.troubled[route], b.workers[route]
 	b.mu.Unlock()
-	if c == nil || told == (why != nil) {
+	if c == nil || reported == (why != nil) {
 		return
 	}
 	st := b.Outbox.Stats(time.Now())[route]
 	if why != nil && st.OldestOfGroup.IsZero() {
-		return // only about the bridge, and that never causes another
+		return // only events about the bridge are pending, and those never cause another
 	}
 	b.mu.Lock()
-	told = b.troubled[route]
+	reported = b.troubled[route]
 	b.troubled[route] = why != nil
 	b.mu.Unlock()
-	if told == (why != nil) {
-		return // somebody else was faster
+	if reported == (why != nil) {
+		return // another goroutine was faster
 	}
 	data := map[string]any{"sink": route, "kind": c.kind, "pending": st.Pending}
 	typ := cloudevent.SinkRecovered
 	if why != nil {
 		typ, data["since"], data["error"] = cloudevent.SinkBlocked, st.OldestOfGroup, why.Error()
 	}
-	b.tellBridge(typ, data, route)
+	b.reportBridge(typ, data, route)
 }
 
-// deadLettered is called by the outbox with new dead letters.
+// deadLettered records new dead letters; the outbox calls it.
 func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 	for _, d := range dead {
-		b.Log.Error("a delivery was given up; it is kept as a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID,
-			"reason", d.Reason, "err", d.Error)
+		b.Log.Error("delivery became a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID, "reason", d.Reason,
+			"err", d.Error)
 		b.Meter.Failed(d.Route, d.Reason)
 		if d.Group == "" {
-			continue // about the bridge: never causes another
+			continue // an event about the bridge never causes another
 		}
 		b.mu.Lock()
 		n := b.dead[d.Route]
 		if n == nil {
-			n = &deadNews{}
+			n = &unreportedDead{}
 			b.dead[d.Route] = n
 		}
 		n.count++
@@ -111,12 +111,12 @@ func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 	}
 }
 
-// tellDead tells of dead letters: the first of a route at once, more of it together, after a while.
-func (b *Bridge) tellDead(now time.Time, while time.Duration) {
+// reportDead reports dead letters: the first of a route at once, further ones together, while after the last report.
+func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 	b.mu.Lock()
 	var due []map[string]any
 	for sink, n := range b.dead {
-		if now.Sub(n.told) < while {
+		if now.Sub(n.last) < while {
 			continue
 		}
 		if n.count == 0 {
@@ -124,15 +124,15 @@ func (b *Bridge) tellDead(now time.Time, while time.Duration) {
 			continue
 		}
 		due = append(due, map[string]any{"sink": sink, "count": n.count, "deliveries": named(n.first)})
-		*n = deadNews{told: now}
+		*n = unreportedDead{last: now}
 	}
 	b.mu.Unlock()
 	for _, data := range due {
-		b.tellBridge(cloudevent.DeliveryDeadLettered, data, data["sink"].(string))
+		b.reportBridge(cloudevent.DeliveryDeadLettered, data, data["sink"].(string))
 	}
 }
 
-// named are deliveries that were given up, as a CloudEvent about the bridge names them.
+// named lists dead letters for a CloudEvent about the bridge.
 func named(deliveries []outbox.Delivery) (list []map[string]any) {
 	for _, d := range deliveries {
 		one := map[string]any{"key": d.Key, "id": d.ID, "type": d.Type, "event": d.Group, "attempts": d.Attempts,
@@ -145,7 +145,7 @@ func named(deliveries []outbox.Delivery) (list []map[string]any) {
 	return list
 }
 
-// housekeep looks after what only time brings about.
+// housekeep runs the periodic work every second until ctx is done.
 func (b *Bridge) housekeep(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -158,17 +158,17 @@ func (b *Bridge) housekeep(ctx context.Context) {
 		b.turned(&b.keptHouse)
 		now := time.Now()
 		b.decideHeld(now)
-		b.tellSilent(now)
+		b.reportSilent(now)
 		b.remind(now)
-		b.beat(now)
-		b.tellDead(now, deadNewsEvery)
-		b.tellUnavailable(now)
+		b.sendHeartbeats(now)
+		b.reportDead(now, deadReportEvery)
+		b.reportUnavailable(now)
 		b.tidy(now)
 	}
 }
 
-// tidy has the outbox forget what is remembered no longer, and makes its file smaller: both for the first time after
-// the first valid answer, so that they don't delay it.
+// tidy lets the outbox drop expired records and compact its file. It waits until the first valid answer, so that it
+// doesn't delay that.
 func (b *Bridge) tidy(now time.Time) {
 	b.Outbox.GiveUpOrphans(now)
 	b.mu.Lock()
@@ -190,8 +190,8 @@ func (b *Bridge) tidy(now time.Time) {
 	}
 }
 
-// tellSilent tells of routes that accept nothing though something is pending for them.
-func (b *Bridge) tellSilent(now time.Time) {
+// reportSilent reports routes that have accepted nothing for long while deliveries are pending for them.
+func (b *Bridge) reportSilent(now time.Time) {
 	b.mu.Lock()
 	began := b.began
 	b.mu.Unlock()
@@ -212,8 +212,8 @@ func (b *Bridge) tellSilent(now time.Time) {
 	}
 }
 
-// silent says why a worker's route accepts nothing, nil when it is only busy.
-func (c *crew) silent(now time.Time) error {
+// silent returns why a route accepts nothing; nil if it is only busy.
+func (c *routeWorker) silent(now time.Time) error {
 	switch st := c.State(); {
 	case st.Failing:
 		return errors.New(st.Error)
@@ -223,16 +223,16 @@ func (c *crew) silent(now time.Time) error {
 	return nil
 }
 
-// tellUnavailable tells that the endpoint has given no valid answer for long.
-func (b *Bridge) tellUnavailable(now time.Time) {
+// reportUnavailable reports that the endpoint has given no valid answer for long.
+func (b *Bridge) reportUnavailable(now time.Time) {
 	limit := noAnswerFor
 	if b.lastAnswer().At.IsZero() {
 		limit = noFirstFor
 	}
 	b.mu.Lock()
 	since := later(b.began, b.imds.lastAnswer)
-	news := !b.imds.told && now.Sub(since) >= limit
-	b.imds.told = b.imds.told || news
+	news := !b.imds.reported && now.Sub(since) >= limit
+	b.imds.reported = b.imds.reported || news
 	lastErr := b.imds.lastErr
 	b.mu.Unlock()
 	if !news {
@@ -241,25 +241,25 @@ func (b *Bridge) tellUnavailable(now time.Time) {
 	if lastErr == "" {
 		lastErr = "no answer"
 	}
-	b.Log.Error("the endpoint has given no valid answer for long: changes may go unnoticed", "endpoint",
-		b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
-	b.tellBridge(cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
+	b.Log.Error("no valid answer from the endpoint for long: changes may go unnoticed",
+		"endpoint", b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
+	b.reportBridge(cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
 		"since": since.UTC(), "error": lastErr}, "")
 }
 
-// tellRecovered tells that the endpoint answers again, and since when it had not.
-func (b *Bridge) tellRecovered(before, now time.Time) {
+// reportRecovered reports that the endpoint answers again, with the gap.
+func (b *Bridge) reportRecovered(before, now time.Time) {
 	b.mu.Lock()
 	if before.IsZero() {
 		before = b.began
 	}
 	b.mu.Unlock()
-	b.tellBridge(cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
+	b.reportBridge(cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
 		"gap": gap{before.UTC(), now.UTC()}}, "")
 }
 
-// tellStarted tells that the bridge began to watch.
-func (b *Bridge) tellStarted(before, now time.Time) {
+// reportStarted reports the start of the bridge, with the gap since the last run.
+func (b *Bridge) reportStarted(before, now time.Time) {
 	b.mu.Lock()
 	data := map[string]any{"version": b.Version, "settingsHash": b.Settings.Hash, "apiVersion": b.Client.APIVersion()}
 	b.mu.Unlock()
@@ -269,5 +269,5 @@ func (b *Bridge) tellStarted(before, now time.Time) {
 	if !before.IsZero() {
 		data["gap"] = gap{before.UTC(), now.UTC()}
 	}
-	b.tellBridge(cloudevent.BridgeStarted, data, "")
+	b.reportBridge(cloudevent.BridgeStarted, data, "")
 }

@@ -10,28 +10,28 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// The timing of the poll loop.
+// Timing of the poll loop.
 const (
-	DefaultInterval = time.Second
-	firstPatience   = 150 * time.Second // for the first answer: Azure may take two minutes to switch events on,
-	switchedOff     = 24 * time.Hour    // which it switches off when nobody asks for so long
-	patience        = 10 * time.Second  // for later ones
-	slowRetry       = 30 * time.Second  // after an answer that will be the same until somebody acts
-	longestRetry    = time.Minute       // whatever the endpoint asks for: a Spot VM has half a minute's notice
-	fullPoll        = time.Minute       // how often a poll is unconditional whatever the ETag
-	gapAbove        = 10 * time.Second  // between valid answers
-	awayAbove       = time.Minute       // without a valid answer; what is found then was found late
-	slowFirst       = 10 * time.Second  // without an answer: say why that may be
+	DefaultInterval    = time.Second
+	firstAnswerTimeout = 150 * time.Second // for the first answer: Azure can take two minutes to switch events on
+	switchedOff        = 24 * time.Hour    // time without a poll after which Azure switches events off
+	answerTimeout      = 10 * time.Second  // for later answers
+	slowRetry          = 30 * time.Second  // after an answer that stays the same until somebody acts
+	longestRetry       = time.Minute       // bound of Retry-After: a Spot VM has half a minute's notice
+	fullPoll           = time.Minute       // interval of unconditional polls
+	gapAbove           = 10 * time.Second  // longer times between valid answers are a gap
+	awayAbove          = time.Minute       // changes found after longer times are late (whileAway)
+	slowFirst          = 10 * time.Second  // time without a first answer after which a hint is logged
 )
 
-// pollBackoff are the waits after failed polls, with jitter; the last one stays.
+// pollBackoff are the waits after failed polls, before jitter; the last one repeats.
 var pollBackoff = []time.Duration{1 * time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second}
 
 // watch polls until ctx is done.
 func (b *Bridge) watch(ctx context.Context) {
 	w := watcher{Bridge: b}
 	slow := time.AfterFunc(slowFirst, func() {
-		b.Log.Info("no answer yet: the first one can take Azure two minutes", "endpoint", b.Client.Endpoint())
+		b.Log.Info("no answer yet; Azure's first answer can take two minutes", "endpoint", b.Client.Endpoint())
 	})
 	defer slow.Stop()
 	for ctx.Err() == nil {
@@ -39,7 +39,7 @@ func (b *Bridge) watch(ctx context.Context) {
 		wait := w.poll(ctx)
 		b.turned(&b.imds.turned)
 		b.Turned()
-		slow.Stop() // whatever the first poll brought is known now, and logged if it was an error
+		slow.Stop() // the first poll has ended, and has logged its error
 		select {
 		case <-time.After(wait - time.Since(began)):
 		case <-ctx.Done():
@@ -47,11 +47,11 @@ func (b *Bridge) watch(ctx context.Context) {
 	}
 }
 
-// A watcher is the state of the poll loop, and belongs to its goroutine.
+// A watcher is the state of the poll loop. Only its goroutine uses it.
 type watcher struct {
 	*Bridge
 
-	waited   bool      // for the observer's name
+	waited   bool      // has waited for the observer's name
 	last     time.Time // the last valid answer since the start
 	full     time.Time // the last unconditional poll
 	empty    bool      // the last answer was empty
@@ -61,17 +61,17 @@ type watcher struct {
 	body    [sha256.Size]byte // of the last document
 	buffer  bytes.Buffer      // of answers
 	number  string            // its incarnation
-	version string            // the api-version it was asked with
-	done    bool              // what it changes is committed, and nothing else was read since
+	version string            // the api-version of the request
+	done    bool              // its changes are committed
 	clean   bool              // it was wholly understood
-	etag    string            // its own, if it is done and clean; for the next poll
+	etag    string            // its ETag if done and clean, for the next poll
 }
 
-// poll asks once and draws the conclusions. It returns the time to the next poll, from the beginning of this one.
+// poll polls once and handles the result. It returns the time from the start of this poll to the next.
 func (w *watcher) poll(ctx context.Context) time.Duration {
-	limit := patience
+	limit := answerTimeout
 	if w.last.IsZero() && w.lastAnswer().since(time.Now()) > switchedOff {
-		limit = firstPatience
+		limit = firstAnswerTimeout
 	}
 	if w.reread.Swap(false) {
 		w.done, w.etag = false, ""
@@ -103,24 +103,24 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 		w.etag = ""
 		return w.failed(p)
 	case w.empty && !wasEmpty:
-		w.etag = "" // it counts when the next one says so too
+		w.etag = "" // an empty answer counts once the next one is empty too
 		return w.Interval
 	case w.last.IsZero() && !w.waited:
 		w.waited = true
 		if w.awaitName(ctx) > w.Interval {
-			return 0 // asked again, because the answer is old now
+			return 0 // the answer is too old by now: ask again
 		}
 	}
 	w.answered(p, now)
 	return w.Interval
 }
 
-// noAnswer is the error of a poll that took so long.
+// noAnswer is the error of a poll that timed out after this duration.
 type noAnswer time.Duration
 
 func (d noAnswer) Error() string { return fmt.Sprintf("no answer within %v", time.Duration(d)) }
 
-// failed notes a failed poll, which changes nothing else.
+// failed records a failed poll, and returns the time to the next one.
 func (w *watcher) failed(p imds.Poll) time.Duration {
 	w.failures++
 	w.mu.Lock()
@@ -132,7 +132,7 @@ func (w *watcher) failed(p imds.Poll) time.Duration {
 		if w.last.IsZero() {
 			hint = EndpointHint(w.Client.Endpoint())
 		}
-		w.Log.Warn("the endpoint gave no valid answer; what is known stays", "endpoint", w.Client.Endpoint(), "err", p.Err,
+		w.Log.Warn("no valid answer from the endpoint; known events stay", "endpoint", w.Client.Endpoint(), "err", p.Err,
 			"hint", hint)
 	}
 	if p.Class == imds.PollSettings {
@@ -142,24 +142,25 @@ func (w *watcher) failed(p imds.Poll) time.Duration {
 	return max(w.jitter(d), min(p.RetryAfter, longestRetry))
 }
 
-// EndpointHint is what to look at when an endpoint gave no valid answer yet.
+// EndpointHint returns a hint for an endpoint that has given no valid answer yet.
 func EndpointHint(endpoint string) string {
 	if endpoint == imds.DefaultEndpoint {
 		return "is this an Azure VM? To see what forewarn does elsewhere: forewarn demo"
 	}
-	return "this is not Azure's own endpoint, " + imds.DefaultEndpoint + ": is its address right, and does it run? See imds.endpoint in the settings"
+	return "this is not Azure's own endpoint, " + imds.DefaultEndpoint +
+		": is imds.endpoint right, and is that server running?"
 }
 
-// answered takes a valid answer.
+// answered handles a valid answer.
 func (w *watcher) answered(p imds.Poll, now time.Time) {
 	first := w.last.IsZero()
 	w.last = now
 	w.mu.Lock()
-	unavailable := w.imds.told
+	unavailable := w.imds.reported
 	w.imds = imdsState{lastAnswer: now, turned: w.imds.turned, problems: w.imds.problems, full: w.imds.full}
 	w.mu.Unlock()
 	if w.failures > 0 {
-		w.Log.Info("the endpoint answers again", "after", w.failures)
+		w.Log.Info("endpoint answers again", "after", w.failures)
 		w.failures = 0
 	}
 
@@ -170,28 +171,28 @@ func (w *watcher) answered(p imds.Poll, now time.Time) {
 	}
 	w.noteAnswer(next, !before.At.IsZero() && w.Booted.After(before.At))
 	if first {
-		w.tellStarted(before.At, now)
+		w.reportStarted(before.At, now)
 	}
 	if unavailable {
-		w.tellRecovered(before.At, now)
+		w.reportRecovered(before.At, now)
 	}
 	if p.Class != imds.PollUnchanged {
-		w.document(p, moment{now: now, before: before.At, away: first || before.since(now) > awayAbove})
+		w.document(p, observation{now: now, before: before.At, away: first || before.since(now) > awayAbove})
 	}
 }
 
-// document takes what a valid answer holds.
-func (w *watcher) document(p imds.Poll, m moment) {
-	etag := p.ETag // the rest of the answer need not stay until it is on disk
+// document handles the document of a valid answer.
+func (w *watcher) document(p imds.Poll, o observation) {
+	etag := p.ETag // copied, so that the answer can be freed while handle waits for the disk
 	if !p.Seen && (p.Sum != w.body || !w.done) {
 		if p.Sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" &&
 			len(p.Body) > 0 {
-			w.Log.Warn("the document changed under one incarnation", "incarnation", w.number)
+			w.Log.Warn("the document changed but its incarnation did not", "incarnation", w.number)
 		}
 		w.report(p.Document.Problems)
 		w.body, w.number, w.version = p.Sum, p.Document.Incarnation, p.Document.APIVersion
 		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
-		w.done = w.handle(p.Document, m)
+		w.done = w.handle(p.Document, o)
 	}
 	w.etag = ""
 	if w.done && w.clean {
@@ -204,7 +205,7 @@ func (w *watcher) report(problems []string) {
 	seen := make(map[string]bool, len(problems))
 	for _, p := range problems {
 		if !w.problems[p] {
-			w.Log.Warn("the document holds something that cannot be understood", "problem", p)
+			w.Log.Warn("part of the document cannot be read", "problem", p)
 		}
 		seen[p] = true
 	}

@@ -393,7 +393,7 @@ func TestTheBridgeNeverActsOnTheMachine(t *testing.T) {
 
 // A hint that the first answer takes Azure long is given while there is none of any kind, and not after an error.
 func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
-	const hint = "the first one can take Azure two minutes"
+	const hint = "answer can take two minutes"
 	for _, tt := range []struct {
 		claim  string
 		fault  imdstest.Fault
@@ -439,7 +439,7 @@ func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		s.wantLogged("takes the configured api-version again")
 		if strings.Contains(s.log.String(), "changed under one incarnation") {
-			t.Error("the log says that the document changed under one incarnation")
+			t.Error("the log says that the document changed but its incarnation did not")
 		}
 		b.end()
 	})

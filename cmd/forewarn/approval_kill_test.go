@@ -158,7 +158,7 @@ var killSteps = []struct {
 		k.until("an attempt to tell the drain", func() bool { return len(k.hook.seen()) > 0 })
 		k.azure.SetFault(imdstest.Fault{Status: http.StatusServiceUnavailable})
 		k.up()
-		k.until("the decision", k.logged("an event will be approved"))
+		k.until("the decision", k.logged("approving event"))
 	}},
 	{"while it is sent", true, func(k *killing) {
 		k.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Hang: true})

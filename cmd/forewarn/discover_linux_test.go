@@ -47,7 +47,7 @@ func TestTheFixedAddressIsFound(t *testing.T) {
 		`{"DocumentIncarnation":1,"Events":[]} endpoint answered`
 	log, _ := os.ReadFile(filepath.Join(dir, "log"))
 	if err != nil || !strings.HasPrefix(got, want) || !strings.Contains(string(log),
-		`msg="found the endpoint" endpoint=http://169.254.169.254 how=fixed`) {
+		`msg="endpoint found" endpoint=http://169.254.169.254 how=fixed`) {
 		t.Errorf("%v: got %s\nwant %s …\nlog:\n%s", err, got, want, log)
 	}
 }

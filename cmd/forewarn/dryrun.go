@@ -100,7 +100,7 @@ func (p *dryRunPrinter) forecastApproval(b *bridge.Bridge, rules []bridge.Rule, 
 	default:
 		return nil // the rules look at no other change
 	}
-	forecasts, err := b.Foresee(rules, ce.Subject())
+	forecasts, err := b.Forecasts(rules, ce.Subject())
 	if err != nil || len(forecasts) == 0 {
 		return err
 	}

@@ -62,7 +62,7 @@ func (row *sampleRow) forecastApproval(
 		return err
 	}
 	passes := func(sink string) bool { return strings.HasPrefix(row.Sinks[sink], "told") }
-	row.Approval = forecastText(bridge.Foresee(rules, sample.Change.Event, cloudevent.Fields(ce), self, passes))
+	row.Approval = forecastText(bridge.Forecasts(rules, sample.Change.Event, cloudevent.Fields(ce), self, passes))
 	return nil
 }
 
@@ -132,7 +132,7 @@ func approvable(r bridge.Rule, self string, now time.Time) ([]cloudevent.Sample,
 		if err != nil {
 			return nil, err
 		}
-		if bridge.Foresee([]bridge.Rule{r}, e, cloudevent.Fields(ce), self, everySink)[0].Approves {
+		if bridge.Forecasts([]bridge.Rule{r}, e, cloudevent.Fields(ce), self, everySink)[0].Approves {
 			update := imds.Change{Kind: imds.Updated, Event: e, Previous: &e, Fields: []string{"NotBefore"}}
 			samples = append(samples, s, cloudevent.Sample{Change: update})
 		}

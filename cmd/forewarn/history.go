@@ -47,14 +47,14 @@ reads an audit file written by a file sink, which has the changes but not the de
 			if p.output == "text" {
 				n = wording.ShownRows
 			}
-			var lives []bridge.Life
+			var histories []bridge.EventHistory
 			var older int
 			if file != "" {
-				if lives, err = p.fileHistory(file, period); err != nil {
+				if histories, err = p.fileHistory(file, period); err != nil {
 					return err
 				}
-				older = max(0, len(lives)-n)
-				lives = lives[older:]
+				older = max(0, len(histories)-n)
+				histories = histories[older:]
 			} else {
 				running, _, err := p.running()
 				if err != nil {
@@ -64,19 +64,19 @@ reads an audit file written by a file sink, which has the changes but not the de
 				if err != nil {
 					return err
 				}
-				lives, older = recorded.Rows, recorded.More
+				histories, older = recorded.Rows, recorded.More
 			}
 			switch p.output {
 			case "json":
-				return wording.PrintJSON(p.out, append([]bridge.Life{}, lives...))
+				return wording.PrintJSON(p.out, append([]bridge.EventHistory{}, histories...))
 			case "csv":
-				return printLivesCSV(p.out, lives)
+				return printHistoryCSV(p.out, histories)
 			}
-			if len(lives) == 0 {
+			if len(histories) == 0 {
 				fmt.Fprintln(p.err, "no events recorded")
 				return nil
 			}
-			text := livesText(lives)
+			text := historyText(histories)
 			if older > 0 {
 				const note = "%d older events left out; use --since, --event or --vm to select, -o json to print all\n\n"
 				text = fmt.Sprintf(note, older) + text
@@ -112,7 +112,7 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 }
 
 // fileHistory reads an audit file. It skips and counts lines that are no CloudEvents, such as an incomplete last line.
-func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life, error) {
+func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.EventHistory, error) {
 	in := io.Reader(os.Stdin)
 	if path != "-" {
 		f, err := os.Open(path)
@@ -122,7 +122,7 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 		defer f.Close()
 		in = f
 	}
-	var b bridge.Biographer
+	var b bridge.HistoryBuilder
 	bad, good := 0, 0
 	incomplete := false // the last line is bad
 	lines := bufio.NewReader(in)
@@ -154,13 +154,13 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Life,
 	case bad > 0:
 		fmt.Fprintf(p.err, "forewarn: %s: skipped %d of %d lines, which are no CloudEvents\n", path, bad, bad+good)
 	}
-	return b.Lives(period), nil
+	return b.Histories(period), nil
 }
 
-// livesText returns the history as text for people, ready for a post-mortem.
-func livesText(lives []bridge.Life) string {
+// historyText returns the history as text for people, ready for a post-mortem.
+func historyText(histories []bridge.EventHistory) string {
 	var b strings.Builder
-	for i, l := range lives {
+	for i, l := range histories {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
@@ -209,7 +209,7 @@ func outcomeWords(o cloudevent.Outcome) string {
 }
 
 // changeWords describes a change of an event with this outcome.
-func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
+func changeWords(c bridge.HistoryChange, o cloudevent.Outcome) string {
 	words := map[imds.ChangeKind]string{
 		imds.Scheduled: "announced", imds.Updated: "changed", imds.Started: "begun", imds.Vanished: "no longer listed",
 	}[c.Change]
@@ -244,7 +244,7 @@ func changeWords(c bridge.LifeChange, o cloudevent.Outcome) string {
 }
 
 // deliveryWords describes the delivery of a change that was seen at changed.
-func deliveryWords(d bridge.LifeDelivery, changed time.Time) string {
+func deliveryWords(d bridge.HistoryDelivery, changed time.Time) string {
 	words := d.State
 	switch {
 	case d.State == outbox.StateAccepted:
@@ -279,8 +279,8 @@ func clock(t, beside time.Time) string {
 	return t.Format(time.TimeOnly)
 }
 
-// printLivesCSV prints one line per delivery, and one for a change without deliveries.
-func printLivesCSV(w io.Writer, lives []bridge.Life) error {
+// printHistoryCSV prints one line per delivery, and one for a change without deliveries.
+func printHistoryCSV(w io.Writer, histories []bridge.EventHistory) error {
 	out := csv.NewWriter(w)
 	rows := [][]string{{
 		"event", "type", "source", "resources", "outcome", "id", "change", "time", "notBefore", "whileAway", "observer",
@@ -292,13 +292,13 @@ func printLivesCSV(w io.Writer, lives []bridge.Life) error {
 		}
 		return t.UTC().Format(time.RFC3339Nano)
 	}
-	for _, l := range lives {
+	for _, l := range histories {
 		for _, c := range l.Changes {
 			row := []string{l.Event, l.Type, l.Source, strings.Join(l.Resources, " "), string(l.Outcome), c.ID, string(c.Change),
 				when(c.Time), when(c.NotBefore), strconv.FormatBool(c.WhileAway), c.Observer}
 			deliveries := c.Deliveries
 			if len(deliveries) == 0 {
-				deliveries = []bridge.LifeDelivery{{}}
+				deliveries = []bridge.HistoryDelivery{{}}
 			}
 			for _, d := range deliveries {
 				attempts := strconv.Itoa(d.Attempts)

@@ -137,8 +137,8 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	}
 	r.until("nothing owed", func() bool { return owed() == 0 })
 
-	var lives []bridge.Life
-	r.ask(&lives, "history", "-o", "json")
+	var histories []bridge.EventHistory
+	r.ask(&histories, "history", "-o", "json")
 	if err := signalProcess(fw.Process, "TERM"); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 
 	// A sink that comes and goes is owed the changes of its times: these it has heard.
 	told := map[string][]string{}
-	for _, l := range lives {
+	for _, l := range histories {
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
 				if d.State != "accepted" {

@@ -555,15 +555,15 @@ func (s *soak) judge() {
 		s.t.Fatal(err)
 	}
 	defer box.Close()
-	lives, err := bridge.History(box, bridge.Period{})
+	histories, err := bridge.History(box, bridge.Period{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if len(lives) == 0 {
+	if len(histories) == 0 {
 		s.t.Error("there is no history")
 	}
 	deliveries := map[string]int{}
-	for _, l := range lives {
+	for _, l := range histories {
 		for _, c := range l.Changes {
 			for _, d := range c.Deliveries {
 				deliveries[d.Sink]++
@@ -573,7 +573,7 @@ func (s *soak) judge() {
 			}
 		}
 	}
-	s.t.Logf("%d changes of %d events; deliveries by sink: %v; %d calls of Slack", len(want), len(lives), deliveries,
+	s.t.Logf("%d changes of %d events; deliveries by sink: %v; %d calls of Slack", len(want), len(histories), deliveries,
 		s.posts)
 }
 

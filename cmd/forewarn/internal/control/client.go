@@ -114,16 +114,16 @@ func (c *Client) Show(ctx context.Context, key string) (shown ShownDelivery, err
 }
 
 // History returns the newest n recorded events of the period.
-func (c *Client) History(ctx context.Context, period bridge.Period, n int) (lives Rows[bridge.Life], err error) {
+func (c *Client) History(ctx context.Context, period bridge.Period, n int) (histories Rows[bridge.EventHistory], err error) {
 	q := url.Values{
 		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)},
 		"limit": {strconv.Itoa(n)},
 	}
-	err = c.ask(ctx, "/history", q, &lives, func(o *outbox.Outbox) (err error) {
-		lives, err = history(o, period, n)
+	err = c.ask(ctx, "/history", q, &histories, func(o *outbox.Outbox) (err error) {
+		histories, err = history(o, period, n)
 		return err
 	})
-	return lives, err
+	return histories, err
 }
 
 // Replay makes dead letters pending again, and returns them.

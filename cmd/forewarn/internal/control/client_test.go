@@ -63,7 +63,7 @@ func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
 		if _, err := c.Show(t.Context(), "ops/1"); !errors.Is(err, ErrUnknownKey) {
 			t.Errorf("an unknown key gives %v, want %v", err, ErrUnknownKey)
 		}
-		lives, err := c.History(t.Context(), bridge.Period{}, math.MaxInt)
+		histories, err := c.History(t.Context(), bridge.Period{}, math.MaxInt)
 		if err != nil {
 			t.Errorf("history: %v", err)
 		}
@@ -71,7 +71,7 @@ func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
 		if unknown == nil || !strings.Contains(unknown.Error(), `no sink is called "opps"`) {
 			t.Errorf("an unknown sink gives %v", unknown)
 		}
-		return []any{len(list.Rows), none.More, shown.ID, len(lives.Rows), fmt.Sprint(unknown)}
+		return []any{len(list.Rows), none.More, shown.ID, len(histories.Rows), fmt.Sprint(unknown)}
 	}
 	l, err := Listen(at, log)
 	if err != nil {

@@ -61,10 +61,10 @@ func show(o *outbox.Outbox, key string) (ShownDelivery, error) {
 }
 
 // history returns the newest n events of the period.
-func history(o *outbox.Outbox, period bridge.Period, n int) (Rows[bridge.Life], error) {
-	lives, err := bridge.History(o, period)
-	older := max(0, len(lives)-n)
-	return Rows[bridge.Life]{More: older, Rows: lives[older:]}, err
+func history(o *outbox.Outbox, period bridge.Period, n int) (Rows[bridge.EventHistory], error) {
+	histories, err := bridge.History(o, period)
+	older := max(0, len(histories)-n)
+	return Rows[bridge.EventHistory]{More: older, Rows: histories[older:]}, err
 }
 
 // A Mutation is a request to replay or drop deliveries.

@@ -46,12 +46,12 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 	mux.HandleFunc("GET /history", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		since, _ := time.Parse(time.RFC3339, q.Get("since"))
-		lives, err := history(o, bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since}, limit(q))
+		histories, err := history(o, bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since}, limit(q))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		answerRows(w, lives)
+		answerRows(w, histories)
 	})
 	mux.HandleFunc("GET /tail", func(w http.ResponseWriter, r *http.Request) { tail(w, r, o) })
 	change := func(do func(m Mutation) ([]outbox.Delivery, error)) http.HandlerFunc {

@@ -333,9 +333,9 @@ func TestPageFitsEveryScreen(t *testing.T) {
 					t.Errorf("on a screen %d wide there are %d tables, want %d", width, n, night.tables)
 				}
 				bars := slices.DeleteFunc(names["link"], func(s string) bool { return !strings.Contains(s, ". Announced ") })
-				if len(bars) != len(night.facts.Lives) {
+				if len(bars) != len(night.facts.Histories) {
 					t.Errorf("on a screen %d wide %d bars have their details for a name, want %d: %q", width, len(bars),
-						len(night.facts.Lives), names["link"])
+						len(night.facts.Histories), names["link"])
 				}
 			}
 			for _, c := range b.complained() {

@@ -52,7 +52,7 @@ func links(lines string) (all []link) {
 }
 
 // deliveryWords lists the sinks that accepted a change, those for which it is pending, and those with a dead letter.
-func deliveryWords(deliveries []bridge.LifeDelivery) string {
+func deliveryWords(deliveries []bridge.HistoryDelivery) string {
 	by := map[string][]string{}
 	for _, d := range deliveries {
 		state := d.State
@@ -79,19 +79,19 @@ type vmView struct {
 }
 
 // event formats an open event.
-func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, lives []bridge.Life) eventView {
+func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bridge.EventHistory) eventView {
 	azure, err := imds.UnmarshalEvent(e.Event)
 	if err != nil { // cannot happen: it was decoded before
 		return eventView{Headline: "An event that cannot be read"}
 	}
 	var seen, begun time.Time // zero if the history cannot be read
 	var approval string
-	var newest bridge.LifeChange
-	if i := slices.IndexFunc(lives, func(l bridge.Life) bool { return l.Event == azure.ID }); i >= 0 {
-		times := timesOf(lives[i])
+	var newest bridge.HistoryChange
+	if i := slices.IndexFunc(histories, func(l bridge.EventHistory) bool { return l.Event == azure.ID }); i >= 0 {
+		times := timesOf(histories[i])
 		seen, begun = times.announced, times.begun
-		newest = lives[i].Changes[len(lives[i].Changes)-1]
-		for _, c := range lives[i].Changes {
+		newest = histories[i].Changes[len(histories[i].Changes)-1]
+		for _, c := range histories[i].Changes {
 			if c.Approval != nil {
 				approval = capital(wording.ApprovalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
 			}

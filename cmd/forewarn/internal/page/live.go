@@ -79,7 +79,7 @@ const pageChanges = 1000
 // when nobody looks at the page for a while.
 func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	var mu sync.Mutex
-	var lives []bridge.Life
+	var histories []bridge.EventHistory
 	var more bool
 	var failed error
 	var known [sha256.Size]byte // hash of what changes whenever the history does
@@ -88,7 +88,7 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 	drop := time.AfterFunc(historyCache, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		lives, failed, read = nil, nil, time.Time{}
+		histories, failed, read = nil, nil, time.Time{}
 	})
 	return func() pageFacts {
 		f := pageFacts{Status: b.Status()}
@@ -110,10 +110,10 @@ func bridgeFacts(b *bridge.Bridge) func() pageFacts {
 		drop.Reset(historyCache)
 		if since := now.Sub(read); since > time.Minute || since > 20*took && (state != known || failed != nil) {
 			period := bridge.Period{Since: now.AddDate(0, 0, -timelineDays-1)}
-			lives, more, failed = bridge.RecentHistory(b.Outbox, period, pageChanges, now)
+			histories, more, failed = bridge.RecentHistory(b.Outbox, period, pageChanges, now)
 			known, read, took = state, now, time.Since(now)
 		}
-		f.Lives, f.MoreLives, f.Err = lives, more, failed
+		f.Histories, f.MoreHistories, f.Err = histories, more, failed
 		return f
 	}
 }

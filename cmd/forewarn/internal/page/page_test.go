@@ -135,7 +135,7 @@ func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	now := time.Now()
 	f := sampleFacts(now)
 	sample := f.Status.Events
-	f.Status.Events, f.Status.Sinks, f.MoreLives, f.MoreDead = nil, nil, true, 9_000
+	f.Status.Events, f.Status.Sinks, f.MoreHistories, f.MoreDead = nil, nil, true, 9_000
 	for i := range 10_000 {
 		e := sample[i%len(sample)]
 		e.NotBefore = now.Add(time.Duration(i) * time.Second)
@@ -473,12 +473,12 @@ func TestPageForgetsTheHistory(t *testing.T) {
 		time.Sleep(2 * time.Second)
 
 		look := bridgeFacts(b)
-		seen := func() weak.Pointer[bridge.Life] {
+		seen := func() weak.Pointer[bridge.EventHistory] {
 			f := look()
-			if f.Err != nil || len(f.Lives) == 0 {
-				t.Fatalf("the page knows of %d events, %v; want the one that is announced", len(f.Lives), f.Err)
+			if f.Err != nil || len(f.Histories) == 0 {
+				t.Fatalf("the page knows of %d events, %v; want the one that is announced", len(f.Histories), f.Err)
 			}
-			return weak.Make(&f.Lives[0])
+			return weak.Make(&f.Histories[0])
 		}
 		first := seen()
 		runtime.GC()
@@ -576,8 +576,8 @@ func TestPageShowsApprovals(t *testing.T) {
 	if text := shown(t, f); !strings.Contains(text, "Approval Not approved: it waits for ops-chat.") {
 		t.Errorf("of an event that waits for its approval the page says:\n%s", text)
 	}
-	life := &f.Lives[len(f.Lives)-1]
-	life.Changes = append(life.Changes, bridge.LifeChange{
+	life := &f.Histories[len(f.Histories)-1]
+	life.Changes = append(life.Changes, bridge.HistoryChange{
 		Change: imds.Approved, Time: time.Now(), Approval: &cloudevent.Approval{Result: cloudevent.ResultApproved,
 			By: "rule 1", Status: "200 OK"},
 	})
@@ -593,8 +593,8 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 	var f pageFacts
 	for i := range timelineBars + 30 {
 		ago := 29*24*time.Hour - time.Duration(i)*3*time.Hour
-		f.Lives = append(f.Lives,
-			sampleLife(now, fmt.Sprint(i), "Reboot", ago, 15*time.Minute, time.Duration(i%40)*time.Hour+16*time.Minute,
+		f.Histories = append(f.Histories,
+			sampleHistory(now, fmt.Sprint(i), "Reboot", ago, 15*time.Minute, time.Duration(i%40)*time.Hour+16*time.Minute,
 				cloudevent.OutcomeCompleted, "vm-0"))
 	}
 	v := pageWriter{now: now, zone: time.UTC}.timeline(f)
@@ -683,9 +683,9 @@ func luminance(t *testing.T, hex string) float64 {
 func TestPageSaysWhoWasToldOfAnEvent(t *testing.T) {
 	now := time.Now()
 	f := sampleFacts(now)
-	for i := range f.Lives {
-		if changes := f.Lives[i].Changes; f.Lives[i].Event == statustest.EventID("reboot") {
-			changes[len(changes)-1].Deliveries = []bridge.LifeDelivery{
+	for i := range f.Histories {
+		if changes := f.Histories[i].Changes; f.Histories[i].Event == statustest.EventID("reboot") {
+			changes[len(changes)-1].Deliveries = []bridge.HistoryDelivery{
 				{Sink: "audit", State: outbox.StateAccepted}, {Sink: "ops-chat", State: outbox.StateSuperseded},
 				{Sink: "mail", State: outbox.StatePending}, {Sink: "runbook", State: outbox.StateDead},
 			}

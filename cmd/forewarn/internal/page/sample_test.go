@@ -15,15 +15,15 @@ import (
 	"forewarn/cmd/forewarn/internal/statustest"
 )
 
-// sampleLife is the life of an event: announced so long ago, begun and over so long after; 0 for what did not come.
-func sampleLife(now time.Time, label, typ string, ago, begun, over time.Duration, o cloudevent.Outcome,
-	vms ...string) bridge.Life {
-	l := bridge.Life{Event: statustest.EventID(label), Type: typ, Source: "Platform", Resources: vms, Outcome: o}
+// sampleHistory is the life of an event: announced so long ago, begun and over so long after; 0 for what did not come.
+func sampleHistory(now time.Time, label, typ string, ago, begun, over time.Duration, o cloudevent.Outcome,
+	vms ...string) bridge.EventHistory {
+	l := bridge.EventHistory{Event: statustest.EventID(label), Type: typ, Source: "Platform", Resources: vms, Outcome: o}
 	at := now.Add(-ago)
 	add := func(kind imds.ChangeKind, at time.Time) {
-		l.Changes = append(l.Changes, bridge.LifeChange{
+		l.Changes = append(l.Changes, bridge.HistoryChange{
 			ID: l.Event + "-" + string(kind), Change: kind, Time: at, Observer: statustest.Observer.Name,
-			Deliveries: []bridge.LifeDelivery{{Sink: "audit", State: "accepted"}, {Sink: "ops-chat", State: "accepted"}},
+			Deliveries: []bridge.HistoryDelivery{{Sink: "audit", State: "accepted"}, {Sink: "ops-chat", State: "accepted"}},
 		})
 	}
 	add(imds.Scheduled, at)
@@ -41,17 +41,17 @@ func sampleFacts(now time.Time) pageFacts {
 	const day = 24 * time.Hour
 	freeze := statustest.EventID("freeze")
 	f := pageFacts{
-		Lives: []bridge.Life{
-			sampleLife(now, "1", "Freeze", 29*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-1"),
-			sampleLife(now, "2", "Redeploy", 25*day, 10*time.Minute, 25*time.Minute, cloudevent.OutcomeCompleted, "vm-db-2"),
-			sampleLife(now, "3", "Freeze", 22*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-3"),
-			sampleLife(now, "4", "Reboot", 19*day, 0, 2*day, cloudevent.OutcomeCanceled, "vm-db-1"),
-			sampleLife(now, "5", "Reboot", 16*day, 3*day, 3*day+time.Hour, cloudevent.OutcomeCompleted, "vm-db-1", "vm-db-2"),
-			sampleLife(now, "6", "Freeze", 12*day, 0, 3*time.Hour, cloudevent.OutcomeUnknown, "vm-db-1"),
-			sampleLife(now, "7", "Freeze", 9*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-1"),
-			sampleLife(now, "8", "Freeze", 5*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-2"),
-			sampleLife(now, "freeze", "Freeze", 15*time.Minute+8*time.Second, 15*time.Minute, 0, "", "vm-db-3"),
-			sampleLife(now, "reboot", "Reboot", 48*time.Second, 0, 0, "", "vm-db-1", "vm-db-2"),
+		Histories: []bridge.EventHistory{
+			sampleHistory(now, "1", "Freeze", 29*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-1"),
+			sampleHistory(now, "2", "Redeploy", 25*day, 10*time.Minute, 25*time.Minute, cloudevent.OutcomeCompleted, "vm-db-2"),
+			sampleHistory(now, "3", "Freeze", 22*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-3"),
+			sampleHistory(now, "4", "Reboot", 19*day, 0, 2*day, cloudevent.OutcomeCanceled, "vm-db-1"),
+			sampleHistory(now, "5", "Reboot", 16*day, 3*day, 3*day+time.Hour, cloudevent.OutcomeCompleted, "vm-db-1", "vm-db-2"),
+			sampleHistory(now, "6", "Freeze", 12*day, 0, 3*time.Hour, cloudevent.OutcomeUnknown, "vm-db-1"),
+			sampleHistory(now, "7", "Freeze", 9*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-1"),
+			sampleHistory(now, "8", "Freeze", 5*day, 15*time.Minute, 16*time.Minute, cloudevent.OutcomeCompleted, "vm-db-2"),
+			sampleHistory(now, "freeze", "Freeze", 15*time.Minute+8*time.Second, 15*time.Minute, 0, "", "vm-db-3"),
+			sampleHistory(now, "reboot", "Reboot", 48*time.Second, 0, 0, "", "vm-db-1", "vm-db-2"),
 		},
 		Status: statustest.Status(now),
 		Dead: []outbox.Delivery{{
@@ -71,7 +71,7 @@ func calmFacts(now time.Time) pageFacts {
 	f := sampleFacts(now)
 	f.Dead, f.Status.Outbox = nil, bridge.OutboxStatus{Durable: true, Bytes: 96 << 10}
 	f.Status.Events = f.Status.Events[1:]
-	f.Lives = slices.DeleteFunc(f.Lives, func(l bridge.Life) bool { return l.Event == statustest.EventID("freeze") })
+	f.Histories = slices.DeleteFunc(f.Histories, func(l bridge.EventHistory) bool { return l.Event == statustest.EventID("freeze") })
 	for i, k := range f.Status.Sinks {
 		f.Status.Sinks[i] = bridge.SinkStatus{
 			Name: k.Name, Kind: k.Kind, State: bridge.SinkOK, Delivered: k.Delivered, LastAccepted: now.Add(-47 * time.Second),
@@ -98,15 +98,15 @@ func hostileFacts(now time.Time) pageFacts {
 	for i := range s.Sinks {
 		s.Sinks[i].LastError, s.Sinks[i].Kind, s.Sinks[i].Name = evil, evil, evil
 	}
-	for i := range f.Lives {
-		l := &f.Lives[i]
+	for i := range f.Histories {
+		l := &f.Histories[i]
 		l.Source, l.Resources = evil, []string{evil, strings.Repeat(evil, 50)}
 		if i%2 == 0 {
 			l.Type = evil
 		}
 		for j := range l.Changes {
 			l.Changes[j].Observer = evil
-			l.Changes[j].Deliveries = []bridge.LifeDelivery{{Sink: evil, State: "accepted"}}
+			l.Changes[j].Deliveries = []bridge.HistoryDelivery{{Sink: evil, State: "accepted"}}
 		}
 	}
 	for i := range f.Dead {

@@ -20,7 +20,7 @@ import (
 type timelineView struct {
 	Empty  string // the text shown if there are no bars
 	Rows   []timelineRow
-	Lives  []timelineBar // the same events for the table, newest first
+	Histories  []timelineBar // the same events for the table, newest first
 	Ticks  []timelineTick
 	Axis   int // y of the dates
 	Height int
@@ -84,19 +84,19 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	var v timelineView
 	rows := map[string][]timelineBar{}
 	ends := map[string][]float64{} // by type: the x from which each lane is free
-	lives := slices.DeleteFunc(slices.Clone(f.Lives), func(l bridge.Life) bool {
+	histories := slices.DeleteFunc(slices.Clone(f.Histories), func(l bridge.EventHistory) bool {
 		t := timesOf(l)
 		return !t.over.IsZero() && t.over.Before(from)
 	})
-	older := max(0, len(lives)-timelineBars)
-	lives = lives[older:]
+	older := max(0, len(histories)-timelineBars)
+	histories = histories[older:]
 	switch {
-	case f.MoreLives:
+	case f.MoreHistories:
 		v.Older = "Older events are"
 	case older > 0:
 		v.Older = wording.Plural(older, "older event is", "older events are")
 	}
-	for _, l := range lives {
+	for _, l := range histories {
 		b := p.bar(l, f.Status.Observer)
 		t := timesOf(l)
 		end := t.over
@@ -119,10 +119,10 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		rows[b.Class] = append(rows[b.Class], b)
 	}
 	for _, bars := range rows {
-		v.Lives = append(v.Lives, bars...)
+		v.Histories = append(v.Histories, bars...)
 	}
-	sort.Slice(v.Lives, func(i, k int) bool {
-		a, b := v.Lives[i], v.Lives[k]
+	sort.Slice(v.Histories, func(i, k int) bool {
+		a, b := v.Histories[i], v.Histories[k]
 		return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.ID, b.ID)) < 0
 	})
 	y := 0
@@ -174,7 +174,7 @@ func typeTitle(class string) string {
 }
 
 // bar formats one event.
-func (p pageWriter) bar(l bridge.Life, o imds.Observer) timelineBar {
+func (p pageWriter) bar(l bridge.EventHistory, o imds.Observer) timelineBar {
 	s := timesOf(l)
 	last := l.Changes[len(l.Changes)-1]
 	data := map[string]any{"change": string(last.Change), "outcome": string(l.Outcome), "whileAway": s.whileAway}
@@ -242,7 +242,7 @@ type eventTimes struct {
 }
 
 // timesOf summarizes the history of an event.
-func timesOf(l bridge.Life) eventTimes {
+func timesOf(l bridge.EventHistory) eventTimes {
 	var s eventTimes
 	for i, c := range l.Changes {
 		if i == 0 {

@@ -18,8 +18,8 @@ import (
 // pageFacts are the facts that the page shows, at one time.
 type pageFacts struct {
 	Status    bridge.Status
-	Lives     []bridge.Life     // events of at least the last 30 days, oldest first
-	MoreLives bool              // there are older ones
+	Histories     []bridge.EventHistory     // events of at least the last 30 days, oldest first
+	MoreHistories bool              // there are older ones
 	Dead      []outbox.Delivery // the newest dead letters, oldest first
 	MoreDead  int               // number of older dead letters
 	Err       error             // of reading the history
@@ -119,7 +119,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 	v.Dead = wording.First(v.Dead, shownDead)
 	v.MoreDead = f.MoreDead + len(f.Dead) - len(v.Dead)
 	for _, e := range wording.First(wording.ByUrgency(s.Events), shownEvents) {
-		v.Events = append(v.Events, p.event(e, s.Observer, f.Lives))
+		v.Events = append(v.Events, p.event(e, s.Observer, f.Histories))
 	}
 	slices.SortStableFunc(v.Events, func(a, b eventView) int { // what has begun first, then the nearest
 		return cmp.Or(-cmp.Compare(truth(a.Begun), truth(b.Begun)), cmp.Compare(soon(a), soon(b)))

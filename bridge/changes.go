@@ -15,47 +15,47 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// moment is when a document was seen, and how that lies to the last valid answer.
-type moment struct {
+// An observation says when a document was seen, and how long after the last valid answer.
+type observation struct {
 	now    time.Time
-	before time.Time // the last valid answer; zero if there never was one
-	away   bool      // nobody watched for long before it
+	before time.Time // the last valid answer; zero if there was none
+	away   bool      // the bridge was down or without an answer for long
 }
 
-// scene is all that turning changes into deliveries depends on, beside the change.
-type scene struct {
-	moment
+// A changeContext is everything besides a change itself that decides about its CloudEvent and deliveries.
+type changeContext struct {
+	observation
 	observer    imds.Observer
 	host        string
 	source      string
 	incarnation string
 	routes      []Route
-	unnamed     bool      // filters have waited long enough for the observer's name
-	heldUntil   time.Time // they wait until then
+	unnamed     bool      // filters no longer wait for the observer's name
+	heldUntil   time.Time // the end of that wait
 	booted      time.Time
 	mark        func(event, id string) outbox.Mark // how often an id was used
 	log         *slog.Logger
 }
 
-// scene is what there is to know at the moment.
-func (b *Bridge) scene(m moment) scene {
+// changeContext returns the current context for changes of this observation.
+func (b *Bridge) changeContext(o observation) changeContext {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return scene{
-		moment: m, observer: b.observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
+	return changeContext{
+		observation: o, observer: b.observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
 		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters + heldGrace),
 		mark: b.Outbox.Mark, log: b.Log,
 	}
 }
 
-// handle commits what a document changes. It returns false when that is not all on disk.
-func (b *Bridge) handle(doc imds.Document, m moment) bool {
-	wait, all := b.tellChanges(doc, m)
+// handle commits the changes of a document. It returns false unless all of them are on disk.
+func (b *Bridge) handle(doc imds.Document, o observation) bool {
+	wait, all := b.commitChanges(doc, o)
 	return wait() == nil && all
 }
 
-// tellChanges hands over what a document changes. all says that each change could be told.
-func (b *Bridge) tellChanges(doc imds.Document, m moment) (wait func() error, all bool) {
+// commitChanges hands the changes of a document to the outbox. all is false if some were left out.
+func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() error, all bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.events.all()
@@ -67,20 +67,21 @@ func (b *Bridge) tellChanges(doc imds.Document, m moment) (wait func() error, al
 	if len(changes) == 0 {
 		return b.Outbox.Durable, !full
 	}
-	s := b.scene(m)
+	s := b.changeContext(o)
 	s.incarnation = doc.Incarnation
 	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	all = !full
 	for _, change := range changes {
 		if err := s.add(&c, change, states[change.Event.ID]); err != nil {
-			b.Log.Error("a change can't be told", "event", change.Event.ID, "change", change.Kind, "err", err)
+			b.Log.Error("cannot create the CloudEvent of a change", "event", change.Event.ID, "change", change.Kind,
+				"err", err)
 			all = false
 		}
 	}
 	return b.commit(c, time.Now()), all
 }
 
-// noRoom notes whether changes are left out for want of room, and says so when that is news.
+// noRoom records whether changes are left out because too many events are open, and logs it once.
 func (b *Bridge) noRoom(full bool) {
 	b.mu.Lock()
 	news := full && !b.imds.full
@@ -91,12 +92,12 @@ func (b *Bridge) noRoom(full bool) {
 	}
 }
 
-// add says one change as a CloudEvent, decides which routes get it, and puts both into the commit. op is what is
-// remembered of the event, its zero value for a new one.
-func (s scene) add(c *commit, change imds.Change, op openEvent) error {
+// add turns one change into a CloudEvent, decides which routes get it, and adds it to the commit. op is the state of
+// the event; the zero value for a new one.
+func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 	e := change.Event
 	if op.Event == nil { // new
-		// by hand somebody was faster than the poll
+		// somebody may have approved it by hand before the first poll that saw it
 		approved := s.mark(e.ID, cloudevent.ChangeID(imds.Change{Kind: imds.Approved, Event: e})).Times > 0
 		op = openEvent{Life: s.mark(e.ID, e.ID).Times + 1, First: s.now, Approved: approved}
 	}
@@ -114,7 +115,7 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 		in.WhileAway, in.NotEarlierThan = true, op.lost
 	}
 	if change.Kind == imds.Vanished {
-		if op.Approval.owed() {
+		if op.Approval.unsent() {
 			s.addApproval(c, e, op, mootApproval(op, s.now, "the event is no longer listed"))
 		}
 		in.End = end(change, op, s.observer.Name, s.booted, s.now)
@@ -129,13 +130,13 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 	attrs := []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
 		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
-		"id", ce.ID(), "to", told(a),
+		"id", ce.ID(), "to", recipients(a),
 	}
 	if !e.NotBefore.IsZero() {
 		attrs = append(attrs, "notBefore", e.NotBefore)
 	}
 	s.log.Info("azure event", attrs...)
-	c.say(ce, a)
+	c.add(ce, a)
 	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 	c.Marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
 	if change.Kind == imds.Vanished {
@@ -147,16 +148,16 @@ func (s scene) add(c *commit, change imds.Change, op openEvent) error {
 	return nil
 }
 
-// circumstances are what every CloudEvent about an event says now. op is what is remembered of it.
-func (s scene) circumstances(op openEvent) cloudevent.Circumstances {
+// circumstances returns what all CloudEvents about an event have in common now. op is the state of the event.
+func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 	return cloudevent.Circumstances{
 		Observer: s.observer, Host: s.host, Source: s.source, Time: s.now, Incarnation: s.incarnation,
 		Announced: op.First, Begun: op.Started,
 	}
 }
 
-// address adds those of the routes that get a CloudEvent about the change, and notes in op what their filters say.
-func (s scene) address(a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent) {
+// address adds those of the routes whose filter accepts the change as recipients, and records the verdicts in op.
+func (s changeContext) address(a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range routes {
 		if r.Filter.When != nil && fields == nil {
@@ -174,8 +175,8 @@ func (s scene) address(a *outbox.Addition, routes []Route, ce event.Event, chang
 	}
 }
 
-// decide asks a route's filter, unless it has decided, and notes in op what it said.
-func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *openEvent) Verdict {
+// decide evaluates a route's filter, unless it has decided about the event before, and records the verdict in op.
+func (s changeContext) decide(r Route, change imds.Change, fields map[string]any, op *openEvent) Verdict {
 	switch waits := slices.Contains(op.Undecided, r.Name); {
 	case slices.Contains(op.Routes, r.Name):
 		return Accepted
@@ -189,13 +190,12 @@ func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *op
 	unnamed := s.unnamed || change.Event.Type == "Preempt"
 	verdict, _, err := r.Filter.Event(change, fields, s.observer.Name, unnamed)
 	if err != nil {
-		s.log.Warn("a filter failed, so the event passes", "sink", r.Name, "event", change.Event.ID, "err", err)
+		s.log.Warn("filter failed; the event passes", "sink", r.Name, "event", change.Event.ID, "err", err)
 	}
 	switch verdict {
 	case Accepted:
 		if s.observer.Name == "" && !strings.EqualFold(r.Filter.Only.VMs, "all") {
-			s.log.Warn("this VM's name is not known, so the event passes", "sink", r.Name, "event", change.Event.ID, "hint",
-				nameHint)
+			s.log.Warn("VM name unknown; the event passes", "sink", r.Name, "event", change.Event.ID, "hint", nameHint)
 		}
 		op.Routes = append(op.Routes, r.Name)
 	case Undecided:
@@ -204,7 +204,7 @@ func (s scene) decide(r Route, change imds.Change, fields map[string]any, op *op
 	return verdict
 }
 
-// end is what can honestly be said about the end of an event.
+// end returns what is known for sure about the end of an event.
 func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloudevent.End {
 	e := c.Event
 	x := cloudevent.End{Outcome: cloudevent.OutcomeUnknown, LongestPause: op.Pause}
@@ -214,7 +214,7 @@ func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloude
 	switch {
 	case !op.Started.IsZero(), op.Rebooted && e.Affects(self):
 		x.Outcome = cloudevent.OutcomeCompleted
-	case c.Replaced: // it may go on under the other id
+	case c.Replaced: // it may continue under the other id
 	case e.Status == imds.StatusScheduled && now.Before(e.NotBefore) && !op.Gap && !op.Approved && e.Type != "Preempt" &&
 		e.Type != "Terminate":
 		x.Outcome = cloudevent.OutcomeCanceled
@@ -222,8 +222,8 @@ func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloude
 	return x
 }
 
-// setRoutes has those routes from now on, with their rules and settings. A route that is new, or returns, gets the
-// newest change of every open event, unless it was pending for it already. It returns when that is handed over.
+// setRoutes replaces the routes, and calls use while no change is being derived. A new or returning route gets the
+// latest change of every open event that it does not have yet. wait returns when all of it is on disk.
 func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func() error) {
 	there := []outbox.Route{}
 	for _, r := range routes {
@@ -243,7 +243,7 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 				slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
 		}
 		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: there}}
-		s := b.scene(moment{now: now})
+		s := b.changeContext(observation{now: now})
 		events, states := b.events.all()
 		for _, e := range events {
 			op := states[e.ID]
@@ -257,14 +257,14 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 			who := slices.DeleteFunc(slices.Clone(routes), func(r Route) bool { return !missed(r, op.Latest) })
 			s.address(&a, who, *ce, change, &op)
 			c.open[e.ID] = &op
-			c.say(*ce, a)
+			c.add(*ce, a)
 		}
 		wait = b.commit(c, now)
 	})
 	return wait
 }
 
-// decideHeld decides the filters that waited for the observer's name, if it is known or the wait is over.
+// decideHeld evaluates the filters that waited for the observer's name, once it is known or the wait is over.
 func (b *Bridge) decideHeld(now time.Time) {
 	b.mu.Lock()
 	self, routes, over := b.observer.Name, b.routes, b.unnamed(now)
@@ -289,8 +289,8 @@ func (b *Bridge) decideHeld(now time.Time) {
 	})
 }
 
-// decideHeldGroup decides whether a route gets the changes of an event that waited for the observer's name: those from
-// the first that its filter accepts.
+// decideHeldGroup decides which held changes of one event a route gets: those from the first one that its filter
+// accepts.
 func (b *Bridge) decideHeldGroup(
 	c *commit, held []outbox.Delivery, read cloudEvents, routes []Route, self string, now time.Time,
 ) {
@@ -300,7 +300,7 @@ func (b *Bridge) decideHeldGroup(
 		from, lead = firstAccepted(routes[i], held, read, self), routes[i].Terms.Lead
 	}
 	if self == "" {
-		b.Log.Warn("this VM's name is not known, so the event passes", "sink", route, "event", id, "hint", nameHint)
+		b.Log.Warn("VM name unknown; the event passes", "sink", route, "event", id, "hint", nameHint)
 	}
 	for _, d := range held[:from] {
 		c.Remove = append(c.Remove, outbox.Ref{Route: route, Seq: d.Seq()})
@@ -337,7 +337,7 @@ func (b *Bridge) decideHeldGroup(
 	}
 }
 
-// asItIs stands for the changes of an event up to now, which an older one gives way to or moves with.
+// asItIs returns a message for the present state of an event, which overtakes older ones.
 func asItIs(e imds.Event, open bool) outbox.Addition {
 	switch {
 	case !open:
@@ -348,8 +348,8 @@ func asItIs(e imds.Event, open bool) outbox.Addition {
 	return about(e, imds.Updated)
 }
 
-// firstAccepted is the index of the first change that the route's filter accepts, their number if it accepts none. A
-// missing name counts as a match, and so does a change that can't be read.
+// firstAccepted returns the index of the first change that the route's filter accepts; len(changes) if there is none. A
+// missing name and an unreadable change count as accepted.
 func firstAccepted(r Route, changes []outbox.Delivery, read cloudEvents, self string) int {
 	for n, d := range changes {
 		ce := read[d.Seq()]
@@ -363,7 +363,7 @@ func firstAccepted(r Route, changes []outbox.Delivery, read cloudEvents, self st
 	return len(changes)
 }
 
-// Due is when a change is due at a route with a lead: that long before the event begins; zero for at once.
+// Due returns when a change is due for a route with a lead; zero for at once.
 func (r Route) Due(c imds.Change, now time.Time) time.Time {
 	return leadTime(r.Terms.Lead, c.Kind, c.Event.NotBefore, now)
 }
@@ -378,7 +378,7 @@ func leadTime(lead time.Duration, kind imds.ChangeKind, notBefore, now time.Time
 	return time.Time{}
 }
 
-// ChangeOf reads a change back from its CloudEvent.
+// ChangeOf decodes a change from its CloudEvent.
 func ChangeOf(ce event.Event) imds.Change {
 	c := imds.Change{Kind: imds.ChangeKind(strings.TrimPrefix(ce.Type(), cloudevent.EventPrefix))}
 	var d cloudevent.Data

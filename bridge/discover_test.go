@@ -81,9 +81,9 @@ func TestABridgeFindsItsEndpoint(t *testing.T) {
 		if got := b.Status().IMDS.Endpoint; got != "http://azure.test" {
 			t.Errorf("with nothing found it polls %s", got)
 		}
-		s.wantLogged("the endpoint was not found; trying again")
+		s.wantLogged("endpoint not found; searching again")
 		s.wantLogged("DHCP on eth0: nobody answered")
-		if n := strings.Count(s.log.String(), "the endpoint was not found"); n != 1 {
+		if n := strings.Count(s.log.String(), "endpoint not found"); n != 1 {
 			t.Errorf("the same failure was logged %d times", n)
 		}
 		pause(3 * time.Minute)
@@ -93,7 +93,7 @@ func TestABridgeFindsItsEndpoint(t *testing.T) {
 		if got := b.Status().IMDS.Endpoint; got != "http://168.63.129.16:8080" || b.Status().Observer.Name != "vm-0" {
 			t.Errorf("it polls %s as %q", got, b.Status().Observer.Name)
 		}
-		s.wantLogged("found the endpoint")
+		s.wantLogged("endpoint found")
 		b.end()
 
 		asked := w.dhcpAsked()

@@ -6,22 +6,22 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A wait says since when each acceptance of one change of an event is known. Its times were read in this run, so they
-// hold the monotonic clock, which nobody can step. Those on record do not.
+// A wait holds when each acceptance of one change of an event was first seen. Its times come from this run, so they
+// have the monotonic clock, which does not jump. Times in the outbox don't.
 type wait struct {
 	seq   uint64               // of the change
-	since map[string]time.Time // by the route that accepted it; "" is the change itself
+	since map[string]time.Time // by route; "" for the change itself
 }
 
-// waited is for how long each acceptance was known. It is kept for the next run, which counts on from there, and
-// reaches the disk with the event's next commit, within a minute, or at the end of the run.
+// waited holds how long each acceptance has been known. It is stored for the next run, which continues to count from
+// there. It is written with the event's next commit, within a minute, or at the end of the run.
 type waited struct {
 	Seq uint64                   `json:"seq"`
 	For map[string]time.Duration `json:"for"`
 }
 
-// since is when the route's acceptance of the event's newest change was first seen, by the monotonic clock. What was
-// counted before a restart counts, the time while nothing ran does not.
+// since returns when the route's acceptance of the event's latest change was first seen, by the monotonic clock. Time
+// before a restart counts; time while the program was down does not.
 func (b *Bridge) since(id string, op openEvent, route string, now time.Time) time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -41,7 +41,7 @@ func (b *Bridge) since(id string, op openEvent, route string, now time.Time) tim
 	return w.since[route]
 }
 
-// keepWaited remembers with the event how long the rules have waited about it. That reaches the outbox once a minute.
+// keepWaited stores with the event how long the rules have waited. It writes to the outbox once a minute.
 func (b *Bridge) keepWaited(id string, now time.Time) {
 	b.mu.Lock()
 	w, counts := b.waits[id]

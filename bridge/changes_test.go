@@ -173,8 +173,8 @@ func TestAStandstillIsMeasuredByTheClockThatWentFurthest(t *testing.T) {
 		{"only the wall clock did", start.Round(0).Add(8200 * time.Millisecond), 7200 * time.Millisecond},
 		{"the wall clock was set back", start.Round(0).Add(-time.Hour), 0},
 	} {
-		p := pulse{every: time.Second, last: start}
-		if got := p.stoodStill(tt.after); got != tt.want {
+		p := pauseDetector{every: time.Second, last: start}
+		if got := p.lateness(tt.after); got != tt.want {
 			t.Errorf("%s: stood still for %v, want %v", tt.claim, got, tt.want)
 		}
 	}
@@ -286,7 +286,7 @@ func TestAFilterIsAskedUntilItAccepts(t *testing.T) {
 // While nobody knows this VM's name, filters that need it wait, in order, for a minute; a Preempt cannot.
 func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 	unknown := imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true}
-	const passes = "this VM's name is not known, so the event passes"
+	const passes = "VM name unknown; the event passes"
 	t.Run("and let pass when it does not come, and say so", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(unknown)
@@ -418,7 +418,7 @@ func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
 				if tt.least == time.Minute {
 					pause(30 * time.Second)
 					warned := strings.Join(b.Status().Warnings, " ")
-					if !strings.Contains(warned, "waiting for this VM's name until 00:01:00 UTC") || !strings.Contains(warned, "imds.vm_name") {
+					if !strings.Contains(warned, "waiting for the VM name until 00:01:00 UTC") || !strings.Contains(warned, "imds.vm_name") {
 						t.Errorf("the status warns of %q, want what it waits for", warned)
 					}
 				}
@@ -428,7 +428,7 @@ func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
 					t.Errorf("it passed after %v, want %v to %v", d, tt.least, tt.most)
 				}
 				s.wantLogged("imds.vm_name")
-				if warned := strings.Join(b.Status().Warnings, " "); !strings.Contains(warned, "sinks hear of every VM's events") || !strings.Contains(warned, "imds.vm_name") {
+				if warned := strings.Join(b.Status().Warnings, " "); !strings.Contains(warned, "sinks get the events of every VM") || !strings.Contains(warned, "imds.vm_name") {
 					t.Errorf("the status warns of %q, want what it means and what helps", warned)
 				}
 				s.azure.ClearFaults()

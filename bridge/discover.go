@@ -1,0 +1,108 @@
+package bridge
+
+import (
+	"context"
+	"time"
+
+	"forewarn/bridge/outbox"
+)
+
+// Timing of the search for the endpoint.
+const (
+	discoverAfter = time.Minute     // without a valid answer of the endpoint in use
+	discoverTick  = 5 * time.Second // how often the bridge looks whether it is time to search
+)
+
+// discoverBackoff are the waits between searches while there is no valid answer; the last one repeats.
+var discoverBackoff = []time.Duration{10 * time.Second, 30 * time.Second, time.Minute}
+
+// The ways to find an endpoint.
+const (
+	FoundFixed  = "fixed"  // at the address that it has for every VM in a virtual network
+	FoundStored = "stored" // where it was found before
+	FoundDHCP   = "dhcp"   // from option 245 of a DHCP answer
+)
+
+// A Found is an endpoint, and how it was found.
+type Found struct {
+	Endpoint string `json:"endpoint"`
+	How      string `json:"how"`
+}
+
+// discover searches for the endpoint at the start, and again whenever the current one has given no valid answer for a
+// minute, until ctx is done. The current one is still polled meanwhile. An endpoint found by DHCP is stored after its
+// first valid answer, so that the next search finds it without DHCP.
+func (b *Bridge) discover(ctx context.Context) {
+	if b.Discover == nil {
+		return
+	}
+	var (
+		found    Found
+		searched time.Time
+		searches int // since the last valid answer
+		lastErr  string
+		reported bool // the endpoint was found and logged
+		due      = time.Now()
+	)
+	for {
+		b.mu.Lock()
+		answered := b.imds.lastAnswer
+		b.mu.Unlock()
+		if answered.After(searched) {
+			searches = 0
+			due = answered.Add(discoverAfter)
+			// An answer right after the search may still come from the previous endpoint.
+			if found.How == FoundDHCP && answered.Sub(searched) > answerTimeout {
+				b.keepEndpoint(found.Endpoint)
+			}
+		}
+		if now := time.Now(); !now.Before(due) {
+			var err error
+			found, err = b.Discover(ctx, StoredEndpoint(b.Outbox))
+			if ctx.Err() != nil {
+				return
+			}
+			searched = time.Now()
+			due = searched.Add(discoverBackoff[min(searches, len(discoverBackoff)-1)])
+			searches++
+			switch {
+			case err != nil && err.Error() != lastErr:
+				lastErr = err.Error()
+				b.Log.Warn("endpoint not found; searching again", "polled", b.Client.Endpoint(), "err", err)
+			case err == nil:
+				b.moveTo(found, !reported || lastErr != "")
+				reported, lastErr = true, ""
+			}
+		}
+		select {
+		case <-time.After(discoverTick):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// moveTo switches to the endpoint found. It logs a new endpoint, or any if news is true.
+func (b *Bridge) moveTo(found Found, news bool) {
+	moved := b.Client.MoveTo(found.Endpoint)
+	if moved || news {
+		b.Log.Info("endpoint found", "endpoint", found.Endpoint, "how", found.How)
+	}
+	if !moved {
+		return
+	}
+	select {
+	case b.identity <- struct{}{}: // ask it at once for the identity of this VM
+	default:
+	}
+}
+
+// StoredEndpoint returns the last endpoint that was found by DHCP and gave a valid answer; "" for none.
+func StoredEndpoint(o *outbox.Outbox) string { return string(o.Value(valueEndpoint)) }
+
+// keepEndpoint stores an endpoint. It does not wait for the disk: losing it in a crash only costs a search.
+func (b *Bridge) keepEndpoint(endpoint string) {
+	if StoredEndpoint(b.Outbox) != endpoint {
+		b.keepValue(valueEndpoint, []byte(endpoint))
+	}
+}

@@ -1,0 +1,69 @@
+package bridge
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"forewarn/bridge/outbox"
+)
+
+// shortestPause is the shortest standstill that counts. On a busy machine, ticks are late by less.
+const shortestPause = 500 * time.Millisecond
+
+// A pauseDetector notices that the machine stood still, as in a freeze: nothing in the program ran, so its tick comes
+// late. It does not depend on the endpoint or the disk, whose slowness is no pause.
+type pauseDetector struct {
+	every time.Duration
+
+	mu   sync.Mutex // taken before Bridge.deciding
+	last time.Time
+}
+
+// lateness records a tick at now, and returns by how much it was late; 0 below shortestPause. The caller holds mu.
+func (p *pauseDetector) lateness(now time.Time) time.Duration {
+	d := elapsed(p.last, now) - p.every
+	p.last = now
+	if d < shortestPause {
+		return 0
+	}
+	return d
+}
+
+// detectPauses records pauses until ctx is done.
+func (b *Bridge) detectPauses(ctx context.Context) {
+	tick := time.NewTicker(b.pauses.every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			b.notePause()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// notePause records with the open events a pause that just ended, if there was one. The poll loop calls it too, so that
+// the first answer after a freeze cannot end an event before its pause is recorded.
+func (b *Bridge) notePause() {
+	b.pauses.mu.Lock()
+	defer b.pauses.mu.Unlock()
+	if d := b.pauses.lateness(time.Now()); d > 0 {
+		b.notePaused(d)
+	}
+}
+
+// notePaused records a pause with the open events.
+func (b *Bridge) notePaused(d time.Duration) {
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	groups := b.events.note(func(op *openEvent) bool {
+		longer := d > op.Pause
+		op.Pause = max(op.Pause, d)
+		return longer
+	})
+	if len(groups) > 0 {
+		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Groups: groups})
+	}
+}
