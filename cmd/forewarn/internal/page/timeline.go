@@ -18,13 +18,13 @@ import (
 // A timelineView is the drawing of the last 30 days: a row for each type, with a bar for each event. X positions are in
 // percent of the width, so that it fits every screen; y positions are in pixels.
 type timelineView struct {
-	Empty  string // the text shown if there are no bars
-	Rows   []timelineRow
-	Histories  []timelineBar // the same events for the table, newest first
-	Ticks  []timelineTick
-	Axis   int // y of the dates
-	Height int
-	Tip    int // y of the details of a bar
+	Empty     string // the text shown if there are no bars
+	Rows      []timelineRow
+	Histories []timelineBar // the same events for the table, newest first
+	Ticks     []timelineTick
+	Axis      int // y of the dates
+	Height    int
+	Tip       int // y of the details of a bar
 	// TipHeight is the height of the details. On a narrow screen the style sheet adds to it.
 	TipHeight int
 	Older     string // says how many older events are left out; "" for none

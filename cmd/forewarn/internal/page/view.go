@@ -17,12 +17,12 @@ import (
 
 // pageFacts are the facts that the page shows, at one time.
 type pageFacts struct {
-	Status    bridge.Status
-	Histories     []bridge.EventHistory     // events of at least the last 30 days, oldest first
-	MoreHistories bool              // there are older ones
-	Dead      []outbox.Delivery // the newest dead letters, oldest first
-	MoreDead  int               // number of older dead letters
-	Err       error             // of reading the history
+	Status        bridge.Status
+	Histories     []bridge.EventHistory // events of at least the last 30 days, oldest first
+	MoreHistories bool                  // there are older ones
+	Dead          []outbox.Delivery     // the newest dead letters, oldest first
+	MoreDead      int                   // number of older dead letters
+	Err           error                 // of reading the history
 }
 
 // pageView is the content of the page, ready for its template.
