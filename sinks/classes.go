@@ -110,3 +110,12 @@ func oneOf[T comparable](v T, values ...T) bool { return slices.Contains(values,
 func noAnswer(ctx context.Context, from string) error {
 	return fmt.Errorf("no answer from %s: %w", from, context.Cause(ctx))
 }
+
+// ended reports whether ctx is why something failed. Its deadline is also that of a connection, whose clock may strike
+// first.
+func ended(ctx context.Context) bool {
+	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
+		<-ctx.Done()
+	}
+	return ctx.Err() != nil
+}

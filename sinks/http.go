@@ -141,7 +141,7 @@ func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 	if err != nil {
 		// Nothing is left behind in the background, and the next attempt does not meet the same dead connection.
 		c.Close()
-		if req.Context().Err() != nil {
+		if ended(req.Context()) {
 			return response{}, noAnswer(req.Context(), v.over(origin(req.URL)))
 		}
 		return response{}, say(classOfFailure(err), v.line(origin(req.URL)+": "+err.Error(), false, 500))
@@ -177,7 +177,7 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 		}
 	}
 	switch {
-	case err != nil && ctx.Err() != nil:
+	case err != nil && ended(ctx):
 		return "", noAnswer(ctx, v.over(origin(at)))
 	case err != nil:
 		return "", say(classOfFailure(err), v.line(origin(at)+": "+err.Error(), false, 500))

@@ -105,7 +105,7 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 		s.end()
 	}
 	stop()
-	if ctx.Err() != nil {
+	if ended(ctx) {
 		return nil, noAnswer(ctx, a.veil.over(s.server))
 	}
 	return nil, s.refusal(err)
@@ -162,7 +162,7 @@ func (s *natsSession) during(ctx context.Context, do func(context.Context) error
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil {
+	if ended(ctx) {
 		s.hangUp(errNoAnswer) // before anybody uses it again
 		return noAnswer(ctx, s.access.veil.over(server))
 	}

@@ -9,7 +9,9 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -163,6 +165,37 @@ func TestHungDestinationEndsAtTheTimeout(t *testing.T) {
 			})
 		}
 	})
+}
+
+// The clock of a connection may strike a moment before that of the attempt. It is the end of the attempt all the same.
+func TestTheClockOfAConnectionIsTheAttempts(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		if trial.hangs == nil || kind == "exec" {
+			t.Skip("it connects to nothing")
+		}
+		for name, settings := range trial.hangs(t) {
+			h := testHost(t)
+			h.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				time.Sleep(50 * time.Millisecond)
+				return nil, os.ErrDeadlineExceeded
+			}
+			s := mustOpen(t, kind, settings.settings, h)
+			over := errors.New("the time is over")
+			ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, over)
+			defer cancel()
+			if _, err := s.Deliver(early{ctx}, deliveries(t)[:1]); !errors.Is(err, over) {
+				t.Errorf("%s: Deliver = %v, want that the time is over", name, err)
+			}
+		}
+	})
+}
+
+// early has a deadline that passes before it is done.
+type early struct{ context.Context }
+
+func (e early) Deadline() (time.Time, bool) {
+	at, ok := e.Context.Deadline()
+	return at.Add(-180 * time.Millisecond), ok
 }
 
 // A failure says what it means: that it may pass, that somebody must act, or that this CloudEvent never will be taken.

@@ -146,7 +146,7 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	_, known := slackErrors.find(reply.Error)
 	isChat := strings.Contains(req.URL.Path, "/chat.")
 	switch {
-	case r.cut && req.Context().Err() != nil:
+	case r.cut && ended(req.Context()):
 		return nil, noAnswer(req.Context(), a.veil.over(origin(req.URL)))
 	case r.status/100 != 2 && (!known || classOfStatus(r.status) == nil): // what a busy Slack says is of no weight
 		_, err := judge(r, a.veil.over(origin(req.URL)), a.veil)
@@ -214,7 +214,7 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	no := reply.OK != nil && !*reply.OK || reply.Success != nil && !*reply.Success
 	_, known := slackErrors.find(code)
 	switch {
-	case r.cut && ctx.Err() != nil:
+	case r.cut && ended(ctx):
 		return noAnswer(ctx, a.veil.over(origin(req.URL)))
 	case known && (r.status/100 == 2 || classOfStatus(r.status) != nil):
 		return a.refusal(slack.SlackErrorResponse{Err: code})

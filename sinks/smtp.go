@@ -151,7 +151,7 @@ func (m *mailServer) check(ctx context.Context) (string, error) {
 
 // failure is an error of a conversation, fit to be shown.
 func (m *mailServer) failure(ctx context.Context, v *veil, err error) error {
-	if ctx.Err() != nil {
+	if ended(ctx) {
 		return noAnswer(ctx, m.addr+m.hint(err))
 	}
 	return say(classOfMail(err), v.line(m.addr+": "+bare(err)+m.hint(err), false, 500))
@@ -466,7 +466,7 @@ func (s *emailSession) send(ctx context.Context, from string, to []string, mail 
 
 // cause is the end of the context rather than what the end did to the connection.
 func (s *emailSession) cause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	if ended(ctx) {
 		return ctx.Err()
 	}
 	return err

@@ -192,7 +192,7 @@ func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn
 	switch {
 	case err == nil:
 		return nil
-	case ctx.Err() != nil:
+	case ended(ctx):
 		return noAnswer(ctx, k.to.String())
 	}
 	return say(classOfFailure(err), new(veil).line(k.to.String()+": "+err.Error(), false, 500))
