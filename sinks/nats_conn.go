@@ -25,6 +25,7 @@ const (
 	natsMaxLine    = 64 << 10  // bytes of a protocol line
 	natsMaxHeader  = 64 << 10  // bytes of a message's header; JetStream stores no larger one
 	natsMaxMessage = 256 << 10 // bytes of a message with its header
+	natsMaxRead    = 4 << 20   // the same for whoever reads streams, in which others write
 	natsMaxTalk    = 1 << 20   // bytes between two attempts, or in a minute
 	natsLineCost   = 1 << 10   // bytes that a line counts beside its own
 )
@@ -187,7 +188,11 @@ func (c *natsConn) next() error {
 		c.ready, c.ending = line, false
 		return nil
 	}
-	c.payload, c.ending, err = natsAnnounced(line)
+	most := natsMaxMessage
+	if c.talk == 0 {
+		most = natsMaxRead
+	}
+	c.payload, c.ending, err = natsAnnounced(line, most)
 	if err != nil {
 		return err
 	}
@@ -238,9 +243,9 @@ func readInfo(line []byte) (info nats.ServerInfo, err error) {
 	return info, nil
 }
 
-// natsAnnounced checks a line, and says how many bytes follow it and whether they are a message. nats.go reads numbers
-// as this does: what holds more than digits is none.
-func natsAnnounced(line []byte) (size int, message bool, err error) {
+// natsAnnounced checks a line, and says how many bytes follow it and whether they are a message, of at most so many.
+// nats.go reads numbers as this does: what holds more than digits is none.
+func natsAnnounced(line []byte, most int) (size int, message bool, err error) {
 	words := strings.Split(strings.TrimRight(string(line), "\r\n"), " ")
 	number := func(fromEnd, most int) (int, error) {
 		if len(words) <= fromEnd {
@@ -265,7 +270,7 @@ func natsAnnounced(line []byte) (size int, message bool, err error) {
 		}
 		fallthrough
 	case "MSG":
-		size, err := number(1, natsMaxMessage)
+		size, err := number(1, most)
 		return size, err == nil, err
 	}
 	return 0, false, fmt.Errorf("the server said %.200q, which is not NATS", line)

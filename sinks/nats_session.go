@@ -28,7 +28,7 @@ const (
 // any of the servers, and what finds no connection fails at once and is not sent later. It closes the connection for good
 // once a server has refused the credentials twice; dialing again reads them anew.
 //
-// What a server says is bounded before nats.go reads it, but not how many messages it sends.
+// What a server says is bounded before nats.go reads it, each message to 4 MiB, but not how many messages it sends.
 func (n *NATS) Dial(ctx context.Context) (*nats.Conn, error) {
 	s, err := n.dial(ctx, 0)
 	if err != nil {

@@ -160,3 +160,27 @@ func TestNATSDial(t *testing.T) {
 	}
 	conn.Close()
 }
+
+// Whoever reads a stream gets messages that are as large as a server takes by default, and larger ones.
+func TestNATSDialReadsLargeMessages(t *testing.T) {
+	srv := natsServe(t, func(o *server.Options) { o.MaxPayload = 4 << 20 })
+	servers, err := NewNATS(NATSSettings{URL: natsURLs{{Text: NewSecret(srv.ClientURL())}}}, testHost(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := servers.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	sub, err := conn.SubscribeSync("large")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Publish("large", make([]byte, 3<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if msg, err := sub.NextMsg(10 * time.Second); err != nil || len(msg.Data) != 3<<20 {
+		t.Errorf("NextMsg = %v", err)
+	}
+}

@@ -143,6 +143,9 @@ func splitName(path string) (stem, ext string) {
 // size is a number of bytes in the settings: 1048576, 100MB (decimal) or 64MiB (binary).
 type size int64
 
+// Size is a number of bytes in settings, such as 10MiB.
+type Size = size
+
 var units = map[string]int64{
 	"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
 }
