@@ -38,6 +38,18 @@ type RelayStatus struct {
 	Name   string      `json:"name"`
 	Stream string      `json:"stream"`
 	Relays []RelayPeer `json:"relays"` // of the stream, this one included
+	VMs    []FleetVM   `json:"vms"`    // that bridges run on, or open events name: what comes first, first
+}
+
+// FleetVM is one VM of a fleet.
+type FleetVM struct {
+	Name      string    `json:"name"`
+	Set       string    `json:"set,omitempty"`
+	Group     string    `json:"group,omitempty"`    // resource group
+	Heard     time.Time `json:"heard,omitzero"`     // when its bridge last published something; zero if it has none
+	Events    []string  `json:"events,omitempty"`   // ids of the open events that name it
+	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
+	Started   bool      `json:"started,omitempty"`  // one of them has begun
 }
 
 // A RelayPeer is a relay that is there.

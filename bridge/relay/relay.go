@@ -47,6 +47,7 @@ type Options struct {
 	Random   func() float64 // below 1, for jitter; nil is that of math/rand
 	// Warnings are for Status.Warnings; nil for none.
 	Warnings func() []string
+	Turned   func() // called now and then while the relay lives; nil for nobody
 }
 
 // A Relay feeds the CloudEvents of a stream to its routes, together with other relays.
@@ -69,7 +70,8 @@ type Relay struct {
 	reload   context.CancelFunc
 	troubled map[string]bool // routes whose trouble was told
 	stamp    time.Time       // of the last CloudEvent about this relay
-	notes    []string        // what somebody should see to, of the stream and the buckets
+	fleet    *fleet
+	notes    []string // what somebody should see to, of the stream and the buckets
 }
 
 // A service is one route, as this relay serves it.
@@ -90,10 +92,13 @@ func New(o Options) *Relay {
 	if o.Warnings == nil {
 		o.Warnings = func() []string { return nil }
 	}
+	if o.Turned == nil {
+		o.Turned = func() {}
+	}
 	return &Relay{
 		Options: o, me: holder{Relay: o.Name, ID: rand.Text()[:12]}, began: time.Now(), turned: time.Now(),
 		serving: map[string]*service{}, warned: map[string]bool{}, troubled: map[string]bool{}, down: errNotYet,
-		letters: map[string]int{},
+		letters: map[string]int{}, fleet: newFleet(),
 	}
 }
 
@@ -104,6 +109,13 @@ func (r *Relay) Run(ctx context.Context) error {
 	r.mu.Lock()
 	r.began = time.Now()
 	r.mu.Unlock()
+	var turning sync.WaitGroup
+	defer turning.Wait()
+	turning.Go(func() {
+		for sleep(ctx, lookAroundEvery) == nil {
+			r.Turned()
+		}
+	})
 	for ctx.Err() == nil {
 		err := r.connected(ctx)
 		if ctx.Err() != nil {
@@ -174,6 +186,7 @@ func (r *Relay) connected(ctx context.Context) error {
 
 	var all sync.WaitGroup
 	all.Go(func() { r.lookAround(session, p, end) })
+	all.Go(func() { r.followFleet(session, p) })
 	for session.Err() == nil {
 		r.generation(session, p)
 	}

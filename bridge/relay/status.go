@@ -16,10 +16,11 @@ func (r *Relay) Status() bridge.Status {
 	defer r.mu.Unlock()
 	s := bridge.Status{
 		Version: r.Version, StartedAt: r.began.UTC(), Reasons: []string{}, Warnings: slices.Concat(r.Warnings(), r.notes, r.otherSettings()),
-		Events: []bridge.EventStatus{}, Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
+		Events: r.fleet.open(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
 		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
 		Outbox: bridge.OutboxStatus{Durable: r.down == nil},
 	}
+	s.Relay.VMs = r.fleet.machines()
 	for _, p := range r.peers {
 		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash, Seen: p.Seen})
 	}

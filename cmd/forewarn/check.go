@@ -25,6 +25,7 @@ type checkReport struct {
 	Hash     string          `json:"hash"`
 	State    string          `json:"state"`
 	Endpoint string          `json:"endpoint"`
+	Stream   string          `json:"stream,omitempty"` // of a relay
 	Sinks    []string        `json:"sinks"`
 	Samples  []sampleRow     `json:"samples"`
 	Notes    []string        `json:"notes"`
@@ -64,6 +65,9 @@ if a destination can't be reached.`,
 			}
 			if reach {
 				c.Connect = connect(cmd.Context(), s.Routes)
+				if s.Relay != nil {
+					c.Connect = append([]connectResult{p.connectToStream(cmd.Context(), s)}, c.Connect...)
+				}
 			}
 			show := p.printCheck
 			if p.output == "json" {
@@ -96,9 +100,13 @@ func check(s *settings.Settings, now time.Time) (checkReport, error) {
 	for _, r := range s.Routes {
 		c.Sinks = append(c.Sinks, r.Name)
 	}
-	for _, vm := range []string{"this", "other"} {
+	vms := []string{"this", "other"}
+	if s.Relay != nil {
+		c.State, c.Endpoint, c.Stream, vms = "", "", s.Relay.Stream, []string{"other"}
+	}
+	for _, vm := range vms {
 		names := cloudevent.SampleNames
-		if vm == "other" {
+		if vm == "other" && s.Relay == nil {
 			names = names[:1]
 		}
 		for _, name := range names {
@@ -228,7 +236,11 @@ func (p *program) printCheck(c checkReport) error {
 	if from == "" {
 		from = "no settings file (using the defaults, with standard output as the only sink)"
 	}
-	fmt.Fprintf(p.out, "%s: ok\nstate %s, endpoint %s\n\nWhich sinks would be told:\n", from, c.State, c.Endpoint)
+	where := fmt.Sprintf("state %s, endpoint %s", c.State, c.Endpoint)
+	if c.Stream != "" {
+		where = "relay of stream " + c.Stream
+	}
+	fmt.Fprintf(p.out, "%s: ok\n%s\n\nWhich sinks would be told:\n", from, where)
 	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	heads := append([]string{"EVENT"}, c.Sinks...)
 	rules := slices.ContainsFunc(c.Samples, func(row sampleRow) bool { return row.Approval != "" })
@@ -238,7 +250,7 @@ func (p *program) printCheck(c checkReport) error {
 	fmt.Fprintln(t, strings.Join(heads, "\t"))
 	for _, row := range c.Samples {
 		name := row.Sample
-		if row.VM == "other" {
+		if row.VM == "other" && c.Stream == "" {
 			name += " of another VM"
 		}
 		cells := []string{name}

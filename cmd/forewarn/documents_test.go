@@ -94,7 +94,8 @@ func codeTables(t *testing.T) map[string]string {
 	schema := orderedSchema(t, text)
 	sink := schema.below("sinks").items
 	all := map[string]string{
-		"keys of the file": keyTable(schema, "sinks", "approve"),
+		"keys of the file": keyTable(schema, "sinks", "approve", "nats"),
+		"keys of a relay":  keyTable(schema.below("nats")),
 		"keys of a sink":   keyTable(sink, append(slices.Collect(maps.Keys(sinks.Kinds)), "only", "except")...),
 		"keys of only":     keyTable(sink.below("only")),
 		"keys of approve":  keyTable(schema.below("approve").items),

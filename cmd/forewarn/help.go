@@ -38,6 +38,7 @@ var topics = []topic{
 		[]string{"Operations", "Metrics", "The page"}},
 	{"fields", "The fields of templates and when, and the functions", templates.Manual, []string{"Fields", "Functions"}},
 	{"fleets", "Roll out to many VMs: cloud-init, Ansible, an image, Kubernetes", examples.Manual, []string{"Fleets"}},
+	{"relays", "Notify once for many VMs, over NATS JetStream", ownManual, []string{"Relay"}},
 	{"windows", "Run forewarn as a Windows service", examples.Manual, []string{"Windows"}},
 	{"promises", "What forewarn promises, and what it can't", bridge.Manual, []string{"Promises"}},
 }

@@ -47,8 +47,8 @@ var arrows = map[string]arrow{
 		"cmd/forewarn/internal/service", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
 	}, inTests: []string{"cmd/forewarn/internal/statustest"}},
 	"cmd/forewarn/internal/control": {may: []string{
-		"bridge", "bridge/cloudevent", "bridge/outbox", "cmd/forewarn/internal/service", "cmd/forewarn/internal/settings",
-		"cmd/forewarn/internal/wording",
+		"bridge", "bridge/cloudevent", "bridge/outbox", "bridge/relay", "cmd/forewarn/internal/service",
+		"cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording",
 	}, inTests: []string{"bridge/delivery", "bridge/imds"}},
 	"cmd/forewarn/internal/manual": {},
 	"cmd/forewarn/internal/page": {

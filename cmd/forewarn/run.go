@@ -83,6 +83,9 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 		log.Warn("running as root on another user's state directory: files made there belong to root", "err", err)
 		s, err = p.settings(log)
 	}
+	if err == nil && s.Relay != nil {
+		err = exit(exitSettings, settings.ErrIsRelay)
+	}
 	if err != nil {
 		return err
 	}
@@ -171,6 +174,9 @@ func settingsInfo(s *settings.Settings) bridge.SettingsInfo {
 // reload loads the settings again and gives them to the bridge. On any error the old settings stay in force.
 func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) {
 	s, err := p.loader(log).Reload(p.config)
+	if err == nil && s.Relay != nil {
+		err = settings.ErrIsRelay
+	}
 	if err != nil {
 		log.Error("settings not reloaded; the old ones stay in force", "err", err)
 		b.SettingsFailed(err)

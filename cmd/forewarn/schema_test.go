@@ -157,7 +157,7 @@ func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
 		eachKey(schemaJSON(t), "", func(path string, key map[string]any) {
 			value, ok := key["default"]
 			_, ofKind := kinds[strings.Split(path+"..", ".")[1]]
-			if !ok || ofKind && !strings.HasPrefix(path, "sinks."+kind+".") {
+			if !ok || strings.HasPrefix(path, "nats.") || ofKind && !strings.HasPrefix(path, "sinks."+kind+".") {
 				return
 			}
 			stated++
@@ -169,6 +169,14 @@ func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
 			t.Errorf("%s: %d defaults are stated", kind, stated)
 		}
 	}
+	relay := "nats: {url: tls://h}\nsinks: [{name: a, file: {path: /o}}]\n"
+	eachKey(schemaJSON(t), "", func(path string, key map[string]any) {
+		if value, ok := key["default"]; ok && strings.HasPrefix(path, "nats.") {
+			if got := load(withKey(t, relay, path, value)); !alike(reflect.ValueOf(got), reflect.ValueOf(load(relay))) {
+				t.Errorf("of a relay, %s: %v is not what counts without it", path, value)
+			}
+		}
+	})
 	if a, b := load("imds: {interval: 2s}\nsinks: []"), load("sinks: []"); alike(reflect.ValueOf(a), reflect.ValueOf(b)) {
 		t.Error("no difference between settings is noticed")
 	}

@@ -79,6 +79,7 @@ func command() {
 //	approvals [LABEL ...]                Azure was asked to begin exactly these, in this order (waits for it)
 //	polls                                two more polls were answered from now on
 //	settings FILE                        expand $AZURE, $HOOK, $PORT (a free one) and $WORK in a file
+//	nats                                 start a server with JetStream; $NATS is its address
 //	exits CODE COMMAND ARGS …            the command ends with this exit code
 //	pause DURATION                       let some time pass
 //	get PORT/PATH STATUS REGEXP          what is answered over HTTP (waits for it)
@@ -95,7 +96,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"azure": azureVerb, "hook": hookVerb, "hears": hearsVerb, "tried": triedVerb, "logged": loggedVerb,
 			"approvals": approvalsVerb, "polls": pollsVerb, "settings": settingsVerb, "exits": exitsVerb, "get": getVerb,
-			"start": startVerb, "signal": signalVerb, "pause": pauseVerb,
+			"start": startVerb, "signal": signalVerb, "pause": pauseVerb, "nats": natsVerb,
 		},
 	})
 }
@@ -108,6 +109,7 @@ type setting struct {
 	azure   *imdstest.Running
 	hook    *receiver
 	running map[string]*exec.Cmd
+	ends    []func() // of what a verb started
 }
 
 func setUp(e *testscript.Env) error {
@@ -121,7 +123,7 @@ func setUp(e *testscript.Env) error {
 	if err != nil {
 		return err
 	}
-	s := &setting{azure, hook, map[string]*exec.Cmd{}}
+	s := &setting{azure: azure, hook: hook, running: map[string]*exec.Cmd{}}
 	e.Defer(func() {
 		failed := e.T().(interface{ Failed() bool }).Failed()
 		for name, fw := range s.running {
@@ -130,6 +132,9 @@ func setUp(e *testscript.Env) error {
 			if log, err := os.ReadFile(filepath.Join(e.WorkDir, name+".log")); failed {
 				e.T().Log(name, "said:", string(log), err)
 			}
+		}
+		for _, end := range s.ends {
+			end()
 		}
 		azure.Close()
 		hook.close()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -230,7 +231,10 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 		ready += ", " + wording.Plural(needYou, "SINK NEEDS YOU", "SINKS NEED YOU")
 	}
 	name := "(VM name not known yet)"
-	if s.Observer.Name != "" {
+	switch {
+	case s.Relay != nil:
+		name = "relay " + wording.Printable(s.Relay.Name)
+	case s.Observer.Name != "":
 		name = wording.Printable(s.Observer.Name)
 	}
 	fmt.Fprintf(&b, "%s  %s, forewarn %s, up %s\n", name, ready, wording.Printable(s.Version),
@@ -241,6 +245,26 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	for _, warning := range s.Warnings {
 		detail("%s", wording.Printable(warning))
 	}
+	if s.Relay != nil {
+		b.WriteString(relayText(s, heard, zone))
+	} else {
+		b.WriteString(endpointText(s, heard))
+	}
+	if s.Settings.LastError != "" {
+		b.WriteString("settings  the newest are wrong; older ones are in force\n")
+		detail("%s", wording.Printable(s.Settings.LastError))
+	}
+	b.WriteByte('\n')
+	b.WriteString(eventsText(s, now, zone))
+	b.WriteByte('\n')
+	b.WriteString(sinksText(s, heard))
+	return b.String()
+}
+
+// endpointText formats how the endpoint and the outbox are doing.
+func endpointText(s bridge.Status, heard time.Time) string {
+	var b strings.Builder
+	detail := func(format string, args ...any) { fmt.Fprintf(&b, "          "+format+"\n", args...) }
 	answered := "has not answered yet"
 	if !s.IMDS.LastAnswer.IsZero() {
 		answered = "answered " + wording.Ago(heard, s.IMDS.LastAnswer) + " ago"
@@ -259,21 +283,58 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	if !s.Outbox.Durable {
 		detail("NOT ON DISK: %s", wording.Printable(s.Outbox.Error))
 	}
-	if s.Settings.LastError != "" {
-		b.WriteString("settings  the newest are wrong; older ones are in force\n")
-		detail("%s", wording.Printable(s.Settings.LastError))
-	}
-	b.WriteByte('\n')
-	b.WriteString(eventsText(s, now, zone))
-	b.WriteByte('\n')
-	b.WriteString(sinksText(s, heard))
 	return b.String()
 }
+
+// relayText formats what a relay knows beside its sinks: the other relays, and the VMs, those with an event first.
+func relayText(s bridge.Status, heard time.Time, zone *time.Location) string {
+	var b strings.Builder
+	var others []string
+	for _, p := range s.Relay.Relays {
+		others = append(others, wording.Printable(p.Name))
+	}
+	fmt.Fprintf(&b, "relays    %s, on stream %s\n", strings.Join(others, ", "), wording.Printable(s.Relay.Stream))
+	fmt.Fprintf(&b, "pending   %d for the sinks that this relay serves, %s\n", s.Outbox.Pending,
+		wording.Plural(s.Outbox.DeadLetters, "dead letter", "dead letters"))
+	fmt.Fprintf(&b, "fleet     %s\n", wording.Plural(len(s.Relay.VMs), "VM", "VMs"))
+	if len(s.Relay.VMs) == 0 {
+		return b.String()
+	}
+	b.WriteByte('\n')
+	rows := []string{"VM\tSET\tGROUP\tLAST HEARD\tEVENT\tNOT BEFORE"}
+	shown := wording.First(s.Relay.VMs, wording.ShownRows)
+	for _, v := range shown {
+		last, event, when := "never", "-", "-"
+		if !v.Heard.IsZero() {
+			last = wording.Ago(heard, v.Heard) + " ago"
+		}
+		if len(v.Events) > 0 {
+			event = fmt.Sprintf("%.8s", v.Events[0])
+			if more := len(v.Events) - 1; more > 0 {
+				event += fmt.Sprintf(" and %d more", more)
+			}
+		}
+		switch {
+		case v.Started:
+			when = "started"
+		case !v.NotBefore.IsZero():
+			when = bridge.ClockTime(v.NotBefore, heard, zone)
+		}
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", wording.Printable(v.Name), orDash(v.Set), orDash(v.Group), last,
+			wording.Printable(event), when))
+	}
+	b.WriteString(table(rows, make([]string, len(shown))))
+	b.WriteString(wording.More(len(s.Relay.VMs)-len(shown), "forewarn status -o json"))
+	return b.String()
+}
+
+func orDash(s string) string { return cmp.Or(wording.Printable(s), "-") }
 
 // eventsText formats the open events: those that have started first, then the nearest.
 func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	if len(s.Events) == 0 {
 		switch {
+		case s.Relay != nil:
 		case s.IMDS.LastAnswer.IsZero():
 			return "Azure has not answered yet.\n"
 		case s.IMDS.LastError != "":

@@ -18,8 +18,14 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
+// A Source is what runs: a bridge or a relay.
+type Source interface {
+	Status() bridge.Status
+	Alive() error
+}
+
 // Probes serves /healthz, /readyz and /metrics.
-func Probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
+func Probes(b Source, metrics http.Handler) *http.ServeMux {
 	mux, status := http.NewServeMux(), shared(statusAge, b.Status)
 	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -35,6 +41,10 @@ func Probes(b *bridge.Bridge, metrics http.Handler) *http.ServeMux {
 
 // Handler serves the page, status.json and what Probes serves. listen is the address it is served on.
 func Handler(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler {
+	return handler(b, bridgeFacts(b), metrics, listen)
+}
+
+func handler(b Source, facts func() pageFacts, metrics http.Handler, listen string) http.Handler {
 	mux := Probes(b, metrics)
 	status := shared(statusAge, func() []byte {
 		var body bytes.Buffer
@@ -45,7 +55,7 @@ func Handler(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(status()) // fails only when the client is gone
 	})
-	newPage(bridgeFacts(b)).routes(mux)
+	newPage(facts).routes(mux)
 	name, _, _ := net.SplitHostPort(listen)
 	return localHost(mux, name)
 }

@@ -19,7 +19,7 @@ const statusEvery = 10 * time.Second
 // watchdog keep-alive on each turn of the poll loop. Without a service manager it does nothing. It is safe for
 // concurrent use.
 type Notifier struct {
-	Bridge  *bridge.Bridge // set before the first call
+	Bridge  Watched // set before the first call
 	log     *slog.Logger
 	silent  bool
 	watched bool // the watchdog is on
@@ -29,6 +29,12 @@ type Notifier struct {
 	checked time.Time  // when status was last made
 	over    bool       // after Stopping
 	lost    bool       // a send failed, and was logged
+}
+
+// Watched is what a Notifier tells of: a bridge or a relay.
+type Watched interface {
+	Status() bridge.Status
+	Alive() error
 }
 
 // NewNotifier returns a Notifier for the socket that the environment variable NOTIFY_SOCKET names.

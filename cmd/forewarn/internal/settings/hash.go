@@ -13,10 +13,28 @@ import (
 // not secret. Comments, quotes and the order of keys make no difference, so machines with the same settings have the
 // same hash. Secrets, among them the URLs of destinations, are left out: the hash is shown and sent, and a short
 // secret could be guessed from it.
+//
+// Relays of one stream compare theirs, so the keys that say where one of them runs are left out too.
 func (doc *document) hash() string {
 	sum := sha256.New()
-	doc.root.writeOpen(sum)
+	root := doc.root
+	if _, relay := root.find("nats"); relay {
+		root = root.without("state", "control", "listen", "metrics")
+		for i, e := range root.entries {
+			if e.key == "nats" {
+				root.entries[i].value = e.value.without("name")
+			}
+		}
+	}
+	root.writeOpen(sum)
 	return hex.EncodeToString(sum.Sum(nil)[:6])
+}
+
+// without returns a section without some of its keys.
+func (n *node) without(keys ...string) *node {
+	rest := *n
+	rest.entries = slices.DeleteFunc(slices.Clone(n.entries), func(e entry) bool { return slices.Contains(keys, e.key) })
+	return &rest
 }
 
 // writeOpen writes an unambiguous form of n without secret values.

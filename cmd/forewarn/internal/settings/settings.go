@@ -42,6 +42,7 @@ type Settings struct {
 		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: from instance metadata)"`
 		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" doc:"the endpoint that is polled"`
+	Relay    *RelaySettings `yaml:"nats" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
 	State    string         `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
 	Control  string         `yaml:"control" doc:"control socket, on Windows a named pipe (default: control.sock in state)"`
 	Listen   string         `yaml:"listen" default:"127.0.0.1:8169" doc:"address of the page and metrics; \"\" is off"`
@@ -158,6 +159,7 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 			doc.report(doc.refuse(e.value, check.key, check.want))
 		}
 	}
+	l.relay(doc, s)
 	s.Names = sinkNames(doc)
 	if l.Kinds == nil {
 		return s, doc.failed()

@@ -142,6 +142,10 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		r.Terms.Digest = delivery.Digest{}
 	}
 	r.Filter.Only, r.Filter.Except = in.Only, in.Except
+	if s.Relay != nil {
+		doc.report(relaySink(doc, n))
+		r.Filter.Only.VMs = "all"
+	}
 	if when, ok := n.find("when"); ok {
 		var err error
 		r.Filter.When, err = parseWhen(doc, when.value)

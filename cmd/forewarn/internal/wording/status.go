@@ -90,6 +90,10 @@ func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
 		return "trying again", k.State
 	case k.State == bridge.SinkOrphaned:
 		return "not in the settings", k.State
+	case k.State == bridge.SinkStandby && k.Relay == "":
+		return "served by no relay", bridge.SinkRetrying
+	case k.State == bridge.SinkStandby:
+		return "served by " + Printable(k.Relay), bridge.SinkOK
 	case k.Pending > 0:
 		return "sending", bridge.SinkOK
 	case k.LastError != "":

@@ -1,0 +1,251 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imds"
+)
+
+// The bounds of what is known of a fleet.
+const (
+	fleetDays  = 40 * 24 * time.Hour // how far back the stream is read
+	maxLives   = 2_000               // events that are over
+	maxVMs     = 200_000
+	forgetVM   = 24 * time.Hour // after it was last heard of, when no open event names it
+	maxObserve = 64             // changes of one event that are kept
+)
+
+// A fleet is what the stream tells of VMs and their events. It is for people: no delivery depends on it.
+type fleet struct {
+	mu    sync.Mutex
+	read  uint64    // the last message
+	of    time.Time // when the stream was created
+	lives map[string]*life
+	vms   map[string]*vm // by name in lower case
+	over  int            // lives that are
+	more  bool           // older lives were forgotten
+}
+
+// A life is an Azure event.
+type life struct {
+	bridge.HistoryBuilder
+	changes int
+	seq     uint64 // of its last change
+	over    bool
+	event   imds.Event // as it was said last
+	set     string
+}
+
+// A vm is a machine that a bridge runs on.
+type vm struct {
+	name, set, group string
+	heard            time.Time
+}
+
+func newFleet() *fleet { return &fleet{lives: map[string]*life{}, vms: map[string]*vm{}} }
+
+// followFleet reads the stream for what people see of it, until ctx is done.
+func (r *Relay) followFleet(ctx context.Context, p places) {
+	f := r.fleet
+	created := p.stream.CachedInfo().Created
+	f.mu.Lock()
+	if !f.of.Equal(created) {
+		f.of, f.read = created, 0
+	}
+	f.mu.Unlock()
+	for ctx.Err() == nil {
+		f.mu.Lock()
+		from := after(f.read)
+		if f.read == 0 {
+			from = since(time.Now().Add(-fleetDays))
+		}
+		f.mu.Unlock()
+		err := follow(ctx, p.js, r.Stream, from, func(m raw) error {
+			f.add(m)
+			return nil
+		})
+		if ctx.Err() == nil {
+			r.Log.Debug("the stream can't be read for the status", "err", err)
+		}
+		_ = sleep(ctx, readAgain)
+	}
+}
+
+// add takes in a message.
+func (f *fleet) add(r raw) {
+	m, err := r.message()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.read = r.seq
+	if err != nil || m.to != "" {
+		return
+	}
+	var data struct {
+		Observer imds.Observer `json:"observer"`
+	}
+	_ = json.Unmarshal(m.ce.Data(), &data) // then nobody knows who said it
+	f.hear(data.Observer, r.stored)
+	if m.of == "" {
+		return
+	}
+	l := f.lives[m.of]
+	if l == nil {
+		l = &life{}
+		f.lives[m.of] = l
+	}
+	if l.changes++; l.changes <= maxObserve || m.change.Kind == imds.Vanished {
+		l.Add(m.ce, nil)
+	}
+	l.seq, l.set = r.seq, cmp.Or(data.Observer.ScaleSet, l.set)
+	if !m.change.Kind.OfAzure() {
+		return
+	}
+	l.event = m.change.Event
+	if over := m.change.Kind == imds.Vanished; over != l.over {
+		l.over = over
+		if over {
+			f.over++
+		} else {
+			f.over--
+		}
+	}
+	if f.over > 2*maxLives {
+		f.forget()
+	}
+}
+
+// hear notes that a VM's bridge has published something. mu is held.
+func (f *fleet) hear(o imds.Observer, at time.Time) {
+	if o.Name == "" || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
+		return
+	}
+	key := strings.ToLower(o.Name)
+	v := f.vms[key]
+	if v == nil {
+		if len(f.vms) >= maxVMs {
+			return
+		}
+		v = &vm{name: o.Name}
+		f.vms[key] = v
+	}
+	v.set, v.group = o.ScaleSet, o.ResourceGroup
+	if at.After(v.heard) {
+		v.heard = at
+	}
+}
+
+// forget drops the older half of the lives that are over. mu is held.
+func (f *fleet) forget() {
+	var ended []string
+	for id, l := range f.lives {
+		if l.over {
+			ended = append(ended, id)
+		}
+	}
+	slices.SortFunc(ended, func(a, b string) int { return cmp.Compare(f.lives[a].seq, f.lives[b].seq) })
+	for _, id := range ended[:len(ended)-maxLives] {
+		delete(f.lives, id)
+		f.over--
+		f.more = true
+	}
+}
+
+// open are the events that are not over, the first announced first.
+func (f *fleet) open(now time.Time) []bridge.EventStatus {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := []bridge.EventStatus{}
+	for _, l := range f.sorted() {
+		if l.over || l.event.ID == "" {
+			continue
+		}
+		e := l.event
+		all = append(all, bridge.EventStatus{
+			Event: e.Raw, Known: e, NotBefore: e.NotBefore,
+			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
+		})
+	}
+	return all
+}
+
+// sorted are the lives by their last change. mu is held.
+func (f *fleet) sorted() []*life {
+	all := make([]*life, 0, len(f.lives))
+	for _, l := range f.lives {
+		all = append(all, l)
+	}
+	slices.SortFunc(all, func(a, b *life) int { return cmp.Compare(a.seq, b.seq) })
+	return all
+}
+
+// machines are the VMs: those with an event first, the nearest first, then those that were silent for longest.
+func (f *fleet) machines() []bridge.FleetVM {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	byName := map[string]*bridge.FleetVM{}
+	for key, v := range f.vms {
+		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.heard}
+	}
+	for _, l := range f.lives {
+		if l.over {
+			continue
+		}
+		for _, name := range l.event.Resources {
+			key := strings.ToLower(name)
+			v := byName[key]
+			if v == nil {
+				v = &bridge.FleetVM{Name: name, Set: l.set}
+				byName[key] = v
+			}
+			v.Events = append(v.Events, l.event.ID)
+			v.Started = v.Started || l.event.Status == imds.StatusStarted
+			if at := l.event.NotBefore; !at.IsZero() && (v.NotBefore.IsZero() || at.Before(v.NotBefore)) {
+				v.NotBefore = at
+			}
+		}
+	}
+	all := []bridge.FleetVM{}
+	for key, v := range byName {
+		if len(v.Events) == 0 && time.Since(v.Heard) > forgetVM {
+			delete(f.vms, key)
+			continue
+		}
+		slices.Sort(v.Events)
+		all = append(all, *v)
+	}
+	slices.SortFunc(all, func(a, b bridge.FleetVM) int {
+		return cmp.Or(
+			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.Heard.Compare(b.Heard), strings.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// rank is 0 for a VM whose event has begun, 1 for one with an event, 2 for the others.
+func rank(v bridge.FleetVM) int {
+	switch {
+	case v.Started:
+		return 0
+	case len(v.Events) > 0:
+		return 1
+	}
+	return 2
+}
+
+// Histories are the events of the last days, the oldest first, and whether there are older ones.
+func (r *Relay) Histories() (lives []bridge.EventHistory, more bool) {
+	f := r.fleet
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, l := range f.sorted() {
+		lives = append(lives, l.Histories(bridge.Period{})...)
+	}
+	slices.SortStableFunc(lives, func(a, b bridge.EventHistory) int { return a.Changes[0].Time.Compare(b.Changes[0].Time) })
+	return lives, f.more
+}

@@ -1,0 +1,112 @@
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"forewarn/bridge/outbox"
+	"forewarn/bridge/relay"
+	"forewarn/cmd/forewarn/internal/wording"
+)
+
+// RelayHandler serves the requests of Client for a running relay, in the words of a bridge's.
+func RelayHandler(r *relay.Relay) http.Handler {
+	mux := http.NewServeMux()
+	answer := func(w http.ResponseWriter, v any) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = wording.PrintJSON(w, v)
+	}
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { answer(w, r.Status()) })
+	mux.HandleFunc("GET /outbox", func(w http.ResponseWriter, req *http.Request) {
+		q := req.URL.Query()
+		if err := checkSinks(r.Sinks(), q.Get("sink")); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		entries, more, err := r.List(req.Context(),
+			relay.Selection{Sink: q.Get("sink"), State: q.Get("state"), Event: q.Get("event")}, limit(q))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		rows := Rows[ListedDelivery]{More: more, Rows: []ListedDelivery{}}
+		for _, e := range entries {
+			rows.Rows = append(rows.Rows, ListedDelivery{Delivery: deliveryOf(e), Resources: resourcesOf(e.CloudEvent)})
+		}
+		answerRows(w, rows)
+	})
+	mux.HandleFunc("GET /outbox/entry", func(w http.ResponseWriter, req *http.Request) {
+		e, err := r.Show(req.Context(), req.URL.Query().Get("key"))
+		switch {
+		case errors.Is(err, relay.ErrUnknownKey):
+			http.Error(w, "no such key", http.StatusNotFound)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		default:
+			answer(w, ShownDelivery{deliveryOf(e), e.CloudEvent})
+		}
+	})
+	change := func(do func(*http.Request, Mutation) ([]relay.Entry, error)) http.HandlerFunc {
+		return func(w http.ResponseWriter, req *http.Request) {
+			var m Mutation
+			if err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 32<<20)).Decode(&m); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			err := checkSinks(r.Sinks(), m.Sink, m.To)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			if m.All {
+				dead, _, listErr := r.List(req.Context(), relay.Selection{Sink: m.Sink, State: outbox.StateDead}, limit(nil))
+				for _, e := range dead {
+					m.Keys = append(m.Keys, e.Key)
+				}
+				err = listErr
+			}
+			var entries []relay.Entry
+			if err == nil {
+				entries, err = do(req, m)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusConflict)
+				return
+			}
+			changed := []outbox.Delivery{}
+			for _, e := range entries {
+				changed = append(changed, deliveryOf(e))
+			}
+			answer(w, changed)
+		}
+	}
+	mux.HandleFunc("POST /outbox/replay", change(func(req *http.Request, m Mutation) ([]relay.Entry, error) {
+		return r.Replay(req.Context(), m.Keys, m.To, m.By)
+	}))
+	mux.HandleFunc("POST /outbox/drop", change(func(req *http.Request, m Mutation) ([]relay.Entry, error) {
+		return r.Drop(req.Context(), m.Keys, m.By)
+	}))
+	for _, path := range []string{"GET /tail", "GET /history", "POST /approve"} {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "a relay does not do this; ask the forewarn of a VM", http.StatusBadRequest)
+		})
+	}
+	return mux
+}
+
+// deliveryOf returns a relay's delivery as commands print it.
+func deliveryOf(e relay.Entry) outbox.Delivery {
+	return outbox.Delivery{
+		Key: e.Key, Route: e.Sink, Item: e.Item, State: e.State, Reason: e.Reason, Bytes: e.Bytes, DeadSince: e.DeadSince,
+	}
+}
+
+// resourcesOf returns the VMs that the Azure event of a CloudEvent names.
+func resourcesOf(body json.RawMessage) []string {
+	var ce struct {
+		Data struct{ Event struct{ Resources []string } }
+	}
+	_ = json.Unmarshal(body, &ce) // without a CloudEvent there are none
+	return ce.Data.Event.Resources
+}

@@ -1,0 +1,118 @@
+package settings
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"time"
+
+	"forewarn/sinks"
+)
+
+// RelaySettings is the section nats, which makes the file that of a relay.
+type RelaySettings struct {
+	sinks.NATSSettings `yaml:",inline"`
+	Stream             string    `yaml:"stream" default:"FOREWARN" doc:"the stream to read"`
+	Domain             string    `yaml:"domain" doc:"JetStream domain (default: the account's)"`
+	Name               string    `yaml:"name" doc:"name of this relay, for people (default: the host's name)"`
+	Provision          Provision `yaml:"provision" doc:"what forewarn relay --provision makes the stream like"`
+
+	Servers *sinks.NATS // the way to the servers; nil when the sinks were left out
+}
+
+// Provision is what a stream shall be like. What is not given stays as it is.
+type Provision struct {
+	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
+	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 1 for a new stream)"`
+	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
+	MaxBytes   sinks.Size    `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
+	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
+}
+
+var streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,200}$`)
+
+// relay checks the section nats and reads its credentials. Whoever polls has none.
+func (l Loader) relay(doc *document, s *Settings) {
+	section, ok := doc.root.find("nats")
+	if !ok || s.Relay == nil {
+		return
+	}
+	for key, why := range map[string]string{
+		"imds":               "a relay polls nothing; expected either imds or nats",
+		"approve":            "a relay approves nothing, as only a VM can; expected rules in the settings of the bridges",
+		"cloudevents_source": "a relay makes no CloudEvents about Azure; expected this key in the settings of the bridges",
+	} {
+		if e, given := doc.root.find(key); given {
+			doc.report(doc.errorAt(e.pos, "%s: %s", key, why))
+		}
+	}
+	r := s.Relay
+	p := r.Provision
+	if r.Stream == "" {
+		r.Stream = "FOREWARN"
+	}
+	if r.Name == "" {
+		r.Name, _ = os.Hostname()
+	}
+	for _, check := range []struct {
+		key  string
+		ok   bool
+		want string
+	}{
+		{"stream", streamName.MatchString(r.Stream), "letters, digits, dashes and underscores"},
+		{"domain", r.Domain == "" || streamName.MatchString(r.Domain), "letters, digits, dashes and underscores"},
+		{"provision.replicas", p.Replicas >= 0 && p.Replicas <= 5, "1 to 5"},
+		{"provision.max_age", p.MaxAge >= 0, "a time after which messages are deleted, or none"},
+		{"provision.duplicates", p.Duplicates >= 0 && (p.MaxAge == 0 || p.Duplicates <= p.MaxAge), "a time no longer than max_age"},
+	} {
+		if !check.ok {
+			e, _ := section.value.find(check.key)
+			doc.report(doc.refuse(e.value, "nats."+check.key, check.want))
+		}
+	}
+	if l.Kinds == nil || !doc.clean(section) {
+		return
+	}
+	host := l.Host
+	host.Name = "relay"
+	servers, err := sinks.NewNATS(r.NATSSettings, host)
+	if err != nil {
+		doc.report(doc.wrongKey(section, err))
+		return
+	}
+	r.Servers = servers
+	for _, note := range servers.Notes() {
+		s.Notes = append(s.Notes, "nats: "+note)
+	}
+	for _, key := range inlineSecrets(section.value) {
+		s.Inline = append(s.Inline, "nats."+key)
+	}
+}
+
+// Where says what of the settings a running relay doesn't change.
+func (r *RelaySettings) Where() string { return r.Stream + " " + r.Domain + " " + r.Name }
+
+// relaySink refuses what a sink of a relay can't have.
+func relaySink(doc *document, n *node) error {
+	var wrong Problems
+	for _, key := range []string{"only.vms", "except.vms"} {
+		if e, ok := n.find(key); ok && e.value.text != "all" {
+			wrong = wrong.and(doc.errorAt(e.value.pos, "%s: a relay is none of the VMs, so there is no self and no leader; "+
+				"expected all", key))
+		}
+	}
+	if e, ok := n.find("remind"); ok {
+		wrong = wrong.and(doc.errorAt(e.pos, "remind: a relay makes no reminders; expected remind at the nats sink of the "+
+			"bridges, which publish them"))
+	}
+	if e, ok := n.find("heartbeat"); ok {
+		wrong = wrong.and(doc.errorAt(e.pos, "heartbeat: a relay sends none; expected it at a sink of the bridges"))
+	}
+	return wrong.err()
+}
+
+// ErrIsRelay and ErrNoRelay are returned for a file of the other kind.
+var (
+	ErrIsRelay = errors.New("these are the settings of a relay, because they have nats in place of imds; start it with forewarn relay")
+	ErrNoRelay = errors.New("these settings have no section nats, which names the servers and the stream that a relay reads")
+)
