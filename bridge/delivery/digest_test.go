@@ -82,6 +82,8 @@ func TestATrickleIsGathered(t *testing.T) {
 	for i := range 9 {
 		p.owe(fmt.Sprintf("NOW%d", i), scheduled, 119*time.Second)
 		p.want(t, "what is due soon", p.try(), fmt.Sprintf("NOW%d-scheduled", i))
+		p.owe(fmt.Sprintf("MOVED%d", i), updated, 119*time.Second)
+		p.want(t, "what moved and is due soon", p.try(), fmt.Sprintf("MOVED%d-updated", i))
 	}
 	p.owe("SOON", scheduled, 2*time.Minute)
 	p.want(t, "what is due in two minutes", p.try())

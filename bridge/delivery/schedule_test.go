@@ -461,3 +461,64 @@ func TestWhatIsReplayedGoesInOrder(t *testing.T) {
 	p.want(t, "first", p.try(), "old")
 	p.want(t, "then", p.try(), "A-started")
 }
+
+// What failed and begins sooner goes before what is urgent and came after its attempt.
+func TestTheUrgentWaitsForWhatBeginsSooner(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, 5*time.Minute)
+	p.fails(false, 0)
+	p.later(2 * time.Second)
+	p.owe("B", scheduled, 10*time.Minute)
+	p.want(t, "the sooner", p.try(), "A-scheduled")
+	p.want(t, "the later", p.try(), "B-scheduled")
+}
+
+// A route that drops what is late and has a fallback drops nothing when that takes over: only once its time has passed.
+func TestWhatFallsBackIsNotLateYet(t *testing.T) {
+	p := newPlan(Terms{Late: LateDrop, Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
+	p.owe("A", scheduled, 5*time.Minute)
+	p.fails(false, 0)
+	p.later(2 * time.Minute)
+	if late, fallback := p.overdue(p.now); len(late) != 0 || len(fallback) != 1 {
+		t.Errorf("after two minutes %d are late and %d fall back, want 0 and 1", len(late), len(fallback))
+	}
+	p.later(3 * time.Minute)
+	if late, fallback := p.overdue(p.now); len(late) != 1 || len(fallback) != 0 {
+		t.Errorf("after its time %d are late and %d fall back, want 1 and 0", len(late), len(fallback))
+	}
+}
+
+// What a route was refused counts anew after an acceptance and after a restart: three times over thirty seconds, however
+// its events had failed before.
+func TestRefusalsCountAnew(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		event string // that is refused then; one that was refused before waits alone after an acceptance
+		anew  func(p *plan)
+	}{
+		{"after an acceptance", "C", func(p *plan) {
+			p.owe("B", scheduled, time.Minute)
+			p.later(5 * time.Second)
+			p.want(t, "what is urgent", p.try(), "B-scheduled")
+			p.waits("A", p.now.Add(time.Hour))
+			p.owe("C", scheduled, far)
+		}},
+		{"after a restart", "A", func(p *plan) { p.restart(p.now) }},
+	} {
+		p := blockedPlan("A")
+		tt.anew(p)
+		if p.blocked {
+			t.Errorf("%s it is still blocked", tt.claim)
+		}
+		for n, wait := range []time.Duration{0, 29 * time.Second, 2 * time.Second} {
+			p.later(wait)
+			p.waits(tt.event, p.now)
+			if got := p.fails(true, 0); len(got) != 1 {
+				t.Fatalf("%s: attempt %d is of %v", tt.claim, n+1, got)
+			}
+			if want := n == 2; p.blocked != want {
+				t.Errorf("%s and %d refusals: blocked %v, want %v", tt.claim, n+1, p.blocked, want)
+			}
+		}
+	}
+}
