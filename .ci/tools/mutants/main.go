@@ -1,18 +1,23 @@
 // Mutants says how much of a package its tests hold: it makes one small mistake at a time in the code, runs the tests,
 // and lists the mistakes that no test noticed.
 //
-//	go -C .ci/tools run ./mutants [-n 200] [-seed 1] [-only FILE:LINE] PACKAGE... [-- FLAGS OF go test]
+//	go -C .ci/tools run ./mutants [-n 200] [-seed 1] [-only FILE:LINE] [-last REGEXP] [-least 95] PACKAGE... [-- FLAGS]
 //
 // Packages are directories. A mistake in one is first tried on that package's own tests, then on those of the others in
-// the order in which they are named. The mistakes are a sample, as many of each file as it has a share of all; another
-// seed makes another sample. Nothing in the work tree is touched: go test gets each changed file as an overlay.
+// the order in which they are named, and at the end on the tests that -last names, which take long. FLAGS are those of
+// go test. The mistakes are a sample, as many of each file as it has a share of all; another seed makes another sample.
+// With -least it fails when fewer percent are noticed. Nothing in the work tree is touched: go test gets each changed
+// file as an overlay.
 //
 // What is changed: a condition is negated, or loses one of its sides; a comparison is made with the equal case or
 // without it, or turned round; a statement is left out; a number is one more, a truth its opposite.
+//
+// Mistakes that make no difference are in equivalent.txt, each with the reason. They are not tried.
 package main
 
 import (
 	"bytes"
+	_ "embed"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -28,19 +33,58 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // A mutant is a file with one mistake.
 type mutant struct {
 	file     string
 	line     int
-	from, to int // the bytes that are replaced …
+	function string // in which it is, "" for none
+	from, to int    // the bytes that are replaced …
 	by       string
 	what     string
 }
 
 func (m mutant) String() string {
-	return fmt.Sprintf("%s:%d: %s", m.file, m.line, m.what)
+	return fmt.Sprintf("%s:%d: %s: %s", m.file, m.line, m.function, m.what)
+}
+
+// name stands for the mutant in equivalent.txt: it has no line, because those move.
+func (m mutant) name() string { return fmt.Sprintf("%s: %s: %s", m.file, m.function, m.what) }
+
+// took is how long the tests of each package take.
+var took = map[string]time.Duration{}
+
+//go:embed equivalent.txt
+var equivalent string
+
+// withoutEquivalent leaves out the mutants that make no difference. stale are those on the list that there are not.
+func withoutEquivalent(all []mutant, packages []string) (rest []mutant, stale []string) {
+	listed := map[string]bool{}
+	for line := range strings.Lines(equivalent) {
+		file, _, _ := strings.Cut(line, ":")
+		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "\t") || !slices.Contains(packages, filepath.Dir(file)) {
+			continue
+		}
+		if name := strings.TrimSpace(line); name != "" {
+			listed[name] = false
+		}
+	}
+	for _, m := range all {
+		if _, is := listed[m.name()]; is {
+			listed[m.name()] = true
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	for name, found := range listed {
+		if !found {
+			stale = append(stale, name)
+		}
+	}
+	slices.Sort(stale)
+	return rest, stale
 }
 
 func main() {
@@ -48,6 +92,8 @@ func main() {
 	seed := flag.Uint64("seed", 1, "of the sample")
 	only := flag.String("only", "", "the beginning of FILE:LINE: no others")
 	at := flag.String("at", "../..", "the root of the module")
+	last := flag.String("last", "", "tests that are tried when no other notices a mistake")
+	least := flag.Float64("least", 0, "how many percent must be noticed")
 	parallel := flag.Int("p", 2, "how many at once")
 	flag.Parse()
 	packages, flags := flag.Args(), []string(nil)
@@ -59,14 +105,26 @@ func main() {
 	}
 	var all []mutant
 	for i, p := range packages {
-		packages[i] = "./" + filepath.Clean(p)
+		packages[i] = filepath.Clean(p)
 		found, err := mutantsOf(p)
 		if err != nil {
 			fail(err)
 		}
 		all = append(all, found...)
 	}
+	all, stale := withoutEquivalent(all, packages)
+	if len(stale) > 0 {
+		fail(fmt.Errorf("equivalent.txt lists what cannot be done any more:\n%s", strings.Join(stale, "\n")))
+	}
 	all = slices.DeleteFunc(all, func(m mutant) bool { return !strings.HasPrefix(m.String(), *only) })
+	for _, p := range packages { // without a mistake they pass
+		began := time.Now()
+		args := slices.Concat([]string{"test", "-vet=off", "-count=1"}, flags, []string{"./" + p})
+		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+			fail(fmt.Errorf("the tests of %s fail as it is: %w\n%s", p, err, out))
+		}
+		took[p] = time.Since(began)
+	}
 	chosen := sample(all, *n, rand.New(rand.NewPCG(*seed, 0)))
 	fmt.Printf("%d of %d mistakes, seed %d\n", len(chosen), len(all), *seed)
 
@@ -77,7 +135,7 @@ func main() {
 	for range *parallel {
 		workers.Go(func() {
 			for m := range work {
-				result := try(m, packages, flags)
+				result := try(m, packages, *last, flags)
 				mu.Lock()
 				count[result]++
 				if result == survived || result == broken {
@@ -93,8 +151,12 @@ func main() {
 	close(work)
 	workers.Wait()
 	tried := count[noticed] + count[survived]
-	fmt.Printf("%d noticed, %d survived: %.1f %%; %d could not be compiled\n", count[noticed], count[survived],
-		100*float64(count[noticed])/float64(max(tried, 1)), count[impossible])
+	score := 100 * float64(count[noticed]) / float64(max(tried, 1))
+	fmt.Printf("%d noticed, %d survived: %.1f %%; %d could not be compiled\n", count[noticed], count[survived], score,
+		count[impossible])
+	if score < *least || count[broken] > 0 {
+		fail(fmt.Errorf("%.1f %% are noticed, want %.1f", score, *least))
+	}
 }
 
 func fail(err error) {
@@ -111,7 +173,7 @@ const (
 )
 
 // try runs the tests on a mutant.
-func try(m mutant, packages, flags []string) string {
+func try(m mutant, packages []string, last string, flags []string) string {
 	dir, err := os.MkdirTemp("", "mutant-")
 	if err != nil {
 		return broken
@@ -134,11 +196,22 @@ func try(m mutant, packages, flags []string) string {
 	if os.WriteFile(changed, text, 0o600) != nil || os.WriteFile(overlay, listed, 0o600) != nil {
 		return broken
 	}
-	own := "./" + filepath.Dir(m.file)
+	own := filepath.Dir(m.file)
 	others := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return p == own })
-	for _, p := range append([]string{own}, others...) {
-		args := slices.Concat([]string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-failfast"}, flags, []string{p})
-		out, err := exec.Command("go", args...).CombinedOutput()
+	order := append([]string{own}, others...)
+	if result := test(overlay, order, append([]string{"-skip", last}, flags...)); result != survived || last == "" {
+		return result
+	}
+	return test(overlay, order, append([]string{"-run", last}, flags...))
+}
+
+// test says what the tests of the packages make of an overlay. One that makes them take ten times as long as they do is
+// noticed.
+func test(overlay string, packages, flags []string) string {
+	for _, p := range packages {
+		args := []string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-failfast",
+			"-timeout", (10*took[p] + 10*time.Second).String()}
+		out, err := exec.Command("go", slices.Concat(args, flags, []string{"./" + p})...).CombinedOutput()
 		switch {
 		case err == nil:
 		case bytes.Contains(out, []byte("[build failed]")), bytes.Contains(out, []byte("[setup failed]")):
@@ -195,10 +268,12 @@ func mutantsOf(dir string) (all []mutant, err error) {
 
 // A mutator finds the mutants of one file.
 type mutator struct {
-	set   *token.FileSet
-	text  []byte
-	file  string
-	found []mutant
+	set      *token.FileSet
+	text     []byte
+	file     string
+	function string // in which it is
+	end      token.Pos
+	found    []mutant
 }
 
 func (f *mutator) of(n ast.Node) string {
@@ -213,7 +288,11 @@ func (f *mutator) replace(n ast.Node, by string) {
 	if by == "" {
 		what = "left out: " + line
 	}
-	f.found = append(f.found, mutant{f.file, at.Line, at.Offset, f.set.Position(n.End()).Offset, by, what})
+	function := f.function
+	if n.Pos() > f.end {
+		function = ""
+	}
+	f.found = append(f.found, mutant{f.file, at.Line, function, at.Offset, f.set.Position(n.End()).Offset, by, what})
 }
 
 // otherwise is what a comparison is turned into.
@@ -224,6 +303,8 @@ var otherwise = map[token.Token][]string{
 
 func (f *mutator) visit(n ast.Node) bool {
 	switch n := n.(type) {
+	case *ast.FuncDecl:
+		f.function, f.end = n.Name.Name, n.End()
 	case *ast.GenDecl:
 		return n.Tok == token.CONST || n.Tok == token.VAR
 	case *ast.IfStmt:
