@@ -522,3 +522,54 @@ func TestRefusalsCountAnew(t *testing.T) {
 		}
 	}
 }
+
+// What is delivered, given up or taken apart leaves nothing behind.
+func TestNothingStaysOfWhatIsDone(t *testing.T) {
+	for _, terms := range []Terms{{Batch: 3}, grouped} {
+		p := newPlan(terms)
+		for _, batch := range []uint64{0, 7} { // without progress, and with
+			for i := range 6 {
+				item := *p.owe(fmt.Sprintf("A%d", i), scheduled, far)
+				item.Batch = batch
+				p.put(&item, p.now)
+			}
+			p.fails(true, 0)
+			p.remove(p.seq, p.now)
+			for range 100 {
+				p.later(time.Minute)
+				p.try()
+			}
+		}
+		if n := len(p.index) + len(p.lanes) + len(p.parts) + len(p.hopeful) + len(p.underWay) + p.failing; n != 0 {
+			t.Errorf("%d are left: %+v", n, p.schedule)
+		}
+	}
+}
+
+// A blocked route for which nothing is pending has nothing to wait for.
+func TestABlockedRouteWithNothingPendingSleeps(t *testing.T) {
+	p := blockedPlan("A")
+	if _, wake := p.next(); wake.IsZero() || !wake.Equal(p.probe) {
+		t.Errorf("with one event it wakes at %v, want at the next probe, %v", wake, p.probe)
+	}
+	p.remove(p.seq, p.now)
+	p.later(time.Hour)
+	if _, wake := p.next(); !wake.IsZero() {
+		t.Errorf("it wakes at %v", wake)
+	}
+}
+
+// A batch that made progress is told as it is: nothing else is told with it, and none of it with something else.
+func TestABatchWithProgressStaysAsItIs(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	p.owe("NEAR", scheduled, time.Minute)
+	for _, event := range []string{"A", "B"} {
+		item := *p.owe(event, scheduled, time.Hour)
+		item.Batch = 7
+		p.put(&item, p.now)
+	}
+	p.owe("FAR", scheduled, far)
+	p.want(t, "what begins soonest", p.try(), "NEAR-scheduled")
+	p.want(t, "the batch", p.try(), "A-scheduled", "B-scheduled")
+	p.want(t, "the rest", p.try(), "FAR-scheduled")
+}
