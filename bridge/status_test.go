@@ -78,7 +78,7 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 		if n := len(st.Events); n != imds.MaxEvents || !known {
 			t.Errorf("%d events are open, want %d, the one of before among them", n, imds.MaxEvents)
 		}
-		want := []string{"it lists more than 10000 events, and only the first so many are taken", leftOut}
+		want := []string{"it lists more than 10000 events; the rest is ignored", leftOut}
 		if !slices.Equal(st.IMDS.Problems, want) {
 			t.Errorf("the problems are %q, want %q", st.IMDS.Problems, want)
 		}

@@ -1,6 +1,6 @@
-// Package cloudevent says what changed as CloudEvents: their types, ids, attributes and data, which are forewarn's
-// public contract. Wrap says a change of Azure's, WrapBridge what happened to the bridge itself, Fields what templates
-// and expressions see of either. It decides nothing and does no I/O.
+// Package cloudevent defines forewarn's CloudEvents: their types, ids, attributes and data, which are its public
+// contract. Wrap makes a CloudEvent from a change of an Azure event, WrapBridge one about the bridge itself, and
+// Fields returns what templates and expressions see of either. The package does no I/O.
 package cloudevent
 
 import (
@@ -25,7 +25,7 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// The types of CloudEvents. The part behind the prefix is the change, or what happened to the bridge.
+// The types of CloudEvents. The part after the prefix is the kind of the change, or what happened to the bridge.
 const (
 	EventPrefix  = "dev.forewarn.scheduledevent."
 	BridgePrefix = "dev.forewarn.bridge."
@@ -49,7 +49,7 @@ const (
 	unknownHostInSourceID = "unknown"
 )
 
-// Types are those of all CloudEvents that a bridge makes.
+// Types lists the types of all CloudEvents that a bridge makes.
 var Types = []string{
 	EventPrefix + string(imds.Scheduled), EventPrefix + string(imds.Updated),
 	EventPrefix + string(imds.Started), EventPrefix + string(imds.Vanished),
@@ -58,25 +58,25 @@ var Types = []string{
 	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded,
 }
 
-// DataSchema is the URI of Schema, and every CloudEvent's dataschema.
+// DataSchema is the URI of Schema, and the dataschema of every CloudEvent.
 const DataSchema = "https://forewarn.dev/schema/v1.json"
 
-// Schema is the JSON Schema (2020-12) of the data of all our CloudEvents.
+// Schema is the JSON Schema (2020-12) of the data of all CloudEvents.
 //
 //go:embed schema.json
 var Schema []byte
 
-// Outcome is how an Azure event ended, as far as this endpoint lets one know.
+// An Outcome is how an Azure event ended, as far as Azure's documents show.
 type Outcome string
 
-// The outcomes. Unknown is common: after Scheduled-then-gone the service does not say whether it took place.
+// The outcomes. Unknown is common: when a scheduled event disappears, Azure does not say whether it happened.
 const (
 	OutcomeCompleted Outcome = "completed"
 	OutcomeCanceled  Outcome = "canceled"
 	OutcomeUnknown   Outcome = "unknown"
 )
 
-// Data is the data of a CloudEvent about an Azure event. What is unknown is absent.
+// Data is the data of a CloudEvent about an Azure event. Unknown fields are absent.
 type Data struct {
 	Change              imds.ChangeKind `json:"change"`
 	Event               json.RawMessage `json:"event"`
@@ -98,7 +98,7 @@ type Data struct {
 	Observer            imds.Observer   `json:"observer"`
 }
 
-// Circumstances are what a CloudEvent says beside the change itself.
+// Circumstances are the contents of a CloudEvent besides the change itself.
 type Circumstances struct {
 	Observer       imds.Observer
 	Host           string    // stands in the source while the observer has no name
@@ -114,7 +114,7 @@ type Circumstances struct {
 	Approval       *Approval // of an Approved
 }
 
-// End is what is known about the end of an event.
+// An End is what is known about the end of an event.
 type End struct {
 	Outcome      Outcome
 	Back         time.Time     // boot of the observer during the event; zero if it did not boot
@@ -129,7 +129,7 @@ const (
 	ResultMoot       = "moot"       // the event changed, began or ended before it was sent, or before the answer came
 )
 
-// An Approval is on record of an event that was approved, or was to be.
+// An Approval is the result of an approval of an event.
 type Approval struct {
 	Result   string    `json:"result"`
 	By       string    `json:"by"`               // "rule 1", or who asked for it by hand
@@ -140,7 +140,7 @@ type Approval struct {
 	Error    string    `json:"error,omitempty"`  // why not
 }
 
-// LeadText is a lead as people write it: 24h, 90m, 1h30m.
+// LeadText formats a lead as in the settings: 24h, 90m, 1h30m.
 func LeadText(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -152,8 +152,8 @@ func LeadText(d time.Duration) string {
 	return s
 }
 
-// ChangeID is the id of the CloudEvent for a change that was never told before. A change always has the same one,
-// after any crash and on every VM.
+// ChangeID returns the id of the CloudEvent for a change that occurs for the first time. The same change has the same
+// id after any crash and on every VM.
 func ChangeID(c imds.Change) string {
 	id := c.Event.ID + "-" + string(c.Kind)
 	switch c.Kind {
@@ -165,7 +165,7 @@ func ChangeID(c imds.Change) string {
 	return id
 }
 
-// Wrap says a change as a CloudEvent.
+// Wrap makes the CloudEvent of a change. It returns an invalid one together with its error.
 func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	e, o := c.Event, in.Observer
 	ce := event.New(event.CloudEventsVersionV1)
@@ -230,8 +230,8 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	return ce, ce.Validate()
 }
 
-// WrapBridge says something about the bridge itself as a CloudEvent. data becomes the event's data beside the
-// observer; its values are plain. No two CloudEvents of one bridge may have the same time and type.
+// WrapBridge makes a CloudEvent about the bridge itself. data is its data without the observer. No two CloudEvents of a
+// bridge may have the same time and type, because their ids would be equal.
 func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) (event.Event, error) {
 	ce := event.New(event.CloudEventsVersionV1)
 	at = at.UTC()
@@ -262,7 +262,7 @@ func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) 
 	return ce, ce.Validate()
 }
 
-// IncarnationJSON is the number, as which Azure sends it, or else the text; nil when there is none.
+// IncarnationJSON encodes an incarnation as a number if it is one, as Azure does, else as a string; nil for none.
 func IncarnationJSON(s string) json.RawMessage {
 	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
 		return strconv.AppendInt(nil, n, 10)
@@ -273,13 +273,13 @@ func IncarnationJSON(s string) json.RawMessage {
 	return imds.CompactJSON(s)
 }
 
-// setData bypasses the SDK's codec, which would escape the data for HTML.
+// setData bypasses the SDK's codec, which escapes data for HTML.
 func setData(ce *event.Event, data any) {
 	ce.SetDataContentType(event.ApplicationJSON)
 	ce.DataEncoded = imds.CompactJSON(data)
 }
 
-// Severities in OpenTelemetry's numbers, lower bound of each range, as the CloudEvents severity extension has them.
+// Severities as in the CloudEvents severity extension: OpenTelemetry's numbers, the lower bound of each range.
 const (
 	severityInfo  = 9
 	severityWarn  = 13
@@ -329,11 +329,11 @@ func source(o imds.Observer, shared bool, host string) string {
 	return azureManagement + "/" + strings.Join(parts, "/")
 }
 
-// attribute makes a string fit for a CloudEvents attribute.
+// attribute makes a string fit for an attribute of a CloudEvent.
 func attribute(s string) string { return imds.Printable(s, maxAttribute) }
 
-// joinNames joins names by commas, as many as fit into an attribute. None is cut short, because that would read as
-// another VM's.
+// joinNames joins as many names as fit into an attribute with commas. It cuts no name, because the rest could be the
+// name of another VM.
 func joinNames(names []string) string {
 	s := strings.Join(names, ",")
 	if len(s) > maxAttribute {
@@ -357,8 +357,8 @@ func idToken(s string) string {
 	}, s)
 }
 
-// cutStrings shortens every string in the JSON object raw to 16 KiB and notes the top-level fields in which it did.
-// The order of keys, and everything that is not too long, stays as Azure sent it; lone surrogates become U+FFFD.
+// cutStrings shortens every string in the JSON object raw to 16 KiB, and returns the top-level fields in which it did
+// so. Everything else stays as Azure sent it, including the order of keys, except that lone surrogates become U+FFFD.
 func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 	if len(raw) <= maxString && !bytes.Contains(raw, []byte(`\u`)) {
 		return raw
@@ -411,9 +411,9 @@ func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 	}
 }
 
-// Fields is what filters and templates see of a CloudEvent: every attribute by its name, data as decoded JSON, and
-// change, severity, duration, notice (seconds from its time to NotBefore, 0 when begun or unknown), resources and
-// first. Every name is always there, with its zero value where the CloudEvent has none.
+// Fields returns what filters and templates see of a CloudEvent: every attribute by its name, data as decoded JSON, and
+// change, severity, duration, notice (seconds from its time to NotBefore; 0 if started or unknown), resources and
+// first. Every name is always present, with its zero value if the CloudEvent lacks it.
 func Fields(ce event.Event) map[string]any {
 	f := map[string]any{
 		"specversion": ce.SpecVersion(), "id": ce.ID(), "source": ce.Source(), "type": ce.Type(), "subject": ce.Subject(),

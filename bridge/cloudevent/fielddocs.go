@@ -1,6 +1,6 @@
 package cloudevent
 
-// FieldDocs says what each name of Fields is, for people.
+// FieldDocs describes each name of Fields for people.
 var FieldDocs = map[string]string{
 	"specversion":     "version of CloudEvents, 1.0",
 	"id":              "of the CloudEvent: the EventId and the change",

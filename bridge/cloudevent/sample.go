@@ -10,18 +10,18 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// A Sample is a typical change, to try settings and templates with.
+// A Sample is a typical change for trying settings and templates.
 type Sample struct {
 	Name   string
 	Change imds.Change
 	End    End // of a Vanished
 }
 
-// SampleNames are the samples there are.
+// SampleNames lists the names of the samples.
 var SampleNames = []string{"reboot", "redeploy", "freeze", "preempt", "terminate", "user-reboot", "canceled",
 	"updated", "unknown"}
 
-// NewSample makes the sample of that name as the VM would see it at the time; ok is false for a name that is none.
+// NewSample returns the sample of that name as the VM would see it at that time; ok is false for an unknown name.
 func NewSample(name, vm string, now time.Time) (s Sample, ok bool) {
 	azure := newSampleEvent(vm)
 	notice := 15 * time.Minute
@@ -61,12 +61,12 @@ func NewSample(name, vm string, now time.Time) (s Sample, ok bool) {
 	return s, true
 }
 
-// CloudEvent says the sample as the observer would.
+// CloudEvent returns the sample as a CloudEvent of the observer.
 func (s Sample) CloudEvent(o imds.Observer, now time.Time) (event.Event, error) {
 	return Wrap(s.Change, Circumstances{Observer: o, Time: now, Announced: now, Incarnation: "7", End: s.End})
 }
 
-// sampleEvent is an event in Azure's names and order.
+// sampleEvent returns an event with Azure's names and order of fields.
 type sampleEvent struct {
 	EventID      string `json:"EventId"`
 	EventStatus  string
@@ -100,8 +100,8 @@ func (e sampleEvent) at(notBefore time.Time) imds.Event {
 	return decoded
 }
 
-// Test says the sample as a CloudEvent of type BridgeTest: laid out as the real one would be, told apart by its type,
-// by an id of its own and by test: true in data.
+// Test returns the sample as a CloudEvent of type BridgeTest. It differs from the real one only in its type, its id and
+// test: true in its data.
 func (s Sample) Test(o imds.Observer, now time.Time) (event.Event, error) {
 	ce, err := s.CloudEvent(o, now)
 	if err != nil {
@@ -124,22 +124,23 @@ func (s Sample) Test(o imds.Observer, now time.Time) (event.Event, error) {
 	return ce, ce.Validate()
 }
 
-// sampleTypes are what samples are about; the last is of a kind that nobody knows yet.
+// sampleTypes are the types of the samples; the last one stands for a type that Azure may add.
 var sampleTypes = []string{"Reboot", "Redeploy", "Freeze", "Preempt", "Terminate", `Some "New" Type`}
 
-// sampleText holds what breaks a text that is put together without care.
+// sampleText contains characters that break carelessly assembled texts.
 const sampleText = "Say \"hello\"\n\\ & <wait>"
 
-// sampleTime is when samples are seen.
+// sampleTime is the time of the samples.
 var sampleTime = time.Date(2022, 4, 11, 22, 12, 0, 0, time.UTC)
 
-// sampleEndpoint is asked by the samples about the bridge, sampleGap is when it gave no answer.
+// sampleEndpoint is the endpoint of the samples about the bridge, and sampleGap the time in which it did not answer.
 const sampleEndpoint = "http://169.254.169.254"
 
 var sampleGap = map[string]any{"from": sampleTime.Add(-time.Hour), "to": sampleTime}
 
-// Samples are CloudEvents to try templates on, all of one time: with all each change of each type from each source, else
-// each change of one type and each type once or twice; what is about the bridge; and ones that lack all that may be missing.
+// Samples returns CloudEvents for trying templates, all with the same time: with all, each change of each type from
+// each source, otherwise each change of one type and each type once or twice; also CloudEvents about the bridge, and
+// some without any optional field.
 func Samples(all bool) ([]event.Event, error) {
 	observer := imds.Observer{
 		Name: "vm-0", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", Location: "westeurope", ResourceGroup: "prod",
@@ -221,7 +222,7 @@ func Samples(all bool) ([]event.Event, error) {
 	return events, failed
 }
 
-// sampleTroubles are what is said about the bridge.
+// sampleTroubles returns the samples about the bridge.
 var sampleTroubles = []struct {
 	typ  string
 	data map[string]any

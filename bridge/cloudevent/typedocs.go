@@ -2,7 +2,7 @@ package cloudevent
 
 import "forewarn/bridge/imds"
 
-// TypeDocs says what each type of CloudEvent is, for people.
+// TypeDocs describes each type of CloudEvent for people.
 var TypeDocs = map[string]string{
 	EventPrefix + string(imds.Scheduled): "Azure has announced the event",
 	EventPrefix + string(imds.Updated):   "Azure has changed it: a new time, other VMs",

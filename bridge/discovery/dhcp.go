@@ -9,14 +9,14 @@ import (
 	"net/netip"
 )
 
-// This is as much of DHCP (RFC 2131, 2132, 3396) as it takes to read one option of an offer that is never taken up. The
-// case is historic, and a bounded, fuzzed parser of one option is lighter than a library of the whole protocol.
+// This file implements as much of DHCP (RFC 2131, 2132, 3396) as is needed to read one option of an offer, without
+// accepting the offer. A bounded, fuzzed parser of one option is smaller than a library for the whole protocol.
 
 // The parts of a message.
 const (
-	dhcpFixed  = 236 // what stands before the cookie
+	dhcpFixed  = 236 // bytes before the cookie
 	dhcpCookie = "\x63\x82\x53\x63"
-	dhcpLeast  = 300 // bytes; some relays drop what is shorter
+	dhcpLeast  = 300 // bytes; some relays drop shorter messages
 
 	dhcpRequest, dhcpReply     = 1, 2
 	dhcpDiscover, dhcpOffer    = 1, 2
@@ -30,13 +30,13 @@ const (
 	dhcpHardwareAt, dhcpMACLen = 28, 6
 )
 
-// A dhcpQuestion is what an answer has to match.
+// A dhcpQuestion holds the values that an answer has to match.
 type dhcpQuestion struct {
 	xid [4]byte
 	mac [dhcpMACLen]byte
 }
 
-// message is a discover that asks everybody for the option, and for an answer that does not need an address of ours.
+// message returns a DHCPDISCOVER that asks for the option, and for an answer by broadcast.
 func (q dhcpQuestion) message() []byte {
 	m := make([]byte, dhcpFixed, dhcpLeast)
 	m[0], m[1], m[2] = dhcpRequest, 1, dhcpMACLen // on Ethernet
@@ -48,10 +48,10 @@ func (q dhcpQuestion) message() []byte {
 	return m[:dhcpLeast]
 }
 
-// errNotOurs says that a packet is no answer to our question, but somebody else's business.
+// errNotOurs means that a packet is not an answer to this question.
 var errNotOurs = errors.New("not an answer to this question")
 
-// endpoint reads from an answer the address that option 245 holds.
+// endpoint returns the address in option 245 of an answer.
 func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
 	switch {
 	case len(packet) < dhcpFixed+len(dhcpCookie), packet[0] != dhcpReply,
@@ -66,7 +66,7 @@ func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
 	}
 	kind, given := options[dhcpType]
 	if given && (len(kind) != 1 || kind[0] != dhcpOffer && kind[0] != dhcpAck) {
-		return netip.Addr{}, fmt.Errorf("it is no offer but of type %.4x", kind)
+		return netip.Addr{}, fmt.Errorf("it is not an offer but of type %.4x", kind)
 	}
 	value, given := options[dhcpAzure]
 	if !given {
@@ -82,14 +82,14 @@ func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
 	return addr, nil
 }
 
-// isHost says whether the IPv4 address may be that of another host.
+// isHost reports whether the IPv4 address can belong to another host.
 func isHost(a netip.Addr) bool {
 	first := a.As4()[0]
 	return first != 0 && first < 240 && !a.IsLoopback() && !a.IsMulticast()
 }
 
-// dhcpOptions are the options of a message with a cookie: those after it, and those in the two fields that may hold
-// more of them. A code that comes again goes on where it ended, as a value of more than 255 bytes must.
+// dhcpOptions returns the options of a message with a cookie: those after it, and those in the two fields that may hold
+// further ones. Repeated codes are concatenated, because longer values are split (RFC 3396).
 func dhcpOptions(packet []byte) (map[byte][]byte, error) {
 	options := map[byte][]byte{}
 	if err := addOptions(options, packet[dhcpFixed+len(dhcpCookie):]); err != nil {
@@ -116,7 +116,7 @@ func dhcpOptions(packet []byte) (map[byte][]byte, error) {
 	return options, nil
 }
 
-// addOptions reads the options of one field. Its end option may be missing.
+// addOptions adds the options of one field. Its end option may be missing.
 func addOptions(options map[byte][]byte, field []byte) error {
 	for len(field) > 0 && field[0] != dhcpEnd {
 		code := field[0]
@@ -125,7 +125,7 @@ func addOptions(options map[byte][]byte, field []byte) error {
 			continue
 		}
 		if len(field) < 2 || len(field) < 2+int(field[1]) {
-			return fmt.Errorf("option %d goes on after the end of its field", code)
+			return fmt.Errorf("option %d extends past the end of its field", code)
 		}
 		end := 2 + int(field[1])
 		options[code] = append(options[code], field[2:end]...)
@@ -134,13 +134,13 @@ func addOptions(options map[byte][]byte, field []byte) error {
 	return nil
 }
 
-// canAsk says whether a question can be asked on an interface.
+// canAsk reports whether a question can be sent on an interface.
 func canAsk(i net.Interface) bool {
 	return i.Flags&net.FlagUp != 0 && i.Flags&net.FlagBroadcast != 0 && i.Flags&net.FlagLoopback == 0 &&
 		len(i.HardwareAddr) == dhcpMACLen
 }
 
-// question makes one for the interface, whose number nobody can guess.
+// question returns a question for the interface, with a random transaction id.
 func question(i net.Interface, random uint32) dhcpQuestion {
 	q := dhcpQuestion{mac: [dhcpMACLen]byte(i.HardwareAddr)}
 	binary.BigEndian.PutUint32(q.xid[:], random)

@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// dhcpAsks is how often the question is asked, because a packet may be lost.
+// dhcpAsks is how many times the question is sent, because packets may be lost.
 const dhcpAsks = 3
 
-// AskDHCP asks on every interface at once which address has the endpoint, and takes the first answer that says so. It
-// takes no lease, so that the machine's own DHCP client is not disturbed. It needs the right to bind UDP port 68, and
-// leaves the firewall as it is. Without an answer it ends after ten seconds.
+// AskDHCP asks on all interfaces concurrently for the address of the endpoint, and returns the first answer that has
+// it. It takes no lease, so it does not disturb the machine's DHCP client. It needs the right to bind UDP port 68, and
+// does not change the firewall. Without an answer it fails after ten seconds.
 func AskDHCP(ctx context.Context) (netip.Addr, error) { return askDHCP(ctx, 10*time.Second) }
 
-// askDHCP asks for so long in all.
+// askDHCP is AskDHCP with another timeout.
 func askDHCP(ctx context.Context, patience time.Duration) (netip.Addr, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -56,7 +56,7 @@ func askDHCP(ctx context.Context, patience time.Duration) (netip.Addr, error) {
 			failed[a.err.Error()] = append(failed[a.err.Error()], a.on)
 		} else if !found.IsValid() {
 			found = a.addr
-			cancel() // the others are not needed
+			cancel() // the other interfaces are no longer needed
 		}
 	}
 	switch {
@@ -73,7 +73,7 @@ func askDHCP(ctx context.Context, patience time.Duration) (netip.Addr, error) {
 	return netip.Addr{}, all
 }
 
-// askOn asks on one interface until an answer names the endpoint, the patience ends or ctx is done.
+// askOn asks on one interface until an answer names the endpoint, the patience is over or ctx is done.
 func askOn(ctx context.Context, i net.Interface, patience time.Duration) (netip.Addr, error) {
 	conn, err := listenDHCP(ctx, i.Name)
 	if err != nil {
@@ -83,7 +83,7 @@ func askOn(ctx context.Context, i net.Interface, patience time.Duration) (netip.
 
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends the read
 	q := question(i, rand.Uint32())
-	last := errors.New("nobody answered; does a firewall drop what comes to UDP port 68?")
+	last := errors.New("nobody answered; does a firewall block UDP port 68?")
 	packet := make([]byte, 4096)
 	began := time.Now()
 	for n := range dhcpAsks {
@@ -101,20 +101,21 @@ func askOn(ctx context.Context, i net.Interface, patience time.Duration) (netip.
 			case err == nil:
 				return addr, nil
 			case !errors.Is(err, errNotOurs):
-				last = fmt.Errorf("an answer was of no use: %w", err)
+				last = fmt.Errorf("an answer was unusable: %w", err)
 			}
 		}
 	}
 	return netip.Addr{}, last
 }
 
-// listenDHCP opens a client's end of DHCP on the interface.
+// listenDHCP opens a socket for DHCP answers on the interface.
 func listenDHCP(ctx context.Context, name string) (net.PacketConn, error) {
 	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
 		if e := raw.Control(func(fd uintptr) {
 			err = errors.Join(
-				syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1), // beside the machine's own client
+				// share the port with the machine's client
+				syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1),
 				syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_BROADCAST, 1),
 				syscall.BindToDevice(int(fd), name),
 			)
@@ -130,9 +131,9 @@ func listenDHCP(ctx context.Context, name string) (net.PacketConn, error) {
 	}
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		err = fmt.Errorf("%w; only root, or who has CAP_NET_BIND_SERVICE and CAP_NET_RAW, may bind UDP port 68", err)
+		err = fmt.Errorf("%w; binding UDP port 68 needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW", err)
 	case errors.Is(err, syscall.EADDRINUSE):
-		err = fmt.Errorf("%w; another program holds UDP port 68 for itself", err)
+		err = fmt.Errorf("%w; another program has UDP port 68 exclusively", err)
 	}
 	return conn, err
 }

@@ -163,8 +163,8 @@ func TestDHCPAnswersOfNoUseAreNamed(t *testing.T) {
 		return [][]byte{reply(q, option(53, 2), option(245, 1, 2), []byte{255})}
 	})
 	_, err := askDHCP(t.Context(), 300*time.Millisecond)
-	const want = "DHCP on eth0: an answer was of no use: option 245 has 2 bytes, not the 4 of an address; " +
-		"DHCP on azure0: nobody answered; does a firewall drop what comes to UDP port 68?"
+	const want = "DHCP on eth0: an answer was unusable: option 245 has 2 bytes, not the 4 of an address; " +
+		"DHCP on azure0: nobody answered; does a firewall block UDP port 68?"
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
@@ -196,14 +196,14 @@ func TestDHCPNamesTheRightThatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := AskDHCP(t.Context()); err == nil || !strings.Contains(err.Error(), "DHCP on azure0, eth0: ") || !strings.Contains(err.Error(), "holds UDP port 68 for itself") {
+	if _, err := AskDHCP(t.Context()); err == nil || !strings.Contains(err.Error(), "DHCP on azure0, eth0: ") || !strings.Contains(err.Error(), "has UDP port 68 exclusively") {
 		t.Errorf("with the port taken: %v", err)
 	}
 	holder.Close()
 	if err := syscall.Setuid(65534); err != nil { // this process ends here
 		t.Fatal(err)
 	}
-	if _, err := AskDHCP(t.Context()); !strings.Contains(err.Error(), "only root, or who has CAP_NET_BIND_SERVICE and CAP_NET_RAW") {
+	if _, err := AskDHCP(t.Context()); !strings.Contains(err.Error(), "needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW") {
 		t.Errorf("as nobody: %v", err)
 	}
 }

@@ -8,8 +8,9 @@ import (
 	"net/netip"
 )
 
-// AskDHCP cannot be done here.
+// AskDHCP always fails: only Linux is supported.
 func AskDHCP(context.Context) (netip.Addr, error) {
 	return netip.Addr{},
-		errors.New("DHCP is asked on Linux only; set imds.endpoint to http:// and the address in option 245 of this machine's DHCP lease")
+		errors.New("DHCP is supported on Linux only; " +
+			"set imds.endpoint to http:// and the address in option 245 of this machine's DHCP lease")
 }

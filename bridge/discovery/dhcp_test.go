@@ -74,8 +74,8 @@ func TestOption245IsTheAddress(t *testing.T) {
 		{"no end", [][]byte{option(53, 2), azure}, ""},
 		{"an empty option before", [][]byte{option(53, 2), option(80), azure, end}, ""},
 		{"the address in two parts", [][]byte{option(53, 2), option(245, 168, 63), option(1, 255, 0, 0, 0), option(245, 129, 16), end}, ""},
-		{"a refusal", [][]byte{option(53, 6), azure, end}, "no offer"},
-		{"a type of two bytes", [][]byte{option(53, 2, 2), azure, end}, "no offer"},
+		{"a refusal", [][]byte{option(53, 6), azure, end}, "not an offer"},
+		{"a type of two bytes", [][]byte{option(53, 2, 2), azure, end}, "not an offer"},
 		{"nothing", nil, "no option 245"},
 		{"other options only", [][]byte{option(53, 2), option(3, 10, 0, 0, 1), end}, "no option 245"},
 		{"the option after the end", [][]byte{option(53, 2), end, azure}, "no option 245"},
@@ -83,9 +83,9 @@ func TestOption245IsTheAddress(t *testing.T) {
 		{"three bytes", [][]byte{option(245, 168, 63, 129), end}, "has 3 bytes"},
 		{"sixteen bytes", [][]byte{option(245, make([]byte, 16)...), end}, "has 16 bytes"},
 		{"two addresses", [][]byte{azure, azure, end}, "has 8 bytes"},
-		{"a code at the end of all", [][]byte{option(53, 2), {245}}, "option 245 goes on"},
-		{"a value that is cut", [][]byte{option(53, 2), {245, 4, 168, 63, 129}}, "option 245 goes on"},
-		{"another's that is cut", [][]byte{azure, {12, 200, 'v'}}, "option 12 goes on"},
+		{"a code at the end of all", [][]byte{option(53, 2), {245}}, "option 245 extends"},
+		{"a value that is cut", [][]byte{option(53, 2), {245, 4, 168, 63, 129}}, "option 245 extends"},
+		{"another's that is cut", [][]byte{azure, {12, 200, 'v'}}, "option 12 extends"},
 		{"no host", [][]byte{option(245, 0, 0, 0, 0), end}, "another host"},
 		{"this host", [][]byte{option(245, 127, 0, 0, 1), end}, "another host"},
 		{"a group", [][]byte{option(245, 224, 0, 0, 1), end}, "another host"},
@@ -121,7 +121,7 @@ func TestOptionsGoOnInOtherFields(t *testing.T) {
 		{"with no word", option(52, 0), azure, azure, "option 52 is 00"},
 		{"with two words", option(52, 1, 2), azure, azure, "option 52 is 0102"},
 		{"with the word again in the file, which counts for nothing", option(52, 1), append(option(52, 2), 255), azure, "no option 245"},
-		{"cut at the end of the name", option(52, 2), nil, append(make([]byte, 60), 245, 4, 168, 63), "option 245 goes on"},
+		{"cut at the end of the name", option(52, 2), nil, append(make([]byte, 60), 245, 4, 168, 63), "option 245 extends"},
 	} {
 		m := reply(asked, option(53, 2), tt.overload, []byte{255})
 		copy(m[dhcpFileAt:dhcpFixed], tt.file)

@@ -1,6 +1,5 @@
-// Package discovery finds the metadata service. Every VM in a virtual network has it at a fixed address; the few that
-// are left outside of one learn its address from DHCP. A search never asks for scheduled events, because that switches
-// them on.
+// Package discovery finds the metadata service. A VM in a virtual network has it at a fixed address; the few VMs
+// outside of one learn its address from DHCP. A search never asks for scheduled events, because that switches them on.
 package discovery
 
 import (
@@ -19,21 +18,20 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// patience is how long one address may take to answer. Azure asks for three seconds at least.
+// patience is the time that one address has to answer. Azure recommends at least three seconds.
 const patience = 5 * time.Second
 
-// A Search says where to look. Its zero value looks at the fixed address alone.
+// A Search says where to search. The zero value tries only the fixed address.
 type Search struct {
-	Fixed     string                                        // an URL; "" is imds.DefaultEndpoint
-	Known     []string                                      // URLs to try next
-	DHCP      func(ctx context.Context) (netip.Addr, error) // asked last; nil asks nobody. See AskDHCP
-	Transport http.RoundTripper                             // nil is a transport of its own, without a proxy
+	Fixed     string                                        // URL to try first; "" for imds.DefaultEndpoint
+	Known     []string                                      // URLs to try after the stored one
+	DHCP      func(ctx context.Context) (netip.Addr, error) // the last resort, such as AskDHCP; may be nil
+	Transport http.RoundTripper                             // nil for a transport without a proxy
 }
 
-// Find returns the first endpoint where something answers: the fixed one, stored (where it was before; "" if that is
-// not known), a known one, or what DHCP names. What answers at the fixed one has to be Azure's metadata service, since
-// other clouds have theirs at the same address. An error says for each place why it is out of the question. Each place
-// has five seconds.
+// Find returns the first endpoint that answers: the fixed one, stored (the result of an earlier search, or ""), a known
+// one, or the one that DHCP names. At the fixed address it must be Azure's metadata service, because other clouds use
+// the same address. Each address has five seconds. The error says why each of them failed.
 func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 	var failed reasons
 	try := func(endpoint, how string) (bridge.Found, bool) {
@@ -70,7 +68,7 @@ func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 	return bridge.Found{}, fmt.Errorf("no endpoint found: %w", failed)
 }
 
-// probe returns why the endpoint is out of the question, nil if it is not.
+// probe returns why the endpoint cannot be used; nil if it can.
 func (s Search) probe(ctx context.Context, endpoint, how string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
 	defer cancel()
@@ -81,21 +79,21 @@ func (s Search) probe(ctx context.Context, endpoint, how string) error {
 		return err
 	}
 	if how != bridge.FoundFixed {
-		return nil // the service behind it may answer this question otherwise
+		return nil // a server that does not list its versions will do at an address that Azure named
 	}
 	if _, e := c.Instance(ctx); e == nil {
-		return nil // an old host, which knows no list of versions
+		return nil // an old host without a list of versions
 	}
 	return err
 }
 
-// Endpoints returns the URLs that the service may have at an address other than the fixed one. Azure's own programs
-// disagree about the port.
+// Endpoints returns the possible URLs of the service at an address from DHCP. Azure's own programs disagree about the
+// port.
 func Endpoints(addr netip.Addr) []string {
 	return []string{"http://" + addr.String(), "http://" + netip.AddrPortFrom(addr, 8080).String()}
 }
 
-// reasons are errors on one line.
+// reasons prints errors on one line.
 type reasons []error
 
 func (r reasons) Unwrap() []error { return r }

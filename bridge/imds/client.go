@@ -1,5 +1,6 @@
-// Package imds asks Azure's instance metadata service about a VM and its scheduled events. Client asks, DecodeDocument
-// reads an answer, and Diff, which is pure, tells what changed since. The emulated service is in package imdstest.
+// Package imds is a client of Azure's instance metadata service, for a VM's identity and its scheduled events. Client
+// makes the requests, DecodeDocument decodes an answer, and Diff, a pure function, finds the changes between two
+// documents. Package imdstest emulates the service.
 package imds
 
 import (
@@ -22,24 +23,25 @@ import (
 	"time"
 )
 
-// DefaultEndpoint is where Azure serves instance metadata, and DefaultAPIVersion what is asked of it.
+// DefaultEndpoint is the address of instance metadata on every VM in a virtual network, and DefaultAPIVersion the
+// version of scheduled events to ask for.
 const (
 	DefaultEndpoint   = "http://169.254.169.254"
 	DefaultAPIVersion = "2020-07-01"
 
-	maxBody       = 4 << 20
+	maxBody       = 4 << 20   // bounds an answer, in bytes
 	preferredWait = time.Hour // how long an older api-version is used before the configured one is tried again
 )
 
-// fallbacks are the api-versions tried, in this order, when a host refuses the configured one. Some hosts know only
+// fallbacks are the api-versions to try, in this order, when a host refuses the configured one. Some hosts support only
 // the oldest.
 var fallbacks = []string{"2019-08-01", "2017-08-01"}
 
-// instanceVersions are those of /metadata/instance, which has a list of its own.
+// instanceVersions are the api-versions to try for /metadata/instance, which has its own list.
 var instanceVersions = []string{"2021-02-01", "2019-06-04", "2017-08-01"}
 
-// A Client asks the instance metadata service. It uses no proxy and follows no redirect. Poll is for one goroutine;
-// everything else is safe for concurrent use.
+// A Client is a client of the instance metadata service. It uses no proxy and follows no redirect. Only one goroutine
+// may call Poll and PollUnless; all other methods are safe for concurrent use.
 type Client struct {
 	preferred string
 	http      *http.Client
@@ -48,10 +50,10 @@ type Client struct {
 	mu       sync.Mutex
 	endpoint string
 	version  string    // in use
-	fellBack time.Time // when an older one came into use, or the configured one was last tried in vain
+	fellBack time.Time // when an older version came into use, or the configured one last failed
 }
 
-// NewClient makes a client of the service at endpoint, which may hold a path. transport is nil but in tests.
+// NewClient returns a client of the service at endpoint, a URL that may have a path. transport is nil except in tests.
 func NewClient(endpoint, apiVersion string, log *slog.Logger, transport http.RoundTripper) *Client {
 	if transport == nil {
 		dialer := net.Dialer{Timeout: 10 * time.Second}
@@ -67,21 +69,21 @@ func NewClient(endpoint, apiVersion string, log *slog.Logger, transport http.Rou
 	}
 }
 
-// Endpoint is the address that is asked.
+// Endpoint returns the URL of the service.
 func (c *Client) Endpoint() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.endpoint
 }
 
-// APIVersion is the version in use for scheduled events.
+// APIVersion returns the api-version in use for scheduled events.
 func (c *Client) APIVersion() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.version
 }
 
-// MoveTo makes the client ask another endpoint, and says whether it is another.
+// MoveTo switches to another endpoint. It returns false if that is the current one.
 func (c *Client) MoveTo(endpoint string) bool {
 	endpoint = strings.TrimSuffix(endpoint, "/")
 	c.mu.Lock()
@@ -93,48 +95,48 @@ func (c *Client) MoveTo(endpoint string) bool {
 	return true
 }
 
-// PollClass says what an answer is worth.
+// A PollClass classifies the result of a poll.
 type PollClass int
 
-// The classes. Only a document, an unchanged one, and an empty answer that the next one confirms, are valid.
+// The classes. Valid answers are PollDocument, PollUnchanged, and a PollEmpty that the next poll confirms.
 const (
 	PollDocument  PollClass = iota
-	PollUnchanged           // 304: as the ETag says
+	PollUnchanged           // 304 Not Modified
 	PollEmpty               // 200 without a body, or with null for Events
-	PollRetry               // try again soon
-	PollSettings            // it will be the same until somebody acts: try again slowly
+	PollRetry               // failed: try again soon
+	PollSettings            // failed until somebody acts: try again slowly
 )
 
-// Poll is the result of asking for the document once.
+// A Poll is the result of one poll.
 type Poll struct {
 	Class      PollClass
 	Document   Document
 	Body       []byte            // as received
 	ETag       string            // "" if there was none
-	RetryAfter time.Duration     // what the service asked for; 0 if nothing
-	Err        error             // of PollRetry and PollSettings
+	RetryAfter time.Duration     // the Retry-After header; 0 if there was none
+	Err        error             // set for PollRetry and PollSettings
 	Sum        [sha256.Size]byte // of Body
-	Seen       bool              // it is the document that was asked to be left alone: Document has no events
+	Seen       bool              // the body is that of Seen, so Document has no events
 }
 
-// Poll asks for the document, conditionally if etag is not empty. When the host refuses the api-version, older ones
-// are tried in the same call.
+// Poll asks for the document, conditionally if etag is not empty. If the host refuses the api-version, it tries older
+// ones in the same call.
 func (c *Client) Poll(ctx context.Context, etag string) Poll { return c.PollUnless(ctx, etag, Seen{}) }
 
-// Seen is a document that need not be decoded again.
+// A Seen is a document that need not be decoded again.
 type Seen struct {
 	Sum         [sha256.Size]byte // of the body; zero for none
-	Version     string            // that was asked for
+	Version     string            // the api-version of the request
 	Incarnation string
-	Buffer      *bytes.Buffer // that holds the body of the answer until the next poll; nil for a new one
+	Buffer      *bytes.Buffer // reused for the body of the answer, until the next poll; nil for a new one
 }
 
-// PollUnless is Poll, but for a document that was seen.
+// PollUnless is Poll, but does not decode the document s again.
 func (c *Client) PollUnless(ctx context.Context, etag string, s Seen) Poll {
 	c.mu.Lock()
 	current, inUse := c.version, c.version
 	if inUse != c.preferred && time.Since(c.fellBack) >= preferredWait {
-		current, c.fellBack = c.preferred, time.Now() // whatever comes of it, not with every poll
+		current, c.fellBack = c.preferred, time.Now() // set also if it fails, to try it once an hour
 	}
 	c.mu.Unlock()
 
@@ -153,14 +155,13 @@ func (c *Client) PollUnless(ctx context.Context, etag string, s Seen) Poll {
 		}
 	}
 	c.mu.Lock()
-	c.version = c.preferred // the next poll begins anew
+	c.version = c.preferred // the next poll starts with it again
 	c.mu.Unlock()
-	p.Err = fmt.Errorf("%s refuses api-version %s and all that could stand in for it: %s", c.Endpoint(), c.preferred,
-		excerpt(p.Body))
+	p.Err = fmt.Errorf("%s refuses api-version %s and older ones: %s", c.Endpoint(), c.preferred, excerpt(p.Body))
 	return p
 }
 
-// pollAs asks with a version, which comes into use if it is answered.
+// pollAs polls with a version, which comes into use if the poll succeeds.
 func (c *Client) pollAs(ctx context.Context, version, inUse, etag string, s Seen) (p Poll, refused bool) {
 	if version == inUse {
 		return c.poll(ctx, version, etag, s)
@@ -171,13 +172,13 @@ func (c *Client) pollAs(ctx context.Context, version, inUse, etag string, s Seen
 	return p, refused
 }
 
-// use notes which version answered, and says what that loses.
+// use records the version that works, and logs the fields and types that it lacks.
 func (c *Client) use(version string) {
 	c.mu.Lock()
 	c.version, c.fellBack = version, time.Now()
 	c.mu.Unlock()
 	if version == c.preferred {
-		c.log.Info("the host takes the configured api-version again", "apiVersion", version)
+		c.log.Info("host accepts the configured api-version again", "apiVersion", version)
 		return
 	}
 	var lost []string
@@ -186,11 +187,11 @@ func (c *Client) use(version string) {
 			lost = append(lost, name)
 		}
 	}
-	c.log.Warn("the host refuses the configured api-version; an older one is used, which cannot show these",
+	c.log.Warn("host refuses the configured api-version; using an older one, which lacks fields and event types",
 		"configured", c.preferred, "used", version, "missing", strings.Join(lost, ", "))
 }
 
-// poll asks once. refused says that the host does not know the api-version.
+// poll sends one request. refused means that the host does not support the api-version.
 func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll, refused bool) {
 	resp, err := c.get(ctx, "/metadata/scheduledevents", version, etag)
 	if err != nil {
@@ -207,7 +208,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 		p.Class = PollUnchanged
 		return p, false
 	}
-	// A length that is a lie costs no more than the largest body.
+	// A false Content-Length allocates no more than the largest body.
 	buffer := s.Buffer
 	if buffer == nil {
 		buffer = new(bytes.Buffer)
@@ -235,7 +236,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	case len(body) > maxBody:
 		return fail(PollRetry, "the answer is larger than %d MiB", maxBody>>20)
 	case resp.ContentLength < 0 && len(resp.TransferEncoding) == 0:
-		return fail(PollRetry, "the answer has no length, so it may have been cut")
+		return fail(PollRetry, "the answer has no length, so it may be truncated")
 	}
 	if p.Seen = p.Sum == s.Sum && version == s.Version; p.Seen {
 		p.Document = Document{Incarnation: s.Incarnation, APIVersion: version}
@@ -249,12 +250,12 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	case len(body) == 0, errors.Is(err, errNullEvents):
 		p.Class = PollEmpty
 	case err != nil:
-		return fail(PollRetry, "%s answered something else: %w", c.Endpoint(), err)
+		return fail(PollRetry, "unexpected answer from %s: %w", c.Endpoint(), err)
 	}
 	return p, false
 }
 
-// refusesVersion says whether the body of a 400 is about the api-version.
+// refusesVersion reports whether the body of a 400 is about the api-version.
 func refusesVersion(body []byte) bool {
 	s := strings.ToLower(string(body))
 	return strings.Contains(s, "api-version") || strings.Contains(s, "newest-versions")
@@ -264,7 +265,7 @@ func (c *Client) get(ctx context.Context, path, version, etag string) (*http.Res
 	return c.do(ctx, http.MethodGet, path, version, etag, nil)
 }
 
-// do makes a request as the service demands it. Its errors do not repeat the address.
+// do sends a request with the headers that the service demands. Its errors do not repeat the URL.
 func (c *Client) do(ctx context.Context, method, path, version, etag string, body []byte) (*http.Response, error) {
 	u := c.Endpoint() + path
 	if version != "" {
@@ -295,7 +296,7 @@ func (c *Client) do(ctx context.Context, method, path, version, etag string, bod
 	return resp, err
 }
 
-// Document asks for the newest document, whatever was read before.
+// Document asks for the current document unconditionally.
 func (c *Client) Document(ctx context.Context) (Document, error) {
 	p, _ := c.poll(ctx, c.APIVersion(), "", Seen{})
 	switch {
@@ -307,7 +308,7 @@ func (c *Client) Document(ctx context.Context) (Document, error) {
 	return p.Document, nil
 }
 
-// RefusedError is Azure's no to an approval.
+// A RefusedError means that Azure refused an approval.
 type RefusedError struct {
 	Status string // such as "400 Bad Request"
 	Text   string
@@ -317,9 +318,9 @@ func (e *RefusedError) Error() string {
 	return "Azure refuses the approval: " + e.Status + ": " + e.Text
 }
 
-// Approve asks Azure to begin an event of the document at once. It returns the status of the answer, such as "200 OK".
-// A no is a *RefusedError; after any other error nobody knows, and it may be sent again. Approving what was approved
-// before does no harm.
+// Approve asks Azure to start an event of the document at once. It returns the status of the answer, such as "200 OK".
+// If Azure refuses, the error is a *RefusedError. After any other error Azure may have accepted the approval; it can
+// be sent again, because approving twice does no harm.
 func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status string, err error) {
 	i := slices.IndexFunc(doc.Events, func(other Event) bool { return other.ID == e.ID })
 	if i < 0 {
@@ -328,7 +329,7 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	id := fieldsOf(doc.Events[i].Raw)["EventId"] // as Azure wrote it
 	request := map[string]any{"StartRequests": []any{map[string]json.RawMessage{"EventId": id}}}
 	if doc.APIVersion <= "2017-03-01" {
-		request["DocumentIncarnation"] = doc.Incarnation // later versions do not ask for it
+		request["DocumentIncarnation"] = doc.Incarnation // later versions do not need it
 	}
 	resp, err := c.do(ctx, http.MethodPost, "/metadata/scheduledevents", doc.APIVersion, "", CompactJSON(request))
 	if err != nil {
@@ -346,7 +347,7 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	return "", &RefusedError{resp.Status, excerpt(text)}
 }
 
-// AnswerError is an answer of /metadata/instance that is none.
+// An AnswerError is an answer of /metadata/instance without instance metadata.
 type AnswerError struct {
 	code         int
 	status, text string
@@ -354,30 +355,30 @@ type AnswerError struct {
 
 func (e *AnswerError) Error() string { return e.status + ": " + e.text }
 
-// Final says that the same will be answered until somebody acts.
+// Final reports whether the answer will stay the same until somebody acts.
 func (e *AnswerError) Final() bool {
 	return e.code >= 400 && e.code <= 499 && !e.Lasting() && e.code != http.StatusRequestTimeout &&
 		e.code != http.StatusTooManyRequests
 }
 
-// Lasting says that the same will be answered until somebody acts if it was answered for some seconds: a host says not
-// found, or Gone, for a moment after it moved a VM.
+// Lasting reports whether the answer will stay the same until somebody acts if it is repeated for some seconds: a host
+// answers 404 or 410 for a short time after it moved a VM.
 func (e *AnswerError) Lasting() bool {
 	return e.code < 400 || e.code == http.StatusNotFound || e.code == http.StatusGone
 }
 
-// ErrNotAzure says that something answers at an endpoint, but not as Azure's metadata service does.
-var ErrNotAzure = errors.New("something answers there, but not as Azure's metadata service")
+// ErrNotAzure means that a server answers at an endpoint, but not as Azure's metadata service does.
+var ErrNotAzure = errors.New("a server answers, but not as Azure's metadata service")
 
-// Probe asks which versions the service knows. Unlike asking for the document, that does not switch scheduled events
-// on. It returns nil if Azure's metadata service is there, an error that wraps ErrNotAzure if something else is, and
-// any other error if nothing answers.
+// Probe asks for the list of api-versions, which does not switch scheduled events on. It returns nil if Azure's
+// metadata service answers, an error that wraps ErrNotAzure if another server does, and any other error if none
+// answers.
 func (c *Client) Probe(ctx context.Context) error {
 	resp, err := c.get(ctx, "/metadata/versions", "", "")
 	if err != nil {
 		return err
 	}
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody)) // what was cut does not list versions
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxBody)) // a truncated body does not decode below
 	resp.Body.Close()
 	if !isMetadata(resp.StatusCode, resp.Header.Get("Server"), body) {
 		return fmt.Errorf("%w: %s: %s", ErrNotAzure, resp.Status, excerpt(body))
@@ -385,8 +386,8 @@ func (c *Client) Probe(ctx context.Context) error {
 	return nil
 }
 
-// isMetadata says whether this is how Azure's metadata service answers when it is asked for its versions. One that asks
-// for patience is there too: going on to another address because of it would be worse than waiting.
+// isMetadata reports whether Azure's metadata service may answer a request for its versions like this. A service that
+// is temporarily unavailable counts: trying another address because of it would be worse than waiting.
 func isMetadata(status int, server string, body []byte) bool {
 	switch status {
 	case http.StatusGone, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable:
@@ -400,10 +401,10 @@ func isMetadata(status int, server string, body []byte) bool {
 	return strings.HasPrefix(server, "IMDS/")
 }
 
-// CloseIdleConnections closes the connections that no request uses.
+// CloseIdleConnections closes unused connections.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
-// Instance asks who this VM is.
+// Instance asks for the identity of this VM. The error is an *AnswerError if the service answered without it.
 func (c *Client) Instance(ctx context.Context) (Observer, error) {
 	for i, version := range instanceVersions {
 		resp, err := c.get(ctx, "/metadata/instance", version, "")
@@ -442,7 +443,7 @@ func (c *Client) Instance(ctx context.Context) (Observer, error) {
 	panic("unreachable: the last version returns")
 }
 
-// excerpt is the beginning of a body, fit for a line of a log.
+// excerpt returns the start of a body, fit for a log line.
 func excerpt(body []byte) string {
 	s := Printable(string(body), 200)
 	if s == "" {
@@ -451,7 +452,7 @@ func excerpt(body []byte) string {
 	return s
 }
 
-// seconds reads a Retry-After in seconds, which is the only form this service might send. It is at most an hour.
+// seconds parses a Retry-After in seconds, the only form that this service uses; at most an hour.
 func seconds(s string) time.Duration {
 	if s == "" {
 		return 0

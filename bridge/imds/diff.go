@@ -6,46 +6,46 @@ import (
 	"time"
 )
 
-// ChangeKind says what was learned about an event between two documents.
+// A ChangeKind is a kind of change of an event.
 type ChangeKind string
 
-// The four changes. Azure has no status for an end: an event that is over, or was cancelled, leaves the document.
+// The kinds of changes. Azure has no status for an end: an event that is over or cancelled disappears from the
+// document.
 const (
 	Scheduled ChangeKind = "scheduled" // first seen, not Started
 	Updated   ChangeKind = "updated"   // a field differs
 	Started   ChangeKind = "started"   // first seen as Started, or now Started
 	Vanished  ChangeKind = "vanished"  // no longer listed
 
-	Approved ChangeKind = "approved" // not Azure's: what came of approving it
-	Reminder ChangeKind = "reminder" // not Azure's: how long is left
+	Approved ChangeKind = "approved" // not from Azure: the result of an approval
+	Reminder ChangeKind = "reminder" // not from Azure: a reminder of an event
 )
 
-// OfAzure says whether Azure's document showed it.
+// OfAzure reports whether the change comes from Azure's document.
 func (k ChangeKind) OfAzure() bool { return k != Approved && k != Reminder }
 
 // A Change is one difference between two documents.
 type Change struct {
 	Kind     ChangeKind
-	Event    Event    // as it is now; on Vanished as it was last seen
-	Previous *Event   // as it was before; nil when first seen and on Vanished
-	Fields   []string // the fields that differ, sorted; nil when first seen and on Vanished
+	Event    Event    // the present state; for Vanished the last one seen
+	Previous *Event   // the previous state; nil when first seen and for Vanished
+	Fields   []string // the fields that differ, sorted; nil when first seen and for Vanished
 
-	// Replaced, of a Vanished, says that the document lists another event of its type for one of its VMs instead: Azure's
-	// own mock gives an event a new id when it starts, so this one was not cancelled.
+	// Replaced, for Vanished, means that the document lists a new event of the same type for one of its VMs. Microsoft's
+	// mock gives an event a new id when it starts, so this event may not have been cancelled.
 	Replaced bool
 
-	Lead time.Duration // of a Reminder: how long before NotBefore it is due
+	Lead time.Duration // for Reminder: the time before NotBefore
 }
 
-// Diff tells what turns the events known so far into those of the document: the changes of listed events in the
-// document's order, then what vanished in the order it was known. What vanished because another event took its place
-// comes before all. It is pure, and linear in the number of events.
+// Diff returns the changes from the known events to those of the document: first Vanished events that were Replaced,
+// then the changes of listed events in the order of the document, then other Vanished events in the order of known. It
+// is pure, and linear in the number of events.
 //
-// Content alone counts; the incarnation number is not looked at, because Azure starts it over and some hosts change
-// the content under one number. A partial document makes nothing vanish. Neither does one that was asked with an
-// api-version that cannot show the event's type. A field that a later version brought is no difference when one side
-// lacks it: each known event is as it was last told, whichever version, older or newer than the last one asked, showed
-// it then.
+// Diff compares only content. It ignores the incarnation, because Azure restarts it and some hosts change the content
+// without it. A partial document makes nothing vanish, and neither does a document whose api-version cannot show the
+// type of the event. A field of a later api-version is no difference if one side lacks it, because the known event may
+// come from another api-version than the document.
 func Diff(known []Event, doc Document) []Change {
 	before := make(map[string]*Event, len(known))
 	for i := range known {
@@ -82,7 +82,7 @@ func Diff(known []Event, doc Document) []Change {
 	if doc.Partial {
 		return changes
 	}
-	fresh := make(map[machineEvent]bool) // of the changes
+	fresh := make(map[machineEvent]bool) // events that are new in the document
 	for _, c := range changes {
 		if before[c.Event.ID] == nil {
 			for _, m := range machineEvents(c.Event) {
@@ -103,7 +103,7 @@ func Diff(known []Event, doc Document) []Change {
 	return slices.Concat(replaced, changes, gone)
 }
 
-// A machineEvent is what happens to one machine. Two events that have one in common may be the same maintenance.
+// A machineEvent is a type of event on one VM. Two events with a common machineEvent may be the same maintenance.
 type machineEvent struct{ typ, vm string }
 
 func machineEvents(e Event) []machineEvent {
@@ -120,7 +120,7 @@ const (
 	StatusStarted   = "Started"
 )
 
-// since holds the api-version that first served each later field and event type.
+// since holds the api-version in which each later field and event type first appeared.
 // Source: Azure Scheduled Events, "Version and Region Availability".
 var since = map[string]string{
 	"Preempt":           "2017-11-01",

@@ -18,23 +18,23 @@ import (
 
 // A Document is one valid answer of the Scheduled Events endpoint.
 type Document struct {
-	// Incarnation is the DocumentIncarnation as text, "" when the answer has none. It tells that something
-	// changed, never in which direction: Azure starts it over (compare with != only).
+	// Incarnation is the DocumentIncarnation as text; "" if there is none. Compare it with != only, because Azure restarts
+	// it.
 	Incarnation string
 	Events      []Event // in Azure's order, every ID once
-	// Partial says that an entry's EventId could not be read, or that there were too many entries. Nothing may be taken
-	// for gone on its word.
+	// Partial means that an entry's EventId could not be read, or that there were too many entries. A partial document
+	// must not make events vanish.
 	Partial bool
-	// Problems names what could not be understood, one sentence each; of very many only the first. Everything else was.
+	// Problems describes what could not be understood, one sentence each; at most 100 of them.
 	Problems []string
-	// APIVersion is the version that was asked; it decides which fields and types the answer can hold at all.
+	// APIVersion is the api-version of the request; it limits the fields and types in the document.
 	APIVersion string
 }
 
-// An Event is one entry of a document. The typed fields are what could be read; Raw is what Azure sent.
+// An Event is one entry of a document. The typed fields hold what could be read; Raw is what Azure sent.
 type Event struct {
-	// ID is the EventId in upper case, which is how events are told apart. One that is no plain token (Azure
-	// sends GUIDs) becomes a token of [A-Z0-9-] with a hash of its whole text.
+	// ID is the EventId in upper case. Azure sends GUIDs; any other text becomes a token of [A-Z0-9-] with a hash of the
+	// whole text.
 	ID           string
 	Status       string // Scheduled, Started, or whatever Azure sent
 	Type         string // Freeze, Reboot, Redeploy, Preempt, Terminate, or whatever Azure sent
@@ -43,31 +43,32 @@ type Event struct {
 	NotBefore    time.Time // UTC; zero when there is none or it could not be read
 	Description  string
 	Source       string // Platform, User; "" when Azure did not send it
-	Duration     int    // seconds of interruption that Azure expects; -1 unknown
+	Duration     int    // expected interruption in seconds; -1 if unknown
 	// Raw is the entry as Azure sent it, unknown fields included, as compact JSON in valid UTF-8.
 	Raw json.RawMessage
 }
 
-// ErrNoDocument is wrapped by what DecodeDocument returns for a body that is not a Scheduled Events document.
+// ErrNoDocument is wrapped by the errors of DecodeDocument for a body that is not a Scheduled Events document.
 var ErrNoDocument = errors.New("not a scheduled events document")
 
+// Bounds of a document.
 const (
-	MaxEvents      = 10_000 // of a document that are taken, and that may be open
-	maxIncarnation = 64     // characters; a longer DocumentIncarnation is none
-	maxProblems    = 100    // of a document that are named
+	MaxEvents      = 10_000 // events read from a document, and events that may be open
+	maxIncarnation = 64     // characters; a longer DocumentIncarnation is ignored
+	maxProblems    = 100    // described problems
 )
 
-// errNullEvents marks a document whose Events is null: no events, if the next poll says so too.
+// errNullEvents marks a document whose Events is null: it means no events if the next poll confirms it.
 var errNullEvents = errors.New("events is null")
 
-// DecodeDocument reads the body of an answer. It decodes event by event: one that is malformed neither drops the
-// others nor disappears itself. It fails, with ErrNoDocument, only when the body as a whole is not a document: broken
-// JSON, another type of value, no Events.
+// DecodeDocument decodes the body of an answer, event by event: a malformed event does not affect the others, and is
+// kept as far as it can be read. DecodeDocument fails with ErrNoDocument only if the body as a whole is not a
+// document: broken JSON, another type of value, no Events.
 func DecodeDocument(body []byte) (Document, error) {
 	body = bytes.ToValidUTF8(bytes.TrimPrefix(body, []byte("\ufeff")), []byte("\ufffd"))
 	var envelope map[string]json.RawMessage
 	if err := json.Unmarshal(body, &envelope); err != nil {
-		return Document{}, fmt.Errorf("%w: %v, it begins %.60q", ErrNoDocument, err, bytes.TrimSpace(body))
+		return Document{}, fmt.Errorf("%w: %v; it starts with %.60q", ErrNoDocument, err, bytes.TrimSpace(body))
 	}
 	list, ok := envelope["Events"]
 	if !ok {
@@ -85,11 +86,11 @@ func DecodeDocument(body []byte) (Document, error) {
 	}
 	entries, more, ok := firstEntries(list, MaxEvents)
 	if !ok {
-		return Document{}, fmt.Errorf("%w: Events is no array", ErrNoDocument)
+		return Document{}, fmt.Errorf("%w: Events is not an array", ErrNoDocument)
 	}
 	if more {
 		d.Partial = true
-		d.problem("it lists more than %d events, and only the first so many are taken", MaxEvents)
+		d.problem("it lists more than %d events; the rest is ignored", MaxEvents)
 	}
 
 	last := make(map[string]int, len(entries)) // ID → its place in d.Events
@@ -98,7 +99,7 @@ func DecodeDocument(body []byte) (Document, error) {
 		e, problems := decodeEvent(raw)
 		if e.ID == "" {
 			d.Partial = true
-			d.problem("entry %d has no EventId that can be read: %.80s", i, raw)
+			d.problem("entry %d has no readable EventId: %.80s", i, raw)
 			continue
 		}
 		for _, p := range problems {
@@ -106,7 +107,7 @@ func DecodeDocument(body []byte) (Document, error) {
 		}
 		if at, again := last[e.ID]; again {
 			if !said[e.ID] {
-				d.problem("event %s is listed more than once, the last entry counts", e.ID)
+				d.problem("event %s is listed more than once; the last entry counts", e.ID)
 			}
 			said[e.ID], d.Events[at] = true, e
 			continue
@@ -117,7 +118,7 @@ func DecodeDocument(body []byte) (Document, error) {
 	return d, nil
 }
 
-// firstEntries are the first n entries of a JSON array, and whether it has more; ok is false when it is none.
+// firstEntries returns the first n entries of a JSON array, and whether it has more; ok is false if it is not an array.
 func firstEntries(list json.RawMessage, n int) (entries []json.RawMessage, more, ok bool) {
 	dec := json.NewDecoder(bytes.NewReader(list))
 	if start, err := dec.Token(); err != nil || start != json.Delim('[') {
@@ -125,7 +126,7 @@ func firstEntries(list json.RawMessage, n int) (entries []json.RawMessage, more,
 	}
 	for len(entries) < n && dec.More() {
 		var entry json.RawMessage
-		if err := dec.Decode(&entry); err != nil { // cannot be: the list was decoded as part of the body
+		if err := dec.Decode(&entry); err != nil { // cannot happen: the list was decoded as part of the body
 			return nil, false, false
 		}
 		entries = append(entries, entry)
@@ -142,8 +143,8 @@ func (d *Document) problem(format string, args ...any) {
 	}
 }
 
-// decodeEvent reads one entry. Its ID is empty when the entry has none that can be read; the problems name every
-// other field that is not what it should be.
+// decodeEvent decodes one entry. The ID is empty if the entry has no readable one; problems names every other field of
+// an unexpected type.
 func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	e = Event{Duration: -1}
 	fields := fieldsOf(raw)
@@ -152,7 +153,7 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	}
 	text := func(key string, into *string) {
 		if v, ok := fields[key]; ok && json.Unmarshal(v, into) != nil {
-			problems = append(problems, fmt.Sprintf("%s is no string: %.40s", key, v))
+			problems = append(problems, fmt.Sprintf("%s is not a string: %.40s", key, v))
 		}
 	}
 	var id, notBefore string
@@ -169,14 +170,14 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	text("NotBefore", &notBefore)
 	if v, ok := fields["Resources"]; ok && json.Unmarshal(v, &e.Resources) != nil {
 		e.Resources = nil
-		problems = append(problems, fmt.Sprintf("Resources is no list of strings: %.40s", v))
+		problems = append(problems, fmt.Sprintf("Resources is not a list of strings: %.40s", v))
 	}
 	if v, ok := fields["DurationInSeconds"]; ok {
 		s, _ := scalar(v)
 		if n, err := strconv.ParseInt(s, 10, 32); err == nil && n >= 0 {
 			e.Duration = int(n)
 		} else if err != nil && s != "" || s == "" && string(v) != "null" {
-			problems = append(problems, fmt.Sprintf("DurationInSeconds is no number of seconds: %.40s", v))
+			problems = append(problems, fmt.Sprintf("DurationInSeconds is not a number of seconds: %.40s", v))
 		}
 	}
 	if strings.TrimSpace(notBefore) != "" {
@@ -187,14 +188,14 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	}
 	var compact bytes.Buffer
 	compact.Grow(len(raw))
-	if err := json.Compact(&compact, raw); err != nil { // cannot be: raw was decoded above
+	if err := json.Compact(&compact, raw); err != nil { // cannot happen: raw was decoded above
 		return Event{}, nil
 	}
 	e.Raw = compact.Bytes()
 	return e, problems
 }
 
-// fieldsOf are the fields of an entry, nil if it is no object. They aren't kept, because they take much room.
+// fieldsOf decodes the fields of an entry; nil if it is not an object. Events don't keep them, because of their size.
 func fieldsOf(raw json.RawMessage) (fields map[string]json.RawMessage) {
 	if json.Unmarshal(raw, &fields) != nil {
 		return nil
@@ -202,7 +203,7 @@ func fieldsOf(raw json.RawMessage) (fields map[string]json.RawMessage) {
 	return fields
 }
 
-// UnmarshalEvent reads back an Event from its Raw, as the outbox keeps it.
+// UnmarshalEvent decodes an Event from its Raw.
 func UnmarshalEvent(raw json.RawMessage) (Event, error) {
 	e, _ := decodeEvent(raw)
 	if e.ID == "" {
@@ -211,7 +212,7 @@ func UnmarshalEvent(raw json.RawMessage) (Event, error) {
 	return e, nil
 }
 
-// eventID is how an EventId is written everywhere: upper case, and of characters that every protocol takes.
+// eventID normalizes an EventId: upper case, with only characters that are safe in every protocol.
 func eventID(id string) string {
 	id = strings.ToUpper(id)
 	plain := len(id) <= 64
@@ -229,9 +230,9 @@ func eventID(id string) string {
 	return token[:min(len(token), 40)] + "-" + strings.ToUpper(hex.EncodeToString(sum[:8]))
 }
 
-// scalar is the text of a JSON number or string.
+// scalar returns the text of a JSON number or string.
 func scalar(raw json.RawMessage) (string, bool) {
-	var n json.Number // takes both, but a string only if it holds a number
+	var n json.Number // accepts a number, or a string that holds one
 	if json.Unmarshal(raw, &n) == nil {
 		return n.String(), true
 	}
@@ -240,16 +241,16 @@ func scalar(raw json.RawMessage) (string, bool) {
 	return s, err == nil
 }
 
-// notBeforeLayouts are the forms of NotBefore that were seen or documented. A one-digit day may be padded or not; the
-// zone is handled apart, because time.Parse would take any abbreviation for UTC.
+// notBeforeLayouts are the layouts of NotBefore that were observed or documented. A one-digit day may be padded. The
+// zone is parsed separately, because time.Parse treats every unknown abbreviation as UTC.
 var notBeforeLayouts = []string{
 	"Mon, _2 Jan 2006 15:04:05",
 	"_2 Jan 2006 15:04:05",
 	"Monday, 02-Jan-06 15:04:05",
 }
 
-// ParseNotBefore reads a NotBefore: RFC 1123 in GMT or UTC, as Azure sends it, or ISO 8601 with a zone. The weekday
-// is not looked at, since Microsoft's own examples have wrong ones. The time is UTC and can be written as RFC 3339.
+// ParseNotBefore parses a NotBefore: RFC 1123 in GMT or UTC, as Azure sends it, or ISO 8601 with a zone. It ignores the
+// weekday, because Microsoft's own examples have wrong ones. The result is UTC, with a year that RFC 3339 allows.
 func ParseNotBefore(s string) (time.Time, error) {
 	text := strings.TrimSuffix(strings.TrimSpace(s), ".")
 	if t, err := time.Parse(time.RFC3339, text); err == nil && t.UTC().Year() >= 0 && t.UTC().Year() <= 9999 {
@@ -265,7 +266,7 @@ func ParseNotBefore(s string) (time.Time, error) {
 			}
 		}
 	}
-	return time.Time{}, fmt.Errorf("NotBefore %.60q is no time in GMT", s)
+	return time.Time{}, fmt.Errorf("NotBefore %.60q is not a time in GMT", s)
 }
 
 func cutLast(s, sep string) (before, after string, found bool) {
@@ -275,26 +276,27 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
-// Affects says whether vm is one of the event's Resources: whole names, whatever their case. The preview versions of
-// the service put an underscore before the names of single VMs.
+// Affects reports whether vm is one of the event's Resources; see SameVM.
 func (e Event) Affects(vm string) bool {
 	return vm != "" && slices.ContainsFunc(e.Resources, func(r string) bool { return SameVM(r, vm) })
 }
 
-// LedBy says whether vm comes first in the event's Resources.
+// LedBy reports whether vm is the first of the event's Resources.
 func (e Event) LedBy(vm string) bool {
 	return vm != "" && len(e.Resources) > 0 && SameVM(e.Resources[0], vm)
 }
 
+// SameVM reports whether a resource is the VM vm. It ignores case, and the underscore that preview versions of the
+// service put before the names of single VMs.
 func SameVM(resource, vm string) bool {
 	return strings.EqualFold(strings.TrimPrefix(resource, "_"), strings.TrimPrefix(vm, "_"))
 }
 
-// Hash is the first 8 hex digits of the Digest.
+// Hash returns the first 8 hex digits of the Digest.
 func (e Event) Hash() string { return e.Digest()[:8] }
 
-// Digest is SHA-256, in hex, over the event as compact JSON with sorted keys, EventId in upper case and NotBefore as
-// RFC 3339 in UTC: the same for the same content, whichever way it was written.
+// Digest returns the SHA-256, in hex, of the event as compact JSON with sorted keys, EventId in upper case and
+// NotBefore as RFC 3339 in UTC. Equal content has the same digest, however it is formatted.
 func (e Event) Digest() string {
 	h := sha256.New()
 	h.Write([]byte{'{'})
@@ -311,7 +313,7 @@ func (e Event) Digest() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// canonical is the value of a field in the one form that is compared and hashed, nil when the event has no such field.
+// canonical returns the value of a field in the form that is compared and hashed; nil if the event lacks the field.
 func (e Event) canonical(key string, fields map[string]json.RawMessage) []byte {
 	raw, ok := fields[key]
 	switch {
@@ -327,14 +329,14 @@ func (e Event) canonical(key string, fields map[string]json.RawMessage) []byte {
 	}
 	var v any
 	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber() // a number stays as it was written
+	d.UseNumber() // keeps numbers as written
 	if d.Decode(&v) != nil {
 		return raw
 	}
 	return CompactJSON(v)
 }
 
-// differing names the fields that are not the same in both events, sorted.
+// differing returns the names of the fields that differ, sorted.
 func differing(a, b Event) []string {
 	var names []string
 	inA, inB := fieldsOf(a.Raw), fieldsOf(b.Raw)
@@ -352,7 +354,8 @@ func differing(a, b Event) []string {
 	return names
 }
 
-// CompactJSON is v as JSON with sorted keys and nothing escaped for HTML. v holds only what JSON can.
+// CompactJSON encodes v as compact JSON with sorted keys and without escapes for HTML. It panics if v cannot be
+// encoded.
 func CompactJSON(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -363,7 +366,7 @@ func CompactJSON(v any) []byte {
 	return slices.Clone(bytes.TrimSuffix(b.Bytes(), []byte{'\n'}))
 }
 
-// Printable makes text from outside fit for one line of at most n bytes: valid UTF-8, no control characters.
+// Printable makes text from outside fit for one line of at most n bytes, without control characters and invalid UTF-8.
 func Printable(s string, n int) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r >= 0xFDD0 && r <= 0xFDEF || r&0xFFFE == 0xFFFE {
@@ -374,7 +377,7 @@ func Printable(s string, n int) string {
 	return strings.TrimSpace(CutText(s, n))
 }
 
-// CutText shortens s to at most n bytes without cutting a rune.
+// CutText shortens s to at most n bytes at the end of a rune.
 func CutText(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -503,7 +503,7 @@ func TestADocumentHasAtMostTenThousandEvents(t *testing.T) {
 	if err != nil || len(d.Events) != 10_000 || !d.Partial {
 		t.Fatalf("10,001 events are %d, partial %v, %v; want the first 10,000 and partial", len(d.Events), d.Partial, err)
 	}
-	if want := "it lists more than 10000 events, and only the first so many are taken"; d.Problems[0] != want {
+	if want := "it lists more than 10000 events; the rest is ignored"; d.Problems[0] != want {
 		t.Errorf("the first problem is %q, want %q", d.Problems[0], want)
 	}
 	last := Event{ID: "00010000-0000-4000-8000-000000000000"}

@@ -1,6 +1,6 @@
 package imds
 
-// Observer is the VM the bridge runs on, as instance metadata describes it. What is unknown is "".
+// An Observer is the VM that the bridge runs on, as instance metadata describes it. Unknown fields are "".
 type Observer struct {
 	Name           string `json:"name,omitempty"` // the Azure VM name, as in an event's Resources
 	VMID           string `json:"vmId,omitempty"`
