@@ -190,7 +190,7 @@ func TestAPartialDocumentMakesNothingVanish(t *testing.T) {
 		s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":9,"Events":[{"EventType":"Freeze"},{"EventId":%q,"EventStatus":"Scheduled","EventType":"Freeze"}]}`, idB))
 		pause(2 * time.Minute)
 		wantIDs(t, e.ids(), idA+"-scheduled", idB+"-scheduled")
-		if n := strings.Count(s.log.String(), "no EventId that can be read"); n != 1 {
+		if n := strings.Count(s.log.String(), "no readable EventId"); n != 1 {
 			t.Errorf("the log names the problem %d times, want once", n)
 		}
 		b.end()
@@ -437,7 +437,7 @@ func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 		s.azure.ClearFaults()
 		pause(time.Hour) // after which the configured one is tried again
 		wantIDs(t, e.ids(), idA+"-scheduled")
-		s.wantLogged("takes the configured api-version again")
+		s.wantLogged("accepts the configured api-version again")
 		if strings.Contains(s.log.String(), "changed under one incarnation") {
 			t.Error("the log says that the document changed but its incarnation did not")
 		}
