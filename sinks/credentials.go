@@ -49,7 +49,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		url:      spelled("url", s.URL, s.URLFile, s.URLEnv),
 		bearer:   spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
 		identity: s.Identity != nil,
-		secure:   s.TLS != tlsSettings{},
+		secure:   s.TLS != TLSSettings{},
 		getenv:   h.Getenv,
 	}
 	var wrong KeyErrors

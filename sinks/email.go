@@ -118,8 +118,8 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	wrong.when(!ok, "tls.mode", "%q is unknown; expected starttls, implicit or none", s.TLS.Mode)
 	wrong.when(s.Port < 0 || s.Port > 65535, "port", "expected a number from 1 to 65535")
 	to.addr = net.JoinHostPort(s.Host, strconv.Itoa(cmp.Or(s.Port, usual)))
-	to.tls = tlsSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
-	wrong.when(to.mode == "none" && to.tls != tlsSettings{}, "tls.mode",
+	to.tls = TLSSettings{CAFile: s.TLS.CAFile, ServerName: s.TLS.ServerName}
+	wrong.when(to.mode == "none" && to.tls != TLSSettings{}, "tls.mode",
 		"none uses no certificates; expected starttls or implicit, or no other key of tls")
 	_, err := to.tls.load()
 	wrong.add(err)

@@ -29,7 +29,7 @@ const (
 // A caller makes the HTTP requests of one sink. It has a transport of its own, made at the first request and made anew
 // when a TLS file has changed. It uses no http.Client, because all that one adds is redirects and cookies.
 type caller struct {
-	tls       tlsSettings
+	tls       TLSSettings
 	proxy     func(*http.Request) (*url.URL, error)
 	where     string // proxy has its address from
 	dial      Dialer
@@ -41,7 +41,7 @@ type caller struct {
 }
 
 // newCaller checks the settings. proxy is empty for that of the environment, none, or a URL.
-func newCaller(t tlsSettings, proxy Secret, h Host) (*caller, error) {
+func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 	c := &caller{tls: t, proxy: h.Proxy, where: "the environment's proxy", dial: h.dialer(connectTime)}
 	var wrong KeyErrors
 	_, err := t.load()

@@ -1,7 +1,6 @@
 package sinks
 
 import (
-	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -38,21 +37,23 @@ type NATSSettings struct {
 // NATS is the way to the servers that NATSSettings name. What lets one in is read at the moment of use.
 type NATS struct {
 	urls     sources
-	creds    string // path of a file
-	nkey     string // path of a file
-	username string
-	password source
-	token    source
-	insecure bool // credentials may be sent without TLS
-	tls      tlsSettings
-	secure   bool // nothing is said before TLS
-	first    bool // nor does the server say anything before
+	logins   []natsLogin // of which there is at most one
+	insecure bool        // credentials may be sent without TLS
+	tls      natsTLS
 	getenv   func(string) string
 
 	name  string // of the connections
 	inbox string // what the subjects of answers begin with, "" for _INBOX
 	link  Dialer
 	log   *slog.Logger
+}
+
+// A natsLogin is a way to be let in, by a secret.
+type natsLogin struct {
+	source
+	key   string // in errors about two of them
+	signs bool   // the secret signs what the server asks, and stays here
+	use   func(secret string, v *veil) (nats.Option, error)
 }
 
 // natsAccess is what a NATS says at one moment, and the veil that covers it.
@@ -63,17 +64,14 @@ type natsAccess struct {
 	secure  bool   // nothing is said before TLS
 	away    bool   // a server is on another machine
 	inClear string // the key of credentials that go there without TLS, "" for none
-	stamp   string // differs once anything of it has changed
+	stamp   string // differs once anything of it has changed; it holds secrets
 	veil    *veil
 }
 
 // natsTLS is the key tls.
 type natsTLS struct {
-	CAFile         string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
-	CertFile       string `yaml:"cert_file" doc:"client certificate; needs key_file"`
-	KeyFile        string `yaml:"key_file" doc:"private key of the client certificate"`
-	ServerName     string `yaml:"server_name" doc:"name that the server's certificate must have (default: the host's)"`
-	HandshakeFirst bool   `yaml:"handshake_first" doc:"start with the TLS handshake, as the server must too"`
+	TLSSettings    `yaml:",inline"`
+	HandshakeFirst bool `yaml:"handshake_first" doc:"start with the TLS handshake, as the server must too"`
 }
 
 // natsURLs are one address, or a list of them.
@@ -97,27 +95,39 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 // NewNATS checks the settings and reads all values once. Its errors are *KeyError.
 func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	n := &NATS{
-		creds: s.CredsFile, nkey: s.NKeyFile, username: s.Username, getenv: h.Getenv, insecure: s.Insecure,
-		tls:    tlsSettings{s.TLS.CAFile, s.TLS.CertFile, s.TLS.KeyFile, s.TLS.ServerName},
-		secure: s.TLS != natsTLS{}, first: s.TLS.HandshakeFirst,
-		password: spelled("password", s.Password, s.PasswordFile, s.PasswordEnv),
-		token:    spelled("token", s.Token, s.TokenFile, s.TokenEnv),
-		name:     strings.TrimSpace(h.Agent + " " + h.Name), inbox: s.InboxPrefix, link: h.dialer(natsDial), log: h.Log,
-	}
-	var text Secret
-	if len(s.URL) == 1 && s.URL[0].Text.text != nil {
-		text = s.URL[0].Text
+		getenv: h.Getenv, insecure: s.Insecure, tls: s.TLS, log: h.Log, link: h.dialer(natsDial),
+		name: strings.TrimSpace(h.Agent + " " + h.Name), inbox: s.InboxPrefix,
 	}
 	var wrong KeyErrors
 	const twice = "url is given too; expected only one of them"
 	wrong.when(len(s.URL) > 0 && s.URLFile != "", "url_file", twice)
 	wrong.when(len(s.URL) > 0 && s.URLEnv != "", "url_env", twice)
 	wrong.when(len(s.URL) == 0 && s.URLFile == "" && s.URLEnv == "", "url", "missing; expected url, url_file or url_env")
-	if one := spelled("url", text, s.URLFile, s.URLEnv); one.given() {
-		n.urls = sources{one}
-	} else {
+	switch {
+	case len(s.URL) == 0:
+		n.urls = sources{spelled("url", Secret{}, s.URLFile, s.URLEnv)}
+	case len(s.URL) == 1 && s.URL[0].Text.text != nil:
+		n.urls = sources{spelled("url", s.URL[0].Text, "", "")}
+	default:
 		for i, v := range s.URL {
 			n.urls = append(n.urls, nested("url."+strconv.Itoa(i), v))
+		}
+	}
+	password := spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
+	for _, l := range []natsLogin{
+		{source{Value{File: s.CredsFile}, "", "creds_file", ""}, "creds_file", false, natsCreds},
+		{source{Value{File: s.NKeyFile}, "", "nkey_file", ""}, "nkey_file", true, natsNKey},
+		{password, "username", false, func(secret string, v *veil) (nats.Option, error) {
+			v.hideBasic(s.Username, secret)
+			return nats.UserInfo(s.Username, secret), nil
+		}},
+		{spelled("token", s.Token, s.TokenFile, s.TokenEnv), "token", false, func(secret string, v *veil) (nats.Option, error) {
+			v.hide(secret)
+			return nats.Token(secret), nil
+		}},
+	} {
+		if l.given() {
+			n.logins = append(n.logins, l)
 		}
 	}
 	if len(wrong) == 0 {
@@ -128,22 +138,25 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 		wrong.add(err)
 	}
 	wrong.when(s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix, "inbox_prefix",
-		"%q is no subject; expected tokens of "+
-			"A-Z, a-z, 0-9, _ and - with dots between them, such as _INBOX_forewarn", s.InboxPrefix)
-	wrong.when(n.username != "" && !n.password.given(), "username",
+		"%q is no subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots between them, such as _INBOX_forewarn",
+		s.InboxPrefix)
+	wrong.when(s.Username != "" && !password.given(), "username",
 		"needs password, password_file or password_env beside it")
-	wrong.when(n.username == "" && n.password.given(), "password", "needs username beside it")
+	wrong.when(s.Username == "" && password.given(), "password", "needs username beside it")
 	return n, wrong.err()
 }
 
-// sources are all values but those that are only ever files.
-func (n *NATS) sources() sources { return append(slices.Clone(n.urls), n.password, n.token) }
+// sources are all values.
+func (n *NATS) sources() sources {
+	all := slices.Clone(n.urls)
+	for _, l := range n.logins {
+		all = append(all, l.source)
+	}
+	return all
+}
 
 // Secrets are the files whose change means new credentials.
-func (n *NATS) Secrets() []string {
-	names := slices.Concat(n.tls.files(), n.sources().files(), []string{n.creds, n.nkey})
-	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
-}
+func (n *NATS) Secrets() []string { return append(n.tls.files(), n.sources().files()...) }
 
 // Notes are what an operator may not expect of the settings.
 func (n *NATS) Notes() []string {
@@ -155,40 +168,31 @@ func (n *NATS) Notes() []string {
 
 // read gets all values as they are now. Its errors are *KeyError and hold no secret.
 func (n *NATS) read() (natsAccess, error) {
-	a := natsAccess{veil: new(veil), login: func(*nats.Options) error { return nil }, secure: n.secure}
-	sum := sha256.New()
-	var logins []string // the keys that let one in, of which there is at most one
+	a := natsAccess{veil: new(veil), login: func(*nats.Options) error { return nil }, secure: n.tls != natsTLS{}}
 	user, err := n.readURLs(&a)
 	if err != nil {
 		return a, err
 	}
+	var shown, given string // the key of what the servers are shown, and of what lets one in
 	if user {
-		logins = append(logins, "url")
+		shown, given = n.urls[0].from(), "url"
 	}
-	for _, s := range a.servers {
-		fmt.Fprintf(sum, "%q", s)
-	}
-	for _, l := range []struct {
-		key   string
-		given bool
-		read  func(*natsAccess) (string, error)
-	}{
-		{"creds_file", n.creds != "", n.readCreds},
-		{"nkey_file", n.nkey != "", n.readNKey},
-		{"username", n.password.given(), n.readPassword},
-		{"token", n.token.given(), n.readToken},
-	} {
-		if !l.given {
-			continue
+	a.stamp = fmt.Sprintf("%q", a.servers)
+	for _, l := range n.logins {
+		if given != "" {
+			return a, &KeyError{l.key, fmt.Errorf("%s holds credentials too; expected only one of them", given)}
 		}
-		if logins = append(logins, l.key); len(logins) > 1 {
-			return a, &KeyError{l.key, fmt.Errorf("%s holds credentials too; expected only one of them", logins[0])}
-		}
-		text, err := l.read(&a)
+		secret, err := l.read(n.getenv)
 		if err != nil {
 			return a, err
 		}
-		fmt.Fprintf(sum, "%q", text)
+		if a.login, err = l.use(secret, a.veil); err != nil {
+			return a, l.wrong(err)
+		}
+		a.stamp += secret
+		if given = l.key; !l.signs {
+			shown = l.from()
+		}
 	}
 	if a.tls, err = n.tls.load(); err != nil {
 		return a, err
@@ -197,28 +201,14 @@ func (n *NATS) read() (natsAccess, error) {
 	if err != nil {
 		return a, err
 	}
-	a.stamp = string(sum.Sum(nil)) + looks
-	return a, n.refuseInClear(&a, logins)
-}
-
-// refuseInClear refuses to show what lets one in to whoever is between here and the servers. An nkey shows nothing: its
-// seed signs what the server asks, and stays here.
-func (n *NATS) refuseInClear(a *natsAccess, logins []string) error {
-	if a.secure || !a.away || len(logins) == 0 || logins[0] == "nkey_file" {
-		return nil
+	a.stamp += looks
+	if a.away && !a.secure {
+		a.inClear = shown
 	}
-	switch a.inClear = logins[0]; a.inClear {
-	case "url":
-		a.inClear = n.urls[0].from()
-	case "username":
-		a.inClear = n.password.from()
-	case "token":
-		a.inClear = n.token.from()
+	if a.inClear != "" && !n.insecure {
+		return a, &KeyError{a.inClear, errInClear}
 	}
-	if n.insecure {
-		return nil
-	}
-	return &KeyError{a.inClear, errInClear}
+	return a, nil
 }
 
 // readURLs reads the servers. user says that one of them holds credentials.
@@ -266,63 +256,35 @@ func natsURL(text string) (*url.URL, error) {
 	return &url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host}, nil
 }
 
-func (n *NATS) readCreds(a *natsAccess) (string, error) {
-	text, err := readSmall(n.creds)
-	if err != nil {
-		return "", &KeyError{"creds_file", err}
-	}
-	token, err := nkeys.ParseDecoratedJWT(text)
+// natsCreds logs in by a file that nsc or nats auth has made.
+func natsCreds(text string, v *veil) (nats.Option, error) {
+	token, err := nkeys.ParseDecoratedJWT([]byte(text))
 	if err != nil || strings.Count(token, ".") != 2 {
-		return "", &KeyError{"creds_file", fmt.Errorf("%s holds no user JWT; expected a file made by nsc or by nats auth", n.creds)}
+		return nil, errors.New("holds no user JWT; expected a file made by nsc or by nats auth")
 	}
-	pair, err := nkeys.ParseDecoratedUserNKey(text)
+	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
 	if err != nil {
-		return "", &KeyError{"creds_file", fmt.Errorf("%s holds no user seed; expected a file made by nsc or by nats auth", n.creds)}
+		return nil, errors.New("holds no user seed; expected a file made by nsc or by nats auth")
 	}
-	a.veil.hide(token, seedOf(pair))
-	a.login = nats.UserCredentialBytes(text)
-	return string(text), nil
+	v.hide(token, seedOf(pair))
+	return nats.UserCredentialBytes([]byte(text)), nil
 }
 
-func (n *NATS) readNKey(a *natsAccess) (string, error) {
-	text, err := readSmall(n.nkey)
+// natsNKey logs in by a seed.
+func natsNKey(text string, v *veil) (nats.Option, error) {
+	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
 	if err != nil {
-		return "", &KeyError{"nkey_file", err}
-	}
-	pair, err := nkeys.ParseDecoratedUserNKey(text)
-	if err != nil {
-		return "", &KeyError{"nkey_file", fmt.Errorf("%s holds no seed of a user; expected one that begins with SU", n.nkey)}
+		return nil, errors.New("holds no seed of a user; expected one that begins with SU")
 	}
 	public, err := pair.PublicKey()
 	if err != nil {
-		return "", &KeyError{"nkey_file", fmt.Errorf("%s: %w", n.nkey, err)}
+		return nil, err
 	}
-	a.veil.hide(seedOf(pair))
-	a.login = nats.Nkey(public, pair.Sign)
-	return string(text), nil
+	v.hide(seedOf(pair))
+	return nats.Nkey(public, pair.Sign), nil
 }
 
 func seedOf(pair nkeys.KeyPair) string {
 	seed, _ := pair.Seed() // a pair that was made of a seed has one
 	return string(seed)
-}
-
-func (n *NATS) readPassword(a *natsAccess) (string, error) {
-	password, err := n.password.read(n.getenv)
-	if err != nil {
-		return "", err
-	}
-	a.veil.hideBasic(n.username, password)
-	a.login = nats.UserInfo(n.username, password)
-	return password, nil
-}
-
-func (n *NATS) readToken(a *natsAccess) (string, error) {
-	token, err := n.token.read(n.getenv)
-	if err != nil {
-		return "", err
-	}
-	a.veil.hide(token)
-	a.login = nats.Token(token)
-	return token, nil
 }

@@ -74,7 +74,8 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 	o.SkipHostLookup = true
 	o.MaxReconnect, o.ReconnectBufSize, o.ReconnectJitter = -1, -1, natsJitter
 	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
-	link := natsLink{dial: n.link, config: a.tls, secure: a.secure, first: n.first, signs: n.nkey != ""}
+	signs := len(n.logins) > 0 && n.logins[0].signs
+	link := natsLink{dial: n.link, config: a.tls, secure: a.secure, first: n.tls.HandshakeFirst, signs: signs}
 	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
 		s.hangUp(errGivenUp) // nats.go leaves such a connection open
 		s.found(address, nil)

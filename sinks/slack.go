@@ -41,7 +41,7 @@ type slackSettings struct {
 	TextFile       string         `yaml:"text_file"`
 	Blocks         string         `yaml:"blocks" doc:"the message, a JSON array of blocks"`
 	BlocksFile     string         `yaml:"blocks_file"`
-	TLS            tlsSettings    `yaml:"tls" doc:"certificates"`
+	TLS            TLSSettings    `yaml:"tls" doc:"certificates"`
 	Proxy          Secret         `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
 	Insecure       bool           `yaml:"insecure" doc:"send the token or the URL over http to another machine"`
 }
@@ -122,7 +122,7 @@ func openSlack(decode func(any) error, h Host) (Opened, error) {
 func (k *slackSink) openAddress(s slackSettings) error {
 	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
 	hook := spelled("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
-	tls := s.TLS != tlsSettings{}
+	tls := s.TLS != TLSSettings{}
 	var wrong KeyErrors
 	wrong.add(token.check(), hook.check())
 	wrong.when(token.given() && hook.given(), "webhook_url", "token is given too; expected only one of them")

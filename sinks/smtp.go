@@ -36,7 +36,7 @@ type mailServer struct {
 	addr     string // host and port
 	dial     Dialer
 	mode     string // starttls, implicit or none
-	tls      tlsSettings
+	tls      TLSSettings
 	helo     string // "" for the address of the connection
 	auth     string
 	username string

@@ -29,7 +29,7 @@ type syslogSettings struct {
 	SDID     string      `yaml:"sd_id" default:"cloudevent@32473" doc:"name of the structured data"`
 	Text     string      `yaml:"text" doc:"the message for people (default: the headline)"`
 	TextFile string      `yaml:"text_file"`
-	TLS      tlsSettings `yaml:"tls" doc:"certificates, for tls://"`
+	TLS      TLSSettings `yaml:"tls" doc:"certificates, for tls://"`
 }
 
 // syslogTerms: a log is for the record, which wants every change, however late.
@@ -72,7 +72,7 @@ type syslogSink struct {
 	app      string
 	id       string // of the structured data
 	text     *templates.Template
-	tls      tlsSettings
+	tls      TLSSettings
 	dial     Dialer
 	host     string // when the CloudEvent names no observer
 	zone     *time.Location
@@ -100,7 +100,7 @@ func openSyslog(decode func(any) error, h Host) (Opened, error) {
 	var err error
 	k.to, k.syslogTransport, err = syslogURL(s.URL)
 	wrong.when(err != nil, "url", "%w", err)
-	wrong.when(err == nil && k.to.Scheme != "tls" && s.TLS != tlsSettings{}, "tls",
+	wrong.when(err == nil && k.to.Scheme != "tls" && s.TLS != TLSSettings{}, "tls",
 		"is for tls://; expected that url, or no tls")
 	_, err = k.tls.load()
 	wrong.add(err)

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// tlsSettings are the key tls of every destination that is reached over TLS. The destination's certificate is always
+// TLSSettings are the key tls of every destination that is reached over TLS. The destination's certificate is always
 // verified; there is no key that says otherwise.
-type tlsSettings struct {
+type TLSSettings struct {
 	CAFile     string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
 	CertFile   string `yaml:"cert_file" doc:"client certificate; needs key_file"`
 	KeyFile    string `yaml:"key_file" doc:"private key of the client certificate"`
@@ -21,7 +21,7 @@ type tlsSettings struct {
 }
 
 // files are the files that stand in the settings.
-func (s tlsSettings) files() []string {
+func (s TLSSettings) files() []string {
 	var names []string
 	for _, f := range []string{s.CAFile, s.CertFile, s.KeyFile} {
 		if f != "" {
@@ -32,7 +32,7 @@ func (s tlsSettings) files() []string {
 }
 
 // stamp tells how the files look. It differs once one of them has changed.
-func (s tlsSettings) stamp() (string, error) {
+func (s TLSSettings) stamp() (string, error) {
 	var b strings.Builder
 	for _, f := range s.files() {
 		info, err := os.Stat(f)
@@ -45,7 +45,7 @@ func (s tlsSettings) stamp() (string, error) {
 }
 
 // load reads the files. Its errors are *KeyError.
-func (s tlsSettings) load() (*tls.Config, error) {
+func (s TLSSettings) load() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName}
 	var wrong KeyErrors
 	read := func(key, file string) []byte {
