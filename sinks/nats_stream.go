@@ -77,24 +77,14 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 
 // config is that of a new stream.
 func (p *natsProvision) config() jetstream.StreamConfig {
-	c := jetstream.StreamConfig{
+	c, _ := p.changed(jetstream.StreamConfig{
 		Name: p.Stream, Subjects: p.Subjects, Retention: jetstream.LimitsPolicy, Storage: jetstream.FileStorage,
-		Discard: jetstream.DiscardOld, Replicas: max(p.Replicas, 1), MaxAge: p.MaxAge, MaxBytes: -1,
-		Duplicates: natsDuplicates, AllowDirect: true,
-	}
-	if p.MaxBytes > 0 {
-		c.MaxBytes = int64(p.MaxBytes)
-	}
-	if p.Duplicates > 0 {
-		c.Duplicates = p.Duplicates
-	}
-	if c.MaxAge > 0 {
-		c.Duplicates = min(c.Duplicates, c.MaxAge)
-	}
+		Discard: jetstream.DiscardOld, Replicas: 1, MaxBytes: -1, Duplicates: natsDuplicates, AllowDirect: true,
+	})
 	return c
 }
 
-// changed is the configuration of a stream that is there, with what is given, and the keys that differ.
+// changed is the configuration of a stream with what is given, and the keys that differ.
 func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfig, []string) {
 	var keys []string
 	for _, subject := range p.Subjects {
@@ -104,22 +94,21 @@ func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfi
 			keys = append(keys, "subjects")
 		}
 	}
-	if p.Replicas > 0 && c.Replicas != p.Replicas {
-		c.Replicas, keys = p.Replicas, append(keys, "replicas")
-	}
-	if p.MaxAge > 0 && c.MaxAge != p.MaxAge {
-		c.MaxAge, keys = p.MaxAge, append(keys, "max_age")
-	}
-	if p.MaxBytes > 0 && c.MaxBytes != int64(p.MaxBytes) {
-		c.MaxBytes, keys = int64(p.MaxBytes), append(keys, "max_bytes")
-	}
-	if p.Duplicates > 0 && c.Duplicates != p.Duplicates {
-		c.Duplicates, keys = p.Duplicates, append(keys, "duplicates")
-	}
+	setGiven(&c.Replicas, p.Replicas, &keys, "replicas")
+	setGiven(&c.MaxAge, p.MaxAge, &keys, "max_age")
+	setGiven(&c.MaxBytes, int64(p.MaxBytes), &keys, "max_bytes")
+	setGiven(&c.Duplicates, p.Duplicates, &keys, "duplicates")
 	if c.MaxAge > 0 && c.Duplicates > c.MaxAge { // which the server refuses
-		c.Duplicates, keys = c.MaxAge, append(keys, "duplicates")
+		setGiven(&c.Duplicates, c.MaxAge, &keys, "duplicates")
 	}
 	return c, slices.Compact(keys)
+}
+
+// setGiven sets a property to what the settings give for it, if they do, and notes its key if that is another value.
+func setGiven[T int | int64 | time.Duration](property *T, given T, keys *[]string, key string) {
+	if given > 0 && given != *property {
+		*property, *keys = given, append(*keys, key)
+	}
 }
 
 // provide creates or updates the stream, once for each connection, and says what it did.
@@ -223,14 +212,11 @@ func isTaken(err error) bool {
 // long ago, or another. For that the user has to be let publish to $JS.API.STREAM.NAMES, $JS.API.STREAM.INFO.<stream> and,
 // as the stream is made, $JS.API.STREAM.MSG.GET.<stream> or $JS.API.DIRECT.GET.<stream>.>; else it blocks.
 func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
-	name, err := s.js.StreamNameBySubject(ctx, msg.Subject)
+	stream, err := s.streamOf(ctx, msg.Subject)
 	if err != nil {
-		return delivery.Answer{}, unanswered("look for the stream of "+msg.Subject, err)
+		return delivery.Answer{}, err
 	}
-	stream, err := s.js.Stream(ctx, name)
-	if err != nil {
-		return delivery.Answer{}, unanswered("look at stream "+name, err)
-	}
+	name := stream.CachedInfo().Config.Name
 	stored, err := stream.GetLastMsgForSubject(ctx, msg.Subject)
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
@@ -270,21 +256,30 @@ func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	name, err := s.js.StreamNameBySubject(ctx, subject)
+	stream, err := s.streamOf(ctx, subject)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound) && n.provision != nil:
 		return fmt.Sprintf("stream %s is created with the first delivery", n.provision.Stream), nil
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return "", n.noStream(subject)
 	case err != nil:
-		return "", unanswered("look for the stream of "+subject, err)
+		return "", err
+	}
+	c := stream.CachedInfo().Config
+	return s.access.veil.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), false, 300), nil
+}
+
+// streamOf is the stream that takes a subject.
+func (s *natsSession) streamOf(ctx context.Context, subject string) (jetstream.Stream, error) {
+	name, err := s.js.StreamNameBySubject(ctx, subject)
+	if err != nil {
+		return nil, unanswered("look for the stream of "+subject, err)
 	}
 	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
-		return "", unanswered("look at stream "+name, err)
+		return nil, unanswered("look at stream "+name, err)
 	}
-	text := fmt.Sprintf("stream %s takes %s", name, strings.Join(stream.CachedInfo().Config.Subjects, " "))
-	return s.access.veil.line(text, false, 300), nil
+	return stream, nil
 }
 
 // pass publishes a message to whoever listens, and returns when the server has it. An error about the message comes
