@@ -40,13 +40,6 @@ func (b *Bridge) self() imds.Observer {
 	return o
 }
 
-// observerName returns this VM's name in Azure's events; "" while it is unknown.
-func (b *Bridge) observerName() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.observer.Name
-}
-
 // identify asks instance metadata for the identity of this VM until it answers or ctx is done.
 func (b *Bridge) identify(ctx context.Context) {
 	answered := sync.OnceFunc(func() { close(b.identified) })

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -123,11 +124,10 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	seq, _ := seqOf(key)
 	o.mu.Lock()
 	for name, route := range o.routes {
-		if e := route.pending[seq]; e != nil {
-			results[name] = Result{Route: name, State: StatePending, At: e.tried, Attempts: e.Attempts, Error: e.Error}
-		} else if e := route.dead[seq]; e != nil {
-			results[name] = Result{Route: name, State: StateDead, At: e.death.at, Attempts: e.Attempts,
-				Reason: e.death.reason, Error: e.Error}
+		if e := cmp.Or(route.pending[seq], route.dead[seq]); e != nil {
+			d := e.record()
+			results[name] = Result{Route: name, State: d.State, At: later(d.Tried, d.DeadSince), Attempts: d.Attempts,
+				Reason: d.Reason, Error: d.Error}
 		}
 	}
 	o.mu.Unlock()

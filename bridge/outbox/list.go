@@ -27,8 +27,7 @@ func (o *Outbox) List(s Selection) []Delivery { return deliveries(o.selected(s))
 // First gives the first n of List, and how many more there are.
 func (o *Outbox) First(s Selection, n int) (first []Delivery, more int) {
 	all := o.selected(s)
-	more = max(0, len(all)-n)
-	return deliveries(all[:len(all)-more]), more
+	return deliveries(all[:min(n, len(all))]), max(0, len(all)-n)
 }
 
 // Last gives the last n of List, and how many more there are.
@@ -39,32 +38,21 @@ func (o *Outbox) Last(s Selection, n int) (last []Delivery, more int) {
 }
 
 // selected are the deliveries that s picks, in the order of List.
-func (o *Outbox) selected(s Selection) []*entry {
-	var pending, dead []*entry
-	pick := func(from map[uint64]*entry) (list []*entry) {
-		for _, e := range from {
-			if len(e.Group) >= len(s.Group) && strings.EqualFold(e.Group[:len(s.Group)], s.Group) {
-				list = append(list, e)
-			}
-		}
-		return list
-	}
+func (o *Outbox) selected(s Selection) (all []*entry) {
 	o.mu.Lock()
 	for name, r := range o.routes {
-		if s.Route != "" && s.Route != name {
-			continue
-		}
-		if s.State != StateDead {
-			pending = append(pending, pick(r.pending)...)
-		}
-		if s.State != StatePending {
-			dead = append(dead, pick(r.dead)...)
+		for _, of := range []map[uint64]*entry{r.pending, r.dead} {
+			for _, e := range of {
+				if (s.Route == "" || s.Route == name) && (s.State == "" || s.State == e.state()) &&
+					len(e.Group) >= len(s.Group) && strings.EqualFold(e.Group[:len(s.Group)], s.Group) {
+					all = append(all, e)
+				}
+			}
 		}
 	}
 	o.mu.Unlock()
-	slices.SortFunc(pending, bySeq)
-	slices.SortFunc(dead, bySeq)
-	return append(pending, dead...)
+	slices.SortFunc(all, func(a, b *entry) int { return cmp.Or(-strings.Compare(a.state(), b.state()), bySeq(a, b)) })
+	return all
 }
 
 // Show gives one delivery and its CloudEvent in the JSON format. The error wraps ErrUnknownKey when there is no such

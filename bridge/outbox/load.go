@@ -119,11 +119,16 @@ func (o *Outbox) load(all []Write) {
 	newer.writeAll()
 	maps.Copy(newer.writes, o.waiting)
 	bad := map[place]error{}
-	o.was = storedIn(all)
+	o.was = Stored{map[string][]byte{}, map[string]Group{}}
 	for _, w := range all {
 		at := place{w.Bucket, w.Key}
 		if w.Value == nil {
 			continue
+		}
+		if w.Bucket == bucketValues {
+			o.was.Values[w.Key] = w.Value
+		} else if g, err := groupOf(w.Value); w.Bucket == bucketGroups && err == nil {
+			o.was.Groups[w.Key] = g
 		}
 		if _, known := newer.writes[at]; known {
 			if w.Bucket == bucketMarks {
@@ -165,22 +170,12 @@ func (o *Outbox) raise(w Write) {
 	}
 }
 
-// storedIn is what a file's records hold for the owner.
-func storedIn(all []Write) Stored {
-	s := Stored{map[string][]byte{}, map[string]Group{}}
-	for _, w := range all {
-		switch {
-		case w.Value == nil:
-		case w.Bucket == bucketValues:
-			s.Values[w.Key] = w.Value
-		case w.Bucket == bucketGroups:
-			latest, state, _ := strings.Cut(string(w.Value), " ")
-			if seq, err := seqOf(latest); err == nil {
-				s.Groups[w.Key] = Group{[]byte(state), seq}
-			}
-		}
-	}
-	return s
+// groupOf is an open group of a file, as Group.encode wrote it.
+func groupOf(value []byte) (g Group, err error) {
+	latest, state, _ := strings.Cut(string(value), " ")
+	g.State = []byte(state)
+	g.Latest, err = seqOf(latest)
+	return g, err
 }
 
 // showLoaded lets readers have what a late file brought, once Notify.Loaded has returned.
@@ -212,13 +207,12 @@ func (m *memory) know(w Write, late bool) (err error) {
 	case bucketValues:
 		m.values[w.Key] = w.Value
 	case bucketGroups:
-		latest, state, _ := strings.Cut(string(w.Value), " ")
-		seq, err := seqOf(latest)
+		was, err := groupOf(w.Value)
 		if err != nil {
 			return err
 		}
 		g := m.group(w.Key)
-		g.state, g.latest = []byte(state), m.message(seq)
+		g.state, g.latest = was.State, m.message(was.Latest)
 		g.latest.uses++
 	case bucketHeads:
 		seq, err := seqOf(w.Key)

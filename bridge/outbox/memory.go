@@ -76,6 +76,13 @@ type death struct {
 
 func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
 
+func (e *entry) state() string {
+	if e.death != nil {
+		return StateDead
+	}
+	return StatePending
+}
+
 // copy is an entry that may be changed before it takes the place of e.
 func (e *entry) copy() *entry {
 	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change,
@@ -350,10 +357,10 @@ func (g *group) receipt(route string) int {
 
 // outcome is what became of a delivery of a message that is in use.
 func (m *memory) outcome(name string, seq uint64) Outcome {
-	if r := m.routes[name]; r != nil && r.pending[seq] != nil {
-		return Outcome{State: StatePending}
-	} else if r != nil && r.dead[seq] != nil {
-		return Outcome{StateDead, r.dead[seq].death.at}
+	if r := m.routes[name]; r != nil {
+		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
+			return Outcome{e.state(), e.record().DeadSince}
+		}
 	}
 	if msg := m.messages[seq]; msg != nil {
 		for _, s := range msg.settled {

@@ -60,11 +60,11 @@ type settlement struct {
 // record is the delivery as commands have it.
 func (e *entry) record() Delivery {
 	d := Delivery{
-		Key: e.key(), Route: e.route.name, Item: e.Item, State: StatePending, Bytes: e.message.Bytes, Tried: e.tried,
+		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.Bytes, Tried: e.tried,
 	}
 	switch {
 	case e.death != nil:
-		d.State, d.Reason, d.DeadSince = StateDead, e.death.reason, e.death.at
+		d.Reason, d.DeadSince = e.death.reason, e.death.at
 	case e.Next.IsZero():
 		d.Next = e.Due
 	}

@@ -69,18 +69,7 @@ func (o *Outbox) GiveUpOrphans(now time.Time) {
 }
 
 // Routes are the names of all routes that the outbox knows or keeps something of, sorted.
-func (o *Outbox) Routes() []string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var names []string
-	for name, r := range o.routes {
-		if r.known || len(r.pending)+len(r.dead) > 0 {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
+func (o *Outbox) Routes() []string { return slices.Sorted(maps.Keys(o.Stats(time.Time{}))) }
 
 func (c *change) dropOrphans() {
 	for name, r := range c.routes {
@@ -119,6 +108,9 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 	defer o.mu.Unlock()
 	all := make(map[string]Stats, len(o.routes))
 	for name, r := range o.routes {
+		if !r.known && len(r.pending)+len(r.dead) == 0 {
+			continue
+		}
 		s := Stats{Pending: len(r.pending), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted, Gone: r.gone,
 			Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now)}
 		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
