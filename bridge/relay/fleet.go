@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 )
@@ -28,9 +30,10 @@ type fleet struct {
 	read  uint64    // the last message
 	of    time.Time // when the stream was created
 	lives map[string]*life
-	vms   map[string]*vm // by name in lower case
-	over  int            // lives that are
-	more  bool           // older lives were forgotten
+	vms   map[string]*vm               // by name in lower case
+	told  map[string]map[string]record // what sinks remember, by Azure event and sink
+	over  int                          // lives that are
+	more  bool                         // older lives were forgotten
 }
 
 // A life is an Azure event.
@@ -49,7 +52,9 @@ type vm struct {
 	heard            time.Time
 }
 
-func newFleet() *fleet { return &fleet{lives: map[string]*life{}, vms: map[string]*vm{}} }
+func newFleet() *fleet {
+	return &fleet{lives: map[string]*life{}, vms: map[string]*vm{}, told: map[string]map[string]record{}}
+}
 
 // followFleet reads the stream for what people see of it, until ctx is done.
 func (r *Relay) followFleet(ctx context.Context, p places) {
@@ -76,6 +81,59 @@ func (r *Relay) followFleet(ctx context.Context, p places) {
 		}
 		_ = sleep(ctx, readAgain)
 	}
+}
+
+// followMarks reads who was told of what, until ctx is done.
+func (r *Relay) followMarks(ctx context.Context, p places) {
+	f, name := r.fleet, "KV_"+marksBucket(r.Stream)
+	prefix := "$KV." + marksBucket(r.Stream) + ".mark."
+	for ctx.Err() == nil {
+		all := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: prefix + ">"}
+		err := follow(ctx, p.js, name, all, func(m raw) error {
+			sink, event, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
+			var rec record
+			if json.Unmarshal(m.data, &rec) == nil {
+				f.note(untoken(sink), untoken(event), rec)
+			}
+			return nil
+		})
+		if ctx.Err() == nil {
+			r.Log.Debug("the marks can't be read for the history", "err", err)
+		}
+		_ = sleep(ctx, readAgain)
+	}
+}
+
+// note takes in what a sink remembers of an Azure event. What is about bridges is not looked at.
+func (f *fleet) note(sink, event string, rec record) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.told[event] == nil {
+		if len(f.told) >= 4*maxLives && f.lives[event] == nil {
+			return
+		}
+		f.told[event] = map[string]record{}
+	}
+	f.told[event][sink] = rec
+}
+
+// deliveries are what became of a CloudEvent, by sink. mu is held.
+func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
+	list := []bridge.HistoryDelivery{}
+	for sink, rec := range f.told[event] {
+		m, settled := rec.Settled[id]
+		t, trying := rec.Trying[id]
+		switch {
+		case settled && m.How == howDead:
+			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Reason: m.Answer})
+		case settled:
+			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Answer: m.Answer, Attempts: m.Attempts})
+		case trying:
+			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: t.Attempts, Error: t.Error})
+		}
+	}
+	slices.SortFunc(list, func(a, b bridge.HistoryDelivery) int { return strings.Compare(a.Sink, b.Sink) })
+	return list
 }
 
 // add takes in a message.
@@ -152,6 +210,7 @@ func (f *fleet) forget() {
 	slices.SortFunc(ended, func(a, b string) int { return cmp.Compare(f.lives[a].seq, f.lives[b].seq) })
 	for _, id := range ended[:len(ended)-maxLives] {
 		delete(f.lives, id)
+		delete(f.told, id)
 		f.over--
 		f.more = true
 	}
@@ -238,14 +297,20 @@ func rank(v bridge.FleetVM) int {
 	return 2
 }
 
-// Histories are the events of the last days, the oldest first, and whether there are older ones.
-func (r *Relay) Histories() (lives []bridge.EventHistory, more bool) {
+// Histories are the events of the last days that p picks, the oldest first, and whether there are older ones.
+func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, more bool) {
 	f := r.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range f.sorted() {
-		lives = append(lives, l.Histories(bridge.Period{})...)
+		for _, h := range l.Histories(p) {
+			h.Changes = slices.Clone(h.Changes)
+			for i := range h.Changes {
+				h.Changes[i].Deliveries = f.deliveries(h.Event, h.Changes[i].ID)
+			}
+			histories = append(histories, h)
+		}
 	}
-	slices.SortStableFunc(lives, func(a, b bridge.EventHistory) int { return a.Changes[0].Time.Compare(b.Changes[0].Time) })
-	return lives, f.more
+	slices.SortStableFunc(histories, func(a, b bridge.EventHistory) int { return a.Changes[0].Time.Compare(b.Changes[0].Time) })
+	return histories, f.more
 }

@@ -691,7 +691,11 @@ func (q *queue) report(r delivery.Report) (changed []*group) {
 	})
 	settle := func(how, answer string) func(*entry) {
 		return func(e *entry) {
-			e.group.rec.settle(e.mark, mark{At: r.Now.UTC(), How: how, Answer: answer})
+			attempts := e.item.Attempts
+			if how == howAccepted {
+				attempts++
+			}
+			e.group.rec.settle(e.mark, mark{At: r.Now.UTC(), How: how, Answer: answer, Attempts: attempts})
 			q.end(e)
 		}
 	}

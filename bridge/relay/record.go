@@ -29,7 +29,9 @@ type record struct {
 type mark struct {
 	At     time.Time `json:"at"`
 	How    string    `json:"how"`              // accepted, superseded, dead
-	Answer string    `json:"answer,omitempty"` // of the destination
+	Answer string    `json:"answer,omitempty"` // of the destination, or why it was given up
+	// Attempts is how many there were.
+	Attempts int `json:"attempts,omitempty"`
 }
 
 // What became of a delivery.

@@ -187,6 +187,7 @@ func (r *Relay) connected(ctx context.Context) error {
 	var all sync.WaitGroup
 	all.Go(func() { r.lookAround(session, p, end) })
 	all.Go(func() { r.followFleet(session, p) })
+	all.Go(func() { r.followMarks(session, p) })
 	for session.Err() == nil {
 		r.generation(session, p)
 	}

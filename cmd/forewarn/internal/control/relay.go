@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 
+	"forewarn/bridge"
 	"forewarn/bridge/outbox"
 	"forewarn/bridge/relay"
 	"forewarn/cmd/forewarn/internal/wording"
@@ -87,7 +89,14 @@ func RelayHandler(r *relay.Relay) http.Handler {
 	mux.HandleFunc("POST /outbox/drop", change(func(req *http.Request, m Mutation) ([]relay.Entry, error) {
 		return r.Drop(req.Context(), m.Keys, m.By)
 	}))
-	for _, path := range []string{"GET /tail", "GET /history", "POST /approve"} {
+	mux.HandleFunc("GET /history", func(w http.ResponseWriter, req *http.Request) {
+		q := req.URL.Query()
+		since, _ := time.Parse(time.RFC3339, q.Get("since"))
+		all, _ := r.Histories(bridge.Period{Event: q.Get("event"), VM: q.Get("vm"), Since: since})
+		older := max(0, len(all)-limit(q))
+		answerRows(w, Rows[bridge.EventHistory]{More: older, Rows: all[older:]})
+	})
+	for _, path := range []string{"GET /tail", "POST /approve"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "a relay does not do this; ask the forewarn of a VM", http.StatusBadRequest)
 		})

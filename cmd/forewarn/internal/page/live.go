@@ -25,7 +25,7 @@ var pageFiles embed.FS
 
 // pageParts are the parts of the page that are sent again when they change. Each name is the id of an element and the
 // name of its template.
-var pageParts = []string{"summary", "trouble", "open", "timeline", "sinks", "dead", "foot"}
+var pageParts = []string{"summary", "trouble", "open", "timeline", "sinks", "vms", "dead", "foot"}
 
 // How the page is kept up to date.
 const (
@@ -237,7 +237,7 @@ func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 		}
 		news := pageNews{Now: time.Now().UnixMilli(), Build: p.build, Title: title, Parts: map[string]string{}}
 		for name, part := range parts {
-			if sent[name] != part {
+			if before, known := sent[name]; !known || before != part {
 				news.Parts[name], sent[name] = part, part
 			}
 		}

@@ -28,6 +28,7 @@ type textPart struct {
 func (p pageWriter) plans(s bridge.Status) string {
 	text := "Azure announces "
 	switch {
+	case s.Relay != nil:
 	case s.IMDS.LastAnswer.IsZero() && len(s.Events) == 0:
 		return ""
 	case s.IMDS.LastAnswer.IsZero():
@@ -58,6 +59,10 @@ func (p pageWriter) plans(s bridge.Status) string {
 // note says why there are no events, or how old the shown ones are. Only a valid answer means that there are none.
 func (p pageWriter) note(s bridge.Status) string {
 	switch last := p.moment(s.IMDS.LastAnswer).Text; {
+	case s.Relay != nil && len(s.Events) == 0:
+		return "Azure announces nothing for these VMs."
+	case s.Relay != nil:
+		return ""
 	case s.IMDS.LastAnswer.IsZero() && len(s.Events) > 0:
 		return "Azure has not answered yet. These events are from before forewarn started."
 	case s.IMDS.LastAnswer.IsZero():
@@ -75,6 +80,10 @@ func (p pageWriter) note(s bridge.Status) string {
 // troubles lists what needs somebody, the worst first. Dead letters are shown separately.
 func (p pageWriter) troubles(f pageFacts) []troubleView {
 	s := f.Status
+	machines := "this VM"
+	if s.Relay != nil {
+		machines = "all VMs"
+	}
 	var all []troubleView
 	add := func(what, do string) { all = append(all, troubleView{What: what, Do: prose(do)}) }
 	for _, reason := range s.Reasons {
@@ -82,7 +91,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 			continue // the sink is listed below, with advice
 		}
 		add("Not ready: "+wording.Printable(reason)+".",
-			"Until this is fixed, you may miss maintenance of this VM. See forewarn's log.")
+			"Until this is fixed, you may miss maintenance of "+machines+". See forewarn's log.")
 	}
 	for _, warning := range s.Warnings {
 		add("Warning: "+wording.Printable(warning)+".", "Notifications still work. See forewarn's log.")

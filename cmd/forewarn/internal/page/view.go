@@ -47,6 +47,8 @@ type pageView struct {
 	Timeline  timelineView
 	Sinks     []sinkView
 	MoreSinks int // number left out of Sinks
+	VMs       []fleetVM
+	MoreVMs   int // number left out of VMs
 	Started   moment
 	Version   string
 	Endpoint  string
@@ -111,6 +113,9 @@ func (p pageWriter) view(f pageFacts) pageView {
 		v.Answering = "Azure has not answered yet"
 	case s.IMDS.LastError != "":
 		v.Answering = "Azure does not answer; last answer at " + p.moment(s.IMDS.LastAnswer).Text
+	}
+	if s.Relay != nil {
+		p.fleet(&v, s.Relay)
 	}
 	v.Troubles = p.troubles(f)
 	for _, e := range slices.Backward(f.Dead) { // the newest first
