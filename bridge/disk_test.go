@@ -284,6 +284,31 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 	}
 }
 
+// A crash before a late file was taken up leaves it as it was.
+func TestACrashWhileALateFileIsTakenUpLosesNothingOfIt(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e, down := &ear{}, (&ear{answer: always(errDown)}).all("down")
+		first := e.all("first")
+		first.Filter.When = condition(t, `data.event.Description == "first"`)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Description: "first", Resources: []string{"vm-0"}})
+		b := s.start(first, down)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: time.Minute})
+			s.azure.Update(idA, func(e *imdstest.Event) { e.Description = "second" })
+		}, first, down)
+		pause(6 * time.Second)
+		bring()
+		pause(8 * time.Second) // read, but nobody knows yet whose it is
+		b.crash()
+		s.azure.End(idA)
+		b = s.start(first, down)
+		pause(20 * time.Second)
+		b.end()
+		wantIDs(t, e.ids(), idA+"-scheduled", idA+"-vanished")
+	})
+}
+
 // An id that was used before the file was away isn't used again for another change.
 func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

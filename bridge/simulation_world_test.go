@@ -385,8 +385,12 @@ func (w *world) loaded() {
 	defer w.mu.Unlock()
 	if b := w.boots[len(w.boots)-1]; b.loaded.seq == 0 && !w.dead {
 		b.loaded = w.fact()
+		taken := w.now()
+		if b.learned.seq == 0 {
+			taken += 10 * time.Second // until it is known whose it is
+		}
 		for i := range w.ills {
-			w.ills[i].to = min(w.ills[i].to, max(w.now(), w.diskTrouble.end))
+			w.ills[i].to = min(w.ills[i].to, max(taken, w.diskTrouble.end))
 		}
 	}
 }

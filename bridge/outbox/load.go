@@ -190,6 +190,8 @@ func (o *Outbox) showLoaded() {
 			}
 		}
 	}
+	o.taking = false
+	wake(o.kick)
 }
 
 // know takes in one record of a file, which memory has none of.

@@ -35,8 +35,8 @@ type Notify struct {
 	// Forgot is told how many records were dropped for want of room or, of dead letters, by age: ForgotDeadLetter,
 	// ForgotHistory.
 	Forgot func(what string, n int)
-	// Loaded is told when a file was read that came late, or again: groups, values and marks may have been added. Its
-	// pending deliveries wait until Loaded returns. It isn't told of what Open reads.
+	// Loaded is told when a file was read that came late, or again: groups, values and marks may have been added. Until
+	// it returns nothing is written, and the file's pending deliveries wait. It isn't told of what Open reads.
 	Loaded func()
 }
 

@@ -22,6 +22,7 @@ const (
 var (
 	errSlowDisk = errors.New("the disk takes too long")
 	errClosed   = errors.New("outbox closed")
+	errUntaken  = errors.New("it was read only now")
 )
 
 // A place is where the storage keeps a record.
@@ -64,6 +65,7 @@ type journal struct {
 	tried   chan struct{} // closed when a try to write is over
 	chores  []func(error)
 	timer   *time.Timer // wakes the writer soon; nil: nothing asks for that
+	taking  bool        // a file was read that came late, and Notify.Loaded has not returned
 	closed  bool
 }
 
@@ -258,12 +260,17 @@ func (o *Outbox) flush() error {
 	err := o.broken
 	o.broken = nil
 	o.mu.Unlock()
-	var loaded bool
 	if errors.Is(err, errForeign) {
 		o.opened, o.known, err = false, false, nil
 	}
 	if err == nil {
-		loaded, err = o.open()
+		var loaded bool
+		if loaded, err = o.open(); loaded {
+			o.tell()
+		}
+	}
+	if err == nil {
+		err = o.untaken()
 	}
 	if err == nil {
 		err = o.writeWaiting()
@@ -274,10 +281,26 @@ func (o *Outbox) flush() error {
 		}
 	}
 	o.fail(err, o.nextTry())
-	if loaded {
-		wake(o.loaded) // unless it has yet to tell of the last one
-	}
 	return err
+}
+
+// tell has Notify.Loaded told of a file that was read.
+func (o *Outbox) tell() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.taking = true
+	wake(o.loaded) // unless it has yet to tell of the last one
+}
+
+// untaken is errUntaken until Notify.Loaded has returned: what was told before the file came would take the place of
+// what the file holds, and a crash would lose that.
+func (o *Outbox) untaken() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.taking && !o.closed {
+		return errUntaken
+	}
+	return nil
 }
 
 // slow begins another try to ask the disk, which counts as failing when that isn't over, and the timer stopped, in time.
