@@ -56,9 +56,6 @@ Without a settings file the changes go to standard output, one CloudEvent per li
 
 // run watches the VM until SIGINT or SIGTERM.
 func (p *program) run(ctx context.Context, dry bool) error {
-	if !dry && service.Managed() {
-		return p.runService()
-	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	// A closed pipe on standard output must not end forewarn. SIGPIPE is caught rather than ignored, because commands of

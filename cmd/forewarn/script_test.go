@@ -88,10 +88,13 @@ func TestScripts(t *testing.T) {
 		Dir:   filepath.Join("testdata", "script"),
 		Setup: setUp,
 		Condition: func(name string) (bool, error) {
-			if name != "root" { // whom no permission stops
-				return false, fmt.Errorf("unknown condition %s", name)
+			switch name {
+			case "root": // whom no permission stops
+				return os.Geteuid() == 0, nil
+			case "service": // may be installed on this machine
+				return os.Getenv("FOREWARN_SERVICE") != "", nil
 			}
-			return os.Geteuid() == 0, nil
+			return false, fmt.Errorf("unknown condition %s", name)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"azure": azureVerb, "hook": hookVerb, "hears": hearsVerb, "tried": triedVerb, "logged": loggedVerb,
@@ -148,6 +151,11 @@ func setUp(e *testscript.Env) error {
 		return err
 	}
 	e.Setenv("EXAMPLES", examples)
+	program, err := exec.LookPath("forewarn")
+	if err != nil {
+		return err
+	}
+	e.Setenv("FOREWARN", program)
 	e.Setenv("CONTROL", controlPath(e.WorkDir))
 	for name, word := range map[string]string{
 		"STAT": statCall, "NO_SUCH_FILE": noSuchFile.Error(), "NO_SUCH_PATH": noSuchPath.Error(),

@@ -69,6 +69,15 @@ All subcommands but status need an administrator, and all can be repeated. On Li
 		}
 		c.AddCommand(s)
 	}
+	c.AddCommand(&cobra.Command{
+		Use: "run", Short: "Run as the service; only Windows can start this", Args: cobra.NoArgs, Hidden: true,
+		RunE: func(*cobra.Command, []string) error {
+			if _, err := service.Open(p.err); err != nil {
+				return exit(exitUsage, err)
+			}
+			return p.runService()
+		},
+	})
 	return c
 }
 

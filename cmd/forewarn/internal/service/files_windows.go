@@ -25,7 +25,8 @@ func (windowsMachine) place(path string) (place, error) {
 	case 0:
 		found.Type = aFile
 	}
-	d, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT, windows.OWNER_SECURITY_INFORMATION)
+	d, err := windows.GetNamedSecurityInfo(path, windows.SE_FILE_OBJECT,
+		windows.OWNER_SECURITY_INFORMATION|windows.DACL_SECURITY_INFORMATION)
 	if err != nil {
 		return place{}, denied("owner of "+path, err)
 	}
@@ -33,12 +34,58 @@ func (windowsMachine) place(path string) (place, error) {
 	if err != nil {
 		return place{}, fmt.Errorf("owner of %s: %w", path, err)
 	}
-	found.Owner = owner.String()
-	found.OwnerName = found.Owner
-	if account, domain, _, err := owner.LookupAccount(""); err == nil {
-		found.OwnerName = domain + `\` + account
+	found.Owner, found.OwnerName = owner.String(), accountName(owner)
+	found.Grants, err = grants(d)
+	if err != nil {
+		return place{}, fmt.Errorf("access list of %s: %w", path, err)
 	}
 	return found, nil
+}
+
+// accountName returns the name of an account, or its SID if it has none.
+func accountName(sid *windows.SID) string {
+	account, domain, _, err := sid.LookupAccount("")
+	switch {
+	case err != nil:
+		return sid.String()
+	case domain == "":
+		return account
+	}
+	return domain + `\` + account
+}
+
+// grants returns what an access list allows at its place. Without a list everybody may do anything.
+func grants(d *windows.SECURITY_DESCRIPTOR) (list []grant, err error) {
+	acl, _, err := d.DACL()
+	switch {
+	case errors.Is(err, windows.ERROR_OBJECT_NOT_FOUND), err == nil && acl == nil:
+		everyone, err := windows.CreateWellKnownSid(windows.WinWorldSid)
+		if err != nil {
+			return nil, err
+		}
+		return []grant{{everyone.String(), accountName(everyone), windows.GENERIC_ALL}}, nil
+	case err != nil:
+		return nil, err
+	}
+	for i := range uint32(acl.AceCount) {
+		var ace *windows.ACCESS_ALLOWED_ACE
+		if err := windows.GetAce(acl, i, &ace); err != nil {
+			return nil, err
+		}
+		if ace.Header.AceType == windows.ACCESS_ALLOWED_ACE_TYPE && ace.Header.AceFlags&windows.INHERIT_ONLY_ACE == 0 {
+			sid := (*windows.SID)(unsafe.Pointer(&ace.SidStart))
+			list = append(list, grant{sid.String(), accountName(sid), uint32(ace.Mask)})
+		}
+	}
+	return list, nil
+}
+
+func (windowsMachine) installer() (string, error) {
+	u, err := windows.GetCurrentProcessToken().GetTokenUser()
+	if err != nil {
+		return "", err
+	}
+	return u.User.Sid.String(), nil
 }
 
 func (windowsMachine) secure(path, access string) error {

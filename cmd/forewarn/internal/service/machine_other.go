@@ -9,9 +9,6 @@ func newMachine() (machine, error) {
 		"a unit with ExecStart=/usr/local/bin/forewarn run, and systemctl enable --now, status, reload and stop")
 }
 
-// Managed reports whether the Windows service manager started this process.
-func Managed() bool { return false }
-
 // Run fails on other systems than Windows.
 func Run(Program) error { return errors.New("there is no Windows service manager") }
 

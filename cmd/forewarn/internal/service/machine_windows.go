@@ -66,16 +66,16 @@ func (windowsMachine) look() (Status, error) {
 	if err != nil {
 		return Status{}, fmt.Errorf("look at the service: %w", err)
 	}
-	config, err := s.Config()
+	c, command, account, err := config(s)
 	if err != nil {
 		return Status{}, fmt.Errorf("look at the service: %w", err)
 	}
 	found := Status{
 		State: State(status.State), PID: status.ProcessId, ExitCode: status.Win32ExitCode,
-		Command: config.BinaryPathName, Account: config.ServiceStartName,
+		Command: command, Account: account,
 		Start: map[uint32]string{
 			mgr.StartAutomatic: "automatic", mgr.StartManual: "manual", mgr.StartDisabled: "disabled",
-		}[config.StartType],
+		}[c.StartType],
 	}
 	switch windows.Errno(status.Win32ExitCode) {
 	case windows.ERROR_SERVICE_SPECIFIC_ERROR:
@@ -86,23 +86,24 @@ func (windowsMachine) look() (Status, error) {
 	return found, nil
 }
 
-func (windowsMachine) write(p plan) error {
+func (windowsMachine) write(p plan) (lacks []string, err error) {
 	s, err := openService(windows.SERVICE_ALL_ACCESS)
 	fresh := errors.Is(err, ErrNotInstalled)
 	if fresh {
 		s, err = create(p)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer s.Close()
-	if err := configure(s, p); err != nil {
+	lacks, err = configure(s, p)
+	if err != nil {
 		if fresh {
 			err = errors.Join(err, s.Delete())
 		}
-		return fmt.Errorf("set up the service: %w", err)
+		return nil, fmt.Errorf("set up the service: %w", err)
 	}
-	return nil
+	return lacks, nil
 }
 
 // create creates the service; configure sets the rest of the plan.
@@ -131,29 +132,74 @@ func create(p plan) (*mgr.Service, error) {
 }
 
 // configure sets everything in the plan but the account. The token of the service contains its SID under every account,
-// so rights granted to the SID remain.
-func configure(s *mgr.Service, p plan) error {
-	err := s.UpdateConfig(mgr.Config{
-		ServiceType: windows.SERVICE_WIN32_OWN_PROCESS, StartType: mgr.StartAutomatic, ErrorControl: mgr.ErrorNormal,
-		BinaryPathName: p.Command, DisplayName: p.Display, Description: p.Description,
-		SidType: windows.SERVICE_SID_TYPE_UNRESTRICTED,
-	})
+// so rights granted to the SID remain. lacks names what this Windows does not know.
+func configure(s *mgr.Service, p plan) (lacks []string, err error) {
+	command, err := windows.UTF16PtrFromString(p.Command)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var restarts []mgr.RecoveryAction
+	display, err := windows.UTF16PtrFromString(p.Display)
+	if err != nil {
+		return nil, err
+	}
+	err = windows.ChangeServiceConfig(s.Handle, windows.SERVICE_WIN32_OWN_PROCESS, mgr.StartAutomatic, mgr.ErrorNormal,
+		command, nil, nil, nil, nil, nil, display)
+	if err != nil {
+		return nil, err
+	}
+	description, err := windows.UTF16PtrFromString(p.Description)
+	if err != nil {
+		return nil, err
+	}
+	var restarts []windows.SC_ACTION
 	for _, wait := range p.Restarts {
-		restarts = append(restarts, mgr.RecoveryAction{Type: mgr.ServiceRestart, Delay: wait})
+		restarts = append(restarts, windows.SC_ACTION{Type: mgr.ServiceRestart, Delay: uint32(wait / time.Millisecond)})
 	}
-	if err := s.SetRecoveryActions(restarts, uint32(p.ResetAfter/time.Second)); err != nil {
-		return err
+	var (
+		recovery = windows.SERVICE_FAILURE_ACTIONS{
+			ResetPeriod: uint32(p.ResetAfter / time.Second), ActionsCount: uint32(len(restarts)), Actions: &restarts[0],
+		}
+		onExit      = windows.SERVICE_FAILURE_ACTIONS_FLAG{FailureActionsOnNonCrashFailures: 1}
+		sid         = uint32(windows.SERVICE_SID_TYPE_UNRESTRICTED) // SERVICE_SID_INFO
+		delayed     windows.SERVICE_DELAYED_AUTO_START_INFO         // not delayed
+		preshutdown = uint32(p.Preshutdown / time.Millisecond)      // SERVICE_PRESHUTDOWN_INFO
+		text        = windows.SERVICE_DESCRIPTION{Description: description}
+	)
+	for _, set := range []struct {
+		what  string
+		level uint32
+		info  unsafe.Pointer
+	}{
+		{"descriptions of services", windows.SERVICE_CONFIG_DESCRIPTION, unsafe.Pointer(&text)},
+		{"delayed starts", windows.SERVICE_CONFIG_DELAYED_AUTO_START_INFO, unsafe.Pointer(&delayed)},
+		{"SIDs of services", windows.SERVICE_CONFIG_SERVICE_SID_INFO, unsafe.Pointer(&sid)},
+		{"restarts after a failure", windows.SERVICE_CONFIG_FAILURE_ACTIONS, unsafe.Pointer(&recovery)},
+		{"restarts after an exit code", windows.SERVICE_CONFIG_FAILURE_ACTIONS_FLAG, unsafe.Pointer(&onExit)},
+		{"a time to stop before a shutdown", windows.SERVICE_CONFIG_PRESHUTDOWN_INFO, unsafe.Pointer(&preshutdown)},
+	} {
+		switch err := windows.ChangeServiceConfig2(s.Handle, set.level, (*byte)(set.info)); {
+		case errors.Is(err, windows.ERROR_INVALID_LEVEL): // wine
+			lacks = append(lacks, set.what)
+		case err != nil:
+			return nil, fmt.Errorf("%s: %w", set.what, err)
+		}
 	}
-	if err := s.SetRecoveryActionsOnNonCrashFailures(true); err != nil {
-		return err
+	return lacks, nil
+}
+
+// config returns what the service was created with; mgr.Service.Config also asks what wine does not know.
+func config(s *mgr.Service) (c windows.QUERY_SERVICE_CONFIG, command, account string, err error) {
+	var size uint32
+	err = windows.QueryServiceConfig(s.Handle, nil, 0, &size)
+	if !errors.Is(err, windows.ERROR_INSUFFICIENT_BUFFER) {
+		return c, "", "", err
 	}
-	within := uint32(p.Preshutdown / time.Millisecond) // SERVICE_PRESHUTDOWN_INFO
-	return windows.ChangeServiceConfig2(s.Handle, windows.SERVICE_CONFIG_PRESHUTDOWN_INFO,
-		(*byte)(unsafe.Pointer(&within)))
+	room := make([]uint64, (size+7)/8) // aligned
+	found := (*windows.QUERY_SERVICE_CONFIG)(unsafe.Pointer(&room[0]))
+	if err := windows.QueryServiceConfig(s.Handle, found, size, &size); err != nil {
+		return c, "", "", err
+	}
+	return *found, windows.UTF16PtrToString(found.BinaryPathName), windows.UTF16PtrToString(found.ServiceStartName), nil
 }
 
 func (windowsMachine) remove() error {

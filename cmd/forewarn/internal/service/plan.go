@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf16"
@@ -43,7 +44,7 @@ func newPlan(exe string, args []string) plan {
 
 // arguments returns the arguments of the service, without flags that have their default.
 func arguments(config, logFormat, logLevel string) []string {
-	args := []string{"run", "--config", config}
+	args := []string{"service", "run", "--config", config}
 	if logFormat != "text" {
 		args = append(args, "--log-format", logFormat)
 	}
@@ -134,7 +135,19 @@ type place struct {
 	Type      placeType
 	Owner     string // SID
 	OwnerName string
+	Grants    []grant // its access list
 }
+
+// A grant is an entry of an access list.
+type grant struct {
+	SID, Name string
+	Rights    uint32
+}
+
+// changeRights are those that let an account change what is at a place, directly or by granting itself more: writing,
+// appending, deleting what is in a directory, deleting, changing the access list or the owner, and the generic rights
+// that include them.
+const changeRights = 0x2 | 0x4 | 0x40 | 0x10000 | 0x40000 | 0x80000 | 0x10000000 | 0x40000000
 
 type placeType string
 
@@ -145,19 +158,43 @@ const (
 	aLink        placeType = "a link" // or anything else
 )
 
+// mayControl reports whether an account may control the service: Windows, administrators, the service itself, and the
+// administrator who installs it.
+func mayControl(sid, installer string) bool {
+	const trustedInstaller = "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464"
+	return slices.Contains([]string{SIDSystem, SIDAdministrators, SID(), trustedInstaller, installer}, sid)
+}
+
 // checkPlace refuses what another user may have prepared: every user can create a directory below %ProgramData%, and in
 // it a settings file that runs a command.
-func checkPlace(path string, p place, want placeType) error {
+func checkPlace(path string, p place, want placeType, installer string) error {
 	switch {
 	case p.Type == nothingThere:
 		return nil
 	case p.Type != want:
 		return fmt.Errorf("%s is %s, expected %s; move it out of the way", path, p.Type, want)
-	case p.Owner == SIDSystem, p.Owner == SIDAdministrators, p.Owner == SID():
+	case mayControl(p.Owner, installer):
 		return nil
 	}
 	return fmt.Errorf("%s belongs to %s, who may not be an administrator but could control the service with it; "+
 		`check it, then give it to the administrators: icacls "%s" /setowner *%s /T`, path, p.OwnerName, path, SIDAdministrators)
+}
+
+// checkGrants refuses what another user can change.
+func checkGrants(path string, p place, installer string) error {
+	for _, g := range p.Grants {
+		if g.Rights&changeRights == 0 || mayControl(g.SID, installer) {
+			continue
+		}
+		inherit, right := "", "R"
+		if p.Type == aDirectory {
+			inherit, right = "(OI)(CI)", "M"
+		}
+		return fmt.Errorf("%s can be changed by %s, who could control the service with it; to close it to other users, run: "+
+			`icacls "%s" /inheritance:r /grant *%s:%s%s *%s:%[5]sF *%[8]s:%[5]sF`, path, g.Name, path, SID(), inherit, right,
+			SIDSystem, SIDAdministrators)
+	}
+	return nil
 }
 
 // below reports whether a Windows path leads into the directory.

@@ -76,10 +76,10 @@ func windowsArguments(line string) []string {
 // longer than its own stop takes.
 func TestServiceIsPlannedToRunAlways(t *testing.T) {
 	p := newPlan(`C:\f w\forewarn.exe`, arguments(`C:\s t\forewarn.yaml`, "json", "debug"))
-	if want := `"C:\f w\forewarn.exe" run --config "C:\s t\forewarn.yaml" --log-format json --log-level debug`; p.Command != want {
+	if want := `"C:\f w\forewarn.exe" service run --config "C:\s t\forewarn.yaml" --log-format json --log-level debug`; p.Command != want {
 		t.Errorf("it runs %s, want %s", p.Command, want)
 	}
-	if got := arguments("x", "text", "info"); !slices.Equal(got, []string{"run", "--config", "x"}) {
+	if got := arguments("x", "text", "info"); !slices.Equal(got, []string{"service", "run", "--config", "x"}) {
 		t.Errorf("with the default log flags it runs with %q", got)
 	}
 	if p.Account != `NT SERVICE\`+p.Name {
@@ -138,6 +138,7 @@ func TestServiceTrustsOnlyWhatAdministratorsOwn(t *testing.T) {
 		{place{Type: aDirectory, Owner: "S-1-5-18"}, aDirectory, ""},
 		{place{Type: aDirectory, Owner: "S-1-5-32-544"}, aDirectory, ""},
 		{place{Type: aFile, Owner: serviceSID("forewarn")}, aFile, ""},
+		{place{Type: aFile, Owner: "S-1-5-21-1-2-3-1000"}, aFile, ""}, // whoever installs it
 		{place{Type: aFile, Owner: "S-1-5-32-544"}, aDirectory, "is a file, expected a directory"},
 		{place{Type: aLink, Owner: "S-1-5-32-544"}, aDirectory, "is a link, expected a directory"},
 		{
@@ -146,7 +147,7 @@ func TestServiceTrustsOnlyWhatAdministratorsOwn(t *testing.T) {
 				`then give it to the administrators: icacls "C:\ProgramData\forewarn" /setowner *S-1-5-32-544 /T`,
 		},
 	} {
-		err := checkPlace(path, tt.place, tt.want)
+		err := checkPlace(path, tt.place, tt.want, "S-1-5-21-1-2-3-1000")
 		if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
 			t.Errorf("checkPlace(%+v) = %v, want %q", tt.place, err, tt.says)
 		}

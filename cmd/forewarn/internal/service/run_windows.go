@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/sys/windows"
 	"golang.org/x/sys/windows/svc"
 	"golang.org/x/sys/windows/svc/eventlog"
 )
@@ -22,12 +23,6 @@ var _ = [...][1]struct{}{
 	{uint32(StopPending) ^ uint32(svc.StopPending): {}},
 	{uint32(Running) ^ uint32(svc.Running): {}},
 	{uint32(accepted) ^ uint32(svc.AcceptStop|svc.AcceptShutdown|svc.AcceptParamChange|svc.AcceptPreShutdown): {}},
-}
-
-// Managed reports whether the service manager started this process.
-func Managed() bool {
-	is, err := svc.IsWindowsService()
-	return err == nil && is
 }
 
 // Run runs the program as a Windows service, until Windows asks it to stop or it ends. It handles no signals: Windows
@@ -53,7 +48,10 @@ func Run(p Program) error {
 			log.Info("forewarn stopped cleanly")
 		}
 	}}
-	if err := svc.Run(serviceName, m); err != nil {
+	err = svc.Run(serviceName, m)
+	if errors.Is(err, windows.ERROR_FAILED_SERVICE_CONTROLLER_CONNECT) {
+		return errors.New("only Windows runs forewarn as a service; to start the service, run forewarn service start")
+	} else if err != nil {
 		return errors.Join(m.err, fmt.Errorf("run as a service: %w", err))
 	}
 	return m.err

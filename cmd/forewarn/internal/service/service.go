@@ -41,7 +41,7 @@ func Open(messages io.Writer) (*Service, error) {
 // A machine is the part of Windows that Service needs. Its methods act on the service named serviceName.
 type machine interface {
 	look() (Status, error)                      // ErrNotInstalled if there is no service
-	write(p plan) error                         // creates or changes the service
+	write(p plan) (lacks []string, err error)   // creates or changes the service, and says what this Windows does not know
 	remove() error                              //
 	start() error                               //
 	control(c control) error                    //
@@ -49,6 +49,7 @@ type machine interface {
 	unregisterEvents() error                    // may be repeated
 	place(path string) (place, error)           //
 	secure(path, access string) error           // creates the directory with this access list, or changes its list
+	installer() (sid string, err error)         // the user of this process
 	executable() (path, home string, err error) // of this program, and the home directory of its user
 }
 
@@ -142,18 +143,22 @@ func (s *Service) Install(with Setup) error {
 	if err := s.secureDirectories(with); err != nil {
 		return err
 	}
-	if strings.EqualFold(filepath.Dir(with.Config), with.Own) { // from here on nobody else can replace the file
-		there, err := m.place(with.Config)
-		if err == nil {
-			err = checkPlace(with.Config, there, aFile)
-		}
-		if err != nil {
+	// From here on nobody else can replace them.
+	for _, path := range []string{with.Config, filepath.Join(with.State, "outbox.db")} {
+		if err := s.checkFile(path); err != nil {
 			return err
 		}
 	}
 	p := newPlan(exe, arguments(with.Config, with.LogFormat, with.LogLevel))
-	if err := errors.Join(m.registerEvents(), m.write(p)); err != nil {
+	if err := m.registerEvents(); err != nil {
 		return err
+	}
+	lacks, err := m.write(p)
+	if err != nil {
+		return err
+	}
+	for _, what := range lacks {
+		fmt.Fprintf(s.messages, "note: this Windows does not know %s\n", what)
 	}
 	if was {
 		fmt.Fprintln(s.messages, "the service forewarn is changed; the changes take effect at its next start")
@@ -166,9 +171,14 @@ func (s *Service) Install(with Setup) error {
 }
 
 // secureDirectories closes the directory of the default settings and state to other users. It does the same with a
-// state directory that it creates, but leaves the access list of an existing one to its owner.
+// state directory that it creates, but leaves the access list of an existing one to its owner, and refuses one that
+// other users can change.
 func (s *Service) secureDirectories(with Setup) error {
 	m, own, state := s.machine, with.Own, with.State
+	me, err := m.installer()
+	if err != nil {
+		return err
+	}
 	for _, path := range []string{own, state} {
 		there, err := m.place(path)
 		if err != nil {
@@ -177,13 +187,16 @@ func (s *Service) secureDirectories(with Setup) error {
 		if below(path, own) && there.Type == aDirectory {
 			continue // it inherits the access list
 		}
+		if err := checkPlace(path, there, aDirectory, me); err != nil {
+			return err
+		}
 		if path != own && there.Type != nothingThere {
+			if err := checkGrants(path, there, me); err != nil {
+				return err
+			}
 			fmt.Fprintf(s.messages, "the access to %s is unchanged; if the service cannot write there, run: "+
 				"icacls \"%s\" /grant *%s:(OI)(CI)M\n", path, path, SID())
 			continue
-		}
-		if err := checkPlace(path, there, aDirectory); err != nil {
-			return err
 		}
 		if err := m.secure(path, directoryAccess("")); err != nil {
 			return fmt.Errorf("close %s to other users: %w", path, err)
@@ -193,6 +206,22 @@ func (s *Service) secureDirectories(with Setup) error {
 		}
 	}
 	return nil
+}
+
+// checkFile refuses a file that another user made or can change.
+func (s *Service) checkFile(path string) error {
+	me, err := s.machine.installer()
+	if err != nil {
+		return err
+	}
+	there, err := s.machine.place(path)
+	if err != nil {
+		return err
+	}
+	if err := checkPlace(path, there, aFile, me); err != nil {
+		return err
+	}
+	return checkGrants(path, there, me)
 }
 
 // Uninstall stops and removes the service. It keeps the settings and the state directory.

@@ -24,6 +24,7 @@ type fakeWindows struct {
 	places    map[string]place
 	secured   map[string]string
 	exe       string
+	lacks     []string
 	sick      error // of every change
 }
 
@@ -40,7 +41,7 @@ func (f *fakeWindows) look() (Status, error) {
 	return f.now, nil
 }
 
-func (f *fakeWindows) write(p plan) error {
+func (f *fakeWindows) write(p plan) ([]string, error) {
 	if f.sick == nil {
 		f.installed, f.plan = true, p
 		f.now.Command, f.now.Account, f.now.Start = p.Command, p.Account, "automatic"
@@ -48,7 +49,7 @@ func (f *fakeWindows) write(p plan) error {
 			f.now.State = Stopped
 		}
 	}
-	return f.sick
+	return f.lacks, f.sick
 }
 
 func (f *fakeWindows) remove() error { f.installed, f.removed = false, true; return f.sick }
@@ -73,6 +74,7 @@ func (f *fakeWindows) control(c control) error {
 func (f *fakeWindows) registerEvents() error               { f.source = true; return f.sick }
 func (f *fakeWindows) unregisterEvents() error             { f.source = false; return f.sick }
 func (f *fakeWindows) place(path string) (place, error)    { return f.places[path], nil }
+func (f *fakeWindows) installer() (string, error)          { return "S-1-5-21-1-2-3-1000", nil }
 func (f *fakeWindows) executable() (string, string, error) { return f.exe, `C:\Users\alice`, nil }
 
 func (f *fakeWindows) secure(path, access string) error {
@@ -109,7 +111,7 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	if err := s.Install(with); err != nil {
 		t.Fatal(err)
 	}
-	want := `"C:\Program Files\forewarn\forewarn.exe" run --config ` + with.Config
+	want := `"C:\Program Files\forewarn\forewarn.exe" service run --config ` + with.Config
 	if m.plan.Command != want || !m.source {
 		t.Errorf("it runs %s, and is a source: %v; want %s", m.plan.Command, m.source, want)
 	}
@@ -124,7 +126,7 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	if err := s.Install(with); err != nil {
 		t.Fatal(err)
 	}
-	if want := `"D:\forewarn.exe" run --config ` + with.Config + " --log-format json"; m.plan.Command != want {
+	if want := `"D:\forewarn.exe" service run --config ` + with.Config + " --log-format json"; m.plan.Command != want {
 		t.Errorf("installed again it runs %s, want %s", m.plan.Command, want)
 	}
 	if text := said(s); !strings.Contains(text, "is changed; the changes take effect at its next start") {
@@ -139,7 +141,7 @@ func TestServiceInstallLeavesForeignDirectoriesAlone(t *testing.T) {
 		m, s, with := aWindows()
 		const state = `D:\data\forewarn`
 		with.State = state
-		m.places[state] = place{Type: there, Owner: "S-1-5-21-1-2-3-1001"}
+		m.places[state] = place{Type: there, Owner: SIDAdministrators}
 		if err := s.Install(with); err != nil {
 			t.Fatal(err)
 		}
@@ -194,13 +196,55 @@ func TestServiceInstallRefusesBeforeItChangesAnything(t *testing.T) {
 	}
 }
 
-// Settings that a user has put into forewarn's own directory do not become those of a service.
-func TestServiceInstallRefusesSettingsOfAUser(t *testing.T) {
+// Nothing that another user made or can change becomes the service's: settings, outbox or a state directory of the
+// operator's own. What the administrator who installs it made is taken, and the refusal says what to do.
+func TestServiceInstallRefusesWhatOthersCanChange(t *testing.T) {
+	const me, mallory = "S-1-5-21-1-2-3-1000", "S-1-5-21-1-2-3-1001"
+	const read, modify = 0x1200a9, 0x1301bf
+	users := func(rights uint32) []grant {
+		return []grant{{SIDAdministrators, "administrators", 0x1f01ff}, {SID(), "forewarn", modify}, {"S-1-5-32-545", `BUILTIN\Users`, rights}}
+	}
+	for claim, tt := range map[string]struct {
+		path func(Setup) string
+		is   place
+		says string // "" for taken
+	}{
+		"settings of mallory": {func(w Setup) string { return w.Config }, place{Type: aFile, Owner: mallory, OwnerName: `VM\mallory`},
+			`forewarn.yaml belongs to VM\mallory`},
+		"settings of whoever installs": {func(w Setup) string { return w.Config }, place{Type: aFile, Owner: me}, ""},
+		"settings that users can read": {func(w Setup) string { return w.Config }, place{Type: aFile, Owner: me, Grants: users(read)}, ""},
+		"settings that users can change": {func(w Setup) string { return w.Config }, place{Type: aFile, Owner: me, Grants: users(modify)},
+			`can be changed by BUILTIN\Users, who could control the service with it; to close it to other users, run: icacls "`},
+		"an outbox of mallory": {func(w Setup) string { return filepath.Join(w.State, "outbox.db") }, place{Type: aFile, Owner: mallory,
+			OwnerName: `VM\mallory`}, `outbox.db belongs to VM\mallory`},
+		"a state that users can read": {func(w Setup) string { return w.State }, place{Type: aDirectory, Owner: me, Grants: users(read)}, ""},
+		"a state that users can change": {func(w Setup) string { return w.State }, place{Type: aDirectory, Owner: me, Grants: users(modify)},
+			`/inheritance:r /grant *` + SID() + `:(OI)(CI)M *S-1-5-18:(OI)(CI)F *S-1-5-32-544:(OI)(CI)F`},
+		"a state where users can make files": {func(w Setup) string { return w.State }, place{Type: aDirectory, Owner: me, Grants: users(read | 2)},
+			`D:\data can be changed by BUILTIN\Users`},
+	} {
+		m, s, with := aWindows()
+		with.State = `D:\data`
+		m.places[tt.path(with)] = tt.is
+		err := s.Install(with)
+		if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
+			t.Errorf("%s: install = %v, want %q", claim, err, tt.says)
+		}
+		if m.installed != (tt.says == "") {
+			t.Errorf("%s: installed %v", claim, m.installed)
+		}
+	}
+}
+
+// What this Windows does not know is said, and is no reason not to install.
+func TestServiceInstallSaysWhatWindowsLacks(t *testing.T) {
 	m, s, with := aWindows()
-	m.places[with.Config] = place{Type: aFile, Owner: "S-1-5-21-1-2-3-1001", OwnerName: `VM\mallory`}
-	if err := s.Install(with); err == nil || !strings.Contains(err.Error(),
-		`forewarn.yaml belongs to VM\mallory`) || m.installed {
-		t.Errorf("install = %v, installed %v; want it refused", err, m.installed)
+	m.lacks = []string{"SIDs of services"}
+	if err := s.Install(with); err != nil || !m.installed {
+		t.Errorf("install = %v, installed %v", err, m.installed)
+	}
+	if text := said(s); !strings.Contains(text, "note: this Windows does not know SIDs of services\n") {
+		t.Errorf("install says %q", text)
 	}
 }
 
