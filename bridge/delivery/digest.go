@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -10,11 +11,10 @@ const (
 	maxDigest  = 500             // deliveries in one
 )
 
-// gathered is what came lately of one wave, and which idle lanes hold it.
+// gathered is what came lately of one wave.
 type gathered struct {
-	came  []time.Time // the latest, at most as many as make no digest yet
-	done  time.Time   // when those that wait now become one batch
-	lanes map[*lane]bool
+	came []time.Time // the latest, at most as many as make no digest yet
+	done time.Time   // when those that wait now become one batch
 }
 
 // gather counts an item that became due. It gives the time until which it waits for others; zero if it does not wait.
@@ -23,58 +23,37 @@ func (s *schedule) gather(i *Item, now time.Time) time.Time {
 	if d.Above <= 0 || i.Group == "" {
 		return time.Time{}
 	}
-	g := s.wave(i.wave())
-	g.came = slices.DeleteFunc(g.came, func(at time.Time) bool { return now.Sub(at) >= d.Within })
-	if len(g.came) < d.Above {
-		g.came = append(g.came, now)
-		return time.Time{}
+	old := func(at time.Time) bool { return now.Sub(at) >= d.Within }
+	maps.DeleteFunc(s.waves, func(_ wave, g gathered) bool { return old(g.came[len(g.came)-1]) && !g.done.After(now) })
+	g := s.waves[i.wave()]
+	g.came = slices.DeleteFunc(g.came, old)
+	wait := len(g.came) >= d.Above
+	if wait {
+		g.came = g.came[1:]
 	}
-	g.came = append(g.came[1:], now)
-	if i.soon(now) {
-		return time.Time{}
-	}
-	if !g.done.After(now) {
+	g.came = append(g.came, now)
+	wait = wait && !i.soon(now)
+	if wait && !g.done.After(now) {
 		g.done = now.Add(d.Within)
+	}
+	s.waves[i.wave()] = g
+	if !wait {
+		return time.Time{}
 	}
 	return g.done
 }
 
-func (s *schedule) wave(w wave) *gathered {
-	g := s.waves[w]
-	if g == nil {
-		g = &gathered{lanes: map[*lane]bool{}}
-		s.waves[w] = g
-	}
-	return g
-}
-
-// enlist files the lane under the wave of its newest item while it is idle.
-func (s *schedule) enlist(l *lane, idle bool, now time.Time) {
-	if s.terms.Digest.Above <= 0 || l.group == "" {
-		return
-	}
-	if g := s.waves[l.wave]; g != nil {
-		delete(g.lanes, l)
-		old := len(g.came) == 0 || now.Sub(g.came[len(g.came)-1]) >= s.terms.Digest.Within
-		if len(g.lanes) == 0 && old && !g.done.After(now) {
-			delete(s.waves, l.wave)
-		}
-	}
-	if idle {
-		l.wave = l.newest().wave()
-		s.wave(l.wave).lanes[l] = true
-	}
-}
-
 // digest are the lanes of which one batch is made, the first of which may be attempted now: itself alone, or its wave.
-func (s *schedule) digest(first *lane, now time.Time) []*lane {
+// It looks at every lane, which is rare: what is too much to be told one by one goes together.
+func (s *schedule) digest(first *lane) []*lane {
 	above := s.terms.Digest.Above
 	if above <= 0 || s.single > 0 || s.blocked || first.alone {
 		return []*lane{first}
 	}
 	lanes := []*lane{first}
-	for l := range s.wave(first.newest().wave()).lanes {
-		if l != first && !l.alone && l.part(LateLatest) == 0 {
+	for _, l := range s.lanes {
+		if l != first && l.group != "" && s.idle(l) && !l.alone && l.newest().wave() == first.newest().wave() &&
+			l.part(LateLatest) == 0 {
 			lanes = append(lanes, l)
 		}
 	}

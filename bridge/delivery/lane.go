@@ -29,7 +29,6 @@ type lane struct {
 	tried    time.Time // when the last attempt began
 	gathered time.Time // when the digest that it waits for is complete
 	deadline time.Time // when something in it is late, or falls back
-	wave     wave      // under which the schedule finds it
 
 	wait time.Time // until then it is in the heap of waiting lanes
 

@@ -35,7 +35,7 @@ type schedule struct {
 	random func() float64     // for jitter
 	lanes  map[string]*lane   // by group
 	index  map[uint64]*lane   // by the Seq of its items
-	waves  map[wave]*gathered // with Terms.Digest
+	waves  map[wave]gathered  // with Terms.Digest
 	parts  map[uint64][]*lane // by Item.Batch: the lanes of a batch that made progress
 
 	arriving  laneHeap // lanes with an item whose Due will come, the nearest first
@@ -73,7 +73,7 @@ func newSchedule(t Terms) *schedule {
 		t.Digest = Digest{}
 	}
 	s := &schedule{
-		terms: t, random: rand.Float64, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]*gathered{},
+		terms: t, random: rand.Float64, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]gathered{},
 		parts: map[uint64][]*lane{}, hopeful: map[*lane]bool{},
 	}
 	matters := func(a, b *lane) bool { return before(a, b) < 0 }
@@ -146,7 +146,7 @@ func (s *schedule) place(l *lane, now time.Time) {
 	}
 	s.arriving.keep(l, l.arrived < len(l.items))
 
-	idle := l.arrived > 0 && !l.busy && !(s.stopping && l.failures > 0)
+	idle := s.idle(l)
 	gathers := !s.stopping && l.gathered.After(now)
 	ready := idle && !gathers && !l.next.After(now)
 	l.wait = l.next
@@ -156,7 +156,6 @@ func (s *schedule) place(l *lane, now time.Time) {
 	s.waiting.keep(l, idle && !ready)
 	s.ready.keep(l, ready)
 	s.hurry.keep(l, idle && !gathers && l.urgent)
-	s.enlist(l, idle, now)
 
 	l.deadline = s.deadline(l)
 	s.deadlines.keep(l, !l.deadline.IsZero())
@@ -164,6 +163,11 @@ func (s *schedule) place(l *lane, now time.Time) {
 		s.succeed(l)
 		delete(s.lanes, l.group)
 	}
+}
+
+// idle says whether the lane has something that may be attempted, now or when its wait is over.
+func (s *schedule) idle(l *lane) bool {
+	return l.arrived > 0 && !l.busy && !(s.stopping && l.failures > 0)
 }
 
 // arrive notes that an item became due.
@@ -288,7 +292,7 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 			}
 		}
 	case s.terms.Late == LateLatest && first.group != "":
-		for _, l := range s.digest(first, now) {
+		for _, l := range s.digest(first) {
 			s.join(&a, l, 0, 1, now)
 		}
 	default:
