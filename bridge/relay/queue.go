@@ -544,7 +544,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 	return c
 }
 
-// Read is delivery.Queue's. It fails while the last change of the item's group isn't in the bucket, so that a kill
+// Read is delivery.Queue's. It fails while what became of the group's last delivery isn't in the bucket, so that a kill
 // repeats at most one.
 func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
 	q.mu.Lock()
@@ -555,10 +555,7 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	}
 	if e.group.must > e.group.saved {
 		q.mu.Unlock()
-		if err := q.save([]*group{e.group}); err != nil {
-			return ce, nil, err
-		}
-		q.mu.Lock()
+		return ce, nil, errors.New("what became of the change before is not on record yet")
 	}
 	receipt = e.group.rec.Receipt
 	kept := e.ce

@@ -1,0 +1,179 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// A destination is what all relays deliver to under one name. It fails now and then.
+type destination struct {
+	mu     sync.Mutex
+	random *rand.Rand
+	heard  []string // ids that it accepted, in order
+	by     []string // the relay that each was from
+}
+
+// A machine is what a relay runs on. Once it is dead nothing leaves it any more.
+type machine struct {
+	name  string
+	cable *wire
+}
+
+// from is the destination as a relay on the machine reaches it.
+func (d *destination) from(m machine) delivery.Sink {
+	return deliver(func(batch []delivery.Delivery) error {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		switch {
+		case m.cable.isDown():
+			return errors.New("this machine is dead")
+		case d.random.IntN(10) == 0:
+			return errors.New("not now")
+		}
+		for _, one := range batch {
+			d.heard, d.by = append(d.heard, one.Event.ID()), append(d.by, m.name)
+		}
+		return nil
+	})
+}
+
+type deliver func(batch []delivery.Delivery) error
+
+func (f deliver) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+	return delivery.Answer{Receipt: []byte(batch[0].Event.ID())}, f(batch)
+}
+
+// While relays are killed and started at random, and VMs publish copies of everything, each sink hears every change, in
+// the order of its event. A change is repeated only if the relay that told it was killed, and of one event at most one
+// for each kill.
+//
+// FOREWARN_RELAY_KILLS says how many are killed, FOREWARN_RELAY_SEED with which luck.
+func TestKilledRelaysLoseNothingAndRepeatLittle(t *testing.T) {
+	kills, seed := number(t, "FOREWARN_RELAY_KILLS", 2), number(t, "FOREWARN_RELAY_SEED", 1)
+	random := rand.New(rand.NewPCG(uint64(seed), 0))
+	f := newFleet(t)
+	names := []string{"one", "two", "three"}
+	destinations := map[string]*destination{}
+	for i, name := range names {
+		destinations[name] = &destination{random: rand.New(rand.NewPCG(uint64(seed), uint64(i+1)))}
+	}
+	started := 0
+	start := func() machine {
+		started++
+		m := machine{fmt.Sprintf("relay-%d", started), &wire{}}
+		o := relay.Options{Name: m.name, Connect: f.over(m.cable)}
+		for i, name := range names {
+			r := route(name, destinations[name].from(m))
+			r.Terms.Batch, r.Terms.Parallel = 1+3*(i%2), 1+i%2
+			o.Routes = append(o.Routes, r)
+		}
+		f.start(o)
+		return m
+	}
+	running := []machine{start(), start()}
+	for _, name := range names {
+		f.begin(name)
+	}
+
+	var killed []string
+	var want []event.Event
+	kill := func() {
+		i := random.IntN(len(running))
+		killed = append(killed, running[i].name)
+		running[i].cable.cut()
+		running = append(slices.Delete(running, i, i+1), start())
+	}
+	kinds := []imds.ChangeKind{imds.Scheduled, imds.Started, imds.Vanished}
+	events, said := 80, map[int]int{}
+	for n, total := 0, events*len(kinds); n < total; n++ {
+		if n%(total/(kills+1)) == total/(2*(kills+1)) {
+			kill()
+		}
+		at := random.IntN(events)
+		for said[at] == len(kinds) {
+			at = (at + 1) % events
+		}
+		ce := eventNo(at).say(t, kinds[said[at]], "vm-0")
+		said[at]++
+		want = append(want, ce)
+		for range 1 + random.IntN(3) { // copies, from other VMs
+			f.publish(ce)
+		}
+		if random.IntN(4) == 0 { // one that comes late
+			f.publish(want[random.IntN(len(want))])
+		}
+		time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
+	}
+
+	inOrder := byEvent(ids(want...))
+	for _, name := range names {
+		d := destinations[name]
+		var got []string
+		over := func() bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			got = slices.Clone(d.heard)
+			return len(count(got)) == len(want)
+		}
+		f.until(name+" hears everything", over, nil)
+		f.settled(name)
+		over()
+		for id, ids := range byEvent(got) {
+			first := firsts(ids)
+			if !slices.Equal(first, inOrder[id]) {
+				t.Errorf("%s heard %q, want %q", name, first, inOrder[id])
+			}
+			if repeats := len(ids) - len(first); repeats > len(killed) {
+				t.Errorf("%s heard %q: %d repeats after %d kills", name, ids, repeats, len(killed))
+			}
+		}
+		d.mu.Lock()
+		for i, id := range d.heard {
+			if slices.Contains(d.heard[i+1:], id) {
+				t.Logf("%s heard %s again; it was first told by %s, of %v which were killed", name, id, d.by[i], killed)
+				if !slices.Contains(killed, d.by[i]) {
+					t.Errorf("%s heard %s again, and %s, which told it first, was not killed", name, id, d.by[i])
+				}
+			}
+		}
+		d.mu.Unlock()
+	}
+}
+
+// firsts are the ids without repeats.
+func firsts(ids []string) (first []string) {
+	for _, id := range ids {
+		if !slices.Contains(first, id) {
+			first = append(first, id)
+		}
+	}
+	return first
+}
+
+// number is that of an environment variable.
+func number(t *testing.T, name string, without int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return without
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
