@@ -86,11 +86,7 @@ type email struct {
 	now     func() time.Time
 }
 
-func openEmail(decode func(any) error, h Host) (Opened, error) {
-	var s emailSettings
-	if err := decode(&s); err != nil {
-		return Opened{}, err
-	}
+func openEmail(s emailSettings, h Host) (Opened, error) {
 	m := &email{
 		name: h.Name, zone: h.Zone, log: h.Log, now: time.Now,
 		server: mailServer{getenv: h.Getenv, dial: h.dialer(connectTime)},

@@ -36,6 +36,9 @@ type execSettings struct {
 	StopGrace time.Duration    `yaml:"stop_grace" default:"5s" doc:"from SIGTERM to SIGKILL for a run that is out of time"`
 }
 
+// execDefaults are what the settings need not say.
+var execDefaults = execSettings{Attempts: 3, Parallel: execTerms.Parallel, StopGrace: 5 * time.Second}
+
 // execTerms: a command acts on what is true now, so what is overtaken is dropped, and it must not act twice after a
 // crash. There is no timeout because the sink has one for each CloudEvent.
 var execTerms = delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}
@@ -75,11 +78,7 @@ type envSource struct {
 	name string
 }
 
-func openExec(decode func(any) error, h Host) (Opened, error) {
-	s := execSettings{Attempts: 3, Parallel: execTerms.Parallel, StopGrace: 5 * time.Second}
-	if err := decode(&s); err != nil {
-		return Opened{}, err
-	}
+func openExec(s execSettings, h Host) (Opened, error) {
 	var wrong KeyErrors
 	wrong.when(len(s.Command) == 0, "command",
 		"missing; expected a list of the program and its arguments, such as [/usr/local/bin/drain, --now]")

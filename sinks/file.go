@@ -29,11 +29,7 @@ type fileSettings struct {
 // fileTerms: a file is for the record, which holds everything, however late.
 var fileTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 256}
 
-func openFile(decode func(any) error, h Host) (Opened, error) {
-	var s fileSettings
-	if err := decode(&s); err != nil {
-		return Opened{}, err
-	}
+func openFile(s fileSettings, h Host) (Opened, error) {
 	r := rotation{max: int64(s.MaxSize), every: s.RotateEvery, keep: s.Keep}
 	var wrong KeyErrors
 	wrong.when(s.Path == "", "path", "missing; expected the path of a file, or - for standard output")

@@ -122,20 +122,29 @@ func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
 	return judgeAs(class, r, origin(req.URL), v)
 }
 
+// proxyOf is the proxy for a request, nil for none.
+func (c *caller) proxyOf(req *http.Request, v *veil) (*url.URL, error) {
+	if c.proxy == nil {
+		return nil, nil
+	}
+	p, err := c.proxy(req)
+	if err != nil { // its text may hold the proxy's password
+		return nil, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
+	}
+	if p != nil {
+		v.hideURL(p, c.where)
+	}
+	return p, nil
+}
+
 // fetch makes one request. Its errors have a class and went through the veil; the response did not.
 func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 	transport, err := c.current()
 	if err != nil {
 		return response{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	if c.proxy != nil {
-		p, err := c.proxy(req)
-		if err != nil { // its text may hold the proxy's password
-			return response{}, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
-		}
-		if p != nil {
-			v.hideURL(p, c.where)
-		}
+	if _, err := c.proxyOf(req, v); err != nil {
+		return response{}, err
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
@@ -159,15 +168,12 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	at, secure := to, to.Scheme == "https"
-	if c.proxy != nil {
-		p, err := c.proxy(&http.Request{URL: to})
-		if err != nil { // its text may hold the proxy's password
-			return "", fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
-		}
-		if p != nil {
-			v.hideURL(p, c.where)
-			at, secure = p, false
-		}
+	p, err := c.proxyOf(&http.Request{URL: to}, v)
+	if err != nil {
+		return "", err
+	}
+	if p != nil {
+		at, secure = p, false
 	}
 	conn, err := transport.DialContext(ctx, "tcp", dialed(at))
 	if err == nil {

@@ -60,13 +60,24 @@ type Opened struct {
 
 // Kinds are all kinds of destination by their key in the settings file.
 var Kinds = map[string]Kind{
-	"email":   {Open: openEmail, Terms: emailTerms, For: People},
-	"exec":    {Open: openExec, Terms: execTerms, For: Actors},
-	"file":    {Open: openFile, Terms: fileTerms},
-	"nats":    {Open: openNATS, Terms: natsTerms, Fields: natsFields},
-	"slack":   {Open: openSlack, Terms: slackTerms, For: People, Fields: slackFields},
-	"syslog":  {Open: openSyslog, Terms: syslogTerms},
-	"webhook": {Open: openWebhook, Terms: webhookTerms, Fields: webhookFields},
+	"email":   {Open: opens(emailSettings{}, openEmail), Terms: emailTerms, For: People},
+	"exec":    {Open: opens(execDefaults, openExec), Terms: execTerms, For: Actors},
+	"file":    {Open: opens(fileSettings{}, openFile), Terms: fileTerms},
+	"nats":    {Open: opens(natsSettings{}, openNATS), Terms: natsTerms, Fields: natsFields},
+	"slack":   {Open: opens(slackSettings{}, openSlack), Terms: slackTerms, For: People, Fields: slackFields},
+	"syslog":  {Open: opens(syslogSettings{}, openSyslog), Terms: syslogTerms},
+	"webhook": {Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, Fields: webhookFields},
+}
+
+// opens makes open a Kind's: with its settings, which are the defaults where a section says nothing.
+func opens[S any](defaults S, open func(s S, h Host) (Opened, error)) func(func(any) error, Host) (Opened, error) {
+	return func(decode func(any) error, h Host) (Opened, error) {
+		s := defaults
+		if err := decode(&s); err != nil {
+			return Opened{}, err
+		}
+		return open(s, h)
+	}
 }
 
 // Host is what the program lends to its sinks, so that they neither read the environment nor write to its streams.

@@ -48,11 +48,7 @@ type natsSink struct {
 	session *natsSession
 }
 
-func openNATS(decode func(any) error, h Host) (Opened, error) {
-	var s natsSettings
-	if err := decode(&s); err != nil {
-		return Opened{}, err
-	}
+func openNATS(s natsSettings, h Host) (Opened, error) {
 	n := &natsSink{
 		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured",
 		domain: s.Domain, log: h.Log,

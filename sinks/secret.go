@@ -155,13 +155,10 @@ func (s source) from() string {
 
 // wrong is an error about the value, at the key that says where it comes from.
 func (s source) wrong(err error) error {
-	switch {
-	case s.File != "":
-		return &KeyError{s.fileKey, fmt.Errorf("%s: %w", s.File, err)}
-	case s.Env != "":
-		return &KeyError{s.envKey, fmt.Errorf("%s: %w", s.Env, err)}
+	if s.File+s.Env != "" {
+		err = fmt.Errorf("%s: %w", s.File+s.Env, err)
 	}
-	return &KeyError{s.key, err}
+	return &KeyError{s.from(), err}
 }
 
 // readSecret reads a secret's file.

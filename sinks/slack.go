@@ -80,11 +80,7 @@ type slackSink struct {
 	now       func() time.Time
 }
 
-func openSlack(decode func(any) error, h Host) (Opened, error) {
-	var s slackSettings
-	if err := decode(&s); err != nil {
-		return Opened{}, err
-	}
+func openSlack(s slackSettings, h Host) (Opened, error) {
 	k := &slackSink{
 		getenv: h.Getenv, agent: h.Agent, zone: h.Zone, log: h.Log, channel: s.Channel, broadcast: s.Broadcast,
 		insecure: s.Insecure,

@@ -79,11 +79,7 @@ type syslogSink struct {
 	now      func() time.Time
 }
 
-func openSyslog(decode func(any) error, h Host) (Opened, error) {
-	var s syslogSettings
-	if err := decode(&s); err != nil {
-		return Opened{}, err
-	}
+func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	k := &syslogSink{
 		facility: slices.Index(syslogFacilities, cmp.Or(s.Facility, "daemon")), app: cmp.Or(s.AppName, "forewarn"),
 		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, dial: h.dialer(connectTime), host: h.Hostname, zone: h.Zone, now: time.Now,

@@ -89,11 +89,7 @@ type bodySecret struct {
 	name string
 }
 
-func openWebhook(decode func(any) error, h Host) (Opened, error) {
-	var s webhookSettings
-	if err := decode(&s); err != nil {
-		return Opened{}, err
-	}
+func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, getenv: h.Getenv, log: h.Log}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "structured", "binary"), "mode", "%q is unknown; expected structured or binary", s.Mode)
