@@ -107,10 +107,11 @@ func TestUnitsAreUnderstood(t *testing.T) {
 		"systemd/forewarn.service.d/exec.conf":    "forewarn.service.d/exec.conf",
 		"systemd/forewarn.service.d/drain.conf":   "forewarn.service.d/drain.conf",
 		"systemd/runbook/forewarn-drain@.service": "forewarn-drain@.service",
+		"fleet/forewarn-relay.service":            "forewarn-relay.service",
 	} {
 		write(t, filepath.Join(dir, filepath.FromSlash(to)), programs.Replace(example(t, from)))
 	}
-	for _, unit := range []string{"forewarn.service", "forewarn-drain@.service"} {
+	for _, unit := range []string{"forewarn.service", "forewarn-drain@.service", "forewarn-relay.service"} {
 		out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(dir, unit)).CombinedOutput()
 		if err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), "forewarn") {
 			t.Errorf("systemd-analyze verify %s: %v\n%s", unit, err, out)

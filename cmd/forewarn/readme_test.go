@@ -294,7 +294,11 @@ func TestSettingsSamplesLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range slices.Concat(files, bodies, runbooks) {
+	fleet, err := filepath.Glob(filepath.Join("..", "..", "examples", "fleet", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range slices.Concat(files, bodies, runbooks, fleet) {
 		if filepath.Base(f) == "slack-app-manifest.yaml" {
 			continue // Slack's, not ours; it is tested beside the sink
 		}

@@ -79,7 +79,7 @@ func command() {
 //	approvals [LABEL ...]                Azure was asked to begin exactly these, in this order (waits for it)
 //	polls                                two more polls were answered from now on
 //	settings FILE                        expand $AZURE, $HOOK, $PORT (a free one) and $WORK in a file
-//	nats                                 start a server with JetStream; $NATS is its address
+//	nats [FILE]                          start a server with JetStream, with that configuration; $NATS is its address
 //	exits CODE COMMAND ARGS …            the command ends with this exit code
 //	pause DURATION                       let some time pass
 //	get PORT/PATH STATUS REGEXP          what is answered over HTTP (waits for it)
