@@ -84,6 +84,7 @@ type change struct {
 	now    time.Time
 	writes records    // of all changes that wait to be made durable
 	wrote  bool       // it has added to them
+	added  [][]byte   // CloudEvents
 	died   []Delivery // dead letters that it made
 	lost   int        // dead letters that it dropped, for want of room
 }
@@ -139,6 +140,7 @@ func (c *change) add(a Addition) {
 	}
 	if a.Body != nil {
 		m.body = a.Body
+		c.added = append(c.added, a.Body)
 		c.write(bucketEvents, seqKey(a.Seq), a.Body)
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}

@@ -145,9 +145,6 @@ func (o *Outbox) Follow() (events <-chan json.RawMessage, stop func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.followers[c] = true
-	for _, m := range o.messages {
-		m.shown = m.shown || o.failing != nil && m.body != nil // it was before
-	}
 	return c, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()

@@ -39,7 +39,6 @@ func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
 type message struct {
 	head
 	body    []byte // until it is on disk
-	shown   bool   // to followers
 	uses    int    // deliveries, and groups whose latest it is
 	settled []settled
 }
@@ -62,7 +61,6 @@ type entry struct {
 	death         *death // nil while it is pending
 	change        uint64 // number of the one that made it pending, or dead
 	at            int32  // in its heap
-	index         int32  // in its group
 	held          bool
 	late          bool // a file that came late brought it, and its reader is not to see it yet
 	gone          bool // from memory
@@ -148,7 +146,7 @@ type group struct {
 	over     time.Time // since when it is over and nothing more was remembered of it; zero while it is open
 	marks    []mark
 	receipts []receipt
-	pending  []*entry
+	pending  map[*entry]bool // nil if there are none
 }
 
 // A mark is a Mark in little room: there are many.
@@ -253,8 +251,10 @@ func (m *memory) put(e *entry) {
 		m.held[e] = true
 	}
 	g := m.group(e.Group)
-	e.index = int32(len(g.pending))
-	g.pending = append(g.pending, e)
+	if g.pending == nil {
+		g.pending = map[*entry]bool{}
+	}
+	g.pending[e] = true
 }
 
 // take takes a delivery out. Its message is still in use; disuse follows.
@@ -269,11 +269,9 @@ func (m *memory) take(e *entry) {
 	}
 	delete(m.held, e)
 	g := m.groups[e.Group]
-	last := len(g.pending) - 1
-	g.pending[e.index] = g.pending[last]
-	g.pending[e.index].index = e.index
-	g.pending[last] = nil
-	g.pending = g.pending[:last]
+	if delete(g.pending, e); len(g.pending) == 0 {
+		g.pending = nil
+	}
 	m.tidy(e.Group)
 }
 

@@ -257,17 +257,24 @@ func (o *Outbox) Close() error {
 	o.mu.Lock()
 	n := o.number
 	o.mu.Unlock()
-	err := o.sync(n)
-	stopped := o.stop()
+	_ = o.sync(n) // Durable says what is wrong, and the writer tries once more
 	o.mu.Lock()
-	stored, lost := o.stored >= n, len(o.unstored(false))
+	o.closed = true
 	o.mu.Unlock()
-	if stored { // if not before, then with the last try
+	wake(o.kick)
+	var closed error
+	select {
+	case <-o.done:
+		closed = o.storage.Close()
+	case <-time.After(diskPatience): // the disk hangs, and closing the file would hang too
+	}
+	o.mu.Lock()
+	err, lost := o.failing, len(o.unstored(false))
+	if o.stored >= n {
 		err = nil
 	}
-	if stopped { // else the disk hangs, and closing the file would hang too
-		err = errors.Join(err, o.storage.Close())
-	}
+	o.mu.Unlock()
+	err = errors.Join(err, closed)
 	if err != nil && lost > 0 {
 		return fmt.Errorf("%d deliveries are lost, they were only in memory: %w", lost, err)
 	}

@@ -126,7 +126,7 @@ func (o *Outbox) Pending(group string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if g := o.groups[group]; g != nil {
-		return deliveries(slices.SortedFunc(slices.Values(g.pending), bySeq))
+		return deliveries(slices.SortedFunc(maps.Keys(g.pending), bySeq))
 	}
 	return nil
 }

@@ -85,11 +85,14 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
 	f(c)
 	c.bound(o.bounds, o.failing != nil)
+	for _, body := range c.added {
+		o.show(body)
+	}
 	forgotten := 0
 	if c.wrote {
 		n, o.number = c.number, c.number
 		if o.failing != nil {
-			o.release(o.waiting)
+			o.release()
 			o.boundHistory()
 		}
 		forgotten, o.dropped = o.dropped, 0
@@ -135,26 +138,12 @@ func (o *Outbox) boundHistory() {
 	o.bounded = len(o.under) + len(o.waiting)
 }
 
-// release lets readers and followers have what the records added. mu is held.
-func (o *Outbox) release(r records) {
-	for _, route := range o.routes {
-		if route.reader != nil && len(route.reader.dirty) > 0 {
-			wake(route.reader.changed)
+// release wakes readers, which may see more than before. mu is held.
+func (o *Outbox) release() {
+	for _, r := range o.routes {
+		if r.reader != nil && len(r.reader.dirty) > 0 {
+			wake(r.reader.changed)
 		}
-	}
-	if len(o.followers) == 0 {
-		return
-	}
-	var added []uint64
-	for p := range r {
-		if m := o.messages[p.seq()]; p.bucket == bucketEvents && m != nil && m.body != nil && !m.shown {
-			added = append(added, m.Seq)
-		}
-	}
-	slices.Sort(added)
-	for _, seq := range added {
-		o.messages[seq].shown = true
-		o.show(o.messages[seq].body)
 	}
 }
 
@@ -199,21 +188,7 @@ func (o *Outbox) damaged(err error) error {
 	return err
 }
 
-// stop ends the writer. It returns false when that hangs.
-func (o *Outbox) stop() bool {
-	o.mu.Lock()
-	o.closed = true
-	o.mu.Unlock()
-	wake(o.kick)
-	select {
-	case <-o.done:
-		return true
-	case <-time.After(diskPatience):
-		return false
-	}
-}
-
-// writer writes what waits, whenever that is asked for. It ends after the try that follows stop.
+// writer writes what waits, whenever that is asked for. It ends after the try that follows Close.
 func (o *Outbox) writer() {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
@@ -345,7 +320,7 @@ func (o *Outbox) writeWaiting() error {
 		return err
 	}
 	o.stored = number
-	o.release(under)
+	o.release()
 	for _, w := range writes {
 		if isHistory(w.Bucket) && w.Value != nil {
 			o.grown.add(1, len(w.Value))
@@ -376,8 +351,7 @@ func (o *Outbox) fail(err error, try uint64) {
 		wake(o.kick)
 	}
 	if err != nil {
-		o.release(o.under)
-		o.release(o.waiting)
+		o.release()
 	}
 	o.mu.Unlock()
 	switch {
