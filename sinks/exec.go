@@ -387,11 +387,7 @@ func (c *command) find(env []variable) (string, error) {
 	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, path)
 }
 
-// run starts the program and waits for its end, which the end of ctx brings about. Nothing of its process group is left
-// when it returns.
-//
-// The goroutine that starts the program keeps its thread until the program has ended: on Linux the program dies with the
-// thread that started it, and the Go runtime ends a thread when a goroutine that was locked to it returns.
+// run runs the program to its end.
 func (c *command) run(ctx context.Context, path string, env []variable, input []byte, out io.Writer) (*os.ProcessState, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: c.args, Dir: c.dir, Stdin: bytes.NewReader(input), Stdout: out, Stderr: out, WaitDelay: outputWait,
@@ -400,6 +396,19 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	for _, v := range env {
 		cmd.Env = append(cmd.Env, v.name+"="+v.value)
 	}
+	err := runGroup(ctx, cmd, c.grace)
+	if cmd.ProcessState != nil {
+		err = nil // it tells more, and of the output enough was read
+	}
+	return cmd.ProcessState, err
+}
+
+// runGroup starts a program and waits for its end, which the end of ctx brings about. Nothing of its process group is left
+// when it returns.
+//
+// The goroutine that starts the program keeps its thread until the program has ended: on Linux the program dies with the
+// thread that started it, and the Go runtime ends a thread when a goroutine that was locked to it returns.
+func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 	started, ended := make(chan *processGroup, 1), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -415,21 +424,17 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 		f.waitThenKill()
 		err = cmd.Wait()
 		f.close()
-		if cmd.ProcessState != nil {
-			err = nil // it tells more, and of the output enough was read
-		}
 		ended <- err
 	}()
 	f := <-started // by itself: of a short run the end may be here too
 	if f == nil {
-		return nil, <-ended
+		return <-ended
 	}
 	select {
 	case <-ctx.Done():
 	case err := <-ended:
-		return cmd.ProcessState, err
+		return err
 	}
-	grace := c.grace
 	if errors.Is(ctx.Err(), context.Canceled) {
 		grace = min(grace, cutGrace)
 	}
@@ -439,10 +444,9 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	select {
 	case <-timer.C:
 		f.kill()
-		err := <-ended
-		return cmd.ProcessState, err
+		return <-ended
 	case err := <-ended:
-		return cmd.ProcessState, err
+		return err
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/textproto"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -178,7 +177,7 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 	c.SysProcAttr, c.WaitDelay = processAttributes(account{}), outputWait
 	var out bytes.Buffer
 	c.Stdout = &bounded{&out, maxPrinted}
-	err := runUntil(ctx, c)
+	err := runGroup(ctx, c, 0)
 	token, _, _ := strings.Cut(out.String(), "\n")
 	token = strings.TrimSpace(token)
 	switch {
@@ -192,19 +191,6 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 		return "", errors.New("token_command: it printed no token")
 	}
 	return token, nil
-}
-
-// runUntil runs a command to its end, which the end of ctx brings about for all of its process group.
-func runUntil(ctx context.Context, c *exec.Cmd) error {
-	runtime.LockOSThread() // with which the command would die
-	defer runtime.UnlockOSThread()
-	if err := c.Start(); err != nil {
-		return err
-	}
-	f := newProcessGroup(c.Process)
-	defer f.close()
-	defer context.AfterFunc(ctx, f.kill)()
-	return c.Wait()
 }
 
 // bounded takes only so many bytes, and no others, without an error.
