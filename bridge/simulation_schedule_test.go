@@ -279,7 +279,7 @@ func (o *oracle) failedBefore(mine []*attempt, event string, boot int) bool {
 // probes: while nothing is taken until somebody acts, a destination is asked once a minute, and of what is new.
 func (o *oracle) probes() {
 	for _, r := range o.plan.routes {
-		var row []*attempt // blocked, one after the other
+		var row, mine []*attempt // blocked, one after the other, and all of the route
 		flush := func() {
 			defer func() { row = nil }()
 			from := slices.IndexFunc(row, func(a *attempt) bool { return a.at-row[0].at >= 30*time.Second })
@@ -320,10 +320,11 @@ func (o *oracle) probes() {
 			if len(row) > 0 && (row[len(row)-1].in != a.in || o.setupsBetween(row[len(row)-1].began, a.began) > 0) {
 				flush()
 			}
-			switch {
-			case a.how == "is blocked":
+			alone := o.failedBefore(mine, a.batch[0].event, a.in) // its trouble counts for nobody else
+			switch mine = append(mine, a); {
+			case a.how == "is blocked" && !alone:
 				row = append(row, a)
-			default:
+			case a.how != "is blocked":
 				flush()
 			}
 		}

@@ -1,7 +1,8 @@
 // Mutants says how much of a package its tests hold: it makes one small mistake at a time in the code, runs the tests,
 // and lists the mistakes that no test noticed.
 //
-//	go -C .ci/tools run ./mutants [-n 200] [-seed 1] [-only FILE:LINE] [-last REGEXP] [-least 95] PACKAGE... [-- FLAGS]
+//	go -C .ci/tools run ./mutants [-n 200] [-seed 1] [-only FILE:LINE] [-again OUTPUT] [-last REGEXP] [-least 95]
+//		PACKAGE... [-- FLAGS]
 //
 // Packages are directories. A mistake in one is first tried on that package's own tests, then on those of the others in
 // the order in which they are named, and at the end on the tests that -last names, which take long. FLAGS are those of
@@ -91,6 +92,7 @@ func main() {
 	n := flag.Int("n", 200, "how many mistakes are tried")
 	seed := flag.Uint64("seed", 1, "of the sample")
 	only := flag.String("only", "", "the beginning of FILE:LINE: no others")
+	again := flag.String("again", "", "what an earlier run printed: only those that survived then")
 	at := flag.String("at", "../..", "the root of the module")
 	last := flag.String("last", "", "tests that are tried when no other notices a mistake")
 	least := flag.Float64("least", 0, "how many percent must be noticed")
@@ -116,7 +118,14 @@ func main() {
 	if len(stale) > 0 {
 		fail(fmt.Errorf("equivalent.txt lists what cannot be done any more:\n%s", strings.Join(stale, "\n")))
 	}
-	all = slices.DeleteFunc(all, func(m mutant) bool { return !strings.HasPrefix(m.String(), *only) })
+	earlier, err := os.ReadFile(*again)
+	if err != nil && *again != "" {
+		fail(err)
+	}
+	all = slices.DeleteFunc(all, func(m mutant) bool {
+		is := *again == "" || strings.Contains(string(earlier), fmt.Sprintf("%s  %v\n", survived, m))
+		return !is || !strings.HasPrefix(m.String(), *only)
+	})
 	for _, p := range packages { // without a mistake they pass
 		began := time.Now()
 		args := slices.Concat([]string{"test", "-vet=off", "-count=1"}, flags, []string{"./" + p})
