@@ -405,6 +405,8 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 				pause(4 * time.Second)
 				bring()
 				pause(3500 * time.Millisecond)
+				b.Reload([]Route{e.all("a")}, nil, SettingsInfo{}) // whose worker waits too
+				pause(100 * time.Millisecond)
 				wantIDs(t, e.ids())
 				pause(20 * time.Second)
 				if got := e.ids(); tt.want == "" && len(got) > 0 || tt.want != "" && (len(got) == 0 || got[0] != tt.want) {

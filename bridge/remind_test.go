@@ -198,6 +198,22 @@ func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 	})
 }
 
+// What waits for its lead gives way to a newer change that does not wait, also on a route that is told everything.
+func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		e := &ear{}
+		b := s.start(e.all("a").with(func(t *Terms) { t.Lead = 10 * time.Minute }))
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 2*time.Hour)
+		pause(time.Minute)
+		s.azure.Update(idA, func(e *imdstest.Event) { e.NotBefore = time.Now().Add(5 * time.Minute) })
+		pause(time.Hour)
+		wantIDs(t, e.types(), "updated")
+		b.end()
+	})
+}
+
 // A lead counts as well for what waited for the VM's name: what became of the event meanwhile is known by then.
 func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
 	const lead = 10 * time.Minute

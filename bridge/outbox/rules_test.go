@@ -56,6 +56,15 @@ func TestOverItsBoundsTheOldestOfTheFullestGoes(t *testing.T) {
 			}
 		})
 	}
+	// So does what belongs to no group.
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{Pending: 2}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		for i := range 4 {
+			mustAdd(t, o, "", fmt.Sprintf("about-the-bridge-%d", i), "a")
+		}
+		if got := pending(o, "a"); len(got) != 2 || !strings.HasSuffix(got[0], "-2") {
+			t.Errorf("pending are %v, want the last two", got)
+		}
+	})
 	// One change of more than fits keeps what fits.
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{Pending: 100}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		if err := o.Apply(wave(o, 1000, "a", "b")); err != nil {
