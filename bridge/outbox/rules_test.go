@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -712,4 +713,94 @@ func TestWhatIsOverIsBounded(t *testing.T) {
 			}
 		}
 	})
+}
+
+// However long the history is, each CloudEvent is in it once, with what became of it.
+func TestALongHistoryIsWhole(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	const n = 1200
+	batch := outbox.Batch{Now: time.Now()}
+	for i := range n {
+		batch.Add = append(batch.Add, addition(o, "", fmt.Sprintf("E%04d", i), "a", "b"))
+	}
+	if err := o.Apply(batch); err != nil {
+		t.Fatal(err)
+	}
+	q := o.Queue("a")
+	q.Report(delivery.Report{Accepted: q.Changes().Pending, Durable: true})
+	for _, from := range []int{0, n - 501, n - 500, n - 499} {
+		var seqs []uint64
+		err := o.Walk(batch.Add[from].Seq, func(r outbox.Record) error {
+			seqs = append(seqs, r.Seq)
+			if len(r.Deliveries) != 2 || r.Deliveries[0].State != outbox.StateAccepted ||
+				r.Deliveries[1].State != outbox.StatePending {
+				t.Fatalf("of %d it says %+v", r.Seq, r.Deliveries)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(seqs) != n-from || !slices.IsSorted(seqs) || len(slices.Compact(seqs)) != n-from {
+			t.Errorf("from %d on it has %d, want %d in order", from, len(seqs), n-from)
+		}
+	}
+}
+
+// The first and the last of a list, and how many more there are.
+func TestTheFirstAndTheLastOfAList(t *testing.T) {
+	o := open(t, t.TempDir(), outbox.Options{})
+	for i := range 3 {
+		mustAdd(t, o, fmt.Sprintf("E%d", i), "scheduled", "a")
+	}
+	for n, more := range map[int]int{0: 3, 2: 1, 3: 0, 4: 0} {
+		first, rest := o.First(outbox.Selection{}, n)
+		if want := pending(o, "a")[:3-more]; rest != more || !slices.Equal(ids(first), want) {
+			t.Errorf("the first %d are %v and %d more", n, ids(first), rest)
+		}
+		last, rest := o.Last(outbox.Selection{}, n)
+		if want := pending(o, "a")[more:]; rest != more || !slices.Equal(ids(last), want) {
+			t.Errorf("the last %d are %v and %d more", n, ids(last), rest)
+		}
+	}
+}
+
+// A file that nobody owns yet is taken over by who comes to know its name, also when the file comes late.
+func TestAFileOfNobodyIsTakenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		mustAdd(t, o, "A", "scheduled", "a")
+		o.Close()
+		late := &lateStorage{Storage: diskOf(d.batches)}
+		late.away.Store(true)
+		o = open(t, t.TempDir(), outbox.Options{Storage: late})
+		if _, err := o.Own("vm-0"); err == nil {
+			t.Error("the disk is there")
+		}
+		late.away.Store(false)
+		time.Sleep(10 * time.Second)
+		if err := o.Durable(); err != nil {
+			t.Error(err)
+		}
+		want(t, "pending", pending(o, "a"), "A-scheduled")
+		if o.Owner() != "vm-0" {
+			t.Errorf("it belongs to %q", o.Owner())
+		}
+		o.Close()
+	})
+}
+
+// lateStorage cannot be opened while it is away.
+type lateStorage struct {
+	outbox.Storage
+	away atomic.Bool
+}
+
+func (s *lateStorage) Open() (bool, error) {
+	if s.away.Load() {
+		return false, errors.New("not mounted")
+	}
+	return s.Storage.Open()
 }
