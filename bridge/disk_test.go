@@ -27,6 +27,7 @@ type disk struct {
 	mu      sync.Mutex
 	err     error         // of every write
 	gate    chan struct{} // that every write waits for; nil for nothing
+	writes  int           // that were asked for
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
 }
 
@@ -73,6 +74,7 @@ func (s *stage) step(d time.Duration) {
 func (d *disk) Write(writes []outbox.Write) error {
 	d.mu.Lock()
 	gate, err := d.gate, d.err
+	d.writes++
 	d.mu.Unlock()
 	if gate != nil {
 		<-gate
@@ -450,6 +452,25 @@ func TestAForeignOutboxThatComesLateIsSetAside(t *testing.T) {
 		if stored(t, s.dir).Owner() == "" {
 			t.Error("the outbox belongs to nobody")
 		}
+	})
+}
+
+// While nothing changes the disk is left alone, but for the time of the last answer, once a minute.
+func TestPollsThatBringNothingLeaveTheDiskAlone(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		s.reboot(idA)
+		pause(10 * time.Second)
+		s.disk.mu.Lock()
+		before := s.disk.writes
+		s.disk.mu.Unlock()
+		pause(5 * time.Minute)
+		s.disk.mu.Lock()
+		if n := s.disk.writes - before; n < 4 || n > 6 {
+			t.Errorf("the disk was written %d times in five minutes, want once a minute", n)
+		}
+		s.disk.mu.Unlock()
+		b.end()
 	})
 }
 

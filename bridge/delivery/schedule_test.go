@@ -573,3 +573,16 @@ func TestABatchWithProgressStaysAsItIs(t *testing.T) {
 	p.want(t, "the batch", p.try(), "A-scheduled", "B-scheduled")
 	p.want(t, "the rest", p.try(), "FAR-scheduled")
 }
+
+// A probe is of what is urgent first, also while that may not go by itself.
+func TestAProbeIsOfTheUrgentFirst(t *testing.T) {
+	p := blockedPlan("A", "B", "C")
+	p.now = p.probe.Add(-2 * time.Second)
+	p.owe("U1", scheduled, 5*time.Minute)
+	p.want(t, "at once", p.fails(true, 0), "U1-scheduled")
+	p.later(time.Second)
+	p.owe("U2", scheduled, 6*time.Minute)
+	p.want(t, "within five seconds", p.fails(true, 0))
+	p.later(time.Second)
+	p.want(t, "the probe", p.fails(true, 0), "U2-scheduled")
+}
