@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"path"
 	"slices"
 	"strings"
 
@@ -28,6 +29,8 @@ type Match struct {
 	Types   []string `yaml:"types" doc:"Azure's event types"`
 	Sources []string `yaml:"sources" doc:"who asked for it: Platform (Azure) or User"`
 	Changes []string `yaml:"changes" doc:"which changes; first is the first change of each event"`
+	Names   []string `yaml:"names" doc:"patterns of the VMs' names, such as vm-db-*; one VM of the event is enough"`
+	Groups  []string `yaml:"groups" doc:"patterns of resource groups, such as rg-prod-*"`
 }
 
 // The valid values of a Match.
@@ -113,6 +116,10 @@ func (f Filter) Event(c imds.Change, fields map[string]any, self string, unnamed
 		return Refused, "only.types", nil
 	case !passes(f.Only.Sources, e.Source, SourcesValues):
 		return Refused, "only.sources", nil
+	case len(f.Only.Names) > 0 && len(e.Resources) > 0 && !fits(f.Only.Names, e.Resources...):
+		return Refused, "only.names", nil
+	case len(f.Only.Groups) > 0 && groupOf(fields) != "" && !fits(f.Only.Groups, groupOf(fields)):
+		return Refused, "only.groups", nil
 	}
 	if f.When != nil {
 		ok, failed := f.When.holds(fields)
@@ -164,6 +171,29 @@ func (m Match) matches(e imds.Event, self string, unnamed bool) Verdict {
 // passes reports whether values allow v. Missing and unknown values pass.
 func passes(values []string, v string, known []string) bool {
 	return len(values) == 0 || v == "" || !has(known, v) || has(values, v)
+}
+
+// NeedsFields reports whether Event looks at the fields of the CloudEvent.
+func (f Filter) NeedsFields() bool { return f.When != nil || len(f.Only.Groups) > 0 }
+
+// groupOf returns the resource group that the observer is in, "" if that is not known.
+func groupOf(fields map[string]any) string {
+	data, _ := fields["data"].(map[string]any)
+	observer, _ := data["observer"].(map[string]any)
+	group, _ := observer["resourceGroup"].(string)
+	return group
+}
+
+// fits reports whether one of the texts matches one of the patterns, whatever their case.
+func fits(patterns []string, texts ...string) bool {
+	for _, pattern := range patterns {
+		for _, text := range texts {
+			if ok, err := path.Match(strings.ToLower(pattern), strings.ToLower(text)); ok && err == nil {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // hits decides whether the event matches the condition vms.

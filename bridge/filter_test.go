@@ -58,6 +58,13 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		{"leader depends on the name", only(Match{VMs: "leader"}), follows, unnamed, Undecided, ""},
 		{"leader passes when there is no name to wait for", only(Match{VMs: "leader"}), follows, over, Accepted, ""},
 		{"all takes others", only(Match{VMs: "all"}), others, named, Accepted, ""},
+		{"names takes a VM by its pattern, in any case", only(Match{VMs: "all", Names: []string{"DB-*", "xVM-*"}}), others, named,
+			Accepted, ""},
+		{"names leaves the others", only(Match{VMs: "all", Names: []string{"db-*", "vm-2"}}), others, named, Refused, "only.names"},
+		{"names takes an event of nobody", only(Match{VMs: "all", Names: []string{"db-*"}}), nobody, named, Accepted, ""},
+		{"groups takes a group by its pattern, in any case", only(Match{VMs: "all", Groups: []string{"RG-*"}}), others, named,
+			Accepted, ""},
+		{"groups leaves the others", only(Match{VMs: "all", Groups: []string{"web"}}), others, named, Refused, "only.groups"},
 		{"all in capitals takes others", only(Match{VMs: "ALL"}), others, named, Accepted, ""},
 		{"all does not depend on the name", only(Match{VMs: "all"}), others, unnamed, Accepted, ""},
 
@@ -110,7 +117,7 @@ func TestFilterDecidesAboutAnAzureEvent(t *testing.T) {
 		t.Run(tt.claim, func(t *testing.T) {
 			c := imds.Change{Kind: imds.Scheduled, Event: azureEvent(t, tt.event)}
 			self := strings.TrimPrefix(tt.self, over)
-			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: self}}))
+			fields := cloudevent.Fields(said(t, c, cloudevent.Circumstances{Observer: imds.Observer{Name: self, ResourceGroup: "rg-prod"}}))
 			v, key, err := tt.filter.Event(c, fields, self, tt.self == over)
 			if v != tt.want || key != tt.key || err != nil {
 				t.Errorf("verdict %v by %q, %v, want %v by %q", v, key, err, tt.want, tt.key)

@@ -98,7 +98,7 @@ func relaySink(doc *document, n *node) error {
 	for _, key := range []string{"only.vms", "except.vms"} {
 		if e, ok := n.find(key); ok && e.value.text != "all" {
 			wrong = wrong.and(doc.errorAt(e.value.pos, "%s: a relay is none of the VMs, so there is no self and no leader; "+
-				"expected all", key))
+				"expected all, or only.names and only.groups", key))
 		}
 	}
 	if e, ok := n.find("remind"); ok {

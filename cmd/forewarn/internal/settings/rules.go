@@ -47,6 +47,11 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 			doc.report(doc.errorAt(e.pos, "%s.changes: a rule decides about the whole event; expected no such key here", key))
 		}
 	}
+	for _, key := range []string{"only.names", "only.groups"} {
+		if e, ok := n.find(key); ok {
+			doc.report(doc.errorAt(e.pos, "%s: a VM approves what hits itself; expected only.vms", key))
+		}
+	}
 	if e, ok := n.find("only.vms"); ok && strings.EqualFold(in.Only.VMs, "all") {
 		doc.report(doc.errorAt(e.value.pos, "only.vms: all is not allowed in approve; expected self or leader"))
 	}

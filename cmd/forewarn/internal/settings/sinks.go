@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"net/url"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -331,6 +332,22 @@ func checkValues(doc *document, n *node) error {
 			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
 				wrong = wrong.and(doc.refuse(v, list.key, want))
 			}
+		}
+	}
+	for _, key := range []string{"only.names", "only.groups"} {
+		e, ok := n.find(key)
+		for i := 0; ok && i < len(e.value.items); i++ {
+			v := e.value.items[i]
+			v.open = true
+			if _, err := path.Match(v.text, ""); err != nil || v.text == "" {
+				wrong = wrong.and(doc.refuse(v, key, "a pattern such as vm-db-*"))
+			}
+		}
+	}
+	for _, key := range []string{"except.names", "except.groups"} {
+		if e, ok := n.find(key); ok {
+			wrong = wrong.and(doc.errorAt(e.pos, "%s: there is no such exception; expected only.%s, or when", key,
+				strings.TrimPrefix(key, "except.")))
 		}
 	}
 	return wrong.err()
