@@ -21,6 +21,7 @@ import (
 	"net/mail"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -577,13 +578,24 @@ func TestMailServersCertificateIsVerified(t *testing.T) {
 	}
 }
 
+// prints is a command that prints a file, and with a second one adds a byte to that.
+func prints(t *testing.T, files ...string) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TASK", "print")
+	return "['" + strings.Join(append([]string{self}, files...), "', '") + "']"
+}
+
 // A command is asked for a token once, and again when the server has refused the one that it gave.
 func TestMailTokenIsKeptUntilItIsRefused(t *testing.T) {
 	ca := newAuthority(t)
 	b := &mailbox{mechanisms: []string{"XOAUTH2"}}
 	token, asked := writeFile(t, "token", mailPassword+"\n"), writeFile(t, "asked", "")
 	s := mustOpen(t, "email", serveMail(t, b, "starttls", ca, ca.issue(t, "127.0.0.1", time.Hour))+
-		"to: [a@example.com]\nusername: azure\ntoken_command: [sh, -c, 'echo >>"+asked+"; cat "+token+"']\n", testHost(t))
+		"to: [a@example.com]\nusername: azure\ntoken_command: "+prints(t, token, asked)+"\n", testHost(t))
 	for i, tt := range []struct {
 		password, token, want string
 		runs                  int // of the command so far
@@ -613,15 +625,15 @@ func TestMailTokenComesFromACommand(t *testing.T) {
 	b := &mailbox{mechanisms: []string{"XOAUTH2"}}
 	server := serveMail(t, b, "starttls", ca, ca.issue(t, "127.0.0.1", time.Hour)) + "to: [a@example.com]\nusername: azure\n"
 	token := writeFile(t, "token", mailPassword+"\nand more\n")
-	s := mustOpen(t, "email", server+"token_command: [cat, "+token+"]\n", testHost(t))
+	s := mustOpen(t, "email", server+"token_command: "+prints(t, token)+"\n", testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil || len(b.all()) != 1 {
 		t.Errorf("Deliver = %v, %d mails", err, len(b.all()))
 	}
-	s = mustOpen(t, "email", server+"token_command: [echo]\n", testHost(t))
+	s = mustOpen(t, "email", server+"token_command: "+prints(t)+"\n", testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "printed no token") {
 		t.Errorf("without a token: %v, want it %s", err, again)
 	}
-	for command, want := range map[string]string{"[/no/such/program]": blocked, "[no-such-program-anywhere]": blocked, "[cat, /no/such/file]": again} {
+	for command, want := range map[string]string{"[" + someProgram + "-no]": blocked, "[no-such-program-anywhere]": blocked, prints(t, filepath.Join(t.TempDir(), "none")): again} {
 		s := mustOpen(t, "email", server+"token_command: "+command+"\n", testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want || !strings.Contains(err.Error(), "token_command") {
 			t.Errorf("%s: %v, want it %s", command, err, want)
@@ -766,7 +778,7 @@ func TestEmailSettingsAreChecked(t *testing.T) {
 		{good + "username: u\npassword: x\ntoken_command: [t]", "token_command", "password is given too"},
 		{good + "username: u\nauth: plain\ntoken_command: [t]", "token_command", "expected auth: xoauth2"},
 		{good + "tls: {mode: none, server_name: x}", "tls.mode", "no certificates"},
-		{good + "tls: {ca_file: /no/such}", "tls.ca_file", "no such file"},
+		{good + "tls: {ca_file: /no/such}", "tls.ca_file", noSuchPath.Error()},
 		{good + "helo: 'a b'", "helo", "no name of a host"},
 		{good + "subject: '{{'", "subject", "subject:1"},
 		{good + "subject: ' '", "subject", "empty"},

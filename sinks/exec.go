@@ -453,10 +453,7 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 // classOfStart says what it means that a program did not even start.
 func classOfStart(err error) error {
 	err = fmt.Errorf("start the command: %w", err)
-	for _, lasting := range []error{
-		fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOEXEC, syscall.ENOTDIR, syscall.EISDIR, syscall.ELOOP,
-		syscall.ENAMETOOLONG, syscall.E2BIG,
-	} {
+	for _, lasting := range append([]error{fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOTDIR}, startErrors...) {
 		if errors.Is(err, lasting) {
 			return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}

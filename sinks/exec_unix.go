@@ -15,6 +15,9 @@ import (
 	"syscall"
 )
 
+// startErrors are those that stay until somebody acts, beside what every system has.
+var startErrors = []error{syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.E2BIG}
+
 // An account is whom a program runs as.
 type account struct {
 	name, home string

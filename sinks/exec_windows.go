@@ -11,6 +11,12 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+// startErrors are those that stay until somebody acts, beside what every system has: no directory, no program, a name that
+// cannot be one, or one that is too long.
+var startErrors = []error{
+	windows.ERROR_DIRECTORY, windows.ERROR_BAD_EXE_FORMAT, windows.ERROR_INVALID_NAME, windows.ERROR_FILENAME_EXCED_RANGE,
+}
+
 // An account is whom a program runs as.
 type account struct{ name, home string }
 

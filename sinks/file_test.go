@@ -252,7 +252,7 @@ func TestFileWritesToStandardOutput(t *testing.T) {
 // A full device behind standard output is an error to try again.
 func TestFullStandardOutputIsTriedAgain(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
+	if err != nil || runtime.GOOS == "windows" { // wine lets it be opened
 		t.Skip("there is no /dev/full here")
 	}
 	defer full.Close()

@@ -285,7 +285,7 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "password: x":                                             {"password", "needs username"},
 		at + "token: x\ntoken_env: X":                                  {"token_env", "only one of them"},
 		at + "creds_file: " + seed:                                     {"creds_file", "holds no user JWT"},
-		at + "creds_file: /nowhere":                                    {"creds_file", "no such file"},
+		at + "creds_file: /nowhere":                                    {"creds_file", noSuchFile.Error()},
 		at + "nkey_file: " + writeFile(t, "nkey", "hello"):             {"nkey_file", "holds no seed"},
 		at + "tls: {cert_file: x}":                                     {"tls.cert_file", "needs key_file"},
 		at + "provision: {}":                                           {"provision.stream", "expected A-Z"},

@@ -63,13 +63,18 @@ func setAside(path string, now time.Time, rename func(path, name string) error) 
 	name := base + ext
 	for n := 2; ; n++ {
 		switch err := rename(path, name); {
-		case err == nil, errors.Is(err, fs.ErrNotExist):
+		case err == nil, errors.Is(err, fs.ErrNotExist) && missing(path): // Windows says so of a name that is too long, too
 			return nil
 		case !errors.Is(err, fs.ErrExist):
 			return nameless(err)
 		}
 		name = base + "-" + strconv.Itoa(n) + ext
 	}
+}
+
+func missing(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // nameless is what went wrong, without the names of the files.

@@ -293,7 +293,9 @@ func TestSyslogKnowsWhatItCan(t *testing.T) {
 		}
 	})
 	closed, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
+	if noUDP(err) {
+		t.Skip("this system has no UDP for Go programs:", err)
+	} else if err != nil {
 		t.Fatal(err)
 	}
 	address := closed.LocalAddr().String()

@@ -2,15 +2,15 @@ package main
 
 import (
 	"io"
-	"net"
+	"log/slog"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"testing"
 
 	"forewarn/bridge"
 	"forewarn/bridge/discovery"
 	"forewarn/bridge/imdstest"
+	"forewarn/cmd/forewarn/internal/control"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
 )
@@ -39,7 +39,7 @@ func TestAnAddressInTheEnvironmentIsTried(t *testing.T) {
 func TestTheEndpointOfARunningBridgeIsTried(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, "control.sock"))
+	l, err := control.Listen(control.Location{State: dir}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

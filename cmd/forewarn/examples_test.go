@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -250,7 +251,7 @@ func TestDaemonSetHasLeastRights(t *testing.T) {
 		t.Errorf("state %s and listen %s, want what is mounted and what is probed", s.State, s.Listen)
 	}
 	for _, file := range regexp.MustCompile(`/etc/forewarn/\S+`).FindAllString(text, -1) {
-		if filepath.Dir(file) != "/etc/forewarn/secrets" {
+		if path.Dir(file) != "/etc/forewarn/secrets" {
 			t.Errorf("the settings name %s, want secrets in /etc/forewarn/secrets", file)
 		}
 	}

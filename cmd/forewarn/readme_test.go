@@ -344,7 +344,7 @@ func loadSample(t *testing.T, name, text, server string) *settings.Settings {
 		return file
 	})
 	host := sinks.Host{Getenv: func(string) string { return "" }, Stdout: os.Stdout, Log: slog.New(slog.DiscardHandler)}
-	s, err := settings.Loader{Kinds: sinks.Kinds, Host: host, Defaults: linuxDefaults}.Parse(name, []byte(text))
+	s, err := settings.Loader{Kinds: sinks.Kinds, Host: host, Defaults: linuxDefaults}.Parse(name, []byte(programsHere(text)))
 	if err != nil {
 		t.Fatal(err)
 	}

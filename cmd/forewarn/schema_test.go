@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -137,7 +138,7 @@ func TestSchemaDescribesEveryKey(t *testing.T) {
 func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
 	kinds := map[string]string{
 		"email":   "{host: h, from: a@example.com, to: [a@example.com], username: u, password: p}",
-		"exec":    "{command: [/bin/true]}",
+		"exec":    programsHere("{command: [/bin/true]}"),
 		"file":    "{path: /x}",
 		"nats":    "{url: tls://h, provision: {stream: S}}",
 		"slack":   "{token: t, channel: c, mention: {text: <!here>}}",
@@ -159,6 +160,9 @@ func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
 			_, ofKind := kinds[strings.Split(path+"..", ".")[1]]
 			if !ok || strings.HasPrefix(path, "nats.") || ofKind && !strings.HasPrefix(path, "sinks."+kind+".") {
 				return
+			}
+			if path == "sinks.exec.dir" && runtime.GOOS == "windows" {
+				return // without it, it is the root of the current volume, which no setting can say
 			}
 			stated++
 			if got := load(withKey(t, base, path, value)); !alike(reflect.ValueOf(got), reflect.ValueOf(want)) {

@@ -42,10 +42,10 @@ func TestNoSecretIsSeenAnywhere(t *testing.T) {
 	}
 	file, creds := write("token", secret+"of-a-file\n"), natsCreds(t)
 	port := freePort(t)
-	s := &six{t: t, config: write("forewarn.yaml", strings.NewReplacer(
+	s := &six{t: t, config: write("forewarn.yaml", filepath.ToSlash(strings.NewReplacer(
 		"AZURE", azure.URL, "STATE", filepath.Join(dir, "state"), "PORT", port, "ECHO", echo.URL, "FILE", file,
 		"USER", strings.Replace(echo.URL, "://", "://s3cr3t-user:s3cr3t-password@", 1), "CREDS", write("creds", creds),
-		"AUDIT", filepath.Join(dir, "audit.jsonl"),
+		"AUDIT", filepath.Join(dir, "audit.jsonl"), "COMMAND", tellsSecrets,
 	).Replace(`
 imds: {endpoint: "AZURE", interval: 100ms, vm_name: vm-0}
 state: "STATE"
@@ -62,9 +62,9 @@ sinks:
   - {name: mail, bridge: none, email: {host: 127.0.0.1, port: 1, from: a@example.com, to: [b@example.com], username: u, password: s3cr3t-mail}}
   - {name: stream, nats: {url: "nats://s3cr3t-user:s3cr3t-password@127.0.0.1:1"}}
   - {name: jwt, nats: {url: "nats://127.0.0.1:1", creds_file: "CREDS"}}
-  - {name: command, exec: {command: [/bin/sh, -c, 'echo "$T $U"; exit 1'], attempts: 1, env: {T: {file: "FILE"}, U: s3cr3t-variable}}}
+  - {name: command, exec: {command: COMMAND, attempts: 1, env: {T: {file: "FILE"}, U: s3cr3t-variable}}}
   - {name: record, bridge: all, file: {path: "AUDIT"}}
-`)), log: filepath.Join(dir, "log")}
+`))), log: filepath.Join(dir, "log")}
 	log, err := os.Create(s.log)
 	if err != nil {
 		t.Fatal(err)

@@ -150,7 +150,7 @@ func typoFiles(t testing.TB) (texts []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		texts = append(texts, typoSecrets.Replace(string(text)))
+		texts = append(texts, programsHere(typoSecrets.Replace(string(text))))
 	}
 	return texts
 }

@@ -2,7 +2,7 @@ package settings
 
 import (
 	"cmp"
-	"path/filepath"
+	"path"
 )
 
 // Builtin is used when there is no settings file: the defaults, with one sink that writes to standard output.
@@ -38,10 +38,10 @@ func DefaultState(goos string, euid int, getenv func(string) string) string {
 	switch {
 	case goos == "windows":
 		return programData(getenv) + `\forewarn`
-	case euid != 0 && filepath.IsAbs(dir):
-		return filepath.Join(dir, "forewarn")
-	case euid != 0 && filepath.IsAbs(home):
-		return filepath.Join(home, ".local", "state", "forewarn")
+	case euid != 0 && path.IsAbs(dir):
+		return path.Join(dir, "forewarn")
+	case euid != 0 && path.IsAbs(home):
+		return path.Join(home, ".local", "state", "forewarn")
 	}
 	return "/var/lib/forewarn"
 }

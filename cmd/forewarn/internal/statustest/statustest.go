@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	_ "time/tzdata" // a sample has a time zone, and Windows has no names of them
 
 	"github.com/google/uuid"
 

@@ -1,0 +1,22 @@
+//go:build unix
+
+package sinks
+
+import "syscall"
+
+// What the system says and has.
+const (
+	noSuchFile  = syscall.ENOENT
+	noSuchPath  = syscall.ENOENT
+	wasEnded    = "signal: "
+	someProgram = "/bin/true"
+)
+
+// noUDP is about Windows.
+func noUDP(error) bool { return false }
+
+// baseNames are the variables of this machine that every command sees.
+func baseNames() []string { return []string{"HOME", "LANG", "LOGNAME", "PATH", "USER"} }
+
+// systemsOwn is about Windows.
+func systemsOwn(string) bool { return false }

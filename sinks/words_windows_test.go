@@ -1,0 +1,28 @@
+package sinks
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/windows"
+)
+
+// What the system says and has.
+const (
+	noSuchFile  = windows.ERROR_FILE_NOT_FOUND
+	noSuchPath  = windows.ERROR_PATH_NOT_FOUND
+	wasEnded    = "exit status "
+	someProgram = "C:/bin/true.exe"
+)
+
+// noUDP says that an error is wine's, which lacks a control that Go sets on every socket for UDP (SIO_UDP_CONNRESET).
+func noUDP(err error) bool { return errors.Is(err, windows.WSAEOPNOTSUPP) }
+
+// baseNames are the variables of this machine that every command sees.
+func baseNames() []string { return []string{"PATH", "USERNAME", "USERPROFILE"} }
+
+// systemsOwn says whether programs need a variable there, or wine adds it.
+func systemsOwn(name string) bool {
+	return slices.Contains(inherited, name) || strings.HasPrefix(name, "WINE") || name == "PROCESSOR_ARCHITECTURE"
+}
