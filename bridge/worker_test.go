@@ -36,6 +36,10 @@ func TestASinkThatIsBackGetsEverything(t *testing.T) {
 					t.Errorf("delivery %d to the other sink came %v late", i, late)
 				}
 			}
+			s.wantLogged(fmt.Sprintf(`msg="sink recovered" sink=a after=%d`, len(e.tried())-len(e.accepted())))
+			if n := strings.Count(s.log.String(), `level=WARN msg="delivery failed`); n != 1 {
+				t.Errorf("%d warnings of equal failures, want 1", n)
+			}
 			b.end()
 		})
 	}
