@@ -298,7 +298,11 @@ func TestSettingsSamplesLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range slices.Concat(files, bodies, runbooks, fleet) {
+	windows, err := filepath.Glob(filepath.Join("..", "..", "examples", "windows", "*.yaml"))
+	if err != nil || len(windows) == 0 {
+		t.Fatal("no sample for Windows: ", err)
+	}
+	for _, f := range slices.Concat(files, bodies, runbooks, fleet, windows) {
 		if filepath.Base(f) == "slack-app-manifest.yaml" {
 			continue // Slack's, not ours; it is tested beside the sink
 		}
