@@ -155,7 +155,7 @@ func TestWithoutADiskTheProgramWorksFromMemory(t *testing.T) {
 		if st := b.Status(); !st.Ready || b.Outbox.Durable() != nil {
 			t.Errorf("status is ready %v, durable %v", st.Ready, b.Outbox.Durable())
 		}
-		s.wantLogged("the outbox is written again")
+		s.wantLogged("outbox written again")
 		b.crash()
 		b = s.start(e.all("a"), down.all("down"))
 		down.say(nil)

@@ -16,8 +16,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// classOfStatus says what an HTTP status other than 2xx means: delivery.ErrRejected, delivery.ErrBlocked, or nil for try
-// again.
+// classOfStatus says what an HTTP status other than 2xx means: delivery.ErrRejected, delivery.ErrBlocked, or nil for
+// try again.
 func classOfStatus(status int) error {
 	switch {
 	case oneOf(status, 408, 425, 429), status >= 500, status < 300:
@@ -28,8 +28,8 @@ func classOfStatus(status int) error {
 	return delivery.ErrRejected
 }
 
-// classOfFailure says what it means that there was no answer: delivery.ErrBlocked for a name that does not exist and for
-// certificates that one side does not accept, else nil for try again.
+// classOfFailure says what it means that there was no answer: delivery.ErrBlocked for a name that does not exist and
+// for certificates that one side does not accept, else nil for try again.
 func classOfFailure(err error) error {
 	if errors.Is(err, delivery.ErrBlocked) {
 		return delivery.ErrBlocked

@@ -196,7 +196,7 @@ func (c credentials) readURL(a *access) error {
 	}
 	u, err := url.Parse(raw)
 	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") { // err would show it
-		return c.url.wrong(errors.New("is no address; expected one such as https://example.com/hook"))
+		return c.url.wrong(errors.New("is not a URL; expected one such as https://example.com/hook"))
 	}
 	if err := checkHost(u); err != nil {
 		return c.url.wrong(err)
@@ -258,7 +258,7 @@ var ownHeaders = map[string]string{
 // refusedHeader says why a header cannot have the name, nil if it can.
 func refusedHeader(name string) error {
 	if !validHeaderName(name) {
-		return errors.New("no name of a header; expected letters, digits and dashes")
+		return errors.New("not the name of a header; expected letters, digits and dashes")
 	}
 	canonical := http.CanonicalHeaderKey(name)
 	if why, ok := ownHeaders[canonical]; ok {

@@ -120,14 +120,15 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	_, err := to.tls.load()
 	wrong.add(err)
 	to.helo = s.Helo
-	if to.helo == "" && strings.Contains(h.Hostname, ".") && !strings.HasPrefix(h.Hostname, "localhost") && isHelo(h.Hostname) {
+	if to.helo == "" && strings.Contains(h.Hostname, ".") && !strings.HasPrefix(h.Hostname, "localhost") &&
+		isHelo(h.Hostname) {
 		to.helo = h.Hostname
 	}
-	wrong.when(!isHelo(to.helo), "helo", "%q is no name of a host; expected one such as vm-1.example.com", to.helo)
+	wrong.when(!isHelo(to.helo), "helo", "%q is not a host name; expected one such as vm-1.example.com", to.helo)
 	return wrong.err()
 }
 
-// isHelo says whether a server takes s for the name of a host, or for an address literal.
+// isHelo reports whether a server takes s for the name of a host, or for an address literal.
 func isHelo(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7F }) && len(s) <= 255
 }
@@ -157,9 +158,12 @@ func (m *email) openAddresses(s emailSettings) error {
 func address(text string) (mail.Address, error) {
 	a, err := mail.ParseAddress(text)
 	if err != nil {
-		return mail.Address{}, fmt.Errorf("%q is no address; expected one such as ops@example.com", text)
+		return mail.Address{}, fmt.Errorf("%q is not an address; expected one such as ops@example.com", text)
 	}
-	if strings.ContainsFunc(a.Address, func(r rune) bool { return r <= ' ' || r >= 0x7F || r == '<' || r == '>' || r == '"' }) {
+	if strings.ContainsFunc(a.Address, func(r rune) bool {
+		return r <= ' ' || r >= 0x7F || r == '<' || r == '>' ||
+			r == '"'
+	}) {
 		return mail.Address{}, fmt.Errorf("%q has an address that many servers do not take; expected ASCII only", text)
 	}
 	return *a, nil
@@ -274,7 +278,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	if names != "" {
 		names = v.line(names, false, 1000)
 		answer.Status += "; refused: " + names
-		m.log.Warn("some recipients are refused for good; the others have the mail",
+		m.log.Warn("recipients refused for good; the others got the mail",
 			"sink", m.name, "id", batch[0].Event.ID(), "refused", names)
 	}
 	return answer, nil
@@ -326,7 +330,8 @@ func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	msg := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithEncoding(gomail.EncodingQP), gomail.WithCharset(gomail.CharsetUTF8))
+	msg := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithEncoding(gomail.EncodingQP),
+		gomail.WithCharset(gomail.CharsetUTF8))
 	sum := sha256.Sum256([]byte(id + parts.text + parts.html))
 	msg.SetBoundary("forewarn-" + hex.EncodeToString(sum[:16])) // which no part can hold, as it is made of them
 	msg.FromMailAddress(&m.from)

@@ -279,7 +279,7 @@ func TestADeadAddressCostsNobodyElseTheMail(t *testing.T) {
 			if len(story.ends) != len(tt.all) || slices.ContainsFunc(story.ends, func(end string) bool { return !named(end) }) {
 				t.Errorf("%d deliveries ended as %q; want all accepted, with the name of b", len(tt.all), story.ends)
 			}
-			if n := strings.Count(story.log, `level=WARN msg="some recipients are refused`); n != 1 {
+			if n := strings.Count(story.log, `level=WARN msg="recipients refused`); n != 1 {
 				t.Errorf("%d warnings of a refused recipient, want 1:\n%s", n, story.log)
 			}
 		})

@@ -56,10 +56,10 @@ const (
 
 // command runs a program for each CloudEvent.
 //
-// It ends with everything that it has begun in its process group: a run leaves nothing behind but what has made itself a
-// session of its own. A run that is out of time gets SIGTERM, and SIGKILL after stop_grace; one that is cut off because
-// the bridge ends gets cutGrace instead, so that the bridge can note how it ended before it goes. On Linux a bridge that
-// is killed takes the program with it, though not the program's own children.
+// It ends with everything that it has begun in its process group: a run leaves nothing behind but what has made itself
+// a session of its own. A run that is out of time gets SIGTERM, and SIGKILL after stop_grace; one that is cut off
+// because the bridge ends gets cutGrace instead, so that the bridge can note how it ended before it goes. On Linux a
+// bridge that is killed takes the program with it, though not the program's own children.
 type command struct {
 	name     string
 	args     []string
@@ -120,7 +120,7 @@ func openExec(s execSettings, h Host) (Opened, error) {
 func refusedVariable(name string) error {
 	const first = "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	if name == "" || strings.Trim(name, first+"0123456789") != "" || strings.Trim(name[:1], first) != "" {
-		return errors.New("no name of a variable; expected letters, digits and underscores")
+		return errors.New("not the name of a variable; expected letters, digits and underscores")
 	}
 	if upper := strings.ToUpper(name); strings.HasPrefix(upper, "CE_") || strings.HasPrefix(upper, "FOREWARN_") {
 		return errors.New("cannot be set: names that begin with CE_ and FOREWARN_ belong to the CloudEvent")
@@ -174,7 +174,7 @@ var ordinary = []string{
 	"dev", "development", "test", "testing", "stage", "staging", "prod", "production", "live", "local", "localhost",
 }
 
-// isOrdinary says whether a value that stands in the settings hides nothing, so that the output of a command stays
+// isOrdinary reports whether a value that stands in the settings hides nothing, so that the output of a command stays
 // readable: one of the ordinary words, or a path in a directory of this machine.
 func isOrdinary(value string) bool {
 	if slices.Contains(ordinary, strings.ToLower(value)) {
@@ -203,8 +203,8 @@ func (c *command) environment(d delivery.Delivery, own []variable) ([]variable, 
 	return all, nil
 }
 
-// eventVariables are what the environment says about a CloudEvent. Values lose their NUL bytes, which none can hold, and
-// what is over a bound that every kernel takes: standard input has all of it.
+// eventVariables are what the environment says about a CloudEvent. Values lose their NUL bytes, which none can hold,
+// and what is over a bound that every kernel takes: standard input has all of it.
 func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable, error) {
 	f := messageFields(d, time.UTC, now)
 	data, _ := f["data"].(map[string]any)
@@ -293,7 +293,8 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 
 // judge says what becomes of a CloudEvent after a run. A run that was out of time failed, unless it was done all the
 // same; one that was cut off because the bridge ends did not even fail.
-func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string, took time.Duration) (delivery.Answer, error) {
+func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string,
+	took time.Duration) (delivery.Answer, error) {
 	how := strings.Replace(state.String(), "exit status", "exit", 1)
 	answer := delivery.Answer{Status: fmt.Sprintf("%s after %v", how, took)}
 	text := state.String()
@@ -388,7 +389,8 @@ func (c *command) find(env []variable) (string, error) {
 }
 
 // run runs the program to its end.
-func (c *command) run(ctx context.Context, path string, env []variable, input []byte, out io.Writer) (*os.ProcessState, error) {
+func (c *command) run(ctx context.Context, path string, env []variable, input []byte,
+	out io.Writer) (*os.ProcessState, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: c.args, Dir: c.dir, Stdin: bytes.NewReader(input), Stdout: out, Stderr: out, WaitDelay: outputWait,
 		Env: make([]string, 0, len(env)), SysProcAttr: processAttributes(c.user),
@@ -403,11 +405,11 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	return cmd.ProcessState, err
 }
 
-// runGroup starts a program and waits for its end, which the end of ctx brings about. Nothing of its process group is left
-// when it returns.
+// runGroup starts a program and waits for its end, which the end of ctx brings about. Nothing of its process group is
+// left when it returns.
 //
-// The goroutine that starts the program keeps its thread until the program has ended: on Linux the program dies with the
-// thread that started it, and the Go runtime ends a thread when a goroutine that was locked to it returns.
+// The goroutine that starts the program keeps its thread until the program has ended: on Linux the program dies with
+// the thread that started it, and the Go runtime ends a thread when a goroutine that was locked to it returns.
 func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 	started, ended := make(chan *processGroup, 1), make(chan error, 1)
 	go func() {

@@ -12,8 +12,8 @@ func processAttributes(a account) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Credential: a.credential, Pdeathsig: syscall.SIGKILL}
 }
 
-// waitThenKill returns when the program has ended, and kills what is left of its group. The program is not reaped yet, so
-// that its id is still its own.
+// waitThenKill returns when the program has ended, and kills what is left of its group. The program is not reaped yet,
+// so that its id is still its own.
 func (f *processGroup) waitThenKill() {
 	for unix.Waitid(unix.P_PID, f.pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}

@@ -9,6 +9,6 @@ func processAttributes(a account) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Credential: a.credential}
 }
 
-// waitThenKill returns at once: there is no way to see that the program has ended before its id is given free, so what it has
-// left running is left alone.
+// waitThenKill returns at once: there is no way to see that the program has ended before its id is given free, so what
+// it has left running is left alone.
 func (f *processGroup) waitThenKill() {}

@@ -38,7 +38,7 @@ func findAccount(name string) (account, error) {
 	}
 	u, err := user.Lookup(name)
 	if err != nil {
-		return account{}, fmt.Errorf("%q is no user of this machine; expected the name of one", name)
+		return account{}, fmt.Errorf("%q is not a user of this machine; expected the name of one", name)
 	}
 	a := account{name: u.Username, home: u.HomeDir, credential: new(syscall.Credential)}
 	groups, err := u.GroupIds()
@@ -57,8 +57,8 @@ func findAccount(name string) (account, error) {
 	return a, nil
 }
 
-// mayRun says whether the account may run the file, or enter the directory, at path. It goes by the mode of everything
-// on the way; lists of access rights are not looked at.
+// mayRun reports whether the account may run the file, or enter the directory, at path. It goes by the mode of
+// everything on the way; lists of access rights are not looked at.
 func (a account) mayRun(path string) error {
 	for {
 		info, err := os.Stat(path)
@@ -92,8 +92,8 @@ func (a account) hasX(info fs.FileInfo) bool {
 	return mode&0o001 != 0
 }
 
-// baseVariables are those that every program sees. They do not depend on who started the bridge, so that a program finds
-// the same as a service and in a trial by hand.
+// baseVariables are those that every program sees. They do not depend on who started the bridge, so that a program
+// finds the same as a service and in a trial by hand.
 func baseVariables(a account, _ func(string) string) []variable {
 	all := []variable{
 		{name: "PATH", value: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},

@@ -39,7 +39,8 @@ func (account) mayRun(path string) error {
 
 // inherited are the variables without which programs do not run on Windows.
 var inherited = []string{
-	"ComSpec", "NUMBER_OF_PROCESSORS", "OS", "PATHEXT", "ProgramData", "ProgramFiles", "SystemDrive", "SystemRoot", "TEMP", "TMP", "windir",
+	"ComSpec", "NUMBER_OF_PROCESSORS", "OS", "PATHEXT", "ProgramData", "ProgramFiles", "SystemDrive", "SystemRoot",
+	"TEMP", "TMP", "windir",
 }
 
 // baseVariables are those that every program sees.

@@ -46,7 +46,8 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	if s.Path == "-" {
 		return Opened{Sink: &stream{w: h.Stdout}}, nil
 	}
-	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write, rename: renameNew}
+	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write,
+		rename: renameNew}
 	return Opened{Sink: f}, nil
 }
 
@@ -157,7 +158,7 @@ func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 }
 
 // errIrregular refuses what would not keep what is written to it, such as a directory, a pipe or a device.
-var errIrregular = errors.New("is no regular file")
+var errIrregular = errors.New("is not a regular file")
 
 // errForeign refuses what root finds in another user's directory and that user may not write to.
 var errForeign = errors.New("is not the directory owner's")

@@ -53,7 +53,7 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 	default:
 		u, err := url.Parse(*proxy.text)
 		if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https", "socks5", "socks5h") {
-			err = errors.New("is no address of a proxy; expected none or one such as http://proxy.example.com:3128")
+			err = errors.New("is not the URL of a proxy; expected none or one such as http://proxy.example.com:3128")
 		} else {
 			err = checkHost(u)
 		}
@@ -129,7 +129,7 @@ func (c *caller) proxyOf(req *http.Request, v *veil) (*url.URL, error) {
 	}
 	p, err := c.proxy(req)
 	if err != nil { // its text may hold the proxy's password
-		return nil, fmt.Errorf("%w: the proxy in the environment is no address of a proxy", delivery.ErrBlocked)
+		return nil, fmt.Errorf("%w: the proxy in the environment is not the URL of a proxy", delivery.ErrBlocked)
 	}
 	if p != nil {
 		v.hideURL(p, c.where)
@@ -210,11 +210,11 @@ func checkHost(u *url.URL) error {
 	if _, err := netip.ParseAddr(host); err != nil && strings.ContainsFunc(host, func(r rune) bool {
 		return r != '.' && r != '-' && r != '_' && (r >= utf8.RuneSelf || !isWord(byte(unicode.ToLower(r))))
 	}) {
-		return errors.New("its host is no name; expected letters, digits, dots and dashes, with what is beyond ASCII in its xn-- form")
+		return errors.New("its host is not a name; expected letters, digits, dots and dashes, with what is beyond ASCII in its xn-- form")
 	}
 	if port := u.Port(); port != "" {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return errors.New("its port is none; expected a number up to 65535")
+			return errors.New("its port is invalid; expected a number up to 65535")
 		}
 	}
 	return nil
@@ -296,7 +296,8 @@ func statusLine(status int) string {
 
 // requestID is the id that the destination gave the request, to find it again in its logs.
 func requestID(h http.Header) string {
-	for _, name := range []string{"X-Request-Id", "Request-Id", "X-Ms-Request-Id", "X-Amzn-Requestid", "X-Correlation-Id"} {
+	for _, name := range []string{"X-Request-Id", "Request-Id", "X-Ms-Request-Id", "X-Amzn-Requestid",
+		"X-Correlation-Id"} {
 		if id := h.Get(name); id != "" {
 			return id
 		}

@@ -27,8 +27,8 @@ type identitySettings struct {
 // renewBefore is how long before its end a token is no longer used.
 const renewBefore = 5 * time.Minute
 
-// An identity gets the tokens of a managed identity of this VM from the metadata service, which is never reached through
-// a proxy and never redirects. It keeps one in memory until shortly before its end.
+// An identity gets the tokens of a managed identity of this VM from the metadata service, which is never reached
+// through a proxy and never redirects. It keeps one in memory until shortly before its end.
 type identity struct {
 	settings  identitySettings
 	url       string
@@ -45,10 +45,11 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 	u, err := url.Parse(s.Resource)
 	var wrong KeyErrors
 	bad := err != nil || s.Resource == "" || u.Scheme == "" && uuid.Validate(s.Resource) != nil
-	wrong.when(bad, "azure_identity.resource", "%q is no resource; expected the application id URI of the destination, "+
-		"such as https://eventgrid.azure.net", s.Resource)
+	wrong.when(bad, "azure_identity.resource",
+		"%q is not a resource; expected the application id URI of the destination, "+
+			"such as https://eventgrid.azure.net", s.Resource)
 	wrong.when(s.ClientID != "" && uuid.Validate(s.ClientID) != nil, "azure_identity.client_id",
-		"%q is no client id; expected one such as 0c0c0c0c-1111-2222-3333-444444444444", s.ClientID)
+		"%q is not a client id; expected one such as 0c0c0c0c-1111-2222-3333-444444444444", s.ClientID)
 	query := url.Values{"api-version": {"2018-02-01"}, "resource": {s.Resource}}
 	if s.ClientID != "" {
 		query.Set("client_id", s.ClientID)
@@ -119,7 +120,8 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 }
 
 // refused says what it means that there is no token. Of all refusals only those that the metadata service itself calls
-// passing are tried again: 404 and 410 are its answers while it is being updated. Only 400 says that there is no identity.
+// passing are tried again: 404 and 410 are its answers while it is being updated. Only 400 says that there is no
+// identity.
 func (i *identity) refused(status int, body []byte) error {
 	var why struct {
 		Description string `json:"error_description"`
@@ -151,7 +153,7 @@ func readToken(body []byte, now time.Time) (token string, life time.Duration, er
 		On    count  `json:"expires_on"`
 	}
 	if json.Unmarshal(body, &a) != nil || a.Token == "" || !validHeaderValue(a.Token) { // the error may show it
-		return "", 0, errors.New("token of the managed identity: the metadata service answered something else")
+		return "", 0, errors.New("token of the managed identity: unexpected answer from the metadata service")
 	}
 	switch {
 	case a.In > 0:
@@ -162,8 +164,8 @@ func readToken(body []byte, now time.Time) (token string, life time.Duration, er
 	return a.Token, life, nil
 }
 
-// count is a number of seconds that is written as a text, and by some stand-ins as a number. What is neither, or is more
-// than any token lasts, is 0.
+// count is a number of seconds that is written as a text, and by some stand-ins as a number. What is neither, or is
+// more than any token lasts, is 0.
 type count int64
 
 // UnmarshalJSON takes both forms.

@@ -129,8 +129,8 @@ func TestRefusalsOfTheTokenEndpoint(t *testing.T) {
 		{imdstest.Fault{Status: 410}, nil, "410 Gone"},
 		{imdstest.Fault{Status: 429}, nil, "429 Too Many Requests"},
 		{imdstest.Fault{Status: 500}, nil, "500 Internal Server Error"},
-		{imdstest.Fault{HTML: true}, nil, "answered something else"},
-		{imdstest.Fault{Body: `{"access_token":"a\nb"}`}, nil, "answered something else"},
+		{imdstest.Fault{HTML: true}, nil, "unexpected answer"},
+		{imdstest.Fault{Body: `{"access_token":"a\nb"}`}, nil, "unexpected answer"},
 		{imdstest.Fault{Truncate: 10}, nil, "read the answer"},
 	} {
 		tt.fault.Path = imdstest.Identity
@@ -186,8 +186,8 @@ func TestWrongIdentityIsRefused(t *testing.T) {
 	const good = "azure_identity: {resource: " + resource + "}\n"
 	for _, tt := range []struct{ settings, key, reason string }{
 		{"url: https://a.example\nazure_identity: {}", "azure_identity.resource", "expected the application id URI"},
-		{"url: https://a.example\nazure_identity: {resource: eventgrid}", "azure_identity.resource", "is no resource"},
-		{"url: https://a.example\nazure_identity: {resource: " + resource + ", client_id: me}", "azure_identity.client_id", "no client id"},
+		{"url: https://a.example\nazure_identity: {resource: eventgrid}", "azure_identity.resource", "is not a resource"},
+		{"url: https://a.example\nazure_identity: {resource: " + resource + ", client_id: me}", "azure_identity.client_id", "not a client id"},
 		{"url: https://a.example\nbearer: x\n" + good, "azure_identity", "only one of them"},
 		{"url: https://a.example\nbasic: {username: a, password: b}\n" + good, "azure_identity", "only one of them"},
 		{"url: https://a.example\nheaders: {authorization: x}\n" + good, "headers.authorization", "only one of them"},

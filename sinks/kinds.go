@@ -107,8 +107,8 @@ func (h Host) dialer(limit time.Duration) Dialer {
 	return (&net.Dialer{Timeout: limit}).DialContext
 }
 
-// KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file; the items of
-// lists count from 0, as in signing_secrets.0.
+// KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file; the items
+// of lists count from 0, as in signing_secrets.0.
 type KeyError struct {
 	Key string
 	Err error

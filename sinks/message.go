@@ -36,8 +36,8 @@ func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	return fields([]delivery.Delivery{d}, zone, now)
 }
 
-// fields is what the templates of a message see: cloudevent.Fields, and what is known only when the message is made. The
-// batch holds one delivery, or those of a group.
+// fields is what the templates of a message see: cloudevent.Fields, and what is known only when the message is made.
+// The batch holds one delivery, or those of a group.
 func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
@@ -93,8 +93,8 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	return f
 }
 
-// classOfWhy is the class of another sink's error in words. The whole error may hold what its destination said, which is
-// not for everybody who reads this one.
+// classOfWhy is the class of another sink's error in words. The whole error may hold what its destination said, which
+// is not for everybody who reads this one.
 func classOfWhy(why string) string {
 	switch {
 	case strings.HasPrefix(why, delivery.ErrBlocked.Error()):
@@ -147,7 +147,7 @@ func (r *runbook) open(text, file string) error {
 func (r runbook) put(f map[string]any, log *slog.Logger) {
 	link, err := r.link(f)
 	if err != nil {
-		log.Warn("the link to the runbook is left out", "err", err)
+		log.Warn("runbook link left out", "err", err)
 	}
 	f["runbook"] = link
 }
@@ -181,7 +181,7 @@ func (r runbook) link(f map[string]any) (string, error) {
 	link := encodeURL(text)
 	u, err := url.Parse(link)
 	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") || len(link) > maxLink {
-		return "", fmt.Errorf("%.200q is no address; expected one such as https://example.com/runbook", text)
+		return "", fmt.Errorf("%.200q is not a URL; expected one such as https://example.com/runbook", text)
 	}
 	return link, nil
 }

@@ -32,8 +32,8 @@ type natsSettings struct {
 // natsTerms: a stream is for machines and for the record, which want every change, however late.
 var natsTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 1}
 
-// natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents has it, and waits until
-// a stream has stored it. Deliver and Connect are called from one goroutine at a time.
+// natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents has it, and waits
+// until a stream has stored it. Deliver and Connect are called from one goroutine at a time.
 type natsSink struct {
 	servers    *NATS
 	subjects   natsSubjects
@@ -62,7 +62,7 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 	wrong.when(s.Core && s.Domain != "", "domain",
 		"is one of JetStream, and core does without; expected one or the other")
 	wrong.when(s.Domain != "" && natsToken(s.Domain) != s.Domain, "domain",
-		"%q is no name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)
+		"%q is not the name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)
 	var err error
 	n.servers, err = NewNATS(s.NATSSettings, h)
 	wrong.add(err)

@@ -121,7 +121,8 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 			v.hideBasic(s.Username, secret)
 			return nats.UserInfo(s.Username, secret), nil
 		}},
-		{spelled("token", s.Token, s.TokenFile, s.TokenEnv), "token", false, func(secret string, v *veil) (nats.Option, error) {
+		{spelled("token", s.Token, s.TokenFile, s.TokenEnv), "token", false, func(secret string, v *veil) (nats.Option,
+			error) {
 			v.hide(secret)
 			return nats.Token(secret), nil
 		}},
@@ -138,7 +139,7 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 		wrong.add(err)
 	}
 	wrong.when(s.InboxPrefix != "" && sanitised(s.InboxPrefix) != s.InboxPrefix, "inbox_prefix",
-		"%q is no subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots between them, such as _INBOX_forewarn",
+		"%q is not a subject; expected tokens of A-Z, a-z, 0-9, _ and - with dots between them, such as _INBOX_forewarn",
 		s.InboxPrefix)
 	wrong.when(s.Username != "" && !password.given(), "username",
 		"needs password, password_file or password_env beside it")
@@ -247,8 +248,10 @@ func natsURL(text string) (*url.URL, error) {
 		text = "nats://" + text
 	}
 	u, err := url.Parse(text)
-	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "nats", "tls") || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" {
-		return nil, errors.New("is no address of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…")
+	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "nats", "tls") || strings.Trim(u.Path, "/") != "" ||
+		u.RawQuery != "" {
+		return nil,
+			errors.New("is not the URL of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…")
 	}
 	if u.Port() == "" {
 		u.Host = net.JoinHostPort(u.Hostname(), "4222")
@@ -260,11 +263,11 @@ func natsURL(text string) (*url.URL, error) {
 func natsCreds(text string, v *veil) (nats.Option, error) {
 	token, err := nkeys.ParseDecoratedJWT([]byte(text))
 	if err != nil || strings.Count(token, ".") != 2 {
-		return nil, errors.New("holds no user JWT; expected a file made by nsc or by nats auth")
+		return nil, errors.New("has no user JWT; expected a file made by nsc or by nats auth")
 	}
 	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
 	if err != nil {
-		return nil, errors.New("holds no user seed; expected a file made by nsc or by nats auth")
+		return nil, errors.New("has no user seed; expected a file made by nsc or by nats auth")
 	}
 	v.hide(token, seedOf(pair))
 	return nats.UserCredentialBytes([]byte(text)), nil

@@ -141,7 +141,9 @@ type natsConn struct {
 }
 
 func newNATSConn(conn, raw net.Conn) *natsConn {
-	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn), talk: natsMaxTalk, heard: func(*natsConn, error, bool) {}}
+	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn), talk: natsMaxTalk, heard: func(*natsConn, error,
+		bool) {
+	}}
 }
 
 // Close ends the connection at once. TLS would first say goodbye to a server that may not listen.

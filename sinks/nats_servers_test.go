@@ -329,7 +329,7 @@ func TestNATSAnswerOfAnotherProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t))
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "is no stream") {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "not from a stream") {
 		t.Errorf("Deliver = %v, want it to be tried again", err)
 	}
 }

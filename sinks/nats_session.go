@@ -25,8 +25,8 @@ const (
 
 // Dial connects to one of the servers with the credentials as they are now, or says why none of them would have it.
 // When ctx ends it returns at once and leaves nothing behind. Afterwards nats.go keeps the connection up: it returns to
-// any of the servers, and what finds no connection fails at once and is not sent later. It closes the connection for good
-// once a server has refused the credentials twice; dialing again reads them anew.
+// any of the servers, and what finds no connection fails at once and is not sent later. It closes the connection for
+// good once a server has refused the credentials twice; dialing again reads them anew.
 //
 // What a server says is bounded before nats.go reads it, each message to 4 MiB, but not how many messages it sends.
 func (n *NATS) Dial(ctx context.Context) (*nats.Conn, error) {
@@ -173,8 +173,8 @@ func (s *natsSession) during(ctx context.Context, do func(context.Context) error
 	return say(classOfNATS(err), s.access.veil.line(server+": "+err.Error(), false, 500))
 }
 
-// begin makes fail end what is under way on the connection, whose server may say as much again; ok says whether there is
-// one.
+// begin makes fail end what is under way on the connection, whose server may say as much again; ok says whether there
+// is one.
 func (s *natsSession) begin(fail context.CancelCauseFunc) (server string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,8 +193,8 @@ func (s *natsSession) finish() {
 	s.fail = nil
 }
 
-// refusal says why none of the servers has the connection: that is blocked only if it is so at each. err is what nats.go
-// says when nothing else is known.
+// refusal says why none of the servers has the connection: that is blocked only if it is so at each. err is what
+// nats.go says when nothing else is known.
 func (s *natsSession) refusal(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +257,7 @@ type natsSaid string
 
 func (e natsSaid) Error() string { return string(e) }
 
-// Is says whether nats.go has err for it.
+// Is reports whether nats.go has err for it.
 func (e natsSaid) Is(err error) bool {
 	return strings.HasPrefix("nats: "+strings.ToLower(string(e)), err.Error())
 }
@@ -272,7 +272,8 @@ func (e *natsVerdict) Error() string { return e.text }
 
 // natsRefusals are errors that last until somebody acts. For some the server and nats.go have different words.
 var natsRefusals = []error{
-	nats.ErrAuthorization, nats.ErrAuthRevoked, nats.ErrAuthExpired, nats.ErrAccountAuthExpired, nats.ErrPermissionViolation,
+	nats.ErrAuthorization, nats.ErrAuthRevoked, nats.ErrAuthExpired, nats.ErrAccountAuthExpired,
+	nats.ErrPermissionViolation,
 	errors.New("nats: " + nats.AUTHENTICATION_EXPIRED_ERR), errors.New("nats: " + nats.ACCOUNT_AUTHENTICATION_EXPIRED_ERR),
 	errors.New("nats: " + nats.AUTHENTICATION_REVOKED_ERR),
 	nats.ErrSecureConnWanted, nats.ErrSecureConnRequired, nats.ErrNkeysNotSupported, nats.ErrHeadersNotSupported,

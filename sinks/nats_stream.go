@@ -16,8 +16,8 @@ import (
 )
 
 // natsProvision is what a stream shall be like. A stream that is there already gets only what is given, and keeps its
-// other subjects and properties. Nothing that a new one holds goes away unless there is a limit; over a limit the oldest
-// goes first.
+// other subjects and properties. Nothing that a new one holds goes away unless there is a limit; over a limit the
+// oldest goes first.
 type natsProvision struct {
 	Stream     string        `yaml:"stream" doc:"name of the stream"`
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
@@ -46,7 +46,7 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	var wrong KeyErrors
 	strange := strings.ContainsFunc(p.Stream, func(r rune) bool { return !inToken(r) })
 	wrong.when(strange || p.Stream == "" || len(p.Stream) > maxStreamName, "provision.stream",
-		"%q is no name of a stream; expected A-Z, a-z, 0-9, _ and -, at most %d", p.Stream, maxStreamName)
+		"%q is not the name of a stream; expected A-Z, a-z, 0-9, _ and -, at most %d", p.Stream, maxStreamName)
 	wrong.when(p.Replicas < 0 || p.Replicas > 5, "provision.replicas", "%d; expected 1 to 5", p.Replicas)
 	wrong.when(p.MaxAge < 0, "provision.max_age", "expected a time after which messages go, or none")
 	wrong.when(p.Duplicates < 0 || p.MaxAge > 0 && p.Duplicates > p.MaxAge, "provision.duplicates",
@@ -125,7 +125,8 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 		if _, err := s.js.CreateStream(ctx, config); err != nil {
 			return unprovided("create", name, err)
 		}
-		n.log.Info("stream created", "stream", name, "subjects", strings.Join(config.Subjects, " "), "replicas", config.Replicas,
+		n.log.Info("stream created", "stream", name, "subjects", strings.Join(config.Subjects, " "), "replicas",
+			config.Replicas,
 			"max_age", config.MaxAge, "max_bytes", config.MaxBytes, "duplicates", config.Duplicates)
 	case err != nil:
 		return unanswered("look for stream "+name, err)
@@ -159,17 +160,19 @@ func unprovided(verb, name string, err error) error {
 
 // unanswered is an error of asking JetStream for something. When nobody answers there is no JetStream at all.
 func unanswered(doing string, err error) error {
-	for _, none := range []error{nats.ErrNoResponders, jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount} {
+	for _, none := range []error{nats.ErrNoResponders, jetstream.ErrJetStreamNotEnabled,
+		jetstream.ErrJetStreamNotEnabledForAccount} {
 		if errors.Is(err, none) {
-			return &natsVerdict{delivery.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; enable it, or set core: true to " +
-				"send without a stream"}
+			return &natsVerdict{delivery.ErrBlocked,
+				doing + ": there is no JetStream for this account, or not in this domain; enable it, or set core: true to " +
+					"send without a stream"}
 		}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
 // errNotStored is an answer that says nothing about what was sent.
-var errNotStored = errors.New("what answered is no stream; does another program answer on this subject?")
+var errNotStored = errors.New("the answer is not from a stream; does another program answer on this subject?")
 
 // store publishes a message and waits until a stream has it.
 func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
@@ -185,7 +188,8 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 		return n.taken(ctx, s, msg)
 	}
 	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
-		err = &natsVerdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description, e.ErrorCode)}
+		err = &natsVerdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
+			e.ErrorCode)}
 	}
 	return delivery.Answer{}, err
 }
@@ -197,7 +201,8 @@ func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplic
 	}
 	stream = s.access.veil.line(stream, false, 100)
 	return delivery.Answer{
-		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence), ID: fmt.Sprintf("%s:%d", stream, sequence),
+		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence), ID: fmt.Sprintf("%s:%d", stream,
+			sequence),
 	}
 }
 
@@ -205,12 +210,13 @@ func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplic
 // it.
 func isTaken(err error) bool {
 	e, ok := errors.AsType[*jetstream.APIError](err)
-	return ok && oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence, jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+	return ok && oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence,
+		jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
 // taken looks at the message that has the subject already: a copy of this one, sent by this or another machine however
-// long ago, or another. For that the user has to be let publish to $JS.API.STREAM.NAMES, $JS.API.STREAM.INFO.<stream> and,
-// as the stream is made, $JS.API.STREAM.MSG.GET.<stream> or $JS.API.DIRECT.GET.<stream>.>; else it blocks.
+// long ago, or another. For that the user has to be let publish to $JS.API.STREAM.NAMES, $JS.API.STREAM.INFO.<stream>
+// and, as the stream is made, $JS.API.STREAM.MSG.GET.<stream> or $JS.API.DIRECT.GET.<stream>.>; else it blocks.
 func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
 	stream, err := s.streamOf(ctx, msg.Subject)
 	if err != nil {
@@ -223,8 +229,9 @@ func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	}
 	id := msg.Header.Get(jetstream.MsgIDHeader)
 	if other := stored.Header.Get(jetstream.MsgIDHeader); other != id {
-		return delivery.Answer{}, &natsVerdict{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, message %d with id %q",
-			name, msg.Subject, stored.Sequence, other)}
+		return delivery.Answer{}, &natsVerdict{delivery.ErrRejected,
+			fmt.Sprintf("stream %s holds another message of %s, message %d with id %q",
+				name, msg.Subject, stored.Sequence, other)}
 	}
 	return n.stored(s, name, stored.Sequence, true), nil
 }
@@ -234,7 +241,8 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	switch {
 	case err == nil:
-		return &natsVerdict{nil, fmt.Sprintf("stream %s, which takes %s, does not answer; it may have no leader just now", name, subject)}
+		return &natsVerdict{nil, fmt.Sprintf("stream %s, which takes %s, does not answer; it may have no leader just now",
+			name, subject)}
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return n.noStream(subject)
 	}
@@ -242,8 +250,9 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 }
 
 func (n *natsSink) noStream(subject string) error {
-	return &natsVerdict{delivery.ErrBlocked, fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
-		"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
+	return &natsVerdict{delivery.ErrBlocked,
+		fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
+			"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
 }
 
 // stream says which stream takes what will be sent.

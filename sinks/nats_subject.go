@@ -54,7 +54,8 @@ func subjectShape() *templates.Shape {
 }
 
 // openSubjects takes the template of the settings or the subjects by default, and tries those of the settings on a
-// CloudEvent of every change; a test tries the others. once says that each subject has to be that of one CloudEvent only.
+// CloudEvent of every change; a test tries the others. once says that each subject has to be that of one CloudEvent
+// only.
 func openSubjects(text, file string, once bool) (natsSubjects, error) {
 	text, key, err := givenText("subject", text, file)
 	if err != nil {
@@ -98,7 +99,7 @@ func (s natsSubjects) try(once bool) error {
 		subject := sanitised(raw)
 		switch {
 		case subject != raw:
-			return fmt.Errorf("%q for a sample CloudEvent of type %s is no subject; "+
+			return fmt.Errorf("%q for a sample CloudEvent of type %s is not a subject; "+
 				"expected tokens of A-Z, a-z, 0-9, _ and -, at most %d each, with dots between them", raw, ce.Type(), maxToken)
 		case once && !strings.HasSuffix(subject, "."+natsToken(ce.ID())):
 			return errors.New("does not end in the CloudEvent's id, so two CloudEvents could have one " +
@@ -141,8 +142,8 @@ var natsFields = map[string]Field{
 }
 
 // subjectFields is what the template of a subject sees: cloudevent.Fields and natsFields. Every text in it is one token
-// already, so that none can add a token, a wildcard or a line to a subject. Nothing in it depends on when the CloudEvent
-// is sent.
+// already, so that none can add a token, a wildcard or a line to a subject. Nothing in it depends on when the
+// CloudEvent is sent.
 func subjectFields(ce event.Event) map[string]any {
 	f := cloudevent.Fields(ce)
 	if c, ok := f["change"].(string); ok {
@@ -266,12 +267,12 @@ func natsToken(s string) string {
 	return b.String()[:maxToken-9] + "-" + hex.EncodeToString(sum[:4])
 }
 
-// inToken says whether a rune may stand in a token.
+// inToken reports whether a rune may stand in a token.
 func inToken(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '-'
 }
 
-// takes says whether a stream's subject, which may hold wildcards, takes a subject.
+// takes reports whether a stream's subject, which may hold wildcards, takes a subject.
 func takes(pattern, subject string) bool {
 	of, parts := strings.Split(pattern, "."), strings.Split(subject, ".")
 	for i, token := range of {

@@ -261,7 +261,7 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		"url: []":                                                      {"url", "missing"},
 		"url: [nats://a, 'http://b']":                                  {"url.1", "expected one such as nats://"},
 		"url: ''":                                                      {"url", "is empty"},
-		"url: nats://a/b":                                              {"url", "is no address"},
+		"url: nats://a/b":                                              {"url", "is not the URL of a NATS server"},
 		"url_env: NOWHERE":                                             {"url_env", "is not set"},
 		at + "url_env: X":                                              {"url_env", "only one of them"},
 		"url: [nats://a, nats://b]\nurl_file: X":                       {"url_file", "only one of them"},
@@ -273,8 +273,8 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "subject: forewarn.{{.change}}":                           {"subject", "does not end in the CloudEvent's id"},
 		at + "subject: forewarn.{{.id}}.{{.change}}":                   {"subject", "does not end in the CloudEvent's id"},
 		at + "subject: forewarn.x{{.id}}":                              {"subject", "does not end in the CloudEvent's id"},
-		at + "subject: forewarn.*.{{.id}}":                             {"subject", "is no subject"},
-		at + "subject: forewarn..{{.id}}":                              {"subject", "is no subject"},
+		at + "subject: forewarn.*.{{.id}}":                             {"subject", "is not a subject"},
+		at + "subject: forewarn..{{.id}}":                              {"subject", "is not a subject"},
 		at + "subject: forewarn.{{.nothing}}.{{.id}}":                  {"subject", "unknown name"},
 		at + "subject: a\nsubject_file: b":                             {"subject_file", "only one of them"},
 		at + "subject_file: " + writeFile(t, "none", "\n"):             {"subject_file", "is empty"},
@@ -297,8 +297,8 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "subject: vms.{{.id}}\nprovision: {stream: X}":            {"provision.subjects", "such as [vms.>], because subject is given"},
 		at + "core: true\ndomain: hub":                                 {"domain", "expected one or the other"},
 		at + "domain: a.b":                                             {"domain", "expected A-Z"},
-		at + "inbox_prefix: _INBOX.>":                                  {"inbox_prefix", "is no subject"},
-		at + "inbox_prefix: _INBOX.":                                   {"inbox_prefix", "is no subject"},
+		at + "inbox_prefix: _INBOX.>":                                  {"inbox_prefix", "is not a subject"},
+		at + "inbox_prefix: _INBOX.":                                   {"inbox_prefix", "is not a subject"},
 	} {
 		wrongKey(t, "nats", settings, want[0], want[1])
 	}

@@ -22,7 +22,7 @@ type rotation struct {
 
 func (r rotation) on() bool { return r.max > 0 || r.every > 0 }
 
-// due says whether a file of size bytes that was written to last at a time is to be rotated before more is added. An
+// due reports whether a file of size bytes that was written to last at a time is to be rotated before more is added. An
 // empty one never is: a line that is longer than the limit has to go somewhere.
 func (r rotation) due(size, more int64, last, now time.Time) bool {
 	if size == 0 {
@@ -55,8 +55,8 @@ func (f *file) rotate() {
 const rotatedAt = "20060102T150405Z"
 
 // setAside renames the file to one that does not exist yet: audit.jsonl to audit-20261121T041000Z.jsonl, or to
-// audit-20261121T041000Z-2.jsonl. A file that is gone already needs no rotation. The error is without the new name, which
-// is another one each time.
+// audit-20261121T041000Z-2.jsonl. A file that is gone already needs no rotation. The error is without the new name,
+// which is another one each time.
 func setAside(path string, now time.Time, rename func(path, name string) error) error {
 	stem, ext := splitName(path)
 	base := stem + "-" + now.UTC().Format(rotatedAt)
@@ -152,7 +152,8 @@ type size int64
 type Size = size
 
 var units = map[string]int64{
-	"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+	"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
+	"TIB": 1 << 40,
 }
 
 // UnmarshalText reads a size. Zero and less is no size.
@@ -161,7 +162,7 @@ func (s *size) UnmarshalText(text []byte) error {
 	unit, known := units[strings.ToUpper(strings.TrimSpace(string(text[len(digits):])))]
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil || !known || n <= 0 || n > (1<<62)/unit {
-		return fmt.Errorf("%q is no size; expected one such as 100MB, 64MiB or a number of bytes", text)
+		return fmt.Errorf("%q is not a size; expected one such as 100MB, 64MiB or a number of bytes", text)
 	}
 	*s = size(n * unit)
 	return nil

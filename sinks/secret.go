@@ -187,7 +187,7 @@ func readSmall(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
+		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -202,7 +202,8 @@ func readSmall(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s is larger than 1 MiB", path)
 	}
 	if bytes.HasPrefix(text, []byte("\xff\xfe")) || bytes.HasPrefix(text, []byte("\xfe\xff")) {
-		return nil, fmt.Errorf("%s is in UTF-16; expected UTF-8, which in PowerShell Set-Content -Encoding ascii writes", path)
+		return nil, fmt.Errorf("%s is in UTF-16; expected UTF-8, which in PowerShell Set-Content -Encoding ascii writes",
+			path)
 	}
 	return bytes.TrimPrefix(text, []byte("\ufeff")), nil
 }

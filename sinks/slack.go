@@ -52,7 +52,8 @@ type mentionOption struct {
 }
 
 // slackTerms: Slack is for people, who want the state as it is now.
-var slackTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup}
+var slackTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1,
+	Digest: peopleGroup}
 
 // slackSink tells people in a Slack channel. The first change of an Azure event posts a message, the root; later ones
 // make it show the state, and reply in its thread. An incoming webhook gets each change as a message of its own.
@@ -139,7 +140,7 @@ func (k *slackSink) openAddress(s slackSettings) error {
 	}
 	u, err := url.Parse(s.APIURL)
 	bad := err != nil || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || !oneOf(u.Scheme, "http", "https")
-	wrong.when(bad, "api_url", "is no address of an API; expected one such as https://slack.com/api/")
+	wrong.when(bad, "api_url", "is not the URL of an API; expected one such as https://slack.com/api/")
 	wrong.when(!bad && tls && u.Scheme != "https", "api_url", "is not https, and tls is given")
 	k.api = strings.TrimSuffix(s.APIURL, "/") + "/"
 	return wrong.err()
@@ -218,7 +219,7 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		to = secret
 		a.hook, err = url.Parse(secret)
 		if err != nil || a.hook.Hostname() == "" || a.hook.User != nil || !oneOf(a.hook.Scheme, "http", "https") {
-			return nil, k.secret.wrong(errors.New("is no address of an incoming webhook; " + // err would show it
+			return nil, k.secret.wrong(errors.New("is not the URL of an incoming webhook; " + // err would show it
 				"expected one such as https://hooks.slack.com/services/…"))
 		}
 		if err := checkHost(a.hook); err != nil {
@@ -229,9 +230,10 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		}
 		a.veil.hideURL(a.hook, k.secret.from())
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
-		return nil, k.secret.wrong(errors.New("holds a space, a line break or another control character, which no token does"))
+		return nil,
+			k.secret.wrong(errors.New("holds a space, a line break or another control character, which no token does"))
 	case strings.HasPrefix(secret, "xapp-"), strings.HasPrefix(secret, "https:"):
-		return nil, k.secret.wrong(errors.New("is no bot token; expected one that begins with xoxb-"))
+		return nil, k.secret.wrong(errors.New("is not a bot token; expected one that begins with xoxb-"))
 	default:
 		a.veil.hide(secret)
 		a.client = slack.New(secret, slack.OptionAPIURL(to), slack.OptionHTTPClient(a))
@@ -289,7 +291,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 		case hasCode(err, lostErrors...):
 			return k.root(ctx, a, batch, f, r)
 		case hasCode(err, closedErrors...):
-			k.log.Warn("the workspace does not let messages be edited; a thread goes on below what is no longer so", "err", err)
+			k.log.Warn("cannot edit messages in this workspace; the thread continues below an outdated message", "err", err)
 		case err != nil:
 			return delivery.Answer{}, err
 		}
@@ -318,10 +320,11 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	return r.answer(p.ts), nil
 }
 
-// Errors of Slack that say that the root is lost or that nobody can reply to it, so that what is to be said is posted anew,
-// or that the time in which it may be edited is over. Should the reason be another, posting has the same error.
+// Errors of Slack that say that the root is lost or that nobody can reply to it, so that what is to be said is posted
+// anew, or that the time in which it may be edited is over. Should the reason be another, posting has the same error.
 var (
-	lostErrors   = []string{"message_not_found", "thread_not_found", "cant_update_message", "channel_not_found", "is_archived"}
+	lostErrors = []string{"message_not_found", "thread_not_found", "cant_update_message", "channel_not_found",
+		"is_archived"}
 	closedErrors = []string{"edit_window_closed"}
 	threadErrors = []string{
 		"cannot_reply_to_message", "restricted_action_non_threadable_channel", "restricted_action_thread_locked",
@@ -374,7 +377,7 @@ func (k *slackSink) post(
 func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error {
 	err := call(m)
 	if len(m.blocks) > 0 && hasCode(err, blocksErrors...) {
-		k.log.Warn("Slack does not take the blocks of a message; its text is sent alone", "err", err)
+		k.log.Warn("Slack refuses the blocks of a message; sending its text only", "err", err)
 		m.blocks = nil
 		err = call(m)
 	}
@@ -412,7 +415,7 @@ func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 		m.blocks, err = parseBlocks(blocks)
 	}
 	if err != nil {
-		k.log.Warn("the blocks of a message cannot be made; its text is sent alone", "err", err)
+		k.log.Warn("cannot render the blocks of a message; sending its text only", "err", err)
 	}
 	return m, nil
 }
@@ -427,15 +430,15 @@ func (k *slackSink) notification(f map[string]any) (string, error) {
 	return text, err
 }
 
-// ring says whether a reply goes to the channel too, because edits and replies in a thread notify nobody.
+// ring reports whether a reply goes to the channel too, because edits and replies in a thread notify nobody.
 func (k *slackSink) ring(f map[string]any) bool {
 	return slices.ContainsFunc(f["group"].([]map[string]any), func(one map[string]any) bool {
 		return rings(one, k.broadcast)
 	})
 }
 
-// rings says whether a change is worth a notification: one of those chosen or, with nil, one by which somebody may have
-// to act. Nobody has to for a Freeze of known length up to 10 s.
+// rings reports whether a change is worth a notification: one of those chosen or, with nil, one by which somebody may
+// have to act. Nobody has to for a Freeze of known length up to 10 s.
 func rings(f map[string]any, chosen []string) bool {
 	change, _ := f["change"].(string)
 	data, _ := f["data"].(map[string]any)
@@ -479,8 +482,8 @@ func (r slackReceipt) answer(ts string) delivery.Answer {
 	return a
 }
 
-// receipt is that of a batch. It has no root when there is none in the channel of the settings, or when those of a group
-// differ.
+// receipt is that of a batch. It has no root when there is none in the channel of the settings, or when those of a
+// group differ.
 func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	var r slackReceipt
 	if !isAzure(batch) {
@@ -488,7 +491,8 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	}
 	for i, d := range batch {
 		var one slackReceipt
-		if d.Receipt == nil || json.Unmarshal(d.Receipt, &one) != nil || !validSlackID(one.Channel) || !validSlackID(one.TS) ||
+		if d.Receipt == nil || json.Unmarshal(d.Receipt, &one) != nil || !validSlackID(one.Channel) ||
+			!validSlackID(one.TS) ||
 			one.To != k.channel || len(batch) > 1 && !one.Group {
 			one = slackReceipt{}
 		}
@@ -501,13 +505,13 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	return r
 }
 
-// isAzure says whether a batch is about Azure's events, which have a life, and not about the bridge.
+// isAzure reports whether a batch is about Azure's events, which have a life, and not about the bridge.
 func isAzure(batch []delivery.Delivery) bool {
 	return strings.HasPrefix(batch[0].Event.Type(), cloudevent.EventPrefix)
 }
 
-// Connect shows the token to Slack, which says whom it belongs to. Of an incoming webhook it only reaches the host: what
-// Slack makes of the rest of its URL only a message shows.
+// Connect shows the token to Slack, which says whom it belongs to. Of an incoming webhook it only reaches the host:
+// what Slack makes of the rest of its URL only a message shows.
 func (k *slackSink) Connect(ctx context.Context) (string, error) {
 	a, err := k.open(nil)
 	if err != nil {

@@ -74,8 +74,8 @@ func (a *slackAPI) post(
 	return posted{channel, ts, message.ThreadTimestamp != ""}, a.refusal(err)
 }
 
-// update makes a message show something else. Without blocks it takes away those that it had. Slack would make links and
-// mentions of bare words here if it were not told otherwise.
+// update makes a message show something else. Without blocks it takes away those that it had. Slack would make links
+// and mentions of bare words here if it were not told otherwise.
 func (a *slackAPI) update(ctx context.Context, channel, ts string, m slackMessage) error {
 	_, _, _, err := a.client.UpdateMessageContext(ctx, channel, ts,
 		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false), slack.MsgOptionBlocks(m.blocks...))
@@ -162,10 +162,10 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(text))}, nil
 }
 
-// mayKeep says whether an id can be one, and holds nothing that nobody may see.
+// mayKeep reports whether an id can be one, and holds nothing that nobody may see.
 func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.veil.over(id) == id }
 
-// validSlackID says whether something can be the id of a channel or message.
+// validSlackID reports whether something can be the id of a channel or message.
 func validSlackID(s string) bool {
 	return s != "" && len(s) <= 64 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7F })
 }
@@ -179,8 +179,8 @@ func (a *slackAPI) notSlack(req *http.Request, r response) error {
 	return errors.New(text)
 }
 
-// postHook posts a message to an incoming webhook. Services that are compatible with Slack say yes in their own ways, so
-// what is a success by its status is one unless it says no, or is the page of somebody on the way.
+// postHook posts a message to an incoming webhook. Services that are compatible with Slack say yes in their own ways,
+// so what is a success by its status is one unless it says no, or is the page of somebody on the way.
 func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	body, err := compact(struct {
 		Text   string        `json:"text"`
@@ -237,7 +237,7 @@ type slackError struct {
 func (e *slackError) Error() string { return e.text }
 func (e *slackError) Unwrap() error { return e.class }
 
-// hasCode says whether Slack answered one of these errors.
+// hasCode reports whether Slack answered one of these errors.
 func hasCode(err error, codes ...string) bool {
 	e, ok := errors.AsType[*slackError](err)
 	return ok && slices.Contains(codes, e.code)
@@ -291,7 +291,8 @@ func (all slackErrorKinds) find(code string) (kind slackErrorKind, known bool) {
 
 var slackErrors = slackErrorKinds{
 	{delivery.ErrBlocked, "put a new token into SECRET", []string{
-		"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "not_allowed_token_type", "bad_token",
+		"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "not_allowed_token_type",
+		"bad_token",
 		"user_removed_from_team",
 	}},
 	{delivery.ErrBlocked, "make a new incoming webhook and put its URL into SECRET", []string{
@@ -301,25 +302,28 @@ var slackErrors = slackErrorKinds{
 		"missing_scope", "no_permission", "no_scopes", "invalid_scopes",
 	}},
 	{delivery.ErrBlocked, "invite the app into CHANNEL with /invite", []string{"not_in_channel"}},
-	{delivery.ErrBlocked, "there is no CHANNEL that the app can see; if it is private, invite the app with /invite", []string{
-		"channel_not_found", "invalid_channel", "user_not_found",
-	}},
+	{delivery.ErrBlocked, "there is no CHANNEL that the app can see; if it is private, invite the app with /invite",
+		[]string{
+			"channel_not_found", "invalid_channel", "user_not_found",
+		}},
 	{delivery.ErrBlocked, "the channel is archived; bring it back or choose another", []string{
 		"is_archived", "channel_is_archived",
 	}},
-	{delivery.ErrBlocked, "api_url is no address of Slack's API", []string{
+	{delivery.ErrBlocked, "api_url is not the URL of Slack's API", []string{
 		"unknown_method", "method_deprecated", "deprecated_endpoint", "insecure_request",
 	}},
 	{delivery.ErrBlocked, "an administrator of the workspace has to allow it", []string{
 		"restricted_action", "org_login_required", "ekm_access_denied", "team_access_not_granted", "enterprise_is_restricted",
-		"access_denied", "accesslimited", "two_factor_setup_required", "two_factor_required", "team_disabled", "user_is_restricted",
+		"access_denied", "accesslimited", "two_factor_setup_required", "two_factor_required", "team_disabled",
+		"user_is_restricted",
 		"app_missing_action_url", "action_prohibited", "messages_tab_disabled", "posting_to_general_channel_denied",
 		"as_user_not_supported",
 	}},
 	{delivery.ErrRejected, "", []string{
 		"msg_too_long", "no_text", "markdown_text_conflict", "too_many_attachments", "invalid_arguments", "invalid_arg_name",
 		"invalid_array_arg", "invalid_charset", "invalid_form_data", "invalid_post_type", "missing_post_type", "invalid_json",
-		"json_not_object", "missing_charset", "superfluous_charset", "invalid_payload", "missing_text_or_fallback_or_attachments",
+		"json_not_object", "missing_charset", "superfluous_charset", "invalid_payload",
+		"missing_text_or_fallback_or_attachments",
 	}},
 	{delivery.ErrRejected, "", blocksErrors},
 }
@@ -349,10 +353,10 @@ func parseBlocks(text string) ([]slack.Block, error) {
 	d.UseNumber()
 	var blocks []map[string]any
 	if err := d.Decode(&blocks); err != nil {
-		return nil, fmt.Errorf("is no JSON array of blocks: %w; put values in with {{json .name}}", err)
+		return nil, fmt.Errorf("is not a JSON array of blocks: %w; put values in with {{json .name}}", err)
 	}
 	if d.More() {
-		return nil, fmt.Errorf("holds something behind the JSON array of blocks")
+		return nil, fmt.Errorf("has text after the JSON array of blocks")
 	}
 	var all []slack.Block
 	left := maxBlocksText
@@ -415,7 +419,10 @@ func fitBlock(b map[string]any, left *int) bool {
 		if !fit {
 			delete(b, "text")
 		}
-		if fields := fitList(b["fields"], maxFields, func(v any) bool { return fitText(v, maxField, left) }); len(fields) > 0 {
+		if fields := fitList(b["fields"], maxFields, func(v any) bool {
+			return fitText(v, maxField,
+				left)
+		}); len(fields) > 0 {
 			b["fields"], fit = fields, true
 		} else {
 			delete(b, "fields")
@@ -460,7 +467,8 @@ func fitElement(v any) bool {
 	return e["type"] != "button" || fitText(e["text"], maxButton, &left)
 }
 
-// fitText cuts a text object, in which Slack is to find no links and names by itself; it is false when nothing is in it.
+// fitText cuts a text object, in which Slack is to find no links and names by itself; it is false when nothing is in
+// it.
 func fitText(v any, n int, left *int) bool {
 	o, _ := v.(map[string]any)
 	text, _ := o["text"].(string)
@@ -492,8 +500,8 @@ func fitList(v any, n int, fit func(any) bool) []any {
 // this for long.
 const slackPace = time.Second
 
-// SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero value
-// is ready to use, by several goroutines at once.
+// SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero
+// value is ready to use, by several goroutines at once.
 type SlackTurns struct {
 	mu   sync.Mutex
 	next map[string]time.Time // when a channel can take a message again, by its place

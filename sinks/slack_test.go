@@ -956,10 +956,10 @@ func TestSlackSettingsAreChecked(t *testing.T) {
 		{"{webhook_url: 'https://a.example', channel: C1}", "channel", "one channel"},
 		{"{webhook_url: 'https://a.example', api_url: 'https://b.example'}", "api_url", "is for a token"},
 		{"{webhook_url: 'https://a.example', broadcast: []}", "broadcast", "is for a token"},
-		{"{webhook_url: 'a.example'}", "webhook_url", "no address"},
+		{"{webhook_url: 'a.example'}", "webhook_url", "not the URL of an incoming webhook"},
 		{"{webhook_url: 'http://a.example', tls: {server_name: b}}", "webhook_url", "not https"},
-		{"{token: a, channel: C1, api_url: 'ftp://a.example'}", "api_url", "no address"},
-		{"{token: a, channel: C1, api_url: 'https://u:p@a.example'}", "api_url", "no address"},
+		{"{token: a, channel: C1, api_url: 'ftp://a.example'}", "api_url", "not the URL"},
+		{"{token: a, channel: C1, api_url: 'https://u:p@a.example'}", "api_url", "not the URL"},
 		{"{token: a, channel: C1, api_url: 'http://a.example', tls: {server_name: b}}", "api_url", "not https"},
 		{"{token: a, channel: C1, broadcast: [started, stopped]}", "broadcast.1", `"stopped" is unknown`},
 		{"{token: a, channel: C1, broadcast: [none, started]}", "broadcast.0", "none alone"},
@@ -969,11 +969,11 @@ func TestSlackSettingsAreChecked(t *testing.T) {
 		{"{token: a, channel: C1, text: '{{if .reply}}x{{end}}'}", "text", "no text for the notification"},
 		{"{token: a, channel: C1, text: x, text_file: y}", "text_file", "text is given too"},
 		{"{token: a, channel: C1, text_file: " + missing + "}", "text_file", missing},
-		{"{token: a, channel: C1, blocks: '{}'}", "blocks", "no JSON array"},
+		{"{token: a, channel: C1, blocks: '{}'}", "blocks", "not a JSON array"},
 		{"{token: a, channel: C1, blocks: '[{\"a\": \"{{.data.event.Description}}\"}]'}", "blocks", "put values in with {{json"},
-		{"{token: a, channel: C1, runbook_url: 'wiki/{{.azeventtype}}'}", "runbook_url", "is no address"},
+		{"{token: a, channel: C1, runbook_url: 'wiki/{{.azeventtype}}'}", "runbook_url", "is not a URL"},
 		{"{token: a, channel: C1, tls: {ca_file: " + missing + "}}", "tls.ca_file", missing},
-		{"{token: a, channel: C1, proxy: 'ftp://proxy.example.com'}", "proxy", "no address of a proxy"},
+		{"{token: a, channel: C1, proxy: 'ftp://proxy.example.com'}", "proxy", "not the URL of a proxy"},
 	} {
 		wrongKey(t, "slack", tt.settings, tt.key, tt.reason)
 	}

@@ -26,8 +26,9 @@ const (
 	helloPatience   = 30 * time.Second // from the first packet until we are logged in
 	leavePatience   = time.Second      // for the answer to QUIT
 	maxConversation = 1 << 20          // bytes that a server says, of TLS too
-	maxRounds       = 1 << 21          // of the hash that SCRAM makes of a password: about a second; servers ask for thousands
-	maxPrinted      = 64 << 10         // bytes
+	// of the hash that SCRAM makes of a password: about a second; servers ask for thousands
+	maxRounds  = 1 << 21
+	maxPrinted = 64 << 10 // bytes
 )
 
 // A mailServer is a server to which mail is handed over, and who logs in there.
@@ -77,8 +78,8 @@ func (m *mailServer) keep(token string) {
 	m.token = token
 }
 
-// login connects, begins TLS and logs in. All of this has a limit of its own, so that a host that does not answer is not
-// waited for as one that has the mail.
+// login connects, begins TLS and logs in. All of this has a limit of its own, so that a host that does not answer is
+// not waited for as one that has the mail.
 func (m *mailServer) login(ctx context.Context, v *veil, secret string) (*emailSession, error) {
 	var config *tls.Config
 	if m.mode != "none" {
@@ -163,7 +164,8 @@ func bare(err error) string { return strings.TrimPrefix(err.Error(), delivery.Er
 func (m *mailServer) hint(err error) string {
 	var timeout net.Error
 	if _, port, _ := net.SplitHostPort(m.addr); port != "25" ||
-		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) && !(errors.As(err, &timeout) &&
+			timeout.Timeout()) {
 		return ""
 	}
 	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
@@ -218,7 +220,7 @@ func classOfReply(e *textproto.Error) error {
 	return delivery.ErrRejected
 }
 
-// isSecurityStatus says whether a reply begins with an enhanced status code 5.7.Z.
+// isSecurityStatus reports whether a reply begins with an enhanced status code 5.7.Z.
 func isSecurityStatus(reply string) bool {
 	detail, found := strings.CutPrefix(reply, "5.7.")
 	detail, _, _ = strings.Cut(detail, "\n")
@@ -235,8 +237,8 @@ func classOfMail(err error) error {
 	return classOfFailure(err)
 }
 
-// aboutUs is an error from before a mail begins. What a server refuses there for good it refuses whatever is to be sent,
-// so that it says nothing about the CloudEvent.
+// aboutUs is an error from before a mail begins. What a server refuses there for good it refuses whatever is to be
+// sent, so that it says nothing about the CloudEvent.
 func aboutUs(err error) error {
 	if errors.Is(classOfMail(err), delivery.ErrRejected) {
 		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -264,7 +266,8 @@ type emailSession struct {
 
 // startEmail connects, says EHLO and begins TLS. A nil config is for a conversation in clear; without a helo it is the
 // address of this end of the connection.
-func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls.Config, implicit bool) (*emailSession, error) {
+func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls.Config,
+	implicit bool) (*emailSession, error) {
 	conn, err := dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
@@ -391,7 +394,8 @@ func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
 	for field := range strings.SplitSeq(string(said), ",") {
 		rounds, ok := strings.CutPrefix(field, "i=")
 		if n, err := strconv.Atoi(rounds); ok && err == nil && n > maxRounds {
-			return nil, fmt.Errorf("%w: the server asks for %d rounds of its hash, and at most %d are made", delivery.ErrBlocked, n, maxRounds)
+			return nil, fmt.Errorf("%w: the server asks for %d rounds of its hash, and at most %d are made",
+				delivery.ErrBlocked, n, maxRounds)
 		}
 	}
 	return a.Auth.Next(said, more)
@@ -412,7 +416,8 @@ var errAtDot = errors.New("the connection was lost after the end of the mail; it
 
 // send hands over one mail and tells what became of each recipient, in their order: nil, or the server's refusal. No
 // error means that the server took the mail for every recipient without a refusal; reply is what it said to that.
-func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error, reply string, err error) {
+func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error,
+	reply string, err error) {
 	if err := s.client.Mail("<" + from + ">"); err != nil {
 		return nil, "", aboutSender(s.cause(ctx, err))
 	}

@@ -62,9 +62,9 @@ var syslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr new
 // syslogSink sends each CloudEvent as a message of RFC 5424: its attributes as structured data, and a line for people.
 //
 // Syslog has no answer. Over TCP and TLS a batch has a connection of its own, so that none is found dead: the sink says
-// that it is done and waits until the receiver closes. One that has not read everything makes that a reset, by the rules
-// of TCP, and the batch is sent again. A receiver that does not close in time is believed to have it, and so is every
-// receiver of UDP that refuses nothing.
+// that it is done and waits until the receiver closes. One that has not read everything makes that a reset, by the
+// rules of TCP, and the batch is sent again. A receiver that does not close in time is believed to have it, and so is
+// every receiver of UDP that refuses nothing.
 type syslogSink struct {
 	syslogTransport
 	to       *url.URL
@@ -82,17 +82,19 @@ type syslogSink struct {
 func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	k := &syslogSink{
 		facility: slices.Index(syslogFacilities, cmp.Or(s.Facility, "daemon")), app: cmp.Or(s.AppName, "forewarn"),
-		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, dial: h.dialer(connectTime), host: h.Hostname, zone: h.Zone, now: time.Now,
+		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, dial: h.dialer(connectTime), host: h.Hostname, zone: h.Zone,
+		now: time.Now,
 	}
 	name, number, _ := strings.Cut(k.id, "@")
 	var wrong KeyErrors
 	wrong.when(k.facility < 0, "facility",
 		"%q is unknown; expected one of %s", s.Facility, strings.Join(syslogFacilities, ", "))
 	wrong.when(syslogName(k.app, 48) != k.app, "app_name",
-		"%q is no name; expected at most 48 characters of ASCII without spaces", s.AppName)
+		"%q is not a name; expected at most 48 characters of ASCII without spaces", s.AppName)
 	bad := name == "" || syslogName(k.id, 32) != k.id || strings.ContainsAny(name, `="]`)
 	wrong.when(bad || number == "" || strings.Trim(number, "0123456789.") != "", "sd_id",
-		"%q is no name of structured data; expected a name, @ and your enterprise number, such as cloudevent@32473", s.SDID)
+		"%q is not a name of structured data; expected a name, @ and your enterprise number, such as cloudevent@32473",
+		s.SDID)
 	var err error
 	k.to, k.syslogTransport, err = syslogURL(s.URL)
 	wrong.when(err != nil, "url", "%w", err)
@@ -108,7 +110,8 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	opened := Opened{Sink: k, Secrets: s.TLS.files()}
 	switch k.to.Scheme {
 	case "udp":
-		opened.Notes = append(opened.Notes, "UDP loses messages, and nobody hears of it; tls:// or tcp:// notices when a receiver is gone")
+		opened.Notes = append(opened.Notes,
+			"UDP loses messages, and nobody hears of it; tls:// or tcp:// notices when a receiver is gone")
 	case "tcp":
 		opened.Notes = append(opened.Notes, "anybody on the way can read and change what tcp:// carries; tls:// encrypts it")
 	}
@@ -122,10 +125,13 @@ func syslogURL(text string) (*url.URL, syslogTransport, error) {
 		u = &url.URL{}
 	}
 	transport, ok := syslogTransports[u.Scheme]
-	if !ok || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, transport, errors.New("is no address of a syslog receiver; expected one such as tls://logs.example.com:6514, tcp://… or udp://…")
+	if !ok || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" ||
+		u.Fragment != "" {
+		return nil, transport,
+			errors.New("is not the URL of a syslog receiver; expected one such as tls://logs.example.com:6514, tcp://… or udp://…")
 	}
-	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), transport.port))}, transport, checkHost(u)
+	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), transport.port))}, transport,
+		checkHost(u)
 }
 
 // Deliver sends the batch.
@@ -175,7 +181,8 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 
 // with does something with a new connection, and says what it means that it failed. trip is about as long as a packet
 // takes to the receiver and back.
-func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn net.Conn, trip time.Duration) error) error {
+func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn net.Conn,
+	trip time.Duration) error) error {
 	if _, ok := ctx.Deadline(); !ok {
 		limited, cancel := context.WithTimeout(ctx, syslogTerms.Timeout)
 		defer cancel()

@@ -333,10 +333,10 @@ func TestSyslogShowsItsCertificate(t *testing.T) {
 func TestWrongSyslogIsRefused(t *testing.T) {
 	for _, tt := range []struct{ settings, key, reason string }{
 		{"{}", "url", "expected one such as tls://logs.example.com:6514"},
-		{"url: logs.example.com", "url", "no address of a syslog receiver"},
-		{"url: https://logs.example.com", "url", "no address of a syslog receiver"},
-		{"url: tls://u:s3cr3t@logs.example.com", "url", "no address of a syslog receiver"},
-		{"url: tcp://a.example/path", "url", "no address of a syslog receiver"},
+		{"url: logs.example.com", "url", "not the URL of a syslog receiver"},
+		{"url: https://logs.example.com", "url", "not the URL of a syslog receiver"},
+		{"url: tls://u:s3cr3t@logs.example.com", "url", "not the URL of a syslog receiver"},
+		{"url: tcp://a.example/path", "url", "not the URL of a syslog receiver"},
 		{"url: tcp://a.example:99999", "url", "port"},
 		{"url: tcp://a.example\nfacility: local8", "facility", `"local8" is unknown; expected one of kern,`},
 		{"url: tcp://a.example\napp_name: my app", "app_name", "without spaces"},

@@ -74,9 +74,10 @@ const plainWords = " access_token action actions alert alertmanager alerts api-v
 	"state status stream streams subscriptions system tags team teams telemetry tenant test text thread token topic " +
 	"topics trigger triggers true type user users version virtual webhook webhookb2 webhooks workflow workflows "
 
-// isPlain says whether a text is made of plain words, and of what is too short to count.
+// isPlain reports whether a text is made of plain words, and of what is too short to count.
 func isPlain(text string) bool {
-	for word := range strings.FieldsFuncSeq(asciiLower(text), func(r rune) bool { return strings.ContainsRune("/?&=;:, .", r) }) {
+	for word := range strings.FieldsFuncSeq(asciiLower(text),
+		func(r rune) bool { return strings.ContainsRune("/?&=;:, .", r) }) {
 		version := len(word) < 4 && word[0] == 'v'
 		if !version && !strings.Contains(plainWords, " "+word+" ") {
 			return false
@@ -168,7 +169,7 @@ func (v *veil) over(text string) string {
 	return b.String()
 }
 
-// isWord says whether a byte of lower case is part of a word.
+// isWord reports whether a byte of lower case is part of a word.
 func isWord(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c >= utf8.RuneSelf }
 
 // line makes what a destination sent fit to be shown: without secrets, one line of printable characters, at most n

@@ -161,7 +161,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 	w.content = cmp.Or(s.ContentType, "application/json")
 	_, _, err = mime.ParseMediaType(w.content)
 	wrong.when(err != nil || !validHeaderValue(w.content), "content_type",
-		"%q is no media type; expected one such as text/plain; charset=utf-8", w.content)
+		"%q is not a media type; expected one such as text/plain; charset=utf-8", w.content)
 	w.body, err = templates.Parse(key, text)
 	if err == nil && s.Body == "" { // a ready-made one says itself which secret it lacks
 		err = templates.CheckNames(text, bodyShape(slices.Collect(maps.Keys(s.BodySecrets))))
@@ -190,7 +190,8 @@ func bodyText(s webhookSettings) (key, text string, err error) {
 		key = "body"
 		ready, ok := templates.Body(s.Body)
 		if text = ready.Text; !ok {
-			err = &KeyError{key, fmt.Errorf("%q is unknown; expected one of %s", s.Body, strings.Join(templates.BodyNames(), ", "))}
+			err = &KeyError{key, fmt.Errorf("%q is unknown; expected one of %s", s.Body, strings.Join(templates.BodyNames(),
+				", "))}
 		}
 	case s.BodyText != "":
 		key, text = "body_text", s.BodyText
@@ -251,13 +252,14 @@ func (w *webhook) render(fields map[string]any) ([]byte, error) {
 	if isJSON(w.content) {
 		var value json.RawMessage
 		if err := json.Unmarshal(b.Bytes(), &value); err != nil {
-			return nil, fmt.Errorf("the body is not JSON, as %s has to be: %w; put values in with {{json .name}}", w.content, err)
+			return nil, fmt.Errorf("the body is not JSON, as %s has to be: %w; put values in with {{json .name}}", w.content,
+				err)
 		}
 	}
 	return b.Bytes(), nil
 }
 
-// isJSON says whether a media type is one of JSON.
+// isJSON reports whether a media type is one of JSON.
 func isJSON(content string) bool {
 	t, _, _ := mime.ParseMediaType(content)
 	return oneOf(t, "application/json", "text/json") || strings.HasSuffix(t, "+json")
@@ -266,9 +268,9 @@ func isJSON(content string) bool {
 // Deliver posts the CloudEvent of the batch, which holds one.
 //
 // A token of a managed identity that the destination does not take is dropped, so that the next attempt has a new one.
-// The answer counts as blocked all the same: the bridge tries again soon until it has met several such answers, so a token
-// that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may stand in
-// it, and a new one costs little.
+// The answer counts as blocked all the same: the bridge tries again soon until it has met several such answers, so a
+// token that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may
+// stand in it, and a new one costs little.
 func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return delivery.Answer{}, err
@@ -340,7 +342,8 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 func (w *webhook) Close() error { return w.caller.Close() }
 
 // request is the whole request for a CloudEvent, signed for this attempt.
-func (w *webhook) request(ctx context.Context, a access, secrets map[string]string, d delivery.Delivery) (*http.Request, error) {
+func (w *webhook) request(ctx context.Context, a access, secrets map[string]string,
+	d delivery.Delivery) (*http.Request, error) {
 	header, ce := a.header.Clone(), d.Event
 	body, err := w.message(d, secrets, header)
 	if err != nil {

@@ -28,8 +28,8 @@ var (
 	errTooLong = errors.New("writes more than 8 MiB")
 )
 
-// A budget is what is left for the use of a template that is under way. There is one use at a time of the templates that
-// share a budget: mu is held from its beginning to its end, and guards the rest.
+// A budget is what is left for the use of a template that is under way. There is one use at a time of the templates
+// that share a budget: mu is held from its beginning to its end, and guards the rest.
 type budget struct {
 	mu    sync.Mutex
 	left  int
@@ -203,23 +203,24 @@ func counted(f any, b *budget) any {
 	if t.IsVariadic() {
 		do = call.CallSlice
 	}
-	return reflect.MakeFunc(reflect.FuncOf(in, []reflect.Type{t.Out(0), failure}, t.IsVariadic()), func(args []reflect.Value) []reflect.Value {
-		cost := workOfOne
-		for _, a := range args {
-			cost += length(a)
-		}
-		if err := b.spend(cost); err != nil {
-			return refused(err)
-		}
-		got := do(args)
-		if len(got) == 2 && !got[1].IsNil() {
-			return got
-		}
-		if err := b.spend(length(got[0])); err != nil {
-			return refused(err)
-		}
-		return []reflect.Value{got[0], reflect.Zero(failure)}
-	}).Interface()
+	return reflect.MakeFunc(reflect.FuncOf(in, []reflect.Type{t.Out(0), failure}, t.IsVariadic()),
+		func(args []reflect.Value) []reflect.Value {
+			cost := workOfOne
+			for _, a := range args {
+				cost += length(a)
+			}
+			if err := b.spend(cost); err != nil {
+				return refused(err)
+			}
+			got := do(args)
+			if len(got) == 2 && !got[1].IsNil() {
+				return got
+			}
+			if err := b.spend(length(got[0])); err != nil {
+				return refused(err)
+			}
+			return []reflect.Value{got[0], reflect.Zero(failure)}
+		}).Interface()
 }
 
 // length is that of a text, 0 of all else.

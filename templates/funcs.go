@@ -231,8 +231,8 @@ func title(v any) string {
 	}, text(v))
 }
 
-// Cut shortens a text to at most n characters, the last of which is then "…". It cuts neither an entity of Slack's such as
-// &amp; nor what stands in angle brackets, because half of one would show or be refused.
+// Cut shortens a text to at most n characters, the last of which is then "…". It cuts neither an entity of Slack's
+// such as &amp; nor what stands in angle brackets, because half of one would show or be refused.
 func Cut(s string, n int) string {
 	s = strings.ToValidUTF8(s, "\ufffd")
 	if utf8.RuneCountInString(s) <= n {

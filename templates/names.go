@@ -15,7 +15,7 @@ type Shape struct {
 	More  bool              // there may be other names too, which only index asks for
 }
 
-// has tells whether the name may stand in a map.
+// has reports whether the name may stand in a map.
 func (s *Shape) has(name string) bool {
 	_, ok := s.Names[name]
 	return ok
@@ -41,9 +41,9 @@ func (e *UnknownName) Error() string {
 	return fmt.Sprintf("line %d: unknown name; expected one of %s", e.Line, strings.Join(e.Known, ", "))
 }
 
-// CheckNames looks for names in the text of a template that are never there, wherever they stand: also in what only some
-// messages come to. It follows what a template does with its fields, which have the shape, as far as that can be known
-// without executing it. The text must be one that Parse takes; its error is an *UnknownName.
+// CheckNames looks for names in the text of a template that are never there, wherever they stand: also in what only
+// some messages come to. It follows what a template does with its fields, which have the shape, as far as that can be
+// known without executing it. The text must be one that Parse takes; its error is an *UnknownName.
 func CheckNames(text string, fields *Shape) error {
 	tree := parse.New("text")
 	tree.Mode = parse.SkipFuncCheck
@@ -64,7 +64,7 @@ func CheckNames(text string, fields *Shape) error {
 	return nil
 }
 
-// aboutMessage tells whether one of the words sees the fields of a message, as most do, and not what they are given
+// aboutMessage reports whether one of the words sees the fields of a message, as most do, and not what they are given
 // beside it.
 func aboutMessage(word string, fields *Shape) bool {
 	trees, err := wordTrees()

@@ -32,8 +32,8 @@ var files embed.FS
 //go:embed words.txt
 var words string
 
-// wordTrees are the words as parsed, by their names. All texts share them: nothing that executes a text template changes
-// its tree.
+// wordTrees are the words as parsed, by their names. All texts share them: nothing that executes a text template
+// changes its tree.
 var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
 	set, _ := newSet("words")
 	t, err := set.Parse(words)
@@ -84,8 +84,8 @@ type executor struct {
 	budget  *budget
 }
 
-// Execute writes what the template makes of fields. An error is one of executing it, also because it does not come to an
-// end.
+// Execute writes what the template makes of fields. An error is one of executing it, also because it does not come to
+// an end.
 func (t *Template) Execute(w io.Writer, fields any) error {
 	parsed, err := t.parsed()
 	if err != nil {
@@ -132,8 +132,8 @@ func Parse(name, text string) (*Template, error) {
 	return ready(parseText(name, text))
 }
 
-// ParseHTML is Parse for HTML: what a template puts in is escaped for the place where it stands. A word that is included
-// is made as plain text, and then escaped.
+// ParseHTML is Parse for HTML: what a template puts in is escaped for the place where it stands. A word that is
+// included is made as plain text, and then escaped.
 func ParseHTML(name, text string) (*Template, error) {
 	return ready(parseHTML(name, text))
 }
@@ -159,7 +159,8 @@ func parseText(name, text string) (executor, error) {
 
 func parseHTML(name, text string) (executor, error) {
 	t, b := htmltemplate.New(name).Option("missingkey=default"), new(budget)
-	plain := template.New(name).Option("missingkey=default") // what include uses: the words, and the text's own in their place
+	// what include uses: the words, and the text's own in their place
+	plain := template.New(name).Option("missingkey=default")
 	funcs := bounded(functions(func(define string, data any) (string, error) {
 		var said strings.Builder
 		err := plain.ExecuteTemplate(&said, define, data)

@@ -23,7 +23,7 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 	return at
 }
 
-// dropsLate says whether late items of the lane are given up.
+// dropsLate reports whether late items of the lane are given up.
 func (s *schedule) dropsLate(l *lane) bool {
 	return s.terms.Late == LateDrop && l.group != "" && !l.busy
 }

@@ -1,19 +1,20 @@
-// Package delivery gets CloudEvents to their destinations. It holds the contract of a Sink and the loop that keeps it:
-// a Worker takes what is pending for one route from a Queue, attempts it by the rules of the schedule, and reports to
-// the Queue what became of it.
+// Package delivery delivers CloudEvents to their destinations. It defines the contract of a Sink, and the loop that
+// calls it: a Worker takes the pending deliveries of one route from a Queue, attempts them by the rules of the
+// schedule, and reports the results to the Queue.
 //
 // It knows neither Azure nor a disk. The outbox on a VM is one Queue, a stream is another.
 //
 // # What the loop promises
 //
-//   - In order: deliveries of one group (an Azure event) are attempted in order of their sequence numbers. Groups don't
-//     wait for each other.
-//   - Patient: a failed attempt is repeated after about 1, 2, 4, 8, 15, 30, 60 s … up to 5 min, each a random part of
-//     that. A Retry-After is kept, up to an hour.
+//   - In order: deliveries of one group (an Azure event) are attempted in the order of their sequence numbers. Groups
+//     don't wait for each other.
+//   - Patient: a failed attempt is repeated after about 1, 2, 4, 8, 15, 30, 60 s … up to 5 min, with full jitter. It
+//     never comes before the end of a Retry-After, up to an hour.
 //   - Blocked: after three ErrBlocked answers over at least 30 s the route keeps its backlog and probes once a minute,
-//     with the heads of different groups in turn. The first acceptance ends it.
-//   - Urgent first: a new delivery whose NotBefore is absent or less than 15 minutes away is attempted at once, whatever
+//     with the heads of different groups in turn. The first acceptance unblocks it.
+//   - Urgent first: a new delivery whose NotBefore is absent or less than 15 minutes away is attempted at once,
+//     whatever
 //     the route is waiting for, but not before a Retry-After ends and at most every 5 s.
-//   - Nothing is repeated in another shape: a batch that made progress is repeated with the same members.
-//   - Constant cost: an attempt costs no more when 50,000 deliveries wait.
+//   - Same batch: a batch that made progress is repeated with the same members.
+//   - Constant cost: an attempt costs no more when 50,000 deliveries are pending.
 package delivery

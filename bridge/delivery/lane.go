@@ -41,10 +41,10 @@ type wave struct{ azureType, change string }
 
 func (i *Item) wave() wave { return wave{i.AzureType, i.Change} }
 
-// supersedes says whether the item tells how the event is now, so that older ones of its group are out of date.
+// supersedes reports whether the item tells how the event is now, so that older ones of its group are out of date.
 func (i *Item) supersedes() bool { return i.Change != reminder && i.Change != approved }
 
-// urgent says whether a new delivery is one that beats the schedule.
+// urgent reports whether a new delivery is one that beats the schedule.
 func (i *Item) urgent(now time.Time) bool {
 	begins := i.begins()
 	return i.Group != "" && (begins.IsZero() || begins.Sub(now) < urgentNotice)
@@ -59,7 +59,7 @@ func (i *Item) begins() time.Time {
 	return i.NotBefore
 }
 
-// soon says whether people have no time to lose: the event lies ahead, and begins soon or nobody knows when.
+// soon reports whether people have no time to lose: the event lies ahead, and begins soon or nobody knows when.
 func (i *Item) soon(now time.Time) bool {
 	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < soonNotice
 }
@@ -130,8 +130,8 @@ func before(a, b *lane) int {
 	)
 }
 
-// hadItsTurn says whether the lane failed since something urgent came in another. Else two that begin sooner could keep
-// a destination that hangs busy by turns, and it would never hear of what is new.
+// hadItsTurn reports whether the lane failed since something urgent came in another. Else two that begin sooner could
+// keep a destination that hangs busy by turns, and it would never hear of what is new.
 func (l *lane) hadItsTurn(urgent *lane) bool {
 	return l.failures > 0 && !l.tried.Before(urgent.newest().Since())
 }

@@ -7,20 +7,19 @@ import (
 	"time"
 )
 
-// A Meter is told what happens, so that it can be counted. Many goroutines call it at once, so its methods return at
-// once.
+// A Meter counts what happens. Many goroutines call it concurrently, so its methods must return at once.
 type Meter interface {
-	// Attempted is called for each attempt that is over, with how long it took.
+	// Attempted counts an attempt and its duration.
 	Attempted(sink string, took time.Duration)
-	// Accepted is called for each delivery that was accepted, with how long that took from when it was due.
+	// Accepted counts an accepted delivery and the time since it was due.
 	Accepted(sink string, lag time.Duration)
-	// Superseded is called with how many deliveries were never made because a newer one stood for them.
+	// Superseded counts deliveries that were never made because a newer one replaces them.
 	Superseded(sink string, n int)
-	// Failed is called for each delivery that is to be tried again, with one of the Failed constants.
+	// Failed counts a delivery that will be tried again, by one of the Failed constants.
 	Failed(sink, reason string)
 }
 
-// Why a delivery is to be tried again. That is all that a sink's error tells for sure; its words are in the State.
+// Why a delivery will be tried again. The text of the error is in State.
 const (
 	FailedBlocked     = "blocked"      // somebody must act: credentials, address, certificate
 	FailedRateLimited = "rate_limited" // the destination named a time to come back
@@ -28,7 +27,7 @@ const (
 	FailedAgain       = "again"        // anything else
 )
 
-// failure is why a delivery is to be tried again after the error.
+// failure returns the Failed constant for an error.
 func failure(err error) string {
 	wish, isWish := errors.AsType[*RetryAfter](err)
 	slow, isNet := errors.AsType[net.Error](err)
@@ -43,7 +42,7 @@ func failure(err error) string {
 	return FailedAgain
 }
 
-// measure tells the meter of an attempt. Dead letters are counted by the queue's owner.
+// measure counts an attempt. The owner of the queue counts dead letters.
 func (w *Worker) measure(r result) {
 	w.Meter.Attempted(w.Route, r.took)
 	rejected := errors.Is(r.err, ErrRejected)
@@ -51,7 +50,7 @@ func (w *Worker) measure(r result) {
 		switch {
 		case r.err == nil:
 			w.Meter.Accepted(w.Route, max(0, r.began.Add(r.took).Sub(i.Since())))
-		case rejected && len(r.batch) > 1: // taken apart
+		case rejected && len(r.batch) > 1: // its members are tried one by one
 			w.Meter.Failed(w.Route, FailedAgain)
 		case !rejected && len(r.lost) == 0:
 			w.Meter.Failed(w.Route, failure(r.err))

@@ -7,78 +7,78 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 )
 
-// A Queue is what is pending for one route. A Worker is its only reader; anybody may add to it.
+// A Queue holds the pending deliveries of one route. A Worker is its only reader; others may add to it at any time.
 //
-// Whatever backs it may fail: a Queue then works from memory as long as it can, and says so elsewhere. Its methods are
-// called from one goroutine, but for Read, which attempts call at the same time.
+// If its storage fails, a Queue continues from memory as long as it can. Only one goroutine calls its methods, except
+// Read, which concurrent attempts call.
 type Queue interface {
-	// Changed has a value whenever Changes has something new.
+	// Changed receives whenever Changes has something new.
 	Changed() <-chan struct{}
-	// Changes says what happened since the last call. The first call gives all that is pending.
+	// Changes returns what has changed since the last call. The first call returns all pending deliveries.
 	Changes() Changes
-	// Read gives an item's CloudEvent and the newest receipt for its group. The error wraps ErrLost when the CloudEvent
-	// can never be read again.
+	// Read returns the CloudEvent of an item and the latest receipt for its group. The error wraps ErrLost if the
+	// CloudEvent can never be read again.
 	Read(i *Item) (ce event.Event, receipt []byte, err error)
-	// Report takes what became of an attempt, or of waiting, as one change of state. Items that are no longer pending
-	// don't count, but for those that were accepted. It may return before the report is durable, but never lets a Worker
-	// be more than 32 deliveries or 50 ms ahead of the disk. With r.Durable it returns when the report is durable.
+	// Report applies the results of an attempt, or of waiting, as one change of state. It ignores items that are no
+	// longer pending, except accepted ones. It may return before the report is durable, but keeps a Worker at most 32
+	// deliveries or 50 ms ahead of the disk. With r.Durable it returns when the report is durable.
 	Report(r Report)
 }
 
-// Changes are what became pending, or changed while it was, and what no longer is. What the Worker itself reported as
-// accepted, superseded or dead need not be in Gone.
+// Changes holds the deliveries that became pending or changed, and those that are no longer pending. Gone need not
+// contain what the Worker itself reported as accepted, superseded or dead.
 type Changes struct {
-	Pending []*Item  // in order; one with a known Seq replaces the one before
+	Pending []*Item  // in order; an item replaces an earlier one with the same Seq
 	Gone    []uint64 // sequence numbers
 }
 
-// A Message is what all deliveries of one CloudEvent have in common. It never changes.
+// A Message holds what all deliveries of one CloudEvent have in common. It is immutable.
 type Message struct {
-	Seq       uint64 `json:"-"`                   // its place in the order of the queue
+	Seq       uint64 `json:"-"`                   // the sequence number, which orders the queue
 	ID        string `json:"id"`                  // of the CloudEvent
 	Type      string `json:"type"`                // of the CloudEvent
-	Group     string `json:"event"`               // the Azure event's id; "" when it is about the bridge
+	Group     string `json:"event"`               // the id of the Azure event; "" for one about the bridge
 	Change    string `json:"change,omitempty"`    // scheduled, updated, started, vanished, reminder, approved; or ""
 	AzureType string `json:"azureType,omitempty"` // such as Reboot
 	Transient bool   `json:"transient,omitempty"` // leaves no history, and never falls back: a heartbeat
-	About     string `json:"about,omitempty"`     // the route whose trouble it tells; that one never gets it as a fallback
-	// Replaced is of a vanished: another event took the place of this one, so it comes before what tells of that.
+	About     string `json:"about,omitempty"`     // the route whose trouble it reports, which never gets it as a fallback
+	// Replaced means that another event took the place of this vanished one. Its end is delivered before that event.
 	Replaced bool `json:"replaced,omitempty"`
 }
 
-// An Item is one pending delivery. It never changes: a Queue replaces it.
+// An Item is one pending delivery. It is immutable: a Queue replaces it.
 type Item struct {
 	*Message
-	Pending   time.Time `json:"owed"`               // since when; its age and max_age count from here
-	NotBefore time.Time `json:"notBefore,omitzero"` // of the Azure event; zero when it has none
-	Due       time.Time `json:"due,omitzero"`       // no attempt before this, nor of a later item of its group
-	Attempts  int       `json:"attempts"`           // made so far
-	Next      time.Time `json:"next,omitzero"`      // of the next one, zero if it was never tried
+	Pending   time.Time `json:"owed"`               // when it became pending
+	NotBefore time.Time `json:"notBefore,omitzero"` // of the Azure event; zero if it has none
+	Due       time.Time `json:"due,omitzero"`       // no earlier attempt of this item or a later one of its group
+	Attempts  int       `json:"attempts"`           // number of attempts so far
+	Next      time.Time `json:"next,omitzero"`      // time of the next attempt; zero before the first
 	Error     string    `json:"error,omitempty"`    // of the last attempt
-	Progress  []byte    `json:"progress,omitempty"` // what the sink returned last
-	// Batch is the batch that made progress: all items with this number are repeated together; 0 = none.
+	Progress  []byte    `json:"progress,omitempty"` // of the last attempt
+	// Batch identifies a batch that made progress; all its items are repeated together. 0 for none.
 	Batch    uint64   `json:"batch,omitempty"`
-	Instead  *Instead `json:"instead,omitempty"`  // set when it came here as a fallback
+	Instead  *Instead `json:"instead,omitempty"`  // set if this route is the fallback
 	FellBack bool     `json:"fellBack,omitempty"` // the fallback has it too
 }
 
-// Since is when the delivery could first be made: its age counts from then.
+// Since returns when the delivery could first be made. Its age, for max_age, counts from then.
 func (i *Item) Since() time.Time { return later(i.Pending, i.Due) }
 
-// A Report is what became of some items.
+// A Report holds the results for some items.
 type Report struct {
 	Now        time.Time
 	Accepted   []*Item
-	Superseded []*Item // older ones that an accepted one stood for
+	Superseded []*Item // older items that an accepted one replaces
 	Failed     []*Item // to be tried again at Next
-	Dead       []*Item // given up, for Reason
+	Dead       []*Item // become dead letters, for Reason
 	FellBack   []*Item // to be delivered by the route's fallback too
 
-	Answer  Answer    // of the attempt; a receipt is kept for the groups of Accepted, Failed and Dead, progress for Failed
-	Batch   uint64    // of Failed, once they made progress: see Item.Batch
-	Error   string    // of Failed and Dead; "" leaves that of their last attempt
-	Next    time.Time // of Failed
-	Reason  string    // of Dead
+	Answer  Answer    // of the attempt; its receipt applies to Accepted, Failed and Dead, its progress to Failed
+	Batch   uint64    // for Failed items that made progress: see Item.Batch
+	Error   string    // for Failed and Dead items; "" keeps that of their last attempt
+	Next    time.Time // for Failed items
+	Reason  string    // for Dead items
 	Durable bool      // see Queue.Report
 }
 
@@ -86,11 +86,11 @@ type Report struct {
 const (
 	ReasonRejected = "rejected" // the destination will not take it
 	ReasonExpired  = "expired"  // older than max_age
-	ReasonLate     = "late"     // a newer one is pending, and the route drops such
+	ReasonLate     = "late"     // a newer change is pending, and the route has LateDrop
 	ReasonOverflow = "overflow" // the outbox was full
 	ReasonRemoved  = "removed"  // the route is gone from the settings
 	ReasonLost     = "lost"     // its CloudEvent can no longer be read
 )
 
-// ErrLost says that a CloudEvent can never be read again.
+// ErrLost means that a CloudEvent can never be read again.
 var ErrLost = errors.New("lost")

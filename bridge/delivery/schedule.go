@@ -205,7 +205,7 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 	return a, time.Time{}
 }
 
-// full says whether no more attempts may be under way.
+// full reports whether no more attempts may be under way.
 func (s *schedule) full() bool {
 	return len(s.underWay) >= max(1, s.terms.Parallel) || s.blocked && len(s.underWay) > 0
 }

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// secretsEvery is how often secret files are looked at while something waits.
+// secretsEvery is the interval of checks of secret files while deliveries wait.
 const secretsEvery = 2 * time.Second
 
-// secrets notices when files with credentials change.
+// secrets notices when secret files change.
 type secrets struct {
 	files  []string
-	seen   string // how they looked
+	seen   string // times and sizes of the files at the last check
 	looked time.Time
 }
 
-// wake is the time to look again, if that comes before at.
+// wake returns the time of the next check, at most at.
 func (s *secrets) wake(at, now time.Time) time.Time {
 	if len(s.files) == 0 {
 		return at
@@ -24,7 +24,7 @@ func (s *secrets) wake(at, now time.Time) time.Time {
 	return earlier(at, now.Add(secretsEvery))
 }
 
-// changed says whether one of the files looks different than last time. It looks at most every secretsEvery.
+// changed reports whether one of the files has changed since the last check. It checks at most every secretsEvery.
 func (s *secrets) changed(now time.Time) bool {
 	if len(s.files) == 0 || now.Sub(s.looked) < secretsEvery {
 		return false

@@ -11,47 +11,47 @@ import (
 	"time"
 )
 
-// cutPatience is what an attempt that was cut off has to return.
+// cutPatience is the time that a canceled attempt has to return.
 const cutPatience = time.Second
 
-// Config is what a Worker is made of.
+// A Config configures a Worker.
 type Config struct {
-	Route   string // its name
+	Route   string // name of the route
 	Sink    Sink
 	Terms   Terms
 	Queue   Queue
-	Secrets []string // files with the route's credentials: when one changes, what waits is tried again at once
+	Secrets []string // files with credentials; when one changes, the worker tries again at once
 	Log     *slog.Logger
-	Meter   Meter          // nil counts nothing
-	Random  func() float64 // below 1, for jitter; nil is that of math/rand
+	Meter   Meter          // nil to count nothing
+	Random  func() float64 // in [0,1), for jitter; nil for that of math/rand
 	// Trouble is called when the route becomes blocked, with the reason, and with nil whenever it accepts.
 	Trouble func(why error)
 }
 
-// A Worker delivers what is pending for one route. It belongs to the goroutine of Run, but for State.
+// A Worker delivers what is pending for one route. All methods but State belong to the goroutine of Run.
 type Worker struct {
 	Config
 	*schedule
 
-	failures int    // attempts since the last acceptance, but for those whose trouble is their own
-	lastErr  string // of what waits, or was given up last; "" after an acceptance when nothing else waits
+	failures int    // failed attempts since the last acceptance, without those of a lane alone
+	lastErr  string // of a waiting delivery or the last dead letter; "" after an acceptance when no other one waits
 	secrets  secrets
 
 	mu    sync.Mutex
 	state State
 }
 
-// State is how a route is doing.
+// A State is the state of a route.
 type State struct {
 	Blocked bool
-	Refused bool      // since the last acceptance the destination gave an ErrBlocked answer
-	Failing bool      // something waits because an attempt failed
-	Error   string    // of that attempt, or of what was given up last
-	Next    time.Time // of the next attempt; zero while one is under way, or when nothing is pending
-	Since   time.Time // when the oldest attempt under way began; zero when there is none
+	Refused bool      // there was an ErrBlocked answer since the last acceptance
+	Failing bool      // deliveries wait because an attempt failed
+	Error   string    // of that attempt, or of the last dead letter
+	Next    time.Time // of the next attempt; zero while one is under way or nothing is pending
+	Since   time.Time // when the oldest attempt under way began; zero for none
 }
 
-// NewWorker makes a Worker. It does nothing before Run.
+// NewWorker returns a Worker. It starts nothing before Run.
 func NewWorker(c Config) *Worker {
 	if c.Meter == nil {
 		c.Meter = noMeter{}
@@ -67,16 +67,16 @@ func NewWorker(c Config) *Worker {
 	return w
 }
 
-// State is how the route is doing. It may be called from any goroutine.
+// State returns the state of the route. It is safe for concurrent use.
 func (w *Worker) State() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.state
 }
 
-// Run delivers until stop is closed; then it finishes what is under way, makes the first attempts that are due, and
-// returns. When leave is closed, because another worker takes over, it only finishes what is under way. When ctx is
-// done, it returns as soon as what is under way does, which is at once. It is called once.
+// Run delivers until stop is closed; then it finishes attempts under way, makes the first attempts that are due, and
+// returns. When leave is closed, because another worker takes over, it only finishes attempts under way. When ctx is
+// done, attempts under way are canceled, and Run returns as soon as they do. It must be called once.
 func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	done := make(chan result, max(1, w.Terms.Parallel))
 	timer := time.NewTimer(0)
@@ -123,7 +123,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// update takes in what changed: in the queue, by the time, in the secret files.
+// update applies changes of the queue, of the time, and of the secret files.
 func (w *Worker) update(now time.Time) {
 	changes := w.Queue.Changes()
 	for _, seq := range changes.Gone {
@@ -137,13 +137,13 @@ func (w *Worker) update(now time.Time) {
 		w.Queue.Report(Report{Now: now, Dead: late, Reason: ReasonLate, FellBack: fallback})
 	}
 	if w.secrets.changed(now) {
-		w.Log.Info("secret file changed, trying again at once")
+		w.Log.Info("secret file changed; trying again at once")
 		w.restart(now)
 	}
 }
 
-// attempts begins every attempt that may be made now. It returns when there may be more to do, zero when that depends
-// on something else than time.
+// attempts starts every attempt that may be made now. It returns when there may be more to do; zero if that depends on
+// something other than time.
 func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result) time.Time {
 	for {
 		a, wake := w.attempt(now)
@@ -159,8 +159,8 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 	}
 }
 
-// cutOff waits for attempts that were cut off, so that those that were accepted are known to be. A sink that does not
-// return though it must is not waited for.
+// cutOff waits for canceled attempts, to record those that were accepted all the same. It does not wait for a sink that
+// ignores its context.
 func (w *Worker) cutOff(done <-chan result) {
 	patience := time.After(cutPatience)
 	for len(w.underWay) > 0 {
@@ -168,25 +168,25 @@ func (w *Worker) cutOff(done <-chan result) {
 		case r := <-done:
 			w.settle(r, time.Now())
 		case <-patience:
-			w.Log.Error("sink does not return though its attempt is over; this is a bug in forewarn")
+			w.Log.Error("sink does not return after its context is done; this is a bug in forewarn")
 			return
 		}
 	}
 }
 
-// A result is an attempt that was made.
+// A result is a finished attempt.
 type result struct {
 	attempt
-	lost   []*Item // of the batch, whose CloudEvents can't be read; then nothing was sent
+	lost   []*Item // items of the batch whose CloudEvents can't be read; then nothing was sent
 	answer Answer
 	err    error
 	took   time.Duration
 }
 
-// errNoAnswer is the cause of an attempt that ends because its time is over.
+// errNoAnswer is the cause of an attempt that timed out.
 var errNoAnswer = errors.New("no answer")
 
-// deliver makes the attempt. It touches nothing of the worker that changes.
+// deliver makes the attempt. It runs in its own goroutine, and uses only immutable fields of the worker.
 func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 	r = result{attempt: a}
 	if w.Terms.Timeout > 0 {
@@ -228,7 +228,7 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 	return r
 }
 
-// addMissed tells each delivery of the older changes that it stands for.
+// addMissed adds to each delivery the older changes that it replaces.
 func addMissed(batch []Delivery, a attempt) {
 	if len(a.superseded) == 0 {
 		return
@@ -243,7 +243,7 @@ func addMissed(batch []Delivery, a attempt) {
 	}
 }
 
-// settle draws the conclusions from an attempt.
+// settle handles the result of an attempt.
 func (w *Worker) settle(r result, now time.Time) {
 	w.measure(r)
 	switch {
@@ -278,8 +278,8 @@ func (w *Worker) accepted(r result, now time.Time) {
 	w.Trouble(nil)
 }
 
-// rejected makes dead letters of what the destination will never take. A batch is taken apart first, because one of its
-// members is to blame, unless it made progress.
+// rejected makes dead letters of a rejected batch. A batch of several deliveries is first tried one by one, because
+// only one of them may be the cause, unless it made progress.
 func (w *Worker) rejected(r result, now time.Time) {
 	report := Report{Now: now, Answer: r.answer, Error: r.err.Error(), Reason: ReasonRejected}
 	report.Answer.Progress = nil
@@ -298,7 +298,7 @@ func (w *Worker) rejected(r result, now time.Time) {
 	}
 }
 
-// refused keeps what may be tried again, and gives up what is too old for that.
+// refused plans another attempt, and makes dead letters of items that are too old for one.
 func (w *Worker) refused(r result, now time.Time) {
 	old := w.expired(r, now)
 	wish, _ := errors.AsType[*RetryAfter](r.err)
@@ -323,16 +323,15 @@ func (w *Worker) refused(r result, now time.Time) {
 	if w.lastErr != r.err.Error() {
 		w.lastErr, level = r.err.Error(), slog.LevelWarn
 	}
-	w.Log.Log(context.Background(), level, "delivery failed, trying again", "id", r.batch[0].ID, "err", r.err,
+	w.Log.Log(context.Background(), level, "delivery failed; trying again", "id", r.batch[0].ID, "err", r.err,
 		"next", report.Next.UTC())
 	if blocked {
-		w.Log.Error("sink blocked: nothing is lost, but somebody must act", "err", r.err)
+		w.Log.Error("sink blocked; deliveries are kept, but somebody must act", "err", r.err)
 		w.Trouble(r.err)
 	}
 }
 
-// expired are the items of an attempt that are too old to be tried again. When a delivery stood for others, these go
-// with it.
+// expired returns the items of an attempt that are too old for another one, with the older items that they replace.
 func (w *Worker) expired(r result, now time.Time) []*Item {
 	if w.Terms.MaxAge <= 0 {
 		return nil

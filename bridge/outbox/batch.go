@@ -7,21 +7,21 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A Batch is one change of state, which is kept whole or not at all. Its parts are applied in the order of the fields.
+// A Batch is one change of state, applied whole or not at all. Its parts are applied in the order of the fields.
 type Batch struct {
 	Now    time.Time
-	Routes []Route           // nil: they stay as they are; see NewRoutes
+	Routes []Route           // all routes from now on; nil for no change; see NewRoutes
 	Values map[string][]byte // small named values of the owner; nil deletes
 	Marks  map[string]Mark   // ids that were used, which begin with their group; kept until 30 days after that is over
 	Remove []Ref             // pending deliveries that leave no trace
-	// Supersede are pending deliveries that something newer stands for.
+	// Supersede lists pending deliveries that newer ones replace.
 	Supersede []Ref
 	Move      []Move
 	Add       []Addition
 	Groups    map[string]*Group // nil: the group is over; its marks and receipts stay 30 days more
 }
 
-// A Group is what belongs together, such as all about one Azure event.
+// A Group is a set of related messages: those about one Azure event.
 type Group struct {
 	State []byte // the owner's
 	// Latest is the sequence number of its newest change. The body of that one, and what became of its deliveries, can be
@@ -29,14 +29,14 @@ type Group struct {
 	Latest uint64
 }
 
-// A Mark remembers that an id was used.
+// A Mark records that an id was used.
 type Mark struct {
 	Times int       `json:"times"`
 	Group string    `json:"event"`
 	At    time.Time `json:"at"`
 }
 
-// An Addition is one CloudEvent and the routes that it becomes pending for, unless it is already.
+// An Addition adds a CloudEvent, and makes it pending for routes for which it isn't yet.
 type Addition struct {
 	delivery.Message        // Seq is from Reserve
 	Body             []byte // in the JSON format; nil: it was added before
@@ -48,7 +48,7 @@ type Addition struct {
 type Recipient struct {
 	Route string
 	Due   time.Time // zero: at once
-	// Held says that it waits for a decision of the owner, until Due at the latest. See Outbox.Held.
+	// Held means that it waits for a decision of the owner, until Due at the latest. See Outbox.Held.
 	Held bool
 }
 
@@ -58,7 +58,7 @@ type Ref struct {
 	Seq   uint64
 }
 
-// A Move gives a pending delivery other times.
+// A Move changes the times of a pending delivery.
 type Move struct {
 	Ref
 	Due       time.Time
@@ -67,11 +67,11 @@ type Move struct {
 	Restart   bool // its age counts from Batch.Now
 }
 
-// Apply makes the change. It returns when that is on disk. An error says that it isn't yet: it counts all the same,
-// from memory. What it names and isn't pending any more is left out.
+// Apply makes the change, and returns when it is on disk. After an error it is only in memory so far. Deliveries that
+// are no longer pending are ignored.
 func (o *Outbox) Apply(b Batch) error { return o.Submit(b)() }
 
-// Submit makes the change without waiting for the disk. wait returns when it is there, as Apply does.
+// Submit makes the change without waiting for the disk. wait waits for the disk as Apply does.
 func (o *Outbox) Submit(b Batch) (wait func() error) {
 	return o.submit(b.Now, func(c *change) { c.apply(b) })
 }

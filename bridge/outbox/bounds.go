@@ -9,7 +9,7 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// Bounds are how much the outbox holds. Over them the oldest goes, never silently. A zero field has its default.
+// Bounds limit the outbox. Above them the oldest records are dropped, never silently. A zero field means its default.
 type Bounds struct {
 	Pending      int // deliveries; 100,000
 	PendingBytes int // of CloudEvents, counted once a delivery; 256 MiB
@@ -29,8 +29,8 @@ func (b Bounds) orDefaults() Bounds {
 	}
 }
 
-// bound gives up what is too much: the oldest of the route with most. While the disk fails there is less room, for what
-// is only in memory: the oldest goes.
+// bound makes dead letters of deliveries above the bounds: the oldest of the route with the most. While the disk fails,
+// deliveries that are only in memory have a smaller bound.
 func (c *change) bound(b Bounds, failing bool) {
 	for c.pending.n > b.Pending || c.pending.bytes > b.PendingBytes {
 		most := slices.MaxFunc(slices.Collect(maps.Values(c.routes)), func(a, b *route) int {

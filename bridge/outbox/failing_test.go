@@ -57,7 +57,7 @@ func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 		comes(t, dir, "")
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
-		if err := o.Durable(); err != nil || !strings.Contains(log.String(), "the outbox is written again") {
+		if err := o.Durable(); err != nil || !strings.Contains(log.String(), "outbox written again") {
 			t.Errorf("Durable = %v, the log says %s", err, log)
 		}
 		if n := o.Totals().InMemory; n != 0 {

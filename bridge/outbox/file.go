@@ -84,7 +84,7 @@ func (f *file) Open() (opened bool, err error) {
 	return true, err
 }
 
-// there says whether the path still leads to the file that is open.
+// there reports whether the path still leads to the file that is open.
 func (f *file) there() bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -109,7 +109,7 @@ func (f *file) open(readOnly bool) error {
 	case err == nil && info.IsDir():
 		return fmt.Errorf("%w: it is a directory", ErrDamaged)
 	case err == nil && fresh && !readOnly:
-		f.log.Warn("the outbox is an empty file; starting with an empty outbox", "file", f.path)
+		f.log.Warn("the outbox file is empty; starting with an empty outbox", "file", f.path)
 	}
 	db, fd, err := openBolt(f.path, readOnly)
 	if err != nil {
@@ -215,7 +215,7 @@ func (f *file) Write(writes []Write) error {
 		for _, w := range writes { // in order, or it takes bbolt the square of the time
 			err := put(tx, w)
 			if errors.Is(err, berrors.ErrKeyTooLarge) || errors.Is(err, berrors.ErrKeyRequired) {
-				f.log.Error("something cannot be kept under its name", "bucket", w.Bucket, "bytes", len(w.Key), "err", err)
+				f.log.Error("cannot store a record: unusable key", "bucket", w.Bucket, "bytes", len(w.Key), "err", err)
 				continue // or nothing could be written any more
 			}
 			if err != nil {
@@ -274,7 +274,7 @@ func (f *file) Walk(bucket, from string, do func(key string, value []byte) error
 func (f *file) SetAside(why string, cause error) error {
 	_ = f.Close()
 	aside := fmt.Sprintf("%s.%s-%s", f.path, why, time.Now().UTC().Format("20060102T150405.000000Z"))
-	f.log.Error("the outbox cannot be used: it is set aside and a new one is begun", "file", f.path, "kept", aside,
+	f.log.Error("the outbox cannot be used; it is set aside and a new one started", "file", f.path, "kept", aside,
 		"err", cause)
 	return os.Rename(f.path, aside)
 }
@@ -309,7 +309,7 @@ func (f *file) Compact() error {
 	f.mu.Lock() // no read is under way, so closing doesn't wait, and none sees the file missing
 	defer f.mu.Unlock()
 	if err := guard(f.db.Close); err != nil {
-		f.log.Warn("the outbox was not closed properly", "err", err)
+		f.log.Warn("cannot close the outbox", "err", err)
 	}
 	if err = os.Rename(small, f.path); err != nil { // on Windows because another program, such as a backup, reads it
 		os.Remove(small)

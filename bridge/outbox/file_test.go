@@ -202,7 +202,7 @@ func TestWhatIsNoFileIsSetAside(t *testing.T) {
 	}
 	log = &lines{}
 	works(t, dir, open(t, dir, outbox.Options{Log: log.logger()}))
-	if !strings.Contains(log.String(), "an empty file") {
+	if !strings.Contains(log.String(), "outbox file is empty") {
 		t.Errorf("the log says %s", log)
 	}
 }
@@ -239,7 +239,7 @@ func TestARecordThatCannotBeUnderstoodHidesNoOther(t *testing.T) {
 	log := &lines{}
 	o = open(t, dir, outbox.Options{Log: log.logger()})
 	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled")
-	if n := strings.Count(log.String(), "cannot be understood"); n != 7 {
+	if n := strings.Count(log.String(), "cannot read a record of the outbox"); n != 7 {
 		t.Errorf("the log names %d records, want 7:\n%s", n, log)
 	}
 	q := o.Queue("a")

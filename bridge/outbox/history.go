@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// A Record is one CloudEvent that is still kept, with what became of each of its deliveries.
+// A Record is one stored CloudEvent, with the results of its deliveries.
 type Record struct {
 	Seq        uint64
 	Body       json.RawMessage
 	Deliveries []Result // by route
 }
 
-// A Result is what became of one delivery, or how it stands. Its JSON is how the file keeps the end of one.
+// A Result is the state of one delivery. Its JSON is how the file stores a settled one.
 type Result struct {
 	Route    string    `json:"-"`
 	State    string    `json:"how"` // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
@@ -34,8 +34,8 @@ const walkStep = 500
 
 var errEnough = errors.New("enough")
 
-// Walk calls f for every CloudEvent that is kept, from the sequence number on, oldest first, until f fails. It sees
-// what was there when it began; what changes meanwhile it may see or not.
+// Walk calls f for every stored CloudEvent from the sequence number on, oldest first, until f fails. It may or may not
+// see changes made meanwhile.
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	var waiting []Write
 	o.mu.Lock()
@@ -138,8 +138,8 @@ func (o *Outbox) recordOf(key string, p page) Record {
 // followAhead is how many CloudEvents a follower may be behind.
 const followAhead = 1000
 
-// Follow gives every CloudEvent that is added from now on, in the JSON format, until stop is called. The channel is
-// closed when its reader falls too far behind.
+// Follow returns a channel with the JSON of every CloudEvent that is added from now on, until stop is called. The
+// channel is closed if its reader falls too far behind.
 func (o *Outbox) Follow() (events <-chan json.RawMessage, stop func()) {
 	c := make(chan json.RawMessage, followAhead)
 	o.mu.Lock()
@@ -152,7 +152,7 @@ func (o *Outbox) Follow() (events <-chan json.RawMessage, stop func()) {
 	}
 }
 
-// show gives followers a CloudEvent. mu is held.
+// show gives followers a CloudEvent. The caller holds mu.
 func (o *Outbox) show(body json.RawMessage) {
 	for c := range o.followers {
 		select {

@@ -15,22 +15,22 @@ import (
 // ErrUnknownKey is wrapped by the error about a key that the outbox doesn't have.
 var ErrUnknownKey = errors.New("no such delivery")
 
-// A Selection picks deliveries; empty fields pick all.
+// A Selection selects deliveries; empty fields select all.
 type Selection struct {
 	Route, State string
 	Group        string // also its beginning, in any case
 }
 
-// List gives the selected deliveries, pending before dead, each in order.
+// List returns the selected deliveries: pending ones before dead letters, each in order.
 func (o *Outbox) List(s Selection) []Delivery { return deliveries(o.selected(s)) }
 
-// First gives the first n of List, and how many more there are.
+// First returns the first n of List, and the number of the others.
 func (o *Outbox) First(s Selection, n int) (first []Delivery, more int) {
 	all := o.selected(s)
 	return deliveries(all[:min(n, len(all))]), max(0, len(all)-n)
 }
 
-// Last gives the last n of List, and how many more there are.
+// Last returns the last n of List, and the number of the others.
 func (o *Outbox) Last(s Selection, n int) (last []Delivery, more int) {
 	all := o.selected(s)
 	more = max(0, len(all)-n)
@@ -55,8 +55,8 @@ func (o *Outbox) selected(s Selection) (all []*entry) {
 	return all
 }
 
-// Show gives one delivery and its CloudEvent in the JSON format. The error wraps ErrUnknownKey when there is no such
-// key; with any other error, which is about the CloudEvent, the delivery is given all the same.
+// Show returns one delivery and the JSON of its CloudEvent. The error wraps ErrUnknownKey if there is no such key; any
+// other error is about the CloudEvent, and the delivery is returned with it.
 func (o *Outbox) Show(key string) (Delivery, json.RawMessage, error) {
 	o.mu.Lock()
 	e := o.find(key)
@@ -78,8 +78,8 @@ func (m *memory) find(key string) *entry {
 	return cmp.Or(r.dead[seq], r.pending[seq])
 }
 
-// Replay makes dead letters pending again, for their own route or for the one named to, which must be there. All keys
-// must be those of dead letters, or nothing is done.
+// Replay makes dead letters pending again, for their own route or for the route named to, which must exist. If a key is
+// not that of a dead letter, nothing is changed.
 func (o *Outbox) Replay(keys []string, to string) ([]Delivery, error) {
 	return o.byHand(keys, func(c *change, letters []*entry) (replayed []Delivery, err error) {
 		for _, d := range letters {
@@ -108,8 +108,8 @@ func (c *change) replay(d *entry, to string) Delivery {
 	return e.route.pending[d.Seq].record()
 }
 
-// Drop gives deliveries up for good, dead letters or pending ones. All keys must be there, or nothing is done. by, who
-// wanted it, stays on record in the history.
+// Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
+// records by, the name of the user.
 func (o *Outbox) Drop(keys []string, by string) ([]Delivery, error) {
 	return o.byHand(keys, func(c *change, all []*entry) (dropped []Delivery, err error) {
 		for _, e := range all {

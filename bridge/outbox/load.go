@@ -147,12 +147,12 @@ func (o *Outbox) load(all []Write) {
 	}
 	o.mu.Unlock()
 	for at, err := range bad {
-		o.log.Error("the outbox holds something that cannot be understood", "bucket", at.bucket, "key", at.key, "err", err)
+		o.log.Error("cannot read a record of the outbox", "bucket", at.bucket, "key", at.key, "err", err)
 	}
 }
 
 // raise takes in a mark of a late file that memory has too: the id was used as often as the file says, at least, or it
-// would be used once more. mu is held.
+// would be used once more. The caller holds mu.
 func (o *Outbox) raise(w Write) {
 	var was Mark
 	if json.Unmarshal(w.Value, &was) != nil {
@@ -335,7 +335,7 @@ func (o *Outbox) rescue(cause error) error {
 		return nil
 	})
 	if err != nil {
-		o.log.Error("what was delivered cannot all be read from the damaged outbox", "kept", len(settled), "err", err)
+		o.log.Error("part of the history of the damaged outbox is lost", "kept", len(settled), "err", err)
 	}
 	var gone []*message
 	o.mu.Lock()

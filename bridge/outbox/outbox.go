@@ -1,10 +1,10 @@
-// Package outbox is the durable queue on one VM. It keeps which CloudEvents are pending for which route, what became of
-// every delivery, and what its owner wants to remember, in one file.
+// Package outbox is the durable queue on one VM. It stores in one file which CloudEvents are pending for which route,
+// the results of all deliveries, and the state of its owner.
 //
-// Memory is the truth and the file its durable copy. Every change of state is one change, made by one function under
-// one lock: it changes memory and notes which records of the file differ from it now. A writer writes all that differ in
-// one transaction, so a crash leaves the state after some whole number of changes. While the disk fails the records wait,
-// each once, and are written when it is back.
+// Memory is authoritative, and the file is its durable copy. Every change of state is made by one function under one
+// lock: it changes memory and marks the records of the file that now differ. A writer writes all marked records in one
+// transaction, so a crash leaves the state after some whole number of changes. While the disk fails, records stay
+// marked, each once, and are written when it is back.
 //
 // The outbox knows routes, keys, groups, times and bytes. It doesn't know Azure.
 package outbox
@@ -20,55 +20,55 @@ import (
 	"time"
 )
 
-// Options are how an outbox is opened. The zero value is useful.
+// Options configure an outbox. The zero value is useful.
 type Options struct {
 	Log     *slog.Logger
-	Storage Storage // nil: a bbolt file, outbox.db in the directory
+	Storage Storage // nil for a bbolt file, outbox.db in the directory
 	Bounds  Bounds
 	Notify  Notify
 }
 
-// Notify is who is told of what the outbox does by itself. No lock is held meanwhile. Fields may be nil.
+// Notify holds callbacks for what the outbox does by itself. They are called without a lock. Fields may be nil.
 type Notify struct {
-	// Dead is told of the dead letters that one change made, after it was applied.
+	// Dead is called with the dead letters of a change, after it was applied.
 	Dead func([]Delivery)
-	// Forgot is told how many records were dropped for want of room or, of dead letters, by age: ForgotDeadLetter,
-	// ForgotHistory.
+	// Forgot is called with the number of records dropped because of size or, for dead letters, age; what is
+	// ForgotDeadLetter or ForgotHistory.
 	Forgot func(what string, n int)
-	// Loaded is told when a file was read that came late, or again: groups, values and marks may have been added. Until
-	// it returns nothing is written, and the file's pending deliveries wait. It isn't told of what Open reads.
+	// Loaded is called after a file was read later than by Open: groups, values and marks may have been added. Until it
+	// returns, nothing is written, and the file's pending deliveries wait.
 	Loaded func()
 }
 
-// What Notify.Forgot is told of.
+// Kinds of records for Notify.Forgot.
 const (
 	ForgotDeadLetter = "dead_letter"
 	ForgotHistory    = "history"
 )
 
-// Stored is what a file holds for the owner of the outbox. If it comes late, that is older than what the outbox has.
+// Stored is the owner's state in a file. If the file was read late, it is older than the outbox in memory.
 type Stored struct {
 	Values map[string][]byte
 	Groups map[string]Group
 }
 
-// fileName is what the file is called.
+// fileName is the name of the file.
 const fileName = "outbox.db"
 
 // An Outbox is the durable queue. It is safe for concurrent use.
 type Outbox struct {
 	log      *slog.Logger
 	path     string
-	readOnly bool // opened only to be looked at
+	readOnly bool // opened by OpenReadOnly
 
 	bounds Bounds
 
-	storage Storage // opened, written and compacted by the writer alone, because that may hang
-	opened  bool    // it can be written; the writer's
-	known   bool    // memory has what is in it; the writer's
-	began   bool    // Open is over; the writer's
+	storage Storage // opened, written and compacted only by the writer, because that may hang
+	opened  bool    // it can be written; only the writer uses it
+	known   bool    // memory has its content; only the writer uses it
+	began   bool    // Open has returned; only the writer uses it
 
-	mu sync.Mutex // guards all below; nothing slow happens while it is held
+	mu sync.Mutex // guards the fields below; never held during I/O
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
@@ -79,8 +79,8 @@ type Outbox struct {
 	done   chan struct{} // closed when the writer and the messenger have ended
 }
 
-// Open opens the outbox in dir, or makes one. The only error wraps ErrLocked: another process has it. With any other
-// trouble the outbox works from memory, and Durable says why.
+// Open opens the outbox in dir, or creates one. Its only error wraps ErrLocked: another process has it open. After any
+// other failure the outbox works from memory, and Durable says why.
 func Open(dir string, options Options) (*Outbox, error) {
 	o := newOutbox(dir, options)
 	if o.storage == nil {
@@ -96,8 +96,8 @@ func Open(dir string, options Options) (*Outbox, error) {
 	return o, nil
 }
 
-// OpenReadOnly opens the outbox in dir only to be looked at, while no process has it open for writing. It fails if the
-// file isn't there or can't be read.
+// OpenReadOnly opens the outbox in dir for reading, while no process has it open for writing. It fails if the file
+// doesn't exist or can't be read.
 func OpenReadOnly(dir string) (*Outbox, error) {
 	o := newOutbox(dir, Options{})
 	o.readOnly = true
@@ -122,14 +122,13 @@ func newOutbox(dir string, options Options) *Outbox {
 	}
 }
 
-// run is the goroutine of the writer, beside one that tells when a file was read: whoever hears it may be waiting for
-// the writer.
+// run runs the writer, and a goroutine that calls Notify.Loaded, because that callback may wait for the writer.
 func (o *Outbox) run() {
 	defer close(o.done)
 	var messenger sync.WaitGroup
 	messenger.Go(func() {
 		for range o.loaded {
-			if f := o.told().Loaded; f != nil {
+			if f := o.callbacks().Loaded; f != nil {
 				f()
 			}
 			o.showLoaded()
@@ -140,14 +139,14 @@ func (o *Outbox) run() {
 	messenger.Wait()
 }
 
-// Notify says who is told from now on.
+// Notify replaces the callbacks.
 func (o *Outbox) Notify(n Notify) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.notify = n
 }
 
-func (o *Outbox) told() Notify {
+func (o *Outbox) callbacks() Notify {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.notify
@@ -159,7 +158,7 @@ func (n Notify) forgot(what string, count int) {
 	}
 }
 
-// Reserve gives the next sequence number: the time in microseconds, made unique. It never goes back, not even after a
+// Reserve returns the next sequence number: the time in microseconds, made unique. It always increases, even after a
 // restart with the clock set back.
 func (o *Outbox) Reserve(now time.Time) uint64 {
 	o.mu.Lock()
@@ -168,14 +167,14 @@ func (o *Outbox) Reserve(now time.Time) uint64 {
 	return o.last
 }
 
-// Value is the owner's value of that name, nil if there is none.
+// Value returns the owner's value of that name; nil if there is none.
 func (o *Outbox) Value(name string) []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.values[name]
 }
 
-// Stored is what the file held when it was last read. It is given once.
+// Stored returns the owner's state in the file when it was last read; only the first call after that does.
 func (o *Outbox) Stored() Stored {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -184,7 +183,7 @@ func (o *Outbox) Stored() Stored {
 	return was
 }
 
-// Groups are those that aren't over.
+// Groups returns the open groups.
 func (o *Outbox) Groups() map[string]Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -197,7 +196,7 @@ func (o *Outbox) Groups() map[string]Group {
 	return all
 }
 
-// Mark is what is remembered of an id of the group, the zero Mark if nothing.
+// Mark returns the mark of an id of the group; the zero Mark if there is none.
 func (o *Outbox) Mark(group, id string) Mark {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -209,8 +208,8 @@ func (o *Outbox) Mark(group, id string) Mark {
 	return Mark{}
 }
 
-// Own makes the outbox that of the VM. One that belongs to another VM, because its disk was cloned, is set aside and
-// nothing of it is ever sent: fresh says so. It doesn't wait for the disk; the error is that of Durable.
+// Own makes the VM the owner of the outbox. An outbox of another VM, whose disk was cloned, is set aside and never
+// sent; fresh is true then. Own doesn't wait for the disk; the error is that of Durable.
 func (o *Outbox) Own(vmID string) (fresh bool, err error) {
 	o.submit(time.Now(), func(c *change) {
 		if vmID == "" || strings.EqualFold(c.owner, vmID) {
@@ -228,28 +227,27 @@ func (o *Outbox) Own(vmID string) (fresh bool, err error) {
 	return fresh, o.Durable()
 }
 
-// Owner is the vmId that the outbox belongs to, "" if none.
+// Owner returns the vmId of the owner; "" for none.
 func (o *Outbox) Owner() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.owner
 }
 
-// Durable is nil while everything is on disk, but for the last 50 ms. Otherwise it says why it isn't.
+// Durable returns nil while everything older than 50 ms is on disk; otherwise the reason why it isn't.
 func (o *Outbox) Durable() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.failing
 }
 
-// Path is that of the file.
+// Path returns the path of the file.
 func (o *Outbox) Path() string { return o.path }
 
-// Size is that of the file in bytes, when it was last opened or written.
+// Size returns the size of the file in bytes when it was last opened or written.
 func (o *Outbox) Size() int64 { return o.storage.Size() }
 
-// Close writes what waits and closes the file. It fails when that can't be written and pending deliveries are lost with
-// it.
+// Close writes waiting changes and closes the file. It fails if they can't be written and pending deliveries are lost.
 func (o *Outbox) Close() error {
 	if o.readOnly {
 		return o.storage.Close()

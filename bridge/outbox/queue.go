@@ -13,8 +13,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// Queue is what is pending for the route, for one reader. Each call makes a fresh one, which first gives all that is
-// pending; only the latest of a route hears of more.
+// Queue returns a queue of the route's pending deliveries for one reader. Only the latest queue of a route gets later
+// changes.
 func (o *Outbox) Queue(name string) delivery.Queue {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -95,8 +95,8 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	return ce, receipt, nil
 }
 
-// Body is the CloudEvent with that sequence number in the JSON format, which must not be changed. The error wraps
-// delivery.ErrLost when it can never be read again.
+// Body returns the JSON of the CloudEvent with that sequence number, which must not be changed. The error wraps
+// delivery.ErrLost if it can never be read again.
 func (o *Outbox) Body(seq uint64) ([]byte, error) {
 	o.mu.Lock()
 	var body []byte
@@ -121,7 +121,7 @@ func (o *Outbox) Body(seq uint64) ([]byte, error) {
 	return body, nil
 }
 
-// Pending are the pending deliveries about a group, of all routes, in order.
+// Pending returns the pending deliveries about a group, of all routes, in order.
 func (o *Outbox) Pending(group string) []Delivery {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -131,7 +131,7 @@ func (o *Outbox) Pending(group string) []Delivery {
 	return nil
 }
 
-// Held are the pending deliveries that wait for a decision of the owner, in order, by route and group.
+// Held returns the pending deliveries that wait for a decision of the owner, in order, by route and group.
 func (o *Outbox) Held() (list [][]Delivery) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -148,14 +148,14 @@ func (o *Outbox) Held() (list [][]Delivery) {
 	return list
 }
 
-// Outcome is what became of a delivery that is pending or dead, or whose CloudEvent is the latest of an open group.
+// Outcome returns the state of a delivery that is pending or dead, or whose CloudEvent is the latest of an open group.
 func (o *Outbox) Outcome(route string, seq uint64) Outcome {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.outcome(route, seq)
 }
 
-// settleAhead is how many reported deliveries of a route may wait for the disk.
+// settleAhead bounds the reported deliveries of a route that wait for the disk.
 const settleAhead = 32
 
 func (q *queue) Report(r delivery.Report) {
@@ -169,10 +169,10 @@ func (q *queue) Report(r delivery.Report) {
 		return
 	}
 	q.ahead = 0
-	_ = o.sync(n) // Durable says what is wrong, and it counts from memory
+	_ = o.sync(n) // on an error the report counts in memory, and Durable returns the error
 }
 
-// report takes what became of deliveries of the route.
+// report applies the results for deliveries of the route.
 func (c *change) report(r *route, rep delivery.Report) {
 	each := func(items []*delivery.Item, f func(e *entry)) {
 		for _, i := range items {
@@ -208,7 +208,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 	}
 }
 
-// failed notes an attempt that is to be repeated. It is still pending, so its reader sees it at once.
+// failed records a failed attempt. The delivery stays pending, so its reader sees it at once.
 func (c *change) failed(e *entry, rep delivery.Report) {
 	next := e.copy()
 	next.tried = rep.Now.UTC()
@@ -222,7 +222,7 @@ func (c *change) failed(e *entry, rep delivery.Report) {
 	c.replace(e, next)
 }
 
-// accepted settles a delivery, whatever became of it meanwhile.
+// accepted settles a delivery, also if it is no longer pending.
 func (c *change) accepted(r *route, i *delivery.Item, rep delivery.Report) {
 	if i.Seq <= c.foreign {
 		return // another VM's

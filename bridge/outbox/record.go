@@ -8,8 +8,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A Delivery is one CloudEvent for one route: pending, or a dead letter. Its JSON is what commands print and, but for
-// what its key and the head of its CloudEvent say, what the file holds. Next is that of the next attempt, no earlier than
+// A Delivery is one CloudEvent for one route: pending, or a dead letter. Commands print its JSON; the file holds it
+// without what the key and the head of the CloudEvent contain. Next is the time of the next attempt, no earlier than
 // Due.
 type Delivery struct {
 	Key   string `json:"key,omitempty"`  // route/sequence number
@@ -23,7 +23,7 @@ type Delivery struct {
 	DeadSince time.Time `json:"deadSince,omitzero"`
 }
 
-// Seq is the sequence number of the CloudEvent.
+// Seq returns the sequence number of the CloudEvent.
 func (d Delivery) Seq() uint64 {
 	_, seq, _ := splitKey(d.Key)
 	return seq
@@ -38,7 +38,7 @@ const (
 	StateDropped    = "dropped"    // settled: somebody gave it up
 )
 
-// An Outcome is what became of a delivery; State is "" when it never was pending.
+// An Outcome is the state of a delivery; State is "" if it was never pending.
 type Outcome struct {
 	State string
 	At    time.Time // of the end, zero while it is pending

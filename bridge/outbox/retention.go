@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// KeepHistory is how long CloudEvents, and what became of their deliveries, are kept.
+// KeepHistory is how long CloudEvents and the results of their deliveries are kept.
 const KeepHistory = 90 * 24 * time.Hour
 
 const (
@@ -26,7 +26,7 @@ func (o *Outbox) chore(do func() error) <-chan error {
 	o.chores = append(o.chores, func(err error) { // of the write before
 		if err == nil {
 			if err = do(); err != nil {
-				o.log.Warn("the outbox could not be tidied", "err", o.damaged(err))
+				o.log.Warn("cannot maintain the outbox", "err", o.damaged(err))
 			}
 		}
 		done <- err
@@ -35,8 +35,8 @@ func (o *Outbox) chore(do func() error) <-chan error {
 	return done
 }
 
-// Maintain drops what is to be remembered no longer. Somebody calls it every now and then, such as every ten minutes.
-// It returns at once; done gives the error, once the disk has been asked.
+// Maintain drops expired records. Call it regularly, about every ten minutes. It returns at once; done returns the
+// error after the disk was read.
 func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 	o.GiveUpOrphans(now)
 	aged := 0
@@ -50,14 +50,14 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 		c.dropOver(o.bounds.History / 4) // a group has a few marks
 	})
 	if aged > 0 {
-		o.log.Warn("dead letters were dropped because of their age", "dropped", aged)
-		o.told().forgot(ForgotDeadLetter, aged)
+		o.log.Warn("dead letters dropped because of their age", "dropped", aged)
+		o.callbacks().forgot(ForgotDeadLetter, aged)
 	}
 	return o.chore(func() error { return o.dropHistory(now) })
 }
 
-// Compact makes the file smaller if most of it is empty. Nothing else is written meanwhile. It returns at once; done
-// gives the error.
+// Compact shrinks the file if most of it is free. Nothing else is written meanwhile. It returns at once; done returns
+// the error.
 func (o *Outbox) Compact() (done <-chan error) {
 	return o.chore(func() error {
 		err := o.storage.Compact()
@@ -94,7 +94,7 @@ func (c *change) dropOver(most int) {
 	}
 }
 
-// Grown says whether so much history has come since Maintain that it may be over its bounds by a sixteenth.
+// Grown reports whether so much history has come since Maintain that it may be over its bounds by a sixteenth.
 func (o *Outbox) Grown() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -134,9 +134,9 @@ func (o *Outbox) dropHistory(now time.Time) error {
 		}
 	}
 	if dropped > 0 {
-		o.log.Warn("the oldest history was dropped, because there is too much of it", "records", dropped,
+		o.log.Warn("oldest history dropped: over its bounds", "records", dropped,
 			"kept", o.bounds.History, "keptBytes", o.bounds.HistoryBytes)
-		o.told().forgot(ForgotHistory, dropped)
+		o.callbacks().forgot(ForgotHistory, dropped)
 	}
 	o.change(now, func(c *change) {
 		for _, p := range old {

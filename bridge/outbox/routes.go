@@ -8,17 +8,17 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A Route is a destination as the settings have it.
+// A Route is a destination in the settings.
 type Route struct {
 	Name     string // has no slash
 	Fallback string // the route that takes over what this one can't deliver; "" for none
 }
 
-// keepOrphans is how long the backlog of a route is kept that is gone from the settings.
+// keepOrphans is how long the backlog of a removed route is kept.
 const keepOrphans = 24 * time.Hour
 
-// NewRoutes gives the names of the routes that are new to the outbox, and of those that were away. It changes nothing:
-// Batch.Routes says which routes there are from now on. Routes that are gone keep their backlog for 24 hours.
+// NewRoutes returns the names of the routes that are new to the outbox, and of those that return. It changes nothing;
+// Batch.Routes sets the routes. Removed routes keep their backlog for 24 hours.
 func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,14 +61,14 @@ func (r *route) goneText() []byte {
 	return []byte(r.gone.Format(time.RFC3339Nano))
 }
 
-// GiveUpOrphans makes dead letters of the backlog of routes that have been gone for 24 hours. It is cheap when there
-// are none; Maintain does it too.
+// GiveUpOrphans makes dead letters of the backlog of routes that were removed 24 hours ago. It is cheap if there are
+// none; Maintain does it too.
 func (o *Outbox) GiveUpOrphans(now time.Time) {
 	o.change(now, func(c *change) { c.dropOrphans() })
 	o.syncSoon()
 }
 
-// Routes are the names of all routes that the outbox knows or keeps something of, sorted.
+// Routes returns the names of all routes that the outbox knows or has deliveries of, sorted.
 func (o *Outbox) Routes() []string { return slices.Sorted(maps.Keys(o.Stats(time.Time{}))) }
 
 func (c *change) dropOrphans() {
@@ -89,20 +89,20 @@ func (c *change) dropOrphans() {
 	}
 }
 
-// Stats are what is known of a route.
+// Stats holds the figures of a route.
 type Stats struct {
 	Pending   int
 	Dead      int
 	Delivered int // since the start
-	// Oldest is since when the oldest pending delivery could have been delivered, OldestOfGroup that of those about a
-	// group; zero when there is none. What waits for its time doesn't count.
+	// Oldest is when the oldest pending delivery could first be delivered, OldestOfGroup the same for those about a group;
+	// zero if there is none. Deliveries that are not due yet don't count.
 	Oldest        time.Time
 	OldestOfGroup time.Time
 	Accepted      time.Time // the last acceptance since the start
 	Gone          time.Time // when it went from the settings; zero while it is there
 }
 
-// Stats are those of every route that the outbox knows or keeps something of, by name.
+// Stats returns the figures of every route that the outbox knows or has deliveries of, by name.
 func (o *Outbox) Stats(now time.Time) map[string]Stats {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -121,7 +121,7 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 	return all
 }
 
-// Totals are counts over all routes.
+// Totals holds counts over all routes.
 type Totals struct {
 	Pending  int
 	Bytes    int // of the CloudEvents of pending deliveries, each counted once a delivery
@@ -129,7 +129,7 @@ type Totals struct {
 	Dead     int
 }
 
-// Totals counts.
+// Totals returns the counts over all routes.
 func (o *Outbox) Totals() Totals {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -95,7 +95,7 @@ func TestDeadLettersAreBounded(t *testing.T) {
 				q.Report(delivery.Report{Now: time.Now(), Dead: []*delivery.Item{i}, Reason: delivery.ReasonRejected})
 			}
 			want(t, claim, deadLetters(o, "a"), "E3-scheduled", "E4-scheduled", "E5-scheduled", "E6-scheduled", "E7-scheduled")
-			if n := strings.Count(log.String(), "dead letters were dropped"); n != 3 || forgot != 3 {
+			if n := strings.Count(log.String(), "oldest dead letters dropped"); n != 3 || forgot != 3 {
 				t.Errorf("%s: the log says so %d times, %d are counted, want 3", claim, n, forgot)
 			}
 		})

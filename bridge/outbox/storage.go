@@ -7,45 +7,43 @@ import (
 	"strings"
 )
 
-// A Write is one key and what it gets; a nil Value deletes it.
+// A Write sets one key; a nil Value deletes it.
 type Write struct {
 	Bucket, Key string
 	Value       []byte
 }
 
-// Storage is where records are kept, and the only way to the disk. It is keys and values in buckets.
+// A Storage stores records as keys and values in buckets. It is the outbox's only access to the disk.
 //
-// Open, Write, Compact, SetAside and Close are called from one goroutine at a time. Read, Walk and Size may be called
-// beside them, and may fail at any time. Nothing is called under a lock that anybody else needs, so each may take its
-// time.
+// Open, Write, Compact, SetAside and Close are called by one goroutine at a time, Read, Walk and Size concurrently.
+// Each may fail at any time, and may take long, because none is called under a lock.
 type Storage interface {
-	// Open makes the storage usable, and does nothing if it is. It is called before anything else, and again after
-	// anything failed. opened says that it was not open before, so that other things may be in it than before. An error
-	// that wraps ErrLocked is final; with one that wraps ErrReadOnly, it can be read all the same.
+	// Open opens the storage, and does nothing if it is open. It is called first, and again after any failure. opened
+	// means that it was not open before, so its content may differ. An error that wraps ErrLocked is final; after one
+	// that wraps ErrReadOnly, the storage can be read.
 	Open() (opened bool, err error)
-	// Write writes all in one transaction: if it fails, none of them counts. They are ordered by bucket and key.
+	// Write writes all of them in one transaction, or none. They are ordered by bucket and key.
 	Write(writes []Write) error
-	// Read gives a value, nil if there is none.
+	// Read returns a value; nil if there is none.
 	Read(bucket, key string) ([]byte, error)
-	// Walk calls f for every key of the bucket from the given one on, in order, until it fails. f must not keep value.
+	// Walk calls f for every key of the bucket from the given one on, in order, until f fails. f must not keep value.
 	Walk(bucket, from string, f func(key string, value []byte) error) error
-	// SetAside puts all that is there where nobody reads it but people, under a name that says why. Open then begins
-	// anew.
+	// SetAside moves the content away under a name that says why, for people to inspect. The next Open starts empty.
 	SetAside(why string, cause error) error
-	// Compact makes the file smaller if that is worthwhile.
+	// Compact shrinks the storage if that is worthwhile.
 	Compact() error
-	// Size is how many bytes it takes, as far as that is known without asking the disk.
+	// Size returns its size in bytes, as far as known without I/O.
 	Size() int64
 	Close() error
 }
 
-// The errors of a Storage that make a difference. Any other means: try again.
+// The errors of a Storage that callers distinguish. Any other means: try again.
 var (
-	// ErrLocked says that another process has it open.
+	// ErrLocked means that another process has it open.
 	ErrLocked = errors.New("locked by another forewarn")
-	// ErrDamaged says that what is there can't be used. It is set aside, and what memory knows is written anew.
+	// ErrDamaged means that the content can't be used. It is set aside, and the content of memory is written anew.
 	ErrDamaged = errors.New("damaged")
-	// ErrReadOnly says that it can be read and not be written.
+	// ErrReadOnly means that it can be read and not be written.
 	ErrReadOnly = errors.New("read-only")
 
 	errNewer   = errors.New("written by a newer forewarn")
@@ -72,7 +70,7 @@ const (
 	metaLast   = "last" // sequence number
 )
 
-// isHistory says whether the bucket grows with what was delivered. Its keys sort by age.
+// isHistory reports whether the bucket grows with what was delivered. Its keys sort by age.
 func isHistory(bucket string) bool { return bucket == bucketEvents || bucket == bucketSettled }
 
 // seqKey is a sequence number as a key.

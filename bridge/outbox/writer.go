@@ -100,11 +100,11 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	kept, notify := o.dead.n, o.notify
 	o.mu.Unlock()
 	if c.lost > 0 {
-		o.log.Error("dead letters were dropped, the oldest first", "dropped", c.lost, "kept", kept)
+		o.log.Error("oldest dead letters dropped: over their bounds", "dropped", c.lost, "kept", kept)
 		notify.forgot(ForgotDeadLetter, c.lost)
 	}
 	if forgotten > 0 {
-		o.log.Warn("history was dropped, because the outbox cannot be written", "records", forgotten)
+		o.log.Warn("history dropped: the outbox cannot be written", "records", forgotten)
 		notify.forgot(ForgotHistory, forgotten)
 	}
 	if len(c.died) > 0 && notify.Dead != nil {
@@ -114,7 +114,7 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 }
 
 // boundHistory drops the oldest history that waits, if it is too much, but for CloudEvents that something refers to. It
-// looks only when much has come since it last did. mu is held.
+// looks only when much has come since it last did. The caller holds mu.
 func (o *Outbox) boundHistory() {
 	if len(o.under)+len(o.waiting) <= o.bounded+4*o.bounds.InMemory {
 		return
@@ -138,7 +138,7 @@ func (o *Outbox) boundHistory() {
 	o.bounded = len(o.under) + len(o.waiting)
 }
 
-// release wakes readers, which may see more than before. mu is held.
+// release wakes readers, which may see more than before. The caller holds mu.
 func (o *Outbox) release() {
 	for _, r := range o.routes {
 		if r.reader != nil && len(r.reader.dirty) > 0 {
@@ -259,16 +259,16 @@ func (o *Outbox) flush() error {
 	return err
 }
 
-// tell has Notify.Loaded told of a file that was read.
+// tell wakes the goroutine that calls Notify.Loaded.
 func (o *Outbox) tell() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.taking = true
-	wake(o.loaded) // unless it has yet to tell of the last one
+	wake(o.loaded) // no effect if the last call is still to come
 }
 
-// untaken is errUntaken until Notify.Loaded has returned: what was told before the file came would take the place of
-// what the file holds, and a crash would lose that.
+// untaken returns errUntaken until Notify.Loaded has returned. Writing earlier would replace records of the file by
+// newer ones that lack its content, and a crash would lose it.
 func (o *Outbox) untaken() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -278,7 +278,8 @@ func (o *Outbox) untaken() error {
 	return nil
 }
 
-// slow begins another try to ask the disk, which counts as failing when that isn't over, and the timer stopped, in time.
+// slow begins another try to ask the disk, which counts as failing when that isn't over, and the timer stopped, in
+// time.
 func (o *Outbox) slow() *time.Timer {
 	try := o.nextTry()
 	return time.AfterFunc(diskPatience, func() { o.fail(errSlowDisk, try) })
@@ -359,7 +360,7 @@ func (o *Outbox) fail(err error, try uint64) {
 		o.log.Error("the outbox cannot be written; running from memory: a crash would lose pending deliveries",
 			"file", o.path, "err", err, "hint", diskHint(err))
 	case err == nil && was != nil:
-		o.log.Info("the outbox is written again, nothing is missing", "file", o.path)
+		o.log.Info("outbox written again; nothing is lost", "file", o.path)
 	}
 	if err != nil {
 		o.change(time.Now(), func(*change) {}) // there is less room now
