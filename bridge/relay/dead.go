@@ -70,7 +70,8 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if _, err = d.js.Publish(ctx, d.subject(letter.Sink, letter.Seq), body, jetstream.WithExpectStream(d.name)); err != nil {
+	if _, err = d.js.Publish(ctx, d.subject(letter.Sink, letter.Seq), body,
+		jetstream.WithExpectStream(d.name)); err != nil {
 		return fmt.Errorf("stream %s: %w", d.name, err)
 	}
 	return nil
@@ -81,14 +82,16 @@ func (d *deadLetters) addRaw(ctx context.Context, r raw, why error) error {
 	return d.add(ctx, deadLetter{
 		Sink: noSink, Seq: r.seq, ID: imds.Printable(r.header.Get(jetstream.MsgIDHeader), 200), Bytes: len(r.data),
 		Reason: delivery.ReasonLost, At: time.Now().UTC(), Pending: r.stored,
-		Error: "message " + strconv.FormatUint(r.seq, 10) + " on " + imds.Printable(r.subject, 200) + " is no CloudEvent: " +
+		Error: "message " + strconv.FormatUint(r.seq, 10) + " on " + imds.Printable(r.subject, 200) +
+			" is no CloudEvent: " +
 			imds.Printable(why.Error(), 500),
 	}, nil)
 }
 
 // address publishes a CloudEvent for one sink only. What has the same id within the stream's duplicate window is
 // published once.
-func address(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, instead *delivery.Instead, id string) error {
+func address(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, instead *delivery.Instead,
+	id string) error {
 	body, err := ce.MarshalJSON()
 	if err != nil {
 		return err

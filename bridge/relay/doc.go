@@ -13,8 +13,8 @@
 //     killed may come twice.
 //   - One relay a sink: who delivers holds the sink's lease. Whoever can't renew it stops sending before another relay
 //     takes it over, which is within 10 s.
-//   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound the relay stops reading for that
-//     sink, and isn't ready.
+//   - Bounded: at most 10,000 deliveries of a sink are unsettled in memory. At the bound the relay stops reading for
+//     that sink, and isn't ready.
 //   - Never stuck: a message that is no CloudEvent becomes a dead letter, and the next one is read.
 //   - Nothing on disk: everything that must survive is in JetStream.
 package relay

@@ -127,7 +127,8 @@ func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 		case settled && m.How == howDead:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Reason: m.Answer})
 		case settled:
-			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Answer: m.Answer, Attempts: m.Attempts})
+			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Answer: m.Answer,
+				Attempts: m.Attempts})
 		case trying:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: t.Attempts, Error: t.Error})
 		}
@@ -281,7 +282,8 @@ func (f *fleet) machines() []bridge.FleetVM {
 	}
 	slices.SortFunc(all, func(a, b bridge.FleetVM) int {
 		return cmp.Or(
-			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.Heard.Compare(b.Heard), strings.Compare(a.Name, b.Name))
+			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.Heard.Compare(b.Heard),
+			strings.Compare(a.Name, b.Name))
 	})
 	return all
 }
@@ -311,6 +313,9 @@ func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, mor
 			histories = append(histories, h)
 		}
 	}
-	slices.SortStableFunc(histories, func(a, b bridge.EventHistory) int { return a.Changes[0].Time.Compare(b.Changes[0].Time) })
+	slices.SortStableFunc(histories, func(a,
+		b bridge.EventHistory) int {
+		return a.Changes[0].Time.Compare(b.Changes[0].Time)
+	})
 	return histories, f.more
 }

@@ -36,7 +36,8 @@ func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	t.Parallel()
 	s, err := server.NewServer(&server.Options{
-		ServerName: "nats-1", Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
+		ServerName: "nats-1", Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true,
+		StoreDir: t.TempDir(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +104,8 @@ func (a azure) say(t *testing.T, kind imds.ChangeKind, observer string) event.Ev
 	return ce
 }
 
-// publish puts a CloudEvent in the stream, as the nats sink does in structured mode, without its protection from copies.
+// publish puts a CloudEvent in the stream, as the nats sink does in structured mode, without its protection from
+// copies.
 func (f *fleet) publish(ces ...event.Event) {
 	f.Helper()
 	for _, ce := range ces {

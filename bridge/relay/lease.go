@@ -46,10 +46,11 @@ type lease struct {
 // errLeaseLost is why a lease's time is over.
 var errLeaseLost = errors.New("the lease could not be renewed in time")
 
-// takeLease waits until the sink's lease is free, and takes it. yield is how long to let others go first, missed is called
-// when they did; seen is told who holds the lease.
+// takeLease waits until the sink's lease is free, and takes it. yield is how long to let others go first, missed is
+// called when they did; seen is told who holds the lease.
 func takeLease(
-	ctx context.Context, kv jetstream.KeyValue, sink string, me holder, yield func() time.Duration, missed func(), seen func(holder),
+	ctx context.Context, kv jetstream.KeyValue, sink string, me holder, yield func() time.Duration, missed func(),
+	seen func(holder),
 ) (*lease, error) {
 	l := &lease{kv: kv, key: "lease." + token(sink), me: me}
 	var rev uint64

@@ -49,7 +49,8 @@ func (w *wire) Dial(network, address string) (net.Conn, error) {
 
 func (f *fleet) over(w *wire) func(context.Context) (*nats.Conn, error) {
 	return func(context.Context) (*nats.Conn, error) {
-		return nats.Connect(f.url, nats.SetCustomDialer(w), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond),
+		return nats.Connect(f.url, nats.SetCustomDialer(w), nats.MaxReconnects(-1),
+			nats.ReconnectWait(100*time.Millisecond),
 			nats.ReconnectBufSize(-1))
 	}
 }
@@ -152,7 +153,10 @@ func TestLostLeaseCutsAttemptsOff(t *testing.T) {
 	cable.cut()
 	second := newRecorder()
 	var told time.Time
-	second.answer = func([]delivery.Delivery) (delivery.Answer, error) { told = time.Now(); return delivery.Answer{}, nil }
+	second.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+		told = time.Now()
+		return delivery.Answer{}, nil
+	}
 	f.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", second)}})
 	f.hears(second, 1)
 	select {
@@ -211,7 +215,8 @@ func TestUnsettledIsBounded(t *testing.T) {
 	}
 	f.until("it is at the bound", func() bool { return !r.Status().Ready }, nil)
 	st := r.Status()
-	if st.Sinks[0].Pending != 10 || !slices.Contains(st.Reasons, "the sink hook: 10 deliveries are unsettled, so the stream is not read on") {
+	if st.Sinks[0].Pending != 10 || !slices.Contains(st.Reasons,
+		"the sink hook: 10 deliveries are unsettled, so the stream is not read on") {
 		t.Errorf("%d are pending, reasons %q", st.Sinks[0].Pending, st.Reasons)
 	}
 	mu.Lock()

@@ -55,8 +55,8 @@ var ErrUnknownKey = errors.New("there is no such delivery")
 
 func entryKey(sink string, seq uint64) string { return sink + "/" + strconv.FormatUint(seq, 10) }
 
-// List gives at most n of the pending deliveries of the sinks that this relay serves, and of all dead letters, in order,
-// and says how many more there are.
+// List gives at most n of the pending deliveries of the sinks that this relay serves, and of all dead letters, in
+// order, and says how many more there are.
 func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, more int, err error) {
 	list = r.pending(sel)
 	if sel.State != statePending {
@@ -250,8 +250,9 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 	if len(dropped) > 0 {
 		var named []map[string]any
 		for _, e := range dropped {
-			named = append(named, map[string]any{"key": e.Key, "id": e.ID, "type": e.Type, "event": e.Group, "attempts": e.Attempts,
-				"reason": "dropped"})
+			named = append(named, map[string]any{"key": e.Key, "id": e.ID, "type": e.Type, "event": e.Group,
+				"attempts": e.Attempts,
+				"reason":   "dropped"})
 		}
 		r.record(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named})
 	}
@@ -279,7 +280,9 @@ func (r *Relay) record(ctx context.Context, typ string, data map[string]any) {
 }
 
 // each does something with each of the dead letters, and takes it out. It ends at the first error.
-func (r *Relay) each(ctx context.Context, keys []string, do func(at uint64, l deadLetter) error) (done []Entry, err error) {
+func (r *Relay) each(
+	ctx context.Context, keys []string, do func(at uint64, l deadLetter) error,
+) (done []Entry, err error) {
 	dead, err := r.deadLetters()
 	if err != nil {
 		return nil, err

@@ -28,8 +28,8 @@ type Peer struct {
 
 const peerPrefix = "relay."
 
-// lookAround says that this relay is there, hears of the others, and looks whether what must be there still is, until ctx
-// is done. It ends the session when something is gone.
+// lookAround says that this relay is there, hears of the others, and looks whether what must be there still is, until
+// ctx is done. It ends the session when something is gone.
 func (r *Relay) lookAround(ctx context.Context, p places, end context.CancelCauseFunc) {
 	for {
 		if err := r.look(ctx, p); errors.Is(err, errGone) {
@@ -52,7 +52,8 @@ var errGone = errors.New("gone")
 func (r *Relay) look(ctx context.Context, p places) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for _, name := range []string{r.Stream, "KV_" + marksBucket(r.Stream), "KV_" + leasesBucket(r.Stream), deadStream(r.Stream)} {
+	for _, name := range []string{r.Stream, "KV_" + marksBucket(r.Stream), "KV_" + leasesBucket(r.Stream),
+		deadStream(r.Stream)} {
 		if _, err := p.js.Stream(ctx, name); errors.Is(err, jetstream.ErrStreamNotFound) {
 			return fmt.Errorf("%w: stream %s was deleted", errGone, name)
 		}
@@ -117,7 +118,8 @@ func readPeers(ctx context.Context, kv jetstream.KeyValue) ([]Peer, error) {
 func (r *Relay) otherSettings() (all []string) {
 	for _, p := range r.peers {
 		if p.Hash != r.Settings.Hash {
-			all = append(all, fmt.Sprintf("relay %s has other settings (%s) than this one (%s)", p.Name, p.Hash, r.Settings.Hash))
+			all = append(all, fmt.Sprintf("relay %s has other settings (%s) than this one (%s)", p.Name, p.Hash,
+				r.Settings.Hash))
 		}
 	}
 	return all

@@ -113,7 +113,7 @@ func openQueue(q *queue) error {
 			return err
 		}
 	case !c.Stream.Equal(info.Created):
-		q.log.Warn("the stream is another one than before; it is read from its beginning, and what was told is not told again",
+		q.log.Warn("the stream is another one than before, so it is read from its beginning; nothing is told twice",
 			"stream", info.Config.Name, "created", info.Created)
 		c = cursor{Stream: info.Created}
 	}
@@ -172,8 +172,8 @@ func (q *queue) begin(info *jetstream.StreamInfo) (cursor, error) {
 	return c, nil
 }
 
-// run reads the stream into the queue, and keeps the bucket up to date, until the lease ends. What is settled by then is
-// written.
+// run reads the stream into the queue, and keeps the bucket up to date, until the lease ends. What is settled by then
+// is written.
 func (q *queue) run() {
 	var both sync.WaitGroup
 	both.Go(q.readAll)
@@ -294,7 +294,8 @@ func (q *queue) room() error {
 		q.mu.Unlock()
 		switch {
 		case full && news:
-			q.log.Error("too much is unsettled, so the stream is not read on until the sink accepts something", "unsettled", q.most)
+			q.log.Error("too much is unsettled, so the stream is not read on until the sink accepts something", "unsettled",
+				q.most)
 		case news:
 			q.log.Info("there is room again, the stream is read on")
 		}
@@ -315,7 +316,7 @@ func (q *queue) takeOne(r raw) error {
 	if err != nil {
 		return q.noCloudEvent(r, err)
 	}
-	if m.to != "" && m.to != q.route.Name || m.to == "" && m.of == "" && !q.route.Terms.Bridge.Hears(m.ce.Type()) {
+	if !q.concerns(m) {
 		q.pass(r.seq)
 		return nil
 	}
@@ -341,6 +342,17 @@ func (q *queue) takeOne(r raw) error {
 	}
 	q.pend(g, m)
 	return nil
+}
+
+// concerns says whether a message may be for the sink at all. Heartbeats only say that a VM is there.
+func (q *queue) concerns(m message) bool {
+	switch {
+	case m.to != "":
+		return m.to == q.route.Name
+	case m.of != "":
+		return true
+	}
+	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
 }
 
 // wants says whether the sink is owed the message. The filter is asked of the Azure event's first change that the sink
@@ -407,7 +419,8 @@ func (q *queue) pend(g *group, m message) {
 	}
 	i := m.item(due)
 	if t, tried := g.rec.Trying[id]; tried {
-		i.Attempts, i.Next, i.Error, i.Progress, i.Batch, i.FellBack = t.Attempts, t.Next, t.Error, t.Progress, t.Batch, t.FellBack
+		i.Attempts, i.Next, i.Error, i.Progress, i.Batch, i.FellBack = t.Attempts, t.Next, t.Error, t.Progress, t.Batch,
+			t.FellBack
 	}
 	e := &entry{item: i, mark: id, group: g}
 	if q.bodies < maxBodies {
@@ -618,7 +631,8 @@ func (q *queue) letGo(r *delivery.Report) {
 		}
 		kept = append(kept, i)
 		q.meter.Failed(q.route.Name, r.Reason)
-		q.log.Error("a delivery was given up; it is kept as a dead letter", "id", i.ID, "reason", r.Reason, "err", letter.Error)
+		q.log.Error("a delivery was given up; it is kept as a dead letter", "id", i.ID, "reason", r.Reason, "err",
+			letter.Error)
 	}
 	r.Dead = kept
 }

@@ -140,5 +140,6 @@ func (b bucket) put(ctx context.Context, key string, value []byte, rev uint64) (
 func conflicts(err error) bool {
 	e, ok := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, jetstream.ErrKeyExists) || ok &&
-		(e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+		(e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+			e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }

@@ -243,8 +243,9 @@ func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, e
 			return p, missing("bucket", b.name, err)
 		}
 		if c := under.CachedInfo().Config; c.AllowDirect && c.Replicas > 1 {
-			p.notes = append(p.notes, "bucket "+b.name+" may be read from a server that lags behind, and a change may be told twice; "+
-				"forewarn relay --provision mends that")
+			p.notes = append(p.notes,
+				"bucket "+b.name+" may be read from a server that lags behind, and a change may be told twice; "+
+					"forewarn relay --provision mends that")
 		}
 	}
 	dead := deadStream(r.Stream)
@@ -253,8 +254,9 @@ func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, e
 	}
 	p.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(r.Stream), most: int(js.Conn().MaxPayload())}
 	if name, err := js.StreamNameBySubject(ctx, addressPrefix+"x.x"); err != nil || name != r.Stream {
-		p.notes = append(p.notes, fmt.Sprintf("stream %s does not take %s>, so nothing can be replayed or handed to a fallback; "+
-			"forewarn relay --provision mends that", r.Stream, addressPrefix))
+		p.notes = append(p.notes,
+			fmt.Sprintf("stream %s does not take %s>, so nothing can be replayed or handed to a fallback; "+
+				"forewarn relay --provision mends that", r.Stream, addressPrefix))
 	}
 	return p, nil
 }
@@ -365,8 +367,9 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 	keepers.Go(func() { l.keep(keeping, lost) })
 
 	q := &queue{
-		route: route, js: p.js, stream: p.stream, bucket: p.marks, dead: p.dead, log: r.Log.With("sink", route.Name), meter: r.Meter,
-		lost: lost, term: term, from: r.From, most: cmp.Or(r.Unsettled, maxUnsettled),
+		route: route, js: p.js, stream: p.stream, bucket: p.marks, dead: p.dead, log: r.Log.With("sink", route.Name),
+		meter: r.Meter,
+		lost:  lost, term: term, from: r.From, most: cmp.Or(r.Unsettled, maxUnsettled),
 	}
 	if err := openQueue(q); err != nil {
 		l.release(ctx)

@@ -87,7 +87,8 @@ func TestAnotherRelayContinuesWhereTheMarksSay(t *testing.T) {
 	f.publish(first)
 	f.hears(sink, 1)
 	stop()
-	again, news, other := a.say(t, imds.Scheduled, "vm-2"), a.say(t, imds.Started, "vm-2"), b.say(t, imds.Scheduled, "vm-1")
+	again, news, other := a.say(t, imds.Scheduled, "vm-2"), a.say(t, imds.Started, "vm-2"), b.say(t, imds.Scheduled,
+		"vm-1")
 	f.publish(again, news, other)
 	second := newRecorder()
 	f.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{route("hook", second)}})
@@ -128,7 +129,8 @@ func TestProgressAndReceiptsOutliveARelay(t *testing.T) {
 		t.Fatalf("the second relay told %q, want %q", heard, ids(started))
 	}
 	if got.Attempt < 2 || string(got.Progress) != "root posted" || string(got.Receipt) != "ts-1" {
-		t.Errorf("attempt %d with progress %q and receipt %q, want the second at least, %q and %q", got.Attempt, got.Progress,
+		t.Errorf("attempt %d with progress %q and receipt %q, want the second at least, %q and %q", got.Attempt,
+			got.Progress,
 			got.Receipt, "root posted", "ts-1")
 	}
 }
@@ -156,7 +158,8 @@ func TestNewSinkBeginsNow(t *testing.T) {
 func TestNewSinkBeginsWhereItIsTold(t *testing.T) {
 	f := newFleet(t)
 	a := eventNo(1)
-	want := []event.Event{a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"), a.say(t, imds.Vanished, "vm-1")}
+	want := []event.Event{a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"), a.say(t, imds.Vanished,
+		"vm-1")}
 	f.publish(want...)
 	sink := newRecorder()
 	f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, From: time.Now().Add(-time.Hour)})
@@ -208,10 +211,12 @@ func TestWhatIsNoCloudEventIsADeadLetterAndTheNextIsTold(t *testing.T) {
 			f.publishRaw("forewarn.events.e", structured, []byte(`{"specversion":"1.0","type":"a","source":"b"}`))
 		},
 		"a strange time": func() {
-			f.publishRaw("forewarn.events.f", nats.Header{"ce-specversion": {"1.0"}, "ce-id": {"1"}, "ce-type": {"a"}, "ce-source": {"b"}, "ce-time": {"noon"}}, nil)
+			f.publishRaw("forewarn.events.f", nats.Header{"ce-specversion": {"1.0"}, "ce-id": {"1"}, "ce-type": {"a"},
+				"ce-source": {"b"}, "ce-time": {"noon"}}, nil)
 		},
 		"a strange value": func() {
-			f.publishRaw("forewarn.events.g", nats.Header{"ce-specversion": {"1.0"}, "ce-id": {"%zz"}, "ce-type": {"a"}, "ce-source": {"b"}}, nil)
+			f.publishRaw("forewarn.events.g", nats.Header{"ce-specversion": {"1.0"}, "ce-id": {"%zz"}, "ce-type": {"a"},
+				"ce-source": {"b"}}, nil)
 		},
 	}
 	for _, publish := range bad {
@@ -256,8 +261,9 @@ func TestBinaryAndStructuredMessagesAreTheSame(t *testing.T) {
 	for name, value := range map[string]string{
 		"specversion": "1.0", "id": two.ID(), "type": two.Type(), "source": two.Source(), "subject": two.Subject(),
 		"time": two.Time().Format(time.RFC3339Nano), "dataschema": two.DataSchema(), "datacontenttype": "application/json",
-		"azeventtype": "Reboot", "severitynumber": "17", "severitytext": "ERROR", "azduration": "-1", "observer": "vm%20%C3%BC%25",
-		"azself": "false",
+		"azeventtype": "Reboot", "severitynumber": "17", "severitytext": "ERROR", "azduration": "-1",
+		"observer": "vm%20%C3%BC%25",
+		"azself":   "false",
 	} {
 		h["ce-"+name] = []string{value}
 	}

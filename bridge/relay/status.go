@@ -15,14 +15,16 @@ func (r *Relay) Status() bridge.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := bridge.Status{
-		Version: r.Version, StartedAt: r.began.UTC(), Reasons: []string{}, Warnings: slices.Concat(r.Warnings(), r.notes, r.otherSettings()),
+		Version: r.Version, StartedAt: r.began.UTC(), Reasons: []string{}, Warnings: slices.Concat(r.Warnings(), r.notes,
+			r.otherSettings()),
 		Events: r.fleet.open(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
 		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
 		Outbox: bridge.OutboxStatus{Durable: r.down == nil},
 	}
 	s.Relay.VMs = r.fleet.machines()
 	for _, p := range r.peers {
-		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash, Seen: p.Seen})
+		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash,
+			Seen: p.Seen})
 	}
 	if r.down != nil {
 		s.Reasons = append(s.Reasons, r.down.Error())
@@ -67,7 +69,8 @@ const soon = 15 * time.Minute
 
 // sinkStatus is that of one route, and why it keeps the relay from being ready. mu is held.
 func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStatus, reasons []string) {
-	k = bridge.SinkStatus{Name: route.Name, Kind: route.Kind, State: bridge.SinkStandby, DeadLetters: r.letters[route.Name]}
+	k = bridge.SinkStatus{Name: route.Name, Kind: route.Kind, State: bridge.SinkStandby,
+		DeadLetters: r.letters[route.Name]}
 	s := r.serving[route.Name]
 	if s == nil {
 		return k, nil

@@ -45,14 +45,16 @@ func (r raw) message() (message, error) {
 // is done. It never leaves a message out: what a lost connection may have taken is an error.
 //
 // jetstream's ordered consumer does the same, but while a stream is gone it waits for it and hears of no context.
-func follow(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, f func(raw) error) error {
+func follow(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
+	f func(raw) error) error {
 	wrong := func(err error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		return fmt.Errorf("read stream %s: %w", stream, err)
 	}
-	from.AckPolicy, from.MemoryStorage, from.Replicas, from.InactiveThreshold = jetstream.AckNonePolicy, true, 1, unreadFor
+	from.AckPolicy, from.MemoryStorage, from.Replicas, from.InactiveThreshold = jetstream.AckNonePolicy, true, 1,
+		unreadFor
 	opening, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	consumer, err := js.CreateConsumer(opening, stream, from)
@@ -104,7 +106,8 @@ func since(at time.Time) jetstream.ConsumerConfig {
 var errEnough = errors.New("enough")
 
 // until reads the messages since a time up to the one that was the last when it was asked.
-func until(ctx context.Context, js jetstream.JetStream, stream string, info *jetstream.StreamInfo, at time.Time, f func(raw)) error {
+func until(ctx context.Context, js jetstream.JetStream, stream string, info *jetstream.StreamInfo, at time.Time,
+	f func(raw)) error {
 	if info.State.Msgs == 0 || info.State.LastTime.Before(at) {
 		return nil
 	}

@@ -54,7 +54,8 @@ with --provision=only the command ends there.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return p.relay(c.Context(), f) },
 	})
-	c.Flags().StringVar(&f.from, "from", "", "new sinks begin at this time, or this long ago, such as 2026-11-21T04:00:00Z or 2h")
+	c.Flags().StringVar(&f.from, "from", "",
+		"new sinks begin at this time, or this long ago, such as 2026-11-21T04:00:00Z or 2h")
 	c.Flags().StringVar(&f.provision, "provision", "", "create or change the stream and its buckets first; only: and end")
 	c.Flags().Lookup("provision").NoOptDefVal = "true"
 	c.Flags().Lookup("output").Usage = "with --provision: form of the plan, text or json"
@@ -71,7 +72,8 @@ func (f relayFlags) since(now time.Time) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, f.from)
 	if err != nil {
-		return at, exit(exitUsage, fmt.Errorf("--from %s: expected a time such as 2026-11-21T04:00:00Z, or a duration such as 2h", f.from))
+		return at, exit(exitUsage,
+			fmt.Errorf("--from %s: expected a time such as 2026-11-21T04:00:00Z, or a duration such as 2h", f.from))
 	}
 	return at, nil
 }
@@ -223,7 +225,8 @@ func (p *program) provision(ctx context.Context, s *settings.Settings) error {
 	return nil
 }
 
-// connectToStream reports whether the servers, the stream and what a relay keeps beside it are there. It changes nothing.
+// connectToStream reports whether the servers, the stream and what a relay keeps beside it are there. It changes
+// nothing.
 func (p *program) connectToStream(ctx context.Context, s *settings.Settings) connectResult {
 	ctx, cancel := context.WithTimeoutCause(ctx, connectTimeout, fmt.Errorf("no answer within %v", connectTimeout))
 	defer cancel()

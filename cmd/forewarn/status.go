@@ -320,7 +320,8 @@ func relayText(s bridge.Status, heard time.Time, zone *time.Location) string {
 		case !v.NotBefore.IsZero():
 			when = bridge.ClockTime(v.NotBefore, heard, zone)
 		}
-		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", wording.Printable(v.Name), orDash(v.Set), orDash(v.Group), last,
+		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", wording.Printable(v.Name), orDash(v.Set),
+			orDash(v.Group), last,
 			wording.Printable(event), when))
 	}
 	b.WriteString(table(rows, make([]string, len(shown))))

@@ -63,7 +63,8 @@ func (l Loader) relay(doc *document, s *Settings) {
 		{"domain", r.Domain == "" || streamName.MatchString(r.Domain), "letters, digits, dashes and underscores"},
 		{"provision.replicas", p.Replicas >= 0 && p.Replicas <= 5, "1 to 5"},
 		{"provision.max_age", p.MaxAge >= 0, "a time after which messages are deleted, or none"},
-		{"provision.duplicates", p.Duplicates >= 0 && (p.MaxAge == 0 || p.Duplicates <= p.MaxAge), "a time no longer than max_age"},
+		{"provision.duplicates", p.Duplicates >= 0 && (p.MaxAge == 0 || p.Duplicates <= p.MaxAge),
+			"a time no longer than max_age"},
 	} {
 		if !check.ok {
 			e, _ := section.value.find(check.key)
@@ -113,6 +114,8 @@ func relaySink(doc *document, n *node) error {
 
 // ErrIsRelay and ErrNoRelay are returned for a file of the other kind.
 var (
-	ErrIsRelay = errors.New("these are the settings of a relay, because they have nats in place of imds; start it with forewarn relay")
-	ErrNoRelay = errors.New("these settings have no section nats, which names the servers and the stream that a relay reads")
+	ErrIsRelay = errors.New("these are the settings of a relay, because they have nats in place of imds; " +
+		"start it with forewarn relay")
+	ErrNoRelay = errors.New("these settings have no section nats, which names the servers and the stream " +
+		"that a relay reads")
 )
