@@ -284,7 +284,7 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "username: x":                                             {"username", "needs password"},
 		at + "password: x":                                             {"password", "needs username"},
 		at + "token: x\ntoken_env: X":                                  {"token_env", "only one of them"},
-		at + "creds_file: " + seed:                                     {"creds_file", "holds no user JWT"},
+		at + "creds_file: " + seed:                                     {"creds_file", "has no user JWT"},
 		at + "creds_file: /nowhere":                                    {"creds_file", noSuchFile.Error()},
 		at + "nkey_file: " + writeFile(t, "nkey", "hello"):             {"nkey_file", "holds no seed"},
 		at + "tls: {cert_file: x}":                                     {"tls.cert_file", "needs key_file"},
