@@ -307,18 +307,21 @@ func (o *oracle) unsettled(was taken, now int) bool {
 	return end.ended.at-was.at < ahead || o.ill(was.at, end.ended.at)
 }
 
-// returned says whether a route was away for more than a day in between, and so counts as new.
+// returned says whether a route was away for more than a day in between, by the machine's clock, and so counts as new.
 func (o *oracle) returned(r routePlan, from, to time.Duration) bool {
-	var gone time.Duration = -1
+	var gone *fact
 	for _, s := range o.setups {
-		there := slices.ContainsFunc(s.routes, func(x routePlan) bool { return x.name == r.name })
+		there := hasRoute(s.routes, r.name)
 		switch {
-		case there && gone >= 0 && s.at-gone > 23*time.Hour && s.at > from && s.at < to:
-			return true
+		case there && gone != nil && s.at > from && s.at <= to:
+			if max(s.at-gone.at, s.clock.Round(0).Sub(gone.clock.Round(0))) > 23*time.Hour {
+				return true
+			}
+			gone = nil
 		case there:
-			gone = -1
-		case gone < 0:
-			gone = s.at
+			gone = nil
+		case gone == nil:
+			gone = &s.fact
 		}
 	}
 	return false
