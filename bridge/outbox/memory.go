@@ -17,8 +17,7 @@ type memory struct {
 	owner    string // vmId
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
-	was      Stored            // until it is asked for
-	short    map[string]string // see shared
+	was      Stored // until it is asked for
 	groups   map[string]*group
 	messages map[uint64]*message
 	routes   map[string]*route
@@ -156,9 +155,6 @@ type mark struct {
 	times int32
 }
 
-// maxShort is how long the ends of ids are that recur, such as -scheduled.
-const maxShort = 10
-
 type receipt struct {
 	route string
 	value []byte
@@ -166,7 +162,7 @@ type receipt struct {
 
 func newMemory() memory {
 	return memory{
-		values: map[string][]byte{}, short: map[string]string{}, groups: map[string]*group{},
+		values: map[string][]byte{}, groups: map[string]*group{},
 		messages: map[uint64]*message{}, routes: map[string]*route{}, held: map[*entry]bool{},
 	}
 }
@@ -303,7 +299,7 @@ func (g *group) mark(id, name string) int {
 
 func (m *memory) setMark(id string, to Mark) {
 	g := m.group(to.Group)
-	now := mark{m.shared(strings.TrimPrefix(id, to.Group)), to.At.UnixNano(), int32(to.Times)}
+	now := mark{strings.Clone(strings.TrimPrefix(id, to.Group)), to.At.UnixNano(), int32(to.Times)}
 	if at := g.mark(id, to.Group); at < 0 {
 		g.marks = slices.Concat(g.marks, []mark{now})
 	} else {
@@ -317,17 +313,6 @@ func (g *group) remembers(since time.Time) {
 	if g.latest == nil {
 		g.over = later(g.over, since)
 	}
-}
-
-// shared is the string without what it is part of, and the same one each time if it is short, because such recur.
-func (m *memory) shared(s string) string {
-	kept, ok := m.short[s]
-	if !ok {
-		if kept = strings.Clone(s); len(s) <= maxShort {
-			m.short[kept] = kept
-		}
-	}
-	return kept
 }
 
 // open gives back what setMark took.
