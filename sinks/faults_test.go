@@ -151,6 +151,7 @@ type faults struct {
 	on     bool
 	did    map[string]int
 	taken  map[string][]*taking // by recipient, in order
+	story  []string             // of attempts, and of what was taken
 }
 
 // A taking is that a recipient took a CloudEvent.
@@ -189,10 +190,25 @@ func (f *faults) took(w *wire, recipient, id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t := &taking{id: id, lost: w != nil}
+	f.tell("%s took %s", recipient, id)
 	f.taken[recipient] = append(f.taken[recipient], t)
 	if w != nil {
 		w.open = append(w.open, t)
 	}
+}
+
+// tell adds to the story. The caller holds mu.
+func (f *faults) tell(format string, args ...any) {
+	f.story = append(f.story, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+// about is what the story says about an event at a destination.
+func (f *faults) about(event string, d destination) string {
+	lines := slices.DeleteFunc(slices.Clone(f.story), func(line string) bool {
+		to := func(name string) bool { return strings.Contains(line, " "+name+" t") }
+		return !strings.Contains(line, event) || !to(d.name) && !slices.ContainsFunc(d.recipients, to)
+	})
+	return strings.Join(lines, "\n")
 }
 
 // answered notes that the answer for all that was taken on a connection has left.
@@ -225,6 +241,14 @@ type witness struct {
 func (w witness) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	began := time.Now()
 	answer, err := w.Sink.Deliver(ctx, batch)
+	var ids []string
+	for _, d := range batch {
+		ids = append(ids, fmt.Sprintf("%s (attempt %d, progress %q)", d.Event.ID(), d.Attempt, d.Progress))
+	}
+	w.f.mu.Lock()
+	w.f.tell("%s tried %s for %v: %q, progress %q, %v", w.to.name, strings.Join(ids, ", "), time.Since(began).Round(time.Millisecond),
+		answer.Status, answer.Progress, err)
+	w.f.mu.Unlock()
 	if err != nil && w.timeout > 0 && time.Since(began) >= w.timeout {
 		w.f.mu.Lock()
 		defer w.f.mu.Unlock()
@@ -355,9 +379,9 @@ func (f *faults) check(box *outbox.Outbox, destinations []destination) {
 				case !ok:
 					t.Errorf("%s took %q, which is no CloudEvent that was owed", to, took.id)
 				case again && !before.lost:
-					t.Errorf("%s got %s again, as number %d, though it had it and had said so", to, took.id, i+1)
+					t.Errorf("%s got %s again, as number %d, though it had it and had said so\n%s", to, took.id, i+1, f.about(o.event, d))
 				case o.seq < latest[o.event] && !(again && Kinds[d.kind].Terms.Batch > 1): // a batch is sent again as a whole
-					t.Errorf("%s got %s after a later change of the event", to, took.id)
+					t.Errorf("%s got %s after a later change of the event\n%s", to, took.id, f.about(o.event, d))
 				}
 				if again {
 					repeats++
@@ -497,6 +521,13 @@ func (w *wire) Close() error {
 	delete(w.gate.wires, w)
 	w.gate.mu.Unlock()
 	return w.Conn.Close()
+}
+
+// closed says whether this end is closed, as by a restart.
+func (w *wire) closed() bool {
+	w.gate.mu.Lock()
+	defer w.gate.mu.Unlock()
+	return !w.gate.wires[w]
 }
 
 // reset ends a connection as a machine does that is switched off.
@@ -739,6 +770,9 @@ func (p *parcel) Data(r io.Reader) error {
 		return busy
 	case fault == "slow dot":
 		time.Sleep(p.office.f.hang(60 * time.Second))
+		if p.wire.closed() {
+			return busy
+		}
 	}
 	plain := strings.NewReplacer("=\r\n", "").Replace(string(raw))
 	text, _, _ := strings.Cut(plain, "text/html")
