@@ -156,12 +156,10 @@ func New(o Options) *Bridge {
 	return b
 }
 
-// takeUp merges an outbox's file that became readable late. As at a start, it waits first until it is known whether a
-// backlog belongs to this VM.
+// takeUp merges an outbox's file that became readable late. As at a start, it waits first until it is known whether the
+// file is this machine's.
 func (b *Bridge) takeUp() {
-	if b.Outbox.Totals().Pending > 0 {
-		b.awaitName(context.Background())
-	}
+	b.awaitName(context.Background())
 	b.remember()
 }
 

@@ -387,16 +387,19 @@ func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 		claim   string
 		vm      string
 		unknown time.Duration
+		down    error // that the sink answered before
 		want    string
 	}{
-		{"it is this machine's", "", 6 * time.Second, idA + "-scheduled"},
-		{"it is another's", "vm-1", 6 * time.Second, ""},
-		{"nobody can say", "", time.Minute, idA + "-scheduled"},
+		{"it is this machine's", "", 6 * time.Second, errDown, idA + "-scheduled"},
+		{"it is another's", "vm-1", 6 * time.Second, errDown, ""},
+		{"nobody can say", "", time.Minute, errDown, idA + "-scheduled"},
+		{"it is this machine's, and only an end is to be told", "", 6 * time.Second, nil, idA + "-vanished"},
+		{"it is another's, and only an end would be to be told", "vm-1", 6 * time.Second, nil, ""},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {
-				down, e := &ear{answer: always(errDown)}, &ear{}
-				b := s.start(down.all("a"))
+				before, e := &ear{answer: always(tt.down)}, &ear{}
+				b := s.start(before.all("a"))
 				s.reboot(idA)
 				pause(3 * time.Second)
 				s.vm = tt.vm

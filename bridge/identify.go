@@ -134,7 +134,7 @@ func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
 func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	began := time.Now()
 	limit := nameForFirst
-	if b.Outbox.Owner() != "" && b.events.count()+b.Outbox.Totals().Pending > 0 {
+	if b.Outbox.Owner() != "" && len(b.Outbox.Groups())+b.Outbox.Totals().Pending > 0 {
 		limit = nameForBacklog
 	}
 	select {
