@@ -53,7 +53,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	}
 	has, err := strconv.Atoi(string(number))
 	o.mu.Lock()
-	ours := o.owner
+	foreign := o.foreignTo(owner)
 	o.mu.Unlock()
 	switch {
 	case number == nil: // it is new
@@ -65,9 +65,8 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	case has > format:
 		return false, fmt.Errorf("%w: %s has format %d and this one reads up to %d; install the newer version again, "+
 			"or set another state directory", errNewer, o.path, has, format)
-	case ours != "" && owner != nil && !strings.EqualFold(string(owner), ours):
-		return false, fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner,
-			ours)
+	case foreign != nil:
+		return false, foreign
 	}
 	var all []Write
 	if has < format {
@@ -82,9 +81,19 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	if all, err = o.read(all); err != nil {
 		return false, err
 	}
-	o.load(all)
+	if err := o.load(all, owner); err != nil {
+		return false, err
+	}
 	o.known = true
 	return true, unwritable
+}
+
+// foreignTo is an error that wraps errForeign if a file of that owner is another VM's. mu is held.
+func (m *memory) foreignTo(owner []byte) error {
+	if m.owner == "" || owner == nil || strings.EqualFold(string(owner), m.owner) {
+		return nil
+	}
+	return fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner, m.owner)
 }
 
 // read gives what the storage holds after the writes, but for CloudEvents and what became of deliveries of those that
@@ -113,8 +122,12 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 
 // load takes what a file holds into memory. The file may come late, or again: what memory knows, and what waits to be
 // written, is newer. A record that can't be understood doesn't hide the others.
-func (o *Outbox) load(all []Write) {
+func (o *Outbox) load(all []Write, owner []byte) error {
 	o.mu.Lock()
+	if err := o.foreignTo(owner); err != nil { // that became known while the file was read
+		o.mu.Unlock()
+		return err
+	}
 	newer := change{memory: &o.memory, writes: records{}}
 	newer.writeAll()
 	maps.Copy(newer.writes, o.waiting)
@@ -149,6 +162,7 @@ func (o *Outbox) load(all []Write) {
 	for at, err := range bad {
 		o.log.Error("cannot read a record of the outbox", "bucket", at.bucket, "key", at.key, "err", err)
 	}
+	return nil
 }
 
 // raise takes in a mark of a late file that memory has too: the id was used as often as the file says, at least, or it

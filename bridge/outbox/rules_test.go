@@ -792,10 +792,40 @@ func TestAFileOfNobodyIsTakenOver(t *testing.T) {
 	})
 }
 
-// lateStorage cannot be opened while it is away.
+// Whose the file is may become known while it is read. One that is another machine's is set aside all the same.
+func TestAFileThatTurnsOutToBeForeignIsSetAside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		o.Own("vm-0")
+		mustAdd(t, o, "A", "scheduled", "a")
+		o.Close()
+		late := &lateStorage{Storage: diskOf(d.batches)}
+		late.away.Store(true)
+		o = open(t, t.TempDir(), outbox.Options{Storage: late})
+		late.read = func() { o.Own("vm-1") }
+		late.away.Store(false)
+		time.Sleep(10 * time.Second)
+		want(t, "pending", pending(o, "a"))
+		if len(o.Groups()) != 0 || o.Owner() != "vm-1" {
+			t.Errorf("of %q it has %v", o.Owner(), o.Groups())
+		}
+		o.Close()
+	})
+}
+
+// lateStorage cannot be opened while it is away. Something may happen while it is read.
 type lateStorage struct {
 	outbox.Storage
 	away atomic.Bool
+	read func()
+}
+
+func (s *lateStorage) Walk(bucket, from string, visit func(key string, value []byte) error) error {
+	if s.read != nil {
+		s.read()
+	}
+	return s.Storage.Walk(bucket, from, visit)
 }
 
 func (s *lateStorage) Open() (bool, error) {
