@@ -82,6 +82,8 @@ func command() {
 //	nats [FILE]                          start a server with JetStream, with that configuration; $NATS is its address
 //	exits CODE COMMAND ARGS …            the command ends with this exit code
 //	pause DURATION                       let some time pass
+//	hold FILE alone|read                 have a file open as other programs on Windows do: for nobody else, or for readers
+//	                                     and writers but not for renaming; release lets go of it
 //	get PORT/PATH STATUS REGEXP          what is answered over HTTP (waits for it)
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -99,7 +101,8 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"azure": azureVerb, "hook": hookVerb, "hears": hearsVerb, "tried": triedVerb, "logged": loggedVerb,
 			"approvals": approvalsVerb, "polls": pollsVerb, "settings": settingsVerb, "exits": exitsVerb, "get": getVerb,
-			"start": startVerb, "signal": signalVerb, "pause": pauseVerb, "nats": natsVerb,
+			"start": startVerb, "signal": signalVerb, "pause": pauseVerb,
+			"hold": holdVerb, "release": releaseVerb, "nats": natsVerb,
 		},
 	})
 }
@@ -112,6 +115,7 @@ type setting struct {
 	azure   *imdstest.Running
 	hook    *receiver
 	running map[string]*exec.Cmd
+	held    io.Closer
 	ends    []func() // of what a verb started
 }
 
@@ -156,6 +160,7 @@ func setUp(e *testscript.Env) error {
 		return err
 	}
 	e.Setenv("FOREWARN", program)
+	e.Setenv("LONG", strings.Repeat(strings.Repeat("long", 15)+string(filepath.Separator), 4)+"end")
 	e.Setenv("CONTROL", controlPath(e.WorkDir))
 	for name, word := range map[string]string{
 		"STAT": statCall, "NO_SUCH_FILE": noSuchFile.Error(), "NO_SUCH_PATH": noSuchPath.Error(),
@@ -292,6 +297,15 @@ func pollsVerb(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func pauseVerb(ts *testscript.TestScript, _ bool, args []string) { time.Sleep(duration(ts, args[0])) }
+
+func holdVerb(ts *testscript.TestScript, _ bool, args []string) {
+	f, err := holdFile(ts.MkAbs(args[0]), args[1] == "alone")
+	ts.Check(err)
+	in(ts).held = f
+	ts.Defer(func() { f.Close() })
+}
+
+func releaseVerb(ts *testscript.TestScript, _ bool, _ []string) { ts.Check(in(ts).held.Close()) }
 
 func settingsVerb(ts *testscript.TestScript, _ bool, args []string) {
 	text := os.Expand(ts.ReadFile(args[0]), ts.Getenv)

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +28,9 @@ const tellsSecrets = `[/bin/sh, -c, 'echo "$T $U"; exit 1']`
 
 // controlPath is a place for the control socket.
 func controlPath(dir string) string { return filepath.Join(dir, "fw.sock") }
+
+// holdFile is for Windows: here an open file keeps nobody out.
+func holdFile(string, bool) (io.Closer, error) { return nil, errors.ErrUnsupported }
 
 // signals are those of the stories. A stopped process is what a frozen machine looks like from inside.
 var signals = map[string]syscall.Signal{

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,6 +34,23 @@ const tellsSecrets = `['C:/windows/system32/cmd.exe', /c, 'echo %T% %U%& exit 1'
 // controlPath is a place for the control socket, which is a named pipe.
 func controlPath(dir string) string {
 	return `\\.\pipe\` + filepath.Base(filepath.Dir(dir)) + filepath.Base(dir)
+}
+
+// holdFile opens a file and lets nobody else do so, or nobody rename or delete it.
+func holdFile(path string, alone bool) (io.Closer, error) {
+	share := uint32(windows.FILE_SHARE_READ | windows.FILE_SHARE_WRITE)
+	if alone {
+		share = 0
+	}
+	name, err := windows.UTF16PtrFromString(path)
+	if err != nil {
+		return nil, err
+	}
+	h, err := windows.CreateFile(name, windows.GENERIC_READ, share, nil, windows.OPEN_EXISTING, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(h), path), nil
 }
 
 // signalProcess does to a process what comes nearest to the signal: Ctrl-C for those that end it, and Windows' own way to
