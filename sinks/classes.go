@@ -6,18 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"reflect"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"forewarn/bridge/delivery"
 )
 
-// classOfStatus says what an HTTP status other than 2xx means: delivery.ErrRejected, delivery.ErrBlocked, or nil for
-// try again.
+// classOfStatus returns the class of an HTTP status other than 2xx: delivery.ErrRejected, delivery.ErrBlocked, or nil
+// if a retry can help.
 func classOfStatus(status int) error {
 	switch {
 	case oneOf(status, 408, 425, 429), status >= 500, status < 300:
@@ -28,8 +25,8 @@ func classOfStatus(status int) error {
 	return delivery.ErrRejected
 }
 
-// classOfFailure says what it means that there was no answer: delivery.ErrBlocked for a name that does not exist and
-// for certificates that one side does not accept, else nil for try again.
+// classOfFailure returns the class of a request without an answer: delivery.ErrBlocked if the name does not exist or
+// one side does not accept the other's certificate, else nil, as a retry can help.
 func classOfFailure(err error) error {
 	if errors.Is(err, delivery.ErrBlocked) {
 		return delivery.ErrBlocked
@@ -55,7 +52,8 @@ var lastingAlerts = []uint64{
 	112, 116, // unrecognized_name, certificate_required
 }
 
-// alertOf is the TLS alert that the other side sent. Package tls keeps its type to itself, but not its number.
+// alertOf returns the TLS alert that the other side sent. Package tls does not export the alert's type, so its number
+// is read by reflection.
 func alertOf(err error) (uint64, bool) {
 	e, ok := errors.AsType[*net.OpError](err)
 	for ok && e.Op != "remote error" {
@@ -71,48 +69,15 @@ func alertOf(err error) (uint64, bool) {
 	return v.Uint(), true
 }
 
-// maxRetryAfter is more than anybody waits; it keeps large numbers from overflowing.
-const maxRetryAfter = 365 * 24 * time.Hour
-
-// retryAfter reads a Retry-After, in seconds or as a date, for an answer sent at a time. What cannot be read, and what
-// is not in the future, is no wish.
-func retryAfter(value string, sent time.Time) (time.Duration, bool) {
-	value = strings.TrimSpace(value)
-	if value == "" {
-		return 0, false
-	}
-	if strings.Trim(value, "0123456789") == "" {
-		seconds, err := strconv.ParseInt(value, 10, 64)
-		if err != nil || seconds > int64(maxRetryAfter/time.Second) {
-			return maxRetryAfter, true
-		}
-		return time.Duration(seconds) * time.Second, seconds > 0
-	}
-	at, err := http.ParseTime(value)
-	if err != nil {
-		return 0, false
-	}
-	after := min(at.Sub(sent), maxRetryAfter)
-	return max(after, 0), after > 0
-}
-
-// sentAt is when an answer was sent by the destination's clock, so that ours need not be right.
-func sentAt(h http.Header) time.Time {
-	if at, err := http.ParseTime(h.Get("Date")); err == nil {
-		return at
-	}
-	return time.Now()
-}
-
 func oneOf[T comparable](v T, values ...T) bool { return slices.Contains(values, v) }
 
-// noAnswer is the error that ctx ended before there was an answer.
+// noAnswer returns the error for a ctx that ended before there was an answer.
 func noAnswer(ctx context.Context, from string) error {
 	return fmt.Errorf("no answer from %s: %w", from, context.Cause(ctx))
 }
 
-// ended reports whether ctx is why something failed. Its deadline is also that of a connection, whose clock may strike
-// first.
+// ended reports whether something failed because ctx ended. A connection has the same deadline and can time out a
+// moment earlier; ended then waits for ctx.
 func ended(ctx context.Context) bool {
 	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
 		<-ctx.Done()
