@@ -12,10 +12,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -337,7 +339,11 @@ func TestOnlyAWholeDocumentIsOneOverOddConnections(t *testing.T) {
 		}
 		l.Close()
 		p := client(t, "http://"+l.Addr().String()).Poll(t.Context(), "")
-		wantPoll(t, p, PollRetry, "connection refused")
+		want := "connection refused"
+		if runtime.GOOS == "windows" {
+			want = syscall.Errno(10061).Error() // WSAECONNREFUSED, in its own words
+		}
+		wantPoll(t, p, PollRetry, want)
 		if strings.Contains(p.Err.Error(), "api-version") {
 			t.Errorf("the error repeats the address: %v", p.Err)
 		}

@@ -93,6 +93,20 @@ func works(t *testing.T, dir string, o *outbox.Outbox) {
 	again.Close()
 }
 
+// lastingDir is a directory for a damaged file. The file stays mapped until the program ends, and Windows removes none
+// that is.
+func lastingDir(t *testing.T) string {
+	t.Helper()
+	if runtime.GOOS != "windows" {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp("", "outbox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // However the file is damaged while nobody has it open: the program doesn't end, and either all is still there, or the
 // file is set aside under a name with its date, an error is logged, and the outbox works again.
 func TestADamagedFileIsReadOrSetAside(t *testing.T) {
@@ -143,7 +157,7 @@ func TestADamagedFileIsReadOrSetAside(t *testing.T) {
 }
 
 func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
-	dir := t.TempDir()
+	dir := lastingDir(t)
 	if err := os.WriteFile(filepath.Join(dir, "outbox.db"), data, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +182,7 @@ func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
 // anything, such as a power cut.
 func TestAFileThatEndsTheProgramIsSetAside(t *testing.T) {
 	for starts, aside := range map[int]int{1: 0, 2: 0, 3: 1} {
-		dir := t.TempDir()
+		dir := lastingDir(t)
 		before := used(t, dir)
 		if err := os.WriteFile(filepath.Join(dir, "outbox.db.opening"), bytes.Repeat([]byte("."), starts),
 			0o600); err != nil {
