@@ -16,11 +16,14 @@ const remindAtLeast = time.Minute
 const remindAgain = 10 * time.Minute
 
 // remind sends the reminders that are due, once for each lead of a route. It looks at the events only when the next
-// reminder is due or something has changed.
+// reminder is due or something has changed, and after a start not before the first poll: an event may be over by now.
 func (b *Bridge) remind(now time.Time) {
+	b.mu.Lock()
+	polled := !b.imds.turned.IsZero()
+	b.mu.Unlock()
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
-	if b.nextReminder.After(now) {
+	if !polled || b.nextReminder.After(now) {
 		return
 	}
 	s := b.changeContext(observation{now: now})

@@ -214,6 +214,36 @@ func TestWhatWaitsForItsLeadGivesWay(t *testing.T) {
 	})
 }
 
+// After a start nobody is reminded of an event that is over by then, though the first answer waits for the VM's name.
+func TestAfterAStartRemindersWaitForTheFirstPoll(t *testing.T) {
+	for _, over := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			route := e.reminds("chat", 30*time.Minute)
+			b := s.start(route)
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, 50*time.Minute)
+			pause(15 * time.Minute)
+			b.end()
+			if over {
+				s.azure.End(idA)
+			}
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: time.Hour})
+			pause(10 * time.Minute)
+			b = s.start(route)
+			pause(time.Minute)
+			want := "scheduled reminder"
+			if over {
+				want = "scheduled vanished"
+			}
+			if got := strings.Join(e.types(), " "); got != want {
+				t.Errorf("over %v: told %s, want %s", over, got, want)
+			}
+			b.end()
+		})
+	}
+}
+
 // A lead counts as well for what waited for the VM's name: what became of the event meanwhile is known by then.
 func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
 	const lead = 10 * time.Minute

@@ -37,7 +37,9 @@ func (b *Bridge) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		wait := w.poll(ctx)
-		b.turned(&b.imds.turned)
+		if wait > 0 { // else the document is asked for again at once
+			b.turned(&b.imds.turned)
+		}
 		b.Turned()
 		slow.Stop() // the first poll has ended, and has logged its error
 		select {
