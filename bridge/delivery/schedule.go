@@ -17,13 +17,13 @@ const (
 	maxRetryAfter = time.Hour
 )
 
-// waits are how long to wait after the first, second, … attempt that failed; the last one stays.
+// waits are the waits after the first, second, … failed attempt; the last holds for all further ones.
 var waits = []time.Duration{
 	1 * time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 15 * time.Second, 30 * time.Second,
 	60 * time.Second, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute,
 }
 
-// backoff is the wait after so many failures, with full jitter: a random part of it.
+// backoff returns the wait after so many failures, with full jitter: a random part of the wait.
 func backoff(failures int, random float64) time.Duration {
 	return time.Duration(random * float64(waits[min(failures, len(waits))-1]))
 }
@@ -65,7 +65,7 @@ type attempt struct {
 	began      time.Time
 }
 
-// all are the items that the attempt is about.
+// all returns the items of the attempt: those of its batch and the older ones that they stand for.
 func (a attempt) all() []*Item { return slices.Concat(a.superseded, a.batch) }
 
 func newSchedule(t Terms) *schedule {
@@ -127,7 +127,7 @@ func (s *schedule) take(l *lane, seq uint64) {
 	}
 }
 
-// leaveBatch forgets that the lane is part of the item's batch.
+// leaveBatch takes the lane out of the item's batch.
 func (s *schedule) leaveBatch(i *Item, l *lane) {
 	if i.Batch == 0 {
 		return
@@ -138,7 +138,7 @@ func (s *schedule) leaveBatch(i *Item, l *lane) {
 	}
 }
 
-// place files the lane by what it holds and waits for. It is called whenever either changes.
+// place files the lane in the heaps by its items and times. Call it whenever either changes.
 func (s *schedule) place(l *lane, now time.Time) {
 	for l.arrived < len(l.items) && !l.arrival().After(now) {
 		s.arrive(l, l.items[l.arrived], now)
@@ -165,7 +165,7 @@ func (s *schedule) place(l *lane, now time.Time) {
 	}
 }
 
-// idle says whether the lane has something that may be attempted, now or when its wait is over.
+// idle reports whether no attempt of the lane is under way and it has an item to attempt, now or after its wait.
 func (s *schedule) idle(l *lane) bool {
 	return l.arrived > 0 && !l.busy && !(s.stopping && l.failures > 0)
 }
@@ -186,8 +186,8 @@ func (s *schedule) advance(now time.Time) {
 	}
 }
 
-// attempt begins the next attempt. When there is none to make now, its batch is empty, and wake says when to ask again;
-// zero for when something changes.
+// attempt begins the next attempt. If none is to be made now, its batch is empty and wake is the time to call again;
+// zero means after the next change.
 func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 	s.advance(now)
 	first := s.first(now)
@@ -205,12 +205,12 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 	return a, time.Time{}
 }
 
-// full reports whether no more attempts may be under way.
+// full reports whether as many attempts are under way as may be.
 func (s *schedule) full() bool {
 	return len(s.underWay) >= max(1, s.terms.Parallel) || s.blocked && len(s.underWay) > 0
 }
 
-// first is the lane to attempt next, nil when none may be attempted now.
+// first returns the lane to attempt next, nil if none may be attempted now.
 func (s *schedule) first(now time.Time) *lane {
 	if s.full() || s.floor.After(now) || s.stopping && s.blocked {
 		return nil
@@ -230,7 +230,7 @@ func (s *schedule) first(now time.Time) *lane {
 	return s.turn(now)
 }
 
-// turn is the lane whose turn it is for a probe. It looks at every lane, once a minute.
+// turn returns the lane whose turn it is for a probe. It looks at every lane, but runs only once a minute.
 func (s *schedule) turn(now time.Time) (next *lane) {
 	for _, lanes := range [][]*lane{s.ready.lanes, s.waiting.lanes} {
 		for _, l := range lanes {
@@ -242,7 +242,7 @@ func (s *schedule) turn(now time.Time) (next *lane) {
 	return next
 }
 
-// planned is when the lane's turn comes if it is not urgent.
+// planned returns the time of the lane's next attempt if it is not urgent.
 func (s *schedule) planned(l *lane) time.Time {
 	if s.blocked {
 		return s.probe
@@ -250,7 +250,7 @@ func (s *schedule) planned(l *lane) time.Time {
 	return l.next
 }
 
-// wake is when there may be something to do, if nothing else changes.
+// wake returns the time of the next call to attempt if nothing changes before.
 func (s *schedule) wake(now time.Time) (at time.Time) {
 	if !s.full() && !(s.stopping && s.blocked) {
 		switch {
@@ -355,7 +355,7 @@ func (s *schedule) accept(a attempt, now time.Time) {
 	}
 }
 
-// discard notes that the attempt's items are given up, whatever the route is worth.
+// discard ends an attempt whose items become dead letters. It says nothing about the state of the route.
 func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 	for _, l := range a.lanes {
 		s.succeed(l)
@@ -363,8 +363,9 @@ func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 	s.end(a, gone, now)
 }
 
-// refuse plans the next attempt after one that may be repeated, a random part of the backoff later; gone are the items
-// that are too old for that. It says whether the route became blocked with it, and whether the trouble is the route's.
+// refuse plans the next attempt after a failed one that may be repeated, a random part of the backoff later; gone are
+// the items that are too old for that. It reports whether the route became blocked, and whether the trouble is that of
+// the route and not of the lane.
 func (s *schedule) refuse(
 	a attempt, gone []*Item, blocked bool, wish *RetryAfter, now time.Time,
 ) (became, shared bool) {
@@ -399,7 +400,7 @@ func (s *schedule) fail(l *lane) {
 	}
 }
 
-// succeed forgets the lane's failures.
+// succeed resets the lane's failures.
 func (s *schedule) succeed(l *lane) {
 	if l.failures > 0 {
 		s.failing--
@@ -408,7 +409,7 @@ func (s *schedule) succeed(l *lane) {
 	delete(s.hopeful, l)
 }
 
-// restart begins all times anew.
+// restart resets all waits and failures.
 func (s *schedule) restart(now time.Time) {
 	s.refusals, s.blocked, s.floor = 0, false, time.Time{}
 	for _, l := range s.lanes {
@@ -418,7 +419,7 @@ func (s *schedule) restart(now time.Time) {
 	}
 }
 
-// stop leaves only first attempts to be made.
+// stop allows only first attempts from now on.
 func (s *schedule) stop(now time.Time) {
 	s.stopping = true
 	for _, l := range s.lanes {
@@ -426,7 +427,7 @@ func (s *schedule) stop(now time.Time) {
 	}
 }
 
-// since is when the oldest attempt under way began; zero when there is none.
+// since returns the start of the oldest attempt under way; zero if there is none.
 func (s *schedule) since() (since time.Time) {
 	for _, a := range s.underWay {
 		since = earlier(since, a.began)
@@ -434,7 +435,7 @@ func (s *schedule) since() (since time.Time) {
 	return since
 }
 
-// earlier and later compare times of which a zero one counts as not set.
+// earlier and later compare two times. A zero time counts as not set.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -24,8 +24,8 @@ type Batch struct {
 // A Group is a set of related messages: those about one Azure event.
 type Group struct {
 	State []byte // the owner's
-	// Latest is the sequence number of its newest change. The body of that one, and what became of its deliveries, can be
-	// asked while the group is open.
+	// Latest is the sequence number of its newest change. The body of that change and the outcome of its deliveries
+	// stay readable while the group is open.
 	Latest uint64
 }
 
@@ -36,7 +36,7 @@ type Mark struct {
 	At    time.Time `json:"at"`
 }
 
-// An Addition adds a CloudEvent, and makes it pending for routes for which it isn't yet.
+// An Addition adds a CloudEvent, and makes it pending for those of its recipients for which it is not pending yet.
 type Addition struct {
 	delivery.Message        // Seq is from Reserve
 	Body             []byte // in the JSON format; nil: it was added before
@@ -67,8 +67,8 @@ type Move struct {
 	Restart   bool // its age counts from Batch.Now
 }
 
-// Apply makes the change, and returns when it is on disk. After an error it is only in memory so far. Deliveries that
-// are no longer pending are ignored.
+// Apply makes the change, and returns when it is on disk. After an error the change is in memory only, until a later
+// write succeeds. Apply ignores deliveries that are no longer pending.
 func (o *Outbox) Apply(b Batch) error { return o.Submit(b)() }
 
 // Submit makes the change without waiting for the disk. wait waits for the disk as Apply does.
@@ -76,8 +76,8 @@ func (o *Outbox) Submit(b Batch) (wait func() error) {
 	return o.submit(b.Now, func(c *change) { c.apply(b) })
 }
 
-// A change is one change of state under way: it alters memory and gathers the writes that make it durable. Both happen
-// whole, because the lock is held from the beginning to the end.
+// A change is one change of state under way: it alters memory and gathers the writes that make it durable. Its caller
+// holds the lock from beginning to end, so nobody sees half a change.
 type change struct {
 	*memory
 	number uint64
@@ -89,7 +89,7 @@ type change struct {
 	lost   int        // dead letters that it dropped, for want of room
 }
 
-// write adds to what makes the change durable: see records.
+// write adds a record to those that make the change durable: see records.
 func (c *change) write(bucket, key string, value any) {
 	c.writes[place{bucket, key}] = value
 	c.wrote = true
@@ -188,7 +188,8 @@ func (c *change) setGroup(id string, to *Group) {
 
 func (g *group) encode() []byte { return append([]byte(seqKey(g.latest.Seq)+" "), g.state...) }
 
-// disuse lets go of a message once. One that nothing refers to any more is history; if it is transient, it is gone.
+// disuse drops one reference to a message. Without any reference left the message becomes history; a transient one is
+// deleted.
 func (c *change) disuse(m *message) {
 	if m.uses--; m.uses > 0 {
 		return
@@ -203,7 +204,7 @@ func (c *change) disuse(m *message) {
 	} // else it goes when it is on disk
 }
 
-// pend makes a delivery pending, unless it is already. Its reader gets it when it is durable.
+// pend makes a delivery pending, unless it is already. Its reader gets it once the change is durable.
 func (c *change) pend(e *entry) bool {
 	if e.route.pending[e.message.Seq] != nil {
 		return false
@@ -224,7 +225,7 @@ func (c *change) replace(e, next *entry) {
 	c.write(bucketPending, next.key(), next)
 }
 
-// remove takes a pending delivery away without a trace.
+// remove removes a pending delivery, and leaves no history of it.
 func (c *change) remove(e *entry) {
 	c.take(e)
 	e.route.reader.touch(e.Seq)
@@ -232,13 +233,13 @@ func (c *change) remove(e *entry) {
 	c.disuse(e.message)
 }
 
-// settle ends a pending delivery for good.
+// settle ends a pending delivery with an outcome.
 func (c *change) settle(e *entry, how, status string, a delivery.Answer, attempts int) {
 	c.record(e.message, e.route.name, how, status, a, attempts)
 	c.remove(e)
 }
 
-// record keeps what became of a delivery, unless it leaves no history.
+// record keeps the outcome of a delivery in the history, unless the message is transient.
 func (c *change) record(m *message, route, how, status string, a delivery.Answer, attempts int) {
 	if m.Transient {
 		return
@@ -249,8 +250,8 @@ func (c *change) record(m *message, route, how, status string, a delivery.Answer
 	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, s)
 }
 
-// giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route.
-// attempted says that this comes of an attempt.
+// giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route. attempted reports
+// whether an attempt was the cause, not a bound or a decision.
 func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	d := e.copy()
 	if attempted {
@@ -273,15 +274,16 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	c.remove(e)
 }
 
-// forgetDead forgets a dead letter.
+// forgetDead deletes a dead letter.
 func (c *change) forgetDead(d *entry) {
 	c.take(d)
 	c.write(bucketDead, d.key(), nil)
 	c.disuse(d.message)
 }
 
-// fallBack makes what a route couldn't deliver pending for its fallback, unless that has or had it, or it is about that
-// one's trouble. What came as a fallback doesn't fall back again, and what leaves no history isn't worth it.
+// fallBack makes a dead letter of a route pending for the route's fallback. It does not if the fallback has or had the
+// message, if the message reports trouble of the fallback, if the delivery was itself a fallback, or if the message is
+// transient.
 func (c *change) fallBack(e *entry, why string) {
 	to := e.route.fallback
 	if to == "" || to == e.About || e.Instead != nil || e.Transient || c.outcome(to, e.Seq).State != "" {

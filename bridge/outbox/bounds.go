@@ -60,7 +60,7 @@ func (c *change) bound(b Bounds, failing bool) {
 	}
 }
 
-// oldest is the pending delivery that could have been delivered for longest. There must be one.
+// oldest returns the pending delivery that has been due for longest. There must be one.
 func (r *route) oldest() *entry {
 	all := slices.Concat(r.ofGroups[:min(1, len(r.ofGroups))], r.others[:min(1, len(r.others))])
 	return slices.MinFunc(all, byAge)
