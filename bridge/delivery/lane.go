@@ -41,17 +41,18 @@ type wave struct{ azureType, change string }
 
 func (i *Item) wave() wave { return wave{i.AzureType, i.Change} }
 
-// supersedes reports whether the item tells how the event is now, so that older ones of its group are out of date.
+// supersedes reports whether the item carries the current state of the event, so that older items of its group are out
+// of date.
 func (i *Item) supersedes() bool { return i.Change != reminder && i.Change != approved }
 
-// urgent reports whether a new delivery is one that beats the schedule.
+// urgent reports whether a new delivery is attempted ahead of the schedule.
 func (i *Item) urgent(now time.Time) bool {
 	begins := i.begins()
 	return i.Group != "" && (begins.IsZero() || begins.Sub(now) < urgentNotice)
 }
 
-// begins is when the event begins; zero when it has begun, or nobody knows. The end of one that another took the place
-// of is as urgent as if it began: the other may have begun, and comes right after it.
+// begins returns the start of the event; zero if it has started or the time is unknown. The end of an event that
+// another one replaced is as urgent as a start: the other may have started, and its message comes right after.
 func (i *Item) begins() time.Time {
 	if i.Replaced {
 		return time.Time{}
@@ -59,7 +60,7 @@ func (i *Item) begins() time.Time {
 	return i.NotBefore
 }
 
-// soon reports whether people have no time to lose: the event lies ahead, and begins soon or nobody knows when.
+// soon reports whether the event has not started and starts soon, or at an unknown time.
 func (i *Item) soon(now time.Time) bool {
 	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < soonNotice
 }
@@ -83,7 +84,7 @@ func (l *lane) find(seq uint64) (at int, found bool) {
 	return slices.BinarySearchFunc(l.items, seq, func(i *Item, seq uint64) int { return cmp.Compare(i.Seq, seq) })
 }
 
-// remove takes an item out and returns it, nil if it is not there.
+// remove removes an item and returns it, nil if it is not there.
 func (l *lane) remove(seq uint64) *Item {
 	at, found := l.find(seq)
 	if !found {
@@ -102,17 +103,17 @@ func (l *lane) remove(seq uint64) *Item {
 	return i
 }
 
-// due are the items that may be attempted now.
+// due returns the items that may be attempted now.
 func (l *lane) due() []*Item { return l.items[:l.arrived] }
 
-// arrival is when the next item becomes due. There must be one.
+// arrival returns the time at which the next item becomes due. There must be one.
 func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
 
-// newest is the last item that may be attempted. There must be one.
+// newest returns the last item that may be attempted. There must be one.
 func (l *lane) newest() *Item { return l.items[l.arrived-1] }
 
-// rank puts groups that go on, under another group's name too, before those that are over, and what is about the bridge
-// last.
+// rank sorts open groups, also those that go on under another group's name, before ended ones, and messages about the
+// bridge last.
 func (l *lane) rank() int {
 	switch newest := l.newest(); {
 	case l.group == "":
@@ -123,20 +124,20 @@ func (l *lane) rank() int {
 	return 0
 }
 
-// before orders lanes by what matters first.
+// before orders lanes by which is attempted first.
 func before(a, b *lane) int {
 	return cmp.Or(
 		a.rank()-b.rank(), a.newest().begins().Compare(b.newest().begins()), cmp.Compare(a.items[0].Seq, b.items[0].Seq),
 	)
 }
 
-// hadItsTurn reports whether the lane failed since something urgent came in another. Else two that begin sooner could
-// keep a destination that hangs busy by turns, and it would never hear of what is new.
+// hadItsTurn reports whether the lane failed since something urgent came in another lane. Without this rule two lanes
+// whose events start sooner could alternate at a destination that hangs, and a newer message would never be attempted.
 func (l *lane) hadItsTurn(urgent *lane) bool {
 	return l.failures > 0 && !l.tried.Before(urgent.newest().Since())
 }
 
-// inTurn orders lanes for probes: the urgent first, then the one that was tried longest ago.
+// inTurn orders lanes for probes: urgent ones first, then by the oldest attempt.
 func inTurn(a, b *lane) int {
 	switch {
 	case a.urgent != b.urgent && a.urgent:
@@ -149,8 +150,8 @@ func inTurn(a, b *lane) int {
 	return cmp.Or(a.tried.Compare(b.tried), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
 }
 
-// late are the due items that a route with LateDrop no longer wants: those that a newer change overtook, and a
-// scheduled whose NotBefore has passed.
+// late returns the due items that a route with LateDrop no longer wants: those with a newer change after them, and a
+// scheduled change whose NotBefore has passed.
 func (l *lane) late(now time.Time) []*Item {
 	n := l.last()
 	if n < 0 {
@@ -162,7 +163,7 @@ func (l *lane) late(now time.Time) []*Item {
 	return l.items[:n]
 }
 
-// last is the index of the newest due item that tells how the event is now, -1 if there is none.
+// last returns the index of the newest due item that carries the current state of the event, -1 if there is none.
 func (l *lane) last() int {
 	n := l.arrived - 1
 	for n > 0 && !l.items[n].supersedes() {
@@ -171,7 +172,7 @@ func (l *lane) last() int {
 	return n
 }
 
-// lateAt is when the item alone becomes late, zero for never.
+// lateAt returns the time at which the item becomes late by itself, zero for never.
 func (i *Item) lateAt() time.Time {
 	if i.Change != scheduled {
 		return time.Time{}
@@ -179,7 +180,8 @@ func (i *Item) lateAt() time.Time {
 	return i.NotBefore
 }
 
-// part is the number of the batch that the lane must be attempted in, because that made progress; 0 for none.
+// part returns the number of the batch that the lane must stay in, because part of that batch was delivered; 0 for
+// none.
 func (l *lane) part(late Late) uint64 {
 	for n, i := range l.due() {
 		if i.Batch != 0 && (n == 0 || late == LateLatest) {
@@ -189,8 +191,8 @@ func (l *lane) part(late Late) uint64 {
 	return 0
 }
 
-// split says which due items make up a batch, or the lane's share of it, and which older ones they stand for. part is
-// the batch that made progress, or 0.
+// split returns the due items that make up a batch, or the lane's share of one, and the older items that they stand
+// for. part is the batch that made progress, or 0.
 func (l *lane) split(late Late, part uint64) (batch, superseded []*Item) {
 	due := l.due()
 	if late == LateLatest && l.group != "" {

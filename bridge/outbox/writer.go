@@ -25,7 +25,7 @@ var (
 	errUntaken  = errors.New("it was read only now")
 )
 
-// A place is where the storage keeps a record.
+// A place is a record's address in the storage: its bucket and key.
 type place struct{ bucket, key string }
 
 // seq is the sequence number that the key begins with, 0 if there is none.
@@ -34,11 +34,11 @@ func (p place) seq() uint64 {
 	return seq
 }
 
-// records are what places hold: nil if there is none, and otherwise what encode takes. They become bytes when they are
+// records map places to their new content: nil deletes the record, other values go through encode when they are
 // written.
 type records map[place]any
 
-// encode gives the records as the storage takes them, in order.
+// encode returns the records as the storage takes them, in order.
 func (r records) encode() []Write {
 	writes := make([]Write, 0, len(r))
 	for p, v := range r {
@@ -50,8 +50,8 @@ func (r records) encode() []Write {
 	return writes
 }
 
-// A journal is what is on its way to the disk. All that waits is written in one transaction, so the file has the state
-// after some change, and never half of one.
+// A journal holds the records on their way to the disk. All waiting records are written in one transaction, so the file
+// always has the state after a whole change.
 type journal struct {
 	number  uint64        // of the last change
 	waiting records       // in which the file differs from memory
@@ -69,7 +69,7 @@ type journal struct {
 	closed  bool
 }
 
-// submit makes one change of state. wait returns when it is on disk, or when the disk is known to fail.
+// submit makes one change of state. wait returns when the change is on disk, or with an error when the disk fails.
 func (o *Outbox) submit(now time.Time, f func(*change)) (wait func() error) {
 	if o.readOnly {
 		return func() error { return ErrReadOnly }
@@ -79,7 +79,7 @@ func (o *Outbox) submit(now time.Time, f func(*change)) (wait func() error) {
 	return func() error { return o.sync(n) }
 }
 
-// change makes one change of state, and gives its number, 0 if there is nothing to make durable.
+// change makes one change of state and returns its number, 0 if there is nothing to make durable.
 func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	o.mu.Lock()
 	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
@@ -113,8 +113,8 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	return n
 }
 
-// boundHistory drops the oldest history that waits, if it is too much, but for CloudEvents that something refers to. It
-// looks only when much has come since it last did. The caller holds mu.
+// boundHistory drops the oldest history that waits for the disk, above a bound, except CloudEvents that something
+// refers to. It runs only when much was added since its last run. The caller holds mu.
 func (o *Outbox) boundHistory() {
 	if len(o.under)+len(o.waiting) <= o.bounded+4*o.bounds.InMemory {
 		return
@@ -147,8 +147,8 @@ func (o *Outbox) release() {
 	}
 }
 
-// sync returns when the change is on disk. While the disk is known to fail nobody waits for it. A try to write that
-// takes longer than diskPatience counts as failed.
+// sync returns when the change is on disk. While the disk fails it returns an error at once. A write that takes longer
+// than diskPatience counts as failed.
 func (o *Outbox) sync(n uint64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -168,7 +168,7 @@ func (o *Outbox) sync(n uint64) error {
 	return nil
 }
 
-// syncSoon has what waits written within groupWait, together with what comes until then.
+// syncSoon has the waiting records written within groupWait, together with those that come until then.
 func (o *Outbox) syncSoon() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -177,7 +177,7 @@ func (o *Outbox) syncSoon() {
 	}
 }
 
-// damaged notes that a read failed, and returns the error. A file that is damaged is dealt with at once.
+// damaged notes that a read failed, and returns the error. It starts the handling of a damaged file at once.
 func (o *Outbox) damaged(err error) error {
 	if errors.Is(err, ErrDamaged) && !o.readOnly {
 		o.mu.Lock()
@@ -188,7 +188,7 @@ func (o *Outbox) damaged(err error) error {
 	return err
 }
 
-// writer writes what waits, whenever that is asked for. It ends after the try that follows Close.
+// writer is a goroutine that writes the waiting records on request. It ends after the write that follows Close.
 func (o *Outbox) writer() {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
@@ -228,7 +228,7 @@ func (o *Outbox) writer() {
 	}
 }
 
-// flush makes one try to write all that waits. When that takes too long the disk counts as failing until it is over.
+// flush tries once to write all waiting records. If that takes too long, the disk counts as failing until it returns.
 func (o *Outbox) flush() error {
 	defer o.slow().Stop()
 	o.mu.Lock()
@@ -259,7 +259,7 @@ func (o *Outbox) flush() error {
 	return err
 }
 
-// tell wakes the goroutine that calls Notify.Loaded.
+// tell wakes the goroutine of the callbacks.
 func (o *Outbox) tell() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -278,14 +278,13 @@ func (o *Outbox) untaken() error {
 	return nil
 }
 
-// slow begins another try to ask the disk, which counts as failing when that isn't over, and the timer stopped, in
-// time.
+// slow begins a disk operation and its timer. The disk counts as failing if the timer is not stopped in time.
 func (o *Outbox) slow() *time.Timer {
 	try := o.nextTry()
 	return time.AfterFunc(diskPatience, func() { o.fail(errSlowDisk, try) })
 }
 
-// nextTry begins another try, or the end of one. What is said about those before counts no more.
+// nextTry begins another try, or ends one. Reports about earlier tries are ignored from then on.
 func (o *Outbox) nextTry() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -293,7 +292,7 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// writeWaiting writes all that waits in one transaction.
+// writeWaiting writes all waiting records in one transaction.
 func (o *Outbox) writeWaiting() error {
 	o.mu.Lock()
 	if len(o.waiting) == 0 || errors.Is(o.broken, errForeign) {
@@ -337,7 +336,8 @@ func (o *Outbox) writeWaiting() error {
 	return nil
 }
 
-// fail notes how a try to write went, says so when that is news, and lets those go on who wait for it.
+// fail records the result of a try (nil: it succeeded), logs whether the disk fails or works again, and wakes the
+// callers that wait for it.
 func (o *Outbox) fail(err error, try uint64) {
 	o.mu.Lock()
 	if try != o.try {
@@ -367,7 +367,7 @@ func (o *Outbox) fail(err error, try uint64) {
 	}
 }
 
-// diskHint is what an operator can do about a file that can't be written.
+// diskHint returns the remedy for a file that cannot be written.
 func diskHint(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
