@@ -256,7 +256,7 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 
 // Deliver runs the program on the CloudEvent of the batch, which holds one, and waits for its end.
 func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if err := ctx.Err(); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return delivery.Answer{}, err
 	}
 	d := batch[0]

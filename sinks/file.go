@@ -63,7 +63,7 @@ func (s *stream) Deliver(ctx context.Context, batch []delivery.Delivery) (delive
 	if err != nil {
 		return delivery.Answer{}, err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return delivery.Answer{}, err
 	}
 	if s.torn {
@@ -148,7 +148,7 @@ func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 	if err != nil {
 		return delivery.Answer{}, err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return delivery.Answer{}, err
 	}
 	if err := f.append(lines); err != nil {

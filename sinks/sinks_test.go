@@ -167,6 +167,20 @@ func TestHungDestinationEndsAtTheTimeout(t *testing.T) {
 	})
 }
 
+// An attempt whose time is over before it begins says so too.
+func TestAnAttemptThatComesTooLateSaysSo(t *testing.T) {
+	over := errors.New("the time is over")
+	eachKind(t, func(t *testing.T, kind string, trial trial) {
+		settings, _ := trial.accepts(t)
+		s := mustOpen(t, kind, settings, testHost(t))
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 0, over)
+		defer cancel()
+		if _, err := s.Deliver(ctx, deliveries(t)[:1]); !errors.Is(err, over) {
+			t.Errorf("Deliver = %v, want that the time is over", err)
+		}
+	})
+}
+
 // The clock of a connection may strike a moment before that of the attempt. It is the end of the attempt all the same.
 func TestTheClockOfAConnectionIsTheAttempts(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string, trial trial) {

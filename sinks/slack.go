@@ -263,7 +263,7 @@ func (k *slackSink) Close() error { return k.caller.Close() }
 
 // Deliver tells people of the batch: one change, or several events at once as a group.
 func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if err := ctx.Err(); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return delivery.Answer{}, err
 	}
 	a, err := k.open(nil)

@@ -510,7 +510,7 @@ type SlackTurns struct {
 // wait returns when it is a message's turn in the channel, or when ctx is done.
 func (s *SlackTurns) wait(ctx context.Context, place string) error {
 	if s == nil {
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 	s.mu.Lock()
 	now := time.Now()
@@ -525,7 +525,7 @@ func (s *SlackTurns) wait(ctx context.Context, place string) error {
 	s.next[place] = at.Add(slackPace)
 	s.mu.Unlock()
 	if !taken {
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 	t := time.NewTimer(at.Sub(now))
 	defer t.Stop()
@@ -533,6 +533,6 @@ func (s *SlackTurns) wait(ctx context.Context, place string) error {
 	case <-t.C:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 }

@@ -186,7 +186,7 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w: token_command: %w", delivery.ErrBlocked, err)
 	case ctx.Err() != nil:
-		return "", fmt.Errorf("token_command: %w", ctx.Err())
+		return "", fmt.Errorf("token_command: %w", context.Cause(ctx))
 	case err != nil:
 		return "", fmt.Errorf("token_command: %w", err)
 	case token == "":
@@ -458,7 +458,7 @@ func (s *emailSession) send(ctx context.Context, from string, to []string, mail 
 // cause is the end of the context rather than what the end did to the connection.
 func (s *emailSession) cause(ctx context.Context, err error) error {
 	if ended(ctx) {
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 	return err
 }

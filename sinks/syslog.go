@@ -188,7 +188,7 @@ func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn
 		defer cancel()
 		ctx = limited
 	}
-	err := ctx.Err()
+	err := context.Cause(ctx)
 	if err == nil {
 		err = k.connected(ctx, do)
 	}
