@@ -5,7 +5,7 @@ import "time"
 // past is a deadline that has come at any time.
 var past = time.Unix(0, 0)
 
-// deadline is when something in the lane will be late or fall back; zero for never.
+// deadline returns the time at which the next item of the lane becomes late or falls back; zero for never.
 func (s *schedule) deadline(l *lane) (at time.Time) {
 	if s.terms.Fallback.Sink != "" {
 		for _, i := range l.items {
@@ -23,14 +23,14 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 	return at
 }
 
-// dropsLate reports whether late items of the lane are given up.
+// dropsLate reports whether late items of the lane become dead letters.
 func (s *schedule) dropsLate(l *lane) bool {
 	return s.terms.Late == LateDrop && l.group != "" && !l.busy
 }
 
 func (i *Item) fallsBack() bool { return i.Instead == nil && !i.FellBack && !i.Transient }
 
-// overdue takes out what is late, and gives what has to fall back by now.
+// overdue removes the late items from the lane, and returns them and those that have to fall back by now.
 func (s *schedule) overdue(now time.Time) (late, fallback []*Item) {
 	s.advance(now)
 	for l := s.deadlines.top(); l != nil && !l.deadline.After(now); l = s.deadlines.top() {

@@ -33,7 +33,7 @@ func (h *laneHeap) Pop() any {
 	return l
 }
 
-// top is the first lane, nil when there is none.
+// top returns the first lane, nil if there is none.
 func (h *laneHeap) top() *lane {
 	if len(h.lanes) == 0 {
 		return nil
@@ -41,7 +41,7 @@ func (h *laneHeap) top() *lane {
 	return h.lanes[0]
 }
 
-// keep has the lane in the heap, at its right place, or not in it.
+// keep puts the lane into the heap, moves it to its right place, or removes it.
 func (h *laneHeap) keep(l *lane, in bool) {
 	switch at := int(*h.slot(l)); {
 	case in && at == 0:

@@ -84,7 +84,7 @@ func (f *file) Open() (opened bool, err error) {
 	return true, err
 }
 
-// there reports whether the path still leads to the file that is open.
+// there reports whether the path still names the open file.
 func (f *file) there() bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -281,7 +281,7 @@ func (f *file) SetAside(why string, cause error) error {
 
 func (f *file) Size() int64 { return f.size.Load() }
 
-// measure notes the size of the file.
+// measure records the size of the file.
 func (f *file) measure() {
 	if info, err := os.Stat(f.path); err == nil {
 		f.size.Store(info.Size())
@@ -320,7 +320,7 @@ func (f *file) Compact() error {
 	return errors.Join(err, openErr)
 }
 
-// copyDB writes what is in src to a new file.
+// copyDB copies the content of src to a new file.
 func copyDB(path string, src *bolt.DB) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

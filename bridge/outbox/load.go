@@ -88,7 +88,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	return true, unwritable
 }
 
-// foreignTo is an error that wraps errForeign if a file of that owner is another VM's. mu is held.
+// foreignTo returns an error that wraps errForeign if a file of that owner is another VM's. The caller holds mu.
 func (m *memory) foreignTo(owner []byte) error {
 	if m.owner == "" || owner == nil || strings.EqualFold(string(owner), m.owner) {
 		return nil
@@ -287,7 +287,7 @@ func (m *memory) knowDelivery(w Write, late bool) error {
 	return nil
 }
 
-// rewrite has all that memory knows wait for a new file, with what waits already.
+// rewrite queues the whole state of memory for a new file, in addition to the records that wait already.
 func (o *Outbox) rewrite() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -297,7 +297,7 @@ func (o *Outbox) rewrite() {
 	c.writeAll()
 }
 
-// writeAll writes all that memory knows.
+// writeAll writes the whole state of memory.
 func (c *change) writeAll() {
 	if c.owner != "" {
 		c.write(bucketMeta, metaOwner, []byte(c.owner))

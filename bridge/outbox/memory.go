@@ -10,7 +10,7 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// memory is all that the outbox knows. Only a change alters it, and the loading of the file.
+// memory is the state of the outbox. Only a change and the loading of the file alter it.
 type memory struct {
 	last     uint64 // sequence number
 	stored   uint64 // number of the last change that is on disk
@@ -42,7 +42,7 @@ type message struct {
 	settled []settled
 }
 
-// unused says that nothing refers to the message, if it is there at all.
+// unused reports whether nothing refers to the message. A nil message is unused.
 func (m *message) unused() bool { return m == nil || m.uses == 0 }
 
 // settled is what became of a delivery of a message; the last one of a route counts.
@@ -65,7 +65,7 @@ type entry struct {
 	gone          bool // from memory
 }
 
-// death is why and when a delivery was given up.
+// death is why and when a delivery became a dead letter.
 type death struct {
 	reason string
 	at     time.Time
@@ -80,7 +80,7 @@ func (e *entry) state() string {
 	return StatePending
 }
 
-// copy is an entry that may be changed before it takes the place of e.
+// copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
 	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change,
 		late: e.late}
@@ -90,7 +90,7 @@ func bySeq(a, b *entry) int {
 	return cmp.Or(cmp.Compare(a.Seq, b.Seq), strings.Compare(a.route.name, b.route.name))
 }
 
-// byAge orders deliveries by when they could first have been made.
+// byAge orders deliveries by the time at which they became due.
 func byAge(a, b *entry) int { return cmp.Or(a.Since().Compare(b.Since()), bySeq(a, b)) }
 
 func deliveries(entries []*entry) []Delivery {
@@ -101,7 +101,7 @@ func deliveries(entries []*entry) []Delivery {
 	return list
 }
 
-// ages are deliveries, as a heap: the first could have been delivered for longest.
+// ages is a heap of deliveries: the first has been due for longest.
 type ages []*entry
 
 func (a ages) Len() int           { return len(a) }
@@ -123,7 +123,7 @@ func (a ages) since(now time.Time) time.Time {
 	return a[0].Since()
 }
 
-// A route is what the outbox knows of one destination.
+// A route is the state of one destination.
 type route struct {
 	name      string
 	fallback  string    // the route that takes over what this one can't deliver; "" for none
@@ -138,7 +138,7 @@ type route struct {
 	reader    *queue
 }
 
-// A group is what is known of one group.
+// A group is the state of one group.
 type group struct {
 	state    []byte
 	latest   *message  // nil unless it is open
@@ -182,7 +182,7 @@ func (m *memory) forget() {
 	}
 }
 
-// route is that of the name, made if need be, as are those below.
+// route returns the route of that name. Like the functions below it creates what is missing.
 func (m *memory) route(name string) *route {
 	r := m.routes[name]
 	if r == nil {
@@ -230,7 +230,7 @@ func (m *memory) of(e *entry) (map[uint64]*entry, *ages, *tally) {
 	}
 }
 
-// put takes in a delivery. There is none such of its route and sequence number.
+// put adds a delivery. There must be none with its route and sequence number.
 func (m *memory) put(e *entry) {
 	bySeq, byAge, count := m.of(e)
 	bySeq[e.Seq] = e
@@ -253,7 +253,7 @@ func (m *memory) put(e *entry) {
 	g.pending[e] = true
 }
 
-// take takes a delivery out. Its message is still in use; disuse follows.
+// take removes a delivery. Its message stays in use until the caller calls disuse.
 func (m *memory) take(e *entry) {
 	e.gone = true
 	bySeq, byAge, count := m.of(e)
@@ -271,7 +271,7 @@ func (m *memory) take(e *entry) {
 	m.tidy(e.Group)
 }
 
-// tidy forgets a group of which nothing is known.
+// tidy deletes a group without content.
 func (m *memory) tidy(id string) {
 	g := m.groups[id]
 	if g != nil && g.latest == nil && g.over.IsZero() && len(g.marks)+len(g.receipts)+len(g.pending) == 0 {
@@ -279,7 +279,7 @@ func (m *memory) tidy(id string) {
 	}
 }
 
-// unstored are the deliveries, pending or dead, that no disk has, the oldest first.
+// unstored returns the deliveries, pending or dead, that are not on disk, the oldest first.
 func (m *memory) unstored(dead bool) (list []*entry) {
 	m.recent = slices.DeleteFunc(m.recent, func(e *entry) bool { return e.gone || e.change <= m.stored })
 	for _, e := range m.recent {
@@ -338,7 +338,7 @@ func (g *group) receipt(route string) int {
 	return slices.IndexFunc(g.receipts, func(r receipt) bool { return r.route == route })
 }
 
-// outcome is what became of a delivery of a message that is in use.
+// outcome returns the outcome of a delivery of a message that is in use.
 func (m *memory) outcome(name string, seq uint64) Outcome {
 	if r := m.routes[name]; r != nil {
 		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
@@ -355,7 +355,7 @@ func (m *memory) outcome(name string, seq uint64) Outcome {
 	return Outcome{}
 }
 
-// became notes what became of a delivery.
+// became records the outcome of a delivery.
 func (m *message) became(route string, o Outcome) {
 	m.settled = slices.DeleteFunc(m.settled, func(s settled) bool { return s.route == route })
 	m.settled = append(m.settled, settled{route, o})
