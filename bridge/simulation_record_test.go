@@ -114,6 +114,9 @@ func (o *oracle) outcome(id string, b belief) {
 				slices.ContainsFunc(o.azure.begun[id], func(x begin) bool { return x.at > from && x.visible < c.at })
 		}
 		mayHave := hasBegun(from)
+		// What another machine saw of it need not count for one that was given a copy of its disk.
+		mine := slices.IndexFunc(o.boots, func(x *boot) bool { return x.vm == o.boots[c.boot].vm })
+		from = max(from, o.boots[mine].began.at)
 		if n := len(ends); n > 1 {
 			from = max(from, ends[n-2]) // nobody may have seen the end of the life before it
 		}

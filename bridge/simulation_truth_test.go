@@ -256,7 +256,8 @@ func (t *truth) answer(a *answer) {
 	listed := a.events
 	t.away = nil
 	unsure := a.asker == perhaps
-	if t.valid < 0 && a.asker == poller && a.what == "document" && a.turned-a.at > t.w.plan.interval {
+	counts := a.what == "document" || a.what == "empty" && empty
+	if t.valid < 0 && a.asker == poller && counts && a.turned-a.at > t.w.plan.interval {
 		if !t.w.ill(a.at, a.turned) {
 			return // waiting for the name took long, so it is asked again
 		}
