@@ -144,6 +144,9 @@ func TestFileFollowsARename(t *testing.T) {
 // Two routes may share a file: their lines do not mix. An empty one may stand between them, when one route looked at the
 // end of the file while the other was writing.
 func TestFileIsSharedWithoutMixing(t *testing.T) {
+	if underWine() {
+		t.Skip("wine looks for the end of a file and then writes there, so that two programs may write at the same place")
+	}
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	var both sync.WaitGroup
 	for range 2 {

@@ -15,6 +15,9 @@ const (
 // noUDP is about Windows.
 func noUDP(error) bool { return false }
 
+// underWine is about Windows.
+func underWine() bool { return false }
+
 // baseNames are the variables of this machine that every command sees.
 func baseNames() []string { return []string{"HOME", "LANG", "LOGNAME", "PATH", "USER"} }
 

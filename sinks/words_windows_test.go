@@ -19,6 +19,11 @@ const (
 // noUDP says that an error is wine's, which lacks a control that Go sets on every socket for UDP (SIO_UDP_CONNRESET).
 func noUDP(err error) bool { return errors.Is(err, windows.WSAEOPNOTSUPP) }
 
+// underWine says whether wine takes the place of Windows.
+func underWine() bool {
+	return windows.NewLazySystemDLL("ntdll.dll").NewProc("wine_get_version").Find() == nil
+}
+
 // baseNames are the variables of this machine that every command sees.
 func baseNames() []string { return []string{"PATH", "USERNAME", "USERPROFILE"} }
 

@@ -1,5 +1,6 @@
-# Installs forewarn as a service, or updates it. Put forewarn.exe and forewarn.yaml beside this script, and run it as an
-# administrator: by hand, by the Custom Script Extension, as a startup script of a Group Policy, or by Ansible's win_shell.
+# Installs forewarn as a service, or updates it. Put forewarn.exe and forewarn.yaml beside this script, and run it as
+# administrator: by hand, by the Custom Script Extension, as a startup script of a Group Policy, or by Ansible's
+# win_shell.
 $ErrorActionPreference = 'Stop'
 $program = Join-Path $env:ProgramFiles 'forewarn'
 $settings = Join-Path $env:ProgramData 'forewarn'
