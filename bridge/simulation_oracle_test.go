@@ -233,16 +233,20 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 	if r.lead == 0 || !ahead(c) {
 		return false
 	}
+	as := c.event
 	for _, later := range b.changes[i+1:] {
-		due := c.event.notBeforeTime().Add(-r.lead)
+		due := as.notBeforeTime().Add(-r.lead)
 		if began := o.boots[later.boot].began.clock; later.boot > c.boot && began.After(due) {
 			due = began // its time came while there was no program
 		}
 		_, owed := later.routes[r.name]
-		inTime := c.event.notBefore >= 0 && later.clock.Before(due.Add(5*time.Second))
+		inTime := as.notBefore >= 0 && later.clock.Before(due.Add(5*time.Second))
 		waits := ahead(later) && later.event.notBeforeTime().Add(-r.lead).After(later.clock)
 		if inTime && (owed || !ahead(later)) || waits && owed {
 			return true
+		}
+		if inTime && ahead(later) { // it moves with the event
+			as = later.event
 		}
 	}
 	return false

@@ -497,6 +497,9 @@ func hasRoute(routes []routePlan, name string) bool {
 // added is the belief after a route was added.
 func (t *truth) added(b belief, r routePlan) belief {
 	n := len(b.changes) - 1
+	for n >= 0 && b.changes[n].gone() { // the program has forgotten it
+		n--
+	}
 	if b.seen == nil || n < 0 {
 		return b
 	}
