@@ -227,13 +227,6 @@ func (o *openEvents) latest() []uint64 {
 	return seqs
 }
 
-// count returns the number of open events.
-func (o *openEvents) count() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.byID)
-}
-
 // set replaces the states of events, nil for one that is over, and returns them as the outbox stores them.
 func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
 	o.mu.Lock()

@@ -348,10 +348,10 @@ func (p *program) printApprovals(results []approvalResult) error {
 		return errors.New("not every event was approved")
 	case which(func(r approvalResult) bool { return r.Result == cloudevent.ResultUnanswered && r.Effect == "none" }):
 		return exit(exitTryAgain,
-			errors.New("Azure may or may not have accepted the approval, and the document shows no effect; "+
+			errors.New("nobody knows whether Azure accepted the approval, and the document shows no effect; "+
 				"approving again does no harm"))
 	case which(func(r approvalResult) bool { return r.Effect == "none" }):
-		return exit(exitTryAgain, errors.New("Azure accepted the approval, but the event has not started yet; "+
+		return exit(exitTryAgain, errors.New("the approval was accepted by Azure, but the event has not started yet; "+
 			"forewarn events shows when it does"))
 	}
 	return nil
