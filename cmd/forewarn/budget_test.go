@@ -23,7 +23,7 @@ import (
 
 // The budgets of the program's size at rest. What is measured is printed each time, so that a log shows the drift.
 const (
-	maxBinary    = 22_000_000 // bytes, stripped, linux/amd64
+	maxBinary    = 22_500_000 // bytes, stripped, linux/amd64
 	maxRSS       = 24 << 20   // bytes
 	maxAnonymous = 6 << 20    // bytes: what cannot be given back to the binary's file
 	maxCPU       = 2.0        // times a bare poll loop
@@ -37,7 +37,7 @@ func TestBudgetBinary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("binary: %.2f MB, budget %.0f MB", float64(info.Size())/1e6, maxBinary/1e6)
+	t.Logf("binary: %.2f MB, budget %.1f MB", float64(info.Size())/1e6, maxBinary/1e6)
 	if info.Size() > maxBinary {
 		t.Errorf("the binary has %d bytes, want at most %d", info.Size(), maxBinary)
 	}
