@@ -24,8 +24,8 @@ const (
 	maxOpenings  = 3           // how often the program may end while a file is being verified
 )
 
-// mapAhead is how many bytes of address space the file gets at first. Whenever it outgrows them bbolt copies all that
-// the transaction under way has touched. On Windows the file would get that size.
+// mapAhead is how many bytes bbolt maps at first. When the file outgrows the mapping, bbolt makes a larger one, and
+// first copies every page that the open transaction has touched. On Windows the file itself would get this size.
 func mapAhead() int {
 	if runtime.GOOS == "windows" {
 		return 0
@@ -33,26 +33,27 @@ func mapAhead() int {
 	return 256 << 20
 }
 
-// fillPages is how full pages are made: most keys come in order, so that little comes between them later.
+// fillPages is how full bbolt leaves a page that it splits: nearly full, because most keys are written in order and few
+// are inserted later.
 const fillPages = 0.9
 
 // growth is how many bytes the file grows by at a time: bbolt's own 16 MiB would be too much for a small disk.
 const growth = 256 << 10
 
-// A file is the Storage on disk, on bbolt.
+// file is the Storage on disk: one bbolt file.
 type file struct {
 	path     string
-	readOnly bool // never to be written
+	readOnly bool // it must never be written
 	log      *slog.Logger
 	size     atomic.Int64
 
 	mu      sync.RWMutex // held for reading while db is used, for writing while it is replaced
-	db      *bolt.DB     // nil while there is none, or it can't be asked any more
-	fd      *os.File     // what db has open
-	damaged atomic.Bool  // db is, so it must not be closed in the usual way
+	db      *bolt.DB     // nil while none is open, or after bbolt panicked with its locks held
+	fd      *os.File     // the file that db has open
+	damaged atomic.Bool  // db is damaged and must not be closed in bbolt's way
 }
 
-// File is the Storage that Open makes when it is given none: a bbolt file, outbox.db in dir.
+// File returns the Storage that Open uses by default: the bbolt file outbox.db in dir.
 func File(dir string, log *slog.Logger) Storage {
 	return newFile(filepath.Join(dir, fileName), false, log)
 }
@@ -72,11 +73,11 @@ func (f *file) Open() (opened bool, err error) {
 	case readOnly:
 		probe, err := os.OpenFile(f.path, os.O_RDWR, 0)
 		if err != nil {
-			return false, fmt.Errorf("%w: %w", ErrReadOnly, err) // it can be read, so it isn't let go of
+			return false, fmt.Errorf("%w: %w", ErrReadOnly, err) // it can still be read, so it stays open
 		}
 		probe.Close()
 	}
-	_ = f.Close() // the error of opening it again says what is wrong
+	_ = f.Close() // opening it again says what is wrong
 	err = f.open(f.readOnly)
 	if !f.readOnly && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)) && f.open(true) == nil {
 		err = fmt.Errorf("%w: %w", ErrReadOnly, err)
@@ -114,7 +115,7 @@ func (f *file) open(readOnly bool) error {
 	db, fd, err := openBolt(f.path, readOnly)
 	if err != nil {
 		if fresh && !readOnly && !errors.Is(err, ErrLocked) {
-			os.Remove(f.path) // what a full disk left of it would look like damage
+			os.Remove(f.path) // a full disk left part of a file, which would look damaged
 		}
 		return err
 	}
@@ -130,7 +131,7 @@ func (f *file) open(readOnly bool) error {
 	return err
 }
 
-// openBolt opens the file with bbolt. fd is what bbolt has open.
+// openBolt opens the file with bbolt. fd is the file that bbolt has open.
 func openBolt(path string, readOnly bool) (db *bolt.DB, fd *os.File, err error) {
 	err = guard(func() (err error) {
 		db, err = bolt.Open(path, 0o600, &bolt.Options{
@@ -158,14 +159,14 @@ func openBolt(path string, readOnly bool) (db *bolt.DB, fd *os.File, err error) 
 	return nil, nil, fmt.Errorf("open outbox: %w", err)
 }
 
-// tooSmall says that a file holds something, but less than the two pages that every bbolt file begins with.
+// tooSmall reports whether a file isn't empty, but smaller than the two pages that every bbolt file begins with.
 func tooSmall(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Size() > 0 && info.Size() < 2*int64(os.Getpagesize())
 }
 
-// Close lets go of the file. One that is damaged isn't closed in bbolt's way, which could hang or fail over what can't
-// be read; its mapping stays, and with it the lock, which is that of a file about to be set aside.
+// Close closes the file. A damaged one isn't closed in bbolt's way, which could hang or fail on a page that can't be
+// read. It stays mapped, and so locked; nobody else wants that lock, because the file is about to be set aside.
 func (f *file) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,8 +181,8 @@ func (f *file) Close() error {
 	return guard(db.Close)
 }
 
-// use makes a transaction, to read or to write. A bbolt that panics before that has begun leaves its locks held and
-// can't be asked again.
+// use runs do in a transaction: (*bolt.DB).View or (*bolt.DB).Update. If bbolt panics before the transaction has begun,
+// it keeps its locks, so that db can't be used again.
 func (f *file) use(transaction func(*bolt.DB, func(*bolt.Tx) error) error, do func(*bolt.Tx) error) error {
 	f.mu.RLock()
 	db := f.db
@@ -212,11 +213,11 @@ func (f *file) use(transaction func(*bolt.DB, func(*bolt.Tx) error) error, do fu
 
 func (f *file) Write(writes []Write) error {
 	err := f.use((*bolt.DB).Update, func(tx *bolt.Tx) error {
-		for _, w := range writes { // in order, or it takes bbolt the square of the time
+		for _, w := range writes { // in this order: bbolt would need quadratic time for unsorted keys
 			err := put(tx, w)
 			if errors.Is(err, berrors.ErrKeyTooLarge) || errors.Is(err, berrors.ErrKeyRequired) {
 				f.log.Error("cannot store a record: unusable key", "bucket", w.Bucket, "bytes", len(w.Key), "err", err)
-				continue // or nothing could be written any more
+				continue // an error here would keep all later records from being written
 			}
 			if err != nil {
 				return err
@@ -288,11 +289,12 @@ func (f *file) measure() {
 	}
 }
 
-// Compact rewrites a file of more than 16 MiB of which less than half is in use: bbolt's files never shrink.
+// Compact rewrites a file that is larger than 16 MiB and less than half used. bbolt never shrinks a file.
 func (f *file) Compact() error {
 	var end, used int64
 	err := f.use((*bolt.DB).View, func(tx *bolt.Tx) error {
-		// The end of what bbolt has ever used counts, not the size of the file: on Windows that is a power of two above it.
+		// What counts is the end of the pages that bbolt has ever used. The file may be longer: on Windows it is the next
+		// power of two.
 		stats := tx.DB().Stats()
 		end = tx.Size()
 		used = end - int64(stats.FreePageN+stats.PendingPageN)*int64(tx.DB().Info().PageSize)
@@ -306,12 +308,12 @@ func (f *file) Compact() error {
 		os.Remove(small)
 		return fmt.Errorf("compact outbox: %w", err)
 	}
-	f.mu.Lock() // no read is under way, so closing doesn't wait, and none sees the file missing
+	f.mu.Lock() // waits for all reads, so that closing doesn't, and no read finds the file closed
 	defer f.mu.Unlock()
 	if err := guard(f.db.Close); err != nil {
 		f.log.Warn("cannot close the outbox", "err", err)
 	}
-	if err = os.Rename(small, f.path); err != nil { // on Windows because another program, such as a backup, reads it
+	if err = os.Rename(small, f.path); err != nil { // on Windows, when another program such as a backup has it open
 		os.Remove(small)
 	}
 	var openErr error

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// format is the number of the newest file format. It is counted up when an older program could no longer read the file.
+// format is the number of the newest file format. It goes up when an older program could no longer read the file.
 const format = 2
 
-// open makes the storage usable if it isn't, and reads it: loaded says so. What is damaged, or another VM's, is set
-// aside.
+// open opens the storage, unless it is open, and loads what it holds; loaded is true if it did. A file that is damaged,
+// or another VM's, is set aside.
 func (o *Outbox) open() (loaded bool, err error) {
 	if o.opened {
 		return false, nil
@@ -96,8 +96,8 @@ func (m *memory) foreignTo(owner []byte) error {
 	return fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner, m.owner)
 }
 
-// read gives what the storage holds after the writes, but for CloudEvents and what became of deliveries of those that
-// nothing refers to.
+// read appends all that the storage holds to the writes, except the CloudEvents, and except the outcomes of CloudEvents
+// that nothing refers to.
 func (o *Outbox) read(all []Write) ([]Write, error) {
 	used := map[string]bool{} // sequence numbers
 	for _, w := range all {
@@ -120,11 +120,11 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 	return all, nil
 }
 
-// load takes what a file holds into memory. The file may come late, or again: what memory knows, and what waits to be
-// written, is newer. A record that can't be understood doesn't hide the others.
+// load puts the records of a file into memory. The file may come late, or a second time: what memory has, and what is
+// still to be written, is newer. A record that can't be read is logged and skipped.
 func (o *Outbox) load(all []Write, owner []byte) error {
 	o.mu.Lock()
-	if err := o.foreignTo(owner); err != nil { // that became known while the file was read
+	if err := o.foreignTo(owner); err != nil { // the owner became known while the file was read
 		o.mu.Unlock()
 		return err
 	}
@@ -165,8 +165,8 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	return nil
 }
 
-// raise takes in a mark of a late file that memory has too: the id was used as often as the file says, at least, or it
-// would be used once more. The caller holds mu.
+// raise corrects a mark that a late file has too: the larger of the two counts holds, or an id would be used twice. The
+// caller holds mu.
 func (o *Outbox) raise(w Write) {
 	var was Mark
 	if json.Unmarshal(w.Value, &was) != nil {
@@ -175,7 +175,7 @@ func (o *Outbox) raise(w Write) {
 	g := o.group(was.Group)
 	at := g.mark(w.Key, was.Group)
 	if at < 0 {
-		return // it is forgotten
+		return // memory has forgotten it
 	}
 	if now := g.marks[at].open(was.Group); now.Times < was.Times {
 		now.Times = was.Times
@@ -184,7 +184,7 @@ func (o *Outbox) raise(w Write) {
 	}
 }
 
-// groupOf is an open group of a file, as Group.encode wrote it.
+// groupOf decodes an open group, as Group.encode wrote it.
 func groupOf(value []byte) (g Group, err error) {
 	latest, state, _ := strings.Cut(string(value), " ")
 	g.State = []byte(state)
@@ -192,7 +192,7 @@ func groupOf(value []byte) (g Group, err error) {
 	return g, err
 }
 
-// showLoaded lets readers have what a late file brought, once Notify.Loaded has returned.
+// showLoaded gives the readers what a late file brought. It is called when Notify.Loaded has returned.
 func (o *Outbox) showLoaded() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -208,7 +208,7 @@ func (o *Outbox) showLoaded() {
 	wake(o.kick)
 }
 
-// know takes in one record of a file, which memory has none of.
+// know puts one record of a file into memory, which has none with that key.
 func (m *memory) know(w Write, late bool) (err error) {
 	switch w.Bucket {
 	case bucketMeta:
@@ -287,7 +287,7 @@ func (m *memory) knowDelivery(w Write, late bool) error {
 	return nil
 }
 
-// rewrite queues the whole state of memory for a new file, in addition to the records that wait already.
+// rewrite queues the whole state of memory to be written to a new file, beside the records that wait already.
 func (o *Outbox) rewrite() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -297,7 +297,7 @@ func (o *Outbox) rewrite() {
 	c.writeAll()
 }
 
-// writeAll writes the whole state of memory.
+// writeAll adds the whole state of memory to the change.
 func (c *change) writeAll() {
 	if c.owner != "" {
 		c.write(bucketMeta, metaOwner, []byte(c.owner))
@@ -340,8 +340,8 @@ func (c *change) writeAll() {
 	}
 }
 
-// rescue has a damaged file set aside, and all that is known written into the next one, with what can be read of the
-// history.
+// rescue sets a damaged file aside and starts a new one, with everything that memory has and what can still be read of
+// the history.
 func (o *Outbox) rescue(cause error) error {
 	settled := records{}
 	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {

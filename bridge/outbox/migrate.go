@@ -6,13 +6,13 @@ import (
 	"strconv"
 )
 
-// The buckets of format 1 that format 2 has no more.
+// The buckets of format 1 that format 2 doesn't have.
 const (
 	bucket1Open = "open" // Azure event → its state, with the sequence number of its latest change
 	bucket1IDs  = "ids"  // id → Mark
 )
 
-// migrate gives what makes a storage of format 1 one of format 2.
+// migrate returns the writes that turn a storage of format 1 into one of format 2.
 func migrate(s Storage) ([]Write, error) {
 	r := records{}
 	var err error
@@ -22,12 +22,12 @@ func migrate(s Storage) ([]Write, error) {
 		}
 	}
 	each(bucketMeta, func(key string, value []byte) {
-		if key != metaFormat && key != metaOwner { // they were the owner's
+		if key != metaFormat && key != metaOwner { // all the others were values of the bridge
 			r[place{bucketValues, key}] = slices.Clone(value)
 			r[place{bucketMeta, key}] = nil
 		}
 	})
-	heads := map[uint64]head{} // of what something refers to
+	heads := map[uint64]head{} // of the CloudEvents that something refers to
 	each(bucket1Open, func(key string, value []byte) {
 		var state struct {
 			Latest uint64 `json:"latest"`
@@ -47,7 +47,7 @@ func migrate(s Storage) ([]Write, error) {
 		each(bucket, func(key string, value []byte) {
 			var d Delivery
 			_, seq, err := splitKey(key)
-			if err == nil && json.Unmarshal(value, &d) == nil && d.Message != nil { // else reading it will say so
+			if err == nil && json.Unmarshal(value, &d) == nil && d.Message != nil { // load reports the others
 				last = max(last, seq)
 				heads[seq] = head{*d.Message, d.Bytes}
 			}

@@ -12,9 +12,8 @@ import (
 
 // verify reads the whole file: bbolt checks a page only when it reads it, so damage would show when it is too late.
 //
-// Damage that none of this survives is known by a marker beside the file, which is there only meanwhile. When the
-// program ended several times in a row before it was taken away, the file is to blame. Once is no proof: a power cut
-// leaves it beside a sound file.
+// Some damage ends the program. A marker beside the file, which exists only during verify, counts how often: after
+// several ends in a row the file is to blame. One is no proof, because a power cut leaves a marker beside a sound file.
 func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	if readOnly {
 		return guard(func() error { return readAll(db, fd) })
@@ -25,13 +24,13 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	if len(openings) >= maxOpenings {
 		return fmt.Errorf("%w: the program ended %d times while the file was being verified", ErrDamaged, len(openings))
 	}
-	_ = os.WriteFile(marker, append(openings, '.'), 0o600) // without one it has to do
+	_ = os.WriteFile(marker, append(openings, '.'), 0o600) // it isn't needed for a sound file
 	err := guard(func() error { return readAll(db, fd) })
 	if err != nil {
 		return err
 	}
-	// The free pages too must be right, or the next write destroys something. This runs in a goroutine of bbolt's, where a
-	// fault would end the program; readAll went before it to the same pages.
+	// The list of free pages must be right too, or the next write destroys something. bbolt checks it in its own goroutine,
+	// where a fault would end the program; so readAll went through the same pages first.
 	return guard(func() error {
 		return db.View(func(tx *bolt.Tx) error {
 			var first error
@@ -45,7 +44,7 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	})
 }
 
-// readAll reads every key and value, and looks each key up again, so that every part of every page was used.
+// readAll reads every key and value and looks each key up again, so that every part of every page is used.
 func readAll(db *bolt.DB, fd *os.File) error {
 	return db.View(func(tx *bolt.Tx) error {
 		info, err := fd.Stat()
@@ -72,7 +71,7 @@ func readAll(db *bolt.DB, fd *os.File) error {
 			var before []byte
 			c := b.Cursor()
 			for k, v := c.First(); k != nil; k, v = c.Next() {
-				inline := b.Root() == 0 // a small bucket, of which bbolt may make a copy
+				inline := b.Root() == 0 // a small bucket, which bbolt may have copied out of the file
 				if !inline && !(within(db, tx, k) && within(db, tx, v)) {
 					return fmt.Errorf("%w: a key or value of %q isn't in the file", ErrDamaged, name)
 				}
@@ -93,18 +92,17 @@ func readAll(db *bolt.DB, fd *os.File) error {
 	})
 }
 
-// within reports whether the bytes lie in the mapped file: bbolt follows a position in a damaged page wherever it
-// leads.
+// within reports whether the bytes lie in the mapped file. bbolt follows a position in a damaged page wherever it leads.
 func within(db *bolt.DB, tx *bolt.Tx, b []byte) bool {
 	begin := db.Info().Data
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
 	return len(b) == 0 || at >= begin && at-begin <= uintptr(tx.Size()) && uintptr(len(b)) <= uintptr(tx.Size())-(at-begin)
 }
 
-// used keeps the compiler from leaving out what readAll reads.
+// used keeps the compiler from removing readAll's reads.
 var used atomic.Uint32
 
-// guard turns a panic, or a fault in the mapped file, into an error: bbolt panics over damaged pages.
+// guard turns a panic, or a fault in the mapped file, into an ErrDamaged: bbolt panics on damaged pages.
 func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
