@@ -67,7 +67,7 @@ func play(t *testing.T, p plan, v variant, log *slog.Logger) []finding {
 		panic(fmt.Sprintf("seed %d: time stands still\n%s", p.seed, stacks))
 	})
 	defer frozen.Stop()
-	return unknown(examine(simulate(t, p, v, log)))
+	return examine(simulate(t, p, v, log))
 }
 
 // patience is how long a simulation may take. Most take a tenth of a second, a wave of events some, and ten times as

@@ -268,7 +268,7 @@ func (t *truth) answer(a *answer) {
 		if a.asker == poller && !t.doubt {
 			t.away = &away
 		}
-		t.valid, t.doubt = a.at, a.asker != poller
+		t.valid, t.doubt = a.at, a.asker != poller || unsure // or was too old when it was looked at
 	}
 	switch {
 	case a.what == "empty" && empty:
