@@ -19,6 +19,7 @@ import (
 // Changes come in waves, each of as many events as FOREWARN_KILL_WAVE says. They count when a poll carried an
 // If-None-Match, because that is the ETag of a document that is committed; until then the document stays as it is.
 func TestKillAtAnyMomentLosesNothing(t *testing.T) {
+	t.Parallel()
 	rounds, wave := fromEnv(t, "FOREWARN_KILL_ROUNDS", 50), fromEnv(t, "FOREWARN_KILL_WAVE", 1)
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("FOREWARN_KILL_SEED"); s != "" {

@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -221,12 +223,20 @@ type source struct {
 	locals map[string]string // the name a file knows an import by → its path
 }
 
-// sources parses every Go file of the repository for every platform, except in folders that the go command skips.
+// sources returns every Go file of the repository.
 func sources(t *testing.T) []source {
 	t.Helper()
-	var all []source
+	all, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// parsed parses every Go file of the repository for every platform, except in folders that the go command skips.
+var parsed = sync.OnceValues(func() (all []source, err error) {
 	set := token.NewFileSet()
-	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -263,21 +273,18 @@ func sources(t *testing.T) []source {
 				local = spec.Name.Name
 			}
 			if local == "." {
-				t.Errorf("%s: a dot import hides what is used from where", f.at(spec))
+				return fmt.Errorf("%s: a dot import hides what is used from where", f.at(spec))
 			}
 			f.locals[local] = importPath(spec)
 		}
 		all = append(all, f)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("no Go file under %s", root)
 	}
-	if len(all) == 0 {
-		t.Fatalf("no Go file under %s", root)
-	}
-	return all
-}
+	return all, err
+})
 
 // in tells whether the file lies in folder or below it.
 func (s source) in(folder string) bool {

@@ -144,6 +144,7 @@ func (m *measured) wants(want map[string]float64) (all map[string]float64) {
 
 // Every series is there with 0 from the start, for each sink and reason, before anything happened.
 func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
+	t.Parallel()
 	m := measure(t, map[string]error{"a": nil, "b": nil})
 	want := map[string]float64{
 		`forewarn_poll_last_success_timestamp_seconds`: 0, `forewarn_document_incarnation`: 0,
@@ -179,6 +180,7 @@ func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 // The metrics say what happened, and how things are. What happened stays through a reload; a sink that is new has its
 // series at once, one that is gone has no gauges when nothing is owed to it.
 func TestMetricsSayWhatHappened(t *testing.T) {
+	t.Parallel()
 	m := measure(t, map[string]error{"well": nil, "strict": delivery.ErrRejected,
 		"busy": &delivery.RetryAfter{After: time.Hour, Err: errors.New("busy")}})
 	m.run()
@@ -241,6 +243,7 @@ func TestMetricsSayWhatHappened(t *testing.T) {
 
 // Text from Azure cannot spoil the metrics, however it looks.
 func TestMetricsTakeAnyTextFromAzure(t *testing.T) {
+	t.Parallel()
 	m := measure(t, map[string]error{"a": nil})
 	m.azure.SetDocument([]byte(`{"DocumentIncarnation":"later","Events":[
 		{"EventId":"a\"}\n1","EventType":"` + strings.Repeat("ä", 100) + `\u0000\"\n","EventStatus":"\ud800","Resources":["vm-0"]},
@@ -251,6 +254,7 @@ func TestMetricsTakeAnyTextFromAzure(t *testing.T) {
 
 // /metrics is what Prometheus wants it to be.
 func TestMetricsPleasePromtool(t *testing.T) {
+	t.Parallel()
 	promtool := promtool(t)
 	m := measure(t, map[string]error{"a": nil})
 	m.run()

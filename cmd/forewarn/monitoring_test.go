@@ -92,6 +92,7 @@ func readExample(t *testing.T, v any, path ...string) {
 // The alerts ask only for metrics that there are, say what to do, and each has a unit test in which it fires and one in
 // which it does not.
 func TestAlertsAskForMetricsThatExist(t *testing.T) {
+	t.Parallel()
 	var rules ruleFile
 	var tests ruleTests
 	readExample(t, &rules, monitoring, "forewarn.rules.yaml")
@@ -131,6 +132,7 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 
 // Prometheus takes the example's settings and alerts, and the alerts pass their unit tests.
 func TestPrometheusTakesTheExamples(t *testing.T) {
+	t.Parallel()
 	promtool := promtool(t)
 	for _, args := range [][]string{
 		{"check", "config", "prometheus.yaml"},
@@ -160,6 +162,7 @@ type dashboard struct {
 
 // The dashboard's queries ask only for metrics that there are, Prometheus understands them, and no panel hides another.
 func TestDashboardAsksForMetricsThatExist(t *testing.T) {
+	t.Parallel()
 	var d dashboard
 	readExample(t, &d, dashboards, "forewarn.json")
 	if d.UID == "" || len(d.Panels) == 0 {

@@ -125,6 +125,7 @@ func notifySettings(t *testing.T, endpoint string) string {
 // The service manager hears that forewarn is ready before Azure has answered, what it waits for, each turn of the poll
 // loop, a reload with its beginning and end, also one that is refused, and the stop.
 func TestServiceManagerHearsTheWholeLife(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	azure.SetFault(imdstest.Fault{Status: 503})
 	m, config := newManager(t), notifySettings(t, azure.URL)
@@ -191,6 +192,7 @@ func TestNothingButThePollLoopFeedsTheWatchdog(t *testing.T) {
 
 // A watchdog that would bite while Azure takes its time is said at the start; without one, nothing is fed.
 func TestTheWatchdogMustBePatient(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	for _, tt := range []struct {
 		env    []string

@@ -131,6 +131,7 @@ func TestReadmeStart(t *testing.T) {
 
 // The lines that the documents give to try it work, one after the other, with free ports in the place of those they name.
 func TestLinesToTryItWork(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		document, section string
 		last              string // how the last line is run, if it would not end

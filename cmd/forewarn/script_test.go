@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	}
 	// They mostly wait for processes and sockets, so more of them run at a time than there are processors. -parallel
 	// beats it.
-	if err := flag.Set("test.parallel", "8"); err != nil {
+	if err := flag.Set("test.parallel", "16"); err != nil {
 		panic(err)
 	}
 	testscript.Main(m, map[string]func(){"forewarn": command, "ctrl-c": ctrlC})
@@ -86,6 +86,7 @@ func command() {
 //	                                     and writers but not for renaming; release lets go of it
 //	get PORT/PATH STATUS REGEXP          what is answered over HTTP (waits for it)
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir:   filepath.Join("testdata", "script"),
 		Setup: setUp,

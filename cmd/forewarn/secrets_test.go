@@ -20,6 +20,7 @@ import (
 // No secret of the settings leaves the program but to its destination: not in its log, on its page, in metrics or in
 // what its commands print, nor is it in its state, while destinations say back whatever they were told.
 func TestNoSecretIsSeenAnywhere(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)

@@ -139,6 +139,7 @@ func TestNeitherSlackNorMailDelaysTheOthers(t *testing.T) {
 
 // check --connect reaches each destination and sends nothing; it says which cannot be reached.
 func TestCheckConnectSendsNothing(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	six := everyKind(t)
 	six.configure(azure.URL)
@@ -184,6 +185,7 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 // send puts a message marked TEST through the real sinks, one that acts only when it is named, and its exit code is
 // that of the worst answer.
 func TestSendThroughEveryKind(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	six := everyKind(t)
 	six.configure(azure.URL)
@@ -244,6 +246,7 @@ func TestSendThroughEveryKind(t *testing.T) {
 
 // render prints what would leave through each kind, and the same text in JSON.
 func TestRenderEveryKind(t *testing.T) {
+	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	six := everyKind(t)
 	six.configure(azure.URL)
@@ -272,76 +275,55 @@ func TestRenderEveryKind(t *testing.T) {
 // Text that is hostile, overlong or no text at all comes out right or cut at every destination, and nothing is stuck.
 func TestHostileTextReachesEveryKind(t *testing.T) {
 	t.Parallel()
-	azure := imdstest.Serve(t, imdstest.Options{
-		VMs: []string{"vm-0"}, Instance: imdstest.Instance{ResourceGroup: `prod "&<db>` + "\u202e\u200f"},
-	})
-	six := everyKind(t)
-	six.run(azure.URL)
-	hostile := map[string]string{
+	for name, text := range map[string]string{
 		"quotes":     `"' ` + "`" + `\ {{.id}} $HOME $(id)`,
 		"newlines":   "one\r\nSubject: two\r\n.\r\nthree\u2028four\x00\x1b[31m",
 		"script":     `<script>alert("1")</script> & <!channel>`,
 		"directions": "abc\u202edefg\u2066h\u200fi",
 		"long":       strings.Repeat("<&é\" ", 100<<10/6),
 		"word":       strings.Repeat("x", 100<<10),
-	}
-	quoted := func(text string) string {
-		b, err := json.Marshal(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	texts := map[string]string{"invalid": "\"a\xff\xfeb\xc3(\""} // as JSON
-	for name, text := range hostile {
-		texts[name] = quoted(text)
-	}
-	names := make([]string, 0, len(texts))
-	for name := range texts {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	incarnation := 1
-	for _, name := range names {
-		text, id := texts[name], eventID(name)
-		entry := func(status string) {
-			incarnation++
-			azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[{"EventId":%q,"EventStatus":%q,"EventType":"Reboot",`+
-				`"ResourceType":"VirtualMachine","Resources":["vm-0",%s],"NotBefore":"","Description":%s,"EventSource":"Platform",`+
-				`"DurationInSeconds":-1,"Tags":{%[5]s:%[5]s}}]}`, incarnation, id, status, text, text))
-		}
-		entry("Scheduled")
-		six.hear(id+"-scheduled", 0)
-		entry("Started")
-		six.hear(id+"-started", 0)
-	}
-	six.quiet()
-
-	// What is JSON holds the text itself, up to its bound; people get one without what could mislead them.
-	for name, text := range hostile {
-		for kind, ces := range map[string][][]byte{"webhook": six.hook.all(), "file": lines(six.audit), "exec": lines(six.ran)} {
-			found := false
-			for _, raw := range ces {
-				var ce struct {
-					ID   string
-					Data struct{ Event struct{ Description string } }
-				}
-				if err := json.Unmarshal(raw, &ce); err != nil {
-					t.Fatalf("%s got %.200q: %v", kind, raw, err)
-				}
-				if ce.ID != eventID(name)+"-scheduled" {
-					continue
-				}
-				found = true
-				if got := ce.Data.Event.Description; got != text && !(len(got) > 15<<10 && strings.HasPrefix(text, got)) {
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // Slack takes one message a second
+			quoted, err := json.Marshal(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			six := hearsText(t, string(quoted))
+			// What is JSON holds the text itself, up to its bound.
+			for kind, ces := range map[string][][]byte{
+				"webhook": six.hook.all(), "file": lines(six.audit), "exec": lines(six.ran),
+			} {
+				got := description(t, ces)
+				if got != text && !(len(got) > 15<<10 && strings.HasPrefix(text, got)) {
 					t.Errorf("%s got the description %.200q, want %.200q", kind, got, text)
 				}
 			}
-			if !found {
-				t.Errorf("%s never got %s", kind, name)
-			}
-		}
+		})
 	}
+	t.Run("no UTF-8", func(t *testing.T) {
+		t.Parallel()
+		hearsText(t, "\"a\xff\xfeb\xc3(\"")
+	})
+}
+
+// hearsText has a destination of every kind hear of an event that is full of a text, given as JSON. People get it
+// without what could mislead them.
+func hearsText(t *testing.T, text string) *six {
+	t.Helper()
+	azure := imdstest.Serve(t, imdstest.Options{
+		VMs: []string{"vm-0"}, Instance: imdstest.Instance{ResourceGroup: `prod "&<db>` + "\u202e\u200f"},
+	})
+	six := everyKind(t)
+	six.run(azure.URL)
+	id := eventID("hostile")
+	for i, status := range []string{"Scheduled", "Started"} {
+		azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[{"EventId":%q,"EventStatus":%q,"EventType":"Reboot",`+
+			`"ResourceType":"VirtualMachine","Resources":["vm-0",%s],"NotBefore":"","Description":%s,"EventSource":"Platform",`+
+			`"DurationInSeconds":-1,"Tags":{%[5]s:%[5]s}}]}`, i+2, id, status, text, text))
+		six.hear(id+"-"+strings.ToLower(status), 0)
+	}
+	six.quiet()
 	for _, m := range six.chat.all() {
 		for _, bad := range []string{"<!channel>", "<script>", "\u202e", "\x1b"} {
 			if strings.Contains(m.text+m.blocks, bad) {
@@ -359,6 +341,25 @@ func TestHostileTextReachesEveryKind(t *testing.T) {
 			t.Errorf("the text of a mail is %d bytes, want valid UTF-8 of bounded length: %.300q", len(m.text), m.text)
 		}
 	}
+	return six
+}
+
+// description is the one that the CloudEvent of a scheduled event has.
+func description(t *testing.T, ces [][]byte) string {
+	t.Helper()
+	for _, raw := range ces {
+		var ce struct {
+			ID   string
+			Data struct{ Event struct{ Description string } }
+		}
+		if err := json.Unmarshal(raw, &ce); err != nil {
+			t.Fatalf("%.200q: %v", raw, err)
+		}
+		if strings.HasSuffix(ce.ID, "-scheduled") {
+			return ce.Data.Event.Description
+		}
+	}
+	return ""
 }
 
 // six is a real destination of every kind, and the settings for them.
