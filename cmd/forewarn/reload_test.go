@@ -104,8 +104,15 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 		}
 	}
 
-	// Nothing is heard while one change is owed: it is orphaned with its sink, and heard when both are back.
+	// One change is pending when its sink goes: it is orphaned with it, and heard when both are back.
 	r.take(head + stays + moved(0) + left)
+	pending := func() (n int) {
+		for _, s := range r.status().Sinks {
+			n += s.Pending
+		}
+		return n
+	}
+	r.until("nothing pending", func() bool { return pending() == 0 })
 	if err := leaves.answer("503"); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +122,7 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	r.until("an attempt", func() bool { return slices.Contains(leaves.seen(), last+"-scheduled") })
 	r.take(head + stays + moved(0))
 	if s := r.sink("leaves"); s.State != bridge.SinkOrphaned || s.Pending != 1 {
-		t.Errorf("a sink that is gone is %q with %d owed, want %s with 1", s.State, s.Pending, bridge.SinkOrphaned)
+		t.Errorf("a sink that is gone is %q with %d pending, want %s with 1", s.State, s.Pending, bridge.SinkOrphaned)
 	}
 	if err := leaves.answer("up"); err != nil {
 		t.Fatal(err)
@@ -125,17 +132,11 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	}
 	r.write(head + stays + moved(0) + left + renamed)
 	_ = signalProcess(fw.Process, "HUP")
-	r.until("what was owed", func() bool { return slices.Contains(leaves.accepted(), last+"-scheduled") })
+	r.until("what was pending", func() bool { return slices.Contains(leaves.accepted(), last+"-scheduled") })
 	if s := r.sink("leaves"); s.State == bridge.SinkOrphaned {
 		t.Errorf("a sink that returned is %q", s.State)
 	}
-	owed := func() (n int) {
-		for _, s := range r.status().Sinks {
-			n += s.Pending
-		}
-		return n
-	}
-	r.until("nothing owed", func() bool { return owed() == 0 })
+	r.until("nothing pending", func() bool { return pending() == 0 })
 
 	var histories []bridge.EventHistory
 	r.ask(&histories, "history", "-o", "json")
