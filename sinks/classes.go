@@ -69,6 +69,34 @@ func alertOf(err error) (uint64, bool) {
 	return v.Uint(), true
 }
 
+// A verdict is an error of a known class: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help. Its text
+// does not name the class.
+type verdict struct {
+	class error
+	text  string
+}
+
+func (e *verdict) Error() string { return e.text }
+func (e *verdict) Unwrap() error { return e.class }
+
+// say returns an error of a class, or one to retry if class is nil. It wraps nothing else: the text of a wrapped error
+// may hold what the veil took out.
+func say(class error, text string) error {
+	if class == nil {
+		return errors.New(text)
+	}
+	return fmt.Errorf("%w: %s", class, text)
+}
+
+// failure returns the error of an attempt that got no answer from an address: that ctx ended, or else err, which has the
+// class.
+func failure(ctx context.Context, v *veil, from string, class, err error) error {
+	if ended(ctx) {
+		return noAnswer(ctx, v.over(from))
+	}
+	return say(class, v.line(from+": "+err.Error(), false, 500))
+}
+
 func oneOf[T comparable](v T, values ...T) bool { return slices.Contains(values, v) }
 
 // noAnswer returns the error for a ctx that ended before there was an answer.

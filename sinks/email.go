@@ -226,9 +226,6 @@ func (m *email) tryHTML(f map[string]any) error { return m.html.Execute(io.Disca
 // Deliver sends one mail to those who do not have it yet. It is accepted when everybody has it but those whom the
 // server refuses for good, and rejected when it refuses all. The progress is the list of addresses that have the mail.
 func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
 	message, err := m.compose(batch, m.messageID(batch))
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)

@@ -51,7 +51,7 @@ const (
 	maxEvent    = 64 << 10               // of all those of a CloudEvent; Linux takes 128 KiB at the very least
 	maxOwn      = 32 << 10               // of one variable of the settings
 	maxOutput   = 4 << 10                // of the output that is logged
-	keptOutput  = 8 << 10                // of its beginning, and of its end, before secrets are taken out
+	keptOutput  = 16 << 10               // of the output before secrets are taken out, half of it from its end
 )
 
 // command runs a program for each CloudEvent.
@@ -278,7 +278,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %v", limit.Round(time.Second)))
 		defer cancel()
 	}
-	var out output
+	out := output{most: keptOutput}
 	began := c.now()
 	state, err := c.run(ctx, path, env, input, &out)
 	if err != nil {
@@ -525,42 +525,33 @@ func (c *command) Connect(context.Context) (string, error) {
 	return path + " is there and may be run", nil
 }
 
-// output keeps the beginning and the end of what a program says. It is for one goroutine at a time.
+// output keeps the first and the last bytes of what a program writes, as many of each. It is for one goroutine at a
+// time.
 type output struct {
-	head, tail []byte
-	lost       int // bytes between them
+	most int // bytes that are kept
+	kept []byte
+	cut  bool // bytes are missing from the middle of kept
 }
 
 func (o *output) Write(p []byte) (int, error) {
-	n := len(p)
-	if room := keptOutput - len(o.head); room > 0 {
-		room = min(room, len(p))
-		o.head = append(o.head, p[:room]...)
-		p = p[room:]
+	o.kept = append(o.kept, p...)
+	if over := len(o.kept) - o.most; over > 0 {
+		o.kept, o.cut = slices.Delete(o.kept, o.most/2, o.most/2+over), true
 	}
-	if over := len(p) - keptOutput; over > 0 {
-		o.lost += over
-		p = p[over:]
-	}
-	if over := len(o.tail) + len(p) - keptOutput; over > 0 {
-		o.lost += over
-		o.tail = append(o.tail[:0], o.tail[over:]...)
-	}
-	o.tail = append(o.tail, p...)
-	return n, nil
+	return len(p), nil
 }
 
-// text is what of the output is logged: printable lines without secrets, at most maxOutput bytes.
+// text returns what is logged of the output: printable lines without secrets, at most maxOutput bytes.
 func (o *output) text(v *veil) string {
-	if o.lost == 0 {
-		all := lines(v, v.over(string(o.head)+string(o.tail)))
+	if !o.cut {
+		all := lines(v, v.over(string(o.kept)))
 		if len(all) <= maxOutput {
 			return all
 		}
 		return shorten(all, all)
 	}
-	head, tail := v.over(string(o.head)), v.over(string(o.tail))
-	// Where the output was cut, it may be inside a secret.
+	head, tail := v.over(string(o.kept[:o.most/2])), v.over(string(o.kept[o.most/2:]))
+	// The cut may be inside a secret.
 	return shorten(lines(v, head[:max(0, len(head)-v.longest)]), lines(v, tail[min(len(tail), v.longest):]))
 }
 

@@ -53,6 +53,7 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 
 // stream writes one CloudEvent a line to a stream that is somebody else's.
 type stream struct {
+	jsonLine
 	w    io.Writer
 	torn bool // the last line was not written to its end
 }
@@ -77,13 +78,11 @@ func (s *stream) Deliver(ctx context.Context, batch []delivery.Delivery) (delive
 	return delivery.Answer{Status: "written"}, nil
 }
 
-// Render shows the line.
-func (s *stream) Render(d delivery.Delivery) (string, error) { return renderLine(d) }
+// jsonLine is what a CloudEvent becomes in a file and on a stream.
+type jsonLine struct{}
 
-// Render shows the line.
-func (f *file) Render(d delivery.Delivery) (string, error) { return renderLine(d) }
-
-func renderLine(d delivery.Delivery) (string, error) {
+// Render returns the line.
+func (jsonLine) Render(d delivery.Delivery) (string, error) {
 	line, err := jsonLines([]delivery.Delivery{d})
 	return string(line), err
 }
@@ -132,6 +131,7 @@ func exists(path string) bool {
 // file appends one CloudEvent a line to a file. Between two deliveries it holds nothing open, so that the file may be
 // renamed, rotated by others or taken away at any time.
 type file struct {
+	jsonLine
 	path     string
 	rotation rotation
 	log      *slog.Logger

@@ -119,7 +119,7 @@ func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
 	if slices.Contains(c.blockedOn, r.status) {
 		class = delivery.ErrBlocked
 	}
-	return judgeAs(class, r, origin(req.URL), v)
+	return judge(class, r, origin(req.URL), v)
 }
 
 // proxyOf is the proxy for a request, nil for none.
@@ -150,10 +150,7 @@ func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 	if err != nil {
 		// Nothing is left behind in the background, and the next attempt does not meet the same dead connection.
 		c.Close()
-		if ended(req.Context()) {
-			return response{}, noAnswer(req.Context(), v.over(origin(req.URL)))
-		}
-		return response{}, say(classOfFailure(err), v.line(origin(req.URL)+": "+err.Error(), false, 500))
+		return response{}, failure(req.Context(), v, origin(req.URL), classOfFailure(err), err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // what there is of it by the end of ctx
@@ -183,10 +180,8 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 		}
 	}
 	switch {
-	case err != nil && ended(ctx):
-		return "", noAnswer(ctx, v.over(origin(at)))
 	case err != nil:
-		return "", say(classOfFailure(err), v.line(origin(at)+": "+err.Error(), false, 500))
+		return "", failure(ctx, v, origin(at), classOfFailure(err), err)
 	case at != to:
 		return v.over("reached the proxy " + at.Host + "; what is behind it was not tried"), nil
 	case secure:
@@ -231,13 +226,8 @@ type response struct {
 	cut    bool
 }
 
-// judge says what becomes of a CloudEvent that was answered so.
-func judge(r response, origin string, v *veil) (delivery.Answer, error) {
-	return judgeAs(classOfStatus(r.status), r, origin, v)
-}
-
-// judgeAs is judge for an answer that means class if its status is not 2xx.
-func judgeAs(class error, r response, origin string, v *veil) (delivery.Answer, error) {
+// judge returns what a response means for the CloudEvent. The class counts if its status is not 2xx.
+func judge(class error, r response, origin string, v *veil) (delivery.Answer, error) {
 	answer := delivery.Answer{Status: statusLine(r.status), ID: v.line(requestID(r.header), false, 128)}
 	if r.status >= 200 && r.status <= 299 {
 		return answer, nil
@@ -249,20 +239,7 @@ func judgeAs(class error, r response, origin string, v *veil) (delivery.Answer, 
 	if excerpt := v.line(r.body, r.cut, 200); excerpt != "" {
 		text += ": " + excerpt
 	}
-	err := say(class, text)
-	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
-		err = &delivery.RetryAfter{After: after, Err: err}
-	}
-	return answer, err
-}
-
-// say makes an error of a class, or one to try again when class is nil. It wraps nothing else, because the text of a
-// wrapped error may hold what the veil took out.
-func say(class error, text string) error {
-	if class == nil {
-		return errors.New(text)
-	}
-	return fmt.Errorf("%w: %s", class, text)
+	return answer, r.later(say(class, text))
 }
 
 // proxyAnswer refuses a proxy's answer to CONNECT by its status. Whatever a proxy says, it says nothing about the
@@ -275,23 +252,12 @@ func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Resp
 	if class != nil {
 		class = delivery.ErrBlocked
 	}
-	return &proxyError{class, "the proxy answered " + statusLine(resp.StatusCode)}
+	return &verdict{class, "the proxy answered " + statusLine(resp.StatusCode)}
 }
-
-type proxyError struct {
-	class error
-	text  string
-}
-
-func (e *proxyError) Error() string { return e.text }
-func (e *proxyError) Unwrap() error { return e.class }
 
 // statusLine is a status with its registered name. What the destination calls it may be anything.
 func statusLine(status int) string {
-	if name := http.StatusText(status); name != "" {
-		return fmt.Sprintf("%d %s", status, name)
-	}
-	return fmt.Sprintf("%d", status)
+	return strings.TrimSpace(fmt.Sprint(status, " ", http.StatusText(status)))
 }
 
 // requestID is the id that the destination gave the request, to find it again in its logs.

@@ -257,7 +257,7 @@ func TestAnswerIDIsOneShortLine(t *testing.T) {
 		{"X-Ms-Request-Id", strings.Repeat("x", 500), strings.Repeat("x", 125) + "…"},
 		{"X-Unheard-Of", "abc", ""},
 	} {
-		answer, _ := judge(response{status: 200, header: http.Header{tt.header: {tt.value}}}, "http://x", new(veil))
+		answer, _ := judge(nil, response{status: 200, header: http.Header{tt.header: {tt.value}}}, "http://x", new(veil))
 		if answer.ID != tt.want {
 			t.Errorf("%s: %s gives %q, want %q", tt.header, tt.value, answer.ID, tt.want)
 		}
@@ -323,7 +323,7 @@ func FuzzJudge(f *testing.F) {
 		u, _ := url.Parse("https://user:s3cr3t-token@example.com/hook/s3cr3t-path?key=s3cr3t-query")
 		v.hideURL(u, "url")
 		r := response{status, http.Header{"X-Request-Id": {id}, "Retry-After": {after}, "Location": {location}}, body, cut}
-		answer, err := judge(r, "https://example.com", v)
+		answer, err := judge(classOfStatus(r.status), r, "https://example.com", v)
 		if (err == nil) != (status >= 200 && status <= 299) {
 			t.Errorf("%d gave %v", status, err)
 		}

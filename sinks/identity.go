@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -30,10 +29,10 @@ const renewBefore = 5 * time.Minute
 // An identity gets the tokens of a managed identity of this VM from the metadata service, which is never reached
 // through a proxy and never redirects. It keeps one in memory until shortly before its end.
 type identity struct {
-	settings  identitySettings
-	url       string
-	transport *http.Transport
-	now       func() time.Time
+	settings identitySettings
+	url      string
+	caller   *caller
+	now      func() time.Time
 
 	mu    sync.Mutex // for what follows
 	token Secret
@@ -55,13 +54,8 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 		query.Set("client_id", s.ClientID)
 	}
 	return &identity{
-		settings: s, now: time.Now,
+		settings: s, now: time.Now, caller: &caller{dial: h.dialer(connectTime)},
 		url: h.Endpoint + "/metadata/identity/oauth2/token?" + query.Encode(),
-		// Without Proxy there is none. Connections are not kept, because tokens last for hours.
-		transport: &http.Transport{
-			DialContext: h.dialer(connectTime), DisableCompression: true, DisableKeepAlives: true,
-			MaxResponseHeaderBytes: maxAnswer,
-		},
 	}, wrong.err()
 }
 
@@ -97,36 +91,28 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 		return "", 0, fmt.Errorf("%w: token of the managed identity: %w", delivery.ErrBlocked, err)
 	}
 	req.Header.Set("Metadata", "true")
-	resp, err := i.transport.RoundTrip(req)
+	r, err := i.caller.fetch(req, new(veil))
 	if err != nil {
-		if ended := context.Cause(ctx); ended != nil {
-			err = ended
-		}
 		return "", 0, fmt.Errorf("token of the managed identity: %w", err)
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil && resp.StatusCode == http.StatusOK {
-		return "", 0, fmt.Errorf("token of the managed identity: read the answer: %w", err)
+	i.caller.Close() // a token lasts for hours
+	if r.status != http.StatusOK {
+		return "", 0, r.later(i.refused(r.status, r.body))
 	}
-	if resp.StatusCode != http.StatusOK {
-		err := i.refused(resp.StatusCode, body)
-		if after, ok := retryAfter(resp.Header.Get("Retry-After"), sentAt(resp.Header)); ok {
-			err = &delivery.RetryAfter{After: after, Err: err}
-		}
-		return "", 0, err
+	if r.cut {
+		return "", 0, errors.New("token of the managed identity: read the answer: it ends early")
 	}
-	return readToken(body, i.now())
+	return readToken(r.body, i.now())
 }
 
 // refused says what it means that there is no token. Of all refusals only those that the metadata service itself calls
 // passing are tried again: 404 and 410 are its answers while it is being updated. Only 400 says that there is no
 // identity.
-func (i *identity) refused(status int, body []byte) error {
+func (i *identity) refused(status int, body string) error {
 	var why struct {
 		Description string `json:"error_description"`
 	}
-	json.Unmarshal(body, &why) // a refusal need not be JSON
+	json.Unmarshal([]byte(body), &why) // a refusal need not be JSON
 	text := "token of the managed identity: " + statusLine(status)
 	if said := new(veil).line(why.Description, false, 300); said != "" {
 		text += ": " + said
@@ -146,13 +132,13 @@ func (i *identity) refused(status int, body []byte) error {
 
 // readToken takes the token out of an answer. How long it lasts goes by the answer's own count of seconds, so that our
 // clock need not be right; without that, by the time of its end.
-func readToken(body []byte, now time.Time) (token string, life time.Duration, err error) {
+func readToken(body string, now time.Time) (token string, life time.Duration, err error) {
 	var a struct {
 		Token string `json:"access_token"`
 		In    count  `json:"expires_in"`
 		On    count  `json:"expires_on"`
 	}
-	if json.Unmarshal(body, &a) != nil || a.Token == "" || !validHeaderValue(a.Token) { // the error may show it
+	if json.Unmarshal([]byte(body), &a) != nil || a.Token == "" || !validHeaderValue(a.Token) { // the error may show it
 		return "", 0, errors.New("token of the managed identity: unexpected answer from the metadata service")
 	}
 	switch {

@@ -174,7 +174,7 @@ func TestLifeOfAToken(t *testing.T) {
 		{`"token_type":"Bearer"`, 0},
 		{`"expires_in":"99999999999999999999"`, 0},
 	} {
-		_, got, err := readToken([]byte(`{"access_token":"t",`+tt.answer+`}`), monday)
+		_, got, err := readToken(`{"access_token":"t",`+tt.answer+`}`, monday)
 		if err != nil || got != tt.want {
 			t.Errorf("%s lasts %v (%v), want %v", tt.answer, got, err, tt.want)
 		}
@@ -212,9 +212,9 @@ func FuzzIdentityAnswer(f *testing.F) {
 		var token string
 		var err error
 		if status == http.StatusOK {
-			token, _, err = readToken([]byte(body), monday)
+			token, _, err = readToken(body, monday)
 		} else {
-			err = i.refused(status, []byte(body))
+			err = i.refused(status, body)
 		}
 		switch {
 		case err == nil && (token == "" || !validHeaderValue(token)):

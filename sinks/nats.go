@@ -91,9 +91,6 @@ func (n *natsSink) notes() []string {
 
 // Deliver publishes the CloudEvent of the batch, which holds one. A copy that the stream has already is accepted.
 func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
 	msg, err := n.message(batch[0].Event)
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)

@@ -165,12 +165,10 @@ func (s *natsSession) during(ctx context.Context, do func(context.Context) error
 	}
 	if ended(ctx) {
 		s.hangUp(errNoAnswer) // before anybody uses it again
-		return noAnswer(ctx, s.access.veil.over(server))
-	}
-	if cause := context.Cause(inner); cause != nil {
+	} else if cause := context.Cause(inner); cause != nil {
 		err = cause
 	}
-	return say(classOfNATS(err), s.access.veil.line(server+": "+err.Error(), false, 500))
+	return failure(ctx, s.access.veil, server, classOfNATS(err), err)
 }
 
 // begin makes fail end what is under way on the connection, whose server may say as much again; ok says whether there
@@ -262,14 +260,6 @@ func (e natsSaid) Is(err error) bool {
 	return strings.HasPrefix("nats: "+strings.ToLower(string(e)), err.Error())
 }
 
-// A natsVerdict is an answer whose class is known from what was asked.
-type natsVerdict struct {
-	class error // delivery.ErrRejected, delivery.ErrBlocked, or nil for try again
-	text  string
-}
-
-func (e *natsVerdict) Error() string { return e.text }
-
 // natsRefusals are errors that last until somebody acts. For some the server and nats.go have different words.
 var natsRefusals = []error{
 	nats.ErrAuthorization, nats.ErrAuthRevoked, nats.ErrAuthExpired, nats.ErrAccountAuthExpired,
@@ -290,7 +280,7 @@ const (
 // classOfNATS says what an error means: delivery.ErrRejected, delivery.ErrBlocked, or nil for try again. A full stream,
 // missing servers and missing leaders may mend.
 func classOfNATS(err error) error {
-	if e, ok := errors.AsType[*natsVerdict](err); ok {
+	if e, ok := errors.AsType[*verdict](err); ok {
 		return e.class
 	}
 	for _, refusal := range natsRefusals {

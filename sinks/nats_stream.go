@@ -155,7 +155,7 @@ func unprovided(verb, name string, err error) error {
 	if !oneOf(e.Code, 429, 503) {
 		class = delivery.ErrBlocked
 	}
-	return &natsVerdict{class, fmt.Sprintf("%s stream %s: %s (%d)", verb, name, e.Description, e.ErrorCode)}
+	return &verdict{class, fmt.Sprintf("%s stream %s: %s (%d)", verb, name, e.Description, e.ErrorCode)}
 }
 
 // unanswered is an error of asking JetStream for something. When nobody answers there is no JetStream at all.
@@ -163,7 +163,7 @@ func unanswered(doing string, err error) error {
 	for _, none := range []error{nats.ErrNoResponders, jetstream.ErrJetStreamNotEnabled,
 		jetstream.ErrJetStreamNotEnabledForAccount} {
 		if errors.Is(err, none) {
-			return &natsVerdict{delivery.ErrBlocked,
+			return &verdict{delivery.ErrBlocked,
 				doing + ": there is no JetStream for this account, or not in this domain; enable it, or set core: true to " +
 					"send without a stream"}
 		}
@@ -188,7 +188,7 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 		return n.taken(ctx, s, msg)
 	}
 	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
-		err = &natsVerdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
+		err = &verdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
 			e.ErrorCode)}
 	}
 	return delivery.Answer{}, err
@@ -229,7 +229,7 @@ func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	}
 	id := msg.Header.Get(jetstream.MsgIDHeader)
 	if other := stored.Header.Get(jetstream.MsgIDHeader); other != id {
-		return delivery.Answer{}, &natsVerdict{delivery.ErrRejected,
+		return delivery.Answer{}, &verdict{delivery.ErrRejected,
 			fmt.Sprintf("stream %s holds another message of %s, message %d with id %q",
 				name, msg.Subject, stored.Sequence, other)}
 	}
@@ -241,7 +241,7 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	switch {
 	case err == nil:
-		return &natsVerdict{nil, fmt.Sprintf("stream %s, which takes %s, does not answer; it may have no leader just now",
+		return &verdict{nil, fmt.Sprintf("stream %s, which takes %s, does not answer; it may have no leader just now",
 			name, subject)}
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return n.noStream(subject)
@@ -250,7 +250,7 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 }
 
 func (n *natsSink) noStream(subject string) error {
-	return &natsVerdict{delivery.ErrBlocked,
+	return &verdict{delivery.ErrBlocked,
 		fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
 			"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
 }

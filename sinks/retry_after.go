@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"forewarn/bridge/delivery"
 )
 
 // maxRetryAfter bounds what a destination may ask for, so that a large number does not overflow.
@@ -30,6 +32,14 @@ func retryAfter(value string, sent time.Time) (time.Duration, bool) {
 	}
 	after := min(at.Sub(sent), maxRetryAfter)
 	return max(after, 0), after > 0
+}
+
+// later returns err with the Retry-After of a response, if it has one.
+func (r response) later(err error) error {
+	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
+		return &delivery.RetryAfter{After: after, Err: err}
+	}
+	return err
 }
 
 // sentAt returns the Date of an answer: the destination's clock, so that this VM's clock need not be right.

@@ -263,9 +263,6 @@ func (k *slackSink) Close() error { return k.caller.Close() }
 
 // Deliver tells people of the batch: one change, or several events at once as a group.
 func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
 	a, err := k.open(nil)
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -530,7 +527,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if r.status == http.StatusProxyAuthRequired {
-		_, err := judge(r, origin(a.hook), a.veil)
+		_, err := judge(classOfStatus(r.status), r, origin(a.hook), a.veil)
 		return "", err
 	}
 	return "reached " + a.veil.over(origin(a.hook)) + "; whether it knows the webhook only a message shows", nil

@@ -36,9 +36,9 @@ type slackAPI struct {
 	place   string // where the secret stands, for people
 	channel string // in the settings
 
-	to      *url.URL    // of the API, or hook
-	inClear bool        // anybody on the way can read the secret
-	header  http.Header // of the last answer
+	to      *url.URL // of the API, or hook
+	inClear bool     // anybody on the way can read the secret
+	last    response // of Slack
 }
 
 // slackMessage is what a message shows.
@@ -138,7 +138,7 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.header = r.header
+	a.last = r
 	var reply slackReply
 	if json.Unmarshal([]byte(r.body), &reply) != nil {
 		reply = slackReply{} // no answer of Slack's
@@ -149,7 +149,7 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	case r.cut && ended(req.Context()):
 		return nil, noAnswer(req.Context(), a.veil.over(origin(req.URL)))
 	case r.status/100 != 2 && (!known || classOfStatus(r.status) == nil): // what a busy Slack says is of no weight
-		_, err := judge(r, a.veil.over(origin(req.URL)), a.veil)
+		_, err := judge(classOfStatus(r.status), r, a.veil.over(origin(req.URL)), a.veil)
 		return nil, err
 	case reply.OK && r.status == http.StatusOK && (!isChat || a.mayKeep(reply.Channel) && a.mayKeep(reply.TS)):
 	case reply.OK || reply.Error == "":
@@ -202,7 +202,7 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	if err != nil {
 		return err
 	}
-	a.header = r.header
+	a.last = r
 	var reply struct {
 		OK, Success *bool
 		Error       string
@@ -219,7 +219,7 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	case known && (r.status/100 == 2 || classOfStatus(r.status) != nil):
 		return a.refusal(slack.SlackErrorResponse{Err: code})
 	case r.status/100 != 2:
-		_, err := judge(r, a.veil.over(origin(req.URL)), a.veil)
+		_, err := judge(classOfStatus(r.status), r, a.veil.over(origin(req.URL)), a.veil)
 		return err
 	case no || strings.HasPrefix(code, "<"):
 		return a.notSlack(req, r)
@@ -227,15 +227,13 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	return nil
 }
 
-// slackError is an error that Slack has a name for.
+// slackError is an error with the name that Slack has for it.
 type slackError struct {
-	code  string
-	class error // nil for try again
-	text  string
+	code string
+	error
 }
 
-func (e *slackError) Error() string { return e.text }
-func (e *slackError) Unwrap() error { return e.class }
+func (e *slackError) Unwrap() error { return e.error }
 
 // hasCode reports whether Slack answered one of these errors.
 func hasCode(err error, codes ...string) bool {
@@ -261,11 +259,7 @@ func (a *slackAPI) refusal(err error) error {
 	if kind.remedy != "" && (a.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
 		text += ": " + strings.NewReplacer("SECRET", a.place, "CHANNEL", a.channel).Replace(kind.remedy)
 	}
-	err = &slackError{code, kind.class, say(kind.class, text).Error()}
-	if after, ok := retryAfter(a.header.Get("Retry-After"), sentAt(a.header)); ok {
-		err = &delivery.RetryAfter{After: after, Err: err}
-	}
-	return err
+	return a.last.later(&slackError{code, say(kind.class, text)})
 }
 
 // slackErrorKinds are Slack's errors by what has to be done.

@@ -1,7 +1,6 @@
 package sinks
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -154,11 +153,8 @@ func (m *mailServer) failure(ctx context.Context, v *veil, err error) error {
 	if ended(ctx) {
 		return noAnswer(ctx, m.addr+m.hint(err))
 	}
-	return say(classOfMail(err), v.line(m.addr+": "+bare(err)+m.hint(err), false, 500))
+	return failure(ctx, v, m.addr, classOfMail(err), errors.New(err.Error()+m.hint(err)))
 }
-
-// bare is the text of an error without the class that it wraps.
-func bare(err error) string { return strings.TrimPrefix(err.Error(), delivery.ErrBlocked.Error()+": ") }
 
 // hint explains what an administrator of Azure meets first.
 func (m *mailServer) hint(err error) string {
@@ -177,10 +173,10 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 	defer cancel()
 	c := exec.Command(command[0], command[1:]...)
 	c.SysProcAttr, c.WaitDelay = processAttributes(account{}), outputWait
-	var out bytes.Buffer
-	c.Stdout = &bounded{&out, maxPrinted}
+	out := output{most: 2 * maxPrinted}
+	c.Stdout = &out
 	err := runGroup(ctx, c, 0)
-	token, _, _ := strings.Cut(out.String(), "\n")
+	token, _, _ := strings.Cut(string(out.kept[:min(len(out.kept), maxPrinted)]), "\n")
 	token = strings.TrimSpace(token)
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
@@ -193,19 +189,6 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 		return "", errors.New("token_command: it printed no token")
 	}
 	return token, nil
-}
-
-// bounded takes only so many bytes, and no others, without an error.
-type bounded struct {
-	b    *bytes.Buffer
-	left int
-}
-
-func (w *bounded) Write(p []byte) (int, error) {
-	n := min(len(p), w.left)
-	w.b.Write(p[:n])
-	w.left -= n
-	return len(p), nil
 }
 
 // classOfReply says what a reply of an SMTP server other than success means: nil for try again (RFC 5321, section
@@ -241,7 +224,7 @@ func classOfMail(err error) error {
 // sent, so that it says nothing about the CloudEvent.
 func aboutUs(err error) error {
 	if errors.Is(classOfMail(err), delivery.ErrRejected) {
-		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
+		return &verdict{delivery.ErrBlocked, err.Error()}
 	}
 	return err
 }
@@ -337,7 +320,7 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 		return nil
 	}
 	if ok, _ := s.client.Extension("STARTTLS"); !ok {
-		return fmt.Errorf("%w: %s offers no STARTTLS, which tls.mode starttls requires", delivery.ErrBlocked, addr)
+		return &verdict{delivery.ErrBlocked, addr + " offers no STARTTLS, which tls.mode starttls requires"}
 	}
 	return s.client.StartTLS(config)
 }
@@ -365,8 +348,8 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 	}
 	i := slices.IndexFunc(wanted, func(name string) bool { return slices.Contains(offered, name) })
 	if i < 0 {
-		return fmt.Errorf("%w: the server offers no %s to log in by, only %s", delivery.ErrBlocked,
-			strings.Join(wanted, ", "), strings.Join(offered, ", "))
+		return &verdict{delivery.ErrBlocked, fmt.Sprintf("the server offers no %s to log in by, only %s",
+			strings.Join(wanted, ", "), strings.Join(offered, ", "))}
 	}
 	s.mechanism = wanted[i]
 	err := s.client.Auth(map[string]smtp.Auth{
@@ -379,10 +362,7 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 		return nil
 	}
 	if reply, ok := errors.AsType[*textproto.Error](err); ok && reply.Code/100 == 3 {
-		return fmt.Errorf("%w: logging in by %s: the server went on asking", delivery.ErrBlocked, s.mechanism)
-	}
-	if errors.Is(err, delivery.ErrBlocked) {
-		return fmt.Errorf("%w: logging in by %s: %s", delivery.ErrBlocked, s.mechanism, bare(err))
+		return &verdict{delivery.ErrBlocked, "logging in by " + s.mechanism + ": the server went on asking"}
 	}
 	return fmt.Errorf("logging in by %s: %w", s.mechanism, s.cause(ctx, err))
 }
@@ -394,8 +374,8 @@ func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
 	for field := range strings.SplitSeq(string(said), ",") {
 		rounds, ok := strings.CutPrefix(field, "i=")
 		if n, err := strconv.Atoi(rounds); ok && err == nil && n > maxRounds {
-			return nil, fmt.Errorf("%w: the server asks for %d rounds of its hash, and at most %d are made",
-				delivery.ErrBlocked, n, maxRounds)
+			return nil, &verdict{delivery.ErrBlocked,
+				fmt.Sprintf("the server asks for %d rounds of its hash, and at most %d are made", n, maxRounds)}
 		}
 	}
 	return a.Auth.Next(said, more)

@@ -192,13 +192,10 @@ func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn
 	if err == nil {
 		err = k.connected(ctx, do)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case ended(ctx):
-		return noAnswer(ctx, k.to.String())
 	}
-	return say(classOfFailure(err), new(veil).line(k.to.String()+": "+err.Error(), false, 500))
+	return failure(ctx, new(veil), k.to.String(), classOfFailure(err), err)
 }
 
 func (k *syslogSink) connected(ctx context.Context, do func(context.Context, net.Conn, time.Duration) error) error {

@@ -272,9 +272,6 @@ func isJSON(content string) bool {
 // token that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may
 // stand in it, and a new one costs little.
 func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
 	a, err := w.secrets.read()
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
