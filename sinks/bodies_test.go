@@ -21,6 +21,7 @@ import (
 
 // Every ready-made body has the shape that its service documents, whatever has happened.
 func TestBodiesHaveTheShapeTheirServiceDocuments(t *testing.T) {
+	t.Parallel()
 	if len(templates.BodyNames()) == 0 {
 		t.Fatal("there are no bodies")
 	}
@@ -85,6 +86,7 @@ func TestTimesInBodiesAreShort(t *testing.T) {
 
 // Each ready-made body says a reboot and its end as these files show.
 func TestBodiesOfAReboot(t *testing.T) {
+	t.Parallel()
 	for _, name := range templates.BodyNames() {
 		var r recorder
 		settings := "url: " + serve(t, &r).URL + "\nbody: " + name

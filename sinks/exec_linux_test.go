@@ -72,6 +72,7 @@ func TestCommandHasASessionOfItsOwn(t *testing.T) {
 
 // A child that made itself a session of its own lives on and holds nobody up, though it keeps the output open.
 func TestDaemonHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
 	w := newWatch(t)
 	s := mustOpen(t, "exec", asCommand(t, "daemon", w.address()), testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
@@ -140,6 +141,7 @@ func TestCommandOutlivesThreads(t *testing.T) {
 
 // Root may run a command as another user, with the groups and the home of that one.
 func TestCommandRunsAsUser(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become another user")
 	}
@@ -168,6 +170,7 @@ func TestCommandRunsAsUser(t *testing.T) {
 
 // Who is not root is refused another user when the settings are read, not when it matters.
 func TestOnlyRootChoosesTheUser(t *testing.T) {
+	t.Parallel()
 	const settings = "command: [/bin/true]\nuser: nobody\n"
 	if os.Geteuid() != 0 {
 		wrongKey(t, "exec", settings, "user", "only root")

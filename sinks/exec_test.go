@@ -234,6 +234,7 @@ func execSecrets(t *testing.T) []secretPlace {
 
 // The exit code says what becomes of the CloudEvent, and the last line of the output why.
 func TestExitCodeIsTheAnswer(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		code, attempt int
 		class         error
@@ -340,6 +341,7 @@ func TestEnvironmentIsClean(t *testing.T) {
 // A CloudEvent may say anything: the command reads all of it on standard input, and the environment holds as much as every
 // kernel takes.
 func TestAnyTextReachesTheCommand(t *testing.T) {
+	t.Parallel()
 	for _, text := range []string{
 		"'\"`$(reboot)\\", "one\ntwo\r\n", "<script>alert(1)</script>", "\u202Eright to left\u200F", "=x; rm -rf /",
 		"nul\x00inside", "invalid\xff\xfeutf-8", strings.Repeat("long,", 20<<10),
@@ -402,6 +404,7 @@ func TestNoHalfNameOfAVM(t *testing.T) {
 
 // A command that reads nothing is no failure, however much there was to read.
 func TestCommandNeedNotRead(t *testing.T) {
+	t.Parallel()
 	d := deliveries(t)[0]
 	d.Event = d.Event.Clone()
 	if err := d.Event.SetData(event.ApplicationJSON, map[string]string{"long": strings.Repeat("x", 4<<20)}); err != nil {
@@ -533,6 +536,7 @@ func TestRunsGoSideBySide(t *testing.T) {
 
 // Of long output the log has the beginning and the end, in one record of bounded size.
 func TestLongOutputIsShortened(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	h := testHost(t)
 	h.Log = slog.New(slog.NewJSONHandler(&log, nil))
@@ -572,6 +576,7 @@ func TestCutOutputShowsNoHalfSecret(t *testing.T) {
 // The output of a command stays readable: everyday words and paths of the settings are no secrets. Any other value may
 // be one, however short, and so may everything that is kept apart from the settings.
 func TestOrdinaryWordsInOutputStayReadable(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path, word := filepath.Join(dir, "kubeconfig"), writeFile(t, "word", "production")
 	for _, tt := range []struct{ value, said, want string }{

@@ -80,10 +80,11 @@ func TestSinksUnderFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	destinations := f.destinations()
+	turns := &SlackTurns{pace: min(harm/300, slackPace)} // half an hour has Slack's own pace
 	routes := func() (all []bridge.Route) {
 		for _, d := range destinations {
 			h := testHost(t)
-			h.Name, h.Log = d.name, quiet
+			h.Name, h.Log, h.SlackTurns = d.name, quiet, turns
 			opened, err := open(d.kind, d.settings, h)
 			if err != nil {
 				t.Errorf("%s: %v\n%s", d.name, err, d.settings)

@@ -18,6 +18,7 @@ import (
 // Whatever stands in a text of Azure, it stays a text: in Slack it mentions nobody and links to nothing, in HTML it is
 // no markup, in a subject it is one line, and nothing grows without bound.
 func TestTextOfAzureStaysText(t *testing.T) {
+	t.Parallel()
 	for name, evil := range map[string]string{
 		"mentions":   `<!channel> <@U123> <!date^1^{time}|x> <https://evil.example|here> & &lt;`,
 		"script":     `<script>alert("1")</script><img src=x onerror=alert(1)>`,
@@ -142,6 +143,7 @@ func mrkdwn(t *testing.T, name string, i int, text string) {
 
 // A group of many says as many as can be read, and how many more there are.
 func TestLargeGroupsAreBounded(t *testing.T) {
+	t.Parallel()
 	batch := slices.Repeat(situations()["scheduled-many"].batch, 200)
 	f := fieldsOf(t, situation{batch: batch, now: told})
 	for _, text := range []string{render(t, texts.text, f), render(t, texts.slackBlocks, f)} {
@@ -153,6 +155,7 @@ func TestLargeGroupsAreBounded(t *testing.T) {
 
 // The texts need none of the fields of data: a CloudEvent that has lost them all is still told.
 func TestTextsNeedNothingOfData(t *testing.T) {
+	t.Parallel()
 	for name, s := range situations() {
 		f := fieldsOf(t, s)
 		odd := map[string]any{

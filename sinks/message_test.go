@@ -40,6 +40,7 @@ func TestRunbookLinksLeadSomewhere(t *testing.T) {
 
 // The texts for people can say every sample; the blocks are JSON.
 func TestDefaultTextsSayEverySample(t *testing.T) {
+	t.Parallel()
 	for name, text := range map[string]*templates.Template{
 		"slack text": templates.SlackText, "slack blocks": templates.SlackBlocks,
 		"email subject": templates.EmailSubject, "email text": templates.EmailText, "email html": templates.EmailHTML,

@@ -401,6 +401,7 @@ const (
 // Copies of a change from other VMs of the set are stored once, even when the stream has long forgotten its id, and are
 // accepted all the same; a second event of the same VM, and one that comes back, are never taken for copies.
 func TestNATSStoresEachChangeOnce(t *testing.T) {
+	t.Parallel()
 	srv := natsServe(t, nil)
 	_, js := natsClient(t, srv.ClientURL())
 	stream := natsStream(t, js, func(c *jetstream.StreamConfig) { c.Duplicates = 100 * time.Millisecond })

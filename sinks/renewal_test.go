@@ -19,6 +19,7 @@ import (
 // A secret in a file of any kind is read again on use: a sink whose destination refuses the old one is accepted with the
 // next attempt after another file was moved into its place. The file is among those that end the wait of a blocked sink.
 func TestEverySecretFileIsReadAgainOnUse(t *testing.T) {
+	t.Parallel()
 	hook := func(right func(r *http.Request, body string) bool) string {
 		return "url: " + serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if body, _ := io.ReadAll(r.Body); !right(r, string(body)) {

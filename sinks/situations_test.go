@@ -274,6 +274,7 @@ func render(t *testing.T, from *templates.Template, fields map[string]any) strin
 // Every situation is told in Slack and by mail as its file shows, whole. They are read by a person, so review them as
 // one who is woken by them.
 func TestWhatPeopleAreTold(t *testing.T) {
+	t.Parallel()
 	all := situations()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		f := fieldsOf(t, all[name])
@@ -327,6 +328,7 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 
 // No text says vanished or blocked to a person, or shows a field that is not there.
 func TestPeopleNeverReadTheWordsOfMachines(t *testing.T) {
+	t.Parallel()
 	for name, s := range situations() {
 		f := fieldsOf(t, s)
 		for _, reply := range []bool{false, true} {

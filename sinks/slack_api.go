@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -497,6 +498,8 @@ const slackPace = time.Second
 // SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero
 // value is ready to use, by several goroutines at once.
 type SlackTurns struct {
+	pace time.Duration // 0 is slackPace
+
 	mu   sync.Mutex
 	next map[string]time.Time // when a channel can take a message again, by its place
 }
@@ -516,7 +519,7 @@ func (s *SlackTurns) wait(ctx context.Context, place string) error {
 	if s.next == nil {
 		s.next = map[string]time.Time{}
 	}
-	s.next[place] = at.Add(slackPace)
+	s.next[place] = at.Add(cmp.Or(s.pace, slackPace))
 	s.mu.Unlock()
 	if !taken {
 		return context.Cause(ctx)

@@ -847,6 +847,7 @@ func TestSlackGoesOnWhereNothingCanBeEdited(t *testing.T) {
 
 // Whatever Azure and users put into texts, Slack gets a message within its limits, and nobody is mentioned by it.
 func TestSlackTakesEveryText(t *testing.T) {
+	t.Parallel()
 	w := newWorkspace(t)
 	l := newTeller(t, "token: "+slackToken+"\nchannel: '#ops'\napi_url: "+w.url+"/api\n")
 	for _, bad := range []string{
