@@ -509,7 +509,7 @@ func TestARuleThatGoesDuringTheLastLookApprovesNothing(t *testing.T) {
 	})
 }
 
-// A reload that puts another rule before the one that decided does not lose what is owed.
+// A reload that puts another rule before the one that decided loses nothing that is pending.
 func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 	platform := Rule{Filter: Filter{Only: Match{Types: TypesValues, Sources: []string{"Platform"}}}}
 	for claim, tt := range map[string]struct {
@@ -544,9 +544,9 @@ func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 	}
 }
 
-// Why event not approved is told while that is so: not of one that was approved by hand meanwhile, has begun, or
+// The status says why an event is not approved while that is so: not if it was approved by hand, has begun, or
 // that no rule is left for.
-func TestWhyAnEventIsNotApprovedIsToldWhileItIsSo(t *testing.T) {
+func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
 	for claim, then := range map[string]func(b *running){
 		"it was approved by hand": func(b *running) { b.ApproveNow(b.s.t.Context(), idA, b.s.shown(idA), "root") },
 		"it has begun":            func(b *running) { b.s.azure.Start(idA) },

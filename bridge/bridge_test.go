@@ -20,8 +20,8 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// The whole life of an event is told: scheduled, updated, started and vanished, once each and in order.
-func TestTheWholeLifeOfAnEventIsTold(t *testing.T) {
+// The whole life of an event is delivered: scheduled, updated, started and vanished, once each and in order.
+func TestTheWholeLifeOfAnEventIsDelivered(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{}
 		b := s.start(e.all("a"))
@@ -257,8 +257,8 @@ func TestACrashRepeatsWhatWasNotNotedWithTheSameID(t *testing.T) {
 	})
 }
 
-// When a delivery is made, it, and what was seen, is on disk.
-func TestADeliveryIsOwedBeforeItIsSent(t *testing.T) {
+// Before a delivery is attempted, it is stored on disk with what was seen.
+func TestADeliveryIsStoredBeforeItIsSent(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{}
 		var b *running
@@ -272,10 +272,10 @@ func TestADeliveryIsOwedBeforeItIsSent(t *testing.T) {
 				return nil
 			}
 			defer o.Close()
-			owed := slices.ContainsFunc(o.List(outbox.Selection{Route: "a", State: outbox.StatePending}), func(e outbox.Delivery) bool { return e.ID == d.Event.ID() })
+			pending := slices.ContainsFunc(o.List(outbox.Selection{Route: "a", State: outbox.StatePending}), func(e outbox.Delivery) bool { return e.ID == d.Event.ID() })
 			_, open := o.Groups()[idA]
-			if want := d.Event.Type() != cloudevent.EventPrefix+"vanished"; !owed || open != want {
-				t.Errorf("when %s is sent, the disk has it owed: %v, and the event open: %v", d.Event.ID(), owed, open)
+			if want := d.Event.Type() != cloudevent.EventPrefix+"vanished"; !pending || open != want {
+				t.Errorf("when %s is sent, it is pending on disk: %v, and the event open: %v", d.Event.ID(), pending, open)
 			}
 			body, err := o.Body(o.List(outbox.Selection{Route: "a"})[0].Seq())
 			if err != nil || !bytes.Contains(body, []byte(d.Event.ID())) {
@@ -395,7 +395,7 @@ func TestWhatWasAcceptedWhileBeingCutOffIsNotRepeated(t *testing.T) {
 		b.end()
 		wantIDs(t, e.ids(), idA+"-scheduled")
 		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
-			t.Errorf("it is still owed: %v", list)
+			t.Errorf("it is still pending: %v", list)
 		}
 	})
 }

@@ -340,7 +340,7 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			wantIDs(t, self.ids(), idA+"-scheduled", idA+"-started", idA+"-vanished")
 			wantIDs(t, leader.ids())
 			if list := b.Outbox.List(outbox.Selection{}); len(list) != 0 {
-				t.Errorf("what the filters refused is still owed: %v", list)
+				t.Errorf("what the filters refused is still pending: %v", list)
 			}
 			b.end()
 		})

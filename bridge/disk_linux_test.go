@@ -99,7 +99,7 @@ func TestAFullDiskSilencesNobody(t *testing.T) {
 				b.crash()
 				o := stored(t, s.dir)
 				if n, m := len(pendingIDs(o, "down")), len(deadIDs(o)); n+m != 61 || atStart && m == 0 {
-					t.Errorf("on disk are %d owed and %d dead letters, want 61 in all", n, m)
+					t.Errorf("on disk are %d pending and %d dead letters, want 61 in all", n, m)
 				}
 				if n := len(o.Groups()); n != 61 {
 					t.Errorf("%d events are open on disk, want 61", n)
@@ -141,7 +141,7 @@ func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
 		}
 		b.crash()
 		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
-			t.Errorf("on disk is still owed %v", list)
+			t.Errorf("on disk is still pending %v", list)
 		}
 	})
 }

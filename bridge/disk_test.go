@@ -197,7 +197,7 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 		pause(20 * time.Second)
 		got := e.ids()
 		slices.Sort(got)
-		// idA's scheduled twice: memory did not know that it was owed already.
+		// idA's scheduled twice: memory did not know that it was pending already.
 		wantIDs(t, got, idA+"-scheduled", idA+"-scheduled", idA+"-started", idB+"-scheduled", idB+"-vanished")
 		for _, h := range e.accepted() {
 			if h.Event.ID() == idB+"-vanished" && dataIn(t, h.Event).Outcome != cloudevent.OutcomeUnknown {
@@ -211,7 +211,7 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 		pause(2 * time.Second)
 		b.end()
 		if list := stored(t, s.dir).List(outbox.Selection{Route: "a"}); len(list) != 0 {
-			t.Errorf("still owed: %v", list)
+			t.Errorf("still pending: %v", list)
 		}
 	})
 }
@@ -341,9 +341,9 @@ func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
 	})
 }
 
-// A late file's backlog about an event that was told anew, or ended, is out of date for sinks that are told the state as
-// it is, and for a lead. Sinks that are told everything hear it.
-func TestALateFilesBacklogIsNotToldAsNews(t *testing.T) {
+// A late file's backlog about an event that was delivered anew, or ended, is out of date for sinks that want the latest
+// state, and for a lead. Sinks that want everything get it.
+func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
@@ -519,7 +519,7 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 		b.crash()
 		o := stored(t, s.dir)
 		if n, m, k := len(pendingIDs(o, "down")), len(deadIDs(o)), len(pendingIDs(o, "a")); n != 13 || m != 4 || k != 0 {
-			t.Errorf("on disk are %d owed and %d dead to the sink that is down, %d owed to the other; want 13, 4, 0", n, m, k)
+			t.Errorf("on disk are %d pending and %d dead to the sink that is down, %d pending to the other; want 13, 4, 0", n, m, k)
 		}
 	})
 }
@@ -558,7 +558,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 		}
 		b.crash()
 		if list := stored(t, s.dir).List(outbox.Selection{}); len(list) != 0 {
-			t.Errorf("owed are %v", list)
+			t.Errorf("pending are %v", list)
 		}
 	})
 	bubble(t, func(t *testing.T, s *stage) { // and a stop does not wait for it
@@ -628,7 +628,7 @@ func TestDamageWhileRunningLosesNothingThatIsKnown(t *testing.T) {
 				slices.Sort(kept)
 				wantIDs(t, kept, idA+"-scheduled", idA+"-started")
 				if o.Close(); len(pendingIDs(o, "a")) != 0 {
-					t.Errorf("a is owed %v", pendingIDs(o, "a"))
+					t.Errorf("a has pending %v", pendingIDs(o, "a"))
 				}
 				down.say(nil)
 				b = s.start(down.all("down"), e.all("a"))

@@ -17,7 +17,7 @@
 //  2. Pending before sent. The document seen and all its CloudEvents are one batch, on disk before the first byte
 //     leaves.
 //     A delivery is settled when the destination has accepted it.
-//     TestADeliveryIsOwedBeforeItIsSent, TestOneChangeIsOneBatch, TestReportsAreGrouped
+//     TestADeliveryIsStoredBeforeItIsSent, TestOneChangeIsOneBatch, TestReportsAreGrouped
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, from every VM.
 //     TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM, TestACrashRepeatsWhatWasNotNotedWithTheSameID
 //  4. In order, per destination and Azure event. Another event's changes wait at most for the attempt under way.
@@ -28,9 +28,9 @@
 //     and
 //     every loss of fidelity is logged.
 //     TestWhatIsRejectedIsKept, TestOldDeliveriesExpire, TestOverItsBoundsTheOldestOfTheFullestGoes,
-//     TestDeadLettersAreToldTogether
+//     TestDeadLettersAreReportedTogether
 //  7. Every change of an event is delivered, also changes while the bridge was down, with the gap stated.
-//     TestTheWholeLifeOfAnEventIsTold, TestARestartTellsWhatChangedMeanwhile, TestTheOutcomeIsHonest
+//     TestTheWholeLifeOfAnEventIsDelivered, TestARestartTellsWhatChangedMeanwhile, TestTheOutcomeIsHonest
 //  8. A full or broken disk does not silence it: it runs from memory, says so, and is not ready.
 //     TestAFullDiskSilencesNobody, TestADamagedFileIsReadOrSetAside, TestWithoutADiskTheProgramWorksFromMemory
 //  9. It never acts on the machine unless told to: without rules nothing is approved, and every doubt means no.

@@ -76,9 +76,9 @@ func (c *counting) want(t *testing.T, prefix string, want map[string]int) {
 	}
 }
 
-// The meter is told of each attempt, of each delivery that it got accepted or left to be tried again and why, and of
-// each that was given up, once.
-func TestTheMeterIsToldOfEveryAttempt(t *testing.T) {
+// The meter counts each attempt, each delivery that it got accepted or left to be tried again and why, and each dead
+// letter, once.
+func TestTheMeterCountsEveryAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
@@ -171,7 +171,7 @@ func TestTheMeterTellsBatchesFromDeliveries(t *testing.T) {
 	})
 }
 
-// What waits for its time, because its route has a lead, is owed and not late; its lag counts from that time too.
+// What waits for its time, because its route has a lead, is pending and not late; its lag counts from that time too.
 func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
@@ -181,7 +181,7 @@ func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 		s.reboot(idA) // in 15 minutes
 		pause(9 * time.Minute)
 		if st := b.Status().Sinks[0]; st.Pending != 1 || st.OldestPendingSeconds != 0 {
-			t.Errorf("%d deliveries are owed, the oldest for %v s; want 1 for 0 s", st.Pending, st.OldestPendingSeconds)
+			t.Errorf("%d deliveries are pending, the oldest for %v s; want 1 for 0 s", st.Pending, st.OldestPendingSeconds)
 		}
 		pause(2 * time.Minute)
 		if len(m.lags) != 1 || m.lags[0] > time.Minute {
@@ -191,8 +191,8 @@ func TestWhatWaitsForItsTimeIsNotLate(t *testing.T) {
 	})
 }
 
-// The meter is told of each answer of the endpoint by its class, and of each CloudEvent once, however many hear it.
-func TestTheMeterIsToldOfPollsAndCloudEvents(t *testing.T) {
+// The meter counts each answer of the endpoint by its class, and each CloudEvent once, however many sinks get it.
+func TestTheMeterCountsPollsAndCloudEvents(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m
@@ -227,8 +227,8 @@ func TestTheMeterIsToldOfPollsAndCloudEvents(t *testing.T) {
 	})
 }
 
-// What is forgotten for want of room is told: dead letters, and history while the disk fails.
-func TestTheMeterIsToldWhatIsForgotten(t *testing.T) {
+// What is forgotten for want of room is counted: dead letters, and history while the disk fails.
+func TestTheMeterCountsWhatIsForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		m := &counting{}
 		s.opts.Meter = m

@@ -77,7 +77,7 @@ func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 }
 
 // An event that moved is reminded of for its new time; one that began or is over is not, even when the reminder was
-// owed to a sink that was down.
+// pending for a sink that was down.
 func TestARemindersEventMustStillLieAhead(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
@@ -99,7 +99,7 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 				s.redeploy(idA, 40*time.Minute)
 				pause(15 * time.Minute)
 				chat.say(always(errDown))
-				pause(10 * time.Minute) // the reminder is owed
+				pause(10 * time.Minute) // the reminder is pending
 				tt.change(s)
 				pause(10 * time.Second)
 				chat.say(nil)
@@ -328,7 +328,7 @@ func TestWaitingForALeadIsNoTrouble(t *testing.T) {
 	})
 }
 
-// What a sink cannot take for long, or rejects, is owed to its fallback with the reason, once; what the fallback was
+// What a sink cannot take for long, or rejects, goes to its fallback with the reason, once; what the fallback was
 // told anyway is not told again, and nothing falls back twice.
 func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 	for _, tt := range []struct {
@@ -378,8 +378,8 @@ func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
 	}
 }
 
-// A fallback that is owed the event anyway is not told of it twice.
-func TestAFallbackThatKnowsIsNotToldAgain(t *testing.T) {
+// A fallback that gets the event anyway does not get it twice.
+func TestAFallbackThatKnowsGetsNothingTwice(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		chat, mail := &ear{answer: always(errDown)}, &ear{}
 		b := s.start(chat.all("chat").with(func(t *Terms) { t.Fallback = delivery.Fallback{Sink: "mail", After: time.Minute} }), mail.all("mail"))
@@ -425,7 +425,7 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 			t.Errorf("heard %v in 21 minutes, want five heartbeats", got)
 		}
 		if n := len(b.Outbox.List(outbox.Selection{Route: "down"})); n != 1 {
-			t.Errorf("%d heartbeats are owed to the sink that is down, want the newest", n)
+			t.Errorf("%d heartbeats are pending for the sink that is down, want the newest", n)
 		}
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(20 * time.Minute)

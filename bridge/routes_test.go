@@ -13,7 +13,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A route that was never there is owed the newest change of every event that is open, and what comes.
+// A new route gets the newest change of every open event, and what comes.
 func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	for _, how := range []string{"restart", "reload"} {
 		t.Run(how, func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	}
 }
 
-// A route whose name returns is owed the newest change of every event that is open, if it was not owed it before.
+// A route whose name returns gets the newest change of every open event, unless it had it before.
 func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		audit, ops := &ear{}, &ear{}
@@ -167,7 +167,7 @@ func TestAReloadBeforeDeliveriesBeginStartsEachRouteOnce(t *testing.T) {
 }
 
 // A reload that is asked for before the start has set its routes waits for that: they would take the place of the new
-// ones, which then were owed what nobody delivers.
+// ones, which then had deliveries pending that nobody makes.
 func TestAReloadWaitsForTheStart(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		outbox, err := outbox.Open(s.dir, outbox.Options{Log: s.logger()})
@@ -228,8 +228,8 @@ func TestAReloadDoesNotWaitForAnAttemptUnderWay(t *testing.T) {
 	})
 }
 
-// A name that is gone from the settings keeps its backlog for a day, for the case that it returns.
-func TestANameThatIsGoneKeepsItsBacklogForADay(t *testing.T) {
+// A name removed from the settings keeps its backlog for a day, in case it returns.
+func TestARemovedNameKeepsItsBacklogForADay(t *testing.T) {
 	for _, tt := range []struct {
 		away time.Duration
 		kept bool

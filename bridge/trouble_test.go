@@ -30,9 +30,9 @@ func (s *stage) notSelf(id string) {
 	s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: []string{"vm-1"}})
 }
 
-// A sink that is blocked is told to the others, once, with what it says and what waits; so is that it accepts again.
-// The sink concerned does not hear of itself.
-func TestABlockedSinkIsToldToTheOthers(t *testing.T) {
+// That a sink is blocked is reported to the others, once, with what it answers and what is pending; so is that it accepts
+// again. The sink concerned does not hear of itself.
+func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, down := &ear{}, &ear{answer: always(errRefused)}
 		concerned := down.all("down").with(func(x *Terms) { x.Bridge = LevelTrouble })
@@ -84,9 +84,9 @@ func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 	})
 }
 
-// A sink that accepts nothing for five minutes, though something is owed, counts as blocked, whatever it answers, and
+// A sink that accepts nothing for five minutes, though something is pending, counts as blocked, whatever it answers, and
 // even when it never does.
-func TestASinkThatAcceptsNothingForFiveMinutesIsToldOf(t *testing.T) {
+func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
 		answer error
@@ -147,8 +147,8 @@ func TestASinkThatAcceptsNothingForFiveMinutesIsToldOf(t *testing.T) {
 	})
 }
 
-// That a sink accepts again is told also when settings were reloaded meanwhile.
-func TestRecoveryIsToldAcrossAReload(t *testing.T) {
+// That a sink accepts again is reported also when settings were reloaded meanwhile.
+func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, down := &ear{}, &ear{answer: always(errRefused)}
 		routes := []Route{admin.trouble("admin"), down.all("down")}
@@ -180,8 +180,8 @@ func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
 	})
 }
 
-// That the endpoint gives no valid answer is told after five minutes, and when it is over, with the gap.
-func TestAnEndpointThatIsAwayIsToldOf(t *testing.T) {
+// That the endpoint gives no valid answer is reported after five minutes, and when it is over, with the gap.
+func TestAnEndpointThatIsAwayIsReported(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin := &ear{}
 		b := s.start(admin.trouble("admin"))
@@ -239,8 +239,8 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 	})
 }
 
-// The first dead letter of a sink is told at once, more of them together once a minute, and none are left at the end.
-func TestDeadLettersAreToldTogether(t *testing.T) {
+// The first dead letter of a sink is reported at once, more of them together once a minute, and none are left at the end.
+func TestDeadLettersAreReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
 		b := s.start(admin.trouble("admin"), strict.all("strict").with(func(x *Terms) { x.Bridge = LevelTrouble }))
@@ -304,8 +304,8 @@ func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 	})
 }
 
-// The start is told with the gap since the last valid answer, and everything needed to tell two of them apart.
-func TestTheStartIsToldWithTheGap(t *testing.T) {
+// The start is reported with the gap since the last valid answer, and everything needed to tell two of them apart.
+func TestTheStartIsReportedWithTheGap(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Settings.Hash, s.opts.Booted = "h1", time.Now().Add(-time.Hour)
 		e := &ear{}
@@ -332,8 +332,8 @@ func TestTheStartIsToldWithTheGap(t *testing.T) {
 	})
 }
 
-// What somebody drops together is told as one CloudEvent a sink, which keeps to the schema and names the first of many.
-func TestWhatIsDroppedTogetherIsToldTogether(t *testing.T) {
+// What somebody drops together is reported as one CloudEvent a sink, which keeps to the schema and names the first of many.
+func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		down, audit := &ear{answer: always(errDown)}, &ear{}
 		b := s.start(down.all("down"), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))

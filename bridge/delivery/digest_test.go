@@ -8,7 +8,7 @@ import (
 
 var grouped = Terms{Late: LateLatest, Digest: Digest{Above: 5, Within: 20 * time.Second}}
 
-// wave owes so many events of one type at once.
+// wave queues so many events of one type at once.
 func (p *plan) wave(name string, n int, azureType string, notice time.Duration) {
 	p.azureType = azureType
 	for i := range n {
@@ -90,7 +90,7 @@ func TestATrickleIsGathered(t *testing.T) {
 }
 
 // The first five count for 20 s: whatever comes then is among the first again.
-func TestAWaveIsOverAfterItsTime(t *testing.T) {
+func TestAWaveEndsAfterItsTime(t *testing.T) {
 	p := newPlan(grouped)
 	for i := range 5 {
 		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
@@ -122,9 +122,9 @@ func TestAStopWaitsForNoGroup(t *testing.T) {
 	p.want(t, "at the stop", p.try(), "B-scheduled")
 }
 
-// A batch that is rejected is told one by one, because one of it is to blame; one that is refused is tried again as
-// one.
-func TestAGroupThatIsRejectedIsToldOneByOne(t *testing.T) {
+// A rejected batch is delivered one by one, because one of its members is to blame. A batch that is to be tried again
+// stays together.
+func TestAGroupThatIsRejectedIsDeliveredOneByOne(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 6, "Reboot", far)
 	if got := p.fails(false, 0); len(got) != 6 {

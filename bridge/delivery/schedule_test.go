@@ -408,7 +408,7 @@ func TestLateChangesGoAsTheRouteWants(t *testing.T) {
 	}
 }
 
-// What is not owed any more is not attempted, wherever it stands.
+// What is no longer pending is not attempted, wherever it stands.
 func TestWhatWasGivenUpIsNotAttempted(t *testing.T) {
 	for _, late := range []Late{LateSend, LateLatest} {
 		p := newPlan(Terms{Late: late, Batch: 10})

@@ -171,7 +171,7 @@ func TestDHCPAnswersOfNoUseAreNamed(t *testing.T) {
 }
 
 // Asking ends at once when nobody waits for the answer any more, and lets go of the port.
-func TestDHCPEndsWhenItIsToldTo(t *testing.T) {
+func TestDHCPEndsWithItsContext(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}

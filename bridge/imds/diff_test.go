@@ -48,8 +48,8 @@ func wantChanges(t *testing.T, got []Change, want ...string) {
 	}
 }
 
-// What the real service showed, one document after the other, is told as people would tell it.
-func TestCapturedSequencesAreTold(t *testing.T) {
+// What the real service showed, one document after the other, gives the changes that people would name.
+func TestCapturedSequencesGiveTheirChanges(t *testing.T) {
 	for _, tt := range []struct {
 		claim     string
 		documents []string

@@ -13,7 +13,7 @@ const (
 	textType = "text/plain; charset=utf-8"
 )
 
-// An answer is what goes back to the VM, and how.
+// An answer is one HTTP response to a VM, and how it is sent.
 type answer struct {
 	status     int
 	kind       string // Content-Type
@@ -21,16 +21,16 @@ type answer struct {
 	body       []byte
 	retryAfter string
 
-	cut      int  // bytes after which the connection breaks, when not 0
+	cut      int  // bytes after which the connection is broken off; 0 for never
 	noLength bool // the body ends with the connection
-	length   int  // said instead of the body's, when not 0
+	length   int  // the Content-Length to claim; 0 for the true one
 }
 
 func ok(kind string, body []byte) answer {
 	return answer{status: http.StatusOK, kind: kind, body: body}
 }
 
-// refused is the service's own form of a refusal. Some name the api-versions that would be accepted.
+// refused is a refusal in the service's own form. Some name the api-versions that are accepted.
 func refused(text string, newest ...string) answer {
 	body := struct {
 		Error  string   `json:"error"`
@@ -53,7 +53,7 @@ func tooMany() answer {
 	return answer{status: http.StatusTooManyRequests, kind: textType, body: []byte("Too many requests")}
 }
 
-// write sends the answer. One whose body is shorter than the length it says ends with the connection.
+// write sends the answer. If its body is shorter than the length it claims, the connection is closed after it.
 func (a answer) write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Server", "IMDS/150.870.65.1854")
@@ -73,7 +73,7 @@ func (a answer) write(w http.ResponseWriter) {
 	}
 	switch {
 	case a.noLength:
-		h.Set("Transfer-Encoding", "identity") // net/http's way to say: until the connection ends
+		h.Set("Transfer-Encoding", "identity") // makes net/http send the body until the connection ends
 	case a.length != 0:
 		h.Set("Content-Length", strconv.Itoa(a.length))
 	default:

@@ -24,8 +24,8 @@ func (s *Server) Approvals() []Approval {
 	return slices.Clone(s.approvals)
 }
 
-// approve answers a POST. Either all events it names are approved or, when one is not there and that is refused, none.
-// Of the fault it heeds what becomes of approvals.
+// approve answers a POST. It approves all the events that the POST names, or none if one of them is unknown and that is
+// refused. The fault says what becomes of the approvals.
 func (s *Server) approve(c *call, f Fault) answer {
 	ids, ok := startRequests(c.body)
 	if !ok {
@@ -54,8 +54,8 @@ func (s *Server) approve(c *call, f Fault) answer {
 	return answer{status: http.StatusOK}
 }
 
-// startRequests returns the ids that the body of a POST names, in any of the forms that Azure's texts show:
-// with or without DocumentIncarnation, which may be a number or a string.
+// startRequests returns the EventIds in the body of a POST. It takes every form that Azure's documentation shows: with
+// or without DocumentIncarnation, which may be a number or a string.
 func startRequests(body []byte) (ids []string, ok bool) {
 	var list struct {
 		DocumentIncarnation any
@@ -89,7 +89,7 @@ func (s *Server) shown() []string {
 			EventID string `json:"EventId"`
 		}
 	}
-	_ = json.Unmarshal(s.document, &d) // what cannot be read cannot be approved
+	_ = json.Unmarshal(s.document, &d) // an unreadable document has no events to approve
 	for _, e := range d.Events {
 		ids = append(ids, e.EventID)
 	}

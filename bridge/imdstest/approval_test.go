@@ -88,7 +88,7 @@ func TestApprovedEventStartsAfterTheDelay(t *testing.T) {
 	})
 }
 
-// Azure does not say what it answers for an event that it does not know; a server can be told.
+// Azure does not say what it answers for an event that it does not know; an option decides.
 func TestApprovalOfAnUnknownEventMayBeAccepted(t *testing.T) {
 	s := New(Options{UnknownApproval: 200})
 	e := s.Schedule(Event{})

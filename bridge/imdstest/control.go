@@ -23,8 +23,8 @@ import (
 //	POST   /reset              see Reset
 //	GET    /requests           what the metadata endpoint has seen
 //
-// What it does not understand is refused with {"error": …}. It has no passwords: it answers only to local names and
-// addresses and to no web page of another origin.
+// A request that it does not understand is refused with {"error": …}. There are no passwords: it answers only to local
+// names and addresses, and to no web page of another origin.
 func (s *Server) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /state", s.getState)
@@ -130,7 +130,7 @@ func (s *Server) patchEvent(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	fields.EventID = nil
-	s.Update(id, func(e *Event) { _ = fields.apply(e) }) // it went well above
+	s.Update(id, func(e *Event) { _ = fields.apply(e) }) // apply succeeded above
 	s.replyEvent(w, r)
 }
 
@@ -143,7 +143,9 @@ func (s *Server) putFault(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, err)
 		return
 	}
-	if vms := s.VMs(); f.VM != "" && !slices.ContainsFunc(vms, func(vm string) bool { return strings.EqualFold(vm, f.VM) }) {
+	vms := s.VMs()
+	same := func(vm string) bool { return strings.EqualFold(vm, f.VM) }
+	if f.VM != "" && !slices.ContainsFunc(vms, same) {
 		refuse(w, http.StatusBadRequest, wrong([]string{"vm"}, "expected one of %s, got %q", strings.Join(vms, ", "), f.VM))
 		return
 	}
@@ -171,7 +173,7 @@ func do(change func()) http.HandlerFunc {
 	}
 }
 
-// read returns the body of a request. When it is too long it says so to the client.
+// read returns the body of a request. If it is too long, the client gets the answer here.
 func read(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
@@ -203,8 +205,8 @@ func refuse(w http.ResponseWriter, status int, err error) {
 	reply(w, status, map[string]string{"error": err.Error()})
 }
 
-// local reports whether a Host header is one that no web page can have been given by its author's DNS: localhost, a
-// name without a dot (a container's), or an address that is not public.
+// local reports whether a Host header is one that no DNS of a web page's author can produce: localhost, a name without
+// a dot (a container's), or an address that is not public.
 func local(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

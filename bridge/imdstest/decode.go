@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A keyError says what is wrong with the value of a key. Its path leads there from the outermost object.
+// A keyError says what is wrong with the value of a key. Its path leads from the outermost object to the key.
 type keyError struct {
 	path []string
 	text string
@@ -25,14 +25,14 @@ func (e *keyError) Error() string {
 	return strings.Join(e.path, ".") + ": " + e.text
 }
 
-// wrong is a keyError about what the path leads to.
+// wrong returns a keyError about the value at the path.
 func wrong(path []string, format string, args ...any) error {
 	return &keyError{slices.Clone(path), fmt.Sprintf(format, args...)}
 }
 
-// decode reads a JSON object into the struct that into points to, by the names in its json tags. It is strict: an
-// unknown key, a null and a value of another type are refused with a keyError that says what was expected. A
-// time.Duration is written as text.
+// decode reads a JSON object into the struct that into points to, by the names in its json tags. It is strict: it
+// refuses an unknown key, a null and a value of another type with a keyError that says what was expected. A
+// time.Duration is a text such as "30s".
 func decode(data []byte, into any) error {
 	if !json.Valid(data) {
 		var v any
@@ -43,7 +43,7 @@ func decode(data []byte, into any) error {
 
 var durationType = reflect.TypeFor[time.Duration]()
 
-// set puts a valid JSON value into v.
+// set sets v to a valid JSON value.
 func set(path []string, data json.RawMessage, v reflect.Value) error {
 	refuse := func() error { return wrong(path, "expected %s, got %.60s", expected(v.Type()), data) }
 	if string(data) == "null" {
@@ -107,7 +107,7 @@ func setFields(path []string, data json.RawMessage, v reflect.Value) error {
 	return nil
 }
 
-// expected says in words what a value of that type looks like.
+// expected describes a value of that type for an error.
 func expected(t reflect.Type) string {
 	switch {
 	case t == durationType:
@@ -126,10 +126,10 @@ func expected(t reflect.Type) string {
 	return "text"
 }
 
-// longest bounds what parseDuration takes: a date after it must still have four digits for its year.
+// longest is the longest duration that parseDuration takes: the year of a date so far ahead must have four digits.
 const longest = 10 * 365 * 24 * time.Hour
 
-// parseDuration reads a duration as Go writes it, which may begin with days: 7d or 1d12h.
+// parseDuration reads a duration as Go writes it, with optional days in front: 7d or 1d12h.
 func parseDuration(text string) (time.Duration, error) {
 	var d time.Duration
 	if days, rest, found := strings.Cut(text, "d"); found {

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// The api-versions of Scheduled Events, which are not those of the rest of the service. They sort as text.
+// The api-versions of Scheduled Events; the rest of the service has others. They sort as text.
 var versions = []string{
 	"2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01",
 }
 
 const (
-	preview          = "2017-03-01" // puts an underscore before names and asks for no header
+	preview          = "2017-03-01" // puts an underscore before resource names and needs no Metadata header
 	addedPreempt     = "2017-11-01"
 	addedTerminate   = "2019-01-01"
 	addedDescription = "2019-04-01"
@@ -32,8 +32,8 @@ func knownVersions(endpoint string) []string {
 	return versions
 }
 
-// shows reports whether a document of that version lists events of that type: older ones hide what was added later.
-// A type that Azure has not documented is listed by the newest alone.
+// shows reports whether a document of that version lists events of that type. Older versions hide types that were added
+// later. Only the newest lists a type that Azure does not document.
 func shows(version, eventType string) bool {
 	switch eventType {
 	case "Freeze", "Reboot", "Redeploy":
@@ -59,7 +59,7 @@ type wireEvent struct {
 	DurationInSeconds *int      `json:"DurationInSeconds,omitempty"`
 }
 
-// wire returns e as a document of that version has it.
+// wire returns e as a document of that version shows it.
 func (e Event) wire(version, dateLayout string) wireEvent {
 	names := slices.Clone(e.Resources)
 	if names == nil {
@@ -90,7 +90,7 @@ func (e Event) wire(version, dateLayout string) wireEvent {
 	return w
 }
 
-// apply sets the fields of e that w has.
+// apply sets the fields of e that w has set.
 func (w wireEvent) apply(e *Event) error {
 	set := func(field *string, value *string) {
 		if value != nil {
@@ -134,7 +134,7 @@ func parseDate(text string) (time.Time, error) {
 	return at, nil
 }
 
-// render returns the document for that version and its ETag, which is the bare number of the incarnation.
+// render returns the document for that version and its ETag, the bare incarnation number.
 func (s *Server) render(version string, isoDates bool) (body []byte, etag string) {
 	if s.document != nil {
 		var d struct{ DocumentIncarnation json.Number }
@@ -170,7 +170,7 @@ func unchanged(header, etag string) bool {
 	return false
 }
 
-// marshal returns v as compact JSON with <, > and & as they are. What this package marshals has no way to fail.
+// marshal returns v as compact JSON, with <, > and & unescaped. No value of this package can fail to marshal.
 func marshal(v any) []byte {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// The statuses that the document knows. Events that are over are left out of it.
+// The statuses in a document. It has no event that has ended.
 const (
 	Scheduled = "Scheduled"
 	Started   = "Started"
@@ -19,17 +19,17 @@ const (
 type Event struct {
 	ID           string    // a random GUID in upper case when ""
 	Status       string    // Scheduled when ""
-	Type         string    // Reboot when ""; any word is taken, known to Azure or not
+	Type         string    // Reboot when ""; any word is accepted, known to Azure or not
 	ResourceType string    // VirtualMachine when ""
 	Resources    []string  // the first VM when nil
-	NotBefore    time.Time // shown as "" when zero; for a scheduled event filled with now and the type's Notice
+	NotBefore    time.Time // shown as "" when zero; filled in for a scheduled event: now and the type's Notice
 	Description  string
 	Source       string // Platform when ""
 	Duration     *int   // seconds; -1, unknown, when nil
 }
 
-// Notice is the shortest time that Azure documents between the announcement of an event of that type and its
-// NotBefore. A type that is not documented gets a reboot's.
+// Notice is the shortest time that Azure documents from the announcement of an event of that type to its NotBefore. An
+// undocumented type has that of a reboot.
 func Notice(eventType string) time.Duration {
 	switch eventType {
 	case "Redeploy":
@@ -42,15 +42,15 @@ func Notice(eventType string) time.Duration {
 	return 15 * time.Minute
 }
 
-// An entry is an event and what will make it start by itself.
+// An entry is an event, and what makes it start by itself.
 type entry struct {
 	Event
-	formerly string    // the ID under which it was announced, when it has another since it started
-	auto     bool      // at NotBefore
-	approved time.Time // then; zero when nobody approved it
+	formerly string    // the ID with which it was announced, if it got another when it started
+	auto     bool      // it starts at NotBefore
+	approved time.Time // when; zero if nobody has
 }
 
-// starts returns when an event starts by itself; zero when it does not.
+// starts returns when an event starts by itself; zero means never.
 func (s *Server) starts(e *entry) time.Time {
 	if e.Status != Scheduled {
 		return time.Time{}
@@ -67,8 +67,8 @@ func (s *Server) starts(e *entry) time.Time {
 
 const terminate = "Terminate"
 
-// allApproved returns when the last of the deletions that are to come was approved; zero when one was not. A scale set
-// deletes its instances only when all of them are approved, or when their time has come.
+// allApproved returns when the last of the scheduled deletions was approved; zero if one was not. A scale set deletes
+// its instances only when all the deletions are approved, or at NotBefore.
 func (s *Server) allApproved() (last time.Time) {
 	for _, e := range s.events {
 		switch {
@@ -82,7 +82,7 @@ func (s *Server) allApproved() (last time.Time) {
 	return last
 }
 
-// start begins an event. While a fault says so, it goes on under another ID.
+// start begins an event. With the fault NewID it gets another ID.
 func (s *Server) start(e *entry) {
 	if e.Status == Started {
 		return
@@ -95,7 +95,7 @@ func (s *Server) start(e *entry) {
 	s.incarnation++
 }
 
-// clone returns the event with nothing shared.
+// clone returns a deep copy.
 func (e Event) clone() Event {
 	e.Resources = slices.Clone(e.Resources)
 	if e.Duration != nil {
@@ -104,8 +104,8 @@ func (e Event) clone() Event {
 	return e
 }
 
-// Schedule puts e into the document, with what is missing filled in as Azure would, and returns it so. One that is
-// there with the same ID is replaced.
+// Schedule puts e into the document, with missing fields filled in as Azure would, and returns it. It replaces an event
+// with the same ID.
 func (s *Server) Schedule(e Event) Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +113,7 @@ func (s *Server) Schedule(e Event) Event {
 	return s.schedule(e, s.opts.AutoStart)
 }
 
-// schedule is Schedule while the lock is held, for an event that may start by itself.
+// schedule is Schedule for a caller that holds the lock. With auto the event starts at NotBefore.
 func (s *Server) schedule(e Event, auto bool) Event {
 	e = e.clone()
 	fill := func(field *string, value string) {
@@ -145,8 +145,8 @@ func (s *Server) schedule(e Event, auto bool) Event {
 	return e.clone()
 }
 
-// Update lets change alter the event of that ID and reports whether there is one. Nothing is filled in: a zero
-// NotBefore is shown as "". A change that alters nothing does not count.
+// Update calls change with the event of that ID and reports whether there is one. Nothing is filled in: a zero
+// NotBefore is shown as "". If change changes nothing, the incarnation stays.
 func (s *Server) Update(id string, change func(*Event)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,8 +164,8 @@ func (s *Server) Update(id string, change func(*Event)) bool {
 	return true
 }
 
-// Start begins the event of that ID, its NotBefore becomes "", and reports whether there is one. One that has started
-// stays as it is.
+// Start begins the event of that ID, which clears its NotBefore, and reports whether there is one. An event that has
+// started stays as it is.
 func (s *Server) Start(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +177,8 @@ func (s *Server) Start(id string) bool {
 	return i >= 0
 }
 
-// End leaves the event of that ID out of the document from now on, which is how Azure says that it is over or
-// cancelled, and reports whether there was one.
+// End removes the event of that ID from the document, as Azure does with one that is completed or cancelled. It reports
+// whether there was one.
 func (s *Server) End(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +192,7 @@ func (s *Server) End(id string) bool {
 	return true
 }
 
-// Events returns the events of the document in its order.
+// Events returns the events of the document, in its order.
 func (s *Server) Events() []Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,18 +215,17 @@ func (s *Server) Event(id string) (Event, bool) {
 	return Event{}, false
 }
 
-// index returns the place of the event of that ID, whatever its case; -1 when there is none. The one under which it was
-// announced finds it too.
+// index returns the index of the event of that ID, in any case, or -1. The ID with which it was announced finds it too.
 func (s *Server) index(id string) int {
 	return slices.IndexFunc(s.events, func(e *entry) bool {
 		return strings.EqualFold(e.ID, id) || strings.EqualFold(e.formerly, id)
 	})
 }
 
-// settle starts the events whose time has come, each a new incarnation.
+// settle starts the events whose time has come. Each is a new incarnation.
 func (s *Server) settle() {
 	now := s.opts.Now()
-	for again := true; again; { // one that starts may be what another has waited for
+	for again := true; again; { // one that starts may let another start
 		again = false
 		for _, e := range s.events {
 			if at := s.starts(e); !at.IsZero() && !at.After(now) {

@@ -58,8 +58,8 @@ func TestEventsAreCopies(t *testing.T) {
 	}
 }
 
-// NotBefore passes without effect, unless the server is told to start events by themselves.
-func TestEventStartsByItselfOnlyWhenTold(t *testing.T) {
+// NotBefore passes without effect, unless AutoStart is on.
+func TestEventStartsByItselfOnlyWithAutoStart(t *testing.T) {
 	for _, auto := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := New(Options{AutoStart: auto, Speed: 10})
@@ -70,7 +70,7 @@ func TestEventStartsByItselfOnlyWhenTold(t *testing.T) {
 			}
 			time.Sleep(time.Nanosecond)
 			if got, _ := s.Event(e.ID); (got.Status == Started) != auto {
-				t.Errorf("%s at NotBefore, told %v", got.Status, auto)
+				t.Errorf("%s at NotBefore, AutoStart %v", got.Status, auto)
 			}
 		})
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// The endpoints that a fault can spoil, one fault each and one for each VM.
+// The endpoints that a fault can affect. Each has at most one fault, and one more for each VM.
 const (
 	ScheduledEvents = "scheduledevents" // GET of the document
 	Approvals       = "approvals"       // POST to it
@@ -17,67 +17,67 @@ const (
 	Identity        = "identity"
 )
 
-// A Fault spoils the answers of one endpoint while it lasts. The zero Fault spoils nothing; what is set is combined
-// where that makes sense: {Status: 502, HTML: true} is a proxy's page, {Delay: 2 * time.Minute, Times: 1} the slow
-// first answer.
+// A Fault changes the answers of one endpoint while it lasts. The zero Fault changes nothing. Fields combine where that
+// makes sense: {Status: 502, HTML: true} is a proxy's error page, {Delay: 2 * time.Minute, Times: 1} a slow first
+// answer.
 type Fault struct {
-	// Path is the endpoint; ScheduledEvents when "".
+	// Path is the endpoint; "" means ScheduledEvents.
 	Path string `json:"path,omitempty"`
-	// VM is the machine whose answers alone are spoilt, by this fault instead of the endpoint's; "" is all of them.
+	// VM limits the fault to one VM, which then has this fault instead of the endpoint's; "" means all VMs.
 	VM string `json:"vm,omitempty"`
 
-	// For ends the fault by the clock; 0 lasts until ClearFaults.
+	// For is how long the fault lasts; 0 means until ClearFaults.
 	For time.Duration `json:"for,omitempty"`
-	// Times ends it after so many answers; 0 spoils all.
+	// Times is how many answers the fault affects; 0 means all.
 	Times int `json:"times,omitempty"`
 
-	// Hang gives no answer until the client goes away.
+	// Hang keeps the client waiting until it gives up.
 	Hang bool `json:"hang,omitempty"`
-	// Delay gives the answer late, as it is then.
+	// Delay delays the answer, which shows the state at that later time.
 	Delay time.Duration `json:"delay,omitempty"`
 
-	// Status answers with that code instead, without a body; a 429 has the real one's text.
+	// Status answers with that code and no body; a 429 has the text of the real one.
 	Status int `json:"status,omitempty"`
-	// RetryAfter is the Retry-After header as it is.
+	// RetryAfter is the value of the Retry-After header.
 	RetryAfter string `json:"retryAfter,omitempty"`
-	// Body is sent instead of the answer's.
+	// Body replaces the body of the answer.
 	Body string `json:"body,omitempty"`
-	// Empty sends no body at all with Content-Length 0.
+	// Empty sends no body, with Content-Length 0.
 	Empty bool `json:"empty,omitempty"`
-	// HTML sends the page of a proxy instead.
+	// HTML sends the error page of a proxy.
 	HTML bool `json:"html,omitempty"`
 	// ISODates writes NotBefore as ISO 8601.
 	ISODates bool `json:"isoDates,omitempty"`
-	// NoETag sends the document without an ETag, and in full to whoever asks with one.
+	// NoETag sends the document without an ETag, and ignores If-None-Match.
 	NoETag bool `json:"noETag,omitempty"`
-	// NewID gives an event another EventId when it starts, as Microsoft's own mock does.
+	// NewID changes the EventId of an event when it starts, as Microsoft's own mock does.
 	NewID bool `json:"newId,omitempty"`
-	// NewestVersion refuses every later api-version, as a host does that was not updated yet.
+	// NewestVersion refuses every later api-version, as a host does that has not been updated yet.
 	NewestVersion string `json:"newestVersion,omitempty"`
 
-	// Truncate breaks the connection off after so many bytes of the body; 0 sends all. The Content-Length stays.
+	// Truncate breaks the connection after so many bytes of the body; 0 means never. The Content-Length stays.
 	Truncate int `json:"truncate,omitempty"`
-	// NoLength sends neither Content-Length nor chunks: the body ends with the connection, so that one cut by
-	// Truncate looks whole.
+	// NoLength sends neither Content-Length nor chunks: the body ends with the connection. A truncated body then looks
+	// complete.
 	NoLength bool `json:"noLength,omitempty"`
-	// ContentLength is sent as the body's length instead of the true one; 0 sends the true one.
+	// ContentLength is the length to claim for the body; 0 means the true one.
 	ContentLength int `json:"contentLength,omitempty"`
 
-	// Approve is what becomes of approvals, with the Path Approvals: one of the words below; "" takes them.
+	// Approve, with the Path Approvals, is what becomes of approvals: one of the constants below; "" means accepted.
 	Approve string `json:"approve,omitempty"`
-	// ApproveDelay is the time from an approval to Started, instead of the server's; 0 is the server's.
+	// ApproveDelay is the time from an approval to Started; 0 means Options.ApproveDelay.
 	ApproveDelay time.Duration `json:"approveDelay,omitempty"`
 
-	// Incarnation starts the count of the document over at that number, once, when the fault is set.
+	// Incarnation sets the document's incarnation, once, when the fault is set.
 	Incarnation int `json:"incarnation,omitempty"`
 }
 
-// What can become of an approval.
+// The values of Fault.Approve.
 const (
-	ApproveRefuse = "refuse" // it is answered as a malformed one is
-	ApproveIgnore = "ignore" // it is accepted and shortens nothing, as when other tenants of the host do not agree
-	// ApproveLate: it counts when it comes, and the rest of the fault is for the answer: late with Delay, lost with Hang,
-	// or another one with Status.
+	ApproveRefuse = "refuse" // the approval is refused as malformed
+	ApproveIgnore = "ignore" // it is accepted without effect, as when other tenants of the host do not agree
+	// ApproveLate approves at once, and the rest of the fault is for the answer: late with Delay, lost with Hang, another
+	// code with Status.
 	ApproveLate = "late"
 )
 
@@ -98,7 +98,7 @@ func (f Fault) MarshalJSON() ([]byte, error) {
 	}{plain(f), text(f.For), text(f.Delay), text(f.ApproveDelay)})
 }
 
-// UnmarshalJSON reads a fault strictly; its durations are texts such as "30s".
+// UnmarshalJSON reads a fault strictly. Durations are texts such as "30s".
 func (f *Fault) UnmarshalJSON(data []byte) error {
 	if err := decode(data, f); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (f *Fault) UnmarshalJSON(data []byte) error {
 	return f.check()
 }
 
-// check returns a keyError for a value that cannot be served.
+// check returns a keyError for an impossible value.
 func (f Fault) check() error {
 	endpoints := []string{"", ScheduledEvents, Approvals, InstanceFacts, Identity}
 	if !slices.Contains(endpoints, f.Path) {
@@ -143,28 +143,28 @@ func (f Fault) check() error {
 	return nil
 }
 
-// fault is a Fault that is set.
+// fault is a Fault in force.
 type fault struct {
 	Fault
-	until time.Time // zero when it does not end by the clock
-	left  int       // answers still to spoil, when Times says so
+	until time.Time // zero if it has no end
+	left  int       // answers that it still affects, if Times is set
 }
 
-// place is what only one fault can spoil at a time.
+// place is the key of a fault: only one can be in force for an endpoint, or for a VM there.
 func (f Fault) place() string { return strings.TrimSuffix(f.Path+" "+strings.ToLower(f.VM), " ") }
 
-// SetFault replaces the fault of f's endpoint, or that of its VM there.
+// SetFault replaces the fault of f's endpoint, or of f's VM there.
 func (s *Server) SetFault(f Fault) {
 	s.setFault(f.scaled(s.opts.Speed))
 }
 
-// scaled is the fault at that speed.
+// scaled returns the fault with its durations divided by speed.
 func (f Fault) scaled(speed float64) Fault {
 	f.For, f.Delay, f.ApproveDelay = scale(f.For, speed), scale(f.Delay, speed), scale(f.ApproveDelay, speed)
 	return f
 }
 
-// setFault is SetFault for a fault whose durations are scaled.
+// setFault is SetFault for a fault whose durations are already scaled.
 func (s *Server) setFault(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,14 +182,14 @@ func (s *Server) setFault(f Fault) {
 	}
 }
 
-// ClearFaults ends all faults. An answer that hangs goes on hanging until its client goes away.
+// ClearFaults ends all faults. An answer that hangs goes on hanging until its client gives up.
 func (s *Server) ClearFaults() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.faults)
 }
 
-// fault returns the fault that spoils the next answer of that endpoint to that VM, and counts it.
+// fault returns the fault of the next answer of that endpoint to that VM, and counts the answer.
 func (s *Server) fault(endpoint, vm string) Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,7 +207,7 @@ func (s *Server) fault(endpoint, vm string) Fault {
 	return f.Fault
 }
 
-// expire forgets the faults that are over.
+// expire removes the faults that have ended.
 func (s *Server) expire() {
 	now := s.opts.Now()
 	for place, f := range s.faults {
@@ -219,7 +219,7 @@ func (s *Server) expire() {
 	}
 }
 
-// wait holds the answer back as the fault wants. It fails when the client goes away before that is over.
+// wait holds the answer back as long as the fault says. It fails if the client gives up first.
 func (f Fault) wait(ctx context.Context) error {
 	if f.Hang {
 		<-ctx.Done()
@@ -228,7 +228,7 @@ func (f Fault) wait(ctx context.Context) error {
 	return sleep(ctx, f.Delay)
 }
 
-// instead returns the answer that is given in place of the true one, when nothing of that is left.
+// instead returns the answer that replaces the true one as a whole, if the fault has one.
 func (f Fault) instead() (a answer, ok bool) {
 	if f.Status == 0 && f.Body == "" && !f.HTML && !f.Empty {
 		return answer{}, false
@@ -253,7 +253,7 @@ func (f Fault) instead() (a answer, ok bool) {
 
 const proxyPage = "<html><head><title>Proxy</title></head><body><h1>This page is not available</h1></body></html>\n"
 
-// spoil alters the answer as it goes over the wire.
+// spoil changes the answer as it is sent.
 func (f Fault) spoil(a *answer) {
 	a.retryAfter = f.RetryAfter
 	a.cut = f.Truncate

@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Instance holds the facts that the VMs of a Server share.
+// Instance is what instance metadata says of all the VMs of a Server.
 type Instance struct {
 	SubscriptionID string // a fixed GUID when ""
 	ResourceGroup  string // "emulated" when ""
@@ -20,7 +20,7 @@ type Instance struct {
 	ScaleSet       string // "" when the VMs are in none
 	Priority       string // Regular when "", or Spot
 	EvictionPolicy string // Deallocate or Delete, for Spot
-	// VMIDs are the vmIds by VM name; one that is missing is the UUIDv5 of the name.
+	// VMIDs are the vmIds by VM name. The default is the UUIDv5 of the name.
 	VMIDs map[string]string
 }
 
@@ -38,13 +38,13 @@ func (i Instance) filled() Instance {
 	return i
 }
 
-// space is the namespace of every UUIDv5 that this package makes up.
+// space is the namespace of the UUIDs that this package makes up.
 var space = uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://forewarn.dev/imdstest"))
 
-// named returns the same UUID for the same name, always.
+// named returns the UUIDv5 of a name.
 func named(name string) string { return uuid.NewSHA1(space, []byte(name)).String() }
 
-// The api-versions of the service apart from Scheduled Events.
+// The api-versions of the service, except those of Scheduled Events.
 var instanceVersions = []string{
 	"2017-03-01", "2017-04-02", "2017-08-01", "2017-10-01", "2017-12-01", "2018-02-01", "2018-04-02", "2018-10-01",
 	"2019-02-01", "2019-03-11", "2019-04-30", "2019-06-01", "2019-06-04", "2019-08-01", "2019-08-15", "2019-11-01",
@@ -53,7 +53,7 @@ var instanceVersions = []string{
 	"2024-07-17", "2025-04-07",
 }
 
-// refusedVersion names the three newest api-versions, as clients of the real service have learnt to read.
+// refusedVersion names the three newest api-versions, as the real service does; clients read them.
 func refusedVersion(known []string) answer {
 	newest := slices.Clone(known[max(0, len(known)-3):])
 	slices.Reverse(newest)
@@ -92,7 +92,7 @@ func (i Instance) compute(vm string) map[string]any {
 	}
 }
 
-// instance answers /metadata/instance and what is below it. As in Azure a single value is given as text only.
+// instance answers /metadata/instance and everything below it. As in Azure, a single value is available only as text.
 func (s *Server) instance(c *call) answer {
 	var value any = map[string]any{"compute": s.opts.Instance.compute(c.vm)}
 	for _, name := range c.below {
@@ -122,7 +122,7 @@ func (s *Server) instance(c *call) answer {
 	return ok(jsonType, marshal(value))
 }
 
-// token answers for the VM's managed identity. The token is good for nothing, and a new one each time.
+// token answers for the VM's managed identity, with a new and useless token each time.
 func (s *Server) token(c *call) answer {
 	resource := c.query.Get("resource")
 	if resource == "" {
@@ -155,7 +155,7 @@ func (s *Server) token(c *call) answer {
 	return ok(jsonType, marshal(t))
 }
 
-// refusedToken is the refusal in the form of an OAuth server.
+// refusedToken is a refusal in the form of an OAuth server.
 func refusedToken(text string) answer {
 	body := struct {
 		Error       string `json:"error"`

@@ -52,7 +52,7 @@ func (r *Running) listen(address string, h http.Handler) (url string, err error)
 	return "http://" + callable(l.Addr().(*net.TCPAddr)), nil
 }
 
-// callable is the address at which this machine reaches a listener: one on all addresses is reached on loopback.
+// callable is the address at which this machine reaches a listener: loopback if it listens on all addresses.
 func callable(a *net.TCPAddr) string {
 	if a.IP.IsUnspecified() {
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(a.Port))
@@ -60,7 +60,7 @@ func callable(a *net.TCPAddr) string {
 	return a.String()
 }
 
-// Close stops listening and breaks off what is being answered.
+// Close stops listening and breaks off open requests.
 func (r *Running) Close() error {
 	var errs []error
 	for _, server := range r.servers {
@@ -70,7 +70,7 @@ func (r *Running) Close() error {
 	return errors.Join(errs...)
 }
 
-// Serve listens on free local ports until the test is over. A *testing.T is a TB.
+// Serve listens on free local ports until the test ends. A *testing.T is a TB.
 func Serve(t TB, o Options) *Running {
 	t.Helper()
 	r, err := New(o).Listen("127.0.0.1:0", "127.0.0.1:0")
@@ -81,7 +81,7 @@ func Serve(t TB, o Options) *Running {
 	return r
 }
 
-// TB is what Serve wants of a testing.TB; this package is part of a program that has no tests in it.
+// TB is the part of testing.TB that Serve needs. The program has this package in it and must not contain testing.
 type TB interface {
 	Helper()
 	Cleanup(func())

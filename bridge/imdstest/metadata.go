@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// maxBody bounds what the server reads of a request.
+// maxBody is how many bytes of a request the server reads at most.
 const maxBody = 1 << 20
 
-// Metadata returns what a VM sees at 169.254.169.254. The whole of it stands also below /vm/<name>, as the VM of that
-// name sees it.
+// Metadata returns what a VM sees at 169.254.169.254. All of it is also below /vm/<name>, as the VM of that name sees
+// it.
 func (s *Server) Metadata() http.Handler { return http.HandlerFunc(s.serveMetadata) }
 
 func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(io.LimitReader(r.Body, maxBody)) // one cut short is refused as malformed
+	body, _ := io.ReadAll(io.LimitReader(r.Body, maxBody)) // one that was cut is refused as malformed
 	s.record(r, body)
 	c := s.route(r, body)
 	if c.endpoint == Identity {
@@ -33,7 +33,7 @@ func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 		a = s.answer(c, f)
 	}
 	if err := f.wait(r.Context()); err != nil {
-		panic(http.ErrAbortHandler) // the client is gone: say nothing
+		panic(http.ErrAbortHandler) // the client gave up
 	}
 	if instead, replaced := f.instead(); replaced {
 		a = instead
@@ -44,10 +44,10 @@ func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 	a.write(w)
 }
 
-// A call is a request and what it asks for.
+// A call is a request, taken apart.
 type call struct {
 	*http.Request
-	vm       string   // the one who asks
+	vm       string   // the VM that asks
 	endpoint string   // as in Fault.Path, or one of the two below
 	below    []string // the path's segments after the endpoint
 	query    url.Values
@@ -60,7 +60,7 @@ const (
 	versionList = "versions"
 )
 
-// route finds out what a request asks for. The case of a path does not matter.
+// route takes a request apart. The case of a path does not matter.
 func (s *Server) route(r *http.Request, body []byte) *call {
 	c := &call{Request: r, query: r.URL.Query(), body: body}
 	c.version = c.query.Get("api-version")
@@ -99,7 +99,7 @@ func (s *Server) route(r *http.Request, body []byte) *call {
 	return c
 }
 
-// answer is what the service says when nothing stands in its place. Of the fault it heeds what concerns the document.
+// answer returns the true answer to a call. The fault matters only where it changes the document.
 func (s *Server) answer(c *call, f Fault) answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,8 +145,8 @@ func (s *Server) answer(c *call, f Fault) answer {
 	return ok(jsonType, marshal(map[string][]string{"apiVersions": instanceVersions}))
 }
 
-// refuses says what is wrong with the request's headers or query; "" when nothing is. Only the preview of Scheduled
-// Events does not ask for the Metadata header.
+// refuses says what is wrong with the request's headers or query; "" means nothing. Only the preview of Scheduled
+// Events needs no Metadata header.
 func (s *Server) refuses(c *call) string {
 	for name, values := range c.query {
 		if len(values) > 1 {
@@ -165,13 +165,13 @@ func (s *Server) refuses(c *call) string {
 	return ""
 }
 
-// The real service lets each VM have more tokens than other answers, but only so many at once.
+// The real service gives each VM more tokens than other answers, but only a few at once.
 const (
 	tokensInASecond = 20
 	tokensAtOnce    = 5
 )
 
-// limited counts a request of a VM and reports whether it is over the rate limit. Those refused count for nothing.
+// limited counts a request of a VM and reports whether it exceeds the rate limit. Refused requests are not counted.
 func (s *Server) limited(c *call) bool {
 	counter, limit := c.vm, s.opts.RateLimit
 	if limit <= 0 {
@@ -190,7 +190,7 @@ func (s *Server) limited(c *call) bool {
 	return over
 }
 
-// crowded counts a request for a token, until leave, and reports whether the VM is answered too many at once already.
+// crowded counts a request for a token, until leave, and reports whether the VM has too many under way already.
 func (s *Server) crowded(vm string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

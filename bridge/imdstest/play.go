@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// Play runs the scenario's steps at their times and returns when the last one is done, or with ctx's error when that
-// ends first. Speed divides every duration of the scenario; 0 is the Server's own speed.
+// Play runs the scenario's steps at their times. It returns when the last one is done, or with ctx's error if that ends
+// first. Speed divides every duration of the scenario; 0 means the Server's own speed.
 //
-// An event that no step of the scenario starts does so when its NotBefore has come; any event starts when it is
-// approved. Two plays of one scenario have the same EventIds.
+// An event that no step starts will start at its NotBefore, and any event starts when it is approved. The EventIds are
+// the same in every play of a scenario.
 func (s *Server) Play(ctx context.Context, sc Scenario, speed float64) error {
 	if err := sc.check(); err != nil {
 		return fmt.Errorf("scenario %s: %w", sc.Name, err)
@@ -41,8 +41,8 @@ type play struct {
 	ids   map[string]string // by label: the EventId
 }
 
-// cast gives the scenario's parts to the Server's VMs. One that was given no names has the scenario's; one that has
-// too few gets the rest.
+// cast maps the scenario's VMs to the Server's. A Server without names takes the scenario's, and one with too few gets
+// the missing ones.
 func (p *play) cast() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +104,7 @@ func (p *play) schedule(c Change) {
 	p.Server.schedule(e, !started)
 }
 
-// alter sets in e what c says. NotBefore belongs to events that are still to come.
+// alter sets the fields of e that c has. Only an event that has not started has a NotBefore.
 func (p *play) alter(e *Event, c Change) {
 	set := func(field *string, value string) {
 		if value != "" {
@@ -131,7 +131,7 @@ func (p *play) alter(e *Event, c Change) {
 	}
 }
 
-// sleep waits for d. It fails when ctx is done before.
+// sleep waits for d. It fails if ctx is done first.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()

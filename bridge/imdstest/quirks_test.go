@@ -509,7 +509,7 @@ func TestEveryQuirkOfTheServiceCanBeShown(t *testing.T) {
 			asked.options, asked.scenario, asked.control = Options{VMs: q.options.VMs}, "", nil
 			brought := q.scenario != "" || q.control != nil || q.options.RateLimit > 0
 			if brought && asked.differs(t) == "" {
-				t.Error("the same is seen on a server that was told nothing")
+				t.Error("the same is seen on a server without the quirk")
 			}
 		})
 	}

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// maxRequests bounds what Requests remembers.
+// maxRequests is how many requests the server remembers.
 const maxRequests = 10_000
 
-// A Request is one that the metadata endpoint has seen, whatever it was answered.
+// A Request is one that the metadata endpoint has seen, whatever the answer was.
 type Request struct {
 	Time   time.Time   `json:"time"`
 	Method string      `json:"method"`

@@ -19,14 +19,14 @@ import (
 // A Scenario is a script for a Server, written as YAML.
 type Scenario struct {
 	Name string `json:"name"`
-	// VMs are the machines it is about. Those of a Server that was given names take their parts, in order.
+	// VMs are the machines in it. If the Server has names of its own, its VMs stand for these, in order.
 	VMs []string `json:"vms"`
-	// ApproveDelay replaces that of the Server; 0 does not.
+	// ApproveDelay replaces that of the Server, unless it is 0.
 	ApproveDelay time.Duration `json:"approve_delay"`
 	Steps        []Step        `json:"steps"`
 }
 
-// A Step is one thing that happens, at a time counted from the scenario's beginning.
+// A Step is one thing that happens. Its time counts from the beginning of the scenario.
 type Step struct {
 	At       time.Duration `json:"at"`
 	Schedule *Change       `json:"schedule"`
@@ -37,9 +37,9 @@ type Step struct {
 	Reset    bool          `json:"reset"`
 }
 
-// A Change is a new event or what is altered in one. What is not given is filled in or left alone.
+// A Change is a new event, or changes to one. Missing fields are filled in, or stay as they are.
 type Change struct {
-	Event       string         `json:"event"` // the label by which the scenario calls it
+	Event       string         `json:"event"` // its label in the scenario
 	ID          string         `json:"id"`    // its EventId, only in schedule; else the UUIDv5 of scenario and label
 	Type        string         `json:"type"`
 	Status      string         `json:"status"`
@@ -75,8 +75,8 @@ func Builtin(name string) (Scenario, error) {
 	return ParseScenario(name+".yaml", data)
 }
 
-// ParseScenario reads a scenario file. It is strict: an error tells the file's name, line and column, and what was
-// expected there. A scenario without a name has its file's.
+// ParseScenario reads a scenario file. It is strict: an error has the file's name, line and column, and what was
+// expected there. A scenario without a name gets that of its file.
 func ParseScenario(name string, data []byte) (Scenario, error) {
 	fail := func(line, column int, text string) (Scenario, error) {
 		return Scenario{}, fmt.Errorf("%s:%d:%d: %s", name, line, column, text)
@@ -106,7 +106,7 @@ func ParseScenario(name string, data []byte) (Scenario, error) {
 	return sc, nil
 }
 
-// decodeScenario reads the scenario from its YAML. Its errors are keyErrors.
+// decodeScenario decodes a scenario. Its errors are keyErrors.
 func decodeScenario(root ast.Node) (sc Scenario, err error) {
 	for _, kind := range []ast.NodeType{ast.AliasType, ast.MergeKeyType} {
 		if len(ast.Filter(kind, root)) > 0 {
@@ -133,7 +133,7 @@ func decodeScenario(root ast.Node) (sc Scenario, err error) {
 	return sc, sc.check()
 }
 
-// find returns the node that a path leads to, or the last one on the way there.
+// find returns the node at a path, or the last node on the way there.
 func find(n ast.Node, path []string) ast.Node {
 	for _, key := range path {
 		switch at := n.(type) {
@@ -156,7 +156,7 @@ func find(n ast.Node, path []string) ast.Node {
 	return n
 }
 
-// check returns a keyError for a step that makes no sense where it stands.
+// check returns a keyError for the first step that makes no sense in its place.
 func (sc Scenario) check() error {
 	if len(sc.Steps) == 0 {
 		return wrong([]string{"steps"}, "expected at least one")

@@ -20,9 +20,9 @@ import (
 // Options say what a Server emulates. The zero value is one VM, vm_0, with a strict and healthy endpoint.
 type Options struct {
 	// VMs are the machines of the set, as Azure names them in Resources; vm_0 when empty. They all see the same
-	// document; what is asked without /vm/<name> before the path is asked by the first.
+	// document. A request without /vm/<name> before its path counts as one of the first VM.
 	VMs []string
-	// Instance is what instance metadata tells about them.
+	// Instance is what instance metadata says about them.
 	Instance Instance
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
@@ -31,14 +31,14 @@ type Options struct {
 	Speed float64
 	// ApproveDelay is the time from an approval to Started.
 	ApproveDelay time.Duration
-	// UnknownApproval is the status for an approval of an event that is not there: 400 (when 0) or 200. Azure does
-	// not document it.
+	// UnknownApproval is the status for the approval of an unknown event: 400 (the default) or 200. Azure does not
+	// document it.
 	UnknownApproval int
-	// AutoStart starts each scheduled event when its NotBefore has come. Without it an event waits for an approval or
-	// for Start. Events of a Scenario have their own rule, see Play.
+	// AutoStart starts each scheduled event at its NotBefore. Without it an event waits for an approval or for Start.
+	// Events of a Scenario have a rule of their own, see Play.
 	AutoStart bool
-	// RateLimit is how many requests in a second each VM may make before it hears 429; 0 is no limit, Azure's is 5.
-	// With it, tokens have a limit of their own: 20 in a second and 5 at once.
+	// RateLimit is how many requests a second each VM may make before it gets a 429; 0 means no limit, Azure's is 5.
+	// With it, tokens have a limit of their own: 20 a second and 5 at once.
 	RateLimit int
 	// Lax accepts requests without the Metadata header and those with X-Forwarded-For.
 	Lax bool
@@ -57,8 +57,8 @@ type Server struct {
 	faults       map[string]*fault // by Fault.place
 	requests     []Request
 	approvals    []Approval
-	recent       map[string][]time.Time // by VM, and apart for its tokens: the requests that the rate limit counts
-	tokens       map[string]int         // by VM: the requests for tokens that are being answered
+	recent       map[string][]time.Time // the requests that the rate limit counts, by VM and separately for its tokens
+	tokens       map[string]int         // the requests for tokens under way, by VM
 }
 
 // New returns a Server at incarnation 1 with no events. It does no I/O.
@@ -91,7 +91,7 @@ func (s *Server) VMs() []string {
 	return slices.Clone(s.vms)
 }
 
-// Reset forgets events, document, faults, requests and approvals, and counts from incarnation 1 again: Azure as it is
+// Reset removes events, document, faults, requests and approvals, and counts from incarnation 1 again, as Azure does
 // after a day without a request. The VMs stay.
 func (s *Server) Reset() {
 	s.mu.Lock()
@@ -106,7 +106,7 @@ func (s *Server) clear() {
 	s.recent = make(map[string][]time.Time)
 }
 
-// Incarnation returns the number of the document as it stands.
+// Incarnation returns the incarnation of the current document.
 func (s *Server) Incarnation() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +114,7 @@ func (s *Server) Incarnation() int {
 	return s.incarnation
 }
 
-// SetIncarnation makes n the number of the document, whose events stay.
+// SetIncarnation sets the incarnation of the document. The events stay.
 func (s *Server) SetIncarnation(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,18 +122,18 @@ func (s *Server) SetIncarnation(n int) {
 	s.incarnation = n
 }
 
-// ResetIncarnation starts the count over at 1 while the events stay, which Azure does after a time without requests.
+// ResetIncarnation sets the incarnation to 1, as Azure does after some time without requests. The events stay.
 func (s *Server) ResetIncarnation() { s.SetIncarnation(1) }
 
-// SetDocument serves body as it is, to every api-version, until it is set to nil. Its own DocumentIncarnation, when it
-// can be read, is the ETag. The events go on unseen.
+// SetDocument serves body unchanged, for every api-version; nil ends that. The ETag is the DocumentIncarnation of the
+// body, if it has a readable one. The events go on unseen.
 func (s *Server) SetDocument(body []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.document = slices.Clone(body)
 }
 
-// vm returns the emulated VM of that name, whatever its case.
+// vm returns the VM of that name, in any case.
 func (s *Server) vm(name string) (string, bool) {
 	i := slices.IndexFunc(s.vms, func(vm string) bool { return strings.EqualFold(vm, name) })
 	if i < 0 {
@@ -142,7 +142,7 @@ func (s *Server) vm(name string) (string, bool) {
 	return s.vms[i], true
 }
 
-// scale returns d as it lasts at that speed.
+// scale returns how long d lasts at that speed.
 func scale(d time.Duration, speed float64) time.Duration {
 	return time.Duration(float64(d) / speed)
 }

@@ -8,9 +8,9 @@ import (
 	"net/http"
 )
 
-// RoundTripper returns a client's side of Metadata that needs no socket: each request has an in-memory connection of
-// its own between net/http's client and its server, so that headers, lengths, broken-off bodies and cancelled requests
-// look as they do on a network. The host of the URL does not matter. It works inside a testing/synctest bubble.
+// RoundTripper returns a transport to Metadata that needs no socket. Each request has its own in-memory connection
+// between net/http's client and server, so that headers, lengths, broken-off bodies and cancelled requests look as they
+// do on a network. The host of the URL does not matter. It works inside a testing/synctest bubble.
 func (s *Server) RoundTripper() http.RoundTripper {
 	return &http.Transport{
 		DisableKeepAlives:  true,
@@ -24,7 +24,7 @@ func (s *Server) RoundTripper() http.RoundTripper {
 	}
 }
 
-// single is a listener that has one connection to give. The server answers it to its end.
+// single is a listener with one connection.
 type single struct{ conn net.Conn }
 
 func (l *single) Accept() (net.Conn, error) {

@@ -694,7 +694,7 @@ func TestTheLatestChangeOfAnOpenGroupStays(t *testing.T) {
 
 // A stream of events that are new each time does not fill memory with what is remembered of them: beyond a quarter of
 // the history's bound the oldest groups that are over are forgotten, those that are open never.
-func TestWhatIsOverIsBounded(t *testing.T) {
+func TestMemoryOfClosedEventsIsBounded(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 40}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		mustAdd(t, o, "OPEN", "scheduled", "a")
 		for n := range 30 {

@@ -29,8 +29,8 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	if err != nil {
 		return err
 	}
-	// The list of free pages must be right too, or the next write destroys something. bbolt checks it in its own goroutine,
-	// where a fault would end the program; so readAll went through the same pages first.
+	// The list of free pages must be right too, or the next write destroys something. bbolt checks it in a goroutine of
+	// its own, where a fault would end the program; so readAll went through the same pages first.
 	return guard(func() error {
 		return db.View(func(tx *bolt.Tx) error {
 			var first error
@@ -92,7 +92,7 @@ func readAll(db *bolt.DB, fd *os.File) error {
 	})
 }
 
-// within reports whether the bytes lie in the mapped file. bbolt follows a position in a damaged page wherever it leads.
+// within reports whether the bytes lie in the mapped file: bbolt follows a position in a damaged page wherever it leads.
 func within(db *bolt.DB, tx *bolt.Tx, b []byte) bool {
 	begin := db.Info().Data
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))

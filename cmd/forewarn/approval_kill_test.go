@@ -142,20 +142,20 @@ func (k *killing) looksAround() {
 
 // killSteps bring a forewarn that runs, and an event that was announced to it, to a step of its approval.
 var killSteps = []struct {
-	name  string
-	owed  bool // the approval is, so that what becomes of it is told
-	reach func(k *killing)
+	name    string
+	decided bool // the approval is pending, so that its result is reported
+	reach   func(k *killing)
 }{
 	{"before the drain", false, func(k *killing) {
-		k.until("an attempt to tell the drain", func() bool { return len(k.hook.seen()) > 0 })
+		k.until("an attempt at the drain", func() bool { return len(k.hook.seen()) > 0 })
 	}},
 	{"before the decision", false, func(k *killing) {
-		k.until("an attempt to tell the drain", func() bool { return len(k.hook.seen()) > 0 })
+		k.until("an attempt at the drain", func() bool { return len(k.hook.seen()) > 0 })
 		k.up()
 		k.until("the drain", func() bool { return len(k.hook.accepted()) > 0 })
 	}},
 	{"after the decision", true, func(k *killing) {
-		k.until("an attempt to tell the drain", func() bool { return len(k.hook.seen()) > 0 })
+		k.until("an attempt at the drain", func() bool { return len(k.hook.seen()) > 0 })
 		k.azure.SetFault(imdstest.Fault{Status: http.StatusServiceUnavailable})
 		k.up()
 		k.until("the decision", k.logged("approving event"))
@@ -183,7 +183,7 @@ func (k *killing) up() {
 	}
 }
 
-// kill -9 at each step of an approval never loses it: after the start it is sent, if it may not have been, and told. It
+// kill -9 at each step of an approval never loses it: after the start it is sent, if it may not have been, and reported. It
 // is never sent when it may not be any more: because the event changed and the drain does not take that, because the
 // rule is gone, or because it waits for another sink too.
 func TestKillDuringAnApproval(t *testing.T) {
@@ -206,7 +206,7 @@ func TestKillDuringAnApproval(t *testing.T) {
 					})
 					step.reach(k)
 					k.kill()
-					sent, told := k.posts(), len(k.results())
+					sent, reported := k.posts(), len(k.results())
 					k.azure.ClearFaults()
 					if then == "it is still wanted" {
 						k.isSent(sent)
@@ -226,7 +226,7 @@ func TestKillDuringAnApproval(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
-					k.isNotSent(sent, told, step.owed)
+					k.isNotSent(sent, reported, step.decided)
 				})
 			})
 		}
@@ -234,7 +234,7 @@ func TestKillDuringAnApproval(t *testing.T) {
 	all.Wait()
 }
 
-// isSent starts again, and wants the approval sent, unless that was done, and told once as approved.
+// isSent starts again, and wants the approval sent, unless that was done, and reported once as approved.
 func (k *killing) isSent(before int) {
 	k.Helper()
 	k.up()
@@ -246,16 +246,17 @@ func (k *killing) isSent(before int) {
 			len(k.azure.Approvals()))
 	}
 	if got := k.results(); len(got) != 1 || got[0] != "approved" {
-		k.Errorf("it is told as %q, want approved, once", got)
+		k.Errorf("it is reported as %q, want approved, once", got)
 	}
 	k.end()
 }
 
-// isNotSent starts again, and wants nothing sent. An approval that was owed, and not told before, is told as moot.
-func (k *killing) isNotSent(before, told int, owed bool) {
+// isNotSent starts again, and wants nothing sent. An approval that was pending, and not
+// reported before, is reported as moot.
+func (k *killing) isNotSent(before, reported int, decided bool) {
 	k.Helper()
 	k.start()
-	if owed {
+	if decided {
 		k.until("the record of the approval", func() bool { return len(k.results()) > 0 })
 	}
 	k.looksAround()
@@ -263,10 +264,10 @@ func (k *killing) isNotSent(before, told int, owed bool) {
 		k.Errorf("it was sent %d times, %d before the kill; want no more", n, before)
 	}
 	switch got := k.results(); {
-	case !owed && len(got) > 0:
-		k.Errorf("it is told as %q, want nothing", got)
-	case owed && (len(got) != 1 || told == 0 && got[0] != "moot" && got[0] != "approved"):
-		k.Errorf("it is told as %q, want once what became of it", got)
+	case !decided && len(got) > 0:
+		k.Errorf("it is reported as %q, want nothing", got)
+	case decided && (len(got) != 1 || reported == 0 && got[0] != "moot" && got[0] != "approved"):
+		k.Errorf("it is reported as %q, want once what became of it", got)
 	}
 	k.end()
 }

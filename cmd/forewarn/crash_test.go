@@ -107,7 +107,7 @@ sinks:
 		if !committed(azure, start) {
 			settleDown(t, azure, config, &log, round)
 		}
-		if wave > 1 && round%10 == 9 { // more would be owed than the outbox holds
+		if wave > 1 && round%10 == 9 { // more would be pending than the outbox holds
 			deliverAll(t, hook, azure, config, &log, want)
 		}
 	}

@@ -178,7 +178,7 @@ func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 }
 
 // The metrics say what happened, and how things are. What happened stays through a reload; a sink that is new has its
-// series at once, one that is gone has no gauges when nothing is owed to it.
+// series at once, one that is gone has no gauges when nothing is pending for it.
 func TestMetricsSayWhatHappened(t *testing.T) {
 	t.Parallel()
 	m := measure(t, map[string]error{"well": nil, "strict": delivery.ErrRejected,

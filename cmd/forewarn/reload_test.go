@@ -15,8 +15,8 @@ import (
 )
 
 // Settings that change again and again while events come fast, with mistakes in between, lose no change and reorder
-// none. A sink hears what it is owed also when it was gone for a while or got another destination; a mistake leaves the
-// old settings in force and is said; what a sink that is gone is owed is shown as orphaned.
+// none. A sink gets its backlog also when it was gone for a while or got another destination; a mistake leaves the
+// old settings in force and is said; the backlog of a sink that is gone is shown as orphaned.
 func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
@@ -161,7 +161,7 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	judge(t, "the file that stayed", filed, want)
 	judge(t, "the webhook that moved", moves.accepted(), want)
 
-	// A sink that comes and goes is owed the changes of its times: these it has heard.
+	// A sink that comes and goes gets the changes of its times.
 	told := map[string][]string{}
 	for _, l := range histories {
 		for _, c := range l.Changes {

@@ -501,10 +501,10 @@ func (s *six) heard() map[string][]string {
 	return ids
 }
 
-// quiet returns once nothing is owed, and fails for dead letters.
+// quiet returns once nothing is pending, and fails for dead letters.
 func (s *six) quiet() {
 	s.t.Helper()
-	s.until("nothing owed", func() bool {
+	s.until("nothing pending", func() bool {
 		var st bridge.Status
 		if err := json.Unmarshal(s.command(exitOK, "status", "-o", "json"), &st); err != nil {
 			s.t.Fatal(err)

@@ -276,7 +276,7 @@ func (s *soak) reload(taken bool) {
 	}
 }
 
-// hour is one hour in the life of the machine. Each fourth ends with nothing owed and everything quiet for minutes.
+// hour is one hour in the life of the machine. Each fourth ends with nothing pending and everything quiet for minutes.
 func (s *soak) hour(h int) {
 	s.t.Helper()
 	began := time.Now()
@@ -372,7 +372,7 @@ func (s *soak) hour(h int) {
 		return
 	}
 	if st := s.bridge.Status(); st.Outbox.Pending+st.Outbox.DeadLetters+len(st.Events) > 0 || !st.Ready {
-		s.t.Errorf("after hour %d: ready %t %v, %d deliveries are owed, %d are dead letters, %d events are open; want none",
+		s.t.Errorf("after hour %d: ready %t %v, %d deliveries are pending, %d are dead letters, %d events are open; want none",
 			h+1,
 			st.Ready, st.Reasons, st.Outbox.Pending, st.Outbox.DeadLetters, len(st.Events))
 	}

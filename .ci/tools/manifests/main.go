@@ -1,5 +1,5 @@
-// Manifests checks Kubernetes manifests against the types of the API itself: a field that they do not have, a key given
-// twice or a value of another type is an error. What a cluster would say beyond that (defaults, admission) it cannot know.
+// Manifests checks Kubernetes manifests against the types of the API itself: an unknown field, a key given twice or a
+// value of another type is an error. It cannot know what a cluster says beyond that (defaults, admission).
 package main
 
 import (
@@ -55,8 +55,8 @@ func check(file string) (n int, err error) {
 			continue // nothing but comments
 		}
 		object, ok := map[string]any{
-			"v1 Namespace": new(core.Namespace), "v1 ServiceAccount": new(core.ServiceAccount), "v1 ConfigMap": new(core.ConfigMap),
-			"v1 Secret": new(core.Secret), "apps/v1 DaemonSet": new(apps.DaemonSet),
+			"v1 Namespace": new(core.Namespace), "v1 ServiceAccount": new(core.ServiceAccount),
+			"v1 ConfigMap": new(core.ConfigMap), "v1 Secret": new(core.Secret), "apps/v1 DaemonSet": new(apps.DaemonSet),
 		}[kind.APIVersion+" "+kind.Kind]
 		if !ok {
 			return n, fmt.Errorf("%s %s is not among the kinds that are known here; add it", kind.APIVersion, kind.Kind)

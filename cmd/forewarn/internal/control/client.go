@@ -114,7 +114,9 @@ func (c *Client) Show(ctx context.Context, key string) (shown ShownDelivery, err
 }
 
 // History returns the newest n recorded events of the period.
-func (c *Client) History(ctx context.Context, period bridge.Period, n int) (histories Rows[bridge.EventHistory], err error) {
+func (c *Client) History(
+	ctx context.Context, period bridge.Period, n int,
+) (histories Rows[bridge.EventHistory], err error) {
 	q := url.Values{
 		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)},
 		"limit": {strconv.Itoa(n)},

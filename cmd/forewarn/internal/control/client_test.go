@@ -36,8 +36,8 @@ func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
 	message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A",
 		Change: "scheduled"}
 	const body = `{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t","data":{"event":{"Resources":["vm_0"]}}}`
-	owed := outbox.Addition{Message: message, Body: []byte(body), To: []outbox.Recipient{{Route: "ops"}}}
-	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{owed}}
+	pending := outbox.Addition{Message: message, Body: []byte(body), To: []outbox.Recipient{{Route: "ops"}}}
+	batch := outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{pending}}
 	if err := box.Apply(batch); err != nil {
 		t.Fatal(err)
 	}

@@ -53,10 +53,13 @@ func newInstance(path string, disposition uint32, d *windows.SECURITY_DESCRIPTOR
 	if err != nil {
 		return 0, err
 	}
-	attributes := &windows.OBJECT_ATTRIBUTES{ObjectName: name, Attributes: windows.OBJ_CASE_INSENSITIVE, SecurityDescriptor: d}
+	attributes := &windows.OBJECT_ATTRIBUTES{
+		ObjectName: name, Attributes: windows.OBJ_CASE_INSENSITIVE, SecurityDescriptor: d,
+	}
 	attributes.Length = uint32(unsafe.Sizeof(*attributes))
 	patience := int64(-50 * time.Millisecond / 100) // for WaitNamedPipe: relative, in units of 100 ns
-	err = windows.NtCreateNamedPipeFile(&instance, windows.GENERIC_READ|windows.GENERIC_WRITE|windows.SYNCHRONIZE, attributes,
+	const access = windows.GENERIC_READ | windows.GENERIC_WRITE | windows.SYNCHRONIZE
+	err = windows.NtCreateNamedPipeFile(&instance, access, attributes,
 		&windows.IO_STATUS_BLOCK{}, windows.FILE_SHARE_READ|windows.FILE_SHARE_WRITE, disposition, 0,
 		windows.FILE_PIPE_BYTE_STREAM_TYPE|windows.FILE_PIPE_REJECT_REMOTE_CLIENTS, windows.FILE_PIPE_BYTE_STREAM_MODE,
 		windows.FILE_PIPE_QUEUE_OPERATION, windows.PIPE_UNLIMITED_INSTANCES, pipeBuffer, pipeBuffer, &patience)

@@ -20,8 +20,8 @@ import (
 // pipes is the prefix of the named pipes of this machine; \\server\pipe\ would be those of another.
 const pipes = `\\.\pipe\`
 
-// standardSockets returns the pipe of the state directory: \\.\pipe\forewarn for the default one, else a name with a hash
-// of the path, the same for every spelling of it.
+// standardSockets returns the pipe of the state directory: \\.\pipe\forewarn for the default one, else a name with a
+// hash of the path, the same for every spelling of it.
 func (l Location) standardSockets() []string {
 	own, usual := spelledOut(l.State), spelledOut(l.DefaultState)
 	if own == usual {
@@ -53,7 +53,8 @@ func listen(path string, _ *slog.Logger) (net.Listener, error) {
 		return nil, err
 	}
 	l, err := listenPipe(path, d)
-	if errors.Is(err, windows.ERROR_ACCESS_DENIED) || errors.Is(err, windows.ERROR_ALREADY_EXISTS) || errors.Is(err, windows.ERROR_PIPE_BUSY) {
+	if errors.Is(err, windows.ERROR_ACCESS_DENIED) || errors.Is(err, windows.ERROR_ALREADY_EXISTS) ||
+		errors.Is(err, windows.ERROR_PIPE_BUSY) {
 		return nil, fmt.Errorf("%s: another program has a pipe of this name", path)
 	} else if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -118,7 +119,8 @@ func checkOwner(pipe windows.Handle, path string) error {
 	if account, domain, _, err := owner.LookupAccount(""); err == nil {
 		name = domain + `\` + account
 	}
-	return &untrustedError{path, "this pipe belongs to " + name + ", who is not an administrator, the service or you; nothing was sent"}
+	return &untrustedError{path, "this pipe belongs to " + name +
+		", who is not an administrator, the service or you; nothing was sent"}
 }
 
 // mayServe reports whether user may trust a pipe that belongs to owner.

@@ -680,7 +680,7 @@ func luminance(t *testing.T, hex string) float64 {
 
 // The card of an event says which sinks have its newest change, which do not have it yet and which never will, and
 // leads to this VM in Azure's portal. An event of another machine leads nowhere.
-func TestPageSaysWhoWasToldOfAnEvent(t *testing.T) {
+func TestPageShowsWhoWasNotifiedOfAnEvent(t *testing.T) {
 	now := time.Now()
 	f := sampleFacts(now)
 	for i := range f.Histories {

@@ -177,7 +177,8 @@ func checkPlace(path string, p place, want placeType, installer string) error {
 		return nil
 	}
 	return fmt.Errorf("%s belongs to %s, who may not be an administrator but could control the service with it; "+
-		`check it, then give it to the administrators: icacls "%s" /setowner *%s /T`, path, p.OwnerName, path, SIDAdministrators)
+		`check it, then give it to the administrators: icacls "%s" /setowner *%s /T`,
+		path, p.OwnerName, path, SIDAdministrators)
 }
 
 // checkGrants refuses what another user can change.

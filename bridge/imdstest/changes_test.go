@@ -20,10 +20,10 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// listener is a destination that writes down, in a few words each, the changes it is told.
+// listener is a destination that writes down, in a few words each, the changes it gets.
 type listener struct {
-	mu   sync.Mutex
-	told []string
+	mu  sync.Mutex
+	got []string
 }
 
 func (l *listener) Deliver(_ context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
@@ -44,13 +44,13 @@ func (l *listener) Deliver(_ context.Context, batch []delivery.Delivery) (delive
 		if data.Outcome != "" {
 			words = append(words, string(data.Outcome))
 		}
-		l.told = append(l.told, strings.Join(append(words, data.Changed...), " "))
+		l.got = append(l.got, strings.Join(append(words, data.Changed...), " "))
 	}
 	return delivery.Answer{}, nil
 }
 
-// tell plays a scenario to a bridge that asks once a second, and returns what the bridge told of it.
-func tell(t *testing.T, name string, speed float64) []string {
+// changes plays a scenario to a bridge that polls once a second, and returns the changes that the bridge delivers.
+func changes(t *testing.T, name string, speed float64) []string {
 	t.Helper()
 	sc, err := imdstest.Builtin(name)
 	if err != nil {
@@ -83,12 +83,12 @@ func tell(t *testing.T, name string, speed float64) []string {
 	if err := <-ended; err != nil {
 		t.Errorf("%s: the bridge ended with %v", name, err)
 	}
-	return ear.told
+	return ear.got
 }
 
 // Each scenario that comes along makes the bridge tell the story that the scenario is about, with its end.
 func TestBridgeTellsEveryBuiltinScenario(t *testing.T) {
-	untold := imdstest.Names()
+	untested := imdstest.Names()
 	for _, tt := range []struct {
 		name  string
 		speed float64
@@ -122,16 +122,16 @@ func TestBridgeTellsEveryBuiltinScenario(t *testing.T) {
 			"Terminate vm_2 scheduled", "Terminate vm_2 started", "Terminate vm_2 vanished completed",
 		}},
 	} {
-		untold = slices.DeleteFunc(untold, func(name string) bool { return name == tt.name })
+		untested = slices.DeleteFunc(untested, func(name string) bool { return name == tt.name })
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				if got := tell(t, tt.name, tt.speed); !slices.Equal(got, tt.want) {
-					t.Errorf("told\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+				if got := changes(t, tt.name, tt.speed); !slices.Equal(got, tt.want) {
+					t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 				}
 			})
 		})
 	}
-	if len(untold) > 0 {
-		t.Errorf("nothing is known about %v", untold)
+	if len(untested) > 0 {
+		t.Errorf("no test plays %v", untested)
 	}
 }
