@@ -251,7 +251,7 @@ func (w *Worker) settle(r result, now time.Time) {
 		w.accepted(r, now)
 	case len(r.lost) > 0:
 		w.discard(r.attempt, r.lost, now)
-		w.Queue.Report(Report{Now: now, Dead: r.lost, Reason: ReasonLost, Error: r.err.Error()})
+		w.report(Report{Now: now, Dead: r.lost, Reason: ReasonLost, Error: r.err.Error()})
 	case errors.Is(r.err, ErrRejected):
 		w.rejected(r, now)
 	default:
@@ -259,12 +259,16 @@ func (w *Worker) settle(r result, now time.Time) {
 	}
 }
 
+// report hands the results of an attempt to the queue.
+func (w *Worker) report(r Report) {
+	r.Durable = w.Terms.Durable
+	w.Queue.Report(r)
+}
+
 func (w *Worker) accepted(r result, now time.Time) {
 	w.accept(r.attempt, now)
 	r.answer.Progress = nil
-	w.Queue.Report(Report{
-		Now: now, Accepted: r.batch, Superseded: r.superseded, Answer: r.answer, Durable: w.Terms.Durable,
-	})
+	w.report(Report{Now: now, Accepted: r.batch, Superseded: r.superseded, Answer: r.answer})
 	for _, i := range r.batch {
 		w.Log.Debug("delivered", "id", i.ID, "status", r.answer.Status, "took", r.took)
 	}
@@ -287,12 +291,12 @@ func (w *Worker) rejected(r result, now time.Time) {
 		w.end(r.attempt, nil, now)
 		w.single = len(r.batch)
 		report.Failed = r.batch
-		w.Queue.Report(report)
+		w.report(report)
 		return
 	}
 	w.discard(r.attempt, r.all(), now)
 	report.Dead = r.all()
-	w.Queue.Report(report)
+	w.report(report)
 	if w.failing == 0 {
 		w.lastErr = r.err.Error()
 	}
@@ -317,7 +321,7 @@ func (w *Worker) refused(r result, now time.Time) {
 	if r.batch[0].Batch != 0 {
 		report.Batch = r.batch[0].Batch
 	}
-	w.Queue.Report(report)
+	w.report(report)
 
 	level := slog.LevelDebug
 	if w.lastErr != r.err.Error() {

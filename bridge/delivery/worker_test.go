@@ -285,6 +285,23 @@ func TestOnlyWhatIsLostIsGivenUp(t *testing.T) {
 	})
 }
 
+// Of a route whose deliveries must not be repeated every result is on the disk before the next attempt, not only that one
+// was accepted: after a crash, what was done of a delivery and what was rejected would be done again.
+func TestEachResultOfADurableRouteIsOnTheDiskFirst(t *testing.T) {
+	for _, durable := range []bool{true, false} {
+		for _, err := range []error{nil, errDown, fmt.Errorf("%w: 422", delivery.ErrRejected), delivery.ErrBlocked} {
+			bubble(t, delivery.Terms{Durable: durable}, func(t *testing.T, r *route) {
+				r.say(fails(err))
+				r.add(change(1, "E1", "scheduled", time.Hour))
+				pause(0)
+				if got := r.lastReport(); got.Durable != durable {
+					t.Errorf("after %v durable is %v, want %v", err, got.Durable, durable)
+				}
+			})
+		}
+	}
+}
+
 // A receipt comes back with the next delivery of its group, from whichever answer it came, and to no other group.
 func TestReceiptsBelongToTheirGroup(t *testing.T) {
 	for _, err := range []error{nil, errDown, fmt.Errorf("%w: 422", delivery.ErrRejected)} {
