@@ -180,7 +180,7 @@ func (b *Bridge) remember() {
 	defer b.deciding.Unlock()
 	b.mu.Lock()
 	since := b.answer.At
-	if answer.At.After(since) {
+	if since.IsZero() {
 		b.answer = answer
 	}
 	if b.observer == (imds.Observer{}) {

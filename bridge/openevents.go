@@ -106,10 +106,12 @@ func (o *openEvents) load(
 			continue
 		}
 		switch op := o.byID[id]; {
-		case op != nil && was.First.Before(op.First):
-			op.recall(was, until)
-			anew[id] = op.group()
+		case op != nil && op.First.Equal(was.First): // the file is read again
 		case op != nil:
+			if op.Life == 1 { // else the life in the file ended meanwhile, and the event came back
+				op.recall(was, until)
+			}
+			anew[id] = op.group()
 		case !since.IsZero(): // nobody knew of it meanwhile
 			was.unwatched(elapsed(until, since), false)
 			was.lost = until

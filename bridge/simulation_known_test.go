@@ -18,7 +18,23 @@ var knownStories = []struct {
 		{at(3*time.Minute + 5*time.Second), list{event: moved}}, // while the program waits to hear which VM this is
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"an event that is open in a file that comes late ends and comes back before it comes", []step{
+		{at(time.Minute), list{event: begun}},
+		{at(2 * time.Minute), restart{crash: true, off: 20 * time.Second, late: 6 * time.Minute}},
+		{at(4 * time.Minute), unlist{reboot.id}},
+		{at(5 * time.Minute), list{event: moved}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
+	{"the clock is set back, and what began before is in a file that comes late", []step{
+		{at(time.Minute), list{event: begun}},
+		{at(2 * time.Minute), restart{crash: true, step: -48 * time.Hour, off: 20 * time.Second}},
+		{at(4 * time.Minute), restart{crash: true, off: 20 * time.Second, late: 6 * time.Minute}},
+		{at(4*time.Minute + 10*time.Second), list{event: moved}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 }
+
+var begun = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
 
 // Nothing is found in them any more.
 func TestKnownStories(t *testing.T) {

@@ -223,7 +223,8 @@ func (t *truth) load() {
 			for id, n := range b.times {
 				merged.times[id] = max(merged.times[id], n)
 			}
-			if file.seen == nil { // this is another life
+			if ended := func(c change) bool { return c.kind == "vanished" }; file.seen == nil ||
+				slices.ContainsFunc(b.changes[len(file.changes):], ended) { // this is another life
 				clear(merged.accepted)
 				if b.seen != nil {
 					merged.lives = b.lives
