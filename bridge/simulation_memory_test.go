@@ -60,7 +60,7 @@ func (o *oracle) bounded() {
 			}
 			total++
 			all[k.sink]++
-			if k.from.Before(early) && (k.to.After(late) || k.state == "pending") {
+			if k.from.Before(early) && (k.to.After(late) || k.state == "pending") && !o.underWay(k, v.to) {
 				sure[k.sink]++
 				if k.sink == v.sink && k.from.Before(v.from) && k.to.After(late) && !o.waits(k.sink) {
 					o.add("bounds", "%s of %s was given up, and %s was older", v.id, v.sink, k.id)
@@ -76,6 +76,15 @@ func (o *oracle) bounded() {
 			}
 		}
 	}
+}
+
+// underWay says whether a delivery was under way at a time. If it was given up then and accepted after all, it is on
+// record as accepted, and nobody can say until when it was pending.
+func (o *oracle) underWay(k kept, at time.Time) bool {
+	return slices.ContainsFunc(o.attempts, func(a *attempt) bool {
+		return a.sink == k.sink && !a.began.clock.After(at) && !a.clock.Before(at) &&
+			slices.ContainsFunc(a.batch, func(h handed) bool { return h.id == k.id })
+	})
 }
 
 // waits says whether the age of a route's deliveries does not count from when they were made.
