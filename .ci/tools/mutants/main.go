@@ -1,14 +1,18 @@
 // Mutants says how much of a package its tests hold: it makes one small mistake at a time in the code, runs the tests,
 // and lists the mistakes that no test noticed.
 //
-//	go -C .ci/tools run ./mutants [-n 200] [-seed 1] [-only FILE:LINE] [-again OUTPUT] [-last REGEXP] [-least 95]
-//		PACKAGE... [-- FLAGS]
+//	go -C .ci/tools run ./mutants [-n 120] [-seed 1] [-only FILE:LINE] [-keep FILE] [-last REGEXP] [-least 95] PACKAGE...
 //
-// Packages are directories. A mistake in one is first tried on that package's own tests, then on those of the others in
-// the order in which they are named, and at the end on the tests that -last names, which take long. FLAGS are those of
-// go test. The mistakes are a sample, as many of each file as it has a share of all; another seed makes another sample.
-// With -least it fails when fewer percent are noticed. Nothing in the work tree is touched: go test gets each changed
-// file as an overlay.
+// FILE:LINE may end anywhere: -only bridge/imds/ makes mistakes in that package alone, and tries them on all tests.
+//
+// Packages are directories. Each has a sample of its own, of n mistakes, as many of each file as it has a share of all;
+// another seed makes another sample. A mistake is tried on the package's own tests, then on those of the other packages
+// that depend on it, the quickest first, until one fails. The tests that -last names are run apart from the others of
+// their package. A test that takes four times as long as it does, and ten seconds, has noticed the mistake.
+//
+// With -keep, what became of each mistake is added to FILE, and what was noticed before is not tried again as long as
+// its file has not changed; so a run that was ended goes on where it was. With -least it fails when of one package fewer
+// percent are noticed. Nothing in the work tree is touched: go test gets each changed file as an overlay.
 //
 // What is changed: a condition is negated, or loses one of its sides; a comparison is made with the equal case or
 // without it, or turned round; a statement is left out; a number is one more, a truth its opposite.
@@ -18,14 +22,19 @@ package main
 
 import (
 	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"go/ast"
 	"go/build"
 	"go/parser"
 	"go/token"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -45,6 +54,7 @@ type mutant struct {
 	from, to int    // the bytes that are replaced …
 	by       string
 	what     string
+	key      string // the same only for the same mistake in the same text
 }
 
 func (m mutant) String() string {
@@ -54,99 +64,100 @@ func (m mutant) String() string {
 // name stands for the mutant in equivalent.txt: it has no line, because those move.
 func (m mutant) name() string { return fmt.Sprintf("%s: %s: %s", m.file, m.function, m.what) }
 
-// took is how long the tests of each package take.
-var took = map[string]time.Duration{}
-
-//go:embed equivalent.txt
-var equivalent string
-
-// withoutEquivalent leaves out the mutants that make no difference. stale are those on the list that there are not.
-func withoutEquivalent(all []mutant, packages []string) (rest []mutant, stale []string) {
-	listed := map[string]bool{}
-	for line := range strings.Lines(equivalent) {
-		file, _, _ := strings.Cut(line, ":")
-		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "\t") || !slices.Contains(packages, filepath.Dir(file)) {
-			continue
-		}
-		if name := strings.TrimSpace(line); name != "" {
-			listed[name] = false
-		}
-	}
-	for _, m := range all {
-		if _, is := listed[m.name()]; is {
-			listed[m.name()] = true
-		} else {
-			rest = append(rest, m)
-		}
-	}
-	for name, found := range listed {
-		if !found {
-			stale = append(stale, name)
-		}
-	}
-	slices.Sort(stale)
-	return rest, stale
-}
+// What becomes of a mutant.
+const (
+	noticed    = "noticed"
+	hung       = "hung" // noticed too, because it took too long
+	survived   = "survived"
+	impossible = "impossible" // to compile
+	broken     = "broken"     // go test could not be run
+)
 
 func main() {
-	n := flag.Int("n", 200, "how many mistakes are tried")
-	seed := flag.Uint64("seed", 1, "of the sample")
+	n := flag.Int("n", 120, "how many mistakes of each package are tried")
+	seed := flag.Uint64("seed", 1, "of the samples")
 	only := flag.String("only", "", "the beginning of FILE:LINE: no others")
-	again := flag.String("again", "", "what an earlier run printed: only those that survived then")
+	keep := flag.String("keep", "", "a file to which results are added, and from which those of an earlier run are taken")
 	at := flag.String("at", "../..", "the root of the module")
-	last := flag.String("last", "", "tests that are tried when no other notices a mistake")
-	least := flag.Float64("least", 0, "how many percent must be noticed")
+	last := flag.String("last", "", "tests that are run apart from the others of their package")
+	least := flag.Float64("least", 0, "how many percent must be noticed of each package")
 	parallel := flag.Int("p", 2, "how many at once")
 	flag.Parse()
-	packages, flags := flag.Args(), []string(nil)
-	if i := slices.Index(packages, "--"); i >= 0 {
-		packages, flags = packages[:i], packages[i+1:]
+	packages := flag.Args()
+	for i, p := range packages {
+		packages[i] = filepath.Clean(p)
+	}
+	if *keep != "" {
+		path, err := filepath.Abs(*keep)
+		if err != nil {
+			fail(err)
+		}
+		*keep = path
 	}
 	if err := os.Chdir(*at); err != nil {
 		fail(err)
 	}
-	var all []mutant
-	for i, p := range packages {
-		packages[i] = filepath.Clean(p)
-		found, err := mutantsOf(p)
+	results, err := open(*keep)
+	if err != nil {
+		fail(err)
+	}
+	var trials []trial
+	var few []string
+	for _, p := range packages {
+		all, err := mutantsOf(p)
 		if err != nil {
 			fail(err)
 		}
-		all = append(all, found...)
-	}
-	all, stale := withoutEquivalent(all, packages)
-	if len(stale) > 0 {
-		fail(fmt.Errorf("equivalent.txt lists what cannot be done any more:\n%s", strings.Join(stale, "\n")))
-	}
-	earlier, err := os.ReadFile(*again)
-	if err != nil && *again != "" {
-		fail(err)
-	}
-	all = slices.DeleteFunc(all, func(m mutant) bool {
-		is := *again == "" || strings.Contains(string(earlier), fmt.Sprintf("%s  %v\n", survived, m))
-		return !is || !strings.HasPrefix(m.String(), *only)
-	})
-	for _, p := range packages { // without a mistake they pass
-		began := time.Now()
-		args := slices.Concat([]string{"test", "-vet=off", "-count=1"}, flags, []string{"./" + p})
-		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-			fail(fmt.Errorf("the tests of %s fail as it is: %w\n%s", p, err, out))
+		all, stale := withoutEquivalent(all, p)
+		if len(stale) > 0 {
+			fail(fmt.Errorf("equivalent.txt lists what cannot be done any more:\n%s", strings.Join(stale, "\n")))
 		}
-		took[p] = time.Since(began)
+		all = slices.DeleteFunc(all, func(m mutant) bool { return !strings.HasPrefix(m.String(), *only) })
+		if len(all) == 0 {
+			continue
+		}
+		if trials == nil {
+			if trials, err = trialsOf(packages, *last); err != nil {
+				fail(err)
+			}
+		}
+		chosen := sample(all, *n, rand.New(rand.NewPCG(*seed, 0)))
+		fmt.Printf("%s: %d of %d mistakes, seed %d\n", p, len(chosen), len(all), *seed)
+		count := tryAll(chosen, inOrder(trials, p), results, *parallel)
+		found := count[noticed] + count[hung]
+		score := 100 * float64(found) / float64(max(found+count[survived], 1))
+		fmt.Printf("%s: %d noticed, %d of them by a test that hung, %d survived: %.1f %%; %d could not be compiled\n",
+			p, found, count[hung], count[survived], score, count[impossible])
+		if score < *least || count[broken] > 0 {
+			few = append(few, fmt.Sprintf("of %s %.1f %% are noticed, want %.1f", p, score, *least))
+		}
 	}
-	chosen := sample(all, *n, rand.New(rand.NewPCG(*seed, 0)))
-	fmt.Printf("%d of %d mistakes, seed %d\n", len(chosen), len(all), *seed)
+	if len(few) > 0 {
+		fail(errors.New(strings.Join(few, "\n")))
+	}
+}
 
-	work := make(chan mutant)
-	var mu sync.Mutex
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "mutants:", err)
+	os.Exit(1)
+}
+
+// tryAll tries mutants, and counts what became of them.
+func tryAll(chosen []mutant, trials []trial, results *results, parallel int) map[string]int {
 	count := map[string]int{}
+	var mu sync.Mutex
+	work := make(chan mutant)
 	var workers sync.WaitGroup
-	for range *parallel {
+	for range parallel {
 		workers.Go(func() {
 			for m := range work {
-				result := try(m, packages, *last, flags)
+				result := results.earlier[m.key]
+				if result == "" || result == survived || result == broken {
+					result = try(m, trials)
+				}
 				mu.Lock()
 				count[result]++
+				results.note(m, result)
 				if result == survived || result == broken {
 					fmt.Printf("%s  %v\n", result, m)
 				}
@@ -159,30 +170,100 @@ func main() {
 	}
 	close(work)
 	workers.Wait()
-	tried := count[noticed] + count[survived]
-	score := 100 * float64(count[noticed]) / float64(max(tried, 1))
-	fmt.Printf("%d noticed, %d survived: %.1f %%; %d could not be compiled\n", count[noticed], count[survived], score,
-		count[impossible])
-	if score < *least || count[broken] > 0 {
-		fail(fmt.Errorf("%.1f %% are noticed, want %.1f", score, *least))
+	return count
+}
+
+// A trial is a run of some tests of a package.
+type trial struct {
+	dir  string // of the package
+	args []string
+	last bool // these are the tests that -last names
+	deps []string
+	took time.Duration
+}
+
+// trialsOf gives the trials of all packages. Without a mistake they pass.
+func trialsOf(packages []string, last string) (all []trial, err error) {
+	dir, err := os.MkdirTemp("", "mutants-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	for _, p := range packages {
+		out, err := exec.Command("go", "list", "-deps", "-test", "-f", "{{.Dir}}", "./"+p).Output()
+		if err != nil {
+			return nil, fmt.Errorf("what %s depends on: %w", p, err)
+		}
+		deps := strings.Fields(string(out))
+		binary := filepath.Join(dir, "test")
+		if out, err := compile(binary, p); err != nil {
+			return nil, fmt.Errorf("the tests of %s cannot be compiled: %w\n%s", p, err, out)
+		}
+		add := func(last bool, args ...string) error {
+			t := trial{dir: p, args: args, last: last, deps: deps, took: 15 * time.Minute}
+			began := time.Now()
+			if _, out := t.run(binary); !bytes.HasSuffix(bytes.TrimSpace(out), []byte("PASS")) {
+				return fmt.Errorf("the tests of %s fail as it is:\n%s", p, out)
+			}
+			t.took = time.Since(began)
+			all = append(all, t)
+			return nil
+		}
+		if last == "" {
+			err = add(false)
+		} else if err = add(false, "-test.skip", last); err == nil {
+			err = add(true, "-test.run", last)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// inOrder gives the trials for mistakes in a package: its own tests first, then the quickest of what depends on it.
+func inOrder(all []trial, p string) []trial {
+	path, err := filepath.Abs(p)
+	if err != nil {
+		fail(err)
+	}
+	list := slices.DeleteFunc(slices.Clone(all), func(t trial) bool { return !slices.Contains(t.deps, path) })
+	slices.SortStableFunc(list, func(a, b trial) int {
+		if own := a.dir == p && !a.last; own != (b.dir == p && !b.last) {
+			return map[bool]int{true: -1, false: 1}[own]
+		}
+		return cmp.Compare(a.took, b.took)
+	})
+	return list
+}
+
+// compile makes the binary of a package's tests. It has nothing for a debugger.
+func compile(binary, p string, flags ...string) (out []byte, err error) {
+	args := slices.Concat([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary}, flags, []string{"./" + p})
+	return exec.Command("go", args...).CombinedOutput()
+}
+
+// run runs the tests of a trial that a binary holds. A mistake may make them take all the memory there is, so they get
+// no more than 8 GB of addresses where that can be set.
+func (t trial) run(binary string) (result string, out []byte) {
+	limit := 4*t.took + 10*time.Second
+	ctx, cancel := context.WithTimeout(context.Background(), limit+10*time.Second)
+	defer cancel()
+	args := []string{"-c", `ulimit -v 8388608 2>/dev/null; exec "$0" "$@"`, binary, "-test.failfast"}
+	command := exec.CommandContext(ctx, "sh", slices.Concat(args, []string{"-test.timeout", limit.String()}, t.args)...)
+	command.Dir, command.WaitDelay = t.dir, time.Second
+	switch out, err := command.CombinedOutput(); {
+	case err == nil:
+		return survived, out
+	case ctx.Err() != nil, bytes.Contains(out, []byte("panic: test timed out after")):
+		return hung, out
+	default:
+		return noticed, out
 	}
 }
 
-func fail(err error) {
-	fmt.Fprintln(os.Stderr, "mutants:", err)
-	os.Exit(1)
-}
-
-// What becomes of a mutant.
-const (
-	noticed    = "noticed"
-	survived   = "survived"
-	impossible = "impossible" // to compile
-	broken     = "broken"     // go test could not be run
-)
-
 // try runs the tests on a mutant.
-func try(m mutant, packages []string, last string, flags []string) string {
+func try(m mutant, trials []trial) string {
 	dir, err := os.MkdirTemp("", "mutant-")
 	if err != nil {
 		return broken
@@ -205,31 +286,84 @@ func try(m mutant, packages []string, last string, flags []string) string {
 	if os.WriteFile(changed, text, 0o600) != nil || os.WriteFile(overlay, listed, 0o600) != nil {
 		return broken
 	}
-	own := filepath.Dir(m.file)
-	others := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return p == own })
-	order := append([]string{own}, others...)
-	if result := test(overlay, order, append([]string{"-skip", last}, flags...)); result != survived || last == "" {
-		return result
-	}
-	return test(overlay, order, append([]string{"-run", last}, flags...))
-}
-
-// test says what the tests of the packages make of an overlay. One that makes them take ten times as long as they do is
-// noticed.
-func test(overlay string, packages, flags []string) string {
-	for _, p := range packages {
-		args := []string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-failfast",
-			"-timeout", (10*took[p] + 10*time.Second).String()}
-		out, err := exec.Command("go", slices.Concat(args, flags, []string{"./" + p})...).CombinedOutput()
-		switch {
-		case err == nil:
-		case bytes.Contains(out, []byte("[build failed]")), bytes.Contains(out, []byte("[setup failed]")):
-			return impossible
-		default:
-			return noticed
+	compiled := map[string]bool{}
+	for _, t := range trials {
+		binary := filepath.Join(dir, strings.ReplaceAll(t.dir, "/", "-"))
+		if !compiled[binary] {
+			if _, err := compile(binary, t.dir, "-overlay", overlay); err != nil {
+				return impossible
+			}
+			compiled[binary] = true
+		}
+		if result, _ := t.run(binary); result != survived {
+			return result
 		}
 	}
 	return survived
+}
+
+// results are what became of mutants, in this run and in earlier ones.
+type results struct {
+	earlier map[string]string
+	file    io.Writer
+}
+
+// open opens the file with the results of earlier runs, if it has a name.
+func open(name string) (*results, error) {
+	r := &results{earlier: map[string]string{}, file: io.Discard}
+	if name == "" {
+		return r, nil
+	}
+	text, err := os.ReadFile(name)
+	if err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if words := strings.Fields(line); len(words) > 1 {
+			r.earlier[words[1]] = words[0]
+		}
+	}
+	r.file, err = os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	return r, err
+}
+
+// note keeps a result, unless it is known already.
+func (r *results) note(m mutant, result string) {
+	if r.earlier[m.key] != result {
+		fmt.Fprintf(r.file, "%s %s %v\n", result, m.key, m)
+	}
+}
+
+//go:embed equivalent.txt
+var equivalent string
+
+// withoutEquivalent leaves out the mutants of a package that make no difference. stale are those on the list that there
+// are not.
+func withoutEquivalent(all []mutant, p string) (rest []mutant, stale []string) {
+	listed := map[string]bool{}
+	for line := range strings.Lines(equivalent) {
+		file, _, _ := strings.Cut(line, ":")
+		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "\t") || filepath.Dir(file) != p {
+			continue
+		}
+		if name := strings.TrimSpace(line); name != "" {
+			listed[name] = false
+		}
+	}
+	for _, m := range all {
+		if _, is := listed[m.name()]; is {
+			listed[m.name()] = true
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	for name, found := range listed {
+		if !found {
+			stale = append(stale, name)
+		}
+	}
+	slices.Sort(stale)
+	return rest, stale
 }
 
 // sample picks n of all, of each file as many as its share, but one at least.
@@ -301,7 +435,9 @@ func (f *mutator) replace(n ast.Node, by string) {
 	if n.Pos() > f.end {
 		function = ""
 	}
-	f.found = append(f.found, mutant{f.file, at.Line, function, at.Offset, f.set.Position(n.End()).Offset, by, what})
+	from, to := at.Offset, f.set.Position(n.End()).Offset
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s", f.text, from, to, by))
+	f.found = append(f.found, mutant{f.file, at.Line, function, from, to, by, what, fmt.Sprintf("%x", sum[:8])})
 }
 
 // otherwise is what a comparison is turned into.
