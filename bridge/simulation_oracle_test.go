@@ -348,6 +348,8 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 		seen[t.id] = true
 		if i := b.place(t); i >= 0 {
 			place[t.id] = i
+		} else if _, known := place[t.id]; !known {
+			continue // see nothingMore
 		}
 		forgot := last >= 0 && b.changes[last].gone() && t.in > lastOne.in // that the last one was ever told
 		if place[t.id] < last && !forgot {
