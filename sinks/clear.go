@@ -38,7 +38,7 @@ var harmless = []string{
 
 // isCredential reports whether a header may be there to say who asks: its value is kept apart from the settings, or
 // nothing is known of it.
-func (h headerSource) isCredential() bool {
+func (h namedSource) isCredential() bool {
 	return h.Text.text == nil || !slices.Contains(harmless, http.CanonicalHeaderKey(h.name))
 }
 

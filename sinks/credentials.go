@@ -4,10 +4,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -18,18 +16,13 @@ type credentials struct {
 	bearer   source
 	username string // of basic
 	password source
-	headers  []headerSource // by name
+	headers  []namedSource
 	signing  []source
 	identity bool     // a token of a managed identity comes to them
 	carried  []string // keys of what a request shows the destination
 	secure   bool     // the URL has to be https
 	insecure bool     // it may be http in spite of what is carried
 	getenv   func(string) string
-}
-
-type headerSource struct {
-	source
-	name string
 }
 
 // access is what credentials say at one moment, and the veil that covers it.
@@ -50,6 +43,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		bearer:   spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
 		identity: s.Identity != nil,
 		secure:   s.TLS != TLSSettings{},
+		headers:  namedSources("headers", s.Headers),
 		getenv:   h.Getenv,
 	}
 	var wrong KeyErrors
@@ -63,9 +57,6 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	wrong.when(c.identity && (c.bearer.given() || c.password.given()), "azure_identity",
 		"bearer or basic is given too; expected only one of them")
 	wrong.when(!c.url.given(), "url", "missing; expected url, url_file or url_env")
-	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
-		c.headers = append(c.headers, headerSource{nested("headers."+name, s.Headers[name]), name})
-	}
 	for i, v := range s.Signing {
 		c.signing = append(c.signing, nested("signing_secrets."+strconv.Itoa(i), v))
 	}
@@ -96,8 +87,8 @@ func carriedBy(c credentials, s webhookSettings) (keys []string) {
 			keys = append(keys, h.from())
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.BodySecrets)) {
-		keys = append(keys, "body_secrets."+name)
+	for _, b := range namedSources("body_secrets", s.BodySecrets) {
+		keys = append(keys, b.key)
 	}
 	return keys
 }
@@ -194,11 +185,8 @@ func (c credentials) readURL(a *access) error {
 	if err != nil {
 		return err
 	}
-	u, err := url.Parse(raw)
-	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https") { // err would show it
-		return c.url.wrong(errors.New("is not a URL; expected one such as https://example.com/hook"))
-	}
-	if err := checkHost(u); err != nil {
+	u, err := parseURL(raw, "is not a URL; expected one such as https://example.com/hook", "http", "https")
+	if err != nil {
 		return c.url.wrong(err)
 	}
 	if c.secure && u.Scheme != "https" {

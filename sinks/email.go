@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/mail"
@@ -205,23 +204,14 @@ func (m *email) openLogin(s emailSettings) error {
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (m *email) openTexts(s emailSettings) error {
-	var wrong KeyErrors
-	wrong.add(openTemplates(nil,
-		templateKey{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, templates.Parse, m.trySubject, &m.subject},
-		templateKey{"text", s.Text, s.TextFile, templates.EmailText, templates.Parse, m.tryText, &m.text},
-		templateKey{"html", s.HTML, s.HTMLFile, templates.EmailHTML, templates.ParseHTML, m.tryHTML, &m.html},
-	), m.runbook.open(s.RunbookURL, s.RunbookURLFile))
-	return wrong.err()
+	trySubject := func(f map[string]any) error { _, err := m.subjectOf(f); return err }
+	return openTemplates(nil,
+		templateKey{"subject", s.Subject, s.SubjectFile, templates.EmailSubject, templates.Parse, trySubject, &m.subject},
+		templateKey{"text", s.Text, s.TextFile, templates.EmailText, templates.Parse, nil, &m.text},
+		templateKey{"html", s.HTML, s.HTMLFile, templates.EmailHTML, templates.ParseHTML, nil, &m.html},
+		m.runbook.key(s.RunbookURL, s.RunbookURLFile),
+	)
 }
-
-func (m *email) trySubject(f map[string]any) error {
-	_, err := m.subjectOf(f)
-	return err
-}
-
-func (m *email) tryText(f map[string]any) error { return m.text.Execute(io.Discard, f) }
-
-func (m *email) tryHTML(f map[string]any) error { return m.html.Execute(io.Discard, f) }
 
 // Deliver sends one mail to those who do not have it yet. It is accepted when everybody has it but those whom the
 // server refuses for good, and rejected when it refuses all. The progress is the list of addresses that have the mail.

@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,17 +64,12 @@ type command struct {
 	args     []string
 	dir      string
 	user     account
-	env      []envSource // by name
+	env      []namedSource
 	attempts int
 	grace    time.Duration
 	getenv   func(string) string
 	log      *slog.Logger
 	now      func() time.Time
-}
-
-type envSource struct {
-	source
-	name string
 }
 
 func openExec(s execSettings, h Host) (Opened, error) {
@@ -95,19 +89,18 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
 		name: h.Name, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)),
-		attempts: s.Attempts, grace: s.StopGrace, getenv: h.Getenv, log: h.Log, now: time.Now,
+		env: namedSources("env", s.Env), attempts: s.Attempts, grace: s.StopGrace, getenv: h.Getenv, log: h.Log,
+		now: time.Now,
 	}
 	var err error
 	c.user, err = findAccount(s.User)
 	wrong.when(err != nil, "user", "%w", err)
 	var files []string
-	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
-		v := envSource{nested("env."+name, s.Env[name]), name}
-		err := refusedVariable(name)
+	for _, v := range c.env {
+		err := refusedVariable(v.name)
 		wrong.when(err != nil, v.key, "%w", err)
 		wrong.add(v.check())
 		files = append(files, v.files()...)
-		c.env = append(c.env, v)
 	}
 	if len(wrong) == 0 {
 		_, _, err := c.own()
@@ -144,7 +137,7 @@ func (c *command) own() ([]variable, *veil, error) {
 		if s.Text.text != nil { // which may be empty
 			value = *s.Text.text
 			for _, part := range append(strings.Split(value, "\n"), value) {
-				if !isOrdinary(part) {
+				if !isPath(part) {
 					v.hidePart(part)
 				}
 			}
@@ -167,19 +160,9 @@ func (c *command) own() ([]variable, *veil, error) {
 	return all, v, nil
 }
 
-// ordinary are words that say how a command is to work. As a password they would protect nothing.
-var ordinary = []string{
-	"true", "false", "none", "null", "auto", "default", "enabled", "disabled",
-	"debug", "info", "warn", "warning", "error", "trace", "text", "json", "plain",
-	"dev", "development", "test", "testing", "stage", "staging", "prod", "production", "live", "local", "localhost",
-}
-
-// isOrdinary reports whether a value that stands in the settings hides nothing, so that the output of a command stays
-// readable: one of the ordinary words, or a path in a directory of this machine.
-func isOrdinary(value string) bool {
-	if slices.Contains(ordinary, strings.ToLower(value)) {
-		return true
-	}
+// isPath reports whether a value of the settings is a path in a directory of this machine. It is no secret, and the
+// output of a command stays readable with it.
+func isPath(value string) bool {
 	dir := filepath.Dir(value)
 	if !filepath.IsAbs(value) || filepath.Clean(value) != value || filepath.Dir(dir) == dir {
 		return false

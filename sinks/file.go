@@ -21,7 +21,7 @@ import (
 // fileSettings are the keys of a file.
 type fileSettings struct {
 	Path        string        `yaml:"path" doc:"the file; - is standard output, under systemd the journal"`
-	MaxSize     size          `yaml:"max_size" doc:"start a new file at this size, such as 100MB (default: never)"`
+	MaxSize     Size          `yaml:"max_size" doc:"start a new file at this size, such as 100MB (default: never)"`
 	RotateEvery time.Duration `yaml:"rotate_every" doc:"start a new file each period, such as 1d (default: never)"`
 	Keep        int           `yaml:"keep" default:"0" doc:"how many old files to keep; 0 keeps all"`
 }
@@ -113,7 +113,7 @@ func (f *file) writable() error {
 		return err
 	}
 	dir := filepath.Dir(f.path)
-	for !exists(dir) && filepath.Dir(dir) != dir { // what is missing, a delivery makes
+	for missing(dir) && filepath.Dir(dir) != dir { // what is missing, a delivery makes
 		dir = filepath.Dir(dir)
 	}
 	file, err := os.CreateTemp(dir, ".forewarn-check-*")
@@ -121,11 +121,6 @@ func (f *file) writable() error {
 		return err
 	}
 	return errors.Join(file.Close(), os.Remove(file.Name()))
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // file appends one CloudEvent a line to a file. Between two deliveries it holds nothing open, so that the file may be

@@ -51,12 +51,8 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 	case *proxy.text == "none":
 		c.proxy = nil
 	default:
-		u, err := url.Parse(*proxy.text)
-		if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "http", "https", "socks5", "socks5h") {
-			err = errors.New("is not the URL of a proxy; expected none or one such as http://proxy.example.com:3128")
-		} else {
-			err = checkHost(u)
-		}
+		u, err := parseURL(*proxy.text, "is not the URL of a proxy; expected none or one such as "+
+			"http://proxy.example.com:3128", "http", "https", "socks5", "socks5h")
 		wrong.when(err != nil, "proxy", "%w", err)
 		c.proxy, c.where = http.ProxyURL(u), "proxy"
 	}
@@ -199,13 +195,23 @@ func dialed(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
+// parseURL reads a URL with a host and one of the schemes, else the error is otherwise. No error shows the text.
+func parseURL(text, otherwise string, schemes ...string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || !slices.Contains(schemes, u.Scheme) {
+		return nil, errors.New(otherwise)
+	}
+	return u, checkHost(u)
+}
+
 // checkHost refuses a host that no resolver could know. Its errors do not show it.
 func checkHost(u *url.URL) error {
 	host := u.Hostname()
 	if _, err := netip.ParseAddr(host); err != nil && strings.ContainsFunc(host, func(r rune) bool {
 		return r != '.' && r != '-' && r != '_' && (r >= utf8.RuneSelf || !isWord(byte(unicode.ToLower(r))))
 	}) {
-		return errors.New("its host is not a name; expected letters, digits, dots and dashes, with what is beyond ASCII in its xn-- form")
+		return errors.New("its host is not a name; expected letters, digits, dots and dashes, with what is beyond ASCII " +
+			"in its xn-- form")
 	}
 	if port := u.Port(); port != "" {
 		if _, err := strconv.ParseUint(port, 10, 16); err != nil {

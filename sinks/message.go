@@ -138,9 +138,10 @@ func execute(t *templates.Template, fields map[string]any) (string, error) {
 // A runbook is the template of a link for every message; the zero value gives none.
 type runbook struct{ template *templates.Template }
 
-func (r *runbook) open(text, file string) error {
+// key returns the key runbook_url of the settings.
+func (r *runbook) key(text, file string) templateKey {
 	try := func(f map[string]any) error { _, err := r.link(f); return err }
-	return templateKey{"runbook_url", text, file, nil, templates.Parse, try, &r.template}.open(nil)
+	return templateKey{"runbook_url", text, file, nil, templates.Parse, try, &r.template}
 }
 
 // put adds the link to the fields of a message.

@@ -224,9 +224,6 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 			if err != nil {
 				return false, s.wrong(err)
 			}
-			if err := checkHost(u); err != nil {
-				return false, s.wrong(err)
-			}
 			a.veil.hideHost(u, s.from())
 			a.away = a.away || !isLocal(u.Hostname())
 			if u.User != nil {
@@ -247,11 +244,13 @@ func natsURL(text string) (*url.URL, error) {
 	if !strings.Contains(text, "://") {
 		text = "nats://" + text
 	}
-	u, err := url.Parse(text)
-	if err != nil || u.Hostname() == "" || !oneOf(u.Scheme, "nats", "tls") || strings.Trim(u.Path, "/") != "" ||
-		u.RawQuery != "" {
-		return nil,
-			errors.New("is not the URL of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…")
+	const otherwise = "is not the URL of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…"
+	u, err := parseURL(text, otherwise, "nats", "tls")
+	if err != nil {
+		return nil, err
+	}
+	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" {
+		return nil, errors.New(otherwise)
 	}
 	if u.Port() == "" {
 		u.Host = net.JoinHostPort(u.Hostname(), "4222")

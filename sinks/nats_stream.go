@@ -23,7 +23,7 @@ type natsProvision struct {
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
 	Replicas   int           `yaml:"replicas" doc:"copies in a cluster, at most 5 (default: 1 for a new stream)"`
 	MaxAge     time.Duration `yaml:"max_age" doc:"delete messages after this time (default: never)"`
-	MaxBytes   size          `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
+	MaxBytes   Size          `yaml:"max_bytes" doc:"size limit of the stream (default: none)"`
 	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
 }
 

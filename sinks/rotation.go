@@ -145,11 +145,8 @@ func splitName(path string) (stem, ext string) {
 	return stem, ext
 }
 
-// size is a number of bytes in the settings: 1048576, 100MB (decimal) or 64MiB (binary).
-type size int64
-
-// Size is a number of bytes in settings, such as 10MiB.
-type Size = size
+// Size is a number of bytes in the settings: 1048576, 100MB (decimal) or 64MiB (binary).
+type Size int64
 
 var units = map[string]int64{
 	"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
@@ -157,13 +154,13 @@ var units = map[string]int64{
 }
 
 // UnmarshalText reads a size. Zero and less is no size.
-func (s *size) UnmarshalText(text []byte) error {
+func (s *Size) UnmarshalText(text []byte) error {
 	digits := strings.TrimRight(string(text), "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
 	unit, known := units[strings.ToUpper(strings.TrimSpace(string(text[len(digits):])))]
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil || !known || n <= 0 || n > (1<<62)/unit {
 		return fmt.Errorf("%q is not a size; expected one such as 100MB, 64MiB or a number of bytes", text)
 	}
-	*s = size(n * unit)
+	*s = Size(n * unit)
 	return nil
 }

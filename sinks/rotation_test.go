@@ -153,16 +153,16 @@ func TestFileGrowsWhenItCannotRotate(t *testing.T) {
 
 // Sizes are read in bytes, decimal and binary units.
 func TestSizes(t *testing.T) {
-	for text, want := range map[string]size{
+	for text, want := range map[string]Size{
 		"1": 1, "1048576": 1 << 20, "100MB": 100e6, "64MiB": 64 << 20, "1kB": 1000, "2 GiB": 2 << 30, "3gb": 3e9, "7B": 7, "1TiB": 1 << 40,
 	} {
-		var got size
+		var got Size
 		if err := got.UnmarshalText([]byte(text)); err != nil || got != want {
 			t.Errorf("%s = %d, %v; want %d", text, got, err, want)
 		}
 	}
 	for _, text := range []string{"", "0", "-1", "MB", "1.5MB", "1XB", "9999999999TB", "99999999999999999999", "1 M B", "1e3"} {
-		var got size
+		var got Size
 		if err := got.UnmarshalText([]byte(text)); err == nil {
 			t.Errorf("%q = %d, want it refused", text, got)
 		}

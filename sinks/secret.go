@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -87,6 +89,20 @@ func spelled(key string, text Secret, file, env string) source {
 
 // nested is the source of a value inside a list or map.
 func nested(key string, v Value) source { return source{v, key, key + ".file", key + ".env"} }
+
+// A namedSource is the source of a value in a map.
+type namedSource struct {
+	source
+	name string
+}
+
+// namedSources returns the sources of a map of the settings, sorted by name.
+func namedSources(key string, values map[string]Value) (all []namedSource) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		all = append(all, namedSource{nested(key+"."+name, values[name]), name})
+	}
+	return all
+}
 
 // check refuses two forms of one value.
 func (s source) check() error {

@@ -138,10 +138,11 @@ func (k *slackSink) openAddress(s slackSettings) error {
 	if s.APIURL == "" {
 		return wrong.err()
 	}
-	u, err := url.Parse(s.APIURL)
-	bad := err != nil || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || !oneOf(u.Scheme, "http", "https")
-	wrong.when(bad, "api_url", "is not the URL of an API; expected one such as https://slack.com/api/")
-	wrong.when(!bad && tls && u.Scheme != "https", "api_url", "is not https, and tls is given")
+	const otherwise = "is not the URL of an API; expected one such as https://slack.com/api/"
+	u, err := parseURL(s.APIURL, otherwise, "http", "https")
+	wrong.when(err != nil, "api_url", "%w", err)
+	wrong.when(err == nil && (u.User != nil || u.RawQuery != ""), "api_url", otherwise)
+	wrong.when(err == nil && tls && u.Scheme != "https", "api_url", "is not https, and tls is given")
 	k.api = strings.TrimSuffix(s.APIURL, "/") + "/"
 	return wrong.err()
 }
@@ -174,12 +175,11 @@ func (k *slackSink) openChoices(s slackSettings) error {
 
 // openTexts parses the templates, and tries those of the settings on samples.
 func (k *slackSink) openTexts(s slackSettings) error {
-	var wrong KeyErrors
-	wrong.add(openTemplates(slackFields,
+	return openTemplates(slackFields,
 		templateKey{"text", s.Text, s.TextFile, templates.SlackText, templates.Parse, k.tryText, &k.text},
 		templateKey{"blocks", s.Blocks, s.BlocksFile, templates.SlackBlocks, templates.Parse, k.tryBlocks, &k.blocks},
-	), k.runbook.open(s.RunbookURL, s.RunbookURLFile))
-	return wrong.err()
+		k.runbook.key(s.RunbookURL, s.RunbookURLFile),
+	)
 }
 
 func (k *slackSink) tryText(f map[string]any) error {
@@ -217,15 +217,14 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	switch {
 	case to == "":
 		to = secret
-		a.hook, err = url.Parse(secret)
-		if err != nil || a.hook.Hostname() == "" || a.hook.User != nil || !oneOf(a.hook.Scheme, "http", "https") {
-			return nil, k.secret.wrong(errors.New("is not the URL of an incoming webhook; " + // err would show it
-				"expected one such as https://hooks.slack.com/services/…"))
-		}
-		if err := checkHost(a.hook); err != nil {
+		const otherwise = "is not the URL of an incoming webhook; expected one such as https://hooks.slack.com/services/…"
+		a.hook, err = parseURL(secret, otherwise, "http", "https")
+		switch {
+		case err != nil:
 			return nil, k.secret.wrong(err)
-		}
-		if k.secure && a.hook.Scheme != "https" {
+		case a.hook.User != nil:
+			return nil, k.secret.wrong(errors.New(otherwise))
+		case k.secure && a.hook.Scheme != "https":
 			return nil, k.secret.wrong(errors.New("is not https, and tls is given"))
 		}
 		a.veil.hideURL(a.hook, k.secret.from())

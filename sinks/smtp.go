@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -296,15 +297,9 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 	if helo == "" {
 		helo = addressLiteral(s.conn.LocalAddr())
 	}
-	if config != nil {
-		config = config.Clone()
-		if config.ServerName == "" {
-			config.ServerName = host
-		}
-	}
 	if implicit {
-		secured := tls.Client(s.conn, config)
-		if err := secured.HandshakeContext(ctx); err != nil {
+		secured, err := handshake(ctx, s.conn, config, host)
+		if err != nil {
 			return err
 		}
 		s.conn = secured
@@ -322,6 +317,7 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 	if ok, _ := s.client.Extension("STARTTLS"); !ok {
 		return &verdict{delivery.ErrBlocked, addr + " offers no STARTTLS, which tls.mode starttls requires"}
 	}
+	config.ServerName = cmp.Or(config.ServerName, host)
 	return s.client.StartTLS(config)
 }
 

@@ -102,7 +102,7 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 		"is for tls://; expected that url, or no tls")
 	_, err = k.tls.load()
 	wrong.add(err)
-	text := templateKey{"text", s.Text, s.TextFile, templates.EmailSubject, templates.Parse, k.tryText, &k.text}
+	text := templateKey{"text", s.Text, s.TextFile, templates.EmailSubject, templates.Parse, nil, &k.text}
 	wrong.add(text.open(nil))
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
@@ -120,18 +120,18 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 
 // syslogURL reads the address of a receiver. Its errors do not show it.
 func syslogURL(text string) (*url.URL, syslogTransport, error) {
-	u, err := url.Parse(text)
+	const otherwise = "is not the URL of a syslog receiver; expected one such as tls://logs.example.com:6514, " +
+		"tcp://… or udp://…"
+	u, err := parseURL(text, otherwise, "tls", "tcp", "udp")
 	if err != nil {
-		u = &url.URL{}
+		return nil, syslogTransport{}, err
 	}
-	transport, ok := syslogTransports[u.Scheme]
-	if !ok || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" ||
-		u.Fragment != "" {
-		return nil, transport,
-			errors.New("is not the URL of a syslog receiver; expected one such as tls://logs.example.com:6514, tcp://… or udp://…")
+	if u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+		return nil, syslogTransport{}, errors.New(otherwise)
 	}
-	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), transport.port))}, transport,
-		checkHost(u)
+	transport := syslogTransports[u.Scheme]
+	host := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), transport.port))
+	return &url.URL{Scheme: u.Scheme, Host: host}, transport, nil
 }
 
 // Deliver sends the batch.
@@ -272,11 +272,6 @@ func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, trip time.Durat
 		}
 	}
 	return "sent to " + k.to.String() + ", where nobody says that he has it", stillOpen(conn, trip)
-}
-
-func (k *syslogSink) tryText(f map[string]any) error {
-	_, err := execute(k.text, f)
-	return err
 }
 
 // message is a CloudEvent as RFC 5424 has it, within the limit of the transport: first its text is cut, then its

@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"fmt"
+	"io"
 
 	"forewarn/templates"
 )
@@ -29,7 +30,7 @@ type templateKey struct {
 	key, text, file string
 	own             *templates.Template // what stands there without one of the settings
 	parse           func(key, text string) (*templates.Template, error)
-	try             func(fields map[string]any) error // uses the template, once it is at to
+	try             func(fields map[string]any) error // uses the template, once it is at to; nil to execute it
 	to              **templates.Template
 }
 
@@ -45,6 +46,9 @@ func (k templateKey) open(own map[string]Field) error {
 	if err == nil {
 		err = tryOut(func(f map[string]any) error {
 			addFields(f, own)
+			if k.try == nil {
+				return (*k.to).Execute(io.Discard, f)
+			}
 			return k.try(f)
 		})
 	}

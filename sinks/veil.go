@@ -63,16 +63,18 @@ func (v *veil) hidePart(parts ...string) {
 // plainWords are the words of addresses and headers that hold no secret, because they stand in those of everybody: who
 // reads what a destination answered needs them. Any other word may be one.
 const plainWords = " access_token action actions alert alertmanager alerts api-version api_key apikey application " +
-	"automations azure basic bearer callback callbacks channel channels chat client code collector compat count create " +
-	"data debug default deliveries dev direct dispatches email enqueue event events executions export false file format forms " +
-	"forewarn generic github gitlab global group groups hook hooks http https import inbound incidents incoming " +
-	"incomingwebhook index ingest input instances integration integrations invoke jobs json launch log login logs main " +
-	"maintenance manual message messages metrics mode monitor monitoring name nodes notification notifications notify " +
-	"ops paths ping plain post powerautomate priority prod production project projects provider providers publish push " +
-	"query queue queues rawdata receive receiver receivers records region report repos resource rest room rooms route " +
-	"routes rules rundeck run runs scope send sendmessage server service services signature sink source spaces staging " +
-	"state status stream streams subscriptions system tags team teams telemetry tenant test text thread token topic " +
-	"topics trigger triggers true type user users version virtual webhook webhookb2 webhooks workflow workflows "
+	"auto automations azure basic bearer callback callbacks channel channels chat client code collector compat " +
+	"count create data debug default deliveries dev development direct disabled dispatches email enabled enqueue " +
+	"error event events executions export false file forewarn format forms generic github gitlab global group " +
+	"groups hook hooks http https import inbound incidents incoming incomingwebhook index info ingest input " +
+	"instances integration integrations invoke jobs json launch live local localhost log login logs main " +
+	"maintenance manual message messages metrics mode monitor monitoring name nodes none notification " +
+	"notifications notify null ops paths ping plain post powerautomate priority prod production project projects " +
+	"provider providers publish push query queue queues rawdata receive receiver receivers records region report " +
+	"repos resource rest room rooms route routes rules run rundeck runs scope send sendmessage server service " +
+	"services signature sink source spaces stage staging state status stream streams subscriptions system tags " +
+	"team teams telemetry tenant test testing text thread token topic topics trace trigger triggers true type " +
+	"user users version virtual warn warning webhook webhookb2 webhooks workflow workflows "
 
 // isPlain reports whether a text is made of plain words, and of what is too short to count.
 func isPlain(text string) bool {

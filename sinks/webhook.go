@@ -76,17 +76,12 @@ type webhook struct {
 	binary   bool
 	body     *templates.Template // nil for a CloudEvent
 	content  string              // media type of body
-	hidden   []bodySecret        // that body needs
+	hidden   []namedSource       // that body needs
 	runbook  runbook             // in body
 	log      *slog.Logger
 	getenv   func(string) string
 	zone     *time.Location
 	now      func() time.Time
-}
-
-type bodySecret struct {
-	source
-	name string
 }
 
 func openWebhook(s webhookSettings, h Host) (Opened, error) {
@@ -157,7 +152,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 		return wrong.err()
 	}
 	wrong.when(s.Mode != "", "mode", "is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)
-	wrong.add(w.openBodySecrets(s.BodySecrets), w.runbook.open(s.RunbookURL, s.RunbookURLFile))
+	wrong.add(w.openBodySecrets(s.BodySecrets), w.runbook.key(s.RunbookURL, s.RunbookURLFile).open(nil))
 	w.content = cmp.Or(s.ContentType, "application/json")
 	_, _, err = mime.ParseMediaType(w.content)
 	wrong.when(err != nil || !validHeaderValue(w.content), "content_type",
@@ -209,10 +204,9 @@ func bodyText(s webhookSettings) (key, text string, err error) {
 // openBodySecrets checks the secrets of the body and reads them once.
 func (w *webhook) openBodySecrets(secrets map[string]Value) error {
 	var wrong KeyErrors
-	for _, name := range slices.Sorted(maps.Keys(secrets)) {
-		b := bodySecret{nested("body_secrets."+name, secrets[name]), name}
+	w.hidden = namedSources("body_secrets", secrets)
+	for _, b := range w.hidden {
 		wrong.add(b.check())
-		w.hidden = append(w.hidden, b)
 	}
 	if len(wrong) == 0 {
 		_, err := w.readBodySecrets(new(veil))
