@@ -99,6 +99,14 @@ func failure(ctx context.Context, v *veil, from string, class, err error) error 
 
 func oneOf[T comparable](v T, values ...T) bool { return slices.Contains(values, v) }
 
+// limited returns a ctx that ends after limit if ctx has no deadline.
+func limited(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, limit)
+}
+
 // noAnswer returns the error for a ctx that ended before there was an answer.
 func noAnswer(ctx context.Context, from string) error {
 	return fmt.Errorf("no answer from %s: %w", from, context.Cause(ctx))

@@ -211,15 +211,7 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 	for _, a := range attributes {
 		all = append(all, variable{name: "CE_" + strings.ToUpper(a.name), value: a.value})
 	}
-	var names []string
-	switch r := f["resources"].(type) {
-	case []string:
-		names = r
-	case []any:
-		for _, name := range r {
-			names = append(names, word(name))
-		}
-	}
+	names, _ := f["resources"].([]string)
 	all = append(all, variable{name: "FOREWARN_RESOURCES", value: strings.Join(names, ",")})
 	rest := maxEvent
 	for i := range all {
@@ -388,51 +380,33 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	return cmd.ProcessState, err
 }
 
-// runGroup starts a program and waits for its end, which the end of ctx brings about. Nothing of its process group is
-// left when it returns.
+// runGroup starts a program and waits until it ends. When ctx ends, the program is asked to end, and killed after grace.
+// Nothing of its process group is left when runGroup returns.
 //
-// The goroutine that starts the program keeps its thread until the program has ended: on Linux the program dies with
-// the thread that started it, and the Go runtime ends a thread when a goroutine that was locked to it returns.
+// The thread is locked until the program has ended: on Linux the program dies with the thread that started it.
 func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
-	started, ended := make(chan *processGroup, 1), make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		if err != nil {
-			started <- nil
-			ended <- err
-			return
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	group, ended := newProcessGroup(cmd.Process), make(chan struct{})
+	defer close(ended)
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			grace = min(grace, cutGrace)
 		}
-		f := newProcessGroup(cmd.Process)
-		started <- f
-		f.waitThenKill()
-		err = cmd.Wait()
-		f.close()
-		ended <- err
-	}()
-	f := <-started // by itself: of a short run the end may be here too
-	if f == nil {
-		return <-ended
-	}
-	select {
-	case <-ctx.Done():
-	case err := <-ended:
-		return err
-	}
-	if errors.Is(ctx.Err(), context.Canceled) {
-		grace = min(grace, cutGrace)
-	}
-	f.terminate()
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		f.kill()
-		return <-ended
-	case err := <-ended:
-		return err
-	}
+		group.terminate()
+		select {
+		case <-time.After(grace):
+			group.kill()
+		case <-ended:
+		}
+	})
+	defer stop()
+	defer group.close()
+	group.waitThenKill()
+	return cmd.Wait()
 }
 
 // classOfStart says what it means that a program did not even start.

@@ -157,11 +157,8 @@ func (n *natsSink) Close() error {
 
 // with does something with a connection that was made with the credentials as they are now.
 func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSession) error) error {
-	if _, ok := ctx.Deadline(); !ok {
-		limited, cancel := context.WithTimeout(ctx, natsTerms.Timeout)
-		defer cancel()
-		ctx = limited
-	}
+	ctx, cancel := limited(ctx, natsTerms.Timeout)
+	defer cancel()
 	s, err := n.connected(ctx)
 	if err != nil {
 		return err
@@ -178,7 +175,7 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	n.mu.Lock()
 	s := n.session
 	n.mu.Unlock()
-	if s != nil && !s.gone() && s.access.stamp == a.stamp {
+	if s != nil && !s.conn.IsClosed() && s.access.stamp == a.stamp {
 		return s, nil
 	}
 	n.Close()

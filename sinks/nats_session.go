@@ -220,16 +220,6 @@ func (s *natsSession) newest() *natsConn {
 	return s.link
 }
 
-// gone says that nats.go does not connect any more, as after a server has refused the credentials twice.
-func (s *natsSession) gone() bool {
-	select {
-	case <-s.closed:
-		return true
-	default:
-		return false
-	}
-}
-
 var (
 	errNoAnswer = errors.New("no connection: the last one gave no answer, and the next is being made")
 	errGivenUp  = errors.New("the connection was given up: the server did not let the client in, or left a PING unanswered")

@@ -183,11 +183,8 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 // takes to the receiver and back.
 func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn net.Conn,
 	trip time.Duration) error) error {
-	if _, ok := ctx.Deadline(); !ok {
-		limited, cancel := context.WithTimeout(ctx, syslogTerms.Timeout)
-		defer cancel()
-		ctx = limited
-	}
+	ctx, cancel := limited(ctx, syslogTerms.Timeout)
+	defer cancel()
 	err := context.Cause(ctx)
 	if err == nil {
 		err = k.connected(ctx, do)

@@ -172,33 +172,19 @@ func (w *webhook) openBody(s webhookSettings) error {
 	return wrong.err()
 }
 
-// bodyText is the template of the body and its key, which is "" when a CloudEvent is to be sent.
+// bodyText returns the template of the body and its key, which is "" when a CloudEvent is to be sent.
 func bodyText(s webhookSettings) (key, text string, err error) {
-	switch {
-	case s.Body != "" && s.BodyText != "":
-		err = &KeyError{"body_text", errors.New("body is given too; expected only one of them")}
-	case s.Body != "" && s.BodyTextFile != "":
-		err = &KeyError{"body_text_file", errors.New("body is given too; expected only one of them")}
-	case s.BodyText != "" && s.BodyTextFile != "":
-		err = &KeyError{"body_text_file", errors.New("body_text is given too; expected only one of them")}
-	case s.Body != "":
-		key = "body"
-		ready, ok := templates.Body(s.Body)
-		if text = ready.Text; !ok {
-			err = &KeyError{key, fmt.Errorf("%q is unknown; expected one of %s", s.Body, strings.Join(templates.BodyNames(),
-				", "))}
-		}
-	case s.BodyText != "":
-		key, text = "body_text", s.BodyText
-	case s.BodyTextFile != "":
-		var file []byte
-		key = "body_text_file"
-		if file, err = readSmall(s.BodyTextFile); err != nil {
-			err = &KeyError{key, err}
-		}
-		text = string(file)
+	if s.Body == "" {
+		text, key, err = givenText("body_text", s.BodyText, s.BodyTextFile)
+		return key, text, err
 	}
-	return key, text, err
+	var wrong KeyErrors
+	const twice = "body is given too; expected only one of them"
+	wrong.when(s.BodyText != "", "body_text", twice)
+	wrong.when(s.BodyTextFile != "", "body_text_file", twice)
+	ready, ok := templates.Body(s.Body)
+	wrong.when(!ok, "body", "%q is unknown; expected one of %s", s.Body, strings.Join(templates.BodyNames(), ", "))
+	return "body", ready.Text, wrong.err()
 }
 
 // openBodySecrets checks the secrets of the body and reads them once.
