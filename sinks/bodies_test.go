@@ -52,15 +52,16 @@ func TestBodiesHaveTheShapeTheirServiceDocuments(t *testing.T) {
 	}
 }
 
-// Times in ready-made bodies have at most six fractional digits: .NET's Newtonsoft.Json takes nine for text. A CloudEvent in
-// one stays as it is, and so does what Azure sent.
+// Times in ready-made bodies have at most six fractional digits: .NET's Newtonsoft.Json takes nine for text. A
+// CloudEvent in one stays as it is, and so does what Azure sent.
 func TestTimesInBodiesAreShort(t *testing.T) {
 	nine := regexp.MustCompile(`\d:\d\d\.\d{7,}`)
 	seen := at("04:20:11").clock().Add(123456789)
 	started := azure("Started", "Reboot", "", map[string]any{"At": "2026-11-21T04:10:04.123456789Z"})
 	over := deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Vanished, Event: started}, cloudevent.Circumstances{
 		Observer: dbHost, Time: seen, Announced: seen.Add(-time.Hour), Begun: seen.Add(-time.Minute), WhileAway: true,
-		NotEarlierThan: seen.Add(-time.Second), End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: seen.Add(-time.Second)},
+		NotEarlierThan: seen.Add(-time.Second),
+		End:            cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: seen.Add(-time.Second)},
 	}))
 	recovered := deliveryOf(cloudevent.WrapBridge(cloudevent.IMDSRecovered, map[string]any{
 		"endpoint": "http://169.254.169.254", "gap": map[string]any{"from": seen, "to": seen},
@@ -122,7 +123,8 @@ func TestBodiesOfAReboot(t *testing.T) {
 func TestBodySecretsAreSentAndNeverShown(t *testing.T) {
 	var r recorder
 	path := writeFile(t, "key", "first-routing-key\n")
-	opened, err := open("webhook", "url: "+serve(t, &r).URL+"\nbody: pagerduty\nbody_secrets: {routing_key: {file: "+path+"}}", testHost(t))
+	opened, err := open("webhook",
+		"url: "+serve(t, &r).URL+"\nbody: pagerduty\nbody_secrets: {routing_key: {file: "+path+"}}", testHost(t))
 	if err != nil || len(opened.Secrets) != 1 || opened.Secrets[0] != path {
 		t.Fatalf("open = %v, %v; want the secret file", opened.Secrets, err)
 	}

@@ -69,8 +69,8 @@ func alertOf(err error) (uint64, bool) {
 	return v.Uint(), true
 }
 
-// A verdict is an error of a known class: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help. Its text
-// does not name the class.
+// A verdict is an error of a known class: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help. Its
+// text does not name the class.
 type verdict struct {
 	class error
 	text  string
@@ -88,8 +88,8 @@ func say(class error, text string) error {
 	return fmt.Errorf("%w: %s", class, text)
 }
 
-// failure returns the error of an attempt that got no answer from an address: that ctx ended, or else err, which has the
-// class.
+// failure returns the error of an attempt that got no answer from an address: that ctx ended, or else err, which has
+// the class.
 func failure(ctx context.Context, v *veil, from string, class, err error) error {
 	if ended(ctx) {
 		return noAnswer(ctx, v.over(from))

@@ -91,7 +91,8 @@ func TestWhatTravelsInClearIsNoted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if notes := strings.Join(opened.Notes, "\n"); !strings.Contains(notes, "unencrypted") || !strings.Contains(notes, "insecure") {
+		if notes := strings.Join(opened.Notes, "\n"); !strings.Contains(notes, "unencrypted") ||
+			!strings.Contains(notes, "insecure") {
 			t.Errorf("%s notes %q, want that credentials travel unencrypted", kind, notes)
 		}
 	}
@@ -121,7 +122,8 @@ func TestPasswordOfAProxyInClearIsNoted(t *testing.T) {
 			t.Fatal(err)
 		}
 		notes := strings.Join(opened.Notes, "\n")
-		if strings.Contains(notes, "proxy has a user: its password is sent unencrypted") != noted || strings.Contains(notes, "p4ssw0rd") {
+		if strings.Contains(notes, "proxy has a user: its password is sent unencrypted") != noted ||
+			strings.Contains(notes, "p4ssw0rd") {
 			t.Errorf("%s notes %q, want a word on the password %v", settings, notes, noted)
 		}
 	}

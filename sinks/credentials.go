@@ -260,7 +260,8 @@ func refusedHeader(name string) error {
 
 // validHeaderName and validHeaderValue hold to RFC 9110, section 5.
 func validHeaderName(name string) bool {
-	return name != "" && strings.Trim(name, "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == ""
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	return name != "" && strings.Trim(name, "!#$%&'*+-.^_`|~0123456789"+letters) == ""
 }
 
 func validHeaderValue(value string) bool {

@@ -2,299 +2,26 @@ package sinks
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"crypto/hmac"
-	"crypto/pbkdf2"
-	"crypto/sha256"
 	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"math"
-	"mime"
-	"mime/multipart"
-	"mime/quotedprintable"
 	"net"
-	"net/mail"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/emersion/go-sasl"
 	"github.com/emersion/go-smtp"
 
 	"forewarn/bridge/delivery"
 	"forewarn/templates"
 )
-
-// A mailbox is a real mail server that keeps what it takes, and refuses what it is told to.
-type mailbox struct {
-	mechanisms []string
-	atDot      error
-	slow       time.Duration // from the end of a mail to the answer
-	rounds     int           // of SCRAM; 4096 when 0
-
-	mu       sync.Mutex
-	password string           // that lets one in; mailPassword when empty
-	refuse   map[string]error // by recipient
-	mails    []received
-	users    []string // who logged in, by which mechanism
-}
-
-// received is a mail as it came.
-type received struct {
-	from string
-	to   []string
-	raw  []byte
-}
-
-const mailUser, mailPassword = "azure", "correct horse/battery+staple"
-
-func (b *mailbox) NewSession(*smtp.Conn) (smtp.Session, error) { return &mailSession{box: b}, nil }
-
-type mailSession struct {
-	box  *mailbox
-	mail received
-}
-
-func (s *mailSession) Reset()        { s.mail = received{} }
-func (s *mailSession) Logout() error { return nil }
-
-func (s *mailSession) Mail(from string, _ *smtp.MailOptions) error {
-	s.mail.from = from
-	return nil
-}
-
-func (s *mailSession) Rcpt(to string, _ *smtp.RcptOptions) error {
-	s.box.mu.Lock()
-	defer s.box.mu.Unlock()
-	if err := s.box.refuse[to]; err != nil {
-		return err
-	}
-	s.mail.to = append(s.mail.to, to)
-	return nil
-}
-
-func (s *mailSession) Data(r io.Reader) (err error) {
-	if s.mail.raw, err = io.ReadAll(r); err != nil {
-		return err
-	}
-	if s.box.atDot != nil {
-		return s.box.atDot
-	}
-	s.box.mu.Lock()
-	s.box.mails = append(s.box.mails, s.mail)
-	s.box.mu.Unlock()
-	time.Sleep(s.box.slow)
-	return nil
-}
-
-func (s *mailSession) AuthMechanisms() []string { return s.box.mechanisms }
-
-func (s *mailSession) Auth(mechanism string) (sasl.Server, error) {
-	ok := func(user, secret string) error {
-		s.box.mu.Lock()
-		defer s.box.mu.Unlock()
-		if user != mailUser || secret != cmp.Or(s.box.password, mailPassword) {
-			return smtp.ErrAuthFailed
-		}
-		s.box.users = append(s.box.users, user+" by "+mechanism)
-		return nil
-	}
-	switch mechanism {
-	case "PLAIN":
-		return sasl.NewPlainServer(func(_, user, password string) error { return ok(user, password) }), nil
-	case "LOGIN":
-		return &dialogue{steps: []func(in []byte) ([]byte, error){
-			func([]byte) ([]byte, error) { return []byte("Username:"), nil },
-			func([]byte) ([]byte, error) { return []byte("Password:"), nil },
-			nil,
-		}, end: func(said [][]byte) error { return ok(string(said[1]), string(said[2])) }}, nil
-	case "XOAUTH2":
-		return &dialogue{steps: []func(in []byte) ([]byte, error){nil}, end: func(said [][]byte) error {
-			user, rest, _ := strings.Cut(strings.TrimPrefix(string(said[0]), "user="), "\x01auth=Bearer ")
-			return ok(user, strings.TrimSuffix(rest, "\x01\x01"))
-		}}, nil
-	case "SCRAM-SHA-256":
-		return &scram{ok: ok, rounds: cmp.Or(s.box.rounds, 4096)}, nil
-	}
-	return nil, smtp.ErrAuthUnknownMechanism
-}
-
-// A dialogue is a mechanism that asks and listens in turn; the last step, which is nil, ends it.
-type dialogue struct {
-	steps []func(in []byte) ([]byte, error)
-	said  [][]byte
-	end   func(said [][]byte) error
-}
-
-func (d *dialogue) Next(in []byte) ([]byte, bool, error) {
-	d.said = append(d.said, in)
-	step := d.steps[len(d.said)-1]
-	if step == nil {
-		return nil, true, d.end(d.said)
-	}
-	out, err := step(in)
-	return out, false, err
-}
-
-// scram is the server's side of RFC 7677.
-type scram struct {
-	ok                func(user, secret string) error
-	rounds            int
-	user, first, mine string
-	done              bool
-}
-
-func (s *scram) Next(in []byte) ([]byte, bool, error) {
-	const salt = "salt of the test"
-	mac := func(key []byte, text string) []byte {
-		h := hmac.New(sha256.New, key)
-		h.Write([]byte(text))
-		return h.Sum(nil)
-	}
-	switch {
-	case s.done:
-		return nil, true, nil
-	case s.first == "" && len(in) == 0:
-		return []byte{}, false, nil
-	case s.first == "":
-		s.first = strings.TrimPrefix(string(in), "n,,")
-		user, nonce, _ := strings.Cut(strings.TrimPrefix(s.first, "n="), ",r=")
-		s.user = user
-		s.mine = fmt.Sprintf("r=%sserver,s=%s,i=%d", nonce, base64.StdEncoding.EncodeToString([]byte(salt)), s.rounds)
-		return []byte(s.mine), false, nil
-	}
-	without, proof, _ := strings.Cut(string(in), ",p=")
-	salted, err := pbkdf2.Key(sha256.New, mailPassword, []byte(salt), s.rounds, sha256.Size)
-	if err != nil {
-		return nil, true, err
-	}
-	all := s.first + "," + s.mine + "," + without
-	key := mac(salted, "Client Key")
-	stored := sha256.Sum256(key)
-	signature := mac(stored[:], all)
-	for i := range key {
-		key[i] ^= signature[i]
-	}
-	if base64.StdEncoding.EncodeToString(key) != proof {
-		return nil, true, smtp.ErrAuthFailed
-	}
-	s.done = true
-	if err := s.ok(s.user, mailPassword); err != nil {
-		return nil, true, err
-	}
-	return []byte("v=" + base64.StdEncoding.EncodeToString(mac(mac(salted, "Server Key"), all))), false, nil
-}
-
-// serveMail starts the server; mode is as in the settings. It gives the settings of its address and TLS.
-func serveMail(t *testing.T, b *mailbox, mode string, ca authority, cert tls.Certificate) string {
-	t.Helper()
-	srv := smtp.NewServer(b)
-	srv.Domain, srv.ErrorLog = "mail.test", log.New(io.Discard, "", 0)
-	config := &tls.Config{Certificates: []tls.Certificate{cert}}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	settings := "host: 127.0.0.1\nport: " + port + "\nfrom: Azure <azure@example.com>\n"
-	switch mode {
-	case "starttls":
-		srv.TLSConfig = config
-		settings += "tls: {ca_file: " + ca.file + "}\n"
-	case "implicit":
-		l = tls.NewListener(l, config)
-		settings += "tls: {mode: implicit, ca_file: " + ca.file + "}\n"
-	case "none":
-		settings += "tls: {mode: none}\n"
-	}
-	ended := make(chan struct{})
-	go func() { defer close(ended); srv.Serve(l) }()
-	t.Cleanup(func() { srv.Close(); l.Close(); <-ended }) // Serve may not have come to know of l
-	return settings
-}
-
-// plainMail is a server without TLS, for what has nothing to do with it.
-func plainMail(t *testing.T, b *mailbox) string {
-	return serveMail(t, b, "none", authority{}, tls.Certificate{})
-}
-
-func (b *mailbox) all() []received {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Clone(b.mails)
-}
-
-// allow takes mail for recipients from now on.
-func (b *mailbox) allow(recipients map[string]error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for address := range recipients {
-		delete(b.refuse, address)
-	}
-}
-
-// letter is a mail as a reader takes it apart.
-type letter struct {
-	mail.Header
-	subject, text, html string
-}
-
-func readMail(t *testing.T, raw []byte) letter {
-	t.Helper()
-	m, err := mail.ReadMessage(bytes.NewReader(raw))
-	if err != nil {
-		t.Fatalf("%v:\n%s", err, raw)
-	}
-	l := letter{Header: m.Header}
-	if l.subject, err = new(mime.WordDecoder).DecodeHeader(m.Header.Get("Subject")); err != nil {
-		t.Errorf("Subject: %v", err)
-	}
-	kind, params, err := mime.ParseMediaType(m.Header.Get("Content-Type"))
-	if err != nil || kind != "multipart/alternative" {
-		t.Fatalf("Content-Type is %q, %v; want multipart/alternative", kind, err)
-	}
-	var kinds []string
-	for parts := multipart.NewReader(m.Body, params["boundary"]); ; {
-		p, err := parts.NextRawPart()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if encoding := p.Header.Get("Content-Transfer-Encoding"); encoding != "quoted-printable" {
-			t.Errorf("a part is encoded as %q", encoding)
-		}
-		body, err := io.ReadAll(quotedprintable.NewReader(p))
-		if err != nil {
-			t.Fatal(err)
-		}
-		kind, params, _ := mime.ParseMediaType(p.Header.Get("Content-Type"))
-		if !strings.EqualFold(params["charset"], "utf-8") {
-			t.Errorf("a part has the charset %q", params["charset"])
-		}
-		kinds = append(kinds, kind)
-		if text := strings.ReplaceAll(string(body), "\r\n", "\n"); kind == "text/html" {
-			l.html = text
-		} else {
-			l.text = text
-		}
-	}
-	if !slices.Equal(kinds, []string{"text/plain", "text/html"}) {
-		t.Errorf("the parts are %v, want the text first and HTML last", kinds)
-	}
-	return l
-}
 
 func emailAccepts(t *testing.T) (string, func() []string) {
 	b := &mailbox{}
@@ -315,7 +42,8 @@ func emailHangs(t *testing.T) map[string]hung {
 		answers[at] = "hang"
 		addr, began := smtpScript(t, answers)
 		host, port, _ := net.SplitHostPort(addr)
-		all["at "+at] = hung{"{host: " + host + ", port: " + port + ", from: a@example.com, to: [b@example.com], tls: {mode: none}}", began}
+		all["at "+at] = hung{"{host: " + host + ", port: " + port +
+			", from: a@example.com, to: [b@example.com], tls: {mode: none}}", began}
 	}
 	return all
 }
@@ -342,7 +70,9 @@ func emailSecrets(t *testing.T) []secretPlace {
 	echo := serveMail(t, &mailbox{mechanisms: []string{"PLAIN"}}, "starttls", ca, cert)
 	echoes := serveMail(t, &mailbox{mechanisms: []string{"XOAUTH2"}}, "implicit", ca, cert)
 	known := base64.StdEncoding.EncodeToString([]byte("\x00azure\x00" + mailPassword))
-	repeats := serveMail(t, &mailbox{mechanisms: []string{"PLAIN"}, refuse: map[string]error{"ops@example.com": says(550, known+" and "+mailPassword)}},
+	repeats := serveMail(t,
+		&mailbox{mechanisms: []string{"PLAIN"},
+			refuse: map[string]error{"ops@example.com": says(550, known+" and "+mailPassword)}},
 		"starttls", ca, cert)
 	printed := writeFile(t, "token", secret+"\nand its s3cond line\n")
 	gone := "host: 127.0.0.1\nport: 1\nfrom: a@example.com\n"
@@ -352,11 +82,13 @@ func emailSecrets(t *testing.T) []secretPlace {
 		{"password_env", echo + to + "password_env: PASSWORD", []string{secret}, map[string]string{"PASSWORD": secret}},
 		{"token", echoes + to + "auth: xoauth2\npassword: " + secret, []string{secret}, nil},
 		{"token_command", echoes + to + "token_command: [cat, " + printed + "]", []string{secret, "s3cond"}, nil},
-		{"token_command that fails", echoes + to + "token_command: [cat, " + printed + ", /no/such/file]", []string{secret, "s3cond"}, nil},
+		{"token_command that fails", echoes + to + "token_command: [cat, " + printed + ", /no/such/file]",
+			[]string{secret, "s3cond"}, nil},
 		{"unreachable", gone + to + "password: " + secret, []string{secret}, nil},
 		{"said back", repeats + to + "password: '" + mailPassword + "'", []string{mailPassword, known}, nil},
 		{"wrong auth", gone + to + "auth: cram-md5\npassword: " + secret, []string{secret}, nil},
-		{"wrong mode", "host: h\nfrom: a@example.com\ntls: {mode: none}\n" + to + "password: " + secret, []string{secret}, nil},
+		{"wrong mode", "host: h\nfrom: a@example.com\ntls: {mode: none}\n" + to + "password: " + secret, []string{secret},
+			nil},
 	}
 }
 
@@ -382,7 +114,8 @@ func TestMailsAboutAnEventAreOneThread(t *testing.T) {
 			t.Errorf("mail %d goes from %s to %v", i, m.from, m.to)
 		}
 		want := "<" + deliveries(t)[0].Event.Subject() + "."
-		if ref := l.Get("References"); !strings.HasPrefix(ref, want) || ref != l.Get("In-Reply-To") || !strings.HasSuffix(ref, "@example.com>") {
+		if ref := l.Get("References"); !strings.HasPrefix(ref, want) || ref != l.Get("In-Reply-To") ||
+			!strings.HasSuffix(ref, "@example.com>") {
 			t.Errorf("mail %d refers to %q and replies to %q, want %s… both times", i, ref, l.Get("In-Reply-To"), want)
 		}
 		for header, want := range map[string]string{
@@ -478,7 +211,8 @@ func TestMailThatIsRefusedAtItsEnd(t *testing.T) {
 	for code, want := range map[int]string{451: again, 554: rejected, 552: rejected} {
 		b := &mailbox{atDot: &smtp.SMTPError{Code: code, EnhancedCode: smtp.NoEnhancedCode, Message: "said the server"}}
 		s := mustOpen(t, "email", plainMail(t, b)+"to: [a@example.com]\n", testHost(t))
-		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want || !strings.Contains(err.Error(), "said the server") {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want ||
+			!strings.Contains(err.Error(), "said the server") {
 			t.Errorf("%d: %v, want it %s with the server's words", code, err, want)
 		}
 	}
@@ -498,7 +232,8 @@ func TestMailLogsIn(t *testing.T) {
 			by      string // "" for none
 		}{
 			{all, "", "SCRAM-SHA-256"}, {[]string{"LOGIN", "PLAIN"}, "auto", "PLAIN"}, {[]string{"LOGIN"}, "", "LOGIN"},
-			{all, "plain", "PLAIN"}, {all, "login", "LOGIN"}, {all, "scram-sha-256", "SCRAM-SHA-256"}, {all, "xoauth2", "XOAUTH2"},
+			{all, "plain", "PLAIN"}, {all, "login", "LOGIN"}, {all, "scram-sha-256", "SCRAM-SHA-256"},
+			{all, "xoauth2", "XOAUTH2"},
 			{[]string{"XOAUTH2"}, "", ""}, {[]string{"PLAIN"}, "login", ""}, {nil, "", ""},
 		} {
 			b := &mailbox{mechanisms: tt.offered}
@@ -519,14 +254,16 @@ func TestMailLogsIn(t *testing.T) {
 				continue
 			}
 			if by := mailUser + " by " + tt.by; len(b.users) != 1 || b.users[0] != by || len(b.all()) != 1 {
-				t.Errorf("%s, %s of %v: logged in %v, %d mails; want %s and one mail", mode, tt.auth, tt.offered, b.users, len(b.all()), by)
+				t.Errorf("%s, %s of %v: logged in %v, %d mails; want %s and one mail", mode, tt.auth, tt.offered, b.users,
+					len(b.all()), by)
 			}
 			answer, err := s.(delivery.Connecter).Connect(t.Context())
 			if err != nil || !strings.Contains(answer, "TLS 1.3, logged in as azure by "+tt.by) {
 				t.Errorf("Connect = %q, %v", answer, err)
 			}
 			s = mustOpen(t, "email", settings+"password: wrong\n", testHost(t))
-			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked || strings.Contains(err.Error(), "wrong") {
+			if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked ||
+				strings.Contains(err.Error(), "wrong") {
 				t.Errorf("%s, %s, with a wrong password: %v, want it %s", mode, tt.by, err, blocked)
 			}
 		}
@@ -554,7 +291,8 @@ func TestRefusalBeforeAMailBlocks(t *testing.T) {
 		answers := map[string]string{"greeting": "220 hi", "HELO": "554 not you", tt.at: tt.reply}
 		addr, _ := smtpScript(t, answers)
 		host, port, _ := net.SplitHostPort(addr)
-		s := mustOpen(t, "email", "{host: "+host+", port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t))
+		s := mustOpen(t, "email",
+			"{host: "+host+", port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t))
 		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
 		if classOf(err) != tt.want || !strings.Contains(err.Error(), "not you") {
 			t.Errorf("%s at %s: %v, want it %s with the server's words", tt.reply, tt.at, err, tt.want)
@@ -624,19 +362,23 @@ func TestMailTokenIsKeptUntilItIsRefused(t *testing.T) {
 func TestMailTokenComesFromACommand(t *testing.T) {
 	ca := newAuthority(t)
 	b := &mailbox{mechanisms: []string{"XOAUTH2"}}
-	server := serveMail(t, b, "starttls", ca, ca.issue(t, "127.0.0.1", time.Hour)) + "to: [a@example.com]\nusername: azure\n"
+	server := serveMail(t, b, "starttls", ca, ca.issue(t, "127.0.0.1", time.Hour)) +
+		"to: [a@example.com]\nusername: azure\n"
 	token := writeFile(t, "token", mailPassword+"\nand more\n")
 	s := mustOpen(t, "email", server+"token_command: "+prints(t, token)+"\n", testHost(t))
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil || len(b.all()) != 1 {
 		t.Errorf("Deliver = %v, %d mails", err, len(b.all()))
 	}
 	s = mustOpen(t, "email", server+"token_command: "+prints(t)+"\n", testHost(t))
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "printed no token") {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again ||
+		!strings.Contains(err.Error(), "printed no token") {
 		t.Errorf("without a token: %v, want it %s", err, again)
 	}
-	for command, want := range map[string]string{"[" + someProgram + "-no]": blocked, "[no-such-program-anywhere]": blocked, prints(t, filepath.Join(t.TempDir(), "none")): again} {
+	for command, want := range map[string]string{"[" + someProgram + "-no]": blocked,
+		"[no-such-program-anywhere]": blocked, prints(t, filepath.Join(t.TempDir(), "none")): again} {
 		s := mustOpen(t, "email", server+"token_command: "+command+"\n", testHost(t))
-		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want || !strings.Contains(err.Error(), "token_command") {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want ||
+			!strings.Contains(err.Error(), "token_command") {
 			t.Errorf("%s: %v, want it %s", command, err, want)
 		}
 	}
@@ -668,7 +410,8 @@ func TestTokenCommandEndsAsAWhole(t *testing.T) {
 
 // Whatever a command prints, a token is one line that is not empty, or there is an error that does not show it.
 func FuzzTokenCommand(f *testing.F) {
-	for _, printed := range []string{"s3cr3t", "s3cr3t\r\nmore", "\n s3cr3t", " \t\n", "s3cr3t\x00\x01\xff", strings.Repeat("s3cr3t", 20_000)} {
+	for _, printed := range []string{"s3cr3t", "s3cr3t\r\nmore", "\n s3cr3t", " \t\n", "s3cr3t\x00\x01\xff",
+		strings.Repeat("s3cr3t", 20_000)} {
 		f.Add(printed)
 	}
 	cat, err := exec.LookPath("cat")
@@ -678,7 +421,8 @@ func FuzzTokenCommand(f *testing.F) {
 	f.Fuzz(func(t *testing.T, printed string) {
 		token, err := tokenOf(t.Context(), []string{cat, writeFile(t, "token", printed)})
 		first, _, _ := strings.Cut(printed, "\n")
-		if (err == nil) != (strings.TrimSpace(first) != "") || len(token) > 64<<10 || token != strings.TrimSpace(token) || !strings.Contains(first, token) {
+		if (err == nil) != (strings.TrimSpace(first) != "") || len(token) > 64<<10 || token != strings.TrimSpace(token) ||
+			!strings.Contains(first, token) {
 			t.Errorf("%.100q gave the token %.100q and %v", printed, token, err)
 		}
 		if err != nil && (classOf(err) != again || strings.Contains(err.Error(), "s3cr3t")) {
@@ -690,7 +434,8 @@ func FuzzTokenCommand(f *testing.F) {
 // Whatever an event's text holds, it cannot add a header, an address or a part, and it comes out as text.
 func TestHostileTextStaysTextInMail(t *testing.T) {
 	for _, text := range []string{
-		"a\r\nBcc: thief@example.com\r\n\r\n<script>", "--boundary\n.\nQUIT", "<b>&\"'</b>", "\u202eevil", strings.Repeat("long ", 20000),
+		"a\r\nBcc: thief@example.com\r\n\r\n<script>", "--boundary\n.\nQUIT", "<b>&\"'</b>", "\u202eevil",
+		strings.Repeat("long ", 20000),
 		"bad \xff\xfe utf-8", "=?utf-8?q?=41?=", "日本語のホスト",
 	} {
 		b := &mailbox{}
@@ -698,7 +443,8 @@ func TestHostileTextStaysTextInMail(t *testing.T) {
 		d := deliveries(t)[:1]
 		ce := d[0].Event.Clone()
 		ce.SetExtension("azeventtype", templates.Cut(templates.Line(strings.ToValidUTF8(text, "?")), 300))
-		data := map[string]any{"change": "scheduled", "event": map[string]any{"Resources": []string{text}, "EventType": text, "Description": text},
+		data := map[string]any{"change": "scheduled",
+			"event":     map[string]any{"Resources": []string{text}, "EventType": text, "Description": text},
 			"whileAway": false, "observer": map[string]any{"name": text, "resourceId": "/subscriptions/" + text}}
 		if err := ce.SetData("application/json", data); err != nil {
 			t.Fatal(err)
@@ -710,7 +456,8 @@ func TestHostileTextStaysTextInMail(t *testing.T) {
 		}
 		m := b.all()[0]
 		l := readMail(t, m.raw)
-		if !slices.Equal(m.to, []string{"a@example.com"}) || l.Get("Bcc") != "" || strings.Contains(l.html, "<script>") || strings.Contains(l.html, "<b>&\"") {
+		if !slices.Equal(m.to, []string{"a@example.com"}) || l.Get("Bcc") != "" || strings.Contains(l.html, "<script>") ||
+			strings.Contains(l.html, "<b>&\"") {
 			t.Errorf("%.30q: to %v, Bcc %q, html %.200q", text, m.to, l.Get("Bcc"), l.html)
 		}
 		if strings.ContainsAny(l.subject, "\r\n\u202e\ufffd") || len([]rune(l.subject)) > maxHeadline {
@@ -740,8 +487,10 @@ func TestAGroupIsOneMail(t *testing.T) {
 	}
 	mails := b.all()
 	first, second, single := readMail(t, mails[0].raw), readMail(t, mails[1].raw), readMail(t, mails[2].raw)
-	if id := first.Get("Message-ID"); id != second.Get("Message-ID") || id == single.Get("Message-ID") || first.Get("References") != "" {
-		t.Errorf("the group is %s, again %s, one of it alone %s; it refers to %q", id, second.Get("Message-ID"), single.Get("Message-ID"), first.Get("References"))
+	if id := first.Get("Message-ID"); id != second.Get("Message-ID") || id == single.Get("Message-ID") ||
+		first.Get("References") != "" {
+		t.Errorf("the group is %s, again %s, one of it alone %s; it refers to %q", id, second.Get("Message-ID"),
+			single.Get("Message-ID"), first.Get("References"))
 	}
 }
 
@@ -750,7 +499,9 @@ func TestPort25IsExplained(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for port, explained := range map[string]bool{"25": true, "587": false} {
-		s := mustOpen(t, "email", "{host: 127.0.0.1, port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}", testHost(t)).(*email)
+		s := mustOpen(t, "email",
+			"{host: 127.0.0.1, port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}",
+			testHost(t)).(*email)
 		err := s.server.failure(ctx, new(veil), context.DeadlineExceeded)
 		if got := strings.Contains(err.Error(), "use a relay on port 587"); got != explained {
 			t.Errorf("port %s: %v", port, err)
@@ -798,10 +549,12 @@ func TestHostsWithoutANameSayTheirAddress(t *testing.T) {
 			t.Errorf("%s: %s, want %s", addr, got, want)
 		}
 	}
-	for name, want := range map[string]string{"vm-1.example.com": "vm-1.example.com", "vm-1": "", "localhost.localdomain": "", "": ""} {
+	for name, want := range map[string]string{"vm-1.example.com": "vm-1.example.com", "vm-1": "",
+		"localhost.localdomain": "", "": ""} {
 		h := testHost(t)
 		h.Hostname = name
-		if got := mustOpen(t, "email", "{host: h, from: a@example.com, to: [b@example.com]}", h).(*email).server.helo; got != want {
+		if got := mustOpen(t, "email", "{host: h, from: a@example.com, to: [b@example.com]}",
+			h).(*email).server.helo; got != want {
 			t.Errorf("the host %q says %q, want %q", name, got, want)
 		}
 	}

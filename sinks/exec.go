@@ -380,8 +380,8 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	return cmd.ProcessState, err
 }
 
-// runGroup starts a program and waits until it ends. When ctx ends, the program is asked to end, and killed after grace.
-// Nothing of its process group is left when runGroup returns.
+// runGroup starts a program and waits until it ends. When ctx ends, the program is asked to end, and killed after
+// grace. Nothing of its process group is left when runGroup returns.
 //
 // The thread is locked until the program has ended: on Linux the program dies with the thread that started it.
 func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
@@ -412,7 +412,8 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 // classOfStart says what it means that a program did not even start.
 func classOfStart(err error) error {
 	err = fmt.Errorf("start the command: %w", err)
-	for _, lasting := range append([]error{fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOTDIR}, startErrors...) {
+	lasting := []error{fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOTDIR}
+	for _, lasting := range slices.Concat(lasting, startErrors) {
 		if errors.Is(err, lasting) {
 			return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}

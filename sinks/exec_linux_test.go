@@ -141,7 +141,6 @@ func TestCommandOutlivesThreads(t *testing.T) {
 
 // Root may run a command as another user, with the groups and the home of that one.
 func TestCommandRunsAsUser(t *testing.T) {
-	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become another user")
 	}
@@ -153,7 +152,8 @@ func TestCommandRunsAsUser(t *testing.T) {
 	}
 	s := mustOpen(t, "exec", settings, testHost(t))
 	_, err = s.Deliver(t.Context(), deliveries(t)[:1])
-	want := fmt.Sprintf("exit status 1: %d %d %d nobody %s", a.credential.Uid, a.credential.Gid, len(a.credential.Groups), a.home)
+	want := fmt.Sprintf("exit status 1: %d %d %d nobody %s", a.credential.Uid, a.credential.Gid, len(a.credential.Groups),
+		a.home)
 	if err == nil || err.Error() != want {
 		t.Errorf("Deliver = %v, want %s", err, want)
 	}
@@ -163,14 +163,14 @@ func TestCommandRunsAsUser(t *testing.T) {
 	if err := os.Chmod(self, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.(delivery.Connecter).Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "run as nobody") {
+	if _, err := s.(delivery.Connecter).Connect(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "run as nobody") {
 		t.Errorf("Connect = %v, want nobody to be refused", err)
 	}
 }
 
 // Who is not root is refused another user when the settings are read, not when it matters.
 func TestOnlyRootChoosesTheUser(t *testing.T) {
-	t.Parallel()
 	const settings = "command: [/bin/true]\nuser: nobody\n"
 	if os.Geteuid() != 0 {
 		wrongKey(t, "exec", settings, "user", "only root")

@@ -222,12 +222,16 @@ func execFails(t *testing.T) map[string]string {
 func execSecrets(t *testing.T) []secretPlace {
 	file := writeFile(t, "token", "tok-from-a-file\nits second line\n")
 	return []secretPlace{
-		{"file", asCommand(t, "leak", "1") + "  TOKEN: {file: " + file + "}\n", []string{"tok-from-a-file", "its second line"}, nil},
-		{"environment", asCommand(t, "leak", "1") + "  TOKEN: {env: MINE}\n", []string{"tok-from-env"}, map[string]string{"MINE": "tok-from-env"}},
+		{"file", asCommand(t, "leak", "1") + "  TOKEN: {file: " + file + "}\n",
+			[]string{"tok-from-a-file", "its second line"}, nil},
+		{"environment", asCommand(t, "leak", "1") + "  TOKEN: {env: MINE}\n", []string{"tok-from-env"},
+			map[string]string{"MINE": "tok-from-env"}},
 		{"accepted", asCommand(t, "leak", "0") + "  TOKEN: {env: MINE}\n", []string{"tok-from-env"},
 			map[string]string{"MINE": "tok-from-env"}},
-		{"wrong", asCommand(t, "leak", "1") + "  TOKEN: {env: MINE}\n", []string{"nul-from-env"}, map[string]string{"MINE": "nul-from-env\x00"}},
-		{"wrong file", asCommand(t, "leak", "1") + "  TOKEN: {file: " + writeFile(t, "long", strings.Repeat("very-long", 10_000)) + "}\n",
+		{"wrong", asCommand(t, "leak", "1") + "  TOKEN: {env: MINE}\n", []string{"nul-from-env"},
+			map[string]string{"MINE": "nul-from-env\x00"}},
+		{"wrong file", asCommand(t, "leak", "1") + "  TOKEN: {file: " +
+			writeFile(t, "long", strings.Repeat("very-long", 10_000)) + "}\n",
 			[]string{"very-long"}, nil},
 	}
 }
@@ -258,9 +262,11 @@ func TestExitCodeIsTheAnswer(t *testing.T) {
 			text = err.Error()
 		}
 		if text != tt.text || tt.class != nil && !errors.Is(err, tt.class) {
-			t.Errorf("attempt %d with exit code %d: Deliver = %v, want %q of class %v", tt.attempt, tt.code, err, tt.text, tt.class)
+			t.Errorf("attempt %d with exit code %d: Deliver = %v, want %q of class %v", tt.attempt, tt.code, err, tt.text,
+				tt.class)
 		}
-		if want := fmt.Sprintf("exit %d after ", tt.code); !strings.HasPrefix(answer.Status, want) || !strings.HasSuffix(answer.Status, ": because") {
+		if want := fmt.Sprintf("exit %d after ", tt.code); !strings.HasPrefix(answer.Status, want) ||
+			!strings.HasSuffix(answer.Status, ": because") {
 			t.Errorf("Answer.Status = %q, want %s…: because", answer.Status, want)
 		}
 	}
@@ -308,8 +314,10 @@ func TestEnvironmentIsClean(t *testing.T) {
 	}
 	slices.Sort(names)
 	want := []string{
-		"CE_AZDURATION", "CE_AZEVENTSOURCE", "CE_AZEVENTSTATUS", "CE_AZEVENTTYPE", "CE_AZNOTBEFORE", "CE_AZRESOURCES", "CE_AZSELF",
-		"CE_DATASCHEMA", "CE_ID", "CE_OBSERVER", "CE_SEVERITYNUMBER", "CE_SEVERITYTEXT", "CE_SOURCE", "CE_SPECVERSION", "CE_SUBJECT",
+		"CE_AZDURATION", "CE_AZEVENTSOURCE", "CE_AZEVENTSTATUS", "CE_AZEVENTTYPE", "CE_AZNOTBEFORE", "CE_AZRESOURCES",
+		"CE_AZSELF",
+		"CE_DATASCHEMA", "CE_ID", "CE_OBSERVER", "CE_SEVERITYNUMBER", "CE_SEVERITYTEXT", "CE_SOURCE", "CE_SPECVERSION",
+		"CE_SUBJECT",
 		"CE_TIME", "CE_TYPE", "FOREWARN_ATTEMPT", "FOREWARN_CHANGE", "FOREWARN_NOTICE_SECONDS", "FOREWARN_OUTCOME",
 		"FOREWARN_RESOURCES", "FOREWARN_SINK", "FOREWARN_TEST", "GORACE", "OWN", "TASK",
 	}
@@ -320,8 +328,9 @@ func TestEnvironmentIsClean(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"CE_ID": deliveries(t)[0].Event.ID(), "CE_AZSELF": "true", "CE_TIME": "2022-04-11T22:12:00Z", "FOREWARN_ATTEMPT": "1",
-		"FOREWARN_CHANGE": "scheduled", "FOREWARN_NOTICE_SECONDS": "898", "FOREWARN_RESOURCES": "vm-0,vm-1", "FOREWARN_OUTCOME": "",
-		"FOREWARN_TEST": "", "OWN": "mine",
+		"FOREWARN_CHANGE": "scheduled", "FOREWARN_NOTICE_SECONDS": "898", "FOREWARN_RESOURCES": "vm-0,vm-1",
+		"FOREWARN_OUTCOME": "",
+		"FOREWARN_TEST":    "", "OWN": "mine",
 	} {
 		if values[name] != want {
 			t.Errorf("%s = %q, want %q", name, values[name], want)
@@ -338,8 +347,8 @@ func TestEnvironmentIsClean(t *testing.T) {
 	}
 }
 
-// A CloudEvent may say anything: the command reads all of it on standard input, and the environment holds as much as every
-// kernel takes.
+// A CloudEvent may say anything: the command reads all of it on standard input, and the environment holds as much as
+// every kernel takes.
 func TestAnyTextReachesTheCommand(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
@@ -350,7 +359,8 @@ func TestAnyTextReachesTheCommand(t *testing.T) {
 		ce := d.Event.Clone()
 		ce.SetSubject(text)
 		ce.SetExtension("azresources", text)
-		data := map[string]any{"change": "scheduled", "event": map[string]any{"Resources": []string{text}, "Description": text}}
+		data := map[string]any{"change": "scheduled",
+			"event": map[string]any{"Resources": []string{text}, "Description": text}}
 		if err := ce.SetData(event.ApplicationJSON, data); err != nil {
 			t.Fatal(err)
 		}
@@ -387,7 +397,8 @@ func TestNoHalfNameOfAVM(t *testing.T) {
 	}
 	d := deliveries(t)[0]
 	d.Event = d.Event.Clone()
-	data := map[string]any{"change": "scheduled", "event": map[string]any{"EventId": "A", "EventStatus": "Scheduled", "Resources": names}}
+	data := map[string]any{"change": "scheduled",
+		"event": map[string]any{"EventId": "A", "EventStatus": "Scheduled", "Resources": names}}
 	if err := d.Event.SetData(event.ApplicationJSON, data); err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +443,8 @@ func TestRunOutOfTimeEndsAsAWhole(t *testing.T) {
 	cancel(errors.New("no end within 1s"))
 	dies(t, command, "the command")
 	dies(t, child, "its child")
-	if err := <-ended; !errors.Is(err, delivery.ErrRejected) || !strings.Contains(err.Error(), "no end within 1s: "+wasEnded) {
+	if err := <-ended; !errors.Is(err, delivery.ErrRejected) ||
+		!strings.Contains(err.Error(), "no end within 1s: "+wasEnded) {
 		t.Errorf("Deliver = %v, want a failure that says no end within 1s", err)
 	}
 }
@@ -469,7 +481,8 @@ func (e expires) Err() error {
 }
 
 // A run may last until NotBefore, but no longer than a quarter of an hour, and that long when nothing lies ahead. It is
-// told how long it has, and both count from NotBefore as it is known now: while a delivery waits for its lead it may move.
+// told how long it has, and both count from NotBefore as it is known now: while a delivery waits for its lead it may
+// move.
 func TestRunLastsUntilNotBefore(t *testing.T) {
 	scheduled, started := deliveries(t)[0], deliveries(t)[2]
 	notBefore := time.Date(2022, 4, 11, 22, 26, 58, 0, time.UTC)
@@ -631,7 +644,8 @@ func TestRenderShowsTheRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		someProgram + " --now \"a b\"\n\n", "\nMODE=[secret]\n", "\nTOKEN=[secret]\n", "\nFOREWARN_SINK=drain\n", "\n\n{\"specversion\":",
+		someProgram + " --now \"a b\"\n\n", "\nMODE=[secret]\n", "\nTOKEN=[secret]\n", "\nFOREWARN_SINK=drain\n",
+		"\n\n{\"specversion\":",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("Render lacks %q:\n%s", want, got)

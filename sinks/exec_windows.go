@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// startErrors are those that stay until somebody acts, beside what every system has: no directory, no program, a name that
-// cannot be one, or one that is too long.
+// startErrors are those that stay until somebody acts, beside what every system has: no directory, no program, a name
+// that cannot be one, or one that is too long.
 var startErrors = []error{
 	windows.ERROR_DIRECTORY, windows.ERROR_BAD_EXE_FORMAT, windows.ERROR_INVALID_NAME, windows.ERROR_FILENAME_EXCED_RANGE,
 }
@@ -77,7 +77,9 @@ func newProcessGroup(p *os.Process) *processGroup {
 		return f
 	}
 	limits := windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION{
-		BasicLimitInformation: windows.JOBOBJECT_BASIC_LIMIT_INFORMATION{LimitFlags: windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE},
+		BasicLimitInformation: windows.JOBOBJECT_BASIC_LIMIT_INFORMATION{
+			LimitFlags: windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE,
+		},
 	}
 	_, err = windows.SetInformationJobObject(job, windows.JobObjectExtendedLimitInformation,
 		uintptr(unsafe.Pointer(&limits)), uint32(unsafe.Sizeof(limits)))

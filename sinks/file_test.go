@@ -141,8 +141,8 @@ func TestFileFollowsARename(t *testing.T) {
 	}
 }
 
-// Two routes may share a file: their lines do not mix. An empty one may stand between them, when one route looked at the
-// end of the file while the other was writing.
+// Two routes may share a file: their lines do not mix. An empty one may stand between them, when one route looked at
+// the end of the file while the other was writing.
 func TestFileIsSharedWithoutMixing(t *testing.T) {
 	if underWine() {
 		t.Skip("wine looks for the end of a file and then writes there, so that two programs may write at the same place")
@@ -188,7 +188,8 @@ func TestFileIsBlockedWhereItCannotBe(t *testing.T) {
 			}
 			s := mustOpen(t, "file", "path: "+path, testHost(t))
 			_, err := s.Deliver(t.Context(), deliveries(t)[:1])
-			if !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), ": ") || strings.Contains(err.Error(), "\n") {
+			if !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), ": ") ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("Deliver = %v, want it blocked, in one line", err)
 			}
 		})
@@ -215,7 +216,8 @@ func TestFileFailuresHaveClasses(t *testing.T) {
 		{io.ErrShortWrite, false},
 	} {
 		err := classOfFile(&fs.PathError{Op: "open", Path: "/x/audit.jsonl", Err: tt.err})
-		if got := errors.Is(err, delivery.ErrBlocked); got != tt.blocked || !errors.Is(err, tt.err) || !strings.Contains(err.Error(), "/x/audit.jsonl") {
+		if got := errors.Is(err, delivery.ErrBlocked); got != tt.blocked || !errors.Is(err, tt.err) ||
+			!strings.Contains(err.Error(), "/x/audit.jsonl") {
 			t.Errorf("classOfFile(%v) = %v, blocked %v; want %v, and the path", tt.err, err, got, tt.blocked)
 		}
 	}
@@ -239,7 +241,8 @@ func TestFileWritesToStandardOutput(t *testing.T) {
 	}
 	out.Reset()
 	out.left = 10
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, io.ErrClosedPipe) || errors.Is(err, delivery.ErrBlocked) {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, io.ErrClosedPipe) ||
+		errors.Is(err, delivery.ErrBlocked) {
 		t.Fatalf("Deliver = %v, want %v and to be tried again", err, io.ErrClosedPipe)
 	}
 	out.left = 0
@@ -262,7 +265,8 @@ func TestFullStandardOutputIsTriedAgain(t *testing.T) {
 	h := testHost(t)
 	h.Stdout = full
 	s := mustOpen(t, "file", `path: "-"`, h)
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, syscall.ENOSPC) || errors.Is(err, delivery.ErrBlocked) {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, syscall.ENOSPC) ||
+		errors.Is(err, delivery.ErrBlocked) {
 		t.Errorf("Deliver = %v, want %v and to be tried again", err, syscall.ENOSPC)
 	}
 }

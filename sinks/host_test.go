@@ -25,20 +25,21 @@ func TestHostOfASecretAddressIsNotShown(t *testing.T) {
 	file := writeFile(t, "url", "https://hook.exampleS3CR3T")
 	ca := newAuthority(t)
 	for settings, names := range map[string]string{
-		"webhook {url: 'https://hook.exampleS3CR3T'}":                                                            "[host in url]",
-		"webhook {url: 'http://hook.exampleS3CR3T:8080'}":                                                        "[host in url]",
-		"webhook {url_file: " + file + "}":                                                                       "[host in url_file]",
-		"webhook {url: 'https://hook.example', proxy: 'http://azureS3CR3T:3128'}":                                "[host in proxy]",
-		"webhook {url: 'http://127.0.0.1:1', proxy: 'http://azureS3CR3T:3128'}":                                  "[host in proxy]",
-		"webhook {url: 'https://hook.example', proxy: 'socks5://azureS3CR3T'}":                                   "[host in proxy]",
-		"webhook {url: 'https://hook.exampleS3CR3T', proxy: 'http://127.0.0.1:1'}":                               "",
-		"webhook {url: 'https://hook.exampleS3CR3T', azure_identity: {resource: 'https://eventgrid.azure.net'}}": "",
-		"slack {webhook_url: 'https://hooks.exampleS3CR3T'}":                                                     "[host in webhook_url]",
-		"slack {token: xoxb-1, channel: C1, proxy: 'http://azureS3CR3T:3128'}":                                   "[host in proxy]",
-		"nats {url: 'tls://S3CR3Tnats.example'}":                                                                 "[host in url]",
-		"nats {url: ['tls://S3CR3Tnats.example', 'tls://S3CR3Tnats-2.example']}":                                 "[host in url.1]",
-		"nats {url: 'S3CR3Tnats.example:4222,S3CR3Tnats-2.example'}":                                             "[host in url]",
-		"environment {url: 'https://hook.example'}":                                                              "[host in the environment's proxy]",
+		"webhook {url: 'https://hook.exampleS3CR3T'}":                              "[host in url]",
+		"webhook {url: 'http://hook.exampleS3CR3T:8080'}":                          "[host in url]",
+		"webhook {url_file: " + file + "}":                                         "[host in url_file]",
+		"webhook {url: 'https://hook.example', proxy: 'http://azureS3CR3T:3128'}":  "[host in proxy]",
+		"webhook {url: 'http://127.0.0.1:1', proxy: 'http://azureS3CR3T:3128'}":    "[host in proxy]",
+		"webhook {url: 'https://hook.example', proxy: 'socks5://azureS3CR3T'}":     "[host in proxy]",
+		"webhook {url: 'https://hook.exampleS3CR3T', proxy: 'http://127.0.0.1:1'}": "",
+		"webhook {url: 'https://hook.exampleS3CR3T', " +
+			"azure_identity: {resource: 'https://eventgrid.azure.net'}}": "",
+		"slack {webhook_url: 'https://hooks.exampleS3CR3T'}":                     "[host in webhook_url]",
+		"slack {token: xoxb-1, channel: C1, proxy: 'http://azureS3CR3T:3128'}":   "[host in proxy]",
+		"nats {url: 'tls://S3CR3Tnats.example'}":                                 "[host in url]",
+		"nats {url: ['tls://S3CR3Tnats.example', 'tls://S3CR3Tnats-2.example']}": "[host in url.1]",
+		"nats {url: 'S3CR3Tnats.example:4222,S3CR3Tnats-2.example'}":             "[host in url]",
+		"environment {url: 'https://hook.example'}":                              "[host in the environment's proxy]",
 	} {
 		for how, dial := range unreachable(t, ca) {
 			t.Run(settings+" "+how, func(t *testing.T) {
@@ -132,7 +133,8 @@ func TestHostThatIsNoneIsRefused(t *testing.T) {
 
 // unreachable are the ways in which a destination is not reached, by name.
 func unreachable(t *testing.T, ca authority) map[string]Dialer {
-	other := serveTLS(t, http.NotFoundHandler(), &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "other.example", time.Hour)}})
+	other := serveTLS(t, http.NotFoundHandler(),
+		&tls.Config{Certificates: []tls.Certificate{ca.issue(t, "other.example", time.Hour)}})
 	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
 		io.WriteString(w, "no "+r.Method+" of "+r.Host+r.RequestURI)
@@ -145,8 +147,9 @@ func unreachable(t *testing.T, ca authority) map[string]Dialer {
 	}
 	return map[string]Dialer{
 		"no such host": failingDialer(&net.DNSError{Err: "no such host", Server: "10.0.0.2:53", IsNotFound: true}),
-		"no resolver":  failingDialer(&net.DNSError{Err: "i/o timeout", Server: "10.0.0.2:53", IsTimeout: true, IsTemporary: true}),
-		"refused":      failingDialer(os.NewSyscallError("connect", syscall.ECONNREFUSED)),
+		"no resolver": failingDialer(&net.DNSError{Err: "i/o timeout", Server: "10.0.0.2:53", IsTimeout: true,
+			IsTemporary: true}),
+		"refused": failingDialer(os.NewSyscallError("connect", syscall.ECONNREFUSED)),
 		"no answer": func(ctx context.Context, network, address string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()

@@ -164,7 +164,8 @@ func TestTextsNeedNothingOfData(t *testing.T) {
 		for _, data := range []map[string]any{{}, odd} {
 			g := maps.Clone(f)
 			g["data"] = data
-			for _, from := range []*templates.Template{texts.subject, texts.text, texts.html, texts.slackText, texts.slackBlocks} {
+			for _, from := range []*templates.Template{texts.subject, texts.text, texts.html, texts.slackText,
+				texts.slackBlocks} {
 				text := render(t, from, g)
 				if text == "" || strings.Contains(text, "<no value>") || strings.Contains(text, "%!") {
 					t.Errorf("%s without its data: %q", name, text)
@@ -187,7 +188,8 @@ func TestRunbookLinkHoldsItsAddress(t *testing.T) {
 // Types of CloudEvents that a relay or an approval adds have their words too.
 func TestWordsForEveryType(t *testing.T) {
 	for _, tt := range []struct{ situation, typ, change, want string }{
-		{"scheduled", "dev.forewarn.scheduledevent.reminder", "reminder", "Reminder: vm-db-1 will reboot at 05:10 CET (in 14 min)"},
+		{"scheduled", "dev.forewarn.scheduledevent.reminder", "reminder",
+			"Reminder: vm-db-1 will reboot at 05:10 CET (in 14 min)"},
 		{"scheduled", "dev.forewarn.scheduledevent.approved", "approved", "vm-db-1: reboot approved, it may begin now"},
 		{"scheduled", "dev.forewarn.scheduledevent.new", "new", "vm-db-1: reboot, new"},
 		{"bridge.started", "dev.forewarn.observer.silent", "silent", "forewarn on vm-db-1 has gone silent"},

@@ -53,9 +53,11 @@ func TestStatusesHaveClasses(t *testing.T) {
 		300: blocked, 301: blocked, 302: blocked, 303: blocked, 304: blocked, 307: blocked, 308: blocked,
 		401: blocked, 403: blocked, 404: blocked, 405: blocked, 407: blocked, 410: blocked,
 		408: again, 425: again, 429: again,
-		400: rejected, 402: rejected, 406: rejected, 409: rejected, 411: rejected, 413: rejected, 415: rejected, 418: rejected,
+		400: rejected, 402: rejected, 406: rejected, 409: rejected, 411: rejected, 413: rejected, 415: rejected,
+		418: rejected,
 		421: rejected, 422: rejected, 431: rejected, 451: rejected, 499: rejected,
-		500: again, 501: again, 502: again, 503: again, 504: again, 507: again, 511: again, 520: again, 599: again, 600: again, 999: again,
+		500: again, 501: again, 502: again, 503: again, 504: again, 507: again, 511: again, 520: again, 599: again,
+		600: again, 999: again,
 	}
 	for status = range want {
 		answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
@@ -116,7 +118,8 @@ func TestFailuresHaveClasses(t *testing.T) {
 	} {
 		s := mustOpen(t, "webhook", "url: "+tt.url, testHost(t))
 		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
-		if got := classOf(err); got != tt.want || err != nil && (!strings.Contains(err.Error(), tt.url) || len(err.Error()) > 600) {
+		if got := classOf(err); got != tt.want || err != nil &&
+			(!strings.Contains(err.Error(), tt.url) || len(err.Error()) > 600) {
 			t.Errorf("%s: %v, want %s and the destination's address", name, err, tt.want)
 		}
 	}
@@ -231,7 +234,8 @@ func TestRetryAfterForms(t *testing.T) {
 
 // The wish of a destination comes with every refusal, in the error, and keeps its class.
 func TestRetryAfterComesWithTheError(t *testing.T) {
-	for status, want := range map[int]string{429: again, 503: again, 403: blocked, 302: blocked, 413: rejected, 200: accepted} {
+	for status, want := range map[int]string{429: again, 503: again, 403: blocked, 302: blocked, 413: rejected,
+		200: accepted} {
 		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Date", monday.Format(http.TimeFormat)) // years off our clock
 			w.Header().Set("Retry-After", monday.Add(time.Minute).Format(http.TimeFormat))

@@ -21,8 +21,8 @@ const (
 	clientID = "0c0c0c0c-1111-2222-3333-444444444444"
 )
 
-// openIdentity opens a webhook whose tokens come from the service at endpoint, through no proxy: that of the environment
-// is one that fails.
+// openIdentity opens a webhook whose tokens come from the service at endpoint, through no proxy: that of the
+// environment is one that fails.
 func openIdentity(t *testing.T, address, endpoint, more string) (*webhook, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
@@ -49,7 +49,8 @@ func TestTokenIsKeptUntilShortlyBeforeItsEnd(t *testing.T) {
 	var r recorder
 	w, _ := openIdentity(t, serve(t, &r).URL, serve(t, azure.Metadata()).URL+"/vm/vm-0", ", client_id: "+clientID)
 	w.identity.now = func() time.Time { return now }
-	for _, after := range []time.Duration{0, time.Hour, 24*time.Hour - 5*time.Minute - time.Second, 24*time.Hour - 5*time.Minute} {
+	for _, after := range []time.Duration{0, time.Hour, 24*time.Hour - 5*time.Minute - time.Second,
+		24*time.Hour - 5*time.Minute} {
 		now = monday.Add(after)
 		if _, err := w.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
 			t.Fatalf("after %v: Deliver = %v", after, err)
@@ -59,7 +60,8 @@ func TestTokenIsKeptUntilShortlyBeforeItsEnd(t *testing.T) {
 	for _, req := range r.all() {
 		tokens = append(tokens, req.Header.Get("Authorization"))
 	}
-	if len(tokens) != 4 || !strings.HasPrefix(tokens[0], "Bearer emulated.") || tokens[1] != tokens[0] || tokens[2] != tokens[0] ||
+	if len(tokens) != 4 || !strings.HasPrefix(tokens[0], "Bearer emulated.") || tokens[1] != tokens[0] ||
+		tokens[2] != tokens[0] ||
 		tokens[3] == tokens[0] {
 		t.Errorf("sent %q, want the same token thrice and then a new one", tokens)
 	}
@@ -120,9 +122,11 @@ func TestRefusalsOfTheTokenEndpoint(t *testing.T) {
 		class error
 		text  string
 	}{
-		{imdstest.Fault{Status: 400, Body: notFound}, delivery.ErrBlocked, "this VM has no managed identity with the client id " + clientID + "; assign one"},
+		{imdstest.Fault{Status: 400, Body: notFound}, delivery.ErrBlocked,
+			"this VM has no managed identity with the client id " + clientID + "; assign one"},
 		{imdstest.Fault{Status: 404}, nil, "404 Not Found"},
-		{imdstest.Fault{Status: 400, Body: `{"error":"invalid_resource","error_description":"AADSTS500011: no such\nresource"}`},
+		{imdstest.Fault{Status: 400,
+			Body: `{"error":"invalid_resource","error_description":"AADSTS500011: no such\nresource"}`},
 			delivery.ErrBlocked, "400 Bad Request: AADSTS500011: no such resource"},
 		{imdstest.Fault{Status: 403, HTML: true}, delivery.ErrBlocked, "403 Forbidden"},
 		{imdstest.Fault{Status: 302}, delivery.ErrBlocked, "302 Found"},
@@ -187,7 +191,8 @@ func TestWrongIdentityIsRefused(t *testing.T) {
 	for _, tt := range []struct{ settings, key, reason string }{
 		{"url: https://a.example\nazure_identity: {}", "azure_identity.resource", "expected the application id URI"},
 		{"url: https://a.example\nazure_identity: {resource: eventgrid}", "azure_identity.resource", "is not a resource"},
-		{"url: https://a.example\nazure_identity: {resource: " + resource + ", client_id: me}", "azure_identity.client_id", "not a client id"},
+		{"url: https://a.example\nazure_identity: {resource: " + resource + ", client_id: me}", "azure_identity.client_id",
+			"not a client id"},
 		{"url: https://a.example\nbearer: x\n" + good, "azure_identity", "only one of them"},
 		{"url: https://a.example\nbasic: {username: a, password: b}\n" + good, "azure_identity", "only one of them"},
 		{"url: https://a.example\nheaders: {authorization: x}\n" + good, "headers.authorization", "only one of them"},

@@ -8,8 +8,8 @@ import (
 	"forewarn/templates"
 )
 
-// A name that is never there is refused when the settings are read, wherever in a template it stands: in a branch that no
-// sample comes to, below data, in a group, behind a variable, in a define. The error says which names there are.
+// A name that is never there is refused when the settings are read, wherever in a template it stands: in a branch that
+// no sample comes to, below data, in a group, behind a variable, in a define. The error says which names there are.
 func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 	const hook = "url: https://a.example\ncontent_type: text/plain\nbody_secrets: {key: x}\nbody_text: "
 	for _, tt := range []struct{ template, unknown, known string }{
@@ -39,16 +39,18 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 	} {
 		_, err := open("webhook", hook+"|\n  "+tt.template, testHost(t))
 		var unknown *templates.UnknownName
-		if !errors.As(err, &unknown) || unknown.Name != tt.unknown || !strings.Contains(strings.Join(unknown.Known, " "), tt.known) || unknown.Line != 1 {
+		if !errors.As(err, &unknown) || unknown.Name != tt.unknown ||
+			!strings.Contains(strings.Join(unknown.Known, " "), tt.known) || unknown.Line != 1 {
 			t.Errorf("%s gives %v, want %s unknown and %s among those that are known", tt.template, err, tt.unknown, tt.known)
 		}
 	}
 	for kind, settings := range map[string]string{
-		"slack":  "{token: a, channel: C1, text: '{{.azeventtyp}}'}",
-		"email":  "{host: a.example, from: a@example.com, to: [b@example.com], html: '<b>{{.azeventtyp}}</b>'}",
-		"nats":   "{url: tls://a.example, once: false, subject: 'a.{{.resourcegrup}}'}",
-		"nats ":  "{url: tls://a.example, once: false, subject: 'a.{{.now}}'}", // which a message has, and a subject has not
-		"email ": "{host: a.example, from: a@example.com, to: [b@example.com], subject_file: " + writeFile(t, "subject", "{{.azeventtyp}}") + "}",
+		"slack": "{token: a, channel: C1, text: '{{.azeventtyp}}'}",
+		"email": "{host: a.example, from: a@example.com, to: [b@example.com], html: '<b>{{.azeventtyp}}</b>'}",
+		"nats":  "{url: tls://a.example, once: false, subject: 'a.{{.resourcegrup}}'}",
+		"nats ": "{url: tls://a.example, once: false, subject: 'a.{{.now}}'}", // which a message has, and a subject has not
+		"email ": "{host: a.example, from: a@example.com, to: [b@example.com], subject_file: " +
+			writeFile(t, "subject", "{{.azeventtyp}}") + "}",
 	} {
 		_, err := open(strings.TrimSpace(kind), settings, testHost(t))
 		if unknown := (*templates.UnknownName)(nil); !errors.As(err, &unknown) {
@@ -61,7 +63,8 @@ func TestUnknownNamesInTemplatesAreRefused(t *testing.T) {
 func TestKnownNamesInTemplatesAreTaken(t *testing.T) {
 	for _, template := range []string{
 		`{{index . "azeventtype"}}{{index .data "event" "Description"}}{{index . .change}}{{"id" | index .}}`,
-		`{{.azeventtype}}{{.data.event.Description}}{{.data.observer.zone}}{{range .group}}{{.now}}{{range .missed}}{{.time}}{{end}}{{end}}`,
+		`{{.azeventtype}}{{.data.event.Description}}{{.data.observer.zone}}{{range .group}}{{.now}}{{range .missed}}` +
+			`{{.time}}{{end}}{{end}}`,
 		`{{index .data.event "NewField"}}{{range $name, $v := .data}}{{$name}}{{end}}`,
 		`{{$m := dict "a" 1}}{{$m.a}}{{$m.b}}{{with $m}}{{.c}}{{end}}`,
 		`{{template "headline" .}}{{include "why" (slack .)}}{{.secret.key}}`,
@@ -80,7 +83,8 @@ func TestOwnTextsHaveKnownNames(t *testing.T) {
 	for _, name := range templates.BodyNames() {
 		ready, _ := templates.Body(name)
 		var unknown *templates.UnknownName
-		if err := templates.CheckNames(ready.Text, bodyShape([]string{"topic", "token", "routing_key", "key"})); errors.As(err, &unknown) {
+		if err := templates.CheckNames(ready.Text,
+			bodyShape([]string{"topic", "token", "routing_key", "key"})); errors.As(err, &unknown) {
 			t.Errorf("the body %s: line %d: %s is unknown", name, unknown.Line, unknown.Name)
 		}
 	}

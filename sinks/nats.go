@@ -20,7 +20,7 @@ import (
 // natsSettings are the keys of nats. What is secret has three forms; see Value.
 type natsSettings struct {
 	NATSSettings `yaml:",inline"`
-	Subject      string         `yaml:"subject" doc:"subject of each message; it ends in the id (default: see help sinks nats)"`
+	Subject      string         `yaml:"subject" doc:"subject of a message; ends in the id (default: see help sinks nats)"`
 	SubjectFile  string         `yaml:"subject_file"`
 	Once         *bool          `yaml:"once" default:"true" doc:"refuse copies, however old the first is"`
 	Core         bool           `yaml:"core" doc:"plain NATS without JetStream: who isn't connected gets nothing"`

@@ -19,14 +19,15 @@ import (
 )
 
 // What was said before TLS is from anybody on the way: it neither leads the sink to another server, which would collect
-// its credentials, nor settles what is owed.
+// its credentials, nor decides what is delivered.
 func TestNATSBelievesNothingBeforeTLS(t *testing.T) {
 	ca := newAuthority(t)
 	var heard bytes.Buffer
 	collector := func(conn net.Conn) {
 		cert := ca.issue(t, "collector.example.com", time.Hour)
 		fmt.Fprintf(conn, natsInfo, `,"tls_required":true`)
-		r := bufio.NewReader(tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}))
+		r := bufio.NewReader(tls.Server(conn,
+			&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}))
 		io.Copy(&heard, r)
 	}
 	srv := natsServe(t, func(o *server.Options) {
@@ -143,7 +144,8 @@ func TestNATSHandshakeFirst(t *testing.T) {
 	ca := newAuthority(t)
 	srv := natsServe(t, func(o *server.Options) {
 		o.Username, o.Password, o.TLSTimeout, o.TLSHandshakeFirst = "azure", "hunter2", 5, true
-		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}, MinVersion: tls.VersionTLS12}
+		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)},
+			MinVersion: tls.VersionTLS12}
 	})
 	at := strings.TrimPrefix(strings.TrimPrefix(srv.ClientURL(), "nats://"), "tls://")
 	_, js := natsClient(t, "tls://"+at, nats.UserInfo("azure", "hunter2"), nats.TLSHandshakeFirst(),

@@ -30,21 +30,24 @@ const (
 // natsHostile is every way to hurt a client that we know of.
 var natsHostile = map[string]func(conn net.Conn, r *bufio.Reader){
 	// Before the client says anything.
-	"silence":                 func(net.Conn, *bufio.Reader) {},
-	"hangs up":                func(conn net.Conn, _ *bufio.Reader) { conn.Close() },
-	"INFO without end":        func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, `INFO {"x":"`, "xxxxxxxx") },
-	"spaces without end":      func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, "INFO ", "        ") },
-	"INFO of a megabyte":      func(conn net.Conn, _ *bufio.Reader) { natsGreets(conn, natsMany(`"a.example:1"`, 1<<20)) },
-	"INFO of many servers":    func(conn net.Conn, _ *bufio.Reader) { natsGreets(conn, natsMany(`""`, 60<<10)) },
-	"deep INFO":               func(conn net.Conn, _ *bufio.Reader) { natsGreets(conn, strings.Repeat("[", 60<<10)) },
-	"INFO in drops":           func(conn net.Conn, _ *bufio.Reader) { natsDrip(conn, fmt.Sprintf(natsInfo, "")) },
-	"INFO that is no JSON":    func(conn net.Conn, _ *bufio.Reader) { io.WriteString(conn, "INFO hello\r\n") },
-	"INFO of wrong types":     func(conn net.Conn, _ *bufio.Reader) { io.WriteString(conn, `INFO {"max_payload":"x"}`+"\r\n") },
-	"garbage for an INFO":     func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, "", "\x00\xff\x16\x03") },
-	"another protocol":        func(conn net.Conn, _ *bufio.Reader) { io.WriteString(conn, "220 mail.example.com ESMTP\r\n") },
-	"-ERR for an INFO":        func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, "", "-ERR 'go away'\r\n") },
-	"wants TLS, talks on":     func(conn net.Conn, _ *bufio.Reader) { fmt.Fprintf(conn, natsInfo+"PONG\r\n", `,"tls_required":true`) },
-	"wants TLS, has none":     func(conn net.Conn, r *bufio.Reader) { wantTLS(conn, r); natsEndless(conn, "", "\x00\xff\x16\x03") },
+	"silence":              func(net.Conn, *bufio.Reader) {},
+	"hangs up":             func(conn net.Conn, _ *bufio.Reader) { conn.Close() },
+	"INFO without end":     func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, `INFO {"x":"`, "xxxxxxxx") },
+	"spaces without end":   func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, "INFO ", "        ") },
+	"INFO of a megabyte":   func(conn net.Conn, _ *bufio.Reader) { natsGreets(conn, natsMany(`"a.example:1"`, 1<<20)) },
+	"INFO of many servers": func(conn net.Conn, _ *bufio.Reader) { natsGreets(conn, natsMany(`""`, 60<<10)) },
+	"deep INFO":            func(conn net.Conn, _ *bufio.Reader) { natsGreets(conn, strings.Repeat("[", 60<<10)) },
+	"INFO in drops":        func(conn net.Conn, _ *bufio.Reader) { natsDrip(conn, fmt.Sprintf(natsInfo, "")) },
+	"INFO that is no JSON": natsOpens("INFO hello\r\n"),
+	"INFO of wrong types":  natsOpens(`INFO {"max_payload":"x"}` + "\r\n"),
+	"garbage for an INFO":  func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, "", "\x00\xff\x16\x03") },
+	"another protocol":     natsOpens("220 mail.example.com ESMTP\r\n"),
+	"-ERR for an INFO":     func(conn net.Conn, _ *bufio.Reader) { natsEndless(conn, "", "-ERR 'go away'\r\n") },
+	"wants TLS, talks on":  natsOpens(fmt.Sprintf(natsInfo, `,"tls_required":true`) + "PONG\r\n"),
+	"wants TLS, has none": func(conn net.Conn, r *bufio.Reader) {
+		wantTLS(conn, r)
+		natsEndless(conn, "", "\x00\xff\x16\x03")
+	},
 	"wants TLS, never starts": wantTLS,
 	"max_payload 0":           natsSays(`INFO {"headers":true,"max_payload":0}`),
 	"max_payload -1":          natsSays(`INFO {"headers":true,"max_payload":-1}`),
@@ -97,7 +100,8 @@ var natsHostile = map[string]func(conn net.Conn, r *bufio.Reader){
 	"an answer of wrong types":  natsReplies(`{"stream":7,"seq":"x"}`),
 	"a deep answer":             natsReplies(strings.Repeat("[", 200<<10)),
 	"a deep stream":             natsReplies(`{"stream":` + strings.Repeat(`{"a":`, 40<<10)),
-	"an answer of 250 KB":       natsReplies(`{"error":{"code":503,"description":"` + strings.Repeat("x", 250_000) + `"}}`),
+	"an answer of 250 KB": natsReplies(`{"error":{"code":503,"description":"` +
+		strings.Repeat("x", 250_000) + `"}}`),
 	"an answer of 60 MB": natsLet(func(conn net.Conn, r *bufio.Reader) {
 		natsAsked(conn, r, func(_, reply, sid string) string {
 			natsEndless(conn, fmt.Sprintf("MSG %s %s 60000000\r\n", reply, sid), "xxxxxxxx")
@@ -144,7 +148,7 @@ var natsHostile = map[string]func(conn net.Conn, r *bufio.Reader){
 }
 
 // A hostile server ends its connection and nothing else: no delivery is lost, nothing of it is taken for an answer, no
-// attempt costs more memory than hostileCost, and once an honest server answers there, it gets what is owed.
+// attempt costs more memory than hostileCost, and once an honest server answers there, it gets what is pending.
 func TestNATSHostileServerEndsOnlyItsConnection(t *testing.T) {
 	for name, talk := range natsHostile {
 		for _, core := range []bool{false, true} {
@@ -174,11 +178,11 @@ func natsSurvives(t *testing.T, talk func(net.Conn, *bufio.Reader), core bool) {
 	h := testHost(t)
 	h.Dial = wire.dial
 	s := mustOpen(t, "nats", fmt.Sprintf("{url: 'nats://127.0.0.1', token: s3cr3t-token, core: %t}", core), h)
-	owed := deliveries(t)[:1]
+	pending := deliveries(t)[:1]
 	attempt := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), natsTerms.Timeout)
 		defer cancel()
-		_, err := s.Deliver(ctx, owed)
+		_, err := s.Deliver(ctx, pending)
 		return err
 	}
 	for range hostileAttempts {
@@ -289,7 +293,7 @@ func (w *natsWire) becomes(honest func() (net.Conn, error)) {
 
 func drain(r io.Reader) { io.Copy(io.Discard, r) }
 
-// natsEndless says something and then something else over and over: 64 MiB of it, which is more than anybody should hear.
+// natsEndless says something and then something else over and over: 64 MiB of it, more than a client should read.
 func natsEndless(conn net.Conn, first, more string) {
 	io.WriteString(conn, first)
 	chunk := bytes.Repeat([]byte(more), max(1, 8<<10/len(more)))
@@ -313,6 +317,11 @@ func natsDrip(conn net.Conn, text string) {
 // natsMany is a field of an INFO that holds an item as often as fits in so many bytes.
 func natsMany(item string, size int) string {
 	return `"connect_urls":[` + strings.Repeat(item+",", size/(len(item)+1)) + item + "]"
+}
+
+// natsOpens begins with a text.
+func natsOpens(text string) func(net.Conn, *bufio.Reader) {
+	return func(conn net.Conn, _ *bufio.Reader) { io.WriteString(conn, text) }
 }
 
 // natsGreets says an INFO with more in it.
@@ -377,7 +386,7 @@ func TestNATSServerThatDoesNotRead(t *testing.T) {
 }
 
 // A server that tells of others once it has let the sink in tells in vain: the settings list the servers.
-func TestNATSServersThatAreToldOfLaterAreNotUsed(t *testing.T) {
+func TestNATSServersAnnouncedLaterAreNotUsed(t *testing.T) {
 	natsBubble(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var dialed []string
@@ -408,7 +417,8 @@ func TestNATSServersThatAreToldOfLaterAreNotUsed(t *testing.T) {
 		closeSink(s)
 		mu.Lock()
 		defer mu.Unlock()
-		if i := slices.IndexFunc(dialed, func(a string) bool { return a != "nats.example.com:4222" }); i >= 0 || len(dialed) < 2 {
+		i := slices.IndexFunc(dialed, func(a string) bool { return a != "nats.example.com:4222" })
+		if i >= 0 || len(dialed) < 2 {
 			t.Errorf("the sink went to %q, want it to return to the one server of its settings only", dialed)
 		}
 	})

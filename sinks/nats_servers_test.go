@@ -27,8 +27,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// natsPersists delivers until it is accepted, as the bridge would, and gives the failures before. None may be of a class
-// that ends or stops deliveries.
+// natsPersists delivers until it is accepted, as the bridge would, and gives the failures before. None may be of a
+// class that ends or stops deliveries.
 func natsPersists(t *testing.T, s delivery.Sink, d delivery.Delivery) (failures []error) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -83,13 +83,13 @@ func TestNATSOutageAndRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := natsIDs(t, stream), natsOwed(t, 2); !slices.Equal(got, want) {
+	if got, want := natsIDs(t, stream), natsPending(t, 2); !slices.Equal(got, want) {
 		t.Errorf("the stream holds %q, want %q", got, want)
 	}
 }
 
-// natsOwed are the ids of the first deliveries.
-func natsOwed(t *testing.T, n int) []string {
+// natsPending are the ids of the first deliveries.
+func natsPending(t *testing.T, n int) []string {
 	t.Helper()
 	var ids []string
 	for _, d := range deliveries(t)[:n] {
@@ -149,8 +149,10 @@ func TestNATSLeaderChange(t *testing.T) {
 	conn, js := natsClient(t, strings.Join(urls, ","), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
 	var stream jetstream.Stream
 	var err error
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) { // until there is a leader
-		stream, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "FOREWARN", Subjects: []string{"forewarn.>"}, Replicas: 3})
+	// until there is a leader
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		stream, err = js.CreateStream(t.Context(),
+			jetstream.StreamConfig{Name: "FOREWARN", Subjects: []string{"forewarn.>"}, Replicas: 3})
 		if err == nil {
 			break
 		}
@@ -170,7 +172,8 @@ func TestNATSLeaderChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.Publish(t.Context(), other.Subject, nil, jetstream.WithMsgID("another"), jetstream.WithRetryAttempts(50)); err != nil {
+	if _, err := js.Publish(t.Context(), other.Subject, nil, jetstream.WithMsgID("another"),
+		jetstream.WithRetryAttempts(50)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Deliver(t.Context(), deliveries(t)[4:5]); classOf(err) != rejected {
@@ -185,7 +188,8 @@ func TestNATSLeaderChange(t *testing.T) {
 	natsStop(servers[0])
 	natsPersists(t, s, deliveries(t)[2])
 	s = mustOpen(t, "nats", "url: "+servers[1].ClientURL()+"\nsubject: alone.{{.id}}", testHost(t))
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "stream ALONE") {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again ||
+		!strings.Contains(err.Error(), "stream ALONE") {
 		t.Errorf("a stream without a leader: %v, want it to be tried again, and the name", err)
 	}
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
@@ -193,13 +197,13 @@ func TestNATSLeaderChange(t *testing.T) {
 			break
 		}
 	}
-	if got, want := natsIDs(t, stream), natsOwed(t, 3); !slices.Equal(got, want) {
+	if got, want := natsIDs(t, stream), natsPending(t, 3); !slices.Equal(got, want) {
 		t.Errorf("the stream holds %q, want %q", got, want)
 	}
 }
 
-// What an operator has to mend blocks, with the words to mend it; what may mend itself is tried again; what will never be
-// stored is rejected.
+// What an operator has to mend blocks, with the words to mend it; what may mend itself is tried again; what will never
+// be stored is rejected.
 func TestNATSFailures(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -212,15 +216,21 @@ func TestNATSFailures(t *testing.T) {
 		"stream missing": {want: blocked,
 			says: "no stream takes forewarn.events._._.vm-0.Reboot.scheduled." + natsFirst + "-scheduled; create one with the " +
 				"subjects forewarn.events.> and forewarn.bridge.>, or let provision do it, or set core: true"},
-		"stream missing for a template": {settings: "subject: zz.{{.azeventtype}}.{{.id}}", want: blocked, says: "create one with the subjects zz.>, or"},
-		"stream missing for a subject":  {settings: "subject: zz.all\nonce: false", want: blocked, says: "create one with the subjects zz.all, or"},
-		"stream missing for anything":   {settings: "subject: '{{.azeventtype}}.{{.id}}'", want: blocked, says: "create one with the subjects >, or"},
+		"stream missing for a template": {settings: "subject: zz.{{.azeventtype}}.{{.id}}", want: blocked,
+			says: "create one with the subjects zz.>, or"},
+		"stream missing for a subject": {settings: "subject: zz.all\nonce: false", want: blocked,
+			says: "create one with the subjects zz.all, or"},
+		"stream missing for anything": {settings: "subject: '{{.azeventtype}}.{{.id}}'", want: blocked,
+			says: "create one with the subjects >, or"},
 		"stream for other subjects": {
-			stream: func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.bridge.>"} }, want: blocked, says: "no stream takes",
+			stream: func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.bridge.>"} }, want: blocked,
+			says: "no stream takes",
 		},
-		"no JetStream": {server: func(o *server.Options) { o.JetStream = false }, want: blocked, says: "there is no JetStream for this account"},
+		"no JetStream": {server: func(o *server.Options) { o.JetStream = false }, want: blocked,
+			says: "there is no JetStream for this account"},
 		"stream full": {
-			stream: func(c *jetstream.StreamConfig) { c.MaxBytes, c.Discard = 100, jetstream.DiscardNew }, want: again, says: "maximum bytes exceeded",
+			stream: func(c *jetstream.StreamConfig) { c.MaxBytes, c.Discard = 100, jetstream.DiscardNew }, want: again,
+			says: "maximum bytes exceeded",
 		},
 		"stream full of messages": {
 			stream: func(c *jetstream.StreamConfig) {
@@ -228,12 +238,15 @@ func TestNATSFailures(t *testing.T) {
 			}, want: again, says: "maximum messages exceeded",
 		},
 		"larger than the stream takes": {
-			stream: func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 }, want: rejected, says: "message size exceeds maximum allowed",
+			stream: func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 }, want: rejected,
+			says: "message size exceeds maximum allowed",
 		},
-		"larger than the server takes": {server: func(o *server.Options) { o.MaxPayload = 100 }, want: rejected, says: "maximum payload exceeded"},
+		"larger than the server takes": {server: func(o *server.Options) { o.MaxPayload = 100 }, want: rejected,
+			says: "maximum payload exceeded"},
 		"may not publish": {
 			server: natsMay(&server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forewarn.>"}}}),
-			stream: func(*jetstream.StreamConfig) {}, want: blocked, says: `Permissions Violation for Publish to "forewarn.events.`,
+			stream: func(*jetstream.StreamConfig) {}, want: blocked,
+			says: `Permissions Violation for Publish to "forewarn.events.`,
 		},
 		"may not publish, core": {
 			server:   natsMay(&server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forewarn.>"}}}),
@@ -244,8 +257,9 @@ func TestNATSFailures(t *testing.T) {
 			stream: func(*jetstream.StreamConfig) {}, want: blocked, says: `Permissions Violation for Subscription to "_INBOX.`,
 		},
 		"may not look for streams": {
-			server: natsMay(&server.Permissions{Publish: &server.SubjectPermission{Allow: []string{"forewarn.>"}}}), want: blocked,
-			says: `Permissions Violation for Publish to "$JS.API.STREAM.NAMES"`,
+			server: natsMay(&server.Permissions{Publish: &server.SubjectPermission{Allow: []string{"forewarn.>"}}}),
+			want:   blocked,
+			says:   `Permissions Violation for Publish to "$JS.API.STREAM.NAMES"`,
 		},
 		"too many connections": {server: func(o *server.Options) { o.MaxConn = 1 }, want: again}, // its words may be lost,
 	} {
@@ -279,7 +293,8 @@ func TestNATSNeedsNoMorePermissions(t *testing.T) {
 	for _, direct := range []bool{false, true} {
 		srv := natsServe(t, natsMay(&server.Permissions{
 			Publish: &server.SubjectPermission{Allow: []string{
-				"forewarn.>", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.FOREWARN", "$JS.API.STREAM.MSG.GET.FOREWARN", "$JS.API.DIRECT.GET.FOREWARN.>",
+				"forewarn.>", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.FOREWARN", "$JS.API.STREAM.MSG.GET.FOREWARN",
+				"$JS.API.DIRECT.GET.FOREWARN.>",
 			}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
 		}))
@@ -301,7 +316,8 @@ func TestNATSDomainAndInboxPrefix(t *testing.T) {
 	srv := natsServe(t, func(o *server.Options) {
 		o.JetStreamDomain = "hub"
 		natsMay(&server.Permissions{
-			Publish:   &server.SubjectPermission{Allow: []string{"forewarn.>", "$JS.hub.API.>", "$JS.API.>"}}, // the second becomes the third
+			// the second becomes the third
+			Publish:   &server.SubjectPermission{Allow: []string{"forewarn.>", "$JS.hub.API.>", "$JS.API.>"}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX_forewarn.>"}},
 		})(o)
 	})
@@ -311,7 +327,8 @@ func TestNATSDomainAndInboxPrefix(t *testing.T) {
 		"domain: hub": blocked,
 		"domain: other\ninbox_prefix: _INBOX_forewarn": blocked,
 	} {
-		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\nprovision: {stream: FOREWARN}\n"+settings, testHost(t))
+		s := mustOpen(t, "nats",
+			"url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\nprovision: {stream: FOREWARN}\n"+settings, testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != want {
 			t.Errorf("%s: %v, want it %s", settings, err, want)
 		}
@@ -329,7 +346,8 @@ func TestNATSAnswerOfAnotherProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t))
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again || !strings.Contains(err.Error(), "not from a stream") {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != again ||
+		!strings.Contains(err.Error(), "not from a stream") {
 		t.Errorf("Deliver = %v, want it to be tried again", err)
 	}
 }
@@ -360,7 +378,8 @@ func TestNATSEndsAtOnce(t *testing.T) {
 // What a server says out of turn, and why a connection ended, is in the log for whoever looks for it, without secrets.
 func TestNATSLogsWhatIsSaidOutOfTurn(t *testing.T) {
 	at, _ := natsFake(t, natsLet(func(conn net.Conn, r *bufio.Reader) {
-		io.WriteString(conn, "-ERR 'Permissions Violation for Publish to \"of hunter2hunter2\"'\r\n-ERR 'User Authentication Expired'\r\n")
+		io.WriteString(conn,
+			"-ERR 'Permissions Violation for Publish to \"of hunter2hunter2\"'\r\n-ERR 'User Authentication Expired'\r\n")
 		conn.Close()
 	}))
 	var log bytes.Buffer
@@ -375,7 +394,8 @@ func TestNATSLogsWhatIsSaidOutOfTurn(t *testing.T) {
 	}
 	closeSink(opened.Sink)
 	got := log.String()
-	if !strings.Contains(got, "level=DEBUG msg=nats server="+at) || !strings.Contains(got, "of [secret]") || strings.Contains(got, "hunter2") {
+	if !strings.Contains(got, "level=DEBUG msg=nats server="+at) || !strings.Contains(got, "of [secret]") ||
+		strings.Contains(got, "hunter2") {
 		t.Errorf("logged\n%s\nwant what the server said, without the password", got)
 	}
 }
@@ -384,7 +404,9 @@ func TestNATSLogsWhatIsSaidOutOfTurn(t *testing.T) {
 func TestNATSProvisionsWithLimits(t *testing.T) {
 	srv := natsServe(t, nil)
 	_, js := natsClient(t, srv.ClientURL())
-	opened, err := open("nats", "url: "+srv.ClientURL()+"\nprovision: {stream: FOREWARN, subjects: [forewarn.>], max_age: 1h, max_bytes: 1MB, duplicates: 30m}", testHost(t))
+	opened, err := open("nats",
+		"url: "+srv.ClientURL()+"\nprovision: {stream: FOREWARN, subjects: [forewarn.>], max_age: 1h, max_bytes: 1MB, "+
+			"duplicates: 30m}", testHost(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -516,7 +538,8 @@ func TestNATSOverTLSWithLogin(t *testing.T) {
 	srv := natsServe(t, func(o *server.Options) {
 		o.Username, o.Password, o.TLSVerify, o.TLSTimeout = "azure", "hunter2", true, 5
 		o.TLSConfig = &tls.Config{
-			Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}, MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12,
+			Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}, MinVersion: tls.VersionTLS12,
+			MaxVersion: tls.VersionTLS12,
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool(),
 		}
 	})
@@ -532,16 +555,19 @@ func TestNATSOverTLSWithLogin(t *testing.T) {
 		"another authority": {"tls", "hunter2", "tls: {ca_file: " + other.file + cert + "}", blocked},
 		"the system's":      {"nats", "hunter2", "", blocked},
 		"no certificate":    {"tls", "hunter2", "tls: {ca_file: " + ca.file + "}", blocked},
-		"another's":         {"tls", "hunter2", "tls: {ca_file: " + ca.file + files(t, other.issue(t, "vm-0", time.Hour)) + "}", blocked},
-		"another name":      {"tls", "hunter2", "tls: {ca_file: " + ca.file + cert + ", server_name: nats.example.com}", blocked},
-		"wrong login":       {"tls", "hunter3", "tls: {ca_file: " + ca.file + cert + "}", blocked},
+		"another's": {"tls", "hunter2",
+			"tls: {ca_file: " + ca.file + files(t, other.issue(t, "vm-0", time.Hour)) + "}", blocked},
+		"another name": {"tls", "hunter2", "tls: {ca_file: " + ca.file + cert + ", server_name: nats.example.com}",
+			blocked},
+		"wrong login": {"tls", "hunter3", "tls: {ca_file: " + ca.file + cert + "}", blocked},
 	} {
-		s := mustOpen(t, "nats", "url: "+tt.scheme+"://"+host+"\nusername: azure\npassword: "+tt.login+"\n"+tt.tls, testHost(t))
+		s := mustOpen(t, "nats", "url: "+tt.scheme+"://"+host+"\nusername: azure\npassword: "+tt.login+"\n"+tt.tls,
+			testHost(t))
 		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != tt.want {
 			t.Errorf("%s: %v, want it %s", name, err, tt.want)
 		}
 	}
-	if got, want := natsIDs(t, stream), natsOwed(t, 1); !slices.Equal(got, want) {
+	if got, want := natsIDs(t, stream), natsPending(t, 1); !slices.Equal(got, want) {
 		t.Errorf("the stream holds %q, want %q", got, want)
 	}
 }
@@ -614,7 +640,8 @@ func TestNATSCore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := msg.Header.Get("ce-id"), deliveries(t)[0].Event.ID(); got != want || msg.Header.Get("Nats-Msg-Id") != "" {
+	if got, want := msg.Header.Get("ce-id"), deliveries(t)[0].Event.ID(); got != want ||
+		msg.Header.Get("Nats-Msg-Id") != "" {
 		t.Errorf("heard %v, want %s and nothing for a stream", msg.Header, want)
 	}
 	natsStop(srv)
@@ -631,20 +658,26 @@ func TestNATSProvision(t *testing.T) {
 		name, provision, logged string
 		want                    jetstream.StreamConfig
 	}{
-		{"new", "{stream: FOREWARN}", `msg="stream created" stream=FOREWARN subjects="forewarn.events.> forewarn.bridge.>" replicas=1 ` +
-			"max_age=0s max_bytes=-1 duplicates=24h0m0s", jetstream.StreamConfig{
-			Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxBytes: -1, Duplicates: 24 * time.Hour,
-		}},
+		{"new", "{stream: FOREWARN}",
+			`msg="stream created" stream=FOREWARN subjects="forewarn.events.> forewarn.bridge.>" replicas=1 ` +
+				"max_age=0s max_bytes=-1 duplicates=24h0m0s", jetstream.StreamConfig{
+				Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxBytes: -1, Duplicates: 24 * time.Hour,
+			}},
 		{"the same", "{stream: FOREWARN}", "", jetstream.StreamConfig{
 			Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxBytes: -1, Duplicates: 24 * time.Hour,
 		}},
-		{"with limits", "{stream: FOREWARN, max_age: 1h, max_bytes: 1MiB}", `msg="stream updated" stream=FOREWARN changed="max_age max_bytes duplicates"`,
+		{"with limits", "{stream: FOREWARN, max_age: 1h, max_bytes: 1MiB}",
+			`msg="stream updated" stream=FOREWARN changed="max_age max_bytes duplicates"`,
 			jetstream.StreamConfig{
-				Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxAge: time.Hour, MaxBytes: 1 << 20, Duplicates: time.Hour,
+				Subjects: []string{"forewarn.events.>", "forewarn.bridge.>"}, Replicas: 1, MaxAge: time.Hour, MaxBytes: 1 << 20,
+				Duplicates: time.Hour,
 			}},
-		{"with a subject", "{stream: FOREWARN, subjects: [forewarn.>, more], duplicates: 10m}", "overlaps", jetstream.StreamConfig{}},
-		{"another, with others' subjects", "{stream: OTHER, subjects: [forewarn.events.>, forewarn.bridge.>]}", "overlap", jetstream.StreamConfig{}},
-		{"more replicas than servers", "{stream: FOREWARN, replicas: 3}", "replicas > 1 not supported in non-clustered mode", jetstream.StreamConfig{}},
+		{"with a subject", "{stream: FOREWARN, subjects: [forewarn.>, more], duplicates: 10m}", "overlaps",
+			jetstream.StreamConfig{}},
+		{"another, with others' subjects", "{stream: OTHER, subjects: [forewarn.events.>, forewarn.bridge.>]}", "overlap",
+			jetstream.StreamConfig{}},
+		{"more replicas than servers", "{stream: FOREWARN, replicas: 3}", "replicas > 1 not supported in non-clustered mode",
+			jetstream.StreamConfig{}},
 	} {
 		var log bytes.Buffer
 		h := testHost(t)
@@ -692,7 +725,8 @@ func TestNATSConnect(t *testing.T) {
 	if got, err := connect(""); !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), "no stream takes") {
 		t.Errorf("without a stream: %q, %v", got, err)
 	}
-	if got, err := connect("subject: zz.{{.id}}"); !errors.Is(err, delivery.ErrBlocked) || !strings.Contains(err.Error(), "with the subjects zz.>") {
+	if got, err := connect("subject: zz.{{.id}}"); !errors.Is(err, delivery.ErrBlocked) ||
+		!strings.Contains(err.Error(), "with the subjects zz.>") {
 		t.Errorf("without a stream for a template: %q, %v", got, err)
 	}
 	if got, err := connect("core: true"); err != nil || got != at {

@@ -222,7 +222,7 @@ func (s *natsSession) newest() *natsConn {
 
 var (
 	errNoAnswer = errors.New("no connection: the last one gave no answer, and the next is being made")
-	errGivenUp  = errors.New("the connection was given up: the server did not let the client in, or left a PING unanswered")
+	errGivenUp  = errors.New("connection given up: the server did not let the client in, or left a PING unanswered")
 )
 
 // hangUp ends the connection, if there is one. nats.go makes another.

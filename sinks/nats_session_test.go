@@ -15,8 +15,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A connection that is lost comes back by itself. Until then an attempt fails at once, says why, and leaves nothing behind
-// that is sent later.
+// A connection that is lost comes back by itself. Until then an attempt fails at once, says why, and leaves nothing
+// behind that is sent later.
 func TestNATSReconnectsByItself(t *testing.T) {
 	natsBubble(t, func(t *testing.T) {
 		srv, stream := natsInMemory(t)
@@ -49,13 +49,13 @@ func TestNATSReconnectsByItself(t *testing.T) {
 		if got := srv.NumClients(); got != 2 { // and the test's own
 			t.Errorf("%d clients are connected, want 2", got)
 		}
-		if got, want := natsIDs(t, stream), natsOwed(t, 1); !slices.Equal(got, want) {
+		if got, want := natsIDs(t, stream), natsPending(t, 1); !slices.Equal(got, want) {
 			t.Errorf("the stream holds %q, want %q", got, want)
 		}
 		if _, err := s.Deliver(t.Context(), deliveries(t)[1:2]); err != nil {
 			t.Errorf("Deliver = %v", err)
 		}
-		if got, want := natsIDs(t, stream), natsOwed(t, 2); !slices.Equal(got, want) {
+		if got, want := natsIDs(t, stream), natsPending(t, 2); !slices.Equal(got, want) {
 			t.Errorf("the stream holds %q, want %q", got, want)
 		}
 	})
@@ -94,8 +94,8 @@ func TestNATSSilentConnectionIsNotUsedAgain(t *testing.T) {
 	})
 }
 
-// A connection of one's own has the login of the settings, may hear as much as it asks for, returns to a server that was
-// gone, and is closed for good when its credentials are refused.
+// A connection of one's own has the login of the settings, may hear as much as it asks for, returns to a server that
+// was gone, and is closed for good when its credentials are refused.
 func TestNATSDial(t *testing.T) {
 	t.Parallel()
 	port, password := -1, "hunter2"

@@ -17,7 +17,8 @@ import (
 // The subjects by default. What stands in them is of the Azure event or of its set, so that all VMs that see a change
 // give it one subject.
 const (
-	natsEventSubject  = "forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.azeventtype}}.{{.change}}.{{.id}}"
+	natsEventSubject = "forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.azeventtype}}." +
+		"{{.change}}.{{.id}}"
 	natsBridgeSubject = "forewarn.bridge.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.change}}.{{.id}}"
 )
 

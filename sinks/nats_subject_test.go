@@ -22,7 +22,8 @@ func TestNATSSubjectIsTheSameFromEveryObserver(t *testing.T) {
 	vm := func(name, group string) imds.Observer {
 		return imds.Observer{
 			Name: name, VMID: "id of " + name, SubscriptionID: "5D9B-44", ResourceGroup: group,
-			ResourceID: "/subscriptions/5D9B-44/resourceGroups/" + group + "/providers/Microsoft.Compute/virtualMachines/" + name,
+			ResourceID: "/subscriptions/5D9B-44/resourceGroups/" + group + "/providers/Microsoft.Compute/virtualMachines/" +
+				name,
 		}
 	}
 	inSet := func(name string) imds.Observer {
@@ -30,7 +31,8 @@ func TestNATSSubjectIsTheSameFromEveryObserver(t *testing.T) {
 		o.ScaleSet = "Web"
 		return o
 	}
-	const availabilitySet = "https://management.azure.com/subscriptions/5D9B-44/resourceGroups/RG/providers/Microsoft.Compute/availabilitySets/Front%20End"
+	const availabilitySet = "https://management.azure.com/subscriptions/5D9B-44/resourceGroups/RG/providers/" +
+		"Microsoft.Compute/availabilitySets/Front%20End"
 	for name, tt := range map[string]struct {
 		observers []imds.Observer
 		resources []string
@@ -177,10 +179,12 @@ func TestNATSSendsBadInput(t *testing.T) {
 	stream := natsStream(t, js, nil)
 	s := mustOpen(t, "nats", "url: "+srv.ClientURL(), testHost(t))
 	for i, bad := range []string{
-		`"quotes" & 'more'`, "two\r\nlines\nNats-Msg-Id: forged", "<script>alert(1)</script>", "\u202Eright to left\u2066", "forewarn.>.*. ",
+		`"quotes" & 'more'`, "two\r\nlines\nNats-Msg-Id: forged", "<script>alert(1)</script>", "\u202Eright to left\u2066",
+		"forewarn.>.*. ",
 		strings.Repeat("x", 100<<10), "\xff\xfe invalid", "\x00\x1b[31m", "Größe 🚀", "%41", "",
 	} {
-		raw := fmt.Sprintf(`{"EventId":"%08d-D2CD-49C7-8624-8643E7171297","EventStatus":"Scheduled","EventType":%s,"Resources":[%s],"Description":%s}`,
+		raw := fmt.Sprintf(`{"EventId":"%08d-D2CD-49C7-8624-8643E7171297","EventStatus":"Scheduled","EventType":%s,`+
+			`"Resources":[%s],"Description":%s}`,
 			i, jsonText(bad), jsonText(bad), jsonText(bad))
 		name := bad[:min(len(bad), 1000)] // it stands in the source, and the server takes no header over 64 KiB
 		ce := natsObserved(t, raw, imds.Scheduled, imds.Observer{Name: name, ResourceGroup: name, SubscriptionID: name}, 0)
@@ -227,7 +231,8 @@ func natsHarmless(t *testing.T, subject string) {
 
 // Any text becomes one token, which stays as it is, and texts that are tokens already are left alone.
 func FuzzNATSToken(f *testing.F) {
-	for _, seed := range []string{"", "vm-0", "a.b", "*", ">", "a b", "\n", "\xff", "Ü", "$JS", strings.Repeat("é", 91), strings.Repeat("x", 90)} {
+	for _, seed := range []string{"", "vm-0", "a.b", "*", ">", "a b", "\n", "\xff", "Ü", "$JS", strings.Repeat("é", 91),
+		strings.Repeat("x", 90)} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -245,7 +250,8 @@ func FuzzNATSToken(f *testing.F) {
 
 // The subject's template may stand in a file, as any editor leaves it.
 func TestNATSSubjectFromAFile(t *testing.T) {
-	s := mustOpen(t, "nats", "url: nats.example.com\nsubject_file: "+writeFile(t, "subject", "azure.{{.change}}.{{.id}}\n"), testHost(t))
+	s := mustOpen(t, "nats",
+		"url: nats.example.com\nsubject_file: "+writeFile(t, "subject", "azure.{{.change}}.{{.id}}\n"), testHost(t))
 	msg, err := s.(*natsSink).message(deliveries(t)[0].Event)
 	if want := "azure.scheduled." + deliveries(t)[0].Event.ID(); err != nil || msg.Subject != want {
 		t.Errorf("the subject is %q, %v; want %q", msg.Subject, err, want)
@@ -257,48 +263,51 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 	seed, _, _ := natsSeed(t)
 	const at = "url: nats.example.com\n"
 	for settings, want := range map[string][2]string{
-		"mode: binary":                                                 {"url", "missing"},
-		"url: []":                                                      {"url", "missing"},
-		"url: [nats://a, 'http://b']":                                  {"url.1", "expected one such as nats://"},
-		"url: ''":                                                      {"url", "is empty"},
-		"url: nats://a/b":                                              {"url", "is not the URL of a NATS server"},
-		"url_env: NOWHERE":                                             {"url_env", "is not set"},
-		at + "url_env: X":                                              {"url_env", "only one of them"},
-		"url: [nats://a, nats://b]\nurl_file: X":                       {"url_file", "only one of them"},
-		at + "mode: batch":                                             {"mode", "expected binary or structured"},
-		at + "core: true\nonce: true":                                  {"once", "expected one or the other"},
-		at + "core: true\nprovision: {stream: X}":                      {"provision", "expected one or the other"},
-		at + "subject: '{{.id'":                                        {"subject", "unclosed action"},
-		at + "subject: '{{template \"x\"}}'":                           {"subject", "with a sample CloudEvent"},
-		at + "subject: forewarn.{{.change}}":                           {"subject", "does not end in the CloudEvent's id"},
-		at + "subject: forewarn.{{.id}}.{{.change}}":                   {"subject", "does not end in the CloudEvent's id"},
-		at + "subject: forewarn.x{{.id}}":                              {"subject", "does not end in the CloudEvent's id"},
-		at + "subject: forewarn.*.{{.id}}":                             {"subject", "is not a subject"},
-		at + "subject: forewarn..{{.id}}":                              {"subject", "is not a subject"},
-		at + "subject: forewarn.{{.nothing}}.{{.id}}":                  {"subject", "unknown name"},
-		at + "subject: a\nsubject_file: b":                             {"subject_file", "only one of them"},
-		at + "subject_file: " + writeFile(t, "none", "\n"):             {"subject_file", "is empty"},
-		at + "subject_file: " + writeFile(t, "loose", "a.{{.change}}"): {"subject_file", "does not end in the CloudEvent's id"},
-		at + "token: x\nnkey_file: " + seed:                            {"token", "nkey_file holds credentials too"},
-		"url: nats://u:p@h\ntoken: x":                                  {"token", "url holds credentials too"},
-		at + "username: x":                                             {"username", "needs password"},
-		at + "password: x":                                             {"password", "needs username"},
-		at + "token: x\ntoken_env: X":                                  {"token_env", "only one of them"},
-		at + "creds_file: " + seed:                                     {"creds_file", "has no user JWT"},
-		at + "creds_file: /nowhere":                                    {"creds_file", noSuchFile.Error()},
-		at + "nkey_file: " + writeFile(t, "nkey", "hello"):             {"nkey_file", "holds no seed"},
-		at + "tls: {cert_file: x}":                                     {"tls.cert_file", "needs key_file"},
-		at + "provision: {}":                                           {"provision.stream", "expected A-Z"},
-		at + "provision: {stream: a.b}":                                {"provision.stream", "expected A-Z"},
-		at + "provision: {stream: X, replicas: 6}":                     {"provision.replicas", "expected 1 to 5"},
-		at + "provision: {stream: X, max_age: -1s}":                    {"provision.max_age", "expected a time"},
-		at + "provision: {stream: X, max_age: 1h, duplicates: 2h}":     {"provision.duplicates", "no longer than max_age"},
-		at + "provision: {stream: X, subjects: [forewarn.events.>]}":   {"provision.subjects", "do not take forewarn.bridge."},
-		at + "subject: vms.{{.id}}\nprovision: {stream: X}":            {"provision.subjects", "such as [vms.>], because subject is given"},
-		at + "core: true\ndomain: hub":                                 {"domain", "expected one or the other"},
-		at + "domain: a.b":                                             {"domain", "expected A-Z"},
-		at + "inbox_prefix: _INBOX.>":                                  {"inbox_prefix", "is not a subject"},
-		at + "inbox_prefix: _INBOX.":                                   {"inbox_prefix", "is not a subject"},
+		"mode: binary":                                     {"url", "missing"},
+		"url: []":                                          {"url", "missing"},
+		"url: [nats://a, 'http://b']":                      {"url.1", "expected one such as nats://"},
+		"url: ''":                                          {"url", "is empty"},
+		"url: nats://a/b":                                  {"url", "is not the URL of a NATS server"},
+		"url_env: NOWHERE":                                 {"url_env", "is not set"},
+		at + "url_env: X":                                  {"url_env", "only one of them"},
+		"url: [nats://a, nats://b]\nurl_file: X":           {"url_file", "only one of them"},
+		at + "mode: batch":                                 {"mode", "expected binary or structured"},
+		at + "core: true\nonce: true":                      {"once", "expected one or the other"},
+		at + "core: true\nprovision: {stream: X}":          {"provision", "expected one or the other"},
+		at + "subject: '{{.id'":                            {"subject", "unclosed action"},
+		at + "subject: '{{template \"x\"}}'":               {"subject", "with a sample CloudEvent"},
+		at + "subject: forewarn.{{.change}}":               {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.{{.id}}.{{.change}}":       {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.x{{.id}}":                  {"subject", "does not end in the CloudEvent's id"},
+		at + "subject: forewarn.*.{{.id}}":                 {"subject", "is not a subject"},
+		at + "subject: forewarn..{{.id}}":                  {"subject", "is not a subject"},
+		at + "subject: forewarn.{{.nothing}}.{{.id}}":      {"subject", "unknown name"},
+		at + "subject: a\nsubject_file: b":                 {"subject_file", "only one of them"},
+		at + "subject_file: " + writeFile(t, "none", "\n"): {"subject_file", "is empty"},
+		at + "subject_file: " +
+			writeFile(t, "loose", "a.{{.change}}"): {"subject_file", "does not end in the CloudEvent's id"},
+		at + "token: x\nnkey_file: " + seed:                        {"token", "nkey_file holds credentials too"},
+		"url: nats://u:p@h\ntoken: x":                              {"token", "url holds credentials too"},
+		at + "username: x":                                         {"username", "needs password"},
+		at + "password: x":                                         {"password", "needs username"},
+		at + "token: x\ntoken_env: X":                              {"token_env", "only one of them"},
+		at + "creds_file: " + seed:                                 {"creds_file", "has no user JWT"},
+		at + "creds_file: /nowhere":                                {"creds_file", noSuchFile.Error()},
+		at + "nkey_file: " + writeFile(t, "nkey", "hello"):         {"nkey_file", "holds no seed"},
+		at + "tls: {cert_file: x}":                                 {"tls.cert_file", "needs key_file"},
+		at + "provision: {}":                                       {"provision.stream", "expected A-Z"},
+		at + "provision: {stream: a.b}":                            {"provision.stream", "expected A-Z"},
+		at + "provision: {stream: X, replicas: 6}":                 {"provision.replicas", "expected 1 to 5"},
+		at + "provision: {stream: X, max_age: -1s}":                {"provision.max_age", "expected a time"},
+		at + "provision: {stream: X, max_age: 1h, duplicates: 2h}": {"provision.duplicates", "no longer than max_age"},
+		at + "provision: {stream: X, subjects: [forewarn.events.>]}": {"provision.subjects",
+			"do not take forewarn.bridge."},
+		at + "subject: vms.{{.id}}\nprovision: {stream: X}": {"provision.subjects",
+			"such as [vms.>], because subject is given"},
+		at + "core: true\ndomain: hub": {"domain", "expected one or the other"},
+		at + "domain: a.b":             {"domain", "expected A-Z"},
+		at + "inbox_prefix: _INBOX.>":  {"inbox_prefix", "is not a subject"},
+		at + "inbox_prefix: _INBOX.":   {"inbox_prefix", "is not a subject"},
 	} {
 		wrongKey(t, "nats", settings, want[0], want[1])
 	}
@@ -311,7 +320,8 @@ func TestNATSSubjectsWithWildcards(t *testing.T) {
 		want             bool
 	}{
 		{"a.b", "a.b", true}, {"a.b", "a.b.c", false}, {"a.b.c", "a.b", false}, {"a.*", "a.b", true}, {"a.*", "a", false},
-		{"a.*.c", "a.b.c", true}, {"a.*.c", "a.b.d", false}, {"a.>", "a.b.c", true}, {"a.>", "a", false}, {">", "a", true}, {"a.>.c", "a.b.c", false},
+		{"a.*.c", "a.b.c", true}, {"a.*.c", "a.b.d", false}, {"a.>", "a.b.c", true}, {"a.>", "a", false}, {">", "a", true},
+		{"a.>.c", "a.b.c", false},
 	} {
 		if got := takes(tt.pattern, tt.subject); got != tt.want {
 			t.Errorf("takes(%s, %s) = %v, want %v", tt.pattern, tt.subject, got, tt.want)

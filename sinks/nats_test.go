@@ -128,8 +128,8 @@ func natsAccepts(t *testing.T) (string, func() []string) {
 	return "url: " + srv.ClientURL(), func() []string { return natsIDs(t, stream) }
 }
 
-// natsFake is a server that says what it is told to, and then hears until the connection ends. heard is closed after the
-// first connection has got its say.
+// natsFake is a server that says what it is told to, and then hears until the connection ends. heard is closed after
+// the first connection has got its say.
 func natsFake(t *testing.T, talk func(conn net.Conn, r *bufio.Reader)) (address string, heard <-chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -160,7 +160,8 @@ func natsFake(t *testing.T, talk func(conn net.Conn, r *bufio.Reader)) (address 
 	return l.Addr().String(), said
 }
 
-const natsInfo = `INFO {"server_id":"X","server_name":"fake","version":"2.15.2","headers":true,"max_payload":1048576,"nonce":"abcdefghijkl"%s}` + "\r\n"
+const natsInfo = `INFO {"server_id":"X","server_name":"fake","version":"2.15.2","headers":true,` +
+	`"max_payload":1048576,"nonce":"abcdefghijkl"%s}` + "\r\n"
 
 // natsLet lets a client in and then does as talk says.
 func natsLet(talk func(conn net.Conn, r *bufio.Reader)) func(net.Conn, *bufio.Reader) {
@@ -262,7 +263,8 @@ func natsFails(t *testing.T) map[string]string {
 	_, js := natsClient(t, narrow.ClientURL())
 	natsStream(t, js, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 10 })
 	return map[string]string{
-		again: "url: nats://127.0.0.1:1", blocked: "url: " + natsServe(t, nil).ClientURL(), rejected: "url: " + narrow.ClientURL(),
+		again: "url: nats://127.0.0.1:1", blocked: "url: " + natsServe(t, nil).ClientURL(),
+		rejected: "url: " + narrow.ClientURL(),
 	}
 }
 
@@ -290,9 +292,11 @@ func natsSecrets(t *testing.T) []secretPlace {
 	const secret = "hunter2hunter2"
 	return []secretPlace{
 		{"password in the URL", "url: nats://azure:" + secret + "@" + echo, []string{secret}, nil},
-		{"password in the URL, not reached", "url: nats://azure:" + secret + "@" + gone.Addr().String(), []string{secret}, nil},
+		{"password in the URL, not reached", "url: nats://azure:" + secret + "@" + gone.Addr().String(), []string{secret},
+			nil},
 		{"token in the URL", "url: [nats://" + secret + "@" + echo + "]", []string{secret}, nil},
-		{"URL in the environment", "url_env: URL", []string{secret}, map[string]string{"URL": "nats://x:" + secret + "@" + echo}},
+		{"URL in the environment", "url_env: URL", []string{secret},
+			map[string]string{"URL": "nats://x:" + secret + "@" + echo}},
 		{"wrong URL", "url: 'nats://x:" + secret + "@[::1'", []string{secret}, nil},
 		{"wrong scheme", "url: 'http://x:" + secret + "@127.0.0.1'", []string{secret}, nil},
 		{"password", "url: " + echo + "\nusername: azure\npassword: " + secret, []string{secret}, nil},
@@ -300,7 +304,8 @@ func natsSecrets(t *testing.T) []secretPlace {
 		{"token", "url: " + echo + "\ntoken: " + secret, []string{secret}, nil},
 		{"token, out of turn", "url: " + later + "\ncore: true\ntoken: " + secret, []string{secret}, nil},
 		{"token in a file", "url: " + echo + "\ntoken_file: " + writeFile(t, "token", secret+"\n"), []string{secret}, nil},
-		{"wrong, two logins", "url: " + echo + "\ntoken: " + secret + "\nusername: x\npassword: " + secret, []string{secret}, nil},
+		{"wrong, two logins", "url: " + echo + "\ntoken: " + secret + "\nusername: x\npassword: " + secret, []string{secret},
+			nil},
 		{"creds", "url: " + echo + "\ncreds_file: " + creds, []string{seed, token}, nil},
 		{"nkey", "url: " + echo + "\nnkey_file: " + nkey, []string{nkeySeed}, nil},
 		{"wrong creds", "url: " + echo + "\ncreds_file: " + nkey, []string{nkeySeed}, nil},
@@ -321,7 +326,8 @@ func TestNATSMessagesAreReadByTheSDK(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: Deliver = %v", mode, err)
 			}
-			if want := (delivery.Answer{Status: fmt.Sprintf("stored in stream FOREWARN, message %d", i+1), ID: fmt.Sprintf("FOREWARN:%d", i+1)}); answer.Status != want.Status || answer.ID != want.ID {
+			if want := (delivery.Answer{Status: fmt.Sprintf("stored in stream FOREWARN, message %d", i+1),
+				ID: fmt.Sprintf("FOREWARN:%d", i+1)}); answer.Status != want.Status || answer.ID != want.ID {
 				t.Errorf("%s: answer is %+v, want %+v", mode, answer, want)
 			}
 		}
@@ -380,7 +386,8 @@ func natsObserved(t *testing.T, raw string, kind imds.ChangeKind, o imds.Observe
 	if err != nil {
 		t.Fatal(err)
 	}
-	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: e}, cloudevent.Circumstances{Observer: o, Time: monday, Incarnation: "1", Repeat: repeat})
+	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: e},
+		cloudevent.Circumstances{Observer: o, Time: monday, Incarnation: "1", Repeat: repeat})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,8 +396,10 @@ func natsObserved(t *testing.T, raw string, kind imds.ChangeKind, o imds.Observe
 
 func natsEvent(id, kind string, resources ...string) string {
 	list, _ := json.Marshal(resources)
-	return fmt.Sprintf(`{"EventId":%q,"EventStatus":"Scheduled","EventType":%q,"ResourceType":"VirtualMachine","Resources":%s,`+
-		`"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","Description":"","EventSource":"Platform","DurationInSeconds":-1}`, id, kind, list)
+	return fmt.Sprintf(`{"EventId":%q,"EventStatus":"Scheduled","EventType":%q,"ResourceType":"VirtualMachine",`+
+		`"Resources":%s,`+
+		`"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","Description":"","EventSource":"Platform","DurationInSeconds":-1}`, id,
+		kind, list)
 }
 
 const (
@@ -498,7 +507,8 @@ func TestNATSAnotherMessageOfTheSubjectRejects(t *testing.T) {
 func FuzzNATSAnswers(f *testing.F) {
 	const secret = "s3cr3t-token"
 	for _, answer := range []string{
-		`{"stream":"FOREWARN","seq":7}`, `{"stream":"s3cr3t-token\n","seq":18446744073709551615,"duplicate":true}`, `{}`, `+OK`, "", `{"seq":1}`,
+		`{"stream":"FOREWARN","seq":7}`, `{"stream":"s3cr3t-token\n","seq":18446744073709551615,"duplicate":true}`, `{}`,
+		`+OK`, "", `{"seq":1}`,
 		`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 1"}}`,
 		`{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded s3cr3t-token"}}`,
 		`{"error":{"code":-1,"err_code":10054,"description":"\u202e\n"}}`, `{"error":7}`, `[]`, "\xff\x00",
@@ -518,7 +528,8 @@ func FuzzNATSAnswers(f *testing.F) {
 		s := mustOpen(t, "nats", "{url: 'nats://127.0.0.1:4222', token: "+secret+"}", h)
 		got, err := s.Deliver(t.Context(), deliveries(t)[:1])
 		said := fmt.Sprint(got.Status, got.ID, err)
-		if len(said) > 1000 || strings.ContainsFunc(said, unicode.IsControl) || strings.Contains(strings.ToLower(said), secret) {
+		if len(said) > 1000 || strings.ContainsFunc(said, unicode.IsControl) ||
+			strings.Contains(strings.ToLower(said), secret) {
 			t.Errorf("%q: said %q", text, said)
 		}
 		var yes struct{ Stream string }

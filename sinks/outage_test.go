@@ -41,12 +41,13 @@ func (n *near) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 	return n.tell(ctx, a, batch)
 }
 
-// After an hour without Slack, people get one message about each event: the state now, when it was announced, and that it
-// comes late. Nothing is told that is not so any more.
+// After an hour without Slack, people get one message about each event: the state now, when it was announced, and that
+// it comes late. Nothing is told that is not so any more.
 func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &workspace{fail: map[string][]slackNo{}, forms: map[string]url.Values{}, url: "http://slack.test"}
-		sink := &near{slackSink: openSlackSink(t, "token: "+slackToken+"\nchannel: '#ops'\ninsecure: true\napi_url: "+w.url+"/api\n"), to: w}
+		sink := &near{slackSink: openSlackSink(t,
+			"token: "+slackToken+"\nchannel: '#ops'\ninsecure: true\napi_url: "+w.url+"/api\n"), to: w}
 		sink.down.Store(true)
 
 		azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
@@ -56,8 +57,11 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := bridge.New(bridge.Options{
-			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box, Log: log,
-			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink, Terms: bridge.Terms{Terms: slackTerms, Bridge: bridge.LevelTrouble}, Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
+			Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, azure.RoundTripper()), Outbox: box,
+			Log: log,
+			Routes: []bridge.Route{{Name: "chat", Kind: "slack", Sink: sink,
+				Terms:  bridge.Terms{Terms: slackTerms, Bridge: bridge.LevelTrouble},
+				Filter: bridge.Filter{Only: bridge.Match{VMs: "all"}}}},
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -85,7 +89,8 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 		}
 
 		if got := strings.Count(strings.Join(w.asked(), "\n"), "chat.postMessage true"); got != 3 || len(w.messages) != 3 {
-			t.Fatalf("%d messages were posted, %d stand in the channel:\n%s\nwant one for each of the three events", got, len(w.messages), w.story())
+			t.Fatalf("%d messages were posted, %d stand in the channel:\n%s\nwant one for each of the three events", got,
+				len(w.messages), w.story())
 		}
 		for _, event := range []struct{ is, missed string }{
 			{"vm-0: reboot is over", "announced"},
@@ -95,7 +100,8 @@ func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 			found := false
 			for _, m := range w.messages {
 				text := m.text + unescape(t, m.blocks)
-				found = found || strings.Contains(text, event.is) && strings.Contains(text, "late") && strings.Contains(strings.ToLower(text), event.missed)
+				found = found || strings.Contains(text, event.is) && strings.Contains(text, "late") &&
+					strings.Contains(strings.ToLower(text), event.missed)
 			}
 			if !found {
 				t.Errorf("no message says %q, late, and %q; the channel holds\n%s", event.is, event.missed, w.story())

@@ -38,7 +38,8 @@ func TestProxyIsUsedAsAsked(t *testing.T) {
 				t.Errorf("proxy %q: %v", tt.proxy, err)
 			}
 			if e, o := environment.asked.Load(), own.asked.Load(); e != tt.environment || o != tt.own {
-				t.Errorf("proxy %q: the environment's was asked %d times, our own %d; want %d and %d", tt.proxy, e, o, tt.environment, tt.own)
+				t.Errorf("proxy %q: the environment's was asked %d times, our own %d; want %d and %d", tt.proxy, e, o,
+					tt.environment, tt.own)
 			}
 			want := ""
 			if tt.proxy == withUser {
@@ -56,7 +57,8 @@ func TestProxyRejectsNothing(t *testing.T) {
 	proxy := newProxy(t)
 	s := mustOpen(t, "webhook", "url: https://destination.example\nproxy: "+proxy.url, testHost(t))
 	for status, want := range map[int]string{
-		400: blocked, 403: blocked, 404: blocked, 407: blocked, 302: blocked, 422: blocked, 429: again, 500: again, 502: again, 504: again,
+		400: blocked, 403: blocked, 404: blocked, 407: blocked, 302: blocked, 422: blocked, 429: again, 500: again,
+		502: again, 504: again,
 	} {
 		proxy.refuse.Store(int32(status))
 		_, err := s.Deliver(t.Context(), deliveries(t)[:1])

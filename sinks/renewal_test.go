@@ -16,8 +16,9 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
-// A secret in a file of any kind is read again on use: a sink whose destination refuses the old one is accepted with the
-// next attempt after another file was moved into its place. The file is among those that end the wait of a blocked sink.
+// A secret in a file of any kind is read again on use: a sink whose destination refuses the old one is accepted with
+// the next attempt after another file was moved into its place. The file is among those that end the wait of a blocked
+// sink.
 func TestEverySecretFileIsReadAgainOnUse(t *testing.T) {
 	t.Parallel()
 	hook := func(right func(r *http.Request, body string) bool) string {
@@ -40,7 +41,8 @@ func TestEverySecretFileIsReadAgainOnUse(t *testing.T) {
 	})
 
 	nats := func(needs func(*server.Options)) string {
-		return "core: true\nurl: " + natsServe(t, func(o *server.Options) { o.JetStream = false; needs(o) }).ClientURL() + "\n"
+		return "core: true\nurl: " + natsServe(t, func(o *server.Options) { o.JetStream = false; needs(o) }).ClientURL() +
+			"\n"
 	}
 	login := nats(func(o *server.Options) { o.Username, o.Password = "azure", "new" })
 	oldSeed, _, _ := natsSeed(t)
@@ -72,22 +74,27 @@ func TestEverySecretFileIsReadAgainOnUse(t *testing.T) {
 	})
 
 	for name, tt := range map[string]struct{ kind, settings, old, new string }{
-		"webhook url":         {"webhook", "url_file: FILE", address + "/old", address + "/new"},
-		"webhook bearer":      {"webhook", header("Authorization", "Bearer new") + "bearer_file: FILE", "old", "new"},
-		"webhook password":    {"webhook", header("Authorization", basic("a", "new")) + "basic: {username: a, password_file: FILE}", "old", "new"},
-		"webhook header":      {"webhook", header("X-Api-Key", "new") + "headers: {X-Api-Key: {file: FILE}}", "old", "new"},
-		"webhook signature":   {"webhook", signed + "signing_secrets: [{file: FILE}]", secretAZ, secretXX},
-		"webhook body secret": {"webhook", said + "body_text: '{{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {file: FILE}}", "old", "new"},
-		"slack webhook":       {"slack", "webhook_url_file: FILE", address + "/old", address + "/new"},
-		"email password":      {"email", mail + "username: azure\npassword_file: FILE", "old", mailPassword},
-		"email authority":     {"email", strings.Replace(mail, ca.file, "FILE", 1), text(oldCA.file), text(ca.file)},
-		"nats url":            {"nats", "core: true\nurl_file: FILE", with(login, "azure:old@"), with(login, "azure:new@")},
-		"nats password":       {"nats", login + "username: azure\npassword_file: FILE", "old", "new"},
-		"nats token":          {"nats", nats(func(o *server.Options) { o.Authorization = "new" }) + "token_file: FILE", "old", "new"},
-		"nats nkey":           {"nats", keyed + "nkey_file: FILE", text(oldSeed), text(newSeed)},
-		"nats creds":          {"nats", "core: true\nurl: " + operated + "\ncreds_file: FILE", text(oldCreds), text(newCreds)},
-		"nats authority":      {"nats", natsTLS + "tls: {ca_file: FILE}", text(oldCA.file), text(ca.file)},
-		"exec variable":       {"exec", "command: [/bin/sh, -c, 'test \"$KEY\" = new || exit 78']\nenv: {KEY: {file: FILE}}", "old", "new"},
+		"webhook url":    {"webhook", "url_file: FILE", address + "/old", address + "/new"},
+		"webhook bearer": {"webhook", header("Authorization", "Bearer new") + "bearer_file: FILE", "old", "new"},
+		"webhook password": {"webhook",
+			header("Authorization", basic("a", "new")) + "basic: {username: a, password_file: FILE}", "old", "new"},
+		"webhook header":    {"webhook", header("X-Api-Key", "new") + "headers: {X-Api-Key: {file: FILE}}", "old", "new"},
+		"webhook signature": {"webhook", signed + "signing_secrets: [{file: FILE}]", secretAZ, secretXX},
+		"webhook body secret": {"webhook",
+			said + "body_text: '{{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {file: FILE}}", "old", "new"},
+		"slack webhook":   {"slack", "webhook_url_file: FILE", address + "/old", address + "/new"},
+		"email password":  {"email", mail + "username: azure\npassword_file: FILE", "old", mailPassword},
+		"email authority": {"email", strings.Replace(mail, ca.file, "FILE", 1), text(oldCA.file), text(ca.file)},
+		"nats url":        {"nats", "core: true\nurl_file: FILE", with(login, "azure:old@"), with(login, "azure:new@")},
+		"nats password":   {"nats", login + "username: azure\npassword_file: FILE", "old", "new"},
+		"nats token": {"nats", nats(func(o *server.Options) { o.Authorization = "new" }) + "token_file: FILE", "old",
+			"new"},
+		"nats nkey": {"nats", keyed + "nkey_file: FILE", text(oldSeed), text(newSeed)},
+		"nats creds": {"nats", "core: true\nurl: " + operated + "\ncreds_file: FILE", text(oldCreds),
+			text(newCreds)},
+		"nats authority": {"nats", natsTLS + "tls: {ca_file: FILE}", text(oldCA.file), text(ca.file)},
+		"exec variable": {"exec", "command: [/bin/sh, -c, 'test \"$KEY\" = new || exit 78']\nenv: {KEY: {file: FILE}}",
+			"old", "new"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tt.kind == "exec" && runtime.GOOS == "windows" {

@@ -31,12 +31,13 @@ func TestRotationIsDue(t *testing.T) {
 		{rotation{every: day}, 1, 1, monday, monday.Add(12 * time.Hour), true},                                   // midnight
 		{rotation{every: day}, 1, 1, monday.In(time.FixedZone("", 9*3600)), monday.Add(12*time.Hour - 1), false}, // in UTC
 		{rotation{every: day}, 0, 1, monday, monday.Add(day), false},                                             // empty
-		{rotation{every: day}, 1, 1, monday.Add(day), monday, false},                                             // the clock went back
-		{rotation{every: 7 * day}, 1, 1, monday.Add(6 * day), monday.Add(6*day + 11*time.Hour), false},           // Sunday
-		{rotation{every: 7 * day}, 1, 1, monday.Add(6 * day), monday.Add(6*day + 12*time.Hour), true},            // Monday
-		{rotation{every: time.Hour}, 1, 1, monday.Add(59 * time.Minute), monday.Add(60 * time.Minute), true},     //
-		{rotation{max: 100, every: time.Hour}, 50, 60, monday, monday, true},                                     //
-		{rotation{max: 100, every: time.Hour}, 1, 1, monday, monday.Add(time.Hour), true},                        //
+		// the clock went back
+		{rotation{every: day}, 1, 1, monday.Add(day), monday, false},
+		{rotation{every: 7 * day}, 1, 1, monday.Add(6 * day), monday.Add(6*day + 11*time.Hour), false},       // Sunday
+		{rotation{every: 7 * day}, 1, 1, monday.Add(6 * day), monday.Add(6*day + 12*time.Hour), true},        // Monday
+		{rotation{every: time.Hour}, 1, 1, monday.Add(59 * time.Minute), monday.Add(60 * time.Minute), true}, //
+		{rotation{max: 100, every: time.Hour}, 50, 60, monday, monday, true},                                 //
+		{rotation{max: 100, every: time.Hour}, 1, 1, monday, monday.Add(time.Hour), true},                    //
 	} {
 		if got := tt.rotation.due(tt.size, tt.more, tt.last, tt.now); got != tt.want {
 			t.Errorf("%+v due(%d, %d, %v, %v) = %v, want %v", tt.rotation, tt.size, tt.more, tt.last, tt.now, got, tt.want)
@@ -55,7 +56,8 @@ func TestFileRotatesBySize(t *testing.T) {
 		}
 	}
 	var got []string
-	for _, name := range []string{"audit-20261123T120000Z.jsonl", "audit-20261123T120000Z-2.jsonl", "audit-20261123T120000Z-3.jsonl", "audit.jsonl"} {
+	for _, name := range []string{"audit-20261123T120000Z.jsonl", "audit-20261123T120000Z-2.jsonl",
+		"audit-20261123T120000Z-3.jsonl", "audit.jsonl"} {
 		got = append(got, idsIn(t, read(t, filepath.Join(dir, name)))...)
 	}
 	var want []string
@@ -92,7 +94,8 @@ func TestFileRotatesByTime(t *testing.T) {
 			t.Errorf("at %v there are %q, want %d files", tt.now, names, tt.files)
 		}
 	}
-	if got := len(bytes.Split(read(t, filepath.Join(filepath.Dir(path), "audit-20261124T120000Z")), []byte("\n"))) - 1; got != 2 {
+	if got := len(bytes.Split(read(t, filepath.Join(filepath.Dir(path), "audit-20261124T120000Z")),
+		[]byte("\n"))) - 1; got != 2 {
 		t.Errorf("the rotated file holds %d lines, want 2", got)
 	}
 }
@@ -154,14 +157,16 @@ func TestFileGrowsWhenItCannotRotate(t *testing.T) {
 // Sizes are read in bytes, decimal and binary units.
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]Size{
-		"1": 1, "1048576": 1 << 20, "100MB": 100e6, "64MiB": 64 << 20, "1kB": 1000, "2 GiB": 2 << 30, "3gb": 3e9, "7B": 7, "1TiB": 1 << 40,
+		"1": 1, "1048576": 1 << 20, "100MB": 100e6, "64MiB": 64 << 20, "1kB": 1000, "2 GiB": 2 << 30, "3gb": 3e9, "7B": 7,
+		"1TiB": 1 << 40,
 	} {
 		var got Size
 		if err := got.UnmarshalText([]byte(text)); err != nil || got != want {
 			t.Errorf("%s = %d, %v; want %d", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "0", "-1", "MB", "1.5MB", "1XB", "9999999999TB", "99999999999999999999", "1 M B", "1e3"} {
+	for _, text := range []string{"", "0", "-1", "MB", "1.5MB", "1XB", "9999999999TB", "99999999999999999999", "1 M B",
+		"1e3"} {
 		var got Size
 		if err := got.UnmarshalText([]byte(text)); err == nil {
 			t.Errorf("%q = %d, want it refused", text, got)
@@ -212,7 +217,8 @@ func TestFileThatIsHeldOpenGoesOnAndIsRotatedLater(t *testing.T) {
 	if n := len(idsIn(t, read(t, filepath.Join(dir, "audit-20261123T160000Z.jsonl")))); n != 4 {
 		t.Errorf("the rotated file has %d lines, want the 4 of the time when it could not be renamed", n)
 	}
-	if text := log.String(); strings.Count(text, "file not rotated") != 1 || strings.Count(text, "file rotated again") != 1 {
+	if text := log.String(); strings.Count(text, "file not rotated") != 1 ||
+		strings.Count(text, "file rotated again") != 1 {
 		t.Errorf("the log is\n%s\nwant the failure and its end, once each", text)
 	}
 }
@@ -226,7 +232,8 @@ func TestRenamingReplacesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := renameNew(filepath.Join(dir, "old"), taken); !errors.Is(err, fs.ErrExist) || string(read(t, taken)) != "taken" {
+	if err := renameNew(filepath.Join(dir, "old"), taken); !errors.Is(err, fs.ErrExist) ||
+		string(read(t, taken)) != "taken" {
 		t.Errorf("renameNew to a name that is taken = %v, and it holds %q", err, read(t, taken))
 	}
 	if err := renameNew(filepath.Join(dir, "none"), filepath.Join(dir, "new")); !errors.Is(err, fs.ErrNotExist) {

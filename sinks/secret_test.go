@@ -58,7 +58,8 @@ func TestVeilHidesEveryForm(t *testing.T) {
 	v := new(veil)
 	v.hide(secret)
 	for _, form := range []string{
-		secret, strings.ToUpper(secret[:len(secret)-4]) + secret[len(secret)-4:], url.PathEscape(secret), url.QueryEscape(secret), strings.ToLower(url.QueryEscape(secret)),
+		secret, strings.ToUpper(secret[:len(secret)-4]) + secret[len(secret)-4:], url.PathEscape(secret),
+		url.QueryEscape(secret), strings.ToLower(url.QueryEscape(secret)),
 		`p&ss \"w/rd\" <é>`, `p\u0026ss \"w/rd\" \u003cé\u003e`, `p&amp;ss &#34;w/rd&#34; &lt;é&gt;`,
 		base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret)),
 	} {
@@ -144,16 +145,20 @@ func webhookSecrets(t *testing.T) []secretPlace {
 		add(at("signing secret"), plain+"signing_secrets: [whsec_"+signing+"]", signing)
 		add(at("identity"), plain+"azure_identity: {resource: https://eventgrid.azure.net}", identityToken)
 		add(at("body secret"), plain+"body_text: '{{json .secret.key}}'\nbody_secrets: {key: "+secret+"}")
-		add(at("body secret file"), plain+"body_text: 'key={{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {file: "+file+"}}")
-		add(at("body secret env"), plain+"body_text: 'key={{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {env: SECRET}}")
+		add(at("body secret file"),
+			plain+"body_text: 'key={{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {file: "+file+"}}")
+		add(at("body secret env"),
+			plain+"body_text: 'key={{.secret.key}}'\ncontent_type: text/plain\nbody_secrets: {key: {env: SECRET}}")
 		proxy := strings.Replace(srv.URL, "://", "://"+user+":"+secret+"@", 1)
 		add(at("proxy"), "url: http://destination.example\nproxy: "+proxy, code)
 		add(at("proxy, tunnel"), "url: https://destination.example\nproxy: "+proxy, code)
 	}
-	for what, address := range map[string]string{"nobody listens": "http://127.0.0.1:1", "no tls": "https://" + talk(t, secret)} {
+	for what, address := range map[string]string{"nobody listens": "http://127.0.0.1:1",
+		"no tls": "https://" + talk(t, secret)} {
 		add("path, "+what, "url: "+address+"/"+secret)
 		add("userinfo, "+what, "url: "+strings.Replace(address, "://", "://"+user+":"+secret+"@", 1))
-		add("proxy, "+what, "url: http://destination.example\nproxy: "+strings.Replace(address, "://", "://"+user+":"+secret+"@", 1))
+		add("proxy, "+what, "url: http://destination.example\nproxy: "+strings.Replace(address, "://",
+			"://"+user+":"+secret+"@", 1))
 	}
 	add("url_file", "url_file: "+urlFile)
 
@@ -212,7 +217,8 @@ func TestSecretFilesOfWindowsAreReadOrRefused(t *testing.T) {
 // What everybody's addresses and headers hold is no secret: the words of an answer that needs them stay. All else of
 // them does not.
 func TestPlainWordsOfAnAddressAreShown(t *testing.T) {
-	const answer = "no services take events here: /services/T012AB/v2/events?api-version=1&code=s3cr3t&team=hunters, Bearer token for application/json expired, s3cr3t"
+	const answer = "no services take events here: /services/T012AB/v2/events?api-version=1&code=s3cr3t&team=hunters, " +
+		"Bearer token for application/json expired, s3cr3t"
 	srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		io.WriteString(w, answer)
@@ -220,7 +226,8 @@ func TestPlainWordsOfAnAddressAreShown(t *testing.T) {
 	s := mustOpen(t, "webhook", "url: '"+srv.URL+"/services/T012AB/v2/events?api-version=1&code=s3cr3t&team=hunters'\n"+
 		"headers: {Accept: application/json, Authorization: Bearer s3cr3t}", testHost(t))
 	_, err := s.Deliver(t.Context(), deliveries(t)[:1])
-	for _, want := range []string{"no services take events here: ", ", Bearer token for application/json expired, [secret]"} {
+	for _, want := range []string{"no services take events here: ",
+		", Bearer token for application/json expired, [secret]"} {
 		if !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("Deliver = %v, want %q in it", err, want)
 		}

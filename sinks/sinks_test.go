@@ -137,7 +137,8 @@ func TestHungDestinationEndsWithContext(t *testing.T) {
 					cancel()
 				}()
 				_, err := s.Deliver(ctx, deliveries(t)[:1])
-				if !errors.Is(err, context.Canceled) || errors.Is(err, delivery.ErrBlocked) || errors.Is(err, delivery.ErrRejected) {
+				if !errors.Is(err, context.Canceled) || errors.Is(err, delivery.ErrBlocked) ||
+					errors.Is(err, delivery.ErrRejected) {
 					t.Errorf("Deliver = %v, want %v and to be tried again", err, context.Canceled)
 				}
 			})
@@ -145,7 +146,8 @@ func TestHungDestinationEndsWithContext(t *testing.T) {
 	})
 }
 
-// A destination that never answers holds a sink no longer than an attempt may last, and says nothing about the CloudEvent.
+// A destination that never answers holds a sink no longer than an attempt may last, and says nothing about the
+// CloudEvent.
 func TestHungDestinationEndsAtTheTimeout(t *testing.T) {
 	t.Parallel()
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
@@ -382,8 +384,10 @@ func TestNothingElseKnowsAKind(t *testing.T) {
 	common := []string{"file", "slack", "exec"} // names of attributes, of a function of templates, and of nothing else
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
 		slashed := filepath.ToSlash(path)
-		program := strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(filepath.Dir(path), "test")
-		words := strings.HasPrefix(slashed, "../templates/") && !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".md")
+		program := strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") &&
+			!strings.HasSuffix(filepath.Dir(path), "test")
+		words := strings.HasPrefix(slashed, "../templates/") && !strings.HasSuffix(path, ".go") &&
+			!strings.HasSuffix(path, ".md")
 		if err != nil || d.IsDir() || !program && !words || slashed == "../sinks/kinds.go" {
 			return err
 		}

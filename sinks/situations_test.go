@@ -42,9 +42,11 @@ var (
 	dbHost = imds.Observer{
 		Name: "vm-db-1", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", ResourceGroup: "prod-db", Location: "westeurope",
 		SubscriptionID: "8d10da13-8125-4ba9-a717-bf7490507b3d",
-		ResourceID:     "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod-db/providers/Microsoft.Compute/virtualMachines/vm-db-1",
+		ResourceID: "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/prod-db/providers/" +
+			"Microsoft.Compute/virtualMachines/vm-db-1",
 	}
-	spotHost = imds.Observer{Name: "vm-spot-7", ResourceGroup: "prod-batch", Location: "westeurope", EvictionPolicy: "Delete"}
+	spotHost = imds.Observer{Name: "vm-spot-7", ResourceGroup: "prod-batch", Location: "westeurope",
+		EvictionPolicy: "Delete"}
 )
 
 // azure is what Azure says of an event, the rest as in most situations.
@@ -112,17 +114,21 @@ func situations() map[string]situation {
 		"runbook": "https://wiki.example.com/reboot",
 	})
 	byUser := map[string]any{
-		"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": "Virtual machine is going to be restarted as requested by authorized user.",
+		"Resources": []string{"vm-db-1"}, "EventSource": "User",
+		"Description": "Virtual machine is going to be restarted as requested by authorized user.",
 	}
-	tell("scheduled-user", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", byUser)), circumstances{}, false, nil)
-	tell("scheduled-redeploy", "03:55:29", scheduled(azure("Scheduled", "Redeploy", "04:05:00", alone)), circumstances{}, false, nil)
+	tell("scheduled-user", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", byUser)), circumstances{}, false,
+		nil)
+	tell("scheduled-redeploy", "03:55:29", scheduled(azure("Scheduled", "Redeploy", "04:05:00", alone)), circumstances{},
+		false, nil)
 	tell("scheduled-freeze", "03:55:29", scheduled(azure("Scheduled", "Freeze", "04:10:00", map[string]any{
 		"Resources": []string{"vm-db-1"}, "DurationInSeconds": 5,
 	})), circumstances{}, false, nil)
 	tell("scheduled-terminate", "03:55:29", scheduled(azure("Scheduled", "Terminate", "04:00:29", map[string]any{
 		"Resources": []string{"vm-db-1"}, "EventSource": "User", "Description": "",
 	})), circumstances{}, false, nil)
-	tell("scheduled-unknown-type", "03:55:29", scheduled(azure("Scheduled", "Defragment", "04:10:00", alone)), circumstances{}, false, nil)
+	tell("scheduled-unknown-type", "03:55:29", scheduled(azure("Scheduled", "Defragment", "04:10:00", alone)),
+		circumstances{}, false, nil)
 	tell("scheduled-bare", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{
 		"Resources": []string{}, "Description": "", "EventSource": "",
 	})), circumstances{}, false, nil)
@@ -154,59 +160,79 @@ func situations() map[string]situation {
 			"EventId": "218E4ED7-D2CD-49C7-8624-8643E7171297", "Resources": []string{"vm-spot-7"}, "Description": "",
 		})), circumstances{Observer: host}, false, map[string]any{"mention": "<!here>"})
 	}
-	tell("preempt-started", "19:01:44", imds.Change{Kind: imds.Started, Event: azure("Started", "Preempt", "", map[string]any{
-		"EventId": "218E4ED7-D2CD-49C7-8624-8643E7171297", "Resources": []string{"vm-spot-7"}, "Description": "",
-	})}, circumstances{Observer: spotHost}, true, nil)
+	tell("preempt-started", "19:01:44",
+		imds.Change{Kind: imds.Started, Event: azure("Started", "Preempt", "", map[string]any{
+			"EventId": "218E4ED7-D2CD-49C7-8624-8643E7171297", "Resources": []string{"vm-spot-7"}, "Description": "",
+		})}, circumstances{Observer: spotHost}, true, nil)
 
-	tell("updated-time", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"), circumstances{}, true, nil)
-	tell("updated-vms", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", alone), "Resources"), circumstances{}, true, nil)
-	tell("updated-type", "04:00:00", changed(reboot, azure("Scheduled", "Redeploy", "04:25:00", nil), "EventType", "NotBefore"), circumstances{}, true, nil)
+	tell("updated-time", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:25:00", nil), "NotBefore"),
+		circumstances{}, true, nil)
+	tell("updated-vms", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", alone), "Resources"),
+		circumstances{}, true, nil)
+	tell("updated-type", "04:00:00",
+		changed(reboot, azure("Scheduled", "Redeploy", "04:25:00", nil), "EventType", "NotBefore"), circumstances{}, true,
+		nil)
 	tell("updated-rest", "04:00:00", changed(reboot, azure("Scheduled", "Reboot", "04:10:00", map[string]any{
 		"Description": "Something else.", "DurationInSeconds": 9,
 	}), "Description", "DurationInSeconds"), circumstances{}, true, nil)
 
-	tell("started", "04:10:04", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, circumstances{}, true, nil)
+	tell("started", "04:10:04", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, circumstances{}, true,
+		nil)
 	tell("started-unannounced", "04:10:04", imds.Change{Kind: imds.Started, Event: begun}, circumstances{}, false, nil)
-	tell("started-freeze", "04:10:04", imds.Change{Kind: imds.Started, Event: azure("Started", "Freeze", "", alone)}, circumstances{}, true, nil)
-	tell("started-while-away", "04:20:00", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, away, true, nil)
-	tell("started-late", "04:10:04", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, circumstances{}, false, nil)
+	tell("started-freeze", "04:10:04", imds.Change{Kind: imds.Started, Event: azure("Started", "Freeze", "", alone)},
+		circumstances{}, true, nil)
+	tell("started-while-away", "04:20:00", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, away, true,
+		nil)
+	tell("started-late", "04:10:04", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, circumstances{},
+		false, nil)
 	late = all["started-late"]
 	late.now, late.batch[0].Attempt = at("04:53:30"), 40
-	late.batch[0].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()}, {Change: "updated", Time: at("04:00:00").clock()}}
+	late.batch[0].Missed = []delivery.Missed{{Change: "scheduled", Time: at("03:55:29").clock()},
+		{Change: "updated", Time: at("04:00:00").clock()}}
 	all["started-late"] = late
 
-	over := circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: at("04:12:40").clock(), LongestPause: 156 * time.Second}}
+	over := circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, Back: at("04:12:40").clock(),
+		LongestPause: 156 * time.Second}}
 	tell("over", "04:20:11", vanished(begun), over, true, nil)
 	tell("over-others", "04:20:11", vanished(azure("Started", "Reboot", "", map[string]any{
 		"Resources": []string{"vm-db-2"},
 	})), over, true, nil)
-	tell("over-freeze", "04:20:11", vanished(azure("Started", "Freeze", "", alone)), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, LongestPause: 7200 * time.Millisecond}}, true, nil)
-	tell("cancelled", "04:02:13", vanished(reboot), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCanceled}}, true, nil)
+	tell("over-freeze", "04:20:11", vanished(azure("Started", "Freeze", "", alone)),
+		circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCompleted, LongestPause: 7200 * time.Millisecond}}, true,
+		nil)
+	tell("cancelled", "04:02:13", vanished(reboot),
+		circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeCanceled}}, true, nil)
 	away.End.Outcome = cloudevent.OutcomeUnknown
 	tell("gone-while-away", "04:20:00", vanished(reboot), away, true, nil)
-	tell("gone", "04:20:00", vanished(reboot), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeUnknown}}, true, nil)
+	tell("gone", "04:20:00", vanished(reboot), circumstances{End: cloudevent.End{Outcome: cloudevent.OutcomeUnknown}},
+		true, nil)
 
 	var group []delivery.Delivery
 	for i := range 6 {
 		e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{
-			"EventId": fmt.Sprintf("0000000%d-D2CD-49C7-8624-8643E7171297", i), "Resources": []string{fmt.Sprintf("vm-db-%d", i+1)},
+			"EventId":   fmt.Sprintf("0000000%d-D2CD-49C7-8624-8643E7171297", i),
+			"Resources": []string{fmt.Sprintf("vm-db-%d", i+1)},
 		})
 		in := circumstances{Observer: dbHost, Time: told.clock(), Incarnation: "7"}
 		group = append(group, deliveryOf(cloudevent.Wrap(scheduled(e), in))...)
 	}
 	all["group"] = situation{batch: group, now: told}
-	asked := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5, Attempts: 1, Status: "200 OK"}
+	asked := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5,
+		Attempts: 1, Status: "200 OK"}
 	refused, unanswered, moot := asked, asked, asked
-	refused.Result, refused.By, refused.Status, refused.Error = cloudevent.ResultRefused, "root (alice)", "400 Bad Request",
+	refused.Result, refused.By, refused.Status, refused.Error = cloudevent.ResultRefused, "root (alice)",
+		"400 Bad Request",
 		"Azure refuses the approval: 400 Bad Request: EventId is unknown"
-	unanswered.Result, unanswered.By, unanswered.Status, unanswered.Error = cloudevent.ResultUnanswered, "root (alice)", "", "no answer within 8s"
+	unanswered.Result, unanswered.By, unanswered.Status, unanswered.Error = cloudevent.ResultUnanswered, "root (alice)",
+		"", "no answer within 8s"
 	moot.Result, moot.Attempts, moot.Status, moot.Error = cloudevent.ResultMoot, 0, "", "the event changed"
 	for name, a := range map[string]cloudevent.Approval{
 		"approved": asked, "approved-refused": refused, "approved-unanswered": unanswered, "approved-moot": moot,
 	} {
 		tell(name, "03:56:33", imds.Change{Kind: imds.Approved, Event: reboot}, circumstances{Approval: &a}, true, nil)
 	}
-	tell("reminder", "03:10:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true, nil)
+	tell("reminder", "03:10:00", imds.Change{Kind: imds.Reminder, Event: reboot, Lead: time.Hour}, circumstances{}, true,
+		nil)
 	instead := all["scheduled"]
 	instead.batch = slices.Clone(instead.batch)
 	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "blocked: token refused (invalid_auth)"}
@@ -216,9 +242,11 @@ func situations() map[string]situation {
 		all[name] = situation{batch: deliveryOf(s.Test(dbHost, told.clock())), now: told}
 	}
 	for name, data := range map[string]map[string]any{
-		cloudevent.SinkBlocked:     {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(), "error": "token refused (invalid_auth)"},
-		cloudevent.SinkRecovered:   {"sink": "ops", "kind": "slack", "pending": 3},
-		cloudevent.IMDSUnavailable: {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(), "error": "503 Service Unavailable"},
+		cloudevent.SinkBlocked: {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(),
+			"error": "token refused (invalid_auth)"},
+		cloudevent.SinkRecovered: {"sink": "ops", "kind": "slack", "pending": 3},
+		cloudevent.IMDSUnavailable: {"endpoint": "http://169.254.169.254", "since": at("02:12:00").clock(),
+			"error": "503 Service Unavailable"},
 		cloudevent.IMDSRecovered: {"endpoint": "http://169.254.169.254", "gap": map[string]any{
 			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
 		}},
@@ -233,7 +261,8 @@ func situations() map[string]situation {
 		cloudevent.SettingsLoaded:  {"settingsHash": "5f0b1c2d"},
 		cloudevent.BridgeHeartbeat: {},
 	} {
-		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: deliveryOf(cloudevent.WrapBridge(name, data, dbHost, told.clock())), now: told}
+		all[strings.TrimPrefix(name,
+			"dev.forewarn.")] = situation{batch: deliveryOf(cloudevent.WrapBridge(name, data, dbHost, told.clock())), now: told}
 	}
 	return all
 }
@@ -273,7 +302,7 @@ func render(t *testing.T, from *templates.Template, fields map[string]any) strin
 
 // Every situation is told in Slack and by mail as its file shows, whole. They are read by a person, so review them as
 // one who is woken by them.
-func TestWhatPeopleAreTold(t *testing.T) {
+func TestWhatPeopleRead(t *testing.T) {
 	t.Parallel()
 	all := situations()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -290,18 +319,20 @@ func TestWhatPeopleAreTold(t *testing.T) {
 			fmt.Fprintf(&b, "-- slack: reply\n%s\n", render(t, texts.slackText, f))
 			f["reply"] = false
 		}
-		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, texts.subject, f), render(t, texts.text, f), render(t, texts.html, f))
+		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, texts.subject, f),
+			render(t, texts.text, f), render(t, texts.html, f))
 		golden(t, filepath.Join("told", name+".golden"), b.String())
 	}
 }
 
-// The command that is to be copied has an id that is safe in a shell, whatever Azure sent, and stands on a line of its own.
-// What another destination answered is not for those who read this one.
+// The command that is to be copied has an id that is safe in a shell, whatever Azure sent, and stands on a line of its
+// own. What another destination answered is not for those who read this one.
 func TestWhatIsCopiedIsSafe(t *testing.T) {
 	e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"EventId": "602d9444;id>/x"})
-	f := fieldsOf(t, situation{batch: deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{
-		Observer: dbHost, Time: told.clock(),
-	})), now: told})
+	f := fieldsOf(t, situation{batch: deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
+		cloudevent.Circumstances{
+			Observer: dbHost, Time: told.clock(),
+		})), now: told})
 	short := f["subject"].(string)[:8]
 	if strings.Trim(short, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
 		t.Fatalf("the subject is %v", f["subject"])
@@ -312,8 +343,10 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, line := range map[string]string{
-		render(t, texts.slackBlocks, f): "\\n`sudo forewarn approve " + short + "`\\n", render(t, texts.text, f): "\n               sudo forewarn approve " + short + "\n",
-		render(t, texts.html, f): "<code>sudo forewarn approve " + short + "</code>", render(t, parsed, f): `"text":"sudo forewarn approve ` + short + `"`,
+		render(t, texts.slackBlocks, f): "\\n`sudo forewarn approve " + short + "`\\n",
+		render(t, texts.text, f):        "\n               sudo forewarn approve " + short + "\n",
+		render(t, texts.html, f):        "<code>sudo forewarn approve " + short + "</code>",
+		render(t, parsed, f):            `"text":"sudo forewarn approve ` + short + `"`,
 	} {
 		if !strings.Contains(name, line) || strings.Contains(name, "602d9444") {
 			t.Errorf("no line %q, or another, in\n%s", line, name)
@@ -321,7 +354,8 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 	}
 	s := situations()["scheduled-instead"]
 	s.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "rejected: 422 from https://10.1.2.3: s3cr3t-name"}
-	if text := render(t, texts.text, fieldsOf(t, s)); strings.Contains(text, "s3cr3t") || !strings.Contains(text, `(sent here because "ops-chat" refused it)`) {
+	if text := render(t, texts.text, fieldsOf(t, s)); strings.Contains(text, "s3cr3t") ||
+		!strings.Contains(text, `(sent here because "ops-chat" refused it)`) {
 		t.Errorf("the fallback says\n%s", text)
 	}
 }
@@ -333,7 +367,8 @@ func TestPeopleNeverReadTheWordsOfMachines(t *testing.T) {
 		f := fieldsOf(t, s)
 		for _, reply := range []bool{false, true} {
 			f["reply"] = reply
-			all := render(t, texts.slackText, f) + render(t, texts.slackBlocks, f) + render(t, texts.subject, f) + render(t, texts.text, f) + render(t, texts.html, f)
+			all := render(t, texts.slackText, f) + render(t, texts.slackBlocks, f) + render(t, texts.subject, f) +
+				render(t, texts.text, f) + render(t, texts.html, f)
 			for _, word := range []string{"vanished", "blocked", "<no value>", "0001", "%!"} {
 				if strings.Contains(strings.ToLower(all), word) {
 					t.Errorf("%s says %q:\n%s", name, word, all)

@@ -102,7 +102,8 @@ func converse(ctx context.Context, addr string, to ...string) ([]error, error) {
 
 // Each recipient has a fate of its own.
 func TestMailRecipientsAreRefusedOneByOne(t *testing.T) {
-	addr, _ := smtpScript(t, map[string]string{"greeting": "220 hi", "RCPT TO:<b@": "550 5.1.1 no", "RCPT TO:<c@": "452 full"})
+	addr, _ := smtpScript(t,
+		map[string]string{"greeting": "220 hi", "RCPT TO:<b@": "550 5.1.1 no", "RCPT TO:<c@": "452 full"})
 	refused, err := converse(t.Context(), addr, "a@example.com", "b@example.com", "c@example.com")
 	if err != nil || len(refused) != 3 {
 		t.Fatalf("send = %v, %v", refused, err)
@@ -170,7 +171,8 @@ func TestQuitDoesNotOutliveTheContext(t *testing.T) {
 
 // A reply without an end is not read to its end.
 func TestMailServerIsHeardOnlySoFar(t *testing.T) {
-	for name, reply := range map[string]string{"one line": "220 hi\r\n250-", "many lines": "220 hi\r\n" + strings.Repeat("250-more\r\n", 100)} {
+	for name, reply := range map[string]string{"one line": "220 hi\r\n250-",
+		"many lines": "220 hi\r\n" + strings.Repeat("250-more\r\n", 100)} {
 		said := &endless{text: reply}
 		dial := func(context.Context, string, string) (net.Conn, error) { return said, nil }
 		s, err := startEmail(t.Context(), dial, "mail.example.com:25", "[127.0.0.1]", nil, false)
@@ -224,7 +226,8 @@ func (c *said) SetDeadline(time.Time) error { return nil }
 func (c *said) LocalAddr() net.Addr         { return fixedAddr("127.0.0.1:25") }
 
 // Whatever a mail server replies, the conversation ends and its connection with it, the mail counts as taken only when
-// the server said so, nothing is rejected before there was a mail, and what is said about it is one line without a secret.
+// the server said so, nothing is rejected before there was a mail, and what is said about it is one line without a
+// secret.
 func FuzzSMTPReplies(f *testing.F) {
 	const secret = "s3cr3t-passw0rd"
 	plain := base64.StdEncoding.EncodeToString([]byte("\x00azure\x00" + secret))
@@ -235,15 +238,18 @@ func FuzzSMTPReplies(f *testing.F) {
 		all + "235 2.7.0 in\r\n" + taken, all + "535 5.7.8 no: " + plain + "\r\n", all + "334 !\r\n334 \r\n334 \r\n",
 		all + "334 \r\n334 VXNlcm5hbWU6\r\n235 in\r\n" + taken, all + "334 cj14LHM9LGk9OTk5OTk5OTk5OQ==\r\n",
 		all + "334 eyJzdGF0dXMiOiI0MDEifQ==\r\n535 no " + secret + "\r\n", all + "235 in\r\n550 5.7.60 " + secret + "\r\n",
-		all + "235 in\r\n250 ok\r\n452 full\r\n550-5.1.1 no\r\n550 " + plain + "\r\n", all + "235 in\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go on\r\n",
-		all + "235 in\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go on\r\n250 " + secret + "\r\n", "-01 a\r\n99999999999 b\r\n250\n250 \n",
+		all + "235 in\r\n250 ok\r\n452 full\r\n550-5.1.1 no\r\n550 " + plain + "\r\n",
+		all + "235 in\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go on\r\n",
+		all + "235 in\r\n250 ok\r\n250 ok\r\n250 ok\r\n354 go on\r\n250 " + secret + "\r\n",
+		"-01 a\r\n99999999999 b\r\n250\n250 \n",
 	} {
 		for auth := range uint8(5) {
 			f.Add(auth, replies)
 		}
 	}
-	opened, err := open("email", "{host: localhost, port: 25, from: a@example.com, to: [b@example.com, c@example.com], username: azure, password: "+
-		secret+"}", Host{})
+	opened, err := open("email",
+		"{host: localhost, port: 25, from: a@example.com, to: [b@example.com, c@example.com], username: azure, password: "+
+			secret+"}", Host{})
 	if err != nil {
 		f.Fatal(err)
 	}

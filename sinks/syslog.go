@@ -23,7 +23,7 @@ import (
 
 // syslogSettings are the keys of syslog.
 type syslogSettings struct {
-	URL      string      `yaml:"url" doc:"tls://, tcp:// or udp:// with host and port (default port: 6514, without TLS 514)"`
+	URL      string      `yaml:"url" doc:"tls://, tcp:// or udp://, host and port (default port: 6514, without TLS 514)"`
 	Facility string      `yaml:"facility" default:"daemon" doc:"syslog facility, kern to local7"`
 	AppName  string      `yaml:"app_name" default:"forewarn" doc:"APP-NAME of each message"`
 	SDID     string      `yaml:"sd_id" default:"cloudevent@32473" doc:"name of the structured data"`
@@ -56,8 +56,8 @@ var syslogTransports = map[string]syslogTransport{
 }
 
 // syslogFacilities are the names of the facilities by their numbers.
-var syslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr news uucp cron authpriv ftp ntp audit alert " +
-	"clock local0 local1 local2 local3 local4 local5 local6 local7")
+var syslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr news uucp cron authpriv ftp ntp audit " +
+	"alert clock local0 local1 local2 local3 local4 local5 local6 local7")
 
 // syslogSink sends each CloudEvent as a message of RFC 5424: its attributes as structured data, and a line for people.
 //

@@ -134,7 +134,8 @@ type syslogMessage struct {
 }
 
 var (
-	syslogHead  = regexp.MustCompile(`^<(0|[1-9][0-9]{0,2})>1 (-|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z) ([!-~]{1,255}) ([!-~]{1,48}) ([!-~]{1,128}) ([!-~]{1,32}) `)
+	syslogHead = regexp.MustCompile(`^<(0|[1-9][0-9]{0,2})>1 (-|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z) ` +
+		`([!-~]{1,255}) ([!-~]{1,48}) ([!-~]{1,128}) ([!-~]{1,32}) `)
 	syslogData  = regexp.MustCompile(`^\[([!-<>-\\^-~]{1,32})((?: [!-<>-\\^-~]{1,32}="(?:[^"\\\]]|\\.)*")+)\]`)
 	syslogParam = regexp.MustCompile(` ([a-z0-9]{1,32})="((?:[^"\\\]]|\\.)*)"`)
 )
@@ -152,7 +153,8 @@ func parseSyslog(t *testing.T, m string) (s syslogMessage) {
 		t.Errorf("%q has no structured data", m)
 		return s
 	}
-	s = syslogMessage{at: head[2], host: head[3], app: head[4], proc: head[5], msgID: head[6], dataID: data[1], data: map[string]string{}}
+	s = syslogMessage{at: head[2], host: head[3], app: head[4], proc: head[5], msgID: head[6], dataID: data[1],
+		data: map[string]string{}}
 	s.pri, _ = strconv.Atoi(head[1])
 	for _, p := range syslogParam.FindAllStringSubmatch(data[2], -1) {
 		s.data[p[1]] = strings.NewReplacer(`\"`, `"`, `\\`, `\`, `\]`, `]`).Replace(p[2])
@@ -209,7 +211,8 @@ func TestSyslogCarriesEveryAttribute(t *testing.T) {
 		}
 		severity := map[string]int{"INFO": 6, "WARN": 4, "ERROR": 3}[want["severitytext"]]
 		kind := strings.TrimPrefix(ce.Type(), "dev.forewarn.")
-		if s.pri != 19*8+severity || s.host != want["observer"] || s.app != "azure" || s.proc != "-" || s.msgID != kind || s.dataID != "ce@1.2.3" || s.text == "" {
+		if s.pri != 19*8+severity || s.host != want["observer"] || s.app != "azure" || s.proc != "-" || s.msgID != kind ||
+			s.dataID != "ce@1.2.3" || s.text == "" {
 			t.Errorf("%q is read as %+v", m, s)
 		}
 	}
@@ -219,7 +222,8 @@ func TestSyslogCarriesEveryAttribute(t *testing.T) {
 // What the settings do not say.
 func TestSyslogByDefault(t *testing.T) {
 	for settings, want := range map[string]string{
-		"url: tls://a.example": "a.example:6514", "url: tcp://a.example": "a.example:514", "url: udp://a.example": "a.example:514",
+		"url: tls://a.example": "a.example:6514", "url: tcp://a.example": "a.example:514",
+		"url: udp://a.example":           "a.example:514",
 		"url: 'tcp://[2001:db8::1]:601'": "[2001:db8::1]:601",
 	} {
 		k := syslogOf(t, settings)
@@ -231,23 +235,27 @@ func TestSyslogByDefault(t *testing.T) {
 	}
 }
 
-// Whatever stands in a CloudEvent, there is one message that the grammar reads, no longer than its transport takes, with
-// its id.
+// Whatever stands in a CloudEvent, there is one message that the grammar reads, no longer than its transport takes,
+// with its id.
 func TestSyslogMessagesAreBounded(t *testing.T) {
 	t.Parallel()
 	for name, evil := range map[string]string{
-		"long": strings.Repeat("x", 20<<10), "escapes": strings.Repeat(`]"\`, 5000), "wide": strings.Repeat("ü€😀", 3000),
+		"long": strings.Repeat("x", 20<<10), "escapes": strings.Repeat(`]"\`, 5000),
+		"wide":  strings.Repeat("ü€😀", 3000),
 		"lines": "one\r\n<13>1 two\x00\u2028", "no UTF-8": "a\xff\xfeb\xc3", "blank": " ", "none": "",
 	} {
 		o := dbHost
 		o.Name = evil
-		e := azure("Scheduled", evil, "04:10:00", map[string]any{"Description": evil, "Resources": []string{evil, evil}, "EventSource": evil})
+		e := azure("Scheduled", evil, "04:10:00",
+			map[string]any{"Description": evil, "Resources": []string{evil, evil}, "EventSource": evil})
 		for _, batch := range [][]delivery.Delivery{
-			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{Observer: o, Host: "host", Time: told.clock()})),
+			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
+				cloudevent.Circumstances{Observer: o, Host: "host", Time: told.clock()})),
 			about(cloudevent.SinkBlocked, o, map[string]any{"sink": evil, "error": evil}),
 		} {
 			for scheme, limit := range map[string]int{"tcp": 8192, "udp": 2048} {
-				for _, text := range []string{"", "\ntext: '{{.data.event.Description}}{{.azeventtype}}'", "\ntext: '{{json .cloudevent}}'"} {
+				for _, text := range []string{"", "\ntext: '{{.data.event.Description}}{{.azeventtype}}'",
+					"\ntext: '{{json .cloudevent}}'"} {
 					m, err := syslogOf(t, "url: "+scheme+"://a.example"+text).message(batch[0])
 					if err != nil || len(m) > limit {
 						t.Errorf("%s by %s: %d bytes, %v", name, scheme, len(m), err)
@@ -288,7 +296,8 @@ func TestSyslogKnowsWhatItCan(t *testing.T) {
 		s := mustOpen(t, "syslog", "url: tcp://a.example", h)
 		began := time.Now()
 		answer, err := s.Deliver(t.Context(), d)
-		if want := "sent to tcp://a.example:514, which did not say that it has it"; err != nil || answer.Status != want || time.Since(began) > 3*time.Second {
+		if want := "sent to tcp://a.example:514, which did not say that it has it"; err != nil || answer.Status != want ||
+			time.Since(began) > 3*time.Second {
 			t.Errorf("Deliver = %+v, %v after %v, want %q", answer, err, time.Since(began), want)
 		}
 	})
@@ -309,7 +318,8 @@ func TestSyslogKnowsWhatItCan(t *testing.T) {
 func TestSyslogShowsItsCertificate(t *testing.T) {
 	ca := newAuthority(t)
 	config := &tls.Config{
-		Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool(),
+		Certificates: []tls.Certificate{ca.issue(t, "127.0.0.1", time.Hour)}, ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs: ca.pool(),
 	}
 	var b logbook
 	address := listen(t, func(c net.Conn) {
@@ -320,7 +330,8 @@ func TestSyslogShowsItsCertificate(t *testing.T) {
 		}
 	})
 	trusted := "url: tls://" + address + "\ntls: {ca_file: " + ca.file
-	if _, err := syslogOf(t, trusted+"}").Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked || len(b.all()) != 0 {
+	if _, err := syslogOf(t, trusted+"}").Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked ||
+		len(b.all()) != 0 {
 		t.Errorf("without a certificate: Deliver = %v, want it blocked", err)
 	}
 	answer, err := syslogOf(t, trusted+files(t, ca.issue(t, "vm-0", time.Hour))+"}").Deliver(t.Context(), deliveries(t))
@@ -371,18 +382,21 @@ func TestSyslogIsReadByRsyslog(t *testing.T) {
 	for _, scheme := range []string{"tls", "tcp", "udp"} {
 		ports[scheme] = strconv.Itoa(freePort(t))
 	}
+	const fields = `%syslogfacility-text% %syslogseverity-text% %hostname% %app-name% %msgid% ` +
+		`%$!rfc5424-sd!cloudevent@32473!id% %$!rfc5424-sd!cloudevent@32473!azeventtype%|%msg%\n`
 	if err := os.WriteFile(config, fmt.Appendf(nil, `
 global(workDirectory=%[1]q defaultNetstreamDriver="gtls" defaultNetstreamDriverCAFile=%[2]q
        defaultNetstreamDriverCertFile=%[3]q defaultNetstreamDriverKeyFile=%[4]q maxMessageSize="8k")
 module(load="imtcp")
 module(load="imudp")
 module(load="mmpstrucdata")
-template(name="fields" type="string" string="%%syslogfacility-text%% %%syslogseverity-text%% %%hostname%% %%app-name%% %%msgid%% %%$!rfc5424-sd!cloudevent@32473!id%% %%$!rfc5424-sd!cloudevent@32473!azeventtype%%|%%msg%%\n")
+template(name="fields" type="string" string="%[9]s")
 ruleset(name="keep") { action(type="mmpstrucdata") action(type="omfile" file=%[5]q template="fields") }
-input(type="imtcp" port=%[6]q ruleset="keep" streamDriver.name="gtls" streamDriver.mode="1" streamDriver.authMode="anon")
+input(type="imtcp" port=%[6]q ruleset="keep"
+      streamDriver.name="gtls" streamDriver.mode="1" streamDriver.authMode="anon")
 input(type="imtcp" port=%[7]q ruleset="keep" streamDriver.name="ptcp" streamDriver.mode="0")
 input(type="imudp" port=%[8]q address="127.0.0.1" ruleset="keep")
-`, dir, ca.file, cert, key, log, ports["tls"], ports["tcp"], ports["udp"]), 0o600); err != nil {
+`, dir, ca.file, cert, key, log, ports["tls"], ports["tcp"], ports["udp"], fields), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var said bytes.Buffer
@@ -413,7 +427,8 @@ input(type="imudp" port=%[8]q address="127.0.0.1" ruleset="keep")
 			}
 			s := parseSyslog(t, string(m))
 			severity := map[int]string{3: "err", 4: "warning", 6: "info"}[s.pri%8]
-			want = append(want, fmt.Sprintf("daemon %s %s forewarn %s %s %s|%s", severity, s.host, s.msgID, s.data["id"], s.data["azeventtype"], s.text))
+			want = append(want, fmt.Sprintf("daemon %s %s forewarn %s %s %s|%s", severity, s.host, s.msgID, s.data["id"],
+				s.data["azeventtype"], s.text))
 		}
 	}
 	var got []string
@@ -451,7 +466,8 @@ func FuzzSyslogMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, evil, text string) {
 		e := azure("Scheduled", evil, "04:10:00", map[string]any{"Description": evil, "Resources": []string{evil}})
 		k := syslogOf(t, "url: udp://a.example\ntext: '{{.data.event.Description}}{{.azeventtype}}'")
-		for _, d := range deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, cloudevent.Circumstances{Host: text, Time: told.clock()})) {
+		for _, d := range deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
+			cloudevent.Circumstances{Host: text, Time: told.clock()})) {
 			m, err := k.message(d)
 			if err != nil || len(m) > 2048 || parseSyslog(t, string(m)).data["id"] != d.Event.ID() {
 				t.Errorf("%d bytes, %v: %q", len(m), err, m)

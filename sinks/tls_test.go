@@ -89,7 +89,8 @@ func TestClientCertificate(t *testing.T) {
 func TestRenewedCertificatesArePickedUp(t *testing.T) {
 	first, second := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
-	caFile, certFile, keyFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	caFile, certFile, keyFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"),
+		filepath.Join(dir, "key.pem")
 	var age time.Duration
 	install := func(ca authority) {
 		cert, key := pemOf(t, ca.issue(t, "vm-0", time.Hour))
@@ -111,7 +112,8 @@ func TestRenewedCertificatesArePickedUp(t *testing.T) {
 	}
 	install(first)
 	urlFile := writeFile(t, "url", server(first).URL)
-	settings := "url_file: " + urlFile + "\ntls: {ca_file: " + caFile + ", cert_file: " + certFile + ", key_file: " + keyFile + "}"
+	settings := "url_file: " + urlFile + "\ntls: {ca_file: " + caFile + ", cert_file: " + certFile + ", key_file: " +
+		keyFile + "}"
 	opened, err := open("webhook", settings, testHost(t))
 	if err != nil || len(opened.Secrets) != 4 {
 		t.Fatalf("open = %q, %v; want the four files to watch", opened.Secrets, err)

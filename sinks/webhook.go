@@ -41,7 +41,7 @@ type webhookSettings struct {
 	BearerEnv      string            `yaml:"bearer_env"`
 	Basic          *basicSettings    `yaml:"basic" doc:"user name and password for Authorization: Basic"`
 	Identity       *identitySettings `yaml:"azure_identity" doc:"token of the VM's managed identity, as Bearer"`
-	Signing        []Value           `yaml:"signing_secrets" doc:"whsec_ secrets (Standard Webhooks); each adds a signature"`
+	Signing        []Value           `yaml:"signing_secrets" doc:"whsec_ secrets of Standard Webhooks; one signature each"`
 	TLS            TLSSettings       `yaml:"tls" doc:"certificates"`
 	Proxy          Secret            `yaml:"proxy" doc:"URL of a proxy, or none (default: the environment's)"`
 	Insecure       bool              `yaml:"insecure" doc:"send credentials over http to another machine"`

@@ -80,15 +80,18 @@ func TestWebhookRequests(t *testing.T) {
 		settings string
 		delivery int
 	}{
-		"structured":   {"", 0},
-		"binary":       {"mode: binary", 0},
-		"binary-odd":   {"mode: binary", 4},
-		"signed":       {fmt.Sprintf("signing_secrets: [%s, %s]", secretAZ, secretXX), 1},
-		"headers":      {"headers: {Host: hooks.example.com, X-Team: ops, user-agent: mine}\nbearer: abc.def", 2},
-		"basic":        {"basic: {username: azure, password: 'p:w d'}", 3},
-		"body-json":    {`body_text: '{"text": {{json (printf "%s %s" .data.event.EventType .change)}}, "vms": {{json .resources}}}'`, 0},
-		"body-text":    {"content_type: text/plain; charset=utf-8\nbody_text: |\n  {{.azeventtype | upper}} of {{join \", \" .resources}}: {{trunc 8 .data.event.Description}}\n", 0},
-		"body-minimal": {`body_text: '{"text": {{json .data.event.Description}}, "until": {{default "unknown" .aznotbefore | json}}}'`, 4},
+		"structured": {"", 0},
+		"binary":     {"mode: binary", 0},
+		"binary-odd": {"mode: binary", 4},
+		"signed":     {fmt.Sprintf("signing_secrets: [%s, %s]", secretAZ, secretXX), 1},
+		"headers":    {"headers: {Host: hooks.example.com, X-Team: ops, user-agent: mine}\nbearer: abc.def", 2},
+		"basic":      {"basic: {username: azure, password: 'p:w d'}", 3},
+		"body-json": {`body_text: '{"text": {{json (printf "%s %s" .data.event.EventType .change)}}, "vms": {{json ` +
+			`.resources}}}'`, 0},
+		"body-text": {"content_type: text/plain; charset=utf-8\nbody_text: |\n  {{.azeventtype | upper}} of {{join \", " +
+			"\" .resources}}: {{trunc 8 .data.event.Description}}\n", 0},
+		"body-minimal": {`body_text: '{"text": {{json .data.event.Description}}, "until": {{default "unknown" ` +
+			`.aznotbefore | json}}}'`, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r recorder
@@ -176,7 +179,8 @@ func TestWebhookReadsSecretsOnEachUse(t *testing.T) {
 	for _, tt := range []struct {
 		text string
 		want error
-	}{{"first\n", nil}, {"second", nil}, {"\n", delivery.ErrBlocked}, {"two\nlines\n", delivery.ErrBlocked}, {"third\r\n", nil}} {
+	}{{"first\n", nil}, {"second", nil}, {"\n", delivery.ErrBlocked}, {"two\nlines\n", delivery.ErrBlocked},
+		{"third\r\n", nil}} {
 		if err := os.WriteFile(path, []byte(tt.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +192,8 @@ func TestWebhookReadsSecretsOnEachUse(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, delivery.ErrBlocked) || !errors.Is(err, os.ErrNotExist) {
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); !errors.Is(err, delivery.ErrBlocked) ||
+		!errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without the file: %v, want it blocked", err)
 	}
 	var got []string
@@ -208,7 +213,8 @@ func TestWebhookBodyThatFailsIsRejected(t *testing.T) {
 	bad := deliveries(t)[0]
 	bad.Event = bad.Event.Clone()
 	bad.Event.SetID("BAD")
-	if _, err := s.Deliver(t.Context(), []delivery.Delivery{bad}); !errors.Is(err, delivery.ErrRejected) || !strings.Contains(err.Error(), "JSON") {
+	if _, err := s.Deliver(t.Context(), []delivery.Delivery{bad}); !errors.Is(err, delivery.ErrRejected) ||
+		!strings.Contains(err.Error(), "JSON") {
 		t.Errorf("Deliver = %v, want it rejected for not being JSON", err)
 	}
 	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
@@ -235,13 +241,15 @@ func TestWebhookSettingsAreChecked(t *testing.T) {
 		{"url_env: NOT_SET", "url_env", "NOT_SET is not set"},
 		{"{url: http://a.example, mode: batch}", "mode", "expected structured or binary"},
 		{"{url: http://a.example, bearer: a, basic: {username: a, password: b}}", "basic", "bearer is given too"},
-		{"{url: http://a.example, bearer: a, headers: {authorization: b}}", "headers.authorization", "bearer or basic is given too"},
+		{"{url: http://a.example, bearer: a, headers: {authorization: b}}", "headers.authorization",
+			"bearer or basic is given too"},
 		{"{url: http://u:p@a.example, bearer: a}", "url", "holds a user"},
 		{"{url: http://a.example, bearer_file: " + missing + "}", "bearer_file", missing},
 		{"{url: http://a.example, basic: {username: 'a:b', password: b}}", "basic.username", "without a colon"},
 		{"{url: http://a.example, basic: {password: b}}", "basic.username", "expected a name"},
 		{"{url: http://a.example, basic: {username: a}}", "basic.password", "missing"},
-		{"{url: http://a.example, basic: {username: a, password: b, password_env: C}}", "basic.password_env", "basic.password is given too"},
+		{"{url: http://a.example, basic: {username: a, password: b, password_env: C}}", "basic.password_env",
+			"basic.password is given too"},
 		{"{url: http://a.example, headers: {X-A: {file: " + missing + "}}}", "headers.X-A.file", missing},
 		{"{url: http://a.example, headers: {X-A: {env: NOT_SET}}}", "headers.X-A.env", "NOT_SET"},
 		{"{url: http://a.example, headers: {X-A: {env: B, file: C}}}", "headers.X-A.env", "headers.X-A.file is given too"},
@@ -258,7 +266,8 @@ func TestWebhookSettingsAreChecked(t *testing.T) {
 		{"{url: http://a.example, signing_secrets: [" + short + "]}", "signing_secrets.0", "23 bytes"},
 		{"{url: http://a.example, signing_secrets: [" + long + "]}", "signing_secrets.0", "65 bytes"},
 		{"{url: http://a.example, signing_secrets: [{file: " + empty + "}]}", "signing_secrets.0.file", empty},
-		{"{url: http://a.example, mode: binary, signing_secrets: [" + secretAZ + "]}", "signing_secrets", "expected mode structured"},
+		{"{url: http://a.example, mode: binary, signing_secrets: [" + secretAZ + "]}", "signing_secrets",
+			"expected mode structured"},
 		{"{url: http://a.example, content_type: text/plain}", "content_type", "body_text"},
 		{"{url: http://a.example, body_text: '{}', content_type: 'text plain'}", "content_type", "not a media type"},
 		{"{url: http://a.example, body_text: '{}', body_text_file: /x}", "body_text_file", "body_text is given too"},
@@ -267,7 +276,8 @@ func TestWebhookSettingsAreChecked(t *testing.T) {
 		{"{url: http://a.example, body_text: \"{\\n{{if}}\"}", "body_text", "body_text:2:"},
 		{"{url: http://a.example, body_text: '{{env \"X\"}}'}", "body_text", `function "env" not defined`},
 		{"{url: http://a.example, body_text: '{\"a\": {{.azeventtype}}}'}", "body_text", "not JSON"},
-		{"{url: http://a.example, body_text: '{\"a\": \"{{.data.event.Description}}\"}'}", "body_text", "put values in with {{json"},
+		{"{url: http://a.example, body_text: '{\"a\": \"{{.data.event.Description}}\"}'}", "body_text",
+			"put values in with {{json"},
 		{"{url: http://a.example, body_text: '{\"a\": {{json (index .resources 0)}}}'}", "body_text", "out of range"},
 		{"{url: http://a.example, body_text: 'x', content_type: application/vnd.x+json}", "body_text", "not JSON"},
 		{"{url: http://a.example, tls: {server_name: b.example}}", "url", "is not https"},
@@ -350,13 +360,14 @@ func decodeAttribute(t *testing.T, s string) string {
 func webhookFails(t *testing.T) map[string]string {
 	all := map[string]string{}
 	for class, status := range map[string]int{again: 503, blocked: 403, rejected: 422} {
-		all[class] = "url: " + serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })).URL
+		all[class] = "url: " +
+			serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })).URL
 	}
 	return all
 }
 
-// Some services answer 400 where others answer 401: what a ready-made body, or blocked_on, names keeps the backlog until
-// somebody has acted. Everything else is as it is elsewhere.
+// Some services answer 400 where others answer 401: what a ready-made body, or blocked_on, names keeps the backlog
+// until somebody has acted. Everything else is as it is elsewhere.
 func TestRefusedCredentialsOfABodyBlock(t *testing.T) {
 	t.Parallel()
 	key := writeFile(t, "key", "0123456789abcdef0123456789abcdef")
