@@ -299,6 +299,15 @@ var brokenVariants = []variant{
 			}
 			return v
 		}},
+	{claim: "a sink that is refused asks again and again by itself", promise: "retry", seed: 394,
+		deliver: func(d destination, ctx context.Context, batch []handed) (v verdict) {
+			for range 20 {
+				if v = d.take(ctx, batch); v.class == "" {
+					break
+				}
+			}
+			return v
+		}},
 	{claim: "every refusal asks to wait for an hour", promise: "urgency", seed: 29,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)

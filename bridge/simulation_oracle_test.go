@@ -81,6 +81,7 @@ func examine(w *world) []finding {
 	o.floors()
 	if !o.blurred {
 		o.retries()
+		o.storms()
 		o.secondChances()
 	}
 	o.probes()

@@ -153,7 +153,10 @@ var waits = []time.Duration{
 	60 * time.Second, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute,
 }
 
-// retries: what failed is tried again in time, unless the destination is busy, blocked or asked to wait.
+// A destination counts as down when so many events have failed since it last accepted something.
+const downAfter = 8
+
+// retries: what failed is tried again in time, unless the destination is busy, blocked, down or asked to wait.
 func (o *oracle) retries() {
 	for _, r := range o.plan.routes {
 		failures := map[string]int{} // in a row, by event
@@ -164,6 +167,7 @@ func (o *oracle) retries() {
 				mine = append(mine, a)
 			}
 		}
+		down := o.down(mine)
 		for i, a := range mine {
 			if i > 0 && (mine[i-1].in != a.in || o.setupsBetween(mine[i-1].began, a.began) > 0) {
 				clear(failures)
@@ -183,6 +187,9 @@ func (o *oracle) retries() {
 			}
 			next := slices.IndexFunc(mine[i+1:], h.sameEvent)
 			if !slices.ContainsFunc(mine[i+1:], h.isIn) {
+				continue
+			}
+			if slices.ContainsFunc(mine[i:i+1+next], func(a *attempt) bool { return down[a] }) {
 				continue
 			}
 			from := a.at + waits[min(n, len(waits))-1]
@@ -214,6 +221,51 @@ func (o *oracle) free(mine []*attempt, from, to time.Duration) time.Duration {
 		}
 	}
 	return -1
+}
+
+// down returns the attempts after which the destination may count as down.
+func (o *oracle) down(mine []*attempt) map[*attempt]bool {
+	down, failed := map[*attempt]bool{}, map[string]bool{} // events, since something was accepted
+	for i, a := range mine {
+		if a.settled || i > 0 && (mine[i-1].in != a.in || o.setupsBetween(mine[i-1].began, a.began) > 0) {
+			clear(failed)
+		}
+		if !a.settled && a.how != "rejects" {
+			for _, h := range a.batch {
+				failed[h.event] = true
+			}
+		}
+		down[a] = len(failed) >= downAfter
+	}
+	return down
+}
+
+// storms: a destination that accepts nothing is left in peace. Seven events may be tried by the times of each, and from
+// the eighth on one is tried by those of the destination, beside what is urgent.
+func (o *oracle) storms() {
+	const within, most = 10 * time.Minute, 150
+	for _, r := range o.plan.routes {
+		var row []*attempt // failed, one after the other
+		for _, a := range o.attempts {
+			if a.sink != r.name || !a.ended {
+				continue
+			}
+			if a.settled || a.how == "rejects" || len(row) > 0 &&
+				(row[0].in != a.in || o.setupsBetween(row[len(row)-1].began, a.began) > 0) {
+				row = nil
+				continue
+			}
+			row = append(row, a)
+			for a.start-row[0].start > within {
+				row = row[1:]
+			}
+			if len(row) > most {
+				o.add("retry", "%s accepted nothing and was tried %d times from %v to %v", r.name, len(row),
+					short(row[0].start), short(a.start))
+				break
+			}
+		}
+	}
 }
 
 // secondChances: when a destination takes something, what it did not take before is tried at once.

@@ -12,8 +12,10 @@
 //     never comes before the end of a Retry-After, up to an hour.
 //   - Blocked: after three ErrBlocked answers over at least 30 s the route keeps its backlog and probes once a minute,
 //     with the heads of different groups in turn. The first acceptance unblocks it.
-//   - Urgent first: a new delivery whose NotBefore is absent or less than 15 minutes away is attempted at once,
-//     whatever
+//   - Down: once deliveries of eight groups have failed and none was accepted, the destination is to blame. It gets one
+//     attempt after about 1, 2, 4 … s up to 5 min, of different groups in turn, however many are pending. The first
+//     acceptance lets all of them go.
+//   - Urgent first: a new delivery whose NotBefore is absent or less than 15 minutes away is attempted at once, whatever
 //     the route is waiting for, but not before a Retry-After ends and at most every 5 s.
 //   - Same batch: a batch that made progress is repeated with the same members.
 //   - Constant cost: an attempt costs no more when 50,000 deliveries are pending.

@@ -14,6 +14,7 @@ const (
 	blockedAfter  = 3                // blocked answers …
 	blockedOver   = 30 * time.Second // … over at least this
 	probeEvery    = time.Minute      // while blocked
+	downAfter     = 8                // lanes that failed, and nothing accepted
 	maxRetryAfter = time.Hour
 )
 
@@ -52,7 +53,8 @@ type schedule struct {
 	refusals int            // blocked answers since the last acceptance
 	refused  time.Time      // the first of them
 	blocked  bool
-	probe    time.Time // the next one, while blocked
+	probe    time.Time // the next one, while blocked or down
+	misses   int       // probes that failed while down
 	override time.Time // the last attempt that beat the schedule
 	single   int       // deliveries to make one by one, because a batch of them was rejected
 }
@@ -205,9 +207,17 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 	return a, time.Time{}
 }
 
+// down reports whether deliveries about so many events failed, and none was accepted, that the destination is to blame
+// and not an event. Without this rule each event would keep its own times, and a destination that comes back would be
+// met by thousands of attempts a second.
+func (s *schedule) down() bool { return len(s.hopeful) >= downAfter }
+
+// probing reports whether only one attempt at a time is made, when its time has come, with the lanes in turn.
+func (s *schedule) probing() bool { return s.blocked || s.down() }
+
 // full reports whether as many attempts are under way as may be.
 func (s *schedule) full() bool {
-	return len(s.underWay) >= max(1, s.terms.Parallel) || s.blocked && len(s.underWay) > 0
+	return len(s.underWay) >= max(1, s.terms.Parallel) || s.probing() && len(s.underWay) > 0
 }
 
 // first returns the lane to attempt next, nil if none may be attempted now.
@@ -220,9 +230,9 @@ func (s *schedule) first(now time.Time) *lane {
 		urgent = nil
 	}
 	switch {
-	case urgent != nil && (s.blocked || ready == nil || ready.hadItsTurn(urgent) || before(urgent, ready) < 0):
+	case urgent != nil && (s.probing() || ready == nil || ready.hadItsTurn(urgent) || before(urgent, ready) < 0):
 		return urgent
-	case !s.blocked:
+	case !s.probing():
 		return ready
 	case s.probe.After(now):
 		return nil
@@ -230,7 +240,7 @@ func (s *schedule) first(now time.Time) *lane {
 	return s.turn(now)
 }
 
-// turn returns the lane whose turn it is for a probe. It looks at every lane, but runs only once a minute.
+// turn returns the lane whose turn it is for a probe. It looks at every lane, but runs only once a probe.
 func (s *schedule) turn(now time.Time) (next *lane) {
 	for _, lanes := range [][]*lane{s.ready.lanes, s.waiting.lanes} {
 		for _, l := range lanes {
@@ -244,7 +254,7 @@ func (s *schedule) turn(now time.Time) (next *lane) {
 
 // planned returns the time of the lane's next attempt if it is not urgent.
 func (s *schedule) planned(l *lane) time.Time {
-	if s.blocked {
+	if s.probing() {
 		return s.probe
 	}
 	return l.next
@@ -254,7 +264,7 @@ func (s *schedule) planned(l *lane) time.Time {
 func (s *schedule) wake(now time.Time) (at time.Time) {
 	if !s.full() && !(s.stopping && s.blocked) {
 		switch {
-		case s.blocked && len(s.ready.lanes)+len(s.waiting.lanes) > 0:
+		case s.probing() && len(s.ready.lanes)+len(s.waiting.lanes) > 0:
 			at = s.probe
 		case len(s.ready.lanes) > 0: // a Retry-After is in the way
 			at = s.floor
@@ -267,7 +277,7 @@ func (s *schedule) wake(now time.Time) (at time.Time) {
 		if !at.IsZero() {
 			at = later(at, s.floor)
 		}
-		if l := s.waiting.top(); s.blocked && l != nil && l.gathered.After(now) {
+		if l := s.waiting.top(); s.probing() && l != nil && l.gathered.After(now) {
 			at = earlier(at, l.wait) // it may be urgent
 		}
 	}
@@ -342,7 +352,7 @@ func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 // accept notes that the destination took the batch, so the times of the route begin anew. Lanes that wait get another
 // chance; one that fails again after that waits alone.
 func (s *schedule) accept(a attempt, now time.Time) {
-	s.refusals, s.blocked, s.floor = 0, false, time.Time{}
+	s.refusals, s.blocked, s.misses, s.floor = 0, false, 0, time.Time{}
 	for _, l := range a.lanes {
 		s.succeed(l)
 		l.next, l.alone = now, false
@@ -363,8 +373,8 @@ func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 	s.end(a, gone, now)
 }
 
-// refuse plans the next attempt after a failed one that may be repeated, a random part of the backoff later; gone are
-// the items that are too old for that. It reports whether the route became blocked, and whether the trouble is that of
+// refuse plans the next attempt after a failed one that may be repeated, a random part of the backoff later: of the lane,
+// and of the route if that is down. gone are the items that are too old for that. It reports whether the route became blocked, and whether the trouble is that of
 // the route and not of the lane.
 func (s *schedule) refuse(
 	a attempt, gone []*Item, blocked bool, wish *RetryAfter, now time.Time,
@@ -385,6 +395,10 @@ func (s *schedule) refuse(
 			s.blocked, became = true, true
 			s.probe = now.Add(probeEvery)
 		}
+	}
+	if s.down() && !s.blocked && !s.probe.After(now) {
+		s.misses++
+		s.probe = now.Add(backoff(s.misses, s.random()))
 	}
 	s.end(a, gone, now)
 	return became, shared
@@ -411,7 +425,7 @@ func (s *schedule) succeed(l *lane) {
 
 // restart resets all waits and failures.
 func (s *schedule) restart(now time.Time) {
-	s.refusals, s.blocked, s.floor = 0, false, time.Time{}
+	s.refusals, s.blocked, s.misses, s.floor = 0, false, 0, time.Time{}
 	for _, l := range s.lanes {
 		s.succeed(l)
 		l.next, l.alone = now, false

@@ -586,3 +586,40 @@ func TestAProbeIsOfTheUrgentFirst(t *testing.T) {
 	p.later(time.Second)
 	p.want(t, "the probe", p.fails(true, 0), "U2-scheduled")
 }
+
+// A destination that takes nothing is not met by a storm: when deliveries about several events have failed, it is tried
+// once in a while, and the first acceptance lets all of them go.
+func TestADestinationThatIsDownIsTriedOnceInAWhile(t *testing.T) {
+	p := newPlan(Terms{Parallel: 4})
+	const events = 1000
+	for n := range events {
+		p.owe(fmt.Sprint("EVENT-", n), scheduled, far)
+	}
+	tried := map[string]int{}
+	attempts := 0
+	for began := p.now; p.now.Before(began.Add(time.Hour)); p.later(time.Second) {
+		for ids := p.fails(false, 0); ids != nil; ids = p.fails(false, 0) {
+			attempts++
+			tried[ids[0]]++
+		}
+	}
+	if attempts < 20 || attempts > 100 {
+		t.Errorf("%d attempts in an hour, want what the waits of one destination give", attempts)
+	}
+	if len(tried) != attempts {
+		t.Errorf("%d attempts were of %d events, want the events in turn", attempts, len(tried))
+	}
+	_, wake := p.next()
+	if wait := wake.Sub(p.now); wait < 0 || wait > 5*time.Minute {
+		t.Errorf("the next attempt is in %v, want five minutes at most", wait)
+	}
+	p.owe("URGENT", scheduled, time.Minute)
+	p.want(t, "what is urgent", p.fails(false, 0), "URGENT-scheduled")
+
+	p.now = wake
+	for n := range events + 1 {
+		if p.try() == nil {
+			t.Fatalf("after the first acceptance only %d of %d deliveries went at once", n, events+1)
+		}
+	}
+}
