@@ -161,6 +161,7 @@ func New(o Options) *Bridge {
 func (b *Bridge) takeUp() {
 	b.awaitName(context.Background())
 	b.remember()
+	b.holdAgain(time.Now())
 }
 
 // remember loads what the outbox's file holds, and merges it with what is known already: the file may become readable
@@ -238,6 +239,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	routes := b.routes
 	b.mu.Unlock()
 	b.setRoutes(routes, now, func() {})
+	b.holdAgain(now)
 	close(b.routed)
 
 	var loops sync.WaitGroup

@@ -289,6 +289,26 @@ func (b *Bridge) decideHeld(now time.Time) {
 	})
 }
 
+// holdAgain makes what an earlier run held wait for the observer's name anew: it waited until a time that may have
+// passed since then.
+func (b *Bridge) holdAgain(now time.Time) {
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	b.mu.Lock()
+	until := later(b.began.Add(nameForFilters), now).Add(heldGrace)
+	b.mu.Unlock()
+	var again []outbox.Move
+	for _, held := range b.Outbox.Held() {
+		for _, d := range held {
+			ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
+			again = append(again, outbox.Move{Ref: ref, NotBefore: d.NotBefore, Due: until, Held: true})
+		}
+	}
+	if len(again) > 0 {
+		b.Outbox.Submit(outbox.Batch{Now: now, Move: again})
+	}
+}
+
 // decideHeldGroup decides which held changes of one event a route gets: those from the first one that its filter
 // accepts.
 func (b *Bridge) decideHeldGroup(

@@ -296,6 +296,33 @@ func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
 	}
 }
 
+// What waits for the VM's name at a stop waits for it again after the next start, however long that took. Before, a sink
+// was told of other VMs' events, and a lead was over, because the wait of the first start was.
+func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		self, drain := &ear{}, &ear{}
+		route, lead := self.all("self"), drain.leads("drain", 10*time.Minute)
+		route.Filter.Only.VMs, lead.Filter.Only.VMs = "self", "self"
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(time.Hour)})
+		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
+		b := s.start(route, lead)
+		pause(30 * time.Second)
+		b.end()
+		pause(5 * time.Minute)
+		b = s.start(route, lead)
+		pause(30 * time.Second)
+		wantIDs(t, append(self.ids(), drain.ids()...))
+		s.azure.ClearFaults()
+		pause(30 * time.Second)
+		wantIDs(t, self.ids(), idB+"-scheduled")
+		wantIDs(t, drain.ids())
+		pause(time.Hour)
+		wantIDs(t, drain.ids(), idB+"-scheduled")
+		b.end()
+	})
+}
+
 // A delivery that waited says when the event begins as far as it is known now, though its CloudEvent was fixed before.
 func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
