@@ -193,6 +193,9 @@ func (b *Bridge) remember() {
 	repeated := b.events.load(stored.Groups, answer.At, since, b.Log)
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
+	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date
+		return
+	}
 	if stale := b.staleDeliveries(repeated); len(repeated)+len(stale) > 0 {
 		b.Outbox.Submit(outbox.Batch{Now: time.Now(), Supersede: stale, Groups: repeated})
 	}
