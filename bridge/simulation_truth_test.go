@@ -185,7 +185,10 @@ func (t *truth) learn(b *boot) {
 	if was == b.vm || was < 0 || b.late > 0 && b.loaded.seq == 0 {
 		return
 	}
-	t.version, t.valid, t.doubt = -1, -1, sure == maybe
+	early := b.loaded.seq > b.learned.seq // its file had not come, and is set aside when it does
+	if !early {
+		t.version, t.valid, t.doubt = -1, -1, sure == maybe
+	}
 	for id, beliefs := range t.beliefs {
 		var after []belief
 		for _, old := range beliefs {
@@ -194,7 +197,10 @@ func (t *truth) learn(b *boot) {
 			}
 			fresh := belief{times: map[string]int{}, accepted: map[string]bool{}, changes: slices.Clone(old.changes)}
 			theirs := fresh.changes
-			if old.kept != nil && b.loaded.seq == 0 {
+			switch {
+			case early && old.kept == nil: // it is in no file
+				fresh, theirs = old, nil
+			case early:
 				fresh = old.copy()
 				fresh.kept, theirs = nil, fresh.changes[:len(old.kept.changes)]
 			}
