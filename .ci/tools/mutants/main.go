@@ -244,12 +244,12 @@ func compile(binary, p string, flags ...string) (out []byte, err error) {
 }
 
 // run runs the tests of a trial that a binary holds. A mistake may make them take all the memory there is, so they get
-// no more than 8 GB of addresses where that can be set.
+// no more than 4 GB where that can be set.
 func (t trial) run(binary string) (result string, out []byte) {
 	limit := 4*t.took + 10*time.Second
 	ctx, cancel := context.WithTimeout(context.Background(), limit+10*time.Second)
 	defer cancel()
-	args := []string{"-c", `ulimit -v 8388608 2>/dev/null; exec "$0" "$@"`, binary, "-test.failfast"}
+	args := []string{"-c", `ulimit -d 4194304 2>/dev/null; exec "$0" "$@"`, binary, "-test.failfast"}
 	command := exec.CommandContext(ctx, "sh", slices.Concat(args, []string{"-test.timeout", limit.String()}, t.args)...)
 	command.Dir, command.WaitDelay = t.dir, time.Second
 	switch out, err := command.CombinedOutput(); {
