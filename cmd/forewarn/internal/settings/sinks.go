@@ -27,7 +27,7 @@ type sinkSettings struct {
 	Group   groupSettings `yaml:"group" doc:"many events of one type become one message"`
 
 	Remind    []time.Duration  `yaml:"remind" doc:"reminders, this long before an event starts"`
-	Lead      time.Duration    `yaml:"lead" doc:"send scheduled and updated only this long before the event (default: at once)"`
+	Lead      time.Duration    `yaml:"lead" doc:"hold back scheduled and updated until this long before (default: at once)"`
 	Fallback  fallbackSettings `yaml:"fallback" doc:"another sink that gets what this one can't deliver"`
 	Heartbeat time.Duration    `yaml:"heartbeat" doc:"send a heartbeat this often while all is well (default: never)"`
 }
