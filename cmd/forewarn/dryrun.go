@@ -18,6 +18,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -26,6 +27,9 @@ import (
 func (p *program) dryRun(ctx context.Context) error {
 	log := p.log()
 	s, err := p.settings(log)
+	if err == nil && s.Relay != nil {
+		err = exit(exitSettings, fmt.Errorf("--dry-run is for the settings of a VM: %w", settings.ErrIsRelay))
+	}
 	if err != nil {
 		return err
 	}
