@@ -48,8 +48,8 @@ func TestBudgetBinary(t *testing.T) {
 func TestBudgetMemory(t *testing.T) {
 	onLinux(t)
 	t.Parallel() // it hardly takes time of a CPU from the other
-	cloud, six := emulate(t), everyKind(t)
-	pid := start(t, build(t, "."), "run", "--config", writeSettings(t, cloud.url, time.Second, six))
+	cloud, all := emulate(t), everyKind(t)
+	pid := start(t, build(t, "."), "run", "--config", writeSettings(t, cloud.url, time.Second, all))
 	within := func(when string) {
 		rss, anonymous := memory(t, pid)
 		t.Logf("memory %s: RSS %.2f MiB, bound %d; anonymous %.2f MiB, bound %d", when, mebi(rss), maxRSS>>20,
@@ -75,7 +75,7 @@ func TestBudgetMemory(t *testing.T) {
 	// What could not tell an event would be small for the wrong reason too.
 	id := eventID("budget")
 	cloud.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot"})
-	six.hear(id+"-scheduled", 1)
+	all.hear(id+"-scheduled", 1)
 	within("after an event was told")
 }
 
@@ -135,18 +135,18 @@ func build(t *testing.T, pkg string, env ...string) string {
 }
 
 // writeSettings writes a settings file with a sink of every kind, and says where it is.
-func writeSettings(t *testing.T, endpoint string, interval time.Duration, six *six) string {
+func writeSettings(t *testing.T, endpoint string, interval time.Duration, all *destinations) string {
 	t.Helper()
 	var text strings.Builder
 	fmt.Fprintf(&text, "imds: {endpoint: %q, interval: %v}\n", endpoint, interval)
 	fmt.Fprintf(&text, "state: %s\nlisten: 127.0.0.1:0\nsinks:\n", filepath.Join(t.TempDir(), "state"))
-	for kind, section := range six.sections() {
+	for kind, section := range all.sections() {
 		fmt.Fprintf(&text, "  - {name: %s, only: {vms: all}, %[1]s: %s}\n", kind, section)
 	}
-	if err := os.WriteFile(six.config, []byte(text.String()), 0o600); err != nil {
+	if err := os.WriteFile(all.config, []byte(text.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return six.config
+	return all.config
 }
 
 // start runs binary until the test ends and shows what it said when the test failed.

@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -385,109 +383,6 @@ func eventually(ts *testscript.TestScript, ok func() bool, reason func() string)
 			ts.Fatalf("%s", reason())
 		}
 	}
-}
-
-// A receiver is a webhook's other end. It can refuse connections, hang, or answer with any status.
-type receiver struct {
-	url  string
-	addr string
-
-	mu     sync.Mutex
-	shut   func()
-	status int           // 0 hangs
-	hung   chan struct{} // closed when hanging ends
-	took   []string      // ids of accepted CloudEvents
-	tried  []string      // of all
-	bodies [][]byte      // of accepted ones
-	at     map[string]time.Time
-}
-
-func newReceiver() (*receiver, error) {
-	r := &receiver{status: http.StatusNoContent, hung: make(chan struct{}), at: map[string]time.Time{}}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	r.addr = l.Addr().String()
-	r.url = "http://" + r.addr + "/hook"
-	r.serve(l)
-	return r, nil
-}
-
-func (r *receiver) serve(l net.Listener) {
-	srv := &http.Server{Handler: r}
-	go srv.Serve(l)
-	r.shut = func() { srv.Close(); l.Close() } // Serve may not have come to know of l
-}
-
-func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	arrived := time.Now()
-	body, _ := io.ReadAll(req.Body)
-	var ce struct{ ID string }
-	_ = json.Unmarshal(body, &ce)
-	r.mu.Lock()
-	status, hung := r.status, r.hung
-	r.tried = append(r.tried, ce.ID)
-	if status >= 200 && status < 300 {
-		r.took, r.bodies = append(r.took, ce.ID), append(r.bodies, body)
-		r.at[ce.ID] = arrived
-	}
-	r.mu.Unlock()
-	if status == 0 {
-		select {
-		case <-hung:
-		case <-req.Context().Done():
-		}
-		status = http.StatusServiceUnavailable
-	}
-	w.WriteHeader(status)
-}
-
-// answer sets how requests are answered: up, refuse, hang or a status.
-func (r *receiver) answer(how string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.status == 0 {
-		close(r.hung)
-		r.hung = make(chan struct{})
-	}
-	if how == "refuse" {
-		r.shut()
-		return nil
-	}
-	switch how {
-	case "up":
-		r.status = http.StatusNoContent
-	case "hang":
-		r.status = 0
-	default:
-		if _, err := fmt.Sscan(how, &r.status); err != nil {
-			return err
-		}
-	}
-	l, err := net.Listen("tcp", r.addr)
-	if err == nil {
-		r.serve(l) // it had been closed
-	}
-	return nil
-}
-
-func (r *receiver) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.shut()
-}
-
-func (r *receiver) accepted() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.took)
-}
-
-func (r *receiver) seen() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.tried)
 }
 
 // forewarn starts the real command, which is this test binary under its name.

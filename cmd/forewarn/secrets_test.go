@@ -43,7 +43,7 @@ func TestNoSecretIsSeenAnywhere(t *testing.T) {
 	}
 	file, creds := write("token", secret+"of-a-file\n"), natsCreds(t)
 	port := freePort(t)
-	s := &six{t: t, config: write("forewarn.yaml", filepath.ToSlash(strings.NewReplacer(
+	s := &destinations{t: t, config: write("forewarn.yaml", filepath.ToSlash(strings.NewReplacer(
 		"AZURE", azure.URL, "STATE", filepath.Join(dir, "state"), "PORT", port, "ECHO", echo.URL, "FILE", file,
 		"USER", strings.Replace(echo.URL, "://", "://s3cr3t-user:s3cr3t-password@", 1), "CREDS", write("creds", creds),
 		"AUDIT", filepath.Join(dir, "audit.jsonl"), "COMMAND", tellsSecrets,

@@ -57,6 +57,25 @@ NEXT
 	}
 }
 
+// A table whose names leave too little room for its last column has that column below them.
+func TestWideNamesLeaveRoomForWhatTheyMean(t *testing.T) {
+	const name = "a_name_of_more_than_seventy_columns_that_nobody_can_break_between_its_words"
+	got := manual.Text("| metric | type | what it is |\n| --- | --- | --- |\n" +
+		"| " + name + " | gauge | What it means, in so many words that they are never squeezed into a dozen columns, but have the line below. |\n" +
+		"| b | counter | Short. |\n")
+	want := `  metric                                                                       type
+  ---------------------------------------------------------------------------  -------
+  ` + name + `  gauge
+      What it means, in so many words that they are never squeezed into a dozen columns, but have
+      the line below.
+  b                                                                            counter
+      Short.
+`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // A section ends before the next heading of its level; a line of code that looks like one ends nothing.
 func TestSectionIsAllBelowItsHeading(t *testing.T) {
 	got := manual.Section(document, "Keys")

@@ -12,12 +12,15 @@ const (
 	indent    = "  " // of everything but headings
 	gap       = "  " // between the columns of a table
 	narrowest = 12   // width below which no column shrinks
+	readable  = 30   // width below which the last column stands below the others
 )
 
 // Text formats a document, or a part of one, for a terminal. It does not break code.
-func Text(doc string) string {
+func Text(doc string) string { return Format(Parse(doc)) }
+
+// Format formats blocks for a terminal.
+func Format(blocks []Block) string {
 	var b strings.Builder
-	blocks := Parse(doc)
 	for i, block := range blocks {
 		if i > 0 && !(block.Kind == Item && blocks[i-1].Kind == Item) {
 			b.WriteString("\n")
@@ -54,10 +57,24 @@ func hanging(b *strings.Builder, mark string, lines []string) {
 	}
 }
 
-// table writes rows in columns, and wraps wide cells within their column.
+// table writes rows in columns, and wraps wide cells within their column. If the last column, which explains the others,
+// is too narrow to be read, it stands below them.
 func table(b *strings.Builder, rows [][]string) {
 	widths := columnWidths(rows)
+	last := len(widths) - 1
+	below := last > 0 && widths[last] < readable && widest(rows, last) > widths[last]
+	if below {
+		others := make([][]string, len(rows))
+		for r, row := range rows {
+			others[r] = row[:min(last, len(row))]
+		}
+		widths = columnWidths(others)
+	}
 	for r, row := range rows {
+		explained := ""
+		if below && len(row) > last {
+			row, explained = row[:last], row[last]
+		}
 		if r == 0 && strings.Join(row, "") == "" {
 			continue // a table without a head
 		}
@@ -78,6 +95,10 @@ func table(b *strings.Builder, rows [][]string) {
 			}
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
+		if r > 0 && explained != "" {
+			mark := strings.Repeat(indent, 3)
+			hanging(b, mark, wrap(explained, Width-len(mark)))
+		}
 		if r == 0 {
 			line := indent
 			for _, w := range widths {
@@ -86,6 +107,16 @@ func table(b *strings.Builder, rows [][]string) {
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 		}
 	}
+}
+
+// widest returns the width of the widest cell of a column.
+func widest(rows [][]string, column int) (width int) {
+	for _, row := range rows {
+		if column < len(row) {
+			width = max(width, utf8.RuneCountInString(row[column]))
+		}
+	}
+	return width
 }
 
 // columnWidths returns the widths of the columns of a table. It shrinks the widest column until the table fits, but
@@ -104,17 +135,17 @@ func columnWidths(rows [][]string) []int {
 		}
 	}
 	for {
-		total, widest := len(indent)-len(gap), -1
+		total, shrink := len(indent)-len(gap), -1
 		for c, w := range widths {
 			total += w + len(gap)
-			if w > least[c] && (widest < 0 || w > widths[widest]) {
-				widest = c
+			if w > least[c] && (shrink < 0 || w > widths[shrink]) {
+				shrink = c
 			}
 		}
-		if total <= Width || widest < 0 {
+		if total <= Width || shrink < 0 {
 			return widths
 		}
-		widths[widest]--
+		widths[shrink]--
 	}
 }
 

@@ -1,0 +1,190 @@
+package page
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/statustest"
+	"forewarn/cmd/forewarn/internal/wording"
+)
+
+// A time is shown in the zone of the settings and in UTC, with its day when that is not today.
+func TestPageTimes(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		zone *time.Location
+		at   time.Time
+		want string
+	}{
+		{time.UTC, now.Add(10 * time.Minute), "04:10:00 UTC"},
+		{berlin, now.Add(10 * time.Minute), "05:10:00 CET (04:10:00 UTC)"},
+		{berlin, now.Add(20 * time.Hour), "Sun 22 Nov, 01:00:00 CET (00:00:00 UTC)"},
+		{berlin, now.AddDate(0, -5, 0), "Sun 21 Jun, 06:00:00 CEST (04:00:00 UTC)"},
+		{time.UTC, now.AddDate(1, 0, 0), "21 Nov 2027, 04:00:00 UTC"},
+		{time.UTC, time.Time{}, ""},
+	} {
+		if got := (pageWriter{now: now, zone: tt.zone}).moment(tt.at); got.Text != tt.want {
+			t.Errorf("%v in %v reads %q, want %q", tt.at, tt.zone, got.Text, tt.want)
+		}
+	}
+}
+
+// Of the machines of an event this VM is named first, so that it is never among those that are left out.
+func TestPageNamesThisVMFirst(t *testing.T) {
+	f := calmFacts(time.Now())
+	var vms []string
+	for i := range wording.ShownVMs + 5 {
+		vms = append(vms, fmt.Sprint("vm-", i))
+	}
+	f.Status.Events[0].Event = statustest.Event(statustest.EventID("reboot"), "Reboot", "Platform", "",
+		f.Status.Events[0].NotBefore, -1, append(vms, "vm-db-1")...)
+	if text := shown(t, f); !strings.Contains(text, "VMs vm-db-1 (this VM) vm-0 vm-1 ") || !strings.Contains(text,
+		"vm-18 and 6 more") {
+		t.Errorf("the page says:\n%s\nwant this VM before the others, and how many are left out", text)
+	}
+}
+
+// What came of an approval stands beside the event; before one, why there is none.
+func TestPageShowsApprovals(t *testing.T) {
+	f := calmFacts(time.Now())
+	f.Status.Events[0].Approval = "it waits for ops-chat"
+	if text := shown(t, f); !strings.Contains(text, "Approval Not approved: it waits for ops-chat.") {
+		t.Errorf("of an event that waits for its approval the page says:\n%s", text)
+	}
+	life := &f.Histories[len(f.Histories)-1]
+	life.Changes = append(life.Changes, bridge.HistoryChange{
+		Change: imds.Approved, Time: time.Now(), Approval: &cloudevent.Approval{Result: cloudevent.ResultApproved,
+			By: "rule 1", Status: "200 OK"},
+	})
+	if text := shown(t, f); !strings.Contains(text, "Approval Approved by rule 1, Azure answered 200 OK, ") {
+		t.Errorf("of an event that was approved the page says:\n%s", text)
+	}
+}
+
+// However many events there were, bars of one type that are near each other stand below each other, all within the
+// drawing, and only the newest are drawn.
+func TestPageTimelineKeepsBarsApart(t *testing.T) {
+	now := time.Now()
+	var f pageFacts
+	for i := range timelineBars + 30 {
+		ago := 29*24*time.Hour - time.Duration(i)*3*time.Hour
+		f.Histories = append(f.Histories,
+			sampleHistory(now, fmt.Sprint(i), "Reboot", ago, 15*time.Minute, time.Duration(i%40)*time.Hour+16*time.Minute,
+				cloudevent.OutcomeCompleted, "vm-0"))
+	}
+	v := pageWriter{now: now, zone: time.UTC}.timeline(f)
+	if len(v.Rows) != 1 || len(v.Rows[0].Bars) != timelineBars || v.Older != "30 older events are" {
+		t.Fatalf("there are %d rows and %q left out, want 1 row of %d bars and 30 older events", len(v.Rows), v.Older,
+			timelineBars)
+	}
+	share := func(s string) float64 {
+		x, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	ends := map[int]float64{}
+	for i, b := range v.Rows[0].Bars {
+		from, start, to := share(b.From), share(b.Start), share(b.To)
+		if from < 0 || start < from || to < start || to > 100 || b.Y > v.Axis {
+			t.Errorf("bar %d goes from %v over %v to %v at %d of %d", i, from, start, to, b.Y, v.Axis)
+		}
+		if end, ok := ends[b.Y]; ok && from < end+minBar-0.02 {
+			t.Errorf("bar %d begins at %v, where another one in its lane ends at %v", i, from, end)
+		}
+		ends[b.Y] = to
+	}
+}
+
+// Text can be read and bars can be seen in both themes: their contrast is what WCAG 2.2 asks for at level AA.
+func TestPageContrast(t *testing.T) {
+	css, err := pageFiles.ReadFile("assets/page.css")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile(`(?s):root \{(.*?)\}`).FindAllStringSubmatch(string(css), -1)
+	if len(blocks) != 2 {
+		t.Fatalf("page.css has %d sets of colours, want a light and a dark one", len(blocks))
+	}
+	for i, theme := range []string{"light", "dark"} {
+		colours := map[string]float64{}
+		for _, m := range regexp.MustCompile(`--([a-z-]+): #([0-9a-f]{6});`).FindAllStringSubmatch(blocks[i][1], -1) {
+			colours[m[1]] = luminance(t, m[2])
+		}
+		ratio := func(a, b string) float64 {
+			x, y := colours[a], colours[b]
+			if colours[a] == 0 || colours[b] == 0 {
+				t.Fatalf("%s: there is no colour %s or %s", theme, a, b)
+			}
+			return (max(x, y) + 0.05) / (min(x, y) + 0.05)
+		}
+		for _, text := range []string{"text", "quiet", "link", "alarm", "warn", "good", "reboot", "redeploy", "freeze",
+			"preempt", "terminate", "other"} {
+			for _, ground := range []string{"ground", "card", "alarm-ground"} {
+				if r := ratio(text, ground); r < 4.5 {
+					t.Errorf("%s: %s on %s has a contrast of %.2f, want at minBar 4.5", theme, text, ground, r)
+				}
+			}
+		}
+		if r := ratio("focus", "ground"); r < 3 {
+			t.Errorf("%s: the focus has a contrast of %.2f, want at minBar 3", theme, r)
+		}
+	}
+	if n := strings.Count(string(css), "#"); n > strings.Count(blocks[0][1]+blocks[1][1], "#")+strings.Count(string(css),
+		"#main")+strings.Count(string(css), "#live")+strings.Count(string(css), "#summary") {
+		t.Errorf("page.css has a colour that is in neither set, so its contrast is not held")
+	}
+}
+
+// luminance is the relative luminance of a colour.
+func luminance(t *testing.T, hex string) float64 {
+	n, err := strconv.ParseUint(hex, 16, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := func(shift uint) float64 {
+		c := float64(n>>shift&0xff) / 255
+		if c <= 0.04045 {
+			return c / 12.92
+		}
+		return math.Pow((c+0.055)/1.055, 2.4)
+	}
+	return 0.2126*part(16) + 0.7152*part(8) + 0.0722*part(0)
+}
+
+// The card of an event says which sinks have its newest change, which do not have it yet and which never will, and
+// leads to this VM in Azure's portal. An event of another machine leads nowhere.
+func TestPageShowsWhoWasNotifiedOfAnEvent(t *testing.T) {
+	now := time.Now()
+	f := sampleFacts(now)
+	for i := range f.Histories {
+		if changes := f.Histories[i].Changes; f.Histories[i].Event == statustest.EventID("reboot") {
+			changes[len(changes)-1].Deliveries = []bridge.HistoryDelivery{
+				{Sink: "audit", State: outbox.StateAccepted}, {Sink: "ops-chat", State: outbox.StateSuperseded},
+				{Sink: "mail", State: outbox.StatePending}, {Sink: "runbook", State: outbox.StateDead},
+			}
+		}
+	}
+	if text := shown(t, f); !strings.Contains(text, "Delivered to audit, ops-chat; pending: mail; dead letter: runbook") {
+		t.Errorf("the card does not say who was told: %s", text)
+	}
+	_, h := pageOf(func() pageFacts { return f })
+	links := strings.Count(visit(t, h, "/").Body.String(), `<a href="https://portal.azure.com/`)
+	if links != 1 {
+		t.Errorf("the page has %d links to the portal, want one, in the card of this VM's reboot", links)
+	}
+}
