@@ -59,7 +59,7 @@ accepted the approval all the same, so forewarn still waits for the effect.
 Exit code: 0 when the document shows the effect, 1 refused, 65 no such event, 69 no answer from the
 endpoint, 75 no effect in time.`,
 		Example: "  forewarn approve 602d9444\n  forewarn approve 602d9444 --yes --timeout 3m -o json",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    cobra.MinimumNArgs(1), Annotations: map[string]string{argumentSource: "forewarn status shows the ids"},
 		RunE: func(c *cobra.Command, ids []string) error {
 			if timeout < 0 {
 				return exit(exitUsage, fmt.Errorf("--timeout %v: expected 0 or more", timeout))

@@ -102,7 +102,7 @@ func (p *program) outboxShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "show KEY", Short: "Show one delivery and its CloudEvent, as JSON",
 		Example: "  forewarn outbox show audit/1795244400000000",
-		Args:    cobra.ExactArgs(1),
+		Args:    cobra.ExactArgs(1), Annotations: map[string]string{argumentSource: "forewarn outbox list shows the keys"},
 		RunE: func(c *cobra.Command, args []string) error {
 			running, _, err := p.running()
 			if err != nil {
@@ -162,7 +162,7 @@ func (p *program) mutate(
 ) error {
 	switch {
 	case m.All == (len(m.Keys) > 0):
-		return exit(exitUsage, errors.New("expected either keys or --all"))
+		return exit(exitUsage, errors.New("expected either keys, which forewarn outbox list shows, or --all"))
 	case m.Sink != "" && !m.All:
 		return exit(exitUsage, errors.New("--sink works only with --all; a key names its sink"))
 	}

@@ -68,7 +68,7 @@ Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 
 				return err
 			}
 			if worst != exitOK {
-				return exit(worst, errors.New("not every sink accepted the test"))
+				return exit(worst, errors.New("not every sink accepted the test; forewarn help sinks explains the results"))
 			}
 			return nil
 		},

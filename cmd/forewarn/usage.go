@@ -27,7 +27,9 @@ func strictUsage(root *cobra.Command) {
 		c.Long = filled(c.Long, helpWidth)
 		switch {
 		case c.Name() == "help":
-			c.Args = func(_ *cobra.Command, args []string) error { return unknownTopic(root, args) }
+			c.Use, c.Short = "help [COMMAND | TOPIC | KEY]", "Help about a command, a topic, or any key of the settings"
+			c.Args, c.Run = cobra.ArbitraryArgs, nil
+			c.RunE = func(c *cobra.Command, args []string) error { return helpAbout(root, c.OutOrStdout(), args) }
 		case c.IsAdditionalHelpTopicCommand():
 		case c.HasSubCommands() && !c.Runnable():
 			c.Args, c.RunE, c.DisableFlagsInUseLine = cobra.ArbitraryArgs, group, true
@@ -94,14 +96,8 @@ func commandHint(c *cobra.Command, word string) string {
 	return wording.Suggestion(word, known)
 }
 
-// unknownTopic refuses a topic that help does not know.
-func unknownTopic(root *cobra.Command, args []string) error {
-	c, rest, err := root.Find(args)
-	if err == nil && (len(rest) == 0 || !c.HasSubCommands()) {
-		return nil
-	}
-	return exit(exitUsage, fmt.Errorf("no help about %q; %s", strings.Join(args, " "), commandHint(c, rest[0])))
-}
+// argumentSource is the annotation of a command that says where its arguments come from.
+const argumentSource = "argument source"
 
 // argumentErrors replaces cobra's errors about too many or too few arguments with our own.
 func argumentErrors(args cobra.PositionalArgs) cobra.PositionalArgs {
@@ -110,7 +106,11 @@ func argumentErrors(args cobra.PositionalArgs) cobra.PositionalArgs {
 		case err == nil:
 			return nil
 		case len(given) == 0:
-			return exit(exitUsage, fmt.Errorf("an argument is missing; expected %s", c.UseLine()))
+			missing := fmt.Sprintf("an argument is missing; expected %s", c.UseLine())
+			if where := c.Annotations[argumentSource]; where != "" {
+				missing += "; " + where
+			}
+			return exit(exitUsage, errors.New(missing))
 		default:
 			return exit(exitUsage, fmt.Errorf("unexpected argument %q; expected %s", given[len(given)-1], c.UseLine()))
 		}
