@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -75,6 +76,7 @@ type azure struct {
 	id, typ   string
 	notBefore time.Time
 	vm        string
+	source    string // Platform if it is ""
 }
 
 func eventNo(n int) azure {
@@ -89,19 +91,28 @@ func (a azure) say(t *testing.T, kind imds.ChangeKind, observer string) event.Ev
 	if kind == imds.Started || kind == imds.Vanished {
 		status = imds.StatusStarted
 	}
-	doc, err := imds.DecodeDocument(fmt.Appendf(nil, `{"DocumentIncarnation":1,"Events":[{"EventId":%q,"EventType":%q,`+
-		`"ResourceType":"VirtualMachine","Resources":[%q],"EventStatus":%q,"NotBefore":%q,"EventSource":"Platform"}]}`,
-		a.id, a.typ, a.vm, status, a.notBefore.Format(time.RFC1123)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: doc.Events[0]}, cloudevent.Circumstances{
+	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: a.event(status)}, cloudevent.Circumstances{
 		Observer: imds.Observer{Name: observer, ResourceGroup: "web"}, Time: time.Now(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return ce
+}
+
+// event is what Azure lists. One that has begun has no NotBefore.
+func (a azure) event(status string) imds.Event {
+	notBefore := a.notBefore.UTC().Format("Mon, 02 Jan 2006 15:04:05 GMT")
+	if status == imds.StatusStarted {
+		notBefore = ""
+	}
+	doc, err := imds.DecodeDocument(fmt.Appendf(nil, `{"DocumentIncarnation":1,"Events":[{"EventId":%q,"EventType":%q,`+
+		`"ResourceType":"VirtualMachine","Resources":[%q],"EventStatus":%q,"NotBefore":%q,"EventSource":%q}]}`,
+		a.id, a.typ, a.vm, status, notBefore, cmp.Or(a.source, "Platform")))
+	if err != nil {
+		panic(err) // the test is wrong
+	}
+	return doc.Events[0]
 }
 
 // publish puts a CloudEvent in the stream, as the nats sink does in structured mode, without its protection from

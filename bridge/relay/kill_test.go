@@ -19,28 +19,28 @@ import (
 	"forewarn/bridge/relay"
 )
 
-// A destination is what all relays deliver to under one name. It fails now and then.
-type destination struct {
+// A place is what all relays deliver to under one name. It fails now and then.
+type place struct {
 	mu     sync.Mutex
 	random *rand.Rand
 	heard  []string // ids that it accepted, in order
 	by     []string // the relay that each was from
 }
 
-// A machine is what a relay runs on. Once it is dead nothing leaves it any more.
-type machine struct {
+// A host is what a relay runs on. Once it is dead nothing leaves it any more.
+type host struct {
 	name  string
 	cable *wire
 }
 
-// from is the destination as a relay on the machine reaches it.
-func (d *destination) from(m machine) delivery.Sink {
+// from is the place as a relay on the host reaches it.
+func (d *place) from(m host) delivery.Sink {
 	return deliver(func(batch []delivery.Delivery) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		switch {
 		case m.cable.isDown():
-			return errors.New("this machine is dead")
+			return errors.New("this host is dead")
 		case d.random.IntN(10) == 0:
 			return errors.New("not now")
 		}
@@ -67,24 +67,24 @@ func TestKilledRelaysLoseNothingAndRepeatLittle(t *testing.T) {
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
 	f := newFleet(t)
 	names := []string{"one", "two", "three"}
-	destinations := map[string]*destination{}
+	places := map[string]*place{}
 	for i, name := range names {
-		destinations[name] = &destination{random: rand.New(rand.NewPCG(uint64(seed), uint64(i+1)))}
+		places[name] = &place{random: rand.New(rand.NewPCG(uint64(seed), uint64(i+1)))}
 	}
 	started := 0
-	start := func() machine {
+	start := func() host {
 		started++
-		m := machine{fmt.Sprintf("relay-%d", started), &wire{}}
+		m := host{fmt.Sprintf("relay-%d", started), &wire{}}
 		o := relay.Options{Name: m.name, Connect: f.over(m.cable)}
 		for i, name := range names {
-			r := route(name, destinations[name].from(m))
+			r := route(name, places[name].from(m))
 			r.Terms.Batch, r.Terms.Parallel = 1+3*(i%2), 1+i%2
 			o.Routes = append(o.Routes, r)
 		}
 		f.start(o)
 		return m
 	}
-	running := []machine{start(), start()}
+	running := []host{start(), start()}
 	for _, name := range names {
 		f.begin(name)
 	}
@@ -121,7 +121,7 @@ func TestKilledRelaysLoseNothingAndRepeatLittle(t *testing.T) {
 
 	inOrder := byEvent(ids(want...))
 	for _, name := range names {
-		d := destinations[name]
+		d := places[name]
 		var got []string
 		over := func() bool {
 			d.mu.Lock()

@@ -195,15 +195,17 @@ func (l *lease) keep(ctx context.Context, lost context.CancelCauseFunc) {
 	}
 }
 
-// release gives the lease up, so that another relay needn't wait. Nothing may be sent any more.
+// release gives the lease up, so that another relay needn't wait. Nothing may be sent any more, and keep must have
+// returned: a renewal under way could take the lease back.
 func (l *lease) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewEvery)
 	defer cancel()
 	body, _ := json.Marshal(holder{})
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, _ = l.kv.Update(ctx, l.key, body, l.rev) // else it runs out by itself
+	rev := l.rev
 	l.until = time.Time{}
+	l.mu.Unlock()
+	_, _ = l.kv.Update(ctx, l.key, body, rev) // else it runs out by itself
 }
 
 // A leased sink delivers only while its lease is held.

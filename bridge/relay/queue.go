@@ -30,6 +30,7 @@ const (
 	cursorAtLeast = 12 * time.Hour  // so that it outlives the bucket's age limit
 	writers       = 16              // records that are written at a time
 	readAgain     = 1 * time.Second // after the stream could not be read
+	catchUp       = 5 * time.Second // how long a new queue's deliveries wait for what else the stream holds
 	saveAgain     = 500 * time.Millisecond
 )
 
@@ -50,9 +51,9 @@ type queue struct {
 	most    int             // deliveries that may be unsettled
 	created time.Time       // the stream
 
-	saving    sync.Mutex // one save of records, or of the cursor, after the other; taken before mu
-	cursorRev uint64     // with saving, as are the two below
-	written   time.Time  // when the cursor was
+	saving    chan struct{} // holds one while records or the cursor are saved, one save after the other
+	cursorRev uint64        // with saving, as are the two below
+	written   time.Time     // when the cursor was
 
 	mu       sync.Mutex // guards all below; nothing slow happens while it is held
 	cursor   cursor     // as it is in the bucket
@@ -61,6 +62,7 @@ type queue struct {
 	order    []uint64        // sequence numbers that were read, in order; those in front may be settled
 	unsaved  map[uint64]bool // settled, and not in the bucket yet
 	read     uint64          // the last sequence number that was read
+	waiting  uint64          // the stream's last one when the queue was opened; 0 when that was read, or takes too long
 	groups   map[string]*group
 	dirty    map[*group]bool // with changes that aren't in the bucket
 	touched  map[uint64]bool // what the Worker has yet to hear of
@@ -97,7 +99,7 @@ type cursor struct {
 func openQueue(q *queue) error {
 	q.pending, q.open, q.unsaved = map[uint64]*entry{}, map[uint64]bool{}, map[uint64]bool{}
 	q.groups, q.dirty, q.touched = map[string]*group{}, map[*group]bool{}, map[uint64]bool{}
-	q.changed, q.released = make(chan struct{}, 1), make(chan struct{}, 1)
+	q.changed, q.released, q.saving = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 
 	info, err := q.info()
 	if err != nil {
@@ -122,7 +124,7 @@ func openQueue(q *queue) error {
 		q.log.Error("the stream's limits deleted messages before this sink could get them; raise its max_age or max_bytes",
 			"stream", info.Config.Name, "messages", q.deleted)
 	}
-	q.cursor, q.read, q.created = c, c.After, info.Created
+	q.cursor, q.read, q.created, q.waiting = c, c.After, info.Created, info.State.LastSeq
 	for _, seq := range c.Open {
 		q.open[seq] = true
 	}
@@ -183,10 +185,16 @@ func (q *queue) run() {
 
 // readAll reads from the cursor on, again and again: streams and servers may be gone for a while.
 func (q *queue) readAll() {
+	defer time.AfterFunc(catchUp, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.caughtUp()
+	}).Stop()
 	for q.term.Err() == nil {
 		err := q.readOpen()
 		if err == nil {
 			q.mu.Lock()
+			q.readTo(q.read)
 			from := q.read
 			q.mu.Unlock()
 			err = follow(q.term, q.js, q.stream.CachedInfo().Config.Name, after(from), q.take)
@@ -291,6 +299,9 @@ func (q *queue) room() error {
 		full := len(q.pending)+len(q.unsaved) >= q.most
 		news := full != q.full
 		q.full, q.readErr = full, nil
+		if full && news {
+			q.caughtUp()
+		}
 		q.mu.Unlock()
 		switch {
 		case full && news:
@@ -458,9 +469,19 @@ func (q *queue) pass(seq uint64) {
 	q.readTo(seq)
 }
 
+// readTo notes that the stream was read so far. mu is held.
 func (q *queue) readTo(seq uint64) {
 	q.read = max(q.read, seq)
 	q.readErr = nil
+	if q.waiting > 0 && q.read >= q.waiting {
+		q.caughtUp()
+	}
+}
+
+// caughtUp lets the Worker begin: it must know that an event is over before it tells that it was announced. mu is held.
+func (q *queue) caughtUp() {
+	q.waiting = 0
+	wake(q.changed)
 }
 
 // noCloudEvent keeps a message that is none as a dead letter, once for all sinks.
@@ -545,6 +566,9 @@ func (q *queue) Changed() <-chan struct{} { return q.changed }
 func (q *queue) Changes() (c delivery.Changes) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.waiting > 0 {
+		return c
+	}
 	for seq := range q.touched {
 		if e := q.pending[seq]; e != nil {
 			c.Pending = append(c.Pending, e.item)
@@ -732,8 +756,8 @@ func (q *queue) save(groups []*group) error {
 	if len(groups) == 0 {
 		return nil
 	}
-	q.saving.Lock()
-	defer q.saving.Unlock()
+	q.saving <- struct{}{}
+	defer func() { <-q.saving }()
 	// What a sink accepted as the lease ended is written all the same, if nobody else has written since.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.term), patience)
 	defer cancel()
@@ -853,8 +877,8 @@ func (q *queue) flush() {
 
 // saveCursor writes the cursor when it has moved; with always, in any case.
 func (q *queue) saveCursor(ctx context.Context, always bool) error {
-	q.saving.Lock()
-	defer q.saving.Unlock()
+	q.saving <- struct{}{}
+	defer func() { <-q.saving }()
 	if !always && time.Since(q.written) < cursorEvery {
 		return nil
 	}

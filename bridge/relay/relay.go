@@ -361,10 +361,14 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 	defer lost(nil)
 
 	var keepers sync.WaitGroup
-	defer keepers.Wait()
 	keeping, done := context.WithCancel(context.WithoutCancel(ctx))
 	defer done()
 	keepers.Go(func() { l.keep(keeping, lost) })
+	release := func() {
+		done()
+		keepers.Wait()
+		l.release(ctx)
+	}
 
 	q := &queue{
 		route: route, js: p.js, stream: p.stream, bucket: p.marks, dead: p.dead, log: r.Log.With("sink", route.Name),
@@ -372,7 +376,7 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 		lost:  lost, term: term, from: r.From, most: cmp.Or(r.Unsettled, maxUnsettled),
 	}
 	if err := openQueue(q); err != nil {
-		l.release(ctx)
+		release()
 		failed(err)
 		return
 	}
@@ -393,8 +397,7 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 	lost(nil)
 	note(func(s *service) { s.queue, s.worker, s.leave = nil, nil, nil })
 	reading.Wait()
-	done()
-	l.release(ctx)
+	release()
 	switch {
 	case ctx.Err() == nil && why != nil:
 		log.Warn("this relay serves the sink no more", "err", why)

@@ -1,0 +1,221 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats-server/v2/server/ats"
+	"github.com/nats-io/nats.go"
+
+	"forewarn/bridge/relay"
+)
+
+// inBubble runs f in a synctest bubble, in which NATS servers live too: they and their clients talk over pipes, so that
+// hours pass in a second. Only one bubble may be there at a time, and no test that runs beside it may use NATS: call
+// it only in tests that aren't parallel.
+func inBubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	// The server's clock for the age of its caches is one for the whole process, so it must not begin in a bubble. Nor
+	// may nats.go's timers, which it keeps in a pool, leave one: a pool is empty after two collections.
+	ats.Register()
+	defer ats.Unregister()
+	empty := func() { runtime.GC(); runtime.GC() }
+	empty()
+	defer empty()
+	synctest.Test(t, f)
+}
+
+// A bubbleServer is a NATS server with JetStream that may be off for a while.
+type bubbleServer struct {
+	t   *testing.T
+	dir string
+
+	mu     sync.Mutex
+	server *server.Server // nil while it is off
+}
+
+// startServer starts a server in a bubble, and makes the stream and what a relay keeps beside it.
+func startServer(t *testing.T) *bubbleServer {
+	t.Helper()
+	s := &bubbleServer{t: t, dir: t.TempDir()}
+	s.on()
+	t.Cleanup(s.off)
+	conn := s.connect(&cable{server: s})
+	defer conn.Close()
+	plan, err := relay.NewPlan(t.Context(), conn, "", "FOREWARN", relay.Retention{})
+	if err == nil {
+		err = plan.Do(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *bubbleServer) on() {
+	started, err := server.NewServer(&server.Options{
+		ServerName: "nats-1", DontListen: true, NoSigs: true, NoLog: true, JetStream: true, StoreDir: s.dir,
+	})
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	started.Start()
+	if !started.ReadyForConnections(time.Minute) {
+		s.t.Error("the server takes no connections")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.server = started
+}
+
+func (s *bubbleServer) off() {
+	s.mu.Lock()
+	running := s.server
+	s.server = nil
+	s.mu.Unlock()
+	if running != nil {
+		running.Shutdown()
+		running.WaitForShutdown()
+	}
+}
+
+// connect opens a connection that never gives up.
+func (s *bubbleServer) connect(c *cable) *nats.Conn {
+	s.t.Helper()
+	conn, err := c.dial(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return conn
+}
+
+// A cable leads from a machine to the server. What is sent takes a moment.
+type cable struct {
+	server  *bubbleServer
+	latency time.Duration
+
+	mu    sync.Mutex
+	fault string // "", hangs: nothing gets through; deaf: nothing comes back
+	conns []net.Conn
+}
+
+func (c *cable) dial(context.Context) (*nats.Conn, error) {
+	return nats.Connect("", nats.InProcessServer(c), nats.MaxReconnects(-1), nats.ReconnectWait(200*time.Millisecond),
+		nats.ReconnectBufSize(-1), nats.Timeout(2*time.Second), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
+}
+
+// InProcessConn is nats.go's way to a server.
+func (c *cable) InProcessConn() (net.Conn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.server.mu.Lock()
+	to := c.server.server
+	c.server.mu.Unlock()
+	if to == nil || c.fault != "" {
+		return nil, errors.New("connection refused")
+	}
+	pipe, err := to.InProcessConn()
+	if err != nil {
+		return nil, err
+	}
+	conn := newCabled(pipe, c)
+	c.conns = append(c.conns, conn)
+	return conn, nil
+}
+
+// fail makes a cable fail; "" mends it, and breaks breaks its connections for once. Connections from before are broken
+// when it is mended, because bytes of theirs are lost.
+func (c *cable) fail(how string) {
+	c.mu.Lock()
+	was, conns := c.fault, c.conns
+	if c.fault = how; how == "breaks" {
+		c.fault = ""
+	}
+	if was != "" && how == "" || how == "breaks" {
+		c.conns = nil
+	} else {
+		conns = nil
+	}
+	c.mu.Unlock()
+	for _, conn := range conns {
+		conn.Close()
+	}
+}
+
+func (c *cable) now() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fault
+}
+
+// A cabled connection sends in a goroutine of its own: nats.go holds a lock while it writes, and a bubble's time stands
+// still while somebody waits for a lock.
+type cabled struct {
+	net.Conn
+	cable *cable
+	sent  chan parcel
+	over  chan struct{}
+	close func()
+}
+
+type parcel struct {
+	due  time.Time
+	data []byte
+}
+
+func newCabled(conn net.Conn, c *cable) *cabled {
+	over := make(chan struct{})
+	x := &cabled{conn, c, make(chan parcel, 1<<16), over, sync.OnceFunc(func() { close(over) })}
+	go func() {
+		for {
+			select {
+			case p := <-x.sent:
+				select {
+				case <-time.After(time.Until(p.due)):
+				case <-over:
+				}
+				if c.now() == "hangs" {
+					continue
+				}
+				if _, err := conn.Write(p.data); err != nil {
+					return
+				}
+			case <-over:
+				return
+			}
+		}
+	}()
+	return x
+}
+
+func (c *cabled) Write(p []byte) (int, error) {
+	select {
+	case c.sent <- parcel{time.Now().Add(c.cable.latency), slices.Clone(p)}:
+		return len(p), nil
+	case <-c.over:
+		return 0, net.ErrClosed
+	}
+}
+
+func (c *cabled) Close() error {
+	c.close()
+	return c.Conn.Close()
+}
+
+func (c *cabled) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || c.cable.now() == "" {
+			return n, err
+		}
+	}
+}

@@ -1,0 +1,599 @@
+package relay_test
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/relay"
+)
+
+// A finding is a promise that was not kept in a simulation.
+type finding struct{ promise, what string }
+
+// An oracle knows what truly happened, and finds every promise that was not kept. What the sinks are owed it works out
+// from what the stream holds; it shares nothing with the relay.
+type oracle struct {
+	*world
+	news     []said                        // what was said for the first time, in the order of the stream
+	tried    map[string]map[string][]given // by sink and Azure event, in order
+	taken    map[string]map[string][]given // the same, of what the destination took
+	findings []finding
+}
+
+// A given is one delivery as it was tried.
+type given struct {
+	handed
+	*attempt
+}
+
+// examine gives all promises that were not kept.
+func examine(w *world) []finding {
+	o := &oracle{world: w, tried: map[string]map[string][]given{}, taken: map[string]map[string][]given{}}
+	seen := map[string]bool{}
+	for _, s := range w.stream {
+		if key := s.to + " " + s.instead + " " + s.id; !s.junk && !seen[key] {
+			seen[key] = true
+			o.news = append(o.news, s)
+		}
+	}
+	note := func(where map[string]map[string][]given, h handed, a *attempt) {
+		if where[a.sink] == nil {
+			where[a.sink] = map[string][]given{}
+		}
+		where[a.sink][h.event] = append(where[a.sink][h.event], given{h, a})
+	}
+	for _, a := range w.attempts {
+		for i, h := range a.batch {
+			note(o.tried, h, a)
+			if i < a.taken {
+				note(o.taken, h, a)
+			}
+		}
+	}
+	for _, what := range w.left {
+		o.add("it ends well", "%s", what)
+	}
+	if w.bound > 0 && w.most > w.bound {
+		o.add("bounded", "%d deliveries of a sink were pending, the bound is %d", w.most, w.bound)
+	}
+	for _, r := range w.routes {
+		owed := o.owed(r)
+		o.nothingMore(r, owed)
+		o.nothingLess(r, owed)
+		o.once(r)
+		o.inOrder(r, owed)
+		o.late(r, owed)
+		o.lead(r, owed)
+		o.timely(r, owed)
+		o.urgent(r, owed)
+		o.handedBack(r)
+		o.floors(r)
+		o.alone(r)
+		o.digests(r)
+		o.fallbacks(r, owed)
+	}
+	o.deadLetters()
+	return o.findings
+}
+
+func (o *oracle) add(promise, format string, args ...any) {
+	o.findings = append(o.findings, finding{promise, fmt.Sprintf(format, args...)})
+}
+
+// describe gives some of the findings.
+func describe(found []finding) string {
+	var b strings.Builder
+	for i, f := range found {
+		if i == 12 {
+			fmt.Fprintf(&b, "\n  and %d more", len(found)-i)
+			break
+		}
+		fmt.Fprintf(&b, "\n  %s: %s", f.promise, f.what)
+	}
+	return b.String()
+}
+
+func azures(change string) bool { return change != "" && change != "reminder" && change != "approved" }
+
+func ahead(change string) bool { return change == "scheduled" || change == "updated" }
+
+// owed is what a route is owed, in order: of an event from the first change on that its filter takes.
+func (o *oracle) owed(r routePlan) (list []said) {
+	has := func(values []string, v string) bool { return len(values) == 0 || slices.Contains(values, v) }
+	takes := map[string]bool{}
+	for _, s := range o.news {
+		switch {
+		case s.to != "":
+			if s.to == r.name {
+				list = append(list, s)
+			}
+		case s.event == "":
+			if r.bridge == "all" && s.typ != "dev.forewarn.bridge.heartbeat" ||
+				r.bridge == "trouble" && strings.HasPrefix(s.typ, "dev.forewarn.bridge.imds.") {
+				list = append(list, s)
+			}
+		default:
+			takes[s.event] = takes[s.event] || has(r.types, s.kind) && has(r.sources, s.source)
+			if takes[s.event] && has(r.changes, s.change) {
+				list = append(list, s)
+			}
+		}
+	}
+	return list
+}
+
+// calm says whether relays and servers were well for a while before a time, and until its end.
+func (o *oracle) calm(from, to time.Duration) bool {
+	from -= 20 * time.Second
+	return from > 0 && !o.broken(nil, from, to) &&
+		!slices.ContainsFunc(o.changes, func(at time.Duration) bool { return at >= from && at <= to }) &&
+		slices.ContainsFunc(o.machines, func(m *machine) bool { return m.began < from && (!m.ended || m.over > to) })
+}
+
+// broken says whether the machine, or any with nil, could not reach what it needs at some moment of a time.
+func (o *oracle) broken(m *machine, from, to time.Duration) bool {
+	return slices.ContainsFunc(o.breaks, func(b breakage) bool {
+		return (m == nil || b.machine == nil || b.machine == m) && b.from <= to && from <= b.to+time.Second
+	})
+}
+
+// troubled says whether a destination had trouble at some moment of a time.
+func (o *oracle) troubled(sink string, from, to time.Duration) bool {
+	return slices.ContainsFunc(o.attempts, func(a *attempt) bool {
+		return a.sink == sink && a.how != "accepted" && a.start <= to && from <= a.end+retryAfter
+	})
+}
+
+// nothingMore: a sink is told only what it is owed.
+func (o *oracle) nothingMore(r routePlan, owed []said) {
+	for _, list := range o.tried[r.name] {
+		for _, t := range list {
+			if !slices.ContainsFunc(owed, func(s said) bool { return s.id == t.id && s.instead == t.instead }) {
+				o.add("filters", "%s was told %s, which it is not owed", r.name, t.id)
+			}
+		}
+	}
+}
+
+// letter is the place of a delivery's dead letter, below 0 if there is none.
+func (o *oracle) letter(sink string, s said) int {
+	return slices.IndexFunc(o.letters, func(e relay.Entry) bool {
+		return e.Sink == sink && e.ID == s.id && (s.to == "" || e.Seq == s.seq)
+	})
+}
+
+// nothingLess: each change is told to each route that is owed it, or it is on record why not.
+func (o *oracle) nothingLess(r routePlan, owed []said) {
+	for i, c := range owed {
+		told := slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id })
+		covered := r.late == delivery.LateLatest && c.event != "" &&
+			slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event && azures(s.change) })
+		if !told && !covered && o.letter(r.name, c) < 0 && !o.overtaken(r, c) {
+			o.add("nothing is lost", "%s was never told %s, stored at %v", r.name, c.id, short(c.stored))
+		}
+	}
+}
+
+// overtaken says whether a newer change made one out of date before its time: a reminder, or what waits for its lead.
+func (o *oracle) overtaken(r routePlan, c said) bool {
+	due := c.notBefore - r.lead
+	for _, s := range o.news {
+		if s.event != c.event || s.to != "" || s.seq <= c.seq || !azures(s.change) {
+			continue
+		}
+		switch {
+		case c.change == "reminder":
+			return true
+		case r.lead == 0 || !ahead(c.change):
+			return false
+		case s.stored <= due+time.Second, ahead(s.change) && s.notBefore-r.lead > s.stored:
+			return true
+		case ahead(s.change): // it moves with the event
+			due = max(due, s.notBefore-r.lead)
+		}
+	}
+	return false
+}
+
+// once: a sink takes a delivery again only where its answer was lost, or its relay broke down while it was in flight,
+// and of one event at most one such attempt is repeated for each.
+func (o *oracle) once(r routePlan) {
+	for event, list := range o.taken[r.name] {
+		last := map[string]given{}
+		repeated := map[breakage]map[*attempt]bool{}
+		for _, t := range list {
+			was, again := last[t.id+t.instead]
+			last[t.id+t.instead] = t
+			if !again || !was.settled {
+				continue
+			}
+			excused := false
+			for _, b := range o.breaks {
+				if (b.machine == nil || b.machine == was.machine) && b.from <= was.end+time.Second && was.start <= b.to {
+					excused = true
+					if repeated[b] == nil {
+						repeated[b] = map[*attempt]bool{}
+					}
+					repeated[b][was.attempt] = true
+				}
+			}
+			if !excused {
+				o.add("told once", "%s took %s twice, from %s at %v and from %s at %v", r.name, t.id, was.machine.name,
+					short(was.end), t.machine.name, short(t.start))
+			}
+		}
+		for b, attempts := range repeated {
+			if len(attempts) > 1 && event != "" {
+				o.add("told once", "%s took %d deliveries of %s again, after one breakage at %v", r.name, len(attempts), event,
+					short(b.from))
+			}
+		}
+	}
+}
+
+// inOrder: of one event, a sink hears the changes in the order of the stream.
+func (o *oracle) inOrder(r routePlan, owed []said) {
+	place := map[string]int{}
+	for i, s := range owed {
+		if s.to == "" {
+			place[s.id] = i
+		}
+	}
+	for event, list := range o.taken[r.name] {
+		if event == "" {
+			continue
+		}
+		list = slices.DeleteFunc(slices.Clone(list), func(t given) bool { return t.instead != "" })
+		slices.SortStableFunc(list, func(a, b given) int { return cmp.Compare(a.end, b.end) })
+		last, seen := given{}, map[string]bool{}
+		for _, t := range list {
+			if seen[t.id] {
+				continue
+			}
+			seen[t.id] = true
+			if last.attempt != nil && place[t.id] < place[last.id] {
+				o.add("in order", "%s was told %s after %s, at %v", r.name, t.id, last.id, short(t.end))
+			}
+			last = t
+		}
+	}
+}
+
+// late: latest never tells a change when a newer one waits; drop tells neither that nor a scheduled whose time has
+// passed.
+func (o *oracle) late(r routePlan, owed []said) {
+	if r.late == delivery.LateSend {
+		return
+	}
+	for i, c := range owed {
+		if !azures(c.change) || c.to != "" {
+			continue
+		}
+		for _, t := range o.tried[r.name][c.event] {
+			if t.id != c.id || t.instead != "" || t.progress != "" || o.broken(nil, t.start-10*time.Second, t.start) {
+				continue
+			}
+			if r.late == delivery.LateDrop && c.change == "scheduled" && !c.begun && t.start > c.notBefore+time.Second {
+				o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
+			}
+			for _, newer := range owed[i+1:] {
+				waits := r.lead > 0 && ahead(newer.change) && newer.notBefore-r.lead > t.start
+				before := slices.ContainsFunc(o.tried[r.name][c.event], func(x given) bool {
+					return x.id == newer.id && x.start < t.start
+				})
+				if newer.event == c.event && newer.to == "" && azures(newer.change) && newer.stored+time.Second < t.start &&
+					!waits && !before && o.letter(r.name, newer) < 0 && !o.full(r.name, t.start) {
+					o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
+				}
+			}
+		}
+	}
+}
+
+// full says whether so much waited for a sink that the stream may not have been read on.
+func (o *oracle) full(sink string, at time.Duration) bool {
+	return o.bound > 0 && o.troubled(sink, at-20*time.Minute, at)
+}
+
+// lead: a route with a lead is told so long before the event begins, not earlier; and when it has come.
+func (o *oracle) lead(r routePlan, owed []said) {
+	if r.lead == 0 {
+		return
+	}
+	for i, c := range owed {
+		due := c.notBefore - r.lead
+		if !ahead(c.change) || c.begun || c.to != "" {
+			continue
+		}
+		tried := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.id == c.id })
+		moved := slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event })
+		for _, t := range o.tried[r.name][c.event] {
+			if t.id == c.id && t.instead == "" && due > c.stored+time.Second && t.start < due && !moved {
+				o.add("lead", "%s was told %s at %v, before its lead at %v", r.name, t.id, short(t.start), short(due))
+			}
+		}
+		limit := max(due, c.stored) + 5*time.Second
+		if !tried && !moved && o.calm(limit-10*time.Second, limit) && limit < o.length && !o.troubled(r.name, 0, limit) &&
+			!o.overtaken(r, c) && o.letter(r.name, c) < 0 {
+			o.add("lead", "%s was not told %s by %v", r.name, c.id, short(limit))
+		}
+	}
+}
+
+// timely: whatever the other destinations do, one that is well is told at once; and within 12 s after a relay was
+// killed beside another.
+func (o *oracle) timely(r routePlan, owed []said) {
+	if r.name != "well" {
+		return
+	}
+	for _, c := range owed {
+		limit := c.stored + 5*time.Second
+		if !o.calm(c.stored, limit) {
+			if limit = o.takeover(c.stored); limit == 0 {
+				continue
+			}
+		}
+		if !slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id && t.start <= limit }) {
+			o.add("isolation", "%s was not told %s, stored at %v, by %v", r.name, c.id, short(c.stored), short(limit))
+		}
+	}
+}
+
+// takeover is by when a change is told that came after a kill, if nothing else happened then and another relay was there;
+// else 0.
+func (o *oracle) takeover(stored time.Duration) time.Duration {
+	i := slices.IndexFunc(o.breaks, func(b breakage) bool { return b.kill && stored >= b.from && stored < b.from+15*time.Second })
+	if i < 0 {
+		return 0
+	}
+	kill, limit := o.breaks[i], o.breaks[i].from+12*time.Second
+	limit = max(limit, stored+5*time.Second)
+	from := kill.from - 20*time.Second
+	for _, b := range o.breaks {
+		if b != kill && b.from <= limit && from <= b.to+time.Second {
+			return 0
+		}
+	}
+	for _, at := range o.changes {
+		if at != kill.from && at >= from && at <= limit {
+			return 0
+		}
+	}
+	if !slices.ContainsFunc(o.machines, func(m *machine) bool {
+		return m != kill.machine && m.began < from && (!m.ended || m.over > limit)
+	}) {
+		return 0
+	}
+	return limit
+}
+
+// urgent: what leaves less than 15 minutes is tried at once, whatever the destination is waiting for.
+func (o *oracle) urgent(r routePlan, owed []said) {
+	if r.above > 0 || r.lead > 0 {
+		return
+	}
+	for i, c := range owed {
+		if !azures(c.change) || c.to != "" || !c.begun && c.notBefore-c.stored >= 15*time.Minute || c.change == "vanished" ||
+			o.letter(r.name, c) >= 0 || o.full(r.name, c.stored) {
+			continue
+		}
+		// Attempts under way end first, and those that beat the schedule are five seconds apart.
+		limit, others := c.stored+5*time.Second, map[string]bool{}
+		for _, a := range o.attempts {
+			if a.sink == r.name && a.start > c.stored-r.timeout && a.start < c.stored+10*time.Minute {
+				others[a.batch[0].event] = true
+			}
+			if a.sink == r.name && a.how == "asks to wait" && a.start <= limit && a.end+retryAfter > c.stored {
+				limit = max(limit, a.end+retryAfter+time.Second)
+			}
+		}
+		limit += time.Duration(len(others)+1) * (5*time.Second + r.timeout)
+		tried := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.start <= limit && t.start >= c.stored })
+		newer := slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event && s.stored <= limit })
+		if !tried && !newer && limit < o.length && o.calm(c.stored, limit) {
+			o.add("urgency", "%s was told nothing of %s, stored at %v, until %v", r.name, c.id, short(c.stored), short(limit))
+		}
+	}
+}
+
+// handedBack: receipts, progress and the number of attempts come back with the next attempt, from another relay too.
+func (o *oracle) handedBack(r routePlan) {
+	for event, list := range o.tried[r.name] {
+		if event == "" {
+			continue
+		}
+		receipt, progress, attempts := "", map[string]string{}, map[string]int{}
+		unsure := true // a relay broke down, and what was given back may be lost
+		for i, t := range list {
+			first := i == 0 || list[i-1].attempt != t.attempt // of several of one batch
+			switch {
+			case i == 0:
+				unsure = false
+			case first && o.broken(nil, list[i-1].start, t.start):
+				unsure = true
+			}
+			key := t.id + t.instead
+			if !unsure {
+				if t.receipt != receipt {
+					o.add("receipts", "%s was told %s at %v with the receipt %q, want %q", r.name, t.id, short(t.start), t.receipt,
+						receipt)
+				}
+				if want, tried := progress[key]; tried && t.progress != want {
+					o.add("progress", "%s was told %s at %v with the progress %q, want %q", r.name, t.id, short(t.start),
+						t.progress, want)
+				}
+				if want := attempts[key] + 1; t.handed.attempt != want {
+					o.add("attempts", "%s was told %s at %v as attempt %d, want %d", r.name, t.id, short(t.start), t.handed.attempt,
+						want)
+				}
+			}
+			if t.newProgress != "" {
+				progress[key] = t.newProgress
+			}
+			attempts[key] = t.handed.attempt
+			if i+1 < len(list) && list[i+1].attempt == t.attempt {
+				continue
+			}
+			if t.newReceipt != "" {
+				receipt = t.newReceipt
+			}
+			unsure = unsure && t.newReceipt == "" || o.broken(nil, t.start, t.end)
+		}
+	}
+}
+
+// floors: a destination that asks to wait is left alone until then, by the same relay.
+func (o *oracle) floors(r routePlan) {
+	for _, a := range o.attempts {
+		if a.sink != r.name || a.how != "asks to wait" || !a.ended {
+			continue
+		}
+		for _, next := range o.attempts {
+			anew := slices.ContainsFunc(o.changes, func(at time.Duration) bool { return at >= a.end-20*time.Second && at <= next.start })
+			back := slices.ContainsFunc(o.attempts, func(x *attempt) bool {
+				return x.sink == a.sink && x.settled && x.end >= a.end && x.end <= next.start
+			})
+			if next.sink == a.sink && next.machine == a.machine && next.start > a.end && next.start < a.end+retryAfter &&
+				!anew && !back && !o.broken(nil, a.start-20*time.Second, next.start) {
+				o.add("retry", "%s asked to wait at %v and was tried at %v", a.sink, short(a.end), short(next.start))
+				return
+			}
+		}
+	}
+}
+
+// alone: no two relays deliver to a sink at the same time.
+func (o *oracle) alone(r routePlan) {
+	var mine []*attempt
+	for _, a := range o.attempts {
+		if a.sink == r.name {
+			mine = append(mine, a)
+		}
+	}
+	for i, a := range mine {
+		end := a.end
+		if !a.ended {
+			continue // it was killed, and another may be quicker than it would have been
+		}
+		for _, b := range mine[i+1:] {
+			if b.machine != a.machine && b.start < end {
+				o.add("one relay a sink", "%s was told by %s from %v to %v, and by %s at %v", r.name, a.machine.name,
+					short(a.start), short(end), b.machine.name, short(b.start))
+			}
+		}
+	}
+}
+
+// digests: a wave of events does not fill a channel.
+func (o *oracle) digests(r routePlan) {
+	if r.above == 0 || o.troubled(r.name, 0, 24*time.Hour) {
+		return
+	}
+	calls := map[[2]string][]*attempt{} // by type and change
+	for _, a := range o.attempts {
+		h := a.batch[0]
+		soon := ahead(h.change) && (h.begun || h.notBefore <= a.start+2*time.Minute)
+		if a.sink == r.name && h.event != "" && !soon && h.instead == "" {
+			key := [2]string{h.kind, h.change}
+			calls[key] = append(calls[key], a)
+		}
+	}
+	for key, list := range calls {
+		for i, a := range list {
+			n := 0
+			for _, x := range list[i:] {
+				if x.machine == a.machine && x.start-a.start < r.within {
+					n++
+				}
+			}
+			anew := slices.ContainsFunc(o.changes, func(at time.Duration) bool { return at > a.start && at < a.start+r.within })
+			if n > r.above+2 && !anew && !o.broken(nil, a.start, a.start+r.within) {
+				o.add("digest", "%s was told %v in %d calls from %v on", r.name, key, n, short(a.start))
+				return
+			}
+		}
+	}
+}
+
+// fallbacks: what a route can't tell in time, or gives up, its fallback is told.
+func (o *oracle) fallbacks(r routePlan, owed []said) {
+	for _, list := range o.tried[r.name] {
+		for _, t := range list {
+			if t.instead == "" {
+				continue
+			}
+			if i := slices.IndexFunc(o.routes, func(x routePlan) bool { return x.name == t.instead }); o.routes[i].fallback != r.name {
+				o.add("fallback", "%s was told %s instead of %s, whose fallback it is not", r.name, t.id, t.instead)
+			}
+		}
+	}
+	if r.fallback == "" {
+		return
+	}
+	handedOver := func(id string) bool {
+		return slices.ContainsFunc(o.stream, func(s said) bool { return s.to == r.fallback && s.instead == r.name && s.id == id })
+	}
+	for _, e := range o.letters {
+		if e.Sink == r.name && e.Reason != delivery.ReasonLate && e.Group != "" && !handedOver(e.ID) {
+			o.add("fallback", "%s gave %s up (%s), and %s was not told", r.name, e.ID, e.Reason, r.fallback)
+		}
+	}
+	for _, c := range owed {
+		limit := c.stored + r.after + 10*time.Second
+		if c.to != "" || c.event == "" || r.lead > 0 || r.late != delivery.LateSend || limit > o.length ||
+			!o.calm(c.stored, limit) || o.full(r.name, c.stored) {
+			continue
+		}
+		told := slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id && t.end <= limit })
+		if !told && !handedOver(c.id) && !o.overtaken(r, c) {
+			o.add("fallback", "%s could not tell %s by %v, and %s was not told", r.name, c.id, short(limit), r.fallback)
+		}
+	}
+}
+
+// deadLetters: each has its reason, what is no CloudEvent is one, and what is one is told no more.
+func (o *oracle) deadLetters() {
+	for _, s := range o.stream {
+		n := 0
+		for _, e := range o.letters {
+			if e.Sink == "-" && e.Seq == s.seq {
+				n++
+			}
+		}
+		if s.junk && n != 1 || !s.junk && n != 0 {
+			o.add("dead letters", "message %d (no CloudEvent: %v) is %d", s.seq, s.junk, n)
+		}
+	}
+	for _, e := range o.letters {
+		if e.Sink == "-" {
+			continue
+		}
+		i := slices.IndexFunc(o.routes, func(r routePlan) bool { return r.name == e.Sink })
+		if i < 0 {
+			o.add("dead letters", "of a sink %s", e.Sink)
+			continue
+		}
+		r, at, ok := o.routes[i], e.DeadSince.Sub(bubbleEpoch), false
+		list := o.tried[r.name][e.Group]
+		switch e.Reason {
+		case delivery.ReasonRejected:
+			ok = slices.ContainsFunc(list, func(t given) bool { return t.how == "rejects" }) // maybe of a newer one
+		case delivery.ReasonExpired:
+			ok = r.maxAge > 0 && at-e.Pending.Sub(bubbleEpoch) > r.maxAge && slices.ContainsFunc(list, func(t given) bool { return t.id == e.ID })
+		case delivery.ReasonLate:
+			ok = r.late == delivery.LateDrop
+		}
+		if !ok {
+			o.add("dead letters", "%s of %s is one, reason %s", e.ID, e.Sink, e.Reason)
+		}
+		for _, t := range list {
+			if t.id == e.ID && t.start > at && slices.ContainsFunc(o.stream, func(s said) bool { return s.seq == e.Seq && s.instead == t.instead }) {
+				o.add("dead letters", "%s was told %s at %v, which it gave up at %v", e.Sink, e.ID, short(t.start), short(at))
+			}
+		}
+	}
+}

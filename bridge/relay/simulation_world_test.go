@@ -1,0 +1,603 @@
+package relay_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// bubbleEpoch is when time begins in a bubble.
+var bubbleEpoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// A world is all that surrounds the relays in one simulation, and remembers all that truly happened.
+type world struct {
+	plan
+	t      *testing.T
+	log    *slog.Logger
+	server *bubbleServer
+	all    sync.WaitGroup // relays that run, and what is done beside the plan
+
+	mu       sync.Mutex
+	machines []*machine
+	troubles map[string]sinkTrouble // of destinations
+	fuse     int                    // how many more acceptances there are until a relay is killed; 0 for none
+	burns    time.Duration          // from the last of them to the kill
+	offUntil time.Duration          // the server is
+
+	// What happened.
+	attempts []*attempt
+	breaks   []breakage
+	changes  []time.Duration // a relay started, stopped, was killed or reloaded
+	most     int             // deliveries of a sink that were ever pending at once
+	stream   []said
+	letters  []relay.Entry
+	left     []string // what is wrong in the end
+}
+
+// A breakage is a time in which a relay could not reach what it needs.
+type breakage struct {
+	machine  *machine // nil for all
+	kill     bool
+	from, to time.Duration
+}
+
+// A machine is what one relay runs on.
+type machine struct {
+	name   string
+	relay  *relay.Relay
+	cable  *cable
+	cancel context.CancelFunc
+	began  time.Duration
+	died   chan struct{} // closed when it is killed
+	ended  bool          // killed or stopped
+	over   time.Duration // when
+}
+
+func (m *machine) dead() bool {
+	select {
+	case <-m.died:
+		return true
+	default:
+		return false
+	}
+}
+
+// now is the time since the beginning.
+func now() time.Duration { return time.Since(bubbleEpoch) }
+
+// simulate lets a plan happen.
+func simulate(t *testing.T, p plan, log *slog.Logger) *world {
+	w := &world{plan: p, log: log, troubles: map[string]sinkTrouble{}}
+	inBubble(t, func(t *testing.T) {
+		w.t = t
+		w.server = startServer(t)
+		w.run()
+	})
+	return w
+}
+
+func (w *world) run() {
+	var publishing sync.WaitGroup
+	for i, list := range w.sayings {
+		publishing.Go(func() { w.publish(i, list) })
+	}
+	for _, s := range w.steps {
+		time.Sleep(s.at - now())
+		s.do(w)
+		w.look()
+	}
+	publishing.Wait()
+	time.Sleep(w.length - now())
+	w.settle()
+	w.mu.Lock()
+	for _, m := range w.machines {
+		m.cancel()
+	}
+	w.mu.Unlock()
+	w.all.Wait()
+	synctest.Wait()
+}
+
+// publish is one VM's bridge, whose messages arrive once, in order, however long the server is off.
+func (w *world) publish(vm int, list []saying) {
+	conn := w.server.connect(&cable{server: w.server})
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		w.t.Error(err)
+		return
+	}
+	for n, s := range list {
+		time.Sleep(s.at - now())
+		msg := nats.NewMsg(fmt.Sprintf("forewarn.events.vm-%d.%d", vm, n))
+		msg.Header.Set(jetstream.MsgIDHeader, msg.Subject) // each VM's copy is stored
+		msg.Data = s.junk
+		if s.make != nil {
+			ce, err := s.make(time.Now())
+			if err == nil {
+				msg.Header.Set("Content-Type", "application/cloudevents+json")
+				msg.Data, err = ce.MarshalJSON()
+			}
+			if err != nil {
+				w.t.Error(err)
+			}
+		}
+		for {
+			ctx, cancel := context.WithTimeout(w.t.Context(), 2*time.Second)
+			_, err = js.PublishMsg(ctx, msg)
+			cancel()
+			if err == nil {
+				break
+			}
+			time.Sleep(300 * time.Millisecond)
+		}
+	}
+}
+
+func changeSaid(c imds.Change, observer string) func(time.Time) (event.Event, error) {
+	return func(now time.Time) (event.Event, error) {
+		return cloudevent.Wrap(c, cloudevent.Circumstances{
+			Observer: imds.Observer{Name: observer, ResourceGroup: "web"}, Time: now,
+		})
+	}
+}
+
+func bridgeSaid(kind, observer string) func(time.Time) (event.Event, error) {
+	return func(now time.Time) (event.Event, error) {
+		return cloudevent.WrapBridge(cloudevent.BridgePrefix+kind, nil, imds.Observer{Name: observer}, now)
+	}
+}
+
+// look notes how much is pending.
+func (w *world) look() {
+	for _, m := range w.alive() {
+		for _, k := range m.relay.Status().Sinks {
+			w.most = max(w.most, k.Pending)
+		}
+	}
+}
+
+func (w *world) alive() (list []*machine) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.machines {
+		if !m.ended {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// one picks a relay that runs, nil if none does.
+func (w *world) one(n int) *machine {
+	list := w.alive()
+	if len(list) == 0 {
+		return nil
+	}
+	return list[n%len(list)]
+}
+
+func (w *world) changed() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changes = append(w.changes, now())
+}
+
+func (w *world) routesOf(m *machine) (list []bridge.Route) {
+	for _, r := range w.routes {
+		list = append(list, r.route(destination{w, m, r.name}))
+	}
+	return list
+}
+
+func (w *world) startRelay() {
+	w.changed()
+	m := &machine{cable: &cable{server: w.server, latency: 2 * time.Millisecond}, began: now(), died: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	m.cancel = cancel
+	w.mu.Lock()
+	m.name = fmt.Sprintf("relay-%d", len(w.machines)+1)
+	w.machines = append(w.machines, m)
+	w.mu.Unlock()
+	m.relay = relay.New(relay.Options{
+		Connect: m.cable.dial, Stream: "FOREWARN", Routes: w.routesOf(m), Name: m.name, Log: w.log.With("relay", m.name),
+		Unsettled: w.bound,
+	})
+	w.all.Go(func() {
+		if err := m.relay.Run(ctx); err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+// stopRelay stops one as SIGTERM does.
+func (w *world) stopRelay(n int) {
+	if m := w.one(n); m != nil {
+		w.changed()
+		w.mu.Lock()
+		m.ended, m.over = true, now()
+		w.mu.Unlock()
+		m.cancel()
+	}
+}
+
+func (w *world) reloadRelay(n int) {
+	if m := w.one(n); m != nil {
+		w.changed()
+		m.relay.Reload(w.routesOf(m), bridge.SettingsInfo{})
+	}
+}
+
+// killRelay kills one as kill -9 does: nothing leaves its machine any more.
+func (w *world) killRelay(n int) {
+	if m := w.one(n); m != nil {
+		w.kill(m)
+	}
+}
+
+func (w *world) kill(m *machine) {
+	w.changed()
+	w.mu.Lock()
+	if m.ended {
+		w.mu.Unlock()
+		return
+	}
+	m.ended, m.over = true, now()
+	close(m.died)
+	w.breaks = append(w.breaks, breakage{m, true, now(), now()})
+	w.mu.Unlock()
+	m.cable.fail("hangs")
+	m.cancel() // its goroutines end some time; nobody hears of them
+}
+
+// arm has the relay that makes the n-th delivery from now on killed, so long after it.
+func (w *world) arm(n int, burns time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fuse, w.burns = n, burns
+}
+
+func (w *world) failCable(n int, how string, end time.Duration) {
+	m := w.one(n)
+	if m == nil {
+		return
+	}
+	w.mu.Lock()
+	w.breaks = append(w.breaks, breakage{m, false, now(), end})
+	w.mu.Unlock()
+	m.cable.fail(how)
+	w.all.Go(func() {
+		time.Sleep(end - now())
+		if !m.dead() {
+			m.cable.fail("")
+		}
+	})
+}
+
+func (w *world) serverOff(end time.Duration) {
+	w.mu.Lock()
+	w.breaks = append(w.breaks, breakage{nil, false, now(), end})
+	off := w.offUntil > 0
+	w.offUntil = max(w.offUntil, end)
+	w.mu.Unlock()
+	if off {
+		return
+	}
+	w.server.off()
+	w.all.Go(func() {
+		for {
+			w.mu.Lock()
+			left := w.offUntil - now()
+			w.mu.Unlock()
+			if left <= 0 {
+				break
+			}
+			time.Sleep(left)
+		}
+		w.server.on()
+		w.mu.Lock()
+		w.offUntil = 0
+		w.mu.Unlock()
+	})
+}
+
+// settle lets all trouble end, and waits until the relays have done what they can.
+func (w *world) settle() {
+	w.mu.Lock()
+	for _, b := range w.breaks {
+		w.length = max(w.length, b.to)
+	}
+	clear(w.troubles)
+	w.fuse = 0
+	w.mu.Unlock()
+	time.Sleep(w.length - now())
+	if len(w.alive()) == 0 {
+		w.startRelay()
+	}
+	conn := w.server.connect(&cable{server: w.server})
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	time.Sleep(time.Minute)
+	for range 60 {
+		if time.Sleep(time.Minute); len(w.wrong(js)) == 0 {
+			break
+		}
+	}
+	w.left = w.wrong(js)
+	w.stream = readStream(w.t, js)
+	if w.letters, _, err = w.alive()[0].relay.List(w.t.Context(), relay.Selection{State: "dead"}, 1e6); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// wrong says what is not as it should be when all is done.
+func (w *world) wrong(js jetstream.JetStream) (list []string) {
+	ctx := w.t.Context()
+	stream, err := js.Stream(ctx, "FOREWARN")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	kv, err := js.KeyValue(ctx, "FOREWARN_marks")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, r := range w.routes {
+		if e, err := kv.Get(ctx, "cursor."+r.name); err != nil {
+			list = append(list, fmt.Sprintf("the cursor of %s: %v", r.name, err))
+		} else if at, last := cursorOf(w.t, e.Value()), stream.CachedInfo().State.LastSeq; at != last {
+			list = append(list, fmt.Sprintf("the cursor of %s is at %d of %d", r.name, at, last))
+		}
+	}
+	served := map[string]int{}
+	for _, m := range w.alive() {
+		s := m.relay.Status()
+		if !s.Ready {
+			list = append(list, fmt.Sprintf("%s is not ready: %q", m.name, s.Reasons))
+		}
+		for _, k := range s.Sinks {
+			if k.Pending > 0 {
+				list = append(list, fmt.Sprintf("%d are pending for %s", k.Pending, k.Name))
+			}
+			if k.State != bridge.SinkStandby {
+				served[k.Name]++
+			}
+		}
+	}
+	for _, r := range w.routes {
+		if served[r.name] != 1 {
+			list = append(list, fmt.Sprintf("%d relays serve %s", served[r.name], r.name))
+		}
+	}
+	return list
+}
+
+// A said is what the stream holds.
+type said struct {
+	seq     uint64
+	stored  time.Duration
+	to      string // the only sink that it is for, "" for all
+	instead string // the sink that could not deliver it
+	junk    bool
+	handed
+}
+
+// readStream gives all that the stream holds.
+func readStream(t *testing.T, js jetstream.JetStream) (all []said) {
+	stream, err := js.Stream(t.Context(), "FOREWARN")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
+		msg, err := stream.GetMsg(t.Context(), seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := said{seq: seq, stored: msg.Time.Sub(bubbleEpoch), instead: msg.Header.Get("Forewarn-Instead-Of")}
+		fmt.Sscanf(msg.Subject, "forewarn.relay.%s", &s.to)
+		if at := slices.Index([]byte(s.to), '.'); at >= 0 {
+			s.to = s.to[:at]
+		}
+		var ce event.Event
+		if json.Unmarshal(msg.Data, &ce) != nil {
+			s.junk = true
+		} else {
+			s.handed = handedOf(delivery.Delivery{Event: ce})
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// A handed is one delivery as it reached a destination.
+type handed struct {
+	id, event, change string // change is "" for what is about a bridge
+	typ               string // of the CloudEvent
+	kind, source      string // of the Azure event
+	notBefore         time.Duration
+	begun             bool // the Azure event has no NotBefore
+	attempt           int
+	missed            []string
+	receipt, progress string
+	instead           string
+}
+
+func handedOf(d delivery.Delivery) handed {
+	h := handed{id: d.Event.ID(), typ: d.Event.Type(), attempt: d.Attempt, receipt: string(d.Receipt),
+		progress: string(d.Progress)}
+	if d.Instead != nil {
+		h.instead = d.Instead.Sink
+	}
+	for _, m := range d.Missed {
+		h.missed = append(h.missed, m.Change)
+	}
+	if kind, azures := strings.CutPrefix(h.typ, cloudevent.EventPrefix); azures {
+		h.change, h.event = kind, d.Event.Subject()
+		var data struct {
+			Event struct{ EventType, EventSource, NotBefore string }
+		}
+		_ = json.Unmarshal(d.Event.Data(), &data)
+		h.kind, h.source = data.Event.EventType, data.Event.EventSource
+		at, err := time.Parse(time.RFC1123, data.Event.NotBefore)
+		h.notBefore, h.begun = at.Sub(bubbleEpoch), err != nil
+	}
+	return h
+}
+
+// An attempt is one call of a destination.
+type attempt struct {
+	sink       string
+	machine    *machine
+	n          int // in the order in which they ended
+	start, end time.Duration
+	batch      []handed
+	taken      int    // how many the destination has taken
+	how        string // accepted, or the trouble
+	ended      bool   // false if the machine died before
+	settled    bool   // the relay was told that all of the batch is accepted
+
+	newReceipt, newProgress string // that the relay was given to keep
+}
+
+// sinkTrouble makes a destination fail for a while.
+type sinkTrouble struct {
+	sink  string
+	how   string
+	end   time.Duration
+	share int // of the deliveries, in percent
+}
+
+// A destination is where a route's deliveries go, as one machine reaches it.
+type destination struct {
+	w    *world
+	m    *machine
+	name string
+}
+
+// How long a message, or its answer, is on its way; a slow destination's answer; what one asks for that asks to wait.
+const (
+	onTheWay   = 20 * time.Millisecond
+	slowness   = 3 * time.Second
+	retryAfter = 90 * time.Second
+)
+
+var (
+	errDown = errors.New("connection refused")
+	errDead = errors.New("this machine is dead")
+)
+
+func (d destination) Deliver(ctx context.Context, batch []delivery.Delivery) (answer delivery.Answer, err error) {
+	w := d.w
+	if d.m.dead() {
+		return answer, errDead
+	}
+	a := &attempt{sink: d.name, machine: d.m, start: now(), how: "accepted"}
+	for _, one := range batch {
+		a.batch = append(a.batch, handedOf(one))
+	}
+	w.mu.Lock()
+	w.attempts = append(w.attempts, a)
+	if t := w.troubles[d.name]; t.end > now() && chance(w.seed, t.share, d.name, a.batch[0].id, a.batch[0].attempt) {
+		a.how = t.how
+	}
+	w.mu.Unlock()
+	taken, answer, err := d.take(ctx, a)
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a.taken = taken
+	if d.m.dead() {
+		return delivery.Answer{}, errDead
+	}
+	for _, x := range w.attempts {
+		a.n = max(a.n, x.n+1)
+	}
+	a.end, a.ended, a.settled = now(), true, err == nil
+	a.newReceipt, a.newProgress = string(answer.Receipt), string(answer.Progress)
+	if a.settled && w.fuse > 0 {
+		if w.fuse--; w.fuse == 0 {
+			burns := w.burns
+			w.all.Go(func() { time.Sleep(burns); w.kill(d.m) })
+		}
+	}
+	if a.how == "panics" {
+		panic("a destination that panics")
+	}
+	return answer, err
+}
+
+// take takes a batch as the destination does at the moment, and says how many of it.
+func (d destination) take(ctx context.Context, a *attempt) (taken int, answer delivery.Answer, err error) {
+	after := func(wait time.Duration) bool {
+		select {
+		case <-time.After(wait):
+			return true
+		case <-ctx.Done():
+			return false
+		case <-d.m.died:
+			return false
+		}
+	}
+	if !after(onTheWay) {
+		return 0, answer, cmp.Or(ctx.Err(), errDead)
+	}
+	all := len(a.batch)
+	switch a.how {
+	case "is slow":
+		if !after(slowness) {
+			return 0, answer, cmp.Or(ctx.Err(), errDead)
+		}
+		fallthrough
+	case "accepted":
+		if !after(onTheWay) {
+			return all, answer, cmp.Or(ctx.Err(), errDead)
+		}
+		return all, delivery.Answer{Receipt: []byte(a.batch[all-1].id)}, nil
+	case "hangs":
+		after(time.Hour)
+		return 0, answer, cmp.Or(ctx.Err(), errDead)
+	case "is blocked":
+		return 0, answer, fmt.Errorf("%w: 401", delivery.ErrBlocked)
+	case "rejects":
+		return 0, answer, fmt.Errorf("%w: 422", delivery.ErrRejected)
+	case "asks to wait":
+		return 0, answer, &delivery.RetryAfter{After: retryAfter, Err: errors.New("503")}
+	case "loses the answer":
+		return all, answer, errDown
+	case "takes half":
+		return all / 2, answer, errDown
+	case "makes progress": // as far as it comes each time
+		done := fmt.Appendf(nil, "%d of %s", a.batch[0].attempt, a.batch[0].id)
+		return 0, delivery.Answer{Progress: done, Receipt: done}, errDown
+	}
+	return 0, answer, errDown // is down, panics
+}
+
+// chance is the same for the same things in the same simulation.
+func chance(seed uint64, percent int, things ...any) bool {
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, things)
+	return int(h.Sum64()%100) < percent
+}
