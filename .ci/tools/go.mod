@@ -11,6 +11,7 @@ tool (
 )
 
 require (
+	github.com/hanwen/go-fuse/v2 v2.12.1
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2
 	sigs.k8s.io/yaml v1.6.0

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -9,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +21,9 @@ import (
 // kill -9 at random moments loses no change and reorders none, at a webhook that itself comes and goes and at a file.
 // Changes come in waves, each of as many events as FOREWARN_KILL_WAVE says. They count when a poll carried an
 // If-None-Match, because that is the ETag of a document that is committed; until then the document stays as it is.
+//
+// With FOREWARN_DISK, the directory in which .ci/tools/powerloss mounted a disk, every kill is a power loss, which takes
+// what was not synced.
 func TestKillAtAnyMomentLosesNothing(t *testing.T) {
 	t.Parallel()
 	rounds, wave := fromEnv(t, "FOREWARN_KILL_ROUNDS", 50), fromEnv(t, "FOREWARN_KILL_WAVE", 1)
@@ -35,7 +41,8 @@ func TestKillAtAnyMomentLosesNothing(t *testing.T) {
 	}
 	t.Cleanup(hook.close)
 	dir := t.TempDir()
-	audit := filepath.Join(dir, "audit.jsonl")
+	disk := cmp.Or(os.Getenv("FOREWARN_DISK"), dir)
+	audit := filepath.Join(disk, "audit.jsonl")
 	config := filepath.Join(dir, "forewarn.yaml")
 	err = os.WriteFile(config, fmt.Appendf(nil, `
 imds: {endpoint: %q, interval: 100ms}
@@ -44,7 +51,7 @@ listen: ""
 sinks:
   - {name: hook, webhook: {url: %q}}
   - {name: audit, only: {vms: all}, file: {path: %s}}
-`, azure.URL, filepath.Join(dir, "state"), hook.url, audit), 0o600)
+`, azure.URL, filepath.Join(disk, "state"), hook.url, audit), 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,6 +98,9 @@ sinks:
 			}
 		}
 		step()
+		if random.IntN(2) == 0 {
+			power(t, "power-loss-ahead")
+		}
 		fw := forewarn(t, "run", "--config", config)
 		fw.Stderr = &log
 		start := time.Now()
@@ -104,6 +114,7 @@ sinks:
 		}
 		kill(t, fw.Process)
 		_ = fw.Wait()
+		power(t, "power-loss")
 		if !committed(azure, start) {
 			settleDown(t, azure, config, &log, round)
 		}
@@ -151,6 +162,17 @@ func kill(t *testing.T, p *os.Process) {
 	}
 }
 
+// power gives the disk of FOREWARN_DISK a command: power-loss takes what was not synced, power-loss-ahead makes it
+// answer no more from some moment on. Without such a disk it does nothing.
+func power(t *testing.T, command string) {
+	t.Helper()
+	if disk := os.Getenv("FOREWARN_DISK"); disk != "" {
+		if err := os.Mkdir(filepath.Join(disk, command), 0o700); !errors.Is(err, syscall.ECANCELED) {
+			t.Fatalf("the disk answers %v to %s", err, command)
+		}
+	}
+}
+
 // documents counts the polls of the document.
 func documents(requests []imdstest.Request) (n int) {
 	for _, r := range requests {
@@ -185,6 +207,7 @@ func settleDown(t *testing.T, azure *imdstest.Running, config string, log *bytes
 	}
 	kill(t, fw.Process)
 	_ = fw.Wait()
+	power(t, "power-loss")
 }
 
 // deliverAll runs until the webhook has everything, and stops as an operator does.
