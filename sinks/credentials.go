@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -18,6 +19,7 @@ type credentials struct {
 	password source
 	headers  []namedSource
 	signing  []source
+	body     []namedSource
 	identity bool     // a token of a managed identity comes to them
 	carried  []string // keys of what a request shows the destination
 	secure   bool     // the URL has to be https
@@ -30,8 +32,9 @@ type access struct {
 	url     *url.URL
 	host    string // "" for that of the URL
 	header  http.Header
-	keys    [][]byte // to sign with
-	inClear string   // the key of credentials that go to an address of http, "" for none
+	keys    [][]byte          // to sign with
+	body    map[string]string // secrets of the body by name
+	inClear string            // the key of credentials that go to an address of http, "" for none
 	veil    *veil
 }
 
@@ -44,6 +47,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		identity: s.Identity != nil,
 		secure:   s.TLS != TLSSettings{},
 		headers:  namedSources("headers", s.Headers),
+		body:     namedSources("body_secrets", s.BodySecrets),
 		getenv:   h.Getenv,
 	}
 	var wrong KeyErrors
@@ -61,7 +65,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		c.signing = append(c.signing, nested("signing_secrets."+strconv.Itoa(i), v))
 	}
 	wrong.add(c.checkNames(), c.sources().check())
-	c.carried = carriedBy(c, s)
+	c.carried = c.shown()
 	if len(wrong) == 0 {
 		_, err := c.read()
 		wrong.add(err)
@@ -71,9 +75,9 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	return c, wrong.err()
 }
 
-// carriedBy are the keys of what each request shows the destination, but for a user in the URL. A signature shows
+// shown returns the keys of what each request shows the destination, but for a user in the URL. A signature shows
 // nothing of its secret.
-func carriedBy(c credentials, s webhookSettings) (keys []string) {
+func (c credentials) shown() (keys []string) {
 	for _, given := range []source{c.bearer, c.password} {
 		if given.given() {
 			keys = append(keys, given.from())
@@ -87,7 +91,7 @@ func carriedBy(c credentials, s webhookSettings) (keys []string) {
 			keys = append(keys, h.from())
 		}
 	}
-	for _, b := range namedSources("body_secrets", s.BodySecrets) {
+	for _, b := range c.body {
 		keys = append(keys, b.key)
 	}
 	return keys
@@ -96,8 +100,8 @@ func carriedBy(c credentials, s webhookSettings) (keys []string) {
 // sources are all values.
 func (c credentials) sources() sources {
 	all := sources{c.url, c.bearer, c.password}
-	for _, h := range c.headers {
-		all = append(all, h.source)
+	for _, s := range slices.Concat(c.headers, c.body) {
+		all = append(all, s.source)
 	}
 	return append(all, c.signing...)
 }
@@ -122,7 +126,7 @@ func (c credentials) checkNames() error {
 
 // read gets all values as they are now. Its errors are *KeyError and hold no secret.
 func (c credentials) read() (access, error) {
-	a := access{header: make(http.Header), veil: new(veil)}
+	a := access{header: make(http.Header), body: make(map[string]string), veil: new(veil)}
 	var wrong KeyErrors
 	wrong.add(c.readURL(&a))
 	for _, h := range c.headers {
@@ -140,6 +144,12 @@ func (c credentials) read() (access, error) {
 		if h.Text.text == nil {
 			a.veil.hide(value)
 		}
+	}
+	for _, b := range c.body {
+		value, err := b.read(c.getenv)
+		wrong.add(err)
+		a.veil.hide(value)
+		a.body[b.name] = value
 	}
 	authorization, err := c.readAuthorization(a.veil)
 	wrong.add(err)

@@ -76,16 +76,14 @@ type webhook struct {
 	binary   bool
 	body     *templates.Template // nil for a CloudEvent
 	content  string              // media type of body
-	hidden   []namedSource       // that body needs
 	runbook  runbook             // in body
 	log      *slog.Logger
-	getenv   func(string) string
 	zone     *time.Location
 	now      func() time.Time
 }
 
 func openWebhook(s webhookSettings, h Host) (Opened, error) {
-	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, getenv: h.Getenv, log: h.Log}
+	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, log: h.Log}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "structured", "binary"), "mode", "%q is unknown; expected structured or binary", s.Mode)
 	var err error
@@ -106,12 +104,8 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	files := append(w.secrets.sources().files(), s.TLS.files()...)
-	for _, b := range w.hidden {
-		files = append(files, b.files()...)
-	}
 	ready, _ := templates.Body(s.Body)
-	opened := Opened{Sink: w, Secrets: files, Incident: ready.Incident}
+	opened := Opened{Sink: w, Incident: ready.Incident, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
 	if a, err := w.secrets.read(); err == nil {
 		if a.inClear != "" {
 			opened.Notes = append(opened.Notes, noteInClear(a.inClear))
@@ -152,7 +146,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 		return wrong.err()
 	}
 	wrong.when(s.Mode != "", "mode", "is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)
-	wrong.add(w.openBodySecrets(s.BodySecrets), w.runbook.key(s.RunbookURL, s.RunbookURLFile).open(nil))
+	wrong.add(w.runbook.key(s.RunbookURL, s.RunbookURLFile).open(nil))
 	w.content = cmp.Or(s.ContentType, "application/json")
 	_, _, err = mime.ParseMediaType(w.content)
 	wrong.when(err != nil || !validHeaderValue(w.content), "content_type",
@@ -187,37 +181,10 @@ func bodyText(s webhookSettings) (key, text string, err error) {
 	return "body", ready.Text, wrong.err()
 }
 
-// openBodySecrets checks the secrets of the body and reads them once.
-func (w *webhook) openBodySecrets(secrets map[string]Value) error {
-	var wrong KeyErrors
-	w.hidden = namedSources("body_secrets", secrets)
-	for _, b := range w.hidden {
-		wrong.add(b.check())
-	}
-	if len(wrong) == 0 {
-		_, err := w.readBodySecrets(new(veil))
-		wrong.add(err)
-	}
-	return wrong.err()
-}
-
-// readBodySecrets gets the secrets of the body as they are now, and hides them.
-func (w *webhook) readBodySecrets(v *veil) (map[string]string, error) {
-	values := make(map[string]string, len(w.hidden))
-	var wrong KeyErrors
-	for _, b := range w.hidden {
-		value, err := b.read(w.getenv)
-		wrong.add(err)
-		v.hide(value)
-		values[b.name] = value
-	}
-	return values, wrong.err()
-}
-
-// secretNames are the secrets of the body with nothing to see.
+// secretNames are the names of the secrets of the body, each with [secret] for its value.
 func (w *webhook) secretNames() map[string]string {
-	values := make(map[string]string, len(w.hidden))
-	for _, b := range w.hidden {
+	values := make(map[string]string, len(w.secrets.body))
+	for _, b := range w.secrets.body {
 		values[b.name] = hidden
 	}
 	return values
@@ -256,10 +223,6 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	secrets, err := w.readBodySecrets(a.veil)
-	if err != nil {
-		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
-	}
 	if w.identity != nil {
 		token, err := w.identity.get(ctx)
 		if err != nil {
@@ -268,7 +231,7 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		a.veil.hide(token)
 		a.header.Set("Authorization", "Bearer "+token)
 	}
-	req, err := w.request(ctx, a, secrets, batch[0])
+	req, err := w.request(ctx, a, batch[0])
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.veil.over(err.Error()))
 	}
@@ -288,7 +251,8 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	if w.identity != nil {
 		a.header.Set("Authorization", hidden) // a token is only got to be sent
 	}
-	req, err := w.request(context.Background(), a, w.secretNames(), d)
+	a.body = w.secretNames()
+	req, err := w.request(context.Background(), a, d)
 	if err != nil {
 		return "", err
 	}
@@ -319,10 +283,9 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 func (w *webhook) Close() error { return w.caller.Close() }
 
 // request is the whole request for a CloudEvent, signed for this attempt.
-func (w *webhook) request(ctx context.Context, a access, secrets map[string]string,
-	d delivery.Delivery) (*http.Request, error) {
+func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*http.Request, error) {
 	header, ce := a.header.Clone(), d.Event
-	body, err := w.message(d, secrets, header)
+	body, err := w.message(d, a.body, header)
 	if err != nil {
 		return nil, err
 	}
