@@ -8,6 +8,7 @@ import (
 	"net"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -95,6 +96,11 @@ func failure(ctx context.Context, v *veil, from string, class, err error) error 
 		return noAnswer(ctx, v.over(from))
 	}
 	return say(class, v.line(from+": "+err.Error(), false, 500))
+}
+
+// isVisible reports whether a text consists of visible ASCII characters, without spaces.
+func isVisible(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 func oneOf[T comparable](v T, values ...T) bool { return slices.Contains(values, v) }

@@ -16,8 +16,8 @@ const structuredType = "application/cloudevents+json; charset=utf-8"
 // An attribute of a CloudEvent, with its value in canonical form.
 type attribute struct{ name, value string }
 
-// attributes are all attributes of a CloudEvent but datacontenttype, as the binary modes send them: those of the
-// specification first, then the extensions by name. What is absent is left out.
+// attributes returns all attributes that a CloudEvent has but datacontenttype, as the binary modes send them: those of
+// the specification first, then the extensions by name.
 func attributes(ce event.Event) ([]attribute, error) {
 	all := []attribute{
 		{"specversion", ce.SpecVersion()}, {"id", ce.ID()}, {"source", ce.Source()}, {"type", ce.Type()},
@@ -39,8 +39,8 @@ func attributes(ce event.Event) ([]attribute, error) {
 	return all, nil
 }
 
-// encodeAttribute makes an attribute's value fit for a header, as the HTTP and NATS bindings of CloudEvents have it:
-// space, ", % and all outside U+0021 to U+007E become the percent-encoded bytes of their UTF-8.
+// encodeAttribute encodes an attribute's value for a header as the HTTP and NATS bindings of CloudEvents say: space, ",
+// % and all outside U+0021 to U+007E become the percent-encoded bytes of their UTF-8.
 func encodeAttribute(value string) string {
 	const upperHex = "0123456789ABCDEF"
 	if !utf8.ValidString(value) {

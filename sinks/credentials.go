@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// credentials are the values of a webhook's settings that may be secret. They are read at the moment of use.
+// credentials are the values of a webhook's settings that may be secret. They are read on each use.
 type credentials struct {
 	url      source
 	bearer   source
@@ -20,14 +20,14 @@ type credentials struct {
 	headers  []namedSource
 	signing  []source
 	body     []namedSource
-	identity bool     // a token of a managed identity comes to them
+	identity bool     // a managed identity adds a token
 	carried  []string // keys of what a request shows the destination
 	secure   bool     // the URL has to be https
 	insecure bool     // it may be http in spite of what is carried
 	getenv   func(string) string
 }
 
-// access is what credentials say at one moment, and the veil that covers it.
+// access holds the values of credentials at one moment, and the veil that covers them.
 type access struct {
 	url     *url.URL
 	host    string // "" for that of the URL
@@ -97,7 +97,7 @@ func (c credentials) shown() (keys []string) {
 	return keys
 }
 
-// sources are all values.
+// sources returns all values.
 func (c credentials) sources() sources {
 	all := sources{c.url, c.bearer, c.password}
 	for _, s := range slices.Concat(c.headers, c.body) {
@@ -106,7 +106,7 @@ func (c credentials) sources() sources {
 	return append(all, c.signing...)
 }
 
-// checkNames refuses names of headers that are none, stand twice, or are not the settings' to choose.
+// checkNames refuses headers with an invalid name, a name given twice, or one that the settings cannot choose.
 func (c credentials) checkNames() error {
 	var wrong KeyErrors
 	seen := make(map[string]bool)
@@ -124,7 +124,7 @@ func (c credentials) checkNames() error {
 	return wrong.err()
 }
 
-// read gets all values as they are now. Its errors are *KeyError and hold no secret.
+// read returns all values as they are now. Its errors are *KeyError and hold no secret.
 func (c credentials) read() (access, error) {
 	a := access{header: make(http.Header), body: make(map[string]string), veil: new(veil)}
 	var wrong KeyErrors
@@ -207,7 +207,7 @@ func (c credentials) readURL(a *access) error {
 	return nil
 }
 
-// readAuthorization is the value of Authorization, "" when neither bearer nor basic is given.
+// readAuthorization returns the value of Authorization, or "" if neither bearer nor basic is given.
 func (c credentials) readAuthorization(v *veil) (string, error) {
 	switch {
 	case c.bearer.given():
@@ -237,7 +237,7 @@ func basic(username, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(username+":"+password))
 }
 
-// ownHeaders are the headers that the settings cannot choose, and why.
+// ownHeaders are the headers that the settings cannot set, and why.
 var ownHeaders = map[string]string{
 	"Content-Type":        "it follows from mode, or from content_type beside body_text",
 	"Content-Length":      "it follows from the body",
@@ -253,7 +253,7 @@ var ownHeaders = map[string]string{
 	"Proxy-Connection":    "it belongs to the connection",
 }
 
-// refusedHeader says why a header cannot have the name, nil if it can.
+// refusedHeader says why the settings cannot set a header.
 func refusedHeader(name string) error {
 	if !validHeaderName(name) {
 		return errors.New("not the name of a header; expected letters, digits and dashes")

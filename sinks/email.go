@@ -24,7 +24,7 @@ import (
 	"forewarn/templates"
 )
 
-// emailSettings are the keys of mail. What is secret has three forms; see Value.
+// emailSettings are the keys of email. Secrets have three keys; see Value.
 type emailSettings struct {
 	Host           string   `yaml:"host" doc:"mail server"`
 	Port           int      `yaml:"port" doc:"port (default: 587; with tls.mode implicit 465, with none 25)"`
@@ -54,12 +54,11 @@ type emailTLS struct {
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }
 
-// mailPatience is how long handing over a mail may take. A server may look at a mail for minutes before it says that it
-// has it (RFC 5321, section 4.5.3.2.6), and who does not wait for that sends it again.
+// mailPatience is how long sending a mail may take. A server may take minutes to accept it (RFC 5321, section
+// 4.5.3.2.6), and a client that does not wait sends it twice.
 const mailPatience = 2 * time.Minute
 
-// emailTerms: mail is for people, who want the state as it is now, and to be reminded of it. The command that prints a
-// token has a time of its own.
+// emailTerms: people want the state as it is now. The command that prints a token has a timeout of its own.
 var emailTerms = delivery.Terms{
 	Timeout: mailPatience + tokenPatience, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup,
 }
@@ -69,8 +68,8 @@ const (
 	maxMailPart = 256 << 10 // bytes of a part
 )
 
-// email sends each change as a mail to every recipient, in one thread an Azure event. A mail has the same Message-ID
-// whenever it is sent, so that a reader that gets one twice can tell.
+// email sends each change as a mail to every recipient, in one thread per Azure event. A mail has the same Message-ID
+// on each attempt, so that a mail program can drop a copy.
 type email struct {
 	name    string // of the sink
 	server  mailServer
@@ -102,7 +101,7 @@ func openEmail(s emailSettings, h Host) (Opened, error) {
 	return opened, nil
 }
 
-// openServer takes which server to talk to, and how.
+// openServer takes the server and how to reach it.
 func (m *email) openServer(s emailSettings, h Host) error {
 	to := &m.server
 	var wrong KeyErrors
@@ -127,12 +126,10 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	return wrong.err()
 }
 
-// isHelo reports whether a server takes s for the name of a host, or for an address literal.
-func isHelo(s string) bool {
-	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7F }) && len(s) <= 255
-}
+// isHelo reports whether s can be the name of a host or an address literal.
+func isHelo(s string) bool { return isVisible(s) && len(s) <= 255 }
 
-// openAddresses takes who writes and to whom.
+// openAddresses takes the sender and the recipients.
 func (m *email) openAddresses(s emailSettings) error {
 	var wrong KeyErrors
 	wrong.when(s.From == "", "from", "missing; expected an address such as azure@example.com")
@@ -153,22 +150,19 @@ func (m *email) openAddresses(s emailSettings) error {
 	return wrong.err()
 }
 
-// address reads an address as the header of a mail has it. Only such are taken as every server knows.
+// address reads an address in the form of a mail's header. It takes only what every server takes.
 func address(text string) (mail.Address, error) {
 	a, err := mail.ParseAddress(text)
 	if err != nil {
 		return mail.Address{}, fmt.Errorf("%q is not an address; expected one such as ops@example.com", text)
 	}
-	if strings.ContainsFunc(a.Address, func(r rune) bool {
-		return r <= ' ' || r >= 0x7F || r == '<' || r == '>' ||
-			r == '"'
-	}) {
+	if !isVisible(a.Address) || strings.ContainsAny(a.Address, `<>"`) {
 		return mail.Address{}, fmt.Errorf("%q has an address that many servers do not take; expected ASCII only", text)
 	}
 	return *a, nil
 }
 
-// openLogin takes how to log in.
+// openLogin takes the credentials and how to log in.
 func (m *email) openLogin(s emailSettings) error {
 	to := &m.server
 	to.auth, to.username, to.command = cmp.Or(s.Auth, "auto"), s.Username, s.TokenCommand
@@ -213,8 +207,8 @@ func (m *email) openTexts(s emailSettings) error {
 	)
 }
 
-// Deliver sends one mail to those who do not have it yet. It is accepted when everybody has it but those whom the
-// server refuses for good, and rejected when it refuses all. The progress is the list of addresses that have the mail.
+// Deliver sends one mail to the recipients who do not have it yet. It is accepted once all have it but those whom the
+// server refuses for good, and rejected if the server refuses all. The progress is the list of addresses that have it.
 func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	message, err := m.compose(batch, m.messageID(batch))
 	if err != nil {
@@ -223,7 +217,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	var answer delivery.Answer
 	var have, to []string
 	if batch[0].Progress != nil {
-		_ = json.Unmarshal(batch[0].Progress, &have) // what cannot be read is no progress
+		_ = json.Unmarshal(batch[0].Progress, &have) // if it is unreadable, there is none
 	}
 	for _, a := range m.to {
 		if !slices.Contains(have, a.Address) {
@@ -271,9 +265,9 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	return answer, nil
 }
 
-// refusals say who is refused and why, and what that means for the delivery if nobody has the mail: nil for try again
-// while one of them may still get it, else delivery.ErrBlocked if somebody can put one right, else
-// delivery.ErrRejected. names is empty when nobody is refused.
+// refusals lists the refused recipients with the reasons, and returns the class of the delivery if nobody has the mail:
+// nil to retry while one of them may still get it, else delivery.ErrBlocked if somebody can mend one, else
+// delivery.ErrRejected. names is empty if nobody is refused.
 func refusals(to []string, refused []error) (names string, class error) {
 	var all []string
 	var later, blocked bool
@@ -299,17 +293,17 @@ func refusals(to []string, refused []error) (names string, class error) {
 	return names, delivery.ErrRejected
 }
 
-// Connect talks to the server up to the point where a mail would begin.
+// Connect connects and logs in, and sends no mail.
 func (m *email) Connect(ctx context.Context) (string, error) { return m.server.check(ctx) }
 
-// Render shows the mail as it would leave.
+// Render returns the mail that Deliver would send.
 func (m *email) Render(d delivery.Delivery) (string, error) {
 	batch := []delivery.Delivery{d}
 	message, err := m.compose(batch, m.messageID(batch))
 	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
 }
 
-// compose makes the mail. Nothing of it depends on chance, and only its Date on the clock.
+// compose returns the mail. Only its Date depends on the clock, and nothing on chance.
 func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
 	f := fields(batch, m.zone, m.now())
 	m.runbook.put(f, m.log)
@@ -336,11 +330,11 @@ func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
 		msg.SetGenHeader("X-Forewarn-Event", token(ce.Subject()))
 	}
 	msg.SetGenHeader("X-Forewarn-Type", templates.Cut(templates.Line(ce.Type()), 100))
-	msg.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: nobody's absence note is to answer
+	msg.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: no out-of-office reply
 	msg.SetGenHeader("X-Auto-Response-Suppress", "All")  // the same for Exchange
 	msg.SetGenHeader("List-Id", "forewarn <"+strings.ToLower(token(m.name))+".forewarn."+m.domain()+">")
 	if severity, _ := f["severitynumber"].(int); severity >= 17 && f["test"] != true {
-		// Not SetImportance: filters know spam by what it adds for mail readers of the nineties.
+		// Not SetImportance: some headers that it adds look like spam to filters.
 		msg.SetGenHeader("Importance", "high")
 		msg.SetGenHeader("X-Priority", "1")
 	}
@@ -356,7 +350,7 @@ func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
 // A mailText is what a mail says.
 type mailText struct{ subject, text, html string }
 
-// parts is what the templates make of fields.
+// parts returns what the templates make of fields.
 func (m *email) parts(f map[string]any) (t mailText, err error) {
 	if t.subject, err = m.subjectOf(f); err != nil {
 		return t, err
@@ -371,7 +365,7 @@ func (m *email) parts(f map[string]any) (t mailText, err error) {
 	return t, nil
 }
 
-// subjectOf is the subject on one line.
+// subjectOf returns the subject as one line.
 func (m *email) subjectOf(f map[string]any) (string, error) {
 	subject, err := execute(m.subject, f)
 	if err != nil {
@@ -383,7 +377,7 @@ func (m *email) subjectOf(f map[string]any) (string, error) {
 	return subject, nil
 }
 
-// bounds is s as UTF-8 of at most maxMailPart bytes.
+// bounds returns s as UTF-8, cut to maxMailPart bytes.
 func bounds(s string) string {
 	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\ufffd")
 	if len(s) <= maxMailPart {
@@ -392,7 +386,7 @@ func bounds(s string) string {
 	return strings.ToValidUTF8(s[:maxMailPart], "") + "\n…\n"
 }
 
-// messageID is the same for the same message at every attempt: of the CloudEvent, or of all of a group, and the sink.
+// messageID returns an id made of the sink and the CloudEvent, or those of a group: the same on each attempt.
 func (m *email) messageID(batch []delivery.Delivery) string {
 	id := token(batch[0].Event.ID())
 	if len(batch) > 1 {
@@ -405,10 +399,11 @@ func (m *email) messageID(batch []delivery.Delivery) string {
 	return id + "." + m.scope()
 }
 
-// threadID is what all mails about an Azure event refer to, whichever came first: no mail has it.
+// threadID returns the id to which all mails about an Azure event refer, so that their order does not matter. No mail
+// has it.
 func (m *email) threadID(eventID string) string { return token(eventID) + "." + m.scope() }
 
-// scope tells the mails of one sink from those of others.
+// scope returns the part of an id that distinguishes sinks.
 func (m *email) scope() string {
 	sum := sha256.Sum256([]byte(m.name + "\x00" + m.from.Address))
 	return hex.EncodeToString(sum[:4]) + "@" + m.domain()
@@ -419,7 +414,7 @@ func (m *email) domain() string {
 	return domain
 }
 
-// token is s with nothing in it that an identifier of a mail cannot hold.
+// token returns s without what the ids and headers of a mail cannot hold.
 func token(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < 0x80 && (unicode.IsLetter(r) || unicode.IsDigit(r) || r == '-') {

@@ -35,11 +35,11 @@ type execSettings struct {
 	StopGrace time.Duration    `yaml:"stop_grace" default:"5s" doc:"from SIGTERM to SIGKILL for a run that is out of time"`
 }
 
-// execDefaults are what the settings need not say.
+// execDefaults are the defaults of the settings.
 var execDefaults = execSettings{Attempts: 3, Parallel: execTerms.Parallel, StopGrace: 5 * time.Second}
 
-// execTerms: a command acts on what is true now, so what is overtaken is dropped, and it must not act twice after a
-// crash. There is no timeout because the sink has one for each CloudEvent.
+// execTerms: a command acts on what is true now, so an outdated change is dropped, and after a crash no command runs
+// twice. There is no timeout because the sink has one for each CloudEvent.
 var execTerms = delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}
 
 const (
@@ -55,10 +55,10 @@ const (
 
 // command runs a program for each CloudEvent.
 //
-// It ends with everything that it has begun in its process group: a run leaves nothing behind but what has made itself
-// a session of its own. A run that is out of time gets SIGTERM, and SIGKILL after stop_grace; one that is cut off
-// because the bridge ends gets cutGrace instead, so that the bridge can note how it ended before it goes. On Linux a
-// bridge that is killed takes the program with it, though not the program's own children.
+// When a run ends, its process group does: a run leaves nothing behind but daemons that made a session of their own. A
+// run that is out of time gets SIGTERM, and SIGKILL after stop_grace; when the bridge stops, after cutGrace, so that
+// the bridge can still note how it ended. On Linux a bridge that is killed takes the program with it, but not the
+// program's children.
 type command struct {
 	name     string
 	args     []string
@@ -109,7 +109,7 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	return Opened{Sink: c, Secrets: files, Parallel: s.Parallel}, wrong.err()
 }
 
-// refusedVariable says why an environment variable cannot have the name, nil if it can.
+// refusedVariable says why the settings cannot set an environment variable.
 func refusedVariable(name string) error {
 	const first = "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	if name == "" || strings.Trim(name, first+"0123456789") != "" || strings.Trim(name[:1], first) != "" {
@@ -127,8 +127,8 @@ type variable struct {
 	secret      bool // of the settings
 }
 
-// own are the variables of the settings as they are now, and the veil that covers them: all whose values are kept apart
-// from the settings, and of the others those that may be secret.
+// own returns the variables of the settings as they are now, and a veil over them: over all values from files and
+// variables, and over those of the settings that may be secret.
 func (c *command) own() ([]variable, *veil, error) {
 	v := new(veil)
 	var all []variable
@@ -171,14 +171,14 @@ func isPath(value string) bool {
 	return err == nil && info.IsDir()
 }
 
-// environment is all that a run for d sees: a base that does not depend on who started the bridge, what the CloudEvent
-// says, and over both of them the variables of the settings.
+// environment returns the environment of a run for d: a base that does not depend on who started the bridge, the
+// variables of the CloudEvent, and the variables of the settings, which win.
 func (c *command) environment(d delivery.Delivery, own []variable) ([]variable, error) {
-	told, err := eventVariables(d, c.name, c.now())
+	event, err := eventVariables(d, c.name, c.now())
 	if err != nil {
 		return nil, err
 	}
-	all := slices.Concat(baseVariables(c.user, c.getenv), told)
+	all := slices.Concat(baseVariables(c.user, c.getenv), event)
 	for _, v := range own {
 		all = slices.DeleteFunc(all, func(old variable) bool { return old.name == v.name })
 		all = append(all, v)
@@ -186,8 +186,8 @@ func (c *command) environment(d delivery.Delivery, own []variable) ([]variable, 
 	return all, nil
 }
 
-// eventVariables are what the environment says about a CloudEvent. Values lose their NUL bytes, which none can hold,
-// and what is over a bound that every kernel takes: standard input has all of it.
+// eventVariables returns the variables about a CloudEvent, without NUL bytes, which no variable can hold, and cut to
+// what every kernel takes. Standard input has the whole CloudEvent.
 func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable, error) {
 	f := messageFields(d, time.UTC, now)
 	data, _ := f["data"].(map[string]any)
@@ -229,7 +229,7 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 	return all, nil
 }
 
-// Deliver runs the program on the CloudEvent of the batch, which holds one, and waits for its end.
+// Deliver runs the program for the CloudEvent of the batch, which holds one, and waits until it ends.
 func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := context.Cause(ctx); err != nil {
 		return delivery.Answer{}, err
@@ -266,8 +266,8 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	return c.judge(ctx, d, state, out.last(v), took)
 }
 
-// judge says what becomes of a CloudEvent after a run. A run that was out of time failed, unless it was done all the
-// same; one that was cut off because the bridge ends did not even fail.
+// judge returns what a run means for the CloudEvent. A run that was out of time failed, unless it exited with 0; one
+// that the stop of the bridge ended is repeated and does not count.
 func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string,
 	took time.Duration) (delivery.Answer, error) {
 	how := strings.Replace(state.String(), "exit status", "exit", 1)
@@ -297,12 +297,12 @@ func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.Proc
 
 // The exit codes that are no plain failure, as in sysexits.h.
 const (
-	exitTempFail = 75 // once more, later
+	exitTempFail = 75 // retry later
 	exitConfig   = 78 // somebody has to act
 )
 
-// limit is how long a run for a delivery may last: until NotBefore, because then it is too late to prepare for what was
-// announced, but no longer than maxRun, and that long when nothing lies ahead.
+// limit returns how long a run may last: until NotBefore, when it is too late to prepare, and at most maxRun, also if
+// nothing lies ahead.
 func (c *command) limit(d delivery.Delivery) time.Duration {
 	if left := begins(d).Sub(c.now()); left > 0 {
 		return min(left, maxRun)
@@ -310,8 +310,8 @@ func (c *command) limit(d delivery.Delivery) time.Duration {
 	return maxRun
 }
 
-// begins is when the Azure event of a delivery begins, as far as it is known now: with a lead that may have moved since
-// the CloudEvent was committed. It is zero when nobody knows, and for what has begun.
+// begins returns when the Azure event of a delivery begins, as is known now: while a delivery waits for its lead, that
+// may have moved. It is zero if the time is unknown or the event has begun.
 func begins(d delivery.Delivery) time.Time {
 	f := cloudevent.Fields(d.Event)
 	if f["azeventstatus"] == "Started" {
@@ -325,7 +325,7 @@ func begins(d delivery.Delivery) time.Time {
 	return at
 }
 
-// message is what a run gets to read, and its environment.
+// message returns the standard input and the environment of a run.
 func (c *command) message(d delivery.Delivery, own []variable) (input []byte, env []variable, err error) {
 	text, err := d.Event.MarshalJSON()
 	if err != nil {
@@ -340,7 +340,7 @@ func (c *command) message(d delivery.Delivery, own []variable) (input []byte, en
 	return b.Bytes(), env, err
 }
 
-// find is the path of the program. A name is looked for in the PATH that the program will see.
+// find returns the path of the program. It looks for a name in the PATH of the run.
 func (c *command) find(env []variable) (string, error) {
 	name := c.args[0]
 	if filepath.IsAbs(name) {
@@ -363,7 +363,7 @@ func (c *command) find(env []variable) (string, error) {
 	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, path)
 }
 
-// run runs the program to its end.
+// run runs the program until it ends.
 func (c *command) run(ctx context.Context, path string, env []variable, input []byte,
 	out io.Writer) (*os.ProcessState, error) {
 	cmd := &exec.Cmd{
@@ -409,7 +409,7 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 	return cmd.Wait()
 }
 
-// classOfStart says what it means that a program did not even start.
+// classOfStart returns the error for a program that did not start.
 func classOfStart(err error) error {
 	err = fmt.Errorf("start the command: %w", err)
 	lasting := []error{fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOTDIR}
@@ -421,7 +421,7 @@ func classOfStart(err error) error {
 	return err
 }
 
-// Render shows what a run would be: the command line, the environment and what stands on standard input.
+// Render returns the command line, the environment and the standard input of a run.
 func (c *command) Render(d delivery.Delivery) (string, error) {
 	own, _, err := c.own()
 	if err != nil {
@@ -449,7 +449,7 @@ func (c *command) Render(d delivery.Delivery) (string, error) {
 	return b.String(), nil
 }
 
-// quoted is a text that may hold anything, in quotes if that is needed to see where it ends.
+// quoted returns a text in quotes if it needs them to show where it ends.
 func quoted(s string) string {
 	if s == "" || strings.ContainsAny(s, " '`$\\*?") || strconv.Quote(s) != `"`+s+`"` {
 		return strconv.Quote(s)
@@ -457,7 +457,7 @@ func quoted(s string) string {
 	return s
 }
 
-// Connect looks whether the program and its directory are there, and whether the program may be run. It runs nothing.
+// Connect checks that the program and its directory exist and that the program may run. It runs nothing.
 func (c *command) Connect(context.Context) (string, error) {
 	own, _, err := c.own()
 	if err != nil {
@@ -475,7 +475,7 @@ func (c *command) Connect(context.Context) (string, error) {
 		err = c.user.mayRun(path)
 	}
 	if err == nil {
-		err = c.user.mayRun(c.dir) // to enter a directory takes the same right
+		err = c.user.mayRun(c.dir) // entering a directory takes the same right
 	}
 	if err != nil {
 		return "", classOfStart(err)
@@ -513,13 +513,13 @@ func (o *output) text(v *veil) string {
 	return shorten(lines(v, head[:max(0, len(head)-v.longest)]), lines(v, tail[min(len(tail), v.longest):]))
 }
 
-// last is the last line of the output that says anything.
+// last returns the last line of the output that is not empty.
 func (o *output) last(v *veil) string {
 	text := o.text(v)
 	return v.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
 }
 
-// shorten joins the beginning of one text and the end of another to maxOutput bytes at most.
+// shorten joins the beginning of one text and the end of another to at most maxOutput bytes.
 func shorten(head, tail string) string {
 	const gap, half = "\n…\n", maxOutput/2 - 8
 	head = strings.ToValidUTF8(head[:min(len(head), half)], "")
@@ -527,7 +527,7 @@ func shorten(head, tail string) string {
 	return head + gap + tail
 }
 
-// lines makes every line of a text fit to be shown, and leaves out the empty ones.
+// lines returns the lines of a text as they may be shown, without empty ones.
 func lines(v *veil, text string) string {
 	var all []string
 	for line := range strings.Lines(text) {

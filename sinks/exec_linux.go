@@ -7,7 +7,7 @@ import (
 )
 
 // processAttributes give the program a session of its own, and make it die with the bridge. The session is a process
-// group too, and has no terminal: whoever the program runs as cannot type into that of whoever started the bridge.
+// group and has no terminal, so that a program of another user cannot write into the terminal of root.
 func processAttributes(a account) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Credential: a.credential, Pdeathsig: syscall.SIGKILL}
 }

@@ -18,13 +18,13 @@ import (
 // startErrors are those that stay until somebody acts, beside what every system has.
 var startErrors = []error{syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.E2BIG}
 
-// An account is whom a program runs as.
+// An account is the user that a program runs as.
 type account struct {
 	name, home string
 	credential *syscall.Credential // nil for the bridge's own
 }
 
-// findAccount looks up a user, without a name the one that the bridge runs as. Only root can become somebody else.
+// findAccount looks up a user; without a name, the bridge's own. Only root can run a program as another user.
 func findAccount(name string) (account, error) {
 	if name == "" {
 		u, err := user.Current()
@@ -57,8 +57,8 @@ func findAccount(name string) (account, error) {
 	return a, nil
 }
 
-// mayRun reports whether the account may run the file, or enter the directory, at path. It goes by the mode of
-// everything on the way; lists of access rights are not looked at.
+// mayRun reports whether the account may run the file, or enter the directory, at path. It checks the modes of
+// everything on the way, but no access control lists.
 func (a account) mayRun(path string) error {
 	for {
 		info, err := os.Stat(path)
@@ -80,7 +80,7 @@ func (a account) hasX(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	c, mode := a.credential, info.Mode()
 	switch {
-	case c == nil || !ok: // it is the system that says so when the program is looked for
+	case c == nil || !ok: // find has checked it
 		return true
 	case c.Uid == 0:
 		return info.IsDir() || mode&0o111 != 0
@@ -92,8 +92,8 @@ func (a account) hasX(info fs.FileInfo) bool {
 	return mode&0o001 != 0
 }
 
-// baseVariables are those that every program sees. They do not depend on who started the bridge, so that a program
-// finds the same as a service and in a trial by hand.
+// baseVariables are the variables of every program. They do not depend on who started the bridge, so that a trial by
+// hand is like the service.
 func baseVariables(a account, _ func(string) string) []variable {
 	all := []variable{
 		{name: "PATH", value: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
@@ -111,7 +111,7 @@ type processGroup struct {
 	pid int
 
 	mu   sync.Mutex
-	gone bool // the program's id may be another one's by now
+	gone bool // the program's id may belong to another by now
 }
 
 func newProcessGroup(p *os.Process) *processGroup { return &processGroup{pid: p.Pid} }
@@ -127,7 +127,7 @@ func (f *processGroup) signal(s syscall.Signal) {
 	}
 }
 
-// close says that the program has ended and its id is given free.
+// close notes that the program has ended and its id is free.
 func (f *processGroup) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

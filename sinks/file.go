@@ -26,7 +26,7 @@ type fileSettings struct {
 	Keep        int           `yaml:"keep" default:"0" doc:"how many old files to keep; 0 keeps all"`
 }
 
-// fileTerms: a file is for the record, which holds everything, however late.
+// fileTerms: a record holds every change, however late.
 var fileTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 256}
 
 func openFile(s fileSettings, h Host) (Opened, error) {
@@ -51,14 +51,14 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	return Opened{Sink: f}, nil
 }
 
-// stream writes one CloudEvent a line to a stream that is somebody else's.
+// stream writes one CloudEvent a line to the program's standard output.
 type stream struct {
 	jsonLine
 	w    io.Writer
-	torn bool // the last line was not written to its end
+	torn bool // the last line is incomplete
 }
 
-// Deliver writes the batch at once. A write that has begun is not ended by ctx.
+// Deliver writes the batch in one write, which ctx does not interrupt.
 func (s *stream) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	lines, err := jsonLines(batch)
 	if err != nil {
@@ -87,10 +87,10 @@ func (jsonLine) Render(d delivery.Delivery) (string, error) {
 	return string(line), err
 }
 
-// Connect reaches nothing: there is nothing to reach.
+// Connect has nothing to check.
 func (s *stream) Connect(context.Context) (string, error) { return "standard output", nil }
 
-// Connect opens the file as a delivery would, or tries whether it can be made, and leaves all as it was.
+// Connect checks that a delivery could write to the file, and changes nothing.
 func (f *file) Connect(context.Context) (string, error) {
 	if err := f.writable(); err != nil {
 		return "", classOfFile(err)
@@ -113,7 +113,7 @@ func (f *file) writable() error {
 		return err
 	}
 	dir := filepath.Dir(f.path)
-	for missing(dir) && filepath.Dir(dir) != dir { // what is missing, a delivery makes
+	for missing(dir) && filepath.Dir(dir) != dir { // a delivery makes the missing ones
 		dir = filepath.Dir(dir)
 	}
 	file, err := os.CreateTemp(dir, ".forewarn-check-*")
@@ -123,8 +123,8 @@ func (f *file) writable() error {
 	return errors.Join(file.Close(), os.Remove(file.Name()))
 }
 
-// file appends one CloudEvent a line to a file. Between two deliveries it holds nothing open, so that the file may be
-// renamed, rotated by others or taken away at any time.
+// file appends one CloudEvent a line to a file. It holds nothing open between two deliveries, so that others can
+// rename, rotate or delete the file at any time.
 type file struct {
 	jsonLine
 	path     string
@@ -136,8 +136,8 @@ type file struct {
 	stuck    string                        // why the last rotation failed
 }
 
-// Deliver appends the batch and returns when it is on disk. Work that has begun is not ended by ctx. A batch that
-// could not be written whole is taken back.
+// Deliver appends the batch and returns when it is on disk. ctx does not interrupt it. A batch that cannot be written
+// whole is taken back.
 func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	lines, err := jsonLines(batch)
 	if err != nil {
@@ -152,10 +152,10 @@ func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 	return delivery.Answer{Status: "written"}, nil
 }
 
-// errIrregular refuses what would not keep what is written to it, such as a directory, a pipe or a device.
+// errIrregular refuses what keeps nothing that is written to it, such as a pipe or a device.
 var errIrregular = errors.New("is not a regular file")
 
-// errForeign refuses what root finds in another user's directory and that user may not write to.
+// errForeign refuses a file in another user's directory that is neither root's nor that user's.
 var errForeign = errors.New("is not the directory owner's")
 
 func (f *file) append(lines []byte) error {
@@ -213,8 +213,8 @@ func (f *file) appendTo(file *os.File, lines []byte) error {
 	return err
 }
 
-// takeBack cuts off the last n bytes of what was old bytes long before, unless another program has written meanwhile.
-// It opens the file a second time, because not every system cuts a file that was opened for appending.
+// takeBack cuts a file back to its old size if n bytes were added since, and nothing by another program. It opens the
+// file a second time, because not every system can cut a file that is open for appending.
 func takeBack(file *os.File, old, n int64) error {
 	if n <= 0 {
 		return nil
@@ -235,7 +235,7 @@ func takeBack(file *os.File, old, n int64) error {
 	return again.Truncate(old)
 }
 
-// makeDir makes a directory and those above it, where they are missing.
+// makeDir makes a directory and those above it that are missing.
 func makeDir(path string) error {
 	above := filepath.Dir(path)
 	info, err := os.Stat(path)
@@ -254,7 +254,7 @@ func makeDir(path string) error {
 	return syncDir(above)
 }
 
-// syncDir makes the names in a directory durable, where the system can. Some file systems cannot, and say so.
+// syncDir makes the names in a directory durable, where the file system can.
 func syncDir(path string) error {
 	if runtime.GOOS == "windows" {
 		return nil
@@ -273,7 +273,8 @@ func syncDir(path string) error {
 	return nil
 }
 
-// classOfFile says what a failure means: those that somebody has to end are blocked, a full or broken disk may mend.
+// classOfFile returns err with its class and the remedy: blocked if somebody has to act, else to be retried, such as a
+// full disk.
 func classOfFile(err error) error {
 	remedy := ""
 	switch {
@@ -293,7 +294,7 @@ func classOfFile(err error) error {
 	return fmt.Errorf("%w: %w: %s", delivery.ErrBlocked, err, remedy)
 }
 
-// jsonLines are the CloudEvents of a batch in structured mode, one a line.
+// jsonLines returns the CloudEvents of a batch in structured mode, one a line.
 func jsonLines(batch []delivery.Delivery) ([]byte, error) {
 	var b bytes.Buffer
 	for _, d := range batch {

@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,21 +27,21 @@ const (
 	idleTime    = 30 * time.Second // after which a connection is closed
 )
 
-// A caller makes the HTTP requests of one sink. It has a transport of its own, made at the first request and made anew
-// when a TLS file has changed. It uses no http.Client, because all that one adds is redirects and cookies.
+// A caller makes the HTTP requests of one sink. Its transport is made at the first request and again when a TLS file
+// has changed. It uses no http.Client, which would only add redirects and cookies.
 type caller struct {
 	tls       TLSSettings
 	proxy     func(*http.Request) (*url.URL, error)
-	where     string // proxy has its address from
+	where     string // the setting that proxy comes from
 	dial      Dialer
-	blockedOn []int // statuses by which this destination refuses credentials, beside those that everybody has
+	blockedOn []int // more statuses that block
 
-	mu        sync.Mutex // for what follows: Close may come while a request is given up
+	mu        sync.Mutex // guards what follows: Close may come while a request is given up
 	transport *http.Transport
 	stamp     string // of the TLS files when transport was made
 }
 
-// newCaller checks the settings. proxy is empty for that of the environment, none, or a URL.
+// newCaller checks the settings. proxy is a URL, none, or empty for the proxy of the environment.
 func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 	c := &caller{tls: t, proxy: h.Proxy, where: "the environment's proxy", dial: h.dialer(connectTime)}
 	var wrong KeyErrors
@@ -73,7 +74,7 @@ func (c *caller) closeIdle() {
 	}
 }
 
-// current is the transport for the TLS files as they are now.
+// current returns the transport for the TLS files as they are now.
 func (c *caller) current() (*http.Transport, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,7 +106,7 @@ func (c *caller) current() (*http.Transport, error) {
 	return c.transport, nil
 }
 
-// do makes one request and judges how it ended. What it says went through the veil.
+// do makes one request and judges its answer. Its answer and errors went through the veil.
 func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
 	r, err := c.fetch(req, v)
 	if err != nil {
@@ -118,7 +119,7 @@ func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
 	return judge(class, r, origin(req.URL), v)
 }
 
-// proxyOf is the proxy for a request, nil for none.
+// proxyOf returns the proxy for a request, nil for none.
 func (c *caller) proxyOf(req *http.Request, v *veil) (*url.URL, error) {
 	if c.proxy == nil {
 		return nil, nil
@@ -133,7 +134,8 @@ func (c *caller) proxyOf(req *http.Request, v *veil) (*url.URL, error) {
 	return p, nil
 }
 
-// fetch makes one request. Its errors have a class and went through the veil; the response did not.
+// fetch makes one request. Its errors have a class and went through the veil; the response did not. It reads as much of
+// a response as arrives before ctx ends.
 func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 	transport, err := c.current()
 	if err != nil {
@@ -149,12 +151,12 @@ func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 		return response{}, failure(req.Context(), v, origin(req.URL), classOfFailure(err), err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // what there is of it by the end of ctx
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	cut := err != nil || len(body) == maxAnswer
 	return response{resp.StatusCode, resp.Header, string(body), cut}, nil
 }
 
-// connect reaches the destination, and agrees on TLS with it, without a request. Behind a proxy it only reaches that.
+// connect connects to the destination and starts TLS, without a request. With a proxy it connects to the proxy only.
 func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, error) {
 	transport, err := c.current()
 	if err != nil {
@@ -186,7 +188,7 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 	return v.over("reached " + origin(at)), nil
 }
 
-// dialed is the host and port of a URL.
+// dialed returns the host and port of a URL.
 func dialed(u *url.URL) string {
 	port := u.Port()
 	if port == "" {
@@ -204,7 +206,7 @@ func parseURL(text, otherwise string, schemes ...string) (*url.URL, error) {
 	return u, checkHost(u)
 }
 
-// checkHost refuses a host that no resolver could know. Its errors do not show it.
+// checkHost refuses a host that no resolver could find, and an invalid port. Its errors do not show them.
 func checkHost(u *url.URL) error {
 	host := u.Hostname()
 	if _, err := netip.ParseAddr(host); err != nil && strings.ContainsFunc(host, func(r rune) bool {
@@ -221,10 +223,10 @@ func checkHost(u *url.URL) error {
 	return nil
 }
 
-// origin is what a veil shows of a URL, with or without its host.
+// origin returns a URL without what a veil hides, but for the host, which a veil may hide too.
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
-// A response is what judge looks at.
+// A response is an answer of a destination.
 type response struct {
 	status int
 	header http.Header
@@ -248,8 +250,7 @@ func judge(class error, r response, origin string, v *veil) (delivery.Answer, er
 	return answer, r.later(say(class, text))
 }
 
-// proxyAnswer refuses a proxy's answer to CONNECT by its status. Whatever a proxy says, it says nothing about the
-// CloudEvent, so nothing is ever rejected because of it.
+// proxyAnswer returns the error for a proxy's answer to CONNECT. No answer of a proxy rejects a CloudEvent.
 func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Response) error {
 	if resp.StatusCode == http.StatusOK {
 		return nil
@@ -261,18 +262,13 @@ func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Resp
 	return &verdict{class, "the proxy answered " + statusLine(resp.StatusCode)}
 }
 
-// statusLine is a status with its registered name. What the destination calls it may be anything.
+// statusLine returns a status with its registered name. The destination may call it anything.
 func statusLine(status int) string {
 	return strings.TrimSpace(fmt.Sprint(status, " ", http.StatusText(status)))
 }
 
-// requestID is the id that the destination gave the request, to find it again in its logs.
+// requestID returns the id of the request in the destination's logs.
 func requestID(h http.Header) string {
-	for _, name := range []string{"X-Request-Id", "Request-Id", "X-Ms-Request-Id", "X-Amzn-Requestid",
-		"X-Correlation-Id"} {
-		if id := h.Get(name); id != "" {
-			return id
-		}
-	}
-	return ""
+	return cmp.Or(h.Get("X-Request-Id"), h.Get("Request-Id"), h.Get("X-Ms-Request-Id"), h.Get("X-Amzn-Requestid"),
+		h.Get("X-Correlation-Id"))
 }

@@ -144,7 +144,6 @@ func TestFailuresHaveClasses(t *testing.T) {
 // A destination that is slow to say why is still heard for its status; one that accepted is believed at once, whatever
 // follows.
 func TestAnswersCountBeforeTheirBodiesEnd(t *testing.T) {
-	t.Parallel()
 	for status, want := range map[int]string{200: accepted, 400: rejected, 503: again} {
 		ctx, cancel := context.WithCancel(t.Context())
 		srv := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

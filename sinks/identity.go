@@ -23,18 +23,18 @@ type identitySettings struct {
 	ClientID string `yaml:"client_id" doc:"which user-assigned identity, if the VM has several"`
 }
 
-// renewBefore is how long before its end a token is no longer used.
+// renewBefore is how long before it expires a token is no longer used.
 const renewBefore = 5 * time.Minute
 
-// An identity gets the tokens of a managed identity of this VM from the metadata service, which is never reached
-// through a proxy and never redirects. It keeps one in memory until shortly before its end.
+// An identity gets tokens of a managed identity of this VM from the metadata service, without a proxy and without
+// redirects. It keeps a token in memory until shortly before it expires.
 type identity struct {
 	settings identitySettings
 	url      string
 	caller   *caller
 	now      func() time.Time
 
-	mu    sync.Mutex // for what follows
+	mu    sync.Mutex // guards what follows
 	token Secret
 	until time.Time // when token is no longer used
 }
@@ -59,7 +59,7 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 	}, wrong.err()
 }
 
-// get is a token that lasts.
+// get returns a valid token.
 func (i *identity) get(ctx context.Context) (string, error) {
 	i.mu.Lock()
 	token, until := i.token, i.until
@@ -77,14 +77,14 @@ func (i *identity) get(ctx context.Context) (string, error) {
 	return fresh, nil
 }
 
-// drop forgets the token, so that the next attempt has a new one.
+// drop forgets the token. The next attempt gets a new one.
 func (i *identity) drop() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.token = Secret{}
 }
 
-// ask gets a new token, and how long it lasts.
+// ask returns a new token and how long it is valid.
 func (i *identity) ask(ctx context.Context) (token string, life time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, i.url, nil)
 	if err != nil {
@@ -105,9 +105,8 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 	return readToken(r.body, i.now())
 }
 
-// refused says what it means that there is no token. Of all refusals only those that the metadata service itself calls
-// passing are tried again: 404 and 410 are its answers while it is being updated. Only 400 says that there is no
-// identity.
+// refused returns the error for an answer without a token. Only what the metadata service documents as temporary is
+// retried: it answers 404 and 410 while it is being updated. Only 400 says that there is no identity.
 func (i *identity) refused(status int, body string) error {
 	var why struct {
 		Description string `json:"error_description"`
@@ -130,8 +129,8 @@ func (i *identity) refused(status int, body string) error {
 	return say(delivery.ErrBlocked, text)
 }
 
-// readToken takes the token out of an answer. How long it lasts goes by the answer's own count of seconds, so that our
-// clock need not be right; without that, by the time of its end.
+// readToken returns the token of an answer and how long it is valid: the seconds in the answer, for which this VM's
+// clock need not be right, or else until the time of its end.
 func readToken(body string, now time.Time) (token string, life time.Duration, err error) {
 	var a struct {
 		Token string `json:"access_token"`
@@ -150,11 +149,11 @@ func readToken(body string, now time.Time) (token string, life time.Duration, er
 	return a.Token, life, nil
 }
 
-// count is a number of seconds that is written as a text, and by some stand-ins as a number. What is neither, or is
-// more than any token lasts, is 0.
+// count is a number of seconds, which Azure writes as a text and some stand-ins as a number. Anything else, and what is
+// longer than any token is valid, is 0.
 type count int64
 
-// UnmarshalJSON takes both forms.
+// UnmarshalJSON reads both forms.
 func (c *count) UnmarshalJSON(text []byte) error {
 	n, err := strconv.ParseUint(strings.Trim(string(text), `"`), 10, 33)
 	if err != nil {

@@ -27,22 +27,22 @@ type Kind struct {
 	Fields map[string]Field
 }
 
-// An Audience is who is at the other end of a kind, which decides what it is told beside Azure's changes.
+// An Audience is who reads what a kind delivers. It decides what they get beside Azure's changes.
 type Audience int
 
 const (
 	Machines Audience = iota // nothing else
-	People                   // trouble of the bridge's own, and again how long is left before an event
-	Actors                   // nothing else; a delivery does something rather than tells of it
+	People                   // trouble of the bridge, and reminders before an event
+	Actors                   // nothing else; a delivery runs something
 )
 
-// A Field is a name that only the templates of one kind see.
+// A Field is a name that only the templates of one kind can use.
 type Field struct {
 	Doc  string
-	Zero any // its value when there is nothing to say
+	Zero any // its empty value
 }
 
-// addFields puts the fields of a kind beside those that all see, with nothing to say.
+// addFields adds the empty fields of a kind to those of all kinds.
 func addFields(all map[string]any, own map[string]Field) {
 	for name, f := range own {
 		all[name] = f.Zero
@@ -69,7 +69,7 @@ var Kinds = map[string]Kind{
 	"webhook": {Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, Fields: webhookFields},
 }
 
-// opens makes open a Kind's: with its settings, which are the defaults where a section says nothing.
+// opens makes a Kind's Open of open, which gets the settings: the section's, and the defaults for what it leaves out.
 func opens[S any](defaults S, open func(s S, h Host) (Opened, error)) func(func(any) error, Host) (Opened, error) {
 	return func(decode func(any) error, h Host) (Opened, error) {
 		s := defaults
@@ -80,7 +80,7 @@ func opens[S any](defaults S, open func(s S, h Host) (Opened, error)) func(func(
 	}
 }
 
-// Host is what the program lends to its sinks, so that they neither read the environment nor write to its streams.
+// Host is what the program gives its sinks, so that they read no environment and write to no stream of the program.
 type Host struct {
 	Name     string // of the sink that is opened
 	Getenv   func(string) string
@@ -99,7 +99,7 @@ type Host struct {
 // A Dialer connects to an address, as net.Dialer.DialContext does.
 type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
-// dialer is Dial, or the network's, which is given so long for a connection; 0 sets no limit.
+// dialer returns Dial, or one for the network that connects within limit; 0 sets none.
 func (h Host) dialer(limit time.Duration) Dialer {
 	if h.Dial != nil {
 		return h.Dial
@@ -117,7 +117,7 @@ type KeyError struct {
 func (e *KeyError) Error() string { return e.Key + ": " + e.Err.Error() }
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// KeyErrors are all that is wrong with a sink's settings, or with what they name.
+// KeyErrors are all the errors in a sink's settings and in what they name.
 type KeyErrors []error
 
 func (e KeyErrors) Error() string {
@@ -142,7 +142,7 @@ func (e *KeyErrors) add(errs ...error) {
 	}
 }
 
-// when adds what is wrong at a key, if it is.
+// when adds an error at a key if something is wrong there.
 func (e *KeyErrors) when(wrong bool, key, format string, args ...any) {
 	if wrong {
 		e.add(&KeyError{key, fmt.Errorf(format, args...)})
@@ -160,7 +160,7 @@ func (e KeyErrors) err() error {
 	return e
 }
 
-// peopleGroup has people hear of a wave of events at once.
+// peopleGroup makes one message for people of a wave of events.
 var peopleGroup = delivery.Digest{Above: 5, Within: 20 * time.Second}
 
 const week = 7 * 24 * time.Hour

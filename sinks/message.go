@@ -14,7 +14,7 @@ import (
 	"forewarn/templates"
 )
 
-// MessageDocs says what each name is that the templates of a message see beside those of cloudevent.Fields.
+// MessageDocs explains the names that the templates of a message can use beside those of cloudevent.Fields.
 var MessageDocs = map[string]string{
 	"now":        "when the message is made, RFC 3339; it differs from time when the message is late",
 	"zone":       "the setting timezone, such as Europe/Berlin",
@@ -25,19 +25,19 @@ var MessageDocs = map[string]string{
 	"test":       "whether it is a message of forewarn send; change is then that of the sample",
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
 	"begun":      "when the observer first saw that it has begun, RFC 3339; empty before that",
-	"instead":    "when another sink should have told it and could not: its name in sink, what it did in why; else nil",
+	"instead":    "when another sink could not deliver it: that sink's name in sink, what went wrong in why; else nil",
 	"runbook":    "the link that runbook_url gives; else empty",
 	"cloudevent": "the whole CloudEvent, for {{json .cloudevent}}",
 	"group":      "the fields of every CloudEvent that the message stands for, this one first; more than one for a group",
 }
 
-// MessageFields are what the templates of a message about one delivery see, whoever makes it.
+// MessageFields returns the fields for the templates of a message about one delivery.
 func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	return fields([]delivery.Delivery{d}, zone, now)
 }
 
-// fields is what the templates of a message see: cloudevent.Fields, and what is known only when the message is made.
-// The batch holds one delivery, or those of a group.
+// fields returns the fields for the templates of a message: cloudevent.Fields, and what is known only when the message
+// is made. The batch holds one delivery, or those of a group.
 func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
@@ -93,8 +93,8 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	return f
 }
 
-// classOfWhy is the class of another sink's error in words. The whole error may hold what its destination said, which
-// is not for everybody who reads this one.
+// classOfWhy says in a few words why another sink failed. Its whole error may quote that sink's destination, which this
+// sink's readers must not see.
 func classOfWhy(why string) string {
 	switch {
 	case strings.HasPrefix(why, delivery.ErrBlocked.Error()):
@@ -105,8 +105,8 @@ func classOfWhy(why string) string {
 	return "couldn't deliver it"
 }
 
-// microseconds is v with the times in it cut to six fractional digits: more than that, .NET's Newtonsoft.Json, which
-// Azure's own services use, reads as text. What Azure sent stays as it is.
+// microseconds returns v with its times cut to six fractional digits. Newtonsoft.Json for .NET, which Azure's own
+// services use, reads a longer time as text. What Azure sent stays as it is.
 func microseconds(name string, v any) any {
 	switch v := v.(type) {
 	case string:
@@ -128,7 +128,7 @@ func microseconds(name string, v any) any {
 	return v
 }
 
-// execute is what a template makes of fields.
+// execute returns what a template makes of fields.
 func execute(t *templates.Template, fields map[string]any) (string, error) {
 	var b strings.Builder
 	err := t.Execute(&b, fields)
@@ -155,8 +155,7 @@ func (r runbook) put(f map[string]any, log *slog.Logger) {
 
 const maxLink = 2000 // characters
 
-// link is the link for a message, "" for none. There is none where the template would put in a field that is empty,
-// because such a link leads nowhere.
+// link returns the link for a message, or "". A link with an empty field in it leads nowhere, so there is none.
 func (r runbook) link(f map[string]any) (string, error) {
 	if r.template == nil {
 		return "", nil
@@ -187,7 +186,7 @@ func (r runbook) link(f map[string]any) (string, error) {
 	return link, nil
 }
 
-// encodeURL encodes what cannot stand in a URL, and leaves what is encoded already.
+// encodeURL percent-encodes what a URL cannot hold. What is encoded already stays.
 func encodeURL(s string) string {
 	var b strings.Builder
 	for i := range len(s) {

@@ -10,7 +10,7 @@ import (
 	"forewarn/templates"
 )
 
-// messageShape is the shape of what fields gives, with the fields of one kind.
+// messageShape returns the shape of the fields of a message, with those of one kind.
 func messageShape(own map[string]Field) *templates.Shape {
 	s := shapeOf(cloudevent.FieldDocs, MessageDocs)
 	s.Names["instead"] = names("sink", "why")
@@ -24,7 +24,7 @@ func messageShape(own map[string]Field) *templates.Shape {
 	return s
 }
 
-// shapeOf has all names that are explained in one of docs, and those in data.
+// shapeOf returns the shape of all names that one of docs explains, and of data.
 func shapeOf(docs ...map[string]string) *templates.Shape {
 	s := names()
 	for _, d := range docs {
@@ -44,7 +44,7 @@ func names(all ...string) *templates.Shape {
 	return s
 }
 
-// A schema is what of the JSON Schema of our CloudEvents says which names there are.
+// A schema is the part of the JSON Schema of our CloudEvents that names things.
 type schema struct {
 	Ref        string            `json:"$ref"`
 	Defs       map[string]schema `json:"$defs"`
@@ -52,7 +52,7 @@ type schema struct {
 	Items      *schema           `json:"items"`
 }
 
-// UnmarshalJSON takes true and false too, which say nothing of names.
+// UnmarshalJSON also accepts true and false, which name nothing.
 func (s *schema) UnmarshalJSON(text []byte) error {
 	type plain schema
 	if text[0] != '{' {
@@ -61,7 +61,7 @@ func (s *schema) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*plain)(s))
 }
 
-// dataShape is the shape of the data of a CloudEvent, whether it is about an event of Azure or about the bridge.
+// dataShape returns the shape of a CloudEvent's data, about an Azure event or about the bridge.
 var dataShape = sync.OnceValue(func() *templates.Shape {
 	var root schema
 	if err := json.Unmarshal(cloudevent.Schema, &root); err != nil {

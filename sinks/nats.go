@@ -17,7 +17,7 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// natsSettings are the keys of nats. What is secret has three forms; see Value.
+// natsSettings are the keys of nats. Secrets have three keys; see Value.
 type natsSettings struct {
 	NATSSettings `yaml:",inline"`
 	Subject      string         `yaml:"subject" doc:"subject of a message; ends in the id (default: see help sinks nats)"`
@@ -29,11 +29,11 @@ type natsSettings struct {
 	Provision    *natsProvision `yaml:"provision" doc:"create or update the stream; without this key it must exist"`
 }
 
-// natsTerms: a stream is for machines and for the record, which want every change, however late.
+// natsTerms: machines and records want every change, however late.
 var natsTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 1}
 
-// natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents has it, and waits
-// until a stream has stored it. Deliver and Connect are called from one goroutine at a time.
+// natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents says, and waits until
+// a stream has stored it. Deliver and Connect are called from one goroutine at a time.
 type natsSink struct {
 	servers    *NATS
 	subjects   natsSubjects
@@ -44,7 +44,7 @@ type natsSink struct {
 	domain     string // of JetStream
 	log        *slog.Logger
 
-	mu      sync.Mutex // for session: Close may come from another goroutine
+	mu      sync.Mutex // guards session: Close may come from another goroutine
 	session *natsSession
 }
 
@@ -89,7 +89,7 @@ func (n *natsSink) notes() []string {
 	return nil
 }
 
-// Deliver publishes the CloudEvent of the batch, which holds one. A copy that the stream has already is accepted.
+// Deliver publishes the CloudEvent of the batch, which holds one. If the stream has it already, it is accepted.
 func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	msg, err := n.message(batch[0].Event)
 	if err != nil {
@@ -110,7 +110,7 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 	return answer, err
 }
 
-// Render shows the message that Deliver would publish.
+// Render returns the message that Deliver would publish.
 func (n *natsSink) Render(d delivery.Delivery) (string, error) {
 	msg, err := n.message(d.Event)
 	if err != nil {
@@ -125,11 +125,11 @@ func (n *natsSink) Render(d delivery.Delivery) (string, error) {
 	return b.String(), nil
 }
 
-// Connect connects, logs in and looks for the stream. It creates and sends nothing.
+// Connect connects, logs in and looks for the stream. It creates and publishes nothing.
 func (n *natsSink) Connect(ctx context.Context) (string, error) {
 	var answer string
 	err := n.with(ctx, func(ctx context.Context, s *natsSession) error {
-		answer = s.whereabouts()
+		answer = "connected to " + s.who()
 		if n.core {
 			return nil
 		}
@@ -155,7 +155,7 @@ func (n *natsSink) Close() error {
 	return nil
 }
 
-// with does something with a connection that was made with the credentials as they are now.
+// with does something with a connection that has the credentials as they are now.
 func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSession) error) error {
 	ctx, cancel := limited(ctx, natsTerms.Timeout)
 	defer cancel()
@@ -166,7 +166,8 @@ func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSessi
 	return s.during(ctx, func(ctx context.Context) error { return do(ctx, s) })
 }
 
-// connected is the session, a new one if there is none, if nats.go gave it up, or if the credentials have changed.
+// connected returns the session, or a new one if there is none, nats.go has given it up, or the credentials have
+// changed.
 func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	a, err := n.servers.read()
 	if err != nil {
@@ -197,7 +198,7 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	return s, nil
 }
 
-// message is the whole message for a CloudEvent.
+// message returns the message for a CloudEvent.
 func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
 	subject, err := n.subjects.of(ce)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// NATSSettings are the keys by which the servers of NATS are reached. They stand in the section of whoever connects.
+// NATSSettings are the keys for the connection to NATS, of a sink and of a relay.
 type NATSSettings struct {
 	URL          natsURLs `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
 	URLFile      string   `yaml:"url_file"`
@@ -34,37 +34,37 @@ type NATSSettings struct {
 	InboxPrefix  string   `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
 }
 
-// NATS is the way to the servers that NATSSettings name. What lets one in is read at the moment of use.
+// NATS connects to the servers that NATSSettings name. It reads addresses and credentials on each use.
 type NATS struct {
 	urls     sources
-	logins   []natsLogin // of which there is at most one
+	logins   []natsLogin // those given, at most one
 	insecure bool        // credentials may be sent without TLS
 	tls      natsTLS
 	getenv   func(string) string
 
 	name  string // of the connections
-	inbox string // what the subjects of answers begin with, "" for _INBOX
+	inbox string // prefix of the subjects for answers, "" for _INBOX
 	link  Dialer
 	log   *slog.Logger
 }
 
-// A natsLogin is a way to be let in, by a secret.
+// A natsLogin is a way to log in with a secret.
 type natsLogin struct {
 	source
-	key   string // in errors about two of them
-	signs bool   // the secret signs what the server asks, and stays here
+	key   string // for errors about two of them
+	signs bool   // the secret signs the server's nonce and is not sent
 	use   func(secret string, v *veil) (nats.Option, error)
 }
 
-// natsAccess is what a NATS says at one moment, and the veil that covers it.
+// natsAccess holds the addresses and credentials of a NATS at one moment, and the veil that covers them.
 type natsAccess struct {
 	servers []*url.URL
 	login   nats.Option
 	tls     *tls.Config
-	secure  bool   // nothing is said before TLS
+	secure  bool   // nothing is sent before TLS
 	away    bool   // a server is on another machine
-	inClear string // the key of credentials that go there without TLS, "" for none
-	stamp   string // differs once anything of it has changed; it holds secrets
+	inClear string // the key of credentials that travel there without TLS, or ""
+	stamp   string // differs once any of this has changed; it holds secrets
 	veil    *veil
 }
 
@@ -114,6 +114,7 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 		}
 	}
 	password := spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
+	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
 	for _, l := range []natsLogin{
 		{source{Value{File: s.CredsFile}, "", "creds_file", ""}, "creds_file", false, natsCreds},
 		{source{Value{File: s.NKeyFile}, "", "nkey_file", ""}, "nkey_file", true, natsNKey},
@@ -121,8 +122,7 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 			v.hideBasic(s.Username, secret)
 			return nats.UserInfo(s.Username, secret), nil
 		}},
-		{spelled("token", s.Token, s.TokenFile, s.TokenEnv), "token", false, func(secret string, v *veil) (nats.Option,
-			error) {
+		{token, "token", false, func(secret string, v *veil) (nats.Option, error) {
 			v.hide(secret)
 			return nats.Token(secret), nil
 		}},
@@ -147,7 +147,7 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	return n, wrong.err()
 }
 
-// sources are all values.
+// sources returns all values.
 func (n *NATS) sources() sources {
 	all := slices.Clone(n.urls)
 	for _, l := range n.logins {
@@ -156,10 +156,10 @@ func (n *NATS) sources() sources {
 	return all
 }
 
-// Secrets are the files whose change means new credentials.
+// Secrets returns the files that hold addresses, credentials and certificates.
 func (n *NATS) Secrets() []string { return append(n.tls.files(), n.sources().files()...) }
 
-// Notes are what an operator may not expect of the settings.
+// Notes returns what an operator may not expect of the settings.
 func (n *NATS) Notes() []string {
 	if a, err := n.read(); err == nil && a.inClear != "" {
 		return []string{noteInClear(a.inClear)}
@@ -167,14 +167,14 @@ func (n *NATS) Notes() []string {
 	return nil
 }
 
-// read gets all values as they are now. Its errors are *KeyError and hold no secret.
+// read returns all values as they are now. Its errors are *KeyError and hold no secret.
 func (n *NATS) read() (natsAccess, error) {
 	a := natsAccess{veil: new(veil), login: func(*nats.Options) error { return nil }, secure: n.tls != natsTLS{}}
 	user, err := n.readURLs(&a)
 	if err != nil {
 		return a, err
 	}
-	var shown, given string // the key of what the servers are shown, and of what lets one in
+	var shown, given string // the keys of the secret that is sent, and of the login
 	if user {
 		shown, given = n.urls[0].from(), "url"
 	}
@@ -212,7 +212,7 @@ func (n *NATS) read() (natsAccess, error) {
 	return a, nil
 }
 
-// readURLs reads the servers. user says that one of them holds credentials.
+// readURLs reads the addresses. user says that one of them holds credentials.
 func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 	for _, s := range n.urls {
 		text, err := s.read(n.getenv)
@@ -258,7 +258,7 @@ func natsURL(text string) (*url.URL, error) {
 	return &url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host}, nil
 }
 
-// natsCreds logs in by a file that nsc or nats auth has made.
+// natsCreds logs in with the text of a credentials file.
 func natsCreds(text string, v *veil) (nats.Option, error) {
 	token, err := nkeys.ParseDecoratedJWT([]byte(text))
 	if err != nil || strings.Count(token, ".") != 2 {
@@ -272,7 +272,7 @@ func natsCreds(text string, v *veil) (nats.Option, error) {
 	return nats.UserCredentialBytes([]byte(text)), nil
 }
 
-// natsNKey logs in by a seed.
+// natsNKey logs in with a seed.
 func natsNKey(text string, v *veil) (nats.Option, error) {
 	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
 	if err != nil {

@@ -18,33 +18,33 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// The most that a server may say. nats.go makes room for as many bytes as a server announces and keeps a line until it
+// The most that a server may send. nats.go allocates as many bytes as a server announces, and keeps a line until it
 // ends, so everything is checked before nats.go reads it. A description of a stream takes forty times its size in
 // memory.
 const (
 	natsMaxLine    = 64 << 10  // bytes of a protocol line
 	natsMaxHeader  = 64 << 10  // bytes of a message's header; JetStream stores no larger one
 	natsMaxMessage = 256 << 10 // bytes of a message with its header
-	natsMaxRead    = 4 << 20   // the same for whoever reads streams, in which others write
+	natsMaxRead    = 4 << 20   // the same for a reader of streams
 	natsMaxTalk    = 1 << 20   // bytes between two attempts, or in a minute
-	natsLineCost   = 1 << 10   // bytes that a line counts beside its own
+	natsLineCost   = 1 << 10   // bytes added to the count for each line
 )
 
-// natsMaxPayload is what a server takes by default. Over TLS it stands in for what was said before the handshake, until
-// the server says it again.
+// natsMaxPayload is the default limit of a server. Over TLS it replaces the limit in the INFO before the handshake,
+// until the server repeats it.
 const natsMaxPayload = 1 << 20
 
-// A natsLink connects to servers for nats.go. It does TLS itself, so that what nats.go reads is bounded in both cases.
+// A natsLink connects to servers for nats.go. It does TLS itself, so that what nats.go reads is bounded with TLS too.
 type natsLink struct {
 	dial   Dialer
 	config *tls.Config
 	secure bool // nothing is sent before TLS
-	first  bool // the server waits for the handshake before it says anything
-	signs  bool // an nkey lets one in, which signs what the server asks
+	first  bool // the server waits for the handshake before it sends anything
+	signs  bool // the login signs the server's nonce
 }
 
-// connect reads the server's INFO and starts TLS if one of the two sides wants it. nats.go gets that INFO again without
-// what must not be believed: other servers, and the limits that somebody on the way could have changed before TLS.
+// connect reads the server's INFO and starts TLS if either side wants it. nats.go then reads that INFO without what is
+// not to be trusted: other servers, and limits from before TLS.
 func (l natsLink) connect(ctx context.Context, network, address string) (*natsConn, error) {
 	limit := time.Now().Add(natsDial)
 	dialing, cancel := context.WithDeadline(ctx, limit)
@@ -120,33 +120,32 @@ func (l natsLink) handshake(ctx context.Context, raw net.Conn, address string) (
 	return newNATSConn(secured, raw), nil
 }
 
-// A natsConn is a connection whose other end may be hostile. It hands on whole lines of the protocol once they are
-// checked, and ends itself when one breaks a bound.
+// A natsConn is a connection to a server that may be hostile. It hands on whole lines of the protocol once they are
+// checked, and ends when one breaks a bound.
 type natsConn struct {
 	net.Conn
 	raw     net.Conn // beneath TLS
 	r       *bufio.Reader
-	line    []byte // where lines are kept
-	ready   []byte // what is left to hand on of a line that was checked
+	line    []byte // the buffer of readLine
+	ready   []byte // the rest of a checked line, to hand on
 	payload int    // bytes of a message that come next
-	ending  bool   // behind them the message has to end
+	ending  bool   // after them the message must end
 
-	talk  int64 // bytes that the server may say between two attempts, or in a minute; 0 is no limit
+	talk  int64 // bytes that the server may send between two attempts, or in a minute; 0 is no limit
 	said  atomic.Int64
-	since time.Time // when said began anew, apart from attempts
+	since time.Time // when said was last reset, apart from attempts
 
-	up    atomic.Bool                  // the server has let us in
-	heard func(*natsConn, error, bool) // is told of -ERR, and once why the connection is over
+	up    atomic.Bool                  // the server has accepted the login
+	heard func(*natsConn, error, bool) // gets each -ERR, and once why the connection is over
 	over  sync.Once
 }
 
 func newNATSConn(conn, raw net.Conn) *natsConn {
-	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn), talk: natsMaxTalk, heard: func(*natsConn, error,
-		bool) {
-	}}
+	heard := func(*natsConn, error, bool) {}
+	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn), talk: natsMaxTalk, heard: heard}
 }
 
-// Close ends the connection at once. TLS would first say goodbye to a server that may not listen.
+// Close closes the connection at once. TLS would first write to a server that may not read.
 func (c *natsConn) Close() error { return c.end(errGivenUp) }
 
 // end is Close with a reason.
@@ -156,10 +155,10 @@ func (c *natsConn) end(why error) error {
 	return err
 }
 
-// renew lets the server say as much again. It may be called while Read is.
+// renew resets the count of what the server has sent. It may be called during Read.
 func (c *natsConn) renew() { c.said.Store(0) }
 
-// Read hands on what the server said. It is called from one goroutine at a time.
+// Read hands on what the server sent. It is called from one goroutine at a time.
 func (c *natsConn) Read(p []byte) (int, error) {
 	if len(c.ready) == 0 && c.payload == 0 {
 		if err := c.next(); err != nil {
@@ -230,7 +229,7 @@ func (c *natsConn) readLine() ([]byte, error) {
 	}
 }
 
-// readInfo reads the line with which a server begins, and repeats when something of it changes.
+// readInfo reads the line with which a server begins, and which it repeats after a change.
 func readInfo(line []byte) (info nats.ServerInfo, err error) {
 	text, ok := bytes.CutPrefix(line, []byte("INFO "))
 	if !ok {
@@ -245,8 +244,8 @@ func readInfo(line []byte) (info nats.ServerInfo, err error) {
 	return info, nil
 }
 
-// natsAnnounced checks a line, and says how many bytes follow it and whether they are a message, of at most so many.
-// nats.go reads numbers as this does: what holds more than digits is none.
+// natsAnnounced checks a line. It returns how many bytes follow it, and whether they are a message of at most most
+// bytes. It reads numbers as nats.go does: digits only.
 func natsAnnounced(line []byte, most int) (size int, message bool, err error) {
 	words := strings.Split(strings.TrimRight(string(line), "\r\n"), " ")
 	number := func(fromEnd, most int) (int, error) {

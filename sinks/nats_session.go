@@ -23,12 +23,12 @@ const (
 	natsJitter = time.Second      // so that a thousand machines do not return in one moment
 )
 
-// Dial connects to one of the servers with the credentials as they are now, or says why none of them would have it.
-// When ctx ends it returns at once and leaves nothing behind. Afterwards nats.go keeps the connection up: it returns to
-// any of the servers, and what finds no connection fails at once and is not sent later. It closes the connection for
-// good once a server has refused the credentials twice; dialing again reads them anew.
+// Dial connects to one of the servers with the credentials as they are now, or says why no server accepts it. When ctx
+// ends, it returns at once and leaves nothing behind. nats.go then keeps the connection up, with any of the servers;
+// what is published without a connection fails at once and is not sent later. Once a server has refused the credentials
+// twice, nats.go closes the connection for good; dialing again reads them anew.
 //
-// What a server says is bounded before nats.go reads it, each message to 4 MiB, but not how many messages it sends.
+// What a server sends is bounded before nats.go reads it, each message to 4 MiB, but not the number of messages.
 func (n *NATS) Dial(ctx context.Context) (*nats.Conn, error) {
 	s, err := n.dial(ctx, 0)
 	if err != nil {
@@ -37,27 +37,26 @@ func (n *NATS) Dial(ctx context.Context) (*nats.Conn, error) {
 	return s.conn, nil
 }
 
-// A natsSession is a connection that nats.go keeps up, and makes anew when it is lost, with the credentials of one
-// moment.
+// A natsSession is a connection with the credentials of one moment, which nats.go makes again when it is lost.
 type natsSession struct {
 	conn   *nats.Conn
 	js     jetstream.JetStream
 	access natsAccess
 	log    *slog.Logger
 	stop   context.CancelFunc // ends dialing
-	closed chan struct{}      // nats.go has given up, and makes no call any more
+	closed chan struct{}      // closed when nats.go has given up and makes no more calls
 
-	provided *natsConn // since when the stream was looked after; the server behind the next one may have lost it
+	provided *natsConn // the connection over which the stream was provided; the next server may have lost it
 
 	mu     sync.Mutex
 	server string                  // that was dialed last
-	link   *natsConn               // to it, nil when there is none
-	said   error                   // by it; a server says why and ends the connection
-	why    map[string]error        // of each server that was tried since there was a connection: why there is none
-	fail   context.CancelCauseFunc // ends what is under way, nil when nothing is
+	link   *natsConn               // to it, nil if there is none
+	said   error                   // its last -ERR, after which it may end the connection
+	why    map[string]error        // why there is no connection, by server tried since the last one
+	fail   context.CancelCauseFunc // ends the work under way, nil if there is none
 }
 
-// dial is Dial, but a server may say only so much unasked; 0 is no limit.
+// dial is Dial with a bound on what a server may send unasked; 0 is none.
 func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 	a, err := n.read()
 	if err != nil {
@@ -70,7 +69,7 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 	for _, u := range a.servers {
 		o.Servers = append(o.Servers, u.String())
 	}
-	o.IgnoreDiscoveredServers = true // anybody on the way could tell of one; the settings list the servers
+	o.IgnoreDiscoveredServers = true // anybody on the way could announce one; the settings list the servers
 	o.SkipHostLookup = true
 	o.MaxReconnect, o.ReconnectBufSize, o.ReconnectJitter = -1, -1, natsJitter
 	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
@@ -117,21 +116,21 @@ type natsDialer func(network, address string) (net.Conn, error)
 // Dial makes a connection.
 func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
-// found is told of the server that is dialed, and then of the connection to it.
+// found notes the server that is dialed, and then the connection to it.
 func (s *natsSession) found(server string, link *natsConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.server, s.link, s.said = server, link, nil
 }
 
-// heard is told what the server says out of turn on a connection, and why that is over, or why there is none.
+// heard notes an -ERR on a connection, or why a connection is over or was not made.
 func (s *natsSession) heard(link *natsConn, err error, over bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if link != s.link { // an older one
 		return
 	}
-	if s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may say much
+	if s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may send many
 		s.log.Debug("nats", "server", s.access.veil.over(s.server), "err", s.access.veil.line(err.Error(), false, 500))
 	}
 	denied := errors.Is(err, nats.ErrPermissionViolation) // the server answers nothing else
@@ -147,8 +146,8 @@ func (s *natsSession) heard(link *natsConn, err error, over bool) {
 	}
 }
 
-// during does something with the connection, if there is one, and judges how it ended: at once when ctx does, and when
-// the connection is lost. What it says went through the veil.
+// during does something with the connection, if there is one, and ends it at once when ctx ends or the connection is
+// lost. Its errors have a class and went through the veil.
 func (s *natsSession) during(ctx context.Context, do func(context.Context) error) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -171,8 +170,7 @@ func (s *natsSession) during(ctx context.Context, do func(context.Context) error
 	return failure(ctx, s.access.veil, server, classOfNATS(err), err)
 }
 
-// begin makes fail end what is under way on the connection, whose server may say as much again; ok says whether there
-// is one.
+// begin begins work that fail ends if the connection is lost. It returns false if there is no connection.
 func (s *natsSession) begin(fail context.CancelCauseFunc) (server string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,8 +189,8 @@ func (s *natsSession) finish() {
 	s.fail = nil
 }
 
-// refusal says why none of the servers has the connection: that is blocked only if it is so at each. err is what
-// nats.go says when nothing else is known.
+// refusal returns why there is no connection to any server: blocked if each server blocks. err counts if nothing else
+// is known.
 func (s *natsSession) refusal(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +211,7 @@ func (s *natsSession) refusal(err error) error {
 	return say(class, strings.Join(texts, "; "))
 }
 
-// newest is the newest connection, nil when there is none.
+// newest returns the newest connection, nil if there is none.
 func (s *natsSession) newest() *natsConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,25 +230,25 @@ func (s *natsSession) hangUp(why error) {
 	}
 }
 
-// end closes everything and returns when nothing of it runs that could say something.
+// end closes everything and returns when nothing of it runs any more.
 func (s *natsSession) end() {
 	s.stop()
-	s.hangUp(errGivenUp) // so that nothing waits until it can be written
+	s.hangUp(errGivenUp) // so that nothing waits for a write
 	s.conn.Close()
 	<-s.closed
 }
 
-// A natsSaid is what a server said in an -ERR.
+// A natsSaid is the text of an -ERR.
 type natsSaid string
 
 func (e natsSaid) Error() string { return string(e) }
 
-// Is reports whether nats.go has err for it.
+// Is reports whether err is nats.go's error for it.
 func (e natsSaid) Is(err error) bool {
 	return strings.HasPrefix("nats: "+strings.ToLower(string(e)), err.Error())
 }
 
-// natsRefusals are errors that last until somebody acts. For some the server and nats.go have different words.
+// natsRefusals are errors that last until somebody acts. For some the server has other words than nats.go.
 var natsRefusals = []error{
 	nats.ErrAuthorization, nats.ErrAuthRevoked, nats.ErrAuthExpired, nats.ErrAccountAuthExpired,
 	nats.ErrPermissionViolation,
@@ -261,14 +259,14 @@ var natsRefusals = []error{
 	jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount,
 }
 
-// What a stream answers beside what package jetstream has a name for.
+// Codes of a stream's answers for which package jetstream has no name.
 const (
 	natsHeaderTooLarge = 10097
 	natsSealed         = 10109
 )
 
-// classOfNATS says what an error means: delivery.ErrRejected, delivery.ErrBlocked, or nil for try again. A full stream,
-// missing servers and missing leaders may mend.
+// classOfNATS returns the class of an error: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help, as
+// with a full stream or a missing leader.
 func classOfNATS(err error) error {
 	if e, ok := errors.AsType[*verdict](err); ok {
 		return e.class

@@ -15,9 +15,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// natsProvision is what a stream shall be like. A stream that is there already gets only what is given, and keeps its
-// other subjects and properties. Nothing that a new one holds goes away unless there is a limit; over a limit the
-// oldest goes first.
+// natsProvision describes the stream to create or update. An existing stream keeps what is not given, and its other
+// subjects. A new one keeps messages for ever unless there is a limit; over a limit the oldest goes first.
 type natsProvision struct {
 	Stream     string        `yaml:"stream" doc:"name of the stream"`
 	Subjects   []string      `yaml:"subjects" doc:"its subjects (default: forewarn.events.> and forewarn.bridge.>)"`
@@ -29,12 +28,12 @@ type natsProvision struct {
 
 const (
 	natsDuplicates = 24 * time.Hour
-	maxStreamName  = 255 // it is the name of a directory too
+	maxStreamName  = 255 // the server makes a directory of that name
 )
 
 var natsDefaultSubjects = []string{"forewarn.events.>", "forewarn.bridge.>"}
 
-// check gives p with what is not given filled in, nil if there is none.
+// check returns p with its defaults, nil if there is none.
 func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	if p == nil {
 		return nil, nil
@@ -75,7 +74,7 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	return &full, wrong.err()
 }
 
-// config is that of a new stream.
+// config returns the configuration of a new stream.
 func (p *natsProvision) config() jetstream.StreamConfig {
 	c, _ := p.changed(jetstream.StreamConfig{
 		Name: p.Stream, Subjects: p.Subjects, Retention: jetstream.LimitsPolicy, Storage: jetstream.FileStorage,
@@ -84,7 +83,7 @@ func (p *natsProvision) config() jetstream.StreamConfig {
 	return c
 }
 
-// changed is the configuration of a stream with what is given, and the keys that differ.
+// changed returns the configuration of a stream with what is given, and the keys that differ.
 func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfig, []string) {
 	var keys []string
 	for _, subject := range p.Subjects {
@@ -104,14 +103,14 @@ func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfi
 	return c, slices.Compact(keys)
 }
 
-// setGiven sets a property to what the settings give for it, if they do, and notes its key if that is another value.
+// setGiven sets a property to the value in the settings, if there is one, and notes its key if that changes it.
 func setGiven[T int | int64 | time.Duration](property *T, given T, keys *[]string, key string) {
 	if given > 0 && given != *property {
 		*property, *keys = given, append(*keys, key)
 	}
 }
 
-// provide creates or updates the stream, once for each connection, and says what it did.
+// provide creates or updates the stream, once for each connection, and logs what it did.
 func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 	link := s.newest()
 	if n.provision == nil || s.provided == link {
@@ -125,9 +124,9 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 		if _, err := s.js.CreateStream(ctx, config); err != nil {
 			return unprovided("create", name, err)
 		}
-		n.log.Info("stream created", "stream", name, "subjects", strings.Join(config.Subjects, " "), "replicas",
-			config.Replicas,
-			"max_age", config.MaxAge, "max_bytes", config.MaxBytes, "duplicates", config.Duplicates)
+		n.log.Info("stream created", "stream", name, "subjects", strings.Join(config.Subjects, " "),
+			"replicas", config.Replicas, "max_age", config.MaxAge, "max_bytes", config.MaxBytes,
+			"duplicates", config.Duplicates)
 	case err != nil:
 		return unanswered("look for stream "+name, err)
 	default:
@@ -144,8 +143,8 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 	return nil
 }
 
-// unprovided is an error about a stream that could not be made as provision has it. What the servers are not able to do
-// now they may be later; what they refuse, such as more replicas than servers, somebody has to change.
+// unprovided returns the error for a stream that cannot be as provision says. What the servers cannot do now is
+// retried; what they refuse, such as more replicas than servers, blocks.
 func unprovided(verb, name string, err error) error {
 	e, ok := errors.AsType[*jetstream.APIError](err)
 	if !ok {
@@ -158,20 +157,17 @@ func unprovided(verb, name string, err error) error {
 	return &verdict{class, fmt.Sprintf("%s stream %s: %s (%d)", verb, name, e.Description, e.ErrorCode)}
 }
 
-// unanswered is an error of asking JetStream for something. When nobody answers there is no JetStream at all.
+// unanswered returns the error for a request to JetStream. If nobody answers, there is no JetStream.
 func unanswered(doing string, err error) error {
-	for _, none := range []error{nats.ErrNoResponders, jetstream.ErrJetStreamNotEnabled,
-		jetstream.ErrJetStreamNotEnabledForAccount} {
-		if errors.Is(err, none) {
-			return &verdict{delivery.ErrBlocked,
-				doing + ": there is no JetStream for this account, or not in this domain; enable it, or set core: true to " +
-					"send without a stream"}
-		}
+	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
+		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+		return &verdict{delivery.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; " +
+			"enable it, or set core: true to send without a stream"}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// errNotStored is an answer that says nothing about what was sent.
+// errNotStored is the error for an answer that is not about the message.
 var errNotStored = errors.New("the answer is not from a stream; does another program answer on this subject?")
 
 // store publishes a message and waits until a stream has it.
@@ -201,22 +197,23 @@ func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplic
 	}
 	stream = s.access.veil.line(stream, false, 100)
 	return delivery.Answer{
-		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence), ID: fmt.Sprintf("%s:%d", stream,
-			sequence),
+		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence),
+		ID:     fmt.Sprintf("%s:%d", stream, sequence),
 	}
 }
 
-// isTaken says that a stream holds a message of the subject already. Streams with replicas have a code of their own for
-// it.
+// isTaken reports whether a stream holds a message of the subject already. Streams with replicas have their own code
+// for it.
 func isTaken(err error) bool {
 	e, ok := errors.AsType[*jetstream.APIError](err)
 	return ok && oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence,
 		jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// taken looks at the message that has the subject already: a copy of this one, sent by this or another machine however
-// long ago, or another. For that the user has to be let publish to $JS.API.STREAM.NAMES, $JS.API.STREAM.INFO.<stream>
-// and, as the stream is made, $JS.API.STREAM.MSG.GET.<stream> or $JS.API.DIRECT.GET.<stream>.>; else it blocks.
+// taken looks at the message that has the subject already: a copy of this one, from this or another machine and however
+// old, or another message. For that the user must be allowed to publish to $JS.API.STREAM.NAMES,
+// $JS.API.STREAM.INFO.<stream> and, depending on the stream, $JS.API.STREAM.MSG.GET.<stream> or
+// $JS.API.DIRECT.GET.<stream>.>; else it blocks.
 func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
 	stream, err := s.streamOf(ctx, msg.Subject)
 	if err != nil {
@@ -236,7 +233,7 @@ func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	return n.stored(s, name, stored.Sequence, true), nil
 }
 
-// missing says why no stream answered: there is none, or it has no leader just now.
+// missing returns why no stream answered: there is none, or it has no leader.
 func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) error {
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	switch {
@@ -278,7 +275,7 @@ func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
 	return s.access.veil.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), false, 300), nil
 }
 
-// streamOf is the stream that takes a subject.
+// streamOf returns the stream that takes a subject.
 func (s *natsSession) streamOf(ctx context.Context, subject string) (jetstream.Stream, error) {
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	if err != nil {
@@ -291,8 +288,8 @@ func (s *natsSession) streamOf(ctx context.Context, subject string) (jetstream.S
 	return stream, nil
 }
 
-// pass publishes a message to whoever listens, and returns when the server has it. An error about the message comes
-// before the answer to what is asked behind it.
+// pass publishes a message without a stream, and returns when the server has it. The server's error about the message
+// would come before the answer to the flush.
 func (s *natsSession) pass(ctx context.Context, msg *nats.Msg) (string, error) {
 	before := s.conn.LastError()
 	if err := s.conn.PublishMsg(msg); err != nil {
@@ -307,9 +304,7 @@ func (s *natsSession) pass(ctx context.Context, msg *nats.Msg) (string, error) {
 	return "taken by " + s.who(), nil
 }
 
-// whereabouts says which server this is.
-func (s *natsSession) whereabouts() string { return "connected to " + s.who() }
-
+// who returns the name and the version of the server.
 func (s *natsSession) who() string {
 	return s.access.veil.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", false, 200)
 }

@@ -14,8 +14,8 @@ import (
 	"forewarn/templates"
 )
 
-// The subjects by default. What stands in them is of the Azure event or of its set, so that all VMs that see a change
-// give it one subject.
+// The default subjects. All their parts are of the Azure event or its set, so that all VMs that see a change give it
+// the same subject.
 const (
 	natsEventSubject = "forewarn.events.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.azeventtype}}." +
 		"{{.change}}.{{.id}}"
@@ -33,7 +33,7 @@ type natsSubjects struct {
 	custom        string // of the settings, "" for those by default
 }
 
-// patterns are what a stream has to take. Of a template they are the tokens before the first that is not fixed.
+// patterns returns the subjects for a stream. Of a template they are the tokens before the first that varies.
 func (s natsSubjects) patterns() []string {
 	if s.custom == "" {
 		return natsDefaultSubjects
@@ -45,7 +45,7 @@ func (s natsSubjects) patterns() []string {
 	return []string{fixed[:strings.LastIndex(fixed, ".")+1] + ">"}
 }
 
-// subjectShape is the shape of what subjectFields gives.
+// subjectShape returns the shape of subjectFields.
 func subjectShape() *templates.Shape {
 	s := shapeOf(cloudevent.FieldDocs)
 	for name := range natsFields {
@@ -54,9 +54,8 @@ func subjectShape() *templates.Shape {
 	return s
 }
 
-// openSubjects takes the template of the settings or the subjects by default, and tries those of the settings on a
-// CloudEvent of every change; a test tries the others. once says that each subject has to be that of one CloudEvent
-// only.
+// openSubjects takes the template of the settings, which it tries on samples, or the default subjects, which a test
+// tries. once says that no two CloudEvents may have the same subject.
 func openSubjects(text, file string, once bool) (natsSubjects, error) {
 	text, key, err := givenText("subject", text, file)
 	if err != nil {
@@ -110,7 +109,7 @@ func (s natsSubjects) try(once bool) error {
 	return nil
 }
 
-// of is the subject of a CloudEvent.
+// of returns the subject of a CloudEvent.
 func (s natsSubjects) of(ce event.Event) (string, error) {
 	raw, err := s.execute(ce)
 	if err != nil {
@@ -134,7 +133,7 @@ func (s natsSubjects) execute(ce event.Event) (string, error) {
 	return strings.TrimSpace(b.String()), err
 }
 
-// natsFields are what the template of a subject sees beside cloudevent.Fields.
+// natsFields are fields that only the template of a subject has.
 var natsFields = map[string]Field{
 	"subscription":  {"id of the subscription, one token in lower case", ""},
 	"resourcegroup": {"name of the resource group, one token in lower case", ""},
@@ -142,8 +141,8 @@ var natsFields = map[string]Field{
 		"about the bridge the VM's; one token in lower case", ""},
 }
 
-// subjectFields is what the template of a subject sees: cloudevent.Fields and natsFields. Every text in it is one token
-// already, so that none can add a token, a wildcard or a line to a subject. Nothing in it depends on when the
+// subjectFields returns the fields for the template of a subject: cloudevent.Fields and natsFields. Every text is one
+// token already, so that none can add a token, a wildcard or a line to a subject. Nothing depends on when the
 // CloudEvent is sent.
 func subjectFields(ce event.Event) map[string]any {
 	f := cloudevent.Fields(ce)
@@ -155,13 +154,13 @@ func subjectFields(ce event.Event) map[string]any {
 	return tokens(f).(map[string]any)
 }
 
-// A natsPlace is where a subject says that something happens. Azure takes names that differ in case for the same, and
-// writes a group's name differently on different machines; here they are in lower case.
+// A natsPlace is the place that a subject names, in lower case: Azure ignores the case of names, and writes a group's
+// name differently on different machines.
 type natsPlace struct{ subscription, group, set string }
 
-// natsPlaceOf finds what all machines that see an Azure event agree on: the set that the CloudEvent's source names, the
-// observer's scale set, or else the first of the event's Resources, never the observer while the event names machines.
-// About the bridge it is the observer.
+// natsPlaceOf returns a place on which all VMs that see an Azure event agree: the set that the CloudEvent's source
+// names, the observer's scale set, or else the first of the event's Resources; the observer only if the event names no
+// VM. About the bridge it is the observer.
 func natsPlaceOf(ce event.Event, fields map[string]any) natsPlace {
 	data, _ := fields["data"].(map[string]any)
 	observer, _ := data["observer"].(map[string]any)
@@ -189,8 +188,7 @@ func natsPlaceOf(ce event.Event, fields map[string]any) natsPlace {
 	return natsPlace{strings.ToLower(p.subscription), strings.ToLower(p.group), strings.ToLower(p.set)}
 }
 
-// resourceID reads an Azure resource id out of a CloudEvent's source: where it is, what it is called, and its kind, ""
-// when the source holds none.
+// resourceID reads the Azure resource id in a CloudEvent's source: place, name and kind, which is "" if there is none.
 func resourceID(source string) (p natsPlace, kind string) {
 	_, path, found := strings.Cut(source, "/subscriptions/")
 	if !found {
@@ -209,7 +207,7 @@ func resourceID(source string) (p natsPlace, kind string) {
 	return natsPlace{parts[0], parts[2], parts[len(parts)-1]}, parts[len(parts)-2]
 }
 
-// tokens are v with every text in it made a token.
+// tokens returns v with every text made a token.
 func tokens(v any) any {
 	switch v := v.(type) {
 	case string:
@@ -236,7 +234,7 @@ func tokens(v any) any {
 	return v
 }
 
-// sanitised makes every token of a subject fit.
+// sanitised returns a subject with valid tokens.
 func sanitised(subject string) string {
 	parts := strings.Split(subject, ".")
 	for i, p := range parts {
@@ -245,8 +243,8 @@ func sanitised(subject string) string {
 	return strings.Join(parts, ".")
 }
 
-// natsToken makes a text one token of a subject: letters, digits, _ and - stay, every other rune becomes _, nothing is
-// _ too. What is too long is cut and ends in a hash of the whole, so that two long ids stay two.
+// natsToken makes a text one token of a subject: letters, digits, _ and - stay, every other rune becomes _, and so does
+// an empty text. A long text is cut and ends in a hash of the whole, so that two long ids stay different.
 func natsToken(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -268,12 +266,12 @@ func natsToken(s string) string {
 	return b.String()[:maxToken-9] + "-" + hex.EncodeToString(sum[:4])
 }
 
-// inToken reports whether a rune may stand in a token.
+// inToken reports whether a token may hold a rune.
 func inToken(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '-'
 }
 
-// takes reports whether a stream's subject, which may hold wildcards, takes a subject.
+// takes reports whether a stream's subject, which may have wildcards, takes a subject.
 func takes(pattern, subject string) bool {
 	of, parts := strings.Split(pattern, "."), strings.Split(subject, ".")
 	for i, token := range of {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// A rotation says when a file is set aside under another name, and how many of those stay.
+// A rotation says when a file is renamed, and how many old files stay.
 type rotation struct {
 	max   int64 // bytes; 0 for no limit
 	every time.Duration
@@ -22,8 +22,8 @@ type rotation struct {
 
 func (r rotation) on() bool { return r.max > 0 || r.every > 0 }
 
-// due reports whether a file of size bytes that was written to last at a time is to be rotated before more is added. An
-// empty one never is: a line that is longer than the limit has to go somewhere.
+// due reports whether a file of size bytes, last written at last, is rotated before more bytes are added. An empty one
+// is not: a line longer than the limit has to go somewhere.
 func (r rotation) due(size, more int64, last, now time.Time) bool {
 	if size == 0 {
 		return false
@@ -31,12 +31,12 @@ func (r rotation) due(size, more int64, last, now time.Time) bool {
 	return r.max > 0 && size+more > r.max || r.every > 0 && period(last, r.every).Before(period(now, r.every))
 }
 
-// period is when the period of t began. Periods are counted in UTC from a Monday, so that days begin at midnight.
+// period returns when the period of t began. Periods are counted in UTC from a Monday, so that days begin at midnight.
 func period(t time.Time, every time.Duration) time.Time { return t.UTC().Truncate(every) }
 
-// rotate sets the file aside and deletes the oldest of those set aside before. If it cannot, the lines go on into the
-// old file, and the next delivery tries again: a file that grows too large is better than one that stays empty. On
-// Windows that is so as long as another program has the file open and did not allow for that.
+// rotate renames the file and deletes the oldest of the old ones. If it cannot, lines go on into the same file, and the
+// next delivery tries again: a file that is too large is better than none. On Windows another program that has the file
+// open can prevent it.
 func (f *file) rotate() {
 	err := setAside(f.path, f.now(), f.rename)
 	if err == nil && f.rotation.keep > 0 {
@@ -77,7 +77,7 @@ func missing(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// nameless is what went wrong, without the names of the files.
+// nameless returns the cause of an error, without the names of the files.
 func nameless(err error) error {
 	if e, ok := errors.AsType[*os.LinkError](err); ok {
 		return e.Err
@@ -88,7 +88,7 @@ func nameless(err error) error {
 	return err
 }
 
-// deleteOldest deletes what setAside made of the file in the past, except for the newest keep of them.
+// deleteOldest deletes old files of path, but for the newest keep.
 func deleteOldest(path string, keep int) error {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
@@ -116,7 +116,7 @@ func deleteOldest(path string, keep int) error {
 	return failed
 }
 
-// rotatedName reads a name that setAside gave: the time in it, and its number among those of that second.
+// rotatedName returns the time in a name that setAside gave, and its number in that second.
 func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 	name, ok = strings.CutPrefix(name, stem+"-")
 	if !ok {
@@ -136,7 +136,7 @@ func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 	return at, n, err == nil && t.Format(rotatedAt) == at
 }
 
-// splitName cuts a path in front of its extension. A name that is all extension, such as .audit, has none.
+// splitName splits a path before its extension. A name that is all extension, such as .audit, has none.
 func splitName(path string) (stem, ext string) {
 	ext = filepath.Ext(path)
 	if stem = strings.TrimSuffix(path, ext); stem == "" || os.IsPathSeparator(stem[len(stem)-1]) {

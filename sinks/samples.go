@@ -8,12 +8,12 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// tryOut calls render with the fields of samples: every change, every type, what is about the bridge, a group, a late
-// one, a test, and ones that lack all that may be missing. It gives the first error, with what it was about. It takes a
-// few milliseconds of each start, so it is for the templates of the settings; the embedded ones are tried by tests.
+// tryOut calls render with the fields of samples: every change, every type, the bridge's own, a group, a late one, a
+// test, and some that lack all that may be missing. It returns the first error. It takes a few milliseconds of each
+// start, so it is for the templates of the settings; tests try the embedded ones.
 func tryOut(render func(fields map[string]any) error) error { return tryOn(false, render) }
 
-// tryOn is tryOut, and with all on every change of every type from every source.
+// tryOn is tryOut; with all it tries every change of every type from every source.
 func tryOn(all bool, render func(fields map[string]any) error) error {
 	events, err := cloudevent.Samples(all)
 	if err != nil {

@@ -40,14 +40,14 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 // LogValue is [secret].
 func (s Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
 
-// A Value of the settings may be a secret. Inside lists and maps it is written as a text, as {file: PATH} or as
-// {env: NAME}; elsewhere its three forms are keys of their own, such as url, url_file and url_env.
+// A Value of the settings may be a secret. Inside lists and maps it is a text, {file: PATH} or {env: NAME}; elsewhere
+// each of the three has a key of its own, such as url, url_file and url_env.
 type Value struct {
 	Text      Secret
 	File, Env string
 }
 
-// UnmarshalYAML reads the form that a Value has inside lists and maps.
+// UnmarshalYAML reads a Value inside a list or map.
 func (v *Value) UnmarshalYAML(unmarshal func(any) error) error {
 	if unmarshal(&v.Text) == nil && v.Text.text != nil {
 		return nil
@@ -76,18 +76,18 @@ func (v Value) files() []string {
 	return []string{v.File}
 }
 
-// A source is where a value of the settings comes from, each time it is used, and what its keys are called.
+// A source is where a value of the settings comes from each time it is used, with the names of its keys.
 type source struct {
 	Value
 	key, fileKey, envKey string
 }
 
-// spelled is the source of a value that has three keys.
+// spelled returns the source of a value that has three keys.
 func spelled(key string, text Secret, file, env string) source {
 	return source{Value{text, file, env}, key, key + "_file", key + "_env"}
 }
 
-// nested is the source of a value inside a list or map.
+// nested returns the source of a value inside a list or map.
 func nested(key string, v Value) source { return source{v, key, key + ".file", key + ".env"} }
 
 // A namedSource is the source of a value in a map.
@@ -104,7 +104,7 @@ func namedSources(key string, values map[string]Value) (all []namedSource) {
 	return all
 }
 
-// check refuses two forms of one value.
+// check refuses a value that is given twice.
 func (s source) check() error {
 	switch {
 	case s.File != "" && s.Text.text != nil:
@@ -117,7 +117,7 @@ func (s source) check() error {
 	return nil
 }
 
-// read gets the value as it is now. Its errors are *KeyError and name the file or variable, never the value.
+// read returns the value as it is now. Its errors are *KeyError and name the file or variable, never the value.
 func (s source) read(getenv func(string) string) (string, error) {
 	switch {
 	case s.File != "":
@@ -141,7 +141,7 @@ func (s source) read(getenv func(string) string) (string, error) {
 // sources are values of one section of the settings, given or not.
 type sources []source
 
-// check refuses two forms of one value.
+// check refuses a value that is given twice.
 func (all sources) check() error {
 	var wrong KeyErrors
 	for _, s := range all {
@@ -150,7 +150,7 @@ func (all sources) check() error {
 	return wrong.err()
 }
 
-// files are the files that the values stand in, whose change means new credentials.
+// files returns the files that hold the values. When one changes, there are new credentials.
 func (all sources) files() (names []string) {
 	for _, s := range all {
 		names = append(names, s.Value.files()...)
@@ -158,7 +158,7 @@ func (all sources) files() (names []string) {
 	return names
 }
 
-// from is the key that says where the value comes from.
+// from returns the key that gives the value.
 func (s source) from() string {
 	switch {
 	case s.File != "":
@@ -169,7 +169,7 @@ func (s source) from() string {
 	return s.key
 }
 
-// wrong is an error about the value, at the key that says where it comes from.
+// wrong returns an error about the value, at the key that gives it.
 func (s source) wrong(err error) error {
 	if s.File+s.Env != "" {
 		err = fmt.Errorf("%s: %w", s.File+s.Env, err)
@@ -190,13 +190,13 @@ func readSecret(path string) (string, error) {
 	return s, nil
 }
 
-// trimNewline takes away the newline that editors and echo leave at the end of a file.
+// trimNewline removes the newline that editors and echo leave at the end of a file.
 func trimNewline(s string) string { return strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r") }
 
 const maxSmall = 1 << 20
 
-// readSmall reads a text file of the settings, without the mark that some editors begin it with. It refuses what is no
-// regular file, because reading a pipe would not end, and what PowerShell's > makes of a text.
+// readSmall reads a text file of the settings, without a byte order mark. It refuses a file that is not regular,
+// because reading a pipe would not end, and the UTF-16 that PowerShell's > writes.
 func readSmall(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -29,8 +29,8 @@ func signingKey(secret string) ([]byte, error) {
 	return key, nil
 }
 
-// sign is the webhook-signature of body for each of the keys. A receiver is content with one that it knows, which is
-// how keys are changed without a gap.
+// sign returns the webhook-signature of body, one signature per key. One that the receiver knows is enough, so that
+// keys can be changed without a gap.
 func sign(keys [][]byte, id string, at time.Time, body []byte) string {
 	signatures := make([]string, len(keys))
 	for i, key := range keys {

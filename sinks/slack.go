@@ -22,8 +22,8 @@ import (
 	"forewarn/templates"
 )
 
-// slackSettings are the keys of a Slack sink: a bot token with a channel or, simpler and with less to it, an incoming
-// webhook. What is secret has three forms; see Value.
+// slackSettings are the keys of Slack: a bot token with a channel or, with fewer features, an incoming webhook. Secrets
+// have three keys; see Value.
 type slackSettings struct {
 	Token          Secret         `yaml:"token" doc:"bot token with the scope chat:write; needs channel"`
 	TokenFile      string         `yaml:"token_file"`
@@ -51,33 +51,33 @@ type mentionOption struct {
 	From string `yaml:"from" default:"ERROR" doc:"lowest severity that mentions: INFO, WARN or ERROR"`
 }
 
-// slackTerms: Slack is for people, who want the state as it is now.
+// slackTerms: people want the state as it is now.
 var slackTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1,
 	Digest: peopleGroup}
 
-// slackSink tells people in a Slack channel. The first change of an Azure event posts a message, the root; later ones
-// make it show the state, and reply in its thread. An incoming webhook gets each change as a message of its own.
+// slackSink posts to a Slack channel. The first change of an Azure event posts a message, the root; later ones update
+// the root and reply in its thread. An incoming webhook gets each change as a message of its own.
 //
-// Slack has nothing by which it knows a message that it has already: an answer that got lost after Slack took a message
-// makes it appear twice. Everything else that is done again leaves the same.
+// Slack cannot recognise a message that it has already: when its answer is lost, the message appears twice. All other
+// calls can be repeated.
 type slackSink struct {
 	caller    *caller
 	secret    source // the token, or the webhook's URL
 	getenv    func(string) string
 	api       string // address of the API, with a slash at its end; "" for a webhook
 	channel   string // as in the settings
-	secure    bool   // the webhook's URL has to be https
-	insecure  bool   // it, or that of the API, may be http
+	secure    bool   // the webhook's URL must be https
+	insecure  bool   // the URL of the webhook or the API may be http
 	agent     string
 	zone      *time.Location
 	log       *slog.Logger
 	mention   string
-	from      int      // the least severity number that mentions
-	broadcast []string // nil for the usual
+	from      int      // the lowest severity number that mentions
+	broadcast []string // nil for the default
 	runbook   runbook
 	text      *templates.Template
 	blocks    *templates.Template
-	turns     *SlackTurns // nil to wait for none
+	turns     *SlackTurns // nil not to wait
 	now       func() time.Time
 }
 
@@ -115,7 +115,7 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 	return opened, nil
 }
 
-// openAddress takes the one form or the other, and refuses what belongs to the other.
+// openAddress takes a token or a webhook, and refuses the keys that belong to the other.
 func (k *slackSink) openAddress(s slackSettings) error {
 	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
 	hook := spelled("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
@@ -147,10 +147,10 @@ func (k *slackSink) openAddress(s slackSettings) error {
 	return wrong.err()
 }
 
-// broadcastable are the changes that broadcast may name.
+// broadcastable are the values of broadcast.
 var broadcastable = []string{"scheduled", "updated", "started", "vanished", "canceled", "reminder", "approved"}
 
-// openChoices takes whom to mention and what to broadcast.
+// openChoices takes mention and broadcast.
 func (k *slackSink) openChoices(s slackSettings) error {
 	var wrong KeyErrors
 	for i, change := range s.Broadcast {
@@ -159,8 +159,7 @@ func (k *slackSink) openChoices(s slackSettings) error {
 			continue
 		}
 		wrong.when(!slices.Contains(broadcastable, change), fmt.Sprintf("broadcast.%d", i),
-			"%q is unknown; expected %s, or none alone",
-			change, strings.Join(broadcastable, ", "))
+			"%q is unknown; expected %s, or none alone", change, strings.Join(broadcastable, ", "))
 	}
 	if s.Mention == nil {
 		return wrong.err()
@@ -202,8 +201,8 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 	return err
 }
 
-// open reads the secret as it is now; fetch is nil to reach the destination. Its errors are *KeyError and hold no
-// secret.
+// open returns the calls to Slack with the secret as it is now. fetch is nil but to render. Its errors are *KeyError
+// and hold no secret.
 func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	secret, err := k.secret.read(k.getenv)
 	if err != nil {
@@ -229,8 +228,8 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		}
 		a.veil.hideURL(a.hook, k.secret.from())
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
-		return nil,
-			k.secret.wrong(errors.New("holds a space, a line break or another control character, which no token does"))
+		const bad = "holds a space, a line break or another control character, which no token does"
+		return nil, k.secret.wrong(errors.New(bad))
 	case strings.HasPrefix(secret, "xapp-"), strings.HasPrefix(secret, "https:"):
 		return nil, k.secret.wrong(errors.New("is not a bot token; expected one that begins with xoxb-"))
 	default:
@@ -246,7 +245,7 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	return a, nil
 }
 
-// place is where the value stands, for people.
+// place says for people where the value comes from.
 func (s source) place() string {
 	switch {
 	case s.File != "":
@@ -257,10 +256,10 @@ func (s source) place() string {
 	return s.key
 }
 
-// Close ends the connections that are kept for the next delivery.
+// Close closes idle connections.
 func (k *slackSink) Close() error { return k.caller.Close() }
 
-// Deliver tells people of the batch: one change, or several events at once as a group.
+// Deliver posts the batch: one change, or a group of events in one message.
 func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	a, err := k.open(nil)
 	if err != nil {
@@ -269,7 +268,7 @@ func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (del
 	return k.tell(ctx, a, batch)
 }
 
-// tell has the root show the change, and replies to it. The progress, once there is any, says that the root shows it.
+// tell updates the root and replies to it. The progress, if there is any, says that the root is up to date.
 func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Delivery) (delivery.Answer, error) {
 	r := k.receipt(batch)
 	f := k.fields(batch)
@@ -316,8 +315,8 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	return r.answer(p.ts), nil
 }
 
-// Errors of Slack that say that the root is lost or that nobody can reply to it, so that what is to be said is posted
-// anew, or that the time in which it may be edited is over. Should the reason be another, posting has the same error.
+// Errors of Slack by which the root is lost or takes no replies, so that a new root is posted, or by which the time to
+// edit it is over. If the reason is another, posting gets the same error.
 var (
 	lostErrors = []string{"message_not_found", "thread_not_found", "cant_update_message", "channel_not_found",
 		"is_archived"}
@@ -327,10 +326,9 @@ var (
 	}
 )
 
-// root posts a message of its own.
-func (k *slackSink) root(
-	ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any, r slackReceipt,
-) (delivery.Answer, error) {
+// root posts a new root.
+func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any,
+	r slackReceipt) (delivery.Answer, error) {
 	f["reply"] = false
 	m, err := k.message(f)
 	if err != nil {
@@ -352,10 +350,9 @@ func (k *slackSink) root(
 	return r.answer(p.ts), nil
 }
 
-// post posts a message when the channel can take one.
-func (k *slackSink) post(
-	ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string, broadcast bool,
-) (posted, error) {
+// post posts a message when it is the sink's turn in the channel.
+func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string,
+	broadcast bool) (posted, error) {
 	place := k.api + k.channel // as the settings name it, by whatever id Slack knows it
 	if a.hook != nil {
 		place = a.hook.String()
@@ -369,7 +366,7 @@ func (k *slackSink) post(
 	return a.post(ctx, channel, m, thread, broadcast)
 }
 
-// attempt makes a call, and makes it once more with the text alone when Slack does not take the blocks.
+// attempt makes a call. If Slack refuses the blocks, it makes the call again with the text alone.
 func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error {
 	err := call(m)
 	if len(m.blocks) > 0 && hasCode(err, blocksErrors...) {
@@ -380,13 +377,13 @@ func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error
 	return err
 }
 
-// slackFields are what only the templates of slack see.
+// slackFields are fields that only the templates of slack have.
 var slackFields = map[string]Field{
 	"reply":   {"whether this text is a reply in the thread, not the notification of the root message", false},
 	"mention": {"whom the message mentions, such as <!here>; else empty", ""},
 }
 
-// fields are what the templates see.
+// fields returns the fields for the templates.
 func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 	f := fields(batch, k.zone, k.now())
 	addFields(f, slackFields)
@@ -399,7 +396,7 @@ func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 	return f
 }
 
-// message is a root message for the fields. Blocks that the template cannot make are left out.
+// message returns a root for the fields. If the template cannot make the blocks, it has none.
 func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 	text, err := k.notification(f)
 	if err != nil {
@@ -416,7 +413,7 @@ func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 	return m, nil
 }
 
-// notification is the text of a root message, which Slack has in notifications and reads aloud.
+// notification returns the text of a root, which Slack shows in notifications and reads aloud.
 func (k *slackSink) notification(f map[string]any) (string, error) {
 	text, err := execute(k.text, f)
 	text = templates.Cut(strings.TrimSpace(text), maxSlackText)
@@ -426,15 +423,15 @@ func (k *slackSink) notification(f map[string]any) (string, error) {
 	return text, err
 }
 
-// ring reports whether a reply goes to the channel too, because edits and replies in a thread notify nobody.
+// ring reports whether a reply also goes to the channel, because updates and replies in a thread notify nobody.
 func (k *slackSink) ring(f map[string]any) bool {
 	return slices.ContainsFunc(f["group"].([]map[string]any), func(one map[string]any) bool {
 		return rings(one, k.broadcast)
 	})
 }
 
-// rings reports whether a change is worth a notification: one of those chosen or, with nil, one by which somebody may
-// have to act. Nobody has to for a Freeze of known length up to 10 s.
+// rings reports whether a change is worth a notification: one of those chosen or, with nil, one after which somebody
+// may have to act, which a Freeze of known length up to 10 s is not.
 func rings(f map[string]any, chosen []string) bool {
 	change, _ := f["change"].(string)
 	data, _ := f["data"].(map[string]any)
@@ -457,7 +454,7 @@ func rings(f map[string]any, chosen []string) bool {
 	return canceled
 }
 
-// slackReceipt is what the sink remembers of an Azure event.
+// slackReceipt is what the sink remembers about an Azure event.
 type slackReceipt struct {
 	To      string `json:"to"`              // the channel in the settings when the root was posted
 	Channel string `json:"channel"`         // its id at Slack
@@ -465,7 +462,7 @@ type slackReceipt struct {
 	Group   bool   `json:"group,omitempty"` // the root is of several events, and stays as it is
 }
 
-// answer says that the root, or the reply to it, is at ts. A receipt without a root is none.
+// answer returns the answer for a message posted at ts, with the receipt.
 func (r slackReceipt) answer(ts string) delivery.Answer {
 	raw, err := json.Marshal(r)
 	if err != nil {
@@ -478,8 +475,8 @@ func (r slackReceipt) answer(ts string) delivery.Answer {
 	return a
 }
 
-// receipt is that of a batch. It has no root when there is none in the channel of the settings, or when those of a
-// group differ.
+// receipt returns the receipt of a batch. It has no root if there is none in the channel of the settings, or if a group
+// has several.
 func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	var r slackReceipt
 	if !isAzure(batch) {
@@ -487,9 +484,8 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	}
 	for i, d := range batch {
 		var one slackReceipt
-		if d.Receipt == nil || json.Unmarshal(d.Receipt, &one) != nil || !validSlackID(one.Channel) ||
-			!validSlackID(one.TS) ||
-			one.To != k.channel || len(batch) > 1 && !one.Group {
+		if d.Receipt == nil || json.Unmarshal(d.Receipt, &one) != nil || one.To != k.channel ||
+			!validSlackID(one.Channel) || !validSlackID(one.TS) || len(batch) > 1 && !one.Group {
 			one = slackReceipt{}
 		}
 		if i == 0 {
@@ -506,8 +502,8 @@ func isAzure(batch []delivery.Delivery) bool {
 	return strings.HasPrefix(batch[0].Event.Type(), cloudevent.EventPrefix)
 }
 
-// Connect shows the token to Slack, which says whom it belongs to. Of an incoming webhook it only reaches the host:
-// what Slack makes of the rest of its URL only a message shows.
+// Connect asks Slack whom the token belongs to. With an incoming webhook it only connects to the host, because only a
+// message shows whether Slack knows the rest of the URL.
 func (k *slackSink) Connect(ctx context.Context) (string, error) {
 	a, err := k.open(nil)
 	if err != nil {
@@ -532,7 +528,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 	return "reached " + a.veil.over(origin(a.hook)) + "; whether it knows the webhook only a message shows", nil
 }
 
-// Render shows the requests that Deliver would make if Slack took each of them.
+// Render returns the requests that Deliver would make if Slack accepted them all.
 func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	var b strings.Builder
 	a, err := k.open(func(req *http.Request, v *veil) (response, error) { return k.show(&b, req, v) })
@@ -545,7 +541,7 @@ func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	return b.String(), err
 }
 
-// show writes down a request, and answers as Slack does.
+// show writes a request down, and answers as Slack does.
 func (k *slackSink) show(b *strings.Builder, req *http.Request, v *veil) (response, error) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {

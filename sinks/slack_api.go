@@ -26,15 +26,16 @@ import (
 // A fetcher makes one request, as caller.fetch does.
 type fetcher func(*http.Request, *veil) (response, error)
 
-// slackAPI are the calls to Slack with the credentials of one attempt. Those of a bot are slack-go's, which makes them
-// through Do; it has no function for an incoming webhook that bounds the answer and reads it.
+// slackAPI makes the calls to Slack with the credentials of one attempt. Those of a bot are slack-go's, which makes
+// them through Do. slack-go's function for an incoming webhook neither bounds the answer nor reads it, so that one is
+// ours.
 type slackAPI struct {
 	client  *slack.Client
 	hook    *url.URL // instead of client
 	fetch   fetcher
 	veil    *veil
 	agent   string
-	place   string // where the secret stands, for people
+	place   string // where the secret comes from, for people
 	channel string // in the settings
 
 	to      *url.URL // of the API, or hook
@@ -55,9 +56,8 @@ type posted struct {
 }
 
 // post posts a message, into the thread of another if that is given.
-func (a *slackAPI) post(
-	ctx context.Context, channel string, m slackMessage, thread string, broadcast bool,
-) (posted, error) {
+func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thread string,
+	broadcast bool) (posted, error) {
 	options := []slack.MsgOption{
 		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false),
 		slack.MsgOptionDisableLinkUnfurl(), slack.MsgOptionDisableMediaUnfurl(),
@@ -75,15 +75,15 @@ func (a *slackAPI) post(
 	return posted{channel, ts, message.ThreadTimestamp != ""}, a.refusal(err)
 }
 
-// update makes a message show something else. Without blocks it takes away those that it had. Slack would make links
-// and mentions of bare words here if it were not told otherwise.
+// update replaces the text and the blocks of a message. Without parse=none, Slack would make links and mentions of bare
+// words here.
 func (a *slackAPI) update(ctx context.Context, channel, ts string, m slackMessage) error {
 	_, _, _, err := a.client.UpdateMessageContext(ctx, channel, ts,
 		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false), slack.MsgOptionBlocks(m.blocks...))
 	return a.refusal(err)
 }
 
-// who says whom the token belongs to.
+// who asks whom the token belongs to.
 func (a *slackAPI) who(ctx context.Context) (string, error) {
 	r, err := a.client.AuthTestContext(ctx)
 	switch {
@@ -95,7 +95,7 @@ func (a *slackAPI) who(ctx context.Context) (string, error) {
 	return a.veil.line("as @"+r.User+" in "+r.Team, false, 200), nil
 }
 
-// slackReply is what is read of an answer of Slack's API.
+// slackReply is the part of an answer of Slack's API that is read.
 type slackReply struct {
 	OK      bool      `json:"ok"`
 	Error   string    `json:"error,omitempty"`
@@ -108,8 +108,8 @@ type slackReply struct {
 	Meta    slackMeta `json:"response_metadata"`
 }
 
-// slackEcho is what Slack says of a message beside the whole of it, and slackMeta of an error beside its name. Neither
-// makes an answer unreadable, whatever it holds.
+// slackEcho is part of a message in an answer, and slackMeta the details of an error. Whatever they hold, the answer
+// stays readable.
 type (
 	slackEcho struct {
 		ThreadTS string `json:"thread_ts,omitempty"`
@@ -131,8 +131,8 @@ func (m *slackMeta) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Do makes a request of slack-go's, and gives it what we read of the answer. Slack sends the whole message back, and
-// slack-go fails at a block that it does not know; and it takes {"ok":false} without a reason for success.
+// Do makes a request for slack-go, and returns only a slackReply of the answer: in the message that Slack sends back,
+// slack-go fails at a block that it does not know, and it takes {"ok":false} without a reason for success.
 func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	req.Header.Set("User-Agent", a.agent)
 	r, err := a.fetch(req, a.veil)
@@ -149,7 +149,7 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	switch {
 	case r.cut && ended(req.Context()):
 		return nil, noAnswer(req.Context(), a.veil.over(origin(req.URL)))
-	case r.status/100 != 2 && (!known || classOfStatus(r.status) == nil): // what a busy Slack says is of no weight
+	case r.status/100 != 2 && (!known || classOfStatus(r.status) == nil): // if Slack is busy, its words don't count
 		_, err := judge(classOfStatus(r.status), r, a.veil.over(origin(req.URL)), a.veil)
 		return nil, err
 	case reply.OK && r.status == http.StatusOK && (!isChat || a.mayKeep(reply.Channel) && a.mayKeep(reply.TS)):
@@ -163,15 +163,15 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(text))}, nil
 }
 
-// mayKeep reports whether an id can be one, and holds nothing that nobody may see.
+// mayKeep reports whether an id is valid and holds no secret.
 func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.veil.over(id) == id }
 
 // validSlackID reports whether something can be the id of a channel or message.
 func validSlackID(s string) bool {
-	return s != "" && len(s) <= 64 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7F })
+	return s != "" && len(s) <= 64 && isVisible(s)
 }
 
-// notSlack says that somebody else answered.
+// notSlack returns the error for an answer that is not Slack's.
 func (a *slackAPI) notSlack(req *http.Request, r response) error {
 	text := fmt.Sprintf("%s from %s, but it is no answer of Slack", statusLine(r.status), a.veil.over(origin(req.URL)))
 	if excerpt := a.veil.line(r.body, r.cut, 200); excerpt != "" {
@@ -180,8 +180,8 @@ func (a *slackAPI) notSlack(req *http.Request, r response) error {
 	return errors.New(text)
 }
 
-// postHook posts a message to an incoming webhook. Services that are compatible with Slack say yes in their own ways,
-// so what is a success by its status is one unless it says no, or is the page of somebody on the way.
+// postHook posts a message to an incoming webhook. Services that are compatible with Slack answer in their own ways, so
+// a status of success counts, unless the body says no or is the page of a proxy.
 func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	body, err := compact(struct {
 		Text   string        `json:"text"`
@@ -242,7 +242,7 @@ func hasCode(err error, codes ...string) bool {
 	return ok && slices.Contains(codes, e.code)
 }
 
-// refusal says what an error of slack-go's means, and what the operator can do. Those of Do are as they should be.
+// refusal returns an error of slack-go with its class and the remedy. Errors of Do stay as they are.
 func (a *slackAPI) refusal(err error) error {
 	said, ok := errors.AsType[slack.SlackErrorResponse](err)
 	if !ok {
@@ -263,16 +263,16 @@ func (a *slackAPI) refusal(err error) error {
 	return a.last.later(&slackError{code, say(kind.class, text)})
 }
 
-// slackErrorKinds are Slack's errors by what has to be done.
+// slackErrorKinds are Slack's errors by what an operator has to do.
 type slackErrorKinds []slackErrorKind
 
 type slackErrorKind struct {
 	class  error
-	remedy string // for the operator; SECRET and CHANNEL stand for those of the settings
+	remedy string // SECRET and CHANNEL stand for those of the settings
 	codes  []string
 }
 
-// find gives the kind of an error. One that is in no list passes by itself, or nobody knows.
+// find returns the kind of an error. An unknown one is retried.
 func (all slackErrorKinds) find(code string) (kind slackErrorKind, known bool) {
 	if strings.HasPrefix(code, "restricted_action") {
 		code = "restricted_action"
@@ -287,8 +287,7 @@ func (all slackErrorKinds) find(code string) (kind slackErrorKind, known bool) {
 var slackErrors = slackErrorKinds{
 	{delivery.ErrBlocked, "put a new token into SECRET", []string{
 		"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "not_allowed_token_type",
-		"bad_token",
-		"user_removed_from_team",
+		"bad_token", "user_removed_from_team",
 	}},
 	{delivery.ErrBlocked, "make a new incoming webhook and put its URL into SECRET", []string{
 		"no_service", "no_service_id", "no_team", "no_active_hooks", "invalid_token", "service_disabled",
@@ -310,8 +309,8 @@ var slackErrors = slackErrorKinds{
 	{delivery.ErrBlocked, "an administrator of the workspace has to allow it", []string{
 		"restricted_action", "org_login_required", "ekm_access_denied", "team_access_not_granted", "enterprise_is_restricted",
 		"access_denied", "accesslimited", "two_factor_setup_required", "two_factor_required", "team_disabled",
-		"user_is_restricted",
-		"app_missing_action_url", "action_prohibited", "messages_tab_disabled", "posting_to_general_channel_denied",
+		"user_is_restricted", "app_missing_action_url", "action_prohibited", "messages_tab_disabled",
+		"posting_to_general_channel_denied",
 		"as_user_not_supported",
 	}},
 	{delivery.ErrRejected, "", []string{
@@ -326,8 +325,8 @@ var slackErrors = slackErrorKinds{
 // blocksErrors say that the blocks of a message are why Slack does not take it.
 var blocksErrors = []string{"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long"}
 
-// What Slack takes, in characters where nothing else is said. A message over one of these is refused as a whole, so
-// what is too long is cut.
+// The limits of Slack, in characters where nothing else is said. Slack refuses a whole message for one text that is too
+// long, so texts are cut.
 const (
 	maxSlackText  = 4000
 	maxBlocks     = 50 // in number
@@ -342,7 +341,7 @@ const (
 	maxMarkdown   = 12000
 )
 
-// parseBlocks reads a JSON array of blocks and makes it one that Slack takes.
+// parseBlocks reads a JSON array of blocks and cuts it to Slack's limits.
 func parseBlocks(text string) ([]slack.Block, error) {
 	d := json.NewDecoder(strings.NewReader(strings.ToValidUTF8(text, "\ufffd")))
 	d.UseNumber()
@@ -375,7 +374,7 @@ func parseBlocks(text string) ([]slack.Block, error) {
 	return all, nil
 }
 
-// compact is v as JSON, with nothing escaped for HTML.
+// compact returns v as JSON, with nothing escaped for HTML.
 func compact(v any) (json.RawMessage, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -384,7 +383,7 @@ func compact(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// checkBlocks says what slack-go finds wrong in blocks.
+// checkBlocks returns what slack-go finds wrong in blocks.
 func checkBlocks(text string) error {
 	var blocks slack.Blocks
 	if err := json.Unmarshal([]byte(text), &blocks); err != nil {
@@ -403,8 +402,7 @@ func checkBlocks(text string) error {
 	return nil
 }
 
-// fitBlock cuts the texts of a block; left is how much all blocks may still hold. It is false for a block that has
-// nothing to show.
+// fitBlock cuts the texts of a block; left is how much all blocks may still hold. It returns false for an empty block.
 func fitBlock(b map[string]any, left *int) bool {
 	switch b["type"] {
 	case "header":
@@ -414,18 +412,14 @@ func fitBlock(b map[string]any, left *int) bool {
 		if !fit {
 			delete(b, "text")
 		}
-		if fields := fitList(b["fields"], maxFields, func(v any) bool {
-			return fitText(v, maxField,
-				left)
-		}); len(fields) > 0 {
-			b["fields"], fit = fields, true
-		} else {
+		fields := fitList(b["fields"], maxFields, func(v any) bool { return fitText(v, maxField, left) })
+		if b["fields"] = fields; len(fields) == 0 {
 			delete(b, "fields")
 		}
 		if !fitElement(b["accessory"]) {
 			delete(b, "accessory")
 		}
-		return fit
+		return fit || len(fields) > 0
 	case "context":
 		elements := fitList(b["elements"], maxElements, func(v any) bool {
 			if e, _ := v.(map[string]any); e["type"] != "mrkdwn" && e["type"] != "plain_text" {
@@ -449,7 +443,7 @@ func fitBlock(b map[string]any, left *int) bool {
 	return true
 }
 
-// fitElement cuts what stands on a button. A button that leads nowhere is left out.
+// fitElement cuts the text of a button. It returns false for a button that leads nowhere.
 func fitElement(v any) bool {
 	e, ok := v.(map[string]any)
 	if !ok {
@@ -462,8 +456,8 @@ func fitElement(v any) bool {
 	return e["type"] != "button" || fitText(e["text"], maxButton, &left)
 }
 
-// fitText cuts a text object, in which Slack is to find no links and names by itself; it is false when nothing is in
-// it.
+// fitText cuts a text object, and has Slack make no links and mentions of bare words in it. It returns false for an
+// empty one.
 func fitText(v any, n int, left *int) bool {
 	o, _ := v.(map[string]any)
 	text, _ := o["text"].(string)
@@ -479,7 +473,7 @@ func fitText(v any, n int, left *int) bool {
 	return true
 }
 
-// fitList are the first n items of a list that fit.
+// fitList returns the first n items of a list that fit.
 func fitList(v any, n int, fit func(any) bool) []any {
 	list, _ := v.([]any)
 	var all []any
@@ -491,17 +485,16 @@ func fitList(v any, n int, fit func(any) bool) []any {
 	return all
 }
 
-// slackPace is how far apart messages to one channel are. Slack threatens to switch off an app that disregards
-// this for long.
+// slackPace is the time between two messages to one channel. Slack may disable an app that is faster for long.
 const slackPace = time.Second
 
-// SlackTurns keep the messages to a channel apart, whichever of the sinks that share them they come from. The zero
-// value is ready to use, by several goroutines at once.
+// SlackTurns space the messages of all sinks that share them, per channel. The zero value is ready to use, by several
+// goroutines at once.
 type SlackTurns struct {
 	pace time.Duration // 0 is slackPace
 
 	mu   sync.Mutex
-	next map[string]time.Time // when a channel can take a message again, by its place
+	next map[string]time.Time // when a channel takes the next message, by its place
 }
 
 // wait returns when it is a message's turn in the channel, or when ctx is done.

@@ -31,7 +31,7 @@ const (
 	maxPrinted = 64 << 10 // bytes
 )
 
-// A mailServer is a server to which mail is handed over, and who logs in there.
+// A mailServer is a server that takes mail, and the login there.
 type mailServer struct {
 	addr     string // host and port
 	dial     Dialer
@@ -48,8 +48,8 @@ type mailServer struct {
 	token string     // that the command printed last; "" when the server has refused it
 }
 
-// connect begins a conversation, and logs in. The token of an earlier one serves until the server refuses it; then the
-// command is asked for another at once.
+// connect begins a conversation and logs in. A token is used until the server refuses it; then the command is asked for
+// another at once.
 func (m *mailServer) connect(ctx context.Context, v *veil) (*emailSession, error) {
 	secret, kept, err := m.secret(ctx, v)
 	if err != nil {
@@ -78,8 +78,8 @@ func (m *mailServer) keep(token string) {
 	m.token = token
 }
 
-// login connects, begins TLS and logs in. All of this has a limit of its own, so that a host that does not answer is
-// not waited for as one that has the mail.
+// login connects, starts TLS and logs in, within helloPatience: a host that does not answer need not be waited for as
+// long as one that has the mail.
 func (m *mailServer) login(ctx context.Context, v *veil, secret string) (*emailSession, error) {
 	var config *tls.Config
 	if m.mode != "none" {
@@ -106,8 +106,8 @@ func (m *mailServer) login(ctx context.Context, v *veil, secret string) (*emailS
 	return s, nil
 }
 
-// secret is the password or token, which the veil covers from then on. kept says that it is the token of an earlier
-// conversation.
+// secret returns the password or token, which the veil covers from then on. kept says that the token is one of an
+// earlier conversation.
 func (m *mailServer) secret(ctx context.Context, v *veil) (secret string, kept bool, err error) {
 	switch {
 	case m.username == "":
@@ -131,7 +131,7 @@ func (m *mailServer) secret(ctx context.Context, v *veil) (secret string, kept b
 	return secret, kept, nil
 }
 
-// check talks to the server up to the point where a mail would begin, and says how far it came.
+// check connects and logs in, and says what it reached.
 func (m *mailServer) check(ctx context.Context) (string, error) {
 	v := new(veil)
 	s, err := m.connect(ctx, v)
@@ -149,7 +149,7 @@ func (m *mailServer) check(ctx context.Context) (string, error) {
 	return v.line(answer, false, 300), nil
 }
 
-// failure is an error of a conversation, fit to be shown.
+// failure returns an error of a conversation as it may be shown.
 func (m *mailServer) failure(ctx context.Context, v *veil, err error) error {
 	if ended(ctx) {
 		return noAnswer(ctx, m.addr+m.hint(err))
@@ -157,18 +157,17 @@ func (m *mailServer) failure(ctx context.Context, v *veil, err error) error {
 	return failure(ctx, v, m.addr, classOfMail(err), errors.New(err.Error()+m.hint(err)))
 }
 
-// hint explains what an administrator of Azure meets first.
+// hint explains the usual reason for a timeout on Azure.
 func (m *mailServer) hint(err error) string {
-	var timeout net.Error
-	if _, port, _ := net.SplitHostPort(m.addr); port != "25" ||
-		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) && !(errors.As(err, &timeout) &&
-			timeout.Timeout()) {
+	_, port, _ := net.SplitHostPort(m.addr)
+	late, ok := errors.AsType[net.Error](err)
+	if port != "25" || !errors.Is(err, context.Canceled) && !(ok && late.Timeout()) {
 		return ""
 	}
 	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
 }
 
-// tokenOf runs a command that prints a token. What else it prints is not shown, because it may hold another.
+// tokenOf returns the first line that a command prints. The rest is not shown, because it may hold a secret.
 func tokenOf(ctx context.Context, command []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenPatience)
 	defer cancel()
@@ -192,8 +191,8 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 	return token, nil
 }
 
-// classOfReply says what a reply of an SMTP server other than success means: nil for try again (RFC 5321, section
-// 4.2.1), delivery.ErrBlocked when the client has to log in otherwise (RFC 4954, section 6), else delivery.ErrRejected.
+// classOfReply returns the class of an SMTP reply other than success: nil to retry (RFC 5321, section 4.2.1),
+// delivery.ErrBlocked if the client has to log in otherwise (RFC 4954, section 6), else delivery.ErrRejected.
 func classOfReply(e *textproto.Error) error {
 	switch {
 	case e.Code < 500 || e.Code > 599:
@@ -213,7 +212,7 @@ func isSecurityStatus(reply string) bool {
 	return found && err == nil && len(detail) <= 3
 }
 
-// classOfMail says what a failure of a conversation means.
+// classOfMail returns the class of a failed conversation.
 func classOfMail(err error) error {
 	if e, ok := errors.AsType[*textproto.Error](err); ok && !errors.Is(err, delivery.ErrBlocked) {
 		return classOfReply(e)
@@ -221,8 +220,7 @@ func classOfMail(err error) error {
 	return classOfFailure(err)
 }
 
-// aboutUs is an error from before a mail begins. What a server refuses there for good it refuses whatever is to be
-// sent, so that it says nothing about the CloudEvent.
+// aboutUs returns an error from before a mail begins: a refusal there is not about the CloudEvent and never rejects it.
 func aboutUs(err error) error {
 	if errors.Is(classOfMail(err), delivery.ErrRejected) {
 		return &verdict{delivery.ErrBlocked, err.Error()}
@@ -230,8 +228,8 @@ func aboutUs(err error) error {
 	return err
 }
 
-// aboutSender is a refusal of the sender. One for reasons of policy (X.7.Z of RFC 3463) is about us; at a recipient it
-// may be about that one alone.
+// aboutSender returns a refusal of the sender. A policy reason (X.7.Z of RFC 3463) is about us; at a recipient it may
+// be about that recipient alone.
 func aboutSender(err error) error {
 	if e, ok := errors.AsType[*textproto.Error](err); ok && isSecurityStatus(e.Msg) {
 		return aboutUs(err)
@@ -248,8 +246,8 @@ type emailSession struct {
 	mechanism string      // by which it logged in
 }
 
-// startEmail connects, says EHLO and begins TLS. A nil config is for a conversation in clear; without a helo it is the
-// address of this end of the connection.
+// startEmail connects, says EHLO and starts TLS, unless config is nil. Without a helo it uses the address of this end
+// of the connection.
 func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls.Config,
 	implicit bool) (*emailSession, error) {
 	conn, err := dial(ctx, "tcp", addr)
@@ -266,7 +264,7 @@ func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls
 	return s, nil
 }
 
-// A briefConn is a connection on which only so much is listened to: a reply has no end until its server says so.
+// A briefConn is a connection from which a bounded number of bytes is read: a server can make a reply endless.
 type briefConn struct {
 	net.Conn
 	left int
@@ -281,7 +279,7 @@ func (c *briefConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// lastUntil makes the conversation end with another context. It is false when it has ended.
+// lastUntil makes the conversation end with another context. It returns false if it has ended.
 func (s *emailSession) lastUntil(ctx context.Context) bool {
 	lives := s.stop()
 	s.stop = context.AfterFunc(ctx, func() { s.conn.SetDeadline(time.Unix(1, 0)) })
@@ -321,7 +319,7 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 	return s.client.StartTLS(config)
 }
 
-// addressLiteral is an address as RFC 5321, section 4.1.3, has it for a host without a name.
+// addressLiteral returns an address in the form of RFC 5321, section 4.1.3, for a host without a name.
 func addressLiteral(a net.Addr) string {
 	host, _, _ := net.SplitHostPort(a.String())
 	host, _, _ = strings.Cut(host, "%")
@@ -334,7 +332,7 @@ func addressLiteral(a net.Addr) string {
 // mechanisms are those that auto tries, best first.
 var mechanisms = []string{"SCRAM-SHA-256", "PLAIN", "LOGIN"}
 
-// login shows who is there, by the best mechanism that the server offers or by the one that is asked for.
+// login logs in by the best mechanism that the server offers, or by the one of the settings.
 func (s *emailSession) login(ctx context.Context, auth, username, secret string) error {
 	_, line := s.client.Extension("AUTH")
 	offered := strings.Fields(strings.ToUpper(line))
@@ -363,7 +361,7 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 	return fmt.Errorf("logging in by %s: %w", s.mechanism, s.cause(ctx, err))
 }
 
-// briefScram is SCRAM with a bound on the work that the server may ask for, which the end of no context ends.
+// briefScram is SCRAM with a bound on the work that a server can ask for, which no context interrupts.
 type briefScram struct{ smtp.Auth }
 
 func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
@@ -377,7 +375,7 @@ func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
 	return a.Auth.Next(said, more)
 }
 
-// tlsVersion is that of the conversation, "" when it is in clear.
+// tlsVersion returns the version of TLS, or "" without TLS.
 func (s *emailSession) tlsVersion() string {
 	state, ok := s.client.TLSConnectionState()
 	if !ok {
@@ -386,14 +384,14 @@ func (s *emailSession) tlsVersion() string {
 	return tls.VersionName(state.Version)
 }
 
-// errAtDot says that the whole mail was sent and no reply came: the server may have taken it.
+// errAtDot says that the whole mail was sent and no reply came.
 var errAtDot = errors.New("the connection was lost after the end of the mail; it may have been taken, and is sent " +
 	"again with the same Message-ID")
 
-// send hands over one mail and tells what became of each recipient, in their order: nil, or the server's refusal. No
-// error means that the server took the mail for every recipient without a refusal; reply is what it said to that.
-func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error,
-	reply string, err error) {
+// send sends one mail and returns for each recipient nil or the server's refusal. Without an error the server has taken
+// the mail for all recipients that it did not refuse; reply is what it said to that.
+func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error, reply string,
+	err error) {
 	if err := s.client.Mail("<" + from + ">"); err != nil {
 		return nil, "", aboutSender(s.cause(ctx, err))
 	}
@@ -431,7 +429,7 @@ func (s *emailSession) send(ctx context.Context, from string, to []string, mail 
 	return refused, reply, nil
 }
 
-// cause is the end of the context rather than what the end did to the connection.
+// cause returns the end of the context rather than the error that it caused.
 func (s *emailSession) cause(ctx context.Context, err error) error {
 	if ended(ctx) {
 		return context.Cause(ctx)
@@ -439,7 +437,7 @@ func (s *emailSession) cause(ctx context.Context, err error) error {
 	return err
 }
 
-// quit takes leave, which matters to nobody any more, and ends. It does not wait when the context is done.
+// quit says QUIT and closes the connection. It does not wait for an answer if the context is done.
 func (s *emailSession) quit() {
 	if s.stop() {
 		s.conn.SetDeadline(time.Now().Add(leavePatience))

@@ -32,13 +32,13 @@ type syslogSettings struct {
 	TLS      TLSSettings `yaml:"tls" doc:"certificates, for tls://"`
 }
 
-// syslogTerms: a log is for the record, which wants every change, however late.
+// syslogTerms: a record holds every change, however late.
 var syslogTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 64}
 
 const (
 	syslogConfirm = 2 * time.Second // how long the receiver may take to close the connection
-	syslogWord    = 1024            // bytes of an attribute at most
-	syslogText    = 256             // bytes that a message keeps for its text
+	syslogWord    = 1024            // the most bytes of an attribute
+	syslogText    = 256             // bytes that a message reserves for its text
 )
 
 // A syslogTransport is how messages go to a receiver, and how long they may be: RFC 5424 has every receiver take 2048
@@ -61,10 +61,10 @@ var syslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr new
 
 // syslogSink sends each CloudEvent as a message of RFC 5424: its attributes as structured data, and a line for people.
 //
-// Syslog has no answer. Over TCP and TLS a batch has a connection of its own, so that none is found dead: the sink says
-// that it is done and waits until the receiver closes. One that has not read everything makes that a reset, by the
-// rules of TCP, and the batch is sent again. A receiver that does not close in time is believed to have it, and so is
-// every receiver of UDP that refuses nothing.
+// Syslog has no answers. Over TCP and TLS each batch has a connection of its own. The sink closes its side and waits
+// until the receiver closes the other. If the receiver has not read everything, TCP makes that a reset, and the batch
+// is sent again. A receiver that does not close in time counts as one that has it, and so does every receiver of UDP
+// that refuses nothing.
 type syslogSink struct {
 	syslogTransport
 	to       *url.URL
@@ -74,7 +74,7 @@ type syslogSink struct {
 	text     *templates.Template
 	tls      TLSSettings
 	dial     Dialer
-	host     string // when the CloudEvent names no observer
+	host     string // if the CloudEvent names no observer
 	zone     *time.Location
 	now      func() time.Time
 }
@@ -159,17 +159,17 @@ func (k *syslogSink) Deliver(ctx context.Context, batch []delivery.Delivery) (de
 	return delivery.Answer{Status: status}, nil
 }
 
-// Render shows the message.
+// Render returns the message.
 func (k *syslogSink) Render(d delivery.Delivery) (string, error) {
 	m, err := k.message(d)
 	return string(m) + "\n", err
 }
 
-// Connect reaches the receiver, as far as it can be, and sends nothing.
+// Connect connects to the receiver and sends nothing. UDP has no connection.
 func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 	answer := map[string]string{
 		"tls": "reached " + k.to.String() + ", its certificate is valid", "tcp": "reached " + k.to.String(),
-		"udp": "sends to " + k.to.String() + ", where nobody says whether he listens",
+		"udp": "sends to " + k.to.String() + ", which does not answer",
 	}[k.to.Scheme]
 	return answer, k.with(ctx, func(_ context.Context, conn net.Conn, trip time.Duration) error {
 		if k.network == "udp" {
@@ -179,10 +179,11 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 	})
 }
 
-// with does something with a new connection, and says what it means that it failed. trip is about as long as a packet
-// takes to the receiver and back.
-func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn net.Conn,
-	trip time.Duration) error) error {
+// A syslogTask is what is done with a connection. trip is about the time that a packet takes to the receiver and back.
+type syslogTask func(ctx context.Context, conn net.Conn, trip time.Duration) error
+
+// with does something with a new connection. Its errors have a class.
+func (k *syslogSink) with(ctx context.Context, do syslogTask) error {
 	ctx, cancel := limited(ctx, syslogTerms.Timeout)
 	defer cancel()
 	err := context.Cause(ctx)
@@ -195,7 +196,7 @@ func (k *syslogSink) with(ctx context.Context, do func(ctx context.Context, conn
 	return failure(ctx, new(veil), k.to.String(), classOfFailure(err), err)
 }
 
-func (k *syslogSink) connected(ctx context.Context, do func(context.Context, net.Conn, time.Duration) error) error {
+func (k *syslogSink) connected(ctx context.Context, do syslogTask) error {
 	config, err := k.tls.load()
 	if err != nil {
 		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -205,7 +206,7 @@ func (k *syslogSink) connected(ctx context.Context, do func(context.Context, net
 	if err != nil {
 		return err
 	}
-	defer raw.Close() // which says no goodbye to a receiver that may not listen
+	defer raw.Close() // not TLS's, which would wait for the receiver
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	defer stop()
 	trip := time.Since(began)
@@ -247,7 +248,7 @@ func (k *syslogSink) stream(conn net.Conn, messages [][]byte, trip time.Duration
 	return "", err
 }
 
-// stillOpen gives a receiver that does not want us the time to say so: then it closes the connection at once.
+// stillOpen gives a receiver the time to close a connection that it does not want.
 func stillOpen(conn net.Conn, trip time.Duration) error {
 	conn.SetReadDeadline(time.Now().Add(min(max(2*trip, 10*time.Millisecond), 500*time.Millisecond)))
 	defer conn.SetReadDeadline(time.Time{})
@@ -261,18 +262,18 @@ func stillOpen(conn net.Conn, trip time.Duration) error {
 	}
 }
 
-// datagrams sends each message by itself, and gives a receiver that is not there the time to say so.
+// datagrams sends each message by itself, and waits for the error that a closed port causes.
 func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, trip time.Duration) (string, error) {
 	for _, m := range messages {
 		if _, err := conn.Write(m); err != nil {
 			return "", err
 		}
 	}
-	return "sent to " + k.to.String() + ", where nobody says that he has it", stillOpen(conn, trip)
+	return "sent to " + k.to.String() + ", which does not answer", stillOpen(conn, trip)
 }
 
-// message is a CloudEvent as RFC 5424 has it, within the limit of the transport: first its text is cut, then its
-// attributes are, all but the id.
+// message returns a CloudEvent as a message of RFC 5424 within the limit of the transport: its text is cut first, then
+// its attributes, but not the id.
 func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	all, err := attributes(d.Event)
 	if err != nil {
@@ -301,7 +302,7 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	return append(m, text...), nil
 }
 
-// head is what a message begins with.
+// head returns the beginning of a message.
 func (k *syslogSink) head(ce event.Event) []byte {
 	at := "-"
 	if !ce.Time().IsZero() {
@@ -313,7 +314,7 @@ func (k *syslogSink) head(ce event.Event) []byte {
 		cmp.Or(syslogName(observer, 255), syslogName(k.host, 255), "-"), k.app, cmp.Or(syslogName(kind, 32), "-"))
 }
 
-// syslogSeverity is the severity of a CloudEvent: err, warning, info or debug.
+// syslogSeverity returns the severity of a CloudEvent: err, warning, info or debug.
 func syslogSeverity(ce event.Event) int {
 	number, ok := ce.Extensions()["severitynumber"].(int32)
 	switch {
@@ -327,7 +328,7 @@ func syslogSeverity(ce event.Event) int {
 	return 7
 }
 
-// structured are the attributes as structured data, each value cut to most bytes.
+// structured returns the attributes as structured data, each value cut to most bytes.
 func (k *syslogSink) structured(all []attribute, most int) []byte {
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, `]`, `\]`)
 	b := fmt.Appendf(nil, "[%s", k.id)
@@ -341,7 +342,7 @@ func (k *syslogSink) structured(all []attribute, most int) []byte {
 	return append(b, ']')
 }
 
-// syslogName is what of a text may stand in the head of a message: ASCII without spaces.
+// syslogName returns what the head of a message can hold of a text: ASCII without spaces.
 func syslogName(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		if r <= ' ' || r > '~' {

@@ -7,8 +7,7 @@ import (
 	"forewarn/templates"
 )
 
-// givenText is the text that the settings have under a key or in a file. given is the key that has it, "" when neither
-// does.
+// givenText returns the text that the settings have under a key or in a file, and the key that has it, or "".
 func givenText(key, text, file string) (_, given string, err error) {
 	switch {
 	case text != "" && file != "":
@@ -25,10 +24,10 @@ func givenText(key, text, file string) (_, given string, err error) {
 	return "", "", nil
 }
 
-// A templateKey is a template that the settings may have under a key or in a file, and what to do with it.
+// A templateKey is a template that the settings may have under a key or in a file.
 type templateKey struct {
 	key, text, file string
-	own             *templates.Template // what stands there without one of the settings
+	own             *templates.Template // the default
 	parse           func(key, text string) (*templates.Template, error)
 	try             func(fields map[string]any) error // uses the template, once it is at to; nil to execute it
 	to              **templates.Template

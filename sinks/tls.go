@@ -20,7 +20,7 @@ type TLSSettings struct {
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: the host's)"`
 }
 
-// files are the files that stand in the settings.
+// files returns the files that the settings name.
 func (s TLSSettings) files() []string {
 	var names []string
 	for _, f := range []string{s.CAFile, s.CertFile, s.KeyFile} {
@@ -31,7 +31,7 @@ func (s TLSSettings) files() []string {
 	return names
 }
 
-// stamp tells how the files look. It differs once one of them has changed.
+// stamp identifies the state of the files. It differs once one of them has changed.
 func (s TLSSettings) stamp() (string, error) {
 	var b strings.Builder
 	for _, f := range s.files() {
@@ -71,7 +71,7 @@ func (s TLSSettings) load() (*tls.Config, error) {
 	return config, wrong.err()
 }
 
-// handshake agrees on TLS over a connection to a host, which the certificate must name if config names no other.
+// handshake starts TLS on a connection to a host. The certificate must name the host, unless config names another.
 func handshake(ctx context.Context, conn net.Conn, config *tls.Config, host string) (*tls.Conn, error) {
 	config = config.Clone()
 	config.ServerName = cmp.Or(config.ServerName, host)

@@ -12,21 +12,21 @@ import (
 	"unicode/utf8"
 )
 
-// A veil takes the secrets in use out of texts that come from outside: of the network, and of destinations that repeat
-// what they were sent.
+// A veil hides the secrets in use in texts from outside, such as network errors and destinations' answers, which may
+// repeat what they were sent.
 type veil struct {
 	forms   []veiled
 	longest int // of the forms
 }
 
-// veiled is a text that is hidden.
+// veiled is a text to hide.
 type veiled struct {
 	text    string // in ASCII lower case
 	instead string
 	word    bool // not where it is part of a longer word
 }
 
-// hide makes the veil cover secrets, in every form in which they commonly come back.
+// hide hides secrets in every form in which they commonly come back.
 func (v *veil) hide(secrets ...string) {
 	for _, s := range secrets {
 		if s == "" {
@@ -51,7 +51,7 @@ func (v *veil) add(f veiled) {
 	v.longest = max(v.longest, len(f.text))
 }
 
-// hidePart covers what is part of a secret, or may be one: short ones are ordinary words, such as the v1 of a path.
+// hidePart hides parts of a secret, but for short ones, such as the v1 of a path, and plain words.
 func (v *veil) hidePart(parts ...string) {
 	for _, p := range parts {
 		if len(p) >= 4 && !isPlain(p) {
@@ -60,8 +60,8 @@ func (v *veil) hidePart(parts ...string) {
 	}
 }
 
-// plainWords are the words of addresses and headers that hold no secret, because they stand in those of everybody: who
-// reads what a destination answered needs them. Any other word may be one.
+// plainWords are common words of addresses, headers and settings. As secrets they would protect nothing, and without
+// them nobody could read an answer or the output of a command.
 const plainWords = " access_token action actions alert alertmanager alerts api-version api_key apikey application " +
 	"auto automations azure basic bearer callback callbacks channel channels chat client code collector compat " +
 	"count create data debug default deliveries dev development direct disabled dispatches email enabled enqueue " +
@@ -76,7 +76,7 @@ const plainWords = " access_token action actions alert alertmanager alerts api-v
 	"team teams telemetry tenant test testing text thread token topic topics trace trigger triggers true type " +
 	"user users version virtual warn warning webhook webhookb2 webhooks workflow workflows "
 
-// isPlain reports whether a text is made of plain words, and of what is too short to count.
+// isPlain reports whether a text consists of plain words and versions such as v1.
 func isPlain(text string) bool {
 	for word := range strings.FieldsFuncSeq(asciiLower(text),
 		func(r rune) bool { return strings.ContainsRune("/?&=;:, .", r) }) {
@@ -88,8 +88,8 @@ func isPlain(text string) bool {
 	return true
 }
 
-// hideHost covers the host of a URL that may hold a secret, and says instead where it stands: a lost / or @ makes the
-// secret a part of the host's name. What is no name can hold none.
+// hideHost hides the host of a URL and shows which setting has it: without its / or @, a URL has its secret in the name
+// of the host. An address holds no secret.
 func (v *veil) hideHost(u *url.URL, where string) {
 	host := u.Hostname()
 	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || ip.Zone() != "") {
@@ -97,7 +97,7 @@ func (v *veil) hideHost(u *url.URL, where string) {
 	}
 }
 
-// hideURL covers all of a URL but its scheme and port; where says where it stands.
+// hideURL hides all of a URL but its scheme and port; where is the setting that has it.
 func (v *veil) hideURL(u *url.URL, where string) {
 	v.hideHost(u, where)
 	v.hidePart(u.Path, u.EscapedPath(), u.RequestURI(), u.RawQuery, u.Fragment)
@@ -114,7 +114,7 @@ func (v *veil) hideURL(u *url.URL, where string) {
 	}
 }
 
-// hideHeader covers the value of a header and what it is made of: the token behind Bearer, each cookie.
+// hideHeader hides the value of a header and its parts, such as the token after Bearer and each cookie.
 func (v *veil) hideHeader(value string) {
 	v.hidePart(value)
 	v.hidePart(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t,;=", r) })...)
@@ -125,14 +125,14 @@ func (v *veil) hideHeader(value string) {
 	}
 }
 
-// hideBasic covers a password, and with it the user name, alone and as they are sent.
+// hideBasic hides a user name and a password, alone and as they are sent.
 func (v *veil) hideBasic(username, password string) {
 	v.hide(password)
 	v.hidePart(username)
 	v.hide(base64.StdEncoding.EncodeToString([]byte(username + ":" + password)))
 }
 
-// over is text with every covered part replaced, whatever its case.
+// over returns text with everything replaced that is to be hidden, in any case.
 func (v *veil) over(text string) string {
 	lower := asciiLower(text)
 	instead := make([]string, len(text)) // of each byte, "" for itself
@@ -171,10 +171,10 @@ func (v *veil) over(text string) string {
 	return b.String()
 }
 
-// isWord reports whether a byte of lower case is part of a word.
+// isWord reports whether a byte in lower case is part of a word.
 func isWord(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c >= utf8.RuneSelf }
 
-// line makes what a destination sent fit to be shown: without secrets, one line of printable characters, at most n
+// line returns a text from outside as it may be shown: without secrets, one line of printable characters, at most n
 // bytes. cut says that text is only the beginning of what was sent, and may end inside a secret.
 func (v *veil) line(text string, cut bool, n int) string {
 	text = v.over(text)

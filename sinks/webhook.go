@@ -21,7 +21,7 @@ import (
 	"forewarn/templates"
 )
 
-// webhookSettings are the keys of a webhook. What is secret has three forms; see Value.
+// webhookSettings are the keys of a webhook. Secrets have three keys; see Value.
 type webhookSettings struct {
 	URL            Secret            `yaml:"url" doc:"where to POST, http or https; redirects are refused"`
 	URLFile        string            `yaml:"url_file"`
@@ -54,10 +54,10 @@ type basicSettings struct {
 	PasswordEnv  string `yaml:"password_env"`
 }
 
-// webhookTerms: a webhook is for machines, which want every change.
+// webhookTerms: machines want every change.
 var webhookTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}
 
-// webhookFields are what only a body sees.
+// webhookFields are fields that only a body has.
 var webhookFields = map[string]Field{"secret": {"the values of body_secrets by their names", map[string]string{}}}
 
 // bodyShape is what the template of a body may name, with these secrets.
@@ -67,7 +67,7 @@ func bodyShape(secrets []string) *templates.Shape {
 	return s
 }
 
-// webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents has it, or as a body made by a template.
+// webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents says, or as a body from a template.
 type webhook struct {
 	caller   *caller
 	secrets  credentials
@@ -94,8 +94,8 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 		wrong.add(err)
 	}
 	wrong.when(w.binary && len(s.Signing) > 0, "signing_secrets",
-		"a signature covers the body only, and in binary mode the "+
-			"CloudEvent's attributes are headers; expected mode structured")
+		"a signature covers the body only, and in binary mode the CloudEvent's attributes are headers; "+
+			"expected mode structured")
 	wrong.add(w.openBody(s))
 	w.caller, err = newCaller(s.TLS, s.Proxy, h)
 	wrong.add(err)
@@ -117,8 +117,8 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	return opened, nil
 }
 
-// blockedOn are the statuses by which the destination says that it takes nothing until somebody acts: those that the
-// settings name and those that a ready-made body knows of its service.
+// blockedOn returns the statuses that block beside the usual ones: those of the settings, and those that a ready-made
+// body knows of its service.
 func blockedOn(s webhookSettings) ([]int, error) {
 	var wrong KeyErrors
 	for _, status := range s.BlockedOn {
@@ -131,7 +131,7 @@ func blockedOn(s webhookSettings) ([]int, error) {
 	return append(slices.Clone(s.BlockedOn), ready.BlockedOn...), wrong.err()
 }
 
-// openBody parses the template of the body and tries it on CloudEvents of every kind.
+// openBody parses the template of the body and tries it on samples.
 func (w *webhook) openBody(s webhookSettings) error {
 	key, text, err := bodyText(s)
 	var wrong KeyErrors
@@ -190,7 +190,7 @@ func (w *webhook) secretNames() map[string]string {
 	return values
 }
 
-// render makes the body of one CloudEvent. One that claims to be JSON is checked to be so.
+// render returns the body for one CloudEvent. If its media type is JSON, it must be JSON.
 func (w *webhook) render(fields map[string]any) ([]byte, error) {
 	var b bytes.Buffer
 	if err := w.body.Execute(&b, fields); err != nil {
@@ -199,8 +199,8 @@ func (w *webhook) render(fields map[string]any) ([]byte, error) {
 	if isJSON(w.content) {
 		var value json.RawMessage
 		if err := json.Unmarshal(b.Bytes(), &value); err != nil {
-			return nil, fmt.Errorf("the body is not JSON, as %s has to be: %w; put values in with {{json .name}}", w.content,
-				err)
+			return nil, fmt.Errorf("the body is not JSON, as %s has to be: %w; put values in with {{json .name}}",
+				w.content, err)
 		}
 	}
 	return b.Bytes(), nil
@@ -214,10 +214,9 @@ func isJSON(content string) bool {
 
 // Deliver posts the CloudEvent of the batch, which holds one.
 //
-// A token of a managed identity that the destination does not take is dropped, so that the next attempt has a new one.
-// The answer counts as blocked all the same: the bridge tries again soon until it has met several such answers, so a
-// token that has only become too old alarms nobody. Whatever blocks drops the token, because what a token allows may
-// stand in it, and a new one costs little.
+// An answer that blocks drops the token of a managed identity, so that the next attempt has a new one: permissions are
+// part of some tokens. The bridge retries soon until it has met several such answers, so that a token that has only
+// expired alarms nobody.
 func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	a, err := w.secrets.read()
 	if err != nil {
@@ -242,14 +241,15 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	return answer, err
 }
 
-// Render shows the request that Deliver would make. The address and the headers of the settings are secret.
+// Render returns the request that Deliver would make, without the path and the headers of the settings, which are
+// secret.
 func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
 		return "", err
 	}
 	if w.identity != nil {
-		a.header.Set("Authorization", hidden) // a token is only got to be sent
+		a.header.Set("Authorization", hidden) // it asks for no token
 	}
 	a.body = w.secretNames()
 	req, err := w.request(context.Background(), a, d)
@@ -270,7 +270,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	return b.String(), err
 }
 
-// Connect reaches the URL's host without a request.
+// Connect connects to the URL's host without a request.
 func (w *webhook) Connect(ctx context.Context) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
@@ -279,10 +279,10 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 	return w.caller.connect(ctx, a.url, a.veil)
 }
 
-// Close ends the connections that are kept for the next delivery.
+// Close closes idle connections.
 func (w *webhook) Close() error { return w.caller.Close() }
 
-// request is the whole request for a CloudEvent, signed for this attempt.
+// request returns the request for a CloudEvent, signed for this attempt.
 func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*http.Request, error) {
 	header, ce := a.header.Clone(), d.Event
 	body, err := w.message(d, a.body, header)
@@ -307,7 +307,7 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 	return req, nil
 }
 
-// message is the body for a CloudEvent; the headers that belong to it are added to header.
+// message returns the body for a CloudEvent, and adds the headers that belong to it.
 func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header http.Header) ([]byte, error) {
 	switch ce := d.Event; {
 	case w.body != nil:
