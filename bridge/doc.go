@@ -8,15 +8,13 @@
 // # Promises
 //
 //  1. A failed poll changes nothing. Only a valid answer makes an event vanish. An error, a truncated body, HTML and
-//     JSON
-//     without Events are refused. An empty answer counts when the next one confirms it. A document with an entry
+//     JSON without Events are refused. An empty answer counts when the next one confirms it. A document with an entry
 //     whose EventId can't be read makes nothing vanish. If-None-Match carries only the ETag of a document that was
 //     committed and wholly understood.
 //     TestAFailedPollChangesNothing, TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt,
 //     TestAPartialDocumentMakesNothingVanish, TestIfNoneMatch
 //  2. Pending before sent. The document seen and all its CloudEvents are one batch, on disk before the first byte
-//     leaves.
-//     A delivery is settled when the destination has accepted it.
+//     leaves. A delivery is settled when the destination has accepted it.
 //     TestADeliveryIsStoredBeforeItIsSent, TestOneChangeIsOneBatch, TestReportsAreGrouped
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, from every VM.
 //     TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM, TestACrashRepeatsWhatWasNotNotedWithTheSameID
@@ -25,8 +23,7 @@
 //  5. A slow, hung or dead destination delays no other, nor the polling.
 //     TestASlowSinkDelaysNeitherOthersNorPolling, TestAHangingDiskDelaysOnce
 //  6. Nothing disappears silently. A delivery that fails for good becomes a dead letter, every delivery is recorded,
-//     and
-//     every loss of fidelity is logged.
+//     and every loss of fidelity is logged.
 //     TestWhatIsRejectedIsKept, TestOldDeliveriesExpire, TestOverItsBoundsTheOldestOfTheFullestGoes,
 //     TestDeadLettersAreReportedTogether
 //  7. Every change of an event is delivered, also changes while the bridge was down, with the gap stated.
