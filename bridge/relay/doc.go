@@ -17,4 +17,6 @@
 //     that sink, and isn't ready.
 //   - Never stuck: a message that is no CloudEvent becomes a dead letter, and the next one is read.
 //   - Nothing on disk: everything that must survive is in JetStream.
+//
+// What each file does is in the README of the bridge.
 package relay

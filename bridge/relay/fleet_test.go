@@ -28,9 +28,9 @@ const patience = 30 * time.Second
 // A fleet is a NATS server with a provisioned stream, and what the test publishes and hears.
 type fleet struct {
 	*testing.T
-	url  string
-	conn *nats.Conn
-	js   jetstream.JetStream
+	connect func(context.Context) (*nats.Conn, error)
+	conn    *nats.Conn
+	js      jetstream.JetStream
 }
 
 func newFleet(t *testing.T) *fleet {
@@ -48,8 +48,9 @@ func newFleet(t *testing.T) *fleet {
 	if !s.ReadyForConnections(patience) {
 		t.Fatal("the server takes no connections")
 	}
-	f := &fleet{T: t, url: s.ClientURL()}
-	if f.conn, err = nats.Connect(f.url); err != nil {
+	f := &fleet{T: t}
+	f.connect = func(context.Context) (*nats.Conn, error) { return nats.Connect(s.ClientURL(), nats.MaxReconnects(-1)) }
+	if f.conn, err = f.connect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.conn.Close)
@@ -139,7 +140,7 @@ func (f *fleet) publishRaw(subject string, h nats.Header, body []byte) {
 func (f *fleet) start(o relay.Options) (r *relay.Relay, stop func()) {
 	f.Helper()
 	if o.Connect == nil {
-		o.Connect = func(context.Context) (*nats.Conn, error) { return nats.Connect(f.url, nats.MaxReconnects(-1)) }
+		o.Connect = f.connect
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.NewTextHandler(f.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -175,8 +176,11 @@ type recorder struct {
 func newRecorder() *recorder { return &recorder{news: make(chan struct{}, 1)} }
 
 func (s *recorder) Deliver(_ context.Context, batch []delivery.Delivery) (a delivery.Answer, err error) {
-	if s.answer != nil {
-		a, err = s.answer(batch)
+	s.mu.Lock()
+	answer := s.answer
+	s.mu.Unlock()
+	if answer != nil {
+		a, err = answer(batch)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

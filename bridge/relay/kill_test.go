@@ -30,7 +30,7 @@ type place struct {
 // A host is what a relay runs on. Once it is dead nothing leaves it any more.
 type host struct {
 	name  string
-	cable *wire
+	cable *cable
 }
 
 // from is the place as a relay on the host reaches it.
@@ -39,7 +39,7 @@ func (d *place) from(m host) delivery.Sink {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		switch {
-		case m.cable.isDown():
+		case m.cable.now() != "":
 			return errors.New("this host is dead")
 		case d.random.IntN(10) == 0:
 			return errors.New("not now")
@@ -63,9 +63,12 @@ func (f deliver) Deliver(_ context.Context, batch []delivery.Delivery) (delivery
 //
 // FOREWARN_RELAY_KILLS says how many are killed, FOREWARN_RELAY_SEED with which luck.
 func TestKilledRelaysLoseNothingAndRepeatLittle(t *testing.T) {
+	onStage(t, testKilledRelaysLoseNothingAndRepeatLittle)
+}
+
+func testKilledRelaysLoseNothingAndRepeatLittle(t *testing.T, f *stage) {
 	kills, seed := number(t, "FOREWARN_RELAY_KILLS", 2), number(t, "FOREWARN_RELAY_SEED", 1)
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
-	f := newFleet(t)
 	names := []string{"one", "two", "three"}
 	places := map[string]*place{}
 	for i, name := range names {
@@ -74,7 +77,7 @@ func TestKilledRelaysLoseNothingAndRepeatLittle(t *testing.T) {
 	started := 0
 	start := func() host {
 		started++
-		m := host{fmt.Sprintf("relay-%d", started), &wire{}}
+		m := host{fmt.Sprintf("relay-%d", started), &cable{}}
 		o := relay.Options{Name: m.name, Connect: f.over(m.cable)}
 		for i, name := range names {
 			r := route(name, places[name].from(m))
@@ -94,7 +97,7 @@ func TestKilledRelaysLoseNothingAndRepeatLittle(t *testing.T) {
 	kill := func() {
 		i := random.IntN(len(running))
 		killed = append(killed, running[i].name)
-		running[i].cable.cut()
+		running[i].cable.fail("hangs")
 		running = append(slices.Delete(running, i, i+1), start())
 	}
 	kinds := []imds.ChangeKind{imds.Scheduled, imds.Started, imds.Vanished}

@@ -3,13 +3,10 @@ package relay_test
 import (
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
@@ -17,71 +14,15 @@ import (
 	"forewarn/bridge/relay"
 )
 
-// A wire is a network that can be cut: what is on it hangs from then on, as after a cable was pulled.
-type wire struct {
-	mu   sync.Mutex
-	down bool
-}
-
-func (w *wire) cut() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.down = true
-}
-
-func (w *wire) isDown() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.down
-}
-
-// Dial is that of nats.CustomDialer.
-func (w *wire) Dial(network, address string) (net.Conn, error) {
-	if w.isDown() {
-		return nil, errors.New("the cable is pulled")
-	}
-	conn, err := net.Dial(network, address)
-	if err != nil {
-		return nil, err
-	}
-	return &wiredConn{conn, w}, nil
-}
-
-func (f *fleet) over(w *wire) func(context.Context) (*nats.Conn, error) {
-	return func(context.Context) (*nats.Conn, error) {
-		return nats.Connect(f.url, nats.SetCustomDialer(w), nats.MaxReconnects(-1),
-			nats.ReconnectWait(100*time.Millisecond),
-			nats.ReconnectBufSize(-1))
-	}
-}
-
-type wiredConn struct {
-	net.Conn
-	wire *wire
-}
-
-func (c *wiredConn) Write(p []byte) (int, error) {
-	if c.wire.isDown() {
-		return len(p), nil
-	}
-	return c.Conn.Write(p)
-}
-
-func (c *wiredConn) Read(p []byte) (int, error) {
-	for {
-		n, err := c.Conn.Read(p)
-		if err != nil || !c.wire.isDown() {
-			return n, err
-		}
-	}
-}
-
 // Two relays share the sinks. When one can't reach its leases it sends nothing more, and the other has taken its sinks
 // over within 10 s, which continue where they were.
 func TestOneRelayASinkAndAnotherTakesOver(t *testing.T) {
-	f := newFleet(t)
+	onStage(t, testOneRelayASinkAndAnotherTakesOver)
+}
+
+func testOneRelayASinkAndAnotherTakesOver(t *testing.T, f *stage) {
 	names := []string{"a", "b", "c", "d"}
-	cable := &wire{}
+	wire := &cable{}
 	start := func(name string, o relay.Options) (*relay.Relay, map[string]*recorder) {
 		sinks := map[string]*recorder{}
 		for _, n := range names {
@@ -92,7 +33,7 @@ func TestOneRelayASinkAndAnotherTakesOver(t *testing.T) {
 		r, _ := f.start(o)
 		return r, sinks
 	}
-	one, first := start("relay-1", relay.Options{Connect: f.over(cable)})
+	one, first := start("relay-1", relay.Options{Connect: f.over(wire)})
 	two, second := start("relay-2", relay.Options{})
 	held := func(r *relay.Relay) (mine []string) {
 		for _, k := range r.Status().Sinks {
@@ -113,7 +54,7 @@ func TestOneRelayASinkAndAnotherTakesOver(t *testing.T) {
 		}
 	}
 
-	cable.cut()
+	wire.fail("hangs")
 	cut := time.Now()
 	f.publish(started)
 	f.until("the other relay serves all", func() bool { return len(held(two)) == len(names) }, nil)
@@ -133,9 +74,10 @@ func TestOneRelayASinkAndAnotherTakesOver(t *testing.T) {
 }
 
 // An attempt that is under way when the lease can't be renewed is cut off before another relay may make it.
-func TestLostLeaseCutsAttemptsOff(t *testing.T) {
-	f := newFleet(t)
-	cable := &wire{}
+func TestLostLeaseCutsAttemptsOff(t *testing.T) { onStage(t, testLostLeaseCutsAttemptsOff) }
+
+func testLostLeaseCutsAttemptsOff(t *testing.T, f *stage) {
+	wire := &cable{}
 	began, cut := make(chan time.Time, 1), make(chan time.Time, 1)
 	slow := slowSink(func(ctx context.Context) error {
 		began <- time.Now()
@@ -145,12 +87,12 @@ func TestLostLeaseCutsAttemptsOff(t *testing.T) {
 	})
 	patient := route("hook", slow)
 	patient.Terms.Timeout = 0 // such as exec
-	f.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{patient}, Connect: f.over(cable)})
+	f.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{patient}, Connect: f.over(wire)})
 	f.begin("hook")
 	ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
 	f.publish(ce)
 	<-began
-	cable.cut()
+	wire.fail("hangs")
 	second := newRecorder()
 	var told time.Time
 	second.answer = func([]delivery.Delivery) (delivery.Answer, error) {

@@ -2,6 +2,8 @@ package relay_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -21,17 +23,18 @@ import (
 // bubble, so they aren't parallel.
 
 // onStage runs f with a server, and a connection to publish over.
-func onStage(t *testing.T, f func(s *stage)) {
+func onStage(t *testing.T, f func(t *testing.T, s *stage)) {
 	t.Helper()
 	inBubble(t, func(t *testing.T) {
 		s := &stage{fleet: &fleet{T: t}, server: startServer(t)}
+		s.connect = (&cable{server: s.server}).dial
 		s.conn = s.server.connect(&cable{server: s.server})
 		defer s.conn.Close()
 		var err error
 		if s.js, err = jetstream.New(s.conn); err != nil {
 			t.Fatal(err)
 		}
-		f(s)
+		f(t, s)
 	})
 }
 
@@ -41,12 +44,16 @@ type stage struct {
 	server *bubbleServer
 }
 
+// over connects over a cable.
+func (s *stage) over(c *cable) func(context.Context) (*nats.Conn, error) {
+	c.server = s.server
+	return c.dial
+}
+
 // run starts a relay, and waits until it serves its sinks. stop ends it.
 func (s *stage) run(routes ...bridge.Route) (r *relay.Relay, stop func()) {
 	s.Helper()
-	r, stop = s.start(relay.Options{
-		Routes: routes, Connect: func(ctx context.Context) (*nats.Conn, error) { return (&cable{server: s.server}).dial(ctx) },
-	})
+	r, stop = s.start(relay.Options{Routes: routes})
 	pause(2 * time.Second)
 	return r, stop
 }
@@ -74,7 +81,7 @@ func with(r bridge.Route, change func(*bridge.Terms)) bridge.Route {
 func TestATakeoverKnowsAllThatWaits(t *testing.T) {
 	for _, late := range []delivery.Late{delivery.LateLatest, delivery.LateDrop} {
 		t.Run(string(late), func(t *testing.T) {
-			onStage(t, func(s *stage) {
+			onStage(t, func(t *testing.T, s *stage) {
 				sink := newRecorder()
 				r := with(route("hook", sink), func(t *bridge.Terms) { t.Late = late })
 				_, stop := s.run(r)
@@ -93,4 +100,279 @@ func TestATakeoverKnowsAllThatWaits(t *testing.T) {
 			})
 		})
 	}
+}
+
+var errRefused = errors.New("connection refused")
+
+// say makes a recorder answer as f says.
+func (s *recorder) say(f func([]delivery.Delivery) (delivery.Answer, error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = f
+}
+
+func fails(err error) func([]delivery.Delivery) (delivery.Answer, error) {
+	return func([]delivery.Delivery) (delivery.Answer, error) { return delivery.Answer{}, err }
+}
+
+// in is an event that begins so much later.
+func (a azure) in(d time.Duration) azure {
+	a.notBefore = time.Now().Add(d).UTC().Truncate(time.Second)
+	return a
+}
+
+// updated is the CloudEvent of a change of NotBefore, which was another one.
+func (a azure) updated(t *testing.T, was azure) event.Event {
+	t.Helper()
+	previous := was.event(imds.StatusScheduled)
+	c := imds.Change{Kind: imds.Updated, Event: a.event(imds.StatusScheduled), Previous: &previous, Fields: []string{"NotBefore"}}
+	ce, err := changeSaid(c, "vm-1")(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce
+}
+
+// With a lead, scheduled is told so long before the event begins, moved when the event moves, by another relay too, and
+// never when the event began or ended before.
+func TestALeadWaitsForItsTimeOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r := with(route("drain", sink), func(t *bridge.Terms) { t.Lead = 15 * time.Minute })
+		st, stop := s.run(r)
+		soon, far, moved, gone := eventNo(1).in(5*time.Minute), eventNo(2).in(40*time.Minute), eventNo(3).in(30*time.Minute),
+			eventNo(4).in(30*time.Minute)
+		later := moved.in(time.Hour)
+		first, second, third := soon.say(t, imds.Scheduled, "vm-1"), far.say(t, imds.Scheduled, "vm-1"),
+			later.updated(t, moved)
+		s.publish(first, second, moved.say(t, imds.Scheduled, "vm-1"), gone.say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Second)
+		wantIDs(t, "at once", sink.all(), first)
+		end := gone.say(t, imds.Vanished, "vm-1")
+		s.publish(third, end)
+		pause(10 * time.Second)
+		wantIDs(t, "an end does not wait", sink.all(), first, end)
+		if k := st.Status().Sinks[0]; k.Pending != 2 || k.OldestPendingSeconds > 0 || k.State != bridge.SinkOK {
+			t.Errorf("what waits for its lead makes the sink %+v", k)
+		}
+		stop()
+		_, stop = s.run(r)
+		pause(24 * time.Minute)
+		wantIDs(t, "before its lead", sink.all(), first, end)
+		pause(2 * time.Minute)
+		wantIDs(t, "when it has come", sink.all(), first, end, second)
+		pause(20 * time.Minute)
+		wantIDs(t, "what moved", sink.all(), first, end, second, third)
+		stop()
+	})
+}
+
+// A reminder that waits is out of date when anything else about its event is said; one that nobody has overtaken is told.
+func TestAReminderThatWaitsIsOvertakenOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		a, b := eventNo(1).in(time.Hour), eventNo(2).in(time.Hour)
+		var said []event.Event
+		for _, x := range []azure{a, b} {
+			ce, err := changeSaid(imds.Change{Kind: imds.Reminder, Event: x.event(imds.StatusScheduled), Lead: time.Hour},
+				"vm-1")(time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			said = append(said, x.say(t, imds.Scheduled, "vm-1"), ce)
+		}
+		s.publish(said[0], said[2])
+		pause(time.Second)
+		sink.say(fails(errRefused))
+		s.publish(said[1], said[3])
+		pause(5 * time.Second)
+		started := a.say(t, imds.Started, "vm-1")
+		s.publish(started)
+		sink.say(nil)
+		pause(10 * time.Minute)
+		got := sink.all()
+		slices.Sort(got[2:])
+		wantIDs(t, "told", got, said[0], said[2], started, said[3])
+		stop()
+	})
+}
+
+// late says what becomes of a change that a newer one has overtaken.
+func TestLateIsAsTheRouteSaysOnARelay(t *testing.T) {
+	for _, tt := range []struct {
+		late   delivery.Late
+		told   int // of the three changes, the last ones
+		missed int
+		dead   int
+	}{{delivery.LateSend, 3, 0, 0}, {delivery.LateLatest, 1, 2, 0}, {delivery.LateDrop, 1, 0, 2}} {
+		t.Run(string(tt.late), func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink, missed := newRecorder(), 0
+				sink.answer = fails(errRefused)
+				st, stop := s.run(with(route("hook", sink), func(t *bridge.Terms) { t.Late = tt.late }))
+				a := eventNo(1)
+				changes := []event.Event{a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"),
+					a.say(t, imds.Vanished, "vm-1")}
+				for _, ce := range changes {
+					s.publish(ce)
+					pause(2 * time.Second)
+				}
+				sink.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+					missed += len(batch[0].Missed)
+					return delivery.Answer{}, nil
+				})
+				pause(time.Minute)
+				wantIDs(t, "told", sink.all(), changes[3-tt.told:]...)
+				list, _, err := st.List(t.Context(), relay.Selection{State: "dead"}, 10)
+				if err != nil || len(list) != tt.dead || missed != tt.missed {
+					t.Errorf("%d dead letters and %d missed, %v; want %d and %d", len(list), missed, err, tt.dead, tt.missed)
+				}
+				for _, e := range list {
+					if e.Reason != delivery.ReasonLate {
+						t.Errorf("%s is a dead letter, reason %s", e.ID, e.Reason)
+					}
+				}
+				stop()
+			})
+		})
+	}
+}
+
+// Forty events while the destination is down are one message once it is back, and what it gave back for them comes with
+// each of them later.
+func TestAWaveDoesNotFillAChannelOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, most := newRecorder(), 0
+		sink.answer = fails(errRefused)
+		_, stop := s.run(with(route("chat", sink), func(t *bridge.Terms) {
+			t.Late, t.Digest = delivery.LateLatest, delivery.Digest{Above: 5, Within: 20 * time.Second}
+		}))
+		for n := range 40 {
+			s.publish(eventNo(n).in(48*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		pause(time.Minute)
+		sink.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			most = max(most, len(batch))
+			return delivery.Answer{Receipt: []byte("thread 1")}, nil
+		})
+		pause(90 * time.Second)
+		if n := len(sink.all()); n != 40 || most != 40 {
+			t.Errorf("%d of 40 were told, at most %d in one message; want all, in one", n, most)
+		}
+		receipt := ""
+		sink.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			receipt = string(batch[0].Receipt)
+			return delivery.Answer{}, nil
+		})
+		s.publish(eventNo(7).say(t, imds.Started, "vm-1"))
+		pause(2 * time.Second)
+		if receipt != "thread 1" {
+			t.Errorf("the next change came with the receipt %q, want that of the digest", receipt)
+		}
+		stop()
+	})
+}
+
+// What a sink can't take for long its fallback is told, with the reason, once, and also what the sink rejects; what
+// came as a fallback falls back no further.
+func TestWhatASinkCannotTellItsFallbackDoesOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		first, second, third := newRecorder(), newRecorder(), newRecorder()
+		first.answer = fails(errRefused)
+		var instead []delivery.Instead
+		second.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			if batch[0].Instead != nil {
+				instead = append(instead, *batch[0].Instead)
+			}
+			return delivery.Answer{}, fmt.Errorf("%w: 422", delivery.ErrRejected)
+		}
+		fall := func(r bridge.Route, to string) bridge.Route {
+			r.Terms.Fallback = delivery.Fallback{Sink: to, After: 5 * time.Minute}
+			return r
+		}
+		nothing := route("second", second)
+		nothing.Filter.Only.Types = []string{"Preempt"}
+		last := route("third", third)
+		last.Filter.Only.Types = []string{"Preempt"}
+		st, stop := s.run(fall(route("first", first), "second"), fall(nothing, "third"), last)
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(4 * time.Minute)
+		wantIDs(t, "before its time", second.attempts())
+		pause(2 * time.Minute)
+		wantIDs(t, "after its time", second.attempts(), ce)
+		if len(instead) != 1 || instead[0].Sink != "first" || instead[0].Why != "connection refused" {
+			t.Errorf("it was told instead of %v", instead)
+		}
+		first.say(fails(fmt.Errorf("%w: 400", delivery.ErrRejected)))
+		pause(10 * time.Minute)
+		wantIDs(t, "what was handed over is handed over once", second.attempts(), ce)
+		wantIDs(t, "nothing falls back twice", third.attempts())
+		list, _, err := st.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != 2 {
+			t.Errorf("%d dead letters, %v; want one of each sink", len(list), err)
+		}
+		stop()
+	})
+}
+
+// What is older than max_age becomes a dead letter once it was tried, and not before.
+func TestOldDeliveriesExpireOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(errRefused)
+		st, stop := s.run(with(route("hook", sink), func(t *bridge.Terms) { t.MaxAge = time.Hour }))
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		dead := func() (reasons []string) {
+			list, _, err := st.List(t.Context(), relay.Selection{State: "dead"}, 10)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, e := range list {
+				reasons = append(reasons, e.Reason)
+			}
+			return reasons
+		}
+		pause(55 * time.Minute)
+		if got := dead(); len(got) > 0 {
+			t.Errorf("after 55 minutes: %q", got)
+		}
+		pause(12 * time.Minute)
+		if got := dead(); !slices.Equal(got, []string{delivery.ReasonExpired}) {
+			t.Errorf("after 67 minutes: %q", got)
+		}
+		stop()
+	})
+}
+
+// What is due in less than 15 minutes is tried at once, also at a sink that is blocked; other events in turn, once a
+// minute.
+func TestUrgencyBeatsABlockedSinkOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(fmt.Errorf("%w: 401", delivery.ErrBlocked))
+		st, stop := s.run(route("hook", sink))
+		for n := range 2 {
+			s.publish(eventNo(n).in(72*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		pause(20 * time.Minute)
+		if k := st.Status().Sinks[0]; k.State != bridge.SinkIsBlocked {
+			t.Errorf("the sink is %s", k.State)
+		}
+		before := len(sink.attempts())
+		pause(10 * time.Minute)
+		probes := sink.attempts()[before:]
+		if len(probes) < 9 || len(probes) > 11 || probes[0] == probes[1] {
+			t.Errorf("probes in 10 minutes: %q", probes)
+		}
+		before = len(sink.attempts())
+		urgent := eventNo(9).in(time.Minute).say(t, imds.Scheduled, "vm-1")
+		s.publish(urgent)
+		pause(2 * time.Second)
+		if tried := sink.attempts()[before:]; len(tried) == 0 || tried[0] != urgent.ID() {
+			t.Errorf("tried within 2 s: %q, want %s first", tried, urgent.ID())
+		}
+		stop()
+	})
 }

@@ -1,0 +1,138 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
+)
+
+// begin is the cursor of a sink that is new: it is owed the latest change of each Azure event that is open, and what
+// comes from now on, or since the time from.
+func (q *queue) begin(info *jetstream.StreamInfo) (cursor, error) {
+	c := cursor{After: info.State.LastSeq, Stream: info.Created}
+	latest := map[string]uint64{}
+	first := uint64(0) // not older than from
+	err := until(q.term, q.js, info.Config.Name, info, time.Now().Add(-openFor), func(r raw) {
+		if first == 0 && !q.from.IsZero() && !r.stored.Before(q.from) {
+			first = r.seq
+		}
+		m, err := r.message()
+		switch {
+		case err != nil, m.to != "", m.of == "", first != 0:
+		case m.change.Kind == imds.Vanished:
+			delete(latest, m.of)
+		case m.change.Kind.OfAzure():
+			latest[m.of] = r.seq
+		}
+	})
+	if err != nil {
+		return c, err
+	}
+	if first != 0 {
+		c.After = first - 1
+	}
+	for _, seq := range latest {
+		c.Open = append(c.Open, seq)
+	}
+	slices.Sort(c.Open)
+	q.log.Info("this sink is new to the stream", "stream", info.Config.Name, "after", c.After, "open", len(c.Open))
+	return c, nil
+}
+
+// concerns says whether a message may be for the sink at all. Heartbeats only say that a VM is there.
+func (q *queue) concerns(m message) bool {
+	switch {
+	case m.to != "":
+		return m.to == q.route.Name
+	case m.of != "":
+		return true
+	}
+	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
+}
+
+// wants says whether the sink is owed the message. The filter is asked of the Azure event's first change that the sink
+// could be told of; once it has accepted, only changes are asked. mu is held.
+func (q *queue) wants(g *group, m message) bool {
+	if m.to != "" || m.of == "" {
+		return true
+	}
+	kind := m.change.Kind
+	asked := !g.rec.Owed
+	if asked {
+		verdict, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true)
+		if err != nil {
+			q.log.Warn("a filter failed, so the event passes", "event", m.of, "err", err)
+		}
+		if verdict == bridge.Refused {
+			return false
+		}
+		g.rec.Owed = true
+	}
+	var wanted bool
+	if kind.OfAzure() {
+		wanted, _ = q.route.Filter.Change(m.change, "")
+		q.overtake(g, m, wanted)
+	} else {
+		wanted = q.route.Hears(m.change, "")
+	}
+	if asked && !wanted { // else it is written with what becomes of the delivery
+		q.note(g)
+	}
+	return wanted
+}
+
+// overtake settles what a newer change of the event makes out of date: reminders, and what waits for its time. What
+// waits moves with NotBefore when the sink doesn't get the change. mu is held.
+func (q *queue) overtake(g *group, m message, wanted bool) {
+	due := q.route.Due(m.change, time.Now())
+	for id, seq := range g.pending {
+		e := q.pending[seq]
+		waits := e.item.Due.After(time.Now())
+		ahead := e.item.Change == string(imds.Scheduled) || e.item.Change == string(imds.Updated)
+		ends := m.change.Kind == imds.Started || m.change.Kind == imds.Vanished
+		switch {
+		case seq > m.seq:
+		case e.item.Change == string(imds.Reminder), wanted && ahead && !due.IsZero(), waits && (wanted || ends):
+			g.rec.settle(id, mark{At: time.Now().UTC(), How: howSuperseded})
+			q.end(e)
+			q.touch(seq)
+		case waits:
+			next := *e.item
+			next.Due, next.NotBefore = next.Due.Add(m.notBefore().Sub(next.NotBefore)), m.notBefore()
+			e.item = &next
+			q.touch(seq)
+		}
+	}
+}
+
+// pend makes a message pending. mu is held.
+func (q *queue) pend(g *group, m message) {
+	id := m.mark()
+	var due time.Time
+	if m.to == "" {
+		due = q.route.Due(m.change, time.Now())
+	}
+	i := m.item(due)
+	if t, tried := g.rec.Trying[id]; tried {
+		i.Attempts, i.Next, i.Error, i.Progress, i.Batch, i.FellBack = t.Attempts, t.Next, t.Error, t.Progress, t.Batch,
+			t.FellBack
+	}
+	e := &entry{item: i, mark: id, group: g}
+	if q.bodies < maxBodies {
+		e.ce = &m.ce
+		q.bodies++
+	}
+	q.pending[m.seq] = e
+	g.pending[id] = m.seq
+	if m.seq > q.cursor.After {
+		q.order = append(q.order, m.seq)
+	} else {
+		q.open[m.seq] = true
+	}
+	q.touch(m.seq)
+}
