@@ -37,6 +37,22 @@ func TestManyEventsOfOneTypeBecomeOneBatch(t *testing.T) {
 	p.want(t, "nothing more", p.try())
 }
 
+// One may be told at a time, and any more become a batch.
+func TestADigestAboveOne(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest, Digest: Digest{Above: 1, Within: 20 * time.Second}})
+	p.wave("A", 2, "Reboot", far)
+	p.want(t, "both", p.try(), "A0-scheduled", "A1-scheduled")
+}
+
+// A wave of any size is remembered by as many times as make no batch yet.
+func TestAWaveIsRememberedInLittleRoom(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("A", 1000, "Reboot", far)
+	if n := len(p.waves[wave{"Reboot", scheduled}].came); n != 5 {
+		t.Errorf("%d times are remembered, want 5", n)
+	}
+}
+
 // Of an event in a group only the newest change is told, and the older ones are settled with it.
 func TestAGroupStandsForWhatItsEventsMissed(t *testing.T) {
 	p := newPlan(grouped)
@@ -87,6 +103,32 @@ func TestATrickleIsGathered(t *testing.T) {
 	}
 	p.owe("SOON", scheduled, 2*time.Minute)
 	p.want(t, "what is due in two minutes", p.try())
+}
+
+// The time of what is gathered counts from the first of it, even when somebody takes that away.
+func TestWhatIsGatheredWaitsNoLongerWithoutItsFirst(t *testing.T) {
+	p := newPlan(grouped)
+	for i := range 5 {
+		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
+		p.try()
+	}
+	first := p.owe("FIRST", scheduled, far)
+	p.later(15 * time.Second)
+	p.owe("SECOND", scheduled, far)
+	p.remove(first.Seq, p.now)
+	p.later(4 * time.Second)
+	p.want(t, "before", p.try())
+	p.later(time.Second)
+	p.want(t, "20 s after the first", p.try(), "SECOND-scheduled")
+}
+
+// What is about the bridge is never gathered, however much of it comes.
+func TestNothingAboutTheBridgeIsGathered(t *testing.T) {
+	p := newPlan(grouped)
+	for range 9 {
+		p.owe("", "", 0)
+		p.want(t, "one of nine", p.try(), "-")
+	}
 }
 
 // The first five count for 20 s: whatever comes then is among the first again.

@@ -131,11 +131,10 @@ func (s *schedule) take(l *lane, seq uint64) {
 
 // leaveBatch takes the lane out of the item's batch.
 func (s *schedule) leaveBatch(i *Item, l *lane) {
-	if i.Batch == 0 {
-		return
-	}
-	s.parts[i.Batch] = slices.DeleteFunc(s.parts[i.Batch], func(part *lane) bool { return part == l })
-	if len(s.parts[i.Batch]) == 0 {
+	rest := slices.DeleteFunc(s.parts[i.Batch], func(part *lane) bool { return part == l })
+	if len(rest) > 0 {
+		s.parts[i.Batch] = rest
+	} else {
 		delete(s.parts, i.Batch)
 	}
 }

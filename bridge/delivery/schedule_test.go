@@ -488,6 +488,20 @@ func TestWhatFallsBackIsNotLateYet(t *testing.T) {
 	}
 }
 
+// Each change of an event falls back when its own time is over, also when an older one of the event does before.
+func TestEachChangeFallsBackAtItsTime(t *testing.T) {
+	p := newPlan(Terms{Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
+	first := p.owe("A", scheduled, far)
+	p.later(time.Minute)
+	second := p.owe("A", updated, far)
+	for _, want := range []*Item{first, second} {
+		p.later(time.Minute)
+		if _, fallback := p.overdue(p.now); !slices.Equal(fallback, []*Item{want}) {
+			t.Errorf("%v fall back, want %s", fallback, want.ID)
+		}
+	}
+}
+
 // What a route was refused counts anew after an acceptance and after a restart: three times over thirty seconds, however
 // its events had failed before.
 func TestRefusalsCountAnew(t *testing.T) {
@@ -621,5 +635,74 @@ func TestADestinationThatIsDownIsTriedOnceInAWhile(t *testing.T) {
 		if p.try() == nil {
 			t.Fatalf("after the first acceptance only %d of %d deliveries went at once", n, events+1)
 		}
+	}
+}
+
+// Latest is about events: of what is about the bridge nothing stands for anything else, and all of it is told.
+func TestLatestLeavesOutNothingAboutTheBridge(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest})
+	for _, id := range []string{"first", "second", "third"} {
+		p.put(&Item{Message: &Message{Seq: p.seq + 1, ID: id}, Pending: p.now}, p.now)
+		p.seq++
+	}
+	for _, want := range []string{"first", "second", "third"} {
+		p.want(t, "in order", p.try(), want)
+	}
+}
+
+// A reminder says nothing newer, so what it reminds of is not late because of it.
+func TestAReminderMakesNothingLate(t *testing.T) {
+	p := newPlan(Terms{Late: LateDrop})
+	p.owe("A", scheduled, far)
+	p.owe("A", reminder, far)
+	if late, _ := p.overdue(p.now); len(late) != 0 {
+		t.Errorf("dropped %v", late)
+	}
+	p.want(t, "first", p.try(), "A-scheduled")
+	p.want(t, "then", p.try(), "A-reminder")
+}
+
+// A stop does not try a blocked route, neither for what is urgent nor because its probe is due.
+func TestAStopLeavesABlockedRouteAlone(t *testing.T) {
+	p := blockedPlan("A")
+	p.owe("URGENT", scheduled, time.Minute)
+	p.owe("B", scheduled, far)
+	p.stop(p.now)
+	p.later(2 * time.Minute)
+	p.want(t, "while stopping", p.try())
+	if _, wake := p.next(); !wake.IsZero() {
+		t.Errorf("it wakes at %v", wake)
+	}
+}
+
+// After a restart an event that failed often waits as after a first failure.
+func TestARestartForgetsFailures(t *testing.T) {
+	p := newPlan(Terms{})
+	p.random = func() float64 { return 1 }
+	p.owe("A", scheduled, far)
+	for range 8 {
+		p.fails(false, 0)
+		p.later(10 * time.Minute)
+	}
+	p.restart(p.now)
+	p.fails(false, 0)
+	if _, wake := p.next(); !wake.Equal(p.now.Add(time.Second)) {
+		t.Errorf("after the next failure it waits for %v, want a second", wake.Sub(p.now))
+	}
+}
+
+// An event whose last change was accepted is like any other: if its next is refused, the destination is to blame.
+func TestAnAcceptedEventIsToBlameForNothing(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("A", scheduled, far)
+	p.owe("A", updated, far)
+	p.want(t, "first", p.try(), "A-scheduled")
+	for range 3 {
+		p.waits("A", p.now)
+		p.want(t, "then", p.fails(true, 0), "A-updated")
+		p.later(15 * time.Second)
+	}
+	if !p.blocked {
+		t.Error("three refusals over 30 seconds did not block")
 	}
 }
