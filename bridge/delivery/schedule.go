@@ -302,7 +302,7 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 		}
 	case s.terms.Late == LateLatest && first.group != "":
 		for _, l := range s.digest(first) {
-			s.join(&a, l, 0, 1, now)
+			s.join(&a, l, 0, len(l.items), now)
 		}
 	default:
 		limit := max(1, s.terms.Batch)
@@ -310,7 +310,7 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 			limit = 1
 		}
 		for l := first; l != nil && len(a.batch) < limit; l = s.ready.top() {
-			if l != first && (l.part(s.terms.Late) != 0 || s.terms.Late == LateLatest && l.group != "") {
+			if l.part(s.terms.Late) != 0 || s.terms.Late == LateLatest && l.group != "" {
 				break
 			}
 			s.join(&a, l, 0, limit-len(a.batch), now)

@@ -372,6 +372,22 @@ func TestBatchesAreBoundedAndInOrder(t *testing.T) {
 	}
 }
 
+// A batch that is rejected is told one by one, and what comes after it in batches again.
+func TestABatchThatIsRejectedIsToldOneByOne(t *testing.T) {
+	p := newPlan(Terms{Batch: 3})
+	for _, event := range []string{"A", "B", "C", "D", "E"} {
+		p.owe(event, scheduled, far)
+	}
+	a, _ := p.next()
+	p.want(t, "the batch", idsIn(a), "A-scheduled", "B-scheduled", "C-scheduled")
+	p.end(a, nil, p.now)
+	p.single = len(a.batch)
+	for _, event := range []string{"A", "B", "C"} {
+		p.want(t, "one by one", p.try(), event+"-scheduled")
+	}
+	p.want(t, "the rest", p.try(), "D-scheduled", "E-scheduled")
+}
+
 // With latest the newest stands for all of its event; with drop what it overtook goes, and a scheduled whose time has
 // passed.
 func TestLateChangesGoAsTheRouteWants(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -79,9 +80,13 @@ type route struct {
 
 // start runs a worker on the queue until the test ends, or stop is called.
 func start(t *testing.T, m *memory, d *destination, terms delivery.Terms) *route {
+	return startMetered(t, m, d, terms, nil)
+}
+
+func startMetered(t *testing.T, m *memory, d *destination, terms delivery.Terms, meter delivery.Meter) *route {
 	stop, done := make(chan struct{}), make(chan struct{})
 	r := &route{memory: m, destination: d, worker: delivery.NewWorker(delivery.Config{
-		Route: "a", Sink: d, Queue: m, Terms: terms, Log: slog.New(slog.DiscardHandler),
+		Route: "a", Sink: d, Queue: m, Terms: terms, Log: slog.New(slog.DiscardHandler), Meter: meter,
 	})}
 	r.stop = sync.OnceFunc(func() { close(stop); <-done })
 	ctx, cancel := context.WithCancel(t.Context())
@@ -299,6 +304,73 @@ func TestEachResultOfADurableRouteIsOnTheDiskFirst(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A tally counts what a Meter is told.
+type tally struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func (c *tally) add(what string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts[what] += n
+}
+
+func (c *tally) Attempted(string, time.Duration) { c.add("attempted", 1) }
+func (c *tally) Accepted(string, time.Duration)  { c.add("accepted", 1) }
+func (c *tally) Superseded(_ string, n int)      { c.add("superseded", n) }
+func (c *tally) Failed(_ string, reason string)  { c.add(reason, 1) }
+
+// What becomes of each delivery is counted once per attempt: what a rejected batch holds is tried again one by one, what
+// is rejected alone is a dead letter and no failure, and only with an acceptance older changes are superseded.
+func TestEachOutcomeIsCounted(t *testing.T) {
+	rejected := fmt.Errorf("%w: 422", delivery.ErrRejected)
+	two := []string{"E1", "E2"}
+	for _, tt := range []struct {
+		claim string
+		terms delivery.Terms
+		err   error // of the first attempt
+		adds  []string
+		want  map[string]int
+	}{
+		{"a batch is accepted", delivery.Terms{Batch: 5}, nil, two, map[string]int{"attempted": 1, "accepted": 2}},
+		{"a batch is rejected", delivery.Terms{Batch: 5}, rejected, two, map[string]int{"attempted": 3, "again": 2, "accepted": 2}},
+		{"one is rejected", delivery.Terms{}, rejected, two[:1], map[string]int{"attempted": 1}},
+		{"one fails", delivery.Terms{}, errDown, two[:1], map[string]int{"attempted": 2, "again": 1, "accepted": 1}},
+		{"the latest fails", delivery.Terms{Late: delivery.LateLatest}, errDown, []string{"E1", "E1", "E1"},
+			map[string]int{"attempted": 2, "again": 1, "accepted": 1, "superseded": 2}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			count := &tally{counts: map[string]int{}}
+			r := startMetered(t, newMemory(), &destination{}, tt.terms, count)
+			first := true
+			r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+				defer func() { first = false }()
+				if first {
+					return delivery.Answer{}, tt.err
+				}
+				return delivery.Answer{}, nil
+			})
+			var items []delivery.Item
+			for n, group := range tt.adds {
+				items = append(items, change(uint64(n+1), group, "updated", 2*time.Hour))
+			}
+			r.add(items...)
+			pause(10 * time.Minute)
+			count.mu.Lock()
+			defer count.mu.Unlock()
+			for what, n := range count.counts {
+				if n == 0 {
+					delete(count.counts, what)
+				}
+			}
+			if !maps.Equal(count.counts, tt.want) {
+				t.Errorf("%s: counted %v, want %v", tt.claim, count.counts, tt.want)
+			}
+		})
 	}
 }
 
