@@ -455,6 +455,18 @@ func TestParallelAttemptsAreOfDifferentEvents(t *testing.T) {
 	p.want(t, "then", p.try(), "A-started")
 }
 
+// An event waits for its attempt under way, also when somebody has dropped what that is of.
+func TestAnEventWaitsForItsAttemptThoughThatWasDropped(t *testing.T) {
+	p := newPlan(Terms{Parallel: 2})
+	dropped := p.owe("A", scheduled, far)
+	a, _ := p.next()
+	p.remove(dropped.Seq, p.now)
+	p.owe("A", updated, far)
+	p.want(t, "while it is under way", p.try())
+	p.accept(a, p.now)
+	p.want(t, "then", p.try(), "A-updated")
+}
+
 // While stopping, only what was never refused is tried.
 func TestAStopTriesOnlyWhatIsNew(t *testing.T) {
 	p := newPlan(Terms{})
@@ -501,6 +513,17 @@ func TestWhatFallsBackIsNotLateYet(t *testing.T) {
 	p.later(3 * time.Minute)
 	if late, fallback := p.overdue(p.now); len(late) != 1 || len(fallback) != 0 {
 		t.Errorf("after its time %d are late and %d fall back, want 1 and 0", len(late), len(fallback))
+	}
+}
+
+// What can't be late falls back from a route that drops what is.
+func TestWhatIsNeverLateFallsBackToo(t *testing.T) {
+	p := newPlan(Terms{Late: LateDrop, Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
+	p.owe("A", updated, far)
+	p.fails(false, 0)
+	p.later(2 * time.Minute)
+	if late, fallback := p.overdue(p.now); len(late) != 0 || len(fallback) != 1 {
+		t.Errorf("after two minutes %d are late and %d fall back, want 0 and 1", len(late), len(fallback))
 	}
 }
 
@@ -582,6 +605,10 @@ func TestABlockedRouteWithNothingPendingSleeps(t *testing.T) {
 	if _, wake := p.next(); wake.IsZero() || !wake.Equal(p.probe) {
 		t.Errorf("with one event it wakes at %v, want at the next probe, %v", wake, p.probe)
 	}
+	p.waits("A", p.now.Add(time.Second))
+	if _, wake := p.next(); !wake.Equal(p.probe) {
+		t.Errorf("with one event that waits it wakes at %v, want at the next probe, %v", wake, p.probe)
+	}
 	p.remove(p.seq, p.now)
 	p.later(time.Hour)
 	if _, wake := p.next(); !wake.IsZero() {
@@ -613,6 +640,11 @@ func TestAProbeIsOfTheUrgentFirst(t *testing.T) {
 	p.later(time.Second)
 	p.owe("U2", scheduled, 6*time.Minute)
 	p.want(t, "within five seconds", p.fails(true, 0))
+	p.probe = p.now.Add(time.Minute)
+	if _, wake := p.next(); wake.Sub(p.now) != 4*time.Second {
+		t.Errorf("what is urgent is looked at in %v, want when five seconds are over", wake.Sub(p.now))
+	}
+	p.probe = p.now.Add(time.Second)
 	p.later(time.Second)
 	p.want(t, "the probe", p.fails(true, 0), "U2-scheduled")
 }
@@ -625,6 +657,10 @@ func TestADestinationThatIsDownIsTriedOnceInAWhile(t *testing.T) {
 	for n := range events {
 		p.owe(fmt.Sprint("EVENT-", n), scheduled, far)
 	}
+	for n := range 8 {
+		p.want(t, "before it is to blame", p.fails(false, 0), fmt.Sprintf("EVENT-%d-scheduled", n))
+	}
+	p.want(t, "when eight events have failed", p.fails(false, 0))
 	tried := map[string]int{}
 	attempts := 0
 	for began := p.now; p.now.Before(began.Add(time.Hour)); p.later(time.Second) {
