@@ -342,7 +342,12 @@ func (o *oracle) probes() {
 			new := map[string]bool{}
 			for _, a := range row[from+1:] {
 				for _, h := range a.batch {
-					new[h.id] = new[h.id] || h.attempt == 1
+					// Since a start or a reload all is new.
+					before := slices.ContainsFunc(mine, func(x *attempt) bool {
+						return x.in == a.in && x.began.seq < a.began.seq && o.setupsBetween(x.began, a.began) == 0 &&
+							slices.ContainsFunc(x.batch, h.same)
+					})
+					new[h.id] = new[h.id] || !before
 				}
 			}
 			n := 0

@@ -48,6 +48,7 @@ type schedule struct {
 	underWay []attempt
 	hopeful  map[*lane]bool // failed, and get another chance when the route accepts
 	failing  int            // lanes that failed last
+	failed   int            // lanes that failed since the last acceptance, those that are gone too
 	stopping bool           // only first attempts are made any more
 	floor    time.Time      // a Retry-After ends
 	refusals int            // blocked answers since the last acceptance
@@ -209,7 +210,7 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 // down reports whether deliveries about so many events failed, and none was accepted, that the destination is to blame
 // and not an event. Without this rule each event would keep its own times, and a destination that comes back would be
 // met by thousands of attempts a second.
-func (s *schedule) down() bool { return len(s.hopeful) >= downAfter }
+func (s *schedule) down() bool { return s.failed >= downAfter }
 
 // probing reports whether only one attempt at a time is made, when its time has come, with the lanes in turn.
 func (s *schedule) probing() bool { return s.blocked || s.down() }
@@ -351,7 +352,7 @@ func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 // accept notes that the destination took the batch, so the times of the route begin anew. Lanes that wait get another
 // chance; one that fails again after that waits alone.
 func (s *schedule) accept(a attempt, now time.Time) {
-	s.refusals, s.blocked, s.misses, s.floor = 0, false, 0, time.Time{}
+	s.refusals, s.blocked, s.failed, s.misses, s.floor = 0, false, 0, 0, time.Time{}
 	for _, l := range a.lanes {
 		s.succeed(l)
 		l.next, l.alone = now, false
@@ -408,8 +409,9 @@ func (s *schedule) fail(l *lane) {
 	if l.failures++; l.failures == 1 {
 		s.failing++
 	}
-	if !l.alone {
+	if !l.alone && !s.hopeful[l] {
 		s.hopeful[l] = true
+		s.failed++
 	}
 }
 
@@ -424,7 +426,7 @@ func (s *schedule) succeed(l *lane) {
 
 // restart resets all waits and failures.
 func (s *schedule) restart(now time.Time) {
-	s.refusals, s.blocked, s.misses, s.floor = 0, false, 0, time.Time{}
+	s.refusals, s.blocked, s.failed, s.misses, s.floor = 0, false, 0, 0, time.Time{}
 	for _, l := range s.lanes {
 		s.succeed(l)
 		l.next, l.alone = now, false

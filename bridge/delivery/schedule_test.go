@@ -758,3 +758,21 @@ func TestAnAcceptedEventIsToBlameForNothing(t *testing.T) {
 		t.Error("three refusals over 30 seconds did not block")
 	}
 }
+
+// A destination is down as well when what it did not take is gone: dropped, late, or given up for want of room.
+func TestWhatIsGoneCountsForADestinationThatIsDown(t *testing.T) {
+	p := newPlan(Terms{})
+	for n := range 8 {
+		i := p.owe(fmt.Sprint("EVENT-", n), scheduled, far)
+		p.want(t, "before it is to blame", p.fails(false, 0), i.ID)
+		p.remove(i.Seq, p.now)
+	}
+	p.owe("NEXT", scheduled, far)
+	p.want(t, "when eight events have failed", p.fails(false, 0))
+	p.later(time.Second)
+	p.want(t, "a second later", p.try(), "NEXT-scheduled")
+	p.owe("LAST", scheduled, far)
+	p.want(t, "after an acceptance", p.fails(false, 0), "LAST-scheduled")
+	p.owe("MORE", scheduled, far)
+	p.want(t, "and a failure", p.fails(false, 0), "MORE-scheduled")
+}
