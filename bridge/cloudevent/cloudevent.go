@@ -16,8 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/cloudevents/sdk-go/v2/types"
@@ -140,31 +138,6 @@ type Approval struct {
 	Error    string    `json:"error,omitempty"`  // why not
 }
 
-// LeadText formats a lead as in the settings: 24h, 90m, 1h30m.
-func LeadText(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
-
-// ChangeID returns the id of the CloudEvent for a change that occurs for the first time. The same change has the same
-// id after any crash and on every VM.
-func ChangeID(c imds.Change) string {
-	id := c.Event.ID + "-" + string(c.Kind)
-	switch c.Kind {
-	case imds.Updated:
-		id += "-" + c.Event.Hash()
-	case imds.Reminder:
-		id += "-" + LeadText(c.Lead) + "-" + c.Event.NotBefore.UTC().Format(timestampInIDs) + "Z"
-	}
-	return id
-}
-
 // Wrap makes the CloudEvent of a change. It returns an invalid one together with its error.
 func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	e, o := c.Event, in.Observer
@@ -279,38 +252,6 @@ func setData(ce *event.Event, data any) {
 	ce.DataEncoded = imds.CompactJSON(data)
 }
 
-// Severities as in the CloudEvents severity extension: OpenTelemetry's numbers, the lower bound of each range.
-const (
-	severityInfo  = 9
-	severityWarn  = 13
-	severityError = 17
-)
-
-func setSeverity(ce *event.Event, n int32) {
-	ce.SetExtension("severitynumber", n)
-	ce.SetExtension("severitytext", map[int32]string{
-		severityInfo: "INFO", severityWarn: "WARN", severityError: "ERROR"}[n])
-}
-
-func severity(c imds.Change) int32 {
-	e := c.Event
-	switch {
-	case c.Kind == imds.Vanished:
-		return severityInfo
-	case e.Type == "Preempt":
-		return severityError
-	case e.Type == "Terminate":
-		return severityWarn
-	case e.Source == "User":
-		return severityInfo
-	case e.Type == "Reboot" || e.Type == "Redeploy":
-		return severityError
-	case e.Type == "Freeze" && e.Duration >= 0 && e.Duration <= shortFreeze:
-		return severityInfo
-	}
-	return severityWarn
-}
-
 // source is the CloudEvents source: for Azure's events the scale set if the VM is in one, so that all its VMs say the
 // same, else the VM. host names a VM that has no name yet.
 func source(o imds.Observer, shared bool, host string) string {
@@ -342,19 +283,6 @@ func joinNames(names []string) string {
 		}
 	}
 	return s
-}
-
-// idToken makes a string fit for an id.
-func idToken(s string) string {
-	if s == "" {
-		return unknownHostInSourceID
-	}
-	return strings.Map(func(r rune) rune {
-		if r < utf8.RuneSelf && (r == '-' || unicode.IsLetter(r) || unicode.IsDigit(r)) {
-			return r
-		}
-		return '-'
-	}, s)
 }
 
 // cutStrings shortens every string in the JSON object raw to 16 KiB, and returns the top-level fields in which it did

@@ -168,33 +168,6 @@ func settingsInfo(s *settings.Settings) bridge.SettingsInfo {
 	return bridge.SettingsInfo{Hash: s.Hash, LoadedAt: time.Now().UTC(), Timezone: s.Timezone}
 }
 
-// reload loads the settings again and gives them to the bridge. On any error the old settings stay in force.
-func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) {
-	s, err := p.loader(log).Reload(p.config)
-	if err == nil && s.Relay != nil {
-		err = settings.ErrIsRelay
-	}
-	if err != nil {
-		log.Error("settings not reloaded; the old ones stay in force", "err", err)
-		b.SettingsFailed(err)
-		return
-	}
-	for _, fixed := range []struct {
-		key      string
-		was, now string
-	}{
-		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", old.State, s.State}, {"control", old.Control,
-			s.Control},
-		{"listen", old.Listen, s.Listen}, {"metrics", old.Metrics, s.Metrics}, {"cloudevents_source", old.Source, s.Source},
-	} {
-		if fixed.was != fixed.now {
-			log.Warn("changed setting takes effect at the next start", "key", fixed.key)
-		}
-	}
-	b.Reload(s.Routes, s.Rules, settingsInfo(s))
-	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
-}
-
 // maxConnections bounds the open connections of a listener. Further ones wait in the kernel, where they use none of the
 // file descriptors that sinks, the outbox and the poll loop need. Idle connections are closed to make room.
 const maxConnections = 64

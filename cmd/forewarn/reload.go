@@ -1,0 +1,37 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+
+	"forewarn/bridge"
+	"forewarn/cmd/forewarn/internal/settings"
+)
+
+// reload handles SIGHUP: it loads the settings again and gives them to the bridge. On any error the old settings stay in
+// force.
+func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) {
+	s, err := p.loader(log).Reload(p.config)
+	if err == nil && s.Relay != nil {
+		err = settings.ErrIsRelay
+	}
+	if err != nil {
+		log.Error("settings not reloaded; the old ones stay in force", "err", err)
+		b.SettingsFailed(err)
+		return
+	}
+	for _, fixed := range []struct {
+		key      string
+		was, now string
+	}{
+		{"imds", fmt.Sprint(old.IMDS), fmt.Sprint(s.IMDS)}, {"state", old.State, s.State}, {"control", old.Control,
+			s.Control},
+		{"listen", old.Listen, s.Listen}, {"metrics", old.Metrics, s.Metrics}, {"cloudevents_source", old.Source, s.Source},
+	} {
+		if fixed.was != fixed.now {
+			log.Warn("changed setting takes effect at the next start", "key", fixed.key)
+		}
+	}
+	b.Reload(s.Routes, s.Rules, settingsInfo(s))
+	log.Info("settings reloaded", "settings", s.Path, "hash", s.Hash, "sinks", len(s.Routes))
+}
