@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -84,10 +86,16 @@ func start(t *testing.T, m *memory, d *destination, terms delivery.Terms) *route
 }
 
 func startMetered(t *testing.T, m *memory, d *destination, terms delivery.Terms, meter delivery.Meter) *route {
+	return startWith(t, m, d, delivery.Config{Terms: terms, Meter: meter})
+}
+
+func startWith(t *testing.T, m *memory, d *destination, c delivery.Config) *route {
 	stop, done := make(chan struct{}), make(chan struct{})
-	r := &route{memory: m, destination: d, worker: delivery.NewWorker(delivery.Config{
-		Route: "a", Sink: d, Queue: m, Terms: terms, Log: slog.New(slog.DiscardHandler), Meter: meter,
-	})}
+	c.Route, c.Sink, c.Queue = "a", d, m
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &route{memory: m, destination: d, worker: delivery.NewWorker(c)}
 	r.stop = sync.OnceFunc(func() { close(stop); <-done })
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -319,10 +327,18 @@ func (c *tally) add(what string, n int) {
 	c.counts[what] += n
 }
 
-func (c *tally) Attempted(string, time.Duration) { c.add("attempted", 1) }
-func (c *tally) Accepted(string, time.Duration)  { c.add("accepted", 1) }
-func (c *tally) Superseded(_ string, n int)      { c.add("superseded", n) }
-func (c *tally) Failed(_ string, reason string)  { c.add(reason, 1) }
+func (c *tally) Attempted(_ string, took time.Duration) {
+	c.add("attempted", 1)
+	c.add("seconds", int(took/time.Second))
+}
+
+func (c *tally) Accepted(_ string, lag time.Duration) {
+	c.add("accepted", 1)
+	c.add("lag", int(lag/time.Second))
+}
+
+func (c *tally) Superseded(_ string, n int)     { c.add("superseded", n) }
+func (c *tally) Failed(_ string, reason string) { c.add(reason, 1) }
 
 // What becomes of each delivery is counted once per attempt: what a rejected batch holds is tried again one by one, what
 // is rejected alone is a dead letter and no failure, and only with an acceptance older changes are superseded.
@@ -362,16 +378,196 @@ func TestEachOutcomeIsCounted(t *testing.T) {
 			pause(10 * time.Minute)
 			count.mu.Lock()
 			defer count.mu.Unlock()
-			for what, n := range count.counts {
-				if n == 0 {
-					delete(count.counts, what)
-				}
-			}
+			maps.DeleteFunc(count.counts, func(_ string, n int) bool { return n == 0 })
+			delete(count.counts, "lag")
 			if !maps.Equal(count.counts, tt.want) {
 				t.Errorf("%s: counted %v, want %v", tt.claim, count.counts, tt.want)
 			}
 		})
 	}
+}
+
+// How long an attempt took is counted, and how long it took from when the delivery was due until it was accepted.
+func TestTimesAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		count := &tally{counts: map[string]int{}}
+		r := startMetered(t, newMemory(), &destination{}, delivery.Terms{}, count)
+		r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+			time.Sleep(3 * time.Second)
+			return delivery.Answer{}, nil
+		})
+		r.add(change(1, "E1", "scheduled", time.Hour), change(2, "E2", "scheduled", 2*time.Hour))
+		pause(time.Minute)
+		count.mu.Lock()
+		defer count.mu.Unlock()
+		if got := count.counts["seconds"]; got != 6 {
+			t.Errorf("two attempts took %d s, want 6", got)
+		}
+		if got := count.counts["lag"]; got != 3+6 {
+			t.Errorf("the deliveries took %d s, want 3 and 6", got)
+		}
+	})
+}
+
+// A file with credentials that changes is noticed within two seconds, and what waits is tried at once.
+func TestANewSecretIsTriedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "token")
+		write := func(secret string) {
+			if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("old")
+		r := startWith(t, newMemory(), &destination{}, delivery.Config{Secrets: []string{file}})
+		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		pause(time.Hour)
+		tries := len(r.made())
+		if tries < 50 || tries > 75 {
+			t.Errorf("it was tried %d times in an hour, want once a minute", tries)
+		}
+		write("new secret")
+		r.say(nil)
+		pause(2*time.Second + time.Millisecond)
+		want(t, "accepted", r.ids(&r.accepted), "E1-scheduled")
+	})
+}
+
+// A stop waits for an attempt under way, and what became of that counts.
+func TestAStopWaitsForTheAttemptUnderWay(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+			time.Sleep(time.Minute)
+			return delivery.Answer{}, nil
+		})
+		r.add(change(1, "E1", "scheduled", time.Hour))
+		pause(time.Second)
+		r.stop()
+		want(t, "accepted", r.ids(&r.accepted), "E1-scheduled")
+	})
+}
+
+// An attempt may take as long as its timeout, and without one as long as it likes. What is accepted after that all the
+// same is accepted.
+func TestAnAttemptEndsAtItsTimeout(t *testing.T) {
+	for _, timeout := range []time.Duration{0, 5 * time.Second} {
+		for _, obeys := range []bool{true, false} {
+			bubble(t, delivery.Terms{Timeout: timeout}, func(t *testing.T, r *route) {
+				r.hang = obeys
+				r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+					time.Sleep(time.Hour)
+					return delivery.Answer{}, nil
+				})
+				r.add(change(1, "E1", "scheduled", 24*time.Hour))
+				pause(59 * time.Minute)
+				if tries := len(r.made()); tries > 1 != (obeys && timeout > 0) {
+					t.Errorf("timeout %v, obeyed %v: %d attempts in an hour", timeout, obeys, tries)
+				}
+				pause(2 * time.Minute)
+				if accepted := len(r.ids(&r.accepted)); accepted > 0 == obeys {
+					t.Errorf("timeout %v, obeyed %v: %d are accepted", timeout, obeys, accepted)
+				}
+			})
+		}
+	}
+}
+
+// Whoever asks sees whether the destination refuses, and the error of what waits or, if nothing does, of the last dead
+// letter.
+func TestTheStateSaysWhatIsWrong(t *testing.T) {
+	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
+		rejects := func(ids ...string) func([]delivery.Delivery) (delivery.Answer, error) {
+			return func(batch []delivery.Delivery) (delivery.Answer, error) {
+				if slices.Contains(ids, batch[0].Event.ID()) {
+					return delivery.Answer{}, fmt.Errorf("%w: 422", delivery.ErrRejected)
+				}
+				return delivery.Answer{}, errDown
+			}
+		}
+		r.say(rejects("E1-scheduled"))
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		pause(time.Second)
+		if st := r.worker.State(); st.Error != "rejected: 422" || st.Failing || st.Refused {
+			t.Errorf("after a dead letter the state is %s", text(st))
+		}
+		r.say(rejects("E3-scheduled"))
+		r.add(change(2, "E2", "scheduled", 24*time.Hour))
+		pause(time.Second)
+		r.add(change(3, "E3", "scheduled", time.Minute))
+		pause(time.Millisecond)
+		if st := r.worker.State(); st.Error != errDown.Error() || !st.Failing || st.Refused {
+			t.Errorf("while another waits the state is %s", text(st))
+		}
+		want(t, "dead", r.ids(&r.dead), "E1-scheduled", "E3-scheduled")
+		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
+		pause(10 * time.Minute)
+		if st := r.worker.State(); !st.Refused || !st.Blocked {
+			t.Errorf("after refusals the state is %s", text(st))
+		}
+	})
+}
+
+// That a sink recovered is one line in the log, with how many attempts failed.
+func TestARecoveryIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		r := startWith(t, newMemory(), &destination{}, delivery.Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		failures := 0
+		r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+			if failures++; failures <= 3 {
+				return delivery.Answer{}, errDown
+			}
+			return delivery.Answer{}, nil
+		})
+		r.add(change(1, "E1", "scheduled", 24*time.Hour), change(2, "E1", "updated", 24*time.Hour))
+		pause(time.Hour)
+		if n := strings.Count(log.String(), `"sink recovered" sink=a after=3`); n != 1 {
+			t.Errorf("the log says %d times that it recovered after 3:\n%s", n, &log)
+		}
+	})
+}
+
+// With latest a message names what it stands for, each group what is its own.
+func TestTheLatestNamesWhatItStandsFor(t *testing.T) {
+	for _, n := range []int{0, 1, 3} {
+		bubble(t, digest, func(t *testing.T, r *route) {
+			items := wave()
+			for i := range n {
+				items = append(items, change(uint64(10+i), "E2", []string{"updated", "updated", "started"}[i], 2*time.Hour))
+			}
+			r.add(items...)
+			pause(time.Minute)
+			missed := map[string]int{}
+			for _, call := range r.calls {
+				for _, d := range call {
+					missed[d.Event.ID()[:2]] += len(d.Missed)
+				}
+			}
+			if missed["E1"] != 0 || missed["E2"] != n || missed["E3"] != 0 {
+				t.Errorf("with %d more changes of E2 the messages stand for %v", n, missed)
+			}
+		})
+	}
+}
+
+// What is older than max_age and was tried is given up, with the older changes that it stands for. What is just as old
+// gets another chance.
+func TestWhatIsTooOldIsGivenUpWithWhatItStandsFor(t *testing.T) {
+	bubble(t, delivery.Terms{Late: delivery.LateLatest, MaxAge: 10 * time.Second, Timeout: 10 * time.Second}, func(t *testing.T, r *route) {
+		r.hang = true
+		r.add(change(1, "E1", "scheduled", 24*time.Hour), change(2, "E1", "updated", 24*time.Hour))
+		pause(10*time.Second + time.Millisecond)
+		want(t, "just as old", r.ids(&r.dead))
+		pause(time.Minute)
+		dead := r.ids(&r.dead)
+		slices.Sort(dead)
+		want(t, "older", dead, "E1-scheduled", "E1-updated")
+		want(t, "attempts", slices.Compact(r.made()), "E1-updated")
+		if got := r.lastReport(); got.Reason != delivery.ReasonExpired {
+			t.Errorf("the reason is %q", got.Reason)
+		}
+	})
 }
 
 // A receipt comes back with the next delivery of its group, from whichever answer it came, and to no other group.
