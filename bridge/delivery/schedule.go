@@ -48,11 +48,12 @@ type schedule struct {
 	underWay []attempt
 	hopeful  map[*lane]bool // failed, and get another chance when the route accepts
 	failing  int            // lanes that failed last
-	failed   int            // lanes that failed since the last acceptance, those that are gone too
-	stopping bool           // only first attempts are made any more
-	floor    time.Time      // a Retry-After ends
-	refusals int            // blocked answers since the last acceptance
-	refused  time.Time      // the first of them
+	// Groups that failed since the last acceptance, those that are gone too, and no more than it takes to be down.
+	failed   map[string]bool
+	stopping bool      // only first attempts are made any more
+	floor    time.Time // a Retry-After ends
+	refusals int       // blocked answers since the last acceptance
+	refused  time.Time // the first of them
 	blocked  bool
 	probe    time.Time // the next one, while blocked or down
 	misses   int       // probes that failed while down
@@ -77,7 +78,7 @@ func newSchedule(t Terms) *schedule {
 	}
 	s := &schedule{
 		terms: t, random: rand.Float64, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]gathered{},
-		parts: map[uint64][]*lane{}, hopeful: map[*lane]bool{},
+		parts: map[uint64][]*lane{}, hopeful: map[*lane]bool{}, failed: map[string]bool{},
 	}
 	matters := func(a, b *lane) bool { return before(a, b) < 0 }
 	s.arriving = laneHeap{
@@ -210,7 +211,7 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 // down reports whether deliveries about so many events failed, and none was accepted, that the destination is to blame
 // and not an event. Without this rule each event would keep its own times, and a destination that comes back would be
 // met by thousands of attempts a second.
-func (s *schedule) down() bool { return s.failed >= downAfter }
+func (s *schedule) down() bool { return len(s.failed) >= downAfter }
 
 // probing reports whether only one attempt at a time is made, when its time has come, with the lanes in turn.
 func (s *schedule) probing() bool { return s.blocked || s.down() }
@@ -352,7 +353,8 @@ func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 // accept notes that the destination took the batch, so the times of the route begin anew. Lanes that wait get another
 // chance; one that fails again after that waits alone.
 func (s *schedule) accept(a attempt, now time.Time) {
-	s.refusals, s.blocked, s.failed, s.misses, s.floor = 0, false, 0, 0, time.Time{}
+	s.refusals, s.blocked, s.misses, s.floor = 0, false, 0, time.Time{}
+	clear(s.failed)
 	for _, l := range a.lanes {
 		s.succeed(l)
 		l.next, l.alone = now, false
@@ -373,9 +375,9 @@ func (s *schedule) discard(a attempt, gone []*Item, now time.Time) {
 	s.end(a, gone, now)
 }
 
-// refuse plans the next attempt after a failed one that may be repeated, a random part of the backoff later: of the lane,
-// and of the route if that is down. gone are the items that are too old for that. It reports whether the route became blocked, and whether the trouble is that of
-// the route and not of the lane.
+// refuse plans the next attempt after a failed one that may be repeated, a random part of the backoff later: of the
+// lane, and of the route if that is down. gone are the items that are too old for that. It reports whether the route
+// became blocked, and whether the trouble is that of the route and not of the lane.
 func (s *schedule) refuse(
 	a attempt, gone []*Item, blocked bool, wish *RetryAfter, now time.Time,
 ) (became, shared bool) {
@@ -409,9 +411,12 @@ func (s *schedule) fail(l *lane) {
 	if l.failures++; l.failures == 1 {
 		s.failing++
 	}
-	if !l.alone && !s.hopeful[l] {
-		s.hopeful[l] = true
-		s.failed++
+	if l.alone {
+		return
+	}
+	s.hopeful[l] = true
+	if !s.down() {
+		s.failed[l.group] = true
 	}
 }
 
@@ -426,7 +431,8 @@ func (s *schedule) succeed(l *lane) {
 
 // restart resets all waits and failures.
 func (s *schedule) restart(now time.Time) {
-	s.refusals, s.blocked, s.failed, s.misses, s.floor = 0, false, 0, 0, time.Time{}
+	s.refusals, s.blocked, s.misses, s.floor = 0, false, 0, time.Time{}
+	clear(s.failed)
 	for _, l := range s.lanes {
 		s.succeed(l)
 		l.next, l.alone = now, false
