@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -573,6 +574,10 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 			t.Errorf("Run = %v after %v, want that a delivery is lost, soon", err, time.Since(began))
 		}
 		release()
+		synctest.Wait()
+		if err := s.disk.Close(); err != nil { // the program would end here
+			t.Error(err)
+		}
 	})
 }
 

@@ -166,7 +166,7 @@ func tooSmall(path string) bool {
 }
 
 // Close closes the file. A damaged one isn't closed in bbolt's way, which could hang or fail on a page that can't be
-// read. It stays mapped, and so locked; nobody else wants that lock, because the file is about to be set aside.
+// read. On Unix it stays mapped, and so locked; nobody else wants that lock, because the file is about to be set aside.
 func (f *file) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -176,6 +176,9 @@ func (f *file) Close() error {
 	case fd == nil:
 		return nil
 	case f.damaged.Swap(false) || db == nil:
+		if db != nil {
+			unmap(db)
+		}
 		return fd.Close()
 	}
 	return guard(db.Close)

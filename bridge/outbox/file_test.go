@@ -93,8 +93,8 @@ func works(t *testing.T, dir string, o *outbox.Outbox) {
 	again.Close()
 }
 
-// lastingDir is a directory for a damaged file. The file stays mapped until the program ends, and Windows removes none
-// that is.
+// lastingDir is a directory for a file with which bbolt may panic while it opens it. Such a file stays mapped until the
+// program ends, and Windows removes none that is.
 func lastingDir(t *testing.T) string {
 	t.Helper()
 	if runtime.GOOS != "windows" {
@@ -182,7 +182,7 @@ func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
 // anything, such as a power cut.
 func TestAFileThatEndsTheProgramIsSetAside(t *testing.T) {
 	for starts, aside := range map[int]int{1: 0, 2: 0, 3: 1} {
-		dir := lastingDir(t)
+		dir := t.TempDir()
 		before := used(t, dir)
 		if err := os.WriteFile(filepath.Join(dir, "outbox.db.opening"), bytes.Repeat([]byte("."), starts),
 			0o600); err != nil {
