@@ -1,0 +1,611 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/imdstest"
+	"forewarn/bridge/outbox"
+)
+
+// A fleetSize says how much a scale test plays.
+type fleetSize struct {
+	sets, bridges, events int           // bridges and events of all sets
+	wave                  time.Duration // within which the events are announced
+	down                  time.Duration // a sink, and a server
+	interval              time.Duration // of the polls
+}
+
+// With FOREWARN_SCALE=full the fleet is one of 1,000 VMs. It takes about 15 minutes on two cores.
+func sizeOfFleet() fleetSize {
+	if os.Getenv("FOREWARN_SCALE") == "full" {
+		return fleetSize{sets: 20, bridges: 1000, events: 2000, wave: 5 * time.Minute, down: time.Minute, interval: 2 * time.Second}
+	}
+	return fleetSize{sets: 3, bridges: 12, events: 36, wave: 12 * time.Second, down: 5 * time.Second, interval: time.Second}
+}
+
+// Through a wave of maintenance, one of three relays is killed, a server is killed and comes back, the stream's leader
+// moves, and a sink is down for a while: every change reaches each sink, in the order of its event. Only what was in
+// flight at the kill may be repeated, at most once per Azure event, and each repeat is logged.
+func TestAFleetHearsEveryChange(t *testing.T) {
+	size := sizeOfFleet()
+	if size.bridges < 1000 {
+		t.Parallel()
+	}
+	c := newCluster(t)
+	hook, chat, post := newNoted(t), newNoted(t), newPost(t)
+	sinks := fmt.Sprintf(`
+  - {name: hook, webhook: {url: %q}}
+  - name: chat
+    webhook: {url: %q, content_type: application/json, body_text: '{"channel":"#ops","id":{{.id | json}},"time":{{.time | json}},"text":{{include "headline" . | json}}}'}
+  - name: mail
+    late: send
+    group: {above: 0}
+    email: {host: 127.0.0.1, port: %s, from: azure@example.com, to: [ops@example.com], tls: {mode: none}}
+`, hook.url, chat.url, post.port())
+	c.provision(sinks)
+	var relays []*relayProcess
+	for n := range 3 {
+		relays = append(relays, c.relay(n+1, sinks))
+	}
+	c.served("hook", "chat", "mail")
+	f := c.bridges(size)
+
+	began := time.Now()
+	var killed time.Time
+	f.after(size.wave*3/10, func() {
+		victim := relays[0]
+		for _, r := range relays {
+			if r.serves("hook") {
+				victim = r
+			}
+		}
+		killed = time.Now()
+		t.Logf("%v: %s is killed", since(began), victim.name)
+		kill(t, victim.Process)
+	})
+	f.after(size.wave*4/10, func() {
+		t.Logf("%v: server 2 is killed", since(began))
+		c.stop(1)
+		time.Sleep(size.down / 2)
+		c.start(1)
+		t.Logf("%v: server 2 is back", since(began))
+	})
+	f.after(size.wave*5/10, func() { post.stop(); time.Sleep(size.down); post.listen(t) })
+	f.after(size.wave*8/10, func() {
+		_, err := c.conn.Request("$JS.API.STREAM.LEADER.STEPDOWN.FOREWARN", nil, patience)
+		t.Logf("%v: the stream's leader moves, %v", since(began), err)
+	})
+	changes := f.play()
+	f.wait()
+	t.Logf("%v: the wave of %d events and %d changes is over", since(began), size.events, changes)
+
+	mails := func() (ids []string) {
+		for _, l := range post.all(t) {
+			id, _, _ := strings.Cut(strings.TrimPrefix(l.Get("Message-ID"), "<"), ".")
+			ids = append(ids, id)
+		}
+		return ids
+	}
+	deadline := time.Now().Add(cmp.Or(size.wave*3, time.Minute) + 2*patience)
+	for sink, got := range map[string]func() []string{"hook": hook.ids, "chat": chat.ids, "mail": mails} {
+		for len(distinct(got())) < changes && time.Now().Before(deadline) {
+			time.Sleep(time.Second)
+		}
+		ids := got()
+		if n := len(distinct(ids)); n != changes {
+			t.Errorf("%s heard %d changes, want %d", sink, n, changes)
+		}
+		repeats := map[string]int{}
+		place := map[string]int{} // of the last new change of an event
+		for i, id := range ids {
+			event := id[:36]
+			if slices.Contains(ids[:i], id) {
+				t.Logf("%s heard %s again", sink, id)
+				if repeats[event]++; repeats[event] > 1 {
+					t.Errorf("%s heard more than one change of %s again, after one kill", sink, event)
+				}
+				continue
+			}
+			if at := f.order(id); at < place[event] {
+				t.Errorf("%s heard %s after a later change", sink, id)
+			} else {
+				place[event] = at
+			}
+		}
+		for id, at := range hook.repeated() {
+			if sink == "hook" && (at.Before(killed) || at.After(killed.Add(20*time.Second))) {
+				t.Errorf("%s heard %s again at %v; the kill was at %v", sink, id, at, killed)
+			}
+		}
+		t.Logf("%s: %d changes, %d repeats", sink, len(distinct(ids)), len(ids)-len(distinct(ids)))
+	}
+	late := hook.delays()
+	t.Logf("from the first observer's poll to the notification: median %v, 95 %% within %v, at most %v (takeover and backlog)",
+		late[len(late)/2], late[len(late)*95/100], late[len(late)-1])
+	t.Logf("through the relay, at best: %d messages a second to one sink", hook.fastest())
+	t.Logf("connections: %d; memory of a bridge: %d KiB of heap", c.connections(), f.heap>>10)
+}
+
+// With Slack's limit of one message a second, a wave becomes a few messages with all its events, and an eviction in its
+// middle is told within two seconds.
+func TestAWaveDoesNotFillTheChannelOfAFleet(t *testing.T) {
+	size := sizeOfFleet()
+	if size.bridges < 1000 {
+		t.Parallel()
+	}
+	size.wave = 10 * time.Second
+	c := newCluster(t)
+	chat := newNoted(t)
+	chat.slack = true
+	sinks := fmt.Sprintf("\n  - {name: chat, slack: {token: %s, channel: C024BE91L, api_url: %q, text: '{{.id}} {{.time}}'}}\n", chatToken, chat.url+"/")
+	c.provision(sinks)
+	r := c.relay(1, sinks)
+	c.served("chat")
+	f := c.bridges(size)
+	urgent := eventID("an eviction")
+	f.after(size.wave/2, func() {
+		f.sets[0].Schedule(imdstest.Event{ID: urgent, Type: "Preempt", Resources: f.sets[0].VMs()[:1],
+			NotBefore: time.Now().Add(45 * time.Second)})
+	})
+	f.announce()
+	f.wait()
+	told := 0
+	for deadline := time.Now().Add(size.wave + 2*patience); told < size.events+1 && time.Now().Before(deadline); {
+		time.Sleep(time.Second)
+		told = r.status("chat").Delivered
+	}
+	if told != size.events+1 {
+		t.Errorf("%d events were told, want %d", told, size.events+1)
+	}
+	if late := chat.delay(urgent + "-scheduled"); late < 0 || late > 2*time.Second {
+		t.Errorf("the eviction was told after %v, want 2 s at most", late)
+	} else {
+		t.Logf("the eviction was told after %v", late)
+	}
+	posts := len(chat.ids())
+	t.Logf("%d events of %d sets were told in %d messages", size.events+1, size.sets, posts)
+	if posts > 20 {
+		t.Errorf("%d messages for one wave of %d events", posts, size.events)
+	}
+}
+
+func since(t time.Time) time.Duration { return time.Since(t).Round(time.Second / 10) }
+
+func distinct(ids []string) []string {
+	return slices.Compact(slices.Sorted(slices.Values(ids)))
+}
+
+// A cluster is three NATS servers with JetStream on this machine.
+type cluster struct {
+	*testing.T
+	servers []*server.Server
+	options []*server.Options
+	conn    *nats.Conn
+	dir     string
+	started []*relayProcess
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{T: t, dir: t.TempDir(), servers: make([]*server.Server, 3)}
+	var routes []*url.URL
+	var ports []int
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		l.Close()
+		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
+	}
+	for i := range 3 {
+		c.options = append(c.options, &server.Options{
+			ServerName: fmt.Sprint("nats-", i+1), Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true,
+			StoreDir: filepath.Join(c.dir, fmt.Sprint("nats-", i+1)), Routes: routes,
+			Cluster: server.ClusterOpts{Name: "fleet", Host: "127.0.0.1", Port: ports[i]},
+		})
+		c.start(i)
+	}
+	t.Cleanup(func() {
+		for i := range c.servers {
+			c.stop(i)
+		}
+	})
+	var err error
+	if c.conn, err = nats.Connect(c.urls(), nats.MaxReconnects(-1)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.conn.Close)
+	return c
+}
+
+func (c *cluster) start(i int) {
+	s, err := server.NewServer(c.options[i].Clone())
+	if err != nil {
+		c.Fatal(err)
+	}
+	s.Start()
+	if !s.ReadyForConnections(patience) {
+		c.Fatal("a NATS server takes no connections")
+	}
+	c.options[i].Port = s.Addr().(*net.TCPAddr).Port // where it is after a restart, too
+	c.servers[i] = s
+}
+
+func (c *cluster) stop(i int) {
+	c.servers[i].Shutdown()
+	c.servers[i].WaitForShutdown()
+}
+
+func (c *cluster) urls() string {
+	var all []string
+	for _, o := range c.options {
+		all = append(all, fmt.Sprintf("nats://127.0.0.1:%d", o.Port))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (c *cluster) connections() (n int) {
+	for _, s := range c.servers {
+		n += s.NumClients()
+	}
+	return n
+}
+
+// settings writes a relay's settings file.
+func (c *cluster) settings(n int, sinks string) string {
+	path := filepath.Join(c.dir, fmt.Sprintf("relay-%d.yaml", n))
+	err := os.WriteFile(path, fmt.Appendf(nil, "nats:\n  url: [%s]\n  name: relay-%d\n"+
+		"  provision: {replicas: 3}\ncontrol: %s\nlisten: \"\"\nsinks:%s", c.urls(), n, filepath.Join(c.dir, fmt.Sprintf("relay-%d.sock", n)), sinks), 0o600)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return path
+}
+
+// provision makes the stream. A cluster that was just started may not be ready for it.
+func (c *cluster) provision(sinks string) {
+	c.Helper()
+	config := c.settings(0, sinks)
+	deadline := time.Now().Add(patience)
+	for {
+		out, err := forewarn(c, "relay", "--config", config, "--provision=only").CombinedOutput()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.Fatalf("%v\n%s", err, out)
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// A relayProcess is a relay that runs.
+type relayProcess struct {
+	*exec.Cmd
+	c      *cluster
+	name   string
+	config string
+}
+
+func (c *cluster) relay(n int, sinks string) *relayProcess {
+	c.Helper()
+	r := &relayProcess{c: c, name: fmt.Sprintf("relay-%d", n), config: c.settings(n, sinks)}
+	r.Cmd = forewarn(c, "relay", "--config", r.config)
+	log, err := os.Create(filepath.Join(c.dir, r.name+".log"))
+	if err != nil {
+		c.Fatal(err)
+	}
+	r.Stderr = log
+	if err := r.Start(); err != nil {
+		c.Fatal(err)
+	}
+	c.started = append(c.started, r)
+	c.Cleanup(func() {
+		_ = r.Process.Kill()
+		_ = r.Wait()
+		log.Close()
+		if text, err := os.ReadFile(log.Name()); err == nil && c.Failed() {
+			c.Logf("%s:\n%s", r.name, text)
+		}
+	})
+	return r
+}
+
+// status is how a sink of the relay is doing.
+func (r *relayProcess) status(sink string) (k bridge.SinkStatus) {
+	out, err := forewarn(r.c, "status", "--config", r.config, "-o", "json").Output()
+	var s bridge.Status
+	if err != nil || json.Unmarshal(out, &s) != nil {
+		return k
+	}
+	if i := slices.IndexFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Name == sink }); i >= 0 {
+		k = s.Sinks[i]
+	}
+	return k
+}
+
+// serves says whether the relay serves a sink.
+func (r *relayProcess) serves(sink string) bool {
+	state := r.status(sink).State
+	return state != "" && state != bridge.SinkStandby
+}
+
+// served waits until relays serve all the sinks.
+func (c *cluster) served(sinks ...string) {
+	c.Helper()
+	deadline := time.Now().Add(patience)
+	for _, sink := range sinks {
+		for !slices.ContainsFunc(c.started, func(r *relayProcess) bool { return r.serves(sink) }) {
+			if time.Now().After(deadline) {
+				c.Fatalf("nobody serves %s", sink)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	}
+}
+
+// A fleet is many bridges in this process, which watch the VMs of some sets.
+type fleet struct {
+	t    *testing.T
+	size fleetSize
+	sets []*imdstest.Server
+	heap uint64 // of one bridge
+	all  sync.WaitGroup
+}
+
+// bridges starts the bridges of a fleet, as forewarn run does.
+func (c *cluster) bridges(size fleetSize) *fleet {
+	c.Helper()
+	f := &fleet{t: c.T, size: size}
+	before := heapInUse()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	c.Cleanup(func() { cancel(); running.Wait() })
+	dir, err := os.MkdirTemp(memoryDir(), "fleet-")
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(func() { os.RemoveAll(dir) })
+	config := filepath.Join(dir, "forewarn.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, "state: %s\nlisten: \"\"\nsinks:\n  - name: stream\n"+
+		"    only: {vms: all}\n    nats:\n      url: [%s]\n", dir, c.urls()), 0o600); err != nil {
+		c.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	for n := range size.sets {
+		set := fmt.Sprintf("set-%02d", n)
+		var vms []string
+		for i := range size.bridges / size.sets {
+			vms = append(vms, fmt.Sprintf("%s_%d", set, i))
+		}
+		azure := imdstest.New(imdstest.Options{VMs: vms, Instance: imdstest.Instance{ResourceGroup: "rg-prod", ScaleSet: set}})
+		f.sets = append(f.sets, azure)
+		for _, vm := range vms {
+			p := &program{environment: environment{getenv: func(string) string { return "" }, out: io.Discard}, config: config}
+			s, err := p.loader(log).Load(config)
+			if err != nil {
+				c.Fatal(err)
+			}
+			box, err := outbox.Open(filepath.Join(dir, vm), outbox.Options{Log: log})
+			if err != nil {
+				c.Fatal(err)
+			}
+			o := p.bridgeOptions(s, box, log)
+			o.Client = imds.NewClient("http://azure.test/vm/"+vm, imds.DefaultAPIVersion, log, azure.RoundTripper())
+			o.Interval = size.interval
+			b := bridge.New(o)
+			running.Go(func() { _ = b.Run(ctx) })
+		}
+	}
+	time.Sleep(3 * size.interval)
+	f.heap = (heapInUse() - before) / uint64(size.bridges)
+	return f
+}
+
+// memoryDir is where files are kept in memory, if there is such a place: a thousand disks are not one.
+func memoryDir() string {
+	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
+		return "/dev/shm"
+	}
+	return ""
+}
+
+func heapInUse() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// after does something after a while, which wait waits for.
+func (f *fleet) after(d time.Duration, do func()) {
+	f.all.Go(func() { time.Sleep(d); do() })
+}
+
+func (f *fleet) wait() { f.all.Wait() }
+
+// announce schedules all events within the wave.
+func (f *fleet) announce() {
+	for n := range f.size.events {
+		azure := f.sets[n%len(f.sets)]
+		vms := azure.VMs()
+		f.after(f.size.wave*time.Duration(n)/time.Duration(f.size.events), func() {
+			azure.Schedule(imdstest.Event{ID: eventID(fmt.Sprint("wave ", n)), Type: "Reboot", Resources: vms[:1],
+				NotBefore: time.Now().Add(time.Hour)})
+		})
+	}
+}
+
+// play lets all events happen, from their announcement to their end, and says how many changes that makes.
+func (f *fleet) play() (changes int) {
+	for n := range f.size.events {
+		azure := f.sets[n%len(f.sets)]
+		vms, id := azure.VMs(), eventID(fmt.Sprint("wave ", n))
+		moves := n%4 == 0
+		if changes += 3; moves {
+			changes++
+		}
+		step := max(5*time.Second, 5*f.size.interval)
+		f.after(f.size.wave*time.Duration(n)/time.Duration(f.size.events), func() {
+			notBefore := time.Now().Add(20 * time.Minute)
+			azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: vms[n/len(f.sets)%len(vms):][:1], NotBefore: notBefore})
+			time.Sleep(step)
+			if moves {
+				azure.Update(id, func(e *imdstest.Event) { e.NotBefore = notBefore.Add(-5 * time.Minute) })
+				time.Sleep(step)
+			}
+			azure.Start(id)
+			time.Sleep(step)
+			azure.End(id)
+		})
+	}
+	return changes
+}
+
+// order is how far along the life of its event a change is.
+func (f *fleet) order(id string) int {
+	return slices.IndexFunc([]string{"-scheduled", "-updated-", "-started", "-vanished"}, func(s string) bool {
+		return strings.HasPrefix(id[36:], s)
+	})
+}
+
+// A noted is a destination that notes what it is sent, and when. As slack it takes one message a second.
+type noted struct {
+	url   string
+	slack bool
+
+	mu    sync.Mutex
+	heard []arrived
+	next  time.Time
+}
+
+type arrived struct {
+	id   string
+	said time.Time // when the VM's bridge saw it
+	at   time.Time
+}
+
+func newNoted(t *testing.T) *noted {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &noted{url: "http://" + l.Addr().String()}
+	srv := &http.Server{Handler: n, ReadHeaderTimeout: patience}
+	go srv.Serve(l)
+	t.Cleanup(func() { srv.Close() })
+	return n
+}
+
+func (n *noted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	var ce struct {
+		ID   string
+		Time time.Time
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	if n.slack {
+		form, _ := url.ParseQuery(string(body))
+		if now.Before(n.next) {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		n.next = now.Add(900 * time.Millisecond)
+		ce.ID, _, _ = strings.Cut(form.Get("text"), " ")
+		_, at, _ := strings.Cut(form.Get("text"), " ")
+		ce.Time, _ = time.Parse(time.RFC3339Nano, strings.TrimSpace(at))
+		ts := cmp.Or(form.Get("ts"), fmt.Sprintf("1700000000.%06d", len(n.heard)+1))
+		json.NewEncoder(w).Encode(map[string]any{"ok": true, "channel": form.Get("channel"), "ts": ts,
+			"message": map[string]any{"ts": ts}})
+	} else if json.Unmarshal(body, &ce) != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	n.heard = append(n.heard, arrived{ce.ID, ce.Time, now})
+}
+
+func (n *noted) all() []arrived {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.heard)
+}
+
+func (n *noted) ids() (ids []string) {
+	for _, h := range n.all() {
+		ids = append(ids, h.id)
+	}
+	return ids
+}
+
+// delay is how long after the poll it first heard something, below 0 for never.
+func (n *noted) delay(id string) time.Duration {
+	for _, h := range n.all() {
+		if h.id == id {
+			return h.at.Sub(h.said)
+		}
+	}
+	return -1
+}
+
+// repeated are the ids that it heard again, and when.
+func (n *noted) repeated() map[string]time.Time {
+	seen, again := map[string]bool{}, map[string]time.Time{}
+	for _, h := range n.all() {
+		if seen[h.id] {
+			again[h.id] = h.at
+		}
+		seen[h.id] = true
+	}
+	return again
+}
+
+// delays are those of all that it heard, the shortest first.
+func (n *noted) delays() (all []time.Duration) {
+	for _, h := range n.all() {
+		all = append(all, h.at.Sub(h.said).Round(time.Millisecond))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// fastest is the most that it heard within a second.
+func (n *noted) fastest() (most int) {
+	all := n.all()
+	for i := range all {
+		k := i
+		for k < len(all) && all[k].at.Sub(all[i].at) < time.Second {
+			k++
+		}
+		most = max(most, k-i)
+	}
+	return most
+}
