@@ -176,7 +176,7 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	n.mu.Lock()
 	s := n.session
 	n.mu.Unlock()
-	if s != nil && !s.conn.IsClosed() && s.access.stamp == a.stamp {
+	if s != nil && !s.over() && s.access.stamp == a.stamp {
 		return s, nil
 	}
 	n.Close()

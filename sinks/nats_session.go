@@ -230,6 +230,17 @@ func (s *natsSession) hangUp(why error) {
 	}
 }
 
+// over reports whether nats.go has given the session up. To ask nats.go itself would wait for a lock, which it holds for
+// as long as it dials.
+func (s *natsSession) over() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
+	}
+}
+
 // end closes everything and returns when nothing of it runs any more.
 func (s *natsSession) end() {
 	s.stop()
