@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/cloudevents/sdk-go/v2/types"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -232,13 +231,6 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		r.Log.Info("a dead letter is replayed", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "to", sink, "by", by)
 		return nil
 	})
-}
-
-// replay publishes a CloudEvent again for one sink, marked with when.
-func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, id string) error {
-	again := ce.Clone()
-	again.SetExtension("recordedtime", types.Timestamp{Time: time.Now().UTC()})
-	return address(ctx, js, sink, again, nil, id)
 }
 
 // Drop removes dead letters for good, and gives them. by is who asked for it, and stays on record.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -372,6 +373,62 @@ func TestUrgencyBeatsABlockedSinkOnARelay(t *testing.T) {
 		pause(2 * time.Second)
 		if tried := sink.attempts()[before:]; len(tried) == 0 || tried[0] != urgent.ID() {
 			t.Errorf("tried within 2 s: %q, want %s first", tried, urgent.ID())
+		}
+		stop()
+	})
+}
+
+// What the stream holds can be sent to a sink again: what its filter took, one of all copies, marked with when, in the
+// order of the stream, in parts.
+func TestThePastCanBeReplayed(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, other := newRecorder(), newRecorder()
+		marked := 0
+		sink.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			if _, ok := batch[0].Event.Extensions()["recordedtime"]; ok {
+				marked++
+			}
+			return delivery.Answer{}, nil
+		}
+		reboots := route("hook", sink)
+		reboots.Filter.Only.Types = []string{"Reboot"}
+		r, stop := s.run(reboots, route("other", other))
+		a, b, old := eventNo(1), eventNo(2), eventNo(3)
+		b.typ = "Freeze"
+		s.publish(old.say(t, imds.Scheduled, "vm-1"))
+		pause(time.Hour)
+		began := time.Now()
+		first, second := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Vanished, "vm-1")
+		s.publish(first, b.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Scheduled, "vm-2"))
+		for range 1500 { // more than one part looks at
+			s.publish(b.say(t, imds.Scheduled, "vm-1"))
+		}
+		s.publish(second)
+		s.publishRaw("forewarn.events.junk", nil, []byte("junk"))
+		pause(time.Minute)
+		before, heard := len(sink.all()), len(other.all())
+		p, parts := relay.Past{Sink: "hook", Since: began, Run: "one"}, 0
+		for more := true; more; parts++ {
+			part, err := r.ReplayPast(t.Context(), p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.After, more = part.After, part.After > 0
+		}
+		pause(time.Minute)
+		wantIDs(t, "again", sink.all()[before:], first, second)
+		if marked != 2 || parts != 2 || len(other.all()) != heard {
+			t.Errorf("%d are marked with recordedtime, want 2; %d parts, want 2; another sink heard %d more", marked, parts,
+				len(other.all())-heard)
+		}
+		p = relay.Past{Sink: "hook", Since: began, Run: "two", Event: strings.ToLower(a.id)}
+		if part, err := r.ReplayPast(t.Context(), p); err != nil || len(part.Replayed) != 1 {
+			t.Errorf("of one event %v, %v", part, err)
+		}
+		pause(time.Minute)
+		wantIDs(t, "a second time", sink.all()[before:], first, second, first)
+		if _, err := r.ReplayPast(t.Context(), relay.Past{Sink: "nobody", Since: began}); err == nil {
+			t.Error("a sink that isn't there gets the past")
 		}
 		stop()
 	})

@@ -28,6 +28,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/relay"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -133,6 +134,21 @@ func (c *Client) Replay(ctx context.Context, m Mutation) ([]outbox.Delivery, err
 	return c.mutate(ctx, "/outbox/replay", m, func(o *outbox.Outbox, keys []string) ([]outbox.Delivery, error) {
 		return o.Replay(keys, m.To)
 	})
+}
+
+// ReplayPast has a relay send what its stream holds to a sink again, part by part, and returns it.
+func (c *Client) ReplayPast(ctx context.Context, p relay.Past) (all []relay.Repeated, err error) {
+	for {
+		var part relay.Part
+		if err := c.post(ctx, "/replay", p, &part); err != nil {
+			return all, err
+		}
+		all = append(all, part.Replayed...)
+		if part.After == 0 {
+			return all, nil
+		}
+		p.After = part.After
+	}
 }
 
 // Drop removes deliveries for good, and returns them.

@@ -89,6 +89,23 @@ func RelayHandler(r *relay.Relay) http.Handler {
 	mux.HandleFunc("POST /outbox/drop", change(func(req *http.Request, m Mutation) ([]relay.Entry, error) {
 		return r.Drop(req.Context(), m.Keys, m.By)
 	}))
+	mux.HandleFunc("POST /replay", func(w http.ResponseWriter, req *http.Request) {
+		var past relay.Past
+		err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 64<<10)).Decode(&past)
+		if err == nil {
+			err = checkSinks(r.Sinks(), past.Sink)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		part, err := r.ReplayPast(req.Context(), past)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		answer(w, part)
+	})
 	mux.HandleFunc("GET /history", func(w http.ResponseWriter, req *http.Request) {
 		q := req.URL.Query()
 		since, _ := time.Parse(time.RFC3339, q.Get("since"))
