@@ -9,6 +9,7 @@ const (
 )
 
 // shared caches the result of compute for age, and computes it once for concurrent callers. They must not change it.
+// After that it is forgotten: the page may be 200 KiB long, and hours may pass until somebody looks at it again.
 func shared[T any](age time.Duration, compute func() T) func() T {
 	var value T
 	var computed time.Time
@@ -19,6 +20,14 @@ func shared[T any](age time.Duration, compute func() T) func() T {
 		if computed.IsZero() || time.Since(computed) >= age {
 			value = compute()
 			computed = time.Now()
+			time.AfterFunc(age, func() {
+				turn <- struct{}{}
+				defer func() { <-turn }()
+				if time.Since(computed) >= age {
+					var none T
+					value, computed = none, time.Time{}
+				}
+			})
 		}
 		return value
 	}

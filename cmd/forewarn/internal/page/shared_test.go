@@ -1,0 +1,37 @@
+package page
+
+import (
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
+)
+
+// What is shared is computed once while it is young, and no memory holds it when it is old.
+func TestWhatIsSharedIsForgottenWhenItIsOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		computed := 0
+		get := shared(time.Second, func() *[1 << 10]byte {
+			computed++
+			return new([1 << 10]byte)
+		})
+		var last weak.Pointer[[1 << 10]byte]
+		for range 10 {
+			last = weak.Make(get())
+			time.Sleep(300 * time.Millisecond)
+		}
+		if computed != 3 {
+			t.Errorf("in three seconds it was computed %d times, want 3", computed)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		runtime.GC()
+		if last.Value() != nil {
+			t.Error("it is still in memory")
+		}
+		if get() == nil {
+			t.Error("it is not computed anew")
+		}
+	})
+}
