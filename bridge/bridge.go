@@ -86,12 +86,13 @@ type Bridge struct {
 	imds          imdsState
 	troubled      map[string]bool // routes whose trouble was reported
 	dead          map[string]*unreportedDead
-	lastHeartbeat map[string]time.Time // by route
-	stamp         time.Time            // of the last CloudEvent about the bridge
-	keptHouse     time.Time            // the last turn of housekeeping
-	maintained    time.Time            // when the outbox was last maintained
-	compacted     time.Time            // when the outbox's file was last compacted
-	approving     time.Time            // the last turn of the approval loop
+	lastHeartbeat map[string]time.Time    // by route
+	lastHead      map[string]reportedHead // by route
+	stamp         time.Time               // of the last CloudEvent about the bridge
+	keptHouse     time.Time               // the last turn of housekeeping
+	maintained    time.Time               // when the outbox was last maintained
+	compacted     time.Time               // when the outbox's file was last compacted
+	approving     time.Time               // the last turn of the approval loop
 
 	reloading    sync.Mutex    // one reload at a time
 	deciding     sync.Mutex    // held while changes are derived from open events and committed; taken before mu
@@ -144,7 +145,7 @@ func New(o Options) *Bridge {
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
-		lastHeartbeat: map[string]time.Time{}, workers: map[string]*routeWorker{},
+		lastHeartbeat: map[string]time.Time{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
 		troubled: map[string]bool{}, dead: map[string]*unreportedDead{},
 		routed: make(chan struct{}), over: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
@@ -257,6 +258,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Wait()
 
 	b.reportDead(time.Now(), 0)
+	b.reportHeads(time.Now(), 0)
 	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
 	cutter := time.AfterFunc(stopTimeout, b.running.cut)
 	defer cutter.Stop()

@@ -225,7 +225,8 @@ func TestFilterDecidesAboutEachChange(t *testing.T) {
 // About the bridge a route hears nothing, the trouble and its end, or all.
 func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
 	trouble := []string{cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered, cloudevent.DeliveryDeadLettered}
-	rest := []string{cloudevent.BridgeStarted, cloudevent.BridgeStopping, cloudevent.BridgeHeartbeat, cloudevent.DeliveryDropped, cloudevent.SettingsLoaded}
+	rest := []string{cloudevent.BridgeStarted, cloudevent.BridgeStopping, cloudevent.BridgeHeartbeat, cloudevent.DeliveryDropped, cloudevent.SettingsLoaded,
+		cloudevent.ChainHead}
 	for level, want := range map[Level]struct{ trouble, rest bool }{
 		"": {}, LevelNone: {}, LevelTrouble: {trouble: true}, LevelAll: {trouble: true, rest: true},
 	} {

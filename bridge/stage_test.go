@@ -188,6 +188,13 @@ func (m mortal) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	return m.Sink.Deliver(ctx, batch)
 }
 
+func (m mortal) Head() string {
+	if c, ok := m.Sink.(delivery.Chained); ok {
+		return c.Head()
+	}
+	return ""
+}
+
 func (m mortal) Close() error {
 	if c, ok := m.Sink.(io.Closer); ok {
 		return c.Close()

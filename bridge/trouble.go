@@ -161,6 +161,7 @@ func (b *Bridge) housekeep(ctx context.Context) {
 		b.reportSilent(now)
 		b.remind(now)
 		b.sendHeartbeats(now)
+		b.reportHeads(now, headEvery)
 		b.reportDead(now, deadReportEvery)
 		b.reportUnavailable(now)
 		b.tidy(now)

@@ -24,6 +24,7 @@ type fileSettings struct {
 	MaxSize     Size          `yaml:"max_size" doc:"start a new file at this size, such as 100MB (default: never)"`
 	RotateEvery time.Duration `yaml:"rotate_every" doc:"start a new file each period, such as 1d (default: never)"`
 	Keep        int           `yaml:"keep" default:"0" doc:"how many old files to keep; 0 keeps all"`
+	Chain       bool          `yaml:"chain" doc:"chain the lines by hashes, so that changes to the file can be shown"`
 }
 
 // fileTerms: a record holds every change, however late.
@@ -40,6 +41,7 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	wrong.when(s.Keep > 0 && !r.on(), "keep", "is about rotated files; expected max_size or rotate_every too")
 	wrong.when(s.Path == "-" && r.max > 0, "max_size", "standard output cannot be rotated")
 	wrong.when(s.Path == "-" && r.every > 0, "rotate_every", "standard output cannot be rotated")
+	wrong.when(s.Path == "-" && s.Chain, "chain", "standard output cannot be read back; expected the path of a file")
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
@@ -48,6 +50,9 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	}
 	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write,
 		rename: renameNew}
+	if s.Chain {
+		return Opened{Sink: &chainedFile{file: f}}, nil
+	}
 	return Opened{Sink: f}, nil
 }
 

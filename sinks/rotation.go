@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -90,10 +90,19 @@ func nameless(err error) error {
 
 // deleteOldest deletes old files of path, but for the newest keep.
 func deleteOldest(path string, keep int) error {
+	old, err := oldFiles(path)
+	for _, name := range old[:max(0, len(old)-keep)] {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
+}
+
+// oldFiles returns the names that setAside gave to path in the past, oldest first. A directory that is missing has none.
+func oldFiles(path string) ([]string, error) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
 	stem, ext := splitName(filepath.Base(path))
 	type aside struct {
@@ -103,17 +112,15 @@ func deleteOldest(path string, keep int) error {
 	var all []aside
 	for _, e := range entries {
 		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
-			all = append(all, aside{e.Name(), at, n})
+			all = append(all, aside{filepath.Join(dir, e.Name()), at, n})
 		}
 	}
-	sort.Slice(all, func(i, k int) bool {
-		return cmp.Or(strings.Compare(all[i].at, all[k].at), cmp.Compare(all[i].n, all[k].n)) < 0
-	})
-	var failed error
-	for _, a := range all[:max(0, len(all)-keep)] {
-		failed = errors.Join(failed, os.Remove(filepath.Join(dir, a.name)))
+	slices.SortFunc(all, func(a, b aside) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	var names []string
+	for _, a := range all {
+		names = append(names, a.name)
 	}
-	return failed
+	return names, err
 }
 
 // rotatedName returns the time in a name that setAside gave, and its number in that second.

@@ -39,6 +39,7 @@ const (
 	DeliveryDeadLettered  = BridgePrefix + "delivery.deadlettered"
 	DeliveryDropped       = BridgePrefix + "delivery.dropped"
 	SettingsLoaded        = BridgePrefix + "settings.loaded"
+	ChainHead             = BridgePrefix + "chain.head"
 	maxString             = 16 << 10 // of a string in data
 	maxAttribute          = 1 << 10  // of a CloudEvents attribute
 	shortFreeze           = 10       // seconds; a Freeze of known length up to this is no reason to wake anybody
@@ -53,7 +54,7 @@ var Types = []string{
 	EventPrefix + string(imds.Started), EventPrefix + string(imds.Vanished),
 	EventPrefix + string(imds.Reminder), EventPrefix + string(imds.Approved),
 	BridgeStarted, BridgeStopping, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
-	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded,
+	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead,
 }
 
 // DataSchema is the URI of Schema, and the dataschema of every CloudEvent.

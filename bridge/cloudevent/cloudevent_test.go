@@ -272,6 +272,7 @@ func spoken(t *testing.T) map[string]event.Event {
 	}}})
 	bridge(DeliveryDropped, nil)
 	bridge(SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"})
+	bridge(ChainHead, map[string]any{"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)})
 	return all
 }
 
@@ -598,7 +599,7 @@ func TestSeverityIsThatOfTheFirstRule(t *testing.T) {
 	}
 	for _, typ := range []string{
 		BridgeStarted, BridgeStopping, BridgeTest, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
-		DeliveryDeadLettered, DeliveryDropped, SettingsLoaded,
+		DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead,
 	} {
 		want := "INFO 9"
 		if slices.Contains([]string{SinkBlocked, DeliveryDeadLettered, IMDSUnavailable}, typ) {

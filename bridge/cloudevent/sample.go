@@ -3,6 +3,7 @@ package cloudevent
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -241,4 +242,5 @@ var sampleTroubles = []struct {
 	{BridgeStopping, map[string]any{"pending": 3}},
 	{SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
 	{BridgeHeartbeat, nil},
+	{ChainHead, map[string]any{"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)}},
 }

@@ -21,4 +21,5 @@ var TypeDocs = map[string]string{
 	DeliveryDeadLettered:                 "deliveries became dead letters",
 	DeliveryDropped:                      "somebody dropped a delivery",
 	SettingsLoaded:                       "new settings are in force",
+	ChainHead:                            "the hash of the last line of a file with chain: true, once a day and at a stop",
 }

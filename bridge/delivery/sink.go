@@ -95,6 +95,12 @@ type Renderer interface {
 	Render(d Delivery) (string, error)
 }
 
+// A Chained is a Sink that keeps a log in which each entry has the hash of the one before. Head returns the hash of the
+// last entry of this run, "" if there is none. It does no I/O, and may be called at any time.
+type Chained interface {
+	Head() string
+}
+
 // A Connecter is a Sink that can connect to its destination and sign in without sending anything. The answer is a line
 // for people. The errors are those of Deliver.
 type Connecter interface {

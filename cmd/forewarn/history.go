@@ -27,18 +27,38 @@ import (
 func (p *program) historyCommand() *cobra.Command {
 	var period bridge.Period
 	var since, file string
+	var verify bool
 	c := &cobra.Command{
-		Use: "history", Short: "Show what happened to each event, and who was notified when",
+		Use: "history [--verify FILE...]", Short: "Show what happened to each event, and who was notified when",
 		Long: `Shows the Azure events of the last 90 days: each change, when it was seen, when it was delivered to
 each sink, and what the destination answered.
 
 It reads the outbox, through the running forewarn or, if none runs, from its file. With --file it
-reads an audit file written by a file sink, which has the changes but not the deliveries.`,
+reads an audit file written by a file sink, which has the changes but not the deliveries.
+
+With --verify it checks the files of a file sink with chain: true, the oldest first: that no line
+was changed, left out, added or moved. It names the first line that does not belong (exit code 1).
+See "forewarn help sinks file" for what this proves and what it does not.`,
 		Example: `  forewarn history --since 7d
   forewarn history --event 602d9444 -o json
-  forewarn history --file /var/log/forewarn/audit.jsonl -o csv`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+  forewarn history --file /var/log/forewarn/audit.jsonl -o csv
+  forewarn history --verify /var/log/forewarn/audit*.jsonl`,
+		Args: func(c *cobra.Command, files []string) error {
+			switch {
+			case !verify:
+				return cobra.NoArgs(c, files)
+			case len(files) == 0:
+				return errors.New("--verify: expected the files to check, the oldest first")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, files []string) error {
+			if verify && (period != (bridge.Period{}) || since != "" || file != "") {
+				return exit(exitUsage, errors.New("--verify checks whole files; expected no --event, --vm, --since or --file"))
+			}
+			if verify {
+				return p.verifyFiles(files)
+			}
 			var err error
 			if period.Since, err = parseSince(since, time.Now()); err != nil {
 				return exit(exitUsage, err)
@@ -92,6 +112,7 @@ reads an audit file written by a file sink, which has the changes but not the de
 	f.StringVar(&since, "since", "",
 		"only events that changed since: a duration such as 7d, or a time such as 2026-11-21T04:00:00Z or 2026-11-21")
 	f.StringVar(&file, "file", "", "read this audit file instead of the outbox; - for standard input")
+	f.BoolVar(&verify, "verify", false, "check that the files hold one intact chain, the oldest first")
 	return c
 }
 

@@ -1,0 +1,80 @@
+package bridge
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"forewarn/bridge/cloudevent"
+)
+
+// A log is an ear with a chain.
+type log struct {
+	*ear
+	mu   sync.Mutex
+	head string
+}
+
+func (l *log) Head() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.head
+}
+
+func (l *log) grows(head string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.head = head
+}
+
+// The head of a chained log goes to the other routes that get all about the bridge: once the log has grown, then at
+// most once a day, and at a stop; never if it is the same.
+func TestHeadsOfChainedLogsAreReported(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = time.Minute // days pass
+		audit, watch, deaf := &log{ear: &ear{}}, &ear{}, &ear{}
+		all := func(t *Terms) { t.Bridge = LevelAll }
+		route := audit.all("audit").with(all)
+		route.Sink = audit
+		b := s.start(route, watch.all("watch").with(all), deaf.all("deaf"))
+		heads := func(e *ear) (said []string) {
+			for _, h := range e.accepted() {
+				if h.Event.Type() == cloudevent.ChainHead {
+					data := cloudevent.Fields(h.Event)["data"].(map[string]any)
+					said = append(said, data["sink"].(string)+" "+data["head"].(string))
+				}
+			}
+			return said
+		}
+		want := func(what string, want ...string) {
+			t.Helper()
+			if got := heads(watch); !slices.Equal(got, want) {
+				t.Errorf("%s: heard the heads %q, want %q", what, got, want)
+			}
+		}
+		pause(5 * time.Second)
+		want("before the first line")
+		audit.grows("1")
+		pause(5 * time.Second)
+		want("after it", "audit 1")
+		audit.grows("2")
+		pause(24*time.Hour - 10*time.Second)
+		want("within a day", "audit 1")
+		pause(10 * time.Second)
+		want("after a day", "audit 1", "audit 2")
+		b.end()
+		want("at a stop without a new line", "audit 1", "audit 2")
+		b = s.start(route, watch.all("watch").with(all), deaf.all("deaf"))
+		pause(5 * time.Second)
+		want("after a start", "audit 1", "audit 2", "audit 2")
+		audit.grows("3")
+		b.end()
+		want("at a stop", "audit 1", "audit 2", "audit 2", "audit 3")
+		for name, other := range map[string]*ear{"the log itself": audit.ear, "a route that gets nothing about it": deaf} {
+			if got := heads(other); len(got) > 0 {
+				t.Errorf("%s heard %q", name, got)
+			}
+		}
+	})
+}
