@@ -131,8 +131,11 @@ func (s *schedule) take(l *lane, seq uint64) {
 	}
 }
 
-// leaveBatch takes the lane out of the item's batch.
+// leaveBatch takes the lane out of the batch of an item that it no longer holds, unless it holds another one of it.
 func (s *schedule) leaveBatch(i *Item, l *lane) {
+	if i.Batch == 0 || slices.ContainsFunc(l.items, func(other *Item) bool { return other.Batch == i.Batch }) {
+		return
+	}
 	rest := slices.DeleteFunc(s.parts[i.Batch], func(part *lane) bool { return part == l })
 	if len(rest) > 0 {
 		s.parts[i.Batch] = rest
@@ -227,7 +230,7 @@ func (s *schedule) first(now time.Time) *lane {
 		return nil
 	}
 	urgent, ready := s.hurry.top(), s.ready.top()
-	if urgent != nil && now.Before(s.override.Add(urgentEvery)) {
+	if now.Before(s.override.Add(urgentEvery)) {
 		urgent = nil
 	}
 	switch {

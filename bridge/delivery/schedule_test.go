@@ -631,6 +631,23 @@ func TestABatchWithProgressStaysAsItIs(t *testing.T) {
 	p.want(t, "the rest", p.try(), "FAR-scheduled")
 }
 
+// What is dropped of a batch with progress leaves the rest of it together, another change of the same event too.
+func TestABatchWithProgressLosesOnlyWhatIsDropped(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	var items []*Item
+	for n, event := range []string{"A", "A", "B"} {
+		item := *p.owe(event, []string{scheduled, updated, scheduled}[n], time.Hour)
+		item.Batch = 7
+		p.put(&item, p.now)
+		items = append(items, &item)
+	}
+	p.remove(items[0].Seq, p.now)
+	p.want(t, "the rest", p.try(), "A-updated", "B-scheduled")
+	if n := len(p.parts) + len(p.lanes); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+}
+
 // A probe is of what is urgent first, also while that may not go by itself.
 func TestAProbeIsOfTheUrgentFirst(t *testing.T) {
 	p := blockedPlan("A", "B", "C")
@@ -768,6 +785,7 @@ func TestWhatIsGoneCountsForADestinationThatIsDown(t *testing.T) {
 		p.want(t, "before it is to blame", p.fails(false, 0), i.ID)
 		p.remove(i.Seq, p.now)
 	}
+	p.random = func() float64 { return 1 }
 	p.owe("NEXT", scheduled, far)
 	p.want(t, "when eight events have failed", p.fails(false, 0))
 	p.later(time.Second)
@@ -776,4 +794,35 @@ func TestWhatIsGoneCountsForADestinationThatIsDown(t *testing.T) {
 	p.want(t, "after an acceptance", p.fails(false, 0), "LAST-scheduled")
 	p.owe("MORE", scheduled, far)
 	p.want(t, "and a failure", p.fails(false, 0), "MORE-scheduled")
+}
+
+// A destination that is down again, after an acceptance or a restart, is tried again after a second, as at first.
+func TestADestinationThatIsDownAgainIsTriedSoon(t *testing.T) {
+	for _, accepts := range []bool{true, false} {
+		p := newPlan(Terms{})
+		p.random = func() float64 { return 1 }
+		for n := range 30 {
+			p.owe(fmt.Sprint("EVENT-", n), scheduled, far)
+		}
+		wait := func() time.Duration {
+			for p.fails(false, 0) != nil {
+			}
+			_, wake := p.next()
+			return wake.Sub(p.now)
+		}
+		for _, want := range []time.Duration{1, 2, 4} {
+			if got := wait(); got != want*time.Second {
+				t.Errorf("it is tried again in %v, want %v", got, want*time.Second)
+			}
+			p.later(want * time.Second)
+		}
+		if accepts {
+			p.try()
+		} else {
+			p.restart(p.now)
+		}
+		if got := wait(); got != time.Second {
+			t.Errorf("when it is down again (after an acceptance: %v) it is tried in %v, want a second", accepts, got)
+		}
+	}
 }
