@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -170,35 +171,9 @@ func TestRunbookHoldsTogether(t *testing.T) {
 // The DaemonSet has the network of the host and no other right: not root, no capabilities, nothing to write but its own
 // directories, no token. What it mounts is where its settings look.
 func TestDaemonSetHasLeastRights(t *testing.T) {
-	objects := map[string]any{}
-	for document := range strings.SplitSeq(example(t, "kubernetes/forewarn.yaml"), "\n---\n") {
-		var object map[string]any
-		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
-			t.Fatal(err)
-		}
-		objects[fmt.Sprint(object["kind"])] = object
-	}
-	if got, want := slices.Sorted(maps.Keys(objects)), []string{"ConfigMap", "DaemonSet", "Namespace",
-		"ServiceAccount"}; !slices.Equal(got, want) {
-		t.Fatalf("the manifest has %v, want %v", got, want)
-	}
-	at := func(object string, path ...any) any {
-		v := objects[object]
-		for _, p := range path {
-			switch in := v.(type) {
-			case map[string]any:
-				v = in[fmt.Sprint(p)]
-			case []any:
-				i, ok := p.(int)
-				if !ok || i >= len(in) {
-					return nil
-				}
-				v = in[i]
-			default:
-				return nil
-			}
-		}
-		return v
+	at, kinds := manifest(t, "kubernetes/forewarn.yaml")
+	if want := []string{"ConfigMap", "DaemonSet", "Namespace", "ServiceAccount"}; !slices.Equal(kinds, want) {
+		t.Fatalf("the manifest has %v, want %v", kinds, want)
 	}
 	pod := []any{"spec", "template", "spec"}
 	container := append(slices.Clone(pod), "containers", 0)
@@ -264,6 +239,80 @@ func TestDaemonSetHasLeastRights(t *testing.T) {
 		if !strings.Contains(file, want) {
 			t.Errorf("the Containerfile has no line %q", strings.TrimSpace(want))
 		}
+	}
+}
+
+// manifest reads the objects of a manifest, one of each kind.
+func manifest(t *testing.T, name string) (at func(object string, path ...any) any, kinds []string) {
+	t.Helper()
+	objects := map[string]any{}
+	for document := range strings.SplitSeq(example(t, name), "\n---\n") {
+		var object map[string]any
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		objects[fmt.Sprint(object["kind"])] = object
+	}
+	at = func(object string, path ...any) any {
+		v := objects[object]
+		for _, p := range path {
+			switch in := v.(type) {
+			case map[string]any:
+				v = in[fmt.Sprint(p)]
+			case []any:
+				i, ok := p.(int)
+				if !ok || i >= len(in) {
+					return nil
+				}
+				v = in[i]
+			default:
+				return nil
+			}
+		}
+		return v
+	}
+	return at, slices.Sorted(maps.Keys(objects))
+}
+
+// The relays have no right at all: not root, nothing to write but the directory of the control socket, no token, limits.
+// There are two, and what is probed is what their settings say.
+func TestRelayDeploymentHasLeastRights(t *testing.T) {
+	const file = "kubernetes/relay.yaml"
+	at, kinds := manifest(t, file)
+	if want := []string{"ConfigMap", "Deployment", "ServiceAccount"}; !slices.Equal(kinds, want) {
+		t.Fatalf("the manifest has %v, want %v", kinds, want)
+	}
+	for path, want := range map[string]string{
+		"replicas":                  "2",
+		"template.spec.hostNetwork": "null", "template.spec.hostPID": "null",
+		"template.spec.automountServiceAccountToken":                          "false",
+		"template.spec.securityContext.runAsNonRoot":                          "true",
+		"template.spec.securityContext.seccompProfile.type":                   `"RuntimeDefault"`,
+		"template.spec.containers.0.securityContext.readOnlyRootFilesystem":   "true",
+		"template.spec.containers.0.securityContext.allowPrivilegeEscalation": "false",
+		"template.spec.containers.0.securityContext.privileged":               "false",
+		"template.spec.containers.0.securityContext.capabilities":             `{"drop":["ALL"]}`,
+		"template.spec.containers.0.resources.limits.memory":                  `"512Mi"`,
+		"template.spec.containers.0.livenessProbe.httpGet":                    `{"path":"/healthz","port":9169}`,
+		"template.spec.containers.0.readinessProbe.httpGet":                   `{"path":"/readyz","port":9169}`,
+		"template.spec.volumes.0.configMap.name":                              `"forewarn-relay"`,
+		"template.spec.volumes.2.emptyDir.medium":                             `"Memory"`,
+	} {
+		keys := []any{"spec"}
+		for key := range strings.SplitSeq(path, ".") {
+			if n, err := strconv.Atoi(key); err == nil {
+				keys = append(keys, n)
+			} else {
+				keys = append(keys, key)
+			}
+		}
+		if got, err := json.Marshal(at("Deployment", keys...)); err != nil || string(got) != want {
+			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+	s := loads(t, file, fmt.Sprint(at("ConfigMap", "data", "relay.yaml")))
+	if s.Relay == nil || s.Metrics != "0.0.0.0:9169" || s.Control != "/run/forewarn/control.sock" {
+		t.Errorf("the settings are a relay's (%v), with metrics %s and control %s", s.Relay != nil, s.Metrics, s.Control)
 	}
 }
 

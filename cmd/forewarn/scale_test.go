@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"forewarn/bridge"
@@ -40,7 +39,7 @@ type fleetSize struct {
 // With FOREWARN_SCALE=full the fleet is one of 1,000 VMs. It takes about 15 minutes on two cores.
 func sizeOfFleet() fleetSize {
 	if os.Getenv("FOREWARN_SCALE") == "full" {
-		return fleetSize{sets: 20, bridges: 1000, events: 2000, wave: 5 * time.Minute, down: time.Minute, interval: 2 * time.Second}
+		return fleetSize{sets: 20, bridges: 1000, events: 2000, wave: 12 * time.Minute, down: time.Minute, interval: 4 * time.Second}
 	}
 	return fleetSize{sets: 3, bridges: 12, events: 36, wave: 12 * time.Second, down: 5 * time.Second, interval: time.Second}
 }
@@ -95,6 +94,9 @@ func TestAFleetHearsEveryChange(t *testing.T) {
 	f.after(size.wave*5/10, func() { post.stop(); time.Sleep(size.down); post.listen(t) })
 	f.after(size.wave*8/10, func() {
 		_, err := c.conn.Request("$JS.API.STREAM.LEADER.STEPDOWN.FOREWARN", nil, patience)
+		if err != nil {
+			t.Error(err)
+		}
 		t.Logf("%v: the stream's leader moves, %v", since(began), err)
 	})
 	changes := f.play()
@@ -197,11 +199,12 @@ func distinct(ids []string) []string {
 	return slices.Compact(slices.Sorted(slices.Values(ids)))
 }
 
-// A cluster is three NATS servers with JetStream on this machine.
+// A cluster is three NATS servers with JetStream on this machine, each a process.
 type cluster struct {
 	*testing.T
-	servers []*server.Server
-	options []*server.Options
+	servers []*exec.Cmd
+	clients []int // ports
+	monitor []int
 	conn    *nats.Conn
 	dir     string
 	started []*relayProcess
@@ -209,25 +212,17 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{T: t, dir: t.TempDir(), servers: make([]*server.Server, 3)}
-	var routes []*url.URL
-	var ports []int
-	for range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-		l.Close()
-		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
+	c := &cluster{T: t, dir: t.TempDir(), servers: make([]*exec.Cmd, 3)}
+	ports := freePorts(t, 9)
+	c.clients, c.monitor = ports[:3], ports[3:6]
+	var routes []string
+	for _, port := range ports[6:] {
+		routes = append(routes, fmt.Sprintf("%q", fmt.Sprintf("nats://127.0.0.1:%d", port)))
 	}
-	for i := range 3 {
-		c.options = append(c.options, &server.Options{
-			ServerName: fmt.Sprint("nats-", i+1), Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true,
-			StoreDir: filepath.Join(c.dir, fmt.Sprint("nats-", i+1)), Routes: routes,
-			Cluster: server.ClusterOpts{Name: "fleet", Host: "127.0.0.1", Port: ports[i]},
-		})
+	for i := range c.servers {
+		write(t, c.config(i), fmt.Sprintf("server_name: nats-%d\nlisten: \"127.0.0.1:%d\"\nhttp: \"127.0.0.1:%d\"\n"+
+			"jetstream { store_dir: %q }\ncluster { name: fleet, listen: \"127.0.0.1:%d\", routes: [%s] }\n", i+1, c.clients[i],
+			c.monitor[i], filepath.Join(c.dir, fmt.Sprint("nats-", i+1)), ports[6+i], strings.Join(routes, ", ")))
 		c.start(i)
 	}
 	t.Cleanup(func() {
@@ -235,43 +230,73 @@ func newCluster(t *testing.T) *cluster {
 			c.stop(i)
 		}
 	})
-	var err error
-	if c.conn, err = nats.Connect(c.urls(), nats.MaxReconnects(-1)); err != nil {
-		t.Fatal(err)
+	deadline := time.Now().Add(patience)
+	for c.conn == nil {
+		conn, err := nats.Connect(c.urls(), nats.MaxReconnects(-1))
+		if err != nil && time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		if err != nil {
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		c.conn = conn
 	}
 	t.Cleanup(c.conn.Close)
 	return c
 }
 
+// freePorts are ports that nobody listened on just now.
+func freePorts(t *testing.T, n int) (ports []int) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports
+}
+
+func (c *cluster) config(i int) string { return filepath.Join(c.dir, fmt.Sprintf("nats-%d.conf", i+1)) }
+
 func (c *cluster) start(i int) {
-	s, err := server.NewServer(c.options[i].Clone())
-	if err != nil {
-		c.Fatal(err)
+	s := exec.Command("nats-server", "-c", c.config(i)) // testscript.Main put it on the path
+	if err := s.Start(); err != nil {
+		c.Error(err)
+		return
 	}
-	s.Start()
-	if !s.ReadyForConnections(patience) {
-		c.Fatal("a NATS server takes no connections")
-	}
-	c.options[i].Port = s.Addr().(*net.TCPAddr).Port // where it is after a restart, too
 	c.servers[i] = s
 }
 
+// stop kills a server.
 func (c *cluster) stop(i int) {
-	c.servers[i].Shutdown()
-	c.servers[i].WaitForShutdown()
+	_ = c.servers[i].Process.Kill()
+	_ = c.servers[i].Wait()
 }
 
 func (c *cluster) urls() string {
 	var all []string
-	for _, o := range c.options {
-		all = append(all, fmt.Sprintf("nats://127.0.0.1:%d", o.Port))
+	for _, port := range c.clients {
+		all = append(all, fmt.Sprintf("nats://127.0.0.1:%d", port))
 	}
 	return strings.Join(all, ", ")
 }
 
+// connections are those of clients to all servers.
 func (c *cluster) connections() (n int) {
-	for _, s := range c.servers {
-		n += s.NumClients()
+	for _, port := range c.monitor {
+		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/varz", port))
+		if err != nil {
+			c.Error(err)
+			continue
+		}
+		var varz struct{ Connections int }
+		_ = json.NewDecoder(resp.Body).Decode(&varz)
+		resp.Body.Close()
+		n += varz.Connections
 	}
 	return n
 }

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "16"); err != nil {
 		panic(err)
 	}
-	testscript.Main(m, map[string]func(){"forewarn": command, "ctrl-c": ctrlC})
+	testscript.Main(m, map[string]func(){"forewarn": command, "ctrl-c": ctrlC, "nats-server": natsServer})
 }
 
 // machineVariables are what the environment may say about the machine that the tests run on. The program hears of them
