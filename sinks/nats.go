@@ -23,6 +23,7 @@ type natsSettings struct {
 	Subject      string         `yaml:"subject" doc:"subject of a message; ends in the id (default: see help sinks nats)"`
 	SubjectFile  string         `yaml:"subject_file"`
 	Once         *bool          `yaml:"once" default:"true" doc:"refuse copies, however old the first is"`
+	Copies       bool           `yaml:"copies" doc:"keep what every VM says, instead of one copy of each change"`
 	Core         bool           `yaml:"core" doc:"plain NATS without JetStream: who isn't connected gets nothing"`
 	Domain       string         `yaml:"domain" doc:"JetStream domain (default: the account's)"`
 	Mode         string         `yaml:"mode" default:"binary" doc:"form of the CloudEvent: binary or structured"`
@@ -38,6 +39,7 @@ type natsSink struct {
 	servers    *NATS
 	subjects   natsSubjects
 	once       bool
+	copies     bool
 	core       bool
 	structured bool
 	provision  *natsProvision
@@ -50,13 +52,17 @@ type natsSink struct {
 
 func openNATS(s natsSettings, h Host) (Opened, error) {
 	n := &natsSink{
-		once: !s.Core && (s.Once == nil || *s.Once), core: s.Core, structured: s.Mode == "structured",
-		domain: s.Domain, log: h.Log,
+		once: !s.Core && !s.Copies && (s.Once == nil || *s.Once), copies: s.Copies, core: s.Core,
+		structured: s.Mode == "structured",
+		domain:     s.Domain, log: h.Log,
 	}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "binary", "structured"), "mode", "%q is unknown; expected binary or structured", s.Mode)
 	wrong.when(s.Core && s.Once != nil && *s.Once, "once",
 		"is what a stream does, and core sends to none; expected one or the other")
+	wrong.when(s.Copies && s.Once != nil && *s.Once, "copies",
+		"keeps copies, and once refuses them; expected one or the other")
+	wrong.when(s.Copies && s.Core, "copies", "is about a stream, and core sends to none; expected one or the other")
 	wrong.when(s.Core && s.Provision != nil, "provision",
 		"is about a stream, and core sends to none; expected one or the other")
 	wrong.when(s.Core && s.Domain != "", "domain",
@@ -198,6 +204,14 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	return s, nil
 }
 
+// messageID returns the id by which the stream knows a message again: that of the CloudEvent, for all VMs or for each.
+func (n *natsSink) messageID(ce event.Event) string {
+	if observer, ok := ce.Extensions()["observer"].(string); ok && n.copies {
+		return ce.ID() + "." + observer
+	}
+	return ce.ID()
+}
+
 // message returns the message for a CloudEvent.
 func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
 	subject, err := n.subjects.of(ce)
@@ -206,7 +220,7 @@ func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
 	}
 	msg := &nats.Msg{Subject: subject, Header: make(nats.Header)}
 	if !n.core {
-		msg.Header.Set(jetstream.MsgIDHeader, encodeAttribute(ce.ID()))
+		msg.Header.Set(jetstream.MsgIDHeader, encodeAttribute(n.messageID(ce)))
 	}
 	if n.once {
 		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")

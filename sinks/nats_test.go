@@ -483,6 +483,31 @@ func TestNATSCopyInTheWindowIsAccepted(t *testing.T) {
 	}
 }
 
+// With copies the stream keeps what every VM says, each once; who reads it tells copies by the CloudEvent's id.
+func TestNATSKeepsEveryVMsCopy(t *testing.T) {
+	t.Parallel()
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	stream := natsStream(t, js, nil)
+	reboot := natsEvent(natsFirst, "Reboot", "web_0")
+	for _, vm := range []string{"web_0", "web_1", "web_0"} { // the last is repeated after a crash
+		s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\ncopies: true", testHost(t))
+		ce := natsObserved(t, reboot, imds.Scheduled, imds.Observer{SubscriptionID: "5D9B", ScaleSet: "web", Name: vm}, 0)
+		if _, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: ce, Attempt: 1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{natsFirst + "-scheduled", natsFirst + "-scheduled"}
+	if got := natsIDs(t, stream); !slices.Equal(got, want) {
+		t.Errorf("the stream holds %q, want %q", got, want)
+	}
+	for _, wrong := range []string{"copies: true\nonce: true", "copies: true\ncore: true"} {
+		if _, err := open("nats", "url: nats://127.0.0.1\n"+wrong, testHost(t)); err == nil {
+			t.Errorf("%q is taken", wrong)
+		}
+	}
+}
+
 // A subject that holds another message is no copy: the CloudEvent is rejected, and that says so.
 func TestNATSAnotherMessageOfTheSubjectRejects(t *testing.T) {
 	srv := natsServe(t, nil)
