@@ -94,7 +94,6 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 		if (w.stopping || leaving) && len(w.underWay) == 0 {
 			return
 		}
-		timer.Stop()
 		if !wake.IsZero() {
 			timer.Reset(time.Until(w.secrets.wake(wake, now)))
 		}
