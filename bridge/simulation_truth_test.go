@@ -302,14 +302,19 @@ func (t *truth) answer(a *answer) {
 			continue
 		}
 		var after []belief
+		news := false
 		for _, b := range beliefs {
 			next, changed := t.next(b, now, a)
 			after = append(after, next)
 			if changed && unsure {
 				after = append(after, b)
 			}
+			news = news || changed || b.late
 		}
-		t.beliefs[id] = distinct(after)
+		if news { // to compare them takes most of the time where there are thousands of events
+			after = distinct(after)
+		}
+		t.beliefs[id] = after
 	}
 }
 
