@@ -285,7 +285,6 @@ func (w *Worker) accepted(r result, now time.Time) {
 // only one of them may be the cause, unless it made progress.
 func (w *Worker) rejected(r result, now time.Time) {
 	report := Report{Now: now, Answer: r.answer, Error: r.err.Error(), Reason: ReasonRejected}
-	report.Answer.Progress = nil
 	if len(r.batch) > 1 && r.batch[0].Batch == 0 && r.answer.Progress == nil {
 		w.end(r.attempt, nil, now)
 		w.single = len(r.batch)
