@@ -65,7 +65,7 @@ func examine(w *world) []finding {
 		var best []finding
 		for i, b := range beliefs {
 			found := o.event(id, b)
-			if i == 0 || len(found) < len(best) {
+			if i == 0 || o.weight(found) < o.weight(best) {
 				best = found
 			}
 			if len(found) == 0 {
@@ -96,6 +96,17 @@ func examine(w *world) []finding {
 	o.excuse("nothing is lost", o.forgot[forgotDeadLetter])
 	o.excuse("the record is true", o.forgot[forgotHistory]*len(o.plan.routes))
 	return o.findings
+}
+
+// weight says how much speaks against a belief. What may be excused weighs little.
+func (o *oracle) weight(found []finding) (n int) {
+	for _, f := range found {
+		if f.promise != "nothing is lost" || o.forgot[forgotDeadLetter] == 0 {
+			n += 1000
+		}
+		n++
+	}
+	return n
 }
 
 // excuse takes back so many findings of a promise, at most.
