@@ -35,8 +35,9 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 
 // A bubbleServer is a NATS server with JetStream that may be off for a while.
 type bubbleServer struct {
-	t   *testing.T
-	dir string
+	t       *testing.T
+	dir     string
+	options func(*server.Options) // nil for none
 
 	mu     sync.Mutex
 	server *server.Server // nil while it is off
@@ -45,10 +46,16 @@ type bubbleServer struct {
 // startServer starts a server in a bubble, and makes the stream and what a relay keeps beside it.
 func startServer(t *testing.T) *bubbleServer {
 	t.Helper()
-	s := &bubbleServer{t: t, dir: t.TempDir()}
+	return startServerWith(t, nil)
+}
+
+// startServerWith starts a server with options of its own, for clients with others.
+func startServerWith(t *testing.T, options func(*server.Options), client ...nats.Option) *bubbleServer {
+	t.Helper()
+	s := &bubbleServer{t: t, dir: t.TempDir(), options: options}
 	s.on()
 	t.Cleanup(s.off)
-	conn := s.connect(&cable{server: s})
+	conn := s.connect(&cable{server: s, options: func() []nats.Option { return client }})
 	defer conn.Close()
 	plan, err := relay.NewPlan(t.Context(), conn, "", "FOREWARN", relay.Retention{})
 	if err == nil {
@@ -61,9 +68,13 @@ func startServer(t *testing.T) *bubbleServer {
 }
 
 func (s *bubbleServer) on() {
-	started, err := server.NewServer(&server.Options{
+	o := &server.Options{
 		ServerName: "nats-1", DontListen: true, NoSigs: true, NoLog: true, JetStream: true, StoreDir: s.dir,
-	})
+	}
+	if s.options != nil {
+		s.options(o)
+	}
+	started, err := server.NewServer(o)
 	if err != nil {
 		s.t.Error(err)
 		return
@@ -102,6 +113,7 @@ func (s *bubbleServer) connect(c *cable) *nats.Conn {
 type cable struct {
 	server  *bubbleServer
 	latency time.Duration
+	options func() []nats.Option // those of a new connection; nil for none
 
 	mu    sync.Mutex
 	fault string // "", hangs: nothing gets through; deaf: nothing comes back
@@ -109,8 +121,14 @@ type cable struct {
 }
 
 func (c *cable) dial(context.Context) (*nats.Conn, error) {
-	return nats.Connect("", nats.InProcessServer(c), nats.MaxReconnects(-1), nats.ReconnectWait(200*time.Millisecond),
-		nats.ReconnectBufSize(-1), nats.Timeout(2*time.Second), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
+	options := []nats.Option{
+		nats.InProcessServer(c), nats.MaxReconnects(-1), nats.ReconnectWait(200 * time.Millisecond), nats.ReconnectBufSize(-1),
+		nats.Timeout(2 * time.Second), nats.PingInterval(5 * time.Second), nats.MaxPingsOutstanding(2),
+	}
+	if c.options != nil {
+		options = append(options, c.options()...)
+	}
+	return nats.Connect("", options...)
 }
 
 // InProcessConn is nats.go's way to a server.

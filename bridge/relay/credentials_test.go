@@ -1,0 +1,143 @@
+package relay_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// An issuer signs credentials, as the owner of an account does.
+type issuer struct {
+	t        *testing.T
+	operator jwt.OperatorClaims
+	accounts map[string]string // signed, by id
+	system   string            // the id of the servers' own
+	account  nkeys.KeyPair
+}
+
+func newIssuer(t *testing.T) *issuer {
+	t.Helper()
+	keys := func(made nkeys.KeyPair, err error) (nkeys.KeyPair, string) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, err := made.PublicKey()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made, id
+	}
+	operator, operatorID := keys(nkeys.CreateOperator())
+	i := &issuer{t: t, operator: *jwt.NewOperatorClaims(operatorID), accounts: map[string]string{}}
+	made := func(change func(*jwt.AccountClaims)) (nkeys.KeyPair, string) {
+		t.Helper()
+		account, id := keys(nkeys.CreateAccount())
+		a := jwt.NewAccountClaims(id)
+		change(a)
+		signed, err := a.Encode(operator)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i.accounts[id] = signed
+		return account, id
+	}
+	_, i.system = made(func(*jwt.AccountClaims) {})
+	i.account, _ = made(func(a *jwt.AccountClaims) {
+		a.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
+	})
+	if _, err := i.operator.Encode(operator); err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// trust makes a server take what the issuer signs.
+func (i *issuer) trust(o *server.Options) {
+	resolver := &server.MemAccResolver{}
+	for id, signed := range i.accounts {
+		if err := resolver.Store(id, signed); err != nil {
+			i.t.Fatal(err)
+		}
+	}
+	o.SystemAccount = i.system
+	o.TrustedOperators, o.AccountResolver = []*jwt.OperatorClaims{&i.operator}, resolver
+}
+
+// user makes credentials that expire at a time; zero for never.
+func (i *issuer) user(expires time.Time) nats.Option {
+	made, err := nkeys.CreateUser()
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	id, err := made.PublicKey()
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	claims := jwt.NewUserClaims(id)
+	if !expires.IsZero() {
+		claims.Expires = expires.Unix()
+	}
+	signed, err := claims.Encode(i.account)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	return nats.UserJWT(func() (string, error) { return signed, nil }, made.Sign)
+}
+
+// Credentials that expire under a running relay make it say so, and not be ready. New ones are taken up by themselves,
+// and what came meanwhile is told, once.
+func TestCredentialsThatExpireAreTakenUpAnew(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		i := newIssuer(t)
+		forever := i.user(time.Time{})
+		srv := startServerWith(t, i.trust, forever)
+		f := &fleet{T: t}
+		f.conn = srv.connect(&cable{server: srv, options: func() []nats.Option { return []nats.Option{forever} }})
+		defer f.conn.Close()
+		var err error
+		if f.js, err = jetstream.New(f.conn); err != nil {
+			t.Fatal(err)
+		}
+		credentials := i.user(time.Now().Add(10 * time.Minute))
+		sink := newRecorder()
+		wire := &cable{server: srv, options: func() []nats.Option { return []nats.Option{credentials} }}
+		r, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)},
+			Connect: func(ctx context.Context) (*nats.Conn, error) { return wire.dial(ctx) }})
+		defer stop()
+		pause(2 * time.Second)
+		a := eventNo(1)
+		first, second := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1")
+		f.publish(first)
+		pause(9 * time.Minute)
+		if s := r.Status(); !s.Ready {
+			t.Errorf("before the credentials expire: %q", s.Reasons)
+		}
+		pause(2 * time.Minute)
+		f.publish(second)
+		pause(5 * time.Minute)
+		s := r.Status()
+		if s.Ready || len(s.Reasons) == 0 || !strings.Contains(strings.ToLower(s.Reasons[0]), "auth") {
+			t.Errorf("with expired credentials it is ready: %v, reasons %q; want it to say that the servers refuse it", s.Ready,
+				s.Reasons)
+		}
+		wantIDs(t, "with expired credentials", sink.all(), first)
+		credentials = i.user(time.Now().Add(time.Hour))
+		pause(10 * time.Second)
+		wantIDs(t, "with new ones", sink.all(), first, second)
+		if s := r.Status(); !s.Ready {
+			t.Errorf("with new ones it is not ready: %q", s.Reasons)
+		}
+	})
+}
