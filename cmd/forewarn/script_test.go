@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -21,42 +19,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"forewarn/bridge/imdstest"
-	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/statustest"
 )
-
-func TestMain(m *testing.M) {
-	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") != "forewarn" { // which gets its environment from a test
-		for _, name := range machineVariables {
-			os.Unsetenv(name)
-			os.Unsetenv(strings.ToLower(name))
-		}
-	}
-	// They mostly wait for processes and sockets, so more of them run at a time than there are processors. -parallel
-	// beats it.
-	if err := flag.Set("test.parallel", "16"); err != nil {
-		panic(err)
-	}
-	testscript.Main(m, map[string]func(){"forewarn": command, "ctrl-c": ctrlC, "nats-server": natsServer})
-}
-
-// machineVariables are what the environment may say about the machine that the tests run on. The program hears of them
-// only what a test sets.
-var machineVariables = []string{
-	"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUNTIME_DIRECTORY", "XDG_STATE_HOME", "SCHEDULEDEVENTSIP",
-	"SUDO_USER",
-	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NO_COLOR",
-}
-
-// command is the program as the tests run it: its default places are below $HOME, because the machine may have a
-// forewarn of its own.
-func command() {
-	w := process()
-	home := os.Getenv("HOME")
-	w.defaults = settings.Defaults{Settings: filepath.Join(home, "etc", "forewarn.yaml"),
-		State: filepath.Join(home, "var")}
-	os.Exit(run(context.Background(), w))
-}
 
 // The stories in testdata/script run the real command against an emulated Azure and a real webhook receiver. Beside
 // testscript's own verbs they have these; an event is called by a label.

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"forewarn/cmd/forewarn/internal/settings"
+)
+
+func TestMain(m *testing.M) {
+	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") != "forewarn" { // which gets its environment from a test
+		for _, name := range machineVariables {
+			os.Unsetenv(name)
+			os.Unsetenv(strings.ToLower(name))
+		}
+	}
+	// They mostly wait for processes and sockets, so more of them run at a time than there are processors. -parallel
+	// beats it. Under wine a process takes a second to start.
+	parallel := "16"
+	if runtime.GOOS == "windows" {
+		parallel = "4"
+	}
+	if err := flag.Set("test.parallel", parallel); err != nil {
+		panic(err)
+	}
+	testscript.Main(m, map[string]func(){
+		"forewarn": command, "ctrl-c": ctrlC, "append": appendLine, "nats-server": natsServer,
+	})
+}
+
+// appendLine appends its standard input to the file that it is given, as a line.
+func appendLine() {
+	text, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		panic(err)
+	}
+	f, err := os.OpenFile(os.Args[1], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	if _, err := f.Write(append(text, '\n')); err != nil {
+		panic(err)
+	}
+	if err := f.Close(); err != nil {
+		panic(err)
+	}
+}
+
+// machineVariables are what the environment may say about the machine that the tests run on. The program hears of them
+// only what a test sets.
+var machineVariables = []string{
+	"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUNTIME_DIRECTORY", "XDG_STATE_HOME", "SCHEDULEDEVENTSIP",
+	"SUDO_USER",
+	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "NO_COLOR",
+}
+
+// command is the program as the tests run it: its default places are below $HOME, because the machine may have a
+// forewarn of its own.
+func command() {
+	w := process()
+	home := os.Getenv("HOME")
+	w.defaults = settings.Defaults{Settings: filepath.Join(home, "etc", "forewarn.yaml"),
+		State: filepath.Join(home, "var")}
+	os.Exit(run(context.Background(), w))
+}
