@@ -260,6 +260,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	b.reportDead(time.Now(), 0)
 	b.reportHeads(time.Now(), 0)
 	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
+	b.sendLastHeartbeats(time.Now())
 	cutter := time.AfterFunc(stopTimeout, b.running.cut)
 	defer cutter.Stop()
 	b.mu.Lock()

@@ -44,7 +44,7 @@ var (
 // A Level selects the CloudEvents about the bridge that a route gets.
 type Level string
 
-// The levels. Trouble means that a destination or the endpoint can't be reached, or can again, or that a delivery
+// The levels. Trouble means that a destination, the endpoint or a VM can't be reached, or can again, or that a delivery
 // became a dead letter.
 const (
 	LevelNone    Level = "none"
@@ -56,7 +56,7 @@ const (
 func (l Level) Hears(typ string) bool {
 	switch typ {
 	case cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered,
-		cloudevent.DeliveryDeadLettered:
+		cloudevent.DeliveryDeadLettered, cloudevent.ObserverSilent, cloudevent.ObserverBack:
 		return l != LevelNone && l != ""
 	}
 	return l == LevelAll

@@ -14,35 +14,55 @@ import (
 func (b *Bridge) sendHeartbeats(now time.Time) {
 	b.mu.Lock()
 	well := len(b.imds.reasons()) == 0 && now.Sub(b.imds.lastAnswer) < awayAbove
-	var due []string
+	var due []Route
 	for _, r := range b.routes {
 		if every := r.Terms.Heartbeat; every > 0 && well && now.Sub(b.lastHeartbeat[r.Name]) >= every {
-			due = append(due, r.Name)
+			due = append(due, r)
 		}
 	}
 	b.mu.Unlock()
 	if len(due) == 0 || b.Outbox.Durable() != nil {
 		return
 	}
-	var c commit
-	for i, name := range due { // one CloudEvent per route, so that each is removed as soon as it is delivered
-		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{"version": b.Version}, b.self(),
-			now.Add(time.Duration(i)))
+	b.commit(b.heartbeats(due, now, false), now)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range due {
+		b.lastHeartbeat[r.Name] = now
+	}
+}
+
+// sendLastHeartbeats tells each route that gets heartbeats that no more will come, so that a relay knows the stop for
+// one that somebody wanted.
+func (b *Bridge) sendLastHeartbeats(now time.Time) {
+	b.mu.Lock()
+	due := slices.DeleteFunc(slices.Clone(b.routes), func(r Route) bool { return b.lastHeartbeat[r.Name].IsZero() })
+	b.mu.Unlock()
+	if len(due) > 0 {
+		_ = b.commit(b.heartbeats(due, now, true), now)() // the outbox logs its errors
+	}
+}
+
+// heartbeats returns the commit of a heartbeat for each of the routes. It takes back those that are still pending.
+func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit) {
+	to := map[string]bool{}
+	for i, r := range routes { // one CloudEvent per route, so that each is removed as soon as it is delivered
+		to[r.Name] = true
+		data := map[string]any{"version": b.Version, "every": r.Terms.Heartbeat.Seconds()}
+		if last {
+			data["stopping"] = true
+		}
+		ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, data, b.self(), now.Add(time.Duration(i)))
 		if err != nil {
 			b.Log.Error("cannot create a heartbeat", "err", err)
-			return
+			continue
 		}
-		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []outbox.Recipient{{Route: name}}})
+		c.add(ce, outbox.Addition{Message: delivery.Message{Transient: true}, To: []outbox.Recipient{{Route: r.Name}}})
 	}
 	for _, d := range b.Outbox.Pending("") {
-		if d.Transient && slices.Contains(due, d.Route) {
+		if d.Transient && to[d.Route] {
 			c.Remove = append(c.Remove, outbox.Ref{Route: d.Route, Seq: d.Seq()})
 		}
 	}
-	b.commit(c, now)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, name := range due {
-		b.lastHeartbeat[name] = now
-	}
+	return c
 }

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -465,6 +466,14 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 			t.Errorf("heard %v, want them again", got)
 		}
 		b.end()
+		var last struct {
+			Every    float64
+			Stopping bool
+		}
+		if err := json.Unmarshal(watch.heard[len(watch.heard)-1].Event.Data(), &last); err != nil ||
+			last.Every != 300 || !last.Stopping {
+			t.Errorf("the last one says %+v (%v), want that heartbeats come every 300 s, and no more of them", last, err)
+		}
 		recorded := func(r outbox.Record) error {
 			if len(r.Deliveries) > 0 && r.Deliveries[0].State != outbox.StatePending {
 				return fmt.Errorf("it keeps %s", r.Body)

@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 )
 
@@ -107,6 +109,10 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 			answer.Status, err = s.pass(ctx, msg)
 			return err
 		}
+		if batch[0].Event.Type() == cloudevent.BridgeHeartbeat {
+			answer.Status, err = n.beat(ctx, s, msg)
+			return err
+		}
 		if err := n.provide(ctx, s); err != nil {
 			return err
 		}
@@ -114,6 +120,28 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 		return err
 	})
 	return answer, err
+}
+
+// beat publishes a heartbeat. That nobody keeps it, or that it is not allowed, says nothing about what events need, so
+// it blocks nothing: the log says it, once for each connection.
+func (n *natsSink) beat(ctx context.Context, s *natsSession, msg *nats.Msg) (string, error) {
+	ack, err := s.js.PublishMsg(ctx, msg)
+	why := ""
+	switch {
+	case err == nil:
+		return s.access.veil.line("stored in stream "+ack.Stream, false, 100), nil
+	case errors.Is(err, jetstream.ErrNoStreamResponse):
+		why = "no stream takes it; forewarn relay --provision creates one"
+	case errors.Is(context.Cause(ctx), nats.ErrPermissionViolation):
+		why = "this user may not publish there"
+	default:
+		return "", err
+	}
+	if link := s.newest(); s.unheard != link {
+		s.unheard = link
+		n.log.Warn("heartbeats are not heard", "subject", msg.Subject, "err", why)
+	}
+	return "not stored: " + why, nil
 }
 
 // Render returns the message that Deliver would publish.
@@ -222,7 +250,7 @@ func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
 	if !n.core {
 		msg.Header.Set(jetstream.MsgIDHeader, encodeAttribute(n.messageID(ce)))
 	}
-	if n.once {
+	if n.once && ce.Type() != cloudevent.BridgeHeartbeat {
 		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, "0")
 	}
 	if n.structured {

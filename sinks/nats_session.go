@@ -46,6 +46,7 @@ type natsSession struct {
 	stop   context.CancelFunc // ends dialing
 	closed chan struct{}      // closed when nats.go has given up and makes no more calls
 
+	unheard  *natsConn // the connection over which nobody keeps heartbeats, which is logged
 	provided *natsConn // the connection over which the stream was provided; the next server may have lost it
 
 	mu     sync.Mutex

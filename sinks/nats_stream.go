@@ -60,6 +60,9 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 		return nil, err
 	}
 	for _, ce := range all {
+		if ce.Type() == cloudevent.BridgeHeartbeat {
+			continue // another stream takes it
+		}
 		subject, err := s.of(ce)
 		if err != nil {
 			wrong.add(&KeyError{"subject", err})

@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -21,6 +22,9 @@ const (
 		"{{.change}}.{{.id}}"
 	natsBridgeSubject = "forewarn.bridge.{{.subscription}}.{{.resourcegroup}}.{{.set}}.{{.change}}.{{.id}}"
 )
+
+// natsHeartbeats begins the subjects of heartbeats. Of a VM, only the last one counts.
+const natsHeartbeats = "forewarn.heartbeat."
 
 const (
 	maxToken   = 90   // of a subject; no name that Azure permits is longer
@@ -109,8 +113,24 @@ func (s natsSubjects) try(once bool) error {
 	return nil
 }
 
+// heartbeat is the subject of all heartbeats of a VM: by its subscription, group, set, and name. A VM in no set is its
+// own. It is the same whatever the settings say, because a stream of its own takes them.
+func (s natsSubjects) heartbeat(ce event.Event) string {
+	data, _ := cloudevent.Fields(ce)["data"].(map[string]any)
+	observer, _ := data["observer"].(map[string]any)
+	of := func(name string) string { text, _ := observer[name].(string); return strings.ToLower(text) }
+	subject := natsHeartbeats
+	for _, part := range []string{of("subscriptionId"), of("resourceGroup"), cmp.Or(of("scaleSet"), of("name"))} {
+		subject += natsToken(part) + "."
+	}
+	return subject + natsToken(of("name"))
+}
+
 // of returns the subject of a CloudEvent.
 func (s natsSubjects) of(ce event.Event) (string, error) {
+	if ce.Type() == cloudevent.BridgeHeartbeat {
+		return s.heartbeat(ce), nil
+	}
 	raw, err := s.execute(ce)
 	if err != nil {
 		return "", err

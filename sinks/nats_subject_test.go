@@ -137,7 +137,14 @@ func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(natsDefaultSubjects, func(pattern string) bool { return takes(pattern, subject) }) {
+		taken := slices.ContainsFunc(natsDefaultSubjects, func(pattern string) bool { return takes(pattern, subject) })
+		if ce.Type() == cloudevent.BridgeHeartbeat {
+			if taken {
+				t.Errorf("a stream made by default takes %s, so heartbeats would fill it", subject)
+			}
+			continue
+		}
+		if !taken {
 			t.Errorf("no stream made by default takes %s", subject)
 		}
 	}

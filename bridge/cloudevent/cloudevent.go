@@ -25,8 +25,9 @@ import (
 
 // The types of CloudEvents. The part after the prefix is the kind of the change, or what happened to the bridge.
 const (
-	EventPrefix  = "dev.forewarn.scheduledevent."
-	BridgePrefix = "dev.forewarn.bridge."
+	prefix       = "dev.forewarn."
+	EventPrefix  = prefix + "scheduledevent."
+	BridgePrefix = prefix + "bridge."
 
 	BridgeStarted         = BridgePrefix + "started"
 	BridgeStopping        = BridgePrefix + "stopping"
@@ -40,6 +41,8 @@ const (
 	DeliveryDropped       = BridgePrefix + "delivery.dropped"
 	SettingsLoaded        = BridgePrefix + "settings.loaded"
 	ChainHead             = BridgePrefix + "chain.head"
+	ObserverSilent        = prefix + "observer.silent"
+	ObserverBack          = prefix + "observer.back"
 	maxString             = 16 << 10 // of a string in data
 	maxAttribute          = 1 << 10  // of a CloudEvents attribute
 	shortFreeze           = 10       // seconds; a Freeze of known length up to this is no reason to wake anybody
@@ -48,13 +51,13 @@ const (
 	unknownHostInSourceID = "unknown"
 )
 
-// Types lists the types of all CloudEvents that a bridge makes.
+// Types lists the types of all CloudEvents that a bridge or a relay makes.
 var Types = []string{
 	EventPrefix + string(imds.Scheduled), EventPrefix + string(imds.Updated),
 	EventPrefix + string(imds.Started), EventPrefix + string(imds.Vanished),
 	EventPrefix + string(imds.Reminder), EventPrefix + string(imds.Approved),
 	BridgeStarted, BridgeStopping, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
-	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead,
+	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead, ObserverSilent, ObserverBack,
 }
 
 // DataSchema is the URI of Schema, and the dataschema of every CloudEvent.
@@ -209,7 +212,7 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) (event.Event, error) {
 	ce := event.New(event.CloudEventsVersionV1)
 	at = at.UTC()
-	kind := strings.TrimPrefix(typ, BridgePrefix)
+	kind := Kind(typ)
 	who := o.VMID
 	if who == "" {
 		who = o.Name
@@ -227,6 +230,8 @@ func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) 
 	switch typ {
 	case SinkBlocked, DeliveryDeadLettered, IMDSUnavailable:
 		setSeverity(&ce, severityError)
+	case ObserverSilent:
+		setSeverity(&ce, severityWarn)
 	default:
 		setSeverity(&ce, severityInfo)
 	}
@@ -234,6 +239,16 @@ func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) 
 	maps.Copy(full, data)
 	setData(&ce, full)
 	return ce, ce.Validate()
+}
+
+// Kind returns the part of a CloudEvent's type that says what happened, such as started or sink.blocked.
+func Kind(typ string) string {
+	for _, p := range []string{EventPrefix, BridgePrefix, prefix} {
+		if kind, ours := strings.CutPrefix(typ, p); ours {
+			return kind
+		}
+	}
+	return typ
 }
 
 // IncarnationJSON encodes an incarnation as a number if it is one, as Azure does, else as a string; nil for none.
@@ -362,7 +377,7 @@ func Fields(ce event.Event) map[string]any {
 		}
 	}
 	f["severity"], f["duration"] = f["severitynumber"], f["azduration"]
-	f["change"] = strings.TrimPrefix(strings.TrimPrefix(ce.Type(), EventPrefix), BridgePrefix)
+	f["change"] = Kind(ce.Type())
 
 	var data map[string]any
 	if json.Unmarshal(ce.Data(), &data) != nil {

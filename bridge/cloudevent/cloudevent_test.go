@@ -250,7 +250,7 @@ func spoken(t *testing.T) map[string]event.Event {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all["bridge-"+strings.TrimPrefix(typ, BridgePrefix)] = ce
+		all["bridge-"+Kind(typ)] = ce
 	}
 	away := map[string]time.Time{"from": answer, "to": commitTime}
 	bridge(BridgeStarted, map[string]any{"version": "0.1.0", "settingsHash": "5f0b1c2d", "apiVersion": "2020-07-01", "bootTime": answer, "gap": away})
@@ -261,7 +261,7 @@ func spoken(t *testing.T) map[string]event.Event {
 		t.Fatal(err)
 	}
 	all["bridge-test"] = test
-	bridge(BridgeHeartbeat, nil)
+	bridge(BridgeHeartbeat, map[string]any{"version": "0.1.0", "every": 300})
 	bridge(IMDSUnavailable, map[string]any{"endpoint": "http://169.254.169.254", "since": answer, "error": "503 Service Unavailable: no text"})
 	bridge(IMDSRecovered, map[string]any{"endpoint": "http://169.254.169.254", "gap": away})
 	bridge(SinkBlocked, map[string]any{"sink": "ops", "kind": "slack", "pending": 14, "since": answer, "error": "blocked: invalid_auth <&>"})
@@ -273,6 +273,8 @@ func spoken(t *testing.T) map[string]event.Event {
 	bridge(DeliveryDropped, nil)
 	bridge(SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"})
 	bridge(ChainHead, map[string]any{"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)})
+	bridge(ObserverSilent, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}, "groups": []string{"rg"}, "since": answer})
+	bridge(ObserverBack, map[string]any{"count": 12, "vms": []string{"vm-1", "vm-2"}, "sets": []string{"web"}})
 	return all
 }
 
@@ -443,7 +445,7 @@ func TestSchemaDescribesEveryMember(t *testing.T) {
 	}
 	for name, ce := range spoken(t) {
 		about := "aboutAnEvent"
-		if strings.HasPrefix(ce.Type(), BridgePrefix) && ce.Type() != BridgeTest {
+		if !strings.HasPrefix(ce.Type(), EventPrefix) && ce.Type() != BridgeTest {
 			about = "aboutTheBridge"
 		}
 		var members map[string]json.RawMessage
@@ -599,9 +601,12 @@ func TestSeverityIsThatOfTheFirstRule(t *testing.T) {
 	}
 	for _, typ := range []string{
 		BridgeStarted, BridgeStopping, BridgeTest, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
-		DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead,
+		DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead, ObserverSilent, ObserverBack,
 	} {
 		want := "INFO 9"
+		if typ == ObserverSilent {
+			want = "WARN 13"
+		}
 		if slices.Contains([]string{SinkBlocked, DeliveryDeadLettered, IMDSUnavailable}, typ) {
 			want = "ERROR 17"
 		}

@@ -241,6 +241,8 @@ var sampleTroubles = []struct {
 	{BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},
 	{BridgeStopping, map[string]any{"pending": 3}},
 	{SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},
-	{BridgeHeartbeat, nil},
 	{ChainHead, map[string]any{"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)}},
+	{BridgeHeartbeat, map[string]any{"version": "1.2.0", "every": 300}},
+	{ObserverSilent, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}, "since": sampleTime}},
+	{ObserverBack, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}}},
 }

@@ -22,4 +22,6 @@ var TypeDocs = map[string]string{
 	DeliveryDropped:                      "somebody dropped a delivery",
 	SettingsLoaded:                       "new settings are in force",
 	ChainHead:                            "the hash of the last line of a file with chain: true, once a day and at a stop",
+	ObserverSilent:                       "a relay no longer hears VMs that send heartbeats",
+	ObserverBack:                         "it hears them again",
 }
