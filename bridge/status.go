@@ -50,6 +50,8 @@ type FleetVM struct {
 	Events    []string  `json:"events,omitempty"`   // ids of the open events that name it
 	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
 	Started   bool      `json:"started,omitempty"`  // one of them has begun
+	Silent    bool      `json:"silent,omitempty"`   // its heartbeats stopped, and that was told
+	Stopped   bool      `json:"stopped,omitempty"`  // its bridge said that it stops
 }
 
 // A RelayPeer is a relay that is there.

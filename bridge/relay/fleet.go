@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 )
 
@@ -26,14 +27,16 @@ const (
 
 // A fleet is what the stream tells of VMs and their events. It is for people: no delivery depends on it.
 type fleet struct {
-	mu    sync.Mutex
-	read  uint64    // the last message
-	of    time.Time // when the stream was created
-	lives map[string]*life
-	vms   map[string]*vm               // by name in lower case
-	told  map[string]map[string]record // what sinks remember, by Azure event and sink
-	over  int                          // lives that are
-	more  bool                         // older lives were forgotten
+	mu     sync.Mutex
+	read   uint64    // the last message
+	beats  uint64    // the last heartbeat
+	of     time.Time // when the stream was created
+	lives  map[string]*life
+	vms    map[string]*vm               // by vmKey
+	told   map[string]map[string]record // what sinks remember, by Azure event and sink
+	over   int                          // lives that are
+	more   bool                         // older lives were forgotten
+	silent map[string]time.Time         // the VMs that were told to be, as in silence
 }
 
 // A life is an Azure event.
@@ -42,14 +45,24 @@ type life struct {
 	changes int
 	seq     uint64 // of its last change
 	over    bool
+	changed time.Time  // when the stream took its last change
 	event   imds.Event // as it was said last
-	set     string
+	seen    imds.Observer
 }
 
 // A vm is a machine that a bridge runs on.
 type vm struct {
 	name, set, group string
 	heard            time.Time
+	back             time.Time     // when it was heard first after its last silence
+	every            time.Duration // its heartbeats come; 0 if it sends none
+	beat, left       time.Time     // when it last said that it is well, and that it stops
+}
+
+// vmKey tells VMs apart: two in different resource groups may have one name. An event names VMs of the group of its
+// observers only.
+func vmKey(o imds.Observer, name string) string {
+	return strings.ToLower(o.SubscriptionID + "/" + o.ResourceGroup + "/" + name)
 }
 
 func newFleet() *fleet {
@@ -150,7 +163,14 @@ func (f *fleet) add(r raw) {
 		Observer imds.Observer `json:"observer"`
 	}
 	_ = json.Unmarshal(m.ce.Data(), &data) // then nobody knows who said it
-	f.hear(data.Observer, r.stored)
+	v := f.hear(data.Observer, r.stored)
+	switch {
+	case v == nil:
+	case m.ce.Type() == cloudevent.BridgeStarted:
+		v.beat = later(v.beat, r.stored)
+	case m.ce.Type() == cloudevent.BridgeStopping:
+		v.left = later(v.left, r.stored)
+	}
 	if m.of == "" {
 		return
 	}
@@ -162,7 +182,10 @@ func (f *fleet) add(r raw) {
 	if l.changes++; l.changes <= maxObserve || m.change.Kind == imds.Vanished {
 		l.Add(m.ce, nil)
 	}
-	l.seq, l.set = r.seq, cmp.Or(data.Observer.ScaleSet, l.set)
+	l.seq, l.changed = r.seq, r.stored
+	if data.Observer.Name != "" {
+		l.seen = data.Observer
+	}
 	if !m.change.Kind.OfAzure() {
 		return
 	}
@@ -180,24 +203,109 @@ func (f *fleet) add(r raw) {
 	}
 }
 
-// hear notes that a VM's bridge has published something. mu is held.
-func (f *fleet) hear(o imds.Observer, at time.Time) {
-	if o.Name == "" || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
+// addBeat takes in a heartbeat.
+func (f *fleet) addBeat(r raw) {
+	var b beat
+	m, err := r.message()
+	if err == nil && m.ce.Type() == cloudevent.BridgeHeartbeat {
+		err = json.Unmarshal(m.ce.Data(), &b)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.beats = max(f.beats, r.seq)
+	v := f.hear(b.Observer, r.stored)
+	if err != nil || v == nil {
 		return
 	}
-	key := strings.ToLower(o.Name)
+	v.every = b.every()
+	if b.Stopping {
+		v.left = later(v.left, r.stored)
+	} else {
+		v.beat = later(v.beat, r.stored)
+	}
+}
+
+// hear notes that a VM's bridge has published something, and gives the VM, nil if it is none. mu is held.
+func (f *fleet) hear(o imds.Observer, at time.Time) *vm {
+	if o.Name == "" || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
+		return nil
+	}
+	key := vmKey(o, o.Name)
 	v := f.vms[key]
 	if v == nil {
 		if len(f.vms) >= maxVMs {
-			return
+			return nil
 		}
-		v = &vm{name: o.Name}
+		v = &vm{name: o.Name, back: at}
 		f.vms[key] = v
 	}
 	v.set, v.group = o.ScaleSet, o.ResourceGroup
-	if at.After(v.heard) {
-		v.heard = at
+	if last, silent := f.silent[digest(key)]; silent && !v.heard.After(last) && at.After(last) {
+		v.back = at
 	}
+	v.heard = later(v.heard, at)
+	return v
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// hasRead says whether all that the streams held, of the last days, is taken in.
+func (f *fleet) hasRead(audit, beats *jetstream.StreamInfo) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= fleetDays
+	return (old || f.read >= audit.State.LastSeq) && (beats.State.Msgs == 0 || f.beats >= beats.State.LastSeq)
+}
+
+// observed are the VMs with what excuses their silence.
+func (f *fleet) observed() []observer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	type excuse struct{ open, gone, ended time.Time }
+	excuses := map[string]excuse{}
+	for _, l := range f.lives {
+		deletes := l.event.Type == "Preempt" || l.event.Type == "Terminate"
+		begun := l.event.Status == imds.StatusStarted
+		if !deletes && !begun {
+			continue
+		}
+		for _, name := range l.event.Resources {
+			key := vmKey(l.seen, name)
+			e := excuses[key]
+			switch {
+			case !l.over:
+				e.open = later(e.open, l.changed)
+			case deletes:
+				e.gone = later(e.gone, l.changed)
+			}
+			if l.over && begun {
+				e.ended = later(e.ended, l.changed)
+			}
+			excuses[key] = e
+		}
+	}
+	all := make([]observer, 0, len(f.vms))
+	for key, v := range f.vms {
+		e := excuses[key]
+		all = append(all, observer{
+			key: key, name: v.name, set: v.set, group: v.group, heard: v.heard, back: v.back, every: v.every,
+			left: !v.left.IsZero() && !v.beat.After(v.left), excused: !e.open.IsZero() || !e.gone.Before(v.heard) && !e.gone.IsZero(),
+			ended: e.ended,
+		})
+	}
+	return all
+}
+
+// setSilent notes which VMs were told to be silent.
+func (f *fleet) setSilent(silent map[string]time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.silent = silent
 }
 
 // forget drops the older half of the lives that are over. mu is held.
@@ -245,23 +353,28 @@ func (f *fleet) sorted() []*life {
 	return all
 }
 
-// machines are the VMs: those with an event first, the nearest first, then those that were silent for longest.
+// machines are the VMs: those with an event first, the nearest first, then those that are silent, and then those that
+// were last heard longest ago.
 func (f *fleet) machines() []bridge.FleetVM {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	byName := map[string]*bridge.FleetVM{}
 	for key, v := range f.vms {
-		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.heard}
+		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.heard,
+			Stopped: !v.left.IsZero() && !v.beat.After(v.left)}
+		if last, silent := f.silent[digest(key)]; silent && !v.heard.After(last) {
+			byName[key].Silent = true
+		}
 	}
 	for _, l := range f.lives {
 		if l.over {
 			continue
 		}
 		for _, name := range l.event.Resources {
-			key := strings.ToLower(name)
+			key := vmKey(l.seen, name)
 			v := byName[key]
 			if v == nil {
-				v = &bridge.FleetVM{Name: name, Set: l.set}
+				v = &bridge.FleetVM{Name: name, Set: l.seen.ScaleSet, Group: l.seen.ResourceGroup}
 				byName[key] = v
 			}
 			v.Events = append(v.Events, l.event.ID)
@@ -288,15 +401,17 @@ func (f *fleet) machines() []bridge.FleetVM {
 	return all
 }
 
-// rank is 0 for a VM whose event has begun, 1 for one with an event, 2 for the others.
+// rank is 0 for a VM whose event has begun, 1 for one with an event, 2 for a silent one, 3 for the others.
 func rank(v bridge.FleetVM) int {
 	switch {
 	case v.Started:
 		return 0
 	case len(v.Events) > 0:
 		return 1
+	case v.Silent:
+		return 2
 	}
-	return 2
+	return 3
 }
 
 // Histories are the events of the last days that p picks, the oldest first, and whether there are older ones.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/cloudevent"
@@ -255,16 +254,7 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 func (r *Relay) record(ctx context.Context, typ string, data map[string]any) {
 	ce, js, err := r.about(typ, data)
 	if err == nil {
-		var body []byte
-		if body, err = ce.MarshalJSON(); err == nil {
-			msg := nats.NewMsg("forewarn.bridge.relay." + token(r.Name) + "." + token(ce.ID()))
-			msg.Data = body
-			msg.Header.Set("Content-Type", "application/cloudevents+json; charset=utf-8")
-			msg.Header.Set(jetstream.MsgIDHeader, ce.ID())
-			ctx, cancel := context.WithTimeout(ctx, patience)
-			defer cancel()
-			_, err = js.PublishMsg(ctx, msg)
-		}
+		err = r.publish(ctx, js, ce)
 	}
 	if err != nil {
 		r.Log.Warn("what happened to this relay is not in the stream", "type", typ, "err", err)

@@ -55,6 +55,12 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		there, err := js.Stream(ctx, c.Name)
+		if c.Name == beatsStream(stream) && errors.Is(err, jetstream.ErrStreamNotFound) {
+			if other, err := js.StreamNameBySubject(ctx, beatsSubject); err == nil { // whose subjects may not overlap
+				plan.Steps = append(plan.Steps, Step{Name: other, Action: "keep", Changes: []string{"takes " + beatsSubject}})
+				continue
+			}
+		}
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 			plan.Steps = append(plan.Steps, Step{Name: c.Name, Action: "create", Changes: described(c), config: c})
@@ -108,7 +114,7 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	if audit.MaxAge > 0 {
 		audit.Duplicates = min(audit.Duplicates, audit.MaxAge)
 	}
-	return []jetstream.StreamConfig{
+	all := []jetstream.StreamConfig{
 		audit,
 		bucketConfig(marksBucket(stream), openFor, replicas),
 		bucketConfig(leasesBucket(stream), leasesAge, replicas),
@@ -116,7 +122,15 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 			Name: deadStream(stream), Subjects: []string{deadSubject(stream) + ".>"}, Storage: jetstream.FileStorage,
 			Replicas: replicas, MaxAge: deadAge, MaxMsgs: deadMost, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
+		{
+			Name: beatsStream(stream), Subjects: []string{beatsSubject}, Storage: jetstream.FileStorage, Replicas: replicas,
+			MaxAge: forgetVM, MaxMsgs: maxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
+		},
 	}
+	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, beatsSubject) }) {
+		all = all[:len(all)-1] // the audit stream takes heartbeats too
+	}
+	return all
 }
 
 // bucketConfig is a key-value bucket, but for AllowDirect: a server that lags behind must not answer.

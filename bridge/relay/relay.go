@@ -67,7 +67,9 @@ type Relay struct {
 	troubled map[string]bool // routes whose trouble was told
 	stamp    time.Time       // of the last CloudEvent about this relay
 	fleet    *fleet
-	notes    []string // what somebody should see to, of the stream and the buckets
+	// unwatched is why nobody can be told which VMs fall silent; nil when that works.
+	unwatched error
+	notes     []string // what somebody should see to, of the stream and the buckets
 }
 
 // New makes a Relay. It does nothing before Run.
@@ -174,6 +176,10 @@ func (r *Relay) connected(ctx context.Context) error {
 	all.Go(func() { r.lookAround(session, p, end) })
 	all.Go(func() { r.followFleet(session, p) })
 	all.Go(func() { r.followMarks(session, p) })
+	if p.beats != "" {
+		all.Go(func() { r.followHeartbeats(session, p) })
+		all.Go(func() { r.observers(session, p) })
+	}
 	for session.Err() == nil {
 		r.generation(session, p)
 	}
@@ -195,6 +201,7 @@ type places struct {
 	marks  bucket
 	leases jetstream.KeyValue
 	dead   *deadLetters
+	beats  string // the stream that keeps heartbeats; "" for none
 	notes  []string
 }
 
@@ -202,6 +209,10 @@ type places struct {
 func marksBucket(stream string) string  { return stream + "_marks" }
 func leasesBucket(stream string) string { return stream + "_leases" }
 func deadStream(stream string) string   { return stream + "_dead" }
+func beatsStream(stream string) string  { return stream + "_heartbeats" }
+
+// beatsSubject is where bridges publish heartbeats: forewarn.heartbeat.<subscription>.<group>.<set>.<vm>.
+const beatsSubject = "forewarn.heartbeat.>"
 
 // places finds the stream and what the relay keeps beside it.
 func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, err error) {
@@ -239,6 +250,10 @@ func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, e
 		return p, missing("stream", dead, err)
 	}
 	p.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(r.Stream), most: int(js.Conn().MaxPayload())}
+	if p.beats, err = js.StreamNameBySubject(ctx, beatsSubject); err != nil {
+		p.notes = append(p.notes, "no stream takes "+beatsSubject+
+			", so nobody hears which VMs fall silent; forewarn relay --provision mends that")
+	}
 	if name, err := js.StreamNameBySubject(ctx, addressPrefix+"x.x"); err != nil || name != r.Stream {
 		p.notes = append(p.notes,
 			fmt.Sprintf("stream %s does not take %s>, so nothing can be replayed or handed to a fallback; "+

@@ -26,6 +26,9 @@ func (r *Relay) Status() bridge.Status {
 		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash,
 			Seen: p.Seen})
 	}
+	if r.unwatched != nil && r.down == nil {
+		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.unwatched.Error())
+	}
 	if r.down != nil {
 		s.Reasons = append(s.Reasons, r.down.Error())
 		s.Outbox.Error = r.down.Error()

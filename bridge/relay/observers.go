@@ -1,0 +1,317 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/imds"
+)
+
+// When a VM counts as silent.
+const (
+	missedBeats   = 3                // heartbeats in a row that did not come
+	shortSilence  = time.Minute      // at least
+	gatherSilence = time.Minute      // VMs that fall silent, or come back, within it …
+	fewSilent     = 10               // … are told one by one up to this many, and more in one message
+	namedSilent   = 20               // VMs named in one message
+	maxSilent     = 20_000           // silent VMs that are remembered; further ones are told when there is room
+	observeEvery  = 5 * time.Second  // looks at the fleet
+	blindAfter    = 30 * time.Second // without a look, silence counts anew
+)
+
+// An observer is a VM whose bridge publishes, as seen at one time.
+type observer struct {
+	key, name, set, group string
+	heard                 time.Time     // last
+	back                  time.Time     // when it was heard first after its last silence
+	every                 time.Duration // its heartbeats come; 0 if it sends none
+	left                  bool          // it said that it stops
+	excused               bool          // by an event: it is unreachable, or gone, as Azure announced
+	ended                 time.Time     // when the last event was over that had begun on it
+}
+
+// silentAt is when the VM counts as silent if nothing comes; zero if it never does. What happened before clear wasn't
+// watched.
+func (o observer) silentAt(clear time.Time) time.Time {
+	if o.every <= 0 || o.left || o.excused {
+		return time.Time{}
+	}
+	since := o.heard
+	for _, at := range []time.Time{clear, o.ended} {
+		if at.After(since) {
+			since = at
+		}
+	}
+	return since.Add(max(missedBeats*o.every, shortSilence))
+}
+
+// silence is what all relays of a stream remember of silent VMs. Whoever wins the revision of it in the bucket tells
+// what stands in Say; others do so if the winner doesn't, and the stream and the sinks know the id again.
+type silence struct {
+	Silent map[string]time.Time `json:"silent,omitempty"` // when they were last heard, by the digest of observer.key
+	Say    []json.RawMessage    `json:"say,omitempty"`    // CloudEvents that are not known to be in the stream
+}
+
+// decide gives the VMs that are to be told as silent and as back, by message, and what is remembered then. It is told
+// the time by the stream's servers, whose clock is also that of what was heard.
+func (s silence) decide(all []observer, clear, now time.Time) (next silence, silent, back [][]observer) {
+	next = silence{Silent: maps.Clone(s.Silent), Say: s.Say}
+	if next.Silent == nil {
+		next.Silent = map[string]time.Time{}
+	}
+	var fell, returned []observer
+	fallen, turned := now, now // the first of them
+	for _, o := range all {
+		id := digest(o.key)
+		last, told := s.Silent[id]
+		at := o.silentAt(clear)
+		switch {
+		case told && o.heard.After(last):
+			returned = append(returned, o)
+			if o.back.Before(turned) {
+				turned = o.back
+			}
+		case !told && !at.IsZero() && !at.After(now) && now.Sub(o.heard) < forgetVM:
+			fell = append(fell, o)
+			if at.Before(fallen) {
+				fallen = at
+			}
+		}
+	}
+	maps.DeleteFunc(next.Silent, func(_ string, heard time.Time) bool { return now.Sub(heard) >= forgetVM })
+	if now.Sub(turned) >= gatherSilence {
+		back = messages(returned)
+		for _, o := range returned {
+			delete(next.Silent, digest(o.key))
+		}
+	}
+	if room := max(0, maxSilent-len(next.Silent)); len(fell) > room {
+		slices.SortFunc(fell, func(a, b observer) int { return a.heard.Compare(b.heard) })
+		fell = fell[:room]
+	}
+	if now.Sub(fallen) >= gatherSilence {
+		silent = messages(fell)
+		for _, o := range fell {
+			next.Silent[digest(o.key)] = o.heard
+		}
+	}
+	return next, silent, back
+}
+
+// messages are the VMs by message: one each, or all in one.
+func messages(all []observer) (list [][]observer) {
+	slices.SortFunc(all, func(a, b observer) int { return strings.Compare(a.key, b.key) })
+	if len(all) > fewSilent {
+		return [][]observer{all}
+	}
+	for _, o := range all {
+		list = append(list, []observer{o})
+	}
+	return list
+}
+
+// observers watches who falls silent and who comes back, until ctx is done.
+func (r *Relay) observers(ctx context.Context, p places) {
+	var clear, last time.Time // since when it watches without a break, and the last look
+	for sleep(ctx, observeEvery) == nil {
+		now, all, err := r.watchFleet(ctx, p)
+		if err == nil && now.Sub(last) > blindAfter {
+			clear = now
+		}
+		if err == nil {
+			last = now
+			err = r.tellSilence(ctx, p, all, clear, now)
+		}
+		if ctx.Err() == nil {
+			r.setUnwatched(err)
+		}
+	}
+}
+
+// setUnwatched notes why nobody can be told who falls silent, nil when that works, and logs what is news.
+func (r *Relay) setUnwatched(err error) {
+	r.mu.Lock()
+	was := r.unwatched
+	r.unwatched = err
+	r.mu.Unlock()
+	if err != nil && was == nil {
+		r.Log.Warn("nobody can be told which VMs fall silent, trying again", "err", err)
+	}
+}
+
+// tellSilence tells who fell silent, and who came back, if no other relay does.
+func (r *Relay) tellSilence(ctx context.Context, p places, all []observer, clear, now time.Time) error {
+	var s silence
+	rev, err := p.marks.get(ctx, silenceKey, &s)
+	if err != nil && !errors.Is(err, errUnreadable) {
+		return err
+	}
+	if len(s.Say) == 0 {
+		next, silent, back := s.decide(all, clear, now)
+		for _, said := range []struct {
+			typ  string
+			list [][]observer
+		}{{cloudevent.ObserverSilent, silent}, {cloudevent.ObserverBack, back}} {
+			for _, vms := range said.list {
+				body, err := r.aboutObservers(said.typ, vms)
+				if err != nil {
+					return err
+				}
+				next.Say = append(next.Say, body)
+			}
+		}
+		if len(next.Say) > 0 || len(next.Silent) != len(s.Silent) {
+			if rev, err = next.save(ctx, p.marks, rev); errors.Is(err, errOvertaken) {
+				return nil // another relay was faster
+			} else if err != nil {
+				return err
+			}
+		}
+		s = next
+	}
+	r.fleet.setSilent(s.Silent)
+	if len(s.Say) == 0 {
+		return nil
+	}
+	for _, body := range s.Say {
+		var ce event.Event
+		if err := json.Unmarshal(body, &ce); err != nil {
+			return err
+		}
+		if err := r.publish(ctx, p.js, ce); err != nil {
+			return err
+		}
+		r.Log.Info("told who fell silent or is back", "type", ce.Type(), "vm", ce.Subject(), "id", ce.ID())
+	}
+	s.Say = nil
+	if _, err = s.save(ctx, p.marks, rev); errors.Is(err, errOvertaken) {
+		return nil
+	}
+	return err
+}
+
+// silenceKey is where the bucket keeps the silence. No sink's keys begin so.
+const silenceKey = "silence"
+
+func (s silence) save(ctx context.Context, b bucket, rev uint64) (uint64, error) {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return 0, err
+	}
+	return b.put(ctx, silenceKey, body, rev)
+}
+
+// aboutObservers is the CloudEvent about VMs that fell silent or came back. This relay says so, about them.
+func (r *Relay) aboutObservers(typ string, vms []observer) (json.RawMessage, error) {
+	first, names := vms[0].heard, []string{}
+	sets, groups := map[string]bool{}, map[string]bool{}
+	for _, o := range vms {
+		if o.heard.Before(first) {
+			first = o.heard
+		}
+		if len(names) < namedSilent {
+			names = append(names, o.name)
+		}
+		sets[o.set], groups[o.group] = true, true
+	}
+	data := map[string]any{"count": len(vms), "vms": names}
+	for name, list := range map[string]map[string]bool{"sets": sets, "groups": groups} {
+		delete(list, "")
+		if sorted := slices.Sorted(maps.Keys(list)); len(sorted) > 0 {
+			data[name] = sorted[:min(len(sorted), namedSilent)]
+		}
+	}
+	if typ == cloudevent.ObserverSilent {
+		data["since"] = first.UTC()
+	}
+	ce, _, err := r.about(typ, data)
+	if err != nil {
+		return nil, err
+	}
+	if len(vms) == 1 {
+		ce.SetSubject(vms[0].name)
+	}
+	return ce.MarshalJSON()
+}
+
+// publish puts a CloudEvent about this relay, or from it, in the stream, for whoever reads it. What was published before
+// isn't again.
+func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Event) error {
+	body, err := ce.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	msg := nats.NewMsg("forewarn.bridge.relay." + token(r.Name) + "." + token(ce.ID()))
+	msg.Data = body
+	msg.Header.Set("Content-Type", "application/cloudevents+json; charset=utf-8")
+	msg.Header.Set(jetstream.MsgIDHeader, ce.ID())
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err = js.PublishMsg(ctx, msg)
+	return err
+}
+
+// watchFleet gives all VMs as they are now, once all that the streams hold by now is read, and the servers' time.
+func (r *Relay) watchFleet(ctx context.Context, p places) (now time.Time, all []observer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	beats, err := p.js.Stream(ctx, p.beats)
+	if err != nil {
+		return now, nil, fmt.Errorf("look at stream %s: %w", p.beats, err)
+	}
+	audit, err := p.stream.Info(ctx)
+	if err != nil {
+		return now, nil, fmt.Errorf("look at stream %s: %w", r.Stream, err)
+	}
+	for !r.fleet.hasRead(audit, beats.CachedInfo()) {
+		if err := sleep(ctx, 50*time.Millisecond); err != nil {
+			return now, nil, errors.New("the streams are not read to their end yet")
+		}
+	}
+	now = audit.TimeStamp
+	return now, r.fleet.observed(), nil
+}
+
+// followHeartbeats reads the last heartbeat of each VM, and those that come, until ctx is done.
+func (r *Relay) followHeartbeats(ctx context.Context, p places) {
+	f := r.fleet
+	for ctx.Err() == nil {
+		last := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: beatsSubject}
+		err := follow(ctx, p.js, p.beats, last, func(m raw) error {
+			f.addBeat(m)
+			return nil
+		})
+		if ctx.Err() == nil {
+			r.Log.Debug("heartbeats can't be read", "err", err)
+		}
+		_ = sleep(ctx, readAgain)
+	}
+}
+
+// A beat is what the data of a heartbeat says.
+type beat struct {
+	Observer imds.Observer `json:"observer"`
+	Every    float64       `json:"every"` // seconds until the next one
+	Stopping bool          `json:"stopping"`
+}
+
+// longestBeat bounds what a heartbeat may say of the next one.
+const longestBeat = forgetVM / (missedBeats + 1)
+
+func (b beat) every() time.Duration {
+	if !(b.Every > 0) { // such as NaN
+		return 0
+	}
+	return min(longestBeat, time.Duration(min(b.Every, longestBeat.Seconds())*float64(time.Second)))
+}

@@ -1,0 +1,234 @@
+package relay_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// bridges are VMs of one scale set that send a heartbeat every minute.
+type bridges struct {
+	*stage
+
+	mu    sync.Mutex
+	quiet map[string]bool
+}
+
+// startBridges starts so many, which are called web_0 and so on. They end with the bubble's test.
+func (s *stage) startBridges(n int) (b *bridges, end func()) {
+	b = &bridges{stage: s, quiet: map[string]bool{}}
+	over := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			for i := range n {
+				b.beat(fmt.Sprintf("web_%d", i), false)
+			}
+			select {
+			case <-time.After(time.Minute):
+			case <-over:
+				return
+			}
+		}
+	})
+	return b, func() { close(over); all.Wait() }
+}
+
+// beat publishes a heartbeat of a VM, as the nats sink does.
+func (b *bridges) beat(vm string, last bool) {
+	b.mu.Lock()
+	quiet := b.quiet[vm]
+	b.mu.Unlock()
+	if quiet && !last {
+		return
+	}
+	data := map[string]any{"version": "test", "every": 60}
+	if last {
+		data["stopping"] = true
+	}
+	ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, data, observerOf(vm), time.Now())
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	body, err := ce.MarshalJSON()
+	if err != nil {
+		b.Error(err)
+		return
+	}
+	msg := &nats.Msg{Subject: "forewarn.heartbeat.sub.rg.web." + vm, Data: body,
+		Header: nats.Header{"Content-Type": {"application/cloudevents+json"}, jetstream.MsgIDHeader: {ce.ID()}}}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_, _ = b.js.PublishMsg(ctx, msg) // the server may be off
+}
+
+func observerOf(vm string) imds.Observer {
+	return imds.Observer{Name: vm, VMID: "id-" + vm, SubscriptionID: "sub", ResourceGroup: "rg", ScaleSet: "web"}
+}
+
+// hush makes VMs fall silent; wake makes them speak again.
+func (b *bridges) hush(vms ...string) { b.set(true, vms) }
+func (b *bridges) wake(vms ...string) { b.set(false, vms) }
+
+func (b *bridges) set(quiet bool, vms []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, vm := range vms {
+		b.quiet[vm] = quiet
+	}
+}
+
+// says publishes a change of an Azure event, as another VM of the set saw it.
+func (b *bridges) says(kind imds.ChangeKind, typ, vm string, n int) {
+	b.Helper()
+	a := azure{id: fmt.Sprintf("00000000-0000-4000-8000-%012d", n), typ: typ, vm: vm, notBefore: time.Now().Add(time.Hour)}
+	status := imds.StatusScheduled
+	if kind == imds.Started || kind == imds.Vanished && typ == "Reboot" {
+		status = imds.StatusStarted
+	}
+	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: a.event(status)},
+		cloudevent.Circumstances{Observer: observerOf("web_13"), Time: time.Now()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.publish(ce)
+}
+
+// An ear hears what is told of silent VMs: type, count and names.
+type ear struct {
+	*recorder
+	mu   sync.Mutex
+	told []string
+}
+
+func newEar() *ear {
+	e := &ear{recorder: newRecorder()}
+	e.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+		for _, d := range batch {
+			var data struct {
+				Count int
+				VMs   []string
+			}
+			_ = json.Unmarshal(d.Event.Data(), &data)
+			if kind, ours := strings.CutPrefix(d.Event.Type(), "dev.forewarn.observer."); ours {
+				e.mu.Lock()
+				e.told = append(e.told, fmt.Sprintf("%s %d: %s", kind, data.Count, strings.Join(data.VMs, " ")))
+				e.mu.Unlock()
+			}
+		}
+		return delivery.Answer{}, nil
+	}
+	return e
+}
+
+// news are what was told since the last call, in order of the names.
+func (e *ear) news() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	told := e.told
+	e.told = nil
+	slices.Sort(told)
+	return told
+}
+
+// Who falls silent, and who is back, is told once, whichever relays run, end, hang and start meanwhile.
+func TestASilentVMIsToldOnce(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		b, end := s.startBridges(14)
+		defer end()
+		ops := newEar()
+		routes := []bridge.Route{with(route("ops", ops), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble })}
+		run := func(name string) (r *relay.Relay, c *cable, stop func()) {
+			c = &cable{server: s.server}
+			r, stop = s.start(relay.Options{Name: name, Routes: routes,
+				Connect: func(ctx context.Context) (*nats.Conn, error) { return c.dial(ctx) }})
+			return r, c, stop
+		}
+		want := func(what string, want ...string) {
+			t.Helper()
+			if got := ops.news(); !slices.Equal(got, want) {
+				t.Errorf("%s: told %q, want %q", what, got, want)
+			}
+		}
+		_, _, stopA := run("a")
+		r, c, stopB := run("b")
+		_, _, stopC := run("c")
+		pause(10 * time.Minute)
+		want("all is well")
+
+		pause(5 * time.Second)
+		b.hush("web_0", "web_1", "web_2", "web_3")
+		b.beat("web_1", true)
+		b.says(imds.Scheduled, "Terminate", "web_2", 2)
+		b.says(imds.Started, "Reboot", "web_3", 3)
+		pause(8 * time.Minute)
+		want("one is silent; one stops, two are announced", "silent 1: web_0")
+
+		b.says(imds.Vanished, "Terminate", "web_2", 2)
+		b.says(imds.Vanished, "Reboot", "web_3", 3)
+		stopA() // another goes on
+		pause(8 * time.Minute)
+		want("one did not come back from its reboot, one is deleted", "silent 1: web_3")
+
+		c.fail("hangs")
+		b.hush("web_4")
+		pause(3*time.Minute + 30*time.Second)
+		c.fail("")
+		pause(3 * time.Minute)
+		want("one relay hung", "silent 1: web_4")
+		for _, v := range r.Status().Relay.VMs {
+			silent, stopped := slices.Contains([]string{"web_0", "web_3", "web_4"}, v.Name), v.Name == "web_1"
+			if v.Silent != silent || v.Stopped != stopped {
+				t.Errorf("the status says %+v, want silent %v, stopped %v", v, silent, stopped)
+			}
+		}
+
+		stopB()
+		stopC()
+		b.wake("web_0")
+		pause(10 * time.Minute)
+		_, _, stopD := run("d")
+		pause(5 * time.Minute)
+		want("no relay ran as one came back", "back 1: web_0")
+
+		many := []string{"web_2", "web_0", "web_5", "web_6", "web_7", "web_8", "web_9", "web_10", "web_11", "web_12", "web_13"}
+		b.wake(many...)
+		pause(2 * time.Minute)
+		b.hush(many...)
+		pause(8 * time.Minute)
+		want("many are silent", "silent 11: web_0 web_10 web_11 web_12 web_13 web_2 web_5 web_6 web_7 web_8 web_9")
+		stopD()
+		r, _, stopE := run("e")
+		pause(8 * time.Minute)
+		want("nothing is told again after a restart")
+		b.wake(many...)
+		pause(5 * time.Minute)
+		want("many are back", "back 11: web_0 web_10 web_11 web_12 web_13 web_2 web_5 web_6 web_7 web_8 web_9")
+
+		s.server.off()
+		pause(20 * time.Minute)
+		s.server.on()
+		pause(10 * time.Minute)
+		want("the server was off, not the VMs")
+
+		stopE()
+		if all := ops.all(); len(slices.Compact(sorted(all))) != len(all) {
+			t.Errorf("something was told twice: %q", all)
+		}
+	})
+}
