@@ -9,8 +9,10 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
@@ -66,5 +68,51 @@ func TestFleetDemoShowsOneMessageForEachChange(t *testing.T) {
 	const want = "People got 4 messages about 4 changes, from two relays."
 	if err != nil || !strings.Contains(string(out), want) {
 		t.Errorf("%v, want the last line to say %q:\n%s", err, want, out)
+	}
+}
+
+// With the rights of examples/fleet/nats.conf a bridge can send heartbeats in the name of its own set, and no other.
+func TestBridgesBeatInTheNameOfTheirOwnSet(t *testing.T) {
+	for _, name := range []string{"ADMIN_PASSWORD", "RELAY_PASSWORD", "WEB_PASSWORD"} {
+		t.Setenv(name, strings.ToLower(name))
+	}
+	o, err := server.ProcessConfigFile(filepath.Join("..", "..", "examples", "fleet", "nats.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Port, o.NoSigs, o.NoLog, o.StoreDir = -1, true, true, t.TempDir()
+	s, err := server.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(patience) {
+		t.Fatal("the NATS server takes no connections")
+	}
+	refused := make(chan error, 10)
+	conn, err := nats.Connect(s.ClientURL(), nats.UserInfo("web", "web_password"), nats.CustomInboxPrefix("_INBOX_web"),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	for subject, allowed := range map[string]bool{
+		"forewarn.heartbeat.sub.rg-prod.web.web_0": true, "forewarn.heartbeat.sub.rg-prod.db.db_0": false,
+	} {
+		err := conn.Publish(subject, nil)
+		if err == nil {
+			err = conn.Flush()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err = <-refused:
+		case <-time.After(time.Second):
+		}
+		if (err == nil) != allowed {
+			t.Errorf("publish to %s: %v, want it allowed: %v", subject, err, allowed)
+		}
 	}
 }
