@@ -262,7 +262,8 @@ func situations() map[string]situation {
 		cloudevent.BridgeHeartbeat: {},
 		cloudevent.ObserverSilent: {"count": 1, "vms": []any{"vm-web-7"}, "sets": []any{"web"},
 			"since": at("03:40:00").clock()},
-		cloudevent.ObserverBack: {"count": 14, "vms": []any{"vm-web-7", "vm-web-8", "vm-web-9", "vm-web-10"}},
+		cloudevent.ObserverBack: {"count": 14, "sets": []any{"web"}, "vms": []any{"vm-web-7", "vm-web-8", "vm-web-9",
+			"vm-web-10"}},
 	} {
 		all[strings.TrimPrefix(name,
 			"dev.forewarn.")] = situation{batch: deliveryOf(cloudevent.WrapBridge(name, data, dbHost, told.clock())), now: told}
