@@ -98,7 +98,7 @@ func TestBodiesOfAReboot(t *testing.T) {
 			settings += "\nbody_secrets: {topic: vms}"
 		}
 		s := mustOpen(t, "webhook", settings, testHost(t)).(*webhook)
-		s.now = told.clock
+		s.now = messageTime.clock
 		for _, situation := range []string{"scheduled", "over"} {
 			if _, err := s.Deliver(t.Context(), situations()[situation].batch); err != nil {
 				t.Fatalf("%s: %v", name, err)

@@ -34,17 +34,16 @@ func (c *chainedFile) Head() string {
 // It goes on from the last line that it wrote, whatever is in the file now: so lines that somebody cuts off while it
 // runs are missed by the next one.
 func (c *chainedFile) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	lines, err := jsonLines(batch)
-	if err != nil {
-		return delivery.Answer{}, err
-	}
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
+	return deliverLines(ctx, batch, func(lines []byte) error { return classOfFile(c.extend(lines)) })
+}
+
+// extend appends lines to the chain.
+func (c *chainedFile) extend(lines []byte) error {
 	head := c.Head()
 	if head == "" {
+		var err error
 		if head, err = c.resume(); err != nil {
-			return delivery.Answer{}, classOfFile(err)
+			return err
 		}
 	}
 	var chained, line []byte
@@ -52,16 +51,14 @@ func (c *chainedFile) Deliver(ctx context.Context, batch []delivery.Delivery) (d
 		line, head = chain.Append(object, head)
 		chained = append(append(chained, line...), '\n')
 	}
-	if err = c.append(chained); err != nil {
+	err := c.append(chained)
+	if err != nil {
 		head = "" // some of it may be in the file
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.head = head
-	c.mu.Unlock()
-	if err != nil {
-		return delivery.Answer{}, classOfFile(err)
-	}
-	return delivery.Answer{Status: "written"}, nil
+	return err
 }
 
 // resume returns the hash that the next line follows: that of the last whole line of the file or, if the file is new or

@@ -20,10 +20,9 @@ type credentials struct {
 	headers  []namedSource
 	signing  []source
 	body     []namedSource
-	identity bool     // a managed identity adds a token
-	carried  []string // keys of what a request shows the destination
-	secure   bool     // the URL has to be https
-	insecure bool     // it may be http in spite of what is carried
+	identity bool // a managed identity adds a token
+	secure   bool // the URL has to be https
+	insecure bool // it may be http in spite of what is carried
 	getenv   func(string) string
 }
 
@@ -65,7 +64,6 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		c.signing = append(c.signing, nested("signing_secrets."+strconv.Itoa(i), v))
 	}
 	wrong.add(c.checkNames(), c.sources().check())
-	c.carried = c.shown()
 	if len(wrong) == 0 {
 		_, err := c.read()
 		wrong.add(err)
@@ -172,7 +170,7 @@ func (c credentials) read() (access, error) {
 	if len(wrong) > 0 {
 		return a, wrong.err()
 	}
-	keys := c.carried
+	keys := c.shown()
 	if user := a.url.User; user != nil {
 		if a.header.Get("Authorization") != "" || c.identity {
 			return a, c.url.wrong(errors.New("holds a user, and there are other credentials too; expected only one of them"))

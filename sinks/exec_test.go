@@ -511,12 +511,12 @@ func TestRunLastsUntilNotBefore(t *testing.T) {
 		if got := c.limit(tt.d); got != tt.want {
 			t.Errorf("%s: the limit is %v, want %v", tt.claim, got, tt.want)
 		}
-		told, err := eventVariables(tt.d, "drain", tt.now)
+		event, err := eventVariables(tt.d, "drain", tt.now)
 		if err != nil {
 			t.Fatal(err)
 		}
-		i := slices.IndexFunc(told, func(v variable) bool { return v.name == "FOREWARN_NOTICE_SECONDS" })
-		if got := told[i].value; got != tt.notice {
+		i := slices.IndexFunc(event, func(v variable) bool { return v.name == "FOREWARN_NOTICE_SECONDS" })
+		if got := event[i].value; got != tt.notice {
 			t.Errorf("%s: the notice is %s seconds, want %s", tt.claim, got, tt.notice)
 		}
 	}

@@ -63,22 +63,35 @@ type stream struct {
 	torn bool // the last line is incomplete
 }
 
-// Deliver writes the batch in one write, which ctx does not interrupt.
+// Deliver writes the batch in one write.
 func (s *stream) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	lines, err := jsonLines(batch)
-	if err != nil {
-		return delivery.Answer{}, err
-	}
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
+	return deliverLines(ctx, batch, s.write)
+}
+
+func (s *stream) write(lines []byte) error {
 	if s.torn {
 		lines = append([]byte{'\n'}, lines...)
 	}
 	n, err := s.w.Write(lines)
 	s.torn = n < len(lines) && (n > 0 || s.torn)
 	if err != nil {
-		return delivery.Answer{}, fmt.Errorf("standard output: %w", err)
+		return fmt.Errorf("standard output: %w", err)
+	}
+	return nil
+}
+
+// deliverLines writes the CloudEvents of a batch, one a line, unless ctx has ended. ctx does not interrupt write.
+func deliverLines(ctx context.Context, batch []delivery.Delivery, write func(lines []byte) error) (delivery.Answer,
+	error) {
+	lines, err := jsonLines(batch)
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = write(lines)
+	}
+	if err != nil {
+		return delivery.Answer{}, err
 	}
 	return delivery.Answer{Status: "written"}, nil
 }
@@ -141,20 +154,9 @@ type file struct {
 	stuck    string                        // why the last rotation failed
 }
 
-// Deliver appends the batch and returns when it is on disk. ctx does not interrupt it. A batch that cannot be written
-// whole is taken back.
+// Deliver appends the batch and returns when it is on disk. A batch that cannot be written whole is taken back.
 func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	lines, err := jsonLines(batch)
-	if err != nil {
-		return delivery.Answer{}, err
-	}
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
-	if err := f.append(lines); err != nil {
-		return delivery.Answer{}, classOfFile(err)
-	}
-	return delivery.Answer{Status: "written"}, nil
+	return deliverLines(ctx, batch, func(lines []byte) error { return classOfFile(f.append(lines)) })
 }
 
 // errIrregular refuses what keeps nothing that is written to it, such as a pipe or a device.

@@ -41,7 +41,7 @@ func TestTextOfAzureStaysText(t *testing.T) {
 		stranger := host
 		stranger.Name = evil
 		in := func(o imds.Observer) cloudevent.Circumstances {
-			return cloudevent.Circumstances{Observer: o, Time: told.clock(), Incarnation: "1"}
+			return cloudevent.Circumstances{Observer: o, Time: messageTime.clock(), Incarnation: "1"}
 		}
 		batches := [][]delivery.Delivery{
 			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, in(host))),
@@ -60,7 +60,7 @@ func TestTextOfAzureStaysText(t *testing.T) {
 		}
 		batches = append(batches, slices.Concat(batches...))
 		for i, batch := range batches {
-			f := fieldsOf(t, situation{batch: batch, now: told})
+			f := fieldsOf(t, situation{batch: batch, now: messageTime})
 			text := render(t, texts.slackText, f)
 			mrkdwn(t, name, i, text)
 			f["reply"] = true
@@ -117,7 +117,7 @@ func TestTextOfAzureStaysText(t *testing.T) {
 
 // about is the delivery of what the bridge says about itself.
 func about(typ string, o imds.Observer, data map[string]any) []delivery.Delivery {
-	return deliveryOf(cloudevent.WrapBridge(typ, data, o, told.clock()))
+	return deliveryOf(cloudevent.WrapBridge(typ, data, o, messageTime.clock()))
 }
 
 // markup and links are the elements of our HTML; times, pages and entities are what mrkdwn may hold.
@@ -145,7 +145,7 @@ func mrkdwn(t *testing.T, name string, i int, text string) {
 func TestLargeGroupsAreBounded(t *testing.T) {
 	t.Parallel()
 	batch := slices.Repeat(situations()["scheduled-many"].batch, 200)
-	f := fieldsOf(t, situation{batch: batch, now: told})
+	f := fieldsOf(t, situation{batch: batch, now: messageTime})
 	for _, text := range []string{render(t, texts.text, f), render(t, texts.slackBlocks, f)} {
 		if !strings.Contains(text, "and 180 more") || len(text) > 8<<10 {
 			t.Errorf("%d bytes: %s", len(text), text)
@@ -153,7 +153,7 @@ func TestLargeGroupsAreBounded(t *testing.T) {
 	}
 }
 
-// The texts need none of the fields of data: a CloudEvent that has lost them all is still told.
+// The texts need none of the fields of data: a CloudEvent that has lost them all still makes a message.
 func TestTextsNeedNothingOfData(t *testing.T) {
 	t.Parallel()
 	for name, s := range situations() {
@@ -203,7 +203,7 @@ func TestWordsForEveryType(t *testing.T) {
 		}
 		for _, from := range []*templates.Template{texts.text, texts.html, texts.slackText, texts.slackBlocks} {
 			if render(t, from, f) == "" {
-				t.Errorf("%s is not told", tt.typ)
+				t.Errorf("%s has no message", tt.typ)
 			}
 		}
 	}

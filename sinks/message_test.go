@@ -31,7 +31,7 @@ func TestRunbookLinksLeadSomewhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := fields(situations()["scheduled"].batch, time.UTC, told.clock())
+		f := fields(situations()["scheduled"].batch, time.UTC, messageTime.clock())
 		f["azeventtype"] = tt.azeventtype
 		if got, err := (runbook{template}).link(f); err != nil || got != tt.want {
 			t.Errorf("%s with type %q is %q, %v; want %q", tt.template, tt.azeventtype, got, err, tt.want)

@@ -231,8 +231,8 @@ func (s *natsSession) hangUp(why error) {
 	}
 }
 
-// over reports whether nats.go has given the session up. To ask nats.go itself would wait for a lock, which it holds for
-// as long as it dials.
+// over reports whether nats.go has given the session up. To ask nats.go itself would wait for a lock, which it holds
+// for as long as it dials.
 func (s *natsSession) over() bool {
 	select {
 	case <-s.closed:

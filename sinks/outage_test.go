@@ -42,7 +42,7 @@ func (n *near) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 }
 
 // After an hour without Slack, people get one message about each event: the state now, when it was announced, and that
-// it comes late. Nothing is told that is not so any more.
+// it comes late. No message says what is no longer so.
 func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &workspace{fail: map[string][]slackNo{}, forms: map[string]url.Values{}, url: "http://slack.test"}

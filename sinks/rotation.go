@@ -97,7 +97,8 @@ func deleteOldest(path string, keep int) error {
 	return err
 }
 
-// oldFiles returns the names that setAside gave to path in the past, oldest first. A directory that is missing has none.
+// oldFiles returns the names that setAside gave to path in the past, oldest first. A directory that is missing has
+// none.
 func oldFiles(path string) ([]string, error) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)

@@ -23,8 +23,8 @@ import (
 // moment is a time of the night of which the situations tell.
 type moment time.Time
 
-// told is when most messages of the situations are made.
-var told = at("03:55:29")
+// messageTime is when most messages of the situations are made.
+var messageTime = at("03:55:29")
 
 func (m moment) clock() time.Time { return time.Time(m) }
 
@@ -37,7 +37,7 @@ func at(clock string) moment {
 	return moment(t)
 }
 
-// dbHost is the VM that most situations are told by, spotHost one that can be evicted.
+// dbHost is the VM that reports most situations, spotHost one that can be evicted.
 var (
 	dbHost = imds.Observer{
 		Name: "vm-db-1", VMID: "13f56399-bd52-4150-9748-7190aae1ff21", ResourceGroup: "prod-db", Location: "westeurope",
@@ -71,7 +71,7 @@ func azure(status, typ, notBefore string, more map[string]any) imds.Event {
 	return e
 }
 
-// A situation is what a person may be told.
+// A situation is what a message can be about.
 type situation struct {
 	batch []delivery.Delivery
 	now   moment
@@ -79,7 +79,7 @@ type situation struct {
 	more  map[string]any
 }
 
-// situations are those that people are told of, by name.
+// situations are what messages to people are about, by name.
 func situations() map[string]situation {
 	type circumstances = cloudevent.Circumstances
 	all := make(map[string]situation)
@@ -89,7 +89,7 @@ func situations() map[string]situation {
 		if in.Observer.Name == "" {
 			in.Observer = dbHost
 		}
-		if in.Announced = told.clock(); c.Kind == imds.Scheduled || c.Kind == imds.Started && c.Previous == nil {
+		if in.Announced = messageTime.clock(); c.Kind == imds.Scheduled || c.Kind == imds.Started && c.Previous == nil {
 			in.Announced = in.Time
 		}
 		if c.Kind == imds.Started {
@@ -213,12 +213,12 @@ func situations() map[string]situation {
 			"EventId":   fmt.Sprintf("0000000%d-D2CD-49C7-8624-8643E7171297", i),
 			"Resources": []string{fmt.Sprintf("vm-db-%d", i+1)},
 		})
-		in := circumstances{Observer: dbHost, Time: told.clock(), Incarnation: "7"}
+		in := circumstances{Observer: dbHost, Time: messageTime.clock(), Incarnation: "7"}
 		group = append(group, deliveryOf(cloudevent.Wrap(scheduled(e), in))...)
 	}
-	all["group"] = situation{batch: group, now: told}
-	asked := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Decided: told.clock(), After: 64.5,
-		Attempts: 1, Status: "200 OK"}
+	all["group"] = situation{batch: group, now: messageTime}
+	asked := cloudevent.Approval{Result: cloudevent.ResultApproved, By: "rule 1", Decided: messageTime.clock(),
+		After: 64.5, Attempts: 1, Status: "200 OK"}
 	refused, unanswered, moot := asked, asked, asked
 	refused.Result, refused.By, refused.Status, refused.Error = cloudevent.ResultRefused, "root (alice)",
 		"400 Bad Request",
@@ -238,8 +238,8 @@ func situations() map[string]situation {
 	instead.batch[0].Instead = &delivery.Instead{Sink: "ops-chat", Why: "blocked: token refused (invalid_auth)"}
 	all["scheduled-instead"] = instead
 	for name, sample := range map[string]string{"test": "reboot", "test-cancelled": "canceled"} {
-		s, _ := cloudevent.NewSample(sample, "vm-db-1", told.clock())
-		all[name] = situation{batch: deliveryOf(s.Test(dbHost, told.clock())), now: told}
+		s, _ := cloudevent.NewSample(sample, "vm-db-1", messageTime.clock())
+		all[name] = situation{batch: deliveryOf(s.Test(dbHost, messageTime.clock())), now: messageTime}
 	}
 	for name, data := range map[string]map[string]any{
 		cloudevent.SinkBlocked: {"sink": "ops", "kind": "slack", "pending": 14, "since": at("02:12:00").clock(),
@@ -259,14 +259,15 @@ func situations() map[string]situation {
 		}},
 		cloudevent.BridgeStopping:  {"pending": 3},
 		cloudevent.SettingsLoaded:  {"settingsHash": "5f0b1c2d"},
+		cloudevent.ChainHead:       {"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)},
 		cloudevent.BridgeHeartbeat: {},
 		cloudevent.ObserverSilent: {"count": 1, "vms": []any{"vm-web-7"}, "sets": []any{"web"},
 			"since": at("03:40:00").clock()},
 		cloudevent.ObserverBack: {"count": 14, "sets": []any{"web"}, "vms": []any{"vm-web-7", "vm-web-8", "vm-web-9",
 			"vm-web-10"}},
 	} {
-		all[strings.TrimPrefix(name,
-			"dev.forewarn.")] = situation{batch: deliveryOf(cloudevent.WrapBridge(name, data, dbHost, told.clock())), now: told}
+		batch := deliveryOf(cloudevent.WrapBridge(name, data, dbHost, messageTime.clock()))
+		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: batch, now: messageTime}
 	}
 	return all
 }
@@ -304,7 +305,7 @@ func render(t *testing.T, from *templates.Template, fields map[string]any) strin
 	return b.String()
 }
 
-// Every situation is told in Slack and by mail as its file shows, whole. They are read by a person, so review them as
+// Every situation reads in Slack and by mail as its file shows, whole. They are read by a person, so review them as
 // one who is woken by them.
 func TestWhatPeopleRead(t *testing.T) {
 	t.Parallel()
@@ -325,7 +326,7 @@ func TestWhatPeopleRead(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "-- mail\nSubject: %s\n\n%s\n-- mail: html\n%s", render(t, texts.subject, f),
 			render(t, texts.text, f), render(t, texts.html, f))
-		golden(t, filepath.Join("told", name+".golden"), b.String())
+		golden(t, filepath.Join("messages", name+".golden"), b.String())
 	}
 }
 
@@ -335,8 +336,8 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 	e := azure("Scheduled", "Reboot", "04:10:00", map[string]any{"EventId": "602d9444;id>/x"})
 	f := fieldsOf(t, situation{batch: deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
 		cloudevent.Circumstances{
-			Observer: dbHost, Time: told.clock(),
-		})), now: told})
+			Observer: dbHost, Time: messageTime.clock(),
+		})), now: messageTime})
 	short := f["subject"].(string)[:8]
 	if strings.Trim(short, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
 		t.Fatalf("the subject is %v", f["subject"])

@@ -16,7 +16,7 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// Every error of Slack has a class, and the operator is told what to do.
+// Every error of Slack has a class, and its text says what to do.
 func TestSlackErrorsHaveClasses(t *testing.T) {
 	file := writeFile(t, "token", slackToken)
 	w := newWorkspace(t)

@@ -139,12 +139,12 @@ func TestSlackMessagesAreWhole(t *testing.T) {
 	}
 	l.mustTell(deliveries(t)[4])
 	if text := w.messages[4].text; strings.Contains(text, "<!here>") {
-		t.Errorf("a warning is told as %q, want nobody mentioned", text)
+		t.Errorf("a warning reads %q, want nobody mentioned", text)
 	}
 	l.receipts = make(map[string][]byte)
 	l.mustTell(deliveries(t)[0])
 	if text := w.messages[5].text; !strings.HasPrefix(text, "<!here> ") {
-		t.Errorf("an error is told as %q, want <!here> mentioned", text)
+		t.Errorf("an error reads %q, want <!here> mentioned", text)
 	}
 	for _, method := range []string{"chat.postMessage", "chat.update"} {
 		if got := w.forms[method].Get("parse"); got != "none" { // else Slack makes links and mentions of bare words

@@ -2,7 +2,6 @@ package sinks
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -176,7 +175,7 @@ func parseSyslog(t *testing.T, m string) (s syslogMessage) {
 func syslogOf(t *testing.T, settings string) *syslogSink {
 	t.Helper()
 	k := mustOpen(t, "syslog", settings, testHost(t)).(*syslogSink)
-	k.now = told.clock
+	k.now = messageTime.clock
 	return k
 }
 
@@ -250,7 +249,7 @@ func TestSyslogMessagesAreBounded(t *testing.T) {
 			map[string]any{"Description": evil, "Resources": []string{evil, evil}, "EventSource": evil})
 		for _, batch := range [][]delivery.Delivery{
 			deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
-				cloudevent.Circumstances{Observer: o, Host: "host", Time: told.clock()})),
+				cloudevent.Circumstances{Observer: o, Host: "host", Time: messageTime.clock()})),
 			about(cloudevent.SinkBlocked, o, map[string]any{"sink": evil, "error": evil}),
 		} {
 			for scheme, limit := range map[string]int{"tcp": 8192, "udp": 2048} {
@@ -398,9 +397,8 @@ input(type="imudp" port=%[8]q address="127.0.0.1" ruleset="keep")
 `, dir, ca.file, cert, key, log, ports["tls"], ports["tcp"], ports["udp"], fields), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var said bytes.Buffer
 	rsyslog := exec.Command(daemon, "-n", "-C", "-f", config, "-i", filepath.Join(dir, "pid"))
-	rsyslog.Stdout, rsyslog.Stderr = &said, &said
+	rsyslog.Stdout, rsyslog.Stderr = t.Output(), t.Output()
 	if err := rsyslog.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -417,7 +415,7 @@ input(type="imudp" port=%[8]q address="127.0.0.1" ruleset="keep")
 		eventually(t, scheme+" is listened to", func() bool { _, err := k.Connect(t.Context()); return err == nil })
 		answer, err := k.Deliver(t.Context(), batch)
 		if err != nil || scheme != "udp" && answer.Status != "taken by "+k.to.String() {
-			t.Fatalf("%s: Deliver = %+v, %v; rsyslog said\n%s", scheme, answer, err, &said)
+			t.Fatalf("%s: Deliver = %+v, %v", scheme, answer, err)
 		}
 		for _, d := range batch {
 			m, err := k.message(d)
@@ -466,7 +464,7 @@ func FuzzSyslogMessage(f *testing.F) {
 		e := azure("Scheduled", evil, "04:10:00", map[string]any{"Description": evil, "Resources": []string{evil}})
 		k := syslogOf(t, "url: udp://a.example\ntext: '{{.data.event.Description}}{{.azeventtype}}'")
 		for _, d := range deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e},
-			cloudevent.Circumstances{Host: text, Time: told.clock()})) {
+			cloudevent.Circumstances{Host: text, Time: messageTime.clock()})) {
 			m, err := k.message(d)
 			if err != nil || len(m) > 2048 || parseSyslog(t, string(m)).data["id"] != d.Event.ID() {
 				t.Errorf("%d bytes, %v: %q", len(m), err, m)

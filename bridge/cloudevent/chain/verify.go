@@ -81,6 +81,8 @@ func (v *Verifier) check(name string, n int, line []byte) (problem string) {
 	switch {
 	case hash == "" && !whole:
 		return "it is incomplete: cut off, or forewarn was stopped while writing it"
+	case hash == "" && v.report.Lines == 0:
+		return "it has no chainhash at its end: it was changed, or the file was written without chain: true"
 	case hash == "":
 		return "it has no chainhash at its end: it was changed or added"
 	case hashOf(text[:len(text)-len(hash)-len(beforeHash)-len(end)+1]) != hash:
