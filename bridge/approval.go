@@ -74,7 +74,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	}
 	d, now := op.Approval, time.Now()
 	switch {
-	case d.unsent() && (d.Seq != op.Latest || e.Status != imds.StatusScheduled):
+	case d.unsent() && d.Seq != op.Latest:
 		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event changed"})
 		return
 	case !d.unsent() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):

@@ -124,6 +124,28 @@ func TestABridgeFindsItsEndpoint(t *testing.T) {
 	})
 }
 
+// Each outage is searched as the first: soon, and then more and more rarely.
+func TestEachOutageIsSearchedAnew(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		w := &town{service: s.azure.RoundTripper()}
+		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }
+		s.opts.Discover = w.search(0)
+		w.set("azure.test")
+		b := s.start()
+		for n := range 2 {
+			pause(3 * time.Minute)
+			before := w.dhcpAsked()
+			w.set()
+			pause(115 * time.Second)
+			if got := w.dhcpAsked() - before; got != 3 {
+				t.Errorf("in outage %d it was looked for %d times in two minutes, want 3", n+1, got)
+			}
+			w.set("azure.test")
+		}
+		b.end()
+	})
+}
+
 // An endpoint that never gave a valid answer is not stored: it may be somebody else's.
 func TestOnlyAnEndpointThatAnsweredIsStored(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

@@ -382,6 +382,27 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 	}
 }
 
+// A stop does not wait to hear which VM this is, also while a file that came late does.
+func TestAStopDoesNotWaitForTheName(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		before, e := &ear{answer: always(errDown)}, &ear{}
+		b := s.start(before.all("a"))
+		s.reboot(idA)
+		pause(3 * time.Second)
+		b, bring := s.lateFile(b, func() {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		}, e.all("a"))
+		pause(30 * time.Second)
+		bring()
+		pause(6 * time.Second) // the file is looked for every five
+		began := time.Now()
+		b.end()
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the stop took %v", took)
+		}
+	})
+}
+
 // A file that comes late may be another machine's, so its backlog waits until that is known, as at a start.
 func TestALateFilesBacklogWaitsForTheName(t *testing.T) {
 	for _, tt := range []struct {
