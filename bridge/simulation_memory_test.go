@@ -96,9 +96,6 @@ func (o *oracle) waits(sink string) bool {
 
 // receipts: a destination gets back what it wanted to remember of an event last.
 func (o *oracle) receipts() {
-	if o.blurred {
-		return
-	}
 	last := map[[2]string][]*attempt{} // by sink and event, those that gave one
 	ended := slices.DeleteFunc(slices.Clone(o.attempts), func(a *attempt) bool { return a.newReceipt == "" })
 	slices.SortFunc(ended, func(a, b *attempt) int { return a.seq - b.seq })
@@ -109,6 +106,9 @@ func (o *oracle) receipts() {
 		}
 	}
 	for _, a := range o.attempts {
+		if !o.sharp(a) {
+			continue
+		}
 		for _, h := range a.batch {
 			if h.event == "" {
 				if h.receipt != "" {
@@ -134,9 +134,6 @@ func (o *oracle) receipts() {
 // progress: a batch of which something is done is repeated as it is, and its destination gets back what it said about
 // that last.
 func (o *oracle) progress() {
-	if o.blurred {
-		return
-	}
 	for i, a := range o.attempts {
 		if a.newProgress == "" {
 			continue
@@ -145,7 +142,7 @@ func (o *oracle) progress() {
 			if next.sink != a.sink || next.began.seq < a.seq || !shareOne(a, next) {
 				continue
 			}
-			if o.unsettled(taken{attempt: a}, next.in) {
+			if !o.sharp(next) || o.unsettled(taken{attempt: a}, next.in) {
 				break
 			}
 			for _, h := range next.batch {
@@ -183,11 +180,11 @@ func shareOne(a, b *attempt) bool {
 
 // behind: a crash repeats no more of what a destination took than the program may be ahead of the disk.
 func (o *oracle) behind() {
-	if o.blurred || len(o.ills) > 0 {
+	if len(o.ills) > 0 {
 		return
 	}
 	for n, b := range o.boots[:len(o.boots)-1] {
-		if !b.how.crash {
+		if !b.how.crash || n+1 >= o.firstRun {
 			continue
 		}
 		for _, r := range o.plan.routes {
@@ -199,7 +196,8 @@ func (o *oracle) behind() {
 				most = max(most, len(a.batch))
 				for _, h := range a.batch {
 					if slices.ContainsFunc(o.attempts, func(x *attempt) bool {
-						return x.sink == r.name && x.in > n && slices.ContainsFunc(x.batch, h.same) && !o.hand("replay", r.name, h.id)
+						return x.sink == r.name && x.in > n && o.sharp(x) && slices.ContainsFunc(x.batch, h.same) &&
+							!o.hand("replay", r.name, h.id)
 					}) {
 						again++
 					}

@@ -21,9 +21,10 @@ type oracle struct {
 	tried   map[string]map[string][]taken // the same, of all that was tried, by when that began
 	// Some of what was told was said without knowing what was told before: the file came late, or is a copy of another
 	// machine's. The checks that follow a destination rather than an event (retries, receipts, progress, the record) would
-	// need to know what each of the two memories held, and are left to the other simulations. Those that follow an event
-	// are made of all events whose life does not fall into that time: see blurs.
+	// need to know what each of the two memories held. They are made of the runs of the program before the first such one:
+	// see sharp. Those that follow an event are made of all events whose life does not fall into that time: see blurs.
 	blurred  bool
+	firstRun int // that is blurred; how many there are if none is
 	findings []finding
 }
 
@@ -55,7 +56,10 @@ func examine(w *world) []finding {
 			note(o.taken, h, a)
 		}
 	}
-	o.blurred = slices.ContainsFunc(w.boots, func(b *boot) bool { return b.late > 0 || b.vm > 0 })
+	o.firstRun = slices.IndexFunc(w.boots, func(b *boot) bool { return b.late > 0 || b.vm > 0 })
+	if o.blurred = o.firstRun >= 0; !o.blurred {
+		o.firstRun = len(w.boots)
+	}
 	for id := range o.taken {
 		if id != "" && o.beliefs[id] == nil {
 			o.add("nothing is made up", "%s was told, and Azure never listed it", id)
@@ -150,6 +154,9 @@ func (o *oracle) event(id string, b belief) []finding {
 	x.whileAway(id, b)
 	return x.findings
 }
+
+// sharp says whether an attempt was made while it was still clear what the program knows.
+func (o *oracle) sharp(a *attempt) bool { return a.in < o.firstRun }
 
 // blurs says whether some of what was told of an event was said, or to be said, while the program did not know what was
 // told before: its file had not come, or it did not know whose the file is.

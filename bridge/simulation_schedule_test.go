@@ -163,7 +163,7 @@ func (o *oracle) retries() {
 		blocked := false             // it may be
 		var mine []*attempt
 		for _, a := range o.attempts {
-			if a.sink == r.name && a.ended {
+			if a.sink == r.name && a.ended && o.sharp(a) {
 				mine = append(mine, a)
 			}
 		}
@@ -276,7 +276,7 @@ func (o *oracle) secondChances() {
 		}
 		var mine []*attempt
 		for _, a := range o.attempts {
-			if a.sink == r.name && a.ended {
+			if a.sink == r.name && a.ended && o.sharp(a) {
 				mine = append(mine, a)
 			}
 		}
