@@ -97,7 +97,7 @@ func (c *chainedFile) last(path string) (hash string, size int64, err error) {
 	if !info.Mode().IsRegular() {
 		return "", 0, fmt.Errorf("%s %w", path, errIrregular)
 	}
-	file, err := openAt(path, os.O_RDWR, 0, c.log)
+	file, err := openAt(path, os.O_RDONLY, 0, c.log) // an old one may be write-protected
 	if err != nil {
 		return "", 0, err
 	}
@@ -105,7 +105,16 @@ func (c *chainedFile) last(path string) (hash string, size int64, err error) {
 	hash, whole, err := chain.Last(file, info.Size())
 	if half := info.Size() - whole; err == nil && hash != "" && half > 0 {
 		c.log.Warn("half a line cut off", "path", path, "bytes", half)
-		err = file.Truncate(whole)
+		err = c.cut(path, whole)
 	}
 	return hash, info.Size(), err
+}
+
+// cut cuts a file to a size.
+func (c *chainedFile) cut(path string, size int64) error {
+	file, err := openAt(path, os.O_RDWR, 0, c.log)
+	if err != nil {
+		return err
+	}
+	return errors.Join(file.Truncate(size), file.Close())
 }

@@ -45,7 +45,7 @@ type natsSink struct {
 	core       bool
 	structured bool
 	provision  *natsProvision
-	domain     string // of JetStream
+	api        string // prefix of JetStream's subjects
 	log        *slog.Logger
 
 	mu      sync.Mutex // guards session: Close may come from another goroutine
@@ -56,7 +56,7 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 	n := &natsSink{
 		once: !s.Core && !s.Copies && (s.Once == nil || *s.Once), copies: s.Copies, core: s.Core,
 		structured: s.Mode == "structured",
-		domain:     s.Domain, log: h.Log,
+		api:        jetstream.DefaultAPIPrefix, log: h.Log,
 	}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "binary", "structured"), "mode", "%q is unknown; expected binary or structured", s.Mode)
@@ -71,6 +71,9 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 		"is one of JetStream, and core does without; expected one or the other")
 	wrong.when(s.Domain != "" && natsToken(s.Domain) != s.Domain, "domain",
 		"%q is not the name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)
+	if s.Domain != "" {
+		n.api = "$JS." + s.Domain + ".API."
+	}
 	var err error
 	n.servers, err = NewNATS(s.NATSSettings, h)
 	wrong.add(err)
@@ -217,12 +220,7 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	if s, err = n.servers.dial(ctx, natsMaxTalk); err != nil {
 		return nil, err
 	}
-	if n.domain == "" {
-		s.js, err = jetstream.New(s.conn)
-	} else {
-		s.js, err = jetstream.NewWithDomain(s.conn, n.domain)
-	}
-	if err != nil {
+	if s.js, err = jetstream.NewWithAPIPrefix(s.conn, n.api); err != nil {
 		s.end()
 		return nil, err
 	}
