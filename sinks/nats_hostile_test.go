@@ -150,11 +150,12 @@ var natsHostile = map[string]func(conn net.Conn, r *bufio.Reader){
 // A hostile server ends its connection and nothing else: no delivery is lost, nothing of it is taken for an answer, no
 // attempt costs more memory than hostileCost, and once an honest server answers there, it gets what is pending.
 func TestNATSHostileServerEndsOnlyItsConnection(t *testing.T) {
+	emptyTimerPools()
 	for name, talk := range natsHostile {
 		for _, core := range []bool{false, true} {
 			kind := map[bool]string{false: "stream", true: "core"}[core]
 			t.Run(name+"/"+kind, func(t *testing.T) {
-				natsBubble(t, func(t *testing.T) { natsSurvives(t, talk, core) })
+				natsNextBubble(t, func(t *testing.T) { natsSurvives(t, talk, core) })
 			})
 		}
 	}
@@ -162,15 +163,22 @@ func TestNATSHostileServerEndsOnlyItsConnection(t *testing.T) {
 
 // natsBubble is synctest.Test for NATS.
 func natsBubble(t *testing.T, test func(*testing.T)) {
+	emptyTimerPools()
+	natsNextBubble(t, test)
+}
+
+// natsNextBubble is natsBubble after another one.
+func natsNextBubble(t *testing.T, test func(*testing.T)) {
 	ats.Register() // one clock for all NATS servers of a process, which no bubble can hold
 	defer ats.Unregister()
-	empty := func() { // no pool of nats.go lends timers from one bubble to another
-		runtime.GC()
-		runtime.GC()
-	}
-	empty()
-	defer empty()
+	defer emptyTimerPools()
 	synctest.Test(t, test)
+}
+
+// emptyTimerPools keeps the pools of nats.go from lending a timer of one bubble to another, or to none.
+func emptyTimerPools() {
+	runtime.GC()
+	runtime.GC()
 }
 
 func natsSurvives(t *testing.T, talk func(net.Conn, *bufio.Reader), core bool) {
