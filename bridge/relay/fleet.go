@@ -48,6 +48,7 @@ type life struct {
 	changed time.Time  // when the stream took its last change
 	event   imds.Event // as it was said last
 	seen    imds.Observer
+	stage   record // how far along it is
 }
 
 // A vm is a machine that a bridge runs on.
@@ -186,9 +187,10 @@ func (f *fleet) add(r raw) {
 	if data.Observer.Name != "" {
 		l.seen = data.Observer
 	}
-	if !m.change.Kind.OfAzure() {
+	if !m.change.Kind.OfAzure() || l.stage.outdated(m) {
 		return
 	}
+	l.stage.see(m)
 	l.event = m.change.Event
 	if over := m.change.Kind == imds.Vanished; over != l.over {
 		l.over = over

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
@@ -432,4 +433,119 @@ func TestThePastCanBeReplayed(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// A relay knows the VMs that it heard of and the events that aren't over: first the VMs whose event has begun, then those
+// with an event by when it begins, then the others, silent for longest first. A relay is no VM.
+func TestARelayKnowsItsFleet(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run(route("hook", newRecorder()))
+		near, far, begun, over := eventNo(1).in(20*time.Minute), eventNo(2).in(50*time.Minute), eventNo(3), eventNo(4)
+		about := func(typ string, o imds.Observer) event.Event {
+			ce, err := cloudevent.WrapBridge(typ, nil, o, time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return ce
+		}
+		s.publish(about(cloudevent.BridgeHeartbeat, imds.Observer{Name: "vm-8", VMID: "8"}))
+		pause(time.Second)
+		s.publish(about(cloudevent.BridgeStarted, imds.Observer{Name: "VM-7", ResourceID: "/7", ScaleSet: "web"}),
+			about(cloudevent.SinkBlocked, imds.Observer{Name: "relay-2"}))
+		s.publish(far.say(t, imds.Scheduled, "vm-1"), near.say(t, imds.Scheduled, "vm-1"), begun.say(t, imds.Started, "vm-1"),
+			over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1"))
+		pause(time.Second)
+		st := r.Status()
+		var open, vms []string
+		for _, e := range st.Events {
+			open = append(open, e.Known.ID)
+		}
+		for _, v := range st.Relay.VMs {
+			vms = append(vms, v.Name)
+		}
+		slices.Sort(open)
+		if want := []string{near.id, far.id, begun.id}; !slices.Equal(open, want) {
+			t.Errorf("open are %q, want %q", open, want)
+		}
+		if want := []string{"vm-3", "vm-1", "vm-2", "vm-8", "VM-7"}; !slices.Equal(vms, want) {
+			t.Errorf("the VMs are %q, want %q", vms, want)
+		}
+		for _, v := range st.Relay.VMs {
+			switch {
+			case v.Name == "VM-7" && (v.Set != "web" || len(v.Events) > 0 || v.Heard.IsZero()),
+				v.Name == "vm-1" && (!slices.Equal(v.Events, []string{near.id}) || v.Started || v.Heard.IsZero() ||
+					!v.NotBefore.Equal(near.notBefore)),
+				v.Name == "vm-3" && (!v.Started || !v.Heard.IsZero()):
+				t.Errorf("%s is %+v", v.Name, v)
+			}
+		}
+		if len(st.Relay.Relays) != 1 || st.Relay.Relays[0].Name != "relay-1" {
+			t.Errorf("the relays are %+v", st.Relay.Relays)
+		}
+		histories, more := r.Histories(bridge.Period{})
+		if len(histories) != 4 || more {
+			t.Errorf("%d lives, more %v; want 4 and no more", len(histories), more)
+		}
+		for _, h := range histories {
+			for _, c := range h.Changes {
+				if len(c.Deliveries) != 1 || c.Deliveries[0].State != "accepted" || c.Deliveries[0].Sink != "hook" {
+					t.Errorf("%s was told to %+v", c.ID, c.Deliveries)
+				}
+			}
+		}
+		stop()
+	})
+}
+
+// A VM that saw an event first when it had begun may be quicker than those that saw it announced. What they say then is
+// late: only a sink with late: send is told. An event that comes back after its end is no such case.
+func TestAnOutdatedChangeIsLate(t *testing.T) {
+	for _, late := range []delivery.Late{delivery.LateSend, delivery.LateLatest, delivery.LateDrop} {
+		t.Run(string(late), func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				r := with(route("hook", sink), func(t *bridge.Terms) { t.Late = late })
+				st, stop := s.run(r)
+				a := eventNo(1).in(time.Hour)
+				scheduled := a.say(t, imds.Scheduled, "vm-1")
+				pause(time.Minute)
+				started := a.say(t, imds.Started, "vm-2")
+				s.publish(started)
+				pause(time.Minute)
+				stop()
+				st, stop = s.run(r) // another relay knows it too
+				s.publish(scheduled)
+				pause(time.Minute)
+				if open := st.Status().Events; len(open) != 1 || open[0].Known.Status != imds.StatusStarted {
+					t.Errorf("open is %v, want it started", open)
+				}
+				end := a.say(t, imds.Vanished, "vm-1")
+				s.publish(end)
+				pause(time.Minute)
+				back, err := cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: a.event(imds.StatusScheduled)},
+					cloudevent.Circumstances{Observer: imds.Observer{Name: "vm-1"}, Time: time.Now(), Repeat: 1})
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.publish(back)
+				pause(time.Minute)
+				want, letters := []event.Event{started, end, back}, 0
+				switch late {
+				case delivery.LateSend:
+					want = []event.Event{started, scheduled, end, back}
+				case delivery.LateDrop:
+					letters = 1
+				}
+				wantIDs(t, "told", sink.all(), want...)
+				if open := st.Status().Events; len(open) != 1 {
+					t.Errorf("%d events are open, want the one that came back", len(open))
+				}
+				list, _, err := st.List(t.Context(), relay.Selection{State: "dead"}, 10)
+				if err != nil || len(list) != letters || letters > 0 && (list[0].ID != scheduled.ID() || list[0].Reason != "late") {
+					t.Errorf("dead letters %v, %v; want %d", list, err, letters)
+				}
+				stop()
+			})
+		})
+	}
 }

@@ -55,11 +55,12 @@ func (q *queue) concerns(m message) bool {
 	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
 }
 
-// wants says whether the sink is owed the message. The filter is asked of the Azure event's first change that the sink
-// could be told of; once it has accepted, only changes are asked. mu is held.
-func (q *queue) wants(g *group, m message) bool {
+// wants says whether the sink is owed the message, and whether it is outdated: a newer change of its event was read
+// before. The filter is asked of the Azure event's first change that the sink could be told of; once it has accepted,
+// only changes are asked. mu is held.
+func (q *queue) wants(g *group, m message) (wanted, outdated bool) {
 	if m.to != "" || m.of == "" {
-		return true
+		return true, false
 	}
 	kind := m.change.Kind
 	asked := !g.rec.Owed
@@ -69,21 +70,23 @@ func (q *queue) wants(g *group, m message) bool {
 			q.log.Warn("a filter failed, so the event passes", "event", m.of, "err", err)
 		}
 		if verdict == bridge.Refused {
-			return false
+			return false, false
 		}
 		g.rec.Owed = true
 	}
-	var wanted bool
 	if kind.OfAzure() {
-		wanted, _ = q.route.Filter.Change(m.change, "")
-		q.overtake(g, m, wanted)
+		outdated = g.rec.outdated(m)
+		g.rec.see(m)
+		if wanted, _ = q.route.Filter.Change(m.change, ""); !outdated {
+			q.overtake(g, m, wanted)
+		}
 	} else {
 		wanted = q.route.Hears(m.change, "")
 	}
 	if asked && !wanted { // else it is written with what becomes of the delivery
 		q.note(g)
 	}
-	return wanted
+	return wanted, outdated
 }
 
 // overtake settles what a newer change of the event makes out of date: reminders, and what waits for its time. What

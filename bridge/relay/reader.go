@@ -166,24 +166,60 @@ func (q *queue) takeOne(r raw) error {
 	if err != nil {
 		return err
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	defer q.readTo(r.seq)
-	delete(q.open, r.seq)
-	id := m.mark()
-	_, settled := g.rec.Settled[id]
-	_, waits := g.pending[id]
-	if settled || waits || !q.wants(g, m) {
+	if tooLate := q.admit(g, m); !tooLate {
 		return nil
 	}
-	if m.instead != nil { // unless the sink has, or had, it already
-		_, settled := g.rec.Settled[m.ce.ID()]
-		if _, waits := g.pending[m.ce.ID()]; settled || waits {
-			return nil
-		}
+	letter := deadLetter{
+		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.of, Reason: delivery.ReasonLate,
+		At: time.Now().UTC(), Pending: m.stored,
 	}
-	q.pend(g, m)
+	if err := q.dead.add(q.term, letter, &m.ce); err != nil {
+		return err
+	}
+	q.meter.Failed(q.route.Name, delivery.ReasonLate)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.settleUnsent(g, m, howDead, delivery.ReasonLate)
 	return nil
+}
+
+// admit makes a message pending, unless the sink isn't owed it or has it already. tooLate means that it becomes a dead
+// letter: a newer change of its event came first, and the sink has late: drop. With late: latest such a change is never
+// sent either.
+func (q *queue) admit(g *group, m message) (tooLate bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.open, m.seq)
+	if q.knows(g, m.mark()) {
+		q.readTo(m.seq)
+		return false
+	}
+	wanted, outdated := q.wants(g, m)
+	switch {
+	case !wanted, m.instead != nil && q.knows(g, m.ce.ID()):
+	case outdated && q.route.Terms.Late == delivery.LateDrop:
+		return true
+	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):
+		q.settleUnsent(g, m, howSuperseded, "")
+	default:
+		q.pend(g, m)
+	}
+	q.readTo(m.seq)
+	return false
+}
+
+// knows says whether the sink has, or had, a delivery. mu is held.
+func (q *queue) knows(g *group, id string) bool {
+	_, settled := g.rec.Settled[id]
+	_, waits := g.pending[id]
+	return settled || waits
+}
+
+// settleUnsent settles a message that was never pending. mu is held.
+func (q *queue) settleUnsent(g *group, m message, how, answer string) {
+	g.rec.settle(m.mark(), mark{At: time.Now().UTC(), How: how, Answer: answer})
+	q.note(g)
+	q.readTo(m.seq)
 }
 
 // pass notes that a message was read that the sink isn't owed.

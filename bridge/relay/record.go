@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/imds"
 )
 
 // maxMarks is how many settled ids a record keeps; of more, the newest.
@@ -23,6 +25,28 @@ type record struct {
 	Settled map[string]mark  `json:"settled,omitempty"` // by message.mark
 	Trying  map[string]trial `json:"trying,omitempty"`  // by message.mark
 	Receipt []byte           `json:"receipt,omitempty"`
+	// Kind and Seen are of the change that is furthest along the event's life, and when a VM saw it.
+	Kind imds.ChangeKind `json:"kind,omitempty"`
+	Seen time.Time       `json:"seen,omitzero"`
+}
+
+// outdated says whether a change comes too late: another VM, which saw the event first when it had begun or was over,
+// was quicker than those that had seen it announced. An event that comes back is no such case, because that is seen
+// later.
+func (r *record) outdated(m message) bool {
+	return along(m.change.Kind) < along(r.Kind) && m.ce.Time().Before(r.Seen)
+}
+
+// see notes how far along the event is.
+func (r *record) see(m message) {
+	if !r.outdated(m) {
+		r.Kind, r.Seen = m.change.Kind, m.ce.Time()
+	}
+}
+
+// along is how far along an event's life a change is.
+func along(k imds.ChangeKind) int {
+	return slices.Index([]imds.ChangeKind{imds.Scheduled, imds.Updated, imds.Started, imds.Vanished}, k)
 }
 
 // A mark says what became of a delivery.

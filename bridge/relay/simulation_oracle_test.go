@@ -33,10 +33,16 @@ type given struct {
 // examine gives all promises that were not kept.
 func examine(w *world) []finding {
 	o := &oracle{world: w, tried: map[string]map[string][]given{}, taken: map[string]map[string][]given{}}
-	seen := map[string]bool{}
+	seen, newest := map[string]bool{}, map[string]said{}
 	for _, s := range w.stream {
 		if key := s.to + " " + s.instead + " " + s.id; !s.junk && !seen[key] {
 			seen[key] = true
+			if azures(s.change) && s.to == "" {
+				was, known := newest[s.event]
+				if s.outdated = known && along(s.change) < along(was.change) && s.time < was.time; !s.outdated {
+					newest[s.event] = s
+				}
+			}
 			o.news = append(o.news, s)
 		}
 	}
@@ -98,6 +104,11 @@ func describe(found []finding) string {
 }
 
 func azures(change string) bool { return change != "" && change != "reminder" && change != "approved" }
+
+// along is how far along the life of its event a change is.
+func along(change string) int {
+	return slices.Index([]string{"scheduled", "updated", "started", "vanished"}, change)
+}
 
 func ahead(change string) bool { return change == "scheduled" || change == "updated" }
 
@@ -171,8 +182,9 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 	for i, c := range owed {
 		told := slices.ContainsFunc(o.taken[r.name][c.event], func(t given) bool { return t.id == c.id })
 		covered := r.late == delivery.LateLatest && c.event != "" &&
-			slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event && azures(s.change) })
-		if !told && !covered && o.letter(r.name, c) < 0 && !o.overtaken(r, c) {
+			slices.ContainsFunc(owed[i+1:], func(s said) bool { return s.event == c.event && azures(s.change) && !s.outdated })
+		unsent := c.outdated && (r.late != delivery.LateSend || r.lead > 0)
+		if !told && !covered && o.letter(r.name, c) < 0 && !o.overtaken(r, c) && !unsent {
 			o.add("nothing is lost", "%s was never told %s, stored at %v", r.name, c.id, short(c.stored))
 		}
 	}
@@ -182,7 +194,7 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 func (o *oracle) overtaken(r routePlan, c said) bool {
 	due := c.notBefore - r.lead
 	for _, s := range o.news {
-		if s.event != c.event || s.to != "" || s.seq <= c.seq || !azures(s.change) {
+		if s.event != c.event || s.to != "" || s.seq <= c.seq || !azures(s.change) || s.outdated {
 			continue
 		}
 		switch {
@@ -273,6 +285,11 @@ func (o *oracle) late(r routePlan, owed []said) {
 		if !azures(c.change) || c.to != "" {
 			continue
 		}
+		if i := slices.IndexFunc(o.tried[r.name][c.event], func(t given) bool {
+			return t.id == c.id && t.instead == ""
+		}); c.outdated && i >= 0 {
+			o.add("late", "%s was told %s, which is outdated", r.name, c.id)
+		}
 		for _, t := range o.tried[r.name][c.event] {
 			if t.id != c.id || t.instead != "" || t.progress != "" || o.broken(nil, t.start-10*time.Second, t.start) {
 				continue
@@ -285,7 +302,7 @@ func (o *oracle) late(r routePlan, owed []said) {
 				before := slices.ContainsFunc(o.tried[r.name][c.event], func(x given) bool {
 					return x.id == newer.id && x.start < t.start
 				})
-				if newer.event == c.event && newer.to == "" && azures(newer.change) && newer.stored+time.Second < t.start &&
+				if newer.event == c.event && newer.to == "" && azures(newer.change) && !newer.outdated && newer.stored+time.Second < t.start &&
 					!waits && !before && o.letter(r.name, newer) < 0 && !o.full(r.name, t.start) {
 					o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
 				}
@@ -306,7 +323,7 @@ func (o *oracle) lead(r routePlan, owed []said) {
 	}
 	for i, c := range owed {
 		due := c.notBefore - r.lead
-		if !ahead(c.change) || c.begun || c.to != "" {
+		if !ahead(c.change) || c.begun || c.to != "" || c.outdated {
 			continue
 		}
 		tried := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.id == c.id })
@@ -377,7 +394,7 @@ func (o *oracle) urgent(r routePlan, owed []said) {
 		return
 	}
 	for i, c := range owed {
-		if !azures(c.change) || c.to != "" || !c.begun && c.notBefore-c.stored >= 15*time.Minute || c.change == "vanished" ||
+		if !azures(c.change) || c.to != "" || c.outdated || !c.begun && c.notBefore-c.stored >= 15*time.Minute || c.change == "vanished" ||
 			o.letter(r.name, c) >= 0 || o.full(r.name, c.stored) {
 			continue
 		}

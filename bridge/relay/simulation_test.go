@@ -175,12 +175,15 @@ func someSayings(r *rand.Rand, length time.Duration) [][]saying {
 	for i := range delays[1:] {
 		delays[i+1] = pick(r, time.Millisecond, time.Second, 5*time.Second, 3*time.Minute)
 	}
+	if r.IntN(4) == 0 { // so that what the others say of the later changes comes first
+		delays[0] = time.Minute
+	}
 	say := func(at time.Duration, c imds.Change) {
 		for i := range observers {
 			if i > 0 && r.IntN(4) == 0 {
 				continue // it didn't see it
 			}
-			s := saying{at: at + delays[i], make: changeSaid(c, fmt.Sprintf("vm-%d", i))}
+			s := saying{at: at + delays[i], make: changeSaidAt(bubbleEpoch.Add(at), c, fmt.Sprintf("vm-%d", i))}
 			observers[i] = append(observers[i], s)
 			if r.IntN(10) == 0 {
 				observers[i] = append(observers[i], s)

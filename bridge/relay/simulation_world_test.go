@@ -162,6 +162,11 @@ func changeSaid(c imds.Change, observer string) func(time.Time) (event.Event, er
 	}
 }
 
+// changeSaidAt is a change that was seen at a time, and is said later.
+func changeSaidAt(at time.Time, c imds.Change, observer string) func(time.Time) (event.Event, error) {
+	return func(time.Time) (event.Event, error) { return changeSaid(c, observer)(at) }
+}
+
 func bridgeSaid(kind, observer string) func(time.Time) (event.Event, error) {
 	return func(now time.Time) (event.Event, error) {
 		return cloudevent.WrapBridge(cloudevent.BridgePrefix+kind, nil, imds.Observer{Name: observer}, now)
@@ -401,6 +406,8 @@ type said struct {
 	to      string // the only sink that it is for, "" for all
 	instead string // the sink that could not deliver it
 	junk    bool
+	// outdated means that a newer change of the event was stored before.
+	outdated bool
 	handed
 }
 
@@ -435,6 +442,7 @@ func readStream(t *testing.T, js jetstream.JetStream) (all []said) {
 type handed struct {
 	id, event, change string // change is "" for what is about a bridge
 	typ               string // of the CloudEvent
+	time              time.Duration
 	kind, source      string // of the Azure event
 	notBefore         time.Duration
 	begun             bool // the Azure event has no NotBefore
@@ -445,8 +453,8 @@ type handed struct {
 }
 
 func handedOf(d delivery.Delivery) handed {
-	h := handed{id: d.Event.ID(), typ: d.Event.Type(), attempt: d.Attempt, receipt: string(d.Receipt),
-		progress: string(d.Progress)}
+	h := handed{id: d.Event.ID(), typ: d.Event.Type(), time: d.Event.Time().Sub(bubbleEpoch), attempt: d.Attempt,
+		receipt: string(d.Receipt), progress: string(d.Progress)}
 	if d.Instead != nil {
 		h.instead = d.Instead.Sink
 	}

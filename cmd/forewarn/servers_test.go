@@ -326,6 +326,19 @@ func (p *postOffice) port() string {
 	return port
 }
 
+// ids are those of the CloudEvents that the mails are about, in order.
+func (p *postOffice) ids() (ids []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, raw := range p.mails {
+		if m, err := mail.ReadMessage(bytes.NewReader(raw)); err == nil {
+			id, _, _ := strings.Cut(strings.TrimPrefix(m.Header.Get("Message-ID"), "<"), ".")
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 func (p *postOffice) all(t *testing.T) (all []letter) {
 	t.Helper()
 	p.mu.Lock()
