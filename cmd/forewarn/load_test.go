@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/imdstest"
+)
+
+// A document that changes wholesale again and again, reloads meanwhile, and destinations of which two are slow and one
+// never answers: those that are well hear the last state of every event, in order and once. When the others are back,
+// they get all that was kept for them, and what was given up is counted.
+//
+// FOREWARN_LOAD=10000x60 is the long form: so many events, and so many documents, one a second.
+func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
+	t.Parallel()
+	events, documents, every := 150, 5, 300*time.Millisecond
+	if long := os.Getenv("FOREWARN_LOAD"); long != "" {
+		if _, err := fmt.Sscanf(long, "%dx%d", &events, &documents); err != nil {
+			t.Fatalf("FOREWARN_LOAD=%s: want EVENTSxDOCUMENTS", long)
+		}
+		every = time.Second
+	}
+	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
+	hooks := map[string]*receiver{}
+	urls := map[string]string{}
+	for _, name := range []string{"well", "also-well", "slow", "slower", "silent"} {
+		hooks[name] = hearing(t)
+		urls[name] = hooks[name].url
+	}
+	delay := make(chan struct{}) // closed when the slow ones are slow no more
+	for name, wait := range map[string]time.Duration{"slow": 50 * time.Millisecond, "slower": 500 * time.Millisecond} {
+		slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case <-delay:
+			case <-time.After(wait):
+			}
+			hooks[name].ServeHTTP(w, r)
+		}))
+		t.Cleanup(slow.Close)
+		urls[name] = slow.URL
+	}
+	if err := hooks["silent"].answer("hang"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	config, audit := filepath.Join(dir, "forewarn.yaml"), filepath.Join(dir, "audit.jsonl")
+	settings := fmt.Sprintf("imds: {endpoint: %q, interval: 100ms}\nstate: %s\nlisten: \"\"\nsinks:\n"+
+		"  - {name: audit, bridge: none, only: {vms: all}, file: {path: %s}}\n", azure.URL, filepath.Join(dir, "state"), audit)
+	for name, url := range urls {
+		settings += fmt.Sprintf("  - {name: %s, bridge: none, only: {vms: all}, timeout: 5s, webhook: {url: %q}}\n", name, url)
+	}
+	if err := os.WriteFile(config, []byte(settings), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	fw := forewarn(t, "run", "--config", config)
+	fw.Stderr = &log
+	fw.Env = append(fw.Environ(), "GOMEMLIMIT=384MiB") // as the unit has it
+	if err := fw.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stop := func() { _ = fw.Process.Kill(); _ = fw.Wait() }
+	defer func() { stop() }()
+
+	last := map[string]string{} // NotBefore of each event in the last document, as Azure writes it
+	for n := range documents {
+		last = map[string]string{}
+		list := make([]map[string]any, 0, events)
+		begins := time.Now().Add(2*time.Hour + time.Duration(n)*time.Minute).UTC().Format(http.TimeFormat)
+		for i := range events {
+			id := eventID(fmt.Sprint("event ", i))
+			if i%10 == 0 { // some end, and others come
+				id = eventID(fmt.Sprint("event ", i, " of document ", n))
+			}
+			last[id] = begins
+			list = append(list, map[string]any{"EventId": id, "EventStatus": "Scheduled", "EventType": "Reboot",
+				"ResourceType": "VirtualMachine", "Resources": []string{"vm-0"}, "EventSource": "Platform", "NotBefore": begins,
+				"Description": "Host server is undergoing maintenance.", "DurationInSeconds": 9})
+		}
+		document, err := json.Marshal(map[string]any{"DocumentIncarnation": 100 + n, "Events": list})
+		if err != nil {
+			t.Fatal(err)
+		}
+		azure.SetDocument(document)
+		time.Sleep(every) // a document stands for so long
+		if runtime.GOOS != "windows" {
+			_ = signalProcess(fw.Process, "HUP")
+		}
+	}
+
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(3*patience + time.Duration(events*documents)*5*time.Millisecond); !ok(); {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: not in time", what)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	for _, name := range []string{"well", "also-well"} {
+		await(name+" hears the last document", func() bool { return heardAll(hooks[name], last) })
+	}
+	close(delay)
+	if err := hooks["silent"].answer("up"); err != nil {
+		t.Fatal(err)
+	}
+	for name := range urls {
+		await(name+" hears the last document when it is back", func() bool { return heardAll(hooks[name], last) })
+	}
+	await("the file has the last document", func() bool {
+		text, _ := os.ReadFile(audit)
+		return bytes.Count(text, []byte("\n")) >= len(hooks["well"].accepted())
+	})
+	if runtime.GOOS == "linux" {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", fw.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		peak, _ := strconv.Atoi(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindStringSubmatch(string(status))[1])
+		t.Logf("%d events, %d documents: %d MiB at the peak, %d deliveries to a destination that is well", events, documents,
+			peak>>10, len(hooks["well"].accepted()))
+		if peak>>10 > 512 {
+			t.Errorf("memory was %d MiB, more than the unit allows", peak>>10)
+		}
+	}
+	_ = signalProcess(fw.Process, "TERM")
+	_ = fw.Wait()
+	stop = func() {}
+
+	dropped := 0 // dead letters, for want of room
+	for _, m := range regexp.MustCompile(`oldest dead letters dropped.* dropped=(\d+)`).FindAllStringSubmatch(log.String(), -1) {
+		n, _ := strconv.Atoi(m[1])
+		dropped += n
+	}
+	letters := forewarn(t, "outbox", "list", "--state", "dead", "--config", config, "-o", "json")
+	listed, err := letters.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := hooks["well"].accepted()
+	for name, h := range hooks {
+		judgeTimes(t, name, h)
+		has := map[string]int{}
+		for _, id := range h.accepted() {
+			has[id]++
+		}
+		missing, repeated := 0, 0
+		for _, id := range want {
+			if has[id] == 0 && !strings.Contains(string(listed), id) {
+				missing++
+			}
+		}
+		for _, n := range has {
+			repeated += n - 1
+		}
+		if missing > dropped {
+			t.Errorf("%s lacks %d CloudEvents, and %d dead letters were dropped", name, missing, dropped)
+		}
+		if repeated > documents*32 { // an attempt that a reload interrupts is made again
+			t.Errorf("%s got %d CloudEvents again", name, repeated)
+		}
+	}
+}
+
+// heardAll reports whether the last that was heard of each event is its time in the last document.
+func heardAll(h *receiver, last map[string]string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.bodies) < len(last) {
+		return false
+	}
+	left := len(last)
+	seen := map[string]bool{}
+	for n := len(h.bodies) - 1; n >= 0 && left > 0; n-- {
+		ce := tellOf(h.bodies[n])
+		if seen[ce.Subject] {
+			continue
+		}
+		seen[ce.Subject] = true
+		if want, ok := last[ce.Subject]; ok {
+			if at, err := time.Parse(http.TimeFormat, want); err != nil || !at.Equal(ce.NotBefore) {
+				return false
+			}
+			left--
+		}
+	}
+	return left == 0
+}
+
+// A telling is what a CloudEvent says of an Azure event.
+type telling struct {
+	ID        string
+	Subject   string
+	Time      time.Time
+	NotBefore time.Time `json:"aznotbefore"`
+}
+
+func tellOf(body []byte) (ce telling) {
+	_ = json.Unmarshal(body, &ce)
+	return ce
+}
+
+// judgeTimes fails the test if an event's CloudEvents came in another order than they were made in.
+func judgeTimes(t *testing.T, who string, h *receiver) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	latest := map[string]telling{}
+	first := map[string]bool{}
+	for _, body := range h.bodies {
+		ce := tellOf(body)
+		if first[ce.ID] {
+			continue
+		}
+		first[ce.ID] = true
+		if was := latest[ce.Subject]; ce.Time.Before(was.Time) {
+			t.Errorf("%s heard %s of %v after %s of %v", who, ce.ID, ce.Time, was.ID, was.Time)
+		}
+		latest[ce.Subject] = ce
+	}
+}
