@@ -3,6 +3,7 @@ package relay_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -146,9 +147,12 @@ func readByConsumer(pending int) func(*testing.B, func() *nats.Conn, func(string
 				return
 			}
 			var ce struct{ ID, Subject string }
-			err = json.Unmarshal(msg.Data(), &ce)
-			if err == nil { // the record of the Azure event: was it told before?
+			if err = json.Unmarshal(msg.Data(), &ce); err == nil { // the record of the Azure event: was it told before?
 				_, err = kv.Get(b.Context(), "mark.hook."+ce.Subject)
+			}
+			if !errors.Is(err, jetstream.ErrKeyNotFound) {
+				b.Error(err)
+				return
 			}
 			more := heard(ce.ID)
 			if _, err = kv.Put(b.Context(), "mark.hook."+ce.Subject, []byte(ce.ID)); err == nil {
