@@ -11,21 +11,6 @@ import (
 	"syscall"
 )
 
-// What the system says.
-const (
-	statCall          = "stat"
-	noSuchFile        = syscall.ENOENT
-	noSuchPath        = syscall.ENOENT
-	connectionRefused = syscall.ECONNREFUSED
-	addressTaken      = syscall.EADDRINUSE
-)
-
-// programsHere returns settings as they are: the paths of their programs are those of this system.
-func programsHere(settings string) string { return settings }
-
-// tellsSecrets is the command of an exec sink that prints its variables T and U, and fails.
-const tellsSecrets = `[/bin/sh, -c, 'echo "$T $U"; exit 1']`
-
 // controlPath is a place for the control socket.
 func controlPath(dir string) string { return filepath.Join(dir, "fw.sock") }
 

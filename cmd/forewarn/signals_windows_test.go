@@ -7,29 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/windows"
 )
-
-// What the system says.
-const (
-	statCall          = "GetFileAttributesEx"
-	noSuchFile        = windows.ERROR_FILE_NOT_FOUND
-	noSuchPath        = windows.ERROR_PATH_NOT_FOUND
-	connectionRefused = windows.WSAECONNREFUSED
-	addressTaken      = windows.WSAEADDRINUSE
-)
-
-// programsHere gives the programs of settings for another system a path of Windows.
-func programsHere(settings string) string {
-	return regexp.MustCompile(`("?command"?: *\[['"]?)/|(dir: (?:&\w+ )?)/`).ReplaceAllString(settings, "${1}${2}C:/")
-}
-
-// tellsSecrets is the command of an exec sink that prints its variables T and U, and fails.
-const tellsSecrets = `['C:/windows/system32/cmd.exe', /c, 'echo %T% %U%& exit 1']`
 
 // controlPath is a place for the control socket, which is a named pipe.
 func controlPath(dir string) string {
@@ -91,6 +73,7 @@ func withConsole(c *exec.Cmd) {
 }
 
 // ctrlC is a program that presses Ctrl-C on the console of the process named by its argument. It has to leave its own.
+// Ctrl-Break it cannot press under wine, where the program that does so hangs.
 func ctrlC() {
 	kernel := windows.NewLazySystemDLL("kernel32.dll")
 	pid, err := strconv.Atoi(os.Args[1])
