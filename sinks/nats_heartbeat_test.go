@@ -14,8 +14,8 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// Heartbeats go to a subject of their own, whatever the settings say, where a stream keeps the last one of each VM. That
-// nobody keeps them, or that they are not allowed, holds up no event.
+// Heartbeats go to a subject of their own, whatever the settings say, where a stream keeps the last one of each VM.
+// That nobody keeps them, or that they are not allowed, holds up no event.
 func TestNATSHeartbeatsHaveASubjectOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	records := func(c *jetstream.StreamConfig) { c.Subjects = []string{"forewarn.events.>", "forewarn.bridge.>"} }
@@ -25,9 +25,10 @@ func TestNATSHeartbeatsHaveASubjectOfTheirOwn(t *testing.T) {
 		keys   string
 		want   string
 	}{
-		"a stream keeps them":              {kept: true, want: "stored in stream BEATS"},
-		"a stream keeps them, by template": {kept: true, keys: "subject: 'forewarn.events.{{.id}}'", want: "stored in stream BEATS"},
-		"nobody keeps them":                {want: "not stored: no stream takes it"},
+		"a stream keeps them": {kept: true, want: "stored in stream BEATS"},
+		"a stream keeps them, by template": {kept: true, keys: "subject: 'forewarn.events.{{.id}}'",
+			want: "stored in stream BEATS"},
+		"nobody keeps them": {want: "not stored: no stream takes it"},
 		"not allowed": {server: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"forewarn.heartbeat.>"}}},
 			want: "not stored: this user may not publish there"},
 	} {
