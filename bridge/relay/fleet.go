@@ -265,7 +265,7 @@ func (f *fleet) hasRead(audit, beats *jetstream.StreamInfo) bool {
 }
 
 // observed are the VMs with what excuses their silence.
-func (f *fleet) observed() []observer {
+func (f *fleet) observed() []*observer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	type excuse struct{ open, gone, ended time.Time }
@@ -291,10 +291,10 @@ func (f *fleet) observed() []observer {
 			excuses[key] = e
 		}
 	}
-	all := make([]observer, 0, len(f.vms))
+	all := make([]*observer, 0, len(f.vms))
 	for key, v := range f.vms {
 		e := excuses[key]
-		all = append(all, observer{
+		all = append(all, &observer{
 			key: key, name: v.name, set: v.set, group: v.group, heard: v.heard, back: v.back, every: v.every,
 			left: !v.left.IsZero() && !v.beat.After(v.left), excused: !e.open.IsZero() || !e.gone.Before(v.heard) && !e.gone.IsZero(),
 			ended: e.ended,
@@ -386,25 +386,29 @@ func (f *fleet) machines() []bridge.FleetVM {
 			}
 		}
 	}
-	all := []bridge.FleetVM{}
+	var sorted []*bridge.FleetVM // pointers, because code to sort is made for each type, and all of theirs share one
 	for key, v := range byName {
 		if len(v.Events) == 0 && time.Since(v.Heard) > forgetVM {
 			delete(f.vms, key)
 			continue
 		}
 		slices.Sort(v.Events)
-		all = append(all, *v)
+		sorted = append(sorted, v)
 	}
-	slices.SortFunc(all, func(a, b bridge.FleetVM) int {
+	slices.SortFunc(sorted, func(a, b *bridge.FleetVM) int {
 		return cmp.Or(
 			cmp.Compare(rank(a), rank(b)), a.NotBefore.Compare(b.NotBefore), a.Heard.Compare(b.Heard),
 			strings.Compare(a.Name, b.Name))
 	})
+	all := make([]bridge.FleetVM, len(sorted))
+	for i, v := range sorted {
+		all[i] = *v
+	}
 	return all
 }
 
 // rank is 0 for a VM whose event has begun, 1 for one with an event, 2 for a silent one, 3 for the others.
-func rank(v bridge.FleetVM) int {
+func rank(v *bridge.FleetVM) int {
 	switch {
 	case v.Started:
 		return 0

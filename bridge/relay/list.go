@@ -80,6 +80,7 @@ func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, m
 
 // pending are the selected deliveries that are pending here.
 func (r *Relay) pending(sel Selection) (list []Entry) {
+	var found []*Entry // pointers: see fleet.machines
 	r.mu.Lock()
 	var queues []*queue
 	for _, s := range r.serving {
@@ -92,14 +93,17 @@ func (r *Relay) pending(sel Selection) (list []Entry) {
 		q.mu.Lock()
 		for _, e := range q.pending {
 			if sel.has(q.route.Name, statePending, e.item.Group) {
-				list = append(list, Entry{
+				found = append(found, &Entry{
 					Key: entryKey(q.route.Name, e.item.Seq), Sink: q.route.Name, Item: *e.item, State: statePending,
 				})
 			}
 		}
 		q.mu.Unlock()
 	}
-	slices.SortFunc(list, func(a, b Entry) int { return strings.Compare(a.sortKey(), b.sortKey()) })
+	slices.SortFunc(found, func(a, b *Entry) int { return strings.Compare(a.sortKey(), b.sortKey()) })
+	for _, e := range found {
+		list = append(list, *e)
+	}
 	return list
 }
 

@@ -43,7 +43,7 @@ type observer struct {
 
 // silentAt is when the VM counts as silent if nothing comes; zero if it never does. What happened before clear wasn't
 // watched.
-func (o observer) silentAt(clear time.Time) time.Time {
+func (o *observer) silentAt(clear time.Time) time.Time {
 	if o.every <= 0 || o.left || o.excused {
 		return time.Time{}
 	}
@@ -65,12 +65,12 @@ type silence struct {
 
 // decide gives the VMs that are to be told as silent and as back, by message, and what is remembered then. It is told
 // the time by the stream's servers, whose clock is also that of what was heard.
-func (s silence) decide(all []observer, clear, now time.Time) (next silence, silent, back [][]observer) {
+func (s silence) decide(all []*observer, clear, now time.Time) (next silence, silent, back [][]*observer) {
 	next = silence{Silent: maps.Clone(s.Silent), Say: s.Say}
 	if next.Silent == nil {
 		next.Silent = map[string]time.Time{}
 	}
-	var fell, returned []observer
+	var fell, returned []*observer
 	fallen, turned := now, now // the first of them
 	for _, o := range all {
 		id := digest(o.key)
@@ -97,7 +97,7 @@ func (s silence) decide(all []observer, clear, now time.Time) (next silence, sil
 		}
 	}
 	if room := max(0, maxSilent-len(next.Silent)); len(fell) > room {
-		slices.SortFunc(fell, func(a, b observer) int { return a.heard.Compare(b.heard) })
+		slices.SortFunc(fell, func(a, b *observer) int { return a.heard.Compare(b.heard) })
 		fell = fell[:room]
 	}
 	if now.Sub(fallen) >= gatherSilence {
@@ -110,13 +110,13 @@ func (s silence) decide(all []observer, clear, now time.Time) (next silence, sil
 }
 
 // messages are the VMs by message: one each, or all in one.
-func messages(all []observer) (list [][]observer) {
-	slices.SortFunc(all, func(a, b observer) int { return strings.Compare(a.key, b.key) })
+func messages(all []*observer) (list [][]*observer) {
+	slices.SortFunc(all, func(a, b *observer) int { return strings.Compare(a.key, b.key) })
 	if len(all) > fewSilent {
-		return [][]observer{all}
+		return [][]*observer{all}
 	}
 	for _, o := range all {
-		list = append(list, []observer{o})
+		list = append(list, []*observer{o})
 	}
 	return list
 }
@@ -151,7 +151,7 @@ func (r *Relay) setUnwatched(err error) {
 }
 
 // tellSilence tells who fell silent, and who came back, if no other relay does.
-func (r *Relay) tellSilence(ctx context.Context, p places, all []observer, clear, now time.Time) error {
+func (r *Relay) tellSilence(ctx context.Context, p places, all []*observer, clear, now time.Time) error {
 	var s silence
 	rev, err := p.marks.get(ctx, silenceKey, &s)
 	if err != nil && !errors.Is(err, errUnreadable) {
@@ -161,7 +161,7 @@ func (r *Relay) tellSilence(ctx context.Context, p places, all []observer, clear
 		next, silent, back := s.decide(all, clear, now)
 		for _, said := range []struct {
 			typ  string
-			list [][]observer
+			list [][]*observer
 		}{{cloudevent.ObserverSilent, silent}, {cloudevent.ObserverBack, back}} {
 			for _, vms := range said.list {
 				body, err := r.aboutObservers(said.typ, vms)
@@ -213,7 +213,7 @@ func (s silence) save(ctx context.Context, b bucket, rev uint64) (uint64, error)
 }
 
 // aboutObservers is the CloudEvent about VMs that fell silent or came back. This relay says so, about them.
-func (r *Relay) aboutObservers(typ string, vms []observer) (json.RawMessage, error) {
+func (r *Relay) aboutObservers(typ string, vms []*observer) (json.RawMessage, error) {
 	first, names := vms[0].heard, []string{}
 	sets, groups := map[string]bool{}, map[string]bool{}
 	for _, o := range vms {
@@ -263,7 +263,7 @@ func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Ev
 }
 
 // watchFleet gives all VMs as they are now, once all that the streams hold by now is read, and the servers' time.
-func (r *Relay) watchFleet(ctx context.Context, p places) (now time.Time, all []observer, err error) {
+func (r *Relay) watchFleet(ctx context.Context, p places) (now time.Time, all []*observer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	beats, err := p.js.Stream(ctx, p.beats)

@@ -14,14 +14,14 @@ func TestSilenceIsDecided(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC)
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
-	vm := func(n, heard int, with ...func(*observer)) observer {
-		o := observer{key: fmt.Sprintf("vm-%02d", n), name: fmt.Sprintf("vm-%02d", n), heard: at(heard), every: 100 * time.Second}
+	vm := func(n, heard int, with ...func(*observer)) *observer {
+		o := &observer{key: fmt.Sprintf("vm-%02d", n), name: fmt.Sprintf("vm-%02d", n), heard: at(heard), every: 100 * time.Second}
 		for _, f := range with {
-			f(&o)
+			f(o)
 		}
 		return o
 	}
-	many := func(n int, heard func(n int) int, with ...func(*observer)) (all []observer) {
+	many := func(n int, heard func(n int) int, with ...func(*observer)) (all []*observer) {
 		for i := range n {
 			all = append(all, vm(i, heard(i), with...))
 		}
@@ -43,7 +43,7 @@ func TestSilenceIsDecided(t *testing.T) {
 	day := int(forgetVM / time.Second)
 	for _, tt := range []struct {
 		name   string
-		vms    []observer
+		vms    []*observer
 		told   map[string]time.Time
 		clear  int
 		now    int
@@ -52,12 +52,12 @@ func TestSilenceIsDecided(t *testing.T) {
 		left   int // VMs that are remembered as silent
 	}{
 		{name: "all is well", vms: many(3, func(int) int { return 1000 }), now: 1200},
-		{name: "not yet", vms: []observer{vm(1, 0)}, now: 299},
-		{name: "silent, but others may follow", vms: []observer{vm(1, 0)}, now: 359},
-		{name: "silent", vms: []observer{vm(1, 0)}, now: 360, silent: "vm-01", left: 1},
-		{name: "a quick one, a minute at least", vms: []observer{vm(1, 0, quick)}, now: 119},
-		{name: "a quick one", vms: []observer{vm(1, 0, quick)}, now: 120, silent: "vm-01", left: 1},
-		{name: "told once", vms: []observer{vm(1, 0)}, told: told(0, 1), now: 900, left: 1},
+		{name: "not yet", vms: []*observer{vm(1, 0)}, now: 299},
+		{name: "silent, but others may follow", vms: []*observer{vm(1, 0)}, now: 359},
+		{name: "silent", vms: []*observer{vm(1, 0)}, now: 360, silent: "vm-01", left: 1},
+		{name: "a quick one, a minute at least", vms: []*observer{vm(1, 0, quick)}, now: 119},
+		{name: "a quick one", vms: []*observer{vm(1, 0, quick)}, now: 120, silent: "vm-01", left: 1},
+		{name: "told once", vms: []*observer{vm(1, 0)}, told: told(0, 1), now: 900, left: 1},
 		{name: "ten are told one by one", vms: many(10, func(n int) int { return n }), now: 369, left: 10,
 			silent: "vm-00|vm-01|vm-02|vm-03|vm-04|vm-05|vm-06|vm-07|vm-08|vm-09"},
 		{name: "eleven within a minute are one message", vms: many(11, func(n int) int { return n * 5 }), now: 360, left: 11,
@@ -65,28 +65,28 @@ func TestSilenceIsDecided(t *testing.T) {
 		{name: "eleven, the last a minute after the first", vms: many(11, func(n int) int { return n * 6 }), now: 359},
 		{name: "who will be silent isn't told with those that are", vms: append(many(1, func(int) int { return 0 }), vm(5, 100)),
 			now: 360, silent: "vm-00", left: 1},
-		{name: "it said that it stops", vms: []observer{vm(1, 0, left)}, now: 900},
-		{name: "Azure said why", vms: []observer{vm(1, 0, excused)}, now: 900},
-		{name: "it sends no heartbeats", vms: []observer{vm(1, 0, none)}, now: 900},
-		{name: "its event is over, so it should be back soon", vms: []observer{vm(1, 0, ended(600))}, now: 900},
-		{name: "its event is over, and it isn't back", vms: []observer{vm(1, 0, ended(600))}, now: 960, silent: "vm-01", left: 1},
-		{name: "this relay has just begun to look", vms: []observer{vm(1, 0)}, clear: 800, now: 1100},
-		{name: "this relay looks for long enough", vms: []observer{vm(1, 0)}, clear: 800, now: 1160, silent: "vm-01", left: 1},
-		{name: "forgotten before anybody could be told", vms: []observer{vm(1, 0)}, clear: day, now: day + 400},
-		{name: "forgotten after it was told", vms: []observer{vm(1, 0)}, told: told(0, 1), now: day},
-		{name: "not forgotten yet", vms: []observer{vm(1, 0)}, told: told(0, 1), now: day - 1, left: 1},
-		{name: "back, but others may follow", vms: []observer{vm(1, 900, back(900))}, told: told(0, 1), now: 959, left: 1},
-		{name: "back", vms: []observer{vm(1, 950, back(900))}, told: told(0, 1), now: 960, back: "vm-01"},
+		{name: "it said that it stops", vms: []*observer{vm(1, 0, left)}, now: 900},
+		{name: "Azure said why", vms: []*observer{vm(1, 0, excused)}, now: 900},
+		{name: "it sends no heartbeats", vms: []*observer{vm(1, 0, none)}, now: 900},
+		{name: "its event is over, so it should be back soon", vms: []*observer{vm(1, 0, ended(600))}, now: 900},
+		{name: "its event is over, and it isn't back", vms: []*observer{vm(1, 0, ended(600))}, now: 960, silent: "vm-01", left: 1},
+		{name: "this relay has just begun to look", vms: []*observer{vm(1, 0)}, clear: 800, now: 1100},
+		{name: "this relay looks for long enough", vms: []*observer{vm(1, 0)}, clear: 800, now: 1160, silent: "vm-01", left: 1},
+		{name: "forgotten before anybody could be told", vms: []*observer{vm(1, 0)}, clear: day, now: day + 400},
+		{name: "forgotten after it was told", vms: []*observer{vm(1, 0)}, told: told(0, 1), now: day},
+		{name: "not forgotten yet", vms: []*observer{vm(1, 0)}, told: told(0, 1), now: day - 1, left: 1},
+		{name: "back, but others may follow", vms: []*observer{vm(1, 900, back(900))}, told: told(0, 1), now: 959, left: 1},
+		{name: "back", vms: []*observer{vm(1, 950, back(900))}, told: told(0, 1), now: 960, back: "vm-01"},
 		{name: "eleven are back", vms: many(11, func(int) int { return 950 }, back(900)),
 			told: told(0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), now: 960,
 			back: "vm-00 vm-01 vm-02 vm-03 vm-04 vm-05 vm-06 vm-07 vm-08 vm-09 vm-10"},
-		{name: "gone for good after it was silent", vms: []observer{vm(1, 0, excused)}, told: told(0, 1), now: 900, left: 1},
-		{name: "a clock that was set back", vms: []observer{vm(1, 900)}, now: 0},
+		{name: "gone for good after it was silent", vms: []*observer{vm(1, 0, excused)}, told: told(0, 1), now: 900, left: 1},
+		{name: "a clock that was set back", vms: []*observer{vm(1, 900)}, now: 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := silence{Silent: tt.told}
 			next, silent, back := s.decide(tt.vms, at(tt.clear), at(tt.now))
-			words := func(list [][]observer) string {
+			words := func(list [][]*observer) string {
 				var all []string
 				for _, vms := range list {
 					var names []string
@@ -121,17 +121,17 @@ func TestSilenceIsDecided(t *testing.T) {
 func TestSilentVMsAreBounded(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC)
-	var all []observer
+	var all []*observer
 	for n := range maxSilent + 5 {
 		name := fmt.Sprintf("vm-%05d", n)
-		all = append(all, observer{key: name, name: name, heard: start.Add(-time.Duration(n) * time.Millisecond), every: time.Minute})
+		all = append(all, &observer{key: name, name: name, heard: start.Add(-time.Duration(n) * time.Millisecond), every: time.Minute})
 	}
 	now := start.Add(time.Hour)
 	s, silent, _ := silence{}.decide(all, start, now)
 	if len(silent) != 1 || len(silent[0]) != maxSilent || len(s.Silent) != maxSilent {
 		t.Fatalf("%d messages, %d remembered, want one of %d", len(silent), len(s.Silent), maxSilent)
 	}
-	if slices.ContainsFunc(silent[0], func(o observer) bool { return o.name == "vm-00000" }) {
+	if slices.ContainsFunc(silent[0], func(o *observer) bool { return o.name == "vm-00000" }) {
 		t.Error("the one that was heard last is told first")
 	}
 	if _, silent, _ := s.decide(all, start, now); len(silent) > 0 {
