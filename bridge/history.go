@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -23,6 +24,8 @@ type EventHistory struct {
 	Resources []string           `json:"resources"`
 	Outcome   cloudevent.Outcome `json:"outcome,omitempty"` // "" while it is not over
 	Changes   []HistoryChange    `json:"changes"`
+	Set       string             `json:"-"` // scale set of who saw it
+	Group     string             `json:"-"` // resource group
 }
 
 // A HistoryChange is one change of an event, with its deliveries.
@@ -151,6 +154,7 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 		b.histories[ce.Subject()] = life
 	}
 	life.Type, life.Source, life.Resources = e.Type, e.Source, e.Resources
+	life.Set, life.Group = cmp.Or(d.Observer.ScaleSet, life.Set), cmp.Or(d.Observer.ResourceGroup, life.Group)
 	if d.Outcome != "" {
 		life.Outcome = d.Outcome
 	}

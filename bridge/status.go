@@ -80,6 +80,8 @@ type EventStatus struct {
 	AffectsSelf bool            `json:"affectsSelf"`
 	Approval    string          `json:"approval,omitempty"` // why no rule approves it; "" if no rule is for it
 	Approved    *ApprovedStatus `json:"approved,omitempty"` // set if its latest change was approved
+	Set         string          `json:"set,omitempty"`      // scale set of who saw it; from a relay only
+	Group       string          `json:"group,omitempty"`    // resource group, likewise
 	Known       imds.Event      `json:"-"`                  // Event, decoded
 }
 

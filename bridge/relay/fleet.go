@@ -338,7 +338,7 @@ func (f *fleet) open(now time.Time) []bridge.EventStatus {
 		}
 		e := l.event
 		all = append(all, bridge.EventStatus{
-			Event: e.Raw, Known: e, NotBefore: e.NotBefore,
+			Event: e.Raw, Known: e, NotBefore: e.NotBefore, Set: l.seen.ScaleSet, Group: l.seen.ResourceGroup,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}

@@ -21,12 +21,13 @@ import (
 
 func (p *program) statusCommand() *cobra.Command {
 	var watch bool
+	var filter bridge.FleetFilter
 	c := p.outputFlag(&cobra.Command{
 		Use: "status", Short: "Show how the running forewarn is doing",
 		Long: `Shows how the running forewarn is doing: the endpoint, the outbox, open events and sinks.
 
 Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
-		Example: "  forewarn status\n  forewarn status --watch\n  forewarn status -o json | jq .sinks",
+		Example: "  forewarn status\n  forewarn status --set 'web*'\n  forewarn status --watch\n  forewarn status -o json | jq .sinks",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if watch && p.output == "json" {
@@ -39,12 +40,13 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 			if watch {
 				ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 				defer stop()
-				return p.watchStatus(ctx, running, s.Timezone)
+				return p.watchStatus(ctx, running, filter, s.Timezone)
 			}
 			st, err := running.Status(c.Context())
 			if err != nil {
 				return err
 			}
+			st = filter.Status(st)
 			if p.output == "json" {
 				err = wording.PrintJSON(p.out, st)
 			} else {
@@ -58,12 +60,15 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 		},
 	})
 	c.Flags().BoolVar(&watch, "watch", false, "update every second until interrupted")
+	c.Flags().StringVar(&filter.Set, "set", "", "of a relay: VMs and events of this scale set only, or of this pattern")
+	c.Flags().StringVar(&filter.Group, "group", "", "of a relay: of this resource group only, or of this pattern")
 	return c
 }
 
 // watchStatus shows the status every second until ctx is done. A forewarn must run at the start; later it may stop and
 // come back. On a terminal the status fills the screen, and at the end the last status stays below the earlier content.
-func (p *program) watchStatus(ctx context.Context, running *control.Client, zone *time.Location) error {
+func (p *program) watchStatus(ctx context.Context, running *control.Client, filter bridge.FleetFilter,
+	zone *time.Location) error {
 	w := statusWatch{out: p.out, zone: zone}
 	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && obeysControls(t.file) {
 		w.out = t.file
@@ -84,7 +89,7 @@ func (p *program) watchStatus(ctx context.Context, running *control.Client, zone
 			return nil
 		} else if err != nil && w.heard.IsZero() {
 			return err
-		} else if err := w.show(st, err, time.Now()); err != nil {
+		} else if err := w.show(filter.Status(st), err, time.Now()); err != nil {
 			return err
 		}
 		select {

@@ -109,6 +109,12 @@ func relayText(s bridge.Status, heard time.Time, zone *time.Location) string {
 		if !v.Heard.IsZero() {
 			last = wording.Ago(heard, v.Heard) + " ago"
 		}
+		switch {
+		case v.Silent:
+			last += ", SILENT"
+		case v.Stopped:
+			last += ", stopped"
+		}
 		if len(v.Events) > 0 {
 			event = fmt.Sprintf("%.8s", v.Events[0])
 			if more := len(v.Events) - 1; more > 0 {

@@ -43,13 +43,18 @@ type webPage struct {
 	build string // hash of the files, so that a browser notices that its own are old
 
 	parsed func() (*template.Template, error) // parses the template at the first request
-	whole  func() wholePage
+	whole  func() wholePage                   // without a filter
 
 	mu      sync.Mutex // guards the fields below
 	streams int
-	parts   map[string]string // rendered at made
-	title   string
-	made    time.Time
+	made    map[bridge.FleetFilter]renderedParts
+}
+
+// renderedParts are the parts of the page, as they were at a time.
+type renderedParts struct {
+	parts map[string]string
+	title string
+	at    time.Time
 }
 
 // newPage returns a page that shows the facts that look returns.
@@ -63,7 +68,7 @@ func newPage(look func() pageFacts) *webPage {
 		return nil
 	})
 	p := &webPage{look: look, build: hex.EncodeToString(sum.Sum(nil)[:6]), parsed: sync.OnceValues(parsePage)}
-	p.whole = shared(pageAge, p.render)
+	p.whole = shared(pageAge, func() wholePage { return p.render(bridge.FleetFilter{}) })
 	return p
 }
 
@@ -141,12 +146,13 @@ func (p *webPage) routes(mux *http.ServeMux) {
 }
 
 // view returns the template and the current content of the page.
-func (p *webPage) view(live bool) (*template.Template, pageView, error) {
+func (p *webPage) view(live bool, filter bridge.FleetFilter) (*template.Template, pageView, error) {
 	page, err := p.parsed()
 	if err != nil {
 		return nil, pageView{}, err
 	}
 	f := p.look()
+	f.Filter = filter
 	zone := f.Status.Settings.Timezone
 	if zone == nil {
 		zone = time.UTC
@@ -163,8 +169,8 @@ type wholePage struct {
 }
 
 // render renders the page. It is complete without its script.
-func (p *webPage) render() wholePage {
-	page, v, err := p.view(false)
+func (p *webPage) render(filter bridge.FleetFilter) wholePage {
+	page, v, err := p.view(false, filter)
 	var b bytes.Buffer
 	if err == nil {
 		err = page.ExecuteTemplate(&b, "page", v)
@@ -173,8 +179,13 @@ func (p *webPage) render() wholePage {
 }
 
 // show answers with the page.
-func (p *webPage) show(w http.ResponseWriter, _ *http.Request) {
-	page := p.whole()
+func (p *webPage) show(w http.ResponseWriter, r *http.Request) {
+	var page wholePage
+	if filter := filterOf(r.URL.Query()); filter == (bridge.FleetFilter{}) {
+		page = p.whole()
+	} else {
+		page = p.render(filter)
+	}
 	w.Header().Set("Cache-Control", "no-store")
 	if page.err != nil {
 		http.Error(w, "the page cannot be shown: "+page.err.Error(), http.StatusInternalServerError)
@@ -186,13 +197,13 @@ func (p *webPage) show(w http.ResponseWriter, _ *http.Request) {
 
 // current returns the parts of the page, rendered at most twice a second for all browsers together. Countdowns are left
 // to the script, so that a part changes only when its facts do.
-func (p *webPage) current() (parts map[string]string, title string, err error) {
+func (p *webPage) current(filter bridge.FleetFilter) (parts map[string]string, title string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if time.Since(p.made) < streamEvery/2 {
-		return p.parts, p.title, nil
+	if m := p.made[filter]; time.Since(m.at) < streamEvery/2 {
+		return m.parts, m.title, nil
 	}
-	page, v, err := p.view(true)
+	page, v, err := p.view(true, filter)
 	if err != nil {
 		return nil, "", err
 	}
@@ -204,7 +215,10 @@ func (p *webPage) current() (parts map[string]string, title string, err error) {
 		}
 		parts[name] = b.String()
 	}
-	p.parts, p.title, p.made = parts, v.Title, time.Now()
+	if p.made == nil || len(p.made) >= 2*maxStreams { // of browsers that are gone
+		p.made = map[bridge.FleetFilter]renderedParts{}
+	}
+	p.made[filter] = renderedParts{parts, v.Title, time.Now()}
 	return parts, v.Title, nil
 }
 
@@ -227,11 +241,11 @@ func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 	conn := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	sent, last := map[string]string{}, time.Time{}
+	sent, last, filter := map[string]string{}, time.Time{}, filterOf(r.URL.Query())
 	tick := time.NewTicker(streamEvery)
 	defer tick.Stop()
 	for {
-		parts, title, err := p.current()
+		parts, title, err := p.current(filter)
 		if err != nil {
 			return // loading the page shows the error
 		}
@@ -279,6 +293,6 @@ func (p *webPage) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.streams--; p.streams == 0 {
-		p.parts, p.title, p.made = nil, "", time.Time{}
+		p.made = nil
 	}
 }

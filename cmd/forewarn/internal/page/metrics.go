@@ -3,8 +3,10 @@ package page
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -155,6 +157,9 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	for _, e := range wording.First(wording.ByUrgency(st.Events), wording.ShownSeries) {
 		left.set(e.SecondsLeft, strconv.FormatBool(e.AffectsSelf), e.Known.ID, label(e.Known.Status), label(e.Known.Type))
 	}
+	if st.Relay != nil {
+		fleetGauges(gauge, st.Relay.VMs)
+	}
 	gauge("outbox_bytes", "Size of the outbox on disk.").set(float64(st.Outbox.Bytes))
 	gauge("outbox_durable",
 		"1 while everything is on disk; 0 while the outbox cannot be written and forewarn runs from memory.").
@@ -175,6 +180,38 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	gauge("config_last_reload_success_timestamp_seconds", "When the settings in force were loaded.").
 		set(seconds(st.Settings.LoadedAt))
 	return all
+}
+
+// maxFleetSeries limits the VMs, and the sets, with series of their own.
+const maxFleetSeries = 1000
+
+// fleetGauges are what a relay knows of VMs. One that it has forgotten has no series any more.
+func fleetGauges(gauge func(name, help string, labels ...string) *family, vms []bridge.FleetVM) {
+	all := gauge("fleet_vms", "VMs that a relay knows, by scale set; at most 1,000 sets.", "set")
+	mute := gauge("fleet_vms_silent", "VMs of them whose heartbeats stopped.", "set")
+	heard := gauge("fleet_vm_last_heard_timestamp_seconds",
+		"When a VM was last heard; 0 for never. At most 1,000 VMs: those with events, silent ones, and others.", "set", "vm")
+	left := gauge("fleet_vm_not_before_timestamp_seconds",
+		"NotBefore of the nearest event of a VM that has one. At most 1,000 VMs.", "set", "vm")
+	sets := map[string][2]int{}
+	for _, v := range vms {
+		n := sets[v.Set]
+		n[0]++
+		n[1] += truth(v.Silent)
+		sets[v.Set] = n
+	}
+	for i, set := range slices.Sorted(maps.Keys(sets)) {
+		if i < maxFleetSeries {
+			all.set(float64(sets[set][0]), label(set))
+			mute.set(float64(sets[set][1]), label(set))
+		}
+	}
+	for _, v := range wording.First(vms, maxFleetSeries) {
+		heard.set(seconds(v.Heard), label(v.Set), label(v.Name))
+		if !v.NotBefore.IsZero() {
+			left.set(seconds(v.NotBefore), label(v.Set), label(v.Name))
+		}
+	}
 }
 
 // label makes text from outside fit for a label: short, valid UTF-8.

@@ -234,7 +234,7 @@ func TestPageShowsOutsideTextAsText(t *testing.T) {
 	own := append(all(visit(t, h, "/").Body.String()), "<b", "</b") // who is told of what is in bold
 	p, h := pageOf(func() pageFacts { return hostileFacts(time.Now()) })
 	bodies := []string{visit(t, h, "/").Body.String()}
-	parts, _, err := p.current()
+	parts, _, err := p.current(bridge.FleetFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,11 +382,11 @@ func TestPageForgetsTheHistory(t *testing.T) {
 		seen() // and read again
 
 		p := newPage(look)
-		if parts, _, err := p.current(); err != nil || len(parts) == 0 || !p.enter() {
+		if parts, _, err := p.current(bridge.FleetFilter{}); err != nil || len(parts) == 0 || !p.enter() {
 			t.Fatalf("the page has %d parts: %v", len(parts), err)
 		}
 		p.leave()
-		if len(p.parts) > 0 {
+		if len(p.made) > 0 {
 			t.Error("the last browser went away, and the page is still in memory")
 		}
 		cancel()

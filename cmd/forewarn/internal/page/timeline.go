@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strings"
@@ -15,7 +16,8 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// A timelineView is the drawing of the last 30 days: a row for each type, with a bar for each event. X positions are in
+// A timelineView is the drawing of the last 30 days: a row for each type, or for each set of a fleet, with a bar for each
+// event. X positions are in
 // percent of the width, so that it fits every screen; y positions are in pixels.
 type timelineView struct {
 	Empty     string // the text shown if there are no bars
@@ -30,7 +32,7 @@ type timelineView struct {
 	Older     string // says how many older events are left out; "" for none
 }
 
-// A timelineRow is the row of one type.
+// A timelineRow is the row of one type, or of one set.
 type timelineRow struct {
 	Title string
 	Y     int // of the title
@@ -83,7 +85,7 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	}
 	var v timelineView
 	rows := map[string][]timelineBar{}
-	ends := map[string][]float64{} // by type: the x from which each lane is free
+	ends := map[string][]float64{} // by row: the x from which each lane is free
 	histories := slices.DeleteFunc(slices.Clone(f.Histories), func(l bridge.EventHistory) bool {
 		t := timesOf(l)
 		return !t.over.IsZero() && t.over.Before(from)
@@ -98,6 +100,10 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	}
 	for _, l := range histories {
 		b := p.bar(l, f.Status.Observer)
+		row := b.Class
+		if f.Status.Relay != nil {
+			row = strings.ToLower(l.Set)
+		}
 		t := timesOf(l)
 		end := t.over
 		if end.IsZero() {
@@ -108,15 +114,15 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		if !t.begun.IsZero() {
 			b.Start = percent(share(t.begun))
 		}
-		lanes := ends[b.Class]
+		lanes := ends[row]
 		b.lane = slices.IndexFunc(lanes, func(free float64) bool { return free <= x1 })
 		if b.lane < 0 {
 			b.lane = len(lanes)
 			lanes = append(lanes, 0)
 		}
 		lanes[b.lane] = x2 + minBar
-		ends[b.Class] = lanes
-		rows[b.Class] = append(rows[b.Class], b)
+		ends[row] = lanes
+		rows[row] = append(rows[row], b)
 	}
 	for _, bars := range rows {
 		v.Histories = append(v.Histories, bars...)
@@ -126,12 +132,22 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 		return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.ID, b.ID)) < 0
 	})
 	y := 0
-	for _, class := range timelineTypes {
+	order := timelineTypes
+	if f.Status.Relay != nil { // by set, those in none last
+		order = slices.SortedFunc(maps.Keys(rows), func(a, b string) int {
+			return cmp.Or(cmp.Compare(truth(a == ""), truth(b == "")), strings.Compare(a, b))
+		})
+	}
+	for _, class := range order {
 		bars := rows[class]
 		if len(bars) == 0 {
 			continue
 		}
-		title := fmt.Sprintf("%s, %s", typeTitle(class), wording.Plural(len(bars), "event", "events"))
+		name := typeTitle(class)
+		if f.Status.Relay != nil {
+			name = cmp.Or(wording.Printable(class), "In no set")
+		}
+		title := fmt.Sprintf("%s, %s", name, wording.Plural(len(bars), "event", "events"))
 		row := timelineRow{Title: title, Y: y + 17, Bars: bars}
 		for i := range bars {
 			bars[i].Y = y + titleHeight + bars[i].lane*laneHeight + laneHeight/2

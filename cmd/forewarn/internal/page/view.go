@@ -23,6 +23,7 @@ type pageFacts struct {
 	Dead          []outbox.Delivery     // the newest dead letters, oldest first
 	MoreDead      int                   // number of older dead letters
 	Err           error                 // of reading the history
+	Filter        bridge.FleetFilter    // what of a fleet is shown
 }
 
 // pageView is the content of the page, ready for its template.
@@ -32,11 +33,13 @@ type pageView struct {
 	Title string
 	Name  string // of the VM
 	Place string
-	Now   moment
-	Ready bool
-	Needs string // how many troubles there are, in words; "" for none
-	Lost  string // how many dead letters there are, in words; "" for none
-	Plans string // what Azure announces, in one line; "" if unknown
+	// Filter says which part of a fleet is shown; "" for all of it, and of a bridge.
+	Filter string
+	Now    moment
+	Ready  bool
+	Needs  string // how many troubles there are, in words; "" for none
+	Lost   string // how many dead letters there are, in words; "" for none
+	Plans  string // what Azure announces, in one line; "" if unknown
 
 	Troubles  []troubleView
 	Dead      []deadView
@@ -92,6 +95,7 @@ type pageWriter struct {
 
 // view returns the content of the page for f.
 func (p pageWriter) view(f pageFacts) pageView {
+	f.Status, f.Histories = f.Filter.Status(f.Status), f.Filter.Histories(f.Histories)
 	s := f.Status
 	v := pageView{
 		Live: p.live, Name: p.name(s.Observer.Name), Now: p.moment(p.now),
@@ -116,6 +120,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 	}
 	if s.Relay != nil {
 		p.fleet(&v, s.Relay)
+		v.Filter = filtered(f.Filter)
 	}
 	v.Troubles = p.troubles(f)
 	for _, e := range slices.Backward(f.Dead) { // the newest first

@@ -81,7 +81,7 @@
 
   function connect() {
     began = Date.now();
-    source = new EventSource('/events');
+    source = new EventSource('/events' + location.search);
     source.onmessage = (m) => take(JSON.parse(m.data));
     source.onerror = lost;
   }
