@@ -213,7 +213,7 @@ func TestASilentVMIsToldOnce(t *testing.T) {
 		pause(8 * time.Minute)
 		want("many are silent", "silent 11: web_0 web_10 web_11 web_12 web_13 web_2 web_5 web_6 web_7 web_8 web_9")
 		stopD()
-		r, _, stopE := run("e")
+		_, _, stopE := run("e")
 		pause(8 * time.Minute)
 		want("nothing is told again after a restart")
 		b.wake(many...)
