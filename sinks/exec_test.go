@@ -31,7 +31,7 @@ import (
 // TestMain lets the test binary be the command that a test runs: TASK says which.
 func TestMain(m *testing.M) {
 	if task := os.Getenv("TASK"); task != "" {
-		os.Exit(perform(task, os.Args[1:]))
+		syscall.Exit(perform(task, os.Args[1:])) // os.Exit would complain, under -cover, of a directory that it lacks
 	}
 	// They mostly wait for sockets, so more of them run at a time than there are processors.
 	if err := flag.Set("test.parallel", "8"); err != nil {
