@@ -505,7 +505,7 @@ func TestAnOutdatedChangeIsLate(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
 				sink := newRecorder()
 				r := with(route("hook", sink), func(t *bridge.Terms) { t.Late = late })
-				st, stop := s.run(r)
+				_, stop := s.run(r)
 				a := eventNo(1).in(time.Hour)
 				scheduled := a.say(t, imds.Scheduled, "vm-1")
 				pause(time.Minute)
@@ -513,7 +513,7 @@ func TestAnOutdatedChangeIsLate(t *testing.T) {
 				s.publish(started)
 				pause(time.Minute)
 				stop()
-				st, stop = s.run(r) // another relay knows it too
+				st, stop := s.run(r) // another relay knows it too
 				s.publish(scheduled)
 				pause(time.Minute)
 				if open := st.Status().Events; len(open) != 1 || open[0].Known.Status != imds.StatusStarted {
