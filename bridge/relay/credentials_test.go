@@ -3,6 +3,7 @@ package relay_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,9 +111,10 @@ func TestCredentialsThatExpireAreTakenUpAnew(t *testing.T) {
 		if f.js, err = jetstream.New(f.conn); err != nil {
 			t.Fatal(err)
 		}
-		credentials := i.user(time.Now().Add(10 * time.Minute))
+		var credentials atomic.Value
+		credentials.Store(i.user(time.Now().Add(10 * time.Minute)))
 		sink := newRecorder()
-		wire := &cable{server: srv, options: func() []nats.Option { return []nats.Option{credentials} }}
+		wire := &cable{server: srv, options: func() []nats.Option { return []nats.Option{credentials.Load().(nats.Option)} }}
 		r, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)},
 			Connect: func(ctx context.Context) (*nats.Conn, error) { return wire.dial(ctx) }})
 		defer stop()
@@ -133,7 +135,7 @@ func TestCredentialsThatExpireAreTakenUpAnew(t *testing.T) {
 				s.Reasons)
 		}
 		wantIDs(t, "with expired credentials", sink.all(), first)
-		credentials = i.user(time.Now().Add(time.Hour))
+		credentials.Store(i.user(time.Now().Add(time.Hour)))
 		pause(10 * time.Second)
 		wantIDs(t, "with new ones", sink.all(), first, second)
 		if s := r.Status(); !s.Ready {
