@@ -401,7 +401,7 @@ func (s *schedule) refuse(
 			s.probe = now.Add(probeEvery)
 		}
 	}
-	if s.down() && !s.blocked && !s.probe.After(now) {
+	if s.down() && !s.probe.After(now) {
 		s.misses++
 		s.probe = now.Add(backoff(s.misses, s.random()))
 	}

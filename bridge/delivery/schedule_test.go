@@ -826,3 +826,106 @@ func TestADestinationThatIsDownAgainIsTriedSoon(t *testing.T) {
 		}
 	}
 }
+
+// downPlan is down over eight of thirty events.
+func downPlan(terms Terms) *plan {
+	p := newPlan(terms)
+	p.random = func() float64 { return 1 }
+	for n := range 30 {
+		p.owe(fmt.Sprint("EVENT-", n), scheduled, far)
+	}
+	for p.fails(false, 0) != nil {
+	}
+	return p
+}
+
+// Only one probe is under way at a time, also where more attempts could be, whatever is urgent.
+func TestOneProbeAtATime(t *testing.T) {
+	p := downPlan(Terms{Parallel: 4})
+	p.now = p.probe
+	if a, _ := p.next(); len(a.batch) != 1 {
+		t.Fatalf("the probe is of %v", idsIn(a))
+	}
+	p.later(time.Minute)
+	p.owe("URGENT", scheduled, time.Minute)
+	p.want(t, "beside it", p.try())
+}
+
+// A message about the bridge goes alone, also when it is its turn before that of events of which only the latest are told.
+func TestAMessageAboutTheBridgeIsNoPartOfADigest(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest, Batch: 10})
+	for n := range 8 {
+		p.owe(fmt.Sprint("EVENT-", n), scheduled, far)
+		p.fails(false, 0)
+	}
+	p.later(10 * time.Minute)
+	p.owe("", "", 0)
+	p.want(t, "the probe", p.fails(false, 0), "-")
+}
+
+// What is urgent stays so until it is attempted, though something else of its event comes after it.
+func TestWhatIsUrgentStaysUrgent(t *testing.T) {
+	p := blockedPlan("A")
+	p.owe("U", scheduled, time.Minute)
+	p.want(t, "at once", p.fails(true, 0), "U-scheduled")
+	p.owe("B", "started", 0)
+	p.owe("B", updated, far)
+	p.later(5 * time.Second)
+	p.want(t, "five seconds later", p.fails(true, 0), "B-started")
+}
+
+// An attempt that was due anyway does not count among those that beat the schedule.
+func TestAnAttemptThatWasDueBeatsNothing(t *testing.T) {
+	p := newPlan(Terms{})
+	p.random = func() float64 { return 1 }
+	p.owe("A", scheduled, time.Minute)
+	p.want(t, "when it is due", p.fails(false, 0), "A-scheduled")
+	p.owe("A", updated, time.Minute)
+	p.want(t, "ahead of the schedule", p.fails(false, 0), "A-scheduled")
+	p.owe("A", updated, time.Minute)
+	p.want(t, "once more", p.fails(false, 0))
+}
+
+// What is urgent and begins sooner goes before what is ready.
+func TestTheUrgentThatBeginsSoonerGoesFirst(t *testing.T) {
+	p := newPlan(Terms{})
+	p.owe("U", scheduled, time.Minute)
+	p.fails(false, 0)
+	p.waits("U", p.now.Add(5*time.Minute))
+	p.owe("R", scheduled, far)
+	p.owe("U", updated, time.Minute)
+	p.want(t, "first", p.fails(false, 0), "U-scheduled")
+	p.want(t, "then", p.fails(false, 0), "R-scheduled")
+}
+
+// After an acceptance the next change of an event waits as after a first failure.
+func TestAnAcceptanceForgetsFailures(t *testing.T) {
+	p := newPlan(Terms{})
+	p.random = func() float64 { return 1 }
+	p.owe("A", scheduled, far)
+	p.owe("A", updated, far)
+	for range 4 {
+		p.fails(false, 0)
+		p.later(10 * time.Minute)
+	}
+	p.want(t, "taken", p.try(), "A-scheduled")
+	p.want(t, "not taken", p.fails(false, 0), "A-updated")
+	if _, wake := p.next(); !wake.Equal(p.now.Add(time.Second)) {
+		t.Errorf("it waits for %v, want a second", wake.Sub(p.now))
+	}
+}
+
+// An event of a batch with progress before which something was replayed is told that first, and is no part of the
+// attempt at the batch.
+func TestWhatIsReplayedBeforeABatchWithProgress(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	p.seq = 10
+	for n, event := range []string{"A", "B"} {
+		item := *p.owe(event, scheduled, time.Duration(n+1)*time.Hour)
+		item.Batch = 7
+		p.put(&item, p.now)
+	}
+	p.put(&Item{Message: &Message{Seq: 1, Group: "B", Change: scheduled, ID: "old"}, NotBefore: p.now.Add(far)}, p.now)
+	p.want(t, "the batch", p.fails(false, 0), "A-scheduled")
+	p.want(t, "what was replayed", p.try(), "old")
+}

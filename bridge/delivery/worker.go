@@ -1,10 +1,12 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -79,7 +81,7 @@ func (w *Worker) State() State {
 // done, attempts under way are canceled, and Run returns as soon as they do. It must be called once.
 func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	done := make(chan result, max(1, w.Terms.Parallel))
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(math.MaxInt64) // never, until it is set
 	defer timer.Stop()
 	leaving := false
 	for {
@@ -314,10 +316,7 @@ func (w *Worker) refused(r result, now time.Time) {
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
 	}
 	if r.answer.Progress != nil {
-		report.Batch = r.batch[0].Seq
-	}
-	if r.batch[0].Batch != 0 {
-		report.Batch = r.batch[0].Batch
+		report.Batch = cmp.Or(r.batch[0].Batch, r.batch[0].Seq)
 	}
 	w.report(report)
 

@@ -448,6 +448,56 @@ func TestAStopWaitsForTheAttemptUnderWay(t *testing.T) {
 	})
 }
 
+// A worker that another one takes over from finishes the attempt under way and begins no other.
+func TestAWorkerThatLeavesBeginsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, d := newMemory(), &destination{}
+		d.say(func([]delivery.Delivery) (delivery.Answer, error) {
+			time.Sleep(time.Minute)
+			return delivery.Answer{}, nil
+		})
+		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: d, Queue: m, Log: slog.New(slog.DiscardHandler)})
+		leave, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			w.Run(t.Context(), nil, leave)
+		}()
+		m.add(wave()...)
+		pause(time.Second)
+		close(leave)
+		<-done
+		want(t, "accepted", m.ids(&m.accepted), "E1-scheduled")
+		want(t, "calls", d.made(), "E1-scheduled")
+	})
+}
+
+// An attempt that is canceled and accepted all the same is accepted.
+func TestWhatIsAcceptedAtTheLastMomentIsAccepted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		ctx, cancel := context.WithCancel(t.Context())
+		w := delivery.NewWorker(delivery.Config{Route: "a", Sink: lastMoment{}, Queue: m, Log: slog.New(slog.DiscardHandler)})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			w.Run(ctx, nil, nil)
+		}()
+		m.add(wave()[0])
+		pause(time.Second)
+		cancel()
+		<-done
+		want(t, "accepted", m.ids(&m.accepted), "E1-scheduled")
+	})
+}
+
+// lastMoment accepts when the attempt is canceled.
+type lastMoment struct{}
+
+func (lastMoment) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
+	<-ctx.Done()
+	return delivery.Answer{}, nil
+}
+
 // An attempt may take as long as its timeout, and without one as long as it likes. What is accepted after that all the
 // same is accepted.
 func TestAnAttemptEndsAtItsTimeout(t *testing.T) {
