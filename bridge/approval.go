@@ -80,7 +80,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case !d.unsent() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // nothing left to decide
 		return
-	case d.unsent() && now.Before(d.Next):
+	case d.unsent() && (now.Before(d.Next) || b.approverName() == ""): // after a restart the name takes a moment
 		return
 	}
 	var ce *event.Event

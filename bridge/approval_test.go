@@ -270,6 +270,46 @@ func TestAnApprovalSurvivesACrashAtEachStep(t *testing.T) {
 	}
 }
 
+// A decision that was made before a crash waits until instance metadata has confirmed the VM's name: until then no rule
+// approves anything, which must not end it.
+func TestADecisionWaitsForTheNameAfterACrash(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{drainRule}
+		crash, crashed := make(chan struct{}, 1), false
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			m := meddler{next: next}
+			if !crashed {
+				m.before = func() error { crash <- struct{}{}; time.Sleep(2 * time.Second); return http.ErrServerClosed }
+			}
+			return m
+		}
+		drain, audit := &ear{}, &ear{}
+		routes := []Route{drain.all("drain"), audit.all("audit")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		<-crash
+		b.crash()
+		crashed = true
+
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 30 * time.Second})
+		b = s.start(routes...)
+		pause(20 * time.Second)
+		if got := s.approvals(); len(got) != 0 {
+			t.Errorf("approved %v while the name of the VM is not confirmed", got)
+		}
+		wantIDs(t, audit.ids(), idA+"-scheduled")
+		pause(2 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		if all := audit.accepted(); len(all) < 2 ||
+			dataIn(t, all[len(all)-1].Event).Approval.Result != cloudevent.ResultApproved {
+			t.Errorf("told %s, want the approval at the end", idsOf(all))
+		}
+		b.end()
+	})
+}
+
 // A decision in the outbox that names no rule there is never ends the program.
 func TestADecisionOfNoRuleIsMoot(t *testing.T) {
 	for _, rule := range []int{-1, 0, 2, 1 << 40} {
