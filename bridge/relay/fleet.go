@@ -242,7 +242,7 @@ func (f *fleet) hear(o imds.Observer, at time.Time) *vm {
 		f.vms[key] = v
 	}
 	v.set, v.group = o.ScaleSet, o.ResourceGroup
-	if last, silent := f.silent[digest(key)]; silent && !v.heard.After(last) && at.After(last) {
+	if last, silent := lastHeard(f.silent, key); silent && !v.heard.After(last) && at.After(last) {
 		v.back = at
 	}
 	v.heard = later(v.heard, at)
@@ -364,7 +364,7 @@ func (f *fleet) machines() []bridge.FleetVM {
 	for key, v := range f.vms {
 		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.heard,
 			Stopped: !v.left.IsZero() && !v.beat.After(v.left)}
-		if last, silent := f.silent[digest(key)]; silent && !v.heard.After(last) {
+		if last, silent := lastHeard(f.silent, key); silent && !v.heard.After(last) {
 			byName[key].Silent = true
 		}
 	}

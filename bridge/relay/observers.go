@@ -73,8 +73,7 @@ func (s silence) decide(all []*observer, clear, now time.Time) (next silence, si
 	var fell, returned []*observer
 	fallen, turned := now, now // the first of them
 	for _, o := range all {
-		id := digest(o.key)
-		last, told := s.Silent[id]
+		last, told := lastHeard(s.Silent, o.key)
 		at := o.silentAt(clear)
 		switch {
 		case told && o.heard.After(last):
@@ -107,6 +106,15 @@ func (s silence) decide(all []*observer, clear, now time.Time) (next silence, si
 		}
 	}
 	return next, silent, back
+}
+
+// lastHeard looks a VM up among the silent ones, of which there are seldom any.
+func lastHeard(silent map[string]time.Time, key string) (last time.Time, told bool) {
+	if len(silent) == 0 {
+		return last, false
+	}
+	last, told = silent[digest(key)]
+	return last, told
 }
 
 // messages are the VMs by message: one each, or all in one.
