@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,9 +17,11 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/spf13/cobra"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
+	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/statustest"
 	"forewarn/sinks"
 	"forewarn/templates"
@@ -187,6 +191,18 @@ func exitCodeTable() string {
 	return markdownTable([]string{"exit code", "meaning"}, rows)
 }
 
+// relayMetrics is what /metrics says on a relay.
+func relayMetrics(t *testing.T) string {
+	t.Helper()
+	vm := bridge.FleetVM{Name: "web_0", Set: "web", NotBefore: time.Now().Add(time.Hour)}
+	h := page.NewMetrics().Handler(func() bridge.Status {
+		return bridge.Status{Relay: &bridge.RelayStatus{VMs: []bridge.FleetVM{vm}}}
+	})
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return w.Body.String()
+}
+
 // metricTable is of what /metrics says of itself.
 func metricTable(t *testing.T) string {
 	t.Helper()
@@ -195,6 +211,7 @@ func metricTable(t *testing.T) string {
 	m.azure.Schedule(imdstest.Event{ID: eventID("A"), Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
 	m.wants(map[string]float64{`forewarn_events_open`: 1, `forewarn_deliveries_total{sink="ops"}`: 1})
 	_, text := get(t, m.url+"/metrics")
+	text += relayMetrics(t)
 	help, kind, labels := map[string]string{}, map[string]string{}, map[string][]string{}
 	label := regexp.MustCompile(`(\w+)="`)
 	for line := range strings.Lines(text) {
