@@ -549,3 +549,60 @@ func TestAnOutdatedChangeIsLate(t *testing.T) {
 		})
 	}
 }
+
+// What waits for its lead moves with its event, also when the sink isn't told of the move; and what a newer change of
+// another VM has made outdated does not wait for it.
+func TestALeadMovesWithItsEventOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		var known time.Time
+		sink.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			known = batch[0].NotBefore
+			return delivery.Answer{}, nil
+		}
+		r := with(route("drain", sink), func(t *bridge.Terms) { t.Lead = 10 * time.Minute })
+		r.Filter.Only.Changes = []string{"scheduled", "started"}
+		_, stop := s.run(r)
+		a, b := eventNo(1).in(20*time.Minute), eventNo(2).in(20*time.Minute)
+		moved := a.in(40 * time.Minute)
+		scheduled, outdated := a.say(t, imds.Scheduled, "vm-1"), b.say(t, imds.Scheduled, "vm-1")
+		pause(time.Second)
+		started := b.say(t, imds.Started, "vm-2")
+		s.publish(scheduled, moved.updated(t, a), started)
+		pause(time.Second)
+		s.publish(outdated)
+		pause(28 * time.Minute)
+		wantIDs(t, "before the time of the move", sink.all(), started)
+		pause(3 * time.Minute)
+		wantIDs(t, "when it has come", sink.all(), started, scheduled)
+		if !known.Equal(moved.notBefore) {
+			t.Errorf("it was told with the time %v, want %v", known, moved.notBefore)
+		}
+		stop()
+	})
+}
+
+// What is too late is nobody's business any more: it doesn't fall back.
+func TestWhatIsLateDoesNotFallBackOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		first, second := newRecorder(), newRecorder()
+		first.answer = fails(errRefused)
+		drop := with(route("drain", first), func(t *bridge.Terms) {
+			t.Late, t.Fallback = delivery.LateDrop, delivery.Fallback{Sink: "page", After: time.Hour}
+		})
+		page := route("page", second)
+		page.Filter.Only.Types = []string{"Preempt"}
+		st, stop := s.run(drop, page)
+		a := eventNo(1)
+		s.publish(a.say(t, imds.Scheduled, "vm-1"))
+		pause(2 * time.Second)
+		s.publish(a.say(t, imds.Started, "vm-1"))
+		pause(time.Minute)
+		list, _, err := st.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != 1 || list[0].Reason != delivery.ReasonLate {
+			t.Errorf("dead letters %v, %v; want one that is late", list, err)
+		}
+		wantIDs(t, "the fallback", second.attempts())
+		stop()
+	})
+}
