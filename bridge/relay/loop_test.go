@@ -568,7 +568,9 @@ func TestALeadMovesWithItsEventOnARelay(t *testing.T) {
 		scheduled, outdated := a.say(t, imds.Scheduled, "vm-1"), b.say(t, imds.Scheduled, "vm-1")
 		pause(time.Second)
 		started := b.say(t, imds.Started, "vm-2")
-		s.publish(scheduled, moved.updated(t, a), started)
+		over := eventNo(3).in(20 * time.Minute) // nothing of it is left to tell
+		s.publish(over.say(t, imds.Scheduled, "vm-1"))
+		s.publish(scheduled, moved.updated(t, a), started, over.say(t, imds.Vanished, "vm-1"))
 		pause(time.Second)
 		s.publish(outdated)
 		pause(28 * time.Minute)
@@ -603,6 +605,23 @@ func TestWhatIsLateDoesNotFallBackOnARelay(t *testing.T) {
 			t.Errorf("dead letters %v, %v; want one that is late", list, err)
 		}
 		wantIDs(t, "the fallback", second.attempts())
+		stop()
+	})
+}
+
+// A fallback that was told anyway is not told again.
+func TestAFallbackThatKnowsIsNotToldAgainOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		first, second := newRecorder(), newRecorder()
+		first.answer = fails(errRefused)
+		down := with(route("first", first), func(t *bridge.Terms) {
+			t.Fallback = delivery.Fallback{Sink: "second", After: time.Minute}
+		})
+		_, stop := s.run(down, route("second", second))
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(10 * time.Minute)
+		wantIDs(t, "the fallback", second.attempts(), ce)
 		stop()
 	})
 }
