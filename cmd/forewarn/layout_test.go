@@ -57,8 +57,8 @@ var arrows = map[string]arrow{
 	"cmd/forewarn/internal/manual": {},
 	"cmd/forewarn/internal/page": {
 		may: []string{
-			"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox", "sinks", "templates",
-			"cmd/forewarn/internal/wording",
+			"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "bridge/outbox", "bridge/relay", "sinks",
+			"templates", "cmd/forewarn/internal/wording",
 		},
 		inTests: []string{"bridge/imdstest", "cmd/forewarn/internal/statustest"},
 	},
