@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -116,7 +117,7 @@ type cable struct {
 	options func() []nats.Option // those of a new connection; nil for none
 
 	mu    sync.Mutex
-	fault string // "", hangs: nothing gets through; deaf: nothing comes back
+	fault string // "", hangs: nothing gets through; deaf: nothing comes back; else what holds this text gets lost
 	conns []net.Conn
 }
 
@@ -138,7 +139,7 @@ func (c *cable) InProcessConn() (net.Conn, error) {
 	c.server.mu.Lock()
 	to := c.server.server
 	c.server.mu.Unlock()
-	if to == nil || c.fault != "" {
+	if to == nil || c.fault == "hangs" || c.fault == "deaf" {
 		return nil, errors.New("connection refused")
 	}
 	pipe, err := to.InProcessConn()
@@ -158,7 +159,7 @@ func (c *cable) fail(how string) {
 	if c.fault = how; how == "breaks" {
 		c.fault = ""
 	}
-	if was != "" && how == "" || how == "breaks" {
+	if (was == "hangs" || was == "deaf") && how == "" || how == "breaks" {
 		c.conns = nil
 	} else {
 		conns = nil
@@ -201,7 +202,9 @@ func newCabled(conn net.Conn, c *cable) *cabled {
 				case <-time.After(time.Until(p.due)):
 				case <-over:
 				}
-				if c.now() == "hangs" {
+				switch fault := c.now(); {
+				case fault == "" || fault == "deaf":
+				case fault == "hangs", bytes.Contains(p.data, []byte(fault)):
 					continue
 				}
 				if _, err := conn.Write(p.data); err != nil {
@@ -232,7 +235,7 @@ func (c *cabled) Close() error {
 func (c *cabled) Read(p []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(p)
-		if err != nil || c.cable.now() == "" {
+		if fault := c.cable.now(); err != nil || fault != "hangs" && fault != "deaf" {
 			return n, err
 		}
 	}

@@ -117,6 +117,27 @@ func (s slowSink) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.
 	return delivery.Answer{}, s(ctx)
 }
 
+// A request for messages that gets lost, as at a server that has just started, is noticed within seconds: nobody hears of
+// it otherwise.
+func TestALostRequestForMessagesIsNoticedSoon(t *testing.T) { onStage(t, testLostRequest) }
+
+func testLostRequest(t *testing.T, f *stage) {
+	wire := &cable{fault: "CONSUMER.MSG.NEXT"}
+	sink := newRecorder()
+	r, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Connect: f.over(wire)})
+	pause(2 * time.Second)
+	wire.fail("")
+	f.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+	pause(10 * time.Second)
+	if n := len(sink.all()); n != 1 {
+		t.Errorf("after ten seconds the sink has heard %d CloudEvents, want 1", n)
+	}
+	if all, _ := r.Histories(bridge.Period{}); len(all) != 1 {
+		t.Errorf("after ten seconds the history has %d events, want 1", len(all))
+	}
+	stop()
+}
+
 // A relay that stops gives its leases up, so that the other takes over at once.
 func TestStoppedRelayHandsOverAtOnce(t *testing.T) {
 	f := newFleet(t)

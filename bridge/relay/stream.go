@@ -18,6 +18,13 @@ const patience = 5 * time.Second
 // readAhead is how many messages are on their way to a reader.
 const readAhead = 64
 
+// A server that answers a request for messages says every pullBeat that it still does. After two that didn't come the
+// request is lost, as when its server ended. jetstream's own times would leave the reader deaf for half a minute.
+const (
+	pullFor  = 10 * time.Second
+	pullBeat = 2 * time.Second
+)
+
 // openFor is how long an Azure event is looked for that may still be open, and how long a record lives: no maintenance
 // is announced longer before.
 const openFor = 40 * 24 * time.Hour
@@ -66,7 +73,8 @@ func follow(ctx context.Context, js jetstream.JetStream, stream string, from jet
 		defer cancel()
 		_ = js.DeleteConsumer(ctx, stream, consumer.CachedInfo().Name) // else it goes by itself
 	}()
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead))
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead), jetstream.PullExpiry(pullFor),
+		jetstream.PullHeartbeat(pullBeat))
 	if err != nil {
 		return wrong(err)
 	}
