@@ -155,7 +155,7 @@ func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 		b := s.start(routes...)
 		pause(1500 * time.Millisecond)
 		s.notSelf(idA)
-		pause(3 * time.Minute)
+		pause(6 * time.Minute) // blocked is said after five at the latest, whatever the jitter
 		down.say(nil)
 		b.Reload(routes, nil, SettingsInfo{})
 		pause(10 * time.Second)

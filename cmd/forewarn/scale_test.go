@@ -323,7 +323,7 @@ func (c *cluster) settings(n int, sinks string) string {
 func (c *cluster) provision(sinks string) {
 	c.Helper()
 	config := c.settings(0, sinks)
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(3 * patience) // three servers elect a leader beside all other tests
 	for {
 		out, err := forewarn(c, "relay", "--config", config, "--provision=only").CombinedOutput()
 		if err == nil {
