@@ -81,7 +81,7 @@ func (e *verdict) Error() string { return e.text }
 func (e *verdict) Unwrap() error { return e.class }
 
 // say returns an error of a class, or one to retry if class is nil. It wraps nothing else: the text of a wrapped error
-// may hold what the veil took out.
+// may hold what was redacted.
 func say(class error, text string) error {
 	if class == nil {
 		return errors.New(text)
@@ -91,11 +91,11 @@ func say(class error, text string) error {
 
 // failure returns the error of an attempt that got no answer from an address: that ctx ended, or else err, which has
 // the class.
-func failure(ctx context.Context, v *veil, from string, class, err error) error {
+func failure(ctx context.Context, redact *redactor, from string, class, err error) error {
 	if ended(ctx) {
-		return noAnswer(ctx, v.over(from))
+		return noAnswer(ctx, redact.text(from))
 	}
-	return say(class, v.line(from+": "+err.Error(), false, 500))
+	return say(class, redact.line(from+": "+err.Error(), false, 500))
 }
 
 // isVisible reports whether a text consists of visible ASCII characters, without spaces.

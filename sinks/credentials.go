@@ -26,7 +26,7 @@ type credentials struct {
 	getenv   func(string) string
 }
 
-// access holds the values of credentials at one moment, and the veil that covers them.
+// access holds the values of credentials at one moment, and the redactor that hides them.
 type access struct {
 	url     *url.URL
 	host    string // "" for that of the URL
@@ -34,7 +34,7 @@ type access struct {
 	keys    [][]byte          // to sign with
 	body    map[string]string // secrets of the body by name
 	inClear string            // the key of credentials that go to an address of http, "" for none
-	veil    *veil
+	redact  *redactor
 }
 
 // newCredentials checks the settings and reads all values once.
@@ -68,7 +68,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		_, err := c.read()
 		wrong.add(err)
 	} else if c.url.given() && c.url.check() == nil {
-		wrong.add(c.readURL(&access{veil: new(veil)}))
+		wrong.add(c.readURL(&access{redact: new(redactor)}))
 	}
 	return c, wrong.err()
 }
@@ -124,7 +124,7 @@ func (c credentials) checkNames() error {
 
 // read returns all values as they are now. Its errors are *KeyError and hold no secret.
 func (c credentials) read() (access, error) {
-	a := access{header: make(http.Header), body: make(map[string]string), veil: new(veil)}
+	a := access{header: make(http.Header), body: make(map[string]string), redact: new(redactor)}
 	var wrong KeyErrors
 	wrong.add(c.readURL(&a))
 	for _, h := range c.headers {
@@ -138,18 +138,18 @@ func (c credentials) read() (access, error) {
 			continue
 		}
 		a.header.Set(h.name, value)
-		a.veil.hideHeader(value)
+		a.redact.hideHeader(value)
 		if h.Text.text == nil {
-			a.veil.hide(value)
+			a.redact.hide(value)
 		}
 	}
 	for _, b := range c.body {
 		value, err := b.read(c.getenv)
 		wrong.add(err)
-		a.veil.hide(value)
+		a.redact.hide(value)
 		a.body[b.name] = value
 	}
-	authorization, err := c.readAuthorization(a.veil)
+	authorization, err := c.readAuthorization(a.redact)
 	wrong.add(err)
 	if authorization != "" {
 		a.header.Set("Authorization", authorization)
@@ -160,7 +160,7 @@ func (c credentials) read() (access, error) {
 			wrong.add(err)
 			continue
 		}
-		a.veil.hide(secret, strings.TrimPrefix(secret, signingPrefix))
+		a.redact.hide(secret, strings.TrimPrefix(secret, signingPrefix))
 		key, err := signingKey(secret)
 		if err != nil {
 			wrong.add(s.wrong(err))
@@ -201,19 +201,19 @@ func (c credentials) readURL(a *access) error {
 		return c.url.wrong(errors.New("is not https, and tls is given"))
 	}
 	a.url = u
-	a.veil.hideURL(u, c.url.from())
+	a.redact.hideURL(u, c.url.from())
 	return nil
 }
 
 // readAuthorization returns the value of Authorization, or "" if neither bearer nor basic is given.
-func (c credentials) readAuthorization(v *veil) (string, error) {
+func (c credentials) readAuthorization(redact *redactor) (string, error) {
 	switch {
 	case c.bearer.given():
 		token, err := c.bearer.read(c.getenv)
 		if err != nil {
 			return "", err
 		}
-		v.hide(token)
+		redact.hide(token)
 		if !validHeaderValue(token) {
 			return "", c.bearer.wrong(errControl)
 		}
@@ -223,7 +223,7 @@ func (c credentials) readAuthorization(v *veil) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		v.hideBasic(c.username, password)
+		redact.hideBasic(c.username, password)
 		return basic(c.username, password), nil
 	}
 	return "", nil

@@ -228,8 +228,8 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		answer.Status = "250 all have it"
 		return answer, nil
 	}
-	v := new(veil)
-	s, err := m.server.connect(ctx, v)
+	redact := new(redactor)
+	s, err := m.server.connect(ctx, redact)
 	if err != nil {
 		return answer, err
 	}
@@ -239,7 +239,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		refused, err = slices.Repeat([]error{err}, len(to)), nil
 	}
 	if err != nil {
-		return answer, m.server.failure(ctx, v, err)
+		return answer, m.server.failure(ctx, redact, err)
 	}
 	for i, why := range refused {
 		if why == nil {
@@ -253,11 +253,11 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	}
 	names, class := refusals(to, refused)
 	if names != "" && (class == nil || len(have) == 0) {
-		return answer, say(class, v.line(m.server.addr+": "+names, false, 1000))
+		return answer, say(class, redact.line(m.server.addr+": "+names, false, 1000))
 	}
-	answer.Status = v.line(strings.TrimSpace("250 "+reply), false, 200)
+	answer.Status = redact.line(strings.TrimSpace("250 "+reply), false, 200)
 	if names != "" {
-		names = v.line(names, false, 1000)
+		names = redact.line(names, false, 1000)
 		answer.Status += "; refused: " + names
 		m.log.Warn("recipients refused for good; the others got the mail",
 			"sink", m.name, "id", batch[0].Event.ID(), "refused", names)

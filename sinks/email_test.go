@@ -502,7 +502,7 @@ func TestPort25IsExplained(t *testing.T) {
 		s := mustOpen(t, "email",
 			"{host: 127.0.0.1, port: "+port+", from: a@example.com, to: [b@example.com], tls: {mode: none}}",
 			testHost(t)).(*email)
-		err := s.server.failure(ctx, new(veil), context.DeadlineExceeded)
+		err := s.server.failure(ctx, new(redactor), context.DeadlineExceeded)
 		if got := strings.Contains(err.Error(), "use a relay on port 587"); got != explained {
 			t.Errorf("port %s: %v", port, err)
 		}

@@ -127,10 +127,10 @@ type variable struct {
 	secret      bool // of the settings
 }
 
-// own returns the variables of the settings as they are now, and a veil over them: over all values from files and
-// variables, and over those of the settings that may be secret.
-func (c *command) own() ([]variable, *veil, error) {
-	v := new(veil)
+// own returns the variables of the settings as they are now, and a redactor of all values from files
+// and variables, and of those of the settings that may be secret.
+func (c *command) own() ([]variable, *redactor, error) {
+	redact := new(redactor)
 	var all []variable
 	for _, s := range c.env {
 		value := ""
@@ -138,7 +138,7 @@ func (c *command) own() ([]variable, *veil, error) {
 			value = *s.Text.text
 			for _, part := range append(strings.Split(value, "\n"), value) {
 				if !isPath(part) {
-					v.hidePart(part)
+					redact.hidePart(part)
 				}
 			}
 		} else {
@@ -146,8 +146,8 @@ func (c *command) own() ([]variable, *veil, error) {
 			if value, err = s.read(c.getenv); err != nil {
 				return nil, nil, err
 			}
-			v.hide(value)
-			v.hide(strings.Split(value, "\n")...)
+			redact.hide(value)
+			redact.hide(strings.Split(value, "\n")...)
 		}
 		switch {
 		case strings.Contains(value, "\x00"):
@@ -157,7 +157,7 @@ func (c *command) own() ([]variable, *veil, error) {
 		}
 		all = append(all, variable{s.name, value, true})
 	}
-	return all, v, nil
+	return all, redact, nil
 }
 
 // isPath reports whether a value of the settings is a path in a directory of this machine. It is no secret, and the
@@ -235,7 +235,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		return delivery.Answer{}, err
 	}
 	d := batch[0]
-	own, v, err := c.own()
+	own, redact, err := c.own()
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
@@ -260,10 +260,10 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		return delivery.Answer{}, classOfStart(err)
 	}
 	took := c.now().Sub(began).Round(10 * time.Millisecond)
-	if text := out.text(v); text != "" {
+	if text := out.text(redact); text != "" {
 		c.log.Info("output of the command", "sink", c.name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
-	return c.judge(ctx, d, state, out.last(v), took)
+	return c.judge(ctx, d, state, out.last(redact), took)
 }
 
 // judge returns what a run means for the CloudEvent. A run that was out of time failed, unless it exited with 0; one
@@ -500,23 +500,23 @@ func (o *output) Write(p []byte) (int, error) {
 }
 
 // text returns what is logged of the output: printable lines without secrets, at most maxOutput bytes.
-func (o *output) text(v *veil) string {
+func (o *output) text(redact *redactor) string {
 	if !o.cut {
-		all := lines(v, v.over(string(o.kept)))
+		all := lines(redact, redact.text(string(o.kept)))
 		if len(all) <= maxOutput {
 			return all
 		}
 		return shorten(all, all)
 	}
-	head, tail := v.over(string(o.kept[:o.most/2])), v.over(string(o.kept[o.most/2:]))
+	head, tail := redact.text(string(o.kept[:o.most/2])), redact.text(string(o.kept[o.most/2:]))
 	// The cut may be inside a secret.
-	return shorten(lines(v, head[:max(0, len(head)-v.longest)]), lines(v, tail[min(len(tail), v.longest):]))
+	return shorten(lines(redact, head[:max(0, len(head)-redact.longest)]), lines(redact, tail[min(len(tail), redact.longest):]))
 }
 
 // last returns the last line of the output that is not empty.
-func (o *output) last(v *veil) string {
-	text := o.text(v)
-	return v.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
+func (o *output) last(redact *redactor) string {
+	text := o.text(redact)
+	return redact.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
 }
 
 // shorten joins the beginning of one text and the end of another to at most maxOutput bytes.
@@ -528,10 +528,10 @@ func shorten(head, tail string) string {
 }
 
 // lines returns the lines of a text as they may be shown, without empty ones.
-func lines(v *veil, text string) string {
+func lines(redact *redactor, text string) string {
 	var all []string
 	for line := range strings.Lines(text) {
-		if line = v.line(line, false, len(text)); line != "" {
+		if line = redact.line(line, false, len(text)); line != "" {
 			all = append(all, line)
 		}
 	}

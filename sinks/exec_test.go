@@ -570,14 +570,14 @@ func TestLongOutputIsShortened(t *testing.T) {
 // A secret that is cut in two by the bounds of the output shows neither half.
 func TestCutOutputShowsNoHalfSecret(t *testing.T) {
 	const secret = "s3cret-of-the-settings"
-	v := new(veil)
-	v.hide(secret)
+	redact := new(redactor)
+	redact.hide(secret)
 	for shift := range len(secret) {
 		var o output
 		io.WriteString(&o, strings.Repeat("x", keptOutput-shift)+secret)
 		io.WriteString(&o, strings.Repeat("y", 3*keptOutput))
 		io.WriteString(&o, secret+strings.Repeat("z", keptOutput-shift))
-		got := o.text(v)
+		got := o.text(redact)
 		for i := range len(secret) - 4 {
 			if strings.Contains(got, secret[i:i+5]) {
 				t.Fatalf("the output shows %q, a part of the secret", secret[i:i+5])

@@ -106,9 +106,9 @@ func (c *caller) current() (*http.Transport, error) {
 	return c.transport, nil
 }
 
-// do makes one request and judges its answer. Its answer and errors went through the veil.
-func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
-	r, err := c.fetch(req, v)
+// do makes one request and judges its answer. Its answer and errors are redacted.
+func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error) {
+	r, err := c.fetch(req, redact)
 	if err != nil {
 		return delivery.Answer{}, err
 	}
@@ -116,11 +116,11 @@ func (c *caller) do(req *http.Request, v *veil) (delivery.Answer, error) {
 	if slices.Contains(c.blockedOn, r.status) {
 		class = delivery.ErrBlocked
 	}
-	return judge(class, r, origin(req.URL), v)
+	return judge(class, r, origin(req.URL), redact)
 }
 
 // proxyOf returns the proxy for a request, nil for none.
-func (c *caller) proxyOf(req *http.Request, v *veil) (*url.URL, error) {
+func (c *caller) proxyOf(req *http.Request, redact *redactor) (*url.URL, error) {
 	if c.proxy == nil {
 		return nil, nil
 	}
@@ -129,26 +129,26 @@ func (c *caller) proxyOf(req *http.Request, v *veil) (*url.URL, error) {
 		return nil, fmt.Errorf("%w: the proxy in the environment is not the URL of a proxy", delivery.ErrBlocked)
 	}
 	if p != nil {
-		v.hideURL(p, c.where)
+		redact.hideURL(p, c.where)
 	}
 	return p, nil
 }
 
-// fetch makes one request. Its errors have a class and went through the veil; the response did not. It reads as much of
+// fetch makes one request. Its errors have a class and are redacted; the response is not. It reads as much of
 // a response as arrives before ctx ends.
-func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
+func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	transport, err := c.current()
 	if err != nil {
 		return response{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	if _, err := c.proxyOf(req, v); err != nil {
+	if _, err := c.proxyOf(req, redact); err != nil {
 		return response{}, err
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		// Nothing is left behind in the background, and the next attempt does not meet the same dead connection.
 		c.Close()
-		return response{}, failure(req.Context(), v, origin(req.URL), classOfFailure(err), err)
+		return response{}, failure(req.Context(), redact, origin(req.URL), classOfFailure(err), err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -157,13 +157,13 @@ func (c *caller) fetch(req *http.Request, v *veil) (response, error) {
 }
 
 // connect connects to the destination and starts TLS, without a request. With a proxy it connects to the proxy only.
-func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, error) {
+func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (string, error) {
 	transport, err := c.current()
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	at, secure := to, to.Scheme == "https"
-	p, err := c.proxyOf(&http.Request{URL: to}, v)
+	p, err := c.proxyOf(&http.Request{URL: to}, redact)
 	if err != nil {
 		return "", err
 	}
@@ -179,13 +179,13 @@ func (c *caller) connect(ctx context.Context, to *url.URL, v *veil) (string, err
 	}
 	switch {
 	case err != nil:
-		return "", failure(ctx, v, origin(at), classOfFailure(err), err)
+		return "", failure(ctx, redact, origin(at), classOfFailure(err), err)
 	case at != to:
-		return v.over("reached the proxy " + at.Host + "; what is behind it was not tried"), nil
+		return redact.text("reached the proxy " + at.Host + "; what is behind it was not tried"), nil
 	case secure:
-		return v.over("reached " + origin(at) + ", its certificate is valid"), nil
+		return redact.text("reached " + origin(at) + ", its certificate is valid"), nil
 	}
-	return v.over("reached " + origin(at)), nil
+	return redact.text("reached " + origin(at)), nil
 }
 
 // dialed returns the host and port of a URL.
@@ -223,7 +223,7 @@ func checkHost(u *url.URL) error {
 	return nil
 }
 
-// origin returns a URL without what a veil hides, but for the host, which a veil may hide too.
+// origin returns a URL without what a redactor hides, but for the host, which it may hide too.
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
 // A response is an answer of a destination.
@@ -235,16 +235,16 @@ type response struct {
 }
 
 // judge returns what a response means for the CloudEvent. The class counts if its status is not 2xx.
-func judge(class error, r response, origin string, v *veil) (delivery.Answer, error) {
-	answer := delivery.Answer{Status: statusLine(r.status), ID: v.line(requestID(r.header), false, 128)}
+func judge(class error, r response, origin string, redact *redactor) (delivery.Answer, error) {
+	answer := delivery.Answer{Status: statusLine(r.status), ID: redact.line(requestID(r.header), false, 128)}
 	if r.status >= 200 && r.status <= 299 {
 		return answer, nil
 	}
-	text := answer.Status + " from " + v.over(origin)
+	text := answer.Status + " from " + redact.text(origin)
 	if to, err := url.Parse(r.header.Get("Location")); err == nil && to.Host != "" && r.status/100 == 3 {
-		text += ", redirected to " + v.line(to.Scheme+"://"+to.Host, false, 200) + ", which is not followed"
+		text += ", redirected to " + redact.line(to.Scheme+"://"+to.Host, false, 200) + ", which is not followed"
 	}
-	if excerpt := v.line(r.body, r.cut, 200); excerpt != "" {
+	if excerpt := redact.line(r.body, r.cut, 200); excerpt != "" {
 		text += ": " + excerpt
 	}
 	return answer, r.later(say(class, text))

@@ -261,7 +261,7 @@ func TestAnswerIDIsOneShortLine(t *testing.T) {
 		{"X-Ms-Request-Id", strings.Repeat("x", 500), strings.Repeat("x", 125) + "…"},
 		{"X-Unheard-Of", "abc", ""},
 	} {
-		answer, _ := judge(nil, response{status: 200, header: http.Header{tt.header: {tt.value}}}, "http://x", new(veil))
+		answer, _ := judge(nil, response{status: 200, header: http.Header{tt.header: {tt.value}}}, "http://x", new(redactor))
 		if answer.ID != tt.want {
 			t.Errorf("%s: %s gives %q, want %q", tt.header, tt.value, answer.ID, tt.want)
 		}
@@ -323,11 +323,11 @@ func FuzzJudge(f *testing.F) {
 	f.Add(422, "s3cr3t-token", "30", "", "no: S3CR3T-TOKEN \x00 s3cr3\x00t-token", true)
 	f.Add(503, "\n", "x", "\x7f", "s3cr3t-to", true)
 	f.Fuzz(func(t *testing.T, status int, id, after, location, body string, cut bool) {
-		v := new(veil)
+		redact := new(redactor)
 		u, _ := url.Parse("https://user:s3cr3t-token@example.com/hook/s3cr3t-path?key=s3cr3t-query")
-		v.hideURL(u, "url")
+		redact.hideURL(u, "url")
 		r := response{status, http.Header{"X-Request-Id": {id}, "Retry-After": {after}, "Location": {location}}, body, cut}
-		answer, err := judge(classOfStatus(r.status), r, "https://example.com", v)
+		answer, err := judge(classOfStatus(r.status), r, "https://example.com", redact)
 		if (err == nil) != (status >= 200 && status <= 299) {
 			t.Errorf("%d gave %v", status, err)
 		}

@@ -91,7 +91,7 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 		return "", 0, fmt.Errorf("%w: token of the managed identity: %w", delivery.ErrBlocked, err)
 	}
 	req.Header.Set("Metadata", "true")
-	r, err := i.caller.fetch(req, new(veil))
+	r, err := i.caller.fetch(req, new(redactor))
 	if err != nil {
 		return "", 0, fmt.Errorf("token of the managed identity: %w", err)
 	}
@@ -113,7 +113,7 @@ func (i *identity) refused(status int, body string) error {
 	}
 	json.Unmarshal([]byte(body), &why) // a refusal need not be JSON
 	text := "token of the managed identity: " + statusLine(status)
-	if said := new(veil).line(why.Description, false, 300); said != "" {
+	if said := new(redactor).line(why.Description, false, 300); said != "" {
 		text += ": " + said
 	}
 	if oneOf(status, 404, 408, 410, 429) || status >= 500 {

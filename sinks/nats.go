@@ -132,7 +132,7 @@ func (n *natsSink) beat(ctx context.Context, s *natsSession, msg *nats.Msg) (str
 	why := ""
 	switch {
 	case err == nil:
-		return s.access.veil.line("stored in stream "+ack.Stream, false, 100), nil
+		return s.access.redact.line("stored in stream "+ack.Stream, false, 100), nil
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
 		why = "no stream takes it; forewarn relay --provision creates one"
 	case errors.Is(context.Cause(ctx), nats.ErrPermissionViolation):

@@ -53,10 +53,10 @@ type natsLogin struct {
 	source
 	key   string // for errors about two of them
 	signs bool   // the secret signs the server's nonce and is not sent
-	use   func(secret string, v *veil) (nats.Option, error)
+	use   func(secret string, redact *redactor) (nats.Option, error)
 }
 
-// natsAccess holds the addresses and credentials of a NATS at one moment, and the veil that covers them.
+// natsAccess holds the addresses and credentials of a NATS at one moment, and the redactor that hides them.
 type natsAccess struct {
 	servers []*url.URL
 	login   nats.Option
@@ -65,7 +65,7 @@ type natsAccess struct {
 	away    bool   // a server is on another machine
 	inClear string // the key of credentials that travel there without TLS, or ""
 	stamp   string // differs once any of this has changed; it holds secrets
-	veil    *veil
+	redact  *redactor
 }
 
 // natsTLS is the key tls.
@@ -118,12 +118,12 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	for _, l := range []natsLogin{
 		{source{Value{File: s.CredsFile}, "", "creds_file", ""}, "creds_file", false, natsCreds},
 		{source{Value{File: s.NKeyFile}, "", "nkey_file", ""}, "nkey_file", true, natsNKey},
-		{password, "username", false, func(secret string, v *veil) (nats.Option, error) {
-			v.hideBasic(s.Username, secret)
+		{password, "username", false, func(secret string, redact *redactor) (nats.Option, error) {
+			redact.hideBasic(s.Username, secret)
 			return nats.UserInfo(s.Username, secret), nil
 		}},
-		{token, "token", false, func(secret string, v *veil) (nats.Option, error) {
-			v.hide(secret)
+		{token, "token", false, func(secret string, redact *redactor) (nats.Option, error) {
+			redact.hide(secret)
 			return nats.Token(secret), nil
 		}},
 	} {
@@ -169,7 +169,7 @@ func (n *NATS) Notes() []string {
 
 // read returns all values as they are now. Its errors are *KeyError and hold no secret.
 func (n *NATS) read() (natsAccess, error) {
-	a := natsAccess{veil: new(veil), login: func(*nats.Options) error { return nil }, secure: n.tls != natsTLS{}}
+	a := natsAccess{redact: new(redactor), login: func(*nats.Options) error { return nil }, secure: n.tls != natsTLS{}}
 	user, err := n.readURLs(&a)
 	if err != nil {
 		return a, err
@@ -187,7 +187,7 @@ func (n *NATS) read() (natsAccess, error) {
 		if err != nil {
 			return a, err
 		}
-		if a.login, err = l.use(secret, a.veil); err != nil {
+		if a.login, err = l.use(secret, a.redact); err != nil {
 			return a, l.wrong(err)
 		}
 		a.stamp += secret
@@ -224,12 +224,12 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 			if err != nil {
 				return false, s.wrong(err)
 			}
-			a.veil.hideHost(u, s.from())
+			a.redact.hideHost(u, s.from())
 			a.away = a.away || !isLocal(u.Hostname())
 			if u.User != nil {
 				user = true
-				a.veil.hideURL(u, s.from())
-				a.veil.hide(u.User.Username()) // alone it is a token
+				a.redact.hideURL(u, s.from())
+				a.redact.hide(u.User.Username()) // alone it is a token
 			}
 			a.secure = a.secure || u.Scheme == "tls"
 			u.Scheme = "nats" // for nats.go, which leaves TLS to us
@@ -259,7 +259,7 @@ func natsURL(text string) (*url.URL, error) {
 }
 
 // natsCreds logs in with the text of a credentials file.
-func natsCreds(text string, v *veil) (nats.Option, error) {
+func natsCreds(text string, redact *redactor) (nats.Option, error) {
 	token, err := nkeys.ParseDecoratedJWT([]byte(text))
 	if err != nil || strings.Count(token, ".") != 2 {
 		return nil, errors.New("has no user JWT; expected a file made by nsc or by nats auth")
@@ -268,12 +268,12 @@ func natsCreds(text string, v *veil) (nats.Option, error) {
 	if err != nil {
 		return nil, errors.New("has no user seed; expected a file made by nsc or by nats auth")
 	}
-	v.hide(token, seedOf(pair))
+	redact.hide(token, seedOf(pair))
 	return nats.UserCredentialBytes([]byte(text)), nil
 }
 
 // natsNKey logs in with a seed.
-func natsNKey(text string, v *veil) (nats.Option, error) {
+func natsNKey(text string, redact *redactor) (nats.Option, error) {
 	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
 	if err != nil {
 		return nil, errors.New("holds no seed of a user; expected one that begins with SU")
@@ -282,7 +282,7 @@ func natsNKey(text string, v *veil) (nats.Option, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.hide(seedOf(pair))
+	redact.hide(seedOf(pair))
 	return nats.Nkey(public, pair.Sign), nil
 }
 

@@ -107,7 +107,7 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 	}
 	stop()
 	if ended(ctx) {
-		return nil, noAnswer(ctx, a.veil.over(s.server))
+		return nil, noAnswer(ctx, a.redact.text(s.server))
 	}
 	return nil, s.refusal(err)
 }
@@ -132,7 +132,7 @@ func (s *natsSession) heard(link *natsConn, err error, over bool) {
 		return
 	}
 	if s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may send many
-		s.log.Debug("nats", "server", s.access.veil.over(s.server), "err", s.access.veil.line(err.Error(), false, 500))
+		s.log.Debug("nats", "server", s.access.redact.text(s.server), "err", s.access.redact.line(err.Error(), false, 500))
 	}
 	denied := errors.Is(err, nats.ErrPermissionViolation) // the server answers nothing else
 	switch {
@@ -148,7 +148,7 @@ func (s *natsSession) heard(link *natsConn, err error, over bool) {
 }
 
 // during does something with the connection, if there is one, and ends it at once when ctx ends or the connection is
-// lost. Its errors have a class and went through the veil.
+// lost. Its errors have a class and are redacted.
 func (s *natsSession) during(ctx context.Context, do func(context.Context) error) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -168,7 +168,7 @@ func (s *natsSession) during(ctx context.Context, do func(context.Context) error
 	} else if cause := context.Cause(inner); cause != nil {
 		err = cause
 	}
-	return failure(ctx, s.access.veil, server, classOfNATS(err), err)
+	return failure(ctx, s.access.redact, server, classOfNATS(err), err)
 }
 
 // begin begins work that fail ends if the connection is lost. It returns false if there is no connection.
@@ -203,11 +203,11 @@ func (s *natsSession) refusal(err error) error {
 			class = nil
 		}
 		if ok {
-			texts = append(texts, s.access.veil.line(u.Host+": "+why.Error(), false, 300))
+			texts = append(texts, s.access.redact.line(u.Host+": "+why.Error(), false, 300))
 		}
 	}
 	if len(texts) == 0 {
-		texts = append(texts, s.access.veil.line(err.Error(), false, 300))
+		texts = append(texts, s.access.redact.line(err.Error(), false, 300))
 	}
 	return say(class, strings.Join(texts, "; "))
 }

@@ -198,7 +198,7 @@ func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplic
 	if duplicate {
 		verb = "already stored"
 	}
-	stream = s.access.veil.line(stream, false, 100)
+	stream = s.access.redact.line(stream, false, 100)
 	return delivery.Answer{
 		Status: fmt.Sprintf("%s in stream %s, message %d", verb, stream, sequence),
 		ID:     fmt.Sprintf("%s:%d", stream, sequence),
@@ -275,7 +275,7 @@ func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
 		return "", err
 	}
 	c := stream.CachedInfo().Config
-	return s.access.veil.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), false, 300), nil
+	return s.access.redact.line("stream "+c.Name+" takes "+strings.Join(c.Subjects, " "), false, 300), nil
 }
 
 // streamOf returns the stream that takes a subject.
@@ -309,5 +309,5 @@ func (s *natsSession) pass(ctx context.Context, msg *nats.Msg) (string, error) {
 
 // who returns the name and the version of the server.
 func (s *natsSession) who() string {
-	return s.access.veil.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", false, 200)
+	return s.access.redact.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", false, 200)
 }

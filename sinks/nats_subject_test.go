@@ -192,7 +192,7 @@ func TestNATSSendsBadInput(t *testing.T) {
 	} {
 		raw := fmt.Sprintf(`{"EventId":"%08d-D2CD-49C7-8624-8643E7171297","EventStatus":"Scheduled","EventType":%s,`+
 			`"Resources":[%s],"Description":%s}`,
-			i, jsonText(bad), jsonText(bad), jsonText(bad))
+			i, mustCompact(t, bad), mustCompact(t, bad), mustCompact(t, bad))
 		name := bad[:min(len(bad), 1000)] // it stands in the source, and the server takes no header over 64 KiB
 		ce := natsObserved(t, raw, imds.Scheduled, imds.Observer{Name: name, ResourceGroup: name, SubscriptionID: name}, 0)
 		answer, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: ce, Attempt: 1}})

@@ -27,7 +27,7 @@ type near struct {
 }
 
 func (n *near) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	a, err := n.open(func(req *http.Request, _ *veil) (response, error) {
+	a, err := n.open(func(req *http.Request, _ *redactor) (response, error) {
 		if n.down.Load() {
 			return response{}, errors.New("connection refused")
 		}

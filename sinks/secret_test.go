@@ -52,31 +52,31 @@ func TestSecretNeverShowsItself(t *testing.T) {
 	}
 }
 
-// The veil hides a secret in every form in which it commonly comes back, and leaves everything else as it was.
-func TestVeilHidesEveryForm(t *testing.T) {
+// Redaction hides a secret in every form in which it commonly comes back, and leaves everything else as it was.
+func TestRedactionHidesEveryForm(t *testing.T) {
 	const secret = `p&ss "w/rd" <é>`
-	v := new(veil)
-	v.hide(secret)
+	redact := new(redactor)
+	redact.hide(secret)
 	for _, form := range []string{
 		secret, strings.ToUpper(secret[:len(secret)-4]) + secret[len(secret)-4:], url.PathEscape(secret),
 		url.QueryEscape(secret), strings.ToLower(url.QueryEscape(secret)),
 		`p&ss \"w/rd\" <é>`, `p\u0026ss \"w/rd\" \u003cé\u003e`, `p&amp;ss &#34;w/rd&#34; &lt;é&gt;`,
 		base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret)),
 	} {
-		if got := v.over("a " + form + " z"); !strings.HasPrefix(got, "a [secret]") || !strings.HasSuffix(got, " z") {
+		if got := redact.text("a " + form + " z"); !strings.HasPrefix(got, "a [secret]") || !strings.HasSuffix(got, " z") {
 			t.Errorf("%s becomes %s, want it hidden", form, got)
 		}
 	}
 	for _, text := range []string{"", "nothing of it", "p&ss", "[secret]"} {
-		if got := v.over(text); got != text {
+		if got := redact.text(text); got != text {
 			t.Errorf("%q becomes %q", text, got)
 		}
 	}
-	v.hide("secret", "aa")
+	redact.hide("secret", "aa")
 	for text, want := range map[string]string{
 		"my secret": "my [secret]", "aaaa": "[secret]", "baab": "b[secret]b", "secretaa": "[secret]",
 	} {
-		if got := v.over(text); got != want {
+		if got := redact.text(text); got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)
 		}
 	}
@@ -84,8 +84,8 @@ func TestVeilHidesEveryForm(t *testing.T) {
 
 // An excerpt is one line, cut at a character, and its end is no beginning of a secret.
 func TestExcerptsAreOneLine(t *testing.T) {
-	v := new(veil)
-	v.hide("s3cr3t-token")
+	redact := new(redactor)
+	redact.hide("s3cr3t-token")
 	for _, tt := range []struct {
 		text string
 		cut  bool
@@ -100,7 +100,7 @@ func TestExcerptsAreOneLine(t *testing.T) {
 		{"0123456789 s3cr3t-to", true, 100, "0123"},
 		{"s3cr3t\x00-token", false, 100, "[secret]"},
 	} {
-		if got := v.line(tt.text, tt.cut, tt.n); got != tt.want {
+		if got := redact.line(tt.text, tt.cut, tt.n); got != tt.want {
 			t.Errorf("line(%q, %v, %d) = %q, want %q", tt.text, tt.cut, tt.n, got, tt.want)
 		}
 	}
@@ -237,13 +237,13 @@ func TestPlainWordsOfAnAddressAreShown(t *testing.T) {
 			t.Errorf("Deliver = %v, which shows %s", err, secret)
 		}
 	}
-	v := new(veil)
+	redact := new(redactor)
 	u, err := url.Parse("https://127.0.0.1/v2/orders/of/abc?x=1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	v.hideURL(u, "url")
-	if got := v.over("/v2/orders/of/abc?x=1, and orders"); got != "[secret], and [secret]" {
+	redact.hideURL(u, "url")
+	if got := redact.text("/v2/orders/of/abc?x=1, and orders"); got != "[secret], and [secret]" {
 		t.Errorf("what is not known to be plain becomes %q", got)
 	}
 }

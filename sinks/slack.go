@@ -211,7 +211,7 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	if fetch == nil && k.caller != nil {
 		fetch = k.caller.fetch
 	}
-	a := &slackAPI{veil: new(veil), agent: k.agent, fetch: fetch, place: k.secret.place(), channel: k.channel}
+	a := &slackAPI{redact: new(redactor), agent: k.agent, fetch: fetch, place: k.secret.place(), channel: k.channel}
 	to := k.api
 	switch {
 	case to == "":
@@ -226,14 +226,14 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		case k.secure && a.hook.Scheme != "https":
 			return nil, k.secret.wrong(errors.New("is not https, and tls is given"))
 		}
-		a.veil.hideURL(a.hook, k.secret.from())
+		a.redact.hideURL(a.hook, k.secret.from())
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
 		const bad = "holds a space, a line break or another control character, which no token does"
 		return nil, k.secret.wrong(errors.New(bad))
 	case strings.HasPrefix(secret, "xapp-"), strings.HasPrefix(secret, "https:"):
 		return nil, k.secret.wrong(errors.New("is not a bot token; expected one that begins with xoxb-"))
 	default:
-		a.veil.hide(secret)
+		a.redact.hide(secret)
 		a.client = slack.New(secret, slack.OptionAPIURL(to), slack.OptionHTTPClient(a))
 	}
 	if a.to, err = url.Parse(to); err != nil {
@@ -517,21 +517,21 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 		return "", err
 	}
 	req.Header.Set("User-Agent", k.agent)
-	r, err := a.fetch(req, a.veil)
+	r, err := a.fetch(req, a.redact)
 	if err != nil {
 		return "", err
 	}
 	if r.status == http.StatusProxyAuthRequired {
-		_, err := judge(classOfStatus(r.status), r, origin(a.hook), a.veil)
+		_, err := judge(classOfStatus(r.status), r, origin(a.hook), a.redact)
 		return "", err
 	}
-	return "reached " + a.veil.over(origin(a.hook)) + "; whether it knows the webhook only a message shows", nil
+	return "reached " + a.redact.text(origin(a.hook)) + "; whether it knows the webhook only a message shows", nil
 }
 
 // Render returns the requests that Deliver would make if Slack accepted them all.
 func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	var b strings.Builder
-	a, err := k.open(func(req *http.Request, v *veil) (response, error) { return k.show(&b, req, v) })
+	a, err := k.open(func(req *http.Request, redact *redactor) (response, error) { return k.show(&b, req, redact) })
 	if err != nil {
 		return "", err
 	}
@@ -542,7 +542,7 @@ func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 }
 
 // show writes a request down, and answers as Slack does.
-func (k *slackSink) show(b *strings.Builder, req *http.Request, v *veil) (response, error) {
+func (k *slackSink) show(b *strings.Builder, req *http.Request, redact *redactor) (response, error) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
 		return response{}, err
@@ -550,7 +550,7 @@ func (k *slackSink) show(b *strings.Builder, req *http.Request, v *veil) (respon
 	address, answer := req.URL.String(), "ok"
 	var shown any = json.RawMessage(body)
 	if k.api == "" {
-		address = v.over(origin(req.URL)) + "/" + hidden
+		address = redact.text(origin(req.URL)) + "/" + hidden
 	} else {
 		form, err := url.ParseQuery(string(body))
 		if err != nil {

@@ -24,7 +24,7 @@ import (
 )
 
 // A fetcher makes one request, as caller.fetch does.
-type fetcher func(*http.Request, *veil) (response, error)
+type fetcher func(*http.Request, *redactor) (response, error)
 
 // slackAPI makes the calls to Slack with the credentials of one attempt. Those of a bot are slack-go's, which makes
 // them through Do. slack-go's function for an incoming webhook neither bounds the answer nor reads it, so that one is
@@ -33,7 +33,7 @@ type slackAPI struct {
 	client  *slack.Client
 	hook    *url.URL // instead of client
 	fetch   fetcher
-	veil    *veil
+	redact  *redactor
 	agent   string
 	place   string // where the secret comes from, for people
 	channel string // in the settings
@@ -92,7 +92,7 @@ func (a *slackAPI) who(ctx context.Context) (string, error) {
 	case r.User == "" || r.Team == "":
 		return "", errors.New("no answer of Slack: it does not say whom the token belongs to")
 	}
-	return a.veil.line("as @"+r.User+" in "+r.Team, false, 200), nil
+	return a.redact.line("as @"+r.User+" in "+r.Team, false, 200), nil
 }
 
 // slackReply is the part of an answer of Slack's API that is read.
@@ -135,7 +135,7 @@ func (m *slackMeta) UnmarshalJSON(text []byte) error {
 // slack-go fails at a block that it does not know, and it takes {"ok":false} without a reason for success.
 func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	req.Header.Set("User-Agent", a.agent)
-	r, err := a.fetch(req, a.veil)
+	r, err := a.fetch(req, a.redact)
 	if err != nil {
 		return nil, err
 	}
@@ -148,9 +148,9 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	isChat := strings.Contains(req.URL.Path, "/chat.")
 	switch {
 	case r.cut && ended(req.Context()):
-		return nil, noAnswer(req.Context(), a.veil.over(origin(req.URL)))
+		return nil, noAnswer(req.Context(), a.redact.text(origin(req.URL)))
 	case r.status/100 != 2 && (!known || classOfStatus(r.status) == nil): // if Slack is busy, its words don't count
-		_, err := judge(classOfStatus(r.status), r, a.veil.over(origin(req.URL)), a.veil)
+		_, err := judge(classOfStatus(r.status), r, a.redact.text(origin(req.URL)), a.redact)
 		return nil, err
 	case reply.OK && r.status == http.StatusOK && (!isChat || a.mayKeep(reply.Channel) && a.mayKeep(reply.TS)):
 	case reply.OK || reply.Error == "":
@@ -164,7 +164,7 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 }
 
 // mayKeep reports whether an id is valid and holds no secret.
-func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.veil.over(id) == id }
+func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.redact.text(id) == id }
 
 // validSlackID reports whether something can be the id of a channel or message.
 func validSlackID(s string) bool {
@@ -173,8 +173,8 @@ func validSlackID(s string) bool {
 
 // notSlack returns the error for an answer that is not Slack's.
 func (a *slackAPI) notSlack(req *http.Request, r response) error {
-	text := fmt.Sprintf("%s from %s, but it is no answer of Slack", statusLine(r.status), a.veil.over(origin(req.URL)))
-	if excerpt := a.veil.line(r.body, r.cut, 200); excerpt != "" {
+	text := fmt.Sprintf("%s from %s, but it is no answer of Slack", statusLine(r.status), a.redact.text(origin(req.URL)))
+	if excerpt := a.redact.line(r.body, r.cut, 200); excerpt != "" {
 		text += ": " + excerpt
 	}
 	return errors.New(text)
@@ -199,7 +199,7 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	req.URL = a.hook
 	req.Header.Set("Content-Type", "application/json; charset=utf-8")
 	req.Header.Set("User-Agent", a.agent)
-	r, err := a.fetch(req, a.veil)
+	r, err := a.fetch(req, a.redact)
 	if err != nil {
 		return err
 	}
@@ -216,11 +216,11 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	_, known := slackErrors.find(code)
 	switch {
 	case r.cut && ended(ctx):
-		return noAnswer(ctx, a.veil.over(origin(req.URL)))
+		return noAnswer(ctx, a.redact.text(origin(req.URL)))
 	case known && (r.status/100 == 2 || classOfStatus(r.status) != nil):
 		return a.refusal(slack.SlackErrorResponse{Err: code})
 	case r.status/100 != 2:
-		_, err := judge(classOfStatus(r.status), r, a.veil.over(origin(req.URL)), a.veil)
+		_, err := judge(classOfStatus(r.status), r, a.redact.text(origin(req.URL)), a.redact)
 		return err
 	case no || strings.HasPrefix(code, "<"):
 		return a.notSlack(req, r)
@@ -248,13 +248,13 @@ func (a *slackAPI) refusal(err error) error {
 	if !ok {
 		return err
 	}
-	code := a.veil.line(said.Err, false, 64)
+	code := a.redact.line(said.Err, false, 64)
 	kind, _ := slackErrors.find(code)
 	text := "Slack answered " + code
-	if needed := a.veil.line(said.Needed, false, 100); needed != "" {
+	if needed := a.redact.line(said.Needed, false, 100); needed != "" {
 		text += ", needed is " + needed
 	}
-	if why := a.veil.line(strings.Join(said.ResponseMetadata.Messages, "; "), false, 200); why != "" {
+	if why := a.redact.line(strings.Join(said.ResponseMetadata.Messages, "; "), false, 200); why != "" {
 		text += " (" + why + ")"
 	}
 	if kind.remedy != "" && (a.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {

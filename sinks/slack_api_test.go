@@ -347,7 +347,7 @@ func FuzzSlackAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, status int, body, after string) {
 		for _, k := range all {
 			k.turns = nil
-			a, err := k.open(func(*http.Request, *veil) (response, error) {
+			a, err := k.open(func(*http.Request, *redactor) (response, error) {
 				return response{status, http.Header{"Retry-After": {after}}, body, false}, nil
 			})
 			if err != nil {

@@ -50,12 +50,12 @@ type mailServer struct {
 
 // connect begins a conversation and logs in. A token is used until the server refuses it; then the command is asked for
 // another at once.
-func (m *mailServer) connect(ctx context.Context, v *veil) (*emailSession, error) {
-	secret, kept, err := m.secret(ctx, v)
+func (m *mailServer) connect(ctx context.Context, redact *redactor) (*emailSession, error) {
+	secret, kept, err := m.secret(ctx, redact)
 	if err != nil {
 		return nil, err
 	}
-	s, err := m.login(ctx, v, secret)
+	s, err := m.login(ctx, redact, secret)
 	if !errors.Is(err, delivery.ErrBlocked) || len(m.command) == 0 {
 		return s, err
 	}
@@ -63,10 +63,10 @@ func (m *mailServer) connect(ctx context.Context, v *veil) (*emailSession, error
 	if !kept {
 		return nil, err
 	}
-	if secret, _, err = m.secret(ctx, v); err != nil {
+	if secret, _, err = m.secret(ctx, redact); err != nil {
 		return nil, err
 	}
-	if s, err = m.login(ctx, v, secret); errors.Is(err, delivery.ErrBlocked) {
+	if s, err = m.login(ctx, redact, secret); errors.Is(err, delivery.ErrBlocked) {
 		m.keep("")
 	}
 	return s, err
@@ -80,7 +80,7 @@ func (m *mailServer) keep(token string) {
 
 // login connects, starts TLS and logs in, within helloPatience: a host that does not answer need not be waited for as
 // long as one that has the mail.
-func (m *mailServer) login(ctx context.Context, v *veil, secret string) (*emailSession, error) {
+func (m *mailServer) login(ctx context.Context, redact *redactor, secret string) (*emailSession, error) {
 	var config *tls.Config
 	if m.mode != "none" {
 		var err error
@@ -101,14 +101,14 @@ func (m *mailServer) login(ctx context.Context, v *veil, secret string) (*emailS
 		if s != nil {
 			s.close()
 		}
-		return nil, m.failure(hello, v, aboutUs(err))
+		return nil, m.failure(hello, redact, aboutUs(err))
 	}
 	return s, nil
 }
 
-// secret returns the password or token, which the veil covers from then on. kept says that the token is one of an
+// secret returns the password or token, which is redacted from then on. kept says that the token is one of an
 // earlier conversation.
-func (m *mailServer) secret(ctx context.Context, v *veil) (secret string, kept bool, err error) {
+func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret string, kept bool, err error) {
 	switch {
 	case m.username == "":
 		return "", false, nil
@@ -127,14 +127,14 @@ func (m *mailServer) secret(ctx context.Context, v *veil) (secret string, kept b
 			return "", false, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}
-	v.hide(secret, "\x00"+m.username+"\x00"+secret, "user="+m.username+"\x01auth=Bearer "+secret+"\x01\x01")
+	redact.hide(secret, "\x00"+m.username+"\x00"+secret, "user="+m.username+"\x01auth=Bearer "+secret+"\x01\x01")
 	return secret, kept, nil
 }
 
 // check connects and logs in, and says what it reached.
 func (m *mailServer) check(ctx context.Context) (string, error) {
-	v := new(veil)
-	s, err := m.connect(ctx, v)
+	redact := new(redactor)
+	s, err := m.connect(ctx, redact)
 	if err != nil {
 		return "", err
 	}
@@ -146,15 +146,15 @@ func (m *mailServer) check(ctx context.Context) (string, error) {
 	if m.username != "" {
 		answer += ", logged in as " + m.username + " by " + s.mechanism
 	}
-	return v.line(answer, false, 300), nil
+	return redact.line(answer, false, 300), nil
 }
 
 // failure returns an error of a conversation as it may be shown.
-func (m *mailServer) failure(ctx context.Context, v *veil, err error) error {
+func (m *mailServer) failure(ctx context.Context, redact *redactor, err error) error {
 	if ended(ctx) {
 		return noAnswer(ctx, m.addr+m.hint(err))
 	}
-	return failure(ctx, v, m.addr, classOfMail(err), errors.New(err.Error()+m.hint(err)))
+	return failure(ctx, redact, m.addr, classOfMail(err), errors.New(err.Error()+m.hint(err)))
 }
 
 // hint explains the usual reason for a timeout on Azure.

@@ -255,8 +255,8 @@ func FuzzSMTPReplies(f *testing.F) {
 	}
 	m := &opened.Sink.(*email).server
 	f.Fuzz(func(t *testing.T, auth uint8, replies string) {
-		v := new(veil)
-		if _, _, err := m.secret(t.Context(), v); err != nil {
+		redact := new(redactor)
+		if _, _, err := m.secret(t.Context(), redact); err != nil {
 			t.Fatal(err)
 		}
 		conn := &said{Reader: strings.NewReader(replies)}
@@ -272,7 +272,7 @@ func FuzzSMTPReplies(f *testing.F) {
 		}
 		var reply string
 		if err != nil {
-			err = m.failure(t.Context(), v, aboutUs(err))
+			err = m.failure(t.Context(), redact, aboutUs(err))
 			if classOf(err) == rejected {
 				t.Errorf("%q, before a mail: %v", replies, err)
 			}
@@ -282,14 +282,14 @@ func FuzzSMTPReplies(f *testing.F) {
 			refused, reply, err = s.send(t.Context(), "a@example.com", to, []byte("Subject: x\r\n\r\nx\r\n"))
 			s.quit()
 			if names, class := refusals(to, refused); names != "" {
-				err = say(class, v.line(names, false, 1000))
+				err = say(class, redact.line(names, false, 1000))
 			} else if err != nil {
-				err = m.failure(t.Context(), v, err)
+				err = m.failure(t.Context(), redact, err)
 			}
 			if err == nil && (!strings.Contains(replies, "354") || !strings.Contains(replies, "250")) {
 				t.Errorf("%q was taken for a yes", replies)
 			}
-			reply = v.line("250 "+reply, false, 200)
+			reply = redact.line("250 "+reply, false, 200)
 		}
 		text := fmt.Sprintf("%s\n%v", reply, err)
 		if reply, why, _ := strings.Cut(text, "\n"); len(text) > 1500 || strings.ContainsFunc(reply+why, unicode.IsControl) {

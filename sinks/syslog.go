@@ -193,7 +193,7 @@ func (k *syslogSink) with(ctx context.Context, do syslogTask) error {
 	if err == nil {
 		return nil
 	}
-	return failure(ctx, new(veil), k.to.String(), classOfFailure(err), err)
+	return failure(ctx, new(redactor), k.to.String(), classOfFailure(err), err)
 }
 
 func (k *syslogSink) connected(ctx context.Context, do syslogTask) error {
@@ -292,7 +292,7 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 		}
 	}
 	m = append(m, data...)
-	text = new(veil).line(text, false, k.limit-len(m)-len(" \ufeff"))
+	text = new(redactor).line(text, false, k.limit-len(m)-len(" \ufeff"))
 	if text != "" {
 		m = append(m, ' ')
 	}
@@ -337,7 +337,7 @@ func (k *syslogSink) structured(all []attribute, most int) []byte {
 		if a.name == "id" {
 			limit = syslogText
 		}
-		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(new(veil).line(a.value, false, limit)))
+		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(new(redactor).line(a.value, false, limit)))
 	}
 	return append(b, ']')
 }

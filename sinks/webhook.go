@@ -227,14 +227,14 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		if err != nil {
 			return delivery.Answer{}, err
 		}
-		a.veil.hide(token)
+		a.redact.hide(token)
 		a.header.Set("Authorization", "Bearer "+token)
 	}
 	req, err := w.request(ctx, a, batch[0])
 	if err != nil {
-		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.veil.over(err.Error()))
+		return delivery.Answer{}, fmt.Errorf("%w: %s", delivery.ErrRejected, a.redact.text(err.Error()))
 	}
-	answer, err := w.caller.do(req, a.veil)
+	answer, err := w.caller.do(req, a.redact)
 	if w.identity != nil && errors.Is(err, delivery.ErrBlocked) {
 		w.identity.drop()
 	}
@@ -257,7 +257,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, a.veil.over(origin(a.url)))
+	fmt.Fprintf(&b, "%s %s/[secret]\n", req.Method, a.redact.text(origin(a.url)))
 	for _, name := range slices.Sorted(maps.Keys(req.Header)) {
 		value := req.Header.Get(name)
 		if a.header.Get(name) != "" {
@@ -276,7 +276,7 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	return w.caller.connect(ctx, a.url, a.veil)
+	return w.caller.connect(ctx, a.url, a.redact)
 }
 
 // Close closes idle connections.

@@ -12,50 +12,50 @@ import (
 	"unicode/utf8"
 )
 
-// A veil hides the secrets in use in texts from outside, such as network errors and destinations' answers, which may
+// A redactor hides the secrets in use in texts from outside, such as network errors and destinations' answers, which may
 // repeat what they were sent.
-type veil struct {
-	forms   []veiled
+type redactor struct {
+	forms   []redaction
 	longest int // of the forms
 }
 
-// veiled is a text to hide.
-type veiled struct {
+// A redaction is a text to hide.
+type redaction struct {
 	text    string // in ASCII lower case
 	instead string
 	word    bool // not where it is part of a longer word
 }
 
 // hide hides secrets in every form in which they commonly come back.
-func (v *veil) hide(secrets ...string) {
+func (r *redactor) hide(secrets ...string) {
 	for _, s := range secrets {
 		if s == "" {
 			continue
 		}
-		forms := []string{s, url.PathEscape(s), url.QueryEscape(s), html.EscapeString(s)}
-		for _, quoted := range []string{strconv.Quote(s), strconv.QuoteToASCII(s), jsonText(s)} {
+		raw := []byte(s)
+		inJSON, _ := json.Marshal(s) // a string always can be
+		forms := []string{s, url.PathEscape(s), url.QueryEscape(s), html.EscapeString(s),
+			base64.RawStdEncoding.EncodeToString(raw), base64.RawURLEncoding.EncodeToString(raw)} // they begin the padded forms
+		for _, quoted := range []string{strconv.Quote(s), strconv.QuoteToASCII(s), string(inJSON)} {
 			forms = append(forms, quoted[1:len(quoted)-1])
 		}
-		for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
-			forms = append(forms, enc.EncodeToString([]byte(s))) // a prefix of the padded form
-		}
 		for _, f := range forms {
-			v.add(veiled{f, hidden, false})
+			r.add(redaction{f, hidden, false})
 		}
 	}
 }
 
-func (v *veil) add(f veiled) {
+func (r *redactor) add(f redaction) {
 	f.text = asciiLower(f.text)
-	v.forms = append(v.forms, f)
-	v.longest = max(v.longest, len(f.text))
+	r.forms = append(r.forms, f)
+	r.longest = max(r.longest, len(f.text))
 }
 
 // hidePart hides parts of a secret, but for short ones, such as the v1 of a path, and plain words.
-func (v *veil) hidePart(parts ...string) {
+func (r *redactor) hidePart(parts ...string) {
 	for _, p := range parts {
 		if len(p) >= 4 && !isPlain(p) {
-			v.hide(p)
+			r.hide(p)
 		}
 	}
 }
@@ -90,54 +90,54 @@ func isPlain(text string) bool {
 
 // hideHost hides the host of a URL and shows which setting has it: without its / or @, a URL has its secret in the name
 // of the host. An address holds no secret.
-func (v *veil) hideHost(u *url.URL, where string) {
+func (r *redactor) hideHost(u *url.URL, where string) {
 	host := u.Hostname()
 	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || ip.Zone() != "") {
-		v.add(veiled{host, "[host in " + where + "]", true})
+		r.add(redaction{host, "[host in " + where + "]", true})
 	}
 }
 
 // hideURL hides all of a URL but its scheme and port; where is the setting that has it.
-func (v *veil) hideURL(u *url.URL, where string) {
-	v.hideHost(u, where)
-	v.hidePart(u.Path, u.EscapedPath(), u.RequestURI(), u.RawQuery, u.Fragment)
-	v.hidePart(strings.Split(u.Path, "/")...)
-	v.hidePart(strings.Split(u.EscapedPath(), "/")...)
+func (r *redactor) hideURL(u *url.URL, where string) {
+	r.hideHost(u, where)
+	r.hidePart(u.Path, u.EscapedPath(), u.RequestURI(), u.RawQuery, u.Fragment)
+	r.hidePart(strings.Split(u.Path, "/")...)
+	r.hidePart(strings.Split(u.EscapedPath(), "/")...)
 	for name, values := range u.Query() {
-		v.hidePart(name)
-		v.hidePart(values...)
+		r.hidePart(name)
+		r.hidePart(values...)
 	}
 	if u.User != nil {
 		password, _ := u.User.Password()
-		v.hidePart(u.User.String())
-		v.hideBasic(u.User.Username(), password)
+		r.hidePart(u.User.String())
+		r.hideBasic(u.User.Username(), password)
 	}
 }
 
 // hideHeader hides the value of a header and its parts, such as the token after Bearer and each cookie.
-func (v *veil) hideHeader(value string) {
-	v.hidePart(value)
-	v.hidePart(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t,;=", r) })...)
+func (r *redactor) hideHeader(value string) {
+	r.hidePart(value)
+	r.hidePart(strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t,;=", r) })...)
 	if scheme, code, _ := strings.Cut(value, " "); strings.EqualFold(scheme, "basic") {
 		plain, _ := base64.StdEncoding.DecodeString(code)
 		username, password, _ := strings.Cut(string(plain), ":")
-		v.hideBasic(username, password)
+		r.hideBasic(username, password)
 	}
 }
 
 // hideBasic hides a user name and a password, alone and as they are sent.
-func (v *veil) hideBasic(username, password string) {
-	v.hide(password)
-	v.hidePart(username)
-	v.hide(base64.StdEncoding.EncodeToString([]byte(username + ":" + password)))
+func (r *redactor) hideBasic(username, password string) {
+	r.hide(password)
+	r.hidePart(username)
+	r.hide(base64.StdEncoding.EncodeToString([]byte(username + ":" + password)))
 }
 
-// over returns text with everything replaced that is to be hidden, in any case.
-func (v *veil) over(text string) string {
+// text returns text with everything replaced that is to be hidden, in any case.
+func (r *redactor) text(text string) string {
 	lower := asciiLower(text)
 	instead := make([]string, len(text)) // of each byte, "" for itself
 	found := false
-	for _, f := range v.forms {
+	for _, f := range r.forms {
 		for from := 0; ; {
 			i := strings.Index(lower[from:], f.text)
 			if i < 0 {
@@ -176,10 +176,10 @@ func isWord(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' |
 
 // line returns a text from outside as it may be shown: without secrets, one line of printable characters, at most n
 // bytes. cut says that text is only the beginning of what was sent, and may end inside a secret.
-func (v *veil) line(text string, cut bool, n int) string {
-	text = v.over(text)
+func (r *redactor) line(text string, cut bool, n int) string {
+	text = r.text(text)
 	if cut {
-		text = text[:max(0, len(text)-v.longest)]
+		text = text[:max(0, len(text)-r.longest)]
 	}
 	text = strings.Map(func(r rune) rune {
 		switch {
@@ -190,7 +190,7 @@ func (v *veil) line(text string, cut bool, n int) string {
 		}
 		return -1
 	}, text)
-	text = v.over(strings.Join(strings.Fields(text), " ")) // what was taken away may have stood inside a secret
+	text = r.text(strings.Join(strings.Fields(text), " ")) // what was taken away may have stood inside a secret
 	if len(text) <= n {
 		return text
 	}
@@ -208,10 +208,5 @@ func asciiLower(s string) string {
 			b[i] = c + 'a' - 'A'
 		}
 	}
-	return string(b)
-}
-
-func jsonText(s string) string {
-	b, _ := json.Marshal(s) // a string always can be
 	return string(b)
 }
