@@ -32,6 +32,14 @@ var knownStories = []struct {
 		{at(4*time.Minute + 10*time.Second), list{event: moved}},
 		{at(20 * time.Minute), unlist{reboot.id}},
 	}},
+	{"the clock is set back, and a file that comes late has history newer than all that is pending", []step{
+		{at(time.Minute), sinkTrouble{sink: "second", how: "is down", end: 7 * time.Minute, share: 100}},
+		{at(2 * time.Minute), list{event: freeze}}, // of the document that has both, this is pending and the other is not
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(4 * time.Minute), reload{[]string{"second"}}},
+		{at(6 * time.Minute), restart{crash: true, step: -48 * time.Hour, off: 20 * time.Second, late: time.Minute}},
+		{at(9 * time.Minute), unlist{freeze.id}},
+	}},
 	{"the clock is set back to before an event ended, and somebody drops that it did", []step{
 		{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
 		{at(2 * time.Minute), list{event: reboot}},
@@ -42,7 +50,10 @@ var knownStories = []struct {
 	}},
 }
 
-var begun = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
+var (
+	begun  = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
+	freeze = func() azureEvent { e := reboot; e.id, e.kind = "A0000000-0000-4000-8000-000000000002", "Freeze"; return e }()
+)
 
 // Nothing is found in them any more.
 func TestKnownStories(t *testing.T) {

@@ -124,6 +124,40 @@ func TestAFileThatComesLateOverwritesNothing(t *testing.T) {
 	})
 }
 
+// A sequence number in a file that comes late is not used again, even if the clock was set back since: the delivery that
+// has it would be on record as one of the new CloudEvent.
+func TestAFileThatComesLateKeepsItsSequenceNumbers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		older := t.TempDir()
+		ahead := time.Now().Add(48 * time.Hour)
+		o := open(t, older, outbox.Options{})
+		a := addition(o, "A", "scheduled", "a")
+		a.Seq = o.Reserve(ahead)
+		if err := o.Apply(outbox.Batch{Now: ahead, Add: []outbox.Addition{a}}); err != nil {
+			t.Fatal(err)
+		}
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: ahead, Accepted: q.Changes().Pending, Durable: true})
+		o.Close()
+
+		dir := notADirectory(t)
+		o = open(t, dir, outbox.Options{})
+		_, _ = add(o, "B", "scheduled", "a")
+		comes(t, dir, filepath.Join(older, "outbox.db"))
+		time.Sleep(6 * time.Second)
+		synctest.Wait()
+		if seq := o.Reserve(time.Now()); seq <= a.Seq {
+			t.Errorf("the next sequence number is %d, and the file has %d", seq, a.Seq)
+		}
+		o.Close()
+		o = open(t, dir, outbox.Options{})
+		if seq := o.Reserve(time.Now()); seq <= a.Seq {
+			t.Errorf("after a restart the next sequence number is %d, and the file has %d", seq, a.Seq)
+		}
+		o.Close()
+	})
+}
+
 // A file that comes late and is another VM's is set aside, and nothing of it is taken up.
 func TestAForeignFileThatComesLateIsSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -131,6 +131,8 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	newer := change{memory: &o.memory, writes: records{}}
 	newer.writeAll()
 	maps.Copy(newer.writes, o.waiting)
+	last := place{bucketMeta, metaLast}
+	delete(newer.writes, last) // the larger of the two holds, or a sequence number would be used twice
 	bad := map[place]error{}
 	o.was = Stored{map[string][]byte{}, map[string]Group{}}
 	for _, w := range all {
@@ -152,6 +154,9 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 		if err := o.know(w, o.began); err != nil {
 			bad[at] = err
 		}
+	}
+	if o.waiting[last] != nil {
+		o.waiting[last] = []byte(seqKey(o.last))
 	}
 	for seq, m := range o.messages {
 		if m.uses == 0 && m.body == nil {
