@@ -312,7 +312,7 @@ func (c *cluster) connections() (n int) {
 func (c *cluster) settings(n int, sinks string) string {
 	path := filepath.Join(c.dir, fmt.Sprintf("relay-%d.yaml", n))
 	err := os.WriteFile(path, fmt.Appendf(nil, "nats:\n  url: [%s]\n  name: relay-%d\n"+
-		"  provision: {replicas: 3}\ncontrol: %s\nlisten: \"\"\nsinks:%s", c.urls(), n, filepath.Join(c.dir, fmt.Sprintf("relay-%d.sock", n)), sinks), 0o600)
+		"  provision: {replicas: 3}\ncontrol: '%s-%d'\nlisten: \"\"\nsinks:%s", c.urls(), n, controlPath(c.dir), n, sinks), 0o600)
 	if err != nil {
 		c.Fatal(err)
 	}

@@ -6,16 +6,16 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/windows"
 )
 
-// controlPath is a place for the control socket, which is a named pipe.
+// controlPath is a place for the control socket, which is a named pipe, of its own for each directory.
 func controlPath(dir string) string {
-	return `\\.\pipe\` + filepath.Base(filepath.Dir(dir)) + filepath.Base(dir)
+	return `\\.\pipe\` + strings.NewReplacer(":", "", `\`, "-").Replace(dir)
 }
 
 // holdFile opens a file and lets nobody else do so, or nobody rename or delete it.
