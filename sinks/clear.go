@@ -37,8 +37,8 @@ var harmless = []string{
 
 // isCredential reports whether a header may carry credentials: its value is in a file or variable, or its name is not
 // known to be harmless.
-func (h namedSource) isCredential() bool {
-	return h.Text.text == nil || !slices.Contains(harmless, http.CanonicalHeaderKey(h.name))
+func (s source) isCredential() bool {
+	return s.Text.text == nil || !slices.Contains(harmless, http.CanonicalHeaderKey(s.name))
 }
 
 // noteProxy is the note about a proxy that gets its password unencrypted, or "". Most proxies are reached so, and their

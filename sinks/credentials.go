@@ -3,11 +3,9 @@ package sinks
 import (
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -17,9 +15,9 @@ type credentials struct {
 	bearer   source
 	username string // of basic
 	password source
-	headers  []namedSource
-	signing  []source
-	body     []namedSource
+	headers  sources
+	signing  sources
+	body     sources
 	identity bool // a managed identity adds a token
 	secure   bool // the URL has to be https
 	insecure bool // it may be http in spite of what is carried
@@ -45,8 +43,9 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 		bearer:   spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
 		identity: s.Identity != nil,
 		secure:   s.TLS != TLSSettings{},
-		headers:  namedSources("headers", s.Headers),
-		body:     namedSources("body_secrets", s.BodySecrets),
+		headers:  named("headers", s.Headers),
+		body:     named("body_secrets", s.BodySecrets),
+		signing:  listed("signing_secrets", s.Signing),
 		getenv:   h.Getenv,
 	}
 	var wrong KeyErrors
@@ -60,9 +59,6 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	wrong.when(c.identity && (c.bearer.given() || c.password.given()), "azure_identity",
 		"bearer or basic is given too; expected only one of them")
 	wrong.when(!c.url.given(), "url", "missing; expected url, url_file or url_env")
-	for i, v := range s.Signing {
-		c.signing = append(c.signing, nested("signing_secrets."+strconv.Itoa(i), v))
-	}
 	wrong.add(c.checkNames(), c.sources().check())
 	if len(wrong) == 0 {
 		_, err := c.read()
@@ -97,11 +93,7 @@ func (c credentials) shown() (keys []string) {
 
 // sources returns all values.
 func (c credentials) sources() sources {
-	all := sources{c.url, c.bearer, c.password}
-	for _, s := range slices.Concat(c.headers, c.body) {
-		all = append(all, s.source)
-	}
-	return append(all, c.signing...)
+	return slices.Concat(sources{c.url, c.bearer, c.password}, c.headers, c.body, c.signing)
 }
 
 // checkNames refuses headers with an invalid name, a name given twice, or one that the settings cannot choose.
@@ -114,10 +106,12 @@ func (c credentials) checkNames() error {
 		wrong.when(err != nil, h.key, "%w", err)
 		wrong.when(seen[name], h.key, "stands twice; the case of a header's name does not count")
 		seen[name] = true
-		given := c.bearer.given() || c.password.given()
-		wrong.when(name == "Authorization" && given, h.key, "bearer or basic is given too; expected only one of them")
-		wrong.when(name == "Authorization" && c.identity && !given, h.key,
-			"azure_identity is given too; expected only one of them")
+		other := "bearer or basic"
+		if !c.bearer.given() && !c.password.given() {
+			other = "azure_identity"
+		}
+		wrong.when(name == "Authorization" && (c.identity || other != "azure_identity"), h.key,
+			"%s is given too; expected only one of them", other)
 	}
 	return wrong.err()
 }
@@ -210,21 +204,15 @@ func (c credentials) readAuthorization(redact *redactor) (string, error) {
 	switch {
 	case c.bearer.given():
 		token, err := c.bearer.read(c.getenv)
-		if err != nil {
-			return "", err
-		}
 		redact.hide(token)
-		if !validHeaderValue(token) {
-			return "", c.bearer.wrong(errControl)
+		if err == nil && !validHeaderValue(token) {
+			err = c.bearer.wrong(errControl)
 		}
-		return "Bearer " + token, nil
+		return "Bearer " + token, err
 	case c.password.given():
 		password, err := c.password.read(c.getenv)
-		if err != nil {
-			return "", err
-		}
 		redact.hideBasic(c.username, password)
-		return basic(c.username, password), nil
+		return basic(c.username, password), err
 	}
 	return "", nil
 }
@@ -240,28 +228,24 @@ var ownHeaders = map[string]string{
 	"Content-Type":        "it follows from mode, or from content_type beside body_text",
 	"Content-Length":      "it follows from the body",
 	"Idempotency-Key":     "it is the CloudEvent's id",
-	"Connection":          "it belongs to the connection",
-	"Keep-Alive":          "it belongs to the connection",
-	"Te":                  "it belongs to the connection",
-	"Trailer":             "it belongs to the connection",
-	"Transfer-Encoding":   "it belongs to the connection",
-	"Upgrade":             "it belongs to the connection",
-	"Expect":              "it belongs to the connection",
 	"Proxy-Authorization": "the proxy's credentials stand in its URL",
-	"Proxy-Connection":    "it belongs to the connection",
 }
 
 // refusedHeader says why the settings cannot set a header.
 func refusedHeader(name string) error {
-	if !validHeaderName(name) {
-		return errors.New("not the name of a header; expected letters, digits and dashes")
-	}
 	canonical := http.CanonicalHeaderKey(name)
-	if why, ok := ownHeaders[canonical]; ok {
-		return fmt.Errorf("cannot be set: %s", why)
+	why := ownHeaders[canonical]
+	switch {
+	case !validHeaderName(name):
+		return errors.New("not the name of a header; expected letters, digits and dashes")
+	case oneOf(canonical, "Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+		"Proxy-Connection"):
+		why = "it belongs to the connection"
+	case strings.HasPrefix(canonical, "Ce-"), strings.HasPrefix(canonical, "Webhook-"):
+		why = "names that begin with ce- and webhook- belong to CloudEvents and signatures"
 	}
-	if strings.HasPrefix(canonical, "Ce-") || strings.HasPrefix(canonical, "Webhook-") {
-		return errors.New("cannot be set: names that begin with ce- and webhook- belong to CloudEvents and signatures")
+	if why != "" {
+		return errors.New("cannot be set: " + why)
 	}
 	return nil
 }

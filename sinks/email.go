@@ -94,10 +94,8 @@ func openEmail(s emailSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: m, Secrets: append(m.server.tls.files(), m.server.password.files()...)}
-	if m.server.mode == "none" {
-		opened.Notes = append(opened.Notes, "tls.mode is none: mail can be read and changed on its way")
-	}
+	opened := Opened{Sink: m, Secrets: append(m.server.tls.files(), sources{m.server.password}.files()...)}
+	opened.note(m.server.mode == "none", "tls.mode is none: mail can be read and changed on its way")
 	return opened, nil
 }
 

@@ -64,7 +64,7 @@ type command struct {
 	args     []string
 	dir      string
 	user     account
-	env      []namedSource
+	env      sources
 	attempts int
 	grace    time.Duration
 	getenv   func(string) string
@@ -89,24 +89,22 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
 		name: h.Name, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)),
-		env: namedSources("env", s.Env), attempts: s.Attempts, grace: s.StopGrace, getenv: h.Getenv, log: h.Log,
+		env: named("env", s.Env), attempts: s.Attempts, grace: s.StopGrace, getenv: h.Getenv, log: h.Log,
 		now: time.Now,
 	}
 	var err error
 	c.user, err = findAccount(s.User)
 	wrong.when(err != nil, "user", "%w", err)
-	var files []string
 	for _, v := range c.env {
 		err := refusedVariable(v.name)
 		wrong.when(err != nil, v.key, "%w", err)
-		wrong.add(v.check())
-		files = append(files, v.files()...)
 	}
+	wrong.add(c.env.check())
 	if len(wrong) == 0 {
 		_, _, err := c.own()
 		wrong.add(err)
 	}
-	return Opened{Sink: c, Secrets: files, Parallel: s.Parallel}, wrong.err()
+	return Opened{Sink: c, Secrets: c.env.files(), Parallel: s.Parallel}, wrong.err()
 }
 
 // refusedVariable says why the settings cannot set an environment variable.

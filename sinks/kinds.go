@@ -58,6 +58,13 @@ type Opened struct {
 	Notes    []string      // what an operator may not expect of these settings; check prints them
 }
 
+// note adds a note, unless it is empty.
+func (o *Opened) note(holds bool, text string) {
+	if holds && text != "" {
+		o.Notes = append(o.Notes, text)
+	}
+}
+
 // Kinds are all kinds of destination by their key in the settings file.
 var Kinds = map[string]Kind{
 	"email":   {Open: opens(emailSettings{}, openEmail), Terms: emailTerms, For: People},

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,8 +57,9 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 		zone = time.UTC
 	}
 	f := cloudevent.Fields(d.Event)
-	f["time"] = microseconds("", f["time"])
-	f["data"] = microseconds("", f["data"])
+	for _, name := range []string{"time", "data"} {
+		f[name] = mapTexts(f[name], microseconds, "event", "previous") // what Azure sent stays as it is
+	}
 	f["test"] = d.Event.Type() == cloudevent.BridgeTest
 	data := f["data"].(map[string]any)
 	if change, ok := data["change"].(string); ok {
@@ -105,27 +107,36 @@ func classOfWhy(why string) string {
 	return "couldn't deliver it"
 }
 
-// microseconds returns v with its times cut to six fractional digits. Newtonsoft.Json for .NET, which Azure's own
-// services use, reads a longer time as text. What Azure sent stays as it is.
-func microseconds(name string, v any) any {
+// mapTexts changes every text in v, but for what has one of the names in except.
+func mapTexts(v any, change func(string) string, except ...string) any {
 	switch v := v.(type) {
 	case string:
-		if t, err := time.Parse(time.RFC3339Nano, v); err == nil && t.Nanosecond()%1000 != 0 {
-			return t.Truncate(time.Microsecond).Format(time.RFC3339Nano)
+		return change(v)
+	case []string:
+		for i := range v {
+			v[i] = change(v[i])
 		}
 	case []any:
 		for i := range v {
-			v[i] = microseconds("", v[i])
+			v[i] = mapTexts(v[i], change, except...)
 		}
 	case map[string]any:
-		if name == "event" || name == "previous" {
-			return v
-		}
-		for key := range v {
-			v[key] = microseconds(key, v[key])
+		for name := range v {
+			if !slices.Contains(except, name) {
+				v[name] = mapTexts(v[name], change, except...)
+			}
 		}
 	}
 	return v
+}
+
+// microseconds returns a time with at most six fractional digits, and any other text as it is. Newtonsoft.Json for
+// .NET, which Azure's own services use, reads a longer time as text.
+func microseconds(text string) string {
+	if t, err := time.Parse(time.RFC3339Nano, text); err == nil && t.Nanosecond()%1000 != 0 {
+		return t.Truncate(time.Microsecond).Format(time.RFC3339Nano)
+	}
+	return text
 }
 
 // execute returns what a template makes of fields.

@@ -18,9 +18,7 @@ func messageShape(own map[string]Field) *templates.Shape {
 	one := &templates.Shape{Names: maps.Clone(s.Names)}
 	delete(one.Names, "group")
 	s.Names["group"] = &templates.Shape{Items: one}
-	for name := range own {
-		s.Names[name] = nil
-	}
+	addNames(s, own)
 	return s
 }
 
@@ -28,12 +26,16 @@ func messageShape(own map[string]Field) *templates.Shape {
 func shapeOf(docs ...map[string]string) *templates.Shape {
 	s := names()
 	for _, d := range docs {
-		for name := range d {
-			s.Names[name] = nil
-		}
+		addNames(s, d)
 	}
 	s.Names["data"] = dataShape()
 	return s
+}
+
+func addNames[V any](s *templates.Shape, fields map[string]V) {
+	for name := range fields {
+		s.Names[name] = nil
+	}
 }
 
 func names(all ...string) *templates.Shape {

@@ -8,7 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -48,27 +48,23 @@ type natsSink struct {
 	api        string // prefix of JetStream's subjects
 	log        *slog.Logger
 
-	mu      sync.Mutex // guards session: Close may come from another goroutine
-	session *natsSession
+	session atomic.Pointer[natsSession] // Close may come from another goroutine
 }
 
 func openNATS(s natsSettings, h Host) (Opened, error) {
+	once := s.Once != nil && *s.Once
 	n := &natsSink{
-		once: !s.Core && !s.Copies && (s.Once == nil || *s.Once), copies: s.Copies, core: s.Core,
-		structured: s.Mode == "structured",
-		api:        jetstream.DefaultAPIPrefix, log: h.Log,
+		once: !s.Core && !s.Copies && (s.Once == nil || once), copies: s.Copies, core: s.Core,
+		structured: s.Mode == "structured", api: jetstream.DefaultAPIPrefix, log: h.Log,
 	}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "binary", "structured"), "mode", "%q is unknown; expected binary or structured", s.Mode)
-	wrong.when(s.Core && s.Once != nil && *s.Once, "once",
-		"is what a stream does, and core sends to none; expected one or the other")
-	wrong.when(s.Copies && s.Once != nil && *s.Once, "copies",
-		"keeps copies, and once refuses them; expected one or the other")
-	wrong.when(s.Copies && s.Core, "copies", "is about a stream, and core sends to none; expected one or the other")
-	wrong.when(s.Core && s.Provision != nil, "provision",
-		"is about a stream, and core sends to none; expected one or the other")
-	wrong.when(s.Core && s.Domain != "", "domain",
-		"is one of JetStream, and core does without; expected one or the other")
+	wrong.when(s.Copies && once, "copies", "keeps copies, and once refuses them; expected one or the other")
+	const alone = "is about a stream, and core sends to none; expected one or the other"
+	wrong.when(s.Core && once, "once", alone)
+	wrong.when(s.Core && s.Copies, "copies", alone)
+	wrong.when(s.Core && s.Provision != nil, "provision", alone)
+	wrong.when(s.Core && s.Domain != "", "domain", alone)
 	wrong.when(s.Domain != "" && natsToken(s.Domain) != s.Domain, "domain",
 		"%q is not the name of a domain; expected A-Z, a-z, 0-9, _ and -", s.Domain)
 	if s.Domain != "" {
@@ -86,18 +82,12 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	return Opened{Sink: n, Secrets: n.servers.Secrets(), Notes: append(n.notes(), n.servers.Notes()...)}, nil
-}
-
-func (n *natsSink) notes() []string {
-	switch {
-	case n.core:
-		return []string{"plain NATS keeps nothing: who is not connected when a CloudEvent is sent never hears of it"}
-	case n.provision != nil && n.provision.Replicas <= 1:
-		return []string{"a stream with one replica can lose what it acknowledged in the last two minutes when its server " +
-			"crashes, unless that has sync_interval: always"}
-	}
-	return nil
+	opened := Opened{Sink: n, Secrets: n.servers.Secrets()}
+	opened.note(n.core, "plain NATS keeps nothing: who is not connected when a CloudEvent is sent never hears of it")
+	opened.note(n.provision != nil && n.provision.Replicas <= 1, "a stream with one replica can lose what it acknowledged "+
+		"in the last two minutes when its server crashes, unless that has sync_interval: always")
+	opened.Notes = append(opened.Notes, n.servers.Notes()...)
+	return opened, nil
 }
 
 // Deliver publishes the CloudEvent of the batch, which holds one. If the stream has it already, it is accepted.
@@ -107,19 +97,17 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
 	var answer delivery.Answer
-	err = n.with(ctx, func(ctx context.Context, s *natsSession) error {
-		if n.core {
+	err = n.with(ctx, func(ctx context.Context, s *natsSession) (err error) {
+		switch {
+		case n.core:
 			answer.Status, err = s.pass(ctx, msg)
-			return err
-		}
-		if batch[0].Event.Type() == cloudevent.BridgeHeartbeat {
+		case batch[0].Event.Type() == cloudevent.BridgeHeartbeat:
 			answer.Status, err = n.beat(ctx, s, msg)
-			return err
+		default:
+			if err = n.provide(ctx, s); err == nil {
+				answer, err = n.store(ctx, s, msg)
+			}
 		}
-		if err := n.provide(ctx, s); err != nil {
-			return err
-		}
-		answer, err = n.store(ctx, s, msg)
 		return err
 	})
 	return answer, err
@@ -165,28 +153,20 @@ func (n *natsSink) Render(d delivery.Delivery) (string, error) {
 // Connect connects, logs in and looks for the stream. It creates and publishes nothing.
 func (n *natsSink) Connect(ctx context.Context) (string, error) {
 	var answer string
-	err := n.with(ctx, func(ctx context.Context, s *natsSession) error {
-		answer = "connected to " + s.who()
-		if n.core {
-			return nil
+	err := n.with(ctx, func(ctx context.Context, s *natsSession) (err error) {
+		if answer = "connected to " + s.who(); !n.core {
+			var found string
+			found, err = n.stream(ctx, s)
+			answer += ", " + found
 		}
-		found, err := n.stream(ctx, s)
-		answer += ", " + found
 		return err
 	})
-	if err != nil {
-		return "", err
-	}
-	return answer, nil
+	return answer, err
 }
 
 // Close ends the connection.
 func (n *natsSink) Close() error {
-	n.mu.Lock()
-	s := n.session
-	n.session = nil
-	n.mu.Unlock()
-	if s != nil {
+	if s := n.session.Swap(nil); s != nil {
 		s.end()
 	}
 	return nil
@@ -210,9 +190,7 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	n.mu.Lock()
-	s := n.session
-	n.mu.Unlock()
+	s := n.session.Load()
 	if s != nil && !s.over() && s.access.stamp == a.stamp {
 		return s, nil
 	}
@@ -224,9 +202,7 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 		s.end()
 		return nil, err
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.session = s
+	n.session.Store(s)
 	return s, nil
 }
 

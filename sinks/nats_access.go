@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -61,7 +60,10 @@ type natsAccess struct {
 	servers []*url.URL
 	login   nats.Option
 	tls     *tls.Config
+	dial    Dialer
 	secure  bool   // nothing is sent before TLS
+	first   bool   // the server waits for the handshake before it sends anything
+	signs   bool   // the login signs the server's nonce
 	away    bool   // a server is on another machine
 	inClear string // the key of credentials that travel there without TLS, or ""
 	stamp   string // differs once any of this has changed; it holds secrets
@@ -99,25 +101,20 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 		name: strings.TrimSpace(h.Agent + " " + h.Name), inbox: s.InboxPrefix,
 	}
 	var wrong KeyErrors
-	const twice = "url is given too; expected only one of them"
-	wrong.when(len(s.URL) > 0 && s.URLFile != "", "url_file", twice)
-	wrong.when(len(s.URL) > 0 && s.URLEnv != "", "url_env", twice)
-	wrong.when(len(s.URL) == 0 && s.URLFile == "" && s.URLEnv == "", "url", "missing; expected url, url_file or url_env")
-	switch {
-	case len(s.URL) == 0:
-		n.urls = sources{spelled("url", Secret{}, s.URLFile, s.URLEnv)}
-	case len(s.URL) == 1 && s.URL[0].Text.text != nil:
-		n.urls = sources{spelled("url", s.URL[0].Text, "", "")}
-	default:
-		for i, v := range s.URL {
-			n.urls = append(n.urls, nested("url."+strconv.Itoa(i), v))
-		}
+	one := spelled("url", Secret{}, s.URLFile, s.URLEnv)
+	wrong.when(len(s.URL) > 0 && one.given(), one.from(), "url is given too; expected only one of them")
+	wrong.when(len(s.URL) == 0 && !one.given(), "url", "missing; expected url, url_file or url_env")
+	if len(s.URL) == 1 && s.URL[0].Text.text != nil {
+		one.Text, s.URL = s.URL[0].Text, nil
+	}
+	if n.urls = (sources{one}); len(s.URL) > 0 {
+		n.urls = listed("url", s.URL)
 	}
 	password := spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
 	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
 	for _, l := range []natsLogin{
-		{source{Value{File: s.CredsFile}, "", "creds_file", ""}, "creds_file", false, natsCreds},
-		{source{Value{File: s.NKeyFile}, "", "nkey_file", ""}, "nkey_file", true, natsNKey},
+		{source{Value{File: s.CredsFile}, "creds", "_", ""}, "creds_file", false, natsCreds},
+		{source{Value{File: s.NKeyFile}, "nkey", "_", ""}, "nkey_file", true, natsNKey},
 		{password, "username", false, func(secret string, redact *redactor) (nats.Option, error) {
 			redact.hideBasic(s.Username, secret)
 			return nats.UserInfo(s.Username, secret), nil
@@ -169,7 +166,10 @@ func (n *NATS) Notes() []string {
 
 // read returns all values as they are now. Its errors are *KeyError and hold no secret.
 func (n *NATS) read() (natsAccess, error) {
-	a := natsAccess{redact: new(redactor), login: func(*nats.Options) error { return nil }, secure: n.tls != natsTLS{}}
+	a := natsAccess{
+		redact: new(redactor), login: func(*nats.Options) error { return nil }, dial: n.link,
+		secure: n.tls != natsTLS{}, first: n.tls.HandshakeFirst,
+	}
 	user, err := n.readURLs(&a)
 	if err != nil {
 		return a, err
@@ -191,18 +191,18 @@ func (n *NATS) read() (natsAccess, error) {
 			return a, l.wrong(err)
 		}
 		a.stamp += secret
-		if given = l.key; !l.signs {
+		if given, a.signs = l.key, l.signs; !l.signs {
 			shown = l.from()
 		}
 	}
 	if a.tls, err = n.tls.load(); err != nil {
 		return a, err
 	}
-	looks, err := n.tls.stamp()
+	files, err := n.tls.stamp()
+	a.stamp += files
 	if err != nil {
 		return a, err
 	}
-	a.stamp += looks
 	if a.away && !a.secure {
 		a.inClear = shown
 	}
@@ -264,11 +264,10 @@ func natsCreds(text string, redact *redactor) (nats.Option, error) {
 	if err != nil || strings.Count(token, ".") != 2 {
 		return nil, errors.New("has no user JWT; expected a file made by nsc or by nats auth")
 	}
-	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
-	if err != nil {
+	redact.hide(token)
+	if _, err := natsNKey(text, redact); err != nil {
 		return nil, errors.New("has no user seed; expected a file made by nsc or by nats auth")
 	}
-	redact.hide(token, seedOf(pair))
 	return nats.UserCredentialBytes([]byte(text)), nil
 }
 
@@ -278,15 +277,8 @@ func natsNKey(text string, redact *redactor) (nats.Option, error) {
 	if err != nil {
 		return nil, errors.New("holds no seed of a user; expected one that begins with SU")
 	}
-	public, err := pair.PublicKey()
-	if err != nil {
-		return nil, err
-	}
-	redact.hide(seedOf(pair))
-	return nats.Nkey(public, pair.Sign), nil
-}
-
-func seedOf(pair nkeys.KeyPair) string {
 	seed, _ := pair.Seed() // a pair that was made of a seed has one
-	return string(seed)
+	redact.hide(string(seed))
+	public, err := pair.PublicKey()
+	return nats.Nkey(public, pair.Sign), err
 }

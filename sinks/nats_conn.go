@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,29 +33,21 @@ const (
 // until the server repeats it.
 const natsMaxPayload = 1 << 20
 
-// A natsLink connects to servers for nats.go. It does TLS itself, so that what nats.go reads is bounded with TLS too.
-type natsLink struct {
-	dial   Dialer
-	config *tls.Config
-	secure bool // nothing is sent before TLS
-	first  bool // the server waits for the handshake before it sends anything
-	signs  bool // the login signs the server's nonce
-}
-
 // connect reads the server's INFO and starts TLS if either side wants it. nats.go then reads that INFO without what is
-// not to be trusted: other servers, and limits from before TLS.
-func (l natsLink) connect(ctx context.Context, network, address string) (*natsConn, error) {
+// not to be trusted: other servers, and limits from before TLS. TLS is done here, so that what nats.go reads is bounded
+// with TLS too.
+func (a natsAccess) connect(ctx context.Context, network, address string) (*natsConn, error) {
 	limit := time.Now().Add(natsDial)
 	dialing, cancel := context.WithDeadline(ctx, limit)
 	defer cancel()
-	raw, err := l.dial(dialing, network, address)
+	raw, err := a.dial(dialing, network, address)
 	if err != nil {
 		return nil, err
 	}
 	raw.SetDeadline(limit) // nats.go sets its own afterwards
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	defer stop()
-	conn, err := l.greet(ctx, raw, address)
+	conn, err := a.greet(ctx, raw, address)
 	if err != nil {
 		raw.Close()
 		return nil, err
@@ -64,17 +55,17 @@ func (l natsLink) connect(ctx context.Context, network, address string) (*natsCo
 	return conn, nil
 }
 
-func (l natsLink) greet(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
+func (a natsAccess) greet(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
 	conn := newNATSConn(raw, raw)
-	if l.first {
+	if a.first {
 		var err error
-		if conn, err = l.handshake(ctx, raw, address); err != nil {
+		if conn, err = a.handshake(ctx, raw, address); err != nil {
 			return nil, err
 		}
 	}
 	line, err := conn.readLine()
 	if err != nil {
-		if !l.first {
+		if !a.first {
 			err = fmt.Errorf("no INFO: %w; a server that begins with TLS needs tls: {handshake_first: true}", err)
 		}
 		return nil, err
@@ -84,19 +75,19 @@ func (l natsLink) greet(ctx context.Context, raw net.Conn, address string) (*nat
 		return nil, err
 	}
 	switch {
-	case l.first:
-	case info.TLSRequired, l.secure && info.TLSAvailable:
+	case a.first:
+	case info.TLSRequired, a.secure && info.TLSAvailable:
 		if conn.r.Buffered() > 0 {
 			return nil, errors.New("the server says more than INFO before TLS")
 		}
-		if conn, err = l.handshake(ctx, raw, address); err != nil {
+		if conn, err = a.handshake(ctx, raw, address); err != nil {
 			return nil, err
 		}
 		info.MaxPayload = natsMaxPayload
-	case l.secure:
+	case a.secure:
 		return nil, nats.ErrSecureConnWanted
 	}
-	if l.signs && info.Nonce == "" {
+	if a.signs && info.Nonce == "" {
 		return nil, nats.ErrNkeysNotSupported
 	}
 	info.TLSRequired, info.TLSAvailable, info.ConnectURLs = false, false, nil
@@ -108,12 +99,9 @@ func (l natsLink) greet(ctx context.Context, raw net.Conn, address string) (*nat
 	return conn, nil
 }
 
-func (l natsLink) handshake(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	secured, err := handshake(ctx, raw, l.config, host)
+func (a natsAccess) handshake(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
+	host, _, _ := net.SplitHostPort(address) // each server's URL has both
+	secured, err := handshake(ctx, raw, a.tls, host)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +114,6 @@ type natsConn struct {
 	net.Conn
 	raw     net.Conn // beneath TLS
 	r       *bufio.Reader
-	line    []byte // the buffer of readLine
 	ready   []byte // the rest of a checked line, to hand on
 	payload int    // bytes of a message that come next
 	ending  bool   // after them the message must end
@@ -142,7 +129,7 @@ type natsConn struct {
 
 func newNATSConn(conn, raw net.Conn) *natsConn {
 	heard := func(*natsConn, error, bool) {}
-	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReader(conn), talk: natsMaxTalk, heard: heard}
+	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReaderSize(conn, natsMaxLine), talk: natsMaxTalk, heard: heard}
 }
 
 // Close closes the connection at once. TLS would first write to a server that may not read.
@@ -193,8 +180,7 @@ func (c *natsConn) next() error {
 	if c.talk == 0 {
 		most = natsMaxRead
 	}
-	c.payload, c.ending, err = natsAnnounced(line, most)
-	if err != nil {
+	if c.payload, c.ending, err = natsAnnounced(line, most); err != nil {
 		return err
 	}
 	if now := time.Now(); now.Sub(c.since) > time.Minute {
@@ -214,19 +200,13 @@ func (c *natsConn) next() error {
 	return nil
 }
 
-// readLine reads a line with its end. It is valid until the next call.
+// readLine reads a line with its end. It is valid until something else is read.
 func (c *natsConn) readLine() ([]byte, error) {
-	c.line = c.line[:0]
-	for {
-		part, err := c.r.ReadSlice('\n')
-		if len(c.line)+len(part) > natsMaxLine {
-			return nil, fmt.Errorf("the server said a line of more than %d bytes", natsMaxLine)
-		}
-		c.line = append(c.line, part...)
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return c.line, err
-		}
+	line, err := c.r.ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		err = fmt.Errorf("the server said a line of more than %d bytes", natsMaxLine)
 	}
+	return line, err
 }
 
 // readInfo reads the line with which a server begins, and which it repeats after a change.
@@ -248,31 +228,28 @@ func readInfo(line []byte) (info nats.ServerInfo, err error) {
 // bytes. It reads numbers as nats.go does: digits only.
 func natsAnnounced(line []byte, most int) (size int, message bool, err error) {
 	words := strings.Split(strings.TrimRight(string(line), "\r\n"), " ")
-	number := func(fromEnd, most int) (int, error) {
-		if len(words) <= fromEnd {
-			return 0, fmt.Errorf("the server said %.200q", line)
-		}
-		word := words[len(words)-fromEnd]
-		n, err := strconv.ParseUint(word, 10, 63)
-		if err != nil || n > uint64(most) {
-			return 0, fmt.Errorf("the server announced %.30q bytes; at most %d are read", word, most)
-		}
-		return int(n), nil
-	}
+	var limits []int // of the numbers at the end of the line, the last of which is the size
 	switch words[0] {
 	case "PING", "PONG", "+OK", "-ERR":
-		return 0, false, nil
 	case "INFO":
-		_, err := readInfo(line)
-		return 0, false, err
+		_, err = readInfo(line)
 	case "HMSG":
-		if _, err := number(2, natsMaxHeader); err != nil {
-			return 0, false, err
-		}
-		fallthrough
+		limits = []int{natsMaxHeader, most}
 	case "MSG":
-		size, err := number(1, most)
-		return size, err == nil, err
+		limits = []int{most}
+	default:
+		err = fmt.Errorf("the server said %.200q, which is not NATS", line)
 	}
-	return 0, false, fmt.Errorf("the server said %.200q, which is not NATS", line)
+	for i, limit := range limits {
+		at := len(words) - len(limits) + i
+		if at < 1 {
+			return 0, false, fmt.Errorf("the server said %.200q", line)
+		}
+		n, err := strconv.ParseUint(words[at], 10, 63)
+		if err != nil || n > uint64(limit) {
+			return 0, false, fmt.Errorf("the server announced %.30q bytes; at most %d are read", words[at], limit)
+		}
+		size = int(n)
+	}
+	return size, len(limits) > 0, err
 }

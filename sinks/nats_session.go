@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -44,7 +45,7 @@ type natsSession struct {
 	access natsAccess
 	log    *slog.Logger
 	stop   context.CancelFunc // ends dialing
-	closed chan struct{}      // closed when nats.go has given up and makes no more calls
+	closed chan struct{}      // holds one when nats.go has given up and makes no more calls
 
 	unheard  *natsConn // the connection over which nobody keeps heartbeats, which is logged
 	provided *natsConn // the connection over which the stream was provided; the next server may have lost it
@@ -54,7 +55,7 @@ type natsSession struct {
 	link   *natsConn               // to it, nil if there is none
 	said   error                   // its last -ERR, after which it may end the connection
 	why    map[string]error        // why there is no connection, by server tried since the last one
-	fail   context.CancelCauseFunc // ends the work under way, nil if there is none
+	fail   context.CancelCauseFunc // ends the last work that was begun, nil if there was none
 }
 
 // dial is Dial with a bound on what a server may send unasked; 0 is none.
@@ -64,7 +65,7 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	life, stop := context.WithCancel(context.Background())
-	s := &natsSession{access: a, log: n.log, stop: stop, closed: make(chan struct{}), why: make(map[string]error)}
+	s := &natsSession{access: a, log: n.log, stop: stop, closed: make(chan struct{}, 1), why: make(map[string]error)}
 	o := nats.GetDefaultOptions()
 	o.Name, o.InboxPrefix = n.name, n.inbox
 	for _, u := range a.servers {
@@ -74,12 +75,10 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 	o.SkipHostLookup = true
 	o.MaxReconnect, o.ReconnectBufSize, o.ReconnectJitter = -1, -1, natsJitter
 	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
-	signs := len(n.logins) > 0 && n.logins[0].signs
-	link := natsLink{dial: n.link, config: a.tls, secure: a.secure, first: n.tls.HandshakeFirst, signs: signs}
 	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
 		s.hangUp(errGivenUp) // nats.go leaves such a connection open
 		s.found(address, nil)
-		conn, err := link.connect(life, network, address)
+		conn, err := a.connect(life, network, address)
 		if err != nil {
 			s.heard(nil, err, true)
 			return nil, err
@@ -92,7 +91,7 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 		return conn, nil
 	})
 	o.AsyncErrorCB = func(*nats.Conn, *nats.Subscription, error) {} // heard knows it; nats.go would print it
-	o.ClosedCB = func(*nats.Conn) { close(s.closed) }
+	o.ClosedCB = func(*nats.Conn) { s.closed <- struct{}{} }
 	if err := a.login(&o); err != nil {
 		stop()
 		return nil, err
@@ -152,7 +151,6 @@ func (s *natsSession) heard(link *natsConn, err error, over bool) {
 func (s *natsSession) during(ctx context.Context, do func(context.Context) error) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer s.finish()
 	server, ok := s.begin(cancel)
 	if !ok {
 		return s.refusal(nats.ErrDisconnected)
@@ -184,12 +182,6 @@ func (s *natsSession) begin(fail context.CancelCauseFunc) (server string, ok boo
 	return s.server, true
 }
 
-func (s *natsSession) finish() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fail = nil
-}
-
 // refusal returns why there is no connection to any server: blocked if each server blocks. err counts if nothing else
 // is known.
 func (s *natsSession) refusal(err error) error {
@@ -198,16 +190,16 @@ func (s *natsSession) refusal(err error) error {
 	var texts []string
 	class := delivery.ErrBlocked
 	for _, u := range s.access.servers {
-		why, ok := s.why[u.Host]
-		if !ok || !errors.Is(classOfNATS(why), delivery.ErrBlocked) {
+		why := s.why[u.Host]
+		if why == nil || !errors.Is(classOfNATS(why), delivery.ErrBlocked) {
 			class = nil
 		}
-		if ok {
+		if why != nil {
 			texts = append(texts, s.access.redact.line(u.Host+": "+why.Error(), false, 300))
 		}
 	}
 	if len(texts) == 0 {
-		texts = append(texts, s.access.redact.line(err.Error(), false, 300))
+		texts = []string{s.access.redact.line(err.Error(), false, 300)}
 	}
 	return say(class, strings.Join(texts, "; "))
 }
@@ -233,14 +225,7 @@ func (s *natsSession) hangUp(why error) {
 
 // over reports whether nats.go has given the session up. To ask nats.go itself would wait for a lock, which it holds
 // for as long as it dials.
-func (s *natsSession) over() bool {
-	select {
-	case <-s.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (s *natsSession) over() bool { return len(s.closed) > 0 }
 
 // end closes everything and returns when nothing of it runs any more.
 func (s *natsSession) end() {
@@ -271,11 +256,12 @@ var natsRefusals = []error{
 	jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount,
 }
 
-// Codes of a stream's answers for which package jetstream has no name.
-const (
-	natsHeaderTooLarge = 10097
-	natsSealed         = 10109
-)
+// natsCodes are the classes of a stream's answers that no retry helps.
+var natsCodes = map[jetstream.ErrorCode]error{
+	jetstream.JSErrCodeStreamMessageExceedsMaximum: delivery.ErrRejected,
+	10097: delivery.ErrRejected, // header too large
+	10109: delivery.ErrBlocked,  // sealed
+}
 
 // classOfNATS returns the class of an error: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help, as
 // with a full stream or a missing leader.
@@ -283,22 +269,14 @@ func classOfNATS(err error) error {
 	if e, ok := errors.AsType[*verdict](err); ok {
 		return e.class
 	}
-	for _, refusal := range natsRefusals {
-		if errors.Is(err, refusal) {
-			return delivery.ErrBlocked
-		}
+	if slices.ContainsFunc(natsRefusals, func(refusal error) bool { return errors.Is(err, refusal) }) {
+		return delivery.ErrBlocked
 	}
 	if errors.Is(err, nats.ErrMaxPayload) {
 		return delivery.ErrRejected
 	}
 	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
-		switch e.ErrorCode {
-		case jetstream.JSErrCodeStreamMessageExceedsMaximum, natsHeaderTooLarge:
-			return delivery.ErrRejected
-		case natsSealed:
-			return delivery.ErrBlocked
-		}
-		return nil
+		return natsCodes[e.ErrorCode]
 	}
 	return classOfFailure(err)
 }

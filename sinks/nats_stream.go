@@ -59,20 +59,13 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, ce := range all {
-		if ce.Type() == cloudevent.BridgeHeartbeat {
-			continue // another stream takes it
-		}
-		subject, err := s.of(ce)
-		if err != nil {
-			wrong.add(&KeyError{"subject", err})
-			break
-		}
-		if !slices.ContainsFunc(full.Subjects, func(pattern string) bool { return takes(pattern, subject) }) {
-			wrong.when(true, "provision.subjects", "do not take %s, the subject of a sample CloudEvent of type %s; "+
-				"expected a subject with wildcards that does", subject, ce.Type())
-			break
-		}
+	for i := 0; i < len(all) && len(wrong) == 0; i++ {
+		subject, err := s.of(all[i])
+		wrong.when(err != nil, "subject", "%w", err)
+		taken := slices.ContainsFunc(full.Subjects, func(pattern string) bool { return takes(pattern, subject) })
+		heartbeat := all[i].Type() == cloudevent.BridgeHeartbeat // which another stream takes
+		wrong.when(err == nil && !taken && !heartbeat, "provision.subjects", "do not take %s, the subject of a sample "+
+			"CloudEvent of type %s; expected a subject with wildcards that does", subject, all[i].Type())
 	}
 	return &full, wrong.err()
 }
@@ -123,21 +116,20 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 	stream, err := s.js.Stream(ctx, name)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		config := n.provision.config()
-		if _, err := s.js.CreateStream(ctx, config); err != nil {
+		c := n.provision.config()
+		if _, err := s.js.CreateStream(ctx, c); err != nil {
 			return unprovided("create", name, err)
 		}
-		n.log.Info("stream created", "stream", name, "subjects", strings.Join(config.Subjects, " "),
-			"replicas", config.Replicas, "max_age", config.MaxAge, "max_bytes", config.MaxBytes,
-			"duplicates", config.Duplicates)
+		n.log.Info("stream created", "stream", name, "subjects", strings.Join(c.Subjects, " "), "replicas", c.Replicas,
+			"max_age", c.MaxAge, "max_bytes", c.MaxBytes, "duplicates", c.Duplicates)
 	case err != nil:
 		return unanswered("look for stream "+name, err)
 	default:
-		config, keys := n.provision.changed(stream.CachedInfo().Config)
+		c, keys := n.provision.changed(stream.CachedInfo().Config)
 		if len(keys) == 0 {
 			break
 		}
-		if _, err := s.js.UpdateStream(ctx, config); err != nil {
+		if _, err := s.js.UpdateStream(ctx, c); err != nil {
 			return unprovided("update", name, err)
 		}
 		n.log.Info("stream updated", "stream", name, "changed", strings.Join(keys, " "))
@@ -149,15 +141,16 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 // unprovided returns the error for a stream that cannot be as provision says. What the servers cannot do now is
 // retried; what they refuse, such as more replicas than servers, blocks.
 func unprovided(verb, name string, err error) error {
+	doing := verb + " stream " + name
 	e, ok := errors.AsType[*jetstream.APIError](err)
 	if !ok {
-		return fmt.Errorf("%s stream %s: %w", verb, name, err)
+		return fmt.Errorf("%s: %w", doing, err)
 	}
-	var class error
-	if !oneOf(e.Code, 429, 503) {
-		class = delivery.ErrBlocked
+	class := delivery.ErrBlocked
+	if oneOf(e.Code, 429, 503) {
+		class = nil
 	}
-	return &verdict{class, fmt.Sprintf("%s stream %s: %s (%d)", verb, name, e.Description, e.ErrorCode)}
+	return &verdict{class, fmt.Sprintf("%s: %s (%d)", doing, e.Description, e.ErrorCode)}
 }
 
 // unanswered returns the error for a request to JetStream. If nobody answers, there is no JetStream.
@@ -183,10 +176,12 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 		return delivery.Answer{}, n.missing(ctx, s, msg.Subject)
 	case errors.Is(err, jetstream.ErrInvalidJSAck):
 		return delivery.Answer{}, errNotStored
-	case isTaken(err):
-		return n.taken(ctx, s, msg)
 	}
 	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
+		if oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence,
+			jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // which streams with replicas say
+			return n.taken(ctx, s, msg)
+		}
 		err = &verdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
 			e.ErrorCode)}
 	}
@@ -205,14 +200,6 @@ func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplic
 	}
 }
 
-// isTaken reports whether a stream holds a message of the subject already. Streams with replicas have their own code
-// for it.
-func isTaken(err error) bool {
-	e, ok := errors.AsType[*jetstream.APIError](err)
-	return ok && oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence,
-		jetstream.JSErrCodeStreamWrongLastSequenceConstant)
-}
-
 // taken looks at the message that has the subject already: a copy of this one, from this or another machine and however
 // old, or another message. For that the user must be allowed to publish to $JS.API.STREAM.NAMES,
 // $JS.API.STREAM.INFO.<stream> and, depending on the stream, $JS.API.STREAM.MSG.GET.<stream> or
@@ -227,11 +214,9 @@ func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
 	}
-	id := msg.Header.Get(jetstream.MsgIDHeader)
-	if other := stored.Header.Get(jetstream.MsgIDHeader); other != id {
-		return delivery.Answer{}, &verdict{delivery.ErrRejected,
-			fmt.Sprintf("stream %s holds another message of %s, message %d with id %q",
-				name, msg.Subject, stored.Sequence, other)}
+	if other := stored.Header.Get(jetstream.MsgIDHeader); other != msg.Header.Get(jetstream.MsgIDHeader) {
+		return delivery.Answer{}, &verdict{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
+			"message %d with id %q", name, msg.Subject, stored.Sequence, other)}
 	}
 	return n.stored(s, name, stored.Sequence, true), nil
 }
@@ -286,22 +271,23 @@ func (s *natsSession) streamOf(ctx context.Context, subject string) (jetstream.S
 	}
 	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
-		return nil, unanswered("look at stream "+name, err)
+		err = unanswered("look at stream "+name, err)
 	}
-	return stream, nil
+	return stream, err
 }
 
 // pass publishes a message without a stream, and returns when the server has it. The server's error about the message
 // would come before the answer to the flush.
 func (s *natsSession) pass(ctx context.Context, msg *nats.Msg) (string, error) {
 	before := s.conn.LastError()
-	if err := s.conn.PublishMsg(msg); err != nil {
-		return "", err
+	err := s.conn.PublishMsg(msg)
+	if err == nil {
+		err = s.conn.FlushWithContext(ctx)
 	}
-	if err := s.conn.FlushWithContext(ctx); err != nil {
-		return "", err
+	if last := s.conn.LastError(); err == nil && last != before {
+		err = last
 	}
-	if err := s.conn.LastError(); err != before {
+	if err != nil {
 		return "", err
 	}
 	return "taken by " + s.who(), nil

@@ -49,15 +49,6 @@ func (s natsSubjects) patterns() []string {
 	return []string{fixed[:strings.LastIndex(fixed, ".")+1] + ">"}
 }
 
-// subjectShape returns the shape of subjectFields.
-func subjectShape() *templates.Shape {
-	s := shapeOf(cloudevent.FieldDocs)
-	for name := range natsFields {
-		s.Names[name] = nil
-	}
-	return s
-}
-
 // openSubjects takes the template of the settings, which it tries on samples, or the default subjects, which a test
 // tries. once says that no two CloudEvents may have the same subject.
 func openSubjects(text, file string, once bool) (natsSubjects, error) {
@@ -66,13 +57,15 @@ func openSubjects(text, file string, once bool) (natsSubjects, error) {
 		return natsSubjects{}, err
 	}
 	s := natsSubjects{custom: strings.TrimSpace(text)}
-	if key != "" && s.custom == "" {
-		return s, &KeyError{key, errors.New("is empty")}
-	}
 	ofEvent, ofBridge := natsEventSubject, natsBridgeSubject
 	if key != "" {
 		ofEvent, ofBridge = text, text
-		err = templates.CheckNames(text, subjectShape())
+		shape := shapeOf(cloudevent.FieldDocs)
+		addNames(shape, natsFields)
+		err = templates.CheckNames(text, shape)
+	}
+	if key != "" && s.custom == "" {
+		err = errors.New("is empty")
 	}
 	if err == nil {
 		s.event, err = templates.Parse("subject", ofEvent)
@@ -116,14 +109,17 @@ func (s natsSubjects) try(once bool) error {
 // heartbeat is the subject of all heartbeats of a VM: by its subscription, group, set, and name. A VM in no set is its
 // own. It is the same whatever the settings say, because a stream of its own takes them.
 func (s natsSubjects) heartbeat(ce event.Event) string {
-	data, _ := cloudevent.Fields(ce)["data"].(map[string]any)
+	of := observed(cloudevent.Fields(ce))
+	name := of("name")
+	return natsHeartbeats + natsToken(of("subscriptionId")) + "." + natsToken(of("resourceGroup")) + "." +
+		natsToken(cmp.Or(of("scaleSet"), name)) + "." + natsToken(name)
+}
+
+// observed returns the texts about the observer in the fields of a CloudEvent, in lower case.
+func observed(fields map[string]any) func(name string) string {
+	data, _ := fields["data"].(map[string]any)
 	observer, _ := data["observer"].(map[string]any)
-	of := func(name string) string { text, _ := observer[name].(string); return strings.ToLower(text) }
-	subject := natsHeartbeats
-	for _, part := range []string{of("subscriptionId"), of("resourceGroup"), cmp.Or(of("scaleSet"), of("name"))} {
-		subject += natsToken(part) + "."
-	}
-	return subject + natsToken(of("name"))
+	return func(name string) string { text, _ := observer[name].(string); return strings.ToLower(text) }
 }
 
 // of returns the subject of a CloudEvent.
@@ -143,14 +139,12 @@ func (s natsSubjects) of(ce event.Event) (string, error) {
 }
 
 func (s natsSubjects) execute(ce event.Event) (string, error) {
-	f := subjectFields(ce)
 	t := s.event
 	if !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix) {
 		t = s.bridge
 	}
-	var b strings.Builder
-	err := t.Execute(&b, f)
-	return strings.TrimSpace(b.String()), err
+	text, err := execute(t, subjectFields(ce))
+	return strings.TrimSpace(text), err
 }
 
 // natsFields are fields that only the template of a subject has.
@@ -171,7 +165,7 @@ func subjectFields(ce event.Event) map[string]any {
 	}
 	where := natsPlaceOf(ce, f)
 	f["subscription"], f["resourcegroup"], f["set"] = where.subscription, where.group, where.set
-	return tokens(f).(map[string]any)
+	return mapTexts(f, natsToken).(map[string]any)
 }
 
 // A natsPlace is the place that a subject names, in lower case: Azure ignores the case of names, and writes a group's
@@ -182,30 +176,25 @@ type natsPlace struct{ subscription, group, set string }
 // names, the observer's scale set, or else the first of the event's Resources; the observer only if the event names no
 // VM. About the bridge it is the observer.
 func natsPlaceOf(ce event.Event, fields map[string]any) natsPlace {
-	data, _ := fields["data"].(map[string]any)
-	observer, _ := data["observer"].(map[string]any)
-	of := func(name string) string { s, _ := observer[name].(string); return s }
+	of := observed(fields)
 	p := natsPlace{of("subscriptionId"), of("resourceGroup"), of("scaleSet")}
 	source, kind := resourceID(ce.Source())
 	if p.subscription == "" || p.group == "" {
 		p.subscription, p.group = source.subscription, source.group
 	}
 	resources, _ := fields["resources"].([]string)
-	machine := strings.EqualFold(kind, "virtualMachines") || kind == ""
 	switch {
 	case !strings.HasPrefix(ce.Type(), cloudevent.EventPrefix):
 		p.set = of("name")
-	case !machine:
+	case kind != "" && !strings.EqualFold(kind, "virtualMachines"):
 		p = source
 	case p.set == "" && len(resources) > 0:
 		p.set = resources[0]
 	case p.set == "":
 		p.set = of("name")
 	}
-	if p.set == "" {
-		p.set = source.set
-	}
-	return natsPlace{strings.ToLower(p.subscription), strings.ToLower(p.group), strings.ToLower(p.set)}
+	return natsPlace{strings.ToLower(p.subscription), strings.ToLower(p.group),
+		strings.ToLower(cmp.Or(p.set, source.set))}
 }
 
 // resourceID reads the Azure resource id in a CloudEvent's source: place, name and kind, which is "" if there is none.
@@ -225,33 +214,6 @@ func resourceID(source string) (p natsPlace, kind string) {
 		return p, ""
 	}
 	return natsPlace{parts[0], parts[2], parts[len(parts)-1]}, parts[len(parts)-2]
-}
-
-// tokens returns v with every text made a token.
-func tokens(v any) any {
-	switch v := v.(type) {
-	case string:
-		return natsToken(v)
-	case []string:
-		list := make([]string, len(v))
-		for i, s := range v {
-			list[i] = natsToken(s)
-		}
-		return list
-	case []any:
-		list := make([]any, len(v))
-		for i, item := range v {
-			list[i] = tokens(item)
-		}
-		return list
-	case map[string]any:
-		m := make(map[string]any, len(v))
-		for name, item := range v {
-			m[name] = tokens(item)
-		}
-		return m
-	}
-	return v
 }
 
 // sanitised returns a subject with valid tokens.

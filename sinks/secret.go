@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -21,6 +22,14 @@ type Secret struct{ text *string }
 
 // NewSecret makes a Secret of s.
 func NewSecret(s string) Secret { return Secret{&s} }
+
+// plain returns the text, or "" if there is none.
+func (s Secret) plain() string {
+	if s.text == nil {
+		return ""
+	}
+	return *s.text
+}
 
 // UnmarshalText takes the text as it is.
 func (s *Secret) UnmarshalText(text []byte) error {
@@ -68,78 +77,86 @@ func (v *Value) UnmarshalYAML(unmarshal func(any) error) error {
 
 func (v Value) given() bool { return v.Text.text != nil || v.File != "" || v.Env != "" }
 
-// files is the file that the value stands in, if any.
-func (v Value) files() []string {
-	if v.File == "" {
-		return nil
-	}
-	return []string{v.File}
-}
-
-// A source is where a value of the settings comes from each time it is used, with the names of its keys.
+// A source is where a value of the settings comes from each time it is used: the text under key, or a file or a
+// variable, whose keys are key, sep, and file or env.
 type source struct {
 	Value
-	key, fileKey, envKey string
+	key, sep string
+	name     string // in a map
 }
 
 // spelled returns the source of a value that has three keys.
 func spelled(key string, text Secret, file, env string) source {
-	return source{Value{text, file, env}, key, key + "_file", key + "_env"}
+	return source{Value{text, file, env}, key, "_", ""}
 }
 
-// nested returns the source of a value inside a list or map.
-func nested(key string, v Value) source { return source{v, key, key + ".file", key + ".env"} }
-
-// A namedSource is the source of a value in a map.
-type namedSource struct {
-	source
-	name string
-}
-
-// namedSources returns the sources of a map of the settings, sorted by name.
-func namedSources(key string, values map[string]Value) (all []namedSource) {
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		all = append(all, namedSource{nested(key+"."+name, values[name]), name})
+// keys returns the keys that give the value.
+func (s source) keys() (all []string) {
+	if s.Text.text != nil {
+		all = append(all, s.key)
+	}
+	if s.File != "" {
+		all = append(all, s.key+s.sep+"file")
+	}
+	if s.Env != "" {
+		all = append(all, s.key+s.sep+"env")
 	}
 	return all
 }
 
+// from returns the key that gives the value.
+func (s source) from() string { return append(s.keys(), s.key)[0] }
+
 // check refuses a value that is given twice.
 func (s source) check() error {
-	switch {
-	case s.File != "" && s.Text.text != nil:
-		return &KeyError{s.fileKey, fmt.Errorf("%s is given too; expected only one of them", s.key)}
-	case s.Env != "" && s.Text.text != nil:
-		return &KeyError{s.envKey, fmt.Errorf("%s is given too; expected only one of them", s.key)}
-	case s.Env != "" && s.File != "":
-		return &KeyError{s.envKey, fmt.Errorf("%s is given too; expected only one of them", s.fileKey)}
+	if keys := s.keys(); len(keys) > 1 {
+		return &KeyError{keys[1], fmt.Errorf("%s is given too; expected only one of them", keys[0])}
 	}
 	return nil
 }
 
 // read returns the value as it is now. Its errors are *KeyError and name the file or variable, never the value.
-func (s source) read(getenv func(string) string) (string, error) {
+func (s source) read(getenv func(string) string) (text string, err error) {
 	switch {
 	case s.File != "":
-		text, err := readSecret(s.File)
-		if err != nil {
-			return "", &KeyError{s.fileKey, err}
-		}
-		return text, nil
+		text, err = readSecret(s.File)
 	case s.Env != "":
-		text := trimNewline(getenv(s.Env))
-		if text == "" {
-			return "", &KeyError{s.envKey, fmt.Errorf("the environment variable %s is not set or empty", s.Env)}
-		}
-		return text, nil
-	case s.Text.text == nil || *s.Text.text == "":
-		return "", &KeyError{s.key, errors.New("is empty")}
+		text, err = trimNewline(getenv(s.Env)), fmt.Errorf("the environment variable %s is not set or empty", s.Env)
+	default:
+		text, err = s.Text.plain(), errors.New("is empty")
 	}
-	return *s.Text.text, nil
+	if text == "" {
+		return "", &KeyError{s.from(), err}
+	}
+	return text, nil
+}
+
+// wrong returns an error about the value, at the key that gives it.
+func (s source) wrong(err error) error {
+	if s.File+s.Env != "" {
+		err = fmt.Errorf("%s: %w", s.File+s.Env, err)
+	}
+	return &KeyError{s.from(), err}
 }
 
 // sources are values of one section of the settings, given or not.
 type sources []source
+
+// listed returns the sources of a list of the settings.
+func listed(key string, values []Value) (all sources) {
+	for i, v := range values {
+		all = append(all, source{v, key + "." + strconv.Itoa(i), ".", ""})
+	}
+	return all
+}
+
+// named returns the sources of a map of the settings, sorted by name.
+func named(key string, values map[string]Value) (all sources) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		all = append(all, source{values[name], key + "." + name, ".", name})
+	}
+	return all
+}
 
 // check refuses a value that is given twice.
 func (all sources) check() error {
@@ -153,28 +170,14 @@ func (all sources) check() error {
 // files returns the files that hold the values. When one changes, there are new credentials.
 func (all sources) files() (names []string) {
 	for _, s := range all {
-		names = append(names, s.Value.files()...)
+		names = append(names, filled(s.File)...)
 	}
 	return names
 }
 
-// from returns the key that gives the value.
-func (s source) from() string {
-	switch {
-	case s.File != "":
-		return s.fileKey
-	case s.Env != "":
-		return s.envKey
-	}
-	return s.key
-}
-
-// wrong returns an error about the value, at the key that gives it.
-func (s source) wrong(err error) error {
-	if s.File+s.Env != "" {
-		err = fmt.Errorf("%s: %w", s.File+s.Env, err)
-	}
-	return &KeyError{s.from(), err}
+// filled returns the texts that are not empty.
+func filled(texts ...string) []string {
+	return slices.DeleteFunc(texts, func(s string) bool { return s == "" })
 }
 
 // readSecret reads a secret's file.

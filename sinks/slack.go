@@ -84,8 +84,7 @@ type slackSink struct {
 func openSlack(s slackSettings, h Host) (Opened, error) {
 	k := &slackSink{
 		getenv: h.Getenv, agent: h.Agent, zone: h.Zone, log: h.Log, channel: s.Channel, broadcast: s.Broadcast,
-		insecure: s.Insecure,
-		turns:    cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
+		insecure: s.Insecure, turns: cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
 	}
 	var wrong KeyErrors
 	wrong.add(k.openAddress(s))
@@ -101,17 +100,11 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
-	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), k.secret.files()...)}
-	if a.inClear {
-		opened.Notes = append(opened.Notes, noteInClear(k.secret.from()))
-	}
-	if note := k.caller.noteProxy(a.to); note != "" {
-		opened.Notes = append(opened.Notes, note)
-	}
-	if k.api == "" {
-		opened.Notes = append(opened.Notes, "an incoming webhook can neither update a message nor reply in its thread: "+
-			"every change is a message of its own; a bot token with a channel can do both")
-	}
+	opened := Opened{Sink: k, Secrets: append(s.TLS.files(), sources{k.secret}.files()...)}
+	opened.note(a.inClear, noteInClear(k.secret.from()))
+	opened.note(true, k.caller.noteProxy(a.to))
+	opened.note(k.api == "", "an incoming webhook can neither update a message nor reply in its thread: "+
+		"every change is a message of its own; a bot token with a channel can do both")
 	return opened, nil
 }
 
@@ -212,32 +205,31 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		fetch = k.caller.fetch
 	}
 	a := &slackAPI{redact: new(redactor), agent: k.agent, fetch: fetch, place: k.secret.place(), channel: k.channel}
-	to := k.api
+	const otherwise = "is not the URL of an incoming webhook; expected one such as https://hooks.slack.com/services/…"
 	switch {
-	case to == "":
-		to = secret
-		const otherwise = "is not the URL of an incoming webhook; expected one such as https://hooks.slack.com/services/…"
+	case k.api == "":
 		a.hook, err = parseURL(secret, otherwise, "http", "https")
 		switch {
 		case err != nil:
-			return nil, k.secret.wrong(err)
 		case a.hook.User != nil:
-			return nil, k.secret.wrong(errors.New(otherwise))
+			err = errors.New(otherwise)
 		case k.secure && a.hook.Scheme != "https":
-			return nil, k.secret.wrong(errors.New("is not https, and tls is given"))
+			err = errors.New("is not https, and tls is given")
+		default:
+			a.redact.hideURL(a.hook, k.secret.from())
 		}
-		a.redact.hideURL(a.hook, k.secret.from())
+		a.to = a.hook
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7F }):
-		const bad = "holds a space, a line break or another control character, which no token does"
-		return nil, k.secret.wrong(errors.New(bad))
+		err = errors.New("holds a space, a line break or another control character, which no token does")
 	case strings.HasPrefix(secret, "xapp-"), strings.HasPrefix(secret, "https:"):
-		return nil, k.secret.wrong(errors.New("is not a bot token; expected one that begins with xoxb-"))
+		err = errors.New("is not a bot token; expected one that begins with xoxb-")
 	default:
 		a.redact.hide(secret)
-		a.client = slack.New(secret, slack.OptionAPIURL(to), slack.OptionHTTPClient(a))
+		a.client = slack.New(secret, slack.OptionAPIURL(k.api), slack.OptionHTTPClient(a))
+		a.to, err = url.Parse(k.api)
 	}
-	if a.to, err = url.Parse(to); err != nil {
-		return nil, &KeyError{"api_url", err}
+	if err != nil {
+		return nil, k.secret.wrong(err)
 	}
 	if a.inClear = isExposed(a.to); a.inClear && !k.insecure {
 		return nil, &KeyError{k.secret.from(), errInClear}
@@ -283,9 +275,9 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 		}
 		err = k.attempt(root, func(m slackMessage) error { return a.update(ctx, r.Channel, r.TS, m) })
 		switch {
-		case hasCode(err, lostErrors...):
+		case hasCode(err, lostErrors):
 			return k.root(ctx, a, batch, f, r)
-		case hasCode(err, closedErrors...):
+		case hasCode(err, closedErrors):
 			k.log.Warn("cannot edit messages in this workspace; the thread continues below an outdated message", "err", err)
 		case err != nil:
 			return delivery.Answer{}, err
@@ -303,7 +295,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	}
 	p, err := k.post(ctx, a, r.Channel, reply, r.TS, k.ring(f))
 	switch {
-	case hasCode(err, lostErrors...), hasCode(err, threadErrors...):
+	case hasCode(err, lostErrors+" "+threadErrors):
 		return k.root(ctx, a, batch, f, r)
 	case err != nil:
 		answer := r.answer("")
@@ -315,17 +307,6 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	return r.answer(p.ts), nil
 }
 
-// Errors of Slack by which the root is lost or takes no replies, so that a new root is posted, or by which the time to
-// edit it is over. If the reason is another, posting gets the same error.
-var (
-	lostErrors = []string{"message_not_found", "thread_not_found", "cant_update_message", "channel_not_found",
-		"is_archived"}
-	closedErrors = []string{"edit_window_closed"}
-	threadErrors = []string{
-		"cannot_reply_to_message", "restricted_action_non_threadable_channel", "restricted_action_thread_locked",
-	}
-)
-
 // root posts a new root.
 func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any,
 	r slackReceipt) (delivery.Answer, error) {
@@ -335,8 +316,7 @@ func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Deli
 		return delivery.Answer{}, err
 	}
 	var p posted
-	err = k.attempt(m, func(m slackMessage) error {
-		var err error
+	err = k.attempt(m, func(m slackMessage) (err error) {
 		p, err = k.post(ctx, a, k.channel, m, "", false)
 		return err
 	})
@@ -369,7 +349,7 @@ func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m sla
 // attempt makes a call. If Slack refuses the blocks, it makes the call again with the text alone.
 func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error {
 	err := call(m)
-	if len(m.blocks) > 0 && hasCode(err, blocksErrors...) {
+	if len(m.blocks) > 0 && hasCode(err, blocksErrors) {
 		k.log.Warn("Slack refuses the blocks of a message; sending its text only", "err", err)
 		m.blocks = nil
 		err = call(m)

@@ -97,60 +97,44 @@ func (a *slackAPI) who(ctx context.Context) (string, error) {
 
 // slackReply is the part of an answer of Slack's API that is read.
 type slackReply struct {
-	OK      bool      `json:"ok"`
-	Error   string    `json:"error,omitempty"`
-	Needed  string    `json:"needed,omitempty"` // scope
-	Channel string    `json:"channel,omitempty"`
-	TS      string    `json:"ts,omitempty"`
-	Team    string    `json:"team,omitempty"`
-	User    string    `json:"user,omitempty"`
-	Message slackEcho `json:"message"`
-	Meta    slackMeta `json:"response_metadata"`
-}
-
-// slackEcho is part of a message in an answer, and slackMeta the details of an error. Whatever they hold, the answer
-// stays readable.
-type (
-	slackEcho struct {
+	OK      bool   `json:"ok"`
+	Error   string `json:"error,omitempty"`
+	Needed  string `json:"needed,omitempty"` // scope
+	Channel string `json:"channel,omitempty"`
+	TS      string `json:"ts,omitempty"`
+	Team    string `json:"team,omitempty"`
+	User    string `json:"user,omitempty"`
+	Message lenient[struct {
 		ThreadTS string `json:"thread_ts,omitempty"`
-	}
-	slackMeta struct {
+	}] `json:"message"`
+	Meta lenient[struct {
 		Messages []string `json:"messages,omitempty"` // such as which block is wrong
-	}
-)
+	}] `json:"response_metadata"`
+}
 
-func (e *slackEcho) UnmarshalJSON(text []byte) error {
-	type plain slackEcho
-	_ = json.Unmarshal(text, (*plain)(e))
+// A lenient value is empty if it cannot be read, so that the rest of an answer stays readable.
+type lenient[T any] struct{ value T }
+
+func (l *lenient[T]) UnmarshalJSON(text []byte) error {
+	_ = json.Unmarshal(text, &l.value)
 	return nil
 }
 
-func (m *slackMeta) UnmarshalJSON(text []byte) error {
-	type plain slackMeta
-	_ = json.Unmarshal(text, (*plain)(m))
-	return nil
-}
+func (l lenient[T]) MarshalJSON() ([]byte, error) { return json.Marshal(l.value) }
 
 // Do makes a request for slack-go, and returns only a slackReply of the answer: in the message that Slack sends back,
 // slack-go fails at a block that it does not know, and it takes {"ok":false} without a reason for success.
 func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
-	req.Header.Set("User-Agent", a.agent)
-	r, err := a.fetch(req, a.redact)
-	if err != nil {
-		return nil, err
-	}
-	a.last = r
 	var reply slackReply
-	if json.Unmarshal([]byte(r.body), &reply) != nil {
-		reply = slackReply{} // no answer of Slack's
-	}
-	_, known := slackErrors.find(reply.Error)
+	r, _, err := a.call(req, func(body string) string {
+		if json.Unmarshal([]byte(body), &reply) != nil {
+			reply = slackReply{} // no answer of Slack's
+		}
+		return reply.Error
+	})
 	isChat := strings.Contains(req.URL.Path, "/chat.")
 	switch {
-	case r.cut && ended(req.Context()):
-		return nil, noAnswer(req.Context(), a.redact.text(origin(req.URL)))
-	case r.status/100 != 2 && (!known || classOfStatus(r.status) == nil): // if Slack is busy, its words don't count
-		_, err := judge(classOfStatus(r.status), r, a.redact.text(origin(req.URL)), a.redact)
+	case err != nil:
 		return nil, err
 	case reply.OK && r.status == http.StatusOK && (!isChat || a.mayKeep(reply.Channel) && a.mayKeep(reply.TS)):
 	case reply.OK || reply.Error == "":
@@ -161,6 +145,25 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(text))}, nil
+}
+
+// call makes a request. It returns the answer, in which read finds the name of an error, if it is Slack's and may be an
+// error that Slack names: if Slack is busy, its words don't count.
+func (a *slackAPI) call(req *http.Request, read func(body string) string) (r response, known bool, err error) {
+	req.Header.Set("User-Agent", a.agent)
+	if r, err = a.fetch(req, a.redact); err != nil {
+		return r, false, err
+	}
+	a.last = r
+	_, known = slackErrors.find(read(r.body))
+	class := classOfStatus(r.status)
+	switch {
+	case r.cut && ended(req.Context()):
+		err = noAnswer(req.Context(), a.redact.text(origin(req.URL)))
+	case r.status/100 != 2 && (!known || class == nil):
+		_, err = judge(class, r, a.redact.text(origin(req.URL)), a.redact)
+	}
+	return r, known, err
 }
 
 // mayKeep reports whether an id is valid and holds no secret.
@@ -198,30 +201,23 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	}
 	req.URL = a.hook
 	req.Header.Set("Content-Type", "application/json; charset=utf-8")
-	req.Header.Set("User-Agent", a.agent)
-	r, err := a.fetch(req, a.redact)
-	if err != nil {
-		return err
-	}
-	a.last = r
 	var reply struct {
 		OK, Success *bool
 		Error       string
 	}
-	code := strings.TrimSpace(r.body)
-	if json.Unmarshal([]byte(r.body), &reply) == nil {
-		code = reply.Error
-	}
+	var code string
+	r, known, err := a.call(req, func(body string) string {
+		if code = strings.TrimSpace(body); json.Unmarshal([]byte(body), &reply) == nil {
+			code = reply.Error
+		}
+		return code
+	})
 	no := reply.OK != nil && !*reply.OK || reply.Success != nil && !*reply.Success
-	_, known := slackErrors.find(code)
 	switch {
-	case r.cut && ended(ctx):
-		return noAnswer(ctx, a.redact.text(origin(req.URL)))
-	case known && (r.status/100 == 2 || classOfStatus(r.status) != nil):
-		return a.refusal(slack.SlackErrorResponse{Err: code})
-	case r.status/100 != 2:
-		_, err := judge(classOfStatus(r.status), r, a.redact.text(origin(req.URL)), a.redact)
+	case err != nil:
 		return err
+	case known:
+		return a.refusal(slack.SlackErrorResponse{Err: code})
 	case no || strings.HasPrefix(code, "<"):
 		return a.notSlack(req, r)
 	}
@@ -237,9 +233,9 @@ type slackError struct {
 func (e *slackError) Unwrap() error { return e.error }
 
 // hasCode reports whether Slack answered one of these errors.
-func hasCode(err error, codes ...string) bool {
+func hasCode(err error, codes string) bool {
 	e, ok := errors.AsType[*slackError](err)
-	return ok && slices.Contains(codes, e.code)
+	return ok && slices.Contains(strings.Fields(codes), e.code)
 }
 
 // refusal returns an error of slack-go with its class and the remedy. Errors of Do stay as they are.
@@ -269,7 +265,7 @@ type slackErrorKinds []slackErrorKind
 type slackErrorKind struct {
 	class  error
 	remedy string // SECRET and CHANNEL stand for those of the settings
-	codes  []string
+	codes  string // with spaces between them
 }
 
 // find returns the kind of an error. An unknown one is retried.
@@ -277,53 +273,47 @@ func (all slackErrorKinds) find(code string) (kind slackErrorKind, known bool) {
 	if strings.HasPrefix(code, "restricted_action") {
 		code = "restricted_action"
 	}
-	i := slices.IndexFunc(all, func(k slackErrorKind) bool { return slices.Contains(k.codes, code) })
-	if i < 0 {
-		return slackErrorKind{}, false
+	for _, k := range all {
+		if slices.Contains(strings.Fields(k.codes), code) {
+			return k, true
+		}
 	}
-	return all[i], true
+	return slackErrorKind{}, false
 }
 
 var slackErrors = slackErrorKinds{
-	{delivery.ErrBlocked, "put a new token into SECRET", []string{
-		"invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "not_allowed_token_type",
-		"bad_token", "user_removed_from_team",
-	}},
-	{delivery.ErrBlocked, "make a new incoming webhook and put its URL into SECRET", []string{
-		"no_service", "no_service_id", "no_team", "no_active_hooks", "invalid_token", "service_disabled",
-	}},
-	{delivery.ErrBlocked, "give the app the scope chat:write and install it again", []string{
-		"missing_scope", "no_permission", "no_scopes", "invalid_scopes",
-	}},
-	{delivery.ErrBlocked, "invite the app into CHANNEL with /invite", []string{"not_in_channel"}},
+	{delivery.ErrBlocked, "put a new token into SECRET", "invalid_auth not_authed account_inactive token_revoked " +
+		"token_expired not_allowed_token_type bad_token user_removed_from_team"},
+	{delivery.ErrBlocked, "make a new incoming webhook and put its URL into SECRET", "no_service no_service_id no_team " +
+		"no_active_hooks invalid_token service_disabled"},
+	{delivery.ErrBlocked, "give the app the scope chat:write and install it again", "missing_scope no_permission " +
+		"no_scopes invalid_scopes"},
+	{delivery.ErrBlocked, "invite the app into CHANNEL with /invite", "not_in_channel"},
 	{delivery.ErrBlocked, "there is no CHANNEL that the app can see; if it is private, invite the app with /invite",
-		[]string{
-			"channel_not_found", "invalid_channel", "user_not_found",
-		}},
-	{delivery.ErrBlocked, "the channel is archived; bring it back or choose another", []string{
-		"is_archived", "channel_is_archived",
-	}},
-	{delivery.ErrBlocked, "api_url is not the URL of Slack's API", []string{
-		"unknown_method", "method_deprecated", "deprecated_endpoint", "insecure_request",
-	}},
-	{delivery.ErrBlocked, "an administrator of the workspace has to allow it", []string{
-		"restricted_action", "org_login_required", "ekm_access_denied", "team_access_not_granted", "enterprise_is_restricted",
-		"access_denied", "accesslimited", "two_factor_setup_required", "two_factor_required", "team_disabled",
-		"user_is_restricted", "app_missing_action_url", "action_prohibited", "messages_tab_disabled",
-		"posting_to_general_channel_denied",
-		"as_user_not_supported",
-	}},
-	{delivery.ErrRejected, "", []string{
-		"msg_too_long", "no_text", "markdown_text_conflict", "too_many_attachments", "invalid_arguments", "invalid_arg_name",
-		"invalid_array_arg", "invalid_charset", "invalid_form_data", "invalid_post_type", "missing_post_type", "invalid_json",
-		"json_not_object", "missing_charset", "superfluous_charset", "invalid_payload",
-		"missing_text_or_fallback_or_attachments",
-	}},
+		"channel_not_found invalid_channel user_not_found"},
+	{delivery.ErrBlocked, "the channel is archived; bring it back or choose another", "is_archived channel_is_archived"},
+	{delivery.ErrBlocked, "api_url is not the URL of Slack's API", "unknown_method method_deprecated " +
+		"deprecated_endpoint insecure_request"},
+	{delivery.ErrBlocked, "an administrator of the workspace has to allow it", "restricted_action org_login_required " +
+		"ekm_access_denied team_access_not_granted enterprise_is_restricted access_denied accesslimited " +
+		"two_factor_setup_required two_factor_required team_disabled user_is_restricted app_missing_action_url " +
+		"action_prohibited messages_tab_disabled posting_to_general_channel_denied as_user_not_supported"},
+	{delivery.ErrRejected, "", "msg_too_long no_text markdown_text_conflict too_many_attachments invalid_arguments " +
+		"invalid_arg_name invalid_array_arg invalid_charset invalid_form_data invalid_post_type missing_post_type " +
+		"invalid_json json_not_object missing_charset superfluous_charset invalid_payload " +
+		"missing_text_or_fallback_or_attachments"},
 	{delivery.ErrRejected, "", blocksErrors},
 }
 
-// blocksErrors say that the blocks of a message are why Slack does not take it.
-var blocksErrors = []string{"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long"}
+// Errors of Slack that say that the blocks of a message are why Slack does not take it; that the root is lost or takes
+// no replies, so that a new root is posted; or that the time to edit it is over. If the reason for one is another,
+// posting gets the same error.
+const (
+	blocksErrors = "invalid_blocks invalid_blocks_format msg_blocks_too_long"
+	lostErrors   = "message_not_found thread_not_found cant_update_message channel_not_found is_archived"
+	threadErrors = "cannot_reply_to_message restricted_action_non_threadable_channel restricted_action_thread_locked"
+	closedErrors = "edit_window_closed"
+)
 
 // The limits of Slack, in characters where nothing else is said. Slack refuses a whole message for one text that is too
 // long, so texts are cut.
@@ -408,37 +398,23 @@ func fitBlock(b map[string]any, left *int) bool {
 	case "header":
 		return fitText(b["text"], maxHeader, left)
 	case "section":
-		fit := fitText(b["text"], maxSection, left)
-		if !fit {
+		text := fitText(b["text"], maxSection, left)
+		if !text {
 			delete(b, "text")
-		}
-		fields := fitList(b["fields"], maxFields, func(v any) bool { return fitText(v, maxField, left) })
-		if b["fields"] = fields; len(fields) == 0 {
-			delete(b, "fields")
 		}
 		if !fitElement(b["accessory"]) {
 			delete(b, "accessory")
 		}
-		return fit || len(fields) > 0
+		return fitList(b, "fields", maxFields, func(v any) bool { return fitText(v, maxField, left) }) || text
 	case "context":
-		elements := fitList(b["elements"], maxElements, func(v any) bool {
-			if e, _ := v.(map[string]any); e["type"] != "mrkdwn" && e["type"] != "plain_text" {
-				return true
-			}
-			return fitText(v, maxField, left)
+		return fitList(b, "elements", maxElements, func(v any) bool {
+			e, _ := v.(map[string]any)
+			return e["type"] != "mrkdwn" && e["type"] != "plain_text" || fitText(v, maxField, left)
 		})
-		b["elements"] = elements
-		return len(elements) > 0
 	case "actions":
-		elements := fitList(b["elements"], maxActions, fitElement)
-		b["elements"] = elements
-		return len(elements) > 0
+		return fitList(b, "elements", maxActions, fitElement)
 	case "markdown":
-		text, _ := b["text"].(string)
-		text = templates.Cut(text, min(maxMarkdown, *left))
-		*left -= utf8.RuneCountInString(text)
-		b["text"] = text
-		return strings.TrimSpace(text) != ""
+		return fitText(b, maxMarkdown, left)
 	}
 	return true
 }
@@ -473,16 +449,19 @@ func fitText(v any, n int, left *int) bool {
 	return true
 }
 
-// fitList returns the first n items of a list that fit.
-func fitList(v any, n int, fit func(any) bool) []any {
-	list, _ := v.([]any)
+// fitList leaves the first most items that fit in a list of a block. It returns false, and leaves no list, if none does.
+func fitList(b map[string]any, key string, most int, fit func(any) bool) bool {
+	list, _ := b[key].([]any)
 	var all []any
 	for _, item := range list {
-		if len(all) < n && fit(item) {
+		if len(all) < most && fit(item) {
 			all = append(all, item)
 		}
 	}
-	return all
+	if b[key] = all; len(all) == 0 {
+		delete(b, key)
+	}
+	return len(all) > 0
 }
 
 // slackPace is the time between two messages to one channel. Slack may disable an app that is faster for long.
@@ -514,15 +493,12 @@ func (s *SlackTurns) wait(ctx context.Context, place string) error {
 	}
 	s.next[place] = at.Add(cmp.Or(s.pace, slackPace))
 	s.mu.Unlock()
-	if !taken {
-		return context.Cause(ctx)
+	if taken {
+		select {
+		case <-time.After(at.Sub(now)):
+			return nil
+		case <-ctx.Done():
+		}
 	}
-	t := time.NewTimer(at.Sub(now))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return context.Cause(ctx)
 }

@@ -108,13 +108,9 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 		return Opened{}, err
 	}
 	opened := Opened{Sink: k, Secrets: s.TLS.files()}
-	switch k.to.Scheme {
-	case "udp":
-		opened.Notes = append(opened.Notes,
-			"UDP loses messages, and nobody hears of it; tls:// or tcp:// notices when a receiver is gone")
-	case "tcp":
-		opened.Notes = append(opened.Notes, "anybody on the way can read and change what tcp:// carries; tls:// encrypts it")
-	}
+	opened.note(k.to.Scheme == "udp",
+		"UDP loses messages, and nobody hears of it; tls:// or tcp:// notices when a receiver is gone")
+	opened.note(k.to.Scheme == "tcp", "anybody on the way can read and change what tcp:// carries; tls:// encrypts it")
 	return opened, nil
 }
 

@@ -21,15 +21,7 @@ type TLSSettings struct {
 }
 
 // files returns the files that the settings name.
-func (s TLSSettings) files() []string {
-	var names []string
-	for _, f := range []string{s.CAFile, s.CertFile, s.KeyFile} {
-		if f != "" {
-			names = append(names, f)
-		}
-	}
-	return names
-}
+func (s TLSSettings) files() []string { return filled(s.CAFile, s.CertFile, s.KeyFile) }
 
 // stamp identifies the state of the files. It differs once one of them has changed.
 func (s TLSSettings) stamp() (string, error) {

@@ -107,12 +107,8 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	ready, _ := templates.Body(s.Body)
 	opened := Opened{Sink: w, Incident: ready.Incident, Secrets: append(w.secrets.sources().files(), s.TLS.files()...)}
 	if a, err := w.secrets.read(); err == nil {
-		if a.inClear != "" {
-			opened.Notes = append(opened.Notes, noteInClear(a.inClear))
-		}
-		if note := w.caller.noteProxy(a.url); note != "" {
-			opened.Notes = append(opened.Notes, note)
-		}
+		opened.note(a.inClear != "", noteInClear(a.inClear))
+		opened.note(true, w.caller.noteProxy(a.url))
 	}
 	return opened, nil
 }
@@ -135,7 +131,7 @@ func blockedOn(s webhookSettings) ([]int, error) {
 func (w *webhook) openBody(s webhookSettings) error {
 	key, text, err := bodyText(s)
 	var wrong KeyErrors
-	if wrong.add(err); err != nil {
+	if err != nil {
 		return err
 	}
 	if key == "" {
