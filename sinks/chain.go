@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"sync"
+	"sync/atomic"
 
 	"forewarn/bridge/cloudevent/chain"
 	"forewarn/bridge/delivery"
@@ -18,15 +18,13 @@ import (
 type chainedFile struct {
 	*file
 
-	mu   sync.Mutex
-	head string // chainhash of the last line that this run wrote; "" if the file has to be asked
+	head atomic.Value // chainhash of the last line that this run wrote; "" if the file has to be asked
 }
 
 // Head returns the chainhash of the last line that this run wrote, "" if there is none yet.
 func (c *chainedFile) Head() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.head
+	head, _ := c.head.Load().(string)
+	return head
 }
 
 // Deliver appends the batch to the chain and returns when it is on disk.
@@ -55,9 +53,7 @@ func (c *chainedFile) extend(lines []byte) error {
 	if err != nil {
 		head = "" // some of it may be in the file
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.head = head
+	c.head.Store(head)
 	return err
 }
 

@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	gomail "github.com/wneessen/go-mail"
 
@@ -208,7 +207,7 @@ func (m *email) openTexts(s emailSettings) error {
 // Deliver sends one mail to the recipients who do not have it yet. It is accepted once all have it but those whom the
 // server refuses for good, and rejected if the server refuses all. The progress is the list of addresses that have it.
 func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	message, err := m.compose(batch, m.messageID(batch))
+	message, err := m.compose(batch)
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
@@ -268,27 +267,18 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 // delivery.ErrRejected. names is empty if nobody is refused.
 func refusals(to []string, refused []error) (names string, class error) {
 	var all []string
-	var later, blocked bool
+	var classes []error
 	for i, why := range refused {
-		if why == nil {
-			continue
-		}
-		all = append(all, to[i]+": "+why.Error())
-		switch classOfMail(why) {
-		case nil:
-			later = true
-		case delivery.ErrBlocked:
-			blocked = true
+		if why != nil {
+			all, classes = append(all, to[i]+": "+why.Error()), append(classes, classOfMail(why))
 		}
 	}
-	names = strings.Join(all, "; ")
-	switch {
-	case later, names == "":
-		return names, nil
-	case blocked:
-		return names, delivery.ErrBlocked
+	for _, class := range []error{nil, delivery.ErrBlocked, delivery.ErrRejected} {
+		if slices.Contains(classes, class) {
+			return strings.Join(all, "; "), class
+		}
 	}
-	return names, delivery.ErrRejected
+	return "", nil
 }
 
 // Connect connects and logs in, and sends no mail.
@@ -296,13 +286,12 @@ func (m *email) Connect(ctx context.Context) (string, error) { return m.server.c
 
 // Render returns the mail that Deliver would send.
 func (m *email) Render(d delivery.Delivery) (string, error) {
-	batch := []delivery.Delivery{d}
-	message, err := m.compose(batch, m.messageID(batch))
+	message, err := m.compose([]delivery.Delivery{d})
 	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
 }
 
 // compose returns the mail. Only its Date depends on the clock, and nothing on chance.
-func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
+func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	f := fields(batch, m.zone, m.now())
 	m.runbook.put(f, m.log)
 	parts, err := m.parts(f)
@@ -311,6 +300,7 @@ func (m *email) compose(batch []delivery.Delivery, id string) ([]byte, error) {
 	}
 	msg := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithEncoding(gomail.EncodingQP),
 		gomail.WithCharset(gomail.CharsetUTF8))
+	id := m.messageID(batch)
 	sum := sha256.Sum256([]byte(id + parts.text + parts.html))
 	msg.SetBoundary("forewarn-" + hex.EncodeToString(sum[:16])) // which no part can hold, as it is made of them
 	msg.FromMailAddress(&m.from)
@@ -350,17 +340,14 @@ type mailText struct{ subject, text, html string }
 
 // parts returns what the templates make of fields.
 func (m *email) parts(f map[string]any) (t mailText, err error) {
-	if t.subject, err = m.subjectOf(f); err != nil {
-		return t, err
+	if t.subject, err = m.subjectOf(f); err == nil {
+		t.text, err = execute(m.text, f)
 	}
-	if t.text, err = execute(m.text, f); err != nil {
-		return t, err
-	}
-	if t.html, err = execute(m.html, f); err != nil {
-		return t, err
+	if err == nil {
+		t.html, err = execute(m.html, f)
 	}
 	t.text, t.html = bounds(t.text), bounds(t.html)
-	return t, nil
+	return t, err
 }
 
 // subjectOf returns the subject as one line.
@@ -415,7 +402,7 @@ func (m *email) domain() string {
 // token returns s without what the ids and headers of a mail cannot hold.
 func token(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < 0x80 && (unicode.IsLetter(r) || unicode.IsDigit(r) || r == '-') {
+		if inToken(r) && r != '_' {
 			return r
 		}
 		return '-'

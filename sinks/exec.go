@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -120,10 +119,7 @@ func refusedVariable(name string) error {
 }
 
 // A variable of the environment.
-type variable struct {
-	name, value string
-	secret      bool // of the settings
-}
+type variable struct{ name, value string }
 
 // own returns the variables of the settings as they are now, and a redactor of all values from files
 // and variables, and of those of the settings that may be secret.
@@ -131,29 +127,27 @@ func (c *command) own() ([]variable, *redactor, error) {
 	redact := new(redactor)
 	var all []variable
 	for _, s := range c.env {
-		value := ""
-		if s.Text.text != nil { // which may be empty
-			value = *s.Text.text
-			for _, part := range append(strings.Split(value, "\n"), value) {
-				if !isPath(part) {
-					redact.hidePart(part)
-				}
-			}
-		} else {
-			var err error
-			if value, err = s.read(c.getenv); err != nil {
-				return nil, nil, err
-			}
-			redact.hide(value)
-			redact.hide(strings.Split(value, "\n")...)
+		value, secret := s.Text.plain(), s.Text.text == nil
+		var err error
+		if secret { // else it may be empty
+			value, err = s.read(c.getenv)
 		}
 		switch {
+		case err != nil:
+			return nil, nil, err
 		case strings.Contains(value, "\x00"):
 			return nil, nil, s.wrong(errors.New("holds a NUL byte, which no variable can"))
 		case len(value) > maxOwn:
 			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxOwn>>10))
 		}
-		all = append(all, variable{s.name, value, true})
+		for _, part := range append(strings.Split(value, "\n"), value) {
+			if secret {
+				redact.hide(part)
+			} else if !isPath(part) {
+				redact.hidePart(part)
+			}
+		}
+		all = append(all, variable{s.name, value})
 	}
 	return all, redact, nil
 }
@@ -169,21 +163,6 @@ func isPath(value string) bool {
 	return err == nil && info.IsDir()
 }
 
-// environment returns the environment of a run for d: a base that does not depend on who started the bridge, the
-// variables of the CloudEvent, and the variables of the settings, which win.
-func (c *command) environment(d delivery.Delivery, own []variable) ([]variable, error) {
-	event, err := eventVariables(d, c.name, c.now())
-	if err != nil {
-		return nil, err
-	}
-	all := slices.Concat(baseVariables(c.user, c.getenv), event)
-	for _, v := range own {
-		all = slices.DeleteFunc(all, func(old variable) bool { return old.name == v.name })
-		all = append(all, v)
-	}
-	return all, nil
-}
-
 // eventVariables returns the variables about a CloudEvent, without NUL bytes, which no variable can hold, and cut to
 // what every kernel takes. Standard input has the whole CloudEvent.
 func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable, error) {
@@ -195,22 +174,19 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 		test = "1"
 	}
 	all := []variable{
-		{name: "FOREWARN_SINK", value: sink},
-		{name: "FOREWARN_ATTEMPT", value: strconv.Itoa(d.Attempt)},
-		{name: "FOREWARN_CHANGE", value: word(f["change"])},
-		{name: "FOREWARN_OUTCOME", value: word(data["outcome"])},
-		{name: "FOREWARN_NOTICE_SECONDS", value: strconv.Itoa(int(max(0, begins(d).Sub(now)).Seconds()))},
-		{name: "FOREWARN_TEST", value: test},
+		{"FOREWARN_SINK", sink}, {"FOREWARN_ATTEMPT", strconv.Itoa(d.Attempt)}, {"FOREWARN_CHANGE", word(f["change"])},
+		{"FOREWARN_OUTCOME", word(data["outcome"])}, {"FOREWARN_TEST", test},
+		{"FOREWARN_NOTICE_SECONDS", strconv.Itoa(int(max(0, begins(d).Sub(now)).Seconds()))},
 	}
 	attributes, err := attributes(d.Event)
 	if err != nil {
 		return nil, err
 	}
 	for _, a := range attributes {
-		all = append(all, variable{name: "CE_" + strings.ToUpper(a.name), value: a.value})
+		all = append(all, variable{"CE_" + strings.ToUpper(a.name), a.value})
 	}
 	names, _ := f["resources"].([]string)
-	all = append(all, variable{name: "FOREWARN_RESOURCES", value: strings.Join(names, ",")})
+	all = append(all, variable{"FOREWARN_RESOURCES", strings.Join(names, ",")})
 	rest := maxEvent
 	for i := range all {
 		v := &all[i]
@@ -268,13 +244,13 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 // that the stop of the bridge ended is repeated and does not count.
 func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string,
 	took time.Duration) (delivery.Answer, error) {
-	how := strings.Replace(state.String(), "exit status", "exit", 1)
-	answer := delivery.Answer{Status: fmt.Sprintf("%s after %v", how, took)}
-	text := state.String()
+	text, said := state.String(), ""
 	if last != "" {
-		answer.Status += ": " + last
-		text += ": " + last
+		said = ": " + last
 	}
+	how := strings.Replace(text, "exit status", "exit", 1)
+	answer := delivery.Answer{Status: fmt.Sprintf("%s after %v%s", how, took, said)}
+	text += said
 	failed := errors.New(text)
 	if ctx.Err() != nil {
 		failed = fmt.Errorf("%w: %s", context.Cause(ctx), text)
@@ -323,19 +299,18 @@ func begins(d delivery.Delivery) time.Time {
 	return at
 }
 
-// message returns the standard input and the environment of a run.
+// message returns the standard input and the environment of a run: a base that does not depend on who started the
+// bridge, the variables of the CloudEvent, and those of the settings, which win.
 func (c *command) message(d delivery.Delivery, own []variable) (input []byte, env []variable, err error) {
-	text, err := d.Event.MarshalJSON()
-	if err != nil {
+	if input, err = jsonLines([]delivery.Delivery{d}); err != nil {
 		return nil, nil, err
 	}
-	var b bytes.Buffer
-	if err := json.Compact(&b, text); err != nil {
-		return nil, nil, err
+	event, err := eventVariables(d, c.name, c.now())
+	env = slices.Concat(baseVariables(c.user, c.getenv), event)
+	for _, v := range own {
+		env = append(slices.DeleteFunc(env, func(old variable) bool { return old.name == v.name }), v)
 	}
-	b.WriteByte('\n')
-	env, err = c.environment(d, own)
-	return b.Bytes(), env, err
+	return input, env, err
 }
 
 // find returns the path of the program. It looks for a name in the PATH of the run.
@@ -351,10 +326,7 @@ func (c *command) find(env []variable) (string, error) {
 		}
 	}
 	for _, dir := range filepath.SplitList(path) {
-		if !filepath.IsAbs(dir) {
-			continue
-		}
-		if found, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+		if found, err := exec.LookPath(filepath.Join(dir, name)); err == nil && filepath.IsAbs(dir) {
 			return found, nil
 		}
 	}
@@ -410,11 +382,9 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 // classOfStart returns the error for a program that did not start.
 func classOfStart(err error) error {
 	err = fmt.Errorf("start the command: %w", err)
-	lasting := []error{fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOTDIR}
-	for _, lasting := range slices.Concat(lasting, startErrors) {
-		if errors.Is(err, lasting) {
-			return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
-		}
+	lasting := append([]error{fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOTDIR}, startErrors...)
+	if slices.ContainsFunc(lasting, func(one error) bool { return errors.Is(err, one) }) {
+		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	return err
 }
@@ -431,14 +401,11 @@ func (c *command) Render(d delivery.Delivery) (string, error) {
 	}
 	var b strings.Builder
 	for i, arg := range c.args {
-		if i > 0 {
-			b.WriteByte(' ')
-		}
-		b.WriteString(quoted(arg))
+		b.WriteString(" "[:min(i, 1)] + quoted(arg))
 	}
 	b.WriteString("\n\n")
 	for _, v := range env {
-		if v.secret {
+		if slices.ContainsFunc(c.env, func(s source) bool { return s.name == v.name }) {
 			v.value = hidden
 		}
 		fmt.Fprintf(&b, "%s=%s\n", v.name, quoted(v.value))
@@ -469,11 +436,10 @@ func (c *command) Connect(context.Context) (string, error) {
 	if err == nil && !info.IsDir() {
 		err = &fs.PathError{Op: "chdir", Path: c.dir, Err: syscall.ENOTDIR}
 	}
-	if err == nil {
-		err = c.user.mayRun(path)
-	}
-	if err == nil {
-		err = c.user.mayRun(c.dir) // entering a directory takes the same right
+	for _, path := range []string{path, c.dir} { // entering a directory takes the same right
+		if err == nil {
+			err = c.user.mayRun(path)
+		}
 	}
 	if err != nil {
 		return "", classOfStart(err)
@@ -508,7 +474,8 @@ func (o *output) text(redact *redactor) string {
 	}
 	head, tail := redact.text(string(o.kept[:o.most/2])), redact.text(string(o.kept[o.most/2:]))
 	// The cut may be inside a secret.
-	return shorten(lines(redact, head[:max(0, len(head)-redact.longest)]), lines(redact, tail[min(len(tail), redact.longest):]))
+	head, tail = head[:max(0, len(head)-redact.longest)], tail[min(len(tail), redact.longest):]
+	return shorten(lines(redact, head), lines(redact, tail))
 }
 
 // last returns the last line of the output that is not empty.

@@ -95,13 +95,9 @@ func (a account) hasX(info fs.FileInfo) bool {
 // baseVariables are the variables of every program. They do not depend on who started the bridge, so that a trial by
 // hand is like the service.
 func baseVariables(a account, _ func(string) string) []variable {
-	all := []variable{
-		{name: "PATH", value: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-		{name: "LANG", value: "C.UTF-8"},
-	}
+	all := []variable{{"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, {"LANG", "C.UTF-8"}}
 	if a.name != "" {
-		all = append(all, variable{name: "HOME", value: a.home}, variable{name: "USER", value: a.name},
-			variable{name: "LOGNAME", value: a.name})
+		all = append(all, variable{"HOME", a.home}, variable{"USER", a.name}, variable{"LOGNAME", a.name})
 	}
 	return all
 }

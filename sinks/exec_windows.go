@@ -46,14 +46,14 @@ var inherited = []string{
 // baseVariables are those that every program sees.
 func baseVariables(a account, getenv func(string) string) []variable {
 	root := getenv("SystemRoot")
-	all := []variable{{name: "PATH", value: root + `\System32;` + root + `;` + root + `\System32\WindowsPowerShell\v1.0`}}
+	all := []variable{{"PATH", root + `\System32;` + root + `;` + root + `\System32\WindowsPowerShell\v1.0`}}
 	for _, name := range inherited {
 		if value := getenv(name); value != "" {
-			all = append(all, variable{name: name, value: value})
+			all = append(all, variable{name, value})
 		}
 	}
 	if a.name != "" {
-		all = append(all, variable{name: "USERPROFILE", value: a.home}, variable{name: "USERNAME", value: a.name})
+		all = append(all, variable{"USERPROFILE", a.home}, variable{"USERNAME", a.name})
 	}
 	return all
 }

@@ -47,12 +47,12 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 	var wrong KeyErrors
 	_, err := t.load()
 	wrong.add(err)
-	switch {
-	case proxy.text == nil || *proxy.text == "":
-	case *proxy.text == "none":
+	switch text := proxy.plain(); text {
+	case "":
+	case "none":
 		c.proxy = nil
 	default:
-		u, err := parseURL(*proxy.text, "is not the URL of a proxy; expected none or one such as "+
+		u, err := parseURL(text, "is not the URL of a proxy; expected none or one such as "+
 			"http://proxy.example.com:3128", "http", "https", "socks5", "socks5h")
 		wrong.when(err != nil, "proxy", "%w", err)
 		c.proxy, c.where = http.ProxyURL(u), "proxy"
@@ -64,14 +64,10 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 func (c *caller) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.closeIdle()
-	return nil
-}
-
-func (c *caller) closeIdle() {
 	if c.transport != nil {
 		c.transport.CloseIdleConnections()
 	}
+	return nil
 }
 
 // current returns the transport for the TLS files as they are now.
@@ -89,19 +85,13 @@ func (c *caller) current() (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.closeIdle()
-	c.stamp = stamp
-	c.transport = &http.Transport{
-		Proxy:                  c.proxy,
-		DialContext:            c.dial,
-		TLSClientConfig:        config,
-		TLSHandshakeTimeout:    connectTime,
-		ForceAttemptHTTP2:      true,
-		DisableCompression:     true,
-		MaxIdleConns:           1,
-		IdleConnTimeout:        idleTime,
-		MaxResponseHeaderBytes: maxAnswer,
-		OnProxyConnectResponse: proxyAnswer,
+	if c.transport != nil {
+		c.transport.CloseIdleConnections()
+	}
+	c.stamp, c.transport = stamp, &http.Transport{
+		Proxy: c.proxy, DialContext: c.dial, TLSClientConfig: config, TLSHandshakeTimeout: connectTime,
+		ForceAttemptHTTP2: true, DisableCompression: true, MaxIdleConns: 1, IdleConnTimeout: idleTime,
+		MaxResponseHeaderBytes: maxAnswer, OnProxyConnectResponse: proxyAnswer,
 	}
 	return c.transport, nil
 }
@@ -162,14 +152,14 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	at, secure := to, to.Scheme == "https"
-	p, err := c.proxyOf(&http.Request{URL: to}, redact)
+	at, err := c.proxyOf(&http.Request{URL: to}, redact)
 	if err != nil {
 		return "", err
 	}
-	if p != nil {
-		at, secure = p, false
+	if at == nil {
+		at = to
 	}
+	secure := at == to && to.Scheme == "https"
 	conn, err := transport.DialContext(ctx, "tcp", dialed(at))
 	if err == nil {
 		defer conn.Close()
@@ -190,11 +180,8 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 
 // dialed returns the host and port of a URL.
 func dialed(u *url.URL) string {
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
-	}
-	return net.JoinHostPort(u.Hostname(), port)
+	usual := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), usual[u.Scheme]))
 }
 
 // parseURL reads a URL with a host and one of the schemes, else the error is otherwise. No error shows the text.
@@ -215,10 +202,8 @@ func checkHost(u *url.URL) error {
 		return errors.New("its host is not a name; expected letters, digits, dots and dashes, with what is beyond ASCII " +
 			"in its xn-- form")
 	}
-	if port := u.Port(); port != "" {
-		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return errors.New("its port is invalid; expected a number up to 65535")
-		}
+	if _, err := strconv.ParseUint(cmp.Or(u.Port(), "0"), 10, 16); err != nil {
+		return errors.New("its port is invalid; expected a number up to 65535")
 	}
 	return nil
 }
@@ -271,4 +256,42 @@ func statusLine(status int) string {
 func requestID(h http.Header) string {
 	return cmp.Or(h.Get("X-Request-Id"), h.Get("Request-Id"), h.Get("X-Ms-Request-Id"), h.Get("X-Amzn-Requestid"),
 		h.Get("X-Correlation-Id"))
+}
+
+// maxRetryAfter bounds what a destination may ask for, so that a large number does not overflow.
+const maxRetryAfter = 365 * 24 * time.Hour
+
+// retryAfter reads the value of a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date, which it compares
+// with sent, the time of the answer. It returns false for a value that it cannot read or that is not in the future.
+func retryAfter(value string, sent time.Time) (time.Duration, bool) {
+	value = strings.TrimSpace(value)
+	if value != "" && strings.Trim(value, "0123456789") == "" {
+		seconds, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || seconds > int64(maxRetryAfter/time.Second) {
+			return maxRetryAfter, true
+		}
+		return time.Duration(seconds) * time.Second, seconds > 0
+	}
+	at, err := http.ParseTime(value)
+	if err != nil {
+		return 0, false
+	}
+	after := min(at.Sub(sent), maxRetryAfter)
+	return max(after, 0), after > 0
+}
+
+// later returns err with the Retry-After of a response, if it has one.
+func (r response) later(err error) error {
+	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
+		return &delivery.RetryAfter{After: after, Err: err}
+	}
+	return err
+}
+
+// sentAt returns the Date of an answer: the destination's clock, so that this VM's clock need not be right.
+func sentAt(h http.Header) time.Time {
+	if at, err := http.ParseTime(h.Get("Date")); err == nil {
+		return at
+	}
+	return time.Now()
 }

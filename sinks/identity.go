@@ -9,7 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,9 +34,13 @@ type identity struct {
 	caller   *caller
 	now      func() time.Time
 
-	mu    sync.Mutex // guards what follows
+	held atomic.Pointer[heldToken]
+}
+
+// A heldToken is a token, and when it is no longer used.
+type heldToken struct {
 	token Secret
-	until time.Time // when token is no longer used
+	until time.Time
 }
 
 // newIdentity checks the settings.
@@ -61,28 +65,19 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 
 // get returns a valid token.
 func (i *identity) get(ctx context.Context) (string, error) {
-	i.mu.Lock()
-	token, until := i.token, i.until
-	i.mu.Unlock()
-	if token.text != nil && i.now().Before(until) {
-		return *token.text, nil
+	if h := i.held.Load(); h != nil && i.now().Before(h.until) {
+		return h.token.plain(), nil
 	}
 	fresh, life, err := i.ask(ctx)
 	if err != nil {
 		return "", err
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.token, i.until = NewSecret(fresh), i.now().Add(life-renewBefore)
+	i.held.Store(&heldToken{NewSecret(fresh), i.now().Add(life - renewBefore)})
 	return fresh, nil
 }
 
 // drop forgets the token. The next attempt gets a new one.
-func (i *identity) drop() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.token = Secret{}
-}
+func (i *identity) drop() { i.held.Store(nil) }
 
 // ask returns a new token and how long it is valid.
 func (i *identity) ask(ctx context.Context) (token string, life time.Duration, err error) {

@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 )
 
-// A redactor hides the secrets in use in texts from outside, such as network errors and destinations' answers, which may
-// repeat what they were sent.
+// A redactor hides the secrets in use in texts from outside, such as network errors and destinations' answers, which
+// may repeat what they were sent.
 type redactor struct {
 	forms   []redaction
 	longest int // of the forms

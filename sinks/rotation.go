@@ -79,11 +79,11 @@ func missing(path string) bool {
 
 // nameless returns the cause of an error, without the names of the files.
 func nameless(err error) error {
-	if e, ok := errors.AsType[*os.LinkError](err); ok {
-		return e.Err
+	if link, ok := errors.AsType[*os.LinkError](err); ok {
+		return link.Err
 	}
-	if e, ok := errors.AsType[*fs.PathError](err); ok {
-		return e.Err
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return path.Err
 	}
 	return err
 }
@@ -126,22 +126,15 @@ func oldFiles(path string) ([]string, error) {
 
 // rotatedName returns the time in a name that setAside gave, and its number in that second.
 func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
-	name, ok = strings.CutPrefix(name, stem+"-")
-	if !ok {
-		return "", 0, false
-	}
-	if name, ok = strings.CutSuffix(name, ext); !ok {
-		return "", 0, false
-	}
-	at, number, numbered := strings.Cut(name, "-")
+	rest, begins := strings.CutPrefix(name, stem+"-")
+	rest, ends := strings.CutSuffix(rest, ext)
+	at, number, numbered := strings.Cut(rest, "-")
 	if n = 1; numbered {
-		var err error
-		if n, err = strconv.Atoi(number); err != nil || n < 2 || strconv.Itoa(n) != number {
-			return "", 0, false
-		}
+		n, _ = strconv.Atoi(number)
 	}
 	t, err := time.Parse(rotatedAt, at)
-	return at, n, err == nil && t.Format(rotatedAt) == at
+	return at, n, begins && ends && err == nil && t.Format(rotatedAt) == at &&
+		(!numbered || n > 1 && strconv.Itoa(n) == number)
 }
 
 // splitName splits a path before its extension. A name that is all extension, such as .audit, has none.

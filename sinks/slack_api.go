@@ -449,7 +449,7 @@ func fitText(v any, n int, left *int) bool {
 	return true
 }
 
-// fitList leaves the first most items that fit in a list of a block. It returns false, and leaves no list, if none does.
+// fitList leaves the first most items that fit in a list of a block. If none does, it removes the list.
 func fitList(b map[string]any, key string, most int, fit func(any) bool) bool {
 	list, _ := b[key].([]any)
 	var all []any

@@ -10,10 +10,11 @@ import (
 	"net"
 	"net/textproto"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/wneessen/go-mail/smtp"
@@ -44,38 +45,25 @@ type mailServer struct {
 	command  []string // that prints the token
 	getenv   func(string) string
 
-	mu    sync.Mutex // Connect may come while a mail is sent
-	token string     // that the command printed last; "" when the server has refused it
+	token atomic.Pointer[string] // that the command printed last; nil when the server has refused it
 }
 
 // connect begins a conversation and logs in. A token is used until the server refuses it; then the command is asked for
 // another at once.
 func (m *mailServer) connect(ctx context.Context, redact *redactor) (*emailSession, error) {
-	secret, kept, err := m.secret(ctx, redact)
-	if err != nil {
-		return nil, err
+	for {
+		secret, kept, err := m.secret(ctx, redact)
+		if err != nil {
+			return nil, err
+		}
+		s, err := m.login(ctx, redact, secret)
+		if len(m.command) == 0 || !errors.Is(err, delivery.ErrBlocked) {
+			return s, err
+		}
+		if m.token.Store(nil); !kept {
+			return nil, err
+		}
 	}
-	s, err := m.login(ctx, redact, secret)
-	if !errors.Is(err, delivery.ErrBlocked) || len(m.command) == 0 {
-		return s, err
-	}
-	m.keep("")
-	if !kept {
-		return nil, err
-	}
-	if secret, _, err = m.secret(ctx, redact); err != nil {
-		return nil, err
-	}
-	if s, err = m.login(ctx, redact, secret); errors.Is(err, delivery.ErrBlocked) {
-		m.keep("")
-	}
-	return s, err
-}
-
-func (m *mailServer) keep(token string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.token = token
 }
 
 // login connects, starts TLS and logs in, within helloPatience: a host that does not answer need not be waited for as
@@ -113,15 +101,13 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 	case m.username == "":
 		return "", false, nil
 	case len(m.command) > 0:
-		m.mu.Lock()
-		secret = m.token
-		m.mu.Unlock()
-		if kept = secret != ""; !kept {
-			if secret, err = tokenOf(ctx, m.command); err != nil {
-				return "", false, err
-			}
-			m.keep(secret)
+		token := m.token.Load()
+		if kept = token != nil; kept {
+			secret = *token
+		} else if secret, err = tokenOf(ctx, m.command); err != nil {
+			return "", false, err
 		}
+		m.token.Store(&secret)
 	default:
 		if secret, err = m.password.read(m.getenv); err != nil {
 			return "", false, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
@@ -191,10 +177,13 @@ func tokenOf(ctx context.Context, command []string) (string, error) {
 	return token, nil
 }
 
-// classOfReply returns the class of an SMTP reply other than success: nil to retry (RFC 5321, section 4.2.1),
-// delivery.ErrBlocked if the client has to log in otherwise (RFC 4954, section 6), else delivery.ErrRejected.
-func classOfReply(e *textproto.Error) error {
+// classOfMail returns the class of a failed conversation. For an SMTP reply that is nil to retry (RFC 5321, section
+// 4.2.1), delivery.ErrBlocked if the client has to log in otherwise (RFC 4954, section 6), else delivery.ErrRejected.
+func classOfMail(err error) error {
+	e, ok := errors.AsType[*textproto.Error](err)
 	switch {
+	case !ok, errors.Is(err, delivery.ErrBlocked):
+		return classOfFailure(err)
 	case e.Code < 500 || e.Code > 599:
 		return nil
 	case oneOf(e.Code, 530, 534, 535, 538):
@@ -203,22 +192,14 @@ func classOfReply(e *textproto.Error) error {
 	return delivery.ErrRejected
 }
 
-// isSecurityStatus reports whether a reply begins with an enhanced status code 5.7.Z.
-func isSecurityStatus(reply string) bool {
-	detail, found := strings.CutPrefix(reply, "5.7.")
-	detail, _, _ = strings.Cut(detail, "\n")
-	detail, _, _ = strings.Cut(detail, " ")
-	_, err := strconv.ParseUint(detail, 10, 16)
-	return found && err == nil && len(detail) <= 3
+// isReply reports whether an error is a reply of the server.
+func isReply(err error) bool {
+	_, ok := errors.AsType[*textproto.Error](err)
+	return ok
 }
 
-// classOfMail returns the class of a failed conversation.
-func classOfMail(err error) error {
-	if e, ok := errors.AsType[*textproto.Error](err); ok && !errors.Is(err, delivery.ErrBlocked) {
-		return classOfReply(e)
-	}
-	return classOfFailure(err)
-}
+// securityStatus is the beginning of a reply with an enhanced status code 5.7.Z (RFC 3463).
+var securityStatus = regexp.MustCompile(`^5\.7\.[0-9]{1,3}(\s|$)`)
 
 // aboutUs returns an error from before a mail begins: a refusal there is not about the CloudEvent and never rejects it.
 func aboutUs(err error) error {
@@ -228,10 +209,10 @@ func aboutUs(err error) error {
 	return err
 }
 
-// aboutSender returns a refusal of the sender. A policy reason (X.7.Z of RFC 3463) is about us; at a recipient it may
-// be about that recipient alone.
+// aboutSender returns a refusal of the sender. A policy reason is about us; at a recipient it may be about that
+// recipient alone.
 func aboutSender(err error) error {
-	if e, ok := errors.AsType[*textproto.Error](err); ok && isSecurityStatus(e.Msg) {
+	if e, ok := errors.AsType[*textproto.Error](err); ok && securityStatus.MatchString(e.Msg) {
 		return aboutUs(err)
 	}
 	return err
@@ -287,35 +268,29 @@ func (s *emailSession) lastUntil(ctx context.Context) bool {
 }
 
 func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls.Config, implicit bool) error {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return err
-	}
-	s.host = host
+	var err error
+	s.host, _, _ = net.SplitHostPort(addr)
 	if helo == "" {
 		helo = addressLiteral(s.conn.LocalAddr())
 	}
 	if implicit {
-		secured, err := handshake(ctx, s.conn, config, host)
+		secured, err := handshake(ctx, s.conn, config, s.host)
 		if err != nil {
 			return err
 		}
 		s.conn = secured
 	}
-	if s.client, err = smtp.NewClient(s.conn, host); err != nil {
+	if s.client, err = smtp.NewClient(s.conn, s.host); err != nil {
 		return err
 	}
 	s.client.SkipSMTPUTF8(true)
-	if err := s.client.Hello(helo); err != nil {
+	if err := s.client.Hello(helo); err != nil || config == nil || implicit {
 		return err
-	}
-	if config == nil || implicit {
-		return nil
 	}
 	if ok, _ := s.client.Extension("STARTTLS"); !ok {
 		return &verdict{delivery.ErrBlocked, addr + " offers no STARTTLS, which tls.mode starttls requires"}
 	}
-	config.ServerName = cmp.Or(config.ServerName, host)
+	config.ServerName = cmp.Or(config.ServerName, s.host)
 	return s.client.StartTLS(config)
 }
 
@@ -396,31 +371,25 @@ func (s *emailSession) send(ctx context.Context, from string, to []string, mail 
 		return nil, "", aboutSender(s.cause(ctx, err))
 	}
 	refused = make([]error, len(to))
-	taken := 0
 	for i, address := range to {
-		err := s.client.Rcpt("<" + address + ">")
-		if _, ok := errors.AsType[*textproto.Error](err); err != nil && !ok {
-			return nil, "", s.cause(ctx, err)
-		}
-		if refused[i] = err; err == nil {
-			taken++
+		if refused[i] = s.client.Rcpt("<" + address + ">"); refused[i] != nil && !isReply(refused[i]) {
+			return nil, "", s.cause(ctx, refused[i])
 		}
 	}
-	if taken == 0 {
+	if !slices.Contains(refused, nil) {
 		return refused, "", nil
 	}
 	w, err := s.client.Data()
-	if err != nil {
+	if err == nil {
+		_, err = w.Write(mail)
+	}
+	if err != nil { // the dot was not sent: nothing is taken
 		return nil, "", s.cause(ctx, err)
 	}
-	if _, err := w.Write(mail); err != nil { // the dot was not sent: nothing is taken
-		return nil, "", s.cause(ctx, err)
-	}
-	err = w.Close()
-	if _, ok := errors.AsType[*textproto.Error](err); err != nil && !ok {
-		return nil, "", fmt.Errorf("%w: %w", errAtDot, s.cause(ctx, err))
-	}
-	if err != nil {
+	if err = w.Close(); err != nil {
+		if !isReply(err) {
+			err = fmt.Errorf("%w: %w", errAtDot, s.cause(ctx, err))
+		}
 		return nil, "", err
 	}
 	if d, ok := w.(*smtp.DataCloser); ok {

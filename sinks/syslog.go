@@ -125,9 +125,8 @@ func syslogURL(text string) (*url.URL, syslogTransport, error) {
 	if u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
 		return nil, syslogTransport{}, errors.New(otherwise)
 	}
-	transport := syslogTransports[u.Scheme]
-	host := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), transport.port))
-	return &url.URL{Scheme: u.Scheme, Host: host}, transport, nil
+	t := syslogTransports[u.Scheme]
+	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), t.port))}, t, nil
 }
 
 // Deliver sends the batch.
@@ -144,15 +143,12 @@ func (k *syslogSink) Deliver(ctx context.Context, batch []delivery.Delivery) (de
 	if k.network == "udp" {
 		send = k.datagrams
 	}
-	var status string
-	err := k.with(ctx, func(ctx context.Context, conn net.Conn, trip time.Duration) (err error) {
-		status, err = send(conn, messages, trip)
+	var answer delivery.Answer
+	err := k.with(ctx, func(conn net.Conn, trip time.Duration) (err error) {
+		answer.Status, err = send(conn, messages, trip)
 		return err
 	})
-	if err != nil {
-		return delivery.Answer{}, err
-	}
-	return delivery.Answer{Status: status}, nil
+	return answer, err
 }
 
 // Render returns the message.
@@ -167,7 +163,7 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 		"tls": "reached " + k.to.String() + ", its certificate is valid", "tcp": "reached " + k.to.String(),
 		"udp": "sends to " + k.to.String() + ", which does not answer",
 	}[k.to.Scheme]
-	return answer, k.with(ctx, func(_ context.Context, conn net.Conn, trip time.Duration) error {
+	return answer, k.with(ctx, func(conn net.Conn, trip time.Duration) error {
 		if k.network == "udp" {
 			return nil
 		}
@@ -176,7 +172,7 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 }
 
 // A syslogTask is what is done with a connection. trip is about the time that a packet takes to the receiver and back.
-type syslogTask func(ctx context.Context, conn net.Conn, trip time.Duration) error
+type syslogTask func(conn net.Conn, trip time.Duration) error
 
 // with does something with a new connection. Its errors have a class.
 func (k *syslogSink) with(ctx context.Context, do syslogTask) error {
@@ -198,22 +194,22 @@ func (k *syslogSink) connected(ctx context.Context, do syslogTask) error {
 		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	began := time.Now()
-	raw, err := k.dial(ctx, k.network, k.to.Host)
+	conn, err := k.dial(ctx, k.network, k.to.Host)
 	if err != nil {
 		return err
 	}
-	defer raw.Close() // not TLS's, which would wait for the receiver
-	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	defer conn.Close() // not TLS's, which would wait for the receiver
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	trip := time.Since(began)
 	if k.to.Scheme != "tls" {
-		return do(ctx, raw, trip)
+		return do(conn, trip)
 	}
-	secured, err := handshake(ctx, raw, config, k.to.Hostname())
+	secured, err := handshake(ctx, conn, config, k.to.Hostname())
 	if err != nil {
 		return err
 	}
-	return do(ctx, secured, trip)
+	return do(secured, trip)
 }
 
 // stream sends the messages, each behind its length, and waits until the receiver has closed the connection.
@@ -265,7 +261,10 @@ func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, trip time.Durat
 			return "", err
 		}
 	}
-	return "sent to " + k.to.String() + ", which does not answer", stillOpen(conn, trip)
+	if err := stillOpen(conn, trip); err != nil {
+		return "", err
+	}
+	return "sent to " + k.to.String() + ", which does not answer", nil
 }
 
 // message returns a CloudEvent as a message of RFC 5424 within the limit of the transport: its text is cut first, then
@@ -312,8 +311,7 @@ func (k *syslogSink) head(ce event.Event) []byte {
 
 // syslogSeverity returns the severity of a CloudEvent: err, warning, info or debug.
 func syslogSeverity(ce event.Event) int {
-	number, ok := ce.Extensions()["severitynumber"].(int32)
-	switch {
+	switch number, ok := ce.Extensions()["severitynumber"].(int32); {
 	case number >= 17:
 		return 3
 	case number >= 13:
