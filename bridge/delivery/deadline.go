@@ -28,7 +28,9 @@ func (s *schedule) dropsLate(l *lane) bool {
 	return s.terms.Late == LateDrop && l.group != "" && !l.busy
 }
 
-func (i *Item) fallsBack() bool { return i.Instead == nil && !i.FellBack && !i.Transient }
+func (i *Item) fallsBack() bool {
+	return i.Instead == nil && !i.FellBack && !i.Transient && !i.Mute.Active()
+}
 
 // overdue removes the late items from the lane, and returns them and those that have to fall back by now.
 func (s *schedule) overdue(now time.Time) (late, fallback []*Item) {

@@ -43,21 +43,28 @@ func (s *schedule) gather(i *Item, now time.Time) time.Time {
 	return g.done
 }
 
-// digest are the lanes of which one batch is made, the first of which may be attempted now: itself alone, or its wave.
-// It looks at every lane, which is rare: what is too much to be told one by one goes together.
+// summed reports whether the lane is told in one batch with all others that waited for a mute.
+func (s *schedule) summed(l *lane) bool { return s.terms.Digest.Above > 0 && l.newest().waited() }
+
+// digest are the lanes of which one batch is made, the first of which may be attempted now: itself alone, its wave, or
+// all that waited for a mute. It looks at every lane, which is rare: what is too much to be told one by one goes
+// together.
 func (s *schedule) digest(first *lane) []*lane {
 	above := s.terms.Digest.Above
 	if above <= 0 || s.single > 0 || s.blocked || first.alone {
 		return []*lane{first}
 	}
 	lanes := []*lane{first}
+	summed := s.summed(first)
 	for _, l := range s.lanes {
-		if l != first && l.group != "" && s.idle(l) && !l.alone && l.newest().wave() == first.newest().wave() &&
-			l.part(LateLatest) == 0 {
+		if l == first || !s.idle(l) || l.alone || l.part(LateLatest) != 0 {
+			continue
+		}
+		if summed && s.summed(l) || !summed && l.group != "" && l.newest().wave() == first.newest().wave() {
 			lanes = append(lanes, l)
 		}
 	}
-	if len(lanes) <= above && first.gathered.IsZero() {
+	if len(lanes) <= above && first.gathered.IsZero() && !summed {
 		return lanes[:1]
 	}
 	slices.SortFunc(lanes, before)

@@ -16,11 +16,13 @@ const (
 )
 
 // A lane is what is pending about one group, in order. Lanes don't wait for each other. What is about the bridge has a
-// lane of its own, with group "".
+// lane of its own, with group "", and so has, on a relay, what is about each of the bridges.
 type lane struct {
+	key      string // see laneKey
 	group    string
 	items    []*Item   // by Seq
 	arrived  int       // how many of them, from the first, are due
+	muted    int       // how many of them are held back by a mute
 	busy     bool      // an attempt is under way
 	urgent   bool      // something came that beats the schedule
 	next     time.Time // attempt
@@ -65,19 +67,37 @@ func (i *Item) soon(now time.Time) bool {
 	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < soonNotice
 }
 
+// laneKey returns the key of the item's lane.
+func laneKey(i *Item) string {
+	if i.Group == "" && len(i.VMs) > 0 {
+		return "\x00" + i.VMs[0]
+	}
+	return i.Group
+}
+
 // put adds the item, or replaces the one with its number, which it returns.
 func (l *lane) put(i *Item, now time.Time) (was *Item) {
 	at, found := l.find(i.Seq)
 	if !found {
 		l.items = slices.Insert(l.items, at, i)
 		l.arrived = min(l.arrived, at)
+		l.count(i, 1)
 		return nil
 	}
 	was, l.items[at] = l.items[at], i
+	l.count(was, -1)
+	l.count(i, 1)
 	if i.Due.After(now) {
 		l.arrived = min(l.arrived, at)
 	}
 	return was
+}
+
+// count counts the items that a mute holds back.
+func (l *lane) count(i *Item, n int) {
+	if i.Mute.Active() {
+		l.muted += n
+	}
 }
 
 func (l *lane) find(seq uint64) (at int, found bool) {
@@ -91,6 +111,7 @@ func (l *lane) remove(seq uint64) *Item {
 		return nil
 	}
 	i := l.items[at]
+	l.count(i, -1)
 	if at == 0 { // the usual case, which must not move the others
 		l.items[0] = nil
 		l.items = l.items[1:]
@@ -105,6 +126,24 @@ func (l *lane) remove(seq uint64) *Item {
 
 // due returns the items that may be attempted now.
 func (l *lane) due() []*Item { return l.items[:l.arrived] }
+
+// hold takes back from those due the first item that a mute holds back, and all after it. A lane of which part of a
+// batch was delivered goes on, because that is repeated with the same members.
+func (l *lane) hold() {
+	if l.mutes() {
+		l.arrived = min(l.arrived, slices.IndexFunc(l.items, func(i *Item) bool { return i.Mute.Active() }))
+	}
+}
+
+// mutes reports whether the lane stops at its first item that a mute holds back.
+func (l *lane) mutes() bool {
+	return l.muted > 0 && !slices.ContainsFunc(l.items, func(i *Item) bool { return i.Batch != 0 })
+}
+
+// comes reports whether there is an item that becomes due by time.
+func (l *lane) comes() bool {
+	return l.arrived < len(l.items) && !(l.items[l.arrived].Mute.Active() && l.mutes())
+}
 
 // arrival returns the time at which the next item becomes due. There must be one.
 func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
@@ -172,9 +211,10 @@ func (l *lane) last() int {
 	return n
 }
 
-// lateAt returns the time at which the item becomes late by itself, zero for never.
+// lateAt returns the time at which the item becomes late by itself, zero for never: also if it did so while it was
+// muted.
 func (i *Item) lateAt() time.Time {
-	if i.Change != scheduled {
+	if i.Change != scheduled || i.waited() && !i.NotBefore.After(i.Mute.Ended) {
 		return time.Time{}
 	}
 	return i.NotBefore

@@ -34,14 +34,15 @@ type Changes struct {
 
 // A Message holds what all deliveries of one CloudEvent have in common. It is immutable.
 type Message struct {
-	Seq       uint64 `json:"-"`                   // the sequence number, which orders the queue
-	ID        string `json:"id"`                  // of the CloudEvent
-	Type      string `json:"type"`                // of the CloudEvent
-	Group     string `json:"event"`               // the id of the Azure event; "" for one about the bridge
-	Change    string `json:"change,omitempty"`    // scheduled, updated, started, vanished, reminder, approved; or ""
-	AzureType string `json:"azureType,omitempty"` // such as Reboot
-	Transient bool   `json:"transient,omitempty"` // leaves no history, and never falls back: a heartbeat
-	About     string `json:"about,omitempty"`     // the route whose trouble it reports, which never gets it as a fallback
+	Seq       uint64   `json:"-"`                   // the sequence number, which orders the queue
+	ID        string   `json:"id"`                  // of the CloudEvent
+	Type      string   `json:"type"`                // of the CloudEvent
+	Group     string   `json:"event"`               // the id of the Azure event; "" for one about the bridge
+	Change    string   `json:"change,omitempty"`    // scheduled, updated, started, vanished, reminder, approved; or ""
+	AzureType string   `json:"azureType,omitempty"` // such as Reboot
+	Transient bool     `json:"transient,omitempty"` // leaves no history, and never falls back: a heartbeat
+	About     string   `json:"about,omitempty"`     // the route whose trouble it reports, which never gets it as a fallback
+	VMs       []string `json:"vms,omitempty"`       // the machines that it is about, for mutes
 	// Replaced means that another event took the place of this vanished one. Its end is delivered before that event.
 	Replaced bool `json:"replaced,omitempty"`
 }
@@ -60,10 +61,21 @@ type Item struct {
 	Batch    uint64   `json:"batch,omitempty"`
 	Instead  *Instead `json:"instead,omitempty"`  // set if this route is the fallback
 	FellBack bool     `json:"fellBack,omitempty"` // the fallback has it too
+	// Mute holds it back while it is active. One that has ended is the last that the item waited for; nil for none.
+	Mute *Mute `json:"-"`
 }
 
 // Since returns when the delivery could first be made. Its age, for max_age, counts from then.
-func (i *Item) Since() time.Time { return later(i.Pending, i.Due) }
+func (i *Item) Since() time.Time {
+	since := later(i.Pending, i.Due)
+	if i.waited() {
+		since = later(since, i.Mute.Ended)
+	}
+	return since
+}
+
+// waited reports whether the item waited for a mute that has ended.
+func (i *Item) waited() bool { return i.Mute != nil && !i.Mute.Active() }
 
 // A Report holds the results for some items.
 type Report struct {

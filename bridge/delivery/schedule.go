@@ -34,7 +34,7 @@ func backoff(failures int, random float64) time.Duration {
 type schedule struct {
 	terms  Terms
 	random func() float64     // for jitter
-	lanes  map[string]*lane   // by group
+	lanes  map[string]*lane   // by laneKey
 	index  map[uint64]*lane   // by the Seq of its items
 	waves  map[wave]gathered  // with Terms.Digest
 	parts  map[uint64][]*lane // by Item.Batch: the lanes of a batch that made progress
@@ -100,10 +100,11 @@ func newSchedule(t Terms) *schedule {
 
 // put takes in what became pending, or changed.
 func (s *schedule) put(i *Item, now time.Time) {
-	l := s.lanes[i.Group]
+	key := laneKey(i)
+	l := s.lanes[key]
 	if l == nil {
-		l = &lane{group: i.Group, next: now}
-		s.lanes[i.Group] = l
+		l = &lane{key: key, group: i.Group, next: now}
+		s.lanes[key] = l
 	}
 	if was := l.put(i, now); was != nil {
 		s.leaveBatch(was, l)
@@ -146,11 +147,16 @@ func (s *schedule) leaveBatch(i *Item, l *lane) {
 
 // place files the lane in the heaps by its items and times. Call it whenever either changes.
 func (s *schedule) place(l *lane, now time.Time) {
-	for l.arrived < len(l.items) && !l.arrival().After(now) {
+	l.hold()
+	for l.comes() && !l.arrival().After(now) {
 		s.arrive(l, l.items[l.arrived], now)
 		l.arrived++
 	}
-	s.arriving.keep(l, l.arrived < len(l.items))
+	s.arriving.keep(l, l.comes())
+	if l.arrived == 0 && l.muted > 0 && !l.busy { // the times begin anew when the mute ends
+		s.succeed(l)
+		l.next, l.alone = now, false
+	}
 
 	idle := s.idle(l)
 	gathers := !s.stopping && l.gathered.After(now)
@@ -167,7 +173,7 @@ func (s *schedule) place(l *lane, now time.Time) {
 	s.deadlines.keep(l, !l.deadline.IsZero())
 	if len(l.items) == 0 && !l.busy {
 		s.succeed(l)
-		delete(s.lanes, l.group)
+		delete(s.lanes, l.key)
 	}
 }
 
@@ -178,7 +184,9 @@ func (s *schedule) idle(l *lane) bool {
 
 // arrive notes that an item became due.
 func (s *schedule) arrive(l *lane, i *Item, now time.Time) {
-	l.gathered = s.gather(i, now)
+	if l.gathered = (time.Time{}); !i.waited() {
+		l.gathered = s.gather(i, now)
+	}
 	l.urgent = l.urgent || i.urgent(now)
 }
 
@@ -305,7 +313,7 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 				s.join(&a, l, part, len(l.items), now)
 			}
 		}
-	case s.terms.Late == LateLatest && first.group != "":
+	case s.terms.Late == LateLatest && (first.group != "" || s.summed(first)):
 		for _, l := range s.digest(first) {
 			s.join(&a, l, 0, len(l.items), now)
 		}
@@ -419,7 +427,7 @@ func (s *schedule) fail(l *lane) {
 	}
 	s.hopeful[l] = true
 	if !s.down() {
-		s.failed[l.group] = true
+		s.failed[l.key] = true
 	}
 }
 

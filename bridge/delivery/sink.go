@@ -47,6 +47,8 @@ type Delivery struct {
 	Missed []Missed
 	// Instead is set if this route is the fallback of another.
 	Instead *Instead
+	// Mute is the one that it waited for; nil for none.
+	Mute *Mute
 }
 
 // A Missed is a change that was never delivered, because a newer one replaces it.

@@ -135,7 +135,14 @@ func (w *Worker) update(now time.Time) {
 	}
 	late, fallback := w.overdue(now)
 	if len(late)+len(fallback) > 0 {
-		w.Queue.Report(Report{Now: now, Dead: late, Reason: ReasonLate, FellBack: fallback})
+		var muted []*Item // what waited for a mute is not late: the change after it stands for it
+		late = slices.DeleteFunc(late, func(i *Item) bool {
+			if i.waited() {
+				muted = append(muted, i)
+			}
+			return i.waited()
+		})
+		w.Queue.Report(Report{Now: now, Dead: late, Superseded: muted, Reason: ReasonLate, FellBack: fallback})
 	}
 	if w.secrets.changed(now) {
 		w.Log.Info("secret file changed; trying again at once")
@@ -213,7 +220,7 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 		}
 		batch[n] = Delivery{
 			Event: ce, NotBefore: i.NotBefore, Attempt: i.Attempts + 1, Receipt: receipt, Progress: i.Progress,
-			Instead: i.Instead,
+			Instead: i.Instead, Mute: i.Mute,
 		}
 	}
 	if r.err != nil {

@@ -757,3 +757,44 @@ func TestTheEndOfAReplacedEventComesBeforeItsReplacement(t *testing.T) {
 		})
 	})
 }
+
+// What was muted for longer than max_age is tried all the same, and its age counts from the end. The sink learns of the
+// mute. An older change is superseded, and no dead letter, also of a sink that drops late ones.
+func TestWhatWasMutedIsDeliveredAtTheEnd(t *testing.T) {
+	terms := delivery.Terms{MaxAge: time.Hour, Late: delivery.LateDrop}
+	bubble(t, terms, func(t *testing.T, r *route) {
+		down := errors.New("down")
+		r.say(fails(down))
+		mute := &delivery.Mute{Why: "repairs", Since: time.Now()}
+		older := delivery.Item{Message: &delivery.Message{Seq: 1, Group: "A", Change: "scheduled"}, Mute: mute}
+		newer := delivery.Item{Message: &delivery.Message{Seq: 2, Group: "A", Change: "started"}, Mute: mute}
+		r.add(older, newer)
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if calls := r.made(); len(calls) != 0 {
+			t.Errorf("%v was delivered while it was muted", calls)
+		}
+		over := *mute
+		over.Ended = time.Now()
+		for _, i := range []*delivery.Item{&older, &newer} {
+			i.Mute, i.Pending = &over, mute.Since
+		}
+		r.add(older, newer)
+		time.Sleep(30 * time.Minute)
+		synctest.Wait()
+		if dead := r.ids(&r.dead); len(dead) != 0 {
+			t.Errorf("%v are dead letters half an hour after the end", dead)
+		}
+		if got := r.ids(&r.superseded); !slices.Equal(got, []string{"A-1"}) {
+			t.Errorf("superseded are %v, want A-1", got)
+		}
+		if d := r.last()[0]; d.Event.ID() != "A-2" || d.Mute != &over {
+			t.Errorf("the sink got %s, which waited for %+v", d.Event.ID(), d.Mute)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if dead := r.ids(&r.dead); !slices.Equal(dead, []string{"A-2"}) {
+			t.Errorf("dead letters are %v after max_age, want A-2", dead)
+		}
+	})
+}

@@ -12,6 +12,7 @@ type Batch struct {
 	Now    time.Time
 	Routes []Route           // all routes from now on; nil for no change; see NewRoutes
 	Values map[string][]byte // small named values of the owner; nil deletes
+	Mutes  []delivery.Mute   // new ones, and changed ones with the ID that they had
 	Marks  map[string]Mark   // ids that were used, which begin with their group; kept until 30 days after that is over
 	Remove []Ref             // pending deliveries that leave no trace
 	// Supersede lists pending deliveries that newer ones replace.
@@ -105,6 +106,7 @@ func (c *change) apply(b Batch) {
 		}
 		c.write(bucketValues, name, v)
 	}
+	c.setMutes(b.Mutes)
 	for id, m := range b.Marks {
 		c.setMark(id, m)
 		c.write(bucketMarks, id, m)
@@ -210,6 +212,7 @@ func (c *change) pend(e *entry) bool {
 		return false
 	}
 	e.Message, e.change = &e.message.Message, c.number
+	e.Mute = delivery.MuteOf(c.mutes, e.route.name, &e.Item)
 	c.put(e)
 	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, e.key(), e)

@@ -62,6 +62,9 @@ func (c *change) bound(b Bounds, failing bool) {
 
 // oldest returns the pending delivery that has been due for longest. There must be one.
 func (r *route) oldest() *entry {
-	all := slices.Concat(r.ofGroups[:min(1, len(r.ofGroups))], r.others[:min(1, len(r.others))])
+	var all []*entry
+	for _, a := range []ages{r.ofGroups, r.others, r.muted} {
+		all = append(all, a[:min(1, len(a))]...)
+	}
 	return slices.MinFunc(all, byAge)
 }

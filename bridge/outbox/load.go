@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"forewarn/bridge/delivery"
 )
 
 // format is the number of the newest file format. It goes up when an older program could no longer read the file.
@@ -104,7 +106,7 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 		used[w.Key] = used[w.Key] || w.Bucket == bucketHeads
 	}
 	for _, bucket := range []string{bucketHeads, bucketMeta, bucketValues, bucketGroups, bucketOver, bucketMarks,
-		bucketReceipts, bucketRoutes, bucketPending, bucketDead, bucketSettled} {
+		bucketReceipts, bucketRoutes, bucketMutes, bucketPending, bucketDead, bucketSettled} {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
 			digits, _, _ := strings.Cut(key, "/")
 			used[digits] = used[digits] || bucket == bucketHeads
@@ -158,6 +160,7 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	if o.waiting[last] != nil {
 		o.waiting[last] = []byte(seqKey(o.last))
 	}
+	o.remute(0)
 	for seq, m := range o.messages {
 		if m.uses == 0 && m.body == nil {
 			delete(o.messages, seq)
@@ -259,6 +262,11 @@ func (m *memory) know(w Write, late bool) (err error) {
 		if r.known = true; len(w.Value) > 0 {
 			err = r.gone.UnmarshalText(w.Value)
 		}
+	case bucketMutes:
+		var mute delivery.Mute
+		if err = json.Unmarshal(w.Value, &mute); err == nil {
+			m.setMute(mute)
+		}
 	case bucketPending, bucketDead:
 		return m.knowDelivery(w, late)
 	case bucketSettled:
@@ -309,6 +317,9 @@ func (c *change) writeAll() {
 	}
 	for name, v := range c.values {
 		c.write(bucketValues, name, v)
+	}
+	for _, m := range c.mutes {
+		c.write(bucketMutes, m.ID, *m)
 	}
 	for id, g := range c.groups {
 		if g.latest != nil {

@@ -17,7 +17,8 @@ type memory struct {
 	owner    string // vmId
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
-	was      Stored // until it is asked for
+	mutes    []*delivery.Mute // by Since
+	was      Stored           // until it is asked for
 	groups   map[string]*group
 	messages map[uint64]*message
 	routes   map[string]*route
@@ -59,6 +60,7 @@ type entry struct {
 	tried         time.Time
 	death         *death // nil while it is pending
 	change        uint64 // number of the one that made it pending, or dead
+	released      uint64 // number of the one that ended its mute
 	at            int32  // in its heap
 	held          bool
 	late          bool // a file that came late brought it, and its reader is not to see it yet
@@ -83,7 +85,7 @@ func (e *entry) state() string {
 // copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
 	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change,
-		late: e.late}
+		released: e.released, late: e.late}
 }
 
 func bySeq(a, b *entry) int {
@@ -133,6 +135,7 @@ type route struct {
 	dead      map[uint64]*entry
 	ofGroups  ages      // pending, about a group
 	others    ages      // pending, about none
+	muted     ages      // pending, and held back by a mute
 	delivered int       // since the start
 	accepted  time.Time // the last acceptance since the start
 	reader    *queue
@@ -223,6 +226,8 @@ func (m *memory) of(e *entry) (map[uint64]*entry, *ages, *tally) {
 	switch r := e.route; {
 	case e.death != nil:
 		return r.dead, &m.letters, &m.dead
+	case e.Mute.Active():
+		return r.pending, &r.muted, &m.pending
 	case e.Group == "":
 		return r.pending, &r.others, &m.pending
 	default:

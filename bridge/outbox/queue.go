@@ -64,7 +64,7 @@ func (q *queue) Changes() (c delivery.Changes) {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
-		case e.late, e.change > o.stored && o.failing == nil:
+		case e.late, max(e.change, e.released) > o.stored && o.failing == nil:
 			continue // it isn't to be seen yet
 		default:
 			c.Pending = append(c.Pending, &e.Item)

@@ -20,6 +20,7 @@ type Delivery struct {
 	Bytes     int       `json:"bytes,omitempty"` // of the CloudEvent
 	Tried     time.Time `json:"tried,omitzero"`
 	Held      time.Time `json:"held,omitzero"` // waits until then for a decision of the owner
+	Muted     time.Time `json:"mutedUntil,omitzero"`
 	DeadSince time.Time `json:"deadSince,omitzero"`
 }
 
@@ -71,13 +72,16 @@ func (e *entry) record() Delivery {
 	if e.held {
 		d.Held = e.Due
 	}
+	if e.death == nil && e.Mute.Active() {
+		d.Muted = e.Mute.Until
+	}
 	return d
 }
 
 // encode is the delivery as the file has it.
 func (e *entry) encode() []byte {
 	d := e.record()
-	d.Key, d.Route, d.Message, d.State, d.Bytes, d.Next = "", "", nil, "", 0, e.Next
+	d.Key, d.Route, d.Message, d.State, d.Bytes, d.Next, d.Muted = "", "", nil, "", 0, e.Next, time.Time{}
 	return encode(d)
 }
 

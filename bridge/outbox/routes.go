@@ -92,10 +92,11 @@ func (c *change) dropOrphans() {
 // Stats holds the figures of a route.
 type Stats struct {
 	Pending   int
+	Muted     int // of the pending, those that a mute holds back
 	Dead      int
 	Delivered int // since the start
 	// Oldest is when the oldest pending delivery could first be delivered, OldestOfGroup the same for those about a group;
-	// zero if there is none. Deliveries that are not due yet don't count.
+	// zero if there is none. Deliveries that are muted or not due yet don't count.
 	Oldest        time.Time
 	OldestOfGroup time.Time
 	Accepted      time.Time // the last acceptance since the start
@@ -111,7 +112,7 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 		if !r.known && len(r.pending)+len(r.dead) == 0 {
 			continue
 		}
-		s := Stats{Pending: len(r.pending), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted, Gone: r.gone,
+		s := Stats{Pending: len(r.pending), Muted: len(r.muted), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted, Gone: r.gone,
 			Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now)}
 		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
 			s.Oldest = at

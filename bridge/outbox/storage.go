@@ -64,6 +64,7 @@ const (
 	bucketSettled  = "settled"  // seq/route → settlement
 	bucketReceipts = "receipts" // group/route → receipt
 	bucketRoutes   = "routes"   // route → when it went from the settings, "" while it is there
+	bucketMutes    = "mutes"    // id → delivery.Mute
 
 	metaFormat = "format"
 	metaOwner  = "owner"

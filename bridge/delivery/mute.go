@@ -1,0 +1,64 @@
+package delivery
+
+import (
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Mute holds back deliveries until it ends. It is immutable: a Queue replaces it.
+type Mute struct {
+	ID    string    `json:"id"`
+	Sink  string    `json:"sink,omitempty"`  // the name of a route; "" for all
+	VM    string    `json:"vm,omitempty"`    // a pattern that all VMs of a message match; "" for any
+	Types []string  `json:"types,omitempty"` // Azure types; nil for all messages but those of PassMutes
+	Since time.Time `json:"since"`
+	Until time.Time `json:"until"`
+	Why   string    `json:"why"`
+	By    string    `json:"by"` // who asked for it
+	// Ended is when it ended: at Until, by hand, or with its sink. It never begins again.
+	Ended   time.Time `json:"ended,omitzero"`
+	EndedBy string    `json:"endedBy,omitempty"` // who ended it; "" for its time
+	Last    uint64    `json:"last,omitempty"`    // the last sequence number when it ended
+}
+
+// PassMutes are the Azure types that only a Mute that names them holds back: nothing can be done about them later.
+var PassMutes = []string{"Preempt", "Terminate"}
+
+// Active reports whether m holds back what it covers. A nil Mute does not.
+func (m *Mute) Active() bool { return m != nil && m.Ended.IsZero() }
+
+// Covers reports whether m is about a message for the route. No mute is about a heartbeat, the absence of which would
+// raise an alarm.
+func (m *Mute) Covers(route string, msg *Message) bool {
+	switch {
+	case m.Sink != "" && m.Sink != route, msg.Transient:
+		return false
+	case len(m.Types) > 0 && !hasFold(m.Types, msg.AzureType), len(m.Types) == 0 && hasFold(PassMutes, msg.AzureType):
+		return false
+	}
+	return m.VM == "" || len(msg.VMs) > 0 && !slices.ContainsFunc(msg.VMs, func(vm string) bool {
+		ok, _ := path.Match(strings.ToLower(m.VM), strings.ToLower(vm))
+		return !ok
+	})
+}
+
+func hasFold(list []string, s string) bool {
+	return slices.ContainsFunc(list, func(one string) bool { return strings.EqualFold(one, s) })
+}
+
+// MuteOf returns the mute that holds the item back the longest or, if none does, the last one that it waited for; nil
+// for neither.
+func MuteOf(mutes []*Mute, route string, i *Item) (of *Mute) {
+	for _, m := range mutes {
+		waited := i.Seq <= m.Last && !i.Pending.After(m.Ended)
+		switch {
+		case !m.Active() && !waited, !m.Covers(route, i.Message):
+		case of == nil, m.Active() && !of.Active(),
+			m.Active() == of.Active() && (m.Until.After(of.Until) && m.Active() || m.Ended.After(of.Ended)):
+			of = m
+		}
+	}
+	return of
+}

@@ -1,0 +1,237 @@
+package delivery
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// mute holds the items back, and returns how to end that.
+func (p *plan) mute(items ...*Item) (end func()) {
+	again := func(m *Mute) {
+		for _, i := range items {
+			if l := p.index[i.Seq]; l != nil {
+				at, _ := l.find(i.Seq)
+				next := *l.items[at]
+				next.Mute = m
+				p.put(&next, p.now)
+			}
+		}
+	}
+	again(&Mute{Since: p.now})
+	return func() { again(&Mute{Ended: p.now}) }
+}
+
+// What is muted is attempted no more, however urgent it is, and nobody wakes for it. Other events go on, and what comes
+// after it waits too. At the end it is attempted at once, also what had failed before.
+func TestWhatIsMutedWaits(t *testing.T) {
+	p := newPlan(Terms{})
+	first := p.owe("A", scheduled, time.Minute)
+	p.want(t, "before", p.fails(false, 0), "A-scheduled")
+	second := p.owe("A", "started", 0)
+	end := p.mute(first)
+	p.owe("B", scheduled, far)
+	p.want(t, "another event", p.try(), "B-scheduled")
+	p.later(time.Hour)
+	if got, wake := p.next(); len(got.batch) != 0 || !wake.IsZero() || p.failing != 0 {
+		t.Errorf("%v is attempted while it is muted, and it wakes at %v with %d failing", idsIn(got), wake, p.failing)
+	}
+	end()
+	p.want(t, "at the end", p.try(), first.ID)
+	p.want(t, "and then", p.try(), second.ID)
+}
+
+// An attempt under way ends as it does. What it leaves is muted.
+func TestAnAttemptUnderWayEndsAlsoWhenItIsMuted(t *testing.T) {
+	p := newPlan(Terms{})
+	first := p.owe("A", scheduled, far)
+	second := p.owe("A", "started", 0)
+	a, _ := p.next()
+	end := p.mute(first, second)
+	p.accept(a, p.now)
+	p.want(t, "what it leaves", p.try())
+	p.remove(second.Seq, p.now)
+	if len(p.lanes)+len(p.index) != 0 {
+		t.Errorf("%d lanes are left", len(p.lanes))
+	}
+	end()
+	p.want(t, "nothing is left", p.try())
+}
+
+// A batch of which part was delivered is finished with the same members, and what comes after it waits.
+func TestABatchWithProgressIsFinishedAlsoWhenItIsMuted(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	var items []*Item
+	for _, event := range []string{"A", "B"} {
+		item := *p.owe(event, scheduled, far)
+		item.Batch = 7
+		p.put(&item, p.now)
+		items = append(items, &item)
+	}
+	items = append(items, p.owe("A", "started", 0))
+	end := p.mute(items[0], items[2])
+	p.want(t, "the batch", p.try(), "A-scheduled", "B-scheduled")
+	p.want(t, "what comes after it", p.try())
+	end()
+	p.want(t, "at the end", p.try(), "A-started")
+}
+
+// What waited for a mute falls back after its time, counted from the end.
+func TestWhatIsMutedDoesNotFallBack(t *testing.T) {
+	p := newPlan(Terms{Fallback: Fallback{Sink: "other", After: 10 * time.Minute}})
+	item := p.owe("A", scheduled, far)
+	end := p.mute(item)
+	p.later(time.Hour)
+	fallen := func() int { _, fallback := p.overdue(p.now); return len(fallback) }
+	if n := fallen(); n != 0 {
+		t.Errorf("%d fall back while they are muted", n)
+	}
+	end()
+	p.later(10*time.Minute - 1)
+	if n := fallen(); n != 0 {
+		t.Errorf("%d fall back before 10 minutes have passed since the end", n)
+	}
+	p.later(1)
+	if n := fallen(); n != 1 {
+		t.Errorf("%d fall back 10 minutes after the end, want 1", n)
+	}
+}
+
+// What becomes late while it is muted is not late: the latest change is delivered at the end. Later it may be late.
+func TestWhatIsMutedIsNotLate(t *testing.T) {
+	p := newPlan(Terms{Late: LateDrop})
+	begins := p.owe("A", scheduled, 10*time.Minute)
+	overtaken := p.owe("B", scheduled, 10*time.Minute)
+	latest := p.owe("B", "started", 0)
+	soon := p.owe("C", scheduled, 2*time.Hour)
+	end := p.mute(begins, overtaken, latest, soon)
+	p.later(time.Hour)
+	if late, _ := p.overdue(p.now); len(late) != 0 {
+		t.Errorf("%d are late while they are muted", len(late))
+	}
+	end()
+	late, _ := p.overdue(p.now)
+	if len(late) != 1 || late[0].ID != overtaken.ID || !late[0].waited() {
+		t.Errorf("late are %v, want %s alone, which the worker then supersedes", late, overtaken.ID)
+	}
+	p.want(t, "the latest", p.try(), latest.ID)
+	p.want(t, "what should have begun", p.try(), begins.ID)
+	p.later(time.Hour)
+	if late, _ := p.overdue(p.now); len(late) != 1 || late[0].ID != soon.ID {
+		t.Errorf("late are %v, want %s, which became so after the end", late, soon.ID)
+	}
+}
+
+// What waited for a mute is one batch for people, whatever it is about, what matters first, and tried as one again.
+// What was not muted is told on its own.
+func TestWhatWasMutedIsOneBatch(t *testing.T) {
+	p := newPlan(grouped)
+	var items []*Item
+	for _, one := range []struct {
+		event, change string
+		notice        time.Duration
+	}{
+		{"", "", 0}, {"OVER", vanished, -time.Hour}, {"A", scheduled, far}, {"A", "started", 0}, {"B", scheduled, far},
+	} {
+		items = append(items, p.owe(one.event, one.change, one.notice))
+	}
+	end := p.mute(items...)
+	p.later(time.Minute)
+	end()
+	want := []string{"A-started", "B-scheduled", "OVER-vanished", "-"}
+	p.want(t, "all that waited", p.fails(false, 0), want...)
+	p.later(time.Second)
+	p.want(t, "all that waited, again", p.fails(false, 0), want...)
+	p.later(time.Minute)
+	p.owe("NEW", scheduled, 20*time.Minute)
+	p.want(t, "all that waited, at last", p.try(), want...)
+	p.want(t, "what did not", p.try(), "NEW-scheduled")
+
+	p = newPlan(Terms{Late: LateLatest})
+	end = p.mute(p.owe("A", scheduled, far), p.owe("B", scheduled, far))
+	end()
+	p.want(t, "without groups", p.try(), "A-scheduled")
+}
+
+// More than one batch holds is told in several.
+func TestASummaryIsBounded(t *testing.T) {
+	p := newPlan(grouped)
+	var items []*Item
+	for n := range maxDigest + 1 {
+		items = append(items, p.owe(fmt.Sprint("E", n), scheduled, far))
+	}
+	p.mute(items...)()
+	p.later(20 * time.Second)
+	if first, second := len(p.try()), len(p.try()); first != maxDigest || second != 1 {
+		t.Errorf("the batches hold %d and %d, want %d and 1", first, second, maxDigest)
+	}
+}
+
+// Messages about other bridges don't wait for those of one that is muted.
+func TestBridgesDoNotWaitForEachOther(t *testing.T) {
+	p := newPlan(Terms{})
+	about := func(vm string) *Item {
+		p.seq++
+		i := &Item{Message: &Message{Seq: p.seq, ID: vm, VMs: []string{vm}}, Pending: p.now}
+		p.put(i, p.now)
+		return i
+	}
+	end := p.mute(about("vm_0"))
+	about("vm_1")
+	p.want(t, "another bridge", p.try(), "vm_1")
+	end()
+	p.want(t, "at the end", p.try(), "vm_0")
+}
+
+// A mute covers what it names. Preempt and Terminate pass unless named, and so does a heartbeat in any case. An event
+// that names another VM too is not only that VM's.
+func TestWhatAMuteCovers(t *testing.T) {
+	reboot := Message{AzureType: "Reboot", VMs: []string{"vm-db-1", "VM-DB-2"}}
+	preempt, bridge := Message{AzureType: "Preempt", VMs: []string{"vm-db-1"}}, Message{}
+	for _, c := range []struct {
+		mute Mute
+		msg  Message
+		want bool
+	}{
+		{Mute{}, reboot, true}, {Mute{}, bridge, true}, {Mute{}, preempt, false},
+		{Mute{}, Message{AzureType: "terminate"}, false}, {Mute{}, Message{AzureType: "New"}, true},
+		{Mute{}, Message{Transient: true}, false},
+		{Mute{Sink: "ops"}, reboot, true}, {Mute{Sink: "other"}, reboot, false},
+		{Mute{Types: []string{"preempt"}}, preempt, true}, {Mute{Types: []string{"Preempt"}}, reboot, false},
+		{Mute{Types: []string{"Reboot"}}, bridge, false},
+		{Mute{VM: "vm-db-*"}, reboot, true}, {Mute{VM: "vm-db-1"}, reboot, false}, {Mute{VM: "vm-db-*"}, bridge, false},
+		{Mute{VM: "vm-db-*"}, preempt, false},
+	} {
+		if got := c.mute.Covers("ops", &c.msg); got != c.want {
+			t.Errorf("%+v covers %+v: %v, want %v", c.mute, c.msg, got, c.want)
+		}
+	}
+}
+
+// Of several mutes the one that lasts longest counts, and after them the last that the item waited for. One that had
+// ended before the item came is none of it, also when the clock was set back since.
+func TestTheMuteOfADelivery(t *testing.T) {
+	at := func(minutes int) time.Time { return time.Unix(0, 0).Add(time.Duration(minutes) * time.Minute) }
+	short, long := &Mute{ID: "short", Until: at(10)}, &Mute{ID: "long", Until: at(20)}
+	early := &Mute{ID: "early", Until: at(60), Ended: at(5), Last: 7}
+	late := &Mute{ID: "late", Until: at(7), Ended: at(6), Last: 8}
+	item := func(seq uint64, minute int) *Item { return &Item{Message: &Message{Seq: seq}, Pending: at(minute)} }
+	for _, c := range []struct {
+		mutes []*Mute
+		item  *Item
+		want  *Mute
+	}{
+		{[]*Mute{short, long, early}, item(1, 1), long}, {[]*Mute{early, long, short}, item(1, 1), long},
+		{[]*Mute{early, late}, item(1, 1), late}, {[]*Mute{late, early}, item(1, 1), late},
+		{[]*Mute{late, early}, item(9, 1), nil}, {[]*Mute{late, early}, item(1, 7), nil},
+		{[]*Mute{early, late}, item(8, 1), late}, {nil, item(1, 1), nil},
+	} {
+		for range 2 {
+			if got := MuteOf(c.mutes, "ops", c.item); got != c.want {
+				t.Errorf("of %d mutes %+v counts, want %+v", len(c.mutes), got, c.want)
+			}
+			slices.Reverse(c.mutes)
+		}
+	}
+}

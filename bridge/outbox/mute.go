@@ -1,0 +1,73 @@
+package outbox
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"forewarn/bridge/delivery"
+)
+
+// keepMutes is how many mutes that have ended are kept, so that what waited for them keeps its age.
+const keepMutes = 100
+
+// Mutes returns all mutes, the oldest first, also those that ended lately.
+func (o *Outbox) Mutes() []*delivery.Mute {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.mutes)
+}
+
+// setMute adds a mute, or puts it in the place of the one with its ID. The caller then calls remute.
+func (m *memory) setMute(to delivery.Mute) {
+	m.mutes = slices.DeleteFunc(m.mutes, func(was *delivery.Mute) bool { return was.ID == to.ID })
+	m.mutes = append(m.mutes, &to)
+	slices.SortFunc(m.mutes, func(a, b *delivery.Mute) int {
+		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID))
+	})
+}
+
+// setMutes applies Batch.Mutes, and drops the oldest that have ended.
+func (c *change) setMutes(list []delivery.Mute) {
+	if len(list) == 0 {
+		return
+	}
+	for _, m := range list {
+		if !m.Active() && m.Last == 0 {
+			m.Last = c.last
+		}
+		c.setMute(m)
+		c.write(bucketMutes, m.ID, m)
+	}
+	ended := 0
+	for n := len(c.mutes) - 1; n >= 0; n-- {
+		if m := c.mutes[n]; !m.Active() {
+			if ended++; ended > keepMutes {
+				c.mutes = slices.Delete(c.mutes, n, n+1)
+				c.write(bucketMutes, m.ID, nil)
+			}
+		}
+	}
+	c.remute(c.number)
+}
+
+// remute gives each pending delivery its mute. Readers see that one was released when the change with that number is on
+// disk: a crash must not bring the mute back.
+func (m *memory) remute(number uint64) {
+	for _, r := range m.routes {
+		for _, e := range r.pending {
+			now := delivery.MuteOf(m.mutes, r.name, &e.Item)
+			if now == e.Mute {
+				continue
+			}
+			next := e.copy()
+			if next.Mute = now; e.Mute.Active() && !now.Active() {
+				next.released = number
+			}
+			m.take(e)
+			m.put(next)
+			e.message.uses--
+			r.reader.touch(e.Seq)
+		}
+	}
+}
