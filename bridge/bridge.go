@@ -94,6 +94,7 @@ type Bridge struct {
 	compacted     time.Time               // when the outbox's file was last compacted
 	approving     time.Time               // the last turn of the approval loop
 
+	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading    sync.Mutex    // one reload at a time
 	deciding     sync.Mutex    // held while changes are derived from open events and committed; taken before mu
 	nextReminder time.Time     // no reminder is due before; guarded by deciding
@@ -243,6 +244,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	routes := b.routes
 	b.mu.Unlock()
 	b.setRoutes(routes, now, func() {})
+	b.endMutes(now)
 	b.holdAgain(now)
 	close(b.routed)
 
@@ -291,6 +293,7 @@ func (b *Bridge) Reload(routes []Route, rules []Rule, s SettingsInfo) {
 		b.routes, b.rules, b.Settings = routes, rules, s
 	})
 	_ = wait() // the outbox logs its errors
+	b.endMutes(time.Now())
 	b.reread.Store(true)
 
 	b.mu.Lock()

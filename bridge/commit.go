@@ -31,7 +31,8 @@ type commit struct {
 
 // about returns a message about an event, without recipients.
 func about(e imds.Event, kind imds.ChangeKind) outbox.Addition {
-	return outbox.Addition{Message: delivery.Message{Group: e.ID, Change: string(kind)}, NotBefore: e.NotBefore}
+	return outbox.Addition{Message: delivery.Message{Group: e.ID, Change: string(kind), VMs: e.Resources},
+		NotBefore: e.NotBefore}
 }
 
 // add adds a CloudEvent to the commit. If a has a sequence number, the CloudEvent was committed before, and add adds

@@ -30,7 +30,9 @@ type Status struct {
 	Sinks    []SinkStatus  `json:"sinks"`
 	Outbox   OutboxStatus  `json:"outbox"`
 	Settings SettingsInfo  `json:"settings"`
-	Relay    *RelayStatus  `json:"relay,omitempty"` // of a relay only
+	// Mutes are those that have not ended.
+	Mutes []*delivery.Mute `json:"mutes,omitempty"`
+	Relay *RelayStatus     `json:"relay,omitempty"` // of a relay only
 }
 
 // RelayStatus is what a relay shows beside what a bridge does.
@@ -99,8 +101,10 @@ type SinkStatus struct {
 	// standby when another relay serves it
 	State                string    `json:"state"`
 	Pending              int       `json:"pending"`
-	OldestPendingSeconds float64   `json:"oldestPendingSeconds"`
-	Delivered            int       `json:"delivered"` // since the start
+	Muted                int       `json:"muted,omitempty"`      // pending deliveries that a mute holds back
+	MutedUntil           time.Time `json:"mutedUntil,omitzero"`  // while a mute is for all VMs and types
+	OldestPendingSeconds float64   `json:"oldestPendingSeconds"` // without the muted
+	Delivered            int       `json:"delivered"`            // since the start
 	DeadLetters          int       `json:"deadLetters"`
 	LastAccepted         time.Time `json:"lastAccepted,omitzero"` // since the start
 	LastError            string    `json:"lastError"`             // of the pending deliveries, or the last dead letter
@@ -180,7 +184,7 @@ func (b *Bridge) Status() Status {
 	events, states := b.events.all()
 	stats := b.Outbox.Stats(time.Now())
 	durable := b.Outbox.Durable()
-	bytes := b.Outbox.Size()
+	bytes, mutes := b.Outbox.Size(), b.Mutes()
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -190,7 +194,7 @@ func (b *Bridge) Status() Status {
 			Incarnation: cloudevent.IncarnationJSON(b.answer.Incarnation),
 			LastAnswer:  b.imds.lastAnswer.UTC(), LastError: b.imds.lastErr},
 		Events: []EventStatus{}, Sinks: []SinkStatus{}, Warnings: b.Warnings(),
-		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings,
+		Outbox: OutboxStatus{Durable: durable == nil, Bytes: bytes}, Settings: b.Settings, Mutes: mutes,
 	}
 	s.IMDS.Problems = slices.Clone(b.imds.problems)
 	if b.imds.full {
@@ -223,7 +227,9 @@ func (b *Bridge) Status() Status {
 		s.Outbox.Pending += st.Pending
 		s.Outbox.DeadLetters += st.Dead
 		if st.Gone.IsZero() || st.Pending+st.Dead > 0 {
-			s.Sinks = append(s.Sinks, b.sinkStatus(name, st, soon, now))
+			k := b.sinkStatus(name, st, soon, now)
+			k.MutedUntil = MutedUntil(mutes, name)
+			s.Sinks = append(s.Sinks, k)
 		}
 	}
 	slices.SortStableFunc(s.Sinks, func(a, b SinkStatus) int { return strings.Compare(a.Name, b.Name) })
@@ -276,8 +282,8 @@ func (k SinkStatus) Refusal() string {
 
 // sinkStatus returns the status of one route. With soon, its first refusal counts as blocked. The caller holds mu.
 func (b *Bridge) sinkStatus(name string, st outbox.Stats, soon bool, now time.Time) SinkStatus {
-	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Delivered: st.Delivered, DeadLetters: st.Dead,
-		LastAccepted: st.Accepted.UTC()}
+	s := SinkStatus{Name: name, State: SinkOK, Pending: st.Pending, Muted: st.Muted, Delivered: st.Delivered,
+		DeadLetters: st.Dead, LastAccepted: st.Accepted.UTC()}
 	if i := slices.IndexFunc(b.routes, func(r Route) bool { return r.Name == name }); i >= 0 {
 		s.Kind = b.routes[i].Kind
 	}

@@ -157,6 +157,7 @@ func (b *Bridge) housekeep(ctx context.Context) {
 		}
 		b.turned(&b.keptHouse)
 		now := time.Now()
+		b.endMutes(now)
 		b.decideHeld(now)
 		b.reportSilent(now)
 		b.remind(now)

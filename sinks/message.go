@@ -22,6 +22,7 @@ var MessageDocs = map[string]string{
 	"left":       "seconds from now to aznotbefore, 0 when begun or unknown",
 	"age":        "seconds from time to now",
 	"attempt":    "1 for the first attempt to send it",
+	"muted":      "who muted the sink, if the message waited for the end of a mute; else empty",
 	"missed":     "older changes that this message stands for, oldest first, each with change and time",
 	"test":       "whether it is a message of forewarn send; change is then that of the sample",
 	"announced":  "when the observer first saw the event, RFC 3339; empty about the bridge",
@@ -79,7 +80,10 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	}
 	f["now"], f["zone"], f["left"] = now.UTC().Format(time.RFC3339), zone.String(), left
 	f["age"] = max(0, now.Sub(d.Event.Time()).Seconds())
-	f["attempt"], f["missed"] = d.Attempt, missed
+	f["attempt"], f["missed"], f["muted"] = d.Attempt, missed, ""
+	if d.Mute != nil {
+		f["muted"] = d.Mute.By
+	}
 	f["instead"] = map[string]any(nil)
 	if d.Instead != nil {
 		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": classOfWhy(d.Instead.Why)}

@@ -37,6 +37,8 @@ const (
 	IMDSRecovered         = BridgePrefix + "imds.recovered"
 	SinkBlocked           = BridgePrefix + "sink.blocked"
 	SinkRecovered         = BridgePrefix + "sink.recovered"
+	SinkMuted             = BridgePrefix + "sink.muted"
+	SinkUnmuted           = BridgePrefix + "sink.unmuted"
 	DeliveryDeadLettered  = BridgePrefix + "delivery.deadlettered"
 	DeliveryDropped       = BridgePrefix + "delivery.dropped"
 	SettingsLoaded        = BridgePrefix + "settings.loaded"
@@ -57,7 +59,7 @@ var Types = []string{
 	EventPrefix + string(imds.Started), EventPrefix + string(imds.Vanished),
 	EventPrefix + string(imds.Reminder), EventPrefix + string(imds.Approved),
 	BridgeStarted, BridgeStopping, BridgeHeartbeat, IMDSUnavailable, IMDSRecovered, SinkBlocked, SinkRecovered,
-	DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead, ObserverSilent, ObserverBack,
+	SinkMuted, SinkUnmuted, DeliveryDeadLettered, DeliveryDropped, SettingsLoaded, ChainHead, ObserverSilent, ObserverBack,
 }
 
 // DataSchema is the URI of Schema, and the dataschema of every CloudEvent.

@@ -237,6 +237,13 @@ var sampleTroubles = []struct {
 	{DeliveryDeadLettered, map[string]any{
 		"sink": "ops", "count": 1, "deliveries": []any{map[string]any{"reason": "rejected", "error": "422"}},
 	}},
+	{SinkMuted, map[string]any{
+		"mute": "tk3x9q", "sink": "ops", "vm": "vm-db-*", "types": []any{"Reboot"}, "since": sampleTime,
+		"until": sampleTime, "why": "repairs", "by": "root",
+	}},
+	{SinkUnmuted, map[string]any{
+		"mute": "tk3x9q", "since": sampleTime, "until": sampleTime, "why": "repairs", "by": "root", "endedBy": "root",
+	}},
 	{DeliveryDropped, map[string]any{"sink": "ops", "key": "ops/1", "id": "x", "by": "root"}},
 	{BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},
 	{BridgeStopping, map[string]any{"pending": 3}},

@@ -1,0 +1,180 @@
+package bridge
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// The bounds of mutes.
+const (
+	LongestMute = 30 * 24 * time.Hour
+	mostMutes   = 100
+)
+
+// NewMute completes a mute that somebody asks for: m says what, why and who. all are the mutes that there are.
+func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Time) (delivery.Mute, error) {
+	active := len(ActiveMutes(all))
+	_, badPattern := path.Match(m.VM, "")
+	switch {
+	case d <= 0 || d > LongestMute:
+		return m, fmt.Errorf("a mute for %v: expected more than 0 and at most 30 days", d)
+	case strings.TrimSpace(m.Why) == "":
+		return m, errors.New("a mute needs a reason")
+	case badPattern != nil:
+		return m, fmt.Errorf("%q is no pattern of VM names; expected one such as vm-db-*", m.VM)
+	case active >= mostMutes:
+		return m, fmt.Errorf("there are %d mutes; end one first", active)
+	}
+	for i, azureType := range m.Types {
+		at := slices.IndexFunc(TypesValues, func(known string) bool { return strings.EqualFold(known, azureType) })
+		if at < 0 {
+			return m, fmt.Errorf("no event type is called %q; there are %s", azureType, strings.Join(TypesValues, ", "))
+		}
+		m.Types[i] = TypesValues[at]
+	}
+	m.Since, m.Until, m.Ended, m.EndedBy, m.Last = now, now.Add(d), time.Time{}, "", 0
+	for n := now.Unix(); ; n++ {
+		m.ID = strconv.FormatInt(n, 36)
+		if !slices.ContainsFunc(all, func(other *delivery.Mute) bool { return other.ID == m.ID }) {
+			return m, nil
+		}
+	}
+}
+
+// ActiveMutes returns the mutes that have not ended.
+func ActiveMutes(all []*delivery.Mute) []*delivery.Mute {
+	return slices.DeleteFunc(slices.Clone(all), func(m *delivery.Mute) bool { return !m.Active() })
+}
+
+// MutedUntil returns until when the sink is muted for all VMs and types; zero if it isn't.
+func MutedUntil(active []*delivery.Mute, sink string) (until time.Time) {
+	for _, m := range active {
+		if (m.Sink == "" || m.Sink == sink) && m.VM == "" && len(m.Types) == 0 {
+			until = later(until, m.Until.UTC())
+		}
+	}
+	return until
+}
+
+// DueMutes returns what becomes of mutes by now: those whose time is over, or whose sink is gone, end. One that began in
+// the future, because the clock was set back since, begins anew.
+func DueMutes(all []*delivery.Mute, gone func(sink string) bool, now time.Time) (changed []delivery.Mute) {
+	for _, m := range ActiveMutes(all) {
+		next := *m
+		switch {
+		case m.Sink != "" && gone(m.Sink):
+			next.Ended, next.EndedBy = now, "the settings, which no longer have the sink"
+		case now.Before(m.Since):
+			next.Since, next.Until = now, now.Add(m.Until.Sub(m.Since))
+		case !now.Before(m.Until):
+			next.Ended = now
+		default:
+			continue
+		}
+		changed = append(changed, next)
+	}
+	return changed
+}
+
+// EndMutes returns the mutes with these ids, or all, as somebody ended them. It fails if one is not active.
+func EndMutes(all []*delivery.Mute, ids []string, every bool, by string, now time.Time) (ended []delivery.Mute, err error) {
+	active := ActiveMutes(all)
+	for _, id := range ids {
+		if !slices.ContainsFunc(active, func(m *delivery.Mute) bool { return m.ID == id }) {
+			return nil, fmt.Errorf("there is no mute %q; forewarn mute list shows them", id)
+		}
+	}
+	for _, m := range active {
+		if every || slices.Contains(ids, m.ID) {
+			next := *m
+			next.Ended, next.EndedBy = now, by
+			ended = append(ended, next)
+		}
+	}
+	return ended, nil
+}
+
+// MuteData returns the type and data of the CloudEvent that says that a mute began or ended.
+func MuteData(m delivery.Mute) (typ string, data map[string]any) {
+	data = map[string]any{"mute": m.ID, "since": m.Since.UTC(), "until": m.Until.UTC(), "why": m.Why, "by": m.By}
+	for name, v := range map[string]string{"sink": m.Sink, "vm": m.VM, "endedBy": m.EndedBy} {
+		if v != "" {
+			data[name] = v
+		}
+	}
+	if len(m.Types) > 0 {
+		data["types"] = m.Types
+	}
+	if m.Active() {
+		return cloudevent.SinkMuted, data
+	}
+	return cloudevent.SinkUnmuted, data
+}
+
+// Mutes returns the mutes that have not ended, the oldest first.
+func (b *Bridge) Mutes() []*delivery.Mute { return ActiveMutes(b.Outbox.Mutes()) }
+
+// Mute holds deliveries back for d: m says which, why, and who asks for it. It returns the mute with its id.
+func (b *Bridge) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
+	b.muting.Lock()
+	defer b.muting.Unlock()
+	m, err := NewMute(m, d, b.Outbox.Mutes(), time.Now())
+	if err == nil {
+		b.keepMutes(m)
+	}
+	return m, err
+}
+
+// Unmute ends mutes by their ids, or all with every. by names the user, for the record.
+func (b *Bridge) Unmute(ids []string, every bool, by string) ([]delivery.Mute, error) {
+	b.muting.Lock()
+	defer b.muting.Unlock()
+	ended, err := EndMutes(b.Outbox.Mutes(), ids, every, by, time.Now())
+	b.keepMutes(ended...)
+	return ended, err
+}
+
+// endMutes ends the mutes whose time is over, or whose sink is gone.
+func (b *Bridge) endMutes(now time.Time) {
+	b.muting.Lock()
+	defer b.muting.Unlock()
+	b.mu.Lock()
+	routes := b.routes
+	b.mu.Unlock()
+	b.keepMutes(DueMutes(b.Outbox.Mutes(), func(sink string) bool {
+		return !slices.ContainsFunc(routes, func(r Route) bool { return r.Name == sink })
+	}, now)...)
+}
+
+// keepMutes stores mutes that are new, have ended or begin anew, and records that. The caller holds muting.
+func (b *Bridge) keepMutes(changed ...delivery.Mute) {
+	if len(changed) == 0 {
+		return
+	}
+	_ = b.Outbox.Apply(outbox.Batch{Now: time.Now(), Mutes: changed}) // the outbox logs its errors
+	for _, m := range changed {
+		LogMute(b.Log, m)
+		typ, data := MuteData(m)
+		b.reportBridge(typ, data, m.Sink)
+	}
+}
+
+// LogMute logs that a mute began or ended.
+func LogMute(log *slog.Logger, m delivery.Mute) {
+	about := log.With("mute", m.ID, "sink", m.Sink, "vm", m.VM, "types", m.Types, "why", m.Why, "by", m.By)
+	if m.Active() {
+		about.Warn("muted; deliveries wait", "until", m.Until.UTC())
+	} else {
+		about.Info("mute ended; what waited is delivered", "endedBy", m.EndedBy)
+	}
+}

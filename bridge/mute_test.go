@@ -1,0 +1,173 @@
+package bridge
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imdstest"
+)
+
+// A muted sink hears nothing but a Preempt until the end; another hears everything, and who muted it and why. At the end
+// the muted one hears the latest of each event, and the status tells all the while.
+func TestAMutedSinkWaits(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		ops, audit := &ear{}, &ear{}
+		heardAll := func(terms *Terms) { terms.Bridge = LevelAll }
+		latest := func(terms *Terms) { terms.Late = delivery.LateLatest }
+		b := s.start(ops.all("ops").with(latest), audit.all("audit").with(heardAll))
+		pause(1500 * time.Millisecond)
+		began := time.Now()
+		m, err := b.Mute(delivery.Mute{Sink: "ops", Why: "repairs", By: "alice"}, 2*time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		s.azure.Start(idA)
+		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Preempt", Resources: []string{"vm_0"}})
+		pause(1500 * time.Millisecond)
+		wantIDs(t, ops.ids(), idB+"-scheduled")
+		st := b.Status()
+		i := slices.IndexFunc(st.Sinks, func(k SinkStatus) bool { return k.Name == "ops" })
+		if k := st.Sinks[i]; k.Muted != 2 || k.Pending != 2 || k.OldestPendingSeconds != 0 ||
+			!k.MutedUntil.Equal(began.Add(2*time.Hour)) {
+			t.Errorf("the status of the sink is %+v", k)
+		}
+		if len(st.Mutes) != 1 || st.Mutes[0].ID != m.ID || st.Mutes[0].By != "alice" || !st.Ready {
+			t.Errorf("the status is %+v", st)
+		}
+		pause(time.Until(began.Add(2*time.Hour - time.Second)))
+		wantIDs(t, slices.DeleteFunc(ops.ids(), func(id string) bool { return strings.HasPrefix(id, idB) }))
+		pause(5 * time.Second)
+		if got := ops.ids(); !slices.Contains(got, idA+"-started") || slices.Contains(got, idA+"-scheduled") {
+			t.Errorf("at the end the sink heard %v, want what has begun", got)
+		}
+		if st := b.Status(); len(st.Mutes) != 0 {
+			t.Errorf("it is still muted: %+v", st.Mutes)
+		}
+		said := map[string]map[string]any{}
+		for _, h := range audit.accepted() {
+			if typ := h.Event.Type(); strings.Contains(typ, "muted") {
+				said[typ] = tellingOf(t, h.Event)
+			}
+		}
+		muted, unmuted := said[cloudevent.SinkMuted], said[cloudevent.SinkUnmuted]
+		if muted["why"] != "repairs" || muted["by"] != "alice" || muted["sink"] != "ops" || unmuted["mute"] != m.ID ||
+			unmuted["endedBy"] != nil {
+			t.Errorf("on record are %v", said)
+		}
+		s.wantLogged("muted; deliveries wait")
+		b.end()
+	})
+}
+
+// A mute outlives a restart, and one that has ended doesn't come back. Somebody can end it, and so does a reload of
+// settings without the sink.
+func TestAMuteEndsOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		ops, other := &ear{}, &ear{}
+		b := s.start(ops.all("ops"), other.all("other"))
+		pause(1500 * time.Millisecond)
+		mute := func(sink string) string {
+			m, err := b.Mute(delivery.Mute{Sink: sink, Why: "repairs", By: "alice"}, time.Hour)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m.ID
+		}
+		mute("other")
+		id := mute("")
+		s.reboot(idA)
+		pause(3 * time.Second)
+		b.end()
+		b = s.start(ops.all("ops"), other.all("other"))
+		pause(3 * time.Second)
+		wantIDs(t, ops.ids())
+		if _, err := b.Unmute([]string{"unknown"}, false, "bob"); err == nil || len(b.Mutes()) != 2 {
+			t.Errorf("ending an unknown one: %v, %d are left", err, len(b.Mutes()))
+		}
+		if ended, err := b.Unmute([]string{id}, false, "bob"); err != nil || len(ended) != 1 || ended[0].EndedBy != "bob" {
+			t.Errorf("Unmute = %+v, %v", ended, err)
+		}
+		pause(3 * time.Second)
+		wantIDs(t, ops.ids(), idA+"-scheduled")
+		wantIDs(t, other.ids())
+		b.end()
+		b = s.start(ops.all("ops"), other.all("other"))
+		pause(3 * time.Second)
+		if left := b.Mutes(); len(left) != 1 || left[0].Sink != "other" {
+			t.Errorf("after a restart there are %d mutes", len(left))
+		}
+		b.Reload([]Route{ops.all("ops")}, nil, SettingsInfo{})
+		if left := b.Mutes(); len(left) != 0 {
+			t.Errorf("without the sink there are %d mutes", len(left))
+		}
+		b.Reload([]Route{ops.all("ops"), other.all("other")}, nil, SettingsInfo{})
+		pause(3 * time.Second)
+		wantIDs(t, other.ids(), idA+"-scheduled")
+		if ended, err := b.Unmute(nil, true, "bob"); err != nil || len(ended) != 0 {
+			t.Errorf("ending all of none: %v, %v", ended, err)
+		}
+		b.end()
+	})
+}
+
+// A mute that is over stays so when the clock is set back. One that is not lasts no longer than it was to last.
+func TestMutesAndTheClock(t *testing.T) {
+	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	there := func(string) bool { return false }
+	m := delivery.Mute{ID: "m", Since: now, Until: now.Add(2 * time.Hour)}
+	over := DueMutes([]*delivery.Mute{&m}, there, m.Until)
+	if len(over) != 1 || !over[0].Ended.Equal(m.Until) {
+		t.Fatalf("at its end there is %+v", over)
+	}
+	if again := DueMutes([]*delivery.Mute{&over[0]}, there, now.Add(-time.Hour)); len(again) != 0 {
+		t.Errorf("with the clock set back there is %+v", again)
+	}
+	if early := DueMutes([]*delivery.Mute{&m}, there, now); len(early) != 0 {
+		t.Errorf("at its beginning there is %+v", early)
+	}
+	back := now.Add(-365 * 24 * time.Hour)
+	if anew := DueMutes([]*delivery.Mute{&m}, there, back); len(anew) != 1 || !anew[0].Active() ||
+		!anew[0].Until.Equal(back.Add(2*time.Hour)) {
+		t.Errorf("with the clock set back by a year there is %+v", anew)
+	}
+}
+
+// A mute needs a reason and an end, and names what there is.
+func TestWhatAMuteNeeds(t *testing.T) {
+	now := time.Now()
+	for want, c := range map[string]struct {
+		m delivery.Mute
+		d time.Duration
+	}{
+		"at most 30 days":     {delivery.Mute{Why: "x"}, LongestMute + 1},
+		"more than 0":         {delivery.Mute{Why: "x"}, 0},
+		"needs a reason":      {delivery.Mute{Why: " "}, time.Hour},
+		"is no pattern":       {delivery.Mute{Why: "x", VM: "vm-["}, time.Hour},
+		`is called "Restart"`: {delivery.Mute{Why: "x", Types: []string{"Restart"}}, time.Hour},
+	} {
+		if _, err := NewMute(c.m, c.d, nil, now); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v for %v: %v, want %q", c.m, c.d, err, want)
+		}
+	}
+	first, err := NewMute(delivery.Mute{Why: "x", Types: []string{"freeze"}}, LongestMute, nil, now)
+	if err != nil || first.Types[0] != "Freeze" || !first.Until.Equal(now.Add(LongestMute)) {
+		t.Errorf("NewMute = %+v, %v", first, err)
+	}
+	all := []*delivery.Mute{&first}
+	for len(all) < mostMutes {
+		m, err := NewMute(delivery.Mute{Why: "x"}, time.Hour, all, now)
+		if err != nil || slices.ContainsFunc(all, func(other *delivery.Mute) bool { return other.ID == m.ID }) {
+			t.Fatalf("mute %d is %+v, %v", len(all), m, err)
+		}
+		all = append(all, &m)
+	}
+	if _, err := NewMute(delivery.Mute{Why: "x"}, time.Hour, all, now); err == nil {
+		t.Error("there may be more mutes than the most")
+	}
+}
