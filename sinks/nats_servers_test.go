@@ -102,7 +102,7 @@ func natsPending(t *testing.T, n int) []string {
 func freePort(t *testing.T) int {
 	t.Helper()
 	for range 100 {
-		port := 20000 + rand.IntN(10000)
+		port := 25000 + rand.IntN(5000)
 		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
 			l.Close()
 			return port

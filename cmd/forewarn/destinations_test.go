@@ -54,8 +54,8 @@ func (s *destinations) sections() map[string]string {
 		"webhook": fmt.Sprintf("{url: %q}", s.hook.url),
 		"nats":    fmt.Sprintf("{url: %q, provision: {stream: FOREWARN}}", s.stream.url),
 		"slack":   fmt.Sprintf("{token: %s, channel: C024BE91L, api_url: %q}", chatToken, s.chat.url),
-		"email": fmt.Sprintf("{host: 127.0.0.1, port: %s, from: azure@example.com, to: [ops@example.com], tls: {mode: none}}",
-			s.post.port()),
+		"email": fmt.Sprintf("{host: %s, port: %s, from: azure@example.com, to: [ops@example.com], tls: {mode: none}}",
+			s.post.host, s.post.port()),
 		"file": fmt.Sprintf("{path: %q}", s.audit),
 		"exec": fmt.Sprintf(`{command: [%q, %q]}`, appends, s.ran),
 	}

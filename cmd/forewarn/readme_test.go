@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -13,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -240,10 +240,14 @@ func TestREADMEShowsWhatDemoPrints(t *testing.T) {
 	}
 }
 
+// ports counts those that freePort gave away.
+var ports atomic.Uint32
+
 // freePort is a port to listen on later, so none of those that systems give to connections: it would be taken by then.
+// It gives no port twice, and none of those that the tests of sinks take, which run beside these.
 func freePort(t interface{ Fatal(...any) }) string {
 	for range 100 {
-		port := fmt.Sprint(20000 + rand.IntN(10000))
+		port := fmt.Sprint(20000 + (os.Getpid()*50+int(ports.Add(1)))%5000)
 		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
 			l.Close()
 			return port

