@@ -52,7 +52,11 @@ var knownStories = []struct {
 
 var (
 	begun  = func() azureEvent { e := reboot; e.status, e.notBefore = "Started", -1; return e }()
-	freeze = func() azureEvent { e := reboot; e.id, e.kind = "A0000000-0000-4000-8000-000000000002", "Freeze"; return e }()
+	freeze = func() azureEvent {
+		e := reboot
+		e.id, e.kind = "A0000000-0000-4000-8000-000000000002", "Freeze"
+		return e
+	}()
 )
 
 // Nothing is found in them any more.

@@ -124,8 +124,8 @@ func TestAFileThatComesLateOverwritesNothing(t *testing.T) {
 	})
 }
 
-// A sequence number in a file that comes late is not used again, even if the clock was set back since: the delivery that
-// has it would be on record as one of the new CloudEvent.
+// A sequence number in a file that comes late is not used again, even if the clock was set back since: what is on record
+// under that number would be taken for the new CloudEvent's.
 func TestAFileThatComesLateKeepsItsSequenceNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		older := t.TempDir()

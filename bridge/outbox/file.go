@@ -51,6 +51,8 @@ type file struct {
 	db      *bolt.DB     // nil while none is open, or after bbolt panicked with its locks held
 	fd      *os.File     // the file that db has open
 	damaged atomic.Bool  // db is damaged and must not be closed in bbolt's way
+
+	syncDir func(dir string) error // syncDir, or what a test has it be
 }
 
 // File returns the Storage that Open uses by default: the bbolt file outbox.db in dir.
@@ -59,7 +61,7 @@ func File(dir string, log *slog.Logger) Storage {
 }
 
 func newFile(path string, readOnly bool, log *slog.Logger) *file {
-	return &file{path: path, readOnly: readOnly, log: log}
+	return &file{path: path, readOnly: readOnly, log: log, syncDir: syncDir}
 }
 
 func (f *file) Open() (opened bool, err error) {
@@ -100,7 +102,7 @@ func (f *file) there() bool {
 // open opens and verifies the file.
 func (f *file) open(readOnly bool) error {
 	if !f.readOnly {
-		if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
+		if err := f.makeDir(filepath.Dir(f.path)); err != nil {
 			return fmt.Errorf("open outbox: %w", err)
 		}
 	}
@@ -120,6 +122,9 @@ func (f *file) open(readOnly bool) error {
 		return err
 	}
 	err = f.verify(db, fd, readOnly)
+	if err == nil && !readOnly { // also if it isn't new: whoever made it may not have come to this
+		err = f.syncDir(filepath.Dir(f.path))
+	}
 	f.mu.Lock()
 	f.db, f.fd = db, fd
 	f.damaged.Store(errors.Is(err, ErrDamaged))
@@ -129,6 +134,41 @@ func (f *file) open(readOnly bool) error {
 		_ = f.Close()
 	}
 	return err
+}
+
+// makeDir makes a directory and its parents where they are missing, and their names durable.
+func (f *file) makeDir(dir string) error {
+	parent := filepath.Dir(dir)
+	if _, err := os.Stat(dir); err == nil || parent == dir {
+		return nil // what is wrong with it, opening the file says
+	}
+	if err := f.makeDir(parent); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return f.syncDir(parent)
+}
+
+// syncDir makes the names in a directory durable, where the system can: a power loss may take the name of a file that
+// was synced. Windows needs nothing of the kind.
+func syncDir(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	d, err := os.Open(dir)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil // it may be written to and not be read
+	}
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := d.Sync(); !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return nil
 }
 
 // openBolt opens the file with bbolt. fd is the file that bbolt has open.
@@ -318,6 +358,8 @@ func (f *file) Compact() error {
 	}
 	if err = os.Rename(small, f.path); err != nil { // on Windows, when another program such as a backup has it open
 		os.Remove(small)
+	} else { // or what is written from now on would be lost with the new file's name
+		err = f.syncDir(filepath.Dir(f.path))
 	}
 	var openErr error
 	f.db, f.fd, openErr = openBolt(f.path, false)

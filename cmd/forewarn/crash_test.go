@@ -50,7 +50,7 @@ listen: ""
 sinks:
   - {name: hook, webhook: {url: %q}}
   - {name: audit, only: {vms: all}, file: {path: %s}}
-`, azure.URL, filepath.Join(disk, "state"), hook.url, audit), 0o600)
+`, azure.URL, filepath.Join(disk, "var", "state"), hook.url, audit), 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
