@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -58,7 +57,7 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 	names := [][]string{{"sinks", "slack"}, {"sinks", "file"}}
 	for _, topic := range topics {
 		for _, section := range topic.sections {
-			if manual.Section(topic.document, section) == "" {
+			if manual.Section(topic.document.text, section) == "" {
 				t.Errorf("help %s is made of a section %q, which is not there", topic.name, section)
 			}
 		}
@@ -79,6 +78,35 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 	}
 	if _, err := forewarn(t, "help", "sinks", "fax").Output(); exitCodeOf(err) != exitUsage {
 		t.Errorf("help about a sink that there is none of: %v, want exit %d", err, exitUsage)
+	}
+}
+
+// A link into the repository says in help where to read on: in a topic, or in one of the examples. What is left out is for
+// those who have the repository.
+func TestLinksInHelpSayWhereToReadOn(t *testing.T) {
+	code := []string{"../../SECURITY.md", "doc.go", "cloudevent/schema.json", "cloudevent/testdata/cloudevents",
+		"../CONTRIBUTING.md#windows"}
+	link := regexp.MustCompile(`[^!]\[([^\]]*)\]\(([^)\s]+)\)`)
+	n := 0
+	for _, topic := range slices.Concat(topics, kindTopics()) {
+		for _, m := range link.FindAllStringSubmatch(topic.markdown(), -1) {
+			_, anchor, inside := strings.Cut(m[2], "#")
+			inside = inside && topic.has(anchor)
+			if strings.Contains(m[2], "://") || slices.Contains(code, m[2]) || inside || strings.HasPrefix(m[1], "examples/") {
+				continue
+			}
+			n++
+			if where := topic.readOn(m[1], m[2]); !strings.HasPrefix(where, "forewarn help ") &&
+				!strings.HasPrefix(where, "examples/") {
+				t.Errorf("help %s: [%s](%s) leads to %q", topic.name, m[1], m[2], where)
+			}
+		}
+		if text := manual.Text(topic.blocks(), manual.Width); strings.Contains(text, "README") {
+			t.Errorf("help %s names a README", topic.name)
+		}
+	}
+	if n < 30 {
+		t.Errorf("only %d links were found", n)
 	}
 }
 
@@ -131,25 +159,6 @@ var (
 
 // Every link of the documents leads somewhere: to a file of the repository, and to a heading in it.
 func TestLinksLeadSomewhere(t *testing.T) {
-	anchor := func(heading string) string {
-		return strings.Map(func(r rune) rune {
-			switch {
-			case unicode.IsLetter(r), unicode.IsDigit(r), r == '-', r == '_':
-				return unicode.ToLower(r)
-			case r == ' ':
-				return '-'
-			}
-			return -1
-		}, heading)
-	}
-	headings := func(name string) (all []string) {
-		for _, b := range manual.Parse(manualText(t, name)) {
-			if b.Kind == manual.Heading {
-				all = append(all, anchor(b.Text))
-			}
-		}
-		return all
-	}
 	for _, name := range append(slices.Clone(manuals), "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md") {
 		for _, m := range linkTo.FindAllStringSubmatch(manualText(t, name), -1) {
 			if strings.Contains(m[1], "://") {
@@ -162,8 +171,9 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			}
 			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
 				t.Errorf("%s links to %s: %v", name, m[1], err)
-			} else if heading != "" && !slices.Contains(headings(target), heading) {
-				t.Errorf("%s links to %s, and there is no such heading; there are %q", name, m[1], headings(target))
+			} else if heading != "" && !slices.Contains(manual.Anchors(manualText(t, target)), heading) {
+				t.Errorf("%s links to %s, and there is no such heading; there are %q", name, m[1],
+					manual.Anchors(manualText(t, target)))
 			}
 		}
 	}

@@ -171,7 +171,7 @@ every configured destination: at least once, in order, across crashes and outage
 		p.historyCommand(), p.outboxCommand(), p.relayCommand(), p.replayCommand(), p.serviceCommand(), p.schemaCommand(), p.versionCommand())
 	root.AddCommand(p.helpTopics()...)
 	root.SetVersionTemplate(versionText())
-	strictUsage(root)
+	strictUsage(root, p.helpWidth())
 	addCompletions(root, p)
 	return root
 }

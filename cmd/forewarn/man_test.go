@@ -232,7 +232,7 @@ func settingsPage(date, version string) string {
 		if !slices.Contains([]string{"settings", "sinks", "templates", "approval", "cloudevents"}, t.name) {
 			continue
 		}
-		for _, block := range manual.Parse(t.text()) {
+		for _, block := range t.blocks() {
 			switch block.Kind {
 			case manual.Heading:
 				command := ".SS"

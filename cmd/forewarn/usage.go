@@ -13,23 +13,26 @@ import (
 )
 
 // strictUsage makes every command below root refuse unknown words and flags with exit code 2 and a hint. Without it,
-// cobra answers a mistyped subcommand with the help of its group, and success.
-func strictUsage(root *cobra.Command) {
+// cobra answers a mistyped subcommand with the help of its group, and success. Help is that many columns wide.
+func strictUsage(root *cobra.Command, width int) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return exit(exitUsage, fmt.Errorf("%w; %s", err, flagHint(c, err)))
 	})
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ",
-		fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
+	root.SetUsageTemplate(strings.NewReplacer(
+		".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", width),
+		".CommandPathPadding}} ", ".CommandPathPadding}}  ",
+	).Replace(root.UsageTemplate()))
+	narrowHelp(root, width)
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
-		c.Long = filled(c.Long, helpWidth)
+		c.Long = filled(c.Long, width)
 		switch {
 		case c.Name() == "help":
 			c.Use, c.Short = "help [COMMAND | TOPIC | KEY]", "Help about a command, a topic, or any key of the settings"
 			c.Args, c.Run = cobra.ArbitraryArgs, nil
-			c.RunE = func(c *cobra.Command, args []string) error { return helpAbout(root, c.OutOrStdout(), args) }
+			c.RunE = func(c *cobra.Command, args []string) error { return helpAbout(root, c.OutOrStdout(), width, args) }
 		case c.IsAdditionalHelpTopicCommand():
 		case c.HasSubCommands() && !c.Runnable():
 			c.Args, c.RunE, c.DisableFlagsInUseLine = cobra.ArbitraryArgs, group, true
@@ -43,8 +46,36 @@ func strictUsage(root *cobra.Command) {
 	walk(root)
 }
 
-// helpWidth is the width of help texts in columns.
-const helpWidth = 100
+// narrowHelp wraps what stands in the second column of lists of commands and examples.
+func narrowHelp(root *cobra.Command, width int) {
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(c *cobra.Command, args []string) {
+		out := c.OutOrStdout()
+		var text strings.Builder
+		c.SetOut(&text)
+		help(c, args)
+		c.SetOut(out)
+		for line := range strings.Lines(text.String()) {
+			fmt.Fprint(out, hung(line, width))
+		}
+	})
+}
+
+// secondColumn matches what comes before the second column of a line.
+var secondColumn = regexp.MustCompile(`^ +\S.*?\S {2,}`)
+
+// hung wraps a line of text, or a line with two columns in the second. Any other indented line stays as it is.
+func hung(line string, width int) string {
+	if !strings.HasPrefix(line, " ") {
+		return filled(line, width) + "\n"
+	}
+	first := secondColumn.FindString(line)
+	if utf8.RuneCountInString(line) <= width+1 || first == "" || len(first) > width*2/3 {
+		return line
+	}
+	text := filled(strings.TrimSpace(line[len(first):]), width-len(first))
+	return first + strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", len(first))) + "\n"
+}
 
 // filled wraps the paragraphs of a text to the width. Indented lines stay as they are.
 func filled(text string, width int) string {

@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// Width is the width of Text in columns. Only long words and code exceed it.
+// Width is the greatest width of a text in columns.
 const Width = 100
 
 const (
@@ -15,11 +15,9 @@ const (
 	readable  = 30   // width below which the last column stands below the others
 )
 
-// Text formats a document, or a part of one, for a terminal. It does not break code.
-func Text(doc string) string { return Format(Parse(doc)) }
-
-// Format formats blocks for a terminal.
-func Format(blocks []Block) string {
+// Text formats blocks for a terminal of that many columns. It does not break code, and only code and long words exceed
+// the width.
+func Text(blocks []Block, width int) string {
 	var b strings.Builder
 	for i, block := range blocks {
 		if i > 0 && !(block.Kind == Item && blocks[i-1].Kind == Item) {
@@ -33,15 +31,15 @@ func Format(blocks []Block) string {
 			}
 			b.WriteString(text + "\n")
 		case Paragraph:
-			hanging(&b, indent, wrap(block.Text, Width-len(indent)))
+			hanging(&b, indent, wrap(block.Text, width-len(indent)))
 		case Item:
-			hanging(&b, indent+block.Mark+" ", wrap(block.Text, Width-len(indent)-len(block.Mark)-1))
+			hanging(&b, indent+block.Mark+" ", wrap(block.Text, width-len(indent)-len(block.Mark)-1))
 		case Code:
 			for line := range strings.Lines(block.Text) {
 				b.WriteString(strings.TrimRight(indent+indent+line, " \n") + "\n")
 			}
 		case Table:
-			table(&b, block.Rows)
+			table(&b, block.Rows, width)
 		}
 	}
 	return b.String()
@@ -59,8 +57,8 @@ func hanging(b *strings.Builder, mark string, lines []string) {
 
 // table writes rows in columns, and wraps wide cells within their column. If the last column, which explains the others,
 // is too narrow to be read, it stands below them.
-func table(b *strings.Builder, rows [][]string) {
-	widths := columnWidths(rows)
+func table(b *strings.Builder, rows [][]string, width int) {
+	widths := columnWidths(rows, width)
 	last := len(widths) - 1
 	below := last > 0 && widths[last] < readable && widest(rows, last) > widths[last]
 	if below {
@@ -68,7 +66,7 @@ func table(b *strings.Builder, rows [][]string) {
 		for r, row := range rows {
 			others[r] = row[:min(last, len(row))]
 		}
-		widths = columnWidths(others)
+		widths = columnWidths(others, width)
 	}
 	for r, row := range rows {
 		explained := ""
@@ -97,7 +95,7 @@ func table(b *strings.Builder, rows [][]string) {
 		}
 		if r > 0 && explained != "" {
 			mark := strings.Repeat(indent, 3)
-			hanging(b, mark, wrap(explained, Width-len(mark)))
+			hanging(b, mark, wrap(explained, width-len(mark)))
 		}
 		if r == 0 {
 			line := indent
@@ -121,7 +119,7 @@ func widest(rows [][]string, column int) (width int) {
 
 // columnWidths returns the widths of the columns of a table. It shrinks the widest column until the table fits, but
 // none below its longest word, so a table of very long words stays too wide.
-func columnWidths(rows [][]string) []int {
+func columnWidths(rows [][]string, width int) []int {
 	var widths, least []int
 	for _, row := range rows {
 		for c, cell := range row {
@@ -142,7 +140,7 @@ func columnWidths(rows [][]string) []int {
 				shrink = c
 			}
 		}
-		if total <= Width || shrink < 0 {
+		if total <= width || shrink < 0 {
 			return widths
 		}
 		widths[shrink]--
