@@ -35,7 +35,6 @@ func (c *chainedFile) Deliver(ctx context.Context, batch []delivery.Delivery) (d
 	return deliverLines(ctx, batch, func(lines []byte) error { return classOfFile(c.extend(lines)) })
 }
 
-// extend appends lines to the chain.
 func (c *chainedFile) extend(lines []byte) error {
 	head := c.Head()
 	if head == "" {
@@ -106,7 +105,6 @@ func (c *chainedFile) last(path string) (hash string, size int64, err error) {
 	return hash, info.Size(), err
 }
 
-// cut cuts a file to a size.
 func (c *chainedFile) cut(path string, size int64) error {
 	file, err := openAt(path, os.O_RDWR, 0, c.log)
 	if err != nil {

@@ -44,10 +44,7 @@ func (s source) isCredential() bool {
 // noteProxy is the note about a proxy that gets its password unencrypted, or "". Most proxies are reached so, and their
 // operators know it, so that it is not refused.
 func (c *caller) noteProxy(to *url.URL) string {
-	if c.proxy == nil {
-		return ""
-	}
-	p, err := c.proxy(&http.Request{URL: to})
+	p, err := c.proxyOf(&http.Request{URL: to}, new(redactor))
 	if err != nil || p == nil || p.User == nil || p.Scheme == "https" || isLocal(p.Hostname()) {
 		return ""
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/cloudevents/sdk-go/v2/types"
@@ -42,19 +41,20 @@ func attributes(ce event.Event) ([]attribute, error) {
 // encodeAttribute encodes an attribute's value for a header as the HTTP and NATS bindings of CloudEvents say: space, ",
 // % and all outside U+0021 to U+007E become the percent-encoded bytes of their UTF-8.
 func encodeAttribute(value string) string {
-	const upperHex = "0123456789ABCDEF"
-	if !utf8.ValidString(value) {
-		value = strings.ToValidUTF8(value, string(utf8.RuneError))
-	}
+	value = strings.ToValidUTF8(value, "\ufffd")
+	return percentEncode(value, func(i int) bool {
+		return value[i] > ' ' && value[i] < 0x7F && value[i] != '"' && value[i] != '%'
+	})
+}
+
+// percentEncode percent-encodes each byte of s but those that stay.
+func percentEncode(s string, stays func(i int) bool) string {
 	var b strings.Builder
-	for i := range len(value) {
-		switch c := value[i]; {
-		case c <= ' ', c >= 0x7F, c == '"', c == '%':
-			b.WriteByte('%')
-			b.WriteByte(upperHex[c>>4])
-			b.WriteByte(upperHex[c&15])
-		default:
-			b.WriteByte(c)
+	for i := range len(s) {
+		if stays(i) {
+			b.WriteByte(s[i])
+		} else {
+			fmt.Fprintf(&b, "%%%02X", s[i])
 		}
 	}
 	return b.String()

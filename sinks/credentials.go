@@ -91,7 +91,6 @@ func (c credentials) shown() (keys []string) {
 	return keys
 }
 
-// sources returns all values.
 func (c credentials) sources() sources {
 	return slices.Concat(sources{c.url, c.bearer, c.password}, c.headers, c.body, c.signing)
 }
@@ -187,12 +186,9 @@ func (c credentials) readURL(a *access) error {
 	if err != nil {
 		return err
 	}
-	u, err := parseURL(raw, "is not a URL; expected one such as https://example.com/hook", "http", "https")
+	u, err := parseURL(raw, "is not a URL; expected one such as https://example.com/hook", c.secure, "http", "https")
 	if err != nil {
 		return c.url.wrong(err)
-	}
-	if c.secure && u.Scheme != "https" {
-		return c.url.wrong(errors.New("is not https, and tls is given"))
 	}
 	a.url = u
 	a.redact.hideURL(u, c.url.from())
@@ -250,9 +246,10 @@ func refusedHeader(name string) error {
 	return nil
 }
 
+const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
 // validHeaderName and validHeaderValue hold to RFC 9110, section 5.
 func validHeaderName(name string) bool {
-	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	return name != "" && strings.Trim(name, "!#$%&'*+-.^_`|~0123456789"+letters) == ""
 }
 

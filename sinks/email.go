@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/mail"
 	"slices"
@@ -70,7 +69,7 @@ const (
 // email sends each change as a mail to every recipient, in one thread per Azure event. A mail has the same Message-ID
 // on each attempt, so that a mail program can drop a copy.
 type email struct {
-	name    string // of the sink
+	Host
 	server  mailServer
 	from    mail.Address
 	to      []mail.Address
@@ -78,16 +77,11 @@ type email struct {
 	text    *templates.Template
 	html    *templates.Template
 	runbook runbook
-	zone    *time.Location
-	log     *slog.Logger
 	now     func() time.Time
 }
 
 func openEmail(s emailSettings, h Host) (Opened, error) {
-	m := &email{
-		name: h.Name, zone: h.Zone, log: h.Log, now: time.Now,
-		server: mailServer{getenv: h.Getenv, dial: h.dialer(connectTime)},
-	}
+	m := &email{Host: h, server: mailServer{Host: h}, now: time.Now}
 	var wrong KeyErrors
 	wrong.add(m.openServer(s, h), m.openAddresses(s), m.openLogin(s), m.openTexts(s))
 	if err := wrong.err(); err != nil {
@@ -98,7 +92,6 @@ func openEmail(s emailSettings, h Host) (Opened, error) {
 	return opened, nil
 }
 
-// openServer takes the server and how to reach it.
 func (m *email) openServer(s emailSettings, h Host) error {
 	to := &m.server
 	var wrong KeyErrors
@@ -126,7 +119,6 @@ func (m *email) openServer(s emailSettings, h Host) error {
 // isHelo reports whether s can be the name of a host or an address literal.
 func isHelo(s string) bool { return isVisible(s) && len(s) <= 255 }
 
-// openAddresses takes the sender and the recipients.
 func (m *email) openAddresses(s emailSettings) error {
 	var wrong KeyErrors
 	wrong.when(s.From == "", "from", "missing; expected an address such as azure@example.com")
@@ -159,7 +151,6 @@ func address(text string) (mail.Address, error) {
 	return *a, nil
 }
 
-// openLogin takes the credentials and how to log in.
 func (m *email) openLogin(s emailSettings) error {
 	to := &m.server
 	to.auth, to.username, to.command = cmp.Or(s.Auth, "auto"), s.Username, s.TokenCommand
@@ -187,7 +178,7 @@ func (m *email) openLogin(s emailSettings) error {
 	wrong.when(to.mode == "none", "tls.mode",
 		"none would send the password in clear; expected starttls or implicit, or no username")
 	if password && err == nil {
-		_, err := to.password.read(to.getenv)
+		_, err := to.password.read(to.Getenv)
 		wrong.add(err)
 	}
 	return wrong.err()
@@ -256,8 +247,8 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	if names != "" {
 		names = redact.line(names, false, 1000)
 		answer.Status += "; refused: " + names
-		m.log.Warn("recipients refused for good; the others got the mail",
-			"sink", m.name, "id", batch[0].Event.ID(), "refused", names)
+		m.Log.Warn("recipients refused for good; the others got the mail",
+			"sink", m.Name, "id", batch[0].Event.ID(), "refused", names)
 	}
 	return answer, nil
 }
@@ -292,8 +283,8 @@ func (m *email) Render(d delivery.Delivery) (string, error) {
 
 // compose returns the mail. Only its Date depends on the clock, and nothing on chance.
 func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
-	f := fields(batch, m.zone, m.now())
-	m.runbook.put(f, m.log)
+	f := fields(batch, m.Zone, m.now())
+	m.runbook.put(f, m.Log)
 	parts, err := m.parts(f)
 	if err != nil {
 		return nil, err
@@ -312,7 +303,8 @@ func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	msg.SetDateWithValue(m.now())
 	msg.SetMessageIDWithValue(id)
 	if isAzure(batch) && len(batch) == 1 {
-		thread := "<" + m.threadID(ce.Subject()) + ">"
+		// All mails about an Azure event refer to one id, so that their order does not matter. No mail has it.
+		thread := "<" + token(ce.Subject()) + "." + m.scope() + ">"
 		msg.SetGenHeader("In-Reply-To", thread)
 		msg.SetGenHeader("References", thread)
 		msg.SetGenHeader("X-Forewarn-Event", token(ce.Subject()))
@@ -320,7 +312,7 @@ func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	msg.SetGenHeader("X-Forewarn-Type", templates.Cut(templates.Line(ce.Type()), 100))
 	msg.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: no out-of-office reply
 	msg.SetGenHeader("X-Auto-Response-Suppress", "All")  // the same for Exchange
-	msg.SetGenHeader("List-Id", "forewarn <"+strings.ToLower(token(m.name))+".forewarn."+m.domain()+">")
+	msg.SetGenHeader("List-Id", "forewarn <"+strings.ToLower(token(m.Name))+".forewarn."+m.domain()+">")
 	if severity, _ := f["severitynumber"].(int); severity >= 17 && f["test"] != true {
 		// Not SetImportance: some headers that it adds look like spam to filters.
 		msg.SetGenHeader("Importance", "high")
@@ -335,10 +327,8 @@ func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// A mailText is what a mail says.
 type mailText struct{ subject, text, html string }
 
-// parts returns what the templates make of fields.
 func (m *email) parts(f map[string]any) (t mailText, err error) {
 	if t.subject, err = m.subjectOf(f); err == nil {
 		t.text, err = execute(m.text, f)
@@ -350,7 +340,6 @@ func (m *email) parts(f map[string]any) (t mailText, err error) {
 	return t, err
 }
 
-// subjectOf returns the subject as one line.
 func (m *email) subjectOf(f map[string]any) (string, error) {
 	subject, err := execute(m.subject, f)
 	if err != nil {
@@ -384,13 +373,9 @@ func (m *email) messageID(batch []delivery.Delivery) string {
 	return id + "." + m.scope()
 }
 
-// threadID returns the id to which all mails about an Azure event refer, so that their order does not matter. No mail
-// has it.
-func (m *email) threadID(eventID string) string { return token(eventID) + "." + m.scope() }
-
 // scope returns the part of an id that distinguishes sinks.
 func (m *email) scope() string {
-	sum := sha256.Sum256([]byte(m.name + "\x00" + m.from.Address))
+	sum := sha256.Sum256([]byte(m.Name + "\x00" + m.from.Address))
 	return hex.EncodeToString(sum[:4]) + "@" + m.domain()
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,7 +22,6 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// execSettings are the keys of a command.
 type execSettings struct {
 	Command   []string         `yaml:"command" doc:"program and arguments; no shell reads them"`
 	Dir       string           `yaml:"dir" default:"/" doc:"working directory"`
@@ -34,7 +32,6 @@ type execSettings struct {
 	StopGrace time.Duration    `yaml:"stop_grace" default:"5s" doc:"from SIGTERM to SIGKILL for a run that is out of time"`
 }
 
-// execDefaults are the defaults of the settings.
 var execDefaults = execSettings{Attempts: 3, Parallel: execTerms.Parallel, StopGrace: 5 * time.Second}
 
 // execTerms: a command acts on what is true now, so an outdated change is dropped, and after a crash no command runs
@@ -59,15 +56,13 @@ const (
 // the bridge can still note how it ended. On Linux a bridge that is killed takes the program with it, but not the
 // program's children.
 type command struct {
-	name     string
+	Host
 	args     []string
 	dir      string
 	user     account
 	env      sources
 	attempts int
 	grace    time.Duration
-	getenv   func(string) string
-	log      *slog.Logger
 	now      func() time.Time
 }
 
@@ -87,9 +82,8 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	wrong.when(s.Parallel < 1, "parallel", "expected 1 or more")
 	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
-		name: h.Name, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)),
-		env: named("env", s.Env), attempts: s.Attempts, grace: s.StopGrace, getenv: h.Getenv, log: h.Log,
-		now: time.Now,
+		Host: h, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)), env: named("env", s.Env),
+		attempts: s.Attempts, grace: s.StopGrace, now: time.Now,
 	}
 	var err error
 	c.user, err = findAccount(s.User)
@@ -108,8 +102,7 @@ func openExec(s execSettings, h Host) (Opened, error) {
 
 // refusedVariable says why the settings cannot set an environment variable.
 func refusedVariable(name string) error {
-	const first = "_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-	if name == "" || strings.Trim(name, first+"0123456789") != "" || strings.Trim(name[:1], first) != "" {
+	if name == "" || strings.Trim(name, letters+"_0123456789") != "" || strings.Trim(name[:1], letters+"_") != "" {
 		return errors.New("not the name of a variable; expected letters, digits and underscores")
 	}
 	if upper := strings.ToUpper(name); strings.HasPrefix(upper, "CE_") || strings.HasPrefix(upper, "FOREWARN_") {
@@ -118,7 +111,6 @@ func refusedVariable(name string) error {
 	return nil
 }
 
-// A variable of the environment.
 type variable struct{ name, value string }
 
 // own returns the variables of the settings as they are now, and a redactor of all values from files
@@ -130,7 +122,7 @@ func (c *command) own() ([]variable, *redactor, error) {
 		value, secret := s.Text.plain(), s.Text.text == nil
 		var err error
 		if secret { // else it may be empty
-			value, err = s.read(c.getenv)
+			value, err = s.read(c.Getenv)
 		}
 		switch {
 		case err != nil:
@@ -235,7 +227,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	}
 	took := c.now().Sub(began).Round(10 * time.Millisecond)
 	if text := out.text(redact); text != "" {
-		c.log.Info("output of the command", "sink", c.name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
+		c.Log.Info("output of the command", "sink", c.Name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
 	return c.judge(ctx, d, state, out.last(redact), took)
 }
@@ -305,8 +297,8 @@ func (c *command) message(d delivery.Delivery, own []variable) (input []byte, en
 	if input, err = jsonLines([]delivery.Delivery{d}); err != nil {
 		return nil, nil, err
 	}
-	event, err := eventVariables(d, c.name, c.now())
-	env = slices.Concat(baseVariables(c.user, c.getenv), event)
+	event, err := eventVariables(d, c.Name, c.now())
+	env = slices.Concat(baseVariables(c.user, c.Getenv), event)
 	for _, v := range own {
 		env = append(slices.DeleteFunc(env, func(old variable) bool { return old.name == v.name }), v)
 	}
@@ -333,7 +325,6 @@ func (c *command) find(env []variable) (string, error) {
 	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, path)
 }
 
-// run runs the program until it ends.
 func (c *command) run(ctx context.Context, path string, env []variable, input []byte,
 	out io.Writer) (*os.ProcessState, error) {
 	cmd := &exec.Cmd{
@@ -428,7 +419,7 @@ func (c *command) Connect(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	path, err := c.find(slices.Concat(baseVariables(c.user, c.getenv), own))
+	path, err := c.find(slices.Concat(baseVariables(c.user, c.Getenv), own))
 	if err != nil {
 		return "", classOfStart(err)
 	}

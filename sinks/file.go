@@ -18,7 +18,6 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// fileSettings are the keys of a file.
 type fileSettings struct {
 	Path        string        `yaml:"path" doc:"the file; - is standard output, under systemd the journal"`
 	MaxSize     Size          `yaml:"max_size" doc:"start a new file at this size, such as 100MB (default: never)"`

@@ -53,7 +53,7 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 		c.proxy = nil
 	default:
 		u, err := parseURL(text, "is not the URL of a proxy; expected none or one such as "+
-			"http://proxy.example.com:3128", "http", "https", "socks5", "socks5h")
+			"http://proxy.example.com:3128", false, "http", "https", "socks5", "socks5h")
 		wrong.when(err != nil, "proxy", "%w", err)
 		c.proxy, c.where = http.ProxyURL(u), "proxy"
 	}
@@ -109,7 +109,6 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 	return judge(class, r, origin(req.URL), redact)
 }
 
-// proxyOf returns the proxy for a request, nil for none.
 func (c *caller) proxyOf(req *http.Request, redact *redactor) (*url.URL, error) {
 	if c.proxy == nil {
 		return nil, nil
@@ -184,11 +183,15 @@ func dialed(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), usual[u.Scheme]))
 }
 
-// parseURL reads a URL with a host and one of the schemes, else the error is otherwise. No error shows the text.
-func parseURL(text, otherwise string, schemes ...string) (*url.URL, error) {
+// parseURL reads a URL with a host and one of the schemes, else the error is otherwise. secure says that tls is given,
+// which http makes no use of. No error shows the text.
+func parseURL(text, otherwise string, secure bool, schemes ...string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || !slices.Contains(schemes, u.Scheme) {
 		return nil, errors.New(otherwise)
+	}
+	if secure && u.Scheme == "http" {
+		return nil, errors.New("is not https, and tls is given")
 	}
 	return u, checkHost(u)
 }

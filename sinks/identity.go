@@ -43,7 +43,6 @@ type heldToken struct {
 	until time.Time
 }
 
-// newIdentity checks the settings.
 func newIdentity(s identitySettings, h Host) (*identity, error) {
 	u, err := url.Parse(s.Resource)
 	var wrong KeyErrors

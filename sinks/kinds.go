@@ -58,7 +58,6 @@ type Opened struct {
 	Notes    []string      // what an operator may not expect of these settings; check prints them
 }
 
-// note adds a note, unless it is empty.
 func (o *Opened) note(holds bool, text string) {
 	if holds && text != "" {
 		o.Notes = append(o.Notes, text)
@@ -158,13 +157,10 @@ func (e *KeyErrors) when(wrong bool, key, format string, args ...any) {
 
 // err is nil when nothing is wrong.
 func (e KeyErrors) err() error {
-	switch len(e) {
-	case 0:
-		return nil
-	case 1:
-		return e[0]
+	if len(e) > 1 {
+		return e
 	}
-	return e
+	return append(e, nil)[0]
 }
 
 // peopleGroup makes one message for people of a wave of events.

@@ -143,7 +143,6 @@ func microseconds(text string) string {
 	return text
 }
 
-// execute returns what a template makes of fields.
 func execute(t *templates.Template, fields map[string]any) (string, error) {
 	var b strings.Builder
 	err := t.Execute(&b, fields)
@@ -159,7 +158,6 @@ func (r *runbook) key(text, file string) templateKey {
 	return templateKey{"runbook_url", text, file, nil, templates.Parse, try, &r.template}
 }
 
-// put adds the link to the fields of a message.
 func (r runbook) put(f map[string]any, log *slog.Logger) {
 	link, err := r.link(f)
 	if err != nil {
@@ -203,16 +201,8 @@ func (r runbook) link(f map[string]any) (string, error) {
 
 // encodeURL percent-encodes what a URL cannot hold. What is encoded already stays.
 func encodeURL(s string) string {
-	var b strings.Builder
-	for i := range len(s) {
-		c := s[i]
+	return percentEncode(s, func(i int) bool {
 		_, err := url.PathUnescape(s[i:min(len(s), i+3)])
-		if 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
-			strings.IndexByte("-._~:/?#[]@!$&'()*+,;=", c) >= 0 || c == '%' && err == nil {
-			b.WriteByte(c)
-		} else {
-			fmt.Fprintf(&b, "%%%02X", c)
-		}
-	}
-	return b.String()
+		return inToken(rune(s[i])) || strings.IndexByte(".~:/?#[]@!$&'()*+,;=", s[i]) >= 0 || s[i] == '%' && err == nil
+	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -38,6 +37,7 @@ var natsTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSen
 // natsSink publishes each CloudEvent to a subject of its own, as the NATS binding of CloudEvents says, and waits until
 // a stream has stored it. Deliver and Connect are called from one goroutine at a time.
 type natsSink struct {
+	Host
 	servers    *NATS
 	subjects   natsSubjects
 	once       bool
@@ -46,7 +46,6 @@ type natsSink struct {
 	structured bool
 	provision  *natsProvision
 	api        string // prefix of JetStream's subjects
-	log        *slog.Logger
 
 	session atomic.Pointer[natsSession] // Close may come from another goroutine
 }
@@ -55,7 +54,7 @@ func openNATS(s natsSettings, h Host) (Opened, error) {
 	once := s.Once != nil && *s.Once
 	n := &natsSink{
 		once: !s.Core && !s.Copies && (s.Once == nil || once), copies: s.Copies, core: s.Core,
-		structured: s.Mode == "structured", api: jetstream.DefaultAPIPrefix, log: h.Log,
+		structured: s.Mode == "structured", api: jetstream.DefaultAPIPrefix, Host: h,
 	}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "binary", "structured"), "mode", "%q is unknown; expected binary or structured", s.Mode)
@@ -130,7 +129,7 @@ func (n *natsSink) beat(ctx context.Context, s *natsSession, msg *nats.Msg) (str
 	}
 	if link := s.newest(); s.unheard != link {
 		s.unheard = link
-		n.log.Warn("heartbeats are not heard", "subject", msg.Subject, "err", why)
+		n.Log.Warn("heartbeats are not heard", "subject", msg.Subject, "err", why)
 	}
 	return "not stored: " + why, nil
 }
@@ -214,7 +213,6 @@ func (n *natsSink) messageID(ce event.Event) string {
 	return ce.ID()
 }
 
-// message returns the message for a CloudEvent.
 func (n *natsSink) message(ce event.Event) (*nats.Msg, error) {
 	subject, err := n.subjects.of(ce)
 	if err != nil {

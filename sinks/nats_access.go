@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/url"
 	"slices"
@@ -35,16 +34,12 @@ type NATSSettings struct {
 
 // NATS connects to the servers that NATSSettings name. It reads addresses and credentials on each use.
 type NATS struct {
+	host     Host
 	urls     sources
 	logins   []natsLogin // those given, at most one
 	insecure bool        // credentials may be sent without TLS
 	tls      natsTLS
-	getenv   func(string) string
-
-	name  string // of the connections
-	inbox string // prefix of the subjects for answers, "" for _INBOX
-	link  Dialer
-	log   *slog.Logger
+	inbox    string // prefix of the subjects for answers, "" for _INBOX
 }
 
 // A natsLogin is a way to log in with a secret.
@@ -70,7 +65,6 @@ type natsAccess struct {
 	redact  *redactor
 }
 
-// natsTLS is the key tls.
 type natsTLS struct {
 	TLSSettings    `yaml:",inline"`
 	HandshakeFirst bool `yaml:"handshake_first" doc:"start with the TLS handshake, as the server must too"`
@@ -96,10 +90,7 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 
 // NewNATS checks the settings and reads all values once. Its errors are *KeyError.
 func NewNATS(s NATSSettings, h Host) (*NATS, error) {
-	n := &NATS{
-		getenv: h.Getenv, insecure: s.Insecure, tls: s.TLS, log: h.Log, link: h.dialer(natsDial),
-		name: strings.TrimSpace(h.Agent + " " + h.Name), inbox: s.InboxPrefix,
-	}
+	n := &NATS{host: h, insecure: s.Insecure, tls: s.TLS, inbox: s.InboxPrefix}
 	var wrong KeyErrors
 	one := spelled("url", Secret{}, s.URLFile, s.URLEnv)
 	wrong.when(len(s.URL) > 0 && one.given(), one.from(), "url is given too; expected only one of them")
@@ -144,7 +135,6 @@ func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	return n, wrong.err()
 }
 
-// sources returns all values.
 func (n *NATS) sources() sources {
 	all := slices.Clone(n.urls)
 	for _, l := range n.logins {
@@ -167,7 +157,7 @@ func (n *NATS) Notes() []string {
 // read returns all values as they are now. Its errors are *KeyError and hold no secret.
 func (n *NATS) read() (natsAccess, error) {
 	a := natsAccess{
-		redact: new(redactor), login: func(*nats.Options) error { return nil }, dial: n.link,
+		redact: new(redactor), login: func(*nats.Options) error { return nil }, dial: n.host.dialer(natsDial),
 		secure: n.tls != natsTLS{}, first: n.tls.HandshakeFirst,
 	}
 	user, err := n.readURLs(&a)
@@ -183,7 +173,7 @@ func (n *NATS) read() (natsAccess, error) {
 		if given != "" {
 			return a, &KeyError{l.key, fmt.Errorf("%s holds credentials too; expected only one of them", given)}
 		}
-		secret, err := l.read(n.getenv)
+		secret, err := l.read(n.host.Getenv)
 		if err != nil {
 			return a, err
 		}
@@ -215,7 +205,7 @@ func (n *NATS) read() (natsAccess, error) {
 // readURLs reads the addresses. user says that one of them holds credentials.
 func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 	for _, s := range n.urls {
-		text, err := s.read(n.getenv)
+		text, err := s.read(n.host.Getenv)
 		if err != nil {
 			return false, err
 		}
@@ -245,7 +235,7 @@ func natsURL(text string) (*url.URL, error) {
 		text = "nats://" + text
 	}
 	const otherwise = "is not the URL of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…"
-	u, err := parseURL(text, otherwise, "nats", "tls")
+	u, err := parseURL(text, otherwise, false, "nats", "tls")
 	if err != nil {
 		return nil, err
 	}
@@ -258,7 +248,6 @@ func natsURL(text string) (*url.URL, error) {
 	return &url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host}, nil
 }
 
-// natsCreds logs in with the text of a credentials file.
 func natsCreds(text string, redact *redactor) (nats.Option, error) {
 	token, err := nkeys.ParseDecoratedJWT([]byte(text))
 	if err != nil || strings.Count(token, ".") != 2 {
@@ -271,7 +260,6 @@ func natsCreds(text string, redact *redactor) (nats.Option, error) {
 	return nats.UserCredentialBytes([]byte(text)), nil
 }
 
-// natsNKey logs in with a seed.
 func natsNKey(text string, redact *redactor) (nats.Option, error) {
 	pair, err := nkeys.ParseDecoratedUserNKey([]byte(text))
 	if err != nil {

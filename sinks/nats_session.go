@@ -65,9 +65,9 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	life, stop := context.WithCancel(context.Background())
-	s := &natsSession{access: a, log: n.log, stop: stop, closed: make(chan struct{}, 1), why: make(map[string]error)}
+	s := &natsSession{access: a, log: n.host.Log, stop: stop, closed: make(chan struct{}, 1), why: make(map[string]error)}
 	o := nats.GetDefaultOptions()
-	o.Name, o.InboxPrefix = n.name, n.inbox
+	o.Name, o.InboxPrefix = strings.TrimSpace(n.host.Agent+" "+n.host.Name), n.inbox
 	for _, u := range a.servers {
 		o.Servers = append(o.Servers, u.String())
 	}

@@ -70,7 +70,6 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	return &full, wrong.err()
 }
 
-// config returns the configuration of a new stream.
 func (p *natsProvision) config() jetstream.StreamConfig {
 	c, _ := p.changed(jetstream.StreamConfig{
 		Name: p.Stream, Subjects: p.Subjects, Retention: jetstream.LimitsPolicy, Storage: jetstream.FileStorage,
@@ -120,7 +119,7 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 		if _, err := s.js.CreateStream(ctx, c); err != nil {
 			return unprovided("create", name, err)
 		}
-		n.log.Info("stream created", "stream", name, "subjects", strings.Join(c.Subjects, " "), "replicas", c.Replicas,
+		n.Log.Info("stream created", "stream", name, "subjects", strings.Join(c.Subjects, " "), "replicas", c.Replicas,
 			"max_age", c.MaxAge, "max_bytes", c.MaxBytes, "duplicates", c.Duplicates)
 	case err != nil:
 		return unanswered("look for stream "+name, err)
@@ -132,7 +131,7 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 		if _, err := s.js.UpdateStream(ctx, c); err != nil {
 			return unprovided("update", name, err)
 		}
-		n.log.Info("stream updated", "stream", name, "changed", strings.Join(keys, " "))
+		n.Log.Info("stream updated", "stream", name, "changed", strings.Join(keys, " "))
 	}
 	s.provided = link
 	return nil

@@ -31,7 +31,6 @@ const (
 	maxSubject = 1000 // the server takes subjects and what stands around them up to 4 KiB
 )
 
-// natsSubjects make the subject of a CloudEvent.
 type natsSubjects struct {
 	event, bridge *templates.Template
 	custom        string // of the settings, "" for those by default
@@ -122,7 +121,6 @@ func observed(fields map[string]any) func(name string) string {
 	return func(name string) string { text, _ := observer[name].(string); return strings.ToLower(text) }
 }
 
-// of returns the subject of a CloudEvent.
 func (s natsSubjects) of(ce event.Event) (string, error) {
 	if ce.Type() == cloudevent.BridgeHeartbeat {
 		return s.heartbeat(ce), nil

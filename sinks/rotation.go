@@ -156,7 +156,7 @@ var units = map[string]int64{
 
 // UnmarshalText reads a size. Zero and less is no size.
 func (s *Size) UnmarshalText(text []byte) error {
-	digits := strings.TrimRight(string(text), "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+	digits := strings.TrimRight(string(text), letters+" ")
 	unit, known := units[strings.ToUpper(strings.TrimSpace(string(text[len(digits):])))]
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil || !known || n <= 0 || n > (1<<62)/unit {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
@@ -61,16 +60,13 @@ var slackTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: d
 // Slack cannot recognise a message that it has already: when its answer is lost, the message appears twice. All other
 // calls can be repeated.
 type slackSink struct {
+	Host
 	caller    *caller
 	secret    source // the token, or the webhook's URL
-	getenv    func(string) string
 	api       string // address of the API, with a slash at its end; "" for a webhook
 	channel   string // as in the settings
 	secure    bool   // the webhook's URL must be https
 	insecure  bool   // the URL of the webhook or the API may be http
-	agent     string
-	zone      *time.Location
-	log       *slog.Logger
 	mention   string
 	from      int      // the lowest severity number that mentions
 	broadcast []string // nil for the default
@@ -83,8 +79,8 @@ type slackSink struct {
 
 func openSlack(s slackSettings, h Host) (Opened, error) {
 	k := &slackSink{
-		getenv: h.Getenv, agent: h.Agent, zone: h.Zone, log: h.Log, channel: s.Channel, broadcast: s.Broadcast,
-		insecure: s.Insecure, turns: cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
+		Host: h, channel: s.Channel, broadcast: s.Broadcast, insecure: s.Insecure,
+		turns: cmp.Or(h.SlackTurns, new(SlackTurns)), now: time.Now,
 	}
 	var wrong KeyErrors
 	wrong.add(k.openAddress(s))
@@ -132,10 +128,9 @@ func (k *slackSink) openAddress(s slackSettings) error {
 		return wrong.err()
 	}
 	const otherwise = "is not the URL of an API; expected one such as https://slack.com/api/"
-	u, err := parseURL(s.APIURL, otherwise, "http", "https")
+	u, err := parseURL(s.APIURL, otherwise, tls, "http", "https")
 	wrong.when(err != nil, "api_url", "%w", err)
 	wrong.when(err == nil && (u.User != nil || u.RawQuery != ""), "api_url", otherwise)
-	wrong.when(err == nil && tls && u.Scheme != "https", "api_url", "is not https, and tls is given")
 	k.api = strings.TrimSuffix(s.APIURL, "/") + "/"
 	return wrong.err()
 }
@@ -143,7 +138,6 @@ func (k *slackSink) openAddress(s slackSettings) error {
 // broadcastable are the values of broadcast.
 var broadcastable = []string{"scheduled", "updated", "started", "vanished", "canceled", "reminder", "approved"}
 
-// openChoices takes mention and broadcast.
 func (k *slackSink) openChoices(s slackSettings) error {
 	var wrong KeyErrors
 	for i, change := range s.Broadcast {
@@ -197,25 +191,20 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 // open returns the calls to Slack with the secret as it is now. fetch is nil but to render. Its errors are *KeyError
 // and hold no secret.
 func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
-	secret, err := k.secret.read(k.getenv)
+	secret, err := k.secret.read(k.Getenv)
 	if err != nil {
 		return nil, err
 	}
 	if fetch == nil && k.caller != nil {
 		fetch = k.caller.fetch
 	}
-	a := &slackAPI{redact: new(redactor), agent: k.agent, fetch: fetch, place: k.secret.place(), channel: k.channel}
+	a := &slackAPI{sink: k, redact: new(redactor), fetch: fetch}
 	const otherwise = "is not the URL of an incoming webhook; expected one such as https://hooks.slack.com/services/…"
 	switch {
 	case k.api == "":
-		a.hook, err = parseURL(secret, otherwise, "http", "https")
-		switch {
-		case err != nil:
-		case a.hook.User != nil:
+		if a.hook, err = parseURL(secret, otherwise, k.secure, "http", "https"); err == nil && a.hook.User != nil {
 			err = errors.New(otherwise)
-		case k.secure && a.hook.Scheme != "https":
-			err = errors.New("is not https, and tls is given")
-		default:
+		} else if err == nil {
 			a.redact.hideURL(a.hook, k.secret.from())
 		}
 		a.to = a.hook
@@ -278,7 +267,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 		case hasCode(err, lostErrors):
 			return k.root(ctx, a, batch, f, r)
 		case hasCode(err, closedErrors):
-			k.log.Warn("cannot edit messages in this workspace; the thread continues below an outdated message", "err", err)
+			k.Log.Warn("cannot edit messages in this workspace; the thread continues below an outdated message", "err", err)
 		case err != nil:
 			return delivery.Answer{}, err
 		}
@@ -307,7 +296,6 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	return r.answer(p.ts), nil
 }
 
-// root posts a new root.
 func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any,
 	r slackReceipt) (delivery.Answer, error) {
 	f["reply"] = false
@@ -350,7 +338,7 @@ func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m sla
 func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error {
 	err := call(m)
 	if len(m.blocks) > 0 && hasCode(err, blocksErrors) {
-		k.log.Warn("Slack refuses the blocks of a message; sending its text only", "err", err)
+		k.Log.Warn("Slack refuses the blocks of a message; sending its text only", "err", err)
 		m.blocks = nil
 		err = call(m)
 	}
@@ -365,14 +353,14 @@ var slackFields = map[string]Field{
 
 // fields returns the fields for the templates.
 func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
-	f := fields(batch, k.zone, k.now())
+	f := fields(batch, k.Zone, k.now())
 	addFields(f, slackFields)
 	for _, one := range f["group"].([]map[string]any) {
 		if severity, _ := one["severitynumber"].(int); k.mention != "" && severity >= k.from {
 			f["mention"] = k.mention
 		}
 	}
-	k.runbook.put(f, k.log)
+	k.runbook.put(f, k.Log)
 	return f
 }
 
@@ -388,7 +376,7 @@ func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 		m.blocks, err = parseBlocks(blocks)
 	}
 	if err != nil {
-		k.log.Warn("cannot render the blocks of a message; sending its text only", "err", err)
+		k.Log.Warn("cannot render the blocks of a message; sending its text only", "err", err)
 	}
 	return m, nil
 }
@@ -496,7 +484,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	req.Header.Set("User-Agent", k.agent)
+	req.Header.Set("User-Agent", k.Agent)
 	r, err := a.fetch(req, a.redact)
 	if err != nil {
 		return "", err

@@ -30,20 +30,16 @@ type fetcher func(*http.Request, *redactor) (response, error)
 // them through Do. slack-go's function for an incoming webhook neither bounds the answer nor reads it, so that one is
 // ours.
 type slackAPI struct {
+	sink    *slackSink
 	client  *slack.Client
 	hook    *url.URL // instead of client
 	fetch   fetcher
 	redact  *redactor
-	agent   string
-	place   string // where the secret comes from, for people
-	channel string // in the settings
-
 	to      *url.URL // of the API, or hook
 	inClear bool     // anybody on the way can read the secret
 	last    response // of Slack
 }
 
-// slackMessage is what a message shows.
 type slackMessage struct {
 	text   string
 	blocks []slack.Block
@@ -150,7 +146,7 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 // call makes a request. It returns the answer, in which read finds the name of an error, if it is Slack's and may be an
 // error that Slack names: if Slack is busy, its words don't count.
 func (a *slackAPI) call(req *http.Request, read func(body string) string) (r response, known bool, err error) {
-	req.Header.Set("User-Agent", a.agent)
+	req.Header.Set("User-Agent", a.sink.Agent)
 	if r, err = a.fetch(req, a.redact); err != nil {
 		return r, false, err
 	}
@@ -253,8 +249,8 @@ func (a *slackAPI) refusal(err error) error {
 	if why := a.redact.line(strings.Join(said.ResponseMetadata.Messages, "; "), false, 200); why != "" {
 		text += " (" + why + ")"
 	}
-	if kind.remedy != "" && (a.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
-		text += ": " + strings.NewReplacer("SECRET", a.place, "CHANNEL", a.channel).Replace(kind.remedy)
+	if kind.remedy != "" && (a.sink.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
+		text += ": " + strings.NewReplacer("SECRET", a.sink.secret.place(), "CHANNEL", a.sink.channel).Replace(kind.remedy)
 	}
 	return a.last.later(&slackError{code, say(kind.class, text)})
 }

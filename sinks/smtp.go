@@ -34,8 +34,8 @@ const (
 
 // A mailServer is a server that takes mail, and the login there.
 type mailServer struct {
+	Host
 	addr     string // host and port
-	dial     Dialer
 	mode     string // starttls, implicit or none
 	tls      TLSSettings
 	helo     string // "" for the address of the connection
@@ -43,7 +43,6 @@ type mailServer struct {
 	username string
 	password source
 	command  []string // that prints the token
-	getenv   func(string) string
 
 	token atomic.Pointer[string] // that the command printed last; nil when the server has refused it
 }
@@ -78,7 +77,7 @@ func (m *mailServer) login(ctx context.Context, redact *redactor, secret string)
 	}
 	hello, cancel := context.WithTimeoutCause(ctx, helloPatience, fmt.Errorf("no answer within %v", helloPatience))
 	defer cancel()
-	s, err := startEmail(hello, m.dial, m.addr, m.helo, config, m.mode == "implicit")
+	s, err := startEmail(hello, m.dialer(connectTime), m.addr, m.helo, config, m.mode == "implicit")
 	if err == nil && m.username != "" {
 		err = s.login(hello, m.auth, m.username, secret)
 	}
@@ -109,7 +108,7 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 		}
 		m.token.Store(&secret)
 	default:
-		if secret, err = m.password.read(m.getenv); err != nil {
+		if secret, err = m.password.read(m.Getenv); err != nil {
 			return "", false, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}

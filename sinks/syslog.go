@@ -21,7 +21,6 @@ import (
 	"forewarn/templates"
 )
 
-// syslogSettings are the keys of syslog.
 type syslogSettings struct {
 	URL      string      `yaml:"url" doc:"tls://, tcp:// or udp://, host and port (default port: 6514, without TLS 514)"`
 	Facility string      `yaml:"facility" default:"daemon" doc:"syslog facility, kern to local7"`
@@ -67,23 +66,20 @@ var syslogFacilities = strings.Fields("kern user mail daemon auth syslog lpr new
 // that refuses nothing.
 type syslogSink struct {
 	syslogTransport
+	Host
 	to       *url.URL
 	facility int
 	app      string
 	id       string // of the structured data
 	text     *templates.Template
 	tls      TLSSettings
-	dial     Dialer
-	host     string // if the CloudEvent names no observer
-	zone     *time.Location
 	now      func() time.Time
 }
 
 func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	k := &syslogSink{
 		facility: slices.Index(syslogFacilities, cmp.Or(s.Facility, "daemon")), app: cmp.Or(s.AppName, "forewarn"),
-		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, dial: h.dialer(connectTime), host: h.Hostname, zone: h.Zone,
-		now: time.Now,
+		id: cmp.Or(s.SDID, "cloudevent@32473"), tls: s.TLS, Host: h, now: time.Now,
 	}
 	name, number, _ := strings.Cut(k.id, "@")
 	var wrong KeyErrors
@@ -118,7 +114,7 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 func syslogURL(text string) (*url.URL, syslogTransport, error) {
 	const otherwise = "is not the URL of a syslog receiver; expected one such as tls://logs.example.com:6514, " +
 		"tcp://… or udp://…"
-	u, err := parseURL(text, otherwise, "tls", "tcp", "udp")
+	u, err := parseURL(text, otherwise, false, "tls", "tcp", "udp")
 	if err != nil {
 		return nil, syslogTransport{}, err
 	}
@@ -194,7 +190,7 @@ func (k *syslogSink) connected(ctx context.Context, do syslogTask) error {
 		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	began := time.Now()
-	conn, err := k.dial(ctx, k.network, k.to.Host)
+	conn, err := k.dialer(connectTime)(ctx, k.network, k.to.Host)
 	if err != nil {
 		return err
 	}
@@ -274,7 +270,7 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := execute(k.text, fields([]delivery.Delivery{d}, k.zone, k.now()))
+	text, err := execute(k.text, fields([]delivery.Delivery{d}, k.Zone, k.now()))
 	if err != nil {
 		return nil, fmt.Errorf("text: %w", err)
 	}
@@ -297,7 +293,6 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	return append(m, text...), nil
 }
 
-// head returns the beginning of a message.
 func (k *syslogSink) head(ce event.Event) []byte {
 	at := "-"
 	if !ce.Time().IsZero() {
@@ -306,7 +301,7 @@ func (k *syslogSink) head(ce event.Event) []byte {
 	observer, _ := ce.Extensions()["observer"].(string)
 	kind := strings.TrimPrefix(ce.Type(), "dev.forewarn.")
 	return fmt.Appendf(nil, "<%d>1 %s %s %s - %s ", k.facility*8+syslogSeverity(ce), at,
-		cmp.Or(syslogName(observer, 255), syslogName(k.host, 255), "-"), k.app, cmp.Or(syslogName(kind, 32), "-"))
+		cmp.Or(syslogName(observer, 255), syslogName(k.Hostname, 255), "-"), k.app, cmp.Or(syslogName(kind, 32), "-"))
 }
 
 // syslogSeverity returns the severity of a CloudEvent: err, warning, info or debug.

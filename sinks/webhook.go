@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"mime"
 	"net/http"
@@ -69,21 +68,19 @@ func bodyShape(secrets []string) *templates.Shape {
 
 // webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents says, or as a body from a template.
 type webhook struct {
+	Host
 	caller   *caller
 	secrets  credentials
 	identity *identity // nil without
-	agent    string
 	binary   bool
 	body     *templates.Template // nil for a CloudEvent
 	content  string              // media type of body
 	runbook  runbook             // in body
-	log      *slog.Logger
-	zone     *time.Location
 	now      func() time.Time
 }
 
 func openWebhook(s webhookSettings, h Host) (Opened, error) {
-	w := &webhook{agent: h.Agent, binary: s.Mode == "binary", zone: h.Zone, now: time.Now, log: h.Log}
+	w := &webhook{Host: h, binary: s.Mode == "binary", now: time.Now}
 	var wrong KeyErrors
 	wrong.when(!oneOf(s.Mode, "", "structured", "binary"), "mode", "%q is unknown; expected structured or binary", s.Mode)
 	var err error
@@ -286,7 +283,7 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 		return nil, err
 	}
 	if header.Get("User-Agent") == "" {
-		header.Set("User-Agent", w.agent)
+		header.Set("User-Agent", w.Agent)
 	}
 	header.Set("Idempotency-Key", ce.ID()) // also lets net/http repeat a request that met a dead connection
 	if len(a.keys) > 0 {
@@ -308,9 +305,9 @@ func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header
 	switch ce := d.Event; {
 	case w.body != nil:
 		header.Set("Content-Type", w.content)
-		f := fields([]delivery.Delivery{d}, w.zone, w.now())
+		f := fields([]delivery.Delivery{d}, w.Zone, w.now())
 		f["secret"] = secrets
-		w.runbook.put(f, w.log)
+		w.runbook.put(f, w.Log)
 		return w.render(f)
 	case w.binary:
 		all, err := attributes(ce)
