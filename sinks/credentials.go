@@ -72,11 +72,7 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 // shown returns the keys of what each request shows the destination, but for a user in the URL. A signature shows
 // nothing of its secret.
 func (c credentials) shown() (keys []string) {
-	for _, given := range []source{c.bearer, c.password} {
-		if given.given() {
-			keys = append(keys, given.from())
-		}
-	}
+	keys = slices.Concat(c.bearer.keys(), c.password.keys())
 	if c.identity {
 		keys = append(keys, "azure_identity")
 	}
@@ -149,15 +145,12 @@ func (c credentials) read() (access, error) {
 	}
 	for _, s := range c.signing {
 		secret, err := s.read(c.getenv)
-		if err != nil {
-			wrong.add(err)
-			continue
-		}
 		a.redact.hide(secret, strings.TrimPrefix(secret, signingPrefix))
-		key, err := signingKey(secret)
-		if err != nil {
-			wrong.add(s.wrong(err))
+		key, bad := signingKey(secret)
+		if err == nil && bad != nil {
+			err = s.wrong(bad)
 		}
+		wrong.add(err)
 		a.keys = append(a.keys, key)
 	}
 	if len(wrong) > 0 {

@@ -229,17 +229,10 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	if err != nil {
 		return answer, m.server.failure(ctx, redact, err)
 	}
-	for i, why := range refused {
-		if why == nil {
-			have = append(have, to[i])
-		}
+	now, names, class := outcome(to, refused)
+	if have = append(have, now...); len(have) > 0 {
+		answer.Progress, _ = json.Marshal(have) // texts always can be
 	}
-	if len(have) > 0 {
-		if answer.Progress, err = json.Marshal(have); err != nil {
-			return answer, err
-		}
-	}
-	names, class := refusals(to, refused)
 	if names != "" && (class == nil || len(have) == 0) {
 		return answer, say(class, redact.line(m.server.addr+": "+names, false, 1000))
 	}
@@ -253,23 +246,25 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	return answer, nil
 }
 
-// refusals lists the refused recipients with the reasons, and returns the class of the delivery if nobody has the mail:
-// nil to retry while one of them may still get it, else delivery.ErrBlocked if somebody can mend one, else
-// delivery.ErrRejected. names is empty if nobody is refused.
-func refusals(to []string, refused []error) (names string, class error) {
+// outcome returns the recipients who have the mail, and names the refused ones with the reasons. class is that of the
+// delivery if nobody has the mail: nil to retry while one may still get it, else delivery.ErrBlocked if somebody can
+// mend one, else delivery.ErrRejected.
+func outcome(to []string, refused []error) (have []string, names string, class error) {
 	var all []string
 	var classes []error
 	for i, why := range refused {
-		if why != nil {
-			all, classes = append(all, to[i]+": "+why.Error()), append(classes, classOfMail(why))
+		if why == nil {
+			have = append(have, to[i])
+			continue
 		}
+		all, classes = append(all, to[i]+": "+why.Error()), append(classes, classOfMail(why))
 	}
 	for _, class := range []error{nil, delivery.ErrBlocked, delivery.ErrRejected} {
 		if slices.Contains(classes, class) {
-			return strings.Join(all, "; "), class
+			return have, strings.Join(all, "; "), class
 		}
 	}
-	return "", nil
+	return have, "", nil
 }
 
 // Connect connects and logs in, and sends no mail.

@@ -213,8 +213,8 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	if err != nil {
 		return delivery.Answer{}, classOfStart(err)
 	}
-	limit := c.limit(d)
 	if _, ok := ctx.Deadline(); !ok {
+		limit := c.limit(d)
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %v", limit.Round(time.Second)))
 		defer cancel()
@@ -226,23 +226,24 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		return delivery.Answer{}, classOfStart(err)
 	}
 	took := c.now().Sub(began).Round(10 * time.Millisecond)
-	if text := out.text(redact); text != "" {
+	text := out.text(redact)
+	if text != "" {
 		c.Log.Info("output of the command", "sink", c.Name, "id", d.Event.ID(), "attempt", d.Attempt, "output", text)
 	}
-	return c.judge(ctx, d, state, out.last(redact), took)
+	last := redact.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
+	return c.judge(ctx, d, state, last, took)
 }
 
 // judge returns what a run means for the CloudEvent. A run that was out of time failed, unless it exited with 0; one
 // that the stop of the bridge ended is repeated and does not count.
 func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string,
 	took time.Duration) (delivery.Answer, error) {
-	text, said := state.String(), ""
 	if last != "" {
-		said = ": " + last
+		last = ": " + last
 	}
-	how := strings.Replace(text, "exit status", "exit", 1)
-	answer := delivery.Answer{Status: fmt.Sprintf("%s after %v%s", how, took, said)}
-	text += said
+	text := state.String() + last
+	how := strings.Replace(state.String(), "exit status", "exit", 1)
+	answer := delivery.Answer{Status: fmt.Sprintf("%s after %v%s", how, took, last)}
 	failed := errors.New(text)
 	if ctx.Err() != nil {
 		failed = fmt.Errorf("%w: %s", context.Cause(ctx), text)
@@ -458,21 +459,15 @@ func (o *output) Write(p []byte) (int, error) {
 func (o *output) text(redact *redactor) string {
 	if !o.cut {
 		all := lines(redact, redact.text(string(o.kept)))
-		if len(all) <= maxOutput {
-			return all
+		if len(all) > maxOutput {
+			all = shorten(all, all)
 		}
-		return shorten(all, all)
+		return all
 	}
 	head, tail := redact.text(string(o.kept[:o.most/2])), redact.text(string(o.kept[o.most/2:]))
 	// The cut may be inside a secret.
 	head, tail = head[:max(0, len(head)-redact.longest)], tail[min(len(tail), redact.longest):]
 	return shorten(lines(redact, head), lines(redact, tail))
-}
-
-// last returns the last line of the output that is not empty.
-func (o *output) last(redact *redactor) string {
-	text := o.text(redact)
-	return redact.line(text[strings.LastIndexByte(text, '\n')+1:], false, 200)
 }
 
 // shorten joins the beginning of one text and the end of another to at most maxOutput bytes.

@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,7 +38,8 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 		"%s is a directory; expected the path of a file", s.Path)
 	wrong.when(s.RotateEvery != 0 && s.RotateEvery < time.Minute, "rotate_every", "expected at least 1m")
 	wrong.when(s.Keep < 0, "keep", "expected how many rotated files stay, or 0 for all")
-	wrong.when(s.Keep > 0 && !r.on(), "keep", "is about rotated files; expected max_size or rotate_every too")
+	wrong.when(s.Keep > 0 && r.max == 0 && r.every == 0, "keep",
+		"is about rotated files; expected max_size or rotate_every too")
 	wrong.when(s.Path == "-" && r.max > 0, "max_size", "standard output cannot be rotated")
 	wrong.when(s.Path == "-" && r.every > 0, "rotate_every", "standard output cannot be rotated")
 	wrong.when(s.Path == "-" && s.Chain, "chain", "standard output cannot be read back; expected the path of a file")
@@ -109,10 +111,7 @@ func (s *stream) Connect(context.Context) (string, error) { return "standard out
 
 // Connect checks that a delivery could write to the file, and changes nothing.
 func (f *file) Connect(context.Context) (string, error) {
-	if err := f.writable(); err != nil {
-		return "", classOfFile(err)
-	}
-	return f.path + " can be written to", nil
+	return f.path + " can be written to", classOfFile(f.writable())
 }
 
 func (f *file) writable() error {
@@ -231,11 +230,8 @@ func takeBack(file *os.File, old, n int64) error {
 	}
 	defer again.Close()
 	before, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	now, err := again.Stat()
-	if err != nil || !os.SameFile(before, now) || now.Size() != old+n {
+	now, failed := again.Stat()
+	if err = cmp.Or(err, failed); err != nil || !os.SameFile(before, now) || now.Size() != old+n {
 		return err
 	}
 	return again.Truncate(old)

@@ -15,8 +15,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"forewarn/bridge/delivery"
 )
@@ -159,7 +157,9 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 		at = to
 	}
 	secure := at == to && to.Scheme == "https"
-	conn, err := transport.DialContext(ctx, "tcp", dialed(at))
+	ports := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}
+	port := cmp.Or(at.Port(), ports[at.Scheme])
+	conn, err := transport.DialContext(ctx, "tcp", net.JoinHostPort(at.Hostname(), port))
 	if err == nil {
 		defer conn.Close()
 		if secure {
@@ -175,12 +175,6 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 		return redact.text("reached " + origin(at) + ", its certificate is valid"), nil
 	}
 	return redact.text("reached " + origin(at)), nil
-}
-
-// dialed returns the host and port of a URL.
-func dialed(u *url.URL) string {
-	usual := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}
-	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), usual[u.Scheme]))
 }
 
 // parseURL reads a URL with a host and one of the schemes, else the error is otherwise. secure says that tls is given,
@@ -200,7 +194,7 @@ func parseURL(text, otherwise string, secure bool, schemes ...string) (*url.URL,
 func checkHost(u *url.URL) error {
 	host := u.Hostname()
 	if _, err := netip.ParseAddr(host); err != nil && strings.ContainsFunc(host, func(r rune) bool {
-		return r != '.' && r != '-' && r != '_' && (r >= utf8.RuneSelf || !isWord(byte(unicode.ToLower(r))))
+		return r != '.' && !inToken(r)
 	}) {
 		return errors.New("its host is not a name; expected letters, digits, dots and dashes, with what is beyond ASCII " +
 			"in its xn-- form")

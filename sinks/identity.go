@@ -62,7 +62,6 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 	}, wrong.err()
 }
 
-// get returns a valid token.
 func (i *identity) get(ctx context.Context) (string, error) {
 	if h := i.held.Load(); h != nil && i.now().Before(h.until) {
 		return h.token.plain(), nil

@@ -45,10 +45,7 @@ func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[s
 	for i, d := range batch {
 		group[i] = messageFields(d, zone, now)
 	}
-	f := make(map[string]any, len(group[0])+1)
-	for name, v := range group[0] {
-		f[name] = v
-	}
+	f := maps.Clone(group[0])
 	f["group"] = group
 	return f
 }

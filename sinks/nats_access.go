@@ -1,6 +1,7 @@
 package sinks
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -236,16 +237,14 @@ func natsURL(text string) (*url.URL, error) {
 	}
 	const otherwise = "is not the URL of a NATS server; expected one such as nats://nats.example.com:4222, or tls://…"
 	u, err := parseURL(text, otherwise, false, "nats", "tls")
+	if err == nil && (strings.Trim(u.Path, "/") != "" || u.RawQuery != "") {
+		err = errors.New(otherwise)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" {
-		return nil, errors.New(otherwise)
-	}
-	if u.Port() == "" {
-		u.Host = net.JoinHostPort(u.Hostname(), "4222")
-	}
-	return &url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host}, nil
+	host := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "4222"))
+	return &url.URL{Scheme: u.Scheme, User: u.User, Host: host}, nil
 }
 
 func natsCreds(text string, redact *redactor) (nats.Option, error) {

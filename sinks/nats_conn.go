@@ -56,12 +56,12 @@ func (a natsAccess) connect(ctx context.Context, network, address string) (*nats
 }
 
 func (a natsAccess) greet(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
-	conn := newNATSConn(raw, raw)
+	conn, err := newNATSConn(raw, raw), error(nil)
 	if a.first {
-		var err error
-		if conn, err = a.handshake(ctx, raw, address); err != nil {
-			return nil, err
-		}
+		conn, err = a.handshake(ctx, raw, address)
+	}
+	if err != nil {
+		return nil, err
 	}
 	line, err := conn.readLine()
 	if err != nil {

@@ -113,7 +113,6 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 
 type natsDialer func(network, address string) (net.Conn, error)
 
-// Dial makes a connection.
 func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
 // found notes the server that is dialed, and then the connection to it.

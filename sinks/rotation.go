@@ -20,8 +20,6 @@ type rotation struct {
 	keep  int // 0 for all
 }
 
-func (r rotation) on() bool { return r.max > 0 || r.every > 0 }
-
 // due reports whether a file of size bytes, last written at last, is rotated before more bytes are added. An empty one
 // is not: a line longer than the limit has to go somewhere.
 func (r rotation) due(size, more int64, last, now time.Time) bool {
@@ -66,7 +64,7 @@ func setAside(path string, now time.Time, rename func(path, name string) error) 
 		case err == nil, errors.Is(err, fs.ErrNotExist) && missing(path): // Windows says so of a name that is too long, too
 			return nil
 		case !errors.Is(err, fs.ErrExist):
-			return nameless(err)
+			return cmp.Or(errors.Unwrap(err), err)
 		}
 		name = base + "-" + strconv.Itoa(n) + ext
 	}
@@ -75,17 +73,6 @@ func setAside(path string, now time.Time, rename func(path, name string) error) 
 func missing(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
-}
-
-// nameless returns the cause of an error, without the names of the files.
-func nameless(err error) error {
-	if link, ok := errors.AsType[*os.LinkError](err); ok {
-		return link.Err
-	}
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		return path.Err
-	}
-	return err
 }
 
 // deleteOldest deletes old files of path, but for the newest keep.

@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -119,7 +120,9 @@ func (s source) check() error {
 func (s source) read(getenv func(string) string) (text string, err error) {
 	switch {
 	case s.File != "":
-		text, err = readSecret(s.File)
+		var raw []byte
+		raw, err = readSmall(s.File)
+		text, err = trimNewline(string(raw)), cmp.Or(err, fmt.Errorf("%s is empty", s.File))
 	case s.Env != "":
 		text, err = trimNewline(getenv(s.Env)), fmt.Errorf("the environment variable %s is not set or empty", s.Env)
 	default:
@@ -178,19 +181,6 @@ func (all sources) files() (names []string) {
 // filled returns the texts that are not empty.
 func filled(texts ...string) []string {
 	return slices.DeleteFunc(texts, func(s string) bool { return s == "" })
-}
-
-// readSecret reads a secret's file.
-func readSecret(path string) (string, error) {
-	text, err := readSmall(path)
-	if err != nil {
-		return "", err
-	}
-	s := trimNewline(string(text))
-	if s == "" {
-		return "", fmt.Errorf("%s is empty", path)
-	}
-	return s, nil
 }
 
 // trimNewline removes the newline that editors and echo leave at the end of a file.

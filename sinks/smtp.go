@@ -125,8 +125,8 @@ func (m *mailServer) check(ctx context.Context) (string, error) {
 	}
 	defer s.quit()
 	answer := "reached " + m.addr
-	if version := s.tlsVersion(); version != "" {
-		answer += " with " + version
+	if state, ok := s.client.TLSConnectionState(); ok {
+		answer += " with " + tls.VersionName(state.Version)
 	}
 	if m.username != "" {
 		answer += ", logged in as " + m.username + " by " + s.mechanism
@@ -347,15 +347,6 @@ func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
 		}
 	}
 	return a.Auth.Next(said, more)
-}
-
-// tlsVersion returns the version of TLS, or "" without TLS.
-func (s *emailSession) tlsVersion() string {
-	state, ok := s.client.TLSConnectionState()
-	if !ok {
-		return ""
-	}
-	return tls.VersionName(state.Version)
 }
 
 // errAtDot says that the whole mail was sent and no reply came.

@@ -281,7 +281,7 @@ func FuzzSMTPReplies(f *testing.F) {
 			var refused []error
 			refused, reply, err = s.send(t.Context(), "a@example.com", to, []byte("Subject: x\r\n\r\nx\r\n"))
 			s.quit()
-			if names, class := refusals(to, refused); names != "" {
+			if _, names, class := outcome(to, refused); names != "" {
 				err = say(class, redact.line(names, false, 1000))
 			} else if err != nil {
 				err = m.failure(t.Context(), redact, err)

@@ -92,7 +92,7 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 		"%q is not a name of structured data; expected a name, @ and your enterprise number, such as cloudevent@32473",
 		s.SDID)
 	var err error
-	k.to, k.syslogTransport, err = syslogURL(s.URL)
+	k.to, err = syslogURL(s.URL)
 	wrong.when(err != nil, "url", "%w", err)
 	wrong.when(err == nil && k.to.Scheme != "tls" && s.TLS != TLSSettings{}, "tls",
 		"is for tls://; expected that url, or no tls")
@@ -103,6 +103,7 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 	if err := wrong.err(); err != nil {
 		return Opened{}, err
 	}
+	k.syslogTransport = syslogTransports[k.to.Scheme]
 	opened := Opened{Sink: k, Secrets: s.TLS.files()}
 	opened.note(k.to.Scheme == "udp",
 		"UDP loses messages, and nobody hears of it; tls:// or tcp:// notices when a receiver is gone")
@@ -111,18 +112,18 @@ func openSyslog(s syslogSettings, h Host) (Opened, error) {
 }
 
 // syslogURL reads the address of a receiver. Its errors do not show it.
-func syslogURL(text string) (*url.URL, syslogTransport, error) {
+func syslogURL(text string) (*url.URL, error) {
 	const otherwise = "is not the URL of a syslog receiver; expected one such as tls://logs.example.com:6514, " +
 		"tcp://… or udp://…"
 	u, err := parseURL(text, otherwise, false, "tls", "tcp", "udp")
+	if err == nil && (u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "") {
+		err = errors.New(otherwise)
+	}
 	if err != nil {
-		return nil, syslogTransport{}, err
+		return nil, err
 	}
-	if u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, syslogTransport{}, errors.New(otherwise)
-	}
-	t := syslogTransports[u.Scheme]
-	return &url.URL{Scheme: u.Scheme, Host: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), t.port))}, t, nil
+	host := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), syslogTransports[u.Scheme].port))
+	return &url.URL{Scheme: u.Scheme, Host: host}, nil
 }
 
 // Deliver sends the batch.
@@ -167,24 +168,19 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 	})
 }
 
-// A syslogTask is what is done with a connection. trip is about the time that a packet takes to the receiver and back.
-type syslogTask func(conn net.Conn, trip time.Duration) error
-
-// with does something with a new connection. Its errors have a class.
-func (k *syslogSink) with(ctx context.Context, do syslogTask) error {
+// with does something with a new connection; trip is about the time that a packet takes to the receiver and back. Its
+// errors have a class.
+func (k *syslogSink) with(ctx context.Context, do func(conn net.Conn, trip time.Duration) error) (err error) {
 	ctx, cancel := limited(ctx, syslogTerms.Timeout)
 	defer cancel()
-	err := context.Cause(ctx)
-	if err == nil {
-		err = k.connected(ctx, do)
+	defer func() {
+		if err != nil {
+			err = failure(ctx, new(redactor), k.to.String(), classOfFailure(err), err)
+		}
+	}()
+	if err := context.Cause(ctx); err != nil {
+		return err
 	}
-	if err == nil {
-		return nil
-	}
-	return failure(ctx, new(redactor), k.to.String(), classOfFailure(err), err)
-}
-
-func (k *syslogSink) connected(ctx context.Context, do syslogTask) error {
 	config, err := k.tls.load()
 	if err != nil {
 		return fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
