@@ -35,7 +35,8 @@ import (
 //	hears [LABEL.change ...]             the receiver accepted exactly these, in this order (waits for it)
 //	tried LABEL.change                   the receiver saw an attempt (waits for it)
 //	start NAME COMMAND ARGS …            start forewarn; its output is NAME.out, its log NAME.log
-//	signal NAME TERM|INT|KILL            send it that and wait for its end, which must be orderly
+//	signal NAME TERM|INT|KILL            send it that and wait for its end, which must be orderly; on Windows also BREAK,
+//	                                     which is Ctrl-Break, and CLOSE, for its console
 //	signal NAME HUP|STOP|CONT            send it that
 //	logged FILE REGEXP                   the file has it (waits for it)
 //	approvals [LABEL ...]                Azure was asked to begin exactly these, in this order (waits for it)
@@ -71,7 +72,7 @@ func TestScripts(t *testing.T) {
 }
 
 // patience is how long a story waits for what must come. It is long, because machines are slow, and costs nothing.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // setting is what a story happens in.
 type setting struct {

@@ -45,6 +45,10 @@ func signalProcess(p *os.Process, name string) error {
 			return fmt.Errorf("Ctrl-C: %w: %s", err, out)
 		}
 		return nil
+	case "BREAK":
+		return consoleEvent(p, windows.CTRL_BREAK_EVENT)
+	case "CLOSE":
+		return consoleEvent(p, windows.CTRL_CLOSE_EVENT)
 	case "KILL":
 		return p.Kill()
 	case "STOP":
@@ -53,6 +57,28 @@ func signalProcess(p *os.Process, name string) error {
 		return eachThread(p, "NtResumeProcess")
 	}
 	return errors.New("Windows has no signal " + name)
+}
+
+// consoleEvent does what a console does in its processes: it starts a thread there that calls their handlers with the
+// event. No program can press these keys under wine, where Ctrl-Break ends a thread of each process instead.
+func consoleEvent(p *os.Process, event uintptr) error {
+	const access = windows.PROCESS_CREATE_THREAD | windows.PROCESS_QUERY_INFORMATION | windows.PROCESS_VM_OPERATION |
+		windows.PROCESS_VM_READ | windows.PROCESS_VM_WRITE
+	h, err := windows.OpenProcess(access, false, uint32(p.Pid))
+	if err != nil {
+		return err
+	}
+	defer windows.CloseHandle(h)
+	handlers := windows.NewLazySystemDLL("kernelbase.dll").NewProc("CtrlRoutine") // at this address in every process
+	if err := handlers.Find(); err != nil {
+		return err
+	}
+	start := windows.NewLazySystemDLL("kernel32.dll").NewProc("CreateRemoteThread")
+	thread, _, err := start.Call(uintptr(h), 0, 0, handlers.Addr(), event, 0, 0)
+	if thread == 0 {
+		return err
+	}
+	return windows.CloseHandle(windows.Handle(thread))
 }
 
 func eachThread(p *os.Process, call string) error {
@@ -73,7 +99,6 @@ func withConsole(c *exec.Cmd) {
 }
 
 // ctrlC is a program that presses Ctrl-C on the console of the process named by its argument. It has to leave its own.
-// Ctrl-Break it cannot press under wine, where the program that does so hangs.
 func ctrlC() {
 	kernel := windows.NewLazySystemDLL("kernel32.dll")
 	pid, err := strconv.Atoi(os.Args[1])
