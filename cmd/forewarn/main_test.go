@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,7 +35,25 @@ func TestMain(m *testing.M) {
 	}
 	testscript.Main(m, map[string]func(){
 		"forewarn": command, "ctrl-c": ctrlC, "append": appendLine, "nats-server": natsServer,
+		"powershell": powerShell,
 	})
+}
+
+// powerShell stands for the program of that name, which wine lacks: it notes beside the script what it was started with,
+// and ends with the exit code of a script that is one line, "exit CODE".
+func powerShell() {
+	script := os.Args[slices.Index(os.Args, "-File")+1]
+	noted := fmt.Sprintf("%s %q\n", os.Getenv("FOREWARN_CHANGE"), os.Args[1:])
+	if err := os.WriteFile(script+".txt", []byte(noted), 0o600); err != nil {
+		panic(err)
+	}
+	text, err := os.ReadFile(script)
+	if err != nil {
+		panic(err)
+	}
+	var code int
+	fmt.Sscanf(string(text), "exit %d", &code)
+	os.Exit(code)
 }
 
 // appendLine appends its standard input to the file that it is given, as a line.
