@@ -20,6 +20,7 @@ import (
 	"github.com/emersion/go-smtp"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/systemtest"
 	"forewarn/templates"
 )
 
@@ -530,7 +531,7 @@ func TestEmailSettingsAreChecked(t *testing.T) {
 		{good + "username: u\npassword: x\ntoken_command: [t]", "token_command", "password is given too"},
 		{good + "username: u\nauth: plain\ntoken_command: [t]", "token_command", "expected auth: xoauth2"},
 		{good + "tls: {mode: none, server_name: x}", "tls.mode", "no certificates"},
-		{good + "tls: {ca_file: /no/such}", "tls.ca_file", noSuchPath.Error()},
+		{good + "tls: {ca_file: /no/such}", "tls.ca_file", systemtest.NoSuchPath.Error()},
 		{good + "helo: 'a b'", "helo", "not a host name"},
 		{good + "subject: '{{'", "subject", "subject:1"},
 		{good + "subject: ' '", "subject", "empty"},

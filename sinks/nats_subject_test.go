@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 // All machines that see a change of an Azure event give it one subject: by their scale set, by the set that
@@ -299,7 +300,7 @@ func TestNATSRefusesWrongSettings(t *testing.T) {
 		at + "password: x":                                         {"password", "needs username"},
 		at + "token: x\ntoken_env: X":                              {"token_env", "only one of them"},
 		at + "creds_file: " + seed:                                 {"creds_file", "has no user JWT"},
-		at + "creds_file: /nowhere":                                {"creds_file", noSuchFile.Error()},
+		at + "creds_file: /nowhere":                                {"creds_file", systemtest.NoSuchFile.Error()},
 		at + "nkey_file: " + writeFile(t, "nkey", "hello"):         {"nkey_file", "holds no seed"},
 		at + "tls: {cert_file: x}":                                 {"tls.cert_file", "needs key_file"},
 		at + "provision: {}":                                       {"provision.stream", "expected A-Z"},

@@ -12,12 +12,10 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +23,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
 )
 
 const document7 = `{"DocumentIncarnation":7,"Events":[{"EventId":"A"}]}`
@@ -339,11 +338,7 @@ func TestOnlyAWholeDocumentIsOneOverOddConnections(t *testing.T) {
 		}
 		l.Close()
 		p := client(t, "http://"+l.Addr().String()).Poll(t.Context(), "")
-		want := "connection refused"
-		if runtime.GOOS == "windows" {
-			want = syscall.Errno(10061).Error() // WSAECONNREFUSED, in its own words
-		}
-		wantPoll(t, p, PollRetry, want)
+		wantPoll(t, p, PollRetry, systemtest.Refused.Error())
 		if strings.Contains(p.Err.Error(), "api-version") {
 			t.Errorf("the error repeats the address: %v", p.Err)
 		}

@@ -32,7 +32,8 @@ var arrows = map[string]arrow{
 	"bridge/delivery":         {},
 	"bridge/outbox":           {may: []string{"bridge/delivery"}},
 	"bridge/discovery":        {may: []string{"bridge", "bridge/imds"}, inTests: []string{"bridge/imdstest"}},
-	"bridge/imds":             {inTests: []string{"bridge/imdstest"}},
+	"bridge/imds":             {inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
+	"bridge/systemtest":       {},
 	measure:                   {inTests: []string{"bridge/delivery", "bridge/imdstest", "bridge/outbox"}},
 	measure + "/bare":         {}, // what it compares forewarn with
 	"bridge/imdstest": {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
@@ -41,7 +42,7 @@ var arrows = map[string]arrow{
 		inTests: []string{"bridge/imdstest"}},
 	"sinks": {
 		may:     []string{"bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/imds", "templates"},
-		inTests: []string{"bridge", "bridge/imdstest", "bridge/outbox"},
+		inTests: []string{"bridge", "bridge/imdstest", "bridge/outbox", "bridge/systemtest"},
 	},
 	"templates": {inTests: []string{"bridge/cloudevent", "bridge/imds"}},
 	"cmd/forewarn": {may: []string{
@@ -49,7 +50,7 @@ var arrows = map[string]arrow{
 		"bridge/imdstest", "bridge/outbox", "bridge/relay", "sinks", "templates",
 		"cmd/forewarn/internal/control", "cmd/forewarn/internal/manual", "cmd/forewarn/internal/page",
 		"cmd/forewarn/internal/service", "cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording", "examples",
-	}, inTests: []string{"cmd/forewarn/internal/statustest"}},
+	}, inTests: []string{"bridge/systemtest", "cmd/forewarn/internal/statustest"}},
 	"cmd/forewarn/internal/control": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/outbox", "bridge/relay", "cmd/forewarn/internal/service",
 		"cmd/forewarn/internal/settings", "cmd/forewarn/internal/wording",

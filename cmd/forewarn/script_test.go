@@ -19,6 +19,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
 	"forewarn/cmd/forewarn/internal/statustest"
 )
 
@@ -127,8 +128,8 @@ func setUp(e *testscript.Env) error {
 	e.Setenv("LONG", strings.Repeat(strings.Repeat("long", 15)+string(filepath.Separator), 4)+"end")
 	e.Setenv("CONTROL", controlPath(e.WorkDir))
 	for name, word := range map[string]string{
-		"STAT": statCall, "NO_SUCH_FILE": noSuchFile.Error(), "NO_SUCH_PATH": noSuchPath.Error(),
-		"REFUSED": connectionRefused.Error(), "ADDRESS_TAKEN": addressTaken.Error(),
+		"STAT": systemtest.StatCall, "NO_SUCH_FILE": systemtest.NoSuchFile.Error(), "NO_SUCH_PATH": systemtest.NoSuchPath.Error(),
+		"REFUSED": systemtest.Refused.Error(), "ADDRESS_TAKEN": systemtest.AddressInUse.Error(),
 	} {
 		e.Setenv(name, word)
 	}

@@ -10,8 +10,6 @@ import (
 
 // What the system says and has.
 const (
-	noSuchFile  = windows.ERROR_FILE_NOT_FOUND
-	noSuchPath  = windows.ERROR_PATH_NOT_FOUND
 	wasEnded    = "exit status "
 	someProgram = "C:/bin/true.exe"
 )

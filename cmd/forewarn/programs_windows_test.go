@@ -1,19 +1,6 @@
 package main
 
-import (
-	"regexp"
-
-	"golang.org/x/sys/windows"
-)
-
-// What the system says.
-const (
-	statCall          = "GetFileAttributesEx"
-	noSuchFile        = windows.ERROR_FILE_NOT_FOUND
-	noSuchPath        = windows.ERROR_PATH_NOT_FOUND
-	connectionRefused = windows.WSAECONNREFUSED
-	addressTaken      = windows.WSAEADDRINUSE
-)
+import "regexp"
 
 // programsHere gives the programs of settings for another system a path of Windows.
 func programsHere(settings string) string {

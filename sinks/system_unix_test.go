@@ -2,12 +2,8 @@
 
 package sinks
 
-import "syscall"
-
 // What the system says and has.
 const (
-	noSuchFile  = syscall.ENOENT
-	noSuchPath  = syscall.ENOENT
 	wasEnded    = "signal: "
 	someProgram = "/bin/true"
 )

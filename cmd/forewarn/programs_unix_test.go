@@ -2,19 +2,6 @@
 
 package main
 
-import (
-	"syscall"
-)
-
-// What the system says.
-const (
-	statCall          = "stat"
-	noSuchFile        = syscall.ENOENT
-	noSuchPath        = syscall.ENOENT
-	connectionRefused = syscall.ECONNREFUSED
-	addressTaken      = syscall.EADDRINUSE
-)
-
 // programsHere returns settings as they are: the paths of their programs are those of this system.
 func programsHere(settings string) string { return settings }
 

@@ -1,0 +1,13 @@
+// Package systemtest has the words in which the system that the tests run on reports errors.
+package systemtest
+
+import "golang.org/x/sys/windows"
+
+// What the system says.
+const (
+	StatCall     = "GetFileAttributesEx" // what os.Stat calls
+	NoSuchFile   = windows.ERROR_FILE_NOT_FOUND
+	NoSuchPath   = windows.ERROR_PATH_NOT_FOUND // a directory on the way is missing
+	Refused      = windows.WSAECONNREFUSED
+	AddressInUse = windows.WSAEADDRINUSE
+)
