@@ -294,7 +294,7 @@ func (f *faults) syslog(scheme string) destination {
 	serve := func(conn net.Conn) net.Conn { return conn }
 	if scheme == "tls" {
 		ca := newAuthority(f.t)
-		config := &tls.Config{Certificates: []tls.Certificate{ca.issue(f.t, "127.0.0.1", 24*time.Hour)},
+		config := &tls.Config{Certificates: []tls.Certificate{ca.issue(f.t, hostOf(f.t), 24*time.Hour)},
 			MinVersion: tls.VersionTLS12}
 		serve = func(conn net.Conn) net.Conn { return tls.Server(conn, config) }
 		settings = "\ntls: {ca_file: " + ca.file + "}"
@@ -343,7 +343,8 @@ func (p plainWire) Write(b []byte) (int, error) { return p.Conn.Write(b) }
 // nats is a stream on a server that is restarted, behind a way that is cut.
 func (f *faults) nats() destination {
 	const name = "nats"
-	dir, port := f.t.TempDir(), freePort(f.t)
+	dir := f.t.TempDir()
+	port, _ := strconv.Atoi(freePort(f.t))
 	start := func() *server.Server {
 		return natsServe(f.t, func(o *server.Options) { o.StoreDir, o.Port = dir, port })
 	}
@@ -360,7 +361,7 @@ func (f *faults) nats() destination {
 	})
 	g := f.gate(name)
 	go g.each(func(w *wire) {
-		there, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
+		there, err := net.Dial("tcp", fmt.Sprint(hostOf(f.t), ":", port))
 		if err != nil {
 			return
 		}

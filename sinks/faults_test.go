@@ -38,7 +38,7 @@ const (
 // and hang up in the middle of a request or of an answer.
 func TestSinksUnderFaults(t *testing.T) {
 	t.Parallel() // it waits more than it works
-	harm := 6 * time.Second
+	harm := 3 * time.Second
 	if text := os.Getenv(faultsFor); text != "" {
 		var err error
 		if harm, err = time.ParseDuration(text); err != nil {
@@ -408,7 +408,7 @@ type gate struct {
 // gate opens a port of a destination's own, which is down now and then.
 func (f *faults) gate(name string) *gate {
 	g := &gate{f: f, conns: make(chan net.Conn), over: make(chan struct{}), wires: map[*wire]bool{}}
-	address := fmt.Sprint("127.0.0.1:", freePort(f.t))
+	address := net.JoinHostPort(hostOf(f.t), freePort(f.t))
 	var accepting sync.WaitGroup
 	up := func() {
 		l, err := net.Listen("tcp", address)

@@ -3,20 +3,57 @@ package sinks
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"flag"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
+
+// hostOf returns an address of this machine that is the test's own, so that nobody takes the port of a server that is
+// gone or away: all others listen at 127.0.0.1.
+func hostOf(t *testing.T) string {
+	t.Helper()
+	sum := sha256.Sum256(fmt.Append(nil, os.Getpid(), t.Name()))
+	host := fmt.Sprintf("127.%d.%d.%d", 1+sum[0]%200, sum[1], 1+sum[2]%200)
+	l, err := net.Listen("tcp", host+":0")
+	if err != nil { // on a system with one such address only
+		return "127.0.0.1"
+	}
+	l.Close()
+	return host
+}
+
+// ports counts those that freePort gave away.
+var ports atomic.Uint32
+
+// freePort is a port to listen on later, so none of those that systems give to connections: it would be taken by then.
+// It gives no port twice.
+func freePort(t *testing.T) string {
+	t.Helper()
+	for range 100 {
+		port := strconv.Itoa(25000 + (os.Getpid()*50+int(ports.Add(1)))%5000)
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			l.Close()
+			return port
+		}
+	}
+	t.Fatal("no port is free")
+	return ""
+}
 
 // monday is a Monday at noon.
 var monday = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -107,10 +106,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 
 // Failures without an answer are tried again, except for what only somebody can mend.
 func TestFailuresHaveClasses(t *testing.T) {
-	closed := httptest.NewServer(nil)
-	closed.Close()
 	for name, tt := range map[string]struct{ url, want string }{
-		"nobody listens": {closed.URL, again},
+		"nobody listens": {"http://" + net.JoinHostPort(hostOf(t), "9"), again},
 		"hangs up":       {serve(t, http.HandlerFunc(hangUp)).URL, again},
 		"no http":        {"http://" + talk(t, "220 mail.example.com ESMTP\r\n"), again},
 		"no tls":         {"https://" + strings.TrimPrefix(serve(t, new(recorder)).URL, "http://"), again},

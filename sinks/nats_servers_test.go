@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -98,20 +98,6 @@ func natsPending(t *testing.T, n int) []string {
 	return ids
 }
 
-// freePort is a port to listen on later, so none of those that systems give to connections: it would be taken by then.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		port := 25000 + rand.IntN(5000)
-		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
-}
-
 // natsCluster starts three servers that know of each other.
 func natsCluster(t *testing.T) []*server.Server {
 	t.Helper()
@@ -119,19 +105,20 @@ func natsCluster(t *testing.T) []*server.Server {
 	var routes []*url.URL
 	for range 3 {
 		port := freePort(t)
-		ports = append(ports, port)
-		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprint("127.0.0.1:", port)})
+		number, _ := strconv.Atoi(port)
+		ports = append(ports, number)
+		routes = append(routes, &url.URL{Scheme: "nats", Host: net.JoinHostPort(hostOf(t), port)})
 	}
 	var all []*server.Server
 	for i, port := range ports {
 		all = append(all, natsStart(t, func(o *server.Options) {
 			o.ServerName = fmt.Sprint("nats-", i+1)
-			o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port}
+			o.Cluster = server.ClusterOpts{Name: "test", Host: hostOf(t), Port: port}
 			o.Routes, o.Tags = routes, []string{o.ServerName}
 		}))
 	}
 	for _, s := range all {
-		if !s.ReadyForConnections(20 * time.Second) {
+		if !s.ReadyForConnections(time.Minute) {
 			t.Fatal("the cluster takes no connections")
 		}
 	}
@@ -150,7 +137,7 @@ func TestNATSLeaderChange(t *testing.T) {
 	var stream jetstream.Stream
 	var err error
 	// until there is a leader
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		stream, err = js.CreateStream(t.Context(),
 			jetstream.StreamConfig{Name: "FOREWARN", Subjects: []string{"forewarn.>"}, Replicas: 3})
 		if err == nil {
@@ -192,7 +179,7 @@ func TestNATSLeaderChange(t *testing.T) {
 		!strings.Contains(err.Error(), "stream ALONE") {
 		t.Errorf("a stream without a leader: %v, want it to be tried again, and the name", err)
 	}
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if _, err = stream.Info(t.Context()); err == nil {
 			break
 		}
@@ -274,14 +261,13 @@ func TestNATSFailures(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			began := time.Now()
 			s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nusername: vm\npassword: hunter2\n"+tt.settings, testHost(t))
 			answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
 			if classOf(err) != tt.want || !strings.Contains(err.Error(), tt.says) || answer.Status != "" {
 				t.Errorf("Deliver = %v, want it %s: …%s…", err, tt.want, tt.says)
 			}
-			if took := time.Since(began); took > 8*time.Second {
-				t.Errorf("took %v, as if nobody had answered", took)
+			if strings.Contains(err.Error(), "no answer") {
+				t.Errorf("Deliver = %v, as if nobody had answered", err)
 			}
 		})
 	}
@@ -354,24 +340,36 @@ func TestNATSAnswerOfAnotherProgram(t *testing.T) {
 
 // Whatever a server leaves unanswered, the end of the context ends the attempt, and not a timeout of its own.
 func TestNATSEndsAtOnce(t *testing.T) {
-	for name, h := range natsHangs(t) {
-		s := mustOpen(t, "nats", h.settings, testHost(t))
+	attempt := func(name, settings string, began <-chan struct{}) time.Duration {
+		s := mustOpen(t, "nats", settings, testHost(t))
 		ctx, cancel := context.WithCancel(t.Context())
 		var end time.Time
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			<-h.began
+			<-began
 			end = time.Now()
 			cancel()
 		}()
 		_, err := s.Deliver(ctx, deliveries(t)[:1])
 		returned := time.Now()
 		<-ended
-		took := returned.Sub(end)
-		if !errors.Is(err, context.Canceled) || took > natsDial/2 {
-			t.Errorf("%s: %v, %v after the end", name, err, took)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: Deliver = %v, want %v", name, err, context.Canceled)
 		}
+		return returned.Sub(end)
+	}
+	slow := map[string]time.Duration{}
+	for try := 0; try == 0 || len(slow) > 0 && try < 10; try++ { // a busy machine may be slow, but not each time
+		clear(slow)
+		for name, h := range natsHangs(t) {
+			if took := attempt(name, h.settings, h.began); took > natsDial/2 {
+				slow[name] = took
+			}
+		}
+	}
+	if len(slow) > 0 {
+		t.Errorf("it took so long after the end: %v", slow)
 	}
 }
 
@@ -636,7 +634,7 @@ func TestNATSCore(t *testing.T) {
 	if err != nil || answer.Status != "taken by nats-1 ("+server.VERSION+")" {
 		t.Errorf("Deliver = %+v, %v", answer, err)
 	}
-	msg, err := heard.NextMsg(10 * time.Second)
+	msg, err := heard.NextMsg(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ import (
 func natsServe(t *testing.T, with func(*server.Options)) *server.Server {
 	t.Helper()
 	s := natsStart(t, with)
-	if !s.ReadyForConnections(10 * time.Second) {
+	if !s.ReadyForConnections(time.Minute) {
 		t.Fatal("the server takes no connections")
 	}
 	return s
@@ -44,10 +44,13 @@ func natsServe(t *testing.T, with func(*server.Options)) *server.Server {
 func natsStart(t *testing.T, with func(*server.Options)) *server.Server {
 	t.Helper()
 	o := &server.Options{
-		ServerName: "nats-1", Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
+		ServerName: "nats-1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),
 	}
 	if with != nil {
 		with(o)
+	}
+	if o.Host = hostOf(t); o.TLSConfig != nil { // certificates are for this one
+		o.Host = "127.0.0.1"
 	}
 	s, err := server.NewServer(o)
 	if err != nil {
@@ -278,11 +281,7 @@ func natsSecrets(t *testing.T) []secretPlace {
 	later, _ := natsFake(t, natsLet(func(conn net.Conn, r *bufio.Reader) { // and one that does so out of turn
 		io.WriteString(conn, "-ERR 'Permissions Violation for Publish to \"hunter2hunter2\"'\r\n")
 	}))
-	gone, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone.Close()
+	gone := net.JoinHostPort(hostOf(t), "9")
 	account, err := nkeys.CreateAccount()
 	if err != nil {
 		t.Fatal(err)
@@ -292,7 +291,7 @@ func natsSecrets(t *testing.T) []secretPlace {
 	const secret = "hunter2hunter2"
 	return []secretPlace{
 		{"password in the URL", "url: nats://azure:" + secret + "@" + echo, []string{secret}, nil},
-		{"password in the URL, not reached", "url: nats://azure:" + secret + "@" + gone.Addr().String(), []string{secret},
+		{"password in the URL, not reached", "url: nats://azure:" + secret + "@" + gone, []string{secret},
 			nil},
 		{"token in the URL", "url: [nats://" + secret + "@" + echo + "]", []string{secret}, nil},
 		{"URL in the environment", "url_env: URL", []string{secret},

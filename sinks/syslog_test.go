@@ -378,7 +378,7 @@ func TestSyslogIsReadByRsyslog(t *testing.T) {
 	log, config := filepath.Join(dir, "log"), filepath.Join(dir, "rsyslog.conf")
 	ports := map[string]string{}
 	for _, scheme := range []string{"tls", "tcp", "udp"} {
-		ports[scheme] = strconv.Itoa(freePort(t))
+		ports[scheme] = freePort(t)
 	}
 	const fields = `%syslogfacility-text% %syslogseverity-text% %hostname% %app-name% %msgid% ` +
 		`%$!rfc5424-sd!cloudevent@32473!id% %$!rfc5424-sd!cloudevent@32473!azeventtype%|%msg%\n`
@@ -449,7 +449,7 @@ input(type="imudp" port=%[8]q address="127.0.0.1" ruleset="keep")
 // eventually returns once ok is true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("waited in vain: %s", what)
 		}
