@@ -1,13 +1,25 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
 	"github.com/spf13/cobra"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
+	"forewarn/cmd/forewarn/internal/control"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// addCompletions lets the shell complete the values of flags: fixed words, and the sinks of the settings file.
+// addCompletions lets the shell complete what help explains, the ids of open events, and the values of flags: fixed
+// words, and the sinks of the settings file.
 func addCompletions(root *cobra.Command, p *program) {
 	words := map[string][]string{
 		"output": {"text", "json"}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"},
@@ -38,4 +50,74 @@ func addCompletions(root *cobra.Command, p *program) {
 		}
 	}
 	walk(root)
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.ValidArgsFunction = completeHelp
+		case "approve":
+			c.ValidArgsFunction = p.completeEvents
+		}
+	}
+}
+
+// completeHelp completes the words that help explains: commands and topics with what they hold, and once a word is
+// begun, keys and other names too.
+func completeHelp(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	about, rest, err := c.Root().Find(args)
+	if err != nil || len(rest) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var words []string
+	for _, sub := range about.Commands() {
+		if !sub.Hidden && strings.HasPrefix(sub.Name(), begun) {
+			words = append(words, sub.Name()+"\t"+sub.Short)
+		}
+	}
+	if about == c.Root() && begun != "" {
+		for _, name := range helpWords() {
+			if strings.HasPrefix(name, begun) && !slices.ContainsFunc(words, func(w string) bool {
+				return strings.HasPrefix(w, name+"\t")
+			}) {
+				words = append(words, name)
+			}
+		}
+	}
+	return words, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completionPatience is how long a completion waits for the running forewarn.
+const completionPatience = 2 * time.Second
+
+// completeEvents completes the ids of the events that the running forewarn knows and that can still be approved. If
+// none runs, there is nothing to complete; the command itself says why.
+func (p *program) completeEvents(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+	p.err = io.Discard // the shell would show it amid the command line
+	quiet := slog.New(slog.DiscardHandler)
+	s, err := control.Locate(p.loader(quiet), p.config, quiet)
+	if err != nil || p.dropRoot(s.State) != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), completionPatience)
+	defer cancel()
+	st, err := p.client(s).Status(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var ids []string
+	for _, e := range wording.ByUrgency(st.Events) {
+		a := wording.ReadEvent(e.Event)
+		id := a.EventID
+		if begun == strings.ToLower(begun) {
+			id = strings.ToLower(id) // shells compare what is completed with what is begun, letter by letter
+		}
+		if a.EventStatus == wording.Started || !strings.HasPrefix(id, begun) || slices.Contains(args, id) {
+			continue
+		}
+		what := fmt.Sprintf("%s of %s", a.EventType, vmWords(a.Resources, st.Observer.Name))
+		if !e.NotBefore.IsZero() {
+			what += ", " + bridge.ClockTime(e.NotBefore, time.Now(), s.Timezone)
+		}
+		ids = append(ids, id+"\t"+wording.Printable(what))
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
 }

@@ -40,7 +40,7 @@ func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
 		}
 	}
 	for _, section := range []string{"NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "COMMANDS", "SIGNALS", "EXIT STATUS",
-		"ENVIRONMENT", "FILES", "SEE ALSO"} {
+		"ENVIRONMENT", "FILES", "OPERATIONS", "METRICS", "HELP TOPICS", "SEE ALSO"} {
 		has("\n.SH " + roff(section) + "\n")
 	}
 	told := 0
@@ -79,6 +79,43 @@ func TestManPageTellsEveryKey(t *testing.T) {
 		}
 	}
 	lintManPage(t, page)
+}
+
+// Every row of every table in the documents that make a page is on it, the first one too.
+func TestManPagesTellEveryRowOfATable(t *testing.T) {
+	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
+	pages := map[string]string{"operations": manPage(root, "", "")}
+	for _, name := range settingsTopics {
+		pages[name] = settingsPage("", "")
+	}
+	for name, page := range pages {
+		rows, lines := 0, 0
+		text := fenced.ReplaceAllString(topicNamed(name).markdown(), "")
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "|") {
+				lines++
+			}
+			if strings.HasPrefix(line, "| ---") {
+				lines -= 2 // this line, and the head above it
+			}
+		}
+		for _, block := range topicNamed(name).blocks() {
+			if block.Kind != manual.Table {
+				continue
+			}
+			for _, row := range block.Rows[1:] {
+				rows++
+				for _, cell := range row {
+					if !strings.Contains(page, roff(cell)) {
+						t.Errorf("%s: the man page lacks %q of the row %q", name, cell, row[0])
+					}
+				}
+			}
+		}
+		if rows != lines || rows == 0 {
+			t.Errorf("%s: %d rows are in the man page, and %d in the document", name, rows, lines)
+		}
+	}
 }
 
 // writeManPage keeps a page where -man says, for a package.
@@ -218,6 +255,13 @@ func manPage(root *cobra.Command, date, version string) string {
 	section("FILES")
 	item("/etc/forewarn/forewarn.yaml", "The settings. Without them, changes that hit this VM go to standard output.")
 	item("/var/lib/forewarn", "The state: the outbox, and the control socket.")
+	item("/usr/share/doc/forewarn/examples", "Settings, runbooks, units, alert rules and dashboards to copy.")
+	b.WriteString(manBlocks(topicNamed("operations")))
+	section("HELP TOPICS")
+	for _, t := range topics {
+		item("forewarn help "+t.name, t.short+".")
+	}
+	item("forewarn help KEY", "Any key of the settings, field, function, metric or message of the log.")
 	section("SEE ALSO")
 	b.WriteString(".BR forewarn.yaml (5),\n.BR systemctl (1),\n.BR journalctl (1)\n")
 	return b.String()
@@ -228,38 +272,53 @@ func settingsPage(date, version string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH FOREWARN.YAML 5 \"%s\" \"%s\" \"\"\n", date, strings.TrimSpace("forewarn "+version))
 	b.WriteString(".SH NAME\nforewarn.yaml \\- settings of forewarn\n")
-	for _, t := range topics {
-		if !slices.Contains([]string{"settings", "sinks", "templates", "approval", "cloudevents"}, t.name) {
-			continue
-		}
-		for _, block := range t.blocks() {
-			switch block.Kind {
-			case manual.Heading:
-				command := ".SS"
-				if block.Level == 1 || t.sections != nil && block.Level == 2 {
-					command = ".SH"
-					block.Text = strings.ToUpper(block.Text)
-				}
-				fmt.Fprintf(&b, "%s %s\n", command, roff(block.Text))
-			case manual.Paragraph:
-				fmt.Fprintf(&b, ".PP\n%s\n", roff(block.Text))
-			case manual.Item:
-				fmt.Fprintf(&b, ".IP %s 4\n%s\n", roff(block.Mark), roff(block.Text))
-			case manual.Code:
-				fmt.Fprintf(&b, ".PP\n.EX\n%s.EE\n", roff(block.Text))
-			case manual.Table:
-				for _, row := range block.Rows[1:] {
-					fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(row[0]), roff(rowText(block.Rows[0], row)))
-				}
-			}
-		}
+	for _, name := range settingsTopics {
+		b.WriteString(manBlocks(topicNamed(name)))
 	}
 	b.WriteString(".SH SEE ALSO\n.BR forewarn (1)\n")
 	return b.String()
 }
 
-// rowText is all of a table's row but its first cell, the last first; what is between is named by the head.
+// settingsTopics are the topics of help that make the page of the settings.
+var settingsTopics = []string{"settings", "sinks", "templates", "approval", "cloudevents"}
+
+func topicNamed(name string) topic {
+	return topics[slices.IndexFunc(topics, func(t topic) bool { return t.name == name })]
+}
+
+// manBlocks is a topic of help in the language of man.
+func manBlocks(t topic) string {
+	var b strings.Builder
+	for _, block := range t.blocks() {
+		switch block.Kind {
+		case manual.Heading:
+			command := ".SS"
+			if block.Level == 1 || t.sections != nil && block.Level == 2 {
+				command = ".SH"
+				block.Text = strings.ToUpper(block.Text)
+			}
+			fmt.Fprintf(&b, "%s %s\n", command, roff(block.Text))
+		case manual.Paragraph:
+			fmt.Fprintf(&b, ".PP\n%s\n", roff(block.Text))
+		case manual.Item:
+			fmt.Fprintf(&b, ".IP %s 4\n%s\n", roff(block.Mark), roff(block.Text))
+		case manual.Code:
+			fmt.Fprintf(&b, ".PP\n.EX\n%s.EE\n", roff(block.Text))
+		case manual.Table:
+			for _, row := range block.Rows[1:] {
+				fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", roff(row[0]), roff(rowText(block.Rows[0], row)))
+			}
+		}
+	}
+	return b.String()
+}
+
+// rowText is all of a table's row but its first cell: sentences as they come, or else the last cell first, and what is
+// between named by the head.
 func rowText(head, row []string) string {
+	if strings.HasSuffix(row[1], ".") {
+		return strings.Join(row[1:], " ")
+	}
 	text := row[len(row)-1]
 	for i := 1; i < len(row)-1; i++ {
 		if row[i] != "" {
