@@ -56,6 +56,9 @@ type environment struct {
 	become   func(owner) error   // switches this process to another user for good; nil in tests, which share a process
 	events   service.EventWriter // the Windows Event Log, which replaces err for log lines; nil for none
 	dial     sinks.Dialer        // reaches destinations; nil for the network
+	// service returns the command that starts the installed service whose settings are at a path; without --config they
+	// are at byDefault. It returns "" if there is none.
+	service func(path, byDefault string) string
 }
 
 // process returns the environment of this process.
@@ -63,6 +66,7 @@ func process() environment {
 	return environment{
 		args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
 		defaults: settings.SystemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv), become: owner.become,
+		service: service.StartCommand,
 	}
 }
 

@@ -89,5 +89,11 @@ func command() {
 	home := os.Getenv("HOME")
 	w.defaults = settings.Defaults{Settings: filepath.Join(home, "etc", "forewarn.yaml"),
 		State: filepath.Join(home, "var")}
+	w.service = func(path, byDefault string) string {
+		if os.Getenv("SERVICE") == "" || path != byDefault {
+			return ""
+		}
+		return "sudo systemctl start forewarn"
+	}
 	os.Exit(run(context.Background(), w))
 }

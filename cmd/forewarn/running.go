@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -10,7 +11,26 @@ import (
 
 // client returns a client of the forewarn that runs with these settings.
 func (p *program) client(s *settings.Settings) *control.Client {
-	return &control.Client{Location: control.LocationOf(s, p.defaults, p.getenv), Sinks: s.Names, Log: p.log()}
+	return &control.Client{
+		Location: control.LocationOf(s, p.defaults, p.getenv), Sinks: s.Names, Log: p.log(), Start: p.howToStart(s),
+	}
+}
+
+// howToStart returns the command that starts the forewarn with these settings: its service, if one is installed.
+func (p *program) howToStart(s *settings.Settings) string {
+	if p.service != nil {
+		if start := p.service(cmp.Or(s.Path, p.defaults.Settings), p.defaults.Settings); start != "" {
+			return start
+		}
+	}
+	start := "forewarn run"
+	if s.Relay != nil {
+		start = "forewarn relay"
+	}
+	if p.config != "" {
+		start += " --config " + p.config
+	}
+	return start
 }
 
 // running returns a client of the running forewarn, and its settings. Root switches to the owner of the state

@@ -60,6 +60,7 @@ func (e *untrustedError) Error() string { return e.socket + ": " + e.reason }
 type Client struct {
 	Location
 	Sinks []string // names of the sinks in the settings
+	Start string   // the command that starts this forewarn, for errors
 	Log   *slog.Logger
 }
 
@@ -272,6 +273,6 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 		return &UnavailableError{Err: refused}
 	}
 	return &UnavailableError{Err: fmt.Errorf(
-		"%w (looked for %s); start it with forewarn run, or name its settings with --config",
-		ErrNotRunning, strings.Join(c.sockets(), ", "))}
+		"%w (looked for %s); start it with %s, or name its settings with --config",
+		ErrNotRunning, strings.Join(c.sockets(), ", "), c.Start)}
 }

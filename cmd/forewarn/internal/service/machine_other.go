@@ -9,6 +9,10 @@ func newMachine() (machine, error) {
 		"a unit with ExecStart=/usr/local/bin/forewarn run, and systemctl enable --now, status, reload and stop")
 }
 
+// StartCommand returns the command that starts the service whose settings are at config. Without --config they are at
+// byDefault. It returns "" if no such service is installed.
+func StartCommand(config, byDefault string) string { return unitCommand(units(), config, byDefault) }
+
 // Run fails on other systems than Windows.
 func Run(Program) error { return errors.New("there is no Windows service manager") }
 

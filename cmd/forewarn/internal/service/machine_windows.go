@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -17,6 +18,16 @@ import (
 type windowsMachine struct{}
 
 func newMachine() (machine, error) { return windowsMachine{}, nil }
+
+// StartCommand returns the command that starts the service, if it is installed and its settings are at config; "" if
+// not.
+func StartCommand(config, _ string) string {
+	s, err := windowsMachine{}.look()
+	if err != nil || !strings.Contains(strings.ToLower(s.Command), strings.ToLower(config)) {
+		return ""
+	}
+	return "forewarn service start"
+}
 
 // openService opens the service with these rights; ErrNotInstalled if there is none.
 func openService(rights uint32) (*mgr.Service, error) {
