@@ -27,7 +27,7 @@ func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Ti
 	_, badPattern := path.Match(m.VM, "")
 	switch {
 	case d <= 0 || d > LongestMute:
-		return m, fmt.Errorf("a mute for %v: expected more than 0 and at most 30 days", d)
+		return m, fmt.Errorf("a mute for %s: expected more than 0 and at most 30 days", delivery.Readable(d))
 	case strings.TrimSpace(m.Why) == "":
 		return m, errors.New("a mute needs a reason")
 	case badPattern != nil:

@@ -216,7 +216,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	if _, ok := ctx.Deadline(); !ok {
 		limit := c.limit(d)
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %v", limit.Round(time.Second)))
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %s", delivery.Readable(limit)))
 		defer cancel()
 	}
 	out := output{most: keptOutput}
@@ -243,7 +243,7 @@ func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.Proc
 	}
 	text := state.String() + last
 	how := strings.Replace(state.String(), "exit status", "exit", 1)
-	answer := delivery.Answer{Status: fmt.Sprintf("%s after %v%s", how, took, last)}
+	answer := delivery.Answer{Status: fmt.Sprintf("%s after %s%s", how, delivery.Readable(took), last)}
 	failed := errors.New(text)
 	if ctx.Err() != nil {
 		failed = fmt.Errorf("%w: %s", context.Cause(ctx), text)

@@ -88,7 +88,7 @@ type RetryAfter struct {
 	Err   error
 }
 
-func (e *RetryAfter) Error() string { return fmt.Sprintf("%v (asks for %v)", e.Err, e.After) }
+func (e *RetryAfter) Error() string { return fmt.Sprintf("%v (asks for %s)", e.Err, Readable(e.After)) }
 func (e *RetryAfter) Unwrap() error { return e.Err }
 
 // A Renderer is a Sink that can show what a delivery would send. Render does no I/O with the destination, and replaces

@@ -199,7 +199,8 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 	r = result{attempt: a}
 	if w.Terms.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, w.Terms.Timeout, fmt.Errorf("%w within %v", errNoAnswer, w.Terms.Timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, w.Terms.Timeout,
+			fmt.Errorf("%w within %s", errNoAnswer, Readable(w.Terms.Timeout)))
 		defer cancel()
 	}
 	defer func() {

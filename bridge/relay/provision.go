@@ -11,6 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/delivery"
 )
 
 // Retention is how the stream and what a relay keeps beside it are made. A zero field leaves what is there as it is.
@@ -200,13 +202,13 @@ func covers(pattern, subject string) bool {
 func described(c jetstream.StreamConfig) []string {
 	age, size := "for ever", "no limit of size"
 	if c.MaxAge > 0 {
-		age = "for " + c.MaxAge.String()
+		age = "for " + delivery.Readable(c.MaxAge)
 	}
 	if c.MaxBytes > 0 {
 		size = fmt.Sprintf("at most %d bytes", c.MaxBytes)
 	}
 	return []string{
 		"subjects " + strings.Join(c.Subjects, " "), fmt.Sprintf("replicas %d", c.Replicas), "kept " + age, size,
-		fmt.Sprintf("duplicates within %s", c.Duplicates),
+		"duplicates within " + delivery.Readable(c.Duplicates),
 	}
 }

@@ -62,7 +62,7 @@ endpoint, 75 no effect in time.`,
 		Args:    cobra.MinimumNArgs(1), Annotations: map[string]string{argumentSource: "forewarn status shows the ids"},
 		RunE: func(c *cobra.Command, ids []string) error {
 			if timeout < 0 {
-				return exit(exitUsage, fmt.Errorf("--timeout %v: expected 0 or more", timeout))
+				return exit(exitUsage, fmt.Errorf("--timeout %s: expected 0 or more", wording.Duration(timeout)))
 			}
 			_, s, err := p.running()
 			if err != nil {
@@ -172,8 +172,11 @@ func (p *program) printEvents(events []imds.Event, self string) {
 	for _, e := range events {
 		notBefore := "-"
 		if !e.NotBefore.IsZero() {
-			left := time.Until(e.NotBefore).Round(time.Second)
-			notBefore = fmt.Sprintf("%s (in %v)", e.NotBefore.Format("2006-01-02 15:04:05 UTC"), left)
+			due := "due now"
+			if left := time.Until(e.NotBefore); left >= time.Second {
+				due = "in " + wording.Span(left)
+			}
+			notBefore = fmt.Sprintf("%s (%s)", e.NotBefore.Format("2006-01-02 15:04:05 UTC"), due)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.ID, wording.Printable(e.Type),
 			wording.Printable(cmp.Or(e.Source, "-")), wording.Printable(vmNames(e.Resources)), notBefore)

@@ -41,7 +41,7 @@ func connectTo(ctx context.Context, r bridge.Route) connectResult {
 	if timeout <= 0 {
 		timeout = connectTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v", timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %s", wording.Duration(timeout)))
 	defer cancel()
 	began := time.Now()
 	answer, err := c.Connect(ctx)

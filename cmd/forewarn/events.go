@@ -10,6 +10,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
 	"forewarn/cmd/forewarn/internal/settings"
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 func (p *program) eventsCommand() *cobra.Command {
@@ -34,7 +35,7 @@ run, this switches scheduled events on for this VM and its set.`,
 				return err
 			}
 			const limit = 150 * time.Second // Azure's first answer can take two minutes
-			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("no answer within %v", limit))
+			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("no answer within %s", wording.Duration(limit)))
 			defer cancel()
 			slow := time.AfterFunc(10*time.Second, func() {
 				fmt.Fprintln(p.err, "forewarn: still waiting; Azure's first answer can take two minutes")

@@ -38,11 +38,11 @@ func afterText(f bridge.Forecast) string {
 	case what == "" && f.Wait == 0:
 		return "at once"
 	case what == "":
-		return "after " + wording.ShortDuration(f.Wait)
+		return "after " + wording.Duration(f.Wait)
 	case f.Wait == 0:
 		return "after " + what
 	}
-	return "after " + what + " and " + wording.ShortDuration(f.Wait)
+	return "after " + what + " and " + wording.Duration(f.Wait)
 }
 
 // forecastApproval sets row.Approval to what the rules would decide about the sample, given the sinks that would get

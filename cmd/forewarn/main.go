@@ -215,6 +215,7 @@ func (p *program) log() *slog.Logger {
 	if p.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(p.err, o))
 	}
+	o.ReplaceAttr = wording.LogValue
 	return slog.New(slog.NewTextHandler(p.err, o))
 }
 

@@ -105,7 +105,8 @@ func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imd
 	result := sendResult{Sink: r.Name, WouldPass: strings.HasPrefix(filtered, "told")}
 	if r.Terms.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, r.Terms.Timeout, fmt.Errorf("no answer within %v", r.Terms.Timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, r.Terms.Timeout,
+			fmt.Errorf("no answer within %s", wording.Duration(r.Terms.Timeout)))
 		defer cancel()
 	}
 	answer, err := r.Sink.Deliver(ctx, []delivery.Delivery{{Event: ce, Attempt: 1}})

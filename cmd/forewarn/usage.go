@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"forewarn/cmd/forewarn/internal/wording"
 )
@@ -28,6 +30,11 @@ func strictUsage(root *cobra.Command, width int) {
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
 		c.Long = filled(c.Long, width)
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if d, err := time.ParseDuration(f.DefValue); err == nil && f.Value.Type() == "duration" && d > 0 {
+				f.DefValue = wording.Duration(d)
+			}
+		})
 		switch {
 		case c.Name() == "help":
 			c.Use, c.Short = "help [COMMAND | TOPIC | KEY]", "Help about a command, a topic, or any key of the settings"

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"unicode/utf8"
+
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // eventLog is a slog.Handler that writes each log record as an entry of the Windows Event Log.
@@ -35,7 +37,10 @@ func NewEventLog(level slog.Level, asJSON bool, write EventWriter) slog.Handler 
 		if known { // an entry has its own time and level, and starts with the message
 			return slog.Attr{}
 		}
-		return a
+		if asJSON {
+			return a
+		}
+		return wording.LogValue(groups, a)
 	}}
 	if asJSON {
 		return &eventLog{slog.NewJSONHandler(&e.text, o), e, true}

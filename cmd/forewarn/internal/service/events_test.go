@@ -21,7 +21,7 @@ func TestEventLogHasALineAnEntry(t *testing.T) {
 		want []entry
 	}{
 		{false, []entry{
-			{slog.LevelInfo, "sink recovered\r\nsink=ops after=2m0s"},
+			{slog.LevelInfo, "sink recovered\r\nsink=ops after=2m"},
 			{slog.LevelWarn, "the outbox cannot be written\r\nerr=\"disk full\" a.b=1"},
 			{slog.LevelError, "forewarn has ended"},
 		}},

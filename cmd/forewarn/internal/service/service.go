@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"forewarn/cmd/forewarn/internal/wording"
 )
 
 // A Service manages the Windows service.
@@ -78,7 +80,7 @@ func (e *EndedError) Error() string {
 type SlowError struct{ State State }
 
 func (e *SlowError) Error() string {
-	return fmt.Sprintf("the service forewarn is still %s after %s", e.State, stateTimeout)
+	return fmt.Sprintf("the service forewarn is still %s after %s", e.State, wording.Duration(stateTimeout))
 }
 
 // A Status is the status of an installed service.

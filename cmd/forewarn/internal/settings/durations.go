@@ -2,7 +2,6 @@ package settings
 
 import (
 	"cmp"
-	"fmt"
 	"regexp"
 	"strconv"
 	"time"
@@ -12,14 +11,10 @@ import (
 
 // writtenDuration formats a duration as in the settings file, such as 7d; "" for 0.
 func writtenDuration(d time.Duration) string {
-	const day = 24 * time.Hour
-	switch {
-	case d == 0:
+	if d == 0 {
 		return ""
-	case d > day && d%day == 0:
-		return fmt.Sprintf("%dd", d/day)
 	}
-	return wording.ShortDuration(d)
+	return wording.Duration(d)
 }
 
 // ParseDuration parses a duration as Go does, with optional days in front: 90s, 7d, 1d12h. It refuses negative ones.

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 	"time"
 	"unicode"
+
+	"forewarn/bridge/delivery"
 )
 
 // PrintJSON writes v as one indented JSON value.
@@ -75,15 +78,15 @@ func More(more int, command string) string {
 	return fmt.Sprintf("and %d more; %s shows all\n", more, command)
 }
 
-// ShortDuration formats a duration as settings do: 5m rather than 5m0s.
-func ShortDuration(d time.Duration) string {
-	s := d.String()
-	for _, zero := range []string{"m0s", "h0m"} {
-		if strings.HasSuffix(s, zero) {
-			s = s[:len(s)-2]
-		}
+// Duration formats a duration as settings do: 5m rather than 5m0s.
+func Duration(d time.Duration) string { return delivery.Readable(d) }
+
+// LogValue makes the durations in a log line readable; it is an option of slog's text handler.
+func LogValue(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration && a.Value.Duration() >= time.Second {
+		a.Value = slog.StringValue(Duration(a.Value.Duration()))
 	}
-	return s
+	return a
 }
 
 // Reason returns the system's reason inside a network error, or err itself.
