@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -59,8 +60,10 @@ func TestUrgencyBeatsTheSchedule(t *testing.T) {
 			came := time.Now()
 			pause(2 * time.Second)
 			tried := e.tried()[before:]
-			if len(tried) == 0 || tried[0].Event.ID() != idB+"-scheduled" || tried[0].at.Sub(came) > time.Second {
-				t.Errorf("with %v, tried within 2 s: %s; want the eviction first", trouble, idsOf(tried))
+			at := slices.IndexFunc(tried, func(d heard) bool { return d.Event.ID() == idB+"-scheduled" })
+			// The other's next try may fall into the moment before the poll that finds the eviction.
+			if at < 0 || at > 1 || tried[at].at.Sub(came) > time.Second {
+				t.Errorf("with %v, tried within 2 s: %s; want the eviction at once", trouble, idsOf(tried))
 			}
 			b.end()
 		})
