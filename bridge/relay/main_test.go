@@ -2,14 +2,23 @@ package relay_test
 
 import (
 	"flag"
+	"os"
+	"runtime"
+	"runtime/debug"
 	"testing"
 )
 
-// TestMain lets more tests run at a time than there are processors, because those that aren't in a bubble mostly wait.
-// -parallel beats it.
+// TestMain gives the tests one processor unless the environment has GOMAXPROCS, and lets garbage wait, as those of the
+// package bridge. It lets more tests run at a time than there are processors, because those that aren't in a bubble
+// mostly wait; -parallel beats it.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
+	}
+	flag.Parse()
+	if flag.Lookup("test.bench").Value.String() == "" && os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
+		debug.SetGCPercent(400)
 	}
 	m.Run()
 }

@@ -1,0 +1,21 @@
+package bridge
+
+import (
+	"flag"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"testing"
+)
+
+// TestMain gives the tests one processor unless the environment has GOMAXPROCS, and lets garbage wait. Most of them run
+// in bubbles, in which a second processor only hands goroutines to and fro; the race detector breaks down when two of
+// them run the timers of one bubble (golang/go#78156). Benchmarks have all there is.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.bench").Value.String() == "" && os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
+		debug.SetGCPercent(400)
+	}
+	m.Run()
+}
