@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -47,6 +48,7 @@ func newStage(t *testing.T) *stage {
 	s := &stage{
 		t: t, dir: t.TempDir(), log: &lines{},
 		azure: imdstest.New(imdstest.Options{VMs: []string{"vm-0", "vm-1"}}),
+		opts:  Options{Random: jitter()},
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -54,6 +56,17 @@ func newStage(t *testing.T) *stage {
 		}
 	})
 	return s
+}
+
+// jitter is the same in every run, so that a test passes always or never.
+func jitter() func() float64 {
+	var mu sync.Mutex
+	r := rand.New(rand.NewPCG(1, 2))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.Float64()
+	}
 }
 
 // bubble runs f on a stage in a synctest bubble, which also holds that no goroutine is left behind.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -136,6 +137,17 @@ func (f *fleet) publishRaw(subject string, h nats.Header, body []byte) {
 	}
 }
 
+// jitter is the same in every run, so that a test passes always or never.
+func jitter() func() float64 {
+	var mu sync.Mutex
+	r := rand.New(rand.NewPCG(1, 2))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.Float64()
+	}
+}
+
 // start runs a relay until the test ends or stop is called, which waits.
 func (f *fleet) start(o relay.Options) (r *relay.Relay, stop func()) {
 	f.Helper()
@@ -147,6 +159,9 @@ func (f *fleet) start(o relay.Options) (r *relay.Relay, stop func()) {
 	}
 	if o.Name == "" {
 		o.Name = "relay-1"
+	}
+	if o.Random == nil {
+		o.Random = jitter()
 	}
 	o.Stream = "FOREWARN"
 	r = relay.New(o)
