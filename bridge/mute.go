@@ -15,6 +15,9 @@ import (
 	"forewarn/bridge/outbox"
 )
 
+// A Mute holds deliveries back: see delivery.Mute.
+type Mute = delivery.Mute
+
 // The bounds of mutes.
 const (
 	LongestMute = 30 * 24 * time.Hour

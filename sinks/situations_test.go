@@ -254,6 +254,10 @@ func situations() map[string]situation {
 			"reason": "rejected", "error": "rejected: 422 Unprocessable Entity",
 		}}},
 		cloudevent.DeliveryDropped: {"sink": "hook", "key": "hook/1", "id": "602D9444-scheduled", "by": "root"},
+		cloudevent.SinkMuted: {"mute": "tk3x9q", "sink": "ops", "since": messageTime.clock(), "until": at("05:55:00").clock(),
+			"why": "replacing disks", "by": "root (alice)"},
+		cloudevent.SinkUnmuted: {"mute": "tk3x9q", "since": messageTime.clock(), "until": at("05:55:00").clock(),
+			"why": "replacing disks", "by": "root (alice)"},
 		cloudevent.BridgeStarted: {"version": "1.2.0", "settingsHash": "5f0b1c2d", "gap": map[string]any{
 			"from": at("02:12:00").clock(), "to": at("03:55:00").clock(),
 		}},
@@ -269,6 +273,11 @@ func situations() map[string]situation {
 		batch := deliveryOf(cloudevent.WrapBridge(name, data, dbHost, messageTime.clock()))
 		all[strings.TrimPrefix(name, "dev.forewarn.")] = situation{batch: batch, now: messageTime}
 	}
+	waited := slices.Concat(all["started"].batch, all["bridge.sink.recovered"].batch) // both told at the end of a mute
+	for i := range waited {
+		waited[i].Mute = &delivery.Mute{By: "root (alice)"}
+	}
+	all["muted"] = situation{batch: waited, now: at("05:55:00")}
 	return all
 }
 

@@ -176,10 +176,26 @@ func (m message) item(due time.Time) *delivery.Item {
 	return &delivery.Item{
 		Message: &delivery.Message{
 			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.of, Change: string(m.change.Kind), AzureType: azureType,
-			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat,
+			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(),
 		},
 		Pending: m.stored, NotBefore: m.notBefore(), Due: due, Instead: m.instead,
 	}
+}
+
+// vms are the VMs that the message is about.
+func (m message) vms() []string {
+	if m.of != "" {
+		return m.change.Event.Resources
+	}
+	var data struct {
+		VMs      []string      `json:"vms"` // of observers that fell silent, or are back
+		Observer imds.Observer `json:"observer"`
+	}
+	_ = json.Unmarshal(m.ce.Data(), &data) // without data there are none
+	if data.VMs == nil && data.Observer.Name != "" {
+		return []string{data.Observer.Name}
+	}
+	return data.VMs
 }
 
 // addressPrefix begins the subjects of what is for one sink only: forewarn.relay.<sink>.<CloudEvent id>.

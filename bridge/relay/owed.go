@@ -8,6 +8,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -125,6 +126,7 @@ func (q *queue) pend(g *group, m message) {
 		i.Attempts, i.Next, i.Error, i.Progress, i.Batch, i.FellBack = t.Attempts, t.Next, t.Error, t.Progress, t.Batch,
 			t.FellBack
 	}
+	i.Mute = delivery.MuteOf(q.mutes, q.route.Name, i)
 	e := &entry{item: i, mark: id, group: g}
 	if q.bodies < maxBodies {
 		e.ce = &m.ce

@@ -54,6 +54,7 @@ type queue struct {
 	mu       sync.Mutex // guards all below; nothing slow happens while it is held
 	cursor   cursor     // as it is in the bucket
 	pending  map[uint64]*entry
+	mutes    []*delivery.Mute
 	open     map[uint64]bool // sequence numbers of cursor.Open that aren't settled
 	order    []uint64        // sequence numbers that were read, in order; those in front may be settled
 	unsaved  map[uint64]bool // settled, and not in the bucket yet

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -60,7 +62,11 @@ type Relay struct {
 	conn     *nats.Conn
 	js       jetstream.JetStream
 	dead     *deadLetters
-	letters  map[string]int // dead letters by sink
+	marks    bucket
+	mutes    []*delivery.Mute // of all relays; replaced, never changed
+	mutesRev uint64           // of the bucket
+	removed  []string         // sinks that a reload took from the settings
+	letters  map[string]int   // dead letters by sink
 	peers    []Peer
 	warned   map[string]bool // peers' settings that were warned of
 	reload   context.CancelFunc
@@ -163,8 +169,11 @@ func (r *Relay) connected(ctx context.Context) error {
 		return err
 	}
 	r.mu.Lock()
-	r.conn, r.js, r.dead, r.notes = conn, js, p.dead, p.notes
+	r.conn, r.js, r.dead, r.marks, r.notes = conn, js, p.dead, p.marks, p.notes
 	r.mu.Unlock()
+	if err := r.readMutes(session, p.marks); err != nil {
+		return err
+	}
 	r.setDown(nil)
 	defer func() {
 		r.mu.Lock()
@@ -176,6 +185,7 @@ func (r *Relay) connected(ctx context.Context) error {
 	all.Go(func() { r.lookAround(session, p, end) })
 	all.Go(func() { r.followFleet(session, p) })
 	all.Go(func() { r.followMarks(session, p) })
+	all.Go(func() { r.followMutes(session, p) })
 	if p.beats != "" {
 		all.Go(func() { r.followHeartbeats(session, p) })
 		all.Go(func() { r.observers(session, p) })
@@ -308,6 +318,12 @@ func (r *Relay) Reload(routes []bridge.Route, s bridge.SettingsInfo) {
 	} else {
 		r.reload()
 	}
+	for _, was := range r.Routes {
+		r.removed = append(r.removed, was.Name)
+	}
+	r.removed = slices.DeleteFunc(slices.Clone(r.removed), func(name string) bool {
+		return slices.ContainsFunc(routes, func(now bridge.Route) bool { return now.Name == name })
+	})
 	r.Routes, r.Settings = routes, s
 }
 

@@ -91,7 +91,10 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 		Log: r.Log, Meter: r.Meter, Random: r.Random,
 		Trouble: func(why error) { r.trouble(term, route, why) },
 	})
-	note(func(s *service) { s.queue, s.worker, s.err, s.leave = q, w, nil, leave })
+	note(func(s *service) {
+		s.queue, s.worker, s.err, s.leave = q, w, nil, leave
+		q.mute(r.mutes)
+	})
 	var reading sync.WaitGroup
 	reading.Go(q.run)
 

@@ -19,7 +19,7 @@ func (r *Relay) Status() bridge.Status {
 			r.otherSettings()),
 		Events: r.fleet.open(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
 		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
-		Outbox: bridge.OutboxStatus{Durable: r.down == nil},
+		Outbox: bridge.OutboxStatus{Durable: r.down == nil}, Mutes: bridge.ActiveMutes(r.mutes),
 	}
 	s.Relay.VMs = r.fleet.machines()
 	for _, p := range r.peers {
@@ -73,7 +73,7 @@ const soon = 15 * time.Minute
 // sinkStatus is that of one route, and why it keeps the relay from being ready. mu is held.
 func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStatus, reasons []string) {
 	k = bridge.SinkStatus{Name: route.Name, Kind: route.Kind, State: bridge.SinkStandby,
-		DeadLetters: r.letters[route.Name]}
+		DeadLetters: r.letters[route.Name], MutedUntil: bridge.MutedUntil(bridge.ActiveMutes(r.mutes), route.Name)}
 	s := r.serving[route.Name]
 	if s == nil {
 		return k, nil
@@ -88,6 +88,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	}
 	q := s.queue.status()
 	k.State, k.Pending, k.Delivered, k.LastAccepted = bridge.SinkOK, q.pending, q.delivered, q.accepted
+	k.Muted = q.muted
 	if !q.oldest.IsZero() {
 		k.OldestPending = q.oldest
 		k.OldestPendingSeconds = max(0, now.Sub(q.oldest).Round(time.Millisecond).Seconds())
@@ -115,6 +116,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 // queueStatus is how a queue is doing.
 type queueStatus struct {
 	pending, delivered int
+	muted              int // of the pending
 	accepted, oldest   time.Time
 	soon               bool     // something that is pending is due soon
 	why                []string // it isn't as it should be
@@ -126,6 +128,10 @@ func (q *queue) status() queueStatus {
 	defer q.mu.Unlock()
 	s := queueStatus{pending: len(q.pending), delivered: q.count, accepted: q.last}
 	for _, e := range q.pending {
+		if e.item.Mute.Active() {
+			s.muted++
+			continue
+		}
 		if since := e.item.Since(); s.oldest.IsZero() || since.Before(s.oldest) {
 			s.oldest = since
 		}

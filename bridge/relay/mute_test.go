@@ -1,0 +1,143 @@
+package relay_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// A mute holds back what comes to a sink, whichever relay serves it, also after a takeover. What comes is told at the
+// end, and who muted what and why is on record.
+func TestAMuteHoldsOnEveryRelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, other, record := newRecorder(), newRecorder(), newRecorder()
+		all := with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
+		routes := []bridge.Route{route("hook", sink), route("other", other), all}
+		first, stop := s.run(routes...)
+		second, stopSecond := s.start(relay.Options{Name: "relay-2", Routes: routes})
+		pause(2 * time.Second)
+		m, err := second.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, 2*time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Second)
+		a, b := eventNo(1), eventNo(2)
+		scheduled, started := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1")
+		another := b.say(t, imds.Scheduled, "vm-1")
+		s.publish(scheduled)
+		pause(2 * time.Second)
+		st := first.Status()
+		i := slices.IndexFunc(st.Sinks, func(k bridge.SinkStatus) bool { return k.Name == "hook" })
+		if k := st.Sinks[i]; k.Muted != 1 || !k.MutedUntil.Equal(m.Until) || len(st.Mutes) != 1 || k.OldestPendingSeconds != 0 {
+			t.Errorf("the status is %+v with %d mutes", k, len(st.Mutes))
+		}
+		list, _, err := first.List(t.Context(), relay.Selection{Sink: "hook"}, 10)
+		if err != nil || len(list) != 1 || list[0].Mute == nil || list[0].Mute.ID != m.ID {
+			t.Errorf("listed is %+v, %v", list, err)
+		}
+		stop()
+		s.publish(started, another)
+		pause(time.Minute)
+		wantIDs(t, "while it is muted", sink.all())
+		wantIDs(t, "the other", other.all(), scheduled, started, another)
+		pause(2 * time.Hour)
+		wantIDs(t, "at the end", sink.all(), scheduled, started, another)
+		if left := second.Status().Mutes; len(left) != 0 {
+			t.Errorf("there is still %+v", left[0])
+		}
+		if got := strings.Join(record.all(), " "); !strings.Contains(got, "-sink-muted-") ||
+			!strings.Contains(got, "-sink-unmuted-") {
+			t.Errorf("on record is %s", got)
+		}
+		stopSecond()
+	})
+}
+
+// What waited for a mute falls back, and expires, by the time since its end; a reload without the sink ends it; one
+// that has ended does not begin again after a restart.
+func TestTheEndOfAMuteOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink, spare := newRecorder(), newRecorder()
+		sink.answer = fails(errRefused)
+		hook := with(route("hook", sink), func(terms *bridge.Terms) {
+			terms.MaxAge, terms.Fallback = 2*time.Hour, delivery.Fallback{Sink: "spare", After: 40 * time.Minute}
+		})
+		instead := route("spare", spare)
+		instead.Filter.Only.Types = []string{"Freeze"} // so that it hears nothing by itself
+		r, stop := s.run(hook, instead)
+		m, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, 24*time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(3 * time.Hour)
+		wantIDs(t, "the fallback while it is muted", spare.all())
+		if _, err := r.Unmute([]string{"unknown"}, false, "bob"); err == nil {
+			t.Error("an unknown mute ended")
+		}
+		if ended, err := r.Unmute([]string{m.ID}, false, "bob"); err != nil || len(ended) != 1 || ended[0].EndedBy != "bob" {
+			t.Errorf("Unmute = %+v, %v", ended, err)
+		}
+		stop()
+		r, stop = s.run(hook, instead)
+		pause(35 * time.Minute)
+		if wantIDs(t, "the fallback before its time", spare.all()); len(r.Status().Mutes) != 0 {
+			t.Error("it is still muted after a restart")
+		}
+		pause(10 * time.Minute)
+		wantIDs(t, "the fallback after its time", spare.all(), ce)
+		if list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10); err != nil || len(list) != 0 {
+			t.Errorf("dead letters are %+v, %v", list, err)
+		}
+		if _, err := r.Mute(delivery.Mute{Sink: "spare", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		r.Reload([]bridge.Route{hook}, bridge.SettingsInfo{})
+		pause(5 * time.Second)
+		if left := r.Status().Mutes; len(left) != 0 {
+			t.Errorf("without the sink there is still %+v", left[0])
+		}
+		stop()
+	})
+}
+
+// A mute of some VMs holds back what is about them, also what their forewarns say of themselves, and nothing else.
+func TestAMuteOfSomeVMsOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		hook := with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
+		r, stop := s.run(hook)
+		if _, err := r.Mute(delivery.Mute{VM: "vm-[0-4]", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Second)
+		said := len(sink.all())
+		about := func(vm string) string {
+			ce, err := cloudevent.WrapBridge(cloudevent.BridgeStopping, map[string]any{"pending": 0},
+				imds.Observer{Name: vm}, time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publish(ce)
+			return ce.ID()
+		}
+		muted, told := about("vm-1"), about("vm-9")
+		pause(5 * time.Second)
+		if got := sink.all()[said:]; !slices.Equal(got, []string{told}) {
+			t.Errorf("the sink heard %v, want %s alone", got, told)
+		}
+		pause(time.Hour)
+		if got := sink.all(); !slices.Contains(got, muted) {
+			t.Errorf("at the end the sink had heard %v, want %s too", got, muted)
+		}
+		stop()
+	})
+}
