@@ -63,6 +63,7 @@ if a destination can't be reached.`,
 			if err != nil {
 				return err
 			}
+			c.Notes = append(c.Notes, p.muteNotes(cmd.Context(), s)...)
 			if reach {
 				c.Connect = connect(cmd.Context(), s.Routes)
 				if s.Relay != nil {

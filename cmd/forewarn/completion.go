@@ -24,7 +24,7 @@ func addCompletions(root *cobra.Command, p *program) {
 	words := map[string][]string{
 		"output": {"text", "json"}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"},
 		"state": {outbox.StatePending, outbox.StateDead}, "sample": cloudevent.SampleNames,
-		"change": {"scheduled", "updated", "started", "vanished"},
+		"change": {"scheduled", "updated", "started", "vanished"}, "type": bridge.TypesValues,
 	}
 	sinks := func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		s, err := p.bareSettingsAsRoot()

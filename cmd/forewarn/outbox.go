@@ -67,6 +67,8 @@ func (p *program) outboxListCommand() *cobra.Command {
 					state += " (" + e.Reason + ")"
 				}
 				switch {
+				case !e.Muted.IsZero():
+					next = "muted until " + bridge.ClockTime(e.Muted, now, s.Timezone)
 				case e.Next.IsZero():
 				case e.Next.After(now):
 					next = bridge.ClockTime(e.Next, now, s.Timezone)

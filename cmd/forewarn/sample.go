@@ -39,7 +39,7 @@ func (r *sampleRequest) newSample(o imds.Observer) (cloudevent.Sample, error) {
 	return s, nil
 }
 
-// chosenRoutes loads the settings and returns the requested routes, and this VM.
+// chosenRoutes loads the settings and returns the requested routes, and this VM. It says what is muted.
 func (p *program) chosenRoutes(ctx context.Context, req sampleRequest) ([]bridge.Route, imds.Observer, error) {
 	var o imds.Observer
 	s, err := p.settings(p.log())
@@ -64,6 +64,9 @@ func (p *program) chosenRoutes(ctx context.Context, req sampleRequest) ([]bridge
 	}
 	if len(req.sinks) == 0 {
 		picked = s.Routes
+	}
+	for _, note := range p.muteNotes(ctx, s) {
+		fmt.Fprintln(p.err, note)
 	}
 	return picked, p.observer(ctx, s), nil
 }

@@ -51,6 +51,9 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	} else {
 		b.WriteString(endpointText(s, heard))
 	}
+	for _, m := range wording.First(s.Mutes, wording.ShownVMs) {
+		b.WriteString("muted     " + wording.MuteNote(*m, heard, zone) + "\n")
+	}
 	if s.Settings.LastError != "" {
 		b.WriteString("settings  the newest are wrong; older ones are in force\n")
 		detail("%s", wording.Printable(s.Settings.LastError))
@@ -209,7 +212,10 @@ func sinksText(s bridge.Status, heard time.Time) string {
 			last = wording.Ago(heard, k.LastAccepted) + " ago"
 		}
 		pending := fmt.Sprint(k.Pending)
-		if k.Pending > 0 {
+		if k.Muted > 0 {
+			pending += fmt.Sprintf(", %d muted", k.Muted)
+		}
+		if k.Pending > k.Muted {
 			pending += ", for " + wording.Span(time.Duration(k.OldestPendingSeconds*float64(time.Second)))
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%d\t%d\t%s", wording.Printable(k.Name), state, pending, last,

@@ -174,7 +174,7 @@ func commandTable() string {
 	var rows [][]string
 	eachCommand(root, func(c *cobra.Command) {
 		if c.Runnable() && !c.HasSubCommands() && c.Parent().Name() != "completion" || c.Name() == "completion" ||
-			c.Name() == "service" {
+			c.Name() == "mute" || c.Name() == "service" {
 			if c.Parent().Name() != "service" {
 				rows = append(rows, []string{"`" + strings.TrimPrefix(c.CommandPath(), "forewarn ") + "`", c.Short})
 			}

@@ -113,6 +113,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		older := max(0, len(all)-limit(q))
 		answerRows(w, Rows[bridge.EventHistory]{More: older, Rows: all[older:]})
 	})
+	handleMutes(mux, r, answer)
 	for _, path := range []string{"GET /tail", "POST /approve"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "a relay does not do this; ask the forewarn of a VM", http.StatusBadRequest)
@@ -123,9 +124,13 @@ func RelayHandler(r *relay.Relay) http.Handler {
 
 // deliveryOf returns a relay's delivery as commands print it.
 func deliveryOf(e relay.Entry) outbox.Delivery {
-	return outbox.Delivery{
+	d := outbox.Delivery{
 		Key: e.Key, Route: e.Sink, Item: e.Item, State: e.State, Reason: e.Reason, Bytes: e.Bytes, DeadSince: e.DeadSince,
 	}
+	if e.Mute.Active() {
+		d.Muted = e.Mute.Until
+	}
+	return d
 }
 
 // resourcesOf returns the VMs that the Azure event of a CloudEvent names.

@@ -165,10 +165,16 @@ func statusFamilies(st bridge.Status) (all []*family) {
 		"1 while everything is on disk; 0 while the outbox cannot be written and forewarn runs from memory.").
 		set(boolean(st.Outbox.Durable))
 	pending := gauge("outbox_pending", "Pending deliveries.", "sink")
-	oldest := gauge("outbox_oldest_pending_seconds", "Age of the oldest pending delivery; 0 without any.", "sink")
+	held := gauge("outbox_muted", "Pending deliveries that a mute holds back.", "sink")
+	oldest := gauge("outbox_oldest_pending_seconds",
+		"Age of the oldest pending delivery that is not muted; 0 without any.", "sink")
 	dead := gauge("deadletters", "Dead letters: deliveries that failed for good, kept for replay.", "sink")
 	blocked := gauge("sink_blocked", "1 while the sink is blocked and needs somebody.", "sink")
+	muted := gauge("sink_muted", "1 while the sink is muted for all VMs and types.", "sink")
+	gauge("mutes", "Mutes that hold something back.").set(float64(len(st.Mutes)))
 	for _, k := range st.Sinks {
+		held.set(float64(k.Muted), k.Name)
+		muted.set(boolean(!k.MutedUntil.IsZero()), k.Name)
 		pending.set(float64(k.Pending), k.Name)
 		oldest.set(k.OldestPendingSeconds, k.Name)
 		dead.set(float64(k.DeadLetters), k.Name)

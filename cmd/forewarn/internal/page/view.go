@@ -50,6 +50,7 @@ type pageView struct {
 	Timeline  timelineView
 	Sinks     []sinkView
 	MoreSinks int // number left out of Sinks
+	Mutes     []string
 	VMs       []fleetVM
 	MoreVMs   int // number left out of VMs
 	Started   moment
@@ -141,6 +142,9 @@ func (p pageWriter) view(f pageFacts) pageView {
 		v.Sinks = append(v.Sinks, p.sink(k))
 	}
 	v.MoreSinks = len(s.Sinks) - len(v.Sinks)
+	for _, m := range wording.First(s.Mutes, shownEvents) {
+		v.Mutes = append(v.Mutes, "Muted: "+wording.MuteNote(*m, p.now, p.zone))
+	}
 	v.Ready, v.Plans = s.Ready, p.plans(s)
 	if n := len(v.Troubles); n > 0 {
 		v.Needs = wording.Plural(n, "thing needs you", "things need you")

@@ -86,6 +86,10 @@ func SinkState(k bridge.SinkStatus, now time.Time) (words, class string) {
 	switch {
 	case NeedsSomebody(k, now):
 		return "needs you", bridge.SinkIsBlocked
+	case !k.MutedUntil.IsZero():
+		return "muted until " + bridge.ClockTime(k.MutedUntil, now, time.UTC), bridge.SinkRetrying
+	case k.Muted > 0 && k.Muted == k.Pending:
+		return "muted in part", bridge.SinkRetrying
 	case k.State == bridge.SinkRetrying:
 		return "trying again", k.State
 	case k.State == bridge.SinkOrphaned:
@@ -111,6 +115,24 @@ func NeedsSomebody(k bridge.SinkStatus, now time.Time) bool {
 		k.State == bridge.SinkRetrying && min(pending, now.Sub(k.LastAccepted)) >= bridge.SilentFor
 }
 
+// Muted says what a mute holds back: "ops, VMs vm-db-*, only Reboot".
+func Muted(m delivery.Mute) string {
+	text := cmp.Or(m.Sink, "all sinks")
+	if m.VM != "" {
+		text += ", VMs " + m.VM
+	}
+	if len(m.Types) > 0 {
+		text += ", only " + strings.Join(m.Types, ", ")
+	}
+	return Printable(text)
+}
+
+// MuteNote says all about a mute, and how to end it.
+func MuteNote(m delivery.Mute, now time.Time, zone *time.Location) string {
+	return fmt.Sprintf("%s until %s, by %s: %s; to end it: forewarn unmute %s", Muted(m),
+		bridge.ClockTime(m.Until, now, zone), Printable(m.By), Printable(m.Why), m.ID)
+}
+
 // StatusLine summarizes a status in one line, for systemctl status.
 func StatusLine(s bridge.Status) string {
 	var words []string
@@ -123,6 +145,9 @@ func StatusLine(s bridge.Status) string {
 		if NeedsSomebody(k, time.Now()) {
 			words = append(words, k.Name+" needs you")
 		}
+	}
+	if n := len(s.Mutes); n > 0 {
+		words = append(words, Plural(n, "mute", "mutes"))
 	}
 	if s.Outbox.DeadLetters > 0 {
 		words = append(words, Plural(s.Outbox.DeadLetters, "dead letter", "dead letters"))

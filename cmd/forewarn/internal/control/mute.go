@@ -1,0 +1,73 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"forewarn/bridge"
+)
+
+// A MuteRequest asks for a mute: what, why and who of it, and for how long.
+type MuteRequest struct {
+	bridge.Mute
+	For time.Duration `json:"for"`
+}
+
+// An UnmuteRequest asks for the end of mutes.
+type UnmuteRequest struct {
+	IDs []string `json:"ids"`
+	All bool     `json:"all"` // all mutes, instead of ids
+	By  string   `json:"by"`  // the user, for the record
+}
+
+// Mute has the running forewarn hold deliveries back, and returns the mute with its id.
+func (c *Client) Mute(ctx context.Context, r MuteRequest) (m bridge.Mute, err error) {
+	err = c.post(ctx, "/mute", r, &m)
+	return m, err
+}
+
+// Unmute ends mutes, and returns them.
+func (c *Client) Unmute(ctx context.Context, r UnmuteRequest) (ended []bridge.Mute, err error) {
+	err = c.post(ctx, "/unmute", r, &ended)
+	return ended, err
+}
+
+// muter is a bridge, or a relay.
+type muter interface {
+	Sinks() []string
+	Mute(m bridge.Mute, d time.Duration) (bridge.Mute, error)
+	Unmute(ids []string, every bool, by string) ([]bridge.Mute, error)
+}
+
+// handleMutes serves Mute and Unmute. Which mutes there are is part of the status.
+func handleMutes(mux *http.ServeMux, b muter, answer func(http.ResponseWriter, any)) {
+	mux.HandleFunc("POST /mute", handleMute(answer, func(r MuteRequest) (any, error) {
+		if err := checkSinks(b.Sinks(), r.Sink); err != nil {
+			return nil, err
+		}
+		return b.Mute(r.Mute, r.For)
+	}))
+	mux.HandleFunc("POST /unmute", handleMute(answer, func(r UnmuteRequest) (any, error) {
+		ended, err := b.Unmute(r.IDs, r.All, r.By)
+		return append([]bridge.Mute{}, ended...), err
+	}))
+}
+
+// handleMute serves a request that changes mutes.
+func handleMute[R any](answer func(http.ResponseWriter, any), do func(R) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		var r R
+		err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 64<<10)).Decode(&r)
+		var done any
+		if err == nil {
+			done, err = do(r)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		answer(w, done)
+	}
+}
