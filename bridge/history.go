@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -161,7 +162,8 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 	if deliveries == nil {
 		deliveries = []HistoryDelivery{}
 	}
-	slices.SortFunc(deliveries, func(a, b HistoryDelivery) int { return strings.Compare(a.Sink, b.Sink) })
+	// Not slices.SortFunc: for each type of struct, that costs the binary 15 KB.
+	sort.Slice(deliveries, func(i, j int) bool { return deliveries[i].Sink < deliveries[j].Sink })
 	life.Changes = append(life.Changes, HistoryChange{
 		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, Fields: d.Changed,
 		WhileAway: d.WhileAway, NotEarlierThan: d.NotEarlierThan, Observer: d.Observer.Name,
@@ -174,7 +176,7 @@ func (b *HistoryBuilder) Histories(p Period) []EventHistory {
 	var picked []*EventHistory
 	byEvent := func(x, y *EventHistory) int { return strings.Compare(x.Event, y.Event) }
 	for _, l := range slices.SortedFunc(maps.Values(b.histories), byEvent) {
-		slices.SortStableFunc(l.Changes, func(x, y HistoryChange) int { return x.Time.Compare(y.Time) })
+		sort.SliceStable(l.Changes, func(i, j int) bool { return l.Changes[i].Time.Before(l.Changes[j].Time) })
 		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return imds.SameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
 			picked = append(picked, l)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -232,7 +233,7 @@ func (b *Bridge) Status() Status {
 			s.Sinks = append(s.Sinks, k)
 		}
 	}
-	slices.SortStableFunc(s.Sinks, func(a, b SinkStatus) int { return strings.Compare(a.Name, b.Name) })
+	sort.SliceStable(s.Sinks, func(i, j int) bool { return s.Sinks[i].Name < s.Sinks[j].Name })
 	for _, k := range s.Sinks {
 		if soon && k.State == SinkIsBlocked {
 			s.Reasons = append(s.Reasons, k.Refusal())

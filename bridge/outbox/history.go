@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 )
@@ -131,8 +132,9 @@ func (o *Outbox) recordOf(key string, p page) Record {
 		}
 	}
 	o.mu.Unlock()
-	byRoute := func(a, b Result) int { return strings.Compare(a.Route, b.Route) }
-	return Record{Seq: seq, Body: p.bodies[key], Deliveries: slices.SortedFunc(maps.Values(results), byRoute)}
+	all := slices.Collect(maps.Values(results))
+	sort.Slice(all, func(i, j int) bool { return all[i].Route < all[j].Route })
+	return Record{Seq: seq, Body: p.bodies[key], Deliveries: all}
 }
 
 // followAhead is how many CloudEvents a follower may be behind.

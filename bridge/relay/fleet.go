@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -147,7 +148,7 @@ func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: statePending, Attempts: t.Attempts, Error: t.Error})
 		}
 	}
-	slices.SortFunc(list, func(a, b bridge.HistoryDelivery) int { return strings.Compare(a.Sink, b.Sink) })
+	sort.Slice(list, func(i, j int) bool { return list[i].Sink < list[j].Sink })
 	return list
 }
 
@@ -434,9 +435,8 @@ func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, mor
 			histories = append(histories, h)
 		}
 	}
-	slices.SortStableFunc(histories, func(a,
-		b bridge.EventHistory) int {
-		return a.Changes[0].Time.Compare(b.Changes[0].Time)
+	sort.SliceStable(histories, func(i, j int) bool {
+		return histories[i].Changes[0].Time.Before(histories[j].Changes[0].Time)
 	})
 	return histories, f.more
 }

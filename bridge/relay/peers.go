@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -110,7 +110,7 @@ func readPeers(ctx context.Context, kv jetstream.KeyValue) ([]Peer, error) {
 			peers = append(peers, p)
 		}
 	}
-	slices.SortFunc(peers, func(a, b Peer) int { return strings.Compare(a.Name+a.ID, b.Name+b.ID) })
+	sort.Slice(peers, func(i, j int) bool { return peers[i].Name+peers[i].ID < peers[j].Name+peers[j].ID })
 	return peers, nil
 }
 

@@ -3,7 +3,7 @@ package relay
 import (
 	"fmt"
 	"slices"
-	"strings"
+	"sort"
 	"time"
 
 	"forewarn/bridge"
@@ -42,7 +42,7 @@ func (r *Relay) Status() bridge.Status {
 	for _, n := range r.letters {
 		s.Outbox.DeadLetters += n
 	}
-	slices.SortStableFunc(s.Sinks, func(a, b bridge.SinkStatus) int { return strings.Compare(a.Name, b.Name) })
+	sort.SliceStable(s.Sinks, func(i, j int) bool { return s.Sinks[i].Name < s.Sinks[j].Name })
 	s.Ready = len(s.Reasons) == 0
 	return s
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -132,8 +133,9 @@ func (p pageWriter) view(f pageFacts) pageView {
 	for _, e := range wording.First(wording.ByUrgency(s.Events), shownEvents) {
 		v.Events = append(v.Events, p.event(e, s.Observer, f.Histories))
 	}
-	slices.SortStableFunc(v.Events, func(a, b eventView) int { // what has begun first, then the nearest
-		return cmp.Or(-cmp.Compare(truth(a.Begun), truth(b.Begun)), cmp.Compare(soon(a), soon(b)))
+	sort.SliceStable(v.Events, func(i, j int) bool { // what has begun first, then the nearest
+		a, b := v.Events[i], v.Events[j]
+		return cmp.Or(-cmp.Compare(truth(a.Begun), truth(b.Begun)), cmp.Compare(soon(a), soon(b))) < 0
 	})
 	v.More = len(s.Events) - len(v.Events)
 	v.Note = p.note(s)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -59,8 +60,9 @@ func ByUrgency(events []bridge.EventStatus) []bridge.EventStatus {
 			all[i].rank = 1
 		}
 	}
-	slices.SortStableFunc(all, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), a.NotBefore.Compare(b.NotBefore))
+	sort.SliceStable(all, func(i, j int) bool {
+		a, b := &all[i], &all[j]
+		return cmp.Or(cmp.Compare(a.rank, b.rank), a.NotBefore.Compare(b.NotBefore)) < 0
 	})
 	sorted := make([]bridge.EventStatus, len(all))
 	for i, e := range all {
@@ -75,9 +77,9 @@ func ByNeed(sinks []bridge.SinkStatus, now time.Time) []bridge.SinkStatus {
 		_, class := SinkState(k, now)
 		return slices.Index([]string{bridge.SinkIsBlocked, bridge.SinkRetrying, bridge.SinkOrphaned, bridge.SinkOK}, class)
 	}
-	return slices.SortedStableFunc(slices.Values(sinks), func(a, b bridge.SinkStatus) int {
-		return cmp.Compare(rank(a), rank(b))
-	})
+	sorted := slices.Clone(sinks)
+	sort.SliceStable(sorted, func(i, j int) bool { return rank(sorted[i]) < rank(sorted[j]) })
+	return sorted
 }
 
 // SinkState returns the state of a sink in words, and the state that it should look like. A sink that has accepted
