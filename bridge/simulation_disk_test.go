@@ -55,8 +55,8 @@ func (x diskTrouble) String() string { return fmt.Sprintf("disk %s until %s", x.
 var errIO = errors.New("input/output error")
 
 // transaction makes one transaction of the outbox, of batches of so many writes. A crash in its middle leaves the first
-// n of them, which is what write is asked for.
-func (d *disk) transaction(sizes []int, write func(n int) error) error {
+// n of them, which is what write is asked for. What only part of a batch wrote counts only with the rest of it.
+func (d *disk) transaction(sizes []int, part bool, write func(n int) error) error {
 	w := d.w
 	w.mu.Lock()
 	began := w.next()
@@ -95,17 +95,22 @@ func (d *disk) transaction(sizes []int, write func(n int) error) error {
 	if err := write(n); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	w.writes = append(w.writes, written{w.fact(), began})
-	w.mu.Unlock()
+	if !part {
+		w.mu.Lock()
+		w.writes = append(w.writes, written{w.fact(), began})
+		w.mu.Unlock()
+		d.again = 0
+	}
 	if d.crash < 0 {
 		d.keep()
 	}
-	if d.again = 0; how == "loses the answer" {
-		d.again = len(sizes)
-		return errIO
+	if how != "loses the answer" {
+		return nil
 	}
-	return nil
+	if !part {
+		d.again = len(sizes)
+	}
+	return errIO
 }
 
 // left is how many batches of a transaction are written before the machine crashes; all of them if it does not, or does

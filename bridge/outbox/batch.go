@@ -181,14 +181,12 @@ func (c *change) setGroup(id string, to *Group) {
 	}
 	g.state, g.latest = to.State, c.message(to.Latest)
 	g.latest.uses++
-	c.write(bucketGroups, id, g.encode())
+	c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
 	if !g.over.IsZero() {
 		g.over = time.Time{}
 		c.write(bucketOver, id, nil)
 	}
 }
-
-func (g *group) encode() []byte { return append([]byte(seqKey(g.latest.Seq)+" "), g.state...) }
 
 // disuse drops one reference to a message. Without any reference left the message becomes history; a transient one is
 // deleted.

@@ -19,6 +19,7 @@ type disk struct {
 	open    bool
 	fail    error         // of every write, while it isn't nil
 	lose    bool          // writes are applied and fail
+	failIn  int           // one fails: the n-th from now on; it is applied if lose is set, and no other is lost then
 	hang    chan struct{} // writes wait until it is closed
 	aside   []string      // why it was set aside
 }
@@ -89,6 +90,16 @@ func (d *disk) Write(writes []outbox.Write) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.writes++
+	if d.failIn > 0 {
+		if d.failIn--; d.failIn == 0 && d.lose {
+			d.apply(writes)
+		}
+		if d.failIn == 0 {
+			return errFull
+		}
+		d.apply(writes)
+		return nil
+	}
 	switch {
 	case d.lose:
 		d.apply(writes)

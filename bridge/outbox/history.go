@@ -40,6 +40,7 @@ var errEnough = errors.New("enough")
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	var waiting []Write
 	o.mu.Lock()
+	whole := o.whole
 	for _, r := range []records{o.under, o.waiting} {
 		for p, v := range r {
 			if isHistory(p.bucket) {
@@ -54,7 +55,7 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 			return err
 		}
 		for _, key := range slices.Sorted(maps.Keys(p.bodies)) {
-			if p.bodies[key] == nil {
+			if p.bodies[key] == nil || whole > 0 && (place{bucketEvents, key}).added() > whole {
 				continue // it waits to be deleted
 			}
 			if err := f(o.recordOf(key, p)); err != nil {

@@ -57,10 +57,14 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	o.mu.Lock()
 	foreign := o.foreignTo(owner)
 	o.mu.Unlock()
+	writable := unwritable == nil && !o.readOnly
 	switch {
 	case number == nil: // it is new
+		if err := o.forgetParts(writable); err != nil {
+			return false, err
+		}
 		o.rewrite()
-		o.known = true
+		o.known, o.written = true, 0
 		return false, unwritable
 	case err != nil || has < 1:
 		return false, fmt.Errorf("%w: its format is %q", ErrDamaged, number)
@@ -70,9 +74,12 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	case foreign != nil:
 		return false, foreign
 	}
+	if err := o.forgetParts(writable); err != nil {
+		return false, err
+	}
 	var all []Write
 	if has < format {
-		if all, err = migrate(o.storage); err == nil && unwritable == nil && !o.readOnly {
+		if all, err = migrate(o.storage); err == nil && writable {
 			err = o.storage.Write(all)
 			all = nil // it can be read
 		}
@@ -86,8 +93,48 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	if err := o.load(all, owner); err != nil {
 		return false, err
 	}
+	o.mu.Lock()
+	o.written = o.last
+	o.mu.Unlock()
 	o.known = true
 	return true, unwritable
+}
+
+// forgetParts removes from the storage what a crash left of a change that was written in parts, and whose last was not.
+// What can't be removed is ignored.
+func (o *Outbox) forgetParts(writable bool) error {
+	ahead, err := o.storage.Read(bucketMeta, metaAhead)
+	var last uint64
+	if err == nil && ahead != nil {
+		if last, err = seqOf(string(ahead)); err != nil {
+			err = fmt.Errorf("%w: it is written ahead of %q", ErrDamaged, ahead)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	o.whole = 0
+	if !writable {
+		o.whole = last
+	}
+	o.mu.Unlock()
+	if ahead == nil || !writable {
+		return nil
+	}
+	remains := []Write{{bucketMeta, metaAhead, nil}}
+	for _, bucket := range []string{bucketEvents, bucketHeads, bucketPending} {
+		err := o.storage.Walk(bucket, "", func(key string, _ []byte) error {
+			if (place{bucket, key}).added() > last {
+				remains = append(remains, Write{bucket, key, nil})
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return o.storage.Write(inOrder(remains))
 }
 
 // foreignTo returns an error that wraps errForeign if a file of that owner is another VM's. The caller holds mu.
@@ -110,6 +157,9 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
 			digits, _, _ := strings.Cut(key, "/")
 			used[digits] = used[digits] || bucket == bucketHeads
+			if o.whole > 0 && (place{bucket, key}).added() > o.whole {
+				return nil
+			}
 			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load says what is wrong
 				all = append(all, Write{bucket, key, slices.Clone(value)})
 			}
@@ -192,7 +242,7 @@ func (o *Outbox) raise(w Write) {
 	}
 }
 
-// groupOf decodes an open group, as Group.encode wrote it.
+// groupOf decodes an open group, as encode wrote it.
 func groupOf(value []byte) (g Group, err error) {
 	latest, state, _ := strings.Cut(string(value), " ")
 	g.State = []byte(state)
@@ -323,7 +373,7 @@ func (c *change) writeAll() {
 	}
 	for id, g := range c.groups {
 		if g.latest != nil {
-			c.write(bucketGroups, id, g.encode())
+			c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
 		}
 		if !g.over.IsZero() {
 			c.write(bucketOver, id, g.over)

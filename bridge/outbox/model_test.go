@@ -154,6 +154,7 @@ type player struct {
 	t      *testing.T
 	script []byte
 	disk   *disk
+	bounds outbox.Bounds
 	o      *outbox.Outbox
 	m      *model
 	queues map[string]delivery.Queue
@@ -180,7 +181,7 @@ func (p *player) route() string { return modelRoutes[p.next(len(modelRoutes))] }
 
 // start opens an outbox on the disk as it is.
 func (p *player) start() {
-	o, err := outbox.Open(p.t.TempDir(), outbox.Options{Storage: p.disk})
+	o, err := outbox.Open(p.t.TempDir(), outbox.Options{Storage: p.disk, Bounds: p.bounds})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -496,6 +497,9 @@ func (p *player) rearrange(now time.Time) {
 // play follows the script to its end, and then looks at every crash that could have happened.
 func play(t *testing.T, script []byte) {
 	p := &player{t: t, script: script, disk: diskOf(nil), m: newModel(), last: map[uint64]outbox.Addition{}}
+	if p.next(2) == 0 {
+		p.bounds.Transaction = 1 + 2*p.next(200) // so that one record is a part, or a few are
+	}
 	p.start()
 	routes := []outbox.Route{fallbackOfA, {Name: "b"}, {Name: "c"}}
 	p.setRoutes(routes, time.Now())

@@ -67,11 +67,15 @@ type Outbox struct {
 	opened  bool    // it can be written; only the writer uses it
 	known   bool    // memory has its content; only the writer uses it
 	began   bool    // Open has returned; only the writer uses it
+	written uint64  // no record of the storage that counts is ahead of this sequence number; only the writer uses it
+	ahead   bool    // the storage may have a metaAhead; only the writer uses it
+	unsure  bool    // the last write failed, and may have succeeded; only the writer uses it
 
 	mu sync.Mutex // guards the fields below; never held during I/O
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
+	whole     uint64 // records ahead of it are no whole change's and can't be removed; 0 for none
 	notify    Notify
 
 	kick   chan struct{} // wakes the writer

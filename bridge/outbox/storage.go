@@ -69,6 +69,9 @@ const (
 	metaFormat = "format"
 	metaOwner  = "owner"
 	metaLast   = "last" // sequence number
+	// metaAhead is a sequence number, in a file with parts of a change that is not all there. The records ahead of it
+	// don't count, unless the change's last transaction removes it.
+	metaAhead = "ahead"
 )
 
 // isHistory reports whether the bucket grows with what was delivered. Its keys sort by age.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -38,20 +39,38 @@ func (p place) seq() uint64 {
 // written.
 type records map[place]any
 
+func (p place) compare(other place) int {
+	return cmp.Or(strings.Compare(p.bucket, other.bucket), strings.Compare(p.key, other.key))
+}
+
+// added returns the sequence number of the CloudEvent that the record came with, 0 if it is no such record. Nothing in a
+// file that lacks the CloudEvent refers to the record.
+func (p place) added() (seq uint64) {
+	switch p.bucket {
+	case bucketEvents, bucketHeads:
+		return p.seq()
+	case bucketPending:
+		_, seq, _ = splitKey(p.key)
+	}
+	return seq
+}
+
 // encode returns the records as the storage takes them, in order.
 func (r records) encode() []Write {
 	writes := make([]Write, 0, len(r))
 	for p, v := range r {
 		writes = append(writes, Write{p.bucket, p.key, encode(v)})
 	}
-	slices.SortFunc(writes, func(a, b Write) int {
-		return cmp.Or(strings.Compare(a.Bucket, b.Bucket), strings.Compare(a.Key, b.Key))
-	})
+	return inOrder(writes)
+}
+
+func inOrder(writes []Write) []Write {
+	slices.SortFunc(writes, func(a, b Write) int { return place{a.Bucket, a.Key}.compare(place{b.Bucket, b.Key}) })
 	return writes
 }
 
-// A journal holds the records on their way to the disk. All waiting records are written in one transaction, so the file
-// always has the state after a whole change.
+// A journal holds the records on their way to the disk. All waiting records begin to count with one transaction, so the
+// file always has the state after a whole change.
 type journal struct {
 	number  uint64        // of the last change
 	waiting records       // in which the file differs from memory
@@ -292,7 +311,56 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// writeWaiting writes all waiting records in one transaction.
+// write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them count.
+// So neither all that is written nor all pages of the file that it goes to are in memory at once. After a failure it is
+// one transaction: nobody knows whether the records count already, and no crash may take that back. grown is what it added
+// to the history; parts reports whether there was more than one.
+func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
+	newest := o.written
+	var part []Write
+	bytes := 0
+	take := func(p place) {
+		w := Write{p.bucket, p.key, encode(all[p])}
+		if part, bytes = append(part, w), bytes+64+len(w.Key)+len(w.Value); isHistory(p.bucket) && w.Value != nil {
+			grown.add(1, len(w.Value))
+		}
+		newest = max(newest, p.added())
+	}
+	var rest []place
+	for _, p := range slices.SortedFunc(maps.Keys(all), place.compare) { // or each part would touch every page
+		if all[p] == nil || o.unsure || p.added() <= o.written {
+			rest = append(rest, p)
+			continue
+		}
+		if take(p); bytes < o.bounds.Transaction {
+			continue
+		}
+		part = append(part, Write{bucketMeta, metaAhead, []byte(seqKey(o.written))})
+		o.ahead, parts = true, true
+		if err = o.storage.Write(inOrder(part)); err != nil {
+			break
+		}
+		part, bytes = nil, 0
+		runtime.GC() // which by itself would let garbage grow to as much again as is in use
+	}
+	if err == nil {
+		for _, p := range rest {
+			take(p)
+		}
+		if o.ahead {
+			part = append(part, Write{bucketMeta, metaAhead, nil})
+		}
+		err = o.storage.Write(inOrder(part))
+	}
+	if o.unsure = err != nil; o.unsure {
+		o.opened = false
+		return tally{}, parts, err
+	}
+	o.written, o.ahead = newest, false
+	return grown, parts, nil
+}
+
+// writeWaiting writes all waiting records.
 func (o *Outbox) writeWaiting() error {
 	o.mu.Lock()
 	if len(o.waiting) == 0 || errors.Is(o.broken, errForeign) {
@@ -302,10 +370,9 @@ func (o *Outbox) writeWaiting() error {
 	number, under := o.number, o.waiting
 	o.under, o.waiting = under, records{}
 	o.mu.Unlock()
-	writes := under.encode()
-	err := o.storage.Write(writes)
-	if err != nil {
-		o.opened = false
+	grown, parts, err := o.write(under)
+	if parts { // collect what this took before deliveries take more
+		defer runtime.GC()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -321,14 +388,11 @@ func (o *Outbox) writeWaiting() error {
 	}
 	o.stored = number
 	o.release()
-	for _, w := range writes {
-		if isHistory(w.Bucket) && w.Value != nil {
-			o.grown.add(1, len(w.Value))
-		}
-		seq, _ := seqOf(w.Key)
-		if m := o.messages[seq]; w.Bucket == bucketEvents && m != nil {
+	o.grown.add(grown.n, grown.bytes)
+	for p := range under {
+		if m := o.messages[p.seq()]; p.bucket == bucketEvents && m != nil {
 			if m.body = nil; m.unused() {
-				delete(o.messages, seq)
+				delete(o.messages, p.seq())
 			}
 		}
 	}

@@ -1,0 +1,140 @@
+package outbox_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/outbox"
+)
+
+// addMany commits a change of many events at once, more than what is written in one transaction.
+func addMany(o *outbox.Outbox, prefix string, n int) error {
+	b := outbox.Batch{Now: time.Now(), Groups: map[string]*outbox.Group{}, Marks: map[string]outbox.Mark{}}
+	for i := range n {
+		a := addition(o, fmt.Sprint(prefix, i), "scheduled", "a", "b")
+		a.Body = append(body(a.ID), strings.Repeat(" ", 300)...)
+		b.Add = append(b.Add, a)
+		b.Groups[a.Group] = &outbox.Group{State: []byte("scheduled"), Latest: a.Seq}
+		b.Marks[a.ID] = outbox.Mark{Times: 1, Group: a.Group, At: b.Now}
+	}
+	return o.Apply(b)
+}
+
+var small = outbox.Bounds{Transaction: 2000}
+
+// A large change is written in parts, and is there whole or not at all: a crash between two of them leaves nothing of it,
+// neither visible nor in the file.
+func TestALargeChangeIsThereWholeOrNotAtAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: small})
+		mustAdd(t, o, "FIRST", "scheduled", "a")
+		before := len(d.recorded())
+		if err := addMany(o, "W", 50); err != nil {
+			t.Fatal(err)
+		}
+		o.Close()
+		all := d.recorded()
+		if n := len(all) - before; n < 10 {
+			t.Fatalf("it was written in %d transactions, want many", n)
+		}
+		for n := before; n <= len(all); n++ {
+			left := diskOf(all[:n])
+			o := open(t, t.TempDir(), outbox.Options{Storage: left, Bounds: small})
+			want := 1
+			if n == len(all) {
+				want = 51
+			}
+			if a, b, g, h := len(pending(o, "a")), len(pending(o, "b")), len(o.Groups()), len(bodies(o)); a != want ||
+				b != want-1 || g != want || h != want {
+				t.Errorf("after %d of %d transactions %d and %d are pending of %d groups, and there are %d CloudEvents; want %d",
+					n-before, len(all)-before, a, b, g, h, want)
+			}
+			if e, h, p := left.count("events"), left.count("heads"), left.count("pending"); e != want || h != want ||
+				p != 2*want-1 {
+				t.Errorf("after %d of %d transactions the file has %d CloudEvents, %d heads and %d deliveries; want %d",
+					n-before, len(all)-before, e, h, p, want)
+			}
+			if err := addMany(o, "X", 50); err != nil { // it goes on as if nothing had been
+				t.Fatal(err)
+			}
+			o.Close()
+			o = open(t, t.TempDir(), outbox.Options{Storage: diskOf(left.recorded()), Bounds: small})
+			if a := len(pending(o, "a")); a != want+50 {
+				t.Errorf("after another change %d are pending, want %d", a, want+50)
+			}
+			o.Close()
+		}
+	})
+}
+
+// If a part can't be written, or its answer is lost, the change is written in one transaction: the failed one may have
+// been the last, so that it counts already, and no crash may take that back.
+func TestALargeChangeIsNotWrittenInPartsAgain(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		for n := range 12 {
+			synctest.Test(t, func(t *testing.T) {
+				d := diskOf(nil)
+				o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: small})
+				mustAdd(t, o, "FIRST", "scheduled", "a")
+				d.set(func() { d.failIn, d.lose = n+1, lost })
+				if err := addMany(o, "W", 20); err == nil {
+					t.Skip("it has fewer parts")
+				}
+				d.set(func() { d.lose = false })
+				before := d.transactions()
+				time.Sleep(6 * time.Second)
+				synctest.Wait()
+				if n := d.transactions() - before; n != 1 || o.Durable() != nil {
+					t.Errorf("it was written in %d transactions, Durable = %v", n, o.Durable())
+				}
+				o.Close()
+				o = open(t, t.TempDir(), outbox.Options{Storage: diskOf(d.recorded())})
+				if a, b := len(pending(o, "a")), len(bodies(o)); a != 21 || b != 21 {
+					t.Errorf("%d are pending and %d CloudEvents there, want 21", a, b)
+				}
+				o.Close()
+			})
+		}
+	}
+}
+
+// Whoever only reads a file with such remains sees nothing of them.
+func TestTheRemainsOfALargeChangeAreNotRead(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	mustAdd(t, o, "FIRST", "scheduled", "a")
+	o.Close()
+	stop := &stopping{Storage: outbox.File(dir, slog.New(slog.DiscardHandler)), after: 4}
+	o = open(t, dir, outbox.Options{Storage: stop, Bounds: small})
+	if err := addMany(o, "W", 20); !errors.Is(err, errFull) {
+		t.Fatalf("Apply = %v, want that the disk is full", err)
+	}
+	o.Close()
+	o, err := outbox.OpenReadOnly(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b, g := len(pending(o, "a")), len(bodies(o)), len(o.Groups()); a != 1 || b != 1 || g != 1 {
+		t.Errorf("%d are pending, there are %d CloudEvents and %d groups; want 1", a, b, g)
+	}
+	o.Close()
+}
+
+// stopping is a storage that takes no more after some transactions.
+type stopping struct {
+	outbox.Storage
+	after int
+}
+
+func (s *stopping) Write(writes []outbox.Write) error {
+	if s.after--; s.after < 0 {
+		return errFull
+	}
+	return s.Storage.Write(writes)
+}
