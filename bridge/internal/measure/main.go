@@ -3,7 +3,7 @@
 //
 //	go run ./bridge/internal/measure [-json FILE] [-idle 60s] [-changes 200] [-deliveries 1000,10000] [PART...]
 //
-// The parts are size, idle, start, delay, deliveries and growth; all of them without any. It builds forewarn, emulates
+// The parts are size, idle, start, delay, deliveries, peak and growth; all of them without any. It builds forewarn, emulates
 // Azure, and has its own receivers; nothing is installed, and nothing outside of a temporary directory is written. It
 // runs on Linux. Leave the machine alone meanwhile.
 package main
@@ -55,7 +55,7 @@ type part struct {
 
 var parts = []part{
 	{"size", (*bench).size}, {"idle", (*bench).atRest}, {"start", (*bench).starts}, {"delay", (*bench).delays},
-	{"deliveries", (*bench).throughput}, {"growth", (*bench).growth},
+	{"deliveries", (*bench).throughput}, {"peak", (*bench).peak}, {"growth", (*bench).growth},
 }
 
 func main() {

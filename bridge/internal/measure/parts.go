@@ -380,6 +380,45 @@ func (b *bench) told(name string, n int, sink string, done func() bool) (time.Du
 	return time.Since(began), nil
 }
 
+// peak is the memory that a wave of 10,000 events for five destinations takes at most, none of which accepts anything: until
+// 20 s after the answer with them.
+func (b *bench) peak() error {
+	c, err := newCloud()
+	if err != nil {
+		return err
+	}
+	defer c.server.Close()
+	path, err := b.settings("peak", c.url, "1s", slices.Repeat([]string{"only: {vms: all}, " + kinds["webhook"]}, 5)...)
+	if err != nil {
+		return err
+	}
+	p, err := start(b.forewarn, "run", "--config", path)
+	if err != nil {
+		return err
+	}
+	defer p.stop()
+	if err := c.firstPoll(p); err != nil {
+		return err
+	}
+	c.wave(10_000)
+	var most, mostAnonymous float64
+	for began := time.Now(); time.Since(began) < 20*time.Second; time.Sleep(2 * time.Millisecond) {
+		resident, anonymous, err := p.memory()
+		if err != nil {
+			return fmt.Errorf("%w\n%.2000s", err, p.log.Bytes())
+		}
+		most, mostAnonymous = max(most, resident), max(mostAnonymous, anonymous)
+	}
+	info, err := os.Stat(filepath.Join(b.dir, "peak-state", "outbox.db"))
+	if err != nil {
+		return err
+	}
+	b.note("peak", "RSS with 50,000 pending", most, "MiB", 0)
+	b.note("peak", "anonymous memory with 50,000 pending", mostAnonymous, "MiB", 0)
+	b.note("peak", "file with 50,000 pending", float64(info.Size())/mebi, "MiB", 0)
+	return nil
+}
+
 func (b *bench) toWebhook(n int) (ours, bare time.Duration, err error) {
 	h, err := newHook()
 	if err != nil {
