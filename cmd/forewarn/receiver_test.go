@@ -123,6 +123,14 @@ func (r *receiver) accepted() []string {
 	return slices.Clone(r.took)
 }
 
+// forget drops all that it has received.
+func (r *receiver) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.took, r.tried, r.bodies = nil, nil, nil
+	clear(r.at)
+}
+
 func (r *receiver) seen() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
