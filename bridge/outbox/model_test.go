@@ -498,7 +498,7 @@ func (p *player) rearrange(now time.Time) {
 func play(t *testing.T, script []byte) {
 	p := &player{t: t, script: script, disk: diskOf(nil), m: newModel(), last: map[uint64]outbox.Addition{}}
 	if p.next(2) == 0 {
-		p.bounds.Transaction = 1 + 2*p.next(200) // so that one record is a part, or a few are
+		p.bounds.Transaction = 300 + p.next(200) // so that one CloudEvent and its deliveries are a part or two
 	}
 	p.start()
 	routes := []outbox.Route{fallbackOfA, {Name: "b"}, {Name: "c"}}
