@@ -95,6 +95,25 @@ func saysOf(t *testing.T, settings string, dial Dialer) (said string, blocked bo
 	return said + log.String(), errors.Is(err, delivery.ErrBlocked)
 }
 
+// The host of a service that everybody uses is shown, because it holds no secret: what can't be resolved is named. One
+// that only begins so may hold one.
+func TestPublicHostsAreShown(t *testing.T) {
+	nowhere := func(context.Context, string, string) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "ntfy.sh", IsNotFound: true}}
+	}
+	for settings, want := range map[string]string{
+		"webhook {url: 'https://ntfy.sh/'}":                              "ntfy.sh",
+		"webhook {url: 'https://NTFY.sh/s3cr3t'}":                        "ntfy.sh",
+		"webhook {url: 'https://ntfy.shs3cr3t'}":                         "[host in url]",
+		"slack {webhook_url: 'https://hooks.slack.com/services/s3cr3t'}": "hooks.slack.com",
+	} {
+		said, _ := saysOf(t, settings, nowhere)
+		if said = strings.ToLower(said); !strings.Contains(said, want) || strings.Contains(said, "s3cr3t") {
+			t.Errorf("%s: want it to say %s:\n%s", settings, want, said)
+		}
+	}
+}
+
 // What is no name can hold no secret, and helps: an IP address, and localhost.
 func TestAddressesWithoutANameAreShown(t *testing.T) {
 	for settings, want := range map[string]string{

@@ -88,10 +88,16 @@ func isPlain(text string) bool {
 	return true
 }
 
+// publicHosts are hosts that everybody uses.
+const publicHosts = " ntfy.sh slack.com hooks.slack.com events.pagerduty.com events.eu.pagerduty.com hc-ping.com "
+
 // hideHost hides the host of a URL and shows which setting has it: without its / or @, a URL has its secret in the name
-// of the host. An address holds no secret.
+// of the host. An address or a public host holds no secret.
 func (r *redactor) hideHost(u *url.URL, where string) {
 	host := u.Hostname()
+	if strings.Contains(publicHosts, " "+asciiLower(host)+" ") {
+		return
+	}
 	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || ip.Zone() != "") {
 		r.add(redaction{host, "[host in " + where + "]", true})
 	}
