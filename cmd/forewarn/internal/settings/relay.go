@@ -82,6 +82,7 @@ func (l Loader) relay(doc *document, s *Settings) {
 		return
 	}
 	r.Servers = servers
+	s.Notes = append(s.Notes, placeholderNotes(section)...)
 	for _, note := range servers.Notes() {
 		s.Notes = append(s.Notes, "nats: "+note)
 	}

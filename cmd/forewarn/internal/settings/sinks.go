@@ -170,7 +170,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	if opened.Incident {
 		s.Incidents = append(s.Incidents, r.Name)
 	}
-	for _, note := range opened.Notes {
+	for _, note := range append(placeholderNotes(section), opened.Notes...) {
 		s.Notes = append(s.Notes, r.Name+": "+note)
 	}
 	return r, true
