@@ -122,10 +122,11 @@ func (o *Outbox) forgetParts(writable bool) error {
 	if ahead == nil || !writable {
 		return nil
 	}
-	remains := []Write{{bucketMeta, metaAhead, nil}}
-	for _, bucket := range []string{bucketEvents, bucketHeads, bucketPending} {
+	var remains []Write
+	for _, bucket := range []string{bucketEvents, bucketHeads, bucketMeta, bucketPending} { // in order
 		err := o.storage.Walk(bucket, "", func(key string, _ []byte) error {
-			if (place{bucket, key}).added() > last {
+			p := place{bucket, key}
+			if p.added() > last || p == (place{bucketMeta, metaAhead}) {
 				remains = append(remains, Write{bucket, key, nil})
 			}
 			return nil
@@ -134,7 +135,7 @@ func (o *Outbox) forgetParts(writable bool) error {
 			return err
 		}
 	}
-	return o.storage.Write(inOrder(remains))
+	return o.storage.Write(remains)
 }
 
 // foreignTo returns an error that wraps errForeign if a file of that owner is another VM's. The caller holds mu.

@@ -55,18 +55,22 @@ func (p place) added() (seq uint64) {
 	return seq
 }
 
-// encode returns the records as the storage takes them, in order.
-func (r records) encode() []Write {
-	writes := make([]Write, 0, len(r))
-	for p, v := range r {
-		writes = append(writes, Write{p.bucket, p.key, encode(v)})
-	}
-	return inOrder(writes)
-}
+// places returns where the records are, in order.
+func (r records) places() []place { return slices.SortedFunc(maps.Keys(r), place.compare) }
 
-func inOrder(writes []Write) []Write {
-	slices.SortFunc(writes, func(a, b Write) int { return place{a.Bucket, a.Key}.compare(place{b.Bucket, b.Key}) })
-	return writes
+// encode returns the records as the storage takes them, in order.
+func (r records) encode() []Write { return r.merge(r.places(), nil) }
+
+// merge returns the records at the places, and other writes, both in order, as the storage takes them, in order.
+func (r records) merge(places []place, others []Write) []Write {
+	writes := make([]Write, 0, len(places)+len(others))
+	for _, p := range places {
+		for len(others) > 0 && p.compare(place{others[0].Bucket, others[0].Key}) > 0 {
+			writes, others = append(writes, others[0]), others[1:]
+		}
+		writes = append(writes, Write{p.bucket, p.key, encode(r[p])})
+	}
+	return append(writes, others...)
 }
 
 // A journal holds the records on their way to the disk. All waiting records begin to count with one transaction, so the
@@ -316,41 +320,42 @@ func (o *Outbox) nextTry() uint64 {
 // one transaction: nobody knows whether the records count already, and no crash may take that back. grown is what it added
 // to the history; parts reports whether there was more than one.
 func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
-	newest := o.written
-	var part []Write
-	bytes := 0
-	take := func(p place) {
-		w := Write{p.bucket, p.key, encode(all[p])}
-		if part, bytes = append(part, w), bytes+64+len(w.Key)+len(w.Value); isHistory(p.bucket) && w.Value != nil {
-			grown.add(1, len(w.Value))
+	mark, newest := place{bucketMeta, metaAhead}, o.written
+	send := func(writes []Write) error {
+		for _, w := range writes {
+			if isHistory(w.Bucket) && w.Value != nil {
+				grown.add(1, len(w.Value))
+			}
 		}
-		newest = max(newest, p.added())
+		return o.storage.Write(writes)
 	}
+	var part []Write
 	var rest []place
-	for _, p := range slices.SortedFunc(maps.Keys(all), place.compare) { // or each part would touch every page
+	bytes := 0
+	for _, p := range all.places() { // in order, or each part would touch every page
+		newest = max(newest, p.added())
 		if all[p] == nil || o.unsure || p.added() <= o.written {
 			rest = append(rest, p)
 			continue
 		}
-		if take(p); bytes < o.bounds.Transaction {
+		w := Write{p.bucket, p.key, encode(all[p])}
+		part, bytes = append(part, w), bytes+64+len(w.Key)+len(w.Value)
+		if bytes < o.bounds.Transaction {
 			continue
 		}
-		part = append(part, Write{bucketMeta, metaAhead, []byte(seqKey(o.written))})
 		o.ahead, parts = true, true
-		if err = o.storage.Write(inOrder(part)); err != nil {
+		if err = send(records{mark: []byte(seqKey(o.written))}.merge([]place{mark}, part)); err != nil {
 			break
 		}
 		part, bytes = nil, 0
 		runtime.GC() // which by itself would let garbage grow to as much again as is in use
 	}
+	if o.ahead {
+		rest = append(rest, mark) // to be deleted
+		slices.SortFunc(rest, place.compare)
+	}
 	if err == nil {
-		for _, p := range rest {
-			take(p)
-		}
-		if o.ahead {
-			part = append(part, Write{bucketMeta, metaAhead, nil})
-		}
-		err = o.storage.Write(inOrder(part))
+		err = send(all.merge(rest, part))
 	}
 	if o.unsure = err != nil; o.unsure {
 		o.opened = false
