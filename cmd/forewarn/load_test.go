@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,9 +26,9 @@ import (
 // FOREWARN_LOAD=10000x60 is the long form: so many events, and so many documents, one a second.
 func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 	t.Parallel()
-	events, documents, every := 150, 5, 300*time.Millisecond
+	events, versions, every := 150, 5, 300*time.Millisecond
 	if long := os.Getenv("FOREWARN_LOAD"); long != "" {
-		if _, err := fmt.Sscanf(long, "%dx%d", &events, &documents); err != nil {
+		if _, err := fmt.Sscanf(long, "%dx%d", &events, &versions); err != nil {
 			t.Fatalf("FOREWARN_LOAD=%s: want EVENTSxDOCUMENTS", long)
 		}
 		every = time.Second
@@ -73,9 +74,16 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 	}
 	stop := func() { _ = fw.Process.Kill(); _ = fw.Wait() }
 	defer func() { stop() }()
+	peak := peakOf(t, fw.Process.Pid)
+	for deadline := time.Now().Add(3 * patience); documents(azure.Requests()) == 0; { // before it polls, SIGHUP may end it
+		if time.Now().After(deadline) {
+			t.Fatal("it does not poll")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 
 	last := map[string]string{} // NotBefore of each event in the last document, as Azure writes it
-	for n := range documents {
+	for n := range versions {
 		last = map[string]string{}
 		list := make([]map[string]any, 0, events)
 		begins := time.Now().Add(2*time.Hour + time.Duration(n)*time.Minute).UTC().Format(http.TimeFormat)
@@ -102,7 +110,7 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		for deadline := time.Now().Add(3*patience + time.Duration(events*documents)*5*time.Millisecond); !ok(); {
+		for deadline := time.Now().Add(3*patience + time.Duration(events*versions)*5*time.Millisecond); !ok(); {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: not in time", what)
 			}
@@ -123,16 +131,11 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 		text, _ := os.ReadFile(audit)
 		return bytes.Count(text, []byte("\n")) >= len(hooks["well"].accepted())
 	})
-	if runtime.GOOS == "linux" {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", fw.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		peak, _ := strconv.Atoi(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindStringSubmatch(string(status))[1])
-		t.Logf("%d events, %d documents: %d MiB at the peak, %d deliveries to a destination that is well", events, documents,
-			peak>>10, len(hooks["well"].accepted()))
-		if peak>>10 > 512 {
-			t.Errorf("memory was %d MiB, more than the unit allows", peak>>10)
+	if most := peak(); most > 0 {
+		t.Logf("%d events, %d documents: %d MiB of its own at the peak, %d deliveries to a destination that is well", events,
+			versions, most, len(hooks["well"].accepted()))
+		if most > 404 { // the unit allows 512, of which the mapped outbox takes none that must be kept
+			t.Errorf("it had %d MiB of its own, more than fits in what the unit allows", most)
 		}
 	}
 	_ = signalProcess(fw.Process, "TERM")
@@ -168,10 +171,39 @@ func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
 		if missing > dropped {
 			t.Errorf("%s lacks %d CloudEvents, and %d dead letters were dropped", name, missing, dropped)
 		}
-		if repeated > documents*32 { // an attempt that a reload interrupts is made again
+		if repeated > versions*32 { // an attempt that a reload interrupts is made again
 			t.Errorf("%s got %d CloudEvents again", name, repeated)
 		}
 	}
+}
+
+// peakOf notes how much memory of its own a process has, anonymous memory, until peak is asked for the most of it, in MiB.
+// What is resident beside it is the mapped files, which the system can drop. On other systems it is 0.
+func peakOf(t *testing.T, pid int) (peak func() int) {
+	if runtime.GOOS != "linux" {
+		return func() int { return 0 }
+	}
+	over, most := make(chan struct{}), make(chan int)
+	go func() {
+		defer close(most)
+		n := 0
+		for {
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+			if m := regexp.MustCompile(`RssAnon:\s+(\d+)`).FindSubmatch(status); m != nil {
+				kib, _ := strconv.Atoi(string(m[1]))
+				n = max(n, kib>>10)
+			}
+			select {
+			case <-over:
+				most <- n
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	stop := sync.OnceFunc(func() { close(over) })
+	t.Cleanup(func() { stop(); <-most })
+	return func() int { stop(); return <-most }
 }
 
 // heardAll reports whether the last that was heard of each event is its time in the last document.

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", parallel); err != nil {
 		panic(err)
 	}
-	testscript.Main(m, map[string]func(){
+	testscript.Main(covered{m}, map[string]func(){
 		"forewarn": command, "ctrl-c": ctrlC, "append": appendLine, "nats-server": natsServer,
 		"powershell": powerShell,
 	})
@@ -54,6 +54,22 @@ func powerShell() {
 	var code int
 	fmt.Sscanf(string(text), "exit %d", &code)
 	os.Exit(code)
+}
+
+// covered runs the tests. Under -cover it gives the programs that they start a directory for what they cover: they would
+// warn that they have none, in what the tests read.
+type covered struct{ *testing.M }
+
+func (m covered) Run() int {
+	if testing.CoverMode() != "" && os.Getenv("GOCOVERDIR") == "" {
+		dir, err := os.MkdirTemp("", "forewarn-cover-")
+		if err != nil {
+			panic(err)
+		}
+		defer os.RemoveAll(dir)
+		os.Setenv("GOCOVERDIR", dir)
+	}
+	return m.M.Run()
 }
 
 // appendLine appends its standard input to the file that it is given, as a line.
