@@ -63,7 +63,9 @@ if a destination can't be reached.`,
 			if err != nil {
 				return err
 			}
-			c.Notes = append(c.Notes, p.muteNotes(cmd.Context(), s)...)
+			if st, err := p.client(s).Status(cmd.Context()); err == nil {
+				c.Notes = append(c.Notes, muteNotes(st, s)...)
+			}
 			if reach {
 				c.Connect = connect(cmd.Context(), s.Routes)
 				if s.Relay != nil {

@@ -159,12 +159,8 @@ func (p *program) unmuteCommand() *cobra.Command {
 	return c
 }
 
-// muteNotes says which mutes the running forewarn has; none if none runs.
-func (p *program) muteNotes(ctx context.Context, s *settings.Settings) (notes []string) {
-	st, err := p.client(s).Status(ctx)
-	if err != nil {
-		return nil
-	}
+// muteNotes says which mutes the running forewarn has.
+func muteNotes(st bridge.Status, s *settings.Settings) (notes []string) {
 	for _, m := range st.Mutes {
 		notes = append(notes, "muted: "+wording.MuteNote(*m, time.Now(), s.Timezone))
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,6 +22,8 @@ type rendering struct {
 	Sink string `json:"sink"`
 	ID   string `json:"id"` // of the CloudEvent
 	Text string `json:"text"`
+	// FilteredBy is the key that keeps such an event from the sink when it is new; "" for none.
+	FilteredBy string `json:"filteredBy,omitempty"`
 }
 
 func (p *program) renderCommand() *cobra.Command {
@@ -30,12 +33,13 @@ func (p *program) renderCommand() *cobra.Command {
 		Use: "render", Short: "Print what each sink would send, for a sample or a document of your own",
 		Long: `Prints the message that each sink would send, with secrets hidden, for a sample or for every event of
 a Scheduled Events document. It sends nothing. The events of a document count as seen for the first
-time, unless --change says otherwise.`,
+time, unless --change says otherwise. A sink whose filter keeps such an event out is named, with the
+key, and its message is printed all the same.`,
 		Example: `  forewarn render --sink ops --sample preempt
   forewarn events | forewarn render --document - --change vanished`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			routes, o, err := p.chosenRoutes(c.Context(), req)
+			routes, o, err := p.chosenRoutes(c.Context(), &req)
 			if err != nil {
 				return err
 			}
@@ -103,8 +107,9 @@ func (p *program) samples(req sampleRequest, document, change string, o imds.Obs
 
 func (p *program) render(routes []bridge.Route, samples []cloudevent.Sample, o imds.Observer) error {
 	all := []rendering{}
+	now := time.Now()
 	for _, s := range samples {
-		ce, err := s.CloudEvent(o, time.Now())
+		ce, err := s.CloudEvent(o, now)
 		if err != nil {
 			return err
 		}
@@ -117,13 +122,24 @@ func (p *program) render(routes []bridge.Route, samples []cloudevent.Sample, o i
 			if err != nil {
 				return fmt.Errorf("sink %s: %w", r.Name, err)
 			}
-			all = append(all, rendering{r.Name, ce.ID(), text})
+			filtered, err := filterResult(r.Filter, s, o, now)
+			if err != nil {
+				return err
+			}
+			key, _ := strings.CutPrefix(filtered, "no: ")
+			if key == filtered {
+				key = ""
+			}
+			all = append(all, rendering{r.Name, ce.ID(), text, key})
 		}
 	}
 	if p.output == "json" {
 		return wording.PrintJSON(p.out, all)
 	}
 	for i, r := range all {
+		if r.FilteredBy != "" {
+			fmt.Fprintf(p.err, "forewarn: %s would not get %s, because of %s\n", r.Sink, r.ID, r.FilteredBy)
+		}
 		if len(all) > 1 {
 			if i > 0 {
 				fmt.Fprintln(p.out)

@@ -21,6 +21,8 @@ import (
 type sampleRequest struct {
 	sinks  []string // names; empty for all sinks of the settings
 	sample string
+
+	mutes []*bridge.Mute // of the running forewarn; chosenRoutes sets them
 }
 
 func (r *sampleRequest) flags(c *cobra.Command) *cobra.Command {
@@ -40,7 +42,7 @@ func (r *sampleRequest) newSample(o imds.Observer) (cloudevent.Sample, error) {
 }
 
 // chosenRoutes loads the settings and returns the requested routes, and this VM. It says what is muted.
-func (p *program) chosenRoutes(ctx context.Context, req sampleRequest) ([]bridge.Route, imds.Observer, error) {
+func (p *program) chosenRoutes(ctx context.Context, req *sampleRequest) ([]bridge.Route, imds.Observer, error) {
 	var o imds.Observer
 	s, err := p.settings(p.log())
 	if err != nil {
@@ -65,16 +67,20 @@ func (p *program) chosenRoutes(ctx context.Context, req sampleRequest) ([]bridge
 	if len(req.sinks) == 0 {
 		picked = s.Routes
 	}
-	for _, note := range p.muteNotes(ctx, s) {
+	st, err := p.client(s).Status(ctx)
+	if err == nil {
+		req.mutes = st.Mutes
+	}
+	for _, note := range muteNotes(st, s) {
 		fmt.Fprintln(p.err, note)
 	}
-	return picked, p.observer(ctx, s), nil
+	return picked, observer(st, s), nil
 }
 
-// observer returns this VM as the running forewarn knows it; if none runs, only its name, from the settings or the
-// host name.
-func (p *program) observer(ctx context.Context, s *settings.Settings) imds.Observer {
-	if st, err := p.client(s).Status(ctx); err == nil && st.Observer.Name != "" {
+// observer returns this VM as the running forewarn knows it; if none runs, and its status is empty, only its name, from
+// the settings or the host name.
+func observer(st bridge.Status, s *settings.Settings) imds.Observer {
+	if st.Observer.Name != "" {
 		return st.Observer
 	}
 	name := s.IMDS.VMName

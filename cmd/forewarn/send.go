@@ -25,6 +25,9 @@ type sendResult struct {
 	Answer    string  `json:"answer"`
 	Seconds   float64 `json:"seconds"`
 	WouldPass bool    `json:"wouldPass"` // a real event like the sample would pass the sink's filter
+
+	FilteredBy string `json:"filteredBy,omitempty"` // the key of the filter that keeps it out
+	Muted      bool   `json:"muted,omitempty"`      // it would wait until a mute ends
 }
 
 func (p *program) sendCommand() *cobra.Command {
@@ -41,7 +44,7 @@ Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 
 		Example: "  sudo forewarn send\n  forewarn send --sink ops --sample preempt -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			routes, o, err := p.chosenRoutes(c.Context(), req)
+			routes, o, err := p.chosenRoutes(c.Context(), &req)
 			if err != nil {
 				return err
 			}
@@ -59,6 +62,10 @@ Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 
 				if err != nil {
 					return err
 				}
+				e := sample.Change.Event
+				result.Muted = slices.ContainsFunc(req.mutes, func(m *bridge.Mute) bool {
+					return m.Covers(r.Name, &delivery.Message{AzureType: e.Type, VMs: e.Resources})
+				})
 				results = append(results, result)
 				if rank(code) > rank(worst) {
 					worst = code
@@ -103,6 +110,9 @@ func sendTo(ctx context.Context, r bridge.Route, sample cloudevent.Sample, o imd
 		return sendResult{}, 0, err
 	}
 	result := sendResult{Sink: r.Name, WouldPass: strings.HasPrefix(filtered, "told")}
+	if !result.WouldPass {
+		result.FilteredBy = strings.TrimPrefix(filtered, "no: ")
+	}
 	if r.Terms.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, r.Terms.Timeout,
@@ -137,8 +147,11 @@ func (p *program) printSent(results []sendResult, sample string) error {
 	fmt.Fprintln(t, "SINK\tRESULT\tSECONDS\tA REAL "+strings.ToUpper(sample)+"\tANSWER")
 	for _, r := range results {
 		passes := "would be sent"
-		if !r.WouldPass {
-			passes = "would be filtered out"
+		switch {
+		case !r.WouldPass:
+			passes = "would not be sent: " + r.FilteredBy
+		case r.Muted:
+			passes = "would wait: muted"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%.3f\t%s\t%s\n", r.Sink, r.Result, r.Seconds, passes, wording.Printable(r.Answer))
 	}
