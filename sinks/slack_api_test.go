@@ -272,6 +272,17 @@ func TestSlackBlocksAreMadeToFit(t *testing.T) {
 	}
 }
 
+// Slack makes no links of bare words in blocks of the settings either, unless they ask for it.
+func TestSlackBlocksAreTakenLiterally(t *testing.T) {
+	for field, want := range map[string]string{"": `"verbatim":true`, `,"verbatim":false`: `"verbatim":false`} {
+		text := `{"type":"mrkdwn","text":"a.example"` + field + `}`
+		got, err := parseBlocks(`[{"type":"section","text":` + text + `},{"type":"context","elements":[` + text + `]}]`)
+		if all := string(mustCompact(t, got)); err != nil || strings.Count(all, want) != 2 {
+			t.Errorf("%s became %s, %v, want %s in both", text, all, err, want)
+		}
+	}
+}
+
 // Messages to a channel are a second apart, those to another do not wait for them; the wait ends with the context.
 func TestSlackKeepsPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
