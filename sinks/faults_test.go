@@ -297,7 +297,11 @@ func (f *faults) live(azure *imdstest.Server, d time.Duration) {
 		l.next = time.Now().Add(pause + f.below(4*pause))
 	}
 	kinds := []string{"Reboot", "Redeploy", "Freeze", "Terminate"}
-	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	end := time.Now().Add(d)
+	goesOn := func() bool { // a busy machine needs longer
+		return time.Now().Before(end) || !f.enough() && time.Now().Before(end.Add(3*time.Minute))
+	}
+	for ; goesOn(); time.Sleep(100 * time.Millisecond) {
 		switch {
 		case len(alive) < 5 && f.chance(10) && time.Since(latest) > pause/2:
 			begin(kinds[f.below(time.Duration(len(kinds)))])
@@ -319,6 +323,19 @@ func (f *faults) live(azure *imdstest.Server, d time.Duration) {
 		azure.End(l.id)
 	}
 	time.Sleep(time.Second)
+}
+
+// enough reports whether so much has happened that the test says something. It is for the goroutine of live.
+func (f *faults) enough() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	lost := 0
+	for fault, times := range f.did {
+		if strings.HasSuffix(fault, " lose the answer") {
+			lost += times
+		}
+	}
+	return len(f.events) >= 8 && len(f.did) >= 50 && lost >= 5
 }
 
 // check holds what was taken against what was pending.
@@ -416,7 +433,7 @@ func (f *faults) gate(name string) *gate {
 			f.t.Errorf("%s: %v", name, err)
 			return
 		}
-		g.l, g.addr = l, l.Addr()
+		g.l = l
 		accepting.Go(func() {
 			for {
 				conn, err := l.Accept()
@@ -445,7 +462,10 @@ func (f *faults) gate(name string) *gate {
 			w.Close()
 		}
 	}
-	up()
+	if up(); g.l == nil {
+		f.t.FailNow()
+	}
+	g.addr = g.l.Addr()
 	f.t.Cleanup(func() {
 		close(g.over)
 		down()
