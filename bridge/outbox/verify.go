@@ -44,6 +44,9 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	})
 }
 
+// elementSize is how many bytes a page has at least for each key: bbolt's own number.
+const elementSize = 16
+
 // readAll reads every key and value and looks each key up again, so that every part of every page is used.
 func readAll(db *bolt.DB, fd *os.File) error {
 	return db.View(func(tx *bolt.Tx) error {
@@ -54,6 +57,8 @@ func readAll(db *bolt.DB, fd *os.File) error {
 		if info.Size() < tx.Size() {
 			return fmt.Errorf("%w: it was cut, it has %d of %d bytes", ErrDamaged, info.Size(), tx.Size())
 		}
+		// bbolt would read on behind a page that says too much of itself, far beyond the end of the file. What it finds
+		// there ends the program on Windows if it is the guard page of a thread's stack.
 		for id, end := 2, int(tx.Size())/db.Info().PageSize; id < end; id++ {
 			page, err := tx.Page(id)
 			switch {
@@ -62,6 +67,8 @@ func readAll(db *bolt.DB, fd *os.File) error {
 			case page.Type == "free":
 			case page.OverflowCount >= end-id:
 				return fmt.Errorf("%w: page %d has no end", ErrDamaged, id)
+			case page.Count > (page.OverflowCount+1)*db.Info().PageSize/elementSize && page.Type != "freelist":
+				return fmt.Errorf("%w: page %d counts more than it can hold", ErrDamaged, id)
 			default:
 				id += page.OverflowCount
 			}
