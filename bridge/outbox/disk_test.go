@@ -19,7 +19,7 @@ type disk struct {
 	open    bool
 	fail    error         // of every write, while it isn't nil
 	lose    bool          // writes are applied and fail
-	failIn  int           // one fails: the n-th from now on; it is applied if lose is set, and no other is lost then
+	failIn  int           // the n-th write from now on fails; it is applied if lose is set, which ends then
 	hang    chan struct{} // writes wait until it is closed
 	aside   []string      // why it was set aside
 }
@@ -91,13 +91,15 @@ func (d *disk) Write(writes []outbox.Write) error {
 	defer d.mu.Unlock()
 	d.writes++
 	if d.failIn > 0 {
-		if d.failIn--; d.failIn == 0 && d.lose {
+		d.failIn--
+		failed := d.failIn == 0
+		if !failed || d.lose {
 			d.apply(writes)
 		}
-		if d.failIn == 0 {
+		if failed {
+			d.lose = false
 			return errFull
 		}
-		d.apply(writes)
 		return nil
 	}
 	switch {

@@ -309,6 +309,7 @@ func TestWithoutADiskMemoryDoesNotFill(t *testing.T) {
 				report.Accepted, report.Dead, report.Reason = nil, report.Accepted, delivery.ReasonRejected
 			}
 			q.Report(report)
+			synctest.Wait() // what a try to write has taken is not bounded until it fails
 		}
 		if n := len(deadLetters(o, "a")); n != 10 || forgot[outbox.ForgotDeadLetter] != 90 {
 			t.Errorf("%d dead letters are kept and %d forgotten, want 10 and 90", n, forgot[outbox.ForgotDeadLetter])
