@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go"
@@ -66,8 +67,24 @@ func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 			return ce, fmt.Errorf("attribute %.40s: %w", attribute, err)
 		}
 	}
-	ce.DataEncoded = data
+	if len(data) > 0 {
+		ce.DataEncoded = data
+		switch isJSON := isJSON(ce.DataContentType()); {
+		case isJSON && !json.Valid(data):
+			return ce, fmt.Errorf("its data is no JSON, as its content type %.40q says", ce.DataContentType())
+		case !isJSON && !utf8.Valid(data):
+			ce.DataBase64 = true
+		}
+	}
 	return ce, validate(ce)
+}
+
+// isJSON says whether the CloudEvents SDK puts data of the content type into a CloudEvent as it is.
+func isJSON(contentType string) bool {
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	return media == "" || media == "application/json" || media == "text/json" ||
+		strings.HasPrefix(media, "application/cloudevents")
 }
 
 // validate refuses what is no CloudEvent.

@@ -116,16 +116,28 @@ func openQueue(q *queue) error {
 			"stream", info.Config.Name, "created", info.Created)
 		c = cursor{Stream: info.Created}
 	}
-	if c.After > 0 && info.State.FirstSeq > c.After+1 {
-		q.deleted = info.State.FirstSeq - c.After - 1
-		q.log.Error("the stream's limits deleted messages before this sink could get them; raise its max_age or max_bytes",
-			"stream", info.Config.Name, "messages", q.deleted)
-	}
 	q.cursor, q.read, q.created, q.waiting = c, c.After, info.Created, info.State.LastSeq
+	if c.After > 0 {
+		q.missed(info, c.After)
+	}
 	for _, seq := range c.Open {
 		q.open[seq] = true
 	}
 	return q.saveCursor(q.term, true) // so that the one before, if it still runs, can't write any more
+}
+
+// missed counts the messages after a number that the stream's limits deleted before they were read.
+func (q *queue) missed(info *jetstream.StreamInfo, after uint64) {
+	if info.State.FirstSeq <= after+1 {
+		return
+	}
+	q.mu.Lock()
+	n := info.State.FirstSeq - after - 1
+	q.deleted += n
+	q.read = max(q.read, info.State.FirstSeq-1)
+	q.mu.Unlock()
+	q.log.Error("the stream's limits deleted messages before this sink could get them; raise its max_age or max_bytes",
+		"stream", info.Config.Name, "messages", n)
 }
 
 func (q *queue) info() (*jetstream.StreamInfo, error) {

@@ -59,11 +59,13 @@ func (q *queue) checkStream() {
 		return
 	}
 	q.mu.Lock()
-	again := q.read > info.State.LastSeq
+	read := q.read
 	q.mu.Unlock()
-	if again || !info.Created.Equal(q.created) {
+	if read > info.State.LastSeq || !info.Created.Equal(q.created) {
 		q.lost(fmt.Errorf("stream %s is another one than before", info.Config.Name))
+		return
 	}
+	q.missed(info, read)
 }
 
 // readOpen reads the changes that were open when the sink was new.

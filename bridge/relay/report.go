@@ -65,7 +65,7 @@ func (q *queue) letGo(r *delivery.Report) {
 		case errors.Is(err, delivery.ErrLost):
 			err = q.dead.add(q.term, letter, nil)
 		case err == nil:
-			if r.Reason != delivery.ReasonLate && !i.FellBack {
+			if r.Reason != delivery.ReasonLate && !q.fellBack(i) {
 				err = q.handOver(i, ce, letter.Error)
 			}
 			if err == nil {
@@ -83,6 +83,14 @@ func (q *queue) letGo(r *delivery.Report) {
 			letter.Error)
 	}
 	r.Dead = kept
+}
+
+// fellBack says whether a delivery was handed to the fallback. The Worker's item may say so when that failed.
+func (q *queue) fellBack(i *delivery.Item) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	e := q.pending[i.Seq]
+	return e != nil && e.item.FellBack
 }
 
 // fallBack hands deliveries to the sink that takes over what this one can't deliver. What can't be handed over is tried

@@ -35,6 +35,10 @@ func (r *Relay) Status() bridge.Status {
 	}
 	for _, route := range r.Routes {
 		k, reasons := r.sinkStatus(route, now)
+		if n := r.deletedFor(route); n > 0 {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("the stream's limits deleted %d messages before the sink %s could get "+
+				"them; raise its max_age or max_bytes", n, route.Name))
+		}
 		s.Sinks = append(s.Sinks, k)
 		s.Reasons = append(s.Reasons, reasons...)
 		s.Outbox.Pending += k.Pending
@@ -65,6 +69,17 @@ func (r *Relay) Sinks() (names []string) {
 		names = append(names, route.Name)
 	}
 	return names
+}
+
+// deletedFor is how many messages a sink that this relay serves could not get. mu is held.
+func (r *Relay) deletedFor(route bridge.Route) uint64 {
+	s := r.serving[route.Name]
+	if s == nil || s.queue == nil {
+		return 0
+	}
+	s.queue.mu.Lock()
+	defer s.queue.mu.Unlock()
+	return s.queue.deleted
 }
 
 // soon is what leaves no time to wait for a sink's second refusal.

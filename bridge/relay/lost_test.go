@@ -1,0 +1,153 @@
+package relay_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// What can't be handed to a fallback, because the stream doesn't take it, is handed over later, also if the sink has
+// rejected it meanwhile.
+func TestWhatIsRejectedReachesItsFallbackLater(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		first, second := newRecorder(), newRecorder()
+		first.answer = fails(errRefused)
+		hook := with(route("hook", first), func(terms *bridge.Terms) {
+			terms.Fallback = delivery.Fallback{Sink: "second", After: 5 * time.Minute}
+		})
+		spare := route("second", second)
+		spare.Filter.Only.Types = []string{"Preempt"}
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err != nil {
+			s.provision(relay.Retention{})
+			stream, err = s.js.Stream(t.Context(), "FOREWARN")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := stream.CachedInfo().Config
+		takes := func(c jetstream.StreamConfig) {
+			if _, err := s.js.UpdateStream(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, stop := s.run(hook, spare)
+		narrow := whole
+		narrow.Subjects = nil
+		for _, subject := range whole.Subjects {
+			if !strings.HasPrefix(subject, "forewarn.relay.") {
+				narrow.Subjects = append(narrow.Subjects, subject)
+			}
+		}
+		takes(narrow)
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(6 * time.Minute)
+		first.say(fails(fmt.Errorf("%w: 400", delivery.ErrRejected)))
+		pause(10 * time.Minute)
+		wantIDs(t, "while the stream does not take it", second.all())
+		takes(whole)
+		pause(10 * time.Minute)
+		wantIDs(t, "when it does", second.all(), ce)
+		stop()
+	})
+}
+
+// A CloudEvent in binary mode whose data is no JSON is delivered as a valid CloudEvent. One that says that its data is
+// JSON, and isn't, is a dead letter.
+func TestDataThatIsNoJSONIsDeliveredAsWhatItIs(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		var bodies []string
+		sink.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			body, err := json.Marshal(batch[0].Event)
+			if err != nil {
+				t.Error(err)
+			}
+			bodies = append(bodies, string(body))
+			return delivery.Answer{}, nil
+		}
+		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		publish := func(id, content, data string) {
+			h := nats.Header{}
+			for name, v := range map[string]string{
+				"ce-specversion": "1.0", "ce-id": id, "ce-source": "/other", "ce-type": "dev.forewarn.bridge.other",
+				"ce-datacontenttype": content,
+			} {
+				h[name] = []string{v}
+			}
+			s.publishRaw("forewarn.events.test."+id, h, []byte(data))
+		}
+		publish("text", "text/plain", "two\nlines")
+		publish("bytes", "application/octet-stream", "\x00\xff")
+		publish("xml", "application/xml", "<a/>")
+		publish("wrong", "application/json", "{")
+		publish("right", "application/json; charset=utf-8", `{"a":1}`)
+		publish("none", "application/json", "")
+		pause(5 * time.Second)
+		got := map[string]string{}
+		for _, body := range bodies {
+			var ce event.Event
+			if err := json.Unmarshal([]byte(body), &ce); err != nil {
+				t.Errorf("%s is no CloudEvent: %v", body, err)
+				continue
+			}
+			got[ce.ID()] = string(ce.Data())
+		}
+		want := map[string]string{"text": "two\nlines", "bytes": "\x00\xff", "xml": "<a/>", "right": `{"a":1}`, "none": ""}
+		for id, data := range want {
+			if was, told := got[id]; !told || was != data {
+				t.Errorf("%s came with %q (%v), want %q", id, was, told, data)
+			}
+		}
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != 1 || !strings.Contains(list[0].Error, "JSON") || len(got) != len(want) {
+			t.Errorf("dead letters are %+v, %v; %d were told", list, err, len(got))
+		}
+		stop()
+	})
+}
+
+// What the stream's limits deleted before a sink could get it is counted in the status.
+func TestWhatTheStreamDeletedIsSaid(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Second)
+		stop()
+		for n := range 5 {
+			s.publish(eventNo(n+2).say(t, imds.Scheduled, "vm-1"))
+		}
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Purge(t.Context(), jetstream.WithPurgeKeep(2)); err != nil {
+			t.Fatal(err)
+		}
+		r, stop := s.run(route("hook", sink))
+		pause(10 * time.Second)
+		warned := 0
+		for _, w := range r.Status().Warnings {
+			if strings.Contains(w, "3 messages") && strings.Contains(w, "hook") {
+				warned++
+			}
+		}
+		if warned != 1 || len(sink.all()) != 3 {
+			t.Errorf("the warnings are %q, and the sink heard %q", r.Status().Warnings, sink.all())
+		}
+		stop()
+	})
+}
