@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
+	"sort"
 )
 
 // hash identifies the settings, once they are decoded: 12 hex digits of the SHA-256 of all keys and all values that are
@@ -41,7 +41,8 @@ func (n *node) without(keys ...string) *node {
 func (n *node) writeOpen(w io.Writer) {
 	switch {
 	case n.kind == aTable:
-		entries := slices.SortedFunc(slices.Values(n.entries), func(a, b entry) int { return strings.Compare(a.key, b.key) })
+		entries := slices.Clone(n.entries)
+		sort.Slice(entries, func(i, j int) bool { return entries[i].key < entries[j].key }) // see HistoryBuilder.Add
 		fmt.Fprintf(w, "{%d", len(entries))
 		for _, e := range entries {
 			fmt.Fprintf(w, "%q:", e.key)
