@@ -137,7 +137,7 @@ func TestSchemaDescribesEveryKey(t *testing.T) {
 // A default that the schema states is the one that counts: settings that write it out are the same settings.
 func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
 	kinds := map[string]string{
-		"email":   "{host: h, from: a@example.com, to: [a@example.com], username: u, password: p}",
+		"email":   "{host: h, from: a@mail.test, to: [a@mail.test], username: u, password: p}",
 		"exec":    programsHere("{command: [/bin/true]}"),
 		"file":    "{path: /x}",
 		"nats":    "{url: tls://h, provision: {stream: S}}",
