@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -496,10 +497,23 @@ func TestNATSLogins(t *testing.T) {
 		"strange creds":   {at(operated, "") + "creds_file: " + strange, blocked},
 	} {
 		s := mustOpen(t, "nats", tt.settings, testHost(t))
-		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != tt.want {
+		if err := natsAnswer(t, s); classOf(err) != tt.want {
 			t.Errorf("%s: %v, want it %s", name, err, tt.want)
 		}
 	}
+}
+
+// natsAnswer is what the sink says of a delivery. On Windows a connection that the server resets can take the server's
+// last words with it, and the reason with them. There it is tried again, as the bridge does.
+func natsAnswer(t *testing.T, s delivery.Sink) (err error) {
+	t.Helper()
+	for range 10 {
+		_, err = s.Deliver(t.Context(), deliveries(t)[:1])
+		if runtime.GOOS != "windows" || err == nil || !strings.Contains(err.Error(), "reset by peer") {
+			break
+		}
+	}
+	return err
 }
 
 // natsOperator starts a server that trusts the users of an account.
@@ -561,7 +575,7 @@ func TestNATSOverTLSWithLogin(t *testing.T) {
 	} {
 		s := mustOpen(t, "nats", "url: "+tt.scheme+"://"+host+"\nusername: azure\npassword: "+tt.login+"\n"+tt.tls,
 			testHost(t))
-		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != tt.want {
+		if err := natsAnswer(t, s); classOf(err) != tt.want {
 			t.Errorf("%s: %v, want it %s", name, err, tt.want)
 		}
 	}
