@@ -186,7 +186,7 @@ func TestAWaveDoesNotFillTheChannelOfAFleet(t *testing.T) {
 	}
 	size.wave = 10 * time.Second
 	if size.bridges >= 1000 {
-		size.wave = 2 * time.Minute // as quick as two cores play a thousand bridges, each of which publishes every event of its set
+		size.wave = 2 * time.Minute // each VM publishes every event of its set: two cores play it no quicker
 	}
 	c := newCluster(t)
 	chat := newNoted(t)
