@@ -59,7 +59,9 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.events.all()
-	b.events.listed(doc.Events)
+	if groups := b.events.listed(doc); len(groups) > 0 {
+		b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: groups})
+	}
 	found := imds.Diff(known, doc)
 	changes := fitting(known, found)
 	full := len(changes) < len(found)

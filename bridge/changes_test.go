@@ -114,6 +114,35 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 	}
 }
 
+// Nor was it surely cancelled if a document left it out and held an entry that cannot be read: in that it may have begun.
+func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			e := &ear{}
+			b := s.start(e.all("a"))
+			pause(2 * time.Second)
+			s.reboot(idA)
+			pause(2 * time.Second)
+			s.azure.SetDocument([]byte(`{"DocumentIncarnation":9,"Events":[{"EventStatus":"Started","EventType":"Reboot"}]}`))
+			pause(3 * time.Second)
+			if restart {
+				b.end()
+				b = s.start(e.all("a"))
+				pause(2 * time.Second)
+			}
+			s.azure.SetDocument([]byte(`{"DocumentIncarnation":10,"Events":[]}`))
+			pause(2 * time.Second)
+			b.end()
+			all := e.accepted()
+			d := dataIn(t, all[len(all)-1].Event)
+			if d.Change != imds.Vanished || d.Outcome != cloudevent.OutcomeUnknown {
+				t.Errorf("restarted %v: told %s, outcome %s; want %s, %s", restart, d.Change, d.Outcome, imds.Vanished,
+					cloudevent.OutcomeUnknown)
+			}
+		})
+	}
+}
+
 // An endpoint that fails, is slow or does not answer is no pause of this machine, and neither is a restart.
 func TestOnlyAStandstillIsAPause(t *testing.T) {
 	for _, tt := range []struct {

@@ -42,7 +42,7 @@ type openEvent struct {
 	Life      int             `json:"life"`               // 1; more if the event came back after it had vanished
 	First     time.Time       `json:"first"`              // when it was first seen
 	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
-	Gap       bool            `json:"gap,omitempty"`      // there was a gap between valid answers
+	Gap       bool            `json:"gap,omitempty"`      // nobody watched it for a while
 	Rebooted  bool            `json:"rebooted,omitempty"` // the observer rebooted between two answers
 	Pause     time.Duration   `json:"pause,omitempty"`    // the longest pause
 	Latest    uint64          `json:"latest"`             // sequence number of the latest change
@@ -140,15 +140,26 @@ func (op *openEvent) recall(was *openEvent, until time.Time) {
 	op.Undecided = slices.DeleteFunc(op.Undecided, func(r string) bool { return slices.Contains(op.Routes, r) })
 }
 
-// listed records that a document lists these events.
-func (o *openEvents) listed(events []imds.Event) {
+// listed records that a document lists these events. One that a partial document leaves out may be in the part that
+// cannot be read, so nobody watches it. listed returns the events that this changed as the outbox stores them.
+func (o *openEvents) listed(doc imds.Document) map[string]*outbox.Group {
+	there := make(map[string]bool, len(doc.Events))
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, e := range events {
+	for _, e := range doc.Events {
+		there[e.ID] = true
 		if op := o.byID[e.ID]; op != nil {
 			op.lost = time.Time{}
 		}
 	}
+	o.mu.Unlock()
+	if !doc.Partial {
+		return nil
+	}
+	return o.note(func(op *openEvent) bool {
+		was := op.Gap
+		op.Gap = op.Gap || !there[op.event.ID]
+		return op.Gap != was
+	})
 }
 
 func decodeOpen(g outbox.Group) (*openEvent, error) {

@@ -48,6 +48,13 @@ var knownStories = []struct {
 		{at(10 * time.Minute), drop{1}},
 		{at(30 * time.Minute), restyle{}},
 	}},
+	{"an event begins and ends while documents leave it out and hold an entry that cannot be read", []step{
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), endpointTrouble{"lists a broken entry", 8 * time.Minute}},
+		{at(3*time.Minute + 300*time.Millisecond), list{event: begun}},
+		{at(3*time.Minute + 600*time.Millisecond), unlist{reboot.id}},
+		{at(20 * time.Minute), restyle{}},
+	}},
 }
 
 var (
