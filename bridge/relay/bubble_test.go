@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -177,13 +178,15 @@ func (c *cable) now() string {
 }
 
 // A cabled connection sends in a goroutine of its own: nats.go holds a lock while it writes, and a bubble's time stands
-// still while somebody waits for a lock.
+// still while somebody waits for a lock. It holds that lock through the whole greeting too, so a greeting takes no time:
+// it comes through at once, or the connection breaks.
 type cabled struct {
 	net.Conn
-	cable *cable
-	sent  chan parcel
-	over  chan struct{}
-	close func()
+	cable   *cable
+	sent    chan parcel
+	over    chan struct{}
+	close   func()
+	greeted atomic.Bool // a PONG came, which ends the greeting
 }
 
 type parcel struct {
@@ -193,18 +196,21 @@ type parcel struct {
 
 func newCabled(conn net.Conn, c *cable) *cabled {
 	over := make(chan struct{})
-	x := &cabled{conn, c, make(chan parcel, 1<<16), over, sync.OnceFunc(func() { close(over) })}
+	x := &cabled{Conn: conn, cable: c, sent: make(chan parcel, 1<<16), over: over, close: sync.OnceFunc(func() { close(over) })}
 	go func() {
 		for {
 			select {
 			case p := <-x.sent:
-				select {
-				case <-time.After(time.Until(p.due)):
-				case <-over:
+				if wait := time.Until(p.due); wait > 0 {
+					select {
+					case <-time.After(wait):
+					case <-over:
+					}
 				}
-				switch fault := c.now(); {
-				case fault == "" || fault == "deaf":
-				case fault == "hangs", bytes.Contains(p.data, []byte(fault)):
+				if fault := c.now(); fault != "" && fault != "deaf" && (fault == "hangs" || bytes.Contains(p.data, []byte(fault))) {
+					if !x.greeted.Load() {
+						x.Close()
+					}
 					continue
 				}
 				if _, err := conn.Write(p.data); err != nil {
@@ -219,8 +225,12 @@ func newCabled(conn net.Conn, c *cable) *cabled {
 }
 
 func (c *cabled) Write(p []byte) (int, error) {
+	due := time.Now()
+	if c.greeted.Load() {
+		due = due.Add(c.cable.latency)
+	}
 	select {
-	case c.sent <- parcel{time.Now().Add(c.cable.latency), slices.Clone(p)}:
+	case c.sent <- parcel{due, slices.Clone(p)}:
 		return len(p), nil
 	case <-c.over:
 		return 0, net.ErrClosed
@@ -235,8 +245,42 @@ func (c *cabled) Close() error {
 func (c *cabled) Read(p []byte) (int, error) {
 	for {
 		n, err := c.Conn.Read(p)
-		if fault := c.cable.now(); err != nil || fault != "hangs" && fault != "deaf" {
-			return n, err
+		fault := c.cable.now()
+		switch lost := fault == "hangs" || fault == "deaf"; {
+		case err == nil && lost && c.greeted.Load():
+			continue
+		case err == nil && lost:
+			c.Close()
+			return 0, net.ErrClosed
+		case bytes.Contains(p[:n], []byte("PONG\r\n")):
+			c.greeted.Store(true)
 		}
+		return n, err
 	}
+}
+
+// Somebody who asks for something while a connection is made waits for a lock, and then no time passes in a bubble.
+func TestAGreetingTakesNoTimeInABubble(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := startServer(t)
+		c := &cable{server: s, latency: time.Second}
+		conn := s.connect(c)
+		defer conn.Close()
+		over := time.Now().Add(time.Minute)
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			for time.Now().Before(over) {
+				_, _ = conn.Request("somebody", nil, 10*time.Millisecond)
+				time.Sleep(time.Millisecond)
+			}
+		})
+		for range 10 {
+			time.Sleep(5 * time.Second)
+			c.fail("breaks")
+		}
+		asking.Wait()
+		if n := conn.Stats().Reconnects; n != 10 {
+			t.Errorf("connected again %d times, want 10", n)
+		}
+	})
 }
