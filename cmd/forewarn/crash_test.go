@@ -120,8 +120,8 @@ sinks:
 			settleDown(t, azure, config, &log, round)
 		}
 		most := 50
-		if wave > 1 { // more would be pending than the outbox holds
-			most = 10
+		if wave > 1 { // where no round is long enough to deliver, more would be pending than the outbox holds
+			most = 5
 		}
 		if (round+1)%most != 0 && round+1 < rounds {
 			continue
