@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -189,12 +190,10 @@ func (o *oracle) retries() {
 			if !slices.ContainsFunc(mine[i+1:], h.isIn) {
 				continue
 			}
-			if slices.ContainsFunc(mine[i:i+1+next], func(a *attempt) bool { return down[a] }) {
-				continue
-			}
 			from := a.at + waits[min(n, len(waits))-1]
 			b := mine[i+1+next]
-			if free := o.free(mine, from, b.start); b.in == a.in && free >= 0 && o.setupsBetween(a.fact, b.began) == 0 {
+			if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&
+				o.freeWhileUp(mine, mine[i:i+1+next], down, from, b.start) >= 0 {
 				o.add("retry", "%s failed to take %s at %v, its %d. time in a row, and was tried again at %v", r.name, h.id,
 					short(a.at), n, short(b.start))
 			}
@@ -223,17 +222,59 @@ func (o *oracle) free(mine []*attempt, from, to time.Duration) time.Duration {
 	return -1
 }
 
-// down returns the attempts after which the destination may count as down.
-func (o *oracle) down(mine []*attempt) map[*attempt]bool {
-	down, failed := map[*attempt]bool{}, map[string]bool{} // events, since something was accepted
-	for i, a := range mine {
-		if a.settled || i > 0 && (mine[i-1].in != a.in || o.setupsBetween(mine[i-1].began, a.began) > 0) {
-			clear(failed)
-		}
-		if !a.settled && a.how != "rejects" {
-			for _, h := range a.batch {
-				failed[h.event] = true
+// freeWhileUp is like free, but counts only the time in which the destination does not count as down, when all that
+// failed may be tried by its own times. between are the attempts of that time.
+func (o *oracle) freeWhileUp(
+	mine, between []*attempt, down map[*attempt]bool, from, to time.Duration,
+) time.Duration {
+	isDown := false
+	for _, a := range between {
+		switch {
+		case down[a] && !isDown:
+			if at := o.free(mine, from, a.at); at >= 0 {
+				return at
 			}
+		case isDown && !down[a]: // it took something
+			from = max(from, a.at+time.Second)
+		}
+		isDown = down[a]
+	}
+	if isDown {
+		return -1
+	}
+	return o.free(mine, from, to)
+}
+
+// down returns the attempts after which the destination may count as down. What failed before it took something else,
+// and does so again, is not the destination's trouble.
+func (o *oracle) down(mine []*attempt) map[*attempt]bool {
+	down := map[*attempt]bool{}
+	failed := map[string]bool{}                              // events, since something was accepted
+	last, before := map[string]string{}, map[string]string{} // by event, what failed since then, and before then
+	mine = slices.SortedFunc(slices.Values(mine), func(a, b *attempt) int { return a.seq - b.seq })
+	for i, a := range mine {
+		if i > 0 && (mine[i-1].in != a.in || o.setupsBetween(mine[i-1].began, a.began) > 0) {
+			clear(failed)
+			clear(last)
+			clear(before)
+		}
+		if a.settled {
+			clear(failed)
+			maps.Copy(before, last)
+			clear(last)
+		}
+		seen := map[string]bool{}
+		for _, h := range a.batch {
+			switch {
+			case seen[h.event]:
+			case a.settled, a.how == "rejects":
+				delete(last, h.event)
+				delete(before, h.event)
+			case before[h.event] != h.id:
+				last[h.event], failed[h.event] = h.id, true
+				delete(before, h.event)
+			}
+			seen[h.event] = true
 		}
 		down[a] = len(failed) >= downAfter
 	}
@@ -268,7 +309,8 @@ func (o *oracle) storms() {
 	}
 }
 
-// secondChances: when a destination takes something, what it did not take before is tried at once.
+// secondChances: when a destination takes something, what it did not take before is tried at once, unless it goes down
+// again before its turn: then when it takes something again.
 func (o *oracle) secondChances() {
 	for _, r := range o.plan.routes {
 		if r.lead > 0 || r.above > 0 {
@@ -281,6 +323,7 @@ func (o *oracle) secondChances() {
 			}
 		}
 		slices.SortFunc(mine, func(a, b *attempt) int { return a.seq - b.seq })
+		down := o.down(mine)
 		for i, a := range mine {
 			if !a.settled {
 				continue
@@ -301,7 +344,8 @@ func (o *oracle) secondChances() {
 					continue
 				}
 				b := mine[i+1+next]
-				if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 && o.free(mine, a.at+time.Second, b.start) >= 0 {
+				if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&
+					o.freeWhileUp(mine, mine[i+1:i+1+next], down, a.at+time.Second, b.start) >= 0 {
 					o.add("retry", "%s took something at %v, and was given no second chance to take %s until %v", r.name,
 						short(a.at), h.id, short(b.start))
 				}
