@@ -52,11 +52,17 @@ var errGone = errors.New("gone")
 func (r *Relay) look(ctx context.Context, p places) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for _, name := range []string{r.Stream, "KV_" + marksBucket(r.Stream), "KV_" + leasesBucket(r.Stream),
-		deadStream(r.Stream)} {
-		if _, err := p.js.Stream(ctx, name); errors.Is(err, jetstream.ErrStreamNotFound) {
+	leases := "KV_" + leasesBucket(r.Stream)
+	var keeper jetstream.Stream
+	for _, name := range []string{r.Stream, "KV_" + marksBucket(r.Stream), deadStream(r.Stream), leases} {
+		stream, err := p.js.Stream(ctx, name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return fmt.Errorf("%w: stream %s was deleted", errGone, name)
 		}
+		if name == leases && err != nil {
+			return err
+		}
+		keeper = stream
 	}
 	r.mu.Lock()
 	me := Peer{Name: r.Name, ID: r.me.ID, Version: r.Version, Hash: r.Settings.Hash, Seen: time.Now().UTC()}
@@ -68,7 +74,7 @@ func (r *Relay) look(ctx context.Context, p places) error {
 	if _, err := p.leases.Put(ctx, peerPrefix+token(r.me.ID), body); err != nil {
 		return err
 	}
-	peers, err := readPeers(ctx, p.leases)
+	peers, err := readPeers(ctx, keeper, p.leases)
 	if err != nil {
 		return err
 	}
@@ -89,17 +95,17 @@ func (r *Relay) look(ctx context.Context, p places) error {
 	return nil
 }
 
-// readPeers are the relays that are there.
-func readPeers(ctx context.Context, kv jetstream.KeyValue) ([]Peer, error) {
-	keys, err := kv.Keys(ctx)
-	if err != nil && !errors.Is(err, jetstream.ErrNoKeysFound) {
+// readPeers are the relays that are there. The subjects of the bucket's stream are asked for, because its keys would take
+// a consumer each time.
+func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyValue) ([]Peer, error) {
+	before := "$KV." + kv.Bucket() + "."
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(before+peerPrefix+">"))
+	if err != nil {
 		return nil, err
 	}
 	var peers []Peer
-	for _, key := range keys {
-		if !strings.HasPrefix(key, peerPrefix) {
-			continue
-		}
+	for subject := range info.State.Subjects {
+		key := strings.TrimPrefix(subject, before)
 		e, err := kv.Get(ctx, key)
 		if err != nil {
 			continue // it went meanwhile
