@@ -27,7 +27,7 @@ import (
 //
 // The server has goroutines of its own, so that a seed's story may differ a little from time to time.
 func TestSimulation(t *testing.T) {
-	first, n := number(t, "FOREWARN_FROM", 1), number(t, "FOREWARN_SEEDS", 1)
+	first, n := number(t, "FOREWARN_FROM", 3), number(t, "FOREWARN_SEEDS", 1)
 	log := slog.New(slog.DiscardHandler)
 	if again := number(t, "FOREWARN_SEED", 0); again != 0 {
 		first, n = again, 1
