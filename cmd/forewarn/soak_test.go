@@ -32,7 +32,7 @@ import (
 )
 
 const (
-	soakHours = 6 // unless FOREWARN_SOAK_HOURS says otherwise; .ci/full has 48
+	soakHours = 16 // unless FOREWARN_SOAK_HOURS says otherwise; .ci/full has 48
 	soakRound = 4  // hours, after which everything is quiet for a look
 	// hours, after which nothing new happens: how far each histogram and free list goes is known
 	soakWarm   = 12
