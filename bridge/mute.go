@@ -129,47 +129,53 @@ func (b *Bridge) Mutes() []*delivery.Mute { return ActiveMutes(b.Outbox.Mutes())
 
 // Mute holds deliveries back for d: m says which, why, and who asks for it. It returns the mute with its id.
 func (b *Bridge) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
-	b.muting.Lock()
-	defer b.muting.Unlock()
-	m, err := NewMute(m, d, b.Outbox.Mutes(), time.Now())
-	if err == nil {
-		b.keepMutes(m)
-	}
+	err := b.changeMutes(func(all []*delivery.Mute) (changed []delivery.Mute, err error) {
+		m, err = NewMute(m, d, all, time.Now())
+		return []delivery.Mute{m}, err
+	})
 	return m, err
 }
 
 // Unmute ends mutes by their ids, or all with every. by names the user, for the record.
-func (b *Bridge) Unmute(ids []string, every bool, by string) ([]delivery.Mute, error) {
-	b.muting.Lock()
-	defer b.muting.Unlock()
-	ended, err := EndMutes(b.Outbox.Mutes(), ids, every, by, time.Now())
-	b.keepMutes(ended...)
+func (b *Bridge) Unmute(ids []string, every bool, by string) (ended []delivery.Mute, err error) {
+	err = b.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) {
+		ended, err = EndMutes(all, ids, every, by, time.Now())
+		return ended, err
+	})
 	return ended, err
 }
 
 // endMutes ends the mutes whose time is over, or whose sink is gone.
 func (b *Bridge) endMutes(now time.Time) {
-	b.muting.Lock()
-	defer b.muting.Unlock()
-	b.mu.Lock()
-	routes := b.routes
-	b.mu.Unlock()
-	b.keepMutes(DueMutes(b.Outbox.Mutes(), func(sink string) bool {
-		return !slices.ContainsFunc(routes, func(r Route) bool { return r.Name == sink })
-	}, now)...)
+	_ = b.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { // it gives no error
+		b.mu.Lock()
+		routes := b.routes
+		b.mu.Unlock()
+		return DueMutes(all, func(sink string) bool {
+			return !slices.ContainsFunc(routes, func(r Route) bool { return r.Name == sink })
+		}, now), nil
+	})
 }
 
-// keepMutes stores mutes that are new, have ended or begin anew, and records that. The caller holds muting.
-func (b *Bridge) keepMutes(changed ...delivery.Mute) {
-	if len(changed) == 0 {
-		return
+// changeMutes stores the mutes that are new, have ended or begin anew, and puts that on record, as one change. It returns
+// when that is on disk.
+func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute, error)) error {
+	b.muting.Lock()
+	changed, err := changes(b.Outbox.Mutes())
+	if err != nil || len(changed) == 0 {
+		b.muting.Unlock()
+		return err
 	}
-	_ = b.Outbox.Apply(outbox.Batch{Now: time.Now(), Mutes: changed}) // the outbox logs its errors
+	c := commit{Batch: outbox.Batch{Mutes: changed}}
 	for _, m := range changed {
 		LogMute(b.Log, m)
 		typ, data := MuteData(m)
-		b.reportBridge(typ, data, m.Sink)
+		b.addReport(&c, typ, data, m.Sink)
 	}
+	wait := b.commit(c, time.Now())
+	b.muting.Unlock()
+	_ = wait() // the outbox logs its errors
+	return nil
 }
 
 // LogMute logs that a mute began or ended.

@@ -116,6 +116,32 @@ func TestAMuteEndsOnce(t *testing.T) {
 	})
 }
 
+// A mute and the record of it are one change, so that a crash can't keep one of the two. While the disk hangs, the rest
+// of the bridge goes on.
+func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		audit := &ear{}
+		b := s.start(audit.all("audit").with(func(terms *Terms) { terms.Bridge = LevelAll }))
+		pause(1500 * time.Millisecond)
+		release := s.disk.block()
+		muted := make(chan error)
+		go func() {
+			_, err := b.Mute(delivery.Mute{Sink: "ops", Why: "repairs", By: "alice"}, time.Hour)
+			muted <- err
+		}()
+		pause(100 * time.Millisecond)
+		if got := pendingIDs(b.Outbox, "audit"); len(got) != 1 {
+			t.Fatalf("before the mute is on disk, on record are %v", got)
+		}
+		pause(3 * time.Second)
+		release()
+		if err := <-muted; err != nil {
+			t.Error(err)
+		}
+		b.end()
+	})
+}
+
 // A mute that is over stays so when the clock is set back. One that is not lasts no longer than it was to last.
 func TestMutesAndTheClock(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)

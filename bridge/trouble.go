@@ -38,6 +38,13 @@ type gap struct {
 
 // reportBridge commits a CloudEvent about the bridge for the routes that get this type, except the route concerned.
 func (b *Bridge) reportBridge(typ string, data map[string]any, about string) {
+	var c commit
+	now := b.addReport(&c, typ, data, about)
+	_ = b.commit(c, now)() // the outbox logs its errors
+}
+
+// addReport adds such a CloudEvent to a commit, and returns its time.
+func (b *Bridge) addReport(c *commit, typ string, data map[string]any, about string) time.Time {
 	b.mu.Lock()
 	var to []outbox.Recipient
 	for _, r := range b.routes {
@@ -54,11 +61,10 @@ func (b *Bridge) reportBridge(typ string, data map[string]any, about string) {
 	ce, err := cloudevent.WrapBridge(typ, data, b.self(), now)
 	if err != nil {
 		b.Log.Error("cannot create a CloudEvent about the bridge", "type", typ, "err", err)
-		return
+		return now
 	}
-	var c commit
 	c.add(ce, outbox.Addition{Message: delivery.Message{About: about}, To: to})
-	_ = b.commit(c, now)() // the outbox logs its errors
+	return now
 }
 
 // trouble reports that a route is blocked, or accepts again if why is nil. It does nothing if that is reported already.
