@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -163,6 +164,34 @@ func (p *process) durable() bool { return p.bridge.Status().Outbox.Durable }
 // replay makes dead letters owed again; drop gives deliveries up.
 func (p *process) replay(keys []string) { p.bridge.Replay(keys, "", "the operator") }
 func (p *process) drop(keys []string)   { p.bridge.Drop(keys, "the operator") }
+
+// mute holds back what the plan says, and gives the id of the mute.
+func (p *process) mute(x mutePlan, why string) string {
+	asked := bridge.Mute{Sink: x.sink, VM: x.vm, Types: slices.Clone(x.types), Why: why, By: muter}
+	m, lasts := p.w.variant.mute(asked, x.lasts)
+	m, err := p.bridge.Mute(m, lasts)
+	if err != nil {
+		panic(err)
+	}
+	return m.ID
+}
+
+// unmute ends mutes; mutes are those that have not ended.
+func (p *process) unmute(ids []string, all bool) {
+	if all {
+		ids = nil
+	}
+	if _, err := p.bridge.Unmute(ids, all, unmuter); err != nil {
+		p.w.log.Info("cannot unmute", "err", err)
+	}
+}
+
+func (p *process) mutes() (ids []string) {
+	for _, m := range p.bridge.Mutes() {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
 
 // shown is what stands for an event as the program shows it to people; "" when it knows none.
 func (p *process) shown(id string) string {
@@ -326,18 +355,24 @@ func handedOf(d delivery.Delivery) handed {
 	if d.Instead != nil {
 		h.instead = d.Instead.Sink
 	}
+	if d.Mute != nil {
+		h.mute = d.Mute.ID
+	}
 	for _, m := range d.Missed {
 		h.missed = append(h.missed, m.Change)
 	}
 	var data struct {
-		Event     struct{ EventStatus, EventType string }
+		Event struct {
+			EventStatus, EventType string
+			Resources              []string
+		}
 		Outcome   string
 		WhileAway bool
 		Observer  struct{ Name string }
 	}
 	if azures && json.Unmarshal(d.Event.Data(), &data) == nil {
 		h.status, h.kind, h.outcome = data.Event.EventStatus, data.Event.EventType, data.Outcome
-		h.whileAway, h.observer = data.WhileAway, data.Observer.Name
+		h.whileAway, h.observer, h.vms = data.WhileAway, data.Observer.Name, data.Event.Resources
 	}
 	return h
 }

@@ -67,7 +67,7 @@ func (f *file) Write(all []outbox.Write) error {
 		} else if n == 0 {
 			writes = nil
 		}
-		for _, w := range writes {
+		for _, w := range f.disk.w.variant.writes(writes) {
 			if f.buckets[w.Bucket] == nil {
 				f.buckets[w.Bucket] = map[string][]byte{}
 			}

@@ -55,6 +55,17 @@ var knownStories = []struct {
 		{at(3*time.Minute + 600*time.Millisecond), unlist{reboot.id}},
 		{at(20 * time.Minute), restyle{}},
 	}},
+	{"the machine crashes just when the end of a mute is written", []step{
+		{at(time.Minute), mute{mutePlan{sink: "webhook", lasts: 7 * time.Minute}}},
+		{at(8*time.Minute) - 100*time.Millisecond, restart{crash: true, writes: 1, off: 20 * time.Second}},
+		{at(20 * time.Minute), restyle{}},
+	}},
+	{"somebody mutes while the disk hangs", []step{
+		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
+		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 }
 
 var (
@@ -72,7 +83,7 @@ func TestKnownStories(t *testing.T) {
 		t.Run(k.claim, func(t *testing.T) {
 			t.Parallel()
 			p := planWith(k.story)
-			p.routes[1].late = "latest"
+			p.routes[0].bridge, p.routes[1].late = "all", "latest"
 			if found := play(t, p, variant{}, quiet()); len(found) > 0 {
 				t.Errorf("found:%s", describe(found))
 			}

@@ -91,7 +91,7 @@ func (o *oracle) underWay(k kept, at time.Time) bool {
 func (o *oracle) waits(sink string) bool {
 	return slices.ContainsFunc(o.plan.routes, func(r routePlan) bool {
 		return r.name == sink && r.lead > 0 || r.fallback == sink
-	})
+	}) || slices.ContainsFunc(o.mutes, func(m *muting) bool { return m.sink == "" || m.sink == sink })
 }
 
 // receipts: a destination gets back what it wanted to remember of an event last.

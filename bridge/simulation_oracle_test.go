@@ -24,7 +24,8 @@ type oracle struct {
 	// need to know what each of the two memories held. They are made of the runs of the program before the first such one:
 	// see sharp. Those that follow an event are made of all events whose life does not fall into that time: see blurs.
 	blurred  bool
-	firstRun int // that is blurred; how many there are if none is
+	firstRun int                     // that is blurred; how many there are if none is
+	muted    map[[2]string][]*muting // see mutesOf
 	findings []finding
 }
 
@@ -36,7 +37,8 @@ type taken struct {
 
 // examine gives all promises that were not kept.
 func examine(w *world) []finding {
-	o := &oracle{world: w, beliefs: truthOf(w)}
+	o := &oracle{world: w, beliefs: truthOf(w), muted: map[[2]string][]*muting{}}
+	w.workOutMutes()
 	o.taken, o.tried = map[string]map[string][]taken{}, map[string]map[string][]taken{}
 	note := func(where map[string]map[string][]taken, h handed, a *attempt) {
 		if where[h.event] == nil {
@@ -91,6 +93,10 @@ func examine(w *world) []finding {
 	o.probes()
 	o.behind()
 	o.digests()
+	o.mutesHold()
+	o.mutesAreListed()
+	o.mutesAreOnRecord()
+	o.summaries()
 	o.polls()
 	o.deadLetters()
 	o.leftBehind()
@@ -130,7 +136,7 @@ func (o *oracle) add(promise, format string, args ...any) {
 
 // event checks what was told of one event against one belief.
 func (o *oracle) event(id string, b belief) []finding {
-	x := &oracle{world: o.world, taken: o.taken, tried: o.tried, blurred: o.blurred}
+	x := &oracle{world: o.world, beliefs: o.beliefs, muted: o.muted, taken: o.taken, tried: o.tried, blurred: o.blurred}
 	for _, r := range o.plan.routes {
 		told := slices.DeleteFunc(slices.Clone(o.taken[id][r.name]), func(t taken) bool { return !azures(t.change) })
 		x.nothingMore(b, r, told)
@@ -147,6 +153,7 @@ func (o *oracle) event(id string, b belief) []finding {
 		x.reminded(id, b, r)
 		x.reminders(id, b, r)
 		x.fallback(id, b, r)
+		x.mutedFallback(id, b, r)
 	}
 	x.isolation(b)
 	x.approvals(id, b)
@@ -230,7 +237,8 @@ func (o *oracle) nothingLess(b belief, r routePlan, told []taken) {
 			return t.seq > c.seq && slices.Contains(t.missed, c.kind) // a reminder may stand for it too
 		})
 		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == r.name && e.id == c.id })
-		if !has && !covered && !kept && !o.hand("drop", r.name, c.id) && !o.overtaken(b, i, r) && !o.toldAnew(b, i, r) {
+		if !has && !covered && !kept && !o.hand("drop", r.name, c.id) && !o.overtaken(b, i, r) && !o.toldAnew(b, i, r) &&
+			!o.stoodFor(b, i, r) {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", r.name, c.id, short(c.at))
 		}
 	}

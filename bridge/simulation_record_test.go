@@ -206,6 +206,10 @@ func (o *oracle) deadLetters() {
 		case "expired":
 			last := len(tries) - 1
 			right = r.maxAge > 0 && last >= 0 && (o.clockStepped() || tries[last].clock.Sub(tries[last].time) > r.maxAge)
+			if right {
+				since := o.mutedSince(tries[last])
+				right = since == 0 || tries[last].at-since > r.maxAge-time.Second
+			}
 		case "late":
 			right = r.late == "drop"
 		case "removed":

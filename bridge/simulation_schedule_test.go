@@ -28,17 +28,21 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 	return there
 }
 
-// isolation: whatever the other destinations do, one that is well is told at once.
+// isolation: whatever the other destinations do, one that is well is told at once; when a mute ends, if it is about this.
 func (o *oracle) isolation(b belief) {
 	const well = "well"
 	for _, c := range b.changes {
-		limit := c.at + o.nameless(c) + time.Second
+		limit := o.released(well, c.event.id, c.at+o.nameless(c)+time.Second)
 		if !c.routes[well] || o.gaveUp(well, c.id) || c.gone() || o.ill(c.at-time.Minute, limit) ||
 			!o.running(c.boot, c.at, limit) {
 			continue
 		}
 		if !slices.ContainsFunc(o.taken[c.event.id][well], func(t taken) bool { return t.id == c.id && t.at <= limit }) {
-			o.add("isolation", "%s was not told %s within a second of %v", well, c.id, short(c.at))
+			promise := "isolation"
+			if len(o.mutes) > 0 {
+				promise = "what is not muted is told"
+			}
+			o.add(promise, "%s was not told %s of %v by %v", well, c.id, short(c.at), short(limit))
 		}
 	}
 }
@@ -103,6 +107,9 @@ func (o *oracle) urgent(id string, b belief, r routePlan) {
 			}
 		}
 		limit += time.Duration(len(others)+1) * (5*time.Second + r.timeout)
+		if o.mayBeMuted(r.name, id, c.at, limit) {
+			continue
+		}
 		tried := slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool { return t.start <= limit && t.start >= c.at })
 		newer := slices.ContainsFunc(b.changes[i+1:], func(x change) bool { return x.at <= limit })
 		byHand := slices.ContainsFunc(o.hands, func(h hand) bool { return h.event_ == id })
@@ -192,6 +199,9 @@ func (o *oracle) retries() {
 			}
 			from := a.at + waits[min(n, len(waits))-1]
 			b := mine[i+1+next]
+			if o.mayBeMuted(r.name, h.event, a.at, b.start) {
+				continue
+			}
 			if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&
 				o.freeWhileUp(mine, mine[i:i+1+next], down, from, b.start) >= 0 {
 				o.add("retry", "%s failed to take %s at %v, its %d. time in a row, and was tried again at %v", r.name, h.id,
@@ -344,6 +354,9 @@ func (o *oracle) secondChances() {
 					continue
 				}
 				b := mine[i+1+next]
+				if o.mayBeMuted(r.name, event, a.at, b.start) {
+					continue
+				}
 				if b.in == a.in && o.setupsBetween(a.fact, b.began) == 0 &&
 					o.freeWhileUp(mine, mine[i+1:i+1+next], down, a.at+time.Second, b.start) >= 0 {
 					o.add("retry", "%s took something at %v, and was given no second chance to take %s until %v", r.name,
@@ -404,6 +417,7 @@ func (o *oracle) probes() {
 					}
 				}
 			}
+			n += o.releases(r.name, began.at, ended.at)
 			for _, isNew := range new {
 				if isNew {
 					n++

@@ -71,7 +71,9 @@ type handed struct {
 	receipt           string
 	progress          string
 	notBefore         time.Time
-	status, kind      string // of the Azure event, in data
+	mute              string   // that it waited for
+	vms               []string // that the Azure event names
+	status, kind      string   // of it, in data
 	outcome           string
 	whileAway         bool
 	observer          string

@@ -19,13 +19,13 @@ func (o *oracle) late(id string, b belief, r routePlan) {
 		}
 		c := b.changes[place]
 		if nb := c.event.notBeforeTime(); r.late == "drop" && c.kind == "scheduled" && !nb.IsZero() &&
-			t.began.clock.After(nb.Add(time.Second)) {
+			t.began.clock.After(nb.Add(time.Second)) && !o.mayBeMuted(r.name, id, c.at, t.start) {
 			o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
 		}
 		for _, newer := range b.changes[place+1:] {
 			if !newer.routes[r.name] || newer.gone() || newer.held || t.progress != "" ||
 				newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
-				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) {
+				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) || o.mayBeMuted(r.name, id, t.start-time.Second, t.start) {
 				continue
 			}
 			waits := r.lead > 0 && newer.event.notBefore-r.lead-o.skews[t.in] > t.start && newer.kind != "vanished"
@@ -86,7 +86,8 @@ func (o *oracle) leadIsKept(id string, b belief, r routePlan) {
 		limit := due + r.timeout + 10*time.Second
 		waits := r.lead > 0 && (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due >= c.at
 		calm := o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) && !o.ill(c.at, limit)
-		if !waits || !calm || o.everTroubled(r.name) || !c.routes[r.name] || c.gone() || c.held {
+		if !waits || !calm || o.everTroubled(r.name) || !c.routes[r.name] || c.gone() || c.held ||
+			o.mayBeMuted(r.name, id, c.at, limit) {
 			continue
 		}
 		newer := slices.ContainsFunc(b.changes[i+1:], func(x change) bool { return x.at <= limit })
@@ -122,7 +123,7 @@ func (o *oracle) reminded(id string, b belief, r routePlan) {
 				owed = owed && !x.first || x.routes[r.name] && !x.gone()
 			}
 			if told || newer || !owed || approved || !o.running(c.boot, from, limit) || !o.setUp(r.name, from, limit) ||
-				len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) {
+				len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) || o.mayBeMuted(r.name, id, from, limit) {
 				continue
 			}
 			if !slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool {
@@ -244,7 +245,8 @@ func (o *oracle) fallback(id string, b belief, r routePlan) {
 		limit := c.at + r.after + 10*time.Second
 		if !c.routes[r.name] || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.lead > 0 ||
 			o.ill(c.at, limit) || !o.running(c.boot, c.at, limit) ||
-			!o.setUp(r.name, c.at, limit) || !o.setUp(r.fallback, c.at, limit) || r.late != "send" {
+			!o.setUp(r.name, c.at, limit) || !o.setUp(r.fallback, c.at, limit) || r.late != "send" ||
+			o.mayBeMuted(r.name, id, c.at, limit) || o.mayBeMuted(r.fallback, id, c.at, limit) {
 			continue
 		}
 		told := func(sink string) bool {

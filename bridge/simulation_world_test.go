@@ -71,6 +71,7 @@ func planOf(seed uint64) plan {
 	if r.IntN(4) == 0 {
 		p.steps = append(p.steps, diskSteps(r, p.length)...)
 	}
+	p.steps = append(p.steps, muteSteps(seed, p.routes, p.length)...)
 	slices.SortStableFunc(p.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
 	return p
 }
@@ -175,6 +176,8 @@ type world struct {
 	ledger   []kept          // with bounds
 	forgot   map[string]int  // records that it said were dropped for want of room
 	record   []recorded
+	mutes    []*muting
+	listings []listing
 }
 
 // simulate lets a plan happen, with the program as it is or in a broken variant.
@@ -332,6 +335,7 @@ func (w *world) settle(p *process) {
 	clear(w.sinks)
 	w.mu.Unlock()
 	w.sleep(2 * time.Minute)
+	unmute{all: true}.operate(p)
 	for range 20 {
 		if w.sleep(time.Minute); p.pending() == 0 && p.durable() {
 			break
