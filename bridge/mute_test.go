@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -138,6 +139,27 @@ func TestAMuteAndItsRecordAreOneChange(t *testing.T) {
 		if err := <-muted; err != nil {
 			t.Error(err)
 		}
+		b.end()
+	})
+}
+
+// What waited for a mute and is late after that, because the sink was down, becomes a dead letter like any other: nothing
+// stands for it.
+func TestWhatIsLateAfterAMuteIsADeadLetter(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		ops := &ear{}
+		b := s.start(ops.all("ops").with(func(terms *Terms) { terms.Late = delivery.LateDrop }))
+		pause(1500 * time.Millisecond)
+		if _, err := b.Mute(delivery.Mute{Sink: "ops", Why: "repairs", By: "alice"}, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		ops.say(always(errors.New("down")))
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(10 * time.Minute)})
+		pause(12 * time.Minute)
+		if n := len(ops.tried()); n == 0 {
+			t.Error("it was never tried")
+		}
+		wantIDs(t, deadIDs(b.Outbox), idA+"-scheduled")
 		b.end()
 	})
 }

@@ -135,12 +135,14 @@ func (w *Worker) update(now time.Time) {
 	}
 	late, fallback := w.overdue(now)
 	if len(late)+len(fallback) > 0 {
-		var muted []*Item // what waited for a mute is not late: the change after it stands for it
+		var muted []*Item // waited for a mute, so the change after them stands for them, unless they became late since
 		late = slices.DeleteFunc(late, func(i *Item) bool {
-			if i.waited() {
+			at := i.lateAt()
+			stoodFor := i.waited() && (at.IsZero() || at.After(now))
+			if stoodFor {
 				muted = append(muted, i)
 			}
-			return i.waited()
+			return stoodFor
 		})
 		w.Queue.Report(Report{Now: now, Dead: late, Superseded: muted, Reason: ReasonLate, FellBack: fallback})
 	}
