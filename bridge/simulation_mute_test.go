@@ -196,8 +196,8 @@ func (w *world) slack(at time.Duration) time.Duration {
 	return 2 * time.Second
 }
 
-// mutesOf works out when each mute held something back. It ends by the machine's clock, by hand, or with its sink. A
-// clock that is set back to before it began has it begin anew. What was not on the disk for sure may be undone by the
+// workOutMutes works out when each mute held something back. It ends by the machine's clock, by hand, or with its sink.
+// A clock that is set back to before it began has it begin anew. What was not on the disk for sure may be undone by the
 // next start, and a file that comes late, or is another machine's, has it perhaps.
 func (w *world) workOutMutes() {
 	for _, m := range w.mutes {

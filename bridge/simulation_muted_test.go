@@ -150,9 +150,10 @@ func (o *oracle) mutesAreOnRecord() {
 			o.add("mutes are on record", "%s says %+v, and nobody ended it by hand", t.id, data)
 		}
 	}
-	if o.plan.routes[0].bridge != "all" || o.blurred || o.plan.bounds != (bounds{}) || len(o.ills) > 0 || slices.ContainsFunc(o.hands, func(h hand) bool {
+	dropped := slices.ContainsFunc(o.hands, func(h hand) bool {
 		return h.what == "drop" && h.sink == "well" && h.event_ == ""
-	}) {
+	})
+	if o.plan.routes[0].bridge != "all" || o.blurred || o.plan.bounds != (bounds{}) || len(o.ills) > 0 || dropped {
 		return
 	}
 	for _, m := range o.mutes {
@@ -229,16 +230,16 @@ func (o *oracle) mutedFallback(id string, b belief, r routePlan) {
 			for _, i := range m.sure {
 				if m.covers(r.name, c.event.kind, c.event.resources()) && i.from+time.Second < c.at+r.after &&
 					i.from < t.start && t.start < i.to {
-					o.add("mutes hold", "%s was told %s at %v instead of %s, which was muted: %v", r.fallback, t.id, short(t.start),
-						r.name, m)
+					o.add("mutes hold", "%s was told %s at %v instead of %s, which was muted: %v", r.fallback, t.id,
+						short(t.start), r.name, m)
 				}
 			}
 		}
 	}
 }
 
-// mutedSince says until when a mute held back, for sure, what was tried last by the run of the program that ended it; 0 if
-// none did. Its age counts from then.
+// mutedSince says until when a mute held back, for sure, what was tried last by the run of the program that ended it; 0
+// if none did. Its age counts from then.
 func (o *oracle) mutedSince(t taken) (end time.Duration) {
 	boot := o.boots[t.in].began.at
 	for _, m := range o.mutes {
@@ -252,8 +253,8 @@ func (o *oracle) mutedSince(t taken) (end time.Duration) {
 	return end
 }
 
-// stoodFor says whether a change that became late while it was muted need not be told by a route that drops what is late:
-// one after it stands for it.
+// stoodFor says whether a change that became late while it was muted need not be told by a route that drops what is
+// late: one after it stands for it.
 func (o *oracle) stoodFor(b belief, i int, r routePlan) bool {
 	c := b.changes[i]
 	return r.late == "drop" && slices.ContainsFunc(b.changes[i+1:], func(x change) bool {

@@ -28,7 +28,8 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 	return there
 }
 
-// isolation: whatever the other destinations do, one that is well is told at once; when a mute ends, if it is about this.
+// isolation: whatever the other destinations do, one that is well is told at once, or when the mutes end that are about
+// it.
 func (o *oracle) isolation(b belief) {
 	const well = "well"
 	for _, c := range b.changes {

@@ -25,7 +25,8 @@ func (o *oracle) late(id string, b belief, r routePlan) {
 		for _, newer := range b.changes[place+1:] {
 			if !newer.routes[r.name] || newer.gone() || newer.held || t.progress != "" ||
 				newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
-				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) || o.mayBeMuted(r.name, id, t.start-time.Second, t.start) {
+				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) ||
+				o.mayBeMuted(r.name, id, t.start-time.Second, t.start) {
 				continue
 			}
 			waits := r.lead > 0 && newer.event.notBefore-r.lead-o.skews[t.in] > t.start && newer.kind != "vanished"
@@ -123,7 +124,8 @@ func (o *oracle) reminded(id string, b belief, r routePlan) {
 				owed = owed && !x.first || x.routes[r.name] && !x.gone()
 			}
 			if told || newer || !owed || approved || !o.running(c.boot, from, limit) || !o.setUp(r.name, from, limit) ||
-				len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) || o.mayBeMuted(r.name, id, from, limit) {
+				len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) ||
+				o.mayBeMuted(r.name, id, from, limit) {
 				continue
 			}
 			if !slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool {
