@@ -54,8 +54,25 @@ func (b *Bridge) handle(doc imds.Document, o observation) bool {
 	return wait() == nil && all
 }
 
-// commitChanges hands the changes of a document to the outbox. all is false if some were left out.
+// commitChanges hands the changes of a document to the outbox. all is false if some were left out. While the outbox's file
+// comes late, it waits until the events in it are known, as at a start: their ids are in use already.
 func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() error, all bool) {
+	for {
+		if wait, all = b.tryChanges(doc, o); wait != nil {
+			return wait, all
+		}
+		if taken := b.Outbox.TakenUp(); taken != nil {
+			select {
+			case <-taken:
+			case <-b.over:
+				return b.Outbox.Durable, false
+			}
+		}
+	}
+}
+
+// tryChanges does it unless the outbox's file comes meanwhile; wait is nil then.
+func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error, all bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
 	known, states := b.events.all()
@@ -79,6 +96,9 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 				"err", err)
 			all = false
 		}
+	}
+	if b.Outbox.TakenUp() != nil {
+		return nil, false
 	}
 	return b.commit(c, time.Now()), all
 }

@@ -55,6 +55,12 @@ var knownStories = []struct {
 		{at(3*time.Minute + 600*time.Millisecond), unlist{reboot.id}},
 		{at(20 * time.Minute), restyle{}},
 	}},
+	{"a file comes late just before the first document, while nobody says which VM this is", []step{
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), instanceTrouble{"503", 4 * time.Minute}},
+		{at(2*time.Minute + 10*time.Second), restart{crash: true, off: 20 * time.Second, late: 2 * time.Second}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{"the machine crashes just when the end of a mute is written", []step{
 		{at(time.Minute), mute{mutePlan{sink: "webhook", lasts: 7 * time.Minute}}},
 		{at(8*time.Minute) - 100*time.Millisecond, restart{crash: true, writes: 1, off: 20 * time.Second}},

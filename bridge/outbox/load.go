@@ -212,6 +212,9 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 		o.waiting[last] = []byte(seqKey(o.last))
 	}
 	o.remute(0)
+	if o.began && o.taken == nil {
+		o.taken = make(chan struct{})
+	}
 	for seq, m := range o.messages {
 		if m.uses == 0 && m.body == nil {
 			delete(o.messages, seq)
@@ -263,8 +266,19 @@ func (o *Outbox) showLoaded() {
 			}
 		}
 	}
-	o.taking = false
+	if o.taken != nil {
+		close(o.taken)
+		o.taken = nil
+	}
 	wake(o.kick)
+}
+
+// TakenUp returns nil, or if a file was read later than by Open and Notify.Loaded has not returned, a channel that is
+// closed when it has. Until then marks are those of the file already, but its groups may not be known to the owner.
+func (o *Outbox) TakenUp() <-chan struct{} {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.taken
 }
 
 // know puts one record of a file into memory, which has none with that key.

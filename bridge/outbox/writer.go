@@ -87,8 +87,8 @@ type journal struct {
 	broken  error         // what is in the file is damaged, or another VM's: it isn't to be used any more
 	tried   chan struct{} // closed when a try to write is over
 	chores  []func(error)
-	timer   *time.Timer // wakes the writer soon; nil: nothing asks for that
-	taking  bool        // a file was read that came late, and Notify.Loaded has not returned
+	timer   *time.Timer   // wakes the writer soon; nil: nothing asks for that
+	taken   chan struct{} // closed when Notify.Loaded has returned, after a file came late; else nil
 	closed  bool
 }
 
@@ -286,7 +286,9 @@ func (o *Outbox) flush() error {
 func (o *Outbox) tell() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.taking = true
+	if o.taken == nil {
+		o.taken = make(chan struct{})
+	}
 	wake(o.loaded) // no effect if the last call is still to come
 }
 
@@ -295,7 +297,7 @@ func (o *Outbox) tell() {
 func (o *Outbox) untaken() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.taking && !o.closed {
+	if o.taken != nil && !o.closed {
 		return errUntaken
 	}
 	return nil
