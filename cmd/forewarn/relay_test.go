@@ -58,7 +58,7 @@ func natsVerb(ts *testscript.TestScript, _ bool, args []string) {
 
 // The script of examples/fleet shows what it says: of three VMs' changes people get each once, though a relay is killed.
 func TestFleetDemoShowsOneMessageForEachChange(t *testing.T) {
-	smallFleet(t)
+	leftToGate(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("the script is one for sh")

@@ -47,6 +47,9 @@ const (
 // metrics and status are at the other end of connections in memory. Left out is what no bubble can hold, which is the
 // control socket, and TLS.
 func TestReloadsAndOutagesStayFlat(t *testing.T) {
+	if os.Getenv("FOREWARN_SOAK_HOURS") == "" {
+		leftToGate(t)
+	}
 	ats.Register() // one clock for all NATS servers of a process, which no bubble can hold
 	defer ats.Unregister()
 	runtime.GC() // so that no pool lends the bubble what was made outside of it
