@@ -42,6 +42,9 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 		o.known = false
 		return false, unwritable
 	case o.known && !opened:
+		if o.unremoved() && unwritable == nil && !o.readOnly {
+			unwritable = o.forgetParts(true)
+		}
 		return false, unwritable
 	}
 	o.known = false
@@ -74,7 +77,11 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	case foreign != nil:
 		return false, foreign
 	}
-	if err := o.forgetParts(writable); err != nil {
+	err = o.forgetParts(writable)
+	switch {
+	case err != nil && o.unremoved() && !errors.Is(err, ErrDamaged): // the file can be read all the same
+		writable, unwritable = false, err
+	case err != nil:
 		return false, err
 	}
 	var all []Write
@@ -101,7 +108,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 }
 
 // forgetParts removes from the storage what a crash left of a change that was written in parts, and whose last was not.
-// What can't be removed is ignored.
+// What can't be removed is ignored when the storage is read: see unremoved.
 func (o *Outbox) forgetParts(writable bool) error {
 	ahead, err := o.storage.Read(bucketMeta, metaAhead)
 	var last uint64
@@ -114,10 +121,7 @@ func (o *Outbox) forgetParts(writable bool) error {
 		return err
 	}
 	o.mu.Lock()
-	o.whole = 0
-	if !writable {
-		o.whole = last
-	}
+	o.whole = last
 	o.mu.Unlock()
 	if ahead == nil || !writable {
 		return nil
@@ -135,7 +139,20 @@ func (o *Outbox) forgetParts(writable bool) error {
 			return err
 		}
 	}
-	return o.storage.Write(remains)
+	if err := o.storage.Write(remains); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	o.whole = 0
+	o.mu.Unlock()
+	return nil
+}
+
+// unremoved reports whether the storage holds what forgetParts has found and could not remove.
+func (o *Outbox) unremoved() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.whole > 0
 }
 
 // foreignTo returns an error that wraps errForeign if a file of that owner is another VM's. The caller holds mu.

@@ -103,6 +103,50 @@ func TestALargeChangeIsNotWrittenInPartsAgain(t *testing.T) {
 	}
 }
 
+// A file with such remains on a disk that can't be written at the start is known from the start all the same, without
+// them. They are removed when the disk can be written.
+func TestADiskThatFailsDoesNotHideAFileWithRemains(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := diskOf(nil)
+			o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: small})
+			mustAdd(t, o, "FIRST", "scheduled", "a")
+			before := d.transactions()
+			if err := addMany(o, "W", 50); err != nil {
+				t.Fatal(err)
+			}
+			o.Close()
+
+			left := diskOf(d.recorded()[:before+3])
+			left.set(func() { left.fail, left.lose = errFull, lost })
+			o = open(t, t.TempDir(), outbox.Options{Storage: left, Bounds: small})
+			if a, b, g, h := len(pending(o, "a")), len(pending(o, "b")), len(o.Groups()), len(bodies(o)); a != 1 || b != 0 ||
+				g != 1 || h != 1 || o.Durable() == nil {
+				t.Errorf("lost %v: %d and %d are pending of %d groups, %d CloudEvents, Durable = %v; want what is whole, not durable",
+					lost, a, b, g, h, o.Durable())
+			}
+			if err := addMany(o, "X", 50); err == nil {
+				t.Errorf("lost %v: another change is said to be on disk", lost)
+			}
+			left.set(func() { left.fail, left.lose = nil, false })
+			time.Sleep(6 * time.Second)
+			synctest.Wait()
+			if err := o.Durable(); err != nil {
+				t.Errorf("lost %v: then Durable = %v", lost, err)
+			}
+			if e, h := left.count("events"), left.count("heads"); e != 51 || h != 51 {
+				t.Errorf("lost %v: the file has %d CloudEvents and %d heads, want 51", lost, e, h)
+			}
+			o.Close()
+			o = open(t, t.TempDir(), outbox.Options{Storage: diskOf(left.recorded()), Bounds: small})
+			if a, h := len(pending(o, "a")), len(bodies(o)); a != 51 || h != 51 {
+				t.Errorf("lost %v: after a restart %d are pending and %d CloudEvents there, want 51", lost, a, h)
+			}
+			o.Close()
+		})
+	}
+}
+
 // Whoever only reads a file with such remains sees nothing of them.
 func TestTheRemainsOfALargeChangeAreNotRead(t *testing.T) {
 	dir := t.TempDir()
