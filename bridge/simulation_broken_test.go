@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A variant is the program broken in one way, by what stands between it and the world: it is set up in another way than
@@ -552,6 +553,7 @@ var brokenVariants = []variant{
 //
 //	FOREWARN_SEEDS=1000 go test ./bridge -run TestTheOracleCatches    looks so long for each
 func TestTheOracleCatches(t *testing.T) {
+	systemtest.LeftToGate(t)
 	seeds := number(t, "FOREWARN_SEEDS", 300)
 	for _, v := range brokenVariants {
 		t.Run(v.claim, func(t *testing.T) {

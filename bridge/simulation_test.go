@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"forewarn/bridge/systemtest"
 )
 
 // Whatever happens to Azure's events, the endpoint, the destinations, the disk, the machine and the settings: every
@@ -20,7 +22,11 @@ import (
 //	FOREWARN_FROM=5000  go test ./bridge -run TestSimulation    begins with that seed, beside the other
 //	FOREWARN_SEED=17    go test ./bridge -run TestSimulation    tries one again, and says what happened
 func TestSimulation(t *testing.T) {
-	first, n := number(t, "FOREWARN_FROM", 1), number(t, "FOREWARN_SEEDS", 30)
+	few := uint64(10)
+	if systemtest.Whole() {
+		few = 30
+	}
+	first, n := number(t, "FOREWARN_FROM", 1), number(t, "FOREWARN_SEEDS", few)
 	again := number(t, "FOREWARN_SEED", 0)
 	if again != 0 {
 		first, n = again, 1

@@ -22,6 +22,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // faultsFor is how long TestSinksUnderFaults does harm, faultsSeed is what it draws it from.
@@ -37,6 +38,7 @@ const (
 // The destinations are real servers on real sockets. They are restarted, refuse, hang, answer slowly or with an error,
 // and hang up in the middle of a request or of an answer.
 func TestSinksUnderFaults(t *testing.T) {
+	systemtest.LeftToGate(t)
 	t.Parallel() // it waits more than it works
 	harm := 3 * time.Second
 	if text := os.Getenv(faultsFor); text != "" {

@@ -26,6 +26,7 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/systemtest"
 )
 
 // natsPersists delivers until it is accepted, as the bridge would, and gives the failures before. None may be of a
@@ -128,6 +129,7 @@ func natsCluster(t *testing.T) []*server.Server {
 
 // In a cluster every change is stored once, in order, whichever server leads and whichever is gone.
 func TestNATSLeaderChange(t *testing.T) {
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	servers := natsCluster(t)
 	var urls []string

@@ -32,7 +32,7 @@ func TestEndlessTemplatesAreStopped(t *testing.T) {
 		`{{printf "%*d%*d%*d" 100000000 1 100000000 1 100000000 1}}` + twice40,
 	} {
 		for kind, parse := range map[string]func(string, string) (*Template, error){"text": Parse, "HTML": ParseHTML} {
-			if kind == "HTML" && i > 9 { // functions are the same there
+			if kind == "HTML" && (i > 9 || i < 5) { // what isn't escaped by its place is the same there
 				continue
 			}
 			parsed, err := parse("body", text)

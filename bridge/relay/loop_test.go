@@ -19,6 +19,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // These tests are about the delivery loop on a relay: it has to be the one that a bridge has. They have the time of a
@@ -321,6 +322,7 @@ func TestWhatASinkCannotTellItsFallbackDoesOnARelay(t *testing.T) {
 
 // What is older than max_age becomes a dead letter once it was tried, and not before.
 func TestOldDeliveriesExpireOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		sink.answer = fails(errRefused)
@@ -382,6 +384,7 @@ func TestUrgencyBeatsABlockedSinkOnARelay(t *testing.T) {
 // What the stream holds can be sent to a sink again: what its filter took, one of all copies, marked with when, in the
 // order of the stream, in parts.
 func TestThePastCanBeReplayed(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink, other := newRecorder(), newRecorder()
 		marked := 0

@@ -11,6 +11,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // A mute holds back what comes to a sink, whichever relay serves it, also after a takeover. What comes is told at the
@@ -121,6 +122,7 @@ func TestTheEndOfAMuteOnARelay(t *testing.T) {
 
 // A mute of some VMs holds back what is about them, also what their forewarns say of themselves, and nothing else.
 func TestAMuteOfSomeVMsOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		hook := with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })

@@ -18,6 +18,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // bridges are VMs of one scale set that send a heartbeat every minute.
@@ -148,6 +149,7 @@ func (e *ear) news() []string {
 
 // Who falls silent, and who is back, is told once, whichever relays run, end, hang and start meanwhile.
 func TestASilentVMIsToldOnce(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		b, end := s.startBridges(14)
 		defer end()

@@ -16,6 +16,7 @@ import (
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 // Whatever happens to Azure's events, the VMs that tell of them, the servers, the relays and the destinations: every
@@ -27,6 +28,7 @@ import (
 //
 // The server has goroutines of its own, so that a seed's story may differ a little from time to time.
 func TestSimulation(t *testing.T) {
+	systemtest.LeftToGate(t)
 	first, n := number(t, "FOREWARN_FROM", 3), number(t, "FOREWARN_SEEDS", 1)
 	log := slog.New(slog.DiscardHandler)
 	if again := number(t, "FOREWARN_SEED", 0); again != 0 {

@@ -1,6 +1,7 @@
 //go:build !windows
 
-// Package systemtest has the words in which the system that the tests run on reports errors.
+// Package systemtest has what the tests of several packages need to know of where they run: the words in which the
+// system reports errors, and how much they are to take of it.
 package systemtest
 
 import "syscall"

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
 )
 
 // A killing is a real forewarn with a rule of approval that is killed at some step of an approval.
@@ -188,14 +189,14 @@ func (k *killing) up() {
 // rule is gone, or because it waits for another sink too.
 func TestKillDuringAnApproval(t *testing.T) {
 	t.Parallel()
-	if !atGate() {
-		t.Log("one in four; FOREWARN_SCALE=small tries all, as the gate does")
+	if !systemtest.Whole() {
+		t.Log("one in four; -run with its name tries all, and FOREWARN_SCALE=small, as the gate does")
 	}
 	var all sync.WaitGroup // they wait most of the time, so they do it together
 	for n, step := range killSteps {
 		for i, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone",
 			"the rule asks for more"} {
-			if i != n%4 && !atGate() { // each step and each of these is tried, and at the gate all of them
+			if i != n%4 && !systemtest.Whole() { // each step and each of these is tried, and at the gate all of them
 				continue
 			}
 			all.Go(func() {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
 )
 
 // A document that changes wholesale again and again, reloads meanwhile, and destinations of which two are slow and one
@@ -25,6 +26,7 @@ import (
 //
 // FOREWARN_LOAD=10000x60 is the long form: so many events, and so many documents, one a second.
 func TestADocumentThatChangesWholesaleLosesNothing(t *testing.T) {
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	events, versions, every := 150, 5, 300*time.Millisecond
 	if long := os.Getenv("FOREWARN_LOAD"); long != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -23,6 +24,7 @@ func TestMain(m *testing.M) {
 			os.Unsetenv(name)
 			os.Unsetenv(strings.ToLower(name))
 		}
+		os.Setenv("GOMAXPROCS", cmp.Or(os.Getenv("GOMAXPROCS"), "1")) // for the programs that tests start: many run at a time
 	}
 	// They mostly wait for processes and sockets, so more of them run at a time than there are processors. -parallel
 	// beats it. Under wine a process takes a second to start.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/nats-io/nkeys"
 
+	"forewarn/bridge/systemtest"
 	"forewarn/cmd/forewarn/internal/manual"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
@@ -131,6 +132,7 @@ func TestReadmeStart(t *testing.T) {
 
 // The lines that the documents give to try it work, one after the other, with free ports in the place of those they name.
 func TestLinesToTryItWork(t *testing.T) {
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	for _, tt := range []struct {
 		document, section string

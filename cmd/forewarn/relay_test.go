@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"forewarn/bridge/systemtest"
 )
 
 // natsServer is a NATS server as a process of its own: nats-server -c FILE.
@@ -58,7 +60,7 @@ func natsVerb(ts *testscript.TestScript, _ bool, args []string) {
 
 // The script of examples/fleet shows what it says: of three VMs' changes people get each once, though a relay is killed.
 func TestFleetDemoShowsOneMessageForEachChange(t *testing.T) {
-	leftToGate(t)
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("the script is one for sh")

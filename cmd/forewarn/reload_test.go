@@ -13,6 +13,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
 )
 
 // Settings that change again and again while events come fast, with mistakes in between, lose no change and reorder
@@ -66,7 +67,7 @@ func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	// Every step moves five events on by one change each.
 	var want []string
 	steps := 9
-	if atGate() {
+	if systemtest.Whole() {
 		steps = 24
 	}
 	over := make(chan struct{})

@@ -27,6 +27,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A fleetSize says how much a scale test plays.
@@ -54,21 +55,11 @@ func sizeOfFleet() fleetSize {
 		step: time.Second / 2}
 }
 
-// atGate reports whether the gate runs the tests, or somebody who wants as much. The others get what takes a minute.
-func atGate() bool { return os.Getenv("FOREWARN_SCALE") != "" }
-
-// leftToGate skips a test that takes long, except at the gate.
-func leftToGate(t *testing.T) {
-	t.Helper()
-	if !atGate() {
-		t.Skip("takes long; FOREWARN_SCALE=small runs it, as the gate does")
-	}
-}
-
 // Through a wave of maintenance, one of three relays is killed, a server is killed and comes back, the stream's leader
 // moves, and a sink is down for a while: every change reaches each sink, in the order of its event. Only what was in
 // flight at the kill may be repeated, at most once per Azure event, and each repeat is logged.
 func TestAFleetHearsEveryChange(t *testing.T) {
+	systemtest.LeftToGate(t)
 	size := sizeOfFleet()
 	if size.bridges < 1000 {
 		t.Parallel()
@@ -182,7 +173,7 @@ func TestAFleetHearsEveryChange(t *testing.T) {
 // middle is told too, at full scale within two seconds. TestUrgencyBeatsABlockedSinkOnARelay has the times that don't
 // depend on the machine.
 func TestAWaveDoesNotFillTheChannelOfAFleet(t *testing.T) {
-	leftToGate(t)
+	systemtest.LeftToGate(t)
 	size := sizeOfFleet()
 	if size.bridges < 1000 {
 		t.Parallel()

@@ -27,6 +27,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/settings"
 )
@@ -48,7 +49,7 @@ const (
 // control socket, and TLS.
 func TestReloadsAndOutagesStayFlat(t *testing.T) {
 	if os.Getenv("FOREWARN_SOAK_HOURS") == "" {
-		leftToGate(t)
+		systemtest.LeftToGate(t)
 	}
 	ats.Register() // one clock for all NATS servers of a process, which no bubble can hold
 	defer ats.Unregister()

@@ -1,0 +1,21 @@
+package systemtest
+
+import (
+	"flag"
+	"os"
+	"testing"
+)
+
+// Whole reports whether tests do all they can: at the gate, which sets FOREWARN_SCALE, and where -run names them. By itself
+// go test ./... does what two cores do in a minute.
+func Whole() bool {
+	return os.Getenv("FOREWARN_SCALE") != "" || flag.Lookup("test.run").Value.String() != ""
+}
+
+// LeftToGate skips a test that takes long, unless the tests are to do all they can.
+func LeftToGate(t *testing.T) {
+	t.Helper()
+	if !Whole() {
+		t.Skip("takes long; -run with its name runs it, and FOREWARN_SCALE=small all such tests, as the gate does")
+	}
+}
