@@ -22,6 +22,9 @@ type disk struct {
 	failIn  int           // the n-th write from now on fails; it is applied if lose is set, which ends then
 	hang    chan struct{} // writes wait until it is closed
 	aside   []string      // why it was set aside
+	opens   int           // how often it was asked to open
+
+	failClose, failCompact error
 }
 
 var errFull = errors.New("no space left on device")
@@ -77,6 +80,7 @@ func (d *disk) Open() (bool, error) {
 	defer d.mu.Unlock()
 	opened := !d.open
 	d.open = true
+	d.opens++
 	return opened, nil
 }
 
@@ -141,14 +145,19 @@ func (d *disk) SetAside(why string, _ error) error {
 	return nil
 }
 
-func (d *disk) Compact() error { return nil }
-func (d *disk) Size() int64    { return 0 }
+func (d *disk) Compact() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failCompact
+}
+
+func (d *disk) Size() int64 { return 0 }
 
 func (d *disk) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open = false
-	return nil
+	return d.failClose
 }
 
 // count is how many keys a bucket has.

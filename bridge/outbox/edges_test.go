@@ -1,0 +1,153 @@
+package outbox_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+// Whoever begins to read a route hears at once of what is pending, without a change that wakes it.
+func TestANewReaderHearsAtOnce(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		mustAdd(t, o, "A", "scheduled", "hook")
+		for range 2 {
+			q := o.Queue("hook")
+			select {
+			case <-q.Changed():
+			default:
+				t.Error("nothing wakes the new reader")
+			}
+			got, _ := changes(q)
+			want(t, "the new reader hears", got, "A-scheduled")
+		}
+	})
+}
+
+// A report that names no time happened now.
+func TestAReportWithoutATimeIsOfNow(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		mustAdd(t, o, "A", "scheduled", "hook", "other")
+		time.Sleep(time.Hour)
+		q := o.Queue("hook")
+		q.Report(delivery.Report{Accepted: q.Changes().Pending, Durable: true})
+		now, walked := time.Now(), 0
+		err := o.Walk(0, func(r outbox.Record) error {
+			for _, e := range r.Deliveries {
+				if e.Route == "hook" {
+					walked++
+					if !e.At.Equal(now) {
+						t.Errorf("it ended at %v, want %v", e.At, now)
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil || walked != 1 {
+			t.Errorf("the history has %d deliveries to hook: %v", walked, err)
+		}
+	})
+}
+
+// The log says what to do about a disk that can't be written, and that it is over.
+func TestTheLogNamesTheRemedyForADisk(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		hint string
+	}{
+		{&fs.PathError{Op: "write", Path: "outbox.db", Err: fs.ErrPermission}, "let the user that forewarn runs as write there"},
+		{fmt.Errorf("write: %w", syscall.ENOSPC), "make room on the disk"},
+		{fmt.Errorf("write: %w", syscall.EROFS), "mount it writable"},
+		{errors.New("input/output error"), "it is tried again by itself"},
+	} {
+		var log lines
+		inBubble(t, outbox.Options{Log: log.logger()}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			d.set(func() { d.fail = tt.err })
+			if _, err := add(o, "A", "scheduled", "hook"); err == nil {
+				t.Errorf("%v: it is said to be on disk", tt.err)
+			}
+			d.set(func() { d.fail = nil })
+			time.Sleep(time.Minute)
+		})
+		text := log.String()
+		if !strings.Contains(text, `hint="`+tt.hint) || strings.Count(text, "hint=") != 1 {
+			t.Errorf("%v: the log says\n%s\nwant one hint, %q", tt.err, text, tt.hint)
+		}
+		if !strings.Contains(text, "outbox written again") {
+			t.Errorf("%v: the log doesn't say that it is over:\n%s", tt.err, text)
+		}
+	}
+}
+
+// Close fails only when deliveries are lost: nothing is where nothing was pending, or where all is on disk though the file
+// could not be closed.
+func TestCloseIsQuietWhenNothingIsLost(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		harm  func(d *disk)
+		add   bool
+		want  string
+	}{
+		{"all is well", func(*disk) {}, true, ""},
+		{"the disk is full and nothing is pending", func(d *disk) { d.fail = errFull }, false, ""},
+		{"the disk is full", func(d *disk) { d.fail = errFull }, true, "1 deliveries are lost, they were only in memory: no space left on device"},
+		{"the file can't be closed", func(d *disk) { d.failClose = errFull }, true, ""},
+	} {
+		inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			d.set(func() { tt.harm(d) })
+			if tt.add {
+				_, _ = add(o, "A", "scheduled", "hook")
+			}
+			if got := fmt.Sprint(o.Close()); got != tt.want && (tt.want != "" || got != "<nil>") {
+				t.Errorf("%s: Close = %s, want %q", tt.claim, got, tt.want)
+			}
+		})
+	}
+}
+
+// A file that could not be made smaller is opened anew, and used again, by the next write.
+func TestAFileThatCannotBeMadeSmallerIsUsedAgain(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		mustAdd(t, o, "A", "scheduled", "hook")
+		d.set(func() { d.failCompact, d.opens = errFull, 0 })
+		if err := <-o.Compact(); !errors.Is(err, errFull) {
+			t.Errorf("Compact = %v, want %v", err, errFull)
+		}
+		mustAdd(t, o, "B", "scheduled", "hook")
+		if d.opens == 0 {
+			t.Error("the file wasn't opened again")
+		}
+		d.set(func() { d.opens = 0 })
+		mustAdd(t, o, "C", "scheduled", "hook")
+		if d.opens != 0 {
+			t.Error("the file is opened by every write")
+		}
+		want(t, "pending", pending(o, "hook"), "A-scheduled", "B-scheduled", "C-scheduled")
+	})
+}
+
+// Grown says that it is time for Maintain once a sixteenth of the history's bound has come, and Maintain begins anew.
+func TestGrownSaysWhenTheHistoryIsToBeBounded(t *testing.T) {
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 160}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		for i := range 10 {
+			mustAdd(t, o, fmt.Sprint("G", i), "scheduled", "hook")
+		}
+		if o.Grown() {
+			t.Error("after ten CloudEvents of 160 it says so")
+		}
+		mustAdd(t, o, "H", "scheduled", "hook")
+		if !o.Grown() {
+			t.Error("after eleven it doesn't")
+		}
+		<-o.Maintain(time.Now())
+		if o.Grown() {
+			t.Error("after Maintain it still does")
+		}
+	})
+}
