@@ -76,7 +76,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p Past) (part Part, err error) {
 	}
 	x := picker{past: p, route: route, marks: bucket{kv}, owed: map[string]bool{}}
 	looked, done := 0, map[string]bool{}
-	err = follow(ctx, js, r.Stream, from, func(m raw) error {
+	err = read(ctx, js, r.Stream, from, true, func(m raw) error {
 		if m.seq > last {
 			return errEnough
 		}

@@ -54,6 +54,13 @@ func (r raw) message() (message, error) {
 // jetstream's ordered consumer does the same, but while a stream is gone it waits for it and hears of no context.
 func follow(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
 	f func(raw) error) error {
+	return read(ctx, js, stream, from, false, f)
+}
+
+// read is follow, which with ends gives errEnough when there is nothing more to read. The last number of a stream
+// doesn't tell that, because its message may have been deleted.
+func read(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, ends bool,
+	f func(raw) error) error {
 	wrong := func(err error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -73,6 +80,9 @@ func follow(ctx context.Context, js jetstream.JetStream, stream string, from jet
 		defer cancel()
 		_ = js.DeleteConsumer(ctx, stream, consumer.CachedInfo().Name) // else it goes by itself
 	}()
+	if ends && consumer.CachedInfo().NumPending == 0 {
+		return errEnough
+	}
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead), jetstream.PullExpiry(pullFor),
 		jetstream.PullHeartbeat(pullBeat))
 	if err != nil {
@@ -93,6 +103,9 @@ func follow(ctx context.Context, js jetstream.JetStream, stream string, from jet
 		}
 		if err := f(raw{meta.Sequence.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()}); err != nil {
 			return err
+		}
+		if ends && meta.NumPending == 0 {
+			return errEnough
 		}
 	}
 }
@@ -120,7 +133,7 @@ func until(ctx context.Context, js jetstream.JetStream, stream string, info *jet
 		return nil
 	}
 	last := info.State.LastSeq
-	err := follow(ctx, js, stream, since(at), func(r raw) error {
+	err := read(ctx, js, stream, since(at), true, func(r raw) error {
 		if r.seq <= last {
 			f(r)
 		}

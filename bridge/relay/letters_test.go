@@ -1,0 +1,219 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// keys are those of the dead letters of a sink, the oldest first.
+func keys(t *testing.T, r *relay.Relay, sink string) (all []string) {
+	t.Helper()
+	list, _, err := r.List(t.Context(), relay.Selection{State: "dead", Sink: sink}, 100)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, e := range list {
+		all = append(all, e.Key)
+	}
+	return all
+}
+
+// What was given up can be looked at, sent again to its sink or to another, and dropped, which stays on record.
+func TestDeadLettersAreShownReplayedAndDropped(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, slow, spare, record := newRecorder(), newRecorder(), newRecorder(), newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		slow.answer = fails(errRefused)
+		idle := route("spare", spare)
+		idle.Filter.Only.Types = []string{"Freeze"} // so that it hears nothing by itself
+		all := with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
+		r, stop := s.run(route("hook", hook), route("slow", slow), idle, all)
+		var said []event.Event
+		for n := range 3 {
+			said = append(said, eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		large := eventNo(3).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10)) // no room for it beside the rest of a dead letter
+		said = append(said, large)
+		s.publish(said...)
+		s.publishRaw("forewarn.events.junk", nil, []byte("junk"))
+		pause(10 * time.Second)
+
+		dead := keys(t, r, "hook")
+		if len(dead) != 4 {
+			t.Fatalf("dead letters are %q, want 4", dead)
+		}
+		for n, key := range dead {
+			e, err := r.Show(t.Context(), key)
+			if err != nil || e.State != "dead" || e.ID != said[n].ID() || !strings.Contains(string(e.CloudEvent), e.ID) {
+				t.Errorf("Show(%s) = %s %s with %d bytes, %v; want %s with its CloudEvent", key, e.State, e.ID,
+					len(e.CloudEvent), err, said[n].ID())
+			}
+		}
+		waits := strings.Replace(dead[1], "hook", "slow", 1)
+		if e, err := r.Show(t.Context(), waits); err != nil || e.State != "pending" || e.ID != said[1].ID() ||
+			e.Bytes != len(e.CloudEvent) || e.Bytes == 0 {
+			t.Errorf("Show(%s) = %s %s, %v; want %s pending with its CloudEvent", waits, e.State, e.ID, err, said[1].ID())
+		}
+		list, more, err := r.List(t.Context(), relay.Selection{Sink: "slow"}, 3)
+		if err != nil || len(list) != 3 || more != 1 || list[1].Key != waits {
+			t.Errorf("List = %+v and %d more, %v; want the first 3 in order and 1 more", list, more, err)
+		}
+		states := map[string]int{}
+		histories, _ := r.Histories(bridge.Period{})
+		for _, h := range histories {
+			for _, d := range h.Changes[0].Deliveries {
+				states[d.Sink+" "+d.State]++
+			}
+		}
+		if states["hook dead"] != 4 || states["slow pending"] != 4 {
+			t.Errorf("the history says %v, want 4 dead and 4 pending", states)
+		}
+
+		for _, key := range []string{"hook", "hook/x", "hook/999"} {
+			_, shown := r.Show(t.Context(), key)
+			_, replayed := r.Replay(t.Context(), []string{key}, "", "alice")
+			for _, err := range []error{shown, replayed} {
+				if !errors.Is(err, relay.ErrUnknownKey) {
+					t.Errorf("%s: %v, want %v", key, err, relay.ErrUnknownKey)
+				}
+			}
+		}
+		junk := keys(t, r, "-")
+		_, err = r.Replay(t.Context(), junk, "spare", "alice")
+		if err == nil || !strings.Contains(err.Error(), "no CloudEvent") {
+			t.Errorf("what is no CloudEvent is replayed: %v", err)
+		}
+		if e, err := r.Show(t.Context(), junk[0]); err != nil || e.CloudEvent != nil ||
+			!strings.Contains(e.Error, "no CloudEvent") {
+			t.Errorf("of what is no CloudEvent %+v, %v is shown", e, err)
+		}
+
+		hook.say(nil)
+		if again, err := r.Replay(t.Context(), []string{dead[0], dead[3]}, "", "alice"); err != nil || len(again) != 2 {
+			t.Errorf("Replay = %v, %v", again, err)
+		}
+		if again, err := r.Replay(t.Context(), dead[1:2], "spare", "alice"); err != nil || len(again) != 1 {
+			t.Errorf("Replay = %v, %v", again, err)
+		}
+		dropped, err := r.Drop(t.Context(), append(dead[2:3:3], "hook/999", junk[0]), "alice")
+		if !errors.Is(err, relay.ErrUnknownKey) || len(dropped) != 1 || dropped[0].ID != said[2].ID() {
+			t.Errorf("Drop = %+v, %v; want the first, and that the second is unknown", dropped, err)
+		}
+		pause(10 * time.Second)
+		wantIDs(t, "its own sink", hook.all(), said[0], large)
+		wantIDs(t, "another sink", spare.all(), said[1])
+		if left := keys(t, r, ""); !slices.Equal(left, junk) {
+			t.Errorf("left are %q, want %q", left, junk)
+		}
+		if got := strings.Join(record.all(), " "); !strings.Contains(got, "delivery-dropped") {
+			t.Errorf("on record is %s", got)
+		}
+		stop()
+	})
+}
+
+// When the newest dead letter is gone, the others are still listed, and the past of a stream whose newest message was
+// deleted is still replayed.
+func TestWhatIsLeftIsReadWhenTheNewestIsGone(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.run(route("hook", hook))
+		began := time.Now()
+		first := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		for n := range 3 {
+			s.publish(eventNo(n+1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+			pause(5 * time.Second)
+		}
+		dead := keys(t, r, "hook")
+		if dropped, err := r.Drop(t.Context(), dead[1:], "alice"); err != nil || len(dropped) != 2 {
+			t.Errorf("Drop = %v, %v", dropped, err)
+		}
+		if left := keys(t, r, "hook"); !slices.Equal(left, dead[:1]) {
+			t.Errorf("left are %q, want %q", left, dead[:1])
+		}
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for seq := uint64(2); seq <= stream.CachedInfo().State.LastSeq; seq++ {
+			if err := stream.DeleteMsg(t.Context(), seq); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		part, err := r.ReplayPast(ctx, relay.Past{Sink: "hook", Since: began, Run: "one"})
+		if err != nil || len(part.Replayed) != 1 || part.Replayed[0].ID != first.ID() {
+			t.Errorf("ReplayPast = %+v, %v; want %s", part, err, first.ID())
+		}
+		stop()
+	})
+}
+
+// A dead letter that had no room for its CloudEvent can't be replayed once the stream has deleted it: it stays.
+func TestADeadLetterWithoutItsCloudEventStays(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.run(route("hook", hook))
+		large := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		large.SetExtension("padding", strings.Repeat("x", 1<<20-4<<10))
+		s.publish(large)
+		pause(5 * time.Second)
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.Purge(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead := keys(t, r, "hook")
+		if again, err := r.Replay(t.Context(), dead, "", "alice"); err == nil || len(again) != 0 {
+			t.Errorf("Replay = %v, %v; want an error", again, err)
+		}
+		if e, err := r.Show(t.Context(), dead[0]); err != nil || e.CloudEvent != nil || e.Bytes < 1<<19 {
+			t.Errorf("Show = %d bytes of %d, %v; want none, and how many there were", len(e.CloudEvent), e.Bytes, err)
+		}
+		if left := keys(t, r, "hook"); !slices.Equal(left, dead) {
+			t.Errorf("left are %q, want %q", left, dead)
+		}
+		stop()
+	})
+}
+
+// A relay without a connection says so to whoever asks something of it.
+func TestARelayWithoutAConnectionSaysSo(t *testing.T) {
+	r := relay.New(relay.Options{Stream: "FOREWARN", Routes: []bridge.Route{route("hook", newRecorder())}})
+	ctx, one := t.Context(), []string{"hook/1"}
+	_, _, list := r.List(ctx, relay.Selection{}, 10)
+	_, show := r.Show(ctx, "hook/1")
+	_, again := r.Replay(ctx, one, "", "alice")
+	_, drop := r.Drop(ctx, one, "alice")
+	_, past := r.ReplayPast(ctx, relay.Past{Sink: "hook"})
+	_, mute := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour)
+	_, unmute := r.Unmute(nil, true, "alice")
+	for what, err := range map[string]error{
+		"List": list, "Show": show, "Replay": again, "Drop": drop, "ReplayPast": past, "Mute": mute, "Unmute": unmute,
+	} {
+		if err == nil || !strings.Contains(err.Error(), "can't reach JetStream: not connected yet") {
+			t.Errorf("%s: %v, want that it can't reach JetStream", what, err)
+		}
+	}
+	if st := r.Status(); st.Ready || !slices.Equal(st.Reasons, []string{"not connected yet"}) {
+		t.Errorf("ready is %v because of %q", st.Ready, st.Reasons)
+	}
+}
