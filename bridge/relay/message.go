@@ -54,6 +54,9 @@ func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 		return ce, errors.New("it has neither a ce-specversion nor a content type of CloudEvents")
 	}
 	ce = event.New(header.Get("ce-specversion"))
+	if ce.Context == nil {
+		return ce, fmt.Errorf("unknown specversion %.40q", header.Get("ce-specversion"))
+	}
 	for name := range header {
 		attribute, ours := strings.CutPrefix(strings.ToLower(name), "ce-")
 		if !ours || attribute == "specversion" {

@@ -1,0 +1,355 @@
+package relay_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// These tests are about what others write into the stream and the buckets.
+
+// put writes a value into a bucket, as somebody who is no relay.
+func (s *stage) put(bucket, key, value string) {
+	s.Helper()
+	kv, err := s.js.KeyValue(s.Context(), bucket)
+	if err == nil {
+		_, err = kv.Put(s.Context(), key, []byte(value))
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// Values that no relay can read stop nothing: a lease is nobody's then, a record counts as nothing, and so do mutes.
+func TestUnreadableValuesCountAsNothing(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		known, blank := eventNo(1), eventNo(2)
+		s.put("FOREWARN_leases", "lease.hook", "{")
+		s.put("FOREWARN_marks", "mutes", "{")
+		s.put("FOREWARN_marks", "mark.hook."+known.id, "[1]")
+		s.put("FOREWARN_marks", "mark.hook."+blank.id, "")
+		sink := newRecorder()
+		r, stop := s.run(route("hook", sink))
+		one, two := known.say(t, imds.Scheduled, "vm-1"), blank.say(t, imds.Scheduled, "vm-1")
+		s.publish(one, two)
+		pause(5 * time.Second)
+		wantIDs(t, "told", sorted(sink.all()), one, two)
+
+		m, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.put("FOREWARN_marks", "mutes", "{")
+		pause(time.Second)
+		three := known.say(t, imds.Started, "vm-1")
+		s.publish(three)
+		pause(5 * time.Second)
+		if st := r.Status(); len(st.Mutes) != 1 || st.Mutes[0].ID != m.ID || len(sink.all()) != 2 {
+			t.Errorf("what was muted isn't after somebody wrote junk: %+v, and the sink heard %q", st.Mutes, sink.all())
+		}
+		stop()
+	})
+}
+
+// A relay that finds that somebody else wrote what only the holder of the lease writes stops serving the sink, takes
+// what is there as it is, and tells each change once, or twice if the record of it was overwritten.
+func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {
+	a := eventNo(1)
+	for name, overtake := range map[string]func(*stage){
+		"lease": func(s *stage) { s.put("FOREWARN_leases", "lease.hook", `{"relay":"stranger","id":"x"}`) },
+		"cursor": func(s *stage) {
+			kv, err := s.js.KeyValue(s.Context(), "FOREWARN_marks")
+			if err != nil {
+				s.Fatal(err)
+			}
+			e, err := kv.Get(s.Context(), "cursor.hook")
+			if err != nil {
+				s.Fatal(err)
+			}
+			s.put("FOREWARN_marks", "cursor.hook", string(e.Value())+" ")
+		},
+		"record": func(s *stage) { s.put("FOREWARN_marks", "mark.hook."+a.id, `{"owed":true}`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				_, stop := s.run(route("hook", sink))
+				first, second, third := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"),
+					a.say(t, imds.Vanished, "vm-1")
+				s.publish(first)
+				pause(5 * time.Second)
+				overtake(s)
+				s.publish(second)
+				pause(20 * time.Second)
+				s.publish(third)
+				pause(20 * time.Second)
+				got := sink.all()
+				if name == "record" { // what became of the second could not be written, so it is told again
+					got = slices.Compact(got)
+				}
+				wantIDs(t, "told", got, first, second, third)
+				stop()
+			})
+		})
+	}
+}
+
+// What a server or a client makes of a CloudEvent that is none of ours is read as the binding has it, or becomes a dead
+// letter that says why. Nothing stops the sink.
+func TestStrangeMessages(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		got := map[string]event.Event{}
+		sink.answer = func(batch []delivery.Delivery) (delivery.Answer, error) {
+			got[batch[0].Event.ID()] = batch[0].Event
+			return delivery.Answer{}, nil
+		}
+		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		publish := func(subject, id string, extra map[string]string) {
+			h := nats.Header{
+				"ce-specversion": {"1.0"}, "ce-id": {id}, "ce-source": {"/other"}, "ce-type": {"dev.forewarn.bridge.other"},
+			}
+			for name, value := range extra {
+				h[name] = []string{value}
+			}
+			s.publishRaw(subject, h, nil)
+		}
+		long := strings.Repeat("long", 100)
+		publish("forewarn.events.1", `"quoted"`, nil)
+		publish("forewarn.events.2", "words", map[string]string{"ce-severitynumber": "grave"})
+		publish("forewarn.events.3", long, nil)
+		publish("forewarn.events.4", "with%20space*and.dots", nil)
+		publish("forewarn.relay.hook.5", "instead", map[string]string{
+			"Forewarn-Instead-Of": "pager", "Forewarn-Instead-Why": "%zz",
+		})
+		publish("forewarn.relay.=zz.6", "for nobody", nil)
+		for n, bad := range []map[string]string{
+			{"ce-x": "%FF"}, {"ce-time": "noon"}, {"ce-specversion": "9"}, {"ce-dataschema": "%20:"},
+		} {
+			publish(fmt.Sprintf("forewarn.events.bad.%d", n), "bad", bad)
+		}
+		s.publishRaw("forewarn.events.bad.batch", nats.Header{"Content-Type": {"application/cloudevents-batch+json"}},
+			[]byte("[]"))
+		pause(5 * time.Second)
+		for _, id := range []string{"quoted", "words", long, "with space*and.dots", "instead"} {
+			if ce, told := got[id]; !told || ce.Source() != "/other" {
+				t.Errorf("%.40s was not told", id)
+			}
+		}
+		if v := got["words"].Extensions()["severitynumber"]; v != "grave" {
+			t.Errorf("a severity that is no number came as %v", v)
+		}
+		if len(got) != 5 {
+			t.Errorf("%d are told, want 5", len(got))
+		}
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 100)
+		if err != nil || len(list) != 5 {
+			t.Errorf("%d dead letters, %v; want 5", len(list), err)
+		}
+		for _, e := range list {
+			if e.Sink != "-" || e.Reason != delivery.ReasonLost || !strings.Contains(e.Error, "is no CloudEvent: ") {
+				t.Errorf("a dead letter is %+v", e)
+			}
+		}
+		n := len(got)
+		stop()
+		_, stop = s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		pause(5 * time.Second)
+		if len(sink.all()) != n {
+			t.Errorf("after a restart the sink has heard %d, want %d", len(sink.all()), n)
+		}
+		stop()
+	})
+}
+
+// Of many deliveries that wait, most are read from the stream again when their turn comes. What the stream deleted
+// meanwhile is a dead letter that says so.
+func TestWhatIsDeletedWhileItWaitsIsADeadLetter(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		const kept, more = 1000, 4 // CloudEvents in memory, and beyond
+		sink := newRecorder()
+		sink.answer = fails(errRefused)
+		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		for n := range kept + more {
+			h := nats.Header{"ce-specversion": {"1.0"}, "ce-id": {fmt.Sprint(n)}, "ce-source": {"/other"},
+				"ce-type": {"dev.forewarn.bridge.other"}}
+			if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events.x", Header: h}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-s.js.PublishAsyncComplete()
+		pause(5 * time.Second)
+		if n := r.Status().Sinks[0].Pending; n != kept+more {
+			t.Fatalf("%d are pending, want %d", n, kept+more)
+		}
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.DeleteMsg(t.Context(), kept+2)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		sink.say(nil)
+		pause(10 * time.Minute)
+		if st := r.Status(); st.Sinks[0].Pending != 0 || len(sink.all()) != kept+more-1 {
+			t.Errorf("%d are pending, %d were told; want %d", st.Sinks[0].Pending, len(sink.all()), kept+more-1)
+		}
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != 1 || list[0].Seq != kept+2 || list[0].Reason != delivery.ReasonLost ||
+			list[0].CloudEvent != nil {
+			t.Errorf("dead letters are %+v, %v; want message %d", list, err, kept+2)
+		}
+		stop()
+	})
+}
+
+// What was open when a sink was new, and is deleted before a relay reads it, holds nothing up.
+func TestAnOpenEventThatIsDeletedHoldsNothingUp(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		gone, there := eventNo(1), eventNo(2)
+		left := there.say(t, imds.Scheduled, "vm-1")
+		s.publish(gone.say(t, imds.Scheduled, "vm-1"), left)
+		sink := newRecorder()
+		sink.answer = fails(errRefused)
+		_, stop := s.run(route("hook", sink))
+		stop()
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.DeleteMsg(t.Context(), 1)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		sink.say(nil)
+		r, stop := s.run(route("hook", sink))
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), left)
+		if st := r.Status(); !st.Ready || st.Sinks[0].Pending != 0 {
+			t.Errorf("ready %v because of %q, pending %d", st.Ready, st.Reasons, st.Sinks[0].Pending)
+		}
+		stop()
+	})
+}
+
+// closing is a sink that can be closed, which fails.
+type closing struct {
+	*recorder
+	closed int
+}
+
+func (c *closing) Close() error {
+	c.closed++
+	return errors.New("closed by the other side")
+}
+
+// Sinks are closed once, when their settings go or the relay ends, also those that were never used.
+func TestSinksAreClosedOnce(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		never := &closing{recorder: newRecorder()}
+		unused := relay.New(relay.Options{Log: slog.New(slog.DiscardHandler), Routes: []bridge.Route{route("hook", never)}})
+		unused.Reload(nil, bridge.SettingsInfo{})
+		first, second := &closing{recorder: newRecorder()}, &closing{recorder: newRecorder()}
+		r, stop := s.run(route("hook", first))
+		r.Reload([]bridge.Route{route("other", second)}, bridge.SettingsInfo{Hash: "b"})
+		pause(5 * time.Second)
+		if !slices.Equal(r.Sinks(), []string{"other"}) || first.closed != 1 || second.closed != 0 {
+			t.Errorf("the sinks are %q, closed %d and %d times; want the first alone", r.Sinks(), first.closed, second.closed)
+		}
+		stop()
+		if never.closed != 1 || first.closed != 1 || second.closed != 1 {
+			t.Errorf("closed %d, %d and %d times, want each once", never.closed, first.closed, second.closed)
+		}
+	})
+}
+
+// Relays whose settings differ say so of each other, and a relay says why newer settings were not taken.
+func TestOtherSettingsAreSaid(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		one, stop := s.start(relay.Options{Name: "relay-1", Settings: bridge.SettingsInfo{Hash: "aaa"}})
+		_, stopOther := s.start(relay.Options{Name: "relay-2", Settings: bridge.SettingsInfo{Hash: "bbb"}})
+		pause(20 * time.Second)
+		want := "relay relay-2 has other settings (bbb) than this one (aaa)"
+		if got := one.Status().Warnings; !slices.Contains(got, want) {
+			t.Errorf("the warnings are %q, want %q among them", got, want)
+		}
+		one.SettingsFailed(errors.New("line 3: unknown key"))
+		if st := one.Status(); st.Settings.LastError != "line 3: unknown key" || one.Alive() != nil {
+			t.Errorf("the settings are %+v, and it is alive: %v", st.Settings, one.Alive())
+		}
+		stop()
+		stopOther()
+	})
+}
+
+// A sink that refuses everything while an event is near makes the relay not ready.
+func TestABlockedSinkWithAnEventThatIsNearIsAReason(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(fmt.Errorf("%w: 401 Unauthorized", delivery.ErrBlocked))
+		r, stop := s.run(route("hook", sink))
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(5 * time.Second)
+		if st := r.Status(); !st.Ready {
+			t.Errorf("with a day left it isn't ready, because of %q", st.Reasons)
+		}
+		s.publish(eventNo(2).in(10*time.Minute).say(t, imds.Scheduled, "vm-1"))
+		pause(5 * time.Second)
+		if st := r.Status(); st.Ready || len(st.Reasons) != 1 || !strings.Contains(st.Reasons[0], "hook") {
+			t.Errorf("with ten minutes left it is ready %v because of %q", st.Ready, st.Reasons)
+		}
+		stop()
+	})
+}
+
+// When a relay ends a mute at the same time as somebody sets another, both count.
+func TestMutesOfTwoRelaysAtATimeBothCount(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := route("hook", newRecorder())
+		one, stop := s.start(relay.Options{Name: "relay-1", Routes: []bridge.Route{hook}})
+		two, stopTwo := s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{hook}})
+		pause(5 * time.Second)
+		answers := make(chan error)
+		for n := range 5 {
+			for _, r := range []*relay.Relay{one, two} {
+				go func() {
+					_, err := r.Mute(delivery.Mute{VM: fmt.Sprintf("%s-%d", r.Name, n), Why: "repairs", By: "alice"}, time.Hour)
+					answers <- err
+				}()
+			}
+		}
+		for range 10 {
+			if err := <-answers; err != nil {
+				t.Error(err)
+			}
+		}
+		pause(time.Second)
+		if a, b := len(one.Status().Mutes), len(two.Status().Mutes); a != 10 || b != 10 {
+			t.Errorf("%d and %d mutes are in force, want 10", a, b)
+		}
+		if _, err := one.Mute(delivery.Mute{Sink: "hook"}, time.Hour); err == nil {
+			t.Error("a mute without a reason is taken")
+		}
+		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := kv.Get(t.Context(), "mutes"); errors.Is(err, jetstream.ErrKeyNotFound) {
+			t.Error("the mutes are not in the bucket")
+		}
+		stop()
+		stopTwo()
+	})
+}
