@@ -64,6 +64,40 @@ func TestUnreadableValuesCountAsNothing(t *testing.T) {
 	})
 }
 
+// A cursor that can't be read is said, with its sink, and nothing is told until somebody has deleted it: the relay
+// can't know how far the sink has come. A deleted lease is nobody's.
+func TestAnUnreadableCursorIsSaid(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		s.put("FOREWARN_marks", "cursor.hook", "{")
+		sink := newRecorder()
+		r, stop := s.run(route("hook", sink))
+		st, want := r.Status(), "the sink hook is not served: unreadable: cursor.hook"
+		if st.Ready || len(st.Reasons) != 1 || !strings.HasPrefix(st.Reasons[0], want) {
+			t.Errorf("it is ready %v, because of %q", st.Ready, st.Reasons)
+		}
+		kv, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		if err == nil {
+			err = kv.Delete(t.Context(), "cursor.hook")
+		}
+		leases, other := s.js.KeyValue(t.Context(), "FOREWARN_leases")
+		if other == nil {
+			other = leases.Delete(t.Context(), "lease.hook")
+		}
+		if err := errors.Join(err, other); err != nil {
+			t.Fatal(err)
+		}
+		pause(5 * time.Second)
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(5 * time.Second)
+		wantIDs(t, "told", sink.all(), ce)
+		if st := r.Status(); !st.Ready {
+			t.Errorf("it isn't ready, because of %q", st.Reasons)
+		}
+		stop()
+	})
+}
+
 // A relay that finds that somebody else wrote what only the holder of the lease writes stops serving the sink, takes
 // what is there as it is, and tells each change once, or twice if the record of it was overwritten.
 func TestARelayThatWasOvertakenBeginsAnew(t *testing.T) {

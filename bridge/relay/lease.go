@@ -120,7 +120,7 @@ func (l *lease) renew(ctx context.Context) error {
 	l.mu.Lock()
 	rev := l.rev
 	l.mu.Unlock()
-	next, err := l.kv.Update(ctx, l.key, body, rev)
+	next, err := write(ctx, l.kv, l.key, body, rev)
 	switch {
 	case err != nil && conflicts(err):
 		// The answer to an earlier try may have been lost.

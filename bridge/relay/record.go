@@ -146,7 +146,7 @@ var errOvertaken = errors.New("another relay has taken over")
 func (b bucket) put(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	next, err := b.kv.Update(ctx, key, value, rev)
+	next, err := write(ctx, b.kv, key, value, rev)
 	if err == nil || !conflicts(err) {
 		return next, err
 	}
@@ -158,6 +158,14 @@ func (b bucket) put(ctx context.Context, key string, value []byte, rev uint64) (
 		return 0, fmt.Errorf("%w: %s was written", errOvertaken, key)
 	}
 	return 0, err
+}
+
+// write is the bucket's Update, which with 0 for the revision takes a deleted key for none too.
+func write(ctx context.Context, kv jetstream.KeyValue, key string, value []byte, rev uint64) (uint64, error) {
+	if rev == 0 {
+		return kv.Create(ctx, key, value)
+	}
+	return kv.Update(ctx, key, value, rev)
 }
 
 // conflicts says whether an error means that the revision was not the last one.
