@@ -74,7 +74,7 @@ func timelines(r *rand.Rand, length time.Duration) (steps []step) {
 			case list:
 				act.event.id = own(act.event.id)
 				if act.event.notBefore >= 0 {
-					act.event.notBefore -= x.at // the notice, until it is played
+					act.event.notBefore += time.Duration(i) * timelineEach
 				}
 				x.act = act
 			case unlist:
@@ -198,7 +198,7 @@ func (s *timelineSoak) play(steps []step) {
 		case list:
 			e := act.event
 			if e.notBefore >= 0 {
-				e.notBefore = time.Since(epoch) + e.notBefore/timelineSpeed
+				e.notBefore = time.Since(epoch) + (e.notBefore-x.at)/timelineSpeed // which may have passed
 			}
 			s.azure.put(e, x.at, false)
 			e = s.azure.events[e.id] // with its NotBefore as Azure writes it
