@@ -1,0 +1,96 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"forewarn/bridge"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
+)
+
+// Whatever is asked on the socket, it is answered in words or JSON, never with an error of the server's own, and
+// nothing changes but by a POST that succeeds.
+func FuzzRequest(f *testing.F) {
+	for _, path := range []string{"/status", "/outbox", "/outbox/entry", "/history", "/tail", "/approve", "/replay", "/nowhere"} {
+		f.Add("GET", path, "limit=1&sink=ops&state=pending&key=ops/1&since=2026-11-23T10:00:00Z", []byte(nil))
+		f.Add("POST", path, "", []byte(`{"event":"A","shown":"x","by":"jo"}`))
+	}
+	f.Add("POST", "/mute", "", []byte(`{"sink":"ops","for":3600000000000,"why":"work","by":"jo"}`))
+	f.Add("POST", "/unmute", "", []byte(`{"all":true,"by":"jo"}`))
+	f.Add("POST", "/outbox/replay", "", []byte(`{"keys":["ops/1"],"to":"ops","by":"jo"}`))
+	f.Add("POST", "/outbox/drop", "", []byte(`{"all":true,"sink":"ops","by":"jo"}`))
+	f.Add("DELETE", "/outbox/drop", "a=%zz;b", []byte("{"))
+	log := slog.New(slog.DiscardHandler)
+	f.Fuzz(func(t *testing.T, method, path, query string, body []byte) {
+		box, err := outbox.Open(t.TempDir(), outbox.Options{Log: log})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer box.Close()
+		message := delivery.Message{Seq: box.Reserve(time.Now()), ID: "A-scheduled", Type: "t", Group: "A", Change: "scheduled"}
+		if err := box.Apply(outbox.Batch{Now: time.Now(), Routes: []outbox.Route{{Name: "ops"}}, Add: []outbox.Addition{{
+			Message: message, Body: []byte(`{"specversion":"1.0","id":"A-scheduled","source":"x","type":"t"}`),
+			To: []outbox.Recipient{{Route: "ops"}},
+		}}}); err != nil {
+			t.Fatal(err)
+		}
+		b := bridge.New(bridge.Options{Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, log, nobody{}), Outbox: box,
+			Log: log})
+		state := func() string {
+			text, err := json.Marshal([]any{box.List(outbox.Selection{}), b.Status().Mutes})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		before := state()
+
+		ctx, cancel := context.WithCancel(t.Context())
+		if strings.HasPrefix(path, "/tail") {
+			cancel() // or it would go on for ever
+		}
+		defer cancel()
+		r := (&http.Request{Method: method, URL: &url.URL{Path: "/" + strings.TrimPrefix(path, "/"), RawQuery: query},
+			Body: http.NoBody, Header: http.Header{}, Host: "forewarn"}).WithContext(ctx)
+		r.Body = http.MaxBytesReader(nil, readCloser{strings.NewReader(string(body))}, 64<<20)
+		w := httptest.NewRecorder()
+		Handler(b, box).ServeHTTP(w, r)
+
+		said := fmt.Sprintf("%s %s?%s with %q: %d %.300q", method, r.URL.Path, query, body, w.Code, w.Body)
+		ok := w.Code < 300
+		switch {
+		case w.Code >= 500:
+			t.Error(said)
+		case !ok && w.Code != http.StatusMovedPermanently && w.Code != http.StatusTemporaryRedirect &&
+			(w.Body.Len() == 0 || w.Body.Len() > 4<<10+4*len(body)+4*len(query) || !utf8.Valid(w.Body.Bytes())):
+			t.Errorf("no reason is given, or no readable one: %s", said)
+		case ok && w.Header().Get("Content-Type") == "application/json" && !json.Valid(w.Body.Bytes()):
+			t.Errorf("it is no JSON: %s", said)
+		}
+		if after := state(); after != before && !(ok && method == http.MethodPost) {
+			t.Errorf("it changed %s\nto %s\nby %s", before, after, said)
+		}
+	})
+}
+
+// nobody is a network in which no metadata service answers.
+type nobody struct{}
+
+func (nobody) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, fmt.Errorf("nobody answers")
+}
+
+type readCloser struct{ *strings.Reader }
+
+func (readCloser) Close() error { return nil }
