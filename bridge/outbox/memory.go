@@ -18,6 +18,7 @@ type memory struct {
 	foreign  uint64 // what is up to this sequence number was another VM's
 	values   map[string][]byte
 	mutes    []*delivery.Mute // by Since
+	asked    map[string]bool  // ids of the mutes that came since the start, not from a file
 	was      Stored           // until it is asked for
 	groups   map[string]*group
 	messages map[uint64]*message
@@ -165,16 +166,23 @@ type receipt struct {
 
 func newMemory() memory {
 	return memory{
-		values: map[string][]byte{}, groups: map[string]*group{},
+		values: map[string][]byte{}, asked: map[string]bool{}, groups: map[string]*group{},
 		messages: map[uint64]*message{}, routes: map[string]*route{}, held: map[*entry]bool{},
 	}
 }
 
-// forget drops all but the sequence number, which routes there are, and their readers.
+// forget drops all but the sequence number, which routes there are, their readers, and the mutes that came since the
+// start: whoever asked for those meant this VM.
 func (m *memory) forget() {
 	was := *m
 	*m = newMemory()
 	m.last, m.foreign, m.stored = was.last, was.last, was.stored
+	for _, mute := range was.mutes {
+		if was.asked[mute.ID] {
+			m.asked[mute.ID] = true
+			m.setMute(*mute)
+		}
+	}
 	for name, r := range was.routes {
 		for _, e := range r.pending {
 			e.gone = true

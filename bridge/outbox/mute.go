@@ -37,6 +37,7 @@ func (c *change) setMutes(list []delivery.Mute) {
 			m.Last = c.last
 		}
 		c.setMute(m)
+		c.asked[m.ID] = true
 		c.write(bucketMutes, m.ID, m)
 	}
 	ended := 0
@@ -44,6 +45,7 @@ func (c *change) setMutes(list []delivery.Mute) {
 		if m := c.mutes[n]; !m.Active() {
 			if ended++; ended > keepMutes {
 				c.mutes = slices.Delete(c.mutes, n, n+1)
+				delete(c.asked, m.ID)
 				c.write(bucketMutes, m.ID, nil)
 			}
 		}

@@ -174,3 +174,45 @@ func TestAFileThatComesLateBringsItsMutes(t *testing.T) {
 		o.Close()
 	})
 }
+
+// A mute that was asked for on this VM holds though the file turns out to be another VM's, whose own mutes don't count here.
+func TestAMuteOutlivesTheFileOfAnotherVM(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		ids := func(o *outbox.Outbox) (list []string) {
+			for _, m := range o.Mutes() {
+				list = append(list, m.ID)
+			}
+			return list
+		}
+		at := func(id string) delivery.Mute {
+			return delivery.Mute{ID: id, By: "alice", Since: time.Now(), Until: time.Now().Add(time.Hour)}
+		}
+		o := open(t, dir, outbox.Options{})
+		if _, err := o.Own("vmid-0"); err != nil {
+			t.Fatal(err)
+		}
+		mute(t, o, at("old"))
+		mute(t, o, at("extended"))
+		o.Close()
+
+		o = open(t, dir, outbox.Options{})
+		mute(t, o, at("new"))
+		mute(t, o, at("extended"))
+		if fresh, err := o.Own("vmid-1"); !fresh || err != nil {
+			t.Fatalf("Own = %v, %v", fresh, err)
+		}
+		want(t, "mutes", ids(o), "extended", "new")
+		mustAdd(t, o, "A", "scheduled", "hook")
+		want(t, "heard", heard(o.Queue("hook")), "(A-scheduled)")
+		o.Close()
+
+		o = open(t, dir, outbox.Options{})
+		if fresh, err := o.Own("vmid-1"); fresh || err != nil {
+			t.Fatalf("Own = %v, %v", fresh, err)
+		}
+		want(t, "mutes after a restart", ids(o), "extended", "new")
+		want(t, "heard after a restart", heard(o.Queue("hook")), "(A-scheduled)")
+		o.Close()
+	})
+}
