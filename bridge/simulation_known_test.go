@@ -66,6 +66,13 @@ var knownStories = []struct {
 		{at(8*time.Minute) - 100*time.Millisecond, restart{crash: true, writes: 1, off: 20 * time.Second}},
 		{at(20 * time.Minute), restyle{}},
 	}},
+	{"somebody mutes a clone before it knows that it is one", []step{
+		{at(time.Minute), list{event: reboot}},
+		{at(2 * time.Minute), instanceTrouble{"503", 6 * time.Minute}},
+		{at(2*time.Minute + 10*time.Second), restart{crash: true, off: time.Second, clone: true}},
+		{at(4 * time.Minute), mute{mutePlan{lasts: 20 * time.Minute}}},
+		{at(40 * time.Minute), unlist{reboot.id}},
+	}},
 	{"somebody mutes while the disk hangs", []step{
 		{at(time.Minute), diskTrouble{"hangs", 2 * time.Minute}},
 		{at(time.Minute + time.Second), mute{mutePlan{lasts: 7 * time.Minute}}},
