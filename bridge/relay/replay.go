@@ -76,7 +76,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p Past) (part Part, err error) {
 	}
 	x := picker{past: p, route: route, marks: bucket{kv}, owed: map[string]bool{}}
 	looked, done := 0, map[string]bool{}
-	err = read(ctx, js, r.Stream, from, true, func(m raw) error {
+	err = catchUpWith(ctx, js, r.Stream, from, func(m raw) error {
 		if m.seq > last {
 			return errEnough
 		}
@@ -100,9 +100,6 @@ func (r *Relay) ReplayPast(ctx context.Context, p Past) (part Part, err error) {
 		}
 		return nil
 	})
-	if errors.Is(err, errEnough) {
-		err = nil
-	}
 	if len(part.Replayed) > 0 {
 		r.Log.Info("the past is replayed", "sink", route.Name, "cloudevents", len(part.Replayed), "since", p.Since, "event",
 			p.Event, "by", p.By)

@@ -54,12 +54,21 @@ func (r raw) message() (message, error) {
 // jetstream's ordered consumer does the same, but while a stream is gone it waits for it and hears of no context.
 func follow(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
 	f func(raw) error) error {
-	return read(ctx, js, stream, from, false, f)
+	return pull(ctx, js, stream, from, false, f)
 }
 
-// read is follow, which with ends gives errEnough when there is nothing more to read. The last number of a stream
-// doesn't tell that, because its message may have been deleted.
-func read(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, ends bool,
+// catchUpWith is follow until nothing is left to read. The stream's last number doesn't say so: that message may have been
+// removed.
+func catchUpWith(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
+	f func(raw) error) error {
+	err := pull(ctx, js, stream, from, true, f)
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+func pull(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, ends bool,
 	f func(raw) error) error {
 	wrong := func(err error) error {
 		if ctx.Err() != nil {
@@ -81,7 +90,7 @@ func read(ctx context.Context, js jetstream.JetStream, stream string, from jetst
 		_ = js.DeleteConsumer(ctx, stream, consumer.CachedInfo().Name) // else it goes by itself
 	}()
 	if ends && consumer.CachedInfo().NumPending == 0 {
-		return errEnough
+		return nil
 	}
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead), jetstream.PullExpiry(pullFor),
 		jetstream.PullHeartbeat(pullBeat))
@@ -101,11 +110,9 @@ func read(ctx context.Context, js jetstream.JetStream, stream string, from jetst
 		case meta.Sequence.Consumer != next:
 			return wrong(errors.New("messages were lost on the way"))
 		}
-		if err := f(raw{meta.Sequence.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()}); err != nil {
+		err = f(raw{meta.Sequence.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()})
+		if err != nil || ends && meta.NumPending == 0 {
 			return err
-		}
-		if ends && meta.NumPending == 0 {
-			return errEnough
 		}
 	}
 }
@@ -133,17 +140,11 @@ func until(ctx context.Context, js jetstream.JetStream, stream string, info *jet
 		return nil
 	}
 	last := info.State.LastSeq
-	err := read(ctx, js, stream, since(at), true, func(r raw) error {
-		if r.seq <= last {
-			f(r)
-		}
-		if r.seq >= last {
+	return catchUpWith(ctx, js, stream, since(at), func(r raw) error {
+		if r.seq > last {
 			return errEnough
 		}
+		f(r)
 		return nil
 	})
-	if errors.Is(err, errEnough) {
-		return nil
-	}
-	return err
 }
