@@ -22,6 +22,8 @@ func FuzzMessage(f *testing.F) {
 	f.Add("forewarn.vm-0", "", "", "", "datacontenttype", "application/octet-stream", []byte("\xff\x00"))
 	f.Add("forewarn.vm-0", "", "", "", "azduration", "99999999999", []byte(nil))
 	f.Add("forewarn.relay.=ZZ.x", "", "x", "%zz", "type", "%22dev.forewarn.bridge.%f0", []byte(`{"vms":["a",1]}`))
+	f.Add("forewarn.relay.=ZZ.x", "", "mail", "%zz", "zone", `"a%20b"`, []byte(`{}`))
+	f.Add("forewarn.vm-0", "application/cloudevents+json", "", "", "", "", []byte(`{"specversion":"1.0","id":"A","source":"%zz\\","type":"t","time":"noon"}`))
 	stored := time.Date(2026, 11, 23, 10, 0, 1, 0, time.UTC)
 	f.Fuzz(func(t *testing.T, subject, content, of, why, attribute, value string, data []byte) {
 		header := nats.Header{}
