@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -150,4 +152,78 @@ func TestGrownSaysWhenTheHistoryIsToBeBounded(t *testing.T) {
 			t.Error("after Maintain it still does")
 		}
 	})
+}
+
+// An id that was used again is marked as often as that, at once and after a restart. Of a file that comes late the larger
+// count holds, or an id would be used twice.
+func TestTheLargerCountOfAMarkHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		used := func(o *outbox.Outbox, times int) {
+			t.Helper()
+			_ = o.Apply(outbox.Batch{Now: time.Now(), Marks: map[string]outbox.Mark{
+				"A-scheduled": {Times: times, Group: "A", At: time.Now()}}})
+			if got := o.Mark("A", "A-scheduled").Times; got != times {
+				t.Errorf("used %d times, it is marked %d times", times, got)
+			}
+		}
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		for times := range 3 {
+			used(o, times+1)
+		}
+		o.Close()
+
+		late := &lateStorage{Storage: diskOf(d.batches)}
+		late.away.Store(true)
+		o = open(t, t.TempDir(), outbox.Options{Storage: late})
+		used(o, 1)
+		late.away.Store(false)
+		time.Sleep(10 * time.Second)
+		for _, when := range []string{"once the file is there", "after a restart"} {
+			if got := o.Mark("A", "A-scheduled").Times; got != 3 {
+				t.Errorf("%s it is marked %d times, want 3", when, got)
+			}
+			o.Close()
+			o = open(t, t.TempDir(), outbox.Options{Storage: late})
+		}
+		o.Close()
+	})
+}
+
+// A file of the first format that can't be read whole stays as it is, and is migrated when it can.
+func TestAFileThatCannotBeReadWholeIsNotMigrated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := [][]outbox.Write{{
+			{Bucket: "meta", Key: "format", Value: []byte("1")},
+			{Bucket: "open", Key: "A", Value: []byte(`{"latest":1}`)},
+			{Bucket: "ids", Key: "A-scheduled", Value: []byte(`{"times":2,"event":"A","at":"2000-01-01T00:00:00Z"}`)},
+		}}
+		d := diskOf(first)
+		failing := &halfRead{Storage: d}
+		failing.fails.Store(true)
+		o := open(t, t.TempDir(), outbox.Options{Storage: failing})
+		time.Sleep(10 * time.Second)
+		if n := d.transactions(); n > 1 {
+			t.Errorf("%d transactions are written to a file that can't be read", n-1)
+		}
+		failing.fails.Store(false)
+		time.Sleep(10 * time.Second)
+		if got := o.Mark("A", "A-scheduled").Times; got != 2 || o.Groups()["A"].Latest != 1 {
+			t.Errorf("it is marked %d times, of %v; want 2, of A", got, o.Groups())
+		}
+		o.Close()
+	})
+}
+
+// halfRead is a storage of which, while it fails, one bucket can't be read.
+type halfRead struct {
+	outbox.Storage
+	fails atomic.Bool
+}
+
+func (s *halfRead) Walk(bucket, from string, visit func(key string, value []byte) error) error {
+	if s.fails.Load() && bucket == "ids" {
+		return errors.New("input/output error")
+	}
+	return s.Storage.Walk(bucket, from, visit)
 }

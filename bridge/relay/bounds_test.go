@@ -1,0 +1,96 @@
+package relay_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imds"
+)
+
+// The history in memory is bounded: of more than 4,000 events that are over, the older ones are forgotten, and the
+// status says that there are more.
+func TestWhatEndedLongAgoIsForgotten(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run()
+		template := eventNo(1).in(24*time.Hour).say(t, imds.Vanished, "vm-1")
+		body, err := json.Marshal(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const events = 4001
+		first := eventNo(1).id
+		for n := range events {
+			id := fmt.Sprintf("00000000-0000-4000-8000-%012d", n+1)
+			_, err := s.js.PublishMsgAsync(&nats.Msg{Subject: "forewarn.events.test." + id,
+				Header: nats.Header{"Content-Type": {"application/cloudevents+json"}}, Data: bytes.ReplaceAll(body, []byte(first), []byte(id))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n%500 == 499 {
+				<-s.js.PublishAsyncComplete()
+			}
+		}
+		<-s.js.PublishAsyncComplete()
+		pause(10 * time.Second)
+		histories, more := r.Histories(bridge.Period{})
+		if len(histories) != 2000 || !more {
+			t.Fatalf("of %d events it remembers %d, and that there were more: %v; want 2000", events, len(histories), more)
+		}
+		if got, want := histories[0].Event, fmt.Sprintf("00000000-0000-4000-8000-%012d", events-1999); got != want {
+			t.Errorf("the oldest that it remembers is %s, want %s", got, want)
+		}
+		stop()
+	})
+}
+
+// What a sink remembers of an event is bounded: of more than a thousand CloudEvents about it, the newest.
+func TestARecordOfManyChangesIsBounded(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		const changes = 1010
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		id := ce.ID()
+		for n := range changes {
+			if n > 0 {
+				ce.SetID(fmt.Sprintf("%s-r%d", id, n+1))
+			}
+			s.publish(ce)
+		}
+		pause(time.Minute)
+		if got := len(sink.all()); got != changes {
+			t.Errorf("the sink heard %d of %d", got, changes)
+		}
+		bucket, err := s.js.KeyValue(t.Context(), "FOREWARN_marks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, err := bucket.Keys(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		most := 0
+		for _, key := range keys {
+			entry, err := bucket.Get(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var rec struct {
+				Settled map[string]json.RawMessage `json:"settled"`
+			}
+			if json.Unmarshal(entry.Value(), &rec) == nil {
+				most = max(most, len(rec.Settled))
+			}
+		}
+		if most != 1000 {
+			t.Errorf("a record has %d of %d deliveries, want 1000", most, changes)
+		}
+		stop()
+	})
+}
