@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -189,6 +191,50 @@ func planWith(story []step) plan {
 	}
 }
 
+// later is one of many events that leave much time.
+func later(n int) azureEvent {
+	e := reboot
+	e.id, e.notBefore = fmt.Sprintf("A0000000-0000-4000-8000-1%011d", n), 3*time.Hour
+	return e
+}
+
+// lists has Azure list so many of them.
+func lists(at time.Duration, n int) (steps []step) {
+	for i := range n {
+		steps = append(steps, step{at, list{event: later(i + 100)}})
+	}
+	return steps
+}
+
+// downForEver asks a destination, once so many events have failed that it counted as down, about what failed before only
+// every five minutes.
+func downForEver() func(d destination, ctx context.Context, batch []handed) verdict {
+	failed := map[destination]map[string]bool{}
+	asked := map[destination]time.Time{}
+	var mu sync.Mutex
+	return func(d destination, ctx context.Context, batch []handed) verdict {
+		mu.Lock()
+		leave := len(failed[d]) >= downAfter && batch[0].attempt > 1 && time.Since(asked[d]) < 5*time.Minute
+		if !leave {
+			asked[d] = time.Now()
+		}
+		mu.Unlock()
+		if leave {
+			return verdict{class: "again"} // nobody was asked
+		}
+		v := d.take(ctx, batch)
+		mu.Lock()
+		defer mu.Unlock()
+		if failed[d] == nil {
+			failed[d] = map[string]bool{}
+		}
+		if v.class == "again" {
+			failed[d][batch[0].event] = true
+		}
+		return v
+	}
+}
+
 var brokenVariants = []variant{
 	// Promise 1.
 	{claim: "an error of the endpoint counts as a document without events", promise: "the same change has the same id",
@@ -329,6 +375,17 @@ var brokenVariants = []variant{
 			}
 			return d.take(ctx, batch)
 		}},
+	{claim: "a destination that was down once counts as down for ever", promise: "retry", deliver: downForEver(),
+		story: slices.Concat([]step{
+			{at(time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 10 * time.Minute, share: 100}},
+		}, lists(at(2*time.Minute), 10), []step{
+			{at(30 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 50 * time.Minute, share: 100}},
+			{at(31 * time.Minute), list{event: later(1)}},
+			{at(40 * time.Minute), list{event: later(2)}},
+			{at(41 * time.Minute), list{event: later(3)}},
+			{at(42 * time.Minute), list{event: later(4)}},
+			{at(time.Hour), unlist{later(1).id}},
+		})},
 	{claim: "a blocked destination is tried like any other", promise: "retry", seed: 471,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			v := d.take(ctx, batch)

@@ -150,6 +150,7 @@ func (o *oracle) event(id string, b belief) []finding {
 		x.lead(id, b, r)
 		x.leadIsKept(id, b, r)
 		x.urgent(id, b, r)
+		x.firsts(id, b, r)
 		x.reminded(id, b, r)
 		x.reminders(id, b, r)
 		x.fallback(id, b, r)

@@ -124,6 +124,39 @@ func (o *oracle) urgent(id string, b belief, r routePlan) {
 	}
 }
 
+// firsts: what is new is tried within seconds, unless the destination is busy, blocked, down or asked to wait. That it
+// was down once is no reason.
+func (o *oracle) firsts(id string, b belief, r routePlan) {
+	if o.blurred || len(b.changes) == 0 || r.lead > 0 || r.above > 0 {
+		return
+	}
+	c := b.changes[0] // later ones may wait for it
+	if c.kind != "scheduled" || !c.routes[r.name] || c.held || c.gone() {
+		return
+	}
+	var mine []*attempt
+	for _, a := range o.attempts {
+		if a.sink == r.name && a.ended && a.in == c.boot {
+			mine = append(mine, a)
+		}
+	}
+	next := slices.IndexFunc(mine, func(a *attempt) bool {
+		return a.start >= c.at && slices.ContainsFunc(a.batch, func(h handed) bool { return h.id == c.id })
+	})
+	if next < 0 {
+		return // other rules say whether it may
+	}
+	b0 := mine[next]
+	from := c.at + o.nameless(c) + time.Second
+	if o.mayBeMuted(r.name, id, c.at, b0.start) || o.ill(c.at-time.Minute, b0.start) || o.setupsBetween(c.fact, b0.began) > 0 {
+		return
+	}
+	before := slices.IndexFunc(mine, func(a *attempt) bool { return a.at >= c.at })
+	if o.freeWhileUp(mine, mine[max(before-1, 0):next], o.down(mine), from, b0.start) >= 0 {
+		o.add("retry", "%s is new since %v, and %s was free and was told at %v", c.id, short(c.at), r.name, short(b0.start))
+	}
+}
+
 // floors: a destination that asks to wait is left alone until then.
 func (o *oracle) floors() {
 	for _, a := range o.attempts {
