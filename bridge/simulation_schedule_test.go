@@ -134,20 +134,23 @@ func (o *oracle) firsts(id string, b belief, r routePlan) {
 	if c.kind != "scheduled" || !c.routes[r.name] || c.held || c.gone() {
 		return
 	}
+	told := o.tried[id][r.name]
+	n := slices.IndexFunc(told, func(t taken) bool { return t.id == c.id && t.in == c.boot && t.start >= c.at })
+	from := c.at + o.nameless(c) + time.Second
+	if n < 0 || told[n].start <= from+2*time.Second {
+		return // other rules say whether it need not be tried at all
+	}
 	var mine []*attempt
 	for _, a := range o.attempts {
 		if a.sink == r.name && a.ended && a.in == c.boot {
 			mine = append(mine, a)
 		}
 	}
-	next := slices.IndexFunc(mine, func(a *attempt) bool {
-		return a.start >= c.at && slices.ContainsFunc(a.batch, func(h handed) bool { return h.id == c.id })
-	})
+	next := slices.Index(mine, told[n].attempt)
 	if next < 0 {
-		return // other rules say whether it may
+		return
 	}
 	b0 := mine[next]
-	from := c.at + o.nameless(c) + time.Second
 	if o.mayBeMuted(r.name, id, c.at, b0.start) || o.ill(c.at-time.Minute, b0.start) || o.setupsBetween(c.fact, b0.began) > 0 {
 		return
 	}

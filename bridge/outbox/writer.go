@@ -317,6 +317,10 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
+// garbageMost is how many bytes of a change's parts are garbage at once. The runtime by itself would let it grow to as much
+// again as is in use.
+const garbageMost = 4 << 20
+
 // write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them count.
 // So neither all that is written nor all pages of the file that it goes to are in memory at once. After a failure it is
 // one transaction: nobody knows whether the records count already, and no crash may take that back. grown is what it added
@@ -333,7 +337,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 	}
 	var part []Write
 	var rest []place
-	bytes := 0
+	bytes, garbage := 0, 0
 	for _, p := range all.places() { // in order, or each part would touch every page
 		newest = max(newest, p.added())
 		if all[p] == nil || o.unsure || p.added() <= o.written {
@@ -349,8 +353,11 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 		if err = send(records{mark: []byte(seqKey(o.written))}.merge([]place{mark}, part)); err != nil {
 			break
 		}
+		if garbage += bytes; garbage >= garbageMost {
+			runtime.GC()
+			garbage = 0
+		}
 		part, bytes = nil, 0
-		runtime.GC() // which by itself would let garbage grow to as much again as is in use
 	}
 	if o.ahead {
 		rest = append(rest, mark) // to be deleted
