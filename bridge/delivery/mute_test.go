@@ -148,6 +148,12 @@ func TestWhatWasMutedIsOneBatch(t *testing.T) {
 	p.want(t, "all that waited, at last", p.try(), want...)
 	p.want(t, "what did not", p.try(), "NEW-scheduled")
 
+	p = newPlan(grouped)
+	end = p.mute(p.owe("A", scheduled, far))
+	end()
+	p.owe("B", scheduled, far+time.Hour)
+	p.want(t, "what waited, without another of its type that did not", p.try(), "A-scheduled")
+
 	p = newPlan(Terms{Late: LateLatest})
 	end = p.mute(p.owe("A", scheduled, far), p.owe("B", scheduled, far))
 	end()

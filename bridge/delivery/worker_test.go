@@ -412,6 +412,23 @@ func TestTimesAreCounted(t *testing.T) {
 	})
 }
 
+// How long a retry waits is the caller's dice: a part of the wait, which doubles from a second.
+func TestTheJitterIsTheCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &destination{answer: fails(errDown)}
+		r := startWith(t, newMemory(), d, delivery.Config{Random: func() float64 { return 0.5 }})
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		pause(1499 * time.Millisecond)
+		if n := len(r.made()); n != 2 {
+			t.Errorf("after half a second and almost another it was tried %d times, want 2", n)
+		}
+		pause(2 * time.Millisecond)
+		if n := len(r.made()); n != 3 {
+			t.Errorf("after half a second and another it was tried %d times, want 3", n)
+		}
+	})
+}
+
 // A file with credentials that changes is noticed within two seconds, and what waits is tried at once.
 func TestANewSecretIsTriedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -479,8 +479,9 @@ func TestDamageWhileRunningLosesNothingThatIsKnown(t *testing.T) {
 				if err := errors.Join(damage(f, info.Size()), f.Close()); err != nil {
 					t.Fatal(err)
 				}
-				_, _ = add(o, "NEW", "scheduled", "a")
-				time.Sleep(time.Minute)
+				if _, err := add(o, "NEW", "scheduled", "a"); err != nil {
+					t.Errorf("the change that met the damage is not on disk: %v", err)
+				}
 				if n := len(asides(t, dir, "damaged")); n != 1 {
 					t.Errorf("%d files were set aside, want 1", n)
 				}
