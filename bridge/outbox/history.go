@@ -40,7 +40,7 @@ var errEnough = errors.New("enough")
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	var waiting []Write
 	o.mu.Lock()
-	whole := o.whole
+	remains := o.remains
 	for _, r := range []records{o.under, o.waiting} {
 		for p, v := range r {
 			if isHistory(p.bucket) {
@@ -55,7 +55,7 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 			return err
 		}
 		for _, key := range slices.Sorted(maps.Keys(p.bodies)) {
-			if p.bodies[key] == nil || whole > 0 && (place{bucketEvents, key}).added() > whole {
+			if p.bodies[key] == nil || remains > 0 && (place{bucketEvents, key}).added() >= remains {
 				continue // it waits to be deleted
 			}
 			if err := f(o.recordOf(key, p)); err != nil {

@@ -121,7 +121,9 @@ func (o *Outbox) forgetParts(writable bool) error {
 		return err
 	}
 	o.mu.Lock()
-	o.whole = last
+	if o.remains = 0; ahead != nil {
+		o.remains = last + 1
+	}
 	o.mu.Unlock()
 	if ahead == nil || !writable {
 		return nil
@@ -143,7 +145,7 @@ func (o *Outbox) forgetParts(writable bool) error {
 		return err
 	}
 	o.mu.Lock()
-	o.whole = 0
+	o.remains = 0
 	o.mu.Unlock()
 	return nil
 }
@@ -152,7 +154,7 @@ func (o *Outbox) forgetParts(writable bool) error {
 func (o *Outbox) unremoved() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.whole > 0
+	return o.remains > 0
 }
 
 // foreignTo returns an error that wraps errForeign if a file of that owner is another VM's. The caller holds mu.
@@ -175,7 +177,7 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
 			digits, _, _ := strings.Cut(key, "/")
 			used[digits] = used[digits] || bucket == bucketHeads
-			if o.whole > 0 && (place{bucket, key}).added() > o.whole {
+			if o.remains > 0 && (place{bucket, key}).added() >= o.remains {
 				return nil
 			}
 			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load says what is wrong

@@ -75,7 +75,7 @@ type Outbox struct {
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
-	whole     uint64 // records ahead of it are no whole change's and can't be removed; 0 for none
+	remains   uint64 // from here on nothing in the storage is a whole change's, and it could not be removed; 0 for none
 	notify    Notify
 
 	kick   chan struct{} // wakes the writer
