@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -249,20 +250,22 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 				"attempts": e.Attempts,
 				"reason":   "dropped"})
 		}
-		r.record(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named})
+		r.record(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named}, "")
 	}
 	return dropped, err
 }
 
-// record puts a CloudEvent about this relay in the stream, for whoever reads it.
-func (r *Relay) record(ctx context.Context, typ string, data map[string]any) {
+// record puts a CloudEvent about this relay in the stream, for whoever reads it, and reports whether it is there. The
+// stream takes an id once; "" is one of its own.
+func (r *Relay) record(ctx context.Context, typ string, data map[string]any, id string) bool {
 	ce, js, err := r.about(typ, data)
 	if err == nil {
-		err = r.publish(ctx, js, ce)
+		err = r.publish(ctx, js, ce, cmp.Or(id, ce.ID()))
 	}
 	if err != nil {
 		r.Log.Warn("what happened to this relay is not in the stream", "type", typ, "err", err)
 	}
+	return err == nil
 }
 
 // each does something with each of the dead letters, and takes it out. It ends at the first error.

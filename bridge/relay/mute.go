@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -70,6 +71,7 @@ func (r *Relay) followMutes(ctx context.Context, p places) {
 				return nil
 			}
 			r.setMutes(all, m.seq)
+			r.recordMutes(ctx, all, p.knows/2) // half of it, because clocks differ
 			return nil
 		})
 		if ctx.Err() == nil {
@@ -159,14 +161,33 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 			return nil, err
 		}
 		r.setMutes(next, rev)
+		var mine []*delivery.Mute
 		for _, m := range changed {
 			bridge.LogMute(r.Log, m)
-			typ, data := bridge.MuteData(m)
-			r.record(ctx, typ, data)
+			mine = append(mine, &m)
 		}
+		r.recordMutes(ctx, mine, math.MaxInt64)
 		return changed, nil
 	}
 	return nil, errors.New("other relays change the mutes at the same time; try again")
+}
+
+// recordMutes puts on record what became of the mutes within that time. Each relay that hears of a change does, because
+// the one that made it may have been killed before it could; the stream keeps one.
+func (r *Relay) recordMutes(ctx context.Context, mutes []*delivery.Mute, within time.Duration) {
+	for _, m := range mutes {
+		typ, data := bridge.MuteData(*m)
+		id := fmt.Sprintf("%s.%s.%d", typ, m.ID, m.Until.Unix())
+		r.mu.Lock()
+		known := r.recorded[id]
+		r.mu.Unlock()
+		if known || time.Since(later(m.Since, m.Ended)) >= within || !r.record(ctx, typ, data, id) {
+			continue
+		}
+		r.mu.Lock()
+		r.recorded[id] = true
+		r.mu.Unlock()
+	}
 }
 
 // mutesWith are all mutes after a change, without the oldest of those that have ended. last is the stream's last number.

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -61,6 +62,55 @@ func TestAMuteHoldsOnEveryRelay(t *testing.T) {
 			t.Errorf("on record is %s", got)
 		}
 		stopSecond()
+	})
+}
+
+// A relay may be killed when a mute is in force and not on record yet. Whichever hears of it puts it there, once.
+func TestAMuteOfARelayThatWasKilledIsOnRecord(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		record := newRecorder()
+		all := with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
+		said := func(when string, want ...string) {
+			t.Helper()
+			pause(5 * time.Second)
+			var got []string
+			for _, id := range record.all() {
+				for _, what := range []string{"-sink-muted-", "-sink-unmuted-"} {
+					if strings.Contains(id, what) {
+						got = append(got, what)
+					}
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s %q are on record, want %q", when, got, want)
+			}
+		}
+		begun := time.Now().UTC()
+		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: begun, Until: begun.Add(time.Hour), Why: "repairs", By: "alice"}
+		put := func(m delivery.Mute) {
+			text, err := json.Marshal([]delivery.Mute{m})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.put("FOREWARN_marks", "mutes", string(text))
+		}
+		_, stop := s.run(all, route("hook", newRecorder()))
+		stop()
+		put(mute)
+		_, stop = s.run(all, route("hook", newRecorder()))
+		_, stopSecond := s.start(relay.Options{Name: "relay-2", Routes: []bridge.Route{all, route("hook", newRecorder())}})
+		said("at the start", "-sink-muted-")
+		stop()
+		stopSecond()
+		_, stop = s.run(all, route("hook", newRecorder()))
+		said("after a restart", "-sink-muted-")
+		mute.Ended, mute.EndedBy = time.Now().UTC(), "bob"
+		put(mute)
+		said("at the end", "-sink-muted-", "-sink-unmuted-")
+		mute.ID, mute.Since, mute.Ended = "m0", begun.Add(-20*time.Hour), begun.Add(-13*time.Hour)
+		put(mute)
+		said("of what was half a day ago", "-sink-muted-", "-sink-unmuted-")
+		stop()
 	})
 }
 

@@ -197,7 +197,7 @@ func (r *Relay) tellSilence(ctx context.Context, p places, all []*observer, clea
 		if err := json.Unmarshal(body, &ce); err != nil {
 			return err
 		}
-		if err := r.publish(ctx, p.js, ce); err != nil {
+		if err := r.publish(ctx, p.js, ce, ce.ID()); err != nil {
 			return err
 		}
 		r.Log.Info("told who fell silent or is back", "type", ce.Type(), "vm", ce.Subject(), "id", ce.ID())
@@ -254,8 +254,8 @@ func (r *Relay) aboutObservers(typ string, vms []*observer) (json.RawMessage, er
 }
 
 // publish puts a CloudEvent about this relay, or from it, in the stream, for whoever reads it. What was published before
-// isn't again.
-func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Event) error {
+// isn't again, which the id tells.
+func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Event, id string) error {
 	body, err := ce.MarshalJSON()
 	if err != nil {
 		return err
@@ -263,7 +263,7 @@ func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Ev
 	msg := nats.NewMsg("forewarn.bridge.relay." + token(r.Name) + "." + token(ce.ID()))
 	msg.Data = body
 	msg.Header.Set("Content-Type", "application/cloudevents+json; charset=utf-8")
-	msg.Header.Set(jetstream.MsgIDHeader, ce.ID())
+	msg.Header.Set(jetstream.MsgIDHeader, id)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	_, err = js.PublishMsg(ctx, msg)

@@ -65,6 +65,7 @@ type Relay struct {
 	marks    bucket
 	mutes    []*delivery.Mute // of all relays; replaced, never changed
 	mutesRev uint64           // of the bucket
+	recorded map[string]bool  // what became of mutes, by the id under which the stream has it
 	removed  []string         // sinks that a reload took from the settings
 	letters  map[string]int   // dead letters by sink
 	peers    []Peer
@@ -92,7 +93,7 @@ func New(o Options) *Relay {
 	return &Relay{
 		Options: o, me: holder{Relay: o.Name, ID: rand.Text()[:12]}, began: time.Now(), turned: time.Now(),
 		serving: map[string]*service{}, warned: map[string]bool{}, troubled: map[string]bool{}, down: errNotYet,
-		letters: map[string]int{}, fleet: newFleet(),
+		letters: map[string]int{}, recorded: map[string]bool{}, fleet: newFleet(),
 	}
 }
 
@@ -211,7 +212,8 @@ type places struct {
 	marks  bucket
 	leases jetstream.KeyValue
 	dead   *deadLetters
-	beats  string // the stream that keeps heartbeats; "" for none
+	beats  string        // the stream that keeps heartbeats; "" for none
+	knows  time.Duration // for how long the stream knows an id again
 	notes  []string
 }
 
@@ -238,6 +240,7 @@ func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, e
 	if p.stream, err = js.Stream(ctx, r.Stream); err != nil {
 		return p, missing("stream", r.Stream, err)
 	}
+	p.knows = p.stream.CachedInfo().Config.Duplicates
 	for _, b := range []struct {
 		name string
 		to   *jetstream.KeyValue
