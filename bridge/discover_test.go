@@ -169,6 +169,7 @@ func TestOnlyAnEndpointThatAnsweredIsStored(t *testing.T) {
 // While the endpoint answers nothing is looked for: the service counts requests.
 func TestAnEndpointThatAnswersIsNotLookedFor(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
 		w := &town{service: s.azure.RoundTripper()}
 		w.set("azure.test")
 		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }

@@ -13,6 +13,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // seldom is how often stories of many hours poll.
@@ -54,6 +55,7 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 // event was first seen, and after a restart for what was told before.
 func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
 		chat := &ear{}
 		route := chat.reminds("chat", 24*time.Hour, time.Hour)
 		b := s.start(route)
@@ -122,6 +124,7 @@ func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
 // With a lead, scheduled is due so long before the event begins: at once when less is left, moved when the event moves,
 // across a restart, and never when the event began or ended before.
 func TestALeadWaitsForItsTime(t *testing.T) {
+	systemtest.Alone(t)
 	const notice, lead = 70 * time.Minute, 10 * time.Minute
 	for _, tt := range []struct {
 		claim  string
@@ -247,6 +250,7 @@ func TestAfterAStartRemindersWaitForTheFirstPoll(t *testing.T) {
 
 // A lead counts as well for what waited for the VM's name: what became of the event meanwhile is known by then.
 func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
+	systemtest.Alone(t)
 	const lead = 10 * time.Minute
 	for _, tt := range []struct {
 		claim  string
@@ -327,6 +331,7 @@ func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
 // A delivery that waited says when the event begins as far as it is known now, though its CloudEvent was fixed before.
 func TestAMovedDeliveryKnowsTheNewTime(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
 		drain := &ear{}
 		b := s.start(drain.leads("drain", 10*time.Minute, "scheduled"))
 		pause(1500 * time.Millisecond)

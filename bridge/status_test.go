@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // While an event is due within 15 minutes, a sink that refuses is called blocked with its first refusal, and makes the
@@ -62,6 +63,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 // What of a document is not understood, or not taken because there is too much, is in the status as long as Azure sends
 // it, and makes nothing vanish.
 func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		b := s.start()
 		pause(1500 * time.Millisecond)

@@ -428,6 +428,7 @@ func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
 // nothing counts as updated.
 func TestAReturnToTheConfiguredVersionIsNoChange(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
 		s.azure.SetFault(imdstest.Fault{NewestVersion: "2019-08-01"})
 		e := &ear{}
 		b := s.start(e.all("a"))

@@ -16,11 +16,13 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 	"forewarn/templates"
 )
 
 // Every ready-made body has the shape that its service documents, whatever has happened.
 func TestBodiesHaveTheShapeTheirServiceDocuments(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	if len(templates.BodyNames()) == 0 {
 		t.Fatal("there are no bodies")
@@ -87,6 +89,7 @@ func TestTimesInBodiesAreShort(t *testing.T) {
 
 // Each ready-made body says a reboot and its end as these files show.
 func TestBodiesOfAReboot(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	for _, name := range templates.BodyNames() {
 		var r recorder

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/systemtest"
 	"forewarn/templates"
 )
 
@@ -41,6 +42,7 @@ func TestRunbookLinksLeadSomewhere(t *testing.T) {
 
 // The texts for people can say every sample; the blocks are JSON.
 func TestDefaultTextsSayEverySample(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	for name, text := range map[string]*templates.Template{
 		"slack text": templates.SlackText, "slack blocks": templates.SlackBlocks,

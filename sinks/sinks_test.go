@@ -25,6 +25,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/systemtest"
 )
 
 // A trial is how the promises of all sinks are tried on one kind.
@@ -217,6 +218,7 @@ func (e early) Deadline() (time.Time, bool) {
 
 // A failure says what it means: that it may pass, that somebody must act, or that this CloudEvent never will be taken.
 func TestFailuresOfEveryKindHaveClasses(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	eachKind(t, func(t *testing.T, kind string, trial trial) {
 		all := trial.fails(t)
@@ -235,6 +237,7 @@ func TestFailuresOfEveryKindHaveClasses(t *testing.T) {
 
 // No secret is in an error, an answer or a log line, wherever it stands and whatever the destination says back.
 func TestNoSecretIsEverShown(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	tokens := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, `{"access_token":%q,"expires_in":"3600"}`, identityToken)

@@ -17,6 +17,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 	"forewarn/templates"
 )
 
@@ -317,6 +318,7 @@ func render(t *testing.T, from *templates.Template, fields map[string]any) strin
 // Every situation reads in Slack and by mail as its file shows, whole. They are read by a person, so review them as
 // one who is woken by them.
 func TestWhatPeopleRead(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	all := situations()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -376,6 +378,7 @@ func TestWhatIsCopiedIsSafe(t *testing.T) {
 
 // No text says vanished or blocked to a person, or shows a field that is not there.
 func TestPeopleNeverReadTheWordsOfMachines(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	for name, s := range situations() {
 		f := fieldsOf(t, s)

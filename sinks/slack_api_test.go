@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/systemtest"
 )
 
 // Every error of Slack has a class, and its text says what to do.
@@ -181,6 +182,7 @@ func TestSlackGoesOnWhereNothingCanBeEdited(t *testing.T) {
 
 // Whatever Azure and users put into texts, Slack gets a message within its limits, and nobody is mentioned by it.
 func TestSlackTakesEveryText(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	w := newWorkspace(t)
 	l := newTeller(t, "token: "+slackToken+"\nchannel: '#ops'\napi_url: "+w.url+"/api\n")

@@ -26,6 +26,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 // A logbook is a receiver that reads what RFC 6587 calls octet counting until the sender closes.
@@ -237,6 +238,7 @@ func TestSyslogByDefault(t *testing.T) {
 // Whatever stands in a CloudEvent, there is one message that the grammar reads, no longer than its transport takes,
 // with its id.
 func TestSyslogMessagesAreBounded(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	for name, evil := range map[string]string{
 		"long": strings.Repeat("x", 20<<10), "escapes": strings.Repeat(`]"\`, 5000),

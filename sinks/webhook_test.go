@@ -22,6 +22,7 @@ import (
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/systemtest"
 )
 
 // Signing secrets: the letters a to z, and 32 times the letter x.
@@ -369,6 +370,7 @@ func webhookFails(t *testing.T) map[string]string {
 // Some services answer 400 where others answer 401: what a ready-made body, or blocked_on, names keeps the backlog
 // until somebody has acted. Everything else is as it is elsewhere.
 func TestRefusedCredentialsOfABodyBlock(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	key := writeFile(t, "key", "0123456789abcdef0123456789abcdef")
 	pagerduty := "body: pagerduty\nbody_secrets: {routing_key: {file: " + key + "}}"

@@ -4,10 +4,13 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"forewarn/bridge/systemtest"
 )
 
 // A template that sets out to go on without end, or to make more text than there is memory, is stopped with an error.
 func TestEndlessTemplatesAreStopped(t *testing.T) {
+	systemtest.Alone(t)
 	const twice40 = `{{$x := "0123456789"}}{{range 40}}{{$x = printf "%s%s" $x $x}}{{end}}`
 	for i, text := range []string{
 		`{{range 1000000000000}}{{end}}`,
@@ -69,6 +72,7 @@ func TestLongTextsAreMade(t *testing.T) {
 
 // A budget is for one use: what one has spent the next has again.
 func TestEachUseHasItsOwnBudget(t *testing.T) {
+	systemtest.Alone(t)
 	parsed, err := Parse("text", `{{range .}}{{end}}{{template "x" 1}}{{define "x"}}{{end}}`)
 	if err != nil {
 		t.Fatal(err)

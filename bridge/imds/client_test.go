@@ -246,6 +246,7 @@ func TestStatusSaysWhetherToTryAgainSoon(t *testing.T) {
 
 // Only a whole answer is a document. One that was cut, has no length or is something else is a failed poll.
 func TestOnlyAWholeDocumentIsOne(t *testing.T) {
+	systemtest.Alone(t)
 	padded := func(n int) []byte { return append([]byte(document7), bytes.Repeat([]byte{' '}, n-len(document7))...) }
 	for _, tt := range []struct {
 		claim    string

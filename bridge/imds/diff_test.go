@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"forewarn/bridge/systemtest"
 )
 
 // captured is a document of testdata/documents, as the api-version of today showed it.
@@ -290,6 +292,7 @@ func meaning(t *testing.T, e Event) map[string]any {
 // Whoever applies the changes between two documents to the first has the second: nothing is left out, nothing said
 // that is not so, whatever the documents. The seed is fixed.
 func TestChangesTurnOneDocumentIntoTheOther(t *testing.T) {
+	systemtest.Alone(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	pool := map[string][]Event{} // versions of events, by ID
 	pick := func(values ...string) string { return values[r.IntN(len(values))] }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"forewarn/bridge/systemtest"
 )
 
 // decoded is the document that body holds.
@@ -334,6 +336,7 @@ func TestStoredEventWithoutAnEventIDIsAnError(t *testing.T) {
 
 // Ten thousand events are as many.
 func TestLargeDocumentIsReadWhole(t *testing.T) {
+	systemtest.Alone(t)
 	d := decoded(t, manyEvents(10_000, 0))
 	if len(d.Events) != 10_000 || d.Partial || len(d.Problems) > 0 {
 		t.Fatalf("%d events, partial %v, problems %.200q", len(d.Events), d.Partial, d.Problems)

@@ -18,6 +18,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // listener is a destination that writes down, in a few words each, the changes it gets.
@@ -88,6 +89,7 @@ func changes(t *testing.T, name string, speed float64) []string {
 
 // Each scenario that comes along makes the bridge tell the story that the scenario is about, with its end.
 func TestBridgeTellsEveryBuiltinScenario(t *testing.T) {
+	systemtest.Alone(t)
 	untested := imdstest.Names()
 	for _, tt := range []struct {
 		name  string

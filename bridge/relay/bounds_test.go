@@ -11,6 +11,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/systemtest"
 )
 
 // The history in memory is bounded: of more than 4,000 events that are over, the older ones are forgotten, and the
@@ -51,6 +52,7 @@ func TestWhatEndedLongAgoIsForgotten(t *testing.T) {
 
 // What a sink remembers of an event is bounded: of more than a thousand CloudEvents about it, the newest.
 func TestARecordOfManyChangesIsBounded(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		_, stop := s.run(route("hook", sink))

@@ -72,6 +72,7 @@ func startServerWith(t *testing.T, options func(*server.Options), client ...nats
 func (s *bubbleServer) on() {
 	o := &server.Options{
 		ServerName: "nats-1", DontListen: true, NoSigs: true, NoLog: true, JetStream: true, StoreDir: s.dir,
+		SyncInterval: 24 * time.Hour, // no power fails in a bubble, where hours pass in a moment
 	}
 	if s.options != nil {
 		s.options(o)

@@ -19,3 +19,12 @@ func LeftToGate(t *testing.T) {
 		t.Skip("takes long; -run with its name runs it, and FOREWARN_SCALE=small all such tests, as the gate does")
 	}
 }
+
+// Alone skips a test whose goroutines hardly meet, if it is run with -short: under the race detector it takes many times as
+// long and shows nothing that others do not.
+func Alone(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("its goroutines hardly meet, so -short leaves it out")
+	}
+}

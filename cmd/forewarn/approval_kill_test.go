@@ -188,17 +188,12 @@ func (k *killing) up() {
 // is never sent when it may not be any more: because the event changed and the drain does not take that, because the
 // rule is gone, or because it waits for another sink too.
 func TestKillDuringAnApproval(t *testing.T) {
+	systemtest.LeftToGate(t)
 	t.Parallel()
-	if !systemtest.Whole() {
-		t.Log("one in four; -run with its name tries all, and FOREWARN_SCALE=small, as the gate does")
-	}
 	var all sync.WaitGroup // they wait most of the time, so they do it together
-	for n, step := range killSteps {
-		for i, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone",
+	for _, step := range killSteps {
+		for _, then := range []string{"it is still wanted", "the drain does not take a change", "the rule is gone",
 			"the rule asks for more"} {
-			if i != n%4 && !systemtest.Whole() { // each step and each of these is tried, and at the gate all of them
-				continue
-			}
 			all.Go(func() {
 				t.Run(step.name+", "+then, func(t *testing.T) {
 					k := newKilling(t)

@@ -49,7 +49,7 @@ const marker = "hunter2"
 // they hear.
 func TestNoTypoShowsASecret(t *testing.T) {
 	t.Parallel()
-	rounds := 10 // .ci/run tries 5,000
+	rounds := 10 // .ci/run tries 2,000
 	if s := os.Getenv("FOREWARN_TYPOS"); s != "" {
 		var err error
 		if rounds, err = strconv.Atoi(s); err != nil {
