@@ -131,7 +131,7 @@ func (o *oracle) firsts(id string, b belief, r routePlan) {
 		return
 	}
 	c := b.changes[0] // later ones may wait for it
-	if c.kind != "scheduled" || !c.routes[r.name] || c.held || c.gone() {
+	if c.kind != "scheduled" || !c.routes[r.name] || c.held || c.gone() || o.gaveUp(r.name, c.id) {
 		return
 	}
 	told := o.tried[id][r.name]
