@@ -37,14 +37,14 @@ var arrows = map[string]arrow{
 	measure:                   {inTests: []string{"bridge/delivery", "bridge/imdstest", "bridge/outbox"}},
 	measure + "/bare":         {}, // what it compares forewarn with
 	"bridge/imdstest": {inTests: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds",
-		"bridge/outbox"}},
+		"bridge/outbox", "bridge/systemtest"}},
 	"bridge/relay": {may: []string{"bridge", "bridge/cloudevent", "bridge/delivery", "bridge/imds", "templates"},
 		inTests: []string{"bridge/imdstest", "bridge/systemtest"}},
 	"sinks": {
 		may:     []string{"bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/imds", "templates"},
 		inTests: []string{"bridge", "bridge/imdstest", "bridge/outbox", "bridge/systemtest"},
 	},
-	"templates": {inTests: []string{"bridge/cloudevent", "bridge/imds"}},
+	"templates": {inTests: []string{"bridge/cloudevent", "bridge/imds", "bridge/systemtest"}},
 	"cmd/forewarn": {may: []string{
 		"bridge", "bridge/cloudevent", "bridge/cloudevent/chain", "bridge/delivery", "bridge/discovery", "bridge/imds",
 		"bridge/imdstest", "bridge/outbox", "bridge/relay", "sinks", "templates",
