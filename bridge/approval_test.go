@@ -3,6 +3,8 @@ package bridge
 import (
 	"fmt"
 	"net/http"
+	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -735,3 +737,32 @@ func TestARuleThatIsTakenAwayApprovesNothingMore(t *testing.T) {
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// The log says of an event that is not approved whether it may be yet.
+func TestTheLogSaysWhetherAnEventMayYetBeApproved(t *testing.T) {
+	for _, tt := range []struct {
+		claim string
+		rule  Rule
+		vms   []string
+		want  string
+	}{
+		{"its drain fails", drainRule, []string{"vm-0"}, `msg="event not approved yet" `},
+		{"it hits another VM too", rebootRule, []string{"vm-0", "vm-1"}, `msg="event not approved" `},
+	} {
+		t.Run(tt.claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Rules = []Rule{tt.rule}
+				drain := &ear{answer: always(errDown)}
+				b := s.start(drain.all("drain"))
+				pause(1500 * time.Millisecond)
+				s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Source: "User", Resources: tt.vms})
+				pause(10 * time.Second)
+				b.end()
+				said := regexp.MustCompile(`msg="event not approved( yet)?" `).FindAllString(s.log.String(), -1)
+				if !slices.Equal(said, []string{tt.want}) {
+					t.Errorf("the log says %q, want %s once", said, tt.want)
+				}
+			})
+		})
+	}
+}

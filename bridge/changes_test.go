@@ -538,3 +538,24 @@ func TestTheHostStandsInForAName(t *testing.T) {
 		b.end()
 	})
 }
+
+// What waits for the name of this VM stays owed to a sink that a reload takes from the settings meanwhile.
+func TestWhatWaitsForTheNameOutlivesItsSink(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		self, other := &ear{}, &ear{}
+		routes := []Route{self.self("self"), other.all("other")}
+		b := s.start(routes...)
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}, NotBefore: time.Now().Add(time.Hour)})
+		pause(20 * time.Second)
+		b.Reload(routes[1:], nil, b.Settings)
+		pause(5 * time.Second)
+		s.azure.ClearFaults()
+		pause(30 * time.Second)
+		wantIDs(t, self.ids())
+		b.Reload(routes, nil, b.Settings)
+		pause(30 * time.Second)
+		wantIDs(t, self.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
