@@ -680,7 +680,8 @@ func TestADestinationThatIsDownIsTriedOnceInAWhile(t *testing.T) {
 	p.want(t, "when eight events have failed", p.fails(false, 0))
 	tried := map[string]int{}
 	attempts := 0
-	for began := p.now; p.now.Before(began.Add(time.Hour)); p.later(time.Second) {
+	for began := p.now; p.now.Before(began.Add(time.Hour)); {
+		p.later(time.Second)
 		for ids := p.fails(false, 0); ids != nil; ids = p.fails(false, 0) {
 			attempts++
 			tried[ids[0]]++
