@@ -56,7 +56,8 @@ func check(file string) (n int, err error) {
 		}
 		object, ok := map[string]any{
 			"v1 Namespace": new(core.Namespace), "v1 ServiceAccount": new(core.ServiceAccount),
-			"v1 ConfigMap": new(core.ConfigMap), "v1 Secret": new(core.Secret), "apps/v1 DaemonSet": new(apps.DaemonSet),
+			"v1 ConfigMap": new(core.ConfigMap), "v1 Secret": new(core.Secret),
+			"apps/v1 DaemonSet": new(apps.DaemonSet), "apps/v1 Deployment": new(apps.Deployment),
 		}[kind.APIVersion+" "+kind.Kind]
 		if !ok {
 			return n, fmt.Errorf("%s %s is not among the kinds that are known here; add it", kind.APIVersion, kind.Kind)
