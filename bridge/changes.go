@@ -337,7 +337,8 @@ func (b *Bridge) decideHeldGroup(
 	c *commit, held []outbox.Delivery, read cloudEvents, routes []Route, self string, now time.Time,
 ) {
 	route, id := held[0].Route, held[0].Group
-	from, lead := 0, time.Duration(0)
+	from := 0
+	var lead time.Duration
 	if i := slices.IndexFunc(routes, func(r Route) bool { return r.Name == route }); i >= 0 {
 		from, lead = firstAccepted(routes[i], held, read, self), routes[i].Terms.Lead
 	}

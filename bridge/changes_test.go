@@ -548,6 +548,8 @@ func TestWhatWaitsForTheNameOutlivesItsSink(t *testing.T) {
 		b := s.start(routes...)
 		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-0"}, NotBefore: time.Now().Add(time.Hour)})
 		pause(20 * time.Second)
+		s.azure.End(idA)
+		pause(5 * time.Second)
 		b.Reload(routes[1:], nil, b.Settings)
 		pause(5 * time.Second)
 		s.azure.ClearFaults()
@@ -555,7 +557,7 @@ func TestWhatWaitsForTheNameOutlivesItsSink(t *testing.T) {
 		wantIDs(t, self.ids())
 		b.Reload(routes, nil, b.Settings)
 		pause(30 * time.Second)
-		wantIDs(t, self.ids(), idA+"-scheduled")
+		wantIDs(t, self.ids(), idA+"-scheduled", idA+"-vanished")
 		b.end()
 	})
 }
