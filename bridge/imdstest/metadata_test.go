@@ -186,6 +186,15 @@ func TestRequestsAreRemembered(t *testing.T) {
 	if got[1].Body != "{}" {
 		t.Errorf("body %q, want {}", got[1].Body)
 	}
+	before := at
+	at = at.Add(time.Second)
+	ask(s, "GET", "/later", "")
+	if got := s.RequestsAfter(before); len(got) != 1 || got[0].Path != "/later" {
+		t.Errorf("after the first two came %+v, want one more", got)
+	}
+	if got := s.RequestsAfter(at); len(got) != 0 {
+		t.Errorf("after the last came %+v", got)
+	}
 	for range maxRequests {
 		ask(s, "GET", "/", "")
 	}

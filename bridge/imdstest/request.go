@@ -27,6 +27,18 @@ func (s *Server) Requests() []Request {
 	return slices.Clone(s.requests)
 }
 
+// RequestsAfter returns those of Requests that came after a moment. It costs no more than they are, so it can be asked over
+// and over.
+func (s *Server) RequestsAfter(moment time.Time) []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := len(s.requests)
+	for from > 0 && s.requests[from-1].Time.After(moment) {
+		from--
+	}
+	return slices.Clone(s.requests[from:])
+}
+
 func (s *Server) record(r *http.Request, body []byte) {
 	q := Request{
 		Time: s.opts.Now(), Method: r.Method, Path: r.URL.Path, Query: r.URL.Query(), Header: r.Header.Clone(),

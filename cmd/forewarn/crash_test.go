@@ -204,8 +204,8 @@ func documents(requests []imdstest.Request) (n int) {
 // process carries none; what comes before it is a poll of one that was killed, which was read late.
 func committed(azure *imdstest.Running, since time.Time) bool {
 	started := false
-	for _, r := range azure.Requests() {
-		if !r.Time.After(since) || !strings.HasSuffix(r.Path, "/scheduledevents") {
+	for _, r := range azure.RequestsAfter(since) {
+		if !strings.HasSuffix(r.Path, "/scheduledevents") {
 			continue
 		}
 		if r.Header.Get("If-None-Match") == "" {
@@ -265,7 +265,7 @@ func deliverAll(
 		if n := len(hook.accepted()); n != before {
 			before, last = n, time.Now()
 		}
-		time.Sleep(10*time.Millisecond + time.Duration(len(want))*time.Microsecond)
+		time.Sleep(10*time.Millisecond + time.Duration(len(want))*10*time.Microsecond) // it is much to look through
 	}
 	_ = signalProcess(fw.Process, "TERM")
 	if err := fw.Wait(); err != nil {
