@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"forewarn/bridge/outbox"
 )
@@ -21,6 +22,7 @@ type disk struct {
 	lose    bool          // writes are applied and fail
 	failIn  int           // the n-th write from now on fails; it is applied if lose is set, which ends then
 	hang    chan struct{} // writes wait until it is closed
+	takes   time.Duration // each write
 	aside   []string      // why it was set aside
 	opens   int           // how often it was asked to open
 
@@ -86,11 +88,12 @@ func (d *disk) Open() (bool, error) {
 
 func (d *disk) Write(writes []outbox.Write) error {
 	d.mu.Lock()
-	hang := d.hang
+	hang, takes := d.hang, d.takes
 	d.mu.Unlock()
 	if hang != nil {
 		<-hang
 	}
+	time.Sleep(takes)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.writes++

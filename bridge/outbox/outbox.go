@@ -71,6 +71,8 @@ type Outbox struct {
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
 	unsure  bool    // the last write failed, and may have succeeded; only the writer uses it
 
+	patience *time.Timer // ends when the transaction under way takes too long; only the writer uses it
+
 	mu sync.Mutex // guards the fields below; never held during I/O
 	memory
 	journal

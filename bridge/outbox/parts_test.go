@@ -73,6 +73,36 @@ func TestALargeChangeIsThereWholeOrNotAtAll(t *testing.T) {
 	})
 }
 
+// A disk that writes part after part doesn't fail, however long a large change takes; one that writes no more does.
+func TestALargeChangeMayTakeItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, log := diskOf(nil), &lines{}
+		bounds := small
+		bounds.InMemory = 10
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: bounds, Log: log.logger()})
+		d.set(func() { d.takes = time.Second })
+		began := time.Now()
+		if err := addMany(o, "W", 50); err != nil {
+			t.Errorf("the change is said not to be on disk: %v", err)
+		}
+		if took := time.Since(began); took < 10*time.Second {
+			t.Errorf("it took %v, want longer than a disk may be silent", took)
+		}
+		if n, dead := len(pending(o, "a")), o.Totals().Dead; n != 50 || dead != 0 {
+			t.Errorf("%d are pending and %d dead, want 50 and none", n, dead)
+		}
+		d.set(func() { d.takes = 6 * time.Second })
+		if err := addMany(o, "X", 50); err == nil {
+			t.Error("a disk that is silent for 6 s is said to be well")
+		}
+		if n := strings.Count(log.String(), "level=ERROR msg=\"the outbox cannot be written"); n != 1 {
+			t.Errorf("the log says %d times that the disk fails, want once:\n%s", n, log)
+		}
+		d.set(func() { d.takes = 0 })
+		o.Close()
+	})
+}
+
 // If a part can't be written, or its answer is lost, the change is written in one transaction: the failed one may have
 // been the last, so that it counts already, and no crash may take that back.
 func TestALargeChangeIsNotWrittenInPartsAgain(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 // The times of the writer.
 const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
-	diskPatience = 5 * time.Second       // how long a change waits for the disk before it goes on from memory
+	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer before it goes on from memory
 	diskRetry    = 5 * time.Second
 	newerRetry   = time.Minute // of a file that stays as it is until somebody acts
 )
@@ -170,8 +170,8 @@ func (o *Outbox) release() {
 	}
 }
 
-// sync returns when the change is on disk. While the disk fails it returns an error at once. A write that takes longer
-// than diskPatience counts as failed.
+// sync returns when the change is on disk. While the disk fails it returns an error at once. A transaction that takes
+// longer than diskPatience counts as failed.
 func (o *Outbox) sync(n uint64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -251,9 +251,11 @@ func (o *Outbox) writer() {
 	}
 }
 
-// flush tries once to write all waiting records. If that takes too long, the disk counts as failing until it returns.
+// flush tries once to write all waiting records. If a transaction takes too long, the disk counts as failing until all
+// is written.
 func (o *Outbox) flush() error {
-	defer o.slow().Stop()
+	o.patience = o.slow()
+	defer o.patience.Stop()
 	o.mu.Lock()
 	err := o.broken
 	o.broken = nil
@@ -333,7 +335,11 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 				grown.add(1, len(w.Value))
 			}
 		}
-		return o.storage.Write(writes)
+		if err := o.storage.Write(writes); err != nil {
+			return err
+		}
+		o.patience.Reset(diskPatience) // a large change may take its time, as long as the disk answers
+		return nil
 	}
 	var part []Write
 	var rest []place
