@@ -32,7 +32,7 @@ func (l *log) grows(head string) {
 // The head of a chained log goes to the other routes that get all about the bridge: once the log has grown, then at
 // most once a day, and at a stop; never if it is the same.
 func TestHeadsOfChainedLogsAreReported(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = time.Minute // days pass
 		audit, watch, deaf := &log{ear: &ear{}}, &ear{}, &ear{}

@@ -124,7 +124,7 @@ func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
 // With a lead, scheduled is due so long before the event begins: at once when less is left, moved when the event moves,
 // across a restart, and never when the event began or ended before.
 func TestALeadWaitsForItsTime(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	const notice, lead = 70 * time.Minute, 10 * time.Minute
 	for _, tt := range []struct {
 		claim  string
@@ -250,7 +250,7 @@ func TestAfterAStartRemindersWaitForTheFirstPoll(t *testing.T) {
 
 // A lead counts as well for what waited for the VM's name: what became of the event meanwhile is known by then.
 func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	const lead = 10 * time.Minute
 	for _, tt := range []struct {
 		claim  string
@@ -304,6 +304,7 @@ func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
 // What waits for the VM's name at a stop waits for it again after the next start, however long that took. Before, a sink
 // was told of other VMs' events, and a lead was over, because the wait of the first start was.
 func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
+	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
 		self, drain := &ear{}, &ear{}
@@ -364,6 +365,7 @@ func TestWaitingForALeadIsNoTrouble(t *testing.T) {
 // What a sink cannot take for long, or rejects, goes to its fallback with the reason, once; what the fallback was
 // told anyway is not told again, and nothing falls back twice.
 func TestWhatASinkCannotTellItsFallbackDoes(t *testing.T) {
+	systemtest.LeftToGate(t)
 	for _, tt := range []struct {
 		claim  string
 		answer error
@@ -426,6 +428,7 @@ func TestAFallbackThatKnowsGetsNothingTwice(t *testing.T) {
 
 // What falls back at the same time comes in the order in which it happened.
 func TestWhatFallsBackComesInOrder(t *testing.T) {
+	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 50 * time.Millisecond
 		chat, mail := &ear{answer: always(errDown)}, &ear{}

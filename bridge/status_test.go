@@ -63,7 +63,7 @@ func TestARefusalIsNamedAtOnceWhileAnEventIsDue(t *testing.T) {
 // What of a document is not understood, or not taken because there is too much, is in the status as long as Azure sends
 // it, and makes nothing vanish.
 func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		b := s.start()
 		pause(1500 * time.Millisecond)

@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // trouble is a route of what administrators must know, and of no Azure event.
@@ -87,6 +88,7 @@ func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 // A sink that accepts nothing for five minutes, though something is pending, counts as blocked, whatever it answers, and
 // even when it never does.
 func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
+	systemtest.LeftToGate(t)
 	for _, tt := range []struct {
 		claim  string
 		answer error

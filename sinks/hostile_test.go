@@ -19,7 +19,7 @@ import (
 // Whatever stands in a text of Azure, it stays a text: in Slack it mentions nobody and links to nothing, in HTML it is
 // no markup, in a subject it is one line, and nothing grows without bound.
 func TestTextOfAzureStaysText(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	for name, evil := range map[string]string{
 		"mentions":   `<!channel> <@U123> <!date^1^{time}|x> <https://evil.example|here> & &lt;`,
@@ -157,7 +157,7 @@ func TestLargeGroupsAreBounded(t *testing.T) {
 
 // The texts need none of the fields of data: a CloudEvent that has lost them all still makes a message.
 func TestTextsNeedNothingOfData(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	for name, s := range situations() {
 		f := fieldsOf(t, s)

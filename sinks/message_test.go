@@ -42,7 +42,7 @@ func TestRunbookLinksLeadSomewhere(t *testing.T) {
 
 // The texts for people can say every sample; the blocks are JSON.
 func TestDefaultTextsSayEverySample(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	for name, text := range map[string]*templates.Template{
 		"slack text": templates.SlackText, "slack blocks": templates.SlackBlocks,

@@ -10,7 +10,7 @@ import (
 
 // A template that sets out to go on without end, or to make more text than there is memory, is stopped with an error.
 func TestEndlessTemplatesAreStopped(t *testing.T) {
-	systemtest.Alone(t)
+	systemtest.LeftToGate(t)
 	const twice40 = `{{$x := "0123456789"}}{{range 40}}{{$x = printf "%s%s" $x $x}}{{end}}`
 	for i, text := range []string{
 		`{{range 1000000000000}}{{end}}`,

@@ -17,6 +17,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // These tests are about what others write into the stream and the buckets.
@@ -212,6 +213,7 @@ func TestStrangeMessages(t *testing.T) {
 // Of many deliveries that wait, most are read from the stream again when their turn comes. What the stream deleted
 // meanwhile is a dead letter that says so.
 func TestWhatIsDeletedWhileItWaitsIsADeadLetter(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		const kept, more = 1000, 4 // CloudEvents in memory, and beyond
 		sink := newRecorder()

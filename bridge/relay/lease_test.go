@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // Two relays share the sinks. When one can't reach its leases it sends nothing more, and the other has taken its sinks
@@ -156,6 +157,7 @@ func TestStoppedRelayHandsOverAtOnce(t *testing.T) {
 
 // At the bound the relay stops reading, says so and isn't ready. When the sink accepts again, everything is told.
 func TestUnsettledIsBounded(t *testing.T) {
+	systemtest.LeftToGate(t)
 	f := newFleet(t)
 	sink := newRecorder()
 	var mu sync.Mutex

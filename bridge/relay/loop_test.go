@@ -139,6 +139,7 @@ func (a azure) updated(t *testing.T, was azure) event.Event {
 // With a lead, scheduled is told so long before the event begins, moved when the event moves, by another relay too, and
 // never when the event began or ended before.
 func TestALeadWaitsForItsTimeOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		r := with(route("drain", sink), func(t *bridge.Terms) { t.Lead = 15 * time.Minute })
@@ -280,6 +281,7 @@ func TestAWaveDoesNotFillAChannelOnARelay(t *testing.T) {
 // What a sink can't take for long its fallback is told, with the reason, once, and also what the sink rejects; what
 // came as a fallback falls back no further.
 func TestWhatASinkCannotTellItsFallbackDoesOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		first, second, third := newRecorder(), newRecorder(), newRecorder()
 		first.answer = fails(errRefused)
@@ -353,6 +355,7 @@ func TestOldDeliveriesExpireOnARelay(t *testing.T) {
 // What is due in less than 15 minutes is tried at once, also at a sink that is blocked; other events in turn, once a
 // minute.
 func TestUrgencyBeatsABlockedSinkOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		sink.answer = fails(fmt.Errorf("%w: 401", delivery.ErrBlocked))
@@ -503,6 +506,7 @@ func TestARelayKnowsItsFleet(t *testing.T) {
 // A VM that saw an event first when it had begun may be quicker than those that saw it announced. What they say then is
 // late: only a sink with late: send is told. An event that comes back after its end is no such case.
 func TestAnOutdatedChangeIsLate(t *testing.T) {
+	systemtest.LeftToGate(t)
 	for _, late := range []delivery.Late{delivery.LateSend, delivery.LateLatest, delivery.LateDrop} {
 		t.Run(string(late), func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
@@ -556,6 +560,7 @@ func TestAnOutdatedChangeIsLate(t *testing.T) {
 // What waits for its lead moves with its event, also when the sink isn't told of the move; and what a newer change of
 // another VM has made outdated does not wait for it.
 func TestALeadMovesWithItsEventOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		var known time.Time
@@ -614,6 +619,7 @@ func TestWhatIsLateDoesNotFallBackOnARelay(t *testing.T) {
 
 // A fallback that was told anyway is not told again.
 func TestAFallbackThatKnowsIsNotToldAgainOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		first, second := newRecorder(), newRecorder()
 		first.answer = fails(errRefused)

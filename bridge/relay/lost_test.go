@@ -15,11 +15,13 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // What can't be handed to a fallback, because the stream doesn't take it, is handed over later, also if the sink has
 // rejected it meanwhile.
 func TestWhatIsRejectedReachesItsFallbackLater(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		first, second := newRecorder(), newRecorder()
 		first.answer = fails(errRefused)

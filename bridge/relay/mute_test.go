@@ -18,6 +18,7 @@ import (
 // A mute holds back what comes to a sink, whichever relay serves it, also after a takeover. What comes is told at the
 // end, and who muted what and why is on record.
 func TestAMuteHoldsOnEveryRelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink, other, record := newRecorder(), newRecorder(), newRecorder()
 		all := with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll })
@@ -124,6 +125,7 @@ func serves(r *relay.Relay, sink string) bool {
 // What waited for a mute falls back, and expires, by the time since its end; a reload without the sink ends it; one
 // that has ended does not begin again after a restart.
 func TestTheEndOfAMuteOnARelay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink, spare := newRecorder(), newRecorder()
 		sink.answer = fails(errRefused)

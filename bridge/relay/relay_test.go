@@ -17,6 +17,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 func cursorOf(t *testing.T, body []byte) uint64 {
@@ -78,6 +79,7 @@ func TestManyCopiesAreToldOnceInOrder(t *testing.T) {
 
 // What one relay has told, another never tells again, whoever publishes it again.
 func TestAnotherRelayContinuesWhereTheMarksSay(t *testing.T) {
+	systemtest.LeftToGate(t)
 	f := newFleet(t)
 	sink := newRecorder()
 	_, stop := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}})

@@ -27,7 +27,7 @@ import (
 // what was not synced.
 func TestKillAtAnyMomentLosesNothing(t *testing.T) {
 	t.Parallel()
-	rounds, wave := fromEnv(t, "FOREWARN_KILL_ROUNDS", 20), fromEnv(t, "FOREWARN_KILL_WAVE", 1)
+	rounds, wave := fromEnv(t, "FOREWARN_KILL_ROUNDS", 10), fromEnv(t, "FOREWARN_KILL_WAVE", 1)
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("FOREWARN_KILL_SEED"); s != "" {
 		seed, _ = strconv.ParseUint(s, 10, 64)

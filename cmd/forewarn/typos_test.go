@@ -34,6 +34,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 	"forewarn/cmd/forewarn/internal/page"
 	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/sinks"
@@ -48,6 +49,7 @@ const marker = "hunter2"
 // in what its sinks say of destinations that cannot be reached, that have another's certificate, or that answer what
 // they hear.
 func TestNoTypoShowsASecret(t *testing.T) {
+	systemtest.LeftToGate(t)
 	t.Parallel()
 	rounds := 10 // .ci/run tries 2,000
 	if s := os.Getenv("FOREWARN_TYPOS"); s != "" {
