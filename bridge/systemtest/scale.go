@@ -7,7 +7,7 @@ import (
 )
 
 // Whole reports whether tests do all they can: at the gate, which sets FOREWARN_SCALE, and where -run names them. By itself
-// go test ./... does what two cores do in a minute.
+// go test ./... does what two cores do in one to two minutes.
 func Whole() bool {
 	return os.Getenv("FOREWARN_SCALE") != "" || flag.Lookup("test.run").Value.String() != ""
 }
