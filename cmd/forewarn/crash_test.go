@@ -147,6 +147,7 @@ sinks:
 		if err := os.Remove(audit); err != nil {
 			t.Fatal(err)
 		}
+		syncPower(t)
 	}
 	if t.Failed() {
 		_ = os.WriteFile(filepath.Join(os.TempDir(), "forewarn-crash.log"), log.Bytes(), 0o600)
@@ -186,6 +187,21 @@ func power(t *testing.T, command string) {
 	if disk := os.Getenv("FOREWARN_DISK"); disk != "" {
 		if err := os.Mkdir(filepath.Join(disk, command), 0o700); !errors.Is(err, syscall.ECANCELED) {
 			t.Fatalf("the disk answers %v to %s", err, command)
+		}
+	}
+}
+
+// syncPower makes what the test itself did in the directory of FOREWARN_DISK outlive a power loss.
+func syncPower(t *testing.T) {
+	t.Helper()
+	if disk := os.Getenv("FOREWARN_DISK"); disk != "" {
+		dir, err := os.Open(disk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+		if err := dir.Sync(); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
