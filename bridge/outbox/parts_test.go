@@ -95,6 +95,7 @@ func TestALargeChangeMayTakeItsTime(t *testing.T) {
 		if err := addMany(o, "X", 50); err == nil {
 			t.Error("a disk that is silent for 6 s is said to be well")
 		}
+		synctest.Wait()
 		if n := strings.Count(log.String(), "level=ERROR msg=\"the outbox cannot be written"); n != 1 {
 			t.Errorf("the log says %d times that the disk fails, want once:\n%s", n, log)
 		}
