@@ -300,9 +300,12 @@ func classOfFile(err error) error {
 func jsonLines(batch []delivery.Delivery) ([]byte, error) {
 	var b bytes.Buffer
 	for _, d := range batch {
-		text, err := d.Event.MarshalJSON()
-		if err == nil {
-			err = json.Compact(&b, text)
+		line, err := d.Event.MarshalJSON()
+		switch {
+		case err == nil && bytes.ContainsAny(line, "\r\n"): // between the values of data from elsewhere
+			err = json.Compact(&b, line)
+		case err == nil:
+			b.Write(line)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s as JSON: %w", delivery.ErrRejected, d.Event.ID(), err)

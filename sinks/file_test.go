@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +31,7 @@ func fileAccepts(t *testing.T) (string, func() []string) {
 	}
 }
 
-// A batch is one CloudEvent a line, in order, in files and directories that others cannot read.
+// A batch is one CloudEvent a line, even if its data has lines, in order, in files and directories that others cannot read.
 func TestFileHoldsOneCloudEventALine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b", "audit.jsonl")
 	s := mustOpen(t, "file", "path: "+path, testHost(t))
@@ -40,8 +41,15 @@ func TestFileHoldsOneCloudEventALine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	once := string(read(t, "testdata/events.jsonl"))
-	if got, want := string(read(t, path)), once+once; got != want {
+	var lines bytes.Buffer
+	if err := json.Indent(&lines, batch[0].Event.Data(), "\r", "\n"); err != nil {
+		t.Fatal(err)
+	}
+	batch[0].Event.DataEncoded = lines.Bytes()
+	if _, err := s.Deliver(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(read(t, path)), strings.Repeat(string(read(t, "testdata/events.jsonl")), 3); got != want {
 		t.Errorf("the file holds\n%s\nwant\n%s", got, want)
 	}
 	if runtime.GOOS == "windows" {

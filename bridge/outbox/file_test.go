@@ -238,6 +238,7 @@ func TestARecordThatCannotBeUnderstoodHidesNoOther(t *testing.T) {
 	o := open(t, dir, outbox.Options{})
 	mustAdd(t, o, "A", "scheduled", "a")
 	mustAdd(t, o, "B", "scheduled", "a")
+	mustAdd(t, o, "C", "scheduled", "a")
 	o.Close()
 	edit(t, o.Path(), func(tx *bolt.Tx) error {
 		var errs []error
@@ -247,19 +248,23 @@ func TestARecordThatCannotBeUnderstoodHidesNoOther(t *testing.T) {
 			errs = append(errs, err, b.Put([]byte(key), []byte("{")))
 		}
 		events := tx.Bucket([]byte("events"))
-		key, _ := events.Cursor().First()
-		return errors.Join(append(errs, events.Put(bytes.Clone(key), []byte(`{"id":`)))...)
+		first, _ := events.Cursor().First()
+		last, body := events.Cursor().Last()
+		damaged := strings.Replace(string(body), `"data":{}`, `"datacontenttype":"application/json","data":{"a":b},"x":"y"`, 1)
+		return errors.Join(append(errs, events.Put(bytes.Clone(first), []byte(`{"id":`)), events.Put(bytes.Clone(last), []byte(damaged)))...)
 	})
 	log := &lines{}
 	o = open(t, dir, outbox.Options{Log: log.logger()})
-	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled")
+	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled", "C-scheduled")
 	if n := strings.Count(log.String(), "cannot read a record of the outbox"); n != 7 {
 		t.Errorf("the log names %d records, want 7:\n%s", n, log)
 	}
 	q := o.Queue("a")
 	items := q.Changes().Pending
-	if _, _, err := q.Read(items[0]); !errors.Is(err, delivery.ErrLost) {
-		t.Errorf("reading what can't be understood = %v, want ErrLost", err)
+	for _, i := range []int{0, 2} {
+		if _, _, err := q.Read(items[i]); !errors.Is(err, delivery.ErrLost) {
+			t.Errorf("reading %s, which can't be understood = %v, want ErrLost", items[i].ID, err)
+		}
 	}
 	if ce, _, err := q.Read(items[1]); err != nil || ce.ID() != "B-scheduled" {
 		t.Errorf("Read = %v, %v", ce.ID(), err)

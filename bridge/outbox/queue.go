@@ -89,7 +89,10 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	if err != nil {
 		return ce, nil, err
 	}
-	if err := json.Unmarshal(body, &ce); err != nil {
+	if !json.Valid(body) { // the SDK's reader believes data that is damaged
+		return ce, nil, fmt.Errorf("%w: CloudEvent %d is damaged", delivery.ErrLost, i.Seq)
+	}
+	if err := ce.UnmarshalJSON(body); err != nil {
 		return ce, nil, fmt.Errorf("%w: CloudEvent %d: %v", delivery.ErrLost, i.Seq, err)
 	}
 	return ce, receipt, nil
