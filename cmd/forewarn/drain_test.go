@@ -143,16 +143,19 @@ func TestADrainEndsInTime(t *testing.T) {
 		{"it is idle then", 0, []string{"FOREWARN_NOTICE_SECONDS=10"}, 0, 0, "drained"},
 		{"nobody knows the notice", 700, []string{"FOREWARN_NOTICE_SECONDS=0"}, 1, 600, "not drained in time: 100 under way"},
 	} {
-		d := newDrill(t)
-		d.write("work", fmt.Sprint(1000+tt.work))
-		code, last := d.hear("scheduled", "A", tt.env...)
-		d.want(tt.claim, code, last, tt.code, tt.says)
-		if got, want := d.read("clock"), fmt.Sprint(1000+tt.took); got != want {
-			t.Errorf("%s: it ends at %s, want %s", tt.claim, got, want)
-		}
-		if got := d.read("state"); got != "out" {
-			t.Errorf("%s: the service is %q, want out, whatever came of the drain", tt.claim, got)
-		}
+		t.Run(tt.claim, func(t *testing.T) {
+			t.Parallel()
+			d := newDrill(t)
+			d.write("work", fmt.Sprint(1000+tt.work))
+			code, last := d.hear("scheduled", "A", tt.env...)
+			d.want(tt.claim, code, last, tt.code, tt.says)
+			if got, want := d.read("clock"), fmt.Sprint(1000+tt.took); got != want {
+				t.Errorf("it ends at %s, want %s", got, want)
+			}
+			if got := d.read("state"); got != "out" {
+				t.Errorf("the service is %q, want out, whatever came of the drain", got)
+			}
+		})
 	}
 }
 
