@@ -80,8 +80,14 @@ func (e *entry) record() Delivery {
 
 // encode is the delivery as the file has it.
 func (e *entry) encode() []byte {
-	d := e.record()
-	d.Key, d.Route, d.Message, d.State, d.Bytes, d.Next, d.Muted = "", "", nil, "", 0, e.Next, time.Time{}
+	d := Delivery{Item: e.Item, Tried: e.tried}
+	d.Message = nil
+	if e.death != nil {
+		d.Reason, d.DeadSince = e.death.reason, e.death.at
+	}
+	if e.held {
+		d.Held = e.Due
+	}
 	return encode(d)
 }
 

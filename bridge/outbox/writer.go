@@ -56,7 +56,11 @@ func (p place) added() (seq uint64) {
 }
 
 // places returns where the records are, in order.
-func (r records) places() []place { return slices.SortedFunc(maps.Keys(r), place.compare) }
+func (r records) places() []place {
+	places := slices.AppendSeq(make([]place, 0, len(r)), maps.Keys(r))
+	slices.SortFunc(places, place.compare)
+	return places
+}
 
 // encode returns the records as the storage takes them, in order.
 func (r records) encode() []Write { return r.merge(r.places(), nil) }
@@ -363,7 +367,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 			runtime.GC()
 			garbage = 0
 		}
-		part, bytes = nil, 0
+		part, bytes = make([]Write, 0, len(part)), 0
 	}
 	if o.ahead {
 		rest = append(rest, mark) // to be deleted
