@@ -38,29 +38,32 @@ type decision struct {
 // unsent reports whether the approval is still to be sent.
 func (d *decision) unsent() bool { return d != nil && !d.Done }
 
-// by names the rule.
-func (d *decision) by() string { return fmt.Sprintf("rule %d", d.Rule) }
+// by names the rule, or the user who approves by hand.
+func (d *decision) by() string {
+	if d.Rule == 0 {
+		return d.By
+	}
+	return fmt.Sprintf("rule %d", d.Rule)
+}
 
-// approve evaluates the rules, and sends the approvals that they decide, until ctx is done.
+// record completes the record of what came of the decision.
+func (d *decision) record(a cloudevent.Approval, op openEvent, now time.Time) cloudevent.Approval {
+	a.By, a.Decided, a.Attempts = d.by(), d.Decided, d.Attempts
+	a.After = now.Sub(op.First).Round(100 * time.Millisecond).Seconds()
+	return a
+}
+
+// approve evaluates the rules, and sends the approvals that they decide.
 func (b *Bridge) approve(ctx context.Context) {
-	tick := time.NewTicker(approveEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	b.turned(&b.approving)
+	b.mu.Lock()
+	rules := len(b.rules) > 0
+	maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || !b.events.open(id) })
+	maps.DeleteFunc(b.waits, func(id string, _ wait) bool { return !b.events.open(id) })
+	b.mu.Unlock()
+	for _, id := range b.events.toApprove(rules) {
+		b.approveEvent(ctx, id)
 		b.turned(&b.approving)
-		b.mu.Lock()
-		rules := len(b.rules) > 0
-		maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || !b.events.open(id) })
-		maps.DeleteFunc(b.waits, func(id string, _ wait) bool { return !b.events.open(id) })
-		b.mu.Unlock()
-		for _, id := range b.events.toApprove(rules) {
-			b.approveEvent(ctx, id)
-			b.turned(&b.approving)
-		}
 	}
 }
 
@@ -75,7 +78,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	d, now := op.Approval, time.Now()
 	switch {
 	case d.unsent() && d.Seq != op.Latest:
-		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event changed"})
+		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event changed"})
 		return
 	case !d.unsent() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // nothing left to decide
@@ -92,8 +95,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	b.noteRuling(id, why, final)
 	switch {
 	case rule == 0 && d.unsent() && b.Outbox.Durable() == nil:
-		b.endApproval(e, op, *d, d.by(), cloudevent.Approval{Result: cloudevent.ResultMoot,
-			Error: "the rules no longer approve it"})
+		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
 	case rule == 0:
 	case !d.unsent():
 		decided := decision{Seq: op.Latest, Rule: rule, Decided: now.UTC()}
@@ -157,8 +159,8 @@ func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce *event.Event, now t
 		fields = cloudevent.Fields(*ce)
 	}
 	delivered := func(route string) acceptance {
-		a := b.acceptance(route, op.Latest)
-		if a.state == accepted {
+		a := acceptance{state: b.Outbox.Outcome(route, op.Latest).State}
+		if a.accepted() {
 			a.since = b.since(e.ID, op, route, now)
 		}
 		return a
@@ -178,8 +180,8 @@ func (b *Bridge) Forecasts(rules []Rule, id string) ([]Forecast, error) {
 		return nil, errors.New("its CloudEvent can't be read")
 	}
 	gets := func(sink string) bool {
-		s := b.acceptance(sink, op.Latest).state
-		return s == pending || s == accepted
+		a := acceptance{state: b.Outbox.Outcome(sink, op.Latest).State}
+		return a.state == outbox.StatePending || a.accepted()
 	}
 	return Forecasts(rules, e, cloudevent.Fields(*ce), b.approverName(), gets), nil
 }
@@ -206,23 +208,16 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
 	if err == nil {
-		if changedSince(e, doc) != "" {
+		if !unchanged(e, doc) {
 			return // the poll loop will see the change, and the approval becomes moot
 		}
 		d.Attempts++
 		if !b.keepDecision(e, d) {
 			return // the next turn decides again
 		}
-		var status string
-		status, err = b.Client.Approve(ctx, doc, e)
-		var refused *imds.RefusedError
-		switch {
-		case err == nil:
-			b.endApproval(e, op, d, d.by(), cloudevent.Approval{Result: cloudevent.ResultApproved, Status: status})
-			return
-		case errors.As(err, &refused):
-			b.endApproval(e, op, d, d.by(), cloudevent.Approval{Result: cloudevent.ResultRefused, Status: refused.Status,
-				Error: err.Error()})
+		var answer cloudevent.Approval
+		if answer, err = b.askAzure(ctx, doc, e); err == nil {
+			b.endApproval(e, op, d, answer)
 			return
 		}
 	}
@@ -232,18 +227,20 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 	b.keepDecision(e, d)
 }
 
-// changedSince says how the event in the document differs from e; "" if it does not.
-func changedSince(e imds.Event, doc imds.Document) string {
-	i := slices.IndexFunc(doc.Events, func(other imds.Event) bool { return other.ID == e.ID })
-	switch {
-	case i < 0:
-		return "it is no longer listed"
-	case doc.Events[i].Status != imds.StatusScheduled:
-		return "it is " + doc.Events[i].Status
-	case len(imds.Diff([]imds.Event{e}, imds.Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) > 0:
-		return "it changed"
+// askAzure asks Azure to approve the event, and returns its answer. After an error Azure may have taken the approval.
+func (b *Bridge) askAzure(ctx context.Context, doc imds.Document, e imds.Event) (cloudevent.Approval, error) {
+	status, err := b.Client.Approve(ctx, doc, e)
+	if refused, ok := errors.AsType[*imds.RefusedError](err); ok {
+		return cloudevent.Approval{Result: cloudevent.ResultRefused, Status: refused.Status, Error: err.Error()}, nil
 	}
-	return ""
+	return cloudevent.Approval{Result: cloudevent.ResultApproved, Status: status}, err
+}
+
+// unchanged reports whether the document lists the event as it is in e, and as Scheduled.
+func unchanged(e imds.Event, doc imds.Document) bool {
+	i := slices.IndexFunc(doc.Events, func(other imds.Event) bool { return other.ID == e.ID })
+	return i >= 0 && doc.Events[i].Status == imds.StatusScheduled &&
+		len(imds.Diff([]imds.Event{e}, imds.Document{Events: doc.Events[i : i+1], APIVersion: doc.APIVersion})) == 0
 }
 
 // keepDecision writes a decision to disk, if the event has not changed, the rules still decide so, and nobody approves
@@ -291,94 +288,74 @@ func (b *Bridge) keep(id string, change func(*openEvent, *event.Event) bool) boo
 
 // endApproval records the result of an approval, and sends a CloudEvent about it. It returns the recorded approval.
 // After an approval by hand that failed, the decision of a rule still stands.
-func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval,
-) cloudevent.Approval {
-	a, wait := b.submitApproval(e, op, d, by, a)
-	_ = wait() // the outbox logs its errors
-	return a
-}
-
-func (b *Bridge) submitApproval(e imds.Event, op openEvent, d decision, by string, a cloudevent.Approval,
-) (cloudevent.Approval, func() error) {
+func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudevent.Approval) cloudevent.Approval {
 	b.deciding.Lock()
-	defer b.deciding.Unlock()
 	now := time.Now()
-	a.By, a.Decided, a.Attempts, a.After = by, d.Decided, d.Attempts,
-		now.Sub(op.First).Round(100*time.Millisecond).Seconds()
-	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
-	_, current, ok := b.events.get(e.ID)
-	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(ok && current.Approval.unsent()) {
-		return a, func() error { return nil } // the event vanished meanwhile, which has recorded it as moot
+	a = d.record(a, op, now)
+	_, current, open := b.events.get(e.ID)
+	if d.Rule != 0 && a.Result == cloudevent.ResultMoot && !(open && current.Approval.unsent()) {
+		b.deciding.Unlock()
+		return a // the event vanished meanwhile, which has recorded it as moot
 	}
-	if ok {
+	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
+	if open {
 		op = current
 		if d.Rule == 0 {
 			d.Seq = op.Latest // Azure was asked about the event as it is now
 		}
 		if d.Rule != 0 || a.Result == cloudevent.ResultApproved || a.Result == cloudevent.ResultMoot {
-			d.Done, d.Result, d.By, d.Ended = true, a.Result, by, now.UTC()
+			d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
 			op.Approval = &d
 		}
 		op.Said, op.Approved = now, op.Approved || d.Attempts > 0
 		c.open[e.ID] = &op
 	}
 	b.changeContext(observation{now: now}).addApproval(&c, e, op, a)
-	return a, b.commit(c, now)
-}
-
-// mootApproval returns the record of an approval that a rule decided but that was never sent.
-func mootApproval(op openEvent, now time.Time, why string) cloudevent.Approval {
-	return cloudevent.Approval{
-		Result: cloudevent.ResultMoot, By: op.Approval.by(), Decided: op.Approval.Decided, Attempts: op.Approval.Attempts,
-		Error: why,
-		After: now.Sub(op.First).Round(100 * time.Millisecond).Seconds(),
-	}
+	wait := b.commit(c, now)
+	b.deciding.Unlock()
+	_ = wait() // the outbox logs its errors
+	return a
 }
 
 // ApproveNow approves the event with that id for a user, whatever the rules say. shown is the Digest of the event as
 // the user saw it; an event that differs is not approved. by names the user, for the record. The Bridge need not run;
 // the CloudEvent about the result then waits in the outbox.
 func (b *Bridge) ApproveNow(ctx context.Context, id, shown, by string) cloudevent.Approval {
-	d := decision{Decided: time.Now().UTC()}
+	d := decision{Decided: time.Now().UTC(), By: by}
+	notSent := func(result, why string) cloudevent.Approval {
+		return cloudevent.Approval{Result: result, By: by, Decided: d.Decided, Error: why}
+	}
 	ctx, undo, ok := b.attend(ctx, id)
 	if !ok {
-		return cloudevent.Approval{Result: cloudevent.ResultRefused, By: by, Decided: d.Decided, Error: errStopping.Error()}
+		return notSent(cloudevent.ResultRefused, errStopping.Error())
 	}
 	defer undo()
 	doc, err := b.Client.Document(ctx)
 	if err != nil {
-		return cloudevent.Approval{Result: cloudevent.ResultRefused, By: by, Decided: d.Decided, Error: err.Error()}
+		return notSent(cloudevent.ResultRefused, err.Error())
 	}
 	i := slices.IndexFunc(doc.Events, func(e imds.Event) bool { return e.ID == id })
 	switch {
 	case i < 0:
-		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
-			Error: "it is no longer listed"}
+		return notSent(cloudevent.ResultMoot, "it is no longer listed")
 	case doc.Events[i].Status == imds.StatusStarted:
-		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
-			Error: "it has started already"}
+		return notSent(cloudevent.ResultMoot, "it has started already")
 	case doc.Events[i].Digest() != shown:
-		return cloudevent.Approval{Result: cloudevent.ResultMoot, By: by, Decided: d.Decided,
-			Error: "it has changed since it was shown"}
+		return notSent(cloudevent.ResultMoot, "it has changed since it was shown")
 	}
 	e := doc.Events[i]
-	_, op, known := b.events.get(id)
-	if !known {
+	_, op, open := b.events.get(id)
+	if !open {
 		op.First = d.Decided
 	}
 	d.Attempts = 1
 	// A full disk must not keep people from approving, so the result is ignored.
 	b.keep(id, func(op *openEvent, _ *event.Event) bool { op.Approved = true; return true })
-	a := cloudevent.Approval{Result: cloudevent.ResultApproved}
-	a.Status, err = b.Client.Approve(ctx, doc, e)
-	var refused *imds.RefusedError
-	switch {
-	case errors.As(err, &refused):
-		a.Result, a.Status, a.Error = cloudevent.ResultRefused, refused.Status, err.Error()
-	case err != nil:
-		a.Result, a.Error = cloudevent.ResultUnanswered, err.Error()
+	answer, err := b.askAzure(ctx, doc, e)
+	if err != nil {
+		answer = cloudevent.Approval{Result: cloudevent.ResultUnanswered, Error: err.Error()}
 	}
-	return b.endApproval(e, op, d, by, a)
+	return b.endApproval(e, op, d, answer)
 }
 
 // attend registers an approval by hand: until undo is called, the rules leave the event alone, and the outbox stays
@@ -435,17 +412,4 @@ func (r Route) Hears(c imds.Change, self string) bool {
 	}
 	ok, _ := r.Filter.Change(c, self)
 	return ok
-}
-
-// acceptance returns the state of the delivery of a change to a route.
-func (b *Bridge) acceptance(route string, seq uint64) acceptance {
-	switch o := b.Outbox.Outcome(route, seq); o.State {
-	case "":
-		return acceptance{state: notAddressed}
-	case outbox.StatePending:
-		return acceptance{state: pending}
-	case outbox.StateAccepted, outbox.StateSuperseded: // superseded by a reminder of the same change
-		return acceptance{state: accepted}
-	}
-	return acceptance{state: deadLettered}
 }

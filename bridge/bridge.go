@@ -251,10 +251,10 @@ func (b *Bridge) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	loops.Go(func() { b.identify(ctx) })
 	loops.Go(func() { b.startWorkers(ctx) })
-	loops.Go(func() { b.housekeep(ctx) })
-	loops.Go(func() { b.approve(ctx) })
+	loops.Go(func() { every(ctx, housekeepEvery, b.housekeep) })
+	loops.Go(func() { every(ctx, approveEvery, func() { b.approve(ctx) }) })
 	loops.Go(func() { b.discover(ctx) })
-	loops.Go(func() { b.detectPauses(ctx) })
+	loops.Go(func() { every(ctx, b.pauses.every, b.notePause) })
 	b.watch(ctx)
 	close(b.over)
 	loops.Wait()
@@ -278,6 +278,20 @@ func (b *Bridge) Run(ctx context.Context) error {
 			Groups: waits})
 	}
 	return b.Outbox.Close()
+}
+
+// every calls f at that interval until ctx is done.
+func every(ctx context.Context, interval time.Duration, f func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f()
+		}
+	}
 }
 
 // Reload replaces the routes and rules. Each new route takes over the backlog of its name. Reload waits until Run has

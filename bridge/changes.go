@@ -138,7 +138,8 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 	}
 	if change.Kind == imds.Vanished {
 		if op.Approval.unsent() {
-			s.addApproval(c, e, op, mootApproval(op, s.now, "the event is no longer listed"))
+			moot := cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the event is no longer listed"}
+			s.addApproval(c, e, op, op.Approval.record(moot, op, s.now))
 		}
 		in.End = end(change, op, s.observer.Name, s.booted, s.now)
 	}

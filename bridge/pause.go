@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -28,20 +27,6 @@ func (p *pauseDetector) lateness(now time.Time) time.Duration {
 		return 0
 	}
 	return d
-}
-
-// detectPauses records pauses until ctx is done.
-func (b *Bridge) detectPauses(ctx context.Context) {
-	tick := time.NewTicker(b.pauses.every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			b.notePause()
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // notePause records with the open events a pause that just ended, if there was one. The poll loop calls it too, so that

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 )
 
 // A Rule decides which events are approved, so that Azure starts them before their notice ends. A Filter passes what it
@@ -45,20 +46,16 @@ func notForIt(format string, args ...any) ruling {
 
 func notYet(format string, args ...any) ruling { return ruling{why: fmt.Sprintf(format, args...)} }
 
-// acceptance is the state of a delivery that a Rule waits for.
+// An acceptance is the state of a delivery that a Rule waits for.
 type acceptance struct {
-	state acceptState
+	state string    // as in the outbox; "" if the route did not get the change
 	since time.Time // when the acceptance was first seen, by the monotonic clock
 }
 
-type acceptState int
-
-const (
-	notAddressed acceptState = iota
-	pending
-	accepted
-	deadLettered
-)
+// accepted reports whether the route has the change. A reminder of the same change may have superseded it.
+func (a acceptance) accepted() bool {
+	return a.state == outbox.StateAccepted || a.state == outbox.StateSuperseded
+}
 
 // rule applies the rule to an event. delivered returns the state of a route's delivery of the event's latest change,
 // which was observed at observed. All times have the monotonic clock, which does not jump.
@@ -69,16 +66,16 @@ func (r Rule) rule(e imds.Event, fields map[string]any, self string, delivered f
 	}
 	from := observed
 	for _, route := range r.After {
-		switch a := delivered(route); a.state {
-		case notAddressed:
+		a := delivered(route)
+		switch {
+		case a.state == "":
 			return no("%s did not get the latest change", route)
-		case deadLettered:
-			return no("%s did not accept the latest change", route)
-		case pending:
+		case a.state == outbox.StatePending:
 			return notYet("waits for %s", route)
-		default:
-			from = later(from, a.since)
+		case !a.accepted():
+			return no("%s did not accept the latest change", route)
 		}
+		from = later(from, a.since)
 	}
 	if now.Sub(from) < r.Wait {
 		return notYet("waits until %s", ClockTime(from.Add(r.Wait), now, time.UTC))
@@ -102,9 +99,9 @@ func Forecasts(rules []Rule, e imds.Event, fields map[string]any, self string, g
 	now := time.Now()
 	accepts := func(sink string) acceptance {
 		if gets(sink) {
-			return acceptance{accepted, now}
+			return acceptance{outbox.StateAccepted, now}
 		}
-		return acceptance{state: notAddressed}
+		return acceptance{}
 	}
 	for i, r := range rules {
 		verdict := r.rule(e, fields, self, accepts, now, now.Add(r.Wait)) // as if its wait were over

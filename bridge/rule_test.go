@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
 )
 
 // Every doubt means no: an approval is given only to what the rule names, when all are told that it waits for.
@@ -26,9 +27,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		return r
 	}
 	accepted := func(ago time.Duration) func(string) acceptance {
-		return func(string) acceptance { return acceptance{accepted, now.Add(-ago)} }
+		return func(string) acceptance { return acceptance{outbox.StateAccepted, now.Add(-ago)} }
 	}
-	state := func(s acceptState) func(string) acceptance {
+	state := func(s string) func(string) acceptance {
 		return func(string) acceptance { return acceptance{state: s} }
 	}
 	types := func(types ...string) func(*Rule) { return func(r *Rule) { r.Filter.Only.Types = types } }
@@ -78,9 +79,9 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"the sink accepted just now", with(after), event(as), "vm-0", accepted(29 * time.Second), "waits until 04:00:01 UTC", false},
 		{"the wait ends on another day", with(func(r *Rule) { r.Wait = 24 * time.Hour }), event(as), "vm-0", nil,
 			"waits until Sun 22 Nov, 03:00:00 UTC", false},
-		{"the sink was not told yet", with(after), event(as), "vm-0", state(pending), "waits for drain", false},
-		{"the sink did not get it", with(after), event(as), "vm-0", state(notAddressed), "did not get", true},
-		{"the sink refused it", with(after), event(as), "vm-0", state(deadLettered), "did not accept", true},
+		{"the sink was not told yet", with(after), event(as), "vm-0", state(outbox.StatePending), "waits for drain", false},
+		{"the sink did not get it", with(after), event(as), "vm-0", state(""), "did not get", true},
+		{"the sink refused it", with(after), event(as), "vm-0", state(outbox.StateDead), "did not accept", true},
 	} {
 		fields := map[string]any{"duration": -1, "data": map[string]any{}}
 		got := tt.rule.rule(tt.event, fields, tt.self, tt.told, now.Add(-time.Hour), now)

@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -18,6 +17,7 @@ const (
 	noAnswerFor     = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
 	noFirstFor      = 10 * time.Minute // the same before the very first one
 	deadReportEvery = time.Minute      // shortest interval of reports about the dead letters of one route
+	housekeepEvery  = time.Second
 	maintainEvery   = 10 * time.Minute
 	compactEvery    = 24 * time.Hour
 	listedDead      = 20 // dead letters named in one CloudEvent
@@ -151,28 +151,19 @@ func named(deliveries []outbox.Delivery) (list []map[string]any) {
 	return list
 }
 
-// housekeep runs the periodic work every second until ctx is done.
-func (b *Bridge) housekeep(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		b.turned(&b.keptHouse)
-		now := time.Now()
-		b.endMutes(now)
-		b.decideHeld(now)
-		b.reportSilent(now)
-		b.remind(now)
-		b.sendHeartbeats(now)
-		b.reportHeads(now, headEvery)
-		b.reportDead(now, deadReportEvery)
-		b.reportUnavailable(now)
-		b.tidy(now)
-	}
+// housekeep does the periodic work.
+func (b *Bridge) housekeep() {
+	b.turned(&b.keptHouse)
+	now := time.Now()
+	b.endMutes(now)
+	b.decideHeld(now)
+	b.reportSilent(now)
+	b.remind(now)
+	b.sendHeartbeats(now)
+	b.reportHeads(now, headEvery)
+	b.reportDead(now, deadReportEvery)
+	b.reportUnavailable(now)
+	b.tidy(now)
 }
 
 // tidy lets the outbox drop expired records and compact its file. It waits until the first valid answer, so that it
