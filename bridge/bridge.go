@@ -29,7 +29,7 @@ type Options struct {
 	Outbox   *outbox.Outbox
 	Routes   []Route
 	Rules    []Rule        // of approval; the first one that approves counts
-	Interval time.Duration // between polls; 0 for DefaultInterval
+	Interval time.Duration // between polls; 0 for defaultInterval
 	VMName   string        // the observer's name; "" to ask instance metadata
 	Host     string        // names the observer in CloudEvents until its name is known
 	Source   string        // CloudEvents source; "" derives it
@@ -129,7 +129,7 @@ type routeWorker struct {
 // New returns a Bridge. It starts nothing before Run.
 func New(o Options) *Bridge {
 	if o.Interval == 0 {
-		o.Interval = DefaultInterval
+		o.Interval = defaultInterval
 	}
 	if o.Meter == nil {
 		o.Meter = noMeter{}
@@ -150,7 +150,7 @@ func New(o Options) *Bridge {
 		troubled: map[string]bool{}, dead: map[string]*unreportedDead{},
 		routed: make(chan struct{}), over: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1),
-		pauses: pauseDetector{every: min(o.Interval, DefaultInterval)},
+		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
 	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})
 	b.remember()

@@ -183,7 +183,7 @@ func (s changeContext) circumstances(op openEvent) cloudevent.Circumstances {
 func (s changeContext) address(a *outbox.Addition, routes []Route, ce event.Event, change imds.Change, op *openEvent) {
 	var fields map[string]any
 	for _, r := range routes {
-		if r.Filter.NeedsFields() && fields == nil {
+		if r.Filter.needsFields() && fields == nil {
 			fields = cloudevent.Fields(ce)
 		}
 		verdict := s.decide(r, change, fields, op)

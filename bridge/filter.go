@@ -173,8 +173,8 @@ func passes(values []string, v string, known []string) bool {
 	return len(values) == 0 || v == "" || !has(known, v) || has(values, v)
 }
 
-// NeedsFields reports whether Event looks at the fields of the CloudEvent.
-func (f Filter) NeedsFields() bool { return f.When != nil || len(f.Only.Groups) > 0 }
+// needsFields reports whether Event looks at the fields of the CloudEvent.
+func (f Filter) needsFields() bool { return f.When != nil || len(f.Only.Groups) > 0 }
 
 // groupOf returns the resource group that the observer is in, "" if that is not known.
 func groupOf(fields map[string]any) string {

@@ -68,10 +68,7 @@ type Period struct {
 func History(o *outbox.Outbox, p Period) ([]EventHistory, error) {
 	var b HistoryBuilder
 	err := o.Walk(0, func(r outbox.Record) error {
-		var ce event.Event
-		if json.Unmarshal(r.Body, &ce) == nil { // an unreadable record must not hide the others
-			b.Add(ce, deliveries(r))
-		}
+		b.addRecord(r)
 		return nil
 	})
 	return b.Histories(p), err
@@ -109,30 +106,32 @@ func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (histories 
 		}
 		var b HistoryBuilder
 		for _, r := range newest {
-			var ce event.Event
-			if json.Unmarshal(r.Body, &ce) == nil {
-				b.Add(ce, deliveries(r))
-			}
+			b.addRecord(r)
 		}
 		return b.Histories(p), more, nil
 	}
-}
-
-// deliveries returns the deliveries of a recorded CloudEvent.
-func deliveries(r outbox.Record) (list []HistoryDelivery) {
-	for _, d := range r.Deliveries {
-		list = append(list, HistoryDelivery{
-			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID,
-			Reason: d.Reason, Error: d.Error,
-		})
-	}
-	return list
 }
 
 // A HistoryBuilder assembles histories from CloudEvents in any order. It ignores repeated ones.
 type HistoryBuilder struct {
 	histories map[string]*EventHistory
 	seen      map[string]bool // ids
+}
+
+// addRecord adds a record of the outbox, unless it is unreadable: it must not hide the others.
+func (b *HistoryBuilder) addRecord(r outbox.Record) {
+	var ce event.Event
+	if json.Unmarshal(r.Body, &ce) != nil {
+		return
+	}
+	var deliveries []HistoryDelivery
+	for _, d := range r.Deliveries {
+		deliveries = append(deliveries, HistoryDelivery{
+			Sink: d.Route, State: d.State, At: d.At, Attempts: d.Attempts, Answer: d.Answer, AnswerID: d.AnswerID,
+			Reason: d.Reason, Error: d.Error,
+		})
+	}
+	b.Add(ce, deliveries)
 }
 
 // Add adds a CloudEvent with its deliveries. It ignores CloudEvents that are not about an Azure event.

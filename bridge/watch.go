@@ -12,7 +12,7 @@ import (
 
 // Timing of the poll loop.
 const (
-	DefaultInterval    = time.Second
+	defaultInterval    = time.Second
 	firstAnswerTimeout = 150 * time.Second // for the first answer: Azure can take two minutes to switch events on
 	switchedOff        = 24 * time.Hour    // time without a poll after which Azure switches events off
 	answerTimeout      = 10 * time.Second  // for later answers

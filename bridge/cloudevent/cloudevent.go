@@ -29,28 +29,31 @@ const (
 	EventPrefix  = prefix + "scheduledevent."
 	BridgePrefix = prefix + "bridge."
 
-	BridgeStarted         = BridgePrefix + "started"
-	BridgeStopping        = BridgePrefix + "stopping"
-	BridgeTest            = BridgePrefix + "test"
-	BridgeHeartbeat       = BridgePrefix + "heartbeat"
-	IMDSUnavailable       = BridgePrefix + "imds.unavailable"
-	IMDSRecovered         = BridgePrefix + "imds.recovered"
-	SinkBlocked           = BridgePrefix + "sink.blocked"
-	SinkRecovered         = BridgePrefix + "sink.recovered"
-	SinkMuted             = BridgePrefix + "sink.muted"
-	SinkUnmuted           = BridgePrefix + "sink.unmuted"
-	DeliveryDeadLettered  = BridgePrefix + "delivery.deadlettered"
-	DeliveryDropped       = BridgePrefix + "delivery.dropped"
-	SettingsLoaded        = BridgePrefix + "settings.loaded"
-	ChainHead             = BridgePrefix + "chain.head"
-	ObserverSilent        = prefix + "observer.silent"
-	ObserverBack          = prefix + "observer.back"
-	maxString             = 16 << 10 // of a string in data
-	maxAttribute          = 1 << 10  // of a CloudEvents attribute
-	shortFreeze           = 10       // seconds; a Freeze of known length up to this is no reason to wake anybody
-	timestampInIDs        = "20060102T150405"
-	azureManagement       = "https://management.azure.com"
-	unknownHostInSourceID = "unknown"
+	BridgeStarted        = BridgePrefix + "started"
+	BridgeStopping       = BridgePrefix + "stopping"
+	BridgeTest           = BridgePrefix + "test"
+	BridgeHeartbeat      = BridgePrefix + "heartbeat"
+	IMDSUnavailable      = BridgePrefix + "imds.unavailable"
+	IMDSRecovered        = BridgePrefix + "imds.recovered"
+	SinkBlocked          = BridgePrefix + "sink.blocked"
+	SinkRecovered        = BridgePrefix + "sink.recovered"
+	SinkMuted            = BridgePrefix + "sink.muted"
+	SinkUnmuted          = BridgePrefix + "sink.unmuted"
+	DeliveryDeadLettered = BridgePrefix + "delivery.deadlettered"
+	DeliveryDropped      = BridgePrefix + "delivery.dropped"
+	SettingsLoaded       = BridgePrefix + "settings.loaded"
+	ChainHead            = BridgePrefix + "chain.head"
+	ObserverSilent       = prefix + "observer.silent"
+	ObserverBack         = prefix + "observer.back"
+)
+
+const (
+	maxString    = 16 << 10 // bytes of a string in data
+	maxAttribute = 1 << 10  // bytes of a CloudEvents attribute
+
+	timestampInIDs  = "20060102T150405"
+	azureManagement = "https://management.azure.com"
+	unknownHost     = "unknown" // in a source or an id
 )
 
 // Types lists the types of all CloudEvents that a bridge or a relay makes.
@@ -182,7 +185,7 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 	setSeverity(&ce, severity(c))
 
 	d := Data{
-		Change: c.Kind, Changed: nil, Outcome: in.End.Outcome, NotBefore: e.NotBefore,
+		Change: c.Kind, Outcome: in.End.Outcome, NotBefore: e.NotBefore,
 		Announced: in.Announced.UTC(), Begun: in.Begun.UTC(),
 		WhileAway: in.WhileAway, NotEarlierThan: in.NotEarlierThan.UTC(),
 		Back: in.End.Back.UTC(), LongestPause: math.Round(in.End.LongestPause.Seconds()*10) / 10,
@@ -214,12 +217,8 @@ func Wrap(c imds.Change, in Circumstances) (event.Event, error) {
 func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) (event.Event, error) {
 	ce := event.New(event.CloudEventsVersionV1)
 	at = at.UTC()
-	kind := Kind(typ)
-	who := o.VMID
-	if who == "" {
-		who = o.Name
-	}
-	ce.SetID(idToken(who) + "-" + strings.ReplaceAll(kind, ".", "-") + "-" +
+	kind := kindOf(typ)
+	ce.SetID(idToken(cmp.Or(o.VMID, o.Name, unknownHost)) + "-" + strings.ReplaceAll(kind, ".", "-") + "-" +
 		at.Format(timestampInIDs) + fmt.Sprintf("%09dZ", at.Nanosecond()))
 	ce.SetType(typ)
 	ce.SetSource(source(o, false, ""))
@@ -243,8 +242,8 @@ func WrapBridge(typ string, data map[string]any, o imds.Observer, at time.Time) 
 	return ce, ce.Validate()
 }
 
-// Kind returns the part of a CloudEvent's type that says what happened, such as started or sink.blocked.
-func Kind(typ string) string {
+// kindOf returns the part of a CloudEvent's type that says what happened, such as started or sink.blocked.
+func kindOf(typ string) string {
 	for _, p := range []string{EventPrefix, BridgePrefix, prefix} {
 		if kind, ours := strings.CutPrefix(typ, p); ours {
 			return kind
@@ -279,7 +278,7 @@ func source(o imds.Observer, shared bool, host string) string {
 			"/providers/Microsoft.Compute/virtualMachineScaleSets/" + o.ScaleSet
 	}
 	if path == "" {
-		return "urn:forewarn:" + url.PathEscape(cmp.Or(o.Name, host, unknownHostInSourceID))
+		return "urn:forewarn:" + url.PathEscape(cmp.Or(o.Name, host, unknownHost))
 	}
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	for i, p := range parts {
@@ -303,58 +302,54 @@ func joinNames(names []string) string {
 	return s
 }
 
-// cutStrings shortens every string in the JSON object raw to 16 KiB, and returns the top-level fields in which it did
+// cutStrings shortens every string in the compact JSON object raw to 16 KiB, and returns the top-level fields in which it did
 // so. Everything else stays as Azure sent it, including the order of keys, except that lone surrogates become U+FFFD.
 func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 	if len(raw) <= maxString && !bytes.Contains(raw, []byte(`\u`)) {
 		return raw
 	}
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
 	var out bytes.Buffer
-	var field string             // the top-level field we are in
-	var open []json.Delim        // the objects and arrays we are in
-	var first, key = true, false // of the innermost one; key: an object's key comes next
-	for {
-		t, err := d.Token()
-		if err != nil {
-			return out.Bytes()
-		}
-		if delim, ok := t.(json.Delim); ok && (delim == '}' || delim == ']') {
-			out.WriteByte(byte(delim))
-			open = open[:len(open)-1]
-			first, key = false, len(open) > 0 && open[len(open)-1] == '{'
+	var field string // the top-level field that we are in
+	depth := 0       // the number of objects and arrays that we are in
+	for len(raw) > 0 {
+		if raw[0] != '"' {
+			switch raw[0] {
+			case '{', '[':
+				depth++
+			case '}', ']':
+				depth--
+			}
+			out.WriteByte(raw[0])
+			raw = raw[1:]
 			continue
 		}
-		if key && !first || !key && !first && len(open) > 0 && open[len(open)-1] == '[' {
-			out.WriteByte(',')
+		end := stringEnd(raw)
+		var text string
+		_ = json.Unmarshal(raw[:end], &text) // cannot fail: raw was decoded before
+		raw = raw[end:]
+		short := imds.CutText(text, maxString)
+		if depth == 1 && bytes.HasPrefix(raw, []byte(":")) {
+			field = short
 		}
-		first = false
-		if s, ok := t.(string); ok {
-			long := len(s) > maxString
-			s = imds.CutText(s, maxString)
-			if key && len(open) == 1 {
-				field = s
-			}
-			if long {
-				cut[field] = true
-			}
-			t = s
+		if short != text {
+			cut[field] = true
 		}
-		if delim, ok := t.(json.Delim); ok {
-			out.WriteByte(byte(delim))
-			open = append(open, delim)
-			first, key = true, delim == '{'
-			continue
-		}
-		out.Write(imds.CompactJSON(t))
-		if key {
-			out.WriteByte(':')
-			key = false
-		} else {
-			key = len(open) > 0 && open[len(open)-1] == '{'
+		out.Write(imds.CompactJSON(short))
+	}
+	return out.Bytes()
+}
+
+// stringEnd returns the length of the JSON string that b starts with.
+func stringEnd(b []byte) int {
+	for i := 1; i < len(b); i++ {
+		switch b[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
 		}
 	}
+	return len(b)
 }
 
 // Fields returns what filters and templates see of a CloudEvent: every attribute by its name, data as decoded JSON, and
@@ -379,7 +374,7 @@ func Fields(ce event.Event) map[string]any {
 		}
 	}
 	f["severity"], f["duration"] = f["severitynumber"], f["azduration"]
-	f["change"] = Kind(ce.Type())
+	f["change"] = kindOf(ce.Type())
 
 	var data map[string]any
 	if json.Unmarshal(ce.Data(), &data) != nil {

@@ -36,9 +36,6 @@ func ChangeID(c imds.Change) string {
 
 // idToken makes a string fit for an id.
 func idToken(s string) string {
-	if s == "" {
-		return unknownHostInSourceID
-	}
 	return strings.Map(func(r rune) rune {
 		if r < utf8.RuneSelf && (r == '-' || unicode.IsLetter(r) || unicode.IsDigit(r)) {
 			return r

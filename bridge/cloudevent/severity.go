@@ -11,6 +11,8 @@ const (
 	severityInfo  = 9
 	severityWarn  = 13
 	severityError = 17
+
+	shortFreeze = 10 // seconds; a Freeze of known length up to this is no reason to wake anybody
 )
 
 func setSeverity(ce *event.Event, n int32) {

@@ -226,8 +226,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	case code == http.StatusBadRequest && refusesVersion(body):
 		p, _ = fail(PollSettings, "%s refuses api-version %s: %s", c.Endpoint(), version, excerpt(body))
 		return p, true
-	case code == http.StatusNotFound, code == http.StatusRequestTimeout, code == http.StatusGone,
-		code == http.StatusTooManyRequests, code >= 500:
+	case passing(code):
 		return fail(PollRetry, "%s: %s", resp.Status, excerpt(body))
 	case code != http.StatusOK:
 		return fail(PollSettings, "%s: %s", resp.Status, excerpt(body))
@@ -253,6 +252,16 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 		return fail(PollRetry, "unexpected answer from %s: %w", c.Endpoint(), err)
 	}
 	return p, false
+}
+
+// passing reports whether a failure with this status may pass by itself. A host answers 404 or 410 for a short time after
+// it moved a VM.
+func passing(code int) bool {
+	switch code {
+	case http.StatusNotFound, http.StatusRequestTimeout, http.StatusGone, http.StatusTooManyRequests:
+		return true
+	}
+	return code >= 500
 }
 
 // refusesVersion reports whether the body of a 400 is about the api-version.
@@ -340,8 +349,7 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	switch code := resp.StatusCode; {
 	case code >= 200 && code <= 299:
 		return resp.Status, nil
-	case code == http.StatusNotFound, code == http.StatusRequestTimeout, code == http.StatusGone,
-		code == http.StatusTooManyRequests, code >= 500:
+	case passing(code):
 		return "", fmt.Errorf("%s: %s", resp.Status, excerpt(text))
 	}
 	return "", &RefusedError{resp.Status, excerpt(text)}
@@ -357,8 +365,7 @@ func (e *AnswerError) Error() string { return e.status + ": " + e.text }
 
 // Final reports whether the answer will stay the same until somebody acts.
 func (e *AnswerError) Final() bool {
-	return e.code >= 400 && e.code <= 499 && !e.Lasting() && e.code != http.StatusRequestTimeout &&
-		e.code != http.StatusTooManyRequests
+	return e.code >= 400 && !passing(e.code)
 }
 
 // Lasting reports whether the answer will stay the same until somebody acts if it is repeated for some seconds: a host

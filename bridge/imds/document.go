@@ -48,8 +48,8 @@ type Event struct {
 	Raw json.RawMessage
 }
 
-// ErrNoDocument is wrapped by the errors of DecodeDocument for a body that is not a Scheduled Events document.
-var ErrNoDocument = errors.New("not a scheduled events document")
+// errNoDocument is wrapped by the errors of DecodeDocument for a body that is not a Scheduled Events document.
+var errNoDocument = errors.New("not a scheduled events document")
 
 // Bounds of a document.
 const (
@@ -62,17 +62,17 @@ const (
 var errNullEvents = errors.New("events is null")
 
 // DecodeDocument decodes the body of an answer, event by event: a malformed event does not affect the others, and is
-// kept as far as it can be read. DecodeDocument fails with ErrNoDocument only if the body as a whole is not a
+// kept as far as it can be read. DecodeDocument fails with errNoDocument only if the body as a whole is not a
 // document: broken JSON, another type of value, no Events.
 func DecodeDocument(body []byte) (Document, error) {
 	body = bytes.ToValidUTF8(bytes.TrimPrefix(body, []byte("\ufeff")), []byte("\ufffd"))
 	var envelope map[string]json.RawMessage
 	if err := json.Unmarshal(body, &envelope); err != nil {
-		return Document{}, fmt.Errorf("%w: %v; it starts with %.60q", ErrNoDocument, err, bytes.TrimSpace(body))
+		return Document{}, fmt.Errorf("%w: %v; it starts with %.60q", errNoDocument, err, bytes.TrimSpace(body))
 	}
 	list, ok := envelope["Events"]
 	if !ok {
-		return Document{}, fmt.Errorf("%w: it has no Events", ErrNoDocument)
+		return Document{}, fmt.Errorf("%w: it has no Events", errNoDocument)
 	}
 	var d Document
 	if raw, ok := envelope["DocumentIncarnation"]; ok {
@@ -86,7 +86,7 @@ func DecodeDocument(body []byte) (Document, error) {
 	}
 	entries, more, ok := firstEntries(list, MaxEvents)
 	if !ok {
-		return Document{}, fmt.Errorf("%w: Events is not an array", ErrNoDocument)
+		return Document{}, fmt.Errorf("%w: Events is not an array", errNoDocument)
 	}
 	if more {
 		d.Partial = true
@@ -182,7 +182,7 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	}
 	if strings.TrimSpace(notBefore) != "" {
 		var err error
-		if e.NotBefore, err = ParseNotBefore(notBefore); err != nil {
+		if e.NotBefore, err = parseNotBefore(notBefore); err != nil {
 			problems = append(problems, err.Error())
 		}
 	}
@@ -249,31 +249,22 @@ var notBeforeLayouts = []string{
 	"Monday, 02-Jan-06 15:04:05",
 }
 
-// ParseNotBefore parses a NotBefore: RFC 1123 in GMT or UTC, as Azure sends it, or ISO 8601 with a zone. It ignores the
+// parseNotBefore parses a NotBefore: RFC 1123 in GMT or UTC, as Azure sends it, or ISO 8601 with a zone. It ignores the
 // weekday, because Microsoft's own examples have wrong ones. The result is UTC, with a year that RFC 3339 allows.
-func ParseNotBefore(s string) (time.Time, error) {
+func parseNotBefore(s string) (time.Time, error) {
 	text := strings.TrimSuffix(strings.TrimSpace(s), ".")
 	if t, err := time.Parse(time.RFC3339, text); err == nil && t.UTC().Year() >= 0 && t.UTC().Year() <= 9999 {
 		return t.UTC(), nil
 	}
-	if clock, zone, ok := cutLast(text, " "); ok {
-		switch strings.ToUpper(zone) {
-		case "GMT", "UTC", "+0000":
-			for _, layout := range notBeforeLayouts {
-				if t, err := time.ParseInLocation(layout, clock, time.UTC); err == nil {
-					return t, nil
-				}
+	space := strings.LastIndexByte(text, ' ')
+	if zone := strings.ToUpper(text[space+1:]); space >= 0 && (zone == "GMT" || zone == "UTC" || zone == "+0000") {
+		for _, layout := range notBeforeLayouts {
+			if t, err := time.ParseInLocation(layout, text[:space], time.UTC); err == nil {
+				return t, nil
 			}
 		}
 	}
 	return time.Time{}, fmt.Errorf("NotBefore %.60q is not a time in GMT", s)
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
-	}
-	return s, "", false
 }
 
 // Affects reports whether vm is one of the event's Resources; see SameVM.

@@ -84,9 +84,9 @@ func TestNotBeforeIsReadAsUTCOrNotAtAll(t *testing.T) {
 		{"a year before all years is refused", "0000-01-01T00:00:00+01:00", none},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
-			got, err := ParseNotBefore(tt.text)
+			got, err := parseNotBefore(tt.text)
 			if !got.Equal(tt.want) || got.Location() != time.UTC || (err == nil) != !tt.want.IsZero() {
-				t.Errorf("ParseNotBefore(%q) = %v, %v, want %v", tt.text, got, err, tt.want)
+				t.Errorf("parseNotBefore(%q) = %v, %v, want %v", tt.text, got, err, tt.want)
 			}
 		})
 	}
@@ -106,9 +106,9 @@ func TestNotBeforeIsNotReadInTheZoneOfTheMachine(t *testing.T) {
 	}
 	time.Local = time.FixedZone("GMT", -7*60*60)
 	for _, text := range []string{"Mon, 19 Sep 2016 18:29:47 GMT", "Monday, 19-Sep-16 18:29:47 GMT", "2016-09-19T18:29:47Z"} {
-		got, err := ParseNotBefore(text)
+		got, err := parseNotBefore(text)
 		if err != nil || got.Format(time.RFC3339) != "2016-09-19T18:29:47Z" {
-			t.Errorf("ParseNotBefore(%q) = %v, %v", text, got, err)
+			t.Errorf("parseNotBefore(%q) = %v, %v", text, got, err)
 		}
 	}
 }
@@ -273,8 +273,8 @@ func TestBodyThatIsNoDocumentIsAnError(t *testing.T) {
 	} {
 		t.Run(tt.claim+" is refused", func(t *testing.T) {
 			d, err := DecodeDocument([]byte(tt.body))
-			if !errors.Is(err, ErrNoDocument) {
-				t.Errorf("DecodeDocument = %+v, %v, want ErrNoDocument", d, err)
+			if !errors.Is(err, errNoDocument) {
+				t.Errorf("DecodeDocument = %+v, %v, want errNoDocument", d, err)
 			}
 			if err != nil && (len(err.Error()) > 500 || strings.ContainsAny(err.Error(), "\n\x00")) {
 				t.Errorf("the error does not fit a line: %q", err)
@@ -283,7 +283,7 @@ func TestBodyThatIsNoDocumentIsAnError(t *testing.T) {
 	}
 	t.Run("null for Events is an error of its own", func(t *testing.T) {
 		d, err := DecodeDocument([]byte(`{"DocumentIncarnation":7,"Events":null}`))
-		if !errors.Is(err, errNullEvents) || errors.Is(err, ErrNoDocument) || len(d.Events) > 0 {
+		if !errors.Is(err, errNullEvents) || errors.Is(err, errNoDocument) || len(d.Events) > 0 {
 			t.Errorf("DecodeDocument = %+v, %v", d, err)
 		}
 	})

@@ -114,7 +114,7 @@ func TestNotBeforeHasAYearOfFourDigits(t *testing.T) {
 		"0000-01-01T00:00:00Z": true, "0000-01-01T00:00:00+01:00": false,
 		"9999-12-31T23:59:59Z": true, "9999-12-31T23:59:59-01:00": false,
 	} {
-		if at, err := ParseNotBefore(text); (err == nil) != want {
+		if at, err := parseNotBefore(text); (err == nil) != want {
 			t.Errorf("%s is %v, %v", text, at.Format(time.RFC3339), err)
 		}
 	}

@@ -34,9 +34,6 @@ const (
 	maxLine = 4 << 20 // bytes; a CloudEvent of forewarn has far fewer
 )
 
-// Overhead is the number of bytes that Append adds to a line.
-const Overhead = tailLength - len("}")
-
 // Append returns a JSON object as the line after the one with the hash previous, without a newline, and its hash.
 func Append(object []byte, previous string) (line []byte, hash string) {
 	line = append(bytes.TrimSuffix(bytes.TrimSpace(object), []byte("}")), beforePrev+previous+`"`...)
@@ -49,8 +46,8 @@ func hashOf(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Hash returns the chainhash of a line without its newline, or "" if the line has none. It checks only the form.
-func Hash(line []byte) string {
+// lineHash returns the chainhash of a line without its newline, or "" if the line has none. It checks only the form.
+func lineHash(line []byte) string {
 	_, hash := attributes(line)
 	return hash
 }
@@ -81,7 +78,7 @@ func Last(r io.ReaderAt, size int64) (hash string, whole int64, err error) {
 		newline := bytes.LastIndexByte(b, '\n')
 		switch {
 		case newline >= 0 && (newline >= tailLength || at == 0):
-			return Hash(b[:newline]), at + int64(newline) + 1, nil
+			return lineHash(b[:newline]), at + int64(newline) + 1, nil
 		case at == 0:
 			return "", 0, nil
 		case window > maxLine:

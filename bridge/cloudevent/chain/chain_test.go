@@ -48,14 +48,14 @@ func TestALineIsACloudEventWithItsHash(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := ce.Extensions()
-	if got["chainprevious"] != Start || got["chainhash"] != hash || Hash(line) != hash {
+	if got["chainprevious"] != Start || got["chainhash"] != hash || lineHash(line) != hash {
 		t.Errorf("the attributes are %v, want %s and %s", got, Start, hash)
 	}
 	text, _, _ := strings.Cut(string(line), `,"chainhash"`)
 	if sum := sha256.Sum256([]byte(text)); hex.EncodeToString(sum[:]) != hash {
 		t.Errorf("the hash of %s is %x, want %s", text, sum, hash)
 	}
-	if want := len(`{"specversion":"1.0","id":"1","source":"/x","type":"a.b"}`) + Overhead; len(line) != want {
+	if want := len(`{"specversion":"1.0","id":"1","source":"/x","type":"a.b"}`) + tailLength - len("}"); len(line) != want {
 		t.Errorf("the line has %d bytes, want %d", len(line), want)
 	}
 }
@@ -106,10 +106,10 @@ func TestEveryChangeIsNamed(t *testing.T) {
 // What is gone from the beginning or the end shows in the report: where the chain begins, and its head.
 func TestEndsAreReported(t *testing.T) {
 	lines := chained(3, Start)
-	if r := verified(t, lines[1]+lines[2]); !r.Intact || r.From != Hash([]byte(strings.TrimSpace(lines[0]))) {
+	if r := verified(t, lines[1]+lines[2]); !r.Intact || r.From != lineHash([]byte(strings.TrimSpace(lines[0]))) {
 		t.Errorf("without the first line: %+v, want that it begins after it", r)
 	}
-	if r := verified(t, lines[0]+lines[1]); !r.Intact || r.Head != Hash([]byte(strings.TrimSpace(lines[1]))) {
+	if r := verified(t, lines[0]+lines[1]); !r.Intact || r.Head != lineHash([]byte(strings.TrimSpace(lines[1]))) {
 		t.Errorf("without the last line: %+v, want another head", r)
 	}
 }
