@@ -204,7 +204,7 @@ func (b *Bridge) noteRuling(id, why string, final bool) {
 // sendApproval sends an approval. Right before, it reads the document again, and evaluates the rules again, because
 // reading may take long. The attempt is recorded on disk before it is made, so that a crash cannot hide it.
 func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d decision) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
 	doc, err := b.Client.Document(ctx)
 	if err == nil {

@@ -103,7 +103,7 @@ type Bridge struct {
 	identified   chan struct{} // closed when instance metadata answered, or will not soon
 	identity     chan struct{} // asks for it at once
 	pauses       pauseDetector // notices when this machine stood still
-	running      tasks         // workers, and approvals by hand
+	running      *tasks        // workers, and approvals by hand
 }
 
 // imdsState is the state of the endpoint.
@@ -149,7 +149,7 @@ func New(o Options) *Bridge {
 		lastHeartbeat: map[string]time.Time{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
 		troubled: map[string]bool{}, dead: map[string]*unreportedDead{},
 		routed: make(chan struct{}), over: make(chan struct{}),
-		identified: make(chan struct{}), identity: make(chan struct{}, 1),
+		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
 	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})

@@ -1,6 +1,38 @@
 package bridge
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
+
+// A RelayStatus is what a relay shows besides what a bridge does.
+type RelayStatus struct {
+	Name   string      `json:"name"`
+	Stream string      `json:"stream"`
+	Relays []RelayPeer `json:"relays"` // of the stream, this one included
+	VMs    []FleetVM   `json:"vms"`    // that bridges run on, or open events name: what comes first, first
+}
+
+// A FleetVM is one VM of a fleet.
+type FleetVM struct {
+	Name      string    `json:"name"`
+	Set       string    `json:"set,omitempty"`
+	Group     string    `json:"group,omitempty"`    // resource group
+	Heard     time.Time `json:"heard,omitzero"`     // when its bridge last published something; zero if it has none
+	Events    []string  `json:"events,omitempty"`   // ids of the open events that name it
+	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
+	Started   bool      `json:"started,omitempty"`  // one of them has begun
+	Silent    bool      `json:"silent,omitempty"`   // its heartbeats stopped, and that was told
+	Stopped   bool      `json:"stopped,omitempty"`  // its bridge said that it stops
+}
+
+// A RelayPeer is a relay of the same stream.
+type RelayPeer struct {
+	Name    string    `json:"name"`
+	Version string    `json:"version"`
+	Hash    string    `json:"settingsHash"`
+	Seen    time.Time `json:"seen"`
+}
 
 // A FleetFilter selects what a relay shows by patterns of scale sets and resource groups, such as web*. An empty one
 // selects all.

@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -124,7 +123,7 @@ func (b *Bridge) approverName() string {
 }
 
 func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, noAnswer(answerTimeout))
 	defer cancel()
 	return b.Client.Instance(ctx)
 }

@@ -36,35 +36,6 @@ type Status struct {
 	Relay *RelayStatus     `json:"relay,omitempty"` // of a relay only
 }
 
-// RelayStatus is what a relay shows beside what a bridge does.
-type RelayStatus struct {
-	Name   string      `json:"name"`
-	Stream string      `json:"stream"`
-	Relays []RelayPeer `json:"relays"` // of the stream, this one included
-	VMs    []FleetVM   `json:"vms"`    // that bridges run on, or open events name: what comes first, first
-}
-
-// FleetVM is one VM of a fleet.
-type FleetVM struct {
-	Name      string    `json:"name"`
-	Set       string    `json:"set,omitempty"`
-	Group     string    `json:"group,omitempty"`    // resource group
-	Heard     time.Time `json:"heard,omitzero"`     // when its bridge last published something; zero if it has none
-	Events    []string  `json:"events,omitempty"`   // ids of the open events that name it
-	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
-	Started   bool      `json:"started,omitempty"`  // one of them has begun
-	Silent    bool      `json:"silent,omitempty"`   // its heartbeats stopped, and that was told
-	Stopped   bool      `json:"stopped,omitempty"`  // its bridge said that it stops
-}
-
-// A RelayPeer is a relay that is there.
-type RelayPeer struct {
-	Name    string    `json:"name"`
-	Version string    `json:"version"`
-	Hash    string    `json:"settingsHash"`
-	Seen    time.Time `json:"seen"`
-}
-
 // An IMDSStatus is the status of the endpoint.
 type IMDSStatus struct {
 	Endpoint    string          `json:"endpoint"`
@@ -98,8 +69,8 @@ type ApprovedStatus struct {
 type SinkStatus struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"`
-	// State is ok, retrying, blocked or orphaned. While an event is due soon, the first refusal counts as blocked.;
-	// standby when another relay serves it
+	// State is ok, retrying, blocked or orphaned, or standby when another relay serves the sink. While an event is due
+	// soon, the first refusal counts as blocked.
 	State                string    `json:"state"`
 	Pending              int       `json:"pending"`
 	Muted                int       `json:"muted,omitempty"`      // pending deliveries that a mute holds back
