@@ -54,8 +54,8 @@ func (b *Bridge) handle(doc imds.Document, o observation) bool {
 	return wait() == nil && all
 }
 
-// commitChanges hands the changes of a document to the outbox. all is false if some were left out. While the outbox's file
-// comes late, it waits until the events in it are known, as at a start: their ids are in use already.
+// commitChanges hands the changes of a document to the outbox. all is false if some were left out. If the outbox's file
+// became readable late, it first waits until the events in the file are known, because their ids are in use already.
 func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() error, all bool) {
 	for {
 		if wait, all = b.tryChanges(doc, o); wait != nil {
@@ -71,7 +71,7 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 	}
 }
 
-// tryChanges does it unless the outbox's file comes meanwhile; wait is nil then.
+// tryChanges is one attempt of commitChanges. wait is nil if the events in the outbox's file are not known yet.
 func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error, all bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
@@ -312,8 +312,8 @@ func (b *Bridge) decideHeld(now time.Time) {
 	})
 }
 
-// holdAgain makes what an earlier run held wait for the observer's name anew: it waited until a time that may have
-// passed since then.
+// holdAgain lets the deliveries that an earlier run held wait for the observer's name again. The end of their wait may
+// have passed since then.
 func (b *Bridge) holdAgain(now time.Time) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
@@ -356,7 +356,7 @@ func (b *Bridge) decideHeldGroup(
 		d.Held, d.Due = time.Time{}, leadTime(lead, imds.ChangeKind(d.Change), d.NotBefore, now)
 	}
 	for n, d := range decided {
-		newer := asItIs(e, open)
+		newer := presentState(e, open)
 		if last := decided[len(decided)-1]; n < len(decided)-1 {
 			newer = about(imds.Event{}, imds.ChangeKind(last.Change))
 			newer.To = []outbox.Recipient{{Route: route, Due: last.Due}}
@@ -381,8 +381,8 @@ func (b *Bridge) decideHeldGroup(
 	}
 }
 
-// asItIs returns a message for the present state of an event, which overtakes older ones.
-func asItIs(e imds.Event, open bool) outbox.Addition {
+// presentState returns a message for the present state of an event, which overtakes older ones.
+func presentState(e imds.Event, open bool) outbox.Addition {
 	switch {
 	case !open:
 		return about(e, imds.Vanished)

@@ -69,8 +69,8 @@ func MutedUntil(active []*delivery.Mute, sink string) (until time.Time) {
 	return until
 }
 
-// DueMutes returns what becomes of mutes by now: those whose time is over, or whose sink is gone, end. One that began in
-// the future, because the clock was set back since, begins anew.
+// DueMutes returns the mutes that change now: those whose time is over, or whose sink is gone, end. One that began in
+// the future, because the clock was set back since, begins again.
 func DueMutes(all []*delivery.Mute, gone func(sink string) bool, now time.Time) (changed []delivery.Mute) {
 	for _, m := range ActiveMutes(all) {
 		next := *m
@@ -90,7 +90,9 @@ func DueMutes(all []*delivery.Mute, gone func(sink string) bool, now time.Time) 
 }
 
 // EndMutes returns the mutes with these ids, or all, as somebody ended them. It fails if one is not active.
-func EndMutes(all []*delivery.Mute, ids []string, every bool, by string, now time.Time) (ended []delivery.Mute, err error) {
+func EndMutes(
+	all []*delivery.Mute, ids []string, every bool, by string, now time.Time,
+) (ended []delivery.Mute, err error) {
 	active := ActiveMutes(all)
 	for _, id := range ids {
 		if !slices.ContainsFunc(active, func(m *delivery.Mute) bool { return m.ID == id }) {
@@ -157,8 +159,8 @@ func (b *Bridge) endMutes(now time.Time) {
 	})
 }
 
-// changeMutes stores the mutes that are new, have ended or begin anew, and puts that on record, as one change. It returns
-// when that is on disk.
+// changeMutes stores the mutes that are new, have ended or begin again, and puts that on record, as one change. It
+// returns when that is on disk.
 func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute, error)) error {
 	b.muting.Lock()
 	changed, err := changes(b.Outbox.Mutes())

@@ -302,8 +302,9 @@ func joinNames(names []string) string {
 	return s
 }
 
-// cutStrings shortens every string in the compact JSON object raw to 16 KiB, and returns the top-level fields in which it did
-// so. Everything else stays as Azure sent it, including the order of keys, except that lone surrogates become U+FFFD.
+// cutStrings shortens every string in the compact JSON object raw to 16 KiB, and adds the top-level fields in which it
+// did so to cut. Everything else stays as Azure sent it, including the order of keys, except that lone surrogates
+// become U+FFFD.
 func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 	if len(raw) <= maxString && !bytes.Contains(raw, []byte(`\u`)) {
 		return raw

@@ -254,8 +254,8 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	return p, false
 }
 
-// passing reports whether a failure with this status may pass by itself. A host answers 404 or 410 for a short time after
-// it moved a VM.
+// passing reports whether a failure with this status may pass by itself. A host answers 404 or 410 for a short time
+// after it moved a VM.
 func passing(code int) bool {
 	switch code {
 	case http.StatusNotFound, http.StatusRequestTimeout, http.StatusGone, http.StatusTooManyRequests:
