@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -26,6 +27,7 @@ type model struct {
 	values   map[string]string
 	receipts map[string]string // by group/route
 	routes   map[string]bool   // gone
+	mutes    map[string]bool   // active
 }
 
 type ref struct {
@@ -47,6 +49,7 @@ func newModel() *model {
 	return &model{
 		pending: map[ref]pendingModel{}, dead: map[ref]string{}, settled: map[ref]string{}, groups: map[string]uint64{},
 		marks: map[string]int{}, values: map[string]string{}, receipts: map[string]string{}, routes: map[string]bool{},
+		mutes: map[string]bool{},
 	}
 }
 
@@ -80,6 +83,9 @@ func (m *model) String() string {
 	for _, name := range slices.Sorted(maps.Keys(m.routes)) {
 		fmt.Fprintf(&b, "route %s gone=%v\n", name, m.routes[name])
 	}
+	for _, id := range slices.Sorted(maps.Keys(m.mutes)) {
+		fmt.Fprintf(&b, "mute %s active=%v\n", id, m.mutes[id])
+	}
 	return b.String()
 }
 
@@ -102,6 +108,9 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 	}
 	for id, g := range o.Groups() {
 		m.groups[id] = g.Latest
+	}
+	for _, mute := range o.Mutes() {
+		m.mutes[mute.ID] = mute.Active()
 	}
 	for _, id := range ids {
 		if n := o.Mark(groupOf(id), id).Times; n > 0 {
@@ -140,6 +149,104 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// agree holds that the figures and the other lists of an outbox say the same as the list of its deliveries.
+func agree(t *testing.T, o *outbox.Outbox) {
+	t.Helper()
+	var want, got outbox.Totals
+	stats := map[string][3]int{} // pending, muted, dead
+	var held, ofGroups, heldGot, ofGroupsGot []string
+	groups := map[string]bool{}
+	for _, d := range o.List(outbox.Selection{}) {
+		s := stats[d.Route]
+		if d.State == outbox.StateDead {
+			want.Dead++
+			s[2]++
+		} else {
+			want.Pending++
+			want.Bytes += d.Bytes
+			s[0]++
+			groups[d.Group] = true
+			ofGroups = append(ofGroups, d.Key)
+			if !d.Held.IsZero() {
+				held = append(held, d.Key)
+			}
+			if !d.Muted.IsZero() {
+				s[1]++
+			}
+		}
+		if out := o.Outcome(d.Route, d.Seq()); d.State == outbox.StatePending && out.State != d.State {
+			t.Errorf("the outcome of %s is %q, want %q", d.Key, out.State, d.State)
+		}
+		stats[d.Route] = s
+	}
+	for group := range groups {
+		for _, d := range o.Pending(group) {
+			ofGroupsGot = append(ofGroupsGot, d.Key)
+		}
+	}
+	for _, list := range o.Held() {
+		for _, d := range list {
+			if d.Route != list[0].Route || d.Group != list[0].Group {
+				t.Errorf("%s and %s are held together", d.Key, list[0].Key)
+			}
+			heldGot = append(heldGot, d.Key)
+		}
+	}
+	for _, list := range [][]string{held, heldGot, ofGroups, ofGroupsGot} {
+		slices.Sort(list)
+	}
+	if !slices.Equal(held, heldGot) || !slices.Equal(ofGroups, ofGroupsGot) {
+		t.Errorf("held are %v, want %v; pending of groups are %v, want %v", heldGot, held, ofGroupsGot, ofGroups)
+	}
+	if got = o.Totals(); got != want {
+		t.Errorf("the totals are %+v, want %+v", got, want)
+	}
+	for name, s := range o.Stats(time.Now()) {
+		if got := [3]int{s.Pending, s.Muted, s.Dead}; got != stats[name] {
+			t.Errorf("the figures of %s are %v, want %v", name, got, stats[name])
+		}
+	}
+}
+
+// shown is all that an outbox shows of what is to be delivered, to compare it with what it shows after a restart.
+func shown(t *testing.T, o *outbox.Outbox) string {
+	t.Helper()
+	var b strings.Builder
+	for _, d := range o.List(outbox.Selection{}) {
+		text, err := json.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%s\n", text)
+	}
+	groups := o.Groups()
+	for _, id := range slices.Sorted(maps.Keys(groups)) {
+		fmt.Fprintf(&b, "%s %s %d\n", id, groups[id].State, groups[id].Latest)
+	}
+	for _, m := range o.Mutes() {
+		fmt.Fprintf(&b, "%+v\n", *m)
+	}
+	return b.String()
+}
+
+// unused holds that of a CloudEvent that no delivery and no open group refers to, the disk no longer has what it keeps
+// for those.
+func (p *player) unused() {
+	used := map[string]bool{}
+	for _, d := range p.o.List(outbox.Selection{}) {
+		used[fmt.Sprintf("%016d", d.Seq())] = true
+	}
+	for _, g := range p.o.Groups() {
+		used[fmt.Sprintf("%016d", g.Latest)] = true
+	}
+	_ = p.disk.Walk("heads", "", func(key string, _ []byte) error {
+		if !used[key] {
+			p.t.Errorf("the disk still has the head of %s, which nothing refers to", key)
+		}
+		return nil
+	})
 }
 
 // bodies are the sequence numbers of all CloudEvents that are kept.
@@ -236,7 +343,7 @@ func (p *player) some(route string) []*delivery.Item {
 // step does one thing.
 func (p *player) step() {
 	now := time.Now()
-	switch op := p.next(14); op {
+	switch op := p.next(16); op {
 	case 0, 1, 2, 3: // a change of a group
 		p.change(now)
 	case 4: // two groups change in one batch, one of them is over
@@ -296,6 +403,15 @@ func (p *player) step() {
 			p.fellBack(ref{"a", i.Seq})
 		}
 		p.queues["a"].Report(delivery.Report{Now: now, FellBack: items})
+	case 14, 15: // a route is muted, and no longer
+		route := p.route()
+		m := delivery.Mute{ID: "mute of " + route, Sink: route, Since: now.Truncate(time.Hour),
+			Until: now.Add(time.Hour)}
+		if p.m.mutes[m.ID] {
+			m.Ended = now
+		}
+		p.m.mutes[m.ID] = m.Ended.IsZero()
+		p.check(p.o.Apply(outbox.Batch{Now: now, Mutes: []delivery.Mute{m}}))
 	case 13: // the disk fails or works
 		p.disk.set(func() {
 			switch p.next(4) {
@@ -532,9 +648,18 @@ func play(t *testing.T, script []byte) {
 		}
 	}
 	same("At the end", p.o, p.m.String())
+	agree(t, p.o)
+	p.unused()
+	before := shown(t, p.o)
 	if err := p.o.Close(); err != nil {
 		t.Errorf("Close = %v", err)
 	}
+	p.start()
+	if after := shown(t, p.o); after != before {
+		t.Errorf("after a restart it shows\n%s\nwant\n%s", after, before)
+	}
+	agree(t, p.o)
+	p.o.Close()
 
 	batches := p.disk.recorded()
 	at := 0
