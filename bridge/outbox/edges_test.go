@@ -227,3 +227,176 @@ func (s *halfRead) Walk(bucket, from string, visit func(key string, value []byte
 	}
 	return s.Storage.Walk(bucket, from, visit)
 }
+
+// Whoever hears too early of a change, while the disk is still busy with it, is woken again when it is there.
+func TestAReaderIsWokenWhenTheDiskHasIt(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		q := o.Queue("hook")
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		wait := o.Submit(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "A", "scheduled", "hook")}})
+		<-q.Changed()
+		got, _ := changes(q)
+		want(t, "before the disk has it a reader hears", got)
+		d.set(func() { d.hang = nil })
+		close(hang)
+		if err := wait(); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		select {
+		case <-q.Changed():
+		default:
+			t.Error("nothing wakes the reader")
+		}
+		got, _ = changes(q)
+		want(t, "then it hears", got, "A-scheduled")
+	})
+}
+
+// What a file held is the owner's to ask for once.
+func TestWhatWasStoredIsToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		a := mustAdd(t, o, "A", "scheduled")
+		if err := o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("1")}}); err != nil {
+			t.Fatal(err)
+		}
+		o.Close()
+		o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		was := o.Stored()
+		if g := was.Groups["A"]; len(was.Groups) != 1 || g.Latest != a.Seq || string(g.State) != "scheduled" ||
+			len(was.Values) != 1 || string(was.Values["x"]) != "1" {
+			t.Errorf("stored are %+v, want the group A and the value x", was)
+		}
+		if was = o.Stored(); was.Groups != nil || was.Values != nil {
+			t.Errorf("a second time stored are %+v, want nothing", was)
+		}
+		o.Close()
+	})
+}
+
+// Nothing is tidied by who only reads, or after the end, and whoever asks for it hears so at once.
+func TestNothingIsTidiedThatCannotBeWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		o := open(t, dir, outbox.Options{})
+		mustAdd(t, o, "A", "scheduled", "a")
+		o.Close()
+		readOnly, err := outbox.OpenReadOnly(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for claim, o := range map[string]*outbox.Outbox{"closed": o, "read-only": readOnly} {
+			for _, done := range []<-chan error{o.Compact(), o.Maintain(time.Now())} {
+				select {
+				case err := <-done:
+					if err == nil {
+						t.Errorf("%s: got no error", claim)
+					}
+				default:
+					t.Errorf("%s: nothing is said", claim)
+				}
+			}
+		}
+		readOnly.Close()
+	})
+}
+
+// A route that the settings never had, to which something is pending, counts as one that went from them: its backlog is
+// given up a day later. One that never had anything is not known.
+func TestABacklogOfARouteThatNeverWasIsGivenUp(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		mustAdd(t, o, "A", "scheduled", "typo")
+		o.Queue("idle")
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "routes", o.Routes(), "a", "typo")
+		if gone := o.Stats(time.Now())["typo"].Gone; !gone.Equal(time.Now()) {
+			t.Errorf("it is gone since %v, want now", gone)
+		}
+		for _, tt := range []struct {
+			after         time.Duration
+			pending, dead []string
+		}{{24 * time.Hour, []string{"A-scheduled"}, nil}, {time.Second, nil, []string{"A-scheduled"}}} {
+			time.Sleep(tt.after)
+			o.GiveUpOrphans(time.Now())
+			want(t, "pending", pending(o, "typo"), tt.pending...)
+			want(t, "dead", deadLetters(o, "typo"), tt.dead...)
+		}
+		if d := o.List(outbox.Selection{Route: "typo"}); d[0].Reason != delivery.ReasonRemoved {
+			t.Errorf("the reason is %s, want %s", d[0].Reason, delivery.ReasonRemoved)
+		}
+		want(t, "routes", o.Routes(), "a", "typo")
+		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "root"); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "once nothing of it is left, routes", o.Routes(), "a")
+	})
+}
+
+// What is dropped of the history because there is too much of it is counted, and nothing else is.
+func TestDroppedHistoryIsCounted(t *testing.T) {
+	for _, bounds := range []outbox.Bounds{{History: 5}, {HistoryBytes: 5 * len(body("E0-vanished"))}} {
+		var log lines
+		forgot := map[string]int{}
+		options := outbox.Options{Bounds: bounds, Log: log.logger(),
+			Notify: outbox.Notify{Forgot: func(what string, n int) { forgot[what] += n }}}
+		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			for i := range 9 {
+				mustAdd(t, o, fmt.Sprint("E", i), "vanished")
+			}
+			for range 2 {
+				time.Sleep(time.Second)
+				if err := <-o.Maintain(time.Now()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := d.count("events"); n != 5 || forgot[outbox.ForgotHistory] != 4 || len(forgot) != 1 {
+				t.Errorf("%+v: %d CloudEvents are kept, and counted as dropped are %v; want 5, and 4 of the history", bounds, n, forgot)
+			}
+			time.Sleep(outbox.KeepHistory + time.Hour)
+			if err := <-o.Maintain(time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			if n := d.count("events"); n != 0 || forgot[outbox.ForgotHistory] != 4 {
+				t.Errorf("%+v: %d CloudEvents are kept after their time, and %v counted; age alone counts as no loss", bounds, n, forgot)
+			}
+		})
+		if n := strings.Count(log.String(), "oldest history dropped"); n != 1 {
+			t.Errorf("%+v: the log says it %d times, want once:\n%s", bounds, n, log.String())
+		}
+	}
+}
+
+// What a disk had begun to take when it began to hang is bounded as soon as it has failed, without another change.
+func TestWhatAHangingDiskDidNotTakeIsBounded(t *testing.T) {
+	inBubble(t, outbox.Options{Bounds: outbox.Bounds{InMemory: 10}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		hang := make(chan struct{})
+		d.set(func() { d.hang = hang })
+		var b outbox.Batch
+		for i := range 200 {
+			b.Add = append(b.Add, addition(o, "", fmt.Sprint("E", i)))
+		}
+		b.Now = time.Now()
+		if err := o.Apply(b); err == nil {
+			t.Error("it is said to be on disk")
+		}
+		if n := len(bodies(o)); n != 200 {
+			t.Errorf("while the disk may still take them there are %d CloudEvents, want 200", n)
+		}
+		d.set(func() { d.fail, d.hang = errFull, nil })
+		close(hang)
+		synctest.Wait()
+		if n := len(bodies(o)); n != 20 {
+			t.Errorf("when it has failed there are %d CloudEvents, want 20, twice what memory may hold", n)
+		}
+		d.set(func() { d.fail = nil })
+		time.Sleep(10 * time.Second)
+		if n := d.count("events"); n != 20 || o.Durable() != nil {
+			t.Errorf("the disk has %d of them, want 20; Durable = %v", n, o.Durable())
+		}
+	})
+}

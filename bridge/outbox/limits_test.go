@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"forewarn/bridge/delivery"
@@ -163,4 +164,103 @@ func TestADiskThatHangsWhileItIsTidiedDelaysOnce(t *testing.T) {
 			t.Errorf("%d are in memory only", n)
 		}
 	})
+}
+
+// Without settings the bounds are those that are documented, neither more nor less.
+func TestTheBoundsThatNobodySets(t *testing.T) {
+	const mib = 1 << 20
+	for _, tt := range []struct {
+		what          string
+		bytes, routes int  // of one CloudEvent, and to how many routes it goes
+		dies          bool // all of it
+		fails         bool // the disk
+		pending, dead int  // that are left
+	}{
+		{"100,000 deliveries", 0, 100_001, false, false, 100_000, 1},
+		{"256 MiB of deliveries", mib, 257, false, false, 256, 1},
+		{"1,000 deliveries in memory", 0, 1_001, false, true, 1_000, 1},
+		{"1,000 dead letters in memory", 0, 1_000, true, true, 0, 1_000},
+		{"10,000 dead letters", 0, 10_001, true, false, 0, 10_000},
+		{"64 MiB of dead letters", mib, 65, true, false, 0, 64},
+	} {
+		lost := 0
+		options := outbox.Options{Notify: outbox.Notify{Forgot: func(_ string, n int) { lost += n }}}
+		inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			a := addition(o, "A", "scheduled")
+			a.Body = append(a.Body, make([]byte, max(0, tt.bytes-len(a.Body)))...)
+			for i := range tt.routes {
+				a.To = append(a.To, outbox.Recipient{Route: fmt.Sprint(i)})
+			}
+			if tt.fails {
+				d.set(func() { d.fail = errFull })
+				_ = o.Apply(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": nil}})
+			}
+			_ = o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}})
+			if tt.dies {
+				_, _, _ = setRoutes(o, time.Now(), outbox.Route{Name: "other"})
+				o.GiveUpOrphans(time.Now().Add(25 * time.Hour))
+			}
+			total := o.Totals()
+			if total.Pending != tt.pending || total.Dead != tt.dead || lost != tt.routes-tt.pending-tt.dead {
+				t.Errorf("%s: %d are pending, %d dead and %d dropped; want %d, %d and the rest", tt.what, total.Pending, total.Dead,
+					lost, tt.pending, tt.dead)
+			}
+		})
+	}
+}
+
+// Nor is more history kept than is documented, or more written in one transaction.
+func TestTheBoundsOfTheFileThatNobodySets(t *testing.T) {
+	const mib = 1 << 20
+	for _, tt := range []struct {
+		what      string
+		n, bytes  int // CloudEvents of so many bytes each
+		forgotten int
+	}{
+		{"100,000 CloudEvents", 100_001, 1, 1},
+		{"128 MiB of CloudEvents", 129, mib, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			forgot := 0
+			s := &longHistory{Storage: diskOf(nil), n: tt.n, value: make([]byte, tt.bytes)}
+			o := open(t, t.TempDir(), outbox.Options{Storage: s, Notify: outbox.Notify{Forgot: func(_ string, n int) { forgot += n }}})
+			if err := <-o.Maintain(time.Now()); err != nil || forgot != tt.forgotten {
+				t.Errorf("%s: Maintain dropped %d of %d, want %d: %v", tt.what, forgot, tt.n, tt.forgotten, err)
+			}
+			o.Close()
+		})
+	}
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		for kib, want := range map[int]int{4000: 1, 4200: 2} {
+			synctest.Wait() // for what begins a new file
+			before := d.transactions()
+			a := addition(o, "", fmt.Sprint(kib))
+			a.Body = make([]byte, kib<<10)
+			if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}}); err != nil {
+				t.Fatal(err)
+			}
+			if got := d.transactions() - before; got != want {
+				t.Errorf("%d KiB are written in %d transactions, want %d", kib, got, want)
+			}
+		}
+	})
+}
+
+// longHistory is a storage that holds many CloudEvents of now.
+type longHistory struct {
+	outbox.Storage
+	n     int
+	value []byte
+}
+
+func (s *longHistory) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	if bucket != "events" {
+		return s.Storage.Walk(bucket, from, f)
+	}
+	for i := range s.n {
+		if err := f(fmt.Sprintf("%016d", time.Now().UnixMicro()+int64(i)), s.value); err != nil {
+			return err
+		}
+	}
+	return nil
 }
