@@ -400,3 +400,43 @@ func TestWhatAHangingDiskDidNotTakeIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// A dead letter says when it was tried last, how often, and since when and why it is one.
+func TestADeadLetterTellsOfItsAttempts(t *testing.T) {
+	for _, tt := range []struct {
+		reason   string
+		failed   bool // the report tells of the attempt by itself
+		attempts int
+	}{
+		{delivery.ReasonRejected, false, 1}, {delivery.ReasonExpired, false, 1}, {delivery.ReasonRejected, true, 1},
+		{delivery.ReasonExpired, true, 1}, {delivery.ReasonLate, false, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := diskOf(nil)
+			o := open(t, t.TempDir(), outbox.Options{Storage: d})
+			mustAdd(t, o, "A", "scheduled", "a")
+			time.Sleep(time.Hour)
+			q, now := o.Queue("a"), time.Now()
+			r := delivery.Report{Now: now, Dead: q.Changes().Pending, Reason: tt.reason, Error: "gone away"}
+			if tt.failed {
+				r.Failed = r.Dead
+			}
+			q.Report(r)
+			for _, when := range []string{"at once", "after a restart"} {
+				l := o.List(outbox.Selection{})[0]
+				if l.State != outbox.StateDead || l.Attempts != tt.attempts || l.Tried.Equal(now) != (tt.attempts > 0) ||
+					!l.DeadSince.Equal(now) || l.Reason != tt.reason || l.Error != "gone away" || !l.Next.IsZero() {
+					t.Errorf("%s, told of by itself %v: %s it is %+v, want %d attempts, the last %v", tt.reason, tt.failed, when, l,
+						tt.attempts, now)
+				}
+				if got := o.Outcome("a", l.Seq()); got.State != outbox.StateDead || !got.At.Equal(now) {
+					t.Errorf("%s: %s the outcome is %+v, want dead since %v", tt.reason, when, got, now)
+				}
+				time.Sleep(time.Hour)
+				o.Close()
+				o = open(t, t.TempDir(), outbox.Options{Storage: d})
+			}
+			o.Close()
+		})
+	}
+}

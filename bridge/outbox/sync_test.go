@@ -67,3 +67,14 @@ func TestAPowerLossTakesNoName(t *testing.T) {
 	_, err = f.Open()
 	check("once it was set aside and is open,", err)
 }
+
+// That the names in a directory can't be made durable is said, where they could be.
+func TestADirectoryThatIsGoneIsNotSynced(t *testing.T) {
+	err := syncDir(filepath.Join(t.TempDir(), "gone"))
+	if said := err != nil; said != (runtime.GOOS != "windows") {
+		t.Errorf("syncDir = %v", err)
+	}
+	if err := syncDir(t.TempDir()); err != nil {
+		t.Errorf("of a directory that is there syncDir = %v, want nil", err)
+	}
+}
