@@ -292,6 +292,32 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 	})
 }
 
+// Nor is an event whose approval by hand a crash interrupted: Azure may have taken it, so that this is on disk before Azure
+// is asked.
+func TestWhatACrashFoundBeingApprovedIsNotCalledOff(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.proxy = func(next http.RoundTripper) http.RoundTripper {
+			return meddler{next: next, after: func(*http.Response) error { pause(5 * time.Second); return errDown }}
+		}
+		s.beginsLate()
+		audit := &ear{}
+		b := s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(1500 * time.Millisecond)
+		asked := make(chan cloudevent.Approval, 1)
+		go func() { asked <- b.ApproveNow(t.Context(), idA, s.shown(idA), "root") }()
+		pause(time.Second)
+		b.crash()
+		<-asked // of a process that is no more
+		b = s.start(audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		wantIDs(t, s.approvals(), idA)
+		s.endsUnknown(audit)
+		b.end()
+	})
+}
+
 // An approval by hand that is under way at SIGTERM is on record before the outbox is closed; one that would take too
 // long is given up, and that is on record. A bridge that has stopped approves nothing.
 func TestAStopWaitsForTheRecordOfAnApprovalByHand(t *testing.T) {

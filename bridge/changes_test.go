@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -559,5 +560,29 @@ func TestWhatWaitsForTheNameOutlivesItsSink(t *testing.T) {
 		pause(30 * time.Second)
 		wantIDs(t, self.ids(), idA+"-scheduled", idA+"-vanished")
 		b.end()
+	})
+}
+
+// However many VMs Azure names, the line about an event stays readable.
+func TestALongListOfVMsIsCutInTheLog(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("audit"))
+		pause(1500 * time.Millisecond)
+		var vms []string
+		for i := range 300 {
+			vms = append(vms, fmt.Sprintf("vm-%06d", i))
+		}
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: vms})
+		pause(1500 * time.Millisecond)
+		b.end()
+		for line := range strings.Lines(s.log.String()) {
+			if _, list, is := strings.Cut(line, " resources="); is {
+				list, _, _ = strings.Cut(list, " ")
+				if len(list) != 1<<10 || !strings.HasPrefix(list, "vm-000000,vm-000001,") {
+					t.Errorf("the log has %d bytes of the names, want the first 1,024", len(list))
+				}
+			}
+		}
+		s.wantLogged(" resources=vm-000000,")
 	})
 }

@@ -440,3 +440,56 @@ func TestADeadLetterTellsOfItsAttempts(t *testing.T) {
 		})
 	}
 }
+
+// From a file that turns out to be damaged while it is in use, the new one takes over what became of the deliveries, also
+// of those that ended.
+func TestADamagedFileGivesItsHistoryToTheNewOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		s := &breaking{Storage: d}
+		o := open(t, t.TempDir(), outbox.Options{Storage: s})
+		a := mustAdd(t, o, "A", "scheduled", "a", "b")
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
+		s.breaks.Store(true)
+		mustAdd(t, o, "B", "scheduled", "a")
+		if len(d.aside) != 1 || d.aside[0] != "damaged" {
+			t.Errorf("it was set aside as %q, want once, as damaged", d.aside)
+		}
+		for _, when := range []string{"at once", "after a restart"} {
+			want(t, when+" pending", append(pending(o, "a"), pending(o, "b")...), "B-scheduled", "A-scheduled")
+			if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+				t.Errorf("%s the outcome is %q, want %s", when, got, outbox.StateAccepted)
+			}
+			told := 0
+			err := o.Walk(0, func(r outbox.Record) error {
+				for _, e := range r.Deliveries {
+					if r.Seq == a.Seq && e.Route == "a" && e.State == outbox.StateAccepted {
+						told++
+					}
+				}
+				return nil
+			})
+			if err != nil || told != 1 || len(bodies(o)) != 2 {
+				t.Errorf("%s the history tells %d times that A was accepted, of %d CloudEvents: %v; want once, of 2", when, told,
+					len(bodies(o)), err)
+			}
+			o.Close()
+			o = open(t, t.TempDir(), outbox.Options{Storage: s})
+		}
+		o.Close()
+	})
+}
+
+// breaking is a storage that finds itself damaged at a write, once.
+type breaking struct {
+	outbox.Storage
+	breaks atomic.Bool
+}
+
+func (s *breaking) Write(writes []outbox.Write) error {
+	if s.breaks.CompareAndSwap(true, false) {
+		return fmt.Errorf("%w: a page has no end", outbox.ErrDamaged)
+	}
+	return s.Storage.Write(writes)
+}
