@@ -8,7 +8,7 @@
 // Packages are directories. Each has a sample of its own, of n mistakes, as many of each file as it has a share of all;
 // another seed makes another sample. A mistake is tried on the package's own tests, then on those of the other packages
 // that depend on it, the quickest first, until one fails. The tests that -last names are run apart from the others of
-// their package. A test that takes four times as long as it does, and ten seconds, has noticed the mistake.
+// their package. Tests that take three times as long as they do, and five seconds, have noticed the mistake.
 //
 // With -keep, what became of each mistake is added to FILE, and what was noticed before is not tried again as long as
 // its file has not changed; so a run that was ended goes on where it was. With -least it fails when of one package fewer
@@ -35,7 +35,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -121,7 +120,7 @@ func main() {
 				fail(err)
 			}
 		}
-		chosen := sample(all, *n, rand.New(rand.NewPCG(*seed, 0)))
+		chosen := sample(all, *n, *seed)
 		fmt.Printf("%s: %d of %d mistakes, seed %d\n", p, len(chosen), len(all), *seed)
 		count := tryAll(chosen, inOrder(trials, p), results, *parallel)
 		found := count[noticed] + count[hung]
@@ -246,7 +245,7 @@ func compile(binary, p string, flags ...string) (out []byte, err error) {
 // run runs the tests of a trial that a binary holds. A mistake may make them take all the memory there is, so they get
 // no more than 4 GB where that can be set.
 func (t trial) run(binary string) (result string, out []byte) {
-	limit := 4*t.took + 10*time.Second
+	limit := 3*t.took + 5*time.Second
 	ctx, cancel := context.WithTimeout(context.Background(), limit+10*time.Second)
 	defer cancel()
 	args := []string{"-c", `ulimit -d 4194304 2>/dev/null; exec "$0" "$@"`, binary, "-test.failfast"}
@@ -366,19 +365,27 @@ func withoutEquivalent(all []mutant, p string) (rest []mutant, stale []string) {
 	return rest, stale
 }
 
-// sample picks n of all, of each file as many as its share, but one at least.
-func sample(all []mutant, n int, r *rand.Rand) (chosen []mutant) {
+// sample picks n of all, of each file as many as its share, but one at least. What is picked of a file changes little when
+// the file does, or when some turn out to make no difference: each mutant has its place in the order of a seed.
+func sample(all []mutant, n int, seed uint64) (chosen []mutant) {
 	files := map[string][]mutant{}
+	places := map[string][32]byte{} // by key
+	times := map[string]int{}       // the same mistake may be made twice in a function
 	var names []string
 	for _, m := range all {
 		if files[m.file] == nil {
 			names = append(names, m.file)
 		}
 		files[m.file] = append(files[m.file], m)
+		times[m.name()]++
+		places[m.key] = sha256.Sum256(fmt.Appendf(nil, "%d %d %s", seed, times[m.name()], m.name()))
 	}
 	for _, name := range names {
 		list := files[name]
-		r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		slices.SortStableFunc(list, func(a, b mutant) int {
+			x, y := places[a.key], places[b.key]
+			return bytes.Compare(x[:], y[:])
+		})
 		share := (n*len(list) + len(all)/2) / len(all)
 		chosen = append(chosen, list[:min(max(share, 1), len(list))]...)
 	}
