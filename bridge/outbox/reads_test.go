@@ -1,0 +1,257 @@
+package outbox_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/outbox"
+)
+
+var errIO = errors.New("input/output error")
+
+// misreading is a storage of which one read fails, and no other.
+type misreading struct {
+	outbox.Storage
+	mu    sync.Mutex
+	after int // reads that succeed before that; below 0 none fails any more
+	err   error
+}
+
+// set has the n-th read from now on fail.
+func (s *misreading) set(n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.after, s.err = n, err
+}
+
+// failed reports whether it has, and has no later one fail.
+func (s *misreading) failed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() { s.after = -1 }()
+	return s.after < 0
+}
+
+func (s *misreading) fail() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.after--; s.after == -1 {
+		return s.err
+	}
+	return nil
+}
+
+func (s *misreading) Read(bucket, key string) ([]byte, error) {
+	if err := s.fail(); err != nil {
+		return nil, err
+	}
+	return s.Storage.Read(bucket, key)
+}
+
+func (s *misreading) Walk(bucket, from string, f func(key string, value []byte) error) error {
+	if err := s.fail(); err != nil {
+		return err
+	}
+	return s.Storage.Walk(bucket, from, f)
+}
+
+// Whichever read fails when the outbox is opened, it works from memory until all can be read, and takes it up then. Only
+// a file that is damaged is set aside.
+func TestAReadThatFailsAtTheStartLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: small})
+		o.Own("vm-0")
+		mustAdd(t, o, "A", "scheduled", "a")
+		mustAdd(t, o, "B", "scheduled", "a")
+		mute(t, o, delivery.Mute{ID: "m", Sink: "z", Since: time.Now(), Until: time.Now().Add(time.Hour)})
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending[:1], Durable: true})
+		whole := d.transactions()
+		if err := addMany(o, "W", 20); err != nil {
+			t.Fatal(err)
+		}
+		o.Close()
+		time.Sleep(time.Second)
+		reached := 0
+		for n := 0; n == reached; n++ {
+			for _, cause := range []error{errIO, fmt.Errorf("%w: a page has no end", outbox.ErrDamaged)} {
+				left := diskOf(d.recorded()[:whole+2]) // with remains of a change that is not whole
+				s := &misreading{Storage: left}
+				s.set(n, cause)
+				o := open(t, t.TempDir(), outbox.Options{Storage: s, Bounds: small})
+				atOnce := o.Durable()
+				late, _ := add(o, "C", "scheduled", "a")
+				time.Sleep(10 * time.Second)
+				if !s.failed() { // there are no more reads
+					o.Close()
+					break
+				}
+				reached = n + 1
+				if err := o.Durable(); err != nil {
+					t.Errorf("read %d: %v: then Durable = %v", n, cause, err)
+				}
+				if cause == errIO {
+					want(t, fmt.Sprint("read ", n, ": pending"), pending(o, "a"), "B-scheduled", "C-scheduled")
+					if g := o.Groups(); !errors.Is(atOnce, errIO) || len(left.aside) != 0 || o.Owner() != "vm-0" || len(o.Mutes()) != 1 ||
+						len(g) != 3 || o.Outcome("a", g["A"].Latest).State != outbox.StateAccepted {
+						t.Errorf("read %d: at first Durable = %v, aside %v, then it is %q's, has the groups %v and %d mutes, and what was "+
+							"accepted is %q", n, atOnce, left.aside, o.Owner(), g, len(o.Mutes()), o.Outcome("a", g["A"].Latest).State)
+					}
+				} else {
+					want(t, fmt.Sprint("read ", n, " finds damage: pending"), pending(o, "a"), "C-scheduled")
+					want(t, fmt.Sprint("read ", n, " finds damage: aside"), left.aside, "damaged")
+				}
+				if _, err := o.Body(late.Seq); err != nil {
+					t.Errorf("read %d: %v: what was added meanwhile: %v", n, cause, err)
+				}
+				o.Close()
+			}
+		}
+		if reached < 15 {
+			t.Errorf("it was opened with %d reads, which leaves something out", reached)
+		}
+	})
+}
+
+// A CloudEvent that can't be read now is not lost, and neither is the history; one that can't be read because the file is
+// damaged has the file set aside, and all that is known written to a new one.
+func TestAReadThatFailsLaterLosesNothing(t *testing.T) {
+	for claim, read := range map[string]func(o *outbox.Outbox, seq uint64) error{
+		"Body":     func(o *outbox.Outbox, seq uint64) error { _, err := o.Body(seq); return err },
+		"Walk":     func(o *outbox.Outbox, _ uint64) error { return o.Walk(0, func(outbox.Record) error { return nil }) },
+		"Maintain": func(o *outbox.Outbox, _ uint64) error { return <-o.Maintain(time.Now()) },
+		"Show": func(o *outbox.Outbox, seq uint64) error {
+			_, _, err := o.Show(fmt.Sprintf("a/%016d", seq))
+			return err
+		},
+		"Read": func(o *outbox.Outbox, seq uint64) error {
+			_, _, err := o.Queue("a").Read(&delivery.Item{Message: &delivery.Message{Seq: seq}})
+			return err
+		},
+	} {
+		for _, cause := range []error{errIO, fmt.Errorf("%w: a page has no end", outbox.ErrDamaged)} {
+			synctest.Test(t, func(t *testing.T) {
+				d := diskOf(nil)
+				s := &misreading{Storage: d}
+				s.set(-1, nil)
+				o := open(t, t.TempDir(), outbox.Options{Storage: s})
+				a := mustAdd(t, o, "A", "scheduled", "a")
+				s.set(0, cause)
+				if err := read(o, a.Seq); !errors.Is(err, cause) || errors.Is(err, delivery.ErrLost) {
+					t.Errorf("%s = %v, want %v", claim, err, cause)
+				}
+				time.Sleep(10 * time.Second)
+				aside := []string{}
+				if cause != errIO {
+					aside = append(aside, "damaged")
+				}
+				want(t, claim+": aside", d.aside, aside...)
+				if err := errors.Join(read(o, a.Seq), o.Durable()); err != nil {
+					t.Errorf("%s, again = %v", claim, err)
+				}
+				o.Close()
+				o = open(t, t.TempDir(), outbox.Options{Storage: s})
+				want(t, claim+": after a restart pending", pending(o, "a"), "A-scheduled")
+				o.Close()
+			})
+		}
+	}
+}
+
+// What asks for the history ends it with an error of its own, and is given what the disk doesn't have yet as well.
+func TestTheHistoryEndsWhereItsReaderSays(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		first := mustAdd(t, o, "A", "scheduled", "a")
+		mustAdd(t, o, "B", "scheduled", "a")
+		d.set(func() { d.fail = errFull })
+		_, _ = add(o, "C", "scheduled", "a")
+		enough := errors.New("enough")
+		for n, wantSeen := range []int{1, 2, 3, 3} {
+			var seen []string
+			err := o.Walk(first.Seq, func(r outbox.Record) error {
+				seen = append(seen, string(r.Body))
+				if len(seen) == n+1 {
+					return enough
+				}
+				return nil
+			})
+			if len(seen) != wantSeen || (n < 3) != errors.Is(err, enough) {
+				t.Errorf("of 3 it was shown %d, Walk = %v; want %d", len(seen), err, wantSeen)
+			}
+		}
+		seen := 0
+		if err := o.Walk(first.Seq+1, func(outbox.Record) error { seen++; return nil }); err != nil || seen != 2 {
+			t.Errorf("behind the first it was shown %d, want 2: %v", seen, err)
+		}
+	})
+}
+
+// What is asked of a delivery that is no longer pending, or that there never was, changes nothing; neither does a
+// CloudEvent that is added again for a route that has it.
+func TestWhatIsNotPendingIsNotChanged(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		a := mustAdd(t, o, "A", "scheduled", "a", "b")
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Failed: q.Changes().Pending, Error: "down", Next: time.Now().Add(time.Hour),
+			Durable: true})
+		before := shown(t, o)
+		ref := outbox.Ref{Route: "c", Seq: a.Seq}
+		other := outbox.Ref{Route: "a", Seq: a.Seq + 1}
+		again := a
+		again.Body, again.To = nil, []outbox.Recipient{{Route: "a", Due: time.Now().Add(time.Hour), Held: true}}
+		for _, b := range []outbox.Batch{
+			{Remove: []outbox.Ref{ref, other}}, {Supersede: []outbox.Ref{ref, other}}, {Add: []outbox.Addition{again}},
+			{Move: []outbox.Move{{Ref: ref, Due: time.Now().Add(time.Hour)}, {Ref: other, Due: time.Now().Add(time.Hour)}}},
+		} {
+			b.Now = time.Now()
+			if err := o.Apply(b); err != nil {
+				t.Fatal(err)
+			}
+			if got := shown(t, o); got != before {
+				t.Errorf("after %+v it shows\n%s\nwant\n%s", b, got, before)
+			}
+		}
+		if n := d.count("settled"); n != 0 {
+			t.Errorf("%d outcomes are on disk, want none", n)
+		}
+	})
+}
+
+// What was accepted counts and is on record also when the outbox no longer had it pending.
+func TestWhatWasTakenAwayMeanwhileIsOnRecord(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		a := mustAdd(t, o, "A", "vanished", "a")
+		q := o.Queue("a")
+		items := q.Changes().Pending
+		if err := o.Apply(outbox.Batch{Now: time.Now(), Remove: []outbox.Ref{{Route: "a", Seq: a.Seq}}}); err != nil {
+			t.Fatal(err)
+		}
+		q.Report(delivery.Report{Now: time.Now(), Accepted: items, Durable: true})
+		if s := o.Stats(time.Now())["a"]; d.count("settled") != 1 || s.Pending != 0 {
+			t.Errorf("%d outcomes are on record, want one; the figures are %+v", d.count("settled"), s)
+		}
+	})
+}
+
+// After Close nothing is said to be on disk.
+func TestAfterCloseNothingIsOnDisk(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		o.Close()
+		before := d.transactions()
+		if _, err := add(o, "A", "scheduled", "a"); err == nil || !strings.Contains(err.Error(), "closed") {
+			t.Errorf("Apply = %v, want that it is closed", err)
+		}
+		o.GiveUpOrphans(time.Now())
+		time.Sleep(time.Minute)
+		if n := d.transactions() - before; n != 0 {
+			t.Errorf("%d transactions were written, want none", n)
+		}
+	})
+}
