@@ -9,27 +9,27 @@ import (
 //go:embed bodies/*.json
 var bodies embed.FS
 
-// A ReadyBody is what one service takes instead of a CloudEvent.
+// A ReadyBody is the request body that one service expects instead of a CloudEvent.
 type ReadyBody struct {
-	Text      string // a template of JSON
-	BlockedOn []int  // statuses by which the service refuses credentials, beside 401, 403 and the like
-	Incident  bool   // the service keeps something open until it hears the end
+	Text      string // a template that produces JSON
+	BlockedOn []int  // statuses with which the service refuses credentials, besides the usual ones such as 401 and 403
+	Incident  bool   // the service opens an incident, and keeps it open until the end of the event is delivered
 }
 
-// blockedOn are the statuses of services whose credentials travel in the body or whose address ends, which they answer
-// like a malformed request.
+// blockedOn holds the statuses of services that answer refused credentials like a malformed request, because the
+// credentials travel in the body or are the address itself.
 var blockedOn = map[string][]int{
 	"azure-automation": {400}, // the webhook has expired or was disabled
 	"pagerduty":        {400}, // the routing key is not known
 }
 
-// Body is the ready-made body of that name; ok is false for a name that is none.
+// Body returns the ready-made body of that name. ok is false if there is none.
 func Body(name string) (b ReadyBody, ok bool) {
 	file, err := bodies.ReadFile(path.Join("bodies", name+".json"))
 	return ReadyBody{Text: string(file), BlockedOn: blockedOn[name], Incident: name == "pagerduty"}, err == nil
 }
 
-// BodyNames are the names of the ready-made bodies, sorted.
+// BodyNames returns the names of the ready-made bodies, sorted.
 func BodyNames() []string {
 	files, err := bodies.ReadDir("bodies")
 	if err != nil {

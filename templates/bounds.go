@@ -13,13 +13,13 @@ import (
 	"unicode"
 )
 
-// What one use of a template may do. It is counted and not timed, so that a VM that stands still for a minute, or has
-// other things to do, does not end a template that is right. All of maxWork takes about a second.
+// The limits of one execution of a template. Work is counted rather than timed, so that a correct template never fails
+// because the VM is busy, or was frozen for a minute. An execution that uses up maxWork takes about a second.
 const (
-	maxWork   = 32 << 20 // bytes that functions read and make, and what follows
-	workOfOne = 128      // of it for each call of a function, and each round of a range
+	maxWork   = 32 << 20 // bytes that functions read and return, plus stepCost for each step
+	stepCost  = 128      // of one function call, one iteration of a range, or one define
 	maxOutput = 8 << 20  // bytes
-	maxDepth  = 1000     // of defines that use one another
+	maxDepth  = 1000     // nested defines
 )
 
 var (
@@ -28,15 +28,15 @@ var (
 	errTooLong = errors.New("writes more than 8 MiB")
 )
 
-// A budget is what is left for the use of a template that is under way. There is one use at a time of the templates
-// that share a budget: mu is held from its beginning to its end, and guards the rest.
+// A budget counts what the current execution may still do. Templates that share a budget are executed one at a time:
+// mu is held during an execution, and guards the other fields.
 type budget struct {
 	mu    sync.Mutex
 	left  int
 	depth int
 }
 
-// use runs execute within the budget.
+// use calls execute with the limits of one execution, and returns which limit it exceeded, if any.
 func (b *budget) use(w io.Writer, execute func(io.Writer) error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -47,7 +47,7 @@ func (b *budget) use(w io.Writer, execute func(io.Writer) error) error {
 	case err == nil:
 		return nil
 	case b.depth > maxDepth:
-		return errTooDeep // without the place, which need not be to blame
+		return errTooDeep // without the position: the define that exceeds the limit need not be the one at fault
 	case b.left < 0:
 		return errEndless
 	case out.left < 0:
@@ -56,9 +56,9 @@ func (b *budget) use(w io.Writer, execute func(io.Writer) error) error {
 	return err
 }
 
-// spend takes work from the budget.
+// spend subtracts n from the work that is left. It returns errEndless if there is less than that.
 func (b *budget) spend(n int) error {
-	if n > maxWork { // and so that sums do not overflow
+	if n > maxWork { // also keeps later sums from overflowing
 		n = maxWork + 1
 	}
 	if b.left -= n; b.left < 0 {
@@ -68,7 +68,7 @@ func (b *budget) spend(n int) error {
 	return nil
 }
 
-// A boundedWriter refuses what is over its bound.
+// A boundedWriter passes on at most left bytes. A write that exceeds them fails as a whole.
 type boundedWriter struct {
 	w    io.Writer
 	left int
@@ -82,15 +82,16 @@ func (w *boundedWriter) Write(p []byte) (int, error) {
 	return w.w.Write(p)
 }
 
-// What every round of a range calls, and every define at its beginning and at its end. Nobody else has a use for them.
+// The names of the functions that countSteps inserts: into each iteration of a range, and at the beginning and the end
+// of each define.
 const (
 	roundName = "_round"
 	enterName = "_enter"
 	leaveName = "_leave"
 )
 
-// steps are {{if NAME}}{{end}} for each of the names, which write nothing, and in which html/template has nothing to
-// escape.
+// steps returns the node {{if NAME}}{{end}} for each of these names. It writes nothing, and html/template finds nothing
+// to escape in it.
 var steps = sync.OnceValue(func() map[string]parse.Node {
 	all := make(map[string]parse.Node)
 	for _, name := range []string{roundName, enterName, leaveName} {
@@ -100,7 +101,7 @@ var steps = sync.OnceValue(func() map[string]parse.Node {
 	return all
 })
 
-// countSteps makes every round of a range in the tree, and every use of it, count.
+// countSteps inserts calls into the tree, so that each execution of it and each iteration of its ranges is counted.
 func countSteps(tree *parse.Tree) {
 	if tree == nil || tree.Root == nil {
 		return
@@ -134,7 +135,9 @@ func countRounds(list *parse.ListNode) {
 	}
 }
 
-// bounded are the functions of all, and those of text/template by which a text can grow, within a budget.
+// bounded returns all, each function of which now spends from the budget. So do the functions of text/template that can
+// make a text grow: it adds its own versions of them. A function whose result can be much larger than its arguments
+// pays for the result before it makes it.
 func bounded(all template.FuncMap, b *budget) template.FuncMap {
 	sized := func(v any) error { return b.spend(weight(v)) }
 	for name, f := range map[string]any{
@@ -177,18 +180,18 @@ func bounded(all template.FuncMap, b *budget) template.FuncMap {
 	for name, f := range all {
 		all[name] = counted(f, b)
 	}
-	all[roundName] = func() (bool, error) { return false, b.spend(workOfOne) }
+	all[roundName] = func() (bool, error) { return false, b.spend(stepCost) }
 	all[enterName] = func() (bool, error) {
 		if b.depth++; b.depth > maxDepth {
 			return false, errTooDeep
 		}
-		return false, b.spend(workOfOne)
+		return false, b.spend(stepCost)
 	}
 	all[leaveName] = func() bool { b.depth--; return false }
 	return all
 }
 
-// counted is the function f, with its calls and the texts that it takes and gives counted.
+// counted returns the function f, but each call spends stepCost and the length of every text that f takes and returns.
 func counted(f any, b *budget) any {
 	call, failure := reflect.ValueOf(f), reflect.TypeFor[error]()
 	t := call.Type()
@@ -205,7 +208,7 @@ func counted(f any, b *budget) any {
 	}
 	return reflect.MakeFunc(reflect.FuncOf(in, []reflect.Type{t.Out(0), failure}, t.IsVariadic()),
 		func(args []reflect.Value) []reflect.Value {
-			cost := workOfOne
+			cost := stepCost
 			for _, a := range args {
 				cost += length(a)
 			}
@@ -223,7 +226,7 @@ func counted(f any, b *budget) any {
 		}).Interface()
 }
 
-// length is that of a text, 0 of all else.
+// length returns the length of a text in bytes, and 0 for any other value.
 func length(v reflect.Value) int {
 	if v.Kind() == reflect.Interface {
 		v = v.Elem()
@@ -234,8 +237,8 @@ func length(v reflect.Value) int {
 	return 0
 }
 
-// weight is about how much text v gives when it is printed, as far as it matters: a list that holds another twice, and
-// is held twice by a third, soon gives more than there is memory.
+// weight estimates the size of v in bytes when it is printed. It stops counting above maxWork: a list that holds
+// another one twice, and is itself held twice by a third, soon prints as more than fits in memory.
 func weight(v any) int {
 	n := 32
 	switch v := v.(type) {
@@ -257,7 +260,7 @@ func weight(v any) int {
 	return n
 }
 
-// groupWeight is that of the messages that the fields of a message are a group of.
+// groupWeight returns the weight of the list group in the fields of a message, which weight does not look into.
 func groupWeight(fields any) (n int) {
 	m, _ := fields.(map[string]any)
 	group, _ := m["group"].([]map[string]any)
@@ -267,13 +270,13 @@ func groupWeight(fields any) (n int) {
 	return n
 }
 
-// printfWeight is more than printf makes of its arguments.
+// printfWeight returns an upper bound for the size of what printf makes of its arguments.
 func printfWeight(format string, args []any) int {
 	longest := 0
 	for _, a := range args {
 		longest = max(longest, weight(a))
 	}
-	width, number := 0, 0 // widths and precisions, which may ask for much padding
+	width, number := 0, 0 // the sum of widths and precisions, which may ask for much padding
 	for _, r := range format {
 		switch {
 		case r == '*':

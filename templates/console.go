@@ -2,8 +2,8 @@ package templates
 
 import _ "embed"
 
-// Console is the text that demo shows for a change on a terminal: the fact on the first line, what it means below. It
-// sees the fields of a message.
+// Console is the template of the text that demo prints for a change: the fact on the first line, what it means below.
+// Its fields are those of a message.
 //
 //go:embed console.txt
 var Console string

@@ -1,11 +1,11 @@
 package templates
 
-// A FuncDoc explains a function to people. Its example, a template over no fields, makes Result.
+// A FuncDoc documents one function. Example is a template that uses no fields; executing it writes Result.
 type FuncDoc struct {
 	Name, Doc, Example, Result string
 }
 
-// FuncDocs explain every function, in groups: texts, lists and maps, choices, times, links.
+// FuncDocs documents every function, grouped by subject: texts, lists and maps, choices, times, links.
 var FuncDocs = []FuncDoc{
 	{"upper", "upper case", `{{upper "vm"}}`, "VM"},
 	{"lower", "lower case", `{{lower "VM"}}`, "vm"},

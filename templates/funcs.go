@@ -18,11 +18,11 @@ import (
 	"unicode/utf8"
 )
 
-// Funcs are the functions of templates, most under the names and with the order of arguments that Alertmanager and
-// sprig have, so that the value comes last and can be piped. They take any value: what is missing is empty, what is no
-// text is printed. include, which needs a template, is added by Parse.
+// Funcs returns the functions of templates. Most have the names and the order of arguments that they have in
+// Alertmanager and sprig: the value comes last, so that it can be piped. They accept any value: a missing one is empty,
+// and one that is not a text is used as it prints. Parse adds include, which needs a template.
 func Funcs() template.FuncMap {
-	z := &zones{known: make(map[string]*time.Location)}
+	z := &zones{loaded: make(map[string]*time.Location)}
 	return template.FuncMap{
 		// Texts.
 		"upper":      func(v any) string { return strings.ToUpper(text(v)) },
@@ -63,7 +63,6 @@ func Funcs() template.FuncMap {
 			}
 			return no
 		},
-
 		"required": required,
 
 		// Times.
@@ -85,17 +84,17 @@ func Funcs() template.FuncMap {
 	}
 }
 
-// FuncNames are the names of all functions, sorted.
+// FuncNames returns the names of all functions, sorted.
 func FuncNames() []string { return slices.Sorted(maps.Keys(functions(nil))) }
 
-// functions are Funcs and include.
+// functions returns Funcs and include.
 func functions(include func(define string, data any) (string, error)) template.FuncMap {
 	all := Funcs()
 	all["include"] = func(define, data any) (string, error) { return include(text(define), data) }
 	return all
 }
 
-// toJSON is v as compact JSON, with nothing escaped for HTML.
+// toJSON returns v as compact JSON, with nothing escaped for HTML.
 func toJSON(v any) (string, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -106,7 +105,7 @@ func toJSON(v any) (string, error) {
 	return strings.TrimSuffix(b.String(), "\n"), nil
 }
 
-// items are those of a list; nothing is none, what is no list is its only item.
+// items returns the items of a list. nil has none, and any other value is its own only item.
 func items(list any) []any {
 	switch v := reflect.ValueOf(list); {
 	case list == nil:
@@ -130,7 +129,7 @@ func join(sep, list any) string {
 	return strings.Join(all, text(sep))
 }
 
-// nth is an item of a list, from the end when n is negative; nil when there is none.
+// nth returns item n of a list, counted from the end if n is negative. It returns nil if there is no such item.
 func nth(list any, n int) any {
 	all := items(list)
 	if n < 0 {
@@ -142,17 +141,17 @@ func nth(list any, n int) any {
 	return all[n]
 }
 
-// without is the list without some items; case does not count, because it does not in names of VMs.
+// without returns the list without the items in but. It ignores case, because Azure does in names of VMs.
 func without(list any, but ...any) []any {
 	return slices.DeleteFunc(slices.Clone(items(list)), func(v any) bool {
 		return slices.ContainsFunc(but, func(b any) bool { return strings.EqualFold(text(v), text(b)) })
 	})
 }
 
-// longestName is how much of a name is shown; Azure's own have at most 80 characters.
+// longestName is the number of characters shown of a name. Azure's own names have at most 80.
 const longestName = 80
 
-// names are the first n of a list and how many more there are, for people.
+// names returns the first n items of a list and how many more there are, for people.
 func names(n, list any) string {
 	all := items(list)
 	shown := all[:max(0, min(len(all), int(number(n))))]
@@ -169,7 +168,7 @@ func names(n, list any) string {
 	return b.String()
 }
 
-// dict makes a map of names and values by turns.
+// dict returns a map of its arguments, which are names and values by turns. A last name without a value gets "".
 func dict(pairs ...any) map[string]any {
 	m := make(map[string]any, len(pairs)/2)
 	for i := 0; i < len(pairs); i += 2 {
@@ -180,8 +179,8 @@ func dict(pairs ...any) map[string]any {
 	return m
 }
 
-// dig walks from a map, which comes last, by names into maps. What stands before the map is given instead of what is
-// not there.
+// dig returns the value below names in nested maps. The outermost map is the last argument; the one before it is the
+// default, returned if a name is missing.
 func dig(path ...any) any {
 	if len(path) < 2 {
 		return nil
@@ -196,7 +195,8 @@ func dig(path ...any) any {
 	return v
 }
 
-// coalesce is the first value that is not empty: missing, "", 0, false, or a list or map of nothing.
+// coalesce returns the first value that is not empty, else the last. Empty are a missing value, "", 0, false, and a
+// list or map without items.
 func coalesce(values ...any) any {
 	for _, v := range values {
 		if truth(v) {
@@ -206,7 +206,7 @@ func coalesce(values ...any) any {
 	return nth(values, -1)
 }
 
-// required is the value, or ends the template when it is empty.
+// required returns the value, or an error, which ends the template, if it is empty.
 func required(name, v any) (any, error) {
 	if !truth(v) {
 		return nil, fmt.Errorf("%s is missing", text(name))
@@ -214,12 +214,13 @@ func required(name, v any) (any, error) {
 	return v, nil
 }
 
+// truth reports whether v is not empty.
 func truth(v any) bool {
 	full, ok := template.IsTrue(v)
 	return ok && full
 }
 
-// title begins every word with a capital.
+// title returns the text with a capital at the beginning of every word.
 func title(v any) string {
 	between := true
 	return strings.Map(func(r rune) rune {
@@ -231,8 +232,9 @@ func title(v any) string {
 	}, text(v))
 }
 
-// Cut shortens a text to at most n characters, the last of which is then "…". It cuts neither an entity of Slack's
-// such as &amp; nor what stands in angle brackets, because half of one would show or be refused.
+// Cut returns s, shortened to at most n characters if it is longer; the last one is then "…". It never returns part of
+// a Slack entity such as &amp; or of a link in angle brackets, because Slack shows or refuses those. Invalid UTF-8 is
+// replaced by U+FFFD.
 func Cut(s string, n int) string {
 	s = strings.ToValidUTF8(s, "\ufffd")
 	if utf8.RuneCountInString(s) <= n {
@@ -261,14 +263,14 @@ func Cut(s string, n int) string {
 	return s[:end] + "…"
 }
 
-// indent begins every line with n spaces.
+// indent returns the text with n spaces, at most 80, before every line.
 func indent(n, v any) string {
 	pad := strings.Repeat(" ", max(0, min(80, int(number(n)))))
 	return pad + strings.ReplaceAll(text(v), "\n", "\n"+pad)
 }
 
-// Line is a text on one line that shows what it holds: white space and control characters become single spaces, what
-// does not print or changes the direction of writing is left out.
+// Line returns s on one line, safe to print: each run of white space and control characters becomes one space, and
+// characters that don't print or change the direction of writing are removed.
 func Line(s string) string {
 	return strings.Join(strings.Fields(strings.Map(func(r rune) rune {
 		switch {
@@ -281,7 +283,7 @@ func Line(s string) string {
 	}, s)), " ")
 }
 
-// number is a value as a number; 0 when it is none.
+// number returns a value as a number within the range of an int32, and 0 if it is not a number.
 func number(v any) float64 {
 	n, err := strconv.ParseFloat(strings.TrimSpace(text(v)), 64)
 	if err != nil || math.IsNaN(n) {
@@ -290,7 +292,8 @@ func number(v any) float64 {
 	return max(-math.MaxInt32, min(math.MaxInt32, n))
 }
 
-// toTime reads a time as CloudEvents and as Azure write it, or as seconds since 1970; the zero time when it is none.
+// toTime returns the time in v: in RFC 3339 as CloudEvents write it, in RFC 1123 as Azure does, or in seconds since
+// 1970. It returns the zero time if v is none of these.
 func toTime(v any) time.Time {
 	if t, ok := v.(time.Time); ok {
 		return t
@@ -307,7 +310,7 @@ func toTime(v any) time.Time {
 	return time.Time{}
 }
 
-// format is a time in a layout of Go, "" for none.
+// format returns a time in a layout of Go, and "" for the zero time.
 func format(t time.Time, layout string) string {
 	if t.IsZero() {
 		return ""
@@ -315,7 +318,8 @@ func format(t time.Time, layout string) string {
 	return t.Format(layout)
 }
 
-// humanizeDuration says a number of seconds to a person, rounded down so that nobody counts on more than there is.
+// humanizeDuration returns a number of seconds for people. It rounds down, so that nobody counts on more time than
+// there is.
 func humanizeDuration(seconds any) string {
 	n := int64(number(seconds))
 	switch {
@@ -331,29 +335,29 @@ func humanizeDuration(seconds any) string {
 	return fmt.Sprintf("%d days %d h", n/86400, n%86400/3600)
 }
 
-// zones are the time zones in use. mu guards known.
+// zones caches the time zones in use. mu guards loaded.
 type zones struct {
-	mu    sync.Mutex
-	known map[string]*time.Location
+	mu     sync.Mutex
+	loaded map[string]*time.Location
 }
 
-// in is t in a zone; one that does not exist is UTC.
+// in returns t in the zone of that name, or in UTC if there is none.
 func (z *zones) in(t time.Time, name string) time.Time {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	zone := z.known[name]
+	zone := z.loaded[name]
 	if zone == nil {
 		var err error
 		if zone, err = time.LoadLocation(name); err != nil {
 			zone = time.UTC
 		}
-		z.known[name] = zone
+		z.loaded[name] = zone
 	}
 	return t.In(zone)
 }
 
-// clock is a time of day in the zone of the fields, with the day when it is not that of now; in Slack each reader sees
-// his own. "" for no time.
+// clock returns a time of day in the zone of the fields, and "" for the zero time. It adds the day if that is not
+// today. For Slack it returns a date token, which each reader sees in their own zone.
 func (z *zones) clock(fields, v any, seconds bool) string {
 	t := toTime(v)
 	if t.IsZero() {
@@ -375,7 +379,8 @@ func (z *zones) clock(fields, v any, seconds bool) string {
 	return t.Format(layout)
 }
 
-// full is a time with its day and beside UTC, "" for none.
+// full returns a time with its day in the zone of the fields, followed by the time in UTC. It returns "" for the zero
+// time.
 func (z *zones) full(fields, v any) string {
 	t := toTime(v)
 	if t.IsZero() {
@@ -389,7 +394,8 @@ func (z *zones) full(fields, v any) string {
 	return local + t.UTC().Format(" (15:04 UTC)")
 }
 
-// slackTime is a time that Slack shows to each reader in his own zone, and the text that stands where it cannot.
+// slackTime returns a date token of Slack's, which each reader sees in their own zone. Where Slack cannot show it, the
+// text instead appears. It returns "" for the zero time.
 func slackTime(t time.Time, layout, instead string) string {
 	if t.IsZero() {
 		return ""
@@ -405,7 +411,7 @@ func slackTime(t time.Time, layout, instead string) string {
 	return fmt.Sprintf("<!date^%d^%s|%s>", t.Unix(), clean(layout), clean(instead))
 }
 
-// slackEscape makes a text one in Slack's mrkdwn: it can mention nobody and link to nothing.
+// slackEscape escapes a text for Slack's mrkdwn, so that it can neither mention anybody nor contain a link.
 func slackEscape(v any) string {
 	s := text(v)
 	if !strings.ContainsAny(s, "&<>") {
@@ -415,11 +421,12 @@ func slackEscape(v any) string {
 	return strings.ReplaceAll(strings.ReplaceAll(s, "<", "&lt;"), ">", "&gt;")
 }
 
-// longestInSlack is how much of one text is shown in Slack, which refuses long messages as a whole.
+// longestInSlack is the number of characters of one text shown in Slack, which refuses a message that is too long as a
+// whole.
 const longestInSlack = 500
 
-// slack is a copy of the fields for mrkdwn: every text in it is short and escaped, and clock gives times that each
-// reader sees in his own zone.
+// slack returns a copy of the fields for Slack's mrkdwn: every text in it is shortened and escaped, and marked so that
+// clock returns date tokens.
 func slack(fields any) any {
 	escaped := escapeAll(fields)
 	if m, ok := escaped.(map[string]any); ok {
@@ -461,10 +468,10 @@ func escapeAll(v any) any {
 	return v
 }
 
-// longestID is how long the id of a resource may be; Azure's own stay below it.
+// longestID is the longest resource id that a link is made of, in bytes. Azure's own are shorter.
 const longestID = 1000
 
-// portalURL is the page of a resource in Azure's portal, "" for no resource.
+// portalURL returns the address of a resource's page in Azure's portal, and "" without a resource.
 func portalURL(id any) string {
 	s := strings.Trim(Line(text(id)), "/")
 	if s == "" || len(s) > longestID {
@@ -477,7 +484,7 @@ func portalURL(id any) string {
 	return "https://portal.azure.com/#@/resource/" + strings.Join(parts, "/")
 }
 
-// activityLogURL is the page that says who did what to a resource, "" for no resource.
+// activityLogURL returns the address of the page that lists who did what to a resource, and "" without a resource.
 func activityLogURL(id any) string {
 	if page := portalURL(id); page != "" {
 		return page + "/eventlogs"
@@ -485,7 +492,7 @@ func activityLogURL(id any) string {
 	return ""
 }
 
-// text is a value as a text, "" when it is missing.
+// text returns a value as it prints, and "" if it is missing.
 func text(v any) string {
 	switch v := v.(type) {
 	case nil:

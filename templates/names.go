@@ -8,20 +8,14 @@ import (
 	"text/template/parse"
 )
 
-// A Shape is what is known of a value that templates see. Nothing is known of nil, which may be anything.
+// A Shape describes a value that templates use. A nil Shape describes a value that may be anything.
 type Shape struct {
-	Names map[string]*Shape // of a map: what may stand in it
-	Items *Shape            // of a list: what its items are
-	More  bool              // there may be other names too, which only index asks for
+	Names map[string]*Shape // of a map: the names that may be in it
+	Items *Shape            // of a list: the shape of each item
+	More  bool              // the map may have other names too; only index may ask for those
 }
 
-// has reports whether the name may stand in a map.
-func (s *Shape) has(name string) bool {
-	_, ok := s.Names[name]
-	return ok
-}
-
-// item is the shape of one of a list.
+// item returns the shape of an item of a list.
 func (s *Shape) item() *Shape {
 	if s == nil {
 		return nil
@@ -29,21 +23,21 @@ func (s *Shape) item() *Shape {
 	return s.Items
 }
 
-// An UnknownName is a name that a template asks for and that is never there.
+// An UnknownName is the error for a name that a template uses and that no message has.
 type UnknownName struct {
 	Name  string
-	Known []string // sorted: what there is instead
-	Line  int      // of the text, from 1
-	Rune  int      // of the line, from 1: where the name begins, or what it stands in
+	Known []string // the names that could be used there, sorted
+	Line  int      // of the text, counted from 1
+	Rune  int      // of the line, counted from 1: where the name, or the expression it is part of, begins
 }
 
 func (e *UnknownName) Error() string {
 	return fmt.Sprintf("line %d: unknown name; expected one of %s", e.Line, strings.Join(e.Known, ", "))
 }
 
-// CheckNames looks for names in the text of a template that are never there, wherever they stand: also in what only
-// some messages come to. It follows what a template does with its fields, which have the shape, as far as that can be
-// known without executing it. The text must be one that Parse takes; its error is an *UnknownName.
+// CheckNames checks that every name the text uses can exist, also in branches that few messages take. It follows the
+// fields, which have the given shape, through the template as far as that is possible without executing it. The first
+// unknown name is returned as an *UnknownName. The text must be one that Parse accepts.
 func CheckNames(text string, fields *Shape) error {
 	tree := parse.New("text")
 	tree.Mode = parse.SkipFuncCheck
@@ -55,7 +49,7 @@ func CheckNames(text string, fields *Shape) error {
 	c.define("text", fields)
 	for _, name := range slices.Sorted(maps.Keys(defines)) {
 		if aboutMessage(name, fields) {
-			c.define(name, fields) // the words use it, in place of their own
+			c.define(name, fields) // the shared words use it instead of their own
 		}
 	}
 	if c.unknown != nil {
@@ -64,8 +58,8 @@ func CheckNames(text string, fields *Shape) error {
 	return nil
 }
 
-// aboutMessage reports whether one of the words sees the fields of a message, as most do, and not what they are given
-// beside it.
+// aboutMessage reports whether a shared word is executed on the fields of a message, as most are, and not on another
+// value.
 func aboutMessage(word string, fields *Shape) bool {
 	trees, err := wordTrees()
 	if err != nil || trees[word] == nil {
@@ -76,15 +70,16 @@ func aboutMessage(word string, fields *Shape) bool {
 	return c.unknown == nil
 }
 
-// A nameChecker walks through the defines of a text. Each is walked once for each shape that it is used on.
+// A nameChecker walks through the defines of a text, and through each once for every shape that it is executed on.
 type nameChecker struct {
 	text    string
 	defines map[string]*parse.Tree
 	walked  map[walk]bool
 	vars    []shapedVariable
-	unknown *UnknownName // the first
+	unknown *UnknownName // the first one found
 }
 
+// A walk is a define and the shape that it is executed on.
 type walk struct {
 	define string
 	dot    *Shape
@@ -95,7 +90,7 @@ type shapedVariable struct {
 	shape *Shape
 }
 
-// define walks through a define that is used on dot.
+// define walks through a define that is executed on dot.
 func (c *nameChecker) define(name string, dot *Shape) {
 	tree := c.defines[name]
 	if tree == nil || c.walked[walk{name, dot}] {
@@ -122,7 +117,7 @@ func (c *nameChecker) node(n parse.Node, dot *Shape) {
 	switch n := n.(type) {
 	case *parse.ActionNode:
 		c.pipe(n.Pipe, dot)
-		return // a variable that it declares is there for what follows
+		return // a variable that it declares stays in scope
 	case *parse.TemplateNode:
 		c.define(n.Name, c.pipe(n.Pipe, dot))
 	case *parse.IfNode:
@@ -137,7 +132,7 @@ func (c *nameChecker) node(n parse.Node, dot *Shape) {
 		if len(n.Pipe.Decl) > 0 {
 			c.vars[len(c.vars)-1].shape = item
 		}
-		if len(n.Pipe.Decl) > 1 { // the first counts
+		if len(n.Pipe.Decl) > 1 { // the first variable is the index
 			c.vars[len(c.vars)-2].shape = nil
 		}
 		c.list(n.List, item)
@@ -146,7 +141,7 @@ func (c *nameChecker) node(n parse.Node, dot *Shape) {
 	c.vars = c.vars[:outer]
 }
 
-// pipe is the shape of what comes out of a pipeline. Its variables are declared, or changed.
+// pipe returns the shape of a pipeline's result, and declares or changes its variables.
 func (c *nameChecker) pipe(p *parse.PipeNode, dot *Shape) (result *Shape) {
 	if p == nil {
 		return nil
@@ -158,7 +153,7 @@ func (c *nameChecker) pipe(p *parse.PipeNode, dot *Shape) (result *Shape) {
 		if !p.IsAssign {
 			c.vars = append(c.vars, shapedVariable{v.Ident[0], result})
 		} else if known := c.variable(v.Ident[0]); known != nil && known.shape != result {
-			known.shape = nil // which it is depends on what is executed
+			known.shape = nil // which of the two it is depends on the branch that is executed
 		}
 	}
 	return result
@@ -173,7 +168,7 @@ func (c *nameChecker) variable(name string) *shapedVariable {
 	return nil
 }
 
-// command is the shape of what a command gives. before is that of the command before it, if it is piped.
+// command returns the shape of a command's result. If it is piped, before is the shape of the previous result.
 func (c *nameChecker) command(n *parse.CommandNode, dot, before *Shape, piped bool) *Shape {
 	shapes := make([]*Shape, len(n.Args))
 	for i, arg := range n.Args {
@@ -193,7 +188,7 @@ func (c *nameChecker) command(n *parse.CommandNode, dot, before *Shape, piped bo
 	last := args[len(args)-1]
 	switch function.Ident {
 	case "slack":
-		return last // with every text in it escaped
+		return last // escaping texts keeps the shape
 	case "without":
 		return args[0]
 	case "first", "last":
@@ -202,25 +197,12 @@ func (c *nameChecker) command(n *parse.CommandNode, dot, before *Shape, piped bo
 		if name, ok := nodes[0].(*parse.StringNode); ok {
 			c.define(name.Text, last)
 		}
-	case "index": // a map or a list, and what leads into it
-		into := args[0]
-		for _, key := range nodes[min(1, len(nodes)):] {
-			switch key := key.(type) {
-			case *parse.StringNode:
-				if into != nil && into.More && !into.has(key.Text) {
-					return nil
-				}
-				into = c.named(into, key.Text, key)
-			case *parse.NumberNode:
-				into = into.item()
-			default:
-				return nil
-			}
+	case "index":
+		result := c.index(args[0], nodes[min(1, len(nodes)):])
+		if !piped { // the piped value is one more key, which is not known
+			return result
 		}
-		if !piped { // else one more, which nobody knows
-			return into
-		}
-	case "dig": // names, what else, and the map
+	case "dig": // its arguments are names, a default, and the map
 		for i := range len(args) - 2 {
 			name, ok := nodes[i].(*parse.StringNode)
 			if !ok {
@@ -232,7 +214,27 @@ func (c *nameChecker) command(n *parse.CommandNode, dot, before *Shape, piped bo
 	return nil
 }
 
-// operand is the shape of one argument.
+// index returns the shape that the keys lead to from s.
+func (c *nameChecker) index(s *Shape, keys []parse.Node) *Shape {
+	for _, key := range keys {
+		switch key := key.(type) {
+		case *parse.StringNode:
+			if s != nil && s.More {
+				if _, listed := s.Names[key.Text]; !listed {
+					return nil
+				}
+			}
+			s = c.named(s, key.Text, key)
+		case *parse.NumberNode:
+			s = s.item()
+		default:
+			return nil
+		}
+	}
+	return s
+}
+
+// operand returns the shape of one argument.
 func (c *nameChecker) operand(n parse.Node, dot *Shape) *Shape {
 	switch n := n.(type) {
 	case *parse.DotNode:
@@ -251,7 +253,7 @@ func (c *nameChecker) operand(n parse.Node, dot *Shape) *Shape {
 	return nil
 }
 
-// path is the shape that names lead to.
+// path returns the shape that a chain of names leads to from s.
 func (c *nameChecker) path(s *Shape, names []string, at parse.Node) *Shape {
 	for _, name := range names {
 		s = c.named(s, name, at)
@@ -259,7 +261,7 @@ func (c *nameChecker) path(s *Shape, names []string, at parse.Node) *Shape {
 	return s
 }
 
-// named is the shape of what has the name in s. The name is noted if there can be none of it.
+// named returns the shape of the value with that name in s. A name that cannot be in s is noted as unknown.
 func (c *nameChecker) named(s *Shape, name string, at parse.Node) *Shape {
 	if s == nil || s.Names == nil {
 		return nil

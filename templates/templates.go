@@ -1,5 +1,5 @@
-// Package templates holds the texts that people read, the ready-made bodies of webhooks, and the functions that the
-// templates of the settings may use. Nothing in it reads files, the environment or the network.
+// Package templates holds the default texts for people, the ready-made bodies of webhooks, and the functions that
+// templates in the settings may use. Everything is embedded: it never reads files, the environment or the network.
 package templates
 
 import (
@@ -12,27 +12,27 @@ import (
 	"text/template/parse"
 )
 
-// The texts of the sinks for people, as they are unless the settings have their own; they see the fields of a message.
-// SlackText is the notification of a root message or, with reply, what is said in its thread; SlackBlocks is the root
-// message as a JSON array of blocks.
+// The default texts of the sinks for people. Their fields are those of a message. SlackText is the notification of a
+// root message or, if reply is true, the text of a reply in its thread. SlackBlocks is the root message as a JSON array
+// of blocks.
 var (
-	SlackText    = own("slack-text.txt")
-	SlackBlocks  = own("slack-blocks.json")
-	EmailSubject = own("email-subject.txt")
-	EmailText    = own("email-text.txt")
-	EmailHTML    = ownHTML("email.html")
+	SlackText    = embedded("slack-text.txt")
+	SlackBlocks  = embedded("slack-blocks.json")
+	EmailSubject = embedded("email-subject.txt")
+	EmailText    = embedded("email-text.txt")
+	EmailHTML    = embeddedHTML("email.html")
 )
 
 //go:embed slack-text.txt slack-blocks.json email-subject.txt email-text.txt email.html
 var files embed.FS
 
-// words are the definitions that all texts share. A template of the settings may use them too, and define its own in
-// their place.
+// words holds the defines that all texts share, the shared words. A template in the settings may use them too, or
+// define one of them anew.
 //
 //go:embed words.txt
 var words string
 
-// wordTrees are the words as parsed, by their names. All texts share them: nothing that executes a text template
+// wordTrees returns the parsed shared words by name. All text templates use the same trees, because executing one never
 // changes its tree.
 var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
 	set, _ := newSet("words")
@@ -48,8 +48,8 @@ var wordTrees = sync.OnceValues(func() (map[string]*parse.Tree, error) {
 	return trees, nil
 })
 
-// ownTexts are the words and the texts of the sinks, in one set.
-var ownTexts = sync.OnceValues(func() (textSet, error) {
+// embeddedTexts returns the set of the shared words and the default texts, except the HTML one.
+var embeddedTexts = sync.OnceValues(func() (textSet, error) {
 	set, b := newSet("")
 	if err := addWords(set); err != nil {
 		return textSet{}, err
@@ -68,24 +68,25 @@ var ownTexts = sync.OnceValues(func() (textSet, error) {
 	return textSet{set, b}, nil
 })
 
-// A textSet is a set of templates, with the budget that its functions count in.
+// A textSet is a set of text templates, with the budget that its functions spend from.
 type textSet struct {
 	*template.Template
 	budget *budget
 }
 
-// A Template is a parsed text. One of our own is parsed when it is first used. Several goroutines may execute it, one
-// after the other.
+// A Template is a parsed template. The embedded ones are parsed at their first use. It is safe for concurrent use, but
+// is executed by one goroutine at a time; the others wait.
 type Template struct{ parsed func() (executor, error) }
 
-// An executor is a template of text/template or of html/template, with the budget that its functions count in.
+// An executor is a template of text/template or of html/template, with the budget that its functions spend from.
 type executor struct {
 	execute func(io.Writer, any) error
 	budget  *budget
 }
 
-// Execute writes what the template makes of fields. An error is one of executing it, also because it does not come to
-// an end.
+// Execute applies the template to fields and writes the result to w. It fails, after part of the result may have been
+// written, if the template does, or if it exceeds a limit: about a second of work, 8 MiB of output, or 1000 nested
+// defines.
 func (t *Template) Execute(w io.Writer, fields any) error {
 	parsed, err := t.parsed()
 	if err != nil {
@@ -94,10 +95,10 @@ func (t *Template) Execute(w io.Writer, fields any) error {
 	return parsed.budget.use(w, func(w io.Writer) error { return parsed.execute(w, fields) })
 }
 
-// own is one of the texts of the sinks.
-func own(name string) *Template {
+// embedded returns one of the default texts.
+func embedded(name string) *Template {
 	return &Template{func() (executor, error) {
-		set, err := ownTexts()
+		set, err := embeddedTexts()
 		if err != nil {
 			return executor{}, err
 		}
@@ -105,8 +106,8 @@ func own(name string) *Template {
 	}}
 }
 
-// ownHTML is one of the texts of the sinks that is HTML.
-func ownHTML(name string) *Template {
+// embeddedHTML returns a default text that is HTML.
+func embeddedHTML(name string) *Template {
 	return &Template{sync.OnceValues(func() (executor, error) {
 		text, err := files.ReadFile(name)
 		if err != nil {
@@ -116,29 +117,30 @@ func ownHTML(name string) *Template {
 	})}
 }
 
-// Say writes what one of the words says of fields.
+// Say applies one of the shared words, such as headline, to fields and writes the result to w. Its limits are those of
+// Template.Execute.
 func Say(w io.Writer, word string, fields any) error {
-	set, err := ownTexts()
+	set, err := embeddedTexts()
 	if err != nil {
 		return err
 	}
 	return set.budget.use(w, func(w io.Writer) error { return set.ExecuteTemplate(w, word, fields) })
 }
 
-// Parse parses a template that may use Funcs and the words, as in {{template "headline" .}}. A field that is not there
-// prints as <no value>, except through a function, which takes it for empty. Errors name the template, the line and,
-// where text/template knows it, the column.
+// Parse parses a template that may use Funcs, include and the shared words, as in {{template "headline" .}}. A missing
+// field prints as <no value>; a function takes it as empty. An error names the template, the line and, where
+// text/template knows it, the column.
 func Parse(name, text string) (*Template, error) {
 	return ready(parseText(name, text))
 }
 
-// ParseHTML is Parse for HTML: what a template puts in is escaped for the place where it stands. A word that is
-// included is made as plain text, and then escaped.
+// ParseHTML is Parse for HTML: each value is escaped for the place where it is inserted. What include returns is plain
+// text, which is escaped like any other value.
 func ParseHTML(name, text string) (*Template, error) {
 	return ready(parseHTML(name, text))
 }
 
-// ready is a template that is parsed.
+// ready returns a Template that has been parsed already.
 func ready(parsed executor, err error) (*Template, error) {
 	if err != nil {
 		return nil, err
@@ -148,36 +150,20 @@ func ready(parsed executor, err error) (*Template, error) {
 
 func parseText(name, text string) (executor, error) {
 	t, b := newSet(name)
-	if _, err := t.Parse(text); err != nil {
+	if err := parseInto(t, text); err != nil {
 		return executor{}, err
 	}
-	for _, define := range t.Templates() {
-		countSteps(define.Tree)
-	}
-	return executor{t.Execute, b}, addWords(t)
+	return executor{t.Execute, b}, nil
 }
 
 func parseHTML(name, text string) (executor, error) {
-	t, b := htmltemplate.New(name).Option("missingkey=default"), new(budget)
-	// what include uses: the words, and the text's own in their place
-	plain := template.New(name).Option("missingkey=default")
-	funcs := bounded(functions(func(define string, data any) (string, error) {
-		var said strings.Builder
-		err := plain.ExecuteTemplate(&said, define, data)
-		return said.String(), err
-	}), b)
-	t.Funcs(funcs)
+	plain, b := newSet(name) // for include, whose text is not escaped yet
 	if strings.Contains(text, "include") {
-		if _, err := plain.Funcs(funcs).Parse(text); err != nil {
-			return executor{}, err
-		}
-		for _, define := range plain.Templates() {
-			countSteps(define.Tree)
-		}
-		if err := addWords(plain); err != nil {
+		if err := parseInto(plain, text); err != nil {
 			return executor{}, err
 		}
 	}
+	t := htmltemplate.New(name).Option("missingkey=default").Funcs(setFuncs(plain, b))
 	if _, err := t.Parse(text); err != nil {
 		return executor{}, err
 	}
@@ -190,26 +176,42 @@ func parseHTML(name, text string) (executor, error) {
 	}
 	for define, tree := range words {
 		if t.Lookup(define) != nil {
-			continue // it is the text's own
+			continue // the text has its own define
 		}
-		if _, err := t.AddParseTree(define, tree.Copy()); err != nil { // which escaping changes
+		if _, err := t.AddParseTree(define, tree.Copy()); err != nil { // a copy, because escaping changes the tree
 			return executor{}, err
 		}
 	}
 	return executor{t.Execute, b}, nil
 }
 
-// newSet is an empty template of text/template that knows the functions, and the budget that they count in.
+// newSet returns an empty text template that has all functions, and the budget that they spend from.
 func newSet(name string) (*template.Template, *budget) {
 	t, b := template.New(name).Option("missingkey=default"), new(budget)
-	return t.Funcs(bounded(functions(func(define string, data any) (string, error) {
-		var said strings.Builder
-		err := t.ExecuteTemplate(&said, define, data)
-		return said.String(), err
-	}), b)), b
+	return t.Funcs(setFuncs(t, b)), b
 }
 
-// addWords adds to t the words that it does not define itself.
+// setFuncs returns all functions, spending from b. include executes the defines of t.
+func setFuncs(t *template.Template, b *budget) template.FuncMap {
+	return bounded(functions(func(define string, data any) (string, error) {
+		var text strings.Builder
+		err := t.ExecuteTemplate(&text, define, data)
+		return text.String(), err
+	}), b)
+}
+
+// parseInto parses the text into t, which gets the shared words too.
+func parseInto(t *template.Template, text string) error {
+	if _, err := t.Parse(text); err != nil {
+		return err
+	}
+	for _, define := range t.Templates() {
+		countSteps(define.Tree)
+	}
+	return addWords(t)
+}
+
+// addWords adds to t the shared words that it does not define itself.
 func addWords(t *template.Template) error {
 	trees, err := wordTrees()
 	if err != nil {
