@@ -8,7 +8,7 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// A template that sets out to go on without end, or to make more text than there is memory, is stopped with an error.
+// A template that would never end, or that would make more text than fits in memory, fails with an error.
 func TestEndlessTemplatesAreStopped(t *testing.T) {
 	systemtest.LeftToGate(t)
 	const twice40 = `{{$x := "0123456789"}}{{range 40}}{{$x = printf "%s%s" $x $x}}{{end}}`
@@ -50,8 +50,8 @@ func TestEndlessTemplatesAreStopped(t *testing.T) {
 	}
 }
 
-// What is long but right is made: a group of thousands of events, each with its words.
-func TestLongTextsAreMade(t *testing.T) {
+// A correct template of a long text is executed: a group of thousands of events, each with its shared words.
+func TestLongTextsAreAllowed(t *testing.T) {
 	one := map[string]any{
 		"azself": false, "observer": "vm-0", "resources": []string{"vm-1", "vm-2"}, "azeventtype": "Reboot", "azeventsource": "Platform",
 		"data": map[string]any{"event": map[string]any{"Description": strings.Repeat("a long description ", 20)}},
@@ -70,8 +70,8 @@ func TestLongTextsAreMade(t *testing.T) {
 	}
 }
 
-// A budget is for one use: what one has spent the next has again.
-func TestEachUseHasItsOwnBudget(t *testing.T) {
+// The budget is that of one execution: the next one has all of it again.
+func TestEachExecutionHasItsOwnBudget(t *testing.T) {
 	systemtest.Alone(t)
 	parsed, err := Parse("text", `{{range .}}{{end}}{{template "x" 1}}{{define "x"}}{{end}}`)
 	if err != nil {

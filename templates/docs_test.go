@@ -8,7 +8,7 @@ import (
 	"forewarn/templates"
 )
 
-// Every function is explained once, by an example that makes what it says.
+// Every function is documented once, with an example that produces the documented result.
 func TestEveryFunctionIsExplainedByAnExample(t *testing.T) {
 	var explained []string
 	for _, d := range templates.FuncDocs {

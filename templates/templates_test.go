@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// Every function does what users of Alertmanager and sprig know it for, also with what is missing.
+// Every function does what users of Alertmanager and sprig expect of it, also with missing values.
 func TestFunctions(t *testing.T) {
 	fields := map[string]any{
 		"text": "Réboot <vm> & \"more\"", "list": []any{"a", 1.5}, "names": []string{"vm-0", "vm-1"}, "none": []string{},
@@ -93,7 +93,7 @@ func TestFunctions(t *testing.T) {
 	}
 }
 
-// A value that JSON cannot hold ends the template with an error.
+// A value that JSON cannot represent makes the template fail.
 func TestJSONRefusesWhatItCannotHold(t *testing.T) {
 	parsed, err := Parse("body", `{{json .f}}`)
 	if err != nil {
@@ -120,8 +120,8 @@ func TestErrorsSayWhere(t *testing.T) {
 	}
 }
 
-// A define that includes itself ends the template with an error, not the program.
-func TestIncludeDoesNotRunAway(t *testing.T) {
+// A define that includes itself makes the template fail, and does not end the program.
+func TestIncludeOfItselfIsStopped(t *testing.T) {
 	parsed, err := Parse("body", `{{define "x"}}{{include "x" .}}{{end}}{{include "x" .}}`)
 	if err != nil {
 		t.Fatal(err)
@@ -131,8 +131,8 @@ func TestIncludeDoesNotRunAway(t *testing.T) {
 	}
 }
 
-// No function panics, whatever it is given: a template of the settings may give it anything.
-func TestFunctionsTakeAnything(t *testing.T) {
+// No function panics, whatever its arguments are: a template in the settings may pass anything.
+func TestFunctionsAcceptAnyValue(t *testing.T) {
 	values := []any{
 		nil, "", "text", -1, 1 << 40, 1.5, math.NaN(), math.Inf(-1), true, []any{nil, 1, "a"}, []string{"a"}, [2]int{}, map[string]any{"a": nil}, map[int]int{1: 1},
 		time.Time{}, time.Unix(1<<40, 0), []map[string]any{{"a": 1}, nil}, (*int)(nil), []map[string]any{},
@@ -163,7 +163,7 @@ func TestFunctionsTakeAnything(t *testing.T) {
 	}
 }
 
-// The texts in HTML escape what they put in, the words too.
+// HTML templates escape the values that they insert, those in shared words too.
 func TestHTMLEscapesTheWords(t *testing.T) {
 	parsed, err := ParseHTML("mail", `<p>{{template "cause" .}}</p>{{include "cause" .}}`)
 	if err != nil {
@@ -176,8 +176,8 @@ func TestHTMLEscapesTheWords(t *testing.T) {
 	}
 }
 
-// A word that a text defines in its place counts wherever it is said, in HTML too.
-func TestAWordCanBeDefinedAnew(t *testing.T) {
+// A text can redefine a shared word. Its define is then used everywhere, in HTML too.
+func TestSharedWordCanBeRedefined(t *testing.T) {
 	const text = `{{define "cause"}}<our word>{{end}}{{template "why" .}}|{{include "why" .}}|{{include "cause" .}}`
 	fields := map[string]any{"azeventsource": "Platform", "azeventtype": "Reboot"}
 	for want, parse := range map[string]func(name, text string) (*Template, error){
