@@ -26,8 +26,8 @@ func classOfStatus(status int) error {
 	return delivery.ErrRejected
 }
 
-// classOfFailure returns the class of a request without an answer: delivery.ErrBlocked if the name does not exist or
-// one side does not accept the other's certificate, else nil, as a retry can help.
+// classOfFailure returns the class of a request that got no answer: delivery.ErrBlocked if the name of the host does
+// not exist or one side does not accept the other's certificate, else nil, because a retry can help.
 func classOfFailure(err error) error {
 	if errors.Is(err, delivery.ErrBlocked) {
 		return delivery.ErrBlocked
@@ -44,18 +44,18 @@ func classOfFailure(err error) error {
 	return nil
 }
 
-// lastingAlerts are the TLS alerts by which the other side says that it accepts no connection of this kind, from this
-// client, under this name (RFC 8446, section 6.2).
+// lastingAlerts are the TLS alerts that a retry does not help against: the other side accepts no connection of this
+// kind, from this client, or under this name (RFC 8446, section 6.2).
 var lastingAlerts = []uint64{
-	40,                         // handshake_failure: what older servers say when a certificate is missing
+	40,                         // handshake_failure: what older servers send when a certificate is missing
 	42, 43, 44, 45, 46, 48, 49, // bad, unsupported, revoked, expired, unknown certificate; unknown_ca; access_denied
 	70, 71, // protocol_version, insufficient_security
 	112, 116, // unrecognized_name, certificate_required
 }
 
-// alertOf returns the TLS alert that the other side sent. Package tls does not export the alert's type, so its number
-// is read by reflection.
-func alertOf(err error) (uint64, bool) {
+// alertOf returns the number of the TLS alert that the other side sent; ok is false if err is about none. Package tls
+// does not export the alert's type, so the number is read by reflection.
+func alertOf(err error) (alert uint64, ok bool) {
 	e, ok := errors.AsType[*net.OpError](err)
 	for ok && e.Op != "remote error" {
 		e, ok = errors.AsType[*net.OpError](e.Err)
@@ -70,32 +70,32 @@ func alertOf(err error) (uint64, bool) {
 	return v.Uint(), true
 }
 
-// A verdict is an error of a known class: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help. Its
-// text does not name the class.
-type verdict struct {
+// A classError is an error whose class is known: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help.
+// Its text does not name the class.
+type classError struct {
 	class error
 	text  string
 }
 
-func (e *verdict) Error() string { return e.text }
-func (e *verdict) Unwrap() error { return e.class }
+func (e *classError) Error() string { return e.text }
+func (e *classError) Unwrap() error { return e.class }
 
-// say returns an error of a class, or one to retry if class is nil. It wraps nothing else: the text of a wrapped error
-// may hold what was redacted.
-func say(class error, text string) error {
+// withClass returns an error that wraps class, or only has the text if class is nil. It wraps no other error, because
+// the text of that one may hold a secret that was redacted here.
+func withClass(class error, text string) error {
 	if class == nil {
 		return errors.New(text)
 	}
 	return fmt.Errorf("%w: %s", class, text)
 }
 
-// failure returns the error of an attempt that got no answer from an address: that ctx ended, or else err, which has
-// the class.
+// failure returns the redacted error of an attempt that got no answer from an address: the end of ctx if ctx has ended,
+// else err with its class.
 func failure(ctx context.Context, redact *redactor, from string, class, err error) error {
 	if ended(ctx) {
 		return noAnswer(ctx, redact.text(from))
 	}
-	return say(class, redact.line(from+": "+err.Error(), false, 500))
+	return withClass(class, redact.line(from+": "+err.Error(), false, 500))
 }
 
 // isVisible reports whether a text consists of visible ASCII characters, without spaces.
@@ -103,10 +103,11 @@ func isVisible(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
+// oneOf reports whether v is one of the values.
 func oneOf[T comparable](v T, values ...T) bool { return slices.Contains(values, v) }
 
-// limited returns a ctx that ends after limit if ctx has no deadline.
-func limited(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+// withLimit returns ctx, with a timeout of limit if it has no deadline of its own.
+func withLimit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}
@@ -118,8 +119,8 @@ func noAnswer(ctx context.Context, from string) error {
 	return fmt.Errorf("no answer from %s: %w", from, context.Cause(ctx))
 }
 
-// ended reports whether something failed because ctx ended. A connection has the same deadline and can time out a
-// moment earlier; ended then waits for ctx.
+// ended reports whether an operation failed because ctx ended. A connection with the same deadline can time out a
+// moment before ctx does; ended then waits for ctx.
 func ended(ctx context.Context) bool {
 	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
 		<-ctx.Done()

@@ -8,11 +8,12 @@ import (
 	"slices"
 )
 
-// errInClear refuses credentials that anybody between here and the destination could read.
+// errInClear is the error for credentials that anybody between here and the destination could read.
 var errInClear = errors.New("would be sent unencrypted; expected an address that begins with https, or with tls, " +
 	"or insecure: true beside it")
 
-// noteInClear is the note of check about settings that accept it; key is that of the credentials.
+// noteInClear returns the note about settings that send credentials unencrypted on purpose; key is that of the
+// credentials.
 func noteInClear(key string) string {
 	return "insecure: true: " + key + " is sent unencrypted, and anybody on the way can read it"
 }
@@ -26,23 +27,23 @@ func isLocal(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// harmless are headers that carry no credentials: those of RFC 9110 that describe the request, those of tracing, and
-// those that format a notification of ntfy. Any other header may carry some.
-var harmless = []string{
+// harmlessHeaders are the headers that carry no credentials: those of RFC 9110 that describe the request, those of
+// tracing, and those that format a notification of ntfy. Any other header may carry some.
+var harmlessHeaders = []string{
 	"Accept", "Accept-Charset", "Accept-Encoding", "Accept-Language", "Cache-Control", "Content-Language", "Date",
 	"From", "Host", "Max-Forwards", "Origin", "Pragma", "Prefer", "Referer", "User-Agent",
 	"Traceparent", "X-Correlation-Id", "X-Request-Id",
 	"Icon", "Markdown", "Priority", "Tags", "Title", "X-Icon", "X-Markdown", "X-Priority", "X-Tags", "X-Title",
 }
 
-// isCredential reports whether a header may carry credentials: its value is in a file or variable, or its name is not
-// known to be harmless.
+// isCredential reports whether a header may carry credentials: its value comes from a file or variable, or its name is
+// not one of harmlessHeaders.
 func (s source) isCredential() bool {
-	return s.Text.text == nil || !slices.Contains(harmless, http.CanonicalHeaderKey(s.name))
+	return s.Text.text == nil || !slices.Contains(harmlessHeaders, http.CanonicalHeaderKey(s.name))
 }
 
-// noteProxy is the note about a proxy that gets its password unencrypted, or "". Most proxies are reached so, and their
-// operators know it, so that it is not refused.
+// noteProxy returns the note about a proxy that gets its password unencrypted, or "". That is not refused: most proxies
+// are used so, and their operators know it.
 func (c *caller) noteProxy(to *url.URL) string {
 	p, err := c.proxyOf(&http.Request{URL: to}, new(redactor))
 	if err != nil || p == nil || p.User == nil || p.Scheme == "https" || isLocal(p.Hostname()) {

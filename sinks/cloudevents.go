@@ -15,8 +15,8 @@ const structuredType = "application/cloudevents+json; charset=utf-8"
 // An attribute of a CloudEvent, with its value in canonical form.
 type attribute struct{ name, value string }
 
-// attributes returns all attributes that a CloudEvent has but datacontenttype, as the binary modes send them: those of
-// the specification first, then the extensions by name.
+// attributes returns the attributes of a CloudEvent as the binary modes send them, except datacontenttype: those of the
+// specification first, then the extensions sorted by name. Empty ones are left out.
 func attributes(ce event.Event) ([]attribute, error) {
 	all := []attribute{
 		{"specversion", ce.SpecVersion()}, {"id", ce.ID()}, {"source", ce.Source()}, {"type", ce.Type()},
@@ -38,8 +38,8 @@ func attributes(ce event.Event) ([]attribute, error) {
 	return all, nil
 }
 
-// encodeAttribute encodes an attribute's value for a header as the HTTP and NATS bindings of CloudEvents say: space, ",
-// % and all outside U+0021 to U+007E become the percent-encoded bytes of their UTF-8.
+// encodeAttribute encodes an attribute's value for a header by the rules of the HTTP and NATS bindings of CloudEvents:
+// space, ", % and every character outside U+0021 to U+007E is percent-encoded, byte by byte in UTF-8.
 func encodeAttribute(value string) string {
 	value = strings.ToValidUTF8(value, "\ufffd")
 	return percentEncode(value, func(i int) bool {
@@ -47,11 +47,11 @@ func encodeAttribute(value string) string {
 	})
 }
 
-// percentEncode percent-encodes each byte of s but those that stay.
-func percentEncode(s string, stays func(i int) bool) string {
+// percentEncode percent-encodes the bytes of s, except those whose index keep reports true for.
+func percentEncode(s string, keep func(i int) bool) string {
 	var b strings.Builder
 	for i := range len(s) {
-		if stays(i) {
+		if keep(i) {
 			b.WriteByte(s[i])
 		} else {
 			fmt.Fprintf(&b, "%%%02X", s[i])

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// credentials are the values of a webhook's settings that may be secret. They are read on each use.
+// credentials are the sources of the values in a webhook's settings that may be secret. They are read on each use.
 type credentials struct {
 	url      source
 	bearer   source
@@ -19,38 +19,38 @@ type credentials struct {
 	signing  sources
 	body     sources
 	identity bool // a managed identity adds a token
-	secure   bool // the URL has to be https
-	insecure bool // it may be http in spite of what is carried
+	secure   bool // the URL must be https, because the settings have tls
+	insecure bool // the URL may be http even if credentials are sent
 	getenv   func(string) string
 }
 
-// access holds the values of credentials at one moment, and the redactor that hides them.
+// access holds the values of credentials at the time of one read, and the redactor that hides them.
 type access struct {
 	url     *url.URL
-	host    string // "" for that of the URL
+	host    string // of the request; "" for that of the URL
 	header  http.Header
 	keys    [][]byte          // to sign with
 	body    map[string]string // secrets of the body by name
-	inClear string            // the key of credentials that go to an address of http, "" for none
+	inClear string            // the settings key of credentials that are sent unencrypted, "" for none
 	redact  *redactor
 }
 
-// newCredentials checks the settings and reads all values once.
+// newCredentials checks the settings, and reads all values once so that their errors are found too.
 func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	c := credentials{
 		insecure: s.Insecure,
-		url:      spelled("url", s.URL, s.URLFile, s.URLEnv),
-		bearer:   spelled("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
+		url:      keyedSource("url", s.URL, s.URLFile, s.URLEnv),
+		bearer:   keyedSource("bearer", s.Bearer, s.BearerFile, s.BearerEnv),
 		identity: s.Identity != nil,
 		secure:   s.TLS != TLSSettings{},
-		headers:  named("headers", s.Headers),
-		body:     named("body_secrets", s.BodySecrets),
-		signing:  listed("signing_secrets", s.Signing),
+		headers:  mapSources("headers", s.Headers),
+		body:     mapSources("body_secrets", s.BodySecrets),
+		signing:  listSources("signing_secrets", s.Signing),
 		getenv:   h.Getenv,
 	}
 	var wrong KeyErrors
 	if b := s.Basic; b != nil {
-		c.username, c.password = b.Username, spelled("basic.password", b.Password, b.PasswordFile, b.PasswordEnv)
+		c.username, c.password = b.Username, keyedSource("basic.password", b.Password, b.PasswordFile, b.PasswordEnv)
 		wrong.when(b.Username == "" || strings.Contains(b.Username, ":") || !validHeaderValue(b.Username), "basic.username",
 			"expected a name without a colon")
 		wrong.when(!c.password.given(), "basic.password", "missing; expected password, password_file or password_env")
@@ -69,9 +69,9 @@ func newCredentials(s webhookSettings, h Host) (credentials, error) {
 	return c, wrong.err()
 }
 
-// shown returns the keys of what each request shows the destination, but for a user in the URL. A signature shows
-// nothing of its secret.
-func (c credentials) shown() (keys []string) {
+// sentKeys returns the settings keys of the credentials that each request carries, except a user in the URL. A signing
+// secret is not sent.
+func (c credentials) sentKeys() (keys []string) {
 	keys = slices.Concat(c.bearer.keys(), c.password.keys())
 	if c.identity {
 		keys = append(keys, "azure_identity")
@@ -87,11 +87,12 @@ func (c credentials) shown() (keys []string) {
 	return keys
 }
 
+// sources returns the sources of all values.
 func (c credentials) sources() sources {
 	return slices.Concat(sources{c.url, c.bearer, c.password}, c.headers, c.body, c.signing)
 }
 
-// checkNames refuses headers with an invalid name, a name given twice, or one that the settings cannot choose.
+// checkNames returns the errors about headers whose name is invalid, used twice, or not for the settings to set.
 func (c credentials) checkNames() error {
 	var wrong KeyErrors
 	seen := make(map[string]bool)
@@ -111,7 +112,7 @@ func (c credentials) checkNames() error {
 	return wrong.err()
 }
 
-// read returns all values as they are now. Its errors are *KeyError and hold no secret.
+// read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret.
 func (c credentials) read() (access, error) {
 	a := access{header: make(http.Header), body: make(map[string]string), redact: new(redactor)}
 	var wrong KeyErrors
@@ -122,7 +123,7 @@ func (c credentials) read() (access, error) {
 			err = h.wrong(errControl)
 		}
 		wrong.add(err)
-		if http.CanonicalHeaderKey(h.name) == "Host" { // no secret, and likely the URL's
+		if http.CanonicalHeaderKey(h.name) == "Host" { // not a secret, and likely the URL's
 			a.host = value
 			continue
 		}
@@ -156,7 +157,7 @@ func (c credentials) read() (access, error) {
 	if len(wrong) > 0 {
 		return a, wrong.err()
 	}
-	keys := c.shown()
+	keys := c.sentKeys()
 	if user := a.url.User; user != nil {
 		if a.header.Get("Authorization") != "" || c.identity {
 			return a, c.url.wrong(errors.New("holds a user, and there are other credentials too; expected only one of them"))
@@ -174,6 +175,7 @@ func (c credentials) read() (access, error) {
 	return a, nil
 }
 
+// readURL reads the URL into a.
 func (c credentials) readURL(a *access) error {
 	raw, err := c.url.read(c.getenv)
 	if err != nil {
@@ -188,7 +190,7 @@ func (c credentials) readURL(a *access) error {
 	return nil
 }
 
-// readAuthorization returns the value of Authorization, or "" if neither bearer nor basic is given.
+// readAuthorization returns the value of the Authorization header, or "" if the settings have neither bearer nor basic.
 func (c credentials) readAuthorization(redact *redactor) (string, error) {
 	switch {
 	case c.bearer.given():
@@ -208,11 +210,12 @@ func (c credentials) readAuthorization(redact *redactor) (string, error) {
 
 var errControl = errors.New("holds a line break or another control character, which no header can")
 
+// basic returns the value of an Authorization header for HTTP's basic authentication.
 func basic(username, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(username+":"+password))
 }
 
-// ownHeaders are the headers that the settings cannot set, and why.
+// ownHeaders maps the headers that the settings cannot set to the reason.
 var ownHeaders = map[string]string{
 	"Content-Type":        "it follows from mode, or from content_type beside body_text",
 	"Content-Length":      "it follows from the body",
@@ -220,7 +223,7 @@ var ownHeaders = map[string]string{
 	"Proxy-Authorization": "the proxy's credentials stand in its URL",
 }
 
-// refusedHeader says why the settings cannot set a header.
+// refusedHeader returns why the settings cannot set a header, nil if they can.
 func refusedHeader(name string) error {
 	canonical := http.CanonicalHeaderKey(name)
 	why := ownHeaders[canonical]
@@ -241,7 +244,7 @@ func refusedHeader(name string) error {
 
 const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-// validHeaderName and validHeaderValue hold to RFC 9110, section 5.
+// validHeaderName and validHeaderValue report whether HTTP permits a header's name and value (RFC 9110, section 5).
 func validHeaderName(name string) bool {
 	return name != "" && strings.Trim(name, "!#$%&'*+-.^_`|~0123456789"+letters) == ""
 }

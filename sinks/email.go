@@ -52,13 +52,13 @@ type emailTLS struct {
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }
 
-// mailPatience is how long sending a mail may take. A server may take minutes to accept it (RFC 5321, section
+// mailTimeout is how long sending a mail may take. A server may take minutes to accept it (RFC 5321, section
 // 4.5.3.2.6), and a client that does not wait sends it twice.
-const mailPatience = 2 * time.Minute
+const mailTimeout = 2 * time.Minute
 
 // emailTerms: people want the state as it is now. The command that prints a token has a timeout of its own.
 var emailTerms = delivery.Terms{
-	Timeout: mailPatience + tokenPatience, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup,
+	Timeout: mailTimeout + tokenTimeout, MaxAge: week, Late: delivery.LateLatest, Batch: 1, Digest: peopleGroup,
 }
 
 const (
@@ -154,7 +154,7 @@ func address(text string) (mail.Address, error) {
 func (m *email) openLogin(s emailSettings) error {
 	to := &m.server
 	to.auth, to.username, to.command = cmp.Or(s.Auth, "auto"), s.Username, s.TokenCommand
-	to.password = spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
+	to.password = keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv)
 	if len(to.command) > 0 && to.auth == "auto" {
 		to.auth = "xoauth2"
 	}
@@ -234,7 +234,7 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 		answer.Progress, _ = json.Marshal(have) // texts always can be
 	}
 	if names != "" && (class == nil || len(have) == 0) {
-		return answer, say(class, redact.line(m.server.addr+": "+names, false, 1000))
+		return answer, withClass(class, redact.line(m.server.addr+": "+names, false, 1000))
 	}
 	answer.Status = redact.line(strings.TrimSpace("250 "+reply), false, 200)
 	if names != "" {

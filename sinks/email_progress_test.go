@@ -138,9 +138,9 @@ func TestASilentMailServerIsSoonLeft(t *testing.T) {
 		s := mustOpen(t, "email",
 			"{host: mail.test, tls: {mode: none}, helo: vm-0, from: a@example.com, to: [b@example.com]}", h)
 		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
-		if took := time.Since(began); classOf(err) != again || took != helloPatience ||
+		if took := time.Since(began); classOf(err) != again || took != loginTimeout ||
 			!strings.Contains(err.Error(), "no answer from mail.test:25") {
-			t.Errorf("Deliver = %v after %v, want it again after %v", err, took, helloPatience)
+			t.Errorf("Deliver = %v after %v, want it again after %v", err, took, loginTimeout)
 		}
 	})
 }

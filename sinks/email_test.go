@@ -397,7 +397,7 @@ func TestTokenCommandEndsAsAWhole(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := tokenOf(ctx, []string{self, one.address(), other.address()})
+		_, err := runTokenCommand(ctx, []string{self, one.address(), other.address()})
 		ended <- err
 	}()
 	command, child := one.begun(), other.begun()
@@ -420,7 +420,7 @@ func FuzzTokenCommand(f *testing.F) {
 		f.Skip("there is no cat")
 	}
 	f.Fuzz(func(t *testing.T, printed string) {
-		token, err := tokenOf(t.Context(), []string{cat, writeFile(t, "token", printed)})
+		token, err := runTokenCommand(t.Context(), []string{cat, writeFile(t, "token", printed)})
 		first, _, _ := strings.Cut(printed, "\n")
 		if (err == nil) != (strings.TrimSpace(first) != "") || len(token) > 64<<10 || token != strings.TrimSpace(token) ||
 			!strings.Contains(first, token) {

@@ -39,22 +39,22 @@ var execDefaults = execSettings{Attempts: 3, Parallel: execTerms.Parallel, StopG
 var execTerms = delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, Parallel: 4, Durable: true}
 
 const (
-	maxRun      = 15 * time.Minute       // of one run, if NotBefore does not come first
-	cutGrace    = 300 * time.Millisecond // in place of a longer stop_grace when the bridge ends, which waits a second
-	outputWait  = 300 * time.Millisecond // for output that outlives the command
-	maxVariable = 16 << 10               // bytes of one environment variable that comes from a CloudEvent
-	maxEvent    = 64 << 10               // of all those of a CloudEvent; Linux takes 128 KiB at the very least
-	maxOwn      = 32 << 10               // of one variable of the settings
-	maxOutput   = 4 << 10                // of the output that is logged
-	keptOutput  = 16 << 10               // of the output before secrets are taken out, half of it from its end
+	maxRun        = 15 * time.Minute       // of one run, unless NotBefore comes first
+	shutdownGrace = 300 * time.Millisecond // limits stop_grace when the bridge stops, which waits for a second only
+	outputWait    = 300 * time.Millisecond // for the end of the output after the command has ended
+	maxVariable   = 16 << 10               // bytes of one environment variable about a CloudEvent
+	maxEvent      = 64 << 10               // bytes of all of them; every Linux accepts at least 128 KiB
+	maxSetting    = 32 << 10               // bytes of one environment variable of the settings
+	maxOutput     = 4 << 10                // bytes of the output that are logged
+	keptOutput    = 16 << 10               // bytes of the output that are searched for secrets first, half of them its end
 )
 
-// command runs a program for each CloudEvent.
+// A command runs a program for each CloudEvent.
 //
-// When a run ends, its process group does: a run leaves nothing behind but daemons that made a session of their own. A
-// run that is out of time gets SIGTERM, and SIGKILL after stop_grace; when the bridge stops, after cutGrace, so that
-// the bridge can still note how it ended. On Linux a bridge that is killed takes the program with it, but not the
-// program's children.
+// When a run ends, its process group is killed: nothing is left but daemons that made a session of their own. A run
+// that is out of time gets SIGTERM, and SIGKILL after stop_grace. When the bridge stops, SIGKILL follows after at most
+// shutdownGrace, so that the bridge can still record how the run ended. If the bridge itself is killed, the program is
+// killed too on Linux, but not the program's children.
 type command struct {
 	Host
 	args     []string
@@ -82,7 +82,7 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	wrong.when(s.Parallel < 1, "parallel", "expected 1 or more")
 	wrong.when(s.StopGrace < 0, "stop_grace", "expected 0 or more")
 	c := &command{
-		Host: h, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)), env: named("env", s.Env),
+		Host: h, args: s.Command, dir: cmp.Or(s.Dir, string(filepath.Separator)), env: mapSources("env", s.Env),
 		attempts: s.Attempts, grace: s.StopGrace, now: time.Now,
 	}
 	var err error
@@ -94,13 +94,13 @@ func openExec(s execSettings, h Host) (Opened, error) {
 	}
 	wrong.add(c.env.check())
 	if len(wrong) == 0 {
-		_, _, err := c.own()
+		_, _, err := c.settingsVariables()
 		wrong.add(err)
 	}
 	return Opened{Sink: c, Secrets: c.env.files(), Parallel: s.Parallel}, wrong.err()
 }
 
-// refusedVariable says why the settings cannot set an environment variable.
+// refusedVariable returns why the settings cannot set an environment variable, nil if they can.
 func refusedVariable(name string) error {
 	if name == "" || strings.Trim(name, letters+"_0123456789") != "" || strings.Trim(name[:1], letters+"_") != "" {
 		return errors.New("not the name of a variable; expected letters, digits and underscores")
@@ -113,15 +113,15 @@ func refusedVariable(name string) error {
 
 type variable struct{ name, value string }
 
-// own returns the variables of the settings as they are now, and a redactor of all values from files
-// and variables, and of those of the settings that may be secret.
-func (c *command) own() ([]variable, *redactor, error) {
+// settingsVariables returns the environment variables of the settings with their current values, and a redactor that
+// hides the values from files and variables, and every other value that may be secret.
+func (c *command) settingsVariables() ([]variable, *redactor, error) {
 	redact := new(redactor)
 	var all []variable
 	for _, s := range c.env {
 		value, secret := s.Text.plain(), s.Text.text == nil
 		var err error
-		if secret { // else it may be empty
+		if secret { // only a text in the settings may be empty
 			value, err = s.read(c.Getenv)
 		}
 		switch {
@@ -129,8 +129,8 @@ func (c *command) own() ([]variable, *redactor, error) {
 			return nil, nil, err
 		case strings.Contains(value, "\x00"):
 			return nil, nil, s.wrong(errors.New("holds a NUL byte, which no variable can"))
-		case len(value) > maxOwn:
-			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxOwn>>10))
+		case len(value) > maxSetting:
+			return nil, nil, s.wrong(fmt.Errorf("is longer than %d KiB", maxSetting>>10))
 		}
 		for _, part := range append(strings.Split(value, "\n"), value) {
 			if secret {
@@ -144,8 +144,8 @@ func (c *command) own() ([]variable, *redactor, error) {
 	return all, redact, nil
 }
 
-// isPath reports whether a value of the settings is a path in a directory of this machine. It is no secret, and the
-// output of a command stays readable with it.
+// isPath reports whether a value is the absolute path of something in a directory that exists on this machine. Such a
+// value is no secret, and hiding it would make the output of a command hard to read.
 func isPath(value string) bool {
 	dir := filepath.Dir(value)
 	if !filepath.IsAbs(value) || filepath.Clean(value) != value || filepath.Dir(dir) == dir {
@@ -155,8 +155,8 @@ func isPath(value string) bool {
 	return err == nil && info.IsDir()
 }
 
-// eventVariables returns the variables about a CloudEvent, without NUL bytes, which no variable can hold, and cut to
-// what every kernel takes. Standard input has the whole CloudEvent.
+// eventVariables returns the environment variables about a CloudEvent. They are valid UTF-8 without NUL bytes, and cut
+// to sizes that every kernel accepts; standard input has the whole CloudEvent.
 func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable, error) {
 	f := messageFields(d, time.UTC, now)
 	data, _ := f["data"].(map[string]any)
@@ -168,7 +168,7 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 	all := []variable{
 		{"FOREWARN_SINK", sink}, {"FOREWARN_ATTEMPT", strconv.Itoa(d.Attempt)}, {"FOREWARN_CHANGE", word(f["change"])},
 		{"FOREWARN_OUTCOME", word(data["outcome"])}, {"FOREWARN_TEST", test},
-		{"FOREWARN_NOTICE_SECONDS", strconv.Itoa(int(max(0, begins(d).Sub(now)).Seconds()))},
+		{"FOREWARN_NOTICE_SECONDS", strconv.Itoa(int(max(0, eventStart(d).Sub(now)).Seconds()))},
 	}
 	attributes, err := attributes(d.Event)
 	if err != nil {
@@ -179,6 +179,13 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 	}
 	names, _ := f["resources"].([]string)
 	all = append(all, variable{"FOREWARN_RESOURCES", strings.Join(names, ",")})
+	boundVariables(all)
+	return all, nil
+}
+
+// boundVariables makes the values valid UTF-8 without NUL bytes, and cuts them to maxVariable each and maxEvent in all.
+// A list of VMs is cut after a whole name.
+func boundVariables(all []variable) {
 	rest := maxEvent
 	for i := range all {
 		v := &all[i]
@@ -192,16 +199,15 @@ func eventVariables(d delivery.Delivery, sink string, now time.Time) ([]variable
 		}
 		rest -= len(v.name) + len(v.value) + 2
 	}
-	return all, nil
 }
 
-// Deliver runs the program for the CloudEvent of the batch, which holds one, and waits until it ends.
+// Deliver runs the program for the one CloudEvent of the batch, and waits until it ends.
 func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if err := context.Cause(ctx); err != nil {
 		return delivery.Answer{}, err
 	}
 	d := batch[0]
-	own, redact, err := c.own()
+	own, redact, err := c.settingsVariables()
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
@@ -219,7 +225,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("no end within %s", delivery.Readable(limit)))
 		defer cancel()
 	}
-	out := output{most: keptOutput}
+	out := output{max: keptOutput}
 	began := c.now()
 	state, err := c.run(ctx, path, env, input, &out)
 	if err != nil {
@@ -234,8 +240,9 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	return c.judge(ctx, d, state, last, took)
 }
 
-// judge returns what a run means for the CloudEvent. A run that was out of time failed, unless it exited with 0; one
-// that the stop of the bridge ended is repeated and does not count.
+// judge returns the outcome of a delivery from the end of its run; last is the last line of the output. A run that was
+// out of time has failed, unless it exited with 0. A run that was ended because the bridge stops is repeated, and does
+// not count as an attempt.
 func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.ProcessState, last string,
 	took time.Duration) (delivery.Answer, error) {
 	if last != "" {
@@ -255,31 +262,31 @@ func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.Proc
 	case errors.Is(ctx.Err(), context.Canceled), code == exitTempFail:
 		return answer, failed
 	case code == exitConfig:
-		return answer, say(delivery.ErrBlocked, failed.Error())
+		return answer, withClass(delivery.ErrBlocked, failed.Error())
 	case d.Attempt >= c.attempts:
-		return answer, say(delivery.ErrRejected, failed.Error())
+		return answer, withClass(delivery.ErrRejected, failed.Error())
 	}
 	return answer, failed
 }
 
-// The exit codes that are no plain failure, as in sysexits.h.
+// The exit codes with a meaning of their own, as in sysexits.h.
 const (
 	exitTempFail = 75 // retry later
 	exitConfig   = 78 // somebody has to act
 )
 
-// limit returns how long a run may last: until NotBefore, when it is too late to prepare, and at most maxRun, also if
-// nothing lies ahead.
+// limit returns how long a run may last: until NotBefore, because later it is too late to prepare, but at most maxRun.
+// It is maxRun if NotBefore is unknown or past.
 func (c *command) limit(d delivery.Delivery) time.Duration {
-	if left := begins(d).Sub(c.now()); left > 0 {
+	if left := eventStart(d).Sub(c.now()); left > 0 {
 		return min(left, maxRun)
 	}
 	return maxRun
 }
 
-// begins returns when the Azure event of a delivery begins, as is known now: while a delivery waits for its lead, that
-// may have moved. It is zero if the time is unknown or the event has begun.
-func begins(d delivery.Delivery) time.Time {
+// eventStart returns the newest NotBefore of a delivery's Azure event. It may have changed since the CloudEvent was
+// made, if the delivery had to wait for its lead. It is zero if it is unknown or the event has started.
+func eventStart(d delivery.Delivery) time.Time {
 	f := cloudevent.Fields(d.Event)
 	if f["azeventstatus"] == "Started" {
 		return time.Time{}
@@ -288,12 +295,13 @@ func begins(d delivery.Delivery) time.Time {
 		return d.NotBefore
 	}
 	notBefore, _ := f["aznotbefore"].(string)
-	at, _ := time.Parse(time.RFC3339, notBefore) // zero if it is none
+	at, _ := time.Parse(time.RFC3339, notBefore) // zero if it is not a time
 	return at
 }
 
-// message returns the standard input and the environment of a run: a base that does not depend on who started the
-// bridge, the variables of the CloudEvent, and those of the settings, which win.
+// message returns the standard input and the environment of a run. The environment is a base that does not depend on
+// who started the bridge, the variables about the CloudEvent, and own, those of the settings, which replace others of
+// the same name.
 func (c *command) message(d delivery.Delivery, own []variable) (input []byte, env []variable, err error) {
 	if input, err = jsonLines([]delivery.Delivery{d}); err != nil {
 		return nil, nil, err
@@ -306,7 +314,7 @@ func (c *command) message(d delivery.Delivery, own []variable) (input []byte, en
 	return input, env, err
 }
 
-// find returns the path of the program. It looks for a name in the PATH of the run.
+// find returns the path of the program. A name is looked up in the absolute directories of the run's PATH.
 func (c *command) find(env []variable) (string, error) {
 	name := c.args[0]
 	if filepath.IsAbs(name) {
@@ -326,6 +334,7 @@ func (c *command) find(env []variable) (string, error) {
 	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, path)
 }
 
+// run runs the program and returns how it ended. An error means that it was not started.
 func (c *command) run(ctx context.Context, path string, env []variable, input []byte,
 	out io.Writer) (*os.ProcessState, error) {
 	cmd := &exec.Cmd{
@@ -337,15 +346,15 @@ func (c *command) run(ctx context.Context, path string, env []variable, input []
 	}
 	err := runGroup(ctx, cmd, c.grace)
 	if cmd.ProcessState != nil {
-		err = nil // it tells more, and of the output enough was read
+		err = nil // the state says more, and enough of the output was read
 	}
 	return cmd.ProcessState, err
 }
 
-// runGroup starts a program and waits until it ends. When ctx ends, the program is asked to end, and killed after
-// grace. Nothing of its process group is left when runGroup returns.
+// runGroup starts a program and waits until it ends. When ctx ends, the program gets SIGTERM, and SIGKILL after grace.
+// On Linux and Windows nothing of its process group is left when runGroup returns.
 //
-// The thread is locked until the program has ended: on Linux the program dies with the thread that started it.
+// It locks its thread, because on Linux the program dies with the thread that started it.
 func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -356,7 +365,7 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 	defer close(ended)
 	stop := context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) {
-			grace = min(grace, cutGrace)
+			grace = min(grace, shutdownGrace)
 		}
 		group.terminate()
 		select {
@@ -371,7 +380,8 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, grace time.Duration) error {
 	return cmd.Wait()
 }
 
-// classOfStart returns the error for a program that did not start.
+// classOfStart returns the error for a program that could not be started, with its class: blocked if somebody has to
+// act, such as when the program does not exist.
 func classOfStart(err error) error {
 	err = fmt.Errorf("start the command: %w", err)
 	lasting := append([]error{fs.ErrNotExist, fs.ErrPermission, exec.ErrNotFound, syscall.ENOTDIR}, startErrors...)
@@ -381,9 +391,10 @@ func classOfStart(err error) error {
 	return err
 }
 
-// Render returns the command line, the environment and the standard input of a run.
+// Render returns the command line, the environment and the standard input of a run. The values of variables in the
+// settings are hidden.
 func (c *command) Render(d delivery.Delivery) (string, error) {
-	own, _, err := c.own()
+	own, _, err := c.settingsVariables()
 	if err != nil {
 		return "", err
 	}
@@ -406,7 +417,7 @@ func (c *command) Render(d delivery.Delivery) (string, error) {
 	return b.String(), nil
 }
 
-// quoted returns a text in quotes if it needs them to show where it ends.
+// quoted returns a text in quotes if it would be ambiguous without them.
 func quoted(s string) string {
 	if s == "" || strings.ContainsAny(s, " '`$\\*?") || strconv.Quote(s) != `"`+s+`"` {
 		return strconv.Quote(s)
@@ -414,9 +425,9 @@ func quoted(s string) string {
 	return s
 }
 
-// Connect checks that the program and its directory exist and that the program may run. It runs nothing.
+// Connect checks that the program and its working directory exist, and that the account may use both. It runs nothing.
 func (c *command) Connect(context.Context) (string, error) {
-	own, _, err := c.own()
+	own, _, err := c.settingsVariables()
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
@@ -439,23 +450,23 @@ func (c *command) Connect(context.Context) (string, error) {
 	return path + " is there and may be run", nil
 }
 
-// output keeps the first and the last bytes of what a program writes, as many of each. It is for one goroutine at a
-// time.
+// An output keeps the first and the last max/2 bytes that a program writes. It is for one goroutine at a time.
 type output struct {
-	most int // bytes that are kept
+	max  int
 	kept []byte
 	cut  bool // bytes are missing from the middle of kept
 }
 
+// Write never fails.
 func (o *output) Write(p []byte) (int, error) {
 	o.kept = append(o.kept, p...)
-	if over := len(o.kept) - o.most; over > 0 {
-		o.kept, o.cut = slices.Delete(o.kept, o.most/2, o.most/2+over), true
+	if excess := len(o.kept) - o.max; excess > 0 {
+		o.kept, o.cut = slices.Delete(o.kept, o.max/2, o.max/2+excess), true
 	}
 	return len(p), nil
 }
 
-// text returns what is logged of the output: printable lines without secrets, at most maxOutput bytes.
+// text returns the part of the output that is logged: printable lines without secrets, at most maxOutput bytes.
 func (o *output) text(redact *redactor) string {
 	if !o.cut {
 		all := lines(redact, redact.text(string(o.kept)))
@@ -464,13 +475,13 @@ func (o *output) text(redact *redactor) string {
 		}
 		return all
 	}
-	head, tail := redact.text(string(o.kept[:o.most/2])), redact.text(string(o.kept[o.most/2:]))
+	head, tail := redact.text(string(o.kept[:o.max/2])), redact.text(string(o.kept[o.max/2:]))
 	// The cut may be inside a secret.
 	head, tail = head[:max(0, len(head)-redact.longest)], tail[min(len(tail), redact.longest):]
 	return shorten(lines(redact, head), lines(redact, tail))
 }
 
-// shorten joins the beginning of one text and the end of another to at most maxOutput bytes.
+// shorten returns the beginning of head and the end of tail, together at most maxOutput bytes, with … between them.
 func shorten(head, tail string) string {
 	const gap, half = "\n…\n", maxOutput/2 - 8
 	head = strings.ToValidUTF8(head[:min(len(head), half)], "")
@@ -478,7 +489,7 @@ func shorten(head, tail string) string {
 	return head + gap + tail
 }
 
-// lines returns the lines of a text as they may be shown, without empty ones.
+// lines returns the lines of a text in a form that may be shown, without empty ones.
 func lines(redact *redactor, text string) string {
 	var all []string
 	for line := range strings.Lines(text) {

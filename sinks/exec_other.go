@@ -4,11 +4,11 @@ package sinks
 
 import "syscall"
 
-// processAttributes give the program a session of its own, which is a process group too and has no terminal.
+// processAttributes gives the program a session of its own, which is a process group too and has no terminal.
 func processAttributes(a account) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Credential: a.credential}
 }
 
-// waitThenKill returns at once: there is no way to see that the program has ended before its id is given free, so what
-// it has left running is left alone.
-func (f *processGroup) waitThenKill() {}
+// waitThenKill does nothing: on these systems the end of a program can't be noticed before its id is free for another,
+// so the rest of its group is left running.
+func (g *processGroup) waitThenKill() {}

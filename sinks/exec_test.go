@@ -281,7 +281,7 @@ func runWith(t *testing.T, settings string, h Host, d delivery.Delivery) (g give
 	}
 	c := opened.Sink.(*command)
 	c.now = func() time.Time { return d.Event.Time() }
-	own, _, err := c.own()
+	own, _, err := c.settingsVariables()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,20 +15,20 @@ import (
 	"syscall"
 )
 
-// startErrors are those that stay until somebody acts, beside what every system has.
+// startErrors are the errors of this system, besides those that every system has, that last until somebody acts.
 var startErrors = []error{syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.E2BIG}
 
 // An account is the user that a program runs as.
 type account struct {
 	name, home string
-	credential *syscall.Credential // nil for the bridge's own
+	credential *syscall.Credential // nil for the bridge's own account
 }
 
-// findAccount looks up a user; without a name, the bridge's own. Only root can run a program as another user.
+// findAccount looks up a user, or the bridge's own if name is empty. It refuses a name unless the bridge runs as root.
 func findAccount(name string) (account, error) {
 	if name == "" {
 		u, err := user.Current()
-		if err != nil { // it need not have a name
+		if err != nil { // an account without a name, as in some containers
 			return account{}, nil
 		}
 		return account{name: u.Username, home: u.HomeDir}, nil
@@ -57,15 +57,15 @@ func findAccount(name string) (account, error) {
 	return a, nil
 }
 
-// mayRun reports whether the account may run the file, or enter the directory, at path. It checks the modes of
-// everything on the way, but no access control lists.
+// mayRun returns an error unless the account may run the file, or enter the directory, at path. It checks the modes of
+// path and of every directory above it, but no access control lists.
 func (a account) mayRun(path string) error {
 	for {
 		info, err := os.Stat(path)
 		if err != nil {
 			return err
 		}
-		if !a.hasX(info) {
+		if !a.mayExecute(info) {
 			return &fs.PathError{Op: "run as " + a.name, Path: path, Err: fs.ErrPermission}
 		}
 		above := filepath.Dir(path)
@@ -76,11 +76,12 @@ func (a account) mayRun(path string) error {
 	}
 }
 
-func (a account) hasX(info fs.FileInfo) bool {
+// mayExecute reports whether the mode of a file or directory lets the account run or enter it.
+func (a account) mayExecute(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	c, mode := a.credential, info.Mode()
 	switch {
-	case c == nil || !ok: // find has checked it
+	case c == nil || !ok: // command.find has checked it
 		return true
 	case c.Uid == 0:
 		return info.IsDir() || mode&0o111 != 0
@@ -92,8 +93,8 @@ func (a account) hasX(info fs.FileInfo) bool {
 	return mode&0o001 != 0
 }
 
-// baseVariables are the variables of every program. They do not depend on who started the bridge, so that a trial by
-// hand is like the service.
+// baseVariables returns the variables that every program gets. They do not depend on who started the bridge, so that a
+// command behaves the same when it is tried by hand.
 func baseVariables(a account, _ func(string) string) []variable {
 	all := []variable{{"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, {"LANG", "C.UTF-8"}}
 	if a.name != "" {
@@ -102,30 +103,31 @@ func baseVariables(a account, _ func(string) string) []variable {
 	return all
 }
 
-// A processGroup is a program and its process group.
+// A processGroup is a program and its process group, whose ids are the same.
 type processGroup struct {
 	pid int
 
-	mu   sync.Mutex
-	gone bool // the program's id may belong to another by now
+	mu     sync.Mutex
+	closed bool // the id may belong to another process by now
 }
 
 func newProcessGroup(p *os.Process) *processGroup { return &processGroup{pid: p.Pid} }
 
-func (f *processGroup) terminate() { f.signal(syscall.SIGTERM) }
-func (f *processGroup) kill()      { f.signal(syscall.SIGKILL) }
+func (g *processGroup) terminate() { g.signal(syscall.SIGTERM) }
+func (g *processGroup) kill()      { g.signal(syscall.SIGKILL) }
 
-func (f *processGroup) signal(s syscall.Signal) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.gone {
-		syscall.Kill(-f.pid, s)
+// signal sends a signal to the whole group, unless it is closed.
+func (g *processGroup) signal(s syscall.Signal) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		syscall.Kill(-g.pid, s)
 	}
 }
 
-// close notes that the program has ended and its id is free.
-func (f *processGroup) close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.gone = true
+// close prevents further signals. It is called once the id of the group may be free.
+func (g *processGroup) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
 }

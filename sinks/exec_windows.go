@@ -11,39 +11,40 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// startErrors are those that stay until somebody acts, beside what every system has: no directory, no program, a name
-// that cannot be one, or one that is too long.
+// startErrors are the errors of Windows, besides those that every system has, that last until somebody acts: not a
+// directory, not a program, a name that is invalid or too long.
 var startErrors = []error{
 	windows.ERROR_DIRECTORY, windows.ERROR_BAD_EXE_FORMAT, windows.ERROR_INVALID_NAME, windows.ERROR_FILENAME_EXCED_RANGE,
 }
 
-// An account is whom a program runs as.
+// An account is the user that a program runs as.
 type account struct{ name, home string }
 
-// findAccount looks up the user that the bridge runs as; there is no other choice.
+// findAccount looks up the user that the bridge runs as. It refuses a name.
 func findAccount(name string) (account, error) {
 	if name != "" {
 		return account{}, errors.New("is not possible on Windows; leave it out")
 	}
 	u, err := user.Current()
-	if err != nil { // it need not have a name
+	if err != nil { // an account without a name
 		return account{}, nil
 	}
 	return account{name: u.Username, home: u.HomeDir}, nil
 }
 
+// mayRun returns an error unless there is something at path. It checks no rights.
 func (account) mayRun(path string) error {
 	_, err := os.Stat(path)
 	return err
 }
 
-// inherited are the variables without which programs do not run on Windows.
+// inherited are the variables that programs on Windows need to run at all.
 var inherited = []string{
 	"ComSpec", "NUMBER_OF_PROCESSORS", "OS", "PATHEXT", "ProgramData", "ProgramFiles", "SystemDrive", "SystemRoot",
 	"TEMP", "TMP", "windir",
 }
 
-// baseVariables are those that every program sees.
+// baseVariables returns the variables that every program gets.
 func baseVariables(a account, getenv func(string) string) []variable {
 	root := getenv("SystemRoot")
 	all := []variable{{"PATH", root + `\System32;` + root + `;` + root + `\System32\WindowsPowerShell\v1.0`}}
@@ -62,19 +63,20 @@ func processAttributes(account) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{CreationFlags: windows.CREATE_NEW_PROCESS_GROUP, HideWindow: true}
 }
 
-// A processGroup is a program and all that it starts, held together by a job, which also ends with the bridge.
+// A processGroup is a program and everything that it starts. They are in a job object, which Windows ends with the
+// bridge.
 type processGroup struct {
 	process *os.Process
 
 	mu  sync.Mutex
-	job windows.Handle // 0 when there is none, or none any more
+	job windows.Handle // 0 if it could not be made, or is closed
 }
 
 func newProcessGroup(p *os.Process) *processGroup {
-	f := &processGroup{process: p}
+	g := &processGroup{process: p}
 	job, err := windows.CreateJobObject(nil, nil)
 	if err != nil {
-		return f
+		return g
 	}
 	limits := windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION{
 		BasicLimitInformation: windows.JOBOBJECT_BASIC_LIMIT_INFORMATION{
@@ -88,12 +90,13 @@ func newProcessGroup(p *os.Process) *processGroup {
 	}
 	if err != nil {
 		windows.CloseHandle(job)
-		return f
+		return g
 	}
-	f.job = job
-	return f
+	g.job = job
+	return g
 }
 
+// assign adds a process to a job.
 func assign(job windows.Handle, pid int) error {
 	process, err := windows.OpenProcess(windows.PROCESS_SET_QUOTA|windows.PROCESS_TERMINATE, false, uint32(pid))
 	if err != nil {
@@ -103,25 +106,26 @@ func assign(job windows.Handle, pid int) error {
 	return windows.AssignProcessToJobObject(job, process)
 }
 
-// terminate does nothing: no signal asks a program on Windows to end.
-func (f *processGroup) terminate() {}
+// terminate does nothing: Windows has no signal that asks a program to end.
+func (g *processGroup) terminate() {}
 
-func (f *processGroup) kill() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.job == 0 || windows.TerminateJobObject(f.job, 1) != nil {
-		f.process.Kill()
+func (g *processGroup) kill() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.job == 0 || windows.TerminateJobObject(g.job, 1) != nil {
+		g.process.Kill()
 	}
 }
 
-func (f *processGroup) waitThenKill() {}
+// waitThenKill does nothing: close kills the rest.
+func (g *processGroup) waitThenKill() {}
 
-// close ends the job, and with it what the program has left running.
-func (f *processGroup) close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.job != 0 {
-		windows.CloseHandle(f.job)
-		f.job = 0
+// close ends the job, which kills everything that the program has left running.
+func (g *processGroup) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.job != 0 {
+		windows.CloseHandle(g.job)
+		g.job = 0
 	}
 }

@@ -143,13 +143,13 @@ func (f *file) writable() error {
 // rename, rotate or delete the file at any time.
 type file struct {
 	jsonLine
-	path     string
-	rotation rotation
-	log      *slog.Logger
-	now      func() time.Time
-	write    func(*os.File, []byte) (int, error)
-	rename   func(path, name string) error // renameNew
-	stuck    string                        // why the last rotation failed
+	path      string
+	rotation  rotation
+	log       *slog.Logger
+	now       func() time.Time
+	write     func(*os.File, []byte) (int, error)
+	rename    func(path, name string) error // renameNew
+	rotateErr string                        // why the last rotation failed
 }
 
 // Deliver appends the batch and returns when it is on disk. A batch that cannot be written whole is taken back.
@@ -212,15 +212,15 @@ func (f *file) appendTo(file *os.File, lines []byte) error {
 	if err == nil {
 		return nil
 	}
-	if left := takeBack(file, info.Size(), int64(n)); left != nil {
+	if left := undoWrite(file, info.Size(), int64(n)); left != nil {
 		return fmt.Errorf("%w, and part of it stays: %w", err, left)
 	}
 	return err
 }
 
-// takeBack cuts a file back to its old size if n bytes were added since, and nothing by another program. It opens the
+// undoWrite cuts a file back to its old size if n bytes were added since, and nothing by another program. It opens the
 // file a second time, because not every system can cut a file that is open for appending.
-func takeBack(file *os.File, old, n int64) error {
+func undoWrite(file *os.File, old, n int64) error {
 	if n <= 0 {
 		return nil
 	}

@@ -229,7 +229,7 @@ func judge(class error, r response, origin string, redact *redactor) (delivery.A
 	if excerpt := redact.line(r.body, r.cut, 200); excerpt != "" {
 		text += ": " + excerpt
 	}
-	return answer, r.later(say(class, text))
+	return answer, r.later(withClass(class, text))
 }
 
 // proxyAnswer returns the error for a proxy's answer to CONNECT. No answer of a proxy rejects a CloudEvent.
@@ -241,7 +241,7 @@ func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Resp
 	if class != nil {
 		class = delivery.ErrBlocked
 	}
-	return &verdict{class, "the proxy answered " + statusLine(resp.StatusCode)}
+	return &classError{class, "the proxy answered " + statusLine(resp.StatusCode)}
 }
 
 // statusLine returns a status with its registered name. The destination may call it anything.
@@ -279,14 +279,14 @@ func retryAfter(value string, sent time.Time) (time.Duration, bool) {
 
 // later returns err with the Retry-After of a response, if it has one.
 func (r response) later(err error) error {
-	if after, ok := retryAfter(r.header.Get("Retry-After"), sentAt(r.header)); ok {
+	if after, ok := retryAfter(r.header.Get("Retry-After"), answeredAt(r.header)); ok {
 		return &delivery.RetryAfter{After: after, Err: err}
 	}
 	return err
 }
 
-// sentAt returns the Date of an answer: the destination's clock, so that this VM's clock need not be right.
-func sentAt(h http.Header) time.Time {
+// answeredAt returns the Date of an answer: the destination's clock, so that this VM's clock need not be right.
+func answeredAt(h http.Header) time.Time {
 	if at, err := http.ParseTime(h.Get("Date")); err == nil {
 		return at
 	}

@@ -132,7 +132,7 @@ func TestFailuresHaveClasses(t *testing.T) {
 		"plain alert":  {&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}, again},
 	} {
 		wrapped := fmt.Errorf("proxyconnect: %w", &net.OpError{Op: "dial", Err: tt.err})
-		if got := classOf(say(classOfFailure(wrapped), "x")); got != tt.want {
+		if got := classOf(withClass(classOfFailure(wrapped), "x")); got != tt.want {
 			t.Errorf("%s is %s, want %s", name, got, tt.want)
 		}
 	}

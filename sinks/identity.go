@@ -119,7 +119,7 @@ func (i *identity) refused(status int, body string) error {
 		}
 		text += "; assign one to it, such as with az vm identity assign"
 	}
-	return say(delivery.ErrBlocked, text)
+	return withClass(delivery.ErrBlocked, text)
 }
 
 // readToken returns the token of an answer and how long it is valid: the seconds in the answer, for which this VM's

@@ -1,5 +1,5 @@
-// Package sinks holds the destinations: one file each, and the table that names them. A sink makes single attempts as
-// delivery.Sink asks; whether, when and how often is the bridge's business.
+// Package sinks implements the destinations, each in a file of its own, and lists them in the table Kinds. A sink makes
+// one attempt per call, as delivery.Sink requires; retries, their times and their order are the bridge's.
 package sinks
 
 import (
@@ -16,55 +16,57 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A Kind is a kind of destination: how to open one, and the terms it comes with.
+// A Kind is a kind of destination.
 type Kind struct {
-	// Open builds a sink from its section of the settings and checks whatever can be checked without touching the
-	// destination. decode fills a settings struct strictly. An error about one key is a *KeyError, several are KeyErrors.
+	// Open makes a sink from its section of the settings, and checks everything that can be checked without contacting
+	// the destination. decode must fill the settings struct it is given, and fail on unknown keys. Errors about keys are
+	// *KeyError, or KeyErrors if there are several.
 	Open  func(decode func(any) error, h Host) (Opened, error)
-	Terms delivery.Terms
+	Terms delivery.Terms // unless the settings have others
 	For   Audience
-	// Fields are the names that the templates of this kind see beside those that all see.
+	// Fields are the fields that only the templates of this kind have, by name.
 	Fields map[string]Field
 }
 
-// An Audience is who reads what a kind delivers. It decides what they get beside Azure's changes.
+// An Audience is who receives what a kind delivers. It decides what is delivered by default besides Azure's changes.
 type Audience int
 
 const (
 	Machines Audience = iota // nothing else
 	People                   // trouble of the bridge, and reminders before an event
-	Actors                   // nothing else; a delivery runs something
+	Actors                   // nothing else; each delivery runs a command
 )
 
-// A Field is a name that only the templates of one kind can use.
+// A Field is a field that only the templates of one kind have.
 type Field struct {
 	Doc  string
 	Zero any // its empty value
 }
 
-// addFields adds the empty fields of a kind to those of all kinds.
+// addFields adds the fields in own to all, with their empty values.
 func addFields(all map[string]any, own map[string]Field) {
 	for name, f := range own {
 		all[name] = f.Zero
 	}
 }
 
-// Opened is a sink and what the program must know of its settings.
+// Opened is the result of Kind.Open: a sink, and what the program needs to know about its settings.
 type Opened struct {
-	Sink     delivery.Sink // closed when nothing more will be delivered to it, if it is an io.Closer
-	Secrets  []string      // files whose change means new credentials
-	Parallel int           // instead of that of the kind's terms, unless 0
-	Incident bool          // the destination keeps something open until it hears the end of an event
-	Notes    []string      // what an operator may not expect of these settings; check prints them
+	Sink     delivery.Sink // if it is an io.Closer, the program closes it after the last delivery
+	Secrets  []string      // paths of files that hold credentials or certificates; a change means new ones
+	Parallel int           // replaces that of the kind's terms, unless 0
+	Incident bool          // the destination keeps an incident open until it is told the end of an event
+	Notes    []string      // consequences of the settings that an operator may not expect; check prints them
 }
 
+// note adds a note, unless it is empty or does not apply.
 func (o *Opened) note(holds bool, text string) {
 	if holds && text != "" {
 		o.Notes = append(o.Notes, text)
 	}
 }
 
-// Kinds are all kinds of destination by their key in the settings file.
+// Kinds lists all kinds of destination by their key in the settings file. It must not be changed.
 var Kinds = map[string]Kind{
 	"email":   {Open: opens(emailSettings{}, openEmail), Terms: emailTerms, For: People},
 	"exec":    {Open: opens(execDefaults, openExec), Terms: execTerms, For: Actors},
@@ -75,7 +77,8 @@ var Kinds = map[string]Kind{
 	"webhook": {Open: opens(webhookSettings{}, openWebhook), Terms: webhookTerms, Fields: webhookFields},
 }
 
-// opens makes a Kind's Open of open, which gets the settings: the section's, and the defaults for what it leaves out.
+// opens returns the Open function of a Kind whose settings are an S. open gets the section of the settings file, with
+// defaults for the keys that it leaves out.
 func opens[S any](defaults S, open func(s S, h Host) (Opened, error)) func(func(any) error, Host) (Opened, error) {
 	return func(decode func(any) error, h Host) (Opened, error) {
 		s := defaults
@@ -86,26 +89,27 @@ func opens[S any](defaults S, open func(s S, h Host) (Opened, error)) func(func(
 	}
 }
 
-// Host is what the program gives its sinks, so that they read no environment and write to no stream of the program.
+// Host is what the program provides to a sink. Sinks get the environment, the standard streams and the network from it
+// alone.
 type Host struct {
-	Name     string // of the sink that is opened
+	Name     string // of the sink that is opened, in the settings
 	Getenv   func(string) string
 	Stdout   io.Writer
-	Proxy    func(*http.Request) (*url.URL, error) // the environment's proxy
+	Proxy    func(*http.Request) (*url.URL, error) // the proxy that the environment names, as http.Transport.Proxy
 	Log      *slog.Logger
-	Hostname string         // of this machine, as it calls itself
-	Agent    string         // User-Agent, such as forewarn/1.2.0
-	Zone     *time.Location // of the texts for people; nil is UTC
-	Endpoint string         // of the metadata service, without a slash at its end
+	Hostname string         // of this machine, as os.Hostname returns it
+	Agent    string         // the User-Agent header, such as forewarn/1.2.0
+	Zone     *time.Location // for times in texts for people; nil means UTC
+	Endpoint string         // URL of the metadata service, without a final slash
 
-	Dial       Dialer      // nil is the network
-	SlackTurns *SlackTurns // of all sinks that may share a channel; nil is the sink's own
+	Dial       Dialer      // nil means the network
+	SlackTurns *SlackTurns // shared by all sinks that may post to the same channel; nil means one of the sink's own
 }
 
 // A Dialer connects to an address, as net.Dialer.DialContext does.
 type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
-// dialer returns Dial, or one for the network that connects within limit; 0 sets none.
+// dialer returns Dial or, if that is nil, a Dialer for the network with a timeout of limit; 0 means no timeout.
 func (h Host) dialer(limit time.Duration) Dialer {
 	if h.Dial != nil {
 		return h.Dial
@@ -113,8 +117,8 @@ func (h Host) dialer(limit time.Duration) Dialer {
 	return (&net.Dialer{Timeout: limit}).DialContext
 }
 
-// KeyError says which key of a sink's settings is wrong. Key is dotted below the kind, such as tls.ca_file; the items
-// of lists count from 0, as in signing_secrets.0.
+// A KeyError is the error about one key of a sink's settings. Key is its path below the kind, joined by dots, such as
+// tls.ca_file. Items of lists count from 0, as in signing_secrets.0. Neither Key nor Err holds a secret.
 type KeyError struct {
 	Key string
 	Err error
@@ -123,7 +127,7 @@ type KeyError struct {
 func (e *KeyError) Error() string { return e.Key + ": " + e.Err.Error() }
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// KeyErrors are all the errors in a sink's settings and in what they name.
+// KeyErrors are all the errors that were found in a sink's settings and in the files they name. Most are *KeyError.
 type KeyErrors []error
 
 func (e KeyErrors) Error() string {
@@ -134,10 +138,10 @@ func (e KeyErrors) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Unwrap lets errors.Is and errors.As find each.
+// Unwrap returns the errors, so that errors.Is and errors.As look at each.
 func (e KeyErrors) Unwrap() []error { return e }
 
-// add adds errors; nil is none.
+// add adds errors, and the parts of those that are KeyErrors. It ignores nil.
 func (e *KeyErrors) add(errs ...error) {
 	for _, err := range errs {
 		if all, ok := err.(KeyErrors); ok {
@@ -148,14 +152,14 @@ func (e *KeyErrors) add(errs ...error) {
 	}
 }
 
-// when adds an error at a key if something is wrong there.
+// when adds an error about a key if wrong is true.
 func (e *KeyErrors) when(wrong bool, key, format string, args ...any) {
 	if wrong {
 		e.add(&KeyError{key, fmt.Errorf(format, args...)})
 	}
 }
 
-// err is nil when nothing is wrong.
+// err returns nil if there are no errors, the error itself if there is one, else e.
 func (e KeyErrors) err() error {
 	if len(e) > 1 {
 		return e
@@ -163,7 +167,7 @@ func (e KeyErrors) err() error {
 	return append(e, nil)[0]
 }
 
-// peopleGroup makes one message for people of a wave of events.
+// peopleGroup is the digest of sinks for people: it combines the messages of a wave of events.
 var peopleGroup = delivery.Digest{Above: 5, Within: 20 * time.Second}
 
 const week = 7 * 24 * time.Hour

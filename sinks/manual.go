@@ -2,7 +2,7 @@ package sinks
 
 import _ "embed"
 
-// Manual is this package's document, README.md, which forewarn help prints.
+// Manual is the text of this package's README.md, which forewarn help prints.
 //
 //go:embed README.md
 var Manual string

@@ -38,8 +38,8 @@ func MessageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	return fields([]delivery.Delivery{d}, zone, now)
 }
 
-// fields returns the fields for the templates of a message: cloudevent.Fields, and what is known only when the message
-// is made. The batch holds one delivery, or those of a group.
+// fields returns the fields for the templates of a message: cloudevent.Fields, and those that MessageDocs explains. The
+// batch is one delivery or a group; the fields at the top are those of its first delivery.
 func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	group := make([]map[string]any, len(batch))
 	for i, d := range batch {
@@ -50,6 +50,7 @@ func fields(batch []delivery.Delivery, zone *time.Location, now time.Time) map[s
 	return f
 }
 
+// messageFields returns the fields about one delivery, without group.
 func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[string]any {
 	if zone == nil {
 		zone = time.UTC
@@ -63,7 +64,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	if change, ok := data["change"].(string); ok {
 		f["change"] = change
 	}
-	if data["event"] == nil { // about the bridge; what templates look for in it is then missing, and no error
+	if data["event"] == nil { // about the bridge; fields below event are then missing, which is no error
 		data["event"] = map[string]any{}
 	}
 	missed := make([]map[string]any, len(d.Missed))
@@ -83,7 +84,7 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	}
 	f["instead"] = map[string]any(nil)
 	if d.Instead != nil {
-		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": classOfWhy(d.Instead.Why)}
+		f["instead"] = map[string]any{"sink": d.Instead.Sink, "why": reasonForPeople(d.Instead.Why)}
 	}
 	f["runbook"] = ""
 	f["announced"], _ = data["announced"].(string)
@@ -96,9 +97,9 @@ func messageFields(d delivery.Delivery, zone *time.Location, now time.Time) map[
 	return f
 }
 
-// classOfWhy says in a few words why another sink failed. Its whole error may quote that sink's destination, which this
-// sink's readers must not see.
-func classOfWhy(why string) string {
+// reasonForPeople returns in a few words why another sink failed. The error itself may quote that sink's destination,
+// which this sink's readers must not see.
+func reasonForPeople(why string) string {
 	switch {
 	case strings.HasPrefix(why, delivery.ErrBlocked.Error()):
 		return "needs attention"
@@ -108,7 +109,8 @@ func classOfWhy(why string) string {
 	return "couldn't deliver it"
 }
 
-// mapTexts changes every text in v, but for what has one of the names in except.
+// mapTexts applies change to every text in v, in place, and returns v. It leaves alone what has one of the names in
+// except.
 func mapTexts(v any, change func(string) string, except ...string) any {
 	switch v := v.(type) {
 	case string:
@@ -131,8 +133,8 @@ func mapTexts(v any, change func(string) string, except ...string) any {
 	return v
 }
 
-// microseconds returns a time with at most six fractional digits, and any other text as it is. Newtonsoft.Json for
-// .NET, which Azure's own services use, reads a longer time as text.
+// microseconds cuts a time to at most six fractional digits, and returns any other text unchanged. Newtonsoft.Json for
+// .NET, which Azure's own services use, does not recognise a time with more.
 func microseconds(text string) string {
 	if t, err := time.Parse(time.RFC3339Nano, text); err == nil && t.Nanosecond()%1000 != 0 {
 		return t.Truncate(time.Microsecond).Format(time.RFC3339Nano)
@@ -140,21 +142,23 @@ func microseconds(text string) string {
 	return text
 }
 
+// execute returns what the template writes for fields.
 func execute(t *templates.Template, fields map[string]any) (string, error) {
 	var b strings.Builder
 	err := t.Execute(&b, fields)
 	return b.String(), err
 }
 
-// A runbook is the template of a link for every message; the zero value gives none.
+// A runbook makes the link to a runbook for each message from a template. The zero value makes none.
 type runbook struct{ template *templates.Template }
 
-// key returns the key runbook_url of the settings.
+// key returns the templateKey of the setting runbook_url.
 func (r *runbook) key(text, file string) templateKey {
 	try := func(f map[string]any) error { _, err := r.link(f); return err }
 	return templateKey{"runbook_url", text, file, nil, templates.Parse, try, &r.template}
 }
 
+// put sets the field runbook. If the template fails, it logs that and the field is empty.
 func (r runbook) put(f map[string]any, log *slog.Logger) {
 	link, err := r.link(f)
 	if err != nil {
@@ -165,7 +169,8 @@ func (r runbook) put(f map[string]any, log *slog.Logger) {
 
 const maxLink = 2000 // characters
 
-// link returns the link for a message, or "". A link with an empty field in it leads nowhere, so there is none.
+// link returns the link for a message, or "". There is none if the template uses an empty field, because such a link
+// would lead nowhere: link detects that by executing the template again with a placeholder in each empty field.
 func (r runbook) link(f map[string]any) (string, error) {
 	if r.template == nil {
 		return "", nil
@@ -174,14 +179,15 @@ func (r runbook) link(f map[string]any) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	const hole = "emptyfield"
-	holed := maps.Clone(f)
+	const placeholder = "emptyfield"
+	filled := maps.Clone(f)
 	for name, v := range f {
 		if v == "" {
-			holed[name] = hole
+			filled[name] = placeholder
 		}
 	}
-	if with, err := execute(r.template, holed); err != nil || with != text && strings.ReplaceAll(with, hole, "") == text {
+	with, err := execute(r.template, filled)
+	if err != nil || with != text && strings.ReplaceAll(with, placeholder, "") == text {
 		return "", err
 	}
 	text = strings.TrimSpace(text)
@@ -196,7 +202,7 @@ func (r runbook) link(f map[string]any) (string, error) {
 	return link, nil
 }
 
-// encodeURL percent-encodes what a URL cannot hold. What is encoded already stays.
+// encodeURL percent-encodes the bytes that a URL cannot hold. Existing percent-encoding stays.
 func encodeURL(s string) string {
 	return percentEncode(s, func(i int) bool {
 		_, err := url.PathUnescape(s[i:min(len(s), i+3)])

@@ -10,7 +10,7 @@ import (
 	"forewarn/templates"
 )
 
-// messageShape returns the shape of the fields of a message, with those of one kind.
+// messageShape returns the shape of a message's fields, including own, those of one kind.
 func messageShape(own map[string]Field) *templates.Shape {
 	s := shapeOf(cloudevent.FieldDocs, MessageDocs)
 	s.Names["instead"] = names("sink", "why")
@@ -22,7 +22,7 @@ func messageShape(own map[string]Field) *templates.Shape {
 	return s
 }
 
-// shapeOf returns the shape of all names that one of docs explains, and of data.
+// shapeOf returns the shape of fields with the names in docs, and of data.
 func shapeOf(docs ...map[string]string) *templates.Shape {
 	s := names()
 	for _, d := range docs {
@@ -32,12 +32,14 @@ func shapeOf(docs ...map[string]string) *templates.Shape {
 	return s
 }
 
+// addNames adds the names of fields to a shape. Their values may be anything.
 func addNames[V any](s *templates.Shape, fields map[string]V) {
 	for name := range fields {
 		s.Names[name] = nil
 	}
 }
 
+// names returns the shape of a map with these names, whose values may be anything.
 func names(all ...string) *templates.Shape {
 	s := &templates.Shape{Names: make(map[string]*templates.Shape)}
 	for _, name := range all {
@@ -46,7 +48,7 @@ func names(all ...string) *templates.Shape {
 	return s
 }
 
-// A schema is the part of the JSON Schema of our CloudEvents that names things.
+// A schema is the part of a JSON Schema that says which names there are.
 type schema struct {
 	Ref        string            `json:"$ref"`
 	Defs       map[string]schema `json:"$defs"`
@@ -54,7 +56,7 @@ type schema struct {
 	Items      *schema           `json:"items"`
 }
 
-// UnmarshalJSON also accepts true and false, which name nothing.
+// UnmarshalJSON reads a schema. It also accepts true and false, which are schemas without names.
 func (s *schema) UnmarshalJSON(text []byte) error {
 	type plain schema
 	if text[0] != '{' {
@@ -63,7 +65,8 @@ func (s *schema) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*plain)(s))
 }
 
-// dataShape returns the shape of a CloudEvent's data, about an Azure event or about the bridge.
+// dataShape returns the shape of a CloudEvent's data, with the names of both kinds: about an Azure event and about the
+// bridge.
 var dataShape = sync.OnceValue(func() *templates.Shape {
 	var root schema
 	if err := json.Unmarshal(cloudevent.Schema, &root); err != nil {

@@ -173,7 +173,7 @@ func (n *natsSink) Close() error {
 
 // with does something with a connection that has the credentials as they are now.
 func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSession) error) error {
-	ctx, cancel := limited(ctx, natsTerms.Timeout)
+	ctx, cancel := withLimit(ctx, natsTerms.Timeout)
 	defer cancel()
 	s, err := n.connected(ctx)
 	if err != nil {

@@ -93,17 +93,17 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	n := &NATS{host: h, insecure: s.Insecure, tls: s.TLS, inbox: s.InboxPrefix}
 	var wrong KeyErrors
-	one := spelled("url", Secret{}, s.URLFile, s.URLEnv)
+	one := keyedSource("url", Secret{}, s.URLFile, s.URLEnv)
 	wrong.when(len(s.URL) > 0 && one.given(), one.from(), "url is given too; expected only one of them")
 	wrong.when(len(s.URL) == 0 && !one.given(), "url", "missing; expected url, url_file or url_env")
 	if len(s.URL) == 1 && s.URL[0].Text.text != nil {
 		one.Text, s.URL = s.URL[0].Text, nil
 	}
 	if n.urls = (sources{one}); len(s.URL) > 0 {
-		n.urls = listed("url", s.URL)
+		n.urls = listSources("url", s.URL)
 	}
-	password := spelled("password", s.Password, s.PasswordFile, s.PasswordEnv)
-	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
+	password := keyedSource("password", s.Password, s.PasswordFile, s.PasswordEnv)
+	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv)
 	for _, l := range []natsLogin{
 		{source{Value{File: s.CredsFile}, "creds", "_", ""}, "creds_file", false, natsCreds},
 		{source{Value{File: s.NKeyFile}, "nkey", "_", ""}, "nkey_file", true, natsNKey},

@@ -200,7 +200,7 @@ func (s *natsSession) refusal(err error) error {
 	if len(texts) == 0 {
 		texts = []string{s.access.redact.line(err.Error(), false, 300)}
 	}
-	return say(class, strings.Join(texts, "; "))
+	return withClass(class, strings.Join(texts, "; "))
 }
 
 // newest returns the newest connection, nil if there is none.
@@ -265,7 +265,7 @@ var natsCodes = map[jetstream.ErrorCode]error{
 // classOfNATS returns the class of an error: delivery.ErrRejected, delivery.ErrBlocked, or nil if a retry can help, as
 // with a full stream or a missing leader.
 func classOfNATS(err error) error {
-	if e, ok := errors.AsType[*verdict](err); ok {
+	if e, ok := errors.AsType[*classError](err); ok {
 		return e.class
 	}
 	if slices.ContainsFunc(natsRefusals, func(refusal error) bool { return errors.Is(err, refusal) }) {

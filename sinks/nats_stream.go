@@ -149,14 +149,14 @@ func unprovided(verb, name string, err error) error {
 	if oneOf(e.Code, 429, 503) {
 		class = nil
 	}
-	return &verdict{class, fmt.Sprintf("%s: %s (%d)", doing, e.Description, e.ErrorCode)}
+	return &classError{class, fmt.Sprintf("%s: %s (%d)", doing, e.Description, e.ErrorCode)}
 }
 
 // unanswered returns the error for a request to JetStream. If nobody answers, there is no JetStream.
 func unanswered(doing string, err error) error {
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
 		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
-		return &verdict{delivery.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; " +
+		return &classError{delivery.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; " +
 			"enable it, or set core: true to send without a stream"}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
@@ -181,7 +181,7 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 			jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // which streams with replicas say
 			return n.taken(ctx, s, msg)
 		}
-		err = &verdict{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
+		err = &classError{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
 			e.ErrorCode)}
 	}
 	return delivery.Answer{}, err
@@ -214,7 +214,7 @@ func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 		return delivery.Answer{}, fmt.Errorf("look at the message of %s in stream %s: %w", msg.Subject, name, err)
 	}
 	if other := stored.Header.Get(jetstream.MsgIDHeader); other != msg.Header.Get(jetstream.MsgIDHeader) {
-		return delivery.Answer{}, &verdict{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
+		return delivery.Answer{}, &classError{delivery.ErrRejected, fmt.Sprintf("stream %s holds another message of %s, "+
 			"message %d with id %q", name, msg.Subject, stored.Sequence, other)}
 	}
 	return n.stored(s, name, stored.Sequence, true), nil
@@ -225,7 +225,7 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	switch {
 	case err == nil:
-		return &verdict{nil, fmt.Sprintf("stream %s, which takes %s, does not answer; it may have no leader just now",
+		return &classError{nil, fmt.Sprintf("stream %s, which takes %s, does not answer; it may have no leader just now",
 			name, subject)}
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return n.noStream(subject)
@@ -234,7 +234,7 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 }
 
 func (n *natsSink) noStream(subject string) error {
-	return &verdict{delivery.ErrBlocked,
+	return &classError{delivery.ErrBlocked,
 		fmt.Sprintf("no stream takes %s; create one with the subjects %s, or let provision do it, "+
 			"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
 }

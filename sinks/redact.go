@@ -12,21 +12,23 @@ import (
 	"unicode/utf8"
 )
 
-// A redactor hides the secrets in use in texts from outside, such as network errors and destinations' answers, which
-// may repeat what they were sent.
+// A redactor hides the secrets in use wherever they appear in texts from outside, such as network errors and
+// destinations' answers, which may repeat what they were sent. The zero value hides nothing. It is for one goroutine at
+// a time.
 type redactor struct {
 	forms   []redaction
-	longest int // of the forms
+	longest int // length of the longest form, in bytes
 }
 
-// A redaction is a text to hide.
+// A redaction is a text to hide, and what is shown in its place.
 type redaction struct {
-	text    string // in ASCII lower case
-	instead string
-	word    bool // not where it is part of a longer word
+	text        string // in ASCII lower case
+	replacement string
+	word        bool // only where it is not part of a longer word
 }
 
-// hide hides secrets in every form in which they commonly come back.
+// hide hides secrets in every form in which they are commonly repeated: as they are, and escaped or encoded for URLs,
+// HTML, JSON, Go and base64.
 func (r *redactor) hide(secrets ...string) {
 	for _, s := range secrets {
 		if s == "" {
@@ -51,7 +53,7 @@ func (r *redactor) add(f redaction) {
 	r.longest = max(r.longest, len(f.text))
 }
 
-// hidePart hides parts of a secret, but for short ones, such as the v1 of a path, and plain words.
+// hidePart hides parts of a secret, except plain words and parts of fewer than four bytes, such as the v1 of a path.
 func (r *redactor) hidePart(parts ...string) {
 	for _, p := range parts {
 		if len(p) >= 4 && !isPlain(p) {
@@ -60,8 +62,8 @@ func (r *redactor) hidePart(parts ...string) {
 	}
 }
 
-// plainWords are common words of addresses, headers and settings. As secrets they would protect nothing, and without
-// them nobody could read an answer or the output of a command.
+// plainWords are common words of addresses, headers and settings. They are not hidden: none of them is a secret, and
+// without them nobody could understand an answer or the output of a command.
 const plainWords = " access_token action actions alert alertmanager alerts api-version api_key apikey application " +
 	"auto automations azure basic bearer callback callbacks channel channels chat client code collector compat " +
 	"count create data debug default deliveries dev development direct disabled dispatches email enabled enqueue " +
@@ -91,21 +93,21 @@ func isPlain(text string) bool {
 // publicHosts are hosts that everybody uses.
 const publicHosts = " ntfy.sh slack.com hooks.slack.com events.pagerduty.com events.eu.pagerduty.com hc-ping.com "
 
-// hideHost hides the host of a URL and shows which setting has it: without its / or @, a URL has its secret in the name
-// of the host. An address or a public host holds no secret.
-func (r *redactor) hideHost(u *url.URL, where string) {
+// hideHost hides the host of a URL, and shows the settings key it comes from instead: in a URL that lacks a / or an @,
+// the secret is part of the host's name. IP addresses, localhost and public hosts hold no secret and are shown.
+func (r *redactor) hideHost(u *url.URL, key string) {
 	host := u.Hostname()
 	if strings.Contains(publicHosts, " "+asciiLower(host)+" ") {
 		return
 	}
 	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || ip.Zone() != "") {
-		r.add(redaction{host, "[host in " + where + "]", true})
+		r.add(redaction{host, "[host in " + key + "]", true})
 	}
 }
 
-// hideURL hides all of a URL but its scheme and port; where is the setting that has it.
-func (r *redactor) hideURL(u *url.URL, where string) {
-	r.hideHost(u, where)
+// hideURL hides everything in a URL but its scheme and port. key is the settings key it comes from.
+func (r *redactor) hideURL(u *url.URL, key string) {
+	r.hideHost(u, key)
 	r.hidePart(u.Path, u.EscapedPath(), u.RequestURI(), u.RawQuery, u.Fragment)
 	r.hidePart(strings.Split(u.Path, "/")...)
 	r.hidePart(strings.Split(u.EscapedPath(), "/")...)
@@ -138,10 +140,10 @@ func (r *redactor) hideBasic(username, password string) {
 	r.hide(base64.StdEncoding.EncodeToString([]byte(username + ":" + password)))
 }
 
-// text returns text with everything replaced that is to be hidden, in any case.
+// text returns text with everything replaced that is to be hidden. It ignores ASCII case.
 func (r *redactor) text(text string) string {
 	lower := asciiLower(text)
-	instead := make([]string, len(text)) // of each byte, "" for itself
+	replaced := make([]string, len(text)) // the replacement of each byte, "" for the byte itself
 	found := false
 	for _, f := range r.forms {
 		for from := 0; ; {
@@ -156,8 +158,8 @@ func (r *redactor) text(text string) string {
 			}
 			found = true
 			for j := start; j < end; j++ {
-				if instead[j] != hidden { // which counts where both are
-					instead[j] = f.instead
+				if replaced[j] != hidden { // which wins where two forms overlap
+					replaced[j] = f.replacement
 				}
 			}
 		}
@@ -168,20 +170,21 @@ func (r *redactor) text(text string) string {
 	var b strings.Builder
 	for i := range len(text) {
 		switch {
-		case instead[i] == "":
+		case replaced[i] == "":
 			b.WriteByte(text[i])
-		case i == 0 || instead[i-1] != instead[i]:
-			b.WriteString(instead[i])
+		case i == 0 || replaced[i-1] != replaced[i]:
+			b.WriteString(replaced[i])
 		}
 	}
 	return b.String()
 }
 
-// isWord reports whether a byte in lower case is part of a word.
+// isWord reports whether a byte is part of a word. Letters must be in lower case.
 func isWord(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c >= utf8.RuneSelf }
 
-// line returns a text from outside as it may be shown: without secrets, one line of printable characters, at most n
-// bytes. cut says that text is only the beginning of what was sent, and may end inside a secret.
+// line returns a text from outside in a form that may be shown: one line of printable characters without secrets, at
+// most n bytes long. If cut is true, the text is only the beginning of what was sent and may end inside a secret, so
+// its end is removed.
 func (r *redactor) line(text string, cut bool, n int) string {
 	text = r.text(text)
 	if cut {
@@ -196,7 +199,7 @@ func (r *redactor) line(text string, cut bool, n int) string {
 		}
 		return -1
 	}, text)
-	text = r.text(strings.Join(strings.Fields(text), " ")) // what was taken away may have stood inside a secret
+	text = r.text(strings.Join(strings.Fields(text), " ")) // a removed character may have been inside a secret
 	if len(text) <= n {
 		return text
 	}
@@ -207,6 +210,7 @@ func (r *redactor) line(text string, cut bool, n int) string {
 	return text[:n] + "…"
 }
 
+// asciiLower returns s with A to Z in lower case. Unlike strings.ToLower it never changes the length.
 func asciiLower(s string) string {
 	b := []byte(s)
 	for i, c := range b {

@@ -41,11 +41,11 @@ func (f *file) rotate() {
 		err = deleteOldest(f.path, f.rotation.keep)
 	}
 	switch {
-	case err != nil && err.Error() != f.stuck:
-		f.stuck = err.Error()
+	case err != nil && err.Error() != f.rotateErr:
+		f.rotateErr = err.Error()
 		f.log.Warn("file not rotated", "path", f.path, "err", err)
-	case err == nil && f.stuck != "":
-		f.stuck = ""
+	case err == nil && f.rotateErr != "":
+		f.rotateErr = ""
 		f.log.Info("file rotated again", "path", f.path)
 	}
 }

@@ -14,14 +14,15 @@ import (
 	"strings"
 )
 
-// hidden stands wherever a secret would be shown.
+// hidden is printed in place of a secret.
 const hidden = "[secret]"
 
-// Secret is a text that never shows itself, however it is printed, logged or encoded. It is kept behind a pointer for
-// the sake of printers that reach into unexported fields and ask no method.
+// A Secret is a text that is never revealed by printing, logging or encoding it: all of them show [secret]. The zero
+// value holds no text, and shows the same. The text is behind a pointer because some printers read unexported fields
+// without calling any method.
 type Secret struct{ text *string }
 
-// NewSecret makes a Secret of s.
+// NewSecret returns a Secret that holds s.
 func NewSecret(s string) Secret { return Secret{&s} }
 
 // plain returns the text, or "" if there is none.
@@ -32,7 +33,7 @@ func (s Secret) plain() string {
 	return *s.text
 }
 
-// UnmarshalText takes the text as it is.
+// UnmarshalText stores the text unchanged.
 func (s *Secret) UnmarshalText(text []byte) error {
 	*s = NewSecret(string(text))
 	return nil
@@ -41,23 +42,24 @@ func (s *Secret) UnmarshalText(text []byte) error {
 // Format writes [secret] for every verb.
 func (s Secret) Format(w fmt.State, _ rune) { io.WriteString(w, hidden) }
 
-// String is [secret].
+// String returns [secret].
 func (s Secret) String() string { return hidden }
 
-// MarshalText is [secret], in JSON and YAML too.
+// MarshalText returns [secret]. JSON and YAML use it too.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
-// LogValue is [secret].
+// LogValue returns [secret].
 func (s Secret) LogValue() slog.Value { return slog.StringValue(hidden) }
 
-// A Value of the settings may be a secret. Inside lists and maps it is a text, {file: PATH} or {env: NAME}; elsewhere
-// each of the three has a key of its own, such as url, url_file and url_env.
+// A Value is a setting that may be a secret: the text itself, or the file or the environment variable that holds it.
+// Inside lists and maps it is written as a text, {file: PATH} or {env: NAME}. Elsewhere each of the three has a key of
+// its own, such as url, url_file and url_env.
 type Value struct {
 	Text      Secret
 	File, Env string
 }
 
-// UnmarshalYAML reads a Value inside a list or map.
+// UnmarshalYAML reads a Value inside a list or map. It fails if the value has none of the three forms.
 func (v *Value) UnmarshalYAML(unmarshal func(any) error) error {
 	if unmarshal(&v.Text) == nil && v.Text.text != nil {
 		return nil
@@ -76,22 +78,23 @@ func (v *Value) UnmarshalYAML(unmarshal func(any) error) error {
 	return nil
 }
 
+// given reports whether the settings have the value, in any of its forms.
 func (v Value) given() bool { return v.Text.text != nil || v.File != "" || v.Env != "" }
 
-// A source is where a value of the settings comes from each time it is used: the text under key, or a file or a
-// variable, whose keys are key, sep, and file or env.
+// A source is a Value and its place in the settings, for errors about it. The value is read each time it is used. The
+// key of the text is key; those of the file and the variable are key and sep with file or env after it.
 type source struct {
 	Value
 	key, sep string
-	name     string // in a map
+	name     string // its name in a map, else ""
 }
 
-// spelled returns the source of a value that has three keys.
-func spelled(key string, text Secret, file, env string) source {
+// keyedSource returns the source of a value that has a key for each of its forms.
+func keyedSource(key string, text Secret, file, env string) source {
 	return source{Value{text, file, env}, key, "_", ""}
 }
 
-// keys returns the keys that give the value.
+// keys returns the keys under which the settings have the value: none, one, or wrongly several.
 func (s source) keys() (all []string) {
 	if s.Text.text != nil {
 		all = append(all, s.key)
@@ -105,10 +108,10 @@ func (s source) keys() (all []string) {
 	return all
 }
 
-// from returns the key that gives the value.
+// from returns the key under which the settings have the value, and that of its text if they have none.
 func (s source) from() string { return append(s.keys(), s.key)[0] }
 
-// check refuses a value that is given twice.
+// check returns a *KeyError if the settings have the value in two forms.
 func (s source) check() error {
 	if keys := s.keys(); len(keys) > 1 {
 		return &KeyError{keys[1], fmt.Errorf("%s is given too; expected only one of them", keys[0])}
@@ -116,12 +119,13 @@ func (s source) check() error {
 	return nil
 }
 
-// read returns the value as it is now. Its errors are *KeyError and name the file or variable, never the value.
+// read returns the current value, without a newline at its end if it comes from a file or variable. An empty value is
+// an error. Errors are *KeyError, and name the file or variable but never show the value.
 func (s source) read(getenv func(string) string) (text string, err error) {
 	switch {
 	case s.File != "":
 		var raw []byte
-		raw, err = readSmall(s.File)
+		raw, err = readText(s.File)
 		text, err = trimNewline(string(raw)), cmp.Or(err, fmt.Errorf("%s is empty", s.File))
 	case s.Env != "":
 		text, err = trimNewline(getenv(s.Env)), fmt.Errorf("the environment variable %s is not set or empty", s.Env)
@@ -134,7 +138,7 @@ func (s source) read(getenv func(string) string) (text string, err error) {
 	return text, nil
 }
 
-// wrong returns an error about the value, at the key that gives it.
+// wrong returns err as a *KeyError at the key of the value. It names the file or variable that holds it.
 func (s source) wrong(err error) error {
 	if s.File+s.Env != "" {
 		err = fmt.Errorf("%s: %w", s.File+s.Env, err)
@@ -142,26 +146,37 @@ func (s source) wrong(err error) error {
 	return &KeyError{s.from(), err}
 }
 
-// sources are values of one section of the settings, given or not.
+// place returns for people where the value comes from: the file, the variable, or the key.
+func (s source) place() string {
+	switch {
+	case s.File != "":
+		return s.File
+	case s.Env != "":
+		return "the environment variable " + s.Env
+	}
+	return s.key
+}
+
+// sources are the sources of several values, some of which the settings may not have.
 type sources []source
 
-// listed returns the sources of a list of the settings.
-func listed(key string, values []Value) (all sources) {
+// listSources returns the sources of a list in the settings.
+func listSources(key string, values []Value) (all sources) {
 	for i, v := range values {
 		all = append(all, source{v, key + "." + strconv.Itoa(i), ".", ""})
 	}
 	return all
 }
 
-// named returns the sources of a map of the settings, sorted by name.
-func named(key string, values map[string]Value) (all sources) {
+// mapSources returns the sources of a map in the settings, sorted by name.
+func mapSources(key string, values map[string]Value) (all sources) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		all = append(all, source{values[name], key + "." + name, ".", name})
 	}
 	return all
 }
 
-// check refuses a value that is given twice.
+// check returns a *KeyError for each value that the settings have in two forms.
 func (all sources) check() error {
 	var wrong KeyErrors
 	for _, s := range all {
@@ -170,27 +185,27 @@ func (all sources) check() error {
 	return wrong.err()
 }
 
-// files returns the files that hold the values. When one changes, there are new credentials.
+// files returns the files that hold values. When one of them changes, there are new credentials.
 func (all sources) files() (names []string) {
 	for _, s := range all {
-		names = append(names, filled(s.File)...)
+		names = append(names, nonEmpty(s.File)...)
 	}
 	return names
 }
 
-// filled returns the texts that are not empty.
-func filled(texts ...string) []string {
+// nonEmpty returns the texts that are not empty.
+func nonEmpty(texts ...string) []string {
 	return slices.DeleteFunc(texts, func(s string) bool { return s == "" })
 }
 
 // trimNewline removes the newline that editors and echo leave at the end of a file.
 func trimNewline(s string) string { return strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r") }
 
-const maxSmall = 1 << 20
+const maxTextFile = 1 << 20 // bytes
 
-// readSmall reads a text file of the settings, without a byte order mark. It refuses a file that is not regular,
-// because reading a pipe would not end, and the UTF-16 that PowerShell's > writes.
-func readSmall(path string) ([]byte, error) {
+// readText reads a text file that the settings name, without its byte order mark. It refuses more than 1 MiB, a file
+// that is not regular, because reading a pipe may never end, and the UTF-16 that PowerShell's > writes.
+func readText(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -203,11 +218,11 @@ func readSmall(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxSmall+1))
+	text, err := io.ReadAll(io.LimitReader(f, maxTextFile+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(text) > maxSmall {
+	if len(text) > maxTextFile {
 		return nil, fmt.Errorf("%s is larger than 1 MiB", path)
 	}
 	if bytes.HasPrefix(text, []byte("\xff\xfe")) || bytes.HasPrefix(text, []byte("\xfe\xff")) {

@@ -204,7 +204,7 @@ func TestSecretFilesOfWindowsAreReadOrRefused(t *testing.T) {
 		"\ufeff":                   "",
 	} {
 		path := writeFile(t, "token", text)
-		got, err := spelled("token", Secret{}, path, "").read(nil)
+		got, err := keyedSource("token", Secret{}, path, "").read(nil)
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("the secret in %q is %q, %v; want %q", text, got, err, want)
 		}

@@ -10,10 +10,11 @@ import (
 	"time"
 )
 
-// signingPrefix marks a secret of Standard Webhooks (https://www.standardwebhooks.com).
+// signingPrefix begins every signing secret of Standard Webhooks (https://www.standardwebhooks.com).
 const signingPrefix = "whsec_"
 
-// signingKey reads a signing secret: whsec_ and 24 to 64 bytes in base64.
+// signingKey returns the key in a signing secret, which is whsec_ and 24 to 64 bytes in base64. Its errors do not show
+// the secret.
 func signingKey(secret string) ([]byte, error) {
 	text, ok := strings.CutPrefix(secret, signingPrefix)
 	if !ok {
@@ -29,8 +30,8 @@ func signingKey(secret string) ([]byte, error) {
 	return key, nil
 }
 
-// sign returns the webhook-signature of body, one signature per key. One that the receiver knows is enough, so that
-// keys can be changed without a gap.
+// sign returns the value of webhook-signature for body, with one signature per key. A receiver needs only one that it
+// can verify, so a key can be replaced without an interruption.
 func sign(keys [][]byte, id string, at time.Time, body []byte) string {
 	signatures := make([]string, len(keys))
 	for i, key := range keys {

@@ -106,8 +106,8 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 
 // openAddress takes a token or a webhook, and refuses the keys that belong to the other.
 func (k *slackSink) openAddress(s slackSettings) error {
-	token := spelled("token", s.Token, s.TokenFile, s.TokenEnv)
-	hook := spelled("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
+	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv)
+	hook := keyedSource("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
 	tls := s.TLS != TLSSettings{}
 	var wrong KeyErrors
 	wrong.add(token.check(), hook.check())
@@ -224,17 +224,6 @@ func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 		return nil, &KeyError{k.secret.from(), errInClear}
 	}
 	return a, nil
-}
-
-// place says for people where the value comes from.
-func (s source) place() string {
-	switch {
-	case s.File != "":
-		return s.File
-	case s.Env != "":
-		return "the environment variable " + s.Env
-	}
-	return s.key
 }
 
 // Close closes idle connections.

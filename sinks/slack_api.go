@@ -252,7 +252,7 @@ func (a *slackAPI) refusal(err error) error {
 	if kind.remedy != "" && (a.sink.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
 		text += ": " + strings.NewReplacer("SECRET", a.sink.secret.place(), "CHANNEL", a.sink.channel).Replace(kind.remedy)
 	}
-	return a.last.later(&slackError{code, say(kind.class, text)})
+	return a.last.later(&slackError{code, withClass(kind.class, text)})
 }
 
 // slackErrorKinds are Slack's errors by what an operator has to do.

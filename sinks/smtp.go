@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	tokenPatience   = 30 * time.Second // for token_command
-	helloPatience   = 30 * time.Second // from the first packet until we are logged in
-	leavePatience   = time.Second      // for the answer to QUIT
+	tokenTimeout    = 30 * time.Second // for token_command
+	loginTimeout    = 30 * time.Second // from the first packet until we are logged in
+	quitTimeout     = time.Second      // for the answer to QUIT
 	maxConversation = 1 << 20          // bytes that a server says, of TLS too
 	// of the hash that SCRAM makes of a password: about a second; servers ask for thousands
 	maxRounds  = 1 << 21
@@ -65,7 +65,7 @@ func (m *mailServer) connect(ctx context.Context, redact *redactor) (*emailSessi
 	}
 }
 
-// login connects, starts TLS and logs in, within helloPatience: a host that does not answer need not be waited for as
+// login connects, starts TLS and logs in, within loginTimeout: a host that does not answer need not be waited for as
 // long as one that has the mail.
 func (m *mailServer) login(ctx context.Context, redact *redactor, secret string) (*emailSession, error) {
 	var config *tls.Config
@@ -75,20 +75,20 @@ func (m *mailServer) login(ctx context.Context, redact *redactor, secret string)
 			return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 		}
 	}
-	hello, cancel := context.WithTimeoutCause(ctx, helloPatience, fmt.Errorf("no answer within %v", helloPatience))
+	hello, cancel := context.WithTimeoutCause(ctx, loginTimeout, fmt.Errorf("no answer within %v", loginTimeout))
 	defer cancel()
 	s, err := startEmail(hello, m.dialer(connectTime), m.addr, m.helo, config, m.mode == "implicit")
 	if err == nil && m.username != "" {
 		err = s.login(hello, m.auth, m.username, secret)
 	}
-	if err == nil && !s.lastUntil(ctx) {
+	if err == nil && !s.extendTo(ctx) {
 		err = hello.Err()
 	}
 	if err != nil {
 		if s != nil {
 			s.close()
 		}
-		return nil, m.failure(hello, redact, aboutUs(err))
+		return nil, m.failure(hello, redact, blockedBeforeMail(err))
 	}
 	return s, nil
 }
@@ -103,7 +103,7 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 		token := m.token.Load()
 		if kept = token != nil; kept {
 			secret = *token
-		} else if secret, err = tokenOf(ctx, m.command); err != nil {
+		} else if secret, err = runTokenCommand(ctx, m.command); err != nil {
 			return "", false, err
 		}
 		m.token.Store(&secret)
@@ -152,13 +152,13 @@ func (m *mailServer) hint(err error) string {
 	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
 }
 
-// tokenOf returns the first line that a command prints. The rest is not shown, because it may hold a secret.
-func tokenOf(ctx context.Context, command []string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, tokenPatience)
+// runTokenCommand returns the first line that a command prints. The rest is not shown, because it may hold a secret.
+func runTokenCommand(ctx context.Context, command []string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, tokenTimeout)
 	defer cancel()
 	c := exec.Command(command[0], command[1:]...)
 	c.SysProcAttr, c.WaitDelay = processAttributes(account{}), outputWait
-	out := output{most: 2 * maxPrinted}
+	out := output{max: 2 * maxPrinted}
 	c.Stdout = &out
 	err := runGroup(ctx, c, 0)
 	token, _, _ := strings.Cut(string(out.kept[:min(len(out.kept), maxPrinted)]), "\n")
@@ -200,19 +200,20 @@ func isReply(err error) bool {
 // securityStatus is the beginning of a reply with an enhanced status code 5.7.Z (RFC 3463).
 var securityStatus = regexp.MustCompile(`^5\.7\.[0-9]{1,3}(\s|$)`)
 
-// aboutUs returns an error from before a mail begins: a refusal there is not about the CloudEvent and never rejects it.
-func aboutUs(err error) error {
+// blockedBeforeMail returns err, an error from before a mail begins, so that it does not reject the CloudEvent: what
+// the server refuses there is not about the mail, and blocks.
+func blockedBeforeMail(err error) error {
 	if errors.Is(classOfMail(err), delivery.ErrRejected) {
-		return &verdict{delivery.ErrBlocked, err.Error()}
+		return &classError{delivery.ErrBlocked, err.Error()}
 	}
 	return err
 }
 
-// aboutSender returns a refusal of the sender. A policy reason is about us; at a recipient it may be about that
+// senderRefusal returns a refusal of the sender. A policy reason is about us; at a recipient it may be about that
 // recipient alone.
-func aboutSender(err error) error {
+func senderRefusal(err error) error {
 	if e, ok := errors.AsType[*textproto.Error](err); ok && securityStatus.MatchString(e.Msg) {
-		return aboutUs(err)
+		return blockedBeforeMail(err)
 	}
 	return err
 }
@@ -234,7 +235,7 @@ func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls
 	if err != nil {
 		return nil, err
 	}
-	conn = &briefConn{Conn: conn, left: maxConversation}
+	conn = &boundedConn{Conn: conn, left: maxConversation}
 	// A deadline in the past ends every read and write, those of TLS too.
 	s := &emailSession{conn: conn, stop: context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })}
 	if err := s.greet(ctx, addr, helo, config, implicit); err != nil {
@@ -244,13 +245,13 @@ func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls
 	return s, nil
 }
 
-// A briefConn is a connection from which a bounded number of bytes is read: a server can make a reply endless.
-type briefConn struct {
+// A boundedConn is a connection from which a bounded number of bytes is read: a server can make a reply endless.
+type boundedConn struct {
 	net.Conn
 	left int
 }
 
-func (c *briefConn) Read(p []byte) (int, error) {
+func (c *boundedConn) Read(p []byte) (int, error) {
 	if c.left == 0 {
 		return 0, fmt.Errorf("the server says more than %d KiB", maxConversation>>10)
 	}
@@ -259,8 +260,8 @@ func (c *briefConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// lastUntil makes the conversation end with another context. It returns false if it has ended.
-func (s *emailSession) lastUntil(ctx context.Context) bool {
+// extendTo makes the conversation end with another context. It returns false if it has ended.
+func (s *emailSession) extendTo(ctx context.Context) bool {
 	lives := s.stop()
 	s.stop = context.AfterFunc(ctx, func() { s.conn.SetDeadline(time.Unix(1, 0)) })
 	return lives
@@ -287,7 +288,7 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 		return err
 	}
 	if ok, _ := s.client.Extension("STARTTLS"); !ok {
-		return &verdict{delivery.ErrBlocked, addr + " offers no STARTTLS, which tls.mode starttls requires"}
+		return &classError{delivery.ErrBlocked, addr + " offers no STARTTLS, which tls.mode starttls requires"}
 	}
 	config.ServerName = cmp.Or(config.ServerName, s.host)
 	return s.client.StartTLS(config)
@@ -316,12 +317,12 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 	}
 	i := slices.IndexFunc(wanted, func(name string) bool { return slices.Contains(offered, name) })
 	if i < 0 {
-		return &verdict{delivery.ErrBlocked, fmt.Sprintf("the server offers no %s to log in by, only %s",
+		return &classError{delivery.ErrBlocked, fmt.Sprintf("the server offers no %s to log in by, only %s",
 			strings.Join(wanted, ", "), strings.Join(offered, ", "))}
 	}
 	s.mechanism = wanted[i]
 	err := s.client.Auth(map[string]smtp.Auth{
-		"SCRAM-SHA-256": briefScram{smtp.ScramSHA256Auth(username, secret)},
+		"SCRAM-SHA-256": boundedScram{smtp.ScramSHA256Auth(username, secret)},
 		"PLAIN":         smtp.PlainAuth("", username, secret, s.host, false),
 		"LOGIN":         smtp.LoginAuth(username, secret, s.host, false),
 		"XOAUTH2":       smtp.XOAuth2Auth(username, secret),
@@ -330,19 +331,19 @@ func (s *emailSession) login(ctx context.Context, auth, username, secret string)
 		return nil
 	}
 	if reply, ok := errors.AsType[*textproto.Error](err); ok && reply.Code/100 == 3 {
-		return &verdict{delivery.ErrBlocked, "logging in by " + s.mechanism + ": the server went on asking"}
+		return &classError{delivery.ErrBlocked, "logging in by " + s.mechanism + ": the server went on asking"}
 	}
 	return fmt.Errorf("logging in by %s: %w", s.mechanism, s.cause(ctx, err))
 }
 
-// briefScram is SCRAM with a bound on the work that a server can ask for, which no context interrupts.
-type briefScram struct{ smtp.Auth }
+// boundedScram is SCRAM with a bound on the work that a server can ask for, which no context interrupts.
+type boundedScram struct{ smtp.Auth }
 
-func (a briefScram) Next(said []byte, more bool) ([]byte, error) {
+func (a boundedScram) Next(said []byte, more bool) ([]byte, error) {
 	for field := range strings.SplitSeq(string(said), ",") {
 		rounds, ok := strings.CutPrefix(field, "i=")
 		if n, err := strconv.Atoi(rounds); ok && err == nil && n > maxRounds {
-			return nil, &verdict{delivery.ErrBlocked,
+			return nil, &classError{delivery.ErrBlocked,
 				fmt.Sprintf("the server asks for %d rounds of its hash, and at most %d are made", n, maxRounds)}
 		}
 	}
@@ -358,7 +359,7 @@ var errAtDot = errors.New("the connection was lost after the end of the mail; it
 func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error, reply string,
 	err error) {
 	if err := s.client.Mail("<" + from + ">"); err != nil {
-		return nil, "", aboutSender(s.cause(ctx, err))
+		return nil, "", senderRefusal(s.cause(ctx, err))
 	}
 	refused = make([]error, len(to))
 	for i, address := range to {
@@ -399,7 +400,7 @@ func (s *emailSession) cause(ctx context.Context, err error) error {
 // quit says QUIT and closes the connection. It does not wait for an answer if the context is done.
 func (s *emailSession) quit() {
 	if s.stop() {
-		s.conn.SetDeadline(time.Now().Add(leavePatience))
+		s.conn.SetDeadline(time.Now().Add(quitTimeout))
 		_ = s.client.Quit()
 	}
 	s.close()

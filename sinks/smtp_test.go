@@ -272,7 +272,7 @@ func FuzzSMTPReplies(f *testing.F) {
 		}
 		var reply string
 		if err != nil {
-			err = m.failure(t.Context(), redact, aboutUs(err))
+			err = m.failure(t.Context(), redact, blockedBeforeMail(err))
 			if classOf(err) == rejected {
 				t.Errorf("%q, before a mail: %v", replies, err)
 			}
@@ -282,7 +282,7 @@ func FuzzSMTPReplies(f *testing.F) {
 			refused, reply, err = s.send(t.Context(), "a@example.com", to, []byte("Subject: x\r\n\r\nx\r\n"))
 			s.quit()
 			if _, names, class := outcome(to, refused); names != "" {
-				err = say(class, redact.line(names, false, 1000))
+				err = withClass(class, redact.line(names, false, 1000))
 			} else if err != nil {
 				err = m.failure(t.Context(), redact, err)
 			}

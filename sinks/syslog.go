@@ -171,7 +171,7 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 // with does something with a new connection; trip is about the time that a packet takes to the receiver and back. Its
 // errors have a class.
 func (k *syslogSink) with(ctx context.Context, do func(conn net.Conn, trip time.Duration) error) (err error) {
-	ctx, cancel := limited(ctx, syslogTerms.Timeout)
+	ctx, cancel := withLimit(ctx, syslogTerms.Timeout)
 	defer cancel()
 	defer func() {
 		if err != nil {

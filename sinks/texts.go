@@ -10,13 +10,14 @@ import (
 	"forewarn/templates"
 )
 
-// givenText returns the text that the settings have under a key or in a file, and the key that has it, or "".
-func givenText(key, text, file string) (_, given string, err error) {
+// settingsText returns the text that the settings have under key, or in the file that key_file names, and which of the
+// two keys it is. Without a text both are "". Its errors are *KeyError.
+func settingsText(key, text, file string) (_, from string, err error) {
 	switch {
 	case text != "" && file != "":
 		return "", "", &KeyError{key + "_file", fmt.Errorf("%s is given too; expected only one of them", key)}
 	case file != "":
-		read, err := readSmall(file)
+		read, err := readText(file)
 		if err != nil {
 			return "", "", &KeyError{key + "_file", err}
 		}
@@ -27,22 +28,23 @@ func givenText(key, text, file string) (_, given string, err error) {
 	return "", "", nil
 }
 
-// A templateKey is a template that the settings may have under a key or in a file.
+// A templateKey is a template that the settings may have under key, or in the file that key_file names.
 type templateKey struct {
 	key, text, file string
-	own             *templates.Template // the default
+	byDefault       *templates.Template
 	parse           func(key, text string) (*templates.Template, error)
-	try             func(fields map[string]any) error // uses the template, once it is at to; nil to execute it
-	to              **templates.Template
+	try             func(fields map[string]any) error // uses the template at to; nil only executes it
+	to              **templates.Template              // where the template is stored
 }
 
-// open parses the template of the settings, and tries it on samples. own are the fields of the kind.
+// open stores the template of the settings, which it parses and tries on samples, or else the default. own are the
+// fields that only templates of this kind have.
 func (k templateKey) open(own map[string]Field) error {
-	text, given, err := givenText(k.key, k.text, k.file)
-	if *k.to = k.own; err != nil || given == "" {
+	text, from, err := settingsText(k.key, k.text, k.file)
+	if *k.to = k.byDefault; err != nil || from == "" {
 		return err
 	}
-	if *k.to, err = k.parse(given, text); err == nil {
+	if *k.to, err = k.parse(from, text); err == nil {
 		err = templates.CheckNames(text, messageShape(own))
 	}
 	if err == nil {
@@ -55,11 +57,12 @@ func (k templateKey) open(own map[string]Field) error {
 		})
 	}
 	if err != nil {
-		return &KeyError{given, err}
+		return &KeyError{from, err}
 	}
 	return nil
 }
 
+// openTemplates opens all templates of a sink.
 func openTemplates(own map[string]Field, all ...templateKey) error {
 	var wrong KeyErrors
 	for _, k := range all {
@@ -68,12 +71,13 @@ func openTemplates(own map[string]Field, all ...templateKey) error {
 	return wrong.err()
 }
 
-// tryOut calls render with the fields of samples: every change, every type, the bridge's own, a group, a late one, a
-// test, and some that lack all that may be missing. It returns the first error. It takes a few milliseconds of each
-// start, so it is for the templates of the settings; tests try the embedded ones.
+// tryOut calls render with the fields of samples, and returns the first error. The samples are of every change, every
+// type of event and every CloudEvent about the bridge, with a group, a late message, a test, and events without any
+// optional field. It takes a few milliseconds at each start, so it is for templates in the settings; tests try the
+// embedded ones.
 func tryOut(render func(fields map[string]any) error) error { return tryOn(false, render) }
 
-// tryOn is tryOut; with all it tries every change of every type from every source.
+// tryOn is tryOut. If all is true, the samples are every change of every type from every source.
 func tryOn(all bool, render func(fields map[string]any) error) error {
 	events, err := cloudevent.Samples(all)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// TLSSettings are the key tls of every destination that is reached over TLS. The destination's certificate is always
-// verified; there is no key that says otherwise.
+// TLSSettings are the settings under the key tls of every destination that is reached over TLS. The destination's
+// certificate is always verified, and no setting can change that.
 type TLSSettings struct {
 	CAFile     string `yaml:"ca_file" doc:"CA bundle (default: the system's)"`
 	CertFile   string `yaml:"cert_file" doc:"client certificate; needs key_file"`
@@ -21,9 +21,9 @@ type TLSSettings struct {
 }
 
 // files returns the files that the settings name.
-func (s TLSSettings) files() []string { return filled(s.CAFile, s.CertFile, s.KeyFile) }
+func (s TLSSettings) files() []string { return nonEmpty(s.CAFile, s.CertFile, s.KeyFile) }
 
-// stamp identifies the state of the files. It differs once one of them has changed.
+// stamp returns a text that differs once one of the files has changed.
 func (s TLSSettings) stamp() (string, error) {
 	var b strings.Builder
 	for _, f := range s.files() {
@@ -36,7 +36,7 @@ func (s TLSSettings) stamp() (string, error) {
 	return b.String(), nil
 }
 
-// load reads the files. Its errors are *KeyError.
+// load reads the files and returns the configuration for TLS 1.2 or later. Its errors are *KeyError or KeyErrors.
 func (s TLSSettings) load() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName}
 	var wrong KeyErrors
@@ -44,7 +44,7 @@ func (s TLSSettings) load() (*tls.Config, error) {
 		if file == "" {
 			return nil
 		}
-		text, err := readSmall(file)
+		text, err := readText(file)
 		wrong.when(err != nil, key, "%w", err)
 		return text
 	}
@@ -63,7 +63,7 @@ func (s TLSSettings) load() (*tls.Config, error) {
 	return config, wrong.err()
 }
 
-// handshake starts TLS on a connection to a host. The certificate must name the host, unless config names another.
+// handshake starts TLS on a connection to a host. The certificate must be for that host, or for the one in config.
 func handshake(ctx context.Context, conn net.Conn, config *tls.Config, host string) (*tls.Conn, error) {
 	config = config.Clone()
 	config.ServerName = cmp.Or(config.ServerName, host)

@@ -162,7 +162,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 // bodyText returns the template of the body and its key, which is "" when a CloudEvent is to be sent.
 func bodyText(s webhookSettings) (key, text string, err error) {
 	if s.Body == "" {
-		text, key, err = givenText("body_text", s.BodyText, s.BodyTextFile)
+		text, key, err = settingsText("body_text", s.BodyText, s.BodyTextFile)
 		return key, text, err
 	}
 	var wrong KeyErrors
