@@ -21,25 +21,25 @@ import (
 
 const (
 	maxAnswer   = 64 << 10         // bytes of a response that are read, and of its header
-	connectTime = 10 * time.Second // to connect, and again to shake hands
-	idleTime    = 30 * time.Second // after which a connection is closed
+	connectTime = 10 * time.Second // to connect, and again for the TLS handshake
+	idleTime    = 30 * time.Second // after which an idle connection is closed
 )
 
-// A caller makes the HTTP requests of one sink. Its transport is made at the first request and again when a TLS file
-// has changed. It uses no http.Client, which would only add redirects and cookies.
+// A caller makes the HTTP requests of one sink. It makes its transport at the first request, and a new one when a TLS
+// file has changed. It uses no http.Client, which would only add redirects and cookies.
 type caller struct {
 	tls       TLSSettings
 	proxy     func(*http.Request) (*url.URL, error)
-	where     string // the setting that proxy comes from
+	where     string // the setting that proxy comes from, for people
 	dial      Dialer
-	blockedOn []int // more statuses that block
+	blockedOn []int // statuses that block, besides the usual ones
 
-	mu        sync.Mutex // guards what follows: Close may come while a request is given up
+	mu        sync.Mutex // guards the fields below: Close may be called during a request
 	transport *http.Transport
 	stamp     string // of the TLS files when transport was made
 }
 
-// newCaller checks the settings. proxy is a URL, none, or empty for the proxy of the environment.
+// newCaller checks the settings. proxy is a URL, none, or empty for the environment's proxy.
 func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 	c := &caller{tls: t, proxy: h.Proxy, where: "the environment's proxy", dial: h.dialer(connectTime)}
 	var wrong KeyErrors
@@ -58,7 +58,7 @@ func newCaller(t TLSSettings, proxy Secret, h Host) (*caller, error) {
 	return c, wrong.err()
 }
 
-// Close ends the connections that are kept for the next request.
+// Close closes idle connections. It may be called at any time, and the caller can still be used afterwards.
 func (c *caller) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,7 +68,7 @@ func (c *caller) Close() error {
 	return nil
 }
 
-// current returns the transport for the TLS files as they are now.
+// current returns the transport for the current content of the TLS files.
 func (c *caller) current() (*http.Transport, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +94,7 @@ func (c *caller) current() (*http.Transport, error) {
 	return c.transport, nil
 }
 
-// do makes one request and judges its answer. Its answer and errors are redacted.
+// do makes one request and returns what its response means for the CloudEvent. Answer and error are redacted.
 func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error) {
 	r, err := c.fetch(req, redact)
 	if err != nil {
@@ -107,6 +107,7 @@ func (c *caller) do(req *http.Request, redact *redactor) (delivery.Answer, error
 	return judge(class, r, origin(req.URL), redact)
 }
 
+// proxyOf returns the proxy for a request, nil for none, and hides its address and credentials. Its errors block.
 func (c *caller) proxyOf(req *http.Request, redact *redactor) (*url.URL, error) {
 	if c.proxy == nil {
 		return nil, nil
@@ -121,8 +122,8 @@ func (c *caller) proxyOf(req *http.Request, redact *redactor) (*url.URL, error) 
 	return p, nil
 }
 
-// fetch makes one request. Its errors have a class and are redacted; the response is not. It reads as much of
-// a response as arrives before ctx ends.
+// fetch makes one request. Its errors have a class and are redacted; the response is not redacted. It reads at most
+// maxAnswer bytes of the body; a body that breaks off earlier, as when ctx ends, is marked as cut and is no error.
 func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	transport, err := c.current()
 	if err != nil {
@@ -133,7 +134,7 @@ func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		// Nothing is left behind in the background, and the next attempt does not meet the same dead connection.
+		// Nothing keeps running in the background, and the next attempt does not use the same dead connection.
 		c.Close()
 		return response{}, failure(req.Context(), redact, origin(req.URL), classOfFailure(err), err)
 	}
@@ -143,7 +144,8 @@ func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 	return response{resp.StatusCode, resp.Header, string(body), cut}, nil
 }
 
-// connect connects to the destination and starts TLS, without a request. With a proxy it connects to the proxy only.
+// connect connects to the destination, and starts TLS if its URL is https, but makes no request. If there is a proxy,
+// it connects only to that. It returns what it reached, for people.
 func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (string, error) {
 	transport, err := c.current()
 	if err != nil {
@@ -177,8 +179,8 @@ func (c *caller) connect(ctx context.Context, to *url.URL, redact *redactor) (st
 	return redact.text("reached " + origin(at)), nil
 }
 
-// parseURL reads a URL with a host and one of the schemes, else the error is otherwise. secure says that tls is given,
-// which http makes no use of. No error shows the text.
+// parseURL parses a URL with a host and one of the schemes. Any other text is an error with the text otherwise. If
+// secure is true, the settings have tls, and http is refused because it would not use that. No error shows the URL.
 func parseURL(text, otherwise string, secure bool, schemes ...string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || !slices.Contains(schemes, u.Scheme) {
@@ -190,7 +192,7 @@ func parseURL(text, otherwise string, secure bool, schemes ...string) (*url.URL,
 	return u, checkHost(u)
 }
 
-// checkHost refuses a host that no resolver could find, and an invalid port. Its errors do not show them.
+// checkHost returns an error for a host that no resolver could find, and for an invalid port. It shows neither.
 func checkHost(u *url.URL) error {
 	host := u.Hostname()
 	if _, err := netip.ParseAddr(host); err != nil && strings.ContainsFunc(host, func(r rune) bool {
@@ -205,18 +207,19 @@ func checkHost(u *url.URL) error {
 	return nil
 }
 
-// origin returns a URL without what a redactor hides, but for the host, which it may hide too.
+// origin returns the scheme, host and port of a URL. Only its host may hold a secret.
 func origin(u *url.URL) string { return u.Scheme + "://" + u.Host }
 
-// A response is an answer of a destination.
+// A response is what a destination answered.
 type response struct {
 	status int
 	header http.Header
-	body   string // or its beginning, if cut
-	cut    bool
+	body   string
+	cut    bool // body is only the beginning
 }
 
-// judge returns what a response means for the CloudEvent. The class counts if its status is not 2xx.
+// judge returns what a response means for the CloudEvent: accepted if its status is 2xx, else an error of the class,
+// with the Retry-After of the response if it has one.
 func judge(class error, r response, origin string, redact *redactor) (delivery.Answer, error) {
 	answer := delivery.Answer{Status: statusLine(r.status), ID: redact.line(requestID(r.header), false, 128)}
 	if r.status >= 200 && r.status <= 299 {
@@ -229,10 +232,11 @@ func judge(class error, r response, origin string, redact *redactor) (delivery.A
 	if excerpt := redact.line(r.body, r.cut, 200); excerpt != "" {
 		text += ": " + excerpt
 	}
-	return answer, r.later(withClass(class, text))
+	return answer, r.withRetryAfter(withClass(class, text))
 }
 
-// proxyAnswer returns the error for a proxy's answer to CONNECT. No answer of a proxy rejects a CloudEvent.
+// proxyAnswer returns the error for a proxy's answer to CONNECT, nil for 200. It never rejects a CloudEvent, because
+// the proxy does not see it.
 func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Response) error {
 	if resp.StatusCode == http.StatusOK {
 		return nil
@@ -244,23 +248,23 @@ func proxyAnswer(_ context.Context, _ *url.URL, _ *http.Request, resp *http.Resp
 	return &classError{class, "the proxy answered " + statusLine(resp.StatusCode)}
 }
 
-// statusLine returns a status with its registered name. The destination may call it anything.
+// statusLine returns a status with its registered name, not the name that the destination sent.
 func statusLine(status int) string {
 	return strings.TrimSpace(fmt.Sprint(status, " ", http.StatusText(status)))
 }
 
-// requestID returns the id of the request in the destination's logs.
+// requestID returns the id by which the destination's logs name the request, or "".
 func requestID(h http.Header) string {
 	return cmp.Or(h.Get("X-Request-Id"), h.Get("Request-Id"), h.Get("X-Ms-Request-Id"), h.Get("X-Amzn-Requestid"),
 		h.Get("X-Correlation-Id"))
 }
 
-// maxRetryAfter bounds what a destination may ask for, so that a large number does not overflow.
+// maxRetryAfter limits the pause that a destination can ask for, so that a large number does not overflow.
 const maxRetryAfter = 365 * 24 * time.Hour
 
-// retryAfter reads the value of a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date, which it compares
-// with sent, the time of the answer. It returns false for a value that it cannot read or that is not in the future.
-func retryAfter(value string, sent time.Time) (time.Duration, bool) {
+// retryAfter reads the value of a Retry-After header (RFC 9110, section 10.2.3): seconds, or a date, which counts from
+// answered, the time of the answer. ok is false if the value is unreadable or not in the future.
+func retryAfter(value string, answered time.Time) (after time.Duration, ok bool) {
 	value = strings.TrimSpace(value)
 	if value != "" && strings.Trim(value, "0123456789") == "" {
 		seconds, err := strconv.ParseInt(value, 10, 64)
@@ -273,19 +277,20 @@ func retryAfter(value string, sent time.Time) (time.Duration, bool) {
 	if err != nil {
 		return 0, false
 	}
-	after := min(at.Sub(sent), maxRetryAfter)
+	after = min(at.Sub(answered), maxRetryAfter)
 	return max(after, 0), after > 0
 }
 
-// later returns err with the Retry-After of a response, if it has one.
-func (r response) later(err error) error {
+// withRetryAfter returns err, as a delivery.RetryAfter if the response has a readable Retry-After.
+func (r response) withRetryAfter(err error) error {
 	if after, ok := retryAfter(r.header.Get("Retry-After"), answeredAt(r.header)); ok {
 		return &delivery.RetryAfter{After: after, Err: err}
 	}
 	return err
 }
 
-// answeredAt returns the Date of an answer: the destination's clock, so that this VM's clock need not be right.
+// answeredAt returns the Date of an answer, or the current time. Date is by the destination's clock, as the date in
+// Retry-After is, so this VM's clock need not be right.
 func answeredAt(h http.Header) time.Time {
 	if at, err := http.ParseTime(h.Get("Date")); err == nil {
 		return at

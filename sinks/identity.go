@@ -23,7 +23,7 @@ type identitySettings struct {
 	ClientID string `yaml:"client_id" doc:"which user-assigned identity, if the VM has several"`
 }
 
-// renewBefore is how long before it expires a token is no longer used.
+// renewBefore is the time before its expiry from which a token is no longer used.
 const renewBefore = 5 * time.Minute
 
 // An identity gets tokens of a managed identity of this VM from the metadata service, without a proxy and without
@@ -34,11 +34,11 @@ type identity struct {
 	caller   *caller
 	now      func() time.Time
 
-	held atomic.Pointer[heldToken]
+	cached atomic.Pointer[cachedToken]
 }
 
-// A heldToken is a token, and when it is no longer used.
-type heldToken struct {
+// A cachedToken is a token, and the time until which it is used.
+type cachedToken struct {
 	token Secret
 	until time.Time
 }
@@ -62,23 +62,24 @@ func newIdentity(s identitySettings, h Host) (*identity, error) {
 	}, wrong.err()
 }
 
+// get returns the cached token or a new one. Its errors have a class, and show no token.
 func (i *identity) get(ctx context.Context) (string, error) {
-	if h := i.held.Load(); h != nil && i.now().Before(h.until) {
-		return h.token.plain(), nil
+	if t := i.cached.Load(); t != nil && i.now().Before(t.until) {
+		return t.token.plain(), nil
 	}
-	fresh, life, err := i.ask(ctx)
+	token, life, err := i.fetch(ctx)
 	if err != nil {
 		return "", err
 	}
-	i.held.Store(&heldToken{NewSecret(fresh), i.now().Add(life - renewBefore)})
-	return fresh, nil
+	i.cached.Store(&cachedToken{NewSecret(token), i.now().Add(life - renewBefore)})
+	return token, nil
 }
 
-// drop forgets the token. The next attempt gets a new one.
-func (i *identity) drop() { i.held.Store(nil) }
+// forget removes the cached token, so that the next attempt gets a new one.
+func (i *identity) forget() { i.cached.Store(nil) }
 
-// ask returns a new token and how long it is valid.
-func (i *identity) ask(ctx context.Context) (token string, life time.Duration, err error) {
+// fetch gets a new token from the metadata service, and the time for which it is valid.
+func (i *identity) fetch(ctx context.Context) (token string, life time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, i.url, nil)
 	if err != nil {
 		return "", 0, fmt.Errorf("%w: token of the managed identity: %w", delivery.ErrBlocked, err)
@@ -90,7 +91,7 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 	}
 	i.caller.Close() // a token lasts for hours
 	if r.status != http.StatusOK {
-		return "", 0, r.later(i.refused(r.status, r.body))
+		return "", 0, r.withRetryAfter(i.refusal(r.status, r.body))
 	}
 	if r.cut {
 		return "", 0, errors.New("token of the managed identity: read the answer: it ends early")
@@ -98,16 +99,16 @@ func (i *identity) ask(ctx context.Context) (token string, life time.Duration, e
 	return readToken(r.body, i.now())
 }
 
-// refused returns the error for an answer without a token. Only what the metadata service documents as temporary is
-// retried: it answers 404 and 410 while it is being updated. Only 400 says that there is no identity.
-func (i *identity) refused(status int, body string) error {
+// refusal returns the error for an answer without a token. It blocks, except for the statuses that the metadata service
+// documents as temporary: it answers 404 and 410 while it is being updated.
+func (i *identity) refusal(status int, body string) error {
 	var why struct {
 		Description string `json:"error_description"`
 	}
 	json.Unmarshal([]byte(body), &why) // a refusal need not be JSON
 	text := "token of the managed identity: " + statusLine(status)
-	if said := new(redactor).line(why.Description, false, 300); said != "" {
-		text += ": " + said
+	if description := new(redactor).line(why.Description, false, 300); description != "" {
+		text += ": " + description
 	}
 	if oneOf(status, 404, 408, 410, 429) || status >= 500 {
 		return errors.New(text)
@@ -122,8 +123,8 @@ func (i *identity) refused(status int, body string) error {
 	return withClass(delivery.ErrBlocked, text)
 }
 
-// readToken returns the token of an answer and how long it is valid: the seconds in the answer, for which this VM's
-// clock need not be right, or else until the time of its end.
+// readToken returns the token in an answer and the time for which it is valid. The number of seconds in the answer is
+// preferred to the time of the expiry, because it does not depend on this VM's clock.
 func readToken(body string, now time.Time) (token string, life time.Duration, err error) {
 	var a struct {
 		Token string `json:"access_token"`
@@ -142,11 +143,11 @@ func readToken(body string, now time.Time) (token string, life time.Duration, er
 	return a.Token, life, nil
 }
 
-// count is a number of seconds, which Azure writes as a text and some stand-ins as a number. Anything else, and what is
-// longer than any token is valid, is 0.
+// A count is a number of seconds. Azure writes it as a text, and some replacements of the service as a number. It is 0
+// if it is anything else, or larger than the life of any token.
 type count int64
 
-// UnmarshalJSON reads both forms.
+// UnmarshalJSON reads both forms, and never fails.
 func (c *count) UnmarshalJSON(text []byte) error {
 	n, err := strconv.ParseUint(strings.Trim(string(text), `"`), 10, 33)
 	if err != nil {

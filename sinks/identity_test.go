@@ -219,7 +219,7 @@ func FuzzIdentityAnswer(f *testing.F) {
 		if status == http.StatusOK {
 			token, _, err = readToken(body, monday)
 		} else {
-			err = i.refused(status, body)
+			err = i.refusal(status, body)
 		}
 		switch {
 		case err == nil && (token == "" || !validHeaderValue(token)):

@@ -38,7 +38,7 @@ func (n *near) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 	if err != nil {
 		return delivery.Answer{}, err
 	}
-	return n.tell(ctx, a, batch)
+	return n.deliver(ctx, a, batch)
 }
 
 // After an hour without Slack, people get one message about each event: the state now, when it was announced, and that

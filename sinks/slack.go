@@ -54,26 +54,26 @@ type mentionOption struct {
 var slackTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateLatest, Batch: 1,
 	Digest: peopleGroup}
 
-// slackSink posts to a Slack channel. The first change of an Azure event posts a message, the root; later ones update
-// the root and reply in its thread. An incoming webhook gets each change as a message of its own.
+// A slackSink posts to a Slack channel. The first change of an Azure event posts a message, the root. Later changes
+// update the root and reply in its thread. With an incoming webhook, each change is a message of its own.
 //
-// Slack cannot recognise a message that it has already: when its answer is lost, the message appears twice. All other
-// calls can be repeated.
+// Slack cannot detect a repeated message: if its answer to a post is lost, the message appears twice. All other calls
+// can be repeated without effect.
 type slackSink struct {
 	Host
 	caller    *caller
 	secret    source // the token, or the webhook's URL
-	api       string // address of the API, with a slash at its end; "" for a webhook
+	api       string // URL of the API with a final slash; "" for a webhook
 	channel   string // as in the settings
-	secure    bool   // the webhook's URL must be https
+	secure    bool   // the webhook's URL must be https, because the settings have tls
 	insecure  bool   // the URL of the webhook or the API may be http
 	mention   string
 	from      int      // the lowest severity number that mentions
-	broadcast []string // nil for the default
+	broadcast []string // the changes whose reply also goes to the channel; nil for the default
 	runbook   runbook
 	text      *templates.Template
 	blocks    *templates.Template
-	turns     *SlackTurns // nil not to wait
+	turns     *SlackTurns // nil posts without waiting
 	now       func() time.Time
 }
 
@@ -104,7 +104,7 @@ func openSlack(s slackSettings, h Host) (Opened, error) {
 	return opened, nil
 }
 
-// openAddress takes a token or a webhook, and refuses the keys that belong to the other.
+// openAddress stores the token or the webhook, and returns errors about keys that belong to the other.
 func (k *slackSink) openAddress(s slackSettings) error {
 	token := keyedSource("token", s.Token, s.TokenFile, s.TokenEnv)
 	hook := keyedSource("webhook_url", s.WebhookURL, s.WebhookURLFile, s.WebhookURLEnv)
@@ -135,9 +135,10 @@ func (k *slackSink) openAddress(s slackSettings) error {
 	return wrong.err()
 }
 
-// broadcastable are the values of broadcast.
+// broadcastable are the values that broadcast may list.
 var broadcastable = []string{"scheduled", "updated", "started", "vanished", "canceled", "reminder", "approved"}
 
+// openChoices stores who is mentioned and which changes are broadcast.
 func (k *slackSink) openChoices(s slackSettings) error {
 	var wrong KeyErrors
 	for i, change := range s.Broadcast {
@@ -188,8 +189,8 @@ func (k *slackSink) tryBlocks(f map[string]any) error {
 	return err
 }
 
-// open returns the calls to Slack with the secret as it is now. fetch is nil but to render. Its errors are *KeyError
-// and hold no secret.
+// open returns a slackAPI with the current secret. fetch replaces the network; nil means the network. Its errors are
+// *KeyError and hold no secret.
 func (k *slackSink) open(fetch fetcher) (*slackAPI, error) {
 	secret, err := k.secret.read(k.Getenv)
 	if err != nil {
@@ -235,15 +236,16 @@ func (k *slackSink) Deliver(ctx context.Context, batch []delivery.Delivery) (del
 	if err != nil {
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
-	return k.tell(ctx, a, batch)
+	return k.deliver(ctx, a, batch)
 }
 
-// tell updates the root and replies to it. The progress, if there is any, says that the root is up to date.
-func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Delivery) (delivery.Answer, error) {
+// deliver posts the root, or updates it and replies to it if there is one. Progress, whatever it holds, means that the
+// root is up to date already.
+func (k *slackSink) deliver(ctx context.Context, a *slackAPI, batch []delivery.Delivery) (delivery.Answer, error) {
 	r := k.receipt(batch)
 	f := k.fields(batch)
 	if k.api == "" || r.TS == "" {
-		return k.root(ctx, a, batch, f, r)
+		return k.postRoot(ctx, a, batch, f, r)
 	}
 	progress := batch[0].Progress
 	if !r.Group && progress == nil {
@@ -254,7 +256,7 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 		err = k.attempt(root, func(m slackMessage) error { return a.update(ctx, r.Channel, r.TS, m) })
 		switch {
 		case hasCode(err, lostErrors):
-			return k.root(ctx, a, batch, f, r)
+			return k.postRoot(ctx, a, batch, f, r)
 		case hasCode(err, closedErrors):
 			k.Log.Warn("cannot edit messages in this workspace; the thread continues below an outdated message", "err", err)
 		case err != nil:
@@ -271,21 +273,22 @@ func (k *slackSink) tell(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	if strings.TrimSpace(reply.text) == "" { // the settings want none
 		return r.answer(r.TS), nil
 	}
-	p, err := k.post(ctx, a, r.Channel, reply, r.TS, k.ring(f))
+	p, err := k.post(ctx, a, r.Channel, reply, r.TS, k.broadcasts(f))
 	switch {
 	case hasCode(err, lostErrors+" "+threadErrors):
-		return k.root(ctx, a, batch, f, r)
+		return k.postRoot(ctx, a, batch, f, r)
 	case err != nil:
 		answer := r.answer("")
 		answer.Progress = progress
 		return answer, err
-	case !p.threaded: // the root is gone, and Slack made the reply a message of the channel
+	case !p.threaded: // the root was deleted, and Slack posted the reply to the channel
 		r.Channel, r.TS, r.Group = p.channel, p.ts, len(batch) > 1
 	}
 	return r.answer(p.ts), nil
 }
 
-func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any,
+// postRoot posts a new root. The receipt r then names it, if the batch is about Azure's events.
+func (k *slackSink) postRoot(ctx context.Context, a *slackAPI, batch []delivery.Delivery, f map[string]any,
 	r slackReceipt) (delivery.Answer, error) {
 	f["reply"] = false
 	m, err := k.message(f)
@@ -307,10 +310,10 @@ func (k *slackSink) root(ctx context.Context, a *slackAPI, batch []delivery.Deli
 	return r.answer(p.ts), nil
 }
 
-// post posts a message when it is the sink's turn in the channel.
+// post waits for the sink's turn in the channel, and posts a message.
 func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m slackMessage, thread string,
 	broadcast bool) (posted, error) {
-	place := k.api + k.channel // as the settings name it, by whatever id Slack knows it
+	place := k.api + k.channel // the name in the settings: the same for all posts of the sink
 	if a.hook != nil {
 		place = a.hook.String()
 	}
@@ -323,7 +326,7 @@ func (k *slackSink) post(ctx context.Context, a *slackAPI, channel string, m sla
 	return a.post(ctx, channel, m, thread, broadcast)
 }
 
-// attempt makes a call. If Slack refuses the blocks, it makes the call again with the text alone.
+// attempt calls call with a message and, if Slack refuses its blocks, again with its text alone.
 func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error {
 	err := call(m)
 	if len(m.blocks) > 0 && hasCode(err, blocksErrors) {
@@ -334,7 +337,7 @@ func (k *slackSink) attempt(m slackMessage, call func(slackMessage) error) error
 	return err
 }
 
-// slackFields are fields that only the templates of slack have.
+// slackFields are the fields that only the templates of Slack have.
 var slackFields = map[string]Field{
 	"reply":   {"whether this text is a reply in the thread, not the notification of the root message", false},
 	"mention": {"whom the message mentions, such as <!here>; else empty", ""},
@@ -353,7 +356,8 @@ func (k *slackSink) fields(batch []delivery.Delivery) map[string]any {
 	return f
 }
 
-// message returns a root for the fields. If the template cannot make the blocks, it has none.
+// message returns the root for the fields. If the template of the blocks fails, it logs that, and the root has only its
+// text.
 func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 	text, err := k.notification(f)
 	if err != nil {
@@ -370,7 +374,8 @@ func (k *slackSink) message(f map[string]any) (slackMessage, error) {
 	return m, nil
 }
 
-// notification returns the text of a root, which Slack shows in notifications and reads aloud.
+// notification returns the text of a root, which Slack shows in notifications and screen readers read. An empty one is
+// an error.
 func (k *slackSink) notification(f map[string]any) (string, error) {
 	text, err := execute(k.text, f)
 	text = templates.Cut(strings.TrimSpace(text), maxSlackText)
@@ -380,16 +385,16 @@ func (k *slackSink) notification(f map[string]any) (string, error) {
 	return text, err
 }
 
-// ring reports whether a reply also goes to the channel, because updates and replies in a thread notify nobody.
-func (k *slackSink) ring(f map[string]any) bool {
+// broadcasts reports whether a reply also goes to the channel, because updates and replies in a thread notify nobody.
+func (k *slackSink) broadcasts(f map[string]any) bool {
 	return slices.ContainsFunc(f["group"].([]map[string]any), func(one map[string]any) bool {
-		return rings(one, k.broadcast)
+		return notifies(one, k.broadcast)
 	})
 }
 
-// rings reports whether a change is worth a notification: one of those chosen or, with nil, one after which somebody
-// may have to act, which a Freeze of known length up to 10 s is not.
-func rings(f map[string]any, chosen []string) bool {
+// notifies reports whether a change deserves a notification: whether chosen lists it or, if chosen is nil, whether
+// somebody may have to act on it. Nobody has to act on a Freeze that is known to last at most 10 s.
+func notifies(f map[string]any, chosen []string) bool {
 	change, _ := f["change"].(string)
 	data, _ := f["data"].(map[string]any)
 	canceled := change == string(imds.Vanished) && data["outcome"] == string(cloudevent.OutcomeCanceled)
@@ -411,15 +416,15 @@ func rings(f map[string]any, chosen []string) bool {
 	return canceled
 }
 
-// slackReceipt is what the sink remembers about an Azure event.
+// A slackReceipt is what the sink remembers about an Azure event: where its root is.
 type slackReceipt struct {
 	To      string `json:"to"`              // the channel in the settings when the root was posted
 	Channel string `json:"channel"`         // its id at Slack
-	TS      string `json:"ts"`              // of the root
-	Group   bool   `json:"group,omitempty"` // the root is of several events, and stays as it is
+	TS      string `json:"ts"`              // the root's timestamp, which is its id
+	Group   bool   `json:"group,omitempty"` // the root is about several events, and is never updated
 }
 
-// answer returns the answer for a message posted at ts, with the receipt.
+// answer returns the answer for a message with the timestamp ts, and the receipt. "" means that nothing was posted.
 func (r slackReceipt) answer(ts string) delivery.Answer {
 	raw, _ := json.Marshal(r) // texts always can be
 	a := delivery.Answer{ID: ts, Receipt: raw}
@@ -429,8 +434,8 @@ func (r slackReceipt) answer(ts string) delivery.Answer {
 	return a
 }
 
-// receipt returns the receipt of a batch. It has no root if there is none in the channel of the settings, or if a group
-// has several.
+// receipt returns the receipt of a batch. It names no root if there is none in the settings' channel, or if the events
+// of a group have different roots.
 func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	var r slackReceipt
 	if !isAzure(batch) {
@@ -451,13 +456,13 @@ func (k *slackSink) receipt(batch []delivery.Delivery) slackReceipt {
 	return r
 }
 
-// isAzure reports whether a batch is about Azure's events, which have a life, and not about the bridge.
+// isAzure reports whether a batch is about Azure's events, and not about the bridge.
 func isAzure(batch []delivery.Delivery) bool {
 	return strings.HasPrefix(batch[0].Event.Type(), cloudevent.EventPrefix)
 }
 
-// Connect asks Slack whom the token belongs to. With an incoming webhook it only connects to the host, because only a
-// message shows whether Slack knows the rest of the URL.
+// Connect asks Slack whom the token belongs to. With an incoming webhook it only connects to the host, because nothing
+// but a message shows whether Slack accepts the rest of the URL.
 func (k *slackSink) Connect(ctx context.Context) (string, error) {
 	a, err := k.open(nil)
 	if err != nil {
@@ -482,7 +487,7 @@ func (k *slackSink) Connect(ctx context.Context) (string, error) {
 	return "reached " + a.redact.text(origin(a.hook)) + "; whether it knows the webhook only a message shows", nil
 }
 
-// Render returns the requests that Deliver would make if Slack accepted them all.
+// Render returns the requests that Deliver would make if Slack accepted all of them. Secrets are hidden.
 func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	var b strings.Builder
 	a, err := k.open(func(req *http.Request, redact *redactor) (response, error) { return k.show(&b, req, redact) })
@@ -491,11 +496,11 @@ func (k *slackSink) Render(d delivery.Delivery) (string, error) {
 	}
 	shown := *k
 	shown.turns = nil
-	_, err = shown.tell(context.Background(), a, []delivery.Delivery{d})
+	_, err = shown.deliver(context.Background(), a, []delivery.Delivery{d})
 	return b.String(), err
 }
 
-// show writes a request down, and answers as Slack does.
+// show writes a request to b, and returns the response of a Slack that accepts it.
 func (k *slackSink) show(b *strings.Builder, req *http.Request, redact *redactor) (response, error) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {

@@ -26,9 +26,9 @@ import (
 // A fetcher makes one request, as caller.fetch does.
 type fetcher func(*http.Request, *redactor) (response, error)
 
-// slackAPI makes the calls to Slack with the credentials of one attempt. Those of a bot are slack-go's, which makes
-// them through Do. slack-go's function for an incoming webhook neither bounds the answer nor reads it, so that one is
-// ours.
+// A slackAPI makes the calls to Slack with the credentials of one attempt. The calls of a bot are slack-go's, which
+// sends them through Do. slack-go's function for an incoming webhook neither limits nor reads the answer, so postHook
+// replaces it.
 type slackAPI struct {
 	sink    *slackSink
 	client  *slack.Client
@@ -37,21 +37,22 @@ type slackAPI struct {
 	redact  *redactor
 	to      *url.URL // of the API, or hook
 	inClear bool     // anybody on the way can read the secret
-	last    response // of Slack
+	last    response // the newest response
 }
 
+// A slackMessage is the content of a message. Without blocks, Slack shows the text.
 type slackMessage struct {
 	text   string
 	blocks []slack.Block
 }
 
-// posted is where Slack keeps a message.
+// A posted is the place of a message that was posted.
 type posted struct {
-	channel, ts string
-	threaded    bool
+	channel, ts string // Slack's ids of the channel and the message
+	threaded    bool   // the message is a reply in a thread
 }
 
-// post posts a message, into the thread of another if that is given.
+// post posts a message to a channel, in the thread of the message with the id thread unless that is "".
 func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thread string,
 	broadcast bool) (posted, error) {
 	options := []slack.MsgOption{
@@ -71,15 +72,15 @@ func (a *slackAPI) post(ctx context.Context, channel string, m slackMessage, thr
 	return posted{channel, ts, message.ThreadTimestamp != ""}, a.refusal(err)
 }
 
-// update replaces the text and the blocks of a message. Without parse=none, Slack would make links and mentions of bare
-// words here.
+// update replaces the text and the blocks of a message. It sets parse=none, without which Slack turns bare words into
+// links and mentions here.
 func (a *slackAPI) update(ctx context.Context, channel, ts string, m slackMessage) error {
 	_, _, _, err := a.client.UpdateMessageContext(ctx, channel, ts,
 		slack.MsgOptionText(m.text, false), slack.MsgOptionParse(false), slack.MsgOptionBlocks(m.blocks...))
 	return a.refusal(err)
 }
 
-// who asks whom the token belongs to.
+// who asks Slack whom the token belongs to, and returns that for people.
 func (a *slackAPI) who(ctx context.Context) (string, error) {
 	r, err := a.client.AuthTestContext(ctx)
 	switch {
@@ -91,7 +92,7 @@ func (a *slackAPI) who(ctx context.Context) (string, error) {
 	return a.redact.line("as @"+r.User+" in "+r.Team, false, 200), nil
 }
 
-// slackReply is the part of an answer of Slack's API that is read.
+// A slackReply is the part that is read of an answer of Slack's API.
 type slackReply struct {
 	OK      bool   `json:"ok"`
 	Error   string `json:"error,omitempty"`
@@ -108,7 +109,7 @@ type slackReply struct {
 	}] `json:"response_metadata"`
 }
 
-// A lenient value is empty if it cannot be read, so that the rest of an answer stays readable.
+// A lenient value is left empty if it cannot be decoded, so that the rest of the answer still can.
 type lenient[T any] struct{ value T }
 
 func (l *lenient[T]) UnmarshalJSON(text []byte) error {
@@ -118,13 +119,13 @@ func (l *lenient[T]) UnmarshalJSON(text []byte) error {
 
 func (l lenient[T]) MarshalJSON() ([]byte, error) { return json.Marshal(l.value) }
 
-// Do makes a request for slack-go, and returns only a slackReply of the answer: in the message that Slack sends back,
-// slack-go fails at a block that it does not know, and it takes {"ok":false} without a reason for success.
+// Do makes a request for slack-go, and returns only the slackReply of the answer. slack-go would fail on an unknown
+// block in the message that Slack sends back, and would take {"ok":false} without an error for success.
 func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	var reply slackReply
 	r, _, err := a.call(req, func(body string) string {
 		if json.Unmarshal([]byte(body), &reply) != nil {
-			reply = slackReply{} // no answer of Slack's
+			reply = slackReply{} // not an answer of Slack's
 		}
 		return reply.Error
 	})
@@ -143,8 +144,9 @@ func (a *slackAPI) Do(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(text))}, nil
 }
 
-// call makes a request. It returns the answer, in which read finds the name of an error, if it is Slack's and may be an
-// error that Slack names: if Slack is busy, its words don't count.
+// call makes a request and returns the response. read extracts the name of Slack's error from the body; known reports
+// whether it is one of slackErrors. A status other than 2xx is an error, unless the body has a known error and the
+// status does not ask for a retry.
 func (a *slackAPI) call(req *http.Request, read func(body string) string) (r response, known bool, err error) {
 	req.Header.Set("User-Agent", a.sink.Agent)
 	if r, err = a.fetch(req, a.redact); err != nil {
@@ -162,10 +164,10 @@ func (a *slackAPI) call(req *http.Request, read func(body string) string) (r res
 	return r, known, err
 }
 
-// mayKeep reports whether an id is valid and holds no secret.
+// mayKeep reports whether an id is valid and holds no secret, so that it can be stored.
 func (a *slackAPI) mayKeep(id string) bool { return validSlackID(id) && a.redact.text(id) == id }
 
-// validSlackID reports whether something can be the id of a channel or message.
+// validSlackID reports whether s can be the id of a channel or message.
 func validSlackID(s string) bool {
 	return s != "" && len(s) <= 64 && isVisible(s)
 }
@@ -179,8 +181,8 @@ func (a *slackAPI) notSlack(req *http.Request, r response) error {
 	return errors.New(text)
 }
 
-// postHook posts a message to an incoming webhook. Services that are compatible with Slack answer in their own ways, so
-// a status of success counts, unless the body says no or is the page of a proxy.
+// postHook posts a message to an incoming webhook. Services that are compatible with Slack answer in ways of their own,
+// so a status of 2xx is success unless the body has "ok" or "success" as false, or is a web page, as of a proxy.
 func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	body, err := compact(struct {
 		Text   string        `json:"text"`
@@ -220,7 +222,7 @@ func (a *slackAPI) postHook(ctx context.Context, m slackMessage) error {
 	return nil
 }
 
-// slackError is an error with the name that Slack has for it.
+// A slackError is an error with Slack's name for it.
 type slackError struct {
 	code string
 	error
@@ -228,43 +230,43 @@ type slackError struct {
 
 func (e *slackError) Unwrap() error { return e.error }
 
-// hasCode reports whether Slack answered one of these errors.
+// hasCode reports whether err is one of Slack's errors in codes, which are separated by spaces.
 func hasCode(err error, codes string) bool {
 	e, ok := errors.AsType[*slackError](err)
 	return ok && slices.Contains(strings.Fields(codes), e.code)
 }
 
-// refusal returns an error of slack-go with its class and the remedy. Errors of Do stay as they are.
+// refusal returns an error that Slack answered with its class and the remedy. Any other error is returned unchanged.
 func (a *slackAPI) refusal(err error) error {
-	said, ok := errors.AsType[slack.SlackErrorResponse](err)
+	answer, ok := errors.AsType[slack.SlackErrorResponse](err)
 	if !ok {
 		return err
 	}
-	code := a.redact.line(said.Err, false, 64)
+	code := a.redact.line(answer.Err, false, 64)
 	kind, _ := slackErrors.find(code)
 	text := "Slack answered " + code
-	if needed := a.redact.line(said.Needed, false, 100); needed != "" {
+	if needed := a.redact.line(answer.Needed, false, 100); needed != "" {
 		text += ", needed is " + needed
 	}
-	if why := a.redact.line(strings.Join(said.ResponseMetadata.Messages, "; "), false, 200); why != "" {
-		text += " (" + why + ")"
+	if details := a.redact.line(strings.Join(answer.ResponseMetadata.Messages, "; "), false, 200); details != "" {
+		text += " (" + details + ")"
 	}
 	if kind.remedy != "" && (a.sink.channel != "" || !strings.Contains(kind.remedy, "CHANNEL")) {
 		text += ": " + strings.NewReplacer("SECRET", a.sink.secret.place(), "CHANNEL", a.sink.channel).Replace(kind.remedy)
 	}
-	return a.last.later(&slackError{code, withClass(kind.class, text)})
+	return a.last.withRetryAfter(&slackError{code, withClass(kind.class, text)})
 }
 
-// slackErrorKinds are Slack's errors by what an operator has to do.
+// slackErrorKinds groups Slack's errors by what an operator has to do.
 type slackErrorKinds []slackErrorKind
 
 type slackErrorKind struct {
 	class  error
-	remedy string // SECRET and CHANNEL stand for those of the settings
-	codes  string // with spaces between them
+	remedy string // with SECRET and CHANNEL in place of those of the settings
+	codes  string // separated by spaces
 }
 
-// find returns the kind of an error. An unknown one is retried.
+// find returns the kind of an error. That of an unknown error is the zero value, so that it is retried.
 func (all slackErrorKinds) find(code string) (kind slackErrorKind, known bool) {
 	if strings.HasPrefix(code, "restricted_action") {
 		code = "restricted_action"
@@ -301,9 +303,9 @@ var slackErrors = slackErrorKinds{
 	{delivery.ErrRejected, "", blocksErrors},
 }
 
-// Errors of Slack that say that the blocks of a message are why Slack does not take it; that the root is lost or takes
-// no replies, so that a new root is posted; or that the time to edit it is over. If the reason for one is another,
-// posting gets the same error.
+// Slack's errors that the sink handles itself: the blocks are refused, so the text is sent alone; the root is lost or
+// accepts no replies, so a new root is posted; the root is too old to be edited. If one of lostErrors has another
+// reason, posting the new root gets the same error.
 const (
 	blocksErrors = "invalid_blocks invalid_blocks_format msg_blocks_too_long"
 	lostErrors   = "message_not_found thread_not_found cant_update_message channel_not_found is_archived"
@@ -311,8 +313,8 @@ const (
 	closedErrors = "edit_window_closed"
 )
 
-// The limits of Slack, in characters where nothing else is said. Slack refuses a whole message for one text that is too
-// long, so texts are cut.
+// Slack's limits, in characters unless the comment says otherwise. Texts are cut to them, because Slack refuses a whole
+// message if one text is too long.
 const (
 	maxSlackText  = 4000
 	maxBlocks     = 50 // in number
@@ -327,7 +329,7 @@ const (
 	maxMarkdown   = 12000
 )
 
-// parseBlocks reads a JSON array of blocks and cuts it to Slack's limits.
+// parseBlocks parses a JSON array of blocks and cuts it to Slack's limits. Empty blocks are left out.
 func parseBlocks(text string) ([]slack.Block, error) {
 	d := json.NewDecoder(strings.NewReader(strings.ToValidUTF8(text, "\ufffd")))
 	d.UseNumber()
@@ -351,7 +353,7 @@ func parseBlocks(text string) ([]slack.Block, error) {
 		if err != nil {
 			return nil, err
 		}
-		block, err := slack.BlockFromJSON(string(raw)) // which keeps it as it is
+		block, err := slack.BlockFromJSON(string(raw)) // keeps fields that slack-go does not know
 		if err != nil {
 			return nil, err
 		}
@@ -369,7 +371,7 @@ func compact(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// checkBlocks returns what slack-go finds wrong in blocks.
+// checkBlocks returns the first error that slack-go finds in a JSON array of blocks.
 func checkBlocks(text string) error {
 	var blocks slack.Blocks
 	if err := json.Unmarshal([]byte(text), &blocks); err != nil {
@@ -388,7 +390,8 @@ func checkBlocks(text string) error {
 	return nil
 }
 
-// fitBlock cuts the texts of a block; left is how much all blocks may still hold. It returns false for an empty block.
+// fitBlock cuts the texts of a block, and subtracts their length from left, the characters that all blocks together may
+// still hold. It returns false for an empty block.
 func fitBlock(b map[string]any, left *int) bool {
 	switch b["type"] {
 	case "header":
@@ -428,8 +431,8 @@ func fitElement(v any) bool {
 	return e["type"] != "button" || fitText(e["text"], maxButton, &left)
 }
 
-// fitText cuts a text object, and has Slack make no links and mentions of bare words in it. It returns false for an
-// empty one.
+// fitText cuts a text object to n characters, and keeps Slack from turning bare words in it into links and mentions. It
+// returns false for an empty one.
 func fitText(v any, n int, left *int) bool {
 	o, _ := v.(map[string]any)
 	text, _ := o["text"].(string)
@@ -445,12 +448,13 @@ func fitText(v any, n int, left *int) bool {
 	return true
 }
 
-// fitList leaves the first most items that fit in a list of a block. If none does, it removes the list.
-func fitList(b map[string]any, key string, most int, fit func(any) bool) bool {
+// fitList keeps the first limit items of a block's list for which fit returns true. If there are none, it removes the
+// list and returns false.
+func fitList(b map[string]any, key string, limit int, fit func(any) bool) bool {
 	list, _ := b[key].([]any)
 	var all []any
 	for _, item := range list {
-		if len(all) < most && fit(item) {
+		if len(all) < limit && fit(item) {
 			all = append(all, item)
 		}
 	}
@@ -460,19 +464,20 @@ func fitList(b map[string]any, key string, most int, fit func(any) bool) bool {
 	return len(all) > 0
 }
 
-// slackPace is the time between two messages to one channel. Slack may disable an app that is faster for long.
+// slackPace is the time between two messages to one channel. Slack may disable an app that stays faster than that.
 const slackPace = time.Second
 
-// SlackTurns space the messages of all sinks that share them, per channel. The zero value is ready to use, by several
-// goroutines at once.
+// SlackTurns limits the sinks that share it to one message a second in each channel. The zero value is ready to use. It
+// is safe for concurrent use.
 type SlackTurns struct {
-	pace time.Duration // 0 is slackPace
+	pace time.Duration // 0 means slackPace
 
 	mu   sync.Mutex
-	next map[string]time.Time // when a channel takes the next message, by its place
+	next map[string]time.Time // the earliest time of the next message, by channel
 }
 
-// wait returns when it is a message's turn in the channel, or when ctx is done.
+// wait waits until the next message may be posted in the channel, and reserves that time. It fails if ctx ends first.
+// A nil SlackTurns never waits.
 func (s *SlackTurns) wait(ctx context.Context, place string) error {
 	if s == nil {
 		return context.Cause(ctx)

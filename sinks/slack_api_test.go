@@ -366,7 +366,7 @@ func FuzzSlackAnswer(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			answer, err := k.tell(t.Context(), a, deliveries(t)[:1])
+			answer, err := k.deliver(t.Context(), a, deliveries(t)[:1])
 			if err == nil {
 				var yes struct {
 					OK          bool

@@ -410,12 +410,12 @@ func TestSlackRings(t *testing.T) {
 			t.Fatal(err)
 		}
 		f["duration"] = -1
-		if got := rings(f, nil); got != tt.want {
+		if got := notifies(f, nil); got != tt.want {
 			t.Errorf("%s rings: %v, want %v", tt.name, got, tt.want)
 		}
 		f["azeventtype"] = "Freeze"
 		for length, want := range map[int]bool{-1: tt.want, 0: false, 10: false, 11: tt.want} {
-			if f["duration"] = length; rings(f, nil) != want {
+			if f["duration"] = length; notifies(f, nil) != want {
 				t.Errorf("%s of a Freeze of %d s rings: %v, want %v", tt.name, length, !want, want)
 			}
 		}

@@ -56,27 +56,28 @@ type basicSettings struct {
 // webhookTerms: machines want every change.
 var webhookTerms = delivery.Terms{Timeout: 10 * time.Second, MaxAge: week, Late: delivery.LateSend, Batch: 1}
 
-// webhookFields are fields that only a body has.
+// webhookFields are the fields that only the template of a body has.
 var webhookFields = map[string]Field{"secret": {"the values of body_secrets by their names", map[string]string{}}}
 
-// bodyShape is what the template of a body may name, with these secrets.
+// bodyShape returns the shape of the fields for a body that has these secrets.
 func bodyShape(secrets []string) *templates.Shape {
 	s := messageShape(webhookFields)
 	s.Names["secret"] = names(secrets...)
 	return s
 }
 
-// webhook posts each CloudEvent to a URL: as the HTTP binding of CloudEvents says, or as a body from a template.
+// A webhook posts each CloudEvent to a URL, either in a form of the HTTP binding of CloudEvents or as a body that a
+// template makes.
 type webhook struct {
 	Host
-	caller   *caller
-	secrets  credentials
-	identity *identity // nil without
-	binary   bool
-	body     *templates.Template // nil for a CloudEvent
-	content  string              // media type of body
-	runbook  runbook             // in body
-	now      func() time.Time
+	caller      *caller
+	secrets     credentials
+	identity    *identity // nil without azure_identity
+	binary      bool
+	body        *templates.Template // nil to send the CloudEvent itself
+	contentType string              // of body
+	runbook     runbook             // for body
+	now         func() time.Time
 }
 
 func openWebhook(s webhookSettings, h Host) (Opened, error) {
@@ -110,8 +111,7 @@ func openWebhook(s webhookSettings, h Host) (Opened, error) {
 	return opened, nil
 }
 
-// blockedOn returns the statuses that block beside the usual ones: those of the settings, and those that a ready-made
-// body knows of its service.
+// blockedOn returns the statuses that block besides the usual ones: those of the settings and of the ready-made body.
 func blockedOn(s webhookSettings) ([]int, error) {
 	var wrong KeyErrors
 	for _, status := range s.BlockedOn {
@@ -140,12 +140,12 @@ func (w *webhook) openBody(s webhookSettings) error {
 	}
 	wrong.when(s.Mode != "", "mode", "is how a CloudEvent is sent, and %s replaces it; expected one or the other", key)
 	wrong.add(w.runbook.key(s.RunbookURL, s.RunbookURLFile).open(nil))
-	w.content = cmp.Or(s.ContentType, "application/json")
-	_, _, err = mime.ParseMediaType(w.content)
-	wrong.when(err != nil || !validHeaderValue(w.content), "content_type",
-		"%q is not a media type; expected one such as text/plain; charset=utf-8", w.content)
+	w.contentType = cmp.Or(s.ContentType, "application/json")
+	_, _, err = mime.ParseMediaType(w.contentType)
+	wrong.when(err != nil || !validHeaderValue(w.contentType), "content_type",
+		"%q is not a media type; expected one such as text/plain; charset=utf-8", w.contentType)
 	w.body, err = templates.Parse(key, text)
-	if err == nil && s.Body == "" { // a ready-made one says itself which secret it lacks
+	if err == nil && s.Body == "" { // executing a ready-made one reports a missing secret better
 		err = templates.CheckNames(text, bodyShape(slices.Collect(maps.Keys(s.BodySecrets))))
 	}
 	if err == nil && len(wrong) == 0 {
@@ -159,7 +159,7 @@ func (w *webhook) openBody(s webhookSettings) error {
 	return wrong.err()
 }
 
-// bodyText returns the template of the body and its key, which is "" when a CloudEvent is to be sent.
+// bodyText returns the template of the body and its settings key. The key is "" if the CloudEvent itself is sent.
 func bodyText(s webhookSettings) (key, text string, err error) {
 	if s.Body == "" {
 		text, key, err = settingsText("body_text", s.BodyText, s.BodyTextFile)
@@ -174,7 +174,7 @@ func bodyText(s webhookSettings) (key, text string, err error) {
 	return "body", ready.Text, wrong.err()
 }
 
-// secretNames are the names of the secrets of the body, each with [secret] for its value.
+// secretNames returns the secrets of the body by name, each with [secret] as its value.
 func (w *webhook) secretNames() map[string]string {
 	values := make(map[string]string, len(w.secrets.body))
 	for _, b := range w.secrets.body {
@@ -189,11 +189,11 @@ func (w *webhook) render(fields map[string]any) ([]byte, error) {
 	if err := w.body.Execute(&b, fields); err != nil {
 		return nil, err
 	}
-	if isJSON(w.content) {
+	if isJSON(w.contentType) {
 		var value json.RawMessage
 		if err := json.Unmarshal(b.Bytes(), &value); err != nil {
 			return nil, fmt.Errorf("the body is not JSON, as %s has to be: %w; put values in with {{json .name}}",
-				w.content, err)
+				w.contentType, err)
 		}
 	}
 	return b.Bytes(), nil
@@ -229,20 +229,19 @@ func (w *webhook) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	}
 	answer, err := w.caller.do(req, a.redact)
 	if w.identity != nil && errors.Is(err, delivery.ErrBlocked) {
-		w.identity.drop()
+		w.identity.forget()
 	}
 	return answer, err
 }
 
-// Render returns the request that Deliver would make, without the path and the headers of the settings, which are
-// secret.
+// Render returns the request that Deliver would make. The path of the URL and the headers of the settings are hidden.
 func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
 		return "", err
 	}
 	if w.identity != nil {
-		a.header.Set("Authorization", hidden) // it asks for no token
+		a.header.Set("Authorization", hidden) // without getting a token
 	}
 	a.body = w.secretNames()
 	req, err := w.request(context.Background(), a, d)
@@ -263,7 +262,7 @@ func (w *webhook) Render(d delivery.Delivery) (string, error) {
 	return b.String(), err
 }
 
-// Connect connects to the URL's host without a request.
+// Connect connects to the URL's host, or to the proxy, and makes no request.
 func (w *webhook) Connect(ctx context.Context) (string, error) {
 	a, err := w.secrets.read()
 	if err != nil {
@@ -275,7 +274,7 @@ func (w *webhook) Connect(ctx context.Context) (string, error) {
 // Close closes idle connections.
 func (w *webhook) Close() error { return w.caller.Close() }
 
-// request returns the request for a CloudEvent, signed for this attempt.
+// request returns the request for a CloudEvent, with signatures of the current time if there are signing secrets.
 func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*http.Request, error) {
 	header, ce := a.header.Clone(), d.Event
 	body, err := w.message(d, a.body, header)
@@ -300,11 +299,11 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 	return req, nil
 }
 
-// message returns the body for a CloudEvent, and adds the headers that belong to it.
+// message returns the body for a CloudEvent, and sets the headers that describe it.
 func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header http.Header) ([]byte, error) {
 	switch ce := d.Event; {
 	case w.body != nil:
-		header.Set("Content-Type", w.content)
+		header.Set("Content-Type", w.contentType)
 		f := fields([]delivery.Delivery{d}, w.Zone, w.now())
 		f["secret"] = secrets
 		w.runbook.put(f, w.Log)
