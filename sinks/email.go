@@ -52,7 +52,7 @@ type emailTLS struct {
 	ServerName string `yaml:"server_name" doc:"name that the server's certificate must have (default: host)"`
 }
 
-// mailTimeout is how long sending a mail may take. A server may take minutes to accept it (RFC 5321, section
+// mailTimeout is the time that sending a mail may take. A server may need minutes to accept one (RFC 5321, section
 // 4.5.3.2.6), and a client that does not wait sends it twice.
 const mailTimeout = 2 * time.Minute
 
@@ -63,11 +63,11 @@ var emailTerms = delivery.Terms{
 
 const (
 	maxHeadline = 200       // characters of a subject; a phone shows fewer
-	maxMailPart = 256 << 10 // bytes of a part
+	maxMailPart = 256 << 10 // bytes of the text or HTML part
 )
 
-// email sends each change as a mail to every recipient, in one thread per Azure event. A mail has the same Message-ID
-// on each attempt, so that a mail program can drop a copy.
+// An email sends each change as a mail to all recipients, in one thread per Azure event. A mail has the same Message-ID
+// on each attempt, so that mail programs can drop a copy.
 type email struct {
 	Host
 	server  mailServer
@@ -116,7 +116,7 @@ func (m *email) openServer(s emailSettings, h Host) error {
 	return wrong.err()
 }
 
-// isHelo reports whether s can be the name of a host or an address literal.
+// isHelo reports whether s can be sent as the name of a host or an address literal. "" is allowed.
 func isHelo(s string) bool { return isVisible(s) && len(s) <= 255 }
 
 func (m *email) openAddresses(s emailSettings) error {
@@ -139,7 +139,7 @@ func (m *email) openAddresses(s emailSettings) error {
 	return wrong.err()
 }
 
-// address reads an address in the form of a mail's header. It takes only what every server takes.
+// address parses an address as in a mail's header. It refuses addresses that many servers do not accept.
 func address(text string) (mail.Address, error) {
 	a, err := mail.ParseAddress(text)
 	if err != nil {
@@ -195,8 +195,9 @@ func (m *email) openTexts(s emailSettings) error {
 	)
 }
 
-// Deliver sends one mail to the recipients who do not have it yet. It is accepted once all have it but those whom the
-// server refuses for good, and rejected if the server refuses all. The progress is the list of addresses that have it.
+// Deliver sends one mail to the recipients who do not have it yet. It is accepted once every recipient has it, except
+// those whom the server refuses for good, and rejected if the server refuses all of them. The progress is the list of
+// addresses that have it.
 func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	message, err := m.compose(batch)
 	if err != nil {
@@ -246,9 +247,9 @@ func (m *email) Deliver(ctx context.Context, batch []delivery.Delivery) (deliver
 	return answer, nil
 }
 
-// outcome returns the recipients who have the mail, and names the refused ones with the reasons. class is that of the
-// delivery if nobody has the mail: nil to retry while one may still get it, else delivery.ErrBlocked if somebody can
-// mend one, else delivery.ErrRejected.
+// outcome returns the recipients who have the mail, and names the refused ones with the reasons. class is the mildest
+// class of the refusals: nil if a retry may help one of them, else delivery.ErrBlocked if somebody can fix one, else
+// delivery.ErrRejected.
 func outcome(to []string, refused []error) (have []string, names string, class error) {
 	var all []string
 	var classes []error
@@ -276,7 +277,7 @@ func (m *email) Render(d delivery.Delivery) (string, error) {
 	return strings.ReplaceAll(string(message), "\r\n", "\n"), err
 }
 
-// compose returns the mail. Only its Date depends on the clock, and nothing on chance.
+// compose returns the mail. It is the same on each attempt, except for what depends on the current time.
 func (m *email) compose(batch []delivery.Delivery) ([]byte, error) {
 	f := fields(batch, m.Zone, m.now())
 	m.runbook.put(f, m.Log)
@@ -331,7 +332,7 @@ func (m *email) parts(f map[string]any) (t mailText, err error) {
 	if err == nil {
 		t.html, err = execute(m.html, f)
 	}
-	t.text, t.html = bounds(t.text), bounds(t.html)
+	t.text, t.html = boundPart(t.text), boundPart(t.html)
 	return t, err
 }
 
@@ -346,8 +347,8 @@ func (m *email) subjectOf(f map[string]any) (string, error) {
 	return subject, nil
 }
 
-// bounds returns s as UTF-8, cut to maxMailPart bytes.
-func bounds(s string) string {
+// boundPart returns s as valid UTF-8 without NUL bytes, cut to maxMailPart bytes.
+func boundPart(s string) string {
 	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\ufffd")
 	if len(s) <= maxMailPart {
 		return s
@@ -355,7 +356,7 @@ func bounds(s string) string {
 	return strings.ToValidUTF8(s[:maxMailPart], "") + "\n…\n"
 }
 
-// messageID returns an id made of the sink and the CloudEvent, or those of a group: the same on each attempt.
+// messageID returns the Message-ID, which depends only on the sink and on the ids of the batch's CloudEvents.
 func (m *email) messageID(batch []delivery.Delivery) string {
 	id := token(batch[0].Event.ID())
 	if len(batch) > 1 {
@@ -368,7 +369,7 @@ func (m *email) messageID(batch []delivery.Delivery) string {
 	return id + "." + m.scope()
 }
 
-// scope returns the part of an id that distinguishes sinks.
+// scope returns the part of a Message-ID that differs between sinks.
 func (m *email) scope() string {
 	sum := sha256.Sum256([]byte(m.Name + "\x00" + m.from.Address))
 	return hex.EncodeToString(sum[:4]) + "@" + m.domain()
@@ -379,7 +380,7 @@ func (m *email) domain() string {
 	return domain
 }
 
-// token returns s without what the ids and headers of a mail cannot hold.
+// token returns at most 200 bytes of s, with a dash for everything but letters and digits, for the ids in a mail.
 func token(s string) string {
 	return strings.Map(func(r rune) rune {
 		if inToken(r) && r != '_' {

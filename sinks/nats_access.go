@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// NATSSettings are the keys for the connection to NATS, of a sink and of a relay.
+// NATSSettings are the settings of a connection to NATS, in a sink and in a relay. Secrets have three keys; see Value.
 type NATSSettings struct {
 	URL          natsURLs `yaml:"url" doc:"server, or list of all servers of a cluster; nats:// or tls://"`
 	URLFile      string   `yaml:"url_file"`
@@ -33,7 +33,8 @@ type NATSSettings struct {
 	InboxPrefix  string   `yaml:"inbox_prefix" doc:"prefix of the subjects for answers (default: _INBOX)"`
 }
 
-// NATS connects to the servers that NATSSettings name. It reads addresses and credentials on each use.
+// A NATS connects to the servers that NATSSettings name. It reads addresses and credentials anew on each use. It is
+// safe for concurrent use.
 type NATS struct {
 	host     Host
 	urls     sources
@@ -43,11 +44,11 @@ type NATS struct {
 	inbox    string // prefix of the subjects for answers, "" for _INBOX
 }
 
-// A natsLogin is a way to log in with a secret.
+// A natsLogin is a method to log in with a secret.
 type natsLogin struct {
 	source
-	key   string // for errors about two of them
-	signs bool   // the secret signs the server's nonce and is not sent
+	key   string // the settings key, for an error about two logins
+	signs bool   // the secret only signs the server's nonce, and is not sent
 	use   func(secret string, redact *redactor) (nats.Option, error)
 }
 
@@ -71,7 +72,7 @@ type natsTLS struct {
 	HandshakeFirst bool `yaml:"handshake_first" doc:"start with the TLS handshake, as the server must too"`
 }
 
-// natsURLs are one address, or a list of them.
+// natsURLs is one address or a list of them.
 type natsURLs []Value
 
 // UnmarshalYAML reads both forms.
@@ -89,7 +90,8 @@ func (u *natsURLs) UnmarshalYAML(unmarshal func(any) error) error {
 	return nil
 }
 
-// NewNATS checks the settings and reads all values once. Its errors are *KeyError.
+// NewNATS checks the settings, and reads all values once so that their errors are found too. It does not connect. Its
+// errors are *KeyError, or KeyErrors if there are several.
 func NewNATS(s NATSSettings, h Host) (*NATS, error) {
 	n := &NATS{host: h, insecure: s.Insecure, tls: s.TLS, inbox: s.InboxPrefix}
 	var wrong KeyErrors
@@ -144,10 +146,10 @@ func (n *NATS) sources() sources {
 	return all
 }
 
-// Secrets returns the files that hold addresses, credentials and certificates.
+// Secrets returns the paths of the files that hold addresses, credentials and certificates.
 func (n *NATS) Secrets() []string { return append(n.tls.files(), n.sources().files()...) }
 
-// Notes returns what an operator may not expect of the settings.
+// Notes returns consequences of the settings that an operator may not expect, as Opened.Notes.
 func (n *NATS) Notes() []string {
 	if a, err := n.read(); err == nil && a.inClear != "" {
 		return []string{noteInClear(a.inClear)}
@@ -155,7 +157,7 @@ func (n *NATS) Notes() []string {
 	return nil
 }
 
-// read returns all values as they are now. Its errors are *KeyError and hold no secret.
+// read returns the current values. Its errors are *KeyError or KeyErrors, and hold no secret.
 func (n *NATS) read() (natsAccess, error) {
 	a := natsAccess{
 		redact: new(redactor), login: func(*nats.Options) error { return nil }, dial: n.host.dialer(natsDial),
@@ -203,7 +205,7 @@ func (n *NATS) read() (natsAccess, error) {
 	return a, nil
 }
 
-// readURLs reads the addresses. user says that one of them holds credentials.
+// readURLs reads the addresses into a. user reports whether one of them holds credentials.
 func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 	for _, s := range n.urls {
 		text, err := s.read(n.host.Getenv)
@@ -230,7 +232,7 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 	return user, nil
 }
 
-// natsURL reads the address of a server. Its errors do not show it.
+// natsURL parses the address of a server, nats:// by default. Its errors do not show it.
 func natsURL(text string) (*url.URL, error) {
 	if !strings.Contains(text, "://") {
 		text = "nats://" + text

@@ -24,12 +24,13 @@ const (
 	natsJitter = time.Second      // so that a thousand machines do not return in one moment
 )
 
-// Dial connects to one of the servers with the credentials as they are now, or says why no server accepts it. When ctx
-// ends, it returns at once and leaves nothing behind. nats.go then keeps the connection up, with any of the servers;
-// what is published without a connection fails at once and is not sent later. Once a server has refused the credentials
-// twice, nats.go closes the connection for good; dialing again reads them anew.
+// Dial connects to one of the servers with the current credentials, or returns why none of them accepts it. The error
+// has a class and shows no secret. If ctx ends first, Dial returns at once and leaves nothing behind; afterwards ctx
+// has no effect. nats.go then reconnects by itself, to any of the servers. While there is no connection, publishing
+// fails at once, and nothing is sent later. Once a server has refused the credentials twice, nats.go closes the
+// connection for good; the next Dial reads them anew.
 //
-// What a server sends is bounded before nats.go reads it, each message to 4 MiB, but not the number of messages.
+// Each message from a server is limited to 4 MiB before nats.go reads it, but the number of messages is not limited.
 func (n *NATS) Dial(ctx context.Context) (*nats.Conn, error) {
 	s, err := n.dial(ctx, 0)
 	if err != nil {

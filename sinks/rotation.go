@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// A rotation says when a file is renamed, and how many old files stay.
+// A rotation says when a file is renamed, and how many renamed files are kept.
 type rotation struct {
-	max   int64 // bytes; 0 for no limit
-	every time.Duration
-	keep  int // 0 for all
+	max   int64         // bytes; 0 means no limit
+	every time.Duration // 0 means never
+	keep  int           // 0 means all
 }
 
 // due reports whether a file of size bytes, last written at last, is rotated before more bytes are added. An empty one
@@ -133,7 +133,7 @@ func splitName(path string) (stem, ext string) {
 	return stem, ext
 }
 
-// Size is a number of bytes in the settings: 1048576, 100MB (decimal) or 64MiB (binary).
+// A Size is a number of bytes. In the settings it is written as 1048576, 100MB (decimal) or 64MiB (binary).
 type Size int64
 
 var units = map[string]int64{
@@ -141,7 +141,7 @@ var units = map[string]int64{
 	"TIB": 1 << 40,
 }
 
-// UnmarshalText reads a size. Zero and less is no size.
+// UnmarshalText reads a size. It refuses one that is not positive.
 func (s *Size) UnmarshalText(text []byte) error {
 	digits := strings.TrimRight(string(text), letters+" ")
 	unit, known := units[strings.ToUpper(strings.TrimSpace(string(text[len(digits):])))]

@@ -24,15 +24,15 @@ import (
 
 const (
 	tokenTimeout    = 30 * time.Second // for token_command
-	loginTimeout    = 30 * time.Second // from the first packet until we are logged in
+	loginTimeout    = 30 * time.Second // from connecting until the login is complete
 	quitTimeout     = time.Second      // for the answer to QUIT
-	maxConversation = 1 << 20          // bytes that a server says, of TLS too
-	// of the hash that SCRAM makes of a password: about a second; servers ask for thousands
+	maxConversation = 1 << 20          // bytes read from a server, those of TLS included
+	// maxRounds limits the iterations of SCRAM's hash to about a second of work. Servers ask for thousands.
 	maxRounds  = 1 << 21
-	maxPrinted = 64 << 10 // bytes
+	maxPrinted = 64 << 10 // bytes of a token command's output
 )
 
-// A mailServer is a server that takes mail, and the login there.
+// A mailServer is an SMTP server, and how to log in there.
 type mailServer struct {
 	Host
 	addr     string // host and port
@@ -47,8 +47,8 @@ type mailServer struct {
 	token atomic.Pointer[string] // that the command printed last; nil when the server has refused it
 }
 
-// connect begins a conversation and logs in. A token is used until the server refuses it; then the command is asked for
-// another at once.
+// connect begins a conversation and logs in. A token of token_command is used until the server refuses it; then connect
+// runs the command again and tries the new token once. Its errors have a class and are redacted.
 func (m *mailServer) connect(ctx context.Context, redact *redactor) (*emailSession, error) {
 	for {
 		secret, kept, err := m.secret(ctx, redact)
@@ -65,8 +65,8 @@ func (m *mailServer) connect(ctx context.Context, redact *redactor) (*emailSessi
 	}
 }
 
-// login connects, starts TLS and logs in, within loginTimeout: a host that does not answer need not be waited for as
-// long as one that has the mail.
+// login connects, starts TLS and logs in, within loginTimeout: a server that does not answer gets less time than one
+// that has received the mail.
 func (m *mailServer) login(ctx context.Context, redact *redactor, secret string) (*emailSession, error) {
 	var config *tls.Config
 	if m.mode != "none" {
@@ -93,7 +93,7 @@ func (m *mailServer) login(ctx context.Context, redact *redactor, secret string)
 	return s, nil
 }
 
-// secret returns the password or token, which is redacted from then on. kept says that the token is one of an
+// secret returns the password or token, and hides it from then on. kept reports whether the token was printed for an
 // earlier conversation.
 func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret string, kept bool, err error) {
 	switch {
@@ -116,7 +116,7 @@ func (m *mailServer) secret(ctx context.Context, redact *redactor) (secret strin
 	return secret, kept, nil
 }
 
-// check connects and logs in, and says what it reached.
+// check connects and logs in, and returns what it reached, for people.
 func (m *mailServer) check(ctx context.Context) (string, error) {
 	redact := new(redactor)
 	s, err := m.connect(ctx, redact)
@@ -134,7 +134,7 @@ func (m *mailServer) check(ctx context.Context) (string, error) {
 	return redact.line(answer, false, 300), nil
 }
 
-// failure returns an error of a conversation as it may be shown.
+// failure returns the error of a conversation with its class, redacted.
 func (m *mailServer) failure(ctx context.Context, redact *redactor, err error) error {
 	if ended(ctx) {
 		return noAnswer(ctx, m.addr+m.hint(err))
@@ -142,7 +142,7 @@ func (m *mailServer) failure(ctx context.Context, redact *redactor, err error) e
 	return failure(ctx, redact, m.addr, classOfMail(err), errors.New(err.Error()+m.hint(err)))
 }
 
-// hint explains the usual reason for a timeout on Azure.
+// hint returns the usual reason for a timeout on Azure, "" if it does not apply.
 func (m *mailServer) hint(err error) string {
 	_, port, _ := net.SplitHostPort(m.addr)
 	late, ok := errors.AsType[net.Error](err)
@@ -152,7 +152,8 @@ func (m *mailServer) hint(err error) string {
 	return " (Azure lets most subscriptions send no mail on port 25; use a relay on port 587 or 465)"
 }
 
-// runTokenCommand returns the first line that a command prints. The rest is not shown, because it may hold a secret.
+// runTokenCommand returns the first line that a command prints, without white space around it. Errors show nothing of
+// the output, because it may hold a secret.
 func runTokenCommand(ctx context.Context, command []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, tokenTimeout)
 	defer cancel()
@@ -209,8 +210,8 @@ func blockedBeforeMail(err error) error {
 	return err
 }
 
-// senderRefusal returns a refusal of the sender. A policy reason is about us; at a recipient it may be about that
-// recipient alone.
+// senderRefusal returns the server's refusal of the sender. One for reasons of policy blocks instead of rejecting the
+// mail. At a recipient that would be wrong: there it may be about that recipient alone.
 func senderRefusal(err error) error {
 	if e, ok := errors.AsType[*textproto.Error](err); ok && securityStatus.MatchString(e.Msg) {
 		return blockedBeforeMail(err)
@@ -218,11 +219,11 @@ func senderRefusal(err error) error {
 	return err
 }
 
-// An emailSession is one conversation with an SMTP server. It ends with its context at any point.
+// An emailSession is one conversation with an SMTP server. The end of its context interrupts it at any point.
 type emailSession struct {
 	client    *smtp.Client
 	conn      net.Conn
-	stop      func() bool // lets it outlast its context; false when that is too late
+	stop      func() bool // detaches it from its context; false if that has ended already
 	host      string      // of the server
 	mechanism string      // by which it logged in
 }
@@ -245,7 +246,7 @@ func startEmail(ctx context.Context, dial Dialer, addr, helo string, config *tls
 	return s, nil
 }
 
-// A boundedConn is a connection from which a bounded number of bytes is read: a server can make a reply endless.
+// A boundedConn is a connection of which at most left bytes are read, because a server can send an endless reply.
 type boundedConn struct {
 	net.Conn
 	left int
@@ -260,7 +261,7 @@ func (c *boundedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// extendTo makes the conversation end with another context. It returns false if it has ended.
+// extendTo attaches the conversation to ctx instead of its context. It returns false if that has ended already.
 func (s *emailSession) extendTo(ctx context.Context) bool {
 	lives := s.stop()
 	s.stop = context.AfterFunc(ctx, func() { s.conn.SetDeadline(time.Unix(1, 0)) })
@@ -304,10 +305,10 @@ func addressLiteral(a net.Addr) string {
 	return "[" + host + "]"
 }
 
-// mechanisms are those that auto tries, best first.
+// mechanisms are the login mechanisms that auto chooses from, the best first.
 var mechanisms = []string{"SCRAM-SHA-256", "PLAIN", "LOGIN"}
 
-// login logs in by the best mechanism that the server offers, or by the one of the settings.
+// login logs in by the mechanism in the settings or, with auto, by the best one that the server offers.
 func (s *emailSession) login(ctx context.Context, auth, username, secret string) error {
 	_, line := s.client.Extension("AUTH")
 	offered := strings.Fields(strings.ToUpper(line))
@@ -350,12 +351,12 @@ func (a boundedScram) Next(said []byte, more bool) ([]byte, error) {
 	return a.Auth.Next(said, more)
 }
 
-// errAtDot says that the whole mail was sent and no reply came.
+// errAtDot is the error for a mail that was sent completely, but whose final reply was lost.
 var errAtDot = errors.New("the connection was lost after the end of the mail; it may have been taken, and is sent " +
 	"again with the same Message-ID")
 
-// send sends one mail and returns for each recipient nil or the server's refusal. Without an error the server has taken
-// the mail for all recipients that it did not refuse; reply is what it said to that.
+// send sends one mail. refused holds nil or the server's refusal for each recipient. If err is nil, the server has
+// accepted the mail for all recipients that it did not refuse, and reply is its final reply.
 func (s *emailSession) send(ctx context.Context, from string, to []string, mail []byte) (refused []error, reply string,
 	err error) {
 	if err := s.client.Mail("<" + from + ">"); err != nil {
@@ -389,7 +390,7 @@ func (s *emailSession) send(ctx context.Context, from string, to []string, mail 
 	return refused, reply, nil
 }
 
-// cause returns the end of the context rather than the error that it caused.
+// cause returns the cause of ctx's end if ctx has ended, else err.
 func (s *emailSession) cause(ctx context.Context, err error) error {
 	if ended(ctx) {
 		return context.Cause(ctx)
