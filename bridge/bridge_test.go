@@ -502,3 +502,29 @@ func TestTheBridgePrintsNoSecret(t *testing.T) {
 		}
 	})
 }
+
+// While it stops, no settings that come late have it begin anything: what is new waits for the next start.
+func TestSettingsThatComeDuringAStopBeginNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		slow, late := &ear{}, &ear{}
+		slow.say(func(delivery.Delivery) error { time.Sleep(3 * time.Second); return nil })
+		b := s.start(slow.all("slow"))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(1500 * time.Millisecond)
+		b.cancel()
+		pause(500 * time.Millisecond)
+		b.Reload(b.mortal([]Route{slow.all("slow"), late.all("late")}), nil, SettingsInfo{})
+		pause(time.Second)
+		if err := <-b.done; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+		wantIDs(t, idsOf(late.tried()))
+		wantIDs(t, slow.ids(), idA+"-scheduled")
+		b = s.start(slow.all("slow"), late.all("late"))
+		pause(1500 * time.Millisecond)
+		wantIDs(t, late.ids(), idA+"-scheduled")
+		wantIDs(t, slow.ids(), idA+"-scheduled")
+		b.end()
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/outbox"
 )
@@ -137,3 +138,46 @@ func when(t *testing.T, src string) *When {
 }
 
 func (r ruling) String() string { return fmt.Sprintf("{%v %v %q}", r.approve, r.final, r.why) }
+
+// What rules would decide about an open event is told without approving anything: as if all sinks accepted it that have it,
+// and as if its wait were over. Of an event that is not open nothing is told.
+func TestWhatRulesWouldDecideIsForecast(t *testing.T) {
+	rules := []Rule{rebootRule, drainRule, {Filter: Filter{Only: Match{Types: []string{"Freeze"}}}}}
+	for _, tt := range []struct {
+		claim    string
+		answer   error
+		approves []bool
+		why      string // of the rule that waits for the drain
+	}{
+		{"it is accepted", nil, []bool{true, true, false}, ""},
+		{"it is pending", errDown, []bool{true, true, false}, ""},
+		{"it is rejected", delivery.ErrRejected, []bool{true, false, false}, "drain did not get the latest change"},
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.beginsLate()
+			b := s.start((&ear{answer: always(tt.answer)}).all("drain"))
+			pause(1500 * time.Millisecond)
+			s.userReboot(idA)
+			pause(1500 * time.Millisecond)
+			got, err := b.Forecasts(rules, idA)
+			if err != nil || len(got) != 3 {
+				t.Fatalf("%s: Forecasts = %+v, %v, want three", tt.claim, got, err)
+			}
+			for i, f := range got {
+				if f.Rule != i+1 || f.Approves != tt.approves[i] || f.Approves != (f.Why == "") || f.Wait != rules[i].Wait ||
+					len(f.After) != len(rules[i].After) {
+					t.Errorf("%s: rule %d is forecast as %+v, want %v", tt.claim, i+1, f, tt.approves[i])
+				}
+			}
+			if got[1].Why != tt.why {
+				t.Errorf("%s: the reason is %q, want %q", tt.claim, got[1].Why, tt.why)
+			}
+			if got, err := b.Forecasts(rules, idB); got != nil || err != nil {
+				t.Errorf("%s: of an event that is not open it tells %+v, %v", tt.claim, got, err)
+			}
+			pause(time.Minute)
+			wantIDs(t, s.approvals())
+			b.end()
+		})
+	}
+}

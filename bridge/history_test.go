@@ -1,0 +1,177 @@
+package bridge
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/outbox"
+)
+
+// changeAt is the CloudEvent of a change of an event, as a VM of the set web and the group prod saw it.
+func changeAt(t *testing.T, id, vm string, kind imds.ChangeKind, at time.Time) event.Event {
+	t.Helper()
+	e, err := imds.UnmarshalEvent(fmt.Appendf(nil, `{"EventId":%q,"EventType":"Reboot","EventStatus":"Scheduled",`+
+		`"ResourceType":"VirtualMachine","Resources":[%q],"NotBefore":"","EventSource":"User"}`, id, vm))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := cloudevent.Circumstances{Observer: imds.Observer{Name: vm, ScaleSet: "web", ResourceGroup: "prod"}, Time: at}
+	if kind == imds.Vanished {
+		in.End = cloudevent.End{Outcome: cloudevent.OutcomeCanceled}
+	}
+	ce, err := cloudevent.Wrap(imds.Change{Kind: kind, Event: e}, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ce
+}
+
+// A history is put together from CloudEvents in any order, each counted once, and the period says which events are shown:
+// those whose id begins so, that name the VM, and whose last change is not older.
+func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
+	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	var b HistoryBuilder
+	if got := b.Histories(Period{}); len(got) != 0 {
+		t.Errorf("of nothing it shows %v", got)
+	}
+	about := event.New()
+	about.SetID("heartbeat")
+	about.SetType(cloudevent.BridgeHeartbeat)
+	odd := changeAt(t, "C", "vm-2", imds.Scheduled, at)
+	_ = odd.SetData(event.ApplicationJSON, []byte(`"no event"`))
+	for _, ce := range []event.Event{
+		changeAt(t, "B", "vm-1", imds.Scheduled, at.Add(time.Minute)),
+		changeAt(t, "A", "vm-0", imds.Vanished, at.Add(time.Hour)), about, odd,
+		changeAt(t, "A", "vm-0", imds.Scheduled, at),
+		changeAt(t, "A", "vm-0", imds.Scheduled, at),
+	} {
+		b.Add(ce, []HistoryDelivery{{Sink: "b"}, {Sink: "a"}})
+	}
+	for _, tt := range []struct {
+		p    Period
+		want string
+	}{
+		{Period{}, "A B"}, {Period{Event: "a"}, "A"}, {Period{Event: "AB"}, ""}, {Period{VM: "VM-1"}, "B"}, {Period{VM: "vm-2"}, ""},
+		{Period{Since: at.Add(time.Minute)}, "A B"}, {Period{Since: at.Add(2 * time.Minute)}, "A"},
+		{Period{Since: at.Add(time.Hour)}, "A"}, {Period{Since: at.Add(time.Hour + 1)}, ""}, {Period{Event: "A", VM: "vm-1"}, ""},
+	} {
+		var got []string
+		for _, h := range b.Histories(tt.p) {
+			got = append(got, h.Event)
+		}
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%+v shows %q, want %q", tt.p, got, tt.want)
+		}
+	}
+	h := b.Histories(Period{})[0]
+	if len(h.Changes) != 2 || h.Changes[0].Change != imds.Scheduled || h.Changes[1].Change != imds.Vanished ||
+		h.Outcome != cloudevent.OutcomeCanceled || h.Type != "Reboot" || h.Source != "User" || h.Set != "web" || h.Group != "prod" ||
+		!slices.Equal(h.Resources, []string{"vm-0"}) || h.Changes[0].Observer != "vm-0" || !h.Changes[0].Time.Equal(at) {
+		t.Errorf("the history of A is %+v", h)
+	}
+	if d := h.Changes[0].Deliveries; len(d) != 2 || d[0].Sink != "a" || d[1].Sink != "b" {
+		t.Errorf("its deliveries are %+v, want those to a and b, in order", d)
+	}
+	if (h.Outcome == "") == (b.Histories(Period{Event: "B"})[0].Outcome == "") {
+		t.Error("an event that is not over has an outcome, or one that is has none")
+	}
+}
+
+// Of the history the newest changes are shown, as many as are asked for, however far back they lie, and whether there are
+// older ones. What is not about an event of Azure's doesn't count.
+func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
+	for claim, apart := range map[string]time.Duration{"within hours": 10 * time.Minute, "over weeks": 30 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			o, err := outbox.Open(t.TempDir(), outbox.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer o.Close()
+			var ids []string
+			add := func(ce event.Event) {
+				t.Helper()
+				a := outbox.Addition{Message: delivery.Message{Seq: o.Reserve(time.Now()), ID: ce.ID(), Type: ce.Type()}, Body: marshalEvent(ce)}
+				if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{a}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for n := range 12 {
+				time.Sleep(apart)
+				ids = append(ids, fmt.Sprintf("E%02d", n))
+				add(changeAt(t, ids[n], "vm-0", imds.Scheduled, time.Now()))
+				ce, err := cloudevent.WrapBridge(cloudevent.BridgeHeartbeat, map[string]any{}, imds.Observer{Name: "vm-0"}, time.Now())
+				if err != nil {
+					t.Fatal(err)
+				}
+				add(ce)
+			}
+			time.Sleep(time.Minute)
+			for n := 1; n <= 14; n++ {
+				got, more, err := RecentHistory(o, Period{}, n, time.Now())
+				var shown []string
+				for _, h := range got {
+					shown = append(shown, h.Event)
+				}
+				if want := ids[max(0, 12-n):]; err != nil || !slices.Equal(shown, want) || more != (n < 12) {
+					t.Errorf("%s: of 12, the newest %d are %v, and that there are more is %v: %v", claim, n, shown, more, err)
+				}
+			}
+			if all, err := History(o, Period{}); err != nil || len(all) != 12 {
+				t.Errorf("%s: the whole history has %d events, want 12: %v", claim, len(all), err)
+			}
+		})
+	}
+}
+
+// A relay shows of the fleet the scale sets and resource groups that are asked for, and changes nothing of what it was
+// given.
+func TestOfAFleetWhatIsAskedForIsShown(t *testing.T) {
+	s := Status{
+		Events: []EventStatus{{Known: imds.Event{ID: "E1"}, Set: "web-1", Group: "prod"}, {Known: imds.Event{ID: "E2"}, Set: "db", Group: "prod"},
+			{Known: imds.Event{ID: "E3"}}},
+		Relay: &RelayStatus{VMs: []FleetVM{{Name: "a", Set: "web-1", Group: "prod"}, {Name: "b", Set: "Web-2", Group: "test"},
+			{Name: "c", Set: "db", Group: "prod"}, {Name: "d"}}},
+	}
+	lives := []EventHistory{{Event: "E1", Set: "web-1", Group: "prod"}, {Event: "E2", Set: "db", Group: "prod"}, {Event: "E3"}}
+	for _, tt := range []struct {
+		filter            FleetFilter
+		vms, events, past string
+	}{
+		{FleetFilter{}, "a b c d", "E1 E2 E3", "E1 E2 E3"},
+		{FleetFilter{Set: "web*"}, "a b", "E1", "E1"},
+		{FleetFilter{Group: "PROD"}, "a c", "E1 E2", "E1 E2"},
+		{FleetFilter{Set: "web*", Group: "test"}, "b", "", ""},
+		{FleetFilter{Set: "web"}, "", "", ""},
+	} {
+		got := tt.filter.Status(s)
+		var vms, events, past []string
+		for _, v := range got.Relay.VMs {
+			vms = append(vms, v.Name)
+		}
+		for _, e := range got.Events {
+			events = append(events, e.Known.ID)
+		}
+		for _, h := range tt.filter.Histories(lives) {
+			past = append(past, h.Event)
+		}
+		if a, b, c := strings.Join(vms, " "), strings.Join(events, " "), strings.Join(past, " "); a != tt.vms || b != tt.events || c != tt.past {
+			t.Errorf("%+v shows the VMs %q, the events %q and the histories %q; want %q, %q and %q", tt.filter, a, b, c, tt.vms, tt.events, tt.past)
+		}
+	}
+	if len(s.Relay.VMs) != 4 || len(s.Events) != 3 || len(lives) != 3 || s.Relay.VMs[3].Name != "d" || lives[2].Event != "E3" {
+		t.Errorf("what was given is now %+v, %+v, %+v", s.Relay.VMs, s.Events, lives)
+	}
+	s.Relay = nil // of a bridge
+	if got := (FleetFilter{Set: "web*"}).Status(s); len(got.Events) != 3 || got.Relay != nil {
+		t.Errorf("of a bridge it shows the events %+v, want all", got.Events)
+	}
+}
