@@ -103,7 +103,8 @@ func TestAReplayNeedsARouteAndADeadLetter(t *testing.T) {
 func TestTheFileIsItsOwnersAndLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
-	values := map[string][]byte{"": []byte("nameless"), "big": make([]byte, 8<<20), "kept": []byte("x")}
+	values := map[string][]byte{"": []byte("nameless"), "big": make([]byte, 8<<20), "kept": []byte("x"),
+		strings.Repeat("long", 10_000): []byte("unusable")}
 	for _, v := range []map[string][]byte{values, {"big": nil}} {
 		if err := o.Apply(outbox.Batch{Now: time.Now(), Values: v}); err != nil {
 			t.Fatal(err)
