@@ -138,7 +138,6 @@ func (c *change) add(a Addition) {
 	m := c.message(a.Seq)
 	if m.ID == "" {
 		m.head = head{a.Message, max(len(a.Body), m.Bytes)}
-		c.write(bucketHeads, seqKey(a.Seq), &m.head)
 	}
 	if a.Body != nil {
 		m.body = a.Body
@@ -146,7 +145,7 @@ func (c *change) add(a Addition) {
 		c.write(bucketEvents, seqKey(a.Seq), a.Body)
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}
-	m.uses++ // so that it stays until all its recipients have it
+	c.use(m) // so that it stays until all its recipients have it
 	for _, to := range a.To {
 		c.pend(&entry{message: m, route: c.route(to.Route), held: to.Held, Item: delivery.Item{
 			NotBefore: a.NotBefore, Pending: c.now.UTC(), Due: to.Due.UTC(),
@@ -180,11 +179,18 @@ func (c *change) setGroup(id string, to *Group) {
 		return
 	}
 	g.state, g.latest = to.State, c.message(to.Latest)
-	g.latest.uses++
+	c.use(g.latest)
 	c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
 	if !g.over.IsZero() {
 		g.over = time.Time{}
 		c.write(bucketOver, id, nil)
+	}
+}
+
+// use adds a reference to a message. With the first one its head is kept.
+func (c *change) use(m *message) {
+	if m.uses++; m.uses == 1 && m.ID != "" {
+		c.write(bucketHeads, seqKey(m.Seq), &m.head)
 	}
 }
 

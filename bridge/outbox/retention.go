@@ -108,7 +108,6 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	o.mu.Unlock()
 	oldest := seqKey(uint64(now.Add(-KeepHistory).UnixMicro()))
 	var old []place
-	dropped := 0
 	for _, bucket := range []string{bucketEvents, bucketSettled} {
 		var all tally
 		err := o.storage.Walk(bucket, "", func(_ string, value []byte) error {
@@ -118,11 +117,8 @@ func (o *Outbox) dropHistory(now time.Time) error {
 		if err == nil {
 			err = o.storage.Walk(bucket, "", func(key string, value []byte) error {
 				much := all.n > o.bounds.History || all.bytes > o.bounds.HistoryBytes
-				switch {
-				case key >= oldest && !much:
+				if key >= oldest && !much {
 					return errEnough
-				case key >= oldest:
-					dropped++
 				}
 				all.add(-1, -len(value))
 				old = append(old, place{bucket, key})
@@ -133,17 +129,21 @@ func (o *Outbox) dropHistory(now time.Time) error {
 			return err
 		}
 	}
+	dropped := 0 // though not too old
+	o.change(now, func(c *change) {
+		for _, p := range old {
+			if m := c.messages[p.seq()]; p.bucket == bucketSettled || m.unused() {
+				c.write(p.bucket, p.key, nil)
+				if p.key >= oldest {
+					dropped++
+				}
+			}
+		}
+	})
 	if dropped > 0 {
 		o.log.Warn("oldest history dropped: over its bounds", "records", dropped,
 			"kept", o.bounds.History, "keptBytes", o.bounds.HistoryBytes)
 		o.callbacks().forgot(ForgotHistory, dropped)
 	}
-	o.change(now, func(c *change) {
-		for _, p := range old {
-			if m := c.messages[p.seq()]; p.bucket == bucketSettled || m.unused() {
-				c.write(p.bucket, p.key, nil)
-			}
-		}
-	})
 	return o.writeWaiting()
 }

@@ -196,6 +196,50 @@ func TestTheHistoryIsBounded(t *testing.T) {
 	})
 }
 
+// A change that no route wanted when it came, and that a new route gets later, is whole after a restart.
+func TestAChangeThatNobodyWantedAtFirstIsWholeAfterARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		o := open(t, t.TempDir(), outbox.Options{Storage: d})
+		a := mustAdd(t, o, "A", "scheduled")
+		late := a
+		late.Body, late.To = nil, []outbox.Recipient{{Route: "new"}}
+		if err := o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{late}}); err != nil {
+			t.Fatal(err)
+		}
+		for _, when := range []string{"at once", "after a restart"} {
+			list := o.List(outbox.Selection{Route: "new"})
+			if len(list) != 1 || list[0].ID != "A-scheduled" || list[0].Group != "A" || list[0].Bytes != len(body("A-scheduled")) {
+				t.Errorf("%s pending are %+v, want A-scheduled of group A", when, list)
+			}
+			o.Close()
+			o = open(t, t.TempDir(), outbox.Options{Storage: d})
+		}
+		o.Close()
+	})
+}
+
+// History that something still refers to is not dropped, and not counted as dropped.
+func TestWhatIsKeptOfTheHistoryIsNotCountedAsDropped(t *testing.T) {
+	forgot := 0
+	options := outbox.Options{Bounds: outbox.Bounds{History: 5}, Notify: outbox.Notify{
+		Forgot: func(_ string, n int) { forgot += n },
+	}}
+	inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		mustAdd(t, o, "FIRST", "vanished", "b") // which never takes it
+		for i := range 5 {
+			mustAdd(t, o, fmt.Sprint("E", i), "vanished")
+		}
+		for range 3 {
+			time.Sleep(10 * time.Minute)
+			<-o.Maintain(time.Now())
+		}
+		if n := d.count("events"); n+forgot != 6 {
+			t.Errorf("of 6 CloudEvents %d are kept, and %d were counted as dropped", n, forgot)
+		}
+	})
+}
+
 // The sequence number never goes back: not when nothing is pending, nor the history kept, and the clock is set back.
 func TestTheSequenceNumberNeverGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
