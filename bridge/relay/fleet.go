@@ -49,7 +49,7 @@ type life struct {
 	changed time.Time  // when the stream took its last change
 	event   imds.Event // as it was said last
 	seen    imds.Observer
-	stage   record // how far along it is
+	stage   stage
 }
 
 // A vm is a machine that a bridge runs on.
@@ -82,12 +82,12 @@ func (r *Relay) followFleet(ctx context.Context, p places) {
 	f.mu.Unlock()
 	for ctx.Err() == nil {
 		f.mu.Lock()
-		from := after(f.read)
+		from := startAfter(f.read)
 		if f.read == 0 {
-			from = since(time.Now().Add(-fleetDays))
+			from = startAt(time.Now().Add(-fleetDays))
 		}
 		f.mu.Unlock()
-		err := follow(ctx, p.js, r.Stream, from, func(m raw) error {
+		err := follow(ctx, p.js, r.Stream, from, func(m rawMessage) error {
 			f.add(m)
 			return nil
 		})
@@ -99,16 +99,16 @@ func (r *Relay) followFleet(ctx context.Context, p places) {
 }
 
 // followMarks reads who was told of what, until ctx is done.
-func (r *Relay) followMarks(ctx context.Context, p places) {
-	f, name := r.fleet, "KV_"+marksBucket(r.Stream)
-	prefix := "$KV." + marksBucket(r.Stream) + ".mark."
+func (r *Relay) followRecords(ctx context.Context, p places) {
+	f, name := r.fleet, "KV_"+recordsBucket(r.Stream)
+	prefix := "$KV." + recordsBucket(r.Stream) + ".mark."
 	for ctx.Err() == nil {
 		all := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: prefix + ">"}
-		err := follow(ctx, p.js, name, all, func(m raw) error {
+		err := follow(ctx, p.js, name, all, func(m rawMessage) error {
 			sink, event, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
 			var rec record
 			if json.Unmarshal(m.data, &rec) == nil {
-				f.note(untoken(sink), untoken(event), rec)
+				f.note(fromToken(sink), fromToken(event), rec)
 			}
 			return nil
 		})
@@ -137,9 +137,9 @@ func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 	list := []bridge.HistoryDelivery{}
 	for sink, rec := range f.told[event] {
 		m, settled := rec.Settled[id]
-		t, trying := rec.Trying[id]
+		t, trying := rec.Retries[id]
 		switch {
-		case settled && m.How == howDead:
+		case settled && m.How == resultDead:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Reason: m.Answer})
 		case settled:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Answer: m.Answer,
@@ -153,12 +153,12 @@ func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 }
 
 // add takes in a message.
-func (f *fleet) add(r raw) {
+func (f *fleet) add(r rawMessage) {
 	m, err := r.message()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.read = r.seq
-	if err != nil || m.to != "" {
+	if err != nil || m.onlySink != "" {
 		return
 	}
 	var data struct {
@@ -173,13 +173,13 @@ func (f *fleet) add(r raw) {
 	case m.ce.Type() == cloudevent.BridgeStopping:
 		v.left = later(v.left, r.stored)
 	}
-	if m.of == "" {
+	if m.eventID == "" {
 		return
 	}
-	l := f.lives[m.of]
+	l := f.lives[m.eventID]
 	if l == nil {
 		l = &life{}
-		f.lives[m.of] = l
+		f.lives[m.eventID] = l
 	}
 	if l.changes++; l.changes <= maxObserve || m.change.Kind == imds.Vanished {
 		l.Add(m.ce, nil)
@@ -191,7 +191,7 @@ func (f *fleet) add(r raw) {
 	if !m.change.Kind.OfAzure() || l.stage.outdated(m) {
 		return
 	}
-	l.stage.see(m)
+	l.stage.update(m)
 	l.event = m.change.Event
 	if over := m.change.Kind == imds.Vanished; over != l.over {
 		l.over = over
@@ -207,7 +207,7 @@ func (f *fleet) add(r raw) {
 }
 
 // addBeat takes in a heartbeat.
-func (f *fleet) addBeat(r raw) {
+func (f *fleet) addBeat(r rawMessage) {
 	var b beat
 	m, err := r.message()
 	if err == nil && m.ce.Type() == cloudevent.BridgeHeartbeat {

@@ -120,9 +120,9 @@ func (l *lease) renew(ctx context.Context) error {
 	l.mu.Lock()
 	rev := l.rev
 	l.mu.Unlock()
-	next, err := write(ctx, l.kv, l.key, body, rev)
+	next, err := writeRevision(ctx, l.kv, l.key, body, rev)
 	switch {
-	case err != nil && conflicts(err):
+	case err != nil && isConflict(err):
 		// The answer to an earlier try may have been lost.
 		now, by, lookErr := l.look(ctx)
 		if lookErr != nil {

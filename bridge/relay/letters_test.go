@@ -156,7 +156,7 @@ func TestWhatIsLeftIsReadWhenTheNewestIsGone(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		part, err := r.ReplayPast(ctx, relay.Past{Sink: "hook", Since: began, Run: "one"})
+		part, err := r.ReplayPast(ctx, relay.ReplayRequest{Sink: "hook", Since: began, Run: "one"})
 		if err != nil || len(part.Replayed) != 1 || part.Replayed[0].ID != first.ID() {
 			t.Errorf("ReplayPast = %+v, %v; want %s", part, err, first.ID())
 		}
@@ -203,7 +203,7 @@ func TestARelayWithoutAConnectionSaysSo(t *testing.T) {
 	_, show := r.Show(ctx, "hook/1")
 	_, again := r.Replay(ctx, one, "", "alice")
 	_, drop := r.Drop(ctx, one, "alice")
-	_, past := r.ReplayPast(ctx, relay.Past{Sink: "hook"})
+	_, past := r.ReplayPast(ctx, relay.ReplayRequest{Sink: "hook"})
 	_, mute := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour)
 	_, unmute := r.Unmute(nil, true, "alice")
 	for what, err := range map[string]error{

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -63,7 +62,7 @@ func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, m
 		if err != nil {
 			return nil, 0, err
 		}
-		letters, err := dead.all(ctx)
+		letters, err := dead.readAll(ctx)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -168,7 +167,7 @@ func (r *Relay) original(ctx context.Context, seq uint64) (event.Event, error) {
 	if js == nil {
 		return event.Event{}, fmt.Errorf("the relay can't reach JetStream: %w", down)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	stream, err := js.Stream(ctx, r.Stream)
 	if err != nil {
@@ -187,7 +186,7 @@ func (r *Relay) letter(ctx context.Context, sink string, seq uint64) (at uint64,
 	if err != nil {
 		return 0, l, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	stream, err := dead.js.Stream(ctx, dead.name)
 	if err != nil {
@@ -253,19 +252,6 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 		r.record(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named}, "")
 	}
 	return dropped, err
-}
-
-// record puts a CloudEvent about this relay in the stream, for whoever reads it, and reports whether it is there. The
-// stream takes an id once; "" is one of its own.
-func (r *Relay) record(ctx context.Context, typ string, data map[string]any, id string) bool {
-	ce, js, err := r.about(typ, data)
-	if err == nil {
-		err = r.publish(ctx, js, ce, cmp.Or(id, ce.ID()))
-	}
-	if err != nil {
-		r.Log.Warn("what happened to this relay is not in the stream", "type", typ, "err", err)
-	}
-	return err == nil
 }
 
 // each does something with each of the dead letters, and takes it out. It ends at the first error.

@@ -414,7 +414,7 @@ func TestThePastCanBeReplayed(t *testing.T) {
 		s.publishRaw("forewarn.events.junk", nil, []byte("junk"))
 		pause(time.Minute)
 		before, heard := len(sink.all()), len(other.all())
-		p, parts := relay.Past{Sink: "hook", Since: began, Run: "one"}, 0
+		p, parts := relay.ReplayRequest{Sink: "hook", Since: began, Run: "one"}, 0
 		for more := true; more; parts++ {
 			part, err := r.ReplayPast(t.Context(), p)
 			if err != nil {
@@ -428,13 +428,13 @@ func TestThePastCanBeReplayed(t *testing.T) {
 			t.Errorf("%d are marked with recordedtime, want 2; %d parts, want 2; another sink heard %d more", marked, parts,
 				len(other.all())-heard)
 		}
-		p = relay.Past{Sink: "hook", Since: began, Run: "two", Event: strings.ToLower(a.id)}
+		p = relay.ReplayRequest{Sink: "hook", Since: began, Run: "two", Event: strings.ToLower(a.id)}
 		if part, err := r.ReplayPast(t.Context(), p); err != nil || len(part.Replayed) != 1 {
 			t.Errorf("of one event %v, %v", part, err)
 		}
 		pause(time.Minute)
 		wantIDs(t, "a second time", sink.all()[before:], first, second, first)
-		if _, err := r.ReplayPast(t.Context(), relay.Past{Sink: "nobody", Since: began}); err == nil {
+		if _, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "nobody", Since: began}); err == nil {
 			t.Error("a sink that isn't there gets the past")
 		}
 		stop()

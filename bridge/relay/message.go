@@ -20,25 +20,25 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// Headers of a message that a relay publishes for one sink only.
+// Headers of a message that a relay publishes for a fallback.
 const (
-	headerInstead    = "Forewarn-Instead-Of" // the sink that could not deliver it
-	headerInsteadWhy = "Forewarn-Instead-Why"
+	headerInstead    = "Forewarn-Instead-Of"  // the sink that could not deliver it
+	headerInsteadWhy = "Forewarn-Instead-Why" // percent-encoded
 )
 
-// A message is one CloudEvent of the stream.
+// A message is a message of the stream that holds a CloudEvent.
 type message struct {
-	seq     uint64
-	stored  time.Time // when the stream took it
-	ce      event.Event
-	change  imds.Change // zero when it is about a bridge
-	of      string      // the Azure event's id, "" when it is about a bridge
-	to      string      // the only sink that it is for; "" for all
-	instead *delivery.Instead
+	seq      uint64
+	stored   time.Time // when the stream took it
+	ce       event.Event
+	change   imds.Change       // zero when it is about a bridge
+	eventID  string            // of the Azure event; "" when it is about a bridge
+	onlySink string            // the only sink that it is for; "" for all
+	instead  *delivery.Instead // set if it is for a fallback
 }
 
-// decode reads the CloudEvent of a message, in either mode of the NATS binding: structured when the content type says
-// so, else binary.
+// decode returns the CloudEvent of a message in either mode of the NATS binding. It is structured if the content type
+// says so, and binary otherwise.
 func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 	content := header.Get("Content-Type")
 	if strings.HasPrefix(strings.ToLower(content), "application/cloudevents") {
@@ -82,7 +82,7 @@ func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 	return ce, validate(ce)
 }
 
-// isJSON says whether the CloudEvents SDK puts data of the content type into a CloudEvent as it is.
+// isJSON reports whether the CloudEvents SDK embeds data of this content type unchanged in a CloudEvent's JSON.
 func isJSON(contentType string) bool {
 	media, _, _ := strings.Cut(contentType, ";")
 	media = strings.ToLower(strings.TrimSpace(media))
@@ -90,7 +90,7 @@ func isJSON(contentType string) bool {
 		strings.HasPrefix(media, "application/cloudevents")
 }
 
-// validate refuses what is no CloudEvent.
+// validate returns an error unless ce is a valid CloudEvent.
 func validate(ce event.Event) error {
 	if ce.FieldErrors != nil {
 		for name, err := range ce.FieldErrors {
@@ -100,7 +100,7 @@ func validate(ce event.Event) error {
 	return ce.Validate()
 }
 
-// attributeValue takes off the percent-encoding once, as the binding has it.
+// attributeValue decodes the percent-encoding of a header once, as the NATS binding demands.
 func attributeValue(s string) (string, error) {
 	if len(s) >= 2 && s[0] == '"' && s[len(s)-1] == '"' {
 		s = s[1 : len(s)-1]
@@ -115,7 +115,7 @@ func attributeValue(s string) (string, error) {
 	return plain, nil
 }
 
-// setAttribute sets an attribute that came as text. Those of ours have the types that they have in JSON.
+// setAttribute sets an attribute from its text. forewarn's own attributes get the types that they have in JSON.
 func setAttribute(ce *event.Event, name, value string) error {
 	switch name {
 	case "id":
@@ -151,14 +151,14 @@ func setAttribute(ce *event.Event, name, value string) error {
 	return nil
 }
 
-// newMessage reads a message of the stream. An error says why it is no CloudEvent.
+// newMessage decodes a message of the stream. An error tells why it isn't a CloudEvent.
 func newMessage(seq uint64, stored time.Time, header nats.Header, subject string, data []byte) (m message, err error) {
 	m = message{seq: seq, stored: stored}
 	if m.ce, err = decode(header, data); err != nil {
 		return m, err
 	}
-	m.to = addressee(subject)
-	if of := header.Get(headerInstead); m.to != "" && of != "" {
+	m.onlySink = onlySinkOf(subject)
+	if of := header.Get(headerInstead); m.onlySink != "" && of != "" {
 		why, err := attributeValue(header.Get(headerInsteadWhy))
 		if err != nil {
 			why = "no answer"
@@ -167,16 +167,16 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 	}
 	if strings.HasPrefix(m.ce.Type(), cloudevent.EventPrefix) {
 		m.change = bridge.ChangeOf(m.ce)
-		m.of = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
+		m.eventID = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
 	}
 	return m, nil
 }
 
-// mark is what a sink remembers the message by: the CloudEvent's id, for all copies of it. What is for one sink only is
-// remembered by itself.
-func (m message) mark() string {
+// deliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
+// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own.
+func (m message) deliveryID() string {
 	switch {
-	case m.to == "":
+	case m.onlySink == "":
 		return m.ce.ID()
 	case m.instead != nil:
 		return m.ce.ID() + " instead"
@@ -184,55 +184,55 @@ func (m message) mark() string {
 	return m.ce.ID() + " " + strconv.FormatUint(m.seq, 10)
 }
 
-// group is what the record is about that the mark stands in: an Azure event, or one CloudEvent about a bridge.
-func (m message) group() string { return cmp.Or(m.of, m.ce.ID()) }
+// recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.
+func (m message) recordID() string { return cmp.Or(m.eventID, m.ce.ID()) }
 
-// notBefore is when the Azure event may begin; zero when it has begun, or nobody knows.
+// notBefore returns when the Azure event may begin; zero when it has begun, or nobody knows.
 func (m message) notBefore() time.Time { return m.change.Event.NotBefore }
 
-// item is the message as the delivery loop takes it.
+// item returns the message as an item of the delivery loop, to be attempted no earlier than due.
 func (m message) item(due time.Time) *delivery.Item {
 	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
 	return &delivery.Item{
 		Message: &delivery.Message{
-			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.of, Change: string(m.change.Kind), AzureType: azureType,
+			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.eventID, Change: string(m.change.Kind), AzureType: azureType,
 			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(),
 		},
 		Pending: m.stored, NotBefore: m.notBefore(), Due: due, Instead: m.instead,
 	}
 }
 
-// vms are the VMs that the message is about.
+// vms returns the VMs that the message is about.
 func (m message) vms() []string {
-	if m.of != "" {
+	if m.eventID != "" {
 		return m.change.Event.Resources
 	}
 	var data struct {
-		VMs      []string      `json:"vms"` // of observers that fell silent, or are back
+		VMs      []string      `json:"vms"` // those that fell silent or are back
 		Observer imds.Observer `json:"observer"`
 	}
-	_ = json.Unmarshal(m.ce.Data(), &data) // without data there are none
+	_ = json.Unmarshal(m.ce.Data(), &data) // no data names no VMs
 	if data.VMs == nil && data.Observer.Name != "" {
 		return []string{data.Observer.Name}
 	}
 	return data.VMs
 }
 
-// addressPrefix begins the subjects of what is for one sink only: forewarn.relay.<sink>.<CloudEvent id>.
-const addressPrefix = "forewarn.relay."
+// sinkPrefix begins the subjects of messages for one sink only: forewarn.relay.<sink>.<CloudEvent id>.
+const sinkPrefix = "forewarn.relay."
 
-// addressee is the sink that a subject names; "" when the message is for all.
-func addressee(subject string) string {
-	rest, ok := strings.CutPrefix(subject, addressPrefix)
+// onlySinkOf returns the sink that a subject names; "" when the message is for all sinks.
+func onlySinkOf(subject string) string {
+	rest, ok := strings.CutPrefix(subject, sinkPrefix)
 	if !ok {
 		return ""
 	}
 	name, _, _ := strings.Cut(rest, ".")
-	return untoken(name)
+	return fromToken(name)
 }
 
-// untoken is the text that token made this of, unless that was too long.
-func untoken(s string) string {
+// fromToken reverses token, unless the text was too long.
+func fromToken(s string) string {
 	plain, err := url.PathUnescape(strings.ReplaceAll(s, "=", "%"))
 	if err != nil {
 		return s
@@ -240,8 +240,8 @@ func untoken(s string) string {
 	return plain
 }
 
-// token makes a text one token of a subject or a key: what may not stand there becomes = and two hex digits. Texts that
-// differ give tokens that differ, unless they are longer than any of ours.
+// token turns a text into one token of a subject or a key: a byte that isn't allowed there becomes = and two hex digits.
+// Different texts become different tokens. A text that is too long is cut and ends in its hash.
 func token(s string) string {
 	const longest = 200
 	var b strings.Builder
@@ -254,7 +254,7 @@ func token(s string) string {
 			fmt.Fprintf(&b, "=%02X", c)
 		}
 		if b.Len() > longest {
-			return b.String()[:longest] + "-" + digest(s)
+			return b.String()[:longest] + "-" + shortHash(s)
 		}
 	}
 	return b.String()

@@ -44,10 +44,10 @@ func FuzzMessage(f *testing.F) {
 		}
 		item := m.item(stored)
 		switch {
-		case m.ce.ID() == "" || m.group() == "" || m.mark() == "" || item.Message.ID != m.ce.ID() || item.Message.Seq != 7:
-			t.Errorf("it has id %q, group %q, mark %q, and is delivered as %+v", m.ce.ID(), m.group(), m.mark(), item.Message)
-		case m.instead != nil && (m.to == "" || m.instead.Sink != of):
-			t.Errorf("it stands for what %+v could not deliver, and is for %q", m.instead, m.to)
+		case m.ce.ID() == "" || m.recordID() == "" || m.deliveryID() == "" || item.Message.ID != m.ce.ID() || item.Message.Seq != 7:
+			t.Errorf("it has id %q, group %q, mark %q, and is delivered as %+v", m.ce.ID(), m.recordID(), m.deliveryID(), item.Message)
+		case m.instead != nil && (m.onlySink == "" || m.instead.Sink != of):
+			t.Errorf("it stands for what %+v could not deliver, and is for %q", m.instead, m.onlySink)
 		}
 		whole, err := json.Marshal(m.ce)
 		if err != nil {
@@ -57,7 +57,7 @@ func FuzzMessage(f *testing.F) {
 		if err != nil {
 			t.Fatalf("as JSON it is refused: %v\n%s", err, whole)
 		}
-		if again.ce.ID() != m.ce.ID() || again.ce.Type() != m.ce.Type() || again.group() != m.group() || again.to != m.to ||
+		if again.ce.ID() != m.ce.ID() || again.ce.Type() != m.ce.Type() || again.recordID() != m.recordID() || again.onlySink != m.onlySink ||
 			again.change.Kind != m.change.Kind || !again.notBefore().Equal(m.notBefore()) {
 			t.Errorf("as JSON it is %+v, was %+v\n%s", again, m, whole)
 		}
@@ -75,8 +75,8 @@ func FuzzToken(f *testing.F) {
 		}) {
 			t.Errorf("token(%q) = %q", text, got)
 		}
-		if len(text) <= 60 && untoken(got) != text {
-			t.Errorf("untoken(%q) = %q, want %q", got, untoken(got), text)
+		if len(text) <= 60 && fromToken(got) != text {
+			t.Errorf("untoken(%q) = %q, want %q", got, fromToken(got), text)
 		}
 	})
 }

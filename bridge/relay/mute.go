@@ -26,9 +26,9 @@ const (
 )
 
 // readMutes reads the mutes, as they must be known before anything is sent.
-func (r *Relay) readMutes(ctx context.Context, marks bucket) error {
+func (r *Relay) readMutes(ctx context.Context, records bucket) error {
 	var all []*delivery.Mute
-	rev, err := marks.get(ctx, mutesKey, &all)
+	rev, err := records.get(ctx, mutesKey, &all)
 	if err != nil && !errors.Is(err, errUnreadable) {
 		return err
 	}
@@ -61,10 +61,10 @@ func (r *Relay) followMutes(ctx context.Context, p places) {
 	ending.Go(func() { r.endMutes(ctx) })
 	of := jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy,
-		FilterSubject: "$KV." + marksBucket(r.Stream) + "." + mutesKey,
+		FilterSubject: "$KV." + recordsBucket(r.Stream) + "." + mutesKey,
 	}
 	for ctx.Err() == nil {
-		err := follow(ctx, p.js, "KV_"+marksBucket(r.Stream), of, func(m raw) error {
+		err := follow(ctx, p.js, "KV_"+recordsBucket(r.Stream), of, func(m rawMessage) error {
 			var all []*delivery.Mute
 			if err := json.Unmarshal(m.data, &all); err != nil && len(m.data) > 0 {
 				r.Log.Error("the mutes can't be read; the ones before stay", "err", err)
@@ -128,12 +128,12 @@ func (r *Relay) Unmute(ids []string, every bool, by string) ([]delivery.Mute, er
 // another relay was quicker.
 func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error)) ([]delivery.Mute, error) {
 	r.mu.Lock()
-	js, marks, down := r.js, r.marks, r.down
+	js, records, down := r.js, r.records, r.down
 	r.mu.Unlock()
 	if js == nil {
 		return nil, fmt.Errorf("the relay can't reach JetStream: %w", down)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
 	stream, err := js.Stream(ctx, r.Stream) // with its last number
 	if err != nil {
@@ -141,7 +141,7 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 	}
 	for range muteTries {
 		var all []*delivery.Mute
-		rev, err := marks.get(ctx, mutesKey, &all)
+		rev, err := records.get(ctx, mutesKey, &all)
 		if err != nil && !errors.Is(err, errUnreadable) {
 			return nil, err
 		}
@@ -154,7 +154,7 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 		if err != nil {
 			return nil, err
 		}
-		rev, err = marks.put(ctx, mutesKey, body, rev)
+		rev, err = records.put(ctx, mutesKey, body, rev)
 		if errors.Is(err, errOvertaken) {
 			continue
 		} else if err != nil {

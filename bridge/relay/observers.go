@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/cloudevent"
@@ -92,7 +91,7 @@ func (s silence) decide(all []*observer, clear, now time.Time) (next silence, si
 	if now.Sub(turned) >= gatherSilence {
 		back = messages(returned)
 		for _, o := range returned {
-			delete(next.Silent, digest(o.key))
+			delete(next.Silent, shortHash(o.key))
 		}
 	}
 	if room := max(0, maxSilent-len(next.Silent)); len(fell) > room {
@@ -102,7 +101,7 @@ func (s silence) decide(all []*observer, clear, now time.Time) (next silence, si
 	if now.Sub(fallen) >= gatherSilence {
 		silent = messages(fell)
 		for _, o := range fell {
-			next.Silent[digest(o.key)] = o.heard
+			next.Silent[shortHash(o.key)] = o.heard
 		}
 	}
 	return next, silent, back
@@ -113,7 +112,7 @@ func lastHeard(silent map[string]time.Time, key string) (last time.Time, told bo
 	if len(silent) == 0 {
 		return last, false
 	}
-	last, told = silent[digest(key)]
+	last, told = silent[shortHash(key)]
 	return last, told
 }
 
@@ -161,7 +160,7 @@ func (r *Relay) setUnwatched(err error) {
 // tellSilence tells who fell silent, and who came back, if no other relay does.
 func (r *Relay) tellSilence(ctx context.Context, p places, all []*observer, clear, now time.Time) error {
 	var s silence
-	rev, err := p.marks.get(ctx, silenceKey, &s)
+	rev, err := p.records.get(ctx, silenceKey, &s)
 	if err != nil && !errors.Is(err, errUnreadable) {
 		return err
 	}
@@ -180,7 +179,7 @@ func (r *Relay) tellSilence(ctx context.Context, p places, all []*observer, clea
 			}
 		}
 		if len(next.Say) > 0 || len(next.Silent) != len(s.Silent) {
-			if rev, err = next.save(ctx, p.marks, rev); errors.Is(err, errOvertaken) {
+			if rev, err = next.save(ctx, p.records, rev); errors.Is(err, errOvertaken) {
 				return nil // another relay was faster
 			} else if err != nil {
 				return err
@@ -203,7 +202,7 @@ func (r *Relay) tellSilence(ctx context.Context, p places, all []*observer, clea
 		r.Log.Info("told who fell silent or is back", "type", ce.Type(), "vm", ce.Subject(), "id", ce.ID())
 	}
 	s.Say = nil
-	if _, err = s.save(ctx, p.marks, rev); errors.Is(err, errOvertaken) {
+	if _, err = s.save(ctx, p.records, rev); errors.Is(err, errOvertaken) {
 		return nil
 	}
 	return err
@@ -253,26 +252,9 @@ func (r *Relay) aboutObservers(typ string, vms []*observer) (json.RawMessage, er
 	return ce.MarshalJSON()
 }
 
-// publish puts a CloudEvent about this relay, or from it, in the stream, for whoever reads it. What was published before
-// isn't again, which the id tells.
-func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Event, id string) error {
-	body, err := ce.MarshalJSON()
-	if err != nil {
-		return err
-	}
-	msg := nats.NewMsg("forewarn.bridge.relay." + token(r.Name) + "." + token(ce.ID()))
-	msg.Data = body
-	msg.Header.Set("Content-Type", "application/cloudevents+json; charset=utf-8")
-	msg.Header.Set(jetstream.MsgIDHeader, id)
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	_, err = js.PublishMsg(ctx, msg)
-	return err
-}
-
 // watchFleet gives all VMs as they are now, once all that the streams hold by now is read, and the servers' time.
 func (r *Relay) watchFleet(ctx context.Context, p places) (now time.Time, all []*observer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	beats, err := p.js.Stream(ctx, p.beats)
 	if err != nil {
@@ -296,7 +278,7 @@ func (r *Relay) followHeartbeats(ctx context.Context, p places) {
 	f := r.fleet
 	for ctx.Err() == nil {
 		last := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: beatsSubject}
-		err := follow(ctx, p.js, p.beats, last, func(m raw) error {
+		err := follow(ctx, p.js, p.beats, last, func(m rawMessage) error {
 			f.addBeat(m)
 			return nil
 		})

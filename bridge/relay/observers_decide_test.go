@@ -30,7 +30,7 @@ func TestSilenceIsDecided(t *testing.T) {
 	told := func(heard int, all ...int) map[string]time.Time {
 		m := map[string]time.Time{}
 		for _, n := range all {
-			m[digest(vm(n, 0).key)] = at(heard)
+			m[shortHash(vm(n, 0).key)] = at(heard)
 		}
 		return m
 	}

@@ -18,17 +18,17 @@ func (q *queue) begin(info *jetstream.StreamInfo) (cursor, error) {
 	c := cursor{After: info.State.LastSeq, Stream: info.Created}
 	latest := map[string]uint64{}
 	first := uint64(0) // not older than from
-	err := until(q.term, q.js, info.Config.Name, info, time.Now().Add(-openFor), func(r raw) {
+	err := readSince(q.term, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {
 		if first == 0 && !q.from.IsZero() && !r.stored.Before(q.from) {
 			first = r.seq
 		}
 		m, err := r.message()
 		switch {
-		case err != nil, m.to != "", m.of == "", first != 0:
+		case err != nil, m.onlySink != "", m.eventID == "", first != 0:
 		case m.change.Kind == imds.Vanished:
-			delete(latest, m.of)
+			delete(latest, m.eventID)
 		case m.change.Kind.OfAzure():
-			latest[m.of] = r.seq
+			latest[m.eventID] = r.seq
 		}
 	})
 	if err != nil {
@@ -48,9 +48,9 @@ func (q *queue) begin(info *jetstream.StreamInfo) (cursor, error) {
 // concerns says whether a message may be for the sink at all. Heartbeats only say that a VM is there.
 func (q *queue) concerns(m message) bool {
 	switch {
-	case m.to != "":
-		return m.to == q.route.Name
-	case m.of != "":
+	case m.onlySink != "":
+		return m.onlySink == q.route.Name
+	case m.eventID != "":
 		return true
 	}
 	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
@@ -60,24 +60,24 @@ func (q *queue) concerns(m message) bool {
 // before. The filter is asked of the Azure event's first change that the sink could be told of; once it has accepted,
 // only changes are asked. mu is held.
 func (q *queue) wants(g *group, m message) (wanted, outdated bool) {
-	if m.to != "" || m.of == "" {
+	if m.onlySink != "" || m.eventID == "" {
 		return true, false
 	}
 	kind := m.change.Kind
-	asked := !g.rec.Owed
+	asked := !g.rec.Matched
 	if asked {
 		verdict, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true)
 		if err != nil {
-			q.log.Warn("a filter failed, so the event passes", "event", m.of, "err", err)
+			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)
 		}
 		if verdict == bridge.Refused {
 			return false, false
 		}
-		g.rec.Owed = true
+		g.rec.Matched = true
 	}
 	if kind.OfAzure() {
 		outdated = g.rec.outdated(m)
-		g.rec.see(m)
+		g.rec.update(m)
 		if wanted, _ = q.route.Filter.Change(m.change, ""); !outdated {
 			q.overtake(g, m, wanted)
 		}
@@ -102,7 +102,7 @@ func (q *queue) overtake(g *group, m message, wanted bool) {
 		switch {
 		case seq > m.seq:
 		case e.item.Change == string(imds.Reminder), wanted && ahead && !due.IsZero(), waits && (wanted || ends):
-			g.rec.settle(id, mark{At: time.Now().UTC(), How: howSuperseded})
+			g.rec.settle(id, result{At: time.Now().UTC(), How: resultSuperseded})
 			q.end(e)
 			q.touch(seq)
 		case waits:
@@ -116,18 +116,18 @@ func (q *queue) overtake(g *group, m message, wanted bool) {
 
 // pend makes a message pending. mu is held.
 func (q *queue) pend(g *group, m message) {
-	id := m.mark()
+	id := m.deliveryID()
 	var due time.Time
-	if m.to == "" {
+	if m.onlySink == "" {
 		due = q.route.Due(m.change, time.Now())
 	}
 	i := m.item(due)
-	if t, tried := g.rec.Trying[id]; tried {
+	if t, tried := g.rec.Retries[id]; tried {
 		i.Attempts, i.Next, i.Error, i.Progress, i.Batch, i.FellBack = t.Attempts, t.Next, t.Error, t.Progress, t.Batch,
 			t.FellBack
 	}
 	i.Mute = delivery.MuteOf(q.mutes, q.route.Name, i)
-	e := &entry{item: i, mark: id, group: g}
+	e := &pendingItem{item: i, id: id, group: g}
 	if q.bodies < maxBodies {
 		e.ce = &m.ce
 		q.bodies++

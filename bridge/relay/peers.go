@@ -50,11 +50,11 @@ func (r *Relay) lookAround(ctx context.Context, p places, end context.CancelCaus
 var errGone = errors.New("gone")
 
 func (r *Relay) look(ctx context.Context, p places) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	leases := "KV_" + leasesBucket(r.Stream)
 	var keeper jetstream.Stream
-	for _, name := range []string{r.Stream, "KV_" + marksBucket(r.Stream), deadStream(r.Stream), leases} {
+	for _, name := range []string{r.Stream, "KV_" + recordsBucket(r.Stream), deadStream(r.Stream), leases} {
 		stream, err := p.js.Stream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return fmt.Errorf("%w: stream %s was deleted", errGone, name)

@@ -54,7 +54,7 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 	}
 	plan := Plan{js: js}
 	for _, c := range wanted(stream, want) {
-		ctx, cancel := context.WithTimeout(ctx, patience)
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		there, err := js.Stream(ctx, c.Name)
 		if c.Name == beatsStream(stream) && errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -83,7 +83,7 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 // Do does what the plan says.
 func (p Plan) Do(ctx context.Context) error {
 	for _, s := range p.Steps {
-		ctx, cancel := context.WithTimeout(ctx, patience)
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		var err error
 		switch s.Action {
@@ -105,8 +105,8 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	if len(subjects) == 0 {
 		subjects = []string{"forewarn.events.>", "forewarn.bridge.>"}
 	}
-	if !slices.ContainsFunc(subjects, func(s string) bool { return covers(s, addressPrefix+">") }) {
-		subjects = append(slices.Clone(subjects), addressPrefix+">")
+	if !slices.ContainsFunc(subjects, func(s string) bool { return covers(s, sinkPrefix+">") }) {
+		subjects = append(slices.Clone(subjects), sinkPrefix+">")
 	}
 	replicas := max(1, want.Replicas)
 	audit := jetstream.StreamConfig{
@@ -118,7 +118,7 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	}
 	all := []jetstream.StreamConfig{
 		audit,
-		bucketConfig(marksBucket(stream), openFor, replicas),
+		bucketConfig(recordsBucket(stream), maxEventAge, replicas),
 		bucketConfig(leasesBucket(stream), leasesAge, replicas),
 		{
 			Name: deadStream(stream), Subjects: []string{deadSubject(stream) + ".>"}, Storage: jetstream.FileStorage,
@@ -153,7 +153,7 @@ func updated(is, c jetstream.StreamConfig, want Retention, audit bool) (jetstrea
 	}
 	for _, subject := range c.Subjects {
 		if !slices.ContainsFunc(is.Subjects, func(s string) bool { return covers(s, subject) }) &&
-			(!audit || len(want.Subjects) > 0 || subject == addressPrefix+">") {
+			(!audit || len(want.Subjects) > 0 || subject == sinkPrefix+">") {
 			changes = append(changes, "subject "+subject+" is added")
 			is.Subjects = append(slices.Clone(is.Subjects), subject)
 		}

@@ -154,7 +154,7 @@ func TestWhatARelayCanDoWithoutIsAWarning(t *testing.T) {
 				t.Errorf("the warnings are %q, want %q among them", got, want)
 			}
 		}
-		_, err := r.ReplayPast(t.Context(), relay.Past{Sink: "hook", Run: "one"})
+		_, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "hook", Run: "one"})
 		if err == nil || !strings.Contains(err.Error(), "forewarn relay --provision adds it") {
 			t.Errorf("a replay that nothing takes: %v", err)
 		}

@@ -53,7 +53,7 @@ type queue struct {
 
 	mu       sync.Mutex // guards all below; nothing slow happens while it is held
 	cursor   cursor     // as it is in the bucket
-	pending  map[uint64]*entry
+	pending  map[uint64]*pendingItem
 	mutes    []*delivery.Mute
 	open     map[uint64]bool // sequence numbers of cursor.Open that aren't settled
 	order    []uint64        // sequence numbers that were read, in order; those in front may be settled
@@ -75,9 +75,9 @@ type queue struct {
 }
 
 // An entry is one delivery that isn't settled.
-type entry struct {
+type pendingItem struct {
 	item  *delivery.Item // replaced, never changed
-	mark  string
+	id    string
 	group *group
 	ce    *event.Event // nil: it is read again
 }
@@ -94,7 +94,7 @@ type cursor struct {
 // openQueue opens the queue of a sink whose lease is held while term lasts. What else wants to write for the sink fails
 // from then on.
 func openQueue(q *queue) error {
-	q.pending, q.open, q.unsaved = map[uint64]*entry{}, map[uint64]bool{}, map[uint64]bool{}
+	q.pending, q.open, q.unsaved = map[uint64]*pendingItem{}, map[uint64]bool{}, map[uint64]bool{}
 	q.groups, q.dirty, q.touched = map[string]*group{}, map[*group]bool{}, map[uint64]bool{}
 	q.changed, q.released, q.saving = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 
@@ -141,7 +141,7 @@ func (q *queue) missed(info *jetstream.StreamInfo, after uint64) {
 }
 
 func (q *queue) info() (*jetstream.StreamInfo, error) {
-	ctx, cancel := context.WithTimeout(q.term, patience)
+	ctx, cancel := context.WithTimeout(q.term, requestTimeout)
 	defer cancel()
 	info, err := q.stream.Info(ctx)
 	if err != nil {
@@ -203,7 +203,7 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 		q.mu.Unlock()
 		return ce, nil, errors.New("it is not pending any more")
 	}
-	if e.group.must > e.group.saved {
+	if e.group.requiredVersion > e.group.savedVersion {
 		q.mu.Unlock()
 		return ce, nil, errors.New("what became of the change before is not on record yet")
 	}

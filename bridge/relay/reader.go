@@ -28,7 +28,7 @@ func (q *queue) readAll() {
 			q.readTo(q.read)
 			from := q.read
 			q.mu.Unlock()
-			err = follow(q.term, q.js, q.stream.CachedInfo().Config.Name, after(from), q.take)
+			err = follow(q.term, q.js, q.stream.CachedInfo().Config.Name, startAfter(from), q.take)
 		}
 		if q.term.Err() != nil {
 			return
@@ -98,27 +98,27 @@ func (q *queue) readOpen() error {
 }
 
 // fetch reads one message by its number. The error wraps delivery.ErrLost when the stream has it no more.
-func (q *queue) fetch(ctx context.Context, seq uint64) (raw, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (q *queue) fetch(ctx context.Context, seq uint64) (rawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	msg, err := q.stream.GetMsg(ctx, seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		info, err := q.info()
 		if err != nil {
-			return raw{}, err
+			return rawMessage{}, err
 		}
 		if seq <= info.State.LastSeq || !info.Created.Equal(q.created) {
-			return raw{}, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, info.Config.Name, seq)
+			return rawMessage{}, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, info.Config.Name, seq)
 		} // else it is about to be there
 	}
 	if err != nil {
-		return raw{}, fmt.Errorf("read message %d: %w", seq, err)
+		return rawMessage{}, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	return raw{msg.Sequence, msg.Time.UTC(), msg.Subject, msg.Header, msg.Data}, nil
+	return rawMessage{msg.Sequence, msg.Time.UTC(), msg.Subject, msg.Header, msg.Data}, nil
 }
 
 // take takes in a message when there is room for it.
-func (q *queue) take(r raw) error {
+func (q *queue) take(r rawMessage) error {
 	if err := q.room(); err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (q *queue) room() error {
 }
 
 // takeOne takes in a message: it becomes pending, unless the sink isn't owed it or has it already.
-func (q *queue) takeOne(r raw) error {
+func (q *queue) takeOne(r rawMessage) error {
 	m, err := r.message()
 	if err != nil {
 		return q.noCloudEvent(r, err)
@@ -164,7 +164,7 @@ func (q *queue) takeOne(r raw) error {
 		q.pass(r.seq)
 		return nil
 	}
-	g, err := q.group(markKey(q.route.Name, m.group()))
+	g, err := q.group(recordKey(q.route.Name, m.recordID()))
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (q *queue) takeOne(r raw) error {
 		return nil
 	}
 	letter := deadLetter{
-		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.of, Reason: delivery.ReasonLate,
+		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Reason: delivery.ReasonLate,
 		At: time.Now().UTC(), Pending: m.stored,
 	}
 	if err := q.dead.add(q.term, letter, &m.ce); err != nil {
@@ -181,7 +181,7 @@ func (q *queue) takeOne(r raw) error {
 	q.meter.Failed(q.route.Name, delivery.ReasonLate)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.settleUnsent(g, m, howDead, delivery.ReasonLate)
+	q.settleUnsent(g, m, resultDead, delivery.ReasonLate)
 	return nil
 }
 
@@ -192,7 +192,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.open, m.seq)
-	if q.knows(g, m.mark()) {
+	if q.knows(g, m.deliveryID()) {
 		q.readTo(m.seq)
 		return false
 	}
@@ -202,7 +202,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	case outdated && q.route.Terms.Late == delivery.LateDrop:
 		return true
 	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):
-		q.settleUnsent(g, m, howSuperseded, "")
+		q.settleUnsent(g, m, resultSuperseded, "")
 	default:
 		q.pend(g, m)
 	}
@@ -219,7 +219,7 @@ func (q *queue) knows(g *group, id string) bool {
 
 // settleUnsent settles a message that was never pending. mu is held.
 func (q *queue) settleUnsent(g *group, m message, how, answer string) {
-	g.rec.settle(m.mark(), mark{At: time.Now().UTC(), How: how, Answer: answer})
+	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), How: how, Answer: answer})
 	q.note(g)
 	q.readTo(m.seq)
 }
@@ -248,8 +248,8 @@ func (q *queue) caughtUp() {
 }
 
 // noCloudEvent keeps a message that is none as a dead letter, once for all sinks.
-func (q *queue) noCloudEvent(r raw, why error) error {
-	err := q.dead.addRaw(q.term, r, why)
+func (q *queue) noCloudEvent(r rawMessage, why error) error {
+	err := q.dead.addInvalid(q.term, r, why)
 	if err != nil {
 		return err
 	}

@@ -15,58 +15,61 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// maxMarks is how many settled ids a record keeps; of more, the newest.
-const maxMarks = 1000
+// maxSettled is how many results a record keeps: those of the deliveries that were settled last.
+const maxSettled = 1000
 
 // A record is all that a sink remembers of an Azure event, or of a CloudEvent about a bridge.
 type record struct {
-	// Owed says that the sink's filter took one of the event's changes: from then on it gets all later ones.
-	Owed    bool             `json:"owed,omitempty"`
-	Settled map[string]mark  `json:"settled,omitempty"` // by message.mark
-	Trying  map[string]trial `json:"trying,omitempty"`  // by message.mark
-	Receipt []byte           `json:"receipt,omitempty"`
-	// Kind and Seen are of the change that is furthest along the event's life, and when a VM saw it.
+	// Matched means that the sink's filter let one of the event's changes pass. The sink gets all later ones.
+	Matched bool              `json:"owed,omitempty"`
+	Settled map[string]result `json:"settled,omitempty"` // by message.deliveryID
+	Retries map[string]retry  `json:"trying,omitempty"`  // by message.deliveryID
+	Receipt []byte            `json:"receipt,omitempty"`
+	stage
+}
+
+// A stage is how far along its life an Azure event is: the kind of its latest change, and when a VM saw that.
+type stage struct {
 	Kind imds.ChangeKind `json:"kind,omitempty"`
 	Seen time.Time       `json:"seen,omitzero"`
 }
 
-// outdated says whether a change comes too late: another VM, which saw the event first when it had begun or was over,
-// was quicker than those that had seen it announced. An event that comes back is no such case, because that is seen
-// later.
-func (r *record) outdated(m message) bool {
-	return along(m.change.Kind) < along(r.Kind) && m.ce.Time().Before(r.Seen)
+// outdated reports whether a change comes too late, because a later one was read before it. This happens when a VM that
+// first sees an event already started or over publishes earlier than the VMs that saw it announced. The change of an event
+// that comes back isn't outdated, because it was seen later.
+func (s *stage) outdated(m message) bool {
+	return stageOf(m.change.Kind) < stageOf(s.Kind) && m.ce.Time().Before(s.Seen)
 }
 
-// see notes how far along the event is.
-func (r *record) see(m message) {
-	if !r.outdated(m) {
-		r.Kind, r.Seen = m.change.Kind, m.ce.Time()
+// update moves the stage on to a change, unless that is outdated.
+func (s *stage) update(m message) {
+	if !s.outdated(m) {
+		s.Kind, s.Seen = m.change.Kind, m.ce.Time()
 	}
 }
 
-// along is how far along an event's life a change is.
-func along(k imds.ChangeKind) int {
+// stageOf returns the position of a kind of change in an event's life.
+func stageOf(k imds.ChangeKind) int {
 	return slices.Index([]imds.ChangeKind{imds.Scheduled, imds.Updated, imds.Started, imds.Vanished}, k)
 }
 
-// A mark says what became of a delivery.
-type mark struct {
-	At     time.Time `json:"at"`
-	How    string    `json:"how"`              // accepted, superseded, dead
-	Answer string    `json:"answer,omitempty"` // of the destination, or why it was given up
-	// Attempts is how many there were.
-	Attempts int `json:"attempts,omitempty"`
+// A result is how a delivery was settled.
+type result struct {
+	At       time.Time `json:"at"`
+	How      string    `json:"how"`                // resultAccepted, resultSuperseded or resultDead
+	Answer   string    `json:"answer,omitempty"`   // of the destination, or why it became a dead letter
+	Attempts int       `json:"attempts,omitempty"` // number of attempts
 }
 
-// What became of a delivery.
+// The values of result.How.
 const (
-	howAccepted   = "accepted"
-	howSuperseded = "superseded"
-	howDead       = "dead"
+	resultAccepted   = "accepted"
+	resultSuperseded = "superseded"
+	resultDead       = "dead"
 )
 
-// A trial is how far the attempts of a delivery have come.
-type trial struct {
+// A retry is the state of a pending delivery that was attempted, as far as the next relay needs it.
+type retry struct {
 	Attempts int       `json:"attempts"`
 	Next     time.Time `json:"next,omitzero"`
 	Error    string    `json:"error,omitempty"`
@@ -75,14 +78,14 @@ type trial struct {
 	FellBack bool      `json:"fellBack,omitempty"`
 }
 
-// settle notes what became of a delivery.
-func (r *record) settle(id string, m mark) {
+// settle records the result of a delivery, and forgets its attempts.
+func (r *record) settle(id string, m result) {
 	if r.Settled == nil {
-		r.Settled = map[string]mark{}
+		r.Settled = map[string]result{}
 	}
 	r.Settled[id] = m
-	delete(r.Trying, id)
-	if len(r.Settled) > maxMarks {
+	delete(r.Retries, id)
+	if len(r.Settled) > maxSettled {
 		oldest := slices.MinFunc(slices.Collect(maps.Keys(r.Settled)), func(a, b string) int {
 			return r.Settled[a].At.Compare(r.Settled[b].At)
 		})
@@ -90,34 +93,37 @@ func (r *record) settle(id string, m mark) {
 	}
 }
 
-func (r *record) try(id string, t trial) {
-	if r.Trying == nil {
-		r.Trying = map[string]trial{}
+// setRetry records the state of a delivery that will be attempted again.
+func (r *record) setRetry(id string, t retry) {
+	if r.Retries == nil {
+		r.Retries = map[string]retry{}
 	}
-	r.Trying[id] = t
+	r.Retries[id] = t
 }
 
-// A group is a record in memory, and what is pending about it. The queue's mu guards it, but for rev.
+// A group is a record in memory, with the deliveries that belong to it. The queue's mu guards all but rev.
 type group struct {
-	key     string // in the bucket
-	rev     uint64 // of the bucket; guarded by queue.saving
-	rec     record
-	changes int               // counts changes of rec
-	saved   int               // as many of them as are in the bucket
-	must    int               // as many of them as have to be there before the next delivery of the group
-	pending map[string]uint64 // sequence numbers by mark
-	ended   []uint64          // sequence numbers of what ended since it was saved
+	key             string // in the bucket
+	rev             uint64 // of the bucket; guarded by queue.saving
+	rec             record
+	version         int               // number of changes made to rec
+	savedVersion    int               // the version in the bucket
+	requiredVersion int               // the version that must be in the bucket before the group's next delivery
+	pending         map[string]uint64 // sequence numbers by message.deliveryID
+	settled         []uint64          // sequence numbers of the deliveries settled since the last save
 }
 
-// A bucket is where sinks remember. Its keys are cursor.<sink> and mark.<sink>.<Azure event or CloudEvent>.
+// A bucket is the key-value bucket with the sinks' cursors and records, under the keys cursor.<sink> and
+// mark.<sink>.<Azure event or CloudEvent>.
 type bucket struct{ kv jetstream.KeyValue }
 
-func cursorKey(sink string) string      { return "cursor." + token(sink) }
-func markKey(sink, group string) string { return "mark." + token(sink) + "." + token(group) }
+func cursorKey(sink string) string        { return "cursor." + token(sink) }
+func recordKey(sink, group string) string { return "mark." + token(sink) + "." + token(group) }
 
-// get reads a value and its revision, 0 if there is none.
+// get decodes a value into to, and returns its revision: 0 if there is no value. If the value can't be decoded, the
+// error wraps errUnreadable and the revision is returned all the same.
 func (b bucket) get(ctx context.Context, key string, to any) (rev uint64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	e, err := b.kv.Get(ctx, key)
 	switch {
@@ -135,19 +141,19 @@ func (b bucket) get(ctx context.Context, key string, to any) (rev uint64, err er
 	return e.Revision(), nil
 }
 
-// errUnreadable says that a value of the bucket is none of ours.
+// errUnreadable means that a relay didn't write this value.
 var errUnreadable = errors.New("unreadable")
 
-// errOvertaken says that somebody else wrote what only the holder of a lease writes.
+// errOvertaken means that another relay wrote a value that only the holder of a lease may write.
 var errOvertaken = errors.New("another relay has taken over")
 
-// put writes a value in the place of the one with the revision. When the answer to an earlier try was lost, what it
-// wrote is recognised.
+// put replaces the value that has this revision, and returns the new revision. If the bucket holds another revision, the
+// error wraps errOvertaken, unless that has the same value: then the answer to an earlier put was lost.
 func (b bucket) put(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	next, err := write(ctx, b.kv, key, value, rev)
-	if err == nil || !conflicts(err) {
+	next, err := writeRevision(ctx, b.kv, key, value, rev)
+	if err == nil || !isConflict(err) {
 		return next, err
 	}
 	e, err := b.kv.Get(ctx, key)
@@ -160,16 +166,16 @@ func (b bucket) put(ctx context.Context, key string, value []byte, rev uint64) (
 	return 0, err
 }
 
-// write is the bucket's Update, which with 0 for the revision takes a deleted key for none too.
-func write(ctx context.Context, kv jetstream.KeyValue, key string, value []byte, rev uint64) (uint64, error) {
+// writeRevision replaces the value that has this revision. Revision 0 means that the key is new or was deleted.
+func writeRevision(ctx context.Context, kv jetstream.KeyValue, key string, value []byte, rev uint64) (uint64, error) {
 	if rev == 0 {
 		return kv.Create(ctx, key, value)
 	}
 	return kv.Update(ctx, key, value, rev)
 }
 
-// conflicts says whether an error means that the revision was not the last one.
-func conflicts(err error) bool {
+// isConflict reports whether an error means that the key has another revision.
+func isConflict(err error) bool {
 	e, ok := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, jetstream.ErrKeyExists) || ok &&
 		(e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||

@@ -62,7 +62,7 @@ type Relay struct {
 	conn     *nats.Conn
 	js       jetstream.JetStream
 	dead     *deadLetters
-	marks    bucket
+	records  bucket
 	mutes    []*delivery.Mute // of all relays; replaced, never changed
 	mutesRev uint64           // of the bucket
 	recorded map[string]bool  // what became of mutes, by the id under which the stream has it
@@ -170,9 +170,9 @@ func (r *Relay) connected(ctx context.Context) error {
 		return err
 	}
 	r.mu.Lock()
-	r.conn, r.js, r.dead, r.marks, r.notes = conn, js, p.dead, p.marks, p.notes
+	r.conn, r.js, r.dead, r.records, r.notes = conn, js, p.dead, p.records, p.notes
 	r.mu.Unlock()
-	if err := r.readMutes(session, p.marks); err != nil {
+	if err := r.readMutes(session, p.records); err != nil {
 		return err
 	}
 	r.setDown(nil)
@@ -185,7 +185,7 @@ func (r *Relay) connected(ctx context.Context) error {
 	var all sync.WaitGroup
 	all.Go(func() { r.lookAround(session, p, end) })
 	all.Go(func() { r.followFleet(session, p) })
-	all.Go(func() { r.followMarks(session, p) })
+	all.Go(func() { r.followRecords(session, p) })
 	all.Go(func() { r.followMutes(session, p) })
 	if p.beats != "" {
 		all.Go(func() { r.followHeartbeats(session, p) })
@@ -207,28 +207,28 @@ func newJetStream(conn *nats.Conn, domain string) (jetstream.JetStream, error) {
 
 // places are where everything is kept.
 type places struct {
-	js     jetstream.JetStream
-	stream jetstream.Stream
-	marks  bucket
-	leases jetstream.KeyValue
-	dead   *deadLetters
-	beats  string        // the stream that keeps heartbeats; "" for none
-	knows  time.Duration // for how long the stream knows an id again
-	notes  []string
+	js      jetstream.JetStream
+	stream  jetstream.Stream
+	records bucket
+	leases  jetstream.KeyValue
+	dead    *deadLetters
+	beats   string        // the stream that keeps heartbeats; "" for none
+	knows   time.Duration // for how long the stream knows an id again
+	notes   []string
 }
 
 // The names of what a relay keeps, beside its stream.
-func marksBucket(stream string) string  { return stream + "_marks" }
-func leasesBucket(stream string) string { return stream + "_leases" }
-func deadStream(stream string) string   { return stream + "_dead" }
-func beatsStream(stream string) string  { return stream + "_heartbeats" }
+func recordsBucket(stream string) string { return stream + "_marks" }
+func leasesBucket(stream string) string  { return stream + "_leases" }
+func deadStream(stream string) string    { return stream + "_dead" }
+func beatsStream(stream string) string   { return stream + "_heartbeats" }
 
 // beatsSubject is where bridges publish heartbeats: forewarn.heartbeat.<subscription>.<group>.<set>.<vm>.
 const beatsSubject = "forewarn.heartbeat.>"
 
 // places finds the stream and what the relay keeps beside it.
 func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	p.js = js
 	missing := func(what, name string, err error) error {
@@ -244,7 +244,7 @@ func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, e
 	for _, b := range []struct {
 		name string
 		to   *jetstream.KeyValue
-	}{{marksBucket(r.Stream), &p.marks.kv}, {leasesBucket(r.Stream), &p.leases}} {
+	}{{recordsBucket(r.Stream), &p.records.kv}, {leasesBucket(r.Stream), &p.leases}} {
 		if *b.to, err = js.KeyValue(ctx, b.name); err != nil {
 			return p, missing("bucket", b.name, err)
 		}
@@ -262,15 +262,15 @@ func (r *Relay) places(ctx context.Context, js jetstream.JetStream) (p places, e
 	if _, err = js.Stream(ctx, dead); err != nil {
 		return p, missing("stream", dead, err)
 	}
-	p.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(r.Stream), most: int(js.Conn().MaxPayload())}
+	p.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(r.Stream), maxPayload: int(js.Conn().MaxPayload())}
 	if p.beats, err = js.StreamNameBySubject(ctx, beatsSubject); err != nil {
 		p.notes = append(p.notes, "no stream takes "+beatsSubject+
 			", so nobody hears which VMs fall silent; forewarn relay --provision mends that")
 	}
-	if name, err := js.StreamNameBySubject(ctx, addressPrefix+"x.x"); err != nil || name != r.Stream {
+	if name, err := js.StreamNameBySubject(ctx, sinkPrefix+"x.x"); err != nil || name != r.Stream {
 		p.notes = append(p.notes,
 			fmt.Sprintf("stream %s does not take %s>, so nothing can be replayed or handed to a fallback; "+
-				"forewarn relay --provision mends that", r.Stream, addressPrefix))
+				"forewarn relay --provision mends that", r.Stream, sinkPrefix))
 	}
 	return p, nil
 }

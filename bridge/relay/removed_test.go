@@ -43,14 +43,14 @@ func TestAMessageThatWasRemovedIsNotWaitedFor(t *testing.T) {
 	if got := f.hears(hook, 1); !slices.Equal(got, ids(one)) {
 		t.Errorf("the new sink heard %q, want %q", got, ids(one))
 	}
-	part, err := r.ReplayPast(t.Context(), relay.Past{Sink: "hook", Since: time.Now().Add(-time.Hour), By: "alice", Run: "1"})
+	part, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "hook", Since: time.Now().Add(-time.Hour), By: "alice", Run: "1"})
 	if err != nil || len(part.Replayed) != 1 || part.Replayed[0].ID != one.ID() {
 		t.Errorf("ReplayPast = %+v, %v; want %s", part, err, one.ID())
 	}
 	for seq := uint64(1); seq <= 2; seq++ { // and now there is none at all but what is for one sink
 		_ = stream.DeleteMsg(t.Context(), seq)
 	}
-	if part, err = r.ReplayPast(t.Context(), relay.Past{Sink: "hook", Since: time.Now().Add(-time.Hour), Run: "2"}); err != nil {
+	if part, err = r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "hook", Since: time.Now().Add(-time.Hour), Run: "2"}); err != nil {
 		t.Errorf("ReplayPast = %+v, %v", part, err)
 	}
 }

@@ -8,103 +8,82 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/cloudevents/sdk-go/v2/types"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 )
 
-// A Past says which CloudEvents of the stream a sink shall get again: those about Azure's events that its filter takes.
-type Past struct {
+// A ReplayRequest selects the CloudEvents of the stream that a sink gets again: those about Azure events that its
+// filter lets pass. They are replayed in parts, one call of ReplayPast each.
+type ReplayRequest struct {
 	Sink  string    `json:"sink"`
-	Since time.Time `json:"since"` // when the stream took them
+	Since time.Time `json:"since"` // when the stream stored them
 	Event string    `json:"event"` // the beginning of the Azure event's id; "" for all
 	By    string    `json:"by"`    // who asks for it
-	Run   string    `json:"run"`   // a name for all parts of one request; what has the same one is replayed once
-	After uint64    `json:"after"` // the number of the last message of the part before; 0 for the first part
+	Run   string    `json:"run"`   // the same in all parts; a CloudEvent is replayed once in a run
+	After uint64    `json:"after"` // ReplayPart.After of the part before; 0 for the first part
 }
 
-// A Repeated is a CloudEvent that a sink gets again.
-type Repeated struct {
+// A ReplayedEvent is a CloudEvent that was replayed.
+type ReplayedEvent struct {
 	ID    string    `json:"id"`
 	Type  string    `json:"type"`
 	Event string    `json:"event"` // the Azure event's id
 	Time  time.Time `json:"time"`  // when a bridge saw the change
 }
 
-// A Part is what one request of a replay did. There may be more after it.
-type Part struct {
-	Replayed []Repeated `json:"replayed"`
-	After    uint64     `json:"after"` // for the next part; 0 when this was the last one
+// A ReplayPart is the result of one call of ReplayPast.
+type ReplayPart struct {
+	Replayed []ReplayedEvent `json:"replayed"`
+	After    uint64          `json:"after"` // for the next part; 0 if this was the last one
 }
 
-// replayedAtOnce is how many messages one part looks at, so that whoever asks for it needn't wait for long.
+// replayedAtOnce is how many messages one part reads, so that each call returns soon.
 const replayedAtOnce = 1_000
 
-// ReplayPast publishes CloudEvents of the stream again for one sink, each marked with when. Of several VMs' copies the sink gets
-// one: its first in the part.
-func (r *Relay) ReplayPast(ctx context.Context, p Past) (part Part, err error) {
+// ReplayPast publishes CloudEvents of the stream again for one sink. If several VMs published the same one, the sink
+// gets the first copy in the part.
+func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, error) {
 	r.mu.Lock()
 	js, down, routes := r.js, r.down, r.Routes
 	r.mu.Unlock()
 	if js == nil {
-		return part, fmt.Errorf("the relay can't reach JetStream: %w", down)
+		return ReplayPart{}, fmt.Errorf("the relay can't reach JetStream: %w", down)
 	}
 	route, err := routeNamed(routes, p.Sink)
 	if err != nil {
-		return part, err
+		return ReplayPart{}, err
 	}
-	asked, cancel := context.WithTimeout(ctx, patience)
+	asked, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	stream, err := js.Stream(asked, r.Stream)
 	if err != nil {
-		return part, err
+		return ReplayPart{}, err
 	}
-	last := stream.CachedInfo().State.LastSeq
-	from := since(p.Since)
-	if p.After > 0 {
-		from = after(p.After)
-	}
-	part.Replayed = []Repeated{}
-	if stream.CachedInfo().State.Msgs == 0 || p.After >= last || stream.CachedInfo().State.LastTime.Before(p.Since) {
+	part := ReplayPart{Replayed: []ReplayedEvent{}}
+	state := stream.CachedInfo().State
+	if state.Msgs == 0 || p.After >= state.LastSeq || state.LastTime.Before(p.Since) {
 		return part, nil
 	}
-	kv, err := js.KeyValue(asked, marksBucket(r.Stream))
+	kv, err := js.KeyValue(asked, recordsBucket(r.Stream))
 	if err != nil {
-		return part, err
+		return ReplayPart{}, err
 	}
-	x := picker{past: p, route: route, marks: bucket{kv}, owed: map[string]bool{}}
-	looked, done := 0, map[string]bool{}
-	err = catchUpWith(ctx, js, r.Stream, from, func(m raw) error {
-		if m.seq > last {
-			return errEnough
-		}
-		again, ok, err := x.pick(ctx, m)
-		if err != nil {
-			return err
-		}
-		if ok && !done[again.ID()] {
-			done[again.ID()] = true
-			if err := replay(ctx, js, route.Name, again, again.ID()+"-replay-"+p.Run); err != nil {
-				return err
-			}
-			part.Replayed = append(part.Replayed, Repeated{again.ID(), again.Type(), again.Subject(), again.Time()})
-		}
-		if looked++; m.seq == last {
-			return errEnough
-		}
-		if looked == replayedAtOnce {
-			part.After = m.seq
-			return errEnough
-		}
-		return nil
-	})
-	if len(part.Replayed) > 0 {
-		r.Log.Info("the past is replayed", "sink", route.Name, "cloudevents", len(part.Replayed), "since", p.Since, "event",
-			p.Event, "by", p.By)
+	from := startAt(p.Since)
+	if p.After > 0 {
+		from = startAfter(p.After)
 	}
-	return part, err
+	x := replayer{
+		request: p, route: route, js: js, records: bucket{kv}, last: state.LastSeq, matched: map[string]bool{},
+		done: map[string]bool{}, part: part,
+	}
+	err = readToEnd(ctx, js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
+	if len(x.part.Replayed) > 0 {
+		r.Log.Info("the past is replayed", "sink", route.Name, "cloudevents", len(x.part.Replayed), "since", p.Since,
+			"event", p.Event, "by", p.By)
+	}
+	return x.part, err
 }
 
 func routeNamed(routes []bridge.Route, name string) (bridge.Route, error) {
@@ -116,48 +95,82 @@ func routeNamed(routes []bridge.Route, name string) (bridge.Route, error) {
 	return bridge.Route{}, fmt.Errorf("there is no sink %q", name)
 }
 
-// A picker picks what a sink gets again.
-type picker struct {
-	past  Past
-	route bridge.Route
-	marks bucket
-	owed  map[string]bool // by Azure event: the filter took one of its changes
+// A replayer replays one part.
+type replayer struct {
+	request ReplayRequest
+	route   bridge.Route
+	js      jetstream.JetStream
+	records bucket
+	last    uint64          // the stream's last message when the part began
+	matched map[string]bool // whether the filter let a change of an Azure event pass, by the event's id
+	done    map[string]bool // CloudEvents of this part, by id
+	read    int             // number of messages
+	part    ReplayPart
 }
 
-// pick gives the CloudEvent of a message if the sink is to get it again: as at first, it gets all changes of an event
-// from the first one that its filter took.
-func (p picker) pick(ctx context.Context, r raw) (ce event.Event, ok bool, err error) {
-	m, err := r.message()
-	if err != nil || m.to != "" || m.of == "" || !strings.HasPrefix(strings.ToUpper(m.of), strings.ToUpper(p.past.Event)) {
-		return ce, false, nil
+// take replays one message if the sink gets it. It returns errStop at the end of the part.
+func (x *replayer) take(ctx context.Context, r rawMessage) error {
+	if r.seq > x.last {
+		return errStop
 	}
-	owed, known := p.owed[m.of]
+	if m, err := r.message(); err == nil {
+		selected, err := x.selects(ctx, m)
+		if err != nil {
+			return err
+		}
+		if selected && !x.done[m.ce.ID()] {
+			if err := x.replay(ctx, m.ce); err != nil {
+				return err
+			}
+		}
+	}
+	x.read++
+	switch {
+	case r.seq == x.last:
+		return errStop
+	case x.read == replayedAtOnce:
+		x.part.After = r.seq
+		return errStop
+	}
+	return nil
+}
+
+// selects reports whether the sink gets a message again. As at first, it gets all changes of an Azure event from the
+// first one that its filter let pass.
+func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
+	if m.onlySink != "" || m.eventID == "" ||
+		!strings.HasPrefix(strings.ToUpper(m.eventID), strings.ToUpper(x.request.Event)) {
+		return false, nil
+	}
+	matched, known := x.matched[m.eventID]
 	if !known {
 		var rec record
-		if _, err := p.marks.get(ctx, markKey(p.route.Name, m.of), &rec); err != nil && !errors.Is(err, errUnreadable) {
-			return ce, false, err
+		_, err := x.records.get(ctx, recordKey(x.route.Name, m.eventID), &rec)
+		if err != nil && !errors.Is(err, errUnreadable) {
+			return false, err
 		}
-		owed = rec.Owed
+		matched = rec.Matched
 	}
-	if !owed {
-		verdict, _, _ := p.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true) // one that fails lets it pass
-		owed = verdict != bridge.Refused
+	if !matched {
+		verdict, _, _ := x.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true) // if it fails, the event passes
+		matched = verdict != bridge.Refused
 	}
-	p.owed[m.of] = owed
-	switch {
-	case !owed:
-		return ce, false, nil
-	case m.change.Kind.OfAzure():
-		ok, _ = p.route.Filter.Change(m.change, "")
-	default:
-		ok = p.route.Hears(m.change, "")
+	x.matched[m.eventID] = matched
+	if !matched {
+		return false, nil
 	}
-	return m.ce, ok, nil
+	if m.change.Kind.OfAzure() {
+		selected, _ := x.route.Filter.Change(m.change, "")
+		return selected, nil
+	}
+	return x.route.Hears(m.change, ""), nil
 }
 
-// replay publishes a CloudEvent again for one sink, marked with when. What has the same id is published once.
-func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, id string) error {
-	again := ce.Clone()
-	again.SetExtension("recordedtime", types.Timestamp{Time: time.Now().UTC()})
-	return address(ctx, js, sink, again, nil, id)
+func (x *replayer) replay(ctx context.Context, ce event.Event) error {
+	x.done[ce.ID()] = true
+	if err := replay(ctx, x.js, x.route.Name, ce, ce.ID()+"-replay-"+x.request.Run); err != nil {
+		return err
+	}
+	x.part.Replayed = append(x.part.Replayed, ReplayedEvent{ce.ID(), ce.Type(), ce.Subject(), ce.Time()})
+	return nil
 }

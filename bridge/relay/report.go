@@ -23,15 +23,15 @@ func (q *queue) again(seq uint64) {
 }
 
 // end takes out a delivery that is settled in its record. mu is held.
-func (q *queue) end(e *entry) {
+func (q *queue) end(e *pendingItem) {
 	seq := e.item.Seq
 	delete(q.pending, seq)
-	delete(e.group.pending, e.mark)
+	delete(e.group.pending, e.id)
 	if e.ce != nil {
 		q.bodies--
 	}
 	q.unsaved[seq] = true
-	e.group.ended = append(e.group.ended, seq)
+	e.group.settled = append(e.group.settled, seq)
 	q.note(e.group)
 }
 
@@ -116,19 +116,19 @@ func (q *queue) handOver(i *delivery.Item, ce event.Event, why string) error {
 		return nil
 	}
 	instead := &delivery.Instead{Sink: q.route.Name, Why: cmp.Or(why, "no answer")}
-	return address(q.term, q.js, to, ce, instead, ce.ID()+"-instead-"+to)
+	return publishForSink(q.term, q.js, to, ce, instead, ce.ID()+"-instead-"+to)
 }
 
 // report changes the records as a report says, and gives those it changed.
 func (q *queue) report(r delivery.Report) (changed []*group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	each := func(items []*delivery.Item, f func(e *entry)) {
+	each := func(items []*delivery.Item, f func(e *pendingItem)) {
 		for _, i := range items {
 			if e := q.pending[i.Seq]; e != nil {
 				f(e)
 				q.note(e.group)
-				e.group.must = e.group.changes
+				e.group.requiredVersion = e.group.version
 				if !slices.Contains(changed, e.group) {
 					changed = append(changed, e.group)
 				}
@@ -136,13 +136,13 @@ func (q *queue) report(r delivery.Report) (changed []*group) {
 		}
 	}
 	for _, items := range [][]*delivery.Item{r.Accepted, r.Failed, r.Dead} {
-		each(items, func(e *entry) {
+		each(items, func(e *pendingItem) {
 			if r.Answer.Receipt != nil && e.item.Group != "" {
 				e.group.rec.Receipt = r.Answer.Receipt
 			}
 		})
 	}
-	each(r.Failed, func(e *entry) {
+	each(r.Failed, func(e *pendingItem) {
 		next := *e.item
 		next.Attempts++
 		next.Next, next.Error, next.Batch = r.Next.UTC(), cmp.Or(r.Error, next.Error), cmp.Or(r.Batch, next.Batch)
@@ -151,34 +151,34 @@ func (q *queue) report(r delivery.Report) (changed []*group) {
 		}
 		q.replace(e, next)
 	})
-	each(r.FellBack, func(e *entry) {
+	each(r.FellBack, func(e *pendingItem) {
 		next := *e.item
 		next.FellBack = true
 		q.replace(e, next)
 	})
-	settle := func(how, answer string) func(*entry) {
-		return func(e *entry) {
+	settle := func(how, answer string) func(*pendingItem) {
+		return func(e *pendingItem) {
 			attempts := e.item.Attempts
-			if how == howAccepted {
+			if how == resultAccepted {
 				attempts++
 			}
-			e.group.rec.settle(e.mark, mark{At: r.Now.UTC(), How: how, Answer: answer, Attempts: attempts})
+			e.group.rec.settle(e.id, result{At: r.Now.UTC(), How: how, Answer: answer, Attempts: attempts})
 			q.end(e)
 		}
 	}
-	each(r.Superseded, settle(howSuperseded, ""))
+	each(r.Superseded, settle(resultSuperseded, ""))
 	q.count += len(r.Accepted)
 	if len(r.Accepted) > 0 {
 		q.last = r.Now.UTC()
 	}
-	each(r.Accepted, settle(howAccepted, imds.CutText(r.Answer.Status, 200)))
-	each(r.Dead, settle(howDead, r.Reason))
+	each(r.Accepted, settle(resultAccepted, imds.CutText(r.Answer.Status, 200)))
+	each(r.Dead, settle(resultDead, r.Reason))
 	return changed
 }
 
 // replace puts a newer item in the place of an entry's. mu is held.
-func (q *queue) replace(e *entry, next delivery.Item) {
+func (q *queue) replace(e *pendingItem, next delivery.Item) {
 	e.item = &next
-	e.group.rec.try(e.mark, trial{next.Attempts, next.Next, next.Error, next.Progress, next.Batch, next.FellBack})
+	e.group.rec.setRetry(e.id, retry{next.Attempts, next.Next, next.Error, next.Progress, next.Batch, next.FellBack})
 	q.touch(next.Seq)
 }

@@ -45,7 +45,7 @@ func (q *queue) group(key string) (*group, error) {
 
 // note counts a change of a record, which is to be written. mu is held.
 func (q *queue) note(g *group) {
-	g.changes++
+	g.version++
 	q.dirty[g] = true
 }
 
@@ -57,7 +57,7 @@ func (q *queue) save(groups []*group) error {
 	q.saving <- struct{}{}
 	defer func() { <-q.saving }()
 	// What a sink accepted as the lease ended is written all the same, if nobody else has written since.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.term), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.term), requestTimeout)
 	defer cancel()
 	errs := make([]error, len(groups))
 	places := make(chan struct{}, writers)
@@ -81,9 +81,9 @@ func (q *queue) save(groups []*group) error {
 func (q *queue) saveOne(ctx context.Context, g *group) error {
 	q.mu.Lock()
 	body, err := json.Marshal(g.rec)
-	changes, ended := g.changes, len(g.ended)
+	changes, ended := g.version, len(g.settled)
 	q.mu.Unlock()
-	if err == nil && changes == g.saved {
+	if err == nil && changes == g.savedVersion {
 		return nil // somebody else wrote it
 	}
 	rev := g.rev
@@ -95,15 +95,15 @@ func (q *queue) saveOne(ctx context.Context, g *group) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	g.rev, g.saved = rev, changes
-	if g.changes == changes {
+	g.rev, g.savedVersion = rev, changes
+	if g.version == changes {
 		delete(q.dirty, g)
 	}
-	for _, seq := range g.ended[:ended] {
+	for _, seq := range g.settled[:ended] {
 		delete(q.unsaved, seq)
 		delete(q.open, seq)
 	}
-	g.ended = slices.Clone(g.ended[ended:])
+	g.settled = slices.Clone(g.settled[ended:])
 	return nil
 }
 

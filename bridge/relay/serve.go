@@ -75,7 +75,7 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 	}
 
 	q := &queue{
-		route: route, js: p.js, stream: p.stream, bucket: p.marks, dead: p.dead, log: r.Log.With("sink", route.Name),
+		route: route, js: p.js, stream: p.stream, bucket: p.records, dead: p.dead, log: r.Log.With("sink", route.Name),
 		meter: r.Meter,
 		lost:  lost, term: term, from: r.From, most: cmp.Or(r.Unsettled, maxUnsettled),
 	}

@@ -12,31 +12,31 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// patience is how long JetStream has for an answer.
-const patience = 5 * time.Second
+// requestTimeout is how long JetStream has to answer a request.
+const requestTimeout = 5 * time.Second
 
-// readAhead is how many messages are on their way to a reader.
+// readAhead is how many messages a reader asks for at once.
 const readAhead = 64
 
-// A server that answers a request for messages says every pullBeat that it still does. After two that didn't come the
-// request is lost, as when its server ended. jetstream's own times would leave the reader deaf for half a minute.
+// A server that answers a request for messages sends a heartbeat every pullHeartbeat. When two are missing, as when the
+// server has ended, the reader asks again. With jetstream's defaults it would wait for half a minute.
 const (
-	pullFor  = 10 * time.Second
-	pullBeat = 2 * time.Second
+	pullFor       = 10 * time.Second
+	pullHeartbeat = 2 * time.Second
 )
 
-// openFor is how long an Azure event is looked for that may still be open, and how long a record lives: no maintenance
-// is announced longer before.
-const openFor = 40 * 24 * time.Hour
+// maxEventAge is how far back a new sink looks for open events, and how long a record lives. Azure announces no
+// maintenance longer ahead.
+const maxEventAge = 40 * 24 * time.Hour
 
-// digest is a short name of a long text.
-func digest(s string) string {
+// shortHash returns 16 hex digits that stand for a long text.
+func shortHash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:8])
 }
 
-// A raw message is one of the stream, whatever it holds.
-type raw struct {
+// A rawMessage is a message of the stream that isn't decoded yet.
+type rawMessage struct {
 	seq     uint64
 	stored  time.Time
 	subject string
@@ -44,32 +44,34 @@ type raw struct {
 	data    []byte
 }
 
-func (r raw) message() (message, error) {
+// message decodes it. An error tells why it isn't a CloudEvent.
+func (r rawMessage) message() (message, error) {
 	return newMessage(r.seq, r.stored, r.header, r.subject, r.data)
 }
 
-// follow calls f with each message of the stream in order, beginning as from says, until f or the stream fails, or ctx
-// is done. It never leaves a message out: what a lost connection may have taken is an error.
+// follow calls f with each message of the stream in order, from the place that from names, until f fails, the stream
+// can't be read, or ctx is done. It never skips a message: if one may be lost with a connection, it returns an error.
 //
-// jetstream's ordered consumer does the same, but while a stream is gone it waits for it and hears of no context.
+// jetstream's ordered consumer does the same, but ignores ctx while it waits for a stream that was deleted.
 func follow(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
-	f func(raw) error) error {
-	return pull(ctx, js, stream, from, false, f)
+	f func(rawMessage) error) error {
+	return consume(ctx, js, stream, from, false, f)
 }
 
-// catchUpWith is follow until nothing is left to read. The stream's last number doesn't say so: that message may have been
-// removed.
-func catchUpWith(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
-	f func(raw) error) error {
-	err := pull(ctx, js, stream, from, true, f)
-	if errors.Is(err, errEnough) {
+// readToEnd is follow, but returns nil when no message is left to read, or when f returns errStop. It doesn't compare
+// with the stream's last sequence number, because that message may be deleted.
+func readToEnd(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig,
+	f func(rawMessage) error) error {
+	err := consume(ctx, js, stream, from, true, f)
+	if errors.Is(err, errStop) {
 		return nil
 	}
 	return err
 }
 
-func pull(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, ends bool,
-	f func(raw) error) error {
+// consume implements follow and readToEnd.
+func consume(ctx context.Context, js jetstream.JetStream, stream string, from jetstream.ConsumerConfig, toEnd bool,
+	f func(rawMessage) error) error {
 	wrong := func(err error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -77,8 +79,8 @@ func pull(ctx context.Context, js jetstream.JetStream, stream string, from jetst
 		return fmt.Errorf("read stream %s: %w", stream, err)
 	}
 	from.AckPolicy, from.MemoryStorage, from.Replicas, from.InactiveThreshold = jetstream.AckNonePolicy, true, 1,
-		unreadFor
-	opening, cancel := context.WithTimeout(ctx, patience)
+		consumerExpiry
+	opening, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	consumer, err := js.CreateConsumer(opening, stream, from)
 	if err != nil {
@@ -87,13 +89,13 @@ func pull(ctx context.Context, js jetstream.JetStream, stream string, from jetst
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = js.DeleteConsumer(ctx, stream, consumer.CachedInfo().Name) // else it goes by itself
+		_ = js.DeleteConsumer(ctx, stream, consumer.CachedInfo().Name) // otherwise it expires
 	}()
-	if ends && consumer.CachedInfo().NumPending == 0 {
+	if toEnd && consumer.CachedInfo().NumPending == 0 {
 		return nil
 	}
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead), jetstream.PullExpiry(pullFor),
-		jetstream.PullHeartbeat(pullBeat))
+		jetstream.PullHeartbeat(pullHeartbeat))
 	if err != nil {
 		return wrong(err)
 	}
@@ -110,39 +112,40 @@ func pull(ctx context.Context, js jetstream.JetStream, stream string, from jetst
 		case meta.Sequence.Consumer != next:
 			return wrong(errors.New("messages were lost on the way"))
 		}
-		err = f(raw{meta.Sequence.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()})
-		if err != nil || ends && meta.NumPending == 0 {
+		err = f(rawMessage{meta.Sequence.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()})
+		if err != nil || toEnd && meta.NumPending == 0 {
 			return err
 		}
 	}
 }
 
-// unreadFor is how long a consumer outlives its reader.
-const unreadFor = 5 * time.Minute
+// consumerExpiry is how long a consumer lives on when nobody reads from it.
+const consumerExpiry = 5 * time.Minute
 
-// after begins behind a sequence number.
-func after(seq uint64) jetstream.ConsumerConfig {
+// startAfter starts reading after a sequence number.
+func startAfter(seq uint64) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: seq + 1}
 }
 
-// since begins at a time.
-func since(at time.Time) jetstream.ConsumerConfig {
+// startAt starts reading at the first message that the stream stored at or after a time.
+func startAt(at time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at}
 }
 
-// errEnough ends a follow that has read all it is for.
-var errEnough = errors.New("enough")
+// errStop ends readToEnd early.
+var errStop = errors.New("stop")
 
-// until reads the messages since a time up to the one that was the last when it was asked.
-func until(ctx context.Context, js jetstream.JetStream, stream string, info *jetstream.StreamInfo, at time.Time,
-	f func(raw)) error {
+// readSince calls f with each message stored at or after a time. It stops at the message that is the last according to
+// info.
+func readSince(ctx context.Context, js jetstream.JetStream, stream string, info *jetstream.StreamInfo, at time.Time,
+	f func(rawMessage)) error {
 	if info.State.Msgs == 0 || info.State.LastTime.Before(at) {
 		return nil
 	}
 	last := info.State.LastSeq
-	return catchUpWith(ctx, js, stream, since(at), func(r raw) error {
+	return readToEnd(ctx, js, stream, startAt(at), func(r rawMessage) error {
 		if r.seq > last {
-			return errEnough
+			return errStop
 		}
 		f(r)
 		return nil

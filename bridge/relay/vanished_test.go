@@ -23,7 +23,7 @@ func asked(t *testing.T, r *relay.Relay, key string) map[string]func() error {
 		"replay": func() error { _, err := r.Replay(t.Context(), []string{key}, "", "alice"); return err },
 		"drop":   func() error { _, err := r.Drop(t.Context(), []string{key}, "alice"); return err },
 		"past": func() error {
-			_, err := r.ReplayPast(t.Context(), relay.Past{Sink: "hook", Since: time.Now().Add(-time.Hour)})
+			_, err := r.ReplayPast(t.Context(), relay.ReplayRequest{Sink: "hook", Since: time.Now().Add(-time.Hour)})
 			return err
 		},
 		"mute":   func() error { _, err := r.Mute(delivery.Mute{Why: "work", By: "alice"}, time.Hour); return err },

@@ -13,7 +13,7 @@ import (
 )
 
 func (p *program) replayCommand() *cobra.Command {
-	var past relay.Past
+	var past relay.ReplayRequest
 	var since string
 	c := p.outputFlag(&cobra.Command{
 		Use: "replay --since TIME --sink NAME", Short: "Have a relay send what its stream holds to one sink again",
@@ -40,7 +40,7 @@ each event, one with late drop only that.`,
 			}
 			replayed, err := running.ReplayPast(c.Context(), past)
 			if p.output == "json" {
-				return errors.Join(wording.PrintJSON(p.out, append([]relay.Repeated{}, replayed...)), err)
+				return errors.Join(wording.PrintJSON(p.out, append([]relay.ReplayedEvent{}, replayed...)), err)
 			}
 			for _, r := range replayed {
 				fmt.Fprintln(p.out, wording.Printable(r.ID))

@@ -138,9 +138,9 @@ func (c *Client) Replay(ctx context.Context, m Mutation) ([]outbox.Delivery, err
 }
 
 // ReplayPast has a relay send what its stream holds to a sink again, part by part, and returns it.
-func (c *Client) ReplayPast(ctx context.Context, p relay.Past) (all []relay.Repeated, err error) {
+func (c *Client) ReplayPast(ctx context.Context, p relay.ReplayRequest) (all []relay.ReplayedEvent, err error) {
 	for {
-		var part relay.Part
+		var part relay.ReplayPart
 		if err := c.post(ctx, "/replay", p, &part); err != nil {
 			return all, err
 		}

@@ -90,7 +90,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		return r.Drop(req.Context(), m.Keys, m.By)
 	}))
 	mux.HandleFunc("POST /replay", func(w http.ResponseWriter, req *http.Request) {
-		var past relay.Past
+		var past relay.ReplayRequest
 		err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 64<<10)).Decode(&past)
 		if err == nil {
 			err = checkSinks(r.Sinks(), past.Sink)

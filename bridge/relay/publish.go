@@ -1,0 +1,143 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/cloudevents/sdk-go/v2/types"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// trouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route accepts
+// again. The other routes that want to know get a CloudEvent.
+func (r *Relay) trouble(ctx context.Context, route bridge.Route, why error) {
+	r.mu.Lock()
+	told := r.troubled[route.Name]
+	r.troubled[route.Name] = why != nil
+	r.mu.Unlock()
+	if told == (why != nil) {
+		return
+	}
+	data := map[string]any{"sink": route.Name, "kind": route.Kind}
+	typ := cloudevent.SinkRecovered
+	if why != nil {
+		typ, data["error"] = cloudevent.SinkBlocked, why.Error()
+	}
+	go r.tell(ctx, typ, data, route.Name) // the Worker must not wait for it
+}
+
+// tell publishes a CloudEvent about this relay for each route that wants such CloudEvents, except one.
+func (r *Relay) tell(ctx context.Context, typ string, data map[string]any, except string) {
+	ce, js, err := r.about(typ, data)
+	if err != nil {
+		r.Log.Warn("nobody could be told about this relay", "type", typ, "err", err)
+		return
+	}
+	r.mu.Lock()
+	routes := r.Routes
+	r.mu.Unlock()
+	for _, route := range routes {
+		if route.Name == except || !route.Terms.Bridge.Hears(typ) {
+			continue
+		}
+		if err := publishForSink(ctx, js, route.Name, ce, nil, ce.ID()+"-"+route.Name); err != nil {
+			r.Log.Warn("a sink could not be told about this relay", "sink", route.Name, "type", typ, "err", err)
+		}
+	}
+}
+
+// record publishes a CloudEvent about this relay for all sinks, and reports whether the stream has it. The stream keeps
+// one of those with the same id; "" is the CloudEvent's own id.
+func (r *Relay) record(ctx context.Context, typ string, data map[string]any, id string) bool {
+	ce, js, err := r.about(typ, data)
+	if err == nil {
+		err = r.publish(ctx, js, ce, cmp.Or(id, ce.ID()))
+	}
+	if err != nil {
+		r.Log.Warn("what happened to this relay is not in the stream", "type", typ, "err", err)
+	}
+	return err == nil
+}
+
+// about returns a CloudEvent about this relay, and the JetStream to publish it to. No two have the same time, because
+// their ids contain it.
+func (r *Relay) about(typ string, data map[string]any) (event.Event, jetstream.JetStream, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if !now.After(r.stamp) {
+		now = r.stamp.Add(1)
+	}
+	r.stamp = now
+	if r.js == nil {
+		return event.Event{}, nil, r.down
+	}
+	ce, err := cloudevent.WrapBridge(typ, data, imds.Observer{Name: r.Name}, now)
+	return ce, r.js, err
+}
+
+// publish puts a CloudEvent from this relay into the stream, for all sinks.
+func (r *Relay) publish(ctx context.Context, js jetstream.JetStream, ce event.Event, id string) error {
+	return publish(ctx, js, "forewarn.bridge.relay."+token(r.Name)+"."+token(ce.ID()), ce, id, nats.Header{})
+}
+
+// publishForSink puts a CloudEvent into the stream for one sink only. instead is set if that is a fallback.
+func publishForSink(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event,
+	instead *delivery.Instead, id string) error {
+	header := nats.Header{}
+	if instead != nil {
+		header.Set(headerInstead, instead.Sink)
+		header.Set(headerInsteadWhy, percentEncoded(imds.CutText(instead.Why, 1<<10)))
+	}
+	err := publish(ctx, js, sinkPrefix+token(sink)+"."+token(ce.ID()), ce, token(id), header)
+	if errors.Is(err, jetstream.ErrNoStreamResponse) {
+		return fmt.Errorf("no stream takes %s>; forewarn relay --provision adds it: %w", sinkPrefix, err)
+	}
+	return err
+}
+
+// replay puts a CloudEvent into the stream again for one sink, with the time of the replay as its recordedtime.
+func replay(ctx context.Context, js jetstream.JetStream, sink string, ce event.Event, id string) error {
+	again := ce.Clone()
+	again.SetExtension("recordedtime", types.Timestamp{Time: time.Now().UTC()})
+	return publishForSink(ctx, js, sink, again, nil, id)
+}
+
+// publish puts a CloudEvent into the stream that takes the subject. The stream keeps one of the messages with the same
+// id, within its duplicate window.
+func publish(ctx context.Context, js jetstream.JetStream, subject string, ce event.Event, id string,
+	header nats.Header) error {
+	body, err := ce.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	header.Set("Content-Type", "application/cloudevents+json; charset=utf-8")
+	header.Set(jetstream.MsgIDHeader, id)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err = js.PublishMsg(ctx, &nats.Msg{Subject: subject, Header: header, Data: body})
+	return err
+}
+
+// percentEncoded makes a text fit for a header.
+func percentEncoded(s string) string {
+	out := make([]byte, 0, len(s))
+	for i := range len(s) {
+		if c := s[i]; c > ' ' && c < 0x7F && c != '%' && c != '"' {
+			out = append(out, c)
+		} else {
+			out = fmt.Appendf(out, "%%%02X", c)
+		}
+	}
+	return string(out)
+}
