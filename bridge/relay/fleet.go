@@ -94,7 +94,7 @@ func (r *Relay) followFleet(ctx context.Context, p places) {
 		if ctx.Err() == nil {
 			r.Log.Debug("the stream can't be read for the status", "err", err)
 		}
-		_ = sleep(ctx, readAgain)
+		_ = sleep(ctx, readRetry)
 	}
 }
 
@@ -115,7 +115,7 @@ func (r *Relay) followRecords(ctx context.Context, p places) {
 		if ctx.Err() == nil {
 			r.Log.Debug("the marks can't be read for the history", "err", err)
 		}
-		_ = sleep(ctx, readAgain)
+		_ = sleep(ctx, readRetry)
 	}
 }
 

@@ -13,63 +13,62 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// The times of a lease. Whoever holds one stops 2 s before another may take it, and their clocks need not agree: the
-// holder counts from before it asked for a renewal, the other from when it saw one.
+// The times of a lease. Its holder stops sending 2 s before another relay may take it over. Their clocks need not agree:
+// the holder counts from before it asked for a renewal, the other from when it first saw that one.
 const (
-	renewEvery = 2 * time.Second
-	leaseValid = 5 * time.Second        // after the last renewal
-	leaseOver  = 7 * time.Second        // without a renewal, another may take it
-	lookEvery  = 500 * time.Millisecond // at a lease that another holds
-	yieldEach  = 100 * time.Millisecond // for each lease held, so that relays share the work
-	yieldMost  = 500 * time.Millisecond
-	handOver   = 2 * time.Second // for another relay to take a lease that was given up for it
+	renewEvery     = 2 * time.Second
+	leaseValid     = 5 * time.Second        // after the last renewal
+	takeOverAfter  = 7 * time.Second        // without a renewal, another may take it
+	readLeaseEvery = 500 * time.Millisecond // at a lease that another holds
+	yieldPerLease  = 100 * time.Millisecond // for each lease held, so that relays share the work
+	maxYield       = 500 * time.Millisecond
+	handOverPause  = 2 * time.Second // for another relay to take a lease that was given up for it
 )
 
-// A holder is what stands in a lease.
+// A holder is the value of a lease in the bucket.
 type holder struct {
 	Relay string    `json:"relay"` // its name, for people; "" when nobody holds the lease
-	ID    string    `json:"id"`    // of this run of it
+	ID    string    `json:"id"`    // new at each start
 	Since time.Time `json:"since"`
 }
 
-// A lease is the right to deliver to one sink.
+// A lease is the right to deliver to one sink. One relay at a time holds it.
 type lease struct {
 	kv  jetstream.KeyValue
 	key string
 	me  holder
 
-	mu    sync.Mutex
-	rev   uint64
-	until time.Time // it is held until then, by this machine's clock
+	mu         sync.Mutex
+	rev        uint64
+	validUntil time.Time // it is held until then, by this machine's clock
 }
 
-// errLeaseLost is why a lease's time is over.
-var errLeaseLost = errors.New("the lease could not be renewed in time")
+// errLeaseExpired means that the lease is no longer held.
+var errLeaseExpired = errors.New("the lease could not be renewed in time")
 
-// takeLease waits until the sink's lease is free, and takes it. yield is how long to let others go first, missed is
-// called when they did; seen is told who holds the lease.
+// takeLease waits until the sink's lease is free, and takes it. yieldTime returns how long other relays may go first;
+// missed is called if one of them did. seen is called with the holder each time that the lease was read or taken.
 func takeLease(
-	ctx context.Context, kv jetstream.KeyValue, sink string, me holder, yield func() time.Duration, missed func(),
+	ctx context.Context, kv jetstream.KeyValue, sink string, me holder, yieldTime func() time.Duration, missed func(),
 	seen func(holder),
 ) (*lease, error) {
 	l := &lease{kv: kv, key: "lease." + token(sink), me: me}
 	var rev uint64
-	var since time.Time // rev was seen
+	var seenAt time.Time // when this revision was first seen
 	for {
 		began := time.Now()
-		now, by, err := l.look(ctx)
+		now, by, err := l.read(ctx)
 		if err != nil {
 			return nil, err
 		}
 		seen(by)
-		if now != rev || since.IsZero() {
-			rev, since = now, began
+		if now != rev || seenAt.IsZero() {
+			rev, seenAt = now, began
 		}
-		free := by.Relay == "" || by.ID == me.ID || began.Sub(since) >= leaseOver
-		if free {
+		if by.Relay == "" || by.ID == me.ID || began.Sub(seenAt) >= takeOverAfter {
 			l.rev = rev
 			l.me.Since = time.Now().UTC()
-			err := sleep(ctx, yield())
+			err := sleep(ctx, yieldTime())
 			if err == nil {
 				err = l.renew(ctx)
 			}
@@ -82,12 +81,13 @@ func takeLease(
 				return nil, err
 			}
 		}
-		if err := sleep(ctx, lookEvery); err != nil {
+		if err := sleep(ctx, readLeaseEvery); err != nil {
 			return nil, err
 		}
 	}
 }
 
+// sleep waits for d, or until ctx is done: then it returns its error.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -99,16 +99,17 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// look says who holds the lease, and the revision that says so.
-func (l *lease) look(ctx context.Context) (rev uint64, by holder, err error) {
+// read returns the holder of the lease, and the revision of the bucket. Nobody holds a lease that is unreadable.
+func (l *lease) read(ctx context.Context) (rev uint64, by holder, err error) {
 	rev, err = bucket{l.kv}.get(ctx, l.key, &by)
 	if errors.Is(err, errUnreadable) {
-		err = nil // it is nobody's
+		err = nil
 	}
 	return rev, by, err
 }
 
-// renew writes the lease anew. From before it asks, the lease is held for leaseValid.
+// renew writes the lease again. It is then held for leaseValid, counted from before the request. If the answer to an
+// earlier renewal was lost, renew picks up its revision, but doesn't extend the lease.
 func (l *lease) renew(ctx context.Context) error {
 	began := time.Now()
 	body, err := json.Marshal(l.me)
@@ -123,10 +124,9 @@ func (l *lease) renew(ctx context.Context) error {
 	next, err := writeRevision(ctx, l.kv, l.key, body, rev)
 	switch {
 	case err != nil && isConflict(err):
-		// The answer to an earlier try may have been lost.
-		now, by, lookErr := l.look(ctx)
-		if lookErr != nil {
-			return lookErr
+		now, by, err := l.read(ctx)
+		if err != nil {
+			return err
 		}
 		if by.ID != l.me.ID {
 			return fmt.Errorf("%w: %s holds it", errOvertaken, by.Relay)
@@ -139,84 +139,85 @@ func (l *lease) renew(ctx context.Context) error {
 	defer l.mu.Unlock()
 	l.rev = next
 	if !began.IsZero() {
-		l.until = began.Add(leaseValid)
+		l.validUntil = began.Add(leaseValid)
 	}
 	return nil
 }
 
-// valid says whether the lease is held.
-func (l *lease) valid() bool { return time.Until(l.heldUntil()) > 0 }
+// valid reports whether the lease is held.
+func (l *lease) valid() bool { return time.Until(l.expiry()) > 0 }
 
-func (l *lease) heldUntil() time.Time {
+func (l *lease) expiry() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.until
+	return l.validUntil
 }
 
-// keep renews the lease until ctx is done, and cancels with the reason when it can't be any more.
-func (l *lease) keep(ctx context.Context, lost context.CancelCauseFunc) {
+// keepRenewing renews the lease until ctx is done. If the lease expires before it can be renewed, or another relay has
+// it, keepRenewing calls lost with the reason.
+func (l *lease) keepRenewing(ctx context.Context, lost context.CancelCauseFunc) {
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
-	over := time.NewTimer(time.Until(l.heldUntil()))
-	defer over.Stop()
+	expired := time.NewTimer(time.Until(l.expiry()))
+	defer expired.Stop()
 	renewed := make(chan error, 1)
-	busy := false
-	var last error
+	renewing := false
+	var lastErr error // of the latest renewal that was answered
 	for {
 		select {
 		case <-ctx.Done():
-			if busy {
+			if renewing {
 				<-renewed
 			}
 			return
 		case <-tick.C:
-			if !busy {
-				busy = true
+			if !renewing {
+				renewing = true
 				go func() { renewed <- l.renew(ctx) }()
 			}
 		case err := <-renewed:
-			busy = false
+			renewing = false
 			if errors.Is(err, errOvertaken) {
 				lost(err)
 				continue
 			}
-			last = err
-			over.Reset(time.Until(l.heldUntil()))
-		case <-over.C:
-			if left := time.Until(l.heldUntil()); left > 0 {
-				over.Reset(left)
+			lastErr = err
+			expired.Reset(time.Until(l.expiry()))
+		case <-expired.C:
+			if d := time.Until(l.expiry()); d > 0 {
+				expired.Reset(d)
 				continue
 			}
-			if last == nil {
-				last = errors.New("no answer")
+			if lastErr == nil {
+				lastErr = errors.New("no answer")
 			}
-			lost(fmt.Errorf("%w: %w", errLeaseLost, last))
+			lost(fmt.Errorf("%w: %w", errLeaseExpired, lastErr))
 		}
 	}
 }
 
-// release gives the lease up, so that another relay needn't wait. Nothing may be sent any more, and keep must have
-// returned: a renewal under way could take the lease back.
+// release gives up the lease, so that another relay needn't wait until it expires. By then nothing may be sent any more,
+// and keepRenewing must have returned: a renewal under way could take the lease back.
 func (l *lease) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewEvery)
 	defer cancel()
 	body, _ := json.Marshal(holder{})
 	l.mu.Lock()
 	rev := l.rev
-	l.until = time.Time{}
+	l.validUntil = time.Time{}
 	l.mu.Unlock()
-	_, _ = l.kv.Update(ctx, l.key, body, rev) // else it runs out by itself
+	_, _ = l.kv.Update(ctx, l.key, body, rev) // if that fails, the lease expires
 }
 
-// A leased sink delivers only while its lease is held.
-type leased struct {
+// A leasedSink delivers only while its lease is held.
+type leasedSink struct {
 	delivery.Sink
 	lease *lease
 }
 
-func (s leased) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+func (s leasedSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	if !s.lease.valid() {
-		return delivery.Answer{}, errLeaseLost
+		return delivery.Answer{}, errLeaseExpired
 	}
 	return s.Sink.Deliver(ctx, batch)
 }

@@ -170,7 +170,7 @@ func TestUnsettledIsBounded(t *testing.T) {
 		}
 		return delivery.Answer{}, nil
 	}
-	r, _ := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, Unsettled: 10})
+	r, _ := f.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, MaxUnsettled: 10})
 	f.begin("hook")
 	var want []string
 	for n := range 40 {

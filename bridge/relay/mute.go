@@ -49,7 +49,7 @@ func (r *Relay) setMutes(all []*delivery.Mute, rev uint64) {
 	r.mutes, r.mutesRev = all, rev
 	for _, s := range r.serving {
 		if s.queue != nil {
-			s.queue.mute(all)
+			s.queue.setMutes(all)
 		}
 	}
 }
@@ -77,7 +77,7 @@ func (r *Relay) followMutes(ctx context.Context, p places) {
 		if ctx.Err() == nil {
 			r.Log.Debug("the mutes can't be followed", "err", err)
 		}
-		_ = sleep(ctx, readAgain)
+		_ = sleep(ctx, readRetry)
 	}
 }
 
@@ -210,16 +210,15 @@ func mutesWith(all []*delivery.Mute, changed []delivery.Mute, last uint64) []*de
 }
 
 // mute gives each pending delivery its mute.
-func (q *queue) mute(all []*delivery.Mute) {
+func (q *queue) setMutes(all []*delivery.Mute) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.mutes = all
-	for seq, e := range q.pending {
+	for _, e := range q.pending {
 		if now := delivery.MuteOf(all, q.route.Name, e.item); now != e.item.Mute {
 			next := *e.item
 			next.Mute = now
-			e.item = &next
-			q.touch(seq)
+			q.replace(e, next)
 		}
 	}
 }

@@ -285,7 +285,7 @@ func (r *Relay) followHeartbeats(ctx context.Context, p places) {
 		if ctx.Err() == nil {
 			r.Log.Debug("heartbeats can't be read", "err", err)
 		}
-		_ = sleep(ctx, readAgain)
+		_ = sleep(ctx, readRetry)
 	}
 }
 

@@ -139,7 +139,7 @@ func (r *Relay) share() {
 	}
 	var mine *service
 	for _, s := range r.serving {
-		if s.leave != nil {
+		if s.handOver != nil {
 			mine = s
 			served[r.me.ID]++
 		} else if _, there := served[s.holder.ID]; there && s.holder.ID != r.me.ID {
@@ -148,7 +148,7 @@ func (r *Relay) share() {
 	}
 	for id, n := range served {
 		if id != r.me.ID && n+2 <= served[r.me.ID] {
-			mine.leave()
+			mine.handOver()
 			return
 		}
 	}

@@ -17,98 +17,87 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// The bounds of a queue.
+// The bounds and times of a queue.
 const (
-	maxUnsettled  = 10_000          // deliveries in memory; at them it stops reading
-	maxBodies     = 1_000           // of them with their CloudEvents; the others are read again
-	maxGroups     = 20_000          // records in memory, beside those in use
-	cursorEvery   = time.Second     // how often the cursor is written, if it moved
-	cursorAtLeast = 12 * time.Hour  // so that it outlives the bucket's age limit
-	writers       = 16              // records that are written at a time
-	readAgain     = 1 * time.Second // after the stream could not be read
-	catchUp       = 5 * time.Second // how long a new queue's deliveries wait for what else the stream holds
-	saveAgain     = 500 * time.Millisecond
+	defaultUnsettled = 10_000          // deliveries in memory; when there are as many, it stops reading
+	maxBodies        = 1_000           // of them with their CloudEvents; those of the others are read again
+	maxGroups        = 20_000          // groups in memory, besides those in use
+	maxWriters       = 16              // records written at the same time
+	maxCatchUp       = 5 * time.Second // how long a new queue's first deliveries wait for the rest of the stream
+	readRetry        = 1 * time.Second // after the stream could not be read
+	saveEvery        = 500 * time.Millisecond
 )
 
-// A queue is what is pending for one sink: a view of the stream from the sink's cursor on. It is the delivery.Queue of
-// one Worker, and lives as long as the sink's lease is held.
+// A queue holds what is pending for one sink: a view of the stream from the sink's cursor on. It is the delivery.Queue
+// of one Worker, and lives as long as the sink's lease is held.
 type queue struct {
-	route  bridge.Route
-	js     jetstream.JetStream
-	stream jetstream.Stream
-	bucket bucket
-	dead   *deadLetters
-	log    *slog.Logger
-	meter  bridge.Meter
-	lost   context.CancelCauseFunc // ends the lease's time
+	route    bridge.Route
+	js       jetstream.JetStream
+	stream   jetstream.Stream
+	bucket   bucket
+	dead     *deadLetters
+	log      *slog.Logger
+	meter    bridge.Meter
+	ctx      context.Context // done when the lease ends
+	endLease context.CancelCauseFunc
 
-	term    context.Context // while the lease is held
-	from    time.Time       // where a new sink begins; zero for now
-	most    int             // deliveries that may be unsettled
-	created time.Time       // the stream
+	from          time.Time // where a sink that is new to the stream begins; zero for now
+	maxUnsettled  int
+	streamCreated time.Time
 
-	saving    chan struct{} // holds one while records or the cursor are saved, one save after the other
-	cursorRev uint64        // with saving, as are the two below
-	written   time.Time     // when the cursor was
+	saving      chan struct{} // holds one value while records or the cursor are saved; guards the next two
+	cursorRev   uint64
+	cursorSaved time.Time
 
-	mu       sync.Mutex // guards all below; nothing slow happens while it is held
-	cursor   cursor     // as it is in the bucket
-	pending  map[uint64]*pendingItem
-	mutes    []*delivery.Mute
-	open     map[uint64]bool // sequence numbers of cursor.Open that aren't settled
-	order    []uint64        // sequence numbers that were read, in order; those in front may be settled
-	unsaved  map[uint64]bool // settled, and not in the bucket yet
-	read     uint64          // the last sequence number that was read
-	waiting  uint64          // the stream's last one when the queue was opened; 0 when that was read, or takes too long
-	groups   map[string]*group
-	dirty    map[*group]bool // with changes that aren't in the bucket
-	touched  map[uint64]bool // what the Worker has yet to hear of
-	bodies   int             // CloudEvents in memory
-	full     bool            // it stopped reading
-	readErr  error           // why the stream can't be read; nil while it can
-	saveErr  error           // why records can't be written; nil while they can
-	deleted  uint64          // messages that the stream's limits took before they were read
-	last     time.Time       // when the sink last accepted something
-	count    int             // deliveries that it accepted
-	changed  chan struct{}   // wakes the Worker
-	released chan struct{}   // wakes the reader: there is room
+	mu            sync.Mutex // guards all below; nothing slow happens while it is held
+	savedCursor   cursor     // as it is in the bucket
+	pending       map[uint64]*pendingItem
+	mutes         []*delivery.Mute
+	openSeqs      map[uint64]bool // sequence numbers of cursor.Open that aren't settled
+	readOrder     []uint64        // sequence numbers after the cursor, in order; some may be settled
+	unsaved       map[uint64]bool // sequence numbers that are settled, but not in the bucket yet
+	lastRead      uint64          // sequence number
+	catchUpTo     uint64          // the Worker gets nothing before the stream is read to here; 0 when it may
+	groups        map[string]*group
+	dirty         map[*group]bool // groups with changes that aren't in the bucket
+	changedSeqs   map[uint64]bool // for the next Changes
+	bodies        int             // number of CloudEvents in memory
+	full          bool            // it has stopped reading
+	readErr       error           // why the stream can't be read; nil if it can
+	saveErr       error           // why records can't be written; nil if they can
+	deletedUnread uint64          // messages that the stream's limits deleted before they were read
+	lastAccepted  time.Time
+	accepted      int           // number of deliveries
+	changed       chan struct{} // wakes the Worker
+	roomFreed     chan struct{} // wakes the reader
 }
 
-// An entry is one delivery that isn't settled.
+// A pendingItem is one delivery that isn't settled.
 type pendingItem struct {
 	item  *delivery.Item // replaced, never changed
-	id    string
+	id    string         // message.deliveryID
 	group *group
-	ce    *event.Event // nil: it is read again
+	ce    *event.Event // nil if it has to be read again
 }
 
-// A cursor is how far a sink has come: all up to After is settled, but for Open.
-type cursor struct {
-	After uint64 `json:"after"`
-	// Open are older messages that are owed: the latest changes of the Azure events that were open when the sink was new.
-	Open []uint64 `json:"open,omitempty"`
-	// Stream is when the stream was created: another one of its name counts from 1 again.
-	Stream time.Time `json:"stream"`
-}
+// open reads the sink's cursor and writes it again. From then on, a queue that another relay still has for the sink can
+// write nothing: its revision of the cursor is out of date.
+func (q *queue) open() error {
+	q.pending, q.openSeqs, q.unsaved = map[uint64]*pendingItem{}, map[uint64]bool{}, map[uint64]bool{}
+	q.groups, q.dirty, q.changedSeqs = map[string]*group{}, map[*group]bool{}, map[uint64]bool{}
+	q.changed, q.roomFreed, q.saving = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 
-// openQueue opens the queue of a sink whose lease is held while term lasts. What else wants to write for the sink fails
-// from then on.
-func openQueue(q *queue) error {
-	q.pending, q.open, q.unsaved = map[uint64]*pendingItem{}, map[uint64]bool{}, map[uint64]bool{}
-	q.groups, q.dirty, q.touched = map[string]*group{}, map[*group]bool{}, map[uint64]bool{}
-	q.changed, q.released, q.saving = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
-
-	info, err := q.info()
+	info, err := q.streamInfo()
 	if err != nil {
 		return err
 	}
 	var c cursor
-	q.cursorRev, err = q.bucket.get(q.term, cursorKey(q.route.Name), &c)
+	q.cursorRev, err = q.bucket.get(q.ctx, cursorKey(q.route.Name), &c)
 	switch {
 	case err != nil:
 		return err
 	case c.Stream.IsZero():
-		if c, err = q.begin(info); err != nil {
+		if c, err = q.newCursor(info); err != nil {
 			return err
 		}
 	case !c.Stream.Equal(info.Created):
@@ -116,32 +105,18 @@ func openQueue(q *queue) error {
 			"stream", info.Config.Name, "created", info.Created)
 		c = cursor{Stream: info.Created}
 	}
-	q.cursor, q.read, q.created, q.waiting = c, c.After, info.Created, info.State.LastSeq
+	q.savedCursor, q.lastRead, q.streamCreated, q.catchUpTo = c, c.After, info.Created, info.State.LastSeq
 	if c.After > 0 {
-		q.missed(info, c.After)
+		q.skipDeleted(info, c.After)
 	}
 	for _, seq := range c.Open {
-		q.open[seq] = true
+		q.openSeqs[seq] = true
 	}
-	return q.saveCursor(q.term, true) // so that the one before, if it still runs, can't write any more
+	return q.saveCursor(q.ctx, true)
 }
 
-// missed counts the messages after a number that the stream's limits deleted before they were read.
-func (q *queue) missed(info *jetstream.StreamInfo, after uint64) {
-	if info.State.FirstSeq <= after+1 {
-		return
-	}
-	q.mu.Lock()
-	n := info.State.FirstSeq - after - 1
-	q.deleted += n
-	q.read = max(q.read, info.State.FirstSeq-1)
-	q.mu.Unlock()
-	q.log.Error("the stream's limits deleted messages before this sink could get them; raise its max_age or max_bytes",
-		"stream", info.Config.Name, "messages", n)
-}
-
-func (q *queue) info() (*jetstream.StreamInfo, error) {
-	ctx, cancel := context.WithTimeout(q.term, requestTimeout)
+func (q *queue) streamInfo() (*jetstream.StreamInfo, error) {
+	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
 	defer cancel()
 	info, err := q.stream.Info(ctx)
 	if err != nil {
@@ -150,19 +125,34 @@ func (q *queue) info() (*jetstream.StreamInfo, error) {
 	return info, nil
 }
 
-// run reads the stream into the queue, and keeps the bucket up to date, until the lease ends. What is settled by then
-// is written.
+// run reads the stream into the queue, and writes records and the cursor to the bucket, until the lease ends. Before it
+// returns it writes what is settled by then.
 func (q *queue) run() {
 	var both sync.WaitGroup
-	both.Go(q.readAll)
-	both.Go(q.keep)
+	both.Go(q.readStream)
+	both.Go(q.keepSaving)
 	both.Wait()
 }
 
-// touch notes that the Worker has to hear of a delivery. mu is held.
-func (q *queue) touch(seq uint64) {
-	q.touched[seq] = true
+// notifyWorker adds a delivery to the next Changes. mu is held.
+func (q *queue) notifyWorker(seq uint64) {
+	q.changedSeqs[seq] = true
 	wake(q.changed)
+}
+
+// notifyLater is notifyWorker after a short while. mu isn't held.
+func (q *queue) notifyLater(seq uint64) {
+	time.AfterFunc(readRetry, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.notifyWorker(seq)
+	})
+}
+
+// replace replaces the item of a pending delivery. mu is held.
+func (q *queue) replace(e *pendingItem, next delivery.Item) {
+	e.item = &next
+	q.notifyWorker(next.Seq)
 }
 
 func wake(c chan struct{}) {
@@ -172,30 +162,30 @@ func wake(c chan struct{}) {
 	}
 }
 
-// Changed is delivery.Queue's.
+// Changed implements delivery.Queue.
 func (q *queue) Changed() <-chan struct{} { return q.changed }
 
-// Changes is delivery.Queue's.
+// Changes implements delivery.Queue.
 func (q *queue) Changes() (c delivery.Changes) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.waiting > 0 {
+	if q.catchUpTo > 0 {
 		return c
 	}
-	for seq := range q.touched {
+	for seq := range q.changedSeqs {
 		if e := q.pending[seq]; e != nil {
 			c.Pending = append(c.Pending, e.item)
 		} else {
 			c.Gone = append(c.Gone, seq)
 		}
 	}
-	clear(q.touched)
+	clear(q.changedSeqs)
 	slices.SortFunc(c.Pending, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
 	return c
 }
 
-// Read is delivery.Queue's. It fails while what became of the group's last delivery isn't in the bucket, so that a kill
-// repeats at most one.
+// Read implements delivery.Queue. It fails while the result of the group's previous delivery isn't in the bucket, so
+// that a killed relay repeats at most one delivery of a group.
 func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
 	q.mu.Lock()
 	e := q.pending[i.Seq]
@@ -208,12 +198,12 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 		return ce, nil, errors.New("what became of the change before is not on record yet")
 	}
 	receipt = e.group.rec.Receipt
-	kept := e.ce
+	inMemory := e.ce
 	q.mu.Unlock()
-	if kept != nil {
-		return *kept, receipt, nil
+	if inMemory != nil {
+		return *inMemory, receipt, nil
 	}
-	r, err := q.fetch(q.term, i.Seq)
+	r, err := q.fetch(i.Seq)
 	if err != nil {
 		return ce, nil, err
 	}

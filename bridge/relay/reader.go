@@ -11,105 +11,121 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/delivery"
-	"forewarn/bridge/imds"
 )
 
-// readAll reads from the cursor on, again and again: streams and servers may be gone for a while.
-func (q *queue) readAll() {
-	defer time.AfterFunc(catchUp, func() {
+// readStream reads from the cursor on until the lease ends. It starts again when the stream or the servers were gone.
+func (q *queue) readStream() {
+	defer time.AfterFunc(maxCatchUp, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		q.caughtUp()
+		q.endCatchUp()
 	}).Stop()
-	for q.term.Err() == nil {
+	for q.ctx.Err() == nil {
 		err := q.readOpen()
 		if err == nil {
 			q.mu.Lock()
-			q.readTo(q.read)
-			from := q.read
+			q.setRead(q.lastRead)
+			from := q.lastRead
 			q.mu.Unlock()
-			err = follow(q.term, q.js, q.stream.CachedInfo().Config.Name, startAfter(from), q.take)
+			err = follow(q.ctx, q.js, q.stream.CachedInfo().Config.Name, startAfter(from), q.takeWhenRoom)
 		}
-		if q.term.Err() != nil {
+		if q.ctx.Err() != nil {
 			return
 		}
 		if errors.Is(err, errOvertaken) {
-			q.lost(err)
+			q.endLease(err)
 			return
 		}
-		q.mu.Lock()
-		news := q.readErr == nil
-		q.readErr = err
-		q.mu.Unlock()
-		if news {
-			q.log.Warn("the stream can't be read, trying again", "err", err)
-		}
-		select {
-		case <-q.term.Done():
-		case <-time.After(readAgain):
-		}
+		q.setReadErr(err)
+		_ = sleep(q.ctx, readRetry)
 		q.checkStream()
 	}
 }
 
-// checkStream ends the lease's time when the stream is another one than before, so that a new queue begins with it.
+// setReadErr records why the stream can't be read, and logs the first of such errors.
+func (q *queue) setReadErr(err error) {
+	q.mu.Lock()
+	isNew := q.readErr == nil
+	q.readErr = err
+	q.mu.Unlock()
+	if isNew {
+		q.log.Warn("the stream can't be read, trying again", "err", err)
+	}
+}
+
+// checkStream ends the lease if the stream was deleted and created again, so that a new queue starts with it.
 func (q *queue) checkStream() {
-	info, err := q.info()
+	info, err := q.streamInfo()
 	if err != nil {
 		return
 	}
 	q.mu.Lock()
-	read := q.read
+	lastRead := q.lastRead
 	q.mu.Unlock()
-	if read > info.State.LastSeq || !info.Created.Equal(q.created) {
-		q.lost(fmt.Errorf("stream %s is another one than before", info.Config.Name))
+	if lastRead > info.State.LastSeq || !info.Created.Equal(q.streamCreated) {
+		q.endLease(fmt.Errorf("stream %s is another one than before", info.Config.Name))
 		return
 	}
-	q.missed(info, read)
+	q.skipDeleted(info, lastRead)
 }
 
-// readOpen reads the changes that were open when the sink was new.
+// skipDeleted counts the messages after a sequence number that the stream's limits deleted, and reads on behind them.
+func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
+	if info.State.FirstSeq <= after+1 {
+		return
+	}
+	q.mu.Lock()
+	n := info.State.FirstSeq - after - 1
+	q.deletedUnread += n
+	q.lastRead = max(q.lastRead, info.State.FirstSeq-1)
+	q.mu.Unlock()
+	q.log.Error("the stream's limits deleted messages before this sink could get them; raise its max_age or max_bytes",
+		"stream", info.Config.Name, "messages", n)
+}
+
+// readOpen reads the messages of the cursor's Open that aren't pending or settled yet.
 func (q *queue) readOpen() error {
 	q.mu.Lock()
-	open := slices.Sorted(maps.Keys(q.open))
+	open := slices.Sorted(maps.Keys(q.openSeqs))
 	q.mu.Unlock()
 	for _, seq := range open {
 		q.mu.Lock()
-		known := !q.open[seq] || q.pending[seq] != nil
+		unread := q.openSeqs[seq] && q.pending[seq] == nil
 		q.mu.Unlock()
-		if known {
+		if !unread {
 			continue
 		}
-		r, err := q.fetch(q.term, seq)
+		r, err := q.fetch(seq)
 		switch {
 		case errors.Is(err, delivery.ErrLost):
 			q.mu.Lock()
-			delete(q.open, seq)
+			delete(q.openSeqs, seq)
 			q.mu.Unlock()
 			continue
 		case err != nil:
 			return err
 		}
-		if err := q.takeOne(r); err != nil {
+		if err := q.take(r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// fetch reads one message by its number. The error wraps delivery.ErrLost when the stream has it no more.
-func (q *queue) fetch(ctx context.Context, seq uint64) (rawMessage, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+// fetch reads one message. The error wraps delivery.ErrLost if the stream no longer has it.
+func (q *queue) fetch(seq uint64) (rawMessage, error) {
+	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
 	defer cancel()
 	msg, err := q.stream.GetMsg(ctx, seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		info, err := q.info()
+		info, err := q.streamInfo()
 		if err != nil {
 			return rawMessage{}, err
 		}
-		if seq <= info.State.LastSeq || !info.Created.Equal(q.created) {
-			return rawMessage{}, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, info.Config.Name, seq)
-		} // else it is about to be there
+		if seq <= info.State.LastSeq || !info.Created.Equal(q.streamCreated) {
+			return rawMessage{}, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, info.Config.Name,
+				seq)
+		} // otherwise the server that answered doesn't have it yet
 	}
 	if err != nil {
 		return rawMessage{}, fmt.Errorf("read message %d: %w", seq, err)
@@ -117,145 +133,63 @@ func (q *queue) fetch(ctx context.Context, seq uint64) (rawMessage, error) {
 	return rawMessage{msg.Sequence, msg.Time.UTC(), msg.Subject, msg.Header, msg.Data}, nil
 }
 
-// take takes in a message when there is room for it.
-func (q *queue) take(r rawMessage) error {
-	if err := q.room(); err != nil {
+// takeWhenRoom takes a message when the queue has room for it.
+func (q *queue) takeWhenRoom(r rawMessage) error {
+	if err := q.waitForRoom(); err != nil {
 		return err
 	}
-	return q.takeOne(r)
+	return q.take(r)
 }
 
-// room waits until less is unsettled than may be.
-func (q *queue) room() error {
+// waitForRoom waits until fewer deliveries are unsettled than maxUnsettled.
+func (q *queue) waitForRoom() error {
 	for {
 		q.mu.Lock()
-		full := len(q.pending)+len(q.unsaved) >= q.most
-		news := full != q.full
+		full := len(q.pending)+len(q.unsaved) >= q.maxUnsettled
+		changed := full != q.full
 		q.full, q.readErr = full, nil
-		if full && news {
-			q.caughtUp()
+		if full && changed {
+			q.endCatchUp()
 		}
 		q.mu.Unlock()
 		switch {
-		case full && news:
-			q.log.Error("too much is unsettled, so the stream is not read on until the sink accepts something", "unsettled",
-				q.most)
-		case news:
+		case full && changed:
+			q.log.Error("too much is unsettled, so the stream is not read on until the sink accepts something",
+				"unsettled", q.maxUnsettled)
+		case changed:
 			q.log.Info("there is room again, the stream is read on")
 		}
 		if !full {
 			return nil
 		}
 		select {
-		case <-q.released:
-		case <-q.term.Done():
-			return q.term.Err()
+		case <-q.roomFreed:
+		case <-q.ctx.Done():
+			return q.ctx.Err()
 		}
 	}
 }
 
-// takeOne takes in a message: it becomes pending, unless the sink isn't owed it or has it already.
-func (q *queue) takeOne(r rawMessage) error {
-	m, err := r.message()
-	if err != nil {
-		return q.noCloudEvent(r, err)
-	}
-	if !q.concerns(m) {
-		q.pass(r.seq)
-		return nil
-	}
-	g, err := q.group(recordKey(q.route.Name, m.recordID()))
-	if err != nil {
-		return err
-	}
-	if tooLate := q.admit(g, m); !tooLate {
-		return nil
-	}
-	letter := deadLetter{
-		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Reason: delivery.ReasonLate,
-		At: time.Now().UTC(), Pending: m.stored,
-	}
-	if err := q.dead.add(q.term, letter, &m.ce); err != nil {
-		return err
-	}
-	q.meter.Failed(q.route.Name, delivery.ReasonLate)
+// skip records that a message was read that isn't for the sink.
+func (q *queue) skip(seq uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.settleUnsent(g, m, resultDead, delivery.ReasonLate)
-	return nil
+	delete(q.openSeqs, seq)
+	q.setRead(seq)
 }
 
-// admit makes a message pending, unless the sink isn't owed it or has it already. tooLate means that it becomes a dead
-// letter: a newer change of its event came first, and the sink has late: drop. With late: latest such a change is never
-// sent either.
-func (q *queue) admit(g *group, m message) (tooLate bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	delete(q.open, m.seq)
-	if q.knows(g, m.deliveryID()) {
-		q.readTo(m.seq)
-		return false
-	}
-	wanted, outdated := q.wants(g, m)
-	switch {
-	case !wanted, m.instead != nil && q.knows(g, m.ce.ID()):
-	case outdated && q.route.Terms.Late == delivery.LateDrop:
-		return true
-	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):
-		q.settleUnsent(g, m, resultSuperseded, "")
-	default:
-		q.pend(g, m)
-	}
-	q.readTo(m.seq)
-	return false
-}
-
-// knows says whether the sink has, or had, a delivery. mu is held.
-func (q *queue) knows(g *group, id string) bool {
-	_, settled := g.rec.Settled[id]
-	_, waits := g.pending[id]
-	return settled || waits
-}
-
-// settleUnsent settles a message that was never pending. mu is held.
-func (q *queue) settleUnsent(g *group, m message, how, answer string) {
-	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), How: how, Answer: answer})
-	q.note(g)
-	q.readTo(m.seq)
-}
-
-// pass notes that a message was read that the sink isn't owed.
-func (q *queue) pass(seq uint64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	delete(q.open, seq)
-	q.readTo(seq)
-}
-
-// readTo notes that the stream was read so far. mu is held.
-func (q *queue) readTo(seq uint64) {
-	q.read = max(q.read, seq)
+// setRead records that the stream was read as far as seq. mu is held.
+func (q *queue) setRead(seq uint64) {
+	q.lastRead = max(q.lastRead, seq)
 	q.readErr = nil
-	if q.waiting > 0 && q.read >= q.waiting {
-		q.caughtUp()
+	if q.catchUpTo > 0 && q.lastRead >= q.catchUpTo {
+		q.endCatchUp()
 	}
 }
 
-// caughtUp lets the Worker begin: it must know that an event is over before it tells that it was announced. mu is held.
-func (q *queue) caughtUp() {
-	q.waiting = 0
+// endCatchUp gives the Worker what is pending. It must not begin earlier: it would deliver the announcement of an event
+// whose end is in the stream already. mu is held.
+func (q *queue) endCatchUp() {
+	q.catchUpTo = 0
 	wake(q.changed)
-}
-
-// noCloudEvent keeps a message that is none as a dead letter, once for all sinks.
-func (q *queue) noCloudEvent(r rawMessage, why error) error {
-	err := q.dead.addInvalid(q.term, r, why)
-	if err != nil {
-		return err
-	}
-	q.meter.Failed(q.route.Name, delivery.ReasonLost)
-	q.log.Error("a message of the stream is no CloudEvent; it is kept as a dead letter", "message", r.seq, "subject",
-		imds.Printable(r.subject, 200), "err", imds.Printable(why.Error(), 200))
-	q.pass(r.seq)
-	return nil
 }

@@ -113,6 +113,13 @@ type group struct {
 	settled         []uint64          // sequence numbers of the deliveries settled since the last save
 }
 
+// has reports whether a delivery is pending or was settled.
+func (g *group) has(id string) bool {
+	_, settled := g.rec.Settled[id]
+	_, pending := g.pending[id]
+	return settled || pending
+}
+
 // A bucket is the key-value bucket with the sinks' cursors and records, under the keys cursor.<sink> and
 // mark.<sink>.<Azure event or CloudEvent>.
 type bucket struct{ kv jetstream.KeyValue }

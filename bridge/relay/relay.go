@@ -37,7 +37,7 @@ type Options struct {
 	From    time.Time // where a sink that is new to the stream begins; zero for now
 	Version string    // of the program
 	// Unsettled is how many deliveries of a sink may be unsettled in memory; 0 is 10,000.
-	Unsettled int
+	MaxUnsettled int
 
 	Settings bridge.SettingsInfo
 	Log      *slog.Logger

@@ -13,12 +13,12 @@ import (
 
 // A service is one route, as this relay serves it.
 type service struct {
-	route  bridge.Route
-	holder holder // of its lease
-	queue  *queue // nil while another relay serves it
-	worker *delivery.Worker
-	err    error  // why it isn't served; nil when it is, or another serves it
-	leave  func() // lets another relay serve it
+	route    bridge.Route
+	holder   holder // of its lease
+	queue    *queue // nil while another relay serves it
+	worker   *delivery.Worker
+	err      error  // why it isn't served; nil when it is, or another serves it
+	handOver func() // lets another relay serve it
 }
 
 // yield is how long this relay lets others go first, who hold fewer leases. It counts as holding the lease from now on.
@@ -26,7 +26,7 @@ func (r *Relay) yield() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.held++
-	return min(yieldMost, time.Duration(r.held-1)*yieldEach)
+	return min(maxYield, time.Duration(r.held-1)*yieldPerLease)
 }
 
 // serve waits for the route's lease, and delivers while it is held and ctx isn't done.
@@ -48,7 +48,7 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 		if news {
 			r.Log.Warn("this sink is not served, trying again", "sink", route.Name, "err", err)
 		}
-		_ = sleep(ctx, readAgain)
+		_ = sleep(ctx, readRetry)
 	}
 	l, err := takeLease(ctx, p.leases, route.Name, r.me, r.yield, func() { r.count(-1) }, func(h holder) {
 		note(func(s *service) { s.holder, s.err = h, nil })
@@ -67,7 +67,7 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 	var keepers sync.WaitGroup
 	keeping, done := context.WithCancel(context.WithoutCancel(ctx))
 	defer done()
-	keepers.Go(func() { l.keep(keeping, lost) })
+	keepers.Go(func() { l.keepRenewing(keeping, lost) })
 	release := func() {
 		done()
 		keepers.Wait()
@@ -76,10 +76,10 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 
 	q := &queue{
 		route: route, js: p.js, stream: p.stream, bucket: p.records, dead: p.dead, log: r.Log.With("sink", route.Name),
-		meter: r.Meter,
-		lost:  lost, term: term, from: r.From, most: cmp.Or(r.Unsettled, maxUnsettled),
+		meter:    r.Meter,
+		endLease: lost, ctx: term, from: r.From, maxUnsettled: cmp.Or(r.MaxUnsettled, defaultUnsettled),
 	}
-	if err := openQueue(q); err != nil {
+	if err := q.open(); err != nil {
 		release()
 		failed(err)
 		return
@@ -87,13 +87,13 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 	log := r.Log.With("sink", route.Name)
 	log.Info("this relay serves the sink", "relay", r.Name)
 	w := delivery.NewWorker(delivery.Config{
-		Route: route.Name, Sink: leased{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
+		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
 		Log: r.Log, Meter: r.Meter, Random: r.Random,
 		Trouble: func(why error) { r.trouble(term, route, why) },
 	})
 	note(func(s *service) {
-		s.queue, s.worker, s.err, s.leave = q, w, nil, leave
-		q.mute(r.mutes)
+		s.queue, s.worker, s.err, s.handOver = q, w, nil, leave
+		q.setMutes(r.mutes)
 	})
 	var reading sync.WaitGroup
 	reading.Go(q.run)
@@ -102,7 +102,7 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 	w.Run(term, nil, ctx.Done())
 	why := context.Cause(term)
 	lost(nil)
-	note(func(s *service) { s.queue, s.worker, s.leave = nil, nil, nil })
+	note(func(s *service) { s.queue, s.worker, s.handOver = nil, nil, nil })
 	reading.Wait()
 	release()
 	switch {
@@ -111,7 +111,7 @@ func (r *Relay) serve(session context.Context, p places, route bridge.Route) {
 		failed(why)
 	case session.Err() == nil:
 		log.Info("another relay, which serves fewer sinks, gets this one", "relay", r.Name)
-		_ = sleep(session, handOver)
+		_ = sleep(session, handOverPause)
 	}
 }
 

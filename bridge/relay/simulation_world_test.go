@@ -226,7 +226,7 @@ func (w *world) startRelay() {
 	w.mu.Unlock()
 	m.relay = relay.New(relay.Options{
 		Connect: m.cable.dial, Stream: "FOREWARN", Routes: w.routesOf(m), Name: m.name, Log: w.log.With("relay", m.name),
-		Unsettled: w.bound,
+		MaxUnsettled: w.bound,
 	})
 	w.all.Go(func() {
 		if err := m.relay.Run(ctx); err != nil {

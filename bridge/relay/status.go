@@ -79,11 +79,11 @@ func (r *Relay) deletedFor(route bridge.Route) uint64 {
 	}
 	s.queue.mu.Lock()
 	defer s.queue.mu.Unlock()
-	return s.queue.deleted
+	return s.queue.deletedUnread
 }
 
 // soon is what leaves no time to wait for a sink's second refusal.
-const soon = 15 * time.Minute
+const urgentWithin = 15 * time.Minute
 
 // sinkStatus is that of one route, and why it keeps the relay from being ready. mu is held.
 func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStatus, reasons []string) {
@@ -111,7 +111,7 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	w := s.worker.State()
 	k.LastError = w.Error
 	switch {
-	case w.Blocked, w.Refused && w.Failing && q.soon:
+	case w.Blocked, w.Refused && w.Failing && q.urgent:
 		k.State = bridge.SinkIsBlocked
 	case w.Failing:
 		k.State = bridge.SinkRetrying
@@ -119,10 +119,10 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	if q.pending > 0 {
 		k.NextAttempt = w.Next.UTC()
 	}
-	if q.soon && k.State == bridge.SinkIsBlocked {
+	if q.urgent && k.State == bridge.SinkIsBlocked {
 		reasons = append(reasons, k.Refusal())
 	}
-	for _, why := range q.why {
+	for _, why := range q.problems {
 		reasons = append(reasons, "the sink "+route.Name+": "+why)
 	}
 	return k, reasons
@@ -133,15 +133,15 @@ type queueStatus struct {
 	pending, delivered int
 	muted              int // of the pending
 	accepted, oldest   time.Time
-	soon               bool     // something that is pending is due soon
-	why                []string // it isn't as it should be
+	urgent             bool     // something that is pending is due soon
+	problems           []string // it isn't as it should be
 }
 
 func (q *queue) status() queueStatus {
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	s := queueStatus{pending: len(q.pending), delivered: q.count, accepted: q.last}
+	s := queueStatus{pending: len(q.pending), delivered: q.accepted, accepted: q.lastAccepted}
 	for _, e := range q.pending {
 		if e.item.Mute.Active() {
 			s.muted++
@@ -150,7 +150,7 @@ func (q *queue) status() queueStatus {
 		if since := e.item.Since(); s.oldest.IsZero() || since.Before(s.oldest) {
 			s.oldest = since
 		}
-		s.soon = s.soon || e.item.Group != "" && e.item.NotBefore.Sub(now) < soon
+		s.urgent = s.urgent || e.item.Group != "" && e.item.NotBefore.Sub(now) < urgentWithin
 	}
 	if s.oldest.After(now) {
 		s.oldest = time.Time{}
@@ -159,12 +159,12 @@ func (q *queue) status() queueStatus {
 		so  bool
 		why string
 	}{
-		{q.full, fmt.Sprintf("%d deliveries are unsettled, so the stream is not read on", q.most)},
+		{q.full, fmt.Sprintf("%d deliveries are unsettled, so the stream is not read on", q.maxUnsettled)},
 		{q.readErr != nil, fmt.Sprintf("the stream can't be read: %v", q.readErr)},
 		{q.saveErr != nil, fmt.Sprintf("what was delivered can't be recorded: %v", q.saveErr)},
 	} {
 		if w.so {
-			s.why = append(s.why, w.why)
+			s.problems = append(s.problems, w.why)
 		}
 	}
 	return s

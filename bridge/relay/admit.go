@@ -1,0 +1,182 @@
+package relay
+
+import (
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// take makes a message pending, if it is for the sink and the sink hasn't got it yet.
+func (q *queue) take(r rawMessage) error {
+	m, err := r.message()
+	if err != nil {
+		return q.keepInvalid(r, err)
+	}
+	if !q.concerns(m) {
+		q.skip(r.seq)
+		return nil
+	}
+	g, err := q.group(recordKey(q.route.Name, m.recordID()))
+	if err != nil {
+		return err
+	}
+	if tooLate := q.admit(g, m); !tooLate {
+		return nil
+	}
+	letter := deadLetter{
+		Sink: q.route.Name, Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Event: m.eventID, Reason: delivery.ReasonLate,
+		At: time.Now().UTC(), Pending: m.stored,
+	}
+	if err := q.dead.add(q.ctx, letter, &m.ce); err != nil {
+		return err
+	}
+	q.meter.Failed(q.route.Name, delivery.ReasonLate)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.settleUnsent(g, m, resultDead, delivery.ReasonLate)
+	return nil
+}
+
+// keepInvalid keeps a message that isn't a CloudEvent as a dead letter, one for all sinks.
+func (q *queue) keepInvalid(r rawMessage, why error) error {
+	if err := q.dead.addInvalid(q.ctx, r, why); err != nil {
+		return err
+	}
+	q.meter.Failed(q.route.Name, delivery.ReasonLost)
+	q.log.Error("a message of the stream is no CloudEvent; it is kept as a dead letter", "message", r.seq, "subject",
+		imds.Printable(r.subject, 200), "err", imds.Printable(why.Error(), 200))
+	q.skip(r.seq)
+	return nil
+}
+
+// concerns reports whether a message can be for the sink at all, before its record is read. Heartbeats are for no sink.
+func (q *queue) concerns(m message) bool {
+	switch {
+	case m.onlySink != "":
+		return m.onlySink == q.route.Name
+	case m.eventID != "":
+		return true
+	}
+	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
+}
+
+// admit makes a message pending, unless the sink's filter keeps it out or its record has it already. A message that is
+// outdated becomes a dead letter with late: drop: then admit reports tooLate, and leaves it to the caller. With late:
+// latest or a lead, an outdated message is superseded.
+func (q *queue) admit(g *group, m message) (tooLate bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.openSeqs, m.seq)
+	if g.has(m.deliveryID()) {
+		q.setRead(m.seq)
+		return false
+	}
+	selected, outdated := q.selects(g, m)
+	switch {
+	case !selected, m.instead != nil && g.has(m.ce.ID()): // a fallback doesn't get what it has got itself
+	case outdated && q.route.Terms.Late == delivery.LateDrop:
+		return true
+	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):
+		q.settleUnsent(g, m, resultSuperseded, "")
+	default:
+		q.addPending(g, m)
+	}
+	q.setRead(m.seq)
+	return false
+}
+
+// settleUnsent settles a message that was never pending. mu is held.
+func (q *queue) settleUnsent(g *group, m message, how, answer string) {
+	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), How: how, Answer: answer})
+	q.markDirty(g)
+	q.setRead(m.seq)
+}
+
+// selects reports whether the sink's settings select the message, and whether it is outdated, see stage.outdated. The
+// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. mu is
+// held.
+func (q *queue) selects(g *group, m message) (selected, outdated bool) {
+	if m.onlySink != "" || m.eventID == "" {
+		return true, false
+	}
+	first := !g.rec.Matched
+	if first {
+		verdict, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true)
+		if err != nil {
+			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)
+		}
+		if verdict == bridge.Refused {
+			return false, false
+		}
+		g.rec.Matched = true
+	}
+	if m.change.Kind.OfAzure() {
+		outdated = g.rec.outdated(m)
+		g.rec.update(m)
+		if selected, _ = q.route.Filter.Change(m.change, ""); !outdated {
+			q.supersede(g, m, selected)
+		}
+	} else {
+		selected = q.route.Hears(m.change, "")
+	}
+	if first && !selected { // otherwise it is saved with the result of the delivery
+		q.markDirty(g)
+	}
+	return selected, outdated
+}
+
+// supersede settles the pending deliveries that a newer change of their event makes obsolete: reminders, and what is not
+// due yet. If the sink doesn't get the newer change, what is not due yet moves with NotBefore instead. mu is held.
+func (q *queue) supersede(g *group, m message, selected bool) {
+	now := time.Now()
+	newWaits := !q.route.Due(m.change, now).IsZero()
+	ends := m.change.Kind == imds.Started || m.change.Kind == imds.Vanished
+	for _, seq := range g.pending {
+		if seq > m.seq {
+			continue
+		}
+		e := q.pending[seq]
+		waits := e.item.Due.After(now)
+		announces := e.item.Change == string(imds.Scheduled) || e.item.Change == string(imds.Updated)
+		reminder := e.item.Change == string(imds.Reminder)
+		switch {
+		case reminder, selected && announces && newWaits, waits && (selected || ends):
+			q.settle(e, result{At: now.UTC(), How: resultSuperseded})
+			q.notifyWorker(seq)
+		case waits:
+			next := *e.item
+			next.Due, next.NotBefore = next.Due.Add(m.notBefore().Sub(next.NotBefore)), m.notBefore()
+			q.replace(e, next)
+		}
+	}
+}
+
+// addPending makes a message pending. mu is held.
+func (q *queue) addPending(g *group, m message) {
+	var due time.Time
+	if m.onlySink == "" {
+		due = q.route.Due(m.change, time.Now())
+	}
+	id, i := m.deliveryID(), m.item(due)
+	if t, tried := g.rec.Retries[id]; tried {
+		i.Attempts, i.Next, i.Error, i.Progress = t.Attempts, t.Next, t.Error, t.Progress
+		i.Batch, i.FellBack = t.Batch, t.FellBack
+	}
+	i.Mute = delivery.MuteOf(q.mutes, q.route.Name, i)
+	e := &pendingItem{item: i, id: id, group: g}
+	if q.bodies < maxBodies {
+		e.ce = &m.ce
+		q.bodies++
+	}
+	q.pending[m.seq] = e
+	g.pending[id] = m.seq
+	if m.seq > q.savedCursor.After {
+		q.readOrder = append(q.readOrder, m.seq)
+	} else {
+		q.openSeqs[m.seq] = true
+	}
+	q.notifyWorker(m.seq)
+}

@@ -1,0 +1,122 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/imds"
+)
+
+const (
+	cursorEvery  = time.Second    // how often the cursor is saved if it moves
+	maxCursorAge = 12 * time.Hour // it is saved at least so often, because the bucket deletes what is old
+)
+
+// A cursor is how far a sink has come in the stream: everything up to After is settled, except Open.
+type cursor struct {
+	After uint64 `json:"after"`
+	// Open are older messages that are pending: the latest changes of the Azure events that were open when the sink was
+	// new.
+	Open []uint64 `json:"open,omitempty"`
+	// Stream is when the stream was created. A new stream of the same name starts from 1 again.
+	Stream time.Time `json:"stream"`
+}
+
+// newCursor returns the cursor of a sink that is new to the stream. The sink gets the latest change of each open Azure
+// event, and everything from q.from on; if that is zero, from now on.
+func (q *queue) newCursor(info *jetstream.StreamInfo) (cursor, error) {
+	c := cursor{After: info.State.LastSeq, Stream: info.Created}
+	latest := map[string]uint64{} // by Azure event
+	first := uint64(0)            // the first message that is not older than q.from
+	err := readSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {
+		if first == 0 && !q.from.IsZero() && !r.stored.Before(q.from) {
+			first = r.seq
+		}
+		m, err := r.message()
+		switch {
+		case err != nil, m.onlySink != "", m.eventID == "", first != 0:
+		case m.change.Kind == imds.Vanished:
+			delete(latest, m.eventID)
+		case m.change.Kind.OfAzure():
+			latest[m.eventID] = r.seq
+		}
+	})
+	if err != nil {
+		return c, err
+	}
+	if first != 0 {
+		c.After = first - 1
+	}
+	for _, seq := range latest {
+		c.Open = append(c.Open, seq)
+	}
+	slices.Sort(c.Open)
+	q.log.Info("this sink is new to the stream", "stream", info.Config.Name, "after", c.After, "open", len(c.Open))
+	return c, nil
+}
+
+// currentCursor returns the cursor that fits what is settled now. mu is held.
+func (q *queue) currentCursor() cursor {
+	c := cursor{After: q.lastRead, Stream: q.streamCreated}
+	if len(q.readOrder) > 0 {
+		c.After = q.readOrder[0] - 1
+	}
+	for seq := range q.openSeqs {
+		c.Open = append(c.Open, seq)
+	}
+	slices.Sort(c.Open)
+	return c
+}
+
+// advance drops what is settled from the front of readOrder, and wakes the reader.
+func (q *queue) advance() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.readOrder) > 0 && !q.unsettled(q.readOrder[0]) {
+		q.readOrder = q.readOrder[1:]
+	}
+	if len(q.readOrder) > 2*q.maxUnsettled { // one at the front holds up the cursor
+		q.readOrder = slices.DeleteFunc(q.readOrder, func(seq uint64) bool { return !q.unsettled(seq) })
+	}
+	wake(q.roomFreed)
+}
+
+// unsettled reports whether a delivery is pending, or settled only in memory. mu is held.
+func (q *queue) unsettled(seq uint64) bool { return q.pending[seq] != nil || q.unsaved[seq] }
+
+// saveCursor writes the cursor if it has moved and cursorEvery is over; with always, in any case.
+func (q *queue) saveCursor(ctx context.Context, always bool) error {
+	q.saving <- struct{}{}
+	defer func() { <-q.saving }()
+	if !always && time.Since(q.cursorSaved) < cursorEvery {
+		return nil
+	}
+	q.mu.Lock()
+	c := q.currentCursor()
+	same := c.After == q.savedCursor.After && len(c.Open) == len(q.savedCursor.Open)
+	q.mu.Unlock()
+	if same && !always && time.Since(q.cursorSaved) < maxCursorAge {
+		return nil
+	}
+	body, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	rev, err := q.bucket.put(ctx, cursorKey(q.route.Name), body, q.cursorRev)
+	if errors.Is(err, errOvertaken) {
+		q.endLease(err)
+	}
+	if err != nil {
+		return err
+	}
+	q.cursorRev, q.cursorSaved = rev, time.Now()
+	q.mu.Lock()
+	q.savedCursor = c
+	q.mu.Unlock()
+	return nil
+}
