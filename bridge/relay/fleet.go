@@ -19,46 +19,46 @@ import (
 
 // The bounds of what is known of a fleet.
 const (
-	fleetDays  = 40 * 24 * time.Hour // how far back the stream is read
-	maxLives   = 2_000               // events that are over
-	maxVMs     = 200_000
-	forgetVM   = 24 * time.Hour // after it was last heard of, when no open event names it
-	maxObserve = 64             // changes of one event that are kept
+	fleetPeriod    = 40 * 24 * time.Hour // how far back the stream is read
+	maxEndedEvents = 2_000               // events that are over
+	maxVMs         = 200_000
+	forgetVM       = 24 * time.Hour // after it was last heard of, when no open event names it
+	maxChanges     = 64             // changes of one event that are kept
 )
 
 // A fleet is what the stream tells of VMs and their events. It is for people: no delivery depends on it.
 type fleet struct {
-	mu     sync.Mutex
-	read   uint64    // the last message
-	beats  uint64    // the last heartbeat
-	of     time.Time // when the stream was created
-	lives  map[string]*life
-	vms    map[string]*vm               // by vmKey
-	told   map[string]map[string]record // what sinks remember, by Azure event and sink
-	over   int                          // lives that are
-	more   bool                         // older lives were forgotten
-	silent map[string]time.Time         // the VMs that were told to be, as in silence
+	mu            sync.Mutex
+	lastRead      uint64    // the last message
+	lastHeartbeat uint64    // the last heartbeat
+	streamCreated time.Time // when the stream was created
+	events        map[string]*azureEvent
+	vms           map[string]*vm               // by vmKey
+	records       map[string]map[string]record // what sinks remember, by Azure event and sink
+	ended         int                          // lives that are
+	forgotten     bool                         // older lives were forgotten
+	silent        map[string]time.Time         // the VMs that were told to be, as in silence
 }
 
 // A life is an Azure event.
-type life struct {
+type azureEvent struct {
 	bridge.HistoryBuilder
-	changes int
-	seq     uint64 // of its last change
-	over    bool
-	changed time.Time  // when the stream took its last change
-	event   imds.Event // as it was said last
-	seen    imds.Observer
-	stage   stage
+	changes    int
+	seq        uint64 // of its last change
+	ended      bool
+	lastChange time.Time  // when the stream took its last change
+	latest     imds.Event // as it was said last
+	observer   imds.Observer
+	stage      stage
 }
 
 // A vm is a machine that a bridge runs on.
 type vm struct {
-	name, set, group string
-	heard            time.Time
-	back             time.Time     // when it was heard first after its last silence
-	every            time.Duration // its heartbeats come; 0 if it sends none
-	beat, left       time.Time     // when it last said that it is well, and that it stops
+	name, set, group    string
+	lastHeard           time.Time
+	backSince           time.Time     // when it was heard first after its last silence
+	interval            time.Duration // its heartbeats come; 0 if it sends none
+	lastAlive, lastStop time.Time     // when it last said that it is well, and that it stops
 }
 
 // vmKey tells VMs apart: two in different resource groups may have one name. An event names VMs of the group of its
@@ -68,26 +68,26 @@ func vmKey(o imds.Observer, name string) string {
 }
 
 func newFleet() *fleet {
-	return &fleet{lives: map[string]*life{}, vms: map[string]*vm{}, told: map[string]map[string]record{}}
+	return &fleet{events: map[string]*azureEvent{}, vms: map[string]*vm{}, records: map[string]map[string]record{}}
 }
 
 // followFleet reads the stream for what people see of it, until ctx is done.
-func (r *Relay) followFleet(ctx context.Context, p places) {
+func (r *Relay) followFleet(ctx context.Context, st *storage) {
 	f := r.fleet
-	created := p.stream.CachedInfo().Created
+	created := st.stream.CachedInfo().Created
 	f.mu.Lock()
-	if !f.of.Equal(created) {
-		f.of, f.read = created, 0
+	if !f.streamCreated.Equal(created) {
+		f.streamCreated, f.lastRead = created, 0
 	}
 	f.mu.Unlock()
 	for ctx.Err() == nil {
 		f.mu.Lock()
-		from := startAfter(f.read)
-		if f.read == 0 {
-			from = startAt(time.Now().Add(-fleetDays))
+		from := startAfter(f.lastRead)
+		if f.lastRead == 0 {
+			from = startAt(time.Now().Add(-fleetPeriod))
 		}
 		f.mu.Unlock()
-		err := follow(ctx, p.js, r.Stream, from, func(m rawMessage) error {
+		err := follow(ctx, st.js, r.Stream, from, func(m rawMessage) error {
 			f.add(m)
 			return nil
 		})
@@ -99,16 +99,16 @@ func (r *Relay) followFleet(ctx context.Context, p places) {
 }
 
 // followMarks reads who was told of what, until ctx is done.
-func (r *Relay) followRecords(ctx context.Context, p places) {
+func (r *Relay) followRecords(ctx context.Context, st *storage) {
 	f, name := r.fleet, "KV_"+recordsBucket(r.Stream)
 	prefix := "$KV." + recordsBucket(r.Stream) + ".mark."
 	for ctx.Err() == nil {
 		all := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: prefix + ">"}
-		err := follow(ctx, p.js, name, all, func(m rawMessage) error {
+		err := follow(ctx, st.js, name, all, func(m rawMessage) error {
 			sink, event, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
 			var rec record
 			if json.Unmarshal(m.data, &rec) == nil {
-				f.note(fromToken(sink), fromToken(event), rec)
+				f.setRecord(fromToken(sink), fromToken(event), rec)
 			}
 			return nil
 		})
@@ -120,22 +120,22 @@ func (r *Relay) followRecords(ctx context.Context, p places) {
 }
 
 // note takes in what a sink remembers of an Azure event. What is about bridges is not looked at.
-func (f *fleet) note(sink, event string, rec record) {
+func (f *fleet) setRecord(sink, event string, rec record) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.told[event] == nil {
-		if len(f.told) >= 4*maxLives && f.lives[event] == nil {
+	if f.records[event] == nil {
+		if len(f.records) >= 4*maxEndedEvents && f.events[event] == nil {
 			return
 		}
-		f.told[event] = map[string]record{}
+		f.records[event] = map[string]record{}
 	}
-	f.told[event][sink] = rec
+	f.records[event][sink] = rec
 }
 
 // deliveries are what became of a CloudEvent, by sink. mu is held.
 func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 	list := []bridge.HistoryDelivery{}
-	for sink, rec := range f.told[event] {
+	for sink, rec := range f.records[event] {
 		m, settled := rec.Settled[id]
 		t, trying := rec.Retries[id]
 		switch {
@@ -157,7 +157,7 @@ func (f *fleet) add(r rawMessage) {
 	m, err := r.message()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.read = r.seq
+	f.lastRead = r.seq
 	if err != nil || m.onlySink != "" {
 		return
 	}
@@ -165,71 +165,71 @@ func (f *fleet) add(r rawMessage) {
 		Observer imds.Observer `json:"observer"`
 	}
 	_ = json.Unmarshal(m.ce.Data(), &data) // then nobody knows who said it
-	v := f.hear(data.Observer, r.stored)
+	v := f.heardFrom(data.Observer, r.stored)
 	switch {
 	case v == nil:
 	case m.ce.Type() == cloudevent.BridgeStarted:
-		v.beat = later(v.beat, r.stored)
+		v.lastAlive = later(v.lastAlive, r.stored)
 	case m.ce.Type() == cloudevent.BridgeStopping:
-		v.left = later(v.left, r.stored)
+		v.lastStop = later(v.lastStop, r.stored)
 	}
 	if m.eventID == "" {
 		return
 	}
-	l := f.lives[m.eventID]
+	l := f.events[m.eventID]
 	if l == nil {
-		l = &life{}
-		f.lives[m.eventID] = l
+		l = &azureEvent{}
+		f.events[m.eventID] = l
 	}
-	if l.changes++; l.changes <= maxObserve || m.change.Kind == imds.Vanished {
+	if l.changes++; l.changes <= maxChanges || m.change.Kind == imds.Vanished {
 		l.Add(m.ce, nil)
 	}
-	l.seq, l.changed = r.seq, r.stored
+	l.seq, l.lastChange = r.seq, r.stored
 	if data.Observer.Name != "" {
-		l.seen = data.Observer
+		l.observer = data.Observer
 	}
 	if !m.change.Kind.OfAzure() || l.stage.outdated(m) {
 		return
 	}
 	l.stage.update(m)
-	l.event = m.change.Event
-	if over := m.change.Kind == imds.Vanished; over != l.over {
-		l.over = over
+	l.latest = m.change.Event
+	if over := m.change.Kind == imds.Vanished; over != l.ended {
+		l.ended = over
 		if over {
-			f.over++
+			f.ended++
 		} else {
-			f.over--
+			f.ended--
 		}
 	}
-	if f.over > 2*maxLives {
-		f.forget()
+	if f.ended > 2*maxEndedEvents {
+		f.forgetEnded()
 	}
 }
 
 // addBeat takes in a heartbeat.
-func (f *fleet) addBeat(r rawMessage) {
-	var b beat
+func (f *fleet) addHeartbeat(r rawMessage) {
+	var b heartbeat
 	m, err := r.message()
 	if err == nil && m.ce.Type() == cloudevent.BridgeHeartbeat {
 		err = json.Unmarshal(m.ce.Data(), &b)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.beats = max(f.beats, r.seq)
-	v := f.hear(b.Observer, r.stored)
+	f.lastHeartbeat = max(f.lastHeartbeat, r.seq)
+	v := f.heardFrom(b.Observer, r.stored)
 	if err != nil || v == nil {
 		return
 	}
-	v.every = b.every()
+	v.interval = b.interval()
 	if b.Stopping {
-		v.left = later(v.left, r.stored)
+		v.lastStop = later(v.lastStop, r.stored)
 	} else {
-		v.beat = later(v.beat, r.stored)
+		v.lastAlive = later(v.lastAlive, r.stored)
 	}
 }
 
 // hear notes that a VM's bridge has published something, and gives the VM, nil if it is none. mu is held.
-func (f *fleet) hear(o imds.Observer, at time.Time) *vm {
+func (f *fleet) heardFrom(o imds.Observer, at time.Time) *vm {
 	if o.Name == "" || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
 		return nil
 	}
@@ -239,14 +239,14 @@ func (f *fleet) hear(o imds.Observer, at time.Time) *vm {
 		if len(f.vms) >= maxVMs {
 			return nil
 		}
-		v = &vm{name: o.Name, back: at}
+		v = &vm{name: o.Name, backSince: at}
 		f.vms[key] = v
 	}
 	v.set, v.group = o.ScaleSet, o.ResourceGroup
-	if last, silent := lastHeard(f.silent, key); silent && !v.heard.After(last) && at.After(last) {
-		v.back = at
+	if last, silent := findSilent(f.silent, key); silent && !v.lastHeard.After(last) && at.After(last) {
+		v.backSince = at
 	}
-	v.heard = later(v.heard, at)
+	v.lastHeard = later(v.lastHeard, at)
 	return v
 }
 
@@ -258,11 +258,11 @@ func later(a, b time.Time) time.Time {
 }
 
 // hasRead says whether all that the streams held, of the last days, is taken in.
-func (f *fleet) hasRead(audit, beats *jetstream.StreamInfo) bool {
+func (f *fleet) caughtUp(audit, beats *jetstream.StreamInfo) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	old := audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= fleetDays
-	return (old || f.read >= audit.State.LastSeq) && (beats.State.Msgs == 0 || f.beats >= beats.State.LastSeq)
+	old := audit.State.Msgs == 0 || audit.TimeStamp.Sub(audit.State.LastTime) >= fleetPeriod
+	return (old || f.lastRead >= audit.State.LastSeq) && (beats.State.Msgs == 0 || f.lastHeartbeat >= beats.State.LastSeq)
 }
 
 // observed are the VMs with what excuses their silence.
@@ -271,23 +271,23 @@ func (f *fleet) observed() []*observer {
 	defer f.mu.Unlock()
 	type excuse struct{ open, gone, ended time.Time }
 	excuses := map[string]excuse{}
-	for _, l := range f.lives {
-		deletes := l.event.Type == "Preempt" || l.event.Type == "Terminate"
-		begun := l.event.Status == imds.StatusStarted
+	for _, l := range f.events {
+		deletes := l.latest.Type == "Preempt" || l.latest.Type == "Terminate"
+		begun := l.latest.Status == imds.StatusStarted
 		if !deletes && !begun {
 			continue
 		}
-		for _, name := range l.event.Resources {
-			key := vmKey(l.seen, name)
+		for _, name := range l.latest.Resources {
+			key := vmKey(l.observer, name)
 			e := excuses[key]
 			switch {
-			case !l.over:
-				e.open = later(e.open, l.changed)
+			case !l.ended:
+				e.open = later(e.open, l.lastChange)
 			case deletes:
-				e.gone = later(e.gone, l.changed)
+				e.gone = later(e.gone, l.lastChange)
 			}
-			if l.over && begun {
-				e.ended = later(e.ended, l.changed)
+			if l.ended && begun {
+				e.ended = later(e.ended, l.lastChange)
 			}
 			excuses[key] = e
 		}
@@ -296,9 +296,9 @@ func (f *fleet) observed() []*observer {
 	for key, v := range f.vms {
 		e := excuses[key]
 		all = append(all, &observer{
-			key: key, name: v.name, set: v.set, group: v.group, heard: v.heard, back: v.back, every: v.every,
-			left: !v.left.IsZero() && !v.beat.After(v.left), excused: !e.open.IsZero() || !e.gone.Before(v.heard) && !e.gone.IsZero(),
-			ended: e.ended,
+			key: key, name: v.name, set: v.set, group: v.group, lastHeard: v.lastHeard, backSince: v.backSince, interval: v.interval,
+			stopped: !v.lastStop.IsZero() && !v.lastAlive.After(v.lastStop), excused: !e.open.IsZero() || !e.gone.Before(v.lastHeard) && !e.gone.IsZero(),
+			eventEnded: e.ended,
 		})
 	}
 	return all
@@ -312,34 +312,34 @@ func (f *fleet) setSilent(silent map[string]time.Time) {
 }
 
 // forget drops the older half of the lives that are over. mu is held.
-func (f *fleet) forget() {
+func (f *fleet) forgetEnded() {
 	var ended []string
-	for id, l := range f.lives {
-		if l.over {
+	for id, l := range f.events {
+		if l.ended {
 			ended = append(ended, id)
 		}
 	}
-	slices.SortFunc(ended, func(a, b string) int { return cmp.Compare(f.lives[a].seq, f.lives[b].seq) })
-	for _, id := range ended[:len(ended)-maxLives] {
-		delete(f.lives, id)
-		delete(f.told, id)
-		f.over--
-		f.more = true
+	slices.SortFunc(ended, func(a, b string) int { return cmp.Compare(f.events[a].seq, f.events[b].seq) })
+	for _, id := range ended[:len(ended)-maxEndedEvents] {
+		delete(f.events, id)
+		delete(f.records, id)
+		f.ended--
+		f.forgotten = true
 	}
 }
 
 // open are the events that are not over, the first announced first.
-func (f *fleet) open(now time.Time) []bridge.EventStatus {
+func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	all := []bridge.EventStatus{}
-	for _, l := range f.sorted() {
-		if l.over || l.event.ID == "" {
+	for _, l := range f.sortedEvents() {
+		if l.ended || l.latest.ID == "" {
 			continue
 		}
-		e := l.event
+		e := l.latest
 		all = append(all, bridge.EventStatus{
-			Event: e.Raw, Known: e, NotBefore: e.NotBefore, Set: l.seen.ScaleSet, Group: l.seen.ResourceGroup,
+			Event: e.Raw, Known: e, NotBefore: e.NotBefore, Set: l.observer.ScaleSet, Group: l.observer.ResourceGroup,
 			SecondsLeft: max(0, e.NotBefore.Sub(now).Round(time.Second).Seconds()),
 		})
 	}
@@ -347,42 +347,42 @@ func (f *fleet) open(now time.Time) []bridge.EventStatus {
 }
 
 // sorted are the lives by their last change. mu is held.
-func (f *fleet) sorted() []*life {
-	all := make([]*life, 0, len(f.lives))
-	for _, l := range f.lives {
+func (f *fleet) sortedEvents() []*azureEvent {
+	all := make([]*azureEvent, 0, len(f.events))
+	for _, l := range f.events {
 		all = append(all, l)
 	}
-	slices.SortFunc(all, func(a, b *life) int { return cmp.Compare(a.seq, b.seq) })
+	slices.SortFunc(all, func(a, b *azureEvent) int { return cmp.Compare(a.seq, b.seq) })
 	return all
 }
 
 // machines are the VMs: those with an event first, the nearest first, then those that are silent, and then those that
 // were last heard longest ago.
-func (f *fleet) machines() []bridge.FleetVM {
+func (f *fleet) listVMs() []bridge.FleetVM {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	byName := map[string]*bridge.FleetVM{}
 	for key, v := range f.vms {
-		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.heard,
-			Stopped: !v.left.IsZero() && !v.beat.After(v.left)}
-		if last, silent := lastHeard(f.silent, key); silent && !v.heard.After(last) {
+		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.lastHeard,
+			Stopped: !v.lastStop.IsZero() && !v.lastAlive.After(v.lastStop)}
+		if last, silent := findSilent(f.silent, key); silent && !v.lastHeard.After(last) {
 			byName[key].Silent = true
 		}
 	}
-	for _, l := range f.lives {
-		if l.over {
+	for _, l := range f.events {
+		if l.ended {
 			continue
 		}
-		for _, name := range l.event.Resources {
-			key := vmKey(l.seen, name)
+		for _, name := range l.latest.Resources {
+			key := vmKey(l.observer, name)
 			v := byName[key]
 			if v == nil {
-				v = &bridge.FleetVM{Name: name, Set: l.seen.ScaleSet, Group: l.seen.ResourceGroup}
+				v = &bridge.FleetVM{Name: name, Set: l.observer.ScaleSet, Group: l.observer.ResourceGroup}
 				byName[key] = v
 			}
-			v.Events = append(v.Events, l.event.ID)
-			v.Started = v.Started || l.event.Status == imds.StatusStarted
-			if at := l.event.NotBefore; !at.IsZero() && (v.NotBefore.IsZero() || at.Before(v.NotBefore)) {
+			v.Events = append(v.Events, l.latest.ID)
+			v.Started = v.Started || l.latest.Status == imds.StatusStarted
+			if at := l.latest.NotBefore; !at.IsZero() && (v.NotBefore.IsZero() || at.Before(v.NotBefore)) {
 				v.NotBefore = at
 			}
 		}
@@ -426,7 +426,7 @@ func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, mor
 	f := r.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, l := range f.sorted() {
+	for _, l := range f.sortedEvents() {
 		for _, h := range l.Histories(p) {
 			h.Changes = slices.Clone(h.Changes)
 			for i := range h.Changes {
@@ -438,5 +438,5 @@ func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, mor
 	sort.SliceStable(histories, func(i, j int) bool {
 		return histories[i].Changes[0].Time.Before(histories[j].Changes[0].Time)
 	})
-	return histories, f.more
+	return histories, f.forgotten
 }

@@ -153,6 +153,19 @@ func (l *lease) expiry() time.Time {
 	return l.validUntil
 }
 
+// hold renews the lease until the function that it returns is called, which releases the lease. By then nothing may be
+// sent any more. If the lease is lost before, hold calls lost with the reason.
+func (l *lease) hold(ctx context.Context, lost context.CancelCauseFunc) (release func()) {
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var renewing sync.WaitGroup
+	renewing.Go(func() { l.keepRenewing(ctx, lost) })
+	return func() {
+		stop()
+		renewing.Wait() // a renewal under way could take the lease back
+		l.release(ctx)
+	}
+}
+
 // keepRenewing renews the lease until ctx is done. If the lease expires before it can be renewed, or another relay has
 // it, keepRenewing calls lost with the reason.
 func (l *lease) keepRenewing(ctx context.Context, lost context.CancelCauseFunc) {
@@ -196,8 +209,7 @@ func (l *lease) keepRenewing(ctx context.Context, lost context.CancelCauseFunc) 
 	}
 }
 
-// release gives up the lease, so that another relay needn't wait until it expires. By then nothing may be sent any more,
-// and keepRenewing must have returned: a renewal under way could take the lease back.
+// release gives up the lease, so that another relay needn't wait until it expires.
 func (l *lease) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewEvery)
 	defer cancel()

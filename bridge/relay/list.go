@@ -56,13 +56,13 @@ func entryKey(sink string, seq uint64) string { return sink + "/" + strconv.Form
 // List gives at most n of the pending deliveries of the sinks that this relay serves, and of all dead letters, in
 // order, and says how many more there are.
 func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, more int, err error) {
-	list = r.pending(sel)
+	list = r.pendingEntries(sel)
 	if sel.State != statePending {
-		dead, err := r.deadLetters()
+		st, err := r.connected()
 		if err != nil {
 			return nil, 0, err
 		}
-		letters, err := dead.readAll(ctx)
+		letters, err := st.dead.readAll(ctx)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -79,11 +79,11 @@ func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, m
 }
 
 // pending are the selected deliveries that are pending here.
-func (r *Relay) pending(sel Selection) (list []Entry) {
+func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 	var found []*Entry // pointers: see fleet.machines
 	r.mu.Lock()
 	var queues []*queue
-	for _, s := range r.serving {
+	for _, s := range r.services {
 		if s.queue != nil {
 			queues = append(queues, s.queue)
 		}
@@ -109,25 +109,15 @@ func (r *Relay) pending(sel Selection) (list []Entry) {
 
 func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) }
 
-// deadLetters are those of the connection; an error says that there is none.
-func (r *Relay) deadLetters() (*deadLetters, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.dead == nil {
-		return nil, fmt.Errorf("the relay can't reach JetStream: %w", r.down)
-	}
-	return r.dead, nil
-}
-
 // Show gives one delivery with its CloudEvent, as far as that can be read.
 func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
 	sink, seq, err := splitKey(key)
 	if err != nil {
 		return Entry{}, err
 	}
-	for _, e := range r.pending(Selection{Sink: sink}) {
+	for _, e := range r.pendingEntries(Selection{Sink: sink}) {
 		if e.Key == key {
-			ce, err := r.original(ctx, seq)
+			ce, err := r.readCloudEvent(ctx, seq)
 			if err == nil {
 				e.CloudEvent, err = ce.MarshalJSON()
 				e.Bytes = len(e.CloudEvent)
@@ -135,13 +125,13 @@ func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
 			return e, err
 		}
 	}
-	_, l, err := r.letter(ctx, sink, seq)
+	_, l, err := r.readDeadLetter(ctx, sink, seq)
 	if err != nil {
 		return Entry{}, err
 	}
 	e := l.entry()
 	if e.CloudEvent == nil && l.Sink != noSink {
-		if ce, err := r.original(ctx, seq); err == nil {
+		if ce, err := r.readCloudEvent(ctx, seq); err == nil {
 			e.CloudEvent, _ = ce.MarshalJSON()
 		}
 	}
@@ -160,16 +150,14 @@ func splitKey(key string) (sink string, seq uint64, err error) {
 }
 
 // original reads a CloudEvent from the stream.
-func (r *Relay) original(ctx context.Context, seq uint64) (event.Event, error) {
-	r.mu.Lock()
-	js, down := r.js, r.down
-	r.mu.Unlock()
-	if js == nil {
-		return event.Event{}, fmt.Errorf("the relay can't reach JetStream: %w", down)
+func (r *Relay) readCloudEvent(ctx context.Context, seq uint64) (event.Event, error) {
+	st, err := r.connected()
+	if err != nil {
+		return event.Event{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	stream, err := js.Stream(ctx, r.Stream)
+	stream, err := st.js.Stream(ctx, r.Stream)
 	if err != nil {
 		return event.Event{}, err
 	}
@@ -181,18 +169,18 @@ func (r *Relay) original(ctx context.Context, seq uint64) (event.Event, error) {
 }
 
 // letter reads a dead letter, and its number in the stream of dead letters.
-func (r *Relay) letter(ctx context.Context, sink string, seq uint64) (at uint64, l deadLetter, err error) {
-	dead, err := r.deadLetters()
+func (r *Relay) readDeadLetter(ctx context.Context, sink string, seq uint64) (at uint64, l deadLetter, err error) {
+	st, err := r.connected()
 	if err != nil {
 		return 0, l, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	stream, err := dead.js.Stream(ctx, dead.name)
+	stream, err := st.js.Stream(ctx, st.dead.name)
 	if err != nil {
 		return 0, l, err
 	}
-	msg, err := stream.GetLastMsgForSubject(ctx, dead.subject(sink, seq))
+	msg, err := stream.GetLastMsgForSubject(ctx, st.dead.subject(sink, seq))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return 0, l, ErrUnknownKey
 	} else if err != nil {
@@ -204,7 +192,7 @@ func (r *Relay) letter(ctx context.Context, sink string, seq uint64) (at uint64,
 // Replay publishes dead letters again, each for its own sink or, if that is named, for another, and gives them. by is
 // who asked for it.
 func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Entry, error) {
-	return r.each(ctx, keys, func(at uint64, l deadLetter) error {
+	return r.removeEach(ctx, keys, func(at uint64, l deadLetter) error {
 		if l.Sink == noSink {
 			return fmt.Errorf("%s is no CloudEvent, so nobody can take it", entryKey(l.Sink, l.Seq))
 		}
@@ -213,7 +201,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if l.CloudEvent != nil {
 			err = json.Unmarshal(l.CloudEvent, &ce)
 		} else {
-			ce, err = r.original(ctx, l.Seq)
+			ce, err = r.readCloudEvent(ctx, l.Seq)
 		}
 		if err != nil {
 			return err
@@ -222,13 +210,11 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if to != "" {
 			sink = to
 		}
-		r.mu.Lock()
-		js := r.js
-		r.mu.Unlock()
-		if js == nil {
-			return errNotYet
+		st, err := r.connected()
+		if err != nil {
+			return err
 		}
-		if err := replay(ctx, js, sink, ce, fmt.Sprintf("%s-replay-%s-%d", ce.ID(), l.Sink, at)); err != nil {
+		if err := replay(ctx, st.js, sink, ce, fmt.Sprintf("%s-replay-%s-%d", ce.ID(), l.Sink, at)); err != nil {
 			return err
 		}
 		r.Log.Info("a dead letter is replayed", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "to", sink, "by", by)
@@ -238,7 +224,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 
 // Drop removes dead letters for good, and gives them. by is who asked for it, and stays on record.
 func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, error) {
-	dropped, err := r.each(ctx, keys, func(_ uint64, l deadLetter) error {
+	dropped, err := r.removeEach(ctx, keys, func(_ uint64, l deadLetter) error {
 		r.Log.Info("a dead letter is dropped", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "by", by)
 		return nil
 	})
@@ -249,16 +235,16 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 				"attempts": e.Attempts,
 				"reason":   "dropped"})
 		}
-		r.record(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named}, "")
+		r.announce(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named}, "")
 	}
 	return dropped, err
 }
 
 // each does something with each of the dead letters, and takes it out. It ends at the first error.
-func (r *Relay) each(
+func (r *Relay) removeEach(
 	ctx context.Context, keys []string, do func(at uint64, l deadLetter) error,
 ) (done []Entry, err error) {
-	dead, err := r.deadLetters()
+	st, err := r.connected()
 	if err != nil {
 		return nil, err
 	}
@@ -267,14 +253,14 @@ func (r *Relay) each(
 		if err != nil {
 			return done, fmt.Errorf("%s: %w", key, err)
 		}
-		at, l, err := r.letter(ctx, sink, seq)
+		at, l, err := r.readDeadLetter(ctx, sink, seq)
 		if err != nil {
 			return done, fmt.Errorf("%s: %w", key, err)
 		}
 		if err := do(at, l); err != nil {
 			return done, err
 		}
-		if err := dead.remove(ctx, at); err != nil {
+		if err := st.dead.remove(ctx, at); err != nil {
 			return done, fmt.Errorf("%s: %w", key, err)
 		}
 		done = append(done, l.entry())

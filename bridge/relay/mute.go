@@ -47,7 +47,7 @@ func (r *Relay) setMutes(all []*delivery.Mute, rev uint64) {
 		return
 	}
 	r.mutes, r.mutesRev = all, rev
-	for _, s := range r.serving {
+	for _, s := range r.services {
 		if s.queue != nil {
 			s.queue.setMutes(all)
 		}
@@ -55,7 +55,7 @@ func (r *Relay) setMutes(all []*delivery.Mute, rev uint64) {
 }
 
 // followMutes hears of the mutes that other relays change, and ends those whose time is over, until ctx is done.
-func (r *Relay) followMutes(ctx context.Context, p places) {
+func (r *Relay) followMutes(ctx context.Context, st *storage) {
 	var ending sync.WaitGroup
 	defer ending.Wait()
 	ending.Go(func() { r.endMutes(ctx) })
@@ -64,14 +64,14 @@ func (r *Relay) followMutes(ctx context.Context, p places) {
 		FilterSubject: "$KV." + recordsBucket(r.Stream) + "." + mutesKey,
 	}
 	for ctx.Err() == nil {
-		err := follow(ctx, p.js, "KV_"+recordsBucket(r.Stream), of, func(m rawMessage) error {
+		err := follow(ctx, st.js, "KV_"+recordsBucket(r.Stream), of, func(m rawMessage) error {
 			var all []*delivery.Mute
 			if err := json.Unmarshal(m.data, &all); err != nil && len(m.data) > 0 {
 				r.Log.Error("the mutes can't be read; the ones before stay", "err", err)
 				return nil
 			}
 			r.setMutes(all, m.seq)
-			r.recordMutes(ctx, all, p.knows/2) // half of it, because clocks differ
+			r.announceMutes(ctx, all, st.duplicates/2) // half of it, because clocks differ
 			return nil
 		})
 		if ctx.Err() == nil {
@@ -100,7 +100,7 @@ func (r *Relay) endMutes(ctx context.Context) {
 // dueMutes are those that change by themselves now.
 func (r *Relay) dueMutes(all []*delivery.Mute) []delivery.Mute {
 	r.mu.Lock()
-	removed := r.removed
+	removed := r.removedSinks
 	r.mu.Unlock()
 	return bridge.DueMutes(all, func(sink string) bool { return slices.Contains(removed, sink) }, time.Now())
 }
@@ -127,21 +127,19 @@ func (r *Relay) Unmute(ids []string, every bool, by string) ([]delivery.Mute, er
 // changeMutes changes the mutes of all relays as f says, and puts on record what it changed. f is called again when
 // another relay was quicker.
 func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error)) ([]delivery.Mute, error) {
-	r.mu.Lock()
-	js, records, down := r.js, r.records, r.down
-	r.mu.Unlock()
-	if js == nil {
-		return nil, fmt.Errorf("the relay can't reach JetStream: %w", down)
+	st, err := r.connected()
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
-	stream, err := js.Stream(ctx, r.Stream) // with its last number
+	stream, err := st.js.Stream(ctx, r.Stream) // with its last sequence number
 	if err != nil {
 		return nil, err
 	}
 	for range muteTries {
 		var all []*delivery.Mute
-		rev, err := records.get(ctx, mutesKey, &all)
+		rev, err := st.records.get(ctx, mutesKey, &all)
 		if err != nil && !errors.Is(err, errUnreadable) {
 			return nil, err
 		}
@@ -154,7 +152,7 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 		if err != nil {
 			return nil, err
 		}
-		rev, err = records.put(ctx, mutesKey, body, rev)
+		rev, err = st.records.put(ctx, mutesKey, body, rev)
 		if errors.Is(err, errOvertaken) {
 			continue
 		} else if err != nil {
@@ -166,7 +164,7 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 			bridge.LogMute(r.Log, m)
 			mine = append(mine, &m)
 		}
-		r.recordMutes(ctx, mine, math.MaxInt64)
+		r.announceMutes(ctx, mine, math.MaxInt64)
 		return changed, nil
 	}
 	return nil, errors.New("other relays change the mutes at the same time; try again")
@@ -174,18 +172,18 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 
 // recordMutes puts on record what became of the mutes within that time. Each relay that hears of a change does, because
 // the one that made it may have been killed before it could; the stream keeps one.
-func (r *Relay) recordMutes(ctx context.Context, mutes []*delivery.Mute, within time.Duration) {
+func (r *Relay) announceMutes(ctx context.Context, mutes []*delivery.Mute, within time.Duration) {
 	for _, m := range mutes {
 		typ, data := bridge.MuteData(*m)
 		id := fmt.Sprintf("%s.%s.%d", typ, m.ID, m.Until.Unix())
 		r.mu.Lock()
-		known := r.recorded[id]
+		done := r.announced[id]
 		r.mu.Unlock()
-		if known || time.Since(later(m.Since, m.Ended)) >= within || !r.record(ctx, typ, data, id) {
+		if done || time.Since(later(m.Since, m.Ended)) >= within || !r.announce(ctx, typ, data, id) {
 			continue
 		}
 		r.mu.Lock()
-		r.recorded[id] = true
+		r.announced[id] = true
 		r.mu.Unlock()
 	}
 }

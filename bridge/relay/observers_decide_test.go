@@ -15,7 +15,7 @@ func TestSilenceIsDecided(t *testing.T) {
 	start := time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC)
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
 	vm := func(n, heard int, with ...func(*observer)) *observer {
-		o := &observer{key: fmt.Sprintf("vm-%02d", n), name: fmt.Sprintf("vm-%02d", n), heard: at(heard), every: 100 * time.Second}
+		o := &observer{key: fmt.Sprintf("vm-%02d", n), name: fmt.Sprintf("vm-%02d", n), lastHeard: at(heard), interval: 100 * time.Second}
 		for _, f := range with {
 			f(o)
 		}
@@ -34,12 +34,12 @@ func TestSilenceIsDecided(t *testing.T) {
 		}
 		return m
 	}
-	left := func(o *observer) { o.left = true }
+	left := func(o *observer) { o.stopped = true }
 	excused := func(o *observer) { o.excused = true }
-	none := func(o *observer) { o.every = 0 }
-	quick := func(o *observer) { o.every = 10 * time.Second }
-	ended := func(s int) func(*observer) { return func(o *observer) { o.ended = at(s) } }
-	back := func(s int) func(*observer) { return func(o *observer) { o.back = at(s) } }
+	none := func(o *observer) { o.interval = 0 }
+	quick := func(o *observer) { o.interval = 10 * time.Second }
+	ended := func(s int) func(*observer) { return func(o *observer) { o.eventEnded = at(s) } }
+	back := func(s int) func(*observer) { return func(o *observer) { o.backSince = at(s) } }
 	day := int(forgetVM / time.Second)
 	for _, tt := range []struct {
 		name   string
@@ -84,7 +84,7 @@ func TestSilenceIsDecided(t *testing.T) {
 		{name: "a clock that was set back", vms: []*observer{vm(1, 900)}, now: 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := silence{Silent: tt.told}
+			s := silenceRecord{Silent: tt.told}
 			next, silent, back := s.decide(tt.vms, at(tt.clear), at(tt.now))
 			words := func(list [][]*observer) string {
 				var all []string
@@ -124,10 +124,10 @@ func TestSilentVMsAreBounded(t *testing.T) {
 	var all []*observer
 	for n := range maxSilent + 5 {
 		name := fmt.Sprintf("vm-%05d", n)
-		all = append(all, &observer{key: name, name: name, heard: start.Add(-time.Duration(n) * time.Millisecond), every: time.Minute})
+		all = append(all, &observer{key: name, name: name, lastHeard: start.Add(-time.Duration(n) * time.Millisecond), interval: time.Minute})
 	}
 	now := start.Add(time.Hour)
-	s, silent, _ := silence{}.decide(all, start, now)
+	s, silent, _ := silenceRecord{}.decide(all, start, now)
 	if len(silent) != 1 || len(silent[0]) != maxSilent || len(s.Silent) != maxSilent {
 		t.Fatalf("%d messages, %d remembered, want one of %d", len(silent), len(s.Silent), maxSilent)
 	}

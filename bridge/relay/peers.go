@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	lookAroundEvery = 5 * time.Second
-	peerGone        = 20 * time.Second // after it last said that it is there
+	housekeepingEvery = 5 * time.Second
+	peerExpiry        = 20 * time.Second // after it last said that it is there
 )
 
 // A Peer is a relay of the same stream, this one included.
-type Peer struct {
+type peer struct {
 	Name    string    `json:"name"`
 	ID      string    `json:"id"` // of this run of it
 	Version string    `json:"version"`
@@ -30,65 +30,65 @@ const peerPrefix = "relay."
 
 // lookAround says that this relay is there, hears of the others, and looks whether what must be there still is, until
 // ctx is done. It ends the session when something is gone.
-func (r *Relay) lookAround(ctx context.Context, p places, end context.CancelCauseFunc) {
+func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.CancelCauseFunc) {
 	for {
-		if err := r.look(ctx, p); errors.Is(err, errGone) {
+		if err := r.keepHouse(ctx, st); errors.Is(err, errDeleted) {
 			end(err)
 			return
 		} else if err != nil && ctx.Err() == nil {
 			r.Log.Debug("could not look around", "err", err)
 		}
 		r.mu.Lock()
-		r.turned = time.Now()
+		r.lastTurn = time.Now()
 		r.mu.Unlock()
-		if sleep(ctx, lookAroundEvery) != nil {
+		if sleep(ctx, housekeepingEvery) != nil {
 			return
 		}
 	}
 }
 
-var errGone = errors.New("gone")
+var errDeleted = errors.New("gone")
 
-func (r *Relay) look(ctx context.Context, p places) error {
+func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	leases := "KV_" + leasesBucket(r.Stream)
-	var keeper jetstream.Stream
+	var leasesStream jetstream.Stream
 	for _, name := range []string{r.Stream, "KV_" + recordsBucket(r.Stream), deadStream(r.Stream), leases} {
-		stream, err := p.js.Stream(ctx, name)
+		stream, err := st.js.Stream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			return fmt.Errorf("%w: stream %s was deleted", errGone, name)
+			return fmt.Errorf("%w: stream %s was deleted", errDeleted, name)
 		}
 		if name == leases && err != nil {
 			return err
 		}
-		keeper = stream
+		leasesStream = stream
 	}
 	r.mu.Lock()
-	me := Peer{Name: r.Name, ID: r.me.ID, Version: r.Version, Hash: r.Settings.Hash, Seen: time.Now().UTC()}
+	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, Seen: time.Now().UTC()}
 	r.mu.Unlock()
 	body, err := json.Marshal(me)
 	if err != nil {
 		return err
 	}
-	if _, err := p.leases.Put(ctx, peerPrefix+token(r.me.ID), body); err != nil {
+	if _, err := st.leases.Put(ctx, peerPrefix+token(r.self.ID), body); err != nil {
 		return err
 	}
-	peers, err := readPeers(ctx, keeper, p.leases)
+	peers, err := readPeers(ctx, leasesStream, st.leases)
 	if err != nil {
 		return err
 	}
-	counts, err := p.dead.counts(ctx)
+	counts, err := st.dead.counts(ctx)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.peers, r.letters = peers, counts
-	r.share()
+	r.peers, r.deadCounts = peers, counts
+	r.rebalance()
 	for _, other := range peers {
-		if other.Hash != me.Hash && !r.warned[other.ID+other.Hash] {
-			r.warned[other.ID+other.Hash] = true
+		if other.Hash != me.Hash && !r.warnedOf[other.ID+other.Hash] {
+			r.warnedOf[other.ID+other.Hash] = true
 			r.Log.Warn("another relay has other settings", "relay", other.Name, "hash", other.Hash, "ours", me.Hash)
 		}
 	}
@@ -97,21 +97,21 @@ func (r *Relay) look(ctx context.Context, p places) error {
 
 // readPeers are the relays that are there. The subjects of the bucket's stream are asked for, because its keys would take
 // a consumer each time.
-func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyValue) ([]Peer, error) {
+func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyValue) ([]peer, error) {
 	before := "$KV." + kv.Bucket() + "."
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(before+peerPrefix+">"))
 	if err != nil {
 		return nil, err
 	}
-	var peers []Peer
+	var peers []peer
 	for subject := range info.State.Subjects {
 		key := strings.TrimPrefix(subject, before)
 		e, err := kv.Get(ctx, key)
 		if err != nil {
 			continue // it went meanwhile
 		}
-		var p Peer
-		if json.Unmarshal(e.Value(), &p) == nil && time.Since(e.Created()) < peerGone {
+		var p peer
+		if json.Unmarshal(e.Value(), &p) == nil && time.Since(e.Created()) < peerExpiry {
 			p.Seen = e.Created().UTC()
 			peers = append(peers, p)
 		}
@@ -132,22 +132,22 @@ func (r *Relay) otherSettings() (all []string) {
 }
 
 // share gives one sink up when another relay serves two fewer than this one, as after it was started anew. mu is held.
-func (r *Relay) share() {
+func (r *Relay) rebalance() {
 	served := map[string]int{}
 	for _, p := range r.peers {
 		served[p.ID] = 0
 	}
 	var mine *service
-	for _, s := range r.serving {
+	for _, s := range r.services {
 		if s.handOver != nil {
 			mine = s
-			served[r.me.ID]++
-		} else if _, there := served[s.holder.ID]; there && s.holder.ID != r.me.ID {
+			served[r.self.ID]++
+		} else if _, there := served[s.holder.ID]; there && s.holder.ID != r.self.ID {
 			served[s.holder.ID]++
 		}
 	}
 	for id, n := range served {
-		if id != r.me.ID && n+2 <= served[r.me.ID] {
+		if id != r.self.ID && n+2 <= served[r.self.ID] {
 			mine.handOver()
 			return
 		}

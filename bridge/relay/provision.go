@@ -57,9 +57,9 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		there, err := js.Stream(ctx, c.Name)
-		if c.Name == beatsStream(stream) && errors.Is(err, jetstream.ErrStreamNotFound) {
-			if other, err := js.StreamNameBySubject(ctx, beatsSubject); err == nil { // whose subjects may not overlap
-				plan.Steps = append(plan.Steps, Step{Name: other, Action: "keep", Changes: []string{"takes " + beatsSubject}})
+		if c.Name == heartbeatsStream(stream) && errors.Is(err, jetstream.ErrStreamNotFound) {
+			if other, err := js.StreamNameBySubject(ctx, heartbeatsSubject); err == nil { // whose subjects may not overlap
+				plan.Steps = append(plan.Steps, Step{Name: other, Action: "keep", Changes: []string{"takes " + heartbeatsSubject}})
 				continue
 			}
 		}
@@ -125,11 +125,11 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 			Replicas: replicas, MaxAge: deadAge, MaxMsgs: deadMost, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 		{
-			Name: beatsStream(stream), Subjects: []string{beatsSubject}, Storage: jetstream.FileStorage, Replicas: replicas,
+			Name: heartbeatsStream(stream), Subjects: []string{heartbeatsSubject}, Storage: jetstream.FileStorage, Replicas: replicas,
 			MaxAge: forgetVM, MaxMsgs: maxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 	}
-	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, beatsSubject) }) {
+	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, heartbeatsSubject) }) {
 		all = all[:len(all)-1] // the audit stream takes heartbeats too
 	}
 	return all

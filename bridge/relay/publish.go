@@ -18,14 +18,14 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// trouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route accepts
+// reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route accepts
 // again. The other routes that want to know get a CloudEvent.
-func (r *Relay) trouble(ctx context.Context, route bridge.Route, why error) {
+func (r *Relay) reportTrouble(ctx context.Context, route bridge.Route, why error) {
 	r.mu.Lock()
-	told := r.troubled[route.Name]
-	r.troubled[route.Name] = why != nil
+	wasBlocked := r.blocked[route.Name]
+	r.blocked[route.Name] = why != nil
 	r.mu.Unlock()
-	if told == (why != nil) {
+	if wasBlocked == (why != nil) {
 		return
 	}
 	data := map[string]any{"sink": route.Name, "kind": route.Kind}
@@ -33,12 +33,12 @@ func (r *Relay) trouble(ctx context.Context, route bridge.Route, why error) {
 	if why != nil {
 		typ, data["error"] = cloudevent.SinkBlocked, why.Error()
 	}
-	go r.tell(ctx, typ, data, route.Name) // the Worker must not wait for it
+	go r.notifySinks(ctx, typ, data, route.Name) // the Worker must not wait for it
 }
 
-// tell publishes a CloudEvent about this relay for each route that wants such CloudEvents, except one.
-func (r *Relay) tell(ctx context.Context, typ string, data map[string]any, except string) {
-	ce, js, err := r.about(typ, data)
+// notifySinks publishes a CloudEvent about this relay for each route that wants such CloudEvents, except one.
+func (r *Relay) notifySinks(ctx context.Context, typ string, data map[string]any, except string) {
+	ce, js, err := r.newCloudEvent(typ, data)
 	if err != nil {
 		r.Log.Warn("nobody could be told about this relay", "type", typ, "err", err)
 		return
@@ -56,10 +56,10 @@ func (r *Relay) tell(ctx context.Context, typ string, data map[string]any, excep
 	}
 }
 
-// record publishes a CloudEvent about this relay for all sinks, and reports whether the stream has it. The stream keeps
+// announce publishes a CloudEvent about this relay for all sinks, and reports whether the stream has it. The stream keeps
 // one of those with the same id; "" is the CloudEvent's own id.
-func (r *Relay) record(ctx context.Context, typ string, data map[string]any, id string) bool {
-	ce, js, err := r.about(typ, data)
+func (r *Relay) announce(ctx context.Context, typ string, data map[string]any, id string) bool {
+	ce, js, err := r.newCloudEvent(typ, data)
 	if err == nil {
 		err = r.publish(ctx, js, ce, cmp.Or(id, ce.ID()))
 	}
@@ -69,21 +69,22 @@ func (r *Relay) record(ctx context.Context, typ string, data map[string]any, id 
 	return err == nil
 }
 
-// about returns a CloudEvent about this relay, and the JetStream to publish it to. No two have the same time, because
+// newCloudEvent returns a CloudEvent about this relay, and the JetStream to publish it to. No two have the same time, because
 // their ids contain it.
-func (r *Relay) about(typ string, data map[string]any) (event.Event, jetstream.JetStream, error) {
+func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jetstream.JetStream, error) {
+	st, err := r.connected()
+	if err != nil {
+		return event.Event{}, nil, err
+	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	now := time.Now()
-	if !now.After(r.stamp) {
-		now = r.stamp.Add(1)
+	if !now.After(r.lastTime) {
+		now = r.lastTime.Add(1)
 	}
-	r.stamp = now
-	if r.js == nil {
-		return event.Event{}, nil, r.down
-	}
+	r.lastTime = now
+	r.mu.Unlock()
 	ce, err := cloudevent.WrapBridge(typ, data, imds.Observer{Name: r.Name}, now)
-	return ce, r.js, err
+	return ce, st.js, err
 }
 
 // publish puts a CloudEvent from this relay into the stream, for all sinks.

@@ -45,19 +45,20 @@ const replayedAtOnce = 1_000
 // ReplayPast publishes CloudEvents of the stream again for one sink. If several VMs published the same one, the sink
 // gets the first copy in the part.
 func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, error) {
-	r.mu.Lock()
-	js, down, routes := r.js, r.down, r.Routes
-	r.mu.Unlock()
-	if js == nil {
-		return ReplayPart{}, fmt.Errorf("the relay can't reach JetStream: %w", down)
+	st, err := r.connected()
+	if err != nil {
+		return ReplayPart{}, err
 	}
+	r.mu.Lock()
+	routes := r.Routes
+	r.mu.Unlock()
 	route, err := routeNamed(routes, p.Sink)
 	if err != nil {
 		return ReplayPart{}, err
 	}
 	asked, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	stream, err := js.Stream(asked, r.Stream)
+	stream, err := st.js.Stream(asked, r.Stream)
 	if err != nil {
 		return ReplayPart{}, err
 	}
@@ -66,7 +67,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 	if state.Msgs == 0 || p.After >= state.LastSeq || state.LastTime.Before(p.Since) {
 		return part, nil
 	}
-	kv, err := js.KeyValue(asked, recordsBucket(r.Stream))
+	kv, err := st.js.KeyValue(asked, recordsBucket(r.Stream))
 	if err != nil {
 		return ReplayPart{}, err
 	}
@@ -75,10 +76,10 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 		from = startAfter(p.After)
 	}
 	x := replayer{
-		request: p, route: route, js: js, records: bucket{kv}, last: state.LastSeq, matched: map[string]bool{},
+		request: p, route: route, js: st.js, records: bucket{kv}, last: state.LastSeq, matched: map[string]bool{},
 		done: map[string]bool{}, part: part,
 	}
-	err = readToEnd(ctx, js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
+	err = readToEnd(ctx, st.js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
 	if len(x.part.Replayed) > 0 {
 		r.Log.Info("the past is replayed", "sink", route.Name, "cloudevents", len(x.part.Replayed), "since", p.Since,
 			"event", p.Event, "by", p.By)

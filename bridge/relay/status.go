@@ -15,19 +15,19 @@ func (r *Relay) Status() bridge.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := bridge.Status{
-		Version: r.Version, StartedAt: r.began.UTC(), Reasons: []string{}, Warnings: slices.Concat(r.Warnings(), r.notes,
+		Version: r.Version, StartedAt: r.started.UTC(), Reasons: []string{}, Warnings: slices.Concat(r.Warnings(), r.storageNotes,
 			r.otherSettings()),
-		Events: r.fleet.open(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
+		Events: r.fleet.openEvents(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
 		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
 		Outbox: bridge.OutboxStatus{Durable: r.down == nil}, Mutes: bridge.ActiveMutes(r.mutes),
 	}
-	s.Relay.VMs = r.fleet.machines()
+	s.Relay.VMs = r.fleet.listVMs()
 	for _, p := range r.peers {
 		s.Relay.Relays = append(s.Relay.Relays, bridge.RelayPeer{Name: p.Name, Version: p.Version, Hash: p.Hash,
 			Seen: p.Seen})
 	}
-	if r.unwatched != nil && r.down == nil {
-		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.unwatched.Error())
+	if r.watchErr != nil && r.down == nil {
+		s.Warnings = append(s.Warnings, "nobody can be told which VMs fall silent: "+r.watchErr.Error())
 	}
 	if r.down != nil {
 		s.Reasons = append(s.Reasons, r.down.Error())
@@ -35,7 +35,7 @@ func (r *Relay) Status() bridge.Status {
 	}
 	for _, route := range r.Routes {
 		k, reasons := r.sinkStatus(route, now)
-		if n := r.deletedFor(route); n > 0 {
+		if n := r.deletedUnread(route); n > 0 {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("the stream's limits deleted %d messages before the sink %s could get "+
 				"them; raise its max_age or max_bytes", n, route.Name))
 		}
@@ -43,7 +43,7 @@ func (r *Relay) Status() bridge.Status {
 		s.Reasons = append(s.Reasons, reasons...)
 		s.Outbox.Pending += k.Pending
 	}
-	for _, n := range r.letters {
+	for _, n := range r.deadCounts {
 		s.Outbox.DeadLetters += n
 	}
 	sort.SliceStable(s.Sinks, func(i, j int) bool { return s.Sinks[i].Name < s.Sinks[j].Name })
@@ -55,8 +55,8 @@ func (r *Relay) Status() bridge.Status {
 func (r *Relay) Alive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.down == nil && time.Since(r.turned) > time.Minute {
-		return fmt.Errorf("the relay hangs since %s", bridge.ClockTime(r.turned, time.Now(), time.UTC))
+	if r.down == nil && time.Since(r.lastTurn) > time.Minute {
+		return fmt.Errorf("the relay hangs since %s", bridge.ClockTime(r.lastTurn, time.Now(), time.UTC))
 	}
 	return nil
 }
@@ -72,8 +72,8 @@ func (r *Relay) Sinks() (names []string) {
 }
 
 // deletedFor is how many messages a sink that this relay serves could not get. mu is held.
-func (r *Relay) deletedFor(route bridge.Route) uint64 {
-	s := r.serving[route.Name]
+func (r *Relay) deletedUnread(route bridge.Route) uint64 {
+	s := r.services[route.Name]
 	if s == nil || s.queue == nil {
 		return 0
 	}
@@ -88,8 +88,8 @@ const urgentWithin = 15 * time.Minute
 // sinkStatus is that of one route, and why it keeps the relay from being ready. mu is held.
 func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStatus, reasons []string) {
 	k = bridge.SinkStatus{Name: route.Name, Kind: route.Kind, State: bridge.SinkStandby,
-		DeadLetters: r.letters[route.Name], MutedUntil: bridge.MutedUntil(bridge.ActiveMutes(r.mutes), route.Name)}
-	s := r.serving[route.Name]
+		DeadLetters: r.deadCounts[route.Name], MutedUntil: bridge.MutedUntil(bridge.ActiveMutes(r.mutes), route.Name)}
+	s := r.services[route.Name]
 	if s == nil {
 		return k, nil
 	}

@@ -1,0 +1,119 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// storage is where JetStream keeps everything for the relays of a stream.
+type storage struct {
+	js         jetstream.JetStream
+	stream     jetstream.Stream
+	records    bucket
+	leases     jetstream.KeyValue
+	dead       *deadLetters
+	heartbeats string        // the stream with heartbeats; "" if there is none
+	duplicates time.Duration // how long the stream recognises the id of a message
+	notes      []string      // what is wrong with it, for people
+}
+
+// The names of what a relay keeps beside its stream.
+func recordsBucket(stream string) string    { return stream + "_marks" }
+func leasesBucket(stream string) string     { return stream + "_leases" }
+func deadStream(stream string) string       { return stream + "_dead" }
+func heartbeatsStream(stream string) string { return stream + "_heartbeats" }
+
+// heartbeatsSubject is where bridges publish heartbeats: forewarn.heartbeat.<subscription>.<group>.<set>.<vm>.
+const heartbeatsSubject = "forewarn.heartbeat.>"
+
+func newJetStream(conn *nats.Conn, domain string) (jetstream.JetStream, error) {
+	if domain == "" {
+		return jetstream.New(conn)
+	}
+	return jetstream.NewWithDomain(conn, domain)
+}
+
+// openStorage finds the stream and what a relay keeps beside it. It creates nothing.
+func openStorage(ctx context.Context, js jetstream.JetStream, stream string) (st *storage, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	st = &storage{js: js}
+	if st.stream, err = js.Stream(ctx, stream); err != nil {
+		return nil, notFound("stream", stream, err)
+	}
+	st.duplicates = st.stream.CachedInfo().Config.Duplicates
+	if st.records.kv, err = st.openBucket(ctx, recordsBucket(stream)); err != nil {
+		return nil, err
+	}
+	if st.leases, err = st.openBucket(ctx, leasesBucket(stream)); err != nil {
+		return nil, err
+	}
+	dead := deadStream(stream)
+	if _, err = js.Stream(ctx, dead); err != nil {
+		return nil, notFound("stream", dead, err)
+	}
+	st.dead = &deadLetters{js: js, name: dead, prefix: deadSubject(stream), maxPayload: int(js.Conn().MaxPayload())}
+	if st.heartbeats, err = js.StreamNameBySubject(ctx, heartbeatsSubject); err != nil {
+		st.note("no stream takes %s, so nobody hears which VMs fall silent", heartbeatsSubject)
+	}
+	if name, err := js.StreamNameBySubject(ctx, sinkPrefix+"x.x"); err != nil || name != stream {
+		st.note("stream %s does not take %s>, so nothing can be replayed or handed to a fallback", stream, sinkPrefix)
+	}
+	return st, nil
+}
+
+func (st *storage) openBucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	kv, err := st.js.KeyValue(ctx, name)
+	if err != nil {
+		return nil, notFound("bucket", name, err)
+	}
+	under, err := st.js.Stream(ctx, "KV_"+name)
+	if err != nil {
+		return nil, notFound("bucket", name, err)
+	}
+	if c := under.CachedInfo().Config; c.AllowDirect && c.Replicas > 1 {
+		st.note("bucket %s may be read from a server that lags behind, and a change may be told twice", name)
+	}
+	return kv, nil
+}
+
+// note adds a note about something that --provision repairs.
+func (st *storage) note(format string, args ...any) {
+	st.notes = append(st.notes, fmt.Sprintf(format, args...)+"; forewarn relay --provision mends that")
+}
+
+func notFound(what, name string, err error) error {
+	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
+		return fmt.Errorf("there is no %s %s; forewarn relay --provision creates it", what, name)
+	}
+	return fmt.Errorf("look for %s %s: %w", what, name, err)
+}
+
+// setStorage sets the storage of the connection; nil when that is closed.
+func (r *Relay) setStorage(st *storage) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.storage = st
+	if st != nil {
+		r.storageNotes = st.notes
+	}
+}
+
+// connected returns the storage of the connection. The error tells why there is no connection.
+func (r *Relay) connected() (*storage, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.storage == nil {
+		why := r.down
+		if why == nil { // the connection was closed just now
+			why = nats.ErrConnectionClosed
+		}
+		return nil, fmt.Errorf("the relay can't reach JetStream: %w", why)
+	}
+	return r.storage, nil
+}
