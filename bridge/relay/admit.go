@@ -96,8 +96,8 @@ func (q *queue) settleUnsent(g *group, m message, how, answer string) {
 }
 
 // selects reports whether the sink's settings select the message, and whether it is outdated, see stage.outdated. The
-// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. mu is
-// held.
+// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. mu
+// is held.
 func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	if m.onlySink != "" || m.eventID == "" {
 		return true, false
@@ -128,8 +128,8 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	return selected, outdated
 }
 
-// supersede settles the pending deliveries that a newer change of their event makes obsolete: reminders, and what is not
-// due yet. If the sink doesn't get the newer change, what is not due yet moves with NotBefore instead. mu is held.
+// supersede settles the pending deliveries that a newer change of their event makes obsolete: reminders, and what is
+// not due yet. If the sink doesn't get the newer change, what is not due yet moves with NotBefore instead. mu is held.
 func (q *queue) supersede(g *group, m message, selected bool) {
 	now := time.Now()
 	newWaits := !q.route.Due(m.change, now).IsZero()

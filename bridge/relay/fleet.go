@@ -17,52 +17,56 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// The bounds of what is known of a fleet.
+// The bounds of a fleet.
 const (
 	fleetPeriod    = 40 * 24 * time.Hour // how far back the stream is read
-	maxEndedEvents = 2_000               // events that are over
+	maxEndedEvents = 2_000
 	maxVMs         = 200_000
-	forgetVM       = 24 * time.Hour // after it was last heard of, when no open event names it
-	maxChanges     = 64             // changes of one event that are kept
+	forgetVM       = 24 * time.Hour // after its last message, if no open event names it
+	maxChanges     = 64             // of one event; its vanished is kept besides
 )
 
-// A fleet is what the stream tells of VMs and their events. It is for people: no delivery depends on it.
+// A fleet is what the stream and the records show of VMs and their events. It is for people: no delivery depends on it.
 type fleet struct {
 	mu            sync.Mutex
-	lastRead      uint64    // the last message
-	lastHeartbeat uint64    // the last heartbeat
-	streamCreated time.Time // when the stream was created
-	events        map[string]*azureEvent
+	streamCreated time.Time
+	lastRead      uint64                       // sequence number in the stream
+	lastHeartbeat uint64                       // sequence number in the stream of heartbeats
+	events        map[string]*azureEvent       // by id
+	ended         int                          // number of events that have vanished
+	forgotten     bool                         // older events were dropped
 	vms           map[string]*vm               // by vmKey
-	records       map[string]map[string]record // what sinks remember, by Azure event and sink
-	ended         int                          // lives that are
-	forgotten     bool                         // older lives were forgotten
-	silent        map[string]time.Time         // the VMs that were told to be, as in silence
+	records       map[string]map[string]record // by Azure event and sink
+	silent        map[string]time.Time         // see silenceRecord.Silent
 }
 
-// A life is an Azure event.
+// An azureEvent is what the stream holds about one Azure event.
 type azureEvent struct {
 	bridge.HistoryBuilder
 	changes    int
-	seq        uint64 // of its last change
-	ended      bool
-	lastChange time.Time  // when the stream took its last change
-	latest     imds.Event // as it was said last
-	observer   imds.Observer
+	seq        uint64        // of its last change
+	ended      bool          // it has vanished
+	lastChange time.Time     // when the stream stored it
+	latest     imds.Event    // according to the last change
+	observer   imds.Observer // of the last change
 	stage      stage
 }
 
-// A vm is a machine that a bridge runs on.
+// A vm is a machine that a bridge runs on. Its times are those of the stream.
 type vm struct {
-	name, set, group    string
-	lastHeard           time.Time
-	backSince           time.Time     // when it was heard first after its last silence
-	interval            time.Duration // its heartbeats come; 0 if it sends none
-	lastAlive, lastStop time.Time     // when it last said that it is well, and that it stops
+	name, set, group string
+	lastHeard        time.Time     // when its bridge published something
+	backSince        time.Time     // the first message after its last silence
+	interval         time.Duration // of its heartbeats; 0 if it sends none
+	lastAlive        time.Time     // the last start or heartbeat
+	lastStop         time.Time     // when its bridge last stopped
 }
 
-// vmKey tells VMs apart: two in different resource groups may have one name. An event names VMs of the group of its
-// observers only.
+// stopped reports whether its bridge was stopped and hasn't started since.
+func (v *vm) stopped() bool { return !v.lastStop.IsZero() && !v.lastAlive.After(v.lastStop) }
+
+// vmKey identifies a VM. VMs in different resource groups may have the same name; an event names only VMs of its
+// observer's group.
 func vmKey(o imds.Observer, name string) string {
 	return strings.ToLower(o.SubscriptionID + "/" + o.ResourceGroup + "/" + name)
 }
@@ -71,7 +75,7 @@ func newFleet() *fleet {
 	return &fleet{events: map[string]*azureEvent{}, vms: map[string]*vm{}, records: map[string]map[string]record{}}
 }
 
-// followFleet reads the stream for what people see of it, until ctx is done.
+// followFleet reads the stream for people, until ctx is done.
 func (r *Relay) followFleet(ctx context.Context, st *storage) {
 	f := r.fleet
 	created := st.stream.CachedInfo().Created
@@ -80,46 +84,56 @@ func (r *Relay) followFleet(ctx context.Context, st *storage) {
 		f.streamCreated, f.lastRead = created, 0
 	}
 	f.mu.Unlock()
-	for ctx.Err() == nil {
+	from := func() jetstream.ConsumerConfig {
 		f.mu.Lock()
-		from := startAfter(f.lastRead)
+		defer f.mu.Unlock()
 		if f.lastRead == 0 {
-			from = startAt(time.Now().Add(-fleetPeriod))
+			return startAt(time.Now().Add(-fleetPeriod))
 		}
-		f.mu.Unlock()
-		err := follow(ctx, st.js, r.Stream, from, func(m rawMessage) error {
-			f.add(m)
-			return nil
-		})
-		if ctx.Err() == nil {
-			r.Log.Debug("the stream can't be read for the status", "err", err)
-		}
-		_ = sleep(ctx, readRetry)
+		return startAfter(f.lastRead)
 	}
+	r.keepFollowing(ctx, st, r.Stream, from, "the stream can't be read for the status", f.add)
 }
 
-// followMarks reads who was told of what, until ctx is done.
+// followRecords reads the records of all sinks for the history, until ctx is done.
 func (r *Relay) followRecords(ctx context.Context, st *storage) {
-	f, name := r.fleet, "KV_"+recordsBucket(r.Stream)
-	prefix := "$KV." + recordsBucket(r.Stream) + ".mark."
+	bucket := recordsBucket(r.Stream)
+	prefix := "$KV." + bucket + ".mark."
+	add := func(m rawMessage) {
+		sink, event, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
+		var rec record
+		if json.Unmarshal(m.data, &rec) == nil {
+			r.fleet.setRecord(fromToken(sink), fromToken(event), rec)
+		}
+	}
+	r.keepFollowing(ctx, st, "KV_"+bucket, lastOf(prefix+">"), "the marks can't be read for the history", add)
+}
+
+// followHeartbeats reads the last heartbeat of each VM, and all that come, until ctx is done.
+func (r *Relay) followHeartbeats(ctx context.Context, st *storage) {
+	r.keepFollowing(ctx, st, st.heartbeats, lastOf(heartbeatsSubject), "heartbeats can't be read", r.fleet.addHeartbeat)
+}
+
+// keepFollowing calls f with the messages of a stream until ctx is done. Whenever the stream can't be read, it logs
+// problem, and begins again where from says.
+func (r *Relay) keepFollowing(
+	ctx context.Context, st *storage, stream string, from func() jetstream.ConsumerConfig, problem string,
+	f func(rawMessage),
+) {
 	for ctx.Err() == nil {
-		all := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: prefix + ">"}
-		err := follow(ctx, st.js, name, all, func(m rawMessage) error {
-			sink, event, _ := strings.Cut(strings.TrimPrefix(m.subject, prefix), ".")
-			var rec record
-			if json.Unmarshal(m.data, &rec) == nil {
-				f.setRecord(fromToken(sink), fromToken(event), rec)
-			}
+		err := follow(ctx, st.js, stream, from(), func(m rawMessage) error {
+			f(m)
 			return nil
 		})
 		if ctx.Err() == nil {
-			r.Log.Debug("the marks can't be read for the history", "err", err)
+			r.Log.Debug(problem, "err", err)
 		}
 		_ = sleep(ctx, readRetry)
 	}
 }
 
-// note takes in what a sink remembers of an Azure event. What is about bridges is not looked at.
+// setRecord takes in what a sink remembers of an Azure event. Of what isn't in events, such as CloudEvents about
+// bridges, it keeps a limited number.
 func (f *fleet) setRecord(sink, event string, rec record) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,7 +146,7 @@ func (f *fleet) setRecord(sink, event string, rec record) {
 	f.records[event][sink] = rec
 }
 
-// deliveries are what became of a CloudEvent, by sink. mu is held.
+// deliveries returns what became of a CloudEvent, by sink. mu is held.
 func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 	list := []bridge.HistoryDelivery{}
 	for sink, rec := range f.records[event] {
@@ -152,7 +166,7 @@ func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 	return list
 }
 
-// add takes in a message.
+// add takes in a message of the stream.
 func (f *fleet) add(r rawMessage) {
 	m, err := r.message()
 	f.mu.Lock()
@@ -206,7 +220,7 @@ func (f *fleet) add(r rawMessage) {
 	}
 }
 
-// addBeat takes in a heartbeat.
+// addHeartbeat takes in a message of the stream of heartbeats.
 func (f *fleet) addHeartbeat(r rawMessage) {
 	var b heartbeat
 	m, err := r.message()
@@ -228,7 +242,8 @@ func (f *fleet) addHeartbeat(r rawMessage) {
 	}
 }
 
-// hear notes that a VM's bridge has published something, and gives the VM, nil if it is none. mu is held.
+// heardFrom records that a VM's bridge published something, and returns the VM. It returns nil if that isn't a VM, such
+// as a relay, or if there are too many. mu is held.
 func (f *fleet) heardFrom(o imds.Observer, at time.Time) *vm {
 	if o.Name == "" || o.VMID == "" && o.ResourceID == "" && o.ResourceGroup == "" { // such as a relay
 		return nil
@@ -257,7 +272,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// hasRead says whether all that the streams held, of the last days, is taken in.
+// caughtUp reports whether everything is taken in that both streams held, unless it is older than fleetPeriod.
 func (f *fleet) caughtUp(audit, beats *jetstream.StreamInfo) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -265,53 +280,62 @@ func (f *fleet) caughtUp(audit, beats *jetstream.StreamInfo) bool {
 	return (old || f.lastRead >= audit.State.LastSeq) && (beats.State.Msgs == 0 || f.lastHeartbeat >= beats.State.LastSeq)
 }
 
-// observed are the VMs with what excuses their silence.
+// observed returns all VMs, with what explains their silence.
 func (f *fleet) observed() []*observer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	type excuse struct{ open, gone, ended time.Time }
-	excuses := map[string]excuse{}
-	for _, l := range f.events {
-		deletes := l.latest.Type == "Preempt" || l.latest.Type == "Terminate"
-		begun := l.latest.Status == imds.StatusStarted
-		if !deletes && !begun {
-			continue
-		}
-		for _, name := range l.latest.Resources {
-			key := vmKey(l.observer, name)
-			e := excuses[key]
-			switch {
-			case !l.ended:
-				e.open = later(e.open, l.lastChange)
-			case deletes:
-				e.gone = later(e.gone, l.lastChange)
-			}
-			if l.ended && begun {
-				e.ended = later(e.ended, l.lastChange)
-			}
-			excuses[key] = e
-		}
-	}
+	excuses := f.excuses()
 	all := make([]*observer, 0, len(f.vms))
 	for key, v := range f.vms {
 		e := excuses[key]
+		deleted := !e.deleted.IsZero() && !e.deleted.Before(v.lastHeard)
 		all = append(all, &observer{
-			key: key, name: v.name, set: v.set, group: v.group, lastHeard: v.lastHeard, backSince: v.backSince, interval: v.interval,
-			stopped: !v.lastStop.IsZero() && !v.lastAlive.After(v.lastStop), excused: !e.open.IsZero() || !e.gone.Before(v.lastHeard) && !e.gone.IsZero(),
-			eventEnded: e.ended,
+			key: key, name: v.name, set: v.set, group: v.group, lastHeard: v.lastHeard, backSince: v.backSince,
+			interval: v.interval, stopped: v.stopped(), excused: !e.open.IsZero() || deleted, eventEnded: e.ended,
 		})
 	}
 	return all
 }
 
-// setSilent notes which VMs were told to be silent.
+// An excuse holds what explains why a VM is silent: when an Azure event last changed, for those that are open, those that
+// deleted the VM, and those that have ended. A zero time means that there is none.
+type excuse struct{ open, deleted, ended time.Time }
+
+// excuses returns the excuses by vmKey. Only events count that have started, or that delete VMs. mu is held.
+func (f *fleet) excuses() map[string]excuse {
+	all := map[string]excuse{}
+	for _, l := range f.events {
+		deletes := l.latest.Type == "Preempt" || l.latest.Type == "Terminate"
+		started := l.latest.Status == imds.StatusStarted
+		if !deletes && !started {
+			continue
+		}
+		for _, name := range l.latest.Resources {
+			key := vmKey(l.observer, name)
+			e := all[key]
+			switch {
+			case !l.ended:
+				e.open = later(e.open, l.lastChange)
+			case deletes:
+				e.deleted = later(e.deleted, l.lastChange)
+			}
+			if l.ended && started {
+				e.ended = later(e.ended, l.lastChange)
+			}
+			all[key] = e
+		}
+	}
+	return all
+}
+
+// setSilent sets the VMs that were announced as silent.
 func (f *fleet) setSilent(silent map[string]time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.silent = silent
 }
 
-// forget drops the older half of the lives that are over. mu is held.
+// forgetEnded drops the older half of the events that have ended, with their records. mu is held.
 func (f *fleet) forgetEnded() {
 	var ended []string
 	for id, l := range f.events {
@@ -328,7 +352,7 @@ func (f *fleet) forgetEnded() {
 	}
 }
 
-// open are the events that are not over, the first announced first.
+// openEvents returns the events that haven't ended, by their last change.
 func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -346,7 +370,7 @@ func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	return all
 }
 
-// sorted are the lives by their last change. mu is held.
+// sortedEvents returns the events by their last change. mu is held.
 func (f *fleet) sortedEvents() []*azureEvent {
 	all := make([]*azureEvent, 0, len(f.events))
 	for _, l := range f.events {
@@ -356,15 +380,15 @@ func (f *fleet) sortedEvents() []*azureEvent {
 	return all
 }
 
-// machines are the VMs: those with an event first, the nearest first, then those that are silent, and then those that
-// were last heard longest ago.
+// listVMs returns the VMs, sorted by rank, NotBefore and the time when they were last heard. It forgets those that were
+// last heard long ago.
 func (f *fleet) listVMs() []bridge.FleetVM {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	byName := map[string]*bridge.FleetVM{}
 	for key, v := range f.vms {
 		byName[key] = &bridge.FleetVM{Name: v.name, Set: v.set, Group: v.group, Heard: v.lastHeard,
-			Stopped: !v.lastStop.IsZero() && !v.lastAlive.After(v.lastStop)}
+			Stopped: v.stopped()}
 		if last, silent := findSilent(f.silent, key); silent && !v.lastHeard.After(last) {
 			byName[key].Silent = true
 		}
@@ -387,7 +411,7 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 			}
 		}
 	}
-	var sorted []*bridge.FleetVM // pointers, because code to sort is made for each type, and all of theirs share one
+	var sorted []*bridge.FleetVM // pointers: the compiler makes one sort for all of them, and one for each other type
 	for key, v := range byName {
 		if len(v.Events) == 0 && time.Since(v.Heard) > forgetVM {
 			delete(f.vms, key)
@@ -408,7 +432,8 @@ func (f *fleet) listVMs() []bridge.FleetVM {
 	return all
 }
 
-// rank is 0 for a VM whose event has begun, 1 for one with an event, 2 for a silent one, 3 for the others.
+// rank returns 0 for a VM whose event has started, 1 for one with another event, 2 for a silent one, and 3 for all
+// others.
 func rank(v *bridge.FleetVM) int {
 	switch {
 	case v.Started:
@@ -421,7 +446,8 @@ func rank(v *bridge.FleetVM) int {
 	return 3
 }
 
-// Histories are the events of the last days that p picks, the oldest first, and whether there are older ones.
+// Histories returns the events of the last 40 days that p selects, oldest first, and reports whether older ones were
+// dropped.
 func (r *Relay) Histories(p bridge.Period) (histories []bridge.EventHistory, more bool) {
 	f := r.fleet
 	f.mu.Lock()

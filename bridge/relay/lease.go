@@ -13,8 +13,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// The times of a lease. Its holder stops sending 2 s before another relay may take it over. Their clocks need not agree:
-// the holder counts from before it asked for a renewal, the other from when it first saw that one.
+// The times of a lease. Its holder stops sending 2 s before another relay may take it over. Their clocks need not
+// agree: the holder counts from before it asked for a renewal, the other from when it first saw that one.
 const (
 	renewEvery     = 2 * time.Second
 	leaseValid     = 5 * time.Second        // after the last renewal

@@ -24,7 +24,7 @@ const (
 	stateDead    = "dead"
 )
 
-// An Entry is one delivery: pending for a sink that this relay serves, or a dead letter of any.
+// An Entry is one delivery: pending for a sink that this relay serves, or a dead letter of any sink.
 type Entry struct {
 	Key  string // <sink>/<number of the message in the stream>
 	Sink string
@@ -36,7 +36,7 @@ type Entry struct {
 	CloudEvent json.RawMessage // nil when the list left it out
 }
 
-// A Selection says which entries are meant; a zero field means all.
+// A Selection selects entries. A zero field selects all.
 type Selection struct {
 	Sink  string
 	State string
@@ -48,13 +48,13 @@ func (s Selection) has(sink, state, event string) bool {
 		strings.HasPrefix(strings.ToUpper(event), strings.ToUpper(s.Event))
 }
 
-// ErrUnknownKey says that there is no such delivery.
+// ErrUnknownKey means that there is no such delivery.
 var ErrUnknownKey = errors.New("there is no such delivery")
 
 func entryKey(sink string, seq uint64) string { return sink + "/" + strconv.FormatUint(seq, 10) }
 
-// List gives at most n of the pending deliveries of the sinks that this relay serves, and of all dead letters, in
-// order, and says how many more there are.
+// List returns the first n of the selected deliveries, and how many more there are: first those that are pending for
+// the sinks that this relay serves, then all dead letters.
 func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, more int, err error) {
 	list = r.pendingEntries(sel)
 	if sel.State != statePending {
@@ -78,9 +78,9 @@ func (r *Relay) List(ctx context.Context, sel Selection, n int) (list []Entry, m
 	return list, more, nil
 }
 
-// pending are the selected deliveries that are pending here.
+// pendingEntries returns the selected deliveries that are pending here.
 func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
-	var found []*Entry // pointers: see fleet.machines
+	var found []*Entry // pointers: see fleet.listVMs
 	r.mu.Lock()
 	var queues []*queue
 	for _, s := range r.services {
@@ -109,7 +109,7 @@ func (r *Relay) pendingEntries(sel Selection) (list []Entry) {
 
 func (e Entry) sortKey() string { return fmt.Sprintf("%020d/%s", e.Seq, e.Sink) }
 
-// Show gives one delivery with its CloudEvent, as far as that can be read.
+// Show returns one delivery, with its CloudEvent if that can be read.
 func (r *Relay) Show(ctx context.Context, key string) (Entry, error) {
 	sink, seq, err := splitKey(key)
 	if err != nil {
@@ -149,7 +149,7 @@ func splitKey(key string) (sink string, seq uint64, err error) {
 	return key[:at], seq, nil
 }
 
-// original reads a CloudEvent from the stream.
+// readCloudEvent reads a CloudEvent from the stream.
 func (r *Relay) readCloudEvent(ctx context.Context, seq uint64) (event.Event, error) {
 	st, err := r.connected()
 	if err != nil {
@@ -168,7 +168,7 @@ func (r *Relay) readCloudEvent(ctx context.Context, seq uint64) (event.Event, er
 	return decode(msg.Header, msg.Data)
 }
 
-// letter reads a dead letter, and its number in the stream of dead letters.
+// readDeadLetter returns a dead letter, and its sequence number in the stream of dead letters.
 func (r *Relay) readDeadLetter(ctx context.Context, sink string, seq uint64) (at uint64, l deadLetter, err error) {
 	st, err := r.connected()
 	if err != nil {
@@ -189,7 +189,7 @@ func (r *Relay) readDeadLetter(ctx context.Context, sink string, seq uint64) (at
 	return msg.Sequence, l, json.Unmarshal(msg.Data, &l)
 }
 
-// Replay publishes dead letters again, each for its own sink or, if that is named, for another, and gives them. by is
+// Replay publishes dead letters again and returns them. Each goes to its own sink, or to the sink that to names. by is
 // who asked for it.
 func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Entry, error) {
 	return r.removeEach(ctx, keys, func(at uint64, l deadLetter) error {
@@ -222,7 +222,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 	})
 }
 
-// Drop removes dead letters for good, and gives them. by is who asked for it, and stays on record.
+// Drop deletes dead letters and returns them. by is who asked for it; the stream gets a CloudEvent with it.
 func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, error) {
 	dropped, err := r.removeEach(ctx, keys, func(_ uint64, l deadLetter) error {
 		r.Log.Info("a dead letter is dropped", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "by", by)
@@ -240,7 +240,8 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 	return dropped, err
 }
 
-// each does something with each of the dead letters, and takes it out. It ends at the first error.
+// removeEach calls do with each of the dead letters and its sequence number, and deletes it. It stops at the first
+// error, and returns those that are deleted.
 func (r *Relay) removeEach(
 	ctx context.Context, keys []string, do func(at uint64, l deadLetter) error,
 ) (done []Entry, err error) {
@@ -268,7 +269,7 @@ func (r *Relay) removeEach(
 	return done, nil
 }
 
-// entry is the dead letter as it is listed.
+// entry returns the dead letter as it is listed.
 func (l deadLetter) entry() Entry {
 	return Entry{
 		Key: entryKey(l.Sink, l.Seq), Sink: l.Sink, State: stateDead, Reason: l.Reason, Bytes: l.Bytes, DeadSince: l.At,

@@ -240,8 +240,8 @@ func fromToken(s string) string {
 	return plain
 }
 
-// token turns a text into one token of a subject or a key: a byte that isn't allowed there becomes = and two hex digits.
-// Different texts become different tokens. A text that is too long is cut and ends in its hash.
+// token turns a text into one token of a subject or a key: a byte that isn't allowed there becomes = and two hex
+// digits. Different texts become different tokens. A text that is too long is cut and ends in its hash.
 func token(s string) string {
 	const longest = 200
 	var b strings.Builder

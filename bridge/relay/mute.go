@@ -10,22 +10,20 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 )
 
-// mutesKey is where the bucket of the marks has the mutes of all relays: those in force, and those that ended lately.
+// mutesKey is the key of the mutes of all relays: those in force, and those that ended lately.
 const mutesKey = "mutes"
 
 const (
-	keepMutes  = 100 // that have ended
-	muteTries  = 10  // when another relay changes them too
+	keepMutes  = 100 // mutes that have ended
+	muteTries  = 10  // attempts of a change, if another relay changes the mutes at the same time
 	mutesEvery = time.Second
 )
 
-// readMutes reads the mutes, as they must be known before anything is sent.
+// readMutes reads the mutes. They must be known before anything is sent.
 func (r *Relay) readMutes(ctx context.Context, records bucket) error {
 	var all []*delivery.Mute
 	rev, err := records.get(ctx, mutesKey, &all)
@@ -33,13 +31,13 @@ func (r *Relay) readMutes(ctx context.Context, records bucket) error {
 		return err
 	}
 	r.mu.Lock()
-	r.mutesRev = 0 // the bucket may be another one than before
+	r.mutesRev = 0 // it may be another bucket than before
 	r.mu.Unlock()
 	r.setMutes(all, rev)
 	return nil
 }
 
-// setMutes puts the mutes of a revision in force, unless a newer one is.
+// setMutes applies the mutes of a revision, unless a newer revision is known.
 func (r *Relay) setMutes(all []*delivery.Mute, rev uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,34 +52,25 @@ func (r *Relay) setMutes(all []*delivery.Mute, rev uint64) {
 	}
 }
 
-// followMutes hears of the mutes that other relays change, and ends those whose time is over, until ctx is done.
+// followMutes applies the mutes that other relays change, and ends those that are over, until ctx is done.
 func (r *Relay) followMutes(ctx context.Context, st *storage) {
 	var ending sync.WaitGroup
 	defer ending.Wait()
 	ending.Go(func() { r.endMutes(ctx) })
-	of := jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy,
-		FilterSubject: "$KV." + recordsBucket(r.Stream) + "." + mutesKey,
-	}
-	for ctx.Err() == nil {
-		err := follow(ctx, st.js, "KV_"+recordsBucket(r.Stream), of, func(m rawMessage) error {
-			var all []*delivery.Mute
-			if err := json.Unmarshal(m.data, &all); err != nil && len(m.data) > 0 {
-				r.Log.Error("the mutes can't be read; the ones before stay", "err", err)
-				return nil
-			}
-			r.setMutes(all, m.seq)
-			r.announceMutes(ctx, all, st.duplicates/2) // half of it, because clocks differ
-			return nil
-		})
-		if ctx.Err() == nil {
-			r.Log.Debug("the mutes can't be followed", "err", err)
+	bucket := recordsBucket(r.Stream)
+	add := func(m rawMessage) {
+		var all []*delivery.Mute
+		if err := json.Unmarshal(m.data, &all); err != nil && len(m.data) > 0 {
+			r.Log.Error("the mutes can't be read; the ones before stay", "err", err)
+			return
 		}
-		_ = sleep(ctx, readRetry)
+		r.setMutes(all, m.seq)
+		r.announceMutes(ctx, all, st.duplicates/2) // half of it, because clocks differ
 	}
+	r.keepFollowing(ctx, st, "KV_"+bucket, lastOf("$KV."+bucket+"."+mutesKey), "the mutes can't be followed", add)
 }
 
-// endMutes ends the mutes whose time is over, or whose sink is gone, until ctx is done.
+// endMutes ends the mutes whose time is over, or whose sink was removed, until ctx is done.
 func (r *Relay) endMutes(ctx context.Context) {
 	for sleep(ctx, mutesEvery) == nil {
 		r.mu.Lock()
@@ -97,7 +86,7 @@ func (r *Relay) endMutes(ctx context.Context) {
 	}
 }
 
-// dueMutes are those that change by themselves now.
+// dueMutes returns those that have to end now, as they are then.
 func (r *Relay) dueMutes(all []*delivery.Mute) []delivery.Mute {
 	r.mu.Lock()
 	removed := r.removedSinks
@@ -105,7 +94,8 @@ func (r *Relay) dueMutes(all []*delivery.Mute) []delivery.Mute {
 	return bridge.DueMutes(all, func(sink string) bool { return slices.Contains(removed, sink) }, time.Now())
 }
 
-// Mute holds deliveries of all relays back for d: m says which, why, and who asks for it. It gives the mute with its id.
+// Mute holds deliveries of all relays back for d, and returns the mute with its id. m holds which deliveries, why, and
+// who asks for it.
 func (r *Relay) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
 	made, err := r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) {
 		next, err := bridge.NewMute(m, d, all, time.Now())
@@ -117,15 +107,15 @@ func (r *Relay) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
 	return made[0], nil
 }
 
-// Unmute ends mutes by their ids, or all with every. by is who asked for it.
+// Unmute ends the mutes with these ids, or all of them with every, and returns them. by is who asked for it.
 func (r *Relay) Unmute(ids []string, every bool, by string) ([]delivery.Mute, error) {
 	return r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) {
 		return bridge.EndMutes(all, ids, every, by, time.Now())
 	})
 }
 
-// changeMutes changes the mutes of all relays as f says, and puts on record what it changed. f is called again when
-// another relay was quicker.
+// changeMutes changes the mutes of all relays, and announces the changes. f gets all mutes and returns those that
+// change; it is called again if another relay changed the mutes at the same time.
 func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error)) ([]delivery.Mute, error) {
 	st, err := r.connected()
 	if err != nil {
@@ -170,8 +160,8 @@ func (r *Relay) changeMutes(f func(all []*delivery.Mute) ([]delivery.Mute, error
 	return nil, errors.New("other relays change the mutes at the same time; try again")
 }
 
-// recordMutes puts on record what became of the mutes within that time. Each relay that hears of a change does, because
-// the one that made it may have been killed before it could; the stream keeps one.
+// announceMutes publishes a CloudEvent about each mute that began or ended within that time. Every relay does, because
+// the one that made the change may have been killed before it could. The stream keeps one of them.
 func (r *Relay) announceMutes(ctx context.Context, mutes []*delivery.Mute, within time.Duration) {
 	for _, m := range mutes {
 		typ, data := bridge.MuteData(*m)
@@ -188,7 +178,8 @@ func (r *Relay) announceMutes(ctx context.Context, mutes []*delivery.Mute, withi
 	}
 }
 
-// mutesWith are all mutes after a change, without the oldest of those that have ended. last is the stream's last number.
+// mutesWith returns all mutes after a change, without the oldest of those that have ended. last is the stream's last
+// sequence number.
 func mutesWith(all []*delivery.Mute, changed []delivery.Mute, last uint64) []*delivery.Mute {
 	all = slices.Clone(all)
 	for _, m := range changed {
@@ -207,7 +198,7 @@ func mutesWith(all []*delivery.Mute, changed []delivery.Mute, last uint64) []*de
 	})
 }
 
-// mute gives each pending delivery its mute.
+// setMutes sets the mute of each pending delivery.
 func (q *queue) setMutes(all []*delivery.Mute) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

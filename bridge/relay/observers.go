@@ -11,37 +11,36 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 )
 
-// When a VM counts as silent.
+// The rules of silence.
 const (
-	missedHeartbeats = 3                // heartbeats in a row that did not come
+	missedHeartbeats = 3                // in a row, until a VM counts as silent
 	minSilence       = time.Minute      // at least
-	gatherPeriod     = time.Minute      // VMs that fall silent, or come back, within it …
-	maxSeparate      = 10               // … are told one by one up to this many, and more in one message
-	maxNamed         = 20               // VMs named in one message
-	maxSilent        = 20_000           // silent VMs that are remembered; further ones are told when there is room
-	observeEvery     = 5 * time.Second  // looks at the fleet
-	maxUnwatched     = 30 * time.Second // without a look, silence counts anew
+	gatherPeriod     = time.Minute      // VMs that fall silent, or come back, within it are announced together
+	maxSeparate      = 10               // with more VMs than this they share one CloudEvent
+	maxNamed         = 20               // VMs named in one CloudEvent
+	maxSilent        = 20_000           // silent VMs that are remembered; others are announced when there is room
+	observeEvery     = 5 * time.Second  // how often all VMs are looked at
+	maxUnwatched     = 30 * time.Second // after a longer break nobody counts as silent for what was missed in it
 )
 
 // An observer is a VM whose bridge publishes, as seen at one time.
 type observer struct {
 	key, name, set, group string
-	lastHeard             time.Time     // last
-	backSince             time.Time     // when it was heard first after its last silence
-	interval              time.Duration // its heartbeats come; 0 if it sends none
-	stopped               bool          // it said that it stops
-	excused               bool          // by an event: it is unreachable, or gone, as Azure announced
-	eventEnded            time.Time     // when the last event was over that had begun on it
+	lastHeard             time.Time
+	backSince             time.Time     // the first message after its last silence
+	interval              time.Duration // of its heartbeats; 0 if it sends none
+	stopped               bool          // its bridge said that it stops
+	excused               bool          // an Azure event explains that it is silent
+	eventEnded            time.Time     // when the last event ended that had started on it
 }
 
-// silentAt is when the VM counts as silent if nothing comes; zero if it never does. What happened before clear wasn't
-// watched.
+// silentAt returns when the VM counts as silent if it publishes nothing more; zero if it never does. Silence before
+// watchedSince doesn't count, because nobody watched.
 func (o *observer) silentAt(watchedSince time.Time) time.Time {
 	if o.interval <= 0 || o.stopped || o.excused {
 		return time.Time{}
@@ -55,16 +54,19 @@ func (o *observer) silentAt(watchedSince time.Time) time.Time {
 	return since.Add(max(missedHeartbeats*o.interval, minSilence))
 }
 
-// silence is what all relays of a stream remember of silent VMs. Whoever wins the revision of it in the bucket tells
-// what stands in Say; others do so if the winner doesn't, and the stream and the sinks know the id again.
+// A silenceRecord is what all relays of a stream remember of silent VMs. The relay that writes a new revision publishes
+// what is in Unpublished. If it is killed before, the others do. Whatever is published twice has the same id, so the
+// stream and the sinks recognise it.
 type silenceRecord struct {
 	Silent      map[string]time.Time `json:"silent,omitempty"` // when they were last heard, by the digest of observer.key
 	Unpublished []json.RawMessage    `json:"say,omitempty"`    // CloudEvents that are not known to be in the stream
 }
 
-// decide gives the VMs that are to be told as silent and as back, by message, and what is remembered then. It is told
-// the time by the stream's servers, whose clock is also that of what was heard.
-func (s silenceRecord) decide(all []*observer, watchedSince, now time.Time) (next silenceRecord, silent, back [][]*observer) {
+// decide returns the VMs to be announced as silent and as back, by CloudEvent, and the record that remembers them. All
+// times, now too, are those of the stream's servers.
+func (s silenceRecord) decide(
+	all []*observer, watchedSince, now time.Time,
+) (next silenceRecord, silent, back [][]*observer) {
 	next = silenceRecord{Silent: maps.Clone(s.Silent), Unpublished: s.Unpublished}
 	if next.Silent == nil {
 		next.Silent = map[string]time.Time{}
@@ -107,7 +109,7 @@ func (s silenceRecord) decide(all []*observer, watchedSince, now time.Time) (nex
 	return next, silent, back
 }
 
-// lastHeard looks a VM up among the silent ones, of which there are seldom any.
+// findSilent looks up a VM among the silent ones, and returns when it was last heard before.
 func findSilent(silent map[string]time.Time, key string) (last time.Time, told bool) {
 	if len(silent) == 0 {
 		return last, false
@@ -116,7 +118,7 @@ func findSilent(silent map[string]time.Time, key string) (last time.Time, told b
 	return last, told
 }
 
-// messages are the VMs by message: one each, or all in one.
+// messages groups VMs by CloudEvent: one each, or all in one.
 func messages(all []*observer) (list [][]*observer) {
 	slices.SortFunc(all, func(a, b *observer) int { return strings.Compare(a.key, b.key) })
 	if len(all) > maxSeparate {
@@ -128,7 +130,7 @@ func messages(all []*observer) (list [][]*observer) {
 	return list
 }
 
-// observers watches who falls silent and who comes back, until ctx is done.
+// watchObservers notices which VMs fall silent and which come back, until ctx is done.
 func (r *Relay) watchObservers(ctx context.Context, st *storage) {
 	var watchedSince, lastLook time.Time // since when it watches without a break, and the last look
 	for sleep(ctx, observeEvery) == nil {
@@ -146,7 +148,7 @@ func (r *Relay) watchObservers(ctx context.Context, st *storage) {
 	}
 }
 
-// setUnwatched notes why nobody can be told who falls silent, nil when that works, and logs what is news.
+// setWatchErr records why silent VMs can't be noticed, nil if they can, and logs the first of such errors.
 func (r *Relay) setWatchErr(err error) {
 	r.mu.Lock()
 	was := r.watchErr
@@ -157,7 +159,7 @@ func (r *Relay) setWatchErr(err error) {
 	}
 }
 
-// tellSilence tells who fell silent, and who came back, if no other relay does.
+// announceSilence publishes which VMs fell silent or came back, unless another relay does.
 func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observer, watchedSince, now time.Time) error {
 	var s silenceRecord
 	rev, err := st.records.get(ctx, silenceKey, &s)
@@ -208,7 +210,7 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 	return err
 }
 
-// silenceKey is where the bucket keeps the silence. No sink's keys begin so.
+// silenceKey is the key of the silenceRecord. No sink's key begins like it.
 const silenceKey = "silence"
 
 func (s silenceRecord) save(ctx context.Context, b bucket, rev uint64) (uint64, error) {
@@ -219,7 +221,7 @@ func (s silenceRecord) save(ctx context.Context, b bucket, rev uint64) (uint64, 
 	return b.put(ctx, silenceKey, body, rev)
 }
 
-// aboutObservers is the CloudEvent about VMs that fell silent or came back. This relay says so, about them.
+// silenceCloudEvent returns the CloudEvent about VMs that fell silent or came back. Its observer is this relay.
 func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage, error) {
 	first, names := vms[0].lastHeard, []string{}
 	sets, groups := map[string]bool{}, map[string]bool{}
@@ -252,7 +254,8 @@ func (r *Relay) silenceCloudEvent(typ string, vms []*observer) (json.RawMessage,
 	return ce.MarshalJSON()
 }
 
-// watchFleet gives all VMs as they are now, once all that the streams hold by now is read, and the servers' time.
+// observersNow returns all VMs, and the time of the stream's servers, once everything that the streams hold now is
+// read.
 func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, all []*observer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -273,30 +276,14 @@ func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, a
 	return now, r.fleet.observed(), nil
 }
 
-// followHeartbeats reads the last heartbeat of each VM, and those that come, until ctx is done.
-func (r *Relay) followHeartbeats(ctx context.Context, st *storage) {
-	f := r.fleet
-	for ctx.Err() == nil {
-		last := jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: heartbeatsSubject}
-		err := follow(ctx, st.js, st.heartbeats, last, func(m rawMessage) error {
-			f.addHeartbeat(m)
-			return nil
-		})
-		if ctx.Err() == nil {
-			r.Log.Debug("heartbeats can't be read", "err", err)
-		}
-		_ = sleep(ctx, readRetry)
-	}
-}
-
-// A beat is what the data of a heartbeat says.
+// A heartbeat is the data of a heartbeat's CloudEvent.
 type heartbeat struct {
 	Observer imds.Observer `json:"observer"`
 	Every    float64       `json:"every"` // seconds until the next one
 	Stopping bool          `json:"stopping"`
 }
 
-// longestBeat bounds what a heartbeat may say of the next one.
+// maxInterval is the longest interval of heartbeats that is believed.
 const maxInterval = forgetVM / (missedHeartbeats + 1)
 
 func (b heartbeat) interval() time.Duration {

@@ -14,13 +14,13 @@ import (
 
 const (
 	housekeepingEvery = 5 * time.Second
-	peerExpiry        = 20 * time.Second // after it last said that it is there
+	peerExpiry        = 20 * time.Second // after its last sign of life
 )
 
-// A Peer is a relay of the same stream, this one included.
+// A peer is a relay of the same stream, this one included.
 type peer struct {
 	Name    string    `json:"name"`
-	ID      string    `json:"id"` // of this run of it
+	ID      string    `json:"id"` // new at each start
 	Version string    `json:"version"`
 	Hash    string    `json:"settingsHash"`
 	Seen    time.Time `json:"seen"`
@@ -28,8 +28,8 @@ type peer struct {
 
 const peerPrefix = "relay."
 
-// lookAround says that this relay is there, hears of the others, and looks whether what must be there still is, until
-// ctx is done. It ends the session when something is gone.
+// housekeeping publishes that this relay is alive, reads which others are, shares the sinks with them, and checks that
+// the streams still exist, until ctx is done. If one was deleted it ends the session.
 func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.CancelCauseFunc) {
 	for {
 		if err := r.keepHouse(ctx, st); errors.Is(err, errDeleted) {
@@ -52,17 +52,9 @@ var errDeleted = errors.New("gone")
 func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	leases := "KV_" + leasesBucket(r.Stream)
-	var leasesStream jetstream.Stream
-	for _, name := range []string{r.Stream, "KV_" + recordsBucket(r.Stream), deadStream(r.Stream), leases} {
-		stream, err := st.js.Stream(ctx, name)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			return fmt.Errorf("%w: stream %s was deleted", errDeleted, name)
-		}
-		if name == leases && err != nil {
-			return err
-		}
-		leasesStream = stream
+	leasesStream, err := r.checkStreams(ctx, st)
+	if err != nil {
+		return err
 	}
 	r.mu.Lock()
 	me := peer{Name: r.Name, ID: r.self.ID, Version: r.Version, Hash: r.Settings.Hash, Seen: time.Now().UTC()}
@@ -95,8 +87,25 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 	return nil
 }
 
-// readPeers are the relays that are there. The subjects of the bucket's stream are asked for, because its keys would take
-// a consumer each time.
+// checkStreams returns an error that wraps errDeleted if a stream or a bucket no longer exists. It returns the stream
+// under the bucket of the leases.
+func (r *Relay) checkStreams(ctx context.Context, st *storage) (jetstream.Stream, error) {
+	names := []string{
+		r.Stream, "KV_" + recordsBucket(r.Stream), deadStream(r.Stream), "KV_" + leasesBucket(r.Stream),
+	}
+	var last jetstream.Stream
+	var err error
+	for _, name := range names {
+		last, err = st.js.Stream(ctx, name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, fmt.Errorf("%w: stream %s was deleted", errDeleted, name)
+		}
+	}
+	return last, err
+}
+
+// readPeers returns the relays that are alive. It asks for the subjects of the bucket's stream, because listing the
+// bucket's keys would take a consumer each time.
 func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyValue) ([]peer, error) {
 	before := "$KV." + kv.Bucket() + "."
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(before+peerPrefix+">"))
@@ -108,7 +117,7 @@ func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyVal
 		key := strings.TrimPrefix(subject, before)
 		e, err := kv.Get(ctx, key)
 		if err != nil {
-			continue // it went meanwhile
+			continue // it has expired meanwhile
 		}
 		var p peer
 		if json.Unmarshal(e.Value(), &p) == nil && time.Since(e.Created()) < peerExpiry {
@@ -120,7 +129,7 @@ func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyVal
 	return peers, nil
 }
 
-// otherSettings are the sentences about relays whose settings differ from this one's. mu is held.
+// otherSettings returns a warning for each relay whose settings differ from this one's. mu is held.
 func (r *Relay) otherSettings() (all []string) {
 	for _, p := range r.peers {
 		if p.Hash != r.Settings.Hash {
@@ -131,7 +140,8 @@ func (r *Relay) otherSettings() (all []string) {
 	return all
 }
 
-// share gives one sink up when another relay serves two fewer than this one, as after it was started anew. mu is held.
+// rebalance gives up one sink if another relay serves at least two fewer than this one, as it does after its start. mu
+// is held.
 func (r *Relay) rebalance() {
 	served := map[string]int{}
 	for _, p := range r.peers {

@@ -15,7 +15,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// Retention is how the stream and what a relay keeps beside it are made. A zero field leaves what is there as it is.
+// Retention is how the stream, and what a relay keeps beside it, are created. A zero field leaves an existing stream as
+// it is.
 type Retention struct {
 	Subjects   []string      // beside those that a relay publishes to; none: forewarn.events.> and forewarn.bridge.>
 	Replicas   int           // of a new one 1
@@ -32,7 +33,7 @@ const (
 	newDuplicates = 24 * time.Hour
 )
 
-// A Step is one part of what Provision does.
+// A Step is one stream that a Plan creates, updates or keeps.
 type Step struct {
 	Name    string   `json:"name"`    // of the stream; a bucket's begins with KV_
 	Action  string   `json:"action"`  // create, update, keep
@@ -40,13 +41,13 @@ type Step struct {
 	config  jetstream.StreamConfig
 }
 
-// A Plan is what Provision would do.
+// A Plan is what has to be done to the streams.
 type Plan struct {
 	Steps []Step `json:"steps"`
 	js    jetstream.JetStream
 }
 
-// NewPlan looks at what there is, and says what has to be done. It changes nothing.
+// NewPlan compares what there is with what a relay needs. It changes nothing.
 func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want Retention) (Plan, error) {
 	js, err := newJetStream(conn, domain)
 	if err != nil {
@@ -80,7 +81,7 @@ func NewPlan(ctx context.Context, conn *nats.Conn, domain, stream string, want R
 	return plan, nil
 }
 
-// Do does what the plan says.
+// Do carries out the plan.
 func (p Plan) Do(ctx context.Context) error {
 	for _, s := range p.Steps {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -99,7 +100,7 @@ func (p Plan) Do(ctx context.Context) error {
 	return nil
 }
 
-// wanted are the stream and what is kept beside it as they are made new.
+// wanted returns the stream, and what is kept beside it, as they are created.
 func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	subjects := want.Subjects
 	if len(subjects) == 0 {
@@ -125,8 +126,8 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 			Replicas: replicas, MaxAge: deadAge, MaxMsgs: deadMost, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 		{
-			Name: heartbeatsStream(stream), Subjects: []string{heartbeatsSubject}, Storage: jetstream.FileStorage, Replicas: replicas,
-			MaxAge: forgetVM, MaxMsgs: maxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
+			Name: heartbeatsStream(stream), Subjects: []string{heartbeatsSubject}, Storage: jetstream.FileStorage,
+			Replicas: replicas, MaxAge: forgetVM, MaxMsgs: maxVMs, MaxMsgsPerSubject: 1, MaxBytes: -1,
 		},
 	}
 	if slices.ContainsFunc(subjects, func(s string) bool { return covers(s, heartbeatsSubject) }) {
@@ -135,7 +136,8 @@ func wanted(stream string, want Retention) []jetstream.StreamConfig {
 	return all
 }
 
-// bucketConfig is a key-value bucket, but for AllowDirect: a server that lags behind must not answer.
+// bucketConfig returns the stream of a key-value bucket. Unlike the usual one it has no AllowDirect, because a server
+// that lags behind must not answer.
 func bucketConfig(name string, age time.Duration, replicas int) jetstream.StreamConfig {
 	return jetstream.StreamConfig{
 		Name: "KV_" + name, Subjects: []string{"$KV." + name + ".>"}, Storage: jetstream.FileStorage, Replicas: replicas,
@@ -144,8 +146,8 @@ func bucketConfig(name string, age time.Duration, replicas int) jetstream.Stream
 	}
 }
 
-// updated is a stream that is there as it shall be, and what of it changes. Of the audit stream only what was asked for
-// does, beside the subjects.
+// updated returns how an existing stream shall be, and what changes of it. Of the audit stream only the subjects
+// change, and what was asked for.
 func updated(is, c jetstream.StreamConfig, want Retention, audit bool) (jetstream.StreamConfig, []string) {
 	var changes []string
 	change := func(what string, from, to any) {
@@ -192,13 +194,13 @@ func updated(is, c jetstream.StreamConfig, want Retention, audit bool) (jetstrea
 	return is, changes
 }
 
-// covers says whether a subject, which may end in >, takes all that another does.
+// covers reports whether a pattern, which may end in >, matches all that another subject does.
 func covers(pattern, subject string) bool {
 	prefix, all := strings.CutSuffix(pattern, ">")
 	return pattern == subject || all && strings.HasPrefix(subject, prefix)
 }
 
-// described are the words for what a stream is like.
+// described describes a stream in words.
 func described(c jetstream.StreamConfig) []string {
 	age, size := "for ever", "no limit of size"
 	if c.MaxAge > 0 {

@@ -18,8 +18,8 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route accepts
-// again. The other routes that want to know get a CloudEvent.
+// reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route
+// accepts again. The other routes that want to know get a CloudEvent.
 func (r *Relay) reportTrouble(ctx context.Context, route bridge.Route, why error) {
 	r.mu.Lock()
 	wasBlocked := r.blocked[route.Name]
@@ -56,8 +56,8 @@ func (r *Relay) notifySinks(ctx context.Context, typ string, data map[string]any
 	}
 }
 
-// announce publishes a CloudEvent about this relay for all sinks, and reports whether the stream has it. The stream keeps
-// one of those with the same id; "" is the CloudEvent's own id.
+// announce publishes a CloudEvent about this relay for all sinks, and reports whether the stream has it. The stream
+// keeps one of those with the same id; "" is the CloudEvent's own id.
 func (r *Relay) announce(ctx context.Context, typ string, data map[string]any, id string) bool {
 	ce, js, err := r.newCloudEvent(typ, data)
 	if err == nil {
@@ -69,8 +69,8 @@ func (r *Relay) announce(ctx context.Context, typ string, data map[string]any, i
 	return err == nil
 }
 
-// newCloudEvent returns a CloudEvent about this relay, and the JetStream to publish it to. No two have the same time, because
-// their ids contain it.
+// newCloudEvent returns a CloudEvent about this relay, and the JetStream to publish it to. No two have the same time,
+// because their ids contain it.
 func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jetstream.JetStream, error) {
 	st, err := r.connected()
 	if err != nil {

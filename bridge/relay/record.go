@@ -34,9 +34,9 @@ type stage struct {
 	Seen time.Time       `json:"seen,omitzero"`
 }
 
-// outdated reports whether a change comes too late, because a later one was read before it. This happens when a VM that
-// first sees an event already started or over publishes earlier than the VMs that saw it announced. The change of an event
-// that comes back isn't outdated, because it was seen later.
+// outdated reports whether a change comes too late, because a later one was read before it. This happens when a VM
+// that first sees an event already started or over publishes earlier than the VMs that saw it announced. The change of
+// an event that comes back isn't outdated, because it was seen later.
 func (s *stage) outdated(m message) bool {
 	return stageOf(m.change.Kind) < stageOf(s.Kind) && m.ce.Time().Before(s.Seen)
 }
@@ -154,8 +154,8 @@ var errUnreadable = errors.New("unreadable")
 // errOvertaken means that another relay wrote a value that only the holder of a lease may write.
 var errOvertaken = errors.New("another relay has taken over")
 
-// put replaces the value that has this revision, and returns the new revision. If the bucket holds another revision, the
-// error wraps errOvertaken, unless that has the same value: then the answer to an earlier put was lost.
+// put replaces the value that has this revision, and returns the new revision. If the bucket holds another revision,
+// the error wraps errOvertaken, unless that has the same value: then the answer to an earlier put was lost.
 func (b bucket) put(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

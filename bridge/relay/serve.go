@@ -21,8 +21,8 @@ type service struct {
 	handOver func() // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
 }
 
-// serve waits for the route's lease, and delivers as long as it holds it, or until ctx is done or another relay gets the
-// route.
+// serve waits for the route's lease, and delivers as long as it holds it, or until ctx is done or another relay gets
+// the route.
 func (r *Relay) serve(ctx context.Context, st *storage, s *service) {
 	l, err := takeLease(ctx, st.leases, s.route.Name, r.self, r.yieldTime, func() { r.addLeases(-1) }, func(h holder) {
 		r.locked(func() { s.holder, s.err = h, nil })

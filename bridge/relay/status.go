@@ -9,15 +9,15 @@ import (
 	"forewarn/bridge"
 )
 
-// Status tells how things are.
+// Status returns how the relay, its sinks and the fleet are.
 func (r *Relay) Status() bridge.Status {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := bridge.Status{
-		Version: r.Version, StartedAt: r.started.UTC(), Reasons: []string{}, Warnings: slices.Concat(r.Warnings(), r.storageNotes,
-			r.otherSettings()),
-		Events: r.fleet.openEvents(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
+		Version: r.Version, StartedAt: r.started.UTC(), Reasons: []string{},
+		Warnings: slices.Concat(r.Warnings(), r.storageNotes, r.otherSettings()),
+		Events:   r.fleet.openEvents(now), Sinks: []bridge.SinkStatus{}, Settings: r.Settings,
 		Relay:  &bridge.RelayStatus{Name: r.Name, Stream: r.Stream, Relays: []bridge.RelayPeer{}},
 		Outbox: bridge.OutboxStatus{Durable: r.down == nil}, Mutes: bridge.ActiveMutes(r.mutes),
 	}
@@ -51,7 +51,7 @@ func (r *Relay) Status() bridge.Status {
 	return s
 }
 
-// Alive is nil while the relay looks after itself, and otherwise says since when it hasn't.
+// Alive returns an error if the housekeeping has hung for a minute.
 func (r *Relay) Alive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,7 +61,7 @@ func (r *Relay) Alive() error {
 	return nil
 }
 
-// Sinks are the names of the routes.
+// Sinks returns the names of the routes.
 func (r *Relay) Sinks() (names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +71,8 @@ func (r *Relay) Sinks() (names []string) {
 	return names
 }
 
-// deletedFor is how many messages a sink that this relay serves could not get. mu is held.
+// deletedUnread returns how many messages the stream's limits deleted before the sink got them, if this relay serves
+// it. mu is held.
 func (r *Relay) deletedUnread(route bridge.Route) uint64 {
 	s := r.services[route.Name]
 	if s == nil || s.queue == nil {
@@ -82,10 +83,11 @@ func (r *Relay) deletedUnread(route bridge.Route) uint64 {
 	return s.queue.deletedUnread
 }
 
-// soon is what leaves no time to wait for a sink's second refusal.
+// urgentWithin is how soon an event begins whose pending delivery keeps the relay from being ready, if the sink refuses
+// it.
 const urgentWithin = 15 * time.Minute
 
-// sinkStatus is that of one route, and why it keeps the relay from being ready. mu is held.
+// sinkStatus returns the status of one route, and why the route keeps the relay from being ready. mu is held.
 func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStatus, reasons []string) {
 	k = bridge.SinkStatus{Name: route.Name, Kind: route.Kind, State: bridge.SinkStandby,
 		DeadLetters: r.deadCounts[route.Name], MutedUntil: bridge.MutedUntil(bridge.ActiveMutes(r.mutes), route.Name)}
@@ -128,13 +130,13 @@ func (r *Relay) sinkStatus(route bridge.Route, now time.Time) (k bridge.SinkStat
 	return k, reasons
 }
 
-// queueStatus is how a queue is doing.
+// queueStatus is the state of a queue.
 type queueStatus struct {
 	pending, delivered int
 	muted              int // of the pending
 	accepted, oldest   time.Time
-	urgent             bool     // something that is pending is due soon
-	problems           []string // it isn't as it should be
+	urgent             bool     // the event of something pending begins soon
+	problems           []string // why it isn't as it should be
 }
 
 func (q *queue) status() queueStatus {

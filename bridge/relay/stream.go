@@ -132,6 +132,15 @@ func startAt(at time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at}
 }
 
+// lastOf starts at the last message of each subject.
+func lastOf(subjects string) func() jetstream.ConsumerConfig {
+	return func() jetstream.ConsumerConfig {
+		return jetstream.ConsumerConfig{
+			DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: subjects,
+		}
+	}
+}
+
 // errStop ends readToEnd early.
 var errStop = errors.New("stop")
 
