@@ -297,8 +297,8 @@ func (f *fleet) observed() []*observer {
 	return all
 }
 
-// An excuse holds what explains why a VM is silent: when an Azure event last changed, for those that are open, those that
-// deleted the VM, and those that have ended. A zero time means that there is none.
+// An excuse holds what explains why a VM is silent: when an Azure event last changed, for those that are open, those
+// that deleted the VM, and those that have ended. A zero time means that there is none.
 type excuse struct{ open, deleted, ended time.Time }
 
 // excuses returns the excuses by vmKey. Only events count that have started, or that delete VMs. mu is held.
