@@ -19,6 +19,12 @@ import (
 	"forewarn/sinks"
 )
 
+// isKey reports whether a word is a key somewhere in the settings, and so no secret.
+func isKey(word string) bool {
+	text, _ := json.Marshal(Schema(sinks.Kinds))
+	return bytes.Contains(text, []byte(strconv.Quote(word)+":"))
+}
+
 // Schema returns the JSON Schema of the settings file, made from the structs that it is decoded into: keys, types,
 // defaults, and descriptions from the doc tags. It does not cover everything that Load checks.
 func Schema(kinds map[string]sinks.Kind) map[string]any {

@@ -25,6 +25,9 @@ func parseWhen(doc *document, n *node) (*bridge.When, error) {
 	if strings.TrimSpace(n.text) == "" {
 		return nil, doc.refuse(n, "when", "a condition such as duration > 10, or no when at all")
 	}
+	if strings.Contains(n.text, "{{") {
+		return nil, doc.errorAt(n.pos, "when: a template; expected a condition without {{ }}, such as duration > 10")
+	}
 	when, err := bridge.ParseWhen(n.text)
 	if err == nil {
 		return when, nil
