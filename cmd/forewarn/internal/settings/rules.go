@@ -66,7 +66,7 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 				at = e.value.items[i]
 			}
 			if !slices.Contains(names, name) {
-				doc.report(doc.refuse(at, "after", "the name of a sink"))
+				doc.report(doc.refuse(at, "after", aSink(name, names)))
 			}
 		}
 	}

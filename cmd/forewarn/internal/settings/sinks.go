@@ -2,6 +2,7 @@ package settings
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net/url"
 	"path"
@@ -11,6 +12,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/cmd/forewarn/internal/wording"
 	"forewarn/sinks"
 )
 
@@ -272,9 +274,18 @@ func checkFallback(doc *document, n *node, names []string) error {
 	case e.value.text == own.value.text:
 		return doc.refuse(e.value, "fallback.sink", "the name of another sink")
 	case !slices.Contains(names, e.value.text):
-		return doc.refuse(e.value, "fallback.sink", "the name of a sink")
+		return doc.refuse(e.value, "fallback.sink", aSink(e.value.text, names))
 	}
 	return nil
+}
+
+// aSink says that the name of a sink was expected, with the one that was probably meant.
+func aSink(name string, names []string) string {
+	want := "the name of a sink"
+	if near, ok := wording.Nearest(name, names); ok {
+		want += fmt.Sprintf("; did you mean %q?", near)
+	}
+	return want
 }
 
 // checkGroup refuses a group that could never be made.
