@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -201,6 +202,21 @@ func nonEmpty(texts ...string) []string {
 // trimNewline removes the newline that editors and echo leave at the end of a file.
 func trimNewline(s string) string { return strings.TrimSuffix(strings.TrimSuffix(s, "\n"), "\r") }
 
+// unreadable returns the error of a file of the settings that can't be opened, with the remedy.
+func unreadable(path string, err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		err = p.Err
+	}
+	remedy := ""
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		remedy = "; create it, or correct the path"
+	case errors.Is(err, fs.ErrPermission):
+		remedy = "; let the user of forewarn read it"
+	}
+	return fmt.Errorf("%s: %w%s", path, err, remedy)
+}
+
 const maxTextFile = 1 << 20 // bytes
 
 // readText reads a text file that the settings name, without its byte order mark. It refuses more than 1 MiB, a file
@@ -208,14 +224,14 @@ const maxTextFile = 1 << 20 // bytes
 func readText(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return nil, unreadable(path, err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, unreadable(path, err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxTextFile+1))

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -245,5 +248,19 @@ func TestPlainWordsOfAnAddressAreShown(t *testing.T) {
 	redact.hideURL(u, "url")
 	if got := redact.text("/v2/orders/of/abc?x=1, and orders"); got != "[secret], and [secret]" {
 		t.Errorf("what is not known to be plain becomes %q", got)
+	}
+}
+
+// A file that can't be read is named, with what to do.
+func TestUnreadableFilesNameTheRemedy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	_, err := readText(path)
+	if err == nil || !strings.HasPrefix(err.Error(), path+": ") ||
+		!strings.HasSuffix(err.Error(), "; create it, or correct the path") || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing file gives %v", err)
+	}
+	err = unreadable(path, &fs.PathError{Op: "open", Path: path, Err: fs.ErrPermission})
+	if want := path + ": permission denied; let the user of forewarn read it"; err.Error() != want {
+		t.Errorf("a file of somebody else gives %q, want %q", err, want)
 	}
 }
