@@ -38,7 +38,7 @@ func helpAbout(root *cobra.Command, out io.Writer, width int, args []string) err
 		entries = mentions(phrase)
 	}
 	if len(entries) == 0 {
-		return exit(exitUsage, fmt.Errorf("no help about %q; %s", phrase, helpHint(c, args[len(args)-1])))
+		return exit(exitUsage, fmt.Errorf("no help about %q; %s", phrase, helpHint(args[len(args)-1])))
 	}
 	for i, e := range entries {
 		if i > 0 {
@@ -159,7 +159,9 @@ func mentions(phrase string) (found []entry) {
 	const few = 4
 	stem := phrase
 	if len(phrase) > 4 {
-		stem = strings.TrimSuffix(phrase, "e")
+		for _, ending := range []string{"s", "e", "ion", "ing"} {
+			stem = strings.TrimSuffix(stem, ending)
+		}
 	}
 	occurs := regexp.MustCompile(`(?i)\b` + regexp.QuoteMeta(stem)).MatchString
 	for _, t := range topics {
@@ -213,12 +215,12 @@ func searched() (all []topic) {
 	return all
 }
 
-// helpHint suggests what may have been meant by a word that occurs nowhere. c is the command that help was asked about.
-func helpHint(c *cobra.Command, word string) string {
+// helpHint suggests what may have been meant by a word that occurs nowhere, or where to look.
+func helpHint(word string) string {
 	if near, ok := wording.Nearest(word, helpWords()); ok {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
-	return commandHint(c, word)
+	return "forewarn help lists the topics, forewarn help settings the keys"
 }
 
 // helpWords returns the names that the tables explain: keys, fields, functions, metrics and others.
