@@ -93,7 +93,11 @@ See "forewarn help sinks file" for what this proves and what it does not.`,
 				return printHistoryCSV(p.out, histories)
 			}
 			if len(histories) == 0 {
-				fmt.Fprintln(p.err, "no events recorded")
+				none := "no events recorded"
+				if period != (bridge.Period{}) {
+					none = "no such events recorded; without flags, history shows all"
+				}
+				fmt.Fprintln(p.err, none)
 				return nil
 			}
 			text := historyText(histories)

@@ -221,11 +221,11 @@ EVENT     TYPE      STATE      DUE             NOT BEFORE                VMS
 
 SINK      STATE             PENDING           LAST DELIVERY DELIVERED DEAD LETTERS KIND
 ops-chat  NEEDS YOU         3, for 2 h 0 min  9 h 0 min ago  21    0         slack
-  next try in 31 s: invalid_auth
+  next try in 31 s; last error: invalid_auth
 silent    NEEDS YOU         1, for 5 min 1 s  -              0     0
   trying now; last error: timeout
 shaky     trying again      1, for 4 min 59 s  -              0     0
-  next try in 3 s: bad line [2J
+  next try in 3 s; last error: bad line [2J
 picky     last failed  0                  -              0     2
   422
 audit     works             0                  48 s ago       34    0         file

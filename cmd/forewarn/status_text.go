@@ -226,7 +226,7 @@ func sinksText(s bridge.Status, heard time.Time) string {
 		case k.NextAttempt.IsZero():
 			detail = "trying now; last error: " + detail
 		default:
-			detail = "next try in " + wording.Span(k.NextAttempt.Sub(heard)) + ": " + detail
+			detail = "next try in " + wording.Span(k.NextAttempt.Sub(heard)) + "; last error: " + detail
 		}
 		details = append(details, detail)
 	}
