@@ -65,7 +65,7 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 			}
 			fmt.Fprintf(p.out, "%s  %s until %s\n", muted.ID, wording.Muted(muted),
 				bridge.ClockTime(muted.Until, time.Now(), s.Timezone))
-			fmt.Fprintf(p.err, "what comes until then waits; to end it: forewarn unmute %s\n", muted.ID)
+			fmt.Fprintf(p.err, "what comes until then waits; to end it:\n  forewarn unmute %s\n", muted.ID)
 			return nil
 		},
 	})
