@@ -15,8 +15,8 @@
 //   - Down: once deliveries of eight groups have failed and none was accepted, the destination is to blame. It gets one
 //     attempt after about 1, 2, 4 … s up to 5 min, of different groups in turn, however many are pending. The first
 //     acceptance lets all of them go.
-//   - Urgent first: a new delivery whose NotBefore is absent or less than 15 minutes away is attempted at once, whatever
-//     the route is waiting for, but not before a Retry-After ends and at most every 5 s.
+//   - Urgent first: a new delivery whose NotBefore is absent or less than 15 minutes away is attempted at once,
+//     whatever the route is waiting for, but not before a Retry-After ends and at most every 5 s.
 //   - Same batch: a batch that made progress is repeated with the same members.
 //   - Constant cost: an attempt costs no more when 50,000 deliveries are pending.
 package delivery

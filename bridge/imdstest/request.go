@@ -27,8 +27,8 @@ func (s *Server) Requests() []Request {
 	return slices.Clone(s.requests)
 }
 
-// RequestsAfter returns those of Requests that came after a moment. It costs no more than they are, so it can be asked over
-// and over.
+// RequestsAfter returns those of Requests that came after a moment. It costs no more than they are, so it can be asked
+// over and over.
 func (s *Server) RequestsAfter(moment time.Time) []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()

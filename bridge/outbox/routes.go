@@ -112,8 +112,10 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 		if !r.known && len(r.pending)+len(r.dead) == 0 {
 			continue
 		}
-		s := Stats{Pending: len(r.pending), Muted: len(r.muted), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted, Gone: r.gone,
-			Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now)}
+		s := Stats{
+			Pending: len(r.pending), Muted: len(r.muted), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
+			Gone: r.gone, Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now),
+		}
 		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
 			s.Oldest = at
 		}

@@ -99,7 +99,8 @@ func readAll(db *bolt.DB, fd *os.File) error {
 	})
 }
 
-// within reports whether the bytes lie in the mapped file: bbolt follows a position in a damaged page wherever it leads.
+// within reports whether the bytes lie in the mapped file: bbolt follows a position in a damaged page wherever it
+// leads.
 func within(db *bolt.DB, tx *bolt.Tx, b []byte) bool {
 	begin := db.Info().Data
 	at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))

@@ -15,7 +15,7 @@ import (
 // The times of the writer.
 const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
-	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer before it goes on from memory
+	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
 	diskRetry    = 5 * time.Second
 	newerRetry   = time.Minute // of a file that stays as it is until somebody acts
 )
@@ -43,8 +43,8 @@ func (p place) compare(other place) int {
 	return cmp.Or(strings.Compare(p.bucket, other.bucket), strings.Compare(p.key, other.key))
 }
 
-// added returns the sequence number of the CloudEvent that the record came with, 0 if it is no such record. Nothing in a
-// file that lacks the CloudEvent refers to the record.
+// added returns the sequence number of the CloudEvent that the record came with, 0 if it is no such record. Nothing in
+// a file that lacks the CloudEvent refers to the record.
 func (p place) added() (seq uint64) {
 	switch p.bucket {
 	case bucketEvents, bucketHeads:
@@ -323,14 +323,14 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// garbageMost is how many bytes of a change's parts are garbage at once. The runtime by itself would let it grow to as much
-// again as is in use.
+// garbageMost is how many bytes of a change's parts are garbage at once. The runtime by itself would let it grow to as
+// much again as is in use.
 const garbageMost = 4 << 20
 
-// write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them count.
-// So neither all that is written nor all pages of the file that it goes to are in memory at once. After a failure it is
-// one transaction: nobody knows whether the records count already, and no crash may take that back. grown is what it added
-// to the history; parts reports whether there was more than one.
+// write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them
+// count. So neither all that is written nor all pages of the file that it goes to are in memory at once. After a
+// failure it is one transaction: nobody knows whether the records count already, and no crash may take that back. grown
+// is what it added to the history; parts reports whether there was more than one.
 func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 	mark, newest := place{bucketMeta, metaAhead}, o.written
 	send := func(writes []Write) error {

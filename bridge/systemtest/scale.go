@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Whole reports whether tests do all they can: at the gate, which sets FOREWARN_SCALE, and where -run names them. By itself
-// go test ./... does what two cores do in one to two minutes.
+// Whole reports whether tests do all they can: at the gate, which sets FOREWARN_SCALE, and where -run names them. By
+// itself go test ./... does what two cores do in one to two minutes.
 func Whole() bool {
 	return os.Getenv("FOREWARN_SCALE") != "" || flag.Lookup("test.run").Value.String() != ""
 }
@@ -20,8 +20,8 @@ func LeftToGate(t *testing.T) {
 	}
 }
 
-// Alone skips a test whose goroutines hardly meet, if it is run with -short: under the race detector it takes many times as
-// long and shows nothing that others do not.
+// Alone skips a test whose goroutines hardly meet, if it is run with -short: under the race detector it takes many
+// times as long and shows nothing that others do not.
 func Alone(t *testing.T) {
 	t.Helper()
 	if testing.Short() {

@@ -35,7 +35,8 @@ run, this switches scheduled events on for this VM and its set.`,
 				return err
 			}
 			const limit = 150 * time.Second // Azure's first answer can take two minutes
-			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("no answer within %s", wording.Duration(limit)))
+			ctx, cancel := context.WithTimeoutCause(c.Context(), limit,
+				fmt.Errorf("no answer within %s", wording.Duration(limit)))
 			defer cancel()
 			slow := time.AfterFunc(10*time.Second, func() {
 				fmt.Fprintln(p.err, "forewarn: still waiting; Azure's first answer can take two minutes")

@@ -15,8 +15,8 @@ import (
 	"forewarn/sinks"
 )
 
-// helpAbout prints the help of a command, a topic or a kind of sink. Any other word is looked up in the documents: first
-// what explains it (keys, fields, functions, metrics, log messages), and if nothing does, where it occurs.
+// helpAbout prints the help of a command, a topic or a kind of sink. Any other word is looked up in the documents:
+// first what explains it (keys, fields, functions, metrics, log messages), and if nothing does, where it occurs.
 func helpAbout(root *cobra.Command, out io.Writer, width int, args []string) error {
 	phrase := strings.Join(args, " ")
 	c, rest, err := root.Find(args)
@@ -146,7 +146,8 @@ func rowsOf(b manual.Block, word string) [][]string {
 			return !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '_' && r != '.'
 		})
 		if cell == word || cell == "forewarn_"+word || strings.HasSuffix(cell, "."+word) ||
-			strings.HasPrefix(cell, word+".") || strings.Contains(word, " ") && strings.Contains(cell, word) || len(words) <= 4 && slices.Contains(words, word) {
+			strings.HasPrefix(cell, word+".") || strings.Contains(word, " ") && strings.Contains(cell, word) ||
+			len(words) <= 4 && slices.Contains(words, word) {
 			rows = append(rows, row)
 		}
 	}

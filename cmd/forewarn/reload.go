@@ -8,8 +8,8 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// reload handles SIGHUP: it loads the settings again and gives them to the bridge. On any error the old settings stay in
-// force.
+// reload handles SIGHUP: it loads the settings again and gives them to the bridge. On any error the old settings stay
+// in force.
 func (p *program) reload(b *bridge.Bridge, old *settings.Settings, log *slog.Logger) {
 	s, err := p.loader(log).Reload(p.config)
 	if err == nil && s.Relay != nil {

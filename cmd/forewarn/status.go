@@ -27,8 +27,9 @@ func (p *program) statusCommand() *cobra.Command {
 		Long: `Shows how the running forewarn is doing: the endpoint, the outbox, open events and sinks.
 
 Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
-		Example: "  forewarn status\n  forewarn status --set 'web*'\n  forewarn status --watch\n  forewarn status -o json | jq .sinks",
-		Args:    cobra.NoArgs,
+		Example: "  forewarn status\n  forewarn status --set 'web*'\n  forewarn status --watch\n" +
+			"  forewarn status -o json | jq .sinks",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if watch && p.output == "json" {
 				return exit(exitUsage, errors.New("--watch does not work with -o json"))

@@ -52,7 +52,8 @@ func verifyFile(v *chain.Verifier, name string) (intact bool, err error) {
 
 // reportText describes the lines of a report that belong to the chain.
 func reportText(r chain.Report) string {
-	text := fmt.Sprintf("intact: %s in %s\n", wording.Plural(r.Lines, "line", "lines"), wording.Plural(r.Files, "file", "files"))
+	text := fmt.Sprintf("intact: %s in %s\n", wording.Plural(r.Lines, "line", "lines"),
+		wording.Plural(r.Files, "file", "files"))
 	if !r.Intact {
 		text = fmt.Sprintf("intact before the problem: %s\n", wording.Plural(r.Lines, "line", "lines"))
 	}

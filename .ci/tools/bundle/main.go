@@ -4,8 +4,8 @@
 //	go -C .ci/tools run ./bundle image OUT VERSION CERTIFICATES linux/amd64=BINARY...
 //
 // zip makes a .zip with these files. image makes a container image of static binaries as a .tar in OCI's image layout
-// (https://github.com/opencontainers/image-spec, v1.1), which podman, docker, skopeo and containerd take: the same image
-// as examples/container/Containerfile builds, without an engine and for all platforms at once.
+// (https://github.com/opencontainers/image-spec, v1.1), which podman, docker, skopeo and containerd take: the same
+// image as examples/container/Containerfile builds, without an engine and for all platforms at once.
 //
 // Every time in them is SOURCE_DATE_EPOCH.
 package main

@@ -11,8 +11,8 @@
 // their package. Tests that take three times as long as they do, and five seconds, have noticed the mistake.
 //
 // With -keep, what became of each mistake is added to FILE, and what was noticed before is not tried again as long as
-// its file has not changed; so a run that was ended goes on where it was. With -least it fails when of one package fewer
-// percent are noticed. Nothing in the work tree is touched: go test gets each changed file as an overlay.
+// its file has not changed; so a run that was ended goes on where it was. With -least it fails when of one package
+// fewer percent are noticed. Nothing in the work tree is touched: go test gets each changed file as an overlay.
 //
 // What is changed: a condition is negated, or loses one of its sides; a comparison is made with the equal case or
 // without it, or turned round; a statement is left out; a number is one more, a truth its opposite.
@@ -365,8 +365,8 @@ func withoutEquivalent(all []mutant, p string) (rest []mutant, stale []string) {
 	return rest, stale
 }
 
-// sample picks n of all, of each file as many as its share, but one at least. What is picked of a file changes little when
-// the file does, or when some turn out to make no difference: each mutant has its place in the order of a seed.
+// sample picks n of all, of each file as many as its share, but one at least. What is picked of a file changes little
+// when the file does, or when some turn out to make no difference: each mutant has its place in the order of a seed.
 func sample(all []mutant, n int, seed uint64) (chosen []mutant) {
 	files := map[string][]mutant{}
 	places := map[string][32]byte{} // by key

@@ -3,14 +3,14 @@
 //	go -C .ci/tools run ./powerloss [-seed N] COMMAND...
 //
 // The disk is a file system in memory, mounted for the command, which finds it in FOREWARN_DISK. An attempt to make a
-// directory named power-loss in its root is a power loss; by then the programs that used the disk must have been killed.
-// After an attempt to make power-loss-ahead, the disk answers a random number of writes and syncs more, and then no
-// other, so that the power is lost between two of them. What the disk has afterwards is chosen at random among all that
-// may be left:
+// directory named power-loss in its root is a power loss; by then the programs that used the disk must have been
+// killed. After an attempt to make power-loss-ahead, the disk answers a random number of writes and syncs more, and
+// then no other, so that the power is lost between two of them. What the disk has afterwards is chosen at random among
+// all that may be left:
 //
 //   - What was synced is there. A file that was synced has its name too, as on ext4, XFS and btrfs.
-//   - Of the other writes to a file none has survived, or the first few, or any of them, each with any of its sectors of
-//     512 bytes.
+//   - Of the other writes to a file none has survived, or the first few, or any of them, each with any of its sectors
+//     of 512 bytes.
 //   - Of the other names that came, went or moved none has, or the first few.
 //
 // It doesn't show what a drive does that lies about a sync, or that damages what it wrote earlier.

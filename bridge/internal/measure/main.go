@@ -3,9 +3,9 @@
 //
 //	go run ./bridge/internal/measure [-json FILE] [-idle 60s] [-changes 200] [-deliveries 1000,10000] [PART...]
 //
-// The parts are size, idle, start, delay, deliveries, peak and growth; all of them without any. It builds forewarn, emulates
-// Azure, and has its own receivers; nothing is installed, and nothing outside of a temporary directory is written. It
-// runs on Linux. Leave the machine alone meanwhile.
+// The parts are size, idle, start, delay, deliveries, peak and growth; all of them without any. It builds forewarn,
+// emulates Azure, and has its own receivers; nothing is installed, and nothing outside of a temporary directory is
+// written. It runs on Linux. Leave the machine alone meanwhile.
 package main
 
 import (

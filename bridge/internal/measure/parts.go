@@ -380,8 +380,8 @@ func (b *bench) told(name string, n int, sink string, done func() bool) (time.Du
 	return time.Since(began), nil
 }
 
-// peak is the memory that a wave of 10,000 events for five destinations takes at most, none of which accepts anything: until
-// 20 s after the answer with them.
+// peak is the memory that a wave of 10,000 events for five destinations takes at most, none of which accepts anything:
+// until 20 s after the answer with them.
 func (b *bench) peak() error {
 	c, err := newCloud()
 	if err != nil {

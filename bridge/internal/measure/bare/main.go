@@ -1,5 +1,5 @@
-// Bare is what forewarn is measured beside: it polls a scheduled-events endpoint, posts every document that differs from
-// the last one to a URL, and does nothing else. It remembers nothing and tries nothing again.
+// Bare is what forewarn is measured beside: it polls a scheduled-events endpoint, posts every document that differs
+// from the last one to a URL, and does nothing else. It remembers nothing and tries nothing again.
 //
 //	bare ENDPOINT URL INTERVAL
 package main

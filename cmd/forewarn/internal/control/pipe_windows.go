@@ -20,8 +20,8 @@ const pipeBuffer = 64 << 10
 // A pipeListener makes one instance of a named pipe for each client. At least one exists until the listener is closed,
 // so that no other program can take the name.
 //
-// go-winio, the usual package for pipes, is not used: forewarn has golang.org/x/sys/windows anyway, and os.File reads and
-// writes overlapped handles with deadlines since Go 1.25, which is most of what go-winio adds.
+// go-winio, the usual package for pipes, is not used: forewarn has golang.org/x/sys/windows anyway, and os.File reads
+// and writes overlapped handles with deadlines since Go 1.25, which is most of what go-winio adds.
 type pipeListener struct {
 	path    string
 	closing sync.Once

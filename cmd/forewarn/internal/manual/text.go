@@ -55,8 +55,8 @@ func hanging(b *strings.Builder, mark string, lines []string) {
 	}
 }
 
-// table writes rows in columns, and wraps wide cells within their column. If the last column, which explains the others,
-// is too narrow to be read, it stands below them.
+// table writes rows in columns, and wraps wide cells within their column. If the last column, which explains the
+// others, is too narrow to be read, it stands below them.
 func table(b *strings.Builder, rows [][]string, width int) {
 	widths := columnWidths(rows, width)
 	last := len(widths) - 1

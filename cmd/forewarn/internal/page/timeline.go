@@ -16,9 +16,8 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// A timelineView is the drawing of the last 30 days: a row for each type, or for each set of a fleet, with a bar for each
-// event. X positions are in
-// percent of the width, so that it fits every screen; y positions are in pixels.
+// A timelineView is the drawing of the last 30 days: a row for each type, or for each set of a fleet, with a bar for
+// each event. X positions are in percent of the width, so that it fits every screen; y positions are in pixels.
 type timelineView struct {
 	Empty     string // the text shown if there are no bars
 	Rows      []timelineRow

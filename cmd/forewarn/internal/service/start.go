@@ -12,8 +12,10 @@ func units() []string {
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		return nil
 	}
-	return []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system",
-		"/lib/systemd/system"}
+	return []string{
+		"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system",
+		"/lib/systemd/system",
+	}
 }
 
 // unitCommand returns the command that starts the unit in one of these directories whose forewarn has its settings at

@@ -111,7 +111,8 @@ func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []
 		if field, ok := fields[e.key]; ok {
 			wrong = wrong.and(doc.fill(e.value, field, join(path, e.key)))
 		} else if !slices.Contains(others, e.key) {
-			wrong = wrong.and(doc.errorAt(e.pos, "%s", strings.TrimPrefix(path+": ", ": ")+unknown("key", e.key, known, isKey(e.key))))
+			said := strings.TrimPrefix(path+": ", ": ") + unknown("key", e.key, known, isKey(e.key))
+			wrong = wrong.and(doc.errorAt(e.pos, "%s", said))
 		}
 	}
 	return wrong.err()
