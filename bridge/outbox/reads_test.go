@@ -150,7 +150,7 @@ func TestAReadThatFailsLaterLosesNothing(t *testing.T) {
 				if cause != errIO {
 					aside = append(aside, "damaged")
 				}
-				want(t, claim+": aside", d.aside, aside...)
+				d.set(func() { want(t, claim+": aside", d.aside, aside...) })
 				if err := errors.Join(read(o, a.Seq), o.Durable()); err != nil {
 					t.Errorf("%s, again = %v", claim, err)
 				}

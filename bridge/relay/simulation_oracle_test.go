@@ -303,7 +303,8 @@ func (o *oracle) late(r routePlan, owed []said) {
 					return x.id == newer.id && x.start < t.start
 				})
 				if newer.event == c.event && newer.to == "" && azures(newer.change) && !newer.outdated && newer.stored+time.Second < t.start &&
-					!waits && !before && o.letter(r.name, newer) < 0 && !o.full(r.name, t.start) {
+					!waits && !before && o.letter(r.name, newer) < 0 && !o.full(r.name, t.start) &&
+					!o.fullOfLead(r, owed, t.start) {
 					o.add("late", "%s was told %s at %v though %s waited", r.name, t.id, short(t.start), newer.id)
 				}
 			}
@@ -311,9 +312,21 @@ func (o *oracle) late(r routePlan, owed []said) {
 	}
 }
 
-// full says whether so much waited for a sink that the stream may not have been read on.
+// full reports whether so much waited for a sink in trouble that the stream may not have been read on.
 func (o *oracle) full(sink string, at time.Duration) bool {
 	return o.bound > 0 && o.troubled(sink, at-20*time.Minute, at)
+}
+
+// fullOfLead reports whether so much waited for its time that the stream may not have been read on.
+func (o *oracle) fullOfLead(r routePlan, owed []said, at time.Duration) bool {
+	waiting := 0
+	for _, c := range owed {
+		sent := slices.ContainsFunc(o.tried[r.name][c.event], func(t given) bool { return t.id == c.id && t.start < at })
+		if c.stored < at && !sent {
+			waiting++
+		}
+	}
+	return o.bound > 0 && r.lead > 0 && waiting >= o.bound
 }
 
 // lead: a route with a lead is told so long before the event begins, not earlier; and when it has come.
