@@ -13,15 +13,17 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// chainedFile is a file whose lines form a chain, across its rotations and across restarts. All that a restart needs is
-// in the file, or, if that is new, in the newest old one.
+// A chainedFile is a file whose lines form a chain of hashes (see package chain), which continues across rotations and
+// restarts. It needs no other state: a restart reads the last hash from the file, or from the newest rotated file if
+// the file is new.
 type chainedFile struct {
 	*file
 
-	head atomic.Value // chainhash of the last line that this run wrote; "" if the file has to be asked
+	head atomic.Value // chainhash of the last line that this process wrote; "" if it must be read from the file
 }
 
-// Head returns the chainhash of the last line that this run wrote, "" if there is none yet.
+// Head returns the chainhash of the last line that this process wrote. It returns "" before the first write, and after
+// one that failed. It may be called from any goroutine.
 func (c *chainedFile) Head() string {
 	head, _ := c.head.Load().(string)
 	return head
@@ -29,12 +31,13 @@ func (c *chainedFile) Head() string {
 
 // Deliver appends the batch to the chain and returns when it is on disk.
 //
-// It goes on from the last line that it wrote, whatever is in the file now: so lines that somebody cuts off while it
-// runs are missed by the next one.
+// It continues from the last line that it wrote, not from the last line in the file. If somebody has cut lines off
+// since, the next line does not fit the one before it, and a check of the chain shows that.
 func (c *chainedFile) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	return deliverLines(ctx, batch, func(lines []byte) error { return classOfFile(c.extend(lines)) })
 }
 
+// extend adds a chainhash to each of the lines and appends them to the file.
 func (c *chainedFile) extend(lines []byte) error {
 	head := c.Head()
 	if head == "" {
@@ -50,16 +53,17 @@ func (c *chainedFile) extend(lines []byte) error {
 	}
 	err := c.append(chained)
 	if err != nil {
-		head = "" // some of it may be in the file
+		head = "" // part of the batch may be in the file
 	}
 	c.head.Store(head)
 	return err
 }
 
-// resume returns the hash that the next line follows: that of the last whole line of the file or, if the file is new or
-// empty, of the newest old file. It sets aside a file that ends without a chain.
+// resume returns the hash that the next line continues from: that of the last whole line of the file or, if the file is
+// new or empty, of the newest rotated file. If the file ends in a line without a chainhash, resume renames it, as a
+// rotation does, and starts a new chain.
 func (c *chainedFile) resume() (string, error) {
-	hash, size, err := c.last(c.path)
+	hash, size, err := c.lastHash(c.path)
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return "", err
@@ -76,15 +80,16 @@ func (c *chainedFile) resume() (string, error) {
 	if err != nil || len(old) == 0 {
 		return chain.Start, err
 	}
-	if hash, _, err = c.last(old[len(old)-1]); hash == "" {
+	if hash, _, err = c.lastHash(old[len(old)-1]); hash == "" {
 		hash = chain.Start
 	}
 	return hash, err
 }
 
-// last returns the chainhash of the last whole line of a file, and its size. If a chain ends in half a line, which a
-// crash left and nobody counts as delivered, last cuts that off.
-func (c *chainedFile) last(path string) (hash string, size int64, err error) {
+// lastHash returns the chainhash of the last whole line of a file, "" if that line has none, and the file's size as it
+// was found. If a chain ends in half a line, lastHash cuts that off: a crash left it, and its CloudEvent was never
+// counted as delivered.
+func (c *chainedFile) lastHash(path string) (hash string, size int64, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "", 0, err
@@ -92,7 +97,7 @@ func (c *chainedFile) last(path string) (hash string, size int64, err error) {
 	if !info.Mode().IsRegular() {
 		return "", 0, fmt.Errorf("%s %w", path, errIrregular)
 	}
-	file, err := openAt(path, os.O_RDONLY, 0, c.log) // an old one may be write-protected
+	file, err := openAt(path, os.O_RDONLY, 0, c.log) // a rotated file may be write-protected
 	if err != nil {
 		return "", 0, err
 	}
@@ -100,12 +105,12 @@ func (c *chainedFile) last(path string) (hash string, size int64, err error) {
 	hash, whole, err := chain.Last(file, info.Size())
 	if half := info.Size() - whole; err == nil && hash != "" && half > 0 {
 		c.log.Warn("half a line cut off", "path", path, "bytes", half)
-		err = c.cut(path, whole)
+		err = c.truncate(path, whole)
 	}
 	return hash, info.Size(), err
 }
 
-func (c *chainedFile) cut(path string, size int64) error {
+func (c *chainedFile) truncate(path string, size int64) error {
 	file, err := openAt(path, os.O_RDWR, 0, c.log)
 	if err != nil {
 		return err

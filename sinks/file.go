@@ -47,7 +47,7 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 		return Opened{}, err
 	}
 	if s.Path == "-" {
-		return Opened{Sink: &stream{w: h.Stdout}}, nil
+		return Opened{Sink: &stdoutSink{w: h.Stdout}}, nil
 	}
 	f := &file{path: filepath.Clean(s.Path), rotation: r, log: h.Log, now: time.Now, write: (*os.File).Write,
 		rename: renameNew}
@@ -57,19 +57,19 @@ func openFile(s fileSettings, h Host) (Opened, error) {
 	return Opened{Sink: f}, nil
 }
 
-// stream writes one CloudEvent a line to the program's standard output.
-type stream struct {
+// A stdoutSink writes one CloudEvent a line to the program's standard output.
+type stdoutSink struct {
 	jsonLine
 	w    io.Writer
-	torn bool // the last line is incomplete
+	torn bool // the last line is incomplete, so the next write has to begin a new one
 }
 
-// Deliver writes the batch in one write.
-func (s *stream) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
+// Deliver writes the batch in one write. If only part of it is written, the whole batch is sent again, on a new line.
+func (s *stdoutSink) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	return deliverLines(ctx, batch, s.write)
 }
 
-func (s *stream) write(lines []byte) error {
+func (s *stdoutSink) write(lines []byte) error {
 	if s.torn {
 		lines = append([]byte{'\n'}, lines...)
 	}
@@ -81,7 +81,8 @@ func (s *stream) write(lines []byte) error {
 	return nil
 }
 
-// deliverLines writes the CloudEvents of a batch, one a line, unless ctx has ended. ctx does not interrupt write.
+// deliverLines passes the CloudEvents of a batch, one a line, to write, or returns the cause if ctx has ended already.
+// It cannot interrupt write. A CloudEvent that cannot be encoded rejects the whole batch, with delivery.ErrRejected.
 func deliverLines(ctx context.Context, batch []delivery.Delivery, write func(lines []byte) error) (delivery.Answer,
 	error) {
 	lines, err := jsonLines(batch)
@@ -97,19 +98,19 @@ func deliverLines(ctx context.Context, batch []delivery.Delivery, write func(lin
 	return delivery.Answer{Status: "written"}, nil
 }
 
-// jsonLine is what a CloudEvent becomes in a file and on a stream.
+// jsonLine renders deliveries for the sinks that write one CloudEvent a line.
 type jsonLine struct{}
 
-// Render returns the line.
+// Render returns the line, with its end.
 func (jsonLine) Render(d delivery.Delivery) (string, error) {
 	line, err := jsonLines([]delivery.Delivery{d})
 	return string(line), err
 }
 
-// Connect has nothing to check.
-func (s *stream) Connect(context.Context) (string, error) { return "standard output", nil }
+// Connect always succeeds, because there is nothing to check.
+func (s *stdoutSink) Connect(context.Context) (string, error) { return "standard output", nil }
 
-// Connect checks that a delivery could write to the file, and changes nothing.
+// Connect checks that a delivery could write to the file. It leaves no file and no directory behind.
 func (f *file) Connect(context.Context) (string, error) {
 	return f.path + " can be written to", classOfFile(f.writable())
 }
@@ -129,7 +130,7 @@ func (f *file) writable() error {
 		return err
 	}
 	dir := filepath.Dir(f.path)
-	for missing(dir) && filepath.Dir(dir) != dir { // a delivery makes the missing ones
+	for notExist(dir) && filepath.Dir(dir) != dir { // a delivery makes missing directories
 		dir = filepath.Dir(dir)
 	}
 	file, err := os.CreateTemp(dir, ".forewarn-check-*")
@@ -139,8 +140,8 @@ func (f *file) writable() error {
 	return errors.Join(file.Close(), os.Remove(file.Name()))
 }
 
-// file appends one CloudEvent a line to a file. It holds nothing open between two deliveries, so that others can
-// rename, rotate or delete the file at any time.
+// A file appends one CloudEvent a line to a file. It opens the file for each delivery, so that other programs can
+// rename, rotate or delete it at any time.
 type file struct {
 	jsonLine
 	path      string
@@ -149,20 +150,23 @@ type file struct {
 	now       func() time.Time
 	write     func(*os.File, []byte) (int, error)
 	rename    func(path, name string) error // renameNew
-	rotateErr string                        // why the last rotation failed
+	rotateErr string                        // why the last rotation failed, "" if it did not
 }
 
-// Deliver appends the batch and returns when it is on disk. A batch that cannot be written whole is taken back.
+// Deliver appends the batch and returns when it is on disk. If it cannot write the whole batch, it removes the part
+// that it wrote, unless another program has written to the file meanwhile.
 func (f *file) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
 	return deliverLines(ctx, batch, func(lines []byte) error { return classOfFile(f.append(lines)) })
 }
 
-// errIrregular refuses what keeps nothing that is written to it, such as a pipe or a device.
+// errIrregular is the error for a path that keeps nothing that is written to it, such as a pipe or a device.
 var errIrregular = errors.New("is not a regular file")
 
-// errForeign refuses a file in another user's directory that is neither root's nor that user's.
+// errForeign is the error for a file in another user's directory that belongs neither to root nor to that user.
 var errForeign = errors.New("is not the directory owner's")
 
+// append rotates the file if it is due, then appends whole lines, and returns when they are on disk. It makes the file
+// and its directory if they do not exist. Its errors have no class yet; see classOfFile.
 func (f *file) append(lines []byte) error {
 	switch info, err := os.Stat(f.path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -187,13 +191,14 @@ func (f *file) append(lines []byte) error {
 	return file.Close()
 }
 
+// appendTo appends lines to the open file and syncs it. If the file does not end in a newline, it begins a new line.
 func (f *file) appendTo(file *os.File, lines []byte) error {
 	info, err := file.Stat()
 	if err != nil {
 		return err
 	}
 	if old := info.Size(); old == 0 {
-		if err := syncDir(filepath.Dir(f.path)); err != nil { // it may be new
+		if err := syncDir(filepath.Dir(f.path)); err != nil { // the file may be new
 			return err
 		}
 	} else {
@@ -218,31 +223,32 @@ func (f *file) appendTo(file *os.File, lines []byte) error {
 	return err
 }
 
-// undoWrite cuts a file back to its old size if n bytes were added since, and nothing by another program. It opens the
-// file a second time, because not every system can cut a file that is open for appending.
+// undoWrite truncates a file to its old size, if the n bytes that were written since are all that was added. If another
+// program has written to it too, or has replaced it, undoWrite changes nothing and returns nil. It opens the file a
+// second time, because not every system can truncate one that is open for appending.
 func undoWrite(file *os.File, old, n int64) error {
 	if n <= 0 {
 		return nil
 	}
-	again, err := os.OpenFile(file.Name(), os.O_WRONLY, 0)
+	writable, err := os.OpenFile(file.Name(), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
-	defer again.Close()
-	before, err := file.Stat()
-	now, failed := again.Stat()
-	if err = cmp.Or(err, failed); err != nil || !os.SameFile(before, now) || now.Size() != old+n {
+	defer writable.Close()
+	written, err := file.Stat()
+	current, statErr := writable.Stat()
+	if err = cmp.Or(err, statErr); err != nil || !os.SameFile(written, current) || current.Size() != old+n {
 		return err
 	}
-	return again.Truncate(old)
+	return writable.Truncate(old)
 }
 
-// makeDir makes a directory and those above it that are missing.
+// makeDir makes a directory and its missing parents, durably. The error wraps syscall.ENOTDIR if one of them is a file.
 func makeDir(path string) error {
 	above := filepath.Dir(path)
 	info, err := os.Stat(path)
 	switch {
-	case err == nil && !info.IsDir(): // Windows says no more than that what is below it does not exist
+	case err == nil && !info.IsDir(): // Windows would only report that the path below it does not exist
 		return &fs.PathError{Op: "mkdir", Path: path, Err: syscall.ENOTDIR}
 	case !errors.Is(err, fs.ErrNotExist), above == path:
 		return err
@@ -256,14 +262,15 @@ func makeDir(path string) error {
 	return syncDir(above)
 }
 
-// syncDir makes the names in a directory durable, where the file system can.
+// syncDir makes the names in a directory durable. It does nothing on Windows, on a file system that cannot sync a
+// directory, and in a directory that this user may write to but not read.
 func syncDir(path string) error {
 	if runtime.GOOS == "windows" {
 		return nil
 	}
 	d, err := os.Open(path)
 	if errors.Is(err, fs.ErrPermission) {
-		return nil // one may write to a directory that one may not read
+		return nil // a directory can be writable and not readable
 	}
 	if err != nil {
 		return err
@@ -275,8 +282,8 @@ func syncDir(path string) error {
 	return nil
 }
 
-// classOfFile returns err with its class and the remedy: blocked if somebody has to act, else to be retried, such as a
-// full disk.
+// classOfFile returns err with its class: if somebody has to act, it wraps delivery.ErrBlocked and names the remedy;
+// else it is err itself, because a retry can help, as with a full disk.
 func classOfFile(err error) error {
 	remedy := ""
 	switch {
@@ -296,13 +303,14 @@ func classOfFile(err error) error {
 	return fmt.Errorf("%w: %w: %s", delivery.ErrBlocked, err, remedy)
 }
 
-// jsonLines returns the CloudEvents of a batch in structured mode, one a line.
+// jsonLines returns the CloudEvents of a batch as JSON in structured mode, one a line. Its error wraps
+// delivery.ErrRejected.
 func jsonLines(batch []delivery.Delivery) ([]byte, error) {
 	var b bytes.Buffer
 	for _, d := range batch {
 		line, err := d.Event.MarshalJSON()
 		switch {
-		case err == nil && bytes.ContainsAny(line, "\r\n"): // between the values of data from elsewhere
+		case err == nil && bytes.ContainsAny(line, "\r\n"): // data from elsewhere may be indented
 			err = json.Compact(&b, line)
 		case err == nil:
 			b.Write(line)

@@ -12,10 +12,10 @@ import (
 	"syscall"
 )
 
-// openAt opens a file as os.OpenFile does. In a directory of another user, who may have put anything there under that
-// name, root is careful: it follows no link out of the directory, and takes nothing that belongs to somebody else or
-// has a second name. What it makes there belongs to the owner of the directory, or a warning says that it does not: a
-// share may refuse that, and is written to all the same.
+// openAt opens a file as os.OpenFile does. In another user's directory, anything may have been put under that name, so
+// root is careful there. It follows no link out of the directory, and refuses a file that belongs to a third user or
+// has a second name, with errForeign. A file that it makes there is given to the owner of the directory. A network
+// share may refuse that; openAt then logs a warning and returns the file all the same.
 func openAt(path string, flag int, mode fs.FileMode, log *slog.Logger) (*os.File, error) {
 	if os.Geteuid() != 0 {
 		return os.OpenFile(path, flag, mode)
@@ -52,16 +52,16 @@ func openAt(path string, flag int, mode fs.FileMode, log *slog.Logger) (*os.File
 		}
 		return nil, err
 	}
-	if err := ownedBy(file, owner.Uid); err != nil {
+	if err := checkOwner(file, owner.Uid); err != nil {
 		file.Close()
 		return nil, err
 	}
 	return file, nil
 }
 
-// ownedBy refuses an open file that is neither root's nor the user's, or that has a second name: another directory may
-// hold it under that, and its owner be somebody who never meant it to be here.
-func ownedBy(file *os.File, uid uint32) error {
+// checkOwner returns errForeign for an open file that belongs neither to root nor to the user uid, or that has a second
+// name: that name may be in another directory, of somebody who never meant the file to be written to from here.
+func checkOwner(file *os.File, uid uint32) error {
 	info, err := file.Stat()
 	if err != nil {
 		return err
@@ -75,8 +75,8 @@ func ownedBy(file *os.File, uid uint32) error {
 	return nil
 }
 
-// renameNew renames a file to a name that nothing has yet; if something has it, the error is fs.ErrExist. It reserves
-// the name first, because renaming would replace what has it.
+// renameNew renames a file to a name that does not exist yet. If it does exist, the error is fs.ErrExist. renameNew
+// reserves the name first, because on Unix renaming would replace the file of that name.
 func renameNew(path, name string) error {
 	reserved, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 	if err != nil {
@@ -84,7 +84,7 @@ func renameNew(path, name string) error {
 	}
 	reserved.Close()
 	if err := os.Rename(path, name); err != nil {
-		os.Remove(name) // nothing but the reservation
+		os.Remove(name) // the reservation, which is empty
 		return err
 	}
 	return nil

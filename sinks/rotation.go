@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// A rotation says when a file is renamed, and how many renamed files are kept.
+// A rotation holds the settings for when a file is renamed, and for how many renamed files are kept.
 type rotation struct {
-	max   int64         // bytes; 0 means no limit
-	every time.Duration // 0 means never
-	keep  int           // 0 means all
+	max   int64         // bytes of the file; 0 means no limit
+	every time.Duration // the length of a period; 0 means one without end
+	keep  int           // renamed files; 0 means all
 }
 
-// due reports whether a file of size bytes, last written at last, is rotated before more bytes are added. An empty one
-// is not: a line longer than the limit has to go somewhere.
+// due reports whether a file of size bytes, last written at last, has to be rotated before more bytes are added. An
+// empty file never has to be, so that a line longer than the limit can be written at all.
 func (r rotation) due(size, more int64, last, now time.Time) bool {
 	if size == 0 {
 		return false
@@ -29,12 +29,13 @@ func (r rotation) due(size, more int64, last, now time.Time) bool {
 	return r.max > 0 && size+more > r.max || r.every > 0 && period(last, r.every).Before(period(now, r.every))
 }
 
-// period returns when the period of t began. Periods are counted in UTC from a Monday, so that days begin at midnight.
+// period returns the beginning of the period that t is in. Periods are counted in UTC from a Monday, so that days begin
+// at midnight and weeks on Monday.
 func period(t time.Time, every time.Duration) time.Time { return t.UTC().Truncate(every) }
 
-// rotate renames the file and deletes the oldest of the old ones. If it cannot, lines go on into the same file, and the
-// next delivery tries again: a file that is too large is better than none. On Windows another program that has the file
-// open can prevent it.
+// rotate renames the file and deletes rotated files beyond those to keep. If it fails, which on Windows another program
+// that has the file open can cause, the caller continues with the same file, and the next delivery tries again: a file
+// that is too large is better than none. It logs the first of equal failures, and the success after them.
 func (f *file) rotate() {
 	err := setAside(f.path, f.now(), f.rename)
 	if err == nil && f.rotation.keep > 0 {
@@ -50,18 +51,19 @@ func (f *file) rotate() {
 	}
 }
 
+// rotatedAt is the layout of the time, in UTC, in the name of a rotated file.
 const rotatedAt = "20060102T150405Z"
 
-// setAside renames the file to one that does not exist yet: audit.jsonl to audit-20261121T041000Z.jsonl, or to
-// audit-20261121T041000Z-2.jsonl. A file that is gone already needs no rotation. The error is without the new name,
-// which is another one each time.
+// setAside renames a file to a name with the time in it: audit.jsonl becomes audit-20261121T041000Z.jsonl or, if that
+// exists, audit-20261121T041000Z-2.jsonl. If the file does not exist, setAside returns nil. Its errors do not name the
+// new file, whose name differs each time, so that equal failures have equal texts.
 func setAside(path string, now time.Time, rename func(path, name string) error) error {
 	stem, ext := splitName(path)
 	base := stem + "-" + now.UTC().Format(rotatedAt)
 	name := base + ext
 	for n := 2; ; n++ {
 		switch err := rename(path, name); {
-		case err == nil, errors.Is(err, fs.ErrNotExist) && missing(path): // Windows says so of a name that is too long, too
+		case err == nil, errors.Is(err, fs.ErrNotExist) && notExist(path): // on Windows also for a name that is too long
 			return nil
 		case !errors.Is(err, fs.ErrExist):
 			return cmp.Or(errors.Unwrap(err), err)
@@ -70,12 +72,13 @@ func setAside(path string, now time.Time, rename func(path, name string) error) 
 	}
 }
 
-func missing(path string) bool {
+// notExist reports whether nothing has that name, not even a broken link. It returns false if that cannot be found out.
+func notExist(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// deleteOldest deletes old files of path, but for the newest keep.
+// deleteOldest deletes the rotated files of path, except for the newest keep. It tries all of them.
 func deleteOldest(path string, keep int) error {
 	old, err := oldFiles(path)
 	for _, name := range old[:max(0, len(old)-keep)] {
@@ -84,8 +87,7 @@ func deleteOldest(path string, keep int) error {
 	return err
 }
 
-// oldFiles returns the names that setAside gave to path in the past, oldest first. A directory that is missing has
-// none.
+// oldFiles returns the paths of the rotated files of path, oldest first; none if the directory does not exist.
 func oldFiles(path string) ([]string, error) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
@@ -93,25 +95,26 @@ func oldFiles(path string) ([]string, error) {
 		return nil, nil
 	}
 	stem, ext := splitName(filepath.Base(path))
-	type aside struct {
+	type rotated struct {
 		name, at string
 		n        int
 	}
-	var all []aside
+	var all []rotated
 	for _, e := range entries {
 		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
-			all = append(all, aside{filepath.Join(dir, e.Name()), at, n})
+			all = append(all, rotated{filepath.Join(dir, e.Name()), at, n})
 		}
 	}
-	slices.SortFunc(all, func(a, b aside) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	slices.SortFunc(all, func(a, b rotated) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
 	var names []string
-	for _, a := range all {
-		names = append(names, a.name)
+	for _, r := range all {
+		names = append(names, r.name)
 	}
 	return names, err
 }
 
-// rotatedName returns the time in a name that setAside gave, and its number in that second.
+// rotatedName reads a file name that setAside made from stem and ext: the time in it, and its number within that
+// second, counted from 1. ok is false for any other name.
 func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 	rest, begins := strings.CutPrefix(name, stem+"-")
 	rest, ends := strings.CutSuffix(rest, ext)
@@ -124,7 +127,8 @@ func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 		(!numbered || n > 1 && strconv.Itoa(n) == number)
 }
 
-// splitName splits a path before its extension. A name that is all extension, such as .audit, has none.
+// splitName splits a path before its extension. In a name that is all extension, such as .audit, there is none, and ext
+// is "".
 func splitName(path string) (stem, ext string) {
 	ext = filepath.Ext(path)
 	if stem = strings.TrimSuffix(path, ext); stem == "" || os.IsPathSeparator(stem[len(stem)-1]) {
@@ -141,7 +145,7 @@ var units = map[string]int64{
 	"TIB": 1 << 40,
 }
 
-// UnmarshalText reads a size. It refuses one that is not positive.
+// UnmarshalText reads a size. It returns an error for one that is not positive, or more than 2^62 bytes.
 func (s *Size) UnmarshalText(text []byte) error {
 	digits := strings.TrimRight(string(text), letters+" ")
 	unit, known := units[strings.ToUpper(strings.TrimSpace(string(text[len(digits):])))]
