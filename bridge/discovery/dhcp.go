@@ -12,31 +12,31 @@ import (
 // This file implements as much of DHCP (RFC 2131, 2132, 3396) as is needed to read one option of an offer, without
 // accepting the offer. A bounded, fuzzed parser of one option is smaller than a library for the whole protocol.
 
-// The parts of a message.
+// The parts of a message: sizes and offsets in bytes, the numbers of options, and their values.
 const (
-	dhcpFixed  = 236 // bytes before the cookie
+	dhcpFixed  = 236 // the length of the fields before the cookie
 	dhcpCookie = "\x63\x82\x53\x63"
-	dhcpLeast  = 300 // bytes; some relays drop shorter messages
+	dhcpLeast  = 300 // the length of a question; some relays drop shorter messages
 
-	dhcpRequest, dhcpReply     = 1, 2
-	dhcpDiscover, dhcpOffer    = 1, 2
-	dhcpAck                    = 5
-	dhcpPad, dhcpEnd           = 0, 255
-	dhcpOverload, dhcpType     = 52, 53
-	dhcpWanted, dhcpAzure      = 55, 245
-	dhcpInFile, dhcpInName     = 1, 2 // values of overload; 3 is both
-	dhcpNameAt, dhcpFileAt     = 44, 108
-	dhcpXidAt, dhcpFlagsAt     = 4, 10
-	dhcpHardwareAt, dhcpMACLen = 28, 6
+	dhcpRequest, dhcpReply       = 1, 2
+	dhcpDiscover, dhcpOffer      = 1, 2
+	dhcpAck                      = 5
+	dhcpPad, dhcpEnd             = 0, 255
+	dhcpOverload, dhcpType       = 52, 53
+	dhcpParameters, dhcpEndpoint = 55, 245
+	dhcpInFile, dhcpInName       = 1, 2 // values of overload; 3 is both
+	dhcpNameAt, dhcpFileAt       = 44, 108
+	dhcpXidAt, dhcpFlagsAt       = 4, 10
+	dhcpHardwareAt, dhcpMACLen   = 28, 6
 )
 
-// A dhcpQuestion holds the values that an answer has to match.
+// A dhcpQuestion holds the values that an answer must repeat.
 type dhcpQuestion struct {
-	xid [4]byte
+	xid [4]byte // transaction id
 	mac [dhcpMACLen]byte
 }
 
-// message returns a DHCPDISCOVER that asks for the option, and for an answer by broadcast.
+// message returns a DHCPDISCOVER that asks for option 245, and for an answer by broadcast.
 func (q dhcpQuestion) message() []byte {
 	m := make([]byte, dhcpFixed, dhcpLeast)
 	m[0], m[1], m[2] = dhcpRequest, 1, dhcpMACLen // on Ethernet
@@ -44,14 +44,15 @@ func (q dhcpQuestion) message() []byte {
 	m[dhcpFlagsAt] = 0x80 // answer by broadcast
 	copy(m[dhcpHardwareAt:], q.mac[:])
 	m = append(m, dhcpCookie...)
-	m = append(m, dhcpType, 1, dhcpDiscover, dhcpWanted, 1, dhcpAzure, dhcpEnd)
+	m = append(m, dhcpType, 1, dhcpDiscover, dhcpParameters, 1, dhcpEndpoint, dhcpEnd)
 	return m[:dhcpLeast]
 }
 
-// errNotOurs means that a packet is not an answer to this question.
+// errNotOurs is the error for a packet that is not an answer to the question.
 var errNotOurs = errors.New("not an answer to this question")
 
-// endpoint returns the address in option 245 of an answer.
+// endpoint returns the address in option 245 of a packet. The error is errNotOurs if the packet is not an answer to q;
+// any other error says why the answer cannot be used. The packet may hold anything.
 func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
 	switch {
 	case len(packet) < dhcpFixed+len(dhcpCookie), packet[0] != dhcpReply,
@@ -68,7 +69,7 @@ func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
 	if given && (len(kind) != 1 || kind[0] != dhcpOffer && kind[0] != dhcpAck) {
 		return netip.Addr{}, fmt.Errorf("it is not an offer but of type %.4x", kind)
 	}
-	value, given := options[dhcpAzure]
+	value, given := options[dhcpEndpoint]
 	if !given {
 		return netip.Addr{}, errors.New("it has no option 245")
 	}
@@ -82,14 +83,15 @@ func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
 	return addr, nil
 }
 
-// isHost reports whether the IPv4 address can belong to another host.
+// isHost reports whether an IPv4 address can belong to another host. It panics for an IPv6 address.
 func isHost(a netip.Addr) bool {
 	first := a.As4()[0]
 	return first != 0 && first < 240 && !a.IsLoopback() && !a.IsMulticast()
 }
 
-// dhcpOptions returns the options of a message with a cookie: those after it, and those in the two fields that may hold
-// further ones. Repeated codes are concatenated, because longer values are split (RFC 3396).
+// dhcpOptions returns the values of a message's options by number: those after the cookie, which the message must have,
+// and those in the fields file and sname if option 52 says that they hold more. The values of an option that occurs
+// repeatedly are concatenated, because a long value is split (RFC 3396).
 func dhcpOptions(packet []byte) (map[byte][]byte, error) {
 	options := map[byte][]byte{}
 	if err := addOptions(options, packet[dhcpFixed+len(dhcpCookie):]); err != nil {
@@ -116,7 +118,7 @@ func dhcpOptions(packet []byte) (map[byte][]byte, error) {
 	return options, nil
 }
 
-// addOptions adds the options of one field. Its end option may be missing.
+// addOptions adds the options of one field to options. The field may lack the end option.
 func addOptions(options map[byte][]byte, field []byte) error {
 	for len(field) > 0 && field[0] != dhcpEnd {
 		code := field[0]
@@ -134,15 +136,15 @@ func addOptions(options map[byte][]byte, field []byte) error {
 	return nil
 }
 
-// canAsk reports whether a question can be sent on an interface.
+// canAsk reports whether a question can be sent on an interface: it is up, can broadcast and has an Ethernet address.
 func canAsk(i net.Interface) bool {
 	return i.Flags&net.FlagUp != 0 && i.Flags&net.FlagBroadcast != 0 && i.Flags&net.FlagLoopback == 0 &&
 		len(i.HardwareAddr) == dhcpMACLen
 }
 
-// question returns a question for the interface, with a random transaction id.
-func question(i net.Interface, random uint32) dhcpQuestion {
+// newQuestion returns a question for the interface with that transaction id, which should be random.
+func newQuestion(i net.Interface, xid uint32) dhcpQuestion {
 	q := dhcpQuestion{mac: [dhcpMACLen]byte(i.HardwareAddr)}
-	binary.BigEndian.PutUint32(q.xid[:], random)
+	binary.BigEndian.PutUint32(q.xid[:], xid)
 	return q
 }

@@ -15,66 +15,83 @@ import (
 	"time"
 )
 
-// dhcpAsks is how many times the question is sent, because packets may be lost.
-const dhcpAsks = 3
+// dhcpAttempts is the number of times that a question is sent, because packets may be lost.
+const dhcpAttempts = 3
 
 // AskDHCP asks on all interfaces concurrently for the address of the endpoint, and returns the first answer that has
 // it. It takes no lease, so it does not disturb the machine's DHCP client. It needs the right to bind UDP port 68, and
-// does not change the firewall. Without an answer it fails after ten seconds.
+// does not change the firewall. If no answer names the endpoint, it fails after ten seconds, and the error says for
+// each interface why. If ctx ends first, the error wraps the cause.
 func AskDHCP(ctx context.Context) (netip.Addr, error) { return askDHCP(ctx, 10*time.Second) }
 
 // askDHCP is AskDHCP with another timeout.
-func askDHCP(ctx context.Context, patience time.Duration) (netip.Addr, error) {
+func askDHCP(ctx context.Context, timeout time.Duration) (netip.Addr, error) {
 	interfaces, err := net.Interfaces()
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("DHCP: %w", err)
 	}
-	asked := slices.DeleteFunc(interfaces, func(i net.Interface) bool { return !canAsk(i) })
-	if len(asked) == 0 {
+	interfaces = slices.DeleteFunc(interfaces, func(i net.Interface) bool { return !canAsk(i) })
+	if len(interfaces) == 0 {
 		return netip.Addr{}, errors.New("DHCP: there is no interface to ask on")
 	}
-	outer := ctx
-	ctx, cancel := context.WithCancel(outer)
+	addr, failures := askAll(ctx, interfaces, timeout)
+	switch {
+	case addr.IsValid():
+		return addr, nil
+	case ctx.Err() != nil:
+		return netip.Addr{}, fmt.Errorf("DHCP: %w", context.Cause(ctx))
+	}
+	return netip.Addr{}, groupByReason(failures)
+}
+
+// askAll asks on the interfaces concurrently. It returns the first address that an answer names or, if none does, the
+// zero Addr and the error of each interface by its name. It returns when all questions have ended.
+func askAll(ctx context.Context, interfaces []net.Interface, timeout time.Duration) (netip.Addr, map[string]error) {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
-		on   string
+		from string // the interface
 		addr netip.Addr
 		err  error
 	}
 	answers := make(chan answer)
-	for _, i := range asked {
+	for _, i := range interfaces {
 		go func() {
-			addr, err := askOn(ctx, i, patience)
+			addr, err := askOn(ctx, i, timeout)
 			answers <- answer{i.Name, addr, err}
 		}()
 	}
 	var found netip.Addr
-	failed := map[string][]string{} // interfaces by reason
-	for range asked {
+	failures := make(map[string]error)
+	for range interfaces {
 		a := <-answers
 		if a.err != nil {
-			failed[a.err.Error()] = append(failed[a.err.Error()], a.on)
+			failures[a.from] = a.err
 		} else if !found.IsValid() {
 			found = a.addr
 			cancel() // the other interfaces are no longer needed
 		}
 	}
-	switch {
-	case found.IsValid():
-		return found, nil
-	case outer.Err() != nil:
-		return netip.Addr{}, fmt.Errorf("DHCP: %w", context.Cause(outer))
+	return found, failures
+}
+
+// groupByReason returns one error for all interfaces, which names those that failed for the same reason together.
+func groupByReason(failures map[string]error) error {
+	failed := make(map[string][]string) // interfaces by reason
+	for _, name := range slices.Sorted(maps.Keys(failures)) {
+		reason := failures[name].Error()
+		failed[reason] = append(failed[reason], name)
 	}
 	var all reasons
 	for _, reason := range slices.Sorted(maps.Keys(failed)) {
-		slices.Sort(failed[reason])
 		all = append(all, fmt.Errorf("DHCP on %s: %s", strings.Join(failed[reason], ", "), reason))
 	}
-	return netip.Addr{}, all
+	return all
 }
 
-// askOn asks on one interface until an answer names the endpoint, the patience is over or ctx is done.
-func askOn(ctx context.Context, i net.Interface, patience time.Duration) (netip.Addr, error) {
+// askOn asks on one interface until an answer names the endpoint, the timeout has passed or ctx ends. It divides the
+// timeout evenly between its attempts. If there were answers but none was usable, the error says why the last was not.
+func askOn(ctx context.Context, i net.Interface, timeout time.Duration) (netip.Addr, error) {
 	conn, err := listenDHCP(ctx, i.Name)
 	if err != nil {
 		return netip.Addr{}, err
@@ -82,15 +99,15 @@ func askOn(ctx context.Context, i net.Interface, patience time.Duration) (netip.
 	defer conn.Close()
 
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends the read
-	q := question(i, rand.Uint32())
+	q := newQuestion(i, rand.Uint32())
 	last := errors.New("nobody answered; does a firewall block UDP port 68?")
 	packet := make([]byte, 4096)
 	began := time.Now()
-	for n := range dhcpAsks {
+	for n := range dhcpAttempts {
 		if _, err := conn.WriteTo(q.message(), &net.UDPAddr{IP: net.IPv4bcast, Port: 67}); err != nil {
 			return netip.Addr{}, err
 		}
-		conn.SetReadDeadline(began.Add(time.Duration(n+1) * patience / dhcpAsks))
+		conn.SetReadDeadline(began.Add(time.Duration(n+1) * timeout / dhcpAttempts))
 		for {
 			size, _, err := conn.ReadFrom(packet)
 			if err != nil {
@@ -108,7 +125,8 @@ func askOn(ctx context.Context, i net.Interface, patience time.Duration) (netip.
 	return netip.Addr{}, last
 }
 
-// listenDHCP opens a socket for DHCP answers on the interface.
+// listenDHCP opens a socket that receives the DHCP answers on one interface and can send broadcasts there. If this user
+// may not, the error wraps fs.ErrPermission and names the right that is missing.
 func listenDHCP(ctx context.Context, name string) (net.PacketConn, error) {
 	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error

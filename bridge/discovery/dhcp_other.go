@@ -8,7 +8,7 @@ import (
 	"net/netip"
 )
 
-// AskDHCP always fails: only Linux is supported.
+// AskDHCP always returns an error, because only Linux is supported. The error names the setting to use instead.
 func AskDHCP(context.Context) (netip.Addr, error) {
 	return netip.Addr{},
 		errors.New("DHCP is supported on Linux only; " +

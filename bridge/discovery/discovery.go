@@ -1,5 +1,6 @@
-// Package discovery finds the metadata service. A VM in a virtual network has it at a fixed address; the few VMs
-// outside of one learn its address from DHCP. A search never asks for scheduled events, because that switches them on.
+// Package discovery finds the metadata service. A VM in a virtual network reaches it at a fixed address; the few VMs
+// outside of one learn its address from DHCP. A search never asks for scheduled events, because the first request for
+// them makes Azure enable them for the VM.
 package discovery
 
 import (
@@ -18,10 +19,11 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// patience is the time that one address has to answer. Azure recommends at least three seconds.
-const patience = 5 * time.Second
+// probeTimeout is the time that one address has to answer. Azure recommends at least three seconds.
+const probeTimeout = 5 * time.Second
 
-// A Search says where to search. The zero value tries only the fixed address.
+// A Search holds the places to search. The zero value tries only the fixed address. It is safe for concurrent use if
+// its DHCP and Transport are.
 type Search struct {
 	Fixed     string                                        // URL to try first; "" for imds.DefaultEndpoint
 	Known     []string                                      // URLs to try after the stored one
@@ -29,9 +31,10 @@ type Search struct {
 	Transport http.RoundTripper                             // nil for a transport without a proxy
 }
 
-// Find returns the first endpoint that answers: the fixed one, stored (the result of an earlier search, or ""), a known
-// one, or the one that DHCP names. At the fixed address it must be Azure's metadata service, because other clouds use
-// the same address. Each address has five seconds. The error says why each of them failed.
+// Find returns the first endpoint that answers, tried in this order: the fixed one; stored, the result of an earlier
+// search or ""; the known ones; and the ones that DHCP names. At the fixed address it must be Azure's metadata service,
+// because other clouds use the same address. Each address has five seconds to answer. If none does, the error says why
+// each of them failed, and wraps those errors.
 func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 	var failed reasons
 	try := func(endpoint, how string) (bridge.Found, bool) {
@@ -68,9 +71,9 @@ func (s Search) Find(ctx context.Context, stored string) (bridge.Found, error) {
 	return bridge.Found{}, fmt.Errorf("no endpoint found: %w", failed)
 }
 
-// probe returns why the endpoint cannot be used; nil if it can.
+// probe returns nil if the endpoint can be used, else why it cannot.
 func (s Search) probe(ctx context.Context, endpoint, how string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer within %v", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
 	defer cancel()
 	c := imds.NewClient(endpoint, imds.DefaultAPIVersion, slog.New(slog.DiscardHandler), s.Transport)
 	defer c.CloseIdleConnections()
@@ -79,7 +82,7 @@ func (s Search) probe(ctx context.Context, endpoint, how string) error {
 		return err
 	}
 	if how != bridge.FoundFixed {
-		return nil // a server that does not list its versions will do at an address that Azure named
+		return nil // Azure named the address, so a server that does not list its versions is accepted
 	}
 	if _, e := c.Instance(ctx); e == nil {
 		return nil // an old host without a list of versions
@@ -87,13 +90,13 @@ func (s Search) probe(ctx context.Context, endpoint, how string) error {
 	return err
 }
 
-// Endpoints returns the possible URLs of the service at an address from DHCP. Azure's own programs disagree about the
-// port.
+// Endpoints returns the possible URLs of the service at an address from DHCP: with port 80 and with port 8080, because
+// Azure's own programs disagree about the port.
 func Endpoints(addr netip.Addr) []string {
 	return []string{"http://" + addr.String(), "http://" + netip.AddrPortFrom(addr, 8080).String()}
 }
 
-// reasons prints errors on one line.
+// reasons is a list of errors whose text is on one line.
 type reasons []error
 
 func (r reasons) Unwrap() []error { return r }
