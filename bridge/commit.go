@@ -56,7 +56,7 @@ func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 			a.Seq = b.Outbox.Reserve(now)
 			b.Meter.Committed(a.Type)
 		}
-		if a.Group == "" || !imds.ChangeKind(a.Change).OfAzure() {
+		if !imds.ChangeKind(a.Change).OfAzure() {
 			continue
 		}
 		if op := c.open[a.Group]; op != nil {

@@ -234,3 +234,24 @@ func TestAliveMeansThatThePollLoopComesRound(t *testing.T) {
 		})
 	}
 }
+
+// A time for people is that of their zone, with the date if it is another day there than now.
+func TestATimeForPeopleIsThatOfTheirZone(t *testing.T) {
+	tokyo := time.FixedZone("JST", 9*60*60)
+	now := time.Date(2026, 11, 25, 14, 0, 0, 0, time.UTC) // 23:00 in Tokyo
+	for _, tt := range []struct {
+		after time.Duration
+		zone  *time.Location
+		want  string
+	}{
+		{30 * time.Minute, time.UTC, "14:30:00 UTC"},
+		{30 * time.Minute, tokyo, "23:30:00 JST"},
+		{2 * time.Hour, time.UTC, "16:00:00 UTC"},
+		{2 * time.Hour, tokyo, "Thu 26 Nov, 01:00:00 JST"},
+		{365 * 24 * time.Hour, tokyo, "25 Nov 2027, 23:00:00 JST"},
+	} {
+		if got := ClockTime(now.Add(tt.after), now, tt.zone); got != tt.want {
+			t.Errorf("%v from %v in %v it is %q, want %q", tt.after, now, tt.zone, got, tt.want)
+		}
+	}
+}

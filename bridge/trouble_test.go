@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -178,6 +179,24 @@ func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 10 * time.Minute})
 		pause(time.Hour)
 		wantIDs(t, all.types(), "started", "imds.unavailable", "imds.recovered")
+		b.end()
+	})
+}
+
+// An endpoint that never answered was away since the start.
+func TestTheGapOfAnEndpointThatNeverAnsweredBeginsWithTheStart(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		admin, began := &ear{}, time.Now()
+		b := s.start(admin.trouble("admin"))
+		pause(11 * time.Minute)
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		wantIDs(t, admin.types(), "imds.unavailable", "imds.recovered")
+		var data struct{ Gap struct{ From time.Time } }
+		if err := json.Unmarshal(admin.accepted()[1].Event.Data(), &data); err != nil || !data.Gap.From.Equal(began) {
+			t.Errorf("the gap begins at %v (%v), want %v", data.Gap.From, err, began)
+		}
 		b.end()
 	})
 }

@@ -143,3 +143,12 @@ func TestBoundsOfFieldsAreWhereTheyAreSaidToBe(t *testing.T) {
 		}
 	}
 }
+
+// A text is cut before the rune that does not fit whole.
+func TestATextIsCutBetweenRunes(t *testing.T) {
+	for n, want := range []string{"", "a", "a", "aé", "aé", "aé", "aé€"} {
+		if got := CutText("aé€", n); got != want {
+			t.Errorf("cut at %d bytes it is %q, want %q", n, got, want)
+		}
+	}
+}

@@ -226,7 +226,9 @@ func shown(t *testing.T, o *outbox.Outbox) string {
 		fmt.Fprintf(&b, "%s %s %d\n", id, groups[id].State, groups[id].Latest)
 	}
 	for _, m := range o.Mutes() {
-		fmt.Fprintf(&b, "%+v\n", *m)
+		mute := *m
+		mute.Since, mute.Until, mute.Ended = m.Since.UTC(), m.Until.UTC(), m.Ended.UTC()
+		fmt.Fprintf(&b, "%+v\n", mute)
 	}
 	return b.String()
 }

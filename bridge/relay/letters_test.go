@@ -160,6 +160,14 @@ func TestWhatIsLeftIsReadWhenTheNewestIsGone(t *testing.T) {
 		if err != nil || len(part.Replayed) != 1 || part.Replayed[0].ID != first.ID() {
 			t.Errorf("ReplayPast = %+v, %v; want %s", part, err, first.ID())
 		}
+		last := stream.CachedInfo().State.LastSeq
+		part, err = r.ReplayPast(ctx, relay.ReplayRequest{Sink: "hook", Since: began, After: last, Run: "one"})
+		if err != nil || part.After != 0 || len(part.Replayed) > 0 {
+			t.Errorf("after the last message ReplayPast = %+v, %v; want nothing more", part, err)
+		}
+		if _, err := r.ReplayPast(ctx, relay.ReplayRequest{Sink: "nobody", Since: began}); err == nil {
+			t.Error("ReplayPast to a sink that there isn't = nil, want an error")
+		}
 		stop()
 	})
 }
