@@ -173,16 +173,16 @@ func (c *change) setGroup(id string, to *Group) {
 		defer c.disuse(g.latest) // after the new one is in use, which may be the same
 	}
 	if to == nil {
-		g.state, g.latest, g.over = nil, nil, c.now.UTC()
+		g.state, g.latest, g.ended = nil, nil, c.now.UTC()
 		c.write(bucketGroups, id, nil)
-		c.write(bucketOver, id, g.over)
+		c.write(bucketOver, id, g.ended)
 		return
 	}
 	g.state, g.latest = to.State, c.message(to.Latest)
 	c.use(g.latest)
 	c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
-	if !g.over.IsZero() {
-		g.over = time.Time{}
+	if !g.ended.IsZero() {
+		g.ended = time.Time{}
 		c.write(bucketOver, id, nil)
 	}
 }

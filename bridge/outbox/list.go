@@ -87,7 +87,7 @@ func (o *Outbox) Replay(keys []string, to string) ([]Delivery, error) {
 				return nil, fmt.Errorf("%s: is still pending and will be tried again by itself", d.key())
 			}
 		}
-		if r := c.routes[to]; to != "" && (r == nil || !r.known || !r.gone.IsZero()) {
+		if r := c.routes[to]; to != "" && (r == nil || !r.configured || !r.removed.IsZero()) {
 			return nil, fmt.Errorf("the settings that forewarn last ran with have no sink %s", to)
 		}
 		for _, d := range letters {

@@ -39,15 +39,15 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	opened, unwritable := o.storage.Open()
 	switch {
 	case unwritable != nil && !errors.Is(unwritable, ErrReadOnly):
-		o.known = false
+		o.merged = false
 		return false, unwritable
-	case o.known && !opened:
+	case o.merged && !opened:
 		if o.unremoved() && unwritable == nil && !o.readOnly {
 			unwritable = o.forgetParts(true)
 		}
 		return false, unwritable
 	}
-	o.known = false
+	o.merged = false
 	number, err := o.storage.Read(bucketMeta, metaFormat)
 	if err != nil {
 		return false, err
@@ -67,7 +67,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 			return false, err
 		}
 		o.rewrite()
-		o.known, o.written = true, 0
+		o.merged, o.written = true, 0
 		return false, unwritable
 	case err != nil || has < 1:
 		return false, fmt.Errorf("%w: its format is %q", ErrDamaged, number)
@@ -103,7 +103,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	o.mu.Lock()
 	o.written = o.last
 	o.mu.Unlock()
-	o.known = true
+	o.merged = true
 	return true, unwritable
 }
 
@@ -330,7 +330,7 @@ func (m *memory) know(w Write, late bool) (err error) {
 		return json.Unmarshal(w.Value, &m.message(seq).head)
 	case bucketOver:
 		if g := m.group(w.Key); g.latest == nil {
-			err = json.Unmarshal(w.Value, &g.over)
+			err = json.Unmarshal(w.Value, &g.ended)
 		}
 	case bucketMarks:
 		var mark Mark
@@ -343,8 +343,8 @@ func (m *memory) know(w Write, late bool) (err error) {
 		}
 	case bucketRoutes:
 		r := m.route(w.Key)
-		if r.known = true; len(w.Value) > 0 {
-			err = r.gone.UnmarshalText(w.Value)
+		if r.configured = true; len(w.Value) > 0 {
+			err = r.removed.UnmarshalText(w.Value)
 		}
 	case bucketMutes:
 		var mute delivery.Mute
@@ -409,8 +409,8 @@ func (c *change) writeAll() {
 		if g.latest != nil {
 			c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
 		}
-		if !g.over.IsZero() {
-			c.write(bucketOver, id, g.over)
+		if !g.ended.IsZero() {
+			c.write(bucketOver, id, g.ended)
 		}
 		for _, x := range g.marks {
 			c.write(bucketMarks, id+x.rest, x.open(id))
@@ -420,8 +420,8 @@ func (c *change) writeAll() {
 		}
 	}
 	for name, r := range c.routes {
-		if r.known {
-			c.write(bucketRoutes, name, r.goneText())
+		if r.configured {
+			c.write(bucketRoutes, name, r.removedText())
 		}
 		for _, e := range r.pending {
 			c.write(bucketPending, e.key(), e)

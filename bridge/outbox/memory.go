@@ -65,7 +65,7 @@ type entry struct {
 	at            int32  // in its heap
 	held          bool
 	late          bool // a file that came late brought it, and its reader is not to see it yet
-	gone          bool // from memory
+	stale         bool // memory no longer has it
 }
 
 // death is why and when a delivery became a dead letter.
@@ -128,25 +128,25 @@ func (a ages) since(now time.Time) time.Time {
 
 // A route is the state of one destination.
 type route struct {
-	name      string
-	fallback  string    // the route that takes over what this one can't deliver; "" for none
-	known     bool      // it is in the settings, or was lately
-	gone      time.Time // when it went from the settings; zero while it is there
-	pending   map[uint64]*entry
-	dead      map[uint64]*entry
-	ofGroups  ages      // pending, about a group
-	others    ages      // pending, about none
-	muted     ages      // pending, and held back by a mute
-	delivered int       // since the start
-	accepted  time.Time // the last acceptance since the start
-	reader    *queue
+	name       string
+	fallback   string    // the route that takes over what this one can't deliver; "" for none
+	configured bool      // it is in the settings, or was lately
+	removed    time.Time // when it went from the settings; zero while it is there
+	pending    map[uint64]*entry
+	dead       map[uint64]*entry
+	ofGroups   ages      // pending, about a group
+	others     ages      // pending, about none
+	muted      ages      // pending, and held back by a mute
+	delivered  int       // since the start
+	accepted   time.Time // the last acceptance since the start
+	reader     *queue
 }
 
 // A group is the state of one group.
 type group struct {
 	state    []byte
 	latest   *message  // nil unless it is open
-	over     time.Time // since when it is over and nothing more was remembered of it; zero while it is open
+	ended    time.Time // since when it is over and nothing more was remembered of it; zero while it is open
 	marks    []mark
 	receipts []receipt
 	pending  map[*entry]bool // nil if there are none
@@ -185,11 +185,11 @@ func (m *memory) forget() {
 	}
 	for name, r := range was.routes {
 		for _, e := range r.pending {
-			e.gone = true
+			e.stale = true
 			r.reader.touch(e.Seq)
 		}
 		now := m.route(name)
-		now.fallback, now.known, now.gone, now.reader = r.fallback, r.known, r.gone, r.reader
+		now.fallback, now.configured, now.removed, now.reader = r.fallback, r.configured, r.removed, r.reader
 	}
 }
 
@@ -268,7 +268,7 @@ func (m *memory) put(e *entry) {
 
 // take removes a delivery. Its message stays in use until the caller calls disuse.
 func (m *memory) take(e *entry) {
-	e.gone = true
+	e.stale = true
 	bySeq, byAge, count := m.of(e)
 	delete(bySeq, e.Seq)
 	heap.Remove(byAge, int(e.at))
@@ -287,14 +287,14 @@ func (m *memory) take(e *entry) {
 // tidy deletes a group without content.
 func (m *memory) tidy(id string) {
 	g := m.groups[id]
-	if g != nil && g.latest == nil && g.over.IsZero() && len(g.marks)+len(g.receipts)+len(g.pending) == 0 {
+	if g != nil && g.latest == nil && g.ended.IsZero() && len(g.marks)+len(g.receipts)+len(g.pending) == 0 {
 		delete(m.groups, id)
 	}
 }
 
 // unstored returns the deliveries, pending or dead, that are not on disk, the oldest first.
 func (m *memory) unstored(dead bool) (list []*entry) {
-	m.recent = slices.DeleteFunc(m.recent, func(e *entry) bool { return e.gone || e.change <= m.stored })
+	m.recent = slices.DeleteFunc(m.recent, func(e *entry) bool { return e.stale || e.change <= m.stored })
 	for _, e := range m.recent {
 		if (e.death != nil) == dead {
 			list = append(list, e)
@@ -324,7 +324,7 @@ func (m *memory) setMark(id string, to Mark) {
 // remembers notes that something about the group is remembered since then. It need not be open, or ever have been.
 func (g *group) remembers(since time.Time) {
 	if g.latest == nil {
-		g.over = later(g.over, since)
+		g.ended = later(g.ended, since)
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 const KeepHistory = 90 * 24 * time.Hour
 
 const (
-	keepDead = 90 * 24 * time.Hour
-	keepOver = 30 * 24 * time.Hour // marks and receipts of groups that are over
+	keepDead  = 90 * 24 * time.Hour
+	keepEnded = 30 * 24 * time.Hour // marks and receipts of groups that are over
 )
 
 // chore has the writer do something between two writes, because it asks the disk. It returns at once; done gives the
@@ -47,7 +47,7 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 				aged++
 			}
 		}
-		c.dropOver(o.bounds.History / 4) // a group has a few marks
+		c.dropEnded(o.bounds.History / 4) // a group has a few marks
 	})
 	if aged > 0 {
 		o.log.Warn("dead letters dropped because of their age", "dropped", aged)
@@ -68,18 +68,18 @@ func (o *Outbox) Compact() (done <-chan error) {
 	})
 }
 
-// dropOver forgets the marks and receipts of groups that are over for long, and of the oldest of too many.
-func (c *change) dropOver(most int) {
+// dropEnded forgets the marks and receipts of groups that are over for long, and of the oldest of too many.
+func (c *change) dropEnded(most int) {
 	var ids []string
 	for id, g := range c.groups {
-		if !g.over.IsZero() {
+		if !g.ended.IsZero() {
 			ids = append(ids, id)
 		}
 	}
-	slices.SortFunc(ids, func(a, b string) int { return c.groups[a].over.Compare(c.groups[b].over) })
+	slices.SortFunc(ids, func(a, b string) int { return c.groups[a].ended.Compare(c.groups[b].ended) })
 	for n, id := range ids {
 		g := c.groups[id]
-		if c.now.Sub(g.over) <= keepOver && len(ids)-n <= most {
+		if c.now.Sub(g.ended) <= keepEnded && len(ids)-n <= most {
 			break
 		}
 		c.write(bucketOver, id, nil)
@@ -89,7 +89,7 @@ func (c *change) dropOver(most int) {
 		for _, r := range g.receipts {
 			c.write(bucketReceipts, id+"/"+r.route, nil)
 		}
-		g.over, g.marks, g.receipts = time.Time{}, nil, nil
+		g.ended, g.marks, g.receipts = time.Time{}, nil, nil
 		c.tidy(id)
 	}
 }

@@ -24,9 +24,9 @@ func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
 	defer o.mu.Unlock()
 	for _, r := range routes {
 		switch was := o.routes[r.Name]; {
-		case was == nil || !was.known:
+		case was == nil || !was.configured:
 			added = append(added, r.Name)
-		case !was.gone.IsZero():
+		case !was.removed.IsZero():
 			back = append(back, r.Name)
 		}
 	}
@@ -39,26 +39,26 @@ func (c *change) setRoutes(routes []Route) {
 		r := c.route(s.Name)
 		there[s.Name] = true
 		r.fallback = s.Fallback
-		if !r.known || !r.gone.IsZero() {
-			r.known, r.gone = true, time.Time{}
-			c.write(bucketRoutes, r.name, r.goneText())
+		if !r.configured || !r.removed.IsZero() {
+			r.configured, r.removed = true, time.Time{}
+			c.write(bucketRoutes, r.name, r.removedText())
 		}
 	}
 	for name, r := range c.routes {
-		if there[name] || !r.gone.IsZero() || !r.known && len(r.pending) == 0 {
+		if there[name] || !r.removed.IsZero() || !r.configured && len(r.pending) == 0 {
 			continue
 		}
-		r.fallback, r.known, r.gone = "", true, c.now.UTC()
-		c.write(bucketRoutes, r.name, r.goneText())
+		r.fallback, r.configured, r.removed = "", true, c.now.UTC()
+		c.write(bucketRoutes, r.name, r.removedText())
 	}
 }
 
-// goneText is since when the route is gone, "" while it is there.
-func (r *route) goneText() []byte {
-	if r.gone.IsZero() {
+// removedText is since when the route is gone, "" while it is there.
+func (r *route) removedText() []byte {
+	if r.removed.IsZero() {
 		return []byte{}
 	}
-	return []byte(r.gone.Format(time.RFC3339Nano))
+	return []byte(r.removed.Format(time.RFC3339Nano))
 }
 
 // GiveUpOrphans makes dead letters of the backlog of routes that were removed 24 hours ago. It is cheap if there are
@@ -73,14 +73,14 @@ func (o *Outbox) Routes() []string { return slices.Sorted(maps.Keys(o.Stats(time
 
 func (c *change) dropOrphans() {
 	for name, r := range c.routes {
-		if r.gone.IsZero() || c.now.Sub(r.gone) <= keepOrphans {
+		if r.removed.IsZero() || c.now.Sub(r.removed) <= keepOrphans {
 			continue
 		}
 		for _, e := range slices.SortedFunc(maps.Values(r.pending), bySeq) {
 			c.giveUp(e, delivery.ReasonRemoved, "", false)
 		}
-		if r.known {
-			r.known = false
+		if r.configured {
+			r.configured = false
 			c.write(bucketRoutes, name, nil)
 		}
 		if len(r.dead) == 0 && r.reader == nil {
@@ -109,12 +109,12 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 	defer o.mu.Unlock()
 	all := make(map[string]Stats, len(o.routes))
 	for name, r := range o.routes {
-		if !r.known && len(r.pending)+len(r.dead) == 0 {
+		if !r.configured && len(r.pending)+len(r.dead) == 0 {
 			continue
 		}
 		s := Stats{
 			Pending: len(r.pending), Muted: len(r.muted), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
-			Gone: r.gone, Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now),
+			Gone: r.removed, Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now),
 		}
 		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
 			s.Oldest = at

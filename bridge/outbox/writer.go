@@ -265,7 +265,7 @@ func (o *Outbox) flush() error {
 	o.broken = nil
 	o.mu.Unlock()
 	if errors.Is(err, errForeign) {
-		o.opened, o.known, err = false, false, nil
+		o.opened, o.merged, err = false, false, nil
 	}
 	if err == nil {
 		var loaded bool
