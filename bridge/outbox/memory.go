@@ -65,7 +65,7 @@ type entry struct {
 	at            int32  // in its heap
 	held          bool
 	late          bool // a file that came late brought it, and its reader is not to see it yet
-	stale         bool // memory no longer has it
+	stale         bool // removed from memory, or replaced
 }
 
 // death is why and when a delivery became a dead letter.
@@ -130,8 +130,8 @@ func (a ages) since(now time.Time) time.Time {
 type route struct {
 	name       string
 	fallback   string    // the route that takes over what this one can't deliver; "" for none
-	configured bool      // it is in the settings, or was lately
-	removed    time.Time // when it went from the settings; zero while it is there
+	configured bool      // in the settings, or was until lately
+	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    map[uint64]*entry
 	dead       map[uint64]*entry
 	ofGroups   ages      // pending, about a group
@@ -146,7 +146,7 @@ type route struct {
 type group struct {
 	state    []byte
 	latest   *message  // nil unless it is open
-	ended    time.Time // since when it is over and nothing more was remembered of it; zero while it is open
+	ended    time.Time // when it ended, or when the last mark or receipt came after that; zero while it is open
 	marks    []mark
 	receipts []receipt
 	pending  map[*entry]bool // nil if there are none

@@ -65,7 +65,7 @@ type Outbox struct {
 
 	storage Storage // opened, written and compacted only by the writer, because that may hang
 	opened  bool    // it can be written; only the writer uses it
-	merged  bool    // memory has its content; only the writer uses it
+	merged  bool    // memory holds its content; only the writer uses it
 	began   bool    // Open has returned; only the writer uses it
 	written uint64  // no record of the storage that counts is ahead of this sequence number; only the writer uses it
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it

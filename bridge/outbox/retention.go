@@ -10,7 +10,7 @@ const KeepHistory = 90 * 24 * time.Hour
 
 const (
 	keepDead  = 90 * 24 * time.Hour
-	keepEnded = 30 * 24 * time.Hour // marks and receipts of groups that are over
+	keepEnded = 30 * 24 * time.Hour // marks and receipts of groups that have ended
 )
 
 // chore has the writer do something between two writes, because it asks the disk. It returns at once; done gives the
@@ -68,7 +68,8 @@ func (o *Outbox) Compact() (done <-chan error) {
 	})
 }
 
-// dropEnded forgets the marks and receipts of groups that are over for long, and of the oldest of too many.
+// dropEnded forgets the marks and receipts of groups that ended long ago, and of the oldest if more than most have
+// ended.
 func (c *change) dropEnded(most int) {
 	var ids []string
 	for id, g := range c.groups {

@@ -53,7 +53,7 @@ func (c *change) setRoutes(routes []Route) {
 	}
 }
 
-// removedText is since when the route is gone, "" while it is there.
+// removedText returns when the route was removed, as the file stores it; empty while it is in the settings.
 func (r *route) removedText() []byte {
 	if r.removed.IsZero() {
 		return []byte{}
