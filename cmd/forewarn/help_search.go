@@ -154,7 +154,7 @@ func rowsOf(b manual.Block, word string) [][]string {
 	return rows
 }
 
-// mentions returns the paragraphs, list items and rows in which a word occurs, also with another ending. Of topics with
+// mentions returns the paragraphs, list items and rows in which a word occurs, a longer one also with another ending. Of topics with
 // many of them it says only how many there are.
 func mentions(phrase string) (found []entry) {
 	const few = 4
@@ -164,7 +164,11 @@ func mentions(phrase string) (found []entry) {
 			stem = strings.TrimSuffix(stem, ending)
 		}
 	}
-	occurs := regexp.MustCompile(`(?i)\b` + regexp.QuoteMeta(stem)).MatchString
+	pattern := `(?i)\b` + regexp.QuoteMeta(stem)
+	if len(phrase) < 4 {
+		pattern += `(?:\b[^'’]|_|$)` // so short a word begins many others
+	}
+	occurs := regexp.MustCompile(pattern).MatchString
 	for _, t := range topics {
 		if t.name == "fields" {
 			continue // part of templates

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +41,10 @@ if all VMs that it names match; messages of the forewarn of a VM about itself pa
 			switch {
 			case all == (m.Sink != ""):
 				return exit(exitUsage, errors.New("expected either --sink NAME or --all"))
+			case length == "":
+				return exit(exitUsage, errors.New("expected how long, such as --for 2h; at most 30d"))
 			case !ok || d <= 0 || d > bridge.LongestMute:
-				return exit(exitUsage, fmt.Errorf("--for %s: expected a duration such as 45m, 2h or 3d, at most 30d",
-					cmp.Or(length, `""`)))
+				return exit(exitUsage, fmt.Errorf("--for %s: expected a duration such as 45m, 2h or 3d, at most 30d", length))
 			case strings.TrimSpace(m.Why) == "":
 				return exit(exitUsage, errors.New(`expected the reason, such as --why "replacing disks"`))
 			}
@@ -162,7 +162,7 @@ func (p *program) unmuteCommand() *cobra.Command {
 // muteNotes says which mutes the running forewarn has.
 func muteNotes(st bridge.Status, s *settings.Settings) (notes []string) {
 	for _, m := range st.Mutes {
-		notes = append(notes, "muted: "+wording.MuteNote(*m, time.Now(), s.Timezone))
+		notes = append(notes, "muted: "+wording.MuteNote(*m, time.Now(), s.Timezone)+"; to end it: forewarn unmute "+m.ID)
 	}
 	return notes
 }

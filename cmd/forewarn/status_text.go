@@ -53,6 +53,7 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	}
 	for _, m := range wording.First(s.Mutes, wording.ShownVMs) {
 		b.WriteString("muted     " + wording.MuteNote(*m, heard, zone) + "\n")
+		detail("forewarn unmute %s", m.ID)
 	}
 	if s.Settings.LastError != "" {
 		b.WriteString("settings  the newest are wrong; older ones are in force\n")

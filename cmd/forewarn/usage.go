@@ -158,15 +158,17 @@ func argumentErrors(args cobra.PositionalArgs) cobra.PositionalArgs {
 // flagName matches the name of a flag in the help text of a command.
 var flagName = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)`)
 
-// flagHint suggests the flag of c that is spelled most like the unknown one in err, or else points to the help of c.
+// flagHint suggests a flag of c that is spelled like the unknown one in err, or begins with that letter, or else points
+// to the help of c.
 func flagHint(c *cobra.Command, err error) string {
 	hint := fmt.Sprintf("see %s --help", c.CommandPath())
 	var unknown interface{ GetSpecifiedName() string }
 	if !errors.As(err, &unknown) || c.Flags().Lookup(unknown.GetSpecifiedName()) != nil {
 		return hint
 	}
+	name := unknown.GetSpecifiedName()
 	for _, m := range flagName.FindAllStringSubmatch(c.Flags().FlagUsages(), -1) {
-		if wording.Distance(unknown.GetSpecifiedName(), m[1]) <= 2 {
+		if len(name) == 1 && m[1][:1] == name || len(name) > 1 && wording.Distance(name, m[1]) <= 2 {
 			return fmt.Sprintf("did you mean --%s?", m[1])
 		}
 	}

@@ -170,7 +170,7 @@ func (c *Client) mutate(
 			}
 			m.find(o)
 			changed, err = do(o, m.Keys)
-			return err
+			return withHint(err)
 		})
 	}
 	return changed, err

@@ -9,6 +9,7 @@ import (
 
 	"forewarn/bridge"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/relay"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -58,6 +59,14 @@ func show(o *outbox.Outbox, key string) (ShownDelivery, error) {
 		err = ErrUnknownKey
 	}
 	return ShownDelivery{d, body}, err
+}
+
+// withHint says of an unknown key where the known ones are.
+func withHint(err error) error {
+	if errors.Is(err, outbox.ErrUnknownKey) || errors.Is(err, relay.ErrUnknownKey) {
+		return fmt.Errorf("%w; forewarn outbox list shows the keys", err)
+	}
+	return err
 }
 
 // history returns the newest n events of the period.

@@ -73,7 +73,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 				entries, err = do(req, m)
 			}
 			if err != nil {
-				http.Error(w, err.Error(), http.StatusConflict)
+				http.Error(w, withHint(err).Error(), http.StatusConflict)
 				return
 			}
 			changed := []outbox.Delivery{}

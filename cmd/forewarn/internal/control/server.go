@@ -68,7 +68,7 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 			m.find(o)
 			entries, err := do(m)
 			if err != nil {
-				http.Error(w, err.Error(), http.StatusConflict)
+				http.Error(w, withHint(err).Error(), http.StatusConflict)
 				return
 			}
 			answer(w, append([]outbox.Delivery{}, entries...))

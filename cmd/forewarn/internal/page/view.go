@@ -51,7 +51,7 @@ type pageView struct {
 	Timeline  timelineView
 	Sinks     []sinkView
 	MoreSinks int // number left out of Sinks
-	Mutes     []string
+	Mutes     []muteView
 	VMs       []fleetVM
 	MoreVMs   int // number left out of VMs
 	Started   moment
@@ -68,6 +68,9 @@ type deadView struct {
 	Key, What, Why string
 	Since          moment
 }
+
+// A muteView is a mute and the command that ends it.
+type muteView struct{ Note, Command string }
 
 // A sinkView is one sink.
 type sinkView struct {
@@ -145,7 +148,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 	}
 	v.MoreSinks = len(s.Sinks) - len(v.Sinks)
 	for _, m := range wording.First(s.Mutes, shownEvents) {
-		v.Mutes = append(v.Mutes, "Muted: "+wording.MuteNote(*m, p.now, p.zone))
+		v.Mutes = append(v.Mutes, muteView{wording.MuteNote(*m, p.now, p.zone), "sudo forewarn unmute " + m.ID})
 	}
 	v.Ready, v.Plans = s.Ready, p.plans(s)
 	if n := len(v.Troubles); n > 0 {

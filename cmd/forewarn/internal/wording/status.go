@@ -129,10 +129,10 @@ func Muted(m delivery.Mute) string {
 	return Printable(text)
 }
 
-// MuteNote says all about a mute, and how to end it.
+// MuteNote says all about a mute, but for the command that ends it.
 func MuteNote(m delivery.Mute, now time.Time, zone *time.Location) string {
-	return fmt.Sprintf("%s until %s, by %s: %s; to end it: forewarn unmute %s", Muted(m),
-		bridge.ClockTime(m.Until, now, zone), Printable(m.By), Printable(m.Why), m.ID)
+	return fmt.Sprintf("%s until %s, by %s: %s", Muted(m),
+		bridge.ClockTime(m.Until, now, zone), Printable(m.By), Printable(m.Why))
 }
 
 // StatusLine summarizes a status in one line, for systemctl status.
