@@ -145,13 +145,13 @@ func (c *change) add(a Addition) {
 		c.write(bucketEvents, seqKey(a.Seq), a.Body)
 		c.write(bucketMeta, metaLast, []byte(seqKey(c.last)))
 	}
-	c.use(m) // so that it stays until all its recipients have it
+	c.ref(m) // so that it stays until all its recipients have it
 	for _, to := range a.To {
 		c.pend(&entry{message: m, route: c.route(to.Route), held: to.Held, Item: delivery.Item{
 			NotBefore: a.NotBefore, Pending: c.now.UTC(), Due: to.Due.UTC(),
 		}})
 	}
-	c.disuse(m)
+	c.unref(m)
 }
 
 func (c *change) move(m Move) {
@@ -170,7 +170,7 @@ func (c *change) move(m Move) {
 func (c *change) setGroup(id string, to *Group) {
 	g := c.group(id)
 	if g.latest != nil {
-		defer c.disuse(g.latest) // after the new one is in use, which may be the same
+		defer c.unref(g.latest) // after the new one is in use, which may be the same
 	}
 	if to == nil {
 		g.state, g.latest, g.ended = nil, nil, c.now.UTC()
@@ -179,7 +179,7 @@ func (c *change) setGroup(id string, to *Group) {
 		return
 	}
 	g.state, g.latest = to.State, c.message(to.Latest)
-	c.use(g.latest)
+	c.ref(g.latest)
 	c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
 	if !g.ended.IsZero() {
 		g.ended = time.Time{}
@@ -187,17 +187,17 @@ func (c *change) setGroup(id string, to *Group) {
 	}
 }
 
-// use adds a reference to a message. With the first one its head is kept.
-func (c *change) use(m *message) {
-	if m.uses++; m.uses == 1 && m.ID != "" {
+// ref adds a reference to a message. With the first one its head is kept.
+func (c *change) ref(m *message) {
+	if m.refs++; m.refs == 1 && m.ID != "" {
 		c.write(bucketHeads, seqKey(m.Seq), &m.head)
 	}
 }
 
-// disuse drops one reference to a message. Without any reference left the message becomes history; a transient one is
+// unref drops one reference to a message. Without any reference left the message becomes history; a transient one is
 // deleted.
-func (c *change) disuse(m *message) {
-	if m.uses--; m.uses > 0 {
+func (c *change) unref(m *message) {
+	if m.refs--; m.refs > 0 {
 		return
 	}
 	c.write(bucketHeads, seqKey(m.Seq), nil)
@@ -227,7 +227,7 @@ func (c *change) pend(e *entry) bool {
 func (c *change) replace(e, next *entry) {
 	c.take(e)
 	c.put(next)
-	e.message.uses--
+	e.message.refs--
 	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, next.key(), next)
 }
@@ -237,7 +237,7 @@ func (c *change) remove(e *entry) {
 	c.take(e)
 	e.route.reader.touch(e.Seq)
 	c.write(bucketPending, e.key(), nil)
-	c.disuse(e.message)
+	c.unref(e.message)
 }
 
 // settle ends a pending delivery with an outcome.
@@ -253,7 +253,7 @@ func (c *change) record(m *message, route, how, status string, a delivery.Answer
 	}
 	s := &settlement{ID: m.ID, Group: m.Group, Result: Result{State: how, At: c.now.UTC(), Attempts: attempts,
 		Answer: cmp.Or(a.Status, status), AnswerID: a.ID}}
-	m.became(route, Outcome{how, s.At})
+	m.setOutcome(route, Outcome{how, s.At})
 	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, s)
 }
 
@@ -274,7 +274,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	}
 	c.put(d)
 	c.write(bucketDead, d.key(), d)
-	c.died = append(c.died, d.record())
+	c.died = append(c.died, d.delivery())
 	if reason != delivery.ReasonLate {
 		c.fallBack(e, d.Error)
 	}
@@ -285,7 +285,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 func (c *change) forgetDead(d *entry) {
 	c.take(d)
 	c.write(bucketDead, d.key(), nil)
-	c.disuse(d.message)
+	c.unref(d.message)
 }
 
 // fallBack makes a dead letter of a route pending for the route's fallback. It does not if the fallback has or had the

@@ -52,7 +52,7 @@ type file struct {
 	fd      *os.File     // the file that db has open
 	damaged atomic.Bool  // db is damaged and must not be closed in bbolt's way
 
-	syncDir func(dir string) error // syncDir, or what a test has it be
+	syncDir func(dir string) error // replaced by tests
 }
 
 // File returns the Storage that Open uses by default: the bbolt file outbox.db in dir.

@@ -40,8 +40,8 @@ var errEnough = errors.New("enough")
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	var waiting []Write
 	o.mu.Lock()
-	remains := o.remains
-	for _, r := range []records{o.under, o.waiting} {
+	parts := o.partsFrom
+	for _, r := range []records{o.inFlight, o.waiting} {
 		for p, v := range r {
 			if isHistory(p.bucket) {
 				waiting = append(waiting, Write{p.bucket, p.key, encode(v)})
@@ -55,7 +55,7 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 			return err
 		}
 		for _, key := range slices.Sorted(maps.Keys(p.bodies)) {
-			if p.bodies[key] == nil || remains > 0 && (place{bucketEvents, key}).added() >= remains {
+			if p.bodies[key] == nil || parts > 0 && (place{bucketEvents, key}).added() >= parts {
 				continue // it waits to be deleted
 			}
 			if err := f(o.recordOf(key, p)); err != nil {
@@ -117,7 +117,7 @@ func (p page) add(w Write) {
 	}
 }
 
-// recordOf is the CloudEvent with what became of its deliveries, and how they stand.
+// recordOf returns a CloudEvent with the outcome of its deliveries, and the state of those that have none.
 func (o *Outbox) recordOf(key string, p page) Record {
 	results := map[string]Result{}
 	for _, r := range p.settled[key] {
@@ -127,7 +127,7 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	o.mu.Lock()
 	for name, route := range o.routes {
 		if e := cmp.Or(route.pending[seq], route.dead[seq]); e != nil {
-			d := e.record()
+			d := e.delivery()
 			results[name] = Result{Route: name, State: d.State, At: later(d.Tried, d.DeadSince), Attempts: d.Attempts,
 				Reason: d.Reason, Error: d.Error}
 		}
@@ -155,8 +155,8 @@ func (o *Outbox) Follow() (events <-chan json.RawMessage, stop func()) {
 	}
 }
 
-// show gives followers a CloudEvent. The caller holds mu.
-func (o *Outbox) show(body json.RawMessage) {
+// publish gives followers a CloudEvent. The caller holds mu.
+func (o *Outbox) publish(body json.RawMessage) {
 	for c := range o.followers {
 		select {
 		case c <- body:

@@ -37,7 +37,7 @@ func (o *Outbox) Last(s Selection, n int) (last []Delivery, more int) {
 	return deliveries(all[more:]), more
 }
 
-// selected are the deliveries that s picks, in the order of List.
+// selected returns the deliveries that s selects, in the order of List.
 func (o *Outbox) selected(s Selection) (all []*entry) {
 	o.mu.Lock()
 	for name, r := range o.routes {
@@ -65,7 +65,7 @@ func (o *Outbox) Show(key string) (Delivery, json.RawMessage, error) {
 		return Delivery{}, nil, fmt.Errorf("%s: %w", key, ErrUnknownKey)
 	}
 	body, err := o.Body(e.Seq)
-	return e.record(), body, err
+	return e.delivery(), body, err
 }
 
 // find is the dead letter with the key or, if there is none, the pending delivery; nil if there is neither.
@@ -105,7 +105,7 @@ func (c *change) replay(d *entry, to string) Delivery {
 	}
 	c.pend(e)
 	c.forgetDead(d)
-	return e.route.pending[d.Seq].record()
+	return e.route.pending[d.Seq].delivery()
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
@@ -113,7 +113,7 @@ func (c *change) replay(d *entry, to string) Delivery {
 func (o *Outbox) Drop(keys []string, by string) ([]Delivery, error) {
 	return o.byHand(keys, func(c *change, all []*entry) (dropped []Delivery, err error) {
 		for _, e := range all {
-			dropped = append(dropped, e.record())
+			dropped = append(dropped, e.delivery())
 			if c.record(e.message, e.route.name, StateDropped, "by "+by, delivery.Answer{}, e.Attempts); e.death != nil {
 				c.forgetDead(e)
 			} else {

@@ -42,8 +42,8 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 		o.merged = false
 		return false, unwritable
 	case o.merged && !opened:
-		if o.unremoved() && unwritable == nil && !o.readOnly {
-			unwritable = o.forgetParts(true)
+		if o.hasParts() && unwritable == nil && !o.readOnly {
+			unwritable = o.removeParts(true)
 		}
 		return false, unwritable
 	}
@@ -63,7 +63,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	writable := unwritable == nil && !o.readOnly
 	switch {
 	case number == nil: // it is new
-		if err := o.forgetParts(writable); err != nil {
+		if err := o.removeParts(writable); err != nil {
 			return false, err
 		}
 		o.rewrite()
@@ -77,9 +77,9 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	case foreign != nil:
 		return false, foreign
 	}
-	err = o.forgetParts(writable)
+	err = o.removeParts(writable)
 	switch {
-	case err != nil && o.unremoved() && !errors.Is(err, ErrDamaged): // the file can be read all the same
+	case err != nil && o.hasParts() && !errors.Is(err, ErrDamaged): // the file can be read all the same
 		writable, unwritable = false, err
 	case err != nil:
 		return false, err
@@ -107,9 +107,9 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	return true, unwritable
 }
 
-// forgetParts removes from the storage what a crash left of a change that was written in parts, and whose last was not.
-// What can't be removed is ignored when the storage is read: see unremoved.
-func (o *Outbox) forgetParts(writable bool) error {
+// removeParts removes from the storage what a crash left of a change that was written in parts, and whose last was not.
+// What can't be removed is ignored when the storage is read: see hasParts.
+func (o *Outbox) removeParts(writable bool) error {
 	ahead, err := o.storage.Read(bucketMeta, metaAhead)
 	var last uint64
 	if err == nil && ahead != nil {
@@ -121,19 +121,19 @@ func (o *Outbox) forgetParts(writable bool) error {
 		return err
 	}
 	o.mu.Lock()
-	if o.remains = 0; ahead != nil {
-		o.remains = last + 1
+	if o.partsFrom = 0; ahead != nil {
+		o.partsFrom = last + 1
 	}
 	o.mu.Unlock()
 	if ahead == nil || !writable {
 		return nil
 	}
-	var remains []Write
+	var parts []Write
 	for _, bucket := range []string{bucketEvents, bucketHeads, bucketMeta, bucketPending} { // in order
 		err := o.storage.Walk(bucket, "", func(key string, _ []byte) error {
 			p := place{bucket, key}
 			if p.added() > last || p == (place{bucketMeta, metaAhead}) {
-				remains = append(remains, Write{bucket, key, nil})
+				parts = append(parts, Write{bucket, key, nil})
 			}
 			return nil
 		})
@@ -141,20 +141,20 @@ func (o *Outbox) forgetParts(writable bool) error {
 			return err
 		}
 	}
-	if err := o.storage.Write(remains); err != nil {
+	if err := o.storage.Write(parts); err != nil {
 		return err
 	}
 	o.mu.Lock()
-	o.remains = 0
+	o.partsFrom = 0
 	o.mu.Unlock()
 	return nil
 }
 
-// unremoved reports whether the storage holds what forgetParts has found and could not remove.
-func (o *Outbox) unremoved() bool {
+// hasParts reports whether the storage holds what removeParts has found and could not remove.
+func (o *Outbox) hasParts() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.remains > 0
+	return o.partsFrom > 0
 }
 
 // foreignTo returns an error that wraps errForeign if a file of that owner is another VM's. The caller holds mu.
@@ -177,7 +177,7 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
 			digits, _, _ := strings.Cut(key, "/")
 			used[digits] = used[digits] || bucket == bucketHeads
-			if o.remains > 0 && (place{bucket, key}).added() >= o.remains {
+			if o.partsFrom > 0 && (place{bucket, key}).added() >= o.partsFrom {
 				return nil
 			}
 			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load says what is wrong
@@ -219,23 +219,23 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 		}
 		if _, known := newer.writes[at]; known {
 			if w.Bucket == bucketMarks {
-				o.raise(w)
+				o.raiseMark(w)
 			}
 			continue
 		}
-		if err := o.know(w, o.began); err != nil {
+		if err := o.loadRecord(w, o.began); err != nil {
 			bad[at] = err
 		}
 	}
 	if o.waiting[last] != nil {
 		o.waiting[last] = []byte(seqKey(o.last))
 	}
-	o.remute(0)
-	if o.began && o.taken == nil {
-		o.taken = make(chan struct{})
+	o.assignMutes(0)
+	if o.began && o.takingUp == nil {
+		o.takingUp = make(chan struct{})
 	}
 	for seq, m := range o.messages {
-		if m.uses == 0 && m.body == nil {
+		if m.refs == 0 && m.body == nil {
 			delete(o.messages, seq)
 		}
 	}
@@ -246,9 +246,9 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	return nil
 }
 
-// raise corrects a mark that a late file has too: the larger of the two counts holds, or an id would be used twice. The
-// caller holds mu.
-func (o *Outbox) raise(w Write) {
+// raiseMark corrects a mark that a late file has too: the larger of the two counts holds, or an id would be used twice.
+// The caller holds mu.
+func (o *Outbox) raiseMark(w Write) {
 	var was Mark
 	if json.Unmarshal(w.Value, &was) != nil {
 		return
@@ -258,7 +258,7 @@ func (o *Outbox) raise(w Write) {
 	if at < 0 {
 		return // memory has forgotten it
 	}
-	if now := g.marks[at].open(was.Group); now.Times < was.Times {
+	if now := g.marks[at].unpack(was.Group); now.Times < was.Times {
 		now.Times = was.Times
 		o.setMark(w.Key, now)
 		o.waiting[place{w.Bucket, w.Key}] = now
@@ -273,8 +273,8 @@ func groupOf(value []byte) (g Group, err error) {
 	return g, err
 }
 
-// showLoaded gives the readers what a late file brought. It is called when Notify.Loaded has returned.
-func (o *Outbox) showLoaded() {
+// publishLoaded gives the readers what a late file brought. It is called when Notify.Loaded has returned.
+func (o *Outbox) publishLoaded() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, r := range o.routes {
@@ -285,9 +285,9 @@ func (o *Outbox) showLoaded() {
 			}
 		}
 	}
-	if o.taken != nil {
-		close(o.taken)
-		o.taken = nil
+	if o.takingUp != nil {
+		close(o.takingUp)
+		o.takingUp = nil
 	}
 	wake(o.kick)
 }
@@ -297,11 +297,11 @@ func (o *Outbox) showLoaded() {
 func (o *Outbox) TakenUp() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.taken
+	return o.takingUp
 }
 
-// know puts one record of a file into memory, which has none with that key.
-func (m *memory) know(w Write, late bool) (err error) {
+// loadRecord puts one record of a file into memory, which has none with that key.
+func (m *memory) loadRecord(w Write, late bool) (err error) {
 	switch w.Bucket {
 	case bucketMeta:
 		switch w.Key {
@@ -321,7 +321,7 @@ func (m *memory) know(w Write, late bool) (err error) {
 		}
 		g := m.group(w.Key)
 		g.state, g.latest = was.State, m.message(was.Latest)
-		g.latest.uses++
+		g.latest.refs++
 	case bucketHeads:
 		seq, err := seqOf(w.Key)
 		if err != nil {
@@ -352,7 +352,7 @@ func (m *memory) know(w Write, late bool) (err error) {
 			m.setMute(mute)
 		}
 	case bucketPending, bucketDead:
-		return m.knowDelivery(w, late)
+		return m.loadDelivery(w, late)
 	case bucketSettled:
 		var s settlement
 		_, name, _ := strings.Cut(w.Key, "/")
@@ -361,14 +361,14 @@ func (m *memory) know(w Write, late bool) (err error) {
 			err = json.Unmarshal(w.Value, &s)
 		}
 		if err == nil && m.outcome(name, seq).State == "" {
-			m.message(seq).became(name, Outcome{s.State, s.At})
+			m.message(seq).setOutcome(name, Outcome{s.State, s.At})
 		}
 		return err
 	}
 	return err
 }
 
-func (m *memory) knowDelivery(w Write, late bool) error {
+func (m *memory) loadDelivery(w Write, late bool) error {
 	var d Delivery
 	name, seq, err := splitKey(w.Key)
 	if err == nil {
@@ -413,7 +413,7 @@ func (c *change) writeAll() {
 			c.write(bucketOver, id, g.ended)
 		}
 		for _, x := range g.marks {
-			c.write(bucketMarks, id+x.rest, x.open(id))
+			c.write(bucketMarks, id+x.rest, x.unpack(id))
 		}
 		for _, r := range g.receipts {
 			c.write(bucketReceipts, id+"/"+r.route, r.value)

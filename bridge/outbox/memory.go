@@ -31,7 +31,7 @@ type memory struct {
 	dead    tally
 }
 
-// tally counts deliveries and the bytes of their CloudEvents.
+// A tally counts deliveries and the bytes of their CloudEvents.
 type tally struct{ n, bytes int }
 
 func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
@@ -40,14 +40,14 @@ func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
 type message struct {
 	head
 	body    []byte // until it is on disk
-	uses    int    // deliveries, and groups whose latest it is
+	refs    int    // of deliveries, and of groups whose latest it is
 	settled []settled
 }
 
 // unused reports whether nothing refers to the message. A nil message is unused.
-func (m *message) unused() bool { return m == nil || m.uses == 0 }
+func (m *message) unused() bool { return m == nil || m.refs == 0 }
 
-// settled is what became of a delivery of a message; the last one of a route counts.
+// settled is the outcome of a delivery of a message; the last one of a route counts.
 type settled struct {
 	route string
 	Outcome
@@ -68,7 +68,7 @@ type entry struct {
 	stale         bool // removed from memory, or replaced
 }
 
-// death is why and when a delivery became a dead letter.
+// A death says why and when a delivery became a dead letter.
 type death struct {
 	reason string
 	at     time.Time
@@ -99,7 +99,7 @@ func byAge(a, b *entry) int { return cmp.Or(a.Since().Compare(b.Since()), bySeq(
 func deliveries(entries []*entry) []Delivery {
 	list := make([]Delivery, len(entries))
 	for i, e := range entries {
-		list[i] = e.record()
+		list[i] = e.delivery()
 	}
 	return list
 }
@@ -118,7 +118,7 @@ func (a *ages) Pop() any {
 	return e
 }
 
-// since is the age of the oldest, if that has come by now.
+// since returns when the oldest became due, or the zero time if none is due by now.
 func (a ages) since(now time.Time) time.Time {
 	if len(a) == 0 || a[0].Since().After(now) {
 		return time.Time{}
@@ -193,7 +193,7 @@ func (m *memory) forget() {
 	}
 }
 
-// route returns the route of that name. Like the functions below it creates what is missing.
+// route returns the route of that name. Like group and message it creates what is missing.
 func (m *memory) route(name string) *route {
 	r := m.routes[name]
 	if r == nil {
@@ -221,7 +221,7 @@ func (m *memory) message(seq uint64) *message {
 	return msg
 }
 
-// entry is the pending delivery, nil if it isn't pending.
+// entry returns the pending delivery, or nil if it isn't pending.
 func (m *memory) entry(ref Ref) *entry {
 	if r := m.routes[ref.Route]; r != nil {
 		return r.pending[ref.Seq]
@@ -229,8 +229,8 @@ func (m *memory) entry(ref Ref) *entry {
 	return nil
 }
 
-// of are where a delivery is kept: those of its route by sequence number, by age, and their tally.
-func (m *memory) of(e *entry) (map[uint64]*entry, *ages, *tally) {
+// indexes returns where a delivery is kept: by sequence number, by age, and in a tally.
+func (m *memory) indexes(e *entry) (map[uint64]*entry, *ages, *tally) {
 	switch r := e.route; {
 	case e.death != nil:
 		return r.dead, &m.letters, &m.dead
@@ -245,11 +245,11 @@ func (m *memory) of(e *entry) (map[uint64]*entry, *ages, *tally) {
 
 // put adds a delivery. There must be none with its route and sequence number.
 func (m *memory) put(e *entry) {
-	bySeq, byAge, count := m.of(e)
+	bySeq, byAge, count := m.indexes(e)
 	bySeq[e.Seq] = e
 	heap.Push(byAge, e)
 	count.add(1, e.message.Bytes)
-	e.message.uses++
+	e.message.refs++
 	if e.change > m.stored {
 		m.recent = append(m.recent, e)
 	}
@@ -266,10 +266,10 @@ func (m *memory) put(e *entry) {
 	g.pending[e] = true
 }
 
-// take removes a delivery. Its message stays in use until the caller calls disuse.
+// take removes a delivery. Its message stays in use until the caller calls unref.
 func (m *memory) take(e *entry) {
 	e.stale = true
-	bySeq, byAge, count := m.of(e)
+	bySeq, byAge, count := m.indexes(e)
 	delete(bySeq, e.Seq)
 	heap.Remove(byAge, int(e.at))
 	count.add(-1, -e.message.Bytes)
@@ -281,11 +281,11 @@ func (m *memory) take(e *entry) {
 	if delete(g.pending, e); len(g.pending) == 0 {
 		g.pending = nil
 	}
-	m.tidy(e.Group)
+	m.dropEmpty(e.Group)
 }
 
-// tidy deletes a group without content.
-func (m *memory) tidy(id string) {
+// dropEmpty deletes a group without content.
+func (m *memory) dropEmpty(id string) {
 	g := m.groups[id]
 	if g != nil && g.latest == nil && g.ended.IsZero() && len(g.marks)+len(g.receipts)+len(g.pending) == 0 {
 		delete(m.groups, id)
@@ -304,7 +304,7 @@ func (m *memory) unstored(dead bool) (list []*entry) {
 	return list
 }
 
-// mark is the place of the id's mark among those of the group, which it begins with; -1 if it has none.
+// mark returns the index of the id's mark in the group, whose name the id begins with; -1 if it has none.
 func (g *group) mark(id, name string) int {
 	rest := strings.TrimPrefix(id, name)
 	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == rest })
@@ -318,18 +318,18 @@ func (m *memory) setMark(id string, to Mark) {
 	} else {
 		g.marks[at] = now
 	}
-	g.remembers(to.At)
+	g.retain(to.At)
 }
 
-// remembers notes that something about the group is remembered since then. It need not be open, or ever have been.
-func (g *group) remembers(since time.Time) {
+// retain keeps what is known of a group for a while from then on, unless it is open. It may never have been.
+func (g *group) retain(since time.Time) {
 	if g.latest == nil {
 		g.ended = later(g.ended, since)
 	}
 }
 
-// open gives back what setMark took.
-func (m mark) open(group string) Mark {
+// unpack returns the Mark that setMark was given.
+func (m mark) unpack(group string) Mark {
 	return Mark{Times: int(m.times), Group: group, At: time.Unix(0, m.at).UTC()}
 }
 
@@ -340,10 +340,10 @@ func (m *memory) setReceipt(group, route string, value []byte, now time.Time) {
 	} else {
 		g.receipts = slices.Concat(g.receipts, []receipt{{route, value}})
 	}
-	g.remembers(now)
+	g.retain(now)
 }
 
-// receipt is the place of the route's receipt, -1 if there is none.
+// receipt returns the index of the route's receipt, -1 if there is none.
 func (g *group) receipt(route string) int {
 	if g == nil {
 		return -1
@@ -355,7 +355,7 @@ func (g *group) receipt(route string) int {
 func (m *memory) outcome(name string, seq uint64) Outcome {
 	if r := m.routes[name]; r != nil {
 		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
-			return Outcome{e.state(), e.record().DeadSince}
+			return Outcome{e.state(), e.delivery().DeadSince}
 		}
 	}
 	if msg := m.messages[seq]; msg != nil {
@@ -368,8 +368,8 @@ func (m *memory) outcome(name string, seq uint64) Outcome {
 	return Outcome{}
 }
 
-// became records the outcome of a delivery.
-func (m *message) became(route string, o Outcome) {
+// setOutcome records the outcome of a delivery.
+func (m *message) setOutcome(route string, o Outcome) {
 	m.settled = slices.DeleteFunc(m.settled, func(s settled) bool { return s.route == route })
 	m.settled = append(m.settled, settled{route, o})
 }

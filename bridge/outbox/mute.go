@@ -11,14 +11,14 @@ import (
 // keepMutes is how many mutes that have ended are kept, so that what waited for them keeps its age.
 const keepMutes = 100
 
-// Mutes returns all mutes, the oldest first, also those that ended lately.
+// Mutes returns all mutes, the oldest first, and with them those that ended lately.
 func (o *Outbox) Mutes() []*delivery.Mute {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.mutes)
 }
 
-// setMute adds a mute, or puts it in the place of the one with its ID. The caller then calls remute.
+// setMute adds a mute, or puts it in the place of the one with its ID. The caller then calls assignMutes.
 func (m *memory) setMute(to delivery.Mute) {
 	m.mutes = slices.DeleteFunc(m.mutes, func(was *delivery.Mute) bool { return was.ID == to.ID })
 	m.mutes = append(m.mutes, &to)
@@ -50,12 +50,12 @@ func (c *change) setMutes(list []delivery.Mute) {
 			}
 		}
 	}
-	c.remute(c.number)
+	c.assignMutes(c.number)
 }
 
-// remute gives each pending delivery its mute. Readers see that one was released when the change with that number is on
-// disk: a crash must not bring the mute back.
-func (m *memory) remute(number uint64) {
+// assignMutes gives each pending delivery its mute. Readers see that one was released when the change with that number
+// is on disk: a crash must not bring the mute back.
+func (m *memory) assignMutes(number uint64) {
 	for _, r := range m.routes {
 		for _, e := range r.pending {
 			now := delivery.MuteOf(m.mutes, r.name, &e.Item)
@@ -68,7 +68,7 @@ func (m *memory) remute(number uint64) {
 			}
 			m.take(e)
 			m.put(next)
-			e.message.uses--
+			e.message.refs--
 			r.reader.touch(e.Seq)
 		}
 	}

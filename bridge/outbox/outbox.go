@@ -69,7 +69,7 @@ type Outbox struct {
 	began   bool    // Open has returned; only the writer uses it
 	written uint64  // no record of the storage that counts is ahead of this sequence number; only the writer uses it
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
-	unsure  bool    // the last write failed, and may have succeeded; only the writer uses it
+	inDoubt bool    // the last write failed, and may have succeeded; only the writer uses it
 
 	patience *time.Timer // ends when the transaction under way takes too long; only the writer uses it
 
@@ -77,7 +77,7 @@ type Outbox struct {
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
-	remains   uint64 // from here on nothing in the storage is a whole change's, and it could not be removed; 0 for none
+	partsFrom uint64 // from here on nothing in the storage is a whole change's, and it could not be removed; 0 for none
 	notify    Notify
 
 	kick   chan struct{} // wakes the writer
@@ -97,7 +97,7 @@ func Open(dir string, options Options) (*Outbox, error) {
 	if errors.Is(err, ErrLocked) {
 		return nil, err
 	}
-	o.fail(err, o.try)
+	o.endTry(err, o.try)
 	go o.run()
 	return o, nil
 }
@@ -137,7 +137,7 @@ func (o *Outbox) run() {
 			if f := o.callbacks().Loaded; f != nil {
 				f()
 			}
-			o.showLoaded()
+			o.publishLoaded()
 		}
 	})
 	o.writer()
@@ -208,7 +208,7 @@ func (o *Outbox) Mark(group, id string) Mark {
 	defer o.mu.Unlock()
 	if g := o.groups[group]; g != nil {
 		if at := g.mark(id, group); at >= 0 {
-			return g.marks[at].open(group)
+			return g.marks[at].unpack(group)
 		}
 	}
 	return Mark{}
@@ -224,7 +224,7 @@ func (o *Outbox) Own(vmID string) (fresh bool, err error) {
 		if fresh = c.owner != ""; fresh {
 			c.forget()
 			clear(o.waiting)
-			o.under = nil
+			o.inFlight = nil
 			o.stored, o.broken = o.number, errForeign
 		}
 		c.owner = vmID

@@ -146,7 +146,7 @@ func (o *Outbox) Held() (list [][]Delivery) {
 			at = len(list)
 			place[of], list = at, append(list, nil)
 		}
-		list[at] = append(list[at], e.record())
+		list[at] = append(list[at], e.delivery())
 	}
 	return list
 }

@@ -51,15 +51,15 @@ type head struct {
 	Bytes int `json:"bytes"`
 }
 
-// settlement is a settled delivery as the file has it.
+// A settlement is a settled delivery as the file has it.
 type settlement struct {
 	Result
 	ID    string `json:"id"`
 	Group string `json:"event,omitempty"`
 }
 
-// record is the delivery as commands have it.
-func (e *entry) record() Delivery {
+// delivery returns the delivery as commands show it.
+func (e *entry) delivery() Delivery {
 	d := Delivery{
 		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.Bytes, Tried: e.tried,
 	}
@@ -78,7 +78,7 @@ func (e *entry) record() Delivery {
 	return d
 }
 
-// encode is the delivery as the file has it.
+// encode returns the delivery as the file has it.
 func (e *entry) encode() []byte {
 	d := Delivery{Item: e.Item, Tried: e.tried}
 	d.Message = nil
@@ -91,7 +91,7 @@ func (e *entry) encode() []byte {
 	return encode(d)
 }
 
-// entryOf is the delivery of a record.
+// entryOf returns the entry of a record of the file.
 func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
 	e := &entry{Item: d.Item, message: m, route: r, tried: d.Tried, held: !d.Held.IsZero()}
 	e.Message, e.Due = &m.Message, later(d.Due, d.Held)
@@ -104,7 +104,7 @@ func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
 	return e
 }
 
-// encode is a record as the file has it, nil if there is none. What the outbox keeps can always be encoded.
+// encode returns a record as the file has it, nil for none. Everything that the outbox keeps can be encoded.
 func encode(v any) []byte {
 	switch v := v.(type) {
 	case nil:

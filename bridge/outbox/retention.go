@@ -91,21 +91,21 @@ func (c *change) dropEnded(most int) {
 			c.write(bucketReceipts, id+"/"+r.route, nil)
 		}
 		g.ended, g.marks, g.receipts = time.Time{}, nil, nil
-		c.tidy(id)
+		c.dropEmpty(id)
 	}
 }
 
-// Grown reports whether so much history has come since Maintain that it may be over its bounds by a sixteenth.
+// Grown reports whether the history has grown by more than a sixteenth of its bounds since Maintain last ran.
 func (o *Outbox) Grown() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
+	return o.growth.n > o.bounds.History/16 || o.growth.bytes > o.bounds.HistoryBytes/16
 }
 
-// dropHistory drops what is too old, or too much, of the history on disk.
+// dropHistory drops history on disk that is too old or exceeds its bounds.
 func (o *Outbox) dropHistory(now time.Time) error {
 	o.mu.Lock()
-	o.grown = tally{}
+	o.growth = tally{}
 	o.mu.Unlock()
 	oldest := seqKey(uint64(now.Add(-KeepHistory).UnixMicro()))
 	var old []place

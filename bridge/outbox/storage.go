@@ -77,10 +77,10 @@ const (
 // isHistory reports whether the bucket grows with what was delivered. Its keys sort by age.
 func isHistory(bucket string) bool { return bucket == bucketEvents || bucket == bucketSettled }
 
-// seqKey is a sequence number as a key.
+// seqKey returns a sequence number as a key.
 func seqKey(seq uint64) string { return fmt.Sprintf("%016d", seq) }
 
-// seqOf is the sequence number that a key begins with.
+// seqOf returns the sequence number that a key begins with.
 func seqOf(key string) (uint64, error) {
 	digits, _, _ := strings.Cut(key, "/")
 	return strconv.ParseUint(digits, 10, 64)

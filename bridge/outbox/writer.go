@@ -21,9 +21,9 @@ const (
 )
 
 var (
-	errSlowDisk = errors.New("the disk takes too long")
-	errClosed   = errors.New("outbox closed")
-	errUntaken  = errors.New("it was read only now")
+	errSlowDisk    = errors.New("the disk takes too long")
+	errClosed      = errors.New("outbox closed")
+	errLoadPending = errors.New("it was read only now")
 )
 
 // A place is a record's address in the storage: its bucket and key.
@@ -80,20 +80,20 @@ func (r records) merge(places []place, others []Write) []Write {
 // A journal holds the records on their way to the disk. All waiting records begin to count with one transaction, so the
 // file always has the state after a whole change.
 type journal struct {
-	number  uint64        // of the last change
-	waiting records       // in which the file differs from memory
-	under   records       // those that the transaction under way writes
-	bounded int           // how many there were of both, when the history that waits was bounded while the disk fails
-	dropped int           // records of history, that nobody was told of yet
-	grown   tally         // by how much the history has, since Maintain last bounded it
-	try     uint64        // counts tries to write
-	failing error         // of the last one; nil: all is on disk, or soon is
-	broken  error         // what is in the file is damaged, or another VM's: it isn't to be used any more
-	tried   chan struct{} // closed when a try to write is over
-	chores  []func(error)
-	timer   *time.Timer   // wakes the writer soon; nil: nothing asks for that
-	taken   chan struct{} // closed when Notify.Loaded has returned, after a file came late; else nil
-	closed  bool
+	number   uint64        // of the last change
+	waiting  records       // in which the file differs from memory
+	inFlight records       // those that the current transaction writes
+	bounded  int           // len of both after boundHistory last ran
+	dropped  int           // records of history dropped since Notify.Forgot was last called
+	growth   tally         // of the history, since Maintain last bounded it
+	try      uint64        // counts tries to write
+	failing  error         // of the last one; nil: all is on disk, or soon is
+	broken   error         // the file is damaged, or another VM's, and must not be used any more
+	tried    chan struct{} // closed when a try to write ends
+	chores   []func(error)
+	timer    *time.Timer   // wakes the writer soon; nil for none
+	takingUp chan struct{} // closed when Notify.Loaded has returned, after a file came late; else nil
+	closed   bool
 }
 
 // submit makes one change of state. wait returns when the change is on disk, or with an error when the disk fails.
@@ -113,7 +113,7 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	f(c)
 	c.bound(o.bounds, o.failing != nil)
 	for _, body := range c.added {
-		o.show(body)
+		o.publish(body)
 	}
 	forgotten := 0
 	if c.wrote {
@@ -143,7 +143,7 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 // boundHistory drops the oldest history that waits for the disk, above a bound, except CloudEvents that something
 // refers to. It runs only when much was added since its last run. The caller holds mu.
 func (o *Outbox) boundHistory() {
-	if len(o.under)+len(o.waiting) <= o.bounded+4*o.bounds.InMemory {
+	if len(o.inFlight)+len(o.waiting) <= o.bounded+4*o.bounds.InMemory {
 		return
 	}
 	old := map[string][]string{} // keys, by bucket
@@ -162,7 +162,7 @@ func (o *Outbox) boundHistory() {
 			o.dropped++
 		}
 	}
-	o.bounded = len(o.under) + len(o.waiting)
+	o.bounded = len(o.inFlight) + len(o.waiting)
 }
 
 // release wakes readers, which may see more than before. The caller holds mu.
@@ -270,11 +270,11 @@ func (o *Outbox) flush() error {
 	if err == nil {
 		var loaded bool
 		if loaded, err = o.open(); loaded {
-			o.tell()
+			o.notifyLoaded()
 		}
 	}
 	if err == nil {
-		err = o.untaken()
+		err = o.loadPending()
 	}
 	if err == nil {
 		err = o.writeWaiting()
@@ -284,27 +284,27 @@ func (o *Outbox) flush() error {
 			err = o.writeWaiting()
 		}
 	}
-	o.fail(err, o.nextTry())
+	o.endTry(err, o.nextTry())
 	return err
 }
 
-// tell wakes the goroutine of the callbacks.
-func (o *Outbox) tell() {
+// notifyLoaded wakes the goroutine of the callbacks.
+func (o *Outbox) notifyLoaded() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.taken == nil {
-		o.taken = make(chan struct{})
+	if o.takingUp == nil {
+		o.takingUp = make(chan struct{})
 	}
 	wake(o.loaded) // no effect if the last call is still to come
 }
 
-// untaken returns errUntaken until Notify.Loaded has returned. Writing earlier would replace records of the file by
+// loadPending returns errUntaken until Notify.Loaded has returned. Writing earlier would replace records of the file by
 // newer ones that lack its content, and a crash would lose it.
-func (o *Outbox) untaken() error {
+func (o *Outbox) loadPending() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.taken != nil && !o.closed {
-		return errUntaken
+	if o.takingUp != nil && !o.closed {
+		return errLoadPending
 	}
 	return nil
 }
@@ -312,7 +312,7 @@ func (o *Outbox) untaken() error {
 // slow begins a disk operation and its timer. The disk counts as failing if the timer is not stopped in time.
 func (o *Outbox) slow() *time.Timer {
 	try := o.nextTry()
-	return time.AfterFunc(diskPatience, func() { o.fail(errSlowDisk, try) })
+	return time.AfterFunc(diskPatience, func() { o.endTry(errSlowDisk, try) })
 }
 
 // nextTry begins another try, or ends one. Reports about earlier tries are ignored from then on.
@@ -323,9 +323,9 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// garbageMost is how many bytes of a change's parts are garbage at once. The runtime by itself would let it grow to as
-// much again as is in use.
-const garbageMost = 4 << 20
+// maxGarbage is how many bytes of a change's parts may be garbage at once. The runtime would let garbage grow to as much
+// as is in use.
+const maxGarbage = 4 << 20
 
 // write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them
 // count. So neither all that is written nor all pages of the file that it goes to are in memory at once. After a
@@ -350,7 +350,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 	bytes, garbage := 0, 0
 	for _, p := range all.places() { // in order, or each part would touch every page
 		newest = max(newest, p.added())
-		if all[p] == nil || o.unsure || p.added() <= o.written {
+		if all[p] == nil || o.inDoubt || p.added() <= o.written {
 			rest = append(rest, p)
 			continue
 		}
@@ -363,7 +363,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 		if err = send(records{mark: []byte(seqKey(o.written))}.merge([]place{mark}, part)); err != nil {
 			break
 		}
-		if garbage += bytes; garbage >= garbageMost {
+		if garbage += bytes; garbage >= maxGarbage {
 			runtime.GC()
 			garbage = 0
 		}
@@ -376,7 +376,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 	if err == nil {
 		err = send(all.merge(rest, part))
 	}
-	if o.unsure = err != nil; o.unsure {
+	if o.inDoubt = err != nil; o.inDoubt {
 		o.opened = false
 		return tally{}, parts, err
 	}
@@ -391,10 +391,10 @@ func (o *Outbox) writeWaiting() error {
 		o.mu.Unlock()
 		return nil
 	}
-	number, under := o.number, o.waiting
-	o.under, o.waiting = under, records{}
+	number, writing := o.number, o.waiting
+	o.inFlight, o.waiting = writing, records{}
 	o.mu.Unlock()
-	grown, parts, err := o.write(under)
+	grown, parts, err := o.write(writing)
 	if parts { // collect what this took before deliveries take more
 		defer runtime.GC()
 	}
@@ -403,17 +403,17 @@ func (o *Outbox) writeWaiting() error {
 	if errors.Is(o.broken, errForeign) { // then what was written counts no more
 		return err
 	}
-	o.under, o.bounded = nil, 0
+	o.inFlight, o.bounded = nil, 0
 	if err != nil {
-		maps.Copy(under, o.waiting)
-		o.waiting = under
+		maps.Copy(writing, o.waiting)
+		o.waiting = writing
 		o.boundHistory()
 		return err
 	}
 	o.stored = number
 	o.release()
-	o.grown.add(grown.n, grown.bytes)
-	for p := range under {
+	o.growth.add(grown.n, grown.bytes)
+	for p := range writing {
 		if m := o.messages[p.seq()]; p.bucket == bucketEvents && m != nil {
 			if m.body = nil; m.unused() {
 				delete(o.messages, p.seq())
@@ -424,9 +424,9 @@ func (o *Outbox) writeWaiting() error {
 	return nil
 }
 
-// fail records the result of a try (nil: it succeeded), logs whether the disk fails or works again, and wakes the
+// endTry records the result of a try (nil: it succeeded), logs whether the disk fails or works again, and wakes the
 // callers that wait for it.
-func (o *Outbox) fail(err error, try uint64) {
+func (o *Outbox) endTry(err error, try uint64) {
 	o.mu.Lock()
 	if try != o.try {
 		o.mu.Unlock()
