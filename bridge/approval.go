@@ -46,7 +46,7 @@ func (d *decision) by() string {
 	return fmt.Sprintf("rule %d", d.Rule)
 }
 
-// record completes the record of what came of the decision.
+// record completes the result of the decision.
 func (d *decision) record(a cloudevent.Approval, op openEvent, now time.Time) cloudevent.Approval {
 	a.By, a.Decided, a.Attempts = d.by(), d.Decided, d.Attempts
 	a.After = now.Sub(op.First).Round(100 * time.Millisecond).Seconds()
@@ -136,21 +136,21 @@ func (b *Bridge) ruling(
 	var reasons []string
 	final = true
 	for i, r := range rules {
-		said := b.says(r, e, op, ce, now)
-		if said.approve {
+		ruling := b.applyRule(r, e, op, ce, now)
+		if ruling.approve {
 			return i + 1, "", true
 		}
-		final = final && said.final
-		if said.notForIt {
+		final = final && ruling.final
+		if ruling.notApplicable {
 			continue
 		}
-		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, said.why))
+		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, ruling.why))
 	}
 	return 0, strings.Join(reasons, "; "), final
 }
 
-// says applies a rule to the present state of an event.
-func (b *Bridge) says(r Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time) ruling {
+// applyRule evaluates a rule for an event as it is now.
+func (b *Bridge) applyRule(r Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time) ruling {
 	var fields map[string]any
 	if r.Filter.When != nil {
 		if ce == nil {

@@ -57,7 +57,7 @@ func (b *Bridge) keepWaited(id string, now time.Time) {
 	defer b.deciding.Unlock()
 	group := b.events.noteOne(id, func(op *openEvent) bool {
 		op.Waited = kept
-		return now.Sub(op.kept) >= touchEvery
+		return now.Sub(op.submitted) >= touchEvery
 	})
 	if group != nil {
 		b.Outbox.Submit(outbox.Batch{Now: now, Groups: map[string]*outbox.Group{id: group}})

@@ -68,31 +68,31 @@ type Bridge struct {
 	events openEvents
 	reread atomic.Bool // make the next poll unconditional, because the outbox or the settings have changed
 
-	mu            sync.Mutex // guards the fields below up to reloading
-	began         time.Time
-	observer      imds.Observer
-	learned       bool // instance metadata has named the observer in this run
-	nameless      nameless
-	answer        lastAnswer // the last valid one, of this run or an earlier one
-	touched       time.Time  // when answer was last written to the outbox
-	routes        []Route
-	rules         []Rule
-	rulings       map[string]string       // by EventId: why it is not approved
-	waits         map[string]wait         // by EventId: what the rules wait for
-	byHand        map[string]int          // by EventId: the number of approvals by hand under way
-	workers       map[string]*routeWorker // by route, also of removed routes until they have ended
-	delivering    bool                    // workers have been started
-	stopping      bool                    // no more workers are started
-	imds          imdsState
-	troubled      map[string]bool // routes whose trouble was reported
-	dead          map[string]*unreportedDead
-	lastHeartbeat map[string]time.Time    // by route
-	lastHead      map[string]reportedHead // by route
-	stamp         time.Time               // of the last CloudEvent about the bridge
-	keptHouse     time.Time               // the last turn of housekeeping
-	maintained    time.Time               // when the outbox was last maintained
-	compacted     time.Time               // when the outbox's file was last compacted
-	approving     time.Time               // the last turn of the approval loop
+	mu               sync.Mutex // guards the fields below up to reloading
+	began            time.Time
+	observer         imds.Observer
+	learned          bool // instance metadata has named the observer in this run
+	whyUnnamed       nameless
+	answer           lastAnswer // the last valid one, of this run or an earlier one
+	touched          time.Time  // when answer was last written to the outbox
+	routes           []Route
+	rules            []Rule
+	rulings          map[string]string       // by EventId: why it is not approved
+	waits            map[string]wait         // by EventId: what the rules wait for
+	byHand           map[string]int          // by EventId: the number of approvals by hand under way
+	workers          map[string]*routeWorker // by route, also of removed routes until they have ended
+	delivering       bool                    // workers have been started
+	stopping         bool                    // no more workers are started
+	imds             imdsState
+	troubled         map[string]bool // routes whose trouble was reported
+	dead             map[string]*unreportedDead
+	lastHeartbeat    map[string]time.Time    // by route
+	lastHead         map[string]reportedHead // by route
+	stamp            time.Time               // of the last CloudEvent about the bridge
+	lastHousekeeping time.Time               // the last turn of housekeeping
+	maintained       time.Time               // when the outbox was last maintained
+	compacted        time.Time               // when the outbox's file was last compacted
+	approving        time.Time               // the last turn of the approval loop
 
 	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading    sync.Mutex    // one reload at a time

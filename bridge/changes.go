@@ -82,7 +82,7 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 	found := imds.Diff(known, doc)
 	changes := fitting(known, found)
 	full := len(changes) < len(found)
-	b.noRoom(full)
+	b.noteLeftOut(full)
 	if len(changes) == 0 {
 		return b.Outbox.Durable, !full
 	}
@@ -103,8 +103,8 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 	return b.commit(c, time.Now()), all
 }
 
-// noRoom records whether changes are left out because too many events are open, and logs it once.
-func (b *Bridge) noRoom(full bool) {
+// noteLeftOut records whether changes are left out because too many events are open, and logs it once.
+func (b *Bridge) noteLeftOut(full bool) {
 	b.mu.Lock()
 	news := full && !b.imds.full
 	b.imds.full = full
@@ -133,8 +133,8 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 	if s.away {
 		in.NotEarlierThan = s.before
 	}
-	if !op.lost.IsZero() {
-		in.WhileAway, in.NotEarlierThan = true, op.lost
+	if !op.unlistedSince.IsZero() {
+		in.WhileAway, in.NotEarlierThan = true, op.unlistedSince
 	}
 	if change.Kind == imds.Vanished {
 		if op.Approval.unsent() {
@@ -166,7 +166,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 		c.open[e.ID] = nil
 		return nil
 	}
-	op.Event, op.event, op.Said, op.lost = e.Raw, e, s.now, time.Time{}
+	op.Event, op.event, op.Said, op.unlistedSince = e.Raw, e, s.now, time.Time{}
 	c.open[e.ID] = &op
 	return nil
 }

@@ -23,7 +23,7 @@ type FleetVM struct {
 	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
 	Started   bool      `json:"started,omitempty"`  // one of them has begun
 	Silent    bool      `json:"silent,omitempty"`   // its heartbeats stopped, and that was told
-	Stopped   bool      `json:"stopped,omitempty"`  // its bridge said that it stops
+	Stopped   bool      `json:"stopped,omitempty"`  // its bridge has announced that it stops
 }
 
 // A RelayPeer is a relay of the same stream.

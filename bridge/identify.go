@@ -42,7 +42,7 @@ func (b *Bridge) self() imds.Observer {
 // identify asks instance metadata for the identity of this VM until it answers or ctx is done.
 func (b *Bridge) identify(ctx context.Context) {
 	answered := sync.OnceFunc(func() { close(b.identified) })
-	var refused time.Time // since when there is said to be no answer
+	var refused time.Time // since when requests have been refused
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		o, err := b.askInstance(ctx)
 		if err == nil {
@@ -74,8 +74,8 @@ func (b *Bridge) identify(ctx context.Context) {
 // unidentified records why the identity is unknown, and whether waiting for it is useless.
 func (b *Bridge) unidentified(err error, useless bool) {
 	b.mu.Lock()
-	news := useless && !b.nameless.useless
-	b.nameless = nameless{err.Error(), b.nameless.useless || useless}
+	news := useless && !b.whyUnnamed.useless
+	b.whyUnnamed = nameless{err.Error(), b.whyUnnamed.useless || useless}
 	unnamed := b.observer.Name == ""
 	b.mu.Unlock()
 	if news && unnamed {
@@ -95,19 +95,19 @@ type nameless struct {
 
 // unnamed reports whether filters no longer wait for this VM's name. The caller holds mu.
 func (b *Bridge) unnamed(now time.Time) bool {
-	return b.nameless.useless || now.Sub(b.began) > nameForFilters
+	return b.whyUnnamed.useless || now.Sub(b.began) > nameForFilters
 }
 
 // nameWarning describes the consequences of an unknown VM name, for the status; "" for none. The caller holds mu.
 func (b *Bridge) nameWarning(now time.Time) string {
 	switch {
-	case b.observer.Name != "" || b.nameless.err == "":
+	case b.observer.Name != "" || b.whyUnnamed.err == "":
 		return ""
 	case b.unnamed(now):
-		return "VM name unknown; sinks get the events of every VM; " + nameHint + ": " + b.nameless.err
+		return "VM name unknown; sinks get the events of every VM; " + nameHint + ": " + b.whyUnnamed.err
 	}
 	return "waiting for the VM name until " + b.began.Add(nameForFilters).UTC().Format(time.TimeOnly) +
-		" UTC; until then sinks with vms self or leader get nothing; " + nameHint + ": " + b.nameless.err
+		" UTC; until then sinks with vms self or leader get nothing; " + nameHint + ": " + b.whyUnnamed.err
 }
 
 // approverName returns this VM's name for rules of approval: the configured one, or the one that instance metadata

@@ -24,7 +24,7 @@ const (
 	mostMutes   = 100
 )
 
-// NewMute completes a mute that somebody asks for: m says what, why and who. all are the mutes that there are.
+// NewMute returns the mute that somebody asks for: m has what, why and who. all are the existing mutes.
 func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Time) (delivery.Mute, error) {
 	active := len(ActiveMutes(all))
 	_, badPattern := path.Match(m.VM, "")
@@ -109,7 +109,7 @@ func EndMutes(
 	return ended, nil
 }
 
-// MuteData returns the type and data of the CloudEvent that says that a mute began or ended.
+// MuteData returns the type and data of the CloudEvent about the begin or the end of a mute.
 func MuteData(m delivery.Mute) (typ string, data map[string]any) {
 	data = map[string]any{"mute": m.ID, "since": m.Since.UTC(), "until": m.Until.UTC(), "why": m.Why, "by": m.By}
 	for name, v := range map[string]string{"sink": m.Sink, "vm": m.VM, "endedBy": m.EndedBy} {

@@ -53,9 +53,9 @@ type openEvent struct {
 	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
 	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
 
-	event imds.Event // of Event
-	kept  time.Time  // when it was last given to the outbox
-	lost  time.Time  // when it was last seen, of one that a late file brought; zero once it is listed
+	event         imds.Event // of Event
+	submitted     time.Time  // when it was last submitted to the outbox
+	unlistedSince time.Time  // when it was last listed, of one that a late file brought; zero once it is listed again
 }
 
 // unwatched records a time without valid answers, and whether the observer rebooted in it. It reports whether that
@@ -76,7 +76,7 @@ func (op *openEvent) clone() openEvent {
 
 // group returns the event as the outbox stores it.
 func (op *openEvent) group() *outbox.Group {
-	op.kept = time.Now()
+	op.submitted = time.Now()
 	return &outbox.Group{State: imds.CompactJSON(op), Latest: op.Latest}
 }
 
@@ -92,13 +92,13 @@ type openEvents struct {
 // again before the file became readable, as the outbox stores them.
 func (o *openEvents) load(
 	groups map[string]outbox.Group, until, since time.Time, log *slog.Logger,
-) (anew map[string]*outbox.Group) {
+) (repeated map[string]*outbox.Group) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.byID == nil {
 		o.byID = map[string]*openEvent{}
 	}
-	anew = map[string]*outbox.Group{}
+	repeated = map[string]*outbox.Group{}
 	for id, g := range groups {
 		was, err := decodeOpen(g)
 		if err != nil {
@@ -111,16 +111,16 @@ func (o *openEvents) load(
 			if op.Life == 1 { // else the life in the file ended meanwhile, and the event came back
 				op.recall(was, until)
 			}
-			anew[id] = op.group()
+			repeated[id] = op.group()
 		case !since.IsZero(): // nobody knew of it meanwhile
 			was.unwatched(elapsed(until, since), false)
-			was.lost = until
+			was.unlistedSince = until
 			fallthrough
 		default:
 			o.byID[id] = was
 		}
 	}
-	return anew
+	return repeated
 }
 
 // recall merges the stored state of an event that was taken for new before the file became readable. until is when the
@@ -148,7 +148,7 @@ func (o *openEvents) listed(doc imds.Document) map[string]*outbox.Group {
 	for _, e := range doc.Events {
 		there[e.ID] = true
 		if op := o.byID[e.ID]; op != nil {
-			op.lost = time.Time{}
+			op.unlistedSince = time.Time{}
 		}
 	}
 	o.mu.Unlock()

@@ -50,7 +50,7 @@ func (b *Bridge) reportDropped(dropped []outbox.Delivery, by string) {
 		if d := list[0]; len(list) == 1 {
 			data["key"], data["id"], data["type"], data["event"] = d.Key, d.ID, d.Type, d.Group
 		} else {
-			data["deliveries"] = named(list[:min(len(list), listedDead)])
+			data["deliveries"] = describeDead(list[:min(len(list), listedDead)])
 		}
 		b.reportBridge(cloudevent.DeliveryDropped, data, sink)
 	}

@@ -31,7 +31,7 @@ type ruling struct {
 	final   bool   // the decision holds until the event changes
 	why     string // the reason for no, or for not yet
 
-	notForIt bool // the rule is for other events, so the reason is not reported
+	notApplicable bool // the rule is for other events, so the reason is not reported
 }
 
 func no(format string, args ...any) ruling {
@@ -40,7 +40,7 @@ func no(format string, args ...any) ruling {
 
 func notForIt(format string, args ...any) ruling {
 	r := no(format, args...)
-	r.notForIt = true
+	r.notApplicable = true
 	return r
 }
 

@@ -122,7 +122,7 @@ func TestARuleSpeaksOnlyOfItsEvents(t *testing.T) {
 	} {
 		tt.event.ID, tt.event.Type, tt.event.Status = idA, cmp.Or(tt.event.Type, "Reboot"), cmp.Or(tt.event.Status, "Scheduled")
 		got := rule.picks(tt.event, map[string]any{"duration": tt.duration}, tt.self)
-		if got.approve || got.notForIt == tt.speaks {
+		if got.approve || got.notApplicable == tt.speaks {
 			t.Errorf("%s: %+v, want no approval, and that it speaks of it: %v", tt.claim, got, tt.speaks)
 		}
 	}

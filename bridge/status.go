@@ -121,7 +121,7 @@ func (b *Bridge) Alive() error {
 		limit  time.Duration
 	}{
 		{"poll loop", b.imds.turned, LongestTurn},
-		{"housekeeping", b.keptHouse, longestRest},
+		{"housekeeping", b.lastHousekeeping, longestRest},
 		{"approval loop", b.approving, longestRest},
 	} {
 		if since := later(b.began, l.turned); time.Since(since) > l.limit {
@@ -229,7 +229,7 @@ func (op openEvent) approval() (approved *ApprovedStatus, refused string) {
 	return nil, ""
 }
 
-// reasons says why the endpoint can't be relied on.
+// reasons returns why the endpoint can't be relied on.
 func (i imdsState) reasons() []string {
 	switch {
 	case i.lastAnswer.IsZero() && i.lastErr == "":

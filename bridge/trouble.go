@@ -129,7 +129,7 @@ func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 			delete(b.dead, sink)
 			continue
 		}
-		due = append(due, map[string]any{"sink": sink, "count": n.count, "deliveries": named(n.first)})
+		due = append(due, map[string]any{"sink": sink, "count": n.count, "deliveries": describeDead(n.first)})
 		*n = unreportedDead{last: now}
 	}
 	b.mu.Unlock()
@@ -138,8 +138,8 @@ func (b *Bridge) reportDead(now time.Time, while time.Duration) {
 	}
 }
 
-// named lists dead letters for a CloudEvent about the bridge.
-func named(deliveries []outbox.Delivery) (list []map[string]any) {
+// describeDead lists dead letters for a CloudEvent about the bridge.
+func describeDead(deliveries []outbox.Delivery) (list []map[string]any) {
 	for _, d := range deliveries {
 		one := map[string]any{"key": d.Key, "id": d.ID, "type": d.Type, "event": d.Group, "attempts": d.Attempts,
 			"reason": cmp.Or(d.Reason, outbox.StateDropped)}
@@ -153,7 +153,7 @@ func named(deliveries []outbox.Delivery) (list []map[string]any) {
 
 // housekeep does the periodic work.
 func (b *Bridge) housekeep() {
-	b.turned(&b.keptHouse)
+	b.turned(&b.lastHousekeeping)
 	now := time.Now()
 	b.endMutes(now)
 	b.decideHeld(now)

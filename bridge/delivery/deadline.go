@@ -28,6 +28,7 @@ func (s *schedule) dropsLate(l *lane) bool {
 	return s.terms.Late == LateDrop && l.group != "" && !l.busy
 }
 
+// fallsBack reports whether the item goes to the fallback once it has waited long enough.
 func (i *Item) fallsBack() bool {
 	return i.Instead == nil && !i.FellBack && !i.Transient && !i.Mute.Active()
 }
@@ -45,9 +46,9 @@ func (s *schedule) overdue(now time.Time) (late, fallback []*Item) {
 		for n, i := range l.items {
 			if s.terms.Fallback.Sink != "" && i.fallsBack() && !i.Since().Add(s.terms.Fallback.After).After(now) {
 				fallback = append(fallback, i)
-				fell := *i
-				fell.FellBack = true
-				l.items[n] = &fell
+				next := *i
+				next.FellBack = true
+				l.items[n] = &next
 			}
 		}
 		s.place(l, now)

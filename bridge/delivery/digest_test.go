@@ -48,7 +48,7 @@ func TestADigestAboveOne(t *testing.T) {
 func TestAWaveIsRememberedInLittleRoom(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 1000, "Reboot", far)
-	if n := len(p.waves[wave{"Reboot", scheduled}].came); n != 5 {
+	if n := len(p.waves[wave{"Reboot", scheduled}].arrivals); n != 5 {
 		t.Errorf("%d times are remembered, want 5", n)
 	}
 }

@@ -29,7 +29,7 @@ type lane struct {
 	failures int32     // in a row
 	alone    bool      // it failed again after the route had accepted others, so the trouble is its own
 	tried    time.Time // when the last attempt began
-	gathered time.Time // when the digest that it waits for is complete
+	digestAt time.Time // when the digest that it waits for is complete
 	deadline time.Time // when something in it is late, or falls back
 
 	wait time.Time // until then it is in the heap of waiting lanes
@@ -130,19 +130,19 @@ func (l *lane) due() []*Item { return l.items[:l.arrived] }
 // hold takes back from those due the first item that a mute holds back, and all after it. A lane of which part of a
 // batch was delivered goes on, because that is repeated with the same members.
 func (l *lane) hold() {
-	if l.mutes() {
+	if l.stopsAtMute() {
 		l.arrived = min(l.arrived, slices.IndexFunc(l.items, func(i *Item) bool { return i.Mute.Active() }))
 	}
 }
 
-// mutes reports whether the lane stops at its first item that a mute holds back.
-func (l *lane) mutes() bool {
+// stopsAtMute reports whether the lane stops at its first item that a mute holds back.
+func (l *lane) stopsAtMute() bool {
 	return l.muted > 0 && !slices.ContainsFunc(l.items, func(i *Item) bool { return i.Batch != 0 })
 }
 
-// comes reports whether there is an item that becomes due by time.
-func (l *lane) comes() bool {
-	return l.arrived < len(l.items) && !(l.items[l.arrived].Mute.Active() && l.mutes())
+// hasArrival reports whether an item becomes due when its time comes.
+func (l *lane) hasArrival() bool {
+	return l.arrived < len(l.items) && !(l.items[l.arrived].Mute.Active() && l.stopsAtMute())
 }
 
 // arrival returns the time at which the next item becomes due. There must be one.
@@ -211,8 +211,8 @@ func (l *lane) last() int {
 	return n
 }
 
-// lateAt returns the time at which the item becomes late by itself, zero for never: also if it did so while it was
-// muted.
+// lateAt returns the time at which the item becomes late by itself; zero for never, which it is also if that time came
+// during a mute.
 func (i *Item) lateAt() time.Time {
 	if i.Change != scheduled || i.waited() && !i.NotBefore.After(i.Mute.Ended) {
 		return time.Time{}

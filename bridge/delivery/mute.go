@@ -29,8 +29,8 @@ var PassMutes = []string{"Preempt", "Terminate"}
 // Active reports whether m holds back what it covers. A nil Mute does not.
 func (m *Mute) Active() bool { return m != nil && m.Ended.IsZero() }
 
-// Covers reports whether m is about a message for the route. No mute is about a heartbeat, the absence of which would
-// raise an alarm.
+// Covers reports whether m is about a message for the route. No mute covers a heartbeat, whose absence would raise an
+// alarm.
 func (m *Mute) Covers(route string, msg *Message) bool {
 	switch {
 	case m.Sink != "" && m.Sink != route, msg.Transient:
@@ -48,8 +48,7 @@ func hasFold(list []string, s string) bool {
 	return slices.ContainsFunc(list, func(one string) bool { return strings.EqualFold(one, s) })
 }
 
-// MuteOf returns the mute that holds the item back the longest or, if none does, the last one that it waited for; nil
-// for neither.
+// MuteOf returns the mute that holds the item back for longest, or else the last one that did, or nil.
 func MuteOf(mutes []*Mute, route string, i *Item) (of *Mute) {
 	for _, m := range mutes {
 		waited := i.Seq <= m.Last && !i.Pending.After(m.Ended)

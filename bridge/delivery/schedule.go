@@ -36,7 +36,7 @@ type schedule struct {
 	random func() float64     // for jitter
 	lanes  map[string]*lane   // by laneKey
 	index  map[uint64]*lane   // by the Seq of its items
-	waves  map[wave]gathered  // with Terms.Digest
+	waves  map[wave]waveState // with Terms.Digest
 	parts  map[uint64][]*lane // by Item.Batch: the lanes of a batch that made progress
 
 	arriving  laneHeap // lanes with an item whose Due will come, the nearest first
@@ -77,7 +77,7 @@ func newSchedule(t Terms) *schedule {
 		t.Digest = Digest{}
 	}
 	s := &schedule{
-		terms: t, random: rand.Float64, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]gathered{},
+		terms: t, random: rand.Float64, lanes: map[string]*lane{}, index: map[uint64]*lane{}, waves: map[wave]waveState{},
 		parts: map[uint64][]*lane{}, hopeful: map[*lane]bool{}, failed: map[string]bool{},
 	}
 	matters := func(a, b *lane) bool { return before(a, b) < 0 }
@@ -148,22 +148,22 @@ func (s *schedule) leaveBatch(i *Item, l *lane) {
 // place files the lane in the heaps by its items and times. Call it whenever either changes.
 func (s *schedule) place(l *lane, now time.Time) {
 	l.hold()
-	for l.comes() && !l.arrival().After(now) {
+	for l.hasArrival() && !l.arrival().After(now) {
 		s.arrive(l, l.items[l.arrived], now)
 		l.arrived++
 	}
-	s.arriving.keep(l, l.comes())
+	s.arriving.keep(l, l.hasArrival())
 	if l.arrived == 0 && l.muted > 0 && !l.busy { // the times begin anew when the mute ends
 		s.succeed(l)
 		l.next, l.alone = now, false
 	}
 
 	idle := s.idle(l)
-	gathers := !s.stopping && l.gathered.After(now)
+	gathers := !s.stopping && l.digestAt.After(now)
 	ready := idle && !gathers && !l.next.After(now)
 	l.wait = l.next
 	if gathers {
-		l.wait = l.gathered
+		l.wait = l.digestAt
 	}
 	s.waiting.keep(l, idle && !ready)
 	s.ready.keep(l, ready)
@@ -184,8 +184,8 @@ func (s *schedule) idle(l *lane) bool {
 
 // arrive notes that an item became due.
 func (s *schedule) arrive(l *lane, i *Item, now time.Time) {
-	if l.gathered = (time.Time{}); !i.waited() {
-		l.gathered = s.gather(i, now)
+	if l.digestAt = (time.Time{}); !i.waited() {
+		l.digestAt = s.gather(i, now)
 	}
 	l.urgent = l.urgent || i.urgent(now)
 }
@@ -256,7 +256,7 @@ func (s *schedule) first(now time.Time) *lane {
 func (s *schedule) turn(now time.Time) (next *lane) {
 	for _, lanes := range [][]*lane{s.ready.lanes, s.waiting.lanes} {
 		for _, l := range lanes {
-			if !l.gathered.After(now) && (next == nil || inTurn(l, next) < 0) {
+			if !l.digestAt.After(now) && (next == nil || inTurn(l, next) < 0) {
 				next = l
 			}
 		}
@@ -289,7 +289,7 @@ func (s *schedule) wake(now time.Time) (at time.Time) {
 		if !at.IsZero() {
 			at = later(at, s.floor)
 		}
-		if l := s.waiting.top(); s.probing() && l != nil && l.gathered.After(now) {
+		if l := s.waiting.top(); s.probing() && l != nil && l.digestAt.After(now) {
 			at = earlier(at, l.wait) // it may be urgent
 		}
 	}
@@ -313,8 +313,8 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 				s.join(&a, l, part, len(l.items), now)
 			}
 		}
-	case s.terms.Late == LateLatest && (first.group != "" || s.summed(first)):
-		for _, l := range s.digest(first) {
+	case s.terms.Late == LateLatest && (first.group != "" || s.afterMute(first)):
+		for _, l := range s.digestOf(first) {
 			s.join(&a, l, 0, len(l.items), now)
 		}
 	default:
@@ -342,7 +342,7 @@ func (s *schedule) join(a *attempt, l *lane, part uint64, limit int, now time.Ti
 	a.batch = append(a.batch, batch[:min(limit, len(batch))]...)
 	a.superseded = append(a.superseded, superseded...)
 	a.lanes = append(a.lanes, l)
-	l.busy, l.urgent, l.tried, l.gathered = true, false, now, time.Time{} // what comes from now on is not in this attempt
+	l.busy, l.urgent, l.tried, l.digestAt = true, false, now, time.Time{} // what comes from now on is not in this attempt
 	s.place(l, now)
 }
 

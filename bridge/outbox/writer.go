@@ -323,8 +323,8 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// maxGarbage is how many bytes of a change's parts may be garbage at once. The runtime would let garbage grow to as much
-// as is in use.
+// maxGarbage is how many bytes of a change's parts may be garbage at once. The runtime would let it grow to as much as is
+// in use.
 const maxGarbage = 4 << 20
 
 // write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them
