@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -91,6 +92,33 @@ func TestAFailingEndpointIsAskedAgainSoon(t *testing.T) {
 			b.end()
 		})
 	}
+}
+
+// While the endpoint fails, the waits double from one second to sixteen, and stay there.
+func TestTheWaitsAtAFailingEndpointDoubleUpToSixteenSeconds(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Random = func() float64 { return 0.9999 } // so that no wait is cut
+		var waits []time.Duration
+		var last time.Time
+		s.proxy = func(http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if strings.Contains(r.URL.Path, "scheduledevents") {
+					if !last.IsZero() {
+						waits = append(waits, time.Since(last).Round(time.Second))
+					}
+					last = time.Now()
+				}
+				return nil, errors.New("no route to host")
+			})
+		}
+		b := s.start((&ear{}).all("a"))
+		pause(70 * time.Second)
+		b.end()
+		const sec = time.Second
+		if want := []time.Duration{sec, 2 * sec, 4 * sec, 8 * sec, 16 * sec, 16 * sec, 16 * sec}; !slices.Equal(waits, want) {
+			t.Errorf("the waits are %v, want %v", waits, want)
+		}
+	})
 }
 
 // An empty answer, or null for Events, means no events when the next answer says so too.
