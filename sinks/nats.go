@@ -96,12 +96,12 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
 	var answer delivery.Answer
-	err = n.with(ctx, func(ctx context.Context, s *natsSession) (err error) {
+	err = n.withSession(ctx, func(ctx context.Context, s *natsSession) (err error) {
 		switch {
 		case n.core:
-			answer.Status, err = s.pass(ctx, msg)
+			answer.Status, err = s.publishCore(ctx, msg)
 		case batch[0].Event.Type() == cloudevent.BridgeHeartbeat:
-			answer.Status, err = n.beat(ctx, s, msg)
+			answer.Status, err = n.publishHeartbeat(ctx, s, msg)
 		default:
 			if err = n.provide(ctx, s); err == nil {
 				answer, err = n.store(ctx, s, msg)
@@ -112,9 +112,9 @@ func (n *natsSink) Deliver(ctx context.Context, batch []delivery.Delivery) (deli
 	return answer, err
 }
 
-// beat publishes a heartbeat. That nobody keeps it, or that it is not allowed, says nothing about what events need, so
-// it blocks nothing: the log says it, once for each connection.
-func (n *natsSink) beat(ctx context.Context, s *natsSession, msg *nats.Msg) (string, error) {
+// publishHeartbeat publishes a heartbeat. If nobody keeps it, or if it is not allowed, events may still be published,
+// so the sink is not blocked: a warning is logged, once for each connection.
+func (n *natsSink) publishHeartbeat(ctx context.Context, s *natsSession, msg *nats.Msg) (string, error) {
 	ack, err := s.js.PublishMsg(ctx, msg)
 	why := ""
 	switch {
@@ -127,8 +127,8 @@ func (n *natsSink) beat(ctx context.Context, s *natsSession, msg *nats.Msg) (str
 	default:
 		return "", err
 	}
-	if link := s.newest(); s.unheard != link {
-		s.unheard = link
+	if link := s.currentLink(); s.warnedHeartbeats != link {
+		s.warnedHeartbeats = link
 		n.Log.Warn("heartbeats are not heard", "subject", msg.Subject, "err", why)
 	}
 	return "not stored: " + why, nil
@@ -152,10 +152,10 @@ func (n *natsSink) Render(d delivery.Delivery) (string, error) {
 // Connect connects, logs in and looks for the stream. It creates and publishes nothing.
 func (n *natsSink) Connect(ctx context.Context) (string, error) {
 	var answer string
-	err := n.with(ctx, func(ctx context.Context, s *natsSession) (err error) {
-		if answer = "connected to " + s.who(); !n.core {
+	err := n.withSession(ctx, func(ctx context.Context, s *natsSession) (err error) {
+		if answer = "connected to " + s.serverName(); !n.core {
 			var found string
-			found, err = n.stream(ctx, s)
+			found, err = n.describeStream(ctx, s)
 			answer += ", " + found
 		}
 		return err
@@ -171,15 +171,15 @@ func (n *natsSink) Close() error {
 	return nil
 }
 
-// with does something with a connection that has the credentials as they are now.
-func (n *natsSink) with(ctx context.Context, do func(context.Context, *natsSession) error) error {
+// withSession calls do with a connection that has the current credentials.
+func (n *natsSink) withSession(ctx context.Context, do func(context.Context, *natsSession) error) error {
 	ctx, cancel := withLimit(ctx, natsTerms.Timeout)
 	defer cancel()
 	s, err := n.connected(ctx)
 	if err != nil {
 		return err
 	}
-	return s.during(ctx, func(ctx context.Context) error { return do(ctx, s) })
+	return s.do(ctx, func(ctx context.Context) error { return do(ctx, s) })
 }
 
 // connected returns the session, or a new one if there is none, nats.go has given it up, or the credentials have
@@ -190,11 +190,11 @@ func (n *natsSink) connected(ctx context.Context) (*natsSession, error) {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	s := n.session.Load()
-	if s != nil && !s.over() && s.access.stamp == a.stamp {
+	if s != nil && !s.gaveUp() && s.access.stamp == a.stamp {
 		return s, nil
 	}
 	n.Close()
-	if s, err = n.servers.dial(ctx, natsMaxTalk); err != nil {
+	if s, err = n.servers.dial(ctx, natsQuota); err != nil {
 		return nil, err
 	}
 	if s.js, err = jetstream.NewWithAPIPrefix(s.conn, n.api); err != nil {

@@ -47,24 +47,24 @@ type NATS struct {
 // A natsLogin is a method to log in with a secret.
 type natsLogin struct {
 	source
-	key   string // the settings key, for an error about two logins
-	signs bool   // the secret only signs the server's nonce, and is not sent
-	use   func(secret string, redact *redactor) (nats.Option, error)
+	key        string // the settings key, for an error about two logins
+	signsNonce bool   // the secret only signs the server's nonce, and is not sent
+	use        func(secret string, redact *redactor) (nats.Option, error)
 }
 
 // natsAccess holds the addresses and credentials of a NATS at one moment, and the redactor that hides them.
 type natsAccess struct {
-	servers []*url.URL
-	login   nats.Option
-	tls     *tls.Config
-	dial    Dialer
-	secure  bool   // nothing is sent before TLS
-	first   bool   // the server waits for the handshake before it sends anything
-	signs   bool   // the login signs the server's nonce
-	away    bool   // a server is on another machine
-	inClear string // the key of credentials that travel there without TLS, or ""
-	stamp   string // differs once any of this has changed; it holds secrets
-	redact  *redactor
+	servers    []*url.URL
+	login      nats.Option
+	tls        *tls.Config
+	dial       Dialer
+	secure     bool   // nothing is sent before TLS
+	tlsFirst   bool   // the server waits for the handshake before it sends anything
+	signsNonce bool   // the login signs the server's nonce
+	remote     bool   // a server is on another machine
+	inClear    string // the key of credentials that travel there without TLS, or ""
+	stamp      string // differs once any of this has changed; it holds secrets
+	redact     *redactor
 }
 
 type natsTLS struct {
@@ -161,7 +161,7 @@ func (n *NATS) Notes() []string {
 func (n *NATS) read() (natsAccess, error) {
 	a := natsAccess{
 		redact: new(redactor), login: func(*nats.Options) error { return nil }, dial: n.host.dialer(natsDial),
-		secure: n.tls != natsTLS{}, first: n.tls.HandshakeFirst,
+		secure: n.tls != natsTLS{}, tlsFirst: n.tls.HandshakeFirst,
 	}
 	user, err := n.readURLs(&a)
 	if err != nil {
@@ -184,7 +184,7 @@ func (n *NATS) read() (natsAccess, error) {
 			return a, l.wrong(err)
 		}
 		a.stamp += secret
-		if given, a.signs = l.key, l.signs; !l.signs {
+		if given, a.signsNonce = l.key, l.signsNonce; !l.signsNonce {
 			shown = l.from()
 		}
 	}
@@ -196,7 +196,7 @@ func (n *NATS) read() (natsAccess, error) {
 	if err != nil {
 		return a, err
 	}
-	if a.away && !a.secure {
+	if a.remote && !a.secure {
 		a.inClear = shown
 	}
 	if a.inClear != "" && !n.insecure {
@@ -218,7 +218,7 @@ func (n *NATS) readURLs(a *natsAccess) (user bool, err error) {
 				return false, s.wrong(err)
 			}
 			a.redact.hideHost(u, s.from())
-			a.away = a.away || !isLocal(u.Hostname())
+			a.remote = a.remote || !isLocal(u.Hostname())
 			if u.User != nil {
 				user = true
 				a.redact.hideURL(u, s.from())

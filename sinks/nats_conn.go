@@ -25,7 +25,7 @@ const (
 	natsMaxHeader  = 64 << 10  // bytes of a message's header; JetStream stores no larger one
 	natsMaxMessage = 256 << 10 // bytes of a message with its header
 	natsMaxRead    = 4 << 20   // the same for a reader of streams
-	natsMaxTalk    = 1 << 20   // bytes between two attempts, or in a minute
+	natsQuota      = 1 << 20   // bytes between two attempts, or in a minute
 	natsLineCost   = 1 << 10   // bytes added to the count for each line
 )
 
@@ -57,7 +57,7 @@ func (a natsAccess) connect(ctx context.Context, network, address string) (*nats
 
 func (a natsAccess) greet(ctx context.Context, raw net.Conn, address string) (*natsConn, error) {
 	conn, err := newNATSConn(raw, raw), error(nil)
-	if a.first {
+	if a.tlsFirst {
 		conn, err = a.handshake(ctx, raw, address)
 	}
 	if err != nil {
@@ -65,7 +65,7 @@ func (a natsAccess) greet(ctx context.Context, raw net.Conn, address string) (*n
 	}
 	line, err := conn.readLine()
 	if err != nil {
-		if !a.first {
+		if !a.tlsFirst {
 			err = fmt.Errorf("no INFO: %w; a server that begins with TLS needs tls: {handshake_first: true}", err)
 		}
 		return nil, err
@@ -75,7 +75,7 @@ func (a natsAccess) greet(ctx context.Context, raw net.Conn, address string) (*n
 		return nil, err
 	}
 	switch {
-	case a.first:
+	case a.tlsFirst:
 	case info.TLSRequired, a.secure && info.TLSAvailable:
 		if conn.r.Buffered() > 0 {
 			return nil, errors.New("the server says more than INFO before TLS")
@@ -87,7 +87,7 @@ func (a natsAccess) greet(ctx context.Context, raw net.Conn, address string) (*n
 	case a.secure:
 		return nil, nats.ErrSecureConnWanted
 	}
-	if a.signs && info.Nonce == "" {
+	if a.signsNonce && info.Nonce == "" {
 		return nil, nats.ErrNkeysNotSupported
 	}
 	info.TLSRequired, info.TLSAvailable, info.ConnectURLs = false, false, nil
@@ -118,18 +118,18 @@ type natsConn struct {
 	payload int    // bytes of a message that come next
 	ending  bool   // after them the message must end
 
-	talk  int64 // bytes that the server may send between two attempts, or in a minute; 0 is no limit
-	said  atomic.Int64
-	since time.Time // when said was last reset, apart from attempts
+	quota       int64 // bytes that the server may send between two attempts, or in a minute; 0 for no limit
+	received    atomic.Int64
+	countedFrom time.Time // when received was last reset, apart from attempts
 
-	up    atomic.Bool                  // the server has accepted the login
-	heard func(*natsConn, error, bool) // gets each -ERR, and once why the connection is over
-	over  sync.Once
+	loggedIn  atomic.Bool                  // the server has accepted the login
+	report    func(*natsConn, error, bool) // gets each -ERR, and once why the connection has ended
+	closeOnce sync.Once
 }
 
 func newNATSConn(conn, raw net.Conn) *natsConn {
 	heard := func(*natsConn, error, bool) {}
-	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReaderSize(conn, natsMaxLine), talk: natsMaxTalk, heard: heard}
+	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReaderSize(conn, natsMaxLine), quota: natsQuota, report: heard}
 }
 
 // Close closes the connection at once. TLS would first write to a server that may not read.
@@ -138,17 +138,17 @@ func (c *natsConn) Close() error { return c.end(errGivenUp) }
 // end is Close with a reason.
 func (c *natsConn) end(why error) error {
 	err := c.raw.Close()
-	c.over.Do(func() { c.heard(c, why, true) })
+	c.closeOnce.Do(func() { c.report(c, why, true) })
 	return err
 }
 
-// renew resets the count of what the server has sent. It may be called during Read.
-func (c *natsConn) renew() { c.said.Store(0) }
+// resetQuota resets the count of what the server has sent. It may be called during Read.
+func (c *natsConn) resetQuota() { c.received.Store(0) }
 
 // Read hands on what the server sent. It is called from one goroutine at a time.
 func (c *natsConn) Read(p []byte) (int, error) {
 	if len(c.ready) == 0 && c.payload == 0 {
-		if err := c.next(); err != nil {
+		if err := c.readNext(); err != nil {
 			c.end(err)
 			return 0, err
 		}
@@ -163,8 +163,8 @@ func (c *natsConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// next reads a line and checks what it announces.
-func (c *natsConn) next() error {
+// readNext reads a line and checks what it announces.
+func (c *natsConn) readNext() error {
 	line, err := c.readLine()
 	if err != nil {
 		return err
@@ -177,24 +177,24 @@ func (c *natsConn) next() error {
 		return nil
 	}
 	most := natsMaxMessage
-	if c.talk == 0 {
+	if c.quota == 0 {
 		most = natsMaxRead
 	}
 	if c.payload, c.ending, err = natsAnnounced(line, most); err != nil {
 		return err
 	}
-	if now := time.Now(); now.Sub(c.since) > time.Minute {
-		c.since = now
-		c.renew()
+	if now := time.Now(); now.Sub(c.countedFrom) > time.Minute {
+		c.countedFrom = now
+		c.resetQuota()
 	}
-	if c.said.Add(int64(len(line)+c.payload+natsLineCost)) > c.talk && c.talk > 0 {
-		return fmt.Errorf("the server said more than %d bytes unasked", c.talk)
+	if c.received.Add(int64(len(line)+c.payload+natsLineCost)) > c.quota && c.quota > 0 {
+		return fmt.Errorf("the server said more than %d bytes unasked", c.quota)
 	}
 	switch {
 	case bytes.HasPrefix(line, []byte("PONG")):
-		c.up.Store(true)
+		c.loggedIn.Store(true)
 	case bytes.HasPrefix(line, []byte("-ERR")):
-		c.heard(c, natsSaid(strings.Trim(string(line[4:]), "' \r\n")), false)
+		c.report(c, natsServerError(strings.Trim(string(line[4:]), "' \r\n")), false)
 	}
 	c.ready = line
 	return nil

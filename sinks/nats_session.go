@@ -48,25 +48,27 @@ type natsSession struct {
 	stop   context.CancelFunc // ends dialing
 	closed chan struct{}      // holds one when nats.go has given up and makes no more calls
 
-	unheard  *natsConn // the connection over which nobody keeps heartbeats, which is logged
-	provided *natsConn // the connection over which the stream was provided; the next server may have lost it
+	warnedHeartbeats *natsConn // the connection for which a warning about heartbeats was logged
+	provided         *natsConn // the connection over which the stream was provided; the next server may have lost it
 
-	mu     sync.Mutex
-	server string                  // that was dialed last
-	link   *natsConn               // to it, nil if there is none
-	said   error                   // its last -ERR, after which it may end the connection
-	why    map[string]error        // why there is no connection, by server tried since the last one
-	fail   context.CancelCauseFunc // ends the last work that was begun, nil if there was none
+	mu         sync.Mutex
+	server     string                  // that was dialed last
+	link       *natsConn               // to it, nil if there is none
+	lastErr    error                   // its last -ERR, after which it may end the connection
+	reasons    map[string]error        // why there is no connection, by server tried since the last
+	cancelWork context.CancelCauseFunc // ends the last work that was begun; nil for none
 }
 
-// dial is Dial with a bound on what a server may send unasked; 0 is none.
-func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
+// dial is Dial with a bound on what a server may send unasked; 0 for none.
+func (n *NATS) dial(ctx context.Context, quota int64) (*natsSession, error) {
 	a, err := n.read()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	life, stop := context.WithCancel(context.Background())
-	s := &natsSession{access: a, log: n.host.Log, stop: stop, closed: make(chan struct{}, 1), why: make(map[string]error)}
+	s := &natsSession{
+		access: a, log: n.host.Log, stop: stop, closed: make(chan struct{}, 1), reasons: make(map[string]error),
+	}
 	o := nats.GetDefaultOptions()
 	o.Name, o.InboxPrefix = strings.TrimSpace(n.host.Agent+" "+n.host.Name), n.inbox
 	for _, u := range a.servers {
@@ -78,20 +80,20 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
 	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
 		s.hangUp(errGivenUp) // nats.go leaves such a connection open
-		s.found(address, nil)
+		s.setLink(address, nil)
 		conn, err := a.connect(life, network, address)
 		if err != nil {
-			s.heard(nil, err, true)
+			s.report(nil, err, true)
 			return nil, err
 		}
-		conn.talk, conn.heard = talk, s.heard
-		s.found(address, conn)
+		conn.quota, conn.report = quota, s.report
+		s.setLink(address, conn)
 		if life.Err() != nil { // hangUp may not have seen it
 			conn.Close()
 		}
 		return conn, nil
 	})
-	o.AsyncErrorCB = func(*nats.Conn, *nats.Subscription, error) {} // heard knows it; nats.go would print it
+	o.AsyncErrorCB = func(*nats.Conn, *nats.Subscription, error) {} // report gets it too; nats.go would print it
 	o.ClosedCB = func(*nats.Conn) { s.closed <- struct{}{} }
 	if err := a.login(&o); err != nil {
 		stop()
@@ -109,22 +111,22 @@ func (n *NATS) dial(ctx context.Context, talk int64) (*natsSession, error) {
 	if ended(ctx) {
 		return nil, noAnswer(ctx, a.redact.text(s.server))
 	}
-	return nil, s.refusal(err)
+	return nil, s.connectError(err)
 }
 
 type natsDialer func(network, address string) (net.Conn, error)
 
 func (d natsDialer) Dial(network, address string) (net.Conn, error) { return d(network, address) }
 
-// found notes the server that is dialed, and then the connection to it.
-func (s *natsSession) found(server string, link *natsConn) {
+// setLink records the server that is dialed, and then the connection to it.
+func (s *natsSession) setLink(server string, link *natsConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.server, s.link, s.said = server, link, nil
+	s.server, s.link, s.lastErr = server, link, nil
 }
 
-// heard notes an -ERR on a connection, or why a connection is over or was not made.
-func (s *natsSession) heard(link *natsConn, err error, over bool) {
+// report records an -ERR on a connection or, with ended, why it has ended or was not made.
+func (s *natsSession) report(link *natsConn, err error, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if link != s.link { // an older one
@@ -135,29 +137,29 @@ func (s *natsSession) heard(link *natsConn, err error, over bool) {
 	}
 	denied := errors.Is(err, nats.ErrPermissionViolation) // the server answers nothing else
 	switch {
-	case over:
-		err = cmp.Or(s.said, err)
-		s.why[s.server], s.link = err, nil
+	case ended:
+		err = cmp.Or(s.lastErr, err)
+		s.reasons[s.server], s.link = err, nil
 	case !denied:
-		s.said = err
+		s.lastErr = err
 	}
-	if s.fail != nil && (over || denied) {
-		s.fail(err)
+	if s.cancelWork != nil && (ended || denied) {
+		s.cancelWork(err)
 	}
 }
 
-// during does something with the connection, if there is one, and ends it at once when ctx ends or the connection is
-// lost. Its errors have a class and are redacted.
-func (s *natsSession) during(ctx context.Context, do func(context.Context) error) error {
+// do calls f with the connection, if there is one, and ends f at once when ctx ends or the connection is lost. Its
+// errors have a class and are redacted.
+func (s *natsSession) do(ctx context.Context, f func(context.Context) error) error {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	server, ok := s.begin(cancel)
+	server, ok := s.beginWork(cancel)
 	if !ok {
-		return s.refusal(nats.ErrDisconnected)
+		return s.connectError(nats.ErrDisconnected)
 	}
 	stop := context.AfterFunc(ctx, func() { s.hangUp(errNoAnswer) })
 	defer stop()
-	err := do(inner)
+	err := f(inner)
 	if err == nil {
 		return nil
 	}
@@ -169,28 +171,28 @@ func (s *natsSession) during(ctx context.Context, do func(context.Context) error
 	return failure(ctx, s.access.redact, server, classOfNATS(err), err)
 }
 
-// begin begins work that fail ends if the connection is lost. It returns false if there is no connection.
-func (s *natsSession) begin(fail context.CancelCauseFunc) (server string, ok bool) {
+// beginWork begins work that cancel ends if the connection is lost. It returns false if there is no connection.
+func (s *natsSession) beginWork(cancel context.CancelCauseFunc) (server string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.link == nil || !s.link.up.Load() {
+	if s.link == nil || !s.link.loggedIn.Load() {
 		return "", false
 	}
-	clear(s.why)
-	s.fail = fail
-	s.link.renew()
+	clear(s.reasons)
+	s.cancelWork = cancel
+	s.link.resetQuota()
 	return s.server, true
 }
 
-// refusal returns why there is no connection to any server: blocked if each server blocks. err counts if nothing else
-// is known.
-func (s *natsSession) refusal(err error) error {
+// connectError returns why there is no connection to any server: blocked if each server blocks. err counts if nothing
+// else is known.
+func (s *natsSession) connectError(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var texts []string
 	class := delivery.ErrBlocked
 	for _, u := range s.access.servers {
-		why := s.why[u.Host]
+		why := s.reasons[u.Host]
 		if why == nil || !errors.Is(classOfNATS(why), delivery.ErrBlocked) {
 			class = nil
 		}
@@ -204,8 +206,8 @@ func (s *natsSession) refusal(err error) error {
 	return withClass(class, strings.Join(texts, "; "))
 }
 
-// newest returns the newest connection, nil if there is none.
-func (s *natsSession) newest() *natsConn {
+// currentLink returns the connection, nil if there is none.
+func (s *natsSession) currentLink() *natsConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.link
@@ -218,14 +220,14 @@ var (
 
 // hangUp ends the connection, if there is one. nats.go makes another.
 func (s *natsSession) hangUp(why error) {
-	if link := s.newest(); link != nil {
+	if link := s.currentLink(); link != nil {
 		link.end(why)
 	}
 }
 
-// over reports whether nats.go has given the session up. To ask nats.go itself would wait for a lock, which it holds
+// gaveUp reports whether nats.go has given the session up. To ask nats.go itself would wait for a lock, which it holds
 // for as long as it dials.
-func (s *natsSession) over() bool { return len(s.closed) > 0 }
+func (s *natsSession) gaveUp() bool { return len(s.closed) > 0 }
 
 // end closes everything and returns when nothing of it runs any more.
 func (s *natsSession) end() {
@@ -235,13 +237,13 @@ func (s *natsSession) end() {
 	<-s.closed
 }
 
-// A natsSaid is the text of an -ERR.
-type natsSaid string
+// A natsServerError is the text of an -ERR.
+type natsServerError string
 
-func (e natsSaid) Error() string { return string(e) }
+func (e natsServerError) Error() string { return string(e) }
 
 // Is reports whether err is nats.go's error for it.
-func (e natsSaid) Is(err error) bool {
+func (e natsServerError) Is(err error) bool {
 	return strings.HasPrefix("nats: "+strings.ToLower(string(e)), err.Error())
 }
 

@@ -123,7 +123,7 @@ func TestNATSDial(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const much = 2 * natsMaxTalk / (100 << 10)
+	const much = 2 * natsQuota / (100 << 10)
 	for range much {
 		if err := conn.Publish("much", make([]byte, 100<<10)); err != nil {
 			t.Fatal(err)

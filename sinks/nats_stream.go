@@ -62,7 +62,7 @@ func (p *natsProvision) check(s natsSubjects) (*natsProvision, error) {
 	for i := 0; i < len(all) && len(wrong) == 0; i++ {
 		subject, err := s.of(all[i])
 		wrong.when(err != nil, "subject", "%w", err)
-		taken := slices.ContainsFunc(full.Subjects, func(pattern string) bool { return takes(pattern, subject) })
+		taken := slices.ContainsFunc(full.Subjects, func(pattern string) bool { return subjectMatches(pattern, subject) })
 		heartbeat := all[i].Type() == cloudevent.BridgeHeartbeat // which another stream takes
 		wrong.when(err == nil && !taken && !heartbeat, "provision.subjects", "do not take %s, the subject of a sample "+
 			"CloudEvent of type %s; expected a subject with wildcards that does", subject, all[i].Type())
@@ -82,7 +82,7 @@ func (p *natsProvision) config() jetstream.StreamConfig {
 func (p *natsProvision) changed(c jetstream.StreamConfig) (jetstream.StreamConfig, []string) {
 	var keys []string
 	for _, subject := range p.Subjects {
-		covered := func(pattern string) bool { return pattern == subject || takes(pattern, subject) }
+		covered := func(pattern string) bool { return pattern == subject || subjectMatches(pattern, subject) }
 		if !slices.ContainsFunc(c.Subjects, covered) {
 			c.Subjects = append(slices.Clone(c.Subjects), subject)
 			keys = append(keys, "subjects")
@@ -107,7 +107,7 @@ func setGiven[T int | int64 | time.Duration](property *T, given T, keys *[]strin
 
 // provide creates or updates the stream, once for each connection, and logs what it did.
 func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
-	link := s.newest()
+	link := s.currentLink()
 	if n.provision == nil || s.provided == link {
 		return nil
 	}
@@ -117,19 +117,19 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		c := n.provision.config()
 		if _, err := s.js.CreateStream(ctx, c); err != nil {
-			return unprovided("create", name, err)
+			return provisionError("create", name, err)
 		}
 		n.Log.Info("stream created", "stream", name, "subjects", strings.Join(c.Subjects, " "), "replicas", c.Replicas,
 			"max_age", c.MaxAge, "max_bytes", c.MaxBytes, "duplicates", c.Duplicates)
 	case err != nil:
-		return unanswered("look for stream "+name, err)
+		return requestError("look for stream "+name, err)
 	default:
 		c, keys := n.provision.changed(stream.CachedInfo().Config)
 		if len(keys) == 0 {
 			break
 		}
 		if _, err := s.js.UpdateStream(ctx, c); err != nil {
-			return unprovided("update", name, err)
+			return provisionError("update", name, err)
 		}
 		n.Log.Info("stream updated", "stream", name, "changed", strings.Join(keys, " "))
 	}
@@ -137,9 +137,9 @@ func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 	return nil
 }
 
-// unprovided returns the error for a stream that cannot be as provision says. What the servers cannot do now is
+// provisionError returns the error for a stream that cannot be as provision says. What the servers cannot do now is
 // retried; what they refuse, such as more replicas than servers, blocks.
-func unprovided(verb, name string, err error) error {
+func provisionError(verb, name string, err error) error {
 	doing := verb + " stream " + name
 	e, ok := errors.AsType[*jetstream.APIError](err)
 	if !ok {
@@ -152,8 +152,8 @@ func unprovided(verb, name string, err error) error {
 	return &classError{class, fmt.Sprintf("%s: %s (%d)", doing, e.Description, e.ErrorCode)}
 }
 
-// unanswered returns the error for a request to JetStream. If nobody answers, there is no JetStream.
-func unanswered(doing string, err error) error {
+// requestError returns the error for a request to JetStream. If nobody answers, there is no JetStream.
+func requestError(doing string, err error) error {
 	if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
 		errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
 		return &classError{delivery.ErrBlocked, doing + ": there is no JetStream for this account, or not in this domain; " +
@@ -172,14 +172,14 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	case err == nil:
 		return n.stored(s, ack.Stream, ack.Sequence, ack.Duplicate), nil
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
-		return delivery.Answer{}, n.missing(ctx, s, msg.Subject)
+		return delivery.Answer{}, n.whyNoStream(ctx, s, msg.Subject)
 	case errors.Is(err, jetstream.ErrInvalidJSAck):
 		return delivery.Answer{}, errNotStored
 	}
 	if e, ok := errors.AsType[*jetstream.APIError](err); ok {
 		if oneOf(e.ErrorCode, jetstream.JSErrCodeStreamWrongLastSequence,
 			jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // which streams with replicas say
-			return n.taken(ctx, s, msg)
+			return n.compareStored(ctx, s, msg)
 		}
 		err = &classError{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
 			e.ErrorCode)}
@@ -199,11 +199,11 @@ func (n *natsSink) stored(s *natsSession, stream string, sequence uint64, duplic
 	}
 }
 
-// taken looks at the message that has the subject already: a copy of this one, from this or another machine and however
-// old, or another message. For that the user must be allowed to publish to $JS.API.STREAM.NAMES,
+// compareStored looks at the message that has the subject already: a copy of this one, from this or another machine and
+// however old, or another message. For that the user must be allowed to publish to $JS.API.STREAM.NAMES,
 // $JS.API.STREAM.INFO.<stream> and, depending on the stream, $JS.API.STREAM.MSG.GET.<stream> or
-// $JS.API.DIRECT.GET.<stream>.>; else it blocks.
-func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
+// $JS.API.DIRECT.GET.<stream>.>; else the sink is blocked.
+func (n *natsSink) compareStored(ctx context.Context, s *natsSession, msg *nats.Msg) (delivery.Answer, error) {
 	stream, err := s.streamOf(ctx, msg.Subject)
 	if err != nil {
 		return delivery.Answer{}, err
@@ -220,8 +220,8 @@ func (n *natsSink) taken(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	return n.stored(s, name, stored.Sequence, true), nil
 }
 
-// missing returns why no stream answered: there is none, or it has no leader.
-func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) error {
+// whyNoStream returns why no stream answered: there is none, or it has no leader.
+func (n *natsSink) whyNoStream(ctx context.Context, s *natsSession, subject string) error {
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	switch {
 	case err == nil:
@@ -230,7 +230,7 @@ func (n *natsSink) missing(ctx context.Context, s *natsSession, subject string) 
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return n.noStream(subject)
 	}
-	return unanswered("no stream answers on "+subject+", and to look for it", err)
+	return requestError("no stream answers on "+subject+", and to look for it", err)
 }
 
 func (n *natsSink) noStream(subject string) error {
@@ -239,8 +239,8 @@ func (n *natsSink) noStream(subject string) error {
 			"or set core: true to send without a stream", subject, strings.Join(n.subjects.patterns(), " and "))}
 }
 
-// stream says which stream takes what will be sent.
-func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
+// describeStream returns the name and the subjects of the stream that takes what will be sent.
+func (n *natsSink) describeStream(ctx context.Context, s *natsSession) (string, error) {
 	all, err := cloudevent.Samples(false)
 	if err != nil {
 		return "", err
@@ -266,18 +266,18 @@ func (n *natsSink) stream(ctx context.Context, s *natsSession) (string, error) {
 func (s *natsSession) streamOf(ctx context.Context, subject string) (jetstream.Stream, error) {
 	name, err := s.js.StreamNameBySubject(ctx, subject)
 	if err != nil {
-		return nil, unanswered("look for the stream of "+subject, err)
+		return nil, requestError("look for the stream of "+subject, err)
 	}
 	stream, err := s.js.Stream(ctx, name)
 	if err != nil {
-		err = unanswered("look at stream "+name, err)
+		err = requestError("look at stream "+name, err)
 	}
 	return stream, err
 }
 
-// pass publishes a message without a stream, and returns when the server has it. The server's error about the message
-// would come before the answer to the flush.
-func (s *natsSession) pass(ctx context.Context, msg *nats.Msg) (string, error) {
+// publishCore publishes a message without a stream, and returns when the server has it. The server's error about the
+// message would come before the answer to the flush.
+func (s *natsSession) publishCore(ctx context.Context, msg *nats.Msg) (string, error) {
 	before := s.conn.LastError()
 	err := s.conn.PublishMsg(msg)
 	if err == nil {
@@ -289,10 +289,10 @@ func (s *natsSession) pass(ctx context.Context, msg *nats.Msg) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return "taken by " + s.who(), nil
+	return "taken by " + s.serverName(), nil
 }
 
-// who returns the name and the version of the server.
-func (s *natsSession) who() string {
+// serverName returns the name and the version of the server.
+func (s *natsSession) serverName() string {
 	return s.access.redact.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", false, 200)
 }

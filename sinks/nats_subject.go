@@ -251,8 +251,8 @@ func inToken(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '_' || r == '-'
 }
 
-// takes reports whether a stream's subject, which may have wildcards, takes a subject.
-func takes(pattern, subject string) bool {
+// subjectMatches reports whether a stream's subject, which may have wildcards, takes a subject.
+func subjectMatches(pattern, subject string) bool {
 	of, parts := strings.Split(pattern, "."), strings.Split(subject, ".")
 	for i, token := range of {
 		switch {

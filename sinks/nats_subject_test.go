@@ -138,7 +138,7 @@ func TestNATSDefaultSubjectsFitEverySample(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		taken := slices.ContainsFunc(natsDefaultSubjects, func(pattern string) bool { return takes(pattern, subject) })
+		taken := slices.ContainsFunc(natsDefaultSubjects, func(pattern string) bool { return subjectMatches(pattern, subject) })
 		if ce.Type() == cloudevent.BridgeHeartbeat {
 			if taken {
 				t.Errorf("a stream made by default takes %s, so heartbeats would fill it", subject)
@@ -331,8 +331,8 @@ func TestNATSSubjectsWithWildcards(t *testing.T) {
 		{"a.*.c", "a.b.c", true}, {"a.*.c", "a.b.d", false}, {"a.>", "a.b.c", true}, {"a.>", "a", false}, {">", "a", true},
 		{"a.>.c", "a.b.c", false},
 	} {
-		if got := takes(tt.pattern, tt.subject); got != tt.want {
-			t.Errorf("takes(%s, %s) = %v, want %v", tt.pattern, tt.subject, got, tt.want)
+		if got := subjectMatches(tt.pattern, tt.subject); got != tt.want {
+			t.Errorf("subjectMatches(%s, %s) = %v, want %v", tt.pattern, tt.subject, got, tt.want)
 		}
 	}
 }

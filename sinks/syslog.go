@@ -35,9 +35,9 @@ type syslogSettings struct {
 var syslogTerms = delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend, Batch: 64}
 
 const (
-	syslogConfirm = 2 * time.Second // how long the receiver may take to close the connection
-	syslogWord    = 1024            // the most bytes of an attribute
-	syslogText    = 256             // bytes that a message reserves for its text
+	syslogConfirm      = 2 * time.Second // how long the receiver may take to close the connection
+	syslogMaxAttribute = 1024            // bytes of an attribute, at most
+	syslogMinText      = 256             // bytes that a message reserves for its text
 )
 
 // A syslogTransport is how messages go to a receiver, and how long they may be: RFC 5424 has every receiver take 2048
@@ -141,8 +141,8 @@ func (k *syslogSink) Deliver(ctx context.Context, batch []delivery.Delivery) (de
 		send = k.datagrams
 	}
 	var answer delivery.Answer
-	err := k.with(ctx, func(conn net.Conn, trip time.Duration) (err error) {
-		answer.Status, err = send(conn, messages, trip)
+	err := k.withConn(ctx, func(conn net.Conn, rtt time.Duration) (err error) {
+		answer.Status, err = send(conn, messages, rtt)
 		return err
 	})
 	return answer, err
@@ -160,17 +160,17 @@ func (k *syslogSink) Connect(ctx context.Context) (string, error) {
 		"tls": "reached " + k.to.String() + ", its certificate is valid", "tcp": "reached " + k.to.String(),
 		"udp": "sends to " + k.to.String() + ", which does not answer",
 	}[k.to.Scheme]
-	return answer, k.with(ctx, func(conn net.Conn, trip time.Duration) error {
+	return answer, k.withConn(ctx, func(conn net.Conn, rtt time.Duration) error {
 		if k.network == "udp" {
 			return nil
 		}
-		return stillOpen(conn, trip)
+		return checkOpen(conn, rtt)
 	})
 }
 
-// with does something with a new connection; trip is about the time that a packet takes to the receiver and back. Its
+// withConn calls do with a new connection; rtt is about the time that a packet takes to the receiver and back. Its
 // errors have a class.
-func (k *syslogSink) with(ctx context.Context, do func(conn net.Conn, trip time.Duration) error) (err error) {
+func (k *syslogSink) withConn(ctx context.Context, do func(conn net.Conn, rtt time.Duration) error) (err error) {
 	ctx, cancel := withLimit(ctx, syslogTerms.Timeout)
 	defer cancel()
 	defer func() {
@@ -193,20 +193,20 @@ func (k *syslogSink) with(ctx context.Context, do func(conn net.Conn, trip time.
 	defer conn.Close() // not TLS's, which would wait for the receiver
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	trip := time.Since(began)
+	rtt := time.Since(began)
 	if k.to.Scheme != "tls" {
-		return do(conn, trip)
+		return do(conn, rtt)
 	}
 	secured, err := handshake(ctx, conn, config, k.to.Hostname())
 	if err != nil {
 		return err
 	}
-	return do(secured, trip)
+	return do(secured, rtt)
 }
 
 // stream sends the messages, each behind its length, and waits until the receiver has closed the connection.
-func (k *syslogSink) stream(conn net.Conn, messages [][]byte, trip time.Duration) (string, error) {
-	if err := stillOpen(conn, trip); err != nil {
+func (k *syslogSink) stream(conn net.Conn, messages [][]byte, rtt time.Duration) (string, error) {
+	if err := checkOpen(conn, rtt); err != nil {
 		return "", err
 	}
 	var frames bytes.Buffer
@@ -232,9 +232,9 @@ func (k *syslogSink) stream(conn net.Conn, messages [][]byte, trip time.Duration
 	return "", err
 }
 
-// stillOpen gives a receiver the time to close a connection that it does not want.
-func stillOpen(conn net.Conn, trip time.Duration) error {
-	conn.SetReadDeadline(time.Now().Add(min(max(2*trip, 10*time.Millisecond), 500*time.Millisecond)))
+// checkOpen returns an error if the receiver closes the connection, after the time that it needs to refuse one.
+func checkOpen(conn net.Conn, rtt time.Duration) error {
+	conn.SetReadDeadline(time.Now().Add(min(max(2*rtt, 10*time.Millisecond), 500*time.Millisecond)))
 	defer conn.SetReadDeadline(time.Time{})
 	switch _, err := conn.Read(make([]byte, 1)); {
 	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
@@ -247,13 +247,13 @@ func stillOpen(conn net.Conn, trip time.Duration) error {
 }
 
 // datagrams sends each message by itself, and waits for the error that a closed port causes.
-func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, trip time.Duration) (string, error) {
+func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, rtt time.Duration) (string, error) {
 	for _, m := range messages {
 		if _, err := conn.Write(m); err != nil {
 			return "", err
 		}
 	}
-	if err := stillOpen(conn, trip); err != nil {
+	if err := checkOpen(conn, rtt); err != nil {
 		return "", err
 	}
 	return "sent to " + k.to.String() + ", which does not answer", nil
@@ -272,9 +272,9 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	}
 	m := k.head(d.Event)
 	var data []byte
-	for most := syslogWord; most >= 16; most /= 2 {
+	for most := syslogMaxAttribute; most >= 16; most /= 2 {
 		data = k.structured(all, most)
-		if len(m)+len(data)+syslogText <= k.limit {
+		if len(m)+len(data)+syslogMinText <= k.limit {
 			break
 		}
 	}
@@ -320,20 +320,20 @@ func (k *syslogSink) structured(all []attribute, most int) []byte {
 	for _, a := range all {
 		limit := most
 		if a.name == "id" {
-			limit = syslogText
+			limit = syslogMinText
 		}
 		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(new(redactor).line(a.value, false, limit)))
 	}
 	return append(b, ']')
 }
 
-// syslogName returns what the head of a message can hold of a text: ASCII without spaces.
-func syslogName(text string, most int) string {
+// syslogName returns what the head of a message can hold of a text: ASCII without spaces, at most limit bytes.
+func syslogName(text string, limit int) string {
 	text = strings.Map(func(r rune) rune {
 		if r <= ' ' || r > '~' {
 			return -1
 		}
 		return r
 	}, text)
-	return text[:min(len(text), most)]
+	return text[:min(len(text), limit)]
 }
