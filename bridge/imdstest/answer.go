@@ -15,42 +15,42 @@ const (
 
 // An answer is one HTTP response to a VM, and how it is sent.
 type answer struct {
-	status     int
-	kind       string // Content-Type
-	etag       string
-	body       []byte
-	retryAfter string
+	status      int
+	contentType string
+	etag        string
+	body        []byte
+	retryAfter  string
 
 	cut      int  // bytes after which the connection is broken off; 0 for never
 	noLength bool // the body ends with the connection
 	length   int  // the Content-Length to claim; 0 for the true one
 }
 
-func ok(kind string, body []byte) answer {
-	return answer{status: http.StatusOK, kind: kind, body: body}
+func okAnswer(kind string, body []byte) answer {
+	return answer{status: http.StatusOK, contentType: kind, body: body}
 }
 
-// refused is a refusal in the service's own form. Some name the api-versions that are accepted.
-func refused(text string, newest ...string) answer {
+// badRequest returns a 400 in the service's own form. newest are the api-versions to name in it, if any.
+func badRequest(text string, newest ...string) answer {
 	body := struct {
 		Error  string   `json:"error"`
 		Newest []string `json:"newest-versions,omitempty"`
 	}{"Bad request. " + text, newest}
-	return answer{status: http.StatusBadRequest, kind: jsonType, body: marshal(body)}
+	return answer{status: http.StatusBadRequest, contentType: jsonType, body: marshal(body)}
 }
 
 func notFound(r *http.Request) answer {
 	text := fmt.Sprintf("API is not found: Path=%q, Method=%q", r.URL.Path, r.Method)
-	return answer{status: http.StatusNotFound, kind: textType, body: []byte(text)}
+	return answer{status: http.StatusNotFound, contentType: textType, body: []byte(text)}
 }
 
 func notAllowed(r *http.Request) answer {
 	text := fmt.Sprintf("Http method is not allowed: Path=%q", r.URL.Path)
-	return answer{status: http.StatusMethodNotAllowed, kind: textType, body: []byte(text)}
+	return answer{status: http.StatusMethodNotAllowed, contentType: textType, body: []byte(text)}
 }
 
 func tooMany() answer {
-	return answer{status: http.StatusTooManyRequests, kind: textType, body: []byte("Too many requests")}
+	return answer{status: http.StatusTooManyRequests, contentType: textType, body: []byte("Too many requests")}
 }
 
 // write sends the answer. If its body is shorter than the length it claims, the connection is closed after it.
@@ -68,8 +68,8 @@ func (a answer) write(w http.ResponseWriter) {
 		w.WriteHeader(a.status)
 		return
 	}
-	if a.kind != "" {
-		h.Set("Content-Type", a.kind)
+	if a.contentType != "" {
+		h.Set("Content-Type", a.contentType)
 	}
 	switch {
 	case a.noLength:

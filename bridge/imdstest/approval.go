@@ -29,17 +29,17 @@ func (s *Server) Approvals() []Approval {
 func (s *Server) approve(c *call, f Fault) answer {
 	ids, ok := startRequests(c.body)
 	if !ok {
-		return refused("StartRequests is missing or malformed")
+		return badRequest("StartRequests is missing or malformed")
 	}
 	if f.Approve == ApproveRefuse {
-		return refused("StartRequests is refused")
+		return badRequest("StartRequests is refused")
 	}
-	shown := s.shown()
+	served := s.servedIDs()
 	missing := func(id string) bool {
-		return !slices.ContainsFunc(shown, func(other string) bool { return strings.EqualFold(id, other) })
+		return !slices.ContainsFunc(served, func(other string) bool { return strings.EqualFold(id, other) })
 	}
 	if s.opts.UnknownApproval != http.StatusOK && slices.ContainsFunc(ids, missing) {
-		a := refused("EventId is unknown")
+		a := badRequest("EventId is unknown")
 		a.status = s.opts.UnknownApproval
 		return a
 	}
@@ -50,7 +50,7 @@ func (s *Server) approve(c *call, f Fault) answer {
 			s.events[i].approved = now.Add(delay)
 		}
 	}
-	s.settle()
+	s.startDue()
 	return answer{status: http.StatusOK}
 }
 
@@ -75,8 +75,8 @@ func startRequests(body []byte) (ids []string, ok bool) {
 	return ids, true
 }
 
-// shown returns the EventIds of the document that is served.
-func (s *Server) shown() []string {
+// servedIDs returns the EventIds of the document that is served.
+func (s *Server) servedIDs() []string {
 	var ids []string
 	if s.document == nil {
 		for _, e := range s.events {

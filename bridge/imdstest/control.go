@@ -32,7 +32,7 @@ func (s *Server) Control() http.Handler {
 	mux.HandleFunc("PATCH /events/{id}", s.patchEvent)
 	mux.HandleFunc("DELETE /events/{id}", func(w http.ResponseWriter, r *http.Request) {
 		if !s.End(r.PathValue("id")) {
-			noEvent(w, r)
+			replyUnknownEvent(w, r)
 			return
 		}
 		w.WriteHeader(http.StatusNoContent)
@@ -47,24 +47,24 @@ func (s *Server) Control() http.Handler {
 			w.WriteHeader(http.StatusNoContent)
 		}
 	})
-	mux.HandleFunc("DELETE /document", do(func() { s.SetDocument(nil) }))
+	mux.HandleFunc("DELETE /document", noContent(func() { s.SetDocument(nil) }))
 	mux.HandleFunc("PUT /faults", s.putFault)
-	mux.HandleFunc("DELETE /faults", do(s.ClearFaults))
-	mux.HandleFunc("POST /reset", do(s.Reset))
+	mux.HandleFunc("DELETE /faults", noContent(s.ClearFaults))
+	mux.HandleFunc("POST /reset", noContent(s.Reset))
 	mux.HandleFunc("GET /requests", func(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusOK, append([]Request{}, s.Requests()...))
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		refuse(w, http.StatusNotFound, fmt.Errorf("no such call: %s %s", r.Method, r.URL.Path))
+		replyError(w, http.StatusNotFound, fmt.Errorf("no such call: %s %s", r.Method, r.URL.Path))
 	})
 
 	sameOrigin := http.NewCrossOriginProtection()
 	sameOrigin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		refuse(w, http.StatusForbidden, fmt.Errorf("origin %s is not this server", r.Header.Get("Origin")))
+		replyError(w, http.StatusForbidden, fmt.Errorf("origin %s is not this server", r.Header.Get("Origin")))
 	}))
 	return sameOrigin.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !local(r.Host) {
-			refuse(w, http.StatusForbidden, fmt.Errorf("host %s is not local", r.Host))
+		if !isLocalHost(r.Host) {
+			replyError(w, http.StatusForbidden, fmt.Errorf("host %s is not local", r.Host))
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -83,8 +83,8 @@ type state struct {
 
 func (s *Server) getState(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	s.settle()
-	s.expire()
+	s.startDue()
+	s.removeExpiredFaults()
 	st := state{
 		Incarnation: s.incarnation, VMs: slices.Clone(s.vms),
 		Events: []wireEvent{}, Faults: []Fault{}, Approvals: append([]Approval{}, s.approvals...),
@@ -92,8 +92,8 @@ func (s *Server) getState(w http.ResponseWriter, _ *http.Request) {
 	for _, e := range s.events {
 		st.Events = append(st.Events, e.clone().wire(newest, http.TimeFormat))
 	}
-	for _, place := range slices.Sorted(maps.Keys(s.faults)) {
-		st.Faults = append(st.Faults, s.faults[place].Fault)
+	for _, key := range slices.Sorted(maps.Keys(s.faults)) {
+		st.Faults = append(st.Faults, s.faults[key].Fault)
 	}
 	if s.document != nil {
 		st.Document = new(string(s.document))
@@ -109,7 +109,7 @@ func (s *Server) postEvent(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := fields.apply(&e); err != nil {
-		refuse(w, http.StatusBadRequest, err)
+		replyError(w, http.StatusBadRequest, err)
 		return
 	}
 	reply(w, http.StatusCreated, s.Schedule(e).wire(newest, http.TimeFormat))
@@ -122,11 +122,11 @@ func (s *Server) patchEvent(w http.ResponseWriter, r *http.Request) {
 	}
 	id := r.PathValue("id")
 	if fields.EventID != nil && !strings.EqualFold(*fields.EventID, id) {
-		refuse(w, http.StatusBadRequest, wrong([]string{"EventId"}, "expected %s, an event keeps its id", id))
+		replyError(w, http.StatusBadRequest, keyErrorf([]string{"EventId"}, "expected %s, an event keeps its id", id))
 		return
 	}
 	if err := fields.apply(new(Event)); err != nil {
-		refuse(w, http.StatusBadRequest, err)
+		replyError(w, http.StatusBadRequest, err)
 		return
 	}
 	fields.EventID = nil
@@ -140,13 +140,14 @@ func (s *Server) putFault(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := f.check(); err != nil {
-		refuse(w, http.StatusBadRequest, err)
+		replyError(w, http.StatusBadRequest, err)
 		return
 	}
 	vms := s.VMs()
 	same := func(vm string) bool { return strings.EqualFold(vm, f.VM) }
 	if f.VM != "" && !slices.ContainsFunc(vms, same) {
-		refuse(w, http.StatusBadRequest, wrong([]string{"vm"}, "expected one of %s, got %q", strings.Join(vms, ", "), f.VM))
+		err := keyErrorf([]string{"vm"}, "expected one of %s, got %q", strings.Join(vms, ", "), f.VM)
+		replyError(w, http.StatusBadRequest, err)
 		return
 	}
 	s.SetFault(f)
@@ -156,17 +157,18 @@ func (s *Server) putFault(w http.ResponseWriter, r *http.Request) {
 func (s *Server) replyEvent(w http.ResponseWriter, r *http.Request) {
 	e, ok := s.Event(r.PathValue("id"))
 	if !ok {
-		noEvent(w, r)
+		replyUnknownEvent(w, r)
 		return
 	}
 	reply(w, http.StatusOK, e.wire(newest, http.TimeFormat))
 }
 
-func noEvent(w http.ResponseWriter, r *http.Request) {
-	refuse(w, http.StatusNotFound, fmt.Errorf("no event %s", r.PathValue("id")))
+func replyUnknownEvent(w http.ResponseWriter, r *http.Request) {
+	replyError(w, http.StatusNotFound, fmt.Errorf("no event %s", r.PathValue("id")))
 }
 
-func do(change func()) http.HandlerFunc {
+// noContent returns a handler that calls change and answers 204.
+func noContent(change func()) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		change()
 		w.WriteHeader(http.StatusNoContent)
@@ -177,7 +179,7 @@ func do(change func()) http.HandlerFunc {
 func read(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
-		refuse(w, http.StatusBadRequest, fmt.Errorf("read body: %w", err))
+		replyError(w, http.StatusBadRequest, fmt.Errorf("read body: %w", err))
 		return nil, false
 	}
 	return body, true
@@ -189,7 +191,7 @@ func readInto(w http.ResponseWriter, r *http.Request, into any) bool {
 		return false
 	}
 	if err := decode(body, into); err != nil {
-		refuse(w, http.StatusBadRequest, err)
+		replyError(w, http.StatusBadRequest, err)
 		return false
 	}
 	return true
@@ -201,13 +203,13 @@ func reply(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(marshal(v), '\n'))
 }
 
-func refuse(w http.ResponseWriter, status int, err error) {
+func replyError(w http.ResponseWriter, status int, err error) {
 	reply(w, status, map[string]string{"error": err.Error()})
 }
 
-// local reports whether a Host header is one that no DNS of a web page's author can produce: localhost, a name without
-// a dot (a container's), or an address that is not public.
-func local(host string) bool {
+// isLocalHost reports whether a Host header is safe from DNS rebinding: localhost, a name without a dot (a container's),
+// or an address that is not public.
+func isLocalHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}

@@ -25,8 +25,8 @@ func (e *keyError) Error() string {
 	return strings.Join(e.path, ".") + ": " + e.text
 }
 
-// wrong returns a keyError about the value at the path.
-func wrong(path []string, format string, args ...any) error {
+// keyErrorf formats a keyError for the value at the path.
+func keyErrorf(path []string, format string, args ...any) error {
 	return &keyError{slices.Clone(path), fmt.Sprintf(format, args...)}
 }
 
@@ -36,7 +36,7 @@ func wrong(path []string, format string, args ...any) error {
 func decode(data []byte, into any) error {
 	if !json.Valid(data) {
 		var v any
-		return wrong(nil, "broken JSON: %v", json.Unmarshal(data, &v))
+		return keyErrorf(nil, "broken JSON: %v", json.Unmarshal(data, &v))
 	}
 	return set(nil, data, reflect.ValueOf(into).Elem())
 }
@@ -45,7 +45,7 @@ var durationType = reflect.TypeFor[time.Duration]()
 
 // set sets v to a valid JSON value.
 func set(path []string, data json.RawMessage, v reflect.Value) error {
-	refuse := func() error { return wrong(path, "expected %s, got %.60s", expected(v.Type()), data) }
+	refuse := func() error { return keyErrorf(path, "expected %s, got %.60s", expected(v.Type()), data) }
 	if string(data) == "null" {
 		return refuse()
 	}
@@ -87,7 +87,7 @@ func set(path []string, data json.RawMessage, v reflect.Value) error {
 func setFields(path []string, data json.RawMessage, v reflect.Value) error {
 	var object map[string]json.RawMessage
 	if json.Unmarshal(data, &object) != nil {
-		return wrong(path, "expected %s, got %.60s", expected(v.Type()), data)
+		return keyErrorf(path, "expected %s, got %.60s", expected(v.Type()), data)
 	}
 	fields := make(map[string]int)
 	for i := range v.NumField() {
@@ -98,7 +98,7 @@ func setFields(path []string, data json.RawMessage, v reflect.Value) error {
 		below := append(path, key)
 		i, known := fields[key]
 		if !known {
-			return wrong(below, "unknown key, expected one of %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
+			return keyErrorf(below, "unknown key, expected one of %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
 		}
 		if err := set(below, object[key], v.Field(i)); err != nil {
 			return err
@@ -126,8 +126,8 @@ func expected(t reflect.Type) string {
 	return "text"
 }
 
-// longest is the longest duration that parseDuration takes: the year of a date so far ahead must have four digits.
-const longest = 10 * 365 * 24 * time.Hour
+// maxDuration is the longest duration that parseDuration takes: the year of a date so far ahead must have four digits.
+const maxDuration = 10 * 365 * 24 * time.Hour
 
 // parseDuration reads a duration as Go writes it, with optional days in front: 7d or 1d12h.
 func parseDuration(text string) (time.Duration, error) {
@@ -146,7 +146,7 @@ func parseDuration(text string) (time.Duration, error) {
 		}
 		d += rest
 	}
-	if d < 0 || d > longest {
+	if d < 0 || d > maxDuration {
 		return 0, errors.New("out of range")
 	}
 	return d, nil

@@ -128,7 +128,7 @@ func parseDate(text string) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return at, wrong([]string{"NotBefore"}, "expected a date such as %q or %q, got %q",
+		return at, keyErrorf([]string{"NotBefore"}, "expected a date such as %q or %q, got %q",
 			"Mon, 19 Sep 2016 18:29:47 GMT", "2016-09-19T18:29:47Z", text)
 	}
 	return at, nil
@@ -159,8 +159,8 @@ func (s *Server) render(version string, isoDates bool) (body []byte, etag string
 	return marshal(d), fmt.Sprint(s.incarnation)
 }
 
-// unchanged reports whether an If-None-Match header names etag: bare as Azure writes it, quoted or weak.
-func unchanged(header, etag string) bool {
+// matchesETag reports whether an If-None-Match header names etag: bare as Azure writes it, quoted or weak.
+func matchesETag(header, etag string) bool {
 	for tag := range strings.SplitSeq(header, ",") {
 		tag = strings.Trim(strings.TrimPrefix(strings.TrimSpace(tag), "W/"), `"`)
 		if etag != "" && tag == etag {

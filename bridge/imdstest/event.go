@@ -42,22 +42,22 @@ func Notice(eventType string) time.Duration {
 	return 15 * time.Minute
 }
 
-// An entry is an event, and what makes it start by itself.
+// An entry is an event and what the server tracks about it.
 type entry struct {
 	Event
-	formerly string    // the ID with which it was announced, if it got another when it started
-	auto     bool      // it starts at NotBefore
-	approved time.Time // when; zero if nobody has
+	announcedID string    // its ID before it started, if the fault NewID gave it another
+	auto        bool      // it starts at NotBefore
+	approved    time.Time // when its approval takes effect; zero if not approved
 }
 
-// starts returns when an event starts by itself; zero means never.
-func (s *Server) starts(e *entry) time.Time {
+// startTime returns when an event starts by itself; zero means never.
+func (s *Server) startTime(e *entry) time.Time {
 	if e.Status != Scheduled {
 		return time.Time{}
 	}
 	at := e.approved
 	if e.Type == terminate && !at.IsZero() {
-		at = s.allApproved()
+		at = s.lastApproval()
 	}
 	if e.auto && !e.NotBefore.IsZero() && (at.IsZero() || e.NotBefore.Before(at)) {
 		at = e.NotBefore
@@ -67,9 +67,9 @@ func (s *Server) starts(e *entry) time.Time {
 
 const terminate = "Terminate"
 
-// allApproved returns when the last of the scheduled deletions was approved; zero if one was not. A scale set deletes
-// its instances only when all the deletions are approved, or at NotBefore.
-func (s *Server) allApproved() (last time.Time) {
+// lastApproval returns the latest approval time of the scheduled deletions, or zero while one is not approved. A scale
+// set deletes its instances only when all the deletions are approved, or at NotBefore.
+func (s *Server) lastApproval() (last time.Time) {
 	for _, e := range s.events {
 		switch {
 		case e.Type != terminate || e.Status != Scheduled:
@@ -88,9 +88,9 @@ func (s *Server) start(e *entry) {
 		return
 	}
 	e.Status, e.NotBefore = Started, time.Time{}
-	s.expire()
+	s.removeExpiredFaults()
 	if f := s.faults[ScheduledEvents]; f != nil && f.NewID {
-		e.formerly, e.ID = e.ID, strings.ToUpper(uuid.NewString())
+		e.announcedID, e.ID = e.ID, strings.ToUpper(uuid.NewString())
 	}
 	s.incarnation++
 }
@@ -109,7 +109,7 @@ func (e Event) clone() Event {
 func (s *Server) Schedule(e Event) Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	return s.schedule(e, s.opts.AutoStart)
 }
 
@@ -150,7 +150,7 @@ func (s *Server) schedule(e Event, auto bool) Event {
 func (s *Server) Update(id string, change func(*Event)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	i := s.index(id)
 	if i < 0 {
 		return false
@@ -169,7 +169,7 @@ func (s *Server) Update(id string, change func(*Event)) bool {
 func (s *Server) Start(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	i := s.index(id)
 	if i >= 0 {
 		s.start(s.events[i])
@@ -182,7 +182,7 @@ func (s *Server) Start(id string) bool {
 func (s *Server) End(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	i := s.index(id)
 	if i < 0 {
 		return false
@@ -196,7 +196,7 @@ func (s *Server) End(id string) bool {
 func (s *Server) Events() []Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	list := make([]Event, 0, len(s.events))
 	for _, e := range s.events {
 		list = append(list, e.clone())
@@ -208,27 +208,27 @@ func (s *Server) Events() []Event {
 func (s *Server) Event(id string) (Event, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	if i := s.index(id); i >= 0 {
 		return s.events[i].clone(), true
 	}
 	return Event{}, false
 }
 
-// index returns the index of the event of that ID, in any case, or -1. The ID with which it was announced finds it too.
+// index returns the index of the event of that ID, in any case, or -1. Its announcedID finds it too.
 func (s *Server) index(id string) int {
 	return slices.IndexFunc(s.events, func(e *entry) bool {
-		return strings.EqualFold(e.ID, id) || strings.EqualFold(e.formerly, id)
+		return strings.EqualFold(e.ID, id) || strings.EqualFold(e.announcedID, id)
 	})
 }
 
-// settle starts the events whose time has come. Each is a new incarnation.
-func (s *Server) settle() {
+// startDue starts the events that are due. Each start is a new incarnation.
+func (s *Server) startDue() {
 	now := s.opts.Now()
-	for again := true; again; { // one that starts may let another start
+	for again := true; again; { // one start can make another event due
 		again = false
 		for _, e := range s.events {
-			if at := s.starts(e); !at.IsZero() && !at.After(now) {
+			if at := s.startTime(e); !at.IsZero() && !at.After(now) {
 				s.start(e)
 				again = true
 			}

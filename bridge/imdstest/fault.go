@@ -110,25 +110,27 @@ func (f *Fault) UnmarshalJSON(data []byte) error {
 func (f Fault) check() error {
 	endpoints := []string{"", ScheduledEvents, Approvals, InstanceFacts, Identity}
 	if !slices.Contains(endpoints, f.Path) {
-		return wrong([]string{"path"}, "expected %s, %s, %s or %s, got %q",
+		return keyErrorf([]string{"path"}, "expected %s, %s, %s or %s, got %q",
 			ScheduledEvents, Approvals, InstanceFacts, Identity, f.Path)
 	}
 	if known := knownVersions(f.Path); f.NewestVersion != "" && !slices.Contains(known, f.NewestVersion) {
-		return wrong([]string{"newestVersion"}, "expected one of %s, got %q", strings.Join(known, ", "), f.NewestVersion)
+		return keyErrorf([]string{"newestVersion"}, "expected one of %s, got %q",
+			strings.Join(known, ", "), f.NewestVersion)
 	}
 	if words := []string{"", ApproveRefuse, ApproveIgnore, ApproveLate}; !slices.Contains(words, f.Approve) {
-		return wrong([]string{"approve"}, "expected %s, got %q", strings.Join(words[1:], ", "), f.Approve)
+		return keyErrorf([]string{"approve"}, "expected %s, got %q", strings.Join(words[1:], ", "), f.Approve)
 	}
 	for key, given := range map[string]bool{"approve": f.Approve != "", "approveDelay": f.ApproveDelay != 0} {
 		if given && f.Path != Approvals {
-			return wrong([]string{key}, "expected path %s beside it, got %q", Approvals, f.Path)
+			return keyErrorf([]string{key}, "expected path %s beside it, got %q", Approvals, f.Path)
 		}
 	}
 	if f.NewID && (f.Path != "" && f.Path != ScheduledEvents || f.VM != "") {
-		return wrong([]string{"newId"}, "expected path %s and no vm beside it: the document is that of all", ScheduledEvents)
+		return keyErrorf([]string{"newId"}, "expected path %s and no vm beside it: the document is that of all",
+			ScheduledEvents)
 	}
 	if f.Status != 0 && (f.Status < 200 || f.Status > 599) {
-		return wrong([]string{"status"}, "expected a code from 200 to 599, got %d", f.Status)
+		return keyErrorf([]string{"status"}, "expected a code from 200 to 599, got %d", f.Status)
 	}
 	for _, n := range []struct {
 		key   string
@@ -137,7 +139,7 @@ func (f Fault) check() error {
 		{"times", f.Times}, {"truncate", f.Truncate}, {"contentLength", f.ContentLength}, {"incarnation", f.Incarnation},
 	} {
 		if n.value < 0 {
-			return wrong([]string{n.key}, "expected a number that is not negative, got %d", n.value)
+			return keyErrorf([]string{n.key}, "expected a number that is not negative, got %d", n.value)
 		}
 	}
 	return nil
@@ -146,12 +148,12 @@ func (f Fault) check() error {
 // fault is a Fault in force.
 type fault struct {
 	Fault
-	until time.Time // zero if it has no end
-	left  int       // answers that it still affects, if Times is set
+	until     time.Time // zero if it has no end
+	remaining int       // answers it still affects, if Times is set
 }
 
-// place is the key of a fault: only one can be in force for an endpoint, or for a VM there.
-func (f Fault) place() string { return strings.TrimSuffix(f.Path+" "+strings.ToLower(f.VM), " ") }
+// key is what Server.faults is keyed by: one fault can be in force per endpoint, and one per VM there.
+func (f Fault) key() string { return strings.TrimSuffix(f.Path+" "+strings.ToLower(f.VM), " ") }
 
 // SetFault replaces the fault of f's endpoint, or of f's VM there.
 func (s *Server) SetFault(f Fault) {
@@ -168,15 +170,15 @@ func (f Fault) scaled(speed float64) Fault {
 func (s *Server) setFault(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	if f.Path == "" {
 		f.Path = ScheduledEvents
 	}
-	set := &fault{Fault: f, left: f.Times}
+	set := &fault{Fault: f, remaining: f.Times}
 	if f.For > 0 {
 		set.until = s.opts.Now().Add(f.For)
 	}
-	s.faults[f.place()] = set
+	s.faults[f.key()] = set
 	if f.Incarnation != 0 {
 		s.incarnation = f.Incarnation
 	}
@@ -189,12 +191,12 @@ func (s *Server) ClearFaults() {
 	clear(s.faults)
 }
 
-// fault returns the fault of the next answer of that endpoint to that VM, and counts the answer.
-func (s *Server) fault(endpoint, vm string) Fault {
+// takeFault returns the fault for the next answer of that endpoint to that VM, and uses up one of its Times.
+func (s *Server) takeFault(endpoint, vm string) Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.expire()
-	f, ok := s.faults[Fault{Path: endpoint, VM: vm}.place()]
+	s.removeExpiredFaults()
+	f, ok := s.faults[Fault{Path: endpoint, VM: vm}.key()]
 	if !ok {
 		f, ok = s.faults[endpoint]
 	}
@@ -202,19 +204,19 @@ func (s *Server) fault(endpoint, vm string) Fault {
 		return Fault{}
 	}
 	if f.Times > 0 {
-		f.left--
+		f.remaining--
 	}
 	return f.Fault
 }
 
-// expire removes the faults that have ended.
-func (s *Server) expire() {
+// removeExpiredFaults removes the faults that have ended.
+func (s *Server) removeExpiredFaults() {
 	now := s.opts.Now()
-	for place, f := range s.faults {
+	for key, f := range s.faults {
 		byClock := !f.until.IsZero() && !now.Before(f.until)
-		byCount := f.Times > 0 && f.left == 0
+		byCount := f.Times > 0 && f.remaining == 0
 		if byClock || byCount {
-			delete(s.faults, place)
+			delete(s.faults, key)
 		}
 	}
 }
@@ -228,12 +230,12 @@ func (f Fault) wait(ctx context.Context) error {
 	return sleep(ctx, f.Delay)
 }
 
-// instead returns the answer that replaces the true one as a whole, if the fault has one.
-func (f Fault) instead() (a answer, ok bool) {
+// replacement returns the answer to send instead of the true one, if the fault has one.
+func (f Fault) replacement() (a answer, ok bool) {
 	if f.Status == 0 && f.Body == "" && !f.HTML && !f.Empty {
 		return answer{}, false
 	}
-	a = answer{status: f.Status, kind: jsonType, body: []byte(f.Body)}
+	a = answer{status: f.Status, contentType: jsonType, body: []byte(f.Body)}
 	switch {
 	case f.Empty:
 		a.body = nil
@@ -243,7 +245,7 @@ func (f Fault) instead() (a answer, ok bool) {
 		a = tooMany()
 	}
 	if f.HTML {
-		a.kind = "text/html; charset=utf-8"
+		a.contentType = "text/html; charset=utf-8"
 	}
 	if a.status == 0 {
 		a.status = http.StatusOK
@@ -253,8 +255,8 @@ func (f Fault) instead() (a answer, ok bool) {
 
 const proxyPage = "<html><head><title>Proxy</title></head><body><h1>This page is not available</h1></body></html>\n"
 
-// spoil changes the answer as it is sent.
-func (f Fault) spoil(a *answer) {
+// applyTo sets how the answer is sent.
+func (f Fault) applyTo(a *answer) {
 	a.retryAfter = f.RetryAfter
 	a.cut = f.Truncate
 	a.noLength = f.NoLength

@@ -76,9 +76,9 @@ func FuzzScenario(f *testing.F) {
 		}
 		s := New(Options{})
 		p := &play{Server: s, Scenario: sc, speed: 1, ids: make(map[string]string)}
-		p.cast()
+		p.assignVMs()
 		for _, step := range sc.Steps {
-			p.perform(step)
+			p.run(step)
 		}
 	})
 }

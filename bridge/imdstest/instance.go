@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Instance is what instance metadata says of all the VMs of a Server.
+// Instance is what instance metadata says about all VMs of a Server.
 type Instance struct {
 	SubscriptionID string // a fixed GUID when ""
 	ResourceGroup  string // "emulated" when ""
@@ -24,13 +24,13 @@ type Instance struct {
 	VMIDs map[string]string
 }
 
-func (i Instance) filled() Instance {
+func (i Instance) withDefaults() Instance {
 	fill := func(field *string, value string) {
 		if *field == "" {
 			*field = value
 		}
 	}
-	fill(&i.SubscriptionID, named("subscription"))
+	fill(&i.SubscriptionID, uuidOf("subscription"))
 	fill(&i.ResourceGroup, "emulated")
 	fill(&i.Location, "westeurope")
 	fill(&i.Priority, "Regular")
@@ -38,11 +38,11 @@ func (i Instance) filled() Instance {
 	return i
 }
 
-// space is the namespace of the UUIDs that this package makes up.
-var space = uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://forewarn.dev/imdstest"))
+// uuidSpace is the namespace of the UUIDs that this package makes up.
+var uuidSpace = uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://forewarn.dev/imdstest"))
 
-// named returns the UUIDv5 of a name.
-func named(name string) string { return uuid.NewSHA1(space, []byte(name)).String() }
+// uuidOf returns the UUIDv5 of a name.
+func uuidOf(name string) string { return uuid.NewSHA1(uuidSpace, []byte(name)).String() }
 
 // The api-versions of the service, except those of Scheduled Events.
 var instanceVersions = []string{
@@ -53,11 +53,11 @@ var instanceVersions = []string{
 	"2024-07-17", "2025-04-07",
 }
 
-// refusedVersion names the three newest api-versions, as the real service does; clients read them.
-func refusedVersion(known []string) answer {
+// badVersion returns a 400 that names the three newest api-versions, as the real service does; clients read them.
+func badVersion(known []string) answer {
 	newest := slices.Clone(known[max(0, len(known)-3):])
 	slices.Reverse(newest)
-	return refused("api-version is invalid or was not specified in the request. "+
+	return badRequest("api-version is invalid or was not specified in the request. "+
 		"For more information refer to aka.ms/azureimds", newest...)
 }
 
@@ -65,7 +65,7 @@ func refusedVersion(known []string) answer {
 func (i Instance) compute(vm string) map[string]any {
 	id := i.VMIDs[vm]
 	if id == "" {
-		id = named(vm)
+		id = uuidOf(vm)
 	}
 	resource := fmt.Sprintf("/subscriptions/%s/resourceGroups/%s/providers/Microsoft.Compute/",
 		i.SubscriptionID, i.ResourceGroup)
@@ -95,7 +95,7 @@ func (i Instance) compute(vm string) map[string]any {
 // instance answers /metadata/instance and everything below it. As in Azure, a single value is available only as text.
 func (s *Server) instance(c *call) answer {
 	var value any = map[string]any{"compute": s.opts.Instance.compute(c.vm)}
-	for _, name := range c.below {
+	for _, name := range c.subpath {
 		level, _ := value.(map[string]any)
 		value = nil
 		for key := range level {
@@ -111,22 +111,22 @@ func (s *Server) instance(c *call) answer {
 	switch v := value.(type) {
 	case string:
 		if !asText {
-			return refused("Only the text format is supported for this value")
+			return badRequest("Only the text format is supported for this value")
 		}
-		return ok(textType, []byte(v))
+		return okAnswer(textType, []byte(v))
 	case map[string]any:
 		if asText {
-			return ok(textType, []byte(strings.Join(slices.Sorted(maps.Keys(v)), "\n")))
+			return okAnswer(textType, []byte(strings.Join(slices.Sorted(maps.Keys(v)), "\n")))
 		}
 	}
-	return ok(jsonType, marshal(value))
+	return okAnswer(jsonType, marshal(value))
 }
 
 // token answers for the VM's managed identity, with a new and useless token each time.
 func (s *Server) token(c *call) answer {
 	resource := c.query.Get("resource")
 	if resource == "" {
-		return refusedToken("Required query variable 'resource' is missing")
+		return badTokenRequest("Required query variable 'resource' is missing")
 	}
 	now := s.opts.Now()
 	const life = 24 * 60 * 60
@@ -150,16 +150,16 @@ func (s *Server) token(c *call) answer {
 		TokenType:    "Bearer",
 	}
 	if t.ClientID == "" {
-		t.ClientID = named("identity of " + c.vm)
+		t.ClientID = uuidOf("identity of " + c.vm)
 	}
-	return ok(jsonType, marshal(t))
+	return okAnswer(jsonType, marshal(t))
 }
 
-// refusedToken is a refusal in the form of an OAuth server.
-func refusedToken(text string) answer {
+// badTokenRequest returns a 400 in the form of an OAuth server.
+func badTokenRequest(text string) answer {
 	body := struct {
 		Error       string `json:"error"`
 		Description string `json:"error_description"`
 	}{"invalid_request", text}
-	return answer{status: http.StatusBadRequest, kind: jsonType, body: marshal(body)}
+	return answer{status: http.StatusBadRequest, contentType: jsonType, body: marshal(body)}
 }

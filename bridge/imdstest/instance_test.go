@@ -30,7 +30,7 @@ func TestEachVMHasItsOwnInstance(t *testing.T) {
 			t.Errorf("%s sees %s", vm, got)
 		}
 	}
-	if ids["set_0"] != "fixed" || ids["set_1"] != named("set_1") {
+	if ids["set_0"] != "fixed" || ids["set_1"] != uuidOf("set_1") {
 		t.Errorf("vmIds %v", ids)
 	}
 }
@@ -47,7 +47,7 @@ func TestInstanceIsAskedByPath(t *testing.T) {
 		{"/metadata/Instance/Compute/NAME/?api-version=2021-02-01&format=Text", 200, "web-1"},
 		{"/vm/WEB-2/metadata/instance/compute/name?api-version=2021-02-01&format=text", 200, "web-2"},
 		{"/metadata/instance/compute/resourceId?api-version=2021-02-01&format=text", 200,
-			"/subscriptions/" + named("subscription") + "/resourceGroups/emulated/providers/Microsoft.Compute/virtualMachines/web-1"},
+			"/subscriptions/" + uuidOf("subscription") + "/resourceGroups/emulated/providers/Microsoft.Compute/virtualMachines/web-1"},
 		{"/metadata/instance?api-version=2021-02-01&format=text", 200, "compute"},
 		{"/metadata/instance/compute/name?api-version=2021-02-01", 400,
 			`{"error":"Bad request. Only the text format is supported for this value"}`},

@@ -49,11 +49,11 @@ func (r *Running) listen(address string, h http.Handler) (url string, err error)
 	}
 	r.servers = append(r.servers, server)
 	r.serving.Go(func() { _ = server.Serve(l) }) // until Close
-	return "http://" + callable(l.Addr().(*net.TCPAddr)), nil
+	return "http://" + reachableAddr(l.Addr().(*net.TCPAddr)), nil
 }
 
-// callable is the address at which this machine reaches a listener: loopback if it listens on all addresses.
-func callable(a *net.TCPAddr) string {
+// reachableAddr returns the address at which this machine reaches a listener: loopback if it listens on all addresses.
+func reachableAddr(a *net.TCPAddr) string {
 	if a.IP.IsUnspecified() {
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(a.Port))
 	}

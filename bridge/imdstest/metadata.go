@@ -17,17 +17,17 @@ const maxBody = 1 << 20
 func (s *Server) Metadata() http.Handler { return http.HandlerFunc(s.serveMetadata) }
 
 func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(io.LimitReader(r.Body, maxBody)) // one that was cut is refused as malformed
+	body, _ := io.ReadAll(io.LimitReader(r.Body, maxBody)) // a truncated body is refused as malformed
 	s.record(r, body)
 	c := s.route(r, body)
 	if c.endpoint == Identity {
-		defer s.leave(c.vm)
-		if s.crowded(c.vm) {
+		defer s.endToken(c.vm)
+		if !s.beginToken(c.vm) {
 			tooMany().write(w)
 			return
 		}
 	}
-	f := s.fault(c.endpoint, c.vm)
+	f := s.takeFault(c.endpoint, c.vm)
 	var a answer
 	if f.Approve == ApproveLate {
 		a = s.answer(c, f)
@@ -35,32 +35,32 @@ func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 	if err := f.wait(r.Context()); err != nil {
 		panic(http.ErrAbortHandler) // the client gave up
 	}
-	if instead, replaced := f.instead(); replaced {
-		a = instead
+	if replacement, ok := f.replacement(); ok {
+		a = replacement
 	} else if f.Approve != ApproveLate {
 		a = s.answer(c, f)
 	}
-	f.spoil(&a)
+	f.applyTo(&a)
 	a.write(w)
 }
 
-// A call is a request, taken apart.
+// A call is a parsed request.
 type call struct {
 	*http.Request
 	vm       string   // the VM that asks
 	endpoint string   // as in Fault.Path, or one of the two below
-	below    []string // the path's segments after the endpoint
+	subpath  []string // the path's segments after the endpoint
 	query    url.Values
 	version  string
 	body     []byte
 }
 
 const (
-	nowhere     = ""
+	unknownPath = ""
 	versionList = "versions"
 )
 
-// route takes a request apart. The case of a path does not matter.
+// route parses a request. The case of its path does not matter.
 func (s *Server) route(r *http.Request, body []byte) *call {
 	c := &call{Request: r, query: r.URL.Query(), body: body}
 	c.version = c.query.Get("api-version")
@@ -87,7 +87,7 @@ func (s *Server) route(r *http.Request, body []byte) *call {
 	case is("metadata", "scheduledevents") && len(path) == 2:
 		c.endpoint = ScheduledEvents
 	case is("metadata", "instance"):
-		c.endpoint, c.below = InstanceFacts, path[2:]
+		c.endpoint, c.subpath = InstanceFacts, path[2:]
 	case is("metadata", "identity", "oauth2", "token") && len(path) == 4:
 		c.endpoint = Identity
 	case is("metadata", "versions") && len(path) == 2:
@@ -103,27 +103,27 @@ func (s *Server) route(r *http.Request, body []byte) *call {
 func (s *Server) answer(c *call, f Fault) answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	switch {
-	case c.endpoint == nowhere:
+	case c.endpoint == unknownPath:
 		return notFound(c.Request)
-	case s.limited(c):
+	case s.overRateLimit(c):
 		return tooMany()
 	case c.Method != http.MethodGet && c.endpoint != Approvals:
 		return notAllowed(c.Request)
 	}
-	if text := s.refuses(c); text != "" {
+	if text := s.requestProblem(c); text != "" {
 		if c.endpoint == Identity {
-			return refusedToken(text)
+			return badTokenRequest(text)
 		}
-		return refused(text)
+		return badRequest(text)
 	}
 	known := knownVersions(c.endpoint)
 	if i := slices.Index(known, f.NewestVersion); i >= 0 {
 		known = known[:i+1]
 	}
 	if c.endpoint != versionList && !slices.Contains(known, c.version) {
-		return refusedVersion(known)
+		return badVersion(known)
 	}
 	switch c.endpoint {
 	case ScheduledEvents:
@@ -131,10 +131,10 @@ func (s *Server) answer(c *call, f Fault) answer {
 		if f.NoETag {
 			etag = ""
 		}
-		if unchanged(c.Header.Get("If-None-Match"), etag) {
+		if matchesETag(c.Header.Get("If-None-Match"), etag) {
 			return answer{status: http.StatusNotModified, etag: etag}
 		}
-		return answer{status: http.StatusOK, kind: jsonType, etag: etag, body: body}
+		return answer{status: http.StatusOK, contentType: jsonType, etag: etag, body: body}
 	case Approvals:
 		return s.approve(c, f)
 	case InstanceFacts:
@@ -142,12 +142,12 @@ func (s *Server) answer(c *call, f Fault) answer {
 	case Identity:
 		return s.token(c)
 	}
-	return ok(jsonType, marshal(map[string][]string{"apiVersions": instanceVersions}))
+	return okAnswer(jsonType, marshal(map[string][]string{"apiVersions": instanceVersions}))
 }
 
-// refuses says what is wrong with the request's headers or query; "" means nothing. Only the preview of Scheduled
-// Events needs no Metadata header.
-func (s *Server) refuses(c *call) string {
+// requestProblem says what is wrong with the request's headers or query; "" means nothing. Only the preview of
+// Scheduled Events needs no Metadata header.
+func (s *Server) requestProblem(c *call) string {
 	for name, values := range c.query {
 		if len(values) > 1 {
 			return "Query parameter '" + name + "' was specified more than once"
@@ -165,20 +165,20 @@ func (s *Server) refuses(c *call) string {
 	return ""
 }
 
-// The real service gives each VM more tokens than other answers, but only a few at once.
+// The real service allows each VM more token requests than others, but only a few at once.
 const (
-	tokensInASecond = 20
-	tokensAtOnce    = 5
+	tokensPerSecond   = 20
+	maxTokensInFlight = 5
 )
 
-// limited counts a request of a VM and reports whether it exceeds the rate limit. Refused requests are not counted.
-func (s *Server) limited(c *call) bool {
+// overRateLimit reports whether a request exceeds its VM's rate limit, and counts it if not.
+func (s *Server) overRateLimit(c *call) bool {
 	counter, limit := c.vm, s.opts.RateLimit
 	if limit <= 0 {
 		return false
 	}
 	if c.endpoint == Identity {
-		counter, limit = Identity+" "+c.vm, tokensInASecond
+		counter, limit = Identity+" "+c.vm, tokensPerSecond
 	}
 	now := s.opts.Now()
 	recent := slices.DeleteFunc(s.recent[counter], func(t time.Time) bool { return now.Sub(t) >= time.Second })
@@ -190,15 +190,15 @@ func (s *Server) limited(c *call) bool {
 	return over
 }
 
-// crowded counts a request for a token, until leave, and reports whether the VM has too many under way already.
-func (s *Server) crowded(vm string) bool {
+// beginToken counts a token request until endToken and reports whether the VM may have one more in flight.
+func (s *Server) beginToken(vm string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tokens[vm]++
-	return s.opts.RateLimit > 0 && s.tokens[vm] > tokensAtOnce
+	return s.opts.RateLimit <= 0 || s.tokens[vm] <= maxTokensInFlight
 }
 
-func (s *Server) leave(vm string) {
+func (s *Server) endToken(vm string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tokens[vm]--

@@ -21,29 +21,29 @@ func (s *Server) Play(ctx context.Context, sc Scenario, speed float64) error {
 		speed = s.opts.Speed
 	}
 	p := &play{Server: s, Scenario: sc, speed: speed, ids: make(map[string]string)}
-	p.cast()
+	p.assignVMs()
 	begin := s.opts.Now()
 	for _, step := range sc.Steps {
 		if err := sleep(ctx, begin.Add(scale(step.At, speed)).Sub(s.opts.Now())); err != nil {
 			return err
 		}
-		p.perform(step)
+		p.run(step)
 	}
 	return nil
 }
 
-// play is a scenario under way.
+// play is a scenario that is running.
 type play struct {
 	*Server
 	Scenario
-	speed float64
-	parts map[string]string // by the scenario's name for a VM: the Server's
-	ids   map[string]string // by label: the EventId
+	speed   float64
+	vmNames map[string]string // the scenario's name for a VM → the Server's
+	ids     map[string]string // label → EventId
 }
 
-// cast maps the scenario's VMs to the Server's. A Server without names takes the scenario's, and one with too few gets
+// assignVMs maps the scenario's VMs to the Server's. A Server without names takes the scenario's. One with too few gets
 // the missing ones.
-func (p *play) cast() {
+func (p *play) assignVMs() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ApproveDelay > 0 {
@@ -52,18 +52,18 @@ func (p *play) cast() {
 	if len(p.opts.VMs) == 0 && len(p.Scenario.VMs) > 0 {
 		p.vms = slices.Clone(p.Scenario.VMs)
 	}
-	p.parts = make(map[string]string)
+	p.vmNames = make(map[string]string)
 	given := len(p.vms)
 	for i, name := range p.Scenario.VMs {
 		if i < given {
-			p.parts[name] = p.vms[i]
+			p.vmNames[name] = p.vms[i]
 		} else if _, there := p.vm(name); !there {
 			p.vms = append(p.vms, name)
 		}
 	}
 }
 
-func (p *play) perform(step Step) {
+func (p *play) run(step Step) {
 	switch {
 	case step.Schedule != nil:
 		p.schedule(*step.Schedule)
@@ -75,8 +75,8 @@ func (p *play) perform(step Step) {
 		p.End(p.ids[step.End])
 	case step.Fault != nil:
 		f := step.Fault.scaled(p.speed)
-		if part, ok := p.parts[f.VM]; ok {
-			f.VM = part
+		if vm, ok := p.vmNames[f.VM]; ok {
+			f.VM = vm
 		}
 		p.setFault(f)
 	case step.Reset:
@@ -87,7 +87,7 @@ func (p *play) perform(step Step) {
 func (p *play) schedule(c Change) {
 	e := Event{ID: c.ID, Type: "Reboot", Status: Scheduled}
 	if e.ID == "" {
-		e.ID = strings.ToUpper(named("scenario " + p.Name + " " + c.Event))
+		e.ID = strings.ToUpper(uuidOf("scenario " + p.Name + " " + c.Event))
 	}
 	p.ids[c.Event] = e.ID
 	if c.Notice == nil {
@@ -100,7 +100,7 @@ func (p *play) schedule(c Change) {
 	started := slices.ContainsFunc(p.Steps, func(step Step) bool { return step.Start == c.Event })
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.settle()
+	p.startDue()
 	p.Server.schedule(e, !started)
 }
 
@@ -126,7 +126,7 @@ func (p *play) alter(e *Event, c Change) {
 	if c.Resources != nil {
 		e.Resources = slices.Clone(c.Resources)
 		for i, name := range e.Resources {
-			set(&e.Resources[i], p.parts[name])
+			set(&e.Resources[i], p.vmNames[name])
 		}
 	}
 }

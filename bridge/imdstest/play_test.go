@@ -130,7 +130,7 @@ steps:
 		}()
 		synctest.Wait()
 		a, b := s.Events()[0], s.Events()[1]
-		if a.ID != strings.ToUpper(named("scenario own A")) || b.ID != "given" {
+		if a.ID != strings.ToUpper(uuidOf("scenario own A")) || b.ID != "given" {
 			t.Errorf("ids %s, %s", a.ID, b.ID)
 		}
 		time.Sleep(40 * time.Second)

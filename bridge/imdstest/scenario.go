@@ -97,7 +97,7 @@ func ParseScenario(name string, data []byte) (Scenario, error) {
 	if err != nil {
 		var key *keyError
 		errors.As(err, &key)
-		at := find(root, key.path).GetToken().Position
+		at := findNode(root, key.path).GetToken().Position
 		return fail(at.Line, at.Column, err.Error())
 	}
 	if sc.Name == "" {
@@ -110,31 +110,31 @@ func ParseScenario(name string, data []byte) (Scenario, error) {
 func decodeScenario(root ast.Node) (sc Scenario, err error) {
 	for _, kind := range []ast.NodeType{ast.AliasType, ast.MergeKeyType} {
 		if len(ast.Filter(kind, root)) > 0 {
-			return sc, wrong(nil, "a scenario has no aliases")
+			return sc, keyErrorf(nil, "a scenario has no aliases")
 		}
 	}
 	var value any
 	if err := yaml.NodeToValue(root, &value); err != nil {
-		return sc, wrong(nil, "%v", err)
+		return sc, keyErrorf(nil, "%v", err)
 	}
 	data, err := json.Marshal(value)
 	if err != nil {
-		return sc, wrong(nil, "%v", err)
+		return sc, keyErrorf(nil, "%v", err)
 	}
 	if err := decode(data, &sc); err != nil {
 		return sc, err
 	}
 	for i := range sc.Steps {
 		step := []string{"steps", strconv.Itoa(i)}
-		if at := append(step, "at"); find(root, at) == find(root, step) {
-			return sc, wrong(at, "missing, expected a duration such as 30s or 15m")
+		if at := append(step, "at"); findNode(root, at) == findNode(root, step) {
+			return sc, keyErrorf(at, "missing, expected a duration such as 30s or 15m")
 		}
 	}
 	return sc, sc.check()
 }
 
-// find returns the node at a path, or the last node on the way there.
-func find(n ast.Node, path []string) ast.Node {
+// findNode returns the node at a path, or the last node on the way there.
+func findNode(n ast.Node, path []string) ast.Node {
 	for _, key := range path {
 		switch at := n.(type) {
 		case *ast.MappingNode:
@@ -156,69 +156,108 @@ func find(n ast.Node, path []string) ast.Node {
 	return n
 }
 
-// check returns a keyError for the first step that makes no sense in its place.
+// check returns a keyError for the first VM name or step that is not valid.
 func (sc Scenario) check() error {
 	if len(sc.Steps) == 0 {
-		return wrong([]string{"steps"}, "expected at least one")
+		return keyErrorf([]string{"steps"}, "expected at least one")
 	}
-	for i, name := range sc.VMs {
-		at := []string{"vms", strconv.Itoa(i)}
-		if name == "" || strings.ContainsAny(name, "/?#") {
-			return wrong(at, "expected a name that can stand in a path, got %q", name)
-		}
-		if slices.ContainsFunc(sc.VMs[:i], func(other string) bool { return strings.EqualFold(other, name) }) {
-			return wrong(at, "%s is there already; names ignore case", name)
-		}
+	if err := sc.checkVMs(); err != nil {
+		return err
 	}
 	open := make(map[string]bool) // by label
-	var before time.Duration
+	var previous time.Duration
 	for i, step := range sc.Steps {
-		at := func(keys ...string) []string { return append([]string{"steps", strconv.Itoa(i)}, keys...) }
-		if step.At < before {
-			return wrong(at("at"), "%v is before the step above it, at %v", step.At, before)
+		path := []string{"steps", strconv.Itoa(i)}
+		if err := step.checkTime(path, previous); err != nil {
+			return err
 		}
-		before = step.At
-		if n := step.actions(); n != 1 {
-			return wrong(at(), "expected one of schedule, update, start, end, fault, reset, got %d", n)
+		previous = step.At
+		if n := step.countActions(); n != 1 {
+			return keyErrorf(path, "expected one of schedule, update, start, end, fault, reset, got %d", n)
 		}
-		switch {
-		case step.Schedule != nil:
-			label := step.Schedule.Event
-			if label == "" {
-				return wrong(at("schedule", "event"), "missing, expected a label")
-			}
-			if open[label] {
-				return wrong(at("schedule", "event"), "event %s is scheduled already", label)
-			}
-			open[label] = true
-		case step.Update != nil && step.Update.ID != "":
-			return wrong(at("update", "id"), "an event keeps its id")
-		case step.Update != nil && !open[step.Update.Event]:
-			return wrong(at("update", "event"), "event %q is not scheduled before", step.Update.Event)
-		case step.Start != "" && !open[step.Start]:
-			return wrong(at("start"), "event %q is not scheduled before", step.Start)
-		case step.End != "" && !open[step.End]:
-			return wrong(at("end"), "event %q is not scheduled before", step.End)
-		case step.End != "":
-			open[step.End] = false
-		case step.Fault != nil:
-			var key *keyError
-			if errors.As(step.Fault.check(), &key) {
-				return wrong(at(append([]string{"fault"}, key.path...)...), "%s", key.text)
-			}
-		case step.Reset:
-			clear(open)
+		if err := step.checkEvent(path, open); err != nil {
+			return err
+		}
+		if err := step.checkFault(path); err != nil {
+			return err
+		}
+		step.updateOpen(open)
+	}
+	return nil
+}
+
+// checkVMs checks that each name of a VM can stand in a path and is there once.
+func (sc Scenario) checkVMs() error {
+	for i, name := range sc.VMs {
+		path := []string{"vms", strconv.Itoa(i)}
+		if name == "" || strings.ContainsAny(name, "/?#") {
+			return keyErrorf(path, "expected a name that can stand in a path, got %q", name)
+		}
+		if slices.ContainsFunc(sc.VMs[:i], func(other string) bool { return strings.EqualFold(other, name) }) {
+			return keyErrorf(path, "%s is there already; names ignore case", name)
 		}
 	}
 	return nil
 }
 
-// actions counts what the step does.
-func (step Step) actions() (n int) {
-	for _, given := range []bool{
+// checkTime checks that the step at the path is not before the previous one.
+func (step Step) checkTime(path []string, previous time.Duration) error {
+	if step.At < previous {
+		return keyErrorf(append(path, "at"), "%v is before the step above it, at %v", step.At, previous)
+	}
+	return nil
+}
+
+// checkEvent checks that the step at the path schedules a new event, or names one that is open.
+func (step Step) checkEvent(path []string, open map[string]bool) error {
+	const notOpen = "event %q is not scheduled before"
+	switch {
+	case step.Schedule != nil && step.Schedule.Event == "":
+		return keyErrorf(append(path, "schedule", "event"), "missing, expected a label")
+	case step.Schedule != nil && open[step.Schedule.Event]:
+		return keyErrorf(append(path, "schedule", "event"), "event %s is scheduled already", step.Schedule.Event)
+	case step.Update != nil && step.Update.ID != "":
+		return keyErrorf(append(path, "update", "id"), "an event keeps its id")
+	case step.Update != nil && !open[step.Update.Event]:
+		return keyErrorf(append(path, "update", "event"), notOpen, step.Update.Event)
+	case step.Start != "" && !open[step.Start]:
+		return keyErrorf(append(path, "start"), notOpen, step.Start)
+	case step.End != "" && !open[step.End]:
+		return keyErrorf(append(path, "end"), notOpen, step.End)
+	}
+	return nil
+}
+
+// checkFault checks the fault of the step at the path, if it has one.
+func (step Step) checkFault(path []string) error {
+	if step.Fault == nil {
+		return nil
+	}
+	var key *keyError
+	if errors.As(step.Fault.check(), &key) {
+		return keyErrorf(append(append(path, "fault"), key.path...), "%s", key.text)
+	}
+	return nil
+}
+
+// updateOpen records in open, by label, which events are in the document after the step.
+func (step Step) updateOpen(open map[string]bool) {
+	switch {
+	case step.Schedule != nil:
+		open[step.Schedule.Event] = true
+	case step.End != "":
+		open[step.End] = false
+	case step.Reset:
+		clear(open)
+	}
+}
+
+// countActions returns how many actions the step has; a valid one has one.
+func (step Step) countActions() (n int) {
+	for _, set := range []bool{
 		step.Schedule != nil, step.Update != nil, step.Start != "", step.End != "", step.Fault != nil, step.Reset,
 	} {
-		if given {
+		if set {
 			n++
 		}
 	}

@@ -54,11 +54,11 @@ type Server struct {
 	incarnation  int
 	events       []*entry
 	document     []byte            // served instead of the events when not nil
-	faults       map[string]*fault // by Fault.place
+	faults       map[string]*fault // by Fault.key
 	requests     []Request
 	approvals    []Approval
-	recent       map[string][]time.Time // the requests that the rate limit counts, by VM and separately for its tokens
-	tokens       map[string]int         // the requests for tokens under way, by VM
+	recent       map[string][]time.Time // the times of requests that the rate limit counts, by VM, with its tokens apart
+	tokens       map[string]int         // token requests in flight, by VM
 }
 
 // New returns a Server at incarnation 1 with no events. It does no I/O.
@@ -73,7 +73,7 @@ func New(o Options) *Server {
 		o.UnknownApproval = http.StatusBadRequest
 	}
 	o.VMs = slices.Clone(o.VMs)
-	o.Instance = o.Instance.filled()
+	o.Instance = o.Instance.withDefaults()
 	s := &Server{
 		opts: o, vms: slices.Clone(o.VMs), approveDelay: scale(o.ApproveDelay, o.Speed), tokens: make(map[string]int),
 	}
@@ -110,7 +110,7 @@ func (s *Server) clear() {
 func (s *Server) Incarnation() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	return s.incarnation
 }
 
@@ -118,7 +118,7 @@ func (s *Server) Incarnation() int {
 func (s *Server) SetIncarnation(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.startDue()
 	s.incarnation = n
 }
 

@@ -18,16 +18,16 @@ func (s *Server) RoundTripper() http.RoundTripper {
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			client, server := net.Pipe()
 			h := &http.Server{Handler: s.Metadata(), ErrorLog: log.New(io.Discard, "", 0)}
-			go h.Serve(&single{conn: server})
+			go h.Serve(&oneConnListener{conn: server})
 			return client, nil
 		},
 	}
 }
 
-// single is a listener with one connection.
-type single struct{ conn net.Conn }
+// oneConnListener is a listener with one connection.
+type oneConnListener struct{ conn net.Conn }
 
-func (l *single) Accept() (net.Conn, error) {
+func (l *oneConnListener) Accept() (net.Conn, error) {
 	if l.conn == nil {
 		return nil, net.ErrClosed
 	}
@@ -36,10 +36,10 @@ func (l *single) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-func (l *single) Close() error   { return nil }
-func (l *single) Addr() net.Addr { return memory{} }
+func (l *oneConnListener) Close() error   { return nil }
+func (l *oneConnListener) Addr() net.Addr { return memoryAddr{} }
 
-type memory struct{}
+type memoryAddr struct{}
 
-func (memory) Network() string { return "memory" }
-func (memory) String() string  { return "imdstest" }
+func (memoryAddr) Network() string { return "memory" }
+func (memoryAddr) String() string  { return "imdstest" }
