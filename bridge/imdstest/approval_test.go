@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Every form of StartRequests that Azure's texts show approves, in every version; anything else is refused and approves
-// nothing.
-func TestApprovalsTakeEveryFormOfTheTexts(t *testing.T) {
+// StartRequests are accepted in every form that Azure documents, in every version. Anything else is refused and
+// approves nothing.
+func TestStartRequestsAreAcceptedInEveryDocumentedForm(t *testing.T) {
 	for _, version := range versions {
 		t.Run(version, func(t *testing.T) { approveInEveryForm(t, "/metadata/scheduledevents?api-version="+version) })
 	}
@@ -52,7 +52,7 @@ func approveInEveryForm(t *testing.T, url string) {
 	}
 }
 
-// An approval, from whichever VM, starts the event for all after the delay; approving again changes nothing.
+// An approval from any VM starts the event for all VMs after the delay. Approving again changes nothing.
 func TestApprovedEventStartsAfterTheDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{VMs: []string{"vm_0", "vm_1"}, ApproveDelay: 30 * time.Second, Speed: 3})
@@ -88,8 +88,8 @@ func TestApprovedEventStartsAfterTheDelay(t *testing.T) {
 	})
 }
 
-// Azure does not say what it answers for an event that it does not know; an option decides.
-func TestApprovalOfAnUnknownEventMayBeAccepted(t *testing.T) {
+// Azure does not document its answer to the approval of an unknown event, so an option sets it.
+func TestStatusForApprovalOfAnUnknownEventIsAnOption(t *testing.T) {
 	s := New(Options{UnknownApproval: 200})
 	e := s.Schedule(Event{})
 	resp := ask(s, "POST", eventsURL, `{"StartRequests":[{"EventId":"unknown"},{"EventId":"`+e.ID+`"}]}`)
@@ -98,7 +98,7 @@ func TestApprovalOfAnUnknownEventMayBeAccepted(t *testing.T) {
 	}
 }
 
-// An advice is no event that could start: approving it is accepted and changes nothing.
+// A SpotRebalanceRecommendation cannot start: approving it is accepted and changes nothing.
 func TestApprovalOfAnAdviceHasNoEffect(t *testing.T) {
 	s := New(Options{})
 	e := s.Schedule(Event{Type: "SpotRebalanceRecommendation", Status: "Advisory"})
@@ -108,8 +108,8 @@ func TestApprovalOfAnAdviceHasNoEffect(t *testing.T) {
 	}
 }
 
-// The events of a document set as bytes can be approved too; the bytes stay as they are.
-func TestEventsOfASetDocumentCanBeApproved(t *testing.T) {
+// The events of a document set with SetDocument can be approved too. Its bytes stay the same.
+func TestEventsOfAFixedDocumentCanBeApproved(t *testing.T) {
 	s := New(Options{})
 	s.SetDocument([]byte(`{"DocumentIncarnation":2,"Events":[{"EventId":"A"}]}`))
 	for id, status := range map[string]int{"a": 200, "B": 400} {
@@ -119,8 +119,8 @@ func TestEventsOfASetDocumentCanBeApproved(t *testing.T) {
 	}
 }
 
-// What becomes of approvals is said only of approvals, and in words that are known.
-func TestWrongFatesOfApprovalsAreRefused(t *testing.T) {
+// The approve fields of a fault are valid only with the path approvals, and only with known values.
+func TestInvalidApproveFaultsAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"path":"approvals","approve":"never"}`:         `approve: expected refuse, ignore, late, got "never"`,
 		`{"approve":"refuse"}`:                           `approve: expected path approvals beside it, got ""`,

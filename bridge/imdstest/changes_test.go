@@ -87,8 +87,8 @@ func changes(t *testing.T, name string, speed float64) []string {
 	return ear.got
 }
 
-// Each scenario that comes along makes the bridge tell the story that the scenario is about, with its end.
-func TestBridgeTellsEveryBuiltinScenario(t *testing.T) {
+// The bridge reports the changes of each built-in scenario, up to its end.
+func TestBridgeReportsEveryBuiltinScenario(t *testing.T) {
 	systemtest.Alone(t)
 	untested := imdstest.Names()
 	for _, tt := range []struct {

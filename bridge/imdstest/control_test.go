@@ -21,7 +21,7 @@ func control(s *Server, method, path, body string, header ...string) *http.Respo
 	return w.Result()
 }
 
-// An event can be made, changed, started and ended from outside, and all of it be seen.
+// The control API can create, change, start and end an event, and shows the result.
 func TestControlScriptsTheServer(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 10, 0, 0, time.UTC)
 	s := New(Options{Now: func() time.Time { return now }})
@@ -67,8 +67,8 @@ func TestControlScriptsTheServer(t *testing.T) {
 	}
 }
 
-// What the control API cannot take is refused with the key and what was expected there, and changes nothing.
-func TestControlSaysWhatItExpected(t *testing.T) {
+// The control API refuses an invalid request with the key and what it expected there, and changes nothing.
+func TestControlNamesTheInvalidKey(t *testing.T) {
 	s := New(Options{})
 	s.Schedule(Event{ID: "A"})
 	for _, tt := range []struct {
@@ -122,7 +122,8 @@ func TestControlSaysWhatItExpected(t *testing.T) {
 	}
 }
 
-// No web page can reach the control API, neither by a name of its own nor by asking a local address.
+// No web page can reach the control API: not through DNS rebinding, nor with a cross-origin request to a local
+// address.
 func TestControlAnswersToLocalNamesOnly(t *testing.T) {
 	s := New(Options{})
 	for host, want := range map[string]int{
@@ -143,8 +144,8 @@ func TestControlAnswersToLocalNamesOnly(t *testing.T) {
 	}
 }
 
-// What a VM sees holds nothing of the control API.
-func TestMetadataKnowsNoControl(t *testing.T) {
+// The metadata endpoint serves no path of the control API.
+func TestMetadataDoesNotServeTheControlAPI(t *testing.T) {
 	for _, path := range []string{"/state", "/requests", "/events"} {
 		if resp := ask(New(Options{}), "GET", path, ""); resp.StatusCode != 404 {
 			t.Errorf("%s: %d, want 404", path, resp.StatusCode)

@@ -70,8 +70,8 @@ func capture(t *testing.T, name string) (doc string, incarnation int, events []E
 	return compact.String(), d.DocumentIncarnation, events
 }
 
-// A document has the keys, their order and the dates of the real one, to the byte.
-func TestDocumentsAreThoseOfAzure(t *testing.T) {
+// A document matches Azure's byte for byte: its keys, their order and its dates.
+func TestDocumentsMatchAzuresByteForByte(t *testing.T) {
 	for _, tt := range []struct{ file, version string }{
 		{"f01-reboot-user-flatcar-1.json", "2020-07-01"},
 		{"f01-reboot-user-flatcar-2.json", "2020-07-01"},
@@ -97,8 +97,8 @@ func TestDocumentsAreThoseOfAzure(t *testing.T) {
 	}
 }
 
-// Every change of the events is a new incarnation, and nothing else is.
-func TestLifeOfAnEventIsThatOfTheDocumentation(t *testing.T) {
+// Each change of an event is a new incarnation. Nothing else is.
+func TestEachChangeOfAnEventIsANewIncarnation(t *testing.T) {
 	s := New(Options{})
 	first, _, _ := capture(t, "f02-freeze-live-migration-1.json")
 	second, _, events := capture(t, "f02-freeze-live-migration-2.json")
@@ -125,8 +125,8 @@ func TestLifeOfAnEventIsThatOfTheDocumentation(t *testing.T) {
 	}
 }
 
-// An api-version shows only the fields and the types that it knows.
-func TestOlderVersionsHideWhatCameLater(t *testing.T) {
+// An api-version shows only the fields and event types that it had.
+func TestOlderVersionsHideLaterFieldsAndTypes(t *testing.T) {
 	s := New(Options{})
 	for _, kind := range []string{"Freeze", "Preempt", "Terminate", "SpotRebalanceRecommendation"} {
 		s.Schedule(Event{Type: kind})
@@ -164,8 +164,8 @@ func TestOlderVersionsHideWhatCameLater(t *testing.T) {
 	}
 }
 
-// A document set as bytes is served as it is, whatever it is; its own number is the ETag.
-func TestDocumentSetAsBytesIsServedAsItIs(t *testing.T) {
+// A document set with SetDocument is served unchanged, valid or not. Its own incarnation is the ETag.
+func TestFixedDocumentIsServedUnchanged(t *testing.T) {
 	s := New(Options{})
 	for _, tt := range []struct{ body, etag string }{
 		{`{"DocumentIncarnation": 190, "Events": [], "New": 1}`, "190"},
@@ -185,7 +185,7 @@ func TestDocumentSetAsBytesIsServedAsItIs(t *testing.T) {
 	}
 }
 
-// The ETag is the bare number of the incarnation; asking with it, in any of the usual forms, answers 304 and no body.
+// The ETag is the bare incarnation number. A request with it, bare, quoted or weak, gets a 304 without a body.
 func TestUnchangedDocumentIsNotSentAgain(t *testing.T) {
 	s := New(Options{})
 	s.SetIncarnation(4)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// What is missing in an event is what Azure would have said.
-func TestScheduleFillsWhatIsMissing(t *testing.T) {
+// Schedule fills in missing fields as Azure would.
+func TestScheduleFillsInMissingFields(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 10, 0, 0, time.UTC)
 	s := New(Options{VMs: []string{"web-1", "web-2"}, Now: func() time.Time { return now }})
 	for kind, notice := range map[string]time.Duration{
@@ -35,8 +35,8 @@ func TestScheduleFillsWhatIsMissing(t *testing.T) {
 	}
 }
 
-// An event with the ID of one that is there takes its place.
-func TestScheduleReplacesTheSameEvent(t *testing.T) {
+// An event replaces the one with the same ID.
+func TestScheduleReplacesAnEventWithTheSameID(t *testing.T) {
 	s := New(Options{})
 	s.Schedule(Event{ID: "A"})
 	s.Schedule(Event{ID: "B"})
@@ -46,7 +46,7 @@ func TestScheduleReplacesTheSameEvent(t *testing.T) {
 	}
 }
 
-// Nothing that was handed out or taken in is shared with the server.
+// The server shares no memory with its callers.
 func TestEventsAreCopies(t *testing.T) {
 	s := New(Options{})
 	names := []string{"vm_0"}
@@ -58,7 +58,7 @@ func TestEventsAreCopies(t *testing.T) {
 	}
 }
 
-// NotBefore passes without effect, unless AutoStart is on.
+// An event does not start at NotBefore unless AutoStart is on.
 func TestEventStartsByItselfOnlyWithAutoStart(t *testing.T) {
 	for _, auto := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestEventStartsByItselfOnlyWithAutoStart(t *testing.T) {
 	}
 }
 
-// What names an event that is not there changes nothing and says so.
+// A call with the ID of an unknown event changes nothing and returns false.
 func TestUnknownEventsAreReported(t *testing.T) {
 	s := New(Options{})
 	if s.Start("A") || s.End("A") || s.Update("A", func(*Event) { t.Error("called") }) {
@@ -87,8 +87,8 @@ func TestUnknownEventsAreReported(t *testing.T) {
 	}
 }
 
-// After a reset the server is as new, but for its VMs.
-func TestResetForgetsAllButTheVMs(t *testing.T) {
+// After a reset the server is like new, except for its VMs.
+func TestResetKeepsOnlyTheVMs(t *testing.T) {
 	s := New(Options{VMs: []string{"a", "b"}})
 	s.Schedule(Event{})
 	s.SetFault(Fault{Status: 503})
@@ -102,8 +102,8 @@ func TestResetForgetsAllButTheVMs(t *testing.T) {
 	}
 }
 
-// The count can start over while the events stay.
-func TestIncarnationStartsOver(t *testing.T) {
+// The incarnation can restart while the events stay.
+func TestIncarnationRestarts(t *testing.T) {
 	s := New(Options{})
 	s.Schedule(Event{ID: "A"})
 	s.ResetIncarnation()
@@ -116,7 +116,7 @@ func TestIncarnationStartsOver(t *testing.T) {
 	}
 }
 
-// A server can be scripted, asked and watched by many at once.
+// Many goroutines can script, query and inspect a server at once.
 func TestServerIsSafeForConcurrentUse(t *testing.T) {
 	s := New(Options{AutoStart: true, RateLimit: 5})
 	sc := Scenario{Name: "quick", Steps: []Step{{Schedule: &Change{Event: "A"}}, {End: "A"}, {Fault: &Fault{Status: 503, Times: 1}}}}
@@ -144,8 +144,8 @@ func TestServerIsSafeForConcurrentUse(t *testing.T) {
 	}
 }
 
-// While the fault newId is set, an event goes on under another ID when it starts, by hand or by itself. The one under
-// which it was announced still finds it, and neither the others nor one that has started change.
+// With the fault newId an event gets a new ID when it starts, by Start or by itself. Its old ID still finds it. Other
+// events keep theirs, also if they have started.
 func TestAnEventCanGetANewIDWhenItStarts(t *testing.T) {
 	s := New(Options{})
 	old, first, second := s.Schedule(Event{}), s.Schedule(Event{}), s.Schedule(Event{})

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Each fault spoils the document in its own way.
-func TestFaultsSpoilTheDocument(t *testing.T) {
+// Each fault changes the answer in its own way.
+func TestFaultsChangeTheAnswer(t *testing.T) {
 	at := time.Date(2016, 9, 19, 18, 29, 47, 0, time.UTC)
 	for _, tt := range []struct {
 		name   string
@@ -43,8 +43,8 @@ func TestFaultsSpoilTheDocument(t *testing.T) {
 	}
 }
 
-// A fault spoils one endpoint and leaves the others as they are.
-func TestFaultIsOfOneEndpoint(t *testing.T) {
+// A fault affects one endpoint and no other.
+func TestFaultAffectsOneEndpoint(t *testing.T) {
 	const (
 		instance = "/metadata/instance?api-version=2021-02-01"
 		token    = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x"
@@ -71,8 +71,9 @@ func TestFaultIsOfOneEndpoint(t *testing.T) {
 	}
 }
 
-// The fault of one VM is beside that of all, stands before it, and ends by itself; a scenario's VM is the Server's.
-func TestFaultOfOneVM(t *testing.T) {
+// The fault of one VM is used instead of the endpoint's, and ends independently. In a scenario its VM is translated to
+// the Server's.
+func TestFaultAffectsOneVM(t *testing.T) {
 	s := New(Options{VMs: []string{"a", "b"}})
 	want := func(when string, a, b int) {
 		t.Helper()
@@ -95,7 +96,7 @@ func TestFaultOfOneVM(t *testing.T) {
 	want("played", 200, 500)
 }
 
-// A fault ends by the clock, after so many answers or when it is cleared, whichever comes first.
+// A fault ends with its time, after its number of answers or when it is cleared, whichever comes first.
 func TestFaultEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{Speed: 2})
@@ -126,8 +127,8 @@ func TestFaultEnds(t *testing.T) {
 	})
 }
 
-// The first answer may be late; it is the document as it is then.
-func TestDelayedAnswerIsTheNewest(t *testing.T) {
+// A delayed answer shows the document of the time when it is sent.
+func TestDelayedAnswerShowsTheStateWhenItIsSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{})
 		s.SetFault(Fault{Delay: 2 * time.Minute, Times: 1})
@@ -150,8 +151,8 @@ func TestDelayedAnswerIsTheNewest(t *testing.T) {
 	})
 }
 
-// A fault is read back as it was written.
-func TestFaultIsTheSameInJSON(t *testing.T) {
+// A fault decodes from the JSON that it encodes to.
+func TestFaultRoundTripsThroughJSON(t *testing.T) {
 	f := Fault{Path: Approvals, Approve: ApproveLate, ApproveDelay: time.Minute, For: 90 * time.Second, Delay: time.Second, Status: 503, RetryAfter: "1", Times: 3, NoLength: true}
 	data, err := json.Marshal(f)
 	if err != nil {

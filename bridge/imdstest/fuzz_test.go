@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Whatever the control API is sent, it answers with JSON or nothing, and the document stays one.
+// Whatever the control API gets, it answers with JSON or nothing, and the document stays valid.
 func FuzzControl(f *testing.F) {
 	calls := []struct{ method, path string }{{"POST", "/events"}, {"PATCH", "/events/A"}, {"PUT", "/faults"}}
 	f.Add(byte(0), `{"EventType":"Freeze","DurationInSeconds":5,"NotBefore":"Mon, 19 Sep 2016 18:29:47 GMT"}`)
@@ -31,7 +31,7 @@ func FuzzControl(f *testing.F) {
 	})
 }
 
-// Whatever is posted as StartRequests, it is accepted or refused, and only a known EventId has an effect.
+// Any body of StartRequests is accepted or refused, and only a known EventId has an effect.
 func FuzzStartRequests(f *testing.F) {
 	for _, seed := range []string{
 		`{"StartRequests":[{"EventId":"A"}]}`,
@@ -53,7 +53,7 @@ func FuzzStartRequests(f *testing.F) {
 	})
 }
 
-// Whatever a scenario file holds, it is refused with its place or can be played.
+// Any scenario file is refused with a position, or can be played.
 func FuzzScenario(f *testing.F) {
 	for _, name := range Names() {
 		data, err := builtins.ReadFile("scenarios/" + name + ".yaml")

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Each VM has its own instance metadata, and all of them the same document.
-func TestEachVMHasItsOwnInstance(t *testing.T) {
+// Each VM has its own instance metadata. All have the same document.
+func TestEachVMHasItsOwnInstanceMetadata(t *testing.T) {
 	s := New(Options{VMs: []string{"set_0", "set_1"}, Instance: Instance{ScaleSet: "set", Zone: "2", VMIDs: map[string]string{"set_0": "fixed"}}})
 	s.Schedule(Event{})
 	ids := make(map[string]string)
@@ -35,8 +35,8 @@ func TestEachVMHasItsOwnInstance(t *testing.T) {
 	}
 }
 
-// One value is given as text and only as text; the first VM answers where none is named.
-func TestInstanceIsAskedByPath(t *testing.T) {
+// A single value is available as text only. Without a VM in the path, the first VM answers.
+func TestInstanceMetadataIsReadByPath(t *testing.T) {
 	s := New(Options{VMs: []string{"web-1", "web-2"}})
 	for _, tt := range []struct {
 		path   string
@@ -67,7 +67,7 @@ func TestInstanceIsAskedByPath(t *testing.T) {
 	}
 }
 
-// The managed identity gives a new token for each request that says for what.
+// The managed identity endpoint issues a new token for each request that names a resource.
 func TestTokenNeedsAResource(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	s := New(Options{Now: func() time.Time { return now }})

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Both endpoints can be reached over sockets, each at its own, until the end of the test.
-func TestServerListens(t *testing.T) {
+// Serve listens on one address for metadata and one for control, until the test ends.
+func TestServeListensOnBothEndpoints(t *testing.T) {
 	var r *Running
 	t.Run("while it runs", func(t *testing.T) {
 		r = Serve(t, Options{})
@@ -34,7 +34,7 @@ func TestServerListens(t *testing.T) {
 	}
 }
 
-// An address that is taken is an error, and what listens already is closed.
+// An address in use is an error, and the listener that was already open is closed.
 func TestAddressInUseIsAnError(t *testing.T) {
 	s := Serve(t, Options{})
 	taken := s.ControlURL[len("http://"):]
@@ -54,7 +54,7 @@ func TestAddressInUseIsAnError(t *testing.T) {
 }
 
 // Close does not wait for an answer that hangs.
-func TestCloseBreaksOffWhatHangs(t *testing.T) {
+func TestCloseDoesNotWaitForAHangingAnswer(t *testing.T) {
 	r := Serve(t, Options{})
 	r.SetFault(Fault{Hang: true})
 	answered := make(chan error)

@@ -17,8 +17,8 @@ const (
 	refusedForwarding = `{"error":"Bad request. Request must not have an X-Forwarded-For header"}`
 )
 
-// Each request is refused for what the real service refuses, in its own words.
-func TestRequestsAreRefusedAsAzureDoes(t *testing.T) {
+// Each invalid request is refused as Azure refuses it, with the same text.
+func TestInvalidRequestsAreRefusedAsByAzure(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		method string
@@ -69,15 +69,15 @@ func TestRequestsAreRefusedAsAzureDoes(t *testing.T) {
 	}
 }
 
-// A lax server asks for no headers.
-func TestLaxServerAsksForNoHeaders(t *testing.T) {
+// A lax server needs no headers.
+func TestLaxServerNeedsNoHeaders(t *testing.T) {
 	resp := ask(New(Options{Lax: true}), "GET", eventsURL, "", "Metadata", "", "X-Forwarded-For", "10.0.0.1")
 	if resp.StatusCode != 200 {
 		t.Errorf("%d, want 200", resp.StatusCode)
 	}
 }
 
-// Without a version in its query the oldest path answers as the preview did.
+// The oldest path without an api-version answers as the preview.
 func TestOldestPathAnswersAsThePreview(t *testing.T) {
 	s := New(Options{})
 	s.Schedule(Event{})
@@ -87,7 +87,7 @@ func TestOldestPathAnswersAsThePreview(t *testing.T) {
 	}
 }
 
-// The versions that the service lists are those of the instance, and need no api-version.
+// The list of api-versions is that of instance metadata, and needs no api-version itself.
 func TestVersionsAreListed(t *testing.T) {
 	var list struct{ APIVersions []string }
 	if err := json.Unmarshal([]byte(text(ask(New(Options{}), "GET", "/metadata/versions", ""))), &list); err != nil {
@@ -101,8 +101,9 @@ func TestVersionsAreListed(t *testing.T) {
 	}
 }
 
-// The rate limit is each VM's own, counts all its requests but those for tokens, and lets it ask again a second later.
-func TestRateLimitIsOfEachVM(t *testing.T) {
+// The rate limit applies to each VM separately. It counts all requests except those for tokens, and ends after a
+// second.
+func TestRateLimitIsPerVM(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{VMs: []string{"a", "b"}, RateLimit: 5})
 		one := "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -127,7 +128,7 @@ func TestRateLimitIsOfEachVM(t *testing.T) {
 	})
 }
 
-// With a rate limit a VM may have twenty tokens in a second and be answered five at once; another VM has its own limit.
+// With a rate limit, a VM gets at most 20 tokens a second and 5 at once. Each VM has its own limit.
 func TestTokensHaveALimitOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const token = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x"
@@ -169,8 +170,8 @@ func TestTokensHaveALimitOfTheirOwn(t *testing.T) {
 	})
 }
 
-// What the endpoint was asked is remembered, whatever it answered.
-func TestRequestsAreRemembered(t *testing.T) {
+// Each request to the metadata endpoint is recorded, whatever the answer.
+func TestRequestsAreRecorded(t *testing.T) {
 	at := time.Date(2026, 11, 21, 4, 10, 0, 0, time.UTC)
 	s := New(Options{Now: func() time.Time { return at }})
 	ask(s, "GET", "/nowhere?a=1", "", "If-None-Match", "7")

@@ -56,8 +56,8 @@ func builtin(t *testing.T, name string) Scenario {
 	return sc
 }
 
-// The scenarios that come along happen as they say, at their times divided by the speed.
-func TestBuiltinScenariosHappen(t *testing.T) {
+// The built-in scenarios run their steps at their times divided by the speed.
+func TestBuiltinScenariosRunOnTime(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		speed float64
@@ -86,8 +86,8 @@ func TestBuiltinScenariosHappen(t *testing.T) {
 	}
 }
 
-// The week ends with nothing open, and its faults happen.
-func TestBusyWeekEndsQuietly(t *testing.T) {
+// The busy week ends with no event open, and its faults occur.
+func TestBusyWeekEndsWithoutOpenEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{})
 		seen := watch(t, s, builtin(t, "busy-week"), 10)
@@ -105,8 +105,8 @@ func TestBusyWeekEndsQuietly(t *testing.T) {
 	})
 }
 
-// An event keeps its EventId from play to play; only a step or an approval starts one that a step starts.
-func TestStepsDecideWhenTheyStart(t *testing.T) {
+// An event has the same EventId in each play. If a step starts it, only that step or an approval does.
+func TestEventWithAStartStepDoesNotStartByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sc, err := ParseScenario("own.yaml", []byte(`
 approve_delay: 20s
@@ -151,8 +151,8 @@ steps:
 	})
 }
 
-// A scenario about vm_0 and vm_1 is played by the VMs that the server was given.
-func TestNamedVMsTakeTheParts(t *testing.T) {
+// A scenario with vm_0 and vm_1 runs with the names that the server was given.
+func TestScenarioRunsWithTheVMsOfTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{VMs: []string{"web-1"}})
 		got := watch(t, s, builtin(t, "two-events"), 1)
@@ -162,8 +162,8 @@ func TestNamedVMsTakeTheParts(t *testing.T) {
 	})
 }
 
-// A fault of a scenario lasts as long as its speed wants, and a reset empties the document.
-func TestStepsSpoilAndReset(t *testing.T) {
+// The duration of a scenario's fault is divided by its speed. A reset empties the document.
+func TestStepsSetFaultsAndReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sc, err := ParseScenario("own.yaml", []byte(`
 steps:
@@ -192,7 +192,7 @@ steps:
 	})
 }
 
-// A play ends with its context.
+// Play returns when its context ends.
 func TestPlayEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -497,9 +497,8 @@ func (see sight) look(t *testing.T, s *Server) (status int, got string) {
 	return resp.StatusCode, head.String() + "\r\n" + string(body)
 }
 
-// Whatever the real service was seen to do, and a server can show, is brought about as its row says, and is not there
-// unless it is brought about.
-func TestEveryQuirkOfTheServiceCanBeShown(t *testing.T) {
+// Each quirk of the real service occurs when its row asks for it, and only then.
+func TestEveryQuirkOfTheServiceCanBeEmulated(t *testing.T) {
 	for _, q := range quirks {
 		t.Run(q.says, func(t *testing.T) {
 			if what := q.differs(t); what != "" {
@@ -515,8 +514,8 @@ func TestEveryQuirkOfTheServiceCanBeShown(t *testing.T) {
 	}
 }
 
-// Every captured document can be served to the byte, through the control API, with its own number as its ETag; asking
-// with that answers 304. One that was printed without its number has no ETag.
+// Each captured document can be served byte for byte through the control API, with its own incarnation as the ETag. A
+// request with that ETag gets a 304. A document without an incarnation has no ETag.
 func TestEveryCaptureCanBeServed(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "f*.json"))
 	if err != nil || len(files) != 18 {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Every kind of step is read, in both of YAML's styles.
+// Every kind of step is read, in both styles of YAML.
 func TestScenarioIsRead(t *testing.T) {
 	sc, err := ParseScenario("dir/own.yaml", []byte(`
 vms: [a, b]
@@ -37,8 +37,8 @@ steps:
 	}
 }
 
-// A scenario that makes no sense is refused where it stops making sense.
-func TestScenarioErrorsNameThePlace(t *testing.T) {
+// An invalid scenario is refused with the position of its first error.
+func TestScenarioErrorsHaveAPosition(t *testing.T) {
 	const head = "name: x\nsteps:\n"
 	for _, tt := range []struct{ text, err string }{
 		{"", "s.yaml:1:1: expected one YAML document with name and steps"},
@@ -80,7 +80,7 @@ func TestScenarioErrorsNameThePlace(t *testing.T) {
 	}
 }
 
-// The scenarios that come along are read, named as their files, and those that were promised.
+// Each built-in scenario can be read and has the name of its file, and every documented one exists.
 func TestBuiltinScenariosAreRead(t *testing.T) {
 	want := []string{
 		"busy-week", "canceled", "degraded", "freeze", "hardware-failure", "preempt",

@@ -25,8 +25,8 @@ func request(t *testing.T, ctx context.Context, method, url string, header ...st
 	return r
 }
 
-// Without a socket an answer looks as it does on one.
-func TestRoundTripperShowsLengthsAsANetworkDoes(t *testing.T) {
+// An answer through RoundTripper looks as it does over a socket.
+func TestRoundTripperShowsLengthsLikeANetwork(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		fault  Fault
@@ -64,7 +64,7 @@ func TestRoundTripperShowsLengthsAsANetworkDoes(t *testing.T) {
 	}
 }
 
-// An answer that hangs ends with the request's context, and leaves nothing behind.
+// An answer that hangs ends with the context of its request, and leaves no goroutine behind.
 func TestHangingAnswerEndsWithTheRequest(t *testing.T) {
 	for _, f := range []Fault{{Hang: true}, {Delay: time.Minute}} {
 		synctest.Test(t, func(t *testing.T) {
