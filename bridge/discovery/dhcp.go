@@ -14,9 +14,9 @@ import (
 
 // The parts of a message: sizes and offsets in bytes, the numbers of options, and their values.
 const (
-	dhcpFixed  = 236 // the length of the fields before the cookie
-	dhcpCookie = "\x63\x82\x53\x63"
-	dhcpLeast  = 300 // the length of a question; some relays drop shorter messages
+	dhcpFixed     = 236 // the length of the fields before the cookie
+	dhcpCookie    = "\x63\x82\x53\x63"
+	dhcpMinLength = 300 // the length of a question; some relays drop shorter messages
 
 	dhcpRequest, dhcpReply       = 1, 2
 	dhcpDiscover, dhcpOffer      = 1, 2
@@ -38,14 +38,14 @@ type dhcpQuestion struct {
 
 // message returns a DHCPDISCOVER that asks for option 245, and for an answer by broadcast.
 func (q dhcpQuestion) message() []byte {
-	m := make([]byte, dhcpFixed, dhcpLeast)
+	m := make([]byte, dhcpFixed, dhcpMinLength)
 	m[0], m[1], m[2] = dhcpRequest, 1, dhcpMACLen // on Ethernet
 	copy(m[dhcpXidAt:], q.xid[:])
 	m[dhcpFlagsAt] = 0x80 // answer by broadcast
 	copy(m[dhcpHardwareAt:], q.mac[:])
 	m = append(m, dhcpCookie...)
 	m = append(m, dhcpType, 1, dhcpDiscover, dhcpParameters, 1, dhcpEndpoint, dhcpEnd)
-	return m[:dhcpLeast]
+	return m[:dhcpMinLength]
 }
 
 // errNotOurs is the error for a packet that is not an answer to the question.
@@ -65,17 +65,17 @@ func (q dhcpQuestion) endpoint(packet []byte) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	kind, given := options[dhcpType]
-	if given && (len(kind) != 1 || kind[0] != dhcpOffer && kind[0] != dhcpAck) {
-		return netip.Addr{}, fmt.Errorf("it is not an offer but of type %.4x", kind)
+	typ, ok := options[dhcpType]
+	if ok && (len(typ) != 1 || typ[0] != dhcpOffer && typ[0] != dhcpAck) {
+		return netip.Addr{}, fmt.Errorf("it is not an offer but of type %.4x", typ)
 	}
-	value, given := options[dhcpEndpoint]
-	if !given {
+	value, ok := options[dhcpEndpoint]
+	if !ok {
 		return netip.Addr{}, errors.New("it has no option 245")
 	}
-	addr, ok := netip.AddrFromSlice(value)
+	addr, valid := netip.AddrFromSlice(value)
 	switch {
-	case len(value) != 4 || !ok:
+	case len(value) != 4 || !valid:
 		return netip.Addr{}, fmt.Errorf("option 245 has %d bytes, not the 4 of an address", len(value))
 	case !isHost(addr):
 		return netip.Addr{}, fmt.Errorf("option 245 is %v, which is not the address of another host", addr)
@@ -101,16 +101,16 @@ func dhcpOptions(packet []byte) (map[byte][]byte, error) {
 	if len(overload) == 0 {
 		return options, nil
 	}
-	where := overload[0]
-	if len(overload) != 1 || where < dhcpInFile || where > dhcpInFile|dhcpInName {
+	fields := overload[0]
+	if len(overload) != 1 || fields < dhcpInFile || fields > dhcpInFile|dhcpInName {
 		return nil, fmt.Errorf("option %d is %.4x, not 1, 2 or 3", dhcpOverload, overload)
 	}
-	if where&dhcpInFile != 0 {
+	if fields&dhcpInFile != 0 {
 		if err := addOptions(options, packet[dhcpFileAt:dhcpFixed]); err != nil {
 			return nil, err
 		}
 	}
-	if where&dhcpInName != 0 {
+	if fields&dhcpInName != 0 {
 		if err := addOptions(options, packet[dhcpNameAt:dhcpFileAt]); err != nil {
 			return nil, err
 		}

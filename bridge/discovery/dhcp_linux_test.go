@@ -107,10 +107,9 @@ func dhcpServer(t *testing.T, answers func(n int, q dhcpQuestion) [][]byte) (ask
 	return asked
 }
 
-// Over real sockets: the question goes to everybody, is asked again when a packet was lost, and the first answer that
-// names the endpoint counts, whatever else comes before it. Then the endpoint is found there, where the fixed address
-// is out of reach.
-func TestDHCPNamesTheEndpoint(t *testing.T) {
+// On real sockets, the question is broadcast and repeated if a packet is lost. The first answer with the endpoint
+// counts, whatever arrives before it. A search then finds the endpoint if the fixed address is unreachable.
+func TestDHCPFindsTheEndpoint(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
@@ -154,8 +153,8 @@ func TestDHCPNamesTheEndpoint(t *testing.T) {
 	}
 }
 
-// Answers that name no endpoint are told apart from no answer, by interface.
-func TestDHCPAnswersOfNoUseAreNamed(t *testing.T) {
+// The error tells unusable answers from no answers, by interface.
+func TestUnusableDHCPAnswersAreReported(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
@@ -170,7 +169,7 @@ func TestDHCPAnswersOfNoUseAreNamed(t *testing.T) {
 	}
 }
 
-// Asking ends at once when nobody waits for the answer any more, and lets go of the port.
+// AskDHCP returns as soon as its context ends, and closes the port.
 func TestDHCPEndsWithItsContext(t *testing.T) {
 	if !inNamespace(t) {
 		return
@@ -187,8 +186,8 @@ func TestDHCPEndsWithItsContext(t *testing.T) {
 	conn.Close()
 }
 
-// Whoever may not ask is told which right is missing; so is who finds the port held by another.
-func TestDHCPNamesTheRightThatIsMissing(t *testing.T) {
+// The error names the missing right, or says that another program has the port.
+func TestDHCPNamesTheMissingCapability(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}

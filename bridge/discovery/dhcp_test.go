@@ -25,9 +25,9 @@ func reply(q dhcpQuestion, options ...[]byte) []byte {
 	return append(m, slices.Concat(options...)...)
 }
 
-// The question is the one that Azure's own programs ask: a broadcast discover with our number and hardware address, and
-// beside that the wish for option 245, long enough for every relay.
-func TestTheQuestionIsADiscover(t *testing.T) {
+// The question is the one that Azure's own programs send: a broadcast DHCPDISCOVER with a transaction id and the MAC
+// address, which requests option 245 and is long enough for every relay.
+func TestQuestionIsADiscover(t *testing.T) {
 	want := "010106000102030400008000" + strings.Repeat("00", 16) + "000d3aaabbcc" + strings.Repeat("00", 202) +
 		"63825363" + "350101" + "3701f5" + "ff" + strings.Repeat("00", 53)
 	if got := hex.EncodeToString(asked.message()); got != want {
@@ -35,8 +35,8 @@ func TestTheQuestionIsADiscover(t *testing.T) {
 	}
 }
 
-// An answer is ours only if it has everything that our question had; anything else is left to others.
-func TestOnlyAnAnswerToOurQuestionIsRead(t *testing.T) {
+// An answer must repeat the values of the question. All other packets are ignored.
+func TestOnlyAnswersToTheQuestionAreRead(t *testing.T) {
 	offer := reply(asked, option(53, 2), option(245, 168, 63, 129, 16), []byte{255})
 	for at, what := range map[int]string{0: "its op", 4: "its number", 7: "its number", 28: "its hardware address", 33: "its hardware address", 236: "its cookie", 239: "its cookie"} {
 		other := bytes.Clone(offer)
@@ -58,7 +58,8 @@ func TestOnlyAnAnswerToOurQuestionIsRead(t *testing.T) {
 	}
 }
 
-// The address is read wherever the standard lets it stand; what is no address of a host is refused with the reason.
+// The address is read wherever the standard allows it. A value that is not the address of another host is refused with
+// the reason.
 func TestOption245IsTheAddress(t *testing.T) {
 	azure := option(245, 168, 63, 129, 16)
 	end := []byte{255}
@@ -101,8 +102,8 @@ func TestOption245IsTheAddress(t *testing.T) {
 	}
 }
 
-// Options may go on in the fields for a file and a name, in this order, when the message says so, and only then.
-func TestOptionsGoOnInOtherFields(t *testing.T) {
+// Options may continue in the fields file and sname, in this order, but only if option 52 says so.
+func TestOptionsContinueInOtherFields(t *testing.T) {
 	azure := append(option(245, 168, 63, 129, 16), 255)
 	for _, tt := range []struct {
 		claim      string
@@ -136,8 +137,8 @@ func TestOptionsGoOnInOtherFields(t *testing.T) {
 	}
 }
 
-// It is asked on Ethernet that is up, and nowhere else.
-func TestWhereItIsAsked(t *testing.T) {
+// The question is sent only on Ethernet interfaces that are up.
+func TestOnlyEthernetInterfacesAreAsked(t *testing.T) {
 	mac := net.HardwareAddr{0, 1, 2, 3, 4, 5}
 	const up = net.FlagUp | net.FlagBroadcast
 	for _, tt := range []struct {
@@ -157,8 +158,8 @@ func TestWhereItIsAsked(t *testing.T) {
 	}
 }
 
-// Whatever comes in on the port, reading it neither panics nor yields an address without an answer of ours that holds
-// its four bytes.
+// Reading any packet does not panic. It yields an address only from an answer to the question that contains its four
+// bytes.
 func FuzzDHCPAnswer(f *testing.F) {
 	azure := option(245, 168, 63, 129, 16)
 	f.Add(reply(asked, option(53, 2), azure, []byte{255})[240:], []byte{}, true)

@@ -35,9 +35,9 @@ func (w *town) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.service.RoundTrip(r)
 }
 
-// The fixed address comes first, then what is stored, then DHCP, port 80 before 8080; and nothing after what was found
-// is asked.
-func TestTheFirstEndpointThatIsThereIsTaken(t *testing.T) {
+// The order is the fixed address, the stored one, then DHCP, with port 80 before 8080. Nothing is tried after the
+// first that answers.
+func TestFirstEndpointThatAnswersIsUsed(t *testing.T) {
 	for _, tt := range []struct {
 		open  string
 		want  bridge.Found
@@ -65,8 +65,8 @@ func TestTheFirstEndpointThatIsThereIsTaken(t *testing.T) {
 	}
 }
 
-// A search that finds nothing says of every place why, in one line.
-func TestASearchInVainSaysWhy(t *testing.T) {
+// If no endpoint answers, the error says in one line why each of them failed.
+func TestFailedSearchListsEveryReason(t *testing.T) {
 	w := &town{service: imdstest.New(imdstest.Options{}).RoundTripper()}
 	nobody := func(context.Context) (netip.Addr, error) {
 		return netip.Addr{}, errors.New("DHCP on eth0: nobody answered")
@@ -79,9 +79,8 @@ func TestASearchInVainSaysWhy(t *testing.T) {
 	}
 }
 
-// To look for the endpoint never asks for scheduled events, which would switch them on, and asks as the service
-// demands.
-func TestASearchSwitchesNothingOn(t *testing.T) {
+// A search never requests scheduled events, because that would enable them. Its requests have the required headers.
+func TestSearchNeverRequestsScheduledEvents(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{})
 	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1") // never used
 	found, err := Search{Fixed: azure.URL}.Find(t.Context(), "")
@@ -94,9 +93,8 @@ func TestASearchSwitchesNothingOn(t *testing.T) {
 	}
 }
 
-// At the fixed address there may be somebody else, as in other clouds; and Azure's service may be old, or out of order
-// for a while.
-func TestTheFixedAddressMustBeAzures(t *testing.T) {
+// At the fixed address another cloud's service may answer. Azure's own may be old, or temporarily unavailable.
+func TestFixedAddressMustBeAzures(t *testing.T) {
 	const instance = `{"compute":{"name":"vm-0"}}`
 	for _, tt := range []struct {
 		claim    string
@@ -144,8 +142,8 @@ func TestTheFixedAddressMustBeAzures(t *testing.T) {
 	}
 }
 
-// An address where nobody ever answers holds a search up for seconds only.
-func TestASearchTakesSecondsOnly(t *testing.T) {
+// An address that never answers delays a search by seconds only.
+func TestSearchWaitsOnlySecondsForAnAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		azure := imdstest.New(imdstest.Options{})
 		azure.SetFault(imdstest.Fault{Hang: true, Path: "versions"})

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// An approval names its event as Azure wrote it, first or last in the document, and has what the service asks for. A poll
-// sends no body, and so no type of one.
-func TestAnApprovalIsAsTheServiceDemands(t *testing.T) {
+// An approval names its event as Azure wrote it, wherever it is in the document, and has the headers that the service
+// requires. A poll has no body, so it has no Content-Type.
+func TestApprovalHasTheFormThatAzureExpects(t *testing.T) {
 	var got []string
 	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -50,8 +50,8 @@ func TestAnApprovalIsAsTheServiceDemands(t *testing.T) {
 	}
 }
 
-// Azure refuses with a status of the client's fault. What may pass is no refusal.
-func TestOnlyARefusalIsOne(t *testing.T) {
+// Azure refuses with a 4xx status. A status that may pass by itself is not a refusal.
+func TestOnlyAPermanentClientErrorIsARefusal(t *testing.T) {
 	doc, err := DecodeDocument([]byte(document7))
 	if err != nil {
 		t.Fatal(err)

@@ -167,13 +167,13 @@ func (c *Client) pollAs(ctx context.Context, version, inUse, etag string, s Seen
 		return c.poll(ctx, version, etag, s)
 	}
 	if p, refused = c.poll(ctx, version, "", s); p.Err == nil {
-		c.use(version)
+		c.useVersion(version)
 	}
 	return p, refused
 }
 
-// use records the version that works, and logs the fields and types that it lacks.
-func (c *Client) use(version string) {
+// useVersion records the version that works, and logs the fields and types that it lacks.
+func (c *Client) useVersion(version string) {
 	c.mu.Lock()
 	c.version, c.fellBack = version, time.Now()
 	c.mu.Unlock()
@@ -181,14 +181,14 @@ func (c *Client) use(version string) {
 		c.log.Info("host accepts the configured api-version again", "apiVersion", version)
 		return
 	}
-	var lost []string
-	for _, name := range slices.Sorted(maps.Keys(since)) {
-		if since[name] > version && since[name] <= c.preferred {
-			lost = append(lost, name)
+	var missing []string
+	for _, name := range slices.Sorted(maps.Keys(firstVersions)) {
+		if firstVersions[name] > version && firstVersions[name] <= c.preferred {
+			missing = append(missing, name)
 		}
 	}
 	c.log.Warn("host refuses the configured api-version; using an older one, which lacks fields and event types",
-		"configured", c.preferred, "used", version, "missing", strings.Join(lost, ", "))
+		"configured", c.preferred, "used", version, "missing", strings.Join(missing, ", "))
 }
 
 // poll sends one request. refused means that the host does not support the api-version.
@@ -199,7 +199,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	}
 	defer resp.Body.Close()
 	p.ETag = resp.Header.Get("ETag")
-	p.RetryAfter = seconds(resp.Header.Get("Retry-After"))
+	p.RetryAfter = parseRetryAfter(resp.Header.Get("Retry-After"))
 
 	if resp.StatusCode == http.StatusNotModified {
 		if etag == "" {
@@ -226,7 +226,7 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	case code == http.StatusBadRequest && refusesVersion(body):
 		p, _ = fail(PollSettings, "%s refuses api-version %s: %s", c.Endpoint(), version, excerpt(body))
 		return p, true
-	case passing(code):
+	case isTransient(code):
 		return fail(PollRetry, "%s: %s", resp.Status, excerpt(body))
 	case code != http.StatusOK:
 		return fail(PollSettings, "%s: %s", resp.Status, excerpt(body))
@@ -254,9 +254,9 @@ func (c *Client) poll(ctx context.Context, version, etag string, s Seen) (p Poll
 	return p, false
 }
 
-// passing reports whether a failure with this status may pass by itself. A host answers 404 or 410 for a short time
+// isTransient reports whether a failure with this status may pass by itself. A host answers 404 or 410 for a short time
 // after it moved a VM.
-func passing(code int) bool {
+func isTransient(code int) bool {
 	switch code {
 	case http.StatusNotFound, http.StatusRequestTimeout, http.StatusGone, http.StatusTooManyRequests:
 		return true
@@ -349,7 +349,7 @@ func (c *Client) Approve(ctx context.Context, doc Document, e Event) (status str
 	switch code := resp.StatusCode; {
 	case code >= 200 && code <= 299:
 		return resp.Status, nil
-	case passing(code):
+	case isTransient(code):
 		return "", fmt.Errorf("%s: %s", resp.Status, excerpt(text))
 	}
 	return "", &RefusedError{resp.Status, excerpt(text)}
@@ -365,7 +365,7 @@ func (e *AnswerError) Error() string { return e.status + ": " + e.text }
 
 // Final reports whether the answer will stay the same until somebody acts.
 func (e *AnswerError) Final() bool {
-	return e.code >= 400 && !passing(e.code)
+	return e.code >= 400 && !isTransient(e.code)
 }
 
 // Lasting reports whether the answer will stay the same until somebody acts if it is repeated for some seconds: a host
@@ -459,8 +459,8 @@ func excerpt(body []byte) string {
 	return s
 }
 
-// seconds parses a Retry-After in seconds, the only form that this service uses; at most an hour.
-func seconds(s string) time.Duration {
+// parseRetryAfter parses a Retry-After in seconds, the only form that this service uses; at most an hour.
+func parseRetryAfter(s string) time.Duration {
 	if s == "" {
 		return 0
 	}

@@ -71,8 +71,8 @@ func wantPoll(t *testing.T, p Poll, class PollClass, says string) {
 	}
 }
 
-// A document that was seen isn't decoded again, unless it was asked with another version, or is another one.
-func TestADocumentThatWasSeenIsNotDecodedAgain(t *testing.T) {
+// A known document is not decoded again, unless its bytes or the api-version of the request differ.
+func TestKnownDocumentIsNotDecodedAgain(t *testing.T) {
 	body := document7
 	host := hostFunc(func(*http.Request) (int, http.Header, string) { return 200, http.Header{"Etag": {`"7"`}}, body })
 	c := NewClient("http://azure", DefaultAPIVersion, slog.New(slog.DiscardHandler), host)
@@ -94,8 +94,8 @@ func TestADocumentThatWasSeenIsNotDecodedAgain(t *testing.T) {
 	}
 }
 
-// A poll is a GET as the service demands it, and nothing that it would refuse.
-func TestPollAsksAsTheServiceDemands(t *testing.T) {
+// A poll is a GET with everything that the service requires, and nothing that it refuses.
+func TestPollSendsWhatTheServiceRequires(t *testing.T) {
 	s := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0", "vm-1"}})
 	s.Schedule(imdstest.Event{ID: idC})
 	for _, endpoint := range []string{s.URL, s.URL + "/", s.URL + "/vm/vm-1"} {
@@ -132,7 +132,7 @@ func TestPollAsksAsTheServiceDemands(t *testing.T) {
 	}
 }
 
-// An ETag makes a poll conditional: 304 is no news. It is given as it came, because Azure does not quote it.
+// An ETag makes a poll conditional: a 304 means no change. It is sent as received, because Azure does not quote it.
 func TestETagMakesAPollConditional(t *testing.T) {
 	s := imdstest.Serve(t, imdstest.Options{})
 	c := client(t, s.URL)
@@ -156,14 +156,14 @@ func TestETagMakesAPollConditional(t *testing.T) {
 	}
 }
 
-// A 304 that nobody asked for says nothing about what the document is.
+// A 304 to an unconditional request says nothing about the document.
 func TestNotModifiedToAnUnconditionalPollIsAFailure(t *testing.T) {
 	c := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) })
 	wantPoll(t, c.Poll(t.Context(), ""), PollRetry, "304")
 	wantPoll(t, c.Poll(t.Context(), "7"), PollUnchanged, "")
 }
 
-// No proxy is used, whatever the environment says. It runs in a process of its own, because net/http reads the
+// No proxy is used, whatever the environment says. The test runs in its own process, because net/http reads the
 // environment once.
 func TestNoProxyIsUsed(t *testing.T) {
 	const child, far = "FOREWARN_TEST_PROXY", "http://192.0.2.1" // an address for documentation: nobody answers
@@ -196,7 +196,7 @@ func TestNoProxyIsUsed(t *testing.T) {
 	}
 }
 
-// A redirect is an answer that somebody must look into, never followed.
+// A redirect is never followed. It is a failure that lasts until somebody acts.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	for _, code := range []int{301, 302, 303, 307, 308} {
 		var followed atomic.Bool
@@ -218,8 +218,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// Each status is what the service means by it: soon again, or the same until somebody acts. None is a document.
-func TestStatusSaysWhetherToTryAgainSoon(t *testing.T) {
+// Each status means either to retry soon or that the failure lasts until somebody acts. None of them is a document.
+func TestStatusDecidesHowSoonToRetry(t *testing.T) {
 	for status, class := range map[int]PollClass{
 		404: PollRetry, 408: PollRetry, 410: PollRetry, 429: PollRetry, 500: PollRetry, 501: PollRetry, 502: PollRetry, 503: PollRetry, 504: PollRetry, 599: PollRetry,
 		400: PollSettings, 401: PollSettings, 402: PollSettings, 403: PollSettings, 405: PollSettings, 407: PollSettings, 418: PollSettings,
@@ -244,8 +244,8 @@ func TestStatusSaysWhetherToTryAgainSoon(t *testing.T) {
 	wantPoll(t, c.Poll(t.Context(), ""), PollRetry, "500 Internal Server Error: pod list is empty")
 }
 
-// Only a whole answer is a document. One that was cut, has no length or is something else is a failed poll.
-func TestOnlyAWholeDocumentIsOne(t *testing.T) {
+// Only a complete answer is a document. A poll fails if the answer is truncated, has no length or is something else.
+func TestOnlyACompleteAnswerIsADocument(t *testing.T) {
 	systemtest.Alone(t)
 	padded := func(n int) []byte { return append([]byte(document7), bytes.Repeat([]byte{' '}, n-len(document7))...) }
 	for _, tt := range []struct {
@@ -289,8 +289,8 @@ func TestOnlyAWholeDocumentIsOne(t *testing.T) {
 	}
 }
 
-// What the emulator cannot send.
-func TestOnlyAWholeDocumentIsOneOverOddConnections(t *testing.T) {
+// These are the broken answers that the emulator cannot send.
+func TestOnlyACompleteAnswerIsADocumentOnBrokenConnections(t *testing.T) {
 	raw := func(w http.ResponseWriter, text string) {
 		conn, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
@@ -346,7 +346,7 @@ func TestOnlyAWholeDocumentIsOneOverOddConnections(t *testing.T) {
 	})
 }
 
-// The problems of a document and the entry that has no EventId come with it.
+// A document comes with its problems, such as an entry without an EventId.
 func TestDocumentComesWithItsProblems(t *testing.T) {
 	s := imdstest.Serve(t, imdstest.Options{})
 	s.SetDocument([]byte(`{"Events":[{"EventId":"A","Resources":7},{}]}`))
@@ -357,7 +357,7 @@ func TestDocumentComesWithItsProblems(t *testing.T) {
 	}
 }
 
-// A Retry-After in seconds is kept, at most an hour. One that cannot be read is ignored.
+// A Retry-After in seconds is kept, up to an hour. An unreadable one is ignored.
 func TestRetryAfterIsKept(t *testing.T) {
 	for header, want := range map[string]time.Duration{
 		"": 0, "0": 0, "1": time.Second, "120": 2 * time.Minute, "3600": time.Hour, "7200": time.Hour, "4294967295": time.Hour,
@@ -373,8 +373,8 @@ func TestRetryAfterIsKept(t *testing.T) {
 	}
 }
 
-// A poll ends when its time is over, and says so in the words of whoever set the time; a slow answer in time counts.
-func TestPollEndsWithItsTime(t *testing.T) {
+// A poll ends with its context, and its error is the context's cause. A slow answer that is in time counts.
+func TestPollEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		azure := imdstest.New(imdstest.Options{})
 		c := NewClient("http://azure.test", DefaultAPIVersion, slog.New(slog.DiscardHandler), azure.RoundTripper())
@@ -404,8 +404,8 @@ func TestPollEndsWithItsTime(t *testing.T) {
 	})
 }
 
-// A poll ends with its time also when the answer has begun.
-func TestPollThatHangsInItsAnswerEnds(t *testing.T) {
+// A poll also ends with its context when the answer has already begun.
+func TestPollEndsWithItsContextDuringTheBody(t *testing.T) {
 	c := answering(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, document7[:20])
 		w.(http.Flusher).Flush()
@@ -454,9 +454,8 @@ func (h *azureHost) wantAsked(t *testing.T, want ...string) {
 	h.asked = nil
 }
 
-// A host that refuses the configured api-version is asked for older ones in the same poll, and the log says once what
-// these cannot show.
-func TestOlderVersionStandsInForOneThatIsRefused(t *testing.T) {
+// If a host refuses the configured api-version, the same poll tries older ones. The log says once what they lack.
+func TestRefusedVersionFallsBackToAnOlderOne(t *testing.T) {
 	const old = `{"error":"Bad request. api-version was not specified in the request.","newest-versions":["2017-08-01"]}`
 	for _, tt := range []struct {
 		claim      string
@@ -500,7 +499,7 @@ func TestOlderVersionStandsInForOneThatIsRefused(t *testing.T) {
 	}
 }
 
-// An ETag belongs to one version's document and goes to no other.
+// An ETag belongs to the document of one api-version and is not sent with another.
 func TestETagIsNotSentWithAnotherVersion(t *testing.T) {
 	h := &azureHost{accepts: []string{"2020-07-01"}}
 	c, _ := h.client("2020-07-01")
@@ -513,7 +512,7 @@ func TestETagIsNotSentWithAnotherVersion(t *testing.T) {
 	h.wantAsked(t, "2017-08-01#7")
 }
 
-// An hour after an older version came into use the configured one is tried again, once an hour, whatever comes of it.
+// An hour after a fallback the configured api-version is tried again, and then once an hour.
 func TestConfiguredVersionIsTriedAgainAfterAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &azureHost{accepts: []string{"2019-08-01"}, status: map[string]int{}}
@@ -550,9 +549,9 @@ func TestConfiguredVersionIsTriedAgainAfterAnHour(t *testing.T) {
 	})
 }
 
-// When all versions are refused the poll fails, names the configured one, and the next begins with it again: the VM may
-// come to a host that knows others.
-func TestAllVersionsRefusedIsForSomebodyToLookInto(t *testing.T) {
+// If all api-versions are refused, the poll fails and names the configured one. The next poll starts with it again,
+// because the VM may have moved to another host.
+func TestAllVersionsRefusedIsALastingFailure(t *testing.T) {
 	h := &azureHost{accepts: []string{"2017-08-01"}}
 	c, log := h.client("2020-07-01")
 	wantPoll(t, c.Poll(t.Context(), ""), PollDocument, "")
@@ -569,7 +568,7 @@ func TestAllVersionsRefusedIsForSomebodyToLookInto(t *testing.T) {
 	}
 }
 
-// A 400 about anything else tries no other version.
+// A 400 for another reason tries no other api-version.
 func TestOtherBadRequestTriesNoOtherVersion(t *testing.T) {
 	h := &azureHost{status: map[string]int{"2020-07-01": 400}}
 	c, log := h.client("2020-07-01")
@@ -580,8 +579,8 @@ func TestOtherBadRequestTriesNoOtherVersion(t *testing.T) {
 	}
 }
 
-// Instance metadata says who this VM is; what it leaves out is unknown.
-func TestInstanceSaysWhoThisVMIs(t *testing.T) {
+// Instance metadata identifies the VM. Fields that it leaves out are unknown.
+func TestInstanceReturnsTheIdentityOfTheVM(t *testing.T) {
 	s := imdstest.Serve(t, imdstest.Options{VMs: []string{"web_0", "web_1"}, Instance: imdstest.Instance{
 		SubscriptionID: "8d10da13-8125-4ba9-a717-bf7490507b3d", ResourceGroup: "prod", Location: "northeurope", Zone: "2", ScaleSet: "web",
 		Priority: "Spot", EvictionPolicy: "Delete", VMIDs: map[string]string{"web_1": "02aab8a4-74ef-476e-8182-f6d2ba4166a6"},
@@ -613,8 +612,8 @@ func TestInstanceSaysWhoThisVMIs(t *testing.T) {
 	}
 }
 
-// What is no instance metadata is an error that tells an answer from none: who gets an answer has waited enough.
-func TestInstanceRefusesWhatIsNone(t *testing.T) {
+// An answer that is not instance metadata is an AnswerError, so that callers can tell it from no answer.
+func TestInstanceRefusesOtherAnswers(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
 		status int
@@ -669,7 +668,7 @@ func TestInstanceRefusesWhatIsNone(t *testing.T) {
 	})
 }
 
-// Instance metadata has api-versions of its own, of which older ones stand in too.
+// Instance metadata has its own api-versions, and falls back to older ones too.
 func TestInstanceFallsBackToOlderVersions(t *testing.T) {
 	var asked []string
 	for _, known := range []string{"2021-02-01", "2019-06-04", "2017-08-01"} {
@@ -692,7 +691,7 @@ func TestInstanceFallsBackToOlderVersions(t *testing.T) {
 	}
 }
 
-// Whatever the service answers, the client does not panic, and an error fits a line of a log.
+// Whatever the service answers, the client does not panic, and its error fits one line of a log.
 func FuzzAnswers(f *testing.F) {
 	for _, body := range []string{
 		"", document7, "<html>", `{"error":"Bad request. api-version is invalid","newest-versions":["2025-04-07"]}`, `{"compute":{"name":"vm-0"}}`,

@@ -67,8 +67,8 @@ func Diff(known []Event, doc Document) []Change {
 		if string(was.Raw) == string(now.Raw) {
 			continue
 		}
-		fields := slices.DeleteFunc(differing(*was, now), func(f string) bool {
-			return since[f] != "" && (fieldsOf(was.Raw)[f] == nil || fieldsOf(now.Raw)[f] == nil)
+		fields := slices.DeleteFunc(differingFields(*was, now), func(f string) bool {
+			return firstVersions[f] != "" && (fieldsOf(was.Raw)[f] == nil || fieldsOf(now.Raw)[f] == nil)
 		})
 		if len(fields) == 0 {
 			continue
@@ -90,17 +90,17 @@ func Diff(known []Event, doc Document) []Change {
 			}
 		}
 	}
-	var replaced, gone []Change
+	var replaced, vanished []Change
 	for _, was := range known {
 		switch {
 		case listed[was.ID] || !showsType(doc.APIVersion, was.Type):
 		case slices.ContainsFunc(machineEvents(was), func(m machineEvent) bool { return fresh[m] }):
 			replaced = append(replaced, Change{Kind: Vanished, Event: was, Replaced: true})
 		default:
-			gone = append(gone, Change{Kind: Vanished, Event: was})
+			vanished = append(vanished, Change{Kind: Vanished, Event: was})
 		}
 	}
-	return slices.Concat(replaced, changes, gone)
+	return slices.Concat(replaced, changes, vanished)
 }
 
 // A machineEvent is a type of event on one VM. Two events with a common machineEvent may be the same maintenance.
@@ -120,9 +120,9 @@ const (
 	StatusStarted   = "Started"
 )
 
-// since holds the api-version in which each later field and event type first appeared.
+// firstVersions holds the api-version in which each later field and event type first appeared.
 // Source: Azure Scheduled Events, "Version and Region Availability".
-var since = map[string]string{
+var firstVersions = map[string]string{
 	"Preempt":           "2017-11-01",
 	"Terminate":         "2019-01-01",
 	"Description":       "2019-04-01",
@@ -131,4 +131,4 @@ var since = map[string]string{
 }
 
 // showsType compares versions as dates, which their form allows; an unknown version shows everything.
-func showsType(version, typ string) bool { return version == "" || version >= since[typ] }
+func showsType(version, typ string) bool { return version == "" || version >= firstVersions[typ] }

@@ -50,7 +50,7 @@ func wantChanges(t *testing.T, got []Change, want ...string) {
 	}
 }
 
-// What the real service showed, one document after the other, gives the changes that people would name.
+// Sequences of documents that were captured from the real service give the expected changes.
 func TestCapturedSequencesGiveTheirChanges(t *testing.T) {
 	for _, tt := range []struct {
 		claim     string
@@ -92,9 +92,9 @@ func TestCapturedSequencesGiveTheirChanges(t *testing.T) {
 	}
 }
 
-// What vanishes while another event of its type for one of its VMs is new may go on under that id: it comes first and
-// says so.
-func TestWhatAnotherTookThePlaceOfComesFirst(t *testing.T) {
+// An event that vanishes while the document has a new event of the same type for one of its VMs is marked as Replaced
+// and comes first.
+func TestReplacedEventsComeFirst(t *testing.T) {
 	const was = `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","Resources":["vm-0","_vm-1"]}`
 	const other = `{"EventId":"X","EventStatus":"Scheduled","EventType":"Freeze","Resources":["vm-0"]}`
 	for _, tt := range []struct {
@@ -125,7 +125,7 @@ func TestWhatAnotherTookThePlaceOfComesFirst(t *testing.T) {
 	}
 }
 
-// Each way in which one event can differ between two documents.
+// These are the ways in which one event can differ between two documents.
 func TestChangeOfOneEvent(t *testing.T) {
 	const scheduled = `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","Resources":["vm-0","vm-1"],"NotBefore":"Mon, 11 Apr 2022 22:26:58 GMT","Description":"d","DurationInSeconds":5}`
 	const started = `{"EventId":"A","EventStatus":"Started","EventType":"Reboot","Resources":["vm-0","vm-1"],"NotBefore":"","Description":"d","DurationInSeconds":5}`
@@ -190,8 +190,8 @@ func TestChangeOfOneEvent(t *testing.T) {
 	}
 }
 
-// The number of a document says nothing: equal ones may differ, different ones be equal, and it starts over.
-func TestIncarnationIsNotLookedAt(t *testing.T) {
+// The incarnation proves nothing: documents with the same one may differ, and equal ones may have different ones.
+func TestIncarnationIsIgnored(t *testing.T) {
 	known := decoded(t, listing(`{"EventId":"A"}`)).Events
 	for _, incarnation := range []string{"", "7", "8", "1", "-3", "seven"} {
 		same, other := decoded(t, listing(`{"EventId":"A"}`)), decoded(t, listing(`{"EventId":"B"}`))
@@ -201,22 +201,22 @@ func TestIncarnationIsNotLookedAt(t *testing.T) {
 	}
 }
 
-// Listed events come in the document's order, then what vanished in the order it was known.
+// Changes of listed events come in the order of the document, then vanished events in the order of the known ones.
 func TestChangesComeInOrder(t *testing.T) {
 	known := decoded(t, listing(`{"EventId":"Z"}`, `{"EventId":"M","X":1}`, `{"EventId":"B"}`)).Events
 	now := decoded(t, listing(`{"EventId":"Y"}`, `{"EventId":"M","X":2}`, `{"EventId":"C","EventStatus":"Started"}`))
 	wantChanges(t, Diff(known, now), "scheduled Y", "updated M was : X", "started C", "vanished Z", "vanished B")
 }
 
-// On the word of a document with an entry that cannot be read nothing vanishes; all else is told.
+// A partial document makes no event vanish. Its other changes are reported.
 func TestPartialDocumentMakesNothingVanish(t *testing.T) {
 	known := decoded(t, listing(`{"EventId":"A"}`, `{"EventId":"B","X":1}`)).Events
 	now := decoded(t, listing(`{"EventId":"B","X":2}`, `{"EventType":"Reboot"}`, `{"EventId":"C"}`))
 	wantChanges(t, Diff(known, now), "updated B was : X", "scheduled C")
 }
 
-// Another api-version shows other fields and types. What it cannot show is neither gone nor changed, in whichever order
-// versions come and however long ago an event was last told.
+// Another api-version shows other fields and types. What it cannot show has neither vanished nor changed, in whatever
+// order the versions come.
 func TestOtherAPIVersionMakesNoChange(t *testing.T) {
 	full := `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","NotBefore":"x","Description":"d","EventSource":"User","DurationInSeconds":9}`
 	middle := `{"EventId":"A","EventStatus":"Scheduled","EventType":"Reboot","NotBefore":"x","Description":"d","EventSource":"User"}`
@@ -289,8 +289,7 @@ func meaning(t *testing.T, e Event) map[string]any {
 	return m
 }
 
-// Whoever applies the changes between two documents to the first has the second: nothing is left out, nothing said
-// that is not so, whatever the documents. The seed is fixed.
+// The changes between two documents, applied to the first, give the second. The seed is fixed.
 func TestChangesTurnOneDocumentIntoTheOther(t *testing.T) {
 	systemtest.Alone(t)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -386,7 +385,7 @@ func wantHonest(t *testing.T, c Change, known []Event) {
 	}
 }
 
-// Whatever two documents hold, their changes turn the one into the other, but for fields that the api-version decides.
+// The changes between any two documents turn one into the other, except for fields that the api-version decides.
 func FuzzDiff(f *testing.F) {
 	f.Add([]byte(listing(`{"EventId":"A","NotBefore":"x"}`, `{"EventId":"B"}`)), []byte(listing(`{"EventId":"a"}`, `{"EventId":"C"}`)))
 	f.Add([]byte(listing(`{"EventId":"A","X":{"a":1,"b":[1e2]}}`)), []byte(listing(`{"X":{"b":[1e2],"a":1},"EventId":"A"}`)))
@@ -406,8 +405,8 @@ func FuzzDiff(f *testing.F) {
 		}
 		got := apply(old.Events, changes)
 		for _, e := range now.Events {
-			for _, field := range differing(got[e.ID], e) {
-				if since[field] == "" {
+			for _, field := range differingFields(got[e.ID], e) {
+				if firstVersions[field] == "" {
 					t.Errorf("%s of %s differs: %s, want %s", field, e.ID, got[e.ID].Raw, e.Raw)
 				}
 			}

@@ -78,7 +78,7 @@ func DecodeDocument(body []byte) (Document, error) {
 	if raw, ok := envelope["DocumentIncarnation"]; ok {
 		if d.Incarnation, ok = scalar(raw); !ok || len(d.Incarnation) > maxIncarnation {
 			d.Incarnation = ""
-			d.problem("DocumentIncarnation %.40s is neither a number nor a short string", raw)
+			d.addProblem("DocumentIncarnation %.40s is neither a number nor a short string", raw)
 		}
 	}
 	if string(list) == "null" {
@@ -90,29 +90,29 @@ func DecodeDocument(body []byte) (Document, error) {
 	}
 	if more {
 		d.Partial = true
-		d.problem("it lists more than %d events; the rest is ignored", MaxEvents)
+		d.addProblem("it lists more than %d events; the rest is ignored", MaxEvents)
 	}
 
-	last := make(map[string]int, len(entries)) // ID → its place in d.Events
-	said := make(map[string]bool)
+	index := make(map[string]int, len(entries)) // ID → its index in d.Events
+	reported := make(map[string]bool)
 	for i, raw := range entries {
 		e, problems := decodeEvent(raw)
 		if e.ID == "" {
 			d.Partial = true
-			d.problem("entry %d has no readable EventId: %.80s", i, raw)
+			d.addProblem("entry %d has no readable EventId: %.80s", i, raw)
 			continue
 		}
 		for _, p := range problems {
-			d.problem("event %s: %s", e.ID, p)
+			d.addProblem("event %s: %s", e.ID, p)
 		}
-		if at, again := last[e.ID]; again {
-			if !said[e.ID] {
-				d.problem("event %s is listed more than once; the last entry counts", e.ID)
+		if i, duplicate := index[e.ID]; duplicate {
+			if !reported[e.ID] {
+				d.addProblem("event %s is listed more than once; the last entry counts", e.ID)
 			}
-			said[e.ID], d.Events[at] = true, e
+			reported[e.ID], d.Events[i] = true, e
 			continue
 		}
-		last[e.ID] = len(d.Events)
+		index[e.ID] = len(d.Events)
 		d.Events = append(d.Events, e)
 	}
 	return d, nil
@@ -134,7 +134,7 @@ func firstEntries(list json.RawMessage, n int) (entries []json.RawMessage, more,
 	return entries, dec.More(), true
 }
 
-func (d *Document) problem(format string, args ...any) {
+func (d *Document) addProblem(format string, args ...any) {
 	switch n := len(d.Problems); {
 	case n < maxProblems:
 		d.Problems = append(d.Problems, fmt.Sprintf(format, args...))
@@ -327,8 +327,8 @@ func (e Event) canonical(key string, fields map[string]json.RawMessage) []byte {
 	return CompactJSON(v)
 }
 
-// differing returns the names of the fields that differ, sorted.
-func differing(a, b Event) []string {
+// differingFields returns the names of the fields that differ, sorted.
+func differingFields(a, b Event) []string {
 	var names []string
 	inA, inB := fieldsOf(a.Raw), fieldsOf(b.Raw)
 	for key := range inA {

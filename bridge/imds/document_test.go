@@ -43,9 +43,9 @@ func azureEvent(t testing.TB, raw string) Event {
 	return e
 }
 
-// A NotBefore is read in every form that was seen or documented, and is UTC. One whose zone is not known is no time:
-// better none than one that is hours wrong.
-func TestNotBeforeIsReadAsUTCOrNotAtAll(t *testing.T) {
+// NotBefore is parsed in every observed or documented form, and is UTC. With an unknown zone there is no time, because
+// one that is hours off would be worse.
+func TestNotBeforeIsParsedAsUTC(t *testing.T) {
 	summer := time.Date(2016, 9, 19, 18, 29, 47, 0, time.UTC)
 	first := time.Date(2026, 8, 1, 8, 18, 16, 0, time.UTC)
 	none := time.Time{}
@@ -92,9 +92,9 @@ func TestNotBeforeIsReadAsUTCOrNotAtAll(t *testing.T) {
 	}
 }
 
-// On a machine whose own zone calls itself GMT at another offset, GMT means what Azure means by it. It runs in a
-// process of its own, because time.Local belongs to all of one.
-func TestNotBeforeIsNotReadInTheZoneOfTheMachine(t *testing.T) {
+// GMT means UTC even where the local zone is called GMT and has another offset. The test runs in its own process,
+// because time.Local is global.
+func TestNotBeforeIgnoresTheLocalZone(t *testing.T) {
 	const child = "FOREWARN_TEST_ZONE"
 	if os.Getenv(child) == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
@@ -114,8 +114,8 @@ func TestNotBeforeIsNotReadInTheZoneOfTheMachine(t *testing.T) {
 }
 
 // DocumentIncarnation is a number in every capture and a string in Microsoft's older samples. Whatever it is, the
-// events are read.
-func TestIncarnationIsTextWhateverItWas(t *testing.T) {
+// events are decoded.
+func TestIncarnationMayBeANumberOrAString(t *testing.T) {
 	for _, tt := range []struct {
 		member   string
 		want     string
@@ -142,7 +142,7 @@ func TestIncarnationIsTextWhateverItWas(t *testing.T) {
 	}
 }
 
-// An entry that cannot be read neither drops the others nor lets an event be taken for gone, and somebody hears of it.
+// An entry that cannot be decoded is reported. It does not affect the others, and makes no event vanish.
 func TestEntryWithoutAnEventIDIsReportedAndDropsNoOther(t *testing.T) {
 	for _, entry := range []string{
 		`{}`, `{"EventType":"Reboot"}`, `{"EventId":""}`, `{"EventId":"  "}`, `{"EventId":null}`, `{"EventId":7}`,
@@ -158,9 +158,8 @@ func TestEntryWithoutAnEventIDIsReportedAndDropsNoOther(t *testing.T) {
 	}
 }
 
-// A field of another type than Azure documents costs that field alone, and is reported; the event and all that Azure
-// sent stay.
-func TestFieldOfAnotherTypeCostsThatFieldAlone(t *testing.T) {
+// A field with an unexpected type is left out and reported. The rest of the event stays, and Raw is complete.
+func TestFieldOfAnotherTypeDoesNotAffectOthers(t *testing.T) {
 	for _, tt := range []struct {
 		field    string
 		value    string
@@ -215,8 +214,8 @@ func TestFieldOfAnotherTypeCostsThatFieldAlone(t *testing.T) {
 	}
 }
 
-// Of entries with one EventId, in whatever case, the last counts. It is said once.
-func TestLastOfEntriesWithOneEventIDCounts(t *testing.T) {
+// If entries have the same EventId, in whatever case, the last one counts. This is reported once.
+func TestLastEntryWithAnEventIDCounts(t *testing.T) {
 	d := decoded(t, listing(`{"EventId":"a-1","EventType":"Freeze"}`, `{"EventId":"B"}`,
 		`{"EventId":"A-1","EventType":"Reboot"}`, `{"EventId":"a-1","EventType":"Redeploy"}`))
 	if len(d.Events) != 2 || d.Events[0].ID != "A-1" || d.Events[0].Type != "Redeploy" || d.Events[1].ID != "B" {
@@ -227,7 +226,7 @@ func TestLastOfEntriesWithOneEventIDCounts(t *testing.T) {
 	}
 }
 
-// What nobody knows yet is read like the rest, and kept as Azure sent it.
+// Unknown fields, types and statuses are kept as Azure sent them.
 func TestUnknownFieldsTypesAndStatusesSurvive(t *testing.T) {
 	raw := `{"EventId":"A","Impact":{"b":[1.50,1E+2,null],"a":"<&>"},"EventStatus":"Advisory","EventType":"SpotRebalanceRecommendation","Resources":["x"]}`
 	d := decoded(t, listing(raw))
@@ -241,8 +240,8 @@ func TestUnknownFieldsTypesAndStatusesSurvive(t *testing.T) {
 	}
 }
 
-// A body that is no document is an error, never a document without events.
-func TestBodyThatIsNoDocumentIsAnError(t *testing.T) {
+// A body that is not a document is an error, never a document without events.
+func TestInvalidBodyIsAnError(t *testing.T) {
 	for _, tt := range []struct{ claim, body string }{
 		{"nothing", ""},
 		{"a blank", " \n"},
@@ -289,8 +288,8 @@ func TestBodyThatIsNoDocumentIsAnError(t *testing.T) {
 	})
 }
 
-// Bytes and characters that are not quite right cost nothing.
-func TestOddTextIsRead(t *testing.T) {
+// Invalid bytes and unusual characters do not prevent decoding.
+func TestInvalidCharactersAreTolerated(t *testing.T) {
 	long := strings.Repeat("Wartung ü ", 1<<20/11)
 	for _, tt := range []struct {
 		claim       string
@@ -317,15 +316,15 @@ func TestOddTextIsRead(t *testing.T) {
 	}
 }
 
-// A document that is wrong all over is not all over the log.
-func TestVeryManyProblemsAreNotAllNamed(t *testing.T) {
+// A document with very many problems does not flood the log.
+func TestNumberOfProblemsIsBounded(t *testing.T) {
 	d := decoded(t, listing(slices.Repeat([]string{`{}`}, 10_000)...))
 	if !d.Partial || len(d.Problems) != maxProblems+1 || !strings.Contains(d.Problems[maxProblems], "more") {
 		t.Errorf("partial %v, %d problems", d.Partial, len(d.Problems))
 	}
 }
 
-// What was stored and is no event is an error.
+// A stored event without an EventId is an error.
 func TestStoredEventWithoutAnEventIDIsAnError(t *testing.T) {
 	for _, raw := range []string{``, `{}`, `null`, `{"EventId":`, `{"EventId":7}`, `[]`} {
 		if e, err := UnmarshalEvent(json.RawMessage(raw)); err == nil {
@@ -334,8 +333,8 @@ func TestStoredEventWithoutAnEventIDIsAnError(t *testing.T) {
 	}
 }
 
-// Ten thousand events are as many.
-func TestLargeDocumentIsReadWhole(t *testing.T) {
+// A document of 10,000 events is decoded completely.
+func TestLargeDocumentIsDecodedCompletely(t *testing.T) {
 	systemtest.Alone(t)
 	d := decoded(t, manyEvents(10_000, 0))
 	if len(d.Events) != 10_000 || d.Partial || len(d.Problems) > 0 {
@@ -363,8 +362,7 @@ func manyEvents(n, changed int) string {
 
 var token = regexp.MustCompile(`^[A-Z0-9-]+$`)
 
-// An EventId tells events apart whatever its case, and is a token that every protocol takes. What is no plain token
-// becomes one, another for another.
+// An ID ignores case, and is a token that is safe in every protocol. Different EventIds give different IDs.
 func TestEventIDIsATokenInUpperCase(t *testing.T) {
 	seen := map[string]string{}
 	for _, id := range []string{
@@ -390,7 +388,7 @@ func TestEventIDIsATokenInUpperCase(t *testing.T) {
 	}
 }
 
-// A name is whole or it is another's, in whatever case; the preview's underscore is not part of it.
+// A VM is matched by its whole name, in any case. The preview's underscore is not part of it.
 func TestResourcesAreMatchedByWholeNames(t *testing.T) {
 	e := azureEvent(t, `{"EventId":"A","Resources":["web10","DB_0","_mysrv"]}`)
 	for _, tt := range []struct {
@@ -409,8 +407,8 @@ func TestResourcesAreMatchedByWholeNames(t *testing.T) {
 	}
 }
 
-// Every capture of the real service is read without a problem, as written down in testdata/documents.golden.
-func TestCapturedDocumentsAreRead(t *testing.T) {
+// Every captured document decodes without a problem, to what testdata/documents.golden has.
+func TestCapturedDocumentsAreDecoded(t *testing.T) {
 	files, _ := filepath.Glob("testdata/documents/*.json")
 	if len(files) == 0 {
 		t.Fatal("there are no captures")
@@ -438,7 +436,7 @@ func TestCapturedDocumentsAreRead(t *testing.T) {
 	wantGolden(t, "testdata/documents.golden", b.Bytes())
 }
 
-// Whatever a body holds, reading it does not panic, and what it gives can be stored and read back.
+// Decoding any body does not panic, and its events can be stored and decoded again.
 func FuzzDecodeDocument(f *testing.F) {
 	files, _ := filepath.Glob("testdata/documents/*.json")
 	for _, file := range files {
@@ -476,7 +474,7 @@ func FuzzDecodeDocument(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%s cannot be read back: %v", e.Raw, err)
 			}
-			if back.ID != e.ID || back.Hash() != e.Hash() || !bytes.Equal(back.Raw, e.Raw) || len(differing(e, back)) > 0 {
+			if back.ID != e.ID || back.Hash() != e.Hash() || !bytes.Equal(back.Raw, e.Raw) || len(differingFields(e, back)) > 0 {
 				t.Errorf("%s is read back as %s, %s is %s", e.Raw, back.Raw, e.ID, back.ID)
 			}
 		}
@@ -487,8 +485,8 @@ func FuzzDecodeDocument(f *testing.F) {
 	})
 }
 
-// Of a document that lists more than 10,000 events the first 10,000 are taken. That is said first, and nothing counts
-// as gone on the word of such a document.
+// Of a document with more than 10,000 events the first 10,000 are used. That is its first problem, and the document
+// makes no event vanish.
 func TestADocumentHasAtMostTenThousandEvents(t *testing.T) {
 	list := func(n int) []byte {
 		var b bytes.Buffer

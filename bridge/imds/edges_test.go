@@ -64,7 +64,7 @@ func TestProbeTellsAzureFromOtherServers(t *testing.T) {
 	}
 }
 
-func TestAnAnswerWithoutInstanceMetadataSaysWhetherItStays(t *testing.T) {
+func TestAnswerErrorSaysWhetherItLasts(t *testing.T) {
 	for status, want := range map[int][2]bool{ // final, lasting
 		200: {false, true}, 204: {false, true}, 302: {false, true}, 399: {false, true},
 		400: {true, false}, 403: {true, false}, 404: {false, true}, 408: {false, false}, 410: {false, true},
@@ -83,7 +83,7 @@ func TestAnAnswerWithoutInstanceMetadataSaysWhetherItStays(t *testing.T) {
 	}
 }
 
-func TestAClientMovesToAnotherEndpoint(t *testing.T) {
+func TestClientMovesToAnotherEndpoint(t *testing.T) {
 	a := &answers{status: 503}
 	c := a.client()
 	if c.MoveTo("http://one.test/") {
@@ -98,7 +98,7 @@ func TestAClientMovesToAnotherEndpoint(t *testing.T) {
 	}
 }
 
-func TestApprovalsAndRemindersAreNotOfAzure(t *testing.T) {
+func TestApprovalsAndRemindersAreNotFromAzure(t *testing.T) {
 	for kind, want := range map[ChangeKind]bool{
 		Scheduled: true, Updated: true, Started: true, Vanished: true, Approved: false, Reminder: false,
 	} {
@@ -108,7 +108,7 @@ func TestApprovalsAndRemindersAreNotOfAzure(t *testing.T) {
 	}
 }
 
-// RFC 3339, in which CloudEvents have their times, knows the years 0 to 9999.
+// The times of CloudEvents are in RFC 3339, which allows the years 0 to 9999.
 func TestNotBeforeHasAYearOfFourDigits(t *testing.T) {
 	for text, want := range map[string]bool{
 		"0000-01-01T00:00:00Z": true, "0000-01-01T00:00:00+01:00": false,
@@ -120,7 +120,7 @@ func TestNotBeforeHasAYearOfFourDigits(t *testing.T) {
 	}
 }
 
-func TestBoundsOfFieldsAreWhereTheyAreSaidToBe(t *testing.T) {
+func TestBoundsOfFields(t *testing.T) {
 	long := strings.Repeat("A", 64)
 	for id, kept := range map[string]bool{long: true, long + "A": false} {
 		e, err := UnmarshalEvent([]byte(`{"EventId":"` + id + `"}`))
@@ -144,8 +144,8 @@ func TestBoundsOfFieldsAreWhereTheyAreSaidToBe(t *testing.T) {
 	}
 }
 
-// A text is cut before the rune that does not fit whole.
-func TestATextIsCutBetweenRunes(t *testing.T) {
+// CutText does not cut a rune in half.
+func TestTextIsCutBetweenRunes(t *testing.T) {
 	for n, want := range []string{"", "a", "a", "aé", "aé", "aé", "aé€"} {
 		if got := CutText("aé€", n); got != want {
 			t.Errorf("cut at %d bytes it is %q, want %q", n, got, want)
