@@ -77,17 +77,17 @@ func (o *Outbox) Submit(b Batch) (wait func() error) {
 	return o.submit(b.Now, func(c *change) { c.apply(b) })
 }
 
-// A change is one change of state under way: it alters memory and gathers the writes that make it durable. Its caller
-// holds the lock from beginning to end, so nobody sees half a change.
+// A change is one change of state: it alters memory and collects the writes that make it durable. Its caller holds the
+// lock from beginning to end, so nobody sees half a change.
 type change struct {
 	*memory
-	number uint64
-	now    time.Time
-	writes records    // of all changes that wait to be made durable
-	wrote  bool       // it has added to them
-	added  [][]byte   // CloudEvents
-	died   []Delivery // dead letters that it made
-	lost   int        // dead letters that it dropped, for want of room
+	number      uint64
+	now         time.Time
+	writes      records    // of all changes that are not durable yet
+	wrote       bool       // the change has added to writes
+	added       [][]byte   // CloudEvents
+	newDead     []Delivery // dead letters that the change made
+	deadDropped int        // dead letters that the change dropped because of Bounds
 }
 
 // write adds a record to those that make the change durable: see records.
@@ -147,7 +147,7 @@ func (c *change) add(a Addition) {
 	}
 	c.ref(m) // so that it stays until all its recipients have it
 	for _, to := range a.To {
-		c.pend(&entry{message: m, route: c.route(to.Route), held: to.Held, Item: delivery.Item{
+		c.addPending(&entry{message: m, route: c.route(to.Route), held: to.Held, Item: delivery.Item{
 			NotBefore: a.NotBefore, Pending: c.now.UTC(), Due: to.Due.UTC(),
 		}})
 	}
@@ -170,12 +170,12 @@ func (c *change) move(m Move) {
 func (c *change) setGroup(id string, to *Group) {
 	g := c.group(id)
 	if g.latest != nil {
-		defer c.unref(g.latest) // after the new one is in use, which may be the same
+		defer c.unref(g.latest) // after the new one has its reference: both may be the same message
 	}
 	if to == nil {
 		g.state, g.latest, g.ended = nil, nil, c.now.UTC()
 		c.write(bucketGroups, id, nil)
-		c.write(bucketOver, id, g.ended)
+		c.write(bucketEnded, id, g.ended)
 		return
 	}
 	g.state, g.latest = to.State, c.message(to.Latest)
@@ -183,7 +183,7 @@ func (c *change) setGroup(id string, to *Group) {
 	c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
 	if !g.ended.IsZero() {
 		g.ended = time.Time{}
-		c.write(bucketOver, id, nil)
+		c.write(bucketEnded, id, nil)
 	}
 }
 
@@ -194,7 +194,7 @@ func (c *change) ref(m *message) {
 	}
 }
 
-// unref drops one reference to a message. Without any reference left the message becomes history; a transient one is
+// unref drops a reference to a message. With the last one gone, the message is only history; a transient one is
 // deleted.
 func (c *change) unref(m *message) {
 	if m.refs--; m.refs > 0 {
@@ -207,11 +207,11 @@ func (c *change) unref(m *message) {
 	}
 	if m.body == nil {
 		delete(c.messages, m.Seq)
-	} // else it goes when it is on disk
+	} // else writeWaiting deletes it once it is on disk
 }
 
-// pend makes a delivery pending, unless it is already. Its reader gets it once the change is durable.
-func (c *change) pend(e *entry) bool {
+// addPending makes a delivery pending, unless it already is. Its reader gets it once the change is durable.
+func (c *change) addPending(e *entry) bool {
 	if e.route.pending[e.message.Seq] != nil {
 		return false
 	}
@@ -223,7 +223,7 @@ func (c *change) pend(e *entry) bool {
 	return true
 }
 
-// replace puts next in the place of e.
+// replace replaces e by next.
 func (c *change) replace(e, next *entry) {
 	c.take(e)
 	c.put(next)
@@ -269,20 +269,20 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	if cause != "" {
 		d.Error = cause
 	}
-	if was := e.route.dead[e.Seq]; was != nil { // it became pending again in another way than by a replay
-		c.forgetDead(was)
+	if was := e.route.dead[e.Seq]; was != nil { // it became pending again other than by a replay
+		c.deleteDead(was)
 	}
 	c.put(d)
 	c.write(bucketDead, d.key(), d)
-	c.died = append(c.died, d.delivery())
+	c.newDead = append(c.newDead, d.record())
 	if reason != delivery.ReasonLate {
 		c.fallBack(e, d.Error)
 	}
 	c.remove(e)
 }
 
-// forgetDead deletes a dead letter.
-func (c *change) forgetDead(d *entry) {
+// deleteDead deletes a dead letter.
+func (c *change) deleteDead(d *entry) {
 	c.take(d)
 	c.write(bucketDead, d.key(), nil)
 	c.unref(d.message)
@@ -299,7 +299,7 @@ func (c *change) fallBack(e *entry, why string) {
 	if why == "" {
 		why = "no answer"
 	}
-	c.pend(&entry{message: e.message, route: c.route(to), Item: delivery.Item{
+	c.addPending(&entry{message: e.message, route: c.route(to), Item: delivery.Item{
 		NotBefore: e.NotBefore, Pending: c.now.UTC(), Instead: &delivery.Instead{Sink: e.route.name, Why: why},
 	}})
 }

@@ -31,9 +31,9 @@ func (b Bounds) orDefaults() Bounds {
 	}
 }
 
-// bound makes dead letters of deliveries above the bounds: the oldest of the route with the most. While the disk fails,
-// deliveries that are only in memory have a smaller bound.
-func (c *change) bound(b Bounds, failing bool) {
+// enforceBounds makes dead letters of deliveries above the bounds: the oldest of the route with the most. While the
+// disk fails, deliveries that are only in memory have a smaller bound.
+func (c *change) enforceBounds(b Bounds, failing bool) {
 	for c.pending.n > b.Pending || c.pending.bytes > b.PendingBytes {
 		most := slices.MaxFunc(slices.Collect(maps.Values(c.routes)), func(a, b *route) int {
 			return cmp.Or(len(a.pending)-len(b.pending), strings.Compare(b.name, a.name))
@@ -50,14 +50,14 @@ func (c *change) bound(b Bounds, failing bool) {
 		}
 	}
 	for c.dead.n > b.Dead || c.dead.bytes > b.DeadBytes {
-		c.forgetDead(c.letters[0])
-		c.lost++
+		c.deleteDead(c.letters[0])
+		c.deadDropped++
 	}
 	if failing {
 		letters := c.unstored(true)
 		for _, d := range letters[:max(0, len(letters)-b.InMemory)] {
-			c.forgetDead(d)
-			c.lost++
+			c.deleteDead(d)
+			c.deadDropped++
 		}
 	}
 }

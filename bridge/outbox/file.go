@@ -18,41 +18,42 @@ import (
 )
 
 const (
-	lockWait     = time.Second // for another process to let go of the file
+	lockWait     = time.Second // how long to wait for another process to release the file
 	compactAbove = 16 << 20    // bytes; a smaller file is left as it is
 	compactTx    = 4 << 20     // bytes in one transaction of the copy
 	maxOpenings  = 3           // how often the program may end while a file is being verified
 )
 
-// mapAhead is how many bytes bbolt maps at first. When the file outgrows the mapping, bbolt makes a larger one, and
-// first copies every page that the open transaction has touched. On Windows the file itself would get this size.
-func mapAhead() int {
+// initialMapSize returns how many bytes bbolt maps at first. When the file outgrows the mapping, bbolt makes a larger
+// one, and first copies every page that the open transaction has touched. On Windows the file itself would get this
+// size.
+func initialMapSize() int {
 	if runtime.GOOS == "windows" {
 		return 0
 	}
 	return 256 << 20
 }
 
-// fillPages is how full bbolt leaves a page that it splits: nearly full, because most keys are written in order and few
-// are inserted later.
-const fillPages = 0.9
+// fillPercent is how full bbolt leaves a page that it splits: nearly full, because most keys are written in order and
+// few are inserted later.
+const fillPercent = 0.9
 
-// growth is how many bytes the file grows by at a time: bbolt's own 16 MiB would be too much for a small disk.
-const growth = 256 << 10
+// growBy is how many bytes the file grows by at a time: bbolt's default of 16 MiB is too much for a small disk.
+const growBy = 256 << 10
 
 // file is the Storage on disk: one bbolt file.
 type file struct {
 	path     string
-	readOnly bool // it must never be written
+	readOnly bool // the file must never be written
 	log      *slog.Logger
 	size     atomic.Int64
 
 	mu      sync.RWMutex // held for reading while db is used, for writing while it is replaced
 	db      *bolt.DB     // nil while none is open, or after bbolt panicked with its locks held
 	fd      *os.File     // the file that db has open
-	damaged atomic.Bool  // db is damaged and must not be closed in bbolt's way
+	damaged atomic.Bool  // db is damaged and must not be closed by bbolt
 
-	syncDir func(dir string) error // replaced by tests
+	syncDir func(dir string) error // the function syncDir; tests replace it
 }
 
 // File returns the Storage that Open uses by default: the bbolt file outbox.db in dir.
@@ -70,7 +71,7 @@ func (f *file) Open() (opened bool, err error) {
 	readOnly := usable && f.db.IsReadOnly()
 	f.mu.RUnlock()
 	switch {
-	case usable && !readOnly && f.there():
+	case usable && !readOnly && f.pathUnchanged():
 		return false, nil
 	case readOnly:
 		probe, err := os.OpenFile(f.path, os.O_RDWR, 0)
@@ -79,7 +80,7 @@ func (f *file) Open() (opened bool, err error) {
 		}
 		probe.Close()
 	}
-	_ = f.Close() // opening it again says what is wrong
+	_ = f.Close() // if something is wrong, opening it again returns the error
 	err = f.open(f.readOnly)
 	if !f.readOnly && (errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)) && f.open(true) == nil {
 		err = fmt.Errorf("%w: %w", ErrReadOnly, err)
@@ -87,8 +88,8 @@ func (f *file) Open() (opened bool, err error) {
 	return true, err
 }
 
-// there reports whether the path still names the open file.
-func (f *file) there() bool {
+// pathUnchanged reports whether the path still names the open file.
+func (f *file) pathUnchanged() bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	open, err := f.fd.Stat()
@@ -122,7 +123,7 @@ func (f *file) open(readOnly bool) error {
 		return err
 	}
 	err = f.verify(db, fd, readOnly)
-	if err == nil && !readOnly { // also if it isn't new: whoever made it may not have come to this
+	if err == nil && !readOnly { // also if the file isn't new: its creator may have ended before this
 		err = f.syncDir(filepath.Dir(f.path))
 	}
 	f.mu.Lock()
@@ -136,11 +137,11 @@ func (f *file) open(readOnly bool) error {
 	return err
 }
 
-// makeDir makes a directory and its parents where they are missing, and their names durable.
+// makeDir makes a directory and its parents where they are missing, and makes their names durable.
 func (f *file) makeDir(dir string) error {
 	parent := filepath.Dir(dir)
 	if _, err := os.Stat(dir); err == nil || parent == dir {
-		return nil // what is wrong with it, opening the file says
+		return nil // any other problem shows when the file is opened
 	}
 	if err := f.makeDir(parent); err != nil {
 		return err
@@ -151,15 +152,15 @@ func (f *file) makeDir(dir string) error {
 	return f.syncDir(parent)
 }
 
-// syncDir makes the names in a directory durable, where the system can: a power loss may take the name of a file that
-// was synced. Windows needs nothing of the kind.
+// syncDir makes the names in a directory durable where the system can: a power loss may remove the name of a file that
+// was itself synced. Windows doesn't need it.
 func syncDir(dir string) error {
 	if runtime.GOOS == "windows" {
 		return nil
 	}
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) {
-		return nil // it may be written to and not be read
+		return nil // the directory may be writable but not readable
 	}
 	if err != nil {
 		return err
@@ -175,7 +176,7 @@ func syncDir(dir string) error {
 func openBolt(path string, readOnly bool) (db *bolt.DB, fd *os.File, err error) {
 	err = guard(func() (err error) {
 		db, err = bolt.Open(path, 0o600, &bolt.Options{
-			Timeout: lockWait, ReadOnly: readOnly, PreLoadFreelist: true, InitialMmapSize: mapAhead(),
+			Timeout: lockWait, ReadOnly: readOnly, PreLoadFreelist: true, InitialMmapSize: initialMapSize(),
 			OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
 				fd, err = os.OpenFile(name, flag, mode)
 				return fd, err
@@ -185,7 +186,7 @@ func openBolt(path string, readOnly bool) (db *bolt.DB, fd *os.File, err error) 
 	})
 	switch {
 	case err == nil:
-		db.AllocSize = growth
+		db.AllocSize = growBy
 		return db, fd, nil
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, nil, fmt.Errorf("%w: %s", ErrLocked, path)
@@ -205,8 +206,8 @@ func tooSmall(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() > 0 && info.Size() < 2*int64(os.Getpagesize())
 }
 
-// Close closes the file. A damaged one isn't closed in bbolt's way, which could hang or fail on a page that can't be
-// read. On Unix it stays mapped, and so locked; nobody else wants that lock, because the file is about to be set aside.
+// Close closes the file. bbolt doesn't close a damaged one, because it could hang or fail on an unreadable page. On
+// Unix that file stays mapped, and so locked; nobody else needs the lock, because the file is about to be set aside.
 func (f *file) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,9 +225,9 @@ func (f *file) Close() error {
 	return guard(db.Close)
 }
 
-// use runs do in a transaction: (*bolt.DB).View or (*bolt.DB).Update. If bbolt panics before the transaction has begun,
-// it keeps its locks, so that db can't be used again.
-func (f *file) use(transaction func(*bolt.DB, func(*bolt.Tx) error) error, do func(*bolt.Tx) error) error {
+// transact runs do in a transaction: (*bolt.DB).View or (*bolt.DB).Update. If bbolt panics before the transaction has
+// begun, it keeps its locks, so that db can't be used again.
+func (f *file) transact(transaction func(*bolt.DB, func(*bolt.Tx) error) error, do func(*bolt.Tx) error) error {
 	f.mu.RLock()
 	db := f.db
 	if db == nil {
@@ -255,7 +256,7 @@ func (f *file) use(transaction func(*bolt.DB, func(*bolt.Tx) error) error, do fu
 }
 
 func (f *file) Write(writes []Write) error {
-	err := f.use((*bolt.DB).Update, func(tx *bolt.Tx) error {
+	err := f.transact((*bolt.DB).Update, func(tx *bolt.Tx) error {
 		for _, w := range writes { // in this order: bbolt would need quadratic time for unsorted keys
 			err := put(tx, w)
 			if errors.Is(err, berrors.ErrKeyTooLarge) || errors.Is(err, berrors.ErrKeyRequired) {
@@ -283,12 +284,12 @@ func put(tx *bolt.Tx, w Write) error {
 	if err != nil {
 		return err
 	}
-	b.FillPercent = fillPages
+	b.FillPercent = fillPercent
 	return b.Put([]byte(w.Key), w.Value)
 }
 
 func (f *file) Read(bucket, key string) (value []byte, err error) {
-	err = f.use((*bolt.DB).View, func(tx *bolt.Tx) error {
+	err = f.transact((*bolt.DB).View, func(tx *bolt.Tx) error {
 		if b := tx.Bucket([]byte(bucket)); b != nil {
 			if v := b.Get([]byte(key)); v != nil {
 				value = append([]byte{}, v...)
@@ -300,7 +301,7 @@ func (f *file) Read(bucket, key string) (value []byte, err error) {
 }
 
 func (f *file) Walk(bucket, from string, do func(key string, value []byte) error) error {
-	return f.use((*bolt.DB).View, func(tx *bolt.Tx) error {
+	return f.transact((*bolt.DB).View, func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(bucket))
 		if b == nil {
 			return nil
@@ -335,7 +336,7 @@ func (f *file) measure() {
 // Compact rewrites a file that is larger than 16 MiB and less than half used. bbolt never shrinks a file.
 func (f *file) Compact() error {
 	var end, used int64
-	err := f.use((*bolt.DB).View, func(tx *bolt.Tx) error {
+	err := f.transact((*bolt.DB).View, func(tx *bolt.Tx) error {
 		// What counts is the end of the pages that bbolt has ever used. The file may be longer: on Windows it is the next
 		// power of two.
 		stats := tx.DB().Stats()
@@ -347,18 +348,18 @@ func (f *file) Compact() error {
 		return err
 	}
 	small := f.path + ".compact"
-	if err := f.use((*bolt.DB).View, func(tx *bolt.Tx) error { return copyDB(small, tx.DB()) }); err != nil {
+	if err := f.transact((*bolt.DB).View, func(tx *bolt.Tx) error { return copyDB(small, tx.DB()) }); err != nil {
 		os.Remove(small)
 		return fmt.Errorf("compact outbox: %w", err)
 	}
-	f.mu.Lock() // waits for all reads, so that closing doesn't, and no read finds the file closed
+	f.mu.Lock() // waits for all reads: closing then doesn't wait, and no read finds the file closed
 	defer f.mu.Unlock()
 	if err := guard(f.db.Close); err != nil {
 		f.log.Warn("cannot close the outbox", "err", err)
 	}
 	if err = os.Rename(small, f.path); err != nil { // on Windows, when another program such as a backup has it open
 		os.Remove(small)
-	} else { // or what is written from now on would be lost with the new file's name
+	} else { // without it, a power loss could remove the new file's name, and later writes with it
 		err = f.syncDir(filepath.Dir(f.path))
 	}
 	var openErr error

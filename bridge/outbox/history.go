@@ -22,7 +22,7 @@ type Record struct {
 type Result struct {
 	Route    string    `json:"-"`
 	State    string    `json:"how"` // StateAccepted, StateSuperseded, StateDropped, StatePending or StateDead
-	At       time.Time `json:"at"`  // of the end; of the last attempt while it is pending
+	At       time.Time `json:"at"`  // when it ended; while it is pending, when it was last attempted
 	Attempts int       `json:"attempts"`
 	Answer   string    `json:"status,omitempty"` // what the destination said
 	AnswerID string    `json:"answerId,omitempty"`
@@ -30,8 +30,8 @@ type Result struct {
 	Error    string    `json:"-"`
 }
 
-// walkStep is how many records Walk reads at a time.
-const walkStep = 500
+// pageSize is how many records Walk reads at a time.
+const pageSize = 500
 
 var errEnough = errors.New("enough")
 
@@ -40,7 +40,7 @@ var errEnough = errors.New("enough")
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	var waiting []Write
 	o.mu.Lock()
-	parts := o.partsFrom
+	remains := o.partsFrom
 	for _, r := range []records{o.inFlight, o.waiting} {
 		for p, v := range r {
 			if isHistory(p.bucket) {
@@ -50,12 +50,12 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	}
 	o.mu.Unlock()
 	for from := seqKey(first); from != ""; {
-		p, next, err := o.page(from, waiting)
+		p, next, err := o.readPage(from, waiting)
 		if err != nil {
 			return err
 		}
 		for _, key := range slices.Sorted(maps.Keys(p.bodies)) {
-			if p.bodies[key] == nil || parts > 0 && (place{bucketEvents, key}).added() >= parts {
+			if p.bodies[key] == nil || remains > 0 && (place{bucketEvents, key}).added() >= remains {
 				continue // it waits to be deleted
 			}
 			if err := f(o.recordOf(key, p)); err != nil {
@@ -73,12 +73,12 @@ type page struct {
 	settled map[string][]Result
 }
 
-// page reads a part of the history, from a key on, as if what waits were written. next is the key to go on from, "" if
-// there is no more.
-func (o *Outbox) page(from string, waiting []Write) (p page, next string, err error) {
+// readPage reads a part of the history, starting at a key, as if the waiting records were written. next is the key of
+// the next page, "" if there is none.
+func (o *Outbox) readPage(from string, waiting []Write) (p page, next string, err error) {
 	p = page{map[string][]byte{}, map[string][]Result{}}
 	err = o.storage.Walk(bucketEvents, from, func(key string, value []byte) error {
-		if len(p.bodies) == walkStep {
+		if len(p.bodies) == pageSize {
 			next = key
 			return errEnough
 		}
@@ -95,7 +95,7 @@ func (o *Outbox) page(from string, waiting []Write) (p page, next string, err er
 		})
 	}
 	if err != nil && err != errEnough {
-		return page{}, "", o.damaged(err)
+		return page{}, "", o.noteDamage(err)
 	}
 	for _, w := range waiting {
 		if w.Key >= from && (next == "" || w.Key < next) {
@@ -112,12 +112,12 @@ func (p page) add(w Write) {
 	}
 	key, route, _ := strings.Cut(w.Key, "/")
 	s := settlement{Result: Result{Route: route}}
-	if json.Unmarshal(w.Value, &s) == nil { // what can't be read must not hide the others
+	if json.Unmarshal(w.Value, &s) == nil { // an unreadable result must not hide the others
 		p.settled[key] = append(p.settled[key], s.Result)
 	}
 }
 
-// recordOf returns a CloudEvent with the outcome of its deliveries, and the state of those that have none.
+// recordOf returns the CloudEvent with the results of its settled deliveries and the state of the others.
 func (o *Outbox) recordOf(key string, p page) Record {
 	results := map[string]Result{}
 	for _, r := range p.settled[key] {
@@ -127,7 +127,7 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	o.mu.Lock()
 	for name, route := range o.routes {
 		if e := cmp.Or(route.pending[seq], route.dead[seq]); e != nil {
-			d := e.delivery()
+			d := e.record()
 			results[name] = Result{Route: name, State: d.State, At: later(d.Tried, d.DeadSince), Attempts: d.Attempts,
 				Reason: d.Reason, Error: d.Error}
 		}
@@ -138,13 +138,13 @@ func (o *Outbox) recordOf(key string, p page) Record {
 	return Record{Seq: seq, Body: p.bodies[key], Deliveries: all}
 }
 
-// followAhead is how many CloudEvents a follower may be behind.
-const followAhead = 1000
+// maxFollowLag is how many CloudEvents a follower may be behind.
+const maxFollowLag = 1000
 
 // Follow returns a channel with the JSON of every CloudEvent that is added from now on, until stop is called. The
 // channel is closed if its reader falls too far behind.
 func (o *Outbox) Follow() (events <-chan json.RawMessage, stop func()) {
-	c := make(chan json.RawMessage, followAhead)
+	c := make(chan json.RawMessage, maxFollowLag)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.followers[c] = true

@@ -37,7 +37,7 @@ func (o *Outbox) Last(s Selection, n int) (last []Delivery, more int) {
 	return deliveries(all[more:]), more
 }
 
-// selected returns the deliveries that s selects, in the order of List.
+// selected returns the deliveries that s picks, in the order of List.
 func (o *Outbox) selected(s Selection) (all []*entry) {
 	o.mu.Lock()
 	for name, r := range o.routes {
@@ -65,10 +65,10 @@ func (o *Outbox) Show(key string) (Delivery, json.RawMessage, error) {
 		return Delivery{}, nil, fmt.Errorf("%s: %w", key, ErrUnknownKey)
 	}
 	body, err := o.Body(e.Seq)
-	return e.delivery(), body, err
+	return e.record(), body, err
 }
 
-// find is the dead letter with the key or, if there is none, the pending delivery; nil if there is neither.
+// find returns the dead letter with the key or, if there is none, the pending delivery; nil if there is neither.
 func (m *memory) find(key string) *entry {
 	name, seq, err := splitKey(key)
 	r := m.routes[name]
@@ -81,7 +81,7 @@ func (m *memory) find(key string) *entry {
 // Replay makes dead letters pending again, for their own route or for the route named to, which must exist. If a key is
 // not that of a dead letter, nothing is changed.
 func (o *Outbox) Replay(keys []string, to string) ([]Delivery, error) {
-	return o.byHand(keys, func(c *change, letters []*entry) (replayed []Delivery, err error) {
+	return o.changeByKey(keys, func(c *change, letters []*entry) (replayed []Delivery, err error) {
 		for _, d := range letters {
 			if d.death == nil {
 				return nil, fmt.Errorf("%s: is still pending and will be tried again by itself", d.key())
@@ -100,22 +100,22 @@ func (o *Outbox) Replay(keys []string, to string) ([]Delivery, error) {
 // replay makes a dead letter pending for a route. Its age counts from now, or it would expire at once.
 func (c *change) replay(d *entry, to string) Delivery {
 	e := &entry{message: d.message, route: c.route(to), Item: delivery.Item{NotBefore: d.NotBefore, Pending: c.now.UTC()}}
-	if e.route == d.route { // this is the route's own
+	if e.route == d.route { // another route starts from the beginning
 		e.Progress, e.Batch, e.Instead, e.FellBack = d.Progress, d.Batch, d.Instead, d.FellBack
 	}
-	c.pend(e)
-	c.forgetDead(d)
-	return e.route.pending[d.Seq].delivery()
+	c.addPending(e)
+	c.deleteDead(d)
+	return e.route.pending[d.Seq].record()
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
 // records by, the name of the user.
 func (o *Outbox) Drop(keys []string, by string) ([]Delivery, error) {
-	return o.byHand(keys, func(c *change, all []*entry) (dropped []Delivery, err error) {
+	return o.changeByKey(keys, func(c *change, all []*entry) (dropped []Delivery, err error) {
 		for _, e := range all {
-			dropped = append(dropped, e.delivery())
+			dropped = append(dropped, e.record())
 			if c.record(e.message, e.route.name, StateDropped, "by "+by, delivery.Answer{}, e.Attempts); e.death != nil {
-				c.forgetDead(e)
+				c.deleteDead(e)
 			} else {
 				c.remove(e)
 			}
@@ -124,8 +124,10 @@ func (o *Outbox) Drop(keys []string, by string) ([]Delivery, error) {
 	})
 }
 
-// byHand changes the deliveries with the keys, each once, unless there is something wrong with what is asked for.
-func (o *Outbox) byHand(keys []string, f func(*change, []*entry) ([]Delivery, error)) (done []Delivery, err error) {
+// changeByKey changes the deliveries with the keys, each once. If a key is unknown or f fails, it returns that error.
+func (o *Outbox) changeByKey(
+	keys []string, f func(*change, []*entry) ([]Delivery, error),
+) (done []Delivery, err error) {
 	var wrong error
 	err = o.submit(time.Now(), func(c *change) {
 		var all []*entry

@@ -16,8 +16,8 @@ import (
 // format is the number of the newest file format. It goes up when an older program could no longer read the file.
 const format = 2
 
-// open opens the storage, unless it is open, and loads what it holds; loaded is true if it did. A file that is damaged,
-// or another VM's, is set aside.
+// open opens the storage, unless it is open, and loads its records; loaded reports whether it did. A file that is
+// damaged, or another VM's, is set aside.
 func (o *Outbox) open() (loaded bool, err error) {
 	if o.opened {
 		return false, nil
@@ -58,11 +58,11 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	}
 	has, err := strconv.Atoi(string(number))
 	o.mu.Lock()
-	foreign := o.foreignTo(owner)
+	foreign := o.checkOwner(owner)
 	o.mu.Unlock()
 	writable := unwritable == nil && !o.readOnly
 	switch {
-	case number == nil: // it is new
+	case number == nil: // the storage is new
 		if err := o.removeParts(writable); err != nil {
 			return false, err
 		}
@@ -79,7 +79,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	}
 	err = o.removeParts(writable)
 	switch {
-	case err != nil && o.hasParts() && !errors.Is(err, ErrDamaged): // the file can be read all the same
+	case err != nil && o.hasParts() && !errors.Is(err, ErrDamaged): // the file can still be read
 		writable, unwritable = false, err
 	case err != nil:
 		return false, err
@@ -88,7 +88,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	if has < format {
 		if all, err = migrate(o.storage); err == nil && writable {
 			err = o.storage.Write(all)
-			all = nil // it can be read
+			all = nil // they are read from the storage now
 		}
 		if err != nil {
 			return false, fmt.Errorf("migrate %s: %w", o.path, err)
@@ -107,8 +107,8 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	return true, unwritable
 }
 
-// removeParts removes from the storage what a crash left of a change that was written in parts, and whose last was not.
-// What can't be removed is ignored when the storage is read: see hasParts.
+// removeParts removes the parts of an unfinished change from the storage: a crash came before its last part was
+// written. Parts that can't be removed are ignored when the storage is read: see hasParts.
 func (o *Outbox) removeParts(writable bool) error {
 	ahead, err := o.storage.Read(bucketMeta, metaAhead)
 	var last uint64
@@ -128,12 +128,12 @@ func (o *Outbox) removeParts(writable bool) error {
 	if ahead == nil || !writable {
 		return nil
 	}
-	var parts []Write
+	var deletes []Write
 	for _, bucket := range []string{bucketEvents, bucketHeads, bucketMeta, bucketPending} { // in order
 		err := o.storage.Walk(bucket, "", func(key string, _ []byte) error {
 			p := place{bucket, key}
 			if p.added() > last || p == (place{bucketMeta, metaAhead}) {
-				parts = append(parts, Write{bucket, key, nil})
+				deletes = append(deletes, Write{bucket, key, nil})
 			}
 			return nil
 		})
@@ -141,7 +141,7 @@ func (o *Outbox) removeParts(writable bool) error {
 			return err
 		}
 	}
-	if err := o.storage.Write(parts); err != nil {
+	if err := o.storage.Write(deletes); err != nil {
 		return err
 	}
 	o.mu.Lock()
@@ -150,29 +150,29 @@ func (o *Outbox) removeParts(writable bool) error {
 	return nil
 }
 
-// hasParts reports whether the storage holds what removeParts has found and could not remove.
+// hasParts reports whether the storage holds parts of an unfinished change that removeParts could not remove.
 func (o *Outbox) hasParts() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.partsFrom > 0
 }
 
-// foreignTo returns an error that wraps errForeign if a file of that owner is another VM's. The caller holds mu.
-func (m *memory) foreignTo(owner []byte) error {
+// checkOwner returns an error that wraps errForeign if a file with that owner is another VM's. The caller holds mu.
+func (m *memory) checkOwner(owner []byte) error {
 	if m.owner == "" || owner == nil || strings.EqualFold(string(owner), m.owner) {
 		return nil
 	}
 	return fmt.Errorf("%w: it belongs to vmId %s and this is %s; was this machine cloned?", errForeign, owner, m.owner)
 }
 
-// read appends all that the storage holds to the writes, except the CloudEvents, and except the outcomes of CloudEvents
-// that nothing refers to.
+// read appends the records of the storage to all, except CloudEvents, and except outcomes of CloudEvents that nothing
+// refers to.
 func (o *Outbox) read(all []Write) ([]Write, error) {
 	used := map[string]bool{} // sequence numbers
 	for _, w := range all {
 		used[w.Key] = used[w.Key] || w.Bucket == bucketHeads
 	}
-	for _, bucket := range []string{bucketHeads, bucketMeta, bucketValues, bucketGroups, bucketOver, bucketMarks,
+	for _, bucket := range []string{bucketHeads, bucketMeta, bucketValues, bucketGroups, bucketEnded, bucketMarks,
 		bucketReceipts, bucketRoutes, bucketMutes, bucketPending, bucketDead, bucketSettled} {
 		err := o.storage.Walk(bucket, "", func(key string, value []byte) error {
 			digits, _, _ := strings.Cut(key, "/")
@@ -180,7 +180,7 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 			if o.partsFrom > 0 && (place{bucket, key}).added() >= o.partsFrom {
 				return nil
 			}
-			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load says what is wrong
+			if _, err := seqOf(key); bucket != bucketSettled || used[digits] || err != nil { // load reports a bad key
 				all = append(all, Write{bucket, key, slices.Clone(value)})
 			}
 			return nil
@@ -192,11 +192,11 @@ func (o *Outbox) read(all []Write) ([]Write, error) {
 	return all, nil
 }
 
-// load puts the records of a file into memory. The file may come late, or a second time: what memory has, and what is
-// still to be written, is newer. A record that can't be read is logged and skipped.
+// load puts the records of a file into memory. The file may be read late, or a second time: records in memory, and
+// those still to be written, are newer. A record that can't be read is logged and skipped.
 func (o *Outbox) load(all []Write, owner []byte) error {
 	o.mu.Lock()
-	if err := o.foreignTo(owner); err != nil { // the owner became known while the file was read
+	if err := o.checkOwner(owner); err != nil { // the owner was set while the file was read
 		o.mu.Unlock()
 		return err
 	}
@@ -204,18 +204,18 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	newer.writeAll()
 	maps.Copy(newer.writes, o.waiting)
 	last := place{bucketMeta, metaLast}
-	delete(newer.writes, last) // the larger of the two holds, or a sequence number would be used twice
+	delete(newer.writes, last) // the larger of the two counts, or a sequence number would be used twice
 	bad := map[place]error{}
-	o.was = Stored{map[string][]byte{}, map[string]Group{}}
+	o.fileState = Stored{map[string][]byte{}, map[string]Group{}}
 	for _, w := range all {
 		at := place{w.Bucket, w.Key}
 		if w.Value == nil {
 			continue
 		}
 		if w.Bucket == bucketValues {
-			o.was.Values[w.Key] = w.Value
+			o.fileState.Values[w.Key] = w.Value
 		} else if g, err := groupOf(w.Value); w.Bucket == bucketGroups && err == nil {
-			o.was.Groups[w.Key] = g
+			o.fileState.Groups[w.Key] = g
 		}
 		if _, known := newer.writes[at]; known {
 			if w.Bucket == bucketMarks {
@@ -223,7 +223,7 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 			}
 			continue
 		}
-		if err := o.loadRecord(w, o.began); err != nil {
+		if err := o.loadRecord(w, o.started); err != nil {
 			bad[at] = err
 		}
 	}
@@ -231,7 +231,7 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 		o.waiting[last] = []byte(seqKey(o.last))
 	}
 	o.assignMutes(0)
-	if o.began && o.takingUp == nil {
+	if o.started && o.takingUp == nil {
 		o.takingUp = make(chan struct{})
 	}
 	for seq, m := range o.messages {
@@ -246,17 +246,17 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	return nil
 }
 
-// raiseMark corrects a mark that a late file has too: the larger of the two counts holds, or an id would be used twice.
-// The caller holds mu.
+// raiseMark corrects a mark that a file read late has too: the larger count is kept, or an id would be used twice. The
+// caller holds mu.
 func (o *Outbox) raiseMark(w Write) {
 	var was Mark
 	if json.Unmarshal(w.Value, &was) != nil {
 		return
 	}
 	g := o.group(was.Group)
-	at := g.mark(w.Key, was.Group)
+	at := g.markIndex(w.Key, was.Group)
 	if at < 0 {
-		return // memory has forgotten it
+		return // it was deleted from memory
 	}
 	if now := g.marks[at].unpack(was.Group); now.Times < was.Times {
 		now.Times = was.Times
@@ -273,8 +273,9 @@ func groupOf(value []byte) (g Group, err error) {
 	return g, err
 }
 
-// publishLoaded gives the readers what a late file brought. It is called when Notify.Loaded has returned.
-func (o *Outbox) publishLoaded() {
+// releaseLoaded shows readers the deliveries of a file that was read late. It is called after Notify.Loaded has
+// returned.
+func (o *Outbox) releaseLoaded() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, r := range o.routes {
@@ -328,7 +329,7 @@ func (m *memory) loadRecord(w Write, late bool) (err error) {
 			return err
 		}
 		return json.Unmarshal(w.Value, &m.message(seq).head)
-	case bucketOver:
+	case bucketEnded:
 		if g := m.group(w.Key); g.latest == nil {
 			err = json.Unmarshal(w.Value, &g.ended)
 		}
@@ -384,7 +385,7 @@ func (m *memory) loadDelivery(w Write, late bool) error {
 	return nil
 }
 
-// rewrite queues the whole state of memory to be written to a new file, beside the records that wait already.
+// rewrite queues the whole state of memory for a new file, in addition to the waiting records.
 func (o *Outbox) rewrite() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -410,7 +411,7 @@ func (c *change) writeAll() {
 			c.write(bucketGroups, id, Group{g.state, g.latest.Seq})
 		}
 		if !g.ended.IsZero() {
-			c.write(bucketOver, id, g.ended)
+			c.write(bucketEnded, id, g.ended)
 		}
 		for _, x := range g.marks {
 			c.write(bucketMarks, id+x.rest, x.unpack(id))
@@ -440,8 +441,8 @@ func (c *change) writeAll() {
 	}
 }
 
-// rescue sets a damaged file aside and starts a new one, with everything that memory has and what can still be read of
-// the history.
+// rescue sets a damaged file aside and starts a new one, with everything in memory and the history that can still be
+// read.
 func (o *Outbox) rescue(cause error) error {
 	settled := records{}
 	err := o.storage.Walk(bucketSettled, "", func(key string, value []byte) error {
@@ -451,15 +452,15 @@ func (o *Outbox) rescue(cause error) error {
 	if err != nil {
 		o.log.Error("part of the history of the damaged outbox is lost", "kept", len(settled), "err", err)
 	}
-	var gone []*message
+	var bodiless []*message
 	o.mu.Lock()
 	for _, m := range o.messages {
 		if m.body == nil {
-			gone = append(gone, m)
+			bodiless = append(bodiless, m)
 		}
 	}
 	o.mu.Unlock()
-	for _, m := range gone {
+	for _, m := range bodiless {
 		body, err := o.storage.Read(bucketEvents, seqKey(m.Seq))
 		o.mu.Lock()
 		if err == nil && json.Valid(body) && o.messages[m.Seq] == m {

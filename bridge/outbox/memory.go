@@ -12,26 +12,26 @@ import (
 
 // memory is the state of the outbox. Only a change and the loading of the file alter it.
 type memory struct {
-	last     uint64 // sequence number
-	stored   uint64 // number of the last change that is on disk
-	owner    string // vmId
-	foreign  uint64 // what is up to this sequence number was another VM's
-	values   map[string][]byte
-	mutes    []*delivery.Mute // by Since
-	asked    map[string]bool  // ids of the mutes that came since the start, not from a file
-	was      Stored           // until it is asked for
-	groups   map[string]*group
-	messages map[uint64]*message
-	routes   map[string]*route
+	last      uint64 // sequence number
+	stored    uint64 // number of the last change that is on disk
+	owner     string // vmId
+	foreign   uint64 // CloudEvents up to this sequence number were another VM's
+	values    map[string][]byte
+	mutes     []*delivery.Mute // by Since
+	newMutes  map[string]bool  // ids of the mutes that were set since the start, not loaded from a file
+	fileState Stored           // for the next call of Stored
+	groups    map[string]*group
+	messages  map[uint64]*message
+	routes    map[string]*route
 
 	held    map[*entry]bool
-	recent  []*entry // all that no disk has, among others
+	recent  []*entry // includes all deliveries that are not on disk
 	letters ages     // dead
 	pending tally
 	dead    tally
 }
 
-// A tally counts deliveries and the bytes of their CloudEvents.
+// tally counts deliveries and the bytes of their CloudEvents.
 type tally struct{ n, bytes int }
 
 func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
@@ -40,35 +40,35 @@ func (t *tally) add(n, bytes int) { t.n, t.bytes = t.n+n, t.bytes+bytes }
 type message struct {
 	head
 	body    []byte // until it is on disk
-	refs    int    // of deliveries, and of groups whose latest it is
+	refs    int    // number of deliveries of it, and of groups whose latest it is
 	settled []settled
 }
 
-// unused reports whether nothing refers to the message. A nil message is unused.
-func (m *message) unused() bool { return m == nil || m.refs == 0 }
+// unreferenced reports whether nothing refers to the message. A nil message has no references.
+func (m *message) unreferenced() bool { return m == nil || m.refs == 0 }
 
-// settled is the outcome of a delivery of a message; the last one of a route counts.
+// settled is the outcome of a delivery of a message to a route.
 type settled struct {
 	route string
 	Outcome
 }
 
-// An entry is one delivery, pending or dead. It never changes: another takes its place.
+// An entry is one delivery, pending or dead. It is immutable: a change replaces it.
 type entry struct {
 	delivery.Item // as its reader sees it
 	message       *message
 	route         *route
 	tried         time.Time
 	death         *death // nil while it is pending
-	change        uint64 // number of the one that made it pending, or dead
-	released      uint64 // number of the one that ended its mute
-	at            int32  // in its heap
+	change        uint64 // number of the change that made it pending, or dead
+	released      uint64 // number of the change that ended its mute
+	heapIndex     int32  // in its heap
 	held          bool
-	late          bool // a file that came late brought it, and its reader is not to see it yet
+	late          bool // loaded from a file that was read late; its reader must not see it yet
 	stale         bool // removed from memory, or replaced
 }
 
-// A death says why and when a delivery became a dead letter.
+// A death is why and when a delivery became a dead letter.
 type death struct {
 	reason string
 	at     time.Time
@@ -99,7 +99,7 @@ func byAge(a, b *entry) int { return cmp.Or(a.Since().Compare(b.Since()), bySeq(
 func deliveries(entries []*entry) []Delivery {
 	list := make([]Delivery, len(entries))
 	for i, e := range entries {
-		list[i] = e.delivery()
+		list[i] = e.record()
 	}
 	return list
 }
@@ -107,10 +107,13 @@ func deliveries(entries []*entry) []Delivery {
 // ages is a heap of deliveries: the first has been due for longest.
 type ages []*entry
 
-func (a ages) Len() int           { return len(a) }
-func (a ages) Swap(i, j int)      { a[i], a[j] = a[j], a[i]; a[i].at, a[j].at = int32(i), int32(j) }
+func (a ages) Len() int { return len(a) }
+func (a ages) Swap(i, j int) {
+	a[i], a[j] = a[j], a[i]
+	a[i].heapIndex, a[j].heapIndex = int32(i), int32(j)
+}
 func (a ages) Less(i, j int) bool { return byAge(a[i], a[j]) < 0 }
-func (a *ages) Push(x any)        { x.(*entry).at = int32(len(*a)); *a = append(*a, x.(*entry)) }
+func (a *ages) Push(x any)        { x.(*entry).heapIndex = int32(len(*a)); *a = append(*a, x.(*entry)) }
 func (a *ages) Pop() any {
 	last := len(*a) - 1
 	e := (*a)[last]
@@ -118,7 +121,7 @@ func (a *ages) Pop() any {
 	return e
 }
 
-// since returns when the oldest became due, or the zero time if none is due by now.
+// since returns since when the oldest delivery is due; zero if none is due by now.
 func (a ages) since(now time.Time) time.Time {
 	if len(a) == 0 || a[0].Since().After(now) {
 		return time.Time{}
@@ -130,7 +133,7 @@ func (a ages) since(now time.Time) time.Time {
 type route struct {
 	name       string
 	fallback   string    // the route that takes over what this one can't deliver; "" for none
-	configured bool      // in the settings, or was until lately
+	configured bool      // it is in the settings, or was until keepOrphans ago
 	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    map[uint64]*entry
 	dead       map[uint64]*entry
@@ -146,13 +149,13 @@ type route struct {
 type group struct {
 	state    []byte
 	latest   *message  // nil unless it is open
-	ended    time.Time // when it ended, or when the last mark or receipt came after that; zero while it is open
+	ended    time.Time // when it ended, or got its last mark or receipt after that; zero while it is open
 	marks    []mark
 	receipts []receipt
 	pending  map[*entry]bool // nil if there are none
 }
 
-// A mark is a Mark in little room: there are many.
+// A mark is a compact Mark: there are many.
 type mark struct {
 	rest  string // of the id, which begins with the group
 	at    int64  // Unix time in nanoseconds
@@ -166,20 +169,20 @@ type receipt struct {
 
 func newMemory() memory {
 	return memory{
-		values: map[string][]byte{}, asked: map[string]bool{}, groups: map[string]*group{},
+		values: map[string][]byte{}, newMutes: map[string]bool{}, groups: map[string]*group{},
 		messages: map[uint64]*message{}, routes: map[string]*route{}, held: map[*entry]bool{},
 	}
 }
 
-// forget drops all but the sequence number, which routes there are, their readers, and the mutes that came since the
-// start: whoever asked for those meant this VM.
-func (m *memory) forget() {
+// reset drops everything except the sequence number, the routes in the settings, their readers, and the mutes that were
+// set since the start, which are meant for this VM.
+func (m *memory) reset() {
 	was := *m
 	*m = newMemory()
 	m.last, m.foreign, m.stored = was.last, was.last, was.stored
 	for _, mute := range was.mutes {
-		if was.asked[mute.ID] {
-			m.asked[mute.ID] = true
+		if was.newMutes[mute.ID] {
+			m.newMutes[mute.ID] = true
 			m.setMute(*mute)
 		}
 	}
@@ -193,7 +196,7 @@ func (m *memory) forget() {
 	}
 }
 
-// route returns the route of that name. Like group and message it creates what is missing.
+// route returns the route of that name. Like the functions below it creates what is missing.
 func (m *memory) route(name string) *route {
 	r := m.routes[name]
 	if r == nil {
@@ -221,7 +224,7 @@ func (m *memory) message(seq uint64) *message {
 	return msg
 }
 
-// entry returns the pending delivery, or nil if it isn't pending.
+// entry returns the pending delivery, nil if it isn't pending.
 func (m *memory) entry(ref Ref) *entry {
 	if r := m.routes[ref.Route]; r != nil {
 		return r.pending[ref.Seq]
@@ -229,7 +232,7 @@ func (m *memory) entry(ref Ref) *entry {
 	return nil
 }
 
-// indexes returns where a delivery is kept: by sequence number, by age, and in a tally.
+// indexes returns what a delivery is kept in: a map by sequence number, a heap by age, and a tally.
 func (m *memory) indexes(e *entry) (map[uint64]*entry, *ages, *tally) {
 	switch r := e.route; {
 	case e.death != nil:
@@ -266,12 +269,12 @@ func (m *memory) put(e *entry) {
 	g.pending[e] = true
 }
 
-// take removes a delivery. Its message stays in use until the caller calls unref.
+// take removes a delivery. It keeps its reference to the message until the caller calls unref.
 func (m *memory) take(e *entry) {
 	e.stale = true
 	bySeq, byAge, count := m.indexes(e)
 	delete(bySeq, e.Seq)
-	heap.Remove(byAge, int(e.at))
+	heap.Remove(byAge, int(e.heapIndex))
 	count.add(-1, -e.message.Bytes)
 	if e.death != nil {
 		return
@@ -281,11 +284,11 @@ func (m *memory) take(e *entry) {
 	if delete(g.pending, e); len(g.pending) == 0 {
 		g.pending = nil
 	}
-	m.dropEmpty(e.Group)
+	m.dropIfEmpty(e.Group)
 }
 
-// dropEmpty deletes a group without content.
-func (m *memory) dropEmpty(id string) {
+// dropIfEmpty deletes the group if it has no content.
+func (m *memory) dropIfEmpty(id string) {
 	g := m.groups[id]
 	if g != nil && g.latest == nil && g.ended.IsZero() && len(g.marks)+len(g.receipts)+len(g.pending) == 0 {
 		delete(m.groups, id)
@@ -304,8 +307,9 @@ func (m *memory) unstored(dead bool) (list []*entry) {
 	return list
 }
 
-// mark returns the index of the id's mark in the group, whose name the id begins with; -1 if it has none.
-func (g *group) mark(id, name string) int {
+// markIndex returns the index in marks of the mark of an id, which begins with the name of the group; -1 if there is
+// none.
+func (g *group) markIndex(id, name string) int {
 	rest := strings.TrimPrefix(id, name)
 	return slices.IndexFunc(g.marks, func(x mark) bool { return x.rest == rest })
 }
@@ -313,49 +317,50 @@ func (g *group) mark(id, name string) int {
 func (m *memory) setMark(id string, to Mark) {
 	g := m.group(to.Group)
 	now := mark{strings.Clone(strings.TrimPrefix(id, to.Group)), to.At.UnixNano(), int32(to.Times)}
-	if at := g.mark(id, to.Group); at < 0 {
+	if at := g.markIndex(id, to.Group); at < 0 {
 		g.marks = slices.Concat(g.marks, []mark{now})
 	} else {
 		g.marks[at] = now
 	}
-	g.retain(to.At)
+	g.extendEnd(to.At)
 }
 
-// retain keeps what is known of a group for a while from then on, unless it is open. It may never have been.
-func (g *group) retain(since time.Time) {
+// extendEnd keeps the marks and receipts of a group that isn't open for 30 days from since, at least. The group may
+// never have been open.
+func (g *group) extendEnd(since time.Time) {
 	if g.latest == nil {
 		g.ended = later(g.ended, since)
 	}
 }
 
-// unpack returns the Mark that setMark was given.
+// unpack returns the Mark that setMark packed.
 func (m mark) unpack(group string) Mark {
 	return Mark{Times: int(m.times), Group: group, At: time.Unix(0, m.at).UTC()}
 }
 
 func (m *memory) setReceipt(group, route string, value []byte, now time.Time) {
 	g := m.group(group)
-	if at := g.receipt(route); at >= 0 {
+	if at := g.receiptIndex(route); at >= 0 {
 		g.receipts[at].value = value
 	} else {
 		g.receipts = slices.Concat(g.receipts, []receipt{{route, value}})
 	}
-	g.retain(now)
+	g.extendEnd(now)
 }
 
-// receipt returns the index of the route's receipt, -1 if there is none.
-func (g *group) receipt(route string) int {
+// receiptIndex returns the index of the route's receipt, -1 if there is none.
+func (g *group) receiptIndex(route string) int {
 	if g == nil {
 		return -1
 	}
 	return slices.IndexFunc(g.receipts, func(r receipt) bool { return r.route == route })
 }
 
-// outcome returns the outcome of a delivery of a message that is in use.
+// outcome returns the outcome of a delivery of a message that something refers to.
 func (m *memory) outcome(name string, seq uint64) Outcome {
 	if r := m.routes[name]; r != nil {
 		if e := cmp.Or(r.pending[seq], r.dead[seq]); e != nil {
-			return Outcome{e.state(), e.delivery().DeadSince}
+			return Outcome{e.state(), e.record().DeadSince}
 		}
 	}
 	if msg := m.messages[seq]; msg != nil {

@@ -22,7 +22,7 @@ func migrate(s Storage) ([]Write, error) {
 		}
 	}
 	each(bucketMeta, func(key string, value []byte) {
-		if key != metaFormat && key != metaOwner { // all the others were values of the bridge
+		if key != metaFormat && key != metaOwner { // all others were values of the bridge
 			r[place{bucketValues, key}] = slices.Clone(value)
 			r[place{bucketMeta, key}] = nil
 		}

@@ -8,17 +8,17 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// keepMutes is how many mutes that have ended are kept, so that what waited for them keeps its age.
+// keepMutes is how many ended mutes are kept. Deliveries that waited for them count their age from the end of the mute.
 const keepMutes = 100
 
-// Mutes returns all mutes, the oldest first, and with them those that ended lately.
+// Mutes returns all mutes, the oldest first, also those that ended lately.
 func (o *Outbox) Mutes() []*delivery.Mute {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.mutes)
 }
 
-// setMute adds a mute, or puts it in the place of the one with its ID. The caller then calls assignMutes.
+// setMute adds a mute, or replaces the one with its ID. The caller then calls assignMutes.
 func (m *memory) setMute(to delivery.Mute) {
 	m.mutes = slices.DeleteFunc(m.mutes, func(was *delivery.Mute) bool { return was.ID == to.ID })
 	m.mutes = append(m.mutes, &to)
@@ -37,7 +37,7 @@ func (c *change) setMutes(list []delivery.Mute) {
 			m.Last = c.last
 		}
 		c.setMute(m)
-		c.asked[m.ID] = true
+		c.newMutes[m.ID] = true
 		c.write(bucketMutes, m.ID, m)
 	}
 	ended := 0
@@ -45,7 +45,7 @@ func (c *change) setMutes(list []delivery.Mute) {
 		if m := c.mutes[n]; !m.Active() {
 			if ended++; ended > keepMutes {
 				c.mutes = slices.Delete(c.mutes, n, n+1)
-				delete(c.asked, m.ID)
+				delete(c.newMutes, m.ID)
 				c.write(bucketMutes, m.ID, nil)
 			}
 		}
@@ -53,8 +53,8 @@ func (c *change) setMutes(list []delivery.Mute) {
 	c.assignMutes(c.number)
 }
 
-// assignMutes gives each pending delivery its mute. Readers see that one was released when the change with that number
-// is on disk: a crash must not bring the mute back.
+// assignMutes gives each pending delivery its mute. Readers see a delivery whose mute has ended once the change with
+// that number is on disk: a crash must not bring the mute back.
 func (m *memory) assignMutes(number uint64) {
 	for _, r := range m.routes {
 		for _, e := range r.pending {

@@ -64,25 +64,25 @@ type Outbox struct {
 	bounds Bounds
 
 	storage Storage // opened, written and compacted only by the writer, because that may hang
-	opened  bool    // it can be written; only the writer uses it
-	merged  bool    // memory holds its content; only the writer uses it
-	began   bool    // Open has returned; only the writer uses it
-	written uint64  // no record of the storage that counts is ahead of this sequence number; only the writer uses it
+	opened  bool    // the storage is open and can be written; only the writer uses it
+	merged  bool    // memory holds the content of the storage; only the writer uses it
+	started bool    // Open has returned; only the writer uses it
+	written uint64  // the newest CloudEvent of a whole change in the storage; only the writer uses it
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
-	inDoubt bool    // the last write failed, and may have succeeded; only the writer uses it
+	inDoubt bool    // the last write returned an error, but may be on disk; only the writer uses it
 
-	patience *time.Timer // ends when the transaction under way takes too long; only the writer uses it
+	patience *time.Timer // expires when the current transaction takes too long; only the writer uses it
 
 	mu sync.Mutex // guards the fields below; never held during I/O
 	memory
 	journal
 	followers map[chan json.RawMessage]bool
-	partsFrom uint64 // from here on nothing in the storage is a whole change's, and it could not be removed; 0 for none
+	partsFrom uint64 // CloudEvents in the storage from here on are parts of an unfinished change; 0 for none
 	notify    Notify
 
 	kick   chan struct{} // wakes the writer
 	loaded chan struct{} // the writer has read a file
-	done   chan struct{} // closed when the writer and the messenger have ended
+	done   chan struct{} // closed when run has ended
 }
 
 // Open opens the outbox in dir, or creates one. Its only error wraps ErrLocked: another process has it open. After any
@@ -93,7 +93,7 @@ func Open(dir string, options Options) (*Outbox, error) {
 		o.storage = newFile(o.path, false, o.log)
 	}
 	_, err := o.open()
-	o.began = true
+	o.started = true
 	if errors.Is(err, ErrLocked) {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func newOutbox(dir string, options Options) *Outbox {
 		bounds: options.Bounds.orDefaults(), memory: newMemory(), notify: options.Notify,
 		followers: map[chan json.RawMessage]bool{},
 		kick:      make(chan struct{}, 1), loaded: make(chan struct{}, 1), done: make(chan struct{}),
-		journal: journal{waiting: records{}, tried: make(chan struct{})},
+		journal: journal{waiting: records{}, tryDone: make(chan struct{})},
 	}
 }
 
@@ -137,7 +137,7 @@ func (o *Outbox) run() {
 			if f := o.callbacks().Loaded; f != nil {
 				f()
 			}
-			o.publishLoaded()
+			o.releaseLoaded()
 		}
 	})
 	o.writer()
@@ -184,8 +184,8 @@ func (o *Outbox) Value(name string) []byte {
 func (o *Outbox) Stored() Stored {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	was := o.was
-	o.was = Stored{}
+	was := o.fileState
+	o.fileState = Stored{}
 	return was
 }
 
@@ -207,7 +207,7 @@ func (o *Outbox) Mark(group, id string) Mark {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if g := o.groups[group]; g != nil {
-		if at := g.mark(id, group); at >= 0 {
+		if at := g.markIndex(id, group); at >= 0 {
 			return g.marks[at].unpack(group)
 		}
 	}
@@ -222,7 +222,7 @@ func (o *Outbox) Own(vmID string) (fresh bool, err error) {
 			return
 		}
 		if fresh = c.owner != ""; fresh {
-			c.forget()
+			c.reset()
 			clear(o.waiting)
 			o.inFlight = nil
 			o.stored, o.broken = o.number, errForeign
@@ -261,7 +261,7 @@ func (o *Outbox) Close() error {
 	o.mu.Lock()
 	n := o.number
 	o.mu.Unlock()
-	_ = o.sync(n) // Durable says what is wrong, and the writer tries once more
+	_ = o.sync(n) // the writer tries once more, and its error is returned below
 	o.mu.Lock()
 	o.closed = true
 	o.mu.Unlock()

@@ -30,16 +30,16 @@ func (o *Outbox) Queue(name string) delivery.Queue {
 	return r.reader
 }
 
-// A queue is what one reader of a route has yet to hear of. The outbox's mu guards it.
+// A queue tracks which deliveries of a route its one reader must read again. The outbox's mu guards it.
 type queue struct {
-	outbox  *Outbox
-	name    string // of the route
-	changed chan struct{}
-	dirty   map[uint64]bool // sequence numbers of deliveries that changed
-	ahead   int             // deliveries that were settled since the last report that waited for the disk; its reader's
+	outbox   *Outbox
+	name     string // of the route
+	changed  chan struct{}
+	dirty    map[uint64]bool // sequence numbers of deliveries that changed
+	unsynced int             // deliveries settled since a report last waited for the disk; only the reader uses it
 }
 
-// touch notes that a delivery changed. There need not be a reader.
+// touch notes that a delivery changed. A nil queue, of a route without a reader, ignores it.
 func (q *queue) touch(seq uint64) {
 	if q != nil {
 		q.dirty[seq] = true
@@ -65,14 +65,14 @@ func (q *queue) Changes() (c delivery.Changes) {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
 		case e.late, max(e.change, e.released) > o.stored && o.failing == nil:
-			continue // it isn't to be seen yet
+			continue // the reader must not see it yet
 		default:
 			c.Pending = append(c.Pending, &e.Item)
 		}
 		delete(q.dirty, seq)
 	}
 	if len(q.dirty) == 0 {
-		q.dirty = map[uint64]bool{} // a map keeps the room it had
+		q.dirty = map[uint64]bool{} // a map never shrinks
 	}
 	slices.SortFunc(c.Pending, func(a, b *delivery.Item) int { return cmp.Compare(a.Seq, b.Seq) })
 	return c
@@ -81,15 +81,15 @@ func (q *queue) Changes() (c delivery.Changes) {
 func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err error) {
 	o := q.outbox
 	o.mu.Lock()
-	if g := o.groups[i.Group]; g.receipt(q.name) >= 0 {
-		receipt = g.receipts[g.receipt(q.name)].value
+	if g := o.groups[i.Group]; g.receiptIndex(q.name) >= 0 {
+		receipt = g.receipts[g.receiptIndex(q.name)].value
 	}
 	o.mu.Unlock()
 	body, err := o.Body(i.Seq)
 	if err != nil {
 		return ce, nil, err
 	}
-	if !json.Valid(body) { // the SDK's reader believes data that is damaged
+	if !json.Valid(body) { // the SDK accepts damaged data
 		return ce, nil, fmt.Errorf("%w: CloudEvent %d is damaged", delivery.ErrLost, i.Seq)
 	}
 	if err := ce.UnmarshalJSON(body); err != nil {
@@ -117,7 +117,7 @@ func (o *Outbox) Body(seq uint64) ([]byte, error) {
 	body, err := o.storage.Read(bucketEvents, seqKey(seq))
 	switch {
 	case err != nil:
-		return nil, o.damaged(err)
+		return nil, o.noteDamage(err)
 	case body == nil:
 		return nil, fmt.Errorf("%w: %s has no CloudEvent %d", delivery.ErrLost, o.path, seq)
 	}
@@ -146,7 +146,7 @@ func (o *Outbox) Held() (list [][]Delivery) {
 			at = len(list)
 			place[of], list = at, append(list, nil)
 		}
-		list[at] = append(list[at], e.delivery())
+		list[at] = append(list[at], e.record())
 	}
 	return list
 }
@@ -158,8 +158,8 @@ func (o *Outbox) Outcome(route string, seq uint64) Outcome {
 	return o.outcome(route, seq)
 }
 
-// settleAhead bounds the reported deliveries of a route that wait for the disk.
-const settleAhead = 32
+// maxUnsynced bounds the reported deliveries of a route that are not on disk.
+const maxUnsynced = 32
 
 func (q *queue) Report(r delivery.Report) {
 	o := q.outbox
@@ -167,11 +167,11 @@ func (q *queue) Report(r delivery.Report) {
 		r.Now = time.Now()
 	}
 	n := o.change(r.Now, func(c *change) { c.report(c.route(q.name), r) })
-	if q.ahead += len(r.Accepted) + len(r.Superseded); !r.Durable && q.ahead < settleAhead {
+	if q.unsynced += len(r.Accepted) + len(r.Superseded); !r.Durable && q.unsynced < maxUnsynced {
 		o.syncSoon()
 		return
 	}
-	q.ahead = 0
+	q.unsynced = 0
 	_ = o.sync(n) // on an error the report counts in memory, and Durable returns the error
 }
 
@@ -184,7 +184,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 			}
 		}
 	}
-	each(rep.Failed, func(e *entry) { c.failed(e, rep) })
+	each(rep.Failed, func(e *entry) { c.recordFailure(e, rep) })
 	each(rep.FellBack, func(e *entry) {
 		if !e.FellBack {
 			c.fallBack(e, e.Error)
@@ -195,7 +195,7 @@ func (c *change) report(r *route, rep delivery.Report) {
 	})
 	each(rep.Superseded, func(e *entry) { c.settle(e, StateSuperseded, "", delivery.Answer{}, e.Attempts) })
 	for _, i := range rep.Accepted {
-		c.accepted(r, i, rep)
+		c.settleAccepted(r, i, rep)
 	}
 	each(rep.Dead, func(e *entry) {
 		ofAttempt := rep.Reason == delivery.ReasonRejected || rep.Reason == delivery.ReasonExpired
@@ -211,8 +211,8 @@ func (c *change) report(r *route, rep delivery.Report) {
 	}
 }
 
-// failed records a failed attempt. The delivery stays pending, so its reader sees it at once.
-func (c *change) failed(e *entry, rep delivery.Report) {
+// recordFailure records a failed attempt. The delivery stays pending, so its reader sees it at once.
+func (c *change) recordFailure(e *entry, rep delivery.Report) {
 	next := e.copy()
 	next.tried = rep.Now.UTC()
 	next.Attempts++
@@ -225,8 +225,8 @@ func (c *change) failed(e *entry, rep delivery.Report) {
 	c.replace(e, next)
 }
 
-// accepted settles a delivery, also if it is no longer pending.
-func (c *change) accepted(r *route, i *delivery.Item, rep delivery.Report) {
+// settleAccepted settles an accepted delivery, even if it is no longer pending.
+func (c *change) settleAccepted(r *route, i *delivery.Item, rep delivery.Report) {
 	if i.Seq <= c.foreign {
 		return // another VM's
 	}
@@ -238,7 +238,7 @@ func (c *change) accepted(r *route, i *delivery.Item, rep delivery.Report) {
 	}
 	c.record(m, r.name, StateAccepted, "", rep.Answer, i.Attempts+1)
 	if letter != nil { // it was delivered after all
-		c.forgetDead(letter)
+		c.deleteDead(letter)
 	}
 	if e != nil {
 		c.remove(e)

@@ -35,31 +35,31 @@ const (
 	StatePending    = "pending"
 	StateDead       = "dead"
 	StateAccepted   = "accepted"   // settled: the destination has it
-	StateSuperseded = "superseded" // settled: a newer one stood for it
-	StateDropped    = "dropped"    // settled: somebody gave it up
+	StateSuperseded = "superseded" // settled: a newer one replaced it
+	StateDropped    = "dropped"    // settled: a user dropped it
 )
 
 // An Outcome is the state of a delivery; State is "" if it was never pending.
 type Outcome struct {
 	State string
-	At    time.Time // of the end, zero while it is pending
+	At    time.Time // when it ended; zero while it is pending
 }
 
-// A head is what all deliveries of a CloudEvent have in common, as the file has it.
+// A head is what all deliveries of a CloudEvent have in common, as the file stores it.
 type head struct {
 	delivery.Message
 	Bytes int `json:"bytes"`
 }
 
-// A settlement is a settled delivery as the file has it.
+// A settlement is a settled delivery as the file stores it.
 type settlement struct {
 	Result
 	ID    string `json:"id"`
 	Group string `json:"event,omitempty"`
 }
 
-// delivery returns the delivery as commands show it.
-func (e *entry) delivery() Delivery {
+// record returns the delivery as commands print it.
+func (e *entry) record() Delivery {
 	d := Delivery{
 		Key: e.key(), Route: e.route.name, Item: e.Item, State: e.state(), Bytes: e.message.Bytes, Tried: e.tried,
 	}
@@ -78,7 +78,7 @@ func (e *entry) delivery() Delivery {
 	return d
 }
 
-// encode returns the delivery as the file has it.
+// encode returns the delivery as the file stores it.
 func (e *entry) encode() []byte {
 	d := Delivery{Item: e.Item, Tried: e.tried}
 	d.Message = nil
@@ -91,7 +91,7 @@ func (e *entry) encode() []byte {
 	return encode(d)
 }
 
-// entryOf returns the entry of a record of the file.
+// entryOf returns the entry of a stored delivery.
 func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
 	e := &entry{Item: d.Item, message: m, route: r, tried: d.Tried, held: !d.Held.IsZero()}
 	e.Message, e.Due = &m.Message, later(d.Due, d.Held)
@@ -104,7 +104,7 @@ func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
 	return e
 }
 
-// encode returns a record as the file has it, nil for none. Everything that the outbox keeps can be encoded.
+// encode returns a record as the file stores it; nil for a deleted one. Every record of the outbox can be encoded.
 func encode(v any) []byte {
 	switch v := v.(type) {
 	case nil:

@@ -13,9 +13,9 @@ const (
 	keepEnded = 30 * 24 * time.Hour // marks and receipts of groups that have ended
 )
 
-// chore has the writer do something between two writes, because it asks the disk. It returns at once; done gives the
-// error.
-func (o *Outbox) chore(do func() error) <-chan error {
+// addJob makes the writer run do between two writes, because do reads or writes the disk. It returns at once; the
+// channel gets the error.
+func (o *Outbox) addJob(do func() error) <-chan error {
 	done := make(chan error, 1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -23,10 +23,10 @@ func (o *Outbox) chore(do func() error) <-chan error {
 		done <- errClosed
 		return done
 	}
-	o.chores = append(o.chores, func(err error) { // of the write before
+	o.jobs = append(o.jobs, func(err error) { // err is that of the write before
 		if err == nil {
 			if err = do(); err != nil {
-				o.log.Warn("cannot maintain the outbox", "err", o.damaged(err))
+				o.log.Warn("cannot maintain the outbox", "err", o.noteDamage(err))
 			}
 		}
 		done <- err
@@ -43,7 +43,7 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 	o.change(now, func(c *change) {
 		for _, d := range slices.Clone(c.letters) {
 			if now.Sub(d.death.at) > keepDead {
-				c.forgetDead(d)
+				c.deleteDead(d)
 				aged++
 			}
 		}
@@ -53,23 +53,23 @@ func (o *Outbox) Maintain(now time.Time) (done <-chan error) {
 		o.log.Warn("dead letters dropped because of their age", "dropped", aged)
 		o.callbacks().forgot(ForgotDeadLetter, aged)
 	}
-	return o.chore(func() error { return o.dropHistory(now) })
+	return o.addJob(func() error { return o.dropHistory(now) })
 }
 
 // Compact shrinks the file if most of it is free. Nothing else is written meanwhile. It returns at once; done returns
 // the error.
 func (o *Outbox) Compact() (done <-chan error) {
-	return o.chore(func() error {
+	return o.addJob(func() error {
 		err := o.storage.Compact()
 		if err != nil {
-			o.opened = false // the next write finds out whether it can be used
+			o.opened = false // the next write checks whether it can be used
 		}
 		return err
 	})
 }
 
-// dropEnded forgets the marks and receipts of groups that ended long ago, and of the oldest if more than most have
-// ended.
+// dropEnded deletes the marks and receipts of groups that ended long ago and, if more than most have ended, of the
+// oldest ones.
 func (c *change) dropEnded(most int) {
 	var ids []string
 	for id, g := range c.groups {
@@ -83,7 +83,7 @@ func (c *change) dropEnded(most int) {
 		if c.now.Sub(g.ended) <= keepEnded && len(ids)-n <= most {
 			break
 		}
-		c.write(bucketOver, id, nil)
+		c.write(bucketEnded, id, nil)
 		for _, m := range g.marks {
 			c.write(bucketMarks, id+m.rest, nil)
 		}
@@ -91,21 +91,21 @@ func (c *change) dropEnded(most int) {
 			c.write(bucketReceipts, id+"/"+r.route, nil)
 		}
 		g.ended, g.marks, g.receipts = time.Time{}, nil, nil
-		c.dropEmpty(id)
+		c.dropIfEmpty(id)
 	}
 }
 
-// Grown reports whether the history has grown by more than a sixteenth of its bounds since Maintain last ran.
+// Grown reports whether the history has grown by more than a sixteenth of its bounds since Maintain last bounded it.
 func (o *Outbox) Grown() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.growth.n > o.bounds.History/16 || o.growth.bytes > o.bounds.HistoryBytes/16
+	return o.grown.n > o.bounds.History/16 || o.grown.bytes > o.bounds.HistoryBytes/16
 }
 
-// dropHistory drops history on disk that is too old or exceeds its bounds.
+// dropHistory drops history on disk that is too old or over its bounds.
 func (o *Outbox) dropHistory(now time.Time) error {
 	o.mu.Lock()
-	o.growth = tally{}
+	o.grown = tally{}
 	o.mu.Unlock()
 	oldest := seqKey(uint64(now.Add(-KeepHistory).UnixMicro()))
 	var old []place
@@ -130,10 +130,10 @@ func (o *Outbox) dropHistory(now time.Time) error {
 			return err
 		}
 	}
-	dropped := 0 // though not too old
+	dropped := 0 // because of the bounds, not of age
 	o.change(now, func(c *change) {
 		for _, p := range old {
-			if m := c.messages[p.seq()]; p.bucket == bucketSettled || m.unused() {
+			if m := c.messages[p.seq()]; p.bucket == bucketSettled || m.unreferenced() {
 				c.write(p.bucket, p.key, nil)
 				if p.key >= oldest {
 					dropped++

@@ -34,10 +34,10 @@ func (o *Outbox) NewRoutes(routes []Route) (added, back []string) {
 }
 
 func (c *change) setRoutes(routes []Route) {
-	there := map[string]bool{}
+	configured := map[string]bool{}
 	for _, s := range routes {
 		r := c.route(s.Name)
-		there[s.Name] = true
+		configured[s.Name] = true
 		r.fallback = s.Fallback
 		if !r.configured || !r.removed.IsZero() {
 			r.configured, r.removed = true, time.Time{}
@@ -45,7 +45,7 @@ func (c *change) setRoutes(routes []Route) {
 		}
 	}
 	for name, r := range c.routes {
-		if there[name] || !r.removed.IsZero() || !r.configured && len(r.pending) == 0 {
+		if configured[name] || !r.removed.IsZero() || !r.configured && len(r.pending) == 0 {
 			continue
 		}
 		r.fallback, r.configured, r.removed = "", true, c.now.UTC()
@@ -100,7 +100,7 @@ type Stats struct {
 	Oldest        time.Time
 	OldestOfGroup time.Time
 	Accepted      time.Time // the last acceptance since the start
-	Gone          time.Time // when it went from the settings; zero while it is there
+	Gone          time.Time // when it was removed from the settings; zero while it is in them
 }
 
 // Stats returns the figures of every route that the outbox knows or has deliveries of, by name.

@@ -55,7 +55,7 @@ const (
 	bucketMeta     = "meta"     // name → what the outbox needs for itself
 	bucketValues   = "values"   // name → the owner's value
 	bucketGroups   = "groups"   // group → sequence number of the latest change, space, the owner's state
-	bucketOver     = "over"     // group → since when it is over
+	bucketEnded    = "over"     // group → when it ended
 	bucketMarks    = "marks"    // id → Mark
 	bucketEvents   = "events"   // seq → CloudEvent
 	bucketHeads    = "heads"    // seq → head, while something refers to the CloudEvent
@@ -63,18 +63,18 @@ const (
 	bucketDead     = "dead"     // route/seq → Delivery
 	bucketSettled  = "settled"  // seq/route → settlement
 	bucketReceipts = "receipts" // group/route → receipt
-	bucketRoutes   = "routes"   // route → when it went from the settings, "" while it is there
+	bucketRoutes   = "routes"   // route → when it was removed from the settings, "" while it is in them
 	bucketMutes    = "mutes"    // id → delivery.Mute
 
 	metaFormat = "format"
 	metaOwner  = "owner"
 	metaLast   = "last" // sequence number
-	// metaAhead is a sequence number, in a file with parts of a change that is not all there. The records ahead of it
-	// don't count, unless the change's last transaction removes it.
+	// metaAhead is a sequence number, in a file with parts of an unfinished change. Records with a higher one don't
+	// count. The last transaction of the change removes it.
 	metaAhead = "ahead"
 )
 
-// isHistory reports whether the bucket grows with what was delivered. Its keys sort by age.
+// isHistory reports whether the bucket holds history. The keys of such a bucket sort by age.
 func isHistory(bucket string) bool { return bucket == bucketEvents || bucket == bucketSettled }
 
 // seqKey returns a sequence number as a key.

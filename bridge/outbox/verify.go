@@ -24,7 +24,7 @@ func (f *file) verify(db *bolt.DB, fd *os.File, readOnly bool) error {
 	if len(openings) >= maxOpenings {
 		return fmt.Errorf("%w: the program ended %d times while the file was being verified", ErrDamaged, len(openings))
 	}
-	_ = os.WriteFile(marker, append(openings, '.'), 0o600) // it isn't needed for a sound file
+	_ = os.WriteFile(marker, append(openings, '.'), 0o600) // a sound file doesn't need it
 	err := guard(func() error { return readAll(db, fd) })
 	if err != nil {
 		return err

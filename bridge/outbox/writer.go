@@ -17,19 +17,19 @@ const (
 	groupWait    = 50 * time.Millisecond // how long a report may wait for others
 	diskPatience = 5 * time.Second       // how long a change waits for the disk's next answer
 	diskRetry    = 5 * time.Second
-	newerRetry   = time.Minute // of a file that stays as it is until somebody acts
+	newerRetry   = time.Minute // for a file of a newer forewarn, until somebody acts
 )
 
 var (
-	errSlowDisk    = errors.New("the disk takes too long")
-	errClosed      = errors.New("outbox closed")
-	errLoadPending = errors.New("it was read only now")
+	errSlowDisk   = errors.New("the disk takes too long")
+	errClosed     = errors.New("outbox closed")
+	errNotTakenUp = errors.New("it was read only now")
 )
 
 // A place is a record's address in the storage: its bucket and key.
 type place struct{ bucket, key string }
 
-// seq is the sequence number that the key begins with, 0 if there is none.
+// seq returns the sequence number that the key begins with, 0 if there is none.
 func (p place) seq() uint64 {
 	seq, _ := seqOf(p.key)
 	return seq
@@ -43,8 +43,8 @@ func (p place) compare(other place) int {
 	return cmp.Or(strings.Compare(p.bucket, other.bucket), strings.Compare(p.key, other.key))
 }
 
-// added returns the sequence number of the CloudEvent that the record came with, 0 if it is no such record. Nothing in
-// a file that lacks the CloudEvent refers to the record.
+// added returns the sequence number of the CloudEvent that the record was added with, 0 for other records. Nothing in a
+// file without the CloudEvent refers to the record.
 func (p place) added() (seq uint64) {
 	switch p.bucket {
 	case bucketEvents, bucketHeads:
@@ -55,17 +55,17 @@ func (p place) added() (seq uint64) {
 	return seq
 }
 
-// places returns where the records are, in order.
+// places returns the places of the records, in order.
 func (r records) places() []place {
 	places := slices.AppendSeq(make([]place, 0, len(r)), maps.Keys(r))
 	slices.SortFunc(places, place.compare)
 	return places
 }
 
-// encode returns the records as the storage takes them, in order.
+// encode returns the records as writes, in order.
 func (r records) encode() []Write { return r.merge(r.places(), nil) }
 
-// merge returns the records at the places, and other writes, both in order, as the storage takes them, in order.
+// merge returns the records at the places as writes, together with others, in order. Both arguments must be in order.
 func (r records) merge(places []place, others []Write) []Write {
 	writes := make([]Write, 0, len(places)+len(others))
 	for _, p := range places {
@@ -77,23 +77,23 @@ func (r records) merge(places []place, others []Write) []Write {
 	return append(writes, others...)
 }
 
-// A journal holds the records on their way to the disk. All waiting records begin to count with one transaction, so the
-// file always has the state after a whole change.
+// A journal holds the records to write. One transaction makes all waiting records count, so the file always has the
+// state after a whole change.
 type journal struct {
-	number   uint64        // of the last change
-	waiting  records       // in which the file differs from memory
-	inFlight records       // those that the current transaction writes
-	bounded  int           // len of both after boundHistory last ran
-	dropped  int           // records of history dropped since Notify.Forgot was last called
-	growth   tally         // of the history, since Maintain last bounded it
-	try      uint64        // counts tries to write
-	failing  error         // of the last one; nil: all is on disk, or soon is
-	broken   error         // the file is damaged, or another VM's, and must not be used any more
-	tried    chan struct{} // closed when a try to write ends
-	chores   []func(error)
-	timer    *time.Timer   // wakes the writer soon; nil for none
-	takingUp chan struct{} // closed when Notify.Loaded has returned, after a file came late; else nil
-	closed   bool
+	number         uint64        // of the last change
+	waiting        records       // in which the file differs from memory
+	inFlight       records       // those being written
+	bounded        int           // the number of both when boundHistory last ran
+	historyDropped int           // dropped records of history that Notify.Forgot has not been called with
+	grown          tally         // by how much the history has grown since Maintain last bounded it
+	try            uint64        // counts tries to write
+	failing        error         // error of the last try; nil: all is on disk, or soon is
+	broken         error         // the file is damaged, or another VM's, and must not be used
+	tryDone        chan struct{} // closed when a try to write has ended
+	jobs           []func(error)
+	timer          *time.Timer   // wakes the writer soon; nil if it need not
+	takingUp       chan struct{} // not nil from reading a file late until Notify.Loaded has returned; then closed
+	closed         bool
 }
 
 // submit makes one change of state. wait returns when the change is on disk, or with an error when the disk fails.
@@ -111,7 +111,7 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	o.mu.Lock()
 	c := &change{memory: &o.memory, now: now, number: o.number + 1, writes: o.waiting}
 	f(c)
-	c.bound(o.bounds, o.failing != nil)
+	c.enforceBounds(o.bounds, o.failing != nil)
 	for _, body := range c.added {
 		o.publish(body)
 	}
@@ -119,36 +119,36 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	if c.wrote {
 		n, o.number = c.number, c.number
 		if o.failing != nil {
-			o.release()
+			o.wakeReaders()
 			o.boundHistory()
 		}
-		forgotten, o.dropped = o.dropped, 0
+		forgotten, o.historyDropped = o.historyDropped, 0
 	}
 	kept, notify := o.dead.n, o.notify
 	o.mu.Unlock()
-	if c.lost > 0 {
-		o.log.Error("oldest dead letters dropped: over their bounds", "dropped", c.lost, "kept", kept)
-		notify.forgot(ForgotDeadLetter, c.lost)
+	if c.deadDropped > 0 {
+		o.log.Error("oldest dead letters dropped: over their bounds", "dropped", c.deadDropped, "kept", kept)
+		notify.forgot(ForgotDeadLetter, c.deadDropped)
 	}
 	if forgotten > 0 {
 		o.log.Warn("history dropped: the outbox cannot be written", "records", forgotten)
 		notify.forgot(ForgotHistory, forgotten)
 	}
-	if len(c.died) > 0 && notify.Dead != nil {
-		notify.Dead(c.died)
+	if len(c.newDead) > 0 && notify.Dead != nil {
+		notify.Dead(c.newDead)
 	}
 	return n
 }
 
-// boundHistory drops the oldest history that waits for the disk, above a bound, except CloudEvents that something
-// refers to. It runs only when much was added since its last run. The caller holds mu.
+// boundHistory drops the oldest waiting history above a bound, except CloudEvents that something refers to. It does so
+// only when much was added since the last time. The caller holds mu.
 func (o *Outbox) boundHistory() {
 	if len(o.inFlight)+len(o.waiting) <= o.bounded+4*o.bounds.InMemory {
 		return
 	}
 	old := map[string][]string{} // keys, by bucket
 	for p, v := range o.waiting {
-		if m := o.messages[p.seq()]; isHistory(p.bucket) && v != nil && (p.bucket == bucketSettled || m.unused()) {
+		if m := o.messages[p.seq()]; isHistory(p.bucket) && v != nil && (p.bucket == bucketSettled || m.unreferenced()) {
 			old[p.bucket] = append(old[p.bucket], p.key)
 		}
 	}
@@ -159,14 +159,14 @@ func (o *Outbox) boundHistory() {
 			if delete(o.waiting, p); bucket == bucketEvents {
 				delete(o.messages, p.seq())
 			}
-			o.dropped++
+			o.historyDropped++
 		}
 	}
 	o.bounded = len(o.inFlight) + len(o.waiting)
 }
 
-// release wakes readers, which may see more than before. The caller holds mu.
-func (o *Outbox) release() {
+// wakeReaders wakes readers that may see more than before. The caller holds mu.
+func (o *Outbox) wakeReaders() {
 	for _, r := range o.routes {
 		if r.reader != nil && len(r.reader.dirty) > 0 {
 			wake(r.reader.changed)
@@ -186,7 +186,7 @@ func (o *Outbox) sync(n uint64) error {
 		case o.closed:
 			return errClosed
 		}
-		tried := o.tried
+		tried := o.tryDone
 		o.mu.Unlock()
 		wake(o.kick)
 		<-tried
@@ -195,7 +195,7 @@ func (o *Outbox) sync(n uint64) error {
 	return nil
 }
 
-// syncSoon has the waiting records written within groupWait, together with those that come until then.
+// syncSoon makes the writer write the waiting records within groupWait, with those added until then.
 func (o *Outbox) syncSoon() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -204,8 +204,8 @@ func (o *Outbox) syncSoon() {
 	}
 }
 
-// damaged notes that a read failed, and returns the error. It starts the handling of a damaged file at once.
-func (o *Outbox) damaged(err error) error {
+// noteDamage returns the error of a read. If the file is damaged, the writer handles that at once.
+func (o *Outbox) noteDamage(err error) error {
 	if errors.Is(err, ErrDamaged) && !o.readOnly {
 		o.mu.Lock()
 		o.broken = err
@@ -233,14 +233,14 @@ func (o *Outbox) writer() {
 		o.mu.Unlock()
 		err := o.flush()
 		o.mu.Lock()
-		chores := o.chores
-		o.chores = nil
+		chores := o.jobs
+		o.jobs = nil
 		o.mu.Unlock()
 		for _, do := range chores {
-			slow := o.slow()
+			timer := o.watchDisk()
 			do(err)
-			if !slow.Stop() {
-				wake(o.kick) // the next write says that it is over
+			if !timer.Stop() {
+				wake(o.kick) // the next write ends that failure
 			}
 		}
 		retry.Stop()
@@ -258,7 +258,7 @@ func (o *Outbox) writer() {
 // flush tries once to write all waiting records. If a transaction takes too long, the disk counts as failing until all
 // is written.
 func (o *Outbox) flush() error {
-	o.patience = o.slow()
+	o.patience = o.watchDisk()
 	defer o.patience.Stop()
 	o.mu.Lock()
 	err := o.broken
@@ -274,7 +274,7 @@ func (o *Outbox) flush() error {
 		}
 	}
 	if err == nil {
-		err = o.loadPending()
+		err = o.checkTakenUp()
 	}
 	if err == nil {
 		err = o.writeWaiting()
@@ -288,7 +288,7 @@ func (o *Outbox) flush() error {
 	return err
 }
 
-// notifyLoaded wakes the goroutine of the callbacks.
+// notifyLoaded wakes the goroutine that calls Notify.Loaded.
 func (o *Outbox) notifyLoaded() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -298,19 +298,19 @@ func (o *Outbox) notifyLoaded() {
 	wake(o.loaded) // no effect if the last call is still to come
 }
 
-// loadPending returns errUntaken until Notify.Loaded has returned. Writing earlier would replace records of the file by
-// newer ones that lack its content, and a crash would lose it.
-func (o *Outbox) loadPending() error {
+// checkTakenUp returns errNotTakenUp until Notify.Loaded has returned. Writing earlier would replace records of the
+// file by newer ones that lack its content, and a crash would lose it.
+func (o *Outbox) checkTakenUp() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.takingUp != nil && !o.closed {
-		return errLoadPending
+		return errNotTakenUp
 	}
 	return nil
 }
 
-// slow begins a disk operation and its timer. The disk counts as failing if the timer is not stopped in time.
-func (o *Outbox) slow() *time.Timer {
+// watchDisk begins a disk operation. Unless the caller stops the timer in time, the disk counts as failing.
+func (o *Outbox) watchDisk() *time.Timer {
 	try := o.nextTry()
 	return time.AfterFunc(diskPatience, func() { o.endTry(errSlowDisk, try) })
 }
@@ -323,16 +323,16 @@ func (o *Outbox) nextTry() uint64 {
 	return o.try
 }
 
-// maxGarbage is how many bytes of a change's parts may be garbage at once. The runtime would let it grow to as much as is
-// in use.
+// maxGarbage is how many bytes of written parts may be garbage before a collection. The runtime alone would let the
+// garbage grow to the size of the memory in use.
 const maxGarbage = 4 << 20
 
 // write writes the records: in one transaction or, if they are many, in parts, of which the last makes all of them
-// count. So neither all that is written nor all pages of the file that it goes to are in memory at once. After a
-// failure it is one transaction: nobody knows whether the records count already, and no crash may take that back. grown
-// is what it added to the history; parts reports whether there was more than one.
+// count. That keeps the encoded records, and the pages that they change, from being in memory all at once. After a
+// failure it uses one transaction: the records may count already, and a crash must not undo that. grown is what it
+// added to the history; parts reports whether there was more than one part.
 func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
-	mark, newest := place{bucketMeta, metaAhead}, o.written
+	aheadMark, newest := place{bucketMeta, metaAhead}, o.written
 	send := func(writes []Write) error {
 		for _, w := range writes {
 			if isHistory(w.Bucket) && w.Value != nil {
@@ -342,7 +342,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 		if err := o.storage.Write(writes); err != nil {
 			return err
 		}
-		o.patience.Reset(diskPatience) // a large change may take its time, as long as the disk answers
+		o.patience.Reset(diskPatience) // a large change may take long, as long as the disk answers
 		return nil
 	}
 	var part []Write
@@ -360,7 +360,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 			continue
 		}
 		o.ahead, parts = true, true
-		if err = send(records{mark: []byte(seqKey(o.written))}.merge([]place{mark}, part)); err != nil {
+		if err = send(records{aheadMark: []byte(seqKey(o.written))}.merge([]place{aheadMark}, part)); err != nil {
 			break
 		}
 		if garbage += bytes; garbage >= maxGarbage {
@@ -370,7 +370,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 		part, bytes = make([]Write, 0, len(part)), 0
 	}
 	if o.ahead {
-		rest = append(rest, mark) // to be deleted
+		rest = append(rest, aheadMark) // to be deleted
 		slices.SortFunc(rest, place.compare)
 	}
 	if err == nil {
@@ -391,31 +391,31 @@ func (o *Outbox) writeWaiting() error {
 		o.mu.Unlock()
 		return nil
 	}
-	number, writing := o.number, o.waiting
-	o.inFlight, o.waiting = writing, records{}
+	number, inFlight := o.number, o.waiting
+	o.inFlight, o.waiting = inFlight, records{}
 	o.mu.Unlock()
-	grown, parts, err := o.write(writing)
-	if parts { // collect what this took before deliveries take more
+	grown, parts, err := o.write(inFlight)
+	if parts { // collect the garbage before deliveries need memory
 		defer runtime.GC()
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if errors.Is(o.broken, errForeign) { // then what was written counts no more
+	if errors.Is(o.broken, errForeign) { // the file that was written is no longer used
 		return err
 	}
 	o.inFlight, o.bounded = nil, 0
 	if err != nil {
-		maps.Copy(writing, o.waiting)
-		o.waiting = writing
+		maps.Copy(inFlight, o.waiting)
+		o.waiting = inFlight
 		o.boundHistory()
 		return err
 	}
 	o.stored = number
-	o.release()
-	o.growth.add(grown.n, grown.bytes)
-	for p := range writing {
+	o.wakeReaders()
+	o.grown.add(grown.n, grown.bytes)
+	for p := range inFlight {
 		if m := o.messages[p.seq()]; p.bucket == bucketEvents && m != nil {
-			if m.body = nil; m.unused() {
+			if m.body = nil; m.unreferenced() {
 				delete(o.messages, p.seq())
 			}
 		}
@@ -434,13 +434,13 @@ func (o *Outbox) endTry(err error, try uint64) {
 	}
 	was := o.failing
 	o.failing = err
-	close(o.tried)
-	o.tried = make(chan struct{})
+	close(o.tryDone)
+	o.tryDone = make(chan struct{})
 	if err == nil && o.broken != nil {
 		wake(o.kick)
 	}
 	if err != nil {
-		o.release()
+		o.wakeReaders()
 	}
 	o.mu.Unlock()
 	switch {
@@ -451,7 +451,7 @@ func (o *Outbox) endTry(err error, try uint64) {
 		o.log.Info("outbox written again; nothing is lost", "file", o.path)
 	}
 	if err != nil {
-		o.change(time.Now(), func(*change) {}) // there is less room now
+		o.change(time.Now(), func(*change) {}) // the bounds are lower now
 	}
 }
 
