@@ -29,7 +29,7 @@ func (s *stage) beginsLate() {
 	s.azure = imdstest.New(imdstest.Options{VMs: s.azure.VMs(), ApproveDelay: time.Hour})
 }
 
-// approvals are the ids of what Azure was asked to begin.
+// approvals returns the ids of what Azure was asked to begin.
 func (s *stage) approvals() (ids []string) {
 	for _, a := range s.azure.Approvals() {
 		ids = append(ids, strings.ToUpper(a.EventID))
@@ -208,7 +208,7 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 	}
 }
 
-// only is a route that takes one type of events.
+// only returns a route that takes one type of events.
 func (r Route) only(types ...string) Route {
 	r.Filter.Only.Types = types
 	return r

@@ -43,7 +43,7 @@ func TestAnApprovalByHandIsLeftAlone(t *testing.T) {
 	}
 }
 
-// shown is the digest of the event as somebody would be shown it now; "" when Azure doesn't list it.
+// shown returns the digest of the event as somebody would be shown it now; "" when Azure doesn't list it.
 func (s *stage) shown(id string) string {
 	s.t.Helper()
 	client := imds.NewClient("http://azure.test", imds.DefaultAPIVersion, s.logger(), s.azure.RoundTripper())
@@ -292,8 +292,8 @@ func TestWhatWasApprovedBeforeItWasFoundIsNotCalledOff(t *testing.T) {
 	})
 }
 
-// Nor is an event whose approval by hand a crash interrupted: Azure may have taken it, so that this is on disk before Azure
-// is asked.
+// Nor is an event whose approval by hand a crash interrupted: Azure may have taken it, so that this is on disk before
+// Azure is asked.
 func TestWhatACrashFoundBeingApprovedIsNotCalledOff(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.proxy = func(next http.RoundTripper) http.RoundTripper {

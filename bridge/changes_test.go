@@ -115,7 +115,8 @@ func TestAnEventThatGoesBeforeItsTimeWasCanceledUnlessNobodyWatched(t *testing.T
 	}
 }
 
-// Nor was it surely cancelled if a document left it out and held an entry that cannot be read: in that it may have begun.
+// Nor was it surely cancelled if a document left it out and held an entry that cannot be read: in that it may have
+// begun.
 func TestAnEventThatMayHaveBegunInAnUnreadableEntryIsNeverCalledCanceled(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
@@ -237,7 +238,7 @@ func TestAClockThatWasSetBackIsAGap(t *testing.T) {
 	})
 }
 
-// self is a route of events that name this VM.
+// self returns a route of events that name this VM.
 func (e *ear) self(name string) Route {
 	r := e.all(name)
 	r.Filter.Only.VMs = ""

@@ -35,7 +35,7 @@ type disk struct {
 // stamped are the times on record, by bucket.
 var stamped = map[string]string{"events": "time", "settled": "at"}
 
-// older is a record as it looks after the clock was stepped.
+// older returns a record as it looks after the clock was stepped.
 func (d *disk) older(bucket string, value []byte) []byte {
 	d.mu.Lock()
 	step := d.step
@@ -112,7 +112,7 @@ const (
 	diskPatience = 5 * time.Second
 )
 
-// pendingIDs are the ids that are pending for the sink, in order.
+// pendingIDs returns the ids that are pending for the sink, in order.
 func pendingIDs(o *outbox.Outbox, sink string) []string {
 	ids := []string{}
 	for _, d := range o.List(outbox.Selection{Route: sink, State: outbox.StatePending}) {
@@ -217,7 +217,8 @@ func TestAnOlderOutboxThatComesLateIsTakenUp(t *testing.T) {
 	})
 }
 
-// lateFile ends the bridge, has something happen, and starts another without its file, which comes when bring is called.
+// lateFile ends the bridge, has something happen, and starts another without its file, which comes when bring is
+// called.
 func (s *stage) lateFile(b *running, happens func(), routes ...Route) (after *running, bring func()) {
 	b.end()
 	happens()

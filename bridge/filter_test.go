@@ -15,7 +15,7 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// condition is a compiled when.
+// condition returns a compiled when.
 func condition(t *testing.T, src string) *When {
 	t.Helper()
 	w, err := ParseWhen(src)
@@ -243,7 +243,7 @@ func TestLevelSaysWhatIsHeardOfTheBridge(t *testing.T) {
 	}
 }
 
-// entry is an event as Azure sends it, with some fields replaced by others or, by "", left out.
+// entry returns an event as Azure sends it, with some fields replaced by others or, by "", left out.
 func entry(fields ...string) string {
 	f := map[string]string{
 		"EventId": `"` + idA + `"`, "EventStatus": `"Scheduled"`, "EventType": `"Reboot"`, "ResourceType": `"VirtualMachine"`,
@@ -266,7 +266,7 @@ func entry(fields ...string) string {
 	return "{" + strings.Join(members, ",") + "}"
 }
 
-// azureEvent is the event whose entry is raw.
+// azureEvent returns the event whose entry is raw.
 func azureEvent(t testing.TB, raw string) imds.Event {
 	t.Helper()
 	e, err := imds.UnmarshalEvent(json.RawMessage(raw))
@@ -276,7 +276,7 @@ func azureEvent(t testing.TB, raw string) imds.Event {
 	return e
 }
 
-// said is the CloudEvent for a change.
+// said returns the CloudEvent for a change.
 func said(t testing.TB, c imds.Change, in cloudevent.Circumstances) event.Event {
 	t.Helper()
 	in.Time = time.Date(2026, 11, 21, 3, 55, 29, 0, time.UTC)

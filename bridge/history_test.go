@@ -16,7 +16,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// changeAt is the CloudEvent of a change of an event, as a VM of the set web and the group prod saw it.
+// changeAt returns the CloudEvent of a change of an event, as a VM of the set web and the group prod saw it.
 func changeAt(t *testing.T, id, vm string, kind imds.ChangeKind, at time.Time) event.Event {
 	t.Helper()
 	e, err := imds.UnmarshalEvent(fmt.Appendf(nil, `{"EventId":%q,"EventType":"Reboot","EventStatus":"Scheduled",`+
@@ -35,8 +35,8 @@ func changeAt(t *testing.T, id, vm string, kind imds.ChangeKind, at time.Time) e
 	return ce
 }
 
-// A history is put together from CloudEvents in any order, each counted once, and the period says which events are shown:
-// those whose id begins so, that name the VM, and whose last change is not older.
+// A history is put together from CloudEvents in any order, each counted once, and the period says which events are
+// shown: those whose id begins so, that name the VM, and whose last change is not older.
 func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	var b HistoryBuilder
@@ -86,8 +86,8 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	}
 }
 
-// Of the history the newest changes are shown, as many as are asked for, however far back they lie, and whether there are
-// older ones. What is not about an event of Azure's doesn't count.
+// Of the history the newest changes are shown, as many as are asked for, however far back they lie, and whether there
+// are older ones. What is not about an event of Azure's doesn't count.
 func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
 	for claim, apart := range map[string]time.Duration{"within hours": 10 * time.Minute, "over weeks": 30 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {

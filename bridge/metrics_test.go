@@ -56,7 +56,7 @@ func (c *counting) Attempted(sink string, took time.Duration) {
 	c.took[sink] = took
 }
 
-// of are the counts whose words begin with the prefix, without it.
+// of returns the counts whose words begin with the prefix, without it.
 func (c *counting) of(prefix string) map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 // seldom is how often stories of many hours poll.
 const seldom = 9 * time.Second
 
-// reminds is a route that wants reminders.
+// reminds returns a route that wants reminders.
 func (e *ear) reminds(name string, leads ...time.Duration) Route {
 	return e.all(name).with(func(t *Terms) { t.Remind = leads })
 }
@@ -114,7 +114,7 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 	}
 }
 
-// leads is a route that is told shortly before an event begins, as a drain is.
+// leads returns a route that is told shortly before an event begins, as a drain is.
 func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
 	r := e.all(name).with(func(t *Terms) { t.Lead, t.Late = lead, delivery.LateDrop })
 	r.Filter.Only.Changes = changes
@@ -181,8 +181,8 @@ func TestALeadWaitsForItsTime(t *testing.T) {
 	}
 }
 
-// What is tried in vain gives way to a newer change that waits for its lead: the route is told once, when the time of that
-// has come.
+// What is tried in vain gives way to a newer change that waits for its lead: the route is told once, when the time of
+// that has come.
 func TestWhatIsTriedInVainGivesWayToAChangeThatWaitsForItsLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
@@ -301,8 +301,8 @@ func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
 	}
 }
 
-// What waits for the VM's name at a stop waits for it again after the next start, however long that took. Before, a sink
-// was told of other VMs' events, and a lead was over, because the wait of the first start was.
+// What waits for the VM's name at a stop waits for it again after the next start, however long that took. Before, a
+// sink was told of other VMs' events, and a lead was over, because the wait of the first start was.
 func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
 	systemtest.LeftToGate(t)
 	bubble(t, func(t *testing.T, s *stage) {

@@ -15,7 +15,7 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// structured is a CloudEvent in the JSON format.
+// structured returns a CloudEvent in the JSON format.
 func structured(t testing.TB, ce event.Event) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -25,7 +25,7 @@ func structured(t testing.TB, ce event.Event) []byte {
 	return b.Bytes()
 }
 
-// schemas are those of a whole CloudEvent, and of its data.
+// schemas returns those of a whole CloudEvent, and of its data.
 func schemas(t testing.TB) (whole, data *jsonschema.Schema) {
 	t.Helper()
 	file, err := os.ReadFile("cloudevent/testdata/cloudevent.schema.json")
@@ -56,7 +56,7 @@ func schemas(t testing.TB) (whole, data *jsonschema.Schema) {
 	return compile("https://forewarn.dev/test/cloudevent.json", file), data
 }
 
-// breaks is why the JSON text does not keep to the schema, nil if it does.
+// breaks returns why the JSON text does not keep to the schema, nil if it does.
 func breaks(t testing.TB, s *jsonschema.Schema, text []byte) error {
 	t.Helper()
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))

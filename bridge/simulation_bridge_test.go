@@ -149,7 +149,7 @@ func entryOf(e outbox.Delivery) entry {
 	}
 }
 
-// pending is how many deliveries wait, but for those that wait for their time.
+// pending returns how many deliveries wait, but for those that wait for their time.
 func (p *process) pending() (n int) {
 	for _, e := range p.entries() {
 		if !e.dead && e.due.IsZero() {
@@ -193,7 +193,7 @@ func (p *process) mutes() (ids []string) {
 	return ids
 }
 
-// shown is what stands for an event as the program shows it to people; "" when it knows none.
+// shown returns what stands for an event as the program shows it to people; "" when it knows none.
 func (p *process) shown(id string) string {
 	for _, e := range p.bridge.Status().Events {
 		if e.Known.ID == id {
@@ -240,7 +240,7 @@ type kept struct {
 	from, to                time.Time
 }
 
-// ledger is all that the outbox remembers.
+// ledger returns all that the outbox remembers.
 func (p *process) ledger() (list []kept) {
 	err := p.outbox.Walk(0, func(r outbox.Record) error {
 		var ce event.Event
@@ -258,7 +258,7 @@ func (p *process) ledger() (list []kept) {
 	return list
 }
 
-// routes are the bridge's for a plan.
+// routes returns the bridge's for a plan.
 func (p *process) routes(plans []routePlan) (routes []bridge.Route) {
 	for _, r := range plans {
 		routes = append(routes, bridge.Route{
@@ -382,7 +382,7 @@ var (
 	errDead = errors.New("the machine is dead")
 )
 
-// quiet is a log that nobody reads.
+// quiet returns a log that nobody reads.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func loud(to io.Writer) *slog.Logger {

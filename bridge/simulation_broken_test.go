@@ -174,10 +174,10 @@ var reboot = azureEvent{
 
 var moved = func() azureEvent { e := reboot; e.notBefore = 50 * time.Minute; return e }()
 
-// at is a time at which no poll is made.
+// at returns a time at which no poll is made.
 func at(d time.Duration) time.Duration { return d + 137*time.Millisecond }
 
-// planWith is a plan of which all but its steps is plain.
+// planWith returns a plan of which all but its steps is plain.
 func planWith(story []step) plan {
 	route := func(name string) routePlan {
 		return routePlan{name: name, vms: "all", late: "send", timeout: 10 * time.Second, bridge: "none"}
@@ -191,7 +191,7 @@ func planWith(story []step) plan {
 	}
 }
 
-// later is one of many events that leave much time.
+// later returns one of many events that leave much time.
 func later(n int) azureEvent {
 	e := reboot
 	e.id, e.notBefore = fmt.Sprintf("A0000000-0000-4000-8000-1%011d", n), 3*time.Hour
@@ -206,8 +206,8 @@ func lists(at time.Duration, n int) (steps []step) {
 	return steps
 }
 
-// downForEver asks a destination, once so many events have failed that it counted as down, about what failed before only
-// every five minutes.
+// downForEver asks a destination, once so many events have failed that it counted as down, about what failed before
+// only every five minutes.
 func downForEver() func(d destination, ctx context.Context, batch []handed) verdict {
 	failed := map[destination]map[string]bool{}
 	asked := map[destination]time.Time{}

@@ -113,8 +113,8 @@ func (d *disk) transaction(sizes []int, part bool, write func(n int) error) erro
 	return errIO
 }
 
-// left is how many batches of a transaction are written before the machine crashes; all of them if it does not, or does
-// then. What is in the file already is not undone. mu is held.
+// left returns how many batches of a transaction are written before the machine crashes; all of them if it does not, or
+// does then. What is in the file already is not undone. mu is held.
 func (d *disk) left(sizes []int) int {
 	n := max(d.upTo(sizes), min(d.again, len(sizes)))
 	if d.late && n < len(sizes) {
@@ -139,7 +139,7 @@ func (d *disk) upTo(sizes []int) int {
 	return len(sizes)
 }
 
-// there says whether the file can be read: it may come late. lifted says that this is the first time that it can.
+// there reports whether the file can be read: it may come late. lifted says that this is the first time that it can.
 func (d *disk) there() (lifted bool, err error) {
 	w := d.w
 	w.mu.Lock()

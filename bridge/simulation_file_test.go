@@ -21,7 +21,7 @@ type file struct {
 
 type buckets map[string]map[string][]byte
 
-// newFile is the file that an earlier program left, nil if there is none.
+// newFile returns the file that an earlier program left, nil if there is none.
 func newFile(left buckets) *file { return &file{buckets: left.clone()} }
 
 func (b buckets) clone() buckets {
@@ -32,7 +32,7 @@ func (b buckets) clone() buckets {
 	return c
 }
 
-// content is a copy of all that is in the file.
+// content returns a copy of all that is in the file.
 func (f *file) content() any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,8 +81,8 @@ func (f *file) Write(all []outbox.Write) error {
 	})
 }
 
-// isPart reports whether a transaction, by itself, makes nothing count: it is one of those of a large change, and not the
-// last, or it removes what a crash left of one.
+// isPart reports whether a transaction, by itself, makes nothing count: it is one of those of a large change, and not
+// the last, or it removes what a crash left of one.
 func isPart(all []outbox.Write) bool {
 	ahead := slices.IndexFunc(all, func(w outbox.Write) bool { return w.Bucket == "meta" && w.Key == "ahead" })
 	return ahead >= 0 && (all[ahead].Value != nil ||

@@ -78,7 +78,7 @@ func (o *oracle) bounded() {
 	}
 }
 
-// underWay says whether a delivery was under way at a time. If it was given up then and accepted after all, it is on
+// underWay reports whether a delivery was under way at a time. If it was given up then and accepted after all, it is on
 // record as accepted, and nobody can say until when it was pending.
 func (o *oracle) underWay(k kept, at time.Time) bool {
 	return slices.ContainsFunc(o.attempts, func(a *attempt) bool {
@@ -87,7 +87,7 @@ func (o *oracle) underWay(k kept, at time.Time) bool {
 	})
 }
 
-// waits says whether the age of a route's deliveries does not count from when they were made.
+// waits reports whether the age of a route's deliveries does not count from when they were made.
 func (o *oracle) waits(sink string) bool {
 	return slices.ContainsFunc(o.plan.routes, func(r routePlan) bool {
 		return r.name == sink && r.lead > 0 || r.fallback == sink
@@ -166,12 +166,12 @@ func (o *oracle) progress() {
 
 func (h handed) same(other handed) bool { return h.id == other.id && h.time.Equal(other.time) }
 
-// sameEvent says whether an attempt is about the event of the delivery: one event's are made in order.
+// sameEvent reports whether an attempt is about the event of the delivery: one event's are made in order.
 func (h handed) sameEvent(a *attempt) bool {
 	return slices.ContainsFunc(a.batch, func(other handed) bool { return other.event == h.event })
 }
 
-// isIn says whether an attempt is about the delivery.
+// isIn reports whether an attempt is about the delivery.
 func (h handed) isIn(a *attempt) bool { return slices.ContainsFunc(a.batch, h.same) }
 
 func shareOne(a, b *attempt) bool {

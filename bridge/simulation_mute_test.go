@@ -21,8 +21,8 @@ type mutePlan struct {
 // vmPatterns are the patterns that operators write, and which VMs each means.
 var vmPatterns = map[string][]string{"vm-0": {"vm-0"}, "VM-*": {"vm-0", "vm-1"}, "vm-[1-9]": {"vm-1"}, "*-0": {"vm-0"}}
 
-// covers says whether the mute is about what a sink is told: of an event of this type that names these VMs, or of the
-// bridge itself, which is neither.
+// covers reports whether the mute is about what a sink is told: of an event of this type that names these VMs, or of
+// the bridge itself, which is neither.
 func (x mutePlan) covers(sink, kind string, vms []string) bool {
 	named := slices.ContainsFunc(x.types, func(s string) bool { return strings.EqualFold(s, kind) })
 	passes := kind == "Preempt" || kind == "Terminate"
@@ -188,7 +188,7 @@ func muteSteps(seed uint64, routes []routePlan, length time.Duration) (steps []s
 
 const forever = time.Duration(math.MaxInt64)
 
-// slack is how long the program may take to notice that a mute is over: a turn of its housekeeping, and the disk.
+// slack returns how long the program may take to notice that a mute is over: a turn of its housekeeping, and the disk.
 func (w *world) slack(at time.Duration) time.Duration {
 	if w.ill(at-10*time.Second, at+10*time.Second) {
 		return 15 * time.Second

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// mutesOf are the mutes that are about something of an event for a sink: what comes after that waits too.
+// mutesOf returns the mutes that are about something of an event for a sink: what comes after that waits too.
 func (o *oracle) mutesOf(sink, event string) []*muting {
 	key := [2]string{sink, event}
 	list, known := o.muted[key]
@@ -29,7 +29,7 @@ func (o *oracle) mutesOf(sink, event string) []*muting {
 	return list
 }
 
-// mayBeMuted says whether something of an event may have waited for a mute in a time.
+// mayBeMuted reports whether something of an event may have waited for a mute in a time.
 func (o *oracle) mayBeMuted(sink, event string, from, to time.Duration) bool {
 	return slices.ContainsFunc(o.mutesOf(sink, event), func(m *muting) bool {
 		return slices.ContainsFunc(m.maybe, func(i interval) bool { return i.meets(from, to) })
@@ -51,7 +51,7 @@ func (o *oracle) released(sink, event string, at time.Duration) time.Duration {
 	return at
 }
 
-// releases is how many events may be tried at once in a time because a mute ended.
+// releases returns how many events may be tried at once in a time because a mute ended.
 func (o *oracle) releases(sink string, from, to time.Duration) (n int) {
 	if len(o.mutes) == 0 {
 		return 0
@@ -66,10 +66,10 @@ func (o *oracle) releases(sink string, from, to time.Duration) (n int) {
 	return n
 }
 
-// about says whether a mute covers what a destination was handed.
+// about reports whether a mute covers what a destination was handed.
 func (m *muting) about(sink string, h handed) bool { return m.covers(sink, h.kind, h.vms) }
 
-// held says whether a mute held something back at a time, for sure.
+// held reports whether a mute held something back at a time, for sure.
 func (m *muting) held(at time.Duration) bool {
 	return slices.ContainsFunc(m.sure, func(i interval) bool { return i.from+50*time.Millisecond < at && at < i.to })
 }
@@ -206,7 +206,7 @@ func (o *oracle) summaries() {
 	}
 }
 
-// calm says whether nothing happened to an event just when a mute ended.
+// calm reports whether nothing happened to an event just when a mute ended.
 func (o *oracle) calm(h handed, end time.Duration) bool {
 	for _, b := range o.beliefs[h.event] {
 		if slices.ContainsFunc(b.changes, func(c change) bool {
@@ -253,7 +253,7 @@ func (o *oracle) mutedSince(t taken) (end time.Duration) {
 	return end
 }
 
-// stoodFor says whether a change that became late while it was muted need not be told by a route that drops what is
+// stoodFor reports whether a change that became late while it was muted need not be told by a route that drops what is
 // late: one after it stands for it.
 func (o *oracle) stoodFor(b belief, i int, r routePlan) bool {
 	c := b.changes[i]

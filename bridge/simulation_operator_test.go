@@ -213,7 +213,7 @@ func operatorSteps(r *rand.Rand, routes []routePlan, events []step, length time.
 	return steps
 }
 
-// some are the names of some routes, the first always.
+// some returns the names of some routes, the first always.
 func some(r *rand.Rand, routes []routePlan) (names []string) {
 	for i, p := range routes {
 		if i == 0 || r.IntN(3) > 0 {

@@ -35,7 +35,7 @@ type taken struct {
 	*attempt
 }
 
-// examine gives all promises that were not kept.
+// examine returns all promises that were not kept.
 func examine(w *world) []finding {
 	o := &oracle{world: w, beliefs: truthOf(w), muted: map[[2]string][]*muting{}}
 	w.workOutMutes()
@@ -108,7 +108,7 @@ func examine(w *world) []finding {
 	return o.findings
 }
 
-// weight says how much speaks against a belief. What may be excused weighs little.
+// weight returns how much speaks against a belief. What may be excused weighs little.
 func (o *oracle) weight(found []finding) (n int) {
 	for _, f := range found {
 		if f.promise != "nothing is lost" || o.forgot[forgotDeadLetter] == 0 {
@@ -163,11 +163,11 @@ func (o *oracle) event(id string, b belief) []finding {
 	return x.findings
 }
 
-// sharp says whether an attempt was made while it was still clear what the program knows.
+// sharp reports whether an attempt was made while it was still clear what the program knows.
 func (o *oracle) sharp(a *attempt) bool { return a.in < o.firstRun }
 
-// blurs says whether some of what was told of an event was said, or to be said, while the program did not know what was
-// told before: its file had not come, or it did not know whose the file is.
+// blurs reports whether some of what was told of an event was said, or to be said, while the program did not know what
+// was told before: its file had not come, or it did not know whose the file is.
 func (o *oracle) blurs(id string, b belief) bool {
 	if !o.blurred || len(b.changes) == 0 {
 		return o.blurred
@@ -245,7 +245,8 @@ func (o *oracle) nothingLess(b belief, r routePlan, told []taken) {
 	}
 }
 
-// toldAnew says whether a change is out of date for the route: a late file brought it when the event had been told anew.
+// toldAnew reports whether a change is out of date for the route: a late file brought it when the event had been told
+// anew.
 func (o *oracle) toldAnew(b belief, i int, r routePlan) bool {
 	return (r.late != "send" || r.lead > 0) && slices.ContainsFunc(b.changes[i+1:], func(x change) bool {
 		boot := o.boots[x.boot]
@@ -253,7 +254,7 @@ func (o *oracle) toldAnew(b belief, i int, r routePlan) bool {
 	})
 }
 
-// overtaken says whether a route with a lead need not be told a change that lies ahead: a newer one came before its
+// overtaken reports whether a route with a lead need not be told a change that lies ahead: a newer one came before its
 // time, or waits for a time of its own.
 func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 	c := b.changes[i]
@@ -297,15 +298,15 @@ func (o *oracle) once(r routePlan, told []taken) {
 	}
 }
 
-// replayed says whether somebody replayed a delivery between two times that it was told.
+// replayed reports whether somebody replayed a delivery between two times that it was told.
 func (o *oracle) replayed(t, was taken) bool {
 	return slices.ContainsFunc(o.hands, func(h hand) bool {
 		return h.what == "replay" && h.id == t.id && h.seq > was.seq && h.seq < t.seq
 	})
 }
 
-// unaware says whether the program had no way to know of a delivery when it made another: its file came late, or it runs
-// on another machine.
+// unaware reports whether the program had no way to know of a delivery when it made another: its file came late, or it
+// runs on another machine.
 func (o *oracle) unaware(was, t taken) bool {
 	learned := o.boots[t.in].learned // maybe in the middle of a run
 	if o.boots[was.boot].vm != o.boots[t.in].vm || o.boots[t.in].vm > 0 && was.at <= learned.at && learned.at <= t.at {
@@ -317,13 +318,13 @@ func (o *oracle) unaware(was, t taken) bool {
 	})
 }
 
-// gaveUp says whether a delivery is a dead letter, or somebody had to do with it by hand.
+// gaveUp reports whether a delivery is a dead letter, or somebody had to do with it by hand.
 func (o *oracle) gaveUp(sink, id string) bool {
 	return o.hand("", sink, id) ||
 		slices.ContainsFunc(o.left, func(e entry) bool { return e.dead && e.sink == sink && e.id == id })
 }
 
-// unsettled says whether the program may have ended before it was on the disk that a delivery was taken.
+// unsettled reports whether the program may have ended before it was on the disk that a delivery was taken.
 func (o *oracle) unsettled(was taken, now int) bool {
 	if was.boot == now {
 		return false
@@ -339,7 +340,8 @@ func (o *oracle) unsettled(was taken, now int) bool {
 	return end.ended.at-was.at < ahead || o.ill(was.at, end.ended.at)
 }
 
-// returned says whether a route was away for more than a day in between, by the machine's clock, and so counts as new.
+// returned reports whether a route was away for more than a day in between, by the machine's clock, and so counts as
+// new.
 func (o *oracle) returned(r routePlan, from, to time.Duration) bool {
 	var gone *fact
 	for _, s := range o.setups {
@@ -388,14 +390,14 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 	}
 }
 
-// hand says whether an operator did this to a delivery; "" is anything.
+// hand reports whether an operator did this to a delivery; "" is anything.
 func (o *oracle) hand(what, sink, id string) bool {
 	return slices.ContainsFunc(o.hands, func(h hand) bool {
 		return (what == "" || h.what == what) && (sink == "" || h.sink == sink) && h.id == id
 	})
 }
 
-// describe gives a simulation's findings, each promise with some of them.
+// describe returns a simulation's findings, each promise with some of them.
 func describe(found []finding) string {
 	var b strings.Builder
 	for i, f := range found {

@@ -131,13 +131,13 @@ func (o *oracle) outcome(id string, b belief) {
 	}
 }
 
-// clockStepped says whether the machine's clock was ever wrong.
+// clockStepped reports whether the machine's clock was ever wrong.
 func (o *oracle) clockStepped() bool {
 	return slices.ContainsFunc(o.skews, func(d time.Duration) bool { return d != 0 })
 }
 
-// place is that of the change which a delivery is of, -1 for none. One that a crash made the program forget may have
-// given its id to another; then it is the one that was seen when the CloudEvent was made.
+// place returns that of the change which a delivery is of, -1 for none. One that a crash made the program forget may
+// have given its id to another; then it is the one that was seen when the CloudEvent was made.
 func (b belief) place(t taken) int {
 	place, nearest := -1, 15*time.Second
 	for i, c := range b.changes {

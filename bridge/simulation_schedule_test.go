@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// running says whether the program ran all the time, in one run.
+// running reports whether the program ran all the time, in one run.
 func (o *oracle) running(boot int, from, to time.Duration) bool {
 	b := o.boots[boot]
 	return from >= b.began.at && (b.ended.seq == 0 || to <= b.ended.at)
 }
 
-// setUp says whether a route was set up all the time, and the same way.
+// setUp reports whether a route was set up all the time, and the same way.
 func (o *oracle) setUp(route string, from, to time.Duration) bool {
 	there := false
 	for _, s := range o.setups {
@@ -185,7 +185,7 @@ func (o *oracle) setupsBetween(from, to fact) (n int) {
 	return n
 }
 
-// acceptedBetween says whether the destination took something after it had asked to wait, which is that it is back.
+// acceptedBetween reports whether the destination took something after it had asked to wait, which is that it is back.
 func (o *oracle) acceptedBetween(a, next *attempt) bool {
 	return slices.ContainsFunc(o.attempts, func(x *attempt) bool {
 		return x.sink == a.sink && x.settled && x.at >= a.at && x.at <= next.start
@@ -248,8 +248,8 @@ func (o *oracle) retries() {
 	}
 }
 
-// free is the first moment of a time at which a destination could have been told something for two seconds and was told
-// nothing; below 0 if there is none.
+// free returns the first moment of a time at which a destination could have been told something for two seconds and was
+// told nothing; below 0 if there is none.
 func (o *oracle) free(mine []*attempt, from, to time.Duration) time.Duration {
 	for at := from; at+2*time.Second < to; at += time.Second {
 		window := interval{at, at + 2*time.Second}
@@ -404,7 +404,7 @@ func (o *oracle) secondChances() {
 	}
 }
 
-// failedBefore says whether an event's deliveries failed already before the destination last took something, so that
+// failedBefore reports whether an event's deliveries failed already before the destination last took something, so that
 // the trouble may be theirs alone.
 func (o *oracle) failedBefore(mine []*attempt, event string, boot int) bool {
 	accepted := false

@@ -130,7 +130,7 @@ type destination struct {
 	name string
 }
 
-// deliver is what the program calls.
+// deliver is called by the program.
 func (d destination) deliver(ctx context.Context, batch []handed) verdict {
 	if d.w.variant.deliver != nil {
 		return d.w.variant.deliver(d, ctx, batch)

@@ -40,7 +40,7 @@ func (o *oracle) late(id string, b belief, r routePlan) {
 	}
 }
 
-// doneBefore says whether a change no longer waited when an attempt began.
+// doneBefore reports whether a change no longer waited when an attempt began.
 func (o *oracle) doneBefore(c change, r routePlan, t taken) bool {
 	return slices.ContainsFunc(o.tried[c.event.id][r.name], func(x taken) bool {
 		return x.id == c.id && x.began.seq < t.began.seq
@@ -99,7 +99,7 @@ func (o *oracle) leadIsKept(id string, b belief, r routePlan) {
 	}
 }
 
-// everTroubled says whether a destination ever had trouble.
+// everTroubled reports whether a destination ever had trouble.
 func (o *oracle) everTroubled(sink string) bool {
 	return slices.ContainsFunc(o.plan.steps, func(s step) bool {
 		x, ok := s.act.(sinkTrouble)
@@ -206,7 +206,7 @@ func (o *oracle) timelyReminders(id string, b belief, r routePlan) {
 	}
 }
 
-// toldBefore says whether a change was told, or given up, before another delivery.
+// toldBefore reports whether a change was told, or given up, before another delivery.
 func (o *oracle) toldBefore(c change, r routePlan, t taken) bool {
 	for _, x := range o.taken[c.event.id][r.name] {
 		if x.id == c.id && x.seq <= t.seq || slices.Contains(x.missed, c.kind) {

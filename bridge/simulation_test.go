@@ -50,7 +50,8 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// keeps says whether a seed's simulation keeps every promise. If not, it says what happened, cut down to what it needs.
+// keeps reports whether a seed's simulation keeps every promise. If not, it says what happened, cut down to what it
+// needs.
 func keeps(t *testing.T, seed uint64) bool {
 	p := planOf(seed)
 	found := play(t, p, variant{}, quiet())

@@ -39,7 +39,7 @@ func (e azureEvent) resources() []string {
 	return strings.Split(e.machines, ",")
 }
 
-// fields are those of the JSON object that Azure sends.
+// fields returns those of the JSON object that Azure sends.
 func (e azureEvent) fields() map[string]any {
 	f := map[string]any{
 		"EventId": e.id, "EventStatus": e.status, "EventType": e.kind, "ResourceType": "VirtualMachine",
@@ -109,7 +109,7 @@ func (a *azure) changed(quiet bool) {
 	}
 }
 
-// document is what the endpoint serves.
+// document returns what the endpoint serves.
 func (a *azure) document() []byte {
 	if a.body != nil {
 		return a.body
@@ -184,7 +184,7 @@ type reset struct{}
 func (reset) do(w *world)    { w.azure.incarnation = 0; w.azure.changed(false) }
 func (reset) String() string { return "Azure counts incarnations anew" }
 
-// name is the short form of an EventId.
+// name returns the short form of an EventId.
 func name(id string) string { return strings.TrimLeft(id[len(id)-4:], "0") }
 
 func short(d time.Duration) string { return d.Round(time.Second).String() }
@@ -215,7 +215,7 @@ func timeline(r *rand.Rand, length time.Duration) (steps []step) {
 	return steps
 }
 
-// life is that of one event from when it is first listed. It may end before length, and come back.
+// life returns that of one event from when it is first listed. It may end before length, and come back.
 func life(r *rand.Rand, id string, at, length time.Duration, kind string, simple bool) (steps []step) {
 	e := azureEvent{
 		id: id, status: "Scheduled", text: "Host server is undergoing maintenance", seconds: pick(r, -1, 5, 9, 30),
@@ -277,7 +277,7 @@ func life(r *rand.Rand, id string, at, length time.Duration, kind string, simple
 	return steps
 }
 
-// during is a time before d, never a whole second: polls are at those, and no step shall meet one.
+// during returns a time before d, never a whole second: polls are at those, and no step shall meet one.
 func during(r *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(max(d, 2*time.Second)/time.Second)))*time.Second + 137*time.Millisecond
 }

@@ -30,7 +30,7 @@ type change struct {
 	away   *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
 
-// gone says whether the program may know nothing of it any more.
+// gone reports whether the program may know nothing of it any more.
 func (c change) gone() bool { return c.lost || c.theirs }
 
 // A belief is what the program may hold of one event.
@@ -53,7 +53,7 @@ type checkpoint struct {
 	routes  []routePlan
 }
 
-// copy is one that may be changed.
+// copy returns one that may be changed.
 func (b belief) copy() belief {
 	b.times, b.accepted, b.changes = maps.Clone(b.times), maps.Clone(b.accepted), slices.Clone(b.changes)
 	return b
@@ -140,8 +140,8 @@ func truthOf(w *world) map[string][]belief {
 	return t.beliefs
 }
 
-// takenUp is when the program took up a file that came late: when it was told which VM it runs on, or had waited for ten
-// seconds.
+// takenUp returns when the program took up a file that came late: when it was told which VM it runs on, or had waited
+// for ten seconds.
 func (w *world) takenUp(b *boot) fact {
 	limit := b.loaded.at + 10*time.Second
 	switch {
@@ -332,7 +332,7 @@ func distinct(list []belief) (kept []belief) {
 	return kept
 }
 
-// next is the belief after an answer that shows the event as it is now; nil when it does not.
+// next returns the belief after an answer that shows the event as it is now; nil when it does not.
 func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, changed bool) {
 	kind := ""
 	switch {
@@ -399,7 +399,7 @@ func (t *truth) address(r routePlan, c *change, accepted map[string]bool) {
 	}
 }
 
-// unnamed says whether filters may stop waiting for the VM's name before it is known.
+// unnamed reports whether filters may stop waiting for the VM's name before it is known.
 func (t *truth) unnamed() bool {
 	soon := t.boot.learned.seq > 0 && t.boot.learned.at-t.boot.began.at < 59*time.Second
 	return !soon || slices.ContainsFunc(t.w.plan.steps, func(s step) bool {
@@ -408,7 +408,7 @@ func (t *truth) unnamed() bool {
 	})
 }
 
-// hash is that of an event's content, as the contract has it.
+// hash returns that of an event's content, as the contract has it.
 func hash(e azureEvent) string {
 	f := e.fields()
 	if e.notBefore >= 0 {
@@ -418,7 +418,7 @@ func hash(e azureEvent) string {
 	return hex.EncodeToString(sum[:])[:8]
 }
 
-// accepts says whether the route's filter wants the event of a change, as it is when the VM's name is known, or when
+// accepts reports whether the route's filter wants the event of a change, as it is when the VM's name is known, or when
 // nobody waits for that any more.
 func (r routePlan) accepts(c change, named bool) bool {
 	e, x := c.event, r.except
@@ -432,7 +432,7 @@ func (r routePlan) accepts(c change, named bool) bool {
 	return len(x.changes) > 0 || !x.names(e, named)
 }
 
-// hits says whether an event hits this VM, or leads with it.
+// hits reports whether an event hits this VM, or leads with it.
 func hits(vms string, e azureEvent) bool {
 	self := func(vm string) bool { return strings.EqualFold(vm, "vm-0") }
 	list := e.resources()
@@ -440,7 +440,7 @@ func hits(vms string, e azureEvent) bool {
 		vms == "leader" && self(list[0])
 }
 
-// names says whether all that is excepted of an event, beside changes, is true of it.
+// names reports whether all that is excepted of an event, beside changes, is true of it.
 func (x matchPlan) names(e azureEvent, named bool) bool {
 	switch {
 	case x.vms == "" && x.types == nil && x.sources == nil,
@@ -454,7 +454,7 @@ func (x matchPlan) names(e azureEvent, named bool) bool {
 
 var azureTypes = []string{"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 
-// hears says whether the route wants this very change of an event that it wants.
+// hears reports whether the route wants this very change of an event that it wants.
 func (r routePlan) hears(c change) bool {
 	x := r.except
 	all := x.vms == "" && x.types == nil && x.sources == nil
@@ -464,7 +464,7 @@ func (r routePlan) hears(c change) bool {
 	return len(r.changes) == 0 || c.among(r.changes)
 }
 
-// among says whether changes names the change.
+// among reports whether changes names the change.
 func (c change) among(changes []string) bool {
 	return slices.Contains(changes, c.kind) || c.first && slices.Contains(changes, "first")
 }
@@ -492,7 +492,8 @@ func (t *truth) setup(s setup) {
 	t.routes = s.routes
 }
 
-// perhapsWithout is the belief after a route went at a time: what was seen at that very moment it may have been told.
+// perhapsWithout returns the belief after a route went at a time: what was seen at that very moment it may have been
+// told.
 func (b belief) perhapsWithout(route string, at time.Duration) belief {
 	if n := len(b.changes) - 1; n >= 0 && b.changes[n].at == at && b.changes[n].routes[route] {
 		b = b.copy()
@@ -506,7 +507,7 @@ func hasRoute(routes []routePlan, name string) bool {
 	return slices.ContainsFunc(routes, func(r routePlan) bool { return r.name == name })
 }
 
-// added is the belief after a route was added.
+// added returns the belief after a route was added.
 func (t *truth) added(b belief, r routePlan) belief {
 	n := len(b.changes) - 1
 	for n >= 0 && b.changes[n].gone() { // the program has forgotten it
@@ -572,7 +573,7 @@ func (t *truth) end(e *boot) {
 	}
 }
 
-// onDisk says whether what an answer changed was on the disk for sure when the program ended.
+// onDisk reports whether what an answer changed was on the disk for sure when the program ended.
 func (t *truth) onDisk(a *answer, e *boot) bool {
 	if !e.how.crash && !t.w.ill(e.ended.at-10*time.Second, e.ended.at) {
 		return true
@@ -594,7 +595,7 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 	return false
 }
 
-// ill says whether the disk had trouble in a time.
+// ill reports whether the disk had trouble in a time.
 func (w *world) ill(from, to time.Duration) bool {
 	return slices.ContainsFunc(w.ills, func(i interval) bool { return i.meets(from, to) })
 }

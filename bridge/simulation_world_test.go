@@ -193,13 +193,13 @@ func simulate(t *testing.T, p plan, v variant, log *slog.Logger) *world {
 	return w
 }
 
-// now is the true time. mu is held.
+// now returns the true time. mu is held.
 func (w *world) now() time.Duration { return w.true + time.Since(w.anchor) }
 
-// next gives the place of something in the order of all facts. mu is held.
+// next returns the place of something in the order of all facts. mu is held.
 func (w *world) next() int { w.count++; return w.count }
 
-// fact is one that happens now. mu is held.
+// fact returns one that happens now. mu is held.
 func (w *world) fact() fact {
 	return fact{seq: w.next(), at: w.now(), clock: time.Now(), boot: len(w.boots) - 1}
 }
@@ -372,7 +372,7 @@ func (w *world) end(how restart, image any) {
 	}
 }
 
-// random is a number below 1 that is the same in every simulation of the seed.
+// random returns a number below 1 that is the same in every simulation of the seed.
 func (w *world) random() float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -302,7 +302,7 @@ func always(err error) func(delivery.Delivery) error {
 	return func(delivery.Delivery) error { return err }
 }
 
-// ids are those of what was accepted, in order.
+// ids returns those of what was accepted, in order.
 func (e *ear) ids() []string { return idsOf(e.accepted()) }
 
 func (e *ear) accepted() []heard {
@@ -325,7 +325,7 @@ func idsOf(list []heard) []string {
 	return ids
 }
 
-// types are the types of what was accepted, without their prefix.
+// types returns the types of what was accepted, without their prefix.
 func (e *ear) types() []string {
 	list := []string{}
 	for _, h := range e.accepted() {
@@ -339,7 +339,7 @@ func (e *ear) all(name string) Route {
 	return Route{Name: name, Kind: "ear", Sink: e, Filter: Filter{Only: Match{VMs: "all"}}, Terms: Terms{Terms: delivery.Terms{Timeout: 10 * time.Second, Late: delivery.LateSend}}}
 }
 
-// with is a route with other terms.
+// with returns a route with other terms.
 func (r Route) with(change func(*Terms)) Route {
 	change(&r.Terms)
 	return r
@@ -379,7 +379,7 @@ func pause(d time.Duration) {
 // reboot schedules a reboot of vm-0.
 func (s *stage) reboot(id string) { s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot"}) }
 
-// conditions are the If-None-Match of each request for the document, "" where there is none.
+// conditions returns the If-None-Match of each request for the document, "" where there is none.
 func (s *stage) conditions() []string {
 	list := []string{}
 	for _, r := range s.azure.Requests() {
@@ -390,7 +390,7 @@ func (s *stage) conditions() []string {
 	return list
 }
 
-// polls is how often the document was asked for.
+// polls returns how often the document was asked for.
 func (s *stage) polls() int { return len(s.conditions()) }
 
 // stored reads the outbox that lies in dir while nobody has it.
@@ -404,7 +404,7 @@ func stored(t *testing.T, dir string) *outbox.Outbox {
 	return o
 }
 
-// asides are the files that were set aside in dir, by why.
+// asides returns the files that were set aside in dir, by why.
 func asides(t *testing.T, dir, why string) []string {
 	t.Helper()
 	list, err := filepath.Glob(filepath.Join(dir, "outbox.db."+why+"-*"))
@@ -414,7 +414,7 @@ func asides(t *testing.T, dir, why string) []string {
 	return list
 }
 
-// notADirectory is a path below a regular file, where no directory can be made.
+// notADirectory returns a path below a regular file, where no directory can be made.
 func notADirectory(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "file")

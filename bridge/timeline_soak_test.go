@@ -28,14 +28,14 @@ const (
 )
 
 // The real program, with its outbox on disk and sinks on real sockets, tells every change of the simulation's timelines
-// to each sink once, in the order of its event, with the ids that the oracle works out. FOREWARN_TIMELINE_HOURS says how
-// many hours of Azure's time are played, FOREWARN_TIMELINE_SEED which.
+// to each sink once, in the order of its event, with the ids that the oracle works out. FOREWARN_TIMELINE_HOURS says
+// how many hours of Azure's time are played, FOREWARN_TIMELINE_SEED which.
 //
 // Only Azure's time is quicker: when events come, change and end, and the notice they give. The program polls, waits,
-// retries and writes in real time. So a step waits until the program has taken in the one before it (a poll has named its
-// incarnation), and no change is too short to be seen. This doesn't show what a day does to timers, connections and
-// memory, or what becomes of changes under the same incarnation, which take a minute to be seen: here each has a new one.
-// There are no faults and no crashes.
+// retries and writes in real time. So a step waits until the program has taken in the one before it (a poll has named
+// its incarnation), and no change is too short to be seen. This doesn't show what a day does to timers, connections and
+// memory, or what becomes of changes under the same incarnation, which take a minute to be seen: here each has a new
+// one. There are no faults and no crashes.
 func TestARealProgramTellsTheOraclesTimelines(t *testing.T) {
 	hours, err := strconv.Atoi(os.Getenv("FOREWARN_TIMELINE_HOURS"))
 	if err != nil || hours < 1 {
@@ -65,7 +65,8 @@ func TestARealProgramTellsTheOraclesTimelines(t *testing.T) {
 	t.Logf("%d changes of %d events in %v", s.wanted, len(s.want), time.Since(began).Round(time.Second))
 }
 
-// timelines are those of a simulation, one after the other, each with events of its own. What is after the end is left out.
+// timelines returns those of a simulation, one after the other, each with events of its own. What is after the end is
+// left out.
 func timelines(r *rand.Rand, length time.Duration) (steps []step) {
 	for i := 0; time.Duration(i)*timelineEach < length; i++ {
 		own := func(id string) string { return fmt.Sprintf("A%07X", i) + id[8:] }

@@ -16,7 +16,7 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// trouble is a route of what administrators must know, and of no Azure event.
+// trouble returns a route of what administrators must know, and of no Azure event.
 func (e *ear) trouble(name string) Route {
 	r := e.all(name)
 	r.Filter.Only.Types = []string{"None"}
@@ -32,8 +32,8 @@ func (s *stage) notSelf(id string) {
 	s.azure.Schedule(imdstest.Event{ID: id, Type: "Reboot", Resources: []string{"vm-1"}})
 }
 
-// That a sink is blocked is reported to the others, once, with what it answers and what is pending; so is that it accepts
-// again. The sink concerned does not hear of itself.
+// That a sink is blocked is reported to the others, once, with what it answers and what is pending; so is that it
+// accepts again. The sink concerned does not hear of itself.
 func TestABlockedSinkIsReportedToTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, down := &ear{}, &ear{answer: always(errRefused)}
@@ -86,8 +86,8 @@ func TestTroubleDoesNotFallBackToTheSinkThatItIsAbout(t *testing.T) {
 	})
 }
 
-// A sink that accepts nothing for five minutes, though something is pending, counts as blocked, whatever it answers, and
-// even when it never does.
+// A sink that accepts nothing for five minutes, though something is pending, counts as blocked, whatever it answers,
+// and even when it never does.
 func TestASinkThatAcceptsNothingForFiveMinutesIsReported(t *testing.T) {
 	systemtest.LeftToGate(t)
 	for _, tt := range []struct {
@@ -260,7 +260,8 @@ func TestAtTheFirstStartTheEndpointHasTenMinutes(t *testing.T) {
 	})
 }
 
-// The first dead letter of a sink is reported at once, more of them together once a minute, and none are left at the end.
+// The first dead letter of a sink is reported at once, more of them together once a minute, and none are left at the
+// end.
 func TestDeadLettersAreReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
@@ -353,7 +354,8 @@ func TestTheStartIsReportedWithTheGap(t *testing.T) {
 	})
 }
 
-// What somebody drops together is reported as one CloudEvent a sink, which keeps to the schema and names the first of many.
+// What somebody drops together is reported as one CloudEvent a sink, which keeps to the schema and names the first of
+// many.
 func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		down, audit := &ear{answer: always(errDown)}, &ear{}

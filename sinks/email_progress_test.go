@@ -94,7 +94,7 @@ func (r mailRoute) run(t *testing.T, d time.Duration) {
 	}
 }
 
-// ends says how each delivery of the outbox stands, and what the server answered.
+// ends returns how each delivery of the outbox stands, and what the server answered.
 func (r mailRoute) ends(t *testing.T) (ends []string) {
 	t.Helper()
 	err := r.box.Walk(0, func(rec outbox.Record) error {
@@ -188,7 +188,7 @@ func tellMailStory(t *testing.T, all []delivery.Delivery, later, never map[strin
 	return story
 }
 
-// wave is one change of each of many Azure events.
+// wave returns one change of each of many Azure events.
 func wave(t *testing.T, n int) []delivery.Delivery {
 	t.Helper()
 	all := make([]delivery.Delivery, n)
@@ -201,7 +201,7 @@ func wave(t *testing.T, n int) []delivery.Delivery {
 	return all
 }
 
-// who says how many mails each recipient has.
+// who returns how many mails each recipient has.
 func who(mails []received) string {
 	var all []string
 	for _, m := range mails {
@@ -217,7 +217,7 @@ var (
 	shut    = &smtp.SMTPError{Code: 550, EnhancedCode: smtp.EnhancedCode{5, 7, 1}, Message: "not from outside"}
 )
 
-// aboutTheBridge is a CloudEvent of trouble, which belongs to no Azure event.
+// aboutTheBridge returns a CloudEvent of trouble, which belongs to no Azure event.
 func aboutTheBridge(t *testing.T) []delivery.Delivery {
 	ce := deliveries(t)[0].Event.Clone()
 	ce.SetType("dev.forewarn.bridge.imds.unavailable")

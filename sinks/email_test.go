@@ -318,7 +318,7 @@ func TestMailServersCertificateIsVerified(t *testing.T) {
 	}
 }
 
-// prints is a command that prints a file, and with a second one adds a byte to that.
+// prints returns a command that prints a file, and with a second one adds a byte to that.
 func prints(t *testing.T, files ...string) string {
 	t.Helper()
 	self, err := os.Executable()

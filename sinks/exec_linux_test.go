@@ -193,7 +193,7 @@ func TestOnlyRootChoosesTheUser(t *testing.T) {
 	}
 }
 
-// publicCopy is the test binary where every user may run it.
+// publicCopy returns the test binary where every user may run it.
 func publicCopy(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()

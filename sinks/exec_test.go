@@ -129,7 +129,7 @@ func hang(address string) int {
 	return 1
 }
 
-// asCommand are settings that run a task.
+// asCommand returns settings that run a task.
 func asCommand(t *testing.T, task string, args ...string) string {
 	t.Helper()
 	self, err := os.Executable()

@@ -157,7 +157,7 @@ func idsListed(text string) (ids []string) {
 	return ids
 }
 
-// slack is a channel: each change is posted there, as a message or as the reply to one.
+// slack returns a channel: each change is posted there, as a message or as the reply to one.
 func (f *faults) slack(name string, latest bool) destination {
 	space := &workspace{fail: map[string][]slackNo{}, forms: map[string]url.Values{}}
 	address := f.serveHTTP(name, func(r *http.Request, body []byte) (int, string, []string) {
@@ -288,7 +288,7 @@ func (p *parcel) Data(r io.Reader) error {
 	return nil
 }
 
-// syslog is a receiver that says that it has a message by closing the connection in good order.
+// syslog returns a receiver that says that it has a message by closing the connection in good order.
 func (f *faults) syslog(scheme string) destination {
 	name, settings := "syslog-"+scheme, ""
 	serve := func(conn net.Conn) net.Conn { return conn }
@@ -340,7 +340,7 @@ type plainWire struct{ *wire }
 
 func (p plainWire) Write(b []byte) (int, error) { return p.Conn.Write(b) }
 
-// nats is a stream on a server that is restarted, behind a way that is cut.
+// nats returns a stream on a server that is restarted, behind a way that is cut.
 func (f *faults) nats() destination {
 	const name = "nats"
 	dir := f.t.TempDir()
@@ -395,7 +395,7 @@ func (f *faults) nats() destination {
 	return destination{name, name, "url: nats://" + g.Addr().String(), false, []string{name}}
 }
 
-// file is a file that somebody moves away, and in whose place a directory is at times.
+// file returns a file that somebody moves away, and in whose place a directory is at times.
 func (f *faults) file() destination {
 	const name = "file"
 	path, moved := filepath.Join(f.t.TempDir(), "audit.jsonl"), 0
@@ -431,7 +431,7 @@ func (f *faults) file() destination {
 	return destination{name, name, "path: " + path, false, []string{name}}
 }
 
-// exec is a command that fails, is slow, and does at times its work before it fails.
+// exec returns a command that fails, is slow, and does at times its work before it fails.
 func (f *faults) exec() destination {
 	const name = "exec"
 	dir := f.t.TempDir()

@@ -157,7 +157,7 @@ func (f *faults) chance(percent int) bool {
 	return f.on && f.random.IntN(100) < percent
 }
 
-// one is one of the faults that a destination knows, mostly none.
+// one returns one of the faults that a destination knows, mostly none.
 func (f *faults) one(of string, all ...string) string {
 	if !f.chance(30) {
 		return ""
@@ -192,7 +192,7 @@ func (f *faults) tell(format string, args ...any) {
 	f.story = append(f.story, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// about is what the story says about an event at a destination.
+// about returns what the story says about an event at a destination.
 func (f *faults) about(event string, d destination) string {
 	lines := slices.DeleteFunc(slices.Clone(f.story), func(line string) bool {
 		to := func(name string) bool { return strings.Contains(line, " "+name+" t") }
@@ -536,7 +536,7 @@ func (w *wire) Close() error {
 	return w.Conn.Close()
 }
 
-// closed says whether this end is closed, as by a restart.
+// closed reports whether this end is closed, as by a restart.
 func (w *wire) closed() bool {
 	w.gate.mu.Lock()
 	defer w.gate.mu.Unlock()

@@ -31,7 +31,8 @@ func fileAccepts(t *testing.T) (string, func() []string) {
 	}
 }
 
-// A batch is one CloudEvent a line, even if its data has lines, in order, in files and directories that others cannot read.
+// A batch is one CloudEvent a line, even if its data has lines, in order, in files and directories that others cannot
+// read.
 func TestFileHoldsOneCloudEventALine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b", "audit.jsonl")
 	s := mustOpen(t, "file", "path: "+path, testHost(t))
@@ -313,7 +314,7 @@ func (w *tornWriter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// logTo is a host whose log can be read.
+// logTo returns a host whose log can be read.
 func logTo(t *testing.T, b *bytes.Buffer) Host {
 	h := testHost(t)
 	h.Log = slog.New(slog.NewTextHandler(b, nil))

@@ -76,7 +76,7 @@ func TestRootWritesOnlyWhatTheDirectoryOwnerMay(t *testing.T) {
 
 const service, operators = 65532, 65533 // a user and a group
 
-// serviceDirectory is a directory of the service's user.
+// serviceDirectory returns a directory of the service's user.
 func serviceDirectory(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -40,8 +40,8 @@ func hostOf(t *testing.T) string {
 // ports counts those that freePort gave away.
 var ports atomic.Uint32
 
-// freePort is a port to listen on later, so none of those that systems give to connections: it would be taken by then.
-// It gives no port twice.
+// freePort returns a port to listen on later, so none of those that systems give to connections: it would be taken by
+// then. It gives no port twice.
 func freePort(t *testing.T) string {
 	t.Helper()
 	for range 100 {

@@ -56,8 +56,8 @@ func TestHostOfASecretAddressIsNotShown(t *testing.T) {
 	}
 }
 
-// saysOf is all that a sink says that does not reach its destination; settings begin with its kind. "environment" is a
-// webhook with a proxy of the environment.
+// saysOf returns all that a sink says that does not reach its destination; settings begin with its kind. "environment"
+// is a webhook with a proxy of the environment.
 func saysOf(t *testing.T, settings string, dial Dialer) (said string, blocked bool) {
 	kind, keys, _ := strings.Cut(settings, " ")
 	var log strings.Builder
@@ -150,7 +150,7 @@ func TestHostThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-// unreachable are the ways in which a destination is not reached, by name.
+// unreachable returns the ways in which a destination is not reached, by name.
 func unreachable(t *testing.T, ca authority) map[string]Dialer {
 	other := serveTLS(t, http.NotFoundHandler(),
 		&tls.Config{Certificates: []tls.Certificate{ca.issue(t, "other.example", time.Hour)}})

@@ -117,7 +117,7 @@ func TestTextOfAzureStaysText(t *testing.T) {
 	}
 }
 
-// about is the delivery of what the bridge says about itself.
+// about returns the delivery of what the bridge says about itself.
 func about(typ string, o imds.Observer, data map[string]any) []delivery.Delivery {
 	return deliveryOf(cloudevent.WrapBridge(typ, data, o, messageTime.clock()))
 }

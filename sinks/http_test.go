@@ -273,7 +273,7 @@ func hangUp(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// talk is the address of a server that says one thing to whoever says anything.
+// talk returns the address of a server that says one thing to whoever says anything.
 func talk(t *testing.T, what string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

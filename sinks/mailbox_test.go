@@ -215,7 +215,7 @@ func serveMail(t *testing.T, b *mailbox, mode string, ca authority, cert tls.Cer
 	return settings
 }
 
-// plainMail is a server without TLS, for what has nothing to do with it.
+// plainMail returns a server without TLS, for what has nothing to do with it.
 func plainMail(t *testing.T, b *mailbox) string {
 	return serveMail(t, b, "none", authority{}, tls.Certificate{})
 }

@@ -91,7 +91,7 @@ func TestNATSBelievesNothingBeforeTLS(t *testing.T) {
 	}
 }
 
-// onTheWay is a connection on which somebody has put another INFO in place of the server's.
+// onTheWay returns a connection on which somebody has put another INFO in place of the server's.
 func onTheWay(conn net.Conn, info string) net.Conn {
 	r := bufio.NewReader(conn)
 	r.ReadString('\n')

@@ -226,7 +226,7 @@ func natsSurvives(t *testing.T, talk func(net.Conn, *bufio.Reader), core bool) {
 	}
 }
 
-// natsInMemory is a server in a bubble, with a token and the stream FOREWARN.
+// natsInMemory returns a server in a bubble, with a token and the stream FOREWARN.
 func natsInMemory(t *testing.T) (*server.Server, jetstream.Stream) {
 	t.Helper()
 	const token = "s3cr3t-token"
@@ -276,7 +276,7 @@ func (w *natsWire) count() {
 	w.before = m.TotalAlloc
 }
 
-// highest is the most that one of them cost.
+// highest returns the most that one of them cost.
 func (w *natsWire) highest() uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -322,7 +322,7 @@ func natsDrip(conn net.Conn, text string) {
 	}
 }
 
-// natsMany is a field of an INFO that holds an item as often as fits in so many bytes.
+// natsMany returns a field of an INFO that holds an item as often as fits in so many bytes.
 func natsMany(item string, size int) string {
 	return `"connect_urls":[` + strings.Repeat(item+",", size/(len(item)+1)) + item + "]"
 }
@@ -367,7 +367,7 @@ func natsMessage(subject, sid, body string) string {
 	return fmt.Sprintf("MSG %s %s %d\r\n%s\r\n", subject, sid, len(body), body)
 }
 
-// natsHeaded is a message whose header, of so many bytes, has as many fields as it can.
+// natsHeaded returns a message whose header, of so many bytes, has as many fields as it can.
 func natsHeaded(subject, sid string, size int) string {
 	var b strings.Builder
 	b.WriteString("NATS/1.0\r\n")

@@ -90,7 +90,7 @@ func TestNATSOutageAndRestart(t *testing.T) {
 	}
 }
 
-// natsPending are the ids of the first deliveries.
+// natsPending returns the ids of the first deliveries.
 func natsPending(t *testing.T, n int) []string {
 	t.Helper()
 	var ids []string
@@ -505,8 +505,8 @@ func TestNATSLogins(t *testing.T) {
 	}
 }
 
-// natsAnswer is what the sink says of a delivery. On Windows a connection that the server resets can take the server's
-// last words with it, and the reason with them. There it is tried again, as the bridge does.
+// natsAnswer returns what the sink says of a delivery. On Windows a connection that the server resets can take the
+// server's last words with it, and the reason with them. There it is tried again, as the bridge does.
 func natsAnswer(t *testing.T, s delivery.Sink) (err error) {
 	t.Helper()
 	for range 10 {

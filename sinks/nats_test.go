@@ -40,7 +40,7 @@ func natsServe(t *testing.T, with func(*server.Options)) *server.Server {
 	return s
 }
 
-// natsStart is natsServe for a server that takes no connections while it is alone.
+// natsStart returns natsServe for a server that takes no connections while it is alone.
 func natsStart(t *testing.T, with func(*server.Options)) *server.Server {
 	t.Helper()
 	o := &server.Options{
@@ -66,7 +66,7 @@ func natsStop(s *server.Server) {
 	s.WaitForShutdown()
 }
 
-// natsClient is a connection of the test's own.
+// natsClient returns a connection of the test's own.
 func natsClient(t *testing.T, url string, options ...nats.Option) (*nats.Conn, jetstream.JetStream) {
 	t.Helper()
 	conn, err := nats.Connect(url, options...)
@@ -95,7 +95,7 @@ func natsStream(t *testing.T, js jetstream.JetStream, with func(*jetstream.Strea
 	return stream
 }
 
-// natsStored are all messages of a stream.
+// natsStored returns all messages of a stream.
 func natsStored(t *testing.T, stream jetstream.Stream) []*jetstream.RawStreamMsg {
 	t.Helper()
 	info, err := stream.Info(context.Background())
@@ -131,8 +131,8 @@ func natsAccepts(t *testing.T) (string, func() []string) {
 	return "url: " + srv.ClientURL(), func() []string { return natsIDs(t, stream) }
 }
 
-// natsFake is a server that says what it is told to, and then hears until the connection ends. heard is closed after
-// the first connection has got its say.
+// natsFake returns a server that says what it is told to, and then hears until the connection ends. heard is closed
+// after the first connection has got its say.
 func natsFake(t *testing.T, talk func(conn net.Conn, r *bufio.Reader)) (address string, heard <-chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -378,7 +378,7 @@ func TestNATSRendersWhatLeaves(t *testing.T) {
 	}
 }
 
-// natsObserved is what a VM says of a change.
+// natsObserved returns what a VM says of a change.
 func natsObserved(t *testing.T, raw string, kind imds.ChangeKind, o imds.Observer, repeat int) event.Event {
 	t.Helper()
 	e, err := imds.UnmarshalEvent([]byte(raw))

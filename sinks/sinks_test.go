@@ -467,8 +467,8 @@ func closeSink(s delivery.Sink) {
 	}
 }
 
-// deliveries are those of testdata/events.jsonl: an event that is scheduled, updated, started and vanished, and one of
-// an unheard-of type that is scheduled and vanished. They are as the outbox keeps them.
+// deliveries returns those of testdata/events.jsonl: an event that is scheduled, updated, started and vanished, and one
+// of an unheard-of type that is scheduled and vanished. They are as the outbox keeps them.
 func deliveries(t *testing.T) []delivery.Delivery {
 	t.Helper()
 	var all []delivery.Delivery
@@ -482,7 +482,7 @@ func deliveries(t *testing.T) []delivery.Delivery {
 	return all
 }
 
-// idsIn are the ids of the CloudEvents in a text that has one a line.
+// idsIn returns the ids of the CloudEvents in a text that has one a line.
 func idsIn(t *testing.T, text []byte) []string {
 	t.Helper()
 	var ids []string

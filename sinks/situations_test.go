@@ -29,7 +29,7 @@ var messageTime = at("03:55:29")
 
 func (m moment) clock() time.Time { return time.Time(m) }
 
-// at is a time of 21 November 2026 in UTC.
+// at returns a time of 21 November 2026 in UTC.
 func at(clock string) moment {
 	t, err := time.Parse(time.DateTime, "2026-11-21 "+clock)
 	if err != nil {
@@ -50,7 +50,7 @@ var (
 		EvictionPolicy: "Delete"}
 )
 
-// azure is what Azure says of an event, the rest as in most situations.
+// azure returns what Azure says of an event, the rest as in most situations.
 func azure(status, typ, notBefore string, more map[string]any) imds.Event {
 	f := map[string]any{
 		"EventId": "602D9444-D2CD-49C7-8624-8643E7171297", "EventStatus": status, "EventType": typ,
@@ -80,7 +80,7 @@ type situation struct {
 	more  map[string]any
 }
 
-// situations are what messages to people are about, by name.
+// situations returns what messages to people are about, by name.
 func situations() map[string]situation {
 	type circumstances = cloudevent.Circumstances
 	all := make(map[string]situation)
@@ -289,7 +289,7 @@ func deliveryOf(ce event.Event, err error) []delivery.Delivery {
 	return []delivery.Delivery{{Event: ce, Attempt: 1}}
 }
 
-// fieldsOf are what templates see of a situation.
+// fieldsOf returns what templates see of a situation.
 func fieldsOf(t *testing.T, s situation) map[string]any {
 	t.Helper()
 	berlin, err := time.LoadLocation("Europe/Berlin")

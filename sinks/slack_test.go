@@ -161,7 +161,7 @@ func TestSlackMessagesAreWhole(t *testing.T) {
 	}
 }
 
-// unescape is JSON with nothing escaped that need not be.
+// unescape returns JSON with nothing escaped that need not be.
 func unescape(t *testing.T, text string) string {
 	t.Helper()
 	var v any

@@ -142,7 +142,8 @@ func (w *workspace) find(ts string) *slackPost {
 	return nil
 }
 
-// story is what stands in the channel: each message, its replies below it, and a + for those that the channel sees too.
+// story returns what stands in the channel: each message, its replies below it, and a + for those that the channel sees
+// too.
 func (w *workspace) story() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -183,7 +184,7 @@ func (w *workspace) asked() []string {
 	return slices.Clone(w.calls)
 }
 
-// settings are those of a sink that says little, with more lines.
+// settings returns those of a sink that says little, with more lines.
 func (w *workspace) settings(more string) string {
 	return "token: " + slackToken + "\nchannel: '#ops'\napi_url: " + w.url + "/api\n" +
 		"text: '{{.change}}{{if .reply}} again{{end}}'\nblocks: '[]'\n" + more

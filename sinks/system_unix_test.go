@@ -8,14 +8,14 @@ const (
 	someProgram = "/bin/true"
 )
 
-// noUDP is about Windows.
+// noUDP returns about Windows.
 func noUDP(error) bool { return false }
 
-// underWine is about Windows.
+// underWine returns about Windows.
 func underWine() bool { return false }
 
-// baseNames are the variables of this machine that every command sees.
+// baseNames returns the variables of this machine that every command sees.
 func baseNames() []string { return []string{"HOME", "LANG", "LOGNAME", "PATH", "USER"} }
 
-// systemsOwn is about Windows.
+// systemsOwn returns about Windows.
 func systemsOwn(string) bool { return false }

@@ -17,15 +17,15 @@ const (
 // noUDP says that an error is wine's, which lacks a control that Go sets on every socket for UDP (SIO_UDP_CONNRESET).
 func noUDP(err error) bool { return errors.Is(err, windows.WSAEOPNOTSUPP) }
 
-// underWine says whether wine takes the place of Windows.
+// underWine reports whether wine takes the place of Windows.
 func underWine() bool {
 	return windows.NewLazySystemDLL("ntdll.dll").NewProc("wine_get_version").Find() == nil
 }
 
-// baseNames are the variables of this machine that every command sees.
+// baseNames returns the variables of this machine that every command sees.
 func baseNames() []string { return []string{"PATH", "USERNAME", "USERPROFILE"} }
 
-// systemsOwn says whether programs need a variable there, or wine adds it.
+// systemsOwn reports whether programs need a variable there, or wine adds it.
 func systemsOwn(name string) bool {
 	return slices.Contains(inherited, name) || strings.HasPrefix(name, "WINE") || name == "PROCESSOR_ARCHITECTURE"
 }

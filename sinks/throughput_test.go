@@ -93,7 +93,7 @@ func BenchmarkDelivery(b *testing.B) {
 
 const benchBacklog = 5000
 
-// backlog is how long it takes to commit a backlog, and to deliver it in some way.
+// backlog returns how long it takes to commit a backlog, and to deliver it in some way.
 func backlog(b *testing.B, deliver func(box *outbox.Outbox, bodies map[uint64][]byte)) time.Duration {
 	b.Helper()
 	box, err := outbox.Open(b.TempDir(), outbox.Options{})

@@ -234,7 +234,7 @@ func pemOf(t *testing.T, c tls.Certificate) (cert, key []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// files are the settings of a certificate, behind others of tls.
+// files returns the settings of a certificate, behind others of tls.
 func files(t *testing.T, c tls.Certificate) string {
 	cert, key := pemOf(t, c)
 	return ", cert_file: " + writeFile(t, "cert.pem", string(cert)) + ", key_file: " + writeFile(t, "key.pem", string(key))

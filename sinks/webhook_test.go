@@ -304,7 +304,7 @@ func TestWebhookHeaderValuesAreStrict(t *testing.T) {
 	}
 }
 
-// sentBy is the request by which a webhook delivers d.
+// sentBy returns the request by which a webhook delivers d.
 func sentBy(t *testing.T, settings string, d delivery.Delivery) recorded {
 	t.Helper()
 	var r recorder
@@ -316,7 +316,7 @@ func sentBy(t *testing.T, settings string, d delivery.Delivery) recorded {
 	return r.all()[0]
 }
 
-// dump is requests as they came in, with the headers in order and without the address of the test's server.
+// dump returns requests as they came in, with the headers in order and without the address of the test's server.
 func dump(requests []recorded, server string) string {
 	var b strings.Builder
 	for _, r := range requests {
@@ -330,7 +330,7 @@ func dump(requests []recorded, server string) string {
 	return strings.ReplaceAll(b.String(), u.Host, "destination.example")
 }
 
-// attributesOf are the attributes of a CloudEvent in canonical form.
+// attributesOf returns the attributes of a CloudEvent in canonical form.
 func attributesOf(t *testing.T, ce event.Event) string {
 	t.Helper()
 	all := map[string]string{

@@ -63,7 +63,7 @@ var (
 	}
 )
 
-// entry is an event as Azure sends it, with some fields replaced by others or, by "", left out.
+// entry returns an event as Azure sends it, with some fields replaced by others or, by "", left out.
 func entry(fields ...string) string {
 	f := map[string]string{
 		"EventId": `"` + idC + `"`, "EventStatus": `"Scheduled"`, "EventType": `"Reboot"`, "ResourceType": `"VirtualMachine"`,
@@ -86,7 +86,7 @@ func entry(fields ...string) string {
 	return "{" + strings.Join(members, ",") + "}"
 }
 
-// azureEvent is the event whose entry is raw.
+// azureEvent returns the event whose entry is raw.
 func azureEvent(t testing.TB, raw string) imds.Event {
 	t.Helper()
 	e, err := imds.UnmarshalEvent(json.RawMessage(raw))
@@ -96,7 +96,7 @@ func azureEvent(t testing.TB, raw string) imds.Event {
 	return e
 }
 
-// said is the CloudEvent for a change, which is valid.
+// said returns the CloudEvent for a change, which is valid.
 func said(t testing.TB, c imds.Change, in Circumstances) event.Event {
 	t.Helper()
 	if in.Time.IsZero() {
@@ -109,7 +109,7 @@ func said(t testing.TB, c imds.Change, in Circumstances) event.Event {
 	return ce
 }
 
-// structured is a CloudEvent in the JSON format.
+// structured returns a CloudEvent in the JSON format.
 func structured(t testing.TB, ce event.Event) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -119,7 +119,7 @@ func structured(t testing.TB, ce event.Event) []byte {
 	return b.Bytes()
 }
 
-// dataOf is the data of a CloudEvent about an Azure event.
+// dataOf returns the data of a CloudEvent about an Azure event.
 func dataOf(t testing.TB, ce event.Event) (d Data) {
 	t.Helper()
 	if err := json.Unmarshal(ce.Data(), &d); err != nil {
@@ -128,7 +128,7 @@ func dataOf(t testing.TB, ce event.Event) (d Data) {
 	return d
 }
 
-// schemas are those of a whole CloudEvent, and of its data.
+// schemas returns those of a whole CloudEvent, and of its data.
 func schemas(t testing.TB) (whole, data *jsonschema.Schema) {
 	t.Helper()
 	file, err := os.ReadFile("testdata/cloudevent.schema.json")
@@ -159,7 +159,7 @@ func schemas(t testing.TB) (whole, data *jsonschema.Schema) {
 	return compile("https://forewarn.dev/test/cloudevent.json", file), data
 }
 
-// breaks is why the JSON text does not keep to the schema, nil if it does.
+// breaks returns why the JSON text does not keep to the schema, nil if it does.
 func breaks(t testing.TB, s *jsonschema.Schema, text []byte) error {
 	t.Helper()
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
@@ -169,7 +169,7 @@ func breaks(t testing.TB, s *jsonschema.Schema, text []byte) error {
 	return s.Validate(v)
 }
 
-// spoken are CloudEvents of every kind, by the name of their golden file.
+// spoken returns CloudEvents of every kind, by the name of their golden file.
 func spoken(t *testing.T) map[string]event.Event {
 	t.Helper()
 	all := map[string]event.Event{}

@@ -20,8 +20,8 @@ import (
 )
 
 // How fast one sink gets what the stream holds: from a relay, whose cursor is its own, and from a durable consumer that
-// is acknowledged. Both put on record what was told, because only that tells copies apart and outlives the consumer.
-// A durable consumer keeps the order of an event only with one message at a time on its way: a nak delivers what follows
+// is acknowledged. Both put on record what was told, because only that tells copies apart and outlives the consumer. A
+// durable consumer keeps the order of an event only with one message at a time on its way: a nak delivers what follows
 // first.
 //
 //	go test ./bridge/relay -run - -bench Reading -benchtime 2000x
@@ -111,8 +111,8 @@ func readByRelay(b *testing.B, connect func() *nats.Conn, heard func(string) boo
 	_ = r.Run(ctx)
 }
 
-// readByConsumer is a durable consumer with so many messages on their way at most. Of each it puts on record that it was
-// told, and acknowledges it.
+// readByConsumer returns a durable consumer with so many messages on their way at most. Of each it puts on record that
+// it was told, and acknowledges it.
 func readByConsumer(pending int) func(*testing.B, func() *nats.Conn, func(string) bool) {
 	return func(b *testing.B, connect func() *nats.Conn, heard func(string) bool) {
 		conn := connect()

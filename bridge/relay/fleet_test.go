@@ -86,7 +86,7 @@ func eventNo(n int) azure {
 		notBefore: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}
 }
 
-// say is the CloudEvent of a change.
+// say returns the CloudEvent of a change.
 func (a azure) say(t *testing.T, kind imds.ChangeKind, observer string) event.Event {
 	t.Helper()
 	status := imds.StatusScheduled
@@ -102,7 +102,7 @@ func (a azure) say(t *testing.T, kind imds.ChangeKind, observer string) event.Ev
 	return ce
 }
 
-// event is what Azure lists. One that has begun has no NotBefore.
+// event returns what Azure lists. One that has begun has no NotBefore.
 func (a azure) event(status string) imds.Event {
 	notBefore := a.notBefore.UTC().Format("Mon, 02 Jan 2006 15:04:05 GMT")
 	if status == imds.StatusStarted {

@@ -33,7 +33,7 @@ type host struct {
 	cable *cable
 }
 
-// from is the place as a relay on the host reaches it.
+// from returns the place as a relay on the host reaches it.
 func (d *place) from(m host) delivery.Sink {
 	return deliver(func(batch []delivery.Delivery) error {
 		d.mu.Lock()
@@ -157,7 +157,7 @@ func testKilledRelaysLoseNothingAndRepeatLittle(t *testing.T, f *stage) {
 	}
 }
 
-// firsts are the ids without repeats.
+// firsts returns the ids without repeats.
 func firsts(ids []string) (first []string) {
 	for _, id := range ids {
 		if !slices.Contains(first, id) {
@@ -167,7 +167,7 @@ func firsts(ids []string) (first []string) {
 	return first
 }
 
-// number is that of an environment variable.
+// number returns that of an environment variable.
 func number(t *testing.T, name string, without int) int {
 	t.Helper()
 	text := os.Getenv(name)

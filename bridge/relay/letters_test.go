@@ -17,7 +17,7 @@ import (
 	"forewarn/bridge/relay"
 )
 
-// keys are those of the dead letters of a sink, the oldest first.
+// keys returns those of the dead letters of a sink, the oldest first.
 func keys(t *testing.T, r *relay.Relay, sink string) (all []string) {
 	t.Helper()
 	list, _, err := r.List(t.Context(), relay.Selection{State: "dead", Sink: sink}, 100)

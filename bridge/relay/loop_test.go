@@ -79,8 +79,8 @@ func with(r bridge.Route, change func(*bridge.Terms)) bridge.Route {
 	return r
 }
 
-// What is over by the time that a relay takes a sink over is told as what it is: it reads all that waits before it sends
-// the first of it.
+// What is over by the time that a relay takes a sink over is told as what it is: it reads all that waits before it
+// sends the first of it.
 func TestATakeoverKnowsAllThatWaits(t *testing.T) {
 	for _, late := range []delivery.Late{delivery.LateLatest, delivery.LateDrop} {
 		t.Run(string(late), func(t *testing.T) {
@@ -118,13 +118,13 @@ func fails(err error) func([]delivery.Delivery) (delivery.Answer, error) {
 	return func([]delivery.Delivery) (delivery.Answer, error) { return delivery.Answer{}, err }
 }
 
-// in is an event that begins so much later.
+// in returns an event that begins so much later.
 func (a azure) in(d time.Duration) azure {
 	a.notBefore = time.Now().Add(d).UTC().Truncate(time.Second)
 	return a
 }
 
-// updated is the CloudEvent of a change of NotBefore, which was another one.
+// updated returns the CloudEvent of a change of NotBefore, which was another one.
 func (a azure) updated(t *testing.T, was azure) event.Event {
 	t.Helper()
 	previous := was.event(imds.StatusScheduled)
@@ -171,7 +171,8 @@ func TestALeadWaitsForItsTimeOnARelay(t *testing.T) {
 	})
 }
 
-// A reminder that waits is out of date when anything else about its event is said; one that nobody has overtaken is told.
+// A reminder that waits is out of date when anything else about its event is said; one that nobody has overtaken is
+// told.
 func TestAReminderThatWaitsIsOvertakenOnARelay(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
@@ -441,8 +442,8 @@ func TestThePastCanBeReplayed(t *testing.T) {
 	})
 }
 
-// A relay knows the VMs that it heard of and the events that aren't over: first the VMs whose event has begun, then those
-// with an event by when it begins, then the others, silent for longest first. A relay is no VM.
+// A relay knows the VMs that it heard of and the events that aren't over: first the VMs whose event has begun, then
+// those with an event by when it begins, then the others, silent for longest first. A relay is no VM.
 func TestARelayKnowsItsFleet(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		r, stop := s.run(route("hook", newRecorder()))

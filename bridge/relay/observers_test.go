@@ -137,7 +137,7 @@ func newEar() *ear {
 	return e
 }
 
-// news are what was told since the last call, in order of the names.
+// news returns what was told since the last call, in order of the names.
 func (e *ear) news() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

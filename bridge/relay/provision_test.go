@@ -14,7 +14,7 @@ import (
 	"forewarn/bridge/relay"
 )
 
-// plan is what provisioning would do: the actions by name, and the changes.
+// plan returns what provisioning would do: the actions by name, and the changes.
 func (s *stage) plan(stream string, want relay.Retention) (p relay.Plan, does map[string]string) {
 	s.Helper()
 	p, err := relay.NewPlan(s.Context(), s.conn, "", stream, want)

@@ -29,7 +29,7 @@ func cursorOf(t *testing.T, body []byte) uint64 {
 	return c.After
 }
 
-// byEvent are ids by the Azure event that they are about.
+// byEvent returns ids by the Azure event that they are about.
 func byEvent(ids []string) map[string][]string {
 	events := map[string][]string{}
 	for _, id := range ids {

@@ -30,7 +30,7 @@ type given struct {
 	*attempt
 }
 
-// examine gives all promises that were not kept.
+// examine returns all promises that were not kept.
 func examine(w *world) []finding {
 	o := &oracle{world: w, tried: map[string]map[string][]given{}, taken: map[string]map[string][]given{}}
 	seen, newest := map[string]bool{}, map[string]said{}
@@ -90,7 +90,7 @@ func (o *oracle) add(promise, format string, args ...any) {
 	o.findings = append(o.findings, finding{promise, fmt.Sprintf(format, args...)})
 }
 
-// describe gives some of the findings.
+// describe returns some of the findings.
 func describe(found []finding) string {
 	var b strings.Builder
 	for i, f := range found {
@@ -105,14 +105,14 @@ func describe(found []finding) string {
 
 func azures(change string) bool { return change != "" && change != "reminder" && change != "approved" }
 
-// along is how far along the life of its event a change is.
+// along returns how far along the life of its event a change is.
 func along(change string) int {
 	return slices.Index([]string{"scheduled", "updated", "started", "vanished"}, change)
 }
 
 func ahead(change string) bool { return change == "scheduled" || change == "updated" }
 
-// owed is what a route is owed, in order: of an event from the first change on that its filter takes.
+// owed returns what a route is owed, in order: of an event from the first change on that its filter takes.
 func (o *oracle) owed(r routePlan) (list []said) {
 	has := func(values []string, v string) bool { return len(values) == 0 || slices.Contains(values, v) }
 	takes := map[string]bool{}
@@ -137,7 +137,7 @@ func (o *oracle) owed(r routePlan) (list []said) {
 	return list
 }
 
-// calm says whether relays and servers were well for a while before a time, and until its end.
+// calm reports whether relays and servers were well for a while before a time, and until its end.
 func (o *oracle) calm(from, to time.Duration) bool {
 	from -= 20 * time.Second
 	return from > 0 && !o.broken(nil, from, to) &&
@@ -145,14 +145,14 @@ func (o *oracle) calm(from, to time.Duration) bool {
 		slices.ContainsFunc(o.machines, func(m *machine) bool { return m.began < from && (!m.ended || m.over > to) })
 }
 
-// broken says whether the machine, or any with nil, could not reach what it needs at some moment of a time.
+// broken reports whether the machine, or any with nil, could not reach what it needs at some moment of a time.
 func (o *oracle) broken(m *machine, from, to time.Duration) bool {
 	return slices.ContainsFunc(o.breaks, func(b breakage) bool {
 		return (m == nil || b.machine == nil || b.machine == m) && b.from <= to && from <= b.to+time.Second
 	})
 }
 
-// troubled says whether a destination had trouble at some moment of a time.
+// troubled reports whether a destination had trouble at some moment of a time.
 func (o *oracle) troubled(sink string, from, to time.Duration) bool {
 	return slices.ContainsFunc(o.attempts, func(a *attempt) bool {
 		return a.sink == sink && a.how != "accepted" && a.start <= to && from <= a.end+retryAfter
@@ -170,7 +170,7 @@ func (o *oracle) nothingMore(r routePlan, owed []said) {
 	}
 }
 
-// letter is the place of a delivery's dead letter, below 0 if there is none.
+// letter returns the place of a delivery's dead letter, below 0 if there is none.
 func (o *oracle) letter(sink string, s said) int {
 	return slices.IndexFunc(o.letters, func(e relay.Entry) bool {
 		return e.Sink == sink && e.ID == s.id && (s.to == "" || e.Seq == s.seq)
@@ -190,7 +190,8 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 	}
 }
 
-// overtaken says whether a newer change made one out of date before its time: a reminder, or what waits for its lead.
+// overtaken reports whether a newer change made one out of date before its time: a reminder, or what waits for its
+// lead.
 func (o *oracle) overtaken(r routePlan, c said) bool {
 	due := c.notBefore - r.lead
 	for _, s := range o.news {
@@ -373,8 +374,8 @@ func (o *oracle) timely(r routePlan, owed []said) {
 	}
 }
 
-// takeover is by when a change is told that came after a kill, if nothing else happened then and another relay was there;
-// else 0.
+// takeover is by when a change is told that came after a kill, if nothing else happened then and another relay was
+// there; else 0.
 func (o *oracle) takeover(stored time.Duration) time.Duration {
 	i := slices.IndexFunc(o.breaks, func(b breakage) bool { return b.kill && stored >= b.from && stored < b.from+15*time.Second })
 	if i < 0 {

@@ -82,7 +82,7 @@ func (m *machine) dead() bool {
 	}
 }
 
-// now is the time since the beginning.
+// now returns the time since the beginning.
 func now() time.Duration { return time.Since(bubbleEpoch) }
 
 // simulate lets a plan happen.
@@ -162,7 +162,7 @@ func changeSaid(c imds.Change, observer string) func(time.Time) (event.Event, er
 	}
 }
 
-// changeSaidAt is a change that was seen at a time, and is said later.
+// changeSaidAt returns a change that was seen at a time, and is said later.
 func changeSaidAt(at time.Time, c imds.Change, observer string) func(time.Time) (event.Event, error) {
 	return func(time.Time) (event.Event, error) { return changeSaid(c, observer)(at) }
 }
@@ -411,7 +411,7 @@ type said struct {
 	handed
 }
 
-// readStream gives all that the stream holds.
+// readStream returns all that the stream holds.
 func readStream(t *testing.T, js jetstream.JetStream) (all []said) {
 	stream, err := js.Stream(t.Context(), "FOREWARN")
 	if err != nil {

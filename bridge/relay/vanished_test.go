@@ -12,7 +12,7 @@ import (
 	"forewarn/bridge/relay"
 )
 
-// asked are the requests of a relay that need JetStream, by name.
+// asked returns the requests of a relay that need JetStream, by name.
 func asked(t *testing.T, r *relay.Relay, key string) map[string]func() error {
 	list := func(sel relay.Selection) func() error {
 		return func() error { _, _, err := r.List(t.Context(), sel, 10); return err }

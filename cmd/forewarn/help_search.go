@@ -154,8 +154,8 @@ func rowsOf(b manual.Block, word string) [][]string {
 	return rows
 }
 
-// mentions returns the paragraphs, list items and rows in which a word occurs, a longer one also with another ending. Of topics with
-// many of them it says only how many there are.
+// mentions returns the paragraphs, list items and rows in which a word occurs, a longer word also with another ending.
+// For a topic with many of them it returns only their number.
 func mentions(phrase string) (found []entry) {
 	const few = 4
 	stem := phrase
