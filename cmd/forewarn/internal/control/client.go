@@ -99,7 +99,7 @@ func (c *Client) Approve(ctx context.Context, event, shown, by string) (a cloude
 // List returns at most n of the selected deliveries.
 func (c *Client) List(ctx context.Context, sel outbox.Selection, n int) (found Rows[ListedDelivery], err error) {
 	q := url.Values{"sink": {sel.Route}, "state": {sel.State}, "event": {sel.Group}, "limit": {strconv.Itoa(n)}}
-	err = c.ask(ctx, "/outbox", q, &found, func(o *outbox.Outbox) error {
+	err = c.getOrRead(ctx, "/outbox", q, &found, func(o *outbox.Outbox) error {
 		found = list(o, sel, n)
 		return checkSinks(append(o.Routes(), c.Sinks...), sel.Route)
 	})
@@ -108,7 +108,7 @@ func (c *Client) List(ctx context.Context, sel outbox.Selection, n int) (found R
 
 // Show returns the delivery with that key, or ErrUnknownKey.
 func (c *Client) Show(ctx context.Context, key string) (shown ShownDelivery, err error) {
-	err = c.ask(ctx, "/outbox/entry", url.Values{"key": {key}}, &shown, func(o *outbox.Outbox) (err error) {
+	err = c.getOrRead(ctx, "/outbox/entry", url.Values{"key": {key}}, &shown, func(o *outbox.Outbox) (err error) {
 		shown, err = show(o, key)
 		return err
 	})
@@ -123,7 +123,7 @@ func (c *Client) History(
 		"event": {period.Event}, "vm": {period.VM}, "since": {period.Since.Format(time.RFC3339)},
 		"limit": {strconv.Itoa(n)},
 	}
-	err = c.ask(ctx, "/history", q, &histories, func(o *outbox.Outbox) (err error) {
+	err = c.getOrRead(ctx, "/history", q, &histories, func(o *outbox.Outbox) (err error) {
 		histories, err = history(o, period, n)
 		return err
 	})
@@ -168,7 +168,7 @@ func (c *Client) mutate(
 			if err := checkSinks(append(o.Routes(), c.Sinks...), m.Sink, m.To); err != nil {
 				return err
 			}
-			m.find(o)
+			m.addKeys(o)
 			changed, err = do(o, m.Keys)
 			return withHint(err)
 		})
@@ -176,8 +176,11 @@ func (c *Client) mutate(
 	return changed, err
 }
 
-// ask gets path from the running forewarn into v. If none runs, it calls read with the outbox opened from its file.
-func (c *Client) ask(ctx context.Context, path string, query url.Values, v any, read func(*outbox.Outbox) error) error {
+// getOrRead gets path from the running forewarn into v. If none runs, it calls read with the outbox opened from its
+// file.
+func (c *Client) getOrRead(
+	ctx context.Context, path string, query url.Values, v any, read func(*outbox.Outbox) error,
+) error {
 	err := c.get(ctx, path, query, v)
 	if errors.Is(err, ErrNotRunning) {
 		return c.read(read)

@@ -85,8 +85,8 @@ type Mutation struct {
 	By   string   `json:"by"`   // the user, for the record
 }
 
-// find fills in the keys that All stands for.
-func (m *Mutation) find(o *outbox.Outbox) {
+// addKeys fills in the keys that All stands for.
+func (m *Mutation) addKeys(o *outbox.Outbox) {
 	if m.All {
 		for _, e := range o.List(outbox.Selection{Route: m.Sink, State: outbox.StateDead}) {
 			m.Keys = append(m.Keys, e.Key)
@@ -103,14 +103,14 @@ func checkSinks(known []string, named ...string) error {
 		case len(known) == 0:
 			return fmt.Errorf("no sink is called %q; there are none", name)
 		default:
-			return fmt.Errorf("no sink is called %q; there are %s", name, inWords(known))
+			return fmt.Errorf("no sink is called %q; there are %s", name, joinWords(known))
 		}
 	}
 	return nil
 }
 
-// inWords joins names with commas and "and".
-func inWords(names []string) string {
+// joinWords joins names with commas and "and".
+func joinWords(names []string) string {
 	last := len(names) - 1
 	if last == 0 {
 		return names[0]

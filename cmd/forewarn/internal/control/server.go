@@ -65,7 +65,7 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 				http.Error(w, err.Error(), http.StatusBadRequest)
 				return
 			}
-			m.find(o)
+			m.addKeys(o)
 			entries, err := do(m)
 			if err != nil {
 				http.Error(w, withHint(err).Error(), http.StatusConflict)
@@ -157,8 +157,8 @@ func serveApproval(b *bridge.Bridge) http.HandlerFunc {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		ctx, leave := context.WithCancelCause(context.WithoutCancel(r.Context()))
-		defer context.AfterFunc(r.Context(), func() { leave(errors.New("the command was interrupted before the answer")) })()
+		ctx, interrupt := context.WithCancelCause(context.WithoutCancel(r.Context()))
+		defer context.AfterFunc(r.Context(), func() { interrupt(errors.New("the command was interrupted before the answer")) })()
 		ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 		defer cancel()
 		a := b.ApproveNow(ctx, request.Event, request.Shown, request.By)

@@ -93,7 +93,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 		newest = histories[i].Changes[len(histories[i].Changes)-1]
 		for _, c := range histories[i].Changes {
 			if c.Approval != nil {
-				approval = capital(wording.ApprovalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
+				approval = capitalize(wording.ApprovalWords(*c.Approval)) + ", " + p.moment(c.Time).Text + "."
 			}
 		}
 	}
@@ -105,10 +105,10 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	f := sinks.MessageFields(delivery.Delivery{Event: ce, Attempt: 1}, p.zone, p.now)
 
 	v := eventView{
-		ID: azure.ID, ShortID: p.say("shortID", f), Class: typeClass(azure.Type), Headline: p.say("fact", f),
-		State: "Announced", When: p.moment(e.NotBefore), Why: p.say("why", f), Effect: p.say("effect", f),
-		HowLong: p.say("howLong", f), Approval: approval, Seen: p.moment(seen),
-		DeliveredTo: deliveryWords(newest.Deliveries), Links: links(p.say("links", f)),
+		ID: azure.ID, ShortID: p.renderText("shortID", f), Class: typeClass(azure.Type), Headline: p.renderText("fact", f),
+		State: "Announced", When: p.moment(e.NotBefore), Why: p.renderText("why", f), Effect: p.renderText("effect", f),
+		HowLong: p.renderText("howLong", f), Approval: approval, Seen: p.moment(seen),
+		DeliveredTo: deliveryWords(newest.Deliveries), Links: links(p.renderText("links", f)),
 	}
 	if approval == "" && e.Approval != "" && azure.Status != wording.Started {
 		v.Approval = "Not approved: " + wording.Printable(e.Approval) + "."
@@ -116,7 +116,7 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	switch {
 	case azure.Status == wording.Started:
 		v.Begun, v.State = true, "Has begun"
-		v.Headline = p.say("who", f) + ": " + p.say("what", f) + " has begun"
+		v.Headline = p.renderText("who", f) + ": " + p.renderText("what", f) + " has begun"
 		v.When = p.moment(begun)
 		v.Count = p.since(begun)
 	case e.NotBefore.IsZero():
@@ -135,8 +135,8 @@ func (p pageWriter) event(e bridge.EventStatus, o imds.Observer, histories []bri
 	v.MoreVMs = max(0, len(v.VMs)-wording.ShownVMs)
 	v.VMs = v.VMs[:len(v.VMs)-v.MoreVMs]
 	if !v.Begun {
-		if v.YouCan = p.say("youCan", f); v.YouCan != "" {
-			v.Command, v.Cannot = p.say("approval", f), p.say("cannot", f)
+		if v.YouCan = p.renderText("youCan", f); v.YouCan != "" {
+			v.Command, v.Cannot = p.renderText("approval", f), p.renderText("cannot", f)
 		} else if v.Class == "preempt" {
 			v.YouCan = "Nothing: a Spot eviction can't be stopped."
 		}

@@ -67,7 +67,7 @@ func newFakeRelay() *fakeRelay {
 	slices.SortStableFunc(r.histories, func(a, b bridge.EventHistory) int {
 		return a.Changes[0].Time.Compare(b.Changes[0].Time)
 	})
-	need := func(v bridge.FleetVM) int { return 2*len(v.Events) + truth(v.Silent) + truth(v.Stopped) }
+	need := func(v bridge.FleetVM) int { return 2*len(v.Events) + boolToInt(v.Silent) + boolToInt(v.Stopped) }
 	slices.SortStableFunc(r.status.Relay.VMs, func(a, b bridge.FleetVM) int { return need(b) - need(a) })
 	r.status.Outbox.DeadLetters = 1
 	r.dead = []relay.Entry{{

@@ -39,15 +39,15 @@ const (
 // A webPage is the page for people. It starts no goroutines: each browser that follows it is served by the goroutine of
 // its request, which ends with the connection and with the server.
 type webPage struct {
-	look  func() pageFacts
+	facts func() pageFacts
 	build string // hash of the files, so that a browser notices that its own are old
 
-	parsed func() (*template.Template, error) // parses the template at the first request
-	whole  func() wholePage                   // without a filter
+	template func() (*template.Template, error) // parses the template at the first request
+	whole    func() wholePage                   // without a filter
 
-	mu      sync.Mutex // guards the fields below
-	streams int
-	made    map[bridge.FleetFilter]renderedParts
+	mu       sync.Mutex // guards the fields below
+	streams  int
+	rendered map[bridge.FleetFilter]renderedParts
 }
 
 // renderedParts are the parts of the page, as they were at a time.
@@ -57,8 +57,8 @@ type renderedParts struct {
 	at    time.Time
 }
 
-// newPage returns a page that shows the facts that look returns.
-func newPage(look func() pageFacts) *webPage {
+// newPage returns a page that shows what facts returns.
+func newPage(facts func() pageFacts) *webPage {
 	sum := sha256.New()
 	_ = fs.WalkDir(pageFiles, ".", func(path string, d fs.DirEntry, err error) error { // embedded files cannot fail
 		if err == nil && !d.IsDir() {
@@ -67,8 +67,8 @@ func newPage(look func() pageFacts) *webPage {
 		}
 		return nil
 	})
-	p := &webPage{look: look, build: hex.EncodeToString(sum.Sum(nil)[:6]), parsed: sync.OnceValues(parsePage)}
-	p.whole = shared(pageAge, func() wholePage { return p.render(bridge.FleetFilter{}) })
+	p := &webPage{facts: facts, build: hex.EncodeToString(sum.Sum(nil)[:6]), template: sync.OnceValues(parsePage)}
+	p.whole = cached(pageAge, func() wholePage { return p.render(bridge.FleetFilter{}) })
 	return p
 }
 
@@ -147,11 +147,11 @@ func (p *webPage) routes(mux *http.ServeMux) {
 
 // view returns the template and the current content of the page.
 func (p *webPage) view(live bool, filter bridge.FleetFilter) (*template.Template, pageView, error) {
-	page, err := p.parsed()
+	page, err := p.template()
 	if err != nil {
 		return nil, pageView{}, err
 	}
-	f := p.look()
+	f := p.facts()
 	f.Filter = filter
 	zone := f.Status.Settings.Timezone
 	if zone == nil {
@@ -195,12 +195,12 @@ func (p *webPage) show(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(page.body) // fails only when the browser is gone
 }
 
-// current returns the parts of the page, rendered at most twice a second for all browsers together. Countdowns are left
-// to the script, so that a part changes only when its facts do.
-func (p *webPage) current(filter bridge.FleetFilter) (parts map[string]string, title string, err error) {
+// currentParts returns the parts of the page, rendered at most twice a second for all browsers together. Countdowns are
+// left to the script, so that a part changes only when its facts do.
+func (p *webPage) currentParts(filter bridge.FleetFilter) (parts map[string]string, title string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if m := p.made[filter]; time.Since(m.at) < streamEvery/2 {
+	if m := p.rendered[filter]; time.Since(m.at) < streamEvery/2 {
 		return m.parts, m.title, nil
 	}
 	page, v, err := p.view(true, filter)
@@ -215,10 +215,10 @@ func (p *webPage) current(filter bridge.FleetFilter) (parts map[string]string, t
 		}
 		parts[name] = b.String()
 	}
-	if p.made == nil || len(p.made) >= 2*maxStreams { // of browsers that are gone
-		p.made = map[bridge.FleetFilter]renderedParts{}
+	if p.rendered == nil || len(p.rendered) >= 2*maxStreams { // of browsers that are gone
+		p.rendered = map[bridge.FleetFilter]renderedParts{}
 	}
-	p.made[filter] = renderedParts{parts, v.Title, time.Now()}
+	p.rendered[filter] = renderedParts{parts, v.Title, time.Now()}
 	return parts, v.Title, nil
 }
 
@@ -232,12 +232,12 @@ type pageNews struct {
 
 // stream sends the changes of the page as server-sent events until the browser or the server goes away.
 func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
-	if !p.enter() {
+	if !p.addStream() {
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, "too many browsers follow this page; reload it instead", http.StatusServiceUnavailable)
 		return
 	}
-	defer p.leave()
+	defer p.removeStream()
 	conn := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
@@ -245,7 +245,7 @@ func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 	tick := time.NewTicker(streamEvery)
 	defer tick.Stop()
 	for {
-		parts, title, err := p.current(filter)
+		parts, title, err := p.currentParts(filter)
 		if err != nil {
 			return // loading the page shows the error
 		}
@@ -277,8 +277,8 @@ func (p *webPage) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// enter counts a new browser; false if there are too many.
-func (p *webPage) enter() bool {
+// addStream counts a new browser. It returns false if there are too many.
+func (p *webPage) addStream() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.streams >= maxStreams {
@@ -288,11 +288,11 @@ func (p *webPage) enter() bool {
 	return true
 }
 
-// leave uncounts a browser. The last one frees the rendered parts.
-func (p *webPage) leave() {
+// removeStream uncounts a browser. The last one frees the rendered parts.
+func (p *webPage) removeStream() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.streams--; p.streams == 0 {
-		p.made = nil
+		p.rendered = nil
 	}
 }

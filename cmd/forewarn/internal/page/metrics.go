@@ -119,7 +119,7 @@ func (m *Metrics) families() []*family {
 
 // Handler serves the metrics, with gauges from the status and from the process.
 func (m *Metrics) Handler(status func() bridge.Status) http.Handler {
-	status = shared(statusAge, status)
+	status = cached(statusAge, status)
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		st := status()
 		for _, k := range st.Sinks {
@@ -163,7 +163,7 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	gauge("outbox_bytes", "Size of the outbox on disk.").set(float64(st.Outbox.Bytes))
 	gauge("outbox_durable",
 		"1 while everything is on disk; 0 while the outbox cannot be written and forewarn runs from memory.").
-		set(boolean(st.Outbox.Durable))
+		set(boolToFloat(st.Outbox.Durable))
 	pending := gauge("outbox_pending", "Pending deliveries.", "sink")
 	held := gauge("outbox_muted", "Pending deliveries that a mute holds back.", "sink")
 	oldest := gauge("outbox_oldest_pending_seconds",
@@ -174,15 +174,15 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	gauge("mutes", "Mutes that hold something back.").set(float64(len(st.Mutes)))
 	for _, k := range st.Sinks {
 		held.set(float64(k.Muted), k.Name)
-		muted.set(boolean(!k.MutedUntil.IsZero()), k.Name)
+		muted.set(boolToFloat(!k.MutedUntil.IsZero()), k.Name)
 		pending.set(float64(k.Pending), k.Name)
 		oldest.set(k.OldestPendingSeconds, k.Name)
 		dead.set(float64(k.DeadLetters), k.Name)
-		blocked.set(boolean(k.State == bridge.SinkIsBlocked), k.Name)
+		blocked.set(boolToFloat(k.State == bridge.SinkIsBlocked), k.Name)
 	}
 	gauge("config_hash", "Always 1; the hash of the settings in force.", "hash").set(1, st.Settings.Hash)
 	gauge("config_last_reload_successful", "0 if the last reload failed, else 1.").
-		set(boolean(st.Settings.LastError == ""))
+		set(boolToFloat(st.Settings.LastError == ""))
 	gauge("config_last_reload_success_timestamp_seconds", "When the settings in force were loaded.").
 		set(seconds(st.Settings.LoadedAt))
 	return all
@@ -203,7 +203,7 @@ func fleetGauges(gauge func(name, help string, labels ...string) *family, vms []
 	for _, v := range vms {
 		n := sets[v.Set]
 		n[0]++
-		n[1] += truth(v.Silent)
+		n[1] += boolToInt(v.Silent)
 		sets[v.Set] = n
 	}
 	for i, set := range slices.Sorted(maps.Keys(sets)) {
@@ -237,7 +237,7 @@ func jsonNumber(v json.RawMessage) float64 {
 	return n
 }
 
-func boolean(b bool) float64 {
+func boolToFloat(b bool) float64 {
 	if b {
 		return 1
 	}

@@ -26,7 +26,7 @@ type Source interface {
 
 // Probes serves /healthz, /readyz and /metrics.
 func Probes(b Source, metrics http.Handler) *http.ServeMux {
-	mux, status := http.NewServeMux(), shared(statusAge, b.Status)
+	mux, status := http.NewServeMux(), cached(statusAge, b.Status)
 	mux.Handle("GET /metrics", metrics)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		var reasons []string
@@ -46,7 +46,7 @@ func Handler(b *bridge.Bridge, metrics http.Handler, listen string) http.Handler
 
 func handler(b Source, facts func() pageFacts, metrics http.Handler, listen string) http.Handler {
 	mux := Probes(b, metrics)
-	status := shared(statusAge, func() []byte {
+	status := cached(statusAge, func() []byte {
 		var body bytes.Buffer
 		_ = wording.PrintJSON(&body, b.Status()) // every status can be encoded
 		return body.Bytes()

@@ -26,9 +26,9 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// pageOf is the handler of a page that shows what look finds.
-func pageOf(look func() pageFacts) (*webPage, http.Handler) {
-	p := newPage(look)
+// pageOf is the handler of a page that shows what facts returns.
+func pageOf(facts func() pageFacts) (*webPage, http.Handler) {
+	p := newPage(facts)
 	mux := http.NewServeMux()
 	p.routes(mux)
 	return p, localHost(mux, "127.0.0.1")
@@ -236,7 +236,7 @@ func TestPageShowsOutsideTextAsText(t *testing.T) {
 	own := append(all(visit(t, h, "/").Body.String()), "<b", "</b") // who is told of what is in bold
 	p, h := pageOf(func() pageFacts { return hostileFacts(time.Now()) })
 	bodies := []string{visit(t, h, "/").Body.String()}
-	parts, _, err := p.current(bridge.FleetFilter{})
+	parts, _, err := p.currentParts(bridge.FleetFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,9 +362,9 @@ func TestPageForgetsTheHistory(t *testing.T) {
 		azure.Schedule(imdstest.Event{Type: "Reboot"})
 		time.Sleep(2 * time.Second)
 
-		look := bridgeFacts(b)
+		facts := bridgeFacts(b)
 		seen := func() weak.Pointer[bridge.EventHistory] {
-			f := look()
+			f := facts()
 			if f.Err != nil || len(f.Histories) == 0 {
 				t.Fatalf("the page knows of %d events, %v; want the one that is announced", len(f.Histories), f.Err)
 			}
@@ -383,12 +383,12 @@ func TestPageForgetsTheHistory(t *testing.T) {
 		}
 		seen() // and read again
 
-		p := newPage(look)
-		if parts, _, err := p.current(bridge.FleetFilter{}); err != nil || len(parts) == 0 || !p.enter() {
+		p := newPage(facts)
+		if parts, _, err := p.currentParts(bridge.FleetFilter{}); err != nil || len(parts) == 0 || !p.addStream() {
 			t.Fatalf("the page has %d parts: %v", len(parts), err)
 		}
-		p.leave()
-		if len(p.made) > 0 {
+		p.removeStream()
+		if len(p.rendered) > 0 {
 			t.Error("the last browser went away, and the page is still in memory")
 		}
 		cancel()

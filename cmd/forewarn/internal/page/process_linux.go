@@ -28,7 +28,7 @@ func readProcessUse() (u processUse) {
 	if statm, err := os.ReadFile("/proc/self/statm"); err == nil {
 		f := append(strings.Fields(string(statm)), "", "")
 		page := float64(os.Getpagesize())
-		u.virtual, u.resident = parsed(f[0])*page, parsed(f[1])*page
+		u.virtual, u.resident = parseNumber(f[0])*page, parseNumber(f[1])*page
 	}
 	if netstat, err := os.ReadFile("/proc/self/net/netstat"); err == nil {
 		u.received, u.sent = octets(string(netstat))
@@ -52,17 +52,17 @@ func octets(netstat string) (in, out float64) {
 		for i := range min(len(names), len(f)) {
 			switch names[i] {
 			case "InOctets":
-				in = parsed(f[i])
+				in = parseNumber(f[i])
 			case "OutOctets":
-				out = parsed(f[i])
+				out = parseNumber(f[i])
 			}
 		}
 	}
 	return in, out
 }
 
-// parsed parses a number; 0 for anything else.
-func parsed(text string) float64 {
+// parseNumber parses a number; 0 for anything else.
+func parseNumber(text string) float64 {
 	n, _ := strconv.ParseFloat(text, 64)
 	return n
 }

@@ -122,8 +122,8 @@ type lastDead struct {
 
 // How dead letters are read for the page.
 const (
-	deadPatience = 2 * time.Second
-	deadAge      = time.Minute
+	deadTimeout = 2 * time.Second
+	deadAge     = time.Minute
 )
 
 func (d *lastDead) read(count int) (last []outbox.Delivery, more int) {
@@ -136,7 +136,7 @@ func (d *lastDead) read(count int) (last []outbox.Delivery, more int) {
 	if count == 0 {
 		return nil, 0
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), deadPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), deadTimeout)
 	defer cancel()
 	all, _, err := d.relay.List(ctx, relay.Selection{State: outbox.StateDead}, math.MaxInt)
 	if err != nil {

@@ -2,15 +2,15 @@ package page
 
 import "time"
 
-// Maximal ages of shared results.
+// The longest times that results are cached.
 const (
 	statusAge = 250 * time.Millisecond
 	pageAge   = 500 * time.Millisecond
 )
 
-// shared caches the result of compute for age, and computes it once for concurrent callers. They must not change it.
+// cached caches the result of compute for age, and computes it once for concurrent callers. They must not change it.
 // After that it is forgotten: the page may be 200 KiB long, and hours may pass until somebody looks at it again.
-func shared[T any](age time.Duration, compute func() T) func() T {
+func cached[T any](age time.Duration, compute func() T) func() T {
 	var value T
 	var computed time.Time
 	turn := make(chan struct{}, 1) // a lock

@@ -12,7 +12,7 @@ import (
 func TestWhatIsSharedIsForgottenWhenItIsOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		computed := 0
-		get := shared(time.Second, func() *[1 << 10]byte {
+		get := cached(time.Second, func() *[1 << 10]byte {
 			computed++
 			return new([1 << 10]byte)
 		})

@@ -134,7 +134,7 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	order := timelineTypes
 	if f.Status.Relay != nil { // by set, those in none last
 		order = slices.SortedFunc(maps.Keys(rows), func(a, b string) int {
-			return cmp.Or(cmp.Compare(truth(a == ""), truth(b == "")), strings.Compare(a, b))
+			return cmp.Or(cmp.Compare(boolToInt(a == ""), boolToInt(b == "")), strings.Compare(a, b))
 		})
 	}
 	for _, class := range order {
@@ -185,7 +185,7 @@ func typeTitle(class string) string {
 	case "other":
 		return "Other"
 	}
-	return capital(class)
+	return capitalize(class)
 }
 
 // bar formats one event.
@@ -213,12 +213,12 @@ func (p pageWriter) bar(l bridge.EventHistory, o imds.Observer) timelineBar {
 	}
 	switch {
 	case !s.over.IsZero():
-		b.Headline = p.say("real", f)
-		b.Outcome = p.say("state", f) // over, cancelled, gone
+		b.Headline = p.renderText("real", f)
+		b.Outcome = p.renderText("state", f) // over, cancelled, gone
 	case !s.begun.IsZero():
-		b.Headline, b.Outcome = p.say("who", f)+": "+p.say("what", f)+" has begun", "begun"
+		b.Headline, b.Outcome = p.renderText("who", f)+": "+p.renderText("what", f)+" has begun", "begun"
 	default:
-		b.Headline, b.Outcome = p.say("fact", f), "announced"
+		b.Headline, b.Outcome = p.renderText("fact", f), "announced"
 	}
 	details := []string{"Announced " + b.Announced.Text}
 	for _, turn := range []struct {

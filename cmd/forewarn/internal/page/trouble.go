@@ -85,7 +85,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 		machines = "all VMs"
 	}
 	var all []troubleView
-	add := func(what, do string) { all = append(all, troubleView{What: what, Do: prose(do)}) }
+	add := func(what, do string) { all = append(all, troubleView{What: what, Do: splitCommands(do)}) }
 	for _, reason := range s.Reasons {
 		if slices.ContainsFunc(s.Sinks, func(k bridge.SinkStatus) bool { return k.Refusal() == reason }) {
 			continue // the sink is listed below, with advice
@@ -110,7 +110,7 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 				"type": cloudevent.SinkBlocked, "observer": s.Observer.Name,
 				"data": map[string]any{"sink": k.Name, "kind": k.Kind, "pending": k.Pending, "error": k.LastError},
 			}
-			add(capital(p.say("destination", about))+" needs you.", p.say("advice", about))
+			add(capitalize(p.renderText("destination", about))+" needs you.", p.renderText("advice", about))
 		case k.State == bridge.SinkOrphaned && k.Pending > 0:
 			add("The sink "+wording.Printable(k.Name)+" is gone from the settings, and "+
 				wording.Plural(k.Pending, "message is", "messages are")+" still pending for it.",
@@ -123,8 +123,8 @@ func (p pageWriter) troubles(f pageFacts) []troubleView {
 	return all
 }
 
-// say renders one of the shared texts of package templates.
-func (p pageWriter) say(define string, fields map[string]any) string {
+// renderText renders one of the shared texts of package templates.
+func (p pageWriter) renderText(define string, fields map[string]any) string {
 	fields["zone"], fields["now"] = p.zone.String(), p.now.UTC().Format(time.RFC3339)
 	var b bytes.Buffer
 	if err := templates.Say(&b, define, fields); err != nil {
@@ -133,15 +133,15 @@ func (p pageWriter) say(define string, fields map[string]any) string {
 	return b.String()
 }
 
-func capital(s string) string {
+func capitalize(s string) string {
 	if s == "" {
 		return s
 	}
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-// prose splits a text with commands between backticks.
-func prose(s string) []textPart {
+// splitCommands splits a text with commands between backticks.
+func splitCommands(s string) []textPart {
 	var all []textPart
 	for i, part := range strings.Split(s, "`") {
 		if part != "" {

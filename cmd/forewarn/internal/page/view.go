@@ -138,7 +138,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 	}
 	sort.SliceStable(v.Events, func(i, j int) bool { // what has begun first, then the nearest
 		a, b := v.Events[i], v.Events[j]
-		return cmp.Or(-cmp.Compare(truth(a.Begun), truth(b.Begun)), cmp.Compare(soon(a), soon(b))) < 0
+		return cmp.Or(-cmp.Compare(boolToInt(a.Begun), boolToInt(b.Begun)), cmp.Compare(soon(a), soon(b))) < 0
 	})
 	v.More = len(s.Events) - len(v.Events)
 	v.Note = p.note(s)
@@ -167,7 +167,7 @@ func (p pageWriter) view(f pageFacts) pageView {
 	return v
 }
 
-func truth(b bool) int {
+func boolToInt(b bool) int {
 	if b {
 		return 1
 	}
@@ -182,7 +182,7 @@ func (p pageWriter) name(vm string) string {
 func (p pageWriter) sink(k bridge.SinkStatus) sinkView {
 	state, class := wording.SinkState(k, p.now)
 	v := sinkView{
-		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capital(state),
+		Name: wording.Printable(k.Name), Kind: wording.Printable(k.Kind), Class: class, State: capitalize(state),
 		Error: wording.ErrorWords(k.LastError), Pending: k.Pending, Delivered: k.Delivered, DeadLetters: k.DeadLetters,
 		Accepted: p.moment(k.LastAccepted),
 	}

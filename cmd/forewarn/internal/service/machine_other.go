@@ -11,7 +11,9 @@ func newMachine() (machine, error) {
 
 // StartCommand returns the command that starts the service whose settings are at config. Without --config they are at
 // byDefault. It returns "" if no such service is installed.
-func StartCommand(config, byDefault string) string { return unitCommand(units(), config, byDefault) }
+func StartCommand(config, byDefault string) string {
+	return unitCommand(unitDirectories(), config, byDefault)
+}
 
 // Run fails on other systems than Windows.
 func Run(Program) error { return errors.New("there is no Windows service manager") }

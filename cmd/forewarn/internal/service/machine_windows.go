@@ -22,7 +22,7 @@ func newMachine() (machine, error) { return windowsMachine{}, nil }
 // StartCommand returns the command that starts the service, if it is installed and its settings are at config; "" if
 // not.
 func StartCommand(config, _ string) string {
-	s, err := windowsMachine{}.look()
+	s, err := windowsMachine{}.query()
 	if err != nil || !strings.Contains(strings.ToLower(s.Command), strings.ToLower(config)) {
 		return ""
 	}
@@ -67,7 +67,7 @@ func denied(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-func (windowsMachine) look() (Status, error) {
+func (windowsMachine) query() (Status, error) {
 	s, err := openService(windows.SERVICE_QUERY_STATUS | windows.SERVICE_QUERY_CONFIG)
 	if err != nil {
 		return Status{}, err
@@ -97,7 +97,7 @@ func (windowsMachine) look() (Status, error) {
 	return found, nil
 }
 
-func (windowsMachine) write(p plan) (lacks []string, err error) {
+func (windowsMachine) write(p plan) (unsupported []string, err error) {
 	s, err := openService(windows.SERVICE_ALL_ACCESS)
 	fresh := errors.Is(err, ErrNotInstalled)
 	if fresh {
@@ -107,14 +107,14 @@ func (windowsMachine) write(p plan) (lacks []string, err error) {
 		return nil, err
 	}
 	defer s.Close()
-	lacks, err = configure(s, p)
+	unsupported, err = configure(s, p)
 	if err != nil {
 		if fresh {
 			err = errors.Join(err, s.Delete())
 		}
 		return nil, fmt.Errorf("set up the service: %w", err)
 	}
-	return lacks, nil
+	return unsupported, nil
 }
 
 // create creates the service; configure sets the rest of the plan.
@@ -143,8 +143,8 @@ func create(p plan) (*mgr.Service, error) {
 }
 
 // configure sets everything in the plan but the account. The token of the service contains its SID under every account,
-// so rights granted to the SID remain. lacks names what this Windows does not know.
-func configure(s *mgr.Service, p plan) (lacks []string, err error) {
+// so rights granted to the SID remain. unsupported names what this version of Windows lacks.
+func configure(s *mgr.Service, p plan) (unsupported []string, err error) {
 	command, err := windows.UTF16PtrFromString(p.Command)
 	if err != nil {
 		return nil, err
@@ -190,12 +190,12 @@ func configure(s *mgr.Service, p plan) (lacks []string, err error) {
 	} {
 		switch err := windows.ChangeServiceConfig2(s.Handle, set.level, (*byte)(set.info)); {
 		case errors.Is(err, windows.ERROR_INVALID_LEVEL): // wine
-			lacks = append(lacks, set.what)
+			unsupported = append(unsupported, set.what)
 		case err != nil:
 			return nil, fmt.Errorf("%s: %w", set.what, err)
 		}
 	}
-	return lacks, nil
+	return unsupported, nil
 }
 
 // config returns what the service was created with; mgr.Service.Config also asks what wine does not know.

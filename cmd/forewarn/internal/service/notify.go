@@ -24,11 +24,11 @@ type Notifier struct {
 	silent  bool
 	watched bool // the watchdog is on
 
-	mu      sync.Mutex // guards the fields below; one message at a time
-	status  string     // the last status line
-	checked time.Time  // when status was last made
-	over    bool       // after Stopping
-	lost    bool       // a send failed, and was logged
+	mu       sync.Mutex // guards the fields below; one message at a time
+	status   string     // the last status line
+	checked  time.Time  // when status was last made
+	stopping bool       // after Stopping
+	failed   bool       // a send failed, and was logged
 }
 
 // Watched is what a Notifier tells of: a bridge or a relay.
@@ -63,7 +63,7 @@ func (n *Notifier) Turned() {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.over {
+	if n.stopping {
 		return
 	}
 	if n.watched && n.Bridge.Alive() == nil {
@@ -78,29 +78,29 @@ func (n *Notifier) Turned() {
 
 // Ready reports that the program is up: the outbox is open and the control socket listens. It does not wait for Azure,
 // whose first answer can take two minutes; a restart would not make it faster.
-func (n *Notifier) Ready() { n.tell(daemon.SdNotifyReady) }
+func (n *Notifier) Ready() { n.notify(daemon.SdNotifyReady) }
 
 // Reloading reports that the settings are being reloaded, until Ready.
 func (n *Notifier) Reloading() {
-	n.tell(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, monotonic().Microseconds()))
+	n.notify(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, monotonic().Microseconds()))
 }
 
 // Stopping reports that the program is about to end. Later calls of any method do nothing.
 func (n *Notifier) Stopping() {
-	n.tell(daemon.SdNotifyStopping)
+	n.notify(daemon.SdNotifyStopping)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.over = true
+	n.stopping = true
 }
 
-// tell sends a message and the status line.
-func (n *Notifier) tell(what string) {
+// notify sends a message and the status line.
+func (n *Notifier) notify(what string) {
 	if n.silent {
 		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !n.over {
+	if !n.stopping {
 		n.send(what + "\nSTATUS=" + n.statusLine())
 	}
 }
@@ -114,8 +114,8 @@ func (n *Notifier) statusLine() string {
 
 // send sends a message. The caller holds mu.
 func (n *Notifier) send(message string) {
-	if _, err := daemon.SdNotify(false, message); err != nil && !n.lost {
-		n.lost = true
+	if _, err := daemon.SdNotify(false, message); err != nil && !n.failed {
+		n.failed = true
 		n.log.Warn("cannot notify the service manager", "err", err)
 	}
 }

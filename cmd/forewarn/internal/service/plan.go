@@ -152,10 +152,10 @@ const changeRights = 0x2 | 0x4 | 0x40 | 0x10000 | 0x40000 | 0x80000 | 0x10000000
 type placeType string
 
 const (
-	nothingThere placeType = ""
-	aDirectory   placeType = "a directory"
-	aFile        placeType = "a file"
-	aLink        placeType = "a link" // or anything else
+	absent     placeType = ""
+	aDirectory placeType = "a directory"
+	aFile      placeType = "a file"
+	aLink      placeType = "a link" // or anything else
 )
 
 // mayControl reports whether an account may control the service: Windows, administrators, the service itself, and the
@@ -169,7 +169,7 @@ func mayControl(sid, installer string) bool {
 // it a settings file that runs a command.
 func checkPlace(path string, p place, want placeType, installer string) error {
 	switch {
-	case p.Type == nothingThere:
+	case p.Type == absent:
 		return nil
 	case p.Type != want:
 		return fmt.Errorf("%s is %s, expected %s; move it out of the way", path, p.Type, want)
@@ -198,8 +198,8 @@ func checkGrants(path string, p place, installer string) error {
 	return nil
 }
 
-// below reports whether a Windows path leads into the directory.
-func below(path, dir string) bool {
+// isBelow reports whether a Windows path leads into the directory.
+func isBelow(path, dir string) bool {
 	dir = strings.TrimRight(dir, `\`)
 	return dir != "" && len(path) > len(dir) && strings.EqualFold(path[:len(dir)], dir) && path[len(dir)] == '\\'
 }
@@ -210,7 +210,7 @@ func checkExecutable(exe, profile string) error {
 	switch {
 	case strings.HasPrefix(exe, `\\`) && !strings.HasPrefix(exe, `\\?\`):
 		return fmt.Errorf("%s is on a network share, which may not be available when Windows starts%s", exe, remedy)
-	case below(exe, profile):
+	case isBelow(exe, profile):
 		return errors.New(exe + " is in a user's home directory, which the service cannot read" + remedy)
 	}
 	return nil

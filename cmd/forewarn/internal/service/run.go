@@ -68,9 +68,9 @@ type report struct {
 }
 
 const (
-	beatEvery    = time.Second      // interval of reports in StartPending and StopPending
-	reportWithin = 10 * time.Second // report.Within in these states
-	stopLimit    = 15 * time.Second // a clean stop takes about five seconds, plus closing the outbox
+	progressEvery = time.Second      // interval of reports in StartPending and StopPending
+	reportWithin  = 10 * time.Second // report.Within in these states
+	stopLimit     = 15 * time.Second // a clean stop takes about five seconds, plus closing the outbox
 )
 
 // errStopTooSlow means that the service did not stop in time. Deliveries that were not settled are sent again after the
@@ -78,20 +78,20 @@ const (
 var errStopTooSlow = errors.New("the stop took too long and was aborted; " +
 	"unfinished deliveries are sent again after the next start")
 
-// attend calls run, answers the controls of Windows and reports the state with tell, until run returns or does not
-// stop in time. It does not report Stopped; the caller does. Calls of tell never overlap. After a request to stop,
-// every error is a StoppedError.
-func attend(controls <-chan control, tell func(report), run func(context.Context, Host) error) error {
+// serveControls calls run, answers the controls of Windows and reports the state with reportState, until run returns or
+// does not stop in time. It does not report Stopped; the caller does. Calls of reportState never overlap. After a
+// request to stop, every error is a StoppedError.
+func serveControls(controls <-chan control, reportState func(report), run func(context.Context, Host) error) error {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	ready, reload, ended := make(chan struct{}), make(chan os.Signal, 1), make(chan error, 1)
 	now := report{State: StartPending, Within: reportWithin}
-	tell(now)
+	reportState(now)
 	go func() {
 		ended <- run(ctx, Host{Ready: sync.OnceFunc(func() { close(ready) }), Reload: reload})
 	}()
-	beat := time.NewTicker(beatEvery)
-	defer beat.Stop()
+	ticker := time.NewTicker(progressEvery)
+	defer ticker.Stop()
 	started, limit := (<-chan struct{})(ready), (<-chan time.Time)(nil)
 	finish := func(err error) error {
 		if err != nil && now.State == StopPending {
@@ -105,12 +105,12 @@ func attend(controls <-chan control, tell func(report), run func(context.Context
 			started = nil
 			if now.State == StartPending {
 				now = report{State: Running, Accepts: accepted}
-				tell(now)
+				reportState(now)
 			}
 		case c := <-controls:
 			switch c {
 			case controlInterrogate:
-				tell(now)
+				reportState(now)
 			case controlParamChange:
 				select {
 				case reload <- syscall.SIGHUP:
@@ -123,12 +123,12 @@ func attend(controls <-chan control, tell func(report), run func(context.Context
 				stop()
 				limit = time.After(stopLimit)
 				now = report{State: StopPending, Within: reportWithin}
-				tell(now)
+				reportState(now)
 			}
-		case <-beat.C:
+		case <-ticker.C:
 			if now.Within > 0 {
 				now.Progress++
-				tell(now)
+				reportState(now)
 			}
 		case <-limit:
 			return finish(errStopTooSlow)

@@ -22,7 +22,7 @@ type tended struct {
 	host     chan Host // what the run was given
 	end      chan error
 	asked    chan struct{} // closed when the run was asked to stop
-	ended    chan error    // what attend returned
+	ended    chan error    // what serveControls returned
 
 	mu   sync.Mutex
 	told []report
@@ -35,7 +35,7 @@ func tend() *tended {
 		asked: make(chan struct{}), ended: make(chan error, 1),
 	}
 	go func() {
-		s.ended <- attend(s.controls, func(r report) {
+		s.ended <- serveControls(s.controls, func(r report) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.told = append(s.told, r)
@@ -122,8 +122,8 @@ func TestServiceSaysThatItGoesOn(t *testing.T) {
 		s := tend()
 		time.Sleep(reportWithin)
 		starting := s.last()
-		if starting.State != StartPending || starting.Progress == 0 || beatEvery >= starting.Within {
-			t.Errorf("after a long start it tells %+v, want progress, promised for more than %v", starting, beatEvery)
+		if starting.State != StartPending || starting.Progress == 0 || progressEvery >= starting.Within {
+			t.Errorf("after a long start it tells %+v, want progress, promised for more than %v", starting, progressEvery)
 		}
 		(<-s.host).Ready()
 		running := s.last()
@@ -132,7 +132,7 @@ func TestServiceSaysThatItGoesOn(t *testing.T) {
 			t.Errorf("while it runs it tells %+v and then %+v", running, got)
 		}
 		s.controls <- controlStop
-		time.Sleep(beatEvery + 1)
+		time.Sleep(progressEvery + 1)
 		if got := s.last(); got.State != StopPending || got.Progress != 1 {
 			t.Errorf("during a stop it tells %+v, want progress", got)
 		}

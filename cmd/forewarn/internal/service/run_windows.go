@@ -41,7 +41,7 @@ func Run(p Program) error {
 	if err != nil {
 		log.Warn("cannot record crashes", "err", err)
 	}
-	m := &attended{program: p, ended: func(err error) {
+	m := &handler{program: p, ended: func(err error) {
 		if err != nil {
 			log.Error("forewarn ended: "+err.Error(), "exitCode", p.ExitCode(err))
 		} else {
@@ -68,15 +68,15 @@ func writeEvent(events *eventlog.Log, level slog.Level, text string) error {
 	return events.Info(1, text)
 }
 
-// attended adapts attend to svc.Handler.
-type attended struct {
+// handler adapts serveControls to svc.Handler.
+type handler struct {
 	program Program
 	ended   func(error) // called before the final report, after which Windows may kill the process at any time
 	err     error
 }
 
 // Execute implements svc.Handler; svc.Run calls it once. The exit code is our own, not one of Windows'.
-func (a *attended) Execute(
+func (a *handler) Execute(
 	_ []string, requests <-chan svc.ChangeRequest, statuses chan<- svc.Status,
 ) (own bool, code uint32) {
 	controls, over := make(chan control), make(chan struct{})
@@ -95,7 +95,7 @@ func (a *attended) Execute(
 			}
 		}
 	}()
-	a.err = attend(controls, func(r report) {
+	a.err = serveControls(controls, func(r report) {
 		statuses <- svc.Status{
 			State: svc.State(r.State), Accepts: svc.Accepted(r.Accepts), CheckPoint: r.Progress,
 			WaitHint: uint32(r.Within / time.Millisecond),

@@ -42,17 +42,17 @@ func Open(messages io.Writer) (*Service, error) {
 
 // A machine is the part of Windows that Service needs. Its methods act on the service named serviceName.
 type machine interface {
-	look() (Status, error)                      // ErrNotInstalled if there is no service
-	write(p plan) (lacks []string, err error)   // creates or changes the service, and says what this Windows does not know
-	remove() error                              //
-	start() error                               //
-	control(c control) error                    //
-	registerEvents() error                      // makes the service a source of the Event Log; may be repeated
-	unregisterEvents() error                    // may be repeated
-	place(path string) (place, error)           //
-	secure(path, access string) error           // creates the directory with this access list, or changes its list
-	installer() (sid string, err error)         // the user of this process
-	executable() (path, home string, err error) // of this program, and the home directory of its user
+	query() (Status, error)                         // ErrNotInstalled if there is no service
+	write(p plan) (unsupported []string, err error) // creates or changes the service
+	remove() error                                  //
+	start() error                                   //
+	control(c control) error                        //
+	registerEvents() error                          // makes the service a source of the Event Log; may be repeated
+	unregisterEvents() error                        // may be repeated
+	place(path string) (place, error)               //
+	secure(path, access string) error               // creates the directory with this access list, or changes its list
+	installer() (sid string, err error)             // the user of this process
+	executable() (path, home string, err error)     // of this program, and the home directory of its user
 }
 
 // ErrNotInstalled means that the service is not installed.
@@ -73,7 +73,7 @@ func (e *NotRunningError) Error() string {
 type EndedError struct{ ExitCode uint32 }
 
 func (e *EndedError) Error() string {
-	return fmt.Sprintf("the service forewarn ended with exit code %d; %s", e.ExitCode, whereEvents)
+	return fmt.Sprintf("the service forewarn ended with exit code %d; %s", e.ExitCode, eventLogHint)
 }
 
 // A SlowError means that the service takes too long to start or stop.
@@ -111,11 +111,11 @@ func (s State) String() string {
 // How long await waits for a state, and how often it looks.
 const (
 	stateTimeout = time.Minute
-	lookEvery    = 200 * time.Millisecond
+	queryEvery   = 200 * time.Millisecond
 )
 
-// whereEvents tells an administrator how to read the log of the service.
-const whereEvents = "to see its log, run Get-WinEvent -ProviderName forewarn -MaxEvents 10"
+// eventLogHint tells an administrator how to read the log of the service.
+const eventLogHint = "to see its log, run Get-WinEvent -ProviderName forewarn -MaxEvents 10"
 
 // A Setup is the input of Install.
 type Setup struct {
@@ -137,7 +137,7 @@ func (s *Service) Install(with Setup) error {
 	if err != nil {
 		return err
 	}
-	_, err = m.look()
+	_, err = m.query()
 	if err != nil && !errors.Is(err, ErrNotInstalled) {
 		return err
 	}
@@ -155,11 +155,11 @@ func (s *Service) Install(with Setup) error {
 	if err := m.registerEvents(); err != nil {
 		return err
 	}
-	lacks, err := m.write(p)
+	unsupported, err := m.write(p)
 	if err != nil {
 		return err
 	}
-	for _, what := range lacks {
+	for _, what := range unsupported {
 		fmt.Fprintf(s.messages, "note: this Windows does not know %s\n", what)
 	}
 	if was {
@@ -186,13 +186,13 @@ func (s *Service) secureDirectories(with Setup) error {
 		if err != nil {
 			return err
 		}
-		if below(path, own) && there.Type == aDirectory {
+		if isBelow(path, own) && there.Type == aDirectory {
 			continue // it inherits the access list
 		}
 		if err := checkPlace(path, there, aDirectory, me); err != nil {
 			return err
 		}
-		if path != own && there.Type != nothingThere {
+		if path != own && there.Type != absent {
 			if err := checkGrants(path, there, me); err != nil {
 				return err
 			}
@@ -229,7 +229,7 @@ func (s *Service) checkFile(path string) error {
 // Uninstall stops and removes the service. It keeps the settings and the state directory.
 func (s *Service) Uninstall(ctx context.Context) error {
 	m := s.machine
-	now, err := m.look()
+	now, err := m.query()
 	if errors.Is(err, ErrNotInstalled) {
 		fmt.Fprintln(s.messages, "the service forewarn is not installed")
 		return m.unregisterEvents() // an interrupted install may have left it
@@ -252,7 +252,7 @@ func (s *Service) Uninstall(ctx context.Context) error {
 // Start starts the service, and waits until it runs.
 func (s *Service) Start(ctx context.Context) error {
 	m := s.machine
-	now, err := m.look()
+	now, err := m.query()
 	switch {
 	case err != nil:
 		return err
@@ -279,7 +279,7 @@ func (s *Service) Start(ctx context.Context) error {
 // Stop stops the service cleanly, and waits until it has ended.
 func (s *Service) Stop(ctx context.Context) error {
 	m := s.machine
-	now, err := m.look()
+	now, err := m.query()
 	switch {
 	case err != nil:
 		return err
@@ -306,7 +306,7 @@ func (s *Service) Stop(ctx context.Context) error {
 
 // Reload lets the service reload its settings; it returns a NotRunningError if the service does not run.
 func (s *Service) Reload() error {
-	now, err := s.machine.look()
+	now, err := s.machine.query()
 	switch {
 	case err != nil:
 		return err
@@ -317,18 +317,18 @@ func (s *Service) Reload() error {
 		return err
 	}
 	fmt.Fprintln(s.messages,
-		"the service forewarn reloads its settings; if they are wrong, the old ones stay in force; "+whereEvents)
+		"the service forewarn reloads its settings; if they are wrong, the old ones stay in force; "+eventLogHint)
 	return nil
 }
 
 // Status returns the status of the service, or ErrNotInstalled.
-func (s *Service) Status() (Status, error) { return s.machine.look() }
+func (s *Service) Status() (Status, error) { return s.machine.query() }
 
 // await waits until the service is in the state. If it ends instead, the error is an EndedError; if it takes too long,
 // a SlowError.
 func (s *Service) await(ctx context.Context, want State) (Status, error) {
 	for until := time.Now().Add(stateTimeout); ; {
-		now, err := s.machine.look()
+		now, err := s.machine.query()
 		switch {
 		case err != nil:
 			return now, err
@@ -342,7 +342,7 @@ func (s *Service) await(ctx context.Context, want State) (Status, error) {
 		select {
 		case <-ctx.Done():
 			return now, ctx.Err()
-		case <-time.After(lookEvery):
+		case <-time.After(queryEvery):
 		}
 	}
 }

@@ -13,22 +13,22 @@ import (
 
 // fakeWindows is a machine whose service does after a while what it is told to.
 type fakeWindows struct {
-	installed bool
-	now       Status
-	next      []State // what it goes through, one for each look
-	code      uint32  // with which it ends
-	plan      plan
-	source    bool // of the Event Log
-	removed   bool
-	controls  []control
-	places    map[string]place
-	secured   map[string]string
-	exe       string
-	lacks     []string
-	sick      error // of every change
+	installed   bool
+	now         Status
+	next        []State // what it goes through, one for each look
+	code        uint32  // with which it ends
+	plan        plan
+	source      bool // of the Event Log
+	removed     bool
+	controls    []control
+	places      map[string]place
+	secured     map[string]string
+	exe         string
+	unsupported []string
+	sick        error // of every change
 }
 
-func (f *fakeWindows) look() (Status, error) {
+func (f *fakeWindows) query() (Status, error) {
 	if !f.installed {
 		return Status{}, ErrNotInstalled
 	}
@@ -49,7 +49,7 @@ func (f *fakeWindows) write(p plan) ([]string, error) {
 			f.now.State = Stopped
 		}
 	}
-	return f.lacks, f.sick
+	return f.unsupported, f.sick
 }
 
 func (f *fakeWindows) remove() error { f.installed, f.removed = false, true; return f.sick }
@@ -137,7 +137,7 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 // A state directory of the operator's own is made when it is missing. One that is there may hold more than ours: it is
 // left alone, and how the service gets in is said.
 func TestServiceInstallLeavesForeignDirectoriesAlone(t *testing.T) {
-	for _, there := range []placeType{nothingThere, aDirectory} {
+	for _, there := range []placeType{absent, aDirectory} {
 		m, s, with := aWindows()
 		const state = `D:\data\forewarn`
 		with.State = state
@@ -146,7 +146,7 @@ func TestServiceInstallLeavesForeignDirectoriesAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, secured := m.secured[state]
-		if secured != (there == nothingThere) || m.secured[with.Own] == "" {
+		if secured != (there == absent) || m.secured[with.Own] == "" {
 			t.Errorf("with %q there, access lists were given: %q", there, m.secured)
 		}
 		hint := `icacls "D:\data\forewarn" /grant *` + serviceSID("forewarn") + ":(OI)(CI)M"
@@ -239,7 +239,7 @@ func TestServiceInstallRefusesWhatOthersCanChange(t *testing.T) {
 // What this Windows does not know is said, and is no reason not to install.
 func TestServiceInstallSaysWhatWindowsLacks(t *testing.T) {
 	m, s, with := aWindows()
-	m.lacks = []string{"SIDs of services"}
+	m.unsupported = []string{"SIDs of services"}
 	if err := s.Install(with); err != nil || !m.installed {
 		t.Errorf("install = %v, installed %v", err, m.installed)
 	}

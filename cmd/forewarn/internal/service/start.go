@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// units returns the directories of systemd's units, first those that win; nil where systemd doesn't run.
-func units() []string {
+// unitDirectories returns the directories of systemd's units, first those that win; nil where systemd doesn't run.
+func unitDirectories() []string {
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		return nil
 	}
@@ -34,7 +34,7 @@ func unitCommand(directories []string, config, byDefault string) string {
 			if err != nil {
 				continue
 			}
-			if runs(string(text), config, byDefault) {
+			if runsWith(string(text), config, byDefault) {
 				return "sudo systemctl start " + name
 			}
 		}
@@ -42,8 +42,8 @@ func unitCommand(directories []string, config, byDefault string) string {
 	return ""
 }
 
-// runs reports whether a unit runs forewarn with its settings at config.
-func runs(unit, config, byDefault string) bool {
+// runsWith reports whether a unit runs forewarn with its settings at config.
+func runsWith(unit, config, byDefault string) bool {
 	for line := range strings.Lines(unit) {
 		args := strings.Fields(strings.TrimPrefix(line, "ExecStart="))
 		if !strings.HasPrefix(line, "ExecStart=") || len(args) < 2 || args[1] != "run" && args[1] != "relay" {

@@ -21,7 +21,7 @@ func (doc *document) decode(n *node, to any, path string, others ...string) erro
 func (doc *document) fill(n *node, v reflect.Value, path string, others ...string) error {
 	to := v.Addr().Interface()
 	if u, ok := to.(interface{ UnmarshalYAML(func(any) error) error }); ok {
-		return doc.wrongKey(entry{n.pos, path, n}, u.UnmarshalYAML(func(to any) error { return doc.decode(n, to, path) }))
+		return doc.keyError(entry{n.pos, path, n}, u.UnmarshalYAML(func(to any) error { return doc.decode(n, to, path) }))
 	}
 	if v.Kind() == reflect.Pointer { // an optional section
 		v.Set(reflect.New(v.Type().Elem()))
@@ -39,7 +39,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 		want = aDuration
 	}
 	if want != "" && !n.is(want) {
-		return doc.wrongKind(n, path, want)
+		return doc.kindError(n, path, want)
 	}
 	if _, secret := to.(*sinks.Secret); secret {
 		n.secret = true
@@ -48,32 +48,32 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	}
 	switch {
 	case isText:
-		return doc.wrongKey(entry{n.pos, path, n}, text.UnmarshalText([]byte(n.text)))
+		return doc.keyError(entry{n.pos, path, n}, text.UnmarshalText([]byte(n.text)))
 	case isDuration:
 		d, ok := ParseDuration(n.text)
 		if !ok {
-			return doc.refuse(n, path, "a number with its unit, such as 500ms, 30s, 5m, 2h or 7d")
+			return doc.valueError(n, path, "a number with its unit, such as 500ms, 30s, 5m, 2h or 7d")
 		}
 		*duration = d
 	case v.Kind() == reflect.Struct:
 		return doc.fillStruct(n, v, path, others)
 	case v.Kind() == reflect.Map:
-		n.free = true
+		n.anyKeys = true
 		v.Set(reflect.MakeMap(v.Type()))
-		var wrong Problems
+		var problems Problems
 		for _, e := range n.entries {
 			value := reflect.New(v.Type().Elem()).Elem()
-			wrong = wrong.and(doc.fill(e.value, value, path))
+			problems = problems.with(doc.fill(e.value, value, path))
 			v.SetMapIndex(reflect.ValueOf(e.key), value)
 		}
-		return wrong.err()
+		return problems.err()
 	case v.Kind() == reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
-		var wrong Problems
+		var problems Problems
 		for i, item := range n.items {
-			wrong = wrong.and(doc.fill(item, v.Index(i), path))
+			problems = problems.with(doc.fill(item, v.Index(i), path))
 		}
-		return wrong.err()
+		return problems.err()
 	case want == aText:
 		v.SetString(n.text)
 	case want == aBoolean:
@@ -81,7 +81,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	case want == aWholeNumber:
 		i, err := strconv.ParseInt(n.text, 10, v.Type().Bits())
 		if err != nil {
-			return doc.refuse(n, path, string(want))
+			return doc.valueError(n, path, string(want))
 		}
 		v.SetInt(i)
 	default:
@@ -106,16 +106,16 @@ func (n *node) is(k kind) bool {
 func (doc *document) fillStruct(n *node, v reflect.Value, path string, others []string) error {
 	fields := make(map[string]reflect.Value)
 	known := slices.Concat(collect(v, fields), others)
-	var wrong Problems
+	var problems Problems
 	for _, e := range n.entries {
 		if field, ok := fields[e.key]; ok {
-			wrong = wrong.and(doc.fill(e.value, field, join(path, e.key)))
+			problems = problems.with(doc.fill(e.value, field, join(path, e.key)))
 		} else if !slices.Contains(others, e.key) {
-			said := strings.TrimPrefix(path+": ", ": ") + unknown("key", e.key, known, isKey(e.key))
-			wrong = wrong.and(doc.errorAt(e.pos, "%s", said))
+			message := strings.TrimPrefix(path+": ", ": ") + unknownWord("key", e.key, known, isKey(e.key))
+			problems = problems.with(doc.errorAt(e.pos, "%s", message))
 		}
 	}
-	return wrong.err()
+	return problems.err()
 }
 
 // collect adds the fields of the struct v to fields by their keys, and returns the keys in order. A field without a

@@ -34,7 +34,7 @@ type node struct {
 	// decode sets the first three; document.showable reads them.
 	open     bool // the value of a known key that is not secret
 	secret   bool // the value of a secret key
-	free     bool // a section with arbitrary keys, such as names of headers
+	anyKeys  bool // a section with arbitrary keys, such as names of headers
 	anchored bool // inside an anchor, so it may be the value of other keys too
 }
 
@@ -92,7 +92,7 @@ func parseDocument(path string, data []byte) (*document, error) {
 	if err != nil {
 		doc.report(doc.syntaxError(err))
 		if docs = doc.withoutTabs(); docs == nil {
-			return nil, doc.failed()
+			return nil, doc.err()
 		}
 	}
 	docs = slices.DeleteFunc(docs, func(d *ast.DocumentNode) bool {

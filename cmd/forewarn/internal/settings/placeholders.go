@@ -54,7 +54,7 @@ func placeholders(path string, e entry, placeholder *regexp.Regexp) (keys []stri
 	}
 	for _, below := range e.value.entries {
 		name := path + "." + below.key
-		if e.value.free {
+		if e.value.anyKeys {
 			name = path
 		}
 		for _, key := range placeholders(name, below, placeholder) {

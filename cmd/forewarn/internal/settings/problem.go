@@ -42,8 +42,8 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// and returns p with the problems of err added; err may be nil.
-func (p Problems) and(err error) Problems {
+// with returns p with the problems of err added; err may be nil.
+func (p Problems) with(err error) Problems {
 	switch e := err.(type) {
 	case nil:
 		return p
@@ -76,7 +76,7 @@ func (p Problems) Unwrap() (all []error) {
 func (doc *document) report(errs ...error) {
 	for _, err := range errs {
 		before := doc.problems
-		for _, p := range Problems(nil).and(err) {
+		for _, p := range Problems(nil).with(err) {
 			same := func(other *Problem) bool { return other.Line == p.Line && other.Column == p.Column }
 			if !slices.ContainsFunc(before, same) {
 				doc.problems = append(doc.problems, p)
@@ -85,8 +85,8 @@ func (doc *document) report(errs ...error) {
 	}
 }
 
-// failed returns all reported problems as an error, nil if there are none.
-func (doc *document) failed() error {
+// err returns all reported problems as an error, nil if there are none.
+func (doc *document) err() error {
 	if len(doc.problems) == 0 {
 		return nil
 	}
@@ -96,9 +96,9 @@ func (doc *document) failed() error {
 	return doc.problems
 }
 
-// clean reports whether there are no problems in an entry and below it. A problem there may be the reason why something
-// seems to be missing.
-func (doc *document) clean(e entry) bool {
+// isClean reports whether there are no problems in an entry and below it. A problem there may be the reason why
+// something seems to be missing.
+func (doc *document) isClean(e entry) bool {
 	if len(doc.problems) == 0 {
 		return true
 	}
@@ -128,8 +128,8 @@ func (doc *document) errorAt(at pos, format string, args ...any) error {
 	return &Problem{Path: doc.path, Line: at.line, Column: at.column, Message: message}
 }
 
-// refuse returns a problem with the value n of a key.
-func (doc *document) refuse(n *node, key, want string) error {
+// valueError returns a problem with the value n of a key.
+func (doc *document) valueError(n *node, key, want string) error {
 	value := "the value"
 	if doc.showable(n) {
 		value = quoted(n.text)
@@ -164,7 +164,7 @@ func quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-func (doc *document) wrongKind(n *node, key string, want kind) error {
+func (doc *document) kindError(n *node, key string, want kind) error {
 	hint := ""
 	switch {
 	case n.kind == nothing:
@@ -181,8 +181,8 @@ func (doc *document) wrongKind(n *node, key string, want kind) error {
 	return doc.errorAt(n.pos, "%s: expected %s, got %s%s", cmp.Or(key, "settings"), want, n.kind, hint)
 }
 
-// wrongKey returns err as a problem at the entry e, or at the key below it that a *sinks.KeyError names.
-func (doc *document) wrongKey(e entry, err error) error {
+// keyError returns err as a problem at the entry e, or at the key below it that a *sinks.KeyError names.
+func (doc *document) keyError(e entry, err error) error {
 	if all, ok := errors.AsType[Problems](err); ok {
 		return all
 	}
@@ -208,11 +208,11 @@ func (doc *document) wrongKey(e entry, err error) error {
 
 // unknownName returns a problem with a name in a template, which may be in a file of its own.
 func (doc *document) unknownName(e entry, key string, u *templates.UnknownName) error {
-	what := unknown("name", u.Name, u.Known, doc.showable(e.value))
+	what := unknownWord("name", u.Name, u.Known, doc.showable(e.value))
 	if strings.HasSuffix(key, "_file") {
 		return doc.errorAt(e.pos, "%s: %s, line %d: %s", key, e.value.text, u.Line, what)
 	}
-	return doc.errorAt(doc.inside(e.value, u.Line, u.Rune-1), "%s: %s", key, what)
+	return doc.errorAt(doc.positionIn(e.value, u.Line, u.Rune-1), "%s: %s", key, what)
 }
 
 // namedPath shortens a dotted key below n to its known names. Names of headers and environment variables are arbitrary,
@@ -220,7 +220,7 @@ func (doc *document) unknownName(e entry, key string, u *templates.UnknownName) 
 func namedPath(n *node, dotted string) string {
 	path := ""
 	for key := range strings.SplitSeq(dotted, ".") {
-		if n.free {
+		if n.anyKeys {
 			break
 		}
 		path = join(path, key)
@@ -232,7 +232,7 @@ func namedPath(n *node, dotted string) string {
 
 // withoutValue returns a message about the value n, without the value if it must not be shown.
 func (doc *document) withoutValue(message string, n *node) string {
-	says := func(s string) bool { return holds(s, n.text) || holds(s, strconv.Quote(n.text)) }
+	says := func(s string) bool { return repeats(s, n.text) || repeats(s, strconv.Quote(n.text)) }
 	if !says(message) || doc.showable(n) {
 		return message
 	}
@@ -242,8 +242,8 @@ func (doc *document) withoutValue(message string, n *node) string {
 	return "the value is not valid"
 }
 
-// holds reports whether a message repeats a text. A short text inside a longer word counts as coincidence.
-func holds(message, text string) bool {
+// repeats reports whether a message repeats a text. A short text inside a longer word counts as coincidence.
+func repeats(message, text string) bool {
 	const chance = 8
 	letter := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
 	for from := 0; text != ""; from++ {
@@ -261,9 +261,9 @@ func holds(message, text string) bool {
 	return false
 }
 
-// unknown returns a message about an unknown word, with the known word it resembles, or else all of them. Unless it is
-// showable, the word itself appears only if it resembles a known one: otherwise it may be a secret.
-func unknown(what, word string, known []string, showable bool) string {
+// unknownWord returns a message about an unknown word, with the known word it resembles, or else all of them. Unless it
+// is showable, the word itself appears only if it resembles a known one: otherwise it may be a secret.
+func unknownWord(what, word string, known []string, showable bool) string {
 	if before, _, ok := strings.Cut(word, ":"); ok && slices.Contains(known, before) {
 		return fmt.Sprintf("unknown %s; expected a space after the colon of %s", what, before)
 	}
@@ -273,8 +273,8 @@ func unknown(what, word string, known []string, showable bool) string {
 	return fmt.Sprintf("unknown %s; %s", what, wording.Suggestion(word, known))
 }
 
-// inside returns the position of a character of n's text, or of n itself if escapes or folding hide that position.
-func (doc *document) inside(n *node, line, column int) pos {
+// positionIn returns the position of a character of n's text, or of n itself if escapes or folding hide that position.
+func (doc *document) positionIn(n *node, line, column int) pos {
 	want, lines := strings.Split(n.text, "\n"), strings.Split(doc.text, "\n")
 	for at := n.line + line - 1; line <= len(want) && at <= min(n.line+line, len(lines)); at++ {
 		if i := strings.LastIndex(lines[at-1], want[line-1]); i >= 0 {

@@ -68,17 +68,17 @@ func (l Loader) relay(doc *document, s *Settings) {
 	} {
 		if !check.ok {
 			e, _ := section.value.find(check.key)
-			doc.report(doc.refuse(e.value, "nats."+check.key, check.want))
+			doc.report(doc.valueError(e.value, "nats."+check.key, check.want))
 		}
 	}
-	if l.Kinds == nil || !doc.clean(section) {
+	if l.Kinds == nil || !doc.isClean(section) {
 		return
 	}
 	host := l.Host
 	host.Name = "relay"
 	servers, err := sinks.NewNATS(r.NATSSettings, host)
 	if err != nil {
-		doc.report(doc.wrongKey(section, err))
+		doc.report(doc.keyError(section, err))
 		return
 	}
 	r.Servers = servers
@@ -96,21 +96,22 @@ func (r *RelaySettings) Where() string { return r.Stream + " " + r.Domain + " " 
 
 // relaySink refuses what a sink of a relay can't have.
 func relaySink(doc *document, n *node) error {
-	var wrong Problems
+	var problems Problems
 	for _, key := range []string{"only.vms", "except.vms"} {
 		if e, ok := n.find(key); ok && e.value.text != "all" {
-			wrong = wrong.and(doc.errorAt(e.value.pos, "%s: a relay is none of the VMs, so there is no self and no leader; "+
-				"expected all, or only.names and only.groups", key))
+			problems = problems.with(doc.errorAt(e.value.pos,
+				"%s: a relay is none of the VMs, so there is no self and no leader; "+
+					"expected all, or only.names and only.groups", key))
 		}
 	}
 	if e, ok := n.find("remind"); ok {
-		wrong = wrong.and(doc.errorAt(e.pos, "remind: a relay makes no reminders; expected remind at the nats sink of the "+
-			"bridges, which publish them"))
+		problems = problems.with(doc.errorAt(e.pos,
+			"remind: a relay makes no reminders; expected remind at the nats sink of the bridges, which publish them"))
 	}
 	if e, ok := n.find("heartbeat"); ok {
-		wrong = wrong.and(doc.errorAt(e.pos, "heartbeat: a relay sends none; expected it at a sink of the bridges"))
+		problems = problems.with(doc.errorAt(e.pos, "heartbeat: a relay sends none; expected it at a sink of the bridges"))
 	}
-	return wrong.err()
+	return problems.err()
 }
 
 // ErrIsRelay and ErrNoRelay are returned for a file of the other kind.

@@ -25,12 +25,12 @@ func (l Loader) rules(doc *document, s *Settings) (rules []bridge.Rule) {
 		return nil
 	}
 	if list.value.kind != aList {
-		doc.report(doc.wrongKind(list.value, "approve", aList))
+		doc.report(doc.kindError(list.value, "approve", aList))
 		return nil
 	}
 	for _, n := range list.value.items {
 		if n.kind != aTable {
-			doc.report(doc.wrongKind(n, "a rule of approve", aTable))
+			doc.report(doc.kindError(n, "a rule of approve", aTable))
 			continue
 		}
 		rules = append(rules, rule(doc, n, s.Names))
@@ -55,7 +55,7 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 	if e, ok := n.find("only.vms"); ok && strings.EqualFold(in.Only.VMs, "all") {
 		doc.report(doc.errorAt(e.value.pos, "only.vms: all is not allowed in approve; expected self or leader"))
 	}
-	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 && (e.value == n || doc.clean(e)) {
+	if e, _ := n.find("only.types"); len(in.Only.Types) == 0 && (e.value == n || doc.isClean(e)) {
 		doc.report(doc.errorAt(e.pos, "only.types: a rule approves only the types it names; "+
 			"expected a list such as [Reboot, Redeploy]"))
 	}
@@ -66,7 +66,7 @@ func rule(doc *document, n *node, names []string) bridge.Rule {
 				at = e.value.items[i]
 			}
 			if !slices.Contains(names, name) {
-				doc.report(doc.refuse(at, "after", aSink(name, names)))
+				doc.report(doc.valueError(at, "after", aSink(name, names)))
 			}
 		}
 	}

@@ -6,12 +6,12 @@ import "strings"
 var locationKeys = []string{"state", "control", "listen"}
 
 // Salvage reads a broken settings file far enough to find the running forewarn. It uses each line with one of
-// locationKeys that is valid by itself, and defaults for everything else. wrong is the error of the file; Salvage
+// locationKeys that is valid by itself, and defaults for everything else. cause is the error of the file; Salvage
 // returns it when the file cannot be read, and otherwise puts it into Settings.Broken.
-func (l Loader) Salvage(path string, wrong error) (*Settings, error) {
+func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 	path, data, err := l.read(path)
 	if err != nil {
-		return nil, wrong
+		return nil, cause
 	}
 	l.Kinds = nil
 	text := Builtin + "\n"
@@ -30,8 +30,8 @@ func (l Loader) Salvage(path string, wrong error) (*Settings, error) {
 	}
 	s, err := l.Parse("", []byte(text))
 	if err != nil {
-		return nil, wrong
+		return nil, cause
 	}
-	s.Path, s.Hash, s.Broken = path, "", wrong
+	s.Path, s.Hash, s.Broken = path, "", cause
 	return s, nil
 }

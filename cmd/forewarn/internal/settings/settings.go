@@ -129,7 +129,7 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	s.Zone = "UTC"
 	doc.report(doc.decode(doc.root, s, "", "sinks", "approve"))
 	if doc.root.kind != aTable {
-		return nil, doc.failed()
+		return nil, doc.err()
 	}
 	if s.IMDS.Endpoint == "discover" {
 		s.IMDS.Discover, s.IMDS.Endpoint = true, imds.DefaultEndpoint
@@ -156,17 +156,17 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 	} {
 		if !check.ok {
 			e, _ := doc.root.find(check.key)
-			doc.report(doc.refuse(e.value, check.key, check.want))
+			doc.report(doc.valueError(e.value, check.key, check.want))
 		}
 	}
 	l.relay(doc, s)
 	s.Names = sinkNames(doc)
 	if l.Kinds == nil {
-		return s, doc.failed()
+		return s, doc.err()
 	}
 	s.Routes = l.routes(doc, s)
 	s.Rules = l.rules(doc, s)
-	if err := doc.failed(); err != nil {
+	if err := doc.err(); err != nil {
 		return s, err
 	}
 	s.Hash = doc.hash()

@@ -71,7 +71,7 @@ func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 		return nil
 	}
 	if list.value.kind != aList {
-		doc.report(doc.wrongKind(list.value, "sinks", aList))
+		doc.report(doc.kindError(list.value, "sinks", aList))
 		return nil
 	}
 	lines := make(map[string]int) // by name of the sink
@@ -93,7 +93,7 @@ func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 // route opens one sink and reports its problems; ok is false if there are any.
 func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok bool) {
 	if n.kind != aTable {
-		doc.report(doc.wrongKind(n, "a sink", aTable))
+		doc.report(doc.kindError(n, "a sink", aTable))
 		return r, false
 	}
 	before := len(doc.problems)
@@ -113,11 +113,11 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	name, _ := n.find("name")
 	switch {
 	case in.Name == "":
-		if doc.clean(name) || name.value == n {
+		if doc.isClean(name) || name.value == n {
 			doc.report(doc.errorAt(name.pos, "sink without a name; expected one such as name: ops-chat"))
 		}
 	case !sinkName.MatchString(in.Name):
-		doc.report(doc.refuse(name.value, "name", "only letters, digits, dots, dashes and underscores"))
+		doc.report(doc.valueError(name.value, "name", "only letters, digits, dots, dashes and underscores"))
 	}
 	switch {
 	case kind.Open == nil:
@@ -130,7 +130,7 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 			"expected a sink for each", found[1].key, section.key, section.line))
 	}
 	if e, ok := n.find("timeout"); ok && in.Timeout == 0 {
-		doc.report(doc.refuse(e.value, "timeout", "more than 0"))
+		doc.report(doc.valueError(e.value, "timeout", "more than 0"))
 	}
 	doc.report(checkGroup(doc, n, in, section.key, terms), checkTimes(doc, n, in))
 	r.Name, r.Kind, r.Terms = in.Name, section.key, terms
@@ -194,24 +194,24 @@ func (l Loader) open(doc *document, section entry, kind sinks.Kind, s *Settings,
 	if !ok {
 		all = sinks.KeyErrors{err}
 	}
-	var wrong Problems
+	var problems Problems
 	for _, err := range all {
 		if decoded || doc.isAboutCleanKey(section.value, err) {
-			wrong = wrong.and(doc.wrongKey(section, err))
+			problems = problems.with(doc.keyError(section, err))
 		}
 	}
-	doc.report(wrong.err())
+	doc.report(problems.err())
 	return opened
 }
 
 // isAboutCleanKey reports whether err is about a key below n that is given and has no problem of its own.
 func (doc *document) isAboutCleanKey(n *node, err error) bool {
-	wrong, ok := errors.AsType[*sinks.KeyError](err)
+	keyErr, ok := errors.AsType[*sinks.KeyError](err)
 	if !ok {
 		return false
 	}
-	e, given := n.find(wrong.Key)
-	return given && doc.clean(e)
+	e, given := n.find(keyErr.Key)
+	return given && doc.isClean(e)
 }
 
 // inlineSecrets returns the keys below a decoded section whose secrets are written into the file itself.
@@ -220,7 +220,7 @@ func inlineSecrets(n *node) (keys []string) {
 	for _, e := range n.entries {
 		v := e.value
 		if written(v) || slices.ContainsFunc(v.items, written) ||
-			slices.ContainsFunc(v.entries, func(e entry) bool { return v.free && written(e.value) }) {
+			slices.ContainsFunc(v.entries, func(e entry) bool { return v.anyKeys && written(e.value) }) {
 			keys = append(keys, e.key)
 			continue
 		}
@@ -244,25 +244,26 @@ func checkTimes(doc *document, n *node, in sinkSettings) error {
 		e, _ := n.find(key)
 		return e.value
 	}
-	var wrong Problems
+	var problems Problems
 	const longest = 30 * 24 * time.Hour
 	for i, d := range in.Remind {
 		if d < time.Minute || d > longest {
 			if e, ok := n.find("remind"); ok && i < len(e.value.items) {
-				wrong = wrong.and(doc.refuse(e.value.items[i], "remind", "times from 1m to 30d, such as [24h, 1h]"))
+				problems = problems.with(doc.valueError(
+					e.value.items[i], "remind", "times from 1m to 30d, such as [24h, 1h]"))
 			}
 		}
 	}
 	if _, given := n.find("lead"); given && (in.Lead < time.Second || in.Lead > longest) {
-		wrong = wrong.and(doc.refuse(at("lead"), "lead", "a time from 1s to 30d, such as 10m"))
+		problems = problems.with(doc.valueError(at("lead"), "lead", "a time from 1s to 30d, such as 10m"))
 	}
 	if _, given := n.find("heartbeat"); given && in.Heartbeat != 0 && in.Heartbeat < 10*time.Second {
-		wrong = wrong.and(doc.refuse(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none"))
+		problems = problems.with(doc.valueError(at("heartbeat"), "heartbeat", "at least 10s, or 0 for none"))
 	}
-	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" && doc.clean(e) {
-		wrong = wrong.and(doc.errorAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}"))
+	if e, given := n.find("fallback"); given && in.Fallback.Sink == "" && doc.isClean(e) {
+		problems = problems.with(doc.errorAt(e.pos, "fallback: without a sink; expected {sink: NAME, after: 1m}"))
 	}
-	return wrong.err()
+	return problems.err()
 }
 
 // checkFallback refuses a fallback to an unknown sink or to the sink itself. names are the names of all sinks.
@@ -272,9 +273,9 @@ func checkFallback(doc *document, n *node, names []string) error {
 	switch {
 	case !given || e.value.text == "":
 	case e.value.text == own.value.text:
-		return doc.refuse(e.value, "fallback.sink", "the name of another sink")
+		return doc.valueError(e.value, "fallback.sink", "the name of another sink")
 	case !slices.Contains(names, e.value.text):
-		return doc.refuse(e.value, "fallback.sink", aSink(e.value.text, names))
+		return doc.valueError(e.value, "fallback.sink", aSink(e.value.text, names))
 	}
 	return nil
 }
@@ -304,10 +305,10 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 	case terms.Digest == delivery.Digest{}:
 		return doc.errorAt(e.pos, "group: %s handles each event on its own; expected no such key here", kind)
 	case in.Group.Above < 0:
-		return doc.refuse(at("group.above"), "group.above", "a number of events, or 0 to make no groups")
-	case !doc.clean(e):
+		return doc.valueError(at("group.above"), "group.above", "a number of events, or 0 to make no groups")
+	case !doc.isClean(e):
 	case in.Group.Above > 0 && (in.Group.Within <= 0 || in.Group.Within > time.Minute):
-		return doc.refuse(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s")
+		return doc.valueError(at("group.within"), "group.within", "more than 0 and at most 1m, such as 20s")
 	case in.Group.Above > 0 && in.lateness() != delivery.LateLatest:
 		return doc.errorAt(e.pos, "group: sends only the latest change of each event; expected late: latest beside it")
 	}
@@ -318,7 +319,7 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 func checkValues(doc *document, n *node) error {
 	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
 	lates := []string{string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)}
-	var wrong Problems
+	var problems Problems
 	for _, list := range []struct {
 		key     string
 		allowed []string
@@ -341,7 +342,7 @@ func checkValues(doc *document, n *node) error {
 			v.open = true
 			known := slices.ContainsFunc(list.allowed, func(a string) bool { return strings.EqualFold(a, v.text) })
 			if !known && (v.kind == aText || v.kind == aNumber || v.kind == aBoolean) {
-				wrong = wrong.and(doc.refuse(v, list.key, want))
+				problems = problems.with(doc.valueError(v, list.key, want))
 			}
 		}
 	}
@@ -351,17 +352,17 @@ func checkValues(doc *document, n *node) error {
 			v := e.value.items[i]
 			v.open = true
 			if _, err := path.Match(v.text, ""); err != nil || v.text == "" {
-				wrong = wrong.and(doc.refuse(v, key, "a pattern such as vm-db-*"))
+				problems = problems.with(doc.valueError(v, key, "a pattern such as vm-db-*"))
 			}
 		}
 	}
 	for _, key := range []string{"except.names", "except.groups"} {
 		if e, ok := n.find(key); ok {
-			wrong = wrong.and(doc.errorAt(e.pos, "%s: there is no such exception; expected only.%s, or when", key,
+			problems = problems.with(doc.errorAt(e.pos, "%s: there is no such exception; expected only.%s, or when", key,
 				strings.TrimPrefix(key, "except.")))
 		}
 	}
-	return wrong.err()
+	return problems.err()
 }
 
 // termsOf returns the default terms of a kind.

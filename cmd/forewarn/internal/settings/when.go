@@ -23,7 +23,7 @@ var exprWords = strings.NewReplacer("unexpected token EOF", "the condition ends 
 // parseWhen compiles the condition of a sink or rule. An error has its position inside the expression.
 func parseWhen(doc *document, n *node) (*bridge.When, error) {
 	if strings.TrimSpace(n.text) == "" {
-		return nil, doc.refuse(n, "when", "a condition such as duration > 10, or no when at all")
+		return nil, doc.valueError(n, "when", "a condition such as duration > 10, or no when at all")
 	}
 	if strings.Contains(n.text, "{{") {
 		return nil, doc.errorAt(n.pos, "when: a template; expected a condition without {{ }}, such as duration > 10")
@@ -34,12 +34,12 @@ func parseWhen(doc *document, n *node) (*bridge.When, error) {
 	}
 	e, ok := errors.AsType[*file.Error](err)
 	if !ok {
-		return nil, doc.refuse(n, "when", "a condition that is true or false, such as duration > 10")
+		return nil, doc.valueError(n, "when", "a condition that is true or false, such as duration > 10")
 	}
-	what, at := exprWords.Replace(e.Message), doc.inside(n, e.Line, e.Column)
+	what, at := exprWords.Replace(e.Message), doc.positionIn(n, e.Line, e.Column)
 	fields := slices.Sorted(maps.Keys(cloudevent.Fields(event.New())))
 	if name, ok := strings.CutPrefix(what, "unknown name "); ok {
-		what = unknown("name", name, fields, doc.showable(n))
+		what = unknownWord("name", name, fields, doc.showable(n))
 	} else if !doc.showable(n) && quotesOf(what, n.text, fields) {
 		what = "not a condition; expected one that is true or false, such as duration > 10"
 	}
