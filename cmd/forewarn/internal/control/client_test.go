@@ -18,9 +18,9 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// Commands get the same answers from a running forewarn and, where none runs, from its file; only one that runs says
-// how it is doing.
-func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
+// Commands get the same answers from a running forewarn as from its file if none runs. Only a running one has a
+// status.
+func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	at := Location{State: t.TempDir()}
 	c := Client{Location: at, Sinks: []string{"ops"}, Log: log}
@@ -104,8 +104,8 @@ func TestClientAsksTheRunningForewarnOrElseItsFile(t *testing.T) {
 	}
 }
 
-// A forewarn that is there and does not answer is told from one that is not there.
-func TestStatusOfAForewarnThatHangs(t *testing.T) {
+// A forewarn that does not answer is distinguished from one that does not run.
+func TestStatusOfAHangingForewarn(t *testing.T) {
 	at := Location{State: t.TempDir()}
 	l, err := Listen(at, slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// Whatever is asked on the socket, it is answered in words or JSON, never with an error of the server's own, and
-// nothing changes but by a POST that succeeds.
+// Any request on the socket gets an answer in words or JSON, never an internal error. Only a successful POST changes
+// anything.
 func FuzzRequest(f *testing.F) {
 	for _, path := range []string{"/status", "/outbox", "/outbox/entry", "/history", "/tail", "/approve", "/replay", "/nowhere"} {
 		f.Add("GET", path, "limit=1&sink=ops&state=pending&key=ops/1&since=2026-11-23T10:00:00Z", []byte(nil))

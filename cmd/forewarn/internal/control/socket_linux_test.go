@@ -27,7 +27,7 @@ func listenHere(t *testing.T, dir string, log io.Writer) net.Listener {
 	return l
 }
 
-// At no moment can other users connect to the control socket: it is made with mode 0600, and never given another one.
+// Other users cannot connect to the control socket at any time: it is created with mode 0600, and never has another.
 func TestControlSocketIsNeverOpenToOthers(t *testing.T) {
 	dir := t.TempDir()
 	notify, err := unix.InotifyInit1(unix.IN_NONBLOCK)
@@ -60,7 +60,7 @@ func TestControlSocketIsNeverOpenToOthers(t *testing.T) {
 	}
 }
 
-// Another user is refused even when the socket has been opened to everybody by mistake, and the log says so once.
+// Another user is refused even if the mode of the socket was changed by mistake. The log says so once.
 func TestControlSocketRefusesOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can become another user; CI runs this as root")
@@ -125,7 +125,7 @@ func TestControlSocketRefusesOtherUsers(t *testing.T) {
 	}
 }
 
-// Root and the user that forewarn runs as may use the control socket, and nobody else.
+// Only root and forewarn's own user may use the control socket.
 func TestControlSocketIsForRootAndItsOwnUser(t *testing.T) {
 	const service, other = 998, 1000
 	for _, tt := range []struct {

@@ -18,7 +18,7 @@ import (
 	"forewarn/cmd/forewarn/internal/service"
 )
 
-// The pipe belongs to whoever runs forewarn, and lets in nobody but that account, Windows and administrators.
+// The pipe belongs to the account that runs forewarn. Only that account, Windows and administrators can connect.
 func TestPipeIsForAdministratorsAndItsOwnAccount(t *testing.T) {
 	own, err := ownSID()
 	if err != nil {
@@ -70,7 +70,7 @@ func TestPipeIsForAdministratorsAndItsOwnAccount(t *testing.T) {
 	}
 }
 
-// Commands trust a pipe of Windows, of administrators, of the service and of their own user, and no other.
+// Commands trust only a pipe of Windows, administrators, the service or their own user.
 func TestPipeOfAnotherUserIsNotTrusted(t *testing.T) {
 	const alice, mallory, localService = "S-1-5-21-1-2-3-1001", "S-1-5-21-1-2-3-1002", "S-1-5-19"
 	for owner, want := range map[string]bool{
@@ -83,8 +83,8 @@ func TestPipeOfAnotherUserIsNotTrusted(t *testing.T) {
 	}
 }
 
-// A pipe that somebody else has made in forewarn's name hears nothing, and the refusal says whose it is.
-func TestPipeOfAnotherUserHearsNothing(t *testing.T) {
+// Nothing is sent to a pipe that another user created with forewarn's name. The error names the owner.
+func TestPipeOfAnotherUserReceivesNothing(t *testing.T) {
 	at := Location{State: t.TempDir()}
 	path := at.sockets()[0]
 	d, err := windows.SecurityDescriptorFromString("O:LSD:(A;;FA;;;WD)")
@@ -119,7 +119,7 @@ func TestPipeOfAnotherUserHearsNothing(t *testing.T) {
 	}
 }
 
-// A name that somebody has is not shared: neither a stranger nor a second forewarn can answer in the place of the first.
+// A pipe's name cannot be used twice, so neither another user nor a second forewarn can answer instead of the first.
 func TestPipeIsNotShared(t *testing.T) {
 	at := Location{State: t.TempDir()}
 	log := slog.New(slog.DiscardHandler)
@@ -139,7 +139,7 @@ func TestPipeIsNotShared(t *testing.T) {
 	again.Close()
 }
 
-// The default state has the plain name; every other one has its own, however its path is written.
+// The default state directory gives the plain name. Each other one has its own, however its path is written.
 func TestPipeIsNamedAfterTheState(t *testing.T) {
 	name := func(state, control string) string {
 		at := Location{State: state, DefaultState: `C:\ProgramData\forewarn`, Control: control}
@@ -159,8 +159,8 @@ func TestPipeIsNamedAfterTheState(t *testing.T) {
 	}
 }
 
-// Every client gets an instance of its own, also when many come at once and when some are gone before they are served;
-// and closing the listener ends the wait for the next.
+// Each client gets its own instance, also if many connect at once and some leave before they are served. Closing the
+// listener ends Accept.
 func TestPipeServesManyClients(t *testing.T) {
 	at := Location{State: t.TempDir()}
 	l, err := Listen(at, slog.New(slog.DiscardHandler))
@@ -219,8 +219,8 @@ func TestPipeServesManyClients(t *testing.T) {
 	}
 }
 
-// Only a named pipe of this machine is listened on and asked.
-func TestControlIsAPipeOfThisMachine(t *testing.T) {
+// Only a named pipe of this machine is accepted, for the server and for clients.
+func TestControlIsALocalPipe(t *testing.T) {
 	for _, path := range []string{`C:\control.sock`, `\\server\pipe\forewarn`, `\\.\pipe\`, `\\.\pipe\a\b`, `control.sock`} {
 		at := Location{State: t.TempDir(), Control: path}
 		if l, err := Listen(at, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "expected a named pipe") {

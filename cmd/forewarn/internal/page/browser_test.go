@@ -188,9 +188,8 @@ func (b *browser) axNames() map[string][]string {
 	return names
 }
 
-// An event appears on the open page, counts down, begins and is over, without a reload and with nothing that the policy
-// refused; a machine with the name of an attack is shown as what it is called. When forewarn is away the page says so,
-// and takes up again when it is back.
+// An event appears on the open page, counts down, starts and ends, without a reload or a violation of the policy.
+// Hostile names are shown as text. The page says when forewarn is unreachable, and continues when it is back.
 func TestPageShowsAnEventLive(t *testing.T) {
 	t.Parallel()
 	b := browse(t)
@@ -285,8 +284,8 @@ func inSeconds(t *testing.T, count string) int {
 	return 60*minutes + seconds
 }
 
-// The page fits a phone and a desk, in the light and in the dark, and says the same to those who do not see it: all
-// that can be reached has a name, and tables stay tables where they are drawn as blocks.
+// The page fits a phone and a desktop, in light and dark mode. It is accessible: every control has a name, and tables
+// stay tables for screen readers when they are displayed as blocks.
 func TestPageFitsEveryScreen(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -349,7 +348,7 @@ func TestPageFitsEveryScreen(t *testing.T) {
 	}
 }
 
-// With script switched off, the page shows the times as they were and says that it stays so.
+// Without JavaScript the page shows the times when it was rendered, and says that it does not update.
 func TestPageWithoutScriptInABrowser(t *testing.T) {
 	t.Parallel()
 	b := browse(t)

@@ -21,8 +21,8 @@ func parseExposition(t *testing.T, text string) map[string]*dto.MetricFamily {
 	return families
 }
 
-// What is written reads back: help and labels with any character, counters, gauges, and buckets that add up.
-func TestExpositionReadsBack(t *testing.T) {
+// Written metrics can be parsed again: help and labels with any character, counters, gauges and cumulative buckets.
+func TestExpositionRoundTrips(t *testing.T) {
 	const odd = "a \\ \" \n ä {}"
 	c := &family{name: "c_total", help: odd, kind: "counter", labels: []string{"a", "b"}}
 	c.expect(odd, "")

@@ -118,8 +118,8 @@ func body(t *testing.T, url string) string {
 	return string(text)
 }
 
-// A link with a set or a group shows what is of that alone: VMs, events and the timeline, whose rows are sets. So do the
-// news of the page.
+// A page with a set or group in its address shows only its VMs, events and timeline, whose rows are sets. So do its
+// updates.
 func TestFleetPageShowsOneSet(t *testing.T) {
 	t.Parallel()
 	_, url := serveFleet(t)
@@ -161,8 +161,8 @@ func TestFleetPageShowsOneSet(t *testing.T) {
 	}
 }
 
-// The metrics of a relay carry the set and the VM, of at most 1,000 VMs, and end with it.
-func TestFleetMetricsCarrySetAndVM(t *testing.T) {
+// The metrics of a relay have the labels set and vm, for at most 1,000 VMs. They disappear with the VM.
+func TestFleetMetricsHaveSetAndVM(t *testing.T) {
 	t.Parallel()
 	r, url := serveFleet(t)
 	text := body(t, url+"/metrics")
@@ -189,7 +189,7 @@ func TestFleetMetricsCarrySetAndVM(t *testing.T) {
 	}
 }
 
-// The page of 1,000 VMs fits a phone and a desktop.
+// A page of 1,000 VMs fits a phone and a desktop.
 func TestFleetPageFitsTheScreen(t *testing.T) {
 	_, url := serveFleet(t)
 	b := browse(t)

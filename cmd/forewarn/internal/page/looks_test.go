@@ -17,7 +17,7 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// A time is shown in the zone of the settings and in UTC, with its day when that is not today.
+// A time is shown in the configured zone and in UTC, with its date unless it is today.
 func TestPageTimes(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
@@ -42,7 +42,7 @@ func TestPageTimes(t *testing.T) {
 	}
 }
 
-// Of the machines of an event this VM is named first, so that it is never among those that are left out.
+// This VM comes first among the VMs of an event, so that it is never left out of a shortened list.
 func TestPageNamesThisVMFirst(t *testing.T) {
 	f := calmFacts(time.Now())
 	var vms []string
@@ -57,7 +57,7 @@ func TestPageNamesThisVMFirst(t *testing.T) {
 	}
 }
 
-// What came of an approval stands beside the event; before one, why there is none.
+// The result of an approval is shown with the event, or the reason why there is none yet.
 func TestPageShowsApprovals(t *testing.T) {
 	f := calmFacts(time.Now())
 	f.Status.Events[0].Approval = "it waits for ops-chat"
@@ -74,9 +74,9 @@ func TestPageShowsApprovals(t *testing.T) {
 	}
 }
 
-// However many events there were, bars of one type that are near each other stand below each other, all within the
-// drawing, and only the newest are drawn.
-func TestPageTimelineKeepsBarsApart(t *testing.T) {
+// Bars of one type never overlap, however many events there were. All are inside the drawing, and only the newest are
+// drawn.
+func TestTimelineBarsDoNotOverlap(t *testing.T) {
 	now := time.Now()
 	var f pageFacts
 	for i := range timelineBars + 30 {
@@ -110,7 +110,7 @@ func TestPageTimelineKeepsBarsApart(t *testing.T) {
 	}
 }
 
-// Text can be read and bars can be seen in both themes: their contrast is what WCAG 2.2 asks for at level AA.
+// Text and bars have the contrast that WCAG 2.2 requires for level AA, in both themes.
 func TestPageContrast(t *testing.T) {
 	css, err := pageFiles.ReadFile("assets/page.css")
 	if err != nil {
@@ -166,8 +166,8 @@ func luminance(t *testing.T, hex string) float64 {
 	return 0.2126*part(16) + 0.7152*part(8) + 0.0722*part(0)
 }
 
-// The card of an event says which sinks have its newest change, which do not have it yet and which never will, and
-// leads to this VM in Azure's portal. An event of another machine leads nowhere.
+// The card of an event says which sinks have its latest change, which are still pending and which never will. It links
+// to this VM in Azure's portal, unless the event is another VM's.
 func TestPageShowsWhoWasNotifiedOfAnEvent(t *testing.T) {
 	now := time.Now()
 	f := sampleFacts(now)

@@ -58,9 +58,9 @@ func shown(t *testing.T, f pageFacts) string {
 	return strings.Join(strings.Fields(html.UnescapeString(text)), " ")
 }
 
-// Without any script the page says everything: what needs somebody first, then what is announced, with the countdown as
-// it was and the time in both zones, then the past, then who is told, those that need somebody first. What was given up
-// comes last: however much it is, it does not hide what is ahead.
+// Without JavaScript the page has everything, in this order: what needs attention, announced events with the countdown
+// and both times, past events, sinks with the blocked ones first, and dead letters, so that they never hide what is
+// ahead.
 func TestPageIsCompleteWithoutScript(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // in which it isn't midnight soon
 		now := time.Now()
@@ -92,8 +92,8 @@ func TestPageIsCompleteWithoutScript(t *testing.T) {
 	})
 }
 
-// However many ask for the page at a time, it is made once for all of them; and whoever comes later gets a new one.
-func TestPageIsMadeOnceForAllWhoAsk(t *testing.T) {
+// The page is rendered once for all concurrent requests. A later request gets a new one.
+func TestPageIsRenderedOnceForConcurrentRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var made atomic.Int32
 		_, h := pageOf(func() pageFacts {
@@ -125,7 +125,7 @@ func TestPageIsMadeOnceForAllWhoAsk(t *testing.T) {
 	})
 }
 
-// However much there is, the page shows some of it and says how much more there is.
+// However much there is, the page shows a limited number and says how many more there are.
 func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	now := time.Now()
 	f := sampleFacts(now)
@@ -154,8 +154,8 @@ func TestPageOfAFullOutboxIsShort(t *testing.T) {
 	}
 }
 
-// People never read the words of programs for an end and for a sink that somebody must see to.
-func TestPageSpeaksToPeople(t *testing.T) {
+// People never read the internal words for an end and for a sink that needs attention.
+func TestPageUsesNoInternalWords(t *testing.T) {
 	text := strings.ToLower(shown(t, sampleFacts(time.Now())))
 	for _, word := range []string{"vanished", "blocked", "orphaned", "superseded", "<no value>", "cannot be said"} {
 		if strings.Contains(text, word) {
@@ -164,8 +164,8 @@ func TestPageSpeaksToPeople(t *testing.T) {
 	}
 }
 
-// Where there is nothing, the page says so in words, and says nothing that is not known.
-func TestPageSaysWhatIsEmpty(t *testing.T) {
+// An empty list says so in words. Nothing unknown is claimed.
+func TestPageSaysWhenAListIsEmpty(t *testing.T) {
 	now := time.Now()
 	answered := bridge.IMDSStatus{LastAnswer: now}
 	for _, tt := range []struct {
@@ -224,9 +224,9 @@ func TestPageSaysWhatIsEmpty(t *testing.T) {
 	}
 }
 
-// What comes from outside stays text, wherever on the page it stands, also in what is sent to the script. Marks that
-// turn the direction of writing are gone.
-func TestPageShowsOutsideTextAsText(t *testing.T) {
+// Text from outside is escaped everywhere on the page, also in the updates. Bidirectional control characters are
+// removed.
+func TestPageEscapesOutsideText(t *testing.T) {
 	tags := regexp.MustCompile(`</?[a-zA-Z]+`)
 	all := func(body string) []string {
 		found := slices.Sorted(slices.Values(tags.FindAllString(body, -1)))
@@ -258,9 +258,8 @@ func TestPageShowsOutsideTextAsText(t *testing.T) {
 	}
 }
 
-// The page loads nothing from elsewhere and holds no script and no style of its own, so that its policy can forbid
-// both.
-func TestPageLoadsOnlyItsOwn(t *testing.T) {
+// The page loads nothing from other sites and has no inline script or style, so that its policy can forbid them.
+func TestPageLoadsOnlyItsOwnFiles(t *testing.T) {
 	_, h := pageOf(func() pageFacts { return sampleFacts(time.Now()) })
 	body := visit(t, h, "/").Body.String()
 	for _, m := range regexp.MustCompile(`(?:src|href)="([^"]*)"`).FindAllStringSubmatch(body, -1) {
@@ -286,9 +285,9 @@ func TestPageLoadsOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// Every answer forbids a browser what the page does not need; a name that a web page could have rebound to this address
-// is refused everywhere; nothing can be sent to the page.
-func TestPageGuardsItself(t *testing.T) {
+// Every answer forbids the browser what the page does not need. A name that DNS rebinding could use is refused
+// everywhere, and so is every method that sends data.
+func TestPageHasSecurityHeaders(t *testing.T) {
 	_, h := pageOf(func() pageFacts { return sampleFacts(time.Now()) })
 	for _, path := range []string{"/", "/page.css", "/page.js", "/icon.svg", "/nothing"} {
 		w := visit(t, h, path)
@@ -326,8 +325,8 @@ func TestPageGuardsItself(t *testing.T) {
 	}
 }
 
-// What the page loads is asked for once; after that the answer is that nothing changed.
-func TestPageFilesAreKept(t *testing.T) {
+// The browser loads each file once, and then gets a 304.
+func TestPageFilesAreCached(t *testing.T) {
 	_, h := pageOf(func() pageFacts { return sampleFacts(time.Now()) })
 	for path, kind := range map[string]string{"/page.css": "text/css", "/page.js": "text/javascript",
 		"/icon.svg": "image/svg+xml"} {
@@ -343,8 +342,8 @@ func TestPageFilesAreKept(t *testing.T) {
 	}
 }
 
-// The history of a month is in memory only as long as somebody looks at it.
-func TestPageForgetsTheHistory(t *testing.T) {
+// The history of a month is in memory only while somebody looks at the page.
+func TestPageDropsTheHistoryWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		azure := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}})
 		log := slog.New(slog.DiscardHandler)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// On Linux everything is known of a process that Prometheus' own libraries tell of one.
+// On Linux the process metrics are those of Prometheus' own client libraries.
 func TestProcessMetrics(t *testing.T) {
 	t.Parallel()
 	started := time.Unix(1e9, 0)
@@ -36,7 +36,7 @@ func TestProcessMetrics(t *testing.T) {
 	}
 }
 
-// The octets are found by the names of their columns, and damaged tables give none.
+// The octets are found by the names of their columns. Damaged tables give none.
 func TestOctets(t *testing.T) {
 	t.Parallel()
 	const table = "TcpExt: InOctets OutOctets\nTcpExt: 1 2\nIpExt: InNoRoutes OutOctets InOctets\nIpExt: 5 70 60\n"

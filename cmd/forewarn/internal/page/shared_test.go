@@ -8,8 +8,8 @@ import (
 	"weak"
 )
 
-// What is shared is computed once while it is young, and no memory holds it when it is old.
-func TestWhatIsSharedIsForgottenWhenItIsOld(t *testing.T) {
+// A cached result is computed once while it is valid, and is not kept in memory afterwards.
+func TestCachedResultIsDroppedWhenItExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		computed := 0
 		get := cached(time.Second, func() *[1 << 10]byte {

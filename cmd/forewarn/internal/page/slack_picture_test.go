@@ -22,7 +22,7 @@ import (
 )
 
 // The picture of a Slack message in README is drawn from the blocks that the sink sends; see FOREWARN_SHOTS in
-// CONTRIBUTING.md. Nothing of them is lost in it, and no mark of Slack's is left.
+// CONTRIBUTING.md. It loses no text, and no Slack markup is left in it.
 func TestSlackPictureShowsTheWholeMessage(t *testing.T) {
 	t.Parallel()
 	b := browse(t)

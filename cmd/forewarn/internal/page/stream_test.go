@@ -44,8 +44,7 @@ func next(t *testing.T, lines *bufio.Scanner) pageNews {
 	return pageNews{}
 }
 
-// A browser that follows the page hears all parts at first, then only those that changed; that time passes changes
-// none.
+// A new browser gets all parts of the page, and then only those that changed. The passing of time changes none.
 func TestPageSendsWhatChanged(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -80,8 +79,8 @@ func TestPageSendsWhatChanged(t *testing.T) {
 	}
 }
 
-// Only so many browsers follow the page at a time; the others are asked to come back. A place is free again when its
-// browser has gone, and no request outlives the server.
+// The number of concurrent streams is limited; further browsers are asked to try again. A closed stream makes room for
+// another, and no request outlives the server.
 func TestPageStreamsAreBoundedAndEnd(t *testing.T) {
 	p, h := pageOf(func() pageFacts { return sampleFacts(time.Now()) })
 	url, stop := served(t, "127.0.0.1:0", h)
@@ -120,8 +119,8 @@ func TestPageStreamsAreBoundedAndEnd(t *testing.T) {
 	}
 }
 
-// A server that gives every request little time lets the stream go on.
-func TestPageStreamOutlivesTheTimesOfTheServer(t *testing.T) {
+// A stream continues after the server's timeouts for requests.
+func TestPageStreamOutlivesTheTimeoutsOfTheServer(t *testing.T) {
 	t.Parallel()
 	looks := 0 // under the lock of the page
 	_, h := pageOf(func() pageFacts {

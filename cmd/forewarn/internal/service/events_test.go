@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Each line of the log is one entry, with its level, the message first and everything else below it; no entry holds
-// what belongs to another, nor a time and level that Windows notes itself.
-func TestEventLogHasALineAnEntry(t *testing.T) {
+// Each record is one entry with its level, the message first and the attributes below. It has nothing of other
+// entries, and no time or level, because Windows adds them.
+func TestEventLogHasOneEntryPerRecord(t *testing.T) {
 	type entry struct {
 		level slog.Level
 		text  string
@@ -51,8 +51,8 @@ func TestEventLogHasALineAnEntry(t *testing.T) {
 	}
 }
 
-// Windows takes every entry: none is too long, holds a NUL, or what the Event Viewer would replace.
-func TestEventTextIsTakenAndShownAsItIs(t *testing.T) {
+// Windows accepts every entry: none is too long, has a NUL, or has a placeholder that the Event Viewer would replace.
+func TestEventTextIsSafeForTheEventLog(t *testing.T) {
 	for text, want := range map[string]string{
 		"plain 100% sure\n":      "plain 100% sure",
 		"nul \x00 and \xff":      "nul \uFFFD and \uFFFD",

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// The command line of the service is split by Windows into what it was made of, whatever is in the paths, and its
-// program is always quoted.
-func TestServiceCommandLineIsSplitIntoWhatItWasMadeOf(t *testing.T) {
+// Windows splits the command line into the original arguments, whatever the paths contain. The program is always
+// quoted.
+func TestServiceCommandLineSplitsIntoItsArguments(t *testing.T) {
 	for _, tt := range []struct {
 		args []string
 		want string
@@ -72,9 +72,9 @@ func windowsArguments(line string) []string {
 	return args
 }
 
-// The service starts with Windows, under an account of its own, and again after every failure; a shutdown waits for it
-// longer than its own stop takes.
-func TestServiceIsPlannedToRunAlways(t *testing.T) {
+// The service starts with Windows under its own account, and again after every failure. A shutdown of Windows waits
+// longer than the service takes to stop.
+func TestPlanStartsAndRestartsTheService(t *testing.T) {
 	p := newPlan(`C:\f w\forewarn.exe`, arguments(`C:\s t\forewarn.yaml`, "json", "debug"))
 	if want := `"C:\f w\forewarn.exe" service run --config "C:\s t\forewarn.yaml" --log-format json --log-level debug`; p.Command != want {
 		t.Errorf("it runs %s, want %s", p.Command, want)
@@ -93,8 +93,8 @@ func TestServiceIsPlannedToRunAlways(t *testing.T) {
 	}
 }
 
-// A service's SID is the one that Windows derives from its name, in whatever case.
-func TestServiceSIDIsTheOneOfWindows(t *testing.T) {
+// The SID of a service is the one that Windows derives from its name, in any case.
+func TestServiceSIDMatchesWindows(t *testing.T) {
 	for name, want := range map[string]string{ // those of every Windows
 		"TrustedInstaller": "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464",
 		"trustedinstaller": "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464",
@@ -106,8 +106,8 @@ func TestServiceSIDIsTheOneOfWindows(t *testing.T) {
 	}
 }
 
-// The state directory inherits nothing, and lets in Windows, administrators, the service, which may not change the
-// list, and a user only when one is named.
+// The state directory inherits no rights. Only Windows, administrators, the service, which cannot change the access
+// list, and an explicitly named user have access.
 func TestStateDirectoryIsClosedToOthers(t *testing.T) {
 	service := serviceSID("forewarn")
 	common := "D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;0x1301bf;;;" + service + ")"
@@ -126,8 +126,8 @@ func TestStateDirectoryIsClosedToOthers(t *testing.T) {
 	}
 }
 
-// What somebody else than an administrator has put in place is not taken over, and the refusal says how it can be.
-func TestServiceTrustsOnlyWhatAdministratorsOwn(t *testing.T) {
+// A file or directory that a non-administrator created is refused. The error says how to fix that.
+func TestPathOfAnotherUserIsRefused(t *testing.T) {
 	const path = `C:\ProgramData\forewarn`
 	for _, tt := range []struct {
 		place place
@@ -154,8 +154,8 @@ func TestServiceTrustsOnlyWhatAdministratorsOwn(t *testing.T) {
 	}
 }
 
-// A program that the service could not start, or that its user may exchange, is not installed.
-func TestServiceProgramIsWhereServicesMayReadIt(t *testing.T) {
+// A program that the service could not start, or that its user could replace, is not installed.
+func TestUnsuitableServiceProgramIsRefused(t *testing.T) {
 	for exe, ok := range map[string]bool{
 		`C:\Program Files\forewarn\forewarn.exe`:   true,
 		`D:\tools\forewarn.exe`:                    true,

@@ -78,9 +78,9 @@ func (s *tended) asks() bool {
 	}
 }
 
-// A service starts, takes controls only once it is ready, stops in order on any of the three ways to ask it to, and
-// says so at each step.
-func TestServiceGoesThroughItsStates(t *testing.T) {
+// A service starts, accepts controls only when it is ready, stops cleanly on each of the three stop controls, and
+// reports each state.
+func TestServiceReportsItsStates(t *testing.T) {
 	for _, how := range []control{controlStop, controlShutdown, controlPreshutdown} {
 		t.Run(fmt.Sprint(how), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -115,9 +115,9 @@ func TestServiceGoesThroughItsStates(t *testing.T) {
 	}
 }
 
-// While it starts or stops, the next report always comes before the last one's promise is broken, and says that it goes
-// on; while it runs, there is nothing to report.
-func TestServiceSaysThatItGoesOn(t *testing.T) {
+// While it starts or stops, the service reports progress before the previous report expires. While it runs, it reports
+// nothing.
+func TestServiceReportsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()
 		time.Sleep(reportWithin)
@@ -141,8 +141,8 @@ func TestServiceSaysThatItGoesOn(t *testing.T) {
 	})
 }
 
-// A run that does not stop is left after a time that is shorter than what a shutdown waits, and until then the service
-// manager is answered. It ends as if all were well: of another exit code Windows would start what was just stopped.
+// A run that does not stop is abandoned before a shutdown would kill it, and the service manager gets answers until
+// then. The exit code is 0, because Windows would restart the service after any other.
 func TestServiceStopsWithinItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()
@@ -168,7 +168,7 @@ func TestServiceStopsWithinItsTime(t *testing.T) {
 }
 
 // A service that fails while it stops has stopped, and says why.
-func TestServiceThatFailsToStopInOrderStaysStopped(t *testing.T) {
+func TestServiceThatFailsWhileStoppingStaysStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, broken := tend(), errors.New("the outbox cannot be closed")
 		(<-s.host).Ready()
@@ -181,7 +181,7 @@ func TestServiceThatFailsToStopInOrderStaysStopped(t *testing.T) {
 	})
 }
 
-// What the runtime says of a crash is there at the next start, once.
+// The runtime's report of a crash is available at the next start, once.
 func TestCrashIsKeptForTheNextStart(t *testing.T) {
 	const file = "FOREWARN_TEST_CRASH"
 	if path := os.Getenv(file); path != "" {
@@ -213,7 +213,8 @@ func TestCrashIsKeptForTheNextStart(t *testing.T) {
 	}
 }
 
-// ParamChange reads the settings again, once for all that come before it has begun, and never blocks the manager.
+// ParamChange reloads the settings, once for all requests before the reload begins. It never blocks the service
+// manager.
 func TestServiceReloadsOnParamChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()
@@ -242,8 +243,8 @@ func TestServiceReloadsOnParamChange(t *testing.T) {
 	})
 }
 
-// A start that fails ends the service with the error of the run, without it ever having run. Nobody asked it to stop,
-// so its exit code counts.
+// A start that fails ends the service with the error of the run, and never reports Running. Its exit code counts,
+// because nobody asked it to stop.
 func TestServiceThatCannotStartEndsWithItsError(t *testing.T) {
 	for _, broken := range []error{errors.New("settings: no"), errStopTooSlow, nil} {
 		synctest.Test(t, func(t *testing.T) {
@@ -259,7 +260,7 @@ func TestServiceThatCannotStartEndsWithItsError(t *testing.T) {
 	}
 }
 
-// A service that becomes ready only after it was asked to stop does not run again.
+// A service that becomes ready only after it was asked to stop does not report Running again.
 func TestServiceStopsAlsoWhileItStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := tend()

@@ -104,8 +104,8 @@ func said(s *Service) string {
 	return b.String()
 }
 
-// A service is installed with its settings, a source of the Event Log, and a directory that is closed to others. Doing
-// it again, from elsewhere or with other flags, changes it.
+// Install creates the service with its settings, its source of the Event Log and its closed directory. Installing
+// again with another program or other flags changes it.
 func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	m, s, with := aWindows()
 	if err := s.Install(with); err != nil {
@@ -134,8 +134,8 @@ func TestServiceIsInstalledAndChangedByInstall(t *testing.T) {
 	}
 }
 
-// A state directory of the operator's own is made when it is missing. One that is there may hold more than ours: it is
-// left alone, and how the service gets in is said.
+// A missing state directory is created. An existing one may contain other files, so its access list stays, and Install
+// says how to grant access.
 func TestServiceInstallLeavesForeignDirectoriesAlone(t *testing.T) {
 	for _, there := range []placeType{absent, aDirectory} {
 		m, s, with := aWindows()
@@ -156,7 +156,7 @@ func TestServiceInstallLeavesForeignDirectoriesAlone(t *testing.T) {
 	}
 }
 
-// A state directory below forewarn's own needs nothing: it has the access list of that one.
+// A state directory below forewarn's own is left alone, because it inherits that access list.
 func TestServiceInstallKnowsItsOwnDirectories(t *testing.T) {
 	m, s, with := aWindows()
 	state := with.Own + `\state`
@@ -170,7 +170,7 @@ func TestServiceInstallKnowsItsOwnDirectories(t *testing.T) {
 	}
 }
 
-// What cannot be a safe service is refused before anything is changed.
+// Whatever makes the service unsafe is refused before anything is changed.
 func TestServiceInstallRefusesBeforeItChangesAnything(t *testing.T) {
 	for claim, tt := range map[string]struct {
 		spoil func(m *fakeWindows, own string)
@@ -196,8 +196,8 @@ func TestServiceInstallRefusesBeforeItChangesAnything(t *testing.T) {
 	}
 }
 
-// Nothing that another user made or can change becomes the service's: settings, outbox or a state directory of the
-// operator's own. What the administrator who installs it made is taken, and the refusal says what to do.
+// Install refuses settings, an outbox or a state directory that another user made or can change, and says what to do.
+// It accepts those of the installing administrator.
 func TestServiceInstallRefusesWhatOthersCanChange(t *testing.T) {
 	const me, mallory = "S-1-5-21-1-2-3-1000", "S-1-5-21-1-2-3-1001"
 	const read, modify = 0x1200a9, 0x1301bf
@@ -236,7 +236,7 @@ func TestServiceInstallRefusesWhatOthersCanChange(t *testing.T) {
 	}
 }
 
-// What this Windows does not know is said, and is no reason not to install.
+// Features that this version of Windows lacks are reported, and do not prevent the installation.
 func TestServiceInstallSaysWhatWindowsLacks(t *testing.T) {
 	m, s, with := aWindows()
 	m.unsupported = []string{"SIDs of services"}
@@ -248,7 +248,7 @@ func TestServiceInstallSaysWhatWindowsLacks(t *testing.T) {
 	}
 }
 
-// A service is started, stopped and removed, and each may be asked for again: what is so already is said, and no error.
+// Start, stop and uninstall can be repeated. A command that has nothing to do says so, without an error.
 func TestServiceCommandsMayBeRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s, _ := aWindows()
@@ -282,7 +282,7 @@ func TestServiceCommandsMayBeRepeated(t *testing.T) {
 	})
 }
 
-// Whoever asks for what cannot be has a reason to go by.
+// A command that fails says why.
 func TestServiceCommandsFailWithTheirReasons(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s, _ := aWindows()
@@ -326,8 +326,8 @@ func TestServiceCommandsFailWithTheirReasons(t *testing.T) {
 	})
 }
 
-// A service that changes its state just now is waited for, and then has what was asked.
-func TestServiceInBetweenIsWaitedFor(t *testing.T) {
+// Commands wait for a service that is changing its state, and then do what was asked.
+func TestCommandsWaitForAPendingState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s, _ := aWindows()
 		m.write(newPlan("x", nil))

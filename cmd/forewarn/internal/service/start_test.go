@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Who finds no forewarn running is told to start the unit that has the same settings, and no other.
-func TestUnitWithTheSameSettingsIsTheOneToStart(t *testing.T) {
+// If no forewarn runs, the error names the command for the unit with the same settings, and no other.
+func TestStartCommandNamesTheUnitWithTheSameSettings(t *testing.T) {
 	own, packaged := t.TempDir(), t.TempDir()
 	for file, start := range map[string]string{
 		filepath.Join(packaged, "forewarn.service"):       "/usr/bin/forewarn run",

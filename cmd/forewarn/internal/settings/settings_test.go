@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files of testdata anew")
 
-// Every mistake in testdata/settings is answered with the words beside it.
+// Each mistake in testdata/settings gives the message beside it.
 func TestMistakesInSettingsAreExplained(t *testing.T) {
 	files, err := filepath.Glob("testdata/bad-*.yaml")
 	if err != nil || len(files) == 0 {
@@ -58,7 +58,7 @@ func TestMistakesInSettingsAreExplained(t *testing.T) {
 }
 
 // A file with one sink has the defaults for everything else.
-func TestAbsentKeysHaveTheirDefaults(t *testing.T) {
+func TestMissingKeysHaveTheirDefaults(t *testing.T) {
 	s := parseGood(t, "good-shortest.yaml")
 	got := []any{s.Path, s.Hash, s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, s.State, s.Control,
 		s.Listen, s.Timezone, s.Source, len(s.Routes)}
@@ -76,8 +76,8 @@ func TestAbsentKeysHaveTheirDefaults(t *testing.T) {
 	}
 }
 
-// Every key of the file arrives where it belongs.
-func TestSettingsHoldWhatTheFileSays(t *testing.T) {
+// Every key of the file sets its field.
+func TestEveryKeySetsItsField(t *testing.T) {
 	s := parseGood(t, "good-full.yaml")
 	got := []any{s.IMDS.Endpoint, s.IMDS.APIVersion, s.IMDS.Interval, s.IMDS.VMName, s.State, s.Control, s.Listen,
 		s.Timezone.String(), s.Source}
@@ -125,8 +125,8 @@ func TestSettingsHoldWhatTheFileSays(t *testing.T) {
 	}
 }
 
-// Anchors, aliases and merge keys mean what YAML says; what stands in a section counts more than what is merged in.
-func TestAnchorsAndMergesAreFollowed(t *testing.T) {
+// Anchors, aliases and merge keys work as in YAML. A section's own key wins over a merged one.
+func TestAnchorsAndMergesAreResolved(t *testing.T) {
 	s := parseGood(t, "good-anchors.yaml")
 	var got []string
 	for _, r := range s.Routes {
@@ -139,7 +139,7 @@ func TestAnchorsAndMergesAreFollowed(t *testing.T) {
 	}
 }
 
-// A file from Windows, with a byte order mark and CRLF, is as good as any.
+// A file with a byte order mark and CRLF is accepted.
 func TestSettingsFromWindowsAreRead(t *testing.T) {
 	s, err := testLoader().Parse("x",
 		[]byte("\ufefftimezone: Europe/Berlin\r\nsinks:\r\n  - name: a\r\n    file: {path: x}\r\n"))
@@ -148,8 +148,8 @@ func TestSettingsFromWindowsAreRead(t *testing.T) {
 	}
 }
 
-// What is no settings file at all is refused in one line.
-func TestFilesThatAreNoSettingsAreRefused(t *testing.T) {
+// A file that is not a settings file at all is refused in one line.
+func TestFilesThatAreNotSettingsAreRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ text, want string }{
 		"empty":         {"", "f: the file is empty; expected at least the key sinks"},
 		"only comments": {"# a\n---\n# b\n", "f: the file is empty; expected at least the key sinks"},
@@ -168,8 +168,8 @@ func TestFilesThatAreNoSettingsAreRefused(t *testing.T) {
 	}
 }
 
-// Nesting is neither an endless recursion nor an endless wait.
-func TestDeepNestingEnds(t *testing.T) {
+// Deep nesting causes neither endless recursion nor a long wait.
+func TestDeepNestingIsHandledQuickly(t *testing.T) {
 	for _, text := range []string{"[", "{a: ", "- ", "? ", "&a ", "!a ", "a: &a [*a, "} {
 		for _, n := range []int{100, 4_000} {
 			if _, err := testLoader().Parse("f", []byte(strings.Repeat(text, n))); err == nil {
@@ -186,7 +186,7 @@ func TestDeepNestingEnds(t *testing.T) {
 	}
 }
 
-// Durations are Go's, with days in front; a number without a unit is none, but 0.
+// Durations are Go's, with optional days in front. A number without a unit is refused, except 0.
 func TestDurationsMayHaveDays(t *testing.T) {
 	for _, tt := range []struct {
 		text string
@@ -206,7 +206,7 @@ func TestDurationsMayHaveDays(t *testing.T) {
 	}
 }
 
-// Without a file the bridge runs on its defaults and tells standard output about its own VM.
+// Without a file the bridge uses its defaults, and writes events of its own VM to standard output.
 func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
 	s, err := testLoader().Parse("", []byte(Builtin))
 	if err != nil {
@@ -225,7 +225,7 @@ func TestNoFileMeansDefaultsAndStandardOutput(t *testing.T) {
 	}
 }
 
-// A settings file that was named must be there, one in the default place need not.
+// A settings file named by the user must exist. The default one need not.
 func TestNamedFileMustExist(t *testing.T) {
 	l := testLoader()
 	dir := t.TempDir()
@@ -252,8 +252,8 @@ func TestNamedFileMustExist(t *testing.T) {
 	}
 }
 
-// A reload takes the file in the default place only if it is there: the built-in settings would end every sink.
-func TestAReloadNeedsAFile(t *testing.T) {
+// A reload fails without the default file, because the built-in settings would remove every sink.
+func TestReloadNeedsAFile(t *testing.T) {
 	l := testLoader()
 	place := filepath.Join(t.TempDir(), "forewarn.yaml")
 	l.Defaults.Settings = place
@@ -268,8 +268,8 @@ func TestAReloadNeedsAFile(t *testing.T) {
 	}
 }
 
-// Whoever only asks where the bridge runs need not be able to build its sinks.
-func TestWithoutKindsTheSinksStayUnread(t *testing.T) {
+// A command that needs only the location of the bridge need not open its sinks.
+func TestWithoutKindsNoSinkIsOpened(t *testing.T) {
 	l := testLoader()
 	l.Kinds = nil
 	s, err := l.Parse("f", []byte("state: /s\nsinks: [{name: a, webhook: {url_file: /no/such/file}}]"))
@@ -278,7 +278,7 @@ func TestWithoutKindsTheSinksStayUnread(t *testing.T) {
 	}
 }
 
-// The outbox is the system's for root and the user's own for everybody else.
+// The default state directory is the system's for root and the user's own for others.
 func TestStateHasADefaultForEveryUser(t *testing.T) {
 	for _, tt := range []struct {
 		goos string
@@ -300,7 +300,7 @@ func TestStateHasADefaultForEveryUser(t *testing.T) {
 	}
 }
 
-// No text makes the parser panic, and no error shows the name of a Go type.
+// No text makes the parser panic, and no error contains the name of a Go type.
 func FuzzSettings(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil {

@@ -2,8 +2,8 @@ package settings
 
 import "testing"
 
-// A value is shown only when its key was found to be known and not secret: one that nobody has looked at is not.
-func TestAValueOfWhichNothingIsKnownIsNotShown(t *testing.T) {
+// A value is shown only if its key is known and not secret. A value that was not decoded is not shown.
+func TestUncheckedValueIsNotShown(t *testing.T) {
 	doc := &document{text: "key: value\n"}
 	for _, tt := range []struct{ open, secret, want bool }{{false, false, false}, {true, true, false},
 		{true, false, true}} {
