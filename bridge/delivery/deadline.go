@@ -2,7 +2,7 @@ package delivery
 
 import "time"
 
-// past is a deadline that has come at any time.
+// past is a deadline that has always passed.
 var past = time.Unix(0, 0)
 
 // deadline returns the time at which the next item of the lane becomes late or falls back; zero for never.
@@ -14,9 +14,9 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 			}
 		}
 	}
-	if n := l.last(); s.dropsLate(l) && n >= 0 {
+	if n := l.lastState(); s.dropsLate(l) && n >= 0 {
 		if n > 0 {
-			return past // it is overtaken already
+			return past // a newer change is pending already
 		}
 		at = earlier(at, l.items[n].lateAt())
 	}
@@ -28,19 +28,19 @@ func (s *schedule) dropsLate(l *lane) bool {
 	return s.terms.Late == LateDrop && l.group != "" && !l.busy
 }
 
-// fallsBack reports whether the item goes to the fallback once it has waited long enough.
+// fallsBack reports whether the fallback gets the item when its time has come.
 func (i *Item) fallsBack() bool {
 	return i.Instead == nil && !i.FellBack && !i.Transient && !i.Mute.Active()
 }
 
-// overdue removes the late items from the lane, and returns them and those that have to fall back by now.
-func (s *schedule) overdue(now time.Time) (late, fallback []*Item) {
+// takeOverdue removes the late items from their lanes. It returns them and the items that fall back now, which stay.
+func (s *schedule) takeOverdue(now time.Time) (late, fallback []*Item) {
 	s.advance(now)
 	for l := s.deadlines.top(); l != nil && !l.deadline.After(now); l = s.deadlines.top() {
 		if s.dropsLate(l) {
 			for _, i := range append([]*Item(nil), l.late(now)...) {
 				late = append(late, i)
-				s.take(l, i.Seq)
+				s.removeItem(l, i.Seq)
 			}
 		}
 		for n, i := range l.items {

@@ -48,7 +48,7 @@ func TestADigestAboveOne(t *testing.T) {
 func TestAWaveIsRememberedInLittleRoom(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 1000, "Reboot", far)
-	if n := len(p.waves[wave{"Reboot", scheduled}].arrivals); n != 5 {
+	if n := len(p.waves[wave{"Reboot", scheduled}].times); n != 5 {
 		t.Errorf("%d times are remembered, want 5", n)
 	}
 }
@@ -178,7 +178,7 @@ func TestAGroupThatIsRejectedIsDeliveredOneByOne(t *testing.T) {
 		t.Errorf("attempted %d again, want the six", got)
 	}
 	p.end(a, nil, p.now)
-	p.single = len(a.batch)
+	p.oneByOne = len(a.batch)
 	for i := range 6 {
 		p.want(t, "one by one", p.try(), fmt.Sprintf("A%d-scheduled", i))
 	}

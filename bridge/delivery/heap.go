@@ -2,12 +2,12 @@ package delivery
 
 import "container/heap"
 
-// A laneHeap has the lane that comes first by less at its top. slot is the lane's place in it, so that a lane can be in
-// several heaps.
+// A laneHeap is a heap of lanes, ordered by less. slot returns where a lane stores its index in the heap, so that a
+// lane can be in several heaps.
 type laneHeap struct {
 	lanes []*lane
 	less  func(a, b *lane) bool
-	slot  func(*lane) *int32 // 0 when the lane is not in this heap, else its index and one
+	slot  func(*lane) *int32 // 0 when the lane is not in this heap, else its index plus one
 }
 
 func (h *laneHeap) Len() int           { return len(h.lanes) }
@@ -41,8 +41,8 @@ func (h *laneHeap) top() *lane {
 	return h.lanes[0]
 }
 
-// keep puts the lane into the heap, moves it to its right place, or removes it.
-func (h *laneHeap) keep(l *lane, in bool) {
+// update puts the lane into the heap, moves it to its right place, or removes it.
+func (h *laneHeap) update(l *lane, in bool) {
 	switch at := int(*h.slot(l)); {
 	case in && at == 0:
 		heap.Push(h, l)

@@ -15,8 +15,8 @@ const (
 	approved  = "approved"
 )
 
-// A lane is what is pending about one group, in order. Lanes don't wait for each other. What is about the bridge has a
-// lane of its own, with group "", and so has, on a relay, what is about each of the bridges.
+// A lane holds the pending items of one group, in order. Lanes don't wait for each other. Items about the bridge have a
+// lane of their own, with group ""; on a relay there is one for each bridge.
 type lane struct {
 	key      string // see laneKey
 	group    string
@@ -24,21 +24,21 @@ type lane struct {
 	arrived  int       // how many of them, from the first, are due
 	muted    int       // how many of them are held back by a mute
 	busy     bool      // an attempt is under way
-	urgent   bool      // something came that beats the schedule
-	next     time.Time // attempt
+	urgent   bool      // a new item is attempted ahead of the schedule
+	next     time.Time // time of the next attempt
 	failures int32     // in a row
-	alone    bool      // it failed again after the route had accepted others, so the trouble is its own
+	alone    bool      // it failed again after the route had accepted others, so the failure is not the route's
 	tried    time.Time // when the last attempt began
 	digestAt time.Time // when the digest that it waits for is complete
-	deadline time.Time // when something in it is late, or falls back
+	deadline time.Time // when its next item becomes late or falls back
 
-	wait time.Time // until then it is in the heap of waiting lanes
+	waitEnd time.Time // when it leaves the heap of waiting lanes
 
-	// Its places in the heaps of the schedule.
-	inArriving, inWaiting, inReady, inHurry, inDeadlines int32
+	// Its slots in the heaps of the schedule.
+	inArriving, inWaiting, inReady, inUrgent, inDeadlines int32
 }
 
-// A wave is what deliveries of one digest have in common.
+// A wave is what the deliveries of a digest have in common.
 type wave struct{ azureType, change string }
 
 func (i *Item) wave() wave { return wave{i.AzureType, i.Change} }
@@ -127,9 +127,9 @@ func (l *lane) remove(seq uint64) *Item {
 // due returns the items that may be attempted now.
 func (l *lane) due() []*Item { return l.items[:l.arrived] }
 
-// hold takes back from those due the first item that a mute holds back, and all after it. A lane of which part of a
-// batch was delivered goes on, because that is repeated with the same members.
-func (l *lane) hold() {
+// holdMuted ends the due items before the first one that a mute holds back. It does nothing to a lane with an item of a
+// partly delivered batch, which is repeated with the same members.
+func (l *lane) holdMuted() {
 	if l.stopsAtMute() {
 		l.arrived = min(l.arrived, slices.IndexFunc(l.items, func(i *Item) bool { return i.Mute.Active() }))
 	}
@@ -140,7 +140,7 @@ func (l *lane) stopsAtMute() bool {
 	return l.muted > 0 && !slices.ContainsFunc(l.items, func(i *Item) bool { return i.Batch != 0 })
 }
 
-// hasArrival reports whether an item becomes due when its time comes.
+// hasArrival reports whether there is an item that only has to wait until it is due.
 func (l *lane) hasArrival() bool {
 	return l.arrived < len(l.items) && !(l.items[l.arrived].Mute.Active() && l.stopsAtMute())
 }
@@ -151,8 +151,7 @@ func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
 // newest returns the last item that may be attempted. There must be one.
 func (l *lane) newest() *Item { return l.items[l.arrived-1] }
 
-// rank sorts open groups, also those that go on under another group's name, before ended ones, and messages about the
-// bridge last.
+// rank sorts open groups, and those that another event replaced, before ended ones, and messages about the bridge last.
 func (l *lane) rank() int {
 	switch newest := l.newest(); {
 	case l.group == "":
@@ -176,8 +175,8 @@ func (l *lane) hadItsTurn(urgent *lane) bool {
 	return l.failures > 0 && !l.tried.Before(urgent.newest().Since())
 }
 
-// inTurn orders lanes for probes: urgent ones first, then by the oldest attempt.
-func inTurn(a, b *lane) int {
+// byProbeOrder orders lanes for probes: urgent ones first, then by the oldest attempt.
+func byProbeOrder(a, b *lane) int {
 	switch {
 	case a.urgent != b.urgent && a.urgent:
 		return -1
@@ -189,10 +188,10 @@ func inTurn(a, b *lane) int {
 	return cmp.Or(a.tried.Compare(b.tried), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
 }
 
-// late returns the due items that a route with LateDrop no longer wants: those with a newer change after them, and a
+// late returns the due items that a route with LateDrop no longer delivers: those with a newer change after them, and a
 // scheduled change whose NotBefore has passed.
 func (l *lane) late(now time.Time) []*Item {
-	n := l.last()
+	n := l.lastState()
 	if n < 0 {
 		return nil
 	}
@@ -202,8 +201,9 @@ func (l *lane) late(now time.Time) []*Item {
 	return l.items[:n]
 }
 
-// last returns the index of the newest due item that carries the current state of the event, -1 if there is none.
-func (l *lane) last() int {
+// lastState returns the index of the newest due item that carries the current state of the event: of the first due item
+// if none does, and -1 if no item is due.
+func (l *lane) lastState() int {
 	n := l.arrived - 1
 	for n > 0 && !l.items[n].supersedes() {
 		n--
@@ -211,8 +211,8 @@ func (l *lane) last() int {
 	return n
 }
 
-// lateAt returns the time at which the item becomes late by itself; zero for never, which it is also if that time came
-// during a mute.
+// lateAt returns the time at which the item becomes late even if no newer change is pending; zero for never. An item
+// whose NotBefore passed while it was muted never does.
 func (i *Item) lateAt() time.Time {
 	if i.Change != scheduled || i.waited() && !i.NotBefore.After(i.Mute.Ended) {
 		return time.Time{}
@@ -220,9 +220,9 @@ func (i *Item) lateAt() time.Time {
 	return i.NotBefore
 }
 
-// part returns the number of the batch that the lane must stay in, because part of that batch was delivered; 0 for
-// none.
-func (l *lane) part(late Late) uint64 {
+// partialBatch returns the number of the partly delivered batch that the lane belongs to and that must be repeated
+// first; 0 for none.
+func (l *lane) partialBatch(late Late) uint64 {
 	for n, i := range l.due() {
 		if i.Batch != 0 && (n == 0 || late == LateLatest) {
 			return i.Batch
@@ -231,8 +231,8 @@ func (l *lane) part(late Late) uint64 {
 	return 0
 }
 
-// split returns the due items that make up a batch, or the lane's share of one, and the older items that they stand
-// for. part is the batch that made progress, or 0.
+// split returns the due items that make up a batch, or the lane's share of one, and the older items that they replace.
+// part is the batch that made progress, or 0.
 func (l *lane) split(late Late, part uint64) (batch, superseded []*Item) {
 	due := l.due()
 	if late == LateLatest && l.group != "" {

@@ -23,14 +23,14 @@ type Mute struct {
 	Last    uint64    `json:"last,omitempty"`    // the last sequence number when it ended
 }
 
-// PassMutes are the Azure types that only a Mute that names them holds back: nothing can be done about them later.
+// PassMutes lists the Azure types that a Mute holds back only if it names them: later it is too late to act.
 var PassMutes = []string{"Preempt", "Terminate"}
 
 // Active reports whether m holds back what it covers. A nil Mute does not.
 func (m *Mute) Active() bool { return m != nil && m.Ended.IsZero() }
 
-// Covers reports whether m is about a message for the route. No mute covers a heartbeat, whose absence would raise an
-// alarm.
+// Covers reports whether m applies to a message for the route. No mute applies to heartbeats, because their absence
+// raises an alarm.
 func (m *Mute) Covers(route string, msg *Message) bool {
 	switch {
 	case m.Sink != "" && m.Sink != route, msg.Transient:
@@ -44,11 +44,13 @@ func (m *Mute) Covers(route string, msg *Message) bool {
 	})
 }
 
+// hasFold reports whether the list has s, in any case.
 func hasFold(list []string, s string) bool {
 	return slices.ContainsFunc(list, func(one string) bool { return strings.EqualFold(one, s) })
 }
 
-// MuteOf returns the mute that holds the item back for longest, or else the last one that did, or nil.
+// MuteOf returns the mute that holds the item back for longest or, if none does, the last one that it waited for; nil
+// if there is neither.
 func MuteOf(mutes []*Mute, route string, i *Item) (of *Mute) {
 	for _, m := range mutes {
 		waited := i.Seq <= m.Last && !i.Pending.After(m.Ended)

@@ -83,7 +83,7 @@ func TestWhatIsMutedDoesNotFallBack(t *testing.T) {
 	item := p.owe("A", scheduled, far)
 	end := p.mute(item)
 	p.later(time.Hour)
-	fallen := func() int { _, fallback := p.overdue(p.now); return len(fallback) }
+	fallen := func() int { _, fallback := p.takeOverdue(p.now); return len(fallback) }
 	if n := fallen(); n != 0 {
 		t.Errorf("%d fall back while they are muted", n)
 	}
@@ -107,18 +107,18 @@ func TestWhatIsMutedIsNotLate(t *testing.T) {
 	soon := p.owe("C", scheduled, 2*time.Hour)
 	end := p.mute(begins, overtaken, latest, soon)
 	p.later(time.Hour)
-	if late, _ := p.overdue(p.now); len(late) != 0 {
+	if late, _ := p.takeOverdue(p.now); len(late) != 0 {
 		t.Errorf("%d are late while they are muted", len(late))
 	}
 	end()
-	late, _ := p.overdue(p.now)
+	late, _ := p.takeOverdue(p.now)
 	if len(late) != 1 || late[0].ID != overtaken.ID || !late[0].waited() {
 		t.Errorf("late are %v, want %s alone, which the worker then supersedes", late, overtaken.ID)
 	}
 	p.want(t, "the latest", p.try(), latest.ID)
 	p.want(t, "what should have begun", p.try(), begins.ID)
 	p.later(time.Hour)
-	if late, _ := p.overdue(p.now); len(late) != 1 || late[0].ID != soon.ID {
+	if late, _ := p.takeOverdue(p.now); len(late) != 1 || late[0].ID != soon.ID {
 		t.Errorf("late are %v, want %s, which became so after the end", late, soon.ID)
 	}
 }

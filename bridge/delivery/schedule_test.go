@@ -67,7 +67,7 @@ func (p *plan) fails(blocked bool, wish time.Duration) []string {
 	if wish > 0 {
 		r = &RetryAfter{After: wish}
 	}
-	p.refuse(a, nil, blocked, r, p.now)
+	p.planRetry(a, nil, blocked, r, p.now)
 	return idsIn(a)
 }
 
@@ -223,7 +223,7 @@ func TestAnEventStillRefusedWaitsAlone(t *testing.T) {
 				break
 			}
 			if a.batch[0].Group == "A" {
-				p.refuse(a, nil, true, nil, p.now)
+				p.planRetry(a, nil, true, nil, p.now)
 				tries++
 			} else {
 				p.accept(a, p.now)
@@ -326,7 +326,7 @@ func TestUrgencyThatComesDuringAnAttemptIsKept(t *testing.T) {
 	p.lanes["A"].failures = 9
 	a, _ := p.next()
 	p.owe("A", "started", 0)
-	p.refuse(a, nil, false, nil, p.now)
+	p.planRetry(a, nil, false, nil, p.now)
 	p.waits("A", p.now.Add(5*time.Minute))
 	p.want(t, "at once", p.fails(false, 0), "A-scheduled")
 }
@@ -388,7 +388,7 @@ func TestABatchThatIsRejectedIsToldOneByOne(t *testing.T) {
 	a, _ := p.next()
 	p.want(t, "the batch", idsIn(a), "A-scheduled", "B-scheduled", "C-scheduled")
 	p.end(a, nil, p.now)
-	p.single = len(a.batch)
+	p.oneByOne = len(a.batch)
 	for _, event := range []string{"A", "B", "C"} {
 		p.want(t, "one by one", p.try(), event+"-scheduled")
 	}
@@ -410,14 +410,14 @@ func TestLateChangesGoAsTheRouteWants(t *testing.T) {
 
 	p = newPlan(Terms{Late: LateDrop})
 	first := p.owe("A", scheduled, far)
-	if late, _ := p.overdue(p.now); len(late) != 0 {
+	if late, _ := p.takeOverdue(p.now); len(late) != 0 {
 		t.Errorf("dropped %v", late)
 	}
 	second := p.owe("A", updated, far)
 	gone := p.owe("B", scheduled, time.Minute)
 	p.owe("", "", 0)
 	p.later(2 * time.Minute)
-	if late, _ := p.overdue(p.now); !slices.Equal(late, []*Item{first, gone}) {
+	if late, _ := p.takeOverdue(p.now); !slices.Equal(late, []*Item{first, gone}) {
 		t.Errorf("dropped %v, want what was overtaken and what is too late", late)
 	}
 	p.want(t, "left is", p.try(), second.ID)
@@ -426,7 +426,7 @@ func TestLateChangesGoAsTheRouteWants(t *testing.T) {
 	under := p.owe("A", scheduled, far)
 	p.next()
 	p.owe("A", "started", 0)
-	if late, _ := p.overdue(p.now); len(late) != 0 {
+	if late, _ := p.takeOverdue(p.now); len(late) != 0 {
 		t.Errorf("dropped %v, and %s is under way", late, under.ID)
 	}
 }
@@ -514,11 +514,11 @@ func TestWhatFallsBackIsNotLateYet(t *testing.T) {
 	p.owe("A", scheduled, 5*time.Minute)
 	p.fails(false, 0)
 	p.later(2 * time.Minute)
-	if late, fallback := p.overdue(p.now); len(late) != 0 || len(fallback) != 1 {
+	if late, fallback := p.takeOverdue(p.now); len(late) != 0 || len(fallback) != 1 {
 		t.Errorf("after two minutes %d are late and %d fall back, want 0 and 1", len(late), len(fallback))
 	}
 	p.later(3 * time.Minute)
-	if late, fallback := p.overdue(p.now); len(late) != 1 || len(fallback) != 0 {
+	if late, fallback := p.takeOverdue(p.now); len(late) != 1 || len(fallback) != 0 {
 		t.Errorf("after its time %d are late and %d fall back, want 1 and 0", len(late), len(fallback))
 	}
 }
@@ -529,7 +529,7 @@ func TestWhatIsNeverLateFallsBackToo(t *testing.T) {
 	p.owe("A", updated, far)
 	p.fails(false, 0)
 	p.later(2 * time.Minute)
-	if late, fallback := p.overdue(p.now); len(late) != 0 || len(fallback) != 1 {
+	if late, fallback := p.takeOverdue(p.now); len(late) != 0 || len(fallback) != 1 {
 		t.Errorf("after two minutes %d are late and %d fall back, want 0 and 1", len(late), len(fallback))
 	}
 }
@@ -542,7 +542,7 @@ func TestEachChangeFallsBackAtItsTime(t *testing.T) {
 	second := p.owe("A", updated, far)
 	for _, want := range []*Item{first, second} {
 		p.later(time.Minute)
-		if _, fallback := p.overdue(p.now); !slices.Equal(fallback, []*Item{want}) {
+		if _, fallback := p.takeOverdue(p.now); !slices.Equal(fallback, []*Item{want}) {
 			t.Errorf("%v fall back, want %s", fallback, want.ID)
 		}
 	}
@@ -600,7 +600,8 @@ func TestNothingStaysOfWhatIsDone(t *testing.T) {
 				p.try()
 			}
 		}
-		if n := len(p.index) + len(p.lanes) + len(p.parts) + len(p.hopeful) + len(p.underWay) + p.failing; n != 0 {
+		n := len(p.index) + len(p.lanes) + len(p.partialBatches) + len(p.retryOnAccept) + len(p.underWay) + p.failing
+		if n != 0 {
 			t.Errorf("%d are left: %+v", n, p.schedule)
 		}
 	}
@@ -650,7 +651,7 @@ func TestABatchWithProgressLosesOnlyWhatIsDropped(t *testing.T) {
 	}
 	p.remove(items[0].Seq, p.now)
 	p.want(t, "the rest", p.try(), "A-updated", "B-scheduled")
-	if n := len(p.parts) + len(p.lanes); n != 0 {
+	if n := len(p.partialBatches) + len(p.lanes); n != 0 {
 		t.Errorf("%d are left", n)
 	}
 }
@@ -732,7 +733,7 @@ func TestAReminderMakesNothingLate(t *testing.T) {
 	p := newPlan(Terms{Late: LateDrop})
 	p.owe("A", scheduled, far)
 	p.owe("A", reminder, far)
-	if late, _ := p.overdue(p.now); len(late) != 0 {
+	if late, _ := p.takeOverdue(p.now); len(late) != 0 {
 		t.Errorf("dropped %v", late)
 	}
 	p.want(t, "first", p.try(), "A-scheduled")

@@ -11,9 +11,9 @@ const secretsEvery = 2 * time.Second
 
 // secrets notices when secret files change.
 type secrets struct {
-	files  []string
-	seen   string // times and sizes of the files at the last check
-	looked time.Time
+	files   []string
+	stamps  string // times and sizes of the files at the last check
+	checked time.Time
 }
 
 // wake returns the time of the next check, at most at.
@@ -26,10 +26,10 @@ func (s *secrets) wake(at, now time.Time) time.Time {
 
 // changed reports whether one of the files has changed since the last check. It checks at most every secretsEvery.
 func (s *secrets) changed(now time.Time) bool {
-	if len(s.files) == 0 || now.Sub(s.looked) < secretsEvery {
+	if len(s.files) == 0 || now.Sub(s.checked) < secretsEvery {
 		return false
 	}
-	s.looked = now
+	s.checked = now
 	var seen string
 	for _, path := range s.files {
 		if info, err := os.Stat(path); err == nil {
@@ -38,7 +38,7 @@ func (s *secrets) changed(now time.Time) bool {
 			seen += "none;"
 		}
 	}
-	was := s.seen
-	s.seen = seen
+	was := s.stamps
+	s.stamps = seen
 	return was != "" && was != seen
 }

@@ -38,7 +38,7 @@ type Fallback struct {
 
 // A Digest keeps a wave of events from filling a channel. When more than Above deliveries of one Azure type and change
 // are pending, they become one batch. When more than Above arrived within Within, the next ones wait until Within has
-// passed since the first of those, and then become one batch; but events that start in less than two minutes never
+// passed since the first of them, and then become one batch; but events that start in less than two minutes never
 // wait. The zero Digest combines nothing.
 type Digest struct {
 	Above  int

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// cutPatience is the time that a canceled attempt has to return.
+// cutPatience is how long a canceled attempt may take to return.
 const cutPatience = time.Second
 
 // A Config configures a Worker.
@@ -35,8 +35,8 @@ type Worker struct {
 	Config
 	*schedule
 
-	failures int    // failed attempts since the last acceptance, without those of a lane alone
-	lastErr  string // of a waiting delivery or the last dead letter; "" after an acceptance when no other one waits
+	failures int    // failed attempts since the last acceptance, without those that count only for their lane
+	lastErr  string // of a failed delivery or the last dead letter; "" after an acceptance if no failed one is pending
 	secrets  secrets
 
 	mu    sync.Mutex
@@ -133,16 +133,16 @@ func (w *Worker) update(now time.Time) {
 	for _, i := range changes.Pending {
 		w.put(i, now)
 	}
-	late, fallback := w.overdue(now)
+	late, fallback := w.takeOverdue(now)
 	if len(late)+len(fallback) > 0 {
-		var muted []*Item // waited for a mute, so the change after them stands for them, unless they became late since
+		var muted []*Item // they waited for a mute, so the next change replaces them, unless they became late since
 		late = slices.DeleteFunc(late, func(i *Item) bool {
 			at := i.lateAt()
-			stoodFor := i.waited() && (at.IsZero() || at.After(now))
-			if stoodFor {
+			replaced := i.waited() && (at.IsZero() || at.After(now))
+			if replaced {
 				muted = append(muted, i)
 			}
-			return stoodFor
+			return replaced
 		})
 		w.Queue.Report(Report{Now: now, Dead: late, Superseded: muted, Reason: ReasonLate, FellBack: fallback})
 	}
@@ -160,7 +160,8 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 		if len(a.batch) == 0 {
 			w.mu.Lock()
 			w.state = State{
-				Blocked: w.blocked, Refused: w.refusals > 0, Failing: w.failing > 0, Error: w.lastErr, Next: wake, Since: w.since(),
+				Blocked: w.blocked, Refused: w.refusals > 0, Failing: w.failing > 0, Error: w.lastErr, Next: wake,
+				Since: w.oldestBegan(),
 			}
 			w.mu.Unlock()
 			return wake
@@ -169,7 +170,7 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 	}
 }
 
-// cutOff waits for canceled attempts, to record those that were accepted all the same. It does not wait for a sink that
+// cutOff waits for canceled attempts, to record those that were still accepted. It does not wait for a sink that
 // ignores its context.
 func (w *Worker) cutOff(done <-chan result) {
 	patience := time.After(cutPatience)
@@ -259,24 +260,24 @@ func (w *Worker) settle(r result, now time.Time) {
 	w.measure(r)
 	switch {
 	case r.err == nil:
-		w.accepted(r, now)
+		w.handleAccepted(r, now)
 	case len(r.lost) > 0:
 		w.discard(r.attempt, r.lost, now)
 		w.report(Report{Now: now, Dead: r.lost, Reason: ReasonLost, Error: r.err.Error()})
 	case errors.Is(r.err, ErrRejected):
-		w.rejected(r, now)
+		w.handleRejected(r, now)
 	default:
-		w.refused(r, now)
+		w.handleRefused(r, now)
 	}
 }
 
-// report hands the results of an attempt to the queue.
+// report passes the results of an attempt to the queue.
 func (w *Worker) report(r Report) {
 	r.Durable = w.Terms.Durable
 	w.Queue.Report(r)
 }
 
-func (w *Worker) accepted(r result, now time.Time) {
+func (w *Worker) handleAccepted(r result, now time.Time) {
 	w.accept(r.attempt, now)
 	r.answer.Progress = nil
 	w.report(Report{Now: now, Accepted: r.batch, Superseded: r.superseded, Answer: r.answer})
@@ -293,13 +294,13 @@ func (w *Worker) accepted(r result, now time.Time) {
 	w.Trouble(nil)
 }
 
-// rejected makes dead letters of a rejected batch. A batch of several deliveries is first tried one by one, because
-// only one of them may be the cause, unless it made progress.
-func (w *Worker) rejected(r result, now time.Time) {
+// handleRejected makes dead letters of a rejected batch. A batch of several deliveries is first tried one by one,
+// because only one of them may be the cause, unless it made progress.
+func (w *Worker) handleRejected(r result, now time.Time) {
 	report := Report{Now: now, Answer: r.answer, Error: r.err.Error(), Reason: ReasonRejected}
 	if len(r.batch) > 1 && r.batch[0].Batch == 0 && r.answer.Progress == nil {
 		w.end(r.attempt, nil, now)
-		w.single = len(r.batch)
+		w.oneByOne = len(r.batch)
 		report.Failed = r.batch
 		w.report(report)
 		return
@@ -312,16 +313,16 @@ func (w *Worker) rejected(r result, now time.Time) {
 	}
 }
 
-// refused plans another attempt, and makes dead letters of items that are too old for one.
-func (w *Worker) refused(r result, now time.Time) {
+// handleRefused plans another attempt, and makes dead letters of items that are too old for one.
+func (w *Worker) handleRefused(r result, now time.Time) {
 	old := w.expired(r, now)
 	wish, _ := errors.AsType[*RetryAfter](r.err)
-	blocked, shared := w.refuse(r.attempt, old, errors.Is(r.err, ErrBlocked), wish, now)
+	blocked, shared := w.planRetry(r.attempt, old, errors.Is(r.err, ErrBlocked), wish, now)
 	if shared {
 		w.failures++
 	}
 	report := Report{
-		Now: now, Answer: r.answer, Error: r.err.Error(), Next: later(w.planned(r.lanes[0]), w.floor),
+		Now: now, Answer: r.answer, Error: r.err.Error(), Next: later(w.nextAttempt(r.lanes[0]), w.retryAfterEnd),
 		Dead: old, Reason: ReasonExpired,
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
 	}
