@@ -50,7 +50,7 @@ func sinkNotes(s *settings.Settings, rows []sampleRow, self string, now time.Tim
 		}
 	}
 	if s.Timezone.String() != "UTC" && len(s.Routes) > 0 && !slices.ContainsFunc(s.Routes, func(r bridge.Route) bool {
-		return shows(r, s.Timezone, now)
+		return showsTimes(r, s.Timezone, now)
 	}) {
 		notes = append(notes, "timezone: no sink shows times to people; only the page and forewarn status use it")
 	}
@@ -80,8 +80,8 @@ func openIncidents(r bridge.Route, self string, now time.Time) (string, error) {
 	return "", nil
 }
 
-// shows reports whether messages of the route show times in the zone; true if the sample cannot be rendered.
-func shows(r bridge.Route, zone *time.Location, now time.Time) bool {
+// showsTimes reports whether messages of the route show times in the zone; true if the sample cannot be rendered.
+func showsTimes(r bridge.Route, zone *time.Location, now time.Time) bool {
 	renderer, ok := r.Sink.(delivery.Renderer)
 	if !ok {
 		return false

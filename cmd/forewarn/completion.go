@@ -62,20 +62,20 @@ func addCompletions(root *cobra.Command, p *program) {
 
 // completeHelp completes the words that help explains: commands and topics with what they hold, and once a word is
 // begun, keys and other names too.
-func completeHelp(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+func completeHelp(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	about, rest, err := c.Root().Find(args)
 	if err != nil || len(rest) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var words []string
 	for _, sub := range about.Commands() {
-		if !sub.Hidden && strings.HasPrefix(sub.Name(), begun) {
+		if !sub.Hidden && strings.HasPrefix(sub.Name(), prefix) {
 			words = append(words, sub.Name()+"\t"+sub.Short)
 		}
 	}
-	if about == c.Root() && begun != "" {
+	if about == c.Root() && prefix != "" {
 		for _, name := range helpWords() {
-			if strings.HasPrefix(name, begun) && !slices.ContainsFunc(words, func(w string) bool {
+			if strings.HasPrefix(name, prefix) && !slices.ContainsFunc(words, func(w string) bool {
 				return strings.HasPrefix(w, name+"\t")
 			}) {
 				words = append(words, name)
@@ -90,7 +90,7 @@ const completionPatience = 2 * time.Second
 
 // completeEvents completes the ids of the events that the running forewarn knows and that can still be approved. If
 // none runs, there is nothing to complete; the command itself says why.
-func (p *program) completeEvents(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+func (p *program) completeEvents(c *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	p.err = io.Discard // the shell would show it amid the command line
 	quiet := slog.New(slog.DiscardHandler)
 	s, err := control.Locate(p.loader(quiet), p.config, quiet)
@@ -107,10 +107,10 @@ func (p *program) completeEvents(c *cobra.Command, args []string, begun string) 
 	for _, e := range wording.ByUrgency(st.Events) {
 		a := wording.ReadEvent(e.Event)
 		id := a.EventID
-		if begun == strings.ToLower(begun) {
-			id = strings.ToLower(id) // shells compare what is completed with what is begun, letter by letter
+		if prefix == strings.ToLower(prefix) {
+			id = strings.ToLower(id) // shells compare completions with the prefix, letter by letter
 		}
-		if a.EventStatus == wording.Started || !strings.HasPrefix(id, begun) || slices.Contains(args, id) {
+		if a.EventStatus == wording.Started || !strings.HasPrefix(id, prefix) || slices.Contains(args, id) {
 			continue
 		}
 		what := fmt.Sprintf("%s of %s", a.EventType, vmWords(a.Resources, st.Observer.Name))

@@ -37,7 +37,7 @@ var demoScenario []byte
 func (p *program) demoCommand() *cobra.Command {
 	var speed float64
 	var listen string
-	var leave bool
+	var exitAtEnd bool
 	c := &cobra.Command{
 		Use: "demo", Short: "Show a reboot and a freeze, from announced to over, on any machine",
 		Long: `Emulates Azure in this process and prints the messages that an administrator gets when a VM is
@@ -52,12 +52,12 @@ demo needs neither Azure nor a network, and leaves no files behind.`,
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			_, person := p.out.(*terminal)
-			return p.demo(ctx, speed, listen, person && !leave)
+			return p.demo(ctx, speed, listen, person && !exitAtEnd)
 		},
 	}
 	c.Flags().Float64Var(&speed, "speed", 1, "how many times faster than normal, at most 20")
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address of the page; port 0 picks a free one")
-	c.Flags().BoolVar(&leave, "exit", false, "exit when the demo is over (always so without a terminal)")
+	c.Flags().BoolVar(&exitAtEnd, "exit", false, "exit when the demo is over (always so without a terminal)")
 	return c
 }
 
@@ -206,7 +206,7 @@ func (c *console) line(style, format string, args ...any) {
 func (c *console) print(style, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if c.colour {
-		text = visible(text)
+		text = escapeControls(text)
 	}
 	if c.colour && style != "" {
 		text = "\x1b[" + style + "m" + text + "\x1b[0m"

@@ -96,7 +96,7 @@ func TestLinksInHelpSayWhereToReadOn(t *testing.T) {
 				continue
 			}
 			n++
-			if where := topic.readOn(m[1], m[2]); !strings.HasPrefix(where, "forewarn help ") &&
+			if where := topic.linkText(m[1], m[2]); !strings.HasPrefix(where, "forewarn help ") &&
 				!strings.HasPrefix(where, "examples/") {
 				t.Errorf("help %s: [%s](%s) leads to %q", topic.name, m[1], m[2], where)
 			}

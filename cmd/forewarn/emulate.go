@@ -32,7 +32,7 @@ func (p *program) emulateCommand() *cobra.Command {
 	var listen, control, scenario string
 	var speed float64
 	var o imdstest.Options
-	var leave bool
+	var exitAtEnd bool
 	c := &cobra.Command{
 		Use: "emulate", Short: "Serve an emulated Azure metadata endpoint, to develop and test against",
 		Long: `Serves Scheduled Events, approvals, instance metadata and identity tokens as Azure does, with its
@@ -85,7 +85,7 @@ A scenario file of your own looks like this; start and reset are the other steps
 			if err := checkEmulateFlags(listen, control, speed, o); err != nil {
 				return exit(exitUsage, err)
 			}
-			if leave && scenario == "" {
+			if exitAtEnd && scenario == "" {
 				return exit(exitUsage, errors.New("--exit needs a --scenario to wait for"))
 			}
 			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
@@ -98,7 +98,7 @@ A scenario file of your own looks like this; start and reset are the other steps
 				o.VMs = sc.VMs
 			}
 			o.Speed, o.AutoStart = speed, true
-			return p.emulate(ctx, imdstest.New(o), sc, listen, control, speed, leave)
+			return p.emulate(ctx, imdstest.New(o), sc, listen, control, speed, exitAtEnd)
 		},
 	}
 	f := c.Flags()
@@ -108,7 +108,7 @@ A scenario file of your own looks like this; start and reset are the other steps
 	f.Float64Var(&speed, "speed", 1, "how many times faster than real time; shortens notices too")
 	f.StringArrayVar(&o.VMs, "vm", nil,
 		"name of a VM of the set; repeat the flag for more (default vm_0, or the scenario's)")
-	f.BoolVar(&leave, "exit", false, "exit when the scenario is over")
+	f.BoolVar(&exitAtEnd, "exit", false, "exit when the scenario is over")
 	f.IntVar(&o.RateLimit, "rate-limit", 0, "requests per second and VM before 429; Azure's limit is 5 (default none)")
 	f.DurationVar(&o.ApproveDelay, "approve-delay", 0, "time from an approval to the start; a scenario may set its own")
 	f.IntVar(&o.UnknownApproval, "unknown-approval", 400, "status for the approval of an unknown event: 400 or 200")
@@ -165,9 +165,10 @@ func indented(words []string, width int) string {
 	return text + line
 }
 
-// emulate serves until ctx is done or, with leave, the scenario is over.
+// emulate serves until ctx is done or, with exitAtEnd, the scenario is over.
 func (p *program) emulate(
-	ctx context.Context, azure *imdstest.Server, sc imdstest.Scenario, listen, control string, speed float64, leave bool,
+	ctx context.Context, azure *imdstest.Server, sc imdstest.Scenario, listen, control string, speed float64,
+	exitAtEnd bool,
 ) error {
 	served, err := azure.Listen(listen, control)
 	if err != nil {
@@ -189,7 +190,7 @@ func (p *program) emulate(
 		if err := azure.Play(ctx, sc, speed); err != nil && ctx.Err() == nil {
 			return err
 		}
-		if leave || ctx.Err() != nil {
+		if exitAtEnd || ctx.Err() != nil {
 			return nil
 		}
 		fmt.Fprintf(p.err, "forewarn: scenario %s is over; the endpoint keeps serving until you stop it\n", sc.Name)

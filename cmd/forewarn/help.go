@@ -85,7 +85,7 @@ func (t topic) markdown() string {
 
 // blocks returns the topic with links that say where to read on.
 func (t topic) blocks() []manual.Block {
-	blocks := manual.Parse(t.markdown(), t.readOn)
+	blocks := manual.Parse(t.markdown(), t.linkText)
 	if strings.Contains(t.markdown(), "examples/") || t.document.dir == "examples" {
 		blocks = append(blocks, manual.Block{Kind: manual.Paragraph, Text: "Files below examples/ are in the repository; " +
 			"the packages install them in /usr/share/doc/forewarn/examples."})
@@ -93,9 +93,9 @@ func (t topic) blocks() []manual.Block {
 	return blocks
 }
 
-// readOn says where to read on instead of following a link into the repository: in another topic of help, or in one of
-// the examples.
-func (t topic) readOn(text, target string) string {
+// linkText says where to read on instead of following a link into the repository: in another topic of help, or in one
+// of the examples.
+func (t topic) linkText(text, target string) string {
 	file, anchor, _ := strings.Cut(target, "#")
 	file = path.Join(t.document.dir, file)
 	if strings.HasPrefix(file, "examples/") && path.Base(file) != "README.md" {
@@ -108,7 +108,7 @@ func (t topic) readOn(text, target string) string {
 	if dir == t.document.dir && t.has(anchor) {
 		return ""
 	}
-	for _, other := range slices.Concat(searched(), topics) {
+	for _, other := range slices.Concat(searchedTopics(), topics) {
 		if dir == other.document.dir && other.has(anchor) {
 			return "forewarn help " + other.name
 		}

@@ -35,7 +35,7 @@ func helpAbout(root *cobra.Command, out io.Writer, width int, args []string) err
 		return c.Help() // of a command, with more words behind it
 	}
 	if len(entries) == 0 {
-		entries = mentions(phrase)
+		entries = findMentions(phrase)
 	}
 	if len(entries) == 0 {
 		return exit(exitUsage, fmt.Errorf("no help about %q; %s", phrase, helpHint(args[len(args)-1])))
@@ -54,7 +54,7 @@ func helpAbout(root *cobra.Command, out io.Writer, width int, args []string) err
 // seeAlso names the topics that explain a word which is a command or a topic too.
 func seeAlso(out io.Writer, c *cobra.Command, word string) error {
 	var also []string
-	for _, e := range lookUp(word) {
+	for _, e := range findEntries(word) {
 		if "forewarn "+e.topic != c.CommandPath() {
 			also = append(also, "forewarn help "+e.topic)
 		}
@@ -76,11 +76,11 @@ type entry struct {
 // that the longest end which is known counts, in the topic that the rest names, if it names one.
 func explanations(phrase string) []entry {
 	parts := strings.FieldsFunc(phrase, func(r rune) bool { return r == '.' || r == ' ' })
-	if found := lookUp(phrase); len(found) > 0 || len(parts) < 2 {
+	if found := findEntries(phrase); len(found) > 0 || len(parts) < 2 {
 		return found
 	}
 	for i := range parts {
-		found := lookUp(strings.Join(parts[i:], "."))
+		found := findEntries(strings.Join(parts[i:], "."))
 		there := slices.DeleteFunc(slices.Clone(found), func(e entry) bool {
 			name := e.topic[strings.LastIndexByte(e.topic, ' ')+1:]
 			return !slices.ContainsFunc(parts[:i], func(p string) bool {
@@ -97,10 +97,10 @@ func explanations(phrase string) []entry {
 	return nil
 }
 
-// lookUp returns what explains a word, topic by topic: the rows of tables that begin with it, what begins with it as
-// code, and the remarks on it.
-func lookUp(word string) (found []entry) {
-	for _, t := range searched() {
+// findEntries returns what explains a word, topic by topic: the rows of tables that begin with it, what begins with it
+// as code, and the remarks on it.
+func findEntries(word string) (found []entry) {
+	for _, t := range searchedTopics() {
 		blocks := t.blocks()
 		e := entry{topic: t.name}
 		explained := false
@@ -154,9 +154,9 @@ func rowsOf(b manual.Block, word string) [][]string {
 	return rows
 }
 
-// mentions returns the paragraphs, list items and rows in which a word occurs, a longer word also with another ending.
-// For a topic with many of them it returns only their number.
-func mentions(phrase string) (found []entry) {
+// findMentions returns the paragraphs, list items and rows in which a word occurs, a longer word also with another
+// ending. For a topic with many of them it returns only their number.
+func findMentions(phrase string) (found []entry) {
 	const few = 4
 	stem := phrase
 	if len(phrase) > 4 {
@@ -202,8 +202,8 @@ func mentions(phrase string) (found []entry) {
 	return found
 }
 
-// searched returns the topics to look a word up in: each table is in one of them.
-func searched() (all []topic) {
+// searchedTopics returns the topics to look a word up in: each table is in one of them.
+func searchedTopics() (all []topic) {
 	for _, t := range topics {
 		switch t.name {
 		case "sinks":
@@ -230,7 +230,7 @@ func helpHint(word string) string {
 
 // helpWords returns the names that the tables explain: keys, fields, functions, metrics and others.
 func helpWords() (names []string) {
-	for _, t := range searched() {
+	for _, t := range searchedTopics() {
 		for _, b := range manual.Parse(t.markdown(), nil) {
 			for _, row := range b.Rows {
 				if name := row[0][strings.LastIndexByte(row[0], '.')+1:]; name != "" && !strings.Contains(name, " ") {

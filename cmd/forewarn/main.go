@@ -43,7 +43,7 @@ const (
 var version = ""
 
 func main() {
-	os.Exit(run(context.Background(), process()))
+	os.Exit(run(context.Background(), processEnvironment()))
 }
 
 // environment is everything that the program takes from outside, so that tests can replace it.
@@ -61,8 +61,8 @@ type environment struct {
 	service func(path, byDefault string) string
 }
 
-// process returns the environment of this process.
-func process() environment {
+// processEnvironment returns the environment of this process.
+func processEnvironment() environment {
 	return environment{
 		args: os.Args[1:], out: output(os.Stdout), err: output(os.Stderr), getenv: os.Getenv,
 		defaults: settings.SystemDefaults(runtime.GOOS, os.Geteuid(), os.Getenv), become: owner.become,

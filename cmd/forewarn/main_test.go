@@ -103,7 +103,7 @@ var machineVariables = []string{
 // command is the program as the tests run it: its default places are below $HOME, because the machine may have a
 // forewarn of its own.
 func command() {
-	w := process()
+	w := processEnvironment()
 	home := os.Getenv("HOME")
 	w.defaults = settings.Defaults{Settings: filepath.Join(home, "etc", "forewarn.yaml"),
 		State: filepath.Join(home, "var")}

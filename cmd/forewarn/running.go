@@ -12,12 +12,12 @@ import (
 // client returns a client of the forewarn that runs with these settings.
 func (p *program) client(s *settings.Settings) *control.Client {
 	return &control.Client{
-		Location: control.LocationOf(s, p.defaults, p.getenv), Sinks: s.Names, Log: p.log(), Start: p.howToStart(s),
+		Location: control.LocationOf(s, p.defaults, p.getenv), Sinks: s.Names, Log: p.log(), Start: p.startCommand(s),
 	}
 }
 
-// howToStart returns the command that starts the forewarn with these settings: its service, if one is installed.
-func (p *program) howToStart(s *settings.Settings) string {
+// startCommand returns the command that starts the forewarn with these settings: its service, if one is installed.
+func (p *program) startCommand(s *settings.Settings) string {
 	if p.service != nil {
 		if start := p.service(cmp.Or(s.Path, p.defaults.Settings), p.defaults.Settings); start != "" {
 			return start

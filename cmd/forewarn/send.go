@@ -53,7 +53,7 @@ Exit code: 0 if every sink accepted it, else the worst: 1 rejected, 69 blocked, 
 				return err
 			}
 			if len(req.sinks) == 0 {
-				routes = p.withoutActing(routes)
+				routes = p.withoutActingSinks(routes)
 			}
 			results := []sendResult{}
 			worst := exitOK
@@ -88,8 +88,8 @@ func rank(code int) int {
 	return slices.Index([]int{exitOK, exitTryAgain, exitUnavailable, exitFailed}, code)
 }
 
-// withoutActing removes the sinks that run something instead of sending a message, and says so.
-func (p *program) withoutActing(routes []bridge.Route) []bridge.Route {
+// withoutActingSinks removes the sinks that run something instead of sending a message, and says so.
+func (p *program) withoutActingSinks(routes []bridge.Route) []bridge.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r bridge.Route) bool {
 		if r.Terms.Acts {
 			fmt.Fprintf(p.err, "%s left out, because it runs a command; to run it, give --sink %s\n", r.Name, r.Name)

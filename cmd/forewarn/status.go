@@ -71,7 +71,7 @@ Exit code: 0 when it is ready, 1 when it is not, 69 when no forewarn answers.`,
 func (p *program) watchStatus(ctx context.Context, running *control.Client, filter bridge.FleetFilter,
 	zone *time.Location) error {
 	w := statusWatch{out: p.out, zone: zone}
-	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && obeysControls(t.file) {
+	if t, ok := p.out.(*terminal); ok && p.getenv("TERM") != "dumb" && supportsControls(t.file) {
 		w.out = t.file
 		w.size = func() (int, int) {
 			width, height, err := term.GetSize(int(t.file.Fd()))
@@ -81,14 +81,14 @@ func (p *program) watchStatus(ctx context.Context, running *control.Client, filt
 			return width, height
 		}
 	}
-	defer w.leave()
+	defer w.restoreScreen()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		st, err := running.Status(ctx)
 		if ctx.Err() != nil {
 			return nil
-		} else if err != nil && w.heard.IsZero() {
+		} else if err != nil && w.lastTime.IsZero() {
 			return err
 		} else if err := w.show(filter.Status(st), err, time.Now()); err != nil {
 			return err
@@ -108,10 +108,10 @@ type statusWatch struct {
 	zone *time.Location
 	size func() (width, height int) // of the terminal; nil if out is none
 
-	last     bridge.Status
-	heard    time.Time // when last was received; zero before the first status
-	away     time.Time // when forewarn stopped answering; zero while it answers
-	onScreen bool      // the alternate screen is in use
+	last        bridge.Status
+	lastTime    time.Time // when last was received; zero before the first status
+	silentSince time.Time // when forewarn stopped answering; zero while it answers
+	onScreen    bool      // the alternate screen is in use
 }
 
 // Control sequences that switch to the alternate screen, as editors do, and back. While there, the cursor is hidden and
@@ -124,24 +124,25 @@ const (
 // show shows the status st; if err is not nil, it shows the error and the last status.
 func (w *statusWatch) show(st bridge.Status, err error, now time.Time) error {
 	var text strings.Builder
-	switch wasAway := !w.away.IsZero(); {
+	switch wasSilent := !w.silentSince.IsZero(); {
 	case err == nil:
-		if wasAway {
-			fmt.Fprintf(&text, "forewarn answers again, after %s\n\n", wording.Ago(now, w.away))
+		if wasSilent {
+			fmt.Fprintf(&text, "forewarn answers again, after %s\n\n", wording.Ago(now, w.silentSince))
 		}
-		w.last, w.heard, w.away = st, now, time.Time{}
+		w.last, w.lastTime, w.silentSince = st, now, time.Time{}
 		text.WriteString(statusText(st, now, now, w.zone))
-	case wasAway && w.size == nil:
+	case wasSilent && w.size == nil:
 		return nil
 	default:
-		if !wasAway {
-			w.away = now
+		if !wasSilent {
+			w.silentSince = now
 		}
-		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n", bridge.ClockTime(w.away, now, w.zone),
+		fmt.Fprintf(&text, "FOREWARN DOES NOT ANSWER since %s, trying again: %v\n",
+			bridge.ClockTime(w.silentSince, now, w.zone),
 			err)
 		if w.size != nil {
 			fmt.Fprintf(&text, "\nIts last status, %s old:\n\n%s",
-				wording.Ago(now, w.heard), statusText(w.last, w.heard, now, w.zone))
+				wording.Ago(now, w.lastTime), statusText(w.last, w.lastTime, now, w.zone))
 		}
 	}
 	if w.size == nil {
@@ -149,7 +150,7 @@ func (w *statusWatch) show(st bridge.Status, err error, now time.Time) error {
 		return err
 	}
 	width, height := w.size()
-	lines := fit(visible(text.String()), width, height)
+	lines := fit(escapeControls(text.String()), width, height)
 	lines = append(lines, make([]string, height-len(lines))...)
 	screen := "\x1b[H\x1b[K" + strings.Join(lines, "\r\n\x1b[K") // go to the top; clear each line before writing it
 	if !w.onScreen {
@@ -159,13 +160,13 @@ func (w *statusWatch) show(st bridge.Status, err error, now time.Time) error {
 	return err
 }
 
-// leave switches back from the alternate screen and prints the last status in full.
-func (w *statusWatch) leave() {
+// restoreScreen switches back from the alternate screen and prints the last status in full.
+func (w *statusWatch) restoreScreen() {
 	if !w.onScreen {
 		return
 	}
 	w.onScreen = false
-	_, _ = io.WriteString(w.out, giveScreen+visible(statusText(w.last, w.heard, w.heard, w.zone)))
+	_, _ = io.WriteString(w.out, giveScreen+escapeControls(statusText(w.last, w.lastTime, w.lastTime, w.zone)))
 }
 
 // fit returns the lines of text for a screen of this size. It wraps the indented details if all of them fit. Otherwise

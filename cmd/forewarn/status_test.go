@@ -116,7 +116,7 @@ func TestWatchFitsItsScreen(t *testing.T) {
 				size.end, more, size.more, got)
 		}
 	}
-	w.leave()
+	w.restoreScreen()
 	if s.taken || !s.cursor || s.below != whole {
 		t.Errorf("at the end: taken %v, cursor %v, and it shows\n%s\nwant\n%s", s.taken, s.cursor, s.below, whole)
 	}

@@ -8,5 +8,5 @@ import (
 	"golang.org/x/term"
 )
 
-// obeysControls reports whether f is a terminal that obeys control sequences.
-func obeysControls(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+// supportsControls reports whether f is a terminal that obeys control sequences.
+func supportsControls(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// obeysControls reports whether f is a console that obeys control sequences. It switches them on first, because they
+// supportsControls reports whether f is a console that obeys control sequences. It switches them on first, because they
 // may be off by default.
-func obeysControls(f *os.File) bool {
+func supportsControls(f *os.File) bool {
 	console := windows.Handle(f.Fd())
 	var mode uint32
 	if err := windows.GetConsoleMode(console, &mode); err != nil {

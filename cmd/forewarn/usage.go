@@ -29,7 +29,7 @@ func strictUsage(root *cobra.Command, width int) {
 	narrowHelp(root, width)
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
-		c.Long = filled(c.Long, width)
+		c.Long = fillText(c.Long, width)
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if d, err := time.ParseDuration(f.DefValue); err == nil && f.Value.Type() == "duration" && d > 0 {
 				f.DefValue = wording.Duration(d)
@@ -63,7 +63,7 @@ func narrowHelp(root *cobra.Command, width int) {
 		help(c, args)
 		c.SetOut(out)
 		for line := range strings.Lines(text.String()) {
-			fmt.Fprint(out, hung(line, width))
+			fmt.Fprint(out, hangIndent(line, width))
 		}
 	})
 }
@@ -71,21 +71,21 @@ func narrowHelp(root *cobra.Command, width int) {
 // secondColumn matches what comes before the second column of a line.
 var secondColumn = regexp.MustCompile(`^ +\S.*?\S {2,}`)
 
-// hung wraps a line of text, or a line with two columns in the second. Any other indented line stays as it is.
-func hung(line string, width int) string {
+// hangIndent wraps a line of text, or a line with two columns in the second. Any other indented line stays as it is.
+func hangIndent(line string, width int) string {
 	if !strings.HasPrefix(line, " ") {
-		return filled(line, width) + "\n"
+		return fillText(line, width) + "\n"
 	}
 	first := secondColumn.FindString(line)
 	if utf8.RuneCountInString(line) <= width+1 || first == "" || len(first) > width*2/3 {
 		return line
 	}
-	text := filled(strings.TrimSpace(line[len(first):]), width-len(first))
+	text := fillText(strings.TrimSpace(line[len(first):]), width-len(first))
 	return first + strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", len(first))) + "\n"
 }
 
-// filled wraps the paragraphs of a text to the width. Indented lines stay as they are.
-func filled(text string, width int) string {
+// fillText wraps the paragraphs of a text to the width. Indented lines stay as they are.
+func fillText(text string, width int) string {
 	var b strings.Builder
 	column := 0
 	for _, line := range strings.Split(text, "\n") {
