@@ -78,12 +78,17 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 	defer r.mu.Unlock()
 	r.peers, r.deadCounts = peers, counts
 	r.rebalance()
+	warned := map[string]string{}
 	for _, other := range peers {
-		if other.Hash != me.Hash && !r.warnedOf[other.ID+other.Hash] {
-			r.warnedOf[other.ID+other.Hash] = true
+		if other.Hash == me.Hash {
+			continue
+		}
+		if r.warnedOf[other.ID] != other.Hash {
 			r.Log.Warn("another relay has other settings", "relay", other.Name, "hash", other.Hash, "ours", me.Hash)
 		}
+		warned[other.ID] = other.Hash
 	}
+	r.warnedOf = warned
 	return nil
 }
 

@@ -66,7 +66,7 @@ type Relay struct {
 	removedSinks []string         // sinks that a reload removed from the settings
 	deadCounts   map[string]int   // dead letters by sink
 	peers        []peer
-	warnedOf     map[string]bool // other relays' settings that were logged
+	warnedOf     map[string]string // hash of the settings of another relay that was logged, by the relay's ID
 	reload       context.CancelFunc
 	blocked      map[string]bool // routes that were reported as blocked
 	lastTime     time.Time       // of the last CloudEvent about this relay
@@ -86,7 +86,7 @@ func New(o Options) *Relay {
 	}
 	return &Relay{
 		Options: o, self: holder{Relay: o.Name, ID: rand.Text()[:12]}, started: time.Now(), lastTurn: time.Now(),
-		services: map[string]*service{}, warnedOf: map[string]bool{}, blocked: map[string]bool{}, down: errNotYet,
+		services: map[string]*service{}, blocked: map[string]bool{}, down: errNotYet,
 		deadCounts: map[string]int{}, announced: map[string]bool{}, fleet: newFleet(),
 	}
 }
