@@ -58,16 +58,16 @@ func (s *schedule) digestLanes(first *lane) []*lane {
 		return []*lane{first}
 	}
 	lanes := []*lane{first}
-	summed := s.inSummary(first)
+	summary := s.inSummary(first)
 	for _, l := range s.lanes {
 		if l == first || !s.idle(l) || l.alone || l.partialBatch(LateLatest) != 0 {
 			continue
 		}
-		if summed && s.inSummary(l) || !summed && l.group != "" && l.newest().wave() == first.newest().wave() {
+		if summary && s.inSummary(l) || !summary && l.group != "" && l.newest().wave() == first.newest().wave() {
 			lanes = append(lanes, l)
 		}
 	}
-	if len(lanes) <= above && first.digestAt.IsZero() && !summed {
+	if len(lanes) <= above && first.digestAt.IsZero() && !summary {
 		return lanes[:1]
 	}
 	slices.SortFunc(lanes, before)

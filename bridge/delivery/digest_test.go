@@ -17,8 +17,8 @@ func (p *plan) wave(name string, n int, azureType string, notice time.Duration) 
 	p.azureType = ""
 }
 
-// More than five events of one type that wait become one batch, in the order in which they matter; five do not, and
-// other types and changes are told on their own.
+// With more than five pending events of one type, they become one batch, in order of importance; five do not. Other
+// types and changes are delivered on their own.
 func TestManyEventsOfOneTypeBecomeOneBatch(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 5, "Reboot", far)
@@ -37,15 +37,15 @@ func TestManyEventsOfOneTypeBecomeOneBatch(t *testing.T) {
 	p.want(t, "nothing more", p.try())
 }
 
-// One may be told at a time, and any more become a batch.
-func TestADigestAboveOne(t *testing.T) {
+// With Above 1, two events are already a digest.
+func TestDigestAboveOne(t *testing.T) {
 	p := newPlan(Terms{Late: LateLatest, Digest: Digest{Above: 1, Within: 20 * time.Second}})
 	p.wave("A", 2, "Reboot", far)
 	p.want(t, "both", p.try(), "A0-scheduled", "A1-scheduled")
 }
 
-// A wave of any size is remembered by as many times as make no batch yet.
-func TestAWaveIsRememberedInLittleRoom(t *testing.T) {
+// However large a wave is, only the last Digest.Above arrival times are kept.
+func TestArrivalTimesAreBounded(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 1000, "Reboot", far)
 	if n := len(p.waves[wave{"Reboot", scheduled}].times); n != 5 {
@@ -53,8 +53,8 @@ func TestAWaveIsRememberedInLittleRoom(t *testing.T) {
 	}
 }
 
-// Of an event in a group only the newest change is told, and the older ones are settled with it.
-func TestAGroupStandsForWhatItsEventsMissed(t *testing.T) {
+// A digest delivers only the latest change of each event. The older ones are settled with it.
+func TestDigestDeliversOnlyTheLatestChanges(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 6, "", far)
 	for i := range 6 {
@@ -69,9 +69,9 @@ func TestAGroupStandsForWhatItsEventsMissed(t *testing.T) {
 	}
 }
 
-// Of events that come one by one, the first five are told at once. The next ones wait until 20 s have passed since the
-// first of them, and become one batch then. What is due in less than two minutes never waits.
-func TestATrickleIsGathered(t *testing.T) {
+// Of events that arrive one by one, the first five are delivered at once. The next ones wait until 20 s have passed
+// since the first of them, and then become one batch. Events that start in less than two minutes never wait.
+func TestEventsThatArriveOneByOneBecomeADigest(t *testing.T) {
 	p := newPlan(grouped)
 	for i := range 5 {
 		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
@@ -105,8 +105,8 @@ func TestATrickleIsGathered(t *testing.T) {
 	p.want(t, "what is due in two minutes", p.try())
 }
 
-// The time of what is gathered counts from the first of it, even when somebody takes that away.
-func TestWhatIsGatheredWaitsNoLongerWithoutItsFirst(t *testing.T) {
+// A digest is complete 20 s after its first item arrived, even if that item is removed.
+func TestDigestTimeStaysWhenItsFirstItemIsRemoved(t *testing.T) {
 	p := newPlan(grouped)
 	for i := range 5 {
 		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
@@ -122,8 +122,8 @@ func TestWhatIsGatheredWaitsNoLongerWithoutItsFirst(t *testing.T) {
 	p.want(t, "20 s after the first", p.try(), "SECOND-scheduled")
 }
 
-// What is about the bridge is never gathered, however much of it comes.
-func TestNothingAboutTheBridgeIsGathered(t *testing.T) {
+// Messages about the bridge never wait for a digest, however many there are.
+func TestMessagesAboutTheBridgeWaitForNoDigest(t *testing.T) {
 	p := newPlan(grouped)
 	for range 9 {
 		p.owe("", "", 0)
@@ -131,8 +131,8 @@ func TestNothingAboutTheBridgeIsGathered(t *testing.T) {
 	}
 }
 
-// The first five count for 20 s: whatever comes then is among the first again.
-func TestAWaveEndsAfterItsTime(t *testing.T) {
+// The first five events count for 20 s. An event that arrives after that is delivered at once again.
+func TestWaveEndsAfterWithin(t *testing.T) {
 	p := newPlan(grouped)
 	for i := range 5 {
 		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
@@ -151,8 +151,8 @@ func TestAWaveEndsAfterItsTime(t *testing.T) {
 	p.want(t, "when they are over", p.try(), "NEXT-scheduled")
 }
 
-// A stop tells what waits for a group, because nobody knows when the next start is.
-func TestAStopWaitsForNoGroup(t *testing.T) {
+// A stop delivers what waits for a digest, because the next start may be far away.
+func TestStopWaitsForNoDigest(t *testing.T) {
 	p := newPlan(grouped)
 	for i := range 5 {
 		p.owe(fmt.Sprintf("A%d", i), scheduled, far)
@@ -164,9 +164,9 @@ func TestAStopWaitsForNoGroup(t *testing.T) {
 	p.want(t, "at the stop", p.try(), "B-scheduled")
 }
 
-// A rejected batch is delivered one by one, because one of its members is to blame. A batch that is to be tried again
-// stays together.
-func TestAGroupThatIsRejectedIsDeliveredOneByOne(t *testing.T) {
+// A rejected digest is delivered one by one, because one member may be the cause. A digest that failed otherwise is
+// tried again as a whole.
+func TestRejectedDigestIsDeliveredOneByOne(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 6, "Reboot", far)
 	if got := p.fails(false, 0); len(got) != 6 {

@@ -12,8 +12,8 @@ import (
 
 var errDown = errors.New("connection refused")
 
-// Every reason why a delivery is to be tried again has a name of its own.
-func TestFailuresHaveTheirNames(t *testing.T) {
+// Each reason for trying a delivery again has its own name.
+func TestFailureReasons(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		want string

@@ -23,9 +23,9 @@ func (p *plan) mute(items ...*Item) (end func()) {
 	return func() { again(&Mute{Ended: p.now}) }
 }
 
-// What is muted is attempted no more, however urgent it is, and nobody wakes for it. Other events go on, and what comes
-// after it waits too. At the end it is attempted at once, also what had failed before.
-func TestWhatIsMutedWaits(t *testing.T) {
+// Muted items are not attempted, however urgent they are, and cause no wake-up. Other events continue; later items of
+// the same event wait too. When the mute ends they are attempted at once, even if they had failed before.
+func TestMutedItemsWait(t *testing.T) {
 	p := newPlan(Terms{})
 	first := p.owe("A", scheduled, time.Minute)
 	p.want(t, "before", p.fails(false, 0), "A-scheduled")
@@ -42,8 +42,8 @@ func TestWhatIsMutedWaits(t *testing.T) {
 	p.want(t, "and then", p.try(), second.ID)
 }
 
-// An attempt under way ends as it does. What it leaves is muted.
-func TestAnAttemptUnderWayEndsAlsoWhenItIsMuted(t *testing.T) {
+// An attempt under way is finished. Items that it leaves pending are muted.
+func TestMuteDoesNotStopAnAttemptUnderWay(t *testing.T) {
 	p := newPlan(Terms{})
 	first := p.owe("A", scheduled, far)
 	second := p.owe("A", "started", 0)
@@ -59,8 +59,8 @@ func TestAnAttemptUnderWayEndsAlsoWhenItIsMuted(t *testing.T) {
 	p.want(t, "nothing is left", p.try())
 }
 
-// A batch of which part was delivered is finished with the same members, and what comes after it waits.
-func TestABatchWithProgressIsFinishedAlsoWhenItIsMuted(t *testing.T) {
+// A partly delivered batch is finished with the same members. Later items wait for the mute.
+func TestMutedBatchWithProgressIsFinished(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
 	var items []*Item
 	for _, event := range []string{"A", "B"} {
@@ -77,8 +77,8 @@ func TestABatchWithProgressIsFinishedAlsoWhenItIsMuted(t *testing.T) {
 	p.want(t, "at the end", p.try(), "A-started")
 }
 
-// What waited for a mute falls back after its time, counted from the end.
-func TestWhatIsMutedDoesNotFallBack(t *testing.T) {
+// After a mute, items fall back after the usual time, counted from its end.
+func TestMutedItemsDoNotFallBack(t *testing.T) {
 	p := newPlan(Terms{Fallback: Fallback{Sink: "other", After: 10 * time.Minute}})
 	item := p.owe("A", scheduled, far)
 	end := p.mute(item)
@@ -98,8 +98,9 @@ func TestWhatIsMutedDoesNotFallBack(t *testing.T) {
 	}
 }
 
-// What becomes late while it is muted is not late: the latest change is delivered at the end. Later it may be late.
-func TestWhatIsMutedIsNotLate(t *testing.T) {
+// Items that become late while muted are not dropped: the latest change is delivered when the mute ends. After that it
+// may become late.
+func TestMutedItemsAreNotLate(t *testing.T) {
 	p := newPlan(Terms{Late: LateDrop})
 	begins := p.owe("A", scheduled, 10*time.Minute)
 	overtaken := p.owe("B", scheduled, 10*time.Minute)
@@ -123,9 +124,9 @@ func TestWhatIsMutedIsNotLate(t *testing.T) {
 	}
 }
 
-// What waited for a mute is one batch for people, whatever it is about, what matters first, and tried as one again.
-// What was not muted is told on its own.
-func TestWhatWasMutedIsOneBatch(t *testing.T) {
+// Items that waited for a mute become one batch, the most important first, and that batch is repeated as a whole. Items
+// that were not muted are delivered on their own.
+func TestMutedItemsBecomeOneBatch(t *testing.T) {
 	p := newPlan(grouped)
 	var items []*Item
 	for _, one := range []struct {
@@ -160,8 +161,8 @@ func TestWhatWasMutedIsOneBatch(t *testing.T) {
 	p.want(t, "without groups", p.try(), "A-scheduled")
 }
 
-// More than one batch holds is told in several.
-func TestASummaryIsBounded(t *testing.T) {
+// More items than fit into one batch are delivered in several.
+func TestSummaryIsBounded(t *testing.T) {
 	p := newPlan(grouped)
 	var items []*Item
 	for n := range maxDigest + 1 {
@@ -174,7 +175,7 @@ func TestASummaryIsBounded(t *testing.T) {
 	}
 }
 
-// Messages about other bridges don't wait for those of one that is muted.
+// Messages about one bridge don't wait for muted ones about another.
 func TestBridgesDoNotWaitForEachOther(t *testing.T) {
 	p := newPlan(Terms{})
 	about := func(vm string) *Item {
@@ -190,9 +191,9 @@ func TestBridgesDoNotWaitForEachOther(t *testing.T) {
 	p.want(t, "at the end", p.try(), "vm_0")
 }
 
-// A mute covers what it names. Preempt and Terminate pass unless named, and so does a heartbeat in any case. An event
-// that names another VM too is not only that VM's.
-func TestWhatAMuteCovers(t *testing.T) {
+// A mute covers what it names. Preempt and Terminate are covered only if named, heartbeats never. A mute of one VM
+// doesn't cover an event that names other VMs too.
+func TestMuteCovers(t *testing.T) {
 	reboot := Message{AzureType: "Reboot", VMs: []string{"vm-db-1", "VM-DB-2"}}
 	preempt, bridge := Message{AzureType: "Preempt", VMs: []string{"vm-db-1"}}, Message{}
 	for _, c := range []struct {
@@ -215,9 +216,9 @@ func TestWhatAMuteCovers(t *testing.T) {
 	}
 }
 
-// Of several mutes the one that lasts longest counts, and after them the last that the item waited for. One that had
-// ended before the item came is none of it, also when the clock was set back since.
-func TestTheMuteOfADelivery(t *testing.T) {
+// Of several mutes, the one that lasts longest counts; after they have ended, the last one that the item waited for. A
+// mute that ended before the item arrived doesn't count, even if the clock was set back since.
+func TestMuteOf(t *testing.T) {
 	at := func(minutes int) time.Time { return time.Unix(0, 0).Add(time.Duration(minutes) * time.Minute) }
 	short, long := &Mute{ID: "short", Until: at(10)}, &Mute{ID: "long", Until: at(20)}
 	early := &Mute{ID: "early", Until: at(60), Ended: at(5), Last: 7}

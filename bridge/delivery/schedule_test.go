@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The waits grow as written down, and each is a random part of its bound.
+// Backoff grows as documented, and each wait is a random part of its bound.
 func TestBackoffIsBoundedWithFullJitter(t *testing.T) {
 	want := []time.Duration{1, 2, 4, 8, 15, 30, 60, 120, 240, 300, 300, 300}
 	for i, bound := range want {
@@ -97,8 +97,8 @@ func (p *plan) want(t *testing.T, claim string, got []string, want ...string) {
 
 const far = 2 * time.Hour // so far away that it is not urgent
 
-// What must be attempted first is what lies nearest ahead; what is over, and what is about the bridge, comes last.
-func TestTheNearestNotBeforeGoesFirst(t *testing.T) {
+// The event that starts soonest is attempted first; ended events and messages about the bridge come last.
+func TestNearestNotBeforeGoesFirst(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("", "", 0)
 	p.owe("OVER", vanished, -time.Hour)
@@ -111,7 +111,7 @@ func TestTheNearestNotBeforeGoesFirst(t *testing.T) {
 	}
 }
 
-// One event's changes go in order, one after the other, and a lane that waits holds up no other.
+// The changes of one event are attempted in order, one after the other. A lane that waits doesn't hold up others.
 func TestLanesDoNotWaitForEachOther(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("A", scheduled, far)
@@ -126,7 +126,7 @@ func TestLanesDoNotWaitForEachOther(t *testing.T) {
 }
 
 // A route is blocked after three refusals over at least thirty seconds, and not before.
-func TestARouteIsBlockedAfterThreeRefusalsOverThirtySeconds(t *testing.T) {
+func TestRouteIsBlockedAfterThreeRefusalsOverThirtySeconds(t *testing.T) {
 	for _, tt := range []struct {
 		claim   string
 		at      []time.Duration // refusals
@@ -176,9 +176,9 @@ func blockedPlan(events ...string) *plan {
 	return p
 }
 
-// A blocked route is probed once a minute with one delivery, by the heads of its events in turn; the first acceptance
-// lets all of them go.
-func TestABlockedRouteIsProbedInTurn(t *testing.T) {
+// A blocked route is probed once a minute with one delivery, the heads of its events in turn. The first acceptance
+// unblocks all of them.
+func TestBlockedRouteIsProbedInTurn(t *testing.T) {
 	p := blockedPlan("A", "B", "C")
 	var probed []string
 	began := p.now
@@ -203,9 +203,9 @@ func TestABlockedRouteIsProbedInTurn(t *testing.T) {
 	}
 }
 
-// An event that is still refused when the route works waits alone: it neither blocks the route again, nor is it tried
-// out of turn because others are accepted.
-func TestAnEventStillRefusedWaitsAlone(t *testing.T) {
+// An event that is still refused after the route has recovered waits alone: it doesn't block the route again, and
+// acceptances of others don't bring its next attempt forward.
+func TestEventStillRefusedWaitsAlone(t *testing.T) {
 	p := blockedPlan("A", "B")
 	p.terms.Batch = 1
 	p.later(time.Minute)
@@ -247,8 +247,8 @@ func TestAnEventStillRefusedWaitsAlone(t *testing.T) {
 	}
 }
 
-// What is urgent is attempted at once while the route waits or is blocked, at most every five seconds, and never
-// before a Retry-After ends. What is not urgent waits.
+// Urgent items are attempted at once while the route waits or is blocked, but at most every five seconds, and never
+// before a Retry-After ends. Other items wait.
 func TestUrgentLanesGoAtOnce(t *testing.T) {
 	for _, tt := range []struct {
 		claim  string
@@ -304,9 +304,9 @@ func TestUrgentLanesGoAtOnce(t *testing.T) {
 	p.want(t, "when it ends", p.try(), "B-scheduled")
 }
 
-// A destination that hangs is told of each event that is new and urgent once before it is asked again of those that it
-// did not take, though these begin sooner. Else two of them could keep it busy by turns.
-func TestWhatIsNewAndUrgentGoesBeforeWhatFailed(t *testing.T) {
+// A hanging destination gets each new urgent event once before failed ones are repeated, even if those start sooner.
+// Otherwise two failed events could alternate and keep it busy.
+func TestNewUrgentItemsGoBeforeFailedOnes(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("FIRST", scheduled, time.Minute)
 	p.owe("SECOND", scheduled, 2*time.Minute)
@@ -319,8 +319,8 @@ func TestWhatIsNewAndUrgentGoesBeforeWhatFailed(t *testing.T) {
 	p.want(t, "when nothing is new and urgent", p.fails(false, 0), "FIRST-scheduled")
 }
 
-// An urgent delivery that comes while an attempt is under way is not forgotten when that one fails.
-func TestUrgencyThatComesDuringAnAttemptIsKept(t *testing.T) {
+// An urgent item that arrives while an attempt is under way is still urgent when that attempt fails.
+func TestUrgencyDuringAnAttemptIsKept(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("A", scheduled, far)
 	p.lanes["A"].failures = 9
@@ -331,8 +331,8 @@ func TestUrgencyThatComesDuringAnAttemptIsKept(t *testing.T) {
 	p.want(t, "at once", p.fails(false, 0), "A-scheduled")
 }
 
-// When the times begin anew, what waited is tried at once.
-func TestARestartTriesAtOnce(t *testing.T) {
+// After a restart of the schedule, waiting items are attempted at once.
+func TestRestartTriesAtOnce(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("A", scheduled, far)
 	p.want(t, "first", p.fails(false, time.Minute), "A-scheduled")
@@ -342,8 +342,8 @@ func TestARestartTriesAtOnce(t *testing.T) {
 	p.want(t, "after a restart", p.try(), "A-scheduled")
 }
 
-// A Retry-After is a floor for the whole route, of an hour at most, until something is accepted.
-func TestRetryAfterIsAFloor(t *testing.T) {
+// A Retry-After delays the whole route, for at most an hour, until a delivery is accepted.
+func TestRetryAfterDelaysTheRoute(t *testing.T) {
 	for _, tt := range []struct{ wish, floor time.Duration }{
 		{20 * time.Minute, 20 * time.Minute}, {time.Hour, time.Hour}, {24 * time.Hour, time.Hour},
 	} {
@@ -364,7 +364,7 @@ func TestRetryAfterIsAFloor(t *testing.T) {
 	}
 }
 
-// A batch holds at most what the route takes, oldest first, and everything of one event in order.
+// A batch holds at most as many deliveries as the route allows, oldest first, those of each event in order.
 func TestBatchesAreBoundedAndInOrder(t *testing.T) {
 	p := newPlan(Terms{Batch: 4})
 	p.owe("A", scheduled, 30*time.Minute)
@@ -379,8 +379,8 @@ func TestBatchesAreBoundedAndInOrder(t *testing.T) {
 	}
 }
 
-// A batch that is rejected is told one by one, and what comes after it in batches again.
-func TestABatchThatIsRejectedIsToldOneByOne(t *testing.T) {
+// The members of a rejected batch are delivered one by one. Later items are delivered in batches again.
+func TestRejectedBatchIsDeliveredOneByOne(t *testing.T) {
 	p := newPlan(Terms{Batch: 3})
 	for _, event := range []string{"A", "B", "C", "D", "E"} {
 		p.owe(event, scheduled, far)
@@ -395,9 +395,9 @@ func TestABatchThatIsRejectedIsToldOneByOne(t *testing.T) {
 	p.want(t, "the rest", p.try(), "D-scheduled", "E-scheduled")
 }
 
-// With latest the newest stands for all of its event; with drop what it overtook goes, and a scheduled whose time has
-// passed.
-func TestLateChangesGoAsTheRouteWants(t *testing.T) {
+// With latest, the newest change of an event replaces the older ones. With drop, older changes are dropped, and a
+// scheduled one whose time has passed.
+func TestLateChanges(t *testing.T) {
 	p := newPlan(Terms{Late: LateLatest, Batch: 5})
 	p.owe("A", scheduled, far)
 	p.owe("A", updated, far)
@@ -431,8 +431,8 @@ func TestLateChangesGoAsTheRouteWants(t *testing.T) {
 	}
 }
 
-// What is no longer pending is not attempted, wherever it stands.
-func TestWhatWasGivenUpIsNotAttempted(t *testing.T) {
+// Removed items are not attempted, wherever they are in the queue.
+func TestRemovedItemsAreNotAttempted(t *testing.T) {
 	for _, late := range []Late{LateSend, LateLatest} {
 		p := newPlan(Terms{Late: late, Batch: 10})
 		first, second, third := p.owe("A", scheduled, far), p.owe("A", updated, far), p.owe("A", "started", 0)
@@ -445,7 +445,7 @@ func TestWhatWasGivenUpIsNotAttempted(t *testing.T) {
 	}
 }
 
-// A route with more than one attempt at a time makes them for different events only.
+// Concurrent attempts on a route are about different events.
 func TestParallelAttemptsAreOfDifferentEvents(t *testing.T) {
 	p := newPlan(Terms{Parallel: 2})
 	p.owe("A", scheduled, far)
@@ -462,8 +462,8 @@ func TestParallelAttemptsAreOfDifferentEvents(t *testing.T) {
 	p.want(t, "then", p.try(), "A-started")
 }
 
-// An event waits for its attempt under way, also when somebody has dropped what that is of.
-func TestAnEventWaitsForItsAttemptThoughThatWasDropped(t *testing.T) {
+// An event waits for its attempt under way even if the item being attempted is removed.
+func TestEventWaitsForItsAttemptEvenIfItsItemWasRemoved(t *testing.T) {
 	p := newPlan(Terms{Parallel: 2})
 	dropped := p.owe("A", scheduled, far)
 	a, _ := p.next()
@@ -474,8 +474,8 @@ func TestAnEventWaitsForItsAttemptThoughThatWasDropped(t *testing.T) {
 	p.want(t, "then", p.try(), "A-updated")
 }
 
-// While stopping, only what was never refused is tried.
-func TestAStopTriesOnlyWhatIsNew(t *testing.T) {
+// While stopping, only items that never failed are attempted.
+func TestStopMakesOnlyFirstAttempts(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("A", scheduled, far)
 	p.fails(false, 0)
@@ -486,8 +486,8 @@ func TestAStopTriesOnlyWhatIsNew(t *testing.T) {
 	p.want(t, "then", p.try())
 }
 
-// What is replayed goes before what is newer.
-func TestWhatIsReplayedGoesInOrder(t *testing.T) {
+// Replayed items are attempted before newer ones.
+func TestReplayedItemsGoInOrder(t *testing.T) {
 	p := newPlan(Terms{})
 	old := &Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}}
 	p.seq = 10
@@ -497,8 +497,8 @@ func TestWhatIsReplayedGoesInOrder(t *testing.T) {
 	p.want(t, "then", p.try(), "A-started")
 }
 
-// What failed and begins sooner goes before what is urgent and came after its attempt.
-func TestTheUrgentWaitsForWhatBeginsSooner(t *testing.T) {
+// A failed event that starts sooner goes before an urgent item that arrived after its attempt.
+func TestUrgentItemWaitsForAnEventThatStartsSooner(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("A", scheduled, 5*time.Minute)
 	p.fails(false, 0)
@@ -508,8 +508,8 @@ func TestTheUrgentWaitsForWhatBeginsSooner(t *testing.T) {
 	p.want(t, "the later", p.try(), "B-scheduled")
 }
 
-// A route that drops what is late and has a fallback drops nothing when that takes over: only once its time has passed.
-func TestWhatFallsBackIsNotLateYet(t *testing.T) {
+// A route with LateDrop doesn't drop an item when it falls back, only once the item is late.
+func TestFallingBackDoesNotMakeAnItemLate(t *testing.T) {
 	p := newPlan(Terms{Late: LateDrop, Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
 	p.owe("A", scheduled, 5*time.Minute)
 	p.fails(false, 0)
@@ -523,8 +523,8 @@ func TestWhatFallsBackIsNotLateYet(t *testing.T) {
 	}
 }
 
-// What can't be late falls back from a route that drops what is.
-func TestWhatIsNeverLateFallsBackToo(t *testing.T) {
+// On a route with LateDrop, items that can never be late still fall back.
+func TestItemsThatAreNeverLateFallBack(t *testing.T) {
 	p := newPlan(Terms{Late: LateDrop, Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
 	p.owe("A", updated, far)
 	p.fails(false, 0)
@@ -534,7 +534,7 @@ func TestWhatIsNeverLateFallsBackToo(t *testing.T) {
 	}
 }
 
-// Each change of an event falls back when its own time is over, also when an older one of the event does before.
+// Each change of an event falls back at its own time, even if an older change did earlier.
 func TestEachChangeFallsBackAtItsTime(t *testing.T) {
 	p := newPlan(Terms{Fallback: Fallback{Sink: "b", After: 2 * time.Minute}})
 	first := p.owe("A", scheduled, far)
@@ -548,9 +548,9 @@ func TestEachChangeFallsBackAtItsTime(t *testing.T) {
 	}
 }
 
-// What a route was refused counts anew after an acceptance and after a restart: three times over thirty seconds, however
-// its events had failed before.
-func TestRefusalsCountAnew(t *testing.T) {
+// Refusals are counted from zero after an acceptance and after a restart, even if events had failed before: it takes
+// three over thirty seconds again to block the route.
+func TestRefusalsAreCountedFromZeroAgain(t *testing.T) {
 	for _, tt := range []struct {
 		claim string
 		event string // that is refused then; one that was refused before waits alone after an acceptance
@@ -583,8 +583,8 @@ func TestRefusalsCountAnew(t *testing.T) {
 	}
 }
 
-// What is delivered, given up or taken apart leaves nothing behind.
-func TestNothingStaysOfWhatIsDone(t *testing.T) {
+// Items that were delivered, dropped or split from their batch leave nothing in the schedule.
+func TestFinishedItemsLeaveNothingInMemory(t *testing.T) {
 	for _, terms := range []Terms{{Batch: 3}, grouped} {
 		p := newPlan(terms)
 		for _, batch := range []uint64{0, 7} { // without progress, and with
@@ -607,8 +607,8 @@ func TestNothingStaysOfWhatIsDone(t *testing.T) {
 	}
 }
 
-// A blocked route for which nothing is pending has nothing to wait for.
-func TestABlockedRouteWithNothingPendingSleeps(t *testing.T) {
+// A blocked route with nothing pending causes no wake-up.
+func TestBlockedRouteWithNothingPendingSleeps(t *testing.T) {
 	p := blockedPlan("A")
 	if _, wake := p.next(); wake.IsZero() || !wake.Equal(p.probe) {
 		t.Errorf("with one event it wakes at %v, want at the next probe, %v", wake, p.probe)
@@ -624,8 +624,8 @@ func TestABlockedRouteWithNothingPendingSleeps(t *testing.T) {
 	}
 }
 
-// A batch that made progress is told as it is: nothing else is told with it, and none of it with something else.
-func TestABatchWithProgressStaysAsItIs(t *testing.T) {
+// A batch that made progress is repeated as it is: no item is added, and none is delivered in another batch.
+func TestBatchWithProgressKeepsItsMembers(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
 	p.owe("NEAR", scheduled, time.Minute)
 	for _, event := range []string{"A", "B"} {
@@ -639,8 +639,9 @@ func TestABatchWithProgressStaysAsItIs(t *testing.T) {
 	p.want(t, "the rest", p.try(), "FAR-scheduled")
 }
 
-// What is dropped of a batch with progress leaves the rest of it together, another change of the same event too.
-func TestABatchWithProgressLosesOnlyWhatIsDropped(t *testing.T) {
+// When an item of a batch with progress is removed, the others stay together, including other changes of the same
+// event.
+func TestBatchWithProgressLosesOnlyRemovedItems(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
 	var items []*Item
 	for n, event := range []string{"A", "A", "B"} {
@@ -656,8 +657,8 @@ func TestABatchWithProgressLosesOnlyWhatIsDropped(t *testing.T) {
 	}
 }
 
-// A probe is of what is urgent first, also while that may not go by itself.
-func TestAProbeIsOfTheUrgentFirst(t *testing.T) {
+// A probe takes an urgent item first, even while urgent items may not go ahead of the schedule.
+func TestProbeTakesUrgentItemsFirst(t *testing.T) {
 	p := blockedPlan("A", "B", "C")
 	p.now = p.probe.Add(-2 * time.Second)
 	p.owe("U1", scheduled, 5*time.Minute)
@@ -674,9 +675,9 @@ func TestAProbeIsOfTheUrgentFirst(t *testing.T) {
 	p.want(t, "the probe", p.fails(true, 0), "U2-scheduled")
 }
 
-// A destination that takes nothing is not met by a storm: when deliveries about several events have failed, it is tried
-// once in a while, and the first acceptance lets all of them go.
-func TestADestinationThatIsDownIsTriedOnceInAWhile(t *testing.T) {
+// A destination that is down gets no storm of attempts: once deliveries of several events have failed, it gets one
+// attempt at a time. The first acceptance lets all of them go.
+func TestDestinationThatIsDownGetsOneAttemptAtATime(t *testing.T) {
 	p := newPlan(Terms{Parallel: 4})
 	const events = 1000
 	for n := range events {
@@ -716,8 +717,8 @@ func TestADestinationThatIsDownIsTriedOnceInAWhile(t *testing.T) {
 	}
 }
 
-// Latest is about events: of what is about the bridge nothing stands for anything else, and all of it is told.
-func TestLatestLeavesOutNothingAboutTheBridge(t *testing.T) {
+// LateLatest applies only to events: every message about the bridge is delivered.
+func TestLatestDeliversAllMessagesAboutTheBridge(t *testing.T) {
 	p := newPlan(Terms{Late: LateLatest})
 	for _, id := range []string{"first", "second", "third"} {
 		p.put(&Item{Message: &Message{Seq: p.seq + 1, ID: id}, Pending: p.now}, p.now)
@@ -728,8 +729,8 @@ func TestLatestLeavesOutNothingAboutTheBridge(t *testing.T) {
 	}
 }
 
-// A reminder says nothing newer, so what it reminds of is not late because of it.
-func TestAReminderMakesNothingLate(t *testing.T) {
+// A reminder doesn't change the state of the event, so it doesn't make older changes late.
+func TestReminderMakesNothingLate(t *testing.T) {
 	p := newPlan(Terms{Late: LateDrop})
 	p.owe("A", scheduled, far)
 	p.owe("A", reminder, far)
@@ -740,8 +741,8 @@ func TestAReminderMakesNothingLate(t *testing.T) {
 	p.want(t, "then", p.try(), "A-reminder")
 }
 
-// A stop does not try a blocked route, neither for what is urgent nor because its probe is due.
-func TestAStopLeavesABlockedRouteAlone(t *testing.T) {
+// While stopping, a blocked route is not attempted, neither for urgent items nor for a due probe.
+func TestStopDoesNotTryABlockedRoute(t *testing.T) {
 	p := blockedPlan("A")
 	p.owe("URGENT", scheduled, time.Minute)
 	p.owe("B", scheduled, far)
@@ -753,8 +754,8 @@ func TestAStopLeavesABlockedRouteAlone(t *testing.T) {
 	}
 }
 
-// After a restart an event that failed often waits as after a first failure.
-func TestARestartForgetsFailures(t *testing.T) {
+// After a restart, an event that had failed often waits as after a first failure.
+func TestRestartForgetsFailures(t *testing.T) {
 	p := newPlan(Terms{})
 	p.random = func() float64 { return 1 }
 	p.owe("A", scheduled, far)
@@ -769,8 +770,8 @@ func TestARestartForgetsFailures(t *testing.T) {
 	}
 }
 
-// An event whose last change was accepted is like any other: if its next is refused, the destination is to blame.
-func TestAnAcceptedEventIsToBlameForNothing(t *testing.T) {
+// An event whose last change was accepted doesn't wait alone: refusals of its next change block the route.
+func TestRefusalsOfAnAcceptedEventBlockTheRoute(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("A", scheduled, far)
 	p.owe("A", updated, far)
@@ -785,9 +786,9 @@ func TestAnAcceptedEventIsToBlameForNothing(t *testing.T) {
 	}
 }
 
-// A destination is down as well when what it did not take is gone: dropped, late, or given up for want of room. But one
-// event is one, however often it comes and goes.
-func TestWhatIsGoneCountsForADestinationThatIsDown(t *testing.T) {
+// Failed deliveries that are no longer pending (dropped, late, or over the bounds) still count towards down. Each event
+// counts once, however often it fails.
+func TestRemovedItemsCountForADestinationThatIsDown(t *testing.T) {
 	p := newPlan(Terms{})
 	for n := range 20 {
 		i := p.owe(fmt.Sprint("EVENT-", max(0, n-12)), scheduled, far)
@@ -806,7 +807,7 @@ func TestWhatIsGoneCountsForADestinationThatIsDown(t *testing.T) {
 }
 
 // A destination that is down again, after an acceptance or a restart, is tried again after a second, as at first.
-func TestADestinationThatIsDownAgainIsTriedSoon(t *testing.T) {
+func TestDestinationThatIsDownAgainIsTriedSoon(t *testing.T) {
 	for _, accepts := range []bool{true, false} {
 		p := newPlan(Terms{})
 		p.random = func() float64 { return 1 }
@@ -856,7 +857,7 @@ func downPlan(terms Terms) *plan {
 	return p
 }
 
-// Only one probe is under way at a time, also where more attempts could be, whatever is urgent.
+// Only one probe is under way at a time, even if the route allows more attempts and an item is urgent.
 func TestOneProbeAtATime(t *testing.T) {
 	p := downPlan(Terms{Parallel: 4})
 	p.now = p.probe
@@ -868,8 +869,8 @@ func TestOneProbeAtATime(t *testing.T) {
 	p.want(t, "beside it", p.try())
 }
 
-// A message about the bridge goes alone, also when it is its turn before that of events of which only the latest are told.
-func TestAMessageAboutTheBridgeIsNoPartOfADigest(t *testing.T) {
+// With LateLatest, a message about the bridge is attempted on its own, even when its turn comes before that of events.
+func TestMessageAboutTheBridgeIsNoPartOfADigest(t *testing.T) {
 	p := newPlan(Terms{Late: LateLatest, Batch: 10})
 	for n := range 8 {
 		p.owe(fmt.Sprint("EVENT-", n), scheduled, far)
@@ -880,8 +881,8 @@ func TestAMessageAboutTheBridgeIsNoPartOfADigest(t *testing.T) {
 	p.want(t, "the probe", p.fails(false, 0), "-")
 }
 
-// What is urgent stays so until it is attempted, though something else of its event comes after it.
-func TestWhatIsUrgentStaysUrgent(t *testing.T) {
+// An urgent item stays urgent until it is attempted, even if another change of its event arrives after it.
+func TestUrgentItemsStayUrgent(t *testing.T) {
 	p := blockedPlan("A")
 	p.owe("U", scheduled, time.Minute)
 	p.want(t, "at once", p.fails(true, 0), "U-scheduled")
@@ -891,8 +892,8 @@ func TestWhatIsUrgentStaysUrgent(t *testing.T) {
 	p.want(t, "five seconds later", p.fails(true, 0), "B-started")
 }
 
-// An attempt that was due anyway does not count among those that beat the schedule.
-func TestAnAttemptThatWasDueBeatsNothing(t *testing.T) {
+// An attempt that was due anyway doesn't count as one ahead of the schedule.
+func TestDueAttemptIsNotAheadOfTheSchedule(t *testing.T) {
 	p := newPlan(Terms{})
 	p.random = func() float64 { return 1 }
 	p.owe("A", scheduled, time.Minute)
@@ -903,8 +904,8 @@ func TestAnAttemptThatWasDueBeatsNothing(t *testing.T) {
 	p.want(t, "once more", p.fails(false, 0))
 }
 
-// What is urgent and begins sooner goes before what is ready.
-func TestTheUrgentThatBeginsSoonerGoesFirst(t *testing.T) {
+// An urgent item whose event starts sooner goes before one that is ready.
+func TestUrgentItemThatStartsSoonerGoesFirst(t *testing.T) {
 	p := newPlan(Terms{})
 	p.owe("U", scheduled, time.Minute)
 	p.fails(false, 0)
@@ -916,7 +917,7 @@ func TestTheUrgentThatBeginsSoonerGoesFirst(t *testing.T) {
 }
 
 // After an acceptance the next change of an event waits as after a first failure.
-func TestAnAcceptanceForgetsFailures(t *testing.T) {
+func TestAcceptanceForgetsFailures(t *testing.T) {
 	p := newPlan(Terms{})
 	p.random = func() float64 { return 1 }
 	p.owe("A", scheduled, far)
@@ -932,9 +933,9 @@ func TestAnAcceptanceForgetsFailures(t *testing.T) {
 	}
 }
 
-// An event of a batch with progress before which something was replayed is told that first, and is no part of the
-// attempt at the batch.
-func TestWhatIsReplayedBeforeABatchWithProgress(t *testing.T) {
+// If an item is replayed ahead of an event's batch with progress, the event takes no part in the next attempt of the
+// batch, and the replayed item is delivered first.
+func TestReplayedItemGoesBeforeABatchWithProgress(t *testing.T) {
 	p := newPlan(Terms{Batch: 5})
 	p.seq = 10
 	for n, event := range []string{"A", "B"} {

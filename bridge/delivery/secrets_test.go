@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Files with credentials are looked at every two seconds, not more often, and only a change counts: of what is in one,
-// that it comes, or that it goes.
-func TestSecretsAreLookedAtEveryTwoSeconds(t *testing.T) {
+// Secret files are checked at most every two seconds. Only a change counts: of the content, or that a file appears or
+// disappears.
+func TestSecretsAreCheckedEveryTwoSeconds(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	s := secrets{files: []string{file}}

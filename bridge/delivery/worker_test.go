@@ -141,9 +141,9 @@ var errDown = errors.New("connection refused")
 
 var digest = delivery.Terms{Late: delivery.LateLatest, Digest: delivery.Digest{Above: 2, Within: 20 * time.Second}}
 
-// A batch that made progress is repeated with the same members and with its progress, whatever comes meanwhile, across
-// a restart too. What came meanwhile follows.
-func TestABatchThatMadeProgressIsRepeatedAsItWas(t *testing.T) {
+// A batch that made progress is repeated with the same members and with its progress, whatever arrives meanwhile, also
+// after a restart. Newer items follow.
+func TestBatchWithProgressIsRepeatedWithTheSameMembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, d := newMemory(), &destination{}
 		r := start(t, m, d, digest)
@@ -181,8 +181,8 @@ func TestABatchThatMadeProgressIsRepeatedAsItWas(t *testing.T) {
 	})
 }
 
-// A batch without progress that is rejected is taken apart; one with progress is not, because some have it already.
-func TestARejectedBatchIsTakenApartUnlessSomebodyHasIt(t *testing.T) {
+// A rejected batch is split if it made no progress. One with progress is not, because some recipients have it already.
+func TestRejectedBatchIsSplitUnlessItMadeProgress(t *testing.T) {
 	reject := func(batch []delivery.Delivery) (delivery.Answer, error) {
 		for _, d := range batch {
 			if d.Event.ID() == "E2-scheduled" {
@@ -221,8 +221,8 @@ func TestARejectedBatchIsTakenApartUnlessSomebodyHasIt(t *testing.T) {
 	}
 }
 
-// Nothing of a group overtakes what waits for its time, and what is moved is attempted at its new time only.
-func TestWhatWaitsForItsTimeIsNotOvertaken(t *testing.T) {
+// No later item of a group overtakes one that is not due yet. An item that is moved is attempted only at its new time.
+func TestItemsThatAreNotDueAreNotOvertaken(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
 		began := time.Now()
 		waits := change(1, "E1", "scheduled", 2*time.Hour)
@@ -242,8 +242,8 @@ func TestWhatWaitsForItsTimeIsNotOvertaken(t *testing.T) {
 	})
 }
 
-// What becomes due while the route waits is urgent from then on.
-func TestWhatBecomesDueIsUrgentThen(t *testing.T) {
+// An item that becomes due while the route waits is urgent from then on.
+func TestItemIsUrgentOnceItIsDue(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
 		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
 		r.add(change(1, "E1", "scheduled", 24*time.Hour))
@@ -259,9 +259,9 @@ func TestWhatBecomesDueIsUrgentThen(t *testing.T) {
 	})
 }
 
-// What was tried in vain for as long as the terms say falls back, once, also while an attempt at it hangs. Neither a
-// heartbeat does, nor what came as a fallback itself.
-func TestWhatIsTriedInVainFallsBackOnce(t *testing.T) {
+// Items that were not delivered within the time of the terms fall back, once, even while an attempt hangs. Heartbeats
+// don't, nor do items that are themselves fallbacks.
+func TestUndeliveredItemsFallBackOnce(t *testing.T) {
 	for _, hang := range []bool{false, true} {
 		terms := delivery.Terms{Fallback: delivery.Fallback{Sink: "b", After: 10 * time.Minute}}
 		bubble(t, terms, func(t *testing.T, r *route) {
@@ -281,9 +281,9 @@ func TestWhatIsTriedInVainFallsBackOnce(t *testing.T) {
 	}
 }
 
-// A CloudEvent that can never be read again is a dead letter; the others of its batch are not, and one that can't be
+// A CloudEvent that can never be read again becomes a dead letter. The others of its batch don't, and one that can't be
 // read at the moment is tried again.
-func TestOnlyWhatIsLostIsGivenUp(t *testing.T) {
+func TestOnlyLostItemsBecomeDeadLetters(t *testing.T) {
 	bubble(t, delivery.Terms{Batch: 10}, func(t *testing.T, r *route) {
 		r.lost[2] = true
 		r.unread = errors.New("input/output error")
@@ -301,9 +301,9 @@ func TestOnlyWhatIsLostIsGivenUp(t *testing.T) {
 	})
 }
 
-// Of a route whose deliveries must not be repeated every result is on the disk before the next attempt, not only that one
-// was accepted: after a crash, what was done of a delivery and what was rejected would be done again.
-func TestEachResultOfADurableRouteIsOnTheDiskFirst(t *testing.T) {
+// A route with Durable has every result on disk before the next attempt, not only acceptances: progress and rejections
+// would be repeated after a crash.
+func TestDurableRouteWritesEachResultFirst(t *testing.T) {
 	for _, durable := range []bool{true, false} {
 		for _, err := range []error{nil, errDown, fmt.Errorf("%w: 422", delivery.ErrRejected), delivery.ErrBlocked} {
 			bubble(t, delivery.Terms{Durable: durable}, func(t *testing.T, r *route) {
@@ -343,8 +343,8 @@ func (c *tally) Accepted(_ string, lag time.Duration) {
 func (c *tally) Superseded(_ string, n int)     { c.add("superseded", n) }
 func (c *tally) Failed(_ string, reason string) { c.add(reason, 1) }
 
-// What becomes of each delivery is counted once per attempt: what a rejected batch holds is tried again one by one, what
-// is rejected alone is a dead letter and no failure, and only with an acceptance older changes are superseded.
+// Each delivery is counted once per attempt. Members of a rejected batch count as tried again, a delivery rejected
+// alone is a dead letter and no failure, and older changes count as superseded only with an acceptance.
 func TestEachOutcomeIsCounted(t *testing.T) {
 	rejected := fmt.Errorf("%w: 422", delivery.ErrRejected)
 	two := []string{"E1", "E2"}
@@ -390,7 +390,7 @@ func TestEachOutcomeIsCounted(t *testing.T) {
 	}
 }
 
-// How long an attempt took is counted, and how long it took from when the delivery was due until it was accepted.
+// The duration of an attempt is measured, and the time from due to accepted.
 func TestTimesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		count := &tally{counts: map[string]int{}}
@@ -412,8 +412,8 @@ func TestTimesAreCounted(t *testing.T) {
 	})
 }
 
-// How long a retry waits is the caller's dice: a part of the wait, which doubles from a second.
-func TestTheJitterIsTheCallers(t *testing.T) {
+// The caller's Random decides the jitter: each wait is a part of the backoff, which doubles from a second.
+func TestRandomIsTheSourceOfJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &destination{answer: fails(errDown)}
 		r := startWith(t, newMemory(), d, delivery.Config{Random: func() float64 { return 0.5 }})
@@ -429,8 +429,8 @@ func TestTheJitterIsTheCallers(t *testing.T) {
 	})
 }
 
-// A file with credentials that changes is noticed within two seconds, and what waits is tried at once.
-func TestANewSecretIsTriedAtOnce(t *testing.T) {
+// A changed secret file is noticed within two seconds, and waiting deliveries are attempted at once.
+func TestChangedSecretIsTriedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "token")
 		write := func(secret string) {
@@ -454,8 +454,8 @@ func TestANewSecretIsTriedAtOnce(t *testing.T) {
 	})
 }
 
-// A stop waits for an attempt under way, and what became of that counts.
-func TestAStopWaitsForTheAttemptUnderWay(t *testing.T) {
+// A stop waits for an attempt under way, and its result counts.
+func TestStopWaitsForTheAttemptUnderWay(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
 		r.say(func([]delivery.Delivery) (delivery.Answer, error) {
 			time.Sleep(time.Minute)
@@ -468,8 +468,8 @@ func TestAStopWaitsForTheAttemptUnderWay(t *testing.T) {
 	})
 }
 
-// A worker that another one takes over from finishes the attempt under way and begins no other.
-func TestAWorkerThatLeavesBeginsNothing(t *testing.T) {
+// A worker that another one takes over from finishes its attempt under way and begins no other.
+func TestLeavingWorkerBeginsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, d := newMemory(), &destination{}
 		d.say(func([]delivery.Delivery) (delivery.Answer, error) {
@@ -491,8 +491,8 @@ func TestAWorkerThatLeavesBeginsNothing(t *testing.T) {
 	})
 }
 
-// An attempt that is canceled and accepted all the same is accepted.
-func TestWhatIsAcceptedAtTheLastMomentIsAccepted(t *testing.T) {
+// A canceled attempt that still succeeds counts as accepted.
+func TestCanceledAttemptMayBeAccepted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemory()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -518,9 +518,8 @@ func (lastMoment) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.
 	return delivery.Answer{}, nil
 }
 
-// An attempt may take as long as its timeout, and without one as long as it likes. What is accepted after that all the
-// same is accepted.
-func TestAnAttemptEndsAtItsTimeout(t *testing.T) {
+// An attempt may take as long as its timeout, and any time without one. An acceptance after the timeout still counts.
+func TestAttemptEndsAtItsTimeout(t *testing.T) {
 	for _, timeout := range []time.Duration{0, 5 * time.Second} {
 		for _, obeys := range []bool{true, false} {
 			bubble(t, delivery.Terms{Timeout: timeout}, func(t *testing.T, r *route) {
@@ -543,9 +542,9 @@ func TestAnAttemptEndsAtItsTimeout(t *testing.T) {
 	}
 }
 
-// Whoever asks sees whether the destination refuses, and the error of what waits or, if nothing does, of the last dead
+// State tells whether the destination refuses, and the error of a waiting delivery or, if none waits, of the last dead
 // letter.
-func TestTheStateSaysWhatIsWrong(t *testing.T) {
+func TestStateSaysWhatIsWrong(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
 		rejects := func(ids ...string) func([]delivery.Delivery) (delivery.Answer, error) {
 			return func(batch []delivery.Delivery) (delivery.Answer, error) {
@@ -578,8 +577,8 @@ func TestTheStateSaysWhatIsWrong(t *testing.T) {
 	})
 }
 
-// That a sink recovered is one line in the log, with how many attempts failed.
-func TestARecoveryIsLogged(t *testing.T) {
+// The recovery of a sink is one line in the log, with the number of failed attempts.
+func TestRecoveryIsLogged(t *testing.T) {
 	for _, fail := range []int{1, 3} {
 		synctest.Test(t, func(t *testing.T) {
 			var log strings.Builder
@@ -600,8 +599,8 @@ func TestARecoveryIsLogged(t *testing.T) {
 	}
 }
 
-// With latest a message names what it stands for, each group what is its own.
-func TestTheLatestNamesWhatItStandsFor(t *testing.T) {
+// With LateLatest a delivery lists the older changes that it replaces, each group only its own.
+func TestLatestListsTheMissedChanges(t *testing.T) {
 	for _, n := range []int{0, 1, 3} {
 		bubble(t, digest, func(t *testing.T, r *route) {
 			items := wave()
@@ -623,9 +622,9 @@ func TestTheLatestNamesWhatItStandsFor(t *testing.T) {
 	}
 }
 
-// What is older than max_age and was tried is given up, with the older changes that it stands for. What is just as old
-// gets another chance.
-func TestWhatIsTooOldIsGivenUpWithWhatItStandsFor(t *testing.T) {
+// An attempted item older than max_age becomes a dead letter, with the older changes that it replaces. One exactly that
+// old is tried again.
+func TestExpiredItemsTakeTheOlderChangesWithThem(t *testing.T) {
 	bubble(t, delivery.Terms{Late: delivery.LateLatest, MaxAge: 10 * time.Second, Timeout: 10 * time.Second}, func(t *testing.T, r *route) {
 		r.hang = true
 		r.add(change(1, "E1", "scheduled", 24*time.Hour), change(2, "E1", "updated", 24*time.Hour))
@@ -642,7 +641,7 @@ func TestWhatIsTooOldIsGivenUpWithWhatItStandsFor(t *testing.T) {
 	})
 }
 
-// A receipt comes back with the next delivery of its group, from whichever answer it came, and to no other group.
+// A receipt is returned with the next delivery of its group, whichever answer it was in, and with no other group.
 func TestReceiptsBelongToTheirGroup(t *testing.T) {
 	for _, err := range []error{nil, errDown, fmt.Errorf("%w: 422", delivery.ErrRejected)} {
 		bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
@@ -666,8 +665,8 @@ func TestReceiptsBelongToTheirGroup(t *testing.T) {
 	}
 }
 
-// What somebody takes away while it waits is attempted no more, and the worker goes on.
-func TestWhatIsTakenAwayIsAttemptedNoMore(t *testing.T) {
+// A waiting item that is removed is not attempted again, and the worker continues.
+func TestRemovedItemIsNotAttemptedAgain(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
 		r.say(fails(errDown))
 		r.add(change(1, "E1", "scheduled", time.Hour), change(2, "E1", "started", 0), change(3, "E2", "scheduled", time.Hour))
@@ -680,8 +679,8 @@ func TestWhatIsTakenAwayIsAttemptedNoMore(t *testing.T) {
 	})
 }
 
-// A sink that panics fails an attempt, and one that does not return holds up neither the stop nor the program.
-func TestASinkCannotEndTheWorker(t *testing.T) {
+// A panic in a sink is a failed attempt. A sink that does not return delays neither the stop nor the program.
+func TestSinkCannotEndTheWorker(t *testing.T) {
 	bubble(t, delivery.Terms{}, func(t *testing.T, r *route) {
 		r.say(func([]delivery.Delivery) (delivery.Answer, error) { panic("oh") })
 		r.add(change(1, "E1", "scheduled", time.Hour))
@@ -695,9 +694,9 @@ func TestASinkCannotEndTheWorker(t *testing.T) {
 	})
 }
 
-// A route that acts on what is true now drops what a newer change overtook, and a scheduled whose time has come, even
-// while it is blocked. What it is doing at the moment it finishes.
-func TestWhatComesTooLateIsDropped(t *testing.T) {
+// With LateDrop, older changes are dropped, and a scheduled one whose time has passed, even while the route is blocked.
+// An attempt under way is finished.
+func TestLateItemsAreDropped(t *testing.T) {
 	bubble(t, delivery.Terms{Late: delivery.LateDrop}, func(t *testing.T, r *route) {
 		r.say(fails(fmt.Errorf("%w: 401", delivery.ErrBlocked)))
 		r.add(change(1, "E1", "scheduled", 3*time.Hour), change(2, "E2", "scheduled", 2*time.Hour))
@@ -716,9 +715,9 @@ func TestWhatComesTooLateIsDropped(t *testing.T) {
 	})
 }
 
-// An event that another took the place of is told to be gone before the other is told of, also by a sink that takes one
-// delivery at a time, and after it was out of reach. It does not wait longer than what it goes before.
-func TestTheEndOfAReplacedEventComesBeforeItsReplacement(t *testing.T) {
+// The end of a replaced event is delivered before the event that replaced it, also by a sink that takes one delivery at
+// a time, and after an outage. It waits no longer than its replacement.
+func TestEndOfAReplacedEventComesFirst(t *testing.T) {
 	gone := func(seq uint64) delivery.Item {
 		i := change(seq, "old", "vanished", time.Hour)
 		i.Replaced = true
@@ -775,9 +774,9 @@ func TestTheEndOfAReplacedEventComesBeforeItsReplacement(t *testing.T) {
 	})
 }
 
-// What was muted for longer than max_age is tried all the same, and its age counts from the end. The sink learns of the
-// mute. An older change is superseded, and no dead letter, also of a sink that drops late ones.
-func TestWhatWasMutedIsDeliveredAtTheEnd(t *testing.T) {
+// Items that were muted for longer than max_age are still attempted, and their age counts from the end of the mute. The
+// sink gets the mute. Older changes are superseded and don't become dead letters, even with LateDrop.
+func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 	terms := delivery.Terms{MaxAge: time.Hour, Late: delivery.LateDrop}
 	bubble(t, terms, func(t *testing.T, r *route) {
 		down := errors.New("down")
