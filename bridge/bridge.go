@@ -99,7 +99,7 @@ type Bridge struct {
 	deciding     sync.Mutex    // held while changes are derived from open events and committed; taken before mu
 	nextReminder time.Time     // no reminder is due before; guarded by deciding
 	routed       chan struct{} // closed when Run has set the routes
-	over         chan struct{} // closed when Run is to stop
+	watchEnded   chan struct{} // closed when the poll loop has ended
 	identified   chan struct{} // closed when instance metadata answered, or will not soon
 	identity     chan struct{} // asks for it at once
 	pauses       pauseDetector // notices when this machine stood still
@@ -148,7 +148,7 @@ func New(o Options) *Bridge {
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
 		lastHeartbeat: map[string]time.Time{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
 		troubled: map[string]bool{}, dead: map[string]*unreportedDead{},
-		routed: make(chan struct{}), over: make(chan struct{}),
+		routed: make(chan struct{}), watchEnded: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
@@ -256,7 +256,7 @@ func (b *Bridge) Run(ctx context.Context) error {
 	loops.Go(func() { b.discover(ctx) })
 	loops.Go(func() { every(ctx, b.pauses.every, b.notePause) })
 	b.watch(ctx)
-	close(b.over)
+	close(b.watchEnded)
 	loops.Wait()
 
 	b.reportDead(time.Now(), 0)

@@ -64,7 +64,7 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 		if taken := b.Outbox.TakenUp(); taken != nil {
 			select {
 			case <-taken:
-			case <-b.over:
+			case <-b.watchEnded:
 				return b.Outbox.Durable, false
 			}
 		}

@@ -143,7 +143,7 @@ func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	select {
 	case <-b.identified:
 	case <-ctx.Done():
-	case <-b.over:
+	case <-b.watchEnded:
 	case <-time.After(limit):
 		b.Log.Warn("instance metadata does not answer; continuing without a confirmed VM name")
 	}

@@ -21,7 +21,7 @@ type Mute = delivery.Mute
 // The bounds of mutes.
 const (
 	LongestMute = 30 * 24 * time.Hour
-	mostMutes   = 100
+	maxMutes   = 100
 )
 
 // NewMute returns the mute that somebody asks for: m has what, why and who. all are the existing mutes.
@@ -35,7 +35,7 @@ func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Ti
 		return m, errors.New("a mute needs a reason")
 	case badPattern != nil:
 		return m, fmt.Errorf("%q is no pattern of VM names; expected one such as vm-db-*", m.VM)
-	case active >= mostMutes:
+	case active >= maxMutes:
 		return m, fmt.Errorf("there are %d mutes; end one first", active)
 	}
 	for i, azureType := range m.Types {

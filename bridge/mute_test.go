@@ -208,7 +208,7 @@ func TestWhatAMuteNeeds(t *testing.T) {
 		t.Errorf("NewMute = %+v, %v", first, err)
 	}
 	all := []*delivery.Mute{&first}
-	for len(all) < mostMutes {
+	for len(all) < maxMutes {
 		m, err := NewMute(delivery.Mute{Why: "x"}, time.Hour, all, now)
 		if err != nil || slices.ContainsFunc(all, func(other *delivery.Mute) bool { return other.ID == m.ID }) {
 			t.Fatalf("mute %d is %+v, %v", len(all), m, err)

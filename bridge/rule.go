@@ -38,7 +38,7 @@ func no(format string, args ...any) ruling {
 	return ruling{final: true, why: fmt.Sprintf(format, args...)}
 }
 
-func notForIt(format string, args ...any) ruling {
+func notApplicable(format string, args ...any) ruling {
 	r := no(format, args...)
 	r.notApplicable = true
 	return r
@@ -116,20 +116,20 @@ func (r Rule) picks(e imds.Event, fields map[string]any, self string) ruling {
 	others := slices.DeleteFunc(slices.Clone(e.Resources), func(vm string) bool { return imds.SameVM(vm, self) })
 	switch { // first the events that the rule is not for
 	case !has(only.Types, e.Type) || !has(TypesValues, e.Type):
-		return notForIt("only.types: it is a %s", e.Type)
+		return notApplicable("only.types: it is a %s", e.Type)
 	case len(only.Sources) > 0 && e.Source != "" && !has(only.Sources, e.Source):
-		return notForIt("only.sources: it comes from %q", e.Source)
+		return notApplicable("only.sources: it comes from %q", e.Source)
 	case self != "" && len(e.Resources) > 0 && !e.Affects(self):
-		return notForIt("it does not name this VM")
+		return notApplicable("it does not name this VM")
 	case r.excepts(except, e, self) && (e.Source != "" || len(except.Sources) == 0):
-		return notForIt("except")
+		return notApplicable("except")
 	}
 	if r.Filter.When != nil {
 		switch ok, err := r.Filter.When.holds(fields); {
 		case err != nil:
 			return no("when fails: %v", err)
 		case !ok:
-			return notForIt("when")
+			return notApplicable("when")
 		}
 	}
 	switch { // then every doubt
