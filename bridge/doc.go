@@ -15,7 +15,7 @@
 //     TestAPartialDocumentMakesNothingVanish, TestIfNoneMatch
 //  2. Pending before sent. The document seen and all its CloudEvents are one batch, on disk before the first byte
 //     leaves. A delivery is settled when the destination has accepted it.
-//     TestADeliveryIsStoredBeforeItIsSent, TestOneChangeIsOneBatch, TestReportsAreGrouped
+//     TestADeliveryIsStoredBeforeItIsSent, TestOneChangeIsOneTransaction, TestReportsAreGrouped
 //  3. At least once, and the same change always has the same id: after a crash, a restart, a lost file, from every VM.
 //     TestTheSameChangeHasTheSameIDAfterALossAndFromEveryVM, TestACrashRepeatsWhatWasNotNotedWithTheSameID
 //  4. In order, per destination and Azure event. Another event's changes wait at most for the attempt under way.
@@ -24,12 +24,12 @@
 //     TestASlowSinkDelaysNeitherOthersNorPolling, TestAHangingDiskDelaysOnce
 //  6. Nothing disappears silently. A delivery that fails for good becomes a dead letter, every delivery is recorded,
 //     and every loss of fidelity is logged.
-//     TestWhatIsRejectedIsKept, TestOldDeliveriesExpire, TestOverItsBoundsTheOldestOfTheFullestGoes,
+//     TestWhatIsRejectedIsKept, TestOldDeliveriesExpire, TestBoundsDropTheOldestOfTheLargestQueue,
 //     TestDeadLettersAreReportedTogether
 //  7. Every change of an event is delivered, also changes while the bridge was down, with the gap stated.
 //     TestTheWholeLifeOfAnEventIsDelivered, TestARestartTellsWhatChangedMeanwhile, TestTheOutcomeIsHonest
 //  8. A full or broken disk does not silence it: it runs from memory, says so, and is not ready.
-//     TestAFullDiskSilencesNobody, TestADamagedFileIsReadOrSetAside, TestWithoutADiskTheProgramWorksFromMemory
+//     TestAFullDiskSilencesNobody, TestDamagedFileIsReadOrSetAside, TestWithoutADiskTheProgramWorksFromMemory
 //  9. It never acts on the machine unless told to: without rules nothing is approved, and every doubt means no.
 //     TestTheBridgeNeverActsOnTheMachine, TestEveryDoubtMeansNo, TestAnApprovalSurvivesACrashAtEachStep
 //  10. No secret is ever printed.

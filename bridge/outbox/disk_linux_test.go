@@ -62,9 +62,9 @@ func fill(t *testing.T, dir string) (free func()) {
 	}
 }
 
-// On a disk that is full, when it is opened or later, the outbox works from memory and says why; when there is room
-// again, everything is on disk.
-func TestAFullDiskStopsNothing(t *testing.T) {
+// While the disk is full, from the start or later, the outbox works from memory and says why. Once there is room again,
+// everything is written.
+func TestFullDiskStopsNothing(t *testing.T) {
 	for _, atStart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("at the start %v", atStart), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -107,9 +107,9 @@ func TestAFullDiskStopsNothing(t *testing.T) {
 	}
 }
 
-// From a disk that can only be read all is known, also of the first format; when it can be written again, that goes on
-// as if nothing had been.
-func TestADiskThatCanOnlyBeReadIsRead(t *testing.T) {
+// The content of a read-only disk is loaded, also in the first format. Once the disk is writable, the outbox continues
+// as usual.
+func TestReadOnlyDiskIsRead(t *testing.T) {
 	for _, first := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			dir, remount := smallDisk(t)

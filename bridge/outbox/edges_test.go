@@ -15,8 +15,8 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// Whoever begins to read a route hears at once of what is pending, without a change that wakes it.
-func TestANewReaderHearsAtOnce(t *testing.T) {
+// A new reader of a route is woken at once for what is pending, without another change.
+func TestNewReaderIsWokenAtOnce(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		mustAdd(t, o, "A", "scheduled", "hook")
 		for range 2 {
@@ -32,8 +32,8 @@ func TestANewReaderHearsAtOnce(t *testing.T) {
 	})
 }
 
-// A report that names no time happened now.
-func TestAReportWithoutATimeIsOfNow(t *testing.T) {
+// A report without a time gets the current one.
+func TestReportWithoutATimeIsOfNow(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		mustAdd(t, o, "A", "scheduled", "hook", "other")
 		time.Sleep(time.Hour)
@@ -57,8 +57,8 @@ func TestAReportWithoutATimeIsOfNow(t *testing.T) {
 	})
 }
 
-// The log says what to do about a disk that can't be written, and that it is over.
-func TestTheLogNamesTheRemedyForADisk(t *testing.T) {
+// The log says what to do about a disk that can't be written, and when it works again.
+func TestLogSaysWhatToDoAboutTheDisk(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		hint string
@@ -87,7 +87,7 @@ func TestTheLogNamesTheRemedyForADisk(t *testing.T) {
 	}
 }
 
-// Close fails only when deliveries are lost: nothing is where nothing was pending, or where all is on disk though the file
+// Close fails only when deliveries are lost: not if nothing was pending, and not if everything is on disk but the file
 // could not be closed.
 func TestCloseIsQuietWhenNothingIsLost(t *testing.T) {
 	for _, tt := range []struct {
@@ -113,8 +113,8 @@ func TestCloseIsQuietWhenNothingIsLost(t *testing.T) {
 	}
 }
 
-// A file that could not be made smaller is opened anew, and used again, by the next write.
-func TestAFileThatCannotBeMadeSmallerIsUsedAgain(t *testing.T) {
+// If Compact fails, the next write opens the file again and uses it.
+func TestFileIsUsedAgainAfterFailedCompact(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		mustAdd(t, o, "A", "scheduled", "hook")
 		d.set(func() { d.failCompact, d.opens = errFull, 0 })
@@ -134,8 +134,8 @@ func TestAFileThatCannotBeMadeSmallerIsUsedAgain(t *testing.T) {
 	})
 }
 
-// Grown says that it is time for Maintain once a sixteenth of the history's bound has come, and Maintain begins anew.
-func TestGrownSaysWhenTheHistoryIsToBeBounded(t *testing.T) {
+// Grown is true once the history has grown by a sixteenth of its bound. Maintain resets it.
+func TestGrown(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 160}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		for i := range 10 {
 			mustAdd(t, o, fmt.Sprint("G", i), "scheduled", "hook")
@@ -154,9 +154,9 @@ func TestGrownSaysWhenTheHistoryIsToBeBounded(t *testing.T) {
 	})
 }
 
-// An id that was used again is marked as often as that, at once and after a restart. Of a file that comes late the larger
-// count holds, or an id would be used twice.
-func TestTheLargerCountOfAMarkHolds(t *testing.T) {
+// A mark counts how often its id was used, at once and after a restart. If a file is read late, the larger count is
+// kept, or an id would be used twice.
+func TestLargerCountOfAMarkIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		used := func(o *outbox.Outbox, times int) {
 			t.Helper()
@@ -190,8 +190,8 @@ func TestTheLargerCountOfAMarkHolds(t *testing.T) {
 	})
 }
 
-// A file of the first format that can't be read whole stays as it is, and is migrated when it can.
-func TestAFileThatCannotBeReadWholeIsNotMigrated(t *testing.T) {
+// A file of the first format that can't be read completely stays as it is, and is migrated once it can.
+func TestUnreadableFileIsNotMigrated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := [][]outbox.Write{{
 			{Bucket: "meta", Key: "format", Value: []byte("1")},
@@ -228,8 +228,8 @@ func (s *halfRead) Walk(bucket, from string, visit func(key string, value []byte
 	return s.Storage.Walk(bucket, from, visit)
 }
 
-// Whoever hears too early of a change, while the disk is still busy with it, is woken again when it is there.
-func TestAReaderIsWokenWhenTheDiskHasIt(t *testing.T) {
+// A reader that asks while a change is still being written is woken again once it is on disk.
+func TestReaderIsWokenOnceAChangeIsOnDisk(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		q := o.Queue("hook")
 		hang := make(chan struct{})
@@ -254,8 +254,8 @@ func TestAReaderIsWokenWhenTheDiskHasIt(t *testing.T) {
 	})
 }
 
-// What a file held is the owner's to ask for once.
-func TestWhatWasStoredIsToldOnce(t *testing.T) {
+// Stored returns the owner's state in a file only once.
+func TestStoredReturnsTheStateOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -277,8 +277,8 @@ func TestWhatWasStoredIsToldOnce(t *testing.T) {
 	})
 }
 
-// Nothing is tidied by who only reads, or after the end, and whoever asks for it hears so at once.
-func TestNothingIsTidiedThatCannotBeWritten(t *testing.T) {
+// Maintain and Compact return an error at once if the outbox is read-only or closed.
+func TestReadOnlyOrClosedOutboxIsNotMaintained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		o := open(t, dir, outbox.Options{})
@@ -304,9 +304,9 @@ func TestNothingIsTidiedThatCannotBeWritten(t *testing.T) {
 	})
 }
 
-// A route that the settings never had, to which something is pending, counts as one that went from them: its backlog is
-// given up a day later. One that never had anything is not known.
-func TestABacklogOfARouteThatNeverWasIsGivenUp(t *testing.T) {
+// A route with a backlog that was never in the settings counts as removed: its backlog is given up a day later. One
+// without a backlog is not known.
+func TestBacklogOfAnUnknownRouteIsGivenUp(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		mustAdd(t, o, "A", "scheduled", "typo")
 		o.Queue("idle")
@@ -337,7 +337,7 @@ func TestABacklogOfARouteThatNeverWasIsGivenUp(t *testing.T) {
 	})
 }
 
-// What is dropped of the history because there is too much of it is counted, and nothing else is.
+// History that is dropped because of its bounds is counted, and nothing else is.
 func TestDroppedHistoryIsCounted(t *testing.T) {
 	for _, bounds := range []outbox.Bounds{{History: 5}, {HistoryBytes: 5 * len(body("E0-vanished"))}} {
 		var log lines
@@ -371,8 +371,9 @@ func TestDroppedHistoryIsCounted(t *testing.T) {
 	}
 }
 
-// What a disk had begun to take when it began to hang is bounded as soon as it has failed, without another change.
-func TestWhatAHangingDiskDidNotTakeIsBounded(t *testing.T) {
+// Records being written when the disk begins to hang are bounded as soon as the write has failed, without another
+// change.
+func TestHistoryInFlightIsBoundedWhenTheDiskHangs(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{InMemory: 10}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		hang := make(chan struct{})
 		d.set(func() { d.hang = hang })
@@ -401,8 +402,8 @@ func TestWhatAHangingDiskDidNotTakeIsBounded(t *testing.T) {
 	})
 }
 
-// A dead letter says when it was tried last, how often, and since when and why it is one.
-func TestADeadLetterTellsOfItsAttempts(t *testing.T) {
+// A dead letter has the time of its last attempt, their number, and since when and why it is dead.
+func TestDeadLetterHasItsAttempts(t *testing.T) {
 	for _, tt := range []struct {
 		reason   string
 		failed   bool // the report tells of the attempt by itself
@@ -441,9 +442,9 @@ func TestADeadLetterTellsOfItsAttempts(t *testing.T) {
 	}
 }
 
-// From a file that turns out to be damaged while it is in use, the new one takes over what became of the deliveries, also
-// of those that ended.
-func TestADamagedFileGivesItsHistoryToTheNewOne(t *testing.T) {
+// If a file turns out to be damaged while it is in use, the new file gets the results of its deliveries, also of
+// settled ones.
+func TestHistoryOfADamagedFileIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		s := &breaking{Storage: d}

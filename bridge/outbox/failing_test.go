@@ -37,7 +37,7 @@ func comes(t testing.TB, dir, file string) {
 	}
 }
 
-// Where no file can be made the outbox works from memory and says so; when one can, everything is written.
+// Where no file can be created, the outbox works from memory and says so. Once one can, everything is written.
 func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir, log := notADirectory(t), &lines{}
@@ -70,8 +70,9 @@ func TestWithoutADiskItWorksFromMemory(t *testing.T) {
 	})
 }
 
-// A file that comes late is older: what it holds and memory doesn't know is taken up, and what memory knows stays.
-func TestAFileThatComesLateOverwritesNothing(t *testing.T) {
+// A file that is read late is older than memory: records that memory lacks are loaded, the others are kept as they are
+// in memory.
+func TestFileReadLateOverwritesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		older := t.TempDir()
 		o := open(t, older, outbox.Options{})
@@ -124,9 +125,9 @@ func TestAFileThatComesLateOverwritesNothing(t *testing.T) {
 	})
 }
 
-// A sequence number in a file that comes late is not used again, even if the clock was set back since: what is on record
-// under that number would be taken for the new CloudEvent's.
-func TestAFileThatComesLateKeepsItsSequenceNumbers(t *testing.T) {
+// A sequence number in a file that is read late is not used again, even if the clock was set back since. Otherwise the
+// results of the old CloudEvent would be taken for those of a new one.
+func TestFileReadLateKeepsItsSequenceNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		older := t.TempDir()
 		ahead := time.Now().Add(48 * time.Hour)
@@ -158,8 +159,8 @@ func TestAFileThatComesLateKeepsItsSequenceNumbers(t *testing.T) {
 	})
 }
 
-// A file that comes late and is another VM's is set aside, and nothing of it is taken up.
-func TestAForeignFileThatComesLateIsSetAside(t *testing.T) {
+// Another VM's file that is read late is set aside, and nothing of it is loaded.
+func TestForeignFileReadLateIsSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		theirs := t.TempDir()
 		used(t, theirs)
@@ -186,9 +187,9 @@ func TestAForeignFileThatComesLateIsSetAside(t *testing.T) {
 	})
 }
 
-// An outbox belongs to a VM. On a machine that was cloned it is set aside at once, and nothing of it counts any more,
-// not even what its readers have, nor what they report of it.
-func TestACloneStartsAnew(t *testing.T) {
+// An outbox belongs to one VM. On a cloned machine it is set aside at once, and nothing of it counts any more, not even
+// items that its readers hold or results that they report.
+func TestCloneStartsEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		used(t, dir)
@@ -241,9 +242,9 @@ func TestACloneStartsAnew(t *testing.T) {
 	})
 }
 
-// While the disk fails, what only memory has is bounded; what the disk had is not touched; and everything is on disk
-// when it is back.
-func TestAFailingDiskStopsNothing(t *testing.T) {
+// While the disk fails, deliveries that are only in memory are bounded, those on disk stay, and everything is written
+// once the disk works again.
+func TestFailingDiskStopsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		var died []string
@@ -292,8 +293,8 @@ func TestAFailingDiskStopsNothing(t *testing.T) {
 	})
 }
 
-// Dead letters and history that no disk has are bounded too, and what is pending keeps its CloudEvent.
-func TestWithoutADiskMemoryDoesNotFill(t *testing.T) {
+// While the disk fails, dead letters and history are bounded too, and pending deliveries keep their CloudEvents.
+func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		forgot := map[string]int{}
@@ -336,9 +337,9 @@ func TestWithoutADiskMemoryDoesNotFill(t *testing.T) {
 	})
 }
 
-// A disk that hangs delays one change by its patience, and no look at anything at all; and what came meanwhile is
-// written when it is back.
-func TestAHangingDiskDelaysOnce(t *testing.T) {
+// A hanging disk delays one change, for at most diskPatience, and no read of the outbox. Changes made meanwhile are
+// written when the disk works again.
+func TestHangingDiskDelaysOneChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -388,7 +389,7 @@ func TestAHangingDiskDelaysOnce(t *testing.T) {
 	})
 }
 
-// Close doesn't wait long for a disk that hangs, and says what is lost with it.
+// Close doesn't wait long for a hanging disk, and says how many deliveries are lost.
 func TestCloseSaysWhatIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
@@ -422,7 +423,7 @@ func TestCloseSaysWhatIsLost(t *testing.T) {
 	})
 }
 
-// A worker may be 32 reported deliveries or 50 ms ahead of the disk, and one that must not be is never.
+// A worker may be 32 reported deliveries or 50 ms ahead of the disk; one with Durable never is.
 func TestReportsAreGrouped(t *testing.T) {
 	for _, durable := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -453,8 +454,8 @@ func TestReportsAreGrouped(t *testing.T) {
 	}
 }
 
-// A change of many things reaches the disk as one batch, in one transaction.
-func TestOneChangeIsOneBatch(t *testing.T) {
+// A change with many parts is written in one transaction.
+func TestOneChangeIsOneTransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})

@@ -107,9 +107,9 @@ func lastingDir(t *testing.T) string {
 	return dir
 }
 
-// However the file is damaged while nobody has it open: the program doesn't end, and either all is still there, or the
-// file is set aside under a name with its date, an error is logged, and the outbox works again.
-func TestADamagedFileIsReadOrSetAside(t *testing.T) {
+// Whatever damage a closed file gets, the program doesn't end. Either all its content is there, or the file is set
+// aside under a name with the date, an error is logged, and the outbox works again.
+func TestDamagedFileIsReadOrSetAside(t *testing.T) {
 	original := t.TempDir()
 	before := used(t, original)
 	whole, err := os.ReadFile(filepath.Join(original, "outbox.db"))
@@ -178,9 +178,9 @@ func readOrSetAside(t *testing.T, claim string, data []byte, before []string) {
 	works(t, dir, o)
 }
 
-// What ends the program while the file is verified is known at the next start; but once or twice it may have been
-// anything, such as a power cut.
-func TestAFileThatEndsTheProgramIsSetAside(t *testing.T) {
+// A file is set aside if the program ended several times while verifying it. Once or twice may have another cause, such
+// as a power cut.
+func TestFileThatEndsTheProgramIsSetAside(t *testing.T) {
 	for starts, aside := range map[int]int{1: 0, 2: 0, 3: 1} {
 		dir := t.TempDir()
 		before := used(t, dir)
@@ -199,8 +199,8 @@ func TestAFileThatEndsTheProgramIsSetAside(t *testing.T) {
 	}
 }
 
-// A directory, or an empty file, in the file's place keeps nobody from starting.
-func TestWhatIsNoFileIsSetAside(t *testing.T) {
+// A directory or an empty file in place of the outbox file doesn't prevent a start.
+func TestDirectoryOrEmptyFileDoesNotPreventAStart(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "outbox.db", "sub"), 0o700); err != nil {
 		t.Fatal(err)
@@ -221,8 +221,8 @@ func TestWhatIsNoFileIsSetAside(t *testing.T) {
 	}
 }
 
-// An outbox that isn't there can't be read, and isn't made by trying.
-func TestReadingAnOutboxMakesNone(t *testing.T) {
+// Opening a missing outbox for reading fails and creates nothing.
+func TestOpenReadOnlyCreatesNothing(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := outbox.OpenReadOnly(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("OpenReadOnly = %v, want that there is none", err)
@@ -232,8 +232,8 @@ func TestReadingAnOutboxMakesNone(t *testing.T) {
 	}
 }
 
-// A record that can't be understood costs itself alone, and a CloudEvent that can't be understood is lost.
-func TestARecordThatCannotBeUnderstoodHidesNoOther(t *testing.T) {
+// A record that can't be decoded is skipped without affecting others. A CloudEvent that can't be decoded is lost.
+func TestUnreadableRecordIsSkipped(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	mustAdd(t, o, "A", "scheduled", "a")
@@ -274,8 +274,8 @@ func TestARecordThatCannotBeUnderstoodHidesNoOther(t *testing.T) {
 	}
 }
 
-// A file of a newer format isn't touched. The outbox works from memory and says what to do.
-func TestANewerFormatIsRefused(t *testing.T) {
+// A file of a newer format stays as it is. The outbox works from memory and says what to do.
+func TestNewerFormatIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir, kept := t.TempDir(), filepath.Join(t.TempDir(), "kept")
 		path := filepath.Join(dir, "outbox.db")
@@ -326,9 +326,9 @@ func format1(t testing.TB) (dir string) {
 	return dir
 }
 
-// Everything that a file of the first format holds is there after it was migrated, and after the next start, and when
-// it is only looked at.
-func TestTheFirstFormatIsMigrated(t *testing.T) {
+// All content of a file of the first format is there after the migration, after the next start, and when the file is
+// only read.
+func TestFirstFormatIsMigrated(t *testing.T) {
 	const a, b = "AAAAAAAA-0000-4000-8000-000000000001", "BBBBBBBB-0000-4000-8000-000000000002"
 	at := func(second int) time.Time { return time.Date(2000, 1, 1, 0, 0, second, 0, time.UTC) }
 	seq := func(second int) uint64 { return uint64(at(second).UnixMicro()) }
@@ -456,9 +456,9 @@ func TestTheFirstFormatIsMigrated(t *testing.T) {
 	}
 }
 
-// A file that is damaged while it is in use, even one that is cut under the program, is set aside, and everything that
-// is known is in the next one.
-func TestDamageWhileRunningLosesNothingThatIsKnown(t *testing.T) {
+// A file that is damaged while in use, even one that is truncated, is set aside. Everything in memory is written to the
+// next one.
+func TestDamageWhileRunningLosesNothingInMemory(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows does not let a mapped file be cut; CI runs this on Linux")
 	}
@@ -516,8 +516,8 @@ func ids30() (ids []string) {
 	return ids
 }
 
-// A file that is mostly empty is made smaller, and what is in it stays, also for those who read meanwhile.
-func TestAFileThatIsMostlyEmptyIsMadeSmaller(t *testing.T) {
+// A mostly empty file is compacted and keeps its content, also for concurrent reads.
+func TestMostlyEmptyFileIsCompacted(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	kept := mustAdd(t, o, "A", "scheduled", "a")
@@ -563,9 +563,9 @@ func TestAFileThatIsMostlyEmptyIsMadeSmaller(t *testing.T) {
 	want(t, "pending", pending(o, "a"), "A-scheduled", "B-scheduled")
 }
 
-// A file that is larger than what was ever used of it isn't rewritten for that: on Windows every file is, because the
-// mapping gives it its size.
-func TestAFileIsNotRewrittenForItsSizeAlone(t *testing.T) {
+// A file that is merely longer than its used pages is not compacted: on Windows every file is, because the mapping sets
+// its size.
+func TestFileIsNotCompactedForItsSizeAlone(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	mustAdd(t, o, "A", "scheduled", "a")

@@ -15,8 +15,9 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// By itself it holds 256 MiB of what is pending, and 64 MiB of dead letters, counted once a delivery.
-func TestItHoldsAsManyBytesAsIsWritten(t *testing.T) {
+// By default the outbox holds 256 MiB of pending deliveries and 64 MiB of dead letters. Each CloudEvent counts once per
+// delivery.
+func TestDefaultBoundsInBytes(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		var routes []string
 		for i := range 64 {
@@ -44,9 +45,9 @@ func TestItHoldsAsManyBytesAsIsWritten(t *testing.T) {
 	})
 }
 
-// While the disk fails, the oldest of the dead letters that no disk has give way to newer ones. Those on disk stay, and
-// those that were there once don't count.
-func TestDeadLettersOnDiskGiveWayToNone(t *testing.T) {
+// While the disk fails, new dead letters replace the oldest of those that are only in memory. Those on disk stay, and
+// those that were deleted don't count.
+func TestDeadLettersOnDiskAreKeptWhileTheDiskFails(t *testing.T) {
 	options := outbox.Options{Bounds: outbox.Bounds{InMemory: 3}}
 	inBubble(t, options, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		q := o.Queue("a")
@@ -72,9 +73,8 @@ func TestDeadLettersOnDiskGiveWayToNone(t *testing.T) {
 	})
 }
 
-// A replay to a route that is gone from the settings is refused, and an error says whether a delivery is unknown or only
-// not dead.
-func TestAReplayNeedsARouteAndADeadLetter(t *testing.T) {
+// A replay to a removed route is refused. An error says whether a delivery is unknown or only not dead.
+func TestReplayNeedsARouteAndADeadLetter(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		q := o.Queue("a")
 		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}, outbox.Route{Name: "b"}); err != nil {
@@ -98,9 +98,9 @@ func TestAReplayNeedsARouteAndADeadLetter(t *testing.T) {
 	})
 }
 
-// The file is for its owner alone. A small one is left as it is, however little of it is in use, and what can't be kept
-// under its name keeps nothing else from the disk.
-func TestTheFileIsItsOwnersAndLeftAlone(t *testing.T) {
+// Only its owner can read the file. A small one is not compacted, however little of it is used. A value with an
+// unusable name doesn't keep others from being written.
+func TestFileIsPrivateAndASmallOneIsNotCompacted(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	values := map[string][]byte{"": []byte("nameless"), "big": make([]byte, 8<<20), "kept": []byte("x"),
@@ -130,8 +130,8 @@ func TestTheFileIsItsOwnersAndLeftAlone(t *testing.T) {
 	}
 }
 
-// A disk that begins to hang while the outbox is tidied delays nobody for longer than one that hangs at a write.
-func TestADiskThatHangsWhileItIsTidiedDelaysOnce(t *testing.T) {
+// A disk that begins to hang during Maintain delays nobody for longer than one that hangs at a write.
+func TestDiskThatHangsDuringMaintainDelaysOneChange(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		q := o.Queue("a")
 		mustAdd(t, o, "", "once", "a")
@@ -167,8 +167,8 @@ func TestADiskThatHangsWhileItIsTidiedDelaysOnce(t *testing.T) {
 	})
 }
 
-// Without settings the bounds are those that are documented, neither more nor less.
-func TestTheBoundsThatNobodySets(t *testing.T) {
+// The default bounds are exactly the documented ones.
+func TestDefaultBounds(t *testing.T) {
 	const mib = 1 << 20
 	for _, tt := range []struct {
 		what          string
@@ -210,8 +210,8 @@ func TestTheBoundsThatNobodySets(t *testing.T) {
 	}
 }
 
-// Nor is more history kept than is documented, or more written in one transaction.
-func TestTheBoundsOfTheFileThatNobodySets(t *testing.T) {
+// The default bounds of the history and of a transaction are the documented ones.
+func TestDefaultBoundsOfTheFile(t *testing.T) {
 	const mib = 1 << 20
 	for _, tt := range []struct {
 		what      string

@@ -32,9 +32,9 @@ func heard(q delivery.Queue) (list []string) {
 	return list
 }
 
-// A mute holds back what is pending and what comes, of the routes that it names. The figures say how much, and a
-// delivery's age counts from the end. A restart changes nothing of it, and does not bring back one that has ended.
-func TestAMuteHoldsBackUntilItEnds(t *testing.T) {
+// A mute holds back pending and new deliveries of the routes that it names. Stats counts them, and their age counts
+// from its end. A restart changes none of this, and an ended mute stays ended.
+func TestMuteHoldsBackUntilItEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		o := open(t, dir, outbox.Options{})
@@ -89,9 +89,9 @@ func TestAMuteHoldsBackUntilItEnds(t *testing.T) {
 	})
 }
 
-// What a mute held back is seen when its end is on disk, so that a crash can't bring it back after that. While the disk
-// fails, it is seen at once.
-func TestTheEndOfAMuteIsOnDiskFirst(t *testing.T) {
+// Muted deliveries are shown to readers once the end of the mute is on disk, so that a crash can't bring the mute back.
+// While the disk fails, they are shown at once.
+func TestEndOfAMuteIsOnDiskFirst(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		q := o.Queue("a")
 		mustAdd(t, o, "A", "scheduled", "a")
@@ -110,8 +110,8 @@ func TestTheEndOfAMuteIsOnDiskFirst(t *testing.T) {
 	})
 }
 
-// Of the mutes that have ended the newest hundred are kept, and each that is active.
-func TestOldMutesAreForgotten(t *testing.T) {
+// Of the ended mutes the newest hundred are kept, and all active ones.
+func TestOldMutesAreDropped(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		mute(t, o, delivery.Mute{ID: "active", Since: time.Now()})
 		for n := range 120 {
@@ -128,8 +128,8 @@ func TestOldMutesAreForgotten(t *testing.T) {
 	})
 }
 
-// Over the bounds also what is muted goes, the oldest first.
-func TestWhatIsMutedHasTheSameBounds(t *testing.T) {
+// The bounds apply to muted deliveries too: the oldest is given up first.
+func TestBoundsApplyToMutedDeliveries(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{Pending: 2}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		mute(t, o, delivery.Mute{ID: "m", Since: time.Now(), Until: time.Now().Add(time.Hour)})
 		for _, event := range []string{"A", "B", "C"} {
@@ -142,8 +142,8 @@ func TestWhatIsMutedHasTheSameBounds(t *testing.T) {
 	})
 }
 
-// A file that comes late brings its mutes, and doesn't undo what became of one meanwhile.
-func TestAFileThatComesLateBringsItsMutes(t *testing.T) {
+// The mutes of a file that is read late are loaded, and don't undo changes of the same mutes in memory.
+func TestMutesOfAFileReadLateAreLoaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		older := t.TempDir()
 		o := open(t, older, outbox.Options{})
@@ -175,8 +175,8 @@ func TestAFileThatComesLateBringsItsMutes(t *testing.T) {
 	})
 }
 
-// A mute that was asked for on this VM holds though the file turns out to be another VM's, whose own mutes don't count here.
-func TestAMuteOutlivesTheFileOfAnotherVM(t *testing.T) {
+// A mute set on this VM is kept even if the file turns out to be another VM's, whose own mutes don't count.
+func TestMuteOutlivesTheFileOfAnotherVM(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		ids := func(o *outbox.Outbox) (list []string) {

@@ -133,8 +133,9 @@ func changes(q delivery.Queue) (ids []string, gone []uint64) {
 	return ids, c.Gone
 }
 
-// What is committed is there after a restart: pending, dead, groups, marks, values, receipts, and the CloudEvents.
-func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
+// After a restart the committed state is there: pending deliveries, dead letters, groups, marks, values, receipts, and
+// CloudEvents.
+func TestCommittedStateIsThereAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		o := open(t, dir, outbox.Options{})
@@ -213,8 +214,8 @@ func TestWhatIsCommittedIsThereAfterARestart(t *testing.T) {
 	})
 }
 
-// One process has an outbox at a time; while it does, nobody reads it.
-func TestAnOutboxBelongsToOneProcess(t *testing.T) {
+// Only one process can have an outbox open. Meanwhile no other can read it.
+func TestOnlyOneProcessOpensAnOutbox(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	mustAdd(t, o, "A", "scheduled", "a")

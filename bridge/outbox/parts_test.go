@@ -27,9 +27,9 @@ func addMany(o *outbox.Outbox, prefix string, n int) error {
 
 var small = outbox.Bounds{Transaction: 2000}
 
-// A large change is written in parts, and is there whole or not at all: a crash between two of them leaves nothing of it,
+// A large change is written in parts, but counts whole or not at all: a crash between two parts leaves nothing of it,
 // neither visible nor in the file.
-func TestALargeChangeIsThereWholeOrNotAtAll(t *testing.T) {
+func TestLargeChangeIsWholeOrAbsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: small})
@@ -73,8 +73,9 @@ func TestALargeChangeIsThereWholeOrNotAtAll(t *testing.T) {
 	})
 }
 
-// A disk that writes part after part doesn't fail, however long a large change takes; one that writes no more does.
-func TestALargeChangeMayTakeItsTime(t *testing.T) {
+// While a disk writes one part after another it doesn't count as failing, however long a large change takes. Once it
+// stops writing it does.
+func TestLargeChangeMayTakeLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, log := diskOf(nil), &lines{}
 		bounds := small
@@ -104,9 +105,9 @@ func TestALargeChangeMayTakeItsTime(t *testing.T) {
 	})
 }
 
-// If a part can't be written, or its answer is lost, the change is written in one transaction: the failed one may have
-// been the last, so that it counts already, and no crash may take that back.
-func TestALargeChangeIsNotWrittenInPartsAgain(t *testing.T) {
+// If writing a part fails, or only its answer is lost, the change is written in one transaction: the failed part may
+// have been the last, so that the change counts already, and a crash must not undo that.
+func TestFailedLargeChangeIsRepeatedInOneTransaction(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for n := range 12 {
 			synctest.Test(t, func(t *testing.T) {
@@ -134,9 +135,9 @@ func TestALargeChangeIsNotWrittenInPartsAgain(t *testing.T) {
 	}
 }
 
-// A file with such remains on a disk that can't be written at the start is known from the start all the same, without
-// them. They are removed when the disk can be written.
-func TestADiskThatFailsDoesNotHideAFileWithRemains(t *testing.T) {
+// A file with parts of an unfinished change is loaded without them, even if the disk can't be written at the start.
+// They are removed once it can.
+func TestFileWithPartsIsReadWhileTheDiskFails(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			d := diskOf(nil)
@@ -181,8 +182,8 @@ func TestADiskThatFailsDoesNotHideAFileWithRemains(t *testing.T) {
 	}
 }
 
-// Whoever only reads a file with such remains sees nothing of them, also when nothing was there before.
-func TestTheRemainsOfALargeChangeAreNotRead(t *testing.T) {
+// Parts of an unfinished change are ignored by OpenReadOnly, also if the file has nothing else.
+func TestPartsAreIgnoredWhenReadOnly(t *testing.T) {
 	for _, before := range []int{0, 1} {
 		dir := t.TempDir()
 		o := open(t, dir, outbox.Options{})

@@ -61,9 +61,9 @@ func (s *misreading) Walk(bucket, from string, f func(key string, value []byte) 
 	return s.Storage.Walk(bucket, from, f)
 }
 
-// Whichever read fails when the outbox is opened, it works from memory until all can be read, and takes it up then. Only
-// a file that is damaged is set aside.
-func TestAReadThatFailsAtTheStartLosesNothing(t *testing.T) {
+// Whichever read fails when the outbox is opened, it works from memory until everything can be read, and loads it then.
+// Only a damaged file is set aside.
+func TestFailedReadAtTheStartLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d, Bounds: small})
@@ -118,9 +118,9 @@ func TestAReadThatFailsAtTheStartLosesNothing(t *testing.T) {
 	})
 }
 
-// A CloudEvent that can't be read now is not lost, and neither is the history; one that can't be read because the file is
-// damaged has the file set aside, and all that is known written to a new one.
-func TestAReadThatFailsLaterLosesNothing(t *testing.T) {
+// A CloudEvent that can't be read at the moment is not lost, nor is the history. If a read finds the file damaged, the
+// file is set aside and everything in memory is written to a new one.
+func TestFailedReadLaterLosesNothing(t *testing.T) {
 	for claim, read := range map[string]func(o *outbox.Outbox, seq uint64) error{
 		"Body":     func(o *outbox.Outbox, seq uint64) error { _, err := o.Body(seq); return err },
 		"Walk":     func(o *outbox.Outbox, _ uint64) error { return o.Walk(0, func(outbox.Record) error { return nil }) },
@@ -163,8 +163,8 @@ func TestAReadThatFailsLaterLosesNothing(t *testing.T) {
 	}
 }
 
-// What asks for the history ends it with an error of its own, and is given what the disk doesn't have yet as well.
-func TestTheHistoryEndsWhereItsReaderSays(t *testing.T) {
+// Walk ends with the error of its callback. It includes records that are not on disk yet.
+func TestWalkEndsWithTheErrorOfItsCallback(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		first := mustAdd(t, o, "A", "scheduled", "a")
 		mustAdd(t, o, "B", "scheduled", "a")
@@ -191,9 +191,9 @@ func TestTheHistoryEndsWhereItsReaderSays(t *testing.T) {
 	})
 }
 
-// What is asked of a delivery that is no longer pending, or that there never was, changes nothing; neither does a
-// CloudEvent that is added again for a route that has it.
-func TestWhatIsNotPendingIsNotChanged(t *testing.T) {
+// A change of a delivery that is no longer pending, or never was, has no effect; nor has adding a CloudEvent again for
+// a route that has it.
+func TestOnlyPendingDeliveriesChange(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		a := mustAdd(t, o, "A", "scheduled", "a", "b")
 		q := o.Queue("a")
@@ -222,8 +222,8 @@ func TestWhatIsNotPendingIsNotChanged(t *testing.T) {
 	})
 }
 
-// What was accepted counts and is on record also when the outbox no longer had it pending.
-func TestWhatWasTakenAwayMeanwhileIsOnRecord(t *testing.T) {
+// An accepted delivery counts and is recorded even if it is no longer pending.
+func TestAcceptedDeliveryIsRecordedEvenIfRemoved(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		a := mustAdd(t, o, "A", "vanished", "a")
 		q := o.Queue("a")
@@ -238,8 +238,8 @@ func TestWhatWasTakenAwayMeanwhileIsOnRecord(t *testing.T) {
 	})
 }
 
-// After Close nothing is said to be on disk.
-func TestAfterCloseNothingIsOnDisk(t *testing.T) {
+// After Close no change is reported as being on disk.
+func TestChangesAfterCloseAreNotOnDisk(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		o.Close()
 		before := d.transactions()

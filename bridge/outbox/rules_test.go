@@ -27,8 +27,8 @@ func inBubble(t *testing.T, options outbox.Options, f func(t *testing.T, o *outb
 	})
 }
 
-// Over its bounds the outbox gives up the oldest delivery of the route with most, and no more than it must.
-func TestOverItsBoundsTheOldestOfTheFullestGoes(t *testing.T) {
+// Above its bounds the outbox gives up the oldest delivery of the route with the most, and no more than needed.
+func TestBoundsDropTheOldestOfTheLargestQueue(t *testing.T) {
 	size := len(body("E00-scheduled"))
 	for claim, bounds := range map[string]outbox.Bounds{"deliveries": {Pending: 10}, "bytes": {PendingBytes: 10 * size}} {
 		var died []outbox.Delivery
@@ -77,7 +77,7 @@ func TestOverItsBoundsTheOldestOfTheFullestGoes(t *testing.T) {
 	})
 }
 
-// Dead letters are bounded too: the oldest goes, and the log says so.
+// Dead letters are bounded: the oldest is dropped, and the log says so.
 func TestDeadLettersAreBounded(t *testing.T) {
 	size := len(body("E0-scheduled"))
 	for claim, bounds := range map[string]outbox.Bounds{"letters": {Dead: 5}, "bytes": {DeadBytes: 5 * size}} {
@@ -102,9 +102,9 @@ func TestDeadLettersAreBounded(t *testing.T) {
 	}
 }
 
-// What is delivered is kept for 90 days, dead letters too; marks and receipts for 30 days after their group is over.
-// What is open or pending is kept whatever its age.
-func TestThePastIsForgottenInTime(t *testing.T) {
+// History and dead letters are kept for 90 days; marks and receipts for 30 days after their group has ended. Open
+// groups and pending deliveries are kept whatever their age.
+func TestRetention(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
 			t.Fatal(err)
@@ -157,8 +157,8 @@ func TestThePastIsForgottenInTime(t *testing.T) {
 	})
 }
 
-// A group that comes back keeps what is remembered of it.
-func TestAGroupThatComesBackIsNotForgotten(t *testing.T) {
+// A group that is opened again keeps its marks and receipts.
+func TestReopenedGroupKeepsItsMarks(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		mustAdd(t, o, "A", "scheduled")
 		mustAdd(t, o, "A", "vanished")
@@ -171,8 +171,8 @@ func TestAGroupThatComesBackIsNotForgotten(t *testing.T) {
 	})
 }
 
-// The history is bounded by number too, and never cut where something refers to it.
-func TestTheHistoryIsBounded(t *testing.T) {
+// The history is bounded by number too, except CloudEvents that something refers to.
+func TestHistoryIsBounded(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 5}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		mustAdd(t, o, "FIRST", "vanished", "b") // which never takes it
 		for i := range 19 {
@@ -196,8 +196,8 @@ func TestTheHistoryIsBounded(t *testing.T) {
 	})
 }
 
-// A change that no route wanted when it came, and that a new route gets later, is whole after a restart.
-func TestAChangeThatNobodyWantedAtFirstIsWholeAfterARestart(t *testing.T) {
+// A change that no route wanted at first, and that a new route gets later, is complete after a restart.
+func TestChangeWithoutRecipientsIsCompleteAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -219,8 +219,8 @@ func TestAChangeThatNobodyWantedAtFirstIsWholeAfterARestart(t *testing.T) {
 	})
 }
 
-// History that something still refers to is not dropped, and not counted as dropped.
-func TestWhatIsKeptOfTheHistoryIsNotCountedAsDropped(t *testing.T) {
+// History that something still refers to is neither dropped nor counted as dropped.
+func TestReferencedHistoryIsNotCountedAsDropped(t *testing.T) {
 	forgot := 0
 	options := outbox.Options{Bounds: outbox.Bounds{History: 5}, Notify: outbox.Notify{
 		Forgot: func(_ string, n int) { forgot += n },
@@ -240,8 +240,8 @@ func TestWhatIsKeptOfTheHistoryIsNotCountedAsDropped(t *testing.T) {
 	})
 }
 
-// The sequence number never goes back: not when nothing is pending, nor the history kept, and the clock is set back.
-func TestTheSequenceNumberNeverGoesBack(t *testing.T) {
+// The sequence number always increases, even if nothing is pending, no history is kept, and the clock is set back.
+func TestSequenceNumberAlwaysIncreases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -267,9 +267,8 @@ func TestTheSequenceNumberNeverGoesBack(t *testing.T) {
 	})
 }
 
-// What was given up while its attempt was under way, and then was accepted after all, is no dead letter; nor is it
-// dropped.
-func TestWhatWasAcceptedIsNoDeadLetter(t *testing.T) {
+// A delivery that was given up during its attempt, but then accepted, is neither a dead letter nor counted as dropped.
+func TestAcceptedDeliveryIsNoDeadLetter(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		one, two := mustAdd(t, o, "A", "scheduled", "a"), mustAdd(t, o, "B", "scheduled", "a")
 		q := o.Queue("a")
@@ -301,8 +300,8 @@ func TestWhatWasAcceptedIsNoDeadLetter(t *testing.T) {
 	})
 }
 
-// What became pending again beside its dead letter, and is given up again, is one dead letter.
-func TestADeliveryHasOneDeadLetter(t *testing.T) {
+// A delivery that became pending again beside its dead letter, and is given up again, is one dead letter.
+func TestDeliveryHasOneDeadLetter(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		a := mustAdd(t, o, "A", "scheduled", "a")
 		q := o.Queue("a")
@@ -333,8 +332,8 @@ func TestADeliveryHasOneDeadLetter(t *testing.T) {
 	})
 }
 
-// A reader gets all that is pending, once and in order; only the latest reader of a route hears of more.
-func TestAReaderGetsWhatIsPendingOnceAndInOrder(t *testing.T) {
+// A reader gets all pending deliveries, once and in order. Only the latest reader of a route gets later changes.
+func TestReaderGetsPendingDeliveriesOnceAndInOrder(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		mustAdd(t, o, "A", "scheduled", "a")
 		mustAdd(t, o, "B", "scheduled", "a")
@@ -369,8 +368,8 @@ func TestAReaderGetsWhatIsPendingOnceAndInOrder(t *testing.T) {
 	})
 }
 
-// What the owner moves, holds, supersedes and takes away is as it says, also when the reader has it already.
-func TestTheOwnerRearranges(t *testing.T) {
+// The owner can move, hold, supersede and remove deliveries, even if the reader has them already.
+func TestOwnerChangesPendingDeliveries(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		now := time.Now()
 		a := addition(o, "A", "scheduled", "a", "b")
@@ -433,7 +432,7 @@ func TestTheOwnerRearranges(t *testing.T) {
 }
 
 // Heartbeats leave no history.
-func TestWhatIsTransientLeavesNoHistory(t *testing.T) {
+func TestTransientMessagesLeaveNoHistory(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a", Fallback: "b"}}...); err != nil {
 			t.Fatal(err)
@@ -456,8 +455,8 @@ func TestWhatIsTransientLeavesNoHistory(t *testing.T) {
 	})
 }
 
-// A fallback gets what its route couldn't deliver, once, and what came as a fallback goes no further.
-func TestAFallbackGetsItOnce(t *testing.T) {
+// A fallback gets what its route couldn't deliver, once. A delivery that is itself a fallback doesn't fall back again.
+func TestFallbackGetsADeliveryOnce(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		routes := []outbox.Route{{Name: "a", Fallback: "b"}, {Name: "b", Fallback: "c"}, {Name: "c", Fallback: "a"}}
 		if _, _, err := setRoutes(o, time.Now(), routes...); err != nil {
@@ -503,8 +502,8 @@ func TestAFallbackGetsItOnce(t *testing.T) {
 	})
 }
 
-// Routes that go keep their backlog for a day; names that return take it up.
-func TestRoutesComeAndGo(t *testing.T) {
+// Removed routes keep their backlog for a day. A route that returns takes it over.
+func TestRemovedRoutesKeepTheirBacklogForADay(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		set := func(names ...string) (added, back []string) {
 			t.Helper()
@@ -556,8 +555,8 @@ func TestRoutesComeAndGo(t *testing.T) {
 	})
 }
 
-// Replay and Drop do all or nothing, and each key once.
-func TestReplayAndDropDoAllOrNothing(t *testing.T) {
+// Replay and Drop change all deliveries or none, and each key once.
+func TestReplayAndDropAreAtomic(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		if _, _, err := setRoutes(o, time.Now(), []outbox.Route{{Name: "a"}, {Name: "b"}}...); err != nil {
 			t.Fatal(err)
@@ -621,8 +620,8 @@ func TestReplayAndDropDoAllOrNothing(t *testing.T) {
 	})
 }
 
-// A selection picks by route, state and the beginning of the group; Show gives the CloudEvent too.
-func TestListPicksAndShowShows(t *testing.T) {
+// A selection picks by route, state and the beginning of the group. Show returns the CloudEvent too.
+func TestListAndShow(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		mustAdd(t, o, "AAA", "scheduled", "a", "b")
 		mustAdd(t, o, "BBB", "scheduled", "a")
@@ -668,8 +667,8 @@ func TestListPicksAndShowShows(t *testing.T) {
 	})
 }
 
-// A follower gets every CloudEvent that is added, and is cut off when it falls too far behind.
-func TestFollowersSeeWhatIsAdded(t *testing.T) {
+// A follower gets every CloudEvent that is added. Its channel is closed when it falls too far behind.
+func TestFollow(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
 		events, stop := o.Follow()
 		slow, _ := o.Follow()
@@ -691,9 +690,9 @@ func TestFollowersSeeWhatIsAdded(t *testing.T) {
 	})
 }
 
-// A new route gets the latest change of a group whose deliveries are all settled, also after a restart; and what became
-// of them is known as long as the group is open.
-func TestTheLatestChangeOfAnOpenGroupStays(t *testing.T) {
+// A new route gets the latest change of an open group even if all its deliveries are settled, also after a restart.
+// Their outcomes stay readable while the group is open.
+func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -736,9 +735,9 @@ func TestTheLatestChangeOfAnOpenGroupStays(t *testing.T) {
 	})
 }
 
-// A stream of events that are new each time does not fill memory with what is remembered of them: beyond a quarter of
-// the history's bound the oldest groups that are over are forgotten, those that are open never.
-func TestMemoryOfClosedEventsIsBounded(t *testing.T) {
+// The marks and receipts of ended groups are bounded: above a quarter of the bound of the history those of the oldest
+// groups are dropped, those of open groups never.
+func TestMarksOfEndedGroupsAreBounded(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{History: 40}}, func(t *testing.T, o *outbox.Outbox, d *disk) {
 		mustAdd(t, o, "OPEN", "scheduled", "a")
 		for n := range 30 {
@@ -759,8 +758,8 @@ func TestMemoryOfClosedEventsIsBounded(t *testing.T) {
 	})
 }
 
-// However long the history is, each CloudEvent is in it once, with what became of it.
-func TestALongHistoryIsWhole(t *testing.T) {
+// However long the history is, Walk returns each CloudEvent once, with the results of its deliveries.
+func TestWalkOfALongHistory(t *testing.T) {
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	const n = 1200
@@ -792,8 +791,8 @@ func TestALongHistoryIsWhole(t *testing.T) {
 	}
 }
 
-// The first and the last of a list, and how many more there are.
-func TestTheFirstAndTheLastOfAList(t *testing.T) {
+// First and Last return the ends of a list, and how many more there are.
+func TestFirstAndLast(t *testing.T) {
 	o := open(t, t.TempDir(), outbox.Options{})
 	for i := range 3 {
 		mustAdd(t, o, fmt.Sprintf("E%d", i), "scheduled", "a")
@@ -810,8 +809,8 @@ func TestTheFirstAndTheLastOfAList(t *testing.T) {
 	}
 }
 
-// A file that nobody owns yet is taken over by who comes to know its name, also when the file comes late.
-func TestAFileOfNobodyIsTakenOver(t *testing.T) {
+// A file without an owner is taken over by the first that is set, also if the file is read late.
+func TestFileWithoutAnOwnerIsTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})
@@ -836,8 +835,8 @@ func TestAFileOfNobodyIsTakenOver(t *testing.T) {
 	})
 }
 
-// Whose the file is may become known while it is read. One that is another machine's is set aside all the same.
-func TestAFileThatTurnsOutToBeForeignIsSetAside(t *testing.T) {
+// If the owner is set while the file is being read, another VM's file is still set aside.
+func TestForeignFileIsSetAsideIfTheOwnerIsSetWhileReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := diskOf(nil)
 		o := open(t, t.TempDir(), outbox.Options{Storage: d})

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// What is written to a new file is still there after a power loss: every name on the way to the file is durable by then,
-// also when a compact file took its place, or when it was set aside and begun anew.
-func TestAPowerLossTakesNoName(t *testing.T) {
+// What is written to a new file survives a power loss: every name on the path to the file is durable by then, also
+// after Compact replaced the file, or after it was set aside and a new one started.
+func TestNamesAreDurable(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no sync of a directory, and journals names")
 	}
@@ -68,8 +68,8 @@ func TestAPowerLossTakesNoName(t *testing.T) {
 	check("once it was set aside and is open,", err)
 }
 
-// That the names in a directory can't be made durable is said, where they could be.
-func TestADirectoryThatIsGoneIsNotSynced(t *testing.T) {
+// syncDir returns an error if the directory can't be synced, except on Windows.
+func TestSyncDirOfAMissingDirectoryFails(t *testing.T) {
 	err := syncDir(filepath.Join(t.TempDir(), "gone"))
 	if said := err != nil; said != (runtime.GOOS != "windows") {
 		t.Errorf("syncDir = %v", err)
