@@ -184,9 +184,9 @@ func (k *killing) up() {
 	}
 }
 
-// kill -9 at each step of an approval never loses it: after the start it is sent, if it may not have been, and reported. It
-// is never sent when it may not be any more: because the event changed and the drain does not take that, because the
-// rule is gone, or because it waits for another sink too.
+// kill -9 at any step of an approval does not lose it: after a restart it is sent, unless it was sent for certain, and
+// reported. It is not sent if it is no longer allowed: because the event changed and its condition no longer holds,
+// because the rule was removed, or because the rule also waits for another sink.
 func TestKillDuringAnApproval(t *testing.T) {
 	systemtest.LeftToGate(t)
 	t.Parallel()

@@ -17,9 +17,9 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// An interrupt while Azure has the approval and does not answer ends the command. What was sent is on record, and what
-// was not is not sent any more.
-func TestAnInterruptedApprovalIsOnRecord(t *testing.T) {
+// An interrupt ends the command while Azure does not answer. An approval that was sent is recorded. Those that were
+// not sent are not sent later.
+func TestInterruptedApprovalIsRecorded(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	for _, label := range []string{"A", "B"} {
 		azure.Schedule(imdstest.Event{ID: eventID(label), Type: "Reboot", Resources: []string{"vm-0"},
@@ -64,9 +64,9 @@ func TestAnInterruptedApprovalIsOnRecord(t *testing.T) {
 	}
 }
 
-// An event that changes, begins or goes between what the command shows and the approval is not approved, and the
-// command shows how it differs, whether forewarn runs or not. Another event's change matters to nobody.
-func TestWhatChangesAfterItWasShownIsNotApproved(t *testing.T) {
+// An event that changes, starts or vanishes after the command showed it is not approved. The command prints the
+// difference, whether forewarn runs or not. Changes of other events do not matter.
+func TestEventChangedSinceItWasShownIsNotApproved(t *testing.T) {
 	for _, tt := range []struct {
 		claim   string
 		running bool

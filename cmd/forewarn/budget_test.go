@@ -43,9 +43,8 @@ func TestBudgetBinary(t *testing.T) {
 	}
 }
 
-// With a sink of every kind configured, polling once a second with nothing to tell, forewarn is small as the runtime
-// leaves it, and stays so. Right after an event was told it may have more, as any program that works: Go's collector lets
-// a heap grow to 4 MiB before it runs. That is printed.
+// With a sink of every kind, polling once a second without changes, forewarn's memory stays within its budget.
+// Directly after a delivery it may use more, because Go's heap grows to 4 MiB before a collection. That is printed.
 func TestBudgetMemory(t *testing.T) {
 	onLinux(t)
 	t.Parallel() // it hardly takes time of a CPU from the other
@@ -84,7 +83,7 @@ func TestBudgetMemory(t *testing.T) {
 	show("after an event was told")
 }
 
-// A poll costs at most twice the CPU time of the least that a poll can cost, measured side by side.
+// A poll costs at most twice the CPU time of a minimal poll, measured side by side.
 func TestBudgetCPU(t *testing.T) {
 	onLinux(t)
 	t.Parallel()

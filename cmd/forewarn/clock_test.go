@@ -41,7 +41,7 @@ func stepped() int64 {
 }
 `
 
-// The wait of a rule is that of the rule although the clock is stepped by an hour during it, in the program as it runs.
+// A rule's wait keeps its length if the clock is stepped by an hour meanwhile. The test runs the real program.
 func TestARealClockThatIsSteppedChangesNoWait(t *testing.T) {
 	if os.Getenv("FOREWARN_CLOCK_STEPS") == "" {
 		t.Skip("it compiles all of Go's library; set FOREWARN_CLOCK_STEPS to run it")

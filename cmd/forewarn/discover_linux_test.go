@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// Where Azure's fixed address is served, here in a network namespace, every command that may look for the endpoint
-// finds it there, and run polls it.
-func TestTheFixedAddressIsFound(t *testing.T) {
+// If Azure's fixed address answers, here in a network namespace, every command that may search for the endpoint finds
+// it there, and run polls it.
+func TestFixedAddressIsFound(t *testing.T) {
 	dir := t.TempDir()
 	settings := "imds: {endpoint: discover, interval: 100ms}\nstate: " + dir + "/state\nlisten: ''\nsinks: []\n"
 	if err := os.WriteFile(filepath.Join(dir, "forewarn.yaml"), []byte(settings), 0o600); err != nil {

@@ -15,8 +15,8 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// An address that Azure's own program left in the environment is tried at both ports; one that is none is not.
-func TestAnAddressInTheEnvironmentIsTried(t *testing.T) {
+// An address that Azure's own program left in the environment is tried at both ports. An invalid one is ignored.
+func TestAddressInTheEnvironmentIsTried(t *testing.T) {
 	for _, tt := range []struct {
 		value string
 		want  []string
@@ -34,9 +34,8 @@ func TestAnAddressInTheEnvironmentIsTried(t *testing.T) {
 	}
 }
 
-// Where a bridge runs, its outbox is its own; the endpoint that it has found is used all the same, to approve by hand
-// and to look at the events.
-func TestTheEndpointOfARunningBridgeIsTried(t *testing.T) {
+// A running bridge holds its outbox, but approve and events still use the endpoint that it found.
+func TestEndpointOfARunningBridgeIsTried(t *testing.T) {
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	dir := t.TempDir()
 	l, err := control.Listen(control.Location{State: dir}, slog.New(slog.DiscardHandler))

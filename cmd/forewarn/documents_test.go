@@ -52,7 +52,7 @@ func TestREADMEIsOnePage(t *testing.T) {
 	}
 }
 
-// What help prints of the documents is there, and readable in a terminal of 100 columns.
+// help prints the documents, readable in a terminal of 100 columns.
 func TestHelpPrintsTheDocuments(t *testing.T) {
 	names := [][]string{{"sinks", "slack"}, {"sinks", "file"}}
 	for _, topic := range topics {
@@ -81,8 +81,8 @@ func TestHelpPrintsTheDocuments(t *testing.T) {
 	}
 }
 
-// A link into the repository says in help where to read on: in a topic, or in one of the examples. What is left out is for
-// those who have the repository.
+// In help, a link into the repository names a topic or an example instead. Other links are for readers of the
+// repository and left out.
 func TestLinksInHelpSayWhereToReadOn(t *testing.T) {
 	code := []string{"../../SECURITY.md", "doc.go", "cloudevent/schema.json", "cloudevent/testdata/cloudevents",
 		"../CONTRIBUTING.md#windows"}
@@ -110,7 +110,7 @@ func TestLinksInHelpSayWhereToReadOn(t *testing.T) {
 	}
 }
 
-// What commands say about themselves fits into 100 columns.
+// The help of each command fits into 100 columns.
 func TestHelpOfCommandsFitsIntoATerminal(t *testing.T) {
 	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
 	eachCommand(root, func(c *cobra.Command) {
@@ -132,7 +132,7 @@ func exitCodeOf(err error) int {
 	return 0
 }
 
-// Every key of the settings is in what help prints.
+// help prints every key of the settings.
 func TestHelpHasEveryKey(t *testing.T) {
 	text := ""
 	for _, name := range []string{"settings", "sinks", "approval"} {
@@ -157,8 +157,8 @@ var (
 	linkTo   = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 )
 
-// Every link of the documents leads somewhere: to a file of the repository, and to a heading in it.
-func TestLinksLeadSomewhere(t *testing.T) {
+// Each link in the documents has an existing target: a file of the repository and a heading in it.
+func TestLinksAreValid(t *testing.T) {
 	for _, name := range append(slices.Clone(manuals), "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md") {
 		for _, m := range linkTo.FindAllStringSubmatch(manualText(t, name), -1) {
 			if strings.Contains(m[1], "://") {
@@ -179,7 +179,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// Every command that the documents name exists, with its flags.
+// Each command in the documents exists, with its flags.
 func TestEveryCommandInTheDocumentsExists(t *testing.T) {
 	commands := regexp.MustCompile(`(?m)^(?:sudo )?(?:\./|\\)?forewarn (.*)$`)
 	n := 0
@@ -218,8 +218,8 @@ func TestEveryCommandInTheDocumentsExists(t *testing.T) {
 	}
 }
 
-// What operations says that forewarn says, it says: each message in the table of failures stands in the source.
-func TestFailuresAreDescribedInTheirOwnWords(t *testing.T) {
+// Each message in the table of failures of the operations document is in the source.
+func TestDocumentedMessagesAreInTheSource(t *testing.T) {
 	var source strings.Builder
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -246,8 +246,8 @@ func TestFailuresAreDescribedInTheirOwnWords(t *testing.T) {
 	}
 }
 
-// A secret that is made as the documents say is one that signing takes.
-func TestSecretForSigningIsMadeAsTheDocumentsSay(t *testing.T) {
+// A signing secret made as the documents describe is accepted.
+func TestDocumentedSigningSecretIsAccepted(t *testing.T) {
 	if _, err := exec.LookPath("sh"); err != nil {
 		t.Skip("sh is not installed, and the line needs it")
 	}

@@ -119,8 +119,9 @@ func (d drill) want(claim string, code int, last string, wantCode int, wantLast 
 	}
 }
 
-// A drain lasts until the service has no work left, and no longer than the notice less its reserve, nor than its limit.
-func TestADrainEndsInTime(t *testing.T) {
+// A drain lasts until the service has no work left, but not longer than the notice minus its reserve, and not longer
+// than its limit.
+func TestDrainEndsInTime(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		claim string
@@ -159,8 +160,8 @@ func TestADrainEndsInTime(t *testing.T) {
 	}
 }
 
-// A drain that is repeated goes on where it stands, and what fails is not taken for done.
-func TestADrainCanBeRepeated(t *testing.T) {
+// A repeated drain continues where the first stopped. A failed step does not count as done.
+func TestDrainCanBeRepeated(t *testing.T) {
 	d := newDrill(t)
 	d.write("work", "1100")
 	code, last := d.hear("scheduled", "A", "DRAIN_LIMIT=40")
@@ -180,9 +181,8 @@ func TestADrainCanBeRepeated(t *testing.T) {
 	d.want("it does not go out", code, last, 1, "the service could not be taken out")
 }
 
-// The service comes back with the last of its events, and only if it was taken out for one; a return that fails is
-// repeated.
-func TestTheServiceReturnsWithTheLastEvent(t *testing.T) {
+// The service returns after the last of its events, and only if an event took it out. A failed return is repeated.
+func TestServiceReturnsAfterTheLastEvent(t *testing.T) {
 	d := newDrill(t)
 	code, last := d.hear("vanished", "A")
 	d.want("never out", code, last, 0, "the service was not taken out for this event")
@@ -214,8 +214,9 @@ func TestTheServiceReturnsWithTheLastEvent(t *testing.T) {
 	d.want("twice", code, last, 0, "the service was not taken out for this event")
 }
 
-// However drains and returns of many events meet, the service ends out while an event is left, and else back.
-func TestDrainsAndReturnsMeet(t *testing.T) {
+// However drains and returns of several events overlap, the service is out while an event is open, and back
+// afterwards.
+func TestConcurrentDrainsAndReturns(t *testing.T) {
 	for round := range 3 {
 		d := newDrill(t)
 		var all sync.WaitGroup
@@ -244,9 +245,9 @@ func TestDrainsAndReturnsMeet(t *testing.T) {
 	}
 }
 
-// Nothing is done for a test or another change, no event's name leads out of the directory, and what is set up wrongly
-// is said with the code that blocks the sink, to a test too.
-func TestADrainDoesNoHarm(t *testing.T) {
+// A test or another change does nothing, and no event's name leads out of the directory. A wrong setup is reported
+// with the exit code that blocks the sink, also for a test.
+func TestDrainIgnoresOtherChanges(t *testing.T) {
 	d := newDrill(t)
 	for _, tt := range []struct {
 		claim, change, event string
@@ -287,8 +288,9 @@ func TestADrainDoesNoHarm(t *testing.T) {
 	}
 }
 
-// web.sh counts connections, and the server as busy until the balancer must have noticed that its file is gone.
-func TestTheWebServerIsBusyUntilTheBalancerKnows(t *testing.T) {
+// web.sh counts connections. It counts the server as busy until the load balancer must have noticed that its file is
+// missing.
+func TestWebServerIsBusyUntilTheBalancerKnows(t *testing.T) {
 	d := newDrill(t)
 	health := "WEB_HEALTH=" + filepath.Join(d.dir, "healthy")
 	step := func(word string, wantCode int, want string) {
@@ -327,8 +329,8 @@ func TestTheWebServerIsBusyUntilTheBalancerKnows(t *testing.T) {
 	step("sideways", 64, "expected out, busy, back or check")
 }
 
-// The scripts are what a shell of every kind reads, and shellcheck, where it is installed, has nothing to say.
-func TestTheScriptsAreSound(t *testing.T) {
+// The scripts are valid in every kind of shell, and shellcheck, if installed, finds nothing.
+func TestScriptsPassShellcheck(t *testing.T) {
 	scripts, err := filepath.Glob(filepath.Join("..", "..", "examples", "runbooks", "*.sh"))
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("%d scripts, %v", len(scripts), err)

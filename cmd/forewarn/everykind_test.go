@@ -14,7 +14,7 @@ import (
 	"forewarn/sinks"
 )
 
-// One run tells an event's whole life to a destination of every kind.
+// In one run a destination of every kind receives all changes of an event.
 func TestEveryKindHearsTheWholeLife(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
@@ -60,8 +60,8 @@ func TestEveryKindHearsTheWholeLife(t *testing.T) {
 	all.quiet()
 }
 
-// While Slack hangs in its first attempt and the mail server is dead, every other destination hears each change, and
-// polls go on. Once both are back, each gets one message with the state now.
+// While Slack hangs in its first attempt and the mail server is down, every other destination receives each change,
+// and polling continues. When both are back, each gets one message with the current state.
 func TestNeitherSlackNorMailDelaysTheOthers(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
@@ -115,7 +115,7 @@ func TestNeitherSlackNorMailDelaysTheOthers(t *testing.T) {
 	}
 }
 
-// check --connect reaches each destination and sends nothing; it says which cannot be reached.
+// check --connect reaches each destination without sending anything, and says which are unreachable.
 func TestCheckConnectSendsNothing(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
@@ -160,8 +160,8 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 	}
 }
 
-// send puts a message marked TEST through the real sinks, one that acts only when it is named, and its exit code is
-// that of the worst answer.
+// send delivers a message marked TEST through the real sinks. A sink that acts is used only if it is named. The exit
+// code is that of the worst answer.
 func TestSendThroughEveryKind(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
@@ -222,7 +222,7 @@ func TestSendThroughEveryKind(t *testing.T) {
 	}
 }
 
-// render prints what would leave through each kind, and the same text in JSON.
+// render prints what each kind would send, and has the same text in JSON.
 func TestRenderEveryKind(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
@@ -250,7 +250,7 @@ func TestRenderEveryKind(t *testing.T) {
 	}
 }
 
-// Text that is hostile, overlong or no text at all comes out right or cut at every destination, and nothing is stuck.
+// Hostile, overlong or invalid text is escaped or shortened at every destination, and blocks no delivery.
 func TestHostileTextReachesEveryKind(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{

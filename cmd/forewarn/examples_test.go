@@ -61,8 +61,8 @@ func loads(t *testing.T, name, text string) *settings.Settings {
 	return s
 }
 
-// The unit says its score, alone and with the drop-in for exec sinks, and it is the one that systemd 252 counts;
-// another version, which counts other things, must find it good too.
+// The unit states its score, alone and with the drop-in for exec sinks, as systemd 252 computes it. Other versions
+// compute it differently and must still find it good.
 func TestUnitSaysItsSecurityScore(t *testing.T) {
 	needsSystemd(t)
 	version, err := exec.Command("systemd-analyze", "--version").Output()
@@ -99,8 +99,8 @@ func TestUnitSaysItsSecurityScore(t *testing.T) {
 	}
 }
 
-// systemd understands every line of the units.
-func TestUnitsAreUnderstood(t *testing.T) {
+// systemd accepts every line of the units.
+func TestUnitsAreValid(t *testing.T) {
 	needsSystemd(t)
 	dir := t.TempDir()
 	programs := strings.NewReplacer("/usr/bin/forewarn", "/bin/true", "/usr/local/sbin/drain", "/bin/true")
@@ -121,9 +121,9 @@ func TestUnitsAreUnderstood(t *testing.T) {
 	}
 }
 
-// What the unit must say whatever its score: no rights, no start limit, a watchdog that outlasts a freeze, and the
-// order that starts it before what waits for the network.
-func TestUnitKeepsItsWord(t *testing.T) {
+// The unit must have these settings whatever its score: no rights, no start limit, a watchdog longer than a freeze,
+// and the order that starts it before anything that waits for the network.
+func TestUnitHasItsRequiredSettings(t *testing.T) {
 	unit := "\n" + example(t, "systemd/forewarn.service")
 	for _, line := range []string{
 		"User=forewarn", "StateDirectory=forewarn", "CapabilityBoundingSet=", "AmbientCapabilities=", "NoNewPrivileges=yes",
@@ -139,8 +139,8 @@ func TestUnitKeepsItsWord(t *testing.T) {
 	}
 }
 
-// The runbook's settings, unit and rule speak of the same unit.
-func TestRunbookHoldsTogether(t *testing.T) {
+// The runbook's settings, unit and rule name the same unit.
+func TestRunbookFilesUseTheSameUnit(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the runbook is one of systemd")
 	}
@@ -168,8 +168,8 @@ func TestRunbookHoldsTogether(t *testing.T) {
 	}
 }
 
-// The DaemonSet has the network of the host and no other right: not root, no capabilities, nothing to write but its own
-// directories, no token. What it mounts is where its settings look.
+// The DaemonSet has the host's network and no other right: not root, no capabilities, only its own directories
+// writable, no token. Its mounts are where its settings expect them.
 func TestDaemonSetHasLeastRights(t *testing.T) {
 	at, kinds := manifest(t, "kubernetes/forewarn.yaml")
 	if want := []string{"ConfigMap", "DaemonSet", "Namespace", "ServiceAccount"}; !slices.Equal(kinds, want) {
@@ -274,8 +274,8 @@ func manifest(t *testing.T, name string) (at func(object string, path ...any) an
 	return at, slices.Sorted(maps.Keys(objects))
 }
 
-// The relays have no right at all: not root, nothing to write but the directory of the control socket, no token, limits.
-// There are two, and what is probed is what their settings say.
+// The relays have no rights: not root, only the directory of the control socket writable, no token, limits. There are
+// two replicas, and the probes use the address in their settings.
 func TestRelayDeploymentHasLeastRights(t *testing.T) {
 	const file = "kubernetes/relay.yaml"
 	at, kinds := manifest(t, file)
@@ -316,7 +316,7 @@ func TestRelayDeploymentHasLeastRights(t *testing.T) {
 	}
 }
 
-// The snippet for cloud-init is one of cloud-init's, writes settings that load, and holds no secret.
+// The cloud-init snippet is valid, writes settings that load, and contains no secret.
 func TestCloudInitSnippetLoads(t *testing.T) {
 	text := example(t, "cloud-init/forewarn.yaml")
 	if !strings.HasPrefix(text, "#cloud-config\n") {

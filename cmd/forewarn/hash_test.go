@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// The hash of the settings is shown to whoever asks: it depends on no secret, so none can be guessed from it, and on
-// everything else that counts.
-func TestHashOfSettingsSaysNothingOfSecrets(t *testing.T) {
+// Anybody may see the hash of the settings, so it depends on no secret, which could otherwise be guessed from it. It
+// depends on everything else that matters.
+func TestHashOfSettingsIgnoresSecrets(t *testing.T) {
 	files := typoFiles(t)
 	w := newTypist(t)
 	hash := func(text string) string {

@@ -73,8 +73,8 @@ var arrows = map[string]arrow{
 	"examples":                      {},
 }
 
-// The arrows between the packages hold: delivery and templates know nothing of ours, outbox knows delivery, bridge
-// knows no sink, only cmd knows all.
+// Packages import only what the layout allows: delivery and templates import none of our packages, outbox imports
+// delivery, bridge imports no sink, and only cmd imports all.
 func TestPackagesImportOnlyWhatTheLayoutAllows(t *testing.T) {
 	for _, f := range sources(t) {
 		if f.in("examples") {
@@ -99,8 +99,8 @@ func TestPackagesImportOnlyWhatTheLayoutAllows(t *testing.T) {
 	}
 }
 
-// What an operator copies from examples builds without forewarn's packages.
-func TestExamplesImportNothingOfOurs(t *testing.T) {
+// The code in examples builds without forewarn's packages.
+func TestExamplesDoNotImportForewarn(t *testing.T) {
 	for _, f := range sources(t) {
 		if !f.in("examples") || f.test {
 			continue
@@ -113,8 +113,8 @@ func TestExamplesImportNothingOfOurs(t *testing.T) {
 	}
 }
 
-// NATS is known to its sink and to the relay, and to tests that start a server.
-func TestOnlySinksAndRelayKnowNATS(t *testing.T) {
+// Only the NATS sink, the relay and tests that start a server import NATS.
+func TestOnlySinksAndRelayImportNATS(t *testing.T) {
 	for _, f := range sources(t) {
 		if f.in("sinks") || f.in("bridge/relay") || f.in("examples") || f.test && f.in("cmd") || f.in(measure) {
 			continue
@@ -154,8 +154,8 @@ func TestOnlyCommandExitsReadsEnvironmentAndServes(t *testing.T) {
 	}
 }
 
-// Each HTTP client is its owner's: the process-wide one follows redirects and the proxy of the environment, never
-// times out, and is shared by whoever changes it.
+// Nobody uses the default HTTP client: it follows redirects and the environment's proxy, never times out, and can be
+// changed by anybody.
 func TestNobodyUsesTheDefaultHTTPClient(t *testing.T) {
 	refused := []string{"net/http.Get", "net/http.Head", "net/http.Post", "net/http.PostForm",
 		"net/http.DefaultClient", "net/http.DefaultTransport"}
@@ -178,7 +178,7 @@ func TestNobodyUsesTheDefaultHTTPClient(t *testing.T) {
 	}
 }
 
-// Nothing happens at import: there is no func init.
+// No package has a func init, so importing one has no effect.
 func TestNoPackageHasInit(t *testing.T) {
 	for _, f := range sources(t) {
 		for _, d := range f.syntax.Decls {

@@ -16,7 +16,7 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// Lists for people show some hundreds of rows and say how many more there are; as data they are whole.
+// Lists for people show some hundred rows and the number of the rest. In JSON they are complete.
 func TestListsForPeopleAreShort(t *testing.T) {
 	t.Parallel()
 	const n = wording.ShownRows + 100

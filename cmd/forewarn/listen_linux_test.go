@@ -14,9 +14,8 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// Whoever may connect to the page or to the metrics can open thousands of connections and leave them idle. That takes
-// no file from the program that a sink needs: at a limit of 1,024 files an event is delivered all the same, and most
-// of the files are free.
+// Anybody who can connect to the page or metrics can open thousands of idle connections. They do not use up the files
+// that a sink needs: with a limit of 1,024 files an event is still delivered, and most files are free.
 func TestIdleConnectionsDoNotStopDelivery(t *testing.T) {
 	t.Parallel()
 	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}}).Listen("127.0.0.1:0", "")

@@ -27,8 +27,8 @@ var (
 	manVersion = flag.String("man-version", "", "version on the man page")
 )
 
-// The man page tells of every command and every flag, with its examples, and of what else an operator looks up there.
-// With mandoc or groff on the machine, it has no mistakes in its language.
+// The man page has every command and flag, the examples, and whatever else an operator looks up there. mandoc or
+// groff, if installed, finds no mistakes in it.
 func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
 	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
 	page := manPage(root, *manNow, *manVersion)
@@ -61,7 +61,7 @@ func TestManPageTellsEveryCommandAndFlag(t *testing.T) {
 	lintManPage(t, page)
 }
 
-// The man page of the settings file has every key and every heading of the documents about it.
+// The man page of the settings file has every key, and every heading of the documents about it.
 func TestManPageTellsEveryKey(t *testing.T) {
 	page := settingsPage(*manNow, *manVersion)
 	writeManPage(t, "forewarn.yaml.5", page)
@@ -81,7 +81,7 @@ func TestManPageTellsEveryKey(t *testing.T) {
 	lintManPage(t, page)
 }
 
-// Every row of every table in the documents that make a page is on it, the first one too.
+// A man page has every row of each table in its documents, the first one included.
 func TestManPagesTellEveryRowOfATable(t *testing.T) {
 	root := (&program{environment: environment{getenv: func(string) string { return "" }}}).root()
 	pages := map[string]string{"operations": manPage(root, "", "")}
@@ -150,8 +150,8 @@ func lintManPage(t *testing.T, page string) {
 	}
 }
 
-// What begins a line with a dot or a quote, or holds a backslash, is text and no command to roff.
-func TestManPageTextIsNoRoff(t *testing.T) {
+// Text that starts with a dot or quote, or contains a backslash, is not read as roff.
+func TestManPageEscapesRoff(t *testing.T) {
 	for text, want := range map[string]string{
 		".SH evil":    `\&.SH evil`,
 		"'quoted'":    `\&'quoted'`,
@@ -166,7 +166,7 @@ func TestManPageTextIsNoRoff(t *testing.T) {
 	}
 }
 
-// Every shell gets completions that know the commands.
+// The completions of every shell have the commands.
 func TestCompletionsKnowTheCommands(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		out, err := forewarn(t, "completion", shell).Output()

@@ -142,8 +142,8 @@ func (m *measured) wants(want map[string]float64) (all map[string]float64) {
 	}
 }
 
-// Every series is there with 0 from the start, for each sink and reason, before anything happened.
-func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
+// Every series exists from the start with the value 0, for each sink and reason.
+func TestEverySeriesExistsFromTheStart(t *testing.T) {
 	t.Parallel()
 	m := measure(t, map[string]error{"a": nil, "b": nil})
 	want := map[string]float64{
@@ -177,9 +177,9 @@ func TestMetricsAreThereBeforeAnythingHappens(t *testing.T) {
 	}
 }
 
-// The metrics say what happened, and how things are. What happened stays through a reload; a sink that is new has its
-// series at once, one that is gone has no gauges when nothing is pending for it.
-func TestMetricsSayWhatHappened(t *testing.T) {
+// The metrics show what happened, and the current state. Counters survive a reload. A new sink has its series at once.
+// A removed one has no gauges when nothing is pending for it.
+func TestMetricsFollowTheBridge(t *testing.T) {
 	t.Parallel()
 	m := measure(t, map[string]error{"well": nil, "strict": delivery.ErrRejected,
 		"busy": &delivery.RetryAfter{After: time.Hour, Err: errors.New("busy")}})
@@ -241,8 +241,8 @@ func TestMetricsSayWhatHappened(t *testing.T) {
 	}
 }
 
-// Text from Azure cannot spoil the metrics, however it looks.
-func TestMetricsTakeAnyTextFromAzure(t *testing.T) {
+// No text from Azure breaks the metrics.
+func TestMetricsEscapeTextFromAzure(t *testing.T) {
 	t.Parallel()
 	m := measure(t, map[string]error{"a": nil})
 	m.azure.SetDocument([]byte(`{"DocumentIncarnation":"later","Events":[
@@ -252,8 +252,8 @@ func TestMetricsTakeAnyTextFromAzure(t *testing.T) {
 	m.wants(map[string]float64{`forewarn_events_open`: 3, `forewarn_document_incarnation`: 0})
 }
 
-// /metrics is what Prometheus wants it to be.
-func TestMetricsPleasePromtool(t *testing.T) {
+// promtool accepts /metrics.
+func TestMetricsPassPromtool(t *testing.T) {
 	t.Parallel()
 	promtool := promtool(t)
 	m := measure(t, map[string]error{"a": nil})

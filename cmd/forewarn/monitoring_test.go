@@ -89,9 +89,9 @@ func readExample(t *testing.T, v any, path ...string) {
 	}
 }
 
-// The alerts ask only for metrics that there are, say what to do, and each has a unit test in which it fires and one in
-// which it does not.
-func TestAlertsAskForMetricsThatExist(t *testing.T) {
+// The alerts use only existing metrics and say what to do. Each has a unit test in which it fires and one in which it
+// does not.
+func TestAlertsUseExistingMetrics(t *testing.T) {
 	t.Parallel()
 	var rules ruleFile
 	var tests ruleTests
@@ -130,8 +130,8 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 	}
 }
 
-// Prometheus takes the example's settings and alerts, and the alerts pass their unit tests.
-func TestPrometheusTakesTheExamples(t *testing.T) {
+// Prometheus accepts the example's settings and alerts, and the alerts pass their unit tests.
+func TestPrometheusAcceptsTheExamples(t *testing.T) {
 	t.Parallel()
 	promtool := promtool(t)
 	for _, args := range [][]string{
@@ -160,8 +160,8 @@ type dashboard struct {
 	}
 }
 
-// The dashboard's queries ask only for metrics that there are, Prometheus understands them, and no panel hides another.
-func TestDashboardAsksForMetricsThatExist(t *testing.T) {
+// The dashboard's queries use only existing metrics and are valid, and its panels do not overlap.
+func TestDashboardUsesExistingMetrics(t *testing.T) {
 	t.Parallel()
 	var d dashboard
 	readExample(t, &d, dashboards, "forewarn.json")

@@ -122,9 +122,9 @@ func notifySettings(t *testing.T, endpoint string) string {
 	return path
 }
 
-// The service manager hears that forewarn is ready before Azure has answered, what it waits for, each turn of the poll
-// loop, a reload with its beginning and end, also one that is refused, and the stop.
-func TestServiceManagerHearsTheWholeLife(t *testing.T) {
+// The service manager is notified that forewarn is ready before Azure has answered, of what it waits for, of each turn
+// of the poll loop, of each reload from start to end, also a refused one, and of the stop.
+func TestServiceManagerIsNotified(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	azure.SetFault(imdstest.Fault{Status: 503})
@@ -170,8 +170,8 @@ func TestServiceManagerHearsTheWholeLife(t *testing.T) {
 	m.wants("STOPPING", "WATCHDOG", "STATUS")
 }
 
-// A poll loop that hangs does not feed the watchdog: nothing else does.
-func TestNothingButThePollLoopFeedsTheWatchdog(t *testing.T) {
+// If the poll loop hangs, nothing feeds the watchdog.
+func TestOnlyThePollLoopFeedsTheWatchdog(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	m := newManager(t)
@@ -190,8 +190,8 @@ func TestNothingButThePollLoopFeedsTheWatchdog(t *testing.T) {
 	t.Error("the watchdog is fed though the poll loop hangs")
 }
 
-// A watchdog that would bite while Azure takes its time is said at the start; without one, nothing is fed.
-func TestTheWatchdogMustBePatient(t *testing.T) {
+// A watchdog that is shorter than a slow answer of Azure is reported at the start. Without a watchdog nothing is fed.
+func TestShortWatchdogIsReported(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})
 	for _, tt := range []struct {
@@ -235,8 +235,8 @@ func TestTheWatchdogMustBePatient(t *testing.T) {
 	}
 }
 
-// The words for the service manager are one line, whatever a sink's error or a reason holds.
-func TestStateWords(t *testing.T) {
+// The status line for the service manager is one line, whatever the error of a sink or a reason contains.
+func TestStatusLineIsOneLine(t *testing.T) {
 	for _, tt := range []struct {
 		status bridge.Status
 		want   string

@@ -38,10 +38,10 @@ func codeBlocks(t *testing.T, name, section string) []string {
 	return blocks
 }
 
-// What running any client of scheduled events does to restarts is on README's first screen, before the first command
-// that has this effect, and it comes before all else that the packages say, with what to do about it. The .deb and the
-// .rpm run the same script, which says it to all who have not enabled the service.
-func TestRestartsWillWaitIsSaidFirst(t *testing.T) {
+// The effect of any client of scheduled events on restarts is on README's first screen, before the first command that
+// causes it. The packages say it first too, with what to do about it. The .deb and the .rpm run the same script, which
+// prints it unless the service is enabled.
+func TestEffectOnRestartsIsDocumentedFirst(t *testing.T) {
 	text := manualText(t, "README.md")
 	before, _, _ := strings.Cut(text, "\n## ")
 	first := manual.Section(text, "Restarts will wait")
@@ -105,8 +105,8 @@ func installMessage(t *testing.T, enabled bool, args ...string) string {
 	return string(out)
 }
 
-// README's Start is five commands, and its settings are right without a word to add: check has no note about them. A
-// machine of its own runs them; see .ci/machine.
+// README's Start is five commands, and check has no note about its settings. A separate machine runs the commands; see
+// .ci/machine.
 func TestReadmeStart(t *testing.T) {
 	blocks := codeBlocks(t, "README.md", "Start")
 	if len(blocks) != 1 {
@@ -130,8 +130,8 @@ func TestReadmeStart(t *testing.T) {
 	}
 }
 
-// The lines that the documents give to try it work, one after the other, with free ports in the place of those they name.
-func TestLinesToTryItWork(t *testing.T) {
+// The documented commands for trying it work one after the other, with free ports instead of the documented ones.
+func TestDocumentedTrialCommandsWork(t *testing.T) {
 	systemtest.LeftToGate(t)
 	t.Parallel()
 	for _, tt := range []struct {
@@ -204,7 +204,7 @@ func runLines(t *testing.T, script string) (output string) {
 	return string(out)
 }
 
-// What README shows of demo is what demo prints, but for the times.
+// README shows the output of demo, except for the times.
 func TestREADMEShowsWhatDemoPrints(t *testing.T) {
 	t.Parallel()
 	timeless := func(line string) string {
@@ -274,8 +274,8 @@ func natsCreds(t *testing.T) string {
 		"-----BEGIN USER NKEY SEED-----\n" + string(seed) + "\n------END USER NKEY SEED------\n"
 }
 
-// Every sample of settings in the documents and in examples loads, and is right by the schema; the files of secrets
-// that it names are made first.
+// Each sample of settings in the documents and in examples loads and matches the schema. The secret files that it
+// names are created first.
 func TestSettingsSamplesLoad(t *testing.T) {
 	samples := map[string]string{}
 	for _, name := range manuals {

@@ -58,7 +58,8 @@ func natsVerb(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Setenv("NATS", s.ClientURL())
 }
 
-// The script of examples/fleet shows what it says: of three VMs' changes people get each once, though a relay is killed.
+// The script of examples/fleet does what it says: each change of three VMs gives one message, although a relay is
+// killed.
 func TestFleetDemoShowsOneMessageForEachChange(t *testing.T) {
 	systemtest.LeftToGate(t)
 	t.Parallel()
@@ -74,8 +75,8 @@ func TestFleetDemoShowsOneMessageForEachChange(t *testing.T) {
 	}
 }
 
-// With the rights of examples/fleet/nats.conf a bridge can send heartbeats in the name of its own set, and no other.
-func TestBridgesBeatInTheNameOfTheirOwnSet(t *testing.T) {
+// With the permissions in examples/fleet/nats.conf a bridge can send heartbeats only for its own set.
+func TestBridgesSendHeartbeatsOnlyForTheirSet(t *testing.T) {
 	for _, name := range []string{"ADMIN_PASSWORD", "RELAY_PASSWORD", "WEB_PASSWORD"} {
 		t.Setenv(name, strings.ToLower(name))
 	}

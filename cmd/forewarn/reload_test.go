@@ -16,9 +16,9 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// Settings that change again and again while events come fast, with mistakes in between, lose no change and reorder
-// none. A sink gets its backlog also when it was gone for a while or got another destination; a mistake leaves the
-// old settings in force and is said; the backlog of a sink that is gone is shown as orphaned.
+// Repeated reloads during a burst of events, some of them with mistakes, lose no change and reorder none. A sink keeps
+// its backlog if it is removed for a while or gets another destination. A mistake is reported, and the old settings
+// stay in force. The backlog of a removed sink is shown as orphaned.
 func TestReloadUnderLoadLosesNothing(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {

@@ -107,8 +107,8 @@ func at(v any, path string) (any, bool) {
 	return v, true
 }
 
-// Each runbook elsewhere is asked as its service documents: address, credentials and body, whatever has happened.
-func TestRunbooksAreAskedAsTheirServiceDocuments(t *testing.T) {
+// Each external runbook is called as its service documents: address, credentials and body, for every change.
+func TestRunbooksAreCalledAsDocumented(t *testing.T) {
 	for _, tt := range []struct {
 		settings, shape, path string
 		header                map[string]string
@@ -171,8 +171,8 @@ func asJSON(t *testing.T, text string) any {
 	return v
 }
 
-// What the runbooks read stands where they look for it, in what forewarn sends about an announcement and an end.
-func TestRunbooksReadWhatIsSent(t *testing.T) {
+// The fields that the runbooks read exist in what forewarn sends for an announcement and for an end.
+func TestRunbooksReadExistingFields(t *testing.T) {
 	for _, tt := range []struct {
 		file, settings string
 		reads          string // an expression whose group is a path in the body
@@ -216,9 +216,8 @@ func TestRunbooksReadWhatIsSent(t *testing.T) {
 	}
 }
 
-// The rulebook has the shape that Event-Driven Ansible documents; its rules ask for types of ours, and for words that
-// Azure uses.
-func TestTheRulebookIsOne(t *testing.T) {
+// The rulebook has the form that Event-Driven Ansible documents. Its rules use our types and Azure's words.
+func TestRulebookIsValid(t *testing.T) {
 	text := runbook(t, "event-driven-ansible.yml")
 	if err := shapeOf(t, "rulebook").Validate(asJSON(t, text)); err != nil {
 		t.Error(err)
@@ -238,9 +237,9 @@ func TestTheRulebookIsOne(t *testing.T) {
 	}
 }
 
-// The workflow has the shape that GitHub documents and starts on the event that is dispatched; nothing that comes from
-// outside stands in the text of a script.
-func TestTheWorkflowStartsOnTheDispatch(t *testing.T) {
+// The workflow has the form that GitHub documents and starts on the dispatched event. No text from outside is inserted
+// into a script.
+func TestWorkflowStartsOnTheDispatch(t *testing.T) {
 	workflow := asJSON(t, runbook(t, "github-workflow.yml"))
 	if err := shapeOf(t, "workflow").Validate(workflow); err != nil {
 		t.Error(err)

@@ -55,10 +55,10 @@ func sizeOfFleet() fleetSize {
 		step: time.Second / 2}
 }
 
-// Through a wave of maintenance, one of three relays is killed, a server is killed and comes back, the stream's leader
-// moves, and a sink is down for a while: every change reaches each sink, in the order of its event. Only what was in
+// During a wave of maintenance one of three relays is killed, a server is killed and returns, the stream's leader
+// moves, and a sink is down for a while. Every change reaches each sink, in the order of its event. Only what was in
 // flight at the kill may be repeated, at most once per Azure event, and each repeat is logged.
-func TestAFleetHearsEveryChange(t *testing.T) {
+func TestFleetDeliversEveryChange(t *testing.T) {
 	systemtest.LeftToGate(t)
 	size := sizeOfFleet()
 	if size.bridges < 1000 {
@@ -169,10 +169,10 @@ func TestAFleetHearsEveryChange(t *testing.T) {
 	t.Logf("connections: %d; memory of a bridge: %d KiB of heap", c.connections(), f.heap>>10)
 }
 
-// With Slack's limit of one message a second, a wave becomes a few messages with all its events, and an eviction in its
-// middle is told too, at full scale within two seconds. TestUrgencyBeatsABlockedSinkOnARelay has the times that don't
+// With Slack's limit of one message a second, a wave gives a few messages with all its events, and an eviction in its
+// middle is delivered within two seconds at full scale. TestUrgencyBeatsABlockedSinkOnARelay has the times that don't
 // depend on the machine.
-func TestAWaveDoesNotFillTheChannelOfAFleet(t *testing.T) {
+func TestWaveIsGroupedIntoFewMessages(t *testing.T) {
 	systemtest.LeftToGate(t)
 	size := sizeOfFleet()
 	if size.bridges < 1000 {

@@ -22,7 +22,7 @@ import (
 )
 
 // The schema of the settings accepts the example and refuses a typo at every level.
-func TestSettingsSchemaTellsRightFromWrong(t *testing.T) {
+func TestSettingsSchemaRefusesTypos(t *testing.T) {
 	schema := settingsValidator(t)
 	example, err := os.ReadFile(filepath.Join("..", "..", "examples", "forewarn.yaml"))
 	if err != nil {
@@ -119,7 +119,7 @@ func eachKey(schema map[string]any, path string, visit func(path string, key map
 	}
 }
 
-// An editor that has the schema shows a sentence for every key, short enough for a list of completions.
+// The schema has a sentence for every key, short enough for an editor's list of completions.
 func TestSchemaDescribesEveryKey(t *testing.T) {
 	n := 0
 	eachKey(schemaJSON(t), "", func(path string, key map[string]any) {
@@ -134,8 +134,8 @@ func TestSchemaDescribesEveryKey(t *testing.T) {
 	}
 }
 
-// A default that the schema states is the one that counts: settings that write it out are the same settings.
-func TestStatedDefaultsAreTheOnesThatCount(t *testing.T) {
+// Each default in the schema is the real one: settings that write it out are the same settings.
+func TestDefaultsOfTheSchemaAreCorrect(t *testing.T) {
 	kinds := map[string]string{
 		"email":   "{host: h, from: a@mail.test, to: [a@mail.test], username: u, password: p}",
 		"exec":    programsHere("{command: [/bin/true]}"),
@@ -260,7 +260,7 @@ func alike(a, b reflect.Value) bool {
 	return a.Equal(b)
 }
 
-// help fields explains every name that when and templates see, and no other.
+// help fields explains each name that when and templates can use, and no other.
 func TestEveryFieldIsExplained(t *testing.T) {
 	seen := cloudevent.Fields(event.New())
 	got := slices.Sorted(maps.Keys(cloudevent.FieldDocs))

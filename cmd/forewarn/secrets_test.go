@@ -17,8 +17,8 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// No secret of the settings leaves the program but to its destination: not in its log, on its page, in metrics or in
-// what its commands print, nor is it in its state, while destinations say back whatever they were told.
+// A secret of the settings goes only to its destination. It is not in the log, on the page, in metrics, in the output
+// of commands or in the state, although the destinations echo what they receive.
 func TestNoSecretIsSeenAnywhere(t *testing.T) {
 	t.Parallel()
 	azure := imdstest.Serve(t, imdstest.Options{VMs: []string{"vm-0"}})

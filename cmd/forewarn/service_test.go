@@ -15,8 +15,8 @@ import (
 	"forewarn/cmd/forewarn/internal/settings"
 )
 
-// A service logs to the Event Log with the level and form of the flags, and nothing to a standard error that nobody
-// reads.
+// A service logs to the Event Log with the level and format of the flags. It writes nothing to standard error, which
+// nobody reads.
 func TestServiceLogsToTheEventLog(t *testing.T) {
 	var entries []string
 	var standard strings.Builder
@@ -32,7 +32,7 @@ func TestServiceLogsToTheEventLog(t *testing.T) {
 	}
 }
 
-// A service is set up with the settings file, its state, and the log flags; without settings there is none.
+// A service is set up with the settings file, its state and the log flags. It is not set up without settings.
 func TestServiceIsSetUpFromSettingsAndFlags(t *testing.T) {
 	data := t.TempDir()
 	getenv := func(name string) string { return map[string]string{"ProgramData": data}[name] }
@@ -56,8 +56,7 @@ func TestServiceIsSetUpFromSettingsAndFlags(t *testing.T) {
 	}
 }
 
-// Each way in which the service is not as it was to be has its exit code. One that ended gives its own, if it is one
-// of ours.
+// Each unexpected state of the service has its exit code. A service that ended gives its own, if it is one of ours.
 func TestServiceErrorsHaveTheirExitCodes(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
@@ -79,7 +78,7 @@ func TestServiceErrorsHaveTheirExitCodes(t *testing.T) {
 	}
 }
 
-// A run that fails ends the service with the exit code of the command; one that was asked to stop ends it with 0.
+// A failed run ends the service with the exit code of the command. A run that was asked to stop ends it with 0.
 func TestServiceEndsWithTheExitCodeOfTheRun(t *testing.T) {
 	broken := fmt.Errorf("outbox: %w", exit(exitTryAgain, errors.New("locked")))
 	for _, tt := range []struct {
@@ -98,7 +97,7 @@ func TestServiceEndsWithTheExitCodeOfTheRun(t *testing.T) {
 	}
 }
 
-// Status is data for people and programs, and its exit code says whether the service runs.
+// service status prints text or JSON, and its exit code says whether the service runs.
 func TestServiceStatusIsData(t *testing.T) {
 	var out bytes.Buffer
 	p := &program{environment: environment{out: &out}}

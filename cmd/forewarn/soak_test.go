@@ -42,12 +42,11 @@ const (
 	soakPage   = "127.0.0.1:8169" // in the bubble's network
 )
 
-// Simulated hours, with reloads and sink outages in each, show flat memory and goroutines. The bridge is wired as run
-// wires it, with its outbox on disk, a sink of every kind, and settings that are read again as run does. The metadata
-// service, the destinations (a NATS server with JetStream, a mail server, HTTP servers) and the readers of page,
-// metrics and status are at the other end of connections in memory. Left out is what no bubble can hold, which is the
-// control socket, and TLS.
-func TestReloadsAndOutagesStayFlat(t *testing.T) {
+// Memory and goroutines stay flat over simulated hours, with reloads and sink outages in each. The bridge is set up as
+// in run: its outbox on disk, a sink of every kind, and reloaded settings. The metadata service, the destinations (a
+// NATS server with JetStream, a mail server, HTTP servers) and the readers of page, metrics and status use in-memory
+// connections. The control socket and TLS are left out, because a synctest bubble cannot contain them.
+func TestMemoryStaysFlatThroughReloadsAndOutages(t *testing.T) {
 	if os.Getenv("FOREWARN_SOAK_HOURS") == "" {
 		systemtest.LeftToGate(t)
 	}

@@ -86,9 +86,8 @@ func (s *screen) Write(b []byte) (int, error) {
 
 func (s *screen) text() string { return strings.TrimRight(strings.Join(s.rows, "\n"), "\n") }
 
-// status --watch takes the screen and fits it, however small it is and becomes: nothing scrolls, nothing is wrapped,
-// what does not fit is said to be missing. At the end the screen is as it was, with its cursor and the whole last
-// status.
+// status --watch uses the whole screen and fits it, however small it is or becomes: nothing scrolls or wraps, and it
+// says what does not fit. At the end the screen is restored, with its cursor and the last status in full.
 func TestWatchFitsItsScreen(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	st := statusOf(t, now)
@@ -122,9 +121,9 @@ func TestWatchFitsItsScreen(t *testing.T) {
 	}
 }
 
-// status --watch says when the bridge goes away, that it tries again, and when the bridge comes back. On a terminal the
-// last status stays, and its events still come nearer; elsewhere no control sequence is written.
-func TestWatchSaysWhenTheBridgeIsAway(t *testing.T) {
+// status --watch says when the bridge stops answering, that it tries again, and when the bridge is back. On a terminal
+// the last status stays, and its countdowns continue. Otherwise no control sequence is written.
+func TestWatchReportsAnOutageOfTheBridge(t *testing.T) {
 	began := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	st := statusOf(t, began) // with an event due at 04:14:12
 	gone := errors.New("no forewarn runs with these settings")
@@ -180,8 +179,8 @@ func TestWatchSaysWhenTheBridgeIsAway(t *testing.T) {
 	}
 }
 
-// A status says what people need first: sinks that need somebody, with the reason in full, events that have begun,
-// then the nearest, and this VM before the others that an event hits. Text from outside stays on its line.
+// A status starts with what matters most: sinks that need attention, with the full reason, then started events, then
+// the next ones, and this VM before others that an event affects. Text from outside stays on its line.
 func TestStatusText(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	berlin, err := time.LoadLocation("Europe/Berlin")
@@ -246,7 +245,7 @@ fresh     ready             0                  -              0     0
 	}
 }
 
-// A status names what is wrong with forewarn itself, each on a line of its own, and claims nothing that is not known.
+// A status lists forewarn's own problems, one per line, and claims nothing unknown.
 func TestStatusTextInTrouble(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	st := bridge.Status{Version: "v1", StartedAt: now,
@@ -272,7 +271,7 @@ There are no sinks, so nobody is notified.
 	}
 }
 
-// Without an answer nobody knows what Azure announces now.
+// Without an answer of Azure the status does not claim to know the current events.
 func TestStatusTextWithoutAnAnswer(t *testing.T) {
 	now := time.Now()
 	st := bridge.Status{Ready: true, IMDS: bridge.IMDSStatus{LastAnswer: now.Add(-time.Minute), LastError: "timeout"}}

@@ -73,9 +73,9 @@ func shownBy(t *testing.T, c *exec.Cmd, see func(c *exec.Cmd, shown string)) str
 	return string(all)
 }
 
-// What a terminal is shown cannot steer it, whichever command prints it and wherever it comes from: such characters are
-// shown as escapes, which in JSON mean the same. To a pipe, data stays as it is.
-func TestNothingPrintedSteersATerminal(t *testing.T) {
+// No text printed by any command can control the terminal: control characters are shown as escapes, which mean the
+// same in JSON. Data written to a pipe is unchanged.
+func TestTerminalOutputIsEscaped(t *testing.T) {
 	t.Parallel()
 	azure, err := imdstest.New(imdstest.Options{VMs: []string{"vm-0"}}).Listen("127.0.0.1:0", "")
 	if err != nil {

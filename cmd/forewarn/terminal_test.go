@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// A terminal gets text as it is, characters that are written in pieces too, and an escape for whatever would steer it.
-func TestATerminalIsShownCharactersWhole(t *testing.T) {
+// A terminal gets ordinary text unchanged, also characters that are written in pieces, and escapes instead of control
+// characters.
+func TestTerminalWritesWholeCharacters(t *testing.T) {
 	for _, tt := range []struct{ text, want string }{
 		{"größer als 3 €, 👩‍🔧\tja\n", "größer als 3 €, 👩‍🔧\tja\n"},
 		{"a line\r\nanother", "a line\r\nanother"},

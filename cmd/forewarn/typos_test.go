@@ -44,10 +44,9 @@ import (
 // them whole.
 const marker = "hunter2"
 
-// A settings file with a typo, wherever it is, shows no secret: not in what check prints, as text or as JSON, not in
-// the log, on the page, in status.json or in the metrics of a run that reads it again, and if it is still valid, not
-// in what its sinks say of destinations that cannot be reached, that have another's certificate, or that answer what
-// they hear.
+// A settings file with a typo, wherever it is, reveals no secret: not in the output of check, as text or JSON, nor in
+// the log, on the page, in status.json or in the metrics of a run that reloads it. If the file is still valid, its
+// sinks reveal none about destinations that are unreachable, have another's certificate, or echo what they receive.
 func TestNoTypoShowsASecret(t *testing.T) {
 	systemtest.LeftToGate(t)
 	t.Parallel()
@@ -91,7 +90,7 @@ func TestNoTypoShowsASecret(t *testing.T) {
 	typists.Wait()
 }
 
-// Every secret key of every kind of sink stands in the files that typos are made in.
+// The files in which typos are made have every secret key of every kind of sink.
 func TestTyposAreMadeInEverySecret(t *testing.T) {
 	all := strings.Join(typoFiles(t), "\n")
 	var walk func(kind string, typ reflect.Type)
