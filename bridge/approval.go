@@ -46,7 +46,7 @@ func (d *decision) by() string {
 	return fmt.Sprintf("rule %d", d.Rule)
 }
 
-// record completes the result of the decision.
+// record completes the record of what came of the decision.
 func (d *decision) record(a cloudevent.Approval, op openEvent, now time.Time) cloudevent.Approval {
 	a.By, a.Decided, a.Attempts = d.by(), d.Decided, d.Attempts
 	a.After = now.Sub(op.First).Round(100 * time.Millisecond).Seconds()
@@ -136,21 +136,21 @@ func (b *Bridge) ruling(
 	var reasons []string
 	final = true
 	for i, r := range rules {
-		ruling := b.applyRule(r, e, op, ce, now)
-		if ruling.approve {
+		verdict := b.evaluate(r, e, op, ce, now)
+		if verdict.approve {
 			return i + 1, "", true
 		}
-		final = final && ruling.final
-		if ruling.notApplicable {
+		final = final && verdict.final
+		if verdict.notApplicable {
 			continue
 		}
-		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, ruling.why))
+		reasons = append(reasons, fmt.Sprintf("rule %d: %s", i+1, verdict.why))
 	}
 	return 0, strings.Join(reasons, "; "), final
 }
 
-// applyRule evaluates a rule for an event as it is now.
-func (b *Bridge) applyRule(r Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time) ruling {
+// evaluate applies a rule to the present state of an event.
+func (b *Bridge) evaluate(r Rule, e imds.Event, op openEvent, ce *event.Event, now time.Time) ruling {
 	var fields map[string]any
 	if r.Filter.When != nil {
 		if ce == nil {

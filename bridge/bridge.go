@@ -89,7 +89,7 @@ type Bridge struct {
 	lastHeartbeat    map[string]time.Time    // by route
 	lastHead         map[string]reportedHead // by route
 	stamp            time.Time               // of the last CloudEvent about the bridge
-	lastHousekeeping time.Time               // the last turn of housekeeping
+	lastHousekeeping time.Time               // when housekeeping last ran
 	maintained       time.Time               // when the outbox was last maintained
 	compacted        time.Time               // when the outbox's file was last compacted
 	approving        time.Time               // the last turn of the approval loop

@@ -15,7 +15,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// An observation says when a document was seen, and how long after the last valid answer.
+// An observation is when a document was seen, and when the last valid answer before it was.
 type observation struct {
 	now    time.Time
 	before time.Time // the last valid answer; zero if there was none

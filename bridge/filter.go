@@ -52,7 +52,7 @@ const (
 	LevelAll     Level = "all"
 )
 
-// Hears reports whether a route on this level gets a CloudEvent of that type about the bridge.
+// Hears reports whether a route on this level gets CloudEvents about the bridge of type typ.
 func (l Level) Hears(typ string) bool {
 	switch typ {
 	case cloudevent.SinkBlocked, cloudevent.SinkRecovered, cloudevent.IMDSUnavailable, cloudevent.IMDSRecovered,

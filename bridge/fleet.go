@@ -22,8 +22,8 @@ type FleetVM struct {
 	Events    []string  `json:"events,omitempty"`   // ids of the open events that name it
 	NotBefore time.Time `json:"notBefore,omitzero"` // of the nearest of them
 	Started   bool      `json:"started,omitempty"`  // one of them has begun
-	Silent    bool      `json:"silent,omitempty"`   // its heartbeats stopped, and that was told
-	Stopped   bool      `json:"stopped,omitempty"`  // its bridge has announced that it stops
+	Silent    bool      `json:"silent,omitempty"`   // its heartbeats stopped, and that was reported
+	Stopped   bool      `json:"stopped,omitempty"`  // its bridge announced that it was stopping
 }
 
 // A RelayPeer is a relay of the same stream.

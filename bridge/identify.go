@@ -9,12 +9,12 @@ import (
 	"forewarn/bridge/imds"
 )
 
-// How long to wait for the identity of this VM.
+// Timeouts for the identity of this VM.
 const (
 	nameForFirst   = 3 * time.Second  // before the first document is handled
 	nameForBacklog = 10 * time.Second // the same, if the outbox may belong to another VM
 	nameForFilters = time.Minute      // before filters decide without a name
-	nameRefused    = 3 * time.Second  // of lasting refusals, after which filters stop waiting
+	nameRefused    = 3 * time.Second  // after this long of lasting refusals, filters stop waiting
 	heldGrace      = 10 * time.Second // for deciding held deliveries, before they are sent undecided
 )
 
@@ -42,7 +42,7 @@ func (b *Bridge) self() imds.Observer {
 // identify asks instance metadata for the identity of this VM until it answers or ctx is done.
 func (b *Bridge) identify(ctx context.Context) {
 	answered := sync.OnceFunc(func() { close(b.identified) })
-	var refused time.Time // since when requests have been refused
+	var refused time.Time // start of the current run of lasting refusals; zero if there is none
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		o, err := b.askInstance(ctx)
 		if err == nil {
@@ -52,7 +52,7 @@ func (b *Bridge) identify(ctx context.Context) {
 		}
 		var answer *imds.AnswerError
 		if errors.As(err, &answer) && (answer.Final() || answer.Lasting()) {
-			answered() // a passing failure does not count: the backlog may be another VM's, so the start keeps waiting
+			answered() // after a passing failure the start keeps waiting, because the backlog may be another VM's
 		}
 		if answer == nil || !answer.Lasting() {
 			refused = time.Time{}
@@ -87,7 +87,7 @@ func (b *Bridge) unidentified(err error, useless bool) {
 // nameHint is the remedy for an unknown VM name.
 const nameHint = "set imds.vm_name"
 
-// nameless says why this VM's name is unknown.
+// nameless is the reason why this VM's name is unknown.
 type nameless struct {
 	err     string // "" before the first answer
 	useless bool   // waiting for it is useless

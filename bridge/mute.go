@@ -21,10 +21,10 @@ type Mute = delivery.Mute
 // The bounds of mutes.
 const (
 	LongestMute = 30 * 24 * time.Hour
-	maxMutes   = 100
+	maxMutes    = 100
 )
 
-// NewMute returns the mute that somebody asks for: m has what, why and who. all are the existing mutes.
+// NewMute completes the requested mute m, which has its scope, reason and author. all are the existing mutes.
 func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Time) (delivery.Mute, error) {
 	active := len(ActiveMutes(all))
 	_, badPattern := path.Match(m.VM, "")
@@ -89,7 +89,7 @@ func DueMutes(all []*delivery.Mute, gone func(sink string) bool, now time.Time) 
 	return changed
 }
 
-// EndMutes returns the mutes with these ids, or all, as somebody ended them. It fails if one is not active.
+// EndMutes returns the mutes with these ids, or all, as ended by that user. It fails if one is not active.
 func EndMutes(
 	all []*delivery.Mute, ids []string, every bool, by string, now time.Time,
 ) (ended []delivery.Mute, err error) {
@@ -109,7 +109,7 @@ func EndMutes(
 	return ended, nil
 }
 
-// MuteData returns the type and data of the CloudEvent about the begin or the end of a mute.
+// MuteData returns the type and data of the CloudEvent about the start or end of a mute.
 func MuteData(m delivery.Mute) (typ string, data map[string]any) {
 	data = map[string]any{"mute": m.ID, "since": m.Since.UTC(), "until": m.Until.UTC(), "why": m.Why, "by": m.By}
 	for name, v := range map[string]string{"sink": m.Sink, "vm": m.VM, "endedBy": m.EndedBy} {
@@ -129,7 +129,7 @@ func MuteData(m delivery.Mute) (typ string, data map[string]any) {
 // Mutes returns the mutes that have not ended, the oldest first.
 func (b *Bridge) Mutes() []*delivery.Mute { return ActiveMutes(b.Outbox.Mutes()) }
 
-// Mute holds deliveries back for d: m says which, why, and who asks for it. It returns the mute with its id.
+// Mute holds deliveries back for d. m has its scope, reason and author. It returns the mute with its id.
 func (b *Bridge) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
 	err := b.changeMutes(func(all []*delivery.Mute) (changed []delivery.Mute, err error) {
 		m, err = NewMute(m, d, all, time.Now())
@@ -149,7 +149,7 @@ func (b *Bridge) Unmute(ids []string, every bool, by string) (ended []delivery.M
 
 // endMutes ends the mutes whose time is over, or whose sink is gone.
 func (b *Bridge) endMutes(now time.Time) {
-	_ = b.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { // it gives no error
+	_ = b.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) { // never fails
 		b.mu.Lock()
 		routes := b.routes
 		b.mu.Unlock()
@@ -159,8 +159,7 @@ func (b *Bridge) endMutes(now time.Time) {
 	})
 }
 
-// changeMutes stores the mutes that are new, have ended or begin again, and puts that on record, as one change. It
-// returns when that is on disk.
+// changeMutes stores the changed mutes and the CloudEvents about them in one batch. It returns when they are on disk.
 func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute, error)) error {
 	b.muting.Lock()
 	changed, err := changes(b.Outbox.Mutes())

@@ -55,7 +55,7 @@ type openEvent struct {
 
 	event         imds.Event // of Event
 	submitted     time.Time  // when it was last submitted to the outbox
-	unlistedSince time.Time  // when it was last listed, of one that a late file brought; zero once it is listed again
+	unlistedSince time.Time  // when it was last seen, if from a file that was read late; zero once it is listed
 }
 
 // unwatched records a time without valid answers, and whether the observer rebooted in it. It reports whether that

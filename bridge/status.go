@@ -59,7 +59,7 @@ type EventStatus struct {
 	Known       imds.Event      `json:"-"`                  // Event, decoded
 }
 
-// An ApprovedStatus says when an event was approved, and by whom: "rule 1", or a user.
+// An ApprovedStatus is when an event was approved, and by whom: "rule 1", or a user.
 type ApprovedStatus struct {
 	At time.Time `json:"at"`
 	By string    `json:"by"`
@@ -111,7 +111,7 @@ const (
 	longestRest = 5 * time.Minute                                   // of the other loops, which may compact the outbox
 )
 
-// Alive is nil while all loops come round, and otherwise says which has not, and since when.
+// Alive returns nil while all loops run, and otherwise an error that names the stalled one and its last run.
 func (b *Bridge) Alive() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

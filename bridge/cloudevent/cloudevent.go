@@ -116,7 +116,7 @@ type Circumstances struct {
 	Begun          time.Time // when it first saw it as Started; zero before that
 	WhileAway      bool
 	NotEarlierThan time.Time // the last valid answer before a gap; zero if there was none
-	Repeat         int       // how often this change was told before and is remembered; 0 for the first time
+	Repeat         int       // number of earlier CloudEvents about this change, as far as remembered; 0 for the first
 	End            End       // of a Vanished
 	Approval       *Approval // of an Approved
 }
