@@ -577,6 +577,37 @@ func TestStateSaysWhatIsWrong(t *testing.T) {
 	})
 }
 
+// One event that is still refused after another was accepted doesn't block the route, even if nothing else is pending.
+func TestOneRefusedEventDoesNotBlockTheRoute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, blocked := &destination{}, 0
+		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			if batch[0].Event.ID() == "E1-scheduled" {
+				return delivery.Answer{}, fmt.Errorf("%w: 403", delivery.ErrBlocked)
+			}
+			return delivery.Answer{}, nil
+		})
+		r := startWith(t, newMemory(), d, delivery.Config{
+			Random: func() float64 { return 1 },
+			Trouble: func(why error) {
+				if why != nil {
+					blocked++
+				}
+			},
+		})
+		r.add(change(1, "E1", "scheduled", 24*time.Hour))
+		pause(time.Millisecond)
+		r.add(change(2, "E2", "scheduled", 24*time.Hour))
+		pause(10 * time.Minute)
+		if calls := len(r.made()); calls < 6 {
+			t.Errorf("there were %d attempts, want several of E1", calls)
+		}
+		if st := r.worker.State(); st.Blocked || st.Refused || !st.Failing || blocked > 0 {
+			t.Errorf("the state is %s, and the route was blocked %d times, want a failing route", text(st), blocked)
+		}
+	})
+}
+
 // The recovery of a sink is one line in the log, with the number of failed attempts.
 func TestRecoveryIsLogged(t *testing.T) {
 	for _, fail := range []int{1, 3} {
