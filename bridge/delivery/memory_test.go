@@ -60,7 +60,7 @@ func (m *memory) signal() {
 	}
 }
 
-// remove takes pending items away, as somebody who drops them by hand does.
+// remove removes pending items, as a drop by hand does.
 func (m *memory) remove(seqs ...uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -72,7 +72,7 @@ func (m *memory) remove(seqs ...uint64) {
 	m.signal()
 }
 
-// restart has the next worker find all that is pending.
+// restart makes the next worker find all pending items.
 func (m *memory) restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -142,7 +142,7 @@ func (m *memory) change(i *delivery.Item, f func(*delivery.Item)) {
 	}
 }
 
-// ids are those of one of its lists, in order.
+// ids returns the ids of one of its lists, in order.
 func (m *memory) ids(items *[]*delivery.Item) (list []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -164,7 +164,7 @@ func (m *memory) lastReport() delivery.Report {
 	return m.reports[len(m.reports)-1]
 }
 
-// text is a value as JSON, for messages of tests.
+// text returns a value as JSON, for messages of tests.
 func text(v any) string {
 	b, _ := json.Marshal(v)
 	return string(b)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// mute holds the items back, and returns how to end that.
+// mute mutes the items. end ends the mute.
 func (p *plan) mute(items ...*Item) (end func()) {
 	again := func(m *Mute) {
 		for _, i := range items {

@@ -32,7 +32,7 @@ func newPlan(terms Terms) *plan {
 	return &plan{now: time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC), schedule: newSchedule(terms)}
 }
 
-// owe makes a change pending of the event whose NotBefore is so far away; 0 is none.
+// owe makes a change of the event pending, with NotBefore after notice; 0 for none.
 func (p *plan) owe(event, change string, notice time.Duration) *Item {
 	p.seq++
 	m := &Message{Seq: p.seq, Group: event, Change: change, ID: event + "-" + change, AzureType: p.azureType}
@@ -44,10 +44,10 @@ func (p *plan) owe(event, change string, notice time.Duration) *Item {
 	return i
 }
 
-// next is the attempt that is due, if any, and when to ask again.
+// next begins the due attempt, if any, and returns when to ask again.
 func (p *plan) next() (attempt, time.Time) { return p.attempt(p.now) }
 
-// try makes the attempt that is due and has it accepted, nil if none is.
+// try makes the due attempt, which is accepted, and returns its ids; nil if none is due.
 func (p *plan) try() []string {
 	a, _ := p.next()
 	if len(a.batch) == 0 {
@@ -57,7 +57,7 @@ func (p *plan) try() []string {
 	return idsIn(a)
 }
 
-// fails makes the attempt that is due, which is refused; nil if none is.
+// fails makes the due attempt, which is refused, and returns its ids; nil if none is due.
 func (p *plan) fails(blocked bool, wish time.Duration) []string {
 	a, _ := p.next()
 	if len(a.batch) == 0 {
@@ -71,7 +71,7 @@ func (p *plan) fails(blocked bool, wish time.Duration) []string {
 	return idsIn(a)
 }
 
-// wait sets when an event is tried next.
+// waits sets when an event is tried next.
 func (p *plan) waits(event string, until time.Time) {
 	l := p.lanes[event]
 	l.next = until

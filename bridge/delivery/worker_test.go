@@ -18,7 +18,7 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A destination remembers each call and answers as it is told to.
+// A destination records each call and gives the answer that the test sets.
 type destination struct {
 	mu     sync.Mutex
 	calls  [][]delivery.Delivery
@@ -51,7 +51,7 @@ func fails(err error) func([]delivery.Delivery) (delivery.Answer, error) {
 	return func([]delivery.Delivery) (delivery.Answer, error) { return delivery.Answer{}, err }
 }
 
-// made are the ids of each call so far.
+// made returns the ids of each call so far.
 func (d *destination) made() (calls []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,7 +65,7 @@ func (d *destination) made() (calls []string) {
 	return calls
 }
 
-// last is the last call.
+// last returns the batch of the last call.
 func (d *destination) last() []delivery.Delivery {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -111,7 +111,7 @@ func bubble(t *testing.T, terms delivery.Terms, f func(t *testing.T, r *route)) 
 	synctest.Test(t, func(t *testing.T) { f(t, start(t, newMemory(), &destination{}, terms)) })
 }
 
-// pause lets time pass, and everything happen that is due.
+// pause lets time pass, and waits until everything due has happened.
 func pause(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -129,7 +129,7 @@ func change(seq uint64, group, change string, notice time.Duration) delivery.Ite
 	return delivery.Item{Message: m, NotBefore: time.Now().Add(notice)}
 }
 
-// wave is what one document brings about three events.
+// wave returns the changes of one document with three events.
 func wave() (items []delivery.Item) {
 	for n, id := range []string{"E1", "E2", "E3"} {
 		items = append(items, change(uint64(n+1), id, "scheduled", 2*time.Hour))
@@ -318,7 +318,7 @@ func TestDurableRouteWritesEachResultFirst(t *testing.T) {
 	}
 }
 
-// A tally counts what a Meter is told.
+// A tally is a Meter for tests.
 type tally struct {
 	mu     sync.Mutex
 	counts map[string]int

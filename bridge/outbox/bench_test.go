@@ -99,7 +99,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// heap is what is in use, in MiB.
+// heap returns the size of the heap in use, in MiB.
 func heap() float64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -107,7 +107,7 @@ func heap() float64 {
 	return float64(m.HeapAlloc) / (1 << 20)
 }
 
-// watch gives the most memory that the heap took from the system while f ran.
+// watch returns the peak of the memory that the heap took from the system while f ran.
 func watch(f func()) (peak float64) {
 	done, ended := make(chan struct{}), make(chan float64)
 	go func() {

@@ -38,7 +38,7 @@ func smallDisk(t *testing.T) (dir string, remount func(flags uintptr)) {
 	}
 }
 
-// fill takes all that is left of the disk, and gives it back.
+// fill uses up the free space of the disk. free releases it.
 func fill(t *testing.T, dir string) (free func()) {
 	t.Helper()
 	path := filepath.Join(dir, "filler")

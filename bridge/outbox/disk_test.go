@@ -31,7 +31,7 @@ type disk struct {
 
 var errFull = errors.New("no space left on device")
 
-// diskOf is a disk that holds what the transactions wrote.
+// diskOf returns a disk that holds what the transactions wrote.
 func diskOf(batches [][]outbox.Write) *disk {
 	d := &disk{data: map[string]map[string][]byte{}}
 	for _, writes := range batches {
@@ -63,14 +63,14 @@ func (d *disk) set(f func()) {
 	f()
 }
 
-// recorded are the batches so far.
+// recorded returns the batches written so far.
 func (d *disk) recorded() [][]outbox.Write {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.batches)
 }
 
-// transactions is how often it was written to.
+// transactions returns the number of transactions so far.
 func (d *disk) transactions() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -163,7 +163,7 @@ func (d *disk) Close() error {
 	return d.failClose
 }
 
-// count is how many keys a bucket has.
+// count returns the number of keys in a bucket.
 func (d *disk) count(bucket string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -215,7 +215,7 @@ func TestUnreadableFileIsNotMigrated(t *testing.T) {
 	})
 }
 
-// halfRead is a storage of which, while it fails, one bucket can't be read.
+// halfRead is a storage in which one bucket can't be read while it fails.
 type halfRead struct {
 	outbox.Storage
 	fails atomic.Bool
@@ -482,7 +482,7 @@ func TestHistoryOfADamagedFileIsKept(t *testing.T) {
 	})
 }
 
-// breaking is a storage that finds itself damaged at a write, once.
+// breaking is a storage in which one write finds the file damaged.
 type breaking struct {
 	outbox.Storage
 	breaks atomic.Bool

@@ -15,7 +15,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// notADirectory is where no outbox can be, because a file is in the way: the parent of the directory.
+// notADirectory returns a directory that can't be created, because its parent is a file.
 func notADirectory(t testing.TB) (dir string) {
 	t.Helper()
 	parent := filepath.Join(t.TempDir(), "parent")
@@ -25,7 +25,7 @@ func notADirectory(t testing.TB) (dir string) {
 	return filepath.Join(parent, "state")
 }
 
-// comes makes the directory, with the file in it unless that is "".
+// comes creates the directory, with the file in it unless that is "".
 func comes(t testing.TB, dir, file string) {
 	t.Helper()
 	synctest.Wait() // or the writer could find it half done

@@ -24,7 +24,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// asides are the files that were set aside in the directory, for that reason.
+// asides returns the files that were set aside in the directory for that reason.
 func asides(t testing.TB, dir, why string) []string {
 	t.Helper()
 	list, err := filepath.Glob(filepath.Join(dir, "outbox.db."+why+"-*"))
@@ -57,7 +57,7 @@ func edit(t testing.TB, path string, f func(tx *bolt.Tx) error) {
 	}
 }
 
-// used makes an outbox that holds something of everything, and gives what is pending for a.
+// used makes an outbox with records of every kind, and returns the pending deliveries for a.
 func used(t testing.TB, dir string) []string {
 	t.Helper()
 	o := open(t, dir, outbox.Options{})
@@ -81,7 +81,7 @@ func used(t testing.TB, dir string) []string {
 	return pending(o, "a")
 }
 
-// works holds that the outbox takes, keeps and gives back.
+// works checks that the outbox stores a delivery and returns it.
 func works(t *testing.T, dir string, o *outbox.Outbox) {
 	t.Helper()
 	mustAdd(t, o, "NEW", "scheduled", "z")

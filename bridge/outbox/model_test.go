@@ -17,7 +17,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// A model is what an outbox must know, kept in the simplest way.
+// A model is the expected state of an outbox, in the simplest form.
 type model struct {
 	pending  map[ref]pendingModel
 	dead     map[ref]string // reason
@@ -53,7 +53,7 @@ func newModel() *model {
 	}
 }
 
-// String is all of it, in order.
+// String returns the whole state, in order.
 func (m *model) String() string {
 	var b strings.Builder
 	byRef := func(x, y ref) int { return cmp.Or(cmp.Compare(x.seq, y.seq), cmp.Compare(x.route, y.route)) }
@@ -89,7 +89,7 @@ func (m *model) String() string {
 	return b.String()
 }
 
-// know is what an outbox knows, as a model. Marks are those among ids, and receipts are those of open groups.
+// know returns the state of an outbox as a model, with the marks of ids and the receipts of open groups.
 func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 	t.Helper()
 	m := newModel()
@@ -151,7 +151,7 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 	return m
 }
 
-// agree holds that the figures and the other lists of an outbox say the same as the list of its deliveries.
+// agree checks that the figures and the other lists of an outbox agree with the list of its deliveries.
 func agree(t *testing.T, o *outbox.Outbox) {
 	t.Helper()
 	var want, got outbox.Totals
@@ -210,7 +210,7 @@ func agree(t *testing.T, o *outbox.Outbox) {
 	}
 }
 
-// shown is all that an outbox shows of what is to be delivered, to compare it with what it shows after a restart.
+// shown returns everything that an outbox shows of its deliveries, to compare it before and after a restart.
 func shown(t *testing.T, o *outbox.Outbox) string {
 	t.Helper()
 	var b strings.Builder
@@ -233,7 +233,7 @@ func shown(t *testing.T, o *outbox.Outbox) string {
 	return b.String()
 }
 
-// heads holds that the disk has the head of each CloudEvent that a delivery or an open group refers to, and of no other.
+// heads checks that the disk has the head of each CloudEvent that a delivery or an open group refers to, and of no other.
 func (p *player) heads() {
 	used := map[string]bool{}
 	for _, d := range p.o.List(outbox.Selection{}) {
@@ -252,7 +252,7 @@ func (p *player) heads() {
 	}
 }
 
-// bodies are the sequence numbers of all CloudEvents that are kept.
+// bodies returns the sequence numbers of all stored CloudEvents.
 func bodies(o *outbox.Outbox) map[uint64]bool {
 	seqs := map[uint64]bool{}
 	_ = o.Walk(0, func(r outbox.Record) error { seqs[r.Seq] = true; return nil })
@@ -276,7 +276,7 @@ type player struct {
 
 var modelRoutes = []string{"a", "b", "c"}
 
-// next is the next byte of the script as a number below n; 0 when it is over.
+// next returns the next byte of the script as a number below n; 0 after its end.
 func (p *player) next(n int) int {
 	if len(p.script) == 0 {
 		return 0
@@ -304,7 +304,7 @@ func (p *player) start() {
 	synctest.Wait()
 }
 
-// hear takes in what the readers are told, and holds that they know exactly what is pending.
+// hear reads the changes of all readers, and checks that they know exactly the pending deliveries.
 func (p *player) hear() {
 	for _, name := range modelRoutes {
 		c := p.queues[name].Changes()

@@ -20,7 +20,7 @@ func mute(t *testing.T, o *outbox.Outbox, m delivery.Mute) {
 	}
 }
 
-// heard are the pending deliveries that a reader hears of, those that a mute holds back in brackets.
+// heard returns the pending deliveries that a reader gets, muted ones in brackets.
 func heard(q delivery.Queue) (list []string) {
 	for _, i := range q.Changes().Pending {
 		if i.Mute.Active() {

@@ -16,7 +16,7 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// lines is a log to be looked at.
+// lines is a log that tests read.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -47,7 +47,7 @@ func open(t testing.TB, dir string, options outbox.Options) *outbox.Outbox {
 	return o
 }
 
-// body is a CloudEvent in the JSON format.
+// body returns a CloudEvent in the JSON format.
 func body(id string) []byte {
 	return fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"urn:test","type":"t","data":{}}`, id)
 }
@@ -63,7 +63,7 @@ func addition(o *outbox.Outbox, group, change string, to ...string) outbox.Addit
 	return a
 }
 
-// groupOf is the group that an id belongs to.
+// groupOf returns the group that an id belongs to.
 func groupOf(id string) string {
 	group, _, _ := strings.Cut(id, "-")
 	return group
@@ -99,7 +99,7 @@ func setRoutes(o *outbox.Outbox, now time.Time, routes ...outbox.Route) (added, 
 	return added, back, o.Apply(outbox.Batch{Now: now, Routes: append([]outbox.Route{}, routes...)})
 }
 
-// ids are those of deliveries.
+// ids returns the ids of deliveries.
 func ids(list []outbox.Delivery) []string {
 	all := []string{}
 	for _, d := range list {
@@ -123,7 +123,7 @@ func want(t testing.TB, what string, got []string, want ...string) {
 	}
 }
 
-// changes are the ids of what became pending since the last call, and of what is gone the sequence numbers.
+// changes returns the ids of deliveries that became pending since the last call, and the sequence numbers of those gone.
 func changes(q delivery.Queue) (ids []string, gone []uint64) {
 	c := q.Changes()
 	ids = []string{}

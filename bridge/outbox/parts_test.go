@@ -209,7 +209,7 @@ func TestPartsAreIgnoredWhenReadOnly(t *testing.T) {
 	}
 }
 
-// stopping is a storage that takes no more after some transactions.
+// stopping is a storage that fails after some transactions.
 type stopping struct {
 	outbox.Storage
 	after int

@@ -15,7 +15,7 @@ import (
 
 var errIO = errors.New("input/output error")
 
-// misreading is a storage of which one read fails, and no other.
+// misreading is a storage in which one read fails.
 type misreading struct {
 	outbox.Storage
 	mu    sync.Mutex
@@ -23,14 +23,14 @@ type misreading struct {
 	err   error
 }
 
-// set has the n-th read from now on fail.
+// set makes the n-th read from now on fail.
 func (s *misreading) set(n int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.after, s.err = n, err
 }
 
-// failed reports whether it has, and has no later one fail.
+// failed reports whether that read has failed, and lets all later ones succeed.
 func (s *misreading) failed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
