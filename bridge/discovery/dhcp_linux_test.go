@@ -19,9 +19,8 @@ import (
 	"forewarn/bridge/imdstest"
 )
 
-// inNamespace runs the calling test once more, in a process and a network namespace of their own, and says whether
-// this is that process. There eth0 and azure0 are the two ends of a cable. Where the machine does not allow this, the
-// test is skipped.
+// inNamespace runs the calling test again in a process with its own network namespace, and reports whether this is that
+// process. There eth0 and azure0 are the two ends of a cable. The test is skipped if the machine does not allow this.
 func inNamespace(t *testing.T) bool {
 	t.Helper()
 	const marker = "FOREWARN_IN_NAMESPACE"

@@ -13,12 +13,12 @@ import (
 
 var asked = dhcpQuestion{xid: [4]byte{1, 2, 3, 4}, mac: [6]byte{0x00, 0x0d, 0x3a, 0xaa, 0xbb, 0xcc}}
 
-// option is one in a message.
+// option is an option of a message.
 func option(code byte, value ...byte) []byte {
 	return append([]byte{code, byte(len(value))}, value...)
 }
 
-// reply is an answer to the question with these options.
+// reply returns an answer to the question with these options.
 func reply(q dhcpQuestion, options ...[]byte) []byte {
 	m := q.message()[:dhcpFixed+len(dhcpCookie)]
 	m[0] = dhcpReply

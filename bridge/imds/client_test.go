@@ -28,7 +28,7 @@ import (
 
 const document7 = `{"DocumentIncarnation":7,"Events":[{"EventId":"A"}]}`
 
-// client asks the endpoint over real sockets.
+// client returns a client that uses real sockets.
 const idC = "602D9444-D2CD-49C7-8624-8643E7171297"
 
 func client(t testing.TB, endpoint string) *Client {
@@ -38,7 +38,7 @@ func client(t testing.TB, endpoint string) *Client {
 	return c
 }
 
-// answering is a client of a service that answers as h does, over real sockets.
+// answering returns a client of a service that h serves on real sockets.
 func answering(t testing.TB, h http.HandlerFunc) *Client {
 	t.Helper()
 	srv := httptest.NewServer(h)
@@ -445,7 +445,7 @@ func (h *azureHost) answer(r *http.Request) (int, http.Header, string) {
 	return http.StatusOK, http.Header{"Etag": {"7"}}, document7
 }
 
-// wantAsked holds which versions were asked for since the last time.
+// wantAsked checks the api-versions of the requests since its last call.
 func (h *azureHost) wantAsked(t *testing.T, want ...string) {
 	t.Helper()
 	if !slices.Equal(h.asked, want) {

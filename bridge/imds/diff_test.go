@@ -15,7 +15,7 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// captured is a document of testdata/documents, as the api-version of today showed it.
+// captured returns a document of testdata/documents, with the current api-version.
 func captured(t *testing.T, name string) Document {
 	t.Helper()
 	body, err := os.ReadFile("testdata/documents/" + name + ".json")
@@ -27,7 +27,7 @@ func captured(t *testing.T, name string) Document {
 	return d
 }
 
-// inWords says changes one a line: the change, the event, the status before and the fields that differ.
+// inWords describes changes, one per line: the kind, the event, the previous status and the fields that differ.
 func inWords(changes []Change) []string {
 	list := []string{}
 	for _, c := range changes {
@@ -259,7 +259,7 @@ func TestOtherAPIVersionMakesNoChange(t *testing.T) {
 	}
 }
 
-// apply is what a listener knows after it heard the changes.
+// apply returns the events that a receiver knows after the changes.
 func apply(known []Event, changes []Change) map[string]Event {
 	events := map[string]Event{}
 	for _, e := range known {
@@ -275,7 +275,7 @@ func apply(known []Event, changes []Change) map[string]Event {
 	return events
 }
 
-// meaning is an event's content with nothing left of how it was written.
+// meaning returns the content of an event, independent of its formatting.
 func meaning(t *testing.T, e Event) map[string]any {
 	t.Helper()
 	var m map[string]any
@@ -350,7 +350,7 @@ func TestChangesTurnOneDocumentIntoTheOther(t *testing.T) {
 		}
 		told := map[string]bool{}
 		for _, c := range changes {
-			wantHonest(t, c, old.Events)
+			wantValidChanges(t, c, old.Events)
 			if told[c.Event.ID] {
 				t.Fatalf("two changes of %s in one document: %q", c.Event.ID, inWords(changes))
 			}
@@ -360,8 +360,8 @@ func TestChangesTurnOneDocumentIntoTheOther(t *testing.T) {
 	}
 }
 
-// wantHonest holds what is true of every change from the known events.
-func wantHonest(t *testing.T, c Change, known []Event) {
+// wantValidChanges checks what must be true of every change from the known events.
+func wantValidChanges(t *testing.T, c Change, known []Event) {
 	t.Helper()
 	i := slices.IndexFunc(known, func(e Event) bool { return e.ID == c.Event.ID })
 	begun := c.Event.Status == StatusStarted
@@ -401,7 +401,7 @@ func FuzzDiff(f *testing.F) {
 		}
 		changes := Diff(old.Events, now)
 		for _, c := range changes {
-			wantHonest(t, c, old.Events)
+			wantValidChanges(t, c, old.Events)
 		}
 		got := apply(old.Events, changes)
 		for _, e := range now.Events {

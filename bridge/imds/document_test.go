@@ -18,7 +18,7 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// decoded is the document that body holds.
+// decoded returns the document in body.
 func decoded(t testing.TB, body string) Document {
 	t.Helper()
 	d, err := DecodeDocument([]byte(body))
@@ -28,12 +28,12 @@ func decoded(t testing.TB, body string) Document {
 	return d
 }
 
-// listing is the body of a document with these entries.
+// listing returns the body of a document with these entries.
 func listing(entries ...string) string {
 	return `{"DocumentIncarnation":7,"Events":[` + strings.Join(entries, ",") + `]}`
 }
 
-// azureEvent is the event whose entry is raw.
+// azureEvent returns the event whose entry is raw.
 func azureEvent(t testing.TB, raw string) Event {
 	t.Helper()
 	e, err := UnmarshalEvent(json.RawMessage(raw))
@@ -345,7 +345,7 @@ func TestLargeDocumentIsDecodedCompletely(t *testing.T) {
 	}
 }
 
-// manyEvents is a document with n events, of which the number that changed have another NotBefore.
+// manyEvents returns a document with n events. The first ones, as many as changed, have another NotBefore.
 func manyEvents(n, changed int) string {
 	entries := make([]string, n)
 	for i := range entries {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// answers is an http.RoundTripper that gives one answer to everything, and keeps which hosts were asked.
+// answers is an http.RoundTripper that gives the same answer to every request, and records the hosts.
 type answers struct {
 	status       int // 0 for none
 	server, body string

@@ -21,7 +21,7 @@ import (
 	"forewarn/bridge/systemtest"
 )
 
-// listener is a destination that writes down, in a few words each, the changes it gets.
+// listener is a destination that records each change that it gets, in a few words.
 type listener struct {
 	mu  sync.Mutex
 	got []string
@@ -50,7 +50,7 @@ func (l *listener) Deliver(_ context.Context, batch []delivery.Delivery) (delive
 	return delivery.Answer{}, nil
 }
 
-// changes plays a scenario to a bridge that polls once a second, and returns the changes that the bridge delivers.
+// changes runs a scenario for a bridge that polls once a second, and returns the changes that the bridge delivers.
 func changes(t *testing.T, name string, speed float64) []string {
 	t.Helper()
 	sc, err := imdstest.Builtin(name)

@@ -16,15 +16,15 @@ import (
 //	GET    /state              incarnation, vms, events, document, faults and approvals
 //	POST   /events             Azure's fields, missing ones are filled → the event
 //	PATCH  /events/{id}        the fields to change → the event
-//	DELETE /events/{id}        the event is over
+//	DELETE /events/{id}        ends the event
 //	POST   /events/{id}/start  → the event
 //	PUT    /document           the body is served as it is; DELETE goes back to the events
 //	PUT    /faults             a Fault; DELETE ends all
 //	POST   /reset              see Reset
 //	GET    /requests           what the metadata endpoint has seen
 //
-// A request that it does not understand is refused with {"error": …}. There are no passwords: it answers only to local
-// names and addresses, and to no web page of another origin.
+// An invalid request is refused with {"error": …}. There are no passwords: it answers only requests to local names and
+// addresses, and none from a web page of another origin.
 func (s *Server) Control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /state", s.getState)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// control sends a request to the control API, with these headers, by pairs.
+// control sends a request to the control API. headers are pairs of names and values.
 func control(s *Server, method, path, body string, header ...string) *http.Response {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
 	r.Host = "127.0.0.1:8255"

@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// ask sends a request with the Metadata header to the metadata endpoint, and these headers, by pairs. An empty value
-// leaves the header out.
+// ask sends a request with the Metadata header to the metadata endpoint. headers are pairs of names and values; an empty
+// value removes the header.
 func ask(s *Server, method, target, body string, header ...string) *http.Response {
 	r := httptest.NewRequest(method, target, strings.NewReader(body))
 	r.Header.Set("Metadata", "true")

@@ -26,7 +26,7 @@ type Fault struct {
 	// VM limits the fault to one VM, which then has this fault instead of the endpoint's; "" means all VMs.
 	VM string `json:"vm,omitempty"`
 
-	// For is how long the fault lasts; 0 means until ClearFaults.
+	// For is the duration of the fault; 0 means until ClearFaults.
 	For time.Duration `json:"for,omitempty"`
 	// Times is how many answers the fault affects; 0 means all.
 	Times int `json:"times,omitempty"`

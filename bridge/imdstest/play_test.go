@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// watch plays a scenario and returns what the document said while it did, each change once: the second in which it came,
-// and the type, status and resources of each event. It looks once a second, in the middle of it.
+// watch runs a scenario and returns the different documents that it showed: the second of each, and the type, status and
+// resources of each event. It reads the document once a second, in the middle of the second.
 func watch(t *testing.T, s *Server, sc Scenario, speed float64) (seen []string) {
 	t.Helper()
 	begin, stop := time.Now(), make(chan struct{})

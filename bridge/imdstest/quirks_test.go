@@ -431,7 +431,7 @@ var quirks = []quirk{
 		sees: []sight{{status: 200, shows: `"Started"`}}},
 }
 
-// differs brings a quirk about and returns what is not seen as it says; "" when all is.
+// differs reproduces a quirk and returns how the answer differs from what the quirk says; "" if it does not.
 func (q quirk) differs(t *testing.T) (what string) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(q.options)
@@ -464,7 +464,7 @@ func (q quirk) differs(t *testing.T) (what string) {
 	return what
 }
 
-// look makes the request as a client on a network would, with a limit of ten minutes.
+// look sends the request as a client on a network would, with a timeout of ten minutes.
 func (see sight) look(t *testing.T, s *Server) (status int, got string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()

@@ -142,7 +142,7 @@ func (s *Server) vm(name string) (string, bool) {
 	return s.vms[i], true
 }
 
-// scale returns how long d lasts at that speed.
+// scale returns d divided by speed.
 func scale(d time.Duration, speed float64) time.Duration {
 	return time.Duration(float64(d) / speed)
 }

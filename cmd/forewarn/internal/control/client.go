@@ -137,7 +137,7 @@ func (c *Client) Replay(ctx context.Context, m Mutation) ([]outbox.Delivery, err
 	})
 }
 
-// ReplayPast has a relay send what its stream holds to a sink again, part by part, and returns it.
+// ReplayPast lets a relay send what is in its stream to a sink again, part by part, and returns it.
 func (c *Client) ReplayPast(ctx context.Context, p relay.ReplayRequest) (all []relay.ReplayedEvent, err error) {
 	for {
 		var part relay.ReplayPart

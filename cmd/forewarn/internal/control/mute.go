@@ -9,7 +9,7 @@ import (
 	"forewarn/bridge"
 )
 
-// A MuteRequest asks for a mute: what, why and who of it, and for how long.
+// A MuteRequest asks for a mute, with its duration.
 type MuteRequest struct {
 	bridge.Mute
 	For time.Duration `json:"for"`
@@ -22,7 +22,7 @@ type UnmuteRequest struct {
 	By  string   `json:"by"`  // the user, for the record
 }
 
-// Mute has the running forewarn hold deliveries back, and returns the mute with its id.
+// Mute lets the running forewarn hold deliveries back, and returns the mute with its id.
 func (c *Client) Mute(ctx context.Context, r MuteRequest) (m bridge.Mute, err error) {
 	err = c.post(ctx, "/mute", r, &m)
 	return m, err

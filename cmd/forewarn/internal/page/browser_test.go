@@ -30,8 +30,8 @@ import (
 	"forewarn/bridge/outbox"
 )
 
-// browserPatience is how long a browser may take to show something; it is long because machines that test are slow.
-const browserPatience = time.Minute
+// browserTimeout is the time that a browser has to show something. It is long because test machines are slow.
+const browserTimeout = time.Minute
 
 // A browser is a real one, with one page.
 type browser struct {
@@ -42,8 +42,8 @@ type browser struct {
 	complaints []string
 }
 
-// browse starts a browser that ends with the test. It is skipped where there is none, and unless FOREWARN_BROWSER asks
-// for it, as the gate does: the page's own tests need none, and this takes a quarter of a minute.
+// browse starts a browser that ends with the test. The test is skipped if there is no browser, and unless
+// FOREWARN_BROWSER is set, as in the gate: the other tests of the page need none, and this takes 15 seconds.
 func browse(t *testing.T) *browser {
 	t.Helper()
 	if os.Getenv("FOREWARN_BROWSER") == "" && os.Getenv("FOREWARN_SHOTS") == "" {
@@ -60,11 +60,11 @@ func browse(t *testing.T) *browser {
 		t.Skip("there is no Chromium here to look at the page with; on Debian: apt-get install chromium")
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.UserDataDir(t.TempDir()),
-		chromedp.WSURLReadTimeout(browserPatience))
+		chromedp.WSURLReadTimeout(browserTimeout))
 	if runtime.GOOS == "linux" && os.Geteuid() == 0 {
 		options = append(options, chromedp.NoSandbox) // which root cannot have
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*browserPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*browserTimeout)
 	ctx, stop := chromedp.NewExecAllocator(ctx, options...)
 	ctx, closed := chromedp.NewContext(ctx)
 	t.Cleanup(func() {
@@ -80,7 +80,7 @@ func browse(t *testing.T) *browser {
 	return b
 }
 
-// heard notes what a page did that it must not: a script that failed, something that the policy refused.
+// heard records what a page must not do: a script error, or something that the policy refuses.
 func (b *browser) heard(ev any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,7 +124,7 @@ func ask[T any](b *browser, expression string) T {
 // until waits until a JavaScript expression is true of the page.
 func (b *browser) until(what, expression string) {
 	b.t.Helper()
-	for deadline := time.Now().Add(browserPatience); !ask[bool](b, expression); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(browserTimeout); !ask[bool](b, expression); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.t.Fatalf("the page never showed %s; it shows:\n%s", what, ask[string](b, "document.body.innerText"))
 		}
