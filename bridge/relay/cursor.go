@@ -14,7 +14,7 @@ import (
 
 const (
 	cursorEvery  = time.Second    // how often the cursor is saved if it moves
-	maxCursorAge = 12 * time.Hour // it is saved at least so often, because the bucket deletes what is old
+	maxCursorAge = 12 * time.Hour // saved at least this often, because the bucket deletes old values
 )
 
 // A cursor is how far a sink has come in the stream: everything up to After is settled, except Open.
@@ -60,7 +60,7 @@ func (q *queue) newCursor(info *jetstream.StreamInfo) (cursor, error) {
 	return c, nil
 }
 
-// currentCursor returns the cursor that fits what is settled now. mu is held.
+// currentCursor returns the cursor for the ids settled so far. mu is held.
 func (q *queue) currentCursor() cursor {
 	c := cursor{After: q.lastRead, Stream: q.streamCreated}
 	if len(q.readOrder) > 0 {
@@ -73,7 +73,7 @@ func (q *queue) currentCursor() cursor {
 	return c
 }
 
-// advance drops what is settled from the front of readOrder, and wakes the reader.
+// advance drops settled deliveries from the front of readOrder, and wakes the reader.
 func (q *queue) advance() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

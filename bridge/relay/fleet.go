@@ -178,7 +178,7 @@ func (f *fleet) add(r rawMessage) {
 	var data struct {
 		Observer imds.Observer `json:"observer"`
 	}
-	_ = json.Unmarshal(m.ce.Data(), &data) // then nobody knows who said it
+	_ = json.Unmarshal(m.ce.Data(), &data) // on an error the publisher stays unknown
 	v := f.heardFrom(data.Observer, r.stored)
 	switch {
 	case v == nil:

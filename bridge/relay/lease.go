@@ -27,7 +27,7 @@ const (
 
 // A holder is the value of a lease in the bucket.
 type holder struct {
-	Relay string    `json:"relay"` // its name, for people; "" when nobody holds the lease
+	Relay string    `json:"relay"` // name of the holder, for people; "" if the lease is free
 	ID    string    `json:"id"`    // new at each start
 	Since time.Time `json:"since"`
 }

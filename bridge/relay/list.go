@@ -222,7 +222,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 	})
 }
 
-// Drop deletes dead letters and returns them. by is who asked for it; the stream gets a CloudEvent with it.
+// Drop deletes dead letters and returns them. by is the user who asked for it; the stream gets a CloudEvent with it.
 func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, error) {
 	dropped, err := r.removeEach(ctx, keys, func(_ uint64, l deadLetter) error {
 		r.Log.Info("a dead letter is dropped", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "by", by)

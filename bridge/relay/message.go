@@ -187,7 +187,7 @@ func (m message) deliveryID() string {
 // recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.
 func (m message) recordID() string { return cmp.Or(m.eventID, m.ce.ID()) }
 
-// notBefore returns when the Azure event may begin; zero when it has begun, or nobody knows.
+// notBefore returns when the Azure event may begin; zero if it has begun or the time is unknown.
 func (m message) notBefore() time.Time { return m.change.Event.NotBefore }
 
 // item returns the message as an item of the delivery loop, to be attempted no earlier than due.

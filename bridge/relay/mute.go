@@ -107,7 +107,7 @@ func (r *Relay) Mute(m delivery.Mute, d time.Duration) (delivery.Mute, error) {
 	return made[0], nil
 }
 
-// Unmute ends the mutes with these ids, or all of them with every, and returns them. by is who asked for it.
+// Unmute ends the mutes with these ids, or all of them with every, and returns them. by is the user who asked for it.
 func (r *Relay) Unmute(ids []string, every bool, by string) ([]delivery.Mute, error) {
 	return r.changeMutes(func(all []*delivery.Mute) ([]delivery.Mute, error) {
 		return bridge.EndMutes(all, ids, every, by, time.Now())

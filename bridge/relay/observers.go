@@ -25,7 +25,7 @@ const (
 	maxNamed         = 20               // VMs named in one CloudEvent
 	maxSilent        = 20_000           // silent VMs that are remembered; others are announced when there is room
 	observeEvery     = 5 * time.Second  // how often all VMs are looked at
-	maxUnwatched     = 30 * time.Second // after a longer break nobody counts as silent for what was missed in it
+	maxUnwatched     = 30 * time.Second // after a longer break, heartbeats missed in it do not count as silence
 )
 
 // An observer is a VM whose bridge publishes, as seen at one time.
@@ -34,13 +34,13 @@ type observer struct {
 	lastHeard             time.Time
 	backSince             time.Time     // the first message after its last silence
 	interval              time.Duration // of its heartbeats; 0 if it sends none
-	stopped               bool          // its bridge said that it stops
+	stopped               bool          // its bridge announced that it was stopping
 	excused               bool          // an Azure event explains that it is silent
 	eventEnded            time.Time     // when the last event ended that had started on it
 }
 
 // silentAt returns when the VM counts as silent if it publishes nothing more; zero if it never does. Silence before
-// watchedSince doesn't count, because nobody watched.
+// watchedSince doesn't count, because no relay watched.
 func (o *observer) silentAt(watchedSince time.Time) time.Time {
 	if o.interval <= 0 || o.stopped || o.excused {
 		return time.Time{}
@@ -55,8 +55,8 @@ func (o *observer) silentAt(watchedSince time.Time) time.Time {
 }
 
 // A silenceRecord is what all relays of a stream remember of silent VMs. The relay that writes a new revision publishes
-// what is in Unpublished. If it is killed before, the others do. Whatever is published twice has the same id, so the
-// stream and the sinks recognise it.
+// what is in Unpublished. If it is killed before, the others do. A CloudEvent that is published twice has the same id,
+// so the stream and the sinks recognise it.
 type silenceRecord struct {
 	Silent      map[string]time.Time `json:"silent,omitempty"` // when they were last heard, by the digest of observer.key
 	Unpublished []json.RawMessage    `json:"say,omitempty"`    // CloudEvents that are not known to be in the stream

@@ -187,8 +187,8 @@ func (q *queue) setRead(seq uint64) {
 	}
 }
 
-// endCatchUp gives the Worker what is pending. It must not begin earlier: it would deliver the announcement of an event
-// whose end is in the stream already. mu is held.
+// endCatchUp hands the pending deliveries to the Worker. It must not begin earlier: it would deliver the announcement
+// of an event whose end is in the stream already. mu is held.
 func (q *queue) endCatchUp() {
 	q.catchUpTo = 0
 	wake(q.changed)

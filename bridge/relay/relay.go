@@ -59,7 +59,7 @@ type Relay struct {
 	leases       int              // leases that it holds or is about to take
 	down         error            // why nothing can be read; nil if it can
 	storage      *storage         // nil while there is no connection
-	storageNotes []string         // what is wrong with the stream and the buckets
+	storageNotes []string         // problems of the stream and the buckets
 	mutes        []*delivery.Mute // of all relays; replaced, never changed
 	mutesRev     uint64           // of the bucket
 	announced    map[string]bool  // CloudEvents about mutes that are in the stream, by the id of their message

@@ -20,7 +20,7 @@ type ReplayRequest struct {
 	Sink  string    `json:"sink"`
 	Since time.Time `json:"since"` // when the stream stored them
 	Event string    `json:"event"` // the beginning of the Azure event's id; "" for all
-	By    string    `json:"by"`    // who asks for it
+	By    string    `json:"by"`    // the user who asked for it
 	Run   string    `json:"run"`   // the same in all parts; a CloudEvent is replayed once in a run
 	After uint64    `json:"after"` // ReplayPart.After of the part before; 0 for the first part
 }

@@ -103,7 +103,8 @@ func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string)
 	return publishForSink(q.ctx, q.js, fallback, ce, instead, ce.ID()+"-instead-"+fallback)
 }
 
-// apply applies a report to the records, and returns the groups that changed. It ignores what is no longer pending.
+// apply applies a report to the records, and returns the groups that changed. It ignores deliveries that are no longer
+// pending.
 func (q *queue) apply(r delivery.Report) (changed []*group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -19,7 +19,7 @@ type storage struct {
 	dead       *deadLetters
 	heartbeats string        // the stream with heartbeats; "" if there is none
 	duplicates time.Duration // how long the stream recognises the id of a message
-	notes      []string      // what is wrong with it, for people
+	notes      []string      // its problems, for people
 }
 
 // The names of what a relay keeps beside its stream.

@@ -119,7 +119,7 @@ func consume(ctx context.Context, js jetstream.JetStream, stream string, from je
 	}
 }
 
-// consumerExpiry is how long a consumer lives on when nobody reads from it.
+// consumerExpiry is how long the server keeps a consumer that is not read from.
 const consumerExpiry = 5 * time.Minute
 
 // startAfter starts reading after a sequence number.
