@@ -87,7 +87,7 @@ func (o *oracle) underWay(k kept, at time.Time) bool {
 	})
 }
 
-// waits reports whether the age of a route's deliveries does not count from when they were made.
+// waits reports whether the age of a route's deliveries counts from later than their creation.
 func (o *oracle) waits(sink string) bool {
 	return slices.ContainsFunc(o.plan.routes, func(r routePlan) bool {
 		return r.name == sink && r.lead > 0 || r.fallback == sink

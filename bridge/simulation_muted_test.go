@@ -66,10 +66,10 @@ func (o *oracle) releases(sink string, from, to time.Duration) (n int) {
 	return n
 }
 
-// about reports whether a mute covers what a destination was handed.
+// about reports whether a mute covers what a destination received.
 func (m *muting) about(sink string, h handed) bool { return m.covers(sink, h.kind, h.vms) }
 
-// held reports whether a mute held something back at a time, for sure.
+// held reports whether a mute certainly held something back at a time.
 func (m *muting) held(at time.Duration) bool {
 	return slices.ContainsFunc(m.sure, func(i interval) bool { return i.from+50*time.Millisecond < at && at < i.to })
 }

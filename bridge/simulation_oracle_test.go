@@ -35,7 +35,7 @@ type taken struct {
 	*attempt
 }
 
-// examine returns all promises that were not kept.
+// examine returns the promises that were not kept.
 func examine(w *world) []finding {
 	o := &oracle{world: w, beliefs: truthOf(w), muted: map[[2]string][]*muting{}}
 	w.workOutMutes()
@@ -397,7 +397,7 @@ func (o *oracle) hand(what, sink, id string) bool {
 	})
 }
 
-// describe returns a simulation's findings, each promise with some of them.
+// describe returns a simulation's findings as text: each promise with some examples.
 func describe(found []finding) string {
 	var b strings.Builder
 	for i, f := range found {

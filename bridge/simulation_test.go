@@ -50,8 +50,7 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// keeps reports whether a seed's simulation keeps every promise. If not, it says what happened, cut down to what it
-// needs.
+// keeps reports whether a seed's simulation keeps every promise. If not, it logs a story shrunk to what is needed.
 func keeps(t *testing.T, seed uint64) bool {
 	p := planOf(seed)
 	found := play(t, p, variant{}, quiet())

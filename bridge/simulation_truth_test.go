@@ -30,7 +30,7 @@ type change struct {
 	away   *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
 
-// gone reports whether the program may know nothing of it any more.
+// gone reports whether the program may have forgotten the change.
 func (c change) gone() bool { return c.lost || c.theirs }
 
 // A belief is what the program may hold of one event.
@@ -92,7 +92,7 @@ type truth struct {
 	before func() // takes that back to what it was when this run of the program began
 }
 
-// known says whether the program knows something.
+// known reports whether the program knows something.
 type known int
 
 const (
@@ -383,7 +383,7 @@ func (t *truth) next(b belief, now *azureEvent, a *answer) (after belief, change
 	return after, true
 }
 
-// address says whether a route is owed a change, of an event that it may have accepted before.
+// address reports whether a route is owed a change, of an event that it may have accepted before.
 func (t *truth) address(r routePlan, c *change, accepted map[string]bool) {
 	sure, before := accepted[r.name]
 	switch {
@@ -573,7 +573,7 @@ func (t *truth) end(e *boot) {
 	}
 }
 
-// onDisk reports whether what an answer changed was on the disk for sure when the program ended.
+// onDisk reports whether the changes of an answer were certainly on disk when the program ended.
 func (t *truth) onDisk(a *answer, e *boot) bool {
 	if !e.how.crash && !t.w.ill(e.ended.at-10*time.Second, e.ended.at) {
 		return true
@@ -595,7 +595,7 @@ func (t *truth) onDisk(a *answer, e *boot) bool {
 	return false
 }
 
-// ill reports whether the disk had trouble in a time.
+// ill reports whether the disk had trouble in a period.
 func (w *world) ill(from, to time.Duration) bool {
 	return slices.ContainsFunc(w.ills, func(i interval) bool { return i.meets(from, to) })
 }

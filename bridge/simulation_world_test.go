@@ -196,7 +196,7 @@ func simulate(t *testing.T, p plan, v variant, log *slog.Logger) *world {
 // now returns the true time. mu is held.
 func (w *world) now() time.Duration { return w.true + time.Since(w.anchor) }
 
-// next returns the place of something in the order of all facts. mu is held.
+// next returns the next sequence number of a fact. mu is held.
 func (w *world) next() int { w.count++; return w.count }
 
 // fact returns one that happens now. mu is held.

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestMain gives the tests one processor unless the environment has GOMAXPROCS, and lets garbage wait, as those of the
-// package bridge. It lets more tests run at a time than there are processors, because those that aren't in a bubble
+// TestMain runs the tests on one processor unless the environment sets GOMAXPROCS, and lets garbage wait, as those of
+// the package bridge. It lets more tests run at a time than there are processors, because those that aren't in a bubble
 // mostly wait; -parallel beats it.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {

@@ -30,7 +30,7 @@ type given struct {
 	*attempt
 }
 
-// examine returns all promises that were not kept.
+// examine returns the promises that were not kept.
 func examine(w *world) []finding {
 	o := &oracle{world: w, tried: map[string]map[string][]given{}, taken: map[string]map[string][]given{}}
 	seen, newest := map[string]bool{}, map[string]said{}
@@ -90,7 +90,7 @@ func (o *oracle) add(promise, format string, args ...any) {
 	o.findings = append(o.findings, finding{promise, fmt.Sprintf(format, args...)})
 }
 
-// describe returns some of the findings.
+// describe returns some of the findings as text.
 func describe(found []finding) string {
 	var b strings.Builder
 	for i, f := range found {

@@ -399,7 +399,7 @@ func (w *world) wrong(js jetstream.JetStream) (list []string) {
 	return list
 }
 
-// A said is what the stream holds.
+// A said is one message of the stream.
 type said struct {
 	seq     uint64
 	stored  time.Duration
@@ -411,7 +411,7 @@ type said struct {
 	handed
 }
 
-// readStream returns all that the stream holds.
+// readStream returns all messages of the stream.
 func readStream(t *testing.T, js jetstream.JetStream) (all []said) {
 	stream, err := js.Stream(t.Context(), "FOREWARN")
 	if err != nil {
