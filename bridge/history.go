@@ -25,7 +25,7 @@ type EventHistory struct {
 	Resources []string           `json:"resources"`
 	Outcome   cloudevent.Outcome `json:"outcome,omitempty"` // "" while it is not over
 	Changes   []HistoryChange    `json:"changes"`
-	Set       string             `json:"-"` // scale set of who saw it
+	Set       string             `json:"-"` // scale set of the observer
 	Group     string             `json:"-"` // resource group
 }
 

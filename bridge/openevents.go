@@ -42,7 +42,7 @@ type openEvent struct {
 	Life      int             `json:"life"`               // 1; more if the event came back after it had vanished
 	First     time.Time       `json:"first"`              // when it was first seen
 	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
-	Gap       bool            `json:"gap,omitempty"`      // nobody watched it for a while
+	Gap       bool            `json:"gap,omitempty"`      // there were no valid answers for a while
 	Rebooted  bool            `json:"rebooted,omitempty"` // the observer rebooted between two answers
 	Pause     time.Duration   `json:"pause,omitempty"`    // the longest pause
 	Latest    uint64          `json:"latest"`             // sequence number of the latest change
@@ -112,7 +112,7 @@ func (o *openEvents) load(
 				op.recall(was, until)
 			}
 			repeated[id] = op.group()
-		case !since.IsZero(): // nobody knew of it meanwhile
+		case !since.IsZero(): // unknown in this run until now
 			was.unwatched(elapsed(until, since), false)
 			was.unlistedSince = until
 			fallthrough
@@ -141,7 +141,7 @@ func (op *openEvent) recall(was *openEvent, until time.Time) {
 }
 
 // listed records that a document lists these events. One that a partial document leaves out may be in the part that
-// cannot be read, so nobody watches it. listed returns the events that this changed as the outbox stores them.
+// cannot be read, so it is not watched. listed returns the events that this changed as the outbox stores them.
 func (o *openEvents) listed(doc imds.Document) map[string]*outbox.Group {
 	there := make(map[string]bool, len(doc.Events))
 	o.mu.Lock()

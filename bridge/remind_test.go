@@ -28,7 +28,7 @@ func (s *stage) redeploy(id string, notice time.Duration) {
 	s.azure.Schedule(imdstest.Event{ID: id, Type: "Redeploy", Resources: []string{"vm-0"}, NotBefore: time.Now().Add(notice)})
 }
 
-// A route hears again how long is left, once for each of its leads; another route does not.
+// A route gets one reminder for each of its leads; a route without leads gets none.
 func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom

@@ -91,7 +91,7 @@ func (p *process) turned() {
 	p.w.turned()
 }
 
-// stop ends the program as SIGTERM does. It gives what the file holds then.
+// stop ends the program as SIGTERM does. It returns what the file holds then.
 func (p *process) stop() any {
 	p.cancel()
 	<-p.done
@@ -165,7 +165,7 @@ func (p *process) durable() bool { return p.bridge.Status().Outbox.Durable }
 func (p *process) replay(keys []string) { p.bridge.Replay(keys, "", "the operator") }
 func (p *process) drop(keys []string)   { p.bridge.Drop(keys, "the operator") }
 
-// mute holds back what the plan says, and gives the id of the mute.
+// mute holds back the deliveries of the plan, and returns the id of the mute.
 func (p *process) mute(x mutePlan, why string) string {
 	asked := bridge.Mute{Sink: x.sink, VM: x.vm, Types: slices.Clone(x.types), Why: why, By: muter}
 	m, lasts := p.w.variant.mute(asked, x.lasts)
@@ -382,7 +382,7 @@ var (
 	errDead = errors.New("the machine is dead")
 )
 
-// quiet returns a log that nobody reads.
+// quiet returns a logger that discards everything.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func loud(to io.Writer) *slog.Logger {

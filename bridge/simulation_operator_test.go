@@ -43,7 +43,7 @@ func (replay) operate(p *process) {
 
 func (replay) String() string { return "replay all dead letters" }
 
-// drop gives up one delivery, if there is any.
+// drop drops one delivery, if there is any.
 type drop struct{ which int }
 
 func (x drop) operate(p *process) {

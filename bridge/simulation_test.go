@@ -63,7 +63,7 @@ func keeps(t *testing.T, seed uint64) bool {
 	return false
 }
 
-// play lets a plan happen, and gives the promises that were not kept.
+// play runs a plan, and returns the promises that were not kept.
 func play(t *testing.T, p plan, v variant, log *slog.Logger) []finding {
 	t.Helper()
 	frozen := time.AfterFunc(patience, func() {

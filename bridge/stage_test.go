@@ -390,10 +390,10 @@ func (s *stage) conditions() []string {
 	return list
 }
 
-// polls returns how often the document was asked for.
+// polls returns the number of requests for the document.
 func (s *stage) polls() int { return len(s.conditions()) }
 
-// stored reads the outbox that lies in dir while nobody has it.
+// stored opens the outbox in dir read-only while no bridge runs.
 func stored(t *testing.T, dir string) *outbox.Outbox {
 	t.Helper()
 	o, err := outbox.OpenReadOnly(dir)

@@ -54,7 +54,7 @@ type EventStatus struct {
 	AffectsSelf bool            `json:"affectsSelf"`
 	Approval    string          `json:"approval,omitempty"` // why no rule approves it; "" if no rule is for it
 	Approved    *ApprovedStatus `json:"approved,omitempty"` // set if its latest change was approved
-	Set         string          `json:"set,omitempty"`      // scale set of who saw it; from a relay only
+	Set         string          `json:"set,omitempty"`      // scale set of the observer; from a relay only
 	Group       string          `json:"group,omitempty"`    // resource group, likewise
 	Known       imds.Event      `json:"-"`                  // Event, decoded
 }
@@ -143,8 +143,8 @@ func ClockTime(t, now time.Time, zone *time.Location) string {
 	return t.Format(layout)
 }
 
-// turned records a turn of a loop in at, a field of b.
-func (b *Bridge) turned(at *time.Time) {
+// recordTurn records a turn of a loop in at, a field of b.
+func (b *Bridge) recordTurn(at *time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	*at = time.Now()

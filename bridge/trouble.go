@@ -153,7 +153,7 @@ func describeDead(deliveries []outbox.Delivery) (list []map[string]any) {
 
 // housekeep does the periodic work.
 func (b *Bridge) housekeep() {
-	b.turned(&b.lastHousekeeping)
+	b.recordTurn(&b.lastHousekeeping)
 	now := time.Now()
 	b.endMutes(now)
 	b.decideHeld(now)

@@ -38,7 +38,7 @@ func (b *Bridge) watch(ctx context.Context) {
 		began := time.Now()
 		wait := w.poll(ctx)
 		if wait > 0 { // else the document is asked for again at once
-			b.turned(&b.imds.turned)
+			b.recordTurn(&b.imds.turned)
 		}
 		b.Turned()
 		slow.Stop() // the first poll has ended, and has logged its error
