@@ -55,7 +55,7 @@ func (d *decision) record(a cloudevent.Approval, op openEvent, now time.Time) cl
 
 // approve evaluates the rules, and sends the approvals that they decide.
 func (b *Bridge) approve(ctx context.Context) {
-	b.recordTurn(&b.approving)
+	b.recordTurn(&b.lastApproving)
 	b.mu.Lock()
 	rules := len(b.rules) > 0
 	maps.DeleteFunc(b.rulings, func(id, _ string) bool { return !rules || !b.events.open(id) })
@@ -63,7 +63,7 @@ func (b *Bridge) approve(ctx context.Context) {
 	b.mu.Unlock()
 	for _, id := range b.events.toApprove(rules) {
 		b.approveEvent(ctx, id)
-		b.recordTurn(&b.approving)
+		b.recordTurn(&b.lastApproving)
 	}
 }
 

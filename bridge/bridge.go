@@ -92,7 +92,7 @@ type Bridge struct {
 	lastHousekeeping time.Time               // when housekeeping last ran
 	maintained       time.Time               // when the outbox was last maintained
 	compacted        time.Time               // when the outbox's file was last compacted
-	approving        time.Time               // the last turn of the approval loop
+	lastApproving    time.Time               // the last turn of the approval loop
 
 	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading    sync.Mutex    // one reload at a time
@@ -108,7 +108,7 @@ type Bridge struct {
 
 // imdsState is the state of the endpoint.
 type imdsState struct {
-	turned     time.Time // the last turn of the poll loop
+	lastTurn   time.Time // the last turn of the poll loop
 	lastAnswer time.Time // the last valid one since the start
 	lastErr    string
 	reported   bool     // its unavailability was reported

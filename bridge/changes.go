@@ -133,8 +133,8 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 	if s.away {
 		in.NotEarlierThan = s.before
 	}
-	if !op.unlistedSince.IsZero() {
-		in.WhileAway, in.NotEarlierThan = true, op.unlistedSince
+	if !op.lastListed.IsZero() {
+		in.WhileAway, in.NotEarlierThan = true, op.lastListed
 	}
 	if change.Kind == imds.Vanished {
 		if op.Approval.unsent() {
@@ -166,7 +166,7 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 		c.open[e.ID] = nil
 		return nil
 	}
-	op.Event, op.event, op.Said, op.unlistedSince = e.Raw, e, s.now, time.Time{}
+	op.Event, op.event, op.Said, op.lastListed = e.Raw, e, s.now, time.Time{}
 	c.open[e.ID] = &op
 	return nil
 }

@@ -260,7 +260,7 @@ func TestAliveMeansThatEveryLoopComesRound(t *testing.T) {
 		for _, tt := range []struct {
 			loop   string
 			turned *time.Time
-		}{{"housekeeping", &b.lastHousekeeping}, {"approval loop", &b.approving}} {
+		}{{"housekeeping", &b.lastHousekeeping}, {"approval loop", &b.lastApproving}} {
 			pause(longestRest + time.Minute)
 			if err := b.Alive(); err != nil {
 				t.Errorf("Alive = %v", err)

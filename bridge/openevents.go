@@ -53,9 +53,9 @@ type openEvent struct {
 	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
 	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed
 
-	event         imds.Event // of Event
-	submitted     time.Time  // when it was last submitted to the outbox
-	unlistedSince time.Time  // when it was last seen, if from a file that was read late; zero once it is listed
+	event      imds.Event // of Event
+	submitted  time.Time  // when it was last submitted to the outbox
+	lastListed time.Time  // when it was last seen, if from a file that was read late; zero once it is listed
 }
 
 // unwatched records a time without valid answers, and whether the observer rebooted in it. It reports whether that
@@ -114,7 +114,7 @@ func (o *openEvents) load(
 			repeated[id] = op.group()
 		case !since.IsZero(): // unknown in this run until now
 			was.unwatched(elapsed(until, since), false)
-			was.unlistedSince = until
+			was.lastListed = until
 			fallthrough
 		default:
 			o.byID[id] = was
@@ -148,7 +148,7 @@ func (o *openEvents) listed(doc imds.Document) map[string]*outbox.Group {
 	for _, e := range doc.Events {
 		there[e.ID] = true
 		if op := o.byID[e.ID]; op != nil {
-			op.unlistedSince = time.Time{}
+			op.lastListed = time.Time{}
 		}
 	}
 	o.mu.Unlock()

@@ -24,7 +24,7 @@ func TestAFileThatIsReadAgainChangesNothing(t *testing.T) {
 	if anew := o.load(file("Scheduled"), first, first.Add(time.Minute), slog.New(slog.DiscardHandler)); len(anew) > 0 {
 		t.Errorf("told anew are %v", anew)
 	}
-	if e, op, _ := o.get(idA); e.Status != "Started" || op.Gap || !op.unlistedSince.IsZero() {
+	if e, op, _ := o.get(idA); e.Status != "Started" || op.Gap || !op.lastListed.IsZero() {
 		t.Errorf("now the event is %s: %+v", e.Status, op)
 	}
 }

@@ -19,7 +19,7 @@ const remindAgain = 10 * time.Minute
 // reminder is due or something has changed, and after a start not before the first poll: an event may be over by now.
 func (b *Bridge) remind(now time.Time) {
 	b.mu.Lock()
-	polled := !b.imds.turned.IsZero()
+	polled := !b.imds.lastTurn.IsZero()
 	b.mu.Unlock()
 	b.deciding.Lock()
 	defer b.deciding.Unlock()

@@ -120,9 +120,9 @@ func (b *Bridge) Alive() error {
 		turned time.Time
 		limit  time.Duration
 	}{
-		{"poll loop", b.imds.turned, LongestTurn},
+		{"poll loop", b.imds.lastTurn, LongestTurn},
 		{"housekeeping", b.lastHousekeeping, longestRest},
-		{"approval loop", b.approving, longestRest},
+		{"approval loop", b.lastApproving, longestRest},
 	} {
 		if since := later(b.began, l.turned); time.Since(since) > l.limit {
 			return fmt.Errorf("the %s hangs since %s", l.name, ClockTime(since, time.Now(), time.UTC))

@@ -38,7 +38,7 @@ func (b *Bridge) watch(ctx context.Context) {
 		began := time.Now()
 		wait := w.poll(ctx)
 		if wait > 0 { // else the document is asked for again at once
-			b.recordTurn(&b.imds.turned)
+			b.recordTurn(&b.imds.lastTurn)
 		}
 		b.Turned()
 		slow.Stop() // the first poll has ended, and has logged its error
@@ -159,7 +159,7 @@ func (w *watcher) answered(p imds.Poll, now time.Time) {
 	w.last = now
 	w.mu.Lock()
 	unavailable := w.imds.reported
-	w.imds = imdsState{lastAnswer: now, turned: w.imds.turned, problems: w.imds.problems, full: w.imds.full}
+	w.imds = imdsState{lastAnswer: now, lastTurn: w.imds.lastTurn, problems: w.imds.problems, full: w.imds.full}
 	w.mu.Unlock()
 	if w.failures > 0 {
 		w.Log.Info("endpoint answers again", "after", w.failures)
