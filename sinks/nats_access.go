@@ -171,7 +171,7 @@ func (n *NATS) read() (natsAccess, error) {
 	if user {
 		shown, given = n.urls[0].from(), "url"
 	}
-	a.stamp = fmt.Sprintf("%q", a.servers)
+	a.stamp = fmt.Sprintf("%q %t", a.servers, a.secure)
 	for _, l := range n.logins {
 		if given != "" {
 			return a, &KeyError{l.key, fmt.Errorf("%s holds credentials too; expected only one of them", given)}

@@ -626,6 +626,23 @@ func TestNATSUsesChangedCredentials(t *testing.T) {
 	}
 }
 
+// An address that changes to tls:// is obeyed from the next delivery on: a connection without TLS is not used again.
+func TestNATSAddressThatBeginsToWantTLSIsObeyed(t *testing.T) {
+	srv := natsServe(t, func(o *server.Options) { o.JetStream = false })
+	path := writeFile(t, "url", srv.ClientURL())
+	s := mustOpen(t, "nats", "url_file: "+path+"\ncore: true", testHost(t))
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+		t.Fatalf("Deliver = %v", err)
+	}
+	secure := strings.Replace(srv.ClientURL(), "nats://", "tls://", 1)
+	if err := os.WriteFile(path, []byte(secure), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != blocked {
+		t.Errorf("Deliver to a server without TLS = %v, want it blocked", err)
+	}
+}
+
 // Plain NATS passes a CloudEvent to who listens, and says that it keeps nothing. It settles nothing that the server has
 // not got.
 func TestNATSCore(t *testing.T) {
