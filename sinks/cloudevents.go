@@ -2,6 +2,7 @@ package sinks
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -26,15 +27,14 @@ func attributes(ce event.Event) ([]attribute, error) {
 		all = append(all, attribute{"time", types.FormatTime(ce.Time())})
 	}
 	all = slices.DeleteFunc(all, func(a attribute) bool { return a.value == "" })
-	standard := len(all)
-	for name, v := range ce.Extensions() {
-		value, err := types.Format(v)
+	extensions := ce.Extensions()
+	for _, name := range slices.Sorted(maps.Keys(extensions)) {
+		value, err := types.Format(extensions[name])
 		if err != nil {
 			return nil, fmt.Errorf("attribute %s: %w", name, err)
 		}
 		all = append(all, attribute{name, value})
 	}
-	slices.SortFunc(all[standard:], func(a, b attribute) int { return strings.Compare(a.name, b.name) })
 	return all, nil
 }
 

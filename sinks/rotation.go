@@ -99,13 +99,13 @@ func oldFiles(path string) ([]string, error) {
 		name, at string
 		n        int
 	}
-	var all []rotated
+	var all []*rotated
 	for _, e := range entries {
 		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
-			all = append(all, rotated{filepath.Join(dir, e.Name()), at, n})
+			all = append(all, &rotated{filepath.Join(dir, e.Name()), at, n})
 		}
 	}
-	slices.SortFunc(all, func(a, b rotated) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	slices.SortFunc(all, func(a, b *rotated) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
 	var names []string
 	for _, r := range all {
 		names = append(names, r.name)
