@@ -143,7 +143,8 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 		ok   bool
 		want string
 	}{
-		{"imds.endpoint", IsEndpoint(s.IMDS.Endpoint), "an http or https URL such as http://169.254.169.254, or discover"},
+		{"imds.endpoint", IsEndpoint(s.IMDS.Endpoint),
+			"an http or https URL without /metadata/..., such as http://169.254.169.254, or discover"},
 		{"imds.api_version", apiVersion.MatchString(s.IMDS.APIVersion), "a date such as 2020-07-01"},
 		{"imds.interval", s.IMDS.Interval >= 100*time.Millisecond, "100ms or more"},
 		{"state", s.State != "", "a directory such as /var/lib/forewarn"},
@@ -178,11 +179,12 @@ var (
 	apiVersion = regexp.MustCompile(`^\d{4}-\d{2}-\d{2}(-preview)?$`)
 )
 
-// IsEndpoint reports whether s is a URL that imds.endpoint accepts: http or https with a host, and perhaps a path.
+// IsEndpoint reports whether s is a URL that imds.endpoint accepts: http or https with a host, and perhaps a path, but
+// without the /metadata/... of a request.
 func IsEndpoint(s string) bool {
 	u, err := url.Parse(s)
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" &&
-		u.User == nil && u.RawQuery == "" && !u.ForceQuery && u.Fragment == ""
+		u.User == nil && u.RawQuery == "" && !u.ForceQuery && u.Fragment == "" && !strings.Contains(u.Path+"/", "/metadata/")
 }
 
 func isListen(s string) bool {
