@@ -224,7 +224,7 @@ func (i *Item) lateAt() time.Time {
 // first; 0 for none.
 func (l *lane) partialBatch(late Late) uint64 {
 	for n, i := range l.due() {
-		if i.Batch != 0 && (n == 0 || late == LateLatest) {
+		if i.Batch != 0 && (n == 0 || late == LateLatest && l.group != "") {
 			return i.Batch
 		}
 	}

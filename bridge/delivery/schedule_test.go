@@ -632,6 +632,35 @@ func TestBatchWithProgressKeepsItsMembers(t *testing.T) {
 	p.want(t, "the rest", p.try(), "FAR-scheduled")
 }
 
+// Items about the bridge are delivered in order, also one that comes late and is older than a batch with progress.
+func TestOlderBridgeItemGoesBeforeABatchWithProgress(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest, Batch: 1})
+	p.seq = 10
+	partial := *p.owe("", "trouble", 0)
+	partial.Batch = 7
+	p.put(&partial, p.now)
+	p.put(&Item{Message: &Message{Seq: 1, ID: "older"}, Pending: p.now}, p.now)
+	p.want(t, "the older one", p.try(), "older")
+	p.want(t, "then the batch", p.try(), "-trouble")
+	if p.full() {
+		t.Error("an attempt without items is under way")
+	}
+}
+
+// A blocked route whose only lane waits for a digest sleeps until that is complete, though its probe is due.
+func TestProbeWaitsForADigest(t *testing.T) {
+	p := blockedPlan("A")
+	p.terms.Late, p.terms.Digest = LateLatest, Digest{Above: 1, Within: 20 * time.Second}
+	p.owe("A", updated, far)
+	p.later(time.Second)
+	p.owe("A", updated, far)
+	p.probe = p.now
+	a, wake := p.next()
+	if len(a.batch) > 0 || !wake.Equal(p.now.Add(20*time.Second)) {
+		t.Errorf("it attempts %v, or wakes in %v, want 20s", idsIn(a), wake.Sub(p.now))
+	}
+}
+
 // When an item of a batch with progress is removed, the others stay together, including other changes of the same
 // event.
 func TestBatchWithProgressLosesOnlyRemovedItems(t *testing.T) {
