@@ -160,7 +160,7 @@ func (s *schedule) place(l *lane, now time.Time) {
 	}
 
 	idle := s.idle(l)
-	inDigest := !s.stopping && l.digestAt.After(now)
+	inDigest := s.inDigest(l, now)
 	ready := idle && !inDigest && !l.next.After(now)
 	l.waitEnd = l.next
 	if inDigest {
@@ -182,6 +182,9 @@ func (s *schedule) place(l *lane, now time.Time) {
 func (s *schedule) idle(l *lane) bool {
 	return l.arrived > 0 && !l.busy && !(s.stopping && l.failures > 0)
 }
+
+// inDigest reports whether the lane waits for a digest. A stop waits for none.
+func (s *schedule) inDigest(l *lane, now time.Time) bool { return !s.stopping && l.digestAt.After(now) }
 
 // noteDue notes that an item became due.
 func (s *schedule) noteDue(l *lane, i *Item, now time.Time) {
@@ -257,12 +260,20 @@ func (s *schedule) first(now time.Time) *lane {
 func (s *schedule) probeLane(now time.Time) (next *lane) {
 	for _, lanes := range [][]*lane{s.ready.lanes, s.waiting.lanes} {
 		for _, l := range lanes {
-			if !l.digestAt.After(now) && (next == nil || byProbeOrder(l, next) < 0) {
+			if !s.inDigest(l, now) && (next == nil || byProbeOrder(l, next) < 0) {
 				next = l
 			}
 		}
 	}
 	return next
+}
+
+// firstDigest returns when the first of the digests is complete that lanes wait for.
+func (s *schedule) firstDigest() (at time.Time) {
+	for _, l := range s.waiting.lanes {
+		at = earlier(at, l.digestAt)
+	}
+	return at
 }
 
 // nextAttempt returns the time of the lane's next attempt if it is not urgent.
@@ -278,7 +289,9 @@ func (s *schedule) wake(now time.Time) (at time.Time) {
 	if !s.full() && !(s.stopping && s.blocked) {
 		switch {
 		case s.probing() && len(s.ready.lanes)+len(s.waiting.lanes) > 0:
-			at = s.probe
+			if at = s.probe; !later(at, s.retryAfterEnd).After(now) { // all lanes wait for a digest
+				at = later(at, s.firstDigest())
+			}
 		case len(s.ready.lanes) > 0: // they wait for a Retry-After
 			at = s.retryAfterEnd
 		case len(s.waiting.lanes) > 0:
