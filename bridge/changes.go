@@ -203,12 +203,14 @@ func (s changeContext) decide(r Route, change imds.Change, fields map[string]any
 	switch waits := slices.Contains(op.Undecided, r.Name); {
 	case slices.Contains(op.Routes, r.Name):
 		return Accepted
-	case waits && !s.unnamed && s.observer.Name == "":
+	case waits && !s.unnamed: // decideHeld decides about it after what came before it
 		return Undecided
-	case waits: // until now, and it got what it waited for
+	case waits: // the wait is over
 		op.Undecided = slices.DeleteFunc(op.Undecided, func(name string) bool { return name == r.Name })
-		op.Routes = append(op.Routes, r.Name)
-		return Accepted
+		if s.observer.Name == "" {
+			op.Routes = append(op.Routes, r.Name)
+			return Accepted
+		}
 	}
 	unnamed := s.unnamed || change.Event.Type == "Preempt"
 	verdict, _, err := r.Filter.Event(change, fields, s.observer.Name, unnamed)

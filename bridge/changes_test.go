@@ -376,6 +376,33 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			b.end()
 		})
 	})
+	t.Run("and decide about a change that comes while it is put on disk", func(t *testing.T) {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 20 * time.Second})
+			s.opts.Interval = 100 * time.Millisecond // so that a poll comes before the housekeeping, which decides too
+			self := &ear{}
+			var release func()
+			s.logged = func(words string) {
+				if words == "this VM" && release == nil {
+					release = s.disk.block()
+					s.azure.Start(idA)
+				}
+			}
+			b := s.start(self.self("self"))
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}})
+			for release == nil {
+				pause(time.Second)
+			}
+			pause(3 * time.Second)
+			release()
+			pause(10 * time.Second)
+			wantIDs(t, self.ids())
+			if list := b.Outbox.List(outbox.Selection{}); len(list) != 0 {
+				t.Errorf("what the filter refused is still pending: %v", list)
+			}
+			b.end()
+		})
+	})
 	t.Run("across a restart", func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
