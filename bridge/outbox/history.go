@@ -40,7 +40,7 @@ var errEnough = errors.New("enough")
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	var waiting []Write
 	o.mu.Lock()
-	remains := o.partsFrom
+	parts := o.partsFrom
 	for _, r := range []records{o.inFlight, o.waiting} {
 		for p, v := range r {
 			if isHistory(p.bucket) {
@@ -50,12 +50,12 @@ func (o *Outbox) Walk(first uint64, f func(Record) error) error {
 	}
 	o.mu.Unlock()
 	for from := seqKey(first); from != ""; {
-		p, next, err := o.readPage(from, waiting)
+		p, next, err := o.readPage(from, parts, waiting)
 		if err != nil {
 			return err
 		}
 		for _, key := range slices.Sorted(maps.Keys(p.bodies)) {
-			if p.bodies[key] == nil || remains > 0 && (place{bucketEvents, key}).added() >= remains {
+			if p.bodies[key] == nil {
 				continue // it waits to be deleted
 			}
 			if err := f(o.recordOf(key, p)); err != nil {
@@ -73,14 +73,17 @@ type page struct {
 	settled map[string][]Result
 }
 
-// readPage reads a part of the history, starting at a key, as if the waiting records were written. next is the key of
-// the next page, "" if there is none.
-func (o *Outbox) readPage(from string, waiting []Write) (p page, next string, err error) {
+// readPage reads a part of the history, starting at a key, as if the waiting records were written. It ignores what the
+// storage has from the sequence number parts on, unless that is 0. next is the key of the next page, "" if there is none.
+func (o *Outbox) readPage(from string, parts uint64, waiting []Write) (p page, next string, err error) {
 	p = page{map[string][]byte{}, map[string][]Result{}}
 	err = o.storage.Walk(bucketEvents, from, func(key string, value []byte) error {
 		if len(p.bodies) == pageSize {
 			next = key
 			return errEnough
+		}
+		if parts > 0 && (place{bucketEvents, key}).added() >= parts {
+			return nil
 		}
 		p.add(Write{bucketEvents, key, value})
 		return nil

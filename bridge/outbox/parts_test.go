@@ -163,6 +163,9 @@ func TestFileWithPartsIsReadWhileTheDiskFails(t *testing.T) {
 			if err := addMany(o, "X", 50); err == nil {
 				t.Errorf("lost %v: another change is said to be on disk", lost)
 			}
+			if h := len(bodies(o)); h != 51 {
+				t.Errorf("lost %v: meanwhile the history has %d CloudEvents, want 51", lost, h)
+			}
 			left.set(func() { left.fail, left.lose = nil, false })
 			time.Sleep(6 * time.Second)
 			synctest.Wait()
