@@ -160,6 +160,9 @@ func (c *natsConn) Read(p []byte) (int, error) {
 	}
 	n, err := c.r.Read(p[:min(len(p), c.payload)])
 	c.payload -= n
+	if err != nil {
+		c.end(err)
+	}
 	return n, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -205,6 +206,24 @@ func TestNATSReadsWhatItAllows(t *testing.T) {
 		if tt.ok && (err != nil || string(got) != want) || !tt.ok && (err == nil || len(got) > len(want)-len("PING\r\n")) {
 			t.Errorf("%s: read %d bytes of %d, %v", name, len(got), len(want), err)
 		}
+	}
+}
+
+// A connection that ends within a message ends for that reason, not for a later one.
+func TestNATSConnectionThatEndsWithinAMessageSaysSo(t *testing.T) {
+	here, there := net.Pipe()
+	conn := newNATSConn(here, here)
+	var why error
+	conn.report = func(_ *natsConn, err error, _ bool) { why = err }
+	go func() {
+		io.WriteString(there, "MSG a 1 100\r\nhello")
+		there.Close()
+	}()
+	if _, err := io.ReadAll(conn); err != nil {
+		t.Fatal(err)
+	}
+	if conn.Close(); !errors.Is(why, io.EOF) {
+		t.Errorf("it ended with %v, want %v", why, io.EOF)
 	}
 }
 
