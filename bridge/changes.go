@@ -31,7 +31,7 @@ type changeContext struct {
 	incarnation string
 	routes      []Route
 	unnamed     bool      // filters no longer wait for the observer's name
-	heldUntil   time.Time // the end of that wait
+	heldUntil   time.Time // until when a delivery without a decision is held
 	booted      time.Time
 	mark        func(event, id string) outbox.Mark // how often an id was used
 	log         *slog.Logger
@@ -119,7 +119,7 @@ func (b *Bridge) noteLeftOut(full bool) {
 func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 	e := change.Event
 	if op.Event == nil { // new
-		// somebody may have approved it by hand before the first poll that saw it
+		// Somebody may have approved it by hand before the first poll that saw it.
 		approved := s.mark(e.ID, cloudevent.ChangeID(imds.Change{Kind: imds.Approved, Event: e})).Times > 0
 		op = openEvent{Life: s.mark(e.ID, e.ID).Times + 1, First: s.now, Approved: approved}
 	}
@@ -250,24 +250,24 @@ func end(c imds.Change, op openEvent, self string, booted, now time.Time) cloude
 // setRoutes replaces the routes, and calls use while no change is being derived. A new or returning route gets the
 // latest change of every open event that it does not have yet. wait returns when all of it is on disk.
 func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func() error) {
-	there := []outbox.Route{}
+	configured := []outbox.Route{}
 	for _, r := range routes {
-		there = append(there, outbox.Route{Name: r.Name, Fallback: r.Terms.Fallback.Sink})
+		configured = append(configured, outbox.Route{Name: r.Name, Fallback: r.Terms.Fallback.Sink})
 	}
 	need := func() []uint64 {
-		if added, back := b.Outbox.NewRoutes(there); len(added)+len(back) == 0 {
+		if added, back := b.Outbox.NewRoutes(configured); len(added)+len(back) == 0 {
 			return nil
 		}
 		return b.events.latest()
 	}
 	b.decide(need, func(read cloudEvents) {
 		use()
-		added, back := b.Outbox.NewRoutes(there)
+		added, back := b.Outbox.NewRoutes(configured)
 		missed := func(r Route, seq uint64) bool {
 			return slices.Contains(added, r.Name) ||
 				slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
 		}
-		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: there}}
+		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured}}
 		s := b.changeContext(observation{now: now})
 		events, states := b.events.all()
 		for _, e := range events {

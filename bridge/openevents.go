@@ -42,7 +42,7 @@ type openEvent struct {
 	Life      int             `json:"life"`               // 1; more if the event came back after it had vanished
 	First     time.Time       `json:"first"`              // when it was first seen
 	Started   time.Time       `json:"started,omitzero"`   // when it was first seen as Started
-	Gap       bool            `json:"gap,omitempty"`      // there were no valid answers for a while
+	Gap       bool            `json:"gap,omitempty"`      // nobody watched it for a while
 	Rebooted  bool            `json:"rebooted,omitempty"` // the observer rebooted between two answers
 	Pause     time.Duration   `json:"pause,omitempty"`    // the longest pause
 	Latest    uint64          `json:"latest"`             // sequence number of the latest change

@@ -153,7 +153,7 @@ func (n *natsSink) Render(d delivery.Delivery) (string, error) {
 func (n *natsSink) Connect(ctx context.Context) (string, error) {
 	var answer string
 	err := n.withSession(ctx, func(ctx context.Context, s *natsSession) (err error) {
-		if answer = "connected to " + s.serverName(); !n.core {
+		if answer = "connected to " + s.describeServer(); !n.core {
 			var found string
 			found, err = n.describeStream(ctx, s)
 			answer += ", " + found

@@ -122,14 +122,14 @@ type natsConn struct {
 	received    atomic.Int64
 	countedFrom time.Time // when received was last reset, apart from attempts
 
-	loggedIn  atomic.Bool                  // the server has accepted the login
-	report    func(*natsConn, error, bool) // gets each -ERR, and once why the connection has ended
-	closeOnce sync.Once
+	loggedIn   atomic.Bool                  // the server has accepted the login
+	report     func(*natsConn, error, bool) // gets each -ERR, and once why the connection has ended
+	reportOnce sync.Once
 }
 
 func newNATSConn(conn, raw net.Conn) *natsConn {
-	heard := func(*natsConn, error, bool) {}
-	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReaderSize(conn, natsMaxLine), quota: natsQuota, report: heard}
+	ignore := func(*natsConn, error, bool) {}
+	return &natsConn{Conn: conn, raw: raw, r: bufio.NewReaderSize(conn, natsMaxLine), quota: natsQuota, report: ignore}
 }
 
 // Close closes the connection at once. TLS would first write to a server that may not read.
@@ -138,7 +138,7 @@ func (c *natsConn) Close() error { return c.end(errGivenUp) }
 // end is Close with a reason.
 func (c *natsConn) end(why error) error {
 	err := c.raw.Close()
-	c.closeOnce.Do(func() { c.report(c, why, true) })
+	c.reportOnce.Do(func() { c.report(c, why, true) })
 	return err
 }
 
@@ -227,32 +227,32 @@ func readInfo(line []byte) (info nats.ServerInfo, err error) {
 	return info, nil
 }
 
-// natsAnnounced checks a line. It returns how many bytes follow it, and whether they are a message of at most most
-// bytes. It reads numbers as nats.go does: digits only.
-func natsAnnounced(line []byte, most int) (size int, message bool, err error) {
+// natsAnnounced checks a line. It returns how many bytes follow it, and whether they are a message; one of more than
+// limit bytes is an error. It reads numbers as nats.go does: digits only.
+func natsAnnounced(line []byte, limit int) (size int, message bool, err error) {
 	words := strings.Split(strings.TrimRight(string(line), "\r\n"), " ")
-	var limits []int // of the numbers at the end of the line, the last of which is the size
+	var bounds []int // of the numbers at the end of the line, the last of which is the size
 	switch words[0] {
 	case "PING", "PONG", "+OK", "-ERR":
 	case "INFO":
 		_, err = readInfo(line)
 	case "HMSG":
-		limits = []int{natsMaxHeader, most}
+		bounds = []int{natsMaxHeader, limit}
 	case "MSG":
-		limits = []int{most}
+		bounds = []int{limit}
 	default:
 		err = fmt.Errorf("the server said %.200q, which is not NATS", line)
 	}
-	for i, limit := range limits {
-		at := len(words) - len(limits) + i
+	for i, bound := range bounds {
+		at := len(words) - len(bounds) + i
 		if at < 1 {
 			return 0, false, fmt.Errorf("the server said %.200q", line)
 		}
 		n, err := strconv.ParseUint(words[at], 10, 63)
-		if err != nil || n > uint64(limit) {
-			return 0, false, fmt.Errorf("the server announced %.30q bytes; at most %d are read", words[at], limit)
+		if err != nil || n > uint64(bound) {
+			return 0, false, fmt.Errorf("the server announced %.30q bytes; at most %d are read", words[at], bound)
 		}
 		size = int(n)
 	}
-	return size, len(limits) > 0, err
+	return size, len(bounds) > 0, err
 }

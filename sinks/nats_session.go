@@ -55,7 +55,7 @@ type natsSession struct {
 	server     string                  // that was dialed last
 	link       *natsConn               // to it, nil if there is none
 	lastErr    error                   // its last -ERR, after which it may end the connection
-	reasons    map[string]error        // why there is no connection, by server tried since the last
+	reasons    map[string]error        // why there is no connection, by server; cleared when work begins
 	cancelWork context.CancelCauseFunc // ends the last work that was begun; nil for none
 }
 
@@ -79,7 +79,7 @@ func (n *NATS) dial(ctx context.Context, quota int64) (*natsSession, error) {
 	o.MaxReconnect, o.ReconnectBufSize, o.ReconnectJitter = -1, -1, natsJitter
 	o.Timeout, o.FlusherTimeout, o.PingInterval = natsDial, natsDial, natsPing
 	o.CustomDialer = natsDialer(func(network, address string) (net.Conn, error) {
-		s.hangUp(errGivenUp) // nats.go leaves such a connection open
+		s.hangUp(errGivenUp) // nats.go may have left the last connection open
 		s.setLink(address, nil)
 		conn, err := a.connect(life, network, address)
 		if err != nil {
@@ -125,8 +125,8 @@ func (s *natsSession) setLink(server string, link *natsConn) {
 	s.server, s.link, s.lastErr = server, link, nil
 }
 
-// report records an -ERR on a connection or, with ended, why it has ended or was not made.
-func (s *natsSession) report(link *natsConn, err error, ended bool) {
+// report records an -ERR on a connection or, with final, why it has ended or was not made.
+func (s *natsSession) report(link *natsConn, err error, final bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if link != s.link { // an older one
@@ -137,13 +137,13 @@ func (s *natsSession) report(link *natsConn, err error, ended bool) {
 	}
 	denied := errors.Is(err, nats.ErrPermissionViolation) // the server answers nothing else
 	switch {
-	case ended:
+	case final:
 		err = cmp.Or(s.lastErr, err)
 		s.reasons[s.server], s.link = err, nil
 	case !denied:
 		s.lastErr = err
 	}
-	if s.cancelWork != nil && (ended || denied) {
+	if s.cancelWork != nil && (final || denied) {
 		s.cancelWork(err)
 	}
 }
@@ -225,8 +225,8 @@ func (s *natsSession) hangUp(why error) {
 	}
 }
 
-// gaveUp reports whether nats.go has given the session up. To ask nats.go itself would wait for a lock, which it holds
-// for as long as it dials.
+// gaveUp reports whether nats.go has given the session up. Asking nats.go itself would wait for a lock that it
+// holds while it dials.
 func (s *natsSession) gaveUp() bool { return len(s.closed) > 0 }
 
 // end closes everything and returns when nothing of it runs any more.
@@ -258,7 +258,7 @@ var natsRefusals = []error{
 	jetstream.ErrJetStreamNotEnabled, jetstream.ErrJetStreamNotEnabledForAccount,
 }
 
-// natsCodes are the classes of a stream's answers that no retry helps.
+// natsCodes are the classes of a stream's answers for which a retry is no help.
 var natsCodes = map[jetstream.ErrorCode]error{
 	jetstream.JSErrCodeStreamMessageExceedsMaximum: delivery.ErrRejected,
 	10097: delivery.ErrRejected, // header too large

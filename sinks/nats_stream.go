@@ -289,10 +289,10 @@ func (s *natsSession) publishCore(ctx context.Context, msg *nats.Msg) (string, e
 	if err != nil {
 		return "", err
 	}
-	return "taken by " + s.serverName(), nil
+	return "taken by " + s.describeServer(), nil
 }
 
-// serverName returns the name and the version of the server.
-func (s *natsSession) serverName() string {
+// describeServer returns the name and the version of the server.
+func (s *natsSession) describeServer() string {
 	return s.access.redact.line(s.conn.ConnectedServerName()+" ("+s.conn.ConnectedServerVersion()+")", false, 200)
 }

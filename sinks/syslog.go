@@ -38,6 +38,7 @@ const (
 	syslogConfirm      = 2 * time.Second // how long the receiver may take to close the connection
 	syslogMaxAttribute = 1024            // bytes of an attribute, at most
 	syslogMinText      = 256             // bytes that a message reserves for its text
+	syslogMaxID        = 256             // bytes of the id, also where other attributes are cut more
 )
 
 // A syslogTransport is how messages go to a receiver, and how long they may be: RFC 5424 has every receiver take 2048
@@ -232,7 +233,7 @@ func (k *syslogSink) stream(conn net.Conn, messages [][]byte, rtt time.Duration)
 	return "", err
 }
 
-// checkOpen returns an error if the receiver closes the connection, after the time that it needs to refuse one.
+// checkOpen waits as long as a receiver needs to refuse a connection, and returns an error if it has closed it.
 func checkOpen(conn net.Conn, rtt time.Duration) error {
 	conn.SetReadDeadline(time.Now().Add(min(max(2*rtt, 10*time.Millisecond), 500*time.Millisecond)))
 	defer conn.SetReadDeadline(time.Time{})
@@ -320,7 +321,7 @@ func (k *syslogSink) structured(all []attribute, most int) []byte {
 	for _, a := range all {
 		limit := most
 		if a.name == "id" {
-			limit = syslogMinText
+			limit = syslogMaxID
 		}
 		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(new(redactor).line(a.value, false, limit)))
 	}

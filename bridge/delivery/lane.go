@@ -27,7 +27,7 @@ type lane struct {
 	urgent   bool      // a new item is attempted ahead of the schedule
 	next     time.Time // time of the next attempt
 	failures int32     // in a row
-	alone    bool      // it failed again after the route had accepted others, so the failure is not the route's
+	alone    bool      // it failed before the route accepted others; if it fails again, the failure is its own
 	tried    time.Time // when the last attempt began
 	digestAt time.Time // when the digest that it waits for is complete
 	deadline time.Time // when its next item becomes late or falls back

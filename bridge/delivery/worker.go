@@ -30,7 +30,8 @@ type Config struct {
 	Trouble func(why error)
 }
 
-// A Worker delivers what is pending for one route. All methods but State belong to the goroutine of Run.
+// A Worker delivers what is pending for one route. All methods but State and deliver belong to the goroutine of
+// Run.
 type Worker struct {
 	Config
 	*schedule
@@ -170,8 +171,8 @@ func (w *Worker) attempts(ctx context.Context, now time.Time, done chan<- result
 	}
 }
 
-// cutOff waits for canceled attempts, to record those that were still accepted. It does not wait for a sink that
-// ignores its context.
+// cutOff waits for canceled attempts, to record those that were still accepted. It waits at most cutPatience, because a
+// sink may ignore its context.
 func (w *Worker) cutOff(done <-chan result) {
 	patience := time.After(cutPatience)
 	for len(w.underWay) > 0 {
@@ -267,7 +268,7 @@ func (w *Worker) settle(r result, now time.Time) {
 	case errors.Is(r.err, ErrRejected):
 		w.handleRejected(r, now)
 	default:
-		w.handleRefused(r, now)
+		w.handleFailed(r, now)
 	}
 }
 
@@ -313,8 +314,8 @@ func (w *Worker) handleRejected(r result, now time.Time) {
 	}
 }
 
-// handleRefused plans another attempt, and makes dead letters of items that are too old for one.
-func (w *Worker) handleRefused(r result, now time.Time) {
+// handleFailed plans another attempt after a failure that may pass, and makes dead letters of items too old for one.
+func (w *Worker) handleFailed(r result, now time.Time) {
 	old := w.expired(r, now)
 	wish, _ := errors.AsType[*RetryAfter](r.err)
 	blocked, shared := w.planRetry(r.attempt, old, errors.Is(r.err, ErrBlocked), wish, now)

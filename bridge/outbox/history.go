@@ -74,7 +74,8 @@ type page struct {
 }
 
 // readPage reads a part of the history, starting at a key, as if the waiting records were written. It ignores what the
-// storage has from the sequence number parts on, unless that is 0. next is the key of the next page, "" if there is none.
+// storage has from the sequence number parts on, unless that is 0. next is the key of the next page, "" if there is
+// none.
 func (o *Outbox) readPage(from string, parts uint64, waiting []Write) (p page, next string, err error) {
 	p = page{map[string][]byte{}, map[string][]Result{}}
 	err = o.storage.Walk(bucketEvents, from, func(key string, value []byte) error {

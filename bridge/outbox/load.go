@@ -246,8 +246,8 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 	return nil
 }
 
-// raiseMark corrects a mark that a file read late has too: the larger count is kept, or an id would be used twice. The
-// caller holds mu.
+// raiseMark raises the count of a mark in memory to that of a file read late: with the smaller one, an id would be used
+// twice. The caller holds mu.
 func (o *Outbox) raiseMark(w Write) {
 	var was Mark
 	if json.Unmarshal(w.Value, &was) != nil {
@@ -293,8 +293,8 @@ func (o *Outbox) releaseLoaded() {
 	wake(o.kick)
 }
 
-// TakenUp returns nil, or if a file was read later than by Open and Notify.Loaded has not returned, a channel that is
-// closed when it has. Until then marks are those of the file already, but its groups may not be known to the owner.
+// TakenUp returns a channel that is closed when Notify.Loaded has returned; nil if it need not be waited for, because
+// no file was read later than by Open. Until then Mark knows the file's marks, but the owner may not know its groups.
 func (o *Outbox) TakenUp() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()

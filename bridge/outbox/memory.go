@@ -121,7 +121,7 @@ func (a *ages) Pop() any {
 	return e
 }
 
-// since returns since when the oldest delivery is due; zero if none is due by now.
+// since returns when the oldest delivery became due; zero if none is due by now.
 func (a ages) since(now time.Time) time.Time {
 	if len(a) == 0 || a[0].Since().After(now) {
 		return time.Time{}
@@ -133,7 +133,7 @@ func (a ages) since(now time.Time) time.Time {
 type route struct {
 	name       string
 	fallback   string    // the route that takes over what this one can't deliver; "" for none
-	configured bool      // it is in the settings, or was until keepOrphans ago
+	configured bool      // it is in the settings, or was removed less than keepOrphans ago
 	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    map[uint64]*entry
 	dead       map[uint64]*entry
@@ -325,8 +325,8 @@ func (m *memory) setMark(id string, to Mark) {
 	g.extendEnd(to.At)
 }
 
-// extendEnd keeps the marks and receipts of a group that isn't open for 30 days from since, at least. The group may
-// never have been open.
+// extendEnd makes the age of the marks and receipts of a group that isn't open count from since, if that is later. The
+// group may never have been open.
 func (g *group) extendEnd(since time.Time) {
 	if g.latest == nil {
 		g.ended = later(g.ended, since)

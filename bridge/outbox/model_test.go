@@ -233,7 +233,8 @@ func shown(t *testing.T, o *outbox.Outbox) string {
 	return b.String()
 }
 
-// heads checks that the disk has the head of each CloudEvent that a delivery or an open group refers to, and of no other.
+// heads checks that the disk has the head of each CloudEvent that a delivery or an open group refers to, and of no
+// other.
 func (p *player) heads() {
 	used := map[string]bool{}
 	for _, d := range p.o.List(outbox.Selection{}) {

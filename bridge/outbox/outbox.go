@@ -67,7 +67,7 @@ type Outbox struct {
 	opened  bool    // the storage is open and can be written; only the writer uses it
 	merged  bool    // memory holds the content of the storage; only the writer uses it
 	started bool    // Open has returned; only the writer uses it
-	written uint64  // the newest CloudEvent of a whole change in the storage; only the writer uses it
+	written uint64  // no record that counts has a higher sequence number; only the writer uses it
 	ahead   bool    // the storage may have a metaAhead; only the writer uses it
 	inDoubt bool    // the last write returned an error, but may be on disk; only the writer uses it
 

@@ -123,7 +123,8 @@ func want(t testing.TB, what string, got []string, want ...string) {
 	}
 }
 
-// changes returns the ids of deliveries that became pending since the last call, and the sequence numbers of those gone.
+// changes returns the ids of deliveries that became pending since the last call, and the sequence numbers of those
+// gone.
 func changes(q delivery.Queue) (ids []string, gone []uint64) {
 	c := q.Changes()
 	ids = []string{}

@@ -23,7 +23,7 @@ const (
 var (
 	errSlowDisk   = errors.New("the disk takes too long")
 	errClosed     = errors.New("outbox closed")
-	errNotTakenUp = errors.New("it was read only now")
+	errNotTakenUp = errors.New("the file was read late, and its records are still being taken over")
 )
 
 // A place is a record's address in the storage: its bucket and key.
@@ -43,8 +43,8 @@ func (p place) compare(other place) int {
 	return cmp.Or(strings.Compare(p.bucket, other.bucket), strings.Compare(p.key, other.key))
 }
 
-// added returns the sequence number of the CloudEvent that the record was added with, 0 for other records. Nothing in a
-// file without the CloudEvent refers to the record.
+// added returns the sequence number of the CloudEvent that the record was added with, 0 for other records. No other
+// record refers to it before the whole change counts.
 func (p place) added() (seq uint64) {
 	switch p.bucket {
 	case bucketEvents, bucketHeads:
@@ -84,9 +84,9 @@ type journal struct {
 	waiting        records       // in which the file differs from memory
 	inFlight       records       // those being written
 	bounded        int           // the number of both when boundHistory last ran
-	historyDropped int           // dropped records of history that Notify.Forgot has not been called with
+	historyDropped int           // dropped records of history that Notify.Forgot was not yet called with
 	grown          tally         // by how much the history has grown since Maintain last bounded it
-	try            uint64        // counts tries to write
+	try            uint64        // number of the current try or job; endTry ignores earlier ones
 	failing        error         // error of the last try; nil: all is on disk, or soon is
 	broken         error         // the file is damaged, or another VM's, and must not be used
 	tryDone        chan struct{} // closed when a try to write has ended
@@ -186,10 +186,10 @@ func (o *Outbox) sync(n uint64) error {
 		case o.closed:
 			return errClosed
 		}
-		tried := o.tryDone
+		tryDone := o.tryDone
 		o.mu.Unlock()
 		wake(o.kick)
-		<-tried
+		<-tryDone
 		o.mu.Lock()
 	}
 	return nil
@@ -233,10 +233,10 @@ func (o *Outbox) writer() {
 		o.mu.Unlock()
 		err := o.flush()
 		o.mu.Lock()
-		chores := o.jobs
+		jobs := o.jobs
 		o.jobs = nil
 		o.mu.Unlock()
-		for _, do := range chores {
+		for _, do := range jobs {
 			timer := o.watchDisk()
 			do(err)
 			if !timer.Stop() {
@@ -332,7 +332,7 @@ const maxGarbage = 4 << 20
 // failure it uses one transaction: the records may count already, and a crash must not undo that. grown is what it
 // added to the history; parts reports whether there was more than one part.
 func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
-	aheadMark, newest := place{bucketMeta, metaAhead}, o.written
+	aheadPlace, newest := place{bucketMeta, metaAhead}, o.written
 	send := func(writes []Write) error {
 		for _, w := range writes {
 			if isHistory(w.Bucket) && w.Value != nil {
@@ -360,7 +360,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 			continue
 		}
 		o.ahead, parts = true, true
-		if err = send(records{aheadMark: []byte(seqKey(o.written))}.merge([]place{aheadMark}, part)); err != nil {
+		if err = send(records{aheadPlace: []byte(seqKey(o.written))}.merge([]place{aheadPlace}, part)); err != nil {
 			break
 		}
 		if garbage += bytes; garbage >= maxGarbage {
@@ -370,7 +370,7 @@ func (o *Outbox) write(all records) (grown tally, parts bool, err error) {
 		part, bytes = make([]Write, 0, len(part)), 0
 	}
 	if o.ahead {
-		rest = append(rest, aheadMark) // to be deleted
+		rest = append(rest, aheadPlace) // to be deleted
 		slices.SortFunc(rest, place.compare)
 	}
 	if err == nil {
