@@ -37,7 +37,7 @@ type play struct {
 	*Server
 	Scenario
 	speed   float64
-	vmNames map[string]string // the scenario's name for a VM → the Server's
+	vmNames map[string]string // the scenario's name for a VM in lower case → the Server's
 	ids     map[string]string // label → EventId
 }
 
@@ -56,7 +56,7 @@ func (p *play) assignVMs() {
 	given := len(p.vms)
 	for i, name := range p.Scenario.VMs {
 		if i < given {
-			p.vmNames[name] = p.vms[i]
+			p.vmNames[strings.ToLower(name)] = p.vms[i]
 		} else if _, there := p.vm(name); !there {
 			p.vms = append(p.vms, name)
 		}
@@ -75,7 +75,7 @@ func (p *play) run(step Step) {
 		p.End(p.ids[step.End])
 	case step.Fault != nil:
 		f := step.Fault.scaled(p.speed)
-		if vm, ok := p.vmNames[f.VM]; ok {
+		if vm, ok := p.vmNames[strings.ToLower(f.VM)]; ok {
 			f.VM = vm
 		}
 		p.setFault(f)
@@ -126,7 +126,7 @@ func (p *play) alter(e *Event, c Change) {
 	if c.Resources != nil {
 		e.Resources = slices.Clone(c.Resources)
 		for i, name := range e.Resources {
-			set(&e.Resources[i], p.vmNames[name])
+			set(&e.Resources[i], p.vmNames[strings.ToLower(name)])
 		}
 	}
 }

@@ -178,7 +178,7 @@ func (sc Scenario) check() error {
 		if err := step.checkEvent(path, open); err != nil {
 			return err
 		}
-		if err := step.checkFault(path); err != nil {
+		if err := step.checkFault(path, sc.VMs); err != nil {
 			return err
 		}
 		step.updateOpen(open)
@@ -186,7 +186,7 @@ func (sc Scenario) check() error {
 	return nil
 }
 
-// checkVMs checks that each name of a VM can stand in a path and is there once.
+// checkVMs checks that each name of a VM can stand in a path and occurs once.
 func (sc Scenario) checkVMs() error {
 	for i, name := range sc.VMs {
 		path := []string{"vms", strconv.Itoa(i)}
@@ -210,7 +210,7 @@ func (step Step) checkTime(path []string, previous time.Duration) error {
 
 // checkEvent checks that the step at the path schedules a new event, or names one that is open.
 func (step Step) checkEvent(path []string, open map[string]bool) error {
-	const notOpen = "event %q is not scheduled before"
+	const notOpen = "event %q is not scheduled yet"
 	switch {
 	case step.Schedule != nil && step.Schedule.Event == "":
 		return keyErrorf(append(path, "schedule", "event"), "missing, expected a label")
@@ -228,10 +228,14 @@ func (step Step) checkEvent(path []string, open map[string]bool) error {
 	return nil
 }
 
-// checkFault checks the fault of the step at the path, if it has one.
-func (step Step) checkFault(path []string) error {
+// checkFault checks the fault of the step at the path, if it has one. It may be of one VM, which is among vms.
+func (step Step) checkFault(path, vms []string) error {
 	if step.Fault == nil {
 		return nil
+	}
+	same := func(vm string) bool { return strings.EqualFold(vm, step.Fault.VM) }
+	if step.Fault.VM != "" && len(vms) > 0 && !slices.ContainsFunc(vms, same) {
+		return keyErrorf(append(path, "fault", "vm"), "expected one of %s, got %q", strings.Join(vms, ", "), step.Fault.VM)
 	}
 	var key *keyError
 	if errors.As(step.Fault.check(), &key) {
