@@ -90,15 +90,22 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 	s.incarnation = doc.Incarnation
 	c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Marks: map[string]outbox.Mark{}}}
 	all = !full
+	var logged [][]any
 	for _, change := range changes {
-		if err := s.add(&c, change, states[change.Event.ID]); err != nil {
+		facts, err := s.add(&c, change, states[change.Event.ID])
+		if err != nil {
 			b.Log.Error("cannot create the CloudEvent of a change", "event", change.Event.ID, "change", change.Kind,
 				"err", err)
 			all = false
+			continue
 		}
+		logged = append(logged, facts)
 	}
 	if b.Outbox.TakenUp() != nil {
 		return nil, false
+	}
+	for _, facts := range logged {
+		b.Log.Info("azure event", facts...)
 	}
 	return b.commit(c, time.Now()), all
 }
@@ -115,8 +122,8 @@ func (b *Bridge) noteLeftOut(full bool) {
 }
 
 // add turns one change into a CloudEvent, decides which routes get it, and adds it to the commit. op is the state of
-// the event; the zero value for a new one.
-func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
+// the event; the zero value for a new one. facts are for the log, once the commit is made.
+func (s changeContext) add(c *commit, change imds.Change, op openEvent) (facts []any, err error) {
 	e := change.Event
 	if op.Event == nil { // new
 		// Somebody may have approved it by hand before the first poll that saw it.
@@ -145,30 +152,29 @@ func (s changeContext) add(c *commit, change imds.Change, op openEvent) error {
 	}
 	ce, err := cloudevent.Wrap(change, in)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	a := about(e, change.Kind)
 	a.Replaced = change.Replaced
 	s.address(&a, s.routes, ce, change, &op)
-	attrs := []any{
+	facts = []any{
 		"change", change.Kind, "event", e.ID, "type", e.Type, "resources",
 		imds.Printable(strings.Join(e.Resources, ","), 1<<10),
 		"id", ce.ID(), "to", recipients(a),
 	}
 	if !e.NotBefore.IsZero() {
-		attrs = append(attrs, "notBefore", e.NotBefore)
+		facts = append(facts, "notBefore", e.NotBefore)
 	}
-	s.log.Info("azure event", attrs...)
 	c.add(ce, a)
 	c.Marks[base] = outbox.Mark{Times: times, Group: e.ID, At: s.now}
 	c.Marks[e.ID] = outbox.Mark{Times: op.Life, Group: e.ID, At: s.now}
 	if change.Kind == imds.Vanished {
 		c.open[e.ID] = nil
-		return nil
+		return facts, nil
 	}
 	op.Event, op.event, op.Said, op.lastListed = e.Raw, e, s.now, time.Time{}
 	c.open[e.ID] = &op
-	return nil
+	return facts, nil
 }
 
 // circumstances returns what all CloudEvents about an event have in common now. op is the state of the event.

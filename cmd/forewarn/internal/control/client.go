@@ -137,7 +137,7 @@ func (c *Client) Replay(ctx context.Context, m Mutation) ([]outbox.Delivery, err
 	})
 }
 
-// ReplayPast lets a relay send what is in its stream to a sink again, part by part, and returns it.
+// ReplayPast makes a relay send what is in its stream to a sink again, part by part, and returns what was sent.
 func (c *Client) ReplayPast(ctx context.Context, p relay.ReplayRequest) (all []relay.ReplayedEvent, err error) {
 	for {
 		var part relay.ReplayPart

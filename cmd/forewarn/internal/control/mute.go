@@ -22,7 +22,7 @@ type UnmuteRequest struct {
 	By  string   `json:"by"`  // the user, for the record
 }
 
-// Mute lets the running forewarn hold deliveries back, and returns the mute with its id.
+// Mute makes the running forewarn hold deliveries back, and returns the mute with its id.
 func (c *Client) Mute(ctx context.Context, r MuteRequest) (m bridge.Mute, err error) {
 	err = c.post(ctx, "/mute", r, &m)
 	return m, err

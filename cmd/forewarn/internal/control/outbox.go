@@ -61,7 +61,7 @@ func show(o *outbox.Outbox, key string) (ShownDelivery, error) {
 	return ShownDelivery{d, body}, err
 }
 
-// withHint says of an unknown key where the known ones are.
+// withHint adds to the error for an unknown key how to list the keys.
 func withHint(err error) error {
 	if errors.Is(err, outbox.ErrUnknownKey) || errors.Is(err, relay.ErrUnknownKey) {
 		return fmt.Errorf("%w; forewarn outbox list shows the keys", err)

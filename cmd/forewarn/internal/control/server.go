@@ -158,7 +158,9 @@ func serveApproval(b *bridge.Bridge) http.HandlerFunc {
 			return
 		}
 		ctx, interrupt := context.WithCancelCause(context.WithoutCancel(r.Context()))
-		defer context.AfterFunc(r.Context(), func() { interrupt(errors.New("the command was interrupted before the answer")) })()
+		defer context.AfterFunc(r.Context(), func() {
+			interrupt(errors.New("the command was interrupted before the answer"))
+		})()
 		ctx, cancel := context.WithTimeoutCause(ctx, approvalLimit, fmt.Errorf("no answer within %v", approvalLimit))
 		defer cancel()
 		a := b.ApproveNow(ctx, request.Event, request.Shown, request.By)
