@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -67,12 +68,18 @@ func (i *Item) soon(now time.Time) bool {
 	return (i.Change == scheduled || i.Change == updated) && i.NotBefore.Sub(now) < soonNotice
 }
 
-// laneKey returns the key of the item's lane.
+// laneKey returns the key of the item's lane. A message about the bridge that is partly delivered has a lane of its own:
+// whoever refuses it must not keep the next ones from the others.
 func laneKey(i *Item) string {
-	if i.Group == "" && len(i.VMs) > 0 {
+	switch {
+	case i.Group != "":
+		return i.Group
+	case i.Batch != 0:
+		return fmt.Sprintf("\x01%d", i.Batch)
+	case len(i.VMs) > 0:
 		return "\x00" + i.VMs[0]
 	}
-	return i.Group
+	return ""
 }
 
 // put adds the item, or replaces the one with its number, which it returns.
@@ -127,22 +134,24 @@ func (l *lane) remove(seq uint64) *Item {
 // due returns the items that may be attempted now.
 func (l *lane) due() []*Item { return l.items[:l.arrived] }
 
-// holdMuted ends the due items before the first one that a mute holds back. It does nothing to a lane with an item of a
-// partly delivered batch, which is repeated with the same members.
-func (l *lane) holdMuted() {
-	if l.stopsAtMute() {
-		l.arrived = min(l.arrived, slices.IndexFunc(l.items, func(i *Item) bool { return i.Mute.Active() }))
+// mutedFrom returns the index of the first item that a mute holds back, len(l.items) for none. A mute holds back no item
+// of a partly delivered batch, nor, with LateLatest, an older one that is delivered with it.
+func (l *lane) mutedFrom(late Late) int {
+	if l.muted == 0 {
+		return len(l.items)
 	}
-}
-
-// stopsAtMute reports whether the lane stops at its first item that a mute holds back.
-func (l *lane) stopsAtMute() bool {
-	return l.muted > 0 && !slices.ContainsFunc(l.items, func(i *Item) bool { return i.Batch != 0 })
-}
-
-// hasArrival reports whether there is an item that only has to wait until it is due.
-func (l *lane) hasArrival() bool {
-	return l.arrived < len(l.items) && !(l.items[l.arrived].Mute.Active() && l.stopsAtMute())
+	from := 0
+	for n, i := range l.items {
+		if i.Batch != 0 && late == LateLatest && l.group != "" {
+			from = n + 1
+		}
+	}
+	for n, i := range l.items[from:] {
+		if i.Mute.Active() && i.Batch == 0 {
+			return from + n
+		}
+	}
+	return len(l.items)
 }
 
 // arrival returns the time at which the next item becomes due. There must be one.
@@ -152,21 +161,24 @@ func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
 func (l *lane) newest() *Item { return l.items[l.arrived-1] }
 
 // rank sorts open groups, and those that another event replaced, before ended ones, and messages about the bridge last.
-func (l *lane) rank() int {
-	switch newest := l.newest(); {
-	case l.group == "":
+func (i *Item) rank() int {
+	switch {
+	case i.Group == "":
 		return 2
-	case newest.Change == vanished && !newest.Replaced:
+	case i.Change == vanished && !i.Replaced:
 		return 1
 	}
 	return 0
 }
 
+// compare orders items by which matters most: by rank, then what begins first.
+func (i *Item) compare(other *Item) int {
+	return cmp.Or(i.rank()-other.rank(), i.begins().Compare(other.begins()))
+}
+
 // before orders lanes by which is attempted first.
 func before(a, b *lane) int {
-	return cmp.Or(
-		a.rank()-b.rank(), a.newest().begins().Compare(b.newest().begins()), cmp.Compare(a.items[0].Seq, b.items[0].Seq),
-	)
+	return cmp.Or(a.newest().compare(b.newest()), cmp.Compare(a.items[0].Seq, b.items[0].Seq))
 }
 
 // hadItsTurn reports whether the lane failed since something urgent came in another lane. Without this rule two lanes
@@ -221,14 +233,16 @@ func (i *Item) lateAt() time.Time {
 }
 
 // partialBatch returns the number of the partly delivered batch that the lane belongs to and that must be repeated
-// first; 0 for none.
+// first; 0 for none. With LateLatest a newer change of the event takes its place.
 func (l *lane) partialBatch(late Late) uint64 {
-	for n, i := range l.due() {
-		if i.Batch != 0 && (n == 0 || late == LateLatest && l.group != "") {
-			return i.Batch
-		}
+	switch due := l.due(); {
+	case len(due) == 0:
+		return 0
+	case late == LateLatest && l.group != "":
+		return due[len(due)-1].Batch
+	default:
+		return due[0].Batch
 	}
-	return 0
 }
 
 // split returns the due items that make up a batch, or the lane's share of one, and the older items that they replace.
@@ -237,10 +251,7 @@ func (l *lane) split(late Late, part uint64) (batch, superseded []*Item) {
 	due := l.due()
 	if late == LateLatest && l.group != "" {
 		n := len(due) - 1
-		for n >= 0 && part != 0 && due[n].Batch != part {
-			n--
-		}
-		if n < 0 {
+		if n < 0 || due[n].Batch != part {
 			return nil, nil
 		}
 		return due[n : n+1], due[:n]

@@ -21,6 +21,7 @@ type memory struct {
 	pending  map[uint64]*delivery.Item
 	changes  delivery.Changes
 	receipts map[string][]byte
+	asked    int // calls of Changes
 	lost     map[uint64]bool
 	unread   error // when not nil, nothing can be read for now
 
@@ -86,7 +87,15 @@ func (m *memory) Changes() delivery.Changes {
 	defer m.mu.Unlock()
 	c := m.changes
 	m.changes = delivery.Changes{}
+	m.asked++
 	return c
+}
+
+// looks returns how often the changes were asked for.
+func (m *memory) looks() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.asked
 }
 
 func (m *memory) Read(i *delivery.Item) (event.Event, []byte, error) {

@@ -67,6 +67,7 @@ type attempt struct {
 	superseded []*Item
 	lanes      []*lane // of all these items
 	began      time.Time
+	own        bool // its failure is not that of the destination, but of its lanes
 }
 
 // all returns the items of the attempt: those of its batch and the older ones that they replace.
@@ -101,10 +102,13 @@ func newSchedule(t Terms) *schedule {
 // put adds an item, or replaces the one with its number.
 func (s *schedule) put(i *Item, now time.Time) {
 	key := laneKey(i)
-	l := s.lanes[key]
+	l, from := s.lanes[key], s.index[i.Seq]
 	if l == nil {
 		l = &lane{key: key, group: i.Group, next: now}
 		s.lanes[key] = l
+	}
+	if from != nil && from != l {
+		s.move(i.Seq, from, l, now)
 	}
 	if was := l.put(i, now); was != nil {
 		s.leaveBatch(was, l)
@@ -114,6 +118,18 @@ func (s *schedule) put(i *Item, now time.Time) {
 		s.partialBatches[i.Batch] = append(s.partialBatches[i.Batch], l)
 	}
 	s.place(l, now)
+}
+
+// move takes an item, and the wait after its failure, from its lane to another.
+func (s *schedule) move(seq uint64, from, to *lane, now time.Time) {
+	s.removeItem(from, seq)
+	if to.failures == 0 && from.failures > 0 {
+		s.failing++
+	}
+	to.failures, to.next, to.tried, to.alone = max(to.failures, from.failures), from.next, from.tried, true
+	s.resetFailures(from)
+	from.next, from.alone = now, false
+	s.place(from, now)
 }
 
 // remove removes an item that is no longer pending.
@@ -148,12 +164,13 @@ func (s *schedule) leaveBatch(i *Item, l *lane) {
 
 // place puts the lane into the heaps by its items and times. Call it whenever either changes.
 func (s *schedule) place(l *lane, now time.Time) {
-	l.holdMuted()
-	for l.hasArrival() && !l.arrival().After(now) {
+	open := l.mutedFrom(s.terms.Late)
+	l.arrived = min(l.arrived, open)
+	for l.arrived < open && !l.arrival().After(now) {
 		s.noteDue(l, l.items[l.arrived], now)
 		l.arrived++
 	}
-	s.arriving.update(l, l.hasArrival())
+	s.arriving.update(l, l.arrived < open)
 	if l.arrived == 0 && l.muted > 0 && !l.busy { // backoff starts again when the mute ends
 		s.resetFailures(l)
 		l.next, l.alone = now, false
@@ -268,10 +285,12 @@ func (s *schedule) probeLane(now time.Time) (next *lane) {
 	return next
 }
 
-// firstDigest returns when the first of the digests is complete that lanes wait for.
-func (s *schedule) firstDigest() (at time.Time) {
-	for _, l := range s.waiting.lanes {
-		at = earlier(at, l.digestAt)
+// firstDigest returns when the first of the digests is complete that lanes wait for; zero for none.
+func (s *schedule) firstDigest(now time.Time) (at time.Time) {
+	for _, g := range s.waves {
+		if g.digestAt.After(now) && !s.stopping {
+			at = earlier(at, g.digestAt)
+		}
 	}
 	return at
 }
@@ -290,7 +309,7 @@ func (s *schedule) wake(now time.Time) (at time.Time) {
 		switch {
 		case s.probing() && len(s.ready.lanes)+len(s.waiting.lanes) > 0:
 			if at = s.probe; !later(at, s.retryAfterEnd).After(now) { // all lanes wait for a digest
-				at = later(at, s.firstDigest())
+				at = later(at, s.firstDigest(now))
 			}
 		case len(s.ready.lanes) > 0: // they wait for a Retry-After
 			at = s.retryAfterEnd
@@ -303,8 +322,8 @@ func (s *schedule) wake(now time.Time) (at time.Time) {
 		if !at.IsZero() {
 			at = later(at, s.retryAfterEnd)
 		}
-		if l := s.waiting.top(); s.probing() && l != nil && l.digestAt.After(now) {
-			at = earlier(at, l.waitEnd) // it may be urgent
+		if s.probing() {
+			at = earlier(at, s.firstDigest(now)) // it may be urgent
 		}
 	}
 	if l := s.arriving.top(); l != nil {
@@ -327,10 +346,12 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 				s.join(&a, l, part, len(l.items), now)
 			}
 		}
+		s.sort(a.batch) // as they were attempted before
 	case s.terms.Late == LateLatest && (first.group != "" || s.inSummary(first)):
 		for _, l := range s.digestLanes(first) {
 			s.join(&a, l, 0, len(l.items), now)
 		}
+		s.sort(a.batch)
 	default:
 		limit := max(1, s.terms.Batch)
 		if s.oneByOne > 0 || s.blocked {
@@ -342,9 +363,22 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 			}
 			s.join(&a, l, 0, limit-len(a.batch), now)
 		}
-		slices.SortFunc(a.batch, func(x, y *Item) int { return cmp.Compare(x.Seq, y.Seq) })
+		s.sort(a.batch)
 	}
 	return a
+}
+
+// sort orders the items of a batch: what matters most comes first where only the latest changes are delivered, else the
+// oldest.
+func (s *schedule) sort(batch []*Item) {
+	slices.SortFunc(batch, func(a, b *Item) int {
+		if s.terms.Late == LateLatest {
+			if d := a.compare(b); d != 0 {
+				return d
+			}
+		}
+		return cmp.Compare(a.Seq, b.Seq)
+	})
 }
 
 // join adds the lane's share of a batch to the attempt, at most limit items.
@@ -365,6 +399,9 @@ func (s *schedule) join(a *attempt, l *lane, part uint64, limit int, now time.Ti
 func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 	s.underWay = slices.DeleteFunc(s.underWay, func(other attempt) bool { return other.lanes[0] == a.lanes[0] })
 	s.oneByOne = max(0, s.oneByOne-1)
+	for _, l := range a.lanes { // a lane without items can't be compared in that heap
+		s.arriving.update(l, false)
+	}
 	for _, i := range gone {
 		if l := s.index[i.Seq]; l != nil {
 			s.removeItem(l, i.Seq)
@@ -408,9 +445,9 @@ func (s *schedule) planRetry(
 	a attempt, gone []*Item, blocked bool, wish *RetryAfter, now time.Time,
 ) (became, shared bool) {
 	for _, l := range a.lanes {
-		s.countFailure(l)
+		s.countFailure(l, a.own)
 		l.next = now.Add(backoff(int(l.failures), s.random()))
-		shared = shared || !l.alone
+		shared = shared || !l.alone && !a.own
 	}
 	if wish != nil {
 		s.retryAfterEnd = now.Add(min(wish.After, maxRetryAfter))
@@ -432,8 +469,8 @@ func (s *schedule) planRetry(
 	return became, shared
 }
 
-// countFailure counts a failure of the lane.
-func (s *schedule) countFailure(l *lane) {
+// countFailure counts a failure of the lane and, unless it is the lane's own, of the route.
+func (s *schedule) countFailure(l *lane, own bool) {
 	if l.failures++; l.failures == 1 {
 		s.failing++
 	}
@@ -441,7 +478,7 @@ func (s *schedule) countFailure(l *lane) {
 		return
 	}
 	s.retryOnAccept[l] = true
-	if !s.down() {
+	if !own && !s.down() {
 		s.failed[l.key] = true
 	}
 }

@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"testing"
@@ -968,4 +969,108 @@ func TestReplayedItemGoesBeforeABatchWithProgress(t *testing.T) {
 	p.put(&Item{Message: &Message{Seq: 1, Group: "B", Change: scheduled, ID: "old"}, NotBefore: p.now.Add(far)}, p.now)
 	p.want(t, "the batch", p.fails(false, 0), "A-scheduled")
 	p.want(t, "what was replayed", p.try(), "old")
+}
+
+// The items of a batch whose Due moves into the future during the attempt are accepted all the same.
+func TestItemsOfABatchMoveDuringTheAttempt(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	items := []*Item{p.owe("A", scheduled, far), p.owe("B", scheduled, far), p.owe("C", scheduled, far)}
+	a, _ := p.next()
+	for _, i := range items {
+		next := *i
+		next.Due = p.now.Add(time.Hour)
+		p.put(&next, p.now)
+	}
+	p.accept(a, p.now)
+	if n := len(p.lanes) + len(p.index); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+}
+
+// A batch with progress is repeated in the order of the first attempt, also when the queue returns its items in another.
+func TestBatchWithProgressKeepsItsOrder(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("FAR", 3, "Reboot", far)
+	p.wave("NEAR", 3, "Reboot", time.Hour)
+	a, _ := p.next()
+	p.planRetry(a, nil, false, nil, p.now)
+	for _, i := range slices.SortedFunc(slices.Values(a.batch), func(x, y *Item) int { return cmp.Compare(x.Seq, y.Seq) }) {
+		next := *i
+		next.Batch = a.batch[0].Seq
+		p.put(&next, p.now)
+	}
+	p.later(2 * time.Second)
+	p.want(t, "the same order", p.try(), idsIn(a)...)
+}
+
+// While the destination is down, an urgent item that waits for a digest is attempted when that is complete, also if a
+// lane whose backoff ends sooner waits too.
+func TestUrgentDigestIsNotHiddenByABackoff(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest, Digest: Digest{Above: 1, Within: 20 * time.Second}})
+	p.random = func() float64 { return 1 }
+	for n := range 8 {
+		p.azureType = fmt.Sprint("TYPE-", n)
+		p.owe(fmt.Sprint("E", n), scheduled, far)
+	}
+	for p.fails(false, 0) != nil {
+	}
+	for range 9 { // the probes are five minutes apart then
+		p.now = p.probe
+		p.fails(false, 0)
+	}
+	p.azureType = "Reboot"
+	p.owe("U1", scheduled, 10*time.Minute)
+	p.fails(false, 0)
+	p.later(time.Second)
+	p.owe("U2", scheduled, 10*time.Minute) // waits for the digest
+	if _, wake := p.next(); wake.Sub(p.now) > 20*time.Second {
+		t.Errorf("it wakes in %v, want when the digest is complete", wake.Sub(p.now))
+	}
+}
+
+// A muted item before a batch with progress waits for the end of the mute.
+func TestMutedItemBeforeABatchWithProgressWaits(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	p.seq = 10
+	part := *p.owe("A", updated, far)
+	part.Batch = 7
+	p.put(&part, p.now)
+	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}, Pending: p.now,
+		Mute: &Mute{Since: p.now}}, p.now)
+	if got := p.try(); slices.Contains(got, "old") {
+		t.Errorf("%v was delivered while it is muted", got)
+	}
+}
+
+// With LateLatest, a newer change of an event takes the place of one that is partly delivered. The rest of its batch
+// stays together.
+func TestNewerChangeReplacesAPartlyDeliveredOne(t *testing.T) {
+	p := newPlan(grouped)
+	for _, event := range []string{"A", "B"} {
+		item := *p.owe(event, scheduled, far)
+		item.Batch = 7
+		p.put(&item, p.now)
+	}
+	p.owe("A", "started", 0)
+	a, _ := p.next()
+	if got := idsIn(a); !slices.Equal(got, []string{"A-started"}) || len(a.superseded) != 1 {
+		t.Fatalf("attempted %v and superseded %d, want the newer change instead of the older", got, len(a.superseded))
+	}
+	p.accept(a, p.now)
+	p.want(t, "the rest of the batch", p.try(), "B-scheduled")
+}
+
+// A message about the bridge that is partly delivered holds up no other one, and keeps its own wait.
+func TestPartlyDeliveredBridgeMessageHoldsUpNoOther(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest, Batch: 1})
+	p.random = func() float64 { return 1 }
+	first := *p.owe("", "trouble", 0)
+	p.want(t, "the first", p.fails(false, 0), "-trouble")
+	first.Batch = first.Seq
+	p.put(&first, p.now)
+	p.owe("", "recovered", 0)
+	p.want(t, "the next", p.try(), "-recovered")
+	p.want(t, "the first, not yet", p.try())
+	p.later(time.Second)
+	p.want(t, "the first, after its wait", p.try(), "-trouble")
 }

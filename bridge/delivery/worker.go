@@ -13,8 +13,10 @@ import (
 	"time"
 )
 
-// cutPatience is how long a canceled attempt may take to return.
-const cutPatience = time.Second
+const (
+	cutPatience = time.Second // how long a canceled attempt may take to return
+	maxSleep    = time.Minute // so that a step of the clock, by which items become due, is noticed
+)
 
 // A Config configures a Worker.
 type Config struct {
@@ -98,7 +100,7 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 			return
 		}
 		if !wake.IsZero() {
-			timer.Reset(time.Until(w.secrets.wake(wake, now)))
+			timer.Reset(min(time.Until(w.secrets.wake(wake, now)), maxSleep))
 		}
 		select {
 		case <-w.Queue.Changed():
@@ -189,7 +191,8 @@ func (w *Worker) cutOff(done <-chan result) {
 // A result is a finished attempt.
 type result struct {
 	attempt
-	lost   []*Item // items of the batch whose CloudEvents can't be read; then nothing was sent
+	unsent bool    // a CloudEvent could not be read, so nothing was sent
+	lost   []*Item // items of the batch whose CloudEvents are gone
 	answer Answer
 	err    error
 	took   time.Duration
@@ -229,6 +232,7 @@ func (w *Worker) deliver(ctx context.Context, a attempt) (r result) {
 		}
 	}
 	if r.err != nil {
+		r.unsent = true
 		return r
 	}
 	addMissed(batch, a)
@@ -316,6 +320,12 @@ func (w *Worker) handleRejected(r result, now time.Time) {
 
 // handleFailed plans another attempt after a failure that may pass, and makes dead letters of items too old for one.
 func (w *Worker) handleFailed(r result, now time.Time) {
+	r.own = r.unsent || r.answer.Progress != nil // the destination is not to blame, or works
+	if r.unsent {
+		w.planRetry(r.attempt, nil, false, nil, now)
+		w.logFailure(r, w.nextAttempt(r.lanes[0]))
+		return
+	}
 	old := w.expired(r, now)
 	wish, _ := errors.AsType[*RetryAfter](r.err)
 	blocked, shared := w.planRetry(r.attempt, old, errors.Is(r.err, ErrBlocked), wish, now)
@@ -331,17 +341,21 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 		report.Batch = cmp.Or(r.batch[0].Batch, r.batch[0].Seq)
 	}
 	w.report(report)
+	w.logFailure(r, report.Next)
+	if blocked {
+		w.Log.Error("sink blocked; deliveries are kept, but somebody must act", "err", r.err)
+		w.Trouble(r.err)
+	}
+}
 
+// logFailure logs why an attempt failed, as a warning if that is news.
+func (w *Worker) logFailure(r result, next time.Time) {
 	level := slog.LevelDebug
 	if w.lastErr != r.err.Error() {
 		w.lastErr, level = r.err.Error(), slog.LevelWarn
 	}
 	w.Log.Log(context.Background(), level, "delivery failed; trying again", "id", r.batch[0].ID, "err", r.err,
-		"next", report.Next.UTC())
-	if blocked {
-		w.Log.Error("sink blocked; deliveries are kept, but somebody must act", "err", r.err)
-		w.Trouble(r.err)
-	}
+		"next", next.UTC())
 }
 
 // expired returns the items of an attempt that are too old for another one, with the older items that they replace.
