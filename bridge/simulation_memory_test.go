@@ -131,8 +131,18 @@ func (o *oracle) receipts() {
 	}
 }
 
-// progress: a batch of which something is done is repeated as it is, and its destination gets back what it said about
-// that last.
+// replacedAfter reports whether the destination of an attempt was told another change of the event later, which takes the
+// place of one that is partly delivered.
+func (o *oracle) replacedAfter(a *attempt, h handed) bool {
+	return slices.ContainsFunc(o.attempts, func(later *attempt) bool {
+		return later.sink == a.sink && later.began.seq > a.began.seq && slices.ContainsFunc(later.batch, func(other handed) bool {
+			return h.event != "" && other.event == h.event && other.id != h.id
+		})
+	})
+}
+
+// progress: a batch of which something is done is repeated as it is, but for members that a newer change has replaced,
+// and its destination gets back what it said about that last.
 func (o *oracle) progress() {
 	for i, a := range o.attempts {
 		if a.newProgress == "" {
@@ -154,7 +164,8 @@ func (o *oracle) progress() {
 				}
 			}
 			for _, h := range a.batch {
-				if !slices.ContainsFunc(next.batch, h.same) && !o.gaveUp(a.sink, h.id) && !o.hand("", "", h.id) {
+				if !slices.ContainsFunc(next.batch, h.same) && !o.gaveUp(a.sink, h.id) && !o.hand("", "", h.id) &&
+					!o.replacedAfter(a, h) {
 					o.add("progress", "%s was not told %s at %v, which was part of the batch at %v", a.sink, h.id,
 						short(next.start), short(a.start))
 				}

@@ -17,6 +17,7 @@
 //     acceptance lets all of them go.
 //   - Urgent first: a new delivery whose NotBefore is absent or less than 15 minutes away is attempted at once,
 //     whatever the route is waiting for, but not before a Retry-After ends and at most every 5 s.
-//   - Same batch: a batch that made progress is repeated with the same members.
+//   - Same batch: a batch that made progress is repeated with the same members. With LateLatest a newer change of an
+//     event takes the place of its member, so that who refuses that one does not keep the newer from the others.
 //   - Constant cost: an attempt costs no more when 50,000 deliveries are pending.
 package delivery

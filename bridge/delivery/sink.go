@@ -71,7 +71,8 @@ type Answer struct {
 	// previous one. The receipt of a batch is stored for each of its groups.
 	Receipt []byte
 	// Progress is returned with the next attempt of this batch, such as the recipients who have it already. It counts
-	// only beside an error. From then on the batch is repeated with the same members. nil keeps the previous one.
+	// only beside an error. From then on the batch is repeated with the same members, but for those that a newer change
+	// of their event has replaced. nil keeps the previous one.
 	Progress []byte
 }
 
