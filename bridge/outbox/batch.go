@@ -257,8 +257,8 @@ func (c *change) record(m *message, route, how, status string, a delivery.Answer
 	c.write(bucketSettled, seqKey(m.Seq)+"/"+route, s)
 }
 
-// giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route. attempted reports
-// whether an attempt was the cause, not a bound or a decision.
+// giveUp makes a dead letter of a pending delivery, and hands it to the fallback of its route, unless it is late or
+// above the bounds. attempted reports whether an attempt was the cause, not a bound or a decision.
 func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	d := e.copy()
 	if attempted {
@@ -275,7 +275,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 	c.put(d)
 	c.write(bucketDead, d.key(), d)
 	c.newDead = append(c.newDead, d.record())
-	if reason != delivery.ReasonLate {
+	if reason != delivery.ReasonLate && reason != delivery.ReasonOverflow { // a fallback's copy would take the room again
 		c.fallBack(e, d.Error)
 	}
 	c.remove(e)

@@ -40,12 +40,9 @@ func (c *change) enforceBounds(b Bounds, failing bool) {
 		})
 		c.giveUp(most.oldest(), delivery.ReasonOverflow, "", false)
 	}
-	for failing {
+	if failing {
 		list := c.unstored(false)
-		if len(list) <= b.InMemory {
-			break
-		}
-		for _, e := range list[:len(list)-b.InMemory] { // their fallbacks may have too many then
+		for _, e := range list[:max(0, len(list)-b.InMemory)] {
 			c.giveUp(e, delivery.ReasonOverflow, "", false)
 		}
 	}

@@ -77,6 +77,29 @@ func TestBoundsDropTheOldestOfTheLargestQueue(t *testing.T) {
 	})
 }
 
+// What the bounds give up goes to no fallback, so that it makes room.
+func TestWhatTheBoundsGiveUpGoesToNoFallback(t *testing.T) {
+	for claim, bounds := range map[string]outbox.Bounds{"pending": {Pending: 10}, "in memory": {InMemory: 10}} {
+		inBubble(t, outbox.Options{Bounds: bounds}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+			if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a", Fallback: "b"}, outbox.Route{Name: "b"}); err != nil {
+				t.Fatal(err)
+			}
+			if bounds.InMemory > 0 {
+				d.set(func() { d.fail = errFull })
+			}
+			for i := range 11 {
+				_, _ = add(o, fmt.Sprintf("E%02d", i), "scheduled", "a")
+				time.Sleep(time.Second)
+			}
+			want(t, claim+": dead", deadLetters(o, "a"), "E00-scheduled")
+			want(t, claim+": the fallback's", pending(o, "b"))
+			if n := len(pending(o, "a")); n != 10 {
+				t.Errorf("%s: %d are pending, want 10", claim, n)
+			}
+		})
+	}
+}
+
 // Dead letters are bounded: the oldest is dropped, and the log says so.
 func TestDeadLettersAreBounded(t *testing.T) {
 	size := len(body("E0-scheduled"))
