@@ -27,13 +27,13 @@ func (x reload) operate(p *process) {
 
 func (x reload) String() string { return "reload with " + strings.Join(x.routes, ", ") }
 
-// replay makes all dead letters owed again.
+// replay makes the dead letters of all routes that there are owed again.
 type replay struct{}
 
 func (replay) operate(p *process) {
 	var keys []string
 	for _, e := range p.entries() {
-		if e.dead {
+		if e.dead && hasRoute(p.w.routes, e.sink) {
 			keys = append(keys, e.key)
 			p.w.noteHand("replay", e)
 		}

@@ -98,6 +98,37 @@ func TestReplayNeedsARouteAndADeadLetter(t *testing.T) {
 	})
 }
 
+// A dead letter of a removed sink is replayed only to another: nobody would deliver it. If one of several can't be
+// replayed, nothing is changed, and the error names the sink.
+func TestADeadLetterOfARemovedRouteIsReplayedToAnother(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}, outbox.Route{Name: "gone"}); err != nil {
+			t.Fatal(err)
+		}
+		mustAdd(t, o, "A", "scheduled", "a", "gone")
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(25 * time.Hour)
+		o.GiveUpOrphans(time.Now())
+		var keys []string
+		for _, d := range o.List(outbox.Selection{State: outbox.StateDead}) {
+			keys = append(keys, d.Key)
+		}
+		got, err := o.Replay(keys, "")
+		if err == nil || got != nil || !strings.Contains(err.Error(), "no sink gone; name another with --to") {
+			t.Errorf("Replay = %v, %v; want an error that names the sink and the remedy", got, err)
+		}
+		want(t, "dead", deadLetters(o, ""), "A-scheduled", "A-scheduled")
+		if got, err := o.Replay(keys[1:], "a"); err != nil || len(got) != 1 || got[0].Route != "a" {
+			t.Errorf("Replay to a = %v, %v", got, err)
+		}
+		want(t, "pending for the removed one", pending(o, "gone"))
+	})
+}
+
 // Only its owner can read the file. A small one is not compacted, however little of it is used. A value with an
 // unusable name doesn't keep others from being written.
 func TestFileIsPrivateAndASmallOneIsNotCompacted(t *testing.T) {

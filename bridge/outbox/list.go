@@ -78,17 +78,19 @@ func (m *memory) find(key string) *entry {
 	return cmp.Or(r.dead[seq], r.pending[seq])
 }
 
-// Replay makes dead letters pending again, for their own route or for the route named to, which must exist. If a key is
-// not that of a dead letter, nothing is changed.
+// Replay makes dead letters pending again, for their own route or for the route named to. If a key is not that of a
+// dead letter, or a route is not in the settings, nothing is changed.
 func (o *Outbox) Replay(keys []string, to string) ([]Delivery, error) {
 	return o.changeByKey(keys, func(c *change, letters []*entry) (replayed []Delivery, err error) {
 		for _, d := range letters {
 			if d.death == nil {
 				return nil, fmt.Errorf("%s: is still pending and will be tried again by itself", d.key())
 			}
-		}
-		if r := c.routes[to]; to != "" && (r == nil || !r.configured || !r.removed.IsZero()) {
-			return nil, fmt.Errorf("the settings that forewarn last ran with have no sink %s", to)
+			name := cmp.Or(to, d.route.name)
+			if r := c.routes[name]; r == nil || !r.configured || !r.removed.IsZero() {
+				return nil, fmt.Errorf("%s: the settings that forewarn last ran with have no sink %s; name another with --to",
+					d.key(), name)
+			}
 		}
 		for _, d := range letters {
 			replayed = append(replayed, c.replay(d, cmp.Or(to, d.route.name)))

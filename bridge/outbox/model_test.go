@@ -565,6 +565,10 @@ func (p *player) byHand() {
 		}
 		return
 	}
+	keys = slices.DeleteFunc(keys, func(key string) bool { // nobody would deliver them
+		gone, known := p.m.routes[parse(key).route]
+		return gone || !known
+	})
 	replayed, err := p.o.Replay(keys, "")
 	p.check(err)
 	if len(replayed) != len(keys) {
