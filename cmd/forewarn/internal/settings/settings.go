@@ -38,7 +38,7 @@ type Settings struct {
 	IMDS struct {
 		Endpoint   string        `yaml:"endpoint" default:"http://169.254.169.254" doc:"metadata service, or discover"`
 		APIVersion string        `yaml:"api_version" default:"2020-07-01" doc:"API version to ask for first"`
-		Interval   time.Duration `yaml:"interval" default:"1s" doc:"time between polls"`
+		Interval   time.Duration `yaml:"interval" default:"1s" doc:"time between polls, 100ms to 5s"`
 		VMName     string        `yaml:"vm_name" doc:"name of this VM in Azure's events (default: from instance metadata)"`
 		Discover   bool          // the file says endpoint: discover; Endpoint is the default, which is tried first
 	} `yaml:"imds" doc:"the endpoint that is polled"`
@@ -146,7 +146,8 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 		{"imds.endpoint", IsEndpoint(s.IMDS.Endpoint),
 			"an http or https URL without /metadata/..., such as http://169.254.169.254, or discover"},
 		{"imds.api_version", apiVersion.MatchString(s.IMDS.APIVersion), "a date such as 2020-07-01"},
-		{"imds.interval", s.IMDS.Interval >= 100*time.Millisecond, "100ms or more"},
+		{"imds.interval", 100*time.Millisecond <= s.IMDS.Interval && s.IMDS.Interval <= 5*time.Second,
+			"100ms to 5s"},
 		{"state", s.State != "", "a directory such as /var/lib/forewarn"},
 		{"listen", s.Listen == "" || isListen(s.Listen), `host:port such as 127.0.0.1:8169, or "" to serve no page`},
 		{"metrics", s.Metrics == "" || isListen(s.Metrics),
