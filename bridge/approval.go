@@ -38,6 +38,13 @@ type decision struct {
 // unsent reports whether the approval is still to be sent.
 func (d *decision) unsent() bool { return d != nil && !d.Done }
 
+// waits reports whether the next attempt is still to come. A time further ahead than the longest wait is left from
+// before the clock was set back, and has come.
+func (d *decision) waits(now time.Time) bool {
+	left := d.Next.Sub(now)
+	return left > 0 && left <= slices.Max(pollBackoff)
+}
+
 // by names the rule, or the user who approves by hand.
 func (d *decision) by() string {
 	if d.Rule == 0 {
@@ -83,7 +90,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	case !d.unsent() && (len(rules) == 0 || e.Status != imds.StatusScheduled || d != nil && d.Seq == op.Latest):
 		b.noteRuling(id, "", true) // nothing left to decide
 		return
-	case d.unsent() && (now.Before(d.Next) || b.approverName() == ""): // after a restart the name takes a moment
+	case d.unsent() && (d.waits(now) || b.approverName() == ""): // after a restart the name takes a moment
 		return
 	}
 	var ce *event.Event

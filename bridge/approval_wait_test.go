@@ -37,6 +37,27 @@ func TestASteppedClockChangesNoWait(t *testing.T) {
 	}
 }
 
+// An approval that failed is sent again within seconds, also if the clock is set back by an hour meanwhile.
+func TestAnApprovalIsSentAgainAfterTheClockWasSetBack(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{rebootRule}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		b := s.start((&ear{}).all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Second)
+		s.wantLogged("approval not sent; trying again")
+		s.step(-time.Hour)
+		b.end()
+		s.azure.ClearFaults()
+		b = s.start((&ear{}).all("audit"))
+		pause(30 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
 // What a wait is counted from has a reading of the monotonic clock, without which a step of the clock would end it early.
 func TestAWaitIsCountedByTheMonotonicClock(t *testing.T) {
 	b := &Bridge{waits: map[string]wait{}}

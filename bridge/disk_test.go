@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,27 +34,33 @@ type disk struct {
 }
 
 // stamped are the times on record, by bucket.
-var stamped = map[string]string{"events": "time", "settled": "at"}
+var stamped = map[string][][]string{"events": {{"time"}}, "settled": {{"at"}},
+	"groups": {{"first"}, {"said"}, {"approval", "decided"}, {"approval", "next"}}}
 
 // older returns a record as it looks after the clock was stepped.
 func (d *disk) older(bucket string, value []byte) []byte {
 	d.mu.Lock()
 	step := d.step
 	d.mu.Unlock()
-	field := stamped[bucket]
-	if step == 0 || field == "" || value == nil {
+	start := bytes.IndexByte(value, '{') // a group begins with a sequence number
+	if step == 0 || stamped[bucket] == nil || start < 0 {
 		return value
 	}
 	var fields map[string]any
-	if err := json.Unmarshal(value, &fields); err != nil {
+	if err := json.Unmarshal(value[start:], &fields); err != nil {
 		return value
 	}
-	at, err := time.Parse(time.RFC3339Nano, fields[field].(string))
-	if err != nil {
-		return value
+	for _, path := range stamped[bucket] {
+		in, last := fields, len(path)-1
+		for _, name := range path[:last] {
+			in, _ = in[name].(map[string]any)
+		}
+		text, _ := in[path[last]].(string)
+		if at, err := time.Parse(time.RFC3339Nano, text); err == nil {
+			in[path[last]] = at.Add(-step)
+		}
 	}
-	fields[field] = at.Add(-step)
-	return imds.CompactJSON(fields)
+	return append(value[:start:start], imds.CompactJSON(fields)...)
 }
 
 func (d *disk) Read(bucket, key string) ([]byte, error) {

@@ -81,7 +81,7 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 }
 
 // reminder returns the commit of one reminder; due is false if it was sent before. A reminder soon after another
-// message is only recorded as sent.
+// message is only recorded as sent. A message in the future is one of before the clock was set back.
 func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) (c commit, due bool) {
 	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
 	id := cloudevent.ChangeID(change)
@@ -89,7 +89,7 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 		return commit{}, false
 	}
 	c.Marks = map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}
-	if s.now.Sub(op.Said) <= remindAgain {
+	if d := s.now.Sub(op.Said); 0 <= d && d <= remindAgain {
 		return c, true
 	}
 	ce, err := cloudevent.Wrap(change, s.circumstances(op))

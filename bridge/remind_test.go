@@ -51,6 +51,27 @@ func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
 	})
 }
 
+// A reminder comes also if the clock was ahead when the event was announced.
+func TestAReminderComesAfterTheClockWasSetBack(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		chat := &ear{}
+		route := chat.reminds("chat", time.Hour)
+		b := s.start(route)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, 90*time.Minute)
+		pause(time.Minute)
+		s.step(-2 * time.Hour)
+		b.end()
+		b = s.start(route)
+		pause(time.Hour)
+		if got := chat.types(); !slices.Equal(got, []string{"scheduled", "reminder"}) {
+			t.Errorf("told %v, want the reminder too", got)
+		}
+		b.end()
+	})
+}
+
 // A reminder is left out where it would say nothing new: right after another message, for a lead that was over when the
 // event was first seen, and after a restart for what was told before.
 func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
