@@ -80,7 +80,7 @@ func (c *chainedFile) resume() (string, error) {
 	if err != nil || len(old) == 0 {
 		return chain.Start, err
 	}
-	if hash, _, err = c.lastHash(old[len(old)-1]); hash == "" {
+	if hash, _, err = c.lastHash(old[len(old)-1].path); hash == "" {
 		hash = chain.Start
 	}
 	return hash, err

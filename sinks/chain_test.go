@@ -69,9 +69,13 @@ func TestChainGoesOnAcrossRotationsAndRestarts(t *testing.T) {
 			}
 		}
 	}
-	files, err := oldFiles(path)
-	if err != nil || len(files) < 3 {
-		t.Fatalf("%d old files, %v; want several", len(files), err)
+	old, err := oldFiles(path)
+	if err != nil || len(old) < 3 {
+		t.Fatalf("%d old files, %v; want several", len(old), err)
+	}
+	var files []string
+	for _, r := range old {
+		files = append(files, r.path)
 	}
 	files = append(files, path)
 	wantIntact(t, len(want), files...)
@@ -86,6 +90,28 @@ func TestChainGoesOnAcrossRotationsAndRestarts(t *testing.T) {
 	if r := verify(t, files...); r.Intact || r.Line != 1 || r.File != filepath.Base(files[1]) {
 		t.Errorf("in the wrong order: %+v, want the first line of the second file", r)
 	}
+}
+
+// A restart that finds the file just rotated away continues from the file rotated last, also when the clock was set back
+// before that rotation.
+func TestChainGoesOnAfterTheClockWasSetBack(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "audit.jsonl")
+	s := openChained(t, "path: "+path+", max_size: 1")
+	for i, now := range []time.Time{monday, monday, monday.Add(-2 * time.Hour)} {
+		s.now = func() time.Time { return now }
+		if _, err := s.Deliver(t.Context(), deliveries(t)[i:i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(path); err != nil { // as if the last line had not been written
+		t.Fatal(err)
+	}
+	if _, err := openChained(t, "path: "+path).Deliver(t.Context(), deliveries(t)[3:4]); err != nil {
+		t.Fatal(err)
+	}
+	wantIntact(t, 3, filepath.Join(dir, "audit-20261123T120000Z.jsonl"), filepath.Join(dir,
+		"audit-20261123T120000Z-2.jsonl"), path)
 }
 
 // Wherever a kill ends a write, the chain is intact after the next start, and holds what was delivered.
@@ -197,8 +223,8 @@ func TestFileWithoutAChainIsSetAside(t *testing.T) {
 		}
 		wantIntact(t, 2, path)
 		aside, err := oldFiles(path)
-		if err != nil || len(aside) != 1 || string(read(t, aside[0])) != old {
-			t.Errorf("set aside: %q, %v; want the old file as it was", aside, err)
+		if err != nil || len(aside) != 1 || string(read(t, aside[0].path)) != old {
+			t.Errorf("set aside: %v, %v; want the old file as it was", aside, err)
 		}
 	}
 }

@@ -55,20 +55,28 @@ func (f *file) rotate() {
 const rotatedAt = "20060102T150405Z"
 
 // setAside renames a file to a name with the time in it: audit.jsonl becomes audit-20261121T041000Z.jsonl or, if that
-// exists, audit-20261121T041000Z-2.jsonl. If the file does not exist, setAside returns nil. Its errors do not name the
-// new file, whose name differs each time, so that equal failures have equal texts.
+// exists, audit-20261121T041000Z-2.jsonl. The new name sorts after every older rotated file's: if the clock was set back,
+// it has the time of the newest. If the file does not exist, setAside returns nil. Its errors do not name the new file,
+// whose name differs each time, so that equal failures have equal texts.
 func setAside(path string, now time.Time, rename func(path, name string) error) error {
 	stem, ext := splitName(path)
-	base := stem + "-" + now.UTC().Format(rotatedAt)
-	name := base + ext
-	for n := 2; ; n++ {
+	at, n := now.UTC().Format(rotatedAt), 1
+	old, _ := oldFiles(path) // if the directory cannot be listed, the file can be renamed all the same
+	if len(old) > 0 && old[len(old)-1].at >= at {
+		newest := old[len(old)-1]
+		at, n = newest.at, newest.n+1
+	}
+	for ; ; n++ {
+		name := stem + "-" + at + ext
+		if n > 1 {
+			name = stem + "-" + at + "-" + strconv.Itoa(n) + ext
+		}
 		switch err := rename(path, name); {
 		case err == nil, errors.Is(err, fs.ErrNotExist) && notExist(path): // on Windows also for a name that is too long
 			return nil
 		case !errors.Is(err, fs.ErrExist):
 			return cmp.Or(errors.Unwrap(err), err)
 		}
-		name = base + "-" + strconv.Itoa(n) + ext
 	}
 }
 
@@ -81,40 +89,40 @@ func notExist(path string) bool {
 // deleteOldest deletes the rotated files of path, except for the newest keep. It tries all of them.
 func deleteOldest(path string, keep int) error {
 	old, err := oldFiles(path)
-	for _, name := range old[:max(0, len(old)-keep)] {
-		err = errors.Join(err, os.Remove(name))
+	for _, r := range old[:max(0, len(old)-keep)] {
+		err = errors.Join(err, os.Remove(r.path))
 	}
 	return err
 }
 
-// oldFiles returns the paths of the rotated files of path, oldest first; none if the directory does not exist.
-func oldFiles(path string) ([]string, error) {
+// A rotatedFile is a file that setAside renamed.
+type rotatedFile struct {
+	path string
+	at   string // the time in its name
+	n    int    // its number within that second, counted from 1
+}
+
+// oldFiles returns the rotated files of path, oldest first; none if the directory does not exist.
+func oldFiles(path string) ([]rotatedFile, error) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	stem, ext := splitName(filepath.Base(path))
-	type rotated struct {
-		name, at string
-		n        int
-	}
-	var all []*rotated
+	var all []rotatedFile
 	for _, e := range entries {
 		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
-			all = append(all, &rotated{filepath.Join(dir, e.Name()), at, n})
+			all = append(all, rotatedFile{filepath.Join(dir, e.Name()), at, n})
 		}
 	}
-	slices.SortFunc(all, func(a, b *rotated) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
-	var names []string
-	for _, r := range all {
-		names = append(names, r.name)
-	}
-	return names, err
+	slices.SortFunc(all, func(a, b rotatedFile) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	return all, err
 }
 
 // rotatedName reads a file name that setAside made from stem and ext: the time in it, and its number within that
-// second, counted from 1. ok is false for any other name.
+// second, counted from 1. ok is false for any other name, also one with a number that is so large that somebody else must
+// have made it.
 func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 	rest, begins := strings.CutPrefix(name, stem+"-")
 	rest, ends := strings.CutSuffix(rest, ext)
@@ -124,7 +132,7 @@ func rotatedName(name, stem, ext string) (at string, n int, ok bool) {
 	}
 	t, err := time.Parse(rotatedAt, at)
 	return at, n, begins && ends && err == nil && t.Format(rotatedAt) == at &&
-		(!numbered || n > 1 && strconv.Itoa(n) == number)
+		(!numbered || n > 1 && n < 1e9 && strconv.Itoa(n) == number)
 }
 
 // splitName splits a path before its extension. In a name that is all extension, such as .audit, there is none, and ext

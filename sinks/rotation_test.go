@@ -109,6 +109,7 @@ func TestFileKeepsTheNewest(t *testing.T) {
 	}
 	others := []string{
 		"audit-20260101T000000Z.jsonl.gz", "audit-20260101T000000Z-1.jsonl", "audit-20260101T000000Z-02.jsonl",
+		"audit-20260101T000000Z-9223372036854775807.jsonl",
 		"audit-20261301T000000Z.jsonl", "audit-old.jsonl", "auditor-20260101T000000Z.jsonl", "audit-2026-01-01.jsonl",
 	}
 	for _, name := range slices.Concat(rotated, others) {
@@ -133,6 +134,33 @@ func TestFileKeepsTheNewest(t *testing.T) {
 	slices.Sort(want)
 	if got := list(t, dir); !slices.Equal(got, want) {
 		t.Errorf("there are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// The file rotated last is the one that stays, however many rotations there are in one second, and also after the clock
+// was set back.
+func TestFileKeepsTheOneRotatedLast(t *testing.T) {
+	back := monday.Add(-2 * time.Hour)
+	for name, clock := range map[string][]time.Time{
+		"all in one second":  {monday, monday, monday, monday},
+		"the clock set back": {monday, monday, back, back},
+		"set back later":     {monday, monday.Add(time.Second), back, back.Add(time.Minute)},
+	} {
+		path := filepath.Join(t.TempDir(), "audit.jsonl")
+		s := mustOpen(t, "file", "path: "+path+"\nmax_size: 1\nkeep: 1", testHost(t)).(*file)
+		for i, now := range clock {
+			s.now = func() time.Time { return now }
+			if _, err := s.Deliver(t.Context(), deliveries(t)[i:i+1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rotated, err := oldFiles(path)
+		if err != nil || len(rotated) != 1 {
+			t.Fatalf("%s: %v are rotated, %v; want one file", name, rotated, err)
+		}
+		if got, want := idsIn(t, read(t, rotated[0].path)), deliveries(t)[2].Event.ID(); !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %s holds %q, want %s", name, rotated[0].path, got, want)
+		}
 	}
 }
 
