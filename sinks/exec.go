@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -201,23 +202,25 @@ func boundVariables(all []variable) {
 	}
 }
 
-// Deliver runs the program for the one CloudEvent of the batch, and waits until it ends.
+// Deliver runs the program for the one CloudEvent of the batch, and waits until it ends. Beside an error, the receipt
+// has the number of failed runs that count as attempts.
 func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery.Answer, error) {
-	if err := context.Cause(ctx); err != nil {
-		return delivery.Answer{}, err
-	}
 	d := batch[0]
+	uncounted := delivery.Answer{Receipt: newExecReceipt(d, failedRuns(d))}
+	if err := context.Cause(ctx); err != nil {
+		return uncounted, err
+	}
 	own, redact, err := c.settingsVariables()
 	if err != nil {
-		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
+		return uncounted, fmt.Errorf("%w: %w", delivery.ErrBlocked, err)
 	}
 	input, env, err := c.message(d, own)
 	if err != nil {
-		return delivery.Answer{}, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
+		return uncounted, fmt.Errorf("%w: %w", delivery.ErrRejected, err)
 	}
 	path, err := c.find(env)
 	if err != nil {
-		return delivery.Answer{}, classOfStart(err)
+		return uncounted, classOfStart(err)
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		limit := c.limit(d)
@@ -229,7 +232,7 @@ func (c *command) Deliver(ctx context.Context, batch []delivery.Delivery) (deliv
 	began := c.now()
 	state, err := c.run(ctx, path, env, input, &out)
 	if err != nil {
-		return delivery.Answer{}, classOfStart(err)
+		return uncounted, classOfStart(err)
 	}
 	took := c.now().Sub(began).Round(10 * time.Millisecond)
 	text := out.text(redact)
@@ -255,18 +258,52 @@ func (c *command) judge(ctx context.Context, d delivery.Delivery, state *os.Proc
 	if ctx.Err() != nil {
 		failed = fmt.Errorf("%w: %s", context.Cause(ctx), text)
 	}
-	code := state.ExitCode()
-	switch {
-	case code == 0:
+	code, runs := state.ExitCode(), failedRuns(d)
+	if code == 0 {
 		return answer, nil
+	}
+	answer.Receipt = newExecReceipt(d, runs)
+	switch {
 	case errors.Is(ctx.Err(), context.Canceled), code == exitTempFail:
 		return answer, failed
 	case code == exitConfig:
 		return answer, withClass(delivery.ErrBlocked, failed.Error())
-	case d.Attempt >= c.attempts:
+	case runs+1 >= c.attempts:
 		return answer, withClass(delivery.ErrRejected, failed.Error())
 	}
+	answer.Receipt = newExecReceipt(d, runs+1)
 	return answer, failed
+}
+
+// An execReceipt is what the sink remembers about an Azure event: how many runs for one of its CloudEvents have failed
+// and count as attempts.
+type execReceipt struct {
+	ID     string `json:"id"` // the CloudEvent's
+	Failed int    `json:"failed"`
+}
+
+// newExecReceipt returns the receipt for a delivery; nil for a message about the bridge, which can have none.
+func newExecReceipt(d delivery.Delivery, failed int) []byte {
+	if !isAzure([]delivery.Delivery{d}) {
+		return nil
+	}
+	raw, _ := json.Marshal(execReceipt{d.Event.ID(), failed}) // this always can be
+	return raw
+}
+
+// failedRuns returns how many runs for a delivery have failed and count as attempts. For a message about the bridge,
+// which has no receipt, every earlier attempt counts. A receipt that is unreadable counts as none, and one from before a
+// replay does not count.
+func failedRuns(d delivery.Delivery) int {
+	before := d.Attempt - 1
+	if !isAzure([]delivery.Delivery{d}) {
+		return before
+	}
+	var r execReceipt
+	if json.Unmarshal(d.Receipt, &r) != nil || r.ID != d.Event.ID() {
+		return 0
+	}
+	return min(max(0, r.Failed), before)
 }
 
 // The exit codes with a meaning of their own, as in sysexits.h.

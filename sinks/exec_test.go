@@ -25,6 +25,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 )
 
@@ -240,34 +241,103 @@ func execSecrets(t *testing.T) []secretPlace {
 func TestExitCodeIsTheAnswer(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		code, attempt int
-		class         error
-		text          string
+		code, attempts int
+		class          error
+		text           string
 	}{
 		{0, 1, nil, ""},
 		{75, 1, nil, "exit status 75: because"},
-		{75, 99, nil, "exit status 75: because"}, // however often
 		{78, 1, delivery.ErrBlocked, "blocked: exit status 78: because"},
-		{78, 99, delivery.ErrBlocked, "blocked: exit status 78: because"},
-		{3, 1, nil, "exit status 3: because"},
 		{3, 2, nil, "exit status 3: because"},
-		{3, 3, delivery.ErrRejected, "rejected: exit status 3: because"}, // the last attempt
+		{3, 1, delivery.ErrRejected, "rejected: exit status 3: because"}, // the last attempt
 	} {
-		s := mustOpen(t, "exec", asCommand(t, "exit", strconv.Itoa(tt.code), "something", "because", ""), testHost(t))
-		d := deliveries(t)[0]
-		d.Attempt = tt.attempt
-		answer, err := s.Deliver(t.Context(), []delivery.Delivery{d})
+		settings := asCommand(t, "exit", strconv.Itoa(tt.code), "something", "because", "")
+		s := mustOpen(t, "exec", settings+fmt.Sprintf("attempts: %d\n", tt.attempts), testHost(t))
+		answer, err := s.Deliver(t.Context(), deliveries(t)[:1])
 		text := ""
 		if err != nil {
 			text = err.Error()
 		}
 		if text != tt.text || tt.class != nil && !errors.Is(err, tt.class) {
-			t.Errorf("attempt %d with exit code %d: Deliver = %v, want %q of class %v", tt.attempt, tt.code, err, tt.text,
-				tt.class)
+			t.Errorf("exit code %d with %d attempts: Deliver = %v, want %q of class %v", tt.code, tt.attempts, err,
+				tt.text, tt.class)
 		}
 		if want := fmt.Sprintf("exit %d after ", tt.code); !strings.HasPrefix(answer.Status, want) ||
 			!strings.HasSuffix(answer.Status, ": because") {
 			t.Errorf("Answer.Status = %q, want %s…: because", answer.Status, want)
+		}
+	}
+}
+
+// A CloudEvent is rejected by the third run that fails. Exits 75 and 78, a program that is missing, and a run that was
+// ended because the bridge stops do not count, nor does what failed for another CloudEvent.
+func TestOnlyRunsThatFailCountAsAttempts(t *testing.T) {
+	t.Parallel()
+	bridgeStarted := event.New()
+	bridgeStarted.SetID("bridge")
+	bridgeStarted.SetSource("/vm")
+	bridgeStarted.SetType(cloudevent.BridgeStarted)
+	azure, about := deliveries(t)[0], delivery.Delivery{Event: bridgeStarted}
+	other := fmt.Appendf(nil, `{"id":%q,"failed":2}`, deliveries(t)[1].Event.ID())
+	for _, tt := range []struct {
+		claim    string
+		d        delivery.Delivery
+		receipt  []byte
+		runs     []string // exit codes, or how else each attempt ends
+		rejected bool     // by the last one
+	}{
+		{"three failures", azure, nil, []string{"3", "3", "3"}, true},
+		{"one failure after exits 75", azure, nil, []string{"75", "75", "75", "3"}, false},
+		{"three failures among others", azure, nil, []string{"75", "3", "78", "3", "missing", "stopped", "3"}, true},
+		{"two failures among others", azure, nil, []string{"3", "missing", "stopped", "78", "75", "3"}, false},
+		{"another CloudEvent's failures", azure, other, []string{"3", "3"}, false},
+		{"an unreadable receipt", azure, []byte(`{"id":`), []string{"75", "3", "3"}, false},
+		{"about the bridge, where nothing is remembered", about, nil, []string{"75", "3", "3"}, true},
+	} {
+		d, last := tt.d, error(nil)
+		d.Receipt = tt.receipt
+		attempt := func(how string) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var settings string
+			switch how {
+			case "missing":
+				settings = "command: [" + filepath.Join(t.TempDir(), "missing") + "]"
+			case "stopped":
+				w := newWatch(t)
+				settings = asCommand(t, "hang", w.address())
+				go func() {
+					w.begun()
+					cancel()
+				}()
+			default:
+				settings = asCommand(t, "exit", how)
+			}
+			var answer delivery.Answer
+			d.Attempt++
+			answer, last = mustOpen(t, "exec", settings, testHost(t)).Deliver(ctx, []delivery.Delivery{d})
+			if answer.Receipt != nil {
+				d.Receipt = answer.Receipt
+			}
+		}
+		d.Attempt = 0
+		for i, how := range tt.runs {
+			attempt(how)
+			want := tt.rejected && i == len(tt.runs)-1
+			if last == nil || errors.Is(last, delivery.ErrRejected) != want {
+				t.Errorf("%s: attempt %d (%s) = %v, want it rejected: %v", tt.claim, d.Attempt, how, last, want)
+			}
+		}
+		if d.Attempt = 0; tt.rejected { // as after a replay
+			if attempt("missing"); errors.Is(last, delivery.ErrRejected) {
+				t.Errorf("%s: after a replay, no program = %v", tt.claim, last)
+			}
+			if attempt("3"); errors.Is(last, delivery.ErrRejected) {
+				t.Errorf("%s: after a replay, the first failure = %v, want another attempt", tt.claim, last)
+			}
+		}
+		if isAzure([]delivery.Delivery{d}) != (d.Receipt != nil) {
+			t.Errorf("%s: the receipt is %q", tt.claim, d.Receipt)
 		}
 	}
 }
