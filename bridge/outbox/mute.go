@@ -8,7 +8,8 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// keepMutes is how many ended mutes are kept. Deliveries that waited for them count their age from the end of the mute.
+// keepMutes is how many ended mutes are kept, those that ended last. Deliveries that waited for one count their age from
+// its end.
 const keepMutes = 100
 
 // Mutes returns all mutes, the oldest first, also those that ended lately.
@@ -27,7 +28,7 @@ func (m *memory) setMute(to delivery.Mute) {
 	})
 }
 
-// setMutes applies Batch.Mutes, and drops the oldest that have ended.
+// setMutes applies Batch.Mutes.
 func (c *change) setMutes(list []delivery.Mute) {
 	if len(list) == 0 {
 		return
@@ -40,17 +41,19 @@ func (c *change) setMutes(list []delivery.Mute) {
 		c.newMutes[m.ID] = true
 		c.write(bucketMutes, m.ID, m)
 	}
-	ended := 0
-	for n := len(c.mutes) - 1; n >= 0; n-- {
-		if m := c.mutes[n]; !m.Active() {
-			if ended++; ended > keepMutes {
-				c.mutes = slices.Delete(c.mutes, n, n+1)
-				delete(c.newMutes, m.ID)
-				c.write(bucketMutes, m.ID, nil)
-			}
-		}
-	}
+	c.dropMutes()
 	c.assignMutes(c.number)
+}
+
+// dropMutes keeps the mutes that ended last. When they began doesn't matter: deliveries may have waited for a long one.
+func (c *change) dropMutes() {
+	ended := slices.DeleteFunc(slices.Clone(c.mutes), (*delivery.Mute).Active)
+	slices.SortStableFunc(ended, func(a, b *delivery.Mute) int { return b.Ended.Compare(a.Ended) })
+	for _, m := range ended[min(keepMutes, len(ended)):] {
+		c.mutes = slices.DeleteFunc(c.mutes, func(other *delivery.Mute) bool { return other == m })
+		delete(c.newMutes, m.ID)
+		c.write(bucketMutes, m.ID, nil)
+	}
 }
 
 // assignMutes gives each pending delivery its mute. Readers see a delivery whose mute has ended once the change with

@@ -128,6 +128,42 @@ func TestOldMutesAreDropped(t *testing.T) {
 	})
 }
 
+// The hundred mutes that ended last are kept: a long one too, if as many shorter ones began and ended meanwhile. What
+// waited for it is pending since its end.
+func TestLongMuteIsKeptWhenItEnds(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		q := o.Queue("a")
+		long := delivery.Mute{ID: "long", Sink: "a", Since: time.Now(), Until: time.Now().Add(time.Hour)}
+		mute(t, o, long)
+		mustAdd(t, o, "A", "scheduled", "a")
+		for n := range 100 {
+			time.Sleep(10 * time.Second)
+			short := delivery.Mute{ID: fmt.Sprint("m", n), Sink: "b", Since: time.Now(), Until: long.Until}
+			mute(t, o, short)
+			time.Sleep(time.Second)
+			short.Ended = time.Now()
+			mute(t, o, short)
+		}
+		time.Sleep(time.Until(long.Until))
+		long.Ended = time.Now()
+		mute(t, o, long)
+		list := q.Changes().Pending
+		if len(list) != 1 {
+			t.Fatalf("%d are pending, want A", len(list))
+		}
+		if a := list[0]; a.Mute == nil || !a.Since().Equal(long.Ended) {
+			t.Errorf("A is pending since %v for %+v, want since the end of its mute, %v", a.Since(), a.Mute, long.Ended)
+		}
+		var kept []string
+		for _, m := range o.Mutes() {
+			kept = append(kept, m.ID)
+		}
+		if len(kept) != 100 || kept[0] != "long" || kept[1] != "m1" {
+			t.Errorf("%d are kept, from %q on; want the hundred that ended last", len(kept), kept[:min(2, len(kept))])
+		}
+	})
+}
+
 // The bounds apply to muted deliveries too: the oldest is given up first.
 func TestBoundsApplyToMutedDeliveries(t *testing.T) {
 	inBubble(t, outbox.Options{Bounds: outbox.Bounds{Pending: 2}}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
