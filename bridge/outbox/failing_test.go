@@ -389,6 +389,32 @@ func TestHangingDiskDelaysOneChange(t *testing.T) {
 	})
 }
 
+// A delivery that its reader got while the disk was failing is shown with every later change, even if the disk has not
+// written it since. A reader that keeps an old attempt would send again to those who have it.
+func TestReaderHearsOfWhatItGotFromMemory(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		q, first, second := o.Queue("a"), make(chan struct{}), make(chan struct{})
+		d.set(func() { d.hang = first })
+		o.Submit(outbox.Batch{Now: time.Now(), Values: map[string][]byte{"x": []byte("y")}})
+		time.Sleep(6 * time.Second)
+		_, _ = add(o, "A", "scheduled", "a")
+		items := q.Changes().Pending
+		if len(items) != 1 {
+			t.Fatalf("while the disk counts as failing, the reader gets %d deliveries, want A", len(items))
+		}
+		d.set(func() { d.hang = second })
+		close(first)
+		synctest.Wait()
+		q.Report(delivery.Report{Now: time.Now(), Failed: items, Error: "451", Batch: items[0].Seq,
+			Answer: delivery.Answer{Progress: []byte("A has it")}})
+		if got := q.Changes().Pending; len(got) != 1 || got[0].Attempts != 1 || string(got[0].Progress) != "A has it" {
+			t.Errorf("after the attempt the reader gets %d deliveries, want A with its attempt and progress", len(got))
+		}
+		d.set(func() { d.hang = nil })
+		close(second)
+	})
+}
+
 // Close doesn't wait long for a hanging disk, and says how many deliveries are lost.
 func TestCloseSaysWhatIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -53,7 +53,7 @@ type settled struct {
 	Outcome
 }
 
-// An entry is one delivery, pending or dead. It is immutable: a change replaces it.
+// An entry is one delivery, pending or dead. What the file stores of it is immutable: a change replaces the entry.
 type entry struct {
 	delivery.Item // as its reader sees it
 	message       *message
@@ -64,6 +64,7 @@ type entry struct {
 	released      uint64 // number of the change that ended its mute
 	heapIndex     int32  // in its heap
 	held          bool
+	shown         bool // a reader has it, perhaps from before it was on disk
 	late          bool // loaded from a file that was read late; its reader must not see it yet
 	stale         bool // removed from memory, or replaced
 }
@@ -86,7 +87,7 @@ func (e *entry) state() string {
 // copy returns an entry that may be changed before it replaces e.
 func (e *entry) copy() *entry {
 	return &entry{Item: e.Item, message: e.message, route: e.route, tried: e.tried, held: e.held, change: e.change,
-		released: e.released, late: e.late}
+		released: e.released, shown: e.shown, late: e.late}
 }
 
 func bySeq(a, b *entry) int {

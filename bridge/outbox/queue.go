@@ -64,9 +64,10 @@ func (q *queue) Changes() (c delivery.Changes) {
 		switch e := o.entry(Ref{q.name, seq}); {
 		case e == nil:
 			c.Gone = append(c.Gone, seq)
-		case e.late, max(e.change, e.released) > o.stored && o.failing == nil:
+		case e.late, o.failing == nil && (e.change > o.stored && !e.shown || e.released > o.stored):
 			continue // the reader must not see it yet
 		default:
+			e.shown = true
 			c.Pending = append(c.Pending, &e.Item)
 		}
 		delete(q.dirty, seq)
