@@ -371,6 +371,21 @@ func TestDroppedHistoryIsCounted(t *testing.T) {
 	}
 }
 
+// While the clock of the VM is wrong and says 1970, no history is old.
+func TestHistoryIsKeptWhileTheClockSays1970(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
+		a := mustAdd(t, o, "A", "vanished", "hook")
+		q := o.Queue("hook")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
+		if err := <-o.Maintain(time.Unix(0, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if events, results := d.count("events"), d.count("settled"); events != 1 || results != 1 {
+			t.Errorf("%d CloudEvents and %d results are kept, want those of %s", events, results, a.ID)
+		}
+	})
+}
+
 // Records being written when the disk begins to hang are bounded as soon as the write has failed, without another
 // change.
 func TestHistoryInFlightIsBoundedWhenTheDiskHangs(t *testing.T) {

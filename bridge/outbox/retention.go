@@ -107,7 +107,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	o.mu.Lock()
 	o.grown = tally{}
 	o.mu.Unlock()
-	oldest := seqKey(uint64(now.Add(-KeepHistory).UnixMicro()))
+	oldest := seqKey(uint64(max(0, now.Add(-KeepHistory).UnixMicro())))
 	var old []place
 	for _, bucket := range []string{bucketEvents, bucketSettled} {
 		var all tally
