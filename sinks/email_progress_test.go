@@ -287,3 +287,22 @@ func TestADeadAddressCostsNobodyElseTheMail(t *testing.T) {
 		})
 	}
 }
+
+// A recipient whose mailbox is full for a day keeps no newer change from the others.
+func TestABusyRecipientHoldsNoNewerChangeFromTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &mailbox{refuse: map[string]error{"b@example.com": busy}}
+		p := make(pipes)
+		stop := b.serve(p)
+		defer stop()
+		r := openMailRoute(t, t.TempDir(), p.dial, slog.New(slog.DiscardHandler))
+		one, two := wave(t, 1), wave(t, 1) // of one event
+		two[0].Event.SetID(two[0].Event.Subject() + "-vanished")
+		r.add(t, one)
+		time.AfterFunc(time.Minute, func() { r.add(t, two) })
+		r.run(t, 24*time.Hour)
+		if got, want := who(b.all()), "a@example.com a@example.com c@example.com c@example.com"; got != want {
+			t.Errorf("the mails went to %s, want %s", got, want)
+		}
+	})
+}
