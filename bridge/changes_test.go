@@ -3,6 +3,7 @@ package bridge
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -381,18 +382,19 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 20 * time.Second})
 			s.opts.Interval = 100 * time.Millisecond // so that a poll comes before the housekeeping, which decides too
 			self := &ear{}
-			var release func()
+			var first sync.Once
+			blocked := make(chan func(), 1)
 			s.logged = func(words string) {
-				if words == "this VM" && release == nil {
-					release = s.disk.block()
-					s.azure.Start(idA)
+				if words == "this VM" {
+					first.Do(func() {
+						blocked <- s.disk.block()
+						s.azure.Start(idA)
+					})
 				}
 			}
 			b := s.start(self.self("self"))
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}})
-			for release == nil {
-				pause(time.Second)
-			}
+			release := <-blocked
 			pause(3 * time.Second)
 			release()
 			pause(10 * time.Second)
