@@ -356,13 +356,19 @@ func boundPart(s string) string {
 	return strings.ToValidUTF8(s[:maxMailPart], "") + "\n…\n"
 }
 
-// messageID returns the Message-ID, which depends only on the sink and on the ids of the batch's CloudEvents.
+// messageID returns the Message-ID, which depends only on the sink and on the ids of the batch's CloudEvents, in any
+// order: on a later attempt it may be another one.
 func (m *email) messageID(batch []delivery.Delivery) string {
 	id := token(batch[0].Event.ID())
 	if len(batch) > 1 {
+		ids := make([]string, len(batch))
+		for i, d := range batch {
+			ids[i] = d.Event.ID()
+		}
+		slices.Sort(ids)
 		h := sha256.New()
-		for _, d := range batch {
-			h.Write([]byte(d.Event.ID() + "\n"))
+		for _, one := range ids {
+			h.Write([]byte(one + "\n"))
 		}
 		id = "group-" + hex.EncodeToString(h.Sum(nil)[:12])
 	}

@@ -70,7 +70,7 @@ func (r mailRoute) add(t *testing.T, all []delivery.Delivery) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := outbox.Addition{Body: body}
+		a := outbox.Addition{Body: body, NotBefore: d.NotBefore}
 		a.Seq, a.ID, a.Type = r.box.Reserve(batch.Now), d.Event.ID(), d.Event.Type()
 		if isAzure([]delivery.Delivery{d}) {
 			a.Group, a.Change, a.AzureType = d.Event.Subject(), "started", "Reboot"
@@ -201,6 +201,14 @@ func wave(t *testing.T, n int) []delivery.Delivery {
 	return all
 }
 
+// lastFirst gives each of the events an earlier NotBefore than the one before it has.
+func lastFirst(all []delivery.Delivery) []delivery.Delivery {
+	for i := range all {
+		all[i].NotBefore = monday.Add(-time.Duration(i) * time.Minute)
+	}
+	return all
+}
+
 // who returns how many mails each recipient has.
 func who(mails []received) string {
 	var all []string
@@ -231,7 +239,8 @@ func aboutTheBridge(t *testing.T) []delivery.Delivery {
 func TestNobodyGetsAMailTwice(t *testing.T) {
 	t.Parallel()
 	for claim, all := range map[string][]delivery.Delivery{
-		"one event": wave(t, 1), "a wave": wave(t, 31), "about the bridge": aboutTheBridge(t),
+		"one event": wave(t, 1), "a wave": wave(t, 31), "a wave whose last event begins first": lastFirst(wave(t, 31)),
+		"about the bridge": aboutTheBridge(t),
 	} {
 		t.Run(claim, func(t *testing.T) {
 			story := tellMailStory(t, all, map[string]error{"b@example.com": busy}, nil)
@@ -305,4 +314,51 @@ func TestABusyRecipientHoldsNoNewerChangeFromTheOthers(t *testing.T) {
 			t.Errorf("the mails went to %s, want %s", got, want)
 		}
 	})
+}
+
+// While one recipient's server says later, events may leave the wave. That recipient then gets a mail about those that
+// are left, and the others nothing again. When one of these changes, everybody hears of that afterwards.
+func TestAMailIsAboutTheEventsThatAreLeft(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		left    int
+		subject string // how it ends
+		event   string // in the header
+	}{
+		{30, ", and 29 more", ""},
+		{1, "reboot has begun (22:12 UTC on Mon 11 Apr)", "AAAAAAAA-0000-4000-8000-000000000000"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			later := map[string]error{"b@example.com": busy}
+			b := &mailbox{refuse: maps.Clone(later)}
+			p := make(pipes)
+			defer b.serve(p)()
+			r := openMailRoute(t, t.TempDir(), p.dial, slog.New(slog.DiscardHandler))
+			all := lastFirst(wave(t, 31))
+			r.add(t, all)
+			time.AfterFunc(time.Minute, func() {
+				var keys []string
+				for _, d := range all[tt.left:] {
+					keys = append(keys, r.box.Pending(d.Event.Subject())[0].Key)
+				}
+				if _, err := r.box.Drop(keys, "root"); err != nil {
+					t.Error(err)
+				}
+			})
+			time.AfterFunc(2*time.Minute, func() { b.allow(later) })
+			r.run(t, 10*time.Minute)
+			var to []string
+			for _, m := range b.all() {
+				to = append(to, strings.Join(m.to, " "))
+			}
+			if want := []string{"a@example.com c@example.com", "b@example.com"}; !slices.Equal(to, want) {
+				t.Fatalf("with %d left, the mails went to %q, want %q", tt.left, to, want)
+			}
+			l := readMail(t, b.all()[1].raw)
+			if got := l.Get("X-Forewarn-Event"); !strings.HasSuffix(l.subject, tt.subject) || got != tt.event {
+				t.Errorf("with %d left, the mail is about %q and has the subject %q; want %q and …%q", tt.left, got, l.subject,
+					tt.event, tt.subject)
+			}
+		})
+	}
 }
