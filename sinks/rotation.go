@@ -103,20 +103,20 @@ type rotatedFile struct {
 }
 
 // oldFiles returns the rotated files of path, oldest first; none if the directory does not exist.
-func oldFiles(path string) ([]rotatedFile, error) {
+func oldFiles(path string) ([]*rotatedFile, error) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	stem, ext := splitName(filepath.Base(path))
-	var all []rotatedFile
+	var all []*rotatedFile
 	for _, e := range entries {
 		if at, n, ok := rotatedName(e.Name(), stem, ext); ok && e.Type().IsRegular() {
-			all = append(all, rotatedFile{filepath.Join(dir, e.Name()), at, n})
+			all = append(all, &rotatedFile{filepath.Join(dir, e.Name()), at, n})
 		}
 	}
-	slices.SortFunc(all, func(a, b rotatedFile) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
+	slices.SortFunc(all, func(a, b *rotatedFile) int { return cmp.Or(strings.Compare(a.at, b.at), cmp.Compare(a.n, b.n)) })
 	return all, err
 }
 
