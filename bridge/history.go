@@ -42,6 +42,7 @@ type HistoryChange struct {
 	Approval       *cloudevent.Approval `json:"approval,omitempty"` // of the change approved
 	Lead           string               `json:"lead,omitempty"`     // of the change reminder
 	Deliveries     []HistoryDelivery    `json:"deliveries"`
+	outcome        cloudevent.Outcome   // of the event, if this change ended it
 }
 
 // A HistoryDelivery is the delivery of a change to one route.
@@ -155,9 +156,6 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 	}
 	life.Type, life.Source, life.Resources = e.Type, e.Source, e.Resources
 	life.Set, life.Group = cmp.Or(d.Observer.ScaleSet, life.Set), cmp.Or(d.Observer.ResourceGroup, life.Group)
-	if d.Outcome != "" {
-		life.Outcome = d.Outcome
-	}
 	if deliveries == nil {
 		deliveries = []HistoryDelivery{}
 	}
@@ -166,7 +164,7 @@ func (b *HistoryBuilder) Add(ce event.Event, deliveries []HistoryDelivery) {
 	life.Changes = append(life.Changes, HistoryChange{
 		ID: ce.ID(), Change: d.Change, Time: ce.Time().UTC(), NotBefore: d.NotBefore, Fields: d.Changed,
 		WhileAway: d.WhileAway, NotEarlierThan: d.NotEarlierThan, Observer: d.Observer.Name,
-		Approval: d.Approval, Lead: d.Lead, Deliveries: deliveries,
+		Approval: d.Approval, Lead: d.Lead, Deliveries: deliveries, outcome: d.Outcome,
 	})
 }
 
@@ -176,6 +174,7 @@ func (b *HistoryBuilder) Histories(p Period) []EventHistory {
 	byEvent := func(x, y *EventHistory) int { return strings.Compare(x.Event, y.Event) }
 	for _, l := range slices.SortedFunc(maps.Values(b.histories), byEvent) {
 		sort.SliceStable(l.Changes, func(i, j int) bool { return l.Changes[i].Time.Before(l.Changes[j].Time) })
+		l.Outcome = outcome(l.Changes)
 		hit := p.VM == "" || slices.ContainsFunc(l.Resources, func(r string) bool { return imds.SameVM(r, p.VM) })
 		if hit && strings.HasPrefix(l.Event, strings.ToUpper(p.Event)) && !l.Changes[len(l.Changes)-1].Time.Before(p.Since) {
 			picked = append(picked, l)
@@ -187,4 +186,15 @@ func (b *HistoryBuilder) Histories(p Period) []EventHistory {
 		histories[i] = *l
 	}
 	return histories
+}
+
+// outcome returns the outcome of an event with these changes; "" if it is not over, or was listed again. What forewarn
+// itself says about an event may come after its end.
+func outcome(changes []HistoryChange) (o cloudevent.Outcome) {
+	for _, c := range changes {
+		if c.Change.OfAzure() {
+			o = c.outcome
+		}
+	}
+	return o
 }

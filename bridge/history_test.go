@@ -86,6 +86,42 @@ func TestAHistoryIsPutTogetherInAnyOrder(t *testing.T) {
 	}
 }
 
+// An event that vanished and was listed again is not over, in whatever order its changes are read. When it has vanished
+// again, it has the last outcome, whatever was said about it besides.
+func TestAnEventThatCameBackIsNotOver(t *testing.T) {
+	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+	again := func(n int, kind imds.ChangeKind, after time.Duration) event.Event {
+		ce := changeAt(t, "A", "vm-0", kind, at.Add(after))
+		ce.SetID(fmt.Sprintf("%s-r%d", ce.ID(), n))
+		return ce
+	}
+	back := []event.Event{again(1, imds.Scheduled, 0), again(1, imds.Vanished, time.Hour), again(2, imds.Scheduled, 2*time.Hour)}
+	over := append(slices.Clone(back), again(2, imds.Vanished, 3*time.Hour), again(1, imds.Reminder, 4*time.Hour),
+		again(1, imds.Approved, 5*time.Hour))
+	for _, tt := range []struct {
+		changes []event.Event
+		want    cloudevent.Outcome
+	}{{back[:1], ""}, {back[:2], cloudevent.OutcomeCanceled}, {back, ""}, {over, cloudevent.OutcomeCanceled}} {
+		for first := range tt.changes {
+			for _, reversed := range []bool{false, true} {
+				list := slices.Concat(tt.changes[first:], tt.changes[:first])
+				if reversed {
+					slices.Reverse(list)
+				}
+				var b HistoryBuilder
+				for _, ce := range list {
+					b.Add(ce, nil)
+				}
+				h := b.Histories(Period{})[0]
+				if h.Outcome != tt.want || len(h.Changes) != len(list) {
+					t.Errorf("after %d changes, from the one with number %d, reversed %v: outcome %q of %d, want %q", len(list), first,
+						reversed, h.Outcome, len(h.Changes), tt.want)
+				}
+			}
+		}
+	}
+}
+
 // Of the history the newest changes are shown, as many as are asked for, however far back they lie, and whether there
 // are older ones. What is not about an event of Azure's doesn't count.
 func TestTheNewestOfTheHistoryIsShown(t *testing.T) {
