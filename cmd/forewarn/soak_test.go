@@ -37,7 +37,7 @@ const (
 	soakRound = 4  // hours, after which everything is quiet for a look
 	// hours, after which nothing new happens: how far each histogram and free list goes is known
 	soakWarm   = 12
-	soakPolls  = 10 * time.Second // 17,280 polls: those of every second would take most of the test's time
+	soakPolls  = 5 * time.Second  // 34,560 polls in 48 hours: those of every second would take most of the test's time
 	soakGrowth = 192 << 10        // bytes of live heap over those of the warm bridge: ids are remembered for 30 days
 	soakPage   = "127.0.0.1:8169" // in the bubble's network
 )

@@ -269,7 +269,7 @@ func timesOf(l bridge.EventHistory) eventTimes {
 			s.begun, s.over = c.Time, time.Time{}
 		case imds.Vanished:
 			s.over = c.Time
-		default:
+		case imds.Scheduled, imds.Updated:
 			s.over = time.Time{} // it came back
 		}
 		for _, d := range c.Deliveries {
