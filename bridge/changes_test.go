@@ -382,14 +382,11 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 20 * time.Second})
 			s.opts.Interval = 100 * time.Millisecond // so that a poll comes before the housekeeping, which decides too
 			self := &ear{}
-			var first sync.Once
 			blocked := make(chan func(), 1)
 			s.logged = func(words string) {
 				if words == "this VM" {
-					first.Do(func() {
-						blocked <- s.disk.block()
-						s.azure.Start(idA)
-					})
+					blocked <- s.disk.block()
+					s.azure.Start(idA)
 				}
 			}
 			b := s.start(self.self("self"))
