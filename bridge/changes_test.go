@@ -387,15 +387,17 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 				if words == "this VM" {
 					blocked <- s.disk.block()
 					s.azure.Start(idA)
+					s.azure.Start(idB)
 				}
 			}
 			b := s.start(self.self("self"))
 			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}})
+			s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-0"}})
 			release := <-blocked
 			pause(3 * time.Second)
 			release()
 			pause(10 * time.Second)
-			wantIDs(t, self.ids())
+			wantIDs(t, self.ids(), idB+"-scheduled", idB+"-started")
 			if list := b.Outbox.List(outbox.Selection{}); len(list) != 0 {
 				t.Errorf("what the filter refused is still pending: %v", list)
 			}
