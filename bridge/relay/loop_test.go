@@ -558,6 +558,33 @@ func TestAnOutdatedChangeIsLate(t *testing.T) {
 	}
 }
 
+// A change that is pending stays so when a relay reads it again after a later change that the sink doesn't get.
+func TestAPendingChangeIsNotOutdatedWhenItIsReadAgain(t *testing.T) {
+	for _, late := range []delivery.Late{delivery.LateLatest, delivery.LateDrop} {
+		t.Run(string(late), func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				sink.answer = fails(errRefused)
+				r := with(route("hook", sink), func(t *bridge.Terms) { t.Late = late })
+				r.Filter.Only.Changes = []string{"scheduled"}
+				_, stop := s.run(r)
+				a := eventNo(1)
+				scheduled := a.say(t, imds.Scheduled, "vm-1")
+				s.publish(scheduled)
+				pause(2 * time.Second)
+				s.publish(a.say(t, imds.Started, "vm-1"))
+				pause(time.Minute) // one more failed attempt saves the record
+				stop()
+				sink.say(nil)
+				_, stop = s.run(r)
+				pause(time.Minute)
+				wantIDs(t, "told", sink.all(), scheduled)
+				stop()
+			})
+		})
+	}
+}
+
 // What waits for its lead moves with its event, also when the sink isn't told of the move; and what a newer change of
 // another VM has made outdated does not wait for it.
 func TestALeadMovesWithItsEventOnARelay(t *testing.T) {

@@ -28,23 +28,25 @@ type record struct {
 	stage
 }
 
-// A stage is how far along its life an Azure event is: the kind of its latest change, and when a VM saw that.
+// A stage is how far along its life an Azure event is: the kind of its latest change, when a VM saw that, and the
+// change's sequence number in the stream.
 type stage struct {
 	Kind imds.ChangeKind `json:"kind,omitempty"`
 	Seen time.Time       `json:"seen,omitzero"`
+	Seq  uint64          `json:"seq,omitempty"`
 }
 
-// outdated reports whether a change comes too late, because a later one was read before it. This happens when a VM
-// that first sees an event already started or over publishes earlier than the VMs that saw it announced. The change of
-// an event that comes back isn't outdated, because it was seen later.
+// outdated reports whether a change comes too late, because the stream has a later one before it. This happens when a
+// VM that first sees an event already started or over publishes earlier than the VMs that saw it announced. The change
+// of an event that comes back isn't outdated, because it was seen later. Nor is one that is pending and read again.
 func (s *stage) outdated(m message) bool {
-	return stageOf(m.change.Kind) < stageOf(s.Kind) && m.ce.Time().Before(s.Seen)
+	return m.seq > s.Seq && stageOf(m.change.Kind) < stageOf(s.Kind) && m.ce.Time().Before(s.Seen)
 }
 
-// update moves the stage on to a change, unless that is outdated.
+// update moves the stage on to a change, unless that is outdated or read again.
 func (s *stage) update(m message) {
-	if !s.outdated(m) {
-		s.Kind, s.Seen = m.change.Kind, m.ce.Time()
+	if m.seq > s.Seq && !s.outdated(m) {
+		s.Kind, s.Seen, s.Seq = m.change.Kind, m.ce.Time(), m.seq
 	}
 }
 
