@@ -70,6 +70,9 @@ type queue struct {
 	accepted      int           // number of deliveries
 	changed       chan struct{} // wakes the Worker
 	roomFreed     chan struct{} // wakes the reader
+
+	unkept   map[uint64]*unkept // by sequence number
+	keepErrs map[bool]error     // why those can't be kept, by unkept.publish
 }
 
 // A pendingItem is one delivery that isn't settled.
@@ -85,6 +88,7 @@ type pendingItem struct {
 func (q *queue) open() error {
 	q.pending, q.openSeqs, q.unsaved = map[uint64]*pendingItem{}, map[uint64]bool{}, map[uint64]bool{}
 	q.groups, q.dirty, q.changedSeqs = map[string]*group{}, map[*group]bool{}, map[uint64]bool{}
+	q.unkept, q.keepErrs = map[uint64]*unkept{}, map[bool]error{}
 	q.changed, q.roomFreed, q.saving = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 
 	info, err := q.streamInfo()
@@ -125,28 +129,20 @@ func (q *queue) streamInfo() (*jetstream.StreamInfo, error) {
 	return info, nil
 }
 
-// run reads the stream into the queue, and writes records and the cursor to the bucket, until the lease ends. Before it
-// returns it writes what is settled by then.
+// run reads the stream into the queue, writes records and the cursor to the bucket, and keeps what couldn't be kept,
+// until the lease ends. Before it returns it writes what is settled by then.
 func (q *queue) run() {
-	var both sync.WaitGroup
-	both.Go(q.readStream)
-	both.Go(q.keepSaving)
-	both.Wait()
+	var all sync.WaitGroup
+	all.Go(q.readStream)
+	all.Go(q.keepSaving)
+	all.Go(q.keepTrying)
+	all.Wait()
 }
 
 // notifyWorker adds a delivery to the next Changes. mu is held.
 func (q *queue) notifyWorker(seq uint64) {
 	q.changedSeqs[seq] = true
 	wake(q.changed)
-}
-
-// notifyLater is notifyWorker after a short while. mu isn't held.
-func (q *queue) notifyLater(seq uint64) {
-	time.AfterFunc(readRetry, func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.notifyWorker(seq)
-	})
 }
 
 // replace replaces the item of a pending delivery. mu is held.
@@ -165,7 +161,7 @@ func wake(c chan struct{}) {
 // Changed implements delivery.Queue.
 func (q *queue) Changed() <-chan struct{} { return q.changed }
 
-// Changes implements delivery.Queue.
+// Changes implements delivery.Queue. It leaves out what is to become a dead letter.
 func (q *queue) Changes() (c delivery.Changes) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -173,10 +169,16 @@ func (q *queue) Changes() (c delivery.Changes) {
 		return c
 	}
 	for seq := range q.changedSeqs {
-		if e := q.pending[seq]; e != nil {
-			c.Pending = append(c.Pending, e.item)
-		} else {
+		e, u := q.pending[seq], q.unkept[seq]
+		switch {
+		case e == nil:
 			c.Gone = append(c.Gone, seq)
+		case u == nil:
+			c.Pending = append(c.Pending, e.item)
+		case !u.dead: // the Worker must not ask for the fallback again
+			next := *e.item
+			next.FellBack = true
+			c.Pending = append(c.Pending, &next)
 		}
 	}
 	clear(q.changedSeqs)

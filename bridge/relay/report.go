@@ -3,11 +3,12 @@ package relay
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -19,31 +20,25 @@ func (q *queue) Report(r delivery.Report) {
 	if r.Now.IsZero() {
 		r.Now = time.Now()
 	}
-	r.Dead = q.keepDead(r)
-	r.FellBack = q.handToFallback(r)
-	_ = q.save(q.apply(r)) // saveErr holds the error
+	r.Dead, r.FellBack = q.keepEach(r.Dead, r, true), q.keepEach(r.FellBack, r, false)
+	changed := q.apply(r)
+	q.requireSaved(changed)
+	_ = q.save(changed) // saveErr holds the error
 	q.advance()
 }
 
-// keepDead stores dead letters for the items in r.Dead, and returns those that are stored. The others stay pending, and
-// the Worker reports them again.
-func (q *queue) keepDead(r delivery.Report) (kept []*delivery.Item) {
-	for _, i := range r.Dead {
-		why := cmp.Or(r.Error, i.Error)
-		if err := q.keepDeadLetter(i, r, why); err != nil {
-			q.setSaveErr(fmt.Errorf("keep a dead letter: %w", err))
-			q.notifyLater(i.Seq)
-			continue
-		}
-		kept = append(kept, i)
-		q.meter.Failed(q.route.Name, r.Reason)
-		q.log.Error("a delivery was given up; it is kept as a dead letter", "id", i.ID, "reason", r.Reason, "err", why)
+// requireSaved makes the next delivery of each group wait until its record is in the bucket.
+func (q *queue) requireSaved(groups []*group) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, g := range groups {
+		g.requiredVersion = g.version
 	}
-	return kept
 }
 
 // keepDeadLetter stores a dead letter. Unless it is late, the fallback gets it before, if it hasn't got it yet.
-func (q *queue) keepDeadLetter(i *delivery.Item, r delivery.Report, why string) error {
+func (q *queue) keepDeadLetter(u *unkept, why string) error {
+	i, r := u.item, u.report
 	letter := deadLetter{
 		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, Event: i.Group, AzureType: i.AzureType, Reason: r.Reason,
 		Error: why, At: r.Now.UTC(), Pending: i.Pending, Attempts: i.Attempts,
@@ -58,11 +53,12 @@ func (q *queue) keepDeadLetter(i *delivery.Item, r delivery.Report, why string) 
 	if err != nil {
 		return err
 	}
-	if r.Reason != delivery.ReasonLate && !q.fellBack(i) {
+	if u.publish && !q.fellBack(i) {
 		if err := q.publishForFallback(i, ce, why); err != nil {
 			return err
 		}
 	}
+	u.publish = false
 	return q.dead.add(q.ctx, letter, &ce)
 }
 
@@ -74,33 +70,29 @@ func (q *queue) fellBack(i *delivery.Item) bool {
 	return e != nil && e.item.FellBack
 }
 
-// handToFallback publishes the items in r.FellBack for the fallback, and returns those that are published. The Worker
-// reports the others again.
-func (q *queue) handToFallback(r delivery.Report) (published []*delivery.Item) {
-	for _, i := range r.FellBack {
-		ce, _, err := q.Read(i)
-		if err == nil {
-			err = q.publishForFallback(i, ce, cmp.Or(r.Error, i.Error))
-		}
-		if err != nil {
-			q.setSaveErr(fmt.Errorf("hand a delivery to the fallback: %w", err))
-			q.notifyLater(i.Seq)
-			continue
-		}
-		published = append(published, i)
+// fallbackOf returns the sink that gets a delivery instead; "" if there is none. A fallback's delivery doesn't fall back
+// again.
+func (q *queue) fallbackOf(i *delivery.Item) string {
+	if i.Instead != nil || i.Transient {
+		return ""
 	}
-	return published
+	return q.route.Terms.Fallback.Sink
 }
 
-// publishForFallback publishes a delivery for the route's fallback, if it has one. A fallback's delivery doesn't fall
-// back again.
+// publishForFallback publishes a delivery for the route's fallback, if it has one. The message is structured, so it may
+// be too large although the original isn't: then the fallback goes without it.
 func (q *queue) publishForFallback(i *delivery.Item, ce event.Event, why string) error {
-	fallback := q.route.Terms.Fallback.Sink
-	if fallback == "" || i.Instead != nil || i.Transient {
+	fallback := q.fallbackOf(i)
+	if fallback == "" {
 		return nil
 	}
 	instead := &delivery.Instead{Sink: q.route.Name, Why: cmp.Or(why, "no answer")}
-	return publishForSink(q.ctx, q.js, fallback, ce, instead, ce.ID()+"-instead-"+fallback)
+	err := publishForSink(q.ctx, q.js, fallback, ce, instead, ce.ID()+"-instead-"+fallback)
+	if errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum) {
+		q.log.Error("a delivery is too large to be handed to the fallback", "id", i.ID, "fallback", fallback, "err", err)
+		return nil
+	}
+	return err
 }
 
 // apply applies a report to the records, and returns the groups that changed. It ignores deliveries that are no longer
@@ -116,7 +108,6 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 			}
 			f(e)
 			q.markDirty(e.group)
-			e.group.requiredVersion = e.group.version
 			if !slices.Contains(changed, e.group) {
 				changed = append(changed, e.group)
 			}
@@ -173,6 +164,7 @@ func (q *queue) settle(e *pendingItem, res result) {
 	e.group.rec.settle(e.id, res)
 	seq := e.item.Seq
 	delete(q.pending, seq)
+	delete(q.unkept, seq)
 	delete(e.group.pending, e.id)
 	if e.ce != nil {
 		q.bodies--

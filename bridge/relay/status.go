@@ -164,6 +164,7 @@ func (q *queue) status() queueStatus {
 		{q.full, fmt.Sprintf("%d deliveries are unsettled, so the stream is not read on", q.maxUnsettled)},
 		{q.readErr != nil, fmt.Sprintf("the stream can't be read: %v", q.readErr)},
 		{q.saveErr != nil, fmt.Sprintf("what was delivered can't be recorded: %v", q.saveErr)},
+		{len(q.keepErrs) > 0, q.unkeptProblem()},
 	} {
 		if w.so {
 			s.problems = append(s.problems, w.why)
