@@ -66,6 +66,7 @@ type Bridge struct {
 	Options
 
 	events openEvents
+	dead   DeadReports
 	reread atomic.Bool // make the next poll unconditional, because the outbox or the settings have changed
 
 	mu               sync.Mutex // guards the fields below up to reloading
@@ -84,8 +85,7 @@ type Bridge struct {
 	delivering       bool                    // workers have been started
 	stopping         bool                    // no more workers are started
 	imds             imdsState
-	troubled         map[string]bool // routes whose trouble was reported
-	dead             map[string]*unreportedDead
+	troubled         map[string]bool         // routes whose trouble was reported
 	lastHeartbeat    map[string]time.Time    // by route
 	lastHead         map[string]reportedHead // by route
 	stamp            time.Time               // of the last CloudEvent about the bridge
@@ -147,8 +147,8 @@ func New(o Options) *Bridge {
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
 		lastHeartbeat: map[string]time.Time{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
-		troubled: map[string]bool{}, dead: map[string]*unreportedDead{},
-		routed: make(chan struct{}), watchEnded: make(chan struct{}),
+		troubled: map[string]bool{},
+		routed:   make(chan struct{}), watchEnded: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}

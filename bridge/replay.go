@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"slices"
 
 	"forewarn/bridge/cloudevent"
@@ -50,7 +51,11 @@ func (b *Bridge) reportDropped(dropped []outbox.Delivery, by string) {
 		if d := list[0]; len(list) == 1 {
 			data["key"], data["id"], data["type"], data["event"] = d.Key, d.ID, d.Type, d.Group
 		} else {
-			data["deliveries"] = describeDead(list[:min(len(list), listedDead)])
+			var named []map[string]any
+			for _, d := range list[:min(len(list), listedDead)] {
+				named = append(named, describeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
+			}
+			data["deliveries"] = named
 		}
 		b.reportBridge(cloudevent.DeliveryDropped, data, sink)
 	}

@@ -1,9 +1,9 @@
 package bridge
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -16,18 +16,75 @@ const (
 	SilentFor       = 5 * time.Minute  // a route that accepted nothing for this long counts as blocked
 	noAnswerFor     = 5 * time.Minute  // without a valid answer the endpoint counts as unavailable
 	noFirstFor      = 10 * time.Minute // the same before the very first one
-	deadReportEvery = time.Minute      // shortest interval of reports about the dead letters of one route
+	DeadReportEvery = time.Minute      // shortest interval of reports about the dead letters of one route
 	housekeepEvery  = time.Second
 	maintainEvery   = 10 * time.Minute
 	compactEvery    = 24 * time.Hour
 	listedDead      = 20 // dead letters named in one CloudEvent
 )
 
+// DeadReports collects dead letters until they are reported. The zero value has none. It is safe for concurrent use.
+type DeadReports struct {
+	mu     sync.Mutex
+	routes map[string]*unreportedDead
+}
+
 // unreportedDead holds the dead letters of a route that are not reported yet.
 type unreportedDead struct {
 	last  time.Time // when the route's dead letters were last reported
 	count int
-	first []outbox.Delivery // at most listedDead
+	first []map[string]any // at most listedDead, each as describeDead says
+}
+
+// Add adds a dead letter of a route, unless it is about a bridge or a relay: that never causes another CloudEvent.
+func (r *DeadReports) Add(route, key, reason string, i delivery.Item) {
+	if i.Group == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.routes == nil {
+		r.routes = map[string]*unreportedDead{}
+	}
+	n := r.routes[route]
+	if n == nil {
+		n = &unreportedDead{}
+		r.routes[route] = n
+	}
+	n.count++
+	if len(n.first) < listedDead {
+		n.first = append(n.first, describeDead(key, reason, i))
+	}
+}
+
+// Due takes what is to be reported, by route, as the data of CloudEvents: the first dead letter of a route at once,
+// further ones together, while after the last report.
+func (r *DeadReports) Due(now time.Time, while time.Duration) map[string]map[string]any {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	due := map[string]map[string]any{}
+	for route, n := range r.routes {
+		if now.Sub(n.last) < while {
+			continue
+		}
+		if n.count == 0 {
+			delete(r.routes, route)
+			continue
+		}
+		due[route] = map[string]any{"sink": route, "count": n.count, "deliveries": n.first}
+		*n = unreportedDead{last: now}
+	}
+	return due
+}
+
+// describeDead describes a dead letter for a CloudEvent about the bridge.
+func describeDead(key, reason string, i delivery.Item) map[string]any {
+	one := map[string]any{"key": key, "id": i.ID, "type": i.Type, "event": i.Group, "attempts": i.Attempts,
+		"reason": reason}
+	if i.Error != "" {
+		one["error"] = i.Error
+	}
+	return one
 }
 
 // gap is a time between two valid answers.
@@ -100,55 +157,15 @@ func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 		b.Log.Error("delivery became a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID, "reason", d.Reason,
 			"err", d.Error)
 		b.Meter.Failed(d.Route, d.Reason)
-		if d.Group == "" {
-			continue // an event about the bridge never causes another
-		}
-		b.mu.Lock()
-		n := b.dead[d.Route]
-		if n == nil {
-			n = &unreportedDead{}
-			b.dead[d.Route] = n
-		}
-		n.count++
-		if len(n.first) < listedDead {
-			n.first = append(n.first, d)
-		}
-		b.mu.Unlock()
+		b.dead.Add(d.Route, d.Key, d.Reason, d.Item)
 	}
 }
 
-// reportDead reports dead letters: the first of a route at once, further ones together, while after the last report.
+// reportDead reports the dead letters that are due.
 func (b *Bridge) reportDead(now time.Time, while time.Duration) {
-	b.mu.Lock()
-	var due []map[string]any
-	for sink, n := range b.dead {
-		if now.Sub(n.last) < while {
-			continue
-		}
-		if n.count == 0 {
-			delete(b.dead, sink)
-			continue
-		}
-		due = append(due, map[string]any{"sink": sink, "count": n.count, "deliveries": describeDead(n.first)})
-		*n = unreportedDead{last: now}
+	for route, data := range b.dead.Due(now, while) {
+		b.reportBridge(cloudevent.DeliveryDeadLettered, data, route)
 	}
-	b.mu.Unlock()
-	for _, data := range due {
-		b.reportBridge(cloudevent.DeliveryDeadLettered, data, data["sink"].(string))
-	}
-}
-
-// describeDead lists dead letters for a CloudEvent about the bridge.
-func describeDead(deliveries []outbox.Delivery) (list []map[string]any) {
-	for _, d := range deliveries {
-		one := map[string]any{"key": d.Key, "id": d.ID, "type": d.Type, "event": d.Group, "attempts": d.Attempts,
-			"reason": cmp.Or(d.Reason, outbox.StateDropped)}
-		if d.Error != "" {
-			one["error"] = d.Error
-		}
-		list = append(list, one)
-	}
-	return list
 }
 
 // housekeep does the periodic work.
@@ -161,7 +178,7 @@ func (b *Bridge) housekeep() {
 	b.remind(now)
 	b.sendHeartbeats(now)
 	b.reportHeads(now, headEvery)
-	b.reportDead(now, deadReportEvery)
+	b.reportDead(now, DeadReportEvery)
 	b.reportUnavailable(now)
 	b.tidy(now)
 }
@@ -205,18 +222,18 @@ func (b *Bridge) reportSilent(now time.Time) {
 		if c == nil {
 			continue
 		}
-		if why := c.silent(now); why != nil {
+		if why := WhySilent(c.State(), c.Terms.Timeout, now); why != nil {
 			b.trouble(route, why)
 		}
 	}
 }
 
-// silent returns why a route accepts nothing; nil if it is only busy.
-func (c *routeWorker) silent(now time.Time) error {
-	switch st := c.State(); {
+// WhySilent returns why a route accepts nothing; nil if it is only busy. timeout is that of its attempts, 0 for none.
+func WhySilent(st delivery.State, timeout time.Duration, now time.Time) error {
+	switch {
 	case st.Failing:
 		return errors.New(st.Error)
-	case c.Terms.Timeout > 0 && !st.Since.IsZero() && now.After(st.Since.Add(c.Terms.Timeout+time.Second)):
+	case timeout > 0 && !st.Since.IsZero() && now.After(st.Since.Add(timeout+time.Second)):
 		return fmt.Errorf("the attempt of %s does not end", ClockTime(st.Since, now, time.UTC))
 	}
 	return nil

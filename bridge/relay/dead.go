@@ -39,9 +39,10 @@ type deadLetter struct {
 // deadLetters is the stream with the dead letters of all sinks, each on its own subject.
 type deadLetters struct {
 	js         jetstream.JetStream
-	name       string // of the stream
-	prefix     string // of its subjects
-	maxPayload int    // bytes that the server accepts in one message
+	name       string           // of the stream
+	prefix     string           // of its subjects
+	maxPayload int              // bytes that the server accepts in one message
+	added      func(deadLetter) // called with each that is stored
 }
 
 func deadSubject(stream string) string { return "forewarn_dead." + stream }
@@ -72,6 +73,7 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 		jetstream.WithExpectStream(d.name)); err != nil {
 		return fmt.Errorf("stream %s: %w", d.name, err)
 	}
+	d.added(letter)
 	return nil
 }
 

@@ -51,6 +51,7 @@ type Relay struct {
 	Options
 	self  holder
 	fleet *fleet
+	dead  bridge.DeadReports
 
 	mu           sync.Mutex
 	started      time.Time
@@ -152,6 +153,7 @@ func (r *Relay) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	st.dead.added = r.deadLettered
 	r.setStorage(st)
 	defer r.setStorage(nil)
 	if err := r.readMutes(ctx, st.records); err != nil {
@@ -164,6 +166,7 @@ func (r *Relay) session(ctx context.Context) error {
 	all.Go(func() { r.followFleet(ctx, st) })
 	all.Go(func() { r.followRecords(ctx, st) })
 	all.Go(func() { r.followMutes(ctx, st) })
+	all.Go(func() { r.reportTroubles(ctx) })
 	if st.heartbeats != "" {
 		all.Go(func() { r.followHeartbeats(ctx, st) })
 		all.Go(func() { r.watchObservers(ctx, st) })
@@ -172,6 +175,9 @@ func (r *Relay) session(ctx context.Context) error {
 		r.serveRoutes(ctx, st)
 	}
 	all.Wait()
+	if conn.IsConnected() {
+		r.reportDead(context.WithoutCancel(ctx), 0)
+	}
 	return context.Cause(ctx)
 }
 

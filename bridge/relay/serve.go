@@ -17,8 +17,9 @@ type service struct {
 	holder   holder // of its lease
 	queue    *queue // nil while this relay doesn't serve it
 	worker   *delivery.Worker
-	err      error  // why no relay serves it; nil if one does
-	handOver func() // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
+	since    time.Time // when this relay began to serve it
+	err      error     // why no relay serves it; nil if one does
+	handOver func()    // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
 }
 
 // serve waits for the route's lease, and delivers as long as it holds it, or until ctx is done or another relay gets
@@ -66,7 +67,7 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), st *storage, s *se
 		Trouble: func(why error) { r.reportTrouble(held, route, why) },
 	})
 	r.locked(func() {
-		s.queue, s.worker, s.err, s.handOver = q, w, nil, handOver
+		s.queue, s.worker, s.since, s.err, s.handOver = q, w, time.Now(), nil, handOver
 		q.setMutes(r.mutes)
 	})
 	var reading sync.WaitGroup

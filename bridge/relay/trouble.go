@@ -1,0 +1,78 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+)
+
+// troubleEvery is how often a relay looks for sinks that accept nothing, and for dead letters to report.
+const troubleEvery = 2 * time.Second
+
+// reportTroubles reports sinks that are down, and dead letters, until ctx is done.
+func (r *Relay) reportTroubles(ctx context.Context) {
+	for sleep(ctx, troubleEvery) == nil {
+		r.reportSilent(ctx, time.Now())
+		r.reportDead(ctx, bridge.DeadReportEvery)
+	}
+}
+
+// reportSilent reports sinks that have accepted nothing for long from this relay while deliveries are pending for them.
+func (r *Relay) reportSilent(ctx context.Context, now time.Time) {
+	type served struct {
+		route  bridge.Route
+		queue  *queue
+		worker *delivery.Worker
+		since  time.Time
+	}
+	var all []served
+	r.locked(func() {
+		for _, s := range r.services {
+			if s.queue != nil {
+				all = append(all, served{s.route, s.queue, s.worker, s.since})
+			}
+		}
+	})
+	for _, s := range all {
+		oldest, accepted := s.queue.waitsSince(now)
+		if oldest.IsZero() || now.Sub(later(later(oldest, accepted), s.since)) < bridge.SilentFor {
+			continue
+		}
+		if why := bridge.WhySilent(s.worker.State(), s.route.Terms.Timeout, now); why != nil {
+			r.reportTrouble(ctx, s.route, why)
+		}
+	}
+}
+
+// waitsSince returns since when the oldest delivery about an Azure event waits for the destination, zero if none does,
+// and when the destination last accepted something.
+func (q *queue) waitsSince(now time.Time) (oldest, accepted time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for seq, e := range q.pending {
+		since, u := e.item.Since(), q.unkept[seq]
+		if e.item.Group == "" || e.item.Mute.Active() || since.After(now) || u != nil && u.dead {
+			continue
+		}
+		if oldest.IsZero() || since.Before(oldest) {
+			oldest = since
+		}
+	}
+	return oldest, q.lastAccepted
+}
+
+// deadLettered notes a dead letter that was stored, to report it.
+func (r *Relay) deadLettered(l deadLetter) {
+	e := l.entry()
+	r.dead.Add(e.Sink, e.Key, e.Reason, e.Item)
+}
+
+// reportDead reports the dead letters that are due, to other sinks than theirs.
+func (r *Relay) reportDead(ctx context.Context, while time.Duration) {
+	for sink, data := range r.dead.Due(time.Now(), while) {
+		r.notifySinks(ctx, cloudevent.DeliveryDeadLettered, data, sink)
+	}
+}

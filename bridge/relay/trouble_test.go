@@ -1,0 +1,144 @@
+package relay_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/cloudevent"
+	"forewarn/bridge/delivery"
+	"forewarn/bridge/imds"
+)
+
+// ops is a sink that remembers what it was sent about relays.
+type ops struct {
+	*recorder
+	mu    sync.Mutex
+	heard []string // types, and of dead letters how many
+}
+
+func newOps() *ops {
+	o := &ops{recorder: newRecorder()}
+	o.answer = func(batch []delivery.Delivery) (a delivery.Answer, err error) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for _, d := range batch {
+			var data struct {
+				Sink, Error string
+				Count       int
+				Deliveries  []struct{ Key, Reason, Error string }
+			}
+			if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
+				return a, err
+			}
+			switch d.Event.Type() {
+			case cloudevent.SinkBlocked:
+				o.heard = append(o.heard, "blocked "+data.Sink+": "+data.Error)
+			case cloudevent.SinkRecovered:
+				o.heard = append(o.heard, "recovered "+data.Sink)
+			case cloudevent.DeliveryDeadLettered:
+				first := data.Deliveries[0]
+				o.heard = append(o.heard, fmt.Sprintf("%d dead of %s: %s %s", data.Count, data.Sink, first.Reason, first.Error))
+			}
+		}
+		return a, nil
+	}
+	return o
+}
+
+// news returns what it heard since the last call.
+func (o *ops) news() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	heard := o.heard
+	o.heard = nil
+	return heard
+}
+
+func (o *ops) wants(t *testing.T, what string, want ...string) {
+	t.Helper()
+	if got := o.news(); !slices.Equal(got, want) {
+		t.Errorf("%s: ops heard %q, want %q", what, got, want)
+	}
+}
+
+// route returns the sink's route, on which it hears of trouble.
+func (o *ops) route() bridge.Route {
+	return with(route("ops", o), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble })
+}
+
+// Whoever wants to hear of trouble hears once that a sink has accepted nothing for five minutes, and that it is back.
+func TestASinkThatIsDownIsReportedOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o := newRecorder(), newOps()
+		hook.answer = fails(errRefused)
+		_, stop := s.run(route("hook", hook), o.route())
+		ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(4 * time.Minute)
+		o.wants(t, "after 4 minutes")
+		pause(6 * time.Minute)
+		o.wants(t, "after 10 minutes", "blocked hook: connection refused")
+		if n := len(o.all()); n != 2 {
+			t.Errorf("ops got %d CloudEvents, want the change and one about the sink", n)
+		}
+		hook.say(nil)
+		pause(10 * time.Minute)
+		o.wants(t, "when it is back", "recovered hook")
+		stop()
+	})
+}
+
+// A sink is not reported as down while what is pending for it is muted or new.
+func TestASinkThatOnlyWaitsIsNotReportedOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o := newRecorder(), newOps()
+		hook.answer = fails(errRefused)
+		r, stop := s.run(route("hook", hook), o.route())
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(time.Minute)
+		if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, 20*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		pause(20 * time.Minute)
+		o.wants(t, "while it is muted")
+		pause(4 * time.Minute)
+		o.wants(t, "4 minutes later")
+		pause(6 * time.Minute)
+		o.wants(t, "10 minutes later", "blocked hook: connection refused")
+		stop()
+	})
+}
+
+// The first dead letter of a sink is reported at once, further ones together after a minute, those that are about a
+// relay never.
+func TestDeadLettersAreReportedOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o := newRecorder(), newOps()
+		hook.answer = fails(fmt.Errorf("%w: 422", delivery.ErrRejected))
+		_, stop := s.run(with(route("hook", hook), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }), o.route())
+		s.publish(eventNo(0).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(5 * time.Second)
+		o.wants(t, "at once", "1 dead of hook: rejected rejected: 422")
+		for n := range 3 {
+			s.publish(eventNo(n+1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+			pause(5 * time.Second)
+		}
+		o.wants(t, "within a minute")
+		pause(time.Minute)
+		o.wants(t, "after a minute", "3 dead of hook: rejected rejected: 422")
+		pause(10 * time.Minute)
+		o.wants(t, "later")
+		s.publish(eventNo(9).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(500 * time.Millisecond)
+		stop()
+		_, stop = s.run(o.route())
+		pause(5 * time.Second)
+		o.wants(t, "just before a stop", "1 dead of hook: rejected rejected: 422")
+		stop()
+	})
+}
