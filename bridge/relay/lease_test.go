@@ -112,6 +112,28 @@ func testLostLeaseCutsAttemptsOff(t *testing.T, f *stage) {
 	}
 }
 
+// A relay keeps its sinks when another one with other settings starts, which may not have them.
+func TestARelayWithOtherSettingsGetsNoSinks(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		a, b := newRecorder(), newRecorder()
+		a.answer, b.answer = fails(errRefused), fails(errRefused)
+		_, stop := s.start(relay.Options{Name: "relay-1", Settings: bridge.SettingsInfo{Hash: "aaa"},
+			Routes: []bridge.Route{route("a", a), route("b", b)}})
+		_, stopOther := s.start(relay.Options{Name: "relay-2", Settings: bridge.SettingsInfo{Hash: "bbb"},
+			Routes: []bridge.Route{route("c", newRecorder())}})
+		pause(2 * time.Second)
+		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Minute)
+		for name, sink := range map[string]*recorder{"a": a, "b": b} {
+			if n := len(sink.attempts()); n == 0 || n > 40 {
+				t.Errorf("%d attempts at sink %s, want at most 40", n, name)
+			}
+		}
+		stop()
+		stopOther()
+	})
+}
+
 type slowSink func(ctx context.Context) error
 
 func (s slowSink) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {

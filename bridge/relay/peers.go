@@ -145,12 +145,14 @@ func (r *Relay) otherSettings() (all []string) {
 	return all
 }
 
-// rebalance gives up one sink if another relay serves at least two fewer than this one, as it does after its start. mu
-// is held.
+// rebalance gives up one sink if another relay with the same settings serves at least two fewer than this one, as it
+// does after its start. A relay with other settings may not have the sink. mu is held.
 func (r *Relay) rebalance() {
 	served := map[string]int{}
 	for _, p := range r.peers {
-		served[p.ID] = 0
+		if p.Hash == r.Settings.Hash {
+			served[p.ID] = 0
+		}
 	}
 	var mine *service
 	for _, s := range r.services {
