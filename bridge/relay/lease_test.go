@@ -134,6 +134,54 @@ func TestARelayWithOtherSettingsGetsNoSinks(t *testing.T) {
 	})
 }
 
+// A relay gives a sink to a relay that has just started when no attempt is under way.
+func TestASinkIsNotHandedOverDuringAnAttempt(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var mu sync.Mutex
+		attempts, cut := 0, 0
+		slow := slowSink(func(ctx context.Context) error {
+			err := error(nil)
+			select {
+			case <-time.After(20 * time.Second):
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if attempts++; err != nil {
+				cut++
+			}
+			return err
+		})
+		var routes []bridge.Route
+		for _, name := range []string{"a", "b"} {
+			patient := route(name, slow)
+			patient.Terms.Timeout = 0 // such as exec
+			routes = append(routes, patient)
+		}
+		one, stop := s.start(relay.Options{Name: "relay-1", Routes: routes})
+		pause(2 * time.Second)
+		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+		pause(2 * time.Second)
+		_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: routes})
+		pause(time.Minute)
+		mu.Lock()
+		if attempts != 2 || cut > 0 {
+			t.Errorf("%d attempts, %d cut off; want 2, and none cut off", attempts, cut)
+		}
+		mu.Unlock()
+		var holders []string
+		for _, k := range one.Status().Sinks {
+			holders = append(holders, k.Relay)
+		}
+		if want := []string{"relay-1", "relay-2"}; !slices.Equal(sorted(holders), want) {
+			t.Errorf("the sinks are served by %q, want %q", holders, want)
+		}
+		stop()
+		stopOther()
+	})
+}
+
 type slowSink func(ctx context.Context) error
 
 func (s slowSink) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {

@@ -146,7 +146,8 @@ func (r *Relay) otherSettings() (all []string) {
 }
 
 // rebalance gives up one sink if another relay with the same settings serves at least two fewer than this one, as it
-// does after its start. A relay with other settings may not have the sink. mu is held.
+// does after its start. A relay with other settings may not have the sink. A sink with an attempt under way isn't given
+// up, because the attempt would be cut off. mu is held.
 func (r *Relay) rebalance() {
 	served := map[string]int{}
 	for _, p := range r.peers {
@@ -154,18 +155,23 @@ func (r *Relay) rebalance() {
 			served[p.ID] = 0
 		}
 	}
-	var mine *service
+	var idle *service
 	for _, s := range r.services {
 		if s.handOver != nil {
-			mine = s
 			served[r.self.ID]++
+			if s.worker.State().Since.IsZero() {
+				idle = s
+			}
 		} else if _, there := served[s.holder.ID]; there && s.holder.ID != r.self.ID {
 			served[s.holder.ID]++
 		}
 	}
+	if idle == nil {
+		return
+	}
 	for id, n := range served {
 		if id != r.self.ID && n+2 <= served[r.self.ID] {
-			mine.handOver()
+			idle.handOver()
 			return
 		}
 	}
