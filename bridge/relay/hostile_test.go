@@ -1,6 +1,8 @@
 package relay_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -205,6 +207,50 @@ func TestStrangeMessages(t *testing.T) {
 		pause(5 * time.Second)
 		if len(sink.all()) != n {
 			t.Errorf("after a restart the sink has heard %d, want %d", len(sink.all()), n)
+		}
+		stop()
+	})
+}
+
+// A CloudEvent with an overlong id, type, source or subject is a dead letter, because no record could hold it, and the
+// next one is told.
+func TestAnOverlongNameStopsNothing(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		long := strings.Repeat("<", 200_000)
+		overlong := []string{
+			"id:" + long, "type:dev.forewarn.bridge." + long, "source:/" + strings.Repeat("x", 5000), "subject:" + long,
+			"azeventtype:" + long,
+		}
+		for n, attribute := range overlong {
+			name, value, _ := strings.Cut(attribute, ":")
+			ce := map[string]any{"specversion": "1.0", "id": "1", "type": "dev.forewarn.scheduledevent.scheduled.v1", "source": "/x"}
+			ce[name] = value
+			body := &bytes.Buffer{}
+			e := json.NewEncoder(body)
+			e.SetEscapeHTML(false)
+			if err := e.Encode(ce); err != nil {
+				t.Fatal(err)
+			}
+			s.publishRaw(fmt.Sprint("forewarn.events.", n), nats.Header{"Content-Type": {"application/cloudevents+json"}},
+				body.Bytes())
+		}
+		next := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(next)
+		pause(time.Minute)
+		wantIDs(t, "told", sink.all(), next)
+		if st := r.Status(); !st.Ready || st.Sinks[0].Pending != 0 {
+			t.Errorf("ready %v because of %q, pending %d", st.Ready, st.Reasons, st.Sinks[0].Pending)
+		}
+		list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10)
+		if err != nil || len(list) != len(overlong) {
+			t.Fatalf("%d dead letters, %v; want %d", len(list), err, len(overlong))
+		}
+		for _, e := range list {
+			if len(e.Error) > 1000 || !strings.Contains(e.Error, "bytes long; at most 4096 are allowed") {
+				t.Errorf("a dead letter says %q", e.Error)
+			}
 		}
 		stop()
 	})

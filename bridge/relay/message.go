@@ -169,7 +169,24 @@ func newMessage(seq uint64, stored time.Time, header nats.Header, subject string
 		m.change = bridge.ChangeOf(m.ce)
 		m.eventID = cmp.Or(m.change.Event.ID, m.ce.Subject(), m.ce.ID())
 	}
-	return m, nil
+	return m, m.checkLengths()
+}
+
+// maxName is how many bytes a name in a CloudEvent may have that is kept in a record or a dead letter.
+const maxName = 4 << 10
+
+// checkLengths returns an error if a name in the CloudEvent is longer than maxName.
+func (m message) checkLengths() error {
+	azureType, _ := m.ce.Extensions()["azeventtype"].(string)
+	for _, n := range []struct{ name, value string }{
+		{"id", m.ce.ID()}, {"type", m.ce.Type()}, {"source", m.ce.Source()}, {"subject", m.ce.Subject()},
+		{"azeventtype", azureType},
+	} {
+		if len(n.value) > maxName {
+			return fmt.Errorf("its %s is %d bytes long; at most %d are allowed", n.name, len(n.value), maxName)
+		}
+	}
+	return nil
 }
 
 // deliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
