@@ -180,7 +180,7 @@ func (b *HistoryBuilder) Histories(p Period) []EventHistory {
 			picked = append(picked, l)
 		}
 	}
-	slices.SortStableFunc(picked, func(x, y *EventHistory) int { return x.Changes[0].Time.Compare(y.Changes[0].Time) })
+	sort.SliceStable(picked, func(i, j int) bool { return picked[i].Changes[0].Time.Before(picked[j].Changes[0].Time) })
 	histories := make([]EventHistory, len(picked))
 	for i, l := range picked {
 		histories[i] = *l

@@ -3,6 +3,7 @@ package outbox
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"strings"
 
 	"forewarn/bridge/delivery"
@@ -48,7 +49,7 @@ func (c *change) setMutes(list []delivery.Mute) {
 // dropMutes keeps the mutes that ended last. When they began doesn't matter: deliveries may have waited for a long one.
 func (c *change) dropMutes() {
 	ended := slices.DeleteFunc(slices.Clone(c.mutes), (*delivery.Mute).Active)
-	slices.SortStableFunc(ended, func(a, b *delivery.Mute) int { return b.Ended.Compare(a.Ended) })
+	sort.SliceStable(ended, func(i, j int) bool { return ended[i].Ended.After(ended[j].Ended) })
 	for _, m := range ended[min(keepMutes, len(ended)):] {
 		c.mutes = slices.DeleteFunc(c.mutes, func(other *delivery.Mute) bool { return other == m })
 		delete(c.newMutes, m.ID)

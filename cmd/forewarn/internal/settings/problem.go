@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -90,8 +91,9 @@ func (doc *document) err() error {
 	if len(doc.problems) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(doc.problems, func(a, b *Problem) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	sort.SliceStable(doc.problems, func(i, j int) bool {
+		a, b := doc.problems[i], doc.problems[j]
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column)) < 0
 	})
 	return doc.problems
 }
