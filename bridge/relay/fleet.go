@@ -23,6 +23,7 @@ const (
 	maxEndedEvents = 2_000
 	maxVMs         = 200_000
 	forgetVM       = 24 * time.Hour // after its last message, if no open event names it
+	excusePeriod   = time.Hour      // an open event explains no silence of VMs heard so long after its last change
 	maxChanges     = 64             // of one event; its vanished is kept besides
 )
 
@@ -45,11 +46,16 @@ type azureEvent struct {
 	bridge.HistoryBuilder
 	changes    int
 	seq        uint64        // of its last change
-	ended      bool          // it has vanished
+	ended      bool          // it has vanished, or its end was missed
 	lastChange time.Time     // when the stream stored it
 	latest     imds.Event    // according to the last change
 	observer   imds.Observer // of the last change
 	stage      stage
+}
+
+// deletes reports whether the event deletes its VMs.
+func (l *azureEvent) deletes() bool {
+	return l.latest.Type == "Preempt" || l.latest.Type == "Terminate"
 }
 
 // A vm is a machine that a bridge runs on. Its times are those of the stream.
@@ -280,18 +286,20 @@ func (f *fleet) caughtUp(audit, beats *jetstream.StreamInfo) bool {
 	return (old || f.lastRead >= audit.State.LastSeq) && (beats.State.Msgs == 0 || f.lastHeartbeat >= beats.State.LastSeq)
 }
 
-// observed returns all VMs, with what explains their silence.
-func (f *fleet) observed() []*observer {
+// observed returns all VMs, with what explains their silence at this time.
+func (f *fleet) observed(now time.Time) []*observer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.endMissed(now)
 	excuses := f.excuses()
 	all := make([]*observer, 0, len(f.vms))
 	for key, v := range f.vms {
 		e := excuses[key]
+		open := e.open.Add(excusePeriod).After(v.lastHeard) // false if there is none
 		deleted := !e.deleted.IsZero() && !e.deleted.Before(v.lastHeard)
 		all = append(all, &observer{
 			key: key, name: v.name, set: v.set, group: v.group, lastHeard: v.lastHeard, backSince: v.backSince,
-			interval: v.interval, stopped: v.stopped(), excused: !e.open.IsZero() || deleted, eventEnded: e.ended,
+			interval: v.interval, stopped: v.stopped(), excused: open || deleted, eventEnded: e.ended,
 		})
 	}
 	return all
@@ -305,7 +313,7 @@ type excuse struct{ open, deleted, ended time.Time }
 func (f *fleet) excuses() map[string]excuse {
 	all := map[string]excuse{}
 	for _, l := range f.events {
-		deletes := l.latest.Type == "Preempt" || l.latest.Type == "Terminate"
+		deletes := l.deletes()
 		started := l.latest.Status == imds.StatusStarted
 		if !deletes && !started {
 			continue
@@ -326,6 +334,20 @@ func (f *fleet) excuses() map[string]excuse {
 		}
 	}
 	return all
+}
+
+// endMissed ends the events whose end nobody told, such as those of a VM that was deleted and made again. mu is held.
+func (f *fleet) endMissed(now time.Time) {
+	for _, l := range f.events {
+		longest := fleetPeriod
+		if l.deletes() {
+			longest = forgetVM
+		}
+		if !l.ended && now.Sub(later(l.lastChange, l.latest.NotBefore)) > longest {
+			l.ended = true
+			f.ended++
+		}
+	}
 }
 
 // setSilent sets the VMs that were announced as silent.

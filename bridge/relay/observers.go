@@ -273,7 +273,7 @@ func (r *Relay) observersNow(ctx context.Context, st *storage) (now time.Time, a
 		}
 	}
 	now = audit.TimeStamp
-	return now, r.fleet.observed(), nil
+	return now, r.fleet.observed(now), nil
 }
 
 // A heartbeat is the data of a heartbeat's CloudEvent.

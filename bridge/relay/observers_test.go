@@ -234,3 +234,40 @@ func TestASilentVMIsToldOnce(t *testing.T) {
 		}
 	})
 }
+
+// An event whose end nobody tells, because its VM was made again, excuses no silence hours later. After a day, one that
+// deletes its VM counts as over.
+func TestAnEventThatNobodyEndsExcusesNoSilenceForEver(t *testing.T) {
+	systemtest.LeftToGate(t)
+	onStage(t, func(t *testing.T, s *stage) {
+		b, end := s.startBridges(3)
+		defer end()
+		ops := newEar()
+		r, stop := s.run(with(route("ops", ops), func(t *bridge.Terms) { t.Bridge = bridge.LevelTrouble }))
+		b.says(imds.Started, "Redeploy", "web_0", 1)
+		b.says(imds.Scheduled, "Preempt", "web_1", 2)
+		open := func() (types []string) {
+			for _, e := range r.Status().Events {
+				types = append(types, e.Known.Type)
+			}
+			return sorted(types)
+		}
+		pause(23 * time.Hour)
+		if got, want := open(), []string{"Preempt", "Redeploy"}; !slices.Equal(got, want) {
+			t.Errorf("after 23 hours %q are open, want %q", got, want)
+		}
+		pause(2*time.Hour + 5*time.Minute)
+		if got, want := open(), []string{"Redeploy"}; !slices.Equal(got, want) {
+			t.Errorf("after 25 hours %q are open, want %q", got, want)
+		}
+		if all, _ := r.Histories(bridge.Period{}); len(all) != 2 {
+			t.Errorf("the history has %d events, want 2", len(all))
+		}
+		b.hush("web_0", "web_1")
+		pause(8 * time.Minute)
+		if got, want := ops.news(), []string{"silent 1: web_0", "silent 1: web_1"}; !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
+		stop()
+	})
+}
