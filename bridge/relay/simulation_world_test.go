@@ -535,14 +535,14 @@ func (d destination) Deliver(ctx context.Context, batch []delivery.Delivery) (an
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	a.taken = taken
+	a.taken, a.end = taken, now()
 	if d.m.dead() {
 		return delivery.Answer{}, errDead
 	}
 	for _, x := range w.attempts {
 		a.n = max(a.n, x.n+1)
 	}
-	a.end, a.ended, a.settled = now(), true, err == nil
+	a.ended, a.settled = true, err == nil
 	a.newReceipt, a.newProgress = string(answer.Receipt), string(answer.Progress)
 	if a.settled && w.fuse > 0 {
 		if w.fuse--; w.fuse == 0 {
