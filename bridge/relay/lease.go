@@ -55,6 +55,7 @@ func takeLease(
 	l := &lease{kv: kv, key: "lease." + token(sink), me: me}
 	var rev uint64
 	var seenAt time.Time // when this revision was first seen
+	lost := false        // the server lost it, and its holder doesn't know that yet
 	for {
 		began := time.Now()
 		now, by, err := l.read(ctx)
@@ -63,9 +64,10 @@ func takeLease(
 		}
 		seen(by)
 		if now != rev || seenAt.IsZero() {
+			lost = rev != 0 && now == 0
 			rev, seenAt = now, began
 		}
-		if by.Relay == "" || by.ID == me.ID || began.Sub(seenAt) >= takeOverAfter {
+		if by.Relay == "" && !lost || by.ID == me.ID || began.Sub(seenAt) >= takeOverAfter {
 			l.rev = rev
 			l.me.Since = time.Now().UTC()
 			err := sleep(ctx, yieldTime())
@@ -109,7 +111,8 @@ func (l *lease) read(ctx context.Context) (rev uint64, by holder, err error) {
 }
 
 // renew writes the lease again. It is then held for leaseValid, counted from before the request. If the answer to an
-// earlier renewal was lost, renew picks up its revision, but doesn't extend the lease.
+// earlier renewal was lost, renew picks up its revision, but doesn't extend the lease. If the server lost the lease,
+// renew writes a new one.
 func (l *lease) renew(ctx context.Context) error {
 	began := time.Now()
 	body, err := json.Marshal(l.me)
@@ -127,6 +130,16 @@ func (l *lease) renew(ctx context.Context) error {
 		now, by, err := l.read(ctx)
 		if err != nil {
 			return err
+		}
+		if now == 0 {
+			next, err = writeRevision(ctx, l.kv, l.key, body, 0)
+			if err != nil && isConflict(err) {
+				return fmt.Errorf("%w: another relay took it when the server had lost it", errOvertaken)
+			}
+			if err != nil {
+				return err
+			}
+			break
 		}
 		if by.ID != l.me.ID {
 			return fmt.Errorf("%w: %s holds it", errOvertaken, by.Relay)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -178,6 +180,44 @@ func TestASinkIsNotHandedOverDuringAnAttempt(t *testing.T) {
 			t.Errorf("the sinks are served by %q, want %q", holders, want)
 		}
 		stop()
+		stopOther()
+	})
+}
+
+// A server may lose the leases, as it may an hour after a restart. A lease that is lost while a relay holds it stays that
+// relay's.
+func TestALeaseThatTheServerLosesStaysWithItsHolder(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		routes := []bridge.Route{route("hook", sink)}
+		one, stop := s.start(relay.Options{Name: "relay-1", Routes: routes})
+		pause(2 * time.Second)
+		two, stopOther := s.start(relay.Options{Name: "relay-2", Routes: routes})
+		pause(2 * time.Second)
+		leases, err := s.js.Stream(t.Context(), "KV_FOREWARN_leases")
+		if err == nil {
+			err = leases.Purge(t.Context(), jetstream.WithPurgeSubject("$KV.FOREWARN_leases.lease.hook"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 300 {
+			pause(100 * time.Millisecond)
+			a, b := one.Status().Sinks[0].State, two.Status().Sinks[0].State
+			if a != bridge.SinkOK || b != bridge.SinkStandby {
+				t.Fatalf("the sink is %s at its holder and %s at the other relay, want %s and %s", a, b, bridge.SinkOK,
+					bridge.SinkStandby)
+			}
+		}
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(5 * time.Second)
+		wantIDs(t, "told", sink.all(), ce)
+		stop()
+		pause(time.Second)
+		if state := two.Status().Sinks[0].State; state != bridge.SinkOK {
+			t.Errorf("after the holder has stopped the sink is %s at the other relay, want %s", state, bridge.SinkOK)
+		}
 		stopOther()
 	})
 }
