@@ -58,12 +58,14 @@ func (d *deadLetters) add(ctx context.Context, letter deadLetter, ce *event.Even
 		if err != nil {
 			return err
 		}
-		if letter.Bytes = len(body); len(body)+4<<10 < d.maxPayload {
-			letter.CloudEvent = body
-		}
+		letter.CloudEvent, letter.Bytes = body, len(body)
 	}
 	letter.Error = imds.CutText(letter.Error, 1<<10)
 	body, err := json.Marshal(letter)
+	if err == nil && len(body)+4<<10 >= d.maxPayload { // which counts the headers too
+		letter.CloudEvent = nil
+		body, err = json.Marshal(letter)
+	}
 	if err != nil {
 		return err
 	}

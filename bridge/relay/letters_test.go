@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
@@ -224,4 +225,23 @@ func TestARelayWithoutAConnectionSaysSo(t *testing.T) {
 	if st := r.Status(); st.Ready || !slices.Equal(st.Reasons, []string{"not connected yet"}) {
 		t.Errorf("ready is %v because of %q", st.Ready, st.Reasons)
 	}
+}
+
+// A CloudEvent that is too large for a dead letter is given up all the same: the letter has all but the CloudEvent.
+func TestADeadLetterThatWouldBeTooLargeLacksItsCloudEvent(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(delivery.ErrRejected)
+		r, stop := s.run(with(route("hook", sink), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }))
+		// As JSON in JSON, each of these characters takes six bytes.
+		s.publishRaw("forewarn.events.x", nats.Header{"Content-Type": {"application/cloudevents+json"}},
+			[]byte(`{"specversion":"1.0","id":"1","source":"/x","type":"dev.forewarn.bridge.other","data":"`+
+				strings.Repeat("<", 300_000)+`"}`))
+		pause(time.Minute)
+		list, _, err := r.List(t.Context(), relay.Selection{}, 10)
+		if err != nil || len(list) != 1 || list[0].State != "dead" || list[0].CloudEvent != nil {
+			t.Errorf("listed are %.500s, %v; want one dead letter without its CloudEvent", fmt.Sprintf("%+v", list), err)
+		}
+		stop()
+	})
 }
