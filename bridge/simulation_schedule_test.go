@@ -317,6 +317,7 @@ func (o *oracle) down(mine []*attempt) map[*attempt]bool {
 			case a.settled, a.how == "rejects":
 				delete(last, h.event)
 				delete(before, h.event)
+			case a.newProgress != "": // it works, and did part of it
 			case before[h.event] != h.id:
 				last[h.event], failed[h.event] = h.id, true
 				delete(before, h.event)
@@ -328,8 +329,8 @@ func (o *oracle) down(mine []*attempt) map[*attempt]bool {
 	return down
 }
 
-// storms: a destination that accepts nothing is left in peace. Seven events may be tried by the times of each, and from
-// the eighth on one is tried by those of the destination, beside what is urgent.
+// storms: a destination that accepts nothing, and does not even part of something, is left in peace. Seven events may be
+// tried by the times of each, and from the eighth on one is tried by those of the destination, beside what is urgent.
 func (o *oracle) storms() {
 	const within, most = 10 * time.Minute, 150
 	for _, r := range o.plan.routes {
@@ -338,7 +339,7 @@ func (o *oracle) storms() {
 			if a.sink != r.name || !a.ended {
 				continue
 			}
-			if a.settled || a.how == "rejects" || len(row) > 0 &&
+			if a.settled || a.how == "rejects" || a.newProgress != "" || len(row) > 0 &&
 				(row[0].in != a.in || o.setupsBetween(row[len(row)-1].began, a.began) > 0) {
 				row = nil
 				continue
