@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"forewarn/cmd/forewarn/internal/wording"
@@ -27,14 +28,28 @@ func (l Location) standardSockets() []string {
 // maxSocketPath bounds the path of a socket, in bytes. It is the limit of macOS; Linux allows a few bytes more.
 const maxSocketPath = 103
 
-// makeRoom removes a socket that a crash left behind. It refuses to remove one that answers.
+// makeRoom removes a socket that a crash left behind. It refuses to remove one on which somebody may listen, and anything
+// that is no socket.
 func makeRoom(path string) error {
 	if len(path) > maxSocketPath {
 		return fmt.Errorf("%s: too long for the path of a socket, at most %d bytes", path, maxSocketPath)
 	}
-	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s: is there already and is no socket", path)
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	switch {
+	case err == nil:
 		c.Close()
 		return fmt.Errorf("%s: another forewarn answers there", path)
+	case !errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%s: another forewarn may listen there: %w", path, wording.Reason(err))
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

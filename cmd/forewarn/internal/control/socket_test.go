@@ -1,0 +1,29 @@
+//go:build !windows
+
+package control
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// What is at the path of the control socket and is no socket stays there.
+func TestListenReplacesNothingButSockets(t *testing.T) {
+	dir := t.TempDir()
+	file, empty := filepath.Join(dir, "outbox.db"), filepath.Join(dir, "run")
+	if err := errors.Join(os.WriteFile(file, []byte("keep"), 0o600), os.Mkdir(empty, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, empty} {
+		if l, err := Listen(Location{Control: path}, slog.New(slog.DiscardHandler)); err == nil {
+			l.Close()
+			t.Errorf("%s was replaced by a socket", path)
+		}
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("it is gone: %v", err)
+		}
+	}
+}
