@@ -4,10 +4,13 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"forewarn/bridge"
 )
 
 // parseExposition reads the text as Prometheus does.
@@ -66,5 +69,19 @@ func TestExpositionRoundTrips(t *testing.T) {
 	}
 	if got := all["h_seconds"].GetMetric()[0].GetHistogram().GetSampleSum(); got != 7.65 {
 		t.Errorf("the sum is %v, want 7.65", got)
+	}
+}
+
+// Of two VMs with one name in different resource groups, the series are those of the one that needs somebody.
+func TestVMsWithOneNameShowTheOneThatNeedsSomebody(t *testing.T) {
+	silent := time.Now().Add(-time.Hour)
+	st := bridge.Status{Relay: &bridge.RelayStatus{VMs: []bridge.FleetVM{
+		{Name: "web_0", Set: "web", Group: "rg-eu", Heard: silent, Silent: true},
+		{Name: "web_0", Set: "web", Group: "rg-us", Heard: time.Now()},
+	}}}
+	all := parseExposition(t, string(exposition(statusFamilies(st))))
+	series := all["forewarn_fleet_vm_last_heard_timestamp_seconds"].GetMetric()
+	if len(series) != 1 || int64(series[0].GetGauge().GetValue()) != silent.Unix() {
+		t.Errorf("%v, want the time of the silent one", series)
 	}
 }

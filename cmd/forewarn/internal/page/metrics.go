@@ -212,7 +212,12 @@ func fleetGauges(gauge func(name, help string, labels ...string) *family, vms []
 			mute.set(float64(sets[set][1]), label(set))
 		}
 	}
+	seen := map[[2]string]bool{} // VMs of two resource groups may have one name: the first of them needs somebody most
 	for _, v := range wording.First(vms, maxFleetSeries) {
+		if seen[[2]string{v.Set, v.Name}] {
+			continue
+		}
+		seen[[2]string{v.Set, v.Name}] = true
 		heard.set(seconds(v.Heard), label(v.Set), label(v.Name))
 		if !v.NotBefore.IsZero() {
 			left.set(seconds(v.NotBefore), label(v.Set), label(v.Name))

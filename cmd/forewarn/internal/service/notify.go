@@ -105,10 +105,13 @@ func (n *Notifier) notify(what string) {
 	}
 }
 
+// maxStatusLine bounds the status line, in characters: systemd ignores a message of more than 4,096 bytes as a whole.
+const maxStatusLine = 1000
+
 // statusLine returns the current status line. The caller holds mu.
 func (n *Notifier) statusLine() string {
 	n.checked = time.Now()
-	n.status = wording.StatusLine(n.Bridge.Status())
+	n.status = wording.Cut(wording.StatusLine(n.Bridge.Status()), maxStatusLine)
 	return n.status
 }
 
