@@ -39,8 +39,11 @@ type ReplayPart struct {
 	After    uint64          `json:"after"` // for the next part; 0 if this was the last one
 }
 
-// replayedAtOnce is how many messages one part reads, so that each call returns soon.
-const replayedAtOnce = 1_000
+// The bounds of one part, so that each call returns before its caller gives up.
+const (
+	replayedAtOnce = 1_000           // messages read
+	replayedFor    = 3 * time.Second // of the time that they take
+)
 
 // ReplayPast publishes CloudEvents of the stream again for one sink. If several VMs published the same one, the sink
 // gets the first copy in the part.
@@ -77,7 +80,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 	}
 	x := replayer{
 		request: p, route: route, js: st.js, records: bucket{kv}, last: state.LastSeq, matched: map[string]bool{},
-		done: map[string]bool{}, part: part,
+		done: map[string]bool{}, began: time.Now(), part: part,
 	}
 	err = readToEnd(ctx, st.js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
 	if len(x.part.Replayed) > 0 {
@@ -106,6 +109,7 @@ type replayer struct {
 	matched map[string]bool // whether the filter let a change of an Azure event pass, by the event's id
 	done    map[string]bool // CloudEvents of this part, by id
 	read    int             // number of messages
+	began   time.Time
 	part    ReplayPart
 }
 
@@ -129,7 +133,7 @@ func (x *replayer) take(ctx context.Context, r rawMessage) error {
 	switch {
 	case r.seq == x.last:
 		return errStop
-	case x.read == replayedAtOnce:
+	case x.read == replayedAtOnce, time.Since(x.began) > replayedFor:
 		x.part.After = r.seq
 		return errStop
 	}
