@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
@@ -31,38 +32,47 @@ func (l *listener) start() (stop func()) {
 	if l.address == "" {
 		return func() {}
 	}
-	if end, err := l.listen(); err == nil {
-		return end
+	ctx, cancel := context.WithCancel(context.Background())
+	if end, err := l.listen(ctx); err == nil {
+		return func() {
+			cancel()
+			end()
+		}
 	} else {
 		l.log.Warn("cannot listen on address; trying again", "key", l.key, "address", l.address, "err", wording.Reason(err),
 			"hint", `stop the program that uses it, or set another address ("" for none)`)
 	}
-	quit, done := make(chan struct{}), make(chan struct{})
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for tries := 0; ; tries++ {
 			select {
 			case <-time.After(listenBackoff[min(tries, len(listenBackoff)-1)]):
-			case <-quit:
+			case <-ctx.Done():
 				return
 			}
-			if end, err := l.listen(); err == nil {
+			if end, err := l.listen(ctx); err == nil {
 				l.log.Info("listening on address now", "key", l.key, "address", l.address, "after", tries+1)
-				<-quit
+				<-ctx.Done()
 				end()
 				return
 			}
 		}
 	}()
 	return func() {
-		close(quit)
+		cancel()
 		<-done
 	}
 }
 
-// listen tries once to listen, and serves until stop is called.
-func (l *listener) listen() (stop func(), err error) {
-	on, err := net.Listen("tcp", l.address)
+// listenPatience is how long the name of an address may take to be resolved: nothing is watched before.
+const listenPatience = 2 * time.Second
+
+// listen tries once to listen, and serves until stop is called. It gives up when ctx ends.
+func (l *listener) listen(ctx context.Context) (stop func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, listenPatience)
+	defer cancel()
+	on, err := new(net.ListenConfig).Listen(ctx, "tcp", l.address)
 	l.mu.Lock()
 	l.problem = err
 	l.mu.Unlock()
