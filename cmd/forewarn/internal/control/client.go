@@ -60,6 +60,7 @@ func (e *untrustedError) Error() string { return e.socket + ": " + e.reason }
 type Client struct {
 	Location
 	Sinks []string // names of the sinks in the settings
+	Relay bool     // the settings are a relay's: no forewarn of a VM is asked, and no outbox is opened
 	Start string   // the command that starts this forewarn, for errors
 	Log   *slog.Logger
 }
@@ -163,7 +164,7 @@ func (c *Client) mutate(
 	ctx context.Context, path string, m Mutation, do func(o *outbox.Outbox, keys []string) ([]outbox.Delivery, error),
 ) (changed []outbox.Delivery, err error) {
 	err = c.post(ctx, path, m, &changed)
-	if errors.Is(err, ErrNotRunning) {
+	if errors.Is(err, ErrNotRunning) && !c.Relay {
 		err = c.write(func(o *outbox.Outbox) (err error) {
 			if err := checkSinks(append(o.Routes(), c.Sinks...), m.Sink, m.To); err != nil {
 				return err
@@ -182,7 +183,7 @@ func (c *Client) getOrRead(
 	ctx context.Context, path string, query url.Values, v any, read func(*outbox.Outbox) error,
 ) error {
 	err := c.get(ctx, path, query, v)
-	if errors.Is(err, ErrNotRunning) {
+	if errors.Is(err, ErrNotRunning) && !c.Relay {
 		return c.read(read)
 	}
 	return err
@@ -246,6 +247,9 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 		if err != nil {
 			return err
 		}
+		if c.Relay {
+			req.Header.Set(headerRelay, "true")
+		}
 		resp, err := client.Do(req)
 		if err != nil {
 			var (
@@ -268,6 +272,10 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 			return read(resp.Body)
 		case http.StatusNotFound:
 			return ErrUnknownKey
+		case http.StatusMisdirectedRequest:
+			refused = fmt.Errorf("the forewarn on %s is that of a VM and no relay; "+
+				"name the socket of the relay with the key control of its settings", socket)
+			continue
 		}
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
 		return errors.New(strings.TrimSpace(string(text)))

@@ -85,6 +85,11 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 		t.Errorf("the status is %+v, %v; want one pending", status.Outbox, err)
 	}
 	live := answers()
+	relays := c
+	relays.Relay = true
+	if _, err := relays.Drop(t.Context(), Mutation{Keys: []string{key}}); err == nil || !strings.Contains(err.Error(), "no relay") {
+		t.Errorf("with the settings of a relay: %v, want that this is none", err)
+	}
 	server.Close()
 	if err := box.Close(); err != nil {
 		t.Fatal(err)
@@ -94,6 +99,9 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	}
 	if fromFile := answers(); !reflect.DeepEqual(fromFile, live) {
 		t.Errorf("the file answers %q, the running forewarn %q", fromFile, live)
+	}
+	if _, err := relays.Drop(t.Context(), Mutation{Keys: []string{key}}); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("with the settings of a relay and nobody there: %v, want %v", err, ErrNotRunning)
 	}
 	dropped, err := c.Drop(t.Context(), Mutation{Keys: []string{key}, By: "root"})
 	if err != nil || len(dropped) != 1 || dropped[0].Key != key {

@@ -86,8 +86,17 @@ func Handler(b *bridge.Bridge, o *outbox.Outbox) http.Handler {
 		http.Error(w, "only a relay has a stream to replay; forewarn outbox replay delivers dead letters again",
 			http.StatusBadRequest)
 	})
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(headerRelay) != "" { // or the mute of a relay would be that of the VM on which it runs
+			http.Error(w, "no relay", http.StatusMisdirectedRequest)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
+
+// headerRelay marks requests that only a relay may answer.
+const headerRelay = "Forewarn-Relay"
 
 // limit returns the number of rows that a request asks for; without a limit, all of them.
 func limit(q url.Values) int {
