@@ -160,11 +160,14 @@ func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.
 		r.SettingsFailed(err)
 		return
 	}
-	for _, fixed := range []struct{ key, was, now string }{
-		{"nats", old.Relay.Where(), s.Relay.Where()}, {"control", old.Control, s.Control}, {"listen", old.Listen, s.Listen},
-		{"metrics", old.Metrics, s.Metrics},
+	for _, fixed := range []struct {
+		key     string
+		changed bool
+	}{
+		{"nats", !old.Relay.IsSame(s.Relay)}, {"control", old.Control != s.Control}, {"listen", old.Listen != s.Listen},
+		{"metrics", old.Metrics != s.Metrics},
 	} {
-		if fixed.was != fixed.now {
+		if fixed.changed {
 			log.Warn("changed setting takes effect at the next start", "key", fixed.key)
 		}
 	}

@@ -3,6 +3,7 @@ package settings
 import (
 	"errors"
 	"os"
+	"reflect"
 	"regexp"
 	"time"
 
@@ -91,8 +92,14 @@ func (l Loader) relay(doc *document, s *Settings) {
 	}
 }
 
-// Where says what of the settings a running relay doesn't change.
-func (r *RelaySettings) Where() string { return r.Stream + " " + r.Domain + " " + r.Name }
+// IsSame reports whether a running relay can take over the other settings. It doesn't change its servers, its stream
+// and its name.
+func (r *RelaySettings) IsSame(other *RelaySettings) bool {
+	a, b := *r, *other
+	a.Servers, b.Servers = nil, nil
+	a.Provision, b.Provision = Provision{}, Provision{}
+	return reflect.DeepEqual(a, b)
+}
 
 // relaySink refuses what a sink of a relay can't have.
 func relaySink(doc *document, n *node) error {

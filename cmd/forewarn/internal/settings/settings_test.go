@@ -338,3 +338,26 @@ func FuzzSettings(f *testing.F) {
 		}
 	})
 }
+
+// A relay that runs takes over neither other servers nor other credentials, and everything else.
+func TestRelayServersNeedARestart(t *testing.T) {
+	load := func(keys, sinks string) *RelaySettings {
+		s, err := testLoader().Parse("f", []byte("nats: {url: 'nats://127.0.0.1', name: r, username: u, "+keys+"}\nsinks: ["+sinks+"]"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Relay
+	}
+	was := load("password: one", "")
+	for keys, same := range map[string]bool{
+		"password: one":                                      true,
+		"password: two":                                      false,
+		"password: one, stream: OTHER":                       false,
+		"password: one, inbox_prefix: _INBOX_r":              false,
+		"password: one, provision: {subjects: [forewarn.>]}": true,
+	} {
+		if got := was.IsSame(load(keys, "{name: a, file: {path: '-'}}")); got != same {
+			t.Errorf("%s: the same is %v, want %v", keys, got, same)
+		}
+	}
+}
