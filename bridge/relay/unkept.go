@@ -84,7 +84,7 @@ func (q *queue) setKeepErr(publish bool, err error) {
 	q.keepErrs[publish] = err
 	q.mu.Unlock()
 	if was == nil {
-		q.log.Warn("a dead letter can't be stored, or a delivery not be handed to the fallback, trying again", "err", err)
+		q.log.Warn("cannot store a dead letter or hand a delivery to the fallback; trying again", "err", err)
 	}
 }
 

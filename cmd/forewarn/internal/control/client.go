@@ -273,7 +273,7 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 		case http.StatusNotFound:
 			return ErrUnknownKey
 		case http.StatusMisdirectedRequest:
-			refused = fmt.Errorf("the forewarn on %s is that of a VM and no relay; "+
+			refused = fmt.Errorf("the forewarn on %s watches a VM and is not a relay; "+
 				"name the socket of the relay with the key control of its settings", socket)
 			continue
 		}

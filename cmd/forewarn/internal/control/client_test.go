@@ -87,7 +87,7 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	live := answers()
 	relays := c
 	relays.Relay = true
-	if _, err := relays.Drop(t.Context(), Mutation{Keys: []string{key}}); err == nil || !strings.Contains(err.Error(), "no relay") {
+	if _, err := relays.Drop(t.Context(), Mutation{Keys: []string{key}}); err == nil || !strings.Contains(err.Error(), "not a relay") {
 		t.Errorf("with the settings of a relay: %v, want that this is none", err)
 	}
 	server.Close()

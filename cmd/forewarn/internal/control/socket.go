@@ -41,7 +41,7 @@ func makeRoom(path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s: is there already and is no socket", path)
+		return fmt.Errorf("%s: exists and is not a socket", path)
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
 	switch {
