@@ -66,6 +66,24 @@ func TestAMutedSinkWaits(t *testing.T) {
 	})
 }
 
+// Heartbeats go on while everything else about the bridge waits for the end of a mute.
+func TestHeartbeatsPassAMute(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		ops := &ear{}
+		b := s.start(ops.all("ops").with(func(terms *Terms) { terms.Bridge, terms.Heartbeat = LevelAll, time.Minute }))
+		pause(90 * time.Second)
+		if _, err := b.Mute(delivery.Mute{Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		b.Reload(b.routes, nil, SettingsInfo{}) // which is told about the bridge
+		before := len(ops.types())
+		pause(10 * time.Minute)
+		beats := ops.types()[before:]
+		wantIDs(t, beats, slices.Repeat([]string{"heartbeat"}, 10)...)
+		b.end()
+	})
+}
+
 // A mute outlives a restart, and one that has ended doesn't come back. Somebody can end it, and so does a reload of
 // settings without the sink.
 func TestAMuteEndsOnce(t *testing.T) {

@@ -69,13 +69,16 @@ func (i *Item) soon(now time.Time) bool {
 }
 
 // laneKey returns the key of the item's lane. A message about the bridge that is partly delivered has a lane of its own:
-// whoever refuses it must not keep the next ones from the others.
+// whoever refuses it must not keep the next ones from the others. So have heartbeats, which no mute may hold back: not
+// even one of what came before them.
 func laneKey(i *Item) string {
 	switch {
 	case i.Group != "":
 		return i.Group
 	case i.Batch != 0:
 		return fmt.Sprintf("\x01%d", i.Batch)
+	case i.Transient:
+		return "\x02"
 	case len(i.VMs) > 0:
 		return "\x00" + i.VMs[0]
 	}
