@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"cmp"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -339,11 +340,15 @@ func (s *schedule) wake(now time.Time) (at time.Time) {
 func (s *schedule) pick(first *lane, now time.Time) attempt {
 	a := attempt{began: now}
 	part := first.partialBatch(s.terms.Late)
+	limit := max(1, s.terms.Batch)
 	switch {
 	case part != 0:
-		for _, l := range slices.Clone(s.partialBatches[part]) {
-			if !l.busy {
-				s.join(&a, l, part, len(l.items), now)
+		if s.terms.Digest.Above > 0 {
+			limit = math.MaxInt // otherwise the batch may be one that a reload left to another kind of sink
+		}
+		for _, l := range slices.Concat([]*lane{first}, s.partialBatches[part]) {
+			if !l.busy && len(a.batch) < limit {
+				s.join(&a, l, part, limit-len(a.batch), now)
 			}
 		}
 		s.sort(a.batch) // as they were attempted before
@@ -353,7 +358,6 @@ func (s *schedule) pick(first *lane, now time.Time) attempt {
 		}
 		s.sort(a.batch)
 	default:
-		limit := max(1, s.terms.Batch)
 		if s.oneByOne > 0 || s.blocked {
 			limit = 1
 		}

@@ -72,7 +72,8 @@ type Answer struct {
 	Receipt []byte
 	// Progress is returned with the next attempt of this batch, such as the recipients who have it already. It counts
 	// only beside an error. From then on the batch is repeated with the same members, but for those that a newer change
-	// of their event has replaced. nil keeps the previous one.
+	// of their event has replaced, and in parts if the route's sink takes fewer after a reload. nil keeps the previous
+	// one.
 	Progress []byte
 }
 

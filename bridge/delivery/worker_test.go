@@ -183,6 +183,35 @@ func TestBatchWithProgressIsRepeatedWithTheSameMembers(t *testing.T) {
 	})
 }
 
+// What a sink left half delivered is taken over, after a reload, by one of another kind that takes a delivery at a time.
+func TestHalfDeliveredBatchIsNoLargerThanItsSinkTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, d := newMemory(), &destination{}
+		r := start(t, m, d, digest)
+		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			return delivery.Answer{Progress: []byte("A has it")}, errors.New("B: 451 try again")
+		})
+		m.add(wave()...)
+		pause(time.Second)
+		r.stop()
+		m.restart()
+		for _, answer := range []error{errDown, nil} {
+			d.say(fails(answer))
+			before := len(d.made())
+			r = start(t, m, d, delivery.Terms{Late: delivery.LateSend, Batch: 1})
+			pause(time.Minute)
+			for _, call := range d.made()[before:] {
+				if strings.Contains(call, " ") {
+					t.Fatalf("a sink that takes one delivery at a time got %q", call)
+				}
+			}
+			r.stop()
+			m.restart()
+		}
+		want(t, "accepted", m.ids(&m.accepted), "E1-scheduled", "E2-scheduled", "E3-scheduled")
+	})
+}
+
 // A rejected batch is split if it made no progress. One with progress is not, because some recipients have it already.
 func TestRejectedBatchIsSplitUnlessItMadeProgress(t *testing.T) {
 	reject := func(batch []delivery.Delivery) (delivery.Answer, error) {
