@@ -121,7 +121,7 @@ type routeWorker struct {
 	*delivery.Worker
 	kind  string // of its route
 	stop  func() // lets it end because the program stops
-	leave func() // lets it end because another worker takes over
+	leave func() // lets it end because another worker takes over, and aborts an attempt that exceeds its timeout
 	cut   func() // aborts it
 	done  chan struct{}
 }
@@ -347,29 +347,36 @@ func (b *Bridge) startWorkers(ctx context.Context) {
 	}
 }
 
-// startWorker starts the worker of a route, once the previous worker of that name has ended. The caller holds mu.
+// startWorker starts the worker of a route, which makes no attempt before the previous one of that name has ended. The
+// caller holds mu.
 func (b *Bridge) startWorker(r Route) {
 	ctx, end := b.running.begin(context.Background())
 	ctx, cut := context.WithCancel(ctx)
 	stop, leave := make(chan struct{}), make(chan struct{})
-	before := b.workers[r.Name]
+	var before chan struct{}
+	if was := b.workers[r.Name]; was != nil {
+		before = was.done
+	}
 	c := &routeWorker{
 		Worker: delivery.NewWorker(delivery.Config{
-			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Secrets: r.Secrets,
-			Log: b.Log, Meter: b.Meter, Random: b.Random,
+			Route: r.Name, Sink: r.Sink, Terms: r.Terms.Terms, Queue: b.Outbox.Queue(r.Name), Before: before,
+			Secrets: r.Secrets, Log: b.Log, Meter: b.Meter, Random: b.Random,
 			Trouble: func(why error) { b.trouble(r.Name, why) },
 		}),
 		kind: r.Kind, done: make(chan struct{}), cut: cut,
-		stop: sync.OnceFunc(func() { close(stop) }), leave: sync.OnceFunc(func() { close(leave) }),
+		stop: sync.OnceFunc(func() { close(stop) }),
+		leave: sync.OnceFunc(func() {
+			close(leave)
+			if r.Terms.Timeout > 0 { // an attempt without one is waited for
+				time.AfterFunc(r.Terms.Timeout+stopTimeout, cut)
+			}
+		}),
 	}
 	b.workers[r.Name] = c
 	go func() {
 		defer end()
 		defer close(c.done)
 		defer cut()
-		if before != nil {
-			before.end()
-		}
 		c.Run(ctx, stop, leave)
 		if closer, ok := r.Sink.(io.Closer); ok {
 			if err := closer.Close(); err != nil {
@@ -377,19 +384,4 @@ func (b *Bridge) startWorker(r Route) {
 			}
 		}
 	}()
-}
-
-// end waits until a worker that was asked to end has ended. It aborts an attempt that exceeds its timeout, but waits
-// for one without a timeout.
-func (c *routeWorker) end() {
-	var over <-chan time.Time
-	if c.Terms.Timeout > 0 {
-		over = time.After(c.Terms.Timeout + stopTimeout)
-	}
-	select {
-	case <-c.done:
-	case <-over:
-		c.cut()
-		<-c.done
-	}
 }

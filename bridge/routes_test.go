@@ -316,3 +316,62 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 		})
 	}
 }
+
+// While an attempt without a timeout goes on after a reload, the new settings say what of the rest is late: nothing, or
+// only what is neither under way nor the latest.
+func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
+	for late, want := range map[delivery.Late][]string{
+		delivery.LateSend: {}, delivery.LateDrop: {idB + "-scheduled"},
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			other := map[delivery.Late]delivery.Late{delivery.LateSend: delivery.LateDrop, delivery.LateDrop: delivery.LateSend}
+			e := &ear{}
+			slow := e.all("drain").with(func(terms *Terms) { terms.Timeout, terms.Late = 0, other[late] })
+			slow.Sink = slowSink{e, 2 * time.Hour}
+			b := s.start(slow)
+			pause(1500 * time.Millisecond)
+			s.reboot(idA)
+			pause(5 * time.Second)
+			s.reboot(idB)
+			pause(5 * time.Second)
+			b.Reload([]Route{e.all("drain").with(func(terms *Terms) { terms.Late = late })}, nil, SettingsInfo{})
+			s.azure.Start(idA)
+			pause(time.Hour)
+			if dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead}); len(dead) > 0 {
+				t.Errorf("%s: %s is a dead letter while an attempt is under way", late, dead[0].ID)
+			}
+			pause(2 * time.Hour)
+			dead := []string{}
+			for _, d := range b.Outbox.List(outbox.Selection{State: outbox.StateDead}) {
+				dead = append(dead, d.ID)
+			}
+			wantIDs(t, dead, want...)
+			b.end()
+		})
+	}
+}
+
+// What can't be delivered because an attempt of before a reload goes on falls back in its time.
+func TestWhatWaitsAtAReloadFallsBack(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e, other := &ear{}, &ear{}
+		falls := func(terms *Terms) {
+			terms.Timeout, terms.Fallback = 0, delivery.Fallback{Sink: "other", After: time.Minute}
+		}
+		second := other.all("other")
+		second.Filter.Only.Types = []string{"Freeze"}
+		slow := e.all("drain").with(falls)
+		slow.Sink = slowSink{e, 2 * time.Hour}
+		b := s.start(slow, second)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.Reload([]Route{e.all("drain").with(falls), second}, nil, SettingsInfo{})
+		b.Reload([]Route{e.all("drain").with(falls), second}, nil, SettingsInfo{})
+		s.reboot(idB)
+		pause(90 * time.Second)
+		wantIDs(t, other.ids(), idA+"-scheduled", idB+"-scheduled")
+		wantIDs(t, e.ids())
+		b.end()
+	})
+}

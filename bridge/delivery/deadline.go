@@ -23,9 +23,10 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 	return at
 }
 
-// dropsLate reports whether late items of the lane become dead letters.
+// dropsLate reports whether late items of the lane become dead letters. One under way does not, nor one of the
+// route's previous worker.
 func (s *schedule) dropsLate(l *lane) bool {
-	return s.terms.Late == LateDrop && l.group != "" && !l.busy
+	return s.terms.Late == LateDrop && l.group != "" && !l.busy && !s.standby
 }
 
 // fallsBack reports whether the fallback gets the item when its time has come.

@@ -51,6 +51,7 @@ type schedule struct {
 	failing       int            // number of lanes whose last attempt failed
 	// Keys of lanes that failed since the last acceptance, also of those with nothing pending now; at most downAfter.
 	failed        map[string]bool
+	standby       bool      // the route's previous worker has not ended
 	stopping      bool      // only first attempts are made from now on
 	retryAfterEnd time.Time // end of the last Retry-After
 	refusals      int       // blocked answers since the last acceptance
@@ -251,7 +252,7 @@ func (s *schedule) probing() bool { return s.blocked || s.down() }
 
 // full reports whether no further attempt may begin until one ends.
 func (s *schedule) full() bool {
-	return len(s.underWay) >= max(1, s.terms.Parallel) || s.probing() && len(s.underWay) > 0
+	return s.standby || len(s.underWay) >= max(1, s.terms.Parallel) || s.probing() && len(s.underWay) > 0
 }
 
 // first returns the lane to attempt next, nil if none may be attempted now.

@@ -24,7 +24,8 @@ type Config struct {
 	Sink    Sink
 	Terms   Terms
 	Queue   Queue
-	Secrets []string // files with credentials; when one changes, the worker tries again at once
+	Before  <-chan struct{} // closed when the route's previous worker has ended; nil if there is none
+	Secrets []string        // files with credentials; when one changes, the worker tries again at once
 	Log     *slog.Logger
 	Meter   Meter          // nil to count nothing
 	Random  func() float64 // in [0,1), for jitter; nil for that of math/rand
@@ -66,6 +67,7 @@ func NewWorker(c Config) *Worker {
 	}
 	c.Log = c.Log.With("sink", c.Route)
 	w := &Worker{Config: c, schedule: newSchedule(c.Terms), secrets: secrets{files: c.Secrets}}
+	w.standby = c.Before != nil
 	if c.Random != nil {
 		w.random = c.Random
 	}
@@ -80,23 +82,24 @@ func (w *Worker) State() State {
 }
 
 // Run delivers until stop is closed; then it finishes attempts under way, makes the first attempts that are due, and
-// returns. When leave is closed, because another worker takes over, it only finishes attempts under way. When ctx is
-// done, attempts under way are canceled, and Run returns as soon as they do. It must be called once.
+// returns. When leave is closed, because another worker takes over, it only finishes attempts under way: what else is
+// pending is the other's, which lets it fall back meanwhile. When ctx is done, attempts under way are canceled, and Run
+// returns as soon as they do. It never returns before Before is closed. It must be called once.
 func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	done := make(chan result, max(1, w.Terms.Parallel))
 	timer := time.NewTimer(math.MaxInt64) // never, until it is set
 	defer timer.Stop()
-	leaving := false
+	leaving, before := false, w.Before
 	for {
 		now := time.Now()
-		w.update(now)
 		var wake time.Time
 		if leaving = leaving || closed(leave); leaving {
 			leave = nil
 		} else {
+			w.update(now)
 			wake = w.attempts(ctx, now, done)
 		}
-		if (w.stopping || leaving) && len(w.underWay) == 0 {
+		if (w.stopping || leaving) && len(w.underWay) == 0 && before == nil {
 			return
 		}
 		if !wake.IsZero() {
@@ -111,8 +114,14 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 			stop = nil
 			w.stop(time.Now())
 		case <-leave:
+		case <-before:
+			before, w.standby = nil, false
+			w.restart(time.Now())
 		case <-ctx.Done():
 			w.cutOff(done)
+			if before != nil {
+				<-before
+			}
 			return
 		}
 	}
