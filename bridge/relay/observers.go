@@ -89,7 +89,11 @@ func (s silenceRecord) decide(
 			}
 		}
 	}
-	maps.DeleteFunc(next.Silent, func(_ string, heard time.Time) bool { return now.Sub(heard) >= forgetVM })
+	for vm, heard := range next.Silent {
+		if now.Sub(heard) >= forgetVM {
+			delete(next.Silent, vm)
+		}
+	}
 	if now.Sub(firstBack) >= gatherPeriod {
 		back = messages(returned)
 		for _, o := range returned {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -86,7 +84,7 @@ func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
 // readOpen reads the messages of the cursor's Open that aren't pending or settled yet.
 func (q *queue) readOpen() error {
 	q.mu.Lock()
-	open := slices.Sorted(maps.Keys(q.openSeqs))
+	open := q.currentCursor().Open
 	q.mu.Unlock()
 	for _, seq := range open {
 		q.mu.Lock()

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -88,9 +87,12 @@ func (r *record) settle(id string, m result) {
 	r.Settled[id] = m
 	delete(r.Retries, id)
 	if len(r.Settled) > maxSettled {
-		oldest := slices.MinFunc(slices.Collect(maps.Keys(r.Settled)), func(a, b string) int {
-			return r.Settled[a].At.Compare(r.Settled[b].At)
-		})
+		oldest := id
+		for other, m := range r.Settled {
+			if m.At.Before(r.Settled[oldest].At) {
+				oldest = other
+			}
+		}
 		delete(r.Settled, oldest)
 	}
 }

@@ -3,7 +3,6 @@ package relay
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -99,8 +98,12 @@ func (q *queue) keepTrying() {
 // what needs none, and the other way round.
 func (q *queue) keepUnkept() {
 	q.mu.Lock()
-	all := slices.SortedFunc(maps.Values(q.unkept), func(a, b *unkept) int { return cmp.Compare(a.item.Seq, b.item.Seq) })
+	var all []*unkept
+	for _, u := range q.unkept {
+		all = append(all, u)
+	}
 	q.mu.Unlock()
+	slices.SortFunc(all, func(a, b *unkept) int { return cmp.Compare(a.item.Seq, b.item.Seq) })
 	failed := map[bool]bool{}
 	for _, u := range all {
 		if failed[u.publish] || !q.stillUnkept(u) {

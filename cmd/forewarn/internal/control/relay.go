@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -49,8 +50,18 @@ func RelayHandler(r *relay.Relay) http.Handler {
 			answer(w, ShownDelivery{deliveryOf(e), e.CloudEvent})
 		}
 	})
-	change := func(do func(*http.Request, Mutation) ([]relay.Entry, error)) http.HandlerFunc {
-		return func(w http.ResponseWriter, req *http.Request) {
+	for _, change := range []struct {
+		path string
+		do   func(context.Context, Mutation) ([]relay.Entry, error)
+	}{
+		{"POST /outbox/replay", func(ctx context.Context, m Mutation) ([]relay.Entry, error) {
+			return r.Replay(ctx, m.Keys, m.To, m.By)
+		}},
+		{"POST /outbox/drop", func(ctx context.Context, m Mutation) ([]relay.Entry, error) {
+			return r.Drop(ctx, m.Keys, m.By)
+		}},
+	} {
+		mux.HandleFunc(change.path, func(w http.ResponseWriter, req *http.Request) {
 			var m Mutation
 			if err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 32<<20)).Decode(&m); err != nil {
 				http.Error(w, err.Error(), http.StatusBadRequest)
@@ -70,7 +81,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 			}
 			var entries []relay.Entry
 			if err == nil {
-				entries, err = do(req, m)
+				entries, err = change.do(req.Context(), m)
 			}
 			if err != nil {
 				http.Error(w, withHint(err).Error(), http.StatusConflict)
@@ -81,14 +92,8 @@ func RelayHandler(r *relay.Relay) http.Handler {
 				changed = append(changed, deliveryOf(e))
 			}
 			answer(w, changed)
-		}
+		})
 	}
-	mux.HandleFunc("POST /outbox/replay", change(func(req *http.Request, m Mutation) ([]relay.Entry, error) {
-		return r.Replay(req.Context(), m.Keys, m.To, m.By)
-	}))
-	mux.HandleFunc("POST /outbox/drop", change(func(req *http.Request, m Mutation) ([]relay.Entry, error) {
-		return r.Drop(req.Context(), m.Keys, m.By)
-	}))
 	mux.HandleFunc("POST /replay", func(w http.ResponseWriter, req *http.Request) {
 		var past relay.ReplayRequest
 		err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 64<<10)).Decode(&past)
