@@ -55,23 +55,24 @@ type Relay struct {
 
 	mu           sync.Mutex
 	started      time.Time
-	lastTurn     time.Time // when it last finished its housekeeping
-	services     map[string]*service
-	leases       int              // leases that it holds or is about to take
-	down         error            // why nothing can be read; nil if it can
-	storage      *storage         // nil while there is no connection
-	storageNotes []string         // problems of the stream and the buckets
-	mutes        []*delivery.Mute // of all relays; replaced, never changed
-	mutesRev     uint64           // of the bucket
-	announced    map[string]bool  // CloudEvents about mutes that are in the stream, by the id of their message
-	removedSinks []string         // sinks that a reload removed from the settings
-	deadCounts   map[string]int   // dead letters by sink
+	lastTurn     time.Time           // when it last finished its housekeeping
+	services     map[string]*service // by the name of the route; none is ever removed
+	leases       int                 // leases that it holds or is about to take
+	down         error               // why nothing can be read; nil if it can
+	storage      *storage            // nil while there is no connection
+	storageNotes []string            // problems of the stream and the buckets
+	mutes        []*delivery.Mute    // of all relays; replaced, never changed
+	mutesRev     uint64              // of the bucket
+	announced    map[string]bool     // CloudEvents about mutes that are in the stream, by the id of their message
+	removedSinks []string            // sinks that a reload removed from the settings
+	deadCounts   map[string]int      // dead letters by sink
 	peers        []peer
-	warnedOf     map[string]string // hash of the settings of another relay that was logged, by the relay's ID
-	reload       context.CancelFunc
-	blocked      map[string]bool // routes that were reported as blocked
-	lastTime     time.Time       // of the last CloudEvent about this relay
-	watchErr     error           // why silent VMs can't be noticed; nil if they can
+	warnedOf     map[string]string  // hash of the settings of another relay that was logged, by the relay's ID
+	reload       context.CancelFunc // has the routes that are served end; nil before there are any
+	replaced     sync.WaitGroup     // the sinks of earlier settings that are not closed yet
+	blocked      map[string]bool    // routes that were reported as blocked
+	lastTime     time.Time          // of the last CloudEvent about this relay
+	watchErr     error              // why silent VMs can't be noticed; nil if they can
 }
 
 // New returns a Relay. It does nothing before Run.
@@ -115,9 +116,11 @@ func (r *Relay) Run(ctx context.Context) error {
 		_ = sleep(ctx, reconnectAfter)
 	}
 	r.mu.Lock()
-	routes := r.Routes
-	r.mu.Unlock()
-	closeSinks(routes, r.Log)
+	defer r.mu.Unlock()
+	r.replaced.Wait()
+	for _, route := range r.Routes {
+		r.closeSink(route.Name, route.Sink)
+	}
 	return nil
 }
 
@@ -172,7 +175,7 @@ func (r *Relay) session(ctx context.Context) error {
 		all.Go(func() { r.watchObservers(ctx, st) })
 	}
 	for ctx.Err() == nil {
-		r.serveRoutes(ctx, st)
+		r.serveRoutes(ctx, st, &all)
 	}
 	all.Wait()
 	if conn.IsConnected() {
@@ -196,55 +199,57 @@ func endWhenClosed(
 	}
 }
 
-// serveRoutes serves the routes of the settings until a reload, or until ctx is done.
-func (r *Relay) serveRoutes(ctx context.Context, st *storage) {
+// serveRoutes serves the routes of the settings until a reload, or until ctx is done. Attempts may still be under way
+// then, and all is done when they have ended.
+func (r *Relay) serveRoutes(ctx context.Context, st *storage, all *sync.WaitGroup) {
 	current, next := context.WithCancel(ctx)
 	defer next()
 	r.mu.Lock()
 	r.reload = next
-	routes := r.Routes
-	services := map[string]*service{}
-	for _, route := range routes {
-		services[route.Name] = &service{route: route}
+	for _, route := range r.Routes {
+		s, ended := r.service(route.Name), make(chan struct{})
+		before := s.ended
+		s.ended = ended
+		all.Go(func() { r.keepServing(ctx, current, st, s, route, before, ended) })
 	}
-	r.services = services // never changed
 	r.mu.Unlock()
-	var all sync.WaitGroup
-	for _, route := range routes {
-		all.Go(func() {
-			for current.Err() == nil {
-				r.serve(current, st, services[route.Name])
-			}
-		})
-	}
-	all.Wait()
-	<-current.Done() // without a route there is nothing else to wait for
-	if ctx.Err() == nil {
-		closeSinks(routes, r.Log)
-	}
+	<-current.Done()
 }
 
-func closeSinks(routes []bridge.Route, log *slog.Logger) {
-	for _, route := range routes {
-		if closer, ok := route.Sink.(io.Closer); ok {
-			if err := closer.Close(); err != nil {
-				log.Debug("sink not closed properly", "sink", route.Name, "err", err)
-			}
+// service returns what there is of the routes with a name. mu is held.
+func (r *Relay) service(name string) *service {
+	s := r.services[name]
+	if s == nil {
+		s = &service{ended: make(chan struct{})}
+		close(s.ended)
+		r.services[name] = s
+	}
+	return s
+}
+
+func (r *Relay) closeSink(name string, sink delivery.Sink) {
+	if closer, ok := sink.(io.Closer); ok {
+		if err := closer.Close(); err != nil {
+			r.Log.Debug("sink not closed properly", "sink", name, "err", err)
 		}
 	}
 }
 
-// Reload replaces the routes. What is under way is finished first.
+// Reload replaces the routes. It doesn't wait for attempts under way: a new route starts once those of its name have
+// ended. Then the sink of the old one is closed.
 func (r *Relay) Reload(routes []bridge.Route, s bridge.SettingsInfo) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.reload == nil { // the routes were never served
-		closeSinks(r.Routes, r.Log)
-	} else {
+	if r.reload != nil {
 		r.reload()
 	}
 	for _, was := range r.Routes {
 		r.removedSinks = append(r.removedSinks, was.Name)
+		ended := r.service(was.Name).ended
+		r.replaced.Go(func() {
+			<-ended
+			r.closeSink(was.Name, was.Sink)
+		})
 	}
 	r.removedSinks = slices.DeleteFunc(slices.Clone(r.removedSinks), func(name string) bool {
 		return slices.ContainsFunc(routes, func(now bridge.Route) bool { return now.Name == name })

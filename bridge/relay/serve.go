@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -11,44 +12,63 @@ import (
 	"forewarn/bridge/delivery"
 )
 
-// A service is one route as this relay serves it. Relay.mu guards all but the route.
+// A service is how this relay serves the routes of one name: that of the settings in force, once those before have
+// ended. Relay.mu guards it.
 type service struct {
-	route    bridge.Route
-	holder   holder // of its lease
-	queue    *queue // nil while this relay doesn't serve it
+	ended    chan struct{} // closed when the latest of them has ended
+	route    bridge.Route  // that is served
+	holder   holder        // of its lease
+	queue    *queue        // nil while this relay doesn't serve it
 	worker   *delivery.Worker
 	since    time.Time // when this relay began to serve it
 	err      error     // why no relay serves it; nil if one does
 	handOver func()    // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
 }
 
+// keepServing serves a route from when before is closed until ctx is done, and closes ended.
+func (r *Relay) keepServing(
+	session, ctx context.Context, st *storage, s *service, route bridge.Route, before, ended chan struct{},
+) {
+	defer close(ended)
+	<-before
+	for ctx.Err() == nil {
+		r.serve(session, ctx, st, s, route)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.holder, s.err = holder{}, nil
+}
+
 // serve waits for the route's lease, and delivers as long as it holds it, or until ctx is done or another relay gets
-// the route.
-func (r *Relay) serve(ctx context.Context, st *storage, s *service) {
-	l, err := takeLease(ctx, st.leases, s.route.Name, r.self, r.yieldTime, func() { r.addLeases(-1) }, func(h holder) {
+// the route. ctx is done when the session is, or after a reload.
+func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, route bridge.Route) {
+	l, err := takeLease(ctx, st.leases, route.Name, r.self, r.yieldTime, func() { r.addLeases(-1) }, func(h holder) {
 		r.locked(func() { s.holder, s.err = h, nil })
 	})
 	if err != nil {
-		r.notServed(ctx, s, fmt.Errorf("lease: %w", err))
+		r.notServed(ctx, s, route.Name, fmt.Errorf("lease: %w", err))
 		return
 	}
 	defer r.addLeases(-1)
 	serving, handOver := context.WithCancel(ctx)
 	defer handOver()
-	err = r.deliver(serving, handOver, st, s, l)
+	err = r.deliver(session, serving, handOver, st, s, route, l)
 	switch {
 	case serving.Err() == nil && err != nil:
-		r.notServed(ctx, s, err)
+		r.notServed(ctx, s, route.Name, err)
 	case ctx.Err() == nil:
-		r.Log.Info("another relay, which serves fewer sinks, gets this one", "sink", s.route.Name, "relay", r.Name)
+		r.Log.Info("another relay, which serves fewer sinks, gets this one", "sink", route.Name, "relay", r.Name)
 		_ = sleep(ctx, handOverPause)
 	}
 }
 
-// deliver delivers to a route until ctx is done; then it finishes what is under way, within stopTimeout. It returns an
-// error if it must end earlier, as when the lease is lost. In any case it releases the lease.
-func (r *Relay) deliver(ctx context.Context, handOver func(), st *storage, s *service, l *lease) error {
-	route, log := s.route, r.Log.With("sink", s.route.Name)
+// deliver delivers to a route until ctx is done; then it finishes what is under way, as long as that may take, but
+// within stopTimeout after the session. It returns an error if it must end earlier, as when the lease is lost. In any
+// case it releases the lease.
+func (r *Relay) deliver(
+	session, ctx context.Context, handOver func(), st *storage, s *service, route bridge.Route, l *lease,
+) error {
+	log := r.Log.With("sink", route.Name)
 	held, endLease := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer endLease(nil)
 	defer l.hold(ctx, endLease)()
@@ -67,13 +87,19 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), st *storage, s *se
 		Trouble: func(why error) { r.reportTrouble(held, route, why) },
 	})
 	r.locked(func() {
-		s.queue, s.worker, s.since, s.err, s.handOver = q, w, time.Now(), nil, handOver
+		s.route, s.queue, s.worker, s.since, s.err, s.handOver = route, q, w, time.Now(), nil, handOver
 		q.setMutes(r.mutes)
 	})
 	var reading sync.WaitGroup
 	reading.Go(q.run)
 
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(stopTimeout, func() { endLease(nil) }) })()
+	session, ended := context.WithCancel(session)
+	defer ended()
+	defer context.AfterFunc(ctx, func() {
+		_ = sleep(session, cmp.Or(route.Terms.Timeout, math.MaxInt64)) // which a sink may not heed
+		_ = sleep(held, stopTimeout)
+		endLease(nil)
+	})()
 	w.Run(held, nil, ctx.Done())
 	why := context.Cause(held)
 	endLease(nil)
@@ -86,14 +112,14 @@ func (r *Relay) deliver(ctx context.Context, handOver func(), st *storage, s *se
 }
 
 // notServed records why no relay serves a route, logs it if that is new, and waits a little.
-func (r *Relay) notServed(ctx context.Context, s *service, err error) {
+func (r *Relay) notServed(ctx context.Context, s *service, sink string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	isNew := false
 	r.locked(func() { isNew, s.err = s.err == nil || s.err.Error() != err.Error(), err })
 	if isNew {
-		r.Log.Warn("this sink is not served, trying again", "sink", s.route.Name, "err", err)
+		r.Log.Warn("this sink is not served, trying again", "sink", sink, "err", err)
 	}
 	_ = sleep(ctx, readRetry)
 }

@@ -1,0 +1,116 @@
+package relay_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"forewarn/bridge"
+	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
+)
+
+// A reload cuts no attempt off and makes no second one beside it. The sink's new settings count from its end on; the
+// other sinks don't wait for it.
+func TestAReloadLetsAttemptsFinish(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var mu sync.Mutex
+		ended, cut := 0, 0
+		slow := slowSink(func(ctx context.Context) error {
+			err := error(nil)
+			select {
+			case <-time.After(20 * time.Second):
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if ended++; err != nil {
+				cut++
+			}
+			return err
+		})
+		patient := route("hook", slow)
+		patient.Terms.Timeout = 0 // such as exec
+		r, stop := s.run(patient, route("other", newRecorder()))
+		a := eventNo(1)
+		scheduled, started, end := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1"),
+			a.say(t, imds.Vanished, "vm-1")
+		s.publish(scheduled)
+		pause(2 * time.Second)
+		hook, other := newRecorder(), newRecorder()
+		r.Reload(nil, bridge.SettingsInfo{Hash: "b"}) // the sink goes and returns meanwhile
+		r.Reload([]bridge.Route{route("hook", newRecorder()), route("other", newRecorder())}, bridge.SettingsInfo{Hash: "c"})
+		pause(time.Second)
+		r.Reload([]bridge.Route{route("hook", hook), route("other", other)}, bridge.SettingsInfo{Hash: "d"})
+		s.publish(started)
+		pause(5 * time.Second)
+		wantIDs(t, "the other sink, meanwhile", other.all(), started)
+		wantIDs(t, "attempts beside the one under way", hook.attempts())
+		pause(20 * time.Second)
+		mu.Lock()
+		if ended != 1 || cut != 0 {
+			t.Errorf("%d attempts ended, %d of them cut off; want 1, and none cut off", ended, cut)
+		}
+		mu.Unlock()
+		s.publish(end)
+		pause(5 * time.Second)
+		wantIDs(t, "with the new settings", hook.all(), started, end)
+		stop()
+	})
+}
+
+// A sink that heeds no timeout delays its new settings by no more than seconds.
+func TestAReloadCutsOffWhatHeedsNoTimeout(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		deaf := slowSink(func(ctx context.Context) error {
+			time.Sleep(time.Hour)
+			return ctx.Err()
+		})
+		r, stop := s.run(route("hook", deaf))
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(2 * time.Second)
+		hook := newRecorder()
+		r.Reload([]bridge.Route{route("hook", hook)}, bridge.SettingsInfo{Hash: "b"})
+		pause(time.Minute)
+		wantIDs(t, "told", hook.all(), ce)
+		stop()
+		pause(time.Hour) // until the sink returns
+	})
+}
+
+// What a reload replaces is closed, also while the relay can't work, and what replaces it is used when it can.
+func TestSinksAreClosedByAReloadWhileTheRelayCannotWork(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		var sinks []*closing
+		routes := func() []bridge.Route {
+			sinks = append(sinks, &closing{recorder: newRecorder()})
+			return []bridge.Route{route("hook", sinks[len(sinks)-1])}
+		}
+		r, stop := s.run(routes()...)
+		if err := s.js.DeleteStream(t.Context(), "FOREWARN_dead"); err != nil {
+			t.Fatal(err)
+		}
+		pause(20 * time.Second)
+		r.Reload(routes(), bridge.SettingsInfo{Hash: "b"})
+		r.Reload(routes(), bridge.SettingsInfo{Hash: "c"})
+		pause(20 * time.Second)
+		if sinks[0].closed != 1 || sinks[1].closed != 1 || sinks[2].closed != 0 {
+			t.Errorf("closed %d, %d and %d times; want each but the last once", sinks[0].closed, sinks[1].closed, sinks[2].closed)
+		}
+		s.provision(relay.Retention{})
+		pause(20 * time.Second)
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(20 * time.Second)
+		wantIDs(t, "told", sinks[2].all(), ce)
+		stop()
+		for n, sink := range sinks {
+			if sink.closed != 1 {
+				t.Errorf("sink %d was closed %d times, want once", n, sink.closed)
+			}
+		}
+	})
+}
