@@ -76,7 +76,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	}
 	selected, outdated := q.selects(g, m)
 	switch {
-	case !selected, m.instead != nil && g.has(m.ce.ID()): // a fallback doesn't get what it has got itself
+	case !selected, m.instead != nil && g.has(token(m.ce.ID())): // a fallback doesn't get what it has got itself
 	case outdated && q.route.Terms.Late == delivery.LateDrop:
 		return true
 	case outdated && (q.route.Terms.Late == delivery.LateLatest || q.route.Terms.Lead > 0):

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -93,6 +94,41 @@ func TestARecordOfManyChangesIsBounded(t *testing.T) {
 		}
 		if most != 1000 {
 			t.Errorf("a record has %d of %d deliveries, want 1000", most, changes)
+		}
+		stop()
+	})
+}
+
+// A record holds the results of a thousand deliveries with ids of any length that is allowed. The sink gets each once,
+// and the history shows them.
+func TestARecordOfLongIdsIsBounded(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(route("hook", sink))
+		const changes = 300
+		a := eventNo(1).in(24 * time.Hour)
+		ce := a.say(t, imds.Scheduled, "vm-1")
+		publish := func(changes int) {
+			for n := range changes {
+				ce.SetID(fmt.Sprintf("%s%d", strings.Repeat("<", 4000), n))
+				s.publish(ce)
+			}
+		}
+		publish(changes)
+		pause(time.Minute)
+		if st := r.Status(); len(sink.all()) != changes || !st.Ready {
+			t.Errorf("the sink heard %d of %d; ready %v because of %.200q", len(sink.all()), changes, st.Ready, st.Reasons)
+		}
+		histories, _ := r.Histories(bridge.Period{})
+		if len(histories) != 1 || len(histories[0].Changes[0].Deliveries) != 1 {
+			t.Errorf("the history is %d events, the first change without its delivery", len(histories))
+		}
+		stop()
+		_, stop = s.run(route("hook", sink))
+		publish(3) // another VM's copies
+		pause(time.Minute)
+		if n := len(sink.all()); n != changes {
+			t.Errorf("after a restart the sink has heard %d, want %d", n, changes)
 		}
 		stop()
 	})

@@ -156,8 +156,8 @@ func (f *fleet) setRecord(sink, event string, rec record) {
 func (f *fleet) deliveries(event, id string) []bridge.HistoryDelivery {
 	list := []bridge.HistoryDelivery{}
 	for sink, rec := range f.records[event] {
-		m, settled := rec.Settled[id]
-		t, trying := rec.Retries[id]
+		m, settled := rec.Settled[token(id)]
+		t, trying := rec.Retries[token(id)]
 		switch {
 		case settled && m.How == resultDead:
 			list = append(list, bridge.HistoryDelivery{Sink: sink, State: m.How, At: m.At, Reason: m.Answer})

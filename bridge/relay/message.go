@@ -190,15 +190,17 @@ func (m message) checkLengths() error {
 }
 
 // deliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
-// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own.
+// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own. It is a token, so that
+// a record of many stays small.
 func (m message) deliveryID() string {
+	id := token(m.ce.ID())
 	switch {
 	case m.onlySink == "":
-		return m.ce.ID()
+		return id
 	case m.instead != nil:
-		return m.ce.ID() + " instead"
+		return id + " instead"
 	}
-	return m.ce.ID() + " " + strconv.FormatUint(m.seq, 10)
+	return id + " " + strconv.FormatUint(m.seq, 10)
 }
 
 // recordID returns what the sink's record of the message is about: an Azure event, or one CloudEvent about a bridge.
