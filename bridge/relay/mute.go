@@ -45,6 +45,11 @@ func (r *Relay) setMutes(all []*delivery.Mute, rev uint64) {
 		return
 	}
 	r.mutes, r.mutesRev = all, rev
+	announced := map[string]string{}
+	for _, m := range all {
+		announced[m.ID] = r.announced[m.ID]
+	}
+	r.announced = announced
 	for _, s := range r.services {
 		if s.queue != nil {
 			s.queue.setMutes(all)
@@ -167,13 +172,13 @@ func (r *Relay) announceMutes(ctx context.Context, mutes []*delivery.Mute, withi
 		typ, data := bridge.MuteData(*m)
 		id := fmt.Sprintf("%s.%s.%d", typ, m.ID, m.Until.Unix())
 		r.mu.Lock()
-		done := r.announced[id]
+		done := r.announced[m.ID] == id
 		r.mu.Unlock()
 		if done || time.Since(later(m.Since, m.Ended)) >= within || !r.announce(ctx, typ, data, id) {
 			continue
 		}
 		r.mu.Lock()
-		r.announced[id] = true
+		r.announced[m.ID] = id
 		r.mu.Unlock()
 	}
 }

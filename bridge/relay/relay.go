@@ -63,7 +63,7 @@ type Relay struct {
 	storageNotes []string            // problems of the stream and the buckets
 	mutes        []*delivery.Mute    // of all relays; replaced, never changed
 	mutesRev     uint64              // of the bucket
-	announced    map[string]bool     // CloudEvents about mutes that are in the stream, by the id of their message
+	announced    map[string]string   // the latest message about a mute that is in the stream, by the mute's id
 	removedSinks []string            // sinks that a reload removed from the settings
 	deadCounts   map[string]int      // dead letters by sink
 	peers        []peer
@@ -89,7 +89,7 @@ func New(o Options) *Relay {
 	return &Relay{
 		Options: o, self: holder{Relay: o.Name, ID: rand.Text()[:12]}, started: time.Now(), lastTurn: time.Now(),
 		services: map[string]*service{}, blocked: map[string]bool{}, down: errNotYet,
-		deadCounts: map[string]int{}, announced: map[string]bool{}, fleet: newFleet(),
+		deadCounts: map[string]int{}, announced: map[string]string{}, fleet: newFleet(),
 	}
 }
 
