@@ -245,3 +245,29 @@ func TestADeadLetterThatWouldBeTooLargeLacksItsCloudEvent(t *testing.T) {
 		stop()
 	})
 }
+
+// A dead letter of a sink that is gone from the settings is replayed only to another one: nobody would read it.
+func TestADeadLetterOfARemovedSinkStays(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, other := newRecorder(), newRecorder()
+		hook.answer = fails(fmt.Errorf("%w: 400", delivery.ErrRejected))
+		r, stop := s.run(route("hook", hook))
+		ce := eventNo(1).say(t, imds.Scheduled, "vm-1")
+		s.publish(ce)
+		pause(5 * time.Second)
+		spare := route("other", other)
+		spare.Filter.Only.Types = []string{"Preempt"}
+		r.Reload([]bridge.Route{spare}, bridge.SettingsInfo{})
+		pause(5 * time.Second)
+		_, err := r.Replay(t.Context(), keys(t, r, "hook"), "", "alice")
+		if left := keys(t, r, "hook"); err == nil || !strings.Contains(err.Error(), "--to") || len(left) != 1 {
+			t.Errorf("Replay = %v, and %q are left; want an error that names --to, and the dead letter", err, left)
+		}
+		if _, err := r.Replay(t.Context(), keys(t, r, "hook"), "other", "alice"); err != nil {
+			t.Error(err)
+		}
+		pause(5 * time.Second)
+		wantIDs(t, "the other sink", other.all(), ce)
+		stop()
+	})
+}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -196,6 +197,10 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if l.Sink == noSink {
 			return fmt.Errorf("%s is no CloudEvent, so nobody can take it", entryKey(l.Sink, l.Seq))
 		}
+		sink := cmp.Or(to, l.Sink)
+		if !slices.Contains(r.Sinks(), sink) { // nobody would read it
+			return fmt.Errorf("%s: the settings have no sink %s; name another with --to", entryKey(l.Sink, l.Seq), sink)
+		}
 		ce := event.New()
 		var err error
 		if l.CloudEvent != nil {
@@ -205,10 +210,6 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		}
 		if err != nil {
 			return err
-		}
-		sink := l.Sink
-		if to != "" {
-			sink = to
 		}
 		st, err := r.connected()
 		if err != nil {
