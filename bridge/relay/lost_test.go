@@ -153,3 +153,32 @@ func TestWhatTheStreamDeletedIsSaid(t *testing.T) {
 		stop()
 	})
 }
+
+// So is what they deleted while too much was unsettled.
+func TestWhatTheStreamDeletedWhileNothingWasReadIsSaid(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		sink.answer = fails(errRefused)
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", sink)}, MaxUnsettled: 3})
+		pause(2 * time.Second)
+		const changes, kept = 200, 2
+		for n := range changes {
+			s.publish(eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		pause(10 * time.Second)
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.Purge(t.Context(), jetstream.WithPurgeKeep(kept))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		sink.say(nil)
+		pause(10 * time.Minute)
+		want := fmt.Sprintf("deleted %d messages before the sink hook", changes-len(sink.all()))
+		if got := r.Status().Warnings; len(sink.all()) == changes || !strings.Contains(strings.Join(got, "\n"), want) {
+			t.Errorf("the sink heard %d of %d, and the warnings are %q; want %q among them", len(sink.all()), changes, got, want)
+		}
+		stop()
+	})
+}

@@ -131,10 +131,21 @@ func (q *queue) fetch(seq uint64) (rawMessage, error) {
 	return rawMessage{msg.Sequence, msg.Time.UTC(), msg.Subject, msg.Header, msg.Data}, nil
 }
 
-// takeWhenRoom takes a message when the queue has room for it.
+// takeWhenRoom takes a message when the queue has room for it. Those before it may have been deleted while it had none.
 func (q *queue) takeWhenRoom(r rawMessage) error {
 	if err := q.waitForRoom(); err != nil {
 		return err
+	}
+	q.mu.Lock()
+	lastRead := q.lastRead
+	q.mu.Unlock()
+	if lastRead > 0 && r.seq > lastRead+1 {
+		info, err := q.streamInfo()
+		if err != nil {
+			return err
+		}
+		info.State.FirstSeq = min(info.State.FirstSeq, r.seq)
+		q.skipDeleted(info, lastRead)
 	}
 	return q.take(r)
 }
