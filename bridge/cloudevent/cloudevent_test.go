@@ -275,6 +275,11 @@ func spoken(t *testing.T) map[string]event.Event {
 	bridge(ChainHead, map[string]any{"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)})
 	bridge(ObserverSilent, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}, "groups": []string{"rg"}, "since": answer})
 	bridge(ObserverBack, map[string]any{"count": 12, "vms": []string{"vm-1", "vm-2"}, "sets": []string{"web"}})
+	mute := map[string]any{"mute": "tk3x9q", "sink": "ops", "vm": "vm-db-*", "types": []string{"Reboot"}, "since": answer, "until": commitTime,
+		"why": "replacing disks", "by": "root (alice)"}
+	bridge(SinkMuted, mute)
+	mute["endedBy"] = "root (bob)"
+	bridge(SinkUnmuted, mute)
 	return all
 }
 
