@@ -47,16 +47,11 @@ func (b *Bridge) reportDropped(dropped []outbox.Delivery, by string) {
 		bySink[d.Route] = append(bySink[d.Route], d)
 	}
 	for sink, list := range bySink {
-		data := map[string]any{"sink": sink, "by": by, "count": len(list)}
-		if d := list[0]; len(list) == 1 {
-			data["key"], data["id"], data["type"], data["event"] = d.Key, d.ID, d.Type, d.Group
-		} else {
-			var named []map[string]any
-			for _, d := range list[:min(len(list), listedDead)] {
-				named = append(named, describeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
-			}
-			data["deliveries"] = named
+		var named []map[string]any
+		for _, d := range list[:min(len(list), ListedDead)] {
+			named = append(named, DescribeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
 		}
-		b.reportBridge(cloudevent.DeliveryDropped, data, sink)
+		b.reportBridge(cloudevent.DeliveryDropped,
+			map[string]any{"sink": sink, "by": by, "count": len(list), "deliveries": named}, sink)
 	}
 }

@@ -20,7 +20,7 @@ const (
 	housekeepEvery  = time.Second
 	maintainEvery   = 10 * time.Minute
 	compactEvery    = 24 * time.Hour
-	listedDead      = 20 // dead letters named in one CloudEvent
+	ListedDead      = 20 // deliveries named in one CloudEvent
 )
 
 // DeadReports collects dead letters until they are reported. The zero value has none. It is safe for concurrent use.
@@ -33,7 +33,7 @@ type DeadReports struct {
 type unreportedDead struct {
 	last  time.Time // when the route's dead letters were last reported
 	count int
-	first []map[string]any // at most listedDead, each as describeDead says
+	first []map[string]any // at most ListedDead, each as DescribeDead says
 }
 
 // Add adds a dead letter of a route, unless it is about a bridge or a relay: that never causes another CloudEvent.
@@ -52,8 +52,8 @@ func (r *DeadReports) Add(route, key, reason string, i delivery.Item) {
 		r.routes[route] = n
 	}
 	n.count++
-	if len(n.first) < listedDead {
-		n.first = append(n.first, describeDead(key, reason, i))
+	if len(n.first) < ListedDead {
+		n.first = append(n.first, DescribeDead(key, reason, i))
 	}
 }
 
@@ -77,10 +77,12 @@ func (r *DeadReports) Due(now time.Time, while time.Duration) map[string]map[str
 	return due
 }
 
-// describeDead describes a dead letter for a CloudEvent about the bridge.
-func describeDead(key, reason string, i delivery.Item) map[string]any {
-	one := map[string]any{"key": key, "id": i.ID, "type": i.Type, "event": i.Group, "attempts": i.Attempts,
-		"reason": reason}
+// DescribeDead describes a delivery that was given up or dropped, for a CloudEvent about a bridge or a relay.
+func DescribeDead(key, reason string, i delivery.Item) map[string]any {
+	one := map[string]any{"key": key, "id": i.ID, "type": i.Type, "attempts": i.Attempts, "reason": reason}
+	if i.Group != "" {
+		one["event"] = i.Group
+	}
 	if i.Error != "" {
 		one["error"] = i.Error
 	}

@@ -357,9 +357,11 @@ func TestTheStartIsReportedWithTheGap(t *testing.T) {
 // What somebody drops together is reported as one CloudEvent a sink, which keeps to the schema and names the first of
 // many.
 func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
+	whole, _ := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		down, audit := &ear{answer: always(errDown)}, &ear{}
-		b := s.start(down.all("down"), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
+		heardAll := func(x *Terms) { x.Bridge = LevelAll }
+		b := s.start(down.all("down").with(heardAll), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
 		pause(1500 * time.Millisecond)
 		for n := range 30 {
 			s.reboot(fmt.Sprintf("%08d-0000-4000-8000-000000000000", n))
@@ -380,14 +382,21 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 			if len(told) != 1 || told[0].Event.Type() != cloudevent.DeliveryDropped {
 				t.Fatalf("told %s, want one CloudEvent", idsOf(told))
 			}
+			if err := breaks(t, whole, structured(t, told[0].Event)); err != nil {
+				t.Errorf("it breaks the contract: %v\n%s", err, told[0].Event.Data())
+			}
 			return tellingOf(t, told[0].Event)
 		}
 		pending := b.Outbox.List(outbox.Selection{Route: "down"})
-		if one := drop(pending[:1]); one["key"] != pending[0].Key || one["by"] != "root" || one["count"] != 1.0 {
-			t.Errorf("of one it tells %v", one)
+		for _, d := range pending[:2] { // the first is about the bridge
+			one := drop([]outbox.Delivery{d})
+			if list, _ := one["deliveries"].([]any); len(list) != 1 || list[0].(map[string]any)["key"] != d.Key || one["by"] != "root" ||
+				one["count"] != 1.0 || one["event"] != nil {
+				t.Errorf("of one it tells %v", one)
+			}
 		}
-		many := drop(pending[1:])
-		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != listedDead {
+		many := drop(pending[2:])
+		if list, _ := many["deliveries"].([]any); many["count"] != 29.0 || len(list) != ListedDead {
 			t.Errorf("of 29 it tells %v", many)
 		}
 		b.end()

@@ -266,11 +266,12 @@ func spoken(t *testing.T) map[string]event.Event {
 	bridge(IMDSRecovered, map[string]any{"endpoint": "http://169.254.169.254", "gap": away})
 	bridge(SinkBlocked, map[string]any{"sink": "ops", "kind": "slack", "pending": 14, "since": answer, "error": "blocked: invalid_auth <&>"})
 	bridge(SinkRecovered, map[string]any{"sink": "ops", "kind": "slack", "pending": 0})
-	bridge(DeliveryDeadLettered, map[string]any{"sink": "ops", "count": 2, "deliveries": []map[string]any{{
+	lost := []map[string]any{{
 		"key": "ops/1763697329123456", "id": idC + "-scheduled", "type": EventPrefix + "scheduled", "event": idC,
 		"reason": delivery.ReasonRejected, "error": "rejected: 422 Unprocessable Entity", "attempts": 1,
-	}}})
-	bridge(DeliveryDropped, nil)
+	}}
+	bridge(DeliveryDeadLettered, map[string]any{"sink": "ops", "count": 2, "deliveries": lost})
+	bridge(DeliveryDropped, map[string]any{"sink": "ops", "by": "root (alice)", "count": 2, "deliveries": lost})
 	bridge(SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"})
 	bridge(ChainHead, map[string]any{"sink": "audit", "head": strings.Repeat("0123456789abcdef", 4)})
 	bridge(ObserverSilent, map[string]any{"count": 1, "vms": []string{"vm-1"}, "sets": []string{"web"}, "groups": []string{"rg"}, "since": answer})

@@ -244,7 +244,7 @@ var sampleTroubles = []struct {
 	{SinkUnmuted, map[string]any{
 		"mute": "tk3x9q", "since": sampleTime, "until": sampleTime, "why": "repairs", "by": "root", "endedBy": "root",
 	}},
-	{DeliveryDropped, map[string]any{"sink": "ops", "key": "ops/1", "id": "x", "by": "root"}},
+	{DeliveryDropped, map[string]any{"sink": "ops", "count": 1, "by": "root"}},
 	{BridgeStarted, map[string]any{"version": "1.2.0", "gap": sampleGap}},
 	{BridgeStopping, map[string]any{"pending": 3}},
 	{SettingsLoaded, map[string]any{"settingsHash": "5f0b1c2d"}},

@@ -14,6 +14,7 @@ import (
 	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
@@ -223,9 +224,6 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 	})
 }
 
-// listedDropped is how many dropped deliveries a CloudEvent names.
-const listedDropped = 20
-
 // Drop deletes dead letters and returns them. by is the user who asked for it; the stream gets a CloudEvent with it.
 func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, error) {
 	dropped, err := r.removeEach(ctx, keys, func(_ uint64, l deadLetter) error {
@@ -234,10 +232,8 @@ func (r *Relay) Drop(ctx context.Context, keys []string, by string) ([]Entry, er
 	})
 	if len(dropped) > 0 {
 		var named []map[string]any
-		for _, e := range dropped[:min(len(dropped), listedDropped)] {
-			named = append(named, map[string]any{"key": e.Key, "id": e.ID, "type": e.Type, "event": e.Group,
-				"attempts": e.Attempts,
-				"reason":   "dropped"})
+		for _, e := range dropped[:min(len(dropped), bridge.ListedDead)] {
+			named = append(named, bridge.DescribeDead(e.Key, "dropped", e.Item))
 		}
 		ctx := context.WithoutCancel(ctx) // what is dropped is on record, also when the command has been interrupted
 		r.announce(ctx, cloudevent.DeliveryDropped, map[string]any{"by": by, "count": len(dropped), "deliveries": named}, "")
