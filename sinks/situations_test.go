@@ -254,7 +254,7 @@ func situations() map[string]situation {
 		cloudevent.DeliveryDeadLettered: {"sink": "hook", "count": 2, "deliveries": []any{map[string]any{
 			"reason": "rejected", "error": "rejected: 422 Unprocessable Entity",
 		}}},
-		cloudevent.DeliveryDropped: {"sink": "hook", "key": "hook/1", "id": "602D9444-scheduled", "by": "root"},
+		cloudevent.DeliveryDropped: {"sink": "hook", "count": 29, "by": "root (alice)"},
 		cloudevent.SinkMuted: {"mute": "tk3x9q", "sink": "ops", "since": messageTime.clock(), "until": at("05:55:00").clock(),
 			"why": "replacing disks", "by": "root (alice)"},
 		cloudevent.SinkUnmuted: {"mute": "tk3x9q", "since": messageTime.clock(), "until": at("05:55:00").clock(),
