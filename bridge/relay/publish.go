@@ -20,7 +20,7 @@ import (
 
 // reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route
 // accepts again. The other routes that want to know get a CloudEvent.
-func (r *Relay) reportTrouble(ctx context.Context, route bridge.Route, why error) {
+func (r *Relay) reportTrouble(ctx context.Context, route bridge.Route, q *queue, why error) {
 	r.mu.Lock()
 	wasBlocked := r.blocked[route.Name]
 	r.blocked[route.Name] = why != nil
@@ -28,10 +28,14 @@ func (r *Relay) reportTrouble(ctx context.Context, route bridge.Route, why error
 	if wasBlocked == (why != nil) {
 		return
 	}
-	data := map[string]any{"sink": route.Name, "kind": route.Kind}
+	st := q.status()
+	data := map[string]any{"sink": route.Name, "kind": route.Kind, "pending": st.pending}
 	typ := cloudevent.SinkRecovered
 	if why != nil {
-		typ, data["error"] = cloudevent.SinkBlocked, why.Error()
+		if st.oldest.IsZero() { // what was refused is settled already
+			st.oldest = time.Now()
+		}
+		typ, data["error"], data["since"] = cloudevent.SinkBlocked, why.Error(), st.oldest.UTC()
 	}
 	go r.notifySinks(ctx, typ, data, route.Name) // the Worker must not wait for it
 }

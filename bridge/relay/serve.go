@@ -84,7 +84,7 @@ func (r *Relay) deliver(
 	w := delivery.NewWorker(delivery.Config{
 		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
 		Log: r.Log, Meter: r.Meter, Random: r.Random,
-		Trouble: func(why error) { r.reportTrouble(held, route, why) },
+		Trouble: func(why error) { r.reportTrouble(held, route, q, why) },
 	})
 	r.locked(func() {
 		s.route, s.queue, s.worker, s.since, s.err, s.handOver = route, q, w, time.Now(), nil, handOver

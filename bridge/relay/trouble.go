@@ -42,7 +42,7 @@ func (r *Relay) reportSilent(ctx context.Context, now time.Time) {
 			continue
 		}
 		if why := bridge.WhySilent(s.worker.State(), s.route.Terms.Timeout, now); why != nil {
-			r.reportTrouble(ctx, s.route, why)
+			r.reportTrouble(ctx, s.route, s.queue, why)
 		}
 	}
 }

@@ -28,18 +28,20 @@ func newOps() *ops {
 		defer o.mu.Unlock()
 		for _, d := range batch {
 			var data struct {
-				Sink, Error string
-				Count       int
-				Deliveries  []struct{ Key, Reason, Error string }
+				Sink, Error    string
+				Count, Pending int
+				Since          time.Time
+				Deliveries     []struct{ Key, Reason, Error string }
 			}
 			if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
 				return a, err
 			}
 			switch d.Event.Type() {
 			case cloudevent.SinkBlocked:
-				o.heard = append(o.heard, "blocked "+data.Sink+": "+data.Error)
+				o.heard = append(o.heard, fmt.Sprintf("blocked %s since %s with %d pending: %s", data.Sink,
+					data.Since.Format(time.TimeOnly), data.Pending, data.Error))
 			case cloudevent.SinkRecovered:
-				o.heard = append(o.heard, "recovered "+data.Sink)
+				o.heard = append(o.heard, fmt.Sprintf("recovered %s with %d pending", data.Sink, data.Pending))
 			case cloudevent.DeliveryDeadLettered:
 				first := data.Deliveries[0]
 				o.heard = append(o.heard, fmt.Sprintf("%d dead of %s: %s %s", data.Count, data.Sink, first.Reason, first.Error))
@@ -82,13 +84,13 @@ func TestASinkThatIsDownIsReportedOnARelay(t *testing.T) {
 		pause(4 * time.Minute)
 		o.wants(t, "after 4 minutes")
 		pause(6 * time.Minute)
-		o.wants(t, "after 10 minutes", "blocked hook: connection refused")
+		o.wants(t, "after 10 minutes", "blocked hook since 00:00:02 with 1 pending: connection refused")
 		if n := len(o.all()); n != 2 {
 			t.Errorf("ops got %d CloudEvents, want the change and one about the sink", n)
 		}
 		hook.say(nil)
 		pause(10 * time.Minute)
-		o.wants(t, "when it is back", "recovered hook")
+		o.wants(t, "when it is back", "recovered hook with 0 pending")
 		stop()
 	})
 }
@@ -109,7 +111,7 @@ func TestASinkThatOnlyWaitsIsNotReportedOnARelay(t *testing.T) {
 		pause(4 * time.Minute)
 		o.wants(t, "4 minutes later")
 		pause(6 * time.Minute)
-		o.wants(t, "10 minutes later", "blocked hook: connection refused")
+		o.wants(t, "10 minutes later", "blocked hook since 00:21:02 with 1 pending: connection refused")
 		stop()
 	})
 }
