@@ -3,6 +3,8 @@ package bridge
 import (
 	"bytes"
 	"os"
+	"os/exec"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,6 +116,40 @@ func TestARunningBridgeKeepsToTheSchemas(t *testing.T) {
 		}
 		if t.Failed() {
 			t.Log(s.log)
+		}
+	})
+}
+
+// Times are in UTC where the local zone is another, also those that a mute has set. The test runs in its own process,
+// because time.Local is global.
+func TestSchemasHoldInAnyZone(t *testing.T) {
+	const child = "FOREWARN_TEST_ZONE"
+	if os.Getenv(child) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), child+"=1", "GORACE=atexit_sleep_ms=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	time.Local = time.FixedZone("CET", 60*60)
+	whole, _ := schemas(t)
+	bubble(t, func(t *testing.T, s *stage) {
+		down, audit := &ear{answer: always(delivery.ErrBlocked)}, &ear{}
+		b := s.start(down.all("down"), audit.all("audit").with(func(x *Terms) { x.Bridge = LevelAll }))
+		if _, err := b.Mute(delivery.Mute{Sink: "down", Why: "repairs", By: "alice"}, 5*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot"})
+		pause(10 * time.Minute)
+		b.end()
+		for _, h := range audit.accepted() {
+			if err := breaks(t, whole, structured(t, h.Event)); err != nil {
+				t.Errorf("%s: %v\n%s", h.Event.Type(), err, h.Event.Data())
+			}
+		}
+		if !slices.Contains(audit.types(), "sink.blocked") {
+			t.Errorf("told %s, want a blocked sink among them", audit.types())
 		}
 	})
 }

@@ -69,7 +69,7 @@ type Item struct {
 func (i *Item) Since() time.Time {
 	since := later(i.Pending, i.Due)
 	if i.waited() {
-		since = later(since, i.Mute.Ended)
+		since = later(since, i.Mute.Ended.UTC())
 	}
 	return since
 }
