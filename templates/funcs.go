@@ -379,19 +379,23 @@ func (z *zones) clock(fields, v any, seconds bool) string {
 	return t.Format(layout)
 }
 
-// full returns a time with its day in the zone of the fields, followed by the time in UTC. It returns "" for the zero
-// time.
+// full returns a time with its day in the zone of the fields, followed by the time in UTC, with the weekday if it is
+// another there. It returns "" for the zero time.
 func (z *zones) full(fields, v any) string {
 	t := toTime(v)
 	if t.IsZero() {
 		return ""
 	}
 	f, _ := fields.(map[string]any)
-	local := z.in(t, text(f["zone"])).Format("Mon 2 Jan 2006 at 15:04 MST")
-	if strings.HasSuffix(local, " UTC") {
+	there, utc := z.in(t, text(f["zone"])), t.UTC()
+	local := there.Format("Mon 2 Jan 2006 at 15:04 MST")
+	switch {
+	case strings.HasSuffix(local, " UTC"):
 		return local
+	case there.Day() != utc.Day():
+		return local + utc.Format(" (Mon 15:04 UTC)")
 	}
-	return local + t.UTC().Format(" (15:04 UTC)")
+	return local + utc.Format(" (15:04 UTC)")
 }
 
 // slackTime returns a date token of Slack's, which each reader sees in their own zone. Where Slack cannot show it, the

@@ -73,6 +73,7 @@ func TestFunctions(t *testing.T) {
 		{`{{clock .at "2026-11-21T04:10:04Z"}}; {{clockSeconds .at "2026-11-21T04:10:04Z"}}; {{clock .at "2026-11-22T04:10:04Z"}}; {{clock .at ""}}`, `05:10 CET; 05:10:04 CET; 05:10 CET on Sun 22 Nov; `},
 		{`{{clock (slack .at) "2026-11-22T04:10:04Z"}}`, `<!date^1795320604^{time} on {date_short}|05:10 CET on Sun 22 Nov>`},
 		{`{{fullTime .at "2026-11-21T04:10:04Z"}}; {{fullTime .missing "2026-11-21T04:10:04Z"}}`, `Sat 21 Nov 2026 at 05:10 CET (04:10 UTC); Sat 21 Nov 2026 at 04:10 UTC`},
+		{`{{fullTime .at "2026-11-20T23:10:04Z"}}; {{fullTime (dict "zone" "America/New_York") "2026-11-21T04:10:04Z"}}`, `Sat 21 Nov 2026 at 00:10 CET (Fri 23:10 UTC); Fri 20 Nov 2026 at 23:10 EST (Sat 04:10 UTC)`},
 		{`{{slackEscape .text}}`, `Réboot &lt;vm&gt; &amp; "more"`},
 		{`{{(slack .).list}} {{(slack .).map.a}} {{slack "<"}}`, `[a 1.5] &lt;x&gt; &lt;`},
 		{`{{slackEscape "a<b" | trunc 5}} {{trunc 7 "a &c; def"}}`, `a… a &c; …`},
