@@ -298,8 +298,9 @@ func toTime(v any) time.Time {
 	if t, ok := v.(time.Time); ok {
 		return t
 	}
-	s := strings.TrimSpace(text(v))
-	for _, layout := range []string{time.RFC3339Nano, time.RFC1123, time.RFC1123Z} {
+	s := strings.Replace(strings.TrimSpace(text(v)), " UTC", " GMT", 1)
+	// GMT is text in the layout, because time.Parse takes every zone for UTC that it does not know.
+	for _, layout := range []string{time.RFC3339Nano, "Mon, _2 Jan 2006 15:04:05 GMT", time.RFC1123Z} {
 		if t, err := time.Parse(layout, s); err == nil {
 			return t
 		}

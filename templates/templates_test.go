@@ -68,6 +68,7 @@ func TestFunctions(t *testing.T) {
 		{`{{humanizeDuration -90}} {{humanizeDuration "x"}} {{humanizeDuration .missing}}`, `-90 s 0 s 0 s`},
 		{`{{date "15:04" "2026-11-21T04:10:00Z"}} {{"Sat, 21 Nov 2026 04:10:00 GMT" | tz "Europe/Berlin" | date "Mon 15:04 MST"}} {{date "15:04" 1795234200}}`, `04:10 Sat 05:10 CET 04:10`},
 		{`{{date "15:04" .missing}}{{date "15:04" "soon"}}`, ``},
+		{`{{date "15:04" "Tue, 1 Dec 2026 04:10:00 GMT"}} {{date "15:04" "Tue, 01 Dec 2026 04:10:00 UTC"}} {{date "15:04" "Tue, 01 Dec 2026 04:10:00 PST"}}`, `04:10 04:10 `},
 		{`{{"2026-11-21T04:10:00Z" | tz "No/Where" | date "15:04 MST"}}`, `04:10 UTC`},
 		{`{{unixEpoch "2026-11-21T04:10:00Z"}}`, `1795234200`},
 		{`{{clock .at "2026-11-21T04:10:04Z"}}; {{clockSeconds .at "2026-11-21T04:10:04Z"}}; {{clock .at "2026-11-22T04:10:04Z"}}; {{clock .at ""}}`, `05:10 CET; 05:10:04 CET; 05:10 CET on Sun 22 Nov; `},
