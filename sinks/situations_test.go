@@ -177,6 +177,9 @@ func situations() map[string]situation {
 		"Description": "Something else.", "DurationInSeconds": 9,
 	}), "Description", "DurationInSeconds"), circumstances{}, true, nil)
 
+	tell("updated-begun", "04:10:08", changed(azure("Started", "Reboot", "04:10:00", nil), begun, "NotBefore"),
+		circumstances{}, true, nil)
+
 	tell("started", "04:10:04", imds.Change{Kind: imds.Started, Event: begun, Previous: &reboot}, circumstances{}, true,
 		nil)
 	tell("started-unannounced", "04:10:04", imds.Change{Kind: imds.Started, Event: begun}, circumstances{}, false, nil)
