@@ -261,7 +261,7 @@ func (k *syslogSink) datagrams(conn net.Conn, messages [][]byte, rtt time.Durati
 }
 
 // message returns a CloudEvent as a message of RFC 5424 within the limit of the transport: its text is cut first, then
-// its attributes, but not the id.
+// its attributes, but not the id. Of hundreds of attributes, as a stranger's CloudEvent may have, the first are left.
 func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	all, err := attributes(d.Event)
 	if err != nil {
@@ -273,11 +273,8 @@ func (k *syslogSink) message(d delivery.Delivery) ([]byte, error) {
 	}
 	m := k.head(d.Event)
 	var data []byte
-	for most := syslogMaxAttribute; most >= 16; most /= 2 {
-		data = k.structured(all, most)
-		if len(m)+len(data)+syslogMinText <= k.limit {
-			break
-		}
+	for most, whole := syslogMaxAttribute, false; most >= 16 && !whole; most /= 2 {
+		data, whole = k.structured(all, most, k.limit-len(m)-syslogMinText)
 	}
 	m = append(m, data...)
 	text = new(redactor).line(text, false, k.limit-len(m)-len(" \ufeff"))
@@ -314,8 +311,9 @@ func syslogSeverity(ce event.Event) int {
 	return 7
 }
 
-// structured returns the attributes as structured data, each value cut to most bytes.
-func (k *syslogSink) structured(all []attribute, most int) []byte {
+// structured returns the attributes as structured data of at most room bytes, each value cut to most bytes. It reports
+// whether all of them are in it.
+func (k *syslogSink) structured(all []attribute, most, room int) (_ []byte, whole bool) {
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, `]`, `\]`)
 	b := fmt.Appendf(nil, "[%s", k.id)
 	for _, a := range all {
@@ -323,9 +321,13 @@ func (k *syslogSink) structured(all []attribute, most int) []byte {
 		if a.name == "id" {
 			limit = syslogMaxID
 		}
+		end := len(b)
 		b = fmt.Appendf(b, ` %s="%s"`, syslogName(a.name, 32), escape.Replace(new(redactor).line(a.value, false, limit)))
+		if len(b) >= room {
+			return append(b[:end], ']'), false
+		}
 	}
-	return append(b, ']')
+	return append(b, ']'), true
 }
 
 // syslogName returns what the head of a message can hold of a text: ASCII without spaces, at most limit bytes.

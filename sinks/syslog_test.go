@@ -270,6 +270,24 @@ func TestSyslogMessagesAreBounded(t *testing.T) {
 	}
 }
 
+// A CloudEvent of somebody else, which a relay may read, can have any number of attributes. Its message is bounded too,
+// and has the id and a text.
+func TestSyslogBoundsManyAttributes(t *testing.T) {
+	ce := deliveries(t)[0].Event.Clone()
+	for i := range 500 {
+		ce.SetExtension(fmt.Sprintf("attribute%d", i), "of somebody else")
+	}
+	for scheme, limit := range map[string]int{"tcp": 8192, "udp": 2048} {
+		m, err := syslogOf(t, "url: "+scheme+"://a.example").message(delivery.Delivery{Event: ce})
+		if err != nil || len(m) > limit {
+			t.Errorf("%s: %d bytes, %v; want at most %d", scheme, len(m), err, limit)
+		}
+		if s := parseSyslog(t, string(m)); s.data["id"] != ce.ID() || s.text == "" {
+			t.Errorf("%s: the id is %q, the text %q", scheme, s.data["id"], s.text)
+		}
+	}
+}
+
 // A receiver that goes away before it has read everything gets it again; one that does not close is believed.
 func TestSyslogKnowsWhatItCan(t *testing.T) {
 	d := deliveries(t)[:1]
