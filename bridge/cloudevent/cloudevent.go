@@ -12,6 +12,7 @@ import (
 	"maps"
 	"math"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -365,12 +366,14 @@ func Fields(ce event.Event) map[string]any {
 		"data": map[string]any{}, "resources": []string{}, "notice": 0.0, "first": false,
 	}
 	for name, v := range ce.Extensions() {
-		switch v := v.(type) {
+		switch value := v.(type) {
 		case int32:
-			f[name] = int(v)
+			v = int(value)
 		case types.Timestamp:
-			f[name] = v.String()
-		default:
+			v = value.String()
+		}
+		// A stranger's attribute may have the name of a field, but not its type, on which templates rely.
+		if own, ours := f[name]; !ours || reflect.TypeOf(v) == reflect.TypeOf(own) {
 			f[name] = v
 		}
 	}

@@ -908,6 +908,27 @@ func TestFieldsHasEveryName(t *testing.T) {
 	}
 }
 
+// An attribute of somebody else that has the name of a field but another type does not take its place.
+func TestFieldsKeepTheirTypes(t *testing.T) {
+	none := Fields(event.New())
+	for _, value := range []any{"of somebody else", true, 7} {
+		ce := event.New()
+		for name := range none {
+			if !slices.Contains([]string{"specversion", "id", "source", "type", "subject", "time"}, name) {
+				ce.SetExtension(name, value)
+			}
+		}
+		if len(ce.Extensions()) < 12 {
+			t.Fatalf("it has only the attributes %v", ce.Extensions())
+		}
+		for name, got := range Fields(ce) {
+			if got, want := fmt.Sprintf("%T", got), fmt.Sprintf("%T", none[name]); got != want {
+				t.Errorf("with %v, %s is a %s, want %s", value, name, got, want)
+			}
+		}
+	}
+}
+
 // Beside the attributes stand what a condition asks for: how long until it begins, how long it takes, whom it hits,
 // whether it is news.
 func TestFieldsSaysWhatConditionsAskFor(t *testing.T) {
