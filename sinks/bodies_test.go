@@ -122,6 +122,53 @@ func TestBodiesOfAReboot(t *testing.T) {
 	}
 }
 
+// A page is what PagerDuty reads of its body.
+type page struct {
+	Action  string `json:"event_action"`
+	Key     string `json:"dedup_key"`
+	Payload struct{ Source string }
+}
+
+// pageAbout returns what PagerDuty is told of a CloudEvent about a bridge.
+func pageAbout(t *testing.T, typ string, o imds.Observer, data map[string]any) (p page) {
+	t.Helper()
+	ready, _ := templates.Body("pagerduty")
+	parsed, err := templates.Parse("pagerduty", ready.Text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fieldsOf(t, situation{batch: about(typ, o, data), now: messageTime})
+	f["secret"] = map[string]string{"routing_key": "0123456789abcdef"}
+	if err := json.Unmarshal([]byte(render(t, parsed, f)), &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// What PagerDuty is told about a sink or a silent VM opens an incident that only the same VM's recovery resolves, also
+// where another group has a VM of that name.
+func TestIncidentsOfVMsOfOneNameStayApart(t *testing.T) {
+	other := dbHost
+	other.VMID, other.ResourceGroup = "0f3a6f0e-5a0d-4b3c-8f67-5f1f2d8c9a10", "test-db"
+	for _, tt := range []struct {
+		trouble, end string
+		data, others map[string]any
+	}{
+		{cloudevent.SinkBlocked, cloudevent.SinkRecovered, map[string]any{"sink": "ops"}, map[string]any{"sink": "ops"}},
+		{cloudevent.ObserverSilent, cloudevent.ObserverBack, // of which a relay tells
+			map[string]any{"count": 1, "vms": []string{"vm-db-1"}, "groups": []string{"prod-db"}},
+			map[string]any{"count": 1, "vms": []string{"vm-db-1"}, "groups": []string{"test-db"}}},
+	} {
+		key := pageAbout(t, tt.trouble, dbHost, tt.data).Key
+		if end := pageAbout(t, tt.end, dbHost, tt.data); end.Action != "resolve" || end.Key != key {
+			t.Errorf("%s: %s of %s, want the end of %s", tt.end, end.Action, end.Key, key)
+		}
+		if its := pageAbout(t, tt.trouble, other, tt.others).Key; its == key {
+			t.Errorf("%s: both have %s", tt.trouble, key)
+		}
+	}
+}
+
 // What a body holds for its receiver alone is read on each use and shown to nobody else.
 func TestBodySecretsAreSentAndNeverShown(t *testing.T) {
 	var r recorder
