@@ -169,6 +169,18 @@ func TestIncidentsOfVMsOfOneNameStayApart(t *testing.T) {
 	}
 }
 
+// A mute is no trouble: it neither opens nor changes the incident of the sink's next trouble, which would wake nobody
+// then.
+func TestAMuteLeavesTheSinksIncidentAlone(t *testing.T) {
+	ops := map[string]any{"sink": "ops"}
+	trouble := pageAbout(t, cloudevent.SinkBlocked, dbHost, ops).Key
+	for _, typ := range []string{cloudevent.SinkMuted, cloudevent.SinkUnmuted} {
+		if pageAbout(t, typ, dbHost, ops).Key == trouble {
+			t.Errorf("%s has the key of trouble, %s", typ, trouble)
+		}
+	}
+}
+
 // What a body holds for its receiver alone is read on each use and shown to nobody else.
 func TestBodySecretsAreSentAndNeverShown(t *testing.T) {
 	var r recorder
