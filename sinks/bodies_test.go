@@ -181,6 +181,15 @@ func TestAMuteLeavesTheSinksIncidentAlone(t *testing.T) {
 	}
 }
 
+// A page about a bridge names the VM, as one about an event does.
+func TestPagesNameTheVMInTrouble(t *testing.T) {
+	for _, typ := range []string{cloudevent.SinkBlocked, cloudevent.IMDSUnavailable, cloudevent.DeliveryDeadLettered} {
+		if got := pageAbout(t, typ, dbHost, map[string]any{"sink": "ops"}).Payload.Source; got != "vm-db-1" {
+			t.Errorf("%s: the source is %q, want vm-db-1", typ, got)
+		}
+	}
+}
+
 // What a body holds for its receiver alone is read on each use and shown to nobody else.
 func TestBodySecretsAreSentAndNeverShown(t *testing.T) {
 	var r recorder
