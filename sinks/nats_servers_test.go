@@ -744,6 +744,29 @@ func TestNATSProvision(t *testing.T) {
 	}
 }
 
+// A stream that somebody deletes while the connection lasts is made again.
+func TestNATSProvisionsAgain(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nprovision: {stream: FOREWARN}", testHost(t))
+	deliver := func() error {
+		_, err := s.Deliver(t.Context(), deliveries(t)[:1])
+		return err
+	}
+	if err := deliver(); err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteStream(t.Context(), "FOREWARN"); err != nil {
+		t.Fatal(err)
+	}
+	if err := deliver(); classOf(err) != blocked {
+		t.Errorf("without the stream: %v, want it blocked", err)
+	}
+	if err := deliver(); err != nil {
+		t.Errorf("Deliver = %v, want the stream made again", err)
+	}
+}
+
 // A connection is tried without sending or creating anything, and says where it led.
 func TestNATSConnect(t *testing.T) {
 	srv := natsServe(t, nil)

@@ -105,7 +105,7 @@ func setGiven[T int | int64 | time.Duration](property *T, given T, keys *[]strin
 	}
 }
 
-// provide creates or updates the stream, once for each connection, and logs what it did.
+// provide creates or updates the stream, once for each connection and when no stream answered, and logs what it did.
 func (n *natsSink) provide(ctx context.Context, s *natsSession) error {
 	link := s.currentLink()
 	if n.provision == nil || s.provided == link {
@@ -172,6 +172,7 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 	case err == nil:
 		return n.stored(s, ack.Stream, ack.Sequence, ack.Duplicate), nil
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
+		s.provided = nil // the stream may be deleted
 		return delivery.Answer{}, n.whyNoStream(ctx, s, msg.Subject)
 	case errors.Is(err, jetstream.ErrInvalidJSAck):
 		return delivery.Answer{}, errNotStored
