@@ -19,6 +19,24 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// Over TLS the sink learns of a server's limit by breaking it. What is too large then is rejected, as without TLS, and
+// not tried again for ever.
+func TestNATSMessageTooLargeOverTLS(t *testing.T) {
+	ca := newAuthority(t)
+	srv := natsServe(t, func(o *server.Options) {
+		cert := ca.issue(t, "127.0.0.1", time.Hour)
+		o.MaxPayload, o.TLSTimeout = 1000, 5
+		o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	})
+	at := strings.TrimPrefix(strings.TrimPrefix(srv.ClientURL(), "nats://"), "tls://")
+	for _, core := range []string{"true", "false"} {
+		s := mustOpen(t, "nats", "{url: 'tls://"+at+"', core: "+core+", tls: {ca_file: "+ca.file+"}}", testHost(t))
+		if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); classOf(err) != rejected {
+			t.Errorf("core %s: Deliver = %v, want it rejected", core, err)
+		}
+	}
+}
+
 // What was said before TLS is from anybody on the way: it neither leads the sink to another server, which would collect
 // its credentials, nor decides what is delivered.
 func TestNATSBelievesNothingBeforeTLS(t *testing.T) {

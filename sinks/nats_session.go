@@ -135,7 +135,8 @@ func (s *natsSession) report(link *natsConn, err error, final bool) {
 	if s.log.Enabled(context.Background(), slog.LevelDebug) { // a server may send many
 		s.log.Debug("nats", "server", s.access.redact.text(s.server), "err", s.access.redact.line(err.Error(), false, 500))
 	}
-	denied := errors.Is(err, nats.ErrPermissionViolation) // the server answers nothing else
+	// The server answers nothing else.
+	denied := errors.Is(err, nats.ErrPermissionViolation) || errors.Is(err, nats.ErrMaxPayload)
 	switch {
 	case final:
 		err = cmp.Or(s.lastErr, err)
@@ -242,9 +243,10 @@ type natsServerError string
 
 func (e natsServerError) Error() string { return string(e) }
 
-// Is reports whether err is nats.go's error for it.
+// Is reports whether err is nats.go's error for it. What is too large a server says in other words.
 func (e natsServerError) Is(err error) bool {
-	return strings.HasPrefix("nats: "+strings.ToLower(string(e)), err.Error())
+	return strings.HasPrefix("nats: "+strings.ToLower(string(e)), err.Error()) ||
+		err == nats.ErrMaxPayload && strings.EqualFold(string(e), "maximum payload violation")
 }
 
 // natsRefusals are errors that last until somebody acts. For some the server has other words than nats.go.
