@@ -207,7 +207,7 @@ func (l *lease) keepRenewing(ctx context.Context, lost context.CancelCauseFunc) 
 				lost(err)
 				continue
 			}
-			lastErr = err
+			lastErr = plain(err)
 			expired.Reset(time.Until(l.expiry()))
 		case <-expired.C:
 			if d := time.Until(l.expiry()); d > 0 {

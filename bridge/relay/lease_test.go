@@ -114,6 +114,24 @@ func testLostLeaseCutsAttemptsOff(t *testing.T, f *stage) {
 	}
 }
 
+// While no server can be reached, status says that, and not what the client's library says of its buffer.
+func TestARelayWithoutServersSaysSo(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.run(route("hook", newRecorder()))
+		s.server.off()
+		pause(2 * time.Minute)
+		got := append(r.Status().Reasons, r.Status().Warnings...)
+		want := []string{
+			"the sink hook is not served: lease: no NATS server can be reached",
+			"nobody can be told which VMs fall silent: no NATS server can be reached",
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("status says\n%q, want\n%q", got, want)
+		}
+		stop()
+	})
+}
+
 // A relay keeps its sinks when another one with other settings starts, which may not have them.
 func TestARelayWithOtherSettingsGetsNoSinks(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -154,6 +154,7 @@ func (r *Relay) watchObservers(ctx context.Context, st *storage) {
 
 // setWatchErr records why silent VMs can't be noticed, nil if they can, and logs the first of such errors.
 func (r *Relay) setWatchErr(err error) {
+	err = plain(err)
 	r.mu.Lock()
 	was := r.watchErr
 	r.watchErr = err

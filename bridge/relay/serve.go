@@ -46,7 +46,7 @@ func (r *Relay) serve(session, ctx context.Context, st *storage, s *service, rou
 		r.locked(func() { s.holder, s.err = h, nil })
 	})
 	if err != nil {
-		r.notServed(ctx, s, route.Name, fmt.Errorf("lease: %w", err))
+		r.notServed(ctx, s, route.Name, fmt.Errorf("lease: %w", plain(err)))
 		return
 	}
 	defer r.addLeases(-1)

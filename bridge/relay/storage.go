@@ -87,6 +87,16 @@ func (st *storage) note(format string, args ...any) {
 	st.notes = append(st.notes, fmt.Sprintf(format, args...)+"; forewarn relay --provision mends that")
 }
 
+// plain returns err, or says that there is no connection: nats.go then speaks of a buffer, which it does not have.
+func plain(err error) error {
+	if errors.Is(err, nats.ErrReconnectBufExceeded) {
+		return errNoConnection
+	}
+	return err
+}
+
+var errNoConnection = errors.New("no NATS server can be reached")
+
 func notFound(what, name string, err error) error {
 	if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrBucketNotFound) {
 		return fmt.Errorf("there is no %s %s; forewarn relay --provision creates it", what, name)
