@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -78,9 +79,13 @@ func (p *program) search() *discovery.Search {
 	return d
 }
 
-// endpoint replaces the setting imds.endpoint: discover with the endpoint found.
+// endpoint replaces the setting imds.endpoint: discover with the endpoint found. It refuses the settings of a relay:
+// asking would switch scheduled events on for the machine that the relay runs on.
 func (p *program) endpoint(ctx context.Context, s *settings.Settings) error {
-	if !s.IMDS.Discover {
+	switch {
+	case s.Relay != nil:
+		return exit(exitSettings, errors.New("a relay has no endpoint to ask; run this on the VM"))
+	case !s.IMDS.Discover:
 		return nil
 	}
 	found, err := p.discover(ctx, p.search(), s)
