@@ -242,7 +242,7 @@ func (p *program) connectToStream(ctx context.Context, s *settings.Settings) con
 		defer conn.Close()
 		for _, step := range plan.Steps {
 			if step.Action == "create" {
-				return "", fmt.Errorf("there is no %s; forewarn relay --provision creates it", step.Name)
+				return "", fmt.Errorf("there is no stream %s; forewarn relay --provision creates it", step.Name)
 			}
 		}
 		return "connected to " + conn.ConnectedServerName() + ", stream " + s.Relay.Stream + " is there", nil
