@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"forewarn/bridge"
 	"forewarn/bridge/outbox"
@@ -103,17 +102,8 @@ func checkSinks(known []string, named ...string) error {
 		case len(known) == 0:
 			return fmt.Errorf("no sink is called %q; there are none", name)
 		default:
-			return fmt.Errorf("no sink is called %q; there are %s", name, joinWords(known))
+			return fmt.Errorf("no sink is called %q; %s", name, wording.Suggestion(name, known))
 		}
 	}
 	return nil
-}
-
-// joinWords joins names with commas and "and".
-func joinWords(names []string) string {
-	last := len(names) - 1
-	if last == 0 {
-		return names[0]
-	}
-	return strings.Join(names[:last], ", ") + " and " + names[last]
 }
