@@ -129,7 +129,7 @@ func (s source) read(getenv func(string) string) (text string, err error) {
 		raw, err = readText(s.File)
 		text, err = trimNewline(string(raw)), cmp.Or(err, fmt.Errorf("%s is empty", s.File))
 	case s.Env != "":
-		text, err = trimNewline(getenv(s.Env)), fmt.Errorf("the environment variable %s is not set or empty", s.Env)
+		text, err = trimNewline(getenv(s.Env)), fmt.Errorf("the environment variable %s is not set or empty; set it where forewarn is started", s.Env)
 	default:
 		text, err = s.Text.plain(), errors.New("is empty")
 	}

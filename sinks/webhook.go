@@ -155,6 +155,9 @@ func (w *webhook) openBody(s webhookSettings) error {
 			return err
 		})
 	}
+	for s.Body != "" && errors.Unwrap(err) != nil {
+		err = errors.Unwrap(err) // that a secret is missing, without its place in a template that nobody sees
+	}
 	wrong.when(err != nil, key, "%w", err)
 	return wrong.err()
 }

@@ -275,7 +275,7 @@ func TestWebhookSettingsAreChecked(t *testing.T) {
 		{"{url: http://a.example, body_text_file: " + missing + "}", "body_text_file", missing},
 		{"{url: http://a.example, body_text: '{}', mode: binary}", "mode", "body_text"},
 		{"{url: http://a.example, body_text: \"{\\n{{if}}\"}", "body_text", "body_text:2:"},
-		{"{url: http://a.example, body_text: '{{env \"X\"}}'}", "body_text", `function "env" not defined`},
+		{"{url: http://a.example, body_text: '{{env \"X\"}}'}", "body_text", `function "env" not defined; forewarn help fields`},
 		{"{url: http://a.example, body_text: '{\"a\": {{.azeventtype}}}'}", "body_text", "not JSON"},
 		{"{url: http://a.example, body_text: '{\"a\": \"{{.data.event.Description}}\"}'}", "body_text",
 			"put values in with {{json"},

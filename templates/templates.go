@@ -4,6 +4,7 @@ package templates
 
 import (
 	"embed"
+	"fmt"
 	htmltemplate "html/template"
 	"io"
 	"strings"
@@ -142,10 +143,15 @@ func ParseHTML(name, text string) (*Template, error) {
 
 // ready returns a Template that has been parsed already.
 func ready(parsed executor, err error) (*Template, error) {
-	if err != nil {
-		return nil, err
+	switch {
+	case err == nil:
+		return &Template{func() (executor, error) { return parsed, nil }}, nil
+	case strings.HasSuffix(err.Error(), "not defined"):
+		err = fmt.Errorf("%w; forewarn help fields lists the functions", err)
+	case strings.HasSuffix(err.Error(), "unexpected EOF"):
+		err = fmt.Errorf("%w; expected an {{end}} for each {{if}}, {{range}} and {{with}}", err)
 	}
-	return &Template{func() (executor, error) { return parsed, nil }}, nil
+	return nil, err
 }
 
 func parseText(name, text string) (executor, error) {

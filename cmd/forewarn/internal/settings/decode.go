@@ -38,10 +38,14 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	} else if isDuration {
 		want = aDuration
 	}
+	_, secret := to.(*sinks.Secret)
 	if want != "" && !n.is(want) {
+		if secret && n.kind == aTable {
+			return doc.errorAt(n.pos, "%s: expected text, got a section of keys; name a file in %[1]s_file", path)
+		}
 		return doc.kindError(n, path, want)
 	}
-	if _, secret := to.(*sinks.Secret); secret {
+	if secret {
 		n.secret = true
 	} else {
 		n.open = true
@@ -52,7 +56,7 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	case isDuration:
 		d, ok := ParseDuration(n.text)
 		if !ok {
-			return doc.valueError(n, path, "a number with its unit, such as 500ms, 30s, 5m, 2h or 7d")
+			return doc.valueError(n, path, "a number from 0 with its unit, such as 500ms, 30s, 5m, 2h or 7d")
 		}
 		*duration = d
 	case v.Kind() == reflect.Struct:

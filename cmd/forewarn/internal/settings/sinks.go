@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/url"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -153,6 +154,12 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 		var err error
 		r.Filter.When, err = parseWhen(doc, when.value)
 		doc.report(err)
+	}
+	own := collect(reflect.ValueOf(&in).Elem(), map[string]reflect.Value{})
+	for _, e := range section.value.entries {
+		if slices.Contains(own, e.key) {
+			doc.report(doc.errorAt(e.pos, "%s.%s: is a key of the sink; expected it beside %[1]s", section.key, e.key))
+		}
 	}
 	opened := l.open(doc, section, kind, s, in.Name)
 	if len(doc.problems) > before {

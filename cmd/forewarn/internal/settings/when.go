@@ -17,6 +17,7 @@ import (
 // exprWords makes messages of the compiler of conditions readable: it also replaces Go's names of types.
 var exprWords = strings.NewReplacer("unexpected token EOF", "the condition ends too early",
 	`unexpected token Operator("=")`, `unexpected "="; expected "==" to compare`, "unexpected token ", "unexpected ",
+	"bad number syntax:", "expected a number, such as 600 for 10 minutes, got",
 	"map[string]interface {}", "map", "[]interface {}", "array", "[]string", "array", "interface {}", "any", "float64",
 	"float")
 
