@@ -258,7 +258,7 @@ func (w *world) workOutMutes() {
 			if maybeTo < to && !w.ill(sureTo-10*time.Second, to) {
 				break // and that is on the disk
 			}
-			certain = certain && sureTo >= to && !w.ill(from-10*time.Second, to)
+			certain = certain && sureTo > to && !w.ill(from-10*time.Second, to)
 		}
 	}
 }

@@ -161,7 +161,9 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 			if !c.gone() && c.boot <= t.in && c.clock.Before(t.time) {
 				current = i
 			}
-			at = at || c.clock.Equal(t.time) // nobody can say which of the two came first
+			// Nobody can say which of the two came first, also after a clock that was set back.
+			at = at || c.clock.Equal(t.time) ||
+				c.boot < t.in && c.clock.After(t.time) && c.clock.After(o.boots[t.in].began.clock)
 		}
 		if current >= 0 && !at {
 			switch c := b.changes[current]; {
