@@ -185,9 +185,9 @@ func (o *openEvents) all() ([]imds.Event, map[string]openEvent) {
 	defer o.mu.Unlock()
 	states := make(map[string]openEvent, len(o.byID))
 	events := make([]imds.Event, 0, len(o.byID))
-	for _, id := range slices.SortedFunc(maps.Keys(o.byID), o.byFirst) {
-		states[id] = o.byID[id].clone()
-		events = append(events, o.byID[id].event)
+	for _, op := range slices.SortedFunc(maps.Values(o.byID), byFirst) {
+		states[op.event.ID] = op.clone()
+		events = append(events, op.event)
 	}
 	return events, states
 }
@@ -215,18 +215,17 @@ func (o *openEvents) open(id string) bool {
 func (o *openEvents) toApprove(rules bool) (ids []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for id, op := range o.byID {
+	for _, op := range slices.SortedFunc(maps.Values(o.byID), byFirst) {
 		if rules || op.Approval.unsent() {
-			ids = append(ids, id)
+			ids = append(ids, op.event.ID)
 		}
 	}
-	slices.SortFunc(ids, o.byFirst)
 	return ids
 }
 
-// byFirst orders events by when they were first seen. The caller holds mu.
-func (o *openEvents) byFirst(a, b string) int {
-	return cmp.Or(o.byID[a].First.Compare(o.byID[b].First), cmp.Compare(a, b))
+// byFirst orders events by when they were first seen.
+func byFirst(a, b *openEvent) int {
+	return cmp.Or(a.First.Compare(b.First), cmp.Compare(a.event.ID, b.event.ID))
 }
 
 // latest returns the sequence numbers of the latest changes.

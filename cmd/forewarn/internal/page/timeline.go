@@ -133,9 +133,10 @@ func (p pageWriter) timeline(f pageFacts) timelineView {
 	y := 0
 	order := timelineTypes
 	if f.Status.Relay != nil { // by set, those in none last
-		order = slices.SortedFunc(maps.Keys(rows), func(a, b string) int {
-			return cmp.Or(cmp.Compare(boolToInt(a == ""), boolToInt(b == "")), strings.Compare(a, b))
-		})
+		order = slices.Sorted(maps.Keys(rows))
+		if len(rows[""]) > 0 {
+			order = append(order[1:], "")
+		}
 	}
 	for _, class := range order {
 		bars := rows[class]
