@@ -517,6 +517,26 @@ func TestFiltersWaitForANameThatComesSoon(t *testing.T) {
 	}
 }
 
+// A filter that refused an event when the name was known decides about its next change at once.
+func TestFiltersWaitOnceForTheName(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true, For: 10 * time.Second})
+		self := &ear{}
+		b := s.start(self.self("self"))
+		s.azure.Schedule(imdstest.Event{ID: idA, Resources: []string{"vm-1"}})
+		pause(30 * time.Second)
+		wantIDs(t, self.ids())
+		s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0"} })
+		pause(3 * time.Second)
+		heard := self.accepted()
+		if len(heard) != 1 || heard[0].at.Sub(heard[0].Event.Time()) > 100*time.Millisecond {
+			t.Errorf("heard %v, want the change as soon as it was seen", self.ids())
+		}
+		s.wantLogged("to=self")
+		b.end()
+	})
+}
+
 // The name of this VM that was learnt last is kept, and one that is set is not asked for.
 func TestTheNameOfThisVMIsKeptOrSet(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
