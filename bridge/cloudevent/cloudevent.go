@@ -305,9 +305,10 @@ func joinNames(names []string) string {
 
 // cutStrings shortens every string in the compact JSON object raw to 16 KiB, and adds the top-level fields in which it
 // did so to cut. Everything else stays as Azure sent it, including the order of keys, except that lone surrogates
-// become U+FFFD.
+// become U+FFFD, and a number that no float64 holds a string, because few programs could read it.
 func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
-	if len(raw) <= maxString && !bytes.Contains(raw, []byte(`\u`)) {
+	var all any
+	if len(raw) <= maxString && !bytes.Contains(raw, []byte(`\u`)) && json.Unmarshal(raw, &all) == nil {
 		return raw
 	}
 	var out bytes.Buffer
@@ -315,14 +316,20 @@ func cutStrings(raw json.RawMessage, cut map[string]bool) json.RawMessage {
 	depth := 0       // the number of objects and arrays that we are in
 	for len(raw) > 0 {
 		if raw[0] != '"' {
+			n, quote := 1, ""
 			switch raw[0] {
 			case '{', '[':
 				depth++
 			case '}', ']':
 				depth--
+			case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
+				n = bytes.IndexAny(raw, ",]}")
+				if json.Unmarshal(raw[:n], &all) != nil {
+					quote = `"`
+				}
 			}
-			out.WriteByte(raw[0])
-			raw = raw[1:]
+			out.WriteString(quote + string(raw[:n]) + quote)
+			raw = raw[n:]
 			continue
 		}
 		end := stringEnd(raw)

@@ -795,6 +795,28 @@ func TestLongStringsAreCutAndNamed(t *testing.T) {
 	}
 }
 
+// A number that no float64 holds becomes a string, because with it hardly anybody could read the CloudEvent, and
+// forewarn could not either.
+func TestNumbersTooLargeAreStrings(t *testing.T) {
+	huge := azureEvent(t, entry("Impact", `[1e400,-1.5E+999,{"a":1e-999,"b":`+strings.Repeat("9", 400)+`}]`, "DurationInSeconds", "1e309"))
+	was := azureEvent(t, entry("Impact", "-1e400"))
+	ce := said(t, imds.Change{Kind: imds.Updated, Event: huge, Previous: &was, Fields: []string{"Impact"}}, Circumstances{})
+	for _, want := range []string{
+		`"Impact":["1e400","-1.5E+999",{"a":1e-999,"b":"` + strings.Repeat("9", 400) + `"}]`, `"DurationInSeconds":"1e309"`, `"Impact":"-1e400"`,
+	} {
+		if !bytes.Contains(ce.Data(), []byte(want)) {
+			t.Errorf("data %s does not hold %s", ce.Data(), want)
+		}
+	}
+	var back event.Event
+	if err := json.Unmarshal(structured(t, ce), &back); err != nil {
+		t.Fatalf("it cannot be read: %v", err)
+	}
+	if got, _ := Fields(back)["resources"].([]string); !slices.Equal(got, []string{"vm-0", "vm-1"}) {
+		t.Errorf("the resources are %v", got)
+	}
+}
+
 // Data says what is known and leaves out the rest; it never says null.
 func TestDataLeavesOutWhatIsUnknown(t *testing.T) {
 	members := func(c imds.Change, in Circumstances) string {
