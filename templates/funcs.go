@@ -20,7 +20,7 @@ import (
 
 // Funcs returns the functions of templates. Most have the names and the order of arguments that they have in
 // Alertmanager and sprig: the value comes last, so that it can be piped. They accept any value: a missing one is empty,
-// and one that is not a text is used as it prints. Parse adds include, which needs a template.
+// and one that is not a text is used as it prints, or as JSON. Parse adds include, which needs a template.
 func Funcs() template.FuncMap {
 	z := &zones{loaded: make(map[string]*time.Location)}
 	return template.FuncMap{
@@ -497,7 +497,7 @@ func activityLogURL(id any) string {
 	return ""
 }
 
-// text returns a value as it prints, and "" if it is missing.
+// text returns a value as it prints, a map or list as JSON, and "" if it is missing.
 func text(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -506,6 +506,10 @@ func text(v any) string {
 		return v
 	case float64: // a number of JSON
 		return strconv.FormatFloat(v, 'f', -1, 64)
+	case map[string]any, []any: // people know JSON rather than the forms of Go
+		if s, err := toJSON(v); err == nil {
+			return s
+		}
 	}
 	return fmt.Sprint(v)
 }

@@ -26,6 +26,7 @@ func TestFunctions(t *testing.T) {
 		{`{{.text | lower}}`, `réboot <vm> & "more"`},
 		{`{{upper .missing}}`, ``},
 		{`{{upper .n}}`, `42`},
+		{`{{line .map}} {{line .list}} {{line (list .map)}} {{line (dict)}}`, `{"a":"<x>","b":2} ["a",1.5] [{"a":"<x>","b":2}] {}`},
 		{`{{join ", " .names}}`, `vm-0, vm-1`},
 		{`{{.list | join "/"}}`, `a/1.5`},
 		{`{{join "," .none}}`, ``},
