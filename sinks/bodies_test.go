@@ -169,15 +169,17 @@ func TestIncidentsOfVMsOfOneNameStayApart(t *testing.T) {
 	}
 }
 
-// A mute is no trouble: it neither opens nor changes the incident of the sink's next trouble, which would wake nobody
-// then.
-func TestAMuteLeavesTheSinksIncidentAlone(t *testing.T) {
-	ops := map[string]any{"sink": "ops"}
-	trouble := pageAbout(t, cloudevent.SinkBlocked, dbHost, ops).Key
-	for _, typ := range []string{cloudevent.SinkMuted, cloudevent.SinkUnmuted} {
-		if pageAbout(t, typ, dbHost, ops).Key == trouble {
-			t.Errorf("%s has the key of trouble, %s", typ, trouble)
-		}
+// A mute is an incident of its own, which its end resolves. It neither opens nor changes the incident of the sink's next
+// trouble, which would wake nobody then.
+func TestAMuteIsAnIncidentOfItsOwn(t *testing.T) {
+	ops := map[string]any{"sink": "ops", "mute": "tk3x9q"}
+	trouble := pageAbout(t, cloudevent.SinkBlocked, dbHost, ops)
+	muted, unmuted := pageAbout(t, cloudevent.SinkMuted, dbHost, ops), pageAbout(t, cloudevent.SinkUnmuted, dbHost, ops)
+	if muted.Key == trouble.Key || muted.Action != "trigger" {
+		t.Errorf("a mute has the key %s, as trouble has, and the action %s", muted.Key, muted.Action)
+	}
+	if unmuted.Key != muted.Key || unmuted.Action != "resolve" {
+		t.Errorf("the end of %s has the key %s and the action %s", muted.Key, unmuted.Key, unmuted.Action)
 	}
 }
 
