@@ -143,6 +143,9 @@ func situations() map[string]situation {
 	tell("scheduled-many", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{
 		"Resources": many,
 	})), circumstances{}, false, nil)
+	tell("scheduled-preview", "03:55:29", scheduled(azure("Scheduled", "Reboot", "04:10:00", map[string]any{
+		"Resources": []string{"_vm-db-1", "_vm-db-2"},
+	})), circumstances{}, false, nil)
 	tell("scheduled-first-start", "03:55:29", scheduled(reboot), circumstances{WhileAway: true}, false, nil)
 	tell("scheduled-while-away", "04:08:00", scheduled(reboot), away, false, nil)
 	tell("scheduled-tomorrow", "03:55:29", scheduled(azure("Scheduled", "Reboot", "", map[string]any{

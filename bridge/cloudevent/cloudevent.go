@@ -397,7 +397,7 @@ func Fields(ce event.Event) map[string]any {
 		names := make([]string, 0, len(list))
 		for _, v := range list {
 			if s, ok := v.(string); ok {
-				names = append(names, s)
+				names = append(names, strings.TrimPrefix(s, "_")) // as in imds.Event
 			}
 		}
 		f["resources"] = names

@@ -795,6 +795,17 @@ func TestLongStringsAreCutAndNamed(t *testing.T) {
 	}
 }
 
+// The underscore that preview versions put before a VM's name stays in what Azure sent, and nowhere else: patterns of
+// names, mutes and texts for people don't expect it.
+func TestTheUnderscoreOfPreviewsIsNoPartOfAName(t *testing.T) {
+	e := azureEvent(t, entry("Resources", `["_vm-0","vm_1"]`))
+	ce := said(t, imds.Change{Kind: imds.Scheduled, Event: e}, Circumstances{Observer: vm0})
+	if want := []string{"vm-0", "vm_1"}; !slices.Equal(e.Resources, want) || ce.Extensions()["azresources"] != "vm-0,vm_1" ||
+		!slices.Equal(Fields(ce)["resources"].([]string), want) || !bytes.Contains(ce.Data(), []byte(`["_vm-0","vm_1"]`)) {
+		t.Errorf("the event has %q, the fields %v, and the CloudEvent is %s", e.Resources, Fields(ce)["resources"], structured(t, ce))
+	}
+}
+
 // A number that no float64 holds becomes a string, because with it hardly anybody could read the CloudEvent, and
 // forewarn could not either.
 func TestNumbersTooLargeAreStrings(t *testing.T) {

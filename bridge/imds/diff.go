@@ -109,7 +109,7 @@ type machineEvent struct{ typ, vm string }
 func machineEvents(e Event) []machineEvent {
 	list := make([]machineEvent, len(e.Resources))
 	for i, r := range e.Resources {
-		list[i] = machineEvent{strings.ToLower(e.Type), strings.ToLower(strings.TrimPrefix(r, "_"))}
+		list[i] = machineEvent{strings.ToLower(e.Type), strings.ToLower(r)}
 	}
 	return list
 }

@@ -39,7 +39,7 @@ type Event struct {
 	Status       string // Scheduled, Started, or whatever Azure sent
 	Type         string // Freeze, Reboot, Redeploy, Preempt, Terminate, or whatever Azure sent
 	ResourceType string
-	Resources    []string  // Azure VM names, never host names
+	Resources    []string  // Azure VM names, never host names; without the underscore of preview versions
 	NotBefore    time.Time // UTC; zero when there is none or it could not be read
 	Description  string
 	Source       string // Platform, User; "" when Azure did not send it
@@ -171,6 +171,9 @@ func decodeEvent(raw json.RawMessage) (e Event, problems []string) {
 	if v, ok := fields["Resources"]; ok && json.Unmarshal(v, &e.Resources) != nil {
 		e.Resources = nil
 		problems = append(problems, fmt.Sprintf("Resources is not a list of strings: %.40s", v))
+	}
+	for i, vm := range e.Resources { // no VM's own name begins with an underscore
+		e.Resources[i] = strings.TrimPrefix(vm, "_")
 	}
 	if v, ok := fields["DurationInSeconds"]; ok {
 		s, _ := scalar(v)
