@@ -279,7 +279,7 @@ func (w *webhook) Close() error { return w.caller.Close() }
 
 // request returns the request for a CloudEvent, with signatures of the current time if there are signing secrets.
 func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*http.Request, error) {
-	header, ce := a.header.Clone(), d.Event
+	header := a.header.Clone()
 	body, err := w.message(d, a.body, header)
 	if err != nil {
 		return nil, err
@@ -287,12 +287,13 @@ func (w *webhook) request(ctx context.Context, a access, d delivery.Delivery) (*
 	if header.Get("User-Agent") == "" {
 		header.Set("User-Agent", w.Agent)
 	}
-	header.Set("Idempotency-Key", ce.ID()) // also lets net/http repeat a request that met a dead connection
+	id := encodeAttribute(d.Event.ID()) // a stranger's may hold line breaks
+	header.Set("Idempotency-Key", id)   // also lets net/http repeat a request that met a dead connection
 	if len(a.keys) > 0 {
 		now := w.now()
-		header.Set("webhook-id", ce.ID())
+		header.Set("webhook-id", id)
 		header.Set("webhook-timestamp", strconv.FormatInt(now.Unix(), 10))
-		header.Set("webhook-signature", sign(a.keys, ce.ID(), now, body))
+		header.Set("webhook-signature", sign(a.keys, id, now, body))
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "", bytes.NewReader(body))
 	if err != nil {

@@ -409,3 +409,26 @@ func TestRefusedCredentialsOfABodyBlock(t *testing.T) {
 		wrongKey(t, "webhook", "url: https://example.com\n"+settings, "blocked_on", words)
 	}
 }
+
+// The id of a CloudEvent of somebody else may hold what no header can: it is sent encoded, and signed so.
+func TestWebhookEncodesAStrangersID(t *testing.T) {
+	var r recorder
+	s := mustOpen(t, "webhook", "url: "+serve(t, &r).URL+"\nsigning_secrets: ["+secretAZ+"]", testHost(t))
+	ce := deliveries(t)[0].Event.Clone()
+	ce.SetID("a\r\nb ü")
+	if _, err := s.Deliver(t.Context(), []delivery.Delivery{{Event: ce}}); err != nil {
+		t.Fatal(err)
+	}
+	got := r.all()[0]
+	const id = "a%0D%0Ab%20%C3%BC"
+	if key, hook := got.Header.Get("Idempotency-Key"), got.Header.Get("Webhook-Id"); key != id || hook != id {
+		t.Errorf("the headers have %q and %q, want %q", key, hook, id)
+	}
+	verifier, err := standardwebhooks.NewWebhook(secretAZ)
+	if err == nil {
+		err = verifier.Verify([]byte(got.body), got.Header)
+	}
+	if err != nil {
+		t.Errorf("the signature: %v", err)
+	}
+}
