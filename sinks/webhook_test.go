@@ -383,8 +383,9 @@ func TestRefusedCredentialsOfABodyBlock(t *testing.T) {
 		{pagerduty, 413, rejected},
 		{pagerduty, 429, again},
 		{"body: azure-automation", 400, blocked}, // its webhook has expired
-		{"body: teams", 400, rejected},
-		{"body: teams\nblocked_on: [400]", 400, blocked},
+		{"body: teams", 400, blocked},            // its workflow is turned off
+		{"body: event-grid", 400, rejected},
+		{"body: event-grid\nblocked_on: [400]", 400, blocked},
 		{"body_text: '{}'", 400, rejected},
 		{"body_text: '{}'\nblocked_on: [400, 422]", 422, blocked},
 		{"body_text: '{}'\nblocked_on: [422]", 400, rejected},

@@ -21,6 +21,7 @@ type ReadyBody struct {
 var blockedOn = map[string][]int{
 	"azure-automation": {400}, // the webhook has expired or was disabled
 	"pagerduty":        {400}, // the routing key is not known
+	"teams":            {400}, // the workflow is turned off or deleted
 }
 
 // Body returns the ready-made body of that name. ok is false if there is none.
