@@ -384,6 +384,7 @@ func TestRefusedCredentialsOfABodyBlock(t *testing.T) {
 		{pagerduty, 429, again},
 		{"body: azure-automation", 400, blocked}, // its webhook has expired
 		{"body: teams", 400, blocked},            // its workflow is turned off
+		{"body: ntfy\nbody_secrets: {topic: 'no topic'}", 400, blocked},
 		{"body: event-grid", 400, rejected},
 		{"body: event-grid\nblocked_on: [400]", 400, blocked},
 		{"body_text: '{}'", 400, rejected},

@@ -20,6 +20,7 @@ type ReadyBody struct {
 // credentials travel in the body or are the address itself.
 var blockedOn = map[string][]int{
 	"azure-automation": {400}, // the webhook has expired or was disabled
+	"ntfy":             {400}, // the topic is invalid or not allowed
 	"pagerduty":        {400}, // the routing key is not known
 	"teams":            {400}, // the workflow is turned off or deleted
 }
