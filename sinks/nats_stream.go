@@ -182,6 +182,11 @@ func (n *natsSink) store(ctx context.Context, s *natsSession, msg *nats.Msg) (de
 			jetstream.JSErrCodeStreamWrongLastSequenceConstant) { // which streams with replicas say
 			return n.compareStored(ctx, s, msg)
 		}
+		if strings.HasPrefix(e.Description, "maximum messages per subject") { // it is full, or has this one
+			if answer, err := n.compareStored(ctx, s, msg); err == nil {
+				return answer, nil
+			}
+		}
 		err = &classError{classOfNATS(err), fmt.Sprintf("the stream of %s answers: %s (%d)", msg.Subject, e.Description,
 			e.ErrorCode)}
 	}

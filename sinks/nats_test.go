@@ -482,6 +482,29 @@ func TestNATSCopyInTheWindowIsAccepted(t *testing.T) {
 	}
 }
 
+// A stream may itself refuse a second message of a subject. With once: false a late copy is accepted there too, and
+// another message is tried again until there is room.
+func TestNATSCopyInAStreamWithOneMessagePerSubject(t *testing.T) {
+	srv := natsServe(t, nil)
+	_, js := natsClient(t, srv.ClientURL())
+	natsStream(t, js, func(c *jetstream.StreamConfig) {
+		c.Discard, c.DiscardNewPerSubject, c.MaxMsgsPerSubject = jetstream.DiscardNew, true, 1
+		c.Duplicates = 100 * time.Millisecond
+	})
+	s := mustOpen(t, "nats", "url: "+srv.ClientURL()+"\nsubject: forewarn.one\nonce: false", testHost(t))
+	if _, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // the stream forgets the id
+	if answer, err := s.Deliver(t.Context(), deliveries(t)[:1]); err != nil ||
+		answer.Status != "already stored in stream FOREWARN, message 1" {
+		t.Errorf("a copy: Deliver = %+v, %v; want it accepted", answer, err)
+	}
+	if _, err := s.Deliver(t.Context(), deliveries(t)[1:2]); classOf(err) != again {
+		t.Errorf("another message: Deliver = %v, want it to be tried again", err)
+	}
+}
+
 // With copies the stream keeps what every VM says, each once; who reads it tells copies by the CloudEvent's id.
 func TestNATSKeepsEveryVMsCopy(t *testing.T) {
 	t.Parallel()
