@@ -139,6 +139,9 @@ func (c *caller) fetch(req *http.Request, redact *redactor) (response, error) {
 		return response{}, failure(req.Context(), redact, origin(req.URL), classOfFailure(err), err)
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusSwitchingProtocols { // the body is the connection, and ctx does not end it
+		return response{status: resp.StatusCode, header: resp.Header}, nil
+	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	cut := err != nil || len(body) == maxAnswer
 	return response{resp.StatusCode, resp.Header, string(body), cut}, nil

@@ -158,6 +158,31 @@ func TestAnswersCountBeforeTheirBodiesEnd(t *testing.T) {
 	}
 }
 
+// A destination that makes another protocol of the connection, as no request asks, does not keep an attempt.
+func TestSwitchedProtocolEndsTheAttempt(t *testing.T) {
+	address := listen(t, func(c net.Conn) {
+		c.Read(make([]byte, 1))
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		<-t.Context().Done()
+	})
+	s := mustOpen(t, "webhook", "url: http://"+address, testHost(t))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Deliver(ctx, deliveries(t)[:1])
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if classOf(err) != again || !strings.Contains(err.Error(), "101 Switching Protocols") {
+			t.Errorf("Deliver = %v, want it to be tried again", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the attempt does not end")
+	}
+}
+
 // Of an endless answer no more than 64 KiB are read.
 func TestAnswersAreReadInPart(t *testing.T) {
 	sent := make(chan int, 1)
