@@ -183,7 +183,8 @@ func TestBatchWithProgressIsRepeatedWithTheSameMembers(t *testing.T) {
 	})
 }
 
-// What a sink left half delivered is taken over, after a reload, by one of another kind that takes a delivery at a time.
+// What a sink left half delivered is taken over, after a reload, by one of another kind that takes one delivery at a
+// time.
 func TestHalfDeliveredBatchIsNoLargerThanItsSinkTakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, d := newMemory(), &destination{}
