@@ -251,7 +251,7 @@ func TestStatusTextInTrouble(t *testing.T) {
 	st := bridge.Status{Version: "v1", StartedAt: now,
 		Reasons: []string{"the endpoint has not answered yet: timeout", "the outbox cannot be written: disk full"}}
 	st.IMDS = bridge.IMDSStatus{Endpoint: "http://azure.test", APIVersion: "2020-07-01", LastError: "timeout"}
-	st.Outbox.Error, st.Settings.LastError = "disk full", "line 3"
+	st.Outbox.Error, st.Settings.LastError = "disk full", "line 3\nline 4"
 	want := `(VM name not known yet)  NOT READY, forewarn v1, up 0 s
           the endpoint has not answered yet: timeout
           the outbox cannot be written: disk full
@@ -261,6 +261,7 @@ outbox    0 pending, 0 dead letters, 0 KiB
           NOT ON DISK: disk full
 settings  the newest are wrong; older ones are in force
           line 3
+          line 4
 
 Azure has not answered yet.
 

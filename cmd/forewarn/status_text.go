@@ -57,7 +57,9 @@ func statusText(s bridge.Status, heard, now time.Time, zone *time.Location) stri
 	}
 	if s.Settings.LastError != "" {
 		b.WriteString("settings  the newest are wrong; older ones are in force\n")
-		detail("%s", wording.Printable(s.Settings.LastError))
+		for _, problem := range strings.Split(s.Settings.LastError, "\n") {
+			detail("%s", wording.Printable(problem))
+		}
 	}
 	b.WriteByte('\n')
 	b.WriteString(eventsText(s, now, zone))
