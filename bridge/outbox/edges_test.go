@@ -66,6 +66,7 @@ func TestLogSaysWhatToDoAboutTheDisk(t *testing.T) {
 		{&fs.PathError{Op: "write", Path: "outbox.db", Err: fs.ErrPermission}, "let the user that forewarn runs as write there"},
 		{fmt.Errorf("write: %w", syscall.ENOSPC), "make room on the disk"},
 		{fmt.Errorf("write: %w", syscall.EROFS), "mount it writable"},
+		{fmt.Errorf("open: %w", syscall.ENOTDIR), "name a directory with the key state"},
 		{errors.New("input/output error"), "it is tried again by itself"},
 	} {
 		var log lines

@@ -468,6 +468,8 @@ func diskHint(err error) string {
 		return "let the user that forewarn runs as write there, or name another directory with the key state"
 	case errors.Is(err, syscall.ENOSPC):
 		return "make room on the disk; it is tried again by itself"
+	case errors.Is(err, syscall.ENOTDIR):
+		return "name a directory with the key state"
 	case errors.Is(err, syscall.EROFS):
 		return "mount it writable, or name another directory with the key state"
 	}
