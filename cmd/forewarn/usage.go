@@ -38,6 +38,7 @@ func strictUsage(root *cobra.Command, width int) {
 		switch {
 		case c.Name() == "help":
 			c.Use, c.Short = "help [COMMAND | TOPIC | KEY]", "Help about a command, a topic, or any key of the settings"
+			c.Long = "Prints the help of a command or a topic, or what all topics say about a key or another word."
 			c.Args, c.Run = cobra.ArbitraryArgs, nil
 			c.RunE = func(c *cobra.Command, args []string) error { return helpAbout(root, c.OutOrStdout(), width, args) }
 		case c.IsAdditionalHelpTopicCommand():
