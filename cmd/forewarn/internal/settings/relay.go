@@ -126,5 +126,5 @@ var (
 	ErrIsRelay = errors.New("these are the settings of a relay, because they have nats in place of imds; " +
 		"start it with forewarn relay")
 	ErrNoRelay = errors.New("these settings have no section nats, which names the servers and the stream " +
-		"that a relay reads")
+		"that a relay reads; expected it, or --config with those of a relay")
 )
