@@ -211,6 +211,6 @@ func described(c jetstream.StreamConfig) []string {
 	}
 	return []string{
 		"subjects " + strings.Join(c.Subjects, " "), fmt.Sprintf("replicas %d", c.Replicas), "kept " + age, size,
-		"duplicates within " + delivery.Readable(c.Duplicates),
+		"duplicates within " + delivery.Readable(cmp.Or(c.Duplicates, 2*time.Minute)), // the server's default
 	}
 }
