@@ -85,7 +85,6 @@ type Bridge struct {
 	delivering       bool                    // workers have been started
 	stopping         bool                    // no more workers are started
 	imds             imdsState
-	troubled         map[string]bool         // routes whose trouble was reported
 	lastHeartbeat    map[string]time.Time    // by route
 	lastHead         map[string]reportedHead // by route
 	stamp            time.Time               // of the last CloudEvent about the bridge
@@ -147,8 +146,7 @@ func New(o Options) *Bridge {
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
 		lastHeartbeat: map[string]time.Time{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
-		troubled: map[string]bool{},
-		routed:   make(chan struct{}), watchEnded: make(chan struct{}),
+		routed: make(chan struct{}), watchEnded: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}

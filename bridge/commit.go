@@ -21,6 +21,10 @@ const (
 	valueObserver = "observer"
 	valueAnswer   = "answer"
 	valueEndpoint = "endpoint"
+
+	// That trouble is reported, until its end is.
+	valueBlocked     = "blocked/" // and the name of a route
+	valueUnavailable = "unavailable"
 )
 
 // A commit is one change of the bridge's state. It becomes one batch of the outbox.

@@ -126,32 +126,46 @@ func (b *Bridge) addReport(c *commit, typ string, data map[string]any, about str
 	return now
 }
 
-// trouble reports that a route is blocked, or accepts again if why is nil. It does nothing if that is reported already.
+// trouble reports that a route is blocked, or accepts again if why is nil. It does nothing if that is reported already,
+// be it by an earlier run.
 func (b *Bridge) trouble(route string, why error) {
-	b.mu.Lock()
-	reported, c := b.troubled[route], b.workers[route]
-	b.mu.Unlock()
-	if c == nil || reported == (why != nil) {
-		return
+	if b.reported(valueBlocked+route) != (why != nil) {
+		_ = b.reportTrouble(route, why)() // the outbox logs its errors
 	}
+}
+
+// reportTrouble decides on such a report once more, because another goroutine may have been faster.
+func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
+	b.deciding.Lock()
+	defer b.deciding.Unlock()
+	b.mu.Lock()
+	c := b.workers[route]
+	b.mu.Unlock()
 	st := b.Outbox.Stats(time.Now())[route]
-	if why != nil && st.OldestOfGroup.IsZero() {
-		return // only events about the bridge are pending, and those never cause another
-	}
-	b.mu.Lock()
-	reported = b.troubled[route]
-	b.troubled[route] = why != nil
-	b.mu.Unlock()
-	if reported == (why != nil) {
-		return // another goroutine was faster
+	if c == nil || b.reported(valueBlocked+route) == (why != nil) ||
+		why != nil && st.OldestOfGroup.IsZero() { // only events about the bridge are pending: those never cause another
+		return func() error { return nil }
 	}
 	data := map[string]any{"sink": route, "kind": c.kind, "pending": st.Pending}
 	typ := cloudevent.SinkRecovered
 	if why != nil {
 		typ, data["since"], data["error"] = cloudevent.SinkBlocked, st.OldestOfGroup, why.Error()
 	}
-	b.reportBridge(typ, data, route)
+	report := reporting(valueBlocked+route, why != nil)
+	return b.commit(report, b.addReport(&report, typ, data, route))
 }
+
+// reporting begins the commit that reports trouble, or its end.
+func reporting(name string, trouble bool) commit {
+	c := commit{Batch: outbox.Batch{Values: map[string][]byte{name: nil}}}
+	if trouble {
+		c.Values[name] = []byte("reported")
+	}
+	return c
+}
+
+// reported returns whether trouble of that name is reported, and its end is not.
+func (b *Bridge) reported(name string) bool { return b.Outbox.Value(name) != nil }
 
 // deadLettered records new dead letters; the outbox calls it.
 func (b *Bridge) deadLettered(dead []outbox.Delivery) {
@@ -261,8 +275,12 @@ func (b *Bridge) reportUnavailable(now time.Time) {
 	}
 	b.Log.Error("no valid answer from the endpoint for long: changes may go unnoticed",
 		"endpoint", b.Client.Endpoint(), "since", since.UTC(), "err", lastErr)
-	b.reportBridge(cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
-		"since": since.UTC(), "error": lastErr}, "")
+	if b.reported(valueUnavailable) {
+		return // by an earlier run
+	}
+	c := reporting(valueUnavailable, true)
+	_ = b.commit(c, b.addReport(&c, cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
+		"since": since.UTC(), "error": lastErr}, ""))()
 }
 
 // reportRecovered reports that the endpoint answers again, with the gap.
@@ -272,8 +290,9 @@ func (b *Bridge) reportRecovered(before, now time.Time) {
 		before = b.began
 	}
 	b.mu.Unlock()
-	b.reportBridge(cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
-		"gap": gap{before.UTC(), now.UTC()}}, "")
+	c := reporting(valueUnavailable, false)
+	_ = b.commit(c, b.addReport(&c, cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
+		"gap": gap{before.UTC(), now.UTC()}}, ""))()
 }
 
 // reportStarted reports the start of the bridge, with the gap since the last run.

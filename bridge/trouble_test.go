@@ -167,6 +167,44 @@ func TestRecoveryIsReportedAcrossAReload(t *testing.T) {
 	})
 }
 
+// That a sink accepts again, and that the endpoint answers again, is reported also by the next run; that they do not is
+// reported once.
+func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin, down := &ear{}, &ear{answer: always(errRefused)}
+		routes := []Route{admin.trouble("admin"), down.all("down")}
+		for range 2 {
+			b := s.start(routes...)
+			pause(1500 * time.Millisecond)
+			s.notSelf(idA)
+			pause(6 * time.Minute)
+			b.end()
+		}
+		down.say(nil)
+		b := s.start(routes...)
+		pause(10 * time.Second)
+		wantIDs(t, admin.types(), "sink.blocked", "sink.recovered")
+		b.end()
+	})
+	bubble(t, func(t *testing.T, s *stage) {
+		admin := &ear{}
+		b := s.start(admin.trouble("admin"))
+		pause(time.Minute)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(6 * time.Minute)
+		b.end()
+		b = s.start(admin.trouble("admin"))
+		pause(6 * time.Minute)
+		wantIDs(t, admin.types(), "imds.unavailable")
+		b.end()
+		s.azure.ClearFaults()
+		b = s.start(admin.trouble("admin"))
+		pause(10 * time.Second)
+		wantIDs(t, admin.types(), "imds.unavailable", "imds.recovered")
+		b.end()
+	})
+}
+
 // What is said about the bridge never causes more of it: two administrators that are out of reach are not told of each
 // other, for ever.
 func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {

@@ -158,7 +158,6 @@ func (w *watcher) answered(p imds.Poll, now time.Time) {
 	first := w.last.IsZero()
 	w.last = now
 	w.mu.Lock()
-	unavailable := w.imds.reported
 	w.imds = imdsState{lastAnswer: now, lastTurn: w.imds.lastTurn, problems: w.imds.problems, full: w.imds.full}
 	w.mu.Unlock()
 	if w.failures > 0 {
@@ -175,7 +174,7 @@ func (w *watcher) answered(p imds.Poll, now time.Time) {
 	if first {
 		w.reportStarted(before.At, now)
 	}
-	if unavailable {
+	if w.reported(valueUnavailable) {
 		w.reportRecovered(before.At, now)
 	}
 	if p.Class != imds.PollUnchanged {
