@@ -16,7 +16,7 @@ func (q *queue) take(r rawMessage) error {
 		return q.keepInvalid(r, err)
 	}
 	if !q.concerns(m) {
-		q.skip(r.seq)
+		q.skip(r)
 		return nil
 	}
 	g, err := q.group(recordKey(q.route.Name, m.recordID()))
@@ -48,7 +48,7 @@ func (q *queue) keepInvalid(r rawMessage, why error) error {
 	q.meter.Failed(q.route.Name, delivery.ReasonLost)
 	q.log.Error("a message of the stream is no CloudEvent; it is kept as a dead letter", "message", r.seq, "subject",
 		imds.Printable(r.subject, 200), "err", imds.Printable(why.Error(), 200))
-	q.skip(r.seq)
+	q.skip(r)
 	return nil
 }
 
@@ -71,7 +71,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	defer q.mu.Unlock()
 	delete(q.openSeqs, m.seq)
 	if g.has(m.deliveryID()) {
-		q.setRead(m.seq)
+		q.setRead(m.seq, m.stored)
 		return false
 	}
 	selected, outdated := q.selects(g, m)
@@ -84,7 +84,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 	default:
 		q.addPending(g, m)
 	}
-	q.setRead(m.seq)
+	q.setRead(m.seq, m.stored)
 	return false
 }
 
@@ -92,7 +92,7 @@ func (q *queue) admit(g *group, m message) (tooLate bool) {
 func (q *queue) settleUnsent(g *group, m message, how, answer string) {
 	g.rec.settle(m.deliveryID(), result{At: time.Now().UTC(), How: how, Answer: answer})
 	q.markDirty(g)
-	q.setRead(m.seq)
+	q.setRead(m.seq, m.stored)
 }
 
 // selects reports whether the sink's settings select the message, and whether it is outdated, see stage.outdated. The

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -25,16 +26,39 @@ type cursor struct {
 	Open []uint64 `json:"open,omitempty"`
 	// Stream is when the stream was created. A new stream of the same name starts from 1 again.
 	Stream time.Time `json:"stream"`
+	// Read is the last message that was read, and ReadAt when the stream stored it; zero if that is unknown.
+	Read   uint64    `json:"read,omitempty"`
+	ReadAt time.Time `json:"readAt,omitzero"`
 }
 
+// lost reports whether the stream's servers lost the last message that was read, as they may when they crash before it
+// is on disk. Other messages get its number then, and those of the messages before it.
+func (q *queue) lost(info *jetstream.StreamInfo, c cursor) (bool, error) {
+	switch {
+	case c.ReadAt.IsZero():
+		return false, nil
+	case c.Read > info.State.LastSeq:
+		return true, nil
+	}
+	r, err := q.fetch(c.Read)
+	if errors.Is(err, delivery.ErrLost) { // its limits may have deleted it
+		return false, nil
+	}
+	return err == nil && !r.stored.Equal(c.ReadAt), err
+}
+
+// lostBefore is how long before the last message was read a stream is read again that lost messages, because the clocks
+// of its servers may differ. Those that were told are on record for much longer.
+const lostBefore = time.Hour
+
 // newCursor returns the cursor of a sink that is new to the stream. The sink gets the latest change of each open Azure
-// event, and everything from q.from on; if that is zero, from now on.
-func (q *queue) newCursor(info *jetstream.StreamInfo) (cursor, error) {
+// event, and everything since from; if that is zero, from now on.
+func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, error) {
 	c := cursor{After: info.State.LastSeq, Stream: info.Created}
 	latest := map[string]uint64{} // by Azure event
-	first := uint64(0)            // the first message that is not older than q.from
+	first := uint64(0)            // the first message that is not older than from
 	err := readSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {
-		if first == 0 && !q.from.IsZero() && !r.stored.Before(q.from) {
+		if first == 0 && !from.IsZero() && !r.stored.Before(from) {
 			first = r.seq
 		}
 		m, err := r.message()
@@ -56,13 +80,12 @@ func (q *queue) newCursor(info *jetstream.StreamInfo) (cursor, error) {
 		c.Open = append(c.Open, seq)
 	}
 	slices.Sort(c.Open)
-	q.log.Info("this sink is new to the stream", "stream", info.Config.Name, "after", c.After, "open", len(c.Open))
 	return c, nil
 }
 
 // currentCursor returns the cursor for the ids settled so far. mu is held.
 func (q *queue) currentCursor() cursor {
-	c := cursor{After: q.lastRead, Stream: q.streamCreated}
+	c := cursor{After: q.lastRead, Stream: q.streamCreated, Read: q.lastRead, ReadAt: q.lastReadAt}
 	if len(q.readOrder) > 0 {
 		c.After = q.readOrder[0] - 1
 	}

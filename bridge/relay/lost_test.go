@@ -2,7 +2,10 @@ package relay_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -181,4 +184,50 @@ func TestWhatTheStreamDeletedWhileNothingWasReadIsSaid(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// A server that crashes may lose the stream's newest messages, and gives their numbers to the next ones. Those are told
+// all the same, also when they are more than were lost, by the relay that ran and by one that starts later.
+func TestWhatFollowsLostMessagesIsTold(t *testing.T) {
+	for name, stops := range map[string]bool{"runs": false, "starts later": true} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				hook := newRecorder()
+				_, stop := s.run(route("hook", hook))
+				var all []event.Event
+				say := func(changes int) {
+					for range changes {
+						ce := eventNo(len(all)).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+						all = append(all, ce)
+						s.publish(ce)
+					}
+					pause(10 * time.Second)
+				}
+				say(1)
+				dir, kept := filepath.Join(s.server.dir, "jetstream", "$G", "streams", "FOREWARN"), t.TempDir()
+				s.server.off()
+				err := os.CopyFS(kept, os.DirFS(dir))
+				s.server.on()
+				pause(10 * time.Second)
+				say(2)
+				if stops {
+					stop()
+				}
+				s.server.off()
+				err = errors.Join(err, os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(kept)))
+				s.server.on()
+				if err != nil {
+					t.Fatal(err)
+				}
+				pause(time.Second)
+				say(3)
+				if stops {
+					_, stop = s.run(route("hook", hook))
+				}
+				pause(time.Minute)
+				wantIDs(t, "told", sorted(hook.all()), all...)
+				stop()
+			})
+		})
+	}
 }

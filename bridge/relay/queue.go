@@ -57,6 +57,7 @@ type queue struct {
 	readOrder     []uint64        // sequence numbers after the cursor, in order; some may be settled
 	unsaved       map[uint64]bool // sequence numbers that are settled, but not in the bucket yet
 	lastRead      uint64          // sequence number
+	lastReadAt    time.Time       // when the stream stored it; zero if that is unknown
 	catchUpTo     uint64          // the Worker gets nothing before the stream is read to here; 0 when it may
 	groups        map[string]*group
 	dirty         map[*group]bool // groups with changes that aren't in the bucket
@@ -101,15 +102,33 @@ func (q *queue) open() error {
 	case err != nil:
 		return err
 	case c.Stream.IsZero():
-		if c, err = q.newCursor(info); err != nil {
+		if c, err = q.newCursor(info, q.from); err != nil {
 			return err
 		}
+		q.log.Info("this sink is new to the stream", "stream", info.Config.Name, "after", c.After, "open", len(c.Open))
 	case !c.Stream.Equal(info.Created):
 		q.log.Warn("the stream is another one than before, so it is read from its beginning; nothing is told twice",
 			"stream", info.Config.Name, "created", info.Created)
 		c = cursor{Stream: info.Created}
+	default:
+		lost, err := q.lost(info, c)
+		if err != nil {
+			return err
+		}
+		if lost {
+			q.log.Warn("the stream's servers lost messages, so what came since is read again; nothing is told twice",
+				"stream", info.Config.Name, "since", c.ReadAt)
+			open := c.Open
+			if c, err = q.newCursor(info, c.ReadAt.Add(-lostBefore)); err != nil {
+				return err
+			}
+			c.Open = append(c.Open, open...)
+		}
 	}
 	q.savedCursor, q.lastRead, q.streamCreated, q.catchUpTo = c, c.After, info.Created, info.State.LastSeq
+	if c.Read == c.After {
+		q.lastReadAt = c.ReadAt
+	}
 	if c.After > 0 {
 		q.skipDeleted(info, c.After)
 	}

@@ -22,7 +22,7 @@ func (q *queue) readStream() {
 		err := q.readOpen()
 		if err == nil {
 			q.mu.Lock()
-			q.setRead(q.lastRead)
+			q.setRead(0, time.Time{})
 			from := q.lastRead
 			q.mu.Unlock()
 			err = follow(q.ctx, q.js, q.stream.CachedInfo().Config.Name, startAfter(from), q.takeWhenRoom)
@@ -58,13 +58,15 @@ func (q *queue) checkStream() {
 		return
 	}
 	q.mu.Lock()
-	lastRead := q.lastRead
+	c := q.currentCursor()
 	q.mu.Unlock()
-	if lastRead > info.State.LastSeq || !info.Created.Equal(q.streamCreated) {
+	lost, err := q.lost(info, c)
+	switch {
+	case lost, c.Read > info.State.LastSeq, !info.Created.Equal(q.streamCreated):
 		q.endLease(fmt.Errorf("stream %s is another one than before", info.Config.Name))
-		return
+	case err == nil:
+		q.skipDeleted(info, c.Read)
 	}
-	q.skipDeleted(info, lastRead)
 }
 
 // skipDeleted counts the messages after a sequence number that the stream's limits deleted, and reads on behind them.
@@ -75,7 +77,7 @@ func (q *queue) skipDeleted(info *jetstream.StreamInfo, after uint64) {
 	q.mu.Lock()
 	n := info.State.FirstSeq - after - 1
 	q.deletedUnread += n
-	q.lastRead = max(q.lastRead, info.State.FirstSeq-1)
+	q.lastRead, q.lastReadAt = max(q.lastRead, info.State.FirstSeq-1), time.Time{}
 	q.mu.Unlock()
 	q.log.Error("the stream's limits deleted messages before this sink could get them; raise its max_age or max_bytes",
 		"stream", info.Config.Name, "messages", n)
@@ -180,16 +182,18 @@ func (q *queue) waitForRoom() error {
 }
 
 // skip records that a message was read that isn't for the sink.
-func (q *queue) skip(seq uint64) {
+func (q *queue) skip(r rawMessage) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.openSeqs, seq)
-	q.setRead(seq)
+	delete(q.openSeqs, r.seq)
+	q.setRead(r.seq, r.stored)
 }
 
 // setRead records that the stream was read as far as seq. mu is held.
-func (q *queue) setRead(seq uint64) {
-	q.lastRead = max(q.lastRead, seq)
+func (q *queue) setRead(seq uint64, stored time.Time) {
+	if seq > q.lastRead {
+		q.lastRead, q.lastReadAt = seq, stored
+	}
 	q.readErr = nil
 	if q.catchUpTo > 0 && q.lastRead >= q.catchUpTo {
 		q.endCatchUp()

@@ -123,9 +123,9 @@ func (q *queue) apply(r delivery.Report) (changed []*group) {
 			q.settle(e, result{At: r.Now.UTC(), How: how, Answer: answer, Attempts: e.item.Attempts + attempts})
 		}
 	}
-	each(r.Accepted, keepReceipt)
-	each(r.Failed, keepReceipt)
-	each(r.Dead, keepReceipt)
+	for _, items := range [][]*delivery.Item{r.Accepted, r.Failed, r.Dead} {
+		each(items, keepReceipt)
+	}
 	each(r.Failed, func(e *pendingItem) { q.retry(e, afterFailure(*e.item, r)) })
 	each(r.FellBack, func(e *pendingItem) {
 		next := *e.item
