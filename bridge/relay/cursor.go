@@ -29,6 +29,8 @@ type cursor struct {
 	// Read is the last message that was read, and ReadAt when the stream stored it; zero if that is unknown.
 	Read   uint64    `json:"read,omitempty"`
 	ReadAt time.Time `json:"readAt,omitzero"`
+	// Blocked means that the other sinks were told that this one is.
+	Blocked bool `json:"blocked,omitempty"`
 }
 
 // lost reports whether the stream's servers lost the last message that was read, as they may when they crash before it
@@ -85,7 +87,7 @@ func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, e
 
 // currentCursor returns the cursor for the ids settled so far. mu is held.
 func (q *queue) currentCursor() cursor {
-	c := cursor{After: q.lastRead, Stream: q.streamCreated, Read: q.lastRead, ReadAt: q.lastReadAt}
+	c := cursor{After: q.lastRead, Stream: q.streamCreated, Read: q.lastRead, ReadAt: q.lastReadAt, Blocked: q.blocked}
 	if len(q.readOrder) > 0 {
 		c.After = q.readOrder[0] - 1
 	}
@@ -121,7 +123,8 @@ func (q *queue) saveCursor(ctx context.Context, always bool) error {
 	}
 	q.mu.Lock()
 	c := q.currentCursor()
-	same := c.After == q.savedCursor.After && len(c.Open) == len(q.savedCursor.Open)
+	was := q.savedCursor
+	same := c.After == was.After && len(c.Open) == len(was.Open) && c.Blocked == was.Blocked
 	q.mu.Unlock()
 	if same && !always && time.Since(q.cursorSaved) < maxCursorAge {
 		return nil

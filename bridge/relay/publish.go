@@ -12,19 +12,19 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
 // reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route
-// accepts again. The other routes that want to know get a CloudEvent.
-func (r *Relay) reportTrouble(ctx context.Context, route bridge.Route, q *queue, why error) {
-	r.mu.Lock()
-	wasBlocked := r.blocked[route.Name]
-	r.blocked[route.Name] = why != nil
-	r.mu.Unlock()
+// accepts again. The other routes that want to know get a CloudEvent, unless they got it when another relay served the
+// route.
+func (r *Relay) reportTrouble(ctx context.Context, q *queue, why error) {
+	q.mu.Lock()
+	wasBlocked, route := q.blocked, q.route
+	q.blocked = why != nil
+	q.mu.Unlock()
 	if wasBlocked == (why != nil) {
 		return
 	}

@@ -67,6 +67,7 @@ type queue struct {
 	readErr       error           // why the stream can't be read; nil if it can
 	saveErr       error           // why records can't be written; nil if they can
 	deletedUnread uint64          // messages that the stream's limits deleted before they were read
+	blocked       bool            // the other sinks were told that this one is
 	lastAccepted  time.Time
 	accepted      int           // number of deliveries
 	changed       chan struct{} // wakes the Worker
@@ -98,6 +99,7 @@ func (q *queue) open() error {
 	}
 	var c cursor
 	q.cursorRev, err = q.bucket.get(q.ctx, cursorKey(q.route.Name), &c)
+	q.blocked = c.Blocked
 	switch {
 	case err != nil:
 		return err

@@ -70,7 +70,6 @@ type Relay struct {
 	warnedOf     map[string]string  // hash of the settings of another relay that was logged, by the relay's ID
 	reload       context.CancelFunc // has the routes that are served end; nil before there are any
 	replaced     sync.WaitGroup     // the sinks of earlier settings that are not closed yet
-	blocked      map[string]bool    // routes that were reported as blocked
 	lastTime     time.Time          // of the last CloudEvent about this relay
 	watchErr     error              // why silent VMs can't be noticed; nil if they can
 }
@@ -88,7 +87,7 @@ func New(o Options) *Relay {
 	}
 	return &Relay{
 		Options: o, self: holder{Relay: o.Name, ID: rand.Text()[:12]}, started: time.Now(), lastTurn: time.Now(),
-		services: map[string]*service{}, blocked: map[string]bool{}, down: errNotYet,
+		services: map[string]*service{}, down: errNotYet,
 		deadCounts: map[string]int{}, announced: map[string]string{}, fleet: newFleet(),
 	}
 }

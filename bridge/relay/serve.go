@@ -16,7 +16,6 @@ import (
 // ended. Relay.mu guards it.
 type service struct {
 	ended    chan struct{} // closed when the latest of them has ended
-	route    bridge.Route  // that is served
 	holder   holder        // of its lease
 	queue    *queue        // nil while this relay doesn't serve it
 	worker   *delivery.Worker
@@ -84,10 +83,10 @@ func (r *Relay) deliver(
 	w := delivery.NewWorker(delivery.Config{
 		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
 		Log: r.Log, Meter: r.Meter, Random: r.Random,
-		Trouble: func(why error) { r.reportTrouble(held, route, q, why) },
+		Trouble: func(why error) { r.reportTrouble(held, q, why) },
 	})
 	r.locked(func() {
-		s.route, s.queue, s.worker, s.since, s.err, s.handOver = route, q, w, time.Now(), nil, handOver
+		s.queue, s.worker, s.since, s.err, s.handOver = q, w, time.Now(), nil, handOver
 		q.setMutes(r.mutes)
 	})
 	var reading sync.WaitGroup

@@ -23,7 +23,6 @@ func (r *Relay) reportTroubles(ctx context.Context) {
 // reportSilent reports sinks that have accepted nothing for long from this relay while deliveries are pending for them.
 func (r *Relay) reportSilent(ctx context.Context, now time.Time) {
 	type served struct {
-		route  bridge.Route
 		queue  *queue
 		worker *delivery.Worker
 		since  time.Time
@@ -32,7 +31,7 @@ func (r *Relay) reportSilent(ctx context.Context, now time.Time) {
 	r.locked(func() {
 		for _, s := range r.services {
 			if s.queue != nil {
-				all = append(all, served{s.route, s.queue, s.worker, s.since})
+				all = append(all, served{s.queue, s.worker, s.since})
 			}
 		}
 	})
@@ -41,8 +40,8 @@ func (r *Relay) reportSilent(ctx context.Context, now time.Time) {
 		if oldest.IsZero() || now.Sub(later(later(oldest, accepted), s.since)) < bridge.SilentFor {
 			continue
 		}
-		if why := bridge.WhySilent(s.worker.State(), s.route.Terms.Timeout, now); why != nil {
-			r.reportTrouble(ctx, s.route, s.queue, why)
+		if why := bridge.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now); why != nil {
+			r.reportTrouble(ctx, s.queue, why)
 		}
 	}
 }

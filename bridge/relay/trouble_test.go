@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/relay"
 )
 
 // ops is a sink that remembers what it was sent about relays.
@@ -91,6 +92,41 @@ func TestASinkThatIsDownIsReportedOnARelay(t *testing.T) {
 		hook.say(nil)
 		pause(10 * time.Minute)
 		o.wants(t, "when it is back", "recovered hook with 0 pending")
+		stop()
+	})
+}
+
+// That a sink is down, and that it is back, is told once, whichever relays serve it, and again when it is down again.
+func TestASinkThatIsDownIsReportedOnceByAllRelays(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o := newRecorder(), newOps()
+		hook.answer = fails(errRefused)
+		routes := []bridge.Route{route("hook", hook), o.route()}
+		wire := &cable{}
+		_, stop := s.start(relay.Options{Name: "relay-1", Routes: routes, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		_, stopSecond := s.start(relay.Options{Name: "relay-2", Routes: routes})
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Minute)
+		o.wants(t, "from the first relay", "blocked hook: connection refused")
+		wire.fail("hangs")
+		pause(10 * time.Minute)
+		o.wants(t, "after a takeover")
+		hook.say(nil)
+		pause(10 * time.Minute)
+		o.wants(t, "when it is back", "recovered hook")
+		wire.fail("")
+		pause(time.Minute)
+		hook.say(fails(errRefused))
+		s.publish(eventNo(2).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		stopSecond()
+		pause(20 * time.Minute)
+		o.wants(t, "from the first relay again", "blocked hook: connection refused")
+		stop()
+		hook.say(nil)
+		_, stop = s.run(routes...)
+		pause(10 * time.Minute)
+		o.wants(t, "after a restart", "recovered hook")
 		stop()
 	})
 }
