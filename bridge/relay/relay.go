@@ -128,6 +128,7 @@ func (r *Relay) setDown(err error) {
 	r.mu.Lock()
 	was := r.down
 	r.down = err
+	r.lastTurn = time.Now() // of an earlier session it says nothing
 	r.mu.Unlock()
 	switch {
 	case err != nil && (was == nil || was.Error() != err.Error()):

@@ -114,3 +114,24 @@ func TestSinksAreClosedByAReloadWhileTheRelayCannotWork(t *testing.T) {
 		}
 	})
 }
+
+// A relay that can work again doesn't count as hung because it did no housekeeping meanwhile.
+func TestARelayThatCouldNotWorkDoesNotHang(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		r, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", newRecorder())},
+			Connect: s.over(&cable{latency: 20 * time.Millisecond})})
+		pause(5 * time.Second)
+		if err := s.js.DeleteStream(t.Context(), "FOREWARN_dead"); err != nil {
+			t.Fatal(err)
+		}
+		pause(5 * time.Minute)
+		s.provision(relay.Retention{})
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if err := r.Alive(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stop()
+	})
+}
