@@ -190,8 +190,8 @@ func (m message) checkLengths() error {
 }
 
 // deliveryID returns the key of the message's delivery in the sink's record. All copies of a CloudEvent have the same
-// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own. It is a token, so that
-// a record of many stays small.
+// one, so that the sink gets it once. A message for one sink only, such as a replay, has its own. The id is in it as a
+// token, so that a record of many stays small.
 func (m message) deliveryID() string {
 	id := token(m.ce.ID())
 	switch {

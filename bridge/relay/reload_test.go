@@ -98,7 +98,8 @@ func TestSinksAreClosedByAReloadWhileTheRelayCannotWork(t *testing.T) {
 		r.Reload(routes(), bridge.SettingsInfo{Hash: "c"})
 		pause(20 * time.Second)
 		if sinks[0].closed != 1 || sinks[1].closed != 1 || sinks[2].closed != 0 {
-			t.Errorf("closed %d, %d and %d times; want each but the last once", sinks[0].closed, sinks[1].closed, sinks[2].closed)
+			t.Errorf("closed %d, %d and %d times; want each but the last once", sinks[0].closed, sinks[1].closed,
+				sinks[2].closed)
 		}
 		s.provision(relay.Retention{})
 		pause(20 * time.Second)
