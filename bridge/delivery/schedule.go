@@ -53,7 +53,7 @@ type schedule struct {
 	failed        map[string]bool
 	standby       bool      // the route's previous worker has not ended
 	stopping      bool      // only first attempts are made from now on
-	retryAfterEnd time.Time // end of the last Retry-After
+	retryAfterEnd time.Time // the latest end of a Retry-After
 	refusals      int       // blocked answers since the last acceptance
 	refused       time.Time // the first of them
 	blocked       bool
@@ -421,7 +421,7 @@ func (s *schedule) end(a attempt, gone []*Item, now time.Time) {
 // accept notes that the destination accepted the batch, so the backoff of the route starts again. Lanes that failed are
 // tried again; if one fails again after that, only that lane waits.
 func (s *schedule) accept(a attempt, now time.Time) {
-	s.refusals, s.blocked, s.failedProbes, s.retryAfterEnd = 0, false, 0, time.Time{}
+	s.refusals, s.blocked, s.failedProbes = 0, false, 0 // a Retry-After may have come since the attempt began
 	clear(s.failed)
 	for _, l := range a.lanes {
 		s.resetFailures(l)
@@ -455,7 +455,7 @@ func (s *schedule) planRetry(
 		shared = shared || !l.alone && !a.own
 	}
 	if wish != nil {
-		s.retryAfterEnd = now.Add(min(wish.After, maxRetryAfter))
+		s.retryAfterEnd = later(s.retryAfterEnd, now.Add(min(wish.After, maxRetryAfter)))
 	}
 	if blocked && shared {
 		if s.refusals++; s.refusals == 1 {

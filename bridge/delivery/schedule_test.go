@@ -336,7 +336,7 @@ func TestRestartTriesAtOnce(t *testing.T) {
 	p.want(t, "after a restart", p.try(), "A-scheduled")
 }
 
-// A Retry-After delays the whole route, for at most an hour, until a delivery is accepted.
+// A Retry-After delays the whole route, for at most an hour.
 func TestRetryAfterDelaysTheRoute(t *testing.T) {
 	for _, tt := range []struct{ wish, floor time.Duration }{
 		{20 * time.Minute, 20 * time.Minute}, {time.Hour, time.Hour}, {24 * time.Hour, time.Hour},
@@ -355,6 +355,28 @@ func TestRetryAfterDelaysTheRoute(t *testing.T) {
 		if p.try() == nil {
 			t.Errorf("nothing after %v", tt.wish)
 		}
+	}
+}
+
+// With attempts in parallel the latest end of a Retry-After counts: neither a shorter one nor an acceptance of an attempt
+// that began before it takes it back.
+func TestLongestRetryAfterCounts(t *testing.T) {
+	p := newPlan(Terms{Parallel: 3})
+	p.random = func() float64 { return 0 }
+	for _, event := range []string{"A", "B", "C", "D"} {
+		p.owe(event, scheduled, far)
+	}
+	a, _ := p.next()
+	b, _ := p.next()
+	c, _ := p.next()
+	p.planRetry(a, nil, false, &RetryAfter{After: time.Minute}, p.now)
+	p.planRetry(b, nil, false, &RetryAfter{After: time.Second}, p.now)
+	p.accept(c, p.now)
+	p.later(59 * time.Second)
+	p.want(t, "before it ends", p.try())
+	p.later(time.Second)
+	if p.try() == nil {
+		t.Error("nothing when it ends")
 	}
 }
 
