@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"bytes"
 	"cmp"
 	"math"
 	"math/rand/v2"
@@ -386,13 +387,20 @@ func (s *schedule) sort(batch []*Item) {
 	})
 }
 
-// join adds the lane's share of a batch to the attempt, at most limit items.
+// join adds the lane's share of a batch to the attempt, at most limit items. It leaves out those whose progress is not
+// that of the others: they were repeated apart from them, before a reload.
 func (s *schedule) join(a *attempt, l *lane, part uint64, limit int, now time.Time) {
 	batch, superseded := l.split(s.terms.Late, part)
-	if len(batch) == 0 {
+	joined := len(a.batch)
+	for _, i := range batch[:min(limit, len(batch))] {
+		if len(a.batch) > 0 && !bytes.Equal(i.Progress, a.batch[0].Progress) {
+			break
+		}
+		a.batch = append(a.batch, i)
+	}
+	if len(a.batch) == joined {
 		return
 	}
-	a.batch = append(a.batch, batch[:min(limit, len(batch))]...)
 	a.superseded = append(a.superseded, superseded...)
 	a.lanes = append(a.lanes, l)
 	// Items that arrive later are not in this attempt.

@@ -914,3 +914,37 @@ func TestMutedItemsAreDeliveredAfterTheMute(t *testing.T) {
 		}
 	})
 }
+
+// Members of a batch that have come a different way, because they were delivered one by one for a while, are not in one
+// batch again: its progress would be that of only some of them.
+func TestMembersWithDifferentProgressAreApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, d := newMemory(), &destination{}
+		terms := delivery.Terms{Late: delivery.LateLatest, Batch: 1, Digest: delivery.Digest{Above: 1, Within: time.Minute}}
+		single := terms
+		single.Digest = delivery.Digest{}
+		d.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			switch string(batch[0].Progress) + batch[0].Event.ID() {
+			case "A-scheduled":
+				return delivery.Answer{Progress: []byte("one ")}, errDown
+			case "one A-scheduled":
+				return delivery.Answer{Progress: []byte("one, two ")}, errDown
+			}
+			return delivery.Answer{}, errDown
+		})
+		m.add(change(1, "A", "scheduled", time.Hour), change(2, "B", "scheduled", 2*time.Hour))
+		for n, terms := range []delivery.Terms{terms, single, terms} { // the settings change twice
+			if n == 2 {
+				d.say(nil)
+			}
+			r := start(t, m, d, terms)
+			pause(0)
+			r.stop()
+			m.restart()
+		}
+		want(t, "attempts", d.made(), "A-scheduled B-scheduled", "A-scheduled", "B-scheduled", "A-scheduled", "B-scheduled")
+		if got := d.last()[0]; string(got.Progress) != "one " {
+			t.Errorf("B is delivered with the progress %q, want its own", got.Progress)
+		}
+	})
+}
