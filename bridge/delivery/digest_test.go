@@ -183,3 +183,23 @@ func TestRejectedDigestIsDeliveredOneByOne(t *testing.T) {
 		p.want(t, "one by one", p.try(), fmt.Sprintf("A%d-scheduled", i))
 	}
 }
+
+// Members of a rejected digest that vanish before their turn, because somebody drops them, have no others told one by one
+// in their place.
+func TestDroppedMembersOfARejectedDigestLeaveNoTrace(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("A", 6, "Reboot", far)
+	a, _ := p.next()
+	p.end(a, nil, p.now)
+	p.oneByOne = len(a.batch)
+	for _, i := range a.batch[:5] {
+		p.remove(i.Seq, p.now)
+	}
+	p.want(t, "the one that is left", p.try(), "A5-scheduled")
+	p.want(t, "then", p.try())
+	p.later(time.Hour)
+	p.wave("B", 6, "Reboot", far)
+	if got := p.try(); len(got) != 6 {
+		t.Errorf("attempted %v, want the six of the next wave", got)
+	}
+}

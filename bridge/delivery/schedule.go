@@ -230,6 +230,9 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 	s.advance(now)
 	first := s.first(now)
 	if first == nil {
+		if len(s.ready.lanes)+len(s.waiting.lanes)+len(s.underWay) == 0 {
+			s.oneByOne = 0 // those that are left had no turn: they were dropped, or are muted
+		}
 		return attempt{}, s.wake(now)
 	}
 	switch {
