@@ -208,6 +208,9 @@ func (c *change) report(r *route, rep delivery.Report) {
 			receipt := slices.Clone(rep.Answer.Receipt)
 			c.setReceipt(i.Group, r.name, receipt, c.now)
 			c.write(bucketReceipts, i.Group+"/"+r.name, receipt)
+			if g := c.groups[i.Group]; g.latest == nil {
+				c.write(bucketEnded, i.Group, g.ended)
+			}
 		}
 	}
 }

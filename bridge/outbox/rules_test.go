@@ -180,6 +180,38 @@ func TestRetention(t *testing.T) {
 	})
 }
 
+// The receipt of a dead letter that is replayed long after its group has ended is kept for 30 days too, also when a
+// restart comes between.
+func TestReceiptOfALateReplayIsNotKeptForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, dir, month := diskOf(nil), t.TempDir(), 31*24*time.Hour
+		o := open(t, dir, outbox.Options{Storage: d})
+		if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		mustAdd(t, o, "A", "vanished", "a")
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Dead: q.Changes().Pending, Reason: delivery.ReasonRejected})
+		time.Sleep(month)
+		if err := <-o.Maintain(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.Replay([]string{o.List(outbox.Selection{})[0].Key}, ""); err != nil {
+			t.Fatal(err)
+		}
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Answer: delivery.Answer{Receipt: []byte("r")}})
+		for _, left := range []int{1, 0} {
+			o.Close()
+			o = open(t, dir, outbox.Options{Storage: d})
+			if err := <-o.Maintain(time.Now()); err != nil || d.count("receipts") != left || d.count("over") != left {
+				t.Errorf("Maintain = %v, %d receipts are kept, want %d", err, d.count("receipts"), left)
+			}
+			time.Sleep(month)
+		}
+		o.Close()
+	})
+}
+
 // A group that is opened again keeps its marks and receipts.
 func TestReopenedGroupKeepsItsMarks(t *testing.T) {
 	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, d *disk) {
