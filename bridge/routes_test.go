@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -315,6 +316,40 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What became a dead letter because it was late is delivered once somebody replays it, in its order and also after a
+// restart: asking for it by hand is no less late, and must not make the same dead letter again.
+func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(errDown)}
+		drain := e.all("drain").with(func(terms *Terms) { terms.Late = delivery.LateDrop })
+		b := s.start(drain)
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(time.Hour)
+		s.azure.Start(idA)
+		pause(time.Minute)
+		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		if len(letters) != 1 || letters[0].Reason != delivery.ReasonLate {
+			t.Fatalf("the dead letters are %+v, want one that is late", letters)
+		}
+		if _, err := b.Replay([]string{letters[0].Key}, "", "root"); err != nil {
+			t.Fatal(err)
+		}
+		pause(time.Minute)
+		b.end()
+		e.say(nil)
+		b = s.start(drain)
+		pause(10 * time.Second)
+		b.end()
+		if got := e.ids(); !slices.Equal(got, []string{idA + "-scheduled", idA + "-started"}) {
+			t.Errorf("told %v, want what was replayed, and what came after it", got)
+		}
+		if left := b.Outbox.List(outbox.Selection{}); len(left) > 0 {
+			t.Errorf("left are %+v", left)
+		}
+	})
 }
 
 // While an attempt without a timeout goes on after a reload, the new settings say what of the rest is late: nothing, or

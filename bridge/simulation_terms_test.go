@@ -7,14 +7,14 @@ import (
 )
 
 // late: latest never tells a change when a newer one waits; drop tells neither that nor a scheduled whose time has
-// passed.
+// passed, unless somebody replayed it.
 func (o *oracle) late(id string, b belief, r routePlan) {
 	if r.late == "send" {
 		return
 	}
 	for _, t := range o.tried[id][r.name] {
 		place := b.place(t)
-		if place < 0 || !azures(t.change) {
+		if place < 0 || !azures(t.change) || r.late == "drop" && o.hand("replay", r.name, t.id) {
 			continue
 		}
 		c := b.changes[place]

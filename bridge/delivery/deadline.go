@@ -1,6 +1,9 @@
 package delivery
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // past is a deadline that has always passed.
 var past = time.Unix(0, 0)
@@ -15,7 +18,7 @@ func (s *schedule) deadline(l *lane) (at time.Time) {
 		}
 	}
 	if n := l.lastState(); s.dropsLate(l) && n >= 0 {
-		if n > 0 {
+		if slices.ContainsFunc(l.items[:n], func(i *Item) bool { return !i.Replayed }) {
 			return past // a newer change is pending already
 		}
 		at = earlier(at, l.items[n].lateAt())
@@ -39,7 +42,7 @@ func (s *schedule) takeOverdue(now time.Time) (late, fallback []*Item) {
 	s.advance(now)
 	for l := s.deadlines.top(); l != nil && !l.deadline.After(now); l = s.deadlines.top() {
 		if s.dropsLate(l) {
-			for _, i := range append([]*Item(nil), l.late(now)...) {
+			for _, i := range l.late(now) {
 				late = append(late, i)
 				s.removeItem(l, i.Seq)
 			}

@@ -204,7 +204,7 @@ func byProbeOrder(a, b *lane) int {
 }
 
 // late returns the due items that a route with LateDrop no longer delivers: those with a newer change after them, and a
-// scheduled change whose NotBefore has passed.
+// scheduled change whose NotBefore has passed; but none that somebody asked for.
 func (l *lane) late(now time.Time) []*Item {
 	n := l.lastState()
 	if n < 0 {
@@ -213,7 +213,7 @@ func (l *lane) late(now time.Time) []*Item {
 	if at := l.items[n].lateAt(); !at.IsZero() && !at.After(now) {
 		n++
 	}
-	return l.items[:n]
+	return slices.DeleteFunc(slices.Clone(l.items[:n]), func(i *Item) bool { return i.Replayed })
 }
 
 // lastState returns the index of the newest due item that carries the current state of the event: of the first due item
@@ -227,9 +227,9 @@ func (l *lane) lastState() int {
 }
 
 // lateAt returns the time at which the item becomes late even if no newer change is pending; zero for never. An item
-// whose NotBefore passed while it was muted never does.
+// whose NotBefore passed while it was muted, or that somebody asked for, never does.
 func (i *Item) lateAt() time.Time {
-	if i.Change != scheduled || i.waited() && !i.NotBefore.After(i.Mute.Ended) {
+	if i.Change != scheduled || i.Replayed || i.waited() && !i.NotBefore.After(i.Mute.Ended) {
 		return time.Time{}
 	}
 	return i.NotBefore

@@ -61,6 +61,8 @@ type Item struct {
 	Batch    uint64   `json:"batch,omitempty"`
 	Instead  *Instead `json:"instead,omitempty"`  // set if this route is the fallback
 	FellBack bool     `json:"fellBack,omitempty"` // the fallback has it too
+	// Replayed means that somebody asked for it, so it is never late.
+	Replayed bool `json:"replayed,omitempty"`
 	// Mute holds it back while it is active. One that has ended is the last that the item waited for; nil for none.
 	Mute *Mute `json:"-"`
 }
@@ -98,7 +100,7 @@ type Report struct {
 const (
 	ReasonRejected = "rejected" // the destination will not take it
 	ReasonExpired  = "expired"  // older than max_age
-	ReasonLate     = "late"     // a newer change is pending, and the route has LateDrop
+	ReasonLate     = "late"     // a newer change is pending, or its time has passed, and the route has LateDrop
 	ReasonOverflow = "overflow" // the outbox was full
 	ReasonRemoved  = "removed"  // the route is gone from the settings
 	ReasonLost     = "lost"     // its CloudEvent can no longer be read

@@ -513,6 +513,25 @@ func TestReplayedItemsGoInOrder(t *testing.T) {
 	p.want(t, "then", p.try(), "A-started")
 }
 
+// What somebody replayed is never late, and does not keep the route awake. Other items are late as before.
+func TestReplayedItemsAreNeverLate(t *testing.T) {
+	p := newPlan(Terms{Late: LateDrop})
+	p.random = func() float64 { return 1 }
+	old := &Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "old"}, NotBefore: p.now, Replayed: true}
+	p.seq = 10
+	overtaken := p.owe("A", updated, far)
+	p.put(old, p.now)
+	p.owe("A", "started", 0)
+	p.later(time.Minute)
+	if late, _ := p.takeOverdue(p.now); !slices.Equal(late, []*Item{overtaken}) {
+		t.Errorf("late are %v, want only what was not replayed", late)
+	}
+	p.want(t, "first", p.fails(false, 0), "old")
+	if _, wake := p.next(); !wake.After(p.now) {
+		t.Errorf("it wakes at %v, and it is %v", wake, p.now)
+	}
+}
+
 // A failed event that starts sooner goes before an urgent item that arrived after its attempt.
 func TestUrgentItemWaitsForAnEventThatStartsSooner(t *testing.T) {
 	p := newPlan(Terms{})

@@ -101,7 +101,9 @@ func (o *Outbox) Replay(keys []string, to string) ([]Delivery, error) {
 
 // replay makes a dead letter pending for a route. Its age counts from now, or it would expire at once.
 func (c *change) replay(d *entry, to string) Delivery {
-	e := &entry{message: d.message, route: c.route(to), Item: delivery.Item{NotBefore: d.NotBefore, Pending: c.now.UTC()}}
+	e := &entry{message: d.message, route: c.route(to), Item: delivery.Item{
+		NotBefore: d.NotBefore, Pending: c.now.UTC(), Replayed: true,
+	}}
 	if e.route == d.route { // another route starts from the beginning
 		e.Progress, e.Batch, e.Instead, e.FellBack = d.Progress, d.Batch, d.Instead, d.FellBack
 	}
