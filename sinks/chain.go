@@ -3,8 +3,10 @@ package sinks
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"sync/atomic"
@@ -86,9 +88,9 @@ func (c *chainedFile) resume() (string, error) {
 	return hash, err
 }
 
-// lastHash returns the chainhash of the last whole line of a file, "" if that line has none, and the file's size as it
-// was found. If a chain ends in half a line, lastHash cuts that off: a crash left it, and its CloudEvent was never
-// counted as delivered.
+// lastHash returns the chainhash of the last whole line of a file, "" if that line has none, and the file's size. If a
+// chain ends in half a line, or the file has only half of its first, lastHash cuts that off: a crash left it, and its
+// CloudEvent was never counted as delivered.
 func (c *chainedFile) lastHash(path string) (hash string, size int64, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -102,12 +104,23 @@ func (c *chainedFile) lastHash(path string) (hash string, size int64, err error)
 		return "", 0, err
 	}
 	defer file.Close()
-	hash, whole, err := chain.Last(file, info.Size())
-	if half := info.Size() - whole; err == nil && hash != "" && half > 0 {
+	size = info.Size()
+	hash, whole, err := chain.Last(file, size)
+	if half := size - whole; err == nil && half > 0 && (hash != "" || whole == 0 && isHalf(file, half)) {
 		c.log.Warn("half a line cut off", "path", path, "bytes", half)
-		err = c.truncate(path, whole)
+		size, err = whole, c.truncate(path, whole)
 	}
-	return hash, info.Size(), err
+	return hash, size, err
+}
+
+// isHalf reports whether a file of size bytes without a newline begins as a CloudEvent and is not a whole one of somebody
+// else: then it is what was written of the first line.
+func isHalf(file io.ReaderAt, size int64) bool {
+	const begins = `{"specversion":`
+	line := make([]byte, size)
+	_, err := file.ReadAt(line, 0)
+	return err == nil && bytes.HasPrefix(line, []byte(begins[:min(len(begins), len(line))])) &&
+		(!json.Valid(line) || bytes.Contains(line, []byte(`,"chainhash":"`)))
 }
 
 func (c *chainedFile) truncate(path string, size int64) error {

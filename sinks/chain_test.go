@@ -151,6 +151,53 @@ func TestChainSurvivesAKillAtAnyByte(t *testing.T) {
 	}
 }
 
+// So is it when the kill leaves only a part of the first line of a new file: the chain goes on from the file rotated last,
+// and nothing is set aside that would break it.
+func TestChainSurvivesAKillInTheFirstLine(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "audit.jsonl")
+	s := openChained(t, "path: "+path+", max_size: 1")
+	for i := range 2 {
+		if _, err := s.Deliver(t.Context(), deliveries(t)[i:i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line := read(t, path)
+	for _, rotated := range []bool{true, false} {
+		for n := 0; n < len(line); n++ {
+			if n%97 != 0 && n > 30 && n < len(line)-3 {
+				continue // not near an end of the line
+			}
+			if err := os.WriteFile(path, line[:n], 0o640); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := openChained(t, "path: "+path).Deliver(t.Context(), deliveries(t)[1:2]); err != nil {
+				t.Fatal(err)
+			}
+			old, err := oldFiles(path)
+			if want := map[bool]int{true: 1}[rotated]; err != nil || len(old) != want {
+				t.Fatalf("killed after %d bytes, %d rotated files, %v; want %d", n, len(old), err, want)
+			}
+			if rotated {
+				wantIntact(t, 2, old[0].path, path)
+			} else {
+				wantIntact(t, 1, path)
+			}
+			if t.Failed() {
+				t.Fatalf("killed after %d bytes, the file holds\n%s", n, read(t, path))
+			}
+		}
+		old, err := oldFiles(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range old {
+			os.Remove(r.path)
+		}
+	}
+}
+
 // After a write that failed, in part or as a whole, the chain goes on from what is in the file.
 func TestChainGoesOnAfterAFailedWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
@@ -216,7 +263,9 @@ func TestChainMissesWhatIsCutWhileItRuns(t *testing.T) {
 
 // A file that has lines without a chain is set aside, whole, and a chain begins in a new one.
 func TestFileWithoutAChainIsSetAside(t *testing.T) {
-	for _, old := range []string{string(read(t, "testdata/events.jsonl")), "no newline", "lines\nand half"} {
+	events := string(read(t, "testdata/events.jsonl"))
+	whole, _, _ := strings.Cut(events, "\n")
+	for _, old := range []string{events, whole, "no newline", "lines\nand half"} {
 		path := writeFile(t, "audit.jsonl", old)
 		if _, err := openChained(t, "path: "+path).Deliver(t.Context(), deliveries(t)[:2]); err != nil {
 			t.Fatal(err)
