@@ -493,6 +493,25 @@ func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
 	}
 }
 
+// The first change of an event is neither an approval nor a reminder: a drain that asks for the first change runs once.
+func TestWhatComesFirstIsNoApprovalAndNoReminder(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = seldom
+		s.beginsLate()
+		s.opts.Rules = []Rule{rebootRule}
+		drain := &ear{}
+		route := drain.reminds("drain", 10*time.Minute).with(func(terms *Terms) { terms.Acts = true })
+		route.Filter.Only.Changes = []string{"first"}
+		b := s.start(route)
+		pause(1500 * time.Millisecond)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", NotBefore: time.Now().Add(time.Hour)})
+		pause(59 * time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		wantIDs(t, drain.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
+
 // While Azure is long about one event, people approve another one by hand, and settings take the rules away: what comes
 // next goes by that, and not by what was so when Azure was asked.
 func TestAnApprovalGoesByWhatIsSoNow(t *testing.T) {

@@ -215,7 +215,8 @@ func hits(vms string, e imds.Event, self string, unnamed bool) Verdict {
 
 // wants reports whether changes names the change.
 func wants(changes []string, c imds.Change) bool {
-	return has(changes, string(c.Kind)) || has(changes, "first") && c.Previous == nil && c.Kind != imds.Vanished
+	first := c.Kind.OfAzure() && c.Previous == nil && c.Kind != imds.Vanished
+	return has(changes, string(c.Kind)) || first && has(changes, "first")
 }
 
 func has(values []string, v string) bool {
