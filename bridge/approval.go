@@ -101,7 +101,7 @@ func (b *Bridge) approveEvent(ctx context.Context, id string) {
 	b.keepWaited(id, now)
 	b.noteRuling(id, why, final)
 	switch {
-	case rule == 0 && d.unsent() && b.Outbox.Durable() == nil:
+	case rule == 0 && d.unsent() && final:
 		b.endApproval(e, op, *d, cloudevent.Approval{Result: cloudevent.ResultMoot, Error: "the rules no longer approve it"})
 	case rule == 0:
 	case !d.unsent():

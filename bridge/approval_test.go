@@ -605,6 +605,48 @@ func TestAReloadDoesNotLoseAnApproval(t *testing.T) {
 	}
 }
 
+// A decision that is still to be sent waits as long as the rules do not approve it yet, be it that a reload made them
+// wait or that the disk failed: it is given up only when none will.
+func TestADecisionWaitsWhileTheRulesDo(t *testing.T) {
+	longer := rebootRule
+	longer.Wait = time.Minute
+	for claim, then := range map[string]func(s *stage, b *running){
+		"for another sink": func(s *stage, b *running) { b.Reload(b.Routes, []Rule{drainRule}, SettingsInfo{}) },
+		"for longer":       func(s *stage, b *running) { b.Reload(b.Routes, []Rule{longer}, SettingsInfo{}) },
+		"for a disk that is back before the decision is looked at": func(s *stage, b *running) {
+			s.disk.fail(errFull)
+			pause(time.Minute)
+		},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.logged = func(words string) {
+					if words == "event not approved yet" {
+						s.disk.fail(nil)
+						time.Sleep(2 * diskRetry)
+					}
+				}
+				s.beginsLate()
+				s.opts.Rules = []Rule{rebootRule}
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+				drain, audit := &ear{answer: always(errDown)}, &ear{}
+				b := s.start(drain.all("drain"), audit.all("audit"))
+				pause(1500 * time.Millisecond)
+				s.userReboot(idA)
+				pause(5 * time.Second)
+				then(s, b)
+				s.azure.ClearFaults()
+				pause(20 * time.Second)
+				drain.say(nil)
+				pause(2 * time.Minute)
+				wantIDs(t, s.approvals(), idA)
+				wantIDs(t, audit.ids(), idA+"-scheduled", idA+"-approved-1")
+				b.end()
+			})
+		})
+	}
+}
+
 // The status says why an event is not approved while that is so: not if it was approved by hand, has begun, or
 // that no rule is left for.
 func TestStatusSaysWhyAnEventIsNotApprovedWhileItIsNot(t *testing.T) {
