@@ -314,7 +314,7 @@ func (b *Bridge) endApproval(e imds.Event, op openEvent, d decision, a cloudeven
 			d.Done, d.Result, d.By, d.Ended = true, a.Result, a.By, now.UTC()
 			op.Approval = &d
 		}
-		op.Said, op.Approved = now, op.Approved || d.Attempts > 0
+		op.Approved = op.Approved || d.Attempts > 0
 		c.open[e.ID] = &op
 	}
 	b.changeContext(observation{now: now}).addApproval(&c, e, op, a)

@@ -33,7 +33,8 @@ type changeContext struct {
 	unnamed     bool      // filters no longer wait for the observer's name
 	heldUntil   time.Time // until when a delivery without a decision is held
 	booted      time.Time
-	mark        func(event, id string) outbox.Mark // how often an id was used
+	mark        func(event, id string) outbox.Mark     // how often an id was used
+	gets        func(route string, latest uint64) bool // whether the route was given the latest change of an open event
 	log         *slog.Logger
 }
 
@@ -45,6 +46,7 @@ func (b *Bridge) changeContext(o observation) changeContext {
 		observation: o, observer: b.observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
 		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters + heldGrace),
 		mark: b.Outbox.Mark, log: b.Log,
+		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },
 	}
 }
 

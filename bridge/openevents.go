@@ -48,7 +48,7 @@ type openEvent struct {
 	Latest    uint64          `json:"latest"`             // sequence number of the latest change
 	Routes    []string        `json:"routes,omitempty"`   // the routes whose filter accepted it
 	Undecided []string        `json:"undecided,omitempty"`
-	Said      time.Time       `json:"said,omitzero"`      // the last message about it
+	Said      time.Time       `json:"said,omitzero"`      // when its latest change was seen
 	Approval  *decision       `json:"approval,omitempty"` // replaced, never changed
 	Approved  bool            `json:"approved,omitempty"` // an approval was or may have been sent
 	Waited    *waited         `json:"waited,omitempty"`   // time that rules have waited; replaced, never changed

@@ -12,7 +12,7 @@ import (
 // remindAtLeast is the longest interval between checks for due reminders.
 const remindAtLeast = time.Minute
 
-// remindAgain is the time after another message about an event in which a reminder is left out.
+// remindAgain is the time after a change of an event in which a route that was told of it gets no reminder.
 const remindAgain = 10 * time.Minute
 
 // remind sends the reminders that are due, once for each lead of a route. It looks at the events only when the next
@@ -80,8 +80,9 @@ func dueLead(r Route, left time.Duration) (due time.Duration) {
 	return due
 }
 
-// reminder returns the commit of one reminder; due is false if it was sent before. A reminder soon after another
-// message is only recorded as sent. A message in the future is one of before the clock was set back.
+// reminder returns the commit of one reminder; due is false if it was sent before. A route that was told of a change
+// just now gets none, and what nobody gets is only recorded as sent. A change in the future is one of before the clock
+// was set back.
 func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) (c commit, due bool) {
 	change := imds.Change{Kind: imds.Reminder, Event: e, Lead: lead}
 	id := cloudevent.ChangeID(change)
@@ -89,9 +90,8 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 		return commit{}, false
 	}
 	c.Marks = map[string]outbox.Mark{id: {Times: 1, Group: e.ID, At: s.now}}
-	if d := s.now.Sub(op.Said); 0 <= d && d <= remindAgain {
-		return c, true
-	}
+	d := s.now.Sub(op.Said)
+	justNow := 0 <= d && d <= remindAgain
 	ce, err := cloudevent.Wrap(change, s.circumstances(op))
 	if err != nil {
 		s.log.Error("cannot create the CloudEvent of a reminder", "event", e.ID, "err", err)
@@ -100,15 +100,13 @@ func (s changeContext) reminder(e imds.Event, op openEvent, lead time.Duration) 
 	a := about(e, imds.Reminder)
 	for _, r := range s.routes {
 		if dueLead(r, e.NotBefore.Sub(s.now)) == lead && slices.Contains(op.Routes, r.Name) &&
-			r.Hears(change, s.observer.Name) {
+			r.Hears(change, s.observer.Name) && !(justNow && s.gets(r.Name, op.Latest)) {
 			a.To = append(a.To, outbox.Recipient{Route: r.Name})
 		}
 	}
 	if len(a.To) > 0 {
 		s.log.Info("reminder due", "event", e.ID, "lead", cloudevent.LeadText(lead), "id", id,
 			"to", recipients(a))
-		op.Said = s.now
-		c.open = map[string]*openEvent{e.ID: &op}
 		c.add(ce, a)
 	}
 	return c, true

@@ -100,6 +100,30 @@ func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 	})
 }
 
+// A reminder is news to everybody who is to get it and was not told of a change just now, whatever others were told: of
+// two leads that are close to each other, both count, and who takes nothing but reminders gets each of them, at once if
+// the event is announced later than that.
+func TestAReminderIsLeftOutForWhoWasToldJustNow(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		chat, mail, drain := &ear{}, &ear{}, &ear{}
+		only := drain.reminds("drain", 10*time.Minute).with(func(terms *Terms) { terms.Acts = true })
+		only.Filter.Only.Changes = []string{"reminder"}
+		b := s.start(chat.reminds("chat", 15*time.Minute), mail.reminds("mail", 10*time.Minute, 5*time.Minute), only)
+		pause(1500 * time.Millisecond)
+		s.redeploy(idA, time.Hour)
+		pause(time.Hour - 10*time.Second)
+		wantIDs(t, chat.types(), "scheduled", "reminder")
+		wantIDs(t, mail.types(), "scheduled", "reminder", "reminder")
+		wantIDs(t, drain.types(), "reminder")
+		s.redeploy(idB, 8*time.Minute)
+		pause(7 * time.Minute)
+		wantIDs(t, chat.types(), "scheduled", "reminder", "scheduled")
+		wantIDs(t, mail.types(), "scheduled", "reminder", "reminder", "scheduled")
+		wantIDs(t, drain.types(), "reminder", "reminder")
+		b.end()
+	})
+}
+
 // An event that moved is reminded of for its new time; one that began or is over is not, even when the reminder was
 // pending for a sink that was down.
 func TestARemindersEventMustStillLieAhead(t *testing.T) {
