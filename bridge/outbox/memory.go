@@ -47,6 +47,17 @@ type message struct {
 // unreferenced reports whether nothing refers to the message. A nil message has no references.
 func (m *message) unreferenced() bool { return m == nil || m.refs == 0 }
 
+// forgettable reports whether nobody asks for a record of the history any more. A CloudEvent is asked for while
+// something refers to it, an outcome only while it is one of the latest change of an open group.
+func (m *memory) forgettable(p place) bool {
+	msg := m.messages[p.seq()]
+	if p.bucket != bucketSettled || msg == nil {
+		return msg.unreferenced()
+	}
+	g := m.groups[msg.Group]
+	return g == nil || g.latest != msg
+}
+
 // settled is the outcome of a delivery of a message to a route.
 type settled struct {
 	route string

@@ -133,7 +133,7 @@ func (o *Outbox) dropHistory(now time.Time) error {
 	dropped := 0 // because of the bounds, not of age
 	o.change(now, func(c *change) {
 		for _, p := range old {
-			if m := c.messages[p.seq()]; p.bucket == bucketSettled || m.unreferenced() {
+			if c.forgettable(p) {
 				c.write(p.bucket, p.key, nil)
 				if p.key >= oldest {
 					dropped++

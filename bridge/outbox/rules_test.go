@@ -164,7 +164,7 @@ func TestRetention(t *testing.T) {
 		time.Sleep(58 * day)
 		check(89, 1, 1, 3, 4, 1)
 		time.Sleep(2 * day)
-		check(91, 1, 1, 0, 1, 0)
+		check(91, 1, 1, 1, 1, 0) // the outcome of A's latest change is still asked for
 		mustAdd(t, o, "A", "vanished", "a", "b")
 		deliver("a")
 		want(t, "pending", pending(o, "b"), "A-scheduled", "A-vanished")
@@ -785,6 +785,65 @@ func TestLatestChangeOfAnOpenGroupIsKept(t *testing.T) {
 		mustAdd(t, o, "A", "vanished")
 		if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted { // it is still pending for new
 			t.Errorf("the outcome is %q", got)
+		}
+		o.Close()
+	})
+}
+
+// However long the history is and however old, the outcomes of an open group's latest change are still known after a
+// restart.
+func TestOutcomesOfAnOpenGroupOutliveTheHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		options := outbox.Options{Storage: d, Bounds: outbox.Bounds{History: 5}}
+		o := open(t, t.TempDir(), options)
+		a := mustAdd(t, o, "A", "scheduled", "a")
+		for i := range 9 {
+			mustAdd(t, o, fmt.Sprint("E", i), "vanished", "a")
+		}
+		q := o.Queue("a")
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
+		for _, later := range []time.Duration{time.Second, outbox.KeepHistory + time.Hour} {
+			time.Sleep(later)
+			if err := <-o.Maintain(time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			o.Close()
+			o = open(t, t.TempDir(), options)
+			if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+				t.Errorf("after %v and a restart the outcome is %q", later, got)
+			}
+		}
+		mustAdd(t, o, "A", "vanished")
+		if err := <-o.Maintain(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if n := d.count("settled"); n != 0 {
+			t.Errorf("once the group is over %d outcomes are kept", n)
+		}
+		o.Close()
+	})
+}
+
+// Nor are they dropped with the history that waits for a disk that fails.
+func TestOutcomesOfAnOpenGroupWaitForTheDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		options := outbox.Options{Storage: d, Bounds: outbox.Bounds{InMemory: 10}}
+		o := open(t, t.TempDir(), options)
+		a := mustAdd(t, o, "A", "scheduled", "a")
+		d.set(func() { d.fail = errFull })
+		q := o.Queue("a")
+		for i := range 200 {
+			q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
+			_, _ = add(o, fmt.Sprint("E", i), "vanished", "a")
+		}
+		d.set(func() { d.fail = nil })
+		time.Sleep(time.Minute)
+		o.Close()
+		o = open(t, t.TempDir(), options)
+		if got := o.Outcome("a", a.Seq).State; got != outbox.StateAccepted {
+			t.Errorf("after a restart the outcome is %q", got)
 		}
 		o.Close()
 	})

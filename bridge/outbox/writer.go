@@ -146,15 +146,15 @@ func (o *Outbox) change(now time.Time, f func(*change)) (n uint64) {
 	return n
 }
 
-// boundHistory drops the oldest waiting history above a bound, except CloudEvents that something refers to. It does so
-// only when much was added since the last time. The caller holds mu.
+// boundHistory drops the oldest waiting history above a bound, except what is still asked for. It does so only when much
+// was added since the last time. The caller holds mu.
 func (o *Outbox) boundHistory() {
 	if len(o.inFlight)+len(o.waiting) <= o.bounded+4*o.bounds.InMemory {
 		return
 	}
 	old := map[string][]string{} // keys, by bucket
 	for p, v := range o.waiting {
-		if m := o.messages[p.seq()]; isHistory(p.bucket) && v != nil && (p.bucket == bucketSettled || m.unreferenced()) {
+		if isHistory(p.bucket) && v != nil && o.forgettable(p) {
 			old[p.bucket] = append(old[p.bucket], p.key)
 		}
 	}
