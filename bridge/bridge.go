@@ -85,7 +85,7 @@ type Bridge struct {
 	delivering       bool                    // workers have been started
 	stopping         bool                    // no more workers are started
 	imds             imdsState
-	lastHeartbeat    map[string]time.Time    // by route
+	lastHeartbeat    map[string]beat         // by route
 	lastHead         map[string]reportedHead // by route
 	stamp            time.Time               // of the last CloudEvent about the bridge
 	lastHousekeeping time.Time               // when housekeeping last ran
@@ -145,7 +145,7 @@ func New(o Options) *Bridge {
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
-		lastHeartbeat: map[string]time.Time{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
+		lastHeartbeat: map[string]beat{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
 		routed: make(chan struct{}), watchEnded: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},

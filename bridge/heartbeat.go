@@ -9,14 +9,23 @@ import (
 	"forewarn/bridge/outbox"
 )
 
+// A beat is the last heartbeat of a route, and the interval that it promised.
+type beat struct {
+	at    time.Time
+	every time.Duration
+}
+
 // sendHeartbeats sends a heartbeat to each route that wants one, while the endpoint answers and the outbox is durable.
-// A monitor that expects them notices when they stop. A new heartbeat replaces one that is still pending.
+// A monitor that expects them notices when they stop. A new heartbeat replaces one that is still pending. When a reload
+// changes their interval, one comes at once; when it ends them, a last one that promises no other.
 func (b *Bridge) sendHeartbeats(now time.Time) {
 	b.mu.Lock()
 	well := len(b.imds.reasons()) == 0 && now.Sub(b.imds.lastAnswer) < awayAbove
 	var due []Route
 	for _, r := range b.routes {
-		if every := r.Terms.Heartbeat; every > 0 && well && now.Sub(b.lastHeartbeat[r.Name]) >= every {
+		every, last := r.Terms.Heartbeat, b.lastHeartbeat[r.Name]
+		changed := every != last.every
+		if changed && every == 0 || well && every > 0 && (changed || now.Sub(last.at) >= every) {
 			due = append(due, r)
 		}
 	}
@@ -28,7 +37,7 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range due {
-		b.lastHeartbeat[r.Name] = now
+		b.lastHeartbeat[r.Name] = beat{now, r.Terms.Heartbeat}
 	}
 }
 
@@ -36,7 +45,7 @@ func (b *Bridge) sendHeartbeats(now time.Time) {
 // one that somebody wanted.
 func (b *Bridge) sendLastHeartbeats(now time.Time) {
 	b.mu.Lock()
-	due := slices.DeleteFunc(slices.Clone(b.routes), func(r Route) bool { return b.lastHeartbeat[r.Name].IsZero() })
+	due := slices.DeleteFunc(slices.Clone(b.routes), func(r Route) bool { return b.lastHeartbeat[r.Name].every == 0 })
 	b.mu.Unlock()
 	if len(due) > 0 {
 		_ = b.commit(b.heartbeats(due, now, true), now)() // the outbox logs its errors
@@ -48,7 +57,10 @@ func (b *Bridge) heartbeats(routes []Route, now time.Time, last bool) (c commit)
 	to := map[string]bool{}
 	for i, r := range routes { // one CloudEvent per route, so that each is removed as soon as it is delivered
 		to[r.Name] = true
-		data := map[string]any{"version": b.Version, "every": r.Terms.Heartbeat.Seconds()}
+		data := map[string]any{"version": b.Version}
+		if r.Terms.Heartbeat > 0 {
+			data["every"] = r.Terms.Heartbeat.Seconds()
+		}
 		if last {
 			data["stopping"] = true
 		}

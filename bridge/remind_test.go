@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
@@ -535,6 +538,39 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 		}
 		if err := stored(t, s.dir).Walk(0, recorded); err != nil {
 			t.Errorf("heartbeats leave no history: %v", err)
+		}
+	})
+}
+
+// A monitor is told at once when a reload changes how often heartbeats come, or ends them: it would miss those that it
+// was promised, and take the VM for silent.
+func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
+	_, schema := schemas(t)
+	bubble(t, func(t *testing.T, s *stage) {
+		watch := &ear{}
+		every := func(d time.Duration) []Route {
+			return []Route{watch.all("watch").with(func(t *Terms) { t.Heartbeat = d })}
+		}
+		b := s.start(every(time.Minute)...)
+		pause(90 * time.Second)
+		b.Reload(every(time.Hour), nil, SettingsInfo{})
+		pause(10 * time.Minute)
+		b.Reload(every(0), nil, SettingsInfo{})
+		pause(2 * time.Hour)
+		b.end()
+		var promised []any
+		for _, h := range watch.accepted() {
+			promised = append(promised, tellingOf(t, h.Event)["every"])
+			data, err := jsonschema.UnmarshalJSON(bytes.NewReader(h.Event.Data()))
+			if err == nil {
+				err = schema.Validate(data)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", h.Event.Data(), err)
+			}
+		}
+		if want := []any{60.0, 60.0, 3600.0, nil}; !slices.Equal(promised, want) {
+			t.Errorf("the heartbeats promise the next one after %v s, want %v", promised, want)
 		}
 	})
 }
