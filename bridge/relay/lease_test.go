@@ -3,7 +3,9 @@ package relay_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -238,6 +240,53 @@ func TestALeaseThatTheServerLosesStaysWithItsHolder(t *testing.T) {
 		}
 		stopOther()
 	})
+}
+
+// After another relay has stopped, a relay gives up no sink for it; after one has died, once at most.
+func TestNoSinkIsGivenUpForARelayThatIsGone(t *testing.T) {
+	for name, most := range map[string]int{"stopped": 0, "died": 1} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				var log syncedBuffer
+				var routes []bridge.Route
+				for _, name := range []string{"a", "b", "c", "d"} {
+					routes = append(routes, route(name, newRecorder()))
+				}
+				_, stop := s.start(relay.Options{Name: "relay-1", Routes: routes, Log: slog.New(slog.NewTextHandler(&log, nil))})
+				wire := &cable{}
+				_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: routes, Connect: s.over(wire)})
+				pause(time.Minute)
+				before := log.count("gets this one")
+				if name == "died" {
+					wire.fail("hangs")
+				}
+				stopOther()
+				pause(time.Minute)
+				if n := log.count("gets this one") - before; n > most {
+					t.Errorf("%d sinks were given up for a relay that %s, want at most %d", n, name, most)
+				}
+				stop()
+			})
+		})
+	}
+}
+
+// A syncedBuffer is a log that is read while it is written.
+type syncedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *syncedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *syncedBuffer) count(what string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.text.String(), what)
 }
 
 type slowSink func(ctx context.Context) error

@@ -28,9 +28,16 @@ type peer struct {
 
 const peerPrefix = "relay."
 
+func (r *Relay) peerKey() string { return peerPrefix + token(r.self.ID) }
+
 // housekeeping publishes that this relay is alive, reads which others are, shares the sinks with them, and checks that
 // the streams still exist, until ctx is done. If one was deleted it ends the session.
 func (r *Relay) housekeeping(ctx context.Context, st *storage, end context.CancelCauseFunc) {
+	defer func() { // so that no relay gives up a sink for this one
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewEvery)
+		defer cancel()
+		_ = st.leases.Delete(ctx, r.peerKey()) // if that fails, it expires
+	}()
 	for {
 		if err := r.keepHouse(ctx, st); errors.Is(err, errDeleted) {
 			end(err)
@@ -63,7 +70,7 @@ func (r *Relay) keepHouse(ctx context.Context, st *storage) error {
 	if err != nil {
 		return err
 	}
-	if _, err := st.leases.Put(ctx, peerPrefix+token(r.self.ID), body); err != nil {
+	if _, err := st.leases.Put(ctx, r.peerKey(), body); err != nil {
 		return err
 	}
 	peers, err := readPeers(ctx, leasesStream, st.leases)
@@ -122,7 +129,7 @@ func readPeers(ctx context.Context, stream jetstream.Stream, kv jetstream.KeyVal
 		key := strings.TrimPrefix(subject, before)
 		e, err := kv.Get(ctx, key)
 		if err != nil {
-			continue // it has expired meanwhile
+			continue // it has expired meanwhile, or that relay has stopped
 		}
 		var p peer
 		if json.Unmarshal(e.Value(), &p) == nil && time.Since(e.Created()) < peerExpiry {
@@ -147,7 +154,8 @@ func (r *Relay) otherSettings() (all []string) {
 
 // rebalance gives up one sink if another relay with the same settings serves at least two fewer than this one, as it
 // does after its start. A relay with other settings may not have the sink. A sink with an attempt under way isn't given
-// up, because the attempt would be cut off. mu is held.
+// up, because the attempt would be cut off. Nor is another one for a while after nobody took the last: the other relay
+// may have died just now. mu is held.
 func (r *Relay) rebalance() {
 	served := map[string]int{}
 	for _, p := range r.peers {
@@ -159,6 +167,9 @@ func (r *Relay) rebalance() {
 	for _, s := range r.services {
 		if s.handOver != nil {
 			served[r.self.ID]++
+			if time.Since(s.offered) < peerExpiry {
+				return
+			}
 			if s.worker.State().Since.IsZero() {
 				idle = s
 			}
@@ -171,6 +182,7 @@ func (r *Relay) rebalance() {
 	}
 	for id, n := range served {
 		if id != r.self.ID && n+2 <= served[r.self.ID] {
+			idle.offered = time.Now()
 			idle.handOver()
 			return
 		}

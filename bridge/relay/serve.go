@@ -22,6 +22,7 @@ type service struct {
 	since    time.Time // when this relay began to serve it
 	err      error     // why no relay serves it; nil if one does
 	handOver func()    // gives up the lease, so that another relay gets it; nil while this relay doesn't serve it
+	offered  time.Time // when it last gave up the lease so
 }
 
 // keepServing serves a route from when before is closed until ctx is done, and closes ended.
