@@ -9,7 +9,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 )
 
@@ -33,20 +32,24 @@ type cursor struct {
 	Blocked bool `json:"blocked,omitempty"`
 }
 
-// lost reports whether the stream's servers lost the last message that was read, as they may when they crash before it
-// is on disk. Other messages get its number then, and those of the messages before it.
-func (q *queue) lost(info *jetstream.StreamInfo, c cursor) (bool, error) {
+// lost reports whether a stream's servers lost the message that was read last, and stored at that time, as they may when
+// they crash before it is on disk. Other messages get its number then, and those of the messages before it.
+func lost(
+	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, read uint64, stored time.Time,
+) (bool, error) {
 	switch {
-	case c.ReadAt.IsZero():
+	case stored.IsZero():
 		return false, nil
-	case c.Read > info.State.LastSeq:
+	case read > info.State.LastSeq:
 		return true, nil
 	}
-	r, err := q.fetch(c.Read)
-	if errors.Is(err, delivery.ErrLost) { // its limits may have deleted it
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	msg, err := stream.GetMsg(ctx, read)
+	if errors.Is(err, jetstream.ErrMsgNotFound) { // its limits may have deleted it
 		return false, nil
 	}
-	return err == nil && !r.stored.Equal(c.ReadAt), err
+	return err == nil && !msg.Time.Equal(stored), err
 }
 
 // lostBefore is how long before the last message was read a stream is read again that lost messages, because the clocks

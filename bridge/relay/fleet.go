@@ -32,6 +32,7 @@ type fleet struct {
 	mu            sync.Mutex
 	streamCreated time.Time
 	lastRead      uint64                       // sequence number in the stream
+	lastReadAt    time.Time                    // when the stream stored it
 	lastHeartbeat uint64                       // sequence number in the stream of heartbeats
 	events        map[string]*azureEvent       // by id
 	ended         int                          // number of events that have vanished
@@ -87,18 +88,41 @@ func (r *Relay) followFleet(ctx context.Context, st *storage) {
 	created := st.stream.CachedInfo().Created
 	f.mu.Lock()
 	if !f.streamCreated.Equal(created) {
-		f.streamCreated, f.lastRead = created, 0
+		f.streamCreated, f.lastRead, f.lastReadAt = created, 0, time.Time{}
 	}
 	f.mu.Unlock()
-	from := func() jetstream.ConsumerConfig {
+	from := func() (jetstream.ConsumerConfig, error) {
+		if err := f.forgetLost(ctx, st.stream); err != nil {
+			return jetstream.ConsumerConfig{}, err
+		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.lastRead == 0 {
-			return startAt(time.Now().Add(-fleetPeriod))
+			return startAt(time.Now().Add(-fleetPeriod)), nil
 		}
-		return startAfter(f.lastRead)
+		return startAfter(f.lastRead), nil
 	}
 	r.keepFollowing(ctx, st, r.Stream, from, "the stream can't be read for the status", f.add)
+}
+
+// forgetLost has the stream read again, and forgets the events, if its servers lost what was read last.
+func (f *fleet) forgetLost(ctx context.Context, stream jetstream.Stream) error {
+	asked, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	info, err := stream.Info(asked)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	read, stored := f.lastRead, f.lastReadAt
+	f.mu.Unlock()
+	lost, err := lost(ctx, stream, info, read, stored)
+	if lost {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.lastRead, f.lastReadAt, f.events, f.ended = 0, time.Time{}, map[string]*azureEvent{}, 0
+	}
+	return err
 }
 
 // followRecords reads the records of all sinks for the history, until ctx is done.
@@ -123,14 +147,17 @@ func (r *Relay) followHeartbeats(ctx context.Context, st *storage) {
 // keepFollowing calls f with the messages of a stream until ctx is done. Whenever the stream can't be read, it logs
 // problem, and begins again where from says.
 func (r *Relay) keepFollowing(
-	ctx context.Context, st *storage, stream string, from func() jetstream.ConsumerConfig, problem string,
+	ctx context.Context, st *storage, stream string, from func() (jetstream.ConsumerConfig, error), problem string,
 	f func(rawMessage),
 ) {
 	for ctx.Err() == nil {
-		err := follow(ctx, st.js, stream, from(), func(m rawMessage) error {
-			f(m)
-			return nil
-		})
+		begin, err := from()
+		if err == nil {
+			err = follow(ctx, st.js, stream, begin, func(m rawMessage) error {
+				f(m)
+				return nil
+			})
+		}
 		if ctx.Err() == nil {
 			r.Log.Debug(problem, "err", err)
 		}
@@ -177,7 +204,7 @@ func (f *fleet) add(r rawMessage) {
 	m, err := r.message()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lastRead = r.seq
+	f.lastRead, f.lastReadAt = r.seq, r.stored
 	if err != nil || m.onlySink != "" {
 		return
 	}

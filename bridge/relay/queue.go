@@ -113,7 +113,7 @@ func (q *queue) open() error {
 			"stream", info.Config.Name, "created", info.Created)
 		c = cursor{Stream: info.Created}
 	default:
-		lost, err := q.lost(info, c)
+		lost, err := lost(q.ctx, q.stream, info, c.Read, c.ReadAt)
 		if err != nil {
 			return err
 		}

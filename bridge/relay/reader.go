@@ -60,7 +60,7 @@ func (q *queue) checkStream() {
 	q.mu.Lock()
 	c := q.currentCursor()
 	q.mu.Unlock()
-	lost, err := q.lost(info, c)
+	lost, err := lost(q.ctx, q.stream, info, c.Read, c.ReadAt)
 	switch {
 	case lost, c.Read > info.State.LastSeq, !info.Created.Equal(q.streamCreated):
 		q.endLease(fmt.Errorf("stream %s is another one than before", info.Config.Name))

@@ -133,11 +133,11 @@ func startAt(at time.Time) jetstream.ConsumerConfig {
 }
 
 // lastOf starts at the last message of each subject.
-func lastOf(subjects string) func() jetstream.ConsumerConfig {
-	return func() jetstream.ConsumerConfig {
+func lastOf(subjects string) func() (jetstream.ConsumerConfig, error) {
+	return func() (jetstream.ConsumerConfig, error) {
 		return jetstream.ConsumerConfig{
 			DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: subjects,
-		}
+		}, nil
 	}
 }
 
