@@ -90,7 +90,7 @@ func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, e
 
 // currentCursor returns the cursor for the ids settled so far. mu is held.
 func (q *queue) currentCursor() cursor {
-	c := cursor{After: q.lastRead, Stream: q.streamCreated, Read: q.lastRead, ReadAt: q.lastReadAt, Blocked: q.blocked}
+	c := cursor{After: q.lastRead, Stream: q.streamCreated, Read: q.lastRead, ReadAt: q.lastReadAt, Blocked: q.told}
 	if len(q.readOrder) > 0 {
 		c.After = q.readOrder[0] - 1
 	}

@@ -20,16 +20,15 @@ import (
 // reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route
 // accepts again. The other routes that want to know get a CloudEvent, unless they got it when another relay served the
 // route.
-func (r *Relay) reportTrouble(ctx context.Context, q *queue, why error) {
+func (r *Relay) reportTrouble(q *queue, why error) {
 	q.mu.Lock()
-	wasBlocked, route := q.blocked, q.route
-	q.blocked = why != nil
+	known := q.blocked == (why != nil)
 	q.mu.Unlock()
-	if wasBlocked == (why != nil) {
+	if known {
 		return
 	}
 	st := q.status()
-	data := map[string]any{"sink": route.Name, "kind": route.Kind, "pending": st.pending}
+	data := map[string]any{"sink": q.route.Name, "kind": q.route.Kind, "pending": st.pending}
 	typ := cloudevent.SinkRecovered
 	if why != nil {
 		if st.oldest.IsZero() { // what was refused is settled already
@@ -37,27 +36,81 @@ func (r *Relay) reportTrouble(ctx context.Context, q *queue, why error) {
 		}
 		typ, data["error"], data["since"] = cloudevent.SinkBlocked, why.Error(), st.oldest.UTC()
 	}
-	go r.notifySinks(ctx, typ, data, route.Name) // the Worker must not wait for it
+	ce, _, err := r.newCloudEvent(typ, data)
+	if err != nil {
+		q.log.Warn("nobody could be told about this sink", "type", typ, "err", err)
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.blocked == (why != nil) {
+		return
+	}
+	q.blocked = why != nil
+	q.addUntold(&untold{ce: ce}) // the Worker must not wait until it is published
+}
+
+// An untold is a CloudEvent that says that a sink is blocked, or accepts again, and that the stream doesn't have yet.
+type untold struct {
+	ce     event.Event
+	failed bool // to publish it
+}
+
+// addUntold adds what is to be told. With the opposite, which is over now, there is nothing to tell. mu is held.
+func (q *queue) addUntold(u *untold) {
+	if q.untold != nil {
+		u = nil
+	}
+	q.untold = u
+}
+
+// tellTrouble publishes what is untold. If that fails, it stays so. In a queue whose lease is lost it does nothing: that
+// is left to the relay which has the sink then.
+func (q *queue) tellTrouble() {
+	if cause := context.Cause(q.ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return
+	}
+	q.mu.Lock()
+	u := q.untold
+	q.untold = nil
+	q.mu.Unlock()
+	if u == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), requestTimeout)
+	defer cancel()
+	err := q.notify(ctx, q.js, u.ce, q.route.Name)
+	q.mu.Lock()
+	if err == nil {
+		q.told = !q.told
+	} else {
+		q.addUntold(u)
+	}
+	q.mu.Unlock()
+	switch {
+	case err == nil:
+		_ = q.saveCursor(ctx, true) // if that fails, flush tries again
+	case !u.failed:
+		u.failed = true
+		q.log.Warn("the other sinks could not be told about this one, trying again", "type", u.ce.Type(), "err", err)
+	}
 }
 
 // notifySinks publishes a CloudEvent about this relay for each route that wants such CloudEvents, except one.
-func (r *Relay) notifySinks(ctx context.Context, typ string, data map[string]any, except string) {
-	ce, js, err := r.newCloudEvent(typ, data)
-	if err != nil {
-		r.Log.Warn("nobody could be told about this relay", "type", typ, "err", err)
-		return
-	}
+func (r *Relay) notifySinks(ctx context.Context, js jetstream.JetStream, ce event.Event, except string) error {
 	r.mu.Lock()
 	routes := r.Routes
 	r.mu.Unlock()
+	var errs []error
 	for _, route := range routes {
-		if route.Name == except || !route.Terms.Bridge.Hears(typ) {
+		if route.Name == except || !route.Terms.Bridge.Hears(ce.Type()) {
 			continue
 		}
 		if err := publishForSink(ctx, js, route.Name, ce, nil, ce.ID()+"-"+route.Name); err != nil {
-			r.Log.Warn("a sink could not be told about this relay", "sink", route.Name, "type", typ, "err", err)
+			errs = append(errs, fmt.Errorf("sink %s: %w", route.Name, err))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // announce publishes a CloudEvent about this relay for all sinks, and reports whether the stream has it. The stream

@@ -40,6 +40,7 @@ type queue struct {
 	meter    bridge.Meter
 	ctx      context.Context // done when the lease ends
 	endLease context.CancelCauseFunc
+	notify   func(ctx context.Context, js jetstream.JetStream, ce event.Event, except string) error // Relay.notifySinks
 
 	from          time.Time // where a sink that is new to the stream begins; zero for now
 	maxUnsettled  int
@@ -67,7 +68,9 @@ type queue struct {
 	readErr       error           // why the stream can't be read; nil if it can
 	saveErr       error           // why records can't be written; nil if they can
 	deletedUnread uint64          // messages that the stream's limits deleted before they were read
-	blocked       bool            // the other sinks were told that this one is
+	blocked       bool            // the other sinks know that this one is, or are about to be told
+	told          bool            // they were told so, and not yet that it accepts again
+	untold        *untold         // nil if they know how it is
 	lastAccepted  time.Time
 	accepted      int           // number of deliveries
 	changed       chan struct{} // wakes the Worker
@@ -99,7 +102,7 @@ func (q *queue) open() error {
 	}
 	var c cursor
 	q.cursorRev, err = q.bucket.get(q.ctx, cursorKey(q.route.Name), &c)
-	q.blocked = c.Blocked
+	q.blocked, q.told = c.Blocked, c.Blocked
 	switch {
 	case err != nil:
 		return err
@@ -151,7 +154,7 @@ func (q *queue) streamInfo() (*jetstream.StreamInfo, error) {
 }
 
 // run reads the stream into the queue, writes records and the cursor to the bucket, and keeps what couldn't be kept,
-// until the lease ends. Before it returns it writes what is settled by then.
+// until the lease ends. Before it returns it writes what is settled by then, and tells what is untold.
 func (q *queue) run() {
 	var all sync.WaitGroup
 	all.Go(q.readStream)

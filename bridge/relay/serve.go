@@ -75,7 +75,7 @@ func (r *Relay) deliver(
 
 	q := &queue{
 		route: route, js: st.js, stream: st.stream, bucket: st.records, dead: st.dead, log: log, meter: r.Meter,
-		ctx: held, endLease: endLease, from: r.From, maxUnsettled: cmp.Or(r.MaxUnsettled, defaultUnsettled),
+		ctx: held, endLease: endLease, notify: r.notifySinks, from: r.From, maxUnsettled: cmp.Or(r.MaxUnsettled, defaultUnsettled),
 	}
 	if err := q.open(); err != nil {
 		return err
@@ -84,7 +84,7 @@ func (r *Relay) deliver(
 	w := delivery.NewWorker(delivery.Config{
 		Route: route.Name, Sink: leasedSink{route.Sink, l}, Terms: route.Terms.Terms, Queue: q, Secrets: route.Secrets,
 		Log: r.Log, Meter: r.Meter, Random: r.Random,
-		Trouble: func(why error) { r.reportTrouble(held, q, why) },
+		Trouble: func(why error) { r.reportTrouble(q, why) },
 	})
 	r.locked(func() {
 		s.queue, s.worker, s.since, s.err, s.handOver = q, w, time.Now(), nil, handOver

@@ -15,13 +15,13 @@ const troubleEvery = 2 * time.Second
 // reportTroubles reports sinks that are down, and dead letters, until ctx is done.
 func (r *Relay) reportTroubles(ctx context.Context) {
 	for sleep(ctx, troubleEvery) == nil {
-		r.reportSilent(ctx, time.Now())
+		r.reportSilent(time.Now())
 		r.reportDead(ctx, bridge.DeadReportEvery)
 	}
 }
 
 // reportSilent reports sinks that have accepted nothing for long from this relay while deliveries are pending for them.
-func (r *Relay) reportSilent(ctx context.Context, now time.Time) {
+func (r *Relay) reportSilent(now time.Time) {
 	type served struct {
 		queue  *queue
 		worker *delivery.Worker
@@ -41,7 +41,7 @@ func (r *Relay) reportSilent(ctx context.Context, now time.Time) {
 			continue
 		}
 		if why := bridge.WhySilent(s.worker.State(), s.queue.route.Terms.Timeout, now); why != nil {
-			r.reportTrouble(ctx, s.queue, why)
+			r.reportTrouble(s.queue, why)
 		}
 	}
 }
@@ -72,6 +72,12 @@ func (r *Relay) deadLettered(l deadLetter) {
 // reportDead reports the dead letters that are due, to other sinks than theirs.
 func (r *Relay) reportDead(ctx context.Context, while time.Duration) {
 	for sink, data := range r.dead.Due(time.Now(), while) {
-		r.notifySinks(ctx, cloudevent.DeliveryDeadLettered, data, sink)
+		ce, js, err := r.newCloudEvent(cloudevent.DeliveryDeadLettered, data)
+		if err == nil {
+			err = r.notifySinks(ctx, js, ce, sink)
+		}
+		if err != nil {
+			r.Log.Warn("the other sinks could not be told of dead letters", "sink", sink, "err", err)
+		}
 	}
 }

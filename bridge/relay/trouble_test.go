@@ -131,6 +131,45 @@ func TestASinkThatIsDownIsReportedOnceByAllRelays(t *testing.T) {
 	})
 }
 
+// That a sink is back is told also if its relay stops at that moment, or can't publish it just then.
+func TestThatASinkIsBackIsToldAtAStop(t *testing.T) {
+	for name, cut := range map[string]bool{"stop": false, "cut": true} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				o, wire := newOps(), &cable{latency: 20 * time.Millisecond}
+				hook := newRecorder()
+				hook.answer = fails(errRefused)
+				routes := []bridge.Route{route("hook", hook), o.route()}
+				_, stop := s.start(relay.Options{Name: "relay-1", Routes: routes, Connect: s.over(wire)})
+				pause(2 * time.Second)
+				s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+				pause(10 * time.Minute)
+				o.wants(t, "while it is down", "blocked hook since 00:00:02 with 1 pending: connection refused")
+				accepted := make(chan struct{})
+				hook.say(func([]delivery.Delivery) (delivery.Answer, error) {
+					close(accepted)
+					return delivery.Answer{}, nil
+				})
+				if cut {
+					wire.fail("forewarn.relay.ops")
+				}
+				<-accepted
+				pause(time.Millisecond)
+				if cut {
+					pause(8 * time.Second)
+					wire.fail("")
+					pause(8 * time.Second)
+				}
+				stop()
+				_, stop = s.run(routes...)
+				pause(10 * time.Second)
+				o.wants(t, "when it is back", "recovered hook with 0 pending")
+				stop()
+			})
+		})
+	}
+}
+
 // A sink is not reported as down while what is pending for it is muted or new.
 func TestASinkThatOnlyWaitsIsNotReportedOnARelay(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

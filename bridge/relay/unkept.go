@@ -87,11 +87,13 @@ func (q *queue) setKeepErr(publish bool, err error) {
 	}
 }
 
-// keepTrying calls keepUnkept regularly until the lease ends.
+// keepTrying calls tellTrouble and keepUnkept regularly until the lease ends, and tellTrouble once more then.
 func (q *queue) keepTrying() {
 	for sleep(q.ctx, readRetry) == nil {
+		q.tellTrouble()
 		q.keepUnkept()
 	}
+	q.tellTrouble()
 }
 
 // keepUnkept tries again to keep what couldn't be kept, the oldest first. After a failure at the fallback it tries only
