@@ -91,10 +91,16 @@ func (r *Relay) endMutes(ctx context.Context) {
 	}
 }
 
-// dueMutes returns those that have to end now, as they are then.
+// dueMutes returns those that have to end now, as they are then. That of a removed sink ends when all relays have the
+// same settings: until then another one may have the sink.
 func (r *Relay) dueMutes(all []*delivery.Mute) []delivery.Mute {
 	r.mu.Lock()
 	removed := r.removedSinks
+	for _, p := range r.peers {
+		if p.ID != r.self.ID && p.Hash != r.Settings.Hash {
+			removed = nil
+		}
+	}
 	r.mu.Unlock()
 	return bridge.DueMutes(all, func(sink string) bool { return slices.Contains(removed, sink) }, time.Now())
 }

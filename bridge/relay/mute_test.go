@@ -172,6 +172,35 @@ func TestTheEndOfAMuteOnARelay(t *testing.T) {
 	})
 }
 
+// A reload without a sink doesn't end its mute while another relay still has the sink.
+func TestAReloadEndsNoMuteOfASinkThatAnotherRelayHas(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		both := []bridge.Route{route("hook", sink), route("other", newRecorder())}
+		fewer := both[1:]
+		one, stop := s.start(relay.Options{Routes: both, Settings: bridge.SettingsInfo{Hash: "a"}})
+		two, stopSecond := s.start(relay.Options{Name: "relay-2", Routes: both, Settings: bridge.SettingsInfo{Hash: "a"}})
+		pause(time.Minute)
+		if _, err := one.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		one.Reload(fewer, bridge.SettingsInfo{Hash: "b"})
+		s.publish(eventNo(1).say(t, imds.Scheduled, "vm-1"))
+		pause(time.Minute)
+		if n := len(two.Status().Mutes); n != 1 {
+			t.Errorf("while the other relay has the sink there are %d mutes, want 1", n)
+		}
+		wantIDs(t, "while it is muted", sink.all())
+		two.Reload(fewer, bridge.SettingsInfo{Hash: "b"})
+		pause(time.Minute)
+		if n := len(two.Status().Mutes); n != 0 {
+			t.Errorf("without the sink there are %d mutes, want 0", n)
+		}
+		stop()
+		stopSecond()
+	})
+}
+
 // A mute of some VMs holds back what is about them, also what their forewarns say of themselves, and nothing else.
 func TestAMuteOfSomeVMsOnARelay(t *testing.T) {
 	systemtest.LeftToGate(t)
