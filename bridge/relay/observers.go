@@ -107,7 +107,8 @@ func (s silenceRecord) decide(
 	if now.Sub(firstSilent) >= gatherPeriod {
 		silent = messages(fell)
 		for _, o := range fell {
-			next.Silent[shortHash(o.key)] = o.lastHeard
+			// Rounded up, so that the record of maxSilent VMs is no larger than a server takes, and none counts as back.
+			next.Silent[shortHash(o.key)] = o.lastHeard.Add(time.Second - 1).Truncate(time.Second)
 		}
 	}
 	return next, silent, back

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -124,17 +125,21 @@ func TestSilentVMsAreBounded(t *testing.T) {
 	var all []*observer
 	for n := range maxSilent + 5 {
 		name := fmt.Sprintf("vm-%05d", n)
-		all = append(all, &observer{key: name, name: name, lastHeard: start.Add(-time.Duration(n) * time.Millisecond), interval: time.Minute})
+		all = append(all, &observer{key: name, name: name, lastHeard: start.Add(-time.Duration(n)*time.Millisecond - 1), interval: time.Minute})
 	}
 	now := start.Add(time.Hour)
 	s, silent, _ := silenceRecord{}.decide(all, start, now)
 	if len(silent) != 1 || len(silent[0]) != maxSilent || len(s.Silent) != maxSilent {
 		t.Fatalf("%d messages, %d remembered, want one of %d", len(silent), len(s.Silent), maxSilent)
 	}
+	const forMessages = 100 << 10
+	if body, err := json.Marshal(s); err != nil || len(body) > 1<<20-forMessages {
+		t.Errorf("the record has %d bytes (%v), want at most %d", len(body), err, 1<<20-forMessages)
+	}
 	if slices.ContainsFunc(silent[0], func(o *observer) bool { return o.name == "vm-00000" }) {
 		t.Error("the one that was heard last is told first")
 	}
-	if _, silent, _ := s.decide(all, start, now); len(silent) > 0 {
-		t.Errorf("%d messages more while there is no room", len(silent))
+	if _, silent, back := s.decide(all, start, now); len(silent)+len(back) > 0 {
+		t.Errorf("%d messages more while there is no room", len(silent)+len(back))
 	}
 }
