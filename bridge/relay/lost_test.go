@@ -204,21 +204,12 @@ func TestWhatFollowsLostMessagesIsTold(t *testing.T) {
 					pause(10 * time.Second)
 				}
 				say(1)
-				dir, kept := filepath.Join(s.server.dir, "jetstream", "$G", "streams", "FOREWARN"), t.TempDir()
-				s.server.off()
-				err := os.CopyFS(kept, os.DirFS(dir))
-				s.server.on()
-				pause(10 * time.Second)
-				say(2)
-				if stops {
-					stop()
-				}
-				s.server.off()
-				err = errors.Join(err, os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(kept)))
-				s.server.on()
-				if err != nil {
-					t.Fatal(err)
-				}
+				s.crash(func() {
+					say(2)
+					if stops {
+						stop()
+					}
+				})
 				pause(time.Second)
 				say(3)
 				if stops {
@@ -235,5 +226,44 @@ func TestWhatFollowsLostMessagesIsTold(t *testing.T) {
 				stop()
 			})
 		})
+	}
+}
+
+// What waited for long when a server lost messages is told all the same.
+func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(errRefused)
+		_, stop := s.run(route("hook", hook))
+		over := eventNo(1)
+		waiting := []event.Event{over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1")}
+		s.publish(waiting...)
+		pause(3 * time.Hour)
+		s.crash(func() {
+			s.publish(eventNo(2).say(t, imds.Scheduled, "vm-1"))
+			pause(10 * time.Second)
+		})
+		pause(time.Minute)
+		hook.say(nil)
+		pause(10 * time.Minute)
+		wantIDs(t, "told", hook.all(), waiting...)
+		stop()
+	})
+}
+
+// crash restarts the server, which loses what the stream takes while f runs.
+func (s *stage) crash(f func()) {
+	s.Helper()
+	dir, kept := filepath.Join(s.server.dir, "jetstream", "$G", "streams", "FOREWARN"), s.TempDir()
+	s.server.off()
+	err := os.CopyFS(kept, os.DirFS(dir))
+	s.server.on()
+	pause(10 * time.Second)
+	f()
+	s.server.off()
+	err = errors.Join(err, os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(kept)))
+	s.server.on()
+	if err != nil {
+		s.Fatal(err)
 	}
 }

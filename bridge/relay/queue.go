@@ -123,11 +123,11 @@ func (q *queue) open() error {
 		if lost {
 			q.log.Warn("the stream's servers lost messages, so what came since is read again; nothing is told twice",
 				"stream", info.Config.Name, "since", c.ReadAt)
-			open := c.Open
+			was := c
 			if c, err = q.newCursor(info, c.ReadAt.Add(-lostBefore)); err != nil {
 				return err
 			}
-			c.Open = append(c.Open, open...)
+			c.After, c.Open = min(c.After, was.After), append(c.Open, was.Open...) // some may have waited for longer
 		}
 	}
 	q.savedCursor, q.lastRead, q.streamCreated, q.catchUpTo = c, c.After, info.Created, info.State.LastSeq
