@@ -204,7 +204,7 @@ func TestWhatFollowsLostMessagesIsTold(t *testing.T) {
 					pause(10 * time.Second)
 				}
 				say(1)
-				s.crash(func() {
+				s.crash("FOREWARN", func() {
 					say(2)
 					if stops {
 						stop()
@@ -239,7 +239,7 @@ func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
 		waiting := []event.Event{over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1")}
 		s.publish(waiting...)
 		pause(3 * time.Hour)
-		s.crash(func() {
+		s.crash("FOREWARN", func() {
 			s.publish(eventNo(2).say(t, imds.Scheduled, "vm-1"))
 			pause(10 * time.Second)
 		})
@@ -251,10 +251,10 @@ func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
 	})
 }
 
-// crash restarts the server, which loses what the stream takes while f runs.
-func (s *stage) crash(f func()) {
+// crash restarts the server, which loses what a stream takes while f runs.
+func (s *stage) crash(stream string, f func()) {
 	s.Helper()
-	dir, kept := filepath.Join(s.server.dir, "jetstream", "$G", "streams", "FOREWARN"), s.TempDir()
+	dir, kept := filepath.Join(s.server.dir, "jetstream", "$G", "streams", stream), s.TempDir()
 	s.server.off()
 	err := os.CopyFS(kept, os.DirFS(dir))
 	s.server.on()

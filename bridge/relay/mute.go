@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
 )
@@ -72,7 +74,14 @@ func (r *Relay) followMutes(ctx context.Context, st *storage) {
 		r.setMutes(all, m.seq)
 		r.announceMutes(ctx, all, st.duplicates/2) // half of it, because clocks differ
 	}
-	r.keepFollowing(ctx, st, "KV_"+bucket, lastOf("$KV."+bucket+"."+mutesKey), "the mutes can't be followed", add)
+	last := lastOf("$KV." + bucket + "." + mutesKey)
+	from := func() (jetstream.ConsumerConfig, error) {
+		if err := r.readMutes(ctx, st.records); err != nil { // its servers may have lost the newest
+			return jetstream.ConsumerConfig{}, err
+		}
+		return last()
+	}
+	r.keepFollowing(ctx, st, "KV_"+bucket, from, "the mutes can't be followed", add)
 }
 
 // endMutes ends the mutes whose time is over, or whose sink was removed, until ctx is done.

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cloudevents/sdk-go/v2/event"
+
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
@@ -198,6 +200,42 @@ func TestAReloadEndsNoMuteOfASinkThatAnotherRelayHas(t *testing.T) {
 		}
 		stop()
 		stopSecond()
+	})
+}
+
+// A mute that a server loses in a crash holds nothing back for ever, and the next one counts.
+func TestAMuteThatIsLostEnds(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r, stop := s.run(route("hook", sink))
+		mute := func() {
+			t.Helper()
+			if _, err := r.Mute(delivery.Mute{Sink: "hook", Why: "repairs", By: "alice"}, time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var all []event.Event
+		say := func() {
+			ce := eventNo(len(all)).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			s.publish(ce)
+			all = append(all, ce)
+			pause(time.Minute)
+		}
+		s.crash("KV_FOREWARN_marks", func() {
+			for range 100 { // so that the next mute has a lower number
+				s.put("FOREWARN_marks", "other", "")
+			}
+			mute()
+		})
+		pause(time.Minute)
+		say()
+		wantIDs(t, "after it was lost", sink.all(), all...)
+		mute()
+		say()
+		wantIDs(t, "with another mute", sink.all(), all[:1]...)
+		pause(time.Hour)
+		wantIDs(t, "after its end", sink.all(), all...)
+		stop()
 	})
 }
 
