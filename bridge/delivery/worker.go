@@ -25,6 +25,7 @@ type Config struct {
 	Terms   Terms
 	Queue   Queue
 	Before  <-chan struct{} // closed when the route's previous worker has ended; nil if there is none
+	Alone   bool            // the route's next worker begins when this one has ended, see Run
 	Secrets []string        // files with credentials; when one changes, the worker tries again at once
 	Log     *slog.Logger
 	Meter   Meter          // nil to count nothing
@@ -83,8 +84,9 @@ func (w *Worker) State() State {
 
 // Run delivers until stop is closed; then it finishes attempts under way, makes the first attempts that are due, and
 // returns. When leave is closed, because another worker takes over, it only finishes attempts under way: what else is
-// pending is the other's, which lets it fall back meanwhile. When ctx is done, attempts under way are canceled, and Run
-// returns as soon as they do. It never returns before Before is closed. It must be called once.
+// pending is the other's, which lets it fall back meanwhile; with Alone this one does. When ctx is done, attempts under
+// way are canceled, and Run returns as soon as they do. It never returns before Before is closed. It must be called
+// once.
 func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 	done := make(chan result, max(1, w.Terms.Parallel))
 	timer := time.NewTimer(math.MaxInt64) // never, until it is set
@@ -94,8 +96,9 @@ func (w *Worker) Run(ctx context.Context, stop, leave <-chan struct{}) {
 		now := time.Now()
 		var wake time.Time
 		if leaving = leaving || closed(leave); leaving {
-			leave = nil
-		} else {
+			leave, w.standby = nil, true
+		}
+		if !leaving || w.Alone {
 			w.update(now)
 			wake = w.attempts(ctx, now, done)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"forewarn/bridge"
+	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
 )
@@ -57,6 +58,34 @@ func TestAReloadLetsAttemptsFinish(t *testing.T) {
 		s.publish(end)
 		pause(5 * time.Second)
 		wantIDs(t, "with the new settings", hook.all(), started, end)
+		stop()
+	})
+}
+
+// While an attempt of before a reload goes on, it and what else is pending for its sink fall back in their time.
+func TestWhatWaitsForAnAttemptOfBeforeAReloadFallsBackOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		spare := newRecorder()
+		hook := with(route("hook", slowSink(func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})), func(terms *bridge.Terms) {
+			terms.Timeout, terms.Fallback = 0, delivery.Fallback{Sink: "spare", After: 5 * time.Minute}
+		})
+		instead := route("spare", spare)
+		instead.Filter.Only.Types = []string{"Preempt"} // so that it hears nothing by itself
+		r, stop := s.run(hook, instead)
+		first := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		second := eventNo(2).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(first)
+		pause(2 * time.Second)
+		s.publish(second)
+		pause(2 * time.Second)
+		r.Reload([]bridge.Route{hook, instead}, bridge.SettingsInfo{Hash: "b"})
+		pause(4 * time.Minute)
+		wantIDs(t, "before its time", spare.all())
+		pause(2 * time.Minute)
+		wantIDs(t, "after its time", spare.all(), first, second)
 		stop()
 	})
 }
