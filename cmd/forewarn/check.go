@@ -243,13 +243,31 @@ func (p *program) printCheck(c checkReport) error {
 	if c.Stream != "" {
 		where = "relay of stream " + c.Stream
 	}
-	fmt.Fprintf(p.out, "%s: ok\n%s\n\nWhich sinks would be told:\n", from, where)
-	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(p.out, "%s: ok\n%s\n", from, where)
+	if err := p.printSamples(c); err != nil {
+		return err
+	}
+	for _, note := range c.Notes {
+		fmt.Fprintf(p.out, "\nnote: %s\n", note)
+	}
+	if c.Connect != nil {
+		return p.printReached(c.Connect)
+	}
+	return nil
+}
+
+// printSamples prints what would happen to the sample events; nothing if there is neither a sink nor a rule.
+func (p *program) printSamples(c checkReport) error {
 	heads := append([]string{"EVENT"}, c.Sinks...)
 	rules := slices.ContainsFunc(c.Samples, func(row sampleRow) bool { return row.Approval != "" })
 	if rules {
 		heads = append(heads, "APPROVAL")
 	}
+	if len(heads) == 1 {
+		return nil
+	}
+	fmt.Fprintln(p.out, "\nWhich sinks would be told:")
+	t := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, strings.Join(heads, "\t"))
 	for _, row := range c.Samples {
 		name := row.Sample
@@ -265,14 +283,5 @@ func (p *program) printCheck(c checkReport) error {
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	for _, note := range c.Notes {
-		fmt.Fprintf(p.out, "\nnote: %s\n", note)
-	}
-	if c.Connect != nil {
-		return p.printReached(c.Connect)
-	}
-	return nil
+	return t.Flush()
 }

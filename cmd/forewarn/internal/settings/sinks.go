@@ -76,9 +76,13 @@ func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 		return nil
 	}
 	lines := make(map[string]int) // by name of the sink
+	var often []string
 	for _, n := range list.value.items {
 		if r, ok := l.route(doc, n, s); ok {
 			routes = append(routes, r)
+			if r.Terms.Acts && len(r.Filter.Only.Changes) == 0 {
+				often = append(often, r.Name)
+			}
 		}
 		name, given := n.find("name")
 		if line := lines[name.value.text]; given && line > 0 {
@@ -87,6 +91,10 @@ func (l Loader) routes(doc *document, s *Settings) (routes []bridge.Route) {
 			lines[name.value.text] = name.line
 		}
 		doc.report(checkFallback(doc, n, s.Names))
+	}
+	if len(often) > 0 {
+		s.Notes = append(s.Notes, strings.Join(often, ", ")+": without only.changes a command runs for every change of an "+
+			"event; with only: {changes: [first]} it runs once")
 	}
 	return routes
 }
@@ -171,10 +179,6 @@ func (l Loader) route(doc *document, n *node, s *Settings) (r bridge.Route, ok b
 	}
 	if opened.Parallel > 0 {
 		r.Terms.Parallel = opened.Parallel
-	}
-	if terms.Acts && len(in.Only.Changes) == 0 {
-		s.Notes = append(s.Notes, r.Name+": without only.changes it runs for every change of an event; "+
-			"with only: {changes: [first]} it runs once")
 	}
 	if opened.Incident {
 		s.Incidents = append(s.Incidents, r.Name)
