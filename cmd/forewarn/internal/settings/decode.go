@@ -56,7 +56,11 @@ func (doc *document) fill(n *node, v reflect.Value, path string, others ...strin
 	case isDuration:
 		d, ok := ParseDuration(n.text)
 		if !ok {
-			return doc.valueError(n, path, "a number from 0 with its unit, such as 500ms, 30s, 5m, 2h or 7d")
+			want := "a number from 0 with its unit, such as 500ms, 30s, 5m, 2h or 7d"
+			if isTooLong(n.text) {
+				want = "at most 99999d"
+			}
+			return doc.valueError(n, path, want)
 		}
 		*duration = d
 	case v.Kind() == reflect.Struct:

@@ -28,4 +28,13 @@ func ParseDuration(s string) (time.Duration, bool) {
 	return before + d, err == nil && d >= 0 && before+d >= 0
 }
 
+// isTooLong reports whether s would be a duration if its numbers were smaller.
+func isTooLong(s string) bool {
+	_, fits := ParseDuration(s)
+	_, ok := ParseDuration(numbers.ReplaceAllString(s, "1"))
+	return ok && !fits
+}
+
+var numbers = regexp.MustCompile(`[0-9]+`)
+
 var days = regexp.MustCompile(`^([0-9]{1,5})d(.*)$`)

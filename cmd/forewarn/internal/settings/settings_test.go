@@ -204,6 +204,13 @@ func TestDurationsMayHaveDays(t *testing.T) {
 			t.Errorf("parseDuration(%q) = %v, %v, want %v, %v", tt.text, d, ok, tt.want, tt.ok)
 		}
 	}
+	for text, want := range map[string]bool{
+		"9999999d": true, "99999d2000000h": true, "9999999h": true, "99999d": false, "5": false, "12h1d": false, "-1s": false,
+	} {
+		if isTooLong(text) != want {
+			t.Errorf("isTooLong(%q) is %v", text, !want)
+		}
+	}
 }
 
 // Without a file the bridge uses its defaults, and writes events of its own VM to standard output.
