@@ -42,7 +42,14 @@ func parseWhen(doc *document, n *node) (*bridge.When, error) {
 	if name, ok := strings.CutPrefix(what, "unknown name "); ok {
 		what = unknownWord("name", name, fields, doc.showable(n))
 	} else if !doc.showable(n) && quotesOf(what, n.text, fields) {
-		what = "not a condition; expected one that is true or false, such as duration > 10"
+		what = "not a condition"
+	}
+	switch {
+	case strings.Contains(what, "; expected"), strings.Contains(what, "expected a number"), strings.Contains(what, "; did you"):
+	case strings.Contains(what, "mismatched types"):
+		what += `; expected types that go together, such as azeventtype == "Reboot" or duration > 10`
+	default:
+		what += "; expected a condition that is true or false, such as duration > 10"
 	}
 	return nil, doc.errorAt(at, "when: %s", what)
 }
