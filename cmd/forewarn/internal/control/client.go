@@ -56,11 +56,11 @@ type untrustedError struct{ socket, reason string }
 func (e *untrustedError) Error() string { return e.socket + ": " + e.reason }
 
 // A Client asks the running forewarn. If none runs, List, Show, History, Replay and Drop work on the outbox's file;
-// Status, Follow and Approve return an UnavailableError that wraps ErrNotRunning.
+// Status, Follow and Approve return an UnavailableError that wraps ErrNotRunning. With the settings of a relay, no
+// forewarn of a VM is asked, and no outbox is opened.
 type Client struct {
 	Location
 	Sinks []string // names of the sinks in the settings
-	Relay bool     // the settings are a relay's: no forewarn of a VM is asked, and no outbox is opened
 	Start string   // the command that starts this forewarn, for errors
 	Log   *slog.Logger
 }

@@ -86,7 +86,7 @@ func TestClientFallsBackToTheOutboxFile(t *testing.T) {
 	}
 	live := answers()
 	relays := c
-	relays.Relay = true
+	relays.Relay, relays.Control = true, at.sockets()[0]
 	if _, err := relays.Drop(t.Context(), Mutation{Keys: []string{key}}); err == nil || !strings.Contains(err.Error(), "not a relay") {
 		t.Errorf("with the settings of a relay: %v, want that this is none", err)
 	}

@@ -14,11 +14,14 @@ type Location struct {
 	DefaultState string // the state directory of settings that name none
 	Control      string // the key control of the settings; "" for the default
 	Runtime      string // the environment variable RUNTIME_DIRECTORY, a list whose first item is used
+	Relay        bool   // the settings are a relay's, which can run beside the forewarn of a VM
 }
 
 // LocationOf returns the location of the forewarn with these settings, on a system with these defaults.
 func LocationOf(s *settings.Settings, d settings.Defaults, getenv func(string) string) Location {
-	return Location{State: s.State, DefaultState: d.State, Control: s.Control, Runtime: getenv("RUNTIME_DIRECTORY")}
+	return Location{
+		State: s.State, DefaultState: d.State, Control: s.Control, Runtime: getenv("RUNTIME_DIRECTORY"), Relay: s.Relay != nil,
+	}
 }
 
 // sockets returns the possible paths of the control socket, best first.

@@ -18,9 +18,13 @@ import (
 
 // standardSockets returns the default paths: in the state directory, else in the runtime directory that systemd makes.
 func (l Location) standardSockets() []string {
-	paths := []string{filepath.Join(l.State, "control.sock")}
+	name := "control.sock"
+	if l.Relay {
+		name = "relay.sock"
+	}
+	paths := []string{filepath.Join(l.State, name)}
 	if l.Runtime != "" {
-		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], "control.sock"))
+		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], name))
 	}
 	return paths
 }

@@ -27,3 +27,19 @@ func TestListenReplacesNothingButSockets(t *testing.T) {
 		}
 	}
 }
+
+// A relay without the key control leaves the socket of the VM's forewarn alone, whichever starts first, and is asked on
+// its own.
+func TestRelayHasASocketOfItsOwn(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	vm := Location{State: t.TempDir()}
+	relay := vm
+	relay.Relay = true
+	for _, at := range []Location{relay, vm} {
+		l, err := Listen(at, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+}

@@ -21,13 +21,16 @@ import (
 const pipes = `\\.\pipe\`
 
 // standardSockets returns the pipe of the state directory: \\.\pipe\forewarn for the default one, else a name with a
-// hash of the path, the same for every spelling of it.
+// hash of the path, the same for every spelling of it. A relay's begins with forewarn-relay.
 func (l Location) standardSockets() []string {
-	own, usual := spelledOut(l.State), spelledOut(l.DefaultState)
-	if own == usual {
-		return []string{pipes + "forewarn"}
+	path := pipes + "forewarn"
+	if l.Relay {
+		path += "-relay"
 	}
-	return []string{fmt.Sprintf("%sforewarn-%x", pipes, sha256.Sum256([]byte(own)))[:len(pipes)+len("forewarn-")+12]}
+	if own := spelledOut(l.State); own != spelledOut(l.DefaultState) {
+		path += fmt.Sprintf("-%.6x", sha256.Sum256([]byte(own)))
+	}
+	return []string{path}
 }
 
 // spelledOut returns an absolute path in lower case, with backslashes.

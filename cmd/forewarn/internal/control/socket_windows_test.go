@@ -154,6 +154,10 @@ func TestPipeIsNamedAfterTheState(t *testing.T) {
 	if d != name(`d:/DATA/`, "") || !strings.HasPrefix(d, `\\.\pipe\forewarn-`) || d == name(`D:\data2`, "") {
 		t.Errorf(`state D:\data has %s, d:/DATA/ %s, D:\data2 %s`, d, name(`d:/DATA/`, ""), name(`D:\data2`, ""))
 	}
+	relay := Location{State: `C:\ProgramData\forewarn`, DefaultState: `C:\ProgramData\forewarn`, Relay: true}
+	if got := relay.sockets()[0]; got != `\\.\pipe\forewarn-relay` {
+		t.Errorf("a relay has %s", got)
+	}
 	if got := name(`D:\data`, `\\.\pipe\mine`); got != `\\.\pipe\mine` {
 		t.Errorf("with the key control it is %s", got)
 	}

@@ -16,7 +16,9 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 	l.Kinds = nil
 	text := Builtin + "\n"
 	seen := make(map[string]bool)
+	relay := false
 	for line := range strings.Lines(string(data)) {
+		relay = relay || strings.HasPrefix(line, "nats:")
 		for _, key := range locationKeys {
 			if !strings.HasPrefix(line, key+":") || seen[key] {
 				continue
@@ -33,5 +35,8 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 		return nil, cause
 	}
 	s.Path, s.Hash, s.Broken = path, "", cause
+	if relay { // or the forewarn of the VM would be asked
+		s.Relay = &RelaySettings{}
+	}
 	return s, nil
 }
