@@ -19,7 +19,7 @@ import (
 )
 
 // addCompletions lets the shell complete what help explains, the ids of open events, and the values of flags: fixed
-// words, and the sinks of the settings file.
+// words, and the sinks of the settings file. As arguments it offers files only where they are read.
 func addCompletions(root *cobra.Command, p *program) {
 	words := map[string][]string{
 		"output": {"text", "json"}, "log-format": {"text", "json"}, "log-level": {"debug", "info", "warn", "error"},
@@ -39,6 +39,9 @@ func addCompletions(root *cobra.Command, p *program) {
 			if c.Flag(flag) != nil {
 				_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 			}
+		}
+		if c.ValidArgsFunction == nil && c.Name() != "history" {
+			c.ValidArgsFunction = cobra.NoFileCompletions
 		}
 		for _, flag := range []string{"sink", "to"} {
 			if c.Flag(flag) != nil {
