@@ -11,6 +11,7 @@ set -eu
 ports=${PORTS:-14220}
 dir=$(mktemp -d)
 started=
+running=
 finish() {
 	for pid in $started; do kill -9 "$pid" 2>/dev/null || true; done
 	rm -rf "$dir"
@@ -31,6 +32,16 @@ start() { # name, command
 	"$@" >"$dir/$name.out" 2>"$dir/$name.log" &
 	eval "$(echo "$name" | tr - _)=$!"
 	started="$started $!"
+	running="$running $name:$!"
+}
+# Whoever ends by itself, such as on a port that is taken, says why.
+all_run() {
+	for each in $running; do
+		kill -0 "${each#*:}" 2>/dev/null && continue
+		echo "${each%:*} ended; PORTS=$ports is the first of the nine ports:" >&2
+		tail -n 3 "$dir/${each%:*}.log" >&2
+		exit 1
+	done
 }
 port() { echo $((ports + $1)); }
 until_ok() { # what, command
@@ -38,6 +49,7 @@ until_ok() { # what, command
 	shift
 	for _ in $(seq 60); do
 		if "$@" >/dev/null 2>&1; then return; fi
+		all_run
 		sleep 0.5
 	done
 	echo "not within 30 s: $what" >&2
@@ -108,6 +120,7 @@ start azure "$forewarn" emulate --listen "127.0.0.1:$(port 6)" --control "127.0.
 echo "Two relays wait, and three VMs watch. Azure announces a reboot of vm-1."
 until_ok "the announcement" told -scheduled
 until_ok "the new time" told -updated-
+running=$(echo "$running" | sed "s/relay-1:[0-9]*//")
 kill -9 "$relay_1"
 echo "relay-1 told people so far. It is killed now; relay-2 has to continue."
 until_ok "the start" told -started
