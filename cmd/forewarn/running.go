@@ -12,7 +12,7 @@ import (
 // client returns a client of the forewarn that runs with these settings.
 func (p *program) client(s *settings.Settings) *control.Client {
 	return &control.Client{
-		Location: control.LocationOf(s, p.defaults, p.getenv), Sinks: s.Names,
+		Location: control.LocationOf(s, p.defaults, p.getenv), Sinks: s.Names, Page: s.Listen,
 		Log: p.log(), Start: p.startCommand(s),
 	}
 }

@@ -61,6 +61,7 @@ func (e *untrustedError) Error() string { return e.socket + ": " + e.reason }
 type Client struct {
 	Location
 	Sinks []string // names of the sinks in the settings
+	Page  string   // the address of the page; "" for none
 	Start string   // the command that starts this forewarn, for errors
 	Log   *slog.Logger
 }
@@ -283,7 +284,47 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 	if refused != nil {
 		return &UnavailableError{Err: refused}
 	}
+	if c.servesPage(ctx) {
+		return &UnavailableError{Err: &deafError{c.Page, c.sockets()}}
+	}
 	return &UnavailableError{Err: fmt.Errorf(
 		"%w (looked for %s); start it with %s, or name its settings with --config",
 		ErrNotRunning, strings.Join(c.sockets(), ", "), c.Start)}
+}
+
+// A deafError means that a forewarn runs, but without a control socket. To whoever asks, it is one that does not run.
+type deafError struct {
+	page    string
+	sockets []string
+}
+
+func (e *deafError) Unwrap() error { return ErrNotRunning }
+
+func (e *deafError) Error() string {
+	return fmt.Sprintf("a forewarn serves its page on %s but has no control socket (looked for %s); its log says why",
+		e.page, strings.Join(e.sockets, ", "))
+}
+
+// pagePatience is how long the page may take to show that a forewarn runs.
+const pagePatience = 2 * time.Second
+
+// servesPage reports whether a forewarn of this kind serves the page.
+func (c *Client) servesPage(ctx context.Context) bool {
+	if c.Page == "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, pagePatience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.Page+"/status.json", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	var status bridge.Status
+	err = json.NewDecoder(resp.Body).Decode(&status)
+	return err == nil && !status.StartedAt.IsZero() && (status.Relay != nil) == c.Relay
 }
