@@ -85,3 +85,13 @@ func TestVMsWithOneNameShowTheOneThatNeedsSomebody(t *testing.T) {
 		t.Errorf("%v, want the time of the silent one", series)
 	}
 }
+
+// A relay polls nothing, so it has no time of a last poll: an alert on a stale poll would always fire.
+func TestRelayHasNoSeriesOfPolls(t *testing.T) {
+	text := string(exposition(statusFamilies(bridge.Status{Relay: &bridge.RelayStatus{}})))
+	for _, name := range []string{"forewarn_poll", "forewarn_document", "forewarn_vm_info"} {
+		if strings.Contains(text, name) {
+			t.Errorf("a relay has %s:\n%s", name, text)
+		}
+	}
+}

@@ -143,12 +143,14 @@ func statusFamilies(st bridge.Status) (all []*family) {
 	if o := st.Observer; o.Name != "" {
 		vm.set(1, o.Location, o.ScaleSet, o.Name)
 	}
-	gauge("poll_last_success_timestamp_seconds", "Time of the endpoint's last valid answer; 0 before the first.").
-		set(seconds(st.IMDS.LastAnswer))
-	gauge("document_incarnation", "Incarnation of the last document; 0 before the first.").
-		set(jsonNumber(st.IMDS.Incarnation))
-	gauge("document_problems", "Problems in the last document: unreadable fields and entries, events above 10,000.").
-		set(float64(len(st.IMDS.Problems)))
+	if st.Relay == nil { // a relay polls nothing, so its last poll would always be too long ago
+		gauge("poll_last_success_timestamp_seconds", "Time of the endpoint's last valid answer; 0 before the first.").
+			set(seconds(st.IMDS.LastAnswer))
+		gauge("document_incarnation", "Incarnation of the last document; 0 before the first.").
+			set(jsonNumber(st.IMDS.Incarnation))
+		gauge("document_problems", "Problems in the last document: unreadable fields and entries, events above 10,000.").
+			set(float64(len(st.IMDS.Problems)))
+	}
 	gauge("events_open", "Azure events that are scheduled or started, of all VMs in the document.").
 		set(float64(len(st.Events)))
 	left := gauge("event_seconds_to_not_before",
