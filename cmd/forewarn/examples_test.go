@@ -189,6 +189,8 @@ func TestDaemonSetHasLeastRights(t *testing.T) {
 		{append(slices.Clone(container), "securityContext", "readOnlyRootFilesystem"), "true"},
 		{append(slices.Clone(container), "securityContext", "allowPrivilegeEscalation"), "false"},
 		{append(slices.Clone(container), "securityContext", "privileged"), "false"},
+		{append(slices.Clone(container), "resources", "limits", "memory"), `"512Mi"`}, // as the unit has it
+		{append(slices.Clone(container), "env", 0), `{"name":"GOMEMLIMIT","value":"384MiB"}`},
 		{append(slices.Clone(container), "securityContext", "capabilities"), `{"drop":["ALL"]}`},
 	} {
 		if got, err := json.Marshal(at("DaemonSet", tt.path...)); err != nil || string(got) != tt.want {
