@@ -50,8 +50,8 @@ func (p *program) checkCommand() *cobra.Command {
 prints which sinks would get it, or the key of the settings that filters it out, and whether a rule
 of approve would approve it. Exit 78 if the settings are wrong.
 
-With --connect it also connects to each destination and signs in, without sending anything. Exit 69
-if a destination can't be reached.`,
+With --connect it also connects to each destination and signs in, without sending anything, and tries
+whether the state can be written. Exit 69 if not.`,
 		Example: "  forewarn check --config forewarn.yaml\n  forewarn check --connect",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -68,9 +68,11 @@ if a destination can't be reached.`,
 			}
 			if reach {
 				c.Connect = connect(cmd.Context(), s.Routes)
+				first := connectToState
 				if s.Relay != nil {
-					c.Connect = append([]connectResult{p.connectToStream(cmd.Context(), s)}, c.Connect...)
+					first = p.connectToStream
 				}
+				c.Connect = append([]connectResult{first(cmd.Context(), s)}, c.Connect...)
 			}
 			show := p.printCheck
 			if p.output == "json" {

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"sync"
 	"text/tabwriter"
 	"time"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
+	"forewarn/cmd/forewarn/internal/settings"
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
@@ -52,6 +56,38 @@ func connectTo(ctx context.Context, r bridge.Route) connectResult {
 		result.Result, result.Answer = "unreachable", err.Error()
 	}
 	return result
+}
+
+// connectToState reports whether the outbox could be written. It leaves nothing behind.
+func connectToState(_ context.Context, s *settings.Settings) connectResult {
+	began, dir := time.Now(), s.State
+	for _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) && dir != filepath.Dir(dir); _, err = os.Stat(dir) {
+		dir = filepath.Dir(dir) // run makes what is missing
+	}
+	tried := dir
+	f, err := os.CreateTemp(dir, ".forewarn-*")
+	if err == nil {
+		err = errors.Join(f.Close(), os.Remove(f.Name()))
+	}
+	if err == nil {
+		tried = filepath.Join(s.State, "outbox.db")
+		if f, err = os.OpenFile(tried, os.O_RDWR, 0); err == nil {
+			err = f.Close()
+		} else if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	r := connectResult{
+		Sink: "(state)", Result: "reached", Answer: s.State + " can be written to",
+		Seconds: time.Since(began).Round(time.Millisecond).Seconds(),
+	}
+	if err != nil {
+		if bare, ok := errors.AsType[*fs.PathError](err); ok { // without a name that was made up
+			err = bare.Err
+		}
+		r.Result, r.Answer = "unreachable", fmt.Sprintf("%s: %v", tried, err)
+	}
+	return r
 }
 
 // connectTimeout is the timeout for a sink without one.
