@@ -16,7 +16,14 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
+// unitState and unitRuntime are the directories of the unit in examples/systemd.
+const (
+	unitState   = "/var/lib/forewarn"
+	unitRuntime = "/run/forewarn"
+)
+
 // standardSockets returns the default paths: in the state directory, else in the runtime directory that systemd makes.
+// Only the service has that in its environment; whoever asks the one with the unit's state looks there too.
 func (l Location) standardSockets() []string {
 	name := "control.sock"
 	if l.Relay {
@@ -25,6 +32,8 @@ func (l Location) standardSockets() []string {
 	paths := []string{filepath.Join(l.State, name)}
 	if l.Runtime != "" {
 		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], name))
+	} else if l.State == unitState {
+		paths = append(paths, filepath.Join(unitRuntime, name))
 	}
 	return paths
 }

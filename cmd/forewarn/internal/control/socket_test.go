@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -41,5 +42,19 @@ func TestRelayHasASocketOfItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
+	}
+}
+
+// A service whose state can't be written has its socket in the runtime directory of its unit. Commands find it there,
+// though only the service has the environment variable.
+func TestSocketOfTheUnitIsFoundWithoutItsEnvironment(t *testing.T) {
+	service := Location{State: "/var/lib/forewarn", Runtime: "/run/forewarn"}
+	command := Location{State: "/var/lib/forewarn"}
+	if got, want := command.sockets(), service.sockets(); !slices.Equal(got, want) {
+		t.Errorf("a command looks for %v, the service has %v", got, want)
+	}
+	other := Location{State: "/var/lib/other"}
+	if got := other.sockets(); len(got) != 1 {
+		t.Errorf("with another state it looks for %v, want only the one there", got)
 	}
 }
