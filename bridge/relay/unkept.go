@@ -71,8 +71,7 @@ func (q *queue) keep(u *unkept) error {
 		return fmt.Errorf("keep a dead letter: %w", err)
 	}
 	q.meter.Failed(q.route.Name, u.report.Reason)
-	q.log.Error("a delivery was given up; it is kept as a dead letter", "id", u.item.ID, "reason", u.report.Reason, "err",
-		why)
+	q.log.Error("delivery became a dead letter", "id", u.item.ID, "reason", u.report.Reason, "err", why)
 	return nil
 }
 
