@@ -35,8 +35,10 @@ func (p *program) sendCommand() *cobra.Command {
 	c := p.outputFlag(&cobra.Command{
 		Use: "send", Short: "Send a message marked TEST through the real sinks",
 		Long: `Sends a message marked TEST through the sinks of the settings, one attempt each, and prints what the
-destinations answered. The message looks like the real one for the sample; its type is
-` + cloudevent.BridgeTest + `. The outbox is not touched.
+destinations answered. An exec sink runs its program only if --sink names it.
+
+The message looks like the real one for the sample; its type is ` + cloudevent.BridgeTest + `. The
+outbox is not touched.
 
 As root, send switches to the owner of the state directory, so it has the same rights as the service.
 
