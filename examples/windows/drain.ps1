@@ -1,6 +1,6 @@
 # Stops a service while Azure's events are open for this VM, and starts it again after the last of them. An error ends
 # the script with exit code 1, and forewarn runs it again. Stopping a service takes an administrator: run forewarn as
-# LocalSystem for this (sc.exe config forewarn obj= LocalSystem). It was not run; no PowerShell was at hand.
+# LocalSystem for this (sc.exe config forewarn obj= LocalSystem). It has never run on a real Windows: try it first.
 $ErrorActionPreference = 'Stop'
 $service = 'W3SVC'
 $open = Join-Path $env:ProgramData 'forewarn\drained' # has a file for each event that is open
