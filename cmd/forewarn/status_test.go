@@ -280,4 +280,9 @@ func TestStatusTextWithoutAnAnswer(t *testing.T) {
 		"its last answer had no events") || strings.Contains(got, "No events") {
 		t.Errorf("got\n%s", got)
 	}
+	st = bridge.Status{Relay: &bridge.RelayStatus{Stream: "FOREWARN"}, Outbox: bridge.OutboxStatus{Error: "refused"}}
+	if got := statusText(st, now, now, time.UTC); !strings.Contains(got, "so Azure's plans are unknown") ||
+		!strings.Contains(got, "relays    none known, on stream FOREWARN\n") || strings.Contains(got, "No events") {
+		t.Errorf("of a relay without its stream: got\n%s", got)
+	}
 }

@@ -100,7 +100,8 @@ func relayText(s bridge.Status, heard time.Time, zone *time.Location) string {
 	for _, p := range s.Relay.Relays {
 		others = append(others, wording.Printable(p.Name))
 	}
-	fmt.Fprintf(&b, "relays    %s, on stream %s\n", strings.Join(others, ", "), wording.Printable(s.Relay.Stream))
+	fmt.Fprintf(&b, "relays    %s, on stream %s\n", cmp.Or(strings.Join(others, ", "), "none known"),
+		wording.Printable(s.Relay.Stream))
 	fmt.Fprintf(&b, "pending   %d for the sinks that this relay serves, %s\n", s.Outbox.Pending,
 		wording.Plural(s.Outbox.DeadLetters, "dead letter", "dead letters"))
 	fmt.Fprintf(&b, "fleet     %s\n", wording.Plural(len(s.Relay.VMs), "VM", "VMs"))
@@ -148,6 +149,8 @@ func orDash(s string) string { return cmp.Or(wording.Printable(s), "-") }
 func eventsText(s bridge.Status, now time.Time, zone *time.Location) string {
 	if len(s.Events) == 0 {
 		switch {
+		case s.Relay != nil && s.Outbox.Error != "":
+			return "The stream can't be read, so Azure's plans are unknown.\n"
 		case s.Relay != nil:
 		case s.IMDS.LastAnswer.IsZero():
 			return "Azure has not answered yet.\n"

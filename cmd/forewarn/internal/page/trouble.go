@@ -28,6 +28,10 @@ type textPart struct {
 func (p pageWriter) plans(s bridge.Status) string {
 	text := "Azure announces "
 	switch {
+	case s.Relay != nil && s.Outbox.Error != "" && len(s.Events) == 0:
+		return ""
+	case s.Relay != nil && s.Outbox.Error != "":
+		text = "The stream can't be read; before that, Azure announced "
 	case s.Relay != nil:
 	case s.IMDS.LastAnswer.IsZero() && len(s.Events) == 0:
 		return ""
@@ -59,6 +63,10 @@ func (p pageWriter) plans(s bridge.Status) string {
 // note says why there are no events, or how old the shown ones are. Only a valid answer means that there are none.
 func (p pageWriter) note(s bridge.Status) string {
 	switch last := p.moment(s.IMDS.LastAnswer).Text; {
+	case s.Relay != nil && s.Outbox.Error != "" && len(s.Events) == 0:
+		return "The stream can't be read, so Azure's plans are unknown."
+	case s.Relay != nil && s.Outbox.Error != "":
+		return "The stream can't be read. These events are from before that."
 	case s.Relay != nil && len(s.Events) == 0:
 		return "Azure announces nothing for these VMs."
 	case s.Relay != nil:
