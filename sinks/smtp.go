@@ -289,7 +289,7 @@ func (s *emailSession) greet(ctx context.Context, addr, helo string, config *tls
 		return err
 	}
 	if ok, _ := s.client.Extension("STARTTLS"); !ok {
-		return &classError{delivery.ErrBlocked, addr + " offers no STARTTLS, which tls.mode starttls requires"}
+		return &classError{delivery.ErrBlocked, "the server offers no STARTTLS, which tls.mode starttls requires"}
 	}
 	config.ServerName = cmp.Or(config.ServerName, s.host)
 	return s.client.StartTLS(config)
