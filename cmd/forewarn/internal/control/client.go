@@ -305,8 +305,11 @@ func (e *deafError) Error() string {
 		e.page, strings.Join(e.sockets, ", "))
 }
 
-// pagePatience is how long the page may take to show that a forewarn runs.
-const pagePatience = 2 * time.Second
+// How long the page may take to show that a forewarn runs, and how much it may say: whatever listens there may answer.
+const (
+	pagePatience = 2 * time.Second
+	maxPage      = 64 << 20
+)
 
 // servesPage reports whether a forewarn of this kind serves the page.
 func (c *Client) servesPage(ctx context.Context) bool {
@@ -325,6 +328,6 @@ func (c *Client) servesPage(ctx context.Context) bool {
 	}
 	defer resp.Body.Close()
 	var status bridge.Status
-	err = json.NewDecoder(resp.Body).Decode(&status)
+	err = json.NewDecoder(io.LimitReader(resp.Body, maxPage)).Decode(&status)
 	return err == nil && !status.StartedAt.IsZero() && (status.Relay != nil) == c.Relay
 }
