@@ -97,9 +97,18 @@ func (s *bubbleServer) off() {
 	s.server = nil
 	s.mu.Unlock()
 	if running != nil {
+		// Shutdown sleeps with a lock, and whoever waits for that keeps a bubble's clock from moving. So what was asked
+		// before is answered first, and nothing more gets through.
+		time.Sleep(1)
 		running.Shutdown()
 		running.WaitForShutdown()
 	}
+}
+
+func (s *bubbleServer) isOff() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.server == nil
 }
 
 // connect opens a connection that never gives up.
@@ -212,6 +221,9 @@ func newCabled(conn net.Conn, c *cable) *cabled {
 					if !x.greeted.Load() {
 						x.Close()
 					}
+					continue
+				}
+				if c.server.isOff() {
 					continue
 				}
 				if _, err := conn.Write(p.data); err != nil {
