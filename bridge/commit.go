@@ -94,10 +94,11 @@ func recipients(a outbox.Addition) string {
 	return strings.Join(names, ",")
 }
 
-// overtaken decides about the pending deliveries of an event when a newer change a comes. Reminders are superseded. A
-// delivery that waits for its lead is superseded if its route gets a too, or if the event started or ended; otherwise
-// its due time moves with NotBefore. A scheduled or updated that is being retried is superseded if a waits for a lead,
-// because its NotBefore is no longer true.
+// overtaken decides about the pending deliveries of an event when a newer change a comes. A reminder, and a delivery that
+// waits for its lead, are superseded if their route gets a too, or if the event started or ended; otherwise a reminder
+// of another time is superseded, as one of the new time will come, and the due time of what waits moves with NotBefore.
+// A scheduled or updated that is being retried is superseded if a waits for a lead, because its NotBefore is no longer
+// true.
 func overtaken(
 	pending []outbox.Delivery, a outbox.Addition, now time.Time,
 ) (superseded []outbox.Ref, moved []outbox.Move) {
@@ -106,14 +107,14 @@ func overtaken(
 		ahead := d.Change == string(imds.Scheduled) || d.Change == string(imds.Updated)
 		i := slices.IndexFunc(a.To, func(to outbox.Recipient) bool { return to.Route == d.Route && !to.Held })
 		again := i >= 0 // the route gets the change too
+		over := again || a.Change == string(imds.Started) || a.Change == string(imds.Vanished)
+		reminder := d.Change == string(imds.Reminder)
 		ref := outbox.Ref{Route: d.Route, Seq: d.Seq()}
 		switch {
-		case d.Change == string(imds.Reminder), again && ahead && !a.To[i].Due.IsZero():
+		case over && (waits || reminder), reminder && !d.NotBefore.Equal(a.NotBefore),
+			again && ahead && !a.To[i].Due.IsZero():
 			superseded = append(superseded, ref)
-		case !waits:
-		case a.Change == string(imds.Started), a.Change == string(imds.Vanished), again:
-			superseded = append(superseded, ref)
-		default:
+		case waits:
 			moved = append(moved, outbox.Move{Ref: ref, NotBefore: a.NotBefore, Due: d.Due.Add(a.NotBefore.Sub(d.NotBefore))})
 		}
 	}

@@ -162,6 +162,37 @@ func TestARemindersEventMustStillLieAhead(t *testing.T) {
 	}
 }
 
+// A reminder that is pending stays so when the event changes and its sink is not told of that, unless the event moved:
+// then a reminder of the new time comes.
+func TestAPendingReminderOutlivesAChangeThatItsSinkIsNotToldOf(t *testing.T) {
+	for claim, move := range map[string]time.Duration{"the event stays where it is": 0, "the event moves": 5 * time.Minute} {
+		t.Run(claim, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *stage) {
+				s.opts.Interval = seldom
+				drain := &ear{answer: always(errDown)}
+				route := drain.reminds("drain", 20*time.Minute)
+				route.Filter.Only.Changes = []string{"reminder"}
+				b := s.start(route)
+				pause(1500 * time.Millisecond)
+				s.redeploy(idA, 40*time.Minute)
+				pause(25 * time.Minute) // the reminder is pending
+				s.azure.Update(idA, func(e *imdstest.Event) {
+					e.Description, e.NotBefore = "Now with a reason.", e.NotBefore.Add(move)
+				})
+				pause(time.Minute)
+				drain.say(nil)
+				pause(10 * time.Minute)
+				if heard := drain.accepted(); len(heard) != 1 ||
+					!strings.HasSuffix(heard[0].Event.ID(), heard[0].NotBefore.Format("20060102T150405")+"Z") ||
+					!heard[0].NotBefore.Equal(s.azure.Events()[0].NotBefore.Truncate(time.Second)) {
+					t.Errorf("heard %v, want the one reminder of the time that counts", drain.ids())
+				}
+				b.end()
+			})
+		})
+	}
+}
+
 // leads returns a route that is told shortly before an event begins, as a drain is.
 func (e *ear) leads(name string, lead time.Duration, changes ...string) Route {
 	r := e.all(name).with(func(t *Terms) { t.Lead, t.Late = lead, delivery.LateDrop })
