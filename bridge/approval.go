@@ -25,7 +25,8 @@ type decision struct {
 	Seq      uint64    `json:"seq"`  // of the change that the rule decided about
 	Rule     int       `json:"rule"` // counted from 1; 0 by hand
 	Decided  time.Time `json:"decided"`
-	Attempts int       `json:"attempts"`
+	Attempts int       `json:"attempts"` // of which Azure may have heard
+	Failures int       `json:"failures,omitempty"`
 	Next     time.Time `json:"next,omitzero"`
 	Done     bool      `json:"done,omitempty"`
 
@@ -228,7 +229,8 @@ func (b *Bridge) sendApproval(ctx context.Context, e imds.Event, op openEvent, d
 			return
 		}
 	}
-	wait := pollBackoff[min(d.Attempts+1, len(pollBackoff))-1]
+	d.Failures++
+	wait := pollBackoff[min(d.Failures, len(pollBackoff))-1]
 	d.Next = time.Now().Add(b.jitter(wait)).UTC()
 	b.Log.Warn("approval not sent; trying again", "event", e.ID, "err", err, "next", d.Next)
 	b.keepDecision(e, d)

@@ -208,6 +208,32 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 	}
 }
 
+// While the endpoint does not answer, the last look before an approval is taken as seldom as polls are, and the approval
+// is sent once it answers.
+func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.beginsLate()
+		s.opts.Rules = []Rule{drainRule}
+		audit := &ear{}
+		b := s.start((&ear{}).all("drain"), audit.all("audit"))
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(3 * time.Second)
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(10 * time.Minute)
+		if n := strings.Count(s.log.String(), "approval not sent; trying again"); n < 30 || n > 100 {
+			t.Errorf("it was tried %d times in ten minutes", n)
+		}
+		s.azure.ClearFaults()
+		pause(20 * time.Second)
+		wantIDs(t, s.approvals(), idA)
+		if a := dataIn(t, audit.accepted()[1].Event).Approval; a.Attempts != 1 {
+			t.Errorf("the approval is told as %+v, want it sent once", a)
+		}
+		b.end()
+	})
+}
+
 // only returns a route that takes one type of events.
 func (r Route) only(types ...string) Route {
 	r.Filter.Only.Types = types
