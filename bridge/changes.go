@@ -302,7 +302,7 @@ func (b *Bridge) decideHeld(now time.Time) {
 	b.mu.Lock()
 	self, routes, over := b.observer.Name, b.routes, b.unnamed(now)
 	b.mu.Unlock()
-	if self == "" && !over || len(b.Outbox.Held()) == 0 {
+	if self == "" && !over || len(b.Outbox.Held())+len(b.events.undecided()) == 0 {
 		return
 	}
 	need := func() (seqs []uint64) {
@@ -311,12 +311,24 @@ func (b *Bridge) decideHeld(now time.Time) {
 				seqs = append(seqs, d.Seq())
 			}
 		}
+		for _, id := range b.events.undecided() {
+			_, op, _ := b.events.get(id)
+			seqs = append(seqs, op.Latest)
+		}
 		return seqs
 	}
 	b.decide(need, func(read cloudEvents) {
 		c := commit{open: map[string]*openEvent{}}
 		for _, held := range b.Outbox.Held() {
 			b.decideHeldGroup(&c, held, read, routes, self, now)
+		}
+		s := b.changeContext(observation{now: now})
+		for _, id := range b.events.undecided() {
+			if c.open[id] == nil {
+				_, op, _ := b.events.get(id)
+				c.open[id] = &op
+			}
+			s.decideUnheld(c.open[id], read[c.open[id].Latest])
 		}
 		b.commit(c, now)
 	})
@@ -388,6 +400,22 @@ func (b *Bridge) decideHeldGroup(
 	op.Undecided = slices.DeleteFunc(op.Undecided, func(name string) bool { return name == route })
 	if from < len(held) {
 		op.Routes = append(op.Routes, route)
+	}
+}
+
+// decideUnheld decides which routes get an event although no change of it is held for them, because they want none that
+// there was so far, and only reminders, for example. ce is the latest change; if it can't be read, they get the event.
+func (s changeContext) decideUnheld(op *openEvent, ce *event.Event) {
+	waited := op.Undecided
+	op.Undecided = nil
+	for _, r := range s.routes {
+		switch {
+		case !slices.Contains(waited, r.Name):
+		case ce == nil:
+			op.Routes = append(op.Routes, r.Name)
+		default:
+			s.decide(r, ChangeOf(*ce), cloudevent.Fields(*ce), op)
+		}
 	}
 }
 

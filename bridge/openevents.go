@@ -210,6 +210,18 @@ func (o *openEvents) open(id string) bool {
 	return o.byID[id] != nil
 }
 
+// undecided returns the ids of the events with a route whose filter waits for the observer's name.
+func (o *openEvents) undecided() (ids []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for id, op := range o.byID {
+		if len(op.Undecided) > 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // toApprove returns the ids of the events for the approval loop in the order in which they were first seen: all of
 // them if there are rules, else those with an unsent approval.
 func (o *openEvents) toApprove(rules bool) (ids []string) {

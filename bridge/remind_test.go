@@ -380,6 +380,34 @@ func TestALeadIsKeptThoughTheNameComesLater(t *testing.T) {
 	}
 }
 
+// Who takes nothing but reminders gets them also of an event that was announced before the VM's name was known, unless
+// it is another VM's.
+func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: 20 * time.Second})
+		drain, gone := &ear{}, &ear{}
+		route := drain.reminds("drain", 10*time.Minute)
+		route.Filter.Only = Match{VMs: "self", Changes: []string{"reminder"}}
+		other := gone.reminds("gone", 10*time.Minute)
+		other.Filter.Only = route.Filter.Only
+		b := s.start(route, other)
+		s.redeploy(idA, 40*time.Minute)
+		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})
+		pause(5 * time.Second)
+		b.Reload([]Route{route}, nil, SettingsInfo{})
+		pause(39 * time.Minute)
+		if ids := drain.ids(); len(ids) != 1 || !strings.HasPrefix(ids[0], idA+"-reminder-10m-") {
+			t.Errorf("told %v, want the reminder of this VM's event", ids)
+		}
+		for _, id := range []string{idA, idB} {
+			if _, op, _ := b.events.get(id); len(op.Undecided) > 0 {
+				t.Errorf("about %s nobody has decided for %v", id, op.Undecided)
+			}
+		}
+		b.end()
+	})
+}
+
 // What waits for the VM's name at a stop waits for it again after the next start, however long that took. Before, a
 // sink was told of other VMs' events, and a lead was over, because the wait of the first start was.
 func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
