@@ -405,6 +405,7 @@ func (f *fleet) forgetEnded() {
 func (f *fleet) openEvents(now time.Time) []bridge.EventStatus {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.endMissed(now)
 	all := []bridge.EventStatus{}
 	for _, l := range f.sortedEvents() {
 		if l.ended || l.latest.ID == "" {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"forewarn/bridge/imds"
 )
 
 // Who is told as silent and as back, and in how many messages. Times are seconds, heartbeats come every 100 s, so a VM is
@@ -141,5 +143,17 @@ func TestSilentVMsAreBounded(t *testing.T) {
 	}
 	if _, silent, back := s.decide(all, start, now); len(silent)+len(back) > 0 {
 		t.Errorf("%d messages more while there is no room", len(silent)+len(back))
+	}
+}
+
+// An event whose end nobody told is over after a day if it deletes its VM, also for a relay that hears no heartbeats.
+func TestTheStatusEndsEventsWhoseEndWasMissed(t *testing.T) {
+	t.Parallel()
+	f, now := newFleet(), time.Now()
+	for _, typ := range []string{"Preempt", "Reboot"} {
+		f.events[typ] = &azureEvent{latest: imds.Event{ID: typ, Type: typ}, lastChange: now.Add(-forgetVM - time.Second)}
+	}
+	if open := f.openEvents(now); len(open) != 1 || open[0].Known.Type != "Reboot" {
+		t.Errorf("open are %v, want the Reboot", open)
 	}
 }
