@@ -69,15 +69,17 @@ func MutedUntil(active []*delivery.Mute, sink string) (until time.Time) {
 	return until
 }
 
-// DueMutes returns the mutes that change now: those whose time is over, or whose sink is gone, end. One that began in
-// the future, because the clock was set back since, begins again.
-func DueMutes(all []*delivery.Mute, gone func(sink string) bool, now time.Time) (changed []delivery.Mute) {
+// DueMutes returns the mutes that change now: those whose time is over, or whose sink is gone, end. One that began
+// further in the future than skew, because the clock was set back since, begins again.
+func DueMutes(
+	all []*delivery.Mute, gone func(sink string) bool, now time.Time, skew time.Duration,
+) (changed []delivery.Mute) {
 	for _, m := range ActiveMutes(all) {
 		next := *m
 		switch {
 		case m.Sink != "" && gone(m.Sink):
 			next.Ended, next.EndedBy = now, "the settings, which no longer have the sink"
-		case now.Before(m.Since):
+		case m.Since.Sub(now) > skew:
 			next.Since, next.Until = now, now.Add(m.Until.Sub(m.Since))
 		case !now.Before(m.Until):
 			next.Ended = now
@@ -155,7 +157,7 @@ func (b *Bridge) endMutes(now time.Time) {
 		b.mu.Unlock()
 		return DueMutes(all, func(sink string) bool {
 			return !slices.ContainsFunc(routes, func(r Route) bool { return r.Name == sink })
-		}, now), nil
+		}, now, 0), nil
 	})
 }
 

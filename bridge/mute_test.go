@@ -187,18 +187,18 @@ func TestMutesAndTheClock(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	there := func(string) bool { return false }
 	m := delivery.Mute{ID: "m", Since: now, Until: now.Add(2 * time.Hour)}
-	over := DueMutes([]*delivery.Mute{&m}, there, m.Until)
+	over := DueMutes([]*delivery.Mute{&m}, there, m.Until, 0)
 	if len(over) != 1 || !over[0].Ended.Equal(m.Until) {
 		t.Fatalf("at its end there is %+v", over)
 	}
-	if again := DueMutes([]*delivery.Mute{&over[0]}, there, now.Add(-time.Hour)); len(again) != 0 {
+	if again := DueMutes([]*delivery.Mute{&over[0]}, there, now.Add(-time.Hour), 0); len(again) != 0 {
 		t.Errorf("with the clock set back there is %+v", again)
 	}
-	if early := DueMutes([]*delivery.Mute{&m}, there, now); len(early) != 0 {
+	if early := DueMutes([]*delivery.Mute{&m}, there, now, 0); len(early) != 0 {
 		t.Errorf("at its beginning there is %+v", early)
 	}
 	back := now.Add(-365 * 24 * time.Hour)
-	if anew := DueMutes([]*delivery.Mute{&m}, there, back); len(anew) != 1 || !anew[0].Active() ||
+	if anew := DueMutes([]*delivery.Mute{&m}, there, back, 0); len(anew) != 1 || !anew[0].Active() ||
 		!anew[0].Until.Equal(back.Add(2*time.Hour)) {
 		t.Errorf("with the clock set back by a year there is %+v", anew)
 	}

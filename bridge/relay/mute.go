@@ -23,6 +23,7 @@ const (
 	keepMutes  = 100 // mutes that have ended
 	muteTries  = 10  // attempts of a change, if another relay changes the mutes at the same time
 	mutesEvery = time.Second
+	muteSkew   = time.Minute // how far in the future a mute of another relay may begin, because their clocks differ
 )
 
 // readMutes reads the mutes. They must be known before anything is sent.
@@ -111,7 +112,8 @@ func (r *Relay) dueMutes(all []*delivery.Mute) []delivery.Mute {
 		}
 	}
 	r.mu.Unlock()
-	return bridge.DueMutes(all, func(sink string) bool { return slices.Contains(removed, sink) }, time.Now())
+	gone := func(sink string) bool { return slices.Contains(removed, sink) }
+	return bridge.DueMutes(all, gone, time.Now(), muteSkew)
 }
 
 // Mute holds deliveries of all relays back for d, and returns the mute with its id. m holds which deliveries, why, and

@@ -117,6 +117,31 @@ func TestAMuteOfARelayThatWasKilledIsOnRecord(t *testing.T) {
 	})
 }
 
+// The clocks of relays differ a little: a mute that one of them made in the future of another is told once, and its end
+// stays where it is.
+func TestAMuteOfARelayWhoseClockIsAheadIsToldOnce(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		record := newRecorder()
+		r, stop := s.run(with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }),
+			route("hook", newRecorder()))
+		since := time.Now().Add(5 * time.Second).UTC()
+		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: since, Until: since.Add(time.Hour), Why: "repairs", By: "alice"}
+		text, err := json.Marshal([]delivery.Mute{mute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.put("FOREWARN_marks", "mutes", string(text))
+		pause(time.Minute)
+		if got := strings.Count(strings.Join(record.all(), " "), "-sink-muted-"); got != 1 {
+			t.Errorf("it is told %d times, want once", got)
+		}
+		if left := r.Status().Mutes; len(left) != 1 || !left[0].Until.Equal(mute.Until) {
+			t.Errorf("there are %+v, want it until %v", left, mute.Until)
+		}
+		stop()
+	})
+}
+
 // serves reports whether the relay is the one that serves the sink.
 func serves(r *relay.Relay, sink string) bool {
 	return slices.ContainsFunc(r.Status().Sinks, func(k bridge.SinkStatus) bool {
