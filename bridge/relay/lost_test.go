@@ -229,6 +229,33 @@ func TestWhatFollowsLostMessagesIsTold(t *testing.T) {
 	}
 }
 
+// So it is when the stream can be read again before the relay can ask what became of it.
+func TestWhatFollowsLostMessagesIsToldWhenTheStreamTellsNothingOfItself(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, wire := newRecorder(), &cable{}
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook)}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		var all []event.Event
+		say := func() {
+			ce := eventNo(len(all)).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			all = append(all, ce)
+			s.publish(ce)
+			pause(10 * time.Second)
+		}
+		say()
+		s.crash("FOREWARN", func() {
+			say()
+			wire.fail("STREAM.INFO.FOREWARN")
+		})
+		pause(time.Second)
+		say()
+		wire.fail("")
+		pause(time.Minute)
+		wantIDs(t, "told", hook.all(), all...)
+		stop()
+	})
+}
+
 // What waited for long when a server lost messages is told all the same.
 func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

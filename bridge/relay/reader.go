@@ -35,8 +35,8 @@ func (q *queue) readStream() {
 			return
 		}
 		q.setReadErr(err)
-		_ = sleep(q.ctx, readRetry)
-		q.checkStream()
+		for sleep(q.ctx, readRetry) == nil && q.checkStream() != nil { // if it lost messages, others have their numbers
+		}
 	}
 }
 
@@ -51,11 +51,12 @@ func (q *queue) setReadErr(err error) {
 	}
 }
 
-// checkStream ends the lease if the stream was deleted and created again, so that a new queue starts with it.
-func (q *queue) checkStream() {
+// checkStream ends the lease if the stream was deleted and created again, or its servers lost messages, so that a new
+// queue starts with it.
+func (q *queue) checkStream() error {
 	info, err := q.streamInfo()
 	if err != nil {
-		return
+		return err
 	}
 	q.mu.Lock()
 	c := q.currentCursor()
@@ -67,6 +68,7 @@ func (q *queue) checkStream() {
 	case err == nil:
 		q.skipDeleted(info, c.Read)
 	}
+	return err
 }
 
 // skipDeleted counts the messages after a sequence number that the stream's limits deleted, and reads on behind them.
