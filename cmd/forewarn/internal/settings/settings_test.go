@@ -368,3 +368,11 @@ func TestRelayServersNeedARestart(t *testing.T) {
 		}
 	}
 }
+
+// Words count in any case, also where a relay takes only one of them.
+func TestSinkOfARelayIsForAllVMsInAnyCase(t *testing.T) {
+	text := "nats: {url: 'nats://127.0.0.1'}\nsinks: [{name: a, only: {vms: All}, file: {path: '-'}}]"
+	if _, err := testLoader().Parse("f", []byte(text)); err != nil {
+		t.Error(err)
+	}
+}
