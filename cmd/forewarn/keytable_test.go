@@ -28,9 +28,9 @@ func (k *schemaKey) below(name string) *schemaKey {
 func orderedSchema(t *testing.T, text []byte) *schemaKey {
 	t.Helper()
 	var in struct {
-		Description string          `json:"description"`
-		Default     any             `json:"default"`
-		Enum        []any           `json:"enum"`
+		Description string `json:"description"`
+		Default     any    `json:"default"`
+		AnyOf       []struct{ Enum []any }
 		WriteOnly   bool            `json:"writeOnly"`
 		Properties  json.RawMessage `json:"properties"`
 		Items       json.RawMessage `json:"items"`
@@ -39,7 +39,10 @@ func orderedSchema(t *testing.T, text []byte) *schemaKey {
 	if err := json.Unmarshal(text, &in); err != nil {
 		t.Fatal(err)
 	}
-	k := &schemaKey{description: in.Description, fallback: in.Default, enum: in.Enum, secret: in.WriteOnly}
+	k := &schemaKey{description: in.Description, fallback: in.Default, secret: in.WriteOnly}
+	if len(in.AnyOf) > 0 {
+		k.enum = in.AnyOf[0].Enum
+	}
 	if len(in.Items) > 0 {
 		k.items = orderedSchema(t, in.Items)
 	}

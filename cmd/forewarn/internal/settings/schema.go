@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"forewarn/bridge"
 	"forewarn/bridge/delivery"
@@ -35,17 +36,17 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 		for name, values := range map[string][]string{
 			"types": bridge.TypesValues, "sources": bridge.SourcesValues, "changes": bridge.ChangesValues,
 		} {
-			match.of(name)["items"] = map[string]any{"enum": values}
+			match.of(name)["items"] = oneOf(values)
 		}
 		delete(match.of("vms"), "type")
-		match.of("vms")["enum"] = bridge.VMsValues
+		maps.Copy(match.of("vms"), oneOf(bridge.VMsValues))
 	}
-	for key, values := range map[string]any{
-		"late":   []delivery.Late{delivery.LateSend, delivery.LateLatest, delivery.LateDrop},
-		"bridge": []bridge.Level{bridge.LevelNone, bridge.LevelTrouble, bridge.LevelAll},
+	for key, values := range map[string][]string{
+		"late":   {string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)},
+		"bridge": {string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)},
 	} {
 		delete(keys.of(key), "type")
-		keys.of(key)["enum"] = values
+		maps.Copy(keys.of(key), oneOf(values))
 	}
 	for key, of := range termDefaults {
 		keys.of(key)["description"] = fmt.Sprintf("%s (default: %s)", keys.of(key)["description"], defaultByKind(kinds, of))
@@ -80,7 +81,23 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 		property{"sinks", map[string]any{"description": "the destinations", "type": "array", "items": sink}},
 		property{"approve", map[string]any{"description": "rules of approval (default: none)", "type": "array",
 			"items": rule}})
+	root["required"] = []string{"sinks"}
 	return root
+}
+
+// oneOf returns the schema of one of some words, in any case: editors offer the words as they are, and accept all.
+func oneOf(words []string) map[string]any {
+	var pattern strings.Builder
+	for _, r := range strings.Join(words, "|") {
+		if lower, upper := unicode.ToLower(r), unicode.ToUpper(r); lower != upper {
+			fmt.Fprintf(&pattern, "[%c%c]", upper, lower)
+		} else {
+			pattern.WriteRune(r)
+		}
+	}
+	return map[string]any{"anyOf": []any{
+		map[string]any{"enum": words}, map[string]any{"type": "string", "pattern": "^(" + pattern.String() + ")$"},
+	}}
 }
 
 // termDefaults are the keys of a sink whose default depends on its kind, with functions that return it as text.
@@ -173,8 +190,8 @@ func schemaOf(t reflect.Type) map[string]any {
 		}
 		// text, {file: PATH} or {env: NAME}
 		return map[string]any{"type": []string{"string", "number", "object"}, "writeOnly": true}
-	case t == reflect.TypeFor[time.Duration]():
-		return map[string]any{"type": []string{"string", "number"}}
+	case t == reflect.TypeFor[time.Duration](): // of numbers only 0 needs no unit
+		return map[string]any{"type": []string{"string", "number"}, "minimum": 0, "maximum": 0}
 	case t == reflect.TypeFor[sinks.Secret]():
 		return map[string]any{"type": []string{"string", "number"}, "writeOnly": true}
 	case pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()), t.Kind() == reflect.String:
