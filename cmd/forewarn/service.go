@@ -100,6 +100,8 @@ func (p *program) serviceSetup() (service.Setup, error) {
 		return service.Setup{}, exit(exitSettings,
 			fmt.Errorf("there is no settings file %s; create it, or name another with --config",
 				settings.DefaultPath(runtime.GOOS, p.getenv)))
+	case s.Relay != nil: // the service runs a bridge
+		return service.Setup{}, exit(exitSettings, settings.ErrIsRelay)
 	}
 	config, err := filepath.Abs(s.Path)
 	if err != nil {

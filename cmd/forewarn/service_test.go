@@ -54,6 +54,12 @@ func TestServiceIsSetUpFromSettingsAndFlags(t *testing.T) {
 	if got, err := p.serviceSetup(); err != nil || got != want {
 		t.Errorf("the service is set up as %+v, %v; want %+v", got, err, want)
 	}
+	if err := os.WriteFile(p.config, []byte("nats: {url: 'nats://127.0.0.1'}\nsinks: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.serviceSetup(); exitCode(err) != exitSettings || !errors.Is(err, settings.ErrIsRelay) {
+		t.Errorf("with the settings of a relay: %v, exit code %d; want %d", err, exitCode(err), exitSettings)
+	}
 }
 
 // Each unexpected state of the service has its exit code. A service that ended gives its own, if it is one of ours.
