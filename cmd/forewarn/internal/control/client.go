@@ -236,12 +236,20 @@ func decodeInto(v any) func(io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(v) }
 }
 
+// answerPatience is how long an answer may take to begin. A replay or drop takes longer: a relay makes several requests
+// to the servers for each delivery, of which there may be 10,000.
+var answerPatience, mutationPatience = 10 * time.Second, 10 * time.Minute
+
 // call sends a request to the running forewarn and passes the body of the answer to read.
 func (c *Client) call(ctx context.Context, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error
+	patience := answerPatience
+	if method == http.MethodPost && strings.HasPrefix(path, "/outbox/") {
+		patience = mutationPatience
+	}
 	for _, socket := range c.sockets() {
 		client := &http.Client{Transport: &http.Transport{
-			DisableKeepAlives: true, ResponseHeaderTimeout: 10 * time.Second,
+			DisableKeepAlives: true, ResponseHeaderTimeout: patience,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, socket) },
 		}}
 		req, err := http.NewRequestWithContext(ctx, method, "http://forewarn"+path, bytes.NewReader(body))

@@ -139,3 +139,32 @@ func TestStatusOfAHangingForewarn(t *testing.T) {
 		t.Errorf("of one that is not there: %v", err)
 	}
 }
+
+// A replay or drop of thousands of deliveries takes a relay minutes. It is waited for, unlike other answers.
+func TestClientWaitsForReplaysAndDrops(t *testing.T) {
+	was := answerPatience
+	answerPatience = 50 * time.Millisecond
+	t.Cleanup(func() { answerPatience = was })
+	at := Location{State: t.TempDir(), Relay: true}
+	l, err := Listen(at, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(4 * answerPatience)
+		if r.URL.Path == "/outbox/drop" {
+			fmt.Fprint(w, "[]")
+		} else {
+			fmt.Fprint(w, "{}")
+		}
+	})}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close() })
+	c := Client{Location: at}
+	if _, err := c.Drop(t.Context(), Mutation{All: true}); err != nil {
+		t.Errorf("a drop that takes long: %v", err)
+	}
+	if _, err := c.Status(t.Context()); !errors.Is(err, ErrSilent) {
+		t.Errorf("a status that takes long: %v, want %v", err, ErrSilent)
+	}
+}

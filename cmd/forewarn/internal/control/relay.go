@@ -62,6 +62,7 @@ func RelayHandler(r *relay.Relay) http.Handler {
 		}},
 	} {
 		mux.HandleFunc(change.path, func(w http.ResponseWriter, req *http.Request) {
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(mutationPatience))
 			var m Mutation
 			if err := json.NewDecoder(http.MaxBytesReader(w, req.Body, 32<<20)).Decode(&m); err != nil {
 				http.Error(w, err.Error(), http.StatusBadRequest)
