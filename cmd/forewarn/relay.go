@@ -97,12 +97,12 @@ func (p *program) relay(ctx context.Context, f relayFlags) error {
 	defer signal.Stop(hup)
 
 	log := p.log()
-	s, err := p.loader(log).Load(p.config)
+	s, err := p.settingsToRun(log)
 	if err == nil && s.Relay == nil {
-		err = settings.ErrNoRelay
+		err = exit(exitSettings, settings.ErrNoRelay)
 	}
 	if err != nil {
-		return exit(exitSettings, err)
+		return err
 	}
 	stdlog.SetOutput(io.Discard) // see run
 	if f.provision != "" {

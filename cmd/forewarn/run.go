@@ -75,19 +75,12 @@ func (p *program) run(ctx context.Context, dry bool) error {
 // bridge wires the program together from the settings file, and runs it until ctx is done.
 func (p *program) bridge(ctx context.Context, h service.Host) error {
 	log := p.log()
-	s, err := p.settings(log)
-	if errors.Is(err, errStillRoot) { // running as root is better than not running
-		log.Warn("running as root on another user's state directory: files made there belong to root", "err", err)
-		s, err = p.settings(log)
-	}
+	s, err := p.settingsToRun(log)
 	if err == nil && s.Relay != nil {
 		err = exit(exitSettings, settings.ErrIsRelay)
 	}
 	if err != nil {
 		return err
-	}
-	if p.actsAs != nil {
-		log.Info("switched from root to the owner of the state directory", "user", p.actsAs.String(), "state", s.State)
 	}
 	from := s.Path
 	if from == "" {
@@ -143,6 +136,19 @@ func (p *program) bridge(ctx context.Context, h service.Host) error {
 	manager.Ready()          // before the first answer, which can take minutes: from here on no failure ends the program
 	defer manager.Stopping() // in case Run ends before ctx
 	return b.Run(ctx)
+}
+
+// settingsToRun is settings for what runs until it is stopped, also where root can't switch to another user.
+func (p *program) settingsToRun(log *slog.Logger) (*settings.Settings, error) {
+	s, err := p.settings(log)
+	if errors.Is(err, errStillRoot) { // running as root is better than not running
+		log.Warn("running as root on another user's state directory: files made there belong to root", "err", err)
+		s, err = p.settings(log)
+	}
+	if err == nil && p.actsAs != nil {
+		log.Info("switched from root to the owner of the state directory", "user", p.actsAs.String(), "state", s.State)
+	}
+	return s, err
 }
 
 // bridgeOptions returns the options of a bridge with these settings on this machine.
