@@ -16,24 +16,25 @@ import (
 	"forewarn/cmd/forewarn/internal/wording"
 )
 
-// unitState and unitRuntime are the directories of the unit in examples/systemd.
+// The directories of the units in examples/systemd and examples/fleet.
 const (
-	unitState   = "/var/lib/forewarn"
-	unitRuntime = "/run/forewarn"
+	unitState    = "/var/lib/forewarn"
+	unitRuntime  = "/run/forewarn"
+	relayRuntime = "/run/forewarn-relay"
 )
 
 // standardSockets returns the default paths: in the state directory, else in the runtime directory that systemd makes.
 // Only the service has that in its environment; whoever asks the one with the unit's state looks there too.
 func (l Location) standardSockets() []string {
-	name := "control.sock"
+	name, runtime := "control.sock", unitRuntime
 	if l.Relay {
-		name = "relay.sock"
+		name, runtime = "relay.sock", relayRuntime
 	}
 	paths := []string{filepath.Join(l.State, name)}
 	if l.Runtime != "" {
 		paths = append(paths, filepath.Join(filepath.SplitList(l.Runtime)[0], name))
 	} else if l.State == unitState {
-		paths = append(paths, filepath.Join(unitRuntime, name))
+		paths = append(paths, filepath.Join(runtime, name))
 	}
 	return paths
 }

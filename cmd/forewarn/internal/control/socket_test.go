@@ -53,6 +53,10 @@ func TestSocketOfTheUnitIsFoundWithoutItsEnvironment(t *testing.T) {
 	if got, want := command.sockets(), service.sockets(); !slices.Equal(got, want) {
 		t.Errorf("a command looks for %v, the service has %v", got, want)
 	}
+	relay := Location{State: "/var/lib/forewarn", Relay: true}
+	if want := "/run/forewarn-relay/relay.sock"; !slices.Contains(relay.sockets(), want) {
+		t.Errorf("with the settings of a relay it looks for %v, want %s too", relay.sockets(), want)
+	}
 	other := Location{State: "/var/lib/other"}
 	if got := other.sockets(); len(got) != 1 {
 		t.Errorf("with another state it looks for %v, want only the one there", got)
