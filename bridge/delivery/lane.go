@@ -45,8 +45,8 @@ type wave struct{ azureType, change string }
 func (i *Item) wave() wave { return wave{i.AzureType, i.Change} }
 
 // supersedes reports whether the item carries the current state of the event, so that older items of its group are out
-// of date.
-func (i *Item) supersedes() bool { return i.Change != reminder && i.Change != approved }
+// of date. What somebody replayed does not: it may be older than they are.
+func (i *Item) supersedes() bool { return i.Change != reminder && i.Change != approved && !i.Replayed }
 
 // urgent reports whether a new delivery is attempted ahead of the schedule.
 func (i *Item) urgent(now time.Time) bool {
@@ -160,8 +160,21 @@ func (l *lane) mutedFrom(late Late) int {
 // arrival returns the time at which the next item becomes due. There must be one.
 func (l *lane) arrival() time.Time { return l.items[l.arrived].Due }
 
-// newest returns the last item that may be attempted. There must be one.
-func (l *lane) newest() *Item { return l.items[l.arrived-1] }
+// newest returns the last item that may be attempted, of a group the last one that nobody replayed if there is one. There
+// must be an item.
+func (l *lane) newest() *Item { return l.items[l.newestAt()] }
+
+// newestAt returns the index of newest, -1 if no item may be attempted.
+func (l *lane) newestAt() int {
+	n := l.arrived - 1
+	for l.group != "" && n >= 0 && l.items[n].Replayed { // on a relay it comes after newer ones
+		n--
+	}
+	if n < 0 {
+		return l.arrived - 1
+	}
+	return n
+}
 
 // rank sorts open groups, and those that another event replaced, before ended ones, and messages about the bridge last.
 func (i *Item) rank() int {
@@ -242,7 +255,7 @@ func (l *lane) partialBatch(late Late) uint64 {
 	case len(due) == 0:
 		return 0
 	case late == LateLatest && l.group != "":
-		return due[len(due)-1].Batch
+		return l.newest().Batch
 	default:
 		return due[0].Batch
 	}
@@ -253,7 +266,7 @@ func (l *lane) partialBatch(late Late) uint64 {
 func (l *lane) split(late Late, part uint64) (batch, superseded []*Item) {
 	due := l.due()
 	if late == LateLatest && l.group != "" {
-		n := len(due) - 1
+		n := l.newestAt()
 		if n < 0 || due[n].Batch != part {
 			return nil, nil
 		}

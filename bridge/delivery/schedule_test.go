@@ -532,6 +532,29 @@ func TestReplayedItemsAreNeverLate(t *testing.T) {
 	}
 }
 
+// On a relay, what somebody replayed comes after newer changes of its event. It takes the place of none, and makes none
+// late, but is told after them.
+func TestReplayedItemTakesNoPlace(t *testing.T) {
+	for _, late := range []Late{LateSend, LateLatest, LateDrop} {
+		p := newPlan(Terms{Late: late})
+		p.owe("A", scheduled, far)
+		p.owe("A", "started", 0)
+		replayed := p.owe("A", scheduled, far)
+		next := *replayed
+		next.Replayed, next.Message = true, &Message{Seq: replayed.Seq, Group: "A", Change: scheduled, ID: "old"}
+		p.put(&next, p.now)
+		dropped, _ := p.takeOverdue(p.now)
+		if want := map[Late]int{LateDrop: 1}[late]; len(dropped) != want {
+			t.Errorf("%s: %d are late, want %d", late, len(dropped), want)
+		}
+		if late == LateSend {
+			p.want(t, string(late), p.try(), "A-scheduled")
+		}
+		p.want(t, string(late), p.try(), "A-started")
+		p.want(t, string(late), p.try(), "old")
+	}
+}
+
 // A failed event that starts sooner goes before an urgent item that arrived after its attempt.
 func TestUrgentItemWaitsForAnEventThatStartsSooner(t *testing.T) {
 	p := newPlan(Terms{})

@@ -271,3 +271,35 @@ func TestADeadLetterOfARemovedSinkStays(t *testing.T) {
 		stop()
 	})
 }
+
+// A dead letter that is replayed while a newer change of its event waits comes after it in the stream. The newer one is
+// told all the same.
+func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
+	for _, late := range []delivery.Late{delivery.LateLatest, delivery.LateDrop} {
+		t.Run(string(late), func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				sink.answer = fails(delivery.ErrRejected)
+				r, stop := s.run(with(route("hook", sink), func(t *bridge.Terms) { t.Late = late }))
+				a := eventNo(1).in(time.Hour)
+				scheduled, started := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1")
+				s.publish(scheduled)
+				pause(time.Minute)
+				sink.say(fails(errRefused))
+				s.publish(started)
+				pause(time.Minute)
+				if _, err := r.Replay(t.Context(), keys(t, r, "hook"), "", "alice"); err != nil {
+					t.Fatal(err)
+				}
+				pause(2 * time.Hour) // the time of the older one has passed
+				sink.say(nil)
+				pause(10 * time.Minute)
+				wantIDs(t, "told", sink.all(), started, scheduled)
+				if left, _, err := r.List(t.Context(), relay.Selection{}, 10); err != nil || len(left) > 0 {
+					t.Errorf("left are %v, %v", left, err)
+				}
+				stop()
+			})
+		})
+	}
+}

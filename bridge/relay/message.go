@@ -218,6 +218,7 @@ func (m message) item(due time.Time) *delivery.Item {
 			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(),
 		},
 		Pending: m.stored, NotBefore: m.notBefore(), Due: due, Instead: m.instead,
+		Replayed: m.onlySink != "" && m.instead == nil && m.eventID != "",
 	}
 }
 
