@@ -41,7 +41,9 @@ until SIGTERM or SIGINT.
 SIGHUP reloads the settings (on Windows: forewarn service reload). If they are wrong, the old ones
 stay in force.
 
-Without a settings file the changes go to standard output, one CloudEvent per line.`,
+Without a settings file the changes go to standard output, one CloudEvent per line.
+
+Asking for scheduled events switches them on, also with --dry-run: see "forewarn help approval".`,
 		Example: "  forewarn run --config /etc/forewarn/forewarn.yaml --log-format json\n  forewarn run --dry-run",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
