@@ -208,8 +208,8 @@ func TestAnApprovalIsSentUntilItIsAnswered(t *testing.T) {
 	}
 }
 
-// While the endpoint does not answer, the last look before an approval is taken as seldom as polls are, and the approval
-// is sent once it answers.
+// While the endpoint does not answer, the last look before an approval is taken as seldom as polls are, and the
+// approval is sent once it answers.
 func TestAnApprovalWaitsForTheEndpointAsPollsDo(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.beginsLate()

@@ -275,7 +275,12 @@ func (b *Bridge) setRoutes(routes []Route, now time.Time, use func()) (wait func
 			return slices.Contains(added, r.Name) ||
 				slices.Contains(back, r.Name) && b.Outbox.Outcome(r.Name, seq).State == ""
 		}
-		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured}}
+		c := commit{open: map[string]*openEvent{}, Batch: outbox.Batch{Routes: configured, Values: map[string][]byte{}}}
+		for _, name := range added { // what was told of an earlier route of that name says nothing about this one
+			if b.reported(valueBlocked + name) {
+				c.Values[valueBlocked+name] = []byte(troubleBefore)
+			}
+		}
 		s := b.changeContext(observation{now: now})
 		events, states := b.events.all()
 		for _, e := range events {

@@ -129,7 +129,7 @@ func (b *Bridge) addReport(c *commit, typ string, data map[string]any, about str
 // trouble reports that a route is blocked, or accepts again if why is nil. It does nothing if that is reported already,
 // be it by an earlier run.
 func (b *Bridge) trouble(route string, why error) {
-	if b.reported(valueBlocked+route) != (why != nil) {
+	if b.isNews(route, why) {
 		_ = b.reportTrouble(route, why)() // the outbox logs its errors
 	}
 }
@@ -142,7 +142,7 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 	c := b.workers[route]
 	b.mu.Unlock()
 	st := b.Outbox.Stats(time.Now())[route]
-	if c == nil || b.reported(valueBlocked+route) == (why != nil) ||
+	if c == nil || !b.isNews(route, why) ||
 		why != nil && st.OldestOfGroup.IsZero() { // only events about the bridge are pending: those never cause another
 		return func() error { return nil }
 	}
@@ -155,11 +155,27 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 	return b.commit(report, b.addReport(&report, typ, data, route))
 }
 
+// What is stored of trouble that is reported. That of a route that was removed is reported again if the one that
+// returns under its name has some, and its end is in any case.
+const (
+	troubleReported = "reported"
+	troubleBefore   = "before"
+)
+
+// isNews reports whether it is still to be reported that a route is blocked, or accepts again if why is nil.
+func (b *Bridge) isNews(route string, why error) bool {
+	told := b.Outbox.Value(valueBlocked + route)
+	if why == nil {
+		return told != nil
+	}
+	return string(told) != troubleReported
+}
+
 // reporting begins the commit that reports trouble, or its end.
 func reporting(name string, trouble bool) commit {
 	c := commit{Batch: outbox.Batch{Values: map[string][]byte{name: nil}}}
 	if trouble {
-		c.Values[name] = []byte("reported")
+		c.Values[name] = []byte(troubleReported)
 	}
 	return c
 }

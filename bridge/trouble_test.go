@@ -205,6 +205,38 @@ func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 	})
 }
 
+// A sink that returns long after it was removed is a new one: its trouble is reported, whatever was reported of the one
+// that was removed, and so is that it accepts.
+func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
+	for _, well := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.Interval = time.Minute
+			admin, down := &ear{}, &ear{answer: always(errRefused)}
+			routes := []Route{admin.trouble("admin"), down.all("down")}
+			b := s.start(routes...)
+			pause(1500 * time.Millisecond)
+			s.notSelf(idA)
+			pause(8 * time.Minute)
+			b.Reload(routes[:1], nil, SettingsInfo{})
+			pause(25 * time.Hour)
+			if well {
+				down.say(nil)
+			}
+			b.Reload(routes, nil, SettingsInfo{})
+			s.notSelf(idB)
+			pause(8 * time.Minute)
+			want := []string{"sink.blocked", "delivery.deadlettered", "sink.blocked", "sink.recovered"}
+			if well {
+				want = slices.Delete(want, 2, 3)
+			}
+			down.say(nil)
+			pause(8 * time.Minute)
+			wantIDs(t, admin.types(), want...)
+			b.end()
+		})
+	}
+}
+
 // What is said about the bridge never causes more of it: two administrators that are out of reach are not told of each
 // other, for ever.
 func TestAnEventAboutTheBridgeNeverCausesAnother(t *testing.T) {
