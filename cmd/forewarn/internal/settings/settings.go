@@ -161,6 +161,10 @@ func (l Loader) Parse(path string, data []byte) (*Settings, error) {
 			doc.report(doc.valueError(e.value, check.key, check.want))
 		}
 	}
+	if s.Metrics != "" && s.Metrics == s.Listen && !strings.HasSuffix(s.Listen, ":0") {
+		s.Notes = append(s.Notes, "metrics: the address of listen, which has them anyway; leave metrics out, or one of the "+
+			"two can't listen")
+	}
 	l.relay(doc, s)
 	s.Names = sinkNames(doc)
 	if l.Kinds == nil {
