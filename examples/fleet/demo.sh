@@ -80,6 +80,7 @@ for n in 1 2; do
 		  url: [$urls]
 		  name: relay-$n
 		  provision: {replicas: 3}
+		state: $dir/relay-$n # or root becomes the owner of the state of a forewarn that is installed
 		control: $dir/relay-$n.sock
 		listen: ""
 		sinks:
