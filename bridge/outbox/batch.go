@@ -90,9 +90,15 @@ type change struct {
 	deadDropped int        // dead letters that the change dropped because of Bounds
 }
 
-// write adds a record to those that make the change durable: see records.
+// write adds a record to those that make the change durable: see records. Nothing is left of one that is deleted before
+// it was given to the storage, or they would grow without end while that cannot be opened.
 func (c *change) write(bucket, key string, value any) {
-	c.writes[place{bucket, key}] = value
+	p := place{bucket, key}
+	if value == nil && c.writes[p] != nil && p.added() > c.tried {
+		delete(c.writes, p)
+	} else {
+		c.writes[p] = value
+	}
 	c.wrote = true
 }
 

@@ -337,6 +337,61 @@ func TestMemoryIsBoundedWhileTheDiskFails(t *testing.T) {
 	})
 }
 
+// What comes and goes while the file cannot be opened leaves nothing, so that a service without a state directory that
+// sends heartbeats doesn't grow. Nobody waits for it to be written.
+func TestWhatComesAndGoesWithoutAFileLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf(nil)
+		for claim, most := range map[string]int{"a new file": 20, "one that was there": 0} {
+			if most == 0 {
+				o := open(t, t.TempDir(), outbox.Options{Storage: d})
+				mustAdd(t, o, "A", "scheduled", "b")
+				o.Close()
+				d = diskOf(d.recorded())
+			}
+			c, before := &closed{disk: d}, len(d.recorded())
+			o := open(t, t.TempDir(), outbox.Options{Storage: c})
+			q := o.Queue("a")
+			for i := range 1000 {
+				beat := addition(o, "", fmt.Sprint("heartbeat-", i), "a")
+				beat.Transient = true
+				_ = o.Apply(outbox.Batch{Now: time.Now(), Add: []outbox.Addition{beat}})
+				q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending})
+			}
+			d.set(func() { c.works = true })
+			time.Sleep(6 * time.Second)
+			n := 0
+			for _, writes := range d.recorded()[before:] {
+				n += len(writes)
+			}
+			if n > most+1 || o.Durable() != nil { // 1: the sequence number
+				t.Errorf("%s: %d records were kept to be written; durable: %v", claim, n, o.Durable())
+			}
+			if err := o.Apply(outbox.Batch{Now: time.Now()}); err != nil {
+				t.Error(err)
+			}
+			o.Close()
+			d = diskOf(d.recorded())
+		}
+	})
+}
+
+// closed is a disk that cannot be opened at first.
+type closed struct {
+	*disk
+	works bool
+}
+
+func (c *closed) Open() (bool, error) {
+	c.mu.Lock()
+	works := c.works
+	c.mu.Unlock()
+	if !works {
+		return false, errFull
+	}
+	return c.disk.Open()
+}
+
 // A hanging disk delays one change, for at most diskPatience, and no read of the outbox. Changes made meanwhile are
 // written when the disk works again.
 func TestHangingDiskDelaysOneChange(t *testing.T) {

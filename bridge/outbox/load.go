@@ -227,6 +227,7 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 			bad[at] = err
 		}
 	}
+	o.tried = o.last
 	if o.waiting[last] != nil {
 		o.waiting[last] = []byte(seqKey(o.last))
 	}

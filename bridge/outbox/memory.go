@@ -14,6 +14,7 @@ import (
 type memory struct {
 	last      uint64 // sequence number
 	stored    uint64 // number of the last change that is on disk
+	tried     uint64 // no CloudEvent with a higher sequence number was read from the storage, or given to it
 	owner     string // vmId
 	foreign   uint64 // CloudEvents up to this sequence number were another VM's
 	values    map[string][]byte
@@ -191,7 +192,7 @@ func newMemory() memory {
 func (m *memory) reset() {
 	was := *m
 	*m = newMemory()
-	m.last, m.foreign, m.stored = was.last, was.last, was.stored
+	m.last, m.foreign, m.stored, m.tried = was.last, was.last, was.stored, was.tried
 	for _, mute := range was.mutes {
 		if was.newMutes[mute.ID] {
 			m.newMutes[mute.ID] = true

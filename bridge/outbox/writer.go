@@ -398,7 +398,7 @@ func (o *Outbox) writeWaiting() error {
 		return nil
 	}
 	number, inFlight := o.number, o.waiting
-	o.inFlight, o.waiting = inFlight, records{}
+	o.inFlight, o.waiting, o.tried = inFlight, records{}, o.last
 	o.mu.Unlock()
 	grown, parts, err := o.write(inFlight)
 	if parts { // collect the garbage before deliveries need memory
