@@ -318,6 +318,37 @@ func TestADeadLetterIsCountedOnce(t *testing.T) {
 	}
 }
 
+// A dead letter counts the attempts that were made of it. What a newer change replaced in a rejected attempt has none of
+// that one.
+func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{answer: always(errDown)}
+		b := s.start(e.all("chat").with(func(terms *Terms) { terms.Late = delivery.LateLatest }))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(time.Minute)
+		e.say(always(delivery.ErrRejected))
+		s.azure.Start(idA)
+		pause(time.Minute)
+		b.end()
+		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		if len(letters) != 2 {
+			t.Fatalf("the dead letters are %+v, want two", letters)
+		}
+		for _, l := range letters {
+			made := 0
+			for _, try := range e.tried() {
+				if try.Event.ID() == l.ID {
+					made++
+				}
+			}
+			if l.Attempts != made {
+				t.Errorf("%s says %d attempts, want %d", l.ID, l.Attempts, made)
+			}
+		}
+	})
+}
+
 // What became a dead letter because it was late is delivered once somebody replays it, in its order and also after a
 // restart: asking for it by hand is no less late, and must not make the same dead letter again.
 func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {

@@ -323,7 +323,7 @@ func (w *Worker) handleRejected(r result, now time.Time) {
 		return
 	}
 	w.discard(r.attempt, r.all(), now)
-	report.Dead = r.all()
+	report.Dead, report.Untried = r.all(), r.superseded
 	w.report(report)
 	if w.failing == 0 {
 		w.lastErr = r.err.Error()
@@ -346,7 +346,7 @@ func (w *Worker) handleFailed(r result, now time.Time) {
 	}
 	report := Report{
 		Now: now, Answer: r.answer, Error: r.err.Error(), Next: later(w.nextAttempt(r.lanes[0]), w.retryAfterEnd),
-		Dead: old, Reason: ReasonExpired,
+		Dead: old, Untried: r.superseded, Reason: ReasonExpired,
 		Failed: slices.DeleteFunc(slices.Clone(r.batch), func(i *Item) bool { return slices.Contains(old, i) }),
 	}
 	if r.answer.Progress != nil {

@@ -198,10 +198,11 @@ func (c *change) report(r *route, rep delivery.Report) {
 	for _, i := range rep.Accepted {
 		c.settleAccepted(r, i, rep)
 	}
+	counted := slices.Concat(rep.Failed, rep.Untried)
 	each(rep.Dead, func(e *entry) {
 		ofAttempt := rep.Reason == delivery.ReasonRejected || rep.Reason == delivery.ReasonExpired
-		counted := slices.ContainsFunc(rep.Failed, func(f *delivery.Item) bool { return f.Seq == e.Seq })
-		c.giveUp(e, rep.Reason, rep.Error, ofAttempt && !counted)
+		same := func(i *delivery.Item) bool { return i.Seq == e.Seq }
+		c.giveUp(e, rep.Reason, rep.Error, ofAttempt && !slices.ContainsFunc(counted, same))
 	})
 	for _, i := range slices.Concat(rep.Accepted, rep.Failed, rep.Dead) {
 		if rep.Answer.Receipt != nil && i.Group != "" && i.Seq > c.foreign {

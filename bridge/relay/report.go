@@ -43,7 +43,8 @@ func (q *queue) keepDeadLetter(u *unkept, why string) error {
 		Sink: q.route.Name, Seq: i.Seq, ID: i.ID, Type: i.Type, Event: i.Group, AzureType: i.AzureType, Reason: r.Reason,
 		Error: why, At: r.Now.UTC(), Pending: i.Pending, Attempts: i.Attempts,
 	}
-	if r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired { // the report is about an attempt
+	ofAttempt := r.Reason == delivery.ReasonRejected || r.Reason == delivery.ReasonExpired
+	if ofAttempt && !slices.Contains(r.Untried, i) {
 		letter.Attempts++
 	}
 	ce, _, err := q.Read(i)
