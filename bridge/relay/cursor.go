@@ -59,7 +59,9 @@ const lostBefore = time.Hour
 // newCursor returns the cursor of a sink that is new to the stream. The sink gets the latest change of each open Azure
 // event, and everything since from; if that is zero, from now on.
 func (q *queue) newCursor(info *jetstream.StreamInfo, from time.Time) (cursor, error) {
-	c := cursor{After: info.State.LastSeq, Stream: info.Created}
+	c := cursor{
+		After: info.State.LastSeq, Stream: info.Created, Read: info.State.LastSeq, ReadAt: info.State.LastTime.UTC(),
+	}
 	latest := map[string]uint64{} // by Azure event
 	first := uint64(0)            // the first message that is not older than from
 	err := readSince(q.ctx, q.js, info.Config.Name, info, time.Now().Add(-maxEventAge), func(r rawMessage) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -254,6 +255,48 @@ func TestWhatFollowsLostMessagesIsToldWhenTheStreamTellsNothingOfItself(t *testi
 		wantIDs(t, "told", hook.all(), all...)
 		stop()
 	})
+}
+
+// So it is for a sink that was new to the stream just then, whether it has got what was lost or not.
+func TestWhatFollowsLostMessagesIsToldToANewSink(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		answer     error
+		lost, more int
+	}{{"accepts", nil, 1, 3}, {"is down", errRefused, 1, 3}, {"is down, and more is lost", errRefused, 3, 1}} {
+		t.Run(tt.name, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				hook := newRecorder()
+				say := func(n int, kind imds.ChangeKind) event.Event {
+					ce := eventNo(n).in(24*time.Hour).say(t, kind, "vm-1")
+					s.publish(ce)
+					return ce
+				}
+				var stop func()
+				var lost []string
+				s.crash("FOREWARN", func() {
+					for n := range tt.lost - 1 {
+						say(n, imds.Vanished) // so that the sink is not told
+					}
+					lost = append(lost, say(tt.lost-1, imds.Scheduled).ID())
+					hook.say(fails(tt.answer))
+					_, stop = s.run(route("hook", hook))
+					pause(10 * time.Second)
+				})
+				pause(time.Second)
+				var all []event.Event
+				for n := range tt.more {
+					all = append(all, say(tt.lost+n, imds.Scheduled))
+				}
+				pause(time.Minute)
+				hook.say(nil)
+				pause(5 * time.Minute)
+				told := slices.DeleteFunc(hook.all(), func(id string) bool { return slices.Contains(lost, id) })
+				wantIDs(t, "told", sorted(told), all...)
+				stop()
+			})
+		})
+	}
 }
 
 // What waited for long when a server lost messages is told all the same.

@@ -127,7 +127,12 @@ func (q *queue) open() error {
 			if c, err = q.newCursor(info, c.ReadAt.Add(-lostBefore)); err != nil {
 				return err
 			}
-			c.After, c.Open = min(c.After, was.After), append(c.Open, was.Open...) // some may have waited for longer
+			c.After = min(c.After, was.After) // some may have waited for longer
+			for _, seq := range was.Open {
+				if seq <= info.State.LastSeq {
+					c.Open = append(c.Open, seq)
+				}
+			}
 		}
 	}
 	q.savedCursor, q.lastRead, q.streamCreated, q.catchUpTo = c, c.After, info.Created, info.State.LastSeq
