@@ -32,8 +32,8 @@ type cursor struct {
 	Blocked bool `json:"blocked,omitempty"`
 }
 
-// lost reports whether a stream's servers lost the message that was read last, and stored at that time, as they may when
-// they crash before it is on disk. Other messages get its number then, and those of the messages before it.
+// lost reports whether a stream's servers lost the message that was read last, and stored at that time, as they may
+// when they crash before it is on disk. Other messages get its number then, and those of the messages before it.
 func lost(
 	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, read uint64, stored time.Time,
 ) (bool, error) {

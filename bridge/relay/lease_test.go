@@ -252,7 +252,8 @@ func TestNoSinkIsGivenUpForARelayThatIsGone(t *testing.T) {
 				for _, name := range []string{"a", "b", "c", "d"} {
 					routes = append(routes, route(name, newRecorder()))
 				}
-				_, stop := s.start(relay.Options{Name: "relay-1", Routes: routes, Log: slog.New(slog.NewTextHandler(&log, nil))})
+				_, stop := s.start(relay.Options{Name: "relay-1", Routes: routes,
+					Log: slog.New(slog.NewTextHandler(&log, nil))})
 				wire := &cable{}
 				_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: routes, Connect: s.over(wire)})
 				pause(time.Minute)

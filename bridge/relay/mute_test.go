@@ -125,7 +125,8 @@ func TestAMuteOfARelayWhoseClockIsAheadIsToldOnce(t *testing.T) {
 		r, stop := s.run(with(route("record", record), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }),
 			route("hook", newRecorder()))
 		since := time.Now().Add(5 * time.Second).UTC()
-		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: since, Until: since.Add(time.Hour), Why: "repairs", By: "alice"}
+		mute := delivery.Mute{ID: "m1", Sink: "hook", Since: since, Until: since.Add(time.Hour), Why: "repairs",
+			By: "alice"}
 		text, err := json.Marshal([]delivery.Mute{mute})
 		if err != nil {
 			t.Fatal(err)

@@ -127,7 +127,8 @@ func TestSilentVMsAreBounded(t *testing.T) {
 	var all []*observer
 	for n := range maxSilent + 5 {
 		name := fmt.Sprintf("vm-%05d", n)
-		all = append(all, &observer{key: name, name: name, lastHeard: start.Add(-time.Duration(n)*time.Millisecond - 1), interval: time.Minute})
+		heard := start.Add(-time.Duration(n)*time.Millisecond - 1)
+		all = append(all, &observer{key: name, name: name, lastHeard: heard, interval: time.Minute})
 	}
 	now := start.Add(time.Hour)
 	s, silent, _ := silenceRecord{}.decide(all, start, now)

@@ -64,8 +64,8 @@ func (q *queue) addUntold(u *untold) {
 	q.untold = u
 }
 
-// tellTrouble publishes what is untold. If that fails, it stays so. In a queue whose lease is lost it does nothing: that
-// is left to the relay which has the sink then.
+// tellTrouble publishes what is untold. If that fails, it stays so. In a queue whose lease is lost it does nothing:
+// that is left to the relay which has the sink then.
 func (q *queue) tellTrouble() {
 	if cause := context.Cause(q.ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return

@@ -75,7 +75,8 @@ func (r *Relay) deliver(
 
 	q := &queue{
 		route: route, js: st.js, stream: st.stream, bucket: st.records, dead: st.dead, log: log, meter: r.Meter,
-		ctx: held, endLease: endLease, notify: r.notifySinks, from: r.From, maxUnsettled: cmp.Or(r.MaxUnsettled, defaultUnsettled),
+		ctx: held, endLease: endLease, notify: r.notifySinks, from: r.From,
+		maxUnsettled: cmp.Or(r.MaxUnsettled, defaultUnsettled),
 	}
 	if err := q.open(); err != nil {
 		return err
