@@ -135,12 +135,12 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 				t.Errorf("%s is %s, want %s: %s", r.Sink, r.Result, want[r.Sink], r.Answer)
 			}
 		}
-		if len(got.Destinations) != len(sinks.Kinds) {
-			t.Errorf("check --connect tells of %+v, want all kinds", got.Destinations)
+		if len(got.Destinations) != len(sinks.Kinds)+1 {
+			t.Errorf("check --connect tells of %+v, want all kinds and the state", got.Destinations)
 		}
 	}
 	up := map[string]string{"webhook": "reached", "nats": "reached", "slack": "reached", "email": "reached",
-		"file": "reached", "exec": "reached", "syslog": "reached"}
+		"file": "reached", "exec": "reached", "syslog": "reached", "(state)": "reached"}
 	check(exitOK, up)
 	all.post.stop()
 	if err := all.hook.answer("refuse"); err != nil {
@@ -148,7 +148,7 @@ func TestCheckConnectSendsNothing(t *testing.T) {
 	}
 	all.chat.refuse("invalid_auth")
 	down := map[string]string{"webhook": "unreachable", "slack": "unreachable", "email": "unreachable", "nats": "reached",
-		"file": "reached", "exec": "reached", "syslog": "reached"}
+		"file": "reached", "exec": "reached", "syslog": "reached", "(state)": "reached"}
 	check(exitUnavailable, down)
 	for name, heard := range all.heard() {
 		if len(heard) > 0 {
