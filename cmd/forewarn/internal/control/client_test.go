@@ -142,8 +142,9 @@ func TestStatusOfAHangingForewarn(t *testing.T) {
 
 // A replay or drop of thousands of deliveries takes a relay minutes. It is waited for, unlike other answers.
 func TestClientWaitsForReplaysAndDrops(t *testing.T) {
+	const patience = 50 * time.Millisecond
 	was := answerPatience
-	answerPatience = 50 * time.Millisecond
+	answerPatience = patience
 	t.Cleanup(func() { answerPatience = was })
 	at := Location{State: t.TempDir(), Relay: true}
 	l, err := Listen(at, slog.New(slog.DiscardHandler))
@@ -151,7 +152,7 @@ func TestClientWaitsForReplaysAndDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(4 * answerPatience)
+		time.Sleep(4 * patience)
 		if r.URL.Path == "/outbox/drop" {
 			fmt.Fprint(w, "[]")
 		} else {
