@@ -99,7 +99,7 @@ func (s *bubbleServer) off() {
 	if running != nil {
 		// Shutdown sleeps with a lock, and whoever waits for that keeps a bubble's clock from moving. So what was asked
 		// before is answered first, and nothing more gets through.
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		running.Shutdown()
 		running.WaitForShutdown()
 	}
