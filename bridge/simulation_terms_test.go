@@ -169,7 +169,7 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 			switch c := b.changes[current]; {
 			case c.event.status != "Scheduled" || c.kind == "vanished" || !c.event.notBeforeTime().Equal(notBefore):
 				o.add("reminders", "%s was told %s after %s", r.name, t.id, c.id)
-			case t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in:
+			case t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in && !o.mayBeForgotten(c, t):
 				o.add("reminders", "%s was told %s just after %s", r.name, t.id, c.id)
 			}
 		}
@@ -187,7 +187,7 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 		}
 		for _, c := range b.changes {
 			owed := c.kind == "scheduled" && c.routes[r.name] && !c.gone() && c.clock.Before(t.time) && c.boot == t.in
-			if owed && !c.held && !o.toldBefore(c, r, t) {
+			if owed && !c.held && !o.toldBefore(c, r, t) && !o.mayBeForgotten(c, t) {
 				o.add("in order", "%s was reminded of %s before it was told of it", r.name, name(id))
 			}
 		}
@@ -206,6 +206,12 @@ func (o *oracle) timelyReminders(id string, b belief, r routePlan) {
 			}
 		}
 	}
+}
+
+// mayBeForgotten reports whether a change may have been given up and forgotten before the reminder: memory is bounded
+// while the disk fails. The reminder is all that is left then.
+func (o *oracle) mayBeForgotten(c change, t taken) bool {
+	return o.plan.bounds != (bounds{}) && o.ill(c.at-time.Minute, t.start)
 }
 
 // toldBefore reports whether a change was told, or given up, before another delivery.
