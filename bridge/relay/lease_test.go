@@ -159,25 +159,10 @@ func TestARelayWithOtherSettingsGetsNoSinks(t *testing.T) {
 // A relay gives a sink to a relay that has just started when no attempt is under way.
 func TestASinkIsNotHandedOverDuringAnAttempt(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var mu sync.Mutex
-		attempts, cut := 0, 0
-		slow := slowSink(func(ctx context.Context) error {
-			err := error(nil)
-			select {
-			case <-time.After(20 * time.Second):
-			case <-ctx.Done():
-				err = ctx.Err()
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if attempts++; err != nil {
-				cut++
-			}
-			return err
-		})
+		var slow thoroughSink
 		var routes []bridge.Route
 		for _, name := range []string{"a", "b"} {
-			patient := route(name, slow)
+			patient := route(name, &slow)
 			patient.Terms.Timeout = 0 // such as exec
 			routes = append(routes, patient)
 		}
@@ -187,11 +172,7 @@ func TestASinkIsNotHandedOverDuringAnAttempt(t *testing.T) {
 		pause(2 * time.Second)
 		_, stopOther := s.start(relay.Options{Name: "relay-2", Routes: routes})
 		pause(time.Minute)
-		mu.Lock()
-		if attempts != 2 || cut > 0 {
-			t.Errorf("%d attempts, %d cut off; want 2, and none cut off", attempts, cut)
-		}
-		mu.Unlock()
+		slow.wants(t, 2)
 		var holders []string
 		for _, k := range one.Status().Sinks {
 			holders = append(holders, k.Relay)
@@ -294,6 +275,41 @@ type slowSink func(ctx context.Context) error
 
 func (s slowSink) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
 	return delivery.Answer{}, s(ctx)
+}
+
+// A thoroughSink takes 20 s for an attempt, unless that is cut off.
+type thoroughSink struct {
+	mu         sync.Mutex
+	ended, cut int
+}
+
+func (s *thoroughSink) Deliver(ctx context.Context, _ []delivery.Delivery) (delivery.Answer, error) {
+	err := sleepFor(ctx, 20*time.Second)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended++; err != nil {
+		s.cut++
+	}
+	return delivery.Answer{}, err
+}
+
+// wants fails the test unless so many attempts have ended by themselves, and none was cut off.
+func (s *thoroughSink) wants(t *testing.T, attempts int) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != attempts || s.cut > 0 {
+		t.Errorf("%d attempts ended, %d of them cut off; want %d, and none cut off", s.ended, s.cut, attempts)
+	}
+}
+
+func sleepFor(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // A request for messages that gets lost, as at a server that has just started, is noticed within seconds: nobody hears of

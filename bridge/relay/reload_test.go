@@ -2,7 +2,6 @@ package relay_test
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,23 +15,8 @@ import (
 // other sinks don't wait for it.
 func TestAReloadLetsAttemptsFinish(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
-		var mu sync.Mutex
-		ended, cut := 0, 0
-		slow := slowSink(func(ctx context.Context) error {
-			err := error(nil)
-			select {
-			case <-time.After(20 * time.Second):
-			case <-ctx.Done():
-				err = ctx.Err()
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if ended++; err != nil {
-				cut++
-			}
-			return err
-		})
-		patient := route("hook", slow)
+		var slow thoroughSink
+		patient := route("hook", &slow)
 		patient.Terms.Timeout = 0 // such as exec
 		r, stop := s.run(patient, route("other", newRecorder()))
 		a := eventNo(1)
@@ -50,11 +34,7 @@ func TestAReloadLetsAttemptsFinish(t *testing.T) {
 		wantIDs(t, "the other sink, meanwhile", other.all(), started)
 		wantIDs(t, "attempts beside the one under way", hook.attempts())
 		pause(20 * time.Second)
-		mu.Lock()
-		if ended != 1 || cut != 0 {
-			t.Errorf("%d attempts ended, %d of them cut off; want 1, and none cut off", ended, cut)
-		}
-		mu.Unlock()
+		slow.wants(t, 1)
 		s.publish(end)
 		pause(5 * time.Second)
 		wantIDs(t, "with the new settings", hook.all(), started, end)
