@@ -299,14 +299,17 @@ func TestWhatFollowsLostMessagesIsToldToANewSink(t *testing.T) {
 	}
 }
 
-// What waited for long when a server lost messages is told all the same.
+// What waited for long when a server lost messages is told all the same, also beside an event that is still open.
 func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		hook := newRecorder()
 		hook.answer = fails(errRefused)
 		_, stop := s.run(route("hook", hook))
 		over := eventNo(1)
-		waiting := []event.Event{over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1")}
+		waiting := []event.Event{
+			over.say(t, imds.Scheduled, "vm-1"), over.say(t, imds.Vanished, "vm-1"),
+			eventNo(3).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"),
+		}
 		s.publish(waiting...)
 		pause(3 * time.Hour)
 		s.crash("FOREWARN", func() {
@@ -316,7 +319,39 @@ func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
 		pause(time.Minute)
 		hook.say(nil)
 		pause(10 * time.Minute)
-		wantIDs(t, "told", hook.all(), waiting...)
+		wantIDs(t, "told", sorted(hook.all()), waiting...)
+		stop()
+	})
+}
+
+// A sink that was new to the stream gets all that comes after the loss of what was open then, also if the relay stood
+// still meanwhile and as much has come as was lost.
+func TestWhatFollowsLostMessagesIsToldToASinkThatWaited(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook := newRecorder()
+		hook.answer = fails(errRefused)
+		say := func(n int, kind imds.ChangeKind) event.Event {
+			ce := eventNo(n).in(24*time.Hour).say(t, kind, "vm-1")
+			s.publish(ce)
+			return ce
+		}
+		s.crash("FOREWARN", func() {
+			say(0, imds.Vanished)
+			say(1, imds.Vanished)
+			say(2, imds.Scheduled)
+			_, stop := s.run(route("hook", hook))
+			pause(10 * time.Second)
+			stop()
+		})
+		pause(time.Second)
+		var all []event.Event
+		for n := range 3 {
+			all = append(all, say(3+n, imds.Scheduled))
+		}
+		hook.say(nil)
+		_, stop := s.run(route("hook", hook))
+		pause(5 * time.Minute)
+		wantIDs(t, "told", sorted(hook.all()), all...)
 		stop()
 	})
 }

@@ -128,11 +128,9 @@ func (q *queue) open() error {
 				return err
 			}
 			c.After = min(c.After, was.After) // some may have waited for longer
-			for _, seq := range was.Open {
-				if seq <= info.State.LastSeq {
-					c.Open = append(c.Open, seq)
-				}
-			}
+			c.Open = slices.DeleteFunc(append(c.Open, was.Open...), func(seq uint64) bool {
+				return seq > c.After // it is read in its turn, or was lost
+			})
 		}
 	}
 	q.savedCursor, q.lastRead, q.streamCreated, q.catchUpTo = c, c.After, info.Created, info.State.LastSeq
