@@ -129,7 +129,8 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 }
 
 // supersede settles the pending deliveries that a newer change of their event makes obsolete: reminders, and what is
-// not due yet. If the sink doesn't get the newer change, what is not due yet moves with NotBefore instead. mu is held.
+// not due yet. If the sink doesn't get the newer change, and it is no start or end, a reminder stays unless its time was
+// another, as one of the new time will come, and what is not due yet moves with NotBefore. mu is held.
 func (q *queue) supersede(g *group, m message, selected bool) {
 	now := time.Now()
 	newWaits := !q.route.Due(m.change, now).IsZero()
@@ -139,11 +140,12 @@ func (q *queue) supersede(g *group, m message, selected bool) {
 			continue
 		}
 		e := q.pending[seq]
-		waits := e.item.Due.After(now)
+		waits, over := e.item.Due.After(now), selected || ends
 		announces := e.item.Change == string(imds.Scheduled) || e.item.Change == string(imds.Updated)
 		reminder := e.item.Change == string(imds.Reminder)
 		switch {
-		case reminder, selected && announces && newWaits, waits && (selected || ends):
+		case over && (waits || reminder), reminder && !e.item.NotBefore.Equal(m.notBefore()),
+			selected && announces && newWaits:
 			q.settle(e, result{At: now.UTC(), How: resultSuperseded})
 			q.notifyWorker(seq)
 		case waits:

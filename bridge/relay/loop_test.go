@@ -171,8 +171,8 @@ func TestALeadWaitsForItsTimeOnARelay(t *testing.T) {
 	})
 }
 
-// A reminder that waits is out of date when anything else about its event is said; one that nobody has overtaken is
-// told.
+// A reminder that waits is out of date when its sink is told anything else about its event; one that nobody has
+// overtaken is told.
 func TestAReminderThatWaitsIsOvertakenOnARelay(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
@@ -201,6 +201,51 @@ func TestAReminderThatWaitsIsOvertakenOnARelay(t *testing.T) {
 		wantIDs(t, "told", got, said[0], said[2], started, said[3])
 		stop()
 	})
+}
+
+// A reminder that waits stays pending when its event changes and its sink is not told of that, unless the event moves
+// or begins.
+func TestAReminderOutlivesAChangeThatItsSinkIsNotToldOfOnARelay(t *testing.T) {
+	for claim, tt := range map[string]struct {
+		next func(t *testing.T, a azure) event.Event
+		told bool
+	}{
+		"it is another type": {func(t *testing.T, a azure) event.Event {
+			was := a
+			a.typ = "Redeploy"
+			return a.updated(t, was)
+		}, true},
+		"it moves":  {func(t *testing.T, a azure) event.Event { return a.in(90*time.Minute).updated(t, a) }, false},
+		"it begins": {func(t *testing.T, a azure) event.Event { return a.say(t, imds.Started, "vm-1") }, false},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				sink.answer = fails(errRefused)
+				r := route("drain", sink)
+				r.Filter.Only.Changes = []string{"reminder"}
+				_, stop := s.run(r)
+				a := eventNo(1).in(time.Hour)
+				reminder, err := changeSaid(imds.Change{Kind: imds.Reminder, Event: a.event(imds.StatusScheduled), Lead: time.Hour},
+					"vm-1")(time.Now())
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.publish(a.say(t, imds.Scheduled, "vm-1"), reminder)
+				pause(5 * time.Second)
+				s.publish(tt.next(t, a))
+				pause(5 * time.Second)
+				sink.say(nil)
+				pause(10 * time.Minute)
+				if tt.told {
+					wantIDs(t, "told", sink.all(), reminder)
+				} else {
+					wantIDs(t, "told", sink.all())
+				}
+				stop()
+			})
+		})
+	}
 }
 
 // late says what becomes of a change that a newer one has overtaken.

@@ -191,7 +191,7 @@ func (o *oracle) nothingLess(r routePlan, owed []said) {
 }
 
 // overtaken reports whether a newer change made one out of date before its time: a reminder, or what waits for its
-// lead.
+// lead. A reminder of the time that still counts is so only for a sink that is told of the newer change.
 func (o *oracle) overtaken(r routePlan, c said) bool {
 	due := c.notBefore - r.lead
 	for _, s := range o.news {
@@ -200,7 +200,10 @@ func (o *oracle) overtaken(r routePlan, c said) bool {
 		}
 		switch {
 		case c.change == "reminder":
-			return true
+			told := len(r.changes) == 0 || slices.Contains(r.changes, s.change)
+			if told || !ahead(s.change) || s.notBefore != c.notBefore {
+				return true
+			}
 		case r.lead == 0 || !ahead(c.change):
 			return false
 		case s.stored <= due+time.Second, ahead(s.change) && s.notBefore-r.lead > s.stored:
