@@ -96,14 +96,17 @@ func (q *queue) settleUnsent(g *group, m message, how, answer string) {
 }
 
 // selects reports whether the sink's settings select the message, and whether it is outdated, see stage.outdated. The
-// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. mu
-// is held.
+// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. What
+// the stream had before that change stays refused. mu is held.
 func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	if m.onlySink != "" || m.eventID == "" {
 		return true, false
 	}
 	first := !g.rec.Matched
-	if first {
+	switch {
+	case !first && m.seq < g.rec.First && m.stored.Before(g.rec.FirstStored): // read again; it was refused then
+		return false, false
+	case first:
 		verdict, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true)
 		if err != nil {
 			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)
@@ -111,7 +114,7 @@ func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 		if verdict == bridge.Refused {
 			return false, false
 		}
-		g.rec.Matched = true
+		g.rec.Matched, g.rec.First, g.rec.FirstStored = true, m.seq, m.stored
 	}
 	if m.change.Kind.OfAzure() {
 		outdated = g.rec.outdated(m)

@@ -248,6 +248,44 @@ func TestAReminderOutlivesAChangeThatItsSinkIsNotToldOfOnARelay(t *testing.T) {
 	}
 }
 
+// A change that a filter refused stays refused when a relay reads it again, after one that the filter let pass.
+func TestARefusedChangeStaysRefusedWhenItIsReadAgain(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		r := route("hook", sink)
+		var err error
+		if r.Filter.When, err = bridge.ParseWhen(`azeventtype == "Reboot"`); err != nil {
+			t.Fatal(err)
+		}
+		sink.answer = fails(errRefused)
+		_, stop := s.run(r)
+		a := eventNo(1)
+		a.typ = "Freeze"
+		reboot := eventNo(1)
+		waits, told := eventNo(2).say(t, imds.Scheduled, "vm-1"), reboot.updated(t, a)
+		s.publish(waits) // so that the cursor stays before the others
+		s.publish(a.say(t, imds.Scheduled, "vm-1"))
+		pause(time.Second)
+		s.publish(told)
+		sink.say(func(batch []delivery.Delivery) (delivery.Answer, error) {
+			if batch[0].Event.ID() == waits.ID() {
+				return delivery.Answer{}, errRefused
+			}
+			return delivery.Answer{}, nil
+		})
+		pause(10 * time.Minute)
+		wantIDs(t, "at first", sink.all(), told)
+		stop()
+		_, stop = s.run(r)
+		pause(10 * time.Minute)
+		wantIDs(t, "after a restart", sink.all(), told)
+		sink.say(nil)
+		pause(10 * time.Minute)
+		wantIDs(t, "in the end", sink.all(), told, waits)
+		stop()
+	})
+}
+
 // late says what becomes of a change that a newer one has overtaken.
 func TestLateIsAsTheRouteSaysOnARelay(t *testing.T) {
 	for _, tt := range []struct {

@@ -20,10 +20,14 @@ const maxSettled = 1000
 // A record is all that a sink remembers of an Azure event, or of a CloudEvent about a bridge.
 type record struct {
 	// Matched means that the sink's filter let one of the event's changes pass. The sink gets all later ones.
-	Matched bool              `json:"owed,omitempty"`
-	Settled map[string]result `json:"settled,omitempty"` // by message.deliveryID
-	Retries map[string]retry  `json:"trying,omitempty"`  // by message.deliveryID
-	Receipt []byte            `json:"receipt,omitempty"`
+	Matched bool `json:"owed,omitempty"`
+	// First is the sequence number of that change, and FirstStored when the stream stored it. A change with a lower
+	// number that was stored later is of another stream, or has the number of a message that was lost.
+	First       uint64            `json:"first,omitempty"`
+	FirstStored time.Time         `json:"firstStored,omitzero"`
+	Settled     map[string]result `json:"settled,omitempty"` // by message.deliveryID
+	Retries     map[string]retry  `json:"trying,omitempty"`  // by message.deliveryID
+	Receipt     []byte            `json:"receipt,omitempty"`
 	stage
 }
 
