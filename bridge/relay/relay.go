@@ -53,6 +53,8 @@ type Relay struct {
 	fleet *fleet
 	dead  bridge.DeadReports
 
+	deadReports []*deadReport // only reportDead uses them
+
 	mu           sync.Mutex
 	started      time.Time
 	lastTurn     time.Time           // when it last finished its housekeeping

@@ -2,7 +2,10 @@ package relay
 
 import (
 	"context"
+	"slices"
 	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
@@ -69,15 +72,35 @@ func (r *Relay) deadLettered(l deadLetter) {
 	r.dead.Add(e.Sink, e.Key, e.Reason, e.Item)
 }
 
-// reportDead reports the dead letters that are due, to other sinks than theirs.
+// A deadReport is a CloudEvent about dead letters of a sink that the stream doesn't have yet for all others.
+type deadReport struct {
+	sink   string
+	ce     event.Event
+	failed bool // to be published
+}
+
+// reportDead reports the dead letters that are due, to other sinks than theirs. What can't be published is tried again
+// first, and further dead letters are collected until then. It must not be called concurrently.
 func (r *Relay) reportDead(ctx context.Context, while time.Duration) {
-	for sink, data := range r.dead.Due(time.Now(), while) {
-		ce, js, err := r.newCloudEvent(cloudevent.DeliveryDeadLettered, data)
-		if err == nil {
-			err = r.notifySinks(ctx, js, ce, sink)
-		}
-		if err != nil {
-			r.Log.Warn("the other sinks could not be told of dead letters", "sink", sink, "err", err)
+	st, err := r.connected()
+	if err != nil {
+		return // they stay collected
+	}
+	if len(r.deadReports) == 0 {
+		for sink, data := range r.dead.Due(time.Now(), while) {
+			if ce, _, err := r.newCloudEvent(cloudevent.DeliveryDeadLettered, data); err != nil {
+				r.Log.Warn("the other sinks could not be told of dead letters", "sink", sink, "err", err)
+			} else {
+				r.deadReports = append(r.deadReports, &deadReport{sink: sink, ce: ce})
+			}
 		}
 	}
+	r.deadReports = slices.DeleteFunc(r.deadReports, func(d *deadReport) bool {
+		err := r.notifySinks(ctx, st.js, d.ce, d.sink)
+		if err != nil && !d.failed {
+			d.failed = true
+			r.Log.Warn("the other sinks could not be told of dead letters, trying again", "sink", d.sink, "err", err)
+		}
+		return err == nil
+	})
 }

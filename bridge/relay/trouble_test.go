@@ -219,3 +219,34 @@ func TestDeadLettersAreReportedOnARelay(t *testing.T) {
 		stop()
 	})
 }
+
+// Dead letters whose report can't be published are reported when that works again, once to each sink.
+func TestDeadLettersAreReportedWhenTheStreamTakesIt(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o, p, wire := newRecorder(), newOps(), newOps(), &cable{}
+		hook.answer = fails(fmt.Errorf("%w: 422", delivery.ErrRejected))
+		second := p.route()
+		second.Name = "second"
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook), o.route(), second}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		wire.fail("forewarn.relay.second")
+		for n := range 3 {
+			s.publish(eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+			pause(time.Minute)
+		}
+		wire.fail("")
+		pause(5 * time.Second)
+		for who, heard := range map[string]*ops{"ops": o, "second": p} {
+			if got := heard.news(); len(got) < 1 || got[0] != "1 dead of hook: rejected rejected: 422" {
+				t.Errorf("%s heard %q, want of the first dead letter", who, got)
+			}
+		}
+		pause(time.Minute)
+		for who, heard := range map[string]*ops{"ops": o, "second": p} {
+			if got := sorted(heard.all()); len(slices.Compact(slices.Clone(got))) != len(got) {
+				t.Errorf("%s heard %q, want each once", who, got)
+			}
+		}
+		stop()
+	})
+}
