@@ -27,14 +27,14 @@ func (r *Relay) reportTrouble(q *queue, why error) {
 	if known {
 		return
 	}
-	st := q.status()
-	data := map[string]any{"sink": q.route.Name, "kind": q.route.Kind, "pending": st.pending}
+	oldest, _ := q.waitsSince(time.Now())
+	if why != nil && oldest.IsZero() { // only what is about bridges waits: that never causes another CloudEvent
+		return
+	}
+	data := map[string]any{"sink": q.route.Name, "kind": q.route.Kind, "pending": q.status().pending}
 	typ := cloudevent.SinkRecovered
 	if why != nil {
-		if st.oldest.IsZero() { // what was refused is settled already
-			st.oldest = time.Now()
-		}
-		typ, data["error"], data["since"] = cloudevent.SinkBlocked, why.Error(), st.oldest.UTC()
+		typ, data["error"], data["since"] = cloudevent.SinkBlocked, why.Error(), oldest.UTC()
 	}
 	ce, _, err := r.newCloudEvent(typ, data)
 	if err != nil {

@@ -250,3 +250,28 @@ func TestDeadLettersAreReportedWhenTheStreamTakesIt(t *testing.T) {
 		stop()
 	})
 }
+
+// That a sink accepts nothing is no news while only messages about bridges and relays are pending for it.
+func TestASinkThatOnlyRefusesWhatIsAboutBridgesIsNotReportedOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o := newRecorder(), newOps()
+		hook.answer = fails(fmt.Errorf("%w: 401", delivery.ErrBlocked))
+		_, stop := s.run(with(route("hook", hook), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelAll }), o.route())
+		ce, err := bridgeSaid("imds.recovered", "vm-1")(time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.publish(ce)
+		pause(20 * time.Minute)
+		if n := len(hook.attempts()); n < 3 {
+			t.Fatalf("the sink was tried %d times, want more", n)
+		}
+		o.wants(t, "with a message about a bridge")
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(10 * time.Minute)
+		if heard := o.news(); len(heard) != 1 {
+			t.Errorf("with a change ops heard %q, want that the sink is blocked", heard)
+		}
+		stop()
+	})
+}
