@@ -215,7 +215,7 @@ func (m message) item(due time.Time) *delivery.Item {
 	return &delivery.Item{
 		Message: &delivery.Message{
 			Seq: m.seq, ID: m.ce.ID(), Type: m.ce.Type(), Group: m.eventID, Change: string(m.change.Kind), AzureType: azureType,
-			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(),
+			Transient: m.ce.Type() == cloudevent.BridgeHeartbeat, VMs: m.vms(), About: m.about(),
 		},
 		Pending: m.stored, NotBefore: m.notBefore(), Due: due, Instead: m.instead,
 		Replayed: m.onlySink != "" && m.instead == nil && m.eventID != "",
@@ -236,6 +236,18 @@ func (m message) vms() []string {
 		return []string{data.Observer.Name}
 	}
 	return data.VMs
+}
+
+// about returns the sink that a message of a relay for one of the others is about; "" for any other message.
+func (m message) about() string {
+	if m.eventID != "" || m.onlySink == "" {
+		return ""
+	}
+	var data struct {
+		Sink string `json:"sink"`
+	}
+	_ = json.Unmarshal(m.ce.Data(), &data) // no data names no sink
+	return data.Sink
 }
 
 // sinkPrefix begins the subjects of messages for one sink only: forewarn.relay.<sink>.<CloudEvent id>.

@@ -72,9 +72,9 @@ func (q *queue) fellBack(i *delivery.Item) bool {
 }
 
 // fallbackOf returns the sink that gets a delivery instead; "" if there is none. A fallback's delivery doesn't fall back
-// again.
+// again, and none that is about the fallback falls back to it.
 func (q *queue) fallbackOf(i *delivery.Item) string {
-	if i.Instead != nil || i.Transient {
+	if i.Instead != nil || i.Transient || i.About == q.route.Terms.Fallback.Sink {
 		return ""
 	}
 	return q.route.Terms.Fallback.Sink

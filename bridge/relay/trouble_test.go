@@ -275,3 +275,22 @@ func TestASinkThatOnlyRefusesWhatIsAboutBridgesIsNotReportedOnARelay(t *testing.
 		stop()
 	})
 }
+
+// Nobody is told by way of a sink that this sink accepts nothing.
+func TestAReportAboutASinkDoesNotFallBackToItOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o := newRecorder(), newOps()
+		hook.answer = fails(errRefused)
+		o.answer = fails(errRefused)
+		_, stop := s.run(route("hook", hook), with(o.route(), func(terms *bridge.Terms) {
+			terms.Fallback = delivery.Fallback{Sink: "hook", After: time.Minute}
+		}))
+		change := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+		s.publish(change)
+		pause(10 * time.Minute)
+		hook.say(nil)
+		pause(10 * time.Minute)
+		wantIDs(t, "the sink that was down was told", hook.all(), change)
+		stop()
+	})
+}
