@@ -53,15 +53,18 @@ func (r *Relay) reportTrouble(q *queue, why error) {
 // An untold is a CloudEvent that says that a sink is blocked, or accepts again, and that the stream doesn't have yet.
 type untold struct {
 	ce     event.Event
-	failed bool // to publish it
+	begun  bool // to be published, so that some sinks may have it
+	failed bool // to be published
 }
 
-// addUntold adds what is to be told. With the opposite, which is over now, there is nothing to tell. mu is held.
+// addUntold adds what is to be told. With the opposite, which nobody can have heard, there is nothing to tell. mu is
+// held.
 func (q *queue) addUntold(u *untold) {
-	if q.untold != nil {
-		u = nil
+	if n := len(q.untold); n > 0 && !q.untold[n-1].begun {
+		q.untold = q.untold[:n-1]
+		return
 	}
-	q.untold = u
+	q.untold = append(q.untold, u)
 }
 
 // tellTrouble publishes what is untold. If that fails, it stays so. In a queue whose lease is lost it does nothing:
@@ -71,29 +74,28 @@ func (q *queue) tellTrouble() {
 		return
 	}
 	q.mu.Lock()
-	u := q.untold
-	q.untold = nil
-	q.mu.Unlock()
-	if u == nil {
+	if len(q.untold) == 0 {
+		q.mu.Unlock()
 		return
 	}
+	u := q.untold[0]
+	u.begun = true
+	q.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(q.ctx), requestTimeout)
 	defer cancel()
 	err := q.notify(ctx, q.js, u.ce, q.route.Name)
+	if err != nil {
+		if !u.failed {
+			u.failed = true
+			q.log.Warn("the other sinks could not be told about this one, trying again", "type", u.ce.Type(), "err", err)
+		}
+		return
+	}
 	q.mu.Lock()
-	if err == nil {
-		q.told = !q.told
-	} else {
-		q.addUntold(u)
-	}
+	q.untold = q.untold[1:]
+	q.told = !q.told
 	q.mu.Unlock()
-	switch {
-	case err == nil:
-		_ = q.saveCursor(ctx, true) // if that fails, flush tries again
-	case !u.failed:
-		u.failed = true
-		q.log.Warn("the other sinks could not be told about this one, trying again", "type", u.ce.Type(), "err", err)
-	}
+	_ = q.saveCursor(ctx, true) // if that fails, flush tries again
 }
 
 // notifySinks publishes a CloudEvent about this relay for each route that wants such CloudEvents, except one.

@@ -70,7 +70,7 @@ type queue struct {
 	deletedUnread uint64          // messages that the stream's limits deleted before they were read
 	blocked       bool            // the other sinks know that this one is, or are about to be told
 	told          bool            // they were told so, and not yet that it accepts again
-	untold        *untold         // nil if they know how it is
+	untold        []*untold       // what they are still to be told, in order
 	lastAccepted  time.Time
 	accepted      int           // number of deliveries
 	changed       chan struct{} // wakes the Worker

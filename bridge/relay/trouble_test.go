@@ -294,3 +294,30 @@ func TestAReportAboutASinkDoesNotFallBackToItOnARelay(t *testing.T) {
 		stop()
 	})
 }
+
+// Whoever was told that a sink is down is told that it is back, also if not everybody could be told before it was.
+func TestWhoWasToldThatASinkIsDownIsToldThatItIsBack(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o, p, wire := newRecorder(), newOps(), newOps(), &cable{}
+		hook.answer = fails(errRefused)
+		second := p.route()
+		second.Name = "second"
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook), o.route(), second}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		wire.fail("forewarn.relay.second")
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		for len(o.all()) < 2 { // the change, and that the sink is down
+			pause(time.Second)
+		}
+		hook.say(nil)
+		for hook.all() == nil {
+			pause(time.Second)
+		}
+		wire.fail("")
+		pause(time.Minute)
+		want := []string{"blocked hook since 00:00:02 with 1 pending: connection refused", "recovered hook with 0 pending"}
+		o.wants(t, "who was told", want...)
+		p.wants(t, "who could not be told", want...)
+		stop()
+	})
+}
