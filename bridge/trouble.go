@@ -143,7 +143,8 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 	b.mu.Unlock()
 	st := b.Outbox.Stats(time.Now())[route]
 	if c == nil || !b.isNews(route, why) ||
-		why != nil && st.OldestOfGroup.IsZero() { // only events about the bridge are pending: those never cause another
+		// It was removed meanwhile, or only events about the bridge are pending: those never cause another.
+		why != nil && (!st.Gone.IsZero() || st.OldestOfGroup.IsZero()) {
 		return func() error { return nil }
 	}
 	data := map[string]any{"sink": route, "kind": c.kind, "pending": st.Pending}
@@ -152,7 +153,8 @@ func (b *Bridge) reportTrouble(route string, why error) (wait func() error) {
 		typ, data["since"], data["error"] = cloudevent.SinkBlocked, st.OldestOfGroup, why.Error()
 	}
 	report := reporting(valueBlocked+route, why != nil)
-	return b.commit(report, b.addReport(&report, typ, data, route))
+	now := b.addReport(&report, typ, data, route)
+	return b.commit(report, now)
 }
 
 // What is stored of trouble that is reported. That of a route that was removed is reported again if the one that
@@ -295,8 +297,9 @@ func (b *Bridge) reportUnavailable(now time.Time) {
 		return // by an earlier run
 	}
 	c := reporting(valueUnavailable, true)
-	_ = b.commit(c, b.addReport(&c, cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
-		"since": since.UTC(), "error": lastErr}, ""))()
+	now = b.addReport(&c, cloudevent.IMDSUnavailable, map[string]any{"endpoint": b.Client.Endpoint(),
+		"since": since.UTC(), "error": lastErr}, "")
+	_ = b.commit(c, now)()
 }
 
 // reportRecovered reports that the endpoint answers again, with the gap.
@@ -307,8 +310,9 @@ func (b *Bridge) reportRecovered(before, now time.Time) {
 	}
 	b.mu.Unlock()
 	c := reporting(valueUnavailable, false)
-	_ = b.commit(c, b.addReport(&c, cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
-		"gap": gap{before.UTC(), now.UTC()}}, ""))()
+	now = b.addReport(&c, cloudevent.IMDSRecovered, map[string]any{"endpoint": b.Client.Endpoint(),
+		"gap": gap{before.UTC(), now.UTC()}}, "")
+	_ = b.commit(c, now)()
 }
 
 // reportStarted reports the start of the bridge, with the gap since the last run.

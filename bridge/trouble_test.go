@@ -205,6 +205,32 @@ func TestRecoveryIsReportedAcrossARestart(t *testing.T) {
 	})
 }
 
+// A sink that is removed during the attempt that blocks it is no trouble any more.
+func TestTheTroubleOfASinkThatIsRemovedIsNotReported(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin, down := &ear{}, &ear{}
+		began := make(chan struct{}, 100)
+		down.answer = func(delivery.Delivery) error {
+			began <- struct{}{}
+			time.Sleep(8 * time.Second)
+			return errRefused
+		}
+		routes := []Route{admin.trouble("admin"), down.all("down")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		s.notSelf(idA)
+		<-began
+		for start := time.Now(); time.Since(start) < 30*time.Second; { // until an attempt can be the one that blocks it
+			<-began
+		}
+		pause(time.Second)
+		b.Reload(routes[:1], nil, SettingsInfo{})
+		pause(10 * time.Minute)
+		wantIDs(t, admin.types())
+		b.end()
+	})
+}
+
 // A sink that returns long after it was removed is a new one: its trouble is reported, whatever was reported of the one
 // that was removed, and so is that it accepts.
 func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
