@@ -183,6 +183,24 @@ func TestAMuteIsAnIncidentOfItsOwn(t *testing.T) {
 	}
 }
 
+// What one relay reports, another one of the same stream may end, under its own name.
+func TestAnyRelayOfAStreamEndsItsIncidents(t *testing.T) {
+	first, second := imds.Observer{Name: "relay-1"}, imds.Observer{Name: "relay-2"}
+	prod := map[string]any{"sink": "ops", "mute": "tk3x9q", "stream": "FOREWARN"}
+	test := map[string]any{"sink": "ops", "mute": "tk3x9q", "stream": "TEST"}
+	for trouble, end := range map[string]string{
+		cloudevent.SinkBlocked: cloudevent.SinkRecovered, cloudevent.SinkMuted: cloudevent.SinkUnmuted,
+	} {
+		key := pageAbout(t, trouble, first, prod).Key
+		if ends := pageAbout(t, end, second, prod); ends.Action != "resolve" || ends.Key != key {
+			t.Errorf("%s: %s of %s, want the end of %s", end, ends.Action, ends.Key, key)
+		}
+		if its := pageAbout(t, trouble, first, test).Key; its == key {
+			t.Errorf("%s: both streams have %s", trouble, key)
+		}
+	}
+}
+
 // A page about a bridge names the VM, as one about an event does.
 func TestPagesNameTheVMInTrouble(t *testing.T) {
 	for _, typ := range []string{cloudevent.SinkBlocked, cloudevent.IMDSUnavailable, cloudevent.DeliveryDeadLettered} {

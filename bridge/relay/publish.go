@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -128,8 +129,8 @@ func (r *Relay) announce(ctx context.Context, typ string, data map[string]any, i
 	return err == nil
 }
 
-// newCloudEvent returns a CloudEvent about this relay, and the JetStream to publish it to. No two have the same time,
-// because their ids contain it.
+// newCloudEvent returns a CloudEvent about this relay, and the JetStream to publish it to. It names the stream, because
+// another relay of that may tell the end of what this one tells. No two have the same time, because their ids contain it.
 func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jetstream.JetStream, error) {
 	st, err := r.connected()
 	if err != nil {
@@ -142,7 +143,9 @@ func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jet
 	}
 	r.lastTime = now
 	r.mu.Unlock()
-	ce, err := cloudevent.WrapBridge(typ, data, imds.Observer{Name: r.Name}, now)
+	full := map[string]any{"stream": r.Stream}
+	maps.Copy(full, data)
+	ce, err := cloudevent.WrapBridge(typ, full, imds.Observer{Name: r.Name}, now)
 	return ce, st.js, err
 }
 

@@ -30,12 +30,16 @@ func newOps() *ops {
 		for _, d := range batch {
 			var data struct {
 				Sink, Error    string
+				Stream         string
 				Count, Pending int
 				Since          time.Time
 				Deliveries     []struct{ Key, Reason, Error string }
 			}
 			if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
 				return a, err
+			}
+			if data.Stream != "FOREWARN" && d.Event.Type() != cloudevent.EventPrefix+string(imds.Scheduled) {
+				return a, fmt.Errorf("%s names the stream %q", d.Event.Type(), data.Stream)
 			}
 			switch d.Event.Type() {
 			case cloudevent.SinkBlocked:
