@@ -236,15 +236,15 @@ func decodeInto(v any) func(io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(v) }
 }
 
-// answerPatience is how long an answer may take to begin. A replay or drop takes longer: a relay makes several requests
-// to the servers for each delivery, of which there may be 10,000.
+// answerPatience is how long an answer may take to begin, and mutationPatience that to a replay or drop on a relay, which
+// makes several requests to the servers for each delivery, of which there may be 10,000.
 var answerPatience, mutationPatience = 10 * time.Second, 10 * time.Minute
 
 // call sends a request to the running forewarn and passes the body of the answer to read.
 func (c *Client) call(ctx context.Context, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error
 	patience := answerPatience
-	if method == http.MethodPost && strings.HasPrefix(path, "/outbox/") {
+	if c.Relay && method == http.MethodPost && strings.HasPrefix(path, "/outbox/") {
 		patience = mutationPatience
 	}
 	for _, socket := range c.sockets() {
@@ -300,7 +300,8 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, rea
 		ErrNotRunning, strings.Join(c.sockets(), ", "), c.Start)}
 }
 
-// A deafError means that a forewarn runs, but without a control socket. To whoever asks, it is one that does not run.
+// A deafError means that a forewarn runs, but has no control socket, or not that of these settings. To whoever asks, it is
+// one that does not run.
 type deafError struct {
 	page    string
 	sockets []string
@@ -309,8 +310,8 @@ type deafError struct {
 func (e *deafError) Unwrap() error { return ErrNotRunning }
 
 func (e *deafError) Error() string {
-	return fmt.Sprintf("a forewarn serves its page on %s but has no control socket (looked for %s); its log says why",
-		e.page, strings.Join(e.sockets, ", "))
+	return fmt.Sprintf("a forewarn serves its page on %s but has no control socket that these settings name (looked for %s); "+
+		"name its settings with --config, or see in its log why it has none", e.page, strings.Join(e.sockets, ", "))
 }
 
 // How long the page may take to show that a forewarn runs, and how much it may say: whatever listens there may answer.
