@@ -1,9 +1,16 @@
 package settings
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // locationKeys are the settings that say where to find the running forewarn.
 var locationKeys = []string{"state", "control", "listen"}
+
+// vmKeys are settings that no relay has. In a file with one of them, nats at the beginning of a line is the kind of a
+// sink that is indented wrongly.
+var vmKeys = []string{"imds", "approve", "cloudevents_source"}
 
 // Salvage reads a broken settings file far enough to find the running forewarn. It uses each line with one of
 // locationKeys that is valid by itself, and defaults for everything else. cause is the error of the file; Salvage
@@ -16,9 +23,10 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 	l.Kinds = nil
 	text := Builtin + "\n"
 	seen := make(map[string]bool)
-	relay := false
+	relay, vm := false, false
 	for line := range strings.Lines(string(data)) {
 		relay = relay || strings.HasPrefix(line, "nats:")
+		vm = vm || slices.ContainsFunc(vmKeys, func(key string) bool { return strings.HasPrefix(line, key+":") })
 		for _, key := range locationKeys {
 			if !strings.HasPrefix(line, key+":") || seen[key] {
 				continue
@@ -35,7 +43,7 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 		return nil, cause
 	}
 	s.Path, s.Hash, s.Broken = path, "", cause
-	if relay { // or the forewarn of the VM would be asked
+	if relay && !vm { // or the forewarn of the VM would be asked
 		s.Relay = &RelaySettings{}
 	}
 	return s, nil
