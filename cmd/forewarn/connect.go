@@ -67,7 +67,8 @@ func connectToState(_ context.Context, s *settings.Settings) connectResult {
 	tried := dir
 	f, err := os.CreateTemp(dir, ".forewarn-*")
 	if err == nil {
-		err = errors.Join(f.Close(), os.Remove(f.Name()))
+		_, err = f.Write(make([]byte, os.Getpagesize())) // on a full disk only this fails
+		err = errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
 	}
 	if err == nil {
 		tried = filepath.Join(s.State, "outbox.db")
