@@ -164,8 +164,8 @@ func (p *program) reloadRelay(r *relay.Relay, old *settings.Settings, log *slog.
 		key     string
 		changed bool
 	}{
-		{"nats", !old.Relay.IsSame(s.Relay)}, {"control", old.Control != s.Control}, {"listen", old.Listen != s.Listen},
-		{"metrics", old.Metrics != s.Metrics},
+		{"nats", !old.Relay.IsSame(s.Relay)}, {"state", old.State != s.State}, {"control", old.Control != s.Control},
+		{"listen", old.Listen != s.Listen}, {"metrics", old.Metrics != s.Metrics},
 	} {
 		if fixed.changed {
 			log.Warn("changed setting takes effect at the next start", "key", fixed.key)

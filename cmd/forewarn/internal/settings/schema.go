@@ -41,6 +41,11 @@ func Schema(kinds map[string]sinks.Kind) map[string]any {
 		delete(match.of("vms"), "type")
 		maps.Copy(match.of("vms"), oneOf(bridge.VMsValues))
 	}
+	left := keys.of("except")
+	left["properties"] = slices.DeleteFunc(left["properties"].(properties), func(p property) bool {
+		return p.key == "names" || p.key == "groups"
+	})
+	maps.Copy(left["properties"].(properties).of("vms"), oneOf(exceptVMsValues))
 	for key, values := range map[string][]string{
 		"late":   {string(delivery.LateSend), string(delivery.LateLatest), string(delivery.LateDrop)},
 		"bridge": {string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)},

@@ -44,7 +44,7 @@ type Settings struct {
 	} `yaml:"imds" doc:"the endpoint that is polled"`
 	Relay    *RelaySettings `yaml:"nats" doc:"of a relay, in place of imds: the servers and the stream that it reads"`
 	State    string         `yaml:"state" doc:"directory of the outbox (default: /var/lib/forewarn)"`
-	Control  string         `yaml:"control" doc:"control socket, on Windows a named pipe (default: control.sock in state)"`
+	Control  string         `yaml:"control" doc:"control socket, on Windows a named pipe (default: control.sock in state, of a relay relay.sock)"`
 	Listen   string         `yaml:"listen" default:"127.0.0.1:8169" doc:"address of the page and metrics; \"\" is off"`
 	Metrics  string         `yaml:"metrics" doc:"second address, with metrics and health only (default: none)"`
 	Zone     string         `yaml:"timezone" default:"UTC" doc:"time zone in texts for people, beside UTC"`

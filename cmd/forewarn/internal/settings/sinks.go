@@ -326,6 +326,9 @@ func checkGroup(doc *document, n *node, in sinkSettings, kind string, terms brid
 	return nil
 }
 
+// exceptVMsValues are those of except.vms: with all there would be nothing left to send.
+var exceptVMsValues = []string{"self", "leader"}
+
 // checkValues refuses unknown words as values of the common keys of the sink n.
 func checkValues(doc *document, n *node) error {
 	levels := []string{string(bridge.LevelNone), string(bridge.LevelTrouble), string(bridge.LevelAll)}
@@ -335,7 +338,7 @@ func checkValues(doc *document, n *node) error {
 		key     string
 		allowed []string
 	}{
-		{"only.vms", bridge.VMsValues}, {"except.vms", []string{"self", "leader"}},
+		{"only.vms", bridge.VMsValues}, {"except.vms", exceptVMsValues},
 		{"only.types", bridge.TypesValues}, {"except.types", bridge.TypesValues},
 		{"only.sources", bridge.SourcesValues}, {"except.sources", bridge.SourcesValues},
 		{"only.changes", bridge.ChangesValues}, {"except.changes", bridge.ChangesValues},
