@@ -60,6 +60,11 @@ func TestTextOfAzureStaysText(t *testing.T) {
 			about(cloudevent.DeliveryDropped, host, map[string]any{"sink": evil, "by": evil}),
 			about(cloudevent.BridgeStarted, host, map[string]any{"gap": map[string]any{"from": evil, "to": evil}}),
 		}
+		nothing := deliveryOf(cloudevent.Wrap(imds.Change{Kind: imds.Scheduled, Event: e}, in(host)))
+		if err := nothing[0].Event.SetData("application/json", []byte("null")); err != nil {
+			t.Fatal(err)
+		}
+		batches = append(batches, nothing)
 		batches = append(batches, slices.Concat(batches...))
 		for i, batch := range batches {
 			f := fieldsOf(t, situation{batch: batch, now: messageTime})

@@ -205,7 +205,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		ce := event.New()
 		var err error
 		if l.CloudEvent != nil {
-			err = json.Unmarshal(l.CloudEvent, &ce)
+			ce, err = cloudevent.Decode(l.CloudEvent)
 		} else {
 			ce, err = r.readCloudEvent(ctx, l.Seq)
 		}

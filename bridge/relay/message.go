@@ -45,7 +45,7 @@ func decode(header nats.Header, data []byte) (ce event.Event, err error) {
 		if strings.HasPrefix(strings.ToLower(content), "application/cloudevents-batch") {
 			return ce, errors.New("a batch; expected one CloudEvent")
 		}
-		if err := json.Unmarshal(data, &ce); err != nil {
+		if ce, err = cloudevent.Decode(data); err != nil {
 			return ce, err
 		}
 		return ce, validate(ce)

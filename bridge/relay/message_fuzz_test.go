@@ -24,6 +24,8 @@ func FuzzMessage(f *testing.F) {
 	f.Add("forewarn.relay.=ZZ.x", "", "x", "%zz", "type", "%22dev.forewarn.bridge.%f0", []byte(`{"vms":["a",1]}`))
 	f.Add("forewarn.relay.=ZZ.x", "", "mail", "%zz", "zone", `"a%20b"`, []byte(`{}`))
 	f.Add("forewarn.vm-0", "application/cloudevents+json", "", "", "", "", []byte(`{"specversion":"1.0","id":"A","source":"%zz\\","type":"t","time":"noon"}`))
+	f.Add("forewarn.vm-0", "application/cloudevents+json", "", "", "", "", []byte(`{"specversion":"1.0","id":"x","source":"/x","type":"t","data_base64":1}`))
+	f.Add("forewarn.vm-0", "application/cloudevents+json", "", "", "", "", []byte(`{"datacontentencoding":"","specversion":"0.3","id":"x","source":"/x","type":"t"}`))
 	stored := time.Date(2026, 11, 23, 10, 0, 1, 0, time.UTC)
 	f.Fuzz(func(t *testing.T, subject, content, of, why, attribute, value string, data []byte) {
 		header := nats.Header{}

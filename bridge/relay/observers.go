@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
-
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
 )
@@ -200,8 +198,8 @@ func (r *Relay) announceSilence(ctx context.Context, st *storage, all []*observe
 		return nil
 	}
 	for _, body := range s.Unpublished {
-		var ce event.Event
-		if err := json.Unmarshal(body, &ce); err != nil {
+		ce, err := cloudevent.Decode(body)
+		if err != nil {
 			return err
 		}
 		if err := r.publish(ctx, st.js, ce, ce.ID()); err != nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"encoding/csv"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cloudevents/sdk-go/v2/event"
 	"github.com/spf13/cobra"
 
 	"forewarn/bridge"
@@ -154,8 +152,7 @@ func (p *program) fileHistory(path string, period bridge.Period) ([]bridge.Event
 	for {
 		line, err := lines.ReadBytes('\n')
 		if len(strings.TrimSpace(string(line))) > 0 {
-			var ce event.Event
-			if json.Unmarshal(line, &ce) != nil || ce.Context == nil {
+			if ce, err := cloudevent.Decode(line); err != nil || ce.Context == nil {
 				bad++
 				incomplete = true
 			} else {
