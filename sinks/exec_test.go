@@ -555,6 +555,9 @@ func (e expires) Err() error {
 // move.
 func TestRunLastsUntilNotBefore(t *testing.T) {
 	scheduled, started := deliveries(t)[0], deliveries(t)[2]
+	canceled := scheduled
+	canceled.Event = scheduled.Event.Clone()
+	canceled.Event.SetType("dev.forewarn.scheduledevent.vanished")
 	notBefore := time.Date(2022, 4, 11, 22, 26, 58, 0, time.UTC)
 	moved := func(d delivery.Delivery, to time.Time) delivery.Delivery {
 		d.NotBefore = to
@@ -572,6 +575,7 @@ func TestRunLastsUntilNotBefore(t *testing.T) {
 		{"at it", scheduled, notBefore, maxRun, "0"},
 		{"after it", scheduled, notBefore.Add(time.Hour), maxRun, "0"},
 		{"started", started, notBefore.Add(-time.Minute), maxRun, "0"},
+		{"canceled", moved(canceled, notBefore), notBefore.Add(-time.Minute), maxRun, "0"},
 		{"unmoved", moved(scheduled, notBefore), notBefore.Add(-time.Minute), time.Minute, "60"},
 		{"moved back", moved(scheduled, notBefore.Add(4*time.Minute)), notBefore.Add(-time.Minute), 5 * time.Minute, "300"},
 		{"moved forward", moved(scheduled, notBefore.Add(-time.Hour)), notBefore.Add(-61 * time.Minute), time.Minute, "60"},

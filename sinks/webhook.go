@@ -320,8 +320,10 @@ func (w *webhook) message(d delivery.Delivery, secrets map[string]string, header
 		for _, a := range all {
 			header.Set("ce-"+a.name, encodeAttribute(a.value))
 		}
-		if ce.DataContentType() != "" {
-			header.Set("Content-Type", ce.DataContentType())
+		if contentType := ce.DataContentType(); !validHeaderValue(contentType) {
+			return nil, errors.New("its datacontenttype can't be sent as a header")
+		} else if contentType != "" {
+			header.Set("Content-Type", contentType)
 		}
 		return ce.Data(), nil
 	}

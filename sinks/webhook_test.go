@@ -145,6 +145,17 @@ func TestBinaryWebhookIsReadByTheSDK(t *testing.T) {
 	}
 }
 
+// What no header can hold is refused for good, not tried again and again.
+func TestAContentTypeThatNoHeaderHoldsIsRejected(t *testing.T) {
+	s := mustOpen(t, "webhook", "{url: 'http://127.0.0.1:1', mode: binary}", testHost(t))
+	d := deliveries(t)[0]
+	d.Event = d.Event.Clone()
+	d.Event.SetDataContentType("application/json;\n charset=utf-8")
+	if _, err := s.Deliver(t.Context(), []delivery.Delivery{d}); !errors.Is(err, delivery.ErrRejected) {
+		t.Errorf("Deliver = %v, want that it is rejected", err)
+	}
+}
+
 // Receivers verify signatures with the library of Standard Webhooks, with either secret while they are being changed.
 func TestSignaturesAreThoseOfStandardWebhooks(t *testing.T) {
 	third := writeFile(t, "signing", secretXX+"\n")
