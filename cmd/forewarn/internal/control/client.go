@@ -236,16 +236,19 @@ func decodeInto(v any) func(io.Reader) error {
 	return func(body io.Reader) error { return json.NewDecoder(body).Decode(v) }
 }
 
-// answerPatience is how long an answer may take to begin, and mutationPatience that to a replay or drop on a relay, which
-// makes several requests to the servers for each delivery, of which there may be 10,000.
-var answerPatience, mutationPatience = 10 * time.Second, 10 * time.Minute
+// How long an answer may take to begin. A replay or drop writes to the disk several times; on a relay it makes several
+// requests to the servers for each delivery, of which there may be 10,000.
+var answerPatience, mutationPatience, relayPatience = 10 * time.Second, 30 * time.Second, 10 * time.Minute
 
 // call sends a request to the running forewarn and passes the body of the answer to read.
 func (c *Client) call(ctx context.Context, method, path string, body []byte, read func(io.Reader) error) error {
 	var refused error
 	patience := answerPatience
-	if c.Relay && method == http.MethodPost && strings.HasPrefix(path, "/outbox/") {
+	if method == http.MethodPost && strings.HasPrefix(path, "/outbox/") {
 		patience = mutationPatience
+		if c.Relay {
+			patience = relayPatience
+		}
 	}
 	for _, socket := range c.sockets() {
 		client := &http.Client{Transport: &http.Transport{

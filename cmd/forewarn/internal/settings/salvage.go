@@ -8,8 +8,8 @@ import (
 // locationKeys are the settings that say where to find the running forewarn.
 var locationKeys = []string{"state", "control", "listen"}
 
-// vmKeys are settings that no relay has. In a file with one of them, nats at the beginning of a line is the kind of a
-// sink that is indented wrongly.
+// vmKeys are settings that no relay has. In a file with one of them, nats at the beginning of a line behind sinks is
+// taken for the kind of a sink that is indented wrongly.
 var vmKeys = []string{"imds", "approve", "cloudevents_source"}
 
 // Salvage reads a broken settings file far enough to find the running forewarn. It uses each line with one of
@@ -23,9 +23,14 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 	l.Kinds = nil
 	text := Builtin + "\n"
 	seen := make(map[string]bool)
-	relay, vm := false, false
+	sinks, relay, slipped, vm := false, false, false, false
 	for line := range strings.Lines(string(data)) {
-		relay = relay || strings.HasPrefix(line, "nats:")
+		switch {
+		case strings.HasPrefix(line, "sinks:"):
+			sinks = true
+		case strings.HasPrefix(line, "nats:"):
+			relay, slipped = true, sinks
+		}
 		vm = vm || slices.ContainsFunc(vmKeys, func(key string) bool { return strings.HasPrefix(line, key+":") })
 		for _, key := range locationKeys {
 			if !strings.HasPrefix(line, key+":") || seen[key] {
@@ -43,7 +48,7 @@ func (l Loader) Salvage(path string, cause error) (*Settings, error) {
 		return nil, cause
 	}
 	s.Path, s.Hash, s.Broken = path, "", cause
-	if relay && !vm { // or the forewarn of the VM would be asked
+	if relay && !(slipped && vm) { // or the forewarn of the VM would be asked
 		s.Relay = &RelaySettings{}
 	}
 	return s, nil
