@@ -186,8 +186,10 @@ func TestAMuteIsAnIncidentOfItsOwn(t *testing.T) {
 // What one relay reports, another one of the same stream may end, under its own name.
 func TestAnyRelayOfAStreamEndsItsIncidents(t *testing.T) {
 	first, second := imds.Observer{Name: "relay-1"}, imds.Observer{Name: "relay-2"}
-	prod := map[string]any{"sink": "ops", "mute": "tk3x9q", "stream": "FOREWARN"}
-	test := map[string]any{"sink": "ops", "mute": "tk3x9q", "stream": "TEST"}
+	of := func(stream string, created time.Time) map[string]any {
+		return map[string]any{"sink": "ops", "mute": "tk3x9q", "stream": stream, "streamCreated": created}
+	}
+	prod := of("FOREWARN", time.Time(messageTime))
 	for trouble, end := range map[string]string{
 		cloudevent.SinkBlocked: cloudevent.SinkRecovered, cloudevent.SinkMuted: cloudevent.SinkUnmuted,
 	} {
@@ -195,8 +197,10 @@ func TestAnyRelayOfAStreamEndsItsIncidents(t *testing.T) {
 		if ends := pageAbout(t, end, second, prod); ends.Action != "resolve" || ends.Key != key {
 			t.Errorf("%s: %s of %s, want the end of %s", end, ends.Action, ends.Key, key)
 		}
-		if its := pageAbout(t, trouble, first, test).Key; its == key {
-			t.Errorf("%s: both streams have %s", trouble, key)
+		for _, other := range []map[string]any{of("TEST", time.Time(messageTime)), of("FOREWARN", time.Time(messageTime).Add(time.Hour))} {
+			if its := pageAbout(t, trouble, first, other).Key; its == key {
+				t.Errorf("%s: both streams have %s", trouble, key)
+			}
 		}
 	}
 }

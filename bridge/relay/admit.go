@@ -63,14 +63,15 @@ func (q *queue) concerns(m message) bool {
 	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
 }
 
-// admit makes a message pending, unless the sink's filter keeps it out or its record has it already. A message that is
+// admit makes a message pending, unless the sink's filter keeps it out, or did before, or its record has it already. A message that is
 // outdated becomes a dead letter with late: drop: then admit reports tooLate, and leaves it to the caller. With late:
 // latest or a lead, an outdated message is superseded.
 func (q *queue) admit(g *group, m message) (tooLate bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	listed := q.openSeqs[m.seq] // as pending: then nothing refused it
 	delete(q.openSeqs, m.seq)
-	if g.has(m.deliveryID()) {
+	if g.has(m.deliveryID()) || m.onlySink == "" && !listed && g.rec.refused(m) {
 		q.setRead(m.seq, m.stored)
 		return false
 	}
@@ -96,17 +97,14 @@ func (q *queue) settleUnsent(g *group, m message, how, answer string) {
 }
 
 // selects reports whether the sink's settings select the message, and whether it is outdated, see stage.outdated. The
-// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. What
-// the stream had before that change stays refused. mu is held.
+// whole filter is asked until it lets one change of the Azure event pass; after that, only its list of changes is. mu
+// is held.
 func (q *queue) selects(g *group, m message) (selected, outdated bool) {
 	if m.onlySink != "" || m.eventID == "" {
 		return true, false
 	}
 	first := !g.rec.Matched
-	switch {
-	case !first && m.seq < g.rec.First && m.stored.Before(g.rec.FirstStored): // read again; it was refused then
-		return false, false
-	case first:
+	if first {
 		verdict, _, err := q.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true)
 		if err != nil {
 			q.log.Warn("a filter failed, so the event passes", "event", m.eventID, "err", err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -20,12 +21,15 @@ import (
 
 // reportTrouble is called by a Worker when its route becomes blocked, with the reason, and with nil when the route
 // accepts again. The other routes that want to know get a CloudEvent, unless they got it when another relay served the
-// route.
+// route. A route that a reload removed is no trouble of this relay any more.
 func (r *Relay) reportTrouble(q *queue, why error) {
 	q.mu.Lock()
 	known := q.blocked == (why != nil)
 	q.mu.Unlock()
-	if known {
+	r.mu.Lock()
+	removed := slices.Contains(r.removedSinks, q.route.Name)
+	r.mu.Unlock()
+	if known || why != nil && removed {
 		return
 	}
 	oldest, _ := q.waitsSince(time.Now())
@@ -68,16 +72,16 @@ func (q *queue) addUntold(u *untold) {
 	q.untold = append(q.untold, u)
 }
 
-// tellTrouble publishes what is untold. If that fails, it stays so. In a queue whose lease is lost it does nothing:
-// that is left to the relay which has the sink then.
-func (q *queue) tellTrouble() {
+// tellTrouble publishes the first of what is untold, and reports whether it did. If that fails, it stays untold. In a
+// queue whose lease is lost it does nothing: that is left to the relay which has the sink then.
+func (q *queue) tellTrouble() bool {
 	if cause := context.Cause(q.ctx); cause != nil && !errors.Is(cause, context.Canceled) {
-		return
+		return false
 	}
 	q.mu.Lock()
 	if len(q.untold) == 0 {
 		q.mu.Unlock()
-		return
+		return false
 	}
 	u := q.untold[0]
 	u.begun = true
@@ -90,13 +94,14 @@ func (q *queue) tellTrouble() {
 			u.failed = true
 			q.log.Warn("the other sinks could not be told about this one, trying again", "type", u.ce.Type(), "err", err)
 		}
-		return
+		return false
 	}
 	q.mu.Lock()
 	q.untold = q.untold[1:]
 	q.told = !q.told
 	q.mu.Unlock()
 	_ = q.saveCursor(ctx, true) // if that fails, flush tries again
+	return true
 }
 
 // notifySinks publishes a CloudEvent about this relay for each route that wants such CloudEvents, except one.
@@ -143,7 +148,7 @@ func (r *Relay) newCloudEvent(typ string, data map[string]any) (event.Event, jet
 	}
 	r.lastTime = now
 	r.mu.Unlock()
-	full := map[string]any{"stream": r.Stream}
+	full := map[string]any{"stream": r.Stream, "streamCreated": st.stream.CachedInfo().Created.UTC()}
 	maps.Copy(full, data)
 	ce, err := cloudevent.WrapBridge(typ, full, imds.Observer{Name: r.Name}, now)
 	return ce, st.js, err

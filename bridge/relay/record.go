@@ -31,6 +31,11 @@ type record struct {
 	stage
 }
 
+// refused reports whether the sink's filter refused a change: one that the stream has before the first that passed.
+func (r *record) refused(m message) bool {
+	return r.Matched && m.seq < r.First && m.stored.Before(r.FirstStored)
+}
+
 // A stage is how far along its life an Azure event is: the kind of its latest change, when a VM saw that, and the
 // change's sequence number in the stream.
 type stage struct {

@@ -53,7 +53,7 @@ type Relay struct {
 	fleet *fleet
 	dead  bridge.DeadReports
 
-	deadReports []*deadReport // only reportDead uses them
+	deadReports []*deadReport // not in the stream yet; only reportDead uses them
 
 	mu           sync.Mutex
 	started      time.Time

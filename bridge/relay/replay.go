@@ -79,7 +79,7 @@ func (r *Relay) ReplayPast(ctx context.Context, p ReplayRequest) (ReplayPart, er
 		from = startAfter(p.After)
 	}
 	x := replayer{
-		request: p, route: route, js: st.js, records: bucket{kv}, last: state.LastSeq, matched: map[string]bool{},
+		request: p, route: route, js: st.js, records: bucket{kv}, last: state.LastSeq, matched: map[string]*record{},
 		done: map[string]bool{}, began: time.Now(), part: part,
 	}
 	err = readToEnd(ctx, st.js, r.Stream, from, func(m rawMessage) error { return x.take(ctx, m) })
@@ -105,10 +105,10 @@ type replayer struct {
 	route   bridge.Route
 	js      jetstream.JetStream
 	records bucket
-	last    uint64          // the stream's last message when the part began
-	matched map[string]bool // whether the filter let a change of an Azure event pass, by the event's id
-	done    map[string]bool // CloudEvents of this part, by id
-	read    int             // number of messages
+	last    uint64             // the stream's last message when the part began
+	matched map[string]*record // which changes of an Azure event the filter let pass, by the event's id
+	done    map[string]bool    // CloudEvents of this part, by id
+	read    int                // number of messages
 	began   time.Time
 	part    ReplayPart
 }
@@ -147,21 +147,21 @@ func (x *replayer) selects(ctx context.Context, m message) (bool, error) {
 		!strings.HasPrefix(strings.ToUpper(m.eventID), strings.ToUpper(x.request.Event)) {
 		return false, nil
 	}
-	matched, known := x.matched[m.eventID]
-	if !known {
-		var rec record
-		_, err := x.records.get(ctx, recordKey(x.route.Name, m.eventID), &rec)
+	rec := x.matched[m.eventID]
+	if rec == nil {
+		var all record
+		_, err := x.records.get(ctx, recordKey(x.route.Name, m.eventID), &all)
 		if err != nil && !errors.Is(err, errUnreadable) {
 			return false, err
 		}
-		matched = rec.Matched
+		rec = &record{Matched: all.Matched, First: all.First, FirstStored: all.FirstStored}
+		x.matched[m.eventID] = rec
 	}
-	if !matched {
+	if !rec.Matched {
 		verdict, _, _ := x.route.Filter.Event(m.change, cloudevent.Fields(m.ce), "", true) // if it fails, the event passes
-		matched = verdict != bridge.Refused
+		rec.Matched = verdict != bridge.Refused
 	}
-	x.matched[m.eventID] = matched
-	if !matched {
+	if !rec.Matched || rec.refused(m) {
 		return false, nil
 	}
 	if m.change.Kind.OfAzure() {

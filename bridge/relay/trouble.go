@@ -2,10 +2,13 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"forewarn/bridge"
 	"forewarn/bridge/cloudevent"
@@ -83,24 +86,34 @@ type deadReport struct {
 // first, and further dead letters are collected until then. It must not be called concurrently.
 func (r *Relay) reportDead(ctx context.Context, while time.Duration) {
 	st, err := r.connected()
-	if err != nil {
+	if err != nil || !r.publishDeadReports(ctx, st) {
 		return // they stay collected
 	}
-	if len(r.deadReports) == 0 {
-		for sink, data := range r.dead.Due(time.Now(), while) {
-			if ce, _, err := r.newCloudEvent(cloudevent.DeliveryDeadLettered, data); err != nil {
-				r.Log.Warn("the other sinks could not be told of dead letters", "sink", sink, "err", err)
-			} else {
-				r.deadReports = append(r.deadReports, &deadReport{sink: sink, ce: ce})
-			}
+	for sink, data := range r.dead.Due(time.Now(), while) {
+		ce, _, err := r.newCloudEvent(cloudevent.DeliveryDeadLettered, data)
+		if err != nil {
+			r.Log.Warn("the other sinks could not be told of dead letters", "sink", sink, "err", err)
+			continue
 		}
+		r.deadReports = append(r.deadReports, &deadReport{sink: sink, ce: ce})
 	}
+	r.publishDeadReports(ctx, st)
+}
+
+// publishDeadReports publishes the reports that the stream doesn't have, and reports whether none is left. It drops what
+// the stream never takes, because it is too large.
+func (r *Relay) publishDeadReports(ctx context.Context, st *storage) bool {
 	r.deadReports = slices.DeleteFunc(r.deadReports, func(d *deadReport) bool {
 		err := r.notifySinks(ctx, st.js, d.ce, d.sink)
-		if err != nil && !d.failed {
+		switch {
+		case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum):
+			r.Log.Error("the other sinks can't be told of dead letters: the report is too large", "sink", d.sink, "err", err)
+			return true
+		case err != nil && ctx.Err() == nil && !d.failed:
 			d.failed = true
 			r.Log.Warn("the other sinks could not be told of dead letters, trying again", "sink", d.sink, "err", err)
 		}
 		return err == nil
 	})
+	return len(r.deadReports) == 0
 }

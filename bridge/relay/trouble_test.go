@@ -31,6 +31,7 @@ func newOps() *ops {
 			var data struct {
 				Sink, Error    string
 				Stream         string
+				StreamCreated  time.Time
 				Count, Pending int
 				Since          time.Time
 				Deliveries     []struct{ Key, Reason, Error string }
@@ -38,8 +39,8 @@ func newOps() *ops {
 			if err := json.Unmarshal(d.Event.Data(), &data); err != nil {
 				return a, err
 			}
-			if data.Stream != "FOREWARN" && d.Event.Type() != cloudevent.EventPrefix+string(imds.Scheduled) {
-				return a, fmt.Errorf("%s names the stream %q", d.Event.Type(), data.Stream)
+			if (data.Stream != "FOREWARN" || data.StreamCreated.IsZero()) && d.Event.Type() != cloudevent.EventPrefix+string(imds.Scheduled) {
+				return a, fmt.Errorf("%s names the stream %q of %v", d.Event.Type(), data.Stream, data.StreamCreated)
 			}
 			switch d.Event.Type() {
 			case cloudevent.SinkBlocked:
@@ -240,13 +241,12 @@ func TestDeadLettersAreReportedWhenTheStreamTakesIt(t *testing.T) {
 		}
 		wire.fail("")
 		pause(5 * time.Second)
-		for who, heard := range map[string]*ops{"ops": o, "second": p} {
-			if got := heard.news(); len(got) < 1 || got[0] != "1 dead of hook: rejected rejected: 422" {
-				t.Errorf("%s heard %q, want of the first dead letter", who, got)
-			}
-		}
 		pause(time.Minute)
 		for who, heard := range map[string]*ops{"ops": o, "second": p} {
+			first, more := "1 dead of hook: rejected rejected: 422", "2 dead of hook: rejected rejected: 422"
+			if got := heard.news(); !slices.Equal(got, []string{first, more}) {
+				t.Errorf("%s heard %q, want of the first dead letter, and then of the others", who, got)
+			}
 			if got := sorted(heard.all()); len(slices.Compact(slices.Clone(got))) != len(got) {
 				t.Errorf("%s heard %q, want each once", who, got)
 			}
@@ -322,6 +322,55 @@ func TestWhoWasToldThatASinkIsDownIsToldThatItIsBack(t *testing.T) {
 		want := []string{"blocked hook since 00:00:02 with 1 pending: connection refused", "recovered hook with 0 pending"}
 		o.wants(t, "who was told", want...)
 		p.wants(t, "who could not be told", want...)
+		stop()
+	})
+}
+
+// So it is when the stream takes both only at the stop.
+func TestThatASinkWasDownAndIsBackIsToldAtAStop(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o, wire := newRecorder(), newOps(), &cable{}
+		hook.answer = fails(errRefused)
+		_, stop := s.start(relay.Options{Routes: []bridge.Route{route("hook", hook), o.route()}, Connect: s.over(wire)})
+		pause(2 * time.Second)
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		pause(4 * time.Minute)
+		wire.fail("forewarn.relay.ops")
+		pause(2 * time.Minute)
+		hook.say(nil)
+		for hook.all() == nil {
+			pause(time.Second)
+		}
+		pause(time.Minute)
+		wire.fail("")
+		stop()
+		_, stop = s.run(route("hook", hook), o.route())
+		pause(time.Minute)
+		o.wants(t, "in the end", "blocked hook since 00:00:02 with 1 pending: connection refused", "recovered hook with 0 pending")
+		stop()
+	})
+}
+
+// A sink that is removed during the attempt that blocks it is no trouble any more.
+func TestTheTroubleOfASinkThatIsRemovedIsNotReportedOnARelay(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		hook, o := newRecorder(), newOps()
+		began := make(chan struct{}, 100)
+		hook.answer = func([]delivery.Delivery) (delivery.Answer, error) {
+			began <- struct{}{}
+			time.Sleep(8 * time.Second)
+			return delivery.Answer{}, fmt.Errorf("%w: 401", delivery.ErrBlocked)
+		}
+		r, stop := s.run(route("hook", hook), o.route())
+		s.publish(eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		<-began
+		for start := time.Now(); time.Since(start) < 30*time.Second; { // until an attempt can be the one that blocks it
+			<-began
+		}
+		pause(time.Second)
+		r.Reload([]bridge.Route{o.route()}, bridge.SettingsInfo{})
+		pause(10 * time.Minute)
+		o.wants(t, "after it was removed")
 		stop()
 	})
 }

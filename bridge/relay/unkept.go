@@ -86,13 +86,14 @@ func (q *queue) setKeepErr(publish bool, err error) {
 	}
 }
 
-// keepTrying calls tellTrouble and keepUnkept regularly until the lease ends, and tellTrouble once more then.
+// keepTrying calls tellTrouble and keepUnkept regularly until the lease ends, and then tells what is untold.
 func (q *queue) keepTrying() {
 	for sleep(q.ctx, readRetry) == nil {
 		q.tellTrouble()
 		q.keepUnkept()
 	}
-	q.tellTrouble()
+	for q.tellTrouble() {
+	}
 }
 
 // keepUnkept tries again to keep what couldn't be kept, the oldest first. After a failure at the fallback it tries only
