@@ -24,7 +24,7 @@ const (
 	natsMaxLine    = 64 << 10  // bytes of a protocol line
 	natsMaxHeader  = 64 << 10  // bytes of a message's header; JetStream stores no larger one
 	natsMaxMessage = 256 << 10 // bytes of a message with its header
-	natsMaxRead    = 4 << 20   // the same for a reader of streams
+	natsMaxRead    = 6 << 20   // the same for a reader of streams: 4 MiB, which may come as base64 in JSON
 	natsQuota      = 1 << 20   // bytes between two attempts, or in a minute
 	natsLineCost   = 1 << 10   // bytes added to the count for each line
 )

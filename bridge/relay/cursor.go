@@ -35,7 +35,7 @@ type cursor struct {
 // lost reports whether a stream's servers lost the message that was read last, and stored at that time, as they may
 // when they crash before it is on disk. Other messages get its number then, and those of the messages before it.
 func lost(
-	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, read uint64, stored time.Time,
+	ctx context.Context, js jetstream.JetStream, info *jetstream.StreamInfo, read uint64, stored time.Time,
 ) (bool, error) {
 	switch {
 	case stored.IsZero():
@@ -43,13 +43,11 @@ func lost(
 	case read > info.State.LastSeq:
 		return true, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	msg, err := stream.GetMsg(ctx, read)
+	r, err := getMessage(ctx, js, info.Config.Name, read)
 	if errors.Is(err, jetstream.ErrMsgNotFound) { // its limits may have deleted it
 		return false, nil
 	}
-	return err == nil && !msg.Time.Equal(stored), err
+	return err == nil && !r.stored.Equal(stored), err
 }
 
 // lostBefore is how long before the last message was read a stream is read again that lost messages, because the clocks

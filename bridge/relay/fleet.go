@@ -92,7 +92,7 @@ func (r *Relay) followFleet(ctx context.Context, st *storage) {
 	}
 	f.mu.Unlock()
 	from := func() (jetstream.ConsumerConfig, error) {
-		if err := f.forgetLost(ctx, st.stream); err != nil {
+		if err := f.forgetLost(ctx, st.js, st.stream); err != nil {
 			return jetstream.ConsumerConfig{}, err
 		}
 		f.mu.Lock()
@@ -106,7 +106,7 @@ func (r *Relay) followFleet(ctx context.Context, st *storage) {
 }
 
 // forgetLost has the stream read again, and forgets the events, if its servers lost what was read last.
-func (f *fleet) forgetLost(ctx context.Context, stream jetstream.Stream) error {
+func (f *fleet) forgetLost(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream) error {
 	asked, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	info, err := stream.Info(asked)
@@ -116,7 +116,7 @@ func (f *fleet) forgetLost(ctx context.Context, stream jetstream.Stream) error {
 	f.mu.Lock()
 	read, stored := f.lastRead, f.lastReadAt
 	f.mu.Unlock()
-	lost, err := lost(ctx, stream, info, read, stored)
+	lost, err := lost(ctx, js, info, read, stored)
 	if lost {
 		f.mu.Lock()
 		defer f.mu.Unlock()

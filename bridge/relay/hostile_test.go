@@ -212,6 +212,74 @@ func TestStrangeMessages(t *testing.T) {
 	})
 }
 
+// Messages with headers that NATS servers use themselves stop nothing: each is a dead letter, or what it says, and what
+// follows is told, also by a relay that takes over, and to a sink that is new to the stream.
+func TestHeadersOfTheServersStopNothing(t *testing.T) {
+	for _, status := range []string{"100", "400", "404", "408", "409", "503"} {
+		t.Run(status, func(t *testing.T) {
+			onStage(t, func(t *testing.T, s *stage) {
+				sink := newRecorder()
+				_, stop := s.run(route("hook", sink))
+				var r *relay.Relay
+				var all []event.Event
+				say := func() {
+					ce := eventNo(len(all)).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+					all = append(all, ce)
+					s.publish(ce)
+				}
+				junk := func() {
+					s.publishRaw("forewarn.events.junk", nats.Header{"Status": {status}, "Description": {"x"}}, nil)
+				}
+				say()
+				junk()
+				junk()
+				say()
+				pause(time.Minute)
+				wantIDs(t, "told", sink.all(), all...)
+				junk()
+				pause(time.Minute)
+				stop()
+				spare := newRecorder()
+				r, stop = s.run(route("hook", sink), route("spare", spare))
+				pause(time.Minute)
+				say()
+				pause(time.Minute)
+				wantIDs(t, "told after a restart", sink.all(), all...)
+				wantIDs(t, "told to a new sink", sorted(spare.all()), all...)
+				list, _, err := r.List(t.Context(), relay.Selection{State: "dead"}, 10)
+				if err != nil || len(list) != 3 {
+					t.Errorf("%d dead letters, %v; want one of each message", len(list), err)
+				}
+				stop()
+			})
+		})
+	}
+	t.Run("what a direct answer has", func(t *testing.T) {
+		onStage(t, func(t *testing.T, s *stage) {
+			sink := newRecorder()
+			_, stop := s.run(route("hook", sink))
+			ce := eventNo(1).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			body, err := ce.MarshalJSON()
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.publishRaw("forewarn.events.x", nats.Header{"Content-Type": {"application/cloudevents+json"},
+				"Nats-Time-Stamp": {"noon"}, "Nats-Sequence": {"99999999"}, "Nats-Subject": {"x"}, "Nats-Stream": {"x"}}, body)
+			pause(time.Minute)
+			stop()
+			spare := newRecorder()
+			_, stop = s.run(route("hook", sink), route("spare", spare))
+			pause(time.Minute)
+			second := eventNo(2).in(24*time.Hour).say(t, imds.Scheduled, "vm-1")
+			s.publish(second)
+			pause(time.Minute)
+			wantIDs(t, "told", sink.all(), ce, second)
+			wantIDs(t, "told to a new sink", spare.all(), ce, second)
+			stop()
+		})
+	})
+}
+
 // A CloudEvent with an overlong id, type, source or subject is a dead letter, because no record could hold it, and the
 // next one is told.
 func TestAnOverlongNameStopsNothing(t *testing.T) {

@@ -157,17 +157,11 @@ func (r *Relay) readCloudEvent(ctx context.Context, seq uint64) (event.Event, er
 	if err != nil {
 		return event.Event{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	stream, err := st.js.Stream(ctx, r.Stream)
-	if err != nil {
-		return event.Event{}, err
-	}
-	msg, err := stream.GetMsg(ctx, seq)
+	msg, err := getMessage(ctx, st.js, r.Stream, seq)
 	if err != nil {
 		return event.Event{}, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	return decode(msg.Header, msg.Data)
+	return decode(msg.header, msg.data)
 }
 
 // readDeadLetter returns a dead letter, and its sequence number in the stream of dead letters.
@@ -216,7 +210,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if err != nil {
 			return err
 		}
-		if err := replay(ctx, st.js, sink, ce, fmt.Sprintf("%s-replay-%s-%d", ce.ID(), l.Sink, at)); err != nil {
+		if err := replay(ctx, st.js, sink, ce, fmt.Sprintf("%s-replay-%s-%d-%s", ce.ID(), l.Sink, at, sink)); err != nil {
 			return err
 		}
 		r.Log.Info("a dead letter is replayed", "key", entryKey(l.Sink, l.Seq), "id", l.ID, "to", sink, "by", by)

@@ -158,6 +158,33 @@ func TestWhatTheStreamDeletedIsSaid(t *testing.T) {
 	})
 }
 
+// So is what they deleted before the first message that a sink could take.
+func TestWhatTheStreamDeletedBeforeAnythingWasToldIsSaid(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		sink := newRecorder()
+		_, stop := s.run(route("hook", sink))
+		pause(10 * time.Second)
+		stop()
+		for n := range 5 {
+			s.publish(eventNo(n).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"))
+		}
+		stream, err := s.js.Stream(t.Context(), "FOREWARN")
+		if err == nil {
+			err = stream.Purge(t.Context(), jetstream.WithPurgeKeep(2))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, stop := s.run(route("hook", sink))
+		pause(10 * time.Second)
+		want := "deleted 3 messages before the sink hook"
+		if got := r.Status().Warnings; !strings.Contains(strings.Join(got, "\n"), want) || len(sink.all()) != 2 {
+			t.Errorf("the warnings are %q, and the sink heard %q; want %q", got, sink.all(), want)
+		}
+		stop()
+	})
+}
+
 // So is what they deleted while too much was unsettled.
 func TestWhatTheStreamDeletedWhileNothingWasReadIsSaid(t *testing.T) {
 	onStage(t, func(t *testing.T, s *stage) {

@@ -235,6 +235,27 @@ func TestASilentVMIsToldOnce(t *testing.T) {
 	})
 }
 
+// A message among the heartbeats that looks like a word of the server's hides no VM that falls silent.
+func TestAMessageAmongTheHeartbeatsHidesNoSilentVM(t *testing.T) {
+	onStage(t, func(t *testing.T, s *stage) {
+		b, end := s.startBridges(2)
+		pause(time.Second)
+		for _, status := range []string{"100", "400"} {
+			s.publishRaw("forewarn.heartbeat.sub.rg.web.x"+status, nats.Header{"Status": {status}}, nil)
+		}
+		e := newEar()
+		_, stop := s.run(with(route("ops", e), func(terms *bridge.Terms) { terms.Bridge = bridge.LevelTrouble }))
+		pause(20 * time.Minute)
+		b.hush("web_1")
+		pause(20 * time.Minute)
+		if got := e.news(); !slices.Equal(got, []string{"silent 1: web_1"}) {
+			t.Errorf("told %q, want that web_1 is silent", got)
+		}
+		stop()
+		end()
+	})
+}
+
 // An event whose end nobody tells, because its VM was made again, excuses no silence hours later. After a day, one that
 // deletes its VM counts as over.
 func TestAnEventThatNobodyEndsExcusesNoSilenceForEver(t *testing.T) {

@@ -116,7 +116,7 @@ func (q *queue) open() error {
 			"stream", info.Config.Name, "created", info.Created)
 		c = cursor{Stream: info.Created}
 	default:
-		lost, err := lost(q.ctx, q.stream, info, c.Read, c.ReadAt)
+		lost, err := lost(q.ctx, q.js, info, c.Read, c.ReadAt)
 		if err != nil {
 			return err
 		}
@@ -137,9 +137,7 @@ func (q *queue) open() error {
 	if c.Read == c.After {
 		q.lastReadAt = c.ReadAt
 	}
-	if c.After > 0 {
-		q.skipDeleted(info, c.After)
-	}
+	q.skipDeleted(info, c.After)
 	for _, seq := range c.Open {
 		q.openSeqs[seq] = true
 	}
@@ -239,6 +237,9 @@ func (q *queue) Read(i *delivery.Item) (ce event.Event, receipt []byte, err erro
 	m, err := r.message()
 	if err != nil {
 		return ce, nil, fmt.Errorf("%w: message %d: %v", delivery.ErrLost, i.Seq, err)
+	}
+	if m.ce.ID() != i.ID { // the servers lost it: that is noticed soon, and all is read again
+		return ce, nil, fmt.Errorf("message %d is another one than before", i.Seq)
 	}
 	return m.ce, receipt, nil
 }

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -61,7 +60,7 @@ func (q *queue) checkStream() error {
 	q.mu.Lock()
 	c := q.currentCursor()
 	q.mu.Unlock()
-	lost, err := lost(q.ctx, q.stream, info, c.Read, c.ReadAt)
+	lost, err := lost(q.ctx, q.js, info, c.Read, c.ReadAt)
 	switch {
 	case lost, c.Read > info.State.LastSeq, !info.Created.Equal(q.streamCreated):
 		q.endLease(fmt.Errorf("stream %s is another one than before", info.Config.Name))
@@ -116,23 +115,15 @@ func (q *queue) readOpen() error {
 
 // fetch reads one message. The error wraps delivery.ErrLost if the stream no longer has it.
 func (q *queue) fetch(seq uint64) (rawMessage, error) {
-	ctx, cancel := context.WithTimeout(q.ctx, requestTimeout)
-	defer cancel()
-	msg, err := q.stream.GetMsg(ctx, seq)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		info, err := q.streamInfo()
-		if err != nil {
-			return rawMessage{}, err
-		}
-		if seq <= info.State.LastSeq || !info.Created.Equal(q.streamCreated) {
-			return rawMessage{}, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, info.Config.Name,
-				seq)
-		} // otherwise the server that answered doesn't have it yet
+	name := q.stream.CachedInfo().Config.Name
+	r, err := getMessage(q.ctx, q.js, name, seq)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return r, fmt.Errorf("%w: stream %s has no message %d any more", delivery.ErrLost, name, seq)
+	case err != nil:
+		return r, fmt.Errorf("read message %d: %w", seq, err)
 	}
-	if err != nil {
-		return rawMessage{}, fmt.Errorf("read message %d: %w", seq, err)
-	}
-	return rawMessage{msg.Sequence, msg.Time.UTC(), msg.Subject, msg.Header, msg.Data}, nil
+	return r, nil
 }
 
 // takeWhenRoom takes a message when the queue has room for it. Those before it may have been deleted while it had none.
@@ -143,7 +134,7 @@ func (q *queue) takeWhenRoom(r rawMessage) error {
 	q.mu.Lock()
 	lastRead := q.lastRead
 	q.mu.Unlock()
-	if lastRead > 0 && r.seq > lastRead+1 {
+	if r.seq > lastRead+1 {
 		info, err := q.streamInfo()
 		if err != nil {
 			return err

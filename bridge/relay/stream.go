@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -100,23 +102,154 @@ func consume(ctx context.Context, js jetstream.JetStream, stream string, from je
 		return wrong(err)
 	}
 	defer messages.Stop()
-	for next := uint64(1); ; next++ {
-		msg, err := messages.Next(jetstream.NextContext(ctx))
-		if err != nil || ctx.Err() != nil {
+	x := &sequence{js: js, stream: stream, filter: from.FilterSubject, f: f, next: 1, from: from.OptStartSeq}
+	for {
+		msg, err := receive(ctx, messages, toEnd)
+		if ctx.Err() != nil {
+			return wrong(err)
+		}
+		if err != nil { // or a message that looks like one
+			asking, cancel := context.WithTimeout(ctx, requestTimeout)
+			info, gone := consumer.Info(asking)
+			cancel()
+			if gone != nil {
+				return wrong(err)
+			}
+			if fault := x.fill(ctx, info.Delivered.Consumer, info.Delivered.Stream); fault != nil {
+				return wrong(fault)
+			}
+			switch {
+			case toEnd && info.NumPending == 0:
+				return nil
+			case errors.Is(err, context.DeadlineExceeded):
+				continue
+			}
 			return wrong(err)
 		}
 		meta, err := msg.Metadata()
-		switch {
-		case err != nil:
+		if err != nil {
 			return wrong(err)
-		case meta.Sequence.Consumer != next:
-			return wrong(errors.New("messages were lost on the way"))
 		}
-		err = f(rawMessage{meta.Sequence.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()})
+		at := meta.Sequence
+		if at.Consumer < x.next {
+			continue // it came late, and was filled in
+		}
+		if err := x.fill(ctx, at.Consumer-1, at.Stream-1); err != nil {
+			return wrong(err)
+		}
+		err = x.take(rawMessage{at.Stream, meta.Timestamp.UTC(), msg.Subject(), msg.Headers(), msg.Data()})
 		if err != nil || toEnd && meta.NumPending == 0 {
 			return err
 		}
 	}
+}
+
+// receive returns the next message. To the end of a stream it waits for a while only, and returns
+// context.DeadlineExceeded then: nats.go may have taken the last message for a word of the server's.
+func receive(ctx context.Context, messages jetstream.MessagesContext, toEnd bool) (jetstream.Msg, error) {
+	if toEnd {
+		waiting, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		ctx = waiting
+	}
+	return messages.Next(jetstream.NextContext(ctx))
+}
+
+// A sequence calls f with each message that a consumer delivers, in order. nats.go keeps messages that look like words
+// of the server's to itself, those with a header Status and no body: they are read one by one.
+type sequence struct {
+	js     jetstream.JetStream
+	stream string
+	filter string // the subjects that the consumer delivers: one, or all that begin so and end in >; "" for all
+	f      func(rawMessage) error
+	next   uint64 // number of the consumer's next message
+	from   uint64 // the first number in the stream that it may have; 0 if that is unknown
+}
+
+// maxFilled is how many messages are read one by one: more than a consumer delivers before it is asked again.
+const maxFilled = 4 * readAhead
+
+// fill reads what the consumer has delivered and nobody has taken, up to a number of the consumer and the one in the
+// stream.
+func (x *sequence) fill(ctx context.Context, consumer, stream uint64) error {
+	missed := consumer + 1 - min(x.next, consumer+1)
+	if missed == 0 {
+		return nil
+	}
+	first := x.from
+	if first == 0 {
+		first = stream + 1 - min(missed, stream)
+	}
+	if missed > maxFilled || first > stream || stream-first >= 100*maxFilled {
+		return errors.New("messages were lost on the way")
+	}
+	for seq := first; seq <= stream; seq++ {
+		r, err := getMessage(ctx, x.js, x.stream, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err == nil && x.wants(r.subject) {
+			err = x.f(r)
+		}
+		if err != nil {
+			return err
+		}
+		x.from = seq + 1
+	}
+	x.next, x.from = consumer+1, stream+1
+	return nil
+}
+
+// wants reports whether the consumer delivers messages of a subject.
+func (x *sequence) wants(subject string) bool {
+	start, all := strings.CutSuffix(x.filter, ">")
+	return x.filter == "" || subject == x.filter || all && strings.HasPrefix(subject, start)
+}
+
+// take calls f with the consumer's next message.
+func (x *sequence) take(r rawMessage) error {
+	x.next, x.from = x.next+1, r.seq+1
+	return x.f(r)
+}
+
+// getMessage reads one message of a stream. It asks the stream's leader: another server may lag behind, and adds headers
+// to those of the message, in which a publisher may have set the same. The error wraps jetstream.ErrMsgNotFound if the
+// stream does not have it.
+func getMessage(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (rawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	api := "$JS.API."
+	if domain := js.Options().Domain; domain != "" {
+		api = "$JS." + domain + ".API."
+	}
+	reply, err := js.Conn().RequestWithContext(ctx, api+"STREAM.MSG.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))
+	if err != nil {
+		return rawMessage{}, err
+	}
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message struct {
+			Subject string    `json:"subject"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+	}
+	err = json.Unmarshal(reply.Data, &answer)
+	switch {
+	case err != nil:
+		return rawMessage{}, err
+	case answer.Error != nil && answer.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return rawMessage{}, jetstream.ErrMsgNotFound
+	case answer.Error != nil:
+		return rawMessage{}, answer.Error
+	}
+	m := answer.Message
+	r := rawMessage{seq: seq, stored: m.Time.UTC(), subject: m.Subject, data: m.Data}
+	if len(m.Header) > 0 {
+		r.header, err = nats.DecodeHeadersMsg(m.Header)
+	}
+	return r, err
 }
 
 // consumerExpiry is how long the server keeps a consumer that is not read from.
