@@ -196,7 +196,7 @@ func (r *Relay) Replay(ctx context.Context, keys []string, to, by string) ([]Ent
 		if !slices.Contains(r.Sinks(), sink) { // nobody would read it
 			return fmt.Errorf("%s: the settings have no sink %s; name another with --to", entryKey(l.Sink, l.Seq), sink)
 		}
-		ce := event.New()
+		var ce event.Event
 		var err error
 		if l.CloudEvent != nil {
 			ce, err = cloudevent.Decode(l.CloudEvent)
