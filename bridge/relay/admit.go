@@ -63,9 +63,9 @@ func (q *queue) concerns(m message) bool {
 	return m.ce.Type() != cloudevent.BridgeHeartbeat && q.route.Terms.Bridge.Hears(m.ce.Type())
 }
 
-// admit makes a message pending, unless the sink's filter keeps it out, or did before, or its record has it already. A message that is
-// outdated becomes a dead letter with late: drop: then admit reports tooLate, and leaves it to the caller. With late:
-// latest or a lead, an outdated message is superseded.
+// admit makes a message pending, unless the sink's filter keeps it out, or did before, or its record has it already. A
+// message that is outdated becomes a dead letter with late: drop: then admit reports tooLate, and leaves it to the
+// caller. With late: latest or a lead, an outdated message is superseded.
 func (q *queue) admit(g *group, m message) (tooLate bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
