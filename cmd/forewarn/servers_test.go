@@ -129,7 +129,9 @@ func (n *streamServer) ids(t *testing.T) (ids []string) {
 	if !n.server.Running() {
 		return nil
 	}
-	stream, err := n.js.Stream(context.Background(), "FOREWARN")
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	stream, err := n.js.Stream(ctx, "FOREWARN")
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil
 	}
@@ -137,7 +139,7 @@ func (n *streamServer) ids(t *testing.T) (ids []string) {
 		t.Fatal(err)
 	}
 	for i := uint64(1); i <= stream.CachedInfo().State.LastSeq; i++ {
-		msg, err := stream.GetMsg(context.Background(), i)
+		msg, err := stream.GetMsg(ctx, i)
 		if err != nil {
 			t.Fatal(err)
 		}
