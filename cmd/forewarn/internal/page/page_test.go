@@ -215,7 +215,7 @@ func TestPageSaysWhenAListIsEmpty(t *testing.T) {
 			"Trying again"},
 		{"a sink that is not silent yet", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
 			Name: "hook", State: bridge.SinkRetrying, Pending: 2, OldestPendingSeconds: 7200,
-			LastAccepted: now.Add(-299 * time.Second)}}}, nil,
+			LastAccepted: now.Add(-4 * time.Minute)}}}, nil, // the page looks at the clock, a busy machine later
 			"hook Trying again", "1 thing needs you"},
 		{"a sink that refused the last", bridge.Status{Ready: true, IMDS: answered, Sinks: []bridge.SinkStatus{{
 			Name: "hook", State: bridge.SinkOK, DeadLetters: 1, LastError: "rejected: 422 Unprocessable Entity"}}}, nil,
