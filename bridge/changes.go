@@ -360,7 +360,7 @@ func (b *Bridge) holdAgain(now time.Time) {
 }
 
 // decideHeldGroup decides which held changes of one event a route gets: those from the first one that its filter
-// accepts.
+// accepts. If it accepts none, decideUnheld decides about the latest change.
 func (b *Bridge) decideHeldGroup(
 	c *commit, held []outbox.Delivery, read cloudEvents, routes []Route, self string, now time.Time,
 ) {
@@ -395,21 +395,18 @@ func (b *Bridge) decideHeldGroup(
 		c.Supersede, c.Move = append(c.Supersede, superseded...), append(c.Move, moved...)
 	}
 	op := c.open[id]
-	if op == nil {
-		if !open {
-			return
-		}
+	switch {
+	case from == len(held), op == nil && !open:
+		return
+	case op == nil:
 		op = &state
 		c.open[id] = op
 	}
-	op.Undecided = slices.DeleteFunc(op.Undecided, func(name string) bool { return name == route })
-	if from < len(held) {
-		op.Routes = append(op.Routes, route)
-	}
+	op.Routes = append(op.Routes, route)
 }
 
-// decideUnheld decides which routes get an event although no change of it is held for them, because they want none that
-// there was so far, and only reminders, for example. ce is the latest change; if it can't be read, they get the event.
+// decideUnheld decides which routes get an event of which they get no held change, because they want none that there was
+// so far, and only reminders, for example. ce is the latest change; if it can't be read, they get the event.
 func (s changeContext) decideUnheld(op *openEvent, ce *event.Event) {
 	waited := op.Undecided
 	op.Undecided = nil

@@ -408,6 +408,29 @@ func TestRemindersComeThoughTheNameComesLater(t *testing.T) {
 	})
 }
 
+// An event that this VM is added to reminds who is told of this VM's events, whenever the VM's name is known: also if it
+// was not known at the change that added it, and what was told before was about another VM.
+func TestAnEventThatComesToThisVMReminds(t *testing.T) {
+	for _, unknown := range []time.Duration{0, 20 * time.Second} {
+		bubble(t, func(t *testing.T, s *stage) {
+			if unknown > 0 {
+				s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503, For: unknown})
+			}
+			drain := &ear{}
+			route := drain.reminds("drain", 10*time.Minute)
+			route.Filter.Only = Match{VMs: "self", Changes: []string{"scheduled", "reminder"}}
+			b := s.start(route)
+			pause(5 * time.Second)
+			s.azure.Schedule(imdstest.Event{ID: idA, Type: "Reboot", Resources: []string{"vm-1"}, NotBefore: time.Now().Add(40 * time.Minute)})
+			pause(5 * time.Second)
+			s.azure.Update(idA, func(e *imdstest.Event) { e.Resources = []string{"vm-0", "vm-1"} })
+			pause(39 * time.Minute)
+			wantIDs(t, drain.types(), "reminder")
+			b.end()
+		})
+	}
+}
+
 // What waits for the VM's name at a stop waits for it again after the next start, however long that took. Before, a
 // sink was told of other VMs' events, and a lead was over, because the wait of the first start was.
 func TestTheNameIsWaitedForAgainAfterARestart(t *testing.T) {
