@@ -588,6 +588,46 @@ func TestTheHostStandsInForAName(t *testing.T) {
 	})
 }
 
+// The first document waits 3 s for the name of this VM, and no longer, because it may be what matters.
+func TestTheFirstDocumentWaitsThreeSecondsForTheName(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		s.reboot(idA)
+		e, began := &ear{}, time.Now()
+		b := s.start(e.all("a"))
+		pause(10 * time.Second)
+		if all := e.accepted(); len(all) != 1 || all[0].at.Sub(began).Truncate(time.Second) != 3*time.Second {
+			t.Errorf("told %v after %v, want one after 3 s", idsOf(all), all[0].at.Sub(began))
+		}
+		b.end()
+	})
+}
+
+// Whom a change reaches because the wait for the VM's name is over hears the rest of that event, even if it turns out
+// to be another VM's.
+func TestWhoWasToldForWantOfANameHearsTheEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = 100 * time.Millisecond
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		e := &ear{}
+		route := e.self("self")
+		route.Filter.Only.Changes = []string{"started", "vanished"}
+		b := s.start(route)
+		pause(5 * time.Second)
+		s.notSelf(idA)
+		pause(nameForFilters - 5*time.Second + 100*time.Millisecond)
+		s.azure.Start(idA) // before anything else notices that the wait is over
+		pause(500 * time.Millisecond)
+		wantIDs(t, e.types(), "started")
+		s.azure.ClearFaults()
+		pause(5 * time.Minute)
+		s.azure.End(idA)
+		pause(5 * time.Second)
+		wantIDs(t, e.types(), "started", "vanished")
+		b.end()
+	})
+}
+
 // What waits for the name of this VM stays owed to a sink that a reload takes from the settings meanwhile.
 func TestWhatWaitsForTheNameOutlivesItsSink(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
