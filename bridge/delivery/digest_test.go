@@ -184,6 +184,39 @@ func TestRejectedDigestIsDeliveredOneByOne(t *testing.T) {
 	}
 }
 
+// The last member of a rejected digest goes alone too, whatever has come meanwhile: it may be the cause.
+func TestLastMemberOfARejectedDigestJoinsNoOther(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("A", 6, "Reboot", far)
+	a, _ := p.next()
+	p.end(a, nil, p.now)
+	p.oneByOne = len(a.batch)
+	for range 5 {
+		p.try()
+	}
+	p.wave("B", 6, "Reboot", far)
+	p.want(t, "the last", p.try(), "A5-scheduled")
+	p.later(20 * time.Second)
+	if got := p.try(); len(got) != 6 {
+		t.Errorf("then %v, want the six that came", got)
+	}
+}
+
+// What is partly delivered does not make a digest of others, because it is repeated as it was.
+func TestPartlyDeliveredItemMakesNoDigest(t *testing.T) {
+	p := newPlan(grouped)
+	p.wave("A", 5, "Reboot", far)
+	p.later(time.Minute)
+	p.wave("PART", 1, "Reboot", far+time.Hour)
+	part := *p.lanes["PART0"].items[0]
+	part.Batch = part.Seq
+	p.put(&part, p.now)
+	for n := range 5 {
+		p.want(t, "one by one", p.try(), fmt.Sprintf("A%d-scheduled", n))
+	}
+	p.want(t, "the partly delivered one", p.try(), "PART0-scheduled")
+}
+
 // Members of a rejected digest that vanish before their turn, because somebody drops them, have no others told one by one
 // in their place.
 func TestDroppedMembersOfARejectedDigestLeaveNoTrace(t *testing.T) {

@@ -77,6 +77,16 @@ func TestMutedBatchWithProgressIsFinished(t *testing.T) {
 	p.want(t, "at the end", p.try(), "A-started")
 }
 
+// A muted change that a partly delivered one replaces does not hold that up.
+func TestMutedItemBelowAPartlyDeliveredOneHoldsNothingUp(t *testing.T) {
+	p := newPlan(Terms{Late: LateLatest})
+	older, part := p.owe("A", scheduled, far), *p.owe("A", updated, far)
+	part.Batch = part.Seq
+	p.put(&part, p.now)
+	p.mute(older)
+	p.want(t, "the partly delivered one", p.try(), "A-updated")
+}
+
 // After a mute, items fall back after the usual time, counted from its end.
 func TestMutedItemsDoNotFallBack(t *testing.T) {
 	p := newPlan(Terms{Fallback: Fallback{Sink: "other", After: 10 * time.Minute}})

@@ -431,12 +431,14 @@ func TestLateChanges(t *testing.T) {
 	}
 	second := p.owe("A", updated, far)
 	gone := p.owe("B", scheduled, time.Minute)
+	ended := p.owe("C", vanished, time.Minute)
 	p.owe("", "", 0)
 	p.later(2 * time.Minute)
 	if late, _ := p.takeOverdue(p.now); !slices.Equal(late, []*Item{first, gone}) {
 		t.Errorf("dropped %v, want what was overtaken and what is too late", late)
 	}
 	p.want(t, "left is", p.try(), second.ID)
+	p.want(t, "an end is never too late", p.try(), ended.ID)
 
 	p = newPlan(Terms{Late: LateDrop})
 	under := p.owe("A", scheduled, far)

@@ -296,7 +296,6 @@ func (w *Worker) report(r Report) {
 
 func (w *Worker) handleAccepted(r result, now time.Time) {
 	w.accept(r.attempt, now)
-	r.answer.Progress = nil
 	w.report(Report{Now: now, Accepted: r.batch, Superseded: r.superseded, Answer: r.answer})
 	for _, i := range r.batch {
 		w.Log.Debug("delivered", "id", i.ID, "status", r.answer.Status, "took", r.took)
