@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -374,6 +375,58 @@ func TestWhatComesAndGoesWithoutAFileLeavesNothing(t *testing.T) {
 			d = diskOf(d.recorded())
 		}
 	})
+}
+
+// A file that is made late has which events are over, and of no open one that it is, so that what is kept about them is
+// dropped in its time.
+func TestFileMadeLateKnowsWhatIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &closed{disk: diskOf(nil)}
+		o := open(t, t.TempDir(), outbox.Options{Storage: c})
+		_, _ = add(o, "OPEN", "scheduled")
+		_, _ = add(o, "OVER", "vanished")
+		c.set(func() { c.works = true })
+		time.Sleep(6 * time.Second)
+		if err := o.Durable(); err != nil || c.count("over") != 1 || c.count("marks") != 2 {
+			t.Errorf("durable: %v; %d groups are over and %d marks kept, want 1 and 2", err, c.count("over"), c.count("marks"))
+		}
+		time.Sleep(31 * 24 * time.Hour)
+		if err := <-o.Maintain(time.Now()); err != nil || c.count("over") != 0 || c.count("marks") != 1 {
+			t.Errorf("after a month: %v; %d groups are over and %d marks kept, want 0 and 1", err, c.count("over"), c.count("marks"))
+		}
+		o.Close()
+	})
+}
+
+// A group of which nothing is pending, open or remembered takes no memory.
+func TestFinishedGroupsTakeNoMemory(t *testing.T) {
+	o := open(t, t.TempDir(), outbox.Options{})
+	if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	q := o.Queue("a")
+	heap := func(from int) uint64 {
+		const n = 2000
+		b := outbox.Batch{Now: time.Now()}
+		for i := range n {
+			a := addition(o, fmt.Sprint("GROUP", from*n+i), "test", "a")
+			a.Transient = true
+			b.Add = append(b.Add, a)
+		}
+		if err := o.Apply(b); err != nil {
+			t.Fatal(err)
+		}
+		q.Report(delivery.Report{Now: time.Now(), Accepted: q.Changes().Pending, Durable: true})
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	heap(0)
+	before := heap(1)
+	if after := heap(2); after > before+128<<10 {
+		t.Errorf("2,000 finished groups take %d KiB", (after-before)>>10)
+	}
 }
 
 // closed is a disk that cannot be opened at first.
