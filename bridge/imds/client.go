@@ -276,15 +276,15 @@ func (c *Client) get(ctx context.Context, path, version, etag string) (*http.Res
 
 // do sends a request with the headers that the service demands. Its errors do not repeat the URL.
 func (c *Client) do(ctx context.Context, method, path, version, etag string, body []byte) (*http.Response, error) {
-	u := c.Endpoint() + path
+	query := ""
 	if version != "" {
-		u += "?api-version=" + url.QueryEscape(version)
+		query = "?api-version=" + url.QueryEscape(version)
 	}
 	var content io.Reader
 	if body != nil {
 		content = bytes.NewReader(body)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, u, content)
+	req, err := http.NewRequestWithContext(ctx, method, c.Endpoint()+path+query, content)
 	if err != nil {
 		return nil, err
 	}
