@@ -393,7 +393,7 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 			other := map[delivery.Late]delivery.Late{delivery.LateSend: delivery.LateDrop, delivery.LateDrop: delivery.LateSend}
 			e := &ear{}
 			slow := e.all("drain").with(func(terms *Terms) { terms.Timeout, terms.Late = 0, other[late] })
-			slow.Sink = slowSink{e, 2 * time.Hour}
+			slow.Sink = slowSink{e, 40 * time.Minute}
 			b := s.start(slow)
 			pause(1500 * time.Millisecond)
 			s.reboot(idA)
@@ -402,11 +402,11 @@ func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
 			pause(5 * time.Second)
 			b.Reload([]Route{e.all("drain").with(func(terms *Terms) { terms.Late = late })}, nil, SettingsInfo{})
 			s.azure.Start(idA)
-			pause(time.Hour)
+			pause(20 * time.Minute) // the time of both has passed
 			if dead := b.Outbox.List(outbox.Selection{State: outbox.StateDead}); len(dead) > 0 {
 				t.Errorf("%s: %s is a dead letter while an attempt is under way", late, dead[0].ID)
 			}
-			pause(2 * time.Hour)
+			pause(25 * time.Minute)
 			dead := []string{}
 			for _, d := range b.Outbox.List(outbox.Selection{State: outbox.StateDead}) {
 				dead = append(dead, d.ID)

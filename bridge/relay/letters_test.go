@@ -281,7 +281,7 @@ func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
 				sink := newRecorder()
 				sink.answer = fails(delivery.ErrRejected)
 				r, stop := s.run(with(route("hook", sink), func(t *bridge.Terms) { t.Late = late }))
-				a := eventNo(1).in(time.Hour)
+				a := eventNo(1).in(10 * time.Minute)
 				scheduled, started := a.say(t, imds.Scheduled, "vm-1"), a.say(t, imds.Started, "vm-1")
 				s.publish(scheduled)
 				pause(time.Minute)
@@ -291,7 +291,7 @@ func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
 				if _, err := r.Replay(t.Context(), keys(t, r, "hook"), "", "alice"); err != nil {
 					t.Fatal(err)
 				}
-				pause(2 * time.Hour) // the time of the older one has passed
+				pause(15 * time.Minute) // the time of the older one has passed
 				sink.say(nil)
 				pause(10 * time.Minute)
 				wantIDs(t, "told", sink.all(), started, scheduled)

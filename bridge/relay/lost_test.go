@@ -338,7 +338,7 @@ func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
 			eventNo(3).in(24*time.Hour).say(t, imds.Scheduled, "vm-1"),
 		}
 		s.publish(waiting...)
-		pause(3 * time.Hour)
+		pause(65 * time.Minute) // longer than what is read again after a loss
 		s.crash("FOREWARN", func() {
 			s.publish(eventNo(2).say(t, imds.Scheduled, "vm-1"))
 			pause(10 * time.Second)
