@@ -42,6 +42,29 @@ func TestMutedItemsWait(t *testing.T) {
 	p.want(t, "and then", p.try(), second.ID)
 }
 
+// What comes before a muted item of the same event does not wait for it.
+func TestItemBeforeAMutedOneIsAttempted(t *testing.T) {
+	p := newPlan(Terms{})
+	first, second := p.owe("A", scheduled, far), p.owe("A", "started", 0)
+	end := p.mute(second)
+	p.want(t, "the first", p.try(), first.ID)
+	p.want(t, "the muted one", p.try())
+	end()
+	p.want(t, "at the end", p.try(), second.ID)
+}
+
+// What failed before a mute is attempted as soon as that ends.
+func TestEndOfAMuteWaitsForNoBackoff(t *testing.T) {
+	p := newPlan(Terms{})
+	p.random = func() float64 { return 1 }
+	item := p.owe("A", scheduled, far)
+	p.want(t, "before", p.fails(false, 0), item.ID)
+	end := p.mute(item)
+	p.want(t, "meanwhile", p.try())
+	end()
+	p.want(t, "at the end", p.try(), item.ID)
+}
+
 // An attempt under way is finished. Items that it leaves pending are muted.
 func TestMuteDoesNotStopAnAttemptUnderWay(t *testing.T) {
 	p := newPlan(Terms{})

@@ -236,7 +236,7 @@ func (s *schedule) attempt(now time.Time) (a attempt, wake time.Time) {
 		return attempt{}, s.wake(now)
 	}
 	switch {
-	case first.urgent && s.nextAttempt(first).After(now):
+	case s.nextAttempt(first).After(now): // it is urgent
 		s.lastUrgent = now
 	case s.blocked:
 		s.probe = now.Add(probeEvery)

@@ -432,13 +432,15 @@ func TestLateChanges(t *testing.T) {
 	second := p.owe("A", updated, far)
 	gone := p.owe("B", scheduled, time.Minute)
 	ended := p.owe("C", vanished, time.Minute)
-	p.owe("", "", 0)
+	p.owe("", "one", 0)
+	p.owe("", "another", 0)
 	p.later(2 * time.Minute)
 	if late, _ := p.takeOverdue(p.now); !slices.Equal(late, []*Item{first, gone}) {
 		t.Errorf("dropped %v, want what was overtaken and what is too late", late)
 	}
 	p.want(t, "left is", p.try(), second.ID)
 	p.want(t, "an end is never too late", p.try(), ended.ID)
+	p.want(t, "nor is what is about the bridge", p.try(), "-one")
 
 	p = newPlan(Terms{Late: LateDrop})
 	under := p.owe("A", scheduled, far)
@@ -1091,6 +1093,35 @@ func TestUrgentDigestIsNotHiddenByABackoff(t *testing.T) {
 	p.owe("U2", scheduled, 10*time.Minute) // waits for the digest
 	if _, wake := p.next(); wake.Sub(p.now) > 20*time.Second {
 		t.Errorf("it wakes in %v, want when the digest is complete", wake.Sub(p.now))
+	}
+}
+
+// An item that comes late but belongs before others, and is not due yet, is not attempted, nor are those after it.
+func TestEarlierItemThatIsNotDueHoldsUpLaterOnes(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	p.seq = 10
+	p.owe("A", updated, far)
+	p.put(&Item{Message: &Message{Seq: 1, Group: "A", Change: scheduled, ID: "earlier"}, Pending: p.now,
+		Due: p.now.Add(time.Hour)}, p.now)
+	p.want(t, "before it is due", p.try())
+	p.later(time.Hour)
+	p.want(t, "when it is due", p.try(), "earlier", "A-updated")
+}
+
+// A batch counts for the destination unless each of its events had failed alone before.
+func TestFailedBatchCountsIfOneEventIsNew(t *testing.T) {
+	p := newPlan(Terms{Batch: 5})
+	p.owe("A", scheduled, far)
+	p.fails(false, 0)
+	p.owe("B", scheduled, far)
+	p.want(t, "another", p.try(), "B-scheduled") // so A is to blame if it fails again
+	p.owe("NEAR", scheduled, far-time.Hour)
+	a, _ := p.next()
+	if n := len(a.lanes); n != 2 || a.lanes[1].key != "A" || !a.lanes[1].alone {
+		t.Fatalf("%d events are attempted, want the new one and then A", n)
+	}
+	if _, shared := p.planRetry(a, nil, false, nil, p.now); !shared {
+		t.Error("the failure counts only for its events")
 	}
 }
 

@@ -573,9 +573,13 @@ func TestCanceledAttemptMayBeAccepted(t *testing.T) {
 		}()
 		m.add(wave()[0])
 		pause(time.Second)
+		began := time.Now()
 		cancel()
 		<-done
 		want(t, "accepted", m.ids(&m.accepted), "E1-scheduled")
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the worker needs %v more to end", took)
+		}
 	})
 }
 
@@ -609,6 +613,37 @@ func TestAttemptEndsAtItsTimeout(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What a sink says about its destination is the error, also if it says that when its time is over.
+func TestRefusalAtTheTimeoutKeepsItsWords(t *testing.T) {
+	for _, class := range []error{delivery.ErrRejected, delivery.ErrBlocked} {
+		bubble(t, delivery.Terms{Timeout: 5 * time.Second}, func(t *testing.T, r *route) {
+			r.say(func([]delivery.Delivery) (delivery.Answer, error) {
+				time.Sleep(5 * time.Second)
+				return delivery.Answer{}, fmt.Errorf("%w: no such channel", class)
+			})
+			r.add(wave()[0])
+			pause(10 * time.Second)
+			if got, want := r.worker.State().Error, class.Error()+": no such channel"; got != want {
+				t.Errorf("the error is %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// A worker that follows another begins when that has ended.
+func TestWorkerBeginsWhenTheOneBeforeHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before := make(chan struct{})
+		r := startWith(t, newMemory(), &destination{}, delivery.Config{Before: before})
+		r.add(wave()[0])
+		pause(time.Minute)
+		want(t, "while the other one works", r.made())
+		close(before)
+		pause(time.Second)
+		want(t, "afterwards", r.made(), "E1-scheduled")
+	})
 }
 
 // State tells whether the destination refuses, and the error of a waiting delivery or, if none waits, of the last dead
