@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -443,6 +444,24 @@ type deaf struct{ release chan struct{} }
 func (d deaf) Deliver(context.Context, []delivery.Delivery) (delivery.Answer, error) {
 	<-d.release
 	return delivery.Answer{}, errors.New("released")
+}
+
+// However often the settings are reloaded, no more goroutines run than before.
+func TestReloadsLeaveNothingRunning(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		routes := []Route{(&ear{}).all("a"), (&ear{}).all("b")}
+		b := s.start(routes...)
+		pause(time.Minute)
+		before := runtime.NumGoroutine()
+		for range 20 {
+			b.Reload(routes, nil, SettingsInfo{})
+			pause(10 * time.Second)
+		}
+		if after := runtime.NumGoroutine(); after > before {
+			t.Errorf("%d goroutines run after 20 reloads, %d before", after, before)
+		}
+		b.end()
+	})
 }
 
 // A sink that can be closed is, once its route has ended: after a reload and at the end.

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -186,6 +187,31 @@ func TestOnlyAStandstillIsAPause(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The end of an event says for how long this machine stood still at most while the event was open.
+func TestTheLongestStandstillIsTold(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		pause(2 * time.Second)
+		s.azure.Schedule(imdstest.Event{ID: idA, Type: "Freeze"})
+		pause(2 * time.Second)
+		s.azure.Start(idA)
+		for _, d := range []time.Duration{2 * time.Second, 7 * time.Second, 3 * time.Second} {
+			b.pauses.mu.Lock()
+			b.pauses.last = b.pauses.last.Add(-d) // as if nothing had run meanwhile
+			b.pauses.mu.Unlock()
+			pause(10 * time.Second)
+		}
+		s.azure.End(idA)
+		pause(2 * time.Second)
+		all := e.accepted()
+		if d := dataIn(t, all[len(all)-1].Event); d.Change != imds.Vanished || d.LongestPause < 6 || d.LongestPause > 8 {
+			t.Errorf("%s, longestPause %v, want vanished and about 7 s", d.Change, d.LongestPause)
+		}
+		b.end()
+	})
 }
 
 // A standstill is what passed since the last sign of life beyond the usual time between two, by the clock that went
@@ -586,6 +612,44 @@ func TestTheHostStandsInForAName(t *testing.T) {
 		}
 		b.end()
 	})
+}
+
+// Each change has the number of the document that it was found in.
+func TestAChangeNamesItsDocument(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		e := &ear{}
+		b := s.start(e.all("a"))
+		for n := range 3 {
+			s.azure.SetDocument(fmt.Appendf(nil, `{"DocumentIncarnation":%d,"Events":[%s]}`, 5+n, []string{"",
+				`{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Scheduled"}`,
+				`{"EventId":"` + idA + `","EventType":"Reboot","EventStatus":"Started"}`}[n]))
+			pause(5 * time.Second)
+		}
+		var got []any
+		for _, h := range e.accepted() {
+			got = append(got, tellingOf(t, h.Event)["documentIncarnation"])
+		}
+		if want := []any{6.0, 7.0}; !slices.Equal(got, want) {
+			t.Errorf("the changes are of the documents %v, want %v", got, want)
+		}
+		b.end()
+	})
+}
+
+// That the VM's name will not come is said once, and not where the settings have it.
+func TestThatTheNameIsUnknownIsLoggedOnce(t *testing.T) {
+	for name, want := range map[string]int{"": 1, "vm-0": 0} {
+		bubble(t, func(t *testing.T, s *stage) {
+			s.opts.VMName = name
+			s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 403})
+			b := s.start((&ear{}).self("self"))
+			pause(10 * time.Minute)
+			if n := strings.Count(s.log.String(), "VM name unknown; sinks get the events of every VM"); n != want {
+				t.Errorf("with the name %q in the settings it is logged %d times, want %d", name, n, want)
+			}
+			b.end()
+		})
+	}
 }
 
 // The first document waits 3 s for the name of this VM, and no longer, because it may be what matters.

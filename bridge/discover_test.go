@@ -67,6 +67,26 @@ func (w *town) dhcpAsked() int {
 	return w.dhcp
 }
 
+// While nothing answers, searches are 10 s, 30 s and then a minute apart, for as long as it takes.
+func TestSearchesForTheEndpointBecomeRarer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		w := &town{service: s.azure.RoundTripper()}
+		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }
+		var at []time.Duration
+		began := time.Now()
+		s.opts.Discover = func(context.Context, string) (Found, error) {
+			at = append(at, time.Since(began))
+			return Found{}, errors.New("no endpoint found")
+		}
+		b := s.start((&ear{}).all("a"))
+		pause(170 * time.Second)
+		b.end()
+		if want := []time.Duration{0, 10 * time.Second, 40 * time.Second, 100 * time.Second, 160 * time.Second}; !slices.Equal(at, want) {
+			t.Errorf("searched after %v, want %v", at, want)
+		}
+	})
+}
+
 // The endpoint is looked for at the start and for as long as it takes; then it is polled, shown, and stored, so that
 // after a restart DHCP is not needed. When it goes away it is looked for again.
 func TestABridgeFindsItsEndpoint(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A disk is the outbox's storage, which fails and hangs as a test wants.
@@ -31,6 +32,15 @@ type disk struct {
 	gate    chan struct{} // that every write waits for; nil for nothing
 	writes  int           // that were asked for
 	step    time.Duration // by which the clock was stepped: everything on record looks so much older
+
+	compactions int
+}
+
+func (d *disk) Compact() error {
+	d.mu.Lock()
+	d.compactions++
+	d.mu.Unlock()
+	return d.Storage.Compact()
 }
 
 // stamped are the times on record, by bucket.
@@ -701,6 +711,28 @@ func TestNothingOfAClonedOutboxIsSent(t *testing.T) {
 		}
 		if st := b.Status(); st.Observer.Name != "vm-1" {
 			t.Errorf("this VM is %s", st.Observer.Name)
+		}
+		b.end()
+	})
+}
+
+// The outbox is compacted after the first answer, which that must not delay, and then once a day.
+func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
+	systemtest.LeftToGate(t)
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = time.Minute
+		s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
+		b := s.start()
+		for _, tt := range []struct {
+			after time.Duration
+			want  int
+		}{{4 * time.Minute, 0}, {10 * time.Minute, 1}, {23 * time.Hour, 1}, {25 * time.Hour, 2}} {
+			pause(time.Until(b.began.Add(tt.after)))
+			s.disk.mu.Lock()
+			if got := s.disk.compactions; got != tt.want {
+				t.Errorf("after %v it was compacted %d times, want %d", tt.after, got, tt.want)
+			}
+			s.disk.mu.Unlock()
 		}
 		b.end()
 	})

@@ -262,8 +262,8 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 			groups[id] = nil
 			continue
 		}
-		if was := o.byID[id]; was != nil { // keep what the poll loop has recorded meanwhile
-			op.Gap, op.Rebooted, op.Pause = op.Gap || was.Gap, op.Rebooted || was.Rebooted, max(op.Pause, was.Pause)
+		if was := o.byID[id]; was != nil { // the poll loop may have recorded more of these meanwhile
+			op.Gap, op.Rebooted, op.Pause = was.Gap, was.Rebooted, was.Pause
 		}
 		o.byID[id] = op
 		groups[id] = op.group()

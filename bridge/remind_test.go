@@ -624,6 +624,25 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 	})
 }
 
+// Heartbeats come as often as they promise, so that a monitor may count on it.
+func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		watch := &ear{}
+		b := s.start(watch.all("watch").with(func(t *Terms) { t.Heartbeat = time.Minute }))
+		pause(3*time.Minute + 30*time.Second)
+		all := watch.accepted()
+		if len(all) != 4 {
+			t.Fatalf("%d heartbeats came, want 4", len(all))
+		}
+		for n := range all[1:] {
+			if apart := all[n+1].at.Sub(all[n].at); apart != time.Minute {
+				t.Errorf("heartbeat %d came after %v, want a minute", n+1, apart)
+			}
+		}
+		b.end()
+	})
+}
+
 // A monitor is told at once when a reload changes how often heartbeats come, or ends them: it would miss those that it
 // was promised, and take the VM for silent.
 func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
