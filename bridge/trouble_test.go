@@ -234,6 +234,7 @@ func TestTheTroubleOfASinkThatIsRemovedIsNotReported(t *testing.T) {
 // A sink that returns long after it was removed is a new one: its trouble is reported, whatever was reported of the one
 // that was removed, and so is that it accepts.
 func TestASinkThatReturnsHasTroubleOfItsOwn(t *testing.T) {
+	systemtest.LeftToGate(t)
 	for _, well := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = time.Minute

@@ -419,6 +419,27 @@ func TestTheBridgeNeverActsOnTheMachine(t *testing.T) {
 	})
 }
 
+// Who asks an endpoint that never answered is told that it may be the wrong one; later that is no longer in question.
+func TestAnEndpointThatNeverAnsweredMayBeTheWrongOne(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			fault := imdstest.Fault{Status: 503}
+			if !answered {
+				s.azure.SetFault(fault)
+			}
+			b := s.start()
+			pause(5 * time.Second)
+			s.azure.SetFault(fault)
+			pause(5 * time.Second)
+			s.wantLogged("no valid answer from the endpoint; known events stay")
+			if doubted := strings.Contains(s.log.String(), EndpointHint("http://azure.test")); doubted == answered {
+				t.Errorf("after an answer: %v; the address is doubted: %v", answered, doubted)
+			}
+			b.end()
+		})
+	}
+}
+
 // A hint that the first answer takes Azure long is given while there is none of any kind, and not after an error.
 func TestAnErrorIsNotTakenForTheLongFirstAnswer(t *testing.T) {
 	const hint = "answer can take two minutes"

@@ -102,6 +102,7 @@ func TestARecordOfManyChangesIsBounded(t *testing.T) {
 // A record holds the results of a thousand deliveries with ids of any length that is allowed. The sink gets each once,
 // and the history shows them.
 func TestARecordOfLongIdsIsBounded(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		r, stop := s.run(route("hook", sink))

@@ -293,7 +293,7 @@ func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
 				}
 				pause(15 * time.Minute) // the time of the older one has passed
 				sink.say(nil)
-				pause(10 * time.Minute)
+				pause(6 * time.Minute)
 				wantIDs(t, "told", sink.all(), started, scheduled)
 				if left, _, err := r.List(t.Context(), relay.Selection{}, 10); err != nil || len(left) > 0 {
 					t.Errorf("left are %v, %v", left, err)

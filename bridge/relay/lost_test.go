@@ -328,6 +328,7 @@ func TestWhatFollowsLostMessagesIsToldToANewSink(t *testing.T) {
 
 // What waited for long when a server lost messages is told all the same, also beside an event that is still open.
 func TestWhatWaitedBeforeMessagesWereLostIsTold(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook := newRecorder()
 		hook.answer = fails(errRefused)

@@ -13,6 +13,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // ops is a sink that remembers what it was sent about relays.
@@ -103,6 +104,7 @@ func TestASinkThatIsDownIsReportedOnARelay(t *testing.T) {
 
 // That a sink is down, and that it is back, is told once, whichever relays serve it, and again when it is down again.
 func TestASinkThatIsDownIsReportedOnceByAllRelays(t *testing.T) {
+	systemtest.LeftToGate(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook, o := newRecorder(), newOps()
 		hook.answer = fails(errRefused)
