@@ -502,6 +502,34 @@ func TestWithoutADiskNothingIsApproved(t *testing.T) {
 	})
 }
 
+// Nor is a decision sent again that did not get through before the disk failed.
+func TestWithoutADiskNoDecisionIsSentAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Rules = []Rule{rebootRule}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.Approvals, Status: 503})
+		b := s.start((&ear{}).all("a"))
+		sent := func() int {
+			return len(slices.DeleteFunc(s.azure.Requests(), func(r imdstest.Request) bool { return r.Method != http.MethodPost }))
+		}
+		pause(1500 * time.Millisecond)
+		s.userReboot(idA)
+		pause(5 * time.Second)
+		s.disk.fail(errFull)
+		s.azure.Schedule(imdstest.Event{ID: idB, Type: "Freeze"}) // which cannot be written
+		pause(5 * time.Second)
+		before := sent()
+		pause(2 * time.Minute)
+		if again := sent() - before; before == 0 || again > 0 {
+			t.Errorf("sent %d times, and %d times while the disk failed, want none then", before, again)
+		}
+		s.disk.fail(nil)
+		s.azure.ClearFaults()
+		pause(time.Minute)
+		wantIDs(t, s.approvals(), idA)
+		b.end()
+	})
+}
+
 // A sink that acts hears of an approval only when its filter names it; others hear of it with the rest of the event.
 func TestWhoActsHearsOfApprovalsOnlyByName(t *testing.T) {
 	for _, tt := range []struct {

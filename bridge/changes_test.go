@@ -636,6 +636,36 @@ func TestAChangeNamesItsDocument(t *testing.T) {
 	})
 }
 
+// A name that was refused is not waited for again, whatever instance metadata answers afterwards.
+func TestARefusedNameIsNotWaitedForAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 403})
+		self := &ear{}
+		b := s.start(self.self("self"))
+		pause(5 * time.Second)
+		s.azure.ClearFaults()
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 503})
+		pause(35 * time.Second)
+		s.notSelf(idA)
+		pause(5 * time.Second)
+		wantIDs(t, self.ids(), idA+"-scheduled")
+		b.end()
+	})
+}
+
+// Until instance metadata has had time to answer, the status warns of nothing.
+func TestTheFirstMomentWarnsOfNoName(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})
+		b := s.start((&ear{}).self("self"))
+		pause(time.Second)
+		if w := b.Status().Warnings; len(w) > 0 {
+			t.Errorf("the status warns of %q", w)
+		}
+		b.end()
+	})
+}
+
 // That the VM's name will not come is said once, and not where the settings have it.
 func TestThatTheNameIsUnknownIsLoggedOnce(t *testing.T) {
 	for name, want := range map[string]int{"": 1, "vm-0": 0} {

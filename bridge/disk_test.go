@@ -367,13 +367,14 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom
 			down := &ear{answer: always(errDown)}
-			audit, chat, drain := &ear{}, &ear{}, &ear{}
+			audit, chat, drain, plan := &ear{}, &ear{}, &ear{}, &ear{}
 			chatty := func(e *ear) Route { return e.all("chat").with(func(t *Terms) { t.Late = delivery.LateLatest }) }
 			drains := drain.leads("drain", 10*time.Minute, "scheduled")
+			plans := plan.leads("plan", 10*time.Minute, "scheduled").with(func(t *Terms) { t.Late = delivery.LateSend })
 			s.redeploy(idA, 70*time.Minute)
-			b := s.start(down.all("audit"), chatty(down), drains)
+			b := s.start(down.all("audit"), chatty(down), drains, plans)
 			pause(time.Minute)
-			b, bring := s.lateFile(b, func() {}, audit.all("audit"), chatty(chat), drains)
+			b, bring := s.lateFile(b, func() {}, audit.all("audit"), chatty(chat), drains, plans)
 			pause(20 * time.Second)
 			if ended {
 				s.azure.End(idA)
@@ -390,10 +391,10 @@ func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
 			if got := audit.types(); len(got) != 3 || got[2] != "scheduled" {
 				t.Errorf("ended %v: audit hears %v, want what was pending too", ended, got)
 			}
-			wantIDs(t, drain.types())
+			wantIDs(t, append(drain.types(), plan.types()...))
 			pause(time.Hour)
-			if want := map[bool]int{false: 1}[ended]; len(drain.types()) != want {
-				t.Errorf("ended %v: drain hears %v, want %d", ended, drain.types(), want)
+			if want := map[bool]int{false: 1}[ended]; len(drain.types()) != want || len(plan.types()) != want {
+				t.Errorf("ended %v: drain hears %v and plan %v, want %d each", ended, drain.types(), plan.types(), want)
 			}
 			b.end()
 		})
