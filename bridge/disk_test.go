@@ -294,6 +294,9 @@ func TestWhatALateFileRemembersOfAnEventCounts(t *testing.T) {
 				if d.Change == imds.Vanished && d.Outcome != want[id] {
 					t.Errorf("begun %v: %s ended %s, want %s", begun, id, d.Outcome, want[id])
 				}
+				if d.Change == imds.Vanished && !d.Announced.Before(watched) {
+					t.Errorf("%s was announced at %v, want before %v", id, d.Announced, watched)
+				}
 				if d.Change == imds.Vanished && id == idB && (!d.WhileAway || d.NotEarlierThan.After(watched)) {
 					t.Errorf("%s ended while away %v, not earlier than %v, want before %v", id, d.WhileAway, d.NotEarlierThan, watched)
 				}

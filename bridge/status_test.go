@@ -96,6 +96,26 @@ func TestStatusSaysWhatOfTheDocumentIsNotTaken(t *testing.T) {
 	})
 }
 
+// Status says what is wrong with the disk, as long as it is.
+func TestStatusSaysWhatIsWrongWithTheDisk(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		b := s.start((&ear{}).all("a"))
+		pause(2 * time.Second)
+		s.disk.fail(errFull)
+		s.reboot(idA)
+		pause(10 * time.Second)
+		if got := b.Status().Outbox.Error; !strings.Contains(got, errFull.Error()) {
+			t.Errorf("the status says %q of the disk, want %q", got, errFull)
+		}
+		s.disk.fail(nil)
+		pause(30 * time.Second)
+		if got := b.Status().Outbox.Error; got != "" {
+			t.Errorf("afterwards the status says %q of the disk", got)
+		}
+		b.end()
+	})
+}
+
 // Status shows what the contract names, with the words of the contract.
 func TestStatusShowsHowThingsAre(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
