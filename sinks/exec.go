@@ -42,7 +42,7 @@ var execTerms = delivery.Terms{MaxAge: week, Late: delivery.LateDrop, Batch: 1, 
 const (
 	maxRun        = 15 * time.Minute       // of one run, unless NotBefore comes first
 	shutdownGrace = 300 * time.Millisecond // limits stop_grace when the bridge stops, which waits for a second only
-	outputWait    = time.Second            // for the end of the output after the command has ended
+	outputWait    = 500 * time.Millisecond // for the end of the output after the command has ended; part of that second
 	maxVariable   = 16 << 10               // bytes of one environment variable about a CloudEvent
 	maxEvent      = 64 << 10               // bytes of all of them; every Linux accepts at least 128 KiB
 	maxSetting    = 32 << 10               // bytes of one environment variable of the settings

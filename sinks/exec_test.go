@@ -269,6 +269,14 @@ func TestExitCodeIsTheAnswer(t *testing.T) {
 	}
 }
 
+// A run that the bridge's stop cuts off has ended before the bridge has waited for a second, even if it ignores SIGTERM
+// and leaves something behind that holds its output.
+func TestACutOffRunEndsWithinASecond(t *testing.T) {
+	if d := shutdownGrace + outputWait; d > 900*time.Millisecond {
+		t.Errorf("it may take %v", d)
+	}
+}
+
 // A CloudEvent is rejected by the third run that fails. Exits 75 and 78, a program that is missing, and a run that was
 // ended because the bridge stops do not count, nor does what failed for another CloudEvent.
 func TestOnlyRunsThatFailCountAsAttempts(t *testing.T) {
