@@ -405,8 +405,9 @@ func (b *Bridge) decideHeldGroup(
 	op.Routes = append(op.Routes, route)
 }
 
-// decideUnheld decides which routes get an event of which they get no held change, because they want none that there was
-// so far, and only reminders, for example. ce is the latest change; if it can't be read, they get the event.
+// decideUnheld decides by the latest change which routes get the rest of an event of which they got no held change: they
+// want none of those, only reminders perhaps, or their filter refused them. ce is that change; if it can't be read, they
+// get the event.
 func (s changeContext) decideUnheld(op *openEvent, ce *event.Event) {
 	waited := op.Undecided
 	op.Undecided = nil

@@ -81,7 +81,8 @@ func TestSearchesForTheEndpointBecomeRarer(t *testing.T) {
 		b := s.start((&ear{}).all("a"))
 		pause(170 * time.Second)
 		b.end()
-		if want := []time.Duration{0, 10 * time.Second, 40 * time.Second, 100 * time.Second, 160 * time.Second}; !slices.Equal(at, want) {
+		want := []time.Duration{0, 10 * time.Second, 40 * time.Second, 100 * time.Second, 160 * time.Second}
+		if !slices.Equal(at, want) {
 			t.Errorf("searched after %v, want %v", at, want)
 		}
 	})

@@ -262,7 +262,7 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 			groups[id] = nil
 			continue
 		}
-		if was := o.byID[id]; was != nil { // the poll loop may have recorded more of these meanwhile
+		if was := o.byID[id]; was != nil { // what the poll loop has recorded since op was copied
 			op.Gap, op.Rebooted, op.Pause = was.Gap, was.Rebooted, was.Pause
 		}
 		o.byID[id] = op

@@ -173,12 +173,9 @@ func TestRejectedDigestIsDeliveredOneByOne(t *testing.T) {
 		t.Errorf("attempted %v, want the six", got)
 	}
 	p.later(2 * time.Second)
-	a, _ := p.next()
-	if got := len(a.batch); got != 6 {
+	if got := len(p.rejects().batch); got != 6 {
 		t.Errorf("attempted %d again, want the six", got)
 	}
-	p.end(a, nil, p.now)
-	p.oneByOne = len(a.batch)
 	for i := range 6 {
 		p.want(t, "one by one", p.try(), fmt.Sprintf("A%d-scheduled", i))
 	}
@@ -188,9 +185,7 @@ func TestRejectedDigestIsDeliveredOneByOne(t *testing.T) {
 func TestLastMemberOfARejectedDigestJoinsNoOther(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 6, "Reboot", far)
-	a, _ := p.next()
-	p.end(a, nil, p.now)
-	p.oneByOne = len(a.batch)
+	p.rejects()
 	for range 5 {
 		p.try()
 	}
@@ -222,9 +217,7 @@ func TestPartlyDeliveredItemMakesNoDigest(t *testing.T) {
 func TestDroppedMembersOfARejectedDigestLeaveNoTrace(t *testing.T) {
 	p := newPlan(grouped)
 	p.wave("A", 6, "Reboot", far)
-	a, _ := p.next()
-	p.end(a, nil, p.now)
-	p.oneByOne = len(a.batch)
+	a := p.rejects()
 	for _, i := range a.batch[:5] {
 		p.remove(i.Seq, p.now)
 	}

@@ -72,6 +72,14 @@ func (p *plan) fails(blocked bool, wish time.Duration) []string {
 	return idsIn(a)
 }
 
+// rejects makes the due attempt, which is rejected, so that its items go one by one.
+func (p *plan) rejects() attempt {
+	a, _ := p.next()
+	p.end(a, nil, p.now)
+	p.oneByOne = len(a.batch)
+	return a
+}
+
 // waits sets when an event is tried next.
 func (p *plan) waits(event string, until time.Time) {
 	l := p.lanes[event]
@@ -401,10 +409,7 @@ func TestRejectedBatchIsDeliveredOneByOne(t *testing.T) {
 	for _, event := range []string{"A", "B", "C", "D", "E"} {
 		p.owe(event, scheduled, far)
 	}
-	a, _ := p.next()
-	p.want(t, "the batch", idsIn(a), "A-scheduled", "B-scheduled", "C-scheduled")
-	p.end(a, nil, p.now)
-	p.oneByOne = len(a.batch)
+	p.want(t, "the batch", idsIn(p.rejects()), "A-scheduled", "B-scheduled", "C-scheduled")
 	for _, event := range []string{"A", "B", "C"} {
 		p.want(t, "one by one", p.try(), event+"-scheduled")
 	}
