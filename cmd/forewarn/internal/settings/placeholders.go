@@ -11,7 +11,6 @@ import (
 var (
 	yourOwn     = regexp.MustCompile(`\bYOUR[ _-]?[A-Z]*\b|(?i:\bchange[ _-]?me\b)`)
 	exampleHost = regexp.MustCompile(`(?i)\bexample\.(?:com|org|net)\b`)
-	ntfyTopic   = regexp.MustCompile(`^[-_A-Za-z0-9]{1,64}$`)
 )
 
 // placeholderNotes names the keys of a section that still have what an example has there. A value is not shown, because
@@ -28,7 +27,7 @@ func placeholderNotes(section entry) (notes []string) {
 	}
 	if body, ok := section.value.find("body"); ok && body.value.text == "ntfy" && len(own) == 0 {
 		topic, ok := section.value.find("body_secrets.topic")
-		if ok && topic.value.kind == aText && !ntfyTopic.MatchString(topic.value.text) {
+		if ok && topic.value.kind == aText && !isToken(topic.value.text, 64) {
 			notes = append(notes, fmt.Sprintf("%s.body_secrets in line %d: ntfy refuses this topic; "+
 				"expected letters, digits, - and _, at most 64", section.key, topic.line))
 		}
