@@ -7,6 +7,7 @@ import (
 
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A clock that is stepped makes the wait of a rule neither shorter nor longer.
@@ -73,6 +74,7 @@ func TestAWaitIsCountedByTheMonotonicClock(t *testing.T) {
 // After a restart the rest of the wait is counted from there: neither the time while nothing ran nor a clock that was
 // stepped meanwhile makes it shorter. After a crash up to a minute is counted once more.
 func TestTheRestOfAWaitIsCountedAfterARestart(t *testing.T) {
+	systemtest.Alone(t)
 	for _, tt := range []struct {
 		claim       string
 		stop        func(b *running)

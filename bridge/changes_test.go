@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // How an event ended is said as far as one can know, and unknown otherwise.
@@ -477,6 +478,7 @@ func TestFiltersWaitForTheNameOfThisVM(t *testing.T) {
 // An answer that will stay the same ends the wait for this VM's name: a refusal at once, one that a host gives for a
 // moment after some seconds. Until then the status says what it waits for, then what that means, and what helps.
 func TestFiltersDoNotWaitForANameThatWillNotCome(t *testing.T) {
+	systemtest.Alone(t)
 	for _, tt := range []struct {
 		claim       string
 		fault       imdstest.Fault
@@ -700,6 +702,7 @@ func TestTheFirstDocumentWaitsThreeSecondsForTheName(t *testing.T) {
 // Whom a change reaches because the wait for the VM's name is over hears the rest of that event, even if it turns out
 // to be another VM's.
 func TestWhoWasToldForWantOfANameHearsTheEnd(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = 100 * time.Millisecond
 		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Hang: true})

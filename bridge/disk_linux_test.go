@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // smallDisk mounts a file system of a megabyte.
@@ -63,6 +64,7 @@ func fill(t *testing.T, dir string) (free func()) {
 // A disk that is full, when the program starts or later, does not silence it: it goes on from memory, is not ready and
 // says why; and when there is room again everything is on disk.
 func TestAFullDiskSilencesNobody(t *testing.T) {
+	systemtest.Alone(t)
 	for _, atStart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("at the start %v", atStart), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *stage) {

@@ -366,6 +366,7 @@ func TestALateFileRemembersHowOftenAnIDWasUsed(t *testing.T) {
 // A late file's backlog about an event that was delivered anew, or ended, is out of date for sinks that want the latest
 // state, and for a lead. Sinks that want everything get it.
 func TestALateFilesBacklogIsNotDeliveredAsNews(t *testing.T) {
+	systemtest.Alone(t)
 	for _, ended := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *stage) {
 			s.opts.Interval = seldom

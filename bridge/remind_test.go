@@ -33,6 +33,7 @@ func (s *stage) redeploy(id string, notice time.Duration) {
 
 // A route gets one reminder for each of its leads; a route without leads gets none.
 func TestARouteIsRemindedOnceForEachLead(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = seldom
 		chat, audit := &ear{}, &ear{}
@@ -107,6 +108,7 @@ func TestAReminderThatSaysNothingNewIsLeftOut(t *testing.T) {
 // two leads that are close to each other, both count, and who takes nothing but reminders gets each of them, at once if
 // the event is announced later than that.
 func TestAReminderIsLeftOutForWhoWasToldJustNow(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		chat, mail, drain := &ear{}, &ear{}, &ear{}
 		only := drain.reminds("drain", 10*time.Minute).with(func(terms *Terms) { terms.Acts = true })
@@ -646,6 +648,7 @@ func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 // A monitor is told at once when a reload changes how often heartbeats come, or ends them: it would miss those that it
 // was promised, and take the VM for silent.
 func TestAReloadThatChangesHeartbeatsIsTold(t *testing.T) {
+	systemtest.Alone(t)
 	_, schema := schemas(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		watch := &ear{}

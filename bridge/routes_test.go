@@ -12,6 +12,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A new route gets the newest change of every open event, and what comes.
@@ -352,6 +353,7 @@ func TestADeadLetterCountsItsOwnAttempts(t *testing.T) {
 // What became a dead letter because it was late is delivered once somebody replays it, in its order and also after a
 // restart: asking for it by hand is no less late, and must not make the same dead letter again.
 func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{answer: always(errDown)}
 		drain := e.all("drain").with(func(terms *Terms) { terms.Late = delivery.LateDrop })
@@ -386,6 +388,7 @@ func TestALateDeadLetterIsDeliveredWhenItIsReplayed(t *testing.T) {
 // While an attempt without a timeout goes on after a reload, the new settings say what of the rest is late: nothing, or
 // only what is neither under way nor the latest.
 func TestWhatWaitsAtAReloadIsLateByTheNewSettings(t *testing.T) {
+	systemtest.Alone(t)
 	for late, want := range map[delivery.Late][]string{
 		delivery.LateSend: {}, delivery.LateDrop: {idB + "-scheduled"},
 	} {

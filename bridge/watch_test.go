@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"forewarn/bridge/imdstest"
+	"forewarn/bridge/systemtest"
 )
 
 // Whatever the endpoint answers for a minute, unless it is a valid document, what is known stays: nothing is told, and
 // what happens afterwards is told as if nothing had been.
 func TestAFailedPollChangesNothing(t *testing.T) {
+	systemtest.Alone(t)
 	body := func(s string) imdstest.Fault { return imdstest.Fault{Body: s} }
 	for _, tt := range []struct {
 		claim string

@@ -14,6 +14,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // A sink that refuses for 20 seconds gets everything once it is back, in order.
@@ -113,6 +114,7 @@ func TestUrgencyHasItsLimits(t *testing.T) {
 // Three blocked answers over thirty seconds block a sink: it is probed once a minute, the events in turn; the first
 // acceptance ends that, and an event that is still refused waits alone.
 func TestABlockedSinkIsProbedOnceAMinute(t *testing.T) {
+	systemtest.Alone(t)
 	bubble(t, func(t *testing.T, s *stage) {
 		e := &ear{answer: always(fmt.Errorf("%w: 404", delivery.ErrBlocked))}
 		b := s.start(e.all("a"))

@@ -222,6 +222,7 @@ func TestMailThatIsRefusedAtItsEnd(t *testing.T) {
 // It logs in by every mechanism, over both kinds of TLS, and says how; with a wrong password it is blocked. In clear it
 // never does.
 func TestMailLogsIn(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	ca := newAuthority(t)
 	cert := ca.issue(t, "127.0.0.1", time.Hour)

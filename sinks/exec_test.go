@@ -27,6 +27,7 @@ import (
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/delivery"
+	"forewarn/bridge/systemtest"
 )
 
 // TestMain lets the test binary be the command that a test runs: TASK says which.
@@ -280,6 +281,7 @@ func TestACutOffRunEndsWithinASecond(t *testing.T) {
 // A CloudEvent is rejected by the third run that fails. Exits 75 and 78, a program that is missing, and a run that was
 // ended because the bridge stops do not count, nor does what failed for another CloudEvent.
 func TestOnlyRunsThatFailCountAsAttempts(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	bridgeStarted := event.New()
 	bridgeStarted.SetID("bridge")
@@ -428,6 +430,7 @@ func TestEnvironmentIsClean(t *testing.T) {
 // A CloudEvent may say anything: the command reads all of it on standard input, and the environment holds as much as
 // every kernel takes.
 func TestAnyTextReachesTheCommand(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	for _, text := range []string{
 		"'\"`$(reboot)\\", "one\ntwo\r\n", "<script>alert(1)</script>", "\u202Eright to left\u200F", "=x; rm -rf /",
@@ -631,6 +634,7 @@ func TestRunsGoSideBySide(t *testing.T) {
 
 // Of long output the log has the beginning and the end, in one record of bounded size.
 func TestLongOutputIsShortened(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	var log bytes.Buffer
 	h := testHost(t)
@@ -671,6 +675,7 @@ func TestCutOutputShowsNoHalfSecret(t *testing.T) {
 // The output of a command stays readable: everyday words and paths of the settings are no secrets. Any other value may
 // be one, however short, and so may everything that is kept apart from the settings.
 func TestOrdinaryWordsInOutputStayReadable(t *testing.T) {
+	systemtest.Alone(t)
 	t.Parallel()
 	dir := t.TempDir()
 	path, word := filepath.Join(dir, "kubeconfig"), writeFile(t, "word", "production")

@@ -20,6 +20,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server/ats"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"forewarn/bridge/systemtest"
 )
 
 const (
@@ -150,6 +152,7 @@ var natsHostile = map[string]func(conn net.Conn, r *bufio.Reader){
 // A hostile server ends its connection and nothing else: no delivery is lost, nothing of it is taken for an answer, no
 // attempt costs more memory than hostileCost, and once an honest server answers there, it gets what is pending.
 func TestNATSHostileServerEndsOnlyItsConnection(t *testing.T) {
+	systemtest.Alone(t)
 	emptyTimerPools()
 	for name, talk := range natsHostile {
 		for _, core := range []bool{false, true} {

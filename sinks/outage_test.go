@@ -17,6 +17,7 @@ import (
 	"forewarn/bridge/imds"
 	"forewarn/bridge/imdstest"
 	"forewarn/bridge/outbox"
+	"forewarn/bridge/systemtest"
 )
 
 // near is a Slack sink whose workspace is reached without a network, so that a story can last an hour.
@@ -44,6 +45,7 @@ func (n *near) Deliver(ctx context.Context, batch []delivery.Delivery) (delivery
 // After an hour without Slack, people get one message about each event: the state now, when it was announced, and that
 // it comes late. No message says what is no longer so.
 func TestAnHourWithoutSlackEndsInOneMessageAnEvent(t *testing.T) {
+	systemtest.Alone(t)
 	synctest.Test(t, func(t *testing.T) {
 		w := &workspace{fail: map[string][]slackNo{}, forms: map[string]url.Values{}, url: "http://slack.test"}
 		sink := &near{slackSink: openSlackSink(t,

@@ -52,6 +52,7 @@ func TestEndlessTemplatesAreStopped(t *testing.T) {
 
 // A correct template of a long text is executed: a group of thousands of events, each with its shared words.
 func TestLongTextsAreAllowed(t *testing.T) {
+	systemtest.Alone(t)
 	one := map[string]any{
 		"azself": false, "observer": "vm-0", "resources": []string{"vm-1", "vm-2"}, "azeventtype": "Reboot", "azeventsource": "Platform",
 		"data": map[string]any{"event": map[string]any{"Description": strings.Repeat("a long description ", 20)}},

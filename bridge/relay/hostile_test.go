@@ -215,6 +215,7 @@ func TestStrangeMessages(t *testing.T) {
 // Messages with headers that NATS servers use themselves stop nothing: each is a dead letter, or what it says, and what
 // follows is told, also by a relay that takes over, and to a sink that is new to the stream.
 func TestHeadersOfTheServersStopNothing(t *testing.T) {
+	systemtest.Alone(t)
 	for _, status := range []string{"100", "400", "404", "408", "409", "503"} {
 		t.Run(status, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {

@@ -136,6 +136,7 @@ func TestARelayWithoutServersSaysSo(t *testing.T) {
 
 // A relay keeps its sinks when another one with other settings starts, which may not have them.
 func TestARelayWithOtherSettingsGetsNoSinks(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		a, b := newRecorder(), newRecorder()
 		a.answer, b.answer = fails(errRefused), fails(errRefused)
@@ -225,6 +226,7 @@ func TestALeaseThatTheServerLosesStaysWithItsHolder(t *testing.T) {
 
 // After another relay has stopped, a relay gives up no sink for it; after one has died, once at most.
 func TestNoSinkIsGivenUpForARelayThatIsGone(t *testing.T) {
+	systemtest.Alone(t)
 	for name, most := range map[string]int{"stopped": 0, "died": 1} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
@@ -391,6 +393,7 @@ func TestUnsettledIsBounded(t *testing.T) {
 
 // When the stream or a bucket is deleted, the relay says so and isn't ready; when it is there again, it goes on.
 func TestDeletedStreamAndBuckets(t *testing.T) {
+	systemtest.Alone(t)
 	for _, name := range []string{"FOREWARN", "KV_FOREWARN_marks", "KV_FOREWARN_leases", "FOREWARN_dead"} {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t)

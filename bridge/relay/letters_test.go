@@ -16,6 +16,7 @@ import (
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/imds"
 	"forewarn/bridge/relay"
+	"forewarn/bridge/systemtest"
 )
 
 // keys returns those of the dead letters of a sink, the oldest first.
@@ -275,6 +276,7 @@ func TestADeadLetterOfARemovedSinkStays(t *testing.T) {
 // A dead letter that is replayed while a newer change of its event waits comes after it in the stream. The newer one is
 // told all the same.
 func TestReplayOfAnOlderChangeTakesNoPlace(t *testing.T) {
+	systemtest.Alone(t)
 	for _, late := range []delivery.Late{delivery.LateLatest, delivery.LateDrop} {
 		t.Run(string(late), func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {

@@ -174,6 +174,7 @@ func TestALeadWaitsForItsTimeOnARelay(t *testing.T) {
 // A reminder that waits is out of date when its sink is told anything else about its event; one that nobody has
 // overtaken is told.
 func TestAReminderThatWaitsIsOvertakenOnARelay(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		_, stop := s.run(route("hook", sink))
@@ -206,6 +207,7 @@ func TestAReminderThatWaitsIsOvertakenOnARelay(t *testing.T) {
 // A reminder that waits stays pending when its event changes and its sink is not told of that, unless the event moves
 // or begins.
 func TestAReminderOutlivesAChangeThatItsSinkIsNotToldOfOnARelay(t *testing.T) {
+	systemtest.Alone(t)
 	for claim, tt := range map[string]struct {
 		next func(t *testing.T, a azure) event.Event
 		told bool
@@ -250,6 +252,7 @@ func TestAReminderOutlivesAChangeThatItsSinkIsNotToldOfOnARelay(t *testing.T) {
 
 // A change that a filter refused stays refused when a relay reads it again, after one that the filter let pass.
 func TestARefusedChangeStaysRefusedWhenItIsReadAgain(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		r := route("hook", sink)

@@ -187,6 +187,7 @@ func TestWhatTheStreamDeletedBeforeAnythingWasToldIsSaid(t *testing.T) {
 
 // So is what they deleted while too much was unsettled.
 func TestWhatTheStreamDeletedWhileNothingWasReadIsSaid(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		sink := newRecorder()
 		sink.answer = fails(errRefused)
@@ -286,6 +287,7 @@ func TestWhatFollowsLostMessagesIsToldWhenTheStreamTellsNothingOfItself(t *testi
 
 // So it is for a sink that was new to the stream just then, whether it has got what was lost or not.
 func TestWhatFollowsLostMessagesIsToldToANewSink(t *testing.T) {
+	systemtest.Alone(t)
 	for _, tt := range []struct {
 		name       string
 		answer     error

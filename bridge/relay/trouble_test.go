@@ -140,6 +140,7 @@ func TestASinkThatIsDownIsReportedOnceByAllRelays(t *testing.T) {
 
 // That a sink is back is told also if its relay stops at that moment, or can't publish it just then.
 func TestThatASinkIsBackIsToldAtAStop(t *testing.T) {
+	systemtest.Alone(t)
 	for name, cut := range map[string]bool{"stop": false, "cut": true} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *stage) {
@@ -179,6 +180,7 @@ func TestThatASinkIsBackIsToldAtAStop(t *testing.T) {
 
 // A sink is not reported as down while what is pending for it is muted or new.
 func TestASinkThatOnlyWaitsIsNotReportedOnARelay(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook, o := newRecorder(), newOps()
 		hook.answer = fails(errRefused)
@@ -259,6 +261,7 @@ func TestDeadLettersAreReportedWhenTheStreamTakesIt(t *testing.T) {
 
 // That a sink accepts nothing is no news while only messages about bridges and relays are pending for it.
 func TestASinkThatOnlyRefusesWhatIsAboutBridgesIsNotReportedOnARelay(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook, o := newRecorder(), newOps()
 		hook.answer = fails(fmt.Errorf("%w: 401", delivery.ErrBlocked))
@@ -284,6 +287,7 @@ func TestASinkThatOnlyRefusesWhatIsAboutBridgesIsNotReportedOnARelay(t *testing.
 
 // Nobody is told by way of a sink that this sink accepts nothing.
 func TestAReportAboutASinkDoesNotFallBackToItOnARelay(t *testing.T) {
+	systemtest.Alone(t)
 	onStage(t, func(t *testing.T, s *stage) {
 		hook, o := newRecorder(), newOps()
 		hook.answer = fails(errRefused)

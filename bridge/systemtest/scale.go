@@ -20,11 +20,11 @@ func LeftToGate(t *testing.T) {
 	}
 }
 
-// Alone skips a test whose goroutines hardly meet, if it is run with -short: under the race detector it takes many
-// times as long and shows nothing that others do not.
+// Alone skips a test if it is run with -short, which is for the race detector: under that it takes many times as long,
+// and its goroutines hardly meet, or only as those of other tests do.
 func Alone(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("its goroutines hardly meet, so -short leaves it out")
+		t.Skip("the race detector would see nothing in it that other tests do not show, so -short leaves it out")
 	}
 }
