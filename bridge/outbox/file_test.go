@@ -22,7 +22,6 @@ import (
 
 	"forewarn/bridge/delivery"
 	"forewarn/bridge/outbox"
-	"forewarn/bridge/systemtest"
 )
 
 // asides returns the files that were set aside in the directory for that reason.
@@ -519,7 +518,6 @@ func ids30() (ids []string) {
 
 // A mostly empty file is compacted and keeps its content, also for concurrent reads.
 func TestMostlyEmptyFileIsCompacted(t *testing.T) {
-	systemtest.Alone(t)
 	dir := t.TempDir()
 	o := open(t, dir, outbox.Options{})
 	kept := mustAdd(t, o, "A", "scheduled", "a")
