@@ -133,7 +133,7 @@ func TestDrainEndsInTime(t *testing.T) {
 	}{
 		{"it is idle", 0, nil, 0, 0, "drained"},
 		{"it has work for a while", 120, nil, 0, 120, "drained"},
-		{"it is done at the last moment", 600, nil, 0, 600, "drained"},
+		{"it is done at the last moment", 60, []string{"DRAIN_LIMIT=60"}, 0, 60, "drained"},
 		{"it is not done within the limit", 700, nil, 1, 600, "not drained in time: 100 under way"},
 		{"the limit is another", 700, []string{"DRAIN_LIMIT=20"}, 1, 20, "not drained in time: 680 under way"},
 		{"the notice is short", 700, []string{"FOREWARN_NOTICE_SECONDS=90"}, 1, 60, "not drained in time: 640 under way"},
@@ -142,7 +142,8 @@ func TestDrainEndsInTime(t *testing.T) {
 		{"the notice is shorter than the reserve", 3, []string{"FOREWARN_NOTICE_SECONDS=10"}, 1, 0,
 			"not drained in time: 3 under way"},
 		{"it is idle then", 0, []string{"FOREWARN_NOTICE_SECONDS=10"}, 0, 0, "drained"},
-		{"nobody knows the notice", 700, []string{"FOREWARN_NOTICE_SECONDS=0"}, 1, 600, "not drained in time: 100 under way"},
+		{"nobody knows the notice", 700, []string{"FOREWARN_NOTICE_SECONDS=0", "DRAIN_LIMIT=60"}, 1, 60,
+			"not drained in time: 640 under way"},
 	} {
 		t.Run(tt.claim, func(t *testing.T) {
 			t.Parallel()

@@ -43,11 +43,11 @@ type browser struct {
 }
 
 // browse starts a browser that ends with the test. The test is skipped if there is no browser, and unless
-// FOREWARN_BROWSER is set, as in the gate: the other tests of the page need none, and this takes 15 seconds.
+// FOREWARN_BROWSER is set, as by .ci/full: the other tests of the page need none, and this takes 15 seconds.
 func browse(t *testing.T) *browser {
 	t.Helper()
 	if os.Getenv("FOREWARN_BROWSER") == "" && os.Getenv("FOREWARN_SHOTS") == "" {
-		t.Skip("takes a quarter of a minute; FOREWARN_BROWSER=yes looks at the page in Chromium, as the gate does")
+		t.Skip("takes a quarter of a minute; FOREWARN_BROWSER=yes looks at the page in Chromium, as .ci/full does")
 	}
 	var path string
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
