@@ -6,9 +6,9 @@
 // FILE:LINE may end anywhere: -only bridge/imds/ makes mistakes in that package alone, and tries them on all tests.
 //
 // Packages are directories. Each has a sample of its own, of n mistakes, as many of each file as it has a share of all;
-// another seed makes another sample. A mistake is tried on the package's own tests, then on those of the other packages
-// that depend on it, the quickest first, until one fails. The tests that -last names are run apart from the others of
-// their package. Tests that take three times as long as they do, and five seconds, have noticed the mistake.
+// another seed makes another sample. A mistake is tried on those of the package's own tests that run its line, then on
+// those of the other packages that depend on it, the quickest first, until one fails. The tests that -last names are run
+// apart from the others of their package. Tests that take three times as long as they do, and five seconds, have noticed the mistake.
 //
 // With -keep, what became of each mistake is added to FILE, and what was noticed before is not tried again as long as
 // its file has not changed; so a run that was ended goes on where it was. With -least it fails when of one package
@@ -49,8 +49,10 @@ import (
 type mutant struct {
 	file     string
 	line     int
-	function string // in which it is, "" for none
-	from, to int    // the bytes that are replaced …
+	function string // in which it is, "" for none, and its lines
+	first    int
+	last     int
+	from, to int // the bytes that are replaced …
 	by       string
 	what     string
 	key      string // the same only for the same mistake in the same text
@@ -179,6 +181,9 @@ type trial struct {
 	last bool // these are the tests that -last names
 	deps []string
 	took time.Duration
+
+	tests []test   // its tests, the quickest first, where it is known what each runs
+	names []string // those that args has, in a part of a trial
 }
 
 // trialsOf gives the trials of all packages. Without a mistake they pass.
@@ -198,8 +203,15 @@ func trialsOf(packages []string, last string) (all []trial, err error) {
 		if out, err := compile(binary, p); err != nil {
 			return nil, fmt.Errorf("the tests of %s cannot be compiled: %w\n%s", p, err, out)
 		}
+		tests, err := testsOf(p, last)
+		if err != nil {
+			return nil, err
+		}
 		add := func(last bool, args ...string) error {
 			t := trial{dir: p, args: args, last: last, deps: deps, took: 15 * time.Minute}
+			if !last {
+				t.tests = tests
+			}
 			began := time.Now()
 			if _, out := t.run(binary); !bytes.HasSuffix(bytes.TrimSpace(out), []byte("PASS")) {
 				return fmt.Errorf("the tests of %s fail as it is:\n%s", p, out)
@@ -294,8 +306,10 @@ func try(m mutant, trials []trial) string {
 			}
 			compiled[binary] = true
 		}
-		if result, _ := t.run(binary); result != survived {
-			return result
+		for _, part := range t.against(m) {
+			if result, _ := part.run(binary); result != survived {
+				return result
+			}
 		}
 	}
 	return survived
@@ -422,6 +436,7 @@ type mutator struct {
 	text     []byte
 	file     string
 	function string // in which it is
+	begin    token.Pos
 	end      token.Pos
 	found    []mutant
 }
@@ -444,7 +459,8 @@ func (f *mutator) replace(n ast.Node, by string) {
 	}
 	from, to := at.Offset, f.set.Position(n.End()).Offset
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s", f.text, from, to, by))
-	f.found = append(f.found, mutant{f.file, at.Line, function, from, to, by, what, fmt.Sprintf("%x", sum[:8])})
+	first, last := f.set.Position(f.begin).Line, f.set.Position(f.end).Line
+	f.found = append(f.found, mutant{f.file, at.Line, function, first, last, from, to, by, what, fmt.Sprintf("%x", sum[:8])})
 }
 
 // otherwise is what a comparison is turned into.
@@ -456,7 +472,7 @@ var otherwise = map[token.Token][]string{
 func (f *mutator) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.FuncDecl:
-		f.function, f.end = n.Name.Name, n.End()
+		f.function, f.begin, f.end = n.Name.Name, n.Pos(), n.End()
 	case *ast.GenDecl:
 		return n.Tok == token.CONST || n.Tok == token.VAR
 	case *ast.IfStmt:
