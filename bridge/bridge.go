@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -381,5 +382,16 @@ func (b *Bridge) startWorker(r Route) {
 				c.Log.Debug("cannot close sink", "err", err)
 			}
 		}
+		b.forget(c, r.Name)
 	}()
+}
+
+// forget drops a worker that has ended because its route was removed.
+func (b *Bridge) forget(c *routeWorker, route string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	removed := !slices.ContainsFunc(b.routes, func(r Route) bool { return r.Name == route })
+	if removed && b.workers[route] == c {
+		delete(b.workers, route)
+	}
 }

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"log/slog"
 	"slices"
@@ -51,14 +52,14 @@ func (b *Bridge) changeContext(o observation) changeContext {
 }
 
 // handle commits the changes of a document. It returns false unless all of them are on disk.
-func (b *Bridge) handle(doc imds.Document, o observation) bool {
-	wait, all := b.commitChanges(doc, o)
+func (b *Bridge) handle(ctx context.Context, doc imds.Document, o observation) bool {
+	wait, all := b.commitChanges(ctx, doc, o)
 	return wait() == nil && all
 }
 
 // commitChanges hands the changes of a document to the outbox. all is false if some were left out. If the outbox's file
 // became readable late, it first waits until the events in the file are known, because their ids are in use already.
-func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() error, all bool) {
+func (b *Bridge) commitChanges(ctx context.Context, doc imds.Document, o observation) (wait func() error, all bool) {
 	for {
 		if wait, all = b.tryChanges(doc, o); wait != nil {
 			return wait, all
@@ -66,7 +67,7 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 		if taken := b.Outbox.TakenUp(); taken != nil {
 			select {
 			case <-taken:
-			case <-b.watchEnded:
+			case <-ctx.Done():
 				return b.Outbox.Durable, false
 			}
 		}
@@ -77,6 +78,9 @@ func (b *Bridge) commitChanges(doc imds.Document, o observation) (wait func() er
 func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error, all bool) {
 	b.deciding.Lock()
 	defer b.deciding.Unlock()
+	if b.Outbox.TakenUp() != nil {
+		return nil, false
+	}
 	known, states := b.events.all()
 	if groups := b.events.listed(doc); len(groups) > 0 {
 		b.Outbox.Submit(outbox.Batch{Now: o.now, Groups: groups})
@@ -103,7 +107,7 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 		}
 		logged = append(logged, facts)
 	}
-	if b.Outbox.TakenUp() != nil {
+	if b.Outbox.TakenUp() != nil { // it became readable meanwhile
 		return nil, false
 	}
 	for _, facts := range logged {

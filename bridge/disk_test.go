@@ -417,7 +417,9 @@ func TestAStopDoesNotWaitForTheName(t *testing.T) {
 		}, e.all("a"))
 		pause(30 * time.Second)
 		bring()
-		pause(6 * time.Second) // the file is looked for every five
+		pause(5500 * time.Millisecond) // the file is looked for every five
+		s.reboot(idB)                  // which waits until it is known which ids the file has
+		pause(1500 * time.Millisecond)
 		began := time.Now()
 		b.end()
 		if took := time.Since(began); took > time.Second {

@@ -76,7 +76,7 @@ func History(o *outbox.Outbox, p Period) ([]EventHistory, error) {
 }
 
 // RecentHistory is History of the newest n changes only; more reports whether there are older ones. The oldest event
-// may lack its first changes. Its cost depends on n and not on the size of the history.
+// may lack its first changes. If n changes are not older than a day, its cost does not depend on the size of the history.
 func RecentHistory(o *outbox.Outbox, p Period, n int, now time.Time) (histories []EventHistory, more bool, err error) {
 	about := []byte(`"type":"` + cloudevent.EventPrefix)
 	for span := 24 * time.Hour; ; span *= 4 {

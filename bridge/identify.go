@@ -159,10 +159,6 @@ func (b *Bridge) learn(o imds.Observer) {
 		b.events.clear()
 		b.reread.Store(true)
 	}
-	b.deciding.Unlock()
-	if err != nil {
-		b.Log.Debug("cannot write the owner of the outbox", "err", err)
-	}
 	b.mu.Lock()
 	if fresh {
 		b.answer = lastAnswer{}
@@ -172,6 +168,10 @@ func (b *Bridge) learn(o imds.Observer) {
 	b.setObserver(o)
 	now := b.observer
 	b.mu.Unlock()
+	b.deciding.Unlock()
+	if err != nil {
+		b.Log.Debug("cannot write the owner of the outbox", "err", err)
+	}
 	if now != before || fresh {
 		b.Log.Info("this VM", "name", now.Name, "vmId", now.VMID, "scaleSet", now.ScaleSet, "location", now.Location)
 		wait := b.keepValue(valueObserver, imds.CompactJSON(now))

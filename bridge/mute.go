@@ -38,6 +38,7 @@ func NewMute(m delivery.Mute, d time.Duration, all []*delivery.Mute, now time.Ti
 	case active >= maxMutes:
 		return m, fmt.Errorf("there are %d mutes; end one first", active)
 	}
+	m.Types = slices.Clone(m.Types)
 	for i, azureType := range m.Types {
 		at := slices.IndexFunc(TypesValues, func(known string) bool { return strings.EqualFold(known, azureType) })
 		if at < 0 {
@@ -161,7 +162,8 @@ func (b *Bridge) endMutes(now time.Time) {
 	})
 }
 
-// changeMutes stores the changed mutes and the CloudEvents about them in one batch. It returns when they are on disk.
+// changeMutes stores the changed mutes and the CloudEvents about them in one batch. It returns when they are on disk,
+// or cannot be written: then they hold until the next start.
 func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute, error)) error {
 	b.muting.Lock()
 	changed, err := changes(b.Outbox.Mutes())

@@ -113,7 +113,7 @@ func (w *watcher) poll(ctx context.Context) time.Duration {
 			return 0 // the answer is too old by now: ask again
 		}
 	}
-	w.answered(p, now)
+	w.answered(ctx, p, now)
 	return w.Interval
 }
 
@@ -154,7 +154,7 @@ func EndpointHint(endpoint string) string {
 }
 
 // answered handles a valid answer.
-func (w *watcher) answered(p imds.Poll, now time.Time) {
+func (w *watcher) answered(ctx context.Context, p imds.Poll, now time.Time) {
 	first := w.last.IsZero()
 	w.last = now
 	w.mu.Lock()
@@ -178,12 +178,12 @@ func (w *watcher) answered(p imds.Poll, now time.Time) {
 		w.reportRecovered(before.At, now)
 	}
 	if p.Class != imds.PollUnchanged {
-		w.document(p, observation{now: now, before: before.At, away: first || before.since(now) > awayAbove})
+		w.document(ctx, p, observation{now: now, before: before.At, away: first || before.since(now) > awayAbove})
 	}
 }
 
 // document handles the document of a valid answer.
-func (w *watcher) document(p imds.Poll, o observation) {
+func (w *watcher) document(ctx context.Context, p imds.Poll, o observation) {
 	etag := p.ETag // copied, so that the answer can be freed while handle waits for the disk
 	if !p.Seen && (p.Sum != w.body || !w.done) {
 		if p.Sum != w.body && p.Document.Incarnation == w.number && p.Document.APIVersion == w.version && w.number != "" &&
@@ -193,7 +193,7 @@ func (w *watcher) document(p imds.Poll, o observation) {
 		w.report(p.Document.Problems)
 		w.body, w.number, w.version = p.Sum, p.Document.Incarnation, p.Document.APIVersion
 		w.clean = p.Class == imds.PollDocument && len(p.Document.Problems) == 0
-		w.done = w.handle(p.Document, o)
+		w.done = w.handle(ctx, p.Document, o)
 	}
 	w.etag = ""
 	if w.done && w.clean {

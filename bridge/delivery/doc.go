@@ -2,7 +2,8 @@
 // calls it: a Worker takes the pending deliveries of one route from a Queue, attempts them by the rules of the
 // schedule, and reports the results to the Queue.
 //
-// It knows neither Azure nor a disk. The outbox on a VM is one Queue, a stream is another.
+// It knows no disk, and of Azure only the words by which a change waits, passes a mute or outdates another. The outbox on
+// a VM is one Queue, a stream is another.
 //
 // # What the loop promises
 //
