@@ -258,12 +258,13 @@ func (b *Bridge) Run(ctx context.Context) error {
 	close(b.watchEnded)
 	loops.Wait()
 
-	b.reportDead(time.Now(), 0)
-	b.reportHeads(time.Now(), 0)
-	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
-	b.sendLastHeartbeats(time.Now())
 	cutter := time.AfterFunc(stopTimeout, b.running.cut)
 	defer cutter.Stop()
+	b.reportDead(time.Now(), 0)
+	b.reportBridge(cloudevent.BridgeStopping, map[string]any{"pending": b.Outbox.Totals().Pending}, "")
+	b.awaitChains()
+	b.reportHeads(time.Now(), 0)
+	b.sendLastHeartbeats(time.Now())
 	b.mu.Lock()
 	b.stopping = true
 	for _, c := range b.workers {

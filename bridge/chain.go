@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"slices"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -28,6 +29,24 @@ func (b *Bridge) reportHeads(now time.Time, every time.Duration) {
 	b.mu.Unlock()
 	for sink, head := range heads {
 		b.reportBridge(cloudevent.ChainHead, map[string]any{"sink": sink, "head": head}, sink)
+	}
+}
+
+// awaitChains waits until the chained logs have got what is pending for them, so that the heads reported at a stop cover
+// it. That takes milliseconds; a log that can't be written is waited for a second.
+func (b *Bridge) awaitChains() {
+	b.mu.Lock()
+	routes := b.routes
+	b.mu.Unlock()
+	behind := func() bool {
+		stats := b.Outbox.Stats(time.Now())
+		return slices.ContainsFunc(routes, func(r Route) bool {
+			_, chained := r.Sink.(delivery.Chained)
+			return chained && stats[r.Name].Pending > stats[r.Name].Muted
+		})
+	}
+	for began := time.Now(); behind() && time.Since(began) < time.Second; {
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -80,3 +80,49 @@ func TestHeadsOfChainedLogsAreReported(t *testing.T) {
 		}
 	})
 }
+
+// A written log is an ear whose chain ends in the id of its last line.
+type written struct{ *ear }
+
+func (w written) Head() string {
+	lines := w.ids()
+	if len(lines) == 0 {
+		return ""
+	}
+	return lines[len(lines)-1]
+}
+
+// The head that is reported at a stop is that of the last line, which is about the stop, also while the log is slow. A
+// log that hangs delays the stop by a second.
+func TestTheHeadAtAStopCoversTheLastLine(t *testing.T) {
+	for _, hangs := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *stage) {
+			audit, watch := &ear{}, &ear{}
+			all := func(t *Terms) { t.Bridge = LevelAll }
+			route := audit.all("audit").with(all)
+			route.Sink = written{audit}
+			b := s.start(route, watch.all("watch").with(all))
+			s.reboot(idA)
+			pause(5 * time.Second)
+			if hangs {
+				audit.say(always(errHang))
+			}
+			began := time.Now()
+			b.end()
+			var heard []string
+			for _, h := range watch.accepted() {
+				if h.Event.Type() == cloudevent.ChainHead {
+					heard = append(heard, cloudevent.Fields(h.Event)["data"].(map[string]any)["head"].(string))
+				}
+			}
+			lines := audit.accepted()
+			if last := lines[len(lines)-1].Event; last.ID() != heard[len(heard)-1] ||
+				(last.Type() == cloudevent.BridgeStopping) == hangs {
+				t.Errorf("hangs %t: the last line is %s, and the heads are %q", hangs, last.ID(), heard)
+			}
+			if took := time.Since(began); !hangs && took > time.Second || took > 6*time.Second {
+				t.Errorf("hangs %t: the stop took %v", hangs, took)
+			}
+		})
+	}
+}

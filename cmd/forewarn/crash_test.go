@@ -21,7 +21,7 @@ import (
 // Changes come in waves, each of as many events as FOREWARN_KILL_WAVE says. They count when a poll carried an
 // If-None-Match, because that is the ETag of a document that is committed; until then the document stays as it is.
 //
-// Every 50 rounds, every ten of waves, all is delivered and judged, and the next rounds begin with an empty record.
+// Every 50 rounds, every five of waves, all is delivered and judged, and the next rounds begin with an empty record.
 //
 // With FOREWARN_DISK, the directory in which .ci/tools/powerloss mounted a disk, every kill is a power loss, which takes
 // what was not synced.
@@ -142,6 +142,9 @@ sinks:
 		}
 		judge(t, "webhook", hook.accepted(), want)
 		judge(t, "file", heard, want)
+		if at := bytes.Index(log.Bytes(), []byte("the outbox cannot be used")); at >= 0 {
+			t.Errorf("the outbox's file did not open again: %.300s", log.Bytes()[at:])
+		}
 		t.Logf("%d rounds, of the last %d changes %d deliveries to the webhook, %d lines in the file and %d half ones, in %v",
 			round+1, len(want), len(hook.accepted()), len(heard), len(torn), time.Since(began).Round(time.Millisecond))
 		if t.Failed() {
