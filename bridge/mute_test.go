@@ -237,3 +237,36 @@ func TestWhatAMuteNeeds(t *testing.T) {
 		t.Error("there may be more mutes than the most")
 	}
 }
+
+// What is asked for stays as it is, though its types are written as Azure writes them in the mute.
+func TestANewMuteLeavesTheRequestAsItIs(t *testing.T) {
+	types := []string{"freeze"}
+	if m, err := NewMute(delivery.Mute{Why: "x", Types: types}, time.Hour, nil, time.Now()); err != nil || m.Types[0] != "Freeze" {
+		t.Errorf("the mute is of %q, %v", m.Types, err)
+	}
+	if types[0] != "freeze" {
+		t.Errorf("the request is of %q now", types)
+	}
+}
+
+// A sink is muted until the last of the mutes ends that hold back all that it gets.
+func TestASinkIsMutedUntilTheLastOfItsMutes(t *testing.T) {
+	now := time.Now().UTC()
+	until := func(sink, vm string, d time.Duration, types ...string) *delivery.Mute {
+		return &delivery.Mute{Sink: sink, VM: vm, Types: types, Until: now.Add(d)}
+	}
+	for _, tt := range []struct {
+		mutes []*delivery.Mute
+		want  time.Duration
+	}{
+		{[]*delivery.Mute{until("", "", 2*time.Hour), until("a", "", time.Hour)}, 2 * time.Hour},
+		{[]*delivery.Mute{until("a", "", time.Hour), until("", "", 2*time.Hour)}, 2 * time.Hour},
+		{[]*delivery.Mute{until("a", "", time.Hour), until("b", "", 2*time.Hour)}, time.Hour},
+		{[]*delivery.Mute{until("a", "", time.Hour), until("a", "vm-0", 2*time.Hour)}, time.Hour},
+		{[]*delivery.Mute{until("a", "", time.Hour), until("a", "", 2*time.Hour, "Freeze")}, time.Hour},
+	} {
+		if got := MutedUntil(tt.mutes, "a").Sub(now); got != tt.want {
+			t.Errorf("of %d mutes the last ends after %v, want %v", len(tt.mutes), got, tt.want)
+		}
+	}
+}

@@ -56,3 +56,34 @@ func TestOpenEventsAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// So is their JSON: what is known counts, what ends makes room, and a change counts for what it is longer.
+func TestTheTextOfOpenEventsIsBounded(t *testing.T) {
+	event := func(id string, size int) imds.Event { return imds.Event{ID: id, Raw: make([]byte, size)} }
+	const half = maxOpenBytes / 2
+	known := []imds.Event{event("a", half), event("b", half-100)}
+	scheduled := func(id string, size int) imds.Change {
+		return imds.Change{Kind: imds.Scheduled, Event: event(id, size)}
+	}
+	updated := func(size int) imds.Change {
+		return imds.Change{Kind: imds.Updated, Event: event("a", size), Previous: &known[0]}
+	}
+	for _, tt := range []struct {
+		claim   string
+		changes []imds.Change
+		want    int
+	}{
+		{"what fits to the byte", []imds.Change{scheduled("c", 100)}, 1},
+		{"one byte more", []imds.Change{scheduled("c", 101)}, 0},
+		{"one beside another", []imds.Change{scheduled("c", 60), scheduled("d", 60), scheduled("e", 40)}, 2},
+		{"a change of the same length", []imds.Change{updated(half)}, 1},
+		{"a change that is longer by what is left", []imds.Change{updated(half + 100)}, 1},
+		{"a change that is longer by more", []imds.Change{updated(half + 101)}, 0},
+		{"a long one while a long one ends", []imds.Change{{Kind: imds.Vanished, Event: known[0]}, scheduled("c", half+100)}, 2},
+		{"a longer one while a long one ends", []imds.Change{{Kind: imds.Vanished, Event: known[0]}, scheduled("c", half+101)}, 1},
+	} {
+		if got := fitting(known, tt.changes); len(got) != tt.want {
+			t.Errorf("%s: %d are taken, want %d", tt.claim, len(got), tt.want)
+		}
+	}
+}

@@ -597,14 +597,22 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 		}
 		s.azure.SetFault(imdstest.Fault{Status: 503})
 		pause(20 * time.Minute)
-		if got := watch.types(); len(got) > 6 {
+		if got := watch.types(); len(got) != 5 {
 			t.Errorf("heard %v, want no heartbeat while the endpoint fails", got)
 		}
 		s.azure.ClearFaults()
 		pause(7 * time.Minute)
-		if got := watch.types(); len(got) < 6 {
-			t.Errorf("heard %v, want them again", got)
+		again := len(watch.types())
+		if again < 6 {
+			t.Errorf("heard %v, want them again", watch.types())
 		}
+		s.disk.fail(errFull)
+		pause(20 * time.Minute)
+		if got := len(watch.types()) - again; got > 1 { // the first, with which the outbox tries the disk
+			t.Errorf("heard %d heartbeats while nothing can be stored", got)
+		}
+		s.disk.fail(nil)
+		pause(time.Minute)
 		b.end()
 		var last struct {
 			Every    float64
@@ -629,10 +637,16 @@ func TestHeartbeatsStopWhenSomethingIsWrong(t *testing.T) {
 // Heartbeats come as often as they promise, so that a monitor may count on it.
 func TestHeartbeatsComeAsOftenAsTheyPromise(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
-		watch := &ear{}
-		b := s.start(watch.all("watch").with(func(t *Terms) { t.Heartbeat = time.Minute }))
+		watch, other := &ear{}, &ear{}
+		beats := func(t *Terms) { t.Heartbeat = time.Minute }
+		b := s.start(watch.all("watch").with(beats), other.all("other").with(beats))
 		pause(3*time.Minute + 30*time.Second)
 		all := watch.accepted()
+		for n, id := range other.ids() { // one for each sink, so that it is gone when it is delivered
+			if id == all[n].Event.ID() {
+				t.Errorf("two sinks got the heartbeat %s", id)
+			}
+		}
 		if len(all) != 4 {
 			t.Fatalf("%d heartbeats came, want 4", len(all))
 		}

@@ -57,6 +57,8 @@ func TestEveryDoubtMeansNo(t *testing.T) {
 		{"it has begun", user, event(func(e *imds.Event) { e.Status = "Started" }), "vm-0", nil, "not Scheduled", true},
 		{"its status is unheard of", user, event(func(e *imds.Event) { e.Status = "Advisory" }), "vm-0", nil, "not Scheduled", true},
 		{"its type is another", user, event(func(e *imds.Event) { e.Type = "Freeze" }), "vm-0", nil, "only.types", true},
+		{"it names many more", user, event(func(e *imds.Event) { e.Resources = []string{"vm-0", "vm-1", "vm-2", "vm-3", "vm-4"} }), "vm-0", nil,
+			"it also names vm-1, vm-2, vm-3, and the rule", true},
 		{"its type is unheard of", user, event(func(e *imds.Event) { e.Type = "Levitate" }), "vm-0", nil, "only.types", true},
 		{"it is the one type that the rule names", with(types("Reboot")), event(as), "vm-0", nil, "", false},
 		{"its type is not the one that the rule names", with(types("Redeploy")), event(as), "vm-0", nil, "only.types", true},

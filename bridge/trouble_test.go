@@ -499,3 +499,49 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 		b.end()
 	})
 }
+
+// An attempt that goes on for longer than its timeout and a second hangs. One that may go on for ever never does.
+func TestAnAttemptThatOutlastsItsTimeoutHangs(t *testing.T) {
+	began := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
+	for _, tt := range []struct {
+		state          delivery.State
+		timeout, after time.Duration
+		want           string
+	}{
+		{delivery.State{}, 10 * time.Second, time.Hour, ""},
+		{delivery.State{Since: began}, 10 * time.Second, 11 * time.Second, ""},
+		{delivery.State{Since: began}, 10 * time.Second, 11*time.Second + 1, "the attempt of 15:09:26 UTC does not end"},
+		{delivery.State{Since: began}, 0, time.Hour, ""},
+		{delivery.State{Failing: true, Error: "refused"}, 0, 0, "refused"},
+	} {
+		said := ""
+		if why := WhySilent(tt.state, tt.timeout, began.Add(tt.after)); why != nil {
+			said = why.Error()
+		}
+		if said != tt.want {
+			t.Errorf("%+v with a timeout of %v, after %v: %q, want %q", tt.state, tt.timeout, tt.after, said, tt.want)
+		}
+	}
+}
+
+// While the endpoint has not answered yet, what is pending for a sink that was removed a day ago becomes a dead letter,
+// and nothing else is tidied up.
+func TestARemovedSinksBacklogEndsWithoutAnAnswerOfTheEndpoint(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		down := &ear{answer: always(errDown)}
+		b := s.start(down.all("down"))
+		s.reboot(idA)
+		pause(5 * time.Second)
+		b.Reload(nil, nil, SettingsInfo{})
+		pause(time.Second)
+		b.end()
+		s.azure.SetFault(imdstest.Fault{Status: 503})
+		pause(24 * time.Hour)
+		b = s.start()
+		pause(15 * time.Second) // the backlog waits for the name of this VM
+		if st := b.Outbox.Totals(); st.Pending != 0 || st.Dead != 1 {
+			t.Errorf("%d are pending and %d are dead letters, want 0 and 1", st.Pending, st.Dead)
+		}
+		b.end()
+	})
+}
