@@ -13,6 +13,7 @@ import (
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/imds"
+	"forewarn/bridge/imdstest"
 )
 
 // condition returns a compiled when.
@@ -285,4 +286,31 @@ func said(t testing.TB, c imds.Change, in cloudevent.Circumstances) event.Event 
 		t.Fatal(err)
 	}
 	return ce
+}
+
+// only.groups takes the events that an observer in one of the groups saw, and those of which the group is not known.
+func TestOnlyGroupsAsksForTheGroupOfTheObserver(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		here, elsewhere, early := &ear{}, &ear{}, &ear{}
+		groups := func(e *ear, name string, patterns ...string) Route {
+			r := e.all(name)
+			r.Filter.Only.Groups = patterns
+			return r
+		}
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 403}) // so that nobody knows the group
+		b := s.start(groups(early, "early", "rg-prod"))
+		s.reboot(idA)
+		pause(5 * time.Second)
+		wantIDs(t, early.ids(), idA+"-scheduled")
+		b.end()
+		s.azure.ClearFaults()
+		b = s.start(groups(here, "here", "rg-prod", "EMU*"), groups(elsewhere, "elsewhere", "rg-prod"))
+		pause(5 * time.Second)
+		s.reboot(idB)
+		pause(5 * time.Second)
+		if !slices.Contains(here.ids(), idB+"-scheduled") || slices.Contains(elsewhere.ids(), idB+"-scheduled") {
+			t.Errorf("the sink of this group heard %q, that of another %q", here.ids(), elsewhere.ids())
+		}
+		b.end()
+	})
 }

@@ -123,6 +123,35 @@ func TestTheWaitsAtAFailingEndpointDoubleUpToSixteenSeconds(t *testing.T) {
 	})
 }
 
+// While instance metadata fails, the waits double from one second to a minute, and stay there.
+func TestTheWaitsForTheIdentityDoubleUpToAMinute(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Random = func() float64 { return 0.9999 } // so that no wait is cut
+		s.azure.SetFault(imdstest.Fault{Path: imdstest.InstanceFacts, Status: 500})
+		var waits []time.Duration
+		var last time.Time
+		s.proxy = func(azure http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				if !strings.Contains(r.URL.Path, "scheduledevents") {
+					if !last.IsZero() {
+						waits = append(waits, time.Since(last).Round(time.Second))
+					}
+					last = time.Now()
+				}
+				return azure.RoundTrip(r)
+			})
+		}
+		b := s.start((&ear{}).all("a"))
+		pause(4 * time.Minute)
+		b.end()
+		const sec = time.Second
+		want := []time.Duration{0, sec, 2 * sec, 4 * sec, 8 * sec, 16 * sec, 32 * sec, 60 * sec, 60 * sec} // the first document asks at once
+		if !slices.Equal(waits, want) {
+			t.Errorf("the waits are %v, want %v", waits, want)
+		}
+	})
+}
+
 // An empty answer, or null for Events, means no events when the next answer says so too.
 func TestAnEmptyAnswerCountsOnlyWhenTheNextConfirmsIt(t *testing.T) {
 	empty := imdstest.Fault{Empty: true}
