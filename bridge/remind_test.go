@@ -129,6 +129,24 @@ func TestAReminderIsLeftOutForWhoWasToldJustNow(t *testing.T) {
 	})
 }
 
+// Just now is the ten minutes before the reminder.
+func TestAReminderComesTenMinutesAfterTheLastWord(t *testing.T) {
+	for ahead, want := range map[time.Duration][]string{
+		25*time.Minute - 10*time.Second: {"scheduled"},
+		25*time.Minute + 10*time.Second: {"scheduled", "reminder"},
+	} {
+		bubble(t, func(t *testing.T, s *stage) {
+			chat := &ear{}
+			b := s.start(chat.reminds("chat", 15*time.Minute))
+			pause(1500 * time.Millisecond)
+			s.redeploy(idA, ahead)
+			pause(11 * time.Minute)
+			wantIDs(t, chat.types(), want...)
+			b.end()
+		})
+	}
+}
+
 // An event that moved is reminded of for its new time; one that began or is over is not, even when the reminder was
 // pending for a sink that was down.
 func TestARemindersEventMustStillLieAhead(t *testing.T) {
