@@ -57,6 +57,34 @@ func TestANewRouteHearsWhatIsOpen(t *testing.T) {
 	}
 }
 
+// What was decided for the routes that there were stays decided when another comes, also if their filters are others now:
+// these are for the changes to come.
+func TestANewRouteDecidesNothingForTheOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		wide, narrow, another := &ear{}, &ear{}, &ear{}
+		freezes := func(e *ear, name string) Route {
+			r := e.all(name)
+			r.Filter.Only.Types = []string{"Freeze"}
+			return r
+		}
+		b := s.start(wide.all("wide"), freezes(narrow, "narrow"))
+		pause(2 * time.Second)
+		s.reboot(idA)
+		pause(2 * time.Second)
+		b.Reload([]Route{freezes(wide, "wide"), narrow.all("narrow"), another.all("another")}, nil, SettingsInfo{})
+		pause(2 * time.Second)
+		wantIDs(t, narrow.ids())
+		wantIDs(t, another.ids(), idA+"-scheduled")
+		s.azure.End(idA) // is told to whoever was told of the event, and to whoever takes it now
+		s.reboot(idB)
+		pause(2 * time.Second)
+		wantIDs(t, wide.ids(), idA+"-scheduled", idA+"-vanished")
+		wantIDs(t, narrow.ids(), idA+"-vanished", idB+"-scheduled")
+		wantIDs(t, another.ids(), idA+"-scheduled", idA+"-vanished", idB+"-scheduled")
+		b.end()
+	})
+}
+
 // A route whose name returns gets the newest change of every open event, unless it had it before.
 func TestARouteThatReturnsHearsWhatItMissed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
