@@ -216,6 +216,38 @@ func TestUnreadableFileIsNotMigrated(t *testing.T) {
 	})
 }
 
+// A crash of the old program could leave a file in the middle of a change: an id that is used, without the event that it
+// is about; an event with nothing to tell of it; a delivery that is neither pending nor given up. All of it opens, keeps its
+// count of ids, and says what it cannot read.
+func TestHalfAChangeOfTheFirstFormatIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := diskOf([][]outbox.Write{{
+			{Bucket: "meta", Key: "format", Value: []byte("1")},
+			{Bucket: "ids", Key: "A-scheduled", Value: []byte(`{"times":1,"event":"A","at":"2000-01-01T00:00:00Z"}`)},
+			{Bucket: "open", Key: "B", Value: []byte(`{"latest":946684800000001}`)},
+			{Bucket: "open", Key: "C", Value: []byte(`{"latest":`)},
+			{Bucket: "events", Key: fmt.Sprintf("%016d", 946684800000002), Value: []byte(`{"id":"D-scheduled"}`)},
+			{Bucket: "pending", Key: "hook/9", Value: []byte(`{`)},
+		}})
+		log := &lines{}
+		o := open(t, t.TempDir(), outbox.Options{Storage: d, Log: log.logger()})
+		time.Sleep(time.Second)
+		if got := o.Mark("A", "A-scheduled").Times; got != 1 {
+			t.Errorf("the id of the change that is half there was used %d times, want 1", got)
+		}
+		if groups := o.Groups(); len(groups) != 1 || groups["B"].Latest != 946684800000001 {
+			t.Errorf("open are %v, want B", groups)
+		}
+		if st := o.Totals(); st.Pending+st.Dead != 0 {
+			t.Errorf("%d are pending and %d dead, want none", st.Pending, st.Dead)
+		}
+		if said := log.String(); !strings.Contains(said, "event=C") || !strings.Contains(said, "hook/9") {
+			t.Errorf("the log does not say what cannot be read:\n%s", said)
+		}
+		o.Close()
+	})
+}
+
 // halfRead is a storage in which one bucket can't be read while it fails.
 type halfRead struct {
 	outbox.Storage

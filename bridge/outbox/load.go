@@ -86,7 +86,7 @@ func (o *Outbox) openOnce() (loaded bool, err error) {
 	}
 	var all []Write
 	if has < format {
-		if all, err = migrate(o.storage); err == nil && writable {
+		if all, err = migrate(o.storage, o.log); err == nil && writable {
 			err = o.storage.Write(all)
 			all = nil // they are read from the storage now
 		}

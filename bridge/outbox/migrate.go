@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"encoding/json"
+	"log/slog"
 	"slices"
 	"strconv"
 )
@@ -12,8 +13,9 @@ const (
 	bucket1IDs  = "ids"  // id → Mark
 )
 
-// migrate returns the writes that turn a storage of format 1 into one of format 2.
-func migrate(s Storage) ([]Write, error) {
+// migrate returns the writes that turn a storage of format 1 into one of format 2. What it can't read is left out and
+// logged.
+func migrate(s Storage, log *slog.Logger) ([]Write, error) {
 	r := records{}
 	var err error
 	each := func(bucket string, f func(key string, value []byte)) {
@@ -32,7 +34,9 @@ func migrate(s Storage) ([]Write, error) {
 		var state struct {
 			Latest uint64 `json:"latest"`
 		}
-		if json.Unmarshal(value, &state) == nil {
+		if err := json.Unmarshal(value, &state); err != nil {
+			log.Error("an open event of the outbox's first format cannot be read; it counts as new", "event", key, "err", err)
+		} else {
 			heads[state.Latest] = head{}
 			r[place{bucketGroups, key}] = append([]byte(seqKey(state.Latest)+" "), value...)
 		}
