@@ -251,7 +251,8 @@ func (o *openEvents) latest() []uint64 {
 	return seqs
 }
 
-// set replaces the states of events, nil for one that is over, and returns them as the outbox stores them.
+// set replaces the states of events, nil for one that is over, and returns them as the outbox stores them. The caller holds
+// deciding, as whoever notes something does, so that nothing is noted between the copy of a state and its return.
 func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -261,9 +262,6 @@ func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group 
 			delete(o.byID, id)
 			groups[id] = nil
 			continue
-		}
-		if was := o.byID[id]; was != nil { // what the poll loop has recorded since op was copied
-			op.Gap, op.Rebooted, op.Pause = was.Gap, was.Rebooted, was.Pause
 		}
 		o.byID[id] = op
 		groups[id] = op.group()
