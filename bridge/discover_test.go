@@ -145,6 +145,30 @@ func TestABridgeFindsItsEndpoint(t *testing.T) {
 	})
 }
 
+// A new endpoint is asked at once which VM this is, however long nobody could say.
+func TestANewEndpointIsAskedForTheNameAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		w := &town{service: s.azure.RoundTripper()}
+		s.proxy = func(http.RoundTripper) http.RoundTripper { return w }
+		s.opts.Discover = w.search(0)
+		s.opts.Random = func() float64 { return 0.9999 } // so that no wait is cut
+		b := s.start((&ear{}).all("a"))
+		pause(10*time.Minute + 500*time.Millisecond)
+		w.set("168.63.129.16")
+		for range 120 {
+			if b.Client.Endpoint() == "http://168.63.129.16" {
+				break
+			}
+			pause(time.Second)
+		}
+		pause(time.Second)
+		if name := b.Status().Observer.Name; name != "vm-0" {
+			t.Errorf("a second after it was found the name is %q", name)
+		}
+		b.end()
+	})
+}
+
 // Each outage is searched as the first: soon, and then more and more rarely.
 func TestEachOutageIsSearchedAnew(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

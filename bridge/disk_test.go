@@ -744,3 +744,31 @@ func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 		b.end()
 	})
 }
+
+// A history that grows quickly is bounded at once, not only at the next of the regular times, ten minutes apart.
+func TestTheHistoryIsBoundedWhenItGrows(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		s.opts.Interval = time.Minute
+		s.bounds = outbox.Bounds{History: 32}
+		b := s.start((&ear{}).all("a"))
+		pause(2 * time.Minute)
+		count := func() (n int) {
+			if err := b.Outbox.Walk(0, func(outbox.Record) error { n++; return nil }); err != nil {
+				t.Error(err)
+			}
+			return n
+		}
+		each := func(do func(id string)) {
+			for i := range 60 {
+				do(fmt.Sprintf("%08d-0000-4000-8000-000000000000", i))
+			}
+			pause(62 * time.Second)
+		}
+		each(s.reboot)
+		each(func(id string) { s.azure.End(id) }) // what is open is kept
+		if n := count(); n > 40 {
+			t.Errorf("two seconds after 60 events it has %d changes, want about 32", n)
+		}
+		b.end()
+	})
+}
