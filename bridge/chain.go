@@ -41,8 +41,8 @@ func (b *Bridge) awaitChains() {
 	behind := func() bool {
 		stats := b.Outbox.Stats(time.Now())
 		return slices.ContainsFunc(routes, func(r Route) bool {
-			_, chained := r.Sink.(delivery.Chained)
-			return chained && stats[r.Name].Pending > stats[r.Name].Muted
+			log, chained := r.Sink.(delivery.Chained)
+			return chained && log.Head() != "" && stats[r.Name].Pending > stats[r.Name].Muted
 		})
 	}
 	for began := time.Now(); behind() && time.Since(began) < time.Second; {
