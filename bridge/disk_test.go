@@ -729,12 +729,13 @@ func TestTheOutboxIsCompactedOnceADay(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {
 		s.opts.Interval = time.Minute
 		s.azure.SetFault(imdstest.Fault{Status: 503, For: 5 * time.Minute})
+		began := time.Now()
 		b := s.start()
 		for _, tt := range []struct {
 			after time.Duration
 			want  int
 		}{{4 * time.Minute, 0}, {10 * time.Minute, 1}, {23 * time.Hour, 1}, {25 * time.Hour, 2}} {
-			pause(time.Until(b.began.Add(tt.after)))
+			pause(time.Until(began.Add(tt.after)))
 			s.disk.mu.Lock()
 			if got := s.disk.compactions; got != tt.want {
 				t.Errorf("after %v it was compacted %d times, want %d", tt.after, got, tt.want)
