@@ -251,8 +251,8 @@ func (o *openEvents) latest() []uint64 {
 	return seqs
 }
 
-// set replaces the states of events, nil for one that is over, and returns them as the outbox stores them. The caller holds
-// deciding, as whoever notes something does, so that nothing is noted between the copy of a state and its return.
+// set replaces the states of events, nil for one that is over, and returns them as the outbox stores them. The caller has
+// held deciding since it copied them, so nobody has noted anything meanwhile.
 func (o *openEvents) set(states map[string]*openEvent) map[string]*outbox.Group {
 	o.mu.Lock()
 	defer o.mu.Unlock()

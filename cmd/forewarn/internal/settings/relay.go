@@ -30,8 +30,8 @@ type Provision struct {
 	Duplicates time.Duration `yaml:"duplicates" doc:"time that ids are remembered (default: 24h for a new stream)"`
 }
 
-// isToken reports whether a text is made of letters, digits, dashes and underscores, n of them at most. (A regular
-// expression that counts to 200 takes two milliseconds to compile, at each start of every command.)
+// isToken reports whether a text is 1 to n letters, digits, dashes and underscores. It needs no regular expression: one
+// that counts to 200 takes two milliseconds to compile, whenever a command starts.
 func isToken(s string, n int) bool {
 	return s != "" && len(s) <= n && strings.Trim(s, tokenChars) == ""
 }
