@@ -53,7 +53,7 @@ func start(w *world) *process {
 	p.outbox = box
 	p.bridge = bridge.New(bridge.Options{
 		Client: imds.NewClient("http://azure.test", imds.DefaultAPIVersion, w.log, w.variant.transport(endpoint{w})),
-		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(rules(w.plan.rules)),
+		Outbox: box, Routes: w.variant.routes(w, p.routes(w.routes)), Rules: w.variant.rules(w, rules(w.rules)),
 		Interval: w.plan.interval * time.Duration(1+w.variant.slower), Host: "host-0", Version: "simulated", Log: w.log,
 		Turned: p.turned, Random: w.random, Meter: meter{w},
 	})
@@ -120,10 +120,10 @@ func (p *process) bury() {
 	_ = p.outbox.Close() // what it says was said before
 }
 
-// reload sets the routes up anew.
-func (p *process) reload(routes []routePlan) {
+// reload sets the routes and rules up anew.
+func (p *process) reload() {
 	v := p.w.variant
-	p.bridge.Reload(v.routes(p.w, p.routes(routes)), v.rules(rules(p.w.plan.rules)), bridge.SettingsInfo{})
+	p.bridge.Reload(v.routes(p.w, p.routes(p.w.routes)), v.rules(p.w, rules(p.w.rules)), bridge.SettingsInfo{})
 }
 
 // An entry is a delivery that is pending, or a dead letter.

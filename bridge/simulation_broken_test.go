@@ -29,7 +29,7 @@ type variant struct {
 
 	transportOf func(http.RoundTripper) http.RoundTripper
 	routesOf    func(*world, []bridge.Route) []bridge.Route
-	rulesOf     func([]bridge.Rule) []bridge.Rule
+	rulesOf     func(*world, []bridge.Rule) []bridge.Rule
 	deliver     func(d destination, ctx context.Context, batch []handed) verdict
 	write       func(d *disk, write func() error) error
 	forgets     bool // its file
@@ -78,11 +78,11 @@ func (v variant) routes(w *world, routes []bridge.Route) []bridge.Route {
 	return v.routesOf(w, routes)
 }
 
-func (v variant) rules(rules []bridge.Rule) []bridge.Rule {
+func (v variant) rules(w *world, rules []bridge.Rule) []bridge.Rule {
 	if v.rulesOf == nil {
 		return rules
 	}
-	return v.rulesOf(rules)
+	return v.rulesOf(w, rules)
 }
 
 // each changes every route.
@@ -90,6 +90,17 @@ func each(change func(r *bridge.Route)) func(*world, []bridge.Route) []bridge.Ro
 	return func(_ *world, routes []bridge.Route) []bridge.Route {
 		for i := range routes {
 			change(&routes[i])
+		}
+		return routes
+	}
+}
+
+// asFirst has a reload leave something of each route as it was.
+func asFirst(leave func(r *bridge.Route, first routePlan)) func(*world, []bridge.Route) []bridge.Route {
+	return func(w *world, routes []bridge.Route) []bridge.Route {
+		for i := range routes {
+			r := &routes[i]
+			leave(r, w.plan.routes[slices.IndexFunc(w.plan.routes, func(p routePlan) bool { return p.name == r.Name })])
 		}
 		return routes
 	}
@@ -107,8 +118,8 @@ func rewrite(change func(h *handed)) func(destination, context.Context, []handed
 }
 
 // rule changes every rule.
-func rule(change func(r *bridge.Rule)) func([]bridge.Rule) []bridge.Rule {
-	return func(rules []bridge.Rule) []bridge.Rule {
+func rule(change func(r *bridge.Rule)) func(*world, []bridge.Rule) []bridge.Rule {
+	return func(_ *world, rules []bridge.Rule) []bridge.Rule {
 		for i := range rules {
 			change(&rules[i])
 		}
@@ -454,6 +465,8 @@ var brokenVariants = []variant{
 			return d.take(ctx, batch)
 		}},
 
+	{claim: "everybody is told all about the bridge", promise: "trouble", seed: 1,
+		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelAll })},
 	{claim: "nobody is told of dead letters", promise: "trouble", seed: 65,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelNone })},
 
@@ -478,6 +491,20 @@ var brokenVariants = []variant{
 		routesOf: each(func(r *bridge.Route) { r.Filter.Except = bridge.Match{} })},
 	{claim: "nobody waits for the name of the VM", promise: "filters", seed: 1,
 		transportOf: instance(func(resp *http.Response, _ string) { resp.StatusCode = http.StatusForbidden })},
+	{claim: "a reload leaves filters as they were", promise: "filters", seed: 42,
+		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Filter = first.filter() })},
+	{claim: "a reload leaves reminders as they were", promise: "reminders", seed: 184,
+		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Terms.Remind = first.remind })},
+	{claim: "a reload leaves late as it was", promise: "late", story: []step{
+		{at(time.Minute), reload{changes: map[string]routeChange{
+			"webhook": {"late: latest", func(r *routePlan) { r.late = "latest" }},
+		}}},
+		{at(2 * time.Minute), sinkTrouble{sink: "webhook", how: "is down", end: 20 * time.Minute, share: 100}},
+		{at(3 * time.Minute), list{event: reboot}},
+		{at(5 * time.Minute), list{event: moved}},
+		{at(30 * time.Minute), unlist{reboot.id}},
+	},
+		routesOf: asFirst(func(r *bridge.Route, first routePlan) { r.Terms.Late = delivery.Late(first.late) })},
 	{claim: "a wave is told one by one", promise: "digest", seed: 248,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Digest = delivery.Digest{} })},
 	{claim: "latest and drop are send", promise: "late", seed: 24,
@@ -600,6 +627,8 @@ var brokenVariants = []variant{
 	{claim: "a rule does not wait", promise: "approval", seed: 159, rulesOf: rule(func(r *bridge.Rule) { r.Wait = 0 })},
 	{claim: "a rule approves for others", promise: "approval", seed: 251,
 		rulesOf: rule(func(r *bridge.Rule) { r.Others = true })},
+	{claim: "a reload leaves the rules as they were", promise: "approval", seed: 159,
+		rulesOf: func(w *world, _ []bridge.Rule) []bridge.Rule { return rules(w.plan.rules) }},
 	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 15,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			return verdict{}

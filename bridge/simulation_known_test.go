@@ -36,7 +36,7 @@ var knownStories = []struct {
 		{at(time.Minute), sinkTrouble{sink: "second", how: "is down", end: 7 * time.Minute, share: 100}},
 		{at(2 * time.Minute), list{event: freeze}}, // of the document that has both, this is pending and the other is not
 		{at(2 * time.Minute), list{event: reboot}},
-		{at(4 * time.Minute), reload{[]string{"second"}}},
+		{at(4 * time.Minute), reload{routes: []string{"second"}}},
 		{at(6 * time.Minute), restart{crash: true, step: -48 * time.Hour, off: 20 * time.Second, late: time.Minute}},
 		{at(9 * time.Minute), unlist{freeze.id}},
 	}},

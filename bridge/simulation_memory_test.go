@@ -89,8 +89,8 @@ func (o *oracle) underWay(k kept, at time.Time) bool {
 
 // waits reports whether the age of a route's deliveries counts from later than their creation.
 func (o *oracle) waits(sink string) bool {
-	return slices.ContainsFunc(o.plan.routes, func(r routePlan) bool {
-		return r.name == sink && r.lead > 0 || r.fallback == sink
+	return slices.ContainsFunc(o.setups, func(s setup) bool {
+		return slices.ContainsFunc(s.routes, func(r routePlan) bool { return r.name == sink && r.lead > 0 || r.fallback == sink })
 	}) || slices.ContainsFunc(o.mutes, func(m *muting) bool { return m.sink == "" || m.sink == sink })
 }
 
@@ -214,7 +214,7 @@ func (o *oracle) behind() {
 					}
 				}
 			}
-			if limit := 32 + most*max(1, r.parallel); again > limit {
+			if limit := 32 + most*max(1, o.as(r.name, b.ended.at).parallel); again > limit {
 				o.add("told once", "a crash had %d deliveries repeated to %s", again, r.name)
 			}
 		}

@@ -181,12 +181,15 @@ func (o *oracle) mutesAreOnRecord() {
 // summaries: people are told what waited for a mute at once, at its end.
 func (o *oracle) summaries() {
 	for _, r := range o.plan.routes {
-		if r.late != "latest" || r.above == 0 || o.everTroubled(r.name) || o.blurred {
+		if o.everTroubled(r.name) || o.blurred {
 			continue
 		}
 		for _, m := range o.mutes {
 			for _, i := range m.sure {
 				end := i.to
+				if r := o.as(r.name, end); r.late != "latest" || r.above == 0 || !o.setUp(r.name, i.from, end+o.slack(end)) {
+					continue
+				}
 				var calls []*attempt
 				for _, a := range o.attempts {
 					if a.sink != r.name || a.start < end || a.start > end+o.slack(end) || len(a.batch) >= 500 {
@@ -219,18 +222,21 @@ func (o *oracle) calm(h handed, end time.Duration) bool {
 }
 
 // mutedFallback: what is muted does not go to the fallback meanwhile.
-func (o *oracle) mutedFallback(id string, b belief, r routePlan) {
-	for _, t := range o.tried[id][r.fallback] {
+func (o *oracle) mutedFallback(id string, b belief, fallback string) {
+	for _, t := range o.tried[id][fallback] {
 		place := b.place(t)
-		if t.instead != r.name || place < 0 || b.changes[place].boot != t.in || o.gaveUp(r.name, t.id) {
+		if t.instead == "" || place < 0 || b.changes[place].boot != t.in || o.gaveUp(t.instead, t.id) {
 			continue
 		}
-		c := b.changes[place]
+		c, r := b.changes[place], o.as(t.instead, t.start)
+		if !o.setUp(r.name, c.at, t.start) {
+			continue
+		}
 		for _, m := range o.mutesOf(r.name, id) {
 			for _, i := range m.sure {
 				if m.covers(r.name, c.event.kind, c.event.resources()) && i.from+time.Second < c.at+r.after &&
 					i.from < t.start && t.start < i.to {
-					o.add("mutes hold", "%s was told %s at %v instead of %s, which was muted: %v", r.fallback, t.id,
+					o.add("mutes hold", "%s was told %s at %v instead of %s, which was muted: %v", fallback, t.id,
 						short(t.start), r.name, m)
 				}
 			}

@@ -1,8 +1,11 @@
 package bridge_test
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 )
@@ -17,15 +20,47 @@ type rulePlan struct {
 // What an operator does, and what happens to the machine. These acts need a program that runs; while there is none,
 // they are left out.
 
-// reload sets the routes up anew.
-type reload struct{ routes []string }
-
-func (x reload) operate(p *process) {
-	p.w.setRoutes(x.routes)
-	p.reload(p.w.routes)
+// reload sets the routes and rules up anew.
+type reload struct {
+	routes  []string               // that there are now; nil for all
+	changes map[string]routeChange // by route, what is set up in another way from now on
+	rules   *[]rulePlan            // nil for those that there were
 }
 
-func (x reload) String() string { return "reload with " + strings.Join(x.routes, ", ") }
+// A routeChange is what an operator writes in another way.
+type routeChange struct {
+	what  string
+	apply func(r *routePlan)
+}
+
+func (x reload) operate(p *process) {
+	w := p.w
+	w.mu.Lock()
+	for i := range w.settings {
+		r := &w.settings[i]
+		if c, ok := x.changes[r.name]; ok {
+			r.anew++
+			c.apply(r)
+		}
+	}
+	if x.rules != nil {
+		w.rules = *x.rules
+	}
+	w.mu.Unlock()
+	w.setRoutes(x.routes)
+	p.reload()
+}
+
+func (x reload) String() string {
+	s := "reload with " + cmp.Or(strings.Join(x.routes, ", "), "all routes")
+	for _, name := range slices.Sorted(maps.Keys(x.changes)) {
+		s += fmt.Sprintf("; %s: %s", name, x.changes[name].what)
+	}
+	if x.rules != nil {
+		s += fmt.Sprintf("; rules %+v", *x.rules)
+	}
+	return s
+}
 
 // replay makes the dead letters of all routes that there are owed again.
 type replay struct{}
@@ -196,7 +231,7 @@ func operatorSteps(r *rand.Rand, routes []routePlan, events []step, length time.
 		steps = append(steps, step{at, x})
 	}
 	for range r.IntN(3) {
-		add(reload{some(r, routes)})
+		add(reload{routes: some(r, routes)})
 	}
 	if r.IntN(2) == 0 {
 		add(replay{})
@@ -211,6 +246,70 @@ func operatorSteps(r *rand.Rand, routes []routePlan, events []step, length time.
 		}
 	}
 	return steps
+}
+
+// reloadSteps make up reloads that change how routes are set up, and the rules. They have random numbers of their own, as
+// muteSteps do.
+func reloadSteps(seed uint64, routes []routePlan, length time.Duration) (steps []step) {
+	r := rand.New(rand.NewPCG(seed, 2))
+	if r.IntN(3) > 0 {
+		return nil
+	}
+	for range 1 + r.IntN(3) {
+		x := reload{changes: map[string]routeChange{}}
+		for _, p := range routes[1:] { // the first is told everything, always
+			if r.IntN(3) == 0 {
+				x.changes[p.name] = someChange(r, p.name)
+			}
+		}
+		if r.IntN(2) == 0 {
+			rules := someRules(r, routes)
+			x.rules = &rules
+		}
+		if r.IntN(4) == 0 {
+			x.routes = some(r, routes)
+		}
+		steps = append(steps, step{during(r, length), x})
+	}
+	return steps
+}
+
+// someChange makes up what an operator writes in another way.
+func someChange(r *rand.Rand, route string) routeChange {
+	late := pick(r, "send", "latest", "drop")
+	lead := pick(r, 0, 10*time.Minute, 25*time.Minute)
+	leads := pick(r, nil, []time.Duration{12 * time.Minute}, []time.Duration{20 * time.Minute, 5 * time.Minute})
+	vms := pick(r, "self", "leader", "all")
+	types := pick(r, nil, []string{"Freeze"}, []string{"Reboot", "Redeploy"})
+	changes := pick(r, nil, []string{"scheduled", "vanished"}, []string{"first"})
+	except := pick(r, matchPlan{}, matchPlan{types: []string{"Reboot"}}, matchPlan{sources: []string{"User"}})
+	when := pick(r, append([]condition{{}}, conditions...)...)
+	age := pick(r, 0, 2*time.Minute, 30*time.Minute)
+	timeout := pick(r, 3*time.Second, 20*time.Second)
+	level := pick(r, "none", "trouble", "all")
+	above, batch, parallel := pick(r, 0, 3), pick(r, 0, 2, 5), pick(r, 0, 4)
+	all := []routeChange{
+		{"late: " + late, func(p *routePlan) { p.late = late }},
+		{fmt.Sprintf("lead: %v", lead), func(p *routePlan) { p.lead, p.remind = lead, nil }},
+		{fmt.Sprintf("remind: %v", leads), func(p *routePlan) { p.lead, p.remind = 0, leads }},
+		{"vms: " + vms, func(p *routePlan) { p.vms = vms }},
+		{fmt.Sprintf("types: %v", types), func(p *routePlan) { p.types, p.sources = types, nil }},
+		{fmt.Sprintf("changes: %v", changes), func(p *routePlan) { p.changes = changes }},
+		{fmt.Sprintf("except: %+v", except), func(p *routePlan) { p.except = except }},
+		{"when: " + when.text, func(p *routePlan) { p.when = when }},
+		{fmt.Sprintf("max_age: %v", age), func(p *routePlan) { p.maxAge = age }},
+		{fmt.Sprintf("timeout: %v", timeout), func(p *routePlan) { p.timeout = timeout }},
+		{"bridge: " + level, func(p *routePlan) { p.bridge = level }},
+		{fmt.Sprintf("group above: %d", above), func(p *routePlan) { p.above, p.within = above, 10*time.Second }},
+		{fmt.Sprintf("batch: %d", batch), func(p *routePlan) { p.batch = batch }},
+		{fmt.Sprintf("parallel: %d", parallel), func(p *routePlan) { p.parallel = parallel }},
+	}
+	if route != "page" {
+		all = append(all,
+			routeChange{"fallback: none", func(p *routePlan) { p.fallback, p.after = "", 0 }},
+			routeChange{"fallback: page", func(p *routePlan) { p.fallback, p.after = "page", 2*time.Minute }})
+	}
+	return pick(r, all...)
 }
 
 // some returns the names of some routes, the first always.

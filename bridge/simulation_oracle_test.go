@@ -137,8 +137,9 @@ func (o *oracle) add(promise, format string, args ...any) {
 // event checks what was told of one event against one belief.
 func (o *oracle) event(id string, b belief) []finding {
 	x := &oracle{world: o.world, beliefs: o.beliefs, muted: o.muted, taken: o.taken, tried: o.tried, blurred: o.blurred}
-	for _, r := range o.plan.routes {
-		told := slices.DeleteFunc(slices.Clone(o.taken[id][r.name]), func(t taken) bool { return !azures(t.change) })
+	for _, p := range o.plan.routes {
+		r := p.name
+		told := slices.DeleteFunc(slices.Clone(o.taken[id][r]), func(t taken) bool { return !azures(t.change) })
 		x.nothingMore(b, r, told)
 		x.nothingLess(b, r, told)
 		x.once(r, told)
@@ -193,7 +194,7 @@ func (o *oracle) blurs(id string, b belief) bool {
 func azures(kind string) bool { return kind != "reminder" && kind != "approved" }
 
 // nothingMore: a sink is told only what it is owed, under the id of the change, and nothing that a crash made forget.
-func (o *oracle) nothingMore(b belief, r routePlan, told []taken) {
+func (o *oracle) nothingMore(b belief, route string, told []taken) {
 	for _, t := range told {
 		owed, lost, known := false, true, false
 		for _, c := range b.changes {
@@ -201,17 +202,17 @@ func (o *oracle) nothingMore(b belief, r routePlan, told []taken) {
 				continue
 			}
 			known = true
-			_, is := c.routes[r.name]
+			_, is := c.routes[route]
 			owed = owed || is
 			lost = lost && c.lost && !o.ill(c.at, t.at)
 		}
 		switch {
 		case !known:
-			o.add("the same change has the same id", "%s was told %s, the id of no change: %v", r.name, t.id, ids(b))
+			o.add("the same change has the same id", "%s was told %s, the id of no change: %v", route, t.id, ids(b))
 		case !owed && t.instead == "" && !o.blurs(t.event, b):
-			o.add("filters", "%s was told %s, which it is not owed", r.name, t.id)
+			o.add("filters", "%s was told %s, which it is not owed", route, t.id)
 		case lost:
-			o.add("owed before sent", "%s was told %s, which was not on the disk", r.name, t.id)
+			o.add("owed before sent", "%s was told %s, which was not on the disk", route, t.id)
 		}
 	}
 }
@@ -228,21 +229,48 @@ func ids(b belief) (list []string) {
 }
 
 // nothingLess: each change is told to each route that is owed it, or it is on record why not.
-func (o *oracle) nothingLess(b belief, r routePlan, told []taken) {
+func (o *oracle) nothingLess(b belief, route string, told []taken) {
 	for i, c := range b.changes {
-		if !c.routes[r.name] || c.gone() {
+		if !c.routes[route] || c.gone() {
 			continue
 		}
 		has := slices.ContainsFunc(told, func(t taken) bool { return t.id == c.id })
-		covered := r.late == "latest" && slices.ContainsFunc(o.taken[c.event.id][r.name], func(t taken) bool {
-			return t.seq > c.seq && slices.Contains(t.missed, c.kind) // a reminder may stand for it too
+		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == route && e.id == c.id })
+		// Which of its terms the route had when something else took the place of this, nobody knows.
+		excused := slices.ContainsFunc(o.ways(route, c.at, forever), func(r routePlan) bool {
+			covered := r.late == "latest" && slices.ContainsFunc(o.taken[c.event.id][route], func(t taken) bool {
+				return t.seq > c.seq && slices.Contains(t.missed, c.kind) // a reminder may stand for it too
+			})
+			return covered || o.overtaken(b, i, r) || o.toldAnew(b, i, r) || o.stoodFor(b, i, r)
 		})
-		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == r.name && e.id == c.id })
-		if !has && !covered && !kept && !o.hand("drop", r.name, c.id) && !o.overtaken(b, i, r) && !o.toldAnew(b, i, r) &&
-			!o.stoodFor(b, i, r) {
-			o.add("nothing is lost", "%s was never told %s, seen at %v", r.name, c.id, short(c.at))
+		if !has && !kept && !excused && !o.hand("drop", route, c.id) {
+			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}
+}
+
+// ways returns each way in which a route was set up in a time, or was last before.
+func (o *oracle) ways(route string, from, to time.Duration) (ways []routePlan) {
+	for _, s := range o.setups {
+		if s.at > to && len(ways) > 0 {
+			break
+		}
+		if i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route }); i >= 0 {
+			if s.at <= from {
+				ways = nil
+			}
+			ways = append(ways, s.routes[i])
+		}
+	}
+	return ways
+}
+
+// as returns a route as it was set up at a time, or last before.
+func (o *oracle) as(route string, at time.Duration) routePlan {
+	if ways := o.ways(route, at, at); len(ways) > 0 {
+		return ways[0]
+	}
+	return routePlan{name: route}
 }
 
 // toldAnew reports whether a change is out of date for the route: a late file brought it when the event had been told
@@ -282,18 +310,18 @@ func (o *oracle) overtaken(b belief, i int, r routePlan) bool {
 }
 
 // once: a sink takes a delivery again only where an answer or a settle was lost, or somebody replayed it.
-func (o *oracle) once(r routePlan, told []taken) {
+func (o *oracle) once(route string, told []taken) {
 	last := map[string]taken{}
 	for _, t := range told {
 		was, again := last[t.id]
 		last[t.id] = t
-		if again && was.settled && !o.replayed(t, was) && !o.unsettled(was, t.boot) && !o.returned(r, was.at, t.at) &&
+		if again && was.settled && !o.replayed(t, was) && !o.unsettled(was, t.boot) && !o.returned(route, was.at, t.at) &&
 			!o.unaware(was, t) {
 			promise := "told once"
 			if t.instead != "" {
 				promise = "told once, by the fallback"
 			}
-			o.add(promise, "%s took %s twice, at %v and %v", r.name, t.id, short(was.at), short(t.at))
+			o.add(promise, "%s took %s twice, at %v and %v", route, t.id, short(was.at), short(t.at))
 		}
 	}
 }
@@ -334,7 +362,7 @@ func (o *oracle) unsettled(was taken, now int) bool {
 		return o.ill(end.ended.at-10*time.Second, end.ended.at)
 	}
 	ahead := 60 * time.Millisecond // of the disk, at most
-	if slices.ContainsFunc(o.plan.routes, func(r routePlan) bool { return r.name == was.sink && r.sync }) {
+	if o.as(was.sink, was.at).sync {
 		ahead = time.Millisecond
 	}
 	return end.ended.at-was.at < ahead || o.ill(was.at, end.ended.at)
@@ -342,10 +370,10 @@ func (o *oracle) unsettled(was taken, now int) bool {
 
 // returned reports whether a route was away for more than a day in between, by the machine's clock, and so counts as
 // new.
-func (o *oracle) returned(r routePlan, from, to time.Duration) bool {
+func (o *oracle) returned(route string, from, to time.Duration) bool {
 	var gone *fact
 	for _, s := range o.setups {
-		there := hasRoute(s.routes, r.name)
+		there := hasRoute(s.routes, route)
 		switch {
 		case there && gone != nil && s.at > from && s.at <= to:
 			if max(s.at-gone.at, s.clock.Round(0).Sub(gone.clock.Round(0))) > 23*time.Hour {
@@ -362,7 +390,7 @@ func (o *oracle) returned(r routePlan, from, to time.Duration) bool {
 }
 
 // inOrder: of one event, a sink hears the changes in their order.
-func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
+func (o *oracle) inOrder(b belief, route string, told []taken) {
 	place := map[string]int{}
 	for i, c := range b.changes {
 		if at, ok := place[c.id]; !ok || b.changes[at].gone() {
@@ -383,7 +411,7 @@ func (o *oracle) inOrder(b belief, r routePlan, told []taken) {
 		}
 		forgot := last >= 0 && b.changes[last].gone() && t.in > lastOne.in // that the last one was ever told
 		if place[t.id] < last && !forgot {
-			o.add("in order", "%s was told %s after %s", r.name, t.id, lastOne.id)
+			o.add("in order", "%s was told %s after %s", route, t.id, lastOne.id)
 			continue
 		}
 		last, lastOne = place[t.id], t

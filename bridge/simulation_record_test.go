@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -47,7 +48,7 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 		return "it is not as it was told"
 	}
 	c := b.changes[last]
-	for _, rule := range o.plan.rules {
+	for _, rule := range o.rulesAt(p) {
 		vms := c.event.resources()
 		self := slices.ContainsFunc(vms, func(vm string) bool { return strings.EqualFold(vm, "vm-0") })
 		from := c.at
@@ -86,6 +87,21 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 		}
 	}
 	return why
+}
+
+// rulesAt returns the rules that may have approved an event: a reload may have come between a decision and its request.
+func (o *oracle) rulesAt(p *post) (rules []rulePlan) {
+	from := p.at - time.Second
+	if o.ill(p.at-20*time.Second, p.at) { // the decision is on disk before
+		from -= 20 * time.Second
+	}
+	for i, s := range o.setups {
+		replaced := i+1 < len(o.setups) && o.setups[i+1].at < from
+		if s.boot == p.boot && s.seq < p.seq && !replaced {
+			rules = append(rules, s.rules...)
+		}
+	}
+	return rules
 }
 
 // outcome: how an event ended is never said wrongly.
@@ -165,11 +181,34 @@ func (o *oracle) whileAway(id string, b belief) {
 	}
 }
 
-// troubleIsTold: each dead letter is told to who wants to hear of trouble, and never to the sink that it is about.
+// trouble is what a route hears of that wants to hear only of trouble.
+var trouble = []string{
+	"dev.forewarn.bridge.sink.blocked", "dev.forewarn.bridge.sink.recovered", "dev.forewarn.bridge.imds.unavailable",
+	"dev.forewarn.bridge.imds.recovered", "dev.forewarn.bridge.delivery.deadlettered",
+}
+
+// made returns when the CloudEvent of a delivery was made, 0 if that was in an earlier run of the program: its clock may
+// have been another.
+func (o *oracle) made(t taken) time.Duration {
+	at := t.start - t.began.clock.Sub(t.time)
+	if at < o.boots[t.in].began.at {
+		return 0
+	}
+	return at
+}
+
+// troubleIsTold: each dead letter is told to who wants to hear of trouble, to nobody else, and never to the sink that
+// it is about.
 func (o *oracle) troubleIsTold() {
 	var news strings.Builder
 	for sink, list := range o.taken[""] {
 		for _, t := range list {
+			hears := func(r routePlan) bool {
+				return r.bridge == "all" || r.bridge == "trouble" && slices.Contains(trouble, t.change)
+			}
+			if !slices.ContainsFunc(o.ways(cmp.Or(t.instead, sink), o.made(t), t.start), hears) {
+				o.add("trouble", "%s was told %s, and does not want to hear of it", sink, t.id)
+			}
 			if strings.Contains(t.body, `"sink":"`+sink+`"`) {
 				o.add("trouble", "%s was told of its own trouble: %s", sink, t.id)
 			}
@@ -193,8 +232,7 @@ func (o *oracle) deadLetters() {
 		if !e.dead {
 			continue
 		}
-		i := slices.IndexFunc(o.plan.routes, func(r routePlan) bool { return r.name == e.sink })
-		r := o.plan.routes[i]
+		ways := o.ways(e.sink, 0, forever)
 		all := o.tried[e.event][e.sink]
 		tries := slices.DeleteFunc(slices.Clone(all), func(t taken) bool { return t.id != e.id })
 		right := false
@@ -205,13 +243,13 @@ func (o *oracle) deadLetters() {
 			})
 		case "expired":
 			last := len(tries) - 1
-			right = r.maxAge > 0 && last >= 0 && (o.clockStepped() || tries[last].clock.Sub(tries[last].time) > r.maxAge)
-			if right {
+			right = last >= 0 && slices.ContainsFunc(o.ways(e.sink, tries[last].start, tries[last].at), func(r routePlan) bool {
 				since := o.mutedSince(tries[last])
-				right = since == 0 || tries[last].at-since > r.maxAge-time.Second
-			}
+				return r.maxAge > 0 && (o.clockStepped() || tries[last].clock.Sub(tries[last].time) > r.maxAge) &&
+					(since == 0 || tries[last].at-since > r.maxAge-time.Second)
+			})
 		case "late":
-			right = r.late == "drop"
+			right = slices.ContainsFunc(ways, func(r routePlan) bool { return r.late == "drop" })
 		case "removed":
 			right = slices.ContainsFunc(o.boots, func(b *boot) bool { return max(b.how.off, b.how.step) > 20*time.Hour })
 		case "overflow":

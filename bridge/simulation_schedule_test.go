@@ -14,16 +14,18 @@ func (o *oracle) running(boot int, from, to time.Duration) bool {
 
 // setUp reports whether a route was set up all the time, and the same way.
 func (o *oracle) setUp(route string, from, to time.Duration) bool {
-	there := false
+	there, anew := false, 0
 	for _, s := range o.setups {
 		if s.at > to {
 			break
 		}
-		has := slices.ContainsFunc(s.routes, func(r routePlan) bool { return r.name == route })
-		if s.at > from && (!has || !there) {
+		i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == route })
+		if s.at > from && (i < 0 || !there || s.routes[i].anew != anew) {
 			return false
 		}
-		there = has
+		if there = i >= 0; there {
+			anew = s.routes[i].anew
+		}
 	}
 	return there
 }
@@ -34,7 +36,7 @@ func (o *oracle) isolation(b belief) {
 	const well = "well"
 	for _, c := range b.changes {
 		limit := o.released(well, c.event.id, c.at+o.nameless(c)+time.Second)
-		if !c.routes[well] || o.gaveUp(well, c.id) || c.gone() || o.ill(c.at-time.Minute, limit) ||
+		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || o.ill(c.at-time.Minute, limit) ||
 			!o.running(c.boot, c.at, limit) {
 			continue
 		}
@@ -81,9 +83,10 @@ func (o *oracle) polls() {
 }
 
 // urgent: what leaves less than 15 minutes is tried at once, whatever the destination is waiting for.
-func (o *oracle) urgent(id string, b belief, r routePlan) {
+func (o *oracle) urgent(id string, b belief, route string) {
 	for i, c := range b.changes {
-		if !c.routes[r.name] || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.above > 0 || r.lead > 0 ||
+		r := o.as(route, c.at)
+		if !c.owed(r.name) || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.above > 0 || r.lead > 0 ||
 			o.ill(c.at-time.Minute, c.at+time.Minute) {
 			continue
 		}
@@ -126,12 +129,13 @@ func (o *oracle) urgent(id string, b belief, r routePlan) {
 
 // firsts: what is new is tried within seconds, unless the destination is busy, blocked, down or asked to wait. That it
 // was down once is no reason.
-func (o *oracle) firsts(id string, b belief, r routePlan) {
-	if o.blurred || len(b.changes) == 0 || r.lead > 0 || r.above > 0 {
+func (o *oracle) firsts(id string, b belief, route string) {
+	if o.blurred || len(b.changes) == 0 {
 		return
 	}
 	c := b.changes[0] // later ones may wait for it
-	if c.kind != "scheduled" || !c.routes[r.name] || c.held || c.gone() || o.gaveUp(r.name, c.id) {
+	r := o.as(route, c.at)
+	if r.lead > 0 || r.above > 0 || c.kind != "scheduled" || !c.owed(r.name) || c.held || c.gone() || o.gaveUp(r.name, c.id) {
 		return
 	}
 	told := o.tried[id][r.name]
@@ -226,7 +230,7 @@ func (o *oracle) retries() {
 				}
 			}
 			h := a.batch[0]
-			n := failures[h.event]
+			n, r := failures[h.event], o.as(r.name, a.start)
 			if n == 0 || blocked || len(a.batch) > 1 || h.event == "" || r.lead > 0 || r.above > 0 || o.hand("", "", h.id) {
 				continue
 			}
@@ -361,9 +365,6 @@ func (o *oracle) storms() {
 // again before its turn: then when it takes something again.
 func (o *oracle) secondChances() {
 	for _, r := range o.plan.routes {
-		if r.lead > 0 || r.above > 0 {
-			continue
-		}
 		var mine []*attempt
 		for _, a := range o.attempts {
 			if a.sink == r.name && a.ended && o.sharp(a) {
@@ -373,7 +374,7 @@ func (o *oracle) secondChances() {
 		slices.SortFunc(mine, func(a, b *attempt) int { return a.seq - b.seq })
 		down := o.down(mine)
 		for i, a := range mine {
-			if !a.settled {
+			if r := o.as(r.name, a.start); !a.settled || r.lead > 0 || r.above > 0 {
 				continue
 			}
 			waiting := map[string]handed{} // by event, what failed since the acceptance before this one

@@ -12,6 +12,7 @@ import (
 // A routePlan is a route as an operator sets it up.
 type routePlan struct {
 	name     string
+	anew     int    // how often a reload has changed it
 	vms      string // self, leader, all
 	types    []string
 	sources  []string

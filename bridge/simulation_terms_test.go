@@ -8,13 +8,10 @@ import (
 
 // late: latest never tells a change when a newer one waits; drop tells neither that nor a scheduled whose time has
 // passed, unless somebody replayed it.
-func (o *oracle) late(id string, b belief, r routePlan) {
-	if r.late == "send" {
-		return
-	}
-	for _, t := range o.tried[id][r.name] {
-		place := b.place(t)
-		if place < 0 || !azures(t.change) || r.late == "drop" && o.hand("replay", r.name, t.id) {
+func (o *oracle) late(id string, b belief, route string) {
+	for _, t := range o.tried[id][route] {
+		r, place := o.as(route, t.start), b.place(t)
+		if r.late == "send" || !o.setUp(route, t.start-time.Second, t.start) || place < 0 || !azures(t.change) || r.late == "drop" && o.hand("replay", r.name, t.id) {
 			continue
 		}
 		c := b.changes[place]
@@ -23,7 +20,7 @@ func (o *oracle) late(id string, b belief, r routePlan) {
 			o.add("late", "%s was told %s at %v, after its time", r.name, t.id, short(t.start))
 		}
 		for _, newer := range b.changes[place+1:] {
-			if !newer.routes[r.name] || newer.gone() || newer.held || t.progress != "" ||
+			if !newer.owed(r.name) || newer.gone() || newer.held || t.progress != "" ||
 				newer.boot > t.in || newer.at+200*time.Millisecond > t.start ||
 				o.ill(newer.at, t.start) || o.doneBefore(newer, r, t) ||
 				o.mayBeMuted(r.name, id, t.start-time.Second, t.start) {
@@ -49,22 +46,20 @@ func (o *oracle) doneBefore(c change, r routePlan, t taken) bool {
 }
 
 // lead: a route with a lead is told so long before the event begins, not earlier.
-func (o *oracle) lead(id string, b belief, r routePlan) {
-	if r.lead == 0 {
-		return
-	}
-	for _, t := range o.tried[id][r.name] {
+func (o *oracle) lead(id string, b belief, route string) {
+	for _, t := range o.tried[id][route] {
 		i := b.place(t)
 		if i < 0 {
 			continue
 		}
 		c := b.changes[i]
-		if !o.setUp(r.name, c.at, t.start) || o.hand("replay", r.name, t.id) {
+		r := o.as(route, c.at)
+		if r.lead == 0 || !o.setUp(r.name, c.at, t.start) || o.hand("replay", r.name, t.id) {
 			continue // it heard nothing of how the event moved meanwhile
 		}
 		due := c.event.notBeforeTime().Add(-r.lead)
 		if (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due.After(c.clock.Add(time.Second)) &&
-			t.began.clock.Before(due) && t.instead == "" {
+			t.began.clock.Before(due) && t.instead == "" && !b.nearer(i, r.lead, t) {
 			o.add("lead", "%s was told %s at %v, before its lead", r.name, t.id, short(t.start))
 		}
 		if c.kind != "scheduled" && c.kind != "updated" || c.event.notBefore < 0 {
@@ -72,7 +67,7 @@ func (o *oracle) lead(id string, b belief, r routePlan) {
 		}
 		for _, newer := range b.changes[i+1:] {
 			waited := due.After(newer.clock.Add(time.Second)) && newer.boot == t.in && !o.ill(newer.at, t.start)
-			if waited && newer.routes[r.name] && !newer.gone() && !newer.held && newer.at+time.Second < t.start &&
+			if waited && newer.owed(r.name) && !newer.gone() && !newer.held && newer.at+time.Second < t.start &&
 				t.attempt.began.boot == t.in && t.handed.attempt == 1 && t.instead == "" && !o.hand("", r.name, t.id) {
 				o.add("lead", "%s was told %s at %v, which waited when %s came", r.name, t.id, short(t.start), newer.id)
 			}
@@ -80,14 +75,23 @@ func (o *oracle) lead(id string, b belief, r routePlan) {
 	}
 }
 
+// nearer reports whether the event of a change has come nearer since, so that a delivery of it was due already: it moves
+// with the event, also when the route does not hear of that. What has no NotBefore may begin at once.
+func (b belief) nearer(i int, lead time.Duration, t taken) bool {
+	return slices.ContainsFunc(b.changes[i+1:], func(c change) bool {
+		return c.at <= t.start && !c.event.notBeforeTime().Add(-lead).After(t.began.clock)
+	})
+}
+
 // leadIsKept: a route with a lead that is well is told when its time has come.
-func (o *oracle) leadIsKept(id string, b belief, r routePlan) {
+func (o *oracle) leadIsKept(id string, b belief, route string) {
 	for i, c := range b.changes {
+		r := o.as(route, c.at)
 		due := c.event.notBefore - r.lead - o.skews[c.boot]
 		limit := due + r.timeout + 10*time.Second
 		waits := r.lead > 0 && (c.kind == "scheduled" || c.kind == "updated") && c.event.notBefore >= 0 && due >= c.at
 		calm := o.running(c.boot, c.at, limit) && o.setUp(r.name, c.at, limit) && !o.ill(c.at, limit)
-		if !waits || !calm || o.everTroubled(r.name) || !c.routes[r.name] || c.gone() || c.held ||
+		if !waits || !calm || o.everTroubled(r.name) || !c.owed(r.name) || c.gone() || c.held ||
 			o.mayBeMuted(r.name, id, c.at, limit) {
 			continue
 		}
@@ -108,11 +112,12 @@ func (o *oracle) everTroubled(sink string) bool {
 }
 
 // reminded: nobody who wants to be is not.
-func (o *oracle) reminded(id string, b belief, r routePlan) {
+func (o *oracle) reminded(id string, b belief, route string) {
 	for i, c := range b.changes {
-		if c.gone() || c.held || c.event.status != "Scheduled" || c.kind == "vanished" || c.event.notBefore < 0 || r.acts {
+		if c.gone() || c.held || c.event.status != "Scheduled" || c.kind == "vanished" || c.event.notBefore < 0 {
 			continue
 		}
+		r := o.as(route, c.at)
 		for _, lead := range r.remind {
 			due := c.event.notBefore - lead - o.skews[c.boot]
 			from, limit := due-11*time.Minute, due+10*time.Second
@@ -121,9 +126,9 @@ func (o *oracle) reminded(id string, b belief, r routePlan) {
 			approved := slices.ContainsFunc(o.posts, func(p *post) bool { return p.id == id })
 			owed := false
 			for _, x := range b.changes[:i+1] {
-				owed = owed && !x.first || x.routes[r.name] && !x.gone()
+				owed = owed && !x.first || x.owed(r.name) && !x.gone()
 			}
-			if told || newer || !owed || approved || !o.running(c.boot, from, limit) || !o.setUp(r.name, from, limit) ||
+			if r.acts || told || newer || !owed || approved || !o.running(c.boot, from, limit) || !o.setUp(r.name, min(c.at, from), limit) ||
 				len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) ||
 				o.mayBeMuted(r.name, id, from, limit) {
 				continue
@@ -139,20 +144,23 @@ func (o *oracle) reminded(id string, b belief, r routePlan) {
 }
 
 // reminders: one says truly how long is left, once for each lead, and not when something was told just before.
-func (o *oracle) reminders(id string, b belief, r routePlan) {
+func (o *oracle) reminders(id string, b belief, route string) {
 	told := map[string]taken{}
-	for _, t := range o.tried[id][r.name] {
+	for _, t := range o.tried[id][route] {
 		if t.change != "reminder" || t.instead != "" {
 			continue
 		}
 		lead, notBefore, ok := parseReminder(t.id)
+		wanted := func(r routePlan) bool { return slices.Contains(r.remind, lead) }
+		acts := func(r routePlan) bool { return r.acts && !slices.Contains(r.changes, "reminder") }
+		ways := o.ways(route, o.made(t)-time.Second, t.start) // after a restart nobody knows when it was made
 		switch at := t.time; {
-		case r.acts && !slices.Contains(r.changes, "reminder"):
-			o.add("reminders", "%s, which acts, was told %s", r.name, t.id)
-		case !ok || !slices.Contains(r.remind, lead):
-			o.add("reminders", "%s was told %s, and has the leads %v", r.name, t.id, r.remind)
+		case !slices.ContainsFunc(ways, func(r routePlan) bool { return !acts(r) }):
+			o.add("reminders", "%s, which acts, was told %s", route, t.id)
+		case !ok || !slices.ContainsFunc(ways, wanted):
+			o.add("reminders", "%s was told %s, and has the leads %v", route, t.id, ways[0].remind)
 		case at.Before(notBefore.Add(-lead)) || at.After(notBefore):
-			o.add("reminders", "%s was told %s, which was made at %v", r.name, t.id, at)
+			o.add("reminders", "%s was told %s, which was made at %v", route, t.id, at)
 		case t.observer != "vm-0" && o.boots[0].learned.seq > 0 && o.boots[0].learned.at < time.Second:
 			o.add("reminders", "%s names %q as this VM", t.id, t.observer)
 		}
@@ -168,41 +176,41 @@ func (o *oracle) reminders(id string, b belief, r routePlan) {
 		if current >= 0 && !at {
 			switch c := b.changes[current]; {
 			case c.event.status != "Scheduled" || c.kind == "vanished" || !c.event.notBeforeTime().Equal(notBefore):
-				o.add("reminders", "%s was told %s after %s", r.name, t.id, c.id)
+				o.add("reminders", "%s was told %s after %s", route, t.id, c.id)
 			case t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in && !o.mayBeForgotten(c, t):
-				o.add("reminders", "%s was told %s just after %s", r.name, t.id, c.id)
+				o.add("reminders", "%s was told %s just after %s", route, t.id, c.id)
 			}
 		}
 		was, again := told[t.id]
-		if again && was.settled && !o.unsettled(was, t.in) && !o.replayed(t, was) && !o.returned(r, was.at, t.start) {
-			o.add("told once", "%s was reminded twice: %s", r.name, t.id)
+		if again && was.settled && !o.unsettled(was, t.in) && !o.replayed(t, was) && !o.returned(route, was.at, t.start) {
+			o.add("told once", "%s was reminded twice: %s", route, t.id)
 		}
 		told[t.id] = t
 	}
-	o.timelyReminders(id, b, r)
+	o.timelyReminders(id, b, route)
 	// What is owed is told in order, so no reminder comes before what it reminds of.
-	for _, t := range o.taken[id][r.name] {
+	for _, t := range o.taken[id][route] {
 		if t.change != "reminder" {
 			continue
 		}
 		for _, c := range b.changes {
-			owed := c.kind == "scheduled" && c.routes[r.name] && !c.gone() && c.clock.Before(t.time) && c.boot == t.in
-			if owed && !c.held && !o.toldBefore(c, r, t) && !o.mayBeForgotten(c, t) {
-				o.add("in order", "%s was reminded of %s before it was told of it", r.name, name(id))
+			owed := c.kind == "scheduled" && c.owed(route) && !c.gone() && c.clock.Before(t.time) && c.boot == t.in
+			if owed && !c.held && !o.toldBefore(c, route, t) && !o.mayBeForgotten(c, t) {
+				o.add("in order", "%s was reminded of %s before it was told of it", route, name(id))
 			}
 		}
 	}
 }
 
 // timelyReminders: a reminder that waited is out of date when the event changes.
-func (o *oracle) timelyReminders(id string, b belief, r routePlan) {
-	for _, t := range o.tried[id][r.name] {
+func (o *oracle) timelyReminders(id string, b belief, route string) {
+	for _, t := range o.tried[id][route] {
 		if t.change != "reminder" {
 			continue
 		}
 		for _, c := range b.changes {
 			if c.boot == t.in && !c.gone() && c.clock.After(t.time) && c.at+time.Second < t.start && !o.ill(c.at, t.start) {
-				o.add("reminders", "%s was told %s at %v, after %s", r.name, t.id, short(t.start), c.id)
+				o.add("reminders", "%s was told %s at %v, after %s", route, t.id, short(t.start), c.id)
 			}
 		}
 	}
@@ -215,14 +223,14 @@ func (o *oracle) mayBeForgotten(c change, t taken) bool {
 }
 
 // toldBefore reports whether a change was told, or given up, before another delivery.
-func (o *oracle) toldBefore(c change, r routePlan, t taken) bool {
-	for _, x := range o.taken[c.event.id][r.name] {
+func (o *oracle) toldBefore(c change, route string, t taken) bool {
+	for _, x := range o.taken[c.event.id][route] {
 		if x.id == c.id && x.seq <= t.seq || slices.Contains(x.missed, c.kind) {
 			return true
 		}
 	}
 	return o.hand("", "", c.id) ||
-		slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == r.name })
+		slices.ContainsFunc(o.left, func(e entry) bool { return e.id == c.id && e.sink == route })
 }
 
 // parseReminder reads the id of a reminder: …-reminder-30m-20010101T040000Z.
@@ -238,22 +246,17 @@ func parseReminder(id string) (lead time.Duration, notBefore time.Time, ok bool)
 }
 
 // fallback: what a route cannot tell in time, its fallback tells, and nothing else.
-func (o *oracle) fallback(id string, b belief, r routePlan) {
-	for _, t := range o.tried[id][r.name] {
-		if t.instead == "" {
-			continue
+func (o *oracle) fallback(id string, b belief, route string) {
+	for _, t := range o.tried[id][route] {
+		falls := func(r routePlan) bool { return r.fallback == route }
+		if t.instead != "" && !slices.ContainsFunc(o.ways(t.instead, o.made(t), t.start), falls) {
+			o.add("fallback", "%s was told %s instead of %s, whose fallback it is not", route, t.id, t.instead)
 		}
-		i := slices.IndexFunc(o.plan.routes, func(x routePlan) bool { return x.name == t.instead })
-		if i < 0 || o.plan.routes[i].fallback != r.name {
-			o.add("fallback", "%s was told %s instead of %s, whose fallback it is not", r.name, t.id, t.instead)
-		}
-	}
-	if r.fallback == "" {
-		return
 	}
 	for _, c := range b.changes {
+		r := o.as(route, c.at)
 		limit := c.at + r.after + 10*time.Second
-		if !c.routes[r.name] || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.lead > 0 ||
+		if r.fallback == "" || !c.owed(r.name) || c.gone() || c.held || o.gaveUp(r.name, c.id) || r.lead > 0 ||
 			o.ill(c.at, limit) || !o.running(c.boot, c.at, limit) ||
 			!o.setUp(r.name, c.at, limit) || !o.setUp(r.fallback, c.at, limit) || r.late != "send" ||
 			o.mayBeMuted(r.name, id, c.at, limit) || o.mayBeMuted(r.fallback, id, c.at, limit) {
@@ -272,15 +275,18 @@ func (o *oracle) fallback(id string, b belief, r routePlan) {
 
 // digests: a wave of events does not fill a channel.
 func (o *oracle) digests() {
-	for _, r := range o.plan.routes {
-		if r.above == 0 || o.everTroubled(r.name) || r.late != "latest" {
+	for _, p := range o.plan.routes {
+		if o.everTroubled(p.name) {
 			continue
 		}
 		calls := map[[2]string][]*attempt{} // by type and change
 		for _, a := range o.attempts {
 			h := a.batch[0]
+			if r := o.as(p.name, a.start); r.above == 0 || r.late != "latest" {
+				continue
+			}
 			soon := !h.notBefore.After(a.began.clock.Add(2 * time.Minute))
-			if a.sink != r.name || h.event == "" || soon && (h.change == "scheduled" || h.change == "updated") {
+			if a.sink != p.name || h.event == "" || soon && (h.change == "scheduled" || h.change == "updated") {
 				continue
 			}
 			key := [2]string{h.kind, h.change}
@@ -288,7 +294,7 @@ func (o *oracle) digests() {
 		}
 		for key, list := range calls {
 			for i, a := range list {
-				n := 0
+				n, r := 0, o.as(p.name, a.start)
 				for _, x := range list[i:] {
 					if x.in == a.in && x.start-a.start < r.within && o.setupsBetween(a.began, x.began) == 0 {
 						n++

@@ -24,11 +24,15 @@ type change struct {
 	event  azureEvent
 	first  bool            // nothing of the event was told before
 	routes map[string]bool // that are owed it; false if they may be told and need not
+	later  []string        // routes that came, or returned, after it
 	lost   bool            // a crash made the program forget it
 	theirs bool            // it was forgotten, because it was another machine's
 	held   bool            // the name of the VM was not known for sure, so that some routes may have waited for it
 	away   *bool           // it was found after nobody had watched for a while; nil if that is not known
 }
+
+// owed reports whether a route is owed the change since it was seen.
+func (c change) owed(route string) bool { return c.routes[route] && !slices.Contains(c.later, route) }
 
 // gone reports whether the program may have forgotten the change.
 func (c change) gone() bool { return c.lost || c.theirs }
@@ -484,9 +488,13 @@ func (t *truth) setup(s setup) {
 		delete(t.gone, r.name)
 	}
 	for _, was := range t.routes {
-		if !hasRoute(s.routes, was.name) {
+		i := slices.IndexFunc(s.routes, func(r routePlan) bool { return r.name == was.name })
+		switch {
+		case i < 0:
 			t.gone[was.name] = s.at
 			t.each(func(b belief) belief { return b.perhapsWithout(was.name, s.at) })
+		case s.routes[i].anew != was.anew:
+			t.each(func(b belief) belief { return t.perhapsOtherwise(b, s.routes[i], s.at) })
 		}
 	}
 	t.routes = s.routes
@@ -499,6 +507,21 @@ func (b belief) perhapsWithout(route string, at time.Duration) belief {
 		b = b.copy()
 		b.changes[n].routes = maps.Clone(b.changes[n].routes)
 		b.changes[n].routes[route] = false
+	}
+	return b
+}
+
+// perhapsOtherwise returns the belief after a route was set up in another way at a time: what was seen at that very
+// moment, or waits for the VM's name, the program may judge by either.
+func (t *truth) perhapsOtherwise(b belief, r routePlan, at time.Duration) belief {
+	for n, c := range b.changes {
+		if c.at != at && (t.named == yes || !c.held || c.boot != t.boot.began.boot) {
+			continue
+		}
+		b = b.copy()
+		b.changes[n].routes = maps.Clone(c.routes)
+		b.changes[n].routes[r.name] = false
+		b.accepted[r.name] = false
 	}
 	return b
 }
@@ -521,7 +544,7 @@ func (t *truth) added(b belief, r routePlan) belief {
 	if _, owed := c.routes[r.name]; owed {
 		return b
 	}
-	c.routes = maps.Clone(c.routes)
+	c.routes, c.later = maps.Clone(c.routes), append(slices.Clone(c.later), r.name)
 	t.address(r, c, b.accepted)
 	return b
 }

@@ -72,6 +72,7 @@ func planOf(seed uint64) plan {
 		p.steps = append(p.steps, diskSteps(r, p.length)...)
 	}
 	p.steps = append(p.steps, muteSteps(seed, p.routes, p.length)...)
+	p.steps = append(p.steps, reloadSteps(seed, p.routes, p.length)...)
 	slices.SortStableFunc(p.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
 	return p
 }
@@ -113,10 +114,11 @@ type boot struct {
 	loaded       fact          // its file came, which was late
 }
 
-// A setup is the routes that are set up from a moment on.
+// A setup is the routes and rules that are set up from a moment on.
 type setup struct {
 	fact
 	routes []routePlan
+	rules  []rulePlan
 }
 
 // A written is a transaction that reached the file.
@@ -137,7 +139,9 @@ type world struct {
 	instance    instanceTrouble
 	sinks       map[string]sinkTrouble
 	diskTrouble diskTrouble
-	routes      []routePlan
+	settings    []routePlan // all routes, as an operator last wrote them
+	routes      []routePlan // of these, those that are set up
+	rules       []rulePlan
 	dead        bool // the machine, so that nothing it does counts
 	died        chan struct{}
 
@@ -184,7 +188,7 @@ type world struct {
 func simulate(t *testing.T, p plan, v variant, log *slog.Logger) *world {
 	w := &world{
 		plan: p, variant: v, log: log, azure: newAzure(), sinks: map[string]sinkTrouble{}, steps: p.steps,
-		forgot: map[string]int{},
+		forgot: map[string]int{}, settings: slices.Clone(p.routes), rules: p.rules,
 	}
 	w.setRoutes(p.first)
 	for !w.over { // each run of the program has its own bubble, so that its clock can be behind that of the one before
@@ -219,7 +223,7 @@ func (w *world) setRoutes(names []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.routes = nil
-	for _, r := range w.plan.routes {
+	for _, r := range w.settings {
 		if names == nil || slices.Contains(names, r.name) {
 			w.routes = append(w.routes, r)
 		}
@@ -230,7 +234,7 @@ func (w *world) setRoutes(names []string) {
 		}
 	}
 	if len(w.boots) > 0 {
-		w.setups = append(w.setups, setup{w.fact(), w.routes})
+		w.setups = append(w.setups, setup{w.fact(), w.routes, w.rules})
 	}
 }
 
@@ -279,7 +283,7 @@ func (w *world) run(*testing.T) {
 		w.boots[len(w.boots)-1].late = w.late
 		w.ills = append(w.ills, interval{w.now(), w.late + 10*time.Second}) // it is looked for every five
 	}
-	w.setups = append(w.setups, setup{w.fact(), w.routes})
+	w.setups = append(w.setups, setup{w.fact(), w.routes, w.rules})
 	w.mu.Unlock()
 
 	if w.variant.forgets {
