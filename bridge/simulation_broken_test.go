@@ -127,6 +127,13 @@ func rule(change func(r *bridge.Rule)) func(*world, []bridge.Rule) []bridge.Rule
 	}
 }
 
+// saysRule has another rule on record for an approval.
+func saysRule(was, is int) func(h *handed) {
+	return func(h *handed) {
+		h.body = strings.ReplaceAll(h.body, fmt.Sprintf(`"by":"rule %d"`, was), fmt.Sprintf(`"by":"rule %d"`, is))
+	}
+}
+
 // A tripper is an http.RoundTripper.
 type tripper func(*http.Request) (*http.Response, error)
 
@@ -629,6 +636,18 @@ var brokenVariants = []variant{
 		rulesOf: rule(func(r *bridge.Rule) { r.Others = true })},
 	{claim: "a reload leaves the rules as they were", promise: "approval", seed: 159,
 		rulesOf: func(w *world, _ []bridge.Rule) []bridge.Rule { return rules(w.plan.rules) }},
+	{claim: "of two rules that approve the second does", promise: "approval", story: []step{
+		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Reboot"}}, {types: []string{"Freeze", "Reboot"}}}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	},
+		deliver: rewrite(saysRule(1, 2))},
+	{claim: "a rule that does not approve is on record for it", promise: "approval", story: []step{
+		{at(time.Second), reload{rules: &[]rulePlan{{types: []string{"Freeze"}}, {types: []string{"Reboot"}}}}},
+		{at(time.Minute), list{event: reboot}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	},
+		deliver: rewrite(saysRule(2, 1))},
 	{claim: "what was not delivered counts as accepted for a rule", promise: "approval", seed: 15,
 		deliver: func(d destination, ctx context.Context, batch []handed) verdict {
 			return verdict{}

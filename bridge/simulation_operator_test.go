@@ -263,7 +263,7 @@ func reloadSteps(seed uint64, routes []routePlan, length time.Duration) (steps [
 			}
 		}
 		if r.IntN(2) == 0 {
-			rules := someRules(r, routes)
+			rules := append(someRules(r, routes), moreRules(r, routes)...)
 			x.rules = &rules
 		}
 		if r.IntN(4) == 0 {
@@ -323,10 +323,24 @@ func some(r *rand.Rand, routes []routePlan) (names []string) {
 }
 
 // someRules makes up rules of approval; most have none.
-func someRules(r *rand.Rand, routes []routePlan) (rules []rulePlan) {
+func someRules(r *rand.Rand, routes []routePlan) []rulePlan {
 	if r.IntN(5) > 0 {
 		return nil
 	}
+	return []rulePlan{someRule(r, routes)}
+}
+
+// moreRules makes up further rules, of which the first that approves an event does.
+func moreRules(r *rand.Rand, routes []routePlan) (rules []rulePlan) {
+	if r.IntN(5) == 0 {
+		for range 1 + r.IntN(3) {
+			rules = append(rules, someRule(r, routes))
+		}
+	}
+	return rules
+}
+
+func someRule(r *rand.Rand, routes []routePlan) rulePlan {
 	x := rulePlan{
 		types: []string{"Reboot", pick(r, "Freeze", "Redeploy")}, wait: pick(r, 0, 30*time.Second), others: r.IntN(2) == 0,
 	}
@@ -338,5 +352,5 @@ func someRules(r *rand.Rand, routes []routePlan) (rules []rulePlan) {
 			x.after = append(x.after, p.name)
 		}
 	}
-	return append(rules, x)
+	return x
 }

@@ -159,6 +159,7 @@ func (o *oracle) event(id string, b belief) []finding {
 	}
 	x.isolation(b)
 	x.approvals(id, b)
+	x.approvedBy(id, b)
 	x.outcome(id, b)
 	x.whileAway(id, b)
 	return x.findings

@@ -2,6 +2,8 @@ package bridge_test
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -37,6 +39,22 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 		return "it was not known for sure which VM this is"
 	}
 	why = "there is no rule"
+	last := o.lastTold(p, b)
+	if last < 0 || b.changes[last].event != p.listed && p.listed.id != "" {
+		return "it is not as it was told"
+	}
+	for _, s := range o.setupsAt(p) {
+		for _, rule := range s.rules {
+			if why = o.refuses(rule, p, b.changes[last]); why == "" {
+				return ""
+			}
+		}
+	}
+	return why
+}
+
+// lastTold returns the place of the change that the program knew last when it made a request; below 0 for none.
+func (o *oracle) lastTold(p *post, b belief) int {
 	last := -1
 	for i, c := range b.changes {
 		theirs := c.theirs && o.boots[c.boot].vm != o.boots[p.boot].vm
@@ -44,53 +62,50 @@ func (o *oracle) forbids(p *post, b belief) (why string) {
 			last = i
 		}
 	}
-	if last < 0 || b.changes[last].event != p.listed && p.listed.id != "" {
-		return "it is not as it was told"
-	}
-	c := b.changes[last]
-	for _, rule := range o.rulesAt(p) {
-		vms := c.event.resources()
-		self := slices.ContainsFunc(vms, func(vm string) bool { return strings.EqualFold(vm, "vm-0") })
-		from := c.at
-		for _, sink := range rule.after {
-			if !c.routes[sink] {
-				why = sink + " was not owed it"
-			}
-			took := time.Duration(-1)
-			for _, t := range o.taken[c.event.id][sink] {
-				standsFor := t.seq > c.seq && slices.Contains(t.missed, c.kind) // such as a reminder
-				if (t.id == c.id || standsFor) && t.settled && t.seq < p.seq {
-					took = t.at
-				}
-			}
-			if took < 0 {
-				why = sink + " has not taken it"
-				self = false
-			}
-			from = max(from, took)
-		}
-		switch {
-		case !slices.Contains(rule.types, c.event.kind):
-			why = "no rule names its type"
-		case len(rule.sources) > 0 && !slices.Contains(rule.sources, c.event.source):
-			why = "no rule names its source"
-		case !self:
-			why += ", or it does not name this VM"
-		case len(vms) > 1 && !rule.others:
-			why = "it hits another VM"
-		case p.at-from < rule.wait-time.Second:
-			why = "its wait was not over"
-		case o.ill(p.at+time.Millisecond, p.at+time.Millisecond) && o.ill(p.at-time.Second, p.at-time.Second):
-			why = "the disk could not keep the decision"
-		default:
-			return ""
-		}
-	}
-	return why
+	return last
 }
 
-// rulesAt returns the rules that may have approved an event: a reload may have come between a decision and its request.
-func (o *oracle) rulesAt(p *post) (rules []rulePlan) {
+// refuses says why a rule does not approve an event as it was told last, "" if it does.
+func (o *oracle) refuses(rule rulePlan, p *post, c change) string {
+	vms, from := c.event.resources(), c.at
+	for _, sink := range rule.after {
+		took := o.took(sink, p, c)
+		if took < 0 {
+			return sink + " has not taken it"
+		}
+		from = max(from, took)
+	}
+	switch {
+	case !slices.Contains(rule.types, c.event.kind):
+		return "no rule names its type"
+	case len(rule.sources) > 0 && !slices.Contains(rule.sources, c.event.source):
+		return "no rule names its source"
+	case !slices.ContainsFunc(vms, func(vm string) bool { return strings.EqualFold(vm, "vm-0") }):
+		return "it does not name this VM"
+	case len(vms) > 1 && !rule.others:
+		return "it hits another VM"
+	case p.at-from < rule.wait-time.Second:
+		return "its wait was not over"
+	case o.ill(p.at+time.Millisecond, p.at+time.Millisecond) && o.ill(p.at-time.Second, p.at-time.Second):
+		return "the disk could not keep the decision"
+	}
+	return ""
+}
+
+// took returns when a destination last took a change, or what stands for it, before a request; below 0 if it did not.
+func (o *oracle) took(sink string, p *post, c change) time.Duration {
+	at := time.Duration(-1)
+	for _, t := range o.taken[c.event.id][sink] {
+		standsFor := t.seq > c.seq && slices.Contains(t.missed, c.kind) // such as a reminder
+		if (t.id == c.id || standsFor) && t.settled && t.seq < p.seq {
+			at = t.at
+		}
+	}
+	return at
+}
+
+// setupsAt returns the rules that may have approved an event: a reload may have come between a decision and its request.
+func (o *oracle) setupsAt(p *post) (setups []setup) {
 	from := p.at - time.Second
 	if o.ill(p.at-20*time.Second, p.at) { // the decision is on disk before
 		from -= 20 * time.Second
@@ -98,10 +113,64 @@ func (o *oracle) rulesAt(p *post) (rules []rulePlan) {
 	for i, s := range o.setups {
 		replaced := i+1 < len(o.setups) && o.setups[i+1].at < from
 		if s.boot == p.boot && s.seq < p.seq && !replaced {
-			rules = append(rules, s.rules...)
+			setups = append(setups, s)
 		}
 	}
-	return rules
+	return setups
+}
+
+// approvedBy: of several rules the first that approves an event does, and is on record for it.
+func (o *oracle) approvedBy(id string, b belief) {
+	for _, list := range o.taken[id] {
+		for _, t := range list {
+			var data struct{ Approval struct{ By, Result string } }
+			n, p := 0, o.postBefore(t)
+			if t.change != "approved" || p == nil || json.Unmarshal([]byte(t.body), &data) != nil {
+				continue
+			}
+			if _, err := fmt.Sscanf(data.Approval.By, "rule %d", &n); err != nil || data.Approval.Result != "approved" {
+				continue
+			}
+			last := o.lastTold(p, b)
+			if last < 0 || len(o.hands) > 0 || p.listed.id == "" {
+				continue
+			}
+			right := func(s setup) bool {
+				first := func(r rulePlan) bool { return o.surelyApproves(r, s, p, b.changes[last]) }
+				return n <= len(s.rules) && o.refuses(s.rules[n-1], p, b.changes[last]) == "" &&
+					!slices.ContainsFunc(s.rules[:n-1], first)
+			}
+			if !slices.ContainsFunc(o.setupsAt(p), right) {
+				o.add("approval", "%s says that rule %d approved it, which is not the first that does", t.id, n)
+			}
+		}
+	}
+}
+
+// postBefore returns the request whose outcome a delivery tells; nil if that is not known.
+func (o *oracle) postBefore(t taken) (last *post) {
+	for _, p := range o.posts {
+		if p.id == t.event && p.boot == t.in && p.at <= o.made(t) {
+			last = p
+		}
+	}
+	return last
+}
+
+// surelyApproves reports whether a rule approved an event when a request was decided, some time before it.
+func (o *oracle) surelyApproves(r rulePlan, s setup, p *post, c change) bool {
+	margin := 3 * time.Second
+	if r.wait == 0 && len(r.after) == 0 {
+		margin = 0
+	}
+	from := max(c.at, s.at, o.boots[p.boot].learned.at)
+	for _, sink := range r.after {
+		if !c.owed(sink) {
+			return false
+		}
+		from = max(from, o.took(sink, p, c))
+	}
+	return !c.held && p.at-from >= r.wait+margin && !o.ill(from, p.at) && o.refuses(r, p, c) == ""
 }
 
 // outcome: how an event ended is never said wrongly.

@@ -135,7 +135,8 @@ func (o *oracle) firsts(id string, b belief, route string) {
 	}
 	c := b.changes[0] // later ones may wait for it
 	r := o.as(route, c.at)
-	if r.lead > 0 || r.above > 0 || c.kind != "scheduled" || !c.owed(r.name) || c.held || c.gone() || o.gaveUp(r.name, c.id) {
+	if r.lead > 0 || r.above > 0 || c.kind != "scheduled" || !c.owed(r.name) || c.held || c.gone() ||
+		o.gaveUp(r.name, c.id) {
 		return
 	}
 	told := o.tried[id][r.name]

@@ -11,7 +11,8 @@ import (
 func (o *oracle) late(id string, b belief, route string) {
 	for _, t := range o.tried[id][route] {
 		r, place := o.as(route, t.start), b.place(t)
-		if r.late == "send" || !o.setUp(route, t.start-time.Second, t.start) || place < 0 || !azures(t.change) || r.late == "drop" && o.hand("replay", r.name, t.id) {
+		if r.late == "send" || !o.setUp(route, t.start-time.Second, t.start) || place < 0 || !azures(t.change) ||
+			r.late == "drop" && o.hand("replay", r.name, t.id) {
 			continue
 		}
 		c := b.changes[place]
@@ -128,8 +129,8 @@ func (o *oracle) reminded(id string, b belief, route string) {
 			for _, x := range b.changes[:i+1] {
 				owed = owed && !x.first || x.owed(r.name) && !x.gone()
 			}
-			if r.acts || told || newer || !owed || approved || !o.running(c.boot, from, limit) || !o.setUp(r.name, min(c.at, from), limit) ||
-				len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) ||
+			if r.acts || told || newer || !owed || approved || !o.running(c.boot, from, limit) ||
+				!o.setUp(r.name, min(c.at, from), limit) || len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) ||
 				o.mayBeMuted(r.name, id, from, limit) {
 				continue
 			}

@@ -49,7 +49,7 @@ func planOf(seed uint64) plan {
 		seed: seed, interval: pick(r, time.Second, 3*time.Second, 5*time.Second, 9*time.Second),
 		length: pick(r, 10*time.Minute, 20*time.Minute, 45*time.Minute), routes: someRoutes(r),
 	}
-	p.rules = someRules(r, p.routes)
+	p.rules = append(someRules(r, p.routes), moreRules(rand.New(rand.NewPCG(seed, 3)), p.routes)...)
 	if r.IntN(3) == 0 {
 		p.first = some(r, p.routes)
 	}
