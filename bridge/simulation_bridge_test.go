@@ -162,8 +162,15 @@ func (p *process) pending() (n int) {
 func (p *process) durable() bool { return p.bridge.Status().Outbox.Durable }
 
 // replay makes dead letters owed again; drop gives deliveries up.
-func (p *process) replay(keys []string) { p.bridge.Replay(keys, "", "the operator") }
-func (p *process) drop(keys []string)   { p.bridge.Drop(keys, "the operator") }
+func (p *process) replay(keys []string, to string) error {
+	if p.w.variant.strays {
+		to = ""
+	}
+	_, err := p.bridge.Replay(keys, to, "the operator")
+	return err
+}
+
+func (p *process) drop(keys []string) { p.bridge.Drop(keys, "the operator") }
 
 // mute holds back the deliveries of the plan, and returns the id of the mute.
 func (p *process) mute(x mutePlan, why string) string {

@@ -39,6 +39,7 @@ type variant struct {
 	parts       bool // of a large batch count without the others
 	boundsOf    func(bounds) bounds
 	blind       bool // to what was shown to who approves by hand
+	strays      bool // what is replayed to another sink, to its own
 	muteOf      func(m *bridge.Mute, lasts *time.Duration)
 	writesOf    func([]outbox.Write) []outbox.Write // what reaches the file
 }
@@ -474,6 +475,12 @@ var brokenVariants = []variant{
 
 	{claim: "everybody is told all about the bridge", promise: "trouble", seed: 1,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelAll })},
+	{claim: "what is replayed to another sink goes to its own", promise: "nothing is lost", strays: true, story: []step{
+		{at(time.Minute), sinkTrouble{sink: "webhook", how: "rejects", end: time.Hour, share: 100}},
+		{at(2 * time.Minute), list{event: reboot}},
+		{at(10 * time.Minute), replay{to: "second"}},
+		{at(20 * time.Minute), unlist{reboot.id}},
+	}},
 	{claim: "nobody is told of dead letters", promise: "trouble", seed: 65,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelNone })},
 

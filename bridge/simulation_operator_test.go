@@ -62,21 +62,44 @@ func (x reload) String() string {
 	return s
 }
 
-// replay makes the dead letters of all routes that there are owed again.
-type replay struct{}
+// replay makes the dead letters of all routes that there are owed again, or to another route those of all that ever were.
+type replay struct{ to string }
 
-func (replay) operate(p *process) {
+func (x replay) operate(p *process) {
+	if x.to != "" && !hasRoute(p.w.routes, x.to) {
+		return
+	}
 	var keys []string
 	for _, e := range p.entries() {
-		if e.dead && hasRoute(p.w.routes, e.sink) {
-			keys = append(keys, e.key)
-			p.w.noteHand("replay", e)
+		if !e.dead || x.to == "" && !hasRoute(p.w.routes, e.sink) {
+			continue
 		}
+		keys = append(keys, e.key)
+		if x.to != "" && x.to != e.sink {
+			p.w.noteHand("take away", e)
+			e.sink = x.to
+		}
+		p.w.noteHand("replay", e)
 	}
-	p.replay(keys)
+	if err := p.replay(keys, x.to); err != nil {
+		panic(err)
+	}
 }
 
-func (replay) String() string { return "replay all dead letters" }
+func (x replay) String() string {
+	return "replay all dead letters to " + cmp.Or(x.to, "their own sinks")
+}
+
+// replaySteps make up replays to another sink. They have random numbers of their own, as muteSteps do.
+func replaySteps(seed uint64, routes []routePlan, length time.Duration) (steps []step) {
+	r := rand.New(rand.NewPCG(seed, 4))
+	if r.IntN(3) == 0 {
+		for range 1 + r.IntN(2) {
+			steps = append(steps, step{during(r, length), replay{routes[r.IntN(len(routes))].name}})
+		}
+	}
+	return steps
+}
 
 // drop drops one delivery, if there is any.
 type drop struct{ which int }

@@ -101,6 +101,7 @@ func examine(w *world) []finding {
 	o.deadLetters()
 	o.leftBehind()
 	o.recordIsTrue()
+	o.replaysAreTold()
 	o.troubleIsTold()
 	// While only memory has it there is room for so much, and how much was forgotten is said.
 	o.excuse("nothing is lost", o.forgot[forgotDeadLetter])
@@ -210,7 +211,7 @@ func (o *oracle) nothingMore(b belief, route string, told []taken) {
 		switch {
 		case !known:
 			o.add("the same change has the same id", "%s was told %s, the id of no change: %v", route, t.id, ids(b))
-		case !owed && t.instead == "" && !o.blurs(t.event, b):
+		case !owed && t.instead == "" && !o.hand("replay", route, t.id) && !o.blurs(t.event, b):
 			o.add("filters", "%s was told %s, which it is not owed", route, t.id)
 		case lost:
 			o.add("owed before sent", "%s was told %s, which was not on the disk", route, t.id)
@@ -244,7 +245,8 @@ func (o *oracle) nothingLess(b belief, route string, told []taken) {
 			})
 			return covered || o.overtaken(b, i, r) || o.toldAnew(b, i, r) || o.stoodFor(b, i, r)
 		})
-		if !has && !kept && !excused && !o.hand("drop", route, c.id) {
+		byHand := o.hand("drop", route, c.id) || o.hand("take away", route, c.id)
+		if !has && !kept && !excused && !byHand {
 			o.add("nothing is lost", "%s was never told %s, seen at %v", route, c.id, short(c.at))
 		}
 	}

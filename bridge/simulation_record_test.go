@@ -275,6 +275,9 @@ func (o *oracle) troubleIsTold() {
 			hears := func(r routePlan) bool {
 				return r.bridge == "all" || r.bridge == "trouble" && slices.Contains(trouble, t.change)
 			}
+			if o.hand("replay", sink, t.id) {
+				continue
+			}
 			if !slices.ContainsFunc(o.ways(cmp.Or(t.instead, sink), o.made(t), t.start), hears) {
 				o.add("trouble", "%s was told %s, and does not want to hear of it", sink, t.id)
 			}
@@ -326,6 +329,25 @@ func (o *oracle) deadLetters() {
 		}
 		if !right {
 			o.add("dead letters", "%s of %s is one, reason %s, after %d attempts", e.id, e.sink, e.reason, len(tries))
+		}
+	}
+}
+
+// replaysAreTold: what somebody replayed is told to the sink that it was replayed to.
+func (o *oracle) replaysAreTold() {
+	for _, h := range o.hands {
+		if h.what != "replay" || h.event_ == "" || o.blurred || len(o.ills) > 0 || o.plan.bounds != (bounds{}) ||
+			strings.Contains(h.id, "-reminder-") || !o.running(h.boot, h.at, h.at+time.Second) {
+			continue
+		}
+		latest := slices.ContainsFunc(o.ways(h.sink, h.at, forever), func(r routePlan) bool { return r.late == "latest" })
+		told := slices.ContainsFunc(o.taken[h.event_][h.sink], func(t taken) bool {
+			return t.seq > h.seq && (t.id == h.id || latest) // of which one stands for all
+		})
+		kept := slices.ContainsFunc(o.left, func(e entry) bool { return e.sink == h.sink && e.id == h.id })
+		byHand := slices.ContainsFunc(o.hands, func(x hand) bool { return x.seq > h.seq && x.sink == h.sink && x.id == h.id })
+		if !told && !kept && !byHand {
+			o.add("nothing is lost", "%s was replayed to %s at %v, which was not told", h.id, h.sink, short(h.at))
 		}
 	}
 }

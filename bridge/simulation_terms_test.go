@@ -148,7 +148,7 @@ func (o *oracle) reminded(id string, b belief, route string) {
 func (o *oracle) reminders(id string, b belief, route string) {
 	told := map[string]taken{}
 	for _, t := range o.tried[id][route] {
-		if t.change != "reminder" || t.instead != "" {
+		if t.change != "reminder" || t.instead != "" || o.hand("replay", route, t.id) {
 			continue
 		}
 		lead, notBefore, ok := parseReminder(t.id)
@@ -191,7 +191,7 @@ func (o *oracle) reminders(id string, b belief, route string) {
 	o.timelyReminders(id, b, route)
 	// What is owed is told in order, so no reminder comes before what it reminds of.
 	for _, t := range o.taken[id][route] {
-		if t.change != "reminder" {
+		if t.change != "reminder" || o.hand("replay", route, t.id) {
 			continue
 		}
 		for _, c := range b.changes {

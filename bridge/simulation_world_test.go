@@ -73,6 +73,7 @@ func planOf(seed uint64) plan {
 	}
 	p.steps = append(p.steps, muteSteps(seed, p.routes, p.length)...)
 	p.steps = append(p.steps, reloadSteps(seed, p.routes, p.length)...)
+	p.steps = append(p.steps, replaySteps(seed, p.routes, p.length)...)
 	slices.SortStableFunc(p.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
 	return p
 }
