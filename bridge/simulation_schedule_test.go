@@ -31,18 +31,25 @@ func (o *oracle) setUp(route string, from, to time.Duration) bool {
 }
 
 // isolation: whatever the other destinations do, one that is well is told at once, or when the mutes end that are about
-// it.
+// it. While the disk fails it is told from memory, a little later.
 func (o *oracle) isolation(b belief) {
 	const well = "well"
 	for _, c := range b.changes {
 		limit := o.released(well, c.event.id, c.at+o.nameless(c)+time.Second)
-		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || o.ill(c.at-time.Minute, limit) ||
-			!o.running(c.boot, c.at, limit) {
+		ill := o.ill(c.at-time.Minute, limit)
+		if ill {
+			limit += 15 * time.Second
+		}
+		if !c.owed(well) || o.gaveUp(well, c.id) || c.gone() || !o.running(c.boot, c.at, limit) ||
+			ill && (o.blurred || o.plan.bounds.memory > 0) {
 			continue
 		}
 		if !slices.ContainsFunc(o.taken[c.event.id][well], func(t taken) bool { return t.id == c.id && t.at <= limit }) {
 			promise := "isolation"
-			if len(o.mutes) > 0 {
+			switch {
+			case ill:
+				promise = "a broken disk silences nobody"
+			case len(o.mutes) > 0:
 				promise = "what is not muted is told"
 			}
 			o.add(promise, "%s was not told %s of %v by %v", well, c.id, short(c.at), short(limit))

@@ -130,8 +130,8 @@ func (o *oracle) reminded(id string, b belief, route string) {
 				owed = owed && !x.first || x.owed(r.name) && !x.gone()
 			}
 			if r.acts || told || newer || !owed || approved || !o.running(c.boot, from, limit) ||
-				!o.setUp(r.name, min(c.at, from), limit) || len(o.ills) > 0 || o.plan.bounds != (bounds{}) || o.everTroubled(r.name) ||
-				o.mayBeMuted(r.name, id, from, limit) {
+				!o.setUp(r.name, min(c.at, from), limit) || len(o.ills) > 0 || o.plan.bounds != (bounds{}) ||
+				o.everTroubled(r.name) || o.mayBeMuted(r.name, id, from, limit) {
 				continue
 			}
 			if !slices.ContainsFunc(o.tried[id][r.name], func(t taken) bool {
