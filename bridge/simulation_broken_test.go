@@ -454,7 +454,7 @@ var brokenVariants = []variant{
 		}},
 	{number: 6, claim: "deliveries expire after a minute", promise: "dead letters", seed: 49,
 		routesOf: each(func(r *bridge.Route) { r.Terms.MaxAge = time.Minute })},
-	{number: 6, claim: "half of what may be pending is given up", promise: "bounds", seed: 183,
+	{number: 6, claim: "half of what may be pending is given up", promise: "bounds", seed: 184,
 		boundsOf: func(b bounds) bounds { b.pending /= 2; return b }},
 	{number: 6, claim: "there are no bounds", promise: "bounds", seed: 92,
 		boundsOf: func(bounds) bounds { return bounds{} }},
@@ -487,7 +487,7 @@ var brokenVariants = []variant{
 			{at(10 * time.Minute), replay{to: "second"}},
 			{at(20 * time.Minute), unlist{reboot.id}},
 		}},
-	{number: 6, claim: "nobody is told of dead letters", promise: "trouble", seed: 65,
+	{number: 6, claim: "nobody is told of dead letters", promise: "trouble", seed: 34,
 		routesOf: each(func(r *bridge.Route) { r.Terms.Bridge = bridge.LevelNone })},
 
 	// Filters and terms.

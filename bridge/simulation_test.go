@@ -16,7 +16,8 @@ import (
 )
 
 // Whatever happens to Azure's events, the endpoint, the destinations, the disk, the machine and the settings: every
-// promise is kept. Each seed makes up another story.
+// promise is kept. Each seed makes up another story. The machine's clock is stepped only between two runs of the program,
+// because time.Now in a bubble of testing/synctest can't be set; .ci/full steps that of the real program while it runs.
 //
 //	FOREWARN_SEEDS=1000 go test ./bridge -run TestSimulation    tries so many
 //	FOREWARN_FROM=5000  go test ./bridge -run TestSimulation    begins with that seed, beside the other
