@@ -323,7 +323,8 @@ func (o *oracle) deadLetters() {
 		case "late":
 			right = slices.ContainsFunc(ways, func(r routePlan) bool { return r.late == "drop" })
 		case "removed":
-			right = slices.ContainsFunc(o.boots, func(b *boot) bool { return max(b.how.off, b.how.step) > 20*time.Hour })
+			stepped := func(b *boot) bool { return max(b.how.off, b.how.step) > 20*time.Hour }
+			right = slices.ContainsFunc(o.boots, stepped) || o.longAway(e.sink)
 		case "overflow":
 			right = len(o.ills) > 0 || o.plan.bounds.pending > 0
 		}
@@ -331,6 +332,22 @@ func (o *oracle) deadLetters() {
 			o.add("dead letters", "%s of %s is one, reason %s, after %d attempts", e.id, e.sink, e.reason, len(tries))
 		}
 	}
+}
+
+// longAway reports whether a route was away for a day, or nearly.
+func (o *oracle) longAway(route string) bool {
+	since := forever
+	for _, s := range o.setups {
+		if s.at-since > 23*time.Hour {
+			return true
+		}
+		if hasRoute(s.routes, route) {
+			since = forever
+		} else {
+			since = min(since, s.at)
+		}
+	}
+	return o.boots[len(o.boots)-1].ended.at-since > 23*time.Hour
 }
 
 // replaysAreTold: what somebody replayed is told to the sink that it was replayed to.

@@ -42,12 +42,18 @@ type happening interface{ do(w *world) } // with the lock of w
 
 type operation interface{ operate(p *process) }
 
+// One of so many stories lasts days, of which most are quiet.
+const daysEvery = 100
+
 // make up the plan of a seed. Each leaves some kinds of trouble out, so that each kind is seen in many company.
 func planOf(seed uint64) plan {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := plan{
 		seed: seed, interval: pick(r, time.Second, 3*time.Second, 5*time.Second, 9*time.Second),
 		length: pick(r, 10*time.Minute, 20*time.Minute, 45*time.Minute), routes: someRoutes(r),
+	}
+	if seed%daysEvery == 0 {
+		p.interval, p.length = 9*time.Second, pick[time.Duration](r, 2, 3, 5)*24*time.Hour
 	}
 	p.rules = append(someRules(r, p.routes), moreRules(rand.New(rand.NewPCG(seed, 3)), p.routes)...)
 	if r.IntN(3) == 0 {
