@@ -129,7 +129,8 @@ func (o *oracle) reminded(id string, b belief, route string) {
 			for _, x := range b.changes[:i+1] {
 				owed = owed && !x.first || x.owed(r.name) && !x.gone()
 			}
-			if r.acts || told || newer || !owed || approved || !o.running(c.boot, from, limit) ||
+			hears := !r.acts && r.hears(change{kind: "reminder", event: c.event})
+			if !hears || told || newer || !owed || approved || !o.running(c.boot, from, limit) ||
 				!o.setUp(r.name, min(c.at, from), limit) || len(o.ills) > 0 || o.plan.bounds != (bounds{}) ||
 				o.everTroubled(r.name) || o.mayBeMuted(r.name, id, from, limit) {
 				continue
@@ -178,7 +179,7 @@ func (o *oracle) reminders(id string, b belief, route string) {
 			switch c := b.changes[current]; {
 			case c.event.status != "Scheduled" || c.kind == "vanished" || !c.event.notBeforeTime().Equal(notBefore):
 				o.add("reminders", "%s was told %s after %s", route, t.id, c.id)
-			case t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in && !o.mayBeForgotten(c, t):
+			case c.owed(route) && t.time.Sub(c.clock) < 9*time.Minute && c.boot == t.in && !o.mayBeForgotten(c, t):
 				o.add("reminders", "%s was told %s just after %s", route, t.id, c.id)
 			}
 		}
