@@ -53,12 +53,18 @@ func (c *commit) add(ce event.Event, a outbox.Addition) {
 // commit hands the change to the outbox, which applies it at once. wait returns when it is on disk; its error means
 // that it is only in memory. The caller holds deciding if the commit changes open events, and releases it before wait.
 func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
+	batch := b.batch(c, now)
+	b.countCommitted(batch)
+	return b.Outbox.Submit(batch)
+}
+
+// batch completes a commit for the outbox.
+func (b *Bridge) batch(c commit, now time.Time) outbox.Batch {
 	for i := range c.Add {
 		a := &c.Add[i]
 		again := a.Seq != 0
 		if !again {
 			a.Seq = b.Outbox.Reserve(now)
-			b.Meter.Committed(a.Type)
 		}
 		if !imds.ChangeKind(a.Change).OfAzure() {
 			continue
@@ -75,7 +81,16 @@ func (b *Bridge) commit(c commit, now time.Time) (wait func() error) {
 	if len(c.open) > 0 || c.Routes != nil {
 		b.nextReminder = time.Time{}
 	}
-	return b.Outbox.Submit(c.Batch)
+	return c.Batch
+}
+
+// countCommitted counts the CloudEvents that a batch adds.
+func (b *Bridge) countCommitted(batch outbox.Batch) {
+	for _, a := range batch.Add {
+		if a.Body != nil {
+			b.Meter.Committed(a.Type)
+		}
+	}
 }
 
 // keepValue stores a small value in the outbox.

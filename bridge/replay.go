@@ -3,6 +3,7 @@ package bridge
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"forewarn/bridge/cloudevent"
 	"forewarn/bridge/outbox"
@@ -32,16 +33,24 @@ func (b *Bridge) Replay(keys []string, to, by string) ([]outbox.Delivery, error)
 
 // Drop removes deliveries for good. Routes on LevelAll get a CloudEvent about it. by names the user, for the record.
 func (b *Bridge) Drop(keys []string, by string) ([]outbox.Delivery, error) {
-	dropped, err := b.Outbox.Drop(keys, by)
+	var reports outbox.Batch
+	dropped, err := b.Outbox.Drop(keys, by, func(dropped []outbox.Delivery) outbox.Batch {
+		var c commit
+		b.addDropped(&c, dropped, by)
+		reports = b.batch(c, time.Now())
+		return reports
+	})
+	if len(dropped) > 0 {
+		b.countCommitted(reports)
+	}
 	for _, d := range dropped {
 		b.Log.Warn("delivery dropped", "key", d.Key, "id", d.ID, "by", by)
 	}
-	b.reportDropped(dropped, by)
 	return dropped, err
 }
 
-// reportDropped sends one CloudEvent per sink about deliveries that were dropped together.
-func (b *Bridge) reportDropped(dropped []outbox.Delivery, by string) {
+// addDropped adds one CloudEvent per sink about deliveries that are dropped together.
+func (b *Bridge) addDropped(c *commit, dropped []outbox.Delivery, by string) {
 	bySink := map[string][]outbox.Delivery{}
 	for _, d := range dropped {
 		bySink[d.Route] = append(bySink[d.Route], d)
@@ -51,7 +60,7 @@ func (b *Bridge) reportDropped(dropped []outbox.Delivery, by string) {
 		for _, d := range list[:min(len(list), ListedDead)] {
 			named = append(named, DescribeDead(d.Key, cmp.Or(d.Reason, outbox.StateDropped), d.Item))
 		}
-		b.reportBridge(cloudevent.DeliveryDropped,
+		b.addReport(c, cloudevent.DeliveryDropped,
 			map[string]any{"sink": sink, "by": by, "count": len(list), "deliveries": named}, sink)
 	}
 }

@@ -3,6 +3,7 @@ package bridge
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -497,6 +498,40 @@ func TestWhatIsDroppedTogetherIsReportedTogether(t *testing.T) {
 			t.Errorf("of 29 it tells %v", many)
 		}
 		b.end()
+	})
+}
+
+// A crash never loses the report of a drop: what leaves the outbox and the CloudEvent about it reach the disk together.
+func TestADropAndItsReportReachTheDiskTogether(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		heardAll := func(x *Terms) { x.Bridge = LevelAll }
+		down, audit := &ear{answer: always(errDown)}, &ear{}
+		var b *running
+		image := filepath.Join(t.TempDir(), "outbox.db")
+		s.logged = func(words string) {
+			if words == "delivery dropped" {
+				b.snapshot(image)
+			}
+		}
+		b = s.start(down.all("down"), audit.all("audit").with(heardAll))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(3 * time.Second)
+		if _, err := b.Drop([]string{b.Outbox.List(outbox.Selection{Route: "down"})[0].Key}, "root"); err != nil {
+			t.Fatal(err)
+		}
+		b.end()
+		left := stored(t, filepath.Dir(image))
+		if list := left.List(outbox.Selection{Route: "down"}); len(list) > 0 {
+			t.Fatalf("%s is pending although it was dropped", list[0].Key)
+		}
+		reported := false
+		for _, d := range left.List(outbox.Selection{Route: "audit"}) {
+			reported = reported || d.Type == cloudevent.DeliveryDropped
+		}
+		if !reported {
+			t.Error("a crash after the drop would lose the report of it")
+		}
 	})
 }
 

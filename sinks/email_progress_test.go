@@ -341,7 +341,7 @@ func TestAMailIsAboutTheEventsThatAreLeft(t *testing.T) {
 				for _, d := range all[tt.left:] {
 					keys = append(keys, r.box.Pending(d.Event.Subject())[0].Key)
 				}
-				if _, err := r.box.Drop(keys, "root"); err != nil {
+				if _, err := r.box.Drop(keys, "root", nil); err != nil {
 					t.Error(err)
 				}
 			})

@@ -363,7 +363,7 @@ func TestBacklogOfAnUnknownRouteIsGivenUp(t *testing.T) {
 			t.Errorf("the reason is %s, want %s", d[0].Reason, delivery.ReasonRemoved)
 		}
 		want(t, "routes", o.Routes(), "a", "typo")
-		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "root"); err != nil {
+		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "root", nil); err != nil {
 			t.Fatal(err)
 		}
 		want(t, "once nothing of it is left, routes", o.Routes(), "a")

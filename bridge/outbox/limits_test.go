@@ -64,7 +64,7 @@ func TestDeadLettersOnDiskAreKeptWhileTheDiskFails(t *testing.T) {
 		for _, dead := range o.List(outbox.Selection{State: outbox.StateDead})[2:] {
 			keys = append(keys, dead.Key)
 		}
-		if _, err := o.Drop(keys, "somebody"); err != nil {
+		if _, err := o.Drop(keys, "somebody", nil); err != nil {
 			t.Fatal(err)
 		}
 		d.set(func() { d.fail = errFull })

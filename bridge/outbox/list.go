@@ -80,23 +80,36 @@ func (m *memory) find(key string) *entry {
 
 // Replay makes dead letters pending again, for their own route or for the route named to. If a key is not that of a
 // dead letter, or a route is not in the settings, nothing is changed.
-func (o *Outbox) Replay(keys []string, to string) ([]Delivery, error) {
-	return o.changeByKey(keys, func(c *change, letters []*entry) (replayed []Delivery, err error) {
-		for _, d := range letters {
-			if d.death == nil {
-				return nil, fmt.Errorf("%s: is still pending and will be tried again by itself", d.key())
-			}
-			name := cmp.Or(to, d.route.name)
-			if r := c.routes[name]; r == nil || !r.configured || !r.removed.IsZero() {
-				return nil, fmt.Errorf("%s: the settings that forewarn last ran with have no sink %s; name another with --to",
-					d.key(), name)
-			}
+func (o *Outbox) Replay(keys []string, to string) (replayed []Delivery, err error) {
+	var wrong error
+	err = o.submit(time.Now(), func(c *change) {
+		var letters []*entry
+		if letters, wrong = c.findAll(keys); wrong == nil {
+			wrong = c.mayReplay(letters, to)
+		}
+		if wrong != nil {
+			return
 		}
 		for _, d := range letters {
 			replayed = append(replayed, c.replay(d, cmp.Or(to, d.route.name)))
 		}
-		return replayed, nil
-	})
+	})()
+	return replayed, cmp.Or(wrong, err)
+}
+
+// mayReplay returns an error unless all deliveries are dead letters, and their routes are in the settings.
+func (m *memory) mayReplay(letters []*entry, to string) error {
+	for _, d := range letters {
+		if d.death == nil {
+			return fmt.Errorf("%s: is still pending and will be tried again by itself", d.key())
+		}
+		name := cmp.Or(to, d.route.name)
+		if r := m.routes[name]; r == nil || !r.configured || !r.removed.IsZero() {
+			return fmt.Errorf("%s: the settings that forewarn last ran with have no sink %s; name another with --to",
+				d.key(), name)
+		}
+	}
+	return nil
 }
 
 // replay makes a dead letter pending for a route. Its age counts from now, or it would expire at once.
@@ -113,43 +126,61 @@ func (c *change) replay(d *entry, to string) Delivery {
 }
 
 // Drop removes deliveries for good, pending ones or dead letters. If a key is unknown, nothing is changed. The history
-// records by, the name of the user.
-func (o *Outbox) Drop(keys []string, by string) ([]Delivery, error) {
-	return o.changeByKey(keys, func(c *change, all []*entry) (dropped []Delivery, err error) {
-		for _, e := range all {
-			dropped = append(dropped, e.record())
-			if c.record(e.message, e.route.name, StateDropped, "by "+by, delivery.Answer{}, e.Attempts); e.death != nil {
-				c.deleteDead(e)
-			} else {
-				c.remove(e)
-			}
+// records by, the name of the user. also returns a batch that is applied in the same change; nil for none. It is called
+// without a lock, and again if one of the deliveries changes meanwhile.
+func (o *Outbox) Drop(keys []string, by string, also func(dropped []Delivery) Batch) ([]Delivery, error) {
+	if o.readOnly {
+		return nil, ErrReadOnly
+	}
+	for {
+		o.mu.Lock()
+		all, err := o.findAll(keys)
+		dropped := deliveries(all)
+		o.mu.Unlock()
+		if err != nil {
+			return nil, err
 		}
-		return dropped, nil
-	})
-}
-
-// changeByKey changes the deliveries with the keys, each once. If a key is unknown or f fails, it returns that error.
-func (o *Outbox) changeByKey(
-	keys []string, f func(*change, []*entry) ([]Delivery, error),
-) (done []Delivery, err error) {
-	var wrong error
-	err = o.submit(time.Now(), func(c *change) {
-		var all []*entry
-		seen := map[*entry]bool{}
-		for _, key := range keys {
-			e := c.find(key)
-			if e == nil {
-				wrong = fmt.Errorf("%s: %w", key, ErrUnknownKey)
+		with := Batch{Now: time.Now()}
+		if also != nil {
+			with = also(dropped)
+		}
+		stale := false
+		err = o.submit(with.Now, func(c *change) {
+			if stale = slices.ContainsFunc(all, func(e *entry) bool { return e.stale }); stale {
 				return
 			}
-			if !seen[e] {
-				seen[e], all = true, append(all, e)
+			for _, e := range all {
+				c.drop(e, by)
 			}
+			c.apply(with)
+		})()
+		if !stale {
+			return dropped, err
 		}
-		done, wrong = f(c, all)
-	})()
-	if wrong != nil {
-		return nil, wrong
 	}
-	return done, err
+}
+
+// drop removes a delivery, pending or dead.
+func (c *change) drop(e *entry, by string) {
+	c.record(e.message, e.route.name, StateDropped, "by "+by, delivery.Answer{}, e.Attempts)
+	if e.death != nil {
+		c.deleteDead(e)
+	} else {
+		c.remove(e)
+	}
+}
+
+// findAll returns the deliveries with the keys, each once. It fails if a key is unknown.
+func (m *memory) findAll(keys []string) (all []*entry, err error) {
+	seen := map[*entry]bool{}
+	for _, key := range keys {
+		e := m.find(key)
+		if e == nil {
+			return nil, fmt.Errorf("%s: %w", key, ErrUnknownKey)
+		}
+		if !seen[e] {
+			seen[e], all = true, append(all, e)
+		}
+	}
+	return all, nil
 }

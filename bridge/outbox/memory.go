@@ -204,6 +204,9 @@ func (m *memory) reset() {
 			e.stale = true
 			r.reader.touch(e.Seq)
 		}
+		for _, e := range r.dead {
+			e.stale = true
+		}
 		now := m.route(name)
 		now.fallback, now.configured, now.removed, now.reader = r.fallback, r.configured, r.removed, r.reader
 	}

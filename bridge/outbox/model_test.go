@@ -554,7 +554,7 @@ func (p *player) byHand() {
 		}
 	}
 	if p.next(2) == 0 {
-		_, err := p.o.Drop(keys, "somebody")
+		_, err := p.o.Drop(keys, "somebody", nil)
 		p.check(err)
 		for _, key := range keys {
 			r := parse(key)

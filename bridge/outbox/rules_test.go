@@ -329,7 +329,7 @@ func TestAcceptedDeliveryIsNoDeadLetter(t *testing.T) {
 		q := o.Queue("a")
 		items := q.Changes().Pending
 		q.Report(delivery.Report{Now: time.Now(), Dead: items[:1], Reason: delivery.ReasonLate})
-		if _, err := o.Drop([]string{o.List(outbox.Selection{Group: "B"})[0].Key}, "x"); err != nil {
+		if _, err := o.Drop([]string{o.List(outbox.Selection{Group: "B"})[0].Key}, "x", nil); err != nil {
 			t.Fatal(err)
 		}
 		q.Report(delivery.Report{Now: time.Now(), Failed: items, Error: "down"}) // changes nothing
@@ -377,7 +377,7 @@ func TestDeliveryHasOneDeadLetter(t *testing.T) {
 				t.Errorf("it is %q", got)
 			}
 		}
-		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "x"); err != nil || o.Totals().Dead != 0 {
+		if _, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "x", nil); err != nil || o.Totals().Dead != 0 {
 			t.Errorf("Drop = %v, and %d are dead", err, o.Totals().Dead)
 		}
 		mustAdd(t, o, "A", "vanished")
@@ -632,7 +632,7 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 				t.Errorf("Replay(%v) = %v, %v", keys, got, err)
 			}
 		}
-		if _, err := o.Drop([]string{alive, "a/1"}, "x"); !errors.Is(err, outbox.ErrUnknownKey) {
+		if _, err := o.Drop([]string{alive, "a/1"}, "x", nil); !errors.Is(err, outbox.ErrUnknownKey) {
 			t.Errorf("Drop = %v, want ErrUnknownKey", err)
 		}
 		if _, err := o.Replay(dead, "nobody"); err == nil || !strings.Contains(err.Error(), "no sink nobody") {
@@ -656,7 +656,7 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 			t.Errorf("Replay to b = %+v, %v", got, err)
 		}
 		want(t, "dead", deadLetters(o, ""))
-		if got, err := o.Drop([]string{alive, alive}, "somebody"); err != nil || len(got) != 1 {
+		if got, err := o.Drop([]string{alive, alive}, "somebody", nil); err != nil || len(got) != 1 {
 			t.Errorf("Drop = %v, %v", got, err)
 		}
 		var dropped []string
@@ -672,6 +672,41 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 			t.Error(err)
 		}
 		want(t, "dropped", dropped, "a by somebody")
+	})
+}
+
+// What goes with a drop is about the deliveries as they are dropped: it is asked for again if one fails or is delivered
+// meanwhile, and left out if nothing is dropped.
+func TestWhatGoesWithADropIsAboutWhatIsDropped(t *testing.T) {
+	inBubble(t, outbox.Options{}, func(t *testing.T, o *outbox.Outbox, _ *disk) {
+		mustAdd(t, o, "A", "scheduled", "a")
+		q := o.Queue("a")
+		items := q.Changes().Pending
+		reports := []delivery.Report{{Failed: items, Error: "no"}, {Accepted: items}}
+		var seen []int // attempts
+		report := func(dropped []outbox.Delivery) outbox.Batch {
+			if len(reports) > 0 {
+				q.Report(reports[0])
+				reports = reports[1:]
+			}
+			seen = append(seen, dropped[0].Attempts)
+			return outbox.Batch{Now: time.Now(), Add: []outbox.Addition{addition(o, "", "dropped", "b")}}
+		}
+		key := o.List(outbox.Selection{})[0].Key
+		if _, err := o.Drop([]string{key}, "x", report); !errors.Is(err, outbox.ErrUnknownKey) {
+			t.Errorf("Drop of what is delivered meanwhile = %v, want ErrUnknownKey", err)
+		}
+		want(t, "pending for b", pending(o, "b"))
+
+		mustAdd(t, o, "B", "scheduled", "a")
+		items = q.Changes().Pending
+		reports, seen = []delivery.Report{{Failed: items, Error: "no"}}, nil
+		got, err := o.Drop([]string{o.List(outbox.Selection{})[0].Key}, "x", report)
+		if err != nil || len(got) != 1 || got[0].Attempts != 1 || !slices.Equal(seen, []int{0, 1}) {
+			t.Errorf("Drop = %+v, %v; its report saw %v attempts", got, err, seen)
+		}
+		want(t, "pending for a", pending(o, "a"))
+		want(t, "pending for b", pending(o, "b"), "dropped")
 	})
 }
 

@@ -157,7 +157,7 @@ func (c *Client) ReplayPast(ctx context.Context, p relay.ReplayRequest) (all []r
 // Drop removes deliveries for good, and returns them.
 func (c *Client) Drop(ctx context.Context, m Mutation) ([]outbox.Delivery, error) {
 	return c.mutate(ctx, "/outbox/drop", m, func(o *outbox.Outbox, keys []string) ([]outbox.Delivery, error) {
-		return o.Drop(keys, m.By)
+		return o.Drop(keys, m.By, nil)
 	})
 }
 
