@@ -67,7 +67,6 @@ type Bridge struct {
 	Options
 
 	events openEvents
-	dead   DeadReports
 	reread atomic.Bool // make the next poll unconditional, because the outbox or the settings have changed
 
 	mu               sync.Mutex // guards the fields below up to reloading
@@ -88,6 +87,7 @@ type Bridge struct {
 	imds             imdsState
 	lastHeartbeat    map[string]beat         // by route
 	lastHead         map[string]reportedHead // by route
+	lastDead         map[string]time.Time    // by route: when its dead letters were last reported
 	stamp            time.Time               // of the last CloudEvent about the bridge
 	lastHousekeeping time.Time               // when housekeeping last ran
 	maintained       time.Time               // when the outbox was last maintained
@@ -146,8 +146,8 @@ func New(o Options) *Bridge {
 	b := &Bridge{
 		Options: o, began: time.Now(), routes: o.Routes, rules: o.Rules,
 		rulings: map[string]string{}, waits: map[string]wait{}, byHand: map[string]int{},
-		lastHeartbeat: map[string]beat{}, lastHead: map[string]reportedHead{}, workers: map[string]*routeWorker{},
-		routed: make(chan struct{}), watchEnded: make(chan struct{}),
+		lastHeartbeat: map[string]beat{}, lastHead: map[string]reportedHead{}, lastDead: map[string]time.Time{},
+		workers: map[string]*routeWorker{}, routed: make(chan struct{}), watchEnded: make(chan struct{}),
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
@@ -330,10 +330,10 @@ func (b *Bridge) SettingsFailed(err error) {
 	b.Settings.LastError = err.Error()
 }
 
-// startWorkers starts the workers. If the outbox has a backlog, it waits first until it is known whether the outbox
-// belongs to this VM.
+// startWorkers starts the workers. If the outbox has a backlog, or dead letters to report, it waits first until it is
+// known whether the outbox belongs to this VM.
 func (b *Bridge) startWorkers(ctx context.Context) {
-	if b.Outbox.Totals().Pending > 0 {
+	if all := b.Outbox.Totals(); all.Pending+all.Unreported > 0 {
 		b.awaitName(ctx)
 	}
 	b.mu.Lock()

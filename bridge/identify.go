@@ -133,7 +133,8 @@ func (b *Bridge) askInstance(ctx context.Context) (imds.Observer, error) {
 func (b *Bridge) awaitName(ctx context.Context) time.Duration {
 	began := time.Now()
 	limit := nameForFirst
-	if b.Outbox.Owner() != "" && len(b.Outbox.Groups())+b.Outbox.Totals().Pending > 0 {
+	all := b.Outbox.Totals()
+	if b.Outbox.Owner() != "" && len(b.Outbox.Groups())+all.Pending+all.Unreported > 0 {
 		limit = nameForBacklog
 	}
 	select {

@@ -3,7 +3,6 @@ package bridge
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"forewarn/bridge/cloudevent"
@@ -22,60 +21,6 @@ const (
 	compactEvery    = 24 * time.Hour
 	ListedDead      = 20 // deliveries named in one CloudEvent
 )
-
-// DeadReports collects dead letters until they are reported. The zero value has none. It is safe for concurrent use.
-type DeadReports struct {
-	mu     sync.Mutex
-	routes map[string]*unreportedDead
-}
-
-// unreportedDead holds the dead letters of a route that are not reported yet.
-type unreportedDead struct {
-	last  time.Time // when the route's dead letters were last reported
-	count int
-	first []map[string]any // at most ListedDead, each as DescribeDead says
-}
-
-// Add adds a dead letter of a route, unless it is about a bridge or a relay: that never causes another CloudEvent.
-func (r *DeadReports) Add(route, key, reason string, i delivery.Item) {
-	if i.Group == "" {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.routes == nil {
-		r.routes = map[string]*unreportedDead{}
-	}
-	n := r.routes[route]
-	if n == nil {
-		n = &unreportedDead{}
-		r.routes[route] = n
-	}
-	n.count++
-	if len(n.first) < ListedDead {
-		n.first = append(n.first, DescribeDead(key, reason, i))
-	}
-}
-
-// Due takes what is to be reported, by route, as the data of CloudEvents: the first dead letter of a route at once,
-// further ones together, while after the last report.
-func (r *DeadReports) Due(now time.Time, while time.Duration) map[string]map[string]any {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	due := map[string]map[string]any{}
-	for route, n := range r.routes {
-		if now.Sub(n.last) < while {
-			continue
-		}
-		if n.count == 0 {
-			delete(r.routes, route)
-			continue
-		}
-		due[route] = map[string]any{"sink": route, "count": n.count, "deliveries": n.first}
-		*n = unreportedDead{last: now}
-	}
-	return due
-}
 
 // DescribeDead describes a delivery that was given up or dropped, for a CloudEvent about a bridge or a relay.
 func DescribeDead(key, reason string, i delivery.Item) map[string]any {
@@ -185,21 +130,48 @@ func reporting(name string, trouble bool) commit {
 // reported returns whether trouble of that name is reported, and its end is not.
 func (b *Bridge) reported(name string) bool { return b.Outbox.Value(name) != nil }
 
-// deadLettered records new dead letters; the outbox calls it.
+// deadLettered logs and counts new dead letters; the outbox calls it.
 func (b *Bridge) deadLettered(dead []outbox.Delivery) {
 	for _, d := range dead {
 		b.Log.Error("delivery became a dead letter", "key", d.Key, "sink", d.Route, "id", d.ID, "reason", d.Reason,
 			"err", d.Error)
 		b.Meter.Failed(d.Route, d.Reason)
-		b.dead.Add(d.Route, d.Key, d.Reason, d.Item)
 	}
 }
 
-// reportDead reports the dead letters that are due.
+// reportDead reports the dead letters that are due, also those of an earlier run: the first one of a route at once,
+// further ones together, while after the last report. It begins with the workers: before, the outbox may be another VM's.
 func (b *Bridge) reportDead(now time.Time, while time.Duration) {
-	for route, data := range b.dead.Due(now, while) {
-		b.reportBridge(cloudevent.DeliveryDeadLettered, data, route)
+	var due []string
+	stats := b.Outbox.Stats(now)
+	b.mu.Lock()
+	for route, st := range stats {
+		if b.delivering && st.Unreported > 0 && now.Sub(b.lastDead[route]) >= while {
+			due, b.lastDead[route] = append(due, route), now
+		}
 	}
+	b.mu.Unlock()
+	for _, route := range due {
+		b.reportDeadOf(route)
+	}
+}
+
+// reportDeadOf reports the unreported dead letters of a route.
+func (b *Bridge) reportDeadOf(route string) {
+	var c commit
+	var named []map[string]any
+	for _, d := range b.Outbox.Unreported(route) {
+		c.Reported = append(c.Reported, outbox.Ref{Route: route, Seq: d.Seq()})
+		if len(named) < ListedDead {
+			named = append(named, DescribeDead(d.Key, d.Reason, d.Item))
+		}
+	}
+	if len(named) == 0 {
+		return // replayed or dropped meanwhile
+	}
+	now := b.addReport(&c, cloudevent.DeliveryDeadLettered,
+		map[string]any{"sink": route, "count": len(c.Reported), "deliveries": named}, route)
+	_ = b.commit(c, now)() // the outbox logs its errors
 }
 
 // housekeep does the periodic work.

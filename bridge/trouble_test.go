@@ -402,6 +402,41 @@ func TestDeadLettersAreReportedTogether(t *testing.T) {
 	})
 }
 
+// A crash loses no report of a dead letter, and makes no second one.
+func TestDeadLettersAreReportedAfterACrash(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		admin, strict := &ear{}, &ear{answer: always(delivery.ErrRejected)}
+		routes := []Route{admin.trouble("admin"), strict.all("strict")}
+		b := s.start(routes...)
+		pause(1500 * time.Millisecond)
+		for _, id := range []string{"A", "B", "C", "D"} {
+			s.notSelf(id)
+			pause(2500 * time.Millisecond)
+		}
+		wantIDs(t, admin.types(), "delivery.deadlettered") // of A
+		letters := b.Outbox.List(outbox.Selection{State: outbox.StateDead})
+		if _, err := b.Drop([]string{letters[3].Key}, "root"); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			b.crash()
+			b = s.start(routes...)
+			pause(5 * time.Second)
+		}
+		b.end()
+		wantIDs(t, admin.types(), "delivery.deadlettered", "delivery.deadlettered")
+		var keys []any
+		for _, h := range admin.accepted() {
+			for _, d := range tellingOf(t, h.Event)["deliveries"].([]any) {
+				keys = append(keys, d.(map[string]any)["key"])
+			}
+		}
+		if want := []any{letters[0].Key, letters[1].Key, letters[2].Key}; !slices.Equal(keys, want) {
+			t.Errorf("reported are %v, want %v", keys, want)
+		}
+	})
+}
+
 // A sink hears as much about the bridge as its level says.
 func TestLevelsSayWhatIsHeardOfTheBridge(t *testing.T) {
 	bubble(t, func(t *testing.T, s *stage) {

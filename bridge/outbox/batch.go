@@ -15,6 +15,8 @@ type Batch struct {
 	Mutes  []delivery.Mute   // new ones, and changed ones with the ID that they had
 	Marks  map[string]Mark   // ids that were used, which begin with their group; kept until 30 days after that is over
 	Remove []Ref             // pending deliveries that leave no trace
+	// Reported lists dead letters that the owner has reported. Outbox.Unreported no longer returns them.
+	Reported []Ref
 	// Supersede lists pending deliveries that newer ones replace.
 	Supersede []Ref
 	Move      []Move
@@ -121,6 +123,9 @@ func (c *change) apply(b Batch) {
 		if e := c.entry(r); e != nil {
 			c.remove(e)
 		}
+	}
+	for _, r := range b.Reported {
+		c.setReported(r)
 	}
 	for _, r := range b.Supersede {
 		if e := c.entry(r); e != nil {
@@ -271,7 +276,7 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 		d.Attempts++
 		d.tried = c.now.UTC()
 	}
-	d.Next, d.held, d.change, d.death = time.Time{}, false, c.number, &death{reason, c.now.UTC()}
+	d.Next, d.held, d.change, d.death = time.Time{}, false, c.number, &death{reason, c.now.UTC(), e.Group != ""}
 	if cause != "" {
 		d.Error = cause
 	}
@@ -285,6 +290,21 @@ func (c *change) giveUp(e *entry, reason, cause string, attempted bool) {
 		c.fallBack(e, d.Error)
 	}
 	c.remove(e)
+}
+
+// setReported records that a dead letter is reported.
+func (c *change) setReported(ref Ref) {
+	r := c.routes[ref.Route]
+	if r == nil || r.dead[ref.Seq] == nil || !r.dead[ref.Seq].death.unreported {
+		return
+	}
+	d := r.dead[ref.Seq]
+	next := d.copy()
+	next.death = &death{d.death.reason, d.death.at, false}
+	c.take(d)
+	c.put(next)
+	d.message.refs--
+	c.write(bucketDead, next.key(), next)
 }
 
 // deleteDead deletes a dead letter.

@@ -83,8 +83,9 @@ type entry struct {
 
 // A death is why and when a delivery became a dead letter.
 type death struct {
-	reason string
-	at     time.Time
+	reason     string
+	at         time.Time
+	unreported bool // the owner is still to report it; never about a message without a group, which is the owner's own
 }
 
 func (e *entry) key() string { return e.route.name + "/" + seqKey(e.Seq) }
@@ -150,11 +151,12 @@ type route struct {
 	removed    time.Time // when it was removed from the settings; zero while it is in them
 	pending    map[uint64]*entry
 	dead       map[uint64]*entry
-	ofGroups   ages      // pending, about a group
-	others     ages      // pending, about none
-	muted      ages      // pending, and held back by a mute
-	delivered  int       // since the start
-	accepted   time.Time // the last acceptance since the start
+	unreported map[*entry]bool // of the dead
+	ofGroups   ages            // pending, about a group
+	others     ages            // pending, about none
+	muted      ages            // pending, and held back by a mute
+	delivered  int             // since the start
+	accepted   time.Time       // the last acceptance since the start
 	reader     *queue
 }
 
@@ -216,7 +218,7 @@ func (m *memory) reset() {
 func (m *memory) route(name string) *route {
 	r := m.routes[name]
 	if r == nil {
-		r = &route{name: name, pending: map[uint64]*entry{}, dead: map[uint64]*entry{}}
+		r = &route{name: name, pending: map[uint64]*entry{}, dead: map[uint64]*entry{}, unreported: map[*entry]bool{}}
 		m.routes[name] = r
 	}
 	return r
@@ -273,6 +275,9 @@ func (m *memory) put(e *entry) {
 		m.recent = append(m.recent, e)
 	}
 	if e.death != nil {
+		if e.death.unreported {
+			e.route.unreported[e] = true
+		}
 		return
 	}
 	if e.held {
@@ -293,6 +298,7 @@ func (m *memory) take(e *entry) {
 	heap.Remove(byAge, int(e.heapIndex))
 	count.add(-1, -e.message.Bytes)
 	if e.death != nil {
+		delete(e.route.unreported, e)
 		return
 	}
 	delete(m.held, e)

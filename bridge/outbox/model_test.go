@@ -20,7 +20,7 @@ import (
 // A model is the expected state of an outbox, in the simplest form.
 type model struct {
 	pending  map[ref]pendingModel
-	dead     map[ref]string // reason
+	dead     map[ref]string // reason, and whether it is unreported
 	settled  map[ref]string // how
 	groups   map[string]uint64
 	marks    map[string]int
@@ -29,6 +29,9 @@ type model struct {
 	routes   map[string]bool   // gone
 	mutes    map[string]bool   // active
 }
+
+// unreported follows the reason of a dead letter that the owner has not reported.
+const unreported = ", unreported"
 
 type ref struct {
 	route string
@@ -97,6 +100,9 @@ func know(t *testing.T, o *outbox.Outbox, ids, groups []string) *model {
 		r := ref{d.Route, d.Seq()}
 		if d.State == outbox.StateDead {
 			m.dead[r] = d.Reason
+			if slices.ContainsFunc(o.Unreported(d.Route), func(u outbox.Delivery) bool { return u.Key == d.Key }) {
+				m.dead[r] += unreported
+			}
 			continue
 		}
 		p := pendingModel{group: d.Group, attempts: d.Attempts, progress: string(d.Progress), due: d.Due,
@@ -185,6 +191,9 @@ func agree(t *testing.T, o *outbox.Outbox) {
 		for _, d := range o.Pending(group) {
 			ofGroupsGot = append(ofGroupsGot, d.Key)
 		}
+	}
+	for route := range stats {
+		want.Unreported += len(o.Unreported(route))
 	}
 	for _, list := range o.Held() {
 		for _, d := range list {
@@ -516,7 +525,7 @@ func (p *player) die(r ref, reason string) {
 	p.fallTo(r)
 	delete(p.m.pending, r)
 	delete(p.m.settled, r)
-	p.m.dead[r] = reason
+	p.m.dead[r] = reason + unreported
 }
 
 func (p *player) fellBack(r ref) {
@@ -613,6 +622,13 @@ func (p *player) rearrange(now time.Time) {
 			m := p.m.pending[r]
 			m.due, m.held = due, false
 			p.m.pending[r] = m
+		}
+	}
+	for _, d := range p.o.Unreported(p.route()) {
+		if p.next(3) == 0 {
+			r := ref{d.Route, d.Seq()}
+			b.Reported = append(b.Reported, outbox.Ref{Route: r.route, Seq: r.seq})
+			p.m.dead[r] = strings.TrimSuffix(p.m.dead[r], unreported)
 		}
 	}
 	p.check(p.o.Apply(b))

@@ -152,6 +152,17 @@ func (o *Outbox) Held() (list [][]Delivery) {
 	return list
 }
 
+// Unreported returns the dead letters of a route that the owner is still to report, in order. Those without a group are
+// never reported.
+func (o *Outbox) Unreported(route string) []Delivery {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if r := o.routes[route]; r != nil {
+		return deliveries(slices.SortedFunc(maps.Keys(r.unreported), bySeq))
+	}
+	return nil
+}
+
 // Outcome returns the state of a delivery that is pending or dead, or whose CloudEvent is the latest of an open group.
 func (o *Outbox) Outcome(route string, seq uint64) Outcome {
 	o.mu.Lock()

@@ -22,6 +22,8 @@ type Delivery struct {
 	Held      time.Time `json:"held,omitzero"` // waits until then for a decision of the owner
 	Muted     time.Time `json:"mutedUntil,omitzero"`
 	DeadSince time.Time `json:"deadSince,omitzero"`
+	// Unreported means that the owner is still to report the dead letter. Only the file has it.
+	Unreported bool `json:"unreported,omitempty"`
 }
 
 // Seq returns the sequence number of the CloudEvent.
@@ -83,7 +85,7 @@ func (e *entry) encode() []byte {
 	d := Delivery{Item: e.Item, Tried: e.tried}
 	d.Message = nil
 	if e.death != nil {
-		d.Reason, d.DeadSince = e.death.reason, e.death.at
+		d.Reason, d.DeadSince, d.Unreported = e.death.reason, e.death.at, e.death.unreported
 	}
 	if e.held {
 		d.Held = e.Due
@@ -99,7 +101,7 @@ func entryOf(d Delivery, m *message, r *route, dead bool) *entry {
 		e.Next = time.Time{}
 	}
 	if dead {
-		e.death = &death{d.Reason, d.DeadSince}
+		e.death = &death{d.Reason, d.DeadSince, d.Unreported}
 	}
 	return e
 }

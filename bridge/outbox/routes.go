@@ -91,10 +91,11 @@ func (c *change) dropOrphans() {
 
 // Stats holds the figures of a route.
 type Stats struct {
-	Pending   int
-	Muted     int // of the pending, those that a mute holds back
-	Dead      int
-	Delivered int // since the start
+	Pending    int
+	Muted      int // of the pending, those that a mute holds back
+	Dead       int
+	Unreported int // of the dead, those that the owner is still to report
+	Delivered  int // since the start
 	// Oldest is when the oldest pending delivery could first be delivered, OldestOfGroup the same for those about a group;
 	// zero if there is none. Deliveries that are muted or not due yet don't count.
 	Oldest        time.Time
@@ -114,7 +115,7 @@ func (o *Outbox) Stats(now time.Time) map[string]Stats {
 		}
 		s := Stats{
 			Pending: len(r.pending), Muted: len(r.muted), Dead: len(r.dead), Delivered: r.delivered, Accepted: r.accepted,
-			Gone: r.removed, Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now),
+			Unreported: len(r.unreported), Gone: r.removed, Oldest: r.others.since(now), OldestOfGroup: r.ofGroups.since(now),
 		}
 		if at := s.OldestOfGroup; s.Oldest.IsZero() || !at.IsZero() && at.Before(s.Oldest) {
 			s.Oldest = at
@@ -130,11 +131,17 @@ type Totals struct {
 	Bytes    int // of the CloudEvents of pending deliveries, each counted once a delivery
 	InMemory int // pending deliveries that no disk has yet
 	Dead     int
+	// Unreported counts the dead letters that the owner is still to report.
+	Unreported int
 }
 
 // Totals returns the counts over all routes.
 func (o *Outbox) Totals() Totals {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return Totals{Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: len(o.unstored(false)), Dead: o.dead.n}
+	all := Totals{Pending: o.pending.n, Bytes: o.pending.bytes, InMemory: len(o.unstored(false)), Dead: o.dead.n}
+	for _, r := range o.routes {
+		all.Unreported += len(r.unreported)
+	}
+	return all
 }

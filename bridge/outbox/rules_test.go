@@ -675,6 +675,51 @@ func TestReplayAndDropAreAtomic(t *testing.T) {
 	})
 }
 
+// A dead letter is unreported until its owner says otherwise, also after a restart. One about no group never is, and none
+// that became pending again.
+func TestDeadLettersAreUnreportedUntilTheirOwnerReportsThem(t *testing.T) {
+	dir := t.TempDir()
+	o := open(t, dir, outbox.Options{})
+	if _, _, err := setRoutes(o, time.Now(), outbox.Route{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range []string{"A", "B", "C", ""} {
+		mustAdd(t, o, group, "scheduled", "a")
+	}
+	q := o.Queue("a")
+	q.Report(delivery.Report{Dead: q.Changes().Pending, Reason: delivery.ReasonRejected, Durable: true})
+	check := func(what string, unreported ...string) {
+		t.Helper()
+		want(t, what, ids(o.Unreported("a")), unreported...)
+		if n, of := o.Totals().Unreported, o.Stats(time.Now())["a"].Unreported; n != len(unreported) || of != n {
+			t.Errorf("%s: %d and of the route %d, want %d", what, n, of, len(unreported))
+		}
+	}
+	check("new", "A-scheduled", "B-scheduled", "C-scheduled")
+	first := outbox.Ref{Route: "a", Seq: o.Unreported("a")[0].Seq()}
+	nobody := outbox.Ref{Route: "b", Seq: 1}
+	if err := o.Apply(outbox.Batch{Now: time.Now(), Reported: []outbox.Ref{first, first, nobody}}); err != nil {
+		t.Fatal(err)
+	}
+	check("one is reported", "B-scheduled", "C-scheduled")
+	want(t, "dead", deadLetters(o, ""), "A-scheduled", "B-scheduled", "C-scheduled", "scheduled")
+	for range 2 {
+		if err := o.Close(); err != nil {
+			t.Fatal(err)
+		}
+		o = open(t, dir, outbox.Options{})
+		check("after a restart", "B-scheduled", "C-scheduled")
+	}
+	if _, err := o.Replay([]string{o.Unreported("a")[0].Key}, ""); err != nil {
+		t.Fatal(err)
+	}
+	check("one is replayed", "C-scheduled")
+	if _, err := o.Drop([]string{o.Unreported("a")[0].Key}, "x", nil); err != nil {
+		t.Fatal(err)
+	}
+	check("one is dropped")
+}
+
 // What goes with a drop is about the deliveries as they are dropped: it is asked for again if one fails or is delivered
 // meanwhile, and left out if nothing is dropped.
 func TestWhatGoesWithADropIsAboutWhatIsDropped(t *testing.T) {

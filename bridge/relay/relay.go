@@ -51,7 +51,7 @@ type Relay struct {
 	Options
 	self  holder
 	fleet *fleet
-	dead  bridge.DeadReports
+	dead  deadCollector
 
 	deadReports []*deadReport // not in the stream yet; only reportDead uses them
 

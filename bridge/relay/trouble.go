@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -72,7 +73,61 @@ func (q *queue) waitsSince(now time.Time) (oldest, accepted time.Time) {
 // deadLettered notes a dead letter that was stored, to report it.
 func (r *Relay) deadLettered(l deadLetter) {
 	e := l.entry()
-	r.dead.Add(e.Sink, e.Key, e.Reason, e.Item)
+	r.dead.add(e.Sink, e.Key, e.Reason, e.Item)
+}
+
+// A deadCollector collects dead letters until they are reported. The zero value has none. It is safe for concurrent use.
+type deadCollector struct {
+	mu     sync.Mutex
+	routes map[string]*unreportedDead
+}
+
+// unreportedDead holds the dead letters of a route that are not reported yet.
+type unreportedDead struct {
+	last  time.Time // when the route's dead letters were last reported
+	count int
+	first []map[string]any // at most bridge.ListedDead, each as bridge.DescribeDead says
+}
+
+// add adds a dead letter of a route, unless it is about a bridge or a relay: that never causes another CloudEvent.
+func (c *deadCollector) add(route, key, reason string, i delivery.Item) {
+	if i.Group == "" {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.routes == nil {
+		c.routes = map[string]*unreportedDead{}
+	}
+	n := c.routes[route]
+	if n == nil {
+		n = &unreportedDead{}
+		c.routes[route] = n
+	}
+	n.count++
+	if len(n.first) < bridge.ListedDead {
+		n.first = append(n.first, bridge.DescribeDead(key, reason, i))
+	}
+}
+
+// take takes what is to be reported, by route, as the data of CloudEvents: the first dead letter of a route at once,
+// further ones together, while after the last report.
+func (c *deadCollector) take(now time.Time, while time.Duration) map[string]map[string]any {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	due := map[string]map[string]any{}
+	for route, n := range c.routes {
+		if now.Sub(n.last) < while {
+			continue
+		}
+		if n.count == 0 {
+			delete(c.routes, route)
+			continue
+		}
+		due[route] = map[string]any{"sink": route, "count": n.count, "deliveries": n.first}
+		*n = unreportedDead{last: now}
+	}
+	return due
 }
 
 // A deadReport is a CloudEvent about dead letters of a sink that the stream doesn't have yet for all others.
@@ -89,7 +144,7 @@ func (r *Relay) reportDead(ctx context.Context, while time.Duration) {
 	if err != nil || !r.publishDeadReports(ctx, st) {
 		return // they stay collected
 	}
-	for sink, data := range r.dead.Due(time.Now(), while) {
+	for sink, data := range r.dead.take(time.Now(), while) {
 		ce, _, err := r.newCloudEvent(cloudevent.DeliveryDeadLettered, data)
 		if err != nil {
 			r.Log.Warn("the other sinks could not be told of dead letters", "sink", sink, "err", err)
