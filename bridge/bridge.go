@@ -96,7 +96,7 @@ type Bridge struct {
 
 	muting       sync.Mutex    // one change of mutes at a time; taken before deciding
 	reloading    sync.Mutex    // one reload at a time
-	deciding     sync.Mutex    // held while changes are derived from open events and committed; taken before mu
+	deciding     decider       // held while changes are derived from open events and committed; taken before mu
 	nextReminder time.Time     // no reminder is due before; guarded by deciding
 	routed       chan struct{} // closed when Run has set the routes
 	watchEnded   chan struct{} // closed when the poll loop has ended
@@ -151,6 +151,7 @@ func New(o Options) *Bridge {
 		identified: make(chan struct{}), identity: make(chan struct{}, 1), running: newTasks(),
 		pauses: pauseDetector{every: min(o.Interval, defaultInterval)},
 	}
+	b.deciding.logTo(o.Log)
 	o.Outbox.Notify(outbox.Notify{Dead: b.deadLettered, Loaded: b.takeUp, Forgot: o.Meter.Forgot})
 	b.remember()
 	b.setObserver(imds.Observer{})
@@ -191,7 +192,7 @@ func (b *Bridge) remember() {
 	b.mu.Unlock()
 	open := b.Outbox.Groups() // the others ended before the file became readable
 	maps.DeleteFunc(stored.Groups, func(id string, _ outbox.Group) bool { _, is := open[id]; return !is })
-	repeated := b.events.load(stored.Groups, answer.At, since, b.Log)
+	repeated := b.events.load(stored.Groups, answer.At, since, b.deciding.log)
 	b.reread.Store(true)
 	b.nextReminder = time.Time{}
 	if since.IsZero() { // nothing was announced yet, so nothing in the file is out of date

@@ -39,14 +39,14 @@ type changeContext struct {
 	log         *slog.Logger
 }
 
-// changeContext returns the current context for changes of this observation.
+// changeContext returns the current context for changes of this observation. The caller holds deciding.
 func (b *Bridge) changeContext(o observation) changeContext {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return changeContext{
 		observation: o, observer: b.observer, host: b.Host, source: b.Source, routes: b.routes, booted: b.Booted,
 		unnamed: b.unnamed(time.Now()), heldUntil: b.began.Add(nameForFilters + heldGrace),
-		mark: b.Outbox.Mark, log: b.Log,
+		mark: b.Outbox.Mark, log: b.deciding.log,
 		gets: func(route string, latest uint64) bool { return b.Outbox.Outcome(route, latest).State != "" },
 	}
 }
@@ -100,7 +100,7 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 	for _, change := range changes {
 		facts, err := s.add(&c, change, states[change.Event.ID])
 		if err != nil {
-			b.Log.Error("cannot create the CloudEvent of a change", "event", change.Event.ID, "change", change.Kind,
+			b.deciding.log.Error("cannot create the CloudEvent of a change", "event", change.Event.ID, "change", change.Kind,
 				"err", err)
 			all = false
 			continue
@@ -111,19 +111,20 @@ func (b *Bridge) tryChanges(doc imds.Document, o observation) (wait func() error
 		return nil, false
 	}
 	for _, facts := range logged {
-		b.Log.Info("azure event", facts...)
+		b.deciding.log.Info("azure event", facts...)
 	}
 	return b.commit(c, time.Now()), all
 }
 
-// noteLeftOut records whether changes are left out because too many events are open, and logs it once.
+// noteLeftOut records whether changes are left out because too many events are open, and logs it once. The caller holds
+// deciding.
 func (b *Bridge) noteLeftOut(full bool) {
 	b.mu.Lock()
 	news := full && !b.imds.full
 	b.imds.full = full
 	b.mu.Unlock()
 	if news {
-		b.Log.Error(leftOut)
+		b.deciding.log.Error(leftOut)
 	}
 }
 
@@ -375,7 +376,7 @@ func (b *Bridge) decideHeldGroup(
 		from, lead = firstAccepted(routes[i], held, read, self), routes[i].Terms.Lead
 	}
 	if self == "" {
-		b.Log.Warn("VM name unknown; the event passes", "sink", route, "event", id, "hint", nameHint)
+		b.deciding.log.Warn("VM name unknown; the event passes", "sink", route, "event", id, "hint", nameHint)
 	}
 	for _, d := range held[:from] {
 		c.Remove = append(c.Remove, outbox.Ref{Route: route, Seq: d.Seq()})

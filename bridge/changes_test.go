@@ -2,8 +2,11 @@ package bridge
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -769,5 +772,48 @@ func TestALongListOfVMsIsCutInTheLog(t *testing.T) {
 			}
 		}
 		s.wantLogged(" resources=vm-000000,")
+	})
+}
+
+// A log that is slow, such as a full pipe, delays only what writes to it: no line is written under a lock that others
+// wait for.
+func TestNothingIsLoggedUnderALock(t *testing.T) {
+	bubble(t, func(t *testing.T, s *stage) {
+		var b atomic.Pointer[running]
+		seen := map[string]bool{}
+		var mu sync.Mutex
+		free := func(lock *sync.Mutex) bool {
+			for range 1_000_000 { // others may hold it for a moment
+				if lock.TryLock() {
+					lock.Unlock()
+					return true
+				}
+				runtime.Gosched()
+			}
+			return false
+		}
+		s.logged = func(words string) {
+			if b := b.Load(); b != nil && !(free(&b.deciding.Mutex) && free(&b.muting) && free(&b.mu)) {
+				t.Errorf("%q is logged under a lock", words)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			seen[words] = true
+		}
+		b.Store(s.start((&ear{}).all("a").with(func(x *Terms) { x.Remind = []time.Duration{time.Minute} })))
+		pause(1500 * time.Millisecond)
+		s.reboot(idA)
+		pause(16 * time.Minute)
+		if _, err := b.Load().Mute(Mute{Why: "test", By: "root"}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		b.Load().end()
+		mu.Lock()
+		defer mu.Unlock()
+		for _, words := range []string{"azure event", "reminder due", "muted; deliveries wait"} {
+			if !seen[words] {
+				t.Errorf("%q was not logged", words)
+			}
+		}
 	})
 }

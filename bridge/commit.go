@@ -2,10 +2,13 @@ package bridge
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cloudevents/sdk-go/v2/event"
@@ -172,6 +175,47 @@ func marshalEvent(ce event.Event) []byte {
 		panic(fmt.Sprintf("encode CloudEvent %s: %v", ce.ID(), err))
 	}
 	return slices.Clone(b.Bytes())
+}
+
+// A decider is the lock that is held while changes are derived from open events and committed. It keeps the lines that
+// are logged meanwhile until it is released, because writing them may be slow.
+type decider struct {
+	sync.Mutex
+	log   *slog.Logger // for the holder of the lock only
+	lines []func()
+}
+
+// logTo makes the decider write its lines to log.
+func (d *decider) logTo(log *slog.Logger) { d.log = slog.New(heldLines{log.Handler(), d}) }
+
+// Unlock releases the lock, and writes the lines.
+func (d *decider) Unlock() {
+	lines := d.lines
+	d.lines = nil
+	d.Mutex.Unlock()
+	for _, write := range lines {
+		write()
+	}
+}
+
+// heldLines is the handler of a decider's log.
+type heldLines struct {
+	slog.Handler
+	d *decider
+}
+
+func (h heldLines) Handle(ctx context.Context, r slog.Record) error {
+	r = r.Clone()
+	h.d.lines = append(h.d.lines, func() { _ = h.Handler.Handle(ctx, r) }) // slog ignores the error too
+	return nil
+}
+
+func (h heldLines) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return heldLines{h.Handler.WithAttrs(attrs), h.d}
+}
+
+func (h heldLines) WithGroup(name string) slog.Handler {
+	return heldLines{h.Handler.WithGroup(name), h.d}
 }
 
 // cloudEvents holds CloudEvents by sequence number; nil for one that can't be read.

@@ -173,12 +173,14 @@ func (b *Bridge) changeMutes(changes func(all []*delivery.Mute) ([]delivery.Mute
 	}
 	c := commit{Batch: outbox.Batch{Mutes: changed}}
 	for _, m := range changed {
-		LogMute(b.Log, m)
 		typ, data := MuteData(m)
 		b.addReport(&c, typ, data, m.Sink)
 	}
 	wait := b.commit(c, time.Now())
 	b.muting.Unlock()
+	for _, m := range changed {
+		LogMute(b.Log, m)
+	}
 	_ = wait() // the outbox logs its errors
 	return nil
 }

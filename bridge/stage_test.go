@@ -102,6 +102,10 @@ func (l listener) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
+func (l listener) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return listener{l.Handler.WithAttrs(attrs), l.logged}
+}
+
 func (s *stage) start(routes ...Route) *running {
 	s.t.Helper()
 	var step time.Duration
