@@ -38,17 +38,18 @@ var errEnough = errors.New("enough")
 // Walk calls f for every stored CloudEvent from the sequence number on, oldest first, until f fails. It may or may not
 // see changes made meanwhile.
 func (o *Outbox) Walk(first uint64, f func(Record) error) error {
-	var waiting []Write
+	unwritten := records{}
 	o.mu.Lock()
 	parts := o.partsFrom
 	for _, r := range []records{o.inFlight, o.waiting} {
 		for p, v := range r {
 			if isHistory(p.bucket) {
-				waiting = append(waiting, Write{p.bucket, p.key, encode(v)})
+				unwritten[p] = v
 			}
 		}
 	}
 	o.mu.Unlock()
+	waiting := unwritten.encode()
 	for from := seqKey(first); from != ""; {
 		p, next, err := o.readPage(from, parts, waiting)
 		if err != nil {

@@ -212,10 +212,13 @@ func (o *Outbox) load(all []Write, owner []byte) error {
 		if w.Value == nil {
 			continue
 		}
-		if w.Bucket == bucketValues {
+		switch w.Bucket {
+		case bucketValues:
 			o.fileState.Values[w.Key] = w.Value
-		} else if g, err := groupOf(w.Value); w.Bucket == bucketGroups && err == nil {
-			o.fileState.Groups[w.Key] = g
+		case bucketGroups:
+			if g, err := groupOf(w.Value); err == nil {
+				o.fileState.Groups[w.Key] = g
+			}
 		}
 		if _, known := newer.writes[at]; known {
 			if w.Bucket == bucketMarks {
